@@ -69,8 +69,8 @@ impl Core {
         }
     }
 
-    /// Executes a call that was submitted at `submitted_ns`.
-    pub(crate) fn execute(
+    /// Executes a call, whatever becomes of a panic.
+    fn attempt(
         &self,
         call: &Call,
         submitted_ns: u64,
@@ -120,17 +120,18 @@ impl Core {
         }
     }
 
-    /// Like [`Core::execute`], for a thread whose panic no other code would notice. A panic becomes an error
-    /// of the operation, the group is broken afterwards, and the peers learn that this rank is lost.
-    pub(crate) fn execute_guarded(
+    /// Executes a call that was submitted at `submitted_ns`. A panic becomes an error of the operation: the group is
+    /// broken afterwards, and the peers learn that this rank is lost. So whoever holds the claims of the call sees that it
+    /// failed, and keeps them.
+    pub(crate) fn execute(
         &self,
         call: &Call,
         submitted_ns: u64,
         policy: WaitPolicy,
     ) -> Result<OpTimes, CollectiveError> {
         // Unwind safety: the group is broken afterwards, so what the panic left half-done is not used.
-        let execute = AssertUnwindSafe(|| self.execute(call, submitted_ns, policy));
-        catch_unwind(execute).unwrap_or_else(|panic| {
+        let attempt = AssertUnwindSafe(|| self.attempt(call, submitted_ns, policy));
+        catch_unwind(attempt).unwrap_or_else(|panic| {
             let texts = (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>());
             let reason = match texts {
                 (Some(text), _) => (*text).to_owned(),

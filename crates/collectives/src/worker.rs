@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use paceline_memory::{Claim, Event, EventState, Signal};
-use paceline_trace::now_ns;
+use paceline_trace::{now_ns, thread_builder};
 
 use crate::call::Call;
 use crate::context::WaitPolicy;
@@ -126,7 +126,7 @@ impl Worker {
         if thread.is_none() {
             let shared = self.shared.clone();
             let rank = shared.core.rank;
-            let builder = std::thread::Builder::new().name(format!("comm-{rank}"));
+            let builder = thread_builder(format!("comm-{rank}"));
             let started = builder.spawn(move || shared.serve());
             let refused = |error: std::io::Error| CollectiveError::NoThread {
                 rank,
@@ -137,8 +137,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Runs a call and returns when it is finished; `claims` are held until then. If the operation fails, they stay for
-    /// good: a peer that does not know of the failure yet may still write to the memory, and the group is broken anyway.
+    /// Runs a call and returns when it is finished; `claims` are held until then. If the operation fails or panics, they
+    /// stay for good: a peer that does not know of the failure yet may still write to the memory, and the group is broken
+    /// anyway.
     pub(crate) fn run(&self, call: Call, claims: Claims) -> Result<OpTimes, CollectiveError> {
         let submitted_ns = now_ns();
         let shared = &*self.shared;
@@ -212,7 +213,7 @@ impl Shared {
                 }
             };
             let turn = Turn(self);
-            let outcome = self.core.execute_guarded(&job.call, job.submitted_ns, policy);
+            let outcome = self.core.execute(&job.call, job.submitted_ns, policy);
             job.promise.keep(outcome);
             // Only now may a later operation run, on this thread or another, so that no operation is seen as
             // finished before an earlier one.
@@ -235,7 +236,7 @@ impl Drop for Worker {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use paceline_memory::DType;
+    use paceline_memory::{Access, Allocator, Category, DType};
 
     use crate::call::Call;
     use crate::{CollectiveError, Group, MAX_RANKS, OpKind};
@@ -255,6 +256,26 @@ mod tests {
         let error = follows.wait().unwrap_err();
         assert!(matches!(error, CollectiveError::Broken { .. }), "{error}");
         assert!(error.to_string().contains("recv #0 (0 bytes) panicked"), "{error}");
+        let error = second.barrier().unwrap_err();
+        assert!(matches!(error, CollectiveError::PeerLost { peer: 0, .. }), "{error}");
+    }
+
+    /// A peer that does not know of the panic may still write to the memory of the operation.
+    #[test]
+    fn a_panic_in_a_blocking_operation_keeps_its_claims() {
+        let mut groups = Group::threads(2);
+        let (second, first) = (groups.pop().unwrap(), groups.pop().unwrap());
+        let data = Allocator::new().tensor(DType::F32, [16], Category::Gradients).unwrap();
+        let claims = [Some(data.claim(Access::Write, "recv").unwrap()), None];
+        // No mailbox has this number, so the operation panics on this thread.
+        let broken = Call { root: MAX_RANKS, ..Call::new(OpKind::Recv, DType::F32) };
+        let error = first.worker().run(broken, claims).unwrap_err();
+        assert!(matches!(error, CollectiveError::Panicked { rank: 0, seq: 0, .. }), "{error}");
+        let refusal = data.claim(Access::Write, "sgd").unwrap_err().to_string();
+        assert!(refusal.contains("claimed for recv"), "{refusal}");
+        // The group is broken on this rank, and its peer learns that the rank is lost.
+        let error = first.barrier().unwrap_err();
+        assert!(matches!(error, CollectiveError::Broken { .. }), "{error}");
         let error = second.barrier().unwrap_err();
         assert!(matches!(error, CollectiveError::PeerLost { peer: 0, .. }), "{error}");
     }

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 
 use paceline_memory::Allocator;
-use paceline_trace::Track;
+use paceline_trace::{Track, thread_builder};
 
 use crate::batch::{Producer, panic_message};
 use crate::{Batch, DataError, Dataset, Position, Sampler};
@@ -144,7 +144,7 @@ impl Prefetcher {
                 }
             }
         };
-        let thread = Builder::new().name("loader".to_owned()).spawn(work);
+        let thread = thread_builder("loader").spawn(work);
         let thread = Some(thread.map_err(DataError::Thread)?);
         Ok(Self { stop, batches: Some(receiver), thread })
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use paceline_memory::{Allocator, Category, Device, Element, MemoryError, Tensor, WriteGuard};
-use paceline_trace::{Event, Shapes, Span, Track, now_ns};
+use paceline_trace::{Event, STACK_BYTES, Shapes, Span, Track, now_ns};
 use rayon::prelude::*;
 
 use crate::meta::Pretended;
@@ -231,6 +231,7 @@ impl Threads {
             rayon::ThreadPoolBuilder::new()
                 .num_threads(num_threads)
                 .thread_name(|index| format!("compute-{index}"))
+                .stack_size(STACK_BYTES)
                 .build()
                 .map_err(|e| KernelError::NoThreads { num_threads, reason: e.to_string() })
         };

@@ -2,43 +2,22 @@
 //!
 //! Input: sizes and categories. Output: buffers. This module knows nothing of what the memory holds.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::collections::BTreeMap;
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use paceline_trace::Track;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::account::Account;
 use crate::buffer::Buffer;
+use crate::heap::{Block, Heap, Shortage};
 use crate::{Category, DType, Device, MemoryError, PhaseUsage, Shape, Tensor, Usage};
-
-/// Alignment of every buffer, in bytes: a cache line, and the widest vector register.
-pub(crate) const ALIGNMENT: usize = 64;
-
-/// The size of a large page in bytes. Blocks of at least this size have their own mapping, on large pages.
-const LARGE_PAGE: usize = 2 << 20;
-
-/// The largest block without contents, in bytes: more than any machine has, and little enough that the sum over many blocks
-/// is still a number.
-const LARGEST_ON_META: usize = 1 << 56;
-
-/// A type with the alignment of a buffer.
-#[repr(align(64))]
-struct Aligned;
-
-const _: () = assert!(align_of::<Aligned>() == ALIGNMENT);
-
-/// The kernel's unit of mapping.
-const PAGE: usize = 4096;
 
 /// Hands out buffers, takes their memory back when the last user drops them, and counts the bytes.
 ///
-/// A returned block serves the next request that fills at least half of the block. A training step asks for
-/// the same sizes every time, so after the first step it takes no memory from the system (see
-/// [`Allocator::fresh_blocks`]). Clones share one pool and one account.
+/// Returned memory serves later requests of any size: a request gets the first gap between the buffers that it fits into.
+/// A training step asks for the same sizes every time, so after the first steps it takes no memory from the system (see
+/// [`Allocator::fresh_blocks`]). If the sizes change from step to step, the memory from the system stays within a sixteenth
+/// of what was once in use at most, because free memory goes back beyond that. All free memory goes back before a request
+/// fails. Clones share one pool and one account.
 #[derive(Clone, Debug, Default)]
 pub struct Allocator(pub(crate) Arc<Pool>);
 
@@ -46,126 +25,32 @@ pub struct Allocator(pub(crate) Arc<Pool>);
 pub(crate) struct Pool {
     device: Device,
     pub(crate) account: Account,
-    free: Mutex<BTreeMap<usize, Vec<Block>>>,
-    fresh_blocks: AtomicU64,
-    /// In a test: the number of blocks after which the system has no memory left.
-    #[cfg(feature = "faults")]
-    refused_from: Option<u64>,
-}
-
-/// A piece of memory that is free, or that one buffer owns. On [`Device::Meta`] there is nothing at its address.
-#[derive(Debug)]
-pub(crate) struct Block {
-    pub(crate) base: NonNull<u8>,
-    pub(crate) len_bytes: usize,
-    device: Device,
-}
-
-// SAFETY: a block is an address and a length. The owner of the block owns the memory.
-unsafe impl Send for Block {}
-
-impl Block {
-    fn layout(len_bytes: usize) -> Option<Layout> {
-        Layout::from_size_align(len_bytes, ALIGNMENT).ok()
-    }
-
-    /// Zeroed memory from the system. `None` if the system has none left.
-    fn fresh(device: Device, len_bytes: usize) -> Option<Self> {
-        match device {
-            Device::Cpu if len_bytes >= LARGE_PAGE => Self::mapped(len_bytes),
-            Device::Cpu => Self::on_heap(len_bytes),
-            Device::Meta if len_bytes > LARGEST_ON_META => None,
-            // Nobody reads or writes there, so an aligned address that is never null is enough.
-            Device::Meta => {
-                Some(Self { base: NonNull::<Aligned>::dangling().cast(), len_bytes, device })
-            }
-        }
-    }
-
-    fn on_heap(len_bytes: usize) -> Option<Self> {
-        let layout = Self::layout(len_bytes)?;
-        // SAFETY: the layout has a size above zero, since `take` rounds up to the alignment.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Self { base, len_bytes, device: Device::Cpu })
-    }
-
-    /// A separate mapping for this block. It begins at a large page and asks the kernel for large pages
-    /// before anything is written: on large matrices they save most page-table walks.
-    fn mapped(len_bytes: usize) -> Option<Self> {
-        let room = len_bytes.checked_add(LARGE_PAGE)?;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
-        let start = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), room, protection, MapFlags::PRIVATE).ok()?
-        };
-        let lead = start.addr().next_multiple_of(LARGE_PAGE) - start.addr();
-        let base = start.wrapping_byte_add(lead);
-        let kept = len_bytes.next_multiple_of(PAGE);
-        // SAFETY: these are the two ends of the new mapping, which the block does not use. If a call fails,
-        // the end stays mapped and untouched, which uses no memory.
-        unsafe {
-            if lead > 0 {
-                let _ = munmap(start, lead);
-            }
-            if room - lead > kept {
-                let _ = munmap(base.wrapping_byte_add(kept), room - lead - kept);
-            }
-        }
-        // SAFETY: the range is the new mapping, and the advice changes no contents. A kernel without large
-        // pages may refuse, which costs only speed.
-        let _ = unsafe { madvise(base, kept, Advice::LinuxHugepage) };
-        Some(Self { base: NonNull::new(base.cast())?, len_bytes, device: Device::Cpu })
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        match self.device {
-            Device::Cpu => {}
-            Device::Meta => return,
-        }
-        if self.len_bytes >= LARGE_PAGE {
-            let kept = self.len_bytes.next_multiple_of(PAGE);
-            // SAFETY: `mapped` made this mapping with this length, and nobody uses the block. A failure would
-            // leak the mapping, which is harmless.
-            let _ = unsafe { munmap(self.base.as_ptr().cast(), kept) };
-        } else if let Some(layout) = Self::layout(self.len_bytes) {
-            // SAFETY: `on_heap` allocated this block with the same layout.
-            unsafe { dealloc(self.base.as_ptr(), layout) }
-        }
-    }
+    heap: Mutex<Heap>,
 }
 
 impl Pool {
-    fn free(&self) -> MutexGuard<'_, BTreeMap<usize, Vec<Block>>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    fn new(device: Device, shortage: Shortage) -> Arc<Self> {
+        let heap = Mutex::new(Heap::new(device, shortage));
+        Arc::new(Self { device, heap, ..Self::default() })
+    }
+
+    fn heap(&self) -> MutexGuard<'_, Heap> {
+        self.heap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take(&self, len_bytes: usize, category: Category) -> Result<Block, MemoryError> {
-        let refused = || MemoryError::OutOfMemory { bytes: len_bytes, category };
-        let wanted = len_bytes.max(1).checked_next_multiple_of(ALIGNMENT).ok_or_else(refused)?;
-        let mut free = self.free();
-        if let Some((&size, blocks)) = free.range_mut(wanted..=wanted.saturating_mul(2)).next()
-            && let Some(block) = blocks.pop()
-        {
-            if blocks.is_empty() {
-                free.remove(&size);
-            }
-            return Ok(block);
+        let mut heap = self.heap();
+        let before = heap.reserved_bytes;
+        let block = heap.take(len_bytes);
+        match heap.reserved_bytes.checked_sub(before) {
+            Some(more) => self.account.reserve(more),
+            None => self.account.release(before - heap.reserved_bytes),
         }
-        drop(free);
-        #[cfg(feature = "faults")]
-        if self.refused_from.is_some_and(|from| self.fresh_blocks.load(Ordering::Relaxed) >= from) {
-            return Err(refused());
-        }
-        let block = Block::fresh(self.device, wanted).ok_or_else(refused)?;
-        self.fresh_blocks.fetch_add(1, Ordering::Relaxed);
-        self.account.reserve(wanted);
-        Ok(block)
+        block.ok_or(MemoryError::OutOfMemory { bytes: len_bytes, category })
     }
 
     pub(crate) fn give_back(&self, block: Block) {
-        self.free().entry(block.len_bytes).or_default().push(block);
+        self.heap().give_back(block);
     }
 }
 
@@ -177,13 +62,19 @@ impl Allocator {
 
     /// An allocator of [`Device::Meta`]: its buffers are counted like others and take no memory.
     pub fn meta() -> Self {
-        Self(Arc::new(Pool { device: Device::Meta, ..Pool::default() }))
+        Self(Pool::new(Device::Meta, Shortage::None))
     }
 
-    /// For tests: an allocator for which the system has only this many blocks.
+    /// For tests: an allocator to which the system gives memory only so often.
     #[cfg(feature = "faults")]
     pub fn with_blocks(num_blocks: u64) -> Self {
-        Self(Arc::new(Pool { refused_from: Some(num_blocks), ..Pool::default() }))
+        Self(Pool::new(Device::Cpu, Shortage::AfterRequests(num_blocks)))
+    }
+
+    /// For tests: an allocator to which the system gives only so many bytes at once.
+    #[cfg(feature = "faults")]
+    pub fn with_bytes(num_bytes: usize) -> Self {
+        Self(Pool::new(Device::Cpu, Shortage::AboveBytes(num_bytes)))
     }
 
     /// The device whose memory this allocator hands out.
@@ -258,9 +149,9 @@ impl Allocator {
         self.0.account.record_on(track);
     }
 
-    /// How often the pool had no fitting block and asked the system for memory.
+    /// How often no gap had room for a request, so that the system was asked for memory.
     pub fn fresh_blocks(&self) -> u64 {
-        self.0.fresh_blocks.load(Ordering::Relaxed)
+        self.0.heap().num_requests
     }
 }
 

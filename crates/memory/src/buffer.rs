@@ -4,12 +4,11 @@
 //! nothing of element types, except that guards give typed slices.
 
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::allocator::{ALIGNMENT, Block};
+use crate::heap::{ALIGNMENT, Block};
 use crate::{Allocator, Category, Device, Element, Event, Mapping, MemoryError};
 
 /// How a claimed range will be used. Reads may share a range; a write excludes everything else.
@@ -42,7 +41,7 @@ struct Inner {
 #[derive(Debug)]
 enum Storage {
     /// Returned to the allocator's pool.
-    Pooled(ManuallyDrop<Block>),
+    Pooled(Block),
     /// Part of a mapping that other processes may share. `extent` is the range of bytes that belongs only to
     /// this buffer; its memory goes back to the system when the buffer is dropped.
     Window { mapping: Arc<Mapping>, extent: Range<usize> },
@@ -71,11 +70,8 @@ unsafe impl Sync for Inner {}
 impl Drop for Inner {
     fn drop(&mut self) {
         let account = &self.allocator.0.account;
-        match &mut self.storage {
-            Storage::Pooled(block) => {
-                // SAFETY: the block is taken only here, once, and never used afterward.
-                self.allocator.0.give_back(unsafe { ManuallyDrop::take(block) })
-            }
+        match &self.storage {
+            Storage::Pooled(block) => self.allocator.0.give_back(*block),
             Storage::Window { mapping, extent } => {
                 // SAFETY: the bytes belong only to this buffer, which the caller of `Buffer::window`
                 // guaranteed. No claim on them is left, since a claim keeps the buffer alive.
@@ -95,7 +91,7 @@ impl Buffer {
         allocator: Allocator,
     ) -> Self {
         let (base, device) = (block.base, allocator.device());
-        let storage = Storage::Pooled(ManuallyDrop::new(block));
+        let storage = Storage::Pooled(block);
         Self::new(base, len_bytes, device, category, allocator, storage)
     }
 

@@ -14,6 +14,7 @@ mod device;
 mod dtype;
 mod error;
 mod event;
+mod heap;
 mod mapping;
 mod tensor;
 

@@ -96,7 +96,7 @@ fn end_when_panicking(dumper: Dumper) {
             sender.send(())
         };
         // Refused a thread, the rank ends without its last words.
-        let _ = std::thread::Builder::new().spawn(dump);
+        let _ = paceline_trace::thread_builder("last words").spawn(dump);
         let _ = written.recv_timeout(LAST_WORDS);
         std::process::exit(EXIT_PANICKED);
     }));

@@ -252,7 +252,7 @@ impl Stream {
     fn never_wait(&'static self) {
         let mut state = self.lock();
         if !state.never_waits {
-            let thread = std::thread::Builder::new().name("output".into());
+            let thread = paceline_trace::thread_builder("output");
             state.never_waits = thread.spawn(|| self.write_for_ever()).is_ok();
         }
     }

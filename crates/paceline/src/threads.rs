@@ -27,7 +27,7 @@ pub(crate) fn run<T: Send>(
     let outcomes: Vec<Result<T>> = std::thread::scope(|scope| {
         let run_rank = &run_rank;
         let start = |(rank, group): (usize, Group)| {
-            let thread = std::thread::Builder::new().name(format!("rank-{rank}"));
+            let thread = paceline_trace::thread_builder(format!("rank-{rank}"));
             // A rank that is refused a thread leaves its group, so the others do not wait for it.
             thread.spawn_scoped(scope, move || run_rank(group))
         };

@@ -115,6 +115,16 @@ fn unsafe_code_is_forbidden_elsewhere() {
     assert!(forbids(&workspace().join("crates/paceline/src/main.rs")));
 }
 
+/// All source files below a folder.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let found = entries.flat_map(|path| match path.is_dir() {
+        true => sources(&path),
+        false => vec![path],
+    });
+    found.filter(|path| path.extension().is_some_and(|end| end == "rs")).collect()
+}
+
 /// Files that open others directly, and why they may. All others go through `paceline-files`.
 const MAY_OPEN: [(&str, &str); 10] = [
     ("files/src/lib.rs", "it is the way"),
@@ -149,21 +159,10 @@ const OPENINGS: [&str; 9] = [
 
 #[test]
 fn files_of_others_are_opened_in_one_way() {
-    fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            match path.is_dir() {
-                true => sources(&path, found),
-                false => {
-                    found.extend(path.extension().is_some_and(|end| end == "rs").then_some(path))
-                }
-            }
-        }
-    }
     let root = workspace().join("crates");
     let mut files = Vec::new();
     for (folder, _) in crates().values() {
-        sources(&folder.join("src"), &mut files);
+        files.extend(sources(&folder.join("src")));
     }
     assert!(files.len() > 300, "{} files", files.len());
     let mut direct = Vec::new();
@@ -198,4 +197,30 @@ fn files_of_others_are_opened_in_one_way() {
         "use paceline-files, or say in MAY_OPEN why not:\n{}",
         direct.join("\n")
     );
+}
+
+/// Threads of tests may have any stack.
+#[test]
+fn every_thread_has_the_stated_stack() {
+    let spawns =
+        ["thread::spawn(", "scope.spawn(", "thread::Builder::new(", "Builder::new().name("];
+    let mut others = Vec::new();
+    let mut num_files = 0;
+    for (folder, _) in crates().values() {
+        let files = sources(&folder.join("src"));
+        num_files += files.len();
+        let is_test = |path: &Path| {
+            let name = path.file_stem().unwrap().to_string_lossy();
+            name.ends_with("tests") || name == "models" || path.ends_with("trace/src/thread.rs")
+        };
+        for path in files.iter().filter(|path| !is_test(path)) {
+            let text = fs::read_to_string(path).unwrap();
+            let code = text.split("\nmod tests {").next().unwrap();
+            let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+            let own = lines.filter(|line| spawns.iter().any(|spawn| line.contains(spawn)));
+            others.extend(own.map(|line| format!("{}: {}", path.display(), line.trim())));
+        }
+    }
+    assert!(num_files > 100, "{num_files} files");
+    assert!(others.is_empty(), "use paceline_trace::thread_builder: {others:#?}");
 }

@@ -7,6 +7,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use paceline_trace::thread_builder;
 use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
@@ -19,9 +20,6 @@ use crate::{Rendezvous, RendezvousError};
 
 /// How long a stranger may take to say hello before the next connection is handled.
 const HELLO_LIMIT: Duration = Duration::from_millis(500);
-
-/// The stack of a thread that connects to one peer.
-const STACK_BYTES: usize = 128 << 10;
 
 /// Where a rank can be reached. A field is empty if the rank does not listen there.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -139,10 +137,10 @@ impl PeerListener {
         std::thread::scope(|scope| {
             let reach = &reach;
             let start = |&peer: &usize| {
-                let builder = std::thread::Builder::new().stack_size(STACK_BYTES);
+                let builder = thread_builder("connect");
                 let deadline = deadline.clone();
                 let body = move || reach(peer, &deadline);
-                (peer, builder.name("connect".into()).spawn_scoped(scope, body))
+                (peer, builder.spawn_scoped(scope, body))
             };
             let threads: Vec<_> = at_once.iter().map(start).collect();
             let accepted = listener.map_or(Ok(()), |listener| {

@@ -1,4 +1,4 @@
-//! When things happened: one clock, spans with set arithmetic, and a recorder of events.
+//! When things happened: one clock, spans with set arithmetic, and a recorder of events; and how threads are started.
 //!
 //! Input: names and times. Output: the spans and events of each track, and answers to "how long was A running
 //! while B was". This crate does not know file formats, layers or ranks, and it uses no other crate of this
@@ -12,8 +12,10 @@ mod clock;
 mod interval;
 mod recorder;
 mod span_track;
+mod thread;
 
 pub use clock::{now_ns, realtime_at_zero_ns};
 pub use interval::{IntervalSet, Span};
 pub use recorder::{Event, Operation, Recorder, Shapes, Track};
 pub use span_track::{Mark, SpanTrack};
+pub use thread::{STACK_BYTES, thread_builder};

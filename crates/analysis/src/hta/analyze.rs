@@ -7,6 +7,8 @@ use std::num::NonZero;
 use std::panic::resume_unwind;
 use std::thread::{self, ScopedJoinHandle};
 
+use paceline_trace::thread_builder;
+
 use super::anatomy::{self, Anatomy};
 use super::collectives::{CollectiveKind, CollectiveTimes};
 use super::columns::Column;
@@ -49,7 +51,7 @@ pub fn analyze(timelines: &[Timeline], options: &Options) -> Result<Analysis, An
             let start = |&(rank, timeline)| {
                 let work = move || of_rank(rank, timeline, options);
                 // A rank that is refused a thread is analysed on this one: that takes longer and changes nothing else.
-                thread::Builder::new().spawn_scoped(scope, work).map_err(|_| Box::new(work()))
+                thread_builder("analyze").spawn_scoped(scope, work).map_err(|_| Box::new(work()))
             };
             let threads: Vec<_> = some.iter().map(start).collect();
             threads

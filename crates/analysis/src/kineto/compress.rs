@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use paceline_trace::thread_builder;
 
 /// The size in bytes of the chunks that go to the thread.
 const CHUNK_BYTES: usize = 1 << 18;
@@ -34,8 +35,7 @@ pub(crate) fn compressed<T, E: From<io::Error>>(
         encoder.finish()?.flush()
     };
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("compress".into());
-        let thread = thread.spawn_scoped(scope, work)?;
+        let thread = thread_builder("compress").spawn_scoped(scope, work)?;
         let mut chunks = Chunks { chunk: Vec::with_capacity(CHUNK_BYTES), full, empty };
         let written = write(&mut chunks).and_then(|written| {
             chunks.hand_over()?;

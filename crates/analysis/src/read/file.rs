@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use flate2::bufread::MultiGzDecoder;
+use paceline_trace::thread_builder;
 
 use super::top::{self, Header};
 use super::{ReadError, find};
@@ -48,7 +49,7 @@ pub(crate) fn with_json<T>(
             let (sender, receiver) = sync_channel(CHUNKS);
             let (spent, spare) = sync_channel(CHUNKS + 2);
             let work = move || unpack(&mut decoder, &sender, &spare);
-            thread::Builder::new().spawn_scoped(scope, work)?;
+            thread_builder("unpack").spawn_scoped(scope, work)?;
             // The receiver is dropped before the scope ends. That stops the thread, even before the end of
             // the file.
             Ok(read(&mut Chunks { receiver, spent, chunk: Cursor::default() }))

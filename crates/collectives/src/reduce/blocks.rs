@@ -35,7 +35,6 @@ pub(super) type Running<T> = <<T as Reduce>::Lane as Lane>::Running;
 ///
 /// As for the method of [`Reduction`] that makes the task, with `T` of the reduction's element type;
 /// the processor has `level`.
-#[inline(always)]
 pub(super) unsafe fn perform<T: Reduce>(
     level: Level,
     &Reduction { op, ranks, .. }: &Reduction,
@@ -45,19 +44,21 @@ pub(super) unsafe fn perform<T: Reduce>(
     // SAFETY: as required of the caller; each arm passes the task on unchanged.
     unsafe {
         match op {
-            ReduceOp::Sum => perform_by::<T>(level, task, elems, Number::add, unchanged),
+            ReduceOp::Sum => perform_at::<T, _, _>(level, task, elems, Number::add, unchanged),
             ReduceOp::Mean if ranks.is_power_of_two() && ranks <= 128 => {
                 let log2 = ranks.trailing_zeros();
                 let finish = |x: Running<T>| x.divide_by_power(log2);
-                perform_by::<T>(level, task, elems, Number::add, finish);
+                perform_at::<T, _, _>(level, task, elems, Number::add, finish);
             }
             ReduceOp::Mean => {
                 let finish = |x: Running<T>| x.divide(ranks);
-                perform_by::<T>(level, task, elems, Number::add, finish);
+                perform_at::<T, _, _>(level, task, elems, Number::add, finish);
             }
-            ReduceOp::Min => perform_by::<T>(level, task, elems, Number::smaller, unchanged),
-            ReduceOp::Max => perform_by::<T>(level, task, elems, Number::larger, unchanged),
-            ReduceOp::Product => perform_by::<T>(level, task, elems, Number::multiply, unchanged),
+            ReduceOp::Min => perform_at::<T, _, _>(level, task, elems, Number::smaller, unchanged),
+            ReduceOp::Max => perform_at::<T, _, _>(level, task, elems, Number::larger, unchanged),
+            ReduceOp::Product => {
+                perform_at::<T, _, _>(level, task, elems, Number::multiply, unchanged)
+            }
         }
     }
 }
@@ -68,6 +69,49 @@ pub(super) unsafe fn perform<T: Reduce>(
 fn unchanged<R>(x: R) -> R {
     x
 }
+
+/// # Safety
+///
+/// As for [`perform`].
+unsafe fn perform_at<T: Reduce, F, G>(level: Level, task: Task, elems: usize, combine: F, finish: G)
+where
+    F: Fn(Running<T>, Running<T>) -> Running<T> + Copy,
+    G: Fn(Running<T>) -> Running<T> + Copy,
+{
+    // SAFETY: as required of the caller.
+    unsafe {
+        match level {
+            Level::Portable => portable::<T, F, G>(task, elems, combine, finish),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => avx2::<T, F, G>(task, elems, combine, finish),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => avx512::<T, F, G>(task, elems, combine, finish),
+        }
+    }
+}
+
+/// A function for each level and operation, and not one for all operations: a build without optimization gives every
+/// inlined loop blocks of its own, and those of all operations together would overflow the stack of a thread.
+macro_rules! at_level {
+    ($name:ident, $level:ident $(, $features:literal)?) => {
+        /// # Safety
+        ///
+        /// As for [`perform`], at this level.
+        #[inline(never)]
+        $(#[cfg(target_arch = "x86_64")] #[target_feature(enable = $features)])?
+        unsafe fn $name<T: Reduce, F, G>(task: Task, elems: usize, combine: F, finish: G)
+        where
+            F: Fn(Running<T>, Running<T>) -> Running<T> + Copy,
+            G: Fn(Running<T>) -> Running<T> + Copy,
+        {
+            // SAFETY: as required of the caller.
+            unsafe { perform_by::<T>(Level::$level, task, elems, combine, finish) }
+        }
+    };
+}
+at_level!(portable, Portable);
+at_level!(avx2, Avx2, "avx2");
+at_level!(avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl");
 
 /// # Safety
 ///

@@ -23,7 +23,6 @@ pub(crate) mod tree;
 use ::half::{bf16, f16};
 use paceline_memory::{DType, Element};
 
-use element::Reduce;
 use level::Level;
 pub use task::ReduceOp;
 pub(crate) use task::Reduction;
@@ -101,50 +100,14 @@ impl Reduction {
         // SAFETY: as required of the caller.
         unsafe {
             match self.dtype {
-                DType::F32 => at_level::<f32>(level, self, task, elems),
-                DType::F64 => at_level::<f64>(level, self, task, elems),
-                DType::F16 => at_level::<f16>(level, self, task, elems),
-                DType::BF16 => at_level::<bf16>(level, self, task, elems),
-                DType::I32 => at_level::<i32>(level, self, task, elems),
-                DType::I64 => at_level::<i64>(level, self, task, elems),
-                DType::U8 => at_level::<u8>(level, self, task, elems),
+                DType::F32 => blocks::perform::<f32>(level, self, task, elems),
+                DType::F64 => blocks::perform::<f64>(level, self, task, elems),
+                DType::F16 => blocks::perform::<f16>(level, self, task, elems),
+                DType::BF16 => blocks::perform::<bf16>(level, self, task, elems),
+                DType::I32 => blocks::perform::<i32>(level, self, task, elems),
+                DType::I64 => blocks::perform::<i64>(level, self, task, elems),
+                DType::U8 => blocks::perform::<u8>(level, self, task, elems),
             }
         }
     }
-}
-
-/// # Safety
-///
-/// As for [`Reduction::perform`], with `T` of its element type.
-unsafe fn at_level<T: Reduce>(level: Level, reduction: &Reduction, task: Task, elems: usize) {
-    // SAFETY: as required of the caller, which has checked that the processor has the level.
-    unsafe {
-        match level {
-            Level::Portable => blocks::perform::<T>(level, reduction, task, elems),
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => avx2::<T>(level, reduction, task, elems),
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => avx512::<T>(level, reduction, task, elems),
-        }
-    }
-}
-
-/// # Safety
-///
-/// As for [`at_level`], on a processor with AVX-512.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn avx512<T: Reduce>(level: Level, reduction: &Reduction, task: Task, elems: usize) {
-    // SAFETY: as required of the caller.
-    unsafe { blocks::perform::<T>(level, reduction, task, elems) }
-}
-
-/// # Safety
-///
-/// As for [`at_level`], on a processor with AVX2.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn avx2<T: Reduce>(level: Level, reduction: &Reduction, task: Task, elems: usize) {
-    // SAFETY: as required of the caller.
-    unsafe { blocks::perform::<T>(level, reduction, task, elems) }
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use paceline_memory::Mapping;
 use paceline_rendezvous::{Network, PeerAddress, PeerListener};
-use paceline_trace::now_ns;
+use paceline_trace::{now_ns, thread_builder};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -256,8 +256,7 @@ impl Monitor {
             .map_err(|e| links.fail(e.to_string()))?;
         let thread = {
             let closing = closing.clone();
-            std::thread::Builder::new()
-                .name(format!("peers-{}", links.rank))
+            thread_builder(format!("peers-{}", links.rank))
                 .spawn(move || watch(streams, &lost, &closing))
                 .map_err(|e| links.fail(format!("no thread to watch the peers: {e}")))?
         };

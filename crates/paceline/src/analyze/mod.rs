@@ -267,7 +267,7 @@ fn read_all(files: &[TraceFile], in_parallel: bool) -> Result<Vec<Timeline>> {
     std::thread::scope(|scope| {
         for _ in 1..num_threads {
             // Without the thread, the others read its files: that takes longer and changes nothing else.
-            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+            let _ = paceline_trace::thread_builder("read").spawn_scoped(scope, work);
         }
         work();
     });

@@ -7,10 +7,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_memory::Allocator;
+use paceline_trace::thread_builder;
 
 use super::index::{Index, Previous};
 use super::pieces::Piece;
@@ -144,8 +145,7 @@ impl Saver {
         let keep =
             Keep { newest: self.settings.keep, also: self.line.to_keep(), good: self.line.good() };
         let completion = (rank == 0).then_some(Completion { head, steps, keep, limit: self.limit });
-        let thread = Builder::new().name("checkpoint".into());
-        let thread = thread.spawn(move || {
+        let thread = thread_builder("checkpoint").spawn(move || {
             // Whatever happens in there, nobody waits for this rank's part any more.
             let _over = EndPart(job.status.clone());
             writer::run(&job, completion)

@@ -65,7 +65,7 @@ impl LastLines {
         };
         let name = format!("relay-{}", route.rank);
         let work = move || Relay { source, route, keeper, line: Vec::new() }.run(from);
-        std::thread::Builder::new().name(name).spawn(work).map(drop)
+        paceline_trace::thread_builder(name).spawn(work).map(drop)
     }
 
     /// Whether everything that the rank wrote has been read.

@@ -36,7 +36,7 @@ pub(super) fn forward(events: Sender<Event>) -> Result<()> {
             }
         }
     };
-    std::thread::Builder::new().name("signals".into()).spawn(listen).map_err(failed)?;
+    paceline_trace::thread_builder("signals").spawn(listen).map_err(failed)?;
     Ok(())
 }
 

@@ -140,7 +140,7 @@ fn attend(
     let child = Arc::new(Mutex::new(child));
     let waited = child.clone();
     let outcome = relays().and_then(|()| {
-        let wait = std::thread::Builder::new().name(format!("wait-{}", route.rank));
+        let wait = paceline_trace::thread_builder(format!("wait-{}", route.rank));
         wait.spawn(move || wait_for(local, &waited, &events)).map(drop)
     });
     outcome.inspect_err(|_| {

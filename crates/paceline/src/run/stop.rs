@@ -63,6 +63,6 @@ pub(crate) fn listen(dumper: Option<Dumper>, request: Option<StopRequest>) -> Re
             }
         }
     };
-    let thread = std::thread::Builder::new().name("signals".into()).spawn(listen);
+    let thread = paceline_trace::thread_builder("signals").spawn(listen);
     thread.map(drop).map_err(failed)
 }

@@ -173,7 +173,7 @@ impl Runner {
             .spawn()
             .map_err(|e| Failure::io("cannot start a run", e))?;
         let reader = child.stderr.take().map(|mut pipe| {
-            let thread = std::thread::Builder::new().name("errors".into());
+            let thread = paceline_trace::thread_builder("errors");
             thread.spawn(move || {
                 let mut bytes = Vec::new();
                 // Text that was read before an error is still worth showing.

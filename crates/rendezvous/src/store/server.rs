@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use paceline_trace::thread_builder;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::wire::{Answer, Request, read_request, send_answer};
@@ -29,8 +30,6 @@ const MAX_STRANGERS: usize = 128;
 const MAX_WARNINGS: usize = 16;
 /// How long rank 0 waits for its last answers to leave when the rendezvous has failed.
 const LAST_ANSWERS: Duration = Duration::from_millis(50);
-/// The stack of a connection's thread, which does little.
-const STACK_BYTES: usize = 128 << 10;
 
 #[derive(Debug, Default)]
 struct State {
@@ -342,5 +341,5 @@ pub(crate) fn admit(socket: &OwnedFd, who: &str, shared: &Shared) -> Option<usiz
 }
 
 fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(body)
+    thread_builder(name).spawn(body)
 }

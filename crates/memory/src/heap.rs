@@ -1,0 +1,525 @@
+//! Where blocks lie: ranges of addresses, in which each block gets the first gap that it fits into.
+//!
+//! A block is placed by what is in use at that moment, and by nothing that was in use earlier: free neighbors are one gap,
+//! and the gap after the last block has no end. So a training step takes the same places whatever the lengths of the
+//! steps before it, and a repeated step takes no memory from the system. Free memory stays with the process, up to a
+//! bound: what was once in use at most, and a part more ([`bound_bytes`]). Beyond the bound, and before an allocation
+//! fails, the pages of free gaps go back to the system.
+//!
+//! Input: sizes. Output: blocks. This module knows nothing of what the memory holds.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap,
+};
+use rustix::process::{Resource, getrlimit};
+
+use crate::Device;
+
+/// Alignment of every buffer, in bytes: a cache line, and the widest vector register.
+pub(crate) const ALIGNMENT: usize = 64;
+
+/// The size of a large page in bytes. Blocks of at least this size ask for large pages.
+const LARGE_PAGE: usize = 2 << 20;
+
+/// Pages go back to the system in pieces of this size, which is a multiple of the page size of every system.
+const GRAIN: usize = 64 << 10;
+
+/// Addresses that are reserved at once, if addresses are not limited. They take no memory.
+const CHUNK: usize = 64 << 30;
+
+/// Addresses that are reserved at once if they are limited (`ulimit -v`), or else the size of the block.
+const SMALL_CHUNK: usize = 8 << 20;
+
+/// The addresses of the device without contents: more than any machine has, and few enough that sums are still numbers.
+const META_CHUNK: usize = 1 << 62;
+
+/// A type with the alignment of a buffer.
+#[repr(align(64))]
+struct Aligned;
+
+const _: () = assert!(align_of::<Aligned>() == ALIGNMENT);
+
+/// The most memory that a pool keeps if `peak_bytes` were in use at once: a sixteenth more, for gaps that no block fits
+/// into.
+fn bound_bytes(peak_bytes: usize) -> usize {
+    peak_bytes.saturating_add(peak_bytes / 16)
+}
+
+/// A piece of memory. On [`Device::Meta`] there is nothing at its address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block {
+    pub(crate) base: NonNull<u8>,
+    chunk: u32,
+    /// Where it lies in its chunk.
+    start: usize,
+    len_bytes: usize,
+}
+
+impl Block {
+    fn range(&self) -> Range<usize> {
+        self.start..self.start + self.len_bytes
+    }
+}
+
+/// What the system does not give, for tests.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum Shortage {
+    #[default]
+    None,
+    /// Anything after this many requests.
+    #[cfg(any(test, feature = "faults"))]
+    AfterRequests(u64),
+    /// More than this many bytes at once.
+    #[cfg(any(test, feature = "faults"))]
+    AboveBytes(usize),
+}
+
+/// The memory of one allocator.
+#[derive(Debug, Default)]
+pub(crate) struct Heap {
+    device: Device,
+    shortage: Shortage,
+    chunks: BTreeMap<u32, Chunk>,
+    /// The number of the next chunk.
+    next_chunk: u32,
+    in_use_bytes: usize,
+    peak_bytes: usize,
+    /// Memory from the system: in use, or free.
+    pub(crate) reserved_bytes: usize,
+    /// How often the system was asked for memory.
+    pub(crate) num_requests: u64,
+}
+
+/// A range of addresses, of which the first ones hold blocks and gaps.
+#[derive(Debug)]
+struct Chunk {
+    base: NonNull<u8>,
+    len_bytes: usize,
+    /// What `mmap` has returned. `None` on the device without contents.
+    mapping: Option<(NonNull<u8>, usize)>,
+    /// From here on there are no blocks and no gaps.
+    end: usize,
+    /// Up to here the addresses can be written.
+    writable: usize,
+    /// The lengths of gaps by their starts. No two gaps touch.
+    gaps: BTreeMap<usize, usize>,
+    /// The ends of ranges within gaps, by their starts, whose pages have gone back to the system.
+    absent: BTreeMap<usize, usize>,
+}
+
+// SAFETY: a heap is addresses and lengths. It owns its mappings, and only the owner of a block uses the block's memory.
+unsafe impl Send for Heap {}
+
+impl Heap {
+    pub(crate) fn new(device: Device, shortage: Shortage) -> Self {
+        Self { device, shortage, ..Self::default() }
+    }
+
+    /// A block of at least `len_bytes` bytes. `None` if the system has no memory left.
+    pub(crate) fn take(&mut self, len_bytes: usize) -> Option<Block> {
+        let len_bytes = len_bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
+        let place = self.chunks.iter().find_map(|(&id, chunk)| Some((id, chunk.place(len_bytes)?)));
+        let (id, start) = match place {
+            Some(place) => place,
+            None => (self.add_chunk(len_bytes)?, 0),
+        };
+        let chunk = self.chunks.get_mut(&id)?;
+        let base = match self.device {
+            // SAFETY: the start lies within the chunk.
+            Device::Cpu => unsafe { chunk.base.add(start) },
+            Device::Meta => chunk.base,
+        };
+        let block = Block { base, chunk: id, start, len_bytes };
+        let fresh_bytes = chunk.occupy(block.range());
+        self.in_use_bytes += len_bytes;
+        self.reserved_bytes += fresh_bytes;
+        if fresh_bytes > 0 && !self.supply(&block) {
+            self.give_back(block);
+            self.trim(usize::MAX);
+            return None;
+        }
+        self.peak_bytes = self.peak_bytes.max(self.in_use_bytes);
+        Some(block)
+    }
+
+    pub(crate) fn give_back(&mut self, block: Block) {
+        if let Some(chunk) = self.chunks.get_mut(&block.chunk) {
+            chunk.vacate(block.range());
+            self.in_use_bytes -= block.len_bytes;
+        }
+    }
+
+    /// Gets what a block needs of the system, after free memory has gone back beyond the bound, or all of it if the system
+    /// refuses.
+    fn supply(&mut self, block: &Block) -> bool {
+        let bound = bound_bytes(self.peak_bytes.max(self.in_use_bytes));
+        self.trim(self.reserved_bytes.saturating_sub(bound));
+        if self.request(block) {
+            return true;
+        }
+        self.trim(usize::MAX);
+        self.request(block)
+    }
+
+    /// Asks the system for the memory of a block.
+    fn request(&mut self, block: &Block) -> bool {
+        let is_refused = match self.shortage {
+            Shortage::None => false,
+            #[cfg(any(test, feature = "faults"))]
+            Shortage::AfterRequests(most) => self.num_requests >= most,
+            #[cfg(any(test, feature = "faults"))]
+            Shortage::AboveBytes(most) => self.reserved_bytes > most,
+        };
+        let chunk = self.chunks.get_mut(&block.chunk);
+        let is_there = !is_refused && chunk.is_some_and(|chunk| chunk.make_writable(block.range()));
+        self.num_requests += u64::from(is_there);
+        is_there
+    }
+
+    /// Gives at least so many bytes of free memory back to the system, as far as there are: those at the highest addresses
+    /// first, because they are needed last.
+    fn trim(&mut self, at_least_bytes: usize) {
+        let mut left = at_least_bytes;
+        let mut empty = Vec::new();
+        for (&id, chunk) in self.chunks.iter_mut().rev() {
+            while left > 0
+                && let Some(bytes) = chunk.trim_one()
+            {
+                left = left.saturating_sub(bytes);
+                self.reserved_bytes -= bytes;
+            }
+            // A block that is larger than those before it has a chunk of its own if addresses are limited.
+            if chunk.end == 0 && left > 0 {
+                empty.push(id);
+            }
+        }
+        empty.iter().for_each(|id| drop(self.chunks.remove(id)));
+    }
+
+    /// Reserves addresses for at least one block of this length. Returns the number of the chunk.
+    fn add_chunk(&mut self, len_bytes: usize) -> Option<u32> {
+        let chunk = match self.device {
+            Device::Cpu => {
+                let is_limited = getrlimit(Resource::As).current.is_some();
+                let small = len_bytes.max(SMALL_CHUNK).checked_next_multiple_of(LARGE_PAGE)?;
+                let large = Some(CHUNK.max(small)).filter(|_| !is_limited);
+                let reserve = || large.and_then(Chunk::reserved).or_else(|| Chunk::reserved(small));
+                reserve().or_else(|| {
+                    self.trim(usize::MAX);
+                    Chunk::reserved(small)
+                })?
+            }
+            Device::Meta if len_bytes > META_CHUNK || !self.chunks.is_empty() => return None,
+            // Nobody reads or writes there, so an aligned address that is never null is enough.
+            Device::Meta => Chunk::new(NonNull::<Aligned>::dangling().cast(), META_CHUNK, None),
+        };
+        let id = self.next_chunk;
+        self.next_chunk += 1;
+        self.chunks.insert(id, chunk);
+        Some(id)
+    }
+}
+
+impl Chunk {
+    fn new(base: NonNull<u8>, len_bytes: usize, mapping: Option<(NonNull<u8>, usize)>) -> Self {
+        let (gaps, absent) = Default::default();
+        Self { base, len_bytes, mapping, end: 0, writable: 0, gaps, absent }
+    }
+
+    /// New addresses, which begin at a large page and cannot be used yet. `None` if the system refuses.
+    fn reserved(len_bytes: usize) -> Option<Self> {
+        let mapped_bytes = len_bytes.checked_add(LARGE_PAGE)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
+        let start = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), mapped_bytes, ProtFlags::empty(), flags).ok()?
+        };
+        let lead = start.addr().next_multiple_of(LARGE_PAGE) - start.addr();
+        let base = NonNull::new(start.wrapping_byte_add(lead).cast())?;
+        Some(Self::new(base, len_bytes, Some((NonNull::new(start.cast())?, mapped_bytes))))
+    }
+
+    /// The start of the first gap of at least this length, if there is one.
+    fn place(&self, len_bytes: usize) -> Option<usize> {
+        if let Some((&start, _)) = self.gaps.iter().find(|(_, len)| **len >= len_bytes) {
+            return Some(start);
+        }
+        let start = match self.gaps.last_key_value() {
+            Some((&start, &len)) if start + len == self.end => start,
+            _ => self.end,
+        };
+        (start.checked_add(len_bytes)? <= self.len_bytes).then_some(start)
+    }
+
+    /// Takes the start of a gap. Returns how many of the bytes the system has to give.
+    fn occupy(&mut self, range: Range<usize>) -> usize {
+        let gap_end = range.start + self.gaps.remove(&range.start).unwrap_or(0);
+        if gap_end > range.end {
+            self.gaps.insert(range.end, gap_end - range.end);
+        }
+        let grown = range.end.saturating_sub(self.end);
+        self.end = self.end.max(range.end);
+        grown + self.make_present(&range)
+    }
+
+    /// Makes a range, which nobody uses any longer, a part of a gap.
+    fn vacate(&mut self, range: Range<usize>) {
+        let (mut start, mut end) = (range.start, range.end);
+        if let Some(len) = self.gaps.remove(&end) {
+            end += len;
+        }
+        if let Some((&before, &len)) = self.gaps.range(..start).next_back()
+            && before + len == start
+        {
+            start = before;
+        }
+        self.gaps.insert(start, end - start);
+    }
+
+    /// The parts of a range whose pages have gone back to the system.
+    fn absent_in(&self, range: &Range<usize>) -> Vec<Range<usize>> {
+        let before = self.absent.range(..range.start).next_back();
+        let ranges = before.into_iter().chain(self.absent.range(range.clone()));
+        ranges.map(|(&start, &end)| start..end).filter(|absent| absent.end > range.start).collect()
+    }
+
+    /// Notes that a block uses the pages of a range again. Returns how many of its bytes were absent.
+    fn make_present(&mut self, range: &Range<usize>) -> usize {
+        let mut num_bytes = 0;
+        for absent in self.absent_in(range) {
+            self.absent.remove(&absent.start);
+            // Grains that the range touches only in part come back as a whole, since blocks are no multiples of them.
+            let start = range.start.max(absent.start) / GRAIN * GRAIN;
+            let end = range.end.next_multiple_of(GRAIN).min(absent.end);
+            num_bytes += end - start;
+            for (start, end) in [(absent.start, start), (end, absent.end)] {
+                if start < end {
+                    self.absent.insert(start, end);
+                }
+            }
+        }
+        num_bytes
+    }
+
+    /// Makes sure that the addresses of a block can be written. Returns whether the system lets them.
+    fn make_writable(&mut self, range: Range<usize>) -> bool {
+        if self.mapping.is_none() {
+            return true;
+        }
+        if range.end > self.writable {
+            let to = range.end.next_multiple_of(LARGE_PAGE).min(self.len_bytes);
+            let protection = MprotectFlags::READ | MprotectFlags::WRITE;
+            // SAFETY: the addresses lie within this chunk, and no block uses them yet.
+            let allowed = unsafe {
+                let start = self.base.add(self.writable).as_ptr().cast();
+                mprotect(start, to - self.writable, protection)
+            };
+            if allowed.is_err() {
+                return false;
+            }
+            self.writable = to;
+        }
+        // Large pages save most page-table walks on large matrices. They are asked for before anything is written.
+        let pages = range.start.next_multiple_of(LARGE_PAGE)..range.end / LARGE_PAGE * LARGE_PAGE;
+        if !pages.is_empty() {
+            // SAFETY: the range lies within this chunk, and the advice changes no contents. A kernel without large
+            // pages may refuse, which costs only speed.
+            let _ = unsafe {
+                let start = self.base.add(pages.start).as_ptr().cast();
+                madvise(start, pages.len(), Advice::LinuxHugepage)
+            };
+        }
+        true
+    }
+
+    /// Gives the pages of the last gap that has any back to the system. Returns their bytes.
+    fn trim_one(&mut self) -> Option<usize> {
+        let (range, num_bytes) = self.gaps.iter().rev().find_map(|(&start, &len)| {
+            let is_last = start + len == self.end;
+            let end = if is_last { self.end } else { (start + len) / GRAIN * GRAIN };
+            let range = start.next_multiple_of(GRAIN).min(end)..end;
+            let absent = self.absent_in(&range).iter().map(Range::len).sum::<usize>();
+            (range.len() > absent).then(|| (range.clone(), range.len() - absent))
+        })?;
+        self.absent.retain(|start, _| !range.contains(start));
+        if range.end == self.end {
+            self.end = range.start;
+            // What is left of the gap is less than a grain.
+            if let Some(mut gap) = self.gaps.last_entry() {
+                *gap.get_mut() = range.start - gap.key();
+                if *gap.get() == 0 {
+                    gap.remove();
+                }
+            }
+        } else {
+            self.absent.insert(range.start, range.end);
+        }
+        if self.mapping.is_some() {
+            let pages = range.start..range.end.next_multiple_of(GRAIN).min(self.writable);
+            // SAFETY: the range lies within this chunk, and no block uses it. Later it reads as zeros.
+            let _ = unsafe {
+                let start = self.base.add(pages.start).as_ptr().cast();
+                madvise(start, pages.len(), Advice::LinuxDontNeed)
+            };
+        }
+        Some(num_bytes)
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        if let Some((start, len_bytes)) = self.mapping {
+            // SAFETY: `reserved` made this mapping with this length, and nobody uses its blocks. A failure would leak the
+            // mapping, which is harmless.
+            let _ = unsafe { munmap(start.as_ptr().cast(), len_bytes) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that look random, the same in each run.
+    struct Chance(u64);
+
+    impl Chance {
+        fn below(&mut self, limit: usize) -> usize {
+            self.0 = self
+                .0
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            ((self.0 >> 33) as usize) % limit
+        }
+    }
+
+    fn fill(block: &Block, value: u8) {
+        // SAFETY: the block is in use by this test only.
+        unsafe { block.base.write_bytes(value, block.len_bytes) };
+    }
+
+    fn is_filled(block: &Block, value: u8) -> bool {
+        // SAFETY: the block is in use by this test only, which has filled it.
+        let bytes = unsafe { std::slice::from_raw_parts(block.base.as_ptr(), block.len_bytes) };
+        bytes.iter().all(|&byte| byte == value)
+    }
+
+    /// What the heap says of itself, counted from its chunks.
+    fn check(heap: &Heap) {
+        let mut reserved = 0;
+        let mut gaps = 0;
+        for chunk in heap.chunks.values() {
+            let ranges: Vec<_> =
+                chunk.gaps.iter().map(|(&start, &len)| start..start + len).collect();
+            assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start), "{chunk:?}");
+            assert!(ranges.iter().all(|gap| !gap.is_empty() && gap.end <= chunk.end), "{chunk:?}");
+            let absent: Vec<_> = chunk.absent.iter().map(|(&start, &end)| start..end).collect();
+            for absent in &absent {
+                assert!(
+                    ranges.iter().any(|gap| gap.start <= absent.start && absent.end <= gap.end)
+                );
+            }
+            assert!(absent.windows(2).all(|pair| pair[0].end <= pair[1].start), "{chunk:?}");
+            let end = chunk.end;
+            assert!(chunk.mapping.is_none() || end <= chunk.writable, "{chunk:?}");
+            reserved += end - absent.iter().map(Range::len).sum::<usize>();
+            gaps += ranges.iter().map(Range::len).sum::<usize>();
+        }
+        let ends: usize = heap.chunks.values().map(|chunk| chunk.end).sum();
+        assert_eq!((heap.reserved_bytes, heap.in_use_bytes), (reserved, ends - gaps));
+    }
+
+    #[test]
+    fn blocks_in_any_order_keep_their_contents_and_the_bound_holds() {
+        for seed in 0..8 {
+            let mut chance = Chance(seed);
+            let mut heap = Heap::default();
+            let mut blocks: Vec<(Block, u8)> = Vec::new();
+            for round in 0..600 {
+                // Phases with many small blocks, with few large ones, and of giving back.
+                let largest = [3000, 200_000, 3_000_000][round / 60 % 3];
+                let gives_back = chance.below(10) < if round / 40 % 2 == 0 { 3 } else { 7 };
+                if gives_back && !blocks.is_empty() {
+                    let (block, value) = blocks.swap_remove(chance.below(blocks.len()));
+                    assert!(is_filled(&block, value), "seed {seed}, round {round}");
+                    heap.give_back(block);
+                } else if blocks.len() < 60 {
+                    let block = heap.take(1 + chance.below(largest)).unwrap();
+                    assert!(block.base.addr().get().is_multiple_of(ALIGNMENT));
+                    let value = (round % 251) as u8;
+                    fill(&block, value);
+                    blocks.push((block, value));
+                }
+                check(&heap);
+                // Up to a grain stays on either side of each block.
+                let rest = 2 * GRAIN * (blocks.len() + 1);
+                assert!(heap.reserved_bytes <= bound_bytes(heap.peak_bytes) + rest, "{heap:?}");
+            }
+            assert!(blocks.iter().all(|(block, value)| is_filled(block, *value)), "seed {seed}");
+            blocks.into_iter().for_each(|(block, _)| heap.give_back(block));
+            heap.trim(usize::MAX);
+            check(&heap);
+            assert_eq!(heap.reserved_bytes, 0, "{heap:?}");
+        }
+    }
+
+    /// The places depend on what is in use, and not on what was in use before.
+    #[test]
+    fn a_step_takes_the_same_places_after_any_other() {
+        let step = |heap: &mut Heap, unit: usize| {
+            let kept: Vec<Block> = (1..9).map(|n| heap.take(n * unit).unwrap()).collect();
+            let places: Vec<usize> = kept.iter().map(|block| block.start).collect();
+            kept.into_iter().rev().for_each(|block| heap.give_back(block));
+            places
+        };
+        let (mut first, mut second) = (Heap::default(), Heap::default());
+        let large = step(&mut first, 100_000);
+        let after_large = first.num_requests;
+        for unit in [7, 30_000, 99_999, 500] {
+            assert_eq!(step(&mut first, unit), step(&mut second, unit));
+        }
+        assert_eq!(first.num_requests, after_large);
+        assert_eq!(step(&mut second, 100_000), large);
+        assert_eq!(first.reserved_bytes, second.reserved_bytes);
+    }
+
+    #[test]
+    fn free_memory_goes_back_before_an_allocation_fails() {
+        const PIECE: usize = 1 << 20;
+        let mut heap = Heap::new(Device::Cpu, Shortage::AboveBytes(8 * PIECE));
+        let blocks: Vec<Block> = (0..8).map(|_| heap.take(PIECE).unwrap()).collect();
+        blocks.iter().for_each(|block| fill(block, 1));
+        assert!(heap.take(64).is_none());
+        check(&heap);
+        // Every other block is free: half of the memory, and no gap has room for two.
+        blocks.iter().step_by(2).for_each(|block| heap.give_back(*block));
+        let large = heap.take(4 * PIECE).unwrap();
+        fill(&large, 2);
+        check(&heap);
+        assert_eq!(heap.reserved_bytes, 8 * PIECE);
+        assert!(heap.take(PIECE).is_none());
+        // What was refused has left no trace.
+        check(&heap);
+        assert!(blocks.iter().skip(1).step_by(2).all(|block| is_filled(block, 1)));
+        assert!(is_filled(&large, 2));
+        heap.give_back(large);
+        heap.take(4 * PIECE).unwrap();
+    }
+
+    #[test]
+    fn memory_beyond_the_bound_goes_back() {
+        let mut heap = Heap::default();
+        // A gap behind a block that stays, and then a block that does not fit into it.
+        for len in [1 << 20, 2 << 20, 3 << 20, 4 << 20] {
+            let [gap, stays] = [len, 64].map(|len| heap.take(len).unwrap());
+            heap.give_back(gap);
+            check(&heap);
+            assert!(heap.reserved_bytes <= bound_bytes(heap.peak_bytes) + 2 * GRAIN, "{heap:?}");
+            assert_eq!(stays.len_bytes, 64);
+        }
+    }
+}
