@@ -3,7 +3,7 @@
 //! The file only says where to connect. A rank that connects learns whether rank 0 is alive, so no rank joins a
 //! run that is dead and has left its file behind.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, UdpSocket};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -57,7 +57,7 @@ impl RendezvousFile {
     /// Reads the file. The error says why the file cannot be used now. A later attempt may succeed.
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let read = || -> io::Result<(u32, String)> {
-            let file = File::open(path)?;
+            let file = paceline_files::open(path)?;
             let owner = file.metadata()?.uid();
             let mut text = String::new();
             file.take(MAX_FILE_BYTES).read_to_string(&mut text)?;
