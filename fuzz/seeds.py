@@ -4,6 +4,7 @@ Files named `valid-...` must be accepted, files named `refused-...` must be refu
 """
 import gzip
 import hashlib
+import hmac
 import json
 import math
 import struct
@@ -117,32 +118,60 @@ def stores() -> dict[str, bytes]:
 
 
 def hellos() -> dict[str, bytes]:
-    def hello(rank: int, world: int = 4, secret: bytes = b"a secret", magic: bytes = b"pacelin2") -> bytes:
-        return magic + struct.pack("<II", rank, world) + secret.ljust(64, b"\0")
+    # The random numbers that the fuzzer uses (crates/rendezvous/src/store/fuzzing.rs), and any other one.
+    listener, connector, other = bytes([7] * 32), bytes([9] * 32), bytes(range(32))
 
-    def answer(status: int, magic: bytes = b"2nilecap") -> bytes:
-        return magic + bytes([status])
+    def mac(key: bytes, *words: bytes) -> bytes:
+        return hmac.digest(key, b"".join(words), "sha256")
 
+    def key(secret: bytes = b"a secret", ahead: int = 0) -> bytes:
+        for _ in range(ahead):
+            secret = hashlib.sha256(secret + b"/restart").hexdigest().encode()
+        return mac(secret, b"paceline: the key of an attempt")
+
+    def hello(
+        rank: int, world: int = 4, of: bytes = key(), ahead: int = 0, magic: bytes = b"pacelin3", to: bytes = listener
+    ) -> bytes:
+        said = struct.pack("<BII", ahead, rank, world)
+        return magic + other + said + mac(of, b"paceline: the rank that connects", other, to, said)
+
+    def answer(status: int, keys: list[bytes] = [key()], magic: bytes = b"3nilecap", to: bytes = connector) -> bytes:
+        proofs = [
+            mac(of, b"paceline: the rank that listens", to, other, bytes([ahead])) for ahead, of in enumerate(keys)
+        ]
+        return magic + bytes([len(keys)]) + other + b"".join(proofs) + bytes([status])
+
+    stranger = key(b"a secreT")
     return {
         "valid-first-rank": hello(0),
         "valid-last-rank": hello(3),
         "valid-more-follows": hello(1) + b"more",
         "valid-answer-welcome": answer(0),
+        "valid-answer-of-most-attempts": answer(0, [stranger] * 64 + [key()]),
         "refused-empty": b"",
         "refused-cut": hello(0)[:-1],
+        "refused-hello-alone": hello(0)[:40],
         "refused-rank-beyond": hello(4),
         "refused-largest-rank": hello(2**32 - 1),
         "refused-other-world": hello(0, world=5),
         "refused-largest-world": hello(0, world=2**32 - 1),
-        "refused-other-secret": hello(0, secret=b"a secreT"),
-        "refused-longer-secret": hello(0, secret=b"a secret" * 8),
-        "refused-echo-of-answer": hello(7, magic=b"2nilecap"),
+        "refused-other-secret": hello(0, of=stranger),
+        "refused-other-connection": hello(0, to=connector),
+        "refused-proof-of-listener": hello(0)[:49] + mac(key(), b"paceline: the rank that listens", other, listener, b"\0"),
+        "refused-later-attempt": hello(0, of=key(ahead=3), ahead=3),
+        "refused-attempt-beyond": hello(0, ahead=65),
+        "refused-echo-of-answer": hello(7, magic=b"3nilecap"),
         "refused-http": b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: something-that-is-longer\r\n\r\n",
-        "refused-answer-wrong-secret": answer(1),
-        "refused-answer-wrong-world": answer(2),
-        "refused-answer-rank-taken": answer(3),
+        "refused-answer-wrong-world": answer(1),
+        "refused-answer-rank-taken": answer(2),
+        "refused-answer-overtaken": answer(3),
         "refused-answer-unknown": answer(4),
-        "refused-answer-echo": answer(0, magic=b"pacelin2"),
+        "refused-answer-other-secret": answer(0, [stranger]),
+        "refused-answer-other-connection": answer(0, to=listener),
+        "refused-answer-without-proofs": answer(0, []),
+        "refused-answer-too-many-proofs": answer(0, [stranger] * 65 + [key()]),
+        "refused-answer-proofs-that-do-not-come": answer(0, [stranger] * 65)[:200],
+        "refused-answer-echo": answer(0, magic=b"pacelin3"),
     }
 
 

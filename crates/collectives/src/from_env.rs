@@ -58,10 +58,16 @@ impl Group {
         let routes: Vec<HostRoute> = spots.iter().map(|spot| spot.route).collect();
         let host = HostRoute::address_of(&routes, rank).to_string();
         let listens_to = (transport != Transport::Shm).then_some(&*host);
-        let listener = PeerListener::bind(listens_to, rank, world)?;
+        let listener = PeerListener::bind(store.key(), listens_to, rank, world)?;
         let addresses = store.exchange("address", listener.address())?;
         match transport {
-            Transport::Shm => Self::form_shm(&listener, &addresses, rank, options, Origin::world()),
+            Transport::Shm => Self::form_shm(
+                &listener,
+                &addresses,
+                rank,
+                options,
+                Origin::of_processes(store.key()),
+            ),
             Transport::Hybrid => {
                 let local_world = place.local_world_size;
                 Self::form_hybrid(
@@ -71,10 +77,17 @@ impl Group {
                     rank,
                     local_world,
                     options,
-                    Origin::world(),
+                    Origin::of_processes(store.key()),
                 )
             }
-            _ => Self::form_tcp(&listener, &addresses, &host, rank, options, Origin::world()),
+            _ => Self::form_tcp(
+                &listener,
+                &addresses,
+                &host,
+                rank,
+                options,
+                Origin::of_processes(store.key()),
+            ),
         }
     }
 

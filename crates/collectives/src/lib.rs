@@ -194,8 +194,8 @@
 //!
 //! Linux only. At most [`MAX_RANKS`] ranks in a group. `hybrid` needs the same number of ranks on every
 //! host, and consecutive rank numbers within each host. `tcp` opens a connection between any two ranks. It
-//! is neither encrypted nor protected against an attacker who can read the network: the secret of the run
-//! only keeps strangers out. After a failure, a group cannot go on with the ranks that are left.
+//! is neither encrypted nor protected against an attacker who can read or change what the network carries: the secret of
+//! the run, which never travels, only keeps strangers out. After a failure, a group cannot go on with the ranks that are left.
 
 #![deny(missing_docs)]
 

@@ -1,32 +1,52 @@
-//! How two ranks recognize each other on a new connection.
+//! How two ranks recognize each other on a new connection, without telling anybody their secret.
 //!
-//! The rank that connects sends a hello of fixed size: a magic number, its rank, the world size, and the
-//! secret. The rank that listens sends a different magic number, so that neither an echo nor another program
-//! is mistaken for a rank, and its [`HelloAnswer`]. The connections to the store and the connections between
-//! peers both begin like this.
+//! | step | who | sends |
+//! |---|---|---|
+//! | hello | connects | a random number |
+//! | challenge | listens | a random number, and proofs that it knows the secret |
+//! | proof | connects | its rank, the world size, and a proof that it knows the secret |
+//! | answer | listens | whether the rank may join |
+//!
+//! A proof is an HMAC under the key of an attempt, over both random numbers, over who sends it, and over all that its sender
+//! says with it. So a proof is of no use in another connection, in the other direction, or in another attempt. The rank
+//! that connects sends nothing but its random number before it has checked the listener's proof: whoever else listens
+//! there learns nothing. The connections to the store and the connections between peers both begin like this.
+//!
+//! What follows on the connection is neither encrypted nor authenticated, so this does not protect against somebody who
+//! can change what two hosts send each other.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+
+use crate::RendezvousError;
 use crate::deadline::Deadline;
-use crate::rendezvous::next_secret;
-use crate::socket::{receive, transmit};
+use crate::key::{NONCE_BYTES, Nonce, PROOF_BYTES, RunKey, fresh_nonce};
+use crate::socket::{receive, receive_vec, transmit};
 
-/// Length of the secret in a hello, in bytes. A shorter secret is padded with zeros.
-pub(crate) const SECRET_BYTES: usize = 64;
+const MAGIC: [u8; 8] = *b"pacelin3";
+const ANSWER_MAGIC: [u8; 8] = *b"3nilecap";
+const HELLO_BYTES: usize = 8 + NONCE_BYTES;
+/// The challenge without its proofs: how many there are follows the magic number.
+const CHALLENGE_BYTES: usize = 8 + 1 + NONCE_BYTES;
+/// How many attempts ahead, 4 bytes each of rank and world size, and the proof.
+const PROOF_MESSAGE_BYTES: usize = 1 + 4 + 4 + PROOF_BYTES;
+/// The most attempts that a listener recognizes: its own, and those after it.
+pub(crate) const MAX_ATTEMPTS: usize = 65;
+/// How long the rank that connects waits for the challenge before it tries again. Nobody has counted it yet.
+const CHALLENGE_LIMIT: Duration = Duration::from_secs(10);
 
-const MAGIC: [u8; 8] = *b"pacelin2";
-const ANSWER_MAGIC: [u8; 8] = *b"2nilecap";
-/// How many attempts ahead of the listener a rank can be to be recognized.
-const MAX_AHEAD: usize = 64;
-const HELLO_BYTES: usize = 8 + 4 + 4 + SECRET_BYTES;
-const ANSWER_BYTES: usize = 8 + 1;
+/// What a proof begins with, so that neither side's proof can be sent back as the proof of the other.
+const LISTENER: &[u8] = b"paceline: the rank that listens";
+const CONNECTOR: &[u8] = b"paceline: the rank that connects";
 
-/// The answer to a hello.
+/// The answer to a rank that has proven that it knows the secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HelloAnswer {
     Welcome,
-    WrongSecret,
     WrongWorld,
     RankTaken,
     /// The listener belongs to an earlier attempt of the run, which is over.
@@ -34,30 +54,15 @@ pub(crate) enum HelloAnswer {
 }
 
 impl HelloAnswer {
-    const ALL: [Self; 5] =
-        [Self::Welcome, Self::WrongSecret, Self::WrongWorld, Self::RankTaken, Self::Overtaken];
+    const ALL: [Self; 4] = [Self::Welcome, Self::WrongWorld, Self::RankTaken, Self::Overtaken];
 }
 
-/// Which rank the other side says it is, and whether it may join.
-#[derive(Clone, Copy)]
+/// Which rank the other side has proven to be, and whether it may join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) rank: usize,
-    /// What to answer: [`HelloAnswer::Welcome`], unless the secret or the world size differs.
+    /// What to answer: [`HelloAnswer::Welcome`], unless the attempt or the world size differs.
     pub(crate) answer: HelloAnswer,
-    /// The secret that the rank presents.
-    secret: [u8; SECRET_BYTES],
-}
-
-impl Hello {
-    /// Whether the rank belongs to a later attempt of the run than the listener, whose secret is `secret`.
-    pub(crate) fn is_of_later_attempt(&self, secret: &str) -> bool {
-        let mut later = secret.to_owned();
-        self.answer == HelloAnswer::WrongSecret
-            && (0..MAX_AHEAD).any(|_| {
-                later = next_secret(&later);
-                differs(&self.secret, &padded(&later)) == 0
-            })
-    }
 }
 
 /// Why a connection was not made.
@@ -65,6 +70,8 @@ impl Hello {
 pub(crate) enum Refusal {
     /// Trying again may help.
     NotYet(String),
+    /// What listens there speaks as a rank does, and does not know the secret.
+    Unproven,
     /// Trying again cannot help.
     Final(HelloAnswer),
 }
@@ -78,9 +85,9 @@ impl Refusal {
     pub(crate) fn reason(self, rank: usize, world: usize) -> String {
         match self {
             Self::NotYet(reason) => reason,
-            Self::Final(HelloAnswer::WrongSecret) => {
-                "the listener there belongs to another run, or to another attempt of this one (its secret \
-                 differs)"
+            Self::Unproven => {
+                "the listener there does not know the secret of this attempt: it belongs to another run, or to \
+                 another attempt of this one (its secret differs), or to somebody else who listens there first"
                     .into()
             }
             Self::Final(HelloAnswer::WrongWorld) => {
@@ -94,7 +101,7 @@ impl Refusal {
     }
 }
 
-/// Says hello and waits for the answer.
+/// Says hello, checks that the listener knows the secret, proves that this rank does, and waits for the answer.
 ///
 /// The deadline should be that of the whole rendezvous. The network may delay an answer that welcomes the rank. A
 /// rank that has given up before this answer arrives is refused when it connects again.
@@ -102,78 +109,189 @@ pub(crate) fn say_hello(
     socket: impl AsFd,
     rank: usize,
     world: usize,
-    secret: &str,
+    key: &RunKey,
     deadline: &Deadline,
 ) -> Result<(), Refusal> {
-    let mut hello = Vec::with_capacity(HELLO_BYTES);
-    hello.extend_from_slice(&MAGIC);
-    hello.extend_from_slice(&(rank as u32).to_le_bytes());
-    hello.extend_from_slice(&(world as u32).to_le_bytes());
-    hello.extend_from_slice(&padded(secret));
-    let mut bytes = [0; ANSWER_BYTES];
-    transmit(&socket, &hello, deadline)
-        .and_then(|()| receive(&socket, &mut bytes, Some(deadline)))
-        .map_err(|error| Refusal::NotYet(format!("what listens there does not answer: {error}")))?;
-    let answer = HelloAnswer::ALL.get(usize::from(bytes[8]));
-    match answer.filter(|_| bytes[..8] == ANSWER_MAGIC) {
+    let nonce = fresh_nonce().map_err(Refusal::not_yet)?;
+    say_hello_with(nonce, socket, rank, world, key, deadline)
+}
+
+/// [`say_hello`] with a chosen random number.
+pub(crate) fn say_hello_with(
+    own: Nonce,
+    socket: impl AsFd,
+    rank: usize,
+    world: usize,
+    key: &RunKey,
+    deadline: &Deadline,
+) -> Result<(), Refusal> {
+    let silent = |error| Refusal::NotYet(format!("what listens there does not answer: {error}"));
+    let another = || Refusal::NotYet("what listens there is another program".into());
+    let challenge_deadline = &Deadline::after(deadline.left().min(CHALLENGE_LIMIT));
+    transmit(&socket, &[&MAGIC[..], &own].concat(), challenge_deadline).map_err(silent)?;
+    let mut challenge = [0; CHALLENGE_BYTES];
+    // The magic number comes first: another program may send less than a challenge.
+    let (magic, rest) = challenge.split_at_mut(ANSWER_MAGIC.len());
+    receive(&socket, magic, Some(challenge_deadline)).map_err(silent)?;
+    if *magic != ANSWER_MAGIC {
+        return Err(another());
+    }
+    receive(&socket, rest, Some(challenge_deadline)).map_err(silent)?;
+    let count = usize::from(rest[0]);
+    if !(1..=MAX_ATTEMPTS).contains(&count) {
+        return Err(another());
+    }
+    let theirs: Nonce = std::array::from_fn(|at| rest[1 + at]);
+    let proofs = receive_vec(&socket, count * PROOF_BYTES, challenge_deadline).map_err(silent)?;
+    let proofs = proofs.chunks_exact(PROOF_BYTES);
+    // The listener may belong to an earlier attempt, from whose secret this one's follows.
+    let proven = |(ahead, proof): (usize, &[u8])| {
+        let is_true = key.verify(&[LISTENER, &own, &theirs, &[ahead as u8]], proof);
+        is_true.then_some(ahead as u8)
+    };
+    let ahead = proofs.enumerate().find_map(proven).ok_or(Refusal::Unproven)?;
+
+    let said = said_by_connector(ahead, rank as u32, world as u32);
+    let proof = key.prove(&[CONNECTOR, &own, &theirs, &said]);
+    transmit(&socket, &[&said[..], &proof].concat(), deadline).map_err(silent)?;
+    let mut answer = [0];
+    receive(&socket, &mut answer, Some(deadline)).map_err(silent)?;
+    match HelloAnswer::ALL.get(usize::from(answer[0])) {
         Some(HelloAnswer::Welcome) => Ok(()),
         Some(HelloAnswer::Overtaken) => {
             Err(Refusal::NotYet("the ranks there belong to an earlier attempt of this run".into()))
         }
         Some(&refusal) => Err(Refusal::Final(refusal)),
-        None => Err(Refusal::NotYet("what listens there is another program".into())),
+        None => Err(another()),
     }
 }
 
-/// Reads a hello. Errors if the bytes are not a rank's hello, or do not come before the deadline.
-pub(crate) fn read_hello(
-    socket: impl AsFd,
-    world: usize,
-    secret: &str,
-    deadline: &Deadline,
-) -> io::Result<Hello> {
-    let mut hello = [0u8; HELLO_BYTES];
-    // The magic number is checked first, so that a stranger with a shorter message is refused before
-    // the deadline.
-    receive(&socket, &mut hello[..8], Some(deadline))?;
-    if hello[..8] != MAGIC {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "it does not send what a rank sends",
-        ));
+fn said_by_connector(ahead: u8, rank: u32, world: u32) -> [u8; 9] {
+    let mut said = [ahead; 9];
+    said[1..5].copy_from_slice(&rank.to_le_bytes());
+    said[5..].copy_from_slice(&world.to_le_bytes());
+    said
+}
+
+/// A connection that a listener has accepted, until the other side has proven which rank it is. Reads no more than a hello
+/// and a proof, and never waits.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    pub(crate) socket: OwnedFd,
+    deadline: Deadline,
+    own: Nonce,
+    /// The other side's random number, once its hello has come.
+    theirs: Option<Nonce>,
+    received: [u8; PROOF_MESSAGE_BYTES],
+    len: usize,
+}
+
+impl Incoming {
+    /// A new connection, which may take `limit` to prove which rank it is.
+    pub(crate) fn new(socket: OwnedFd, limit: Duration) -> Result<Self, RendezvousError> {
+        Ok(Self::with(fresh_nonce()?, socket, limit))
     }
-    receive(&socket, &mut hello[8..], Some(deadline))?;
-    let number = |at: usize| hello[at..at + 4].iter().rev().fold(0, |n, b| n << 8 | *b as usize);
-    let offered = std::array::from_fn(|at| hello[16 + at]);
-    let answer = match (differs(&offered, &padded(secret)), number(12)) {
-        (0, their_world) if their_world == world => HelloAnswer::Welcome,
-        (0, _) => HelloAnswer::WrongWorld,
-        _ => HelloAnswer::WrongSecret,
-    };
-    Ok(Hello { rank: number(8), answer, secret: offered })
-}
 
-/// Zero if two secrets are the same. Every byte is compared, so that the time taken reveals nothing about them.
-fn differs(one: &[u8; SECRET_BYTES], other: &[u8; SECRET_BYTES]) -> u8 {
-    std::hint::black_box(one.iter().zip(other).fold(0, |acc, (a, b)| acc | (a ^ b)))
-}
-
-/// Sends the answer.
-pub(crate) fn answer_hello(
-    socket: impl AsFd,
-    answer: HelloAnswer,
-    deadline: &Deadline,
-) -> io::Result<()> {
-    let mut bytes = ANSWER_MAGIC.to_vec();
-    bytes.push(answer as u8);
-    transmit(socket, &bytes, deadline)
-}
-
-/// A secret as the fixed-size field of a hello.
-fn padded(secret: &str) -> [u8; SECRET_BYTES] {
-    let mut bytes = [0; SECRET_BYTES];
-    for (to, from) in bytes.iter_mut().zip(secret.bytes()) {
-        *to = from;
+    /// [`Incoming::new`] with a chosen random number.
+    pub(crate) fn with(own: Nonce, socket: OwnedFd, limit: Duration) -> Self {
+        let deadline = Deadline::after(limit);
+        Self { socket, deadline, own, theirs: None, received: [0; PROOF_MESSAGE_BYTES], len: 0 }
     }
-    bytes
+
+    /// Reads what has come. Returns the hello once it is proven. Errors if the bytes are not those of a rank of this run, or
+    /// do not come before the deadline. `keys` are those of the listener's attempt and of the attempts after it; `world`
+    /// is the number of ranks.
+    pub(crate) fn advance(&mut self, keys: &[RunKey], world: usize) -> io::Result<Option<Hello>> {
+        loop {
+            let need = if self.theirs.is_some() { PROOF_MESSAGE_BYTES } else { HELLO_BYTES };
+            match recv(&self.socket, &mut self.received[self.len..need], RecvFlags::DONTWAIT) {
+                Ok((0, _)) if self.theirs.is_some() => {
+                    return Err(stranger(
+                        "it hung up without a proof that it knows the secret: it belongs to another run, or to an \
+                         earlier attempt of this one (its secret differs), or it is no rank",
+                    ));
+                }
+                Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok((count, _)) => self.len += count,
+                Err(Errno::AGAIN) if self.deadline.has_passed() => {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            // The magic number is checked first, so that a stranger with a shorter message is refused before the deadline.
+            let magic = self.len.min(MAGIC.len());
+            if self.theirs.is_none() && self.received[..magic] != MAGIC[..magic] {
+                return Err(stranger("it does not send what a rank sends"));
+            }
+            if self.len < need {
+                continue;
+            }
+            self.len = 0;
+            match self.theirs {
+                None => {
+                    let theirs = std::array::from_fn(|at| self.received[MAGIC.len() + at]);
+                    self.theirs = Some(theirs);
+                    // It fits into the buffer of a socket on which nothing has been sent yet.
+                    transmit(
+                        &self.socket,
+                        &self.challenge(keys, &theirs),
+                        &Deadline::after(Duration::ZERO),
+                    )?;
+                }
+                Some(theirs) => return self.check(keys, &theirs, world).map(Some),
+            }
+        }
+    }
+
+    fn challenge(&self, keys: &[RunKey], theirs: &Nonce) -> Vec<u8> {
+        let keys = &keys[..keys.len().min(MAX_ATTEMPTS)];
+        let mut bytes = ANSWER_MAGIC.to_vec();
+        bytes.push(keys.len() as u8);
+        bytes.extend_from_slice(&self.own);
+        for (ahead, key) in keys.iter().enumerate() {
+            bytes.extend_from_slice(&key.prove(&[LISTENER, theirs, &self.own, &[ahead as u8]]));
+        }
+        bytes
+    }
+
+    fn check(&self, keys: &[RunKey], theirs: &Nonce, world: usize) -> io::Result<Hello> {
+        let (said, proof) = self.received.split_at(PROOF_MESSAGE_BYTES - PROOF_BYTES);
+        let key = keys.get(usize::from(said[0]));
+        if !key.is_some_and(|key| key.verify(&[CONNECTOR, theirs, &self.own, said], proof)) {
+            return Err(stranger("its proof that it knows the secret is wrong"));
+        }
+        let number =
+            |at: usize| said[at..at + 4].iter().rev().fold(0, |n, b| n << 8 | usize::from(*b));
+        let answer = match (said[0], number(5)) {
+            (0, their_world) if their_world == world => HelloAnswer::Welcome,
+            (0, _) => HelloAnswer::WrongWorld,
+            _ => HelloAnswer::Overtaken,
+        };
+        Ok(Hello { rank: number(1), answer })
+    }
+
+    /// Sends the answer to a proven hello.
+    pub(crate) fn answer(&self, answer: HelloAnswer) -> io::Result<()> {
+        transmit(&self.socket, &[answer as u8], &self.deadline)
+    }
+
+    /// The moment after which [`Incoming::advance`] gives up.
+    pub(crate) fn deadline(&self) -> &Deadline {
+        &self.deadline
+    }
+}
+
+/// Why a new connection was turned away, in words.
+pub(crate) fn reason(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => "it hung up before it said who it is".into(),
+        io::ErrorKind::TimedOut => "it did not say who it is".into(),
+        _ => error.to_string(),
+    }
+}
+
+fn stranger(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }

@@ -12,7 +12,8 @@
 //! | `store/` | meets the other ranks at that place, and exchanges keys and values |
 //! | `peers.rs` | listens for other ranks, and connects to them |
 //! | `route.rs` | finds the address by which other hosts reach this one |
-//! | `hello.rs` | the first bytes of each connection, which prove that a rank belongs to the run |
+//! | `hello.rs` | the first bytes of each connection, by which both sides prove that they belong to the run |
+//! | `key.rs` | the keys of these proofs |
 //! | `address.rs`, `socket.rs` | listening, connecting, and whole messages with a time limit |
 //!
 //! A rank of a program uses the crate in this order:
@@ -40,6 +41,9 @@ mod deadline;
 mod environment;
 mod error;
 mod hello;
+#[cfg(test)]
+mod hello_tests;
+mod key;
 mod peers;
 #[cfg(test)]
 mod peers_tests;
@@ -54,6 +58,7 @@ pub use environment::{
     write_consequence_file, write_error_file,
 };
 pub use error::RendezvousError;
+pub use key::RunKey;
 pub use peers::{Network, PeerAddress, PeerListener};
 pub use rendezvous::{MAX_SECRET_BYTES, Rendezvous, RendezvousPoint};
 pub use route::HostRoute;

@@ -1,10 +1,10 @@
 //! How ranks connect to each other after the rendezvous: each rank listens, tells the others its address,
-//! and accepts the ranks that know its secret.
+//! and accepts the ranks that prove that they have the key of the attempt.
 //!
 //! Input: the addresses of all ranks, exchanged through the store or within an existing group. Output:
 //! sockets. This module knows nothing of what the connections are used for.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use paceline_trace::thread_builder;
@@ -13,13 +13,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::{Address, Listener, listen_by_tcp, listen_locally};
 use crate::deadline::Deadline;
-use crate::hello::{HelloAnswer, Refusal, answer_hello, read_hello, say_hello};
+use crate::hello::{Hello, HelloAnswer, Incoming, Refusal, reason, say_hello};
+use crate::key::RunKey;
 use crate::socket::poll_until;
 use crate::warning::warn;
 use crate::{Rendezvous, RendezvousError};
 
-/// How long a stranger may take to say hello before the next connection is handled.
-const HELLO_LIMIT: Duration = Duration::from_millis(500);
+/// How long a new connection may take to prove which rank it is.
+const HELLO_LIMIT: Duration = Duration::from_secs(2);
+/// How many connections may be about to do so. Further connections are refused at once.
+const MAX_STRANGERS: usize = 128;
 
 /// Where a rank can be reached. A field is empty if the rank does not listen there.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -28,8 +31,8 @@ pub struct PeerAddress {
     local: String,
     /// The rank's host and port.
     pub(crate) tcp: (String, u16),
-    /// The secret to present there.
-    pub(crate) secret: String,
+    /// A random name. The key for this listener is made of it and of the attempt's key.
+    pub(crate) name: String,
 }
 
 /// The sockets on which a rank listens while the others connect.
@@ -38,6 +41,8 @@ pub struct PeerListener {
     local: Listener,
     tcp: Option<Listener>,
     address: PeerAddress,
+    /// The key of the attempt.
+    key: RunKey,
 }
 
 /// The kind of sockets by which ranks connect.
@@ -50,8 +55,10 @@ pub enum Network {
 }
 
 impl PeerListener {
-    /// Listens within the host. If `host` is given, also listens on a TCP port of that address.
+    /// Listens within the host. If `host` is given, also listens on a TCP port of that address. `key` is that of the
+    /// attempt, which the ranks that connect have too.
     pub fn bind(
+        key: &RunKey,
         host: Option<&str>,
         rank: usize,
         world_size: usize,
@@ -64,10 +71,10 @@ impl PeerListener {
             missing: Vec::new(),
         };
         let now = Deadline::after(Duration::ZERO);
-        let secret = Rendezvous::fresh_secret()?;
-        let name = format!("paceline-{}", Rendezvous::fresh_secret()?);
-        let local = listen_locally(&name, &now).map_err(fail)?;
-        let mut address = PeerAddress { local: name, secret, ..PeerAddress::default() };
+        let name = Rendezvous::fresh_secret()?;
+        let socket = format!("paceline-{}", Rendezvous::fresh_secret()?);
+        let local = listen_locally(&socket, &now).map_err(fail)?;
+        let mut address = PeerAddress { local: socket, name, ..PeerAddress::default() };
         let tcp = match host {
             Some(host) => {
                 let (listener, own) = listen_by_tcp(host, 0, &now).map_err(fail)?;
@@ -76,7 +83,12 @@ impl PeerListener {
             }
             None => None,
         };
-        Ok(Self { local, tcp, address })
+        Ok(Self { local, tcp, address, key: key.clone() })
+    }
+
+    /// The key of the attempt.
+    pub fn key(&self) -> &RunKey {
+        &self.key
     }
 
     /// Where the others reach this rank.
@@ -103,7 +115,8 @@ impl PeerListener {
             peers.iter().partition(|&&peer| peer < rank);
         let mut connections: Vec<Vec<OwnedFd>> = (0..world_size).map(|_| Vec::new()).collect();
         let reach = |peer: usize, deadline: &Deadline| -> Result<Vec<OwnedFd>, Missed> {
-            let PeerAddress { local, tcp, secret } = &addresses[peer];
+            let PeerAddress { local, tcp, name } = &addresses[peer];
+            let key = self.key.of_listener(name);
             let (address, place) = match network {
                 Network::Local => {
                     (Address::Local(local.clone()), format!("the listener of rank {peer}"))
@@ -113,7 +126,7 @@ impl PeerListener {
                     format!("the listener of rank {peer}, {}:{}", tcp.0, tcp.1),
                 ),
             };
-            let connect = |_| connect_to_peer(&address, rank, world_size, secret, deadline);
+            let connect = |_| connect_to_peer(&address, rank, world_size, &key, deadline);
             let connected: Result<Vec<OwnedFd>, String> = (0..N).map(connect).collect();
             connected.map_err(|reason| Missed { place, reason, missing: vec![peer] })
         };
@@ -185,6 +198,10 @@ impl PeerListener {
     ) -> Result<(), Missed> {
         let missed = |reason, missing| Missed { place: "its own listener".into(), reason, missing };
         let own = |error: &dyn std::fmt::Display| missed(error.to_string(), Vec::new());
+        let keys = [self.key.of_listener(&self.address.name)];
+        let world_size = connections.len();
+        // All at once, so that a stranger who says nothing delays no rank.
+        let mut strangers: Vec<(Incoming, String)> = Vec::new();
         loop {
             let absent: Vec<usize> =
                 awaited.iter().copied().filter(|&rank| connections[rank].len() < times).collect();
@@ -192,7 +209,12 @@ impl PeerListener {
                 return Ok(());
             }
             let listening = listener.as_fd();
-            let mut fds = [PollFd::new(&listening, PollFlags::IN)];
+            let sockets = strangers.iter().map(|(incoming, _)| incoming.socket.as_fd());
+            let mut fds: Vec<PollFd> = [listening]
+                .into_iter()
+                .chain(sockets)
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+                .collect();
             match poll_until(&mut fds, Some(deadline)) {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(own(&error)),
@@ -200,35 +222,43 @@ impl PeerListener {
                     let reason = format!("ranks {absent:?} did not come in time");
                     return Err(missed(reason, absent));
                 }
-                Ok(0) => continue,
                 Ok(_) => {}
             }
-            let (socket, who) = listener.accept().map_err(|e| own(&e))?;
-            // A stranger is turned away and does not end the run.
-            let Some(socket) = socket else {
-                warn(&format!("turned away {who}"));
-                continue;
-            };
-            let hello_deadline = Deadline::after(HELLO_LIMIT);
-            let world_size = connections.len();
-            let hello = match read_hello(&socket, world_size, &self.address.secret, &hello_deadline)
-            {
-                Ok(hello) => hello,
-                Err(error) => {
-                    warn(&format!("turned away {who}: {error}"));
-                    continue;
+            if !fds[0].revents().is_empty() {
+                let (socket, who) = listener.accept().map_err(|e| own(&e))?;
+                match socket {
+                    Some(socket) if strangers.len() < MAX_STRANGERS => {
+                        let incoming = Incoming::new(socket, HELLO_LIMIT).map_err(|e| own(&e))?;
+                        strangers.push((incoming, who));
+                    }
+                    // A rank tries again.
+                    Some(_) => {}
+                    // A stranger is turned away and does not end the run.
+                    None => warn(&format!("turned away {who}")),
                 }
-            };
-            let answer = match hello.answer {
-                HelloAnswer::Welcome if !absent.contains(&hello.rank) => HelloAnswer::RankTaken,
-                answer => answer,
-            };
-            if answer_hello(&socket, answer, &hello_deadline).is_ok()
-                && answer == HelloAnswer::Welcome
-            {
-                connections[hello.rank].push(socket);
-            } else {
-                warn(&format!("turned away {who}: {answer:?}"));
+            }
+            for (mut incoming, who) in std::mem::take(&mut strangers) {
+                let Hello { rank, answer } = match incoming.advance(&keys, world_size) {
+                    Ok(Some(hello)) => hello,
+                    Ok(None) => {
+                        strangers.push((incoming, who));
+                        continue;
+                    }
+                    Err(error) => {
+                        warn(&format!("turned away {who}: {}", reason(&error)));
+                        continue;
+                    }
+                };
+                let is_absent = awaited.contains(&rank) && connections[rank].len() < times;
+                let answer = match answer {
+                    HelloAnswer::Welcome if !is_absent => HelloAnswer::RankTaken,
+                    answer => answer,
+                };
+                if incoming.answer(answer).is_ok() && answer == HelloAnswer::Welcome {
+                    connections[rank].push(incoming.socket);
+                } else {
+                    warn(&format!("turned away {who} as rank {rank}: {answer:?}"));
+                }
             }
         }
     }
@@ -241,18 +271,18 @@ struct Missed {
     missing: Vec<usize>,
 }
 
-/// Connects to a peer and presents the peer's secret. The peer began to listen before it published its address, so
+/// Connects to a peer; both prove that they have the key of its listener. The peer began to listen before it published its address, so
 /// this function tries again after a refusal that may be temporary, until the deadline.
 fn connect_to_peer(
     address: &Address,
     rank: usize,
     world_size: usize,
-    secret: &str,
+    key: &RunKey,
     deadline: &Deadline,
 ) -> Result<OwnedFd, String> {
     loop {
         let refused = match address.connect(deadline).map_err(Refusal::not_yet) {
-            Ok(socket) => match say_hello(&socket, rank, world_size, secret, deadline) {
+            Ok(socket) => match say_hello(&socket, rank, world_size, key, deadline) {
                 Ok(()) => return Ok(socket),
                 Err(refused) => refused,
             },

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use crate::{Network, PeerAddress, PeerListener, Rendezvous, Store};
+use crate::{Network, PeerAddress, PeerListener, Rendezvous, RunKey, Store};
 
 const WORLD: usize = 3;
 /// The rank that connects to all others.
@@ -14,7 +14,7 @@ const HOST: &str = "127.0.0.1";
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn pair() -> [PeerListener; 2] {
-    [0, 1].map(|rank| PeerListener::bind(Some(HOST), rank, 2).unwrap())
+    [0, 1].map(|rank| PeerListener::bind(&RunKey::default(), Some(HOST), rank, 2).unwrap())
 }
 
 /// Fails a test that hangs.
@@ -49,10 +49,10 @@ fn two_ranks_connect_by_either_network_and_may_wait_for_ever() {
 }
 
 #[test]
-fn a_rank_with_another_secret_is_told_so_and_the_absent_rank_is_named() {
+fn a_rank_with_another_key_is_told_so_and_the_absent_rank_is_named() {
     let listeners = pair();
     let mut addresses = listeners.each_ref().map(|listener| listener.address().clone());
-    addresses[0].secret = "guessed".into();
+    addresses[0].name = "guessed".into();
     // Long enough for both to come within the limit of the other.
     let limit = Duration::from_secs(3);
     let errors = std::thread::scope(|scope| {
@@ -66,7 +66,7 @@ fn a_rank_with_another_secret_is_told_so_and_the_absent_rank_is_named() {
         [connect(0), connect(1)].map(|rank| rank.join().unwrap().unwrap_err().to_string())
     });
     assert!(errors[0].contains("ranks [1] did not come in time"), "{}", errors[0]);
-    assert!(errors[1].contains("its secret differs"), "{}", errors[1]);
+    assert!(errors[1].contains("does not know the secret"), "{}", errors[1]);
 }
 
 /// Connects ten strangers to a rank's listener. Returns the strangers that wait for an answer.
@@ -82,6 +82,31 @@ fn send_strangers_to(address: &PeerAddress) -> Vec<TcpStream> {
         }
     }
     held
+}
+
+/// Strangers that say nothing fill the time of a listener that hears them one after the other.
+#[test]
+fn silent_strangers_delay_no_rank() {
+    within_limit(|| {
+        let listeners = pair();
+        let addresses = listeners.each_ref().map(|listener| listener.address().clone());
+        let tcp = &addresses[0].tcp;
+        let silent: Vec<_> =
+            (0..40).map(|_| TcpStream::connect((&*tcp.0, tcp.1)).unwrap()).collect();
+        // Before the strangers have used up half of the time that each of them has.
+        let limit = Duration::from_secs(10);
+        std::thread::scope(|scope| {
+            let connect = |rank: usize| {
+                let (listener, addresses) = (&listeners[rank], &addresses);
+                scope.spawn(move || {
+                    let peers = [1 - rank];
+                    listener.connect::<2>(Network::Tcp, addresses, rank, &peers, limit, |_, _| {})
+                })
+            };
+            [connect(0), connect(1)].map(|rank| rank.join().unwrap().unwrap());
+        });
+        drop(silent);
+    });
 }
 
 /// Whether a stranger was turned away without an answer.
@@ -127,13 +152,13 @@ fn strangers_do_no_harm_to_ranks_that_connect() {
         for rank in (0..WORLD).filter(|&rank| rank != LAST) {
             scope.spawn(move || {
                 let store = Store::open(rendezvous, rank, WORLD, LIMIT).unwrap();
-                let listener = PeerListener::bind(Some(HOST), rank, WORLD).unwrap();
+                let listener = PeerListener::bind(store.key(), Some(HOST), rank, WORLD).unwrap();
                 let addresses = store.exchange("address", listener.address()).unwrap();
                 connect_all(&listener, &addresses, rank);
             });
         }
         let store = Store::open(rendezvous, LAST, WORLD, LIMIT).unwrap();
-        let listener = PeerListener::bind(Some(HOST), LAST, WORLD).unwrap();
+        let listener = PeerListener::bind(store.key(), Some(HOST), LAST, WORLD).unwrap();
         let mut held = Vec::new();
         for rank in (0..WORLD).filter(|&rank| rank != LAST) {
             let address = store.get(&format!("address/{rank}")).unwrap();

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::RendezvousError;
 
 /// The longest secret, in bytes.
-pub const MAX_SECRET_BYTES: usize = crate::hello::SECRET_BYTES;
+pub const MAX_SECRET_BYTES: usize = 64;
 
 /// Random bytes in a new secret.
 const SECRET_RANDOM_BYTES: usize = 16;
@@ -51,8 +51,9 @@ pub enum RendezvousPoint {
 pub struct Rendezvous {
     /// The place.
     pub point: RendezvousPoint,
-    /// The secret that every rank must present, at most [`MAX_SECRET_BYTES`]. A rendezvous through a file or at an agent
-    /// makes its own secret and ignores this one.
+    /// The secret that every rank must know, at most [`MAX_SECRET_BYTES`]. It never leaves the process: ranks prove to each
+    /// other that they know it. A rendezvous through a file makes its own secret and ignores this one. At an agent, rank 0
+    /// stores a secret that all clients of the agent can read, and this one is added to it.
     pub secret: String,
 }
 
@@ -101,7 +102,7 @@ impl Rendezvous {
     /// Errors if the kernel gives no random numbers. Over TCP the secret is the only check, so there
     /// is no weaker secret to fall back on.
     pub fn fresh_secret() -> Result<String, RendezvousError> {
-        secret_from(|bytes| getrandom(bytes, GetRandomFlags::empty()))
+        random_bytes::<SECRET_RANDOM_BYTES>().map(|bytes| hex(&bytes))
     }
 
     /// The secret with which the ranks of a restart meet, made of the secret of the first attempt. Ranks of different
@@ -141,11 +142,16 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A secret from a source of random bytes, which may fill only a part of the slice per call.
-fn secret_from(
+/// Random bytes of the kernel's.
+pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N], RendezvousError> {
+    random_from(|bytes| getrandom(bytes, GetRandomFlags::empty()))
+}
+
+/// Bytes from a source of random bytes, which may fill only a part of the slice per call.
+fn random_from<const N: usize>(
     source: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
-) -> Result<String, RendezvousError> {
-    let mut bytes = [0u8; SECRET_RANDOM_BYTES];
+) -> Result<[u8; N], RendezvousError> {
+    let mut bytes = [0u8; N];
     let mut len = 0;
     while len < bytes.len() {
         match source(&mut bytes[len..]) {
@@ -155,7 +161,7 @@ fn secret_from(
             Err(error) => return Err(RendezvousError::NoRandomNumbers(error.to_string())),
         }
     }
-    Ok(hex(&bytes))
+    Ok(bytes)
 }
 
 /// Leaves out the secret, which must not appear in a log.
@@ -195,21 +201,21 @@ mod tests {
         assert_ne!(of("a", 1), of("a", 2));
         assert_ne!(of("a", 1), of("b", 1));
         assert_eq!(of("a", 1), of("a", 1));
-        assert!(of("a", 1).len() <= crate::hello::SECRET_BYTES);
+        assert!(of("a", 1).len() <= MAX_SECRET_BYTES);
     }
 
     #[test]
     fn without_random_numbers_there_is_no_secret() {
-        let error = secret_from(|_| Err(Errno::NOSYS)).unwrap_err();
+        let error = random_from::<16>(|_| Err(Errno::NOSYS)).unwrap_err();
         assert!(matches!(error, RendezvousError::NoRandomNumbers(_)), "{error}");
-        let error = secret_from(|_| Ok(0)).unwrap_err();
+        let error = random_from::<16>(|_| Ok(0)).unwrap_err();
         assert!(matches!(error, RendezvousError::NoRandomNumbers(_)), "{error}");
     }
 
     #[test]
     fn a_source_that_is_interrupted_or_gives_a_part_is_asked_again() {
         let calls = Cell::new(0);
-        let secret = secret_from(|bytes| {
+        let random = random_from(|bytes| {
             calls.set(calls.get() + 1);
             if calls.get() == 1 {
                 return Err(Errno::INTR);
@@ -218,7 +224,7 @@ mod tests {
             bytes[..len].fill(0xab);
             Ok(len)
         });
-        assert_eq!(secret.unwrap(), "ab".repeat(16));
+        assert_eq!(random.unwrap(), [0xab; 16]);
         assert_eq!(calls.get(), 3);
     }
 }

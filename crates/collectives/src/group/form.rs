@@ -67,7 +67,7 @@ impl Group {
     /// Meets the other processes of this host and forms a group with them that shares memory.
     ///
     /// Blocks until all `world_size` ranks have come, for at most `options.timeout`. Errors if some ranks do not
-    /// come, if a rank presents a different secret or world size, or if memory cannot be shared.
+    /// come, if a rank has a different secret or world size, or if memory cannot be shared.
     pub fn shm(
         rendezvous: &Rendezvous,
         rank: usize,
@@ -75,7 +75,7 @@ impl Group {
         options: GroupOptions,
     ) -> Result<Self, CollectiveError> {
         let (listener, addresses) = Self::rendezvous(rendezvous, None, rank, world_size, &options)?;
-        Self::form_shm(&listener, &addresses, rank, options, Origin::world())
+        Self::form_shm(&listener, &addresses, rank, options, Origin::of_processes(listener.key()))
     }
 
     /// Meets the other processes, on this host or others, and forms a group with them over TCP.
@@ -91,7 +91,14 @@ impl Group {
     ) -> Result<Self, CollectiveError> {
         let (listener, addresses) =
             Self::rendezvous(rendezvous, Some(host), rank, world_size, &options)?;
-        Self::form_tcp(&listener, &addresses, host, rank, options, Origin::world())
+        Self::form_tcp(
+            &listener,
+            &addresses,
+            host,
+            rank,
+            options,
+            Origin::of_processes(listener.key()),
+        )
     }
 
     /// Like [`Group::tcp`], but ranks of one host share memory. Every host has `local_world_size` ranks, with
@@ -113,7 +120,7 @@ impl Group {
             rank,
             local_world_size,
             options,
-            Origin::world(),
+            Origin::of_processes(listener.key()),
         )
     }
 
@@ -232,7 +239,7 @@ impl Group {
     ) -> Result<(PeerListener, Vec<PeerAddress>), CollectiveError> {
         Self::check_world(rank, world_size)?;
         let store = Store::open(rendezvous, rank, world_size, options.timeout)?;
-        let listener = PeerListener::bind(host, rank, world_size)?;
+        let listener = PeerListener::bind(store.key(), host, rank, world_size)?;
         let addresses = store.exchange("address", listener.address())?;
         Ok((listener, addresses))
     }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use paceline_memory::Mapping;
+use paceline_rendezvous::RunKey;
 
 use crate::emulator::Card;
 use crate::record::RecentRecords;
@@ -63,6 +64,8 @@ pub(crate) struct Origin {
     pub(crate) rank: Arc<RankState>,
     /// The memory that the group can reach because its parent group can reach it.
     pub(crate) inherited: Option<Inherited>,
+    /// By which ranks of different processes recognize each other. Groups that need no connections of ours have no secret.
+    pub(crate) key: RunKey,
 }
 
 impl Origin {
@@ -74,7 +77,13 @@ impl Origin {
             members: Arc::default(),
             rank: Arc::default(),
             inherited: None,
+            key: RunKey::default(),
         }
+    }
+
+    /// The origin of such a group whose ranks are processes that have this key.
+    pub(crate) fn of_processes(key: &RunKey) -> Self {
+        Self { key: key.clone(), ..Self::world() }
     }
 
     /// Like this origin, but sub-groups of the result do not share the record and the network card of this rank. They
@@ -97,6 +106,7 @@ impl Origin {
             members: members.iter().map(|&member| self.outermost(member)).collect(),
             rank: self.rank.clone(),
             inherited,
+            key: self.key.clone(),
         }
     }
 

@@ -93,7 +93,8 @@ impl Group {
                     Engine::Hybrid(hybrid) => Some(hybrid.host()),
                     _ => None,
                 };
-                let listener = PeerListener::bind(host, self.rank(), self.world_size())?;
+                let listener =
+                    PeerListener::bind(&self.0.origin.key, host, self.rank(), self.world_size())?;
                 let all = self.all_gather_object(listener.address())?;
                 let addresses: Vec<PeerAddress> =
                     members.iter().map(|&member| all[member].clone()).collect();

@@ -17,8 +17,8 @@ use paceline_collectives::Rendezvous;
 
 /// How often a thread looks whether the network is over, and whether it may pass on what it holds.
 const LOOK: Duration = Duration::from_millis(5);
-/// The bytes of the answer to a hello, before the answers of the store.
-const HELLO_ANSWER_BYTES: usize = 9;
+/// The bytes of the store's challenge and of its answer to a proof, before its answers to requests.
+const HELLO_ANSWER_BYTES: usize = 8 + 1 + 32 + 65 * 32 + 1;
 /// The bytes of an answer's status and length.
 const ANSWER_HEADER_BYTES: usize = 5;
 const SECRET: &str = "through relays";
@@ -233,29 +233,31 @@ struct Answers {
     rank: usize,
     /// Bytes that are not yet a whole answer.
     held: Vec<u8>,
-    has_greeted: bool,
+    num_greeting_bytes: usize,
     /// The number of addresses that the rank has asked for. It asks in rank order.
     num_addresses: usize,
 }
 
-/// A rank's address as the store has it: a local name, a host and a port, a secret.
+/// A rank's address as the store has it: a local name, a host and a port, the name of its key.
 type PeerAddress = (String, (String, u16), String);
 
 impl Answers {
     fn to(state: Arc<State>, rank: usize) -> Self {
-        Self { state, rank, held: Vec::new(), has_greeted: false, num_addresses: 0 }
+        Self { state, rank, held: Vec::new(), num_greeting_bytes: 0, num_addresses: 0 }
     }
 
     /// Takes further bytes from the store, and returns what the rank is to receive.
     fn change(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.held.extend(bytes);
         let mut out = Vec::new();
-        if !self.has_greeted {
-            if self.held.len() < HELLO_ANSWER_BYTES {
+        if self.num_greeting_bytes < HELLO_ANSWER_BYTES {
+            // The rank must have the challenge before it sends its proof.
+            let count = self.held.len().min(HELLO_ANSWER_BYTES - self.num_greeting_bytes);
+            out.extend(self.held.drain(..count));
+            self.num_greeting_bytes += count;
+            if self.num_greeting_bytes < HELLO_ANSWER_BYTES {
                 return out;
             }
-            out.extend(self.held.drain(..HELLO_ANSWER_BYTES));
-            self.has_greeted = true;
         }
         while let Some((header, rest)) = self.held.split_at_checked(ANSWER_HEADER_BYTES) {
             let len = u32::from_le_bytes(header[1..].try_into().unwrap()) as usize;
@@ -271,7 +273,7 @@ impl Answers {
     }
 
     fn with_relay(&mut self, payload: Vec<u8>) -> Vec<u8> {
-        let Ok((local, (host, port), secret)) = postcard::from_bytes::<PeerAddress>(&payload)
+        let Ok((local, (host, port), key_name)) = postcard::from_bytes::<PeerAddress>(&payload)
         else {
             return payload;
         };
@@ -282,7 +284,7 @@ impl Answers {
         }
         let target = format!("{host}:{port}").parse().unwrap();
         let relay = relay(&self.state, Link::Pair(self.rank, peer), target);
-        let address: PeerAddress = (local, (relay.ip().to_string(), relay.port()), secret);
+        let address: PeerAddress = (local, (relay.ip().to_string(), relay.port()), key_name);
         postcard::to_stdvec(&address).unwrap()
     }
 }

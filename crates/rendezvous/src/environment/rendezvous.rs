@@ -41,7 +41,8 @@ pub(super) fn find(
             let text = |name| variables.text(name).unwrap_or_default();
             let run = text("TORCHELASTIC_RUN_ID");
             let restart = text("TORCHELASTIC_RESTART_COUNT");
-            Rendezvous::by_agent(host, port, format!("{run}/{restart}"))
+            // torchrun passes the variable on. It is added to the secret in the agent's store, which all can read.
+            Rendezvous { secret, ..Rendezvous::by_agent(host, port, format!("{run}/{restart}")) }
         }
         Launcher::Paceline if is_one_host => Rendezvous::by_port(port, secret),
         _ => Rendezvous::by_tcp(host, port, secret),

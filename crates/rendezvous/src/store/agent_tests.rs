@@ -227,8 +227,16 @@ fn ranks_meet_at_an_agent_round_after_round() {
         super::tests::exercise(&rendezvous);
         secrets.push(Store::open(&Rendezvous::by_agent("127.0.0.1", port, "single"), 0, 1, LIMIT));
     }
-    let secrets: Vec<_> = secrets.iter().map(|store| store.as_ref().unwrap().secret()).collect();
-    assert!(secrets[0].len() == 32 && secrets[0] != secrets[1] && secrets[1] != secrets[2]);
+    let keys = secrets.iter().map(|store| store.as_ref().unwrap().key().prove(&[b"this"]));
+    let keys: Vec<_> = keys.collect();
+    assert!(keys[0] != keys[1] && keys[1] != keys[2]);
+}
+
+#[test]
+fn a_secret_of_the_users_own_is_added_to_the_one_that_all_can_read() {
+    let key = |own| super::agent_key(own, "that all can read").prove(&[b"this"]);
+    assert!(key("own") == key("own") && key("own") != key("") && key("own") != key("other"));
+    assert_ne!(key("own"), super::agent_key("own", "of another round").prove(&[b"this"]));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::wire::{Answer, Request, read_answer, send_request};
 use crate::address::Address;
 use crate::deadline::Deadline;
 use crate::hello::{HelloAnswer, Refusal, say_hello};
+use crate::key::RunKey;
 
 /// How long one of several candidates may take to answer a hello. The program that listens there may be a stranger.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
@@ -15,12 +16,12 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// How much longer than the server's own limit this side waits for an answer.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Addresses to try, the secret to present, and whether a server found there may belong to an earlier
+/// Addresses to try, the key that the server must have too, and whether a server found there may belong to an earlier
 /// run.
 #[derive(Debug)]
 pub(crate) struct Candidates {
     pub(crate) addresses: Vec<Address>,
-    pub(crate) secret: String,
+    pub(crate) key: RunKey,
     pub(crate) may_be_stale: bool,
 }
 
@@ -44,20 +45,20 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Tries the candidates that `find` returns until rank 0 is there. Also returns the secret that was
-    /// accepted.
+    /// Tries the candidates that `find` returns until rank 0 is there. Also returns the key that both
+    /// sides have.
     pub(crate) fn join(
         find: impl Fn() -> Result<Candidates, String>,
         rank: usize,
         world: usize,
         deadline: &Deadline,
-    ) -> Result<(Self, String), Failed> {
+    ) -> Result<(Self, RunKey), Failed> {
         let mut pause = Duration::from_millis(1);
         loop {
             let reason = match find() {
                 Ok(candidates) => match candidates.try_all(rank, world, deadline) {
-                    Ok(socket) => return Ok((Self::over(socket), candidates.secret)),
-                    Err(Refusal::Final(HelloAnswer::WrongSecret | HelloAnswer::WrongWorld))
+                    Ok(socket) => return Ok((Self::over(socket), candidates.key)),
+                    Err(Refusal::Unproven | Refusal::Final(HelloAnswer::WrongWorld))
                         if candidates.may_be_stale =>
                     {
                         "the server there belongs to another run".into()
@@ -131,12 +132,12 @@ impl Candidates {
                 _ => Deadline::after(deadline.left().min(ANSWER_LIMIT)),
             };
             let tried = address.connect(deadline).map_err(Refusal::not_yet).and_then(|socket| {
-                say_hello(&socket, rank, world, &self.secret, &answer_deadline)?;
+                say_hello(&socket, rank, world, &self.key, &answer_deadline)?;
                 Ok(socket)
             });
             match tried {
                 Ok(socket) => return Ok(socket),
-                Err(refusal @ Refusal::Final(_)) => return Err(refusal),
+                Err(refusal @ (Refusal::Unproven | Refusal::Final(_))) => return Err(refusal),
                 Err(refusal) => last = refusal,
             }
         }

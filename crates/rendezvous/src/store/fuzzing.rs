@@ -18,13 +18,15 @@ use super::wire::{Request, read_answer, read_request, send_answer, send_request}
 use super::{Backend, Store, agent, client};
 use crate::PeerAddress;
 use crate::deadline::Deadline;
-use crate::hello::{HelloAnswer, answer_hello, read_hello, say_hello};
-use crate::socket::{receive, transmit};
+use crate::hello::{HelloAnswer, Incoming, MAX_ATTEMPTS, say_hello_with};
+use crate::key::{NONCE_BYTES, RunKey};
+use crate::socket::transmit;
 
 const WORLD: usize = 4;
 const SECRET: &str = "a secret";
-/// Bytes of a hello.
-const HELLO_BYTES: usize = 80;
+/// In place of the random numbers of the rank that listens, and of the one that connects: a kept proof stays true.
+const LISTENER_NONCE: [u8; NONCE_BYTES] = [7; NONCE_BYTES];
+const CONNECTOR_NONCE: [u8; NONCE_BYTES] = [9; NONCE_BYTES];
 /// Never reached, since nothing waits.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -43,7 +45,7 @@ pub fn store_wire(bytes: &[u8]) -> Result<(), String> {
     first_accepted(outcomes)
 }
 
-/// Reads the bytes as the hello of a rank, and as the answer to a hello.
+/// Reads the bytes as the hello and the proof of a rank, and as the challenge and the answer of a listener.
 pub fn hello(bytes: &[u8]) -> Result<(), String> {
     first_accepted([hello_of_rank(bytes), answer_to_hello(bytes)])
 }
@@ -115,7 +117,7 @@ fn answers_to_store(bytes: &[u8], backend: fn(OwnedFd) -> Backend) -> Result<(),
         world_size: 2,
         place: "a store".into(),
         limit: LIMIT,
-        secret: SECRET.into(),
+        key: RunKey::of_secret(SECRET),
         connection: Mutex::new(backend(client)),
         server: None,
     };
@@ -151,18 +153,22 @@ fn rendezvous_file(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// A hello that is welcome has the same bytes as the hello that the rank would send.
+/// A rank that is welcome with these bytes is welcome again.
 fn hello_of_rank(bytes: &[u8]) -> Result<(), String> {
-    let (client, server) = connection_with(bytes);
-    let outcome = read_hello(&server, WORLD, SECRET, &deadline());
-    let hello = outcome.map_err(|error| error.to_string())?;
-    answer_hello(&server, hello.answer, &deadline()).expect("a short answer");
-    receive(&client, &mut [0; 9], Some(&deadline())).expect("the answer");
+    let keys = RunKey::of_attempts(SECRET, MAX_ATTEMPTS);
+    let incoming = || {
+        let (client, server) = connection_with(bytes);
+        (client, Incoming::with(LISTENER_NONCE, server, LIMIT))
+    };
+    let (_client, mut first) = incoming();
+    let hello = first.advance(&keys, WORLD).map_err(|error| error.to_string())?;
+    let hello = hello.expect("all bytes have come, and then the end");
+    first.answer(hello.answer).expect("a short answer");
 
-    let (_client, server) = connection_with(bytes);
     let (shared, _closed) = Shared::new(WORLD, SECRET).expect("a pair of sockets");
     shared.be_silent();
-    let Some(rank) = admit(&server, "somebody", &shared) else {
+    let (_client, again) = incoming();
+    let Some((rank, _)) = admit(again, "somebody", &shared) else {
         let is_beyond = hello.answer == HelloAnswer::Welcome && hello.rank >= WORLD;
         assert!(
             is_beyond || hello.answer != HelloAnswer::Welcome,
@@ -176,16 +182,23 @@ fn hello_of_rank(bytes: &[u8]) -> Result<(), String> {
         "{rank}, {}",
         hello.rank
     );
-    let (one, other) = UnixStream::pair().expect("a pair of sockets");
-    answer_hello(&other, HelloAnswer::Welcome, &deadline()).expect("a short answer");
-    say_hello(&one, rank, WORLD, SECRET, &deadline()).expect("a welcome");
-    let mut said = [0; HELLO_BYTES];
-    receive(&other, &mut said, Some(&deadline())).expect("the hello");
-    assert_eq!(said, bytes[..HELLO_BYTES]);
+    let (client, server) = UnixStream::pair().expect("a pair of sockets");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let listener = Incoming::with(LISTENER_NONCE, server.into(), LIMIT);
+            admit(listener, "a rank", &Shared::new(WORLD, SECRET).expect("a pair of sockets").0)
+        });
+        let nonce = std::array::from_fn(|at| bytes[8 + at]);
+        let key = RunKey::of_secret(SECRET);
+        say_hello_with(nonce, &client, rank, WORLD, &key, &deadline()).expect("a welcome");
+    });
     Ok(())
 }
 
+/// A rank takes the bytes for those of a listener.
 fn answer_to_hello(bytes: &[u8]) -> Result<(), String> {
     let (_listener, client) = connection_with(bytes);
-    say_hello(&client, 1, WORLD, SECRET, &deadline()).map_err(|refusal| refusal.reason(1, WORLD))
+    let key = RunKey::of_secret(SECRET);
+    let outcome = say_hello_with(CONNECTOR_NONCE, &client, 1, WORLD, &key, &deadline());
+    outcome.map_err(|refusal| refusal.reason(1, WORLD))
 }

@@ -1,5 +1,6 @@
 //! How rank 0 hosts the store of a rendezvous, and how the other ranks find rank 0.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::client::Candidates;
@@ -7,6 +8,7 @@ use super::file::{RendezvousFile, boot_id, own_hosts};
 use super::server::Server;
 use crate::address::{Address, Listener, listen_by_tcp, listen_locally};
 use crate::deadline::Deadline;
+use crate::key::RunKey;
 use crate::warning::warn;
 use crate::{Rendezvous, RendezvousPoint};
 
@@ -76,8 +78,8 @@ impl Host {
 
     /// How rank 0 itself reaches its server.
     pub(crate) fn candidates(&self) -> Candidates {
-        let (addresses, secret) = (vec![self.own_address.clone()], self.secret.clone());
-        Candidates { addresses, secret, may_be_stale: false }
+        let (addresses, key) = (vec![self.own_address.clone()], RunKey::of_secret(&self.secret));
+        Candidates { addresses, key, may_be_stale: false }
     }
 }
 
@@ -86,16 +88,16 @@ pub(crate) fn find_host(rendezvous: &Rendezvous) -> Result<Candidates, String> {
     let address = match &rendezvous.point {
         RendezvousPoint::File(path) => {
             let file = RendezvousFile::read(path)?;
-            let addresses = file.reachable();
-            return Ok(Candidates { addresses, secret: file.secret, may_be_stale: true });
+            let (addresses, key) = (file.reachable(), RunKey::of_secret(&file.secret));
+            return Ok(Candidates { addresses, key, may_be_stale: true });
         }
         RendezvousPoint::Local { name } => Address::Local(name.clone()),
         RendezvousPoint::Tcp { host, port } | RendezvousPoint::Agent { host, port, .. } => {
             Address::Tcp(host.clone(), *port)
         }
     };
-    let (addresses, secret) = (vec![address], rendezvous.secret.clone());
-    Ok(Candidates { addresses, secret, may_be_stale: false })
+    let (addresses, key) = (vec![address], RunKey::of_secret(&rendezvous.secret));
+    Ok(Candidates { addresses, key, may_be_stale: false })
 }
 
 /// The rendezvous file that rank 0 has written. Dropping this value removes the file.
@@ -109,6 +111,14 @@ impl WrittenFile {
     fn new(path: &Path, contents: RendezvousFile) -> Result<Self, String> {
         let written = contents.write(path);
         written.map_err(|e| format!("rank 0 cannot write the rendezvous file: {e}"))?;
+        // Some file systems know no permissions.
+        if path.metadata().is_ok_and(|file| file.mode() & 0o077 != 0) {
+            warn(&format!(
+                "other users may read {}, and with the secret in it they may join this run; use a folder whose \
+                 file system keeps permissions",
+                path.display()
+            ));
+        }
         Ok(Self { path: path.into(), contents })
     }
 }

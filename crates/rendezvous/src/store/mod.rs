@@ -7,12 +7,14 @@
 //! | rendezvous | how the server is found | who may join |
 //! |---|---|---|
 //! | local | an abstract Unix socket | the same user, with the secret |
-//! | tcp | rank 0's host and port | anybody who has the secret |
+//! | tcp | rank 0's host and port | anybody who knows the secret |
 //! | file | addresses in a file | the same user, or anybody who can read the secret in the file |
 //! | agent | torchrun's host and port | anybody who can reach the port |
 //!
-//! Nothing is encrypted: over TCP, anybody who can read the network can read the secret and the values. The
-//! store assumes that nobody reads the network between the hosts of a run.
+//! At a store of ours, client and server prove to each other that they know the secret and never send it (`hello.rs`).
+//! Somebody else who listens there first learns nothing. Nothing is encrypted, and what follows is not authenticated:
+//! anybody who can read the network can read keys and values, and anybody who can change what hosts send each other can
+//! change them. PyTorch's store knows no secret: anybody who can reach its port can read and write everything in it.
 
 mod agent;
 #[cfg(test)]
@@ -38,8 +40,8 @@ use self::server::Server;
 use self::wire::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Request};
 use crate::address::Address;
 use crate::deadline::{Deadline, MAX_LIMIT};
-use crate::hello::SECRET_BYTES;
-
+use crate::key::RunKey;
+use crate::rendezvous::MAX_SECRET_BYTES;
 use crate::{Rendezvous, RendezvousError, RendezvousPoint};
 
 /// A rank's handle on the run's store.
@@ -55,7 +57,7 @@ pub struct Store {
     world_size: usize,
     place: String,
     limit: Duration,
-    secret: String,
+    key: RunKey,
     connection: Mutex<Backend>,
     /// On rank 0, the server that it hosts.
     server: Option<Server>,
@@ -82,20 +84,20 @@ impl Store {
         }
         let place = rendezvous.place();
         let wrap = |failed: Failed| failed.error(rank, world_size, place.clone());
-        if rendezvous.secret.len() > SECRET_BYTES {
-            let reason = format!("the secret is longer than {} bytes", SECRET_BYTES);
+        if rendezvous.secret.len() > MAX_SECRET_BYTES {
+            let reason = format!("the secret is longer than {MAX_SECRET_BYTES} bytes");
             return Err(wrap(Failed::Other(reason)));
         }
         let limit = limit.min(MAX_LIMIT);
         let deadline = Deadline::after(limit);
         let mut host = None;
-        let (backend, secret) = match &rendezvous.point {
+        let (backend, key) = match &rendezvous.point {
             RendezvousPoint::Agent { host, port, round } => {
                 let address = Address::Tcp(host.clone(), *port);
                 let (connection, secret) =
                     agent::rendezvous(&address, round, rank, world_size, &deadline)
                         .map_err(wrap)?;
-                (Backend::Agent(connection), secret)
+                (Backend::Agent(connection), agent_key(&rendezvous.secret, &secret))
             }
             _ => {
                 if rank == 0 {
@@ -106,7 +108,7 @@ impl Store {
                     Some(host) => Ok(host.candidates()),
                     None => find_host(rendezvous),
                 };
-                let (mut connection, secret) =
+                let (mut connection, key) =
                     Connection::join(find, rank, world_size, &deadline).map_err(wrap)?;
                 let left = deadline.left();
                 let arrived = connection.request(&Request::Arrive { limit: left }, left);
@@ -116,7 +118,7 @@ impl Store {
                     }
                     wrap(failed)
                 })?;
-                (Backend::Own(connection), secret)
+                (Backend::Own(connection), key)
             }
         };
         let mut server = host.map(|host| host.server);
@@ -125,7 +127,7 @@ impl Store {
             server.stop_listening();
         }
         let connection = Mutex::new(backend);
-        Ok(Self { rank, world_size, place, limit, secret, connection, server })
+        Ok(Self { rank, world_size, place, limit, key, connection, server })
     }
 
     /// Sets a key of at most 1 KiB to a value of at most 16 MiB (8 MiB in an agent's store).
@@ -202,9 +204,9 @@ impl Store {
         (0..self.world_size).map(of).collect()
     }
 
-    /// The run's secret, for connections that ranks open to each other afterward.
-    pub fn secret(&self) -> &str {
-        &self.secret
+    /// The key that all ranks of this attempt have, for connections that ranks open to each other afterward.
+    pub fn key(&self) -> &RunKey {
+        &self.key
     }
 
     fn lock(&self) -> MutexGuard<'_, Backend> {
@@ -237,7 +239,13 @@ impl Store {
     }
 }
 
-/// Leaves out the secret, which must not appear in a log.
+/// The key of ranks that meet at an agent: of the secret in its store, which all its clients can read, and of the user's
+/// own, which is empty if there is none.
+fn agent_key(own: &str, stored: &str) -> RunKey {
+    RunKey::of_secret(&format!("{own}/{stored}"))
+}
+
+/// Leaves out the key, which must not appear in a log.
 impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Store")

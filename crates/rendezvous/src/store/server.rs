@@ -19,10 +19,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::wire::{Answer, Request, read_request, send_answer};
 use crate::address::Listener;
 use crate::deadline::Deadline;
-use crate::hello::{HelloAnswer, answer_hello, read_hello};
+use crate::hello::{Hello, HelloAnswer, Incoming, MAX_ATTEMPTS, reason};
+use crate::key::RunKey;
+use crate::socket::poll_until;
 use crate::warning::warn;
 
-/// How long a new connection may take to say hello.
+/// How long a new connection may take to prove which rank it is.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// How many connections may be waiting to say hello. Further connections are refused at once.
 const MAX_STRANGERS: usize = 128;
@@ -47,7 +49,8 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Shared {
     world: usize,
-    secret: String,
+    /// The keys of this attempt and of those after it, whose ranks are told that this one is over.
+    keys: Vec<RunKey>,
     state: Mutex<State>,
     changed: Condvar,
     num_strangers: AtomicUsize,
@@ -111,7 +114,7 @@ impl Shared {
         let (joined, seen) = (vec![false; world], vec![false; world]);
         let shared = Self {
             world,
-            secret: secret.to_owned(),
+            keys: RunKey::of_attempts(secret, MAX_ATTEMPTS),
             state: Mutex::new(State { joined, seen, ..State::default() }),
             changed: Condvar::new(),
             num_strangers: 0.into(),
@@ -260,9 +263,15 @@ fn accept_all(listeners: &[Listener], closed: &UnixStream, shared: &Arc<Shared>)
 }
 
 fn serve(socket: OwnedFd, who: &str, shared: &Shared) {
-    let admitted = admit(&socket, who, shared);
+    let admitted = match Incoming::new(socket, HELLO_LIMIT) {
+        Ok(incoming) => admit(incoming, who, shared),
+        Err(error) => {
+            shared.refuse(who, error);
+            None
+        }
+    };
     shared.num_strangers.fetch_sub(1, Ordering::Relaxed);
-    let Some(rank) = admitted else { return };
+    let Some((rank, socket)) = admitted else { return };
     while let Ok(request) = read_request(&socket) {
         if send_answer(&socket, &shared.answer(request)).is_err() {
             break;
@@ -275,23 +284,33 @@ fn serve(socket: OwnedFd, who: &str, shared: &Shared) {
     }
 }
 
-/// Reads the hello of a new connection and answers it. Returns the rank, or `None` if it may not join.
-pub(crate) fn admit(socket: &OwnedFd, who: &str, shared: &Shared) -> Option<usize> {
-    let deadline = &Deadline::after(HELLO_LIMIT);
-    let hello = match read_hello(socket, shared.world, &shared.secret, deadline) {
+/// Waits for the hello of a new connection.
+fn proven(incoming: &mut Incoming, shared: &Shared) -> io::Result<Hello> {
+    loop {
+        if let Some(hello) = incoming.advance(&shared.keys, shared.world)? {
+            return Ok(hello);
+        }
+        let mut fds = [PollFd::new(&incoming.socket, PollFlags::IN)];
+        match poll_until(&mut fds, Some(incoming.deadline())) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Reads the hello of a new connection and answers it. Returns the rank and its socket, or `None` if it may not join.
+pub(crate) fn admit(
+    mut incoming: Incoming,
+    who: &str,
+    shared: &Shared,
+) -> Option<(usize, OwnedFd)> {
+    let Hello { rank, answer } = match proven(&mut incoming, shared) {
         Ok(hello) => hello,
         Err(error) => {
-            let why = match error.kind() {
-                io::ErrorKind::UnexpectedEof => "it hung up before it said who it is".into(),
-                io::ErrorKind::TimedOut => "it did not say who it is".into(),
-                _ => error.to_string(),
-            };
-            shared.refuse(who, why);
+            shared.refuse(who, reason(&error));
             return None;
         }
     };
-    let rank = hello.rank;
-    let is_ahead = hello.is_of_later_attempt(&shared.secret);
     let answer = {
         let mut state = shared.lock();
         if state.joined.iter().all(|&is_here| is_here) {
@@ -299,24 +318,23 @@ pub(crate) fn admit(socket: &OwnedFd, who: &str, shared: &Shared) -> Option<usiz
             // again to reach that run.
             return None;
         }
-        match (hello.answer, state.joined.get_mut(rank)) {
+        match (answer, state.joined.get_mut(rank)) {
             (HelloAnswer::Welcome, Some(is_here)) if !*is_here => {
                 *is_here = true;
                 state.seen[rank] = true;
                 HelloAnswer::Welcome
             }
             (HelloAnswer::Welcome, _) => HelloAnswer::RankTaken,
-            (_, Some(_)) if is_ahead => {
+            (HelloAnswer::Overtaken, Some(_)) => {
                 state.ahead = Some(rank);
                 HelloAnswer::Overtaken
             }
             (refusal, _) => refusal,
         }
     };
-    let answered = answer_hello(socket, answer, deadline);
+    let answered = incoming.answer(answer);
     if answer != HelloAnswer::Welcome {
         let why = match answer {
-            HelloAnswer::WrongSecret => "its secret differs",
             HelloAnswer::WrongWorld => "it expects another world size",
             HelloAnswer::Overtaken => "it belongs to a later attempt of this run",
             _ => "that rank is here already, or beyond the world size",
@@ -337,7 +355,7 @@ pub(crate) fn admit(socket: &OwnedFd, who: &str, shared: &Shared) -> Option<usiz
         shared.close();
     }
     shared.changed.notify_all();
-    Some(rank)
+    Some((rank, incoming.socket))
 }
 
 fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {

@@ -34,7 +34,7 @@ fn ranks<T: Send>(
 
 /// What every store must do.
 pub(super) fn exercise(rendezvous: &Rendezvous) {
-    let secrets = ranks(rendezvous, 8, |rank, store| {
+    let keys = ranks(rendezvous, 8, |rank, store| {
         // Delays this rank, so that the others wait for a key that is not there yet.
         if rank == 3 {
             std::thread::sleep(Duration::from_millis(50));
@@ -55,9 +55,9 @@ pub(super) fn exercise(rendezvous: &Rendezvous) {
         assert_eq!(store.get("sum").unwrap(), b"-52");
         let too_long = store.set(&"k".repeat(2000), b"").unwrap_err().to_string();
         assert!(too_long.contains("a key of 2000 bytes is too long"), "{too_long}");
-        store.secret().to_owned()
+        store.key().prove(&[b"this"])
     });
-    assert!(secrets.iter().all(|secret| *secret == secrets[0]));
+    assert!(keys.iter().all(|key| *key == keys[0]));
 }
 
 fn error(rendezvous: &Rendezvous, rank: usize, world: usize) -> String {
@@ -312,7 +312,7 @@ fn a_port_in_use_is_said() {
     // The other ranks get an error too, whether that program echoes or hangs up.
     let echo = std::thread::spawn(move || {
         for mut stream in listener.incoming().take(200).flatten() {
-            let mut bytes = [0u8; 80];
+            let mut bytes = [0u8; 40];
             if stream.read_exact(&mut bytes).is_ok() {
                 let _ = stream.write_all(&bytes);
             }
@@ -329,7 +329,7 @@ fn with_strangers<S: Read + Write + Send>(rendezvous: &Rendezvous, connect: impl
         let host = scope.spawn(|| Store::open(rendezvous, 0, 3, LIMIT).unwrap());
         // If the server waited for these silent connections one after the other, the ranks would time out.
         let slow: Vec<S> = (0..60).map(|_| connect()).collect();
-        for garbage in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), &[0xff; 4096], b"pacelin2", b"x"] {
+        for garbage in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), &[0xff; 4096], b"pacelin3", b"x"] {
             let _ = connect().write_all(garbage);
         }
         let mut trickling = connect();
@@ -365,11 +365,12 @@ fn huge_lengths_end_the_connection_only() {
     let RendezvousPoint::Tcp { port, .. } = rendezvous.point else { unreachable!() };
     std::thread::scope(|scope| {
         let host = scope.spawn(|| Store::open(&rendezvous, 0, 3, LIMIT).unwrap());
+        let key = RunKey::of_secret("right");
         for header in [[0xff; 17], [0x7f; 17]] {
             // Tries until rank 0 listens and has noticed that the previous connection is gone.
             let mut stream = connect_soon(|| {
                 let stream = TcpStream::connect(("127.0.0.1", port))?;
-                let hello = say_hello(&stream, 1, 3, "right", &Deadline::after(LIMIT));
+                let hello = say_hello(&stream, 1, 3, &key, &Deadline::after(LIMIT));
                 hello.map_err(|refused| std::io::Error::other(refused.reason(1, 3)))?;
                 Ok(stream)
             });
