@@ -42,7 +42,7 @@ impl Strategy for TwoPieces {
         Settings::NAME
     }
 
-    fn exactness(&self) -> Exactness {
+    fn exactness(&self, _: &MeshShape) -> Exactness {
         Exactness::Exact // each element is the mean over the ranks, in the order of the group
     }
 

@@ -2,7 +2,7 @@
 
 pub use clap;
 pub use clap::Args;
-pub use paceline_collectives::{Group, ReduceOp, Work};
+pub use paceline_collectives::{Group, MeshShape, ReduceOp, Work};
 pub use paceline_data::{DataError, Dataset, Field, Sample, Split};
 pub use paceline_kernels::linear::Activation;
 pub use paceline_kernels::{Real, Stored, for_stored};

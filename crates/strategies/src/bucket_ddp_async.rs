@@ -88,7 +88,7 @@ impl Strategy for BucketDdpAsync {
         "bucket_ddp_async"
     }
 
-    fn exactness(&self) -> Exactness {
+    fn exactness(&self, _: &MeshShape) -> Exactness {
         Exactness::Exact
     }
 

@@ -97,7 +97,7 @@ impl Strategy for Ddp {
         self.name
     }
 
-    fn exactness(&self) -> Exactness {
+    fn exactness(&self, _: &MeshShape) -> Exactness {
         self.hook.exactness(self.caps)
     }
 

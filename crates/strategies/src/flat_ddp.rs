@@ -7,7 +7,7 @@
 //! `simple_ddp` for models with many small parameters, and faster than `ddp` if each step has too little
 //! computation to overlap with.
 
-use paceline_collectives::ReduceOp;
+use paceline_collectives::{MeshShape, ReduceOp};
 use paceline_trace::SpanTrack;
 
 use crate::strategy::span;
@@ -22,7 +22,7 @@ impl Strategy for FlatDdp {
         "flat_ddp"
     }
 
-    fn exactness(&self) -> Exactness {
+    fn exactness(&self, _: &MeshShape) -> Exactness {
         Exactness::Exact
     }
 

@@ -14,7 +14,7 @@
 //! the ranks sum only in these steps. Bytes: the parameters. Memory: nothing beyond them. It is faster than
 //! the others if even overlapped communication is too slow, provided that the model tolerates the divergence.
 
-use paceline_collectives::{Mesh, ReduceOp};
+use paceline_collectives::{Mesh, MeshShape, ReduceOp};
 use paceline_kernels::Compute;
 use paceline_memory::Category;
 use paceline_model::{Model, Optimizer, Precision, Storage};
@@ -65,7 +65,7 @@ impl Strategy for LocalSgd {
         "local_sgd"
     }
 
-    fn exactness(&self) -> Exactness {
+    fn exactness(&self, _: &MeshShape) -> Exactness {
         let every = self.every;
         match self.is_as_published {
             // With an average in every step, this is `simple_ddp`.

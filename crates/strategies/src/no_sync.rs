@@ -22,7 +22,7 @@ impl Strategy for NoSync {
         "no_sync"
     }
 
-    fn exactness(&self) -> Exactness {
+    fn exactness(&self, _: &MeshShape) -> Exactness {
         Exactness::Unsynchronised(self.name().to_owned())
     }
 
@@ -70,8 +70,8 @@ impl Strategy for Alternating {
     }
 
     /// The steps without synchronization let the ranks diverge, and nothing makes them equal again.
-    fn exactness(&self) -> Exactness {
-        let (inner, block) = (self.inner.exactness(), self.block);
+    fn exactness(&self, mesh: &MeshShape) -> Exactness {
+        let (inner, block) = (self.inner.exactness(mesh), self.block);
         let words = format!("{}, {block} steps with it and {block} without", inner.words());
         Exactness::Unsynchronised(words)
     }

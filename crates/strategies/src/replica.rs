@@ -3,6 +3,8 @@
 //! Input: a model, a group and a strategy. Output: parameters that begin equal on every rank. This module
 //! knows nothing of how gradients are communicated.
 
+use std::ops::Range;
+
 use paceline_collectives::{Group, Mesh, ReduceOp};
 use paceline_kernels::Compute;
 use paceline_kernels::loss::SUMS_LEN;
@@ -127,9 +129,23 @@ pub(crate) fn shared_tensor(
     Ok(Tensor::new(memory, 0, dtype, [len])?)
 }
 
+/// Gives the ranks along an axis that hold the same values those of the first of them, one axis after the other: hosts with
+/// other mathematical libraries may compute other initial values. `held` has the ranges that each rank holds.
+fn share_values(mesh: &Mesh, storage: &Storage, held: &[Vec<Range<usize>>]) -> Result<()> {
+    let rank = mesh.world().rank();
+    for &(axis, size) in mesh.shape().axes() {
+        let is_same = mesh.shape().along(axis, rank).iter().all(|other| held[*other] == held[rank]);
+        if let Some(group) = mesh.group(axis).filter(|_| size > 1 && is_same) {
+            group.broadcast(storage.values().tensor(), 0)?;
+        }
+    }
+    Ok(())
+}
+
 impl Replica {
     /// A replica in memory that the strategy allocates, on ranks that form a mesh, or on a group without axes. All ranks
-    /// begin with the parameters that follow from rank 0's seed. Prepares the strategy to train the replica.
+    /// begin with the parameters that follow from rank 0's seed. Ranks along an axis that hold the same parameters begin
+    /// with those of the first of them. Prepares the strategy to train the replica.
     pub fn new(
         strategy: &mut dyn Strategy,
         model: Model,
@@ -144,11 +160,10 @@ impl Replica {
         let owned = strategy.owned(&model, mesh.shape(), group.rank());
         let sums = shared_tensor(&group, &compute.allocator, DType::F64, NUM_SHARED_SUMS)?;
         let own_sums = compute.allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
-        storage.initialize(group.broadcast_object(Some(&seed), 0)?)?;
-        if storage.has_all_values() {
-            // Hosts with other mathematical libraries may compute other initial values.
-            group.broadcast(storage.values().tensor(), 0)?;
-        }
+        let of_ranks = group.all_gather_object(&(seed, storage.values().ranges().to_vec()))?;
+        let (seeds, held): (Vec<u64>, Vec<Vec<Range<usize>>>) = of_ranks.into_iter().unzip();
+        storage.initialize(seeds[0])?;
+        share_values(&mesh, &storage, &held)?;
         let units = OpenUnits::new(&model.layout);
         let replica = Self {
             model,

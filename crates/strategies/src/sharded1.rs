@@ -16,9 +16,9 @@ use paceline_model::{Held, Model, Optimizer, Owned, ParamId, Precision, Storage,
 use paceline_trace::SpanTrack;
 
 use crate::sharding::gathers::{Gathers, Room};
-use crate::sharding::groups;
 use crate::sharding::place::Place;
 use crate::sharding::reductions::Reductions;
+use crate::sharding::{ShardOptions, groups};
 use crate::strategy::span;
 use crate::{Exactness, Replica, Result, Strategy, grad_norm};
 
@@ -45,8 +45,8 @@ impl Strategy for Sharded1 {
         "sharded1"
     }
 
-    fn exactness(&self) -> Exactness {
-        Exactness::Exact
+    fn exactness(&self, mesh: &MeshShape) -> Exactness {
+        ShardOptions::default().exactness(mesh)
     }
 
     fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {

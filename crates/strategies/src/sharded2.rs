@@ -50,8 +50,8 @@ impl Strategy for Sharded2 {
         "sharded2"
     }
 
-    fn exactness(&self) -> Exactness {
-        self.options.exactness()
+    fn exactness(&self, mesh: &MeshShape) -> Exactness {
+        self.options.exactness(mesh)
     }
 
     fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {

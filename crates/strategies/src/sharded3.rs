@@ -107,8 +107,8 @@ impl Strategy for Sharded3 {
         "sharded3"
     }
 
-    fn exactness(&self) -> Exactness {
-        self.options.exactness()
+    fn exactness(&self, mesh: &MeshShape) -> Exactness {
+        self.options.exactness(mesh)
     }
 
     fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {

@@ -4,7 +4,7 @@
 //! on that. Operations per step: one per parameter. Bytes: the gradients. Memory: nothing beyond them. It is
 //! never the fastest, but all others are checked against it.
 
-use paceline_collectives::ReduceOp;
+use paceline_collectives::{MeshShape, ReduceOp};
 use paceline_kernels::elementwise;
 use paceline_trace::SpanTrack;
 
@@ -20,7 +20,7 @@ impl Strategy for SimpleDdp {
         "simple_ddp"
     }
 
-    fn exactness(&self) -> Exactness {
+    fn exactness(&self, _: &MeshShape) -> Exactness {
         Exactness::Exact
     }
 

@@ -8,7 +8,7 @@
 //! than `simple_ddp` on links with low latency, and faster than `ddp` for models with few and large
 //! parameters.
 
-use paceline_collectives::{ReduceOp, Work};
+use paceline_collectives::{MeshShape, ReduceOp, Work};
 use paceline_kernels::elementwise;
 use paceline_model::ParamId;
 use paceline_trace::SpanTrack;
@@ -29,7 +29,7 @@ impl Strategy for SimpleDdpAsync {
         "simple_ddp_async"
     }
 
-    fn exactness(&self) -> Exactness {
+    fn exactness(&self, _: &MeshShape) -> Exactness {
         Exactness::Exact
     }
 

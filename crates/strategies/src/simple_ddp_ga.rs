@@ -11,6 +11,7 @@
 //! Communication takes less time than in `simple_ddp` by the factor of accumulation, at the price of fewer
 //! and larger optimizer steps.
 
+use paceline_collectives::MeshShape;
 use paceline_trace::SpanTrack;
 
 use crate::{Exactness, Replica, Result, SimpleDdp, Strategy};
@@ -29,7 +30,7 @@ impl Strategy for SimpleDdpGa {
         "simple_ddp_ga"
     }
 
-    fn exactness(&self) -> Exactness {
+    fn exactness(&self, _: &MeshShape) -> Exactness {
         Exactness::Exact
     }
 

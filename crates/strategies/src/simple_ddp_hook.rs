@@ -7,7 +7,7 @@
 //! Operations per step: one per parameter. Bytes: the gradients. Memory: nothing beyond them. It is never the
 //! fastest.
 
-use paceline_collectives::ReduceOp;
+use paceline_collectives::{MeshShape, ReduceOp};
 use paceline_kernels::elementwise;
 use paceline_model::ParamId;
 use paceline_trace::SpanTrack;
@@ -27,7 +27,7 @@ impl Strategy for SimpleDdpHook {
         "simple_ddp_hook"
     }
 
-    fn exactness(&self) -> Exactness {
+    fn exactness(&self, _: &MeshShape) -> Exactness {
         Exactness::Exact
     }
 

@@ -1,5 +1,6 @@
 //! Training on one rank, without communication.
 
+use paceline_collectives::MeshShape;
 use paceline_trace::SpanTrack;
 
 use crate::{Exactness, Replica, Result, Strategy, StrategyError};
@@ -13,7 +14,7 @@ impl Strategy for Single {
         "single"
     }
 
-    fn exactness(&self) -> Exactness {
+    fn exactness(&self, _: &MeshShape) -> Exactness {
         Exactness::Exact
     }
 

@@ -59,8 +59,9 @@ pub trait Strategy: Send {
     /// The strategy's name on the command line and in reports.
     fn name(&self) -> &'static str;
 
-    /// What the strategy guarantees about the weights of the replicas.
-    fn exactness(&self) -> Exactness;
+    /// What the strategy guarantees about the weights of the replicas, with ranks that form such a mesh: the order of a sum
+    /// over the ranks can depend on its axes.
+    fn exactness(&self, mesh: &MeshShape) -> Exactness;
 
     // Placement.
 

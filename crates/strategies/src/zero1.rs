@@ -41,7 +41,7 @@ impl Strategy for Zero1 {
         "zero1"
     }
 
-    fn exactness(&self) -> Exactness {
+    fn exactness(&self, _: &MeshShape) -> Exactness {
         Exactness::Exact
     }
 

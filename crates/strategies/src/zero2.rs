@@ -45,8 +45,8 @@ impl Strategy for Zero2 {
         "zero2"
     }
 
-    fn exactness(&self) -> Exactness {
-        self.options.exactness()
+    fn exactness(&self, mesh: &MeshShape) -> Exactness {
+        self.options.exactness(mesh)
     }
 
     fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use paceline_collectives::Group;
+use paceline_collectives::{Group, MeshShape};
 use paceline_strategies::{
     Alternating, Ddp, Exactness, HalfPrecision, LocalSgd, NoSync, Replica, Result, SimpleDdp,
     Single, Strategy, TopK,
@@ -44,7 +44,7 @@ fn weights_are_as_each_strategy_states() {
     let exact = &train(EXACT[0])[0][0];
     for make in EXACT.into_iter().chain([published]).chain(OTHERS) {
         let (strategy, ends) = (make(), train(make));
-        let stated = strategy.exactness();
+        let stated = strategy.exactness(&MeshShape::replicas(2));
         let is_equal = ends[0][0] == ends[1][0];
         let is_settled = ends[0][1] == ends[1][1];
         let found = match (is_equal, is_settled) {
@@ -56,12 +56,13 @@ fn weights_are_as_each_strategy_states() {
         assert_eq!(found, stated, "{}", strategy.name());
         assert_eq!(is_equal, stated.keeps_replicas_equal(), "{}", strategy.name());
     }
-    assert_eq!(Single.exactness(), Exactness::Exact);
+    assert_eq!(Single.exactness(&MeshShape::replicas(1)), Exactness::Exact);
 }
 
 #[test]
 fn words_name_all_that_the_weights_depend_on() {
-    let words: Vec<String> = OTHERS.map(|make| make().exactness().words().to_owned()).into();
+    let mesh = MeshShape::replicas(2);
+    let words = OTHERS.map(|make| make().exactness(&mesh).words().to_owned());
     assert_eq!(
         words,
         [
@@ -84,7 +85,7 @@ impl Strategy for Peculiar {
         "peculiar"
     }
 
-    fn exactness(&self) -> Exactness {
+    fn exactness(&self, _: &MeshShape) -> Exactness {
         Exactness::Lossy("peculiar".into())
     }
 

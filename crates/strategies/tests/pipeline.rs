@@ -68,7 +68,7 @@ impl Strategy for Pipeline {
         "pipeline"
     }
 
-    fn exactness(&self) -> Exactness {
+    fn exactness(&self, _: &MeshShape) -> Exactness {
         Exactness::Exact
     }
 

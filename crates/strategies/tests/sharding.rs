@@ -7,17 +7,21 @@
 
 mod common;
 
-use paceline_collectives::{Group, Mesh, MeshShape};
+use std::sync::Arc;
+
+use paceline_collectives::{Axis, Group, Mesh, MeshShape};
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category};
-use paceline_model::{Model, OptimizerConfig, Owned, Precision, Storage, UnitId, View};
+use paceline_model::{
+    Init, LayoutBuilder, Model, OptimizerConfig, Owned, Precision, Storage, UnitId, View,
+};
 use paceline_strategies::{
     Ddp, Exactness, Replica, ReplicaOptions, ShardAccumulation, ShardOptions, Sharded1, Sharded2,
     Sharded3, Strategy, StrategyError, Zero1, Zero2, Zero3, clip_grad_norm, train_step,
 };
 use paceline_trace::SpanTrack;
 
-use common::{Net, Optim, SHARDED, Trainer, WHOLE, on_ranks};
+use common::{Make, Net, Optim, SHARDED, Trainer, WHOLE, on_ranks};
 
 const ALL: [Net; 5] = [Net::Cnn, Net::BatchNormCnn, Net::Mlp, Net::FrozenCnn, Net::TiedMlp];
 
@@ -121,35 +125,90 @@ fn sums_of_shards_differ_in_rounding_only_and_not_among_each_other() {
             assert_eq!(*of, found[0], "{net:?}");
         }
     }
+    let mesh = MeshShape::replicas(2);
     for strategy in with_options(options) {
-        assert!(matches!(strategy.exactness(), Exactness::Lossy(_)), "{}", strategy.name());
+        assert!(matches!(strategy.exactness(&mesh), Exactness::Lossy(_)), "{}", strategy.name());
     }
     for strategy in with_options(WHOLE) {
-        assert_eq!(strategy.exactness(), Exactness::Exact, "{}", strategy.name());
+        assert_eq!(strategy.exactness(&mesh), Exactness::Exact, "{}", strategy.name());
     }
 }
 
+/// The digest of each rank of a mesh after six clipped steps.
+fn digests_on(net: Net, shape: &MeshShape, make: Make) -> Vec<String> {
+    on_ranks(shape.num_ranks().unwrap(), |group| {
+        let mesh = Mesh::new(group, shape).unwrap();
+        let mut trainer = Trainer::on_mesh(net, mesh, make());
+        for _ in 0..6 {
+            let shares = trainer.shares(&[13]);
+            let Trainer { strategy, replica, track, optimizer, .. } = &mut trainer;
+            track.clear();
+            train_step(strategy.as_mut(), replica, &shares, track).unwrap();
+            clip_grad_norm(strategy.as_mut(), replica, 0.05, track).unwrap();
+            strategy.optimizer_step(replica, optimizer, track).unwrap();
+        }
+        trainer.digest()
+    })
+}
+
 #[test]
-fn shards_within_replicas_give_the_same_bits() {
-    for net in ALL {
-        let expected = of_ddp(net, 4, &[13], Some(0.05));
-        for shape in ["dp=2,shard=2", "dp=1,shard=4", "dp=4,shard=1", "shard=4", "dp=4"] {
-            for make in &SHARDED[3..] {
-                let found = on_ranks(4, |group| {
-                    let mesh = Mesh::new(group, &shape.parse().unwrap()).unwrap();
-                    let mut trainer = Trainer::on_mesh(net, mesh, make());
-                    for _ in 0..6 {
-                        let shares = trainer.shares(&[13]);
-                        let Trainer { strategy, replica, track, optimizer, .. } = &mut trainer;
-                        track.clear();
-                        train_step(strategy.as_mut(), replica, &shares, track).unwrap();
-                        clip_grad_norm(strategy.as_mut(), replica, 0.05, track).unwrap();
-                        strategy.optimizer_step(replica, optimizer, track).unwrap();
-                    }
-                    trainer.digest()
-                });
-                let name = make().name();
-                assert!(found.iter().all(|of| *of == expected), "{name} on {shape}, {net:?}");
+fn the_weights_are_as_a_strategy_states_for_its_mesh() {
+    let exact = ["dp=2,shard=2", "dp=1,shard=4", "shard=2,dp=1", "dp=4,shard=1", "shard=1,dp=4"];
+    let exact = exact.into_iter().chain(["shard=4", "dp=4", "dp=3,shard=2", "dp=1,shard=3"]);
+    // Their sums have another order than the tree over all ranks.
+    let others = ["shard=2,dp=2", "dp=2,shard=3", "shard=3,dp=2"];
+    for (shape, is_exact) in exact.map(|shape| (shape, true)).chain(others.map(|of| (of, false))) {
+        let shape: MeshShape = shape.parse().unwrap();
+        let mut differs = false;
+        for net in ALL {
+            let replicas = of_ddp(net, shape.num_ranks().unwrap(), &[13], Some(0.05));
+            let found = SHARDED[3..].iter().map(|make| {
+                let stated = make().exactness(&shape);
+                assert_eq!(stated == Exactness::Exact, is_exact, "{} on {shape}", make().name());
+                assert!(is_exact || stated.words().ends_with(&shape.to_string()), "{stated:?}");
+                digests_on(net, &shape, *make)
+            });
+            let found: Vec<String> = found.flatten().collect();
+            assert!(found.iter().all(|of| *of == found[0]), "{shape}, {net:?}: {found:?}");
+            assert!(!is_exact || found[0] == replicas, "{shape}, {net:?}");
+            differs |= found[0] != replicas;
+        }
+        assert_eq!(differs, !is_exact, "{shape}");
+    }
+}
+
+/// The model with this value in every parameter, as a host with another mathematical library might compute it.
+fn filled(mut model: Model, value: f64, world_size: usize) -> Model {
+    let mut builder = LayoutBuilder::new();
+    for (at, unit) in model.layout.units().iter().enumerate() {
+        builder.unit(&unit.name);
+        for param in model.layout.params().iter().filter(|param| param.unit == UnitId(at)) {
+            let name = param.name.rsplit('.').next().unwrap();
+            builder.param(name, param.shape, Init::Constant(value));
+        }
+    }
+    model.layout = Arc::new(builder.finish(world_size));
+    model
+}
+
+#[test]
+fn ranks_that_hold_the_same_values_begin_with_those_of_the_first_of_them() {
+    let shapes = ["dp=4", "dp=2,shard=2", "shard=2,dp=2", "dp=4,shard=1", "shard=2,dp=2,tp=1"];
+    for shape in shapes {
+        let shape: MeshShape = shape.parse().unwrap();
+        // Without an axis for shards, only the replicas of ddp and of the first stages hold the same values.
+        let stages = if shape.size(Axis::Shard) == 1 { &SHARDED[..] } else { &SHARDED[3..] };
+        let replicas: Make = || boxed(Ddp::new(1024));
+        for make in stages.iter().copied().chain([replicas]) {
+            let found = on_ranks(4, |group| {
+                let model = filled(Net::Mlp.build(4), group.rank() as f64, 4);
+                let mesh = Mesh::new(group, &shape).unwrap();
+                Trainer::with_model(model, Net::Mlp, mesh, make(), Optim::Plain).weights()
+            });
+            let name = make().name();
+            assert!(found.iter().all(|of| *of == found[0]), "{name} on {shape}");
+            if !matches!(name, "zero3" | "sharded3") {
+                assert!(found[0].iter().all(|value| *value == 0.0), "{name} on {shape}");
             }
         }
     }
@@ -238,8 +297,8 @@ impl Strategy for Leaves {
         self.0.name()
     }
 
-    fn exactness(&self) -> Exactness {
-        self.0.exactness()
+    fn exactness(&self, mesh: &MeshShape) -> Exactness {
+        self.0.exactness(mesh)
     }
 
     fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {

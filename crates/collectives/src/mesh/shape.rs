@@ -137,6 +137,13 @@ impl MeshShape {
         rank / self.stride(axis) % self.size(axis)
     }
 
+    /// The ranks that differ from `rank` in their place on an axis only, in the order of that place. `rank` is one of them.
+    pub fn along(&self, axis: Axis, rank: usize) -> Vec<usize> {
+        let stride = self.stride(axis);
+        let first = rank - self.coordinate(axis, rank) * stride;
+        (0..self.size(axis)).map(|place| first + place * stride).collect()
+    }
+
     /// The distance between the numbers of two ranks that are neighbors on an axis.
     pub(super) fn stride(&self, axis: Axis) -> usize {
         let after = self.axes.iter().rev().take_while(|(own, _)| *own != axis);
@@ -214,6 +221,9 @@ mod tests {
         assert_eq!(place(7), [1, 0, 1]);
         assert_eq!(place(11), [1, 2, 1]);
         assert_eq!((shape.size(Axis::Pp), shape.coordinate(Axis::Pp, 7)), (1, 0));
+        assert_eq!(shape.along(Axis::Shard, 9), [7, 9, 11]);
+        assert_eq!(shape.along(Axis::Dp, 9), [3, 9]);
+        assert_eq!(shape.along(Axis::Pp, 9), [9]);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use clap::ArgMatches;
-use paceline_collectives::Axis;
+use paceline_collectives::{Axis, MeshShape};
 use paceline_model::{Layout, UnitId};
 use paceline_strategies::{
     AccumulationOrder, Alternating, Bucket, BucketCaps, Exactness, ReplicaOptions, Strategy,
@@ -126,7 +126,7 @@ pub fn resolve(
     }
     let own_flags = FlagValues::of(choice, settings);
     let settings = choice.resolve(settings, &model.defaults())?;
-    let exactness = settings.build()?.exactness();
+    let exactness = settings.build()?.exactness(&MeshShape::replicas(world_size));
     Ok(StrategyConfig {
         choice,
         settings,
@@ -174,6 +174,12 @@ impl StrategyConfig {
         self.choice.name()
     }
 
+    /// The same on such a mesh, on which the weights may depend.
+    pub fn on(self, mesh: &MeshShape) -> Result<Self> {
+        let exactness = self.settings.build()?.exactness(mesh);
+        Ok(Self { exactness, ..self })
+    }
+
     /// The axes of a mesh that the strategy knows.
     pub fn axes(&self) -> &'static [Axis] {
         self.choice.axes()
@@ -211,7 +217,7 @@ impl StrategyConfig {
         })
     }
 
-    /// The kind of the strategy, as far as it determines the final weights. All exact strategies are of
+    /// The kind of the strategy on its mesh, as far as it determines the final weights. All exact strategies are of
     /// the same kind.
     pub fn kind(&self) -> &str {
         self.exactness.words()

@@ -12,7 +12,7 @@ pub(crate) mod reductions;
 
 use std::ops::Range;
 
-use paceline_collectives::{Axis, Group, Mesh};
+use paceline_collectives::{Axis, Group, Mesh, MeshShape};
 use paceline_model::{Layout, Model, Precision, UnitId};
 
 use self::place::{Place, num_elems};
@@ -56,11 +56,17 @@ impl ShardOptions {
         self.max_micro_batches > 1 && self.accumulation == ShardAccumulation::Whole
     }
 
-    /// What a strategy with these options guarantees.
-    pub(crate) fn exactness(&self) -> Exactness {
-        match self.adds_shards() {
-            true => Exactness::Lossy("any that adds up the shards of micro-batches".to_owned()),
-            false => Exactness::Exact,
+    /// What a strategy with these options guarantees on such a mesh.
+    pub(crate) fn exactness(&self, mesh: &MeshShape) -> Exactness {
+        match (self.adds_shards(), sums_like_one_tree(mesh)) {
+            (false, true) => Exactness::Exact,
+            (false, false) => Exactness::Lossy(format!("any that shards on the mesh {mesh}")),
+            (true, true) => {
+                Exactness::Lossy("any that adds up the shards of micro-batches".to_owned())
+            }
+            (true, false) => Exactness::Lossy(format!(
+                "any that adds up the shards of micro-batches on the mesh {mesh}"
+            )),
         }
     }
 
@@ -140,6 +146,17 @@ pub(crate) fn groups(mesh: &Mesh) -> (Group, Option<Group>) {
         }
         None => (mesh.world().clone(), None),
     }
+}
+
+/// Whether sums over the ranks that divide a unit, and then over the ranks that hold the same shard, have the order of the
+/// tree over all ranks. The ranks that divide a unit must be a node of this tree: neighbors, and a power of two of them.
+/// Then dividing by their number is exact too. Any other order would move whole gradients instead of shards over the axis
+/// `dp`.
+fn sums_like_one_tree(mesh: &MeshShape) -> bool {
+    let shards = mesh.size(Axis::Shard);
+    let are_neighbors = mesh.along(Axis::Shard, 0).last() == Some(&(shards - 1));
+    let is_one_sum = shards == 1 || mesh.size(Axis::Dp) == 1;
+    is_one_sum || (shards.is_power_of_two() && are_neighbors)
 }
 
 /// The units in the order in which a forward pass uses them, without root units.
