@@ -1,8 +1,9 @@
 """Follows the advice that paceline gives, and compares what was promised with what it gained.
 
     cargo build --release
-    python3 bench/advice.py                         # all cases: about five minutes
-    python3 bench/advice.py --cases slow-rank bf16
+    python3 bench/advice.py                         # all cases and the README's commands: about twenty minutes
+    python3 bench/advice.py --busy                  # the same beside a program that takes time from one core
+    python3 bench/advice.py --cases "slow rank" readme
 
 Each case is a run of 2 ranks of 1 thread, each pinned to its own core, on an emulated link or beside a program that takes
 time from rank 1's core. The run is told something, by `paceline train` itself or by `paceline analyze` from its traces,
@@ -12,8 +13,11 @@ runs alternate. The promise is the median over the rounds. The gain is the diffe
 A round in which a run is told something else, because the machine was disturbed, is recorded and left out; a case of
 which fewer than half of the rounds are left has no result.
 
-Prints one table and writes all runs with date, machine and commit to `results/advice.json`. Only the standard library is
-needed. Exits with 0 if every case was measured, whatever the gains, and with 1 otherwise.
+The cases `readme` are the README's `paceline train` commands that print one run, as they stand there. Each is run ten times,
+and whatever it is told is followed. So their rounds also show whether runs that differ by noise only are told the same.
+
+Prints one table and writes all runs with date, machine and commit to `results/advice.json`, or `results/advice_busy.json`. Only
+the standard library is needed. Exits with 0 if every case was measured, whatever the gains, and with 1 otherwise.
 """
 import argparse
 import json
@@ -26,7 +30,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,8 +65,9 @@ class Case:
     disturbed: int | None = None
 
 
-def exposed(record: Record) -> float:
-    return record["comm_exposed_ms"]
+def gain(_: re.Match[str], record: Record) -> float:
+    """What `paceline train` promises."""
+    return record["advised"]["gain"]["ms"]
 
 
 def first_number(told: re.Match[str], _: Record) -> float:
@@ -96,7 +103,7 @@ CASES = [
     Case(
         "slow rank, by train",
         f"{CNN} --strategy simple_ddp --link 10gbit,50us",
-        rf"mostly for rank 1.* up to {NUMBER} ms less",
+        rf"waiting is for rank 1: .* up to {NUMBER} ms .* less",
         first_number,
         lambda _: f"{CNN} --strategy simple_ddp --link 10gbit,50us",
         disturbed=3,
@@ -104,60 +111,102 @@ CASES = [
     Case(
         "smaller buckets",
         f"{CNN} --strategy ddp --bucket-cap-mb 100 --first-bucket-mb 100 --link 500mbit,50us",
-        rf"(--bucket-cap-mb [0-9.]+ --first-bucket-mb [0-9.]+) would hide {NUMBER}",
-        lambda told, _: float(told[2]),
+        r"With `(--bucket-cap-mb [0-9.]+ --first-bucket-mb [0-9.]+)` the step",
+        gain,
         lambda told: f"{CNN} --strategy ddp --link 500mbit,50us {told[1]}",
     ),
     Case(
         "larger buckets",
         f"{MLP} --strategy ddp --bucket-cap-mb 0.01 --first-bucket-mb 0.01 --link 10gbit,2ms",
-        rf"(--bucket-cap-mb [0-9.]+ --first-bucket-mb [0-9.]+) would hide {NUMBER}",
-        lambda told, _: float(told[2]),
+        r"With `(--bucket-cap-mb [0-9.]+ --first-bucket-mb [0-9.]+)` the step",
+        gain,
         lambda told: f"{MLP} --strategy ddp --link 10gbit,2ms {told[1]}",
     ),
     Case(
         "buckets at all",
         f"{CNN} --strategy simple_ddp --link 500mbit,50us",
-        rf"--strategy ddp\) would leave about {NUMBER}",
-        lambda told, record: exposed(record) - float(told[1]),
+        r"With `--strategy ddp` the step",
+        gain,
         lambda _: f"{CNN} --strategy ddp --link 500mbit,50us",
     ),
     Case(
         "half the bytes",
         f"{CNN} --strategy ddp --bucket-cap-mb 1 --link 100mbit,50us",
-        rf": {NUMBER} ms stay exposed.*--strategy bf16\) would leave about {NUMBER}",
-        lambda told, _: float(told[1]) - float(told[2]),
+        r"With `--strategy bf16` the step",
+        gain,
         lambda _: f"{CNN} --strategy bf16 --bucket-cap-mb 1 --link 100mbit,50us",
     ),
     Case(
         "no compression",
         f"{WIDE} --strategy top_k --link 25gbit,20us",
-        rf"compress nothing, {NUMBER} ms less per step",
-        first_number,
+        r"With `--strategy ddp` the step",
+        gain,
         lambda _: f"{WIDE} --strategy ddp --link 25gbit,20us",
     ),
     Case(
-        "no synchronised batch norm",
+        "no synchronized batch norm",
         f"{CNN} --strategy ddp --batch-norm --sync-batch-norm --link 1gbit,1ms",
-        rf"batch norm make .* about {NUMBER} ms less",
-        first_number,
+        r"With leaving out `--sync-batch-norm` the step",
+        gain,
         lambda _: f"{CNN} --strategy ddp --batch-norm --link 1gbit,1ms",
     ),
     Case(
         "rarer averages",
         f"{CNN} --strategy local_sgd --sync-every 2 --link 200mbit,50us",
-        rf"--sync-every ([0-9]+) would leave about {NUMBER}",
-        lambda told, record: exposed(record) - float(told[2]),
+        r"With `--sync-every ([0-9]+)` the step",
+        gain,
         lambda told: f"{CNN} --strategy local_sgd --sync-every {told[1]} --link 200mbit,50us",
     ),
     Case(
         "gather ahead",
         f"{MLP} --strategy sharded3 --prefetch 0 --link 1gbit,50us",
-        rf"passes wait {NUMBER} ms for gathers: --prefetch ([0-9]+) would leave about {NUMBER}",
-        lambda told, _: float(told[1]) - float(told[3]),
-        lambda told: f"{MLP} --strategy sharded3 --prefetch {told[2]} --link 1gbit,50us",
+        r"With `--prefetch ([0-9]+)` the step",
+        gain,
+        lambda told: f"{MLP} --strategy sharded3 --prefetch {told[1]} --link 1gbit,50us",
     ),
 ]
+
+
+# Commands that print no single run, or need what another one leaves.
+NOT_ONE_RUN = ("--ddp-choice", "--shard-choice", "--resume", "--download")
+KEPT = ["wall_ms", "step_ms_median", "comm_exposed_ms", "comm_exposed_wait_ms", "comm_wait_ms", "comm_move_ms", "sync_ms", "advice", "advised"]
+
+
+def readme_commands() -> list[str]:
+    """The flags of the README's `paceline train` commands that print one run."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    commands = [line.split("#")[0].strip() for line in lines if line.startswith("paceline train ")]
+    return [
+        command.removeprefix("paceline train ")
+        for command in commands
+        if not any(flag in command for flag in NOT_ONE_RUN)
+    ]
+
+
+def followed(flags: str, remedy: str) -> str:
+    """The flags of a run that follows the advice: those in the remedy's backticks replace their like."""
+    change = re.search(r"`(.*)`", remedy)
+    if change is None:
+        raise RunFailed(f"cannot follow {remedy!r}")
+    pairs = re.findall(r"--[a-z-]+(?: [^-\s]\S*)?", change[1])
+    for pair in pairs:
+        flags = re.sub(rf"{pair.split()[0]}(?: [^-\s]\S*)*", "", flags)
+    return " ".join(flags.split()) if remedy.startswith("leaving out") else " ".join([*flags.split(), *pairs])
+
+
+@contextmanager
+def spinning(nice: int | None, core: int) -> Iterator[None]:
+    """A program takes its turns on a core; none without a nice value."""
+    if nice is None:
+        yield
+        return
+    spin = ["nice", "-n", str(nice), "taskset", "-c", str(core), sys.executable, "-c", SPIN]
+    spinner = subprocess.Popen(spin, start_new_session=True)
+    try:
+        yield
+    finally:
+        os.killpg(spinner.pid, signal.SIGKILL)
+        spinner.wait()
 
 
 class Bench:
@@ -174,19 +223,10 @@ class Bench:
         profile = ["--profile", "--profile-wait", "5", "--profile-active", str(self.steps - 8)]
         profile += ["--profile-dir", str(traces)]
         command = [self.binary, *shlex.split(common), *shlex.split(flags), "--json", "run.json"]
-        spinner = None
-        if disturbed is not None:
-            spin = ["nice", "-n", str(disturbed), "taskset", "-c", "1", sys.executable, "-c", SPIN]
-            spinner = subprocess.Popen(spin, start_new_session=True)
-        try:
+        with spinning(disturbed, 1):
             run(command + profile * (by == "analyze"), self.folder, RUN_SECONDS)
-        finally:
-            if spinner is not None:
-                os.killpg(spinner.pid, signal.SIGKILL)
-                spinner.wait()
         record = json.loads((self.folder / "run.json").read_text())
-        kept = ["wall_ms", "step_ms_median", "comm_exposed_ms", "comm_wait_ms", "comm_move_ms", "sync_ms", "advice"]
-        record = {"flags": flags, **{key: record[key] for key in kept}}
+        record = {"flags": flags, **{key: record.get(key) for key in KEPT}}
         if by == "analyze":
             output = run([self.binary, "analyze", str(traces), "--output", "reports"], self.folder, RUN_SECONDS)
             record["analyze"] = " ".join(re.sub(r"\s+", " ", line) for line in output.splitlines() if "path" in line)
@@ -217,12 +257,61 @@ class Bench:
             result["gain_of_promise"] = (before - after) / promise
         return result | {"rounds": all_rounds}
 
+    def readme(self, flags: str, rounds: int) -> Record:
+        """Runs a command of the README and follows what each run is told."""
+
+        def measured(flags: str) -> Record:
+            command = [self.binary, "train", *shlex.split(flags), "--quiet", "--json", "run.json"]
+            run(command, self.folder, RUN_SECONDS)
+            record = json.loads((self.folder / "run.json").read_text())
+            subprocess.run(["rm", "-rf", self.folder / "runs", self.folder / "profile", self.folder / "ckpt"], check=True)
+            return {"flags": flags, **{key: record.get(key) for key in KEPT}}
+
+        all_rounds: list[Record] = []
+        for _ in range(rounds):
+            before = measured(flags)
+            advised = before["advised"] or {}
+            entry: Record = {"before": before, "told": advised.get("remedy") or "nothing"}
+            if advised.get("gain"):
+                entry |= {"after": measured(followed(flags, advised["remedy"])), "promise_ms": advised["gain"]["ms"]}
+            all_rounds.append(entry)
+        told = Counter(entry["told"] for entry in all_rounds)
+        result: Record = {"case": f"readme: {flags}", "by": "train", "flags": flags, "disturbed": None, "told": dict(told)}
+        result["accounted"] = all(
+            abs(of["waiting_ms"] + of["removed_ms"] + of["remains_ms"] - of["exposed_ms"]) < 1e-6
+            for of in (entry["before"]["advised"] for entry in all_rounds)
+            if of
+        )
+        followed_rounds = [entry for entry in all_rounds if "after" in entry]
+        result["step_ms"] = statistics.median(entry["before"]["wall_ms"] for entry in all_rounds)
+        if followed_rounds:
+            # The remedy that was named most often; the others are in the rounds.
+            most = Counter(entry["told"] for entry in followed_rounds).most_common(1)[0][0]
+            kept = [entry for entry in followed_rounds if entry["told"] == most]
+            before, after = ([entry[key]["wall_ms"] for entry in kept] for key in ("before", "after"))
+            gains = [a - b for a, b in zip(before, after)]
+            promises = [entry["before"]["advised"]["gain"] for entry in kept]
+            result |= {
+                "followed_ms": statistics.median(after),
+                "gain_ms": statistics.median(before) - statistics.median(after),
+                "gains_ms": gains,
+                "promise_ms": statistics.median(of["ms"] for of in promises),
+                "promise_low_ms": statistics.median(of["low_ms"] for of in promises),
+                "promise_high_ms": statistics.median(of["high_ms"] for of in promises),
+            }
+            result["gain_of_promise"] = result["gain_ms"] / result["promise_ms"]
+            result["is_within_spread"] = result["promise_low_ms"] <= result["gain_ms"] <= result["promise_high_ms"]
+        return result | {"rounds": all_rounds}
+
 
 def row(result: Record) -> list[str]:
+    told = ", ".join(f"{remedy} x {count}" for remedy, count in result.get("told", {}).items())
     if "promise_ms" not in result:
-        return [result["case"], result["by"], *["-"] * 5]
-    numbers = [f"{result[key]:.2f}" for key in ["step_ms", "followed_ms", "promise_ms", "gain_ms"]]
-    return [result["case"], result["by"], *numbers, f"{result['gain_of_promise']:.2f}"]
+        step = f"{result['step_ms']:.2f}" if "step_ms" in result else "-"
+        return [result["case"], result["by"], step, *["-"] * 5, told]
+    numbers = [f"{result[key]:.2f}" for key in ["step_ms", "followed_ms", "promise_ms"]]
+    spread = f"{result['promise_low_ms']:.2f} to {result['promise_high_ms']:.2f}" if "promise_low_ms" in result else "-"
+    return [result["case"], result["by"], *numbers, spread, f"{result['gain_ms']:.2f}", f"{result['gain_of_promise']:.2f}", told]
 
 
 def main() -> int:
@@ -231,34 +320,45 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", metavar="NAME", help="beginnings of names (default: all)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each case (default: 3)")
     parser.add_argument("--steps", type=int, default=40, help="steps of a run (default: 40)")
-    parser.add_argument("--out", type=Path, default=ROOT / "results/advice.json", metavar="FILE")
+    parser.add_argument("--readme-rounds", type=int, default=10, help="rounds of each command of the README (default: 10)")
+    parser.add_argument("--busy", action="store_true", help="run all of it beside a program that takes time from core 0")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: results/advice.json, or results/advice_busy.json")
     arguments = parser.parse_args()
-    if arguments.rounds < 1 or arguments.steps < 20:
-        parser.error("--rounds must be at least 1, --steps at least 20")
+    out = arguments.out or ROOT / ("results/advice_busy.json" if arguments.busy else "results/advice.json")
+    if arguments.rounds < 1 or arguments.readme_rounds < 1 or arguments.steps < 20:
+        parser.error("--rounds and --readme-rounds must be at least 1, --steps at least 20")
     if len(os.sched_getaffinity(0)) < 2:
         parser.error("this needs two cores")
     wanted = [case for case in CASES if not arguments.cases or case.name.startswith(tuple(arguments.cases))]
-    if not wanted:
-        parser.error("no such case: pass " + ", ".join(case.name for case in CASES))
+    commands = readme_commands() if not arguments.cases or "readme" in arguments.cases else []
+    if not wanted and not commands:
+        parser.error("no such case: pass " + ", ".join([*(case.name for case in CASES), "readme"]))
     begun = time.monotonic()
     results: list[Record] = []
     failures: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(program(parser, "--paceline", arguments.paceline), Path(folder), arguments.steps)
-        for case in wanted:
-            try:
-                results.append(bench.case(case, arguments.rounds))
-                print("  ".join(row(results[-1])), file=sys.stderr, flush=True)
-            except RunFailed as error:
-                failures.append(f"{case.name}: {error}")
-    heads = ["advice", "by", "step ms", "followed ms", "promise ms", "gain ms", "gain/promise"]
-    print(aligned([heads, *map(row, results)], left={0, 1}))
-    failures += [f"{result['case']}: the runs were told something else" for result in results if "gain_ms" not in result]
+        measures = [(case.name, lambda case=case: bench.case(case, arguments.rounds)) for case in wanted]
+        measures += [(of, lambda of=of: bench.readme(of, arguments.readme_rounds)) for of in commands]
+        with spinning(0 if arguments.busy else None, 0):
+            for name, measure in measures:
+                try:
+                    results.append(measure())
+                    print("  ".join(row(results[-1])), file=sys.stderr, flush=True)
+                except RunFailed as error:
+                    failures.append(f"{name}: {error}")
+    heads = ["advice", "by", "step ms", "followed ms", "promise ms", "of the steps", "gain ms", "gain/promise", "told"]
+    print(aligned([heads, *map(row, results)], left={0, 1, 8}))
+    failures += [
+        f"{result['case']}: the runs were told something else"
+        for result in results
+        if "gain_ms" not in result and "told" not in result
+    ]
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
-    record = provenance() | {"binary": shown(bench.binary), "seconds": round(time.monotonic() - begun), "steps": arguments.steps, "cases": results}
-    arguments.out.write_text(json.dumps(record | {"failures": failures}, indent=1) + "\n")
-    print(f"wrote {shown(arguments.out)}", file=sys.stderr)
+    record = provenance() | {"binary": shown(bench.binary), "seconds": round(time.monotonic() - begun), "steps": arguments.steps, "busy": arguments.busy, "cases": results}
+    out.write_text(json.dumps(record | {"failures": failures}, indent=1) + "\n")
+    print(f"wrote {shown(out)}", file=sys.stderr)
     return 1 if failures else 0
 
 

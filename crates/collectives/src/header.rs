@@ -10,7 +10,7 @@ use crate::meet::Shown;
 const WORDS: usize = 11;
 
 /// Bytes of a header.
-pub(crate) const HEADER_BYTES: usize = WORDS * 8;
+pub const HEADER_BYTES: usize = WORDS * 8;
 
 const MAGIC: u64 = u32::from_le_bytes(*b"pace") as u64;
 

@@ -236,6 +236,7 @@ pub use error::CollectiveError;
 pub use flight_recorder::{COMM_LOG, CommLog, DUMP_FOLDER};
 pub use from_env::TRANSPORT;
 pub use group::{Dumper, Group};
+pub use header::HEADER_BYTES;
 pub use mesh::{Axis, Mesh, MeshError, MeshShape, Neighbor};
 pub use options::{GroupOptions, Transport};
 pub use record::{OpKind, OpRecord, OpTimes};

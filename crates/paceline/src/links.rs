@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-use paceline_collectives::{Algorithm, Cost, Group, Link, NAMED_LINKS, OpKind};
+use paceline_collectives::{Algorithm, Cost, Group, HEADER_BYTES, Link, NAMED_LINKS, OpKind};
 use paceline_strategies::BucketCaps;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::Deserialize;
@@ -236,7 +236,7 @@ fn overheads(models: &[ModelRow], over: &Over) -> Result<String> {
     Ok(format!(
         "{name}: {} GB/s and {} us between {}\n\
          Comm. is one all-reduce of all gradients, with the algorithm {}:\n  \
-         {} x latency + bytes x 2(N-1)/N / bandwidth, and headers of 88 bytes\n\
+         {} x latency + bytes x 2(N-1)/N / bandwidth, and headers of {HEADER_BYTES} bytes\n\
          Overhead is comm. / (comm. + compute), as if nothing were hidden.\n\
          Exposed is the part of the step that ddp does not hide. It sends buckets during\n\
          the backward pass, the last two thirds of compute, and each pays the latency.\n\
@@ -350,7 +350,7 @@ mod tests {
         close(exposed("100GB/s,1ms"), 100.0 * slower_ms / (180.0 + slower_ms));
         // With 50 ms of latency, the five buckets and the sums of the loss wait for each other from the begin of the
         // backward pass: 6 x 150 ms, and 102.4 MB.
-        let queue_ms = 60.0 + 900.0 + 1.024 + (16.0 + 6.0 * 88.0) / 1e8;
+        let queue_ms = 60.0 + 900.0 + 1.024 + (24.0 + 6.0 * 88.0) / 1e8;
         close(exposed("100GB/s,50ms"), 100.0 * (queue_ms - 180.0) / queue_ms);
     }
 }

@@ -71,11 +71,11 @@ fn hosts_of_several_ranks_have_two_speeds() {
         (rows[0]["algorithm"].clone(), number(&rows[0], "step_ms"))
     };
     // Inside: 2 x 3/4 of 80 MB at 100 GB/s. Between: a host sends 4 rails of 20 MB, half of it as partial sums and half
-    // as results. Three steps each. The 16 bytes of the loss: three steps, and the same headers; a rail has 4 bytes, so
+    // as results. Three steps each. The 24 bytes of the loss: three steps, and the same headers; a rail has 6 bytes, so
     // small that one rank sums all of it.
     let inside_ms = |bytes: f64| (1.5 * bytes + 3.0 * 88.0) / 1e8 + 3e-3;
     let headers_ms = 4.0 * 4.0 * 88.0 / 1e6;
-    let loss_ms = inside_ms(16.0) + headers_ms + 4.0 * 4.0 / 1e6 + 3.0;
+    let loss_ms = inside_ms(24.0) + headers_ms + 4.0 * 6.0 / 1e6 + 3.0;
     let (name, hybrid) = step_ms("");
     assert_eq!(name, "hybrid");
     close(hybrid, 100.0 + loss_ms + inside_ms(80e6) + 80.0 + headers_ms + 3.0);
@@ -88,6 +88,21 @@ fn hosts_of_several_ranks_have_two_speeds() {
     let (_, direct) = step_ms("--algorithm direct");
     close(direct, 100.0 + 2.0 * (headers_ms + 3.0) + 2.0 * 16.0 * (10.0 + 2e-6));
     assert_eq!(step_ms("--algorithm auto"), ("hybrid".into(), hybrid));
+}
+
+/// More ranks send more headers and more of each bucket, so no bucket sizes make their step shorter than that of fewer ranks.
+#[test]
+fn the_best_buckets_are_never_better_for_more_ranks() {
+    for flags in ["--gradient-bytes 500MB --compute-ms 180 --backward-ms 120", GIVEN] {
+        let links = ["10gbe", "25gbe", "100gbe", "nvlink4"];
+        let rows = rows(&format!("{flags} --nproc 2,8,64 --links {}", links.join(" ")));
+        for link in links {
+            let of_link = rows.iter().filter(|row| row["link"] == link);
+            let best: Vec<f64> = of_link.map(|row| number(row, "best_step_ms")).collect();
+            assert!(best.len() == 3 && best.is_sorted(), "{flags} on {link}: {best:?}");
+        }
+        assert!(rows.iter().all(|row| number(row, "best_step_ms") <= number(row, "step_ms")));
+    }
 }
 
 #[test]
@@ -252,6 +267,8 @@ fn what_makes_no_sense_is_refused() {
     given("--backward-ms 181", &["--backward-ms 181: pass", "from 0 to --compute-ms 180"]);
     given("--links measured", &["--links measured", "pass other --links"]);
     given("--model mlp", &["--model is about a run", "leave it out"]);
+    given("--strategies ddp", &["--strategies belongs to --memory", "leave it out"]);
+    given("--rank-gb 4", &["--rank-gb belongs to --memory", "leave it out"]);
     given("--measure", &["--gradient-bytes", "cannot be used with", "--measure"]);
     assert_eq!(sandbox.contents(), [""; 0]);
 }

@@ -7,7 +7,7 @@
 //! or another link would have taken. This module does not know where the ready times and costs come from.
 
 use paceline_model::Layout;
-use paceline_strategies::{Bucket, BucketCaps, plan_buckets};
+use paceline_strategies::{Bucket, BucketCaps, SHARED_SUMS_BYTES, plan_buckets};
 
 /// Times of one bucket in milliseconds since the step began.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,12 +60,30 @@ pub struct Played {
     pub end: f64,
     /// For how long the pass waits for operations.
     pub blocked: f64,
+    /// For how long it prepares buckets for sending.
+    pub prepared: f64,
 }
 
 impl Played {
     /// The exposed communication: within the pass, and after it.
     pub fn exposed(&self) -> f64 {
         self.blocked + exposed(&self.buckets, self.end)
+    }
+
+    /// When the pass has ended and all buckets are there.
+    pub fn finish(&self) -> f64 {
+        self.end + exposed(&self.buckets, self.end)
+    }
+
+    /// The same, if each bucket of `bytes` bytes takes `after(bytes)` milliseconds more once it has arrived, one after the
+    /// other.
+    pub fn finish_after(
+        &self,
+        bytes: impl Iterator<Item = u64>,
+        after: impl Fn(u64) -> f64,
+    ) -> f64 {
+        let arrived = self.buckets.iter().zip(bytes);
+        arrived.fold(self.end, |now, (bucket, bytes)| now.max(bucket.done) + after(bytes))
     }
 }
 
@@ -87,37 +105,53 @@ pub struct Backward<'a> {
 }
 
 /// Bytes of the sums of the loss, which travel before everything else.
-pub const LOSS_BYTES: u64 = 16;
+pub const LOSS_BYTES: u64 = SHARED_SUMS_BYTES as u64;
 
 impl Backward<'_> {
+    /// The buckets of `ddp` with these sizes, in the order of sending.
+    pub fn plan(&self, caps: BucketCaps) -> Vec<Bucket> {
+        plan_buckets(self.layout, ELEM_BYTES, caps)
+    }
+
+    /// When each of these buckets is ready, in milliseconds, and its bytes.
+    fn of_plan(&self, plan: &[Bucket]) -> impl Iterator<Item = (f64, u64)> {
+        plan.iter().map(|bucket| {
+            let ready = bucket.params.iter().map(|id| self.ready[id.0]).fold(0.0, f64::max);
+            (ready, bytes_of(bucket))
+        })
+    }
+
     /// The buckets of `ddp` with these sizes: when each is ready, in milliseconds, and its bytes.
     pub fn buckets(&self, caps: BucketCaps) -> Vec<(f64, u64)> {
-        let elem_bytes = size_of::<f32>();
-        let of = |bucket: Bucket| {
-            let ready = bucket.params.iter().map(|id| self.ready[id.0]).fold(0.0, f64::max);
-            (ready, (bucket.range.len() * elem_bytes) as u64)
-        };
-        plan_buckets(self.layout, elem_bytes, caps).into_iter().map(of).collect()
+        self.of_plan(&self.plan(caps)).collect()
     }
 
     /// The times of these buckets, if a message of `bytes` bytes takes `cost(bytes)` milliseconds.
     pub fn ddp(&self, caps: BucketCaps, cost: impl Fn(u64) -> f64) -> Vec<BucketTimes> {
-        self.play(caps, &cost, &cost).buckets
+        self.play(caps, cost).buckets
+    }
+
+    /// Replays the pass with buckets of these sizes. A message of `bytes` bytes takes `cost(bytes)` milliseconds.
+    pub fn play(&self, caps: BucketCaps, cost: impl Fn(u64) -> f64) -> Played {
+        self.play_plan(&self.plan(caps), &cost, &cost, |_| 0.0)
     }
 
     /// Replays the pass with these buckets. A message of `bytes` bytes takes `cost(bytes)` milliseconds, a bucket of so
-    /// many bytes `bucket_cost(bytes)`.
-    pub fn play(
+    /// many bytes `bucket_cost(bytes)`. The pass takes `before(bytes)` milliseconds to prepare the bucket.
+    pub fn play_plan(
         &self,
-        caps: BucketCaps,
+        plan: &[Bucket],
         cost: impl Fn(u64) -> f64,
         bucket_cost: impl Fn(u64) -> f64,
+        before: impl Fn(u64) -> f64,
     ) -> Played {
         let mut free = self.loss_done(&cost);
-        let (mut blocked, mut blocking) = (0.0, self.blocking.iter().peekable());
-        let mut wait_until = |at: f64, free: &mut f64, blocked: &mut f64| {
+        // By how much the pass is late: it has waited for operations, and prepared buckets.
+        let (mut blocked, mut prepared) = (0.0, 0.0);
+        let mut blocking = self.blocking.iter().peekable();
+        let mut wait_until = |at: f64, free: &mut f64, blocked: &mut f64, prepared: f64| {
             while let Some(of) = blocking.next_if(|of| of.at <= at) {
-                let here = of.at + *blocked;
+                let here = of.at + *blocked + prepared;
                 *free = free.max(here) + cost(of.bytes);
                 *blocked += *free - here;
             }
@@ -125,16 +159,17 @@ impl Backward<'_> {
         let mut buckets = Vec::new();
         // Buckets are sent in order, so one that is ready early waits for those before it.
         let mut last_ready = f64::NEG_INFINITY;
-        for (ready, bytes) in self.buckets(caps) {
+        for (ready, bytes) in self.of_plan(plan) {
             last_ready = ready.max(last_ready);
-            wait_until(last_ready, &mut free, &mut blocked);
-            let ready = ready + blocked;
+            wait_until(last_ready, &mut free, &mut blocked, prepared);
+            prepared += before(bytes);
+            let ready = ready + blocked + prepared;
             let sent = free.max(ready);
             free = sent + bucket_cost(bytes);
             buckets.push(BucketTimes { ready, sent, done: free });
         }
-        wait_until(f64::INFINITY, &mut free, &mut blocked);
-        Played { buckets, end: self.end + blocked, blocked }
+        wait_until(f64::INFINITY, &mut free, &mut blocked, prepared);
+        Played { buckets, end: self.end + blocked + prepared, blocked, prepared }
     }
 
     /// When the sums of the loss have left the link.
@@ -142,26 +177,33 @@ impl Backward<'_> {
         self.begin + cost(LOSS_BYTES)
     }
 
-    /// Tries all pairs of sizes that are powers of two from 16 KiB to 1 GiB, and returns the pair with
-    /// which `ddp` leaves the least communication exposed, and that exposed time in milliseconds. Among
-    /// equals (within a thousandth of the time at which the backward pass ends), the largest sizes win,
-    /// because they need the fewest operations.
+    /// Tries all pairs of [`sizes`], and returns the pair with which `ddp` leaves the least communication exposed, and
+    /// that exposed time in milliseconds. Only among equals, the largest sizes win, because they need the fewest
+    /// operations. A pair that is nearly as good never wins: then a cost that is nowhere lower could have a better result.
     pub fn best_caps(&self, cost: impl Fn(u64) -> f64) -> (BucketCaps, f64) {
-        let exposed_of = |caps| self.play(caps, &cost, &cost).exposed();
-        let sizes = || (14..=30).rev().map(|shift| 1usize << shift);
-        let all = sizes().flat_map(|bytes| {
-            let firsts = sizes().filter(move |first| *first <= bytes);
-            firsts.map(move |first_bytes| BucketCaps { first_bytes, bytes })
-        });
-        let mut best: Option<(BucketCaps, f64)> = None;
-        for caps in all {
-            let exposed = exposed_of(caps);
-            if best.is_none_or(|(_, least)| exposed < least - self.end * 1e-3) {
-                best = Some((caps, exposed));
-            }
-        }
+        let of = |caps| (caps, self.play(caps, &cost).exposed());
+        // Times are in milliseconds, so this only keeps rounding from making a difference.
+        let equal = self.end.abs() * 1e-12;
+        let best = sizes().map(of).reduce(|best, of| if of.1 < best.1 - equal { of } else { best });
         best.unwrap_or((BucketCaps::new(25 << 20), 0.0))
     }
+}
+
+/// All pairs of sizes that are powers of two from 16 KiB to 1 GiB, the largest first.
+pub fn sizes() -> impl Iterator<Item = BucketCaps> {
+    let sizes = || (14..=30).rev().map(|shift| 1usize << shift);
+    sizes().flat_map(move |bytes| {
+        let firsts = sizes().filter(move |first| *first <= bytes);
+        firsts.map(move |first_bytes| BucketCaps { first_bytes, bytes })
+    })
+}
+
+/// Bytes of a gradient.
+const ELEM_BYTES: usize = size_of::<f32>();
+
+/// Bytes of a bucket.
+pub fn bytes_of(bucket: &Bucket) -> u64 {
+    (bucket.range.len() * ELEM_BYTES) as u64
 }
 
 #[cfg(test)]
@@ -219,15 +261,61 @@ mod tests {
         let ready = vec![20.0, 10.0];
         let backward = Backward { layout: &layout, ready, begin: -100.0, end: 20.0, blocking };
         let each = BucketCaps { first_bytes: 1 << 20, bytes: 1 << 20 };
-        let played = backward.play(each, cost, cost);
+        let played = backward.play(each, cost);
         // The first bucket travels from 10 to 20, the statistics until 22: the pass waits from 12 on.
         assert_eq!(played.buckets[1], BucketTimes { ready: 30.0, sent: 30.0, done: 40.0 });
         assert_eq!((played.end, played.blocked, played.exposed()), (30.0, 10.0, 20.0));
         // In one bucket, the statistics have the link for themselves.
         let all = BucketCaps { first_bytes: 2 << 20, bytes: 2 << 20 };
-        let played = backward.play(all, cost, cost);
+        let played = backward.play(all, cost);
         assert_eq!((played.end, played.blocked, played.exposed()), (22.0, 2.0, 20.0));
         let without = Backward { blocking: Vec::new(), ..backward };
-        assert_eq!(without.play(each, cost, cost).exposed(), 10.0);
+        assert_eq!(without.play(each, cost).exposed(), 10.0);
+    }
+
+    #[test]
+    fn the_best_sizes_are_never_better_where_operations_cost_more() {
+        let mut builder = LayoutBuilder::new();
+        for at in 0..128 {
+            builder.unit(format!("u{at}"));
+            builder.param("weight", [1 << 16], Init::Constant(0.0));
+        }
+        let layout = builder.finish(1);
+        let ready = (0..128).map(|at| 60.0 + f64::from(128 - at)).collect();
+        let backward =
+            Backward { layout: &layout, ready, begin: 60.0, end: 188.0, blocking: Vec::new() };
+        // More ranks move more bytes and headers: 2 (n-1)/n of the message.
+        let least = |ranks: f64| {
+            let cost = move |bytes: u64| {
+                0.015 + (88.0 * (ranks - 1.0) + 2.0 * (ranks - 1.0) / ranks * bytes as f64) / 12.5e6
+            };
+            backward.best_caps(cost).1
+        };
+        let all: Vec<f64> = [2.0, 3.0, 4.0, 8.0, 16.0, 32.0, 64.0].map(least).into();
+        assert!(all.is_sorted(), "{all:?}");
+    }
+
+    #[test]
+    fn converting_delays_what_comes_after_it() {
+        let mut builder = LayoutBuilder::new();
+        for at in 0..2 {
+            builder.unit(format!("u{at}"));
+            builder.param("weight", [1 << 18], Init::Constant(0.0));
+        }
+        let layout = builder.finish(1);
+        let backward = Backward {
+            layout: &layout,
+            ready: vec![20.0, 10.0],
+            begin: -100.0,
+            end: 20.0,
+            blocking: Vec::new(),
+        };
+        let plan = backward.plan(BucketCaps { first_bytes: 1 << 20, bytes: 1 << 20 });
+        let played = backward.play_plan(&plan, |_| 0.0, |_| 4.0, |_| 1.0);
+        // Prepared from 10 to 11 and from 21 to 22; the pass ends 2 ms later.
+        assert_eq!(played.buckets[1], BucketTimes { ready: 22.0, sent: 22.0, done: 26.0 });
+        assert_eq!((played.end, played.prepared, played.finish()), (22.0, 2.0, 26.0));
+        // The first bucket is widened while the second one travels.
+        assert_eq!(played.finish_after(plan.iter().map(bytes_of), |_| 0.5), 26.5);
     }
 }

@@ -16,11 +16,14 @@ use super::memory::{Bytes, RESERVED, RankMemory};
 use super::rank_report::RankReport;
 use super::steps::{AllSteps, KeptStep};
 use crate::choices::strategies::Advice;
-use crate::insight::advice::{self, Cost};
+use crate::insight::advice::pass::Conversion;
+use crate::insight::advice::{self, Account, Cost, Situation};
 use crate::insight::gathers::Uses;
 use crate::insight::memory::{Need, Needs};
+use crate::insight::observed::Observed;
 use crate::run::config::TrainConfig;
 use crate::run::progress::{EpochSums, Evaluation};
+use crate::sweep::presets::predict::compression;
 use crate::text::ms;
 
 /// The result of training.
@@ -69,6 +72,8 @@ pub struct Facts<'a> {
     pub gathers: Option<GatherFacts>,
     /// The advice for the user.
     pub advice: Option<String>,
+    /// The numbers of the advice.
+    pub advised: Option<Account>,
 }
 
 /// The gathers of a step together, in milliseconds.
@@ -108,20 +113,25 @@ impl<'a> Facts<'a> {
         let steps = AllSteps::new(reports.iter().map(|report| &report.steps));
         let strategy = &config.strategy;
         let anatomy = Anatomy::new(&steps, reports, layout, &strategy.bucket_units(layout));
-        let cost: Cost = match outcome.link {
-            Some(link) => on_link(link, config.comm.algorithm, config.world_size),
-            None => advice::measured_cost(&anatomy.ops),
-        };
-        let advice = match strategy.sync_blocks {
-            None => {
-                let (kind, caps) = (strategy.settings().advice(), strategy.caps_for_ddp());
-                advice::advice(strategy.name(), kind, caps, &anatomy, layout, &cost)
-            }
+        let told = match strategy.sync_blocks {
+            None => advice::advice(Situation {
+                strategy: strategy.name(),
+                kind: strategy.settings().advice(),
+                caps: strategy.caps_for_ddp(),
+                anatomy: &anatomy,
+                observed: &Observed::new(reports),
+                layout,
+                link: outcome
+                    .link
+                    .map(|link| on_link(link, config.comm.algorithm, config.world_size)),
+                conversion: &|| conversion(layout, config.threads),
+            }),
             Some(_) => None,
         };
+        let (advice, advised) = told.map(|told| (told.text, told.account)).unzip();
         let sync_cost = strategy.sync_blocks.and_then(|block| SyncCost::new(&steps, block));
         let gathers = GatherFacts::new(&anatomy, strategy.settings().advice());
-        Self { config, outcome, reports, steps, anatomy, sync_cost, gathers, advice }
+        Self { config, outcome, reports, steps, anatomy, sync_cost, gathers, advice, advised }
     }
 
     /// Whether all ranks hold the same parameters.
@@ -188,6 +198,17 @@ impl<'a> Facts<'a> {
     pub fn combine(&self, ranks: Ranks, part: impl Fn(&RankReport) -> u64) -> Option<u64> {
         Some(ranks.combine(self.reports.iter().map(|report| part(report) as f64))? as u64)
     }
+}
+
+/// The gradients for which converting is timed, at most: 6 MB.
+const TIMED_ELEMS: usize = 1 << 20;
+
+/// What converting a gradient to 16 bits and back takes on this machine.
+fn conversion(layout: &Layout, threads: usize) -> Option<Conversion> {
+    let len = layout.trained_len().clamp(1, TIMED_ELEMS);
+    let [narrow_ms, widen_ms] =
+        compression::half_costs(len, threads).ok()?.map(|ms| ms / len as f64);
+    Some(Conversion { narrow_ms, widen_ms })
 }
 
 /// The time of an all-reduce on an emulated link.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::gathers;
 use super::readiness::{AlikeSteps, first_after};
+use super::samples::StepSample;
 
 /// Makes a struct of sums. To add a time, add a line there and its value in [`Meter::times`].
 macro_rules! step_times {
@@ -190,7 +191,11 @@ impl Meter {
         };
         if counts {
             let uses = gathers::uses(whole.start_ns, &self.sent_ahead, track, &self.records);
-            self.alike.add(whole.start_ns, &self.records, track, &computing, &uses);
+            let records = &self.records;
+            let is_alike = self.alike.add(whole.start_ns, records, track, &computing, &uses);
+            let followed = &records[..self.alike.ops.len().min(records.len())];
+            let sample = StepSample::new(whole.start_ns, &times, followed, track, &uses);
+            self.alike.samples.push(if is_alike { sample } else { sample.unlike() });
         }
         self.sent_ahead = gathers::sent_ahead(track);
         times

@@ -10,6 +10,7 @@
 //! | [`meter`] | turns spans and records of operations into the times of a step |
 //! | [`readiness`] | when in a step its operations and gradients take place |
 //! | [`steps`] | the measured steps, in bounded memory |
+//! | [`samples`] | some of them with the times of operations and gradients, from which advice is computed |
 //! | [`rank_report`] | the report of a rank at the end |
 //! | [`anatomy`] | the operations and gradients of a step over all ranks, and the slowest rank |
 //! | [`facts`] | everything that is known about a run at its end |
@@ -35,6 +36,7 @@ pub mod page;
 pub mod profiler;
 pub mod rank_report;
 pub mod readiness;
+pub mod samples;
 pub mod steps;
 pub mod summary;
 pub mod table;

@@ -10,6 +10,7 @@ use paceline_trace::{IntervalSet, Span, SpanTrack};
 use serde::{Deserialize, Serialize};
 
 use super::gathers::GatherMean;
+use super::samples::StepSamples;
 
 /// The times of an operation in its step, in nanoseconds since the step began: means over steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -62,13 +63,15 @@ pub struct AlikeSteps {
     pub backward_begin: f64,
     /// The end of the last backward pass, in nanoseconds since the step began.
     pub backward_end: f64,
+    /// Some of the measured steps one by one, those that are not alike too.
+    pub samples: StepSamples,
 }
 
 /// If a step has more operations than this, they are not followed one by one.
 const MAX_OPS: usize = 512;
 
 impl AlikeSteps {
-    /// Adds a step, with the time at which it began, if it is like the first one.
+    /// Adds a step, with the time at which it began, if it is like the first one. Returns whether it is.
     pub fn add(
         &mut self,
         begin_ns: u64,
@@ -76,7 +79,7 @@ impl AlikeSteps {
         track: &SpanTrack,
         computing: &IntervalSet,
         gathers: &[GatherMean],
-    ) {
+    ) -> bool {
         if self.count == 0 {
             let num_ops = if records.len() <= MAX_OPS { records.len() } else { 0 };
             let op = |record: &OpRecord| OpMean { bytes: record.bytes as u64, ..OpMean::default() };
@@ -102,7 +105,7 @@ impl AlikeSteps {
             && self.gathers.iter().zip(gathers).all(|(sum, of)| sum.is_like(of));
         if !self.is_like(records, track) || !same_gathers {
             self.num_unlike += 1;
-            return;
+            return false;
         }
         self.count += 1;
         let since = |ns: u64| ns.saturating_sub(begin_ns) as f64;
@@ -124,6 +127,7 @@ impl AlikeSteps {
             self.backward_begin += since(backward.start_ns);
             self.backward_end += since(backward.end_ns);
         }
+        true
     }
 
     fn is_like(&self, records: &[OpRecord], track: &SpanTrack) -> bool {

@@ -90,7 +90,7 @@ impl StepLog {
 
 /// The number of zero bits at the end of a hash of the number. It is n or more for one in 2^n numbers,
 /// without a pattern.
-fn zeros(number: u64) -> u32 {
+pub(super) fn zeros(number: u64) -> u32 {
     // The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
     let mut x = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,227 +1,349 @@
-//! Advice from the replay of a backward pass: bucket sizes, buckets at all, compression, and the blocking sums of a
+//! What the replay of backward passes can tell: bucket sizes, buckets at all, compression, and the blocking sums of a
 //! synchronized batch norm.
 //!
-//! Input: the anatomy of a step, and what an operation costs. Output: sentences, each with what the step would gain.
+//! Input: measured steps as all ranks saw them, and what an operation costs. Each step is replayed on its own, as it is
+//! and changed: an operation begins when the last rank has come to it. Output: remedies, each with what the steps would gain.
 
+use paceline_analysis::stats::median;
 use paceline_model::Layout;
-use paceline_strategies::BucketCaps;
+use paceline_strategies::{Bucket, BucketCaps};
 
-use super::{Cost, NEGLIGIBLE_PCT};
-use crate::insight::replay::{Backward, Blocking, BucketTimes, Played};
-use crate::metrics::anatomy::{Anatomy, OpLine, ReadyLine};
-use crate::text::plural;
+use super::gain::{Gain, Remedy};
+use crate::insight::observed::{Observed, RankStep, Seen};
+use crate::insight::replay::{Backward, Blocking, Played, bytes_of, sizes};
 
-/// When the gradients of a layout are final; `None` if this time is not known for some gradient. The waits for
-/// `statistics`, the sums of a synchronized batch norm, are taken out of the times.
+/// What an operation on this many bytes takes, in milliseconds.
+pub type Cost<'a> = &'a dyn Fn(u64) -> f64;
+
+/// What rounding gradients to 16 bits and widening them takes, in milliseconds per gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Conversion {
+    /// Rounding, before a bucket is sent.
+    pub narrow_ms: f64,
+    /// Widening, after it has arrived.
+    pub widen_ms: f64,
+}
+
+/// A rank's operation that a pass waits for: when the pass came to it, when it was done, and its bytes.
+type Waited = (f64, f64, u64);
+
+/// The backward pass of a rank, from when the gradients of its layout are final. The waits for `statistics`, the sums of a
+/// synchronized batch norm, are taken out of the times.
 pub fn backward<'a>(
-    ready: &[ReadyLine],
+    mut ready: Vec<f64>,
     [begin, end]: [f64; 2],
-    statistics: &[OpLine],
+    statistics: &[Waited],
     layout: &'a Layout,
-) -> Option<Backward<'a>> {
-    let within = || statistics.iter().filter(|op| op.ready_ms >= begin);
+) -> Backward<'a> {
+    let within = || statistics.iter().filter(|(at, ..)| *at >= begin);
     let waited = |until: f64| -> f64 {
-        within().filter(|op| op.done_ms <= until).map(|op| op.done_ms - op.ready_ms).sum()
+        within().filter(|(_, done, _)| *done <= until).map(|(at, done, _)| done - at).sum()
     };
-    let mut times = vec![0.0; layout.params().len()];
-    for (id, param) in layout.trained() {
-        let at = ready.iter().find(|line| line.param == param.name)?.ready_ms;
-        times[id.0] = at - waited(at);
-    }
-    let blocking =
-        within().map(|op| Blocking { at: op.ready_ms - waited(op.ready_ms), bytes: op.bytes });
-    Some(Backward {
-        layout,
-        ready: times,
-        begin,
-        end: end - waited(end),
-        blocking: blocking.collect(),
-    })
+    ready.iter_mut().for_each(|at| *at -= waited(*at));
+    let blocking = within().map(|(at, _, bytes)| Blocking { at: at - waited(*at), bytes: *bytes });
+    Backward { layout, ready, begin, end: end - waited(end), blocking: blocking.collect() }
 }
 
-/// A measured backward pass, which can be replayed.
-pub struct Pass<'a> {
-    strategy: &'a str,
+/// The backward pass of a step on all ranks.
+struct Step<'a> {
+    /// That of the last rank: an operation begins when all have come to it.
+    last: Backward<'a>,
+    /// The same without the time that compression takes in the passes, and the ends of the passes of all ranks.
+    without: (Backward<'a>, Vec<f64>),
+    /// When all operations were done and all passes had ended.
+    finish: f64,
+    /// For how long the forward pass waited for statistics.
+    forward_statistics: f64,
+    /// For how long both passes did.
+    statistics: f64,
+    seen: &'a Seen,
+}
+
+/// Measured backward passes, which can be replayed.
+pub struct Passes<'a> {
     caps: BucketCaps,
-    anatomy: &'a Anatomy,
-    backward: Backward<'a>,
-    cost: &'a Cost,
+    plan: Vec<Bucket>,
+    cost: Cost<'a>,
+    steps: Vec<Step<'a>>,
 }
 
-impl<'a> Pass<'a> {
+impl<'a> Passes<'a> {
     /// From what a run has measured; `None` if it is not known when some gradient was final.
     pub fn measured(
-        strategy: &'a str,
         caps: BucketCaps,
-        anatomy: &'a Anatomy,
+        observed: &'a Observed,
         layout: &'a Layout,
-        cost: &'a Cost,
+        cost: Cost<'a>,
     ) -> Option<Self> {
-        let pass = [anatomy.backward_begin_ms, anatomy.backward_end_ms];
-        let backward = backward(&anatomy.ready, pass, &anatomy.statistics, layout)?;
-        Some(Self { strategy, caps, anatomy, backward, cost })
-    }
-
-    fn ddp(&self) -> Played {
-        self.backward.play(self.caps, self.cost, self.cost)
-    }
-
-    fn is_worth(&self, gain: f64) -> bool {
-        gain > self.anatomy.wall_ms * NEGLIGIBLE_PCT / 100.0
-    }
-
-    /// For strategies that block where `ddp` would communicate beside the pass.
-    pub fn of_blocking(&self) -> Option<String> {
-        let least = self.ddp().exposed() + self.forward_statistics();
-        let gain = self.anatomy.exposed_ms - least;
-        let buckets = || {
-            format!(
-                "{} leaves {:.2} ms exposed; the same bytes in buckets during backward (--strategy ddp) would leave \
-                 about {least:.2}",
-                self.strategy, self.anatomy.exposed_ms
-            )
-        };
-        match of_statistics(self.anatomy, None) {
-            Some((more, text)) if more > gain => Some(text),
-            _ => self.is_worth(gain).then(buckets),
+        if layout.trained().any(|(id, _)| !observed.params.contains(&id.0)) {
+            return None;
         }
+        let mut passes = Self { caps, plan: Vec::new(), cost, steps: Vec::new() };
+        let steps: Vec<Step> =
+            observed.alike().map(|seen| passes.step(seen, observed, layout)).collect();
+        passes.plan = steps.first()?.last.plan(caps);
+        passes.steps = steps;
+        Some(passes)
     }
 
-    /// For strategies that compress gradients, which takes time too.
-    pub fn of_compression(&self) -> Option<String> {
-        let (exposed, compression) = (self.anatomy.exposed_ms, self.anatomy.sync_ms);
-        let (least, gain) = self.uncompressed();
-        let pays = || match self.is_worth(gain) {
-            true => format!(
-                "{exposed:.2} ms stay exposed and compression itself takes {compression:.2} ms: --strategy ddp would \
-                 leave about {least:.2} exposed and compress nothing, {gain:.2} ms less per step"
-            ),
-            false => format!(
-                "{exposed:.2} ms stay exposed and compression itself takes {compression:.2} ms: without it \
-                 (--strategy ddp) about {least:.2} would be exposed, so the step would {}",
-                if self.is_worth(-gain) {
-                    format!("take {:.2} ms more", -gain)
-                } else {
-                    "take about as long".to_owned()
-                }
-            ),
-        };
-        match of_statistics(self.anatomy, None) {
-            Some((more, text)) if more > gain => Some(text),
-            _ => Some(pays()),
-        }
-    }
-
-    /// Whether the step would be shorter without compression.
-    pub fn gains_without_compression(&self) -> bool {
-        self.is_worth(self.uncompressed().1)
-    }
-
-    /// What would be exposed without compression, and what the step would gain.
-    fn uncompressed(&self) -> (f64, f64) {
-        let pass = self.without_compression();
-        let least =
-            pass.play(self.caps, self.cost, self.cost).exposed() + self.forward_statistics();
-        (least, self.anatomy.exposed_ms + self.anatomy.sync_ms - least)
-    }
-
-    /// For `ddp` itself: other bucket sizes, no statistics, or fewer bytes, in this order where they gain equally.
-    pub fn of_ddp(&self) -> Option<String> {
-        let played = self.ddp();
-        let (best, least) = self.backward.best_caps(self.cost);
-        let gain = played.exposed() - least;
-        if let Some((more, text)) = of_statistics(self.anatomy, Some(self))
-            && more > gain
-        {
-            return Some(text);
-        }
-        let late = played.buckets.iter().enumerate().filter(|(_, bucket)| bucket.done > played.end);
-        let needs = |of: &BucketTimes| of.done - of.sent;
-        let Some((at, bucket)) = late.max_by(|a, b| needs(a.1).total_cmp(&needs(b.1))) else {
-            return Some(format!(
-                "{:.2} ms are exposed although the buckets should be done when backward ends: operations take \
-                 longer than their size explains, look for what else uses the cores or the network",
-                self.anatomy.exposed_ms
-            ));
-        };
-        let queue = match bucket.sent > bucket.ready {
-            true => format!(" after {:.2} ms in the queue", bucket.sent - bucket.ready),
-            false => String::new(),
-        };
-        let why = format!(
-            "bucket {at} is ready {:.2} ms before the end of backward and needs {:.2} ms{queue}: {:.2} ms stay exposed",
-            played.end - bucket.ready,
-            needs(bucket),
-            played.exposed()
-        );
-        if self.is_worth(gain) {
-            return Some(format!(
-                "{why}; --bucket-cap-mb {} --first-bucket-mb {} would hide {gain:.2} of them",
-                mb(best.bytes),
-                mb(best.first_bytes)
-            ));
-        }
-        let halved = self.backward.play(self.caps, self.cost, |bytes| (self.cost)(bytes / 2));
-        let total: f64 = played.buckets.iter().map(needs).sum();
-        let behind = played.end - played.buckets.first().map_or(0.0, |first| first.ready);
-        let bound = match total > behind {
-            true => format!(
-                "all {total:.2} ms of communication cannot hide behind the {behind:.2} ms from the first gradient to \
-                 the end of backward"
-            ),
-            false => {
-                "it is the last to be ready, and nothing is left to compute behind it".to_owned()
+    fn step(&self, seen: &'a Seen, observed: &Observed, layout: &'a Layout) -> Step<'a> {
+        let of_rank = |rank: &RankStep, moved: &dyn Fn(f64) -> f64| {
+            let mut ready = vec![0.0; layout.params().len()];
+            for (param, at) in observed.params.iter().zip(&rank.ready) {
+                ready[*param] = moved(*at);
             }
+            let statistics = observed.statistics_ops.iter().map(|&at| {
+                let [submitted, .., done] = rank.ops[at];
+                let begin = moved(submitted);
+                (begin, begin + (done - submitted), observed.bytes[at])
+            });
+            backward(ready, rank.backward.map(moved), &statistics.collect::<Vec<_>>(), layout)
         };
-        let why = format!("{why}, which no bucket size changes ({bound})");
-        Some(match self.is_worth(played.exposed() - halved.exposed()) {
-            true => format!(
-                "{why}; half the bytes (--strategy bf16) would leave about {:.2}, and a larger batch would share them \
-                 among more samples",
-                halved.exposed()
+        let as_measured: Vec<Backward> =
+            seen.ranks.iter().map(|rank| of_rank(rank, &|at| at)).collect();
+        let without = seen.ranks.iter().zip(&as_measured).map(|(rank, backward)| {
+            let compressing = self.compressing(rank, backward, observed);
+            of_rank(rank, &|at| {
+                let before = compressing.iter().filter(|(sent, _)| *sent <= at);
+                at - before.map(|(_, ms)| ms).sum::<f64>()
+            })
+        });
+        let without: Vec<Backward> = without.collect();
+        let ends = |all: &[Backward]| all.iter().map(|of| of.end).collect::<Vec<f64>>();
+        let statistics = |is_of: &dyn Fn(&RankStep, f64) -> bool| {
+            let of_rank = |rank: &RankStep| {
+                let ops = observed.statistics_ops.iter().map(|at| rank.ops[*at]);
+                let ops = ops.filter(|[submitted, ..]| is_of(rank, *submitted));
+                ops.map(|[submitted, .., done]| done - submitted).sum::<f64>()
+            };
+            seen.ranks.iter().map(of_rank).sum::<f64>() / seen.ranks.len().max(1) as f64
+        };
+        let done = seen.ranks.iter().flat_map(|rank| rank.ops.iter().map(|op| op[3]));
+        let pass_ends = seen.ranks.iter().map(|rank| rank.backward[1]);
+        Step {
+            finish: done.chain(pass_ends).fold(f64::NEG_INFINITY, f64::max),
+            forward_statistics: statistics(&|rank, at| at < rank.backward[0]),
+            statistics: statistics(&|_, _| true),
+            without: (last(&without), ends(&without)),
+            last: last(&as_measured),
+            seen,
+        }
+    }
+
+    /// When this rank had compressed each bucket, and how long that took: from its last gradient, or from the bucket
+    /// before it, until it was submitted.
+    fn compressing(
+        &self,
+        rank: &RankStep,
+        backward: &Backward,
+        observed: &Observed,
+    ) -> Vec<(f64, f64)> {
+        let final_at = |bucket: &Bucket| {
+            let of = |id: usize| observed.params.iter().position(|param| *param == id);
+            let ready = bucket.params.iter().filter_map(|id| Some(rank.ready[of(id.0)?]));
+            ready.fold(f64::NEG_INFINITY, f64::max)
+        };
+        let plan = backward.plan(self.caps);
+        let mut before = f64::NEG_INFINITY;
+        let sent = plan.iter().zip(&observed.bucket_ops).map(|(bucket, at)| {
+            let submitted = rank.ops[*at][0];
+            let ms = (submitted - final_at(bucket).max(before)).max(0.0);
+            before = submitted;
+            (submitted, ms)
+        });
+        sent.collect()
+    }
+
+    /// By how much each measured step ended later than its replay.
+    fn missed(&self, now: &[Played]) -> Vec<f64> {
+        self.steps.iter().zip(now).map(|(step, of)| step.finish - of.finish()).collect()
+    }
+
+    /// By how much steps usually end later than operations of their size explain, in milliseconds.
+    pub fn unexplained_ms(&self) -> Option<f64> {
+        median(self.missed(&self.as_is()))
+    }
+
+    fn as_is(&self) -> Vec<Played> {
+        self.steps
+            .iter()
+            .map(|step| step.last.play_plan(&self.plan, self.cost, self.cost, |_| 0.0))
+            .collect()
+    }
+
+    /// The gain from the replays of each step as it was and changed. What the replay of a step misses is added to the
+    /// spread, but not to the gain. `None` if the replay misses more than it promises.
+    fn gain(&self, now: &[Played], changed: &[f64]) -> Option<Gain> {
+        let missed = self.missed(now);
+        let usual = median(missed.iter().copied())?;
+        let steps = now.iter().zip(changed).zip(&missed);
+        let gain =
+            Gain::of(steps.map(|((now, changed), missed)| now.finish() - changed + missed - usual));
+        gain.filter(|gain| usual.abs() <= gain.ms)
+    }
+
+    /// For `ddp`: other sizes of buckets. The second value is whether it is certain that none would help.
+    pub fn other_buckets(&self, least_ms: f64) -> (Option<Remedy>, bool) {
+        let Some(first) = self.steps.first() else { return (None, false) };
+        let now = self.as_is();
+        let mut plans: Vec<(BucketCaps, Vec<Bucket>)> = Vec::new();
+        for caps in sizes() {
+            let plan = first.last.plan(caps);
+            if plan != self.plan && plans.iter().all(|(_, of)| *of != plan) {
+                plans.push((caps, plan));
+            }
+        }
+        let mut best: Option<(Gain, usize, BucketCaps)> = None;
+        let mut usual_gain = f64::NEG_INFINITY;
+        for (caps, plan) in &plans {
+            let changed = self
+                .steps
+                .iter()
+                .map(|step| step.last.play_plan(plan, self.cost, self.cost, |_| 0.0).finish());
+            let changed: Vec<f64> = changed.collect();
+            let gains = now.iter().zip(&changed).map(|(now, then)| now.finish() - then);
+            usual_gain = usual_gain.max(median(gains).unwrap_or(0.0));
+            let Some(gain) = self.gain(&now, &changed) else { continue };
+            // Fewer operations win, unless more of them gain a tenth more.
+            let is_better = best.is_none_or(|(of, count, _)| match plan.len() > count {
+                true => gain.low_ms > of.low_ms + 0.1 * of.low_ms.abs(),
+                false => gain.low_ms > of.low_ms - 0.1 * of.low_ms.abs(),
+            });
+            if is_better {
+                best = Some((gain, plan.len(), *caps));
+            }
+        }
+        let remedy = best.map(|(gain, _, caps)| Remedy {
+            change: format!(
+                "`--bucket-cap-mb {} --first-bucket-mb {}`",
+                mb(caps.bytes),
+                mb(caps.first_bytes)
             ),
-            false => format!("{why}: more computation per step would"),
+            removes_ms: gain.ms,
+            gain,
+            costs: None,
+            also: None,
+            changes_weights: false,
+        });
+        (remedy, usual_gain <= least_ms)
+    }
+
+    /// For `ddp`: half of the bytes.
+    pub fn half_the_bytes(&self, conversion: Conversion) -> Option<Remedy> {
+        let elems = |bytes: u64| bytes as f64 / size_of::<f32>() as f64;
+        let narrow = |bytes: u64| conversion.narrow_ms * elems(bytes);
+        let widen = |bytes: u64| conversion.widen_ms * elems(bytes);
+        let halved = |bytes: u64| (self.cost)(bytes / 2);
+        let now = self.as_is();
+        let changed = self.steps.iter().map(|step| {
+            let played = step.last.play_plan(&self.plan, self.cost, halved, narrow);
+            played.finish_after(self.plan.iter().map(bytes_of), widen)
+        });
+        let changed: Vec<f64> = changed.collect();
+        let gain = self.gain(&now, &changed)?;
+        let converting: f64 =
+            self.plan.iter().map(bytes_of).map(|bytes| narrow(bytes) + widen(bytes)).sum();
+        Some(Remedy {
+            change: "`--strategy bf16`".to_owned(),
+            removes_ms: gain.ms + converting,
+            gain,
+            costs: Some(("converting", converting)),
+            also: None,
+            changes_weights: true,
         })
     }
 
-    /// The pass without the time that compression takes in it. Where in the pass it was is not known, so all of the pass
-    /// becomes shorter alike.
-    fn without_compression(&self) -> Backward<'a> {
-        let Backward { begin, end, .. } = self.backward;
-        let len = (end - begin).max(f64::MIN_POSITIVE);
-        let factor = 1.0 - (self.anatomy.sync_ms / len).min(0.5);
-        let moved = |at: f64| begin + (at - begin) * factor;
-        let mut backward = self.backward.clone();
-        backward.end = moved(end);
-        backward.ready.iter_mut().for_each(|at| *at = moved(*at));
-        backward.blocking.iter_mut().for_each(|of| of.at = moved(of.at));
-        backward
+    /// For strategies that block where `ddp` would communicate beside the pass.
+    pub fn with_ddp(&self) -> Option<Remedy> {
+        let gains: Vec<f64> = self
+            .as_is()
+            .iter()
+            .zip(&self.steps)
+            .map(|(of, step)| step.finish - of.finish())
+            .collect();
+        let gain = Gain::of(gains)?;
+        Some(Remedy {
+            change: "`--strategy ddp`".to_owned(),
+            gain,
+            removes_ms: gain.ms,
+            costs: None,
+            also: Some("It sends the same bytes in buckets during the backward pass".to_owned()),
+            changes_weights: false,
+        })
     }
 
-    /// For how long the forward pass waits for statistics.
-    fn forward_statistics(&self) -> f64 {
-        let forward = |op: &&OpLine| op.ready_ms < self.backward.begin;
-        self.anatomy.statistics.iter().filter(forward).map(|op| op.done_ms - op.ready_ms).sum()
+    /// For strategies that compress gradients, which takes time too: none. What would be exposed then is the second value.
+    pub fn without_compression(&self) -> Option<(Remedy, f64)> {
+        let exposed = |step: &Step| {
+            let (backward, ends) = &step.without;
+            let played = backward.play_plan(&self.plan, self.cost, self.cost, |_| 0.0);
+            let of_rank =
+                |end: &f64| played.blocked + (played.finish() - end - played.blocked).max(0.0);
+            let of_ranks = ends.iter().map(of_rank).sum::<f64>() / ends.len().max(1) as f64;
+            of_ranks + step.forward_statistics
+        };
+        let exposed: Vec<f64> = self.steps.iter().map(exposed).collect();
+        let steps = || self.steps.iter().zip(&exposed);
+        let gain = Gain::of(steps().map(|(step, of)| step.seen.exposed + step.seen.sync - of))?;
+        let removes_ms = median(steps().map(|(step, of)| step.seen.exposed - of))?;
+        let remedy = Remedy {
+            change: "`--strategy ddp`".to_owned(),
+            gain,
+            removes_ms,
+            costs: None,
+            also: None,
+            changes_weights: true,
+        };
+        Some((remedy, median(exposed)?))
+    }
+
+    /// No synchronized batch norms.
+    pub fn without_statistics(&self) -> Option<Remedy> {
+        if self.steps.iter().all(|step| step.last.blocking.is_empty() && step.statistics == 0.0) {
+            return None;
+        }
+        let gain = |step: &Step| {
+            let play = |of: &Backward| of.play_plan(&self.plan, self.cost, self.cost, |_| 0.0);
+            let without = Backward { blocking: Vec::new(), ..step.last.clone() };
+            step.forward_statistics + play(&step.last).finish() - play(&without).finish()
+        };
+        no_statistics(self.steps.iter().map(gain))
     }
 }
 
-/// Advice to do without synchronized batch norms, with what the step would gain in milliseconds. Without a replay, the
-/// gain is for how long the passes wait. `None` if it is negligible.
-pub fn of_statistics(anatomy: &Anatomy, pass: Option<&Pass>) -> Option<(f64, String)> {
-    let waited = anatomy.statistics_ms();
-    let gain = pass.map_or(waited, |pass| {
-        let without = Backward { blocking: Vec::new(), ..pass.backward.clone() };
-        let without = without.play(pass.caps, pass.cost, pass.cost).exposed();
-        pass.forward_statistics() + pass.ddp().exposed() - without
-    });
-    (gain > anatomy.wall_ms * NEGLIGIBLE_PCT / 100.0).then(|| {
-        let text = format!(
-            "{} of synchronised batch norm make the passes wait {waited:.2} ms per step: without --sync-batch-norm the \
-             step would take about {gain:.2} ms less, and each rank would normalize by its own samples; a larger batch \
-             per rank needs it less",
-            plural(anatomy.statistics.len(), "all-reduce")
-        );
-        (gain, text)
+/// The pass of the last rank: each of its times is that of the rank that comes last.
+fn last<'a>(ranks: &[Backward<'a>]) -> Backward<'a> {
+    let later = |mut all: Backward<'a>, rank: &Backward<'a>| {
+        all.ready.iter_mut().zip(&rank.ready).for_each(|(at, of)| *at = at.max(*of));
+        all.blocking.iter_mut().zip(&rank.blocking).for_each(|(at, of)| at.at = at.at.max(of.at));
+        (all.begin, all.end) = (all.begin.max(rank.begin), all.end.max(rank.end));
+        all
+    };
+    ranks[1..].iter().fold(ranks[0].clone(), later)
+}
+
+/// The statistics of a step that is not replayed: the passes would not wait for them.
+pub fn waits_for_statistics(observed: &Observed) -> Option<Remedy> {
+    if observed.statistics_ops.is_empty() {
+        return None;
+    }
+    no_statistics(observed.alike().map(|step| {
+        let of_rank = |rank: &RankStep| -> f64 {
+            observed.statistics_ops.iter().map(|at| rank.ops[*at][3] - rank.ops[*at][0]).sum()
+        };
+        step.ranks.iter().map(of_rank).sum::<f64>() / step.ranks.len() as f64
+    }))
+}
+
+fn no_statistics(gains: impl Iterator<Item = f64>) -> Option<Remedy> {
+    let gain = Gain::of(gains)?;
+    Some(Remedy {
+        change: "leaving out `--sync-batch-norm`".to_owned(),
+        removes_ms: gain.ms,
+        gain,
+        costs: None,
+        also: Some("Each rank would normalize by its own samples".to_owned()),
+        changes_weights: true,
     })
 }
 

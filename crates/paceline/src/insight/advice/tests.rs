@@ -1,11 +1,12 @@
-//! Sentences of advice for synthetic steps.
+//! Advice for synthetic steps.
 
 use paceline_model::{Init, LayoutBuilder};
 
 use super::*;
-use crate::metrics::anatomy::ReadyLine;
+use crate::insight::observed::RankStep;
 
 const MB: usize = 1 << 20;
+const STEPS: usize = 40;
 
 fn layout() -> Layout {
     let mut builder = LayoutBuilder::new();
@@ -16,140 +17,381 @@ fn layout() -> Layout {
     builder.finish(1)
 }
 
-/// Four gradients of 1 MiB, ready at 40, 30, 20, 10 ms; backward ends at 40 ms.
-fn anatomy(exposed_ms: f64) -> Anatomy {
-    let ready =
-        |at| ReadyLine { param: format!("u{at}.weight"), ready_ms: 10.0 * f64::from(4 - at) };
-    Anatomy {
-        wall_ms: 50.0,
-        exposed_ms,
-        communication_ms: 40.0,
-        backward_end_ms: 40.0,
-        ready: (0..4).rev().map(ready).collect(),
-        ..Anatomy::default()
+/// A run of two ranks, of which each has four gradients of 1 MiB.
+#[derive(Clone, Debug)]
+struct Run {
+    kind: Advice,
+    caps: BucketCaps,
+    ms_per_mb: f64,
+    /// By how many milliseconds each rank is late, step by step.
+    late: fn(usize) -> [f64; 2],
+    /// How much longer than on the link an operation takes, step by step.
+    overhead: fn(usize) -> f64,
+    /// Milliseconds for converting a bucket of 1 MiB in one direction.
+    convert_ms: f64,
+    backward_ms: f64,
+}
+
+const ONE: BucketCaps = BucketCaps { first_bytes: MB, bytes: MB };
+const ALL: BucketCaps = BucketCaps { first_bytes: 4 * MB, bytes: 4 * MB };
+
+impl Run {
+    fn new(kind: Advice, caps: BucketCaps, ms_per_mb: f64) -> Self {
+        Self {
+            kind,
+            caps,
+            ms_per_mb,
+            late: |_| [0.0; 2],
+            overhead: |_| 0.0,
+            convert_ms: 0.0,
+            backward_ms: 40.0,
+        }
+    }
+
+    /// A step: the gradients are final after each quarter of the backward pass, which begins at 10 ms. Then the optimizer
+    /// takes 5 ms.
+    fn step(&self, number: usize) -> Seen {
+        let late = (self.late)(number);
+        let plan = paceline_strategies::plan_buckets(&layout(), 4, self.caps);
+        let ready =
+            |rank: usize, at: usize| 10.0 + late[rank] + self.backward_ms / 4.0 * (4 - at) as f64;
+        let is_blocking = self.kind == Advice::UseBuckets;
+        let mut ranks: Vec<RankStep> = [0, 1]
+            .map(|rank| RankStep {
+                backward: [10.0 + late[rank], ready(rank, 0)],
+                ready: [3, 2, 1, 0].map(|at| ready(rank, at)).into(),
+                ..RankStep::default()
+            })
+            .into();
+        let loss = |rank: usize| 10.0 + late[rank];
+        let bucket = |first: usize| {
+            move |rank: usize| if is_blocking { ready(rank, 0) } else { ready(rank, first) }
+        };
+        let mut ops: Vec<(Box<dyn Fn(usize) -> f64>, f64)> = vec![(Box::new(loss), 0.0)];
+        for of in &plan {
+            ops.push((Box::new(bucket(of.params[0].0)), of.params.len() as f64));
+        }
+        let mut free = f64::NEG_INFINITY;
+        for (submitted, num_mb) in ops {
+            let started = [0, 1].map(|rank| free.max(submitted(rank)));
+            let present = started[0].max(started[1]);
+            free = present + self.ms_per_mb * num_mb + (self.overhead)(number);
+            for (rank, of) in ranks.iter_mut().enumerate() {
+                of.ops.push([submitted(rank), started[rank], present, free]);
+                of.wait += present - started[rank];
+            }
+        }
+        let exposed = |rank: &RankStep| (free - rank.backward[1]).max(0.0);
+        let waiting = |rank: &RankStep| {
+            let of_op = |op: &[f64; 4]| (op[2] - op[1].max(rank.backward[1])).max(0.0);
+            rank.ops.iter().map(of_op).sum::<f64>()
+        };
+        let mean = |part: &dyn Fn(&RankStep) -> f64| ranks.iter().map(part).sum::<f64>() / 2.0;
+        Seen {
+            is_alike: true,
+            exposed: mean(&exposed),
+            waiting: mean(&waiting),
+            ranks,
+            ..Seen::default()
+        }
+    }
+
+    fn observed(&self) -> Observed {
+        let num_buckets = paceline_strategies::plan_buckets(&layout(), 4, self.caps).len();
+        let mb = 4 / num_buckets * MB;
+        Observed {
+            steps: (0..STEPS).map(|number| self.step(number)).collect(),
+            params: vec![3, 2, 1, 0],
+            bytes: [0].into_iter().chain((0..num_buckets).map(|_| mb as u64)).collect(),
+            bucket_ops: (1..=num_buckets).collect(),
+            statistics_ops: Vec::new(),
+        }
+    }
+
+    fn anatomy(&self, observed: &Observed) -> Anatomy {
+        let mean =
+            |part: fn(&Seen) -> f64| observed.steps.iter().map(part).sum::<f64>() / STEPS as f64;
+        let waits =
+            [0, 1].map(|rank| observed.steps.iter().map(|of| of.ranks[rank].wait).sum::<f64>());
+        let rank = usize::from(waits[1] < waits[0]);
+        let cost_ms = (waits[0] - waits[1]).abs() / STEPS as f64;
+        Anatomy {
+            wall_ms: 15.0 + self.backward_ms + mean(|of| of.exposed),
+            exposed_ms: mean(|of| of.exposed),
+            exposed_wait_ms: mean(|of| of.waiting),
+            communication_ms: 4.0 * self.ms_per_mb,
+            slowest: Some(Slowest { rank, steps_pct: 90.0, cost_ms }),
+            ..Anatomy::default()
+        }
+    }
+
+    fn told(&self) -> Told {
+        self.told_of(&self.observed())
+    }
+
+    fn told_of(&self, observed: &Observed) -> Told {
+        let anatomy = self.anatomy(observed);
+        self.told_with(&anatomy, observed)
+    }
+
+    fn told_with(&self, anatomy: &Anatomy, observed: &Observed) -> Told {
+        let ms_per_mb = self.ms_per_mb;
+        let per_elem = self.convert_ms / (MB as f64 / 4.0);
+        let told = advice(Situation {
+            strategy: if self.kind == Advice::UseBuckets { "simple_ddp" } else { "ddp" },
+            kind: self.kind,
+            caps: self.caps,
+            anatomy,
+            observed,
+            layout: &layout(),
+            link: Some(Box::new(move |bytes| ms_per_mb * bytes as f64 / MB as f64)),
+            conversion: &|| Some(Conversion { narrow_ms: per_elem, widen_ms: per_elem }),
+        });
+        let told = told.expect("a run with communication is told something");
+        let Account { exposed_ms, waiting_ms, removed_ms, remains_ms, .. } = told.account;
+        let sum = waiting_ms + removed_ms + remains_ms;
+        assert!((sum - exposed_ms).abs() < 1e-9, "{sum} of {exposed_ms}: {}", told.text);
+        assert!(remains_ms >= -1e-9 || self.kind == Advice::CompareWithDdp, "{}", told.text);
+        told
     }
 }
 
-fn say(kind: Advice, caps: BucketCaps, exposed_ms: f64, ms_per_mb: f64) -> String {
-    let cost: Cost = Box::new(move |bytes| ms_per_mb * bytes as f64 / MB as f64);
-    let name = if kind == Advice::UseBuckets { "simple_ddp" } else { "ddp" };
-    advice(name, kind, caps, &anatomy(exposed_ms), &layout(), &cost).unwrap()
-}
-
-/// An operation of a synchronized batch norm: submitted, and done.
-fn statistics(ready_ms: f64, done_ms: f64) -> OpLine {
-    OpLine { bytes: 0, ready_ms, sent_ms: ready_ms, present_ms: ready_ms, done_ms, hidden_pct: 0.0 }
+/// Pseudo-random numbers from 0 to 1, of which each seed has its own.
+fn noise(number: usize, seed: usize) -> f64 {
+    let x = (number * 31 + seed * 1009 + 7).wrapping_mul(2_654_435_761) % (1 << 32);
+    (x.wrapping_mul(40_503) >> 8) as f64 % 1000.0 / 1000.0
 }
 
 #[test]
 fn what_a_run_is_told() {
-    let small = BucketCaps { first_bytes: MB, bytes: MB };
-    let large = BucketCaps { first_bytes: 4 * MB, bytes: 4 * MB };
     let all = [
-        say(Advice::ChooseBuckets, large, 32.0, 8.0),
-        say(Advice::ChooseBuckets, small, 8.0, 8.0),
-        say(Advice::ChooseBuckets, small, 50.0, 20.0),
-        say(Advice::UseBuckets, small, 32.0, 8.0),
-        say(Advice::ChooseBuckets, small, 0.5, 0.1),
-        say(Advice::AverageLess { every: 8 }, small, 5.0, 8.0),
+        Run::new(Advice::ChooseBuckets, ALL, 8.0),
+        Run { convert_ms: 0.5, ..Run::new(Advice::ChooseBuckets, ONE, 8.0) },
+        Run { convert_ms: 0.5, ..Run::new(Advice::ChooseBuckets, ONE, 20.0) },
+        Run::new(Advice::UseBuckets, ALL, 8.0),
+        Run::new(Advice::ChooseBuckets, ONE, 0.1),
+        Run { convert_ms: 9.0, ..Run::new(Advice::ChooseBuckets, ONE, 8.0) },
+        Run { late: |_| [0.0, 12.0], ..Run::new(Advice::ChooseBuckets, ONE, 2.0) },
+        Run::new(Advice::ShardWith("sharded1"), ONE, 8.0),
     ];
+    let all: Vec<String> = all.iter().map(|run| format!("{}.", run.told().text)).collect();
     insta::assert_snapshot!(all.join("\n"));
 }
 
 #[test]
-fn waiting_is_not_the_links_fault() {
-    let slowest = Some(Slowest { rank: 3, steps_pct: 90.0, cost_ms: 7.0 });
-    let anatomy = Anatomy { slowest, exposed_wait_ms: 5.0, ..anatomy(8.0) };
-    let cost: Cost = Box::new(|_| 1.0);
-    let caps = BucketCaps::new(MB);
-    let kind = Advice::ChooseBuckets;
-    let text = advice("ddp", kind, caps, &anatomy, &layout(), &cost).unwrap();
-    assert!(text.contains("mostly for rank 3"), "{text}");
+fn converting_is_taken_off_what_half_the_bytes_gain() {
+    // 80 ms of communication from 20 ms on: 50 ms are exposed. Half of it: 10 ms. Converting delays each bucket but the first
+    // one, which the queue hides, and widens the last one.
+    let gain = |convert_ms: f64| {
+        let told = Run { convert_ms, ..Run::new(Advice::ChooseBuckets, ONE, 20.0) }.told();
+        assert_eq!(told.account.remedy.as_deref(), Some("`--strategy bf16`"), "{}", told.text);
+        assert!(told.text.ends_with("It changes the weights"), "{}", told.text);
+        let Account { gain, costs_ms, removed_ms, .. } = told.account;
+        let gain = gain.unwrap();
+        assert!((removed_ms - costs_ms - gain.ms).abs() < 1e-9, "{}", told.text);
+        gain.ms
+    };
+    assert!((gain(0.0) - 40.0).abs() < 1e-9);
+    // The first bucket is converted from 20 to 21, and leaves at 21; the last one arrives at 61 and is widened.
+    assert!((gain(1.0) - 38.0).abs() < 1e-9);
+}
+
+#[test]
+fn a_gain_that_the_spread_hides_is_not_promised() {
+    // In most steps one bucket of 32 ms is exposed whole. In a quarter of the steps the operation was over at once, as if
+    // something else had been measured: other buckets gain nothing there.
+    let run = Run {
+        overhead: |number| if number % 4 == 0 { -32.0 } else { 0.0 },
+        ..Run::new(Advice::ChooseBuckets, ALL, 8.0)
+    };
+    let told = run.told();
+    assert!(!told.text.contains("--bucket-cap-mb"), "{}", told.text);
+    let steady = Run::new(Advice::ChooseBuckets, ALL, 8.0).told();
+    let gain = steady.account.gain.unwrap();
+    assert!(steady.text.contains("`--bucket-cap-mb 1 --first-bucket-mb 1`"), "{}", steady.text);
+    assert_eq!((gain.ms, gain.low_ms, gain.high_ms), (24.0, 24.0, 24.0));
+}
+
+#[test]
+fn a_rank_that_is_late_in_each_step_is_not_hidden_by_other_buckets() {
+    // The ranks are late in turns. By the means of both, gradients would be final 3 ms earlier than any bucket can leave.
+    let turns = Run {
+        late: |number| if number % 2 == 0 { [0.0, 6.0] } else { [6.0, 0.0] },
+        ..Run::new(Advice::ChooseBuckets, ALL, 8.0)
+    };
+    let gain = turns.told().account.gain.unwrap();
+    assert!((gain.ms - 24.0).abs() < 1e-9, "{gain:?}");
+}
+
+#[test]
+fn runs_that_differ_by_noise_are_told_the_same() {
+    let runs = [
+        Run { convert_ms: 0.5, ..Run::new(Advice::ChooseBuckets, ONE, 12.0) },
+        Run { convert_ms: 0.5, ..Run::new(Advice::ChooseBuckets, ALL, 4.0) },
+    ];
+    for run in runs {
+        let remedies = [1, 2, 3, 4, 5, 6].map(|seed| {
+            let mut observed = run.observed();
+            for (number, step) in observed.steps.iter_mut().enumerate() {
+                // Each rank is late by up to 2 ms, and each operation by up to 1 ms.
+                let seed = 10 * seed;
+                let late = [noise(number, seed), noise(number, seed + 1)].map(|of| 2.0 * of);
+                let slow = noise(number, seed + 2);
+                for (rank, late) in step.ranks.iter_mut().zip(late) {
+                    rank.backward.iter_mut().for_each(|at| *at += late);
+                    rank.ready.iter_mut().for_each(|at| *at += late);
+                    rank.ops.iter_mut().for_each(|op| {
+                        *op = [op[0] + late, op[1] + late, op[2] + 2.0, op[3] + 2.0 + slow]
+                    });
+                }
+            }
+            run.told_of(&observed).account.remedy.expect("a remedy")
+        });
+        assert!(remedies.iter().all(|of| *of == remedies[0]), "{remedies:?}");
+    }
+}
+
+#[test]
+fn waiting_is_named_where_it_is_the_largest_part() {
+    let late = |late: fn(usize) -> [f64; 2]| {
+        Run { late, ..Run::new(Advice::ChooseBuckets, ONE, 2.0) }.told()
+    };
+    let slow = late(|_| [0.0, 12.0]);
+    assert_eq!(slow.account.remedy.as_deref(), Some("waiting"));
+    assert!(slow.text.contains("waiting is for rank 1: look at what else"), "{}", slow.text);
+    assert!(
+        slow.text.ends_with("take up to 12.00 ms (12.00 to 12.00 in 8 of 10 steps) less"),
+        "{}",
+        slow.text
+    );
+    // Where the ranks are late in turns, no rank is to blame.
+    let turns = late(|number| if number % 2 == 0 { [0.0, 12.0] } else { [12.0, 0.0] });
+    assert!(turns.text.contains("take turns at being late"), "{}", turns.text);
+}
+
+#[test]
+fn a_replay_that_misses_more_than_it_promises_is_silent() {
+    // Operations take 30 ms longer than the link, but only the last one: the model has the usual overhead of all.
+    let run = Run::new(Advice::ChooseBuckets, ONE, 8.0);
+    let mut observed = run.observed();
+    for step in &mut observed.steps {
+        step.exposed += 30.0;
+        step.ranks.iter_mut().for_each(|rank| rank.ops[4][3] += 30.0);
+    }
+    let told = run.told_of(&observed);
+    assert_eq!(told.account.gain, None, "{}", told.text);
+    assert!(
+        told.text.ends_with("look for what else uses the cores or the network"),
+        "{}",
+        told.text
+    );
+}
+
+#[test]
+fn averages_half_as_often_do_not_wait_less() {
+    let mut run = Run::new(Advice::AverageLess { every: 2 }, ONE, 8.0);
+    run.backward_ms = 4.0;
+    let mut observed = run.observed();
+    for (number, step) in observed.steps.iter_mut().enumerate() {
+        (step.exposed, step.waiting) = if number % 2 == 0 { (0.0, 0.0) } else { (40.0, 8.0) };
+    }
+    let told = run.told_of(&observed);
+    let account = &told.account;
+    assert_eq!((account.exposed_ms, account.waiting_ms), (20.0, 4.0));
+    assert_eq!(account.gain.unwrap().ms, 8.0, "{}", told.text);
+    assert!(told.text.contains("`--sync-every 4`"), "{}", told.text);
+    assert!(told.text.ends_with("It changes the weights"), "{}", told.text);
 }
 
 #[test]
 fn costs_are_fitted() {
-    let op = |bytes: u64, ms: f64| OpLine {
-        bytes,
-        ready_ms: 0.0,
-        sent_ms: 1.0,
-        present_ms: 2.0,
-        done_ms: 2.0 + ms,
-        hidden_pct: 0.0,
-    };
-    let cost = measured_cost(&[op(100, 1.5), op(300, 2.5)]);
+    let cost = measured_cost(&[(100.0, 1.5), (300.0, 2.5)]);
     assert!((cost(0) - 1.0).abs() < 1e-9 && (cost(1000) - 6.0).abs() < 1e-9);
-    assert_eq!(measured_cost(&[op(100, 3.0)])(7), 3.0);
+    assert_eq!(measured_cost(&[(100.0, 3.0)])(7), 3.0);
     assert_eq!(measured_cost(&[])(7), 0.0);
+    // What operations take longer than on the link is a cost of each.
+    let run = Run { overhead: |_| 0.5, ..Run::new(Advice::ChooseBuckets, ONE, 8.0) };
+    let cost = cost_of(&run.observed(), Some(Box::new(|bytes| 8.0 * bytes as f64 / MB as f64)));
+    assert!((cost(2 * MB as u64) - 16.5).abs() < 1e-9);
 }
 
 #[test]
 fn statistics_of_batch_norms_are_a_cause_of_their_own() {
-    // Each operation takes 5 ms, and 1 ms more for each MiB. The forward pass of 20 ms waits once, the backward pass of 40 ms
-    // waits once between the gradients. Both ends and ready times contain the waits.
-    let cost: Cost = Box::new(|bytes| 5.0 + bytes as f64 / MB as f64);
-    let caps = BucketCaps { first_bytes: 4 * MB, bytes: 4 * MB };
-    let ready = [4, 3, 2, 1].map(|at| ReadyLine {
-        param: format!("u{}.weight", 4 - at),
-        ready_ms: 25.0 + 10.0 * f64::from(at) + if at > 1 { 5.0 } else { 0.0 },
-    });
-    let anatomy = Anatomy {
-        wall_ms: 85.0,
-        exposed_ms: 19.0,
-        communication_ms: 19.0,
-        backward_begin_ms: 25.0,
-        backward_end_ms: 70.0,
-        ready: ready.into(),
-        statistics: vec![statistics(10.0, 15.0), statistics(37.0, 42.0)],
-        ..Anatomy::default()
-    };
+    // The passes wait 5 ms in the forward pass, and 6 ms in the backward pass, after the first gradient.
+    let run = Run::new(Advice::ChooseBuckets, ALL, 1.0);
+    let mut observed = run.observed();
+    observed.bytes.extend([0, 0]);
+    observed.statistics_ops = vec![2, 3];
+    for step in &mut observed.steps {
+        step.exposed += 11.0;
+        for rank in &mut step.ranks {
+            let moved = |at: f64| if at > 20.0 { at + 6.0 } else { at };
+            rank.ready.iter_mut().for_each(|at| *at = moved(*at));
+            rank.backward[1] += 6.0;
+            rank.ops[1].iter_mut().for_each(|at| *at += 6.0);
+            rank.ops.extend([[3.0, 3.0, 3.0, 8.0], [22.0, 22.0, 22.0, 28.0]]);
+        }
+    }
+    let replayed = pass::backward(
+        observed.steps[0].ranks[0].ready.iter().rev().copied().collect(),
+        [10.0, 56.0],
+        &[(3.0, 8.0, 0), (22.0, 28.0, 0)],
+        &layout(),
+    )
+    .ready;
+    assert_eq!(replayed, [50.0, 40.0, 30.0, 20.0]);
+    let cost: Cost = Box::new(|bytes| if bytes == 0 { 5.5 } else { bytes as f64 / MB as f64 });
     let layout = layout();
-    let replayed =
-        pass::backward(&anatomy.ready, [25.0, 70.0], &anatomy.statistics, &layout).unwrap();
-    assert_eq!((replayed.end, replayed.ready.clone()), (65.0, vec![65.0, 55.0, 45.0, 35.0]));
-    assert_eq!(replayed.blocking.iter().map(|of| of.at).collect::<Vec<_>>(), [37.0]);
-    let told = |anatomy: &Anatomy, kind| advice("ddp", kind, caps, anatomy, &layout, &cost);
-    let text = told(&anatomy, Advice::ChooseBuckets).unwrap();
-    assert!(
-        text.starts_with("2 all-reduces of synchronised batch norm make the passes wait 10.00 ms"),
-        "{text}"
-    );
-    assert!(text.contains("would take about 10.00 ms less"), "{text}");
-    // Without them, the only bucket is what is left to complain about.
-    let without = Anatomy { statistics: Vec::new(), ..anatomy.clone() };
-    assert!(
-        told(&without, Advice::ChooseBuckets).unwrap().starts_with("bucket 0 is ready 0.00 ms")
-    );
-    let text = told(&anatomy, Advice::ChooseGathers { prefetch: Some(1) }).unwrap();
-    assert!(text.contains("--sync-batch-norm"), "{text}");
+    let passes = Passes::measured(ALL, &observed, &layout, &*cost).unwrap();
+    let remedy = passes.without_statistics().unwrap();
+    assert!((remedy.gain.ms - 10.5).abs() < 1e-9, "{remedy:?}");
+    assert_eq!(waits_for_statistics(&observed).unwrap().gain.ms, 11.0);
+    let gathering = Run::new(Advice::ChooseGathers { prefetch: None }, ALL, 1.0);
+    let told = gathering.told_of(&observed);
+    assert!(told.text.contains("`--sync-batch-norm`"), "{}", told.text);
+    assert!(told.text.ends_with("It changes the weights"), "{}", told.text);
 }
 
 #[test]
 fn compression_pays_on_slow_links_only() {
-    let caps = BucketCaps { first_bytes: MB, bytes: MB };
-    let told = |exposed_ms: f64, sync_ms: f64, ms_per_mb: f64| {
-        let cost: Cost = Box::new(move |bytes| ms_per_mb * bytes as f64 / MB as f64);
-        let anatomy = Anatomy { sync_ms, ..anatomy(exposed_ms) };
-        advice("bf16", Advice::CompareWithDdp, caps, &anatomy, &layout(), &cost).unwrap()
+    let told = |exposed: f64, sync: f64, ms_per_mb: f64| {
+        let run =
+            Run { backward_ms: 40.0 + sync, ..Run::new(Advice::CompareWithDdp, ONE, ms_per_mb) };
+        let mut observed = run.observed();
+        for step in &mut observed.steps {
+            (step.exposed, step.sync) = (exposed, sync);
+            for rank in &mut step.ranks {
+                // Each bucket is compressed once it is final: a quarter of the time for each.
+                for (at, ready) in rank.ready.iter_mut().enumerate() {
+                    *ready = 10.0 + 10.0 * (at + 1) as f64 + sync / 4.0 * at as f64;
+                    rank.ops[at + 1][0] = *ready + sync / 4.0;
+                }
+                rank.backward[1] = 50.0 + sync;
+                // Operations take no longer than on the link.
+                for at in 0..rank.ops.len() {
+                    let free = if at > 0 { rank.ops[at - 1][3] } else { 0.0 };
+                    let begin = free.max(rank.ops[at][0]);
+                    let num_mb = if at > 0 { 1.0 } else { 0.0 };
+                    rank.ops[at][3] = begin + ms_per_mb * num_mb;
+                }
+            }
+        }
+        let anatomy = Anatomy { sync_ms: sync, ..run.anatomy(&observed) };
+        run.told_with(&anatomy, &observed)
     };
     // 1 ms per MiB: whole gradients leave 1 ms exposed, the last bucket. 4 ms are for compression.
     let fast = told(2.0, 4.0, 1.0);
-    assert!(
-        fast.ends_with(
-            "would leave about 1.00 exposed and compress nothing, 5.00 ms less per step"
-        ),
-        "{fast}"
-    );
+    let gain = fast.account.gain.unwrap();
+    assert!((gain.ms - 5.0).abs() < 1e-9 && fast.account.removed_ms == 1.0, "{}", fast.text);
     // Even where next to nothing is exposed.
     let hidden = told(0.5, 8.0, 0.1);
-    assert!(
-        hidden.ends_with("about 0.10 exposed and compress nothing, 8.40 ms less per step"),
-        "{hidden}"
-    );
-    // 20 ms per MiB: without compression, 80 ms of communication begin at 9 ms, and the pass ends at 36 ms.
+    assert!((hidden.account.gain.unwrap().ms - 8.4).abs() < 1e-9, "{}", hidden.text);
+    // 20 ms per MiB: without compression, 80 ms of communication begin at 20 ms, and the pass ends at 50 ms.
     let slow = told(10.0, 4.0, 20.0);
+    assert_eq!(slow.account.gain, None);
     assert!(
-        slow.ends_with("about 53.00 would be exposed, so the step would take 39.00 ms more"),
-        "{slow}"
+        slow.text.contains("about 50.00 would be exposed, and the step would take 36.00 ms"),
+        "{}",
+        slow.text
     );
 }

@@ -37,6 +37,7 @@ use crate::bench::screen::say;
 use crate::bench::sweep;
 use crate::environment::Placement;
 use crate::run::config::TrainConfig;
+use crate::sweep::rank::Spread;
 use crate::sweep::spec;
 use crate::sweep::summary::RunSummary;
 use crate::text::line_width;
@@ -76,6 +77,8 @@ pub struct Row {
     pub slowest_named: Option<&'static str>,
     /// The measured step of `ddp` on the emulated link, in milliseconds.
     pub measured_ms: Option<f64>,
+    /// The same over the rounds.
+    pub measured_spread: Option<Spread>,
     /// The predicted step divided by the measured one.
     pub ratio: Option<f64>,
 }
@@ -101,6 +104,7 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
     if args.memory {
         return memory::predict_memory(args);
     }
+    flags::check_memory_flags(args)?;
     let runs = flags::resolve(args)?;
     match Given::of(args)? {
         Some(given) => of_numbers(args, &given, &runs),
@@ -277,6 +281,7 @@ impl Row {
             slowest_named: chosen.slowest_named(args.efficiency),
             prediction,
             measured_ms: None,
+            measured_spread: None,
             ratio: None,
         };
         Ok((row, chosen))
@@ -285,7 +290,11 @@ impl Row {
     /// The row with the measurement of these rounds, if there are any.
     fn measured(self, rounds: Option<&Vec<RunSummary>>) -> Result<Self> {
         let ms = rounds.map(|rounds| median_of(rounds, "step_ms_median")).transpose()?;
-        Ok(Self { measured_ms: ms, ratio: ms.map(|ms| self.prediction.step_ms / ms), ..self })
+        let of = |rounds: &Vec<RunSummary>| {
+            Spread::of(rounds.iter().map(|run| run.number("step_ms_median")))
+        };
+        let ratio = ms.map(|ms| self.prediction.step_ms / ms);
+        Ok(Self { measured_ms: ms, measured_spread: rounds.and_then(of), ratio, ..self })
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::time::Instant;
 
+use paceline_analysis::stats::median;
 use paceline_kernels::{Compute, cast, top_k};
 use paceline_memory::{Allocator, Category, DType};
 use paceline_model::Layout;
@@ -68,6 +69,38 @@ pub fn costs(layout: &Layout, config: &TrainConfig) -> Result<Costs> {
     }
     let [narrow_ms, widen_ms, select_ms, scatter_ms] = costs;
     Ok(Costs { narrow_ms, widen_ms, select_ms, scatter_ms })
+}
+
+/// Parts of [`half_costs`], of which each is converted once.
+const PARTS: usize = 16;
+
+/// The times to round `len` gradients to half precision and to widen them, in milliseconds. Each part of them is converted
+/// once: gradients that were converted just before would be found in the cache, which those of a step are not.
+pub fn half_costs(len: usize, threads: usize) -> Result<[f64; 2]> {
+    let failed = |e: &dyn std::fmt::Display| Failure::Run(format!("cannot time compression: {e}"));
+    let compute = Compute::new(threads, Allocator::new())?;
+    let part = len.div_ceil(PARTS);
+    let tensor = |dtype| {
+        let tensor = compute.allocator.tensor(dtype, [part * PARTS], Category::Workspace);
+        tensor.map_err(|e| failed(&e))
+    };
+    let (x, rounded) = (tensor(DType::F32)?, tensor(DType::BF16)?);
+    x.write::<f32>().map_err(|e| failed(&e))?.fill(0.1);
+    let mut costs = [Vec::new(), Vec::new()];
+    for at in 0..PARTS {
+        let range = at * part..(at + 1) * part;
+        let own = x.slice(range.clone()).map_err(|e| failed(&e))?;
+        let half = rounded.slice(range).map_err(|e| failed(&e))?;
+        let ways: [&dyn Fn() -> paceline_kernels::Result<()>; 2] =
+            [&|| cast::narrow(&compute, &own, &half), &|| cast::widen(&compute, &half, &own)];
+        for (cost, way) in costs.iter_mut().zip(ways) {
+            let begin = Instant::now();
+            way().map_err(|e| failed(&e))?;
+            cost.push(begin.elapsed().as_secs_f64() * 1e3);
+        }
+    }
+    let all = len as f64 / part as f64;
+    Ok(costs.map(|parts| median(parts).unwrap_or(0.0) * all))
 }
 
 /// The prediction for compressed gradients.
@@ -205,6 +238,7 @@ mod tests {
             compute_ms: 40.0,
             backward_begin_ms: 10.0,
             backward_end_ms: 30.0,
+            spread: None,
             ready: vec![ReadyLine { param: "a.weight".to_owned(), ready_ms: 30.0 }],
         };
         let link = link.parse().unwrap();

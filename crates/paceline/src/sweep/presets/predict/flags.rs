@@ -214,6 +214,16 @@ fn check_ranks(args: &PredictArgs) -> Result<()> {
     }
 }
 
+/// Checks that no flag is about memory, which is not predicted. clap does not: what a flag requires is not required if
+/// another flag excludes it, as `--gradient-bytes` does.
+pub fn check_memory_flags(args: &PredictArgs) -> Result<()> {
+    let flags = [("strategies", !args.strategies.is_empty()), ("rank-gb", args.rank_gb.is_some())];
+    let refuse = |flag: &str| {
+        usage(format!("--{flag} belongs to --memory; a step is predicted for ddp: leave it out"))
+    };
+    flags.iter().find(|(_, is_given)| *is_given).map_or(Ok(()), |(flag, _)| refuse(flag))
+}
+
 /// Checks that no flag is about a model that is run.
 fn check_numbers(args: &PredictArgs) -> Result<()> {
     if args.links.iter().any(|name| name == MEASURED) {

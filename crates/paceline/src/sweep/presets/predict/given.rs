@@ -95,6 +95,7 @@ impl Given {
             compute_ms: self.compute_ms,
             backward_begin_ms: begin,
             backward_end_ms: self.compute_ms,
+            spread: None,
             ready: ready.collect(),
         };
         (layout, calibration)

@@ -9,12 +9,9 @@ use super::super::median_of;
 use crate::insight::advice;
 use crate::insight::replay::{self, Backward};
 use crate::metrics::anatomy::{Anatomy, ReadyLine};
-use crate::sweep::rank;
+use crate::sweep::rank::{self, Spread};
 use crate::sweep::summary::RunSummary;
 use crate::{Failure, Result};
-
-/// The fraction of a step that other buckets have to save before they are suggested.
-const MIN_GAIN: f64 = 0.01;
 
 /// The measured times of a step without communication: medians over the rounds, in milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -29,6 +26,8 @@ pub struct Calibration {
     pub backward_begin_ms: f64,
     /// The end of the backward pass since the step began.
     pub backward_end_ms: f64,
+    /// The step over the rounds; `None` if nothing was run.
+    pub spread: Option<Spread>,
     /// When each gradient was final, since the step began, in the order of time.
     pub ready: Vec<ReadyLine>,
 }
@@ -57,16 +56,25 @@ impl Calibration {
             compute_ms: usual(&|run, _| run.number("compute_ms"))?,
             backward_begin_ms: usual(&|_, of| Some(of.backward_begin_ms))?,
             backward_end_ms: usual(&|_, of| Some(of.backward_end_ms))?,
+            spread: Spread::of(rounds.iter().map(|run| run.number("step_ms_median"))),
             ready: (0..first.ready.len()).map(ready_of).collect::<Result<_>>()?,
         })
     }
 
     /// The ready times for a layout with the same parameters.
     pub fn backward<'a>(&self, layout: &'a Layout) -> Result<Backward<'a>> {
+        let mut ready = vec![0.0; layout.params().len()];
+        for (id, param) in layout.trained() {
+            let line =
+                self.ready.iter().find(|line| line.param == param.name).ok_or_else(|| {
+                    Failure::Run(
+                        "a run without communication has not followed all gradients".to_owned(),
+                    )
+                })?;
+            ready[id.0] = line.ready_ms;
+        }
         let pass = [self.backward_begin_ms, self.backward_end_ms];
-        advice::pass::backward(&self.ready, pass, &[], layout).ok_or_else(|| {
-            Failure::Run("a run without communication has not followed all gradients".to_owned())
-        })
+        Ok(advice::pass::backward(ready, pass, &[], layout))
     }
 }
 
@@ -140,9 +148,9 @@ impl Prediction {
         let one_by_one: f64 =
             layout.trained().map(|(_, p)| cost(p.range().len() as u64 * elem_bytes)).sum();
         let loss_ms = (backward.loss_done(cost) - backward.end).max(0.0);
+        // Also if they gain little: a least gain would make some rows' best worse than that of a row with a larger cost.
         let (best, least) = match backward.best_caps(cost) {
-            // The gain is too small to measure, so the present sizes are as good.
-            (_, least) if exposed_ms - least < MIN_GAIN * calibration.step_ms => (caps, exposed_ms),
+            (_, least) if least >= exposed_ms => (caps, exposed_ms),
             best => best,
         };
         let mb = |bytes: usize| bytes as f64 / 1048576.0;
@@ -209,6 +217,7 @@ mod tests {
             compute_ms: 39.0,
             backward_begin_ms: 10.0,
             backward_end_ms: 30.0,
+            spread: None,
             ready,
         };
         (builder.finish(1), calibration)

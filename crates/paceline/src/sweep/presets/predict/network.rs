@@ -16,8 +16,8 @@
 use paceline_collectives::{Algorithm, Cost, Link, OpKind};
 use paceline_memory::DType;
 
-/// Bytes of the header that shows another rank a call, as in the cost model.
-const HEADER_BYTES: f64 = 88.0;
+/// Bytes of the header that shows another rank a call.
+const HEADER_BYTES: f64 = paceline_collectives::HEADER_BYTES as f64;
 
 /// How an all-reduce is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@ use super::super::{Shown, table_of};
 use super::Row;
 use super::compression::Compression;
 use super::model::Calibration;
+use crate::sweep::rank::{MIN_ROUNDS, Spread};
 use crate::text::plural;
 
 const RANKS: Shown<Row> = ("ranks", "ranks", 0, |row| Cell::Whole(row.ranks as u64));
@@ -32,8 +33,10 @@ const OTHERS: [Shown<Row>; 4] = [
 ];
 
 /// What was measured.
-const MEASURED: [Shown<Row>; 2] = [
+const MEASURED: [Shown<Row>; 4] = [
     ("measured_ms", "measured ddp ms", 2, |row| Cell::from(row.measured_ms)),
+    ("measured_min_ms", "from ms", 2, |row| Cell::from(row.measured_spread.map(|of| of.min))),
+    ("measured_max_ms", "to ms", 2, |row| Cell::from(row.measured_spread.map(|of| of.max))),
     ("ratio", "predicted/measured", 3, |row| Cell::from(row.ratio)),
 ];
 
@@ -68,9 +71,11 @@ pub fn text(
         let ranks = format!("{}{side_by_side}", plural(calibration.ranks, "rank"));
         let first = calibration.ready.first().map_or(0.0, |line| line.ready_ms);
         format!(
-            "Without communication, {ranks}: {:.2} ms per step;\n\
+            "Without communication, {ranks}: {:.2} ms per step{};\n\
              gradients are final from {first:.2} to {:.2} ms",
-            calibration.step_ms, calibration.backward_end_ms
+            calibration.step_ms,
+            calibration.spread.map_or(String::new(), |of| rounds_words(&of)),
+            calibration.backward_end_ms
         )
     });
     let mut all: Vec<String> = bases.collect();
@@ -79,6 +84,7 @@ pub fn text(
         let columns = [&[STEP], &MEASURED[..]].concat();
         all.push(format!("\nMeasured on the emulated links:\n{}", part(rows, &columns, width)));
     }
+    all.extend(noise_words(calibrations, rows));
     all.push(format!(
         "\nEfficiency is the step without communication, in percent of the step.\n\
          Slowest link for {target} %: its bandwidth with the latency of the row, and the\n\
@@ -100,6 +106,32 @@ pub fn text(
         ));
     }
     all.join("\n")
+}
+
+/// The range of the rounds, after a median.
+fn rounds_words(of: &Spread) -> String {
+    match of.rounds {
+        1 => " (1 round)".to_owned(),
+        rounds => format!(" ({:.2} to {:.2} in {rounds} rounds)", of.min, of.max),
+    }
+}
+
+/// How far measurements of the same thing are apart, in percent: the largest of all that were made. With too few rounds,
+/// that this is not known.
+fn noise_words(calibrations: &[Calibration], rows: &[Row]) -> Option<String> {
+    let alone = calibrations.iter().filter_map(|calibration| calibration.spread);
+    let all: Vec<Spread> = alone.chain(rows.iter().filter_map(|row| row.measured_spread)).collect();
+    let least = all.iter().map(|of| of.rounds).min()?;
+    if least < MIN_ROUNDS {
+        return Some(format!(
+            "\n{} cannot tell noise from a difference: pass --rounds {MIN_ROUNDS} or more.",
+            plural(least, "round")
+        ));
+    }
+    let apart = all.iter().map(|of| 100.0 * (of.max - of.min) / of.median).fold(0.0, f64::max);
+    Some(format!(
+        "\nRounds of the same run differ by up to {apart:.1} %: no prediction is surer than that."
+    ))
 }
 
 /// The table of compression. Files have the reasons in a sentence.
@@ -141,6 +173,8 @@ mod tests {
             slowest_gbit_s: Some(12.5),
             slowest_named: Some("25gbe"),
             measured_ms,
+            measured_spread: measured_ms
+                .and_then(|ms| Spread::of([Some(ms), Some(ms - 1.0), Some(ms + 2.0)])),
             ratio: measured_ms.map(|ms| 46.0 / ms),
         }
     }
@@ -152,6 +186,7 @@ mod tests {
             compute_ms: 39.0,
             backward_begin_ms: 10.0,
             backward_end_ms: 30.0,
+            spread: Spread::of([Some(39.0), Some(40.0), Some(43.5)]),
             ready: vec![ReadyLine { param: "a.weight".to_owned(), ready_ms: 20.0 }],
         }
     }
@@ -175,11 +210,26 @@ mod tests {
     }
 
     #[test]
+    fn noise_is_stated_or_said_to_be_unknown() {
+        let one = Calibration { spread: Spread::of([Some(40.0)]), ..calibration(2) };
+        let shown = text(&[one], &[row("10gbe", None)], &[], 90.0, None);
+        assert!(shown.contains("40.00 ms per step (1 round);"), "{shown}");
+        assert!(
+            shown.contains("1 round cannot tell noise from a difference: pass --rounds 3"),
+            "{shown}"
+        );
+        let shown = text(&[calibration(2)], &[row("10gbe", None)], &[], 90.0, None);
+        assert!(shown.contains("(39.00 to 43.50 in 3 rounds)"), "{shown}");
+        assert!(shown.contains("differ by up to 11.2 %"), "{shown}");
+    }
+
+    #[test]
     fn a_model_in_numbers_has_no_parameters_and_no_compression() {
         let mut row = row("10gbe", None);
         row.prediction.simple_step_ms = None;
-        let shown = text(&[calibration(1)], &[row], &[], 87.5, None);
-        for absent in ["simple_ddp", "Measured", "fp16", "\u{2013}"] {
+        let given = Calibration { spread: None, ..calibration(1) };
+        let shown = text(&[given], &[row], &[], 87.5, None);
+        for absent in ["simple_ddp", "Measured", "round", "fp16", "\u{2013}"] {
             assert!(!shown.contains(absent), "{absent} in: {shown}");
         }
         assert!(shown.contains("Slowest link for 87.5 %"), "{shown}");
