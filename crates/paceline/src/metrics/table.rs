@@ -280,7 +280,7 @@ pub static TABLE: &[Figure] = &[
         "The operations and gradients of a step one by one, the buckets, and the slowest rank.").console(),
     run("advice", plain("advice"), Same, |f, _| json!(f.advice), "What the anatomy means for the user.").console(),
     run("advised", plain("advised"), Same, |f, _| json!(f.advised),
-        "The numbers of the advice, in ms. `exposed_ms` is the sum of `waiting_ms`, `removed_ms` (by the change that `remedy` names) and \\
+        "The numbers of the advice, in ms. `exposed_ms` is the sum of `waiting_ms`, `removed_ms` (by the change that `remedy` names) and \
          `remains_ms`. `gain` is what the step would gain: the median of the steps, and what a tenth of them is below and above."),
     run("traces", plain("traces"), Each, |f, _| json!(f.traces()), "The trace of each rank, if the run was profiled."),
     run("missing_files", plain("not written"), Each, |f, _| json!(f.missing_files()),
