@@ -22,7 +22,7 @@ pub(crate) fn open(
     for directory in &directories {
         for name in names {
             let path = directory.join(name);
-            match File::open(&path) {
+            match paceline_files::open(&path) {
                 Ok(file) => return Ok((path, file)),
                 Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
                 Err(source) => return Err(DataError::Read { path, source }),
