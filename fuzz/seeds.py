@@ -462,6 +462,226 @@ evaluate = true
     }
 
 
+def config_files() -> dict[str, bytes]:
+    small = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 32,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    classifier = small | {"architectures": ["LlamaForSequenceClassification"]}
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+
+    def file(base: dict = small, **changed: object) -> bytes:
+        return json.dumps(base | changed).encode()
+
+    return {
+        "valid-small": file(),
+        "valid-tied": file(tie_word_embeddings=True, num_key_value_heads=1, head_dim=8, bos_token_id=1, eos_token_id=[2, 3]),
+        "valid-classifier": file(classifier, id2label={"0": "bad", "1": "good"}, pad_token_id=0),
+        "valid-rope-scaling": file(rope_theta=5e5, rope_scaling=scaling | {"type": "llama3"}),
+        "valid-rope-parameters": file(rope_parameters=scaling | {"rope_type": "llama3", "rope_theta": 5e5}),
+        "valid-no-layers": file(num_hidden_layers=0),
+        "refused-empty": b"",
+        "refused-cut": file()[:-9],
+        "refused-no-object": b"[1, 2]",
+        "refused-deep": b"[" * 3000,
+        "refused-no-text": b"{\"\xff\": 1}",
+        "refused-largest-head": file(head_dim=2**32),
+        "refused-largest-vocabulary": file(vocab_size=2**64 - 1),
+        "refused-sizes-that-wrap": file(hidden_size=2**33, intermediate_size=2**33),
+        "refused-heads-that-wrap": file(num_attention_heads=2**63, num_key_value_heads=2**63),
+        "refused-most-parameters": file(hidden_size=2**24, intermediate_size=2**24, num_hidden_layers=10_000),
+        "refused-most-labels": file(classifier, num_labels=2**40),
+        "refused-most-positions": file(max_position_embeddings=2**62),
+        "refused-no-heads": file(num_attention_heads=0),
+        "refused-number-beyond-f64": file().replace(b"64}", b"64, \"rope_theta\": 1e999}"),
+        "refused-negative-range": file(initializer_range=-1.0),
+        "refused-longrope-behind-default": file(rope_parameters={"rope_type": "default"}, rope_scaling={"type": "longrope"}),
+        "refused-scaling-by-zero": file(rope_scaling={"type": "linear", "factor": 0.0}),
+    }
+
+
+def tokenizers() -> dict[str, bytes]:
+    words = {"type": "WordLevel", "unk_token": "?", "vocab": {"?": 0, "good": 1, "bad": 2, "food": 3, "ab": 4}}
+    template = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [5], "tokens": ["<s>"]}},
+    }
+    added = {"id": 5, "content": "<s>", "special": True}
+    added |= {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    base = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [added],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
+        "model": words,
+    }
+    bpe = {
+        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+        "fuse_unk": False, "byte_fallback": False, "vocab": {"a": 0, "b": 1, "ab": 2, "\u0120": 3}, "merges": ["a b"],
+    }  # fmt: skip
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    padding = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None}
+    padding |= {"pad_id": 4294967295, "pad_type_id": 0, "pad_token": "?"}
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["\u2581good", -1.0], ["ab", -2.5]]}
+    piece = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
+    piece |= {"max_input_chars_per_word": 100, "vocab": {"[UNK]": 0, "good": 1, "##s": 2}}
+
+    def file(**changed: object) -> bytes:
+        return json.dumps(base | changed).encode()
+
+    def split(pattern: dict[str, str]) -> dict:
+        return {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+
+    return {
+        "valid-words": file(post_processor=template, padding=padding),
+        "valid-bytes": file(model=bpe, pre_tokenizer=byte_level, decoder=byte_level, normalizer={"type": "NFC"}),
+        "valid-unigram": file(model=unigram, pre_tokenizer=metaspace, decoder=metaspace),
+        "valid-word-piece": file(model=piece, pre_tokenizer={"type": "BertPreTokenizer"}),
+        "valid-split": file(model=bpe, pre_tokenizer=split({"Regex": "\\s+|\\w+"})),
+        "refused-empty": b"",
+        "refused-no-model": b"{}",
+        "refused-cut": file()[:-20],
+        "refused-deep": b"[" * 3000,
+        "refused-no-tokens": file(added_tokens=[], model={"type": "WordLevel", "unk_token": "?", "vocab": {}}),
+        "refused-pattern": file(pre_tokenizer=split({"Regex": "(("})),
+        # Each of these is a panic of the library.
+        "refused-normalizer-of-no-map": file(normalizer={"type": "Precompiled", "precompiled_charsmap": "x"}),
+        "refused-normalizer-without-map": file(normalizer={"type": "Precompiled"}),
+        "refused-decoder-of-no-type": file(decoder={"type": "None"}),
+        "refused-decoder-is-a-number": file(decoder=7),
+        "refused-decoder-strips-more-than-there-is": file(
+            model=bpe,
+            pre_tokenizer=byte_level,
+            decoder={"type": "Strip", "content": "a", "start": 9, "stop": 18446744073709551615},
+        ),
+    }
+
+
+def thrift(value: object) -> bytes:
+    """A structure in Thrift's compact protocol. A dictionary is a structure, a list holds values of one type."""
+
+    def varint(number: int) -> bytes:
+        digits = []
+        while number > 127:
+            digits.append(number & 127 | 128)
+            number >>= 7
+        return bytes([*digits, number])
+
+    def kind(value: object) -> int:
+        if isinstance(value, bool):
+            return 1 if value else 2
+        return {int: 6, int32: 5, bytes: 8, list: 9, dict: 12}[type(value)]
+
+    def body(value: object) -> bytes:
+        if isinstance(value, bool):
+            return b""
+        if isinstance(value, int):
+            return varint(value << 1 if value >= 0 else (-value << 1) - 1)
+        if isinstance(value, bytes):
+            return varint(len(value)) + value
+        if isinstance(value, list):
+            items = b"".join(body(item) for item in value)
+            head = min(len(value), 15) << 4 | kind(value[0])
+            return bytes([head]) + (varint(len(value)) if len(value) >= 15 else b"") + items
+        out, last = b"", 0
+        for number, field in sorted(value.items()):
+            out += bytes([(number - last) << 4 | kind(field)]) + body(field)
+            last = number
+        return out + b"\0"
+
+    return body(value)
+
+
+class int32(int):
+    """A number that is written with 32 bits."""
+
+
+def parquet_files() -> dict[str, bytes]:
+    texts, labels = [b"good food", b"bad", b"\xc3\xa4 good"], [1, 0, 1]
+    plain_texts = b"".join(struct.pack("<I", len(text)) + text for text in texts)
+    plain_labels = struct.pack("<3q", *labels)
+    PLAIN, RLE, DELTA_BYTE_ARRAY, RLE_DICTIONARY = 0, 3, 7, 8
+    UNCOMPRESSED, GZIP = 0, 2
+
+    def page(data: bytes, count: int = 3, encoding: int = PLAIN, unpacked: int | None = None, kind: int = 0) -> bytes:
+        header = {1: int32(kind), 2: int32(len(data) if unpacked is None else unpacked), 3: int32(len(data))}
+        if kind == 2:
+            header[7] = {1: int32(count), 2: int32(encoding)}
+        else:
+            header[5] = {1: int32(count), 2: int32(encoding), 3: int32(RLE), 4: int32(RLE)}
+        return thrift(header) + data
+
+    def file(text: bytes, label: bytes = page(plain_labels), codec: int = UNCOMPRESSED, dictionary: int | None = None) -> bytes:
+        out, chunks = b"PAR1", []
+        for name, kind, pages, packing in [(b"text", 6, text, codec), (b"label", 2, label, UNCOMPRESSED)]:
+            meta = {1: int32(kind), 2: [int32(PLAIN)], 3: [name], 4: int32(packing), 5: 3, 6: len(pages), 7: len(pages)}
+            meta[9] = len(out)
+            if name == b"text" and dictionary is not None:
+                meta |= {9: len(out) + dictionary, 11: len(out)}
+            chunks.append({2: len(out), 3: meta})
+            out += pages
+        leaf = {1: int32(6), 3: int32(0), 4: b"text", 6: int32(0)}
+        schema = [{4: b"rows", 5: int32(2)}, leaf, {1: int32(2), 3: int32(0), 4: b"label"}]
+        group = {1: chunks, 2: len(out), 3: 3}
+        footer = thrift({1: int32(1), 2: schema, 3: 3, 4: [group]})
+        return out + footer + struct.pack("<I", len(footer)) + b"PAR1"
+
+    good = file(page(plain_texts))
+    packed = gzip.compress(plain_texts, mtime=0)
+    words = page(plain_texts, kind=2)
+    indices = bytes([2, 6, 0b100100, 0])
+    bomb = gzip.compress(bytes(2_000_000), mtime=0)
+    return {
+        "valid-plain": good,
+        "valid-gzip": file(page(packed, unpacked=len(plain_texts)), codec=GZIP),
+        "valid-dictionary": file(words + page(indices, encoding=RLE_DICTIONARY), dictionary=len(words)),
+        "refused-empty": b"",
+        "refused-no-footer": good[:-9],
+        "refused-longest-footer": good[:-8] + struct.pack("<I", 2**32 - 1) + b"PAR1",
+        "refused-page-of-2-gib": file(page(plain_texts, unpacked=2**31 - 1)),
+        "refused-page-of-negative-size": file(page(plain_texts, unpacked=-1)),
+        "refused-page-unpacks-to-more": file(page(bomb, unpacked=100), codec=GZIP),
+        "refused-page-cut": file(page(plain_texts)[:-9]),
+        "refused-most-values": file(page(plain_texts, count=2**31 - 1)),
+        "refused-most-values-of-a-dictionary": file(page(plain_texts, count=2**31 - 1, kind=2), dictionary=0),
+        "refused-differences": file(page(bytes([128, 1, 4, 255, 255, 255, 255, 15, 0]), encoding=DELTA_BYTE_ARRAY)),
+        "refused-deep-header": file(bytes([0x1C]) * 200),
+    }
+
+
+def text_rows() -> dict[str, bytes]:
+    lines = b'{"text": "good", "label": 1}\n\n{"label": 0, "text": "b\\u00e4d", "more": [1, {}]}\n'
+    return {
+        "valid-csv": b'text,label\ngood,1\n"bad, ""bad""\n",0\n',
+        "valid-csv-byte-order-mark": b"\xef\xbb\xbflabel,text\r\n1,good\r\n",
+        "valid-csv-empty-text": b"text,label\n,1\n",
+        "valid-lines": lines,
+        "valid-lines-byte-order-mark": b'{"text": "", "label": -1}\n',
+        "refused-empty": b"",
+        "refused-no-label": b"text,stars\ngood,1\n",
+        "refused-word-as-label": b"text,label\ngood,yes\n",
+        "refused-quote-without-end": b'text,label\n"good,1\n',
+        "refused-fewer-fields": b"text,label\ngood\n",
+        "refused-no-text": b"text,label\n\xff\xfe,1\n",
+        "refused-lines-cut": lines[:20],
+        "refused-lines-label-too-large": b'{"text": "a", "label": 18446744073709551615}\n',
+        "refused-lines-text-is-a-number": b'{"text": 1e9, "label": 1}\n',
+        "refused-lines-deep": b'{"text": ' + b"[" * 3000,
+    }
+
+
 if __name__ == "__main__":
     write("paceline", "checkpoint", checkpoints())
     write("paceline", "configuration", configurations())
@@ -470,3 +690,7 @@ if __name__ == "__main__":
     write("rendezvous", "store_wire", stores())
     write("rendezvous", "hello", hellos())
     write("data", "idx", idx_files())
+    write("data", "csv", text_rows())
+    write("data", "parquet", parquet_files())
+    write("data", "tokenizer_json", tokenizers())
+    write("model", "config_json", config_files())

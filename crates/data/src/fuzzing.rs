@@ -1,4 +1,4 @@
-//! What must hold for any bytes that stand in the file of a data set.
+//! What must hold for any bytes that stand in the file of a data set, or in a tokenizer's.
 //!
 //! Input: bytes. Output: whether one of the readers accepts them, and otherwise the last reader's message. A panic
 //! is a fault of the reader. The fuzzer (`fuzz/`) and the replay of its kept inputs (`tests/corpus.rs`) call this;
@@ -13,6 +13,8 @@ use flate2::write::GzEncoder;
 use crate::cifar10::{self, Cifar10};
 use crate::idx::{self, Idx};
 use crate::mnist::Mnist;
+use crate::text::Tokenizer;
+use crate::text::fuzzing::rows;
 use crate::{Dataset, OwnedSample};
 
 /// The items that the bytes are read as: labels, small images, and the images of MNIST.
@@ -39,6 +41,39 @@ pub fn idx(bytes: &[u8]) -> Result<(), String> {
         }
     }
     outcome
+}
+
+/// Reads the bytes as a CSV file with texts and labels, and as lines of JSON. Rows that are accepted have their classes.
+pub fn csv(bytes: &[u8]) -> Result<(), String> {
+    let [as_csv, as_lines] = ["csv", "jsonl"].map(|format| rows(format, bytes));
+    let is_json = bytes.trim_ascii_start().starts_with(b"{");
+    if is_json { as_lines } else { as_csv }
+}
+
+/// Reads the bytes as a Parquet file with texts and labels.
+pub fn parquet(bytes: &[u8]) -> Result<(), String> {
+    rows("parquet", bytes)
+}
+
+/// Reads the bytes as a `tokenizer.json`, and tokenizes a few texts with it. What is cut has the first tokens of the whole,
+/// and no token is beyond the vocabulary.
+pub fn tokenizer(bytes: &[u8]) -> Result<(), String> {
+    let long = "ab good  food\nand \u{e4}<s> more\n".repeat(10_000);
+    let texts = ["", "good food\tand more", " \u{1f600}\u{301} 1234 <s>", long.as_str()];
+    let read = || -> Result<(), crate::text::TextError> {
+        let tokenizer = Tokenizer::from_json("file".as_ref(), bytes.to_vec())?;
+        for text in &texts[..3] {
+            let tokens = tokenizer.encode_whole(text)?;
+            assert!(tokens.iter().all(|token| (*token as usize) < tokenizer.vocab()));
+            tokenizer.decode(&tokens)?;
+        }
+        let owned = texts.map(str::to_owned);
+        let cut = tokenizer.encode(&owned, 16, &mut |_, _| ())?;
+        assert!(cut.iter().all(|tokens| tokens.len() <= 16));
+        assert!((tokenizer.pad() as usize) < tokenizer.vocab());
+        Ok(())
+    };
+    read().map_err(|error| error.to_string())
 }
 
 fn is_sound(read: &Idx, shape: &[usize]) {

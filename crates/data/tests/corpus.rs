@@ -8,3 +8,18 @@ mod replay;
 fn kept_files_of_data_sets_are_read_or_refused() {
     replay::replay(env!("CARGO_MANIFEST_DIR"), "idx", paceline_data::fuzzing::idx);
 }
+
+#[test]
+fn kept_rows_of_texts_are_read_or_refused() {
+    replay::replay(env!("CARGO_MANIFEST_DIR"), "csv", paceline_data::fuzzing::csv);
+}
+
+#[test]
+fn kept_parquet_files_are_read_or_refused() {
+    replay::replay(env!("CARGO_MANIFEST_DIR"), "parquet", paceline_data::fuzzing::parquet);
+}
+
+#[test]
+fn kept_tokenizers_are_read_or_refused() {
+    replay::replay(env!("CARGO_MANIFEST_DIR"), "tokenizer_json", paceline_data::fuzzing::tokenizer);
+}

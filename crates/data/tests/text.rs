@@ -144,7 +144,6 @@ fn an_error_names_the_file_and_the_row() {
             "row 1: the label is 2, not one of the 2 classes from 0 to 1",
         ),
         ("a.csv", b"text,label\nx,-1\n", 2, "row 1: the label is -1, not one of the 2 classes"),
-        ("a.csv", b"text,label\n  ,1\n", 2, "a.csv: row 1: the text is empty"),
         (
             "a.csv",
             b"text,label\nx\n",
@@ -524,4 +523,126 @@ fn running_text_has_the_tokens_of_the_whole_text() {
     check("an added token on both sides of a line's end", across, false);
     let takes_space = tokenizer_of_pairs("null", &bytes(false), &added("ba", true));
     check("an added token that takes the space before it", takes_space, false);
+}
+
+#[test]
+fn a_mark_of_byte_order_is_no_text() {
+    let folder = TempDir::new().unwrap();
+    let marked = |text: String| format!("\u{feff}{text}");
+    for (name, contents) in [("a.csv", csv()), ("a.jsonl", jsonl())] {
+        let path = write(&folder, name, marked(contents));
+        assert_eq!(TextRows::read(&[path], 2).unwrap().texts, TEXTS, "{name}");
+    }
+    let tokenizer = write(&folder, "tokenizer.json", TOKENIZER);
+    write(&folder, "train.txt", marked("good food more".to_owned()));
+    let source = TextSource::new(folder.path(), &tokenizer, None).unwrap();
+    let report = Report { progress: &mut |_, _| (), warn: &mut |_| () };
+    let blocks = source.blocks(Split::Train, 2, report).unwrap();
+    assert_eq!(OwnedSample::read(&blocks, 0, 0).unwrap().i64("inputs"), [1, 3]);
+}
+
+/// A text without tokens is a row of padding; with special tokens it has these.
+#[test]
+fn empty_texts_are_kept() {
+    let folder = TempDir::new().unwrap();
+    write(&folder, "train.csv", "text,label\n,1\ngood,0\n\" \",1\n");
+    let padded = TOKENIZER.replace("\"pad_id\": 0", "\"pad_id\": 4");
+    let bare = padded.replace(
+        "[{\"SpecialToken\": {\"id\": \"[CLS]\", \"type_id\": 0}}, {\"Sequence\"",
+        "[{\"Sequence\"",
+    );
+    for (tokenizer, rows, warnings) in [
+        (&padded, [vec![6], vec![6], vec![6, 1]], vec![]),
+        (
+            &bare,
+            [vec![4], vec![4], vec![1]],
+            vec!["2 of 3 texts have no tokens; each of them is a row of padding, token 4"],
+        ),
+    ] {
+        let tokenizer = write(&folder, "tokenizer.json", tokenizer);
+        let source = TextSource::new(folder.path(), &tokenizer, None).unwrap();
+        let settings = TextSettings {
+            max_length: 3,
+            num_classes: 2,
+            seed: 1,
+            train_samples: None,
+            test_samples: None,
+        };
+        let mut warned = Vec::new();
+        let mut warn = |warning| warned.push(warning);
+        let report = Report { progress: &mut |_, _| (), warn: &mut warn };
+        let dataset = source.classified(Split::Train, &settings, report).unwrap();
+        let read = |at| OwnedSample::read(&dataset, 0, at).unwrap().i64("inputs");
+        let mut found: Vec<Vec<i64>> = (0..3).map(read).collect();
+        found.sort_by_key(|row| (row.len(), row[0] == 1));
+        assert_eq!(found, rows);
+        assert_eq!(warned, warnings);
+    }
+}
+
+/// Only the beginning of a long text is tokenized, where its first tokens are then the same.
+#[test]
+fn a_long_text_is_cut_before_it_is_tokenized() {
+    let folder = TempDir::new().unwrap();
+    let words = "ab aba \u{e4} ab<|end|> b  ab\nab a\n\n a ab ";
+    let long = words.repeat(6_000);
+    for json in [
+        BYTES.to_owned(),
+        // No cut is known.
+        BYTES.replace("\"use_regex\": true}", "\"use_regex\": false}"),
+        BYTES.replace("\"lstrip\": false", "\"lstrip\": true"),
+    ] {
+        let tokenizer = Tokenizer::load(&write(&folder, "tokenizer.json", &json)).unwrap();
+        let whole = tokenizer.encode_whole(&long).unwrap();
+        for max_length in [1, 512, 50_000, 1_000_000] {
+            let cut = tokenizer.encode(&[long.clone(), String::new()], max_length, &mut |_, _| ());
+            let expected = &whole[..max_length.min(whole.len())];
+            assert!(cut.unwrap() == [expected, &[]], "other tokens than of the whole text");
+        }
+        assert!(tokenizer.encode_running_text(&long, &mut |_, _| ()).unwrap() == whole);
+    }
+}
+
+#[test]
+fn a_text_that_cannot_be_cut_is_refused_above_a_size() {
+    let folder = TempDir::new().unwrap();
+    let tokenizer = Tokenizer::load(&write(&folder, "tokenizer.json", BYTES)).unwrap();
+    let long = "a".repeat((16 << 20) + 1);
+    let error = tokenizer.encode_running_text(&long, &mut |_, _| ()).unwrap_err().to_string();
+    assert!(error.contains("the text that begins with \"aaa"), "{error}");
+    assert!(error.ends_with("at most 16 MB are tokenized at once; divide it"), "{error}");
+    assert!(error.len() < 600, "{error}");
+}
+
+#[test]
+fn rows_have_a_largest_size() {
+    let folder = TempDir::new().unwrap();
+    let text = "good ".repeat((8 << 20) / 5 + 4000);
+    let parquet = folder.path().join("a.parquet");
+    write_parquet(&parquet, Compression::SNAPPY, &["good", &text, "bad"], &[1, 0, 1]);
+    for path in [
+        write(&folder, "a.csv", format!("text,label\ngood,1\n{text},0\n")),
+        write(&folder, "a.jsonl", format!("{{\"text\":\"a\",\"label\":1}}\n{{\"text\":\"{text}\"")),
+        parquet,
+    ] {
+        let error = TextRows::read(&[path], 2).unwrap_err().to_string();
+        assert!(error.contains("row 2: "), "{error}");
+        assert!(
+            error.contains("has more than 8 MiB; texts are cut to a number of tokens"),
+            "{error}"
+        );
+    }
+}
+
+/// A small file whose texts repeat has much more text than bytes.
+#[test]
+fn a_parquet_file_has_a_budget_of_memory() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("a.parquet");
+    let text = "good food ".repeat(4_000);
+    let rows = vec![text.as_str(); 2_000];
+    write_parquet(&path, Compression::GZIP(Default::default()), &rows, &vec![1; 2_000]);
+    assert!(fs::metadata(&path).unwrap().len() < 1_000_000);
+    let error = TextRows::read(&[path], 2).unwrap_err().to_string();
+    assert!(error.contains("MB, more than 64 times the file; divide the file"), "{error}");
 }

@@ -120,24 +120,42 @@ fn scatter<T: Stored>(
     Ok(())
 }
 
-/// `rows[i] = i * seq + lengths[i] - 1`: the row of the last element of each sequence, where sequences of different
-/// lengths are padded to `seq` rows each. Shapes: lengths and rows (batch), i64; overwrites. Errors if a length is not
+/// `rows[i] = i * seq + last`: the row of the last element of each sequence, where sequences of different lengths are padded
+/// to `seq` rows each. `last` is `lengths[i] - 1`, or with a `pad` the last place before `lengths[i]` whose id is another
+/// one; 0 if there is none. Shapes: ids (batch, seq), lengths and rows (batch), i64; overwrites. Errors if a length is not
 /// among 1 to `seq`.
-pub fn last_rows(compute: &Compute, lengths: &Tensor, seq: usize, rows: &Tensor) -> Result<()> {
+pub fn last_rows(
+    compute: &Compute,
+    ids: &Tensor,
+    lengths: &Tensor,
+    pad: Option<i64>,
+    rows: &Tensor,
+) -> Result<()> {
     let op = "last_rows";
-    expect_shape(op, "rows", rows.shape(), lengths.shape())?;
-    match compute.device_of(op, [lengths, rows])? {
+    let &[n, seq] = ids.dims() else {
+        let (expected, got) = ([0, 0].into(), ids.shape());
+        return Err(KernelError::Shape { op, operand: "ids", expected, got });
+    };
+    expect_shape(op, "lengths", lengths.shape(), [n])?;
+    expect_shape(op, "rows", rows.shape(), [n])?;
+    match compute.device_of(op, [ids, lengths, rows])? {
         Device::Cpu => {
-            let (lengths, mut rows) = (lengths.read::<i64>()?, rows.write::<i64>()?);
+            let (ids, lengths) = (ids.read::<i64>()?, lengths.read::<i64>()?);
+            let mut rows = rows.write::<i64>()?;
             for (at, (row, &length)) in rows.iter_mut().zip(lengths.iter()).enumerate() {
                 if !(1..=seq as i64).contains(&length) {
                     return Err(KernelError::Index { op, index: length - 1, len: seq });
                 }
-                *row = (at * seq) as i64 + length - 1;
+                let ids = &ids[at * seq..][..length as usize];
+                let last = match pad {
+                    Some(pad) => ids.iter().rposition(|id| *id != pad).unwrap_or(0),
+                    None => ids.len() - 1,
+                };
+                *row = (at * seq + last) as i64;
             }
         }
         Device::Meta => {
-            let pretended = Pretended::new(compute, op).reads(DType::I64, [lengths])?;
+            let pretended = Pretended::new(compute, op).reads(DType::I64, [ids, lengths])?;
             pretended.writes(DType::I64, [rows])?;
         }
     }

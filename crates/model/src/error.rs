@@ -12,6 +12,14 @@ pub enum ModelError {
     /// The configuration of a model is invalid.
     #[error("{0}")]
     Config(String),
+    /// The samples are longer than the sequences that a model knows.
+    #[error("the samples have up to {longest} tokens, and the model knows {most} positions")]
+    TooLong {
+        /// The length of the longest sample.
+        longest: usize,
+        /// The longest that the model can take.
+        most: usize,
+    },
     /// A layer got a different number of saved tensors than it stored.
     #[error("a layer expected {expected} saved tensors, found {found}")]
     Saved {

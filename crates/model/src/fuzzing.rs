@@ -10,8 +10,11 @@ use paceline_kernels::optimizer::{AdamW, Sgd};
 use paceline_memory::{Allocator, DType};
 use safetensors::tensor::Metadata;
 
+use crate::pretrained::infos;
 use crate::weights::{self, DIGEST_KEY, WeightFile, digest, parse};
-use crate::{Init, Layout, LayoutBuilder, ModelError, Optimizer, OptimizerConfig, Storage};
+use crate::{
+    Init, Layout, LayoutBuilder, LlamaConfig, ModelError, Optimizer, OptimizerConfig, Storage,
+};
 
 const OPTIMIZERS: [OptimizerConfig; 2] = [
     OptimizerConfig::Sgd(Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.0 }),
@@ -28,6 +31,14 @@ const OPTIMIZERS: [OptimizerConfig; 2] = [
 /// before it reads anything else.
 pub fn safetensors(bytes: &[u8]) -> Result<(), String> {
     let outcome = read(bytes);
+    // The reader of published weights looks at headers only, and at none of the values.
+    let header_len = bytes.first_chunk().map_or(0, |len| u64::from_le_bytes(*len));
+    let end = usize::try_from(header_len).ok().and_then(|len| len.checked_add(8));
+    if let Some(header) = end.and_then(|end| bytes.get(8..end)) {
+        for (name, begin, info) in infos(header, bytes.len() as u64).unwrap_or_default() {
+            assert!(begin <= bytes.len() as u64, "{name} begins behind the end: {info:?}");
+        }
+    }
     if let Some(signed) = signed(bytes) {
         let again = read(&signed);
         assert!(outcome.is_err() || again == Ok(()), "{again:?} with the digest that it has");
@@ -53,6 +64,25 @@ pub fn signed(bytes: &[u8]) -> Option<Vec<u8>> {
     let header = serde_json::to_vec(&header).expect("a header is plain data");
     let len = (header.len() as u64).to_le_bytes();
     Some([&len, header.as_slice(), data].concat())
+}
+
+/// Reads the bytes as a `config.json`. What is accepted is the same when it is written again, and a model of it can be laid
+/// out.
+pub fn config_json(bytes: &[u8]) -> Result<(), String> {
+    let text = str::from_utf8(bytes).map_err(|error| error.to_string())?;
+    let sentence = |error: ModelError| {
+        let message = error.to_string();
+        assert!(message.contains(' '), "a message is a sentence: {message}");
+        message
+    };
+    let config = LlamaConfig::from_json(text).map_err(sentence)?;
+    let written = config.to_json().to_string();
+    assert_eq!(LlamaConfig::from_json(&written).as_ref().ok(), Some(&config), "{written}");
+    // As if weights were compared with it. A layer more only takes longer.
+    let few = LlamaConfig { num_hidden_layers: config.num_hidden_layers.min(2), ..config };
+    let model = few.build(3).map_err(sentence)?;
+    assert!(model.layout.num_bytes(DType::F64) >= 8 * model.layout.num_params());
+    Ok(())
 }
 
 /// A model whose file has at most 2 KiB.

@@ -36,9 +36,17 @@ pub trait Objective: Send + Sync {
     fn evaluate(&self, cx: &mut Context, output: &Tensor, sums: &Tensor) -> Result<()>;
 
     /// The number that the mean loss divides by in the shares of all ranks together, if these have `num_samples` samples.
-    /// `batch` is the share of one of them, which may have no sample.
-    fn count_of_all(&self, _batch: &Batch, num_samples: usize) -> usize {
-        num_samples
+    /// `batch` is the share of one of them, which may have no sample. `None` if it does not follow from these: then the
+    /// ranks add up [`Objective::count`] in each step. All ranks must give the same answer about their shares.
+    fn count_of_all(&self, _batch: &Batch, num_samples: usize) -> Option<usize> {
+        Some(num_samples)
+    }
+
+    /// Whether the objective leaves out the positions of the targets that lie behind a sample's length
+    /// ([`Batch::LENGTHS`]). If it does not, targets of different lengths are refused, because their padding would be
+    /// trained.
+    fn reads_lengths(&self) -> bool {
+        false
     }
 
     /// Like [`Objective::evaluate`]. Also returns the gradient of `scale` times the summed loss with respect to the

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use paceline_memory::{DType, Tensor};
-use safetensors::tensor::{Dtype, Metadata};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use crate::{Layout, ModelError, Param, Result, Storage};
 
@@ -21,8 +22,11 @@ use crate::{Layout, ModelError, Param, Result, Storage};
 const SINGLE: &str = "model.safetensors";
 /// The file that says which file has which tensor.
 const INDEX: &str = "model.safetensors.index.json";
-/// No header is longer, as in the reference implementation of the format.
-const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// No header is longer. One of the most blocks that a model may have takes 11 MB, and the headers of published models below
+/// 1 MB; what is read takes about eleven times as much memory. (The reference implementation of the format allows 100 MB.)
+const MAX_HEADER_BYTES: u64 = 16_000_000;
+/// No index is longer. It has an entry of about 100 bytes for each tensor.
+pub const MAX_INDEX_BYTES: u64 = 16_000_000;
 /// Bytes that are read at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -123,6 +127,32 @@ impl Pretrained {
         Ok(())
     }
 
+    /// Whether two tensors have the same shape and values, whatever their types. `None` if one of them is not there. Errors
+    /// if their files cannot be read.
+    pub fn are_equal(&self, first: &str, second: &str) -> Result<Option<bool>> {
+        let (Some(first), Some(second)) = (self.tensors.get(first), self.tensors.get(second))
+        else {
+            return Ok(None);
+        };
+        if first.shape != second.shape {
+            return Ok(Some(false));
+        }
+        let num_elems: usize = first.shape.iter().product();
+        let mut pieces = [vec![0.0f32; CHUNK_BYTES], vec![0.0f32; CHUNK_BYTES]];
+        for begin in (0..num_elems).step_by(CHUNK_BYTES) {
+            let elems = begin..num_elems.min(begin + CHUNK_BYTES);
+            for (piece, stored) in pieces.iter_mut().zip([first, second]) {
+                stored.read_as(elems.clone(), &mut piece[..elems.len()], |x| x)?;
+            }
+            let [first, second] = pieces.each_ref().map(|piece| &piece[..elems.len()]);
+            let same = |(first, second): (&f32, &f32)| first.to_bits() == second.to_bits();
+            if !first.iter().zip(second).all(same) {
+                return Ok(Some(false));
+            }
+        }
+        Ok(Some(true))
+    }
+
     /// The tensor of a parameter. Errors if there is none, or one that cannot become the parameter.
     fn of(&self, param: &Param) -> Result<&Stored> {
         let Some(stored) = self.tensors.get(&param.name) else {
@@ -180,19 +210,26 @@ impl Stored {
 
 /// The tensors of one file.
 fn tensors_of(path: &Path) -> Result<BTreeMap<String, Stored>> {
-    let read = || -> std::io::Result<(File, u64, Vec<u8>)> {
-        let file = File::open(path)?;
+    let read = || -> io::Result<(File, u64, Vec<u8>)> {
+        let file = paceline_files::open(path)?;
         let len = file.metadata()?.len();
         let mut prefix = [0; 8];
         if len < prefix.len() as u64 {
             let reason = format!("it has {len} bytes: it is truncated, or no safetensors file");
-            return Err(std::io::Error::other(reason));
+            return Err(io::Error::other(reason));
         }
         file.read_exact_at(&mut prefix, 0)?;
         let header_len = u64::from_le_bytes(prefix);
-        if header_len > MAX_HEADER_BYTES || header_len + 8 > len {
-            return Err(std::io::Error::other(format!(
+        if header_len.checked_add(8).is_none_or(|end| end > len) {
+            return Err(io::Error::other(format!(
                 "its header would have {header_len} bytes, and the file has {len}: it is truncated, or no safetensors file"
+            )));
+        }
+        if header_len > MAX_HEADER_BYTES {
+            return Err(io::Error::other(format!(
+                "its header has {} MB, and at most {} MB are read; divide the model among several files",
+                header_len / 1_000_000,
+                MAX_HEADER_BYTES / 1_000_000
             )));
         }
         let mut header = vec![0; header_len as usize];
@@ -203,30 +240,43 @@ fn tensors_of(path: &Path) -> Result<BTreeMap<String, Stored>> {
         Ok(read) => read,
         Err(error) => return refused(path, error.to_string()),
     };
-    let metadata: Metadata = match serde_json::from_slice(&header) {
-        Ok(metadata) => metadata,
-        Err(error) => return refused(path, format!("its header is damaged ({error})")),
+    let infos = match infos(&header, len) {
+        Ok(infos) => infos,
+        Err(reason) => return refused(path, reason),
     };
-    let data = 8 + header.len() as u64;
-    let expected = data + metadata.data_len() as u64;
-    if len != expected {
-        let reason = format!(
-            "it has {len} bytes, and its header says {expected}: it is truncated or damaged"
-        );
-        return refused(path, reason);
-    }
     let (path, file): (Arc<Path>, _) = (path.into(), Arc::new(file));
-    let tensors = metadata.tensors().into_iter().map(|(name, info)| {
-        let (dtype, shape) = (info.dtype, info.shape.clone());
-        let begin = data + info.data_offsets.0 as u64;
+    let tensors = infos.into_iter().map(|(name, begin, TensorInfo { dtype, shape, .. })| {
         (name, Stored { path: path.clone(), file: file.clone(), dtype, shape, begin })
+    });
+    Ok(tensors.collect())
+}
+
+/// The tensors that the header of a file of `len` bytes names, each with its first byte. Errors say what is wrong.
+pub(crate) fn infos(
+    header: &[u8],
+    len: u64,
+) -> std::result::Result<Vec<(String, u64, TensorInfo)>, String> {
+    let metadata: Metadata = serde_json::from_slice(header)
+        .map_err(|error| format!("its header is damaged ({error})"))?;
+    let data = 8 + header.len() as u64;
+    // The numbers of a damaged header may be any.
+    let expected = data.checked_add(metadata.data_len() as u64);
+    if expected != Some(len) {
+        let expected = expected.map_or("more".to_owned(), |expected| expected.to_string());
+        return Err(format!(
+            "it has {len} bytes, and its header says {expected}: it is truncated or damaged"
+        ));
+    }
+    let tensors = metadata.tensors().into_iter().map(|(name, info)| {
+        let begin = data + info.data_offsets.0 as u64;
+        (name, begin, info.clone())
     });
     Ok(tensors.collect())
 }
 
 /// The tensors of the files that an index names.
 fn tensors_by_index(folder: &Path, index: &Path) -> Result<BTreeMap<String, Stored>> {
-    let text = match std::fs::read_to_string(index) {
+    let text = match paceline_files::read_text(index, MAX_INDEX_BYTES) {
         Ok(text) => text,
         Err(error) => return refused(index, format!("cannot be read ({error})")),
     };

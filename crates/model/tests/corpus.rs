@@ -9,3 +9,9 @@ fn kept_weight_files_are_read_or_refused() {
     let check = paceline_model::fuzzing::safetensors;
     replay::replay(env!("CARGO_MANIFEST_DIR"), "safetensors", check);
 }
+
+#[test]
+fn kept_settings_of_models_are_read_or_refused() {
+    let check = paceline_model::fuzzing::config_json;
+    replay::replay(env!("CARGO_MANIFEST_DIR"), "config_json", check);
+}

@@ -376,12 +376,135 @@ fn a_config_file_is_read_written_and_checked() {
             "eos_token_id is \"end\", and must be a token or a list of tokens",
         ),
         ("pad_token_id", "-2", "pad_token_id is -2, and must be a token"),
+        ("head_dim", "4294967296", "head_dim 4294967296 must be 65536 or less"),
+        ("vocab_size", "18446744073709551615", "vocab_size 18446744073709551615 must be 16777216"),
+        ("hidden_size", "1099511627776", "hidden_size 1099511627776 must be 16777216 or less"),
+        ("intermediate_size", "4294967296", "intermediate_size 4294967296 must be 16777216"),
+        ("num_attention_heads", "4294967296", "num_attention_heads 4294967296 must be 16777216"),
+        ("max_position_embeddings", "1e30", "max_position_embeddings is 1e30, and must be a whole"),
+        (
+            "max_position_embeddings",
+            "16777217",
+            "max_position_embeddings 16777217 must be 16777216",
+        ),
+        ("initializer_range", "-0.1", "initializer_range -0.1 must not be negative"),
+        ("partial_rotary_factor", "0.5", "partial_rotary_factor is 0.5, which is not supported"),
+        (
+            "rope_parameters",
+            "{\"full_attention\": {\"rope_type\": \"default\"}}",
+            "rope_parameters states rotary positions of their own for full_attention",
+        ),
+        (
+            "rope_parameters",
+            "{\"rope_type\": \"linear\", \"type\": \"longrope\", \"factor\": 2}",
+            "rope_parameters has the rope_type \"linear\" and the type \"longrope\"",
+        ),
     ] {
         let error = change(key, serde_json::from_str(value).unwrap());
         assert!(error.starts_with(expected), "{key} {value}: {error}");
     }
     let error = LlamaConfig::from_json("[]").unwrap_err().to_string();
     assert_eq!(error, "this is no JSON object");
+}
+
+/// The largest sizes that are read, all at once.
+#[test]
+fn sizes_together_are_bounded() {
+    let mut config = LlamaConfig::from_json(&metadata("causal")).unwrap();
+    config.num_hidden_layers = LlamaConfig::MAX_LAYERS;
+    config.hidden_size = LlamaConfig::MAX_SIZE;
+    config.intermediate_size = LlamaConfig::MAX_SIZE;
+    let error = config.check().unwrap_err().to_string();
+    assert!(error.starts_with("the number of parameters "), "{error}");
+    assert!(error.contains(&format!("must be {} or less", LlamaConfig::MAX_PARAMS)), "{error}");
+    config.task = LlamaTask::Classification { num_labels: 1 << 40 };
+    let error = config.check().unwrap_err().to_string();
+    assert!(error.starts_with("num_labels 1099511627776 must be 65536 or less"), "{error}");
+}
+
+/// Versions of `transformers` differ in which of the keys they read.
+#[test]
+fn rotary_positions_that_are_stated_twice_must_agree() {
+    let read = |stated: serde_json::Value| {
+        let mut config: serde_json::Value = serde_json::from_str(&metadata("causal")).unwrap();
+        let config = config.as_object_mut().unwrap();
+        config.retain(|key, _| !key.starts_with("rope"));
+        config.extend(stated.as_object().unwrap().clone());
+        LlamaConfig::from_json(&json!(config).to_string()).map_err(|error| error.to_string())
+    };
+    let linear = |factor: f64| json!({"rope_type": "linear", "factor": factor});
+    for (stated, expected) in [
+        (
+            json!({"rope_parameters": linear(2.0), "rope_scaling": linear(4.0)}),
+            "rope_parameters and rope_scaling disagree (linear, linear)",
+        ),
+        (
+            json!({"rope_parameters": {"rope_type": "default"}, "rope_scaling": linear(4.0)}),
+            "rope_parameters and rope_scaling disagree (default, linear)",
+        ),
+        (
+            json!({"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": {"type": "longrope"}}),
+            "rope_type is longrope, which is not supported",
+        ),
+        (
+            json!({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}),
+            "rope_theta is 10000 in rope_theta and 500000 in rope_parameters",
+        ),
+    ] {
+        let error = read(stated.clone()).unwrap_err();
+        assert!(error.starts_with(expected), "{stated}: {error}");
+    }
+    let twice = json!({
+        "rope_theta": 7.0, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0},
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+    });
+    let config = read(twice).unwrap();
+    assert_eq!(config.rope_theta, 7.0);
+    assert!(config.rope_scaling.is_some());
+    // An empty object states nothing.
+    let config = read(json!({"rope_parameters": {}, "rope_scaling": linear(3.0)})).unwrap();
+    assert!(config.rope_scaling.is_some());
+}
+
+/// The row that `transformers` classifies by is the last one whose token is not the padding's, even if the text ends with
+/// that token.
+#[test]
+fn a_text_that_ends_with_the_padding_is_classified_by_the_token_before() {
+    let compute = Compute::new(1, Allocator::new()).unwrap();
+    let integers = |shape: &[usize], values: &[i64]| {
+        let tensor = compute.allocator.tensor(DType::I64, shape, Category::Data).unwrap();
+        tensor.write::<i64>().unwrap().copy_from_slice(values);
+        tensor
+    };
+    let mut config = LlamaConfig::from_json(&metadata("classifier")).unwrap();
+    let model_of = |config: &LlamaConfig| {
+        let model = config.build(1).unwrap();
+        let storage = Storage::host(model.layout.clone(), DType::F64, &compute.allocator).unwrap();
+        storage.initialize(3).unwrap();
+        (model, storage)
+    };
+    let loss = |config: &LlamaConfig, inputs: &[i64], length: i64| {
+        let (model, storage) = model_of(config);
+        let batch = Batch::new(integers(&[1, inputs.len()], inputs), integers(&[1], &[1]));
+        let batch = batch.with(Batch::LENGTHS, integers(&[1], &[length]));
+        let sums = compute.allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
+        sums.fill_zero().unwrap();
+        let mut units = OpenUnits::new(&model.layout);
+        let mut ready = |_: ParamId| Ok(());
+        let cx = Context::training(&compute, &storage, &mut units, &mut ready);
+        let mut cx = cx.with_batch(&batch);
+        let (output, _) = model.network().forward(&mut cx, batch.inputs().clone()).unwrap();
+        model.differentiate(&mut cx, &output, 1.0, &sums).unwrap();
+        sums.read::<f64>().unwrap()[0]
+    };
+    let ended = [3, 4, 2, 0];
+    config.special_tokens.pad = Some(2);
+    assert_eq!(loss(&config, &ended, 3), loss(&config, &[3, 4], 2));
+    assert_ne!(loss(&config, &ended, 3), loss(&config, &[3, 4, 5], 3));
+    // A text of nothing else is classified by its first token.
+    assert_eq!(loss(&config, &[2, 2, 2], 3), loss(&config, &[2], 1));
+    config.special_tokens.pad = None;
+    assert_ne!(loss(&config, &ended, 3), loss(&config, &[3, 4], 2));
 }
 
 #[test]

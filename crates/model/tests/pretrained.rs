@@ -208,3 +208,35 @@ fn damaged_files_are_named() {
         "{none}"
     );
 }
+
+#[test]
+fn tensors_are_compared_by_their_values() {
+    let c: (&str, Dtype, &[usize]) = ("c", Dtype::BF16, &[3, 5]);
+    let folder = single(&[A, B, c]);
+    let file = Pretrained::open(folder.path()).unwrap();
+    assert_eq!(file.are_equal("a.weight", "c").unwrap(), Some(true));
+    assert_eq!(file.are_equal("a.weight", "b.weight").unwrap(), Some(false));
+    assert_eq!(file.are_equal("a.weight", "d").unwrap(), None);
+    // The last value of a.
+    let path = folder.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let at = bytes.windows(4).rposition(|window| window == 2.0f32.to_le_bytes()).unwrap();
+    bytes[at] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let file = Pretrained::open(folder.path()).unwrap();
+    assert_eq!(file.are_equal("a.weight", "c").unwrap(), Some(false));
+}
+
+/// A header of 100 MB would take eleven times as much memory.
+#[test]
+fn a_header_that_is_too_long_is_refused_before_it_is_read() {
+    let folder = single(&[A, B]);
+    let path = folder.path().join("model.safetensors");
+    let len: u64 = 100_000_000;
+    fs::write(&path, len.to_le_bytes()).unwrap();
+    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(len + 8).unwrap();
+    let refused = refusal(folder.path(), &[], &[]);
+    let reason =
+        "its header has 100 MB, and at most 16 MB are read; divide the model among several files";
+    assert_eq!(refused, format!("model.safetensors: {reason}"));
+}

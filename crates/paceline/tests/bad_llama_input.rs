@@ -64,6 +64,46 @@ fn settings_that_are_not_supported() {
     );
 }
 
+/// A tied head that is stored too must be the embedding.
+#[test]
+fn a_tied_head_of_other_values() {
+    let sandbox = Sandbox::new();
+    let write = |folder: &str, change: bool| {
+        pretrained::write(&sandbox.path(folder), |_, tensors| {
+            tensors.push(("lm_head.weight".to_owned(), vec![41, 8]));
+        });
+        // The tensors lie in the order of their names, behind the header.
+        let path = sandbox.path(folder).join("model.safetensors");
+        let mut bytes = fs::read(&path).unwrap();
+        let header = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+        bytes[8 + header] ^= u8::from(change);
+        fs::write(&path, bytes).unwrap();
+    };
+    write("other", true);
+    refused(
+        &sandbox,
+        "--pretrained other --seq-len 7",
+        "--pretrained other/config.json: tie_word_embeddings is true, but the weights have a lm_head.weight that differs \
+         from model.embed_tokens.weight, and versions of transformers differ in which they use; set it to false to use \
+         both, or remove lm_head.weight",
+    );
+    write("same", false);
+    sandbox.train("--model llama --pretrained same --seq-len 7 --steps 1").ok();
+}
+
+#[test]
+fn samples_that_are_longer_than_the_model_knows() {
+    let sandbox = Sandbox::new();
+    pretrained::write(&sandbox.path("short"), |config, _| {
+        config["max_position_embeddings"] = json!(8);
+    });
+    refused(
+        &sandbox,
+        "--pretrained short --seq-len 9",
+        "the samples have up to 9 tokens, and the model knows 8 positions; pass --seq-len 8 or less",
+    );
+}
+
 #[test]
 fn weights_that_are_damaged_or_of_another_type() {
     const FILE: &str = "model.safetensors";
@@ -156,19 +196,16 @@ fn texts_and_tokenizers() {
     };
     let labels = |label: &str| format!("text,label\ngood food,1\nbad food,{label}\n").into_bytes();
     let classes = "not one of the 2 classes from 0 to 1";
-    for label in ["2", "-1"] {
-        let row = format!("--data text: texts/train.csv: row 2: the label is {label}, {classes}");
+    let fix = "; pass the number of classes (--num-labels for a Llama, otherwise --classes), or correct the label";
+    for (label, fix) in [("2", fix), ("-1", "")] {
+        let row =
+            format!("--data text: texts/train.csv: row 2: the label is {label}, {classes}{fix}");
         refused("train.csv", &labels(label), &row);
     }
     refused(
         "train.csv",
         &labels("x"),
-        "--data text: texts/train.csv: row 2: the label \"x\" is not an integer",
-    );
-    refused(
-        "train.csv",
-        b"text,label\n\" \",1\n",
-        "--data text: texts/train.csv: row 1: the text is empty",
+        "--data text: texts/train.csv: row 2: the label \"x\" is not an integer; labels are the numbers of the classes from 0",
     );
     refused("train.csv", b"text,label\n", "--data text: texts/train.csv: has no rows");
     refused(

@@ -46,6 +46,10 @@ pub struct StepLoss {
 /// Every sample or token has the same weight, however unevenly the batch is divided: each rank's gradient is
 /// scaled by `world_size / count of all ranks`, so that the mean over the ranks is the mean over the
 /// samples or tokens. The sums of the loss travel while the backward pass runs.
+///
+/// If the objective does not know the count of all ranks before ([`Objective::count_of_all`](
+/// paceline_model::Objective::count_of_all)), the ranks add up their own: one more all-reduce, of 8 bytes, which travels
+/// while the forward pass runs. In a step whose loss is not shared, a rank then divides by its own count.
 pub fn train_step(
     strategy: &mut dyn Strategy,
     replica: &mut Replica,
@@ -77,8 +81,8 @@ pub struct Step<'a> {
     units: &'a mut OpenUnits,
     partial_sums: &'a mut PartialSums,
     track: &'a mut SpanTrack,
-    /// The factor of the gradients of this rank's samples.
-    scale: f64,
+    /// The number of samples or tokens of all ranks.
+    count: Count,
     /// Whether the loss is summed over the ranks.
     is_shared: bool,
     /// The number of micro-batches whose loss is computed.
@@ -100,7 +104,7 @@ impl<'a> Step<'a> {
         partial_sums: &'a mut PartialSums,
         track: &'a mut SpanTrack,
     ) -> Result<Self> {
-        let Replica { storage, compute, group, options, own_sums, .. } = replica;
+        let Replica { storage, compute, options, own_sums, .. } = replica;
         if let Some(most) = strategy.max_micro_batches().filter(|most| micro_batches.len() > *most)
         {
             return Err(StrategyError::Setting(format!(
@@ -117,8 +121,7 @@ impl<'a> Step<'a> {
         let num_levels = options.accumulation.num_partial_sums(micro_batches.len());
         partial_sums.begin_step(compute, storage.grads().tensor(), num_levels)?;
         units.begin_step();
-        let count = count_of_all(replica, micro_batches);
-        let scale = group.world_size() as f64 / count as f64;
+        let count = Count::begin(replica, micro_batches, is_shared)?;
         let (num_losses, backward, leaves_out, pending) = (0, (None, 0), true, None);
         let mut step = Self {
             strategy,
@@ -127,7 +130,7 @@ impl<'a> Step<'a> {
             units,
             partial_sums,
             track,
-            scale,
+            count,
             is_shared,
             num_losses,
             backward,
@@ -170,8 +173,9 @@ impl<'a> Step<'a> {
             self.begin_backward_of(at)?;
         }
         self.timed(span::FORWARD, |step| {
-            let Replica { model, own_sums, .. } = step.replica;
-            let scale = step.scale;
+            let Replica { model, own_sums, group, .. } = step.replica;
+            // The gradients of this rank's samples are scaled.
+            let scale = group.world_size() as f64 / step.count_of_all()? as f64;
             let d_output =
                 step.pass(Some(at), |cx| model.differentiate(cx, &output, scale, own_sums))?;
             drop(output);
@@ -283,8 +287,24 @@ impl<'a> Step<'a> {
         Ok(outcome)
     }
 
+    /// The number that the mean loss divides by: the samples or tokens of all ranks in this step.
+    fn count_of_all(&mut self) -> Result<usize> {
+        let count = match std::mem::replace(&mut self.count, Count::Known(0)) {
+            Count::Known(count) => count,
+            Count::Travels(work) => {
+                self.track.record(span::EXPOSED, || work.wait())?;
+                // Targets may be left out by all ranks.
+                (self.replica.sums.read::<f64>()?[0] as usize).max(1)
+            }
+        };
+        self.count = Count::Known(count);
+        Ok(count)
+    }
+
     /// Starts the all-reduce of the sums of the loss, if the loss is shared.
     fn send_sums(&mut self) -> Result<()> {
+        // The count travels in the same memory.
+        self.count_of_all()?;
         let Replica { group, own_sums, sums, asks_to_stop, .. } = self.replica;
         let stop = f64::from(u8::from(*asks_to_stop));
         let own = own_sums.read::<f64>()?;
@@ -304,6 +324,7 @@ impl<'a> Step<'a> {
         if self.pending.is_none() {
             self.send_sums()?;
         }
+        let count = self.count_of_all()?;
         let Self { replica, is_shared, .. } = self;
         let left_out = self.end_backward(true)?;
         self.pass(None, |cx| cx.close_roots())?;
@@ -322,10 +343,7 @@ impl<'a> Step<'a> {
         let sums = replica.sums.read::<f64>()?;
         let all = |batch: &MicroBatch| batch.global_count;
         let (count, samples) = match is_shared {
-            true => (
-                count_of_all(replica, self.micro_batches),
-                self.micro_batches.iter().map(all).sum(),
-            ),
+            true => (count, self.micro_batches.iter().map(all).sum()),
             false => (own_count, num_samples),
         };
         let loss = StepLoss {
@@ -343,8 +361,31 @@ impl<'a> Step<'a> {
     }
 }
 
-/// The number that the mean loss divides by: the samples or tokens of all ranks in these micro-batches.
-fn count_of_all(replica: &Replica, micro_batches: &[MicroBatch]) -> usize {
-    let objective = &replica.model.objective;
-    micro_batches.iter().map(|own| objective.count_of_all(&own.batch, own.global_count)).sum()
+/// The number that the mean loss divides by: the samples or tokens of all ranks in the micro-batches of a step.
+enum Count {
+    Known(usize),
+    /// The ranks add up their own, in the first of the sums that they share.
+    Travels(Work),
+}
+
+impl Count {
+    fn begin(replica: &Replica, micro_batches: &[MicroBatch], is_shared: bool) -> Result<Self> {
+        let Replica { model, group, sums, .. } = replica;
+        let objective = &model.objective;
+        let of_all = |own: &MicroBatch| objective.count_of_all(&own.batch, own.global_count);
+        if let Some(count) = micro_batches.iter().map(of_all).sum() {
+            return Ok(Self::Known(count));
+        }
+        let mut own = 0;
+        for micro_batch in micro_batches {
+            own += objective.count(&micro_batch.batch)?;
+        }
+        if !is_shared {
+            // As if all ranks had as many.
+            return Ok(Self::Known(own.max(1) * group.world_size()));
+        }
+        let count = sums.slice(0..1)?;
+        count.write::<f64>()?[0] = own as f64;
+        Ok(Self::Travels(group.all_reduce_async(&count, ReduceOp::Sum)?))
+    }
 }

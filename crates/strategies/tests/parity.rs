@@ -69,7 +69,9 @@ fn train_all(net: Net, world_size: usize, steps: &[Vec<usize>], single: &Outcome
     let outcomes: Vec<Outcome> =
         all_exact().map(|make| train(net, make, world_size, steps)).collect();
     let tolerance = match net {
-        Net::Llama | Net::TiedLlama | Net::LlamaClassifier => TOLERANCE_OF_LLAMAS,
+        Net::Llama | Net::TiedLlama | Net::LlamaClassifier | Net::RaggedLlama => {
+            TOLERANCE_OF_LLAMAS
+        }
         Net::TiedLlamaBf16 | Net::LlamaClassifierBf16 => TOLERANCE_OF_BF16,
         _ => TOLERANCE,
     };
@@ -167,4 +169,21 @@ fn frozen_units_stay_as_they_are() {
             assert_eq!(is_equal, param.is_frozen, "{}", param.name);
         }
     });
+}
+
+/// Each rank pads to its own longest sequence, and the padding would be valid tokens. One process pads all to the longest
+/// of the batch.
+#[test]
+fn targets_of_different_lengths_count_each_once() {
+    for step in [vec![10], vec![4, 3]] {
+        let steps = vec![step; 6];
+        let single = train(Net::RaggedLlama, SINGLE, 1, &steps);
+        let counts: Vec<usize> = single.losses.iter().map(|loss| loss.count).collect();
+        // 15 tokens in seven samples.
+        let first = if steps[0].len() == 1 { 15 + 1 + 2 + 1 } else { 15 };
+        assert_eq!(counts[0], first);
+        for world_size in [1, 2, 3, 4] {
+            train_all(Net::RaggedLlama, world_size, &steps, &single);
+        }
+    }
 }

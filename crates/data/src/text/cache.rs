@@ -3,7 +3,7 @@
 //! Input: what the tokens depend on, and the tokens. Output: the same tokens, or nothing. A file is whole and under its
 //! name, or it is not there. This module knows nothing of texts.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -15,6 +15,8 @@ use super::TextError;
 const MAGIC: &[u8; 8] = b"PLTOKEN1";
 /// Bytes of a digest.
 const DIGEST: usize = 32;
+/// No file is larger: it would hold 16 billion tokens.
+const MAX_FILE_BYTES: u64 = 64_000_000_000;
 /// Bytes per read of a file that is hashed.
 const PIECE_BYTES: usize = 1 << 20;
 
@@ -57,7 +59,7 @@ impl Key {
     /// Adds the contents of a file.
     pub fn add_file(&mut self, path: &Path) -> Result<(), TextError> {
         let hash = || -> io::Result<[u8; DIGEST]> {
-            let (mut file, mut hash) = (File::open(path)?, Sha256::new());
+            let (mut file, mut hash) = (paceline_files::open(path)?, Sha256::new());
             let mut piece = vec![0; PIECE_BYTES];
             loop {
                 match file.read(&mut piece)? {
@@ -96,7 +98,7 @@ impl CacheFile {
 
     /// The tokens, if the file is there. Errors with a reason if it is damaged.
     pub fn read(&self) -> Result<Option<TokenRows>, String> {
-        match fs::read(&self.path) {
+        match paceline_files::read(&self.path, MAX_FILE_BYTES) {
             Ok(bytes) => self.decode(&bytes).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.to_string()),
@@ -109,7 +111,7 @@ impl CacheFile {
             fs::create_dir_all(&self.folder)?;
             let unfinished = self.path.with_extension(format!("tokens.{}", std::process::id()));
             let write = || -> io::Result<()> {
-                let mut file = File::create(&unfinished)?;
+                let mut file = paceline_files::create(&unfinished)?;
                 file.write_all(&self.encode(rows))?;
                 file.sync_all()?;
                 fs::rename(&unfinished, &self.path)

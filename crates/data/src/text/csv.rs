@@ -4,18 +4,17 @@
 //! range.
 
 use std::cell::Cell;
-use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, Read};
 use std::path::Path;
 use std::rc::Rc;
 
 use super::TextError;
-use super::rows::{Row, Sink, column};
+use super::rows::{MAX_ROW_BYTES, Row, Sink, column, no_integer, too_long};
 
 /// Reads the rows of a file.
 pub(super) fn read(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
-    let file = File::open(path).map_err(|error| TextError::file(path, error))?;
-    read_contents(path, BufReader::new(file), sink)
+    let file = paceline_files::open(path).map_err(|error| TextError::file(path, error))?;
+    read_contents(path, file, sink)
 }
 
 /// Reads the rows of a file's contents. Errors name the file `path`.
@@ -24,13 +23,14 @@ pub(super) fn read_contents(
     contents: impl Read,
     sink: Sink<'_>,
 ) -> Result<(), TextError> {
-    let quotes = Rc::new(Cell::new(0));
-    let counting = Counting { contents, quotes: quotes.clone() };
+    let (quotes, row_bytes) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+    let counting = Counting { contents, quotes: quotes.clone(), row_bytes: row_bytes.clone() };
     let mut reader = csv::Reader::from_reader(counting);
     let header = reader.headers().map_err(|error| TextError::file(path, error))?;
     let header: Vec<String> = header.iter().map(str::to_owned).collect();
     let (text, label) = (column(path, &header, "text")?, column(path, &header, "label")?);
     for (number, record) in (1..).zip(reader.records()) {
+        row_bytes.set(0);
         let record = record.map_err(|error| {
             // Without the position of the crate, which counts the header.
             let problem = match error.kind() {
@@ -42,9 +42,9 @@ pub(super) fn read_contents(
             TextError::row(path, number, problem)
         })?;
         let given = record[label].trim();
-        let label = given.parse().map_err(|_| {
-            TextError::row(path, number, format!("the label {given:?} is not an integer"))
-        })?;
+        let label = given
+            .parse()
+            .map_err(|_| TextError::row(path, number, no_integer(format!("{given:?}"))))?;
         sink(number, Row { text: record[text].to_owned(), label })?;
     }
     // The reader takes the end of the file for the end of a quoted field.
@@ -56,10 +56,11 @@ pub(super) fn read_contents(
     Ok(())
 }
 
-/// Counts the quotes that are read.
+/// Counts the quotes that are read, and the bytes since the last row. Fails if these become too many.
 struct Counting<R> {
     contents: R,
     quotes: Rc<Cell<usize>>,
+    row_bytes: Rc<Cell<usize>>,
 }
 
 impl<R: Read> Read for Counting<R> {
@@ -67,6 +68,10 @@ impl<R: Read> Read for Counting<R> {
         let len = self.contents.read(buffer)?;
         let quotes = buffer[..len].iter().filter(|byte| **byte == b'"').count();
         self.quotes.set(self.quotes.get() + quotes);
-        Ok(len)
+        self.row_bytes.set(self.row_bytes.get() + len);
+        match self.row_bytes.get() > MAX_ROW_BYTES {
+            true => Err(io::Error::other(too_long())),
+            false => Ok(len),
+        }
     }
 }

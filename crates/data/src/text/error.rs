@@ -43,6 +43,34 @@ pub enum TextError {
         /// The columns that are there.
         present: Vec<String>,
     },
+    /// A row has a label that is not one of the classes.
+    #[error(
+        "{}: row {row}: the label is {label}, not one of the {num_classes} classes from 0 to {}",
+        path.display(), num_classes.saturating_sub(1)
+    )]
+    Label {
+        /// The file.
+        path: PathBuf,
+        /// The row, counted from one. A header is no row.
+        row: usize,
+        /// The label.
+        label: i64,
+        /// The number of classes.
+        num_classes: usize,
+    },
+    /// The tokenizer's special tokens fill up a text.
+    #[error(
+        "{}: adds {added} special tokens to each text, so {max_length} tokens leave no room for the text itself",
+        path.display()
+    )]
+    NoRoom {
+        /// The file of the tokenizer.
+        path: PathBuf,
+        /// The special tokens of a text.
+        added: usize,
+        /// The tokens that a text may have.
+        max_length: usize,
+    },
     /// A row cannot be used.
     #[error("{}: row {row}: {problem}", path.display())]
     Row {
@@ -90,4 +118,14 @@ impl TextError {
     pub(crate) fn row(path: &Path, row: usize, problem: impl Into<String>) -> Self {
         Self::Row { path: path.into(), row, problem: problem.into() }
     }
+}
+
+/// The beginning of a text that others wrote, in a form that fits into a message.
+pub(super) fn excerpt(text: &str) -> String {
+    const MOST: usize = 160;
+    let mut words: String = text.chars().take(MOST).flat_map(char::escape_debug).collect();
+    if text.chars().nth(MOST).is_some() {
+        words += "...";
+    }
+    words.replace("\\'", "'").replace("\\\"", "\"")
 }

@@ -5,16 +5,22 @@
 //! | `files.rs` | finds the files of a folder |
 //! | `rows.rs` | rows with a text and a class, from `parquet.rs`, `csv.rs` and `jsonl.rs` |
 //! | `tokenizer.rs` | texts to tokens |
+//! | `cuts.rs` | where a text can be cut without other tokens |
+//! | `guarded.rs` | calls of a library that may panic |
 //! | `stream.rs` | tokens to text, one after the other |
 //! | `cache.rs` | tokens in a file, so that texts are tokenized once |
 //! | `dataset.rs` | tokens as samples |
+//! | `fuzzing.rs` | arbitrary bytes as rows |
 //! | `source.rs` | all of it, from a folder to a data set |
 
 mod cache;
 mod csv;
+mod cuts;
 mod dataset;
 mod error;
 mod files;
+pub(crate) mod fuzzing;
+mod guarded;
 mod jsonl;
 mod parquet;
 mod rows;

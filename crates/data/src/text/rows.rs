@@ -5,12 +5,16 @@
 
 use std::path::{Path, PathBuf};
 
+use super::error::excerpt;
 use super::{TextError, TextFormat, csv, jsonl, parquet};
+
+/// No row of a file is longer, in bytes. Texts are cut to a number of tokens after they were read, and a book has 3 MB.
+pub(super) const MAX_ROW_BYTES: usize = 8 << 20;
 
 /// Rows with a text and a class each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TextRows {
-    /// The texts. None is empty.
+    /// The texts. Some may be empty.
     pub texts: Vec<String>,
     /// The class of each text.
     pub labels: Vec<i64>,
@@ -28,7 +32,7 @@ pub(super) type Sink<'a> = &'a mut dyn FnMut(usize, Row) -> Result<(), TextError
 
 impl TextRows {
     /// Reads the files one after the other. Errors name the file and the row: a file that is cut off, a column that is
-    /// missing, a text without a word, and a label that is not one of `num_classes` classes.
+    /// missing, a row of more than 8 MiB, and a label that is not one of `num_classes` classes.
     pub fn read(paths: &[PathBuf], num_classes: usize) -> Result<Self, TextError> {
         let mut rows = Self::default();
         for path in paths {
@@ -69,21 +73,35 @@ impl TextRows {
         num_classes: usize,
     ) -> impl FnMut(usize, Row) -> Result<(), TextError> + 'a {
         move |number, Row { text, label }| {
-            if text.trim().is_empty() {
-                return Err(TextError::row(path, number, "the text is empty"));
-            }
             if usize::try_from(label).map_or(true, |label| label >= num_classes) {
-                let problem = format!(
-                    "the label is {label}, not one of the {num_classes} classes from 0 to {}",
-                    num_classes.saturating_sub(1)
-                );
-                return Err(TextError::row(path, number, problem));
+                return Err(TextError::Label {
+                    path: path.into(),
+                    row: number,
+                    label,
+                    num_classes,
+                });
             }
             self.texts.push(text);
             self.labels.push(label);
             Ok(())
         }
     }
+}
+
+/// What is wrong with a row that is too long.
+pub(super) fn too_long() -> String {
+    let most = MAX_ROW_BYTES >> 20;
+    format!(
+        "has more than {most} MiB; texts are cut to a number of tokens after they were read, so shorten it in the file"
+    )
+}
+
+/// What is wrong with a label that is a word or another value.
+pub(super) fn no_integer(label: impl std::fmt::Display) -> String {
+    format!(
+        "the label {} is not an integer; labels are the numbers of the classes from 0",
+        excerpt(&label.to_string())
+    )
 }
 
 /// The column of this name.

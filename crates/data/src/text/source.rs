@@ -3,18 +3,20 @@
 //! Input: files, a tokenizer, and which part of them is wanted. Output: a data set. The tokens come from the cache if they
 //! are there. This module knows nothing of models, and draws no progress.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use rand::seq::SliceRandom;
 
 use super::cache::{CacheFile, Key};
+use super::jsonl::BYTE_ORDER_MARK;
 use super::{
-    Progress, TextError, TextFiles, TextFormat, TextRows, TokenBlocks, TokenDataset, TokenRows,
-    Tokenizer,
+    TextError, TextFiles, TextFormat, TextRows, TokenBlocks, TokenDataset, TokenRows, Tokenizer,
 };
 use crate::Split;
 use crate::random::{Purpose, generator};
+
+/// No file of running text is larger. It is read as a whole.
+const MAX_RUNNING_BYTES: u64 = 4_000_000_000;
 
 /// Texts with a class each, as tokens.
 #[derive(Clone, Debug)]
@@ -35,7 +37,7 @@ pub struct TextSettings {
 pub struct Report<'a> {
     /// How many of how many texts are tokenized.
     pub progress: &'a mut dyn FnMut(usize, usize),
-    /// A file in the cache cannot be used. It is made again.
+    /// A file in the cache cannot be used and is made again, or texts are empty.
     pub warn: &'a mut dyn FnMut(String),
 }
 
@@ -67,13 +69,14 @@ impl TextSource {
         report: Report<'_>,
     ) -> Result<TokenDataset, TextError> {
         let files = self.files_of(split);
-        let rows = self.cached(files, &format!("{split:?} {settings:?}"), report, |progress| {
-            let rows = TextRows::read(files, settings.num_classes)?;
+        let rows = self.cached(files, &format!("{split:?} {settings:?}"), report, |report| {
+            let mut rows = TextRows::read(files, settings.num_classes)?;
             let chosen = self.choose(split, rows.texts.len(), settings)?;
-            let texts = chosen.iter().map(|row| rows.texts[*row].clone()).collect();
+            let texts = chosen.iter().map(|row| std::mem::take(&mut rows.texts[*row])).collect();
             let labels = chosen.iter().map(|row| rows.labels[*row]).collect();
             drop(rows);
-            tokenized(TextRows { texts, labels }, &self.tokenizer, settings.max_length, progress)
+            let rows = TextRows { texts, labels };
+            tokenized(rows, &self.tokenizer, settings.max_length, report)
         })?;
         Ok(TokenDataset::new(rows, self.vocab(), settings.num_classes))
     }
@@ -90,17 +93,24 @@ impl TextSource {
             return Err(TextError::NoFiles { folder: self.files.folder().into(), part: "test" });
         }
         // An earlier version cut texts at other places, and other tokens than those of the whole text may be in its files.
-        let rows = self.cached(files, "running text, as a whole", report, |progress| {
-            let mut tokens = Vec::new();
-            for path in files {
-                if TextFormat::of(path) != Some(TextFormat::Plain) {
-                    return Err(TextError::file(path, "running text is in .txt files"));
+        let rows = self.cached(
+            files,
+            "running text, as a whole, without a mark of byte order",
+            report,
+            |report| {
+                let mut tokens = Vec::new();
+                for path in files {
+                    if TextFormat::of(path) != Some(TextFormat::Plain) {
+                        return Err(TextError::file(path, "running text is in .txt files"));
+                    }
+                    let text = paceline_files::read_text(path, MAX_RUNNING_BYTES)
+                        .map_err(|error| TextError::file(path, error))?;
+                    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
+                    tokens.extend(self.tokenizer.encode_running_text(text, &mut *report.progress)?);
                 }
-                let text = fs::read_to_string(path).map_err(|e| TextError::file(path, e))?;
-                tokens.extend(self.tokenizer.encode_running_text(&text, &mut *progress)?);
-            }
-            Ok(TokenRows { ends: vec![tokens.len() as u64], tokens, labels: vec![0] })
-        })?;
+                Ok(TokenRows { ends: vec![tokens.len() as u64], tokens, labels: vec![0] })
+            },
+        )?;
         if rows.tokens.len() <= seq_len {
             let problem = format!(
                 "has {} tokens in its {split:?} files, too few for a block of {seq_len} and the token after it",
@@ -156,10 +166,10 @@ impl TextSource {
         files: &[PathBuf],
         settings: &str,
         report: Report<'_>,
-        make: impl FnOnce(&mut dyn FnMut(usize, usize)) -> Result<TokenRows, TextError>,
+        make: impl FnOnce(&mut Report<'_>) -> Result<TokenRows, TextError>,
     ) -> Result<TokenRows, TextError> {
-        let Report { progress, warn } = report;
-        let Some(folder) = &self.cache else { return make(progress) };
+        let mut report = report;
+        let Some(folder) = &self.cache else { return make(&mut report) };
         let mut key = Key::new(settings);
         key.add(self.tokenizer.json());
         for path in files {
@@ -172,10 +182,11 @@ impl TextSource {
             Ok(Some(rows)) => return Ok(rows),
             Ok(None) => {}
             Err(reason) => {
-                warn(format!("{}: {reason}; the texts are tokenized again", cache.path().display()))
+                let path = cache.path().display();
+                (report.warn)(format!("{path}: {reason}; the texts are tokenized again"));
             }
         }
-        let rows = make(progress)?;
+        let rows = make(&mut report)?;
         cache.write(&rows)?;
         Ok(rows)
     }
@@ -189,23 +200,32 @@ impl TokenDataset {
         tokenizer: &Tokenizer,
         max_length: usize,
     ) -> Result<Self, TextError> {
-        let rows = tokenized(texts, tokenizer, max_length, &mut |_, _| {})?;
+        let mut report = Report { progress: &mut |_, _| {}, warn: &mut |_| {} };
+        let rows = tokenized(texts, tokenizer, max_length, &mut report)?;
         Ok(Self::new(rows, tokenizer.vocab(), num_classes))
     }
 }
 
-/// The tokens of texts. Fails if a text has none.
+/// The tokens of texts. A text without any, because it is empty and the tokenizer adds none, becomes one token of padding: in
+/// transformers too, a batch with such a text has a row of nothing else.
 fn tokenized(
     rows: TextRows,
     tokenizer: &Tokenizer,
     max_length: usize,
-    progress: Progress<'_>,
+    report: &mut Report<'_>,
 ) -> Result<TokenRows, TextError> {
     let TextRows { texts, labels } = rows;
-    let tokens = tokenizer.encode(&texts, max_length, progress)?;
-    if let Some(at) = tokens.iter().position(Vec::is_empty) {
-        let problem = format!("makes no tokens of the text {:?}", texts[at]);
-        return Err(TextError::file(tokenizer.path(), problem));
+    let mut tokens = tokenizer.encode(&texts, max_length, &mut *report.progress)?;
+    let mut num_empty = 0;
+    for row in tokens.iter_mut().filter(|row| row.is_empty()) {
+        row.push(tokenizer.pad());
+        num_empty += 1;
+    }
+    if num_empty > 0 {
+        let (all, pad) = (tokens.len(), tokenizer.pad());
+        (report.warn)(format!(
+            "{num_empty} of {all} texts have no tokens; each of them is a row of padding, token {pad}"
+        ));
     }
     let mut end = 0;
     let ends = tokens.iter().map(|row| {

@@ -3,17 +3,32 @@
 //! Input: a `tokenizer.json` and texts. Output: numbers of tokens, or texts of tokens. This module knows nothing of files
 //! of text, and pads nothing: a batch does.
 
-use std::fs;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
-use tokenizers::{NormalizerWrapper, PostProcessor, PreTokenizerWrapper, TruncationParams};
+use tokenizers::{PostProcessor, TruncationParams};
 
 use super::TextError;
+use super::cuts::Cuts;
+use super::error::excerpt;
+use super::guarded::guarded;
 
-/// Texts that are tokenized between two reports of progress.
+/// No `tokenizer.json` is larger. The largest that are published, with 262,000 tokens, have 33 MB. What is read takes about
+/// ten times as much memory.
+const MAX_FILE_BYTES: u64 = 64_000_000;
+/// Texts that are tokenized between two reports of progress, and their bytes, unless one text alone has more. What the
+/// library makes of a text takes about 100 times its bytes until only the numbers of its tokens are kept.
 const CHUNK: usize = 1000;
-/// Bytes of running text that are tokenized at once, about.
+const CHUNK_BYTES: usize = 1 << 22;
+/// Bytes of a long text that are tokenized at once, about.
 const PIECE_BYTES: usize = 1 << 16;
+/// The most bytes that are tokenized at once where a text cannot be cut.
+const MAX_PIECE_BYTES: usize = 16 << 20;
+/// The stack of a thread that tokenizes: the default of the threads that the library itself would start.
+const STACK_BYTES: usize = 2 << 20;
 
 /// Told how many of how many texts (or pieces of a text) are done.
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize);
@@ -24,39 +39,51 @@ pub struct Tokenizer {
     path: PathBuf,
     json: Vec<u8>,
     vocab: usize,
+    pad: u32,
+    cuts: Cuts,
 }
 
 impl Tokenizer {
     /// Reads a `tokenizer.json`. Truncation and padding that it states are not used.
     pub fn load(path: &Path) -> Result<Self, TextError> {
-        let json = fs::read(path).map_err(|error| TextError::file(path, error))?;
+        let json = paceline_files::read(path, MAX_FILE_BYTES);
+        let json = json.map_err(|error| TextError::file(path, error))?;
         Self::from_json(path, json)
     }
 
     /// A tokenizer from the contents of a `tokenizer.json`. Errors name it by `path`.
     pub fn from_json(path: &Path, json: Vec<u8>) -> Result<Self, TextError> {
-        let mut inner = tokenizers::Tokenizer::from_bytes(&json).map_err(|error| {
+        let refused = |error: String| {
+            let error = excerpt(&error);
             TextError::file(path, format!("is not the tokenizer.json of a model: {error}"))
-        })?;
-        inner.with_padding(None);
-        let none = inner.with_truncation(None);
-        none.map_err(|error| TextError::file(path, error))?;
-        let largest = inner.get_vocab(true).into_values().max();
+        };
+        let read = || -> tokenizers::Result<_> {
+            let mut inner = tokenizers::Tokenizer::from_bytes(&json)?;
+            let pad = inner.get_padding().map_or(0, |padding| padding.pad_id);
+            inner.with_padding(None);
+            inner.with_truncation(None)?;
+            let largest = inner.get_vocab(true).into_values().max();
+            let cuts = Cuts::of(&inner);
+            Ok((inner, pad, largest, cuts))
+        };
+        let read = guarded(read).map_err(refused)?;
+        let (inner, pad, largest, cuts) = read.map_err(|error| refused(error.to_string()))?;
         let vocab = largest.map_or(0, |largest| largest as usize + 1);
         if vocab == 0 {
             return Err(TextError::file(path, "has no tokens"));
         }
-        Ok(Self { inner, path: path.into(), json, vocab })
+        let pad = if (pad as usize) < vocab { pad } else { 0 };
+        Ok(Self { inner, path: path.into(), json, vocab, pad, cuts })
+    }
+
+    /// The token that pads, as the file states it, or else 0.
+    pub fn pad(&self) -> u32 {
+        self.pad
     }
 
     /// The number above all tokens.
     pub fn vocab(&self) -> usize {
         self.vocab
-    }
-
-    /// The file, or what errors call it.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// The file's contents.
@@ -65,7 +92,8 @@ impl Tokenizer {
     }
 
     /// The tokens of each text, with the special tokens that the tokenizer adds, cut to `max_length` tokens. These are the
-    /// `input_ids` of `tokenizer(text, truncation=True, max_length=max_length)` in transformers. Runs in parallel.
+    /// `input_ids` of `tokenizer(text, truncation=True, max_length=max_length)` in transformers. Runs in parallel. Of a long
+    /// text, only its first pieces are tokenized, if the tokens are then the same.
     pub fn encode(
         &self,
         texts: &[String],
@@ -74,27 +102,33 @@ impl Tokenizer {
     ) -> Result<Vec<Vec<u32>>, TextError> {
         let added = self.inner.get_post_processor().map_or(0, |added| added.added_tokens(false));
         if max_length <= added {
-            let problem = format!(
-                "adds {added} special tokens to each text, so {max_length} tokens leave no room for the text itself"
-            );
-            return Err(TextError::file(&self.path, problem));
+            return Err(TextError::NoRoom { path: self.path.clone(), added, max_length });
         }
         let mut inner = self.inner.clone();
         let truncation = TruncationParams { max_length, ..TruncationParams::default() };
         let truncated = inner.with_truncation(Some(truncation));
         truncated.map_err(|error| TextError::file(&self.path, error))?;
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        self.encode_with(&inner, &texts, true, progress)
+        let encode = |text: &str| {
+            let beginning = self.beginning(text, max_length - added)?;
+            self.encode_one(&inner, beginning, true)
+        };
+        self.encode_all(&texts, encode, progress)
     }
 
     /// All tokens of one text, with the special tokens that the tokenizer adds.
     pub fn encode_whole(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        Ok(self.encode_with(&self.inner, &[text], true, &mut |_, _| ())?.concat())
+        self.encode_one(&self.inner, text, true)
     }
 
     /// The text of tokens. Special tokens, and numbers that are no tokens, have none.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, TextError> {
-        self.inner.decode(tokens, true).map_err(|error| TextError::file(&self.path, error))
+        let decoded = guarded(|| self.inner.decode(tokens, true));
+        let decoded = decoded.and_then(|decoded| decoded.map_err(|error| error.to_string()));
+        decoded.map_err(|error| {
+            let error = excerpt(&error);
+            TextError::file(&self.path, format!("cannot make a text of tokens: {error}"))
+        })
     }
 
     /// All tokens of a running text, without special tokens. The text is cut so that its pieces can be tokenized in
@@ -105,105 +139,111 @@ impl Tokenizer {
         text: &str,
         progress: Progress<'_>,
     ) -> Result<Vec<u32>, TextError> {
-        let pieces = match self.may_be_cut() {
-            true => pieces(text, PIECE_BYTES),
-            false => vec![text],
-        };
-        Ok(self.encode_with(&self.inner, &pieces, false, progress)?.concat())
+        let pieces: Vec<&str> = self.cuts.pieces(text, PIECE_BYTES).collect();
+        let encode = |piece: &str| self.encode_one(&self.inner, piece, false);
+        Ok(self.encode_all(&pieces, encode, progress)?.concat())
     }
 
-    /// Whether a text has the same tokens if it is cut as [`pieces`] does it. Known for tokenizers of certain parts only.
-    fn may_be_cut(&self) -> bool {
-        // Added tokens are looked for before anything else. One could lie on both sides of a cut, or take the end of the
-        // line before it.
-        let added = self.inner.get_added_tokens_decoder();
-        !added.values().any(|token| token.lstrip || token.content.contains('\n'))
-            && self.inner.get_normalizer().is_none_or(is_local)
-            && self.inner.get_pre_tokenizer().is_some_and(divides_lines)
+    /// The beginning of a text that has its first `num_tokens` tokens: all of a short text.
+    fn beginning<'a>(&self, text: &'a str, num_tokens: usize) -> Result<&'a str, TextError> {
+        if text.len() <= 2 * PIECE_BYTES {
+            return Ok(text);
+        }
+        let (mut end, mut found) = (0, 0);
+        for piece in self.cuts.pieces(text, PIECE_BYTES) {
+            // The rest of a text that cannot be cut is tokenized by the caller.
+            if found >= num_tokens || end + piece.len() == text.len() {
+                break;
+            }
+            found += self.encode_one(&self.inner, piece, false)?.len();
+            end += piece.len();
+        }
+        Ok(if found >= num_tokens { &text[..end] } else { text })
     }
 
-    fn encode_with(
+    /// The tokens of each text, in parallel, as `encode` makes them.
+    fn encode_all(
         &self,
-        inner: &tokenizers::Tokenizer,
         texts: &[&str],
-        adds_special: bool,
+        encode: impl Fn(&str) -> Result<Vec<u32>, TextError> + Sync,
         progress: Progress<'_>,
     ) -> Result<Vec<Vec<u32>>, TextError> {
         let mut all = Vec::with_capacity(texts.len());
         progress(0, texts.len());
-        for chunk in texts.chunks(CHUNK) {
-            let encodings = inner
-                .encode_batch_fast(chunk.to_vec(), adds_special)
-                .map_err(|error| TextError::file(&self.path, error))?;
-            all.extend(encodings.iter().map(|encoding| encoding.get_ids().to_vec()));
+        while let Some(rest) = texts.get(all.len()..).filter(|rest| !rest.is_empty()) {
+            let mut num_bytes = 0;
+            let fit = rest.iter().take(CHUNK).take_while(|text| {
+                num_bytes += text.len();
+                num_bytes <= CHUNK_BYTES
+            });
+            let chunk = &rest[..fit.count().max(1)];
+            all.extend(in_parallel(chunk, &encode)?);
             progress(all.len(), texts.len());
         }
         Ok(all)
     }
-}
 
-/// Whether a normalizer changes characters one by one, or composes them, which no end of a line takes part in.
-fn is_local(normalizer: &NormalizerWrapper) -> bool {
-    use NormalizerWrapper::{Lowercase, NFC, NFD, NFKC, NFKD, Sequence};
-    match normalizer {
-        NFC(_) | NFD(_) | NFKC(_) | NFKD(_) | Lowercase(_) => true,
-        Sequence(all) => all.as_ref().iter().all(is_local),
-        _ => false,
+    /// The tokens of one text.
+    fn encode_one(
+        &self,
+        inner: &tokenizers::Tokenizer,
+        text: &str,
+        adds_special: bool,
+    ) -> Result<Vec<u32>, TextError> {
+        if text.len() > MAX_PIECE_BYTES {
+            let problem = format!(
+                "takes about 100 times the memory of the text that begins with \"{}\", because its {} MB have no place where \
+                 they can be cut without other tokens, and at most {} MB are tokenized at once; divide it",
+                excerpt(text),
+                text.len() >> 20,
+                MAX_PIECE_BYTES >> 20
+            );
+            return Err(TextError::file(&self.path, problem));
+        }
+        let encoded = guarded(|| inner.encode_fast(text, adds_special));
+        let encoded = encoded.and_then(|encoded| encoded.map_err(|error| error.to_string()));
+        match encoded {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(error) => {
+                let (error, text) = (excerpt(&error), excerpt(text));
+                let problem =
+                    format!("cannot tokenize the text that begins with \"{text}\": {error}");
+                Err(TextError::file(&self.path, problem))
+            }
+        }
     }
 }
 
-/// Whether a pre-tokenizer always divides a text behind the end of a line that has other characters than spaces around
-/// it, and makes nothing else of the beginning or the end of a text.
-///
-/// The pattern of `ByteLevel` is `\s+(?!\S)|\s+` where there are spaces: a single one is a part of its own before a
-/// letter and at the end of a text. Of two, only the second one is, and at the end of a text both are one part.
-fn divides_lines(pre_tokenizer: &PreTokenizerWrapper) -> bool {
-    use PreTokenizerWrapper::{
-        BertPreTokenizer, ByteLevel, Digits, Punctuation, Sequence, Whitespace, WhitespaceSplit,
+/// What `run` makes of each text, in their order. Without further threads, this thread does all of it.
+fn in_parallel<T: Send, E: Send>(
+    texts: &[&str],
+    run: &(impl Fn(&str) -> Result<T, E> + Sync),
+) -> Result<Vec<T>, E> {
+    let next = AtomicUsize::new(0);
+    let made = Mutex::new(Vec::with_capacity(texts.len()));
+    let work = || {
+        while let Some(at) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).filter(|at| *at < texts.len())
+        {
+            let outcome = run(texts[at]);
+            if outcome.is_err() {
+                // The others begin no further text.
+                next.store(texts.len(), Ordering::Relaxed);
+            }
+            made.lock().expect("no thread panics with the lock").push((at, outcome));
+        }
     };
-    match pre_tokenizer {
-        ByteLevel(bytes) => bytes.use_regex && !bytes.add_prefix_space,
-        BertPreTokenizer(_) | Whitespace(_) | WhitespaceSplit(_) => true,
-        // Those before the one that divides have to leave the end of a line between its neighbours. Those behind it get
-        // parts that are the same.
-        Sequence(all) => {
-            let keeps = |part: &&PreTokenizerWrapper| matches!(part, Digits(_) | Punctuation(_));
-            let mut rest = all.as_ref().iter().skip_while(keeps);
-            rest.next().is_some_and(divides_lines) && rest.all(|part| keeps(&part))
+    thread::scope(|scope| {
+        let most = thread::available_parallelism().map_or(1, NonZero::get).min(texts.len());
+        for at in 1..most {
+            let thread = thread::Builder::new().name(format!("tokenize-{at}"));
+            if thread.stack_size(STACK_BYTES).spawn_scoped(scope, work).is_err() {
+                break;
+            }
         }
-        _ => false,
-    }
-}
-
-/// Cuts a text into pieces of at least `len` bytes, where a line ends without a space and the next one begins with a letter.
-fn pieces(text: &str, len: usize) -> Vec<&str> {
-    let mut pieces = Vec::new();
-    let mut begin = 0;
-    for (at, _) in text.match_indices('\n') {
-        let next = at + 1;
-        let is_letter = text[next..].chars().next().is_some_and(char::is_alphabetic);
-        let is_after_space = text[..at].chars().next_back().is_none_or(char::is_whitespace);
-        if is_letter && !is_after_space && next - begin >= len {
-            pieces.push(&text[begin..next]);
-            begin = next;
-        }
-    }
-    if begin < text.len() {
-        pieces.push(&text[begin..]);
-    }
-    pieces
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_end_before_lines_that_begin_with_a_letter() {
-        assert_eq!(pieces("ab\ncd\n\n e\nf", 1), ["ab\n", "cd\n\n e\n", "f"]);
-        assert_eq!(pieces("\nab\n\ncd \ne\r\nf\ng", 1), ["\nab\n\ncd \ne\r\nf\n", "g"]);
-        assert_eq!(pieces("ab\ncd\nef", 4), ["ab\ncd\n", "ef"]);
-        assert_eq!(pieces("", 4), Vec::<&str>::new());
-        assert_eq!(pieces("ä\nö", 1), ["ä\n", "ö"]);
-    }
+        work();
+    });
+    let mut made = made.into_inner().expect("no thread panics with the lock");
+    made.sort_by_key(|(at, _)| *at);
+    made.into_iter().map(|(_, outcome)| outcome).collect()
 }

@@ -56,6 +56,62 @@ pub fn count(labels: &Tensor) -> Result<usize> {
     }
 }
 
+/// The number of rows that have a target, of labels (n, seq) of which sequence `i` has the first `lengths[i]`.
+pub fn count_within(labels: &Tensor, lengths: &Tensor) -> Result<usize> {
+    let [_, seq] = extents(labels, lengths)?;
+    match labels.device() {
+        Device::Cpu => {
+            let (labels, lengths) = (labels.read::<i64>()?, lengths.read::<i64>()?);
+            let rows = labels.chunks_exact(seq.max(1)).zip(lengths.iter());
+            let real = rows.flat_map(|(row, length)| &row[..within(*length, seq)]);
+            Ok(real.filter(|label| **label != IGNORED).count())
+        }
+        Device::Meta => Ok(labels.num_elems()),
+    }
+}
+
+/// `real[i, t] = labels[i, t]` for `t` below `lengths[i]`, and [`IGNORED`] behind. Shapes: labels and real (n, seq), lengths
+/// (n), all of i64; overwrites.
+pub fn ignore_padding(
+    compute: &Compute,
+    labels: &Tensor,
+    lengths: &Tensor,
+    real: &Tensor,
+) -> Result<()> {
+    let [_, seq] = extents(labels, lengths)?;
+    expect_shape(OP, "real", real.shape(), labels.shape())?;
+    match compute.device_of(OP, [labels, lengths, real])? {
+        Device::Cpu => {
+            let (labels, lengths) = (labels.read::<i64>()?, lengths.read::<i64>()?);
+            let mut real = real.write::<i64>()?;
+            real.copy_from_slice(&labels);
+            for (row, length) in real.chunks_exact_mut(seq.max(1)).zip(lengths.iter()) {
+                row[within(*length, seq)..].fill(IGNORED);
+            }
+        }
+        Device::Meta => {
+            let pretended = Pretended::new(compute, OP).reads(DType::I64, [labels, lengths])?;
+            pretended.writes(DType::I64, [real])?;
+        }
+    }
+    Ok(())
+}
+
+/// The extents of labels (n, seq) of sequences with lengths (n).
+fn extents(labels: &Tensor, lengths: &Tensor) -> Result<[usize; 2]> {
+    let &[n, seq] = labels.dims() else {
+        let (expected, got) = ([0, 0].into(), labels.shape());
+        return Err(KernelError::Shape { op: OP, operand: "labels", expected, got });
+    };
+    expect_shape(OP, "lengths", lengths.shape(), [n])?;
+    Ok([n, seq])
+}
+
+/// A length as a number of labels.
+fn within(length: i64, seq: usize) -> usize {
+    usize::try_from(length).unwrap_or(0).min(seq)
+}
+
 /// Adds to `sums`, f64 (3), over the rows that have a target: the losses, `ln(sum over j of exp(z[j])) - z[label]` with
 /// `z = w x`; the number of rows whose largest output is that of the label; and the number of rows.
 ///

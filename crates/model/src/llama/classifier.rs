@@ -8,11 +8,16 @@ use crate::{Batch, Context, Objective, ParamId, Result, UnitId};
 
 /// Classifies each sequence by its last token that is not padding: that row of (batch * seq, width) becomes logits over the
 /// classes, which are compared with the target, (batch) of i64. The mean is over the sequences.
+///
+/// A text may end with the token that also pads. `transformers` takes it for padding there too, so its models were trained
+/// to classify by the token before it.
 #[derive(Clone, Debug)]
 pub(super) struct Classifier {
     pub unit: UnitId,
     /// (classes, width).
     pub weight: ParamId,
+    /// The token that pads, if the settings name it.
+    pub pad: Option<i64>,
 }
 
 impl Classifier {
@@ -20,7 +25,7 @@ impl Classifier {
     fn last_tokens(&self, cx: &Context, output: &Tensor) -> Result<[Tensor; 2]> {
         let (inputs, lengths) = (cx.batch(Batch::INPUTS)?, cx.batch(Batch::LENGTHS)?);
         let rows = cx.scratch(DType::I64, lengths.shape())?;
-        embedding::last_rows(cx.compute, lengths, inputs.dims()[1], &rows)?;
+        embedding::last_rows(cx.compute, inputs, lengths, self.pad, &rows)?;
         let last = cx.scratch(output.dtype(), [rows.num_elems(), output.dims()[1]])?;
         embedding::forward(cx.compute, &rows, output, &last)?;
         Ok([last, rows])

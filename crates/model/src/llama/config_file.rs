@@ -61,6 +61,11 @@ impl<'a> Settings<'a> {
         self.read(key, "a word", Some(default), Value::as_str)
     }
 
+    /// The base of the rotary positions, if this object states it.
+    fn theta(&self) -> Result<Option<f64>> {
+        self.read("rope_theta", "a number", Some(None), |value| value.as_f64().map(Some))
+    }
+
     fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>> {
         self.read(key, "an object", Some(None), |value| value.as_object().map(Some))
     }
@@ -246,26 +251,84 @@ fn task(settings: &Settings) -> Result<LlamaTask> {
 }
 
 /// The base and the scaling of the rotary positions: under `rope_parameters`, or in files of versions before 5 under
-/// `rope_theta` and `rope_scaling`.
+/// `rope_theta` and `rope_scaling`. Versions differ in which of them they read, so all that are stated must agree.
 fn rotary(settings: &Settings) -> Result<(f64, Option<RotaryScaling>)> {
-    let (parameters, scaling) =
-        (settings.object("rope_parameters")?, settings.object("rope_scaling")?);
-    let empty = Map::new();
-    let scaling = Settings { object: parameters.or(scaling).unwrap_or(&empty) };
-    let theta = scaling.real("rope_theta", Some(settings.real("rope_theta", Some(10_000.0))?))?;
-    let factor = || scaling.real("factor", None);
+    whole_rotation(settings)?;
+    let mut stated = None;
+    let mut thetas = vec![("rope_theta", settings.theta()?)];
+    for key in ["rope_parameters", "rope_scaling"] {
+        // Like `transformers`, which takes an empty object for none.
+        let Some(object) = settings.object(key)?.filter(|object| !object.is_empty()) else {
+            continue;
+        };
+        let part = Settings { object };
+        let scaling = scaling(key, &part)?;
+        if let Some((first, other)) = stated.filter(|(_, other)| *other != scaling) {
+            return Err(ModelError::Config(format!(
+                "{first} and {key} disagree ({}, {}), and versions of transformers differ in which they read; leave one of \
+                 them out",
+                words(other),
+                words(scaling)
+            )));
+        }
+        stated = Some((key, scaling));
+        thetas.push((key, part.theta()?));
+    }
+    let mut thetas = thetas.into_iter().filter_map(|(key, theta)| theta.map(|theta| (key, theta)));
+    let (first, theta) = thetas.next().unwrap_or(("", 10_000.0));
+    match thetas.find(|(_, other)| *other != theta) {
+        Some((key, other)) => Err(ModelError::Config(format!(
+            "rope_theta is {theta} in {first} and {other} in {key}, and versions of transformers differ in which they read; \
+             leave one of them out"
+        ))),
+        None => Ok((theta, stated.and_then(|(_, scaling)| scaling))),
+    }
+}
+
+/// The scaling that one of the two objects states.
+fn scaling(key: &str, part: &Settings) -> Result<Option<RotaryScaling>> {
+    whole_rotation(part)?;
+    if let Some((layers, _)) = part.object.iter().find(|(_, value)| value.is_object()) {
+        return Err(ModelError::Config(format!(
+            "{key} states rotary positions of their own for {layers}, which is not supported; all layers must share them"
+        )));
+    }
     // Early files say "type".
-    let kind = scaling.word("rope_type", scaling.word("type", "default")?)?;
-    let scaling = match kind {
+    let kind = match (part.get("rope_type"), part.get("type")) {
+        (Some(kind), Some(early)) if kind != early => {
+            return Err(ModelError::Config(format!(
+                "{key} has the rope_type {kind} and the type {early}; leave one of them out"
+            )));
+        }
+        _ => part.word("rope_type", part.word("type", "default")?)?,
+    };
+    let factor = || part.real("factor", None);
+    Ok(match kind {
         "default" => None,
         "linear" => Some(RotaryScaling::Linear { factor: factor()? }),
         "llama3" => Some(RotaryScaling::Llama3(Llama3Scaling {
             factor: factor()?,
-            low_freq_factor: scaling.real("low_freq_factor", None)?,
-            high_freq_factor: scaling.real("high_freq_factor", None)?,
-            original_max_position: scaling.size("original_max_position_embeddings", None)?,
+            low_freq_factor: part.real("low_freq_factor", None)?,
+            high_freq_factor: part.real("high_freq_factor", None)?,
+            original_max_position: part.size("original_max_position_embeddings", None)?,
         })),
         other => return Err(unsupported("rope_type", other, "default, linear or llama3")),
-    };
-    Ok((theta, scaling))
+    })
+}
+
+fn words(scaling: Option<RotaryScaling>) -> &'static str {
+    match scaling {
+        None => "default",
+        Some(RotaryScaling::Linear { .. }) => "linear",
+        Some(RotaryScaling::Llama3(_)) => "llama3",
+    }
+}
+
+/// Errors if only a part of each head is rotated.
+fn whole_rotation(part: &Settings) -> Result<()> {
+    let key = "partial_rotary_factor";
+    match part.real(key, Some(1.0))? {
+        1.0 => Ok(()),
+        factor => Err(unsupported(key, &factor.to_string(), "1")),
+    }
 }

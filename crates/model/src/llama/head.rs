@@ -1,18 +1,39 @@
 //! The objective of a language model: its head and the cross-entropy, fused.
 
 use paceline_kernels::linear_cross_entropy::{self, Gradients};
-use paceline_memory::Tensor;
+use paceline_memory::{DType, Tensor};
 
 use crate::{Batch, Context, ModelError, Objective, ParamId, Result, UnitId};
 
 /// Predicts a target for each position: (batch * seq, width) becomes logits over the vocabulary, a chunk at a time, and
-/// these are compared with the targets, (batch, seq) of i64. The mean is over all tokens.
+/// these are compared with the targets, (batch, seq) of i64. The mean is over all tokens that have a target: if the batch has
+/// the lengths of its sequences, those within them whose target is not [`linear_cross_entropy::IGNORED`], and otherwise all.
 #[derive(Clone, Debug)]
 pub(super) struct LanguageModelHead {
     /// `None` if the weight is that of the embedding.
     pub unit: Option<UnitId>,
     /// (vocabulary, width).
     pub weight: ParamId,
+}
+
+impl LanguageModelHead {
+    /// The targets without those of the padding.
+    fn targets(&self, cx: &Context) -> Result<Tensor> {
+        let targets = cx.batch(Batch::TARGETS)?;
+        let Some(lengths) = cx.optional(Batch::LENGTHS) else { return Ok(targets.clone()) };
+        let inputs = cx.batch(Batch::INPUTS)?;
+        if targets.shape() != inputs.shape() {
+            return Err(ModelError::Config(format!(
+                "the targets are {} and the inputs {}; a language model needs a target for each token, so make both fields \
+                 ragged, or none of them",
+                targets.shape(),
+                inputs.shape()
+            )));
+        }
+        let real = cx.scratch(DType::I64, targets.shape())?;
+        linear_cross_entropy::ignore_padding(cx.compute, targets, lengths, &real)?;
+        Ok(real)
+    }
 }
 
 impl Objective for LanguageModelHead {
@@ -29,28 +50,36 @@ impl Objective for LanguageModelHead {
     }
 
     fn count(&self, batch: &Batch) -> Result<usize> {
-        match batch.get(Batch::TARGETS) {
-            Some(targets) => {
-                let (count, len) = (linear_cross_entropy::count(targets)?, targets.num_elems());
-                // Otherwise the ranks would have to add up their counts before each step.
-                match count == len {
-                    true => Ok(count),
-                    false => Err(ModelError::Config(format!(
-                        "{count} of {len} tokens of a batch have a target; a language model needs a target for each token"
-                    ))),
-                }
-            }
-            None => Ok(0),
+        let Some(targets) = batch.get(Batch::TARGETS) else { return Ok(0) };
+        let (count, len) = match batch.get(Batch::LENGTHS) {
+            Some(lengths) => return Ok(linear_cross_entropy::count_within(targets, lengths)?),
+            None => (linear_cross_entropy::count(targets)?, targets.num_elems()),
+        };
+        // Without lengths, the other ranks take it that each token counts.
+        match count == len {
+            true => Ok(count),
+            false => Err(ModelError::Config(format!(
+                "{count} of {len} tokens of a batch have a target, and the batch has no lengths; give a target for each \
+                 token, or make inputs and targets ragged fields (Field::ragged_i64), whose batches have lengths"
+            ))),
         }
     }
 
-    fn count_of_all(&self, batch: &Batch, num_samples: usize) -> usize {
-        num_samples * batch.inputs().dims().get(1).copied().unwrap_or(1)
+    /// Batches with lengths have as many targets as their tokens say.
+    fn count_of_all(&self, batch: &Batch, num_samples: usize) -> Option<usize> {
+        match batch.get(Batch::LENGTHS) {
+            Some(_) => None,
+            None => Some(num_samples * batch.inputs().dims().get(1).copied().unwrap_or(1)),
+        }
+    }
+
+    fn reads_lengths(&self) -> bool {
+        true
     }
 
     fn evaluate(&self, cx: &mut Context, output: &Tensor, sums: &Tensor) -> Result<()> {
-        let (weight, targets) = (cx.param(self.weight)?, cx.batch(Batch::TARGETS)?);
-        Ok(linear_cross_entropy::evaluate(cx.compute, output, &weight, targets, sums)?)
+        let (weight, targets) = (cx.param(self.weight)?, self.targets(cx)?);
+        Ok(linear_cross_entropy::evaluate(cx.compute, output, &weight, &targets, sums)?)
     }
 
     fn differentiate(
@@ -60,14 +89,14 @@ impl Objective for LanguageModelHead {
         scale: f64,
         sums: &Tensor,
     ) -> Result<Tensor> {
-        let (weight, targets) = (cx.param(self.weight)?, cx.batch(Batch::TARGETS)?);
+        let (weight, targets) = (cx.param(self.weight)?, self.targets(cx)?);
         let d_input = cx.gradient_of(output)?;
         let trains = cx.trains(self.weight);
         let d_weight = trains.then(|| cx.grad(self.weight)).transpose()?;
         let accumulate = cx.accumulates(self.weight);
         let gradients = Gradients { d_input: &d_input, d_weight: d_weight.as_ref(), accumulate };
         linear_cross_entropy::differentiate(
-            cx.compute, output, &weight, targets, scale, gradients, sums,
+            cx.compute, output, &weight, &targets, scale, gradients, sums,
         )?;
         if trains {
             cx.gradient_ready(self.weight)?;

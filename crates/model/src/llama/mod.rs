@@ -24,11 +24,15 @@ use crate::layers::{
     Attention, Embedding, Projection, Residual, RmsNorm, Rotary, Sequence, SwiGlu,
 };
 use crate::pretrained::{NewParam, Pretrained};
-use crate::{Block, Init, Layout, LayoutBuilder, Model, Objective, Result};
+use crate::{Block, Init, Layout, LayoutBuilder, Model, ModelError, Objective, Result};
 
 pub use config::{LlamaConfig, LlamaTask, SpecialTokens};
 pub use generate::Generator;
 pub use sample::{Sampler, Sampling};
+
+/// The table of the tokens, and the head of a language model, in Hugging Face's files.
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
 
 impl LlamaConfig {
     /// Builds the model for `world_size` ranks. Units and parameters have the names of Hugging Face's files:
@@ -69,7 +73,8 @@ impl LlamaConfig {
             LlamaTask::Classification { num_labels } => {
                 let unit = layout.unit("score");
                 let weight = layout.param("weight", [num_labels, width], init);
-                Box::new(Classifier { unit, weight })
+                let pad = self.special_tokens.pad.map(i64::from);
+                Box::new(Classifier { unit, weight, pad })
             }
         };
         let name = match self.task {
@@ -88,14 +93,30 @@ impl LlamaConfig {
     ///
     /// Errors as [`LlamaConfig::build`] and [`Pretrained::check`].
     pub fn check_weights(&self, weights: &Pretrained) -> Result<(Arc<Layout>, Vec<NewParam>)> {
-        let layout = self.build(1)?.layout;
+        // Of one position: nothing that grows with the sizes is made before the files were seen to have them.
+        let layout = Self { max_position_embeddings: 1, ..self.clone() }.build(1)?.layout;
         let (replaced, ignored): (&[&str], &[&str]) = match self.task {
-            LlamaTask::Classification { .. } => (&["score.weight"], &["lm_head.weight"]),
-            LlamaTask::LanguageModel if self.tie_word_embeddings => (&[], &["lm_head.weight"]),
+            LlamaTask::Classification { .. } => (&["score.weight"], &[HEAD]),
+            LlamaTask::LanguageModel if self.tie_word_embeddings => (&[], &[HEAD]),
             LlamaTask::LanguageModel => (&[], &[]),
         };
         let new = weights.check(&layout, replaced, ignored)?;
+        if self.task == LlamaTask::LanguageModel && self.tie_word_embeddings {
+            self.check_tied(weights)?;
+        }
         Ok((layout, new))
+    }
+
+    /// Errors if the files have a head of other values than the embedding that it is tied to. Versions of `transformers`
+    /// before 5 then used the embedding, and later ones use the head.
+    fn check_tied(&self, weights: &Pretrained) -> Result<()> {
+        match weights.are_equal(HEAD, EMBEDDING)? {
+            None | Some(true) => Ok(()),
+            Some(false) => Err(ModelError::Config(format!(
+                "tie_word_embeddings is true, but the weights have a {HEAD} that differs from {EMBEDDING}, and versions of \
+                 transformers differ in which they use; set it to false to use both, or remove {HEAD}"
+            ))),
+        }
     }
 
     /// A block: attention, then the feed-forward layer.

@@ -98,7 +98,7 @@ fn read(folder: &Path, name: &str) -> Result<Option<String>> {
     if !path.exists() {
         return Ok(None);
     }
-    let text = std::fs::read_to_string(&path);
+    let text = paceline_files::read_text(&path, LlamaConfig::MAX_FILE_BYTES);
     text.map(Some).map_err(|e| usage(format!("--model {}: {e}", path.display())))
 }
 

@@ -3,11 +3,10 @@
 //! Input: the value of a flag. Output: a folder. Nothing is fetched here.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use paceline_data::text::TextFormat;
-use paceline_model::pretrained::files_of_index;
+use paceline_model::pretrained::{MAX_INDEX_BYTES, files_of_index};
 
 use super::cache::{Cache, Snapshot, user_cache, variable};
 use super::name::{Kind, MAIN, Name};
@@ -74,7 +73,7 @@ impl Wanted {
 
 /// The files that an index of weights names.
 pub(super) fn parts(index: &Path) -> std::result::Result<BTreeSet<String>, String> {
-    let text = fs::read_to_string(index).map_err(|e| e.to_string())?;
+    let text = paceline_files::read_text(index, MAX_INDEX_BYTES).map_err(|e| e.to_string())?;
     files_of_index(&text)
 }
 

@@ -1,7 +1,8 @@
 //! Turns a run specification into a resolved configuration, which is checked as a whole before any rank
 //! starts.
 
-use paceline_model::Model;
+use paceline_data::{Dataset, Field};
+use paceline_model::{Model, ModelError};
 
 use super::config::TrainConfig;
 use super::flags::{Comparison, RunFlags, Several};
@@ -179,9 +180,13 @@ pub fn resolve_unchecked(
         ));
     }
     let built = model.build(dataset.as_ref(), world_size).map_err(|e| {
+        if let (ModelError::TooLong { most, .. }, Some(flag)) = (&e, data.length_flag()) {
+            return Failure::Usage(format!("{e}; pass {flag} {most} or less"));
+        }
         let flags: String = model.sizes().into_iter().map(|flag| flag + ", ").collect();
         Failure::Usage(format!("{e}; choose other {flags}--freeze or data"))
     })?;
+    check_padding(dataset.as_ref(), &built, &data, &model)?;
     precision::check(flags.precision, &model, &built, dataset.as_ref())?;
     warnings.extend(strategy.settings().check(&built, world_size)?);
     let mut config = TrainConfig {
@@ -306,6 +311,26 @@ fn check_evaluation(flags: &RunFlags, model: &ModelConfig, data: &DataConfig) ->
             data.name(),
             model.name()
         )),
+    }
+}
+
+/// Fails if the padding of targets would be trained.
+fn check_padding(
+    dataset: &dyn Dataset,
+    built: &Model,
+    data: &DataConfig,
+    model: &ModelConfig,
+) -> Result<()> {
+    let is_ragged = dataset.field(Field::TARGETS).is_some_and(|field| field.is_ragged());
+    match is_ragged && !built.objective.reads_lengths() {
+        true => usage(format!(
+            "--data {}: its targets have different lengths, so batches pad them, and --model {} would train on the padding; \
+             give targets of one length, or an objective that leaves out what lies behind `lengths` and says so \
+             (Objective::reads_lengths)",
+            data.name(),
+            model.name()
+        )),
+        false => Ok(()),
     }
 }
 

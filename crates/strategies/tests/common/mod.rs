@@ -34,6 +34,9 @@ pub enum Net {
     TiedLlama,
     /// Sequences of different lengths.
     LlamaClassifier,
+    /// [`Net::Llama`] on sequences of different lengths. Each share is padded to its own longest sequence, with tokens and
+    /// targets that exist.
+    RaggedLlama,
     /// [`Net::TiedLlama`] with products in bf16.
     TiedLlamaBf16,
     /// [`Net::LlamaClassifier`] with products in bf16.
@@ -105,7 +108,7 @@ impl Net {
                 tie_layers: matches!(self, Net::TiedMlp),
             }
             .build(world_size),
-            Net::Llama | Net::TiedLlama | Net::LlamaClassifier => LlamaConfig {
+            Net::Llama | Net::TiedLlama | Net::LlamaClassifier | Net::RaggedLlama => LlamaConfig {
                 vocab_size: VOCAB,
                 hidden_size: 16,
                 intermediate_size: 24,
@@ -144,6 +147,24 @@ impl Net {
                 let length = |n: usize| 1 + (n * 3) as i64 % SEQ as i64;
                 batch.with(Batch::LENGTHS, integers(allocator, &[mine.len()], mine.map(length)))
             }
+            Net::RaggedLlama => {
+                // Most sequences are short, so shares differ in their longest one.
+                let length = |n: usize| [1, 2, 1, 5, 2, 1, 3][n % 7];
+                let longest = mine.clone().map(length).max().unwrap_or(1) as usize;
+                let cut = |tensor: &Tensor| {
+                    let all = tensor.read::<i64>().unwrap();
+                    let rows = all.chunks_exact(SEQ).flat_map(|row| row[..longest].to_vec());
+                    integers(
+                        allocator,
+                        &[mine.len(), longest],
+                        rows.collect::<Vec<_>>().into_iter(),
+                    )
+                };
+                let batch =
+                    Batch::new(cut(batch.inputs()), cut(&batch.get("targets").unwrap().clone()));
+                let lengths = integers(allocator, &[mine.len()], mine.clone().map(length));
+                batch.with(Batch::LENGTHS, lengths)
+            }
             _ => batch,
         };
         MicroBatch { batch, global_count: samples.len() }
@@ -167,7 +188,7 @@ impl Net {
                 let labels = integers(allocator, &[mine.len()], numbers);
                 (tensor(&[mine.len(), 12, 12, 1], elems(144, 0)), labels)
             }
-            Net::Llama | Net::TiedLlama | Net::LlamaClassifier => {
+            Net::Llama | Net::TiedLlama | Net::LlamaClassifier | Net::RaggedLlama => {
                 let tokens = |salt: usize| {
                     let of =
                         move |n| (0..SEQ).map(move |at| ((n * 11 + at * 7 + salt) % VOCAB) as i64);

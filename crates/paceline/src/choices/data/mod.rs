@@ -137,6 +137,11 @@ pub trait DataSettings: Debug + Send + Sync {
         false
     }
 
+    /// The flag that makes samples shorter, if there is one.
+    fn length_flag(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Called once, before the data set is opened, in the process that prepares a run, and not in its ranks. Downloads
     /// missing files, if the run asks for that. Unless `quiet`, this process may report progress on standard error, also
     /// while it opens the data set.

@@ -234,6 +234,10 @@ struct Tokens {
 }
 
 impl DataSettings for Tokens {
+    fn length_flag(&self) -> Option<&'static str> {
+        Some("--seq-len")
+    }
+
     fn to_json(&self) -> Value {
         json!(self)
     }

@@ -170,7 +170,14 @@ impl DataChoice for Text {
 
 /// An error that reading the folder or the tokenizer gave.
 fn in_folder(error: TextError) -> Failure {
-    Failure::Usage(format!("--data text: {error}"))
+    let fix = match &error {
+        TextError::Label { label, .. } if *label >= 0 => {
+            "; pass the number of classes (--num-labels for a Llama, otherwise --classes), or correct the label"
+        }
+        TextError::NoRoom { .. } => "; pass a larger --max-length",
+        _ => "",
+    };
+    Failure::Usage(format!("--data text: {error}{fix}"))
 }
 
 /// What the texts are for.
@@ -276,6 +283,13 @@ impl DataSettings for Texts {
 
     fn has_test(&self) -> bool {
         self.has_test
+    }
+
+    fn length_flag(&self) -> Option<&'static str> {
+        Some(match self.kind {
+            Kind::Classified { .. } => "--max-length",
+            Kind::Running { .. } => "--seq-len",
+        })
     }
 
     fn groups_by_length(&self) -> bool {

@@ -163,7 +163,7 @@ fn check_no_sizes(flags: &Flags) -> Result<()> {
 /// The settings of a folder.
 fn of_folder(folder: &Path) -> Result<LlamaConfig> {
     let path = folder.join(HUGGING_FACE_CONFIG);
-    let text = std::fs::read_to_string(&path)
+    let text = paceline_files::read_text(&path, LlamaConfig::MAX_FILE_BYTES)
         .map_err(|e| usage(format!("--pretrained {}: {e}", path.display())))?;
     LlamaConfig::from_json(&text)
         .map_err(|e| usage(format!("--pretrained {}: {e}", path.display())))
@@ -277,9 +277,7 @@ impl ModelSettings for Settings {
     ) -> std::result::Result<Model, ModelError> {
         let (longest, most) = (dataset.input_shape()[0], self.config.max_position_embeddings);
         if longest > most {
-            return Err(ModelError::Config(format!(
-                "the samples have up to {longest} tokens, and the model knows {most} positions"
-            )));
+            return Err(ModelError::TooLong { longest, most });
         }
         // The positions that occur, since those behind them would only take memory.
         let config = LlamaConfig { max_position_embeddings: longest, ..self.config.clone() };

@@ -1,0 +1,47 @@
+//! Rows of texts, read from arbitrary bytes.
+//!
+//! Input: bytes, and the name of a format. Output: whether its reader accepts them, and otherwise its message. Only
+//! [`crate::fuzzing`] calls this.
+
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::rows::Row;
+use super::{TextError, csv, jsonl, parquet};
+
+/// Reads rows, and keeps none of them.
+pub fn rows(format: &str, contents: &[u8]) -> Result<(), String> {
+    let mut last = 0;
+    let mut sink = |number: usize, _: Row| -> Result<(), TextError> {
+        assert!(number > last, "rows are counted");
+        last = number;
+        Ok(())
+    };
+    let path = Path::new("file");
+    let read = match format {
+        "csv" => csv::read_contents(path, contents, &mut sink),
+        "jsonl" => jsonl::read_contents(path, contents, &mut sink),
+        _ => parquet_file(contents, &mut sink),
+    };
+    read.map_err(|error| {
+        let message = error.to_string();
+        assert!((10..2000).contains(&message.len()), "a message is a sentence: {message}");
+        message
+    })
+}
+
+/// The reader of Parquet reads files only.
+fn parquet_file(
+    contents: &[u8],
+    sink: &mut dyn FnMut(usize, Row) -> Result<(), TextError>,
+) -> Result<(), TextError> {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("paceline-fuzz-{}-{count}.parquet", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    fs::write(&path, contents).expect("a folder for temporary files");
+    let outcome = parquet::read(&path, sink);
+    fs::remove_file(&path).expect("the file that was written");
+    outcome
+}

@@ -1,0 +1,138 @@
+//! Texts with labels in Parquet files.
+//!
+//! Input: a file whose pages are uncompressed, or compressed by Snappy or gzip. Output: rows. This module checks no
+//! label's range.
+
+mod pages;
+
+use std::fs::File;
+use std::io::{self, BufReader, Seek, SeekFrom};
+use std::path::Path;
+
+use parquet::file::metadata::ParquetMetaData;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::Field;
+use parquet::schema::types::Type;
+
+use super::TextError;
+use super::error::excerpt;
+use super::guarded::guarded;
+use super::rows::MAX_ROW_BYTES;
+use super::rows::{Row, Sink, column, no_integer, too_long};
+
+/// The most bytes of the texts of a file for each byte of the file, and how many are read of a small file. Texts compress
+/// to a fifth; those of a few words that repeat, in a dictionary, to less.
+const MOST_PER_BYTE: u64 = 64;
+const ALWAYS_BYTES: u64 = 64 << 20;
+
+/// Reads the rows of a file. Columns other than `text` and `label` are not read.
+pub(super) fn read(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
+    // The library panics on some damaged files.
+    let broken = |error: String| TextError::file(path, library(&error));
+    guarded(|| read_rows(path, sink)).map_err(broken)?
+}
+
+/// An error of the library, in words of this program.
+fn library(error: &str) -> String {
+    // The library says of some errors that they are its own.
+    let error = error.strip_prefix("Parquet error: ").unwrap_or(error);
+    format!("{}; is the file cut off, or not a Parquet file?", excerpt(error))
+}
+
+/// Checks the pages of these columns.
+fn check_pages(file: &File, metadata: &ParquetMetaData, columns: &[usize]) -> Result<(), String> {
+    let names = metadata.file_metadata().schema().get_fields();
+    let wanted = columns.iter().map(|at| names[*at].name());
+    let wanted: Vec<&str> = wanted.collect();
+    for group in metadata.row_groups() {
+        for chunk in group.columns() {
+            // The parts of a nested column have its name first.
+            let path = chunk.column_path().parts();
+            if !path.first().is_some_and(|name| wanted.contains(&name.as_str())) {
+                continue;
+            }
+            let start = chunk.dictionary_page_offset().unwrap_or(chunk.data_page_offset());
+            let (start, len) = (u64::try_from(start), u64::try_from(chunk.compressed_size()));
+            let (Ok(start), Ok(len)) = (start, len) else {
+                return Err("a column lies at no place of the file".to_owned());
+            };
+            let mut bytes = BufReader::new(file);
+            bytes.seek(SeekFrom::Start(start)).map_err(|error| error.to_string())?;
+            let checked = pages::check(&mut bytes, len, chunk.compression());
+            checked.map_err(|problem| format!("column {}: {problem}", path.join(".")))?;
+        }
+    }
+    Ok(())
+}
+
+fn read_rows(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
+    let broken =
+        |error: parquet::errors::ParquetError| TextError::file(path, library(&error.to_string()));
+    let open = || {
+        let file = paceline_files::open(path)?;
+        Ok::<_, io::Error>((file.metadata()?.len(), file.try_clone()?, file))
+    };
+    let (len, again, file) = open().map_err(|error| TextError::file(path, error))?;
+    let most_bytes = len.saturating_mul(MOST_PER_BYTE).max(ALWAYS_BYTES);
+    let reader = SerializedFileReader::new(file).map_err(broken)?;
+    let schema = reader.metadata().file_metadata().schema();
+    let present: Vec<String> =
+        schema.get_fields().iter().map(|field| field.name().to_owned()).collect();
+    let columns = [column(path, &present, "text")?, column(path, &present, "label")?];
+    check_pages(&again, reader.metadata(), &columns)
+        .map_err(|problem| TextError::file(path, problem))?;
+    let mut num_bytes = 0;
+    let fields = columns.map(|at| schema.get_fields()[at].clone()).to_vec();
+    let projection = Type::group_type_builder(schema.name()).with_fields(fields).build();
+    let rows = projection.and_then(|projection| reader.get_row_iter(Some(projection)));
+    for (number, row) in (1..).zip(rows.map_err(broken)?) {
+        let problem = |problem: String| TextError::row(path, number, problem);
+        let row = row.map_err(|error| problem(excerpt(&error.to_string())))?;
+        let (mut text, mut label) = (None, None);
+        for (name, field) in row.get_column_iter() {
+            match (name.as_str(), field) {
+                ("text", Field::Str(value)) => text = Some(value.clone()),
+                ("text", other) => {
+                    let other = excerpt(&other.to_string());
+                    return Err(problem(format!("the text {other} is not a string")));
+                }
+                (_, field) => {
+                    let Some(integer) = integer(field) else {
+                        return Err(problem(no_integer(field)));
+                    };
+                    label = Some(integer);
+                }
+            }
+        }
+        let (Some(text), Some(label)) = (text, label) else {
+            return Err(problem("lacks its text or its label".to_owned()));
+        };
+        num_bytes += text.len() as u64;
+        if text.len() > MAX_ROW_BYTES {
+            return Err(problem(too_long()));
+        }
+        if num_bytes > most_bytes {
+            return Err(problem(format!(
+                "the texts up to here have {} MB, more than {MOST_PER_BYTE} times the file; divide the file",
+                num_bytes / 1_000_000
+            )));
+        }
+        sink(number, Row { text, label })?;
+    }
+    Ok(())
+}
+
+/// The value of a field of integers, whatever their width.
+fn integer(field: &Field) -> Option<i64> {
+    match field {
+        Field::Byte(value) => Some(i64::from(*value)),
+        Field::Short(value) => Some(i64::from(*value)),
+        Field::Int(value) => Some(i64::from(*value)),
+        Field::Long(value) => Some(*value),
+        Field::UByte(value) => Some(i64::from(*value)),
+        Field::UShort(value) => Some(i64::from(*value)),
+        Field::UInt(value) => Some(i64::from(*value)),
+        Field::ULong(value) => i64::try_from(*value).ok(),
+        _ => None,
+    }
+}

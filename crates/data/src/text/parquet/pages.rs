@@ -1,0 +1,259 @@
+//! The pages of a column of a Parquet file, looked at before the library reads them.
+//!
+//! Input: the bytes of a column chunk, still compressed. Output: nothing if the pages take little memory, or else what is
+//! wrong. The library makes room for whatever a page states, and unpacks gzip to any length, so a file of a few
+//! megabytes could take all memory. This module reads the headers of pages (Thrift's compact protocol) and no values.
+
+use std::io::{self, Read};
+
+use flate2::read::MultiGzDecoder;
+use parquet::basic::Compression;
+
+/// The most bytes of an unpacked page. Pages have 1 MB, or the one large value that lies in them; old writers made a page of a
+/// whole row group.
+const MAX_PAGE_BYTES: u64 = 64 << 20;
+/// The most values of a page. Values that repeat may take no room in the file.
+const MAX_PAGE_VALUES: i64 = 1 << 24;
+/// The most bytes of the header of a page. It may have the smallest and the largest value.
+const MAX_HEADER_BYTES: u64 = 1 << 20;
+/// The most structures in structures. A header has three.
+const MAX_DEPTH: usize = 8;
+/// The fewest bytes of a text in a dictionary: those of its length.
+const MIN_TEXT_BYTES: i64 = 4;
+
+/// The kinds of pages, and encodings whose values take memory that no header states, as numbers of the format.
+const DICTIONARY_PAGE: i64 = 2;
+const DELTA_LENGTH_BYTE_ARRAY: i64 = 6;
+const DELTA_BYTE_ARRAY: i64 = 7;
+
+/// Checks the pages of a column chunk of `len` bytes.
+pub(super) fn check(
+    chunk: &mut dyn Read,
+    len: u64,
+    compression: Compression,
+) -> Result<(), String> {
+    let mut left = len;
+    while left > 0 {
+        let mut header = Header { bytes: chunk, read: 0 };
+        let page =
+            header.fields(0).map_err(|error| format!("a page has a bad header ({error})"))?;
+        let header_len = header.read;
+        let [unpacked, packed] = [2, 3].map(|id| field(&page, id).and_then(Value::number));
+        let (Some(Ok(unpacked)), Some(Ok(packed))) =
+            (unpacked.map(u64::try_from), packed.map(u64::try_from))
+        else {
+            return Err("a page does not state its sizes".to_owned());
+        };
+        left = match header_len.checked_add(packed).and_then(|len| left.checked_sub(len)) {
+            Some(left) => left,
+            None => return Err("a page is longer than its column".to_owned()),
+        };
+        if unpacked > MAX_PAGE_BYTES {
+            return Err(format!(
+                "a page has {} MiB, and at most {} MiB are read; write the file with smaller pages",
+                unpacked >> 20,
+                MAX_PAGE_BYTES >> 20
+            ));
+        }
+        check_values(&page, unpacked)?;
+        let mut body = chunk.take(packed);
+        if let Compression::GZIP(_) = compression {
+            // Of the levels in front of the values of a newer page, none is compressed.
+            let levels = field(&page, 8).map_or(0, |v2| {
+                let len = |id| v2.field(id).and_then(Value::number).unwrap_or(0);
+                u64::try_from(len(5).saturating_add(len(6))).unwrap_or(u64::MAX)
+            });
+            let is_packed = field(&page, 8).and_then(|v2| v2.field(7)) != Some(&Value::Bool(false));
+            skip(&mut body, levels.min(packed)).map_err(|error| error.to_string())?;
+            if is_packed && packed > levels {
+                let most = unpacked.saturating_sub(levels);
+                let mut values = MultiGzDecoder::new(&mut body).take(most.saturating_add(1));
+                let found = io::copy(&mut values, &mut io::sink());
+                let found = found.map_err(|error| format!("a page does not unpack ({error})"))?;
+                if found > most {
+                    return Err("a page unpacks to more bytes than it states".to_owned());
+                }
+            }
+        }
+        io::copy(&mut body, &mut io::sink()).map_err(|error| error.to_string())?;
+        if body.limit() > 0 {
+            return Err("a page is longer than the file".to_owned());
+        }
+    }
+    Ok(())
+}
+
+/// Checks the number of values and their encoding.
+fn check_values(page: &[(i16, Value)], unpacked: u64) -> Result<(), String> {
+    let of_kind = [5, 7, 8].into_iter().find_map(|id| field(page, id));
+    let (count, encoding) = match of_kind {
+        None => return Ok(()),
+        Some(values) => (
+            values.field(1).and_then(Value::number).unwrap_or(0),
+            values.field(if field(page, 8).is_some() { 4 } else { 2 }).and_then(Value::number),
+        ),
+    };
+    let is_dictionary = field(page, 1).and_then(Value::number) == Some(DICTIONARY_PAGE);
+    let most = match is_dictionary {
+        true => unpacked as i64 / MIN_TEXT_BYTES,
+        false => MAX_PAGE_VALUES,
+    };
+    if !(0..=most).contains(&count) {
+        return Err(format!("a page states {count} values, and {most} are the most it can have"));
+    }
+    match encoding {
+        Some(DELTA_LENGTH_BYTE_ARRAY | DELTA_BYTE_ARRAY) => Err(
+            "its texts are encoded as differences, which may take any memory; write the file with plain or dictionary \
+             encoding"
+                .to_owned(),
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// A field's value, as far as it matters here.
+#[derive(Debug, PartialEq)]
+enum Value {
+    Bool(bool),
+    Number(i64),
+    Struct(Vec<(i16, Value)>),
+    Other,
+}
+
+impl Value {
+    fn number(&self) -> Option<i64> {
+        match self {
+            Value::Number(number) => Some(*number),
+            _ => None,
+        }
+    }
+
+    fn field(&self, id: i16) -> Option<&Value> {
+        match self {
+            Value::Struct(fields) => field(fields, id),
+            _ => None,
+        }
+    }
+}
+
+fn field(fields: &[(i16, Value)], id: i16) -> Option<&Value> {
+    fields.iter().find(|(known, _)| *known == id).map(|(_, value)| value)
+}
+
+/// A structure that is read.
+struct Header<'a> {
+    bytes: &'a mut dyn Read,
+    read: u64,
+}
+
+impl Header<'_> {
+    fn fields(&mut self, depth: usize) -> io::Result<Vec<(i16, Value)>> {
+        let mut fields = Vec::new();
+        let mut id = 0i16;
+        loop {
+            let head = self.byte()?;
+            if head == 0 {
+                return Ok(fields);
+            }
+            id = match head >> 4 {
+                0 => i16::try_from(self.number()?).map_err(|_| bad("a field has no number"))?,
+                step => id.wrapping_add(i16::from(step)),
+            };
+            let value = match head & 15 {
+                1 => Value::Bool(true),
+                2 => Value::Bool(false),
+                kind => self.value(kind, depth)?,
+            };
+            fields.push((id, value));
+        }
+    }
+
+    fn value(&mut self, kind: u8, depth: usize) -> io::Result<Value> {
+        if depth > MAX_DEPTH {
+            return Err(bad("it has too many structures in structures"));
+        }
+        match kind {
+            // Numbers of one byte. In lists, truth values are such bytes too.
+            1..=3 => self.byte().map(|_| Value::Other),
+            4..=6 => self.number().map(Value::Number),
+            7 => self.skip(8),
+            8 => {
+                let len = self.varint()?;
+                self.skip(len)
+            }
+            9 | 10 => {
+                let head = self.byte()?;
+                let len = match head >> 4 {
+                    15 => self.varint()?,
+                    len => u64::from(len),
+                };
+                for _ in 0..len {
+                    self.value(head & 15, depth + 1)?;
+                }
+                Ok(Value::Other)
+            }
+            11 => {
+                let len = self.varint()?;
+                let kinds = if len > 0 { self.byte()? } else { 0 };
+                for _ in 0..len {
+                    self.value(kinds >> 4, depth + 1)?;
+                    self.value(kinds & 15, depth + 1)?;
+                }
+                Ok(Value::Other)
+            }
+            12 => self.fields(depth + 1).map(Value::Struct),
+            _ => Err(bad("a field has an unknown type")),
+        }
+    }
+
+    /// A whole number with its sign in the lowest bit.
+    fn number(&mut self) -> io::Result<i64> {
+        let bits = self.varint()?;
+        Ok((bits >> 1) as i64 ^ -((bits & 1) as i64))
+    }
+
+    /// A whole number in pieces of seven bits.
+    fn varint(&mut self) -> io::Result<u64> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            number |= u64::from(byte & 127) << shift;
+            if byte < 128 {
+                return Ok(number);
+            }
+        }
+        Err(bad("a number is too long"))
+    }
+
+    fn byte(&mut self) -> io::Result<u8> {
+        let mut byte = [0];
+        self.count(1)?;
+        self.bytes.read_exact(&mut byte)?;
+        Ok(byte[0])
+    }
+
+    fn skip(&mut self, len: u64) -> io::Result<Value> {
+        self.count(len)?;
+        skip(self.bytes, len)?;
+        Ok(Value::Other)
+    }
+
+    fn count(&mut self, len: u64) -> io::Result<()> {
+        self.read = self.read.saturating_add(len);
+        match self.read > MAX_HEADER_BYTES {
+            true => Err(bad("it has more than 1 MiB")),
+            false => Ok(()),
+        }
+    }
+}
+
+fn skip(bytes: &mut dyn Read, len: u64) -> io::Result<()> {
+    match io::copy(&mut bytes.take(len), &mut io::sink())? == len {
+        true => Ok(()),
+        false => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+fn bad(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
