@@ -9,6 +9,7 @@ exit code is 1 if a case of the new build does not end as it should. Only the st
 import argparse
 import json
 import os
+import random
 import re
 import resource
 import signal
@@ -138,9 +139,7 @@ def stopped_rank(case: Case) -> str:
 
 def straggler(case: Case) -> str:
     """Four ranks over tcp by hand: 3 is stopped, 2 is killed, 3 goes on. Whom does 3 name?"""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = os.environ | {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     environment |= {"LOCAL_WORLD_SIZE": "4", "PACELINE_SECRET": "cases"}
     ranks = []
@@ -193,6 +192,91 @@ def no_temporary_folder(case: Case) -> str:
     return f"code {case.run('launch -n 2 -- true', env=os.environ | {'TMPDIR': '/nowhere'})[0]}"
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def killed_while_meeting(case: Case) -> str:
+    """The ranks of `paceline launch` meet, and rank 0 is killed. Whom does the launcher name?"""
+    for _ in range(20):
+        # A program that ends with a code of its own when it has lost its peer.
+        transport = random.choice(["shm", "tcp"])
+        process = case.start(f"launch -n 2 -- {case.binary} check --transport {transport}")
+        ranks = wait_for_ranks(process, 2)
+        time.sleep(random.uniform(0.0, 0.1))
+        try:
+            os.kill(ranks[0], signal.SIGKILL)
+        except (KeyError, ProcessLookupError):
+            pass
+        code, errors = case.end(process)
+        if code != 0:
+            found = BLAMED.search(errors)
+            return f"blamed: rank {found[1]} {found[2]}" if found else "nobody is blamed"
+    return "rank 0 is never there to be killed"
+
+
+def duplicate_host(case: Case) -> str:
+    """Host 1 of two is started twice."""
+    port, environment = free_port(), os.environ | {"PACELINE_SECRET": "cases"}
+    short = LONG.replace("--epochs 1000000", "--epochs 4")
+
+    def host(number: int) -> subprocess.Popen:
+        at = f"--nnodes 2 --node-rank {number} --master-addr 127.0.0.1 --master-port {port} --host 127.0.0.1"
+        return case.start(f"train {short} --quiet --nproc 2 --timeout 5 {at}", env=environment)
+
+    both, first = [host(1), host(1)], host(0)
+    code, _ = case.end(first)
+    codes = [case.end(other)[0] for other in both]
+    if code != 0 or codes.count(0) != 1:
+        return f"host 0 ends with {code}, those of host 1 with {sorted(codes, key=str)}"
+    return "the run goes on, and one is refused"
+
+
+def interrupted(case: Case) -> str:
+    """SIGINT at any moment: to a launcher, to ranks in one process, or to some of the ranks of no launcher."""
+    flags = f"train {LONG} --quiet --save ck --save-every 3"
+    how = random.choice(["--nproc 2", "--nproc 2 --transport tcp", "--nproc 2 --transport thread", "by hand"])
+    if how == "by hand":
+        environment = os.environ | {"WORLD_SIZE": "2", "MASTER_PORT": str(free_port()), "PACELINE_SECRET": "cases"}
+        asked = [case.start(flags, env=environment | {"RANK": str(rank)}) for rank in range(2)]
+        # Before they have met, one would wait for the other.
+        case.wait_until_saved(asked[0])
+    else:
+        asked = [case.start(f"{flags} {how}")]
+    time.sleep(random.uniform(0.0, 1.0))
+    asked[-1].send_signal(signal.SIGINT)
+    codes = {case.end(process)[0] for process in asked}
+    # A process that SIGINT kills has no code of its own; shells say 130.
+    return "130" if codes <= {130, -signal.SIGINT} else f"{how}: {sorted(codes, key=str)}"
+
+
+def listener_first(case: Case) -> str:
+    """Somebody else listens on the master port before rank 0 does."""
+    secret = "nobody-else-knows-this"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        environment = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        environment |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "PACELINE_SECRET": secret}
+        rank = case.start(f"train {LONG} --quiet --host 127.0.0.1 --timeout 5", env=environment)
+        listener.settimeout(HANGS_S)
+        stream, _ = listener.accept()
+        with stream:
+            stream.settimeout(2.0)
+            heard = stream.recv(4096)
+            # What answers here speaks as a rank does, and makes its proof up.
+            stream.sendall((b"3nilecap\x01" if heard.startswith(b"pacelin3") else b"2nilecap\x01") + bytes(64))
+            try:
+                while more := stream.recv(4096):
+                    heard += more
+            except (TimeoutError, ConnectionResetError):
+                pass
+    _, errors = case.end(rank)
+    said = "says that it does not know the secret" if "does not know the secret" in errors else "does not say why"
+    return f"{'hears' if secret.encode() in heard else 'does not hear'} the secret; the rank {said}"
+
+
 # By name: the case, how often it is tried, and how it should end.
 CASES: dict[str, tuple[Callable[[Case], str], int, str]] = {
     "divergence in the last step of an epoch": (divergence, 1, "code 1; then goes on"),
@@ -206,6 +290,11 @@ CASES: dict[str, tuple[Callable[[Case], str], int, str]] = {
     "a limit of three threads": (few_threads, 1, "code 1, an error"),
     "standard output is /dev/full": (full_device, 1, "code 1"),
     "no folder for temporary files": (no_temporary_folder, 1, "code 0"),
+    "rank 0 killed while the ranks meet": (killed_while_meeting, 120, "blamed: rank 0 was killed by SIGKILL"),
+    "a host started twice": (duplicate_host, 12, "the run goes on, and one is refused"),
+    "SIGINT at any moment": (interrupted, 60, "130"),
+    "a listener on the port first": (
+        listener_first, 1, "does not hear the secret; the rank says that it does not know the secret"),
     **repairs.CASES,
 }
 

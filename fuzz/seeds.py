@@ -132,7 +132,7 @@ def hellos() -> dict[str, bytes]:
     def hello(
         rank: int, world: int = 4, of: bytes = key(), ahead: int = 0, magic: bytes = b"pacelin3", to: bytes = listener
     ) -> bytes:
-        said = struct.pack("<BII", ahead, rank, world)
+        said = struct.pack("<BIII", ahead, rank, world, 2) + bytes(range(16))
         return magic + other + said + mac(of, b"paceline: the rank that connects", other, to, said)
 
     def answer(status: int, keys: list[bytes] = [key()], magic: bytes = b"3nilecap", to: bytes = connector) -> bytes:
@@ -157,7 +157,7 @@ def hellos() -> dict[str, bytes]:
         "refused-largest-world": hello(0, world=2**32 - 1),
         "refused-other-secret": hello(0, of=stranger),
         "refused-other-connection": hello(0, to=connector),
-        "refused-proof-of-listener": hello(0)[:49] + mac(key(), b"paceline: the rank that listens", other, listener, b"\0"),
+        "refused-proof-of-listener": hello(0)[:69] + mac(key(), b"paceline: the rank that listens", other, listener, b"\0"),
         "refused-later-attempt": hello(0, of=key(ahead=3), ahead=3),
         "refused-attempt-beyond": hello(0, ahead=65),
         "refused-echo-of-answer": hello(7, magic=b"3nilecap"),

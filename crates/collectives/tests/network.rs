@@ -153,7 +153,7 @@ fn a_silence_within_a_message_is_named_at_the_limit() {
 #[test]
 fn a_silence_while_ranks_connect_is_named_at_the_limit() {
     // Nothing arrives; a hello arrives and no challenge; a challenge and no proof; a proof and no answer.
-    for after in [0, 40, 113, 154] {
+    for after in [0, 40, 113, 174] {
         within_limit(move || {
             let net = Net::new(WORLD);
             net.set_around(AWAY, WORLD, Fault { silent_after: Some(after), ..Fault::default() });
@@ -164,8 +164,8 @@ fn a_silence_while_ranks_connect_is_named_at_the_limit() {
 
 #[test]
 fn a_silence_of_the_store_is_named_at_the_limit() {
-    // The rank cannot say hello; all until the answer (2203 bytes) has passed, and nothing else does.
-    for after in [0, 2203] {
+    // The rank cannot say hello; all until the answer (2223 bytes) has passed, and nothing else does.
+    for after in [0, 2223] {
         within_limit(move || {
             let net = Net::new(WORLD);
             net.set(Link::Store(AWAY), Fault { silent_after: Some(after), ..Fault::default() });

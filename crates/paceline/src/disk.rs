@@ -271,6 +271,12 @@ impl DiskFile {
         self.file.file.rewind()
     }
 
+    /// Cuts the file after its first `len_bytes`.
+    pub fn cut(&mut self, len_bytes: u64) -> io::Result<()> {
+        self.file.disk.enter(Operation::Write)?;
+        self.file.file.set_len(len_bytes)
+    }
+
     /// Forces what has been written to the disk.
     pub fn sync(&self) -> io::Result<()> {
         self.file.sync()

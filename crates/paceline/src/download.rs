@@ -15,7 +15,7 @@ use flate2::read::GzDecoder;
 use md5::{Digest, Md5};
 use ureq::Agent;
 
-use self::http::Broken;
+use self::http::{Broken, Rate};
 use crate::bar::{TaskBar, Unit};
 use crate::{Failure, Result};
 
@@ -74,7 +74,7 @@ impl Source {
         let fetched = fs::create_dir_all(folder)
             .map_err(|e| format!("cannot make the folder {}: {e}", folder.display()))
             .and_then(|()| {
-                let agent = http::agent(true);
+                let agent = http::agent();
                 missing
                     .iter()
                     .try_for_each(|item| self.obtain(&agent, address, folder, item, quiet))
@@ -213,7 +213,7 @@ fn receive(
     }
     let mut hasher = Md5::new();
     let mut received: u64 = 0;
-    let taken = http::pieces(body.into_reader(), |piece| {
+    let taken = http::pieces(Rate::new().watch(body.into_reader()), |piece| {
         received += piece.len() as u64;
         if received > item.max_bytes {
             return Err(format!(
@@ -226,7 +226,7 @@ fn receive(
         file.write_all(piece).map_err(|e| format!("cannot write {}: {e}", item.name))
     });
     taken.map_err(|broken| match broken {
-        Broken::Connection(e) => fail(&e),
+        Broken::Connection(e) => fail(&format!("it ends after {received} bytes: {e}")),
         Broken::Consumer(problem) => problem,
     })?;
     drop(bar);

@@ -6,8 +6,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-pub use paceline_rendezvous::SECRET;
 use paceline_rendezvous::{EnvironmentError, Launcher};
+pub use paceline_rendezvous::{LAUNCH, SECRET};
 
 use crate::run::named::TransportName;
 use crate::{Failure, Result};

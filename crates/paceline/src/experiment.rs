@@ -258,8 +258,11 @@ fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Re
         let (grace, hosts) = (start.grace(), hosts.cloned());
         Ok(Launch { dump_folder: folder, hosts, grace, ..launch })
     })?;
-    // The last line, whether the ranks have ended in time or not.
     let has_first = hosts.is_none_or(|hosts| hosts.own == 0);
+    if let (true, true, Some(save)) = (has_first, code != 0, &config.save) {
+        checkpoint::Folder::tidy(save);
+    }
+    // The last line, whether the ranks have ended in time or not.
     if has_first && launcher::asked_to_end().is_some_and(|signal| code == 128 + signal as u8) {
         let saved = config.save.as_deref().map(|folder| (folder, checkpoint::latest(folder)));
         let is_auto = matches!(config.resume, Some(Resume::IfThere(_)));

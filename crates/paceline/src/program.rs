@@ -7,8 +7,11 @@ use std::any::TypeId;
 use std::ffi::OsString;
 use std::marker::PhantomData;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::{Arg, Command as Parser, CommandFactory};
+use signal_hook::consts::SIGXFSZ;
 
 use crate::choices::data::{DATA_SETS, DataSettings};
 use crate::choices::models::{MODELS, ModelSettings};
@@ -63,6 +66,7 @@ impl Program {
 
     /// Reads the command line of this process, and does what it asks for.
     pub fn main(self) -> ExitCode {
+        survive_file_limits();
         let words: Vec<OsString> = std::env::args_os().collect();
         let outcome = self.check().and_then(|()| run(mistakes::read(&words)?.command));
         let code = outcome.unwrap_or_else(|failure| failure.report());
@@ -82,6 +86,13 @@ impl Program {
         self.check()?;
         experiment::train_here(flags)
     }
+}
+
+/// From now on a write beyond the limit on the size of files (`ulimit -f`, a quota) fails as on a full disk; by default the
+/// signal that comes with it ends the process. Programs that this one starts keep the default.
+fn survive_file_limits() {
+    // With a handler, whatever it does, the write returns an error. If there can be no handler, the default stays.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)));
 }
 
 /// Does what a command line asks for. Returns the exit code.

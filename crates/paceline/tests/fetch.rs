@@ -373,6 +373,17 @@ fn the_token_goes_to_the_hub_and_to_nobody_else() {
         let expected = (!is_elsewhere).then_some("Bearer hf_secret");
         assert_eq!(request.authorization.as_deref(), expected, "{}", request.path);
     }
+    // Another port of the same host may be another user's. A relative redirect stays at the Hub.
+    for (large_at, gets_token) in [(hub.other_port.clone(), false), (String::new(), true)] {
+        let sandbox = Sandbox::new();
+        hub.contents().large_at = Some(large_at);
+        let mut with_token = command(&sandbox, &hub, &format!("fetch model {MODEL}"));
+        with_token.env("HF_TOKEN", "hf_secret");
+        Run::of(with_token).ok();
+        let request = &hub.large_requests()[0];
+        assert_eq!(request.authorization.is_some(), gets_token, "{request:?}");
+    }
+    hub.contents().large_at = None;
     // The file that `hf auth login` writes.
     sandbox.write("hf/token", b"hf_stored\n");
     fetch(&sandbox, &hub, &format!("model {MODEL}")).ok();
@@ -381,6 +392,23 @@ fn the_token_goes_to_the_hub_and_to_nobody_else() {
     without.env("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1");
     Run::of(without).ok();
     assert_eq!(hub.requests()[0].authorization, None);
+}
+
+#[test]
+fn sizes_that_wrap_are_refused_before_anything_is_fetched() {
+    let mut repo = model();
+    repo.files.push(("layers.safetensors", b"layers".to_vec()));
+    repo.files.retain(|(path, _)| *path != "model.safetensors");
+    repo.files.push(("more.safetensors", b"more".to_vec()));
+    let index = r#"{"weight_map": {"a": "layers.safetensors", "b": "more.safetensors"}}"#;
+    repo.files.push(("model.safetensors.index.json", index.into()));
+    let (sandbox, hub) = (Sandbox::new(), Hub::with(vec![repo]));
+    // Twice this is 0, with the bytes of the other files.
+    hub.contents().listed_bytes = Some(1 << 63);
+    fetch(&sandbox, &hub, &format!("model {MODEL}")).refused(&["more than any disk has"]);
+    hub.contents().listed_bytes = Some(1 << 62);
+    fetch(&sandbox, &hub, &format!("model {MODEL}")).refused(&["make room"]);
+    assert!(hub.large_requests().is_empty());
 }
 
 #[test]

@@ -54,6 +54,22 @@ fn when_all_restarts_are_used_up_the_code_is_that_of_the_last_attempt() {
 }
 
 #[test]
+fn the_dumps_of_the_last_attempts_are_kept_and_listed() {
+    let sandbox = Sandbox::new();
+    let script = "echo '{}' > $PACELINE_DUMP_FOLDER/world-rank$RANK.jsonl; exit 7";
+    let mut command = sandbox.paceline();
+    command.args("launch -n 1 --max-restarts 6 -- sh -c".split(' ')).arg(script);
+    command.env("TMPDIR", sandbox.path(""));
+    let run = Run::of(command);
+    assert_eq!(run.code, Some(7), "{run:#?}");
+    let (_, listed) = run.stderr.split_once("of the last 4 attempts that failed are in:").unwrap();
+    let listed: BTreeSet<PathBuf> = listed.lines().skip(1).map(|line| line.trim().into()).collect();
+    let left = fs::read_dir(sandbox.path("")).unwrap().map(|entry| entry.unwrap().path());
+    assert_eq!(left.collect::<BTreeSet<PathBuf>>(), listed);
+    assert_eq!(listed.len(), 4, "{run:#?}");
+}
+
+#[test]
 fn a_mistake_in_the_command_line_is_not_repeated() {
     let run =
         Sandbox::new().launch(&["-n", "2", "--max-restarts", "2", "--", "sh", "-c", "exit 2"]);

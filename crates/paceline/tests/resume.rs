@@ -514,3 +514,44 @@ fn a_run_that_is_asked_to_end_reports_what_it_has_measured() {
     assert!(part.contains(&format!(", {made} of 1000000 batches: loss")), "{part}");
     assert!(!run.stdout.contains("Epoch 1/1: "), "a part of an epoch is not an epoch: {run:#?}");
 }
+
+/// Nothing forwards the signal here: rank 0 learns from rank 1 that the run ends.
+#[test]
+fn ranks_of_no_launcher_all_end_with_the_code_of_ctrl_c() {
+    let sandbox = Sandbox::new();
+    let meet = sandbox.path("meet").display().to_string();
+    let start = |rank: &str| {
+        let mut command = sandbox.paceline();
+        let flags = format!(
+            "train {TINY} --batch-size 10 --epochs 10000000 --quiet --save saved --init-method file://{meet}"
+        );
+        command.args(flags.split_whitespace()).envs([("RANK", rank), ("WORLD_SIZE", "2")]);
+        Running::start(command)
+    };
+    let (mut first, second) = (start("0"), start("1"));
+    first.wait_until("a checkpoint", || sandbox.path("saved/latest").exists());
+    signal(second.id(), Signal::INT);
+    let runs = [first, second].map(Running::end);
+    assert_eq!(runs.each_ref().map(|run| run.code), [Some(130); 2], "{runs:#?}");
+}
+
+/// A limit on the size of files ends a process by default, and is to a run what a full disk is.
+#[test]
+fn beyond_the_limit_on_the_size_of_files_a_run_goes_on_without_metrics() {
+    let sandbox = Sandbox::new();
+    let flags =
+        format!("train {TINY_MLP} --batch-size 4 --epochs 1 --steps-per-epoch 400 --nproc 1");
+    let mut command = sandbox.command("prlimit".as_ref());
+    command.arg("--fsize=40000").arg("--").arg(env!("CARGO_BIN_EXE_paceline"));
+    command.args(flags.split_whitespace());
+    let run = Run::of(command).ok();
+    let words = ["metrics.jsonl", "File too large", "the run goes on without"];
+    assert!(words.iter().all(|words| run.stderr.contains(words)), "{run:#?}");
+    run.line("Not written: ");
+    // `metrics` fails on a line that is not whole.
+    let file = sandbox.run_folder().join("metrics.jsonl");
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.len() > 30_000 && text.ends_with('\n'), "{} bytes", text.len());
+    let num_lines = metrics(&sandbox.run_folder()).len();
+    assert!((10..400).contains(&num_lines), "{num_lines}");
+}

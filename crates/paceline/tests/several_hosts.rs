@@ -211,6 +211,29 @@ fn hosts_with_different_numbers_of_ranks_or_secrets_do_not_train_together() {
     }
 }
 
+/// Both launchers of host 1 wait for host 0, so their ranks come at the same moment.
+#[test]
+fn of_two_launchers_of_a_host_one_is_refused_as_a_whole_and_the_run_goes_on() {
+    let sandbox = Sandbox::new();
+    let port = free_port();
+    let start = |node: usize| {
+        let mut command = sandbox.paceline();
+        let flags = format!("{TINY} --epochs 1 --nproc 2 --host 127.0.0.1 --timeout 5");
+        command.arg("train").args(flags.split_whitespace()).args(host(node, port).split(' '));
+        command.env("PACELINE_SECRET", "of this test").env("TMPDIR", sandbox.path(""));
+        Running::start(command)
+    };
+    let both = [start(1), start(1)];
+    let first = start(0).end().ok();
+    assert!(first.stdout.contains("ddp over hybrid, 4 ranks"), "{first:#?}");
+    let both = both.map(Running::end);
+    let refused: Vec<&Run> = both.iter().filter(|run| run.code != Some(0)).collect();
+    let [refused] = refused[..] else { panic!("{both:#?}") };
+    // A rank that came when all others were there finds nobody.
+    let words = ["started by another launcher already", "rank 0 did not come in time"];
+    assert!(words.iter().any(|words| refused.stderr.contains(words)), "{refused:#?}");
+}
+
 #[test]
 fn ranks_of_different_attempts_have_different_secrets_and_those_of_one_attempt_the_same() {
     let secrets = [0, 1].map(|node| {

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | hello | connects | a random number |
 //! | challenge | listens | a random number, and proofs that it knows the secret |
-//! | proof | connects | its rank, the world size, and a proof that it knows the secret |
+//! | proof | connects | its rank, the world size, its launcher, and a proof that it knows the secret |
 //! | answer | listens | whether the rank may join |
 //!
 //! A proof is an HMAC under the key of an attempt, over both random numbers, over who sends it, and over all that its sender
@@ -25,6 +25,7 @@ use rustix::net::{RecvFlags, recv};
 use crate::RendezvousError;
 use crate::deadline::Deadline;
 use crate::key::{NONCE_BYTES, Nonce, PROOF_BYTES, RunKey, fresh_nonce};
+use crate::launch::{LAUNCH_BYTES, Launch};
 use crate::socket::{receive, receive_vec, transmit};
 
 const MAGIC: [u8; 8] = *b"pacelin3";
@@ -32,8 +33,9 @@ const ANSWER_MAGIC: [u8; 8] = *b"3nilecap";
 const HELLO_BYTES: usize = 8 + NONCE_BYTES;
 /// The challenge without its proofs: how many there are follows the magic number.
 const CHALLENGE_BYTES: usize = 8 + 1 + NONCE_BYTES;
-/// How many attempts ahead, 4 bytes each of rank and world size, and the proof.
-const PROOF_MESSAGE_BYTES: usize = 1 + 4 + 4 + PROOF_BYTES;
+/// How many attempts ahead, 4 bytes each of rank, world size and host, the launcher's number.
+const SAID_BYTES: usize = 1 + 4 + 4 + 4 + LAUNCH_BYTES;
+const PROOF_MESSAGE_BYTES: usize = SAID_BYTES + PROOF_BYTES;
 /// The most attempts that a listener recognizes: its own, and those after it.
 pub(crate) const MAX_ATTEMPTS: usize = 65;
 /// How long the rank that connects waits for the challenge before it tries again. Nobody has counted it yet.
@@ -51,16 +53,30 @@ pub(crate) enum HelloAnswer {
     RankTaken,
     /// The listener belongs to an earlier attempt of the run, which is over.
     Overtaken,
+    /// Another launcher has started the ranks of this host already.
+    HostTaken,
 }
 
 impl HelloAnswer {
-    const ALL: [Self; 4] = [Self::Welcome, Self::WrongWorld, Self::RankTaken, Self::Overtaken];
+    const ALL: [Self; 5] =
+        [Self::Welcome, Self::WrongWorld, Self::RankTaken, Self::Overtaken, Self::HostTaken];
+}
+
+/// Who connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Who {
+    pub(crate) rank: usize,
+    /// The number of ranks that it expects.
+    pub(crate) world: usize,
+    /// The launcher that has started it, if that is known.
+    pub(crate) launch: Option<Launch>,
 }
 
 /// Which rank the other side has proven to be, and whether it may join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) rank: usize,
+    pub(crate) launch: Option<Launch>,
     /// What to answer: [`HelloAnswer::Welcome`], unless the attempt or the world size differs.
     pub(crate) answer: HelloAnswer,
 }
@@ -82,7 +98,7 @@ impl Refusal {
     }
 
     /// The reason in words, for the rank that was refused.
-    pub(crate) fn reason(self, rank: usize, world: usize) -> String {
+    pub(crate) fn reason(self, Who { rank, world, launch }: Who) -> String {
         match self {
             Self::NotYet(reason) => reason,
             Self::Unproven => {
@@ -96,6 +112,13 @@ impl Refusal {
                      WORLD_SIZE (with paceline as the launcher: the same --nnodes and --nproc)"
                 )
             }
+            Self::Final(HelloAnswer::HostTaken) => {
+                let host = launch.map_or(0, |launch| launch.host);
+                format!(
+                    "the ranks of host {host} have been started by another launcher already, and that run goes on; \
+                     if this is another host, pass it another --node-rank"
+                )
+            }
             Self::Final(_) => format!("another process has already come as rank {rank}"),
         }
     }
@@ -107,21 +130,19 @@ impl Refusal {
 /// rank that has given up before this answer arrives is refused when it connects again.
 pub(crate) fn say_hello(
     socket: impl AsFd,
-    rank: usize,
-    world: usize,
+    who: Who,
     key: &RunKey,
     deadline: &Deadline,
 ) -> Result<(), Refusal> {
     let nonce = fresh_nonce().map_err(Refusal::not_yet)?;
-    say_hello_with(nonce, socket, rank, world, key, deadline)
+    say_hello_with(nonce, socket, who, key, deadline)
 }
 
 /// [`say_hello`] with a chosen random number.
 pub(crate) fn say_hello_with(
     own: Nonce,
     socket: impl AsFd,
-    rank: usize,
-    world: usize,
+    who: Who,
     key: &RunKey,
     deadline: &Deadline,
 ) -> Result<(), Refusal> {
@@ -151,7 +172,7 @@ pub(crate) fn say_hello_with(
     };
     let ahead = proofs.enumerate().find_map(proven).ok_or(Refusal::Unproven)?;
 
-    let said = said_by_connector(ahead, rank as u32, world as u32);
+    let said = said_by_connector(ahead, who);
     let proof = key.prove(&[CONNECTOR, &own, &theirs, &said]);
     transmit(&socket, &[&said[..], &proof].concat(), deadline).map_err(silent)?;
     let mut answer = [0];
@@ -166,10 +187,14 @@ pub(crate) fn say_hello_with(
     }
 }
 
-fn said_by_connector(ahead: u8, rank: u32, world: u32) -> [u8; 9] {
-    let mut said = [ahead; 9];
-    said[1..5].copy_from_slice(&rank.to_le_bytes());
-    said[5..].copy_from_slice(&world.to_le_bytes());
+fn said_by_connector(ahead: u8, Who { rank, world, launch }: Who) -> Vec<u8> {
+    // Host 0 is sent as 1, and no host as 0.
+    let host = launch.map_or(0, |launch| launch.host + 1);
+    let mut said = vec![ahead];
+    for number in [rank as u32, world as u32, host] {
+        said.extend_from_slice(&number.to_le_bytes());
+    }
+    said.extend_from_slice(&launch.map_or([0; LAUNCH_BYTES], |launch| launch.number));
     said
 }
 
@@ -257,7 +282,7 @@ impl Incoming {
     }
 
     fn check(&self, keys: &[RunKey], theirs: &Nonce, world: usize) -> io::Result<Hello> {
-        let (said, proof) = self.received.split_at(PROOF_MESSAGE_BYTES - PROOF_BYTES);
+        let (said, proof) = self.received.split_at(SAID_BYTES);
         let key = keys.get(usize::from(said[0]));
         if !key.is_some_and(|key| key.verify(&[CONNECTOR, theirs, &self.own, said], proof)) {
             return Err(stranger("its proof that it knows the secret is wrong"));
@@ -269,7 +294,11 @@ impl Incoming {
             (0, _) => HelloAnswer::WrongWorld,
             _ => HelloAnswer::Overtaken,
         };
-        Ok(Hello { rank: number(1), answer })
+        let launch = number(9).checked_sub(1).map(|host| Launch {
+            host: host as u32,
+            number: std::array::from_fn(|at| said[13 + at]),
+        });
+        Ok(Hello { rank: number(1), launch, answer })
     }
 
     /// Sends the answer to a proven hello.

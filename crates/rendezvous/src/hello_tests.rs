@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use crate::deadline::Deadline;
-use crate::hello::{Hello, HelloAnswer, Incoming, MAX_ATTEMPTS, Refusal, reason, say_hello};
+use crate::hello::{Hello, HelloAnswer, Incoming, MAX_ATTEMPTS, Refusal, Who, reason, say_hello};
 use crate::key::RunKey;
 use crate::{Rendezvous, Store};
 
@@ -20,7 +20,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 const HELLO_BYTES: usize = 8 + 32;
 /// A challenge with one proof.
 const CHALLENGE_BYTES: usize = 8 + 1 + 32 + 32;
-const PROOF_BYTES: usize = 1 + 4 + 4 + 32;
+const PROOF_BYTES: usize = 1 + 4 + 4 + 4 + 16 + 32;
+const WHO: Who = Who { rank: 1, world: WORLD, launch: None };
 
 fn key() -> RunKey {
     RunKey::of_secret(SECRET)
@@ -59,7 +60,7 @@ fn overheard() -> (Result<(), Refusal>, Result<Hello, String>, Vec<u8>, Vec<u8>)
     let (near, far) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     let (mut to_rank, mut to_listener) = (near.1, far.1);
     std::thread::scope(|scope| {
-        let connects = scope.spawn(move || say_hello(&near.0, 1, WORLD, &key(), &deadline()));
+        let connects = scope.spawn(move || say_hello(&near.0, WHO, &key(), &deadline()));
         let listens = scope.spawn(move || listen(far.0, &[key()]));
         let mut heard = (Vec::new(), Vec::new());
         for (is_of_rank, count) in
@@ -86,7 +87,7 @@ fn says_the_secret(bytes: &[u8]) -> bool {
 fn who_knows_the_secret_is_welcome_and_whoever_listens_does_not_hear_it() {
     let (connected, listened, of_rank, of_listener) = overheard();
     connected.unwrap();
-    assert_eq!(listened, Ok(Hello { rank: 1, answer: HelloAnswer::Welcome }));
+    assert_eq!(listened, Ok(Hello { rank: 1, launch: None, answer: HelloAnswer::Welcome }));
     assert!(!says_the_secret(&of_rank) && !says_the_secret(&of_listener));
 }
 
@@ -126,7 +127,7 @@ fn what_a_stranger_has_overheard_is_of_no_use_to_it_again() {
     // And what the listener has said.
     let (mut stranger, rank) = UnixStream::pair().unwrap();
     stranger.write_all(&of_listener).unwrap();
-    let refused = say_hello(&rank, 1, WORLD, &key(), &deadline()).unwrap_err();
+    let refused = say_hello(&rank, WHO, &key(), &deadline()).unwrap_err();
     assert!(matches!(refused, Refusal::Unproven), "{refused:?}");
 }
 
@@ -140,7 +141,7 @@ fn a_proof_is_of_no_use_in_the_other_direction() {
         stranger.write_all(&[3; 32]).unwrap();
         let mut challenge = [0; CHALLENGE_BYTES];
         stranger.read_exact(&mut challenge).unwrap();
-        stranger.write_all(&[0, 1, 0, 0, 0, 3, 0, 0, 0]).unwrap();
+        stranger.write_all(&[0; PROOF_BYTES - 32]).unwrap();
         stranger.write_all(&challenge[CHALLENGE_BYTES - 32..]).unwrap();
         let refused = listens.join().unwrap().unwrap_err();
         assert!(refused.contains("proof that it knows the secret is wrong"), "{refused}");
@@ -150,7 +151,7 @@ fn a_proof_is_of_no_use_in_the_other_direction() {
     let (near, far) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     let (mut to_rank, mut to_listener) = (near.1, far.1);
     std::thread::scope(|scope| {
-        let connects = scope.spawn(move || say_hello(&near.0, 1, WORLD, &key(), &deadline()));
+        let connects = scope.spawn(move || say_hello(&near.0, WHO, &key(), &deadline()));
         let listens = scope.spawn(move || listen(far.0, &[key()]));
         let mut hello = [0; HELLO_BYTES];
         to_rank.read_exact(&mut hello).unwrap();
@@ -181,7 +182,7 @@ fn between_attempts(
         let keys = RunKey::of_attempts(&secret(of_listener), MAX_ATTEMPTS);
         let listens = scope.spawn(move || listen(listener, &keys));
         let key = RunKey::of_secret(&secret(of_rank));
-        let connected = say_hello(&rank, 1, WORLD, &key, &deadline());
+        let connected = say_hello(&rank, WHO, &key, &deadline());
         drop(rank);
         (connected, listens.join().unwrap())
     })
@@ -198,7 +199,7 @@ fn the_key_of_another_attempt_opens_nothing() {
     // The listener learns that a later attempt has begun, and the rank tries again.
     let (connected, listened) = between_attempts(3, 1);
     assert!(matches!(connected, Err(Refusal::NotYet(_))), "{connected:?}");
-    assert_eq!(listened, Ok(Hello { rank: 1, answer: HelloAnswer::Overtaken }));
+    assert_eq!(listened, Ok(Hello { rank: 1, launch: None, answer: HelloAnswer::Overtaken }));
     // Each listener has a key of its own.
     let words: &[&[u8]] = &[b"words"];
     let proof = key().of_listener("one").prove(words);

@@ -14,6 +14,7 @@
 //! | `route.rs` | finds the address by which other hosts reach this one |
 //! | `hello.rs` | the first bytes of each connection, by which both sides prove that they belong to the run |
 //! | `key.rs` | the keys of these proofs |
+//! | `launch.rs` | the launcher of a host, by which a second one for the same host is turned away |
 //! | `address.rs`, `socket.rs` | listening, connecting, and whole messages with a time limit |
 //!
 //! A rank of a program uses the crate in this order:
@@ -44,6 +45,7 @@ mod hello;
 #[cfg(test)]
 mod hello_tests;
 mod key;
+mod launch;
 mod peers;
 #[cfg(test)]
 mod peers_tests;
@@ -54,7 +56,7 @@ mod store;
 mod warning;
 
 pub use environment::{
-    ERROR_FILE, EnvironmentError, Launcher, Placement, SECRET, read_culprits,
+    ERROR_FILE, EnvironmentError, LAUNCH, Launcher, Placement, SECRET, read_culprits,
     write_consequence_file, write_error_file,
 };
 pub use error::RendezvousError;

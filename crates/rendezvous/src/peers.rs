@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::{Address, Listener, listen_by_tcp, listen_locally};
 use crate::deadline::Deadline;
-use crate::hello::{Hello, HelloAnswer, Incoming, Refusal, reason, say_hello};
+use crate::hello::{Hello, HelloAnswer, Incoming, Refusal, Who, reason, say_hello};
 use crate::key::RunKey;
 use crate::socket::poll_until;
 use crate::warning::warn;
@@ -117,6 +117,8 @@ impl PeerListener {
         let reach = |peer: usize, deadline: &Deadline| -> Result<Vec<OwnedFd>, Missed> {
             let PeerAddress { local, tcp, name } = &addresses[peer];
             let key = self.key.of_listener(name);
+            // The store has checked which launchers the ranks have.
+            let who = Who { rank, world: world_size, launch: None };
             let (address, place) = match network {
                 Network::Local => {
                     (Address::Local(local.clone()), format!("the listener of rank {peer}"))
@@ -126,7 +128,7 @@ impl PeerListener {
                     format!("the listener of rank {peer}, {}:{}", tcp.0, tcp.1),
                 ),
             };
-            let connect = |_| connect_to_peer(&address, rank, world_size, &key, deadline);
+            let connect = |_| connect_to_peer(&address, who, &key, deadline);
             let connected: Result<Vec<OwnedFd>, String> = (0..N).map(connect).collect();
             connected.map_err(|reason| Missed { place, reason, missing: vec![peer] })
         };
@@ -238,7 +240,7 @@ impl PeerListener {
                 }
             }
             for (mut incoming, who) in std::mem::take(&mut strangers) {
-                let Hello { rank, answer } = match incoming.advance(&keys, world_size) {
+                let Hello { rank, answer, .. } = match incoming.advance(&keys, world_size) {
                     Ok(Some(hello)) => hello,
                     Ok(None) => {
                         strangers.push((incoming, who));
@@ -275,14 +277,13 @@ struct Missed {
 /// this function tries again after a refusal that may be temporary, until the deadline.
 fn connect_to_peer(
     address: &Address,
-    rank: usize,
-    world_size: usize,
+    who: Who,
     key: &RunKey,
     deadline: &Deadline,
 ) -> Result<OwnedFd, String> {
     loop {
         let refused = match address.connect(deadline).map_err(Refusal::not_yet) {
-            Ok(socket) => match say_hello(&socket, rank, world_size, key, deadline) {
+            Ok(socket) => match say_hello(&socket, who, key, deadline) {
                 Ok(()) => return Ok(socket),
                 Err(refused) => refused,
             },
@@ -293,7 +294,7 @@ fn connect_to_peer(
             Refusal::NotYet(_) if !deadline.has_passed() => {
                 deadline.pause(Duration::from_millis(5));
             }
-            refused => return Err(refused.reason(rank, world_size)),
+            refused => return Err(refused.reason(who)),
         }
     }
 }

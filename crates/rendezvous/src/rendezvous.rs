@@ -9,6 +9,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::{Digest, Sha256};
 
 use crate::RendezvousError;
+use crate::launch::Launch;
 
 /// The longest secret, in bytes.
 pub const MAX_SECRET_BYTES: usize = 64;
@@ -55,12 +56,20 @@ pub struct Rendezvous {
     /// other that they know it. A rendezvous through a file makes its own secret and ignores this one. At an agent, rank 0
     /// stores a secret that all clients of the agent can read, and this one is added to it.
     pub secret: String,
+    /// The launcher that has started this rank, if that is known.
+    pub(crate) launch: Option<Launch>,
 }
 
 impl Rendezvous {
+    /// The same rendezvous for a rank that the launcher of this name has started, on the host of this number. A host has one
+    /// launcher in a run: the ranks of a second one are turned away.
+    pub fn started_by(self, launcher: &str, host: usize) -> Self {
+        Self { launch: Launch::named(launcher, host), ..self }
+    }
+
     /// Ranks meet on this host, at a socket of that name.
     pub fn by_name(name: impl Into<String>, secret: impl Into<String>) -> Self {
-        Self { point: RendezvousPoint::Local { name: name.into() }, secret: secret.into() }
+        Self::at(RendezvousPoint::Local { name: name.into() }, secret.into())
     }
 
     /// Ranks meet on this host by a port number, as in `MASTER_PORT`. No process listens on the port
@@ -83,18 +92,22 @@ impl Rendezvous {
 
     /// Ranks meet at a TCP port of rank 0's host.
     pub fn by_tcp(host: impl Into<String>, port: u16, secret: impl Into<String>) -> Self {
-        Self { point: RendezvousPoint::Tcp { host: host.into(), port }, secret: secret.into() }
+        Self::at(RendezvousPoint::Tcp { host: host.into(), port }, secret.into())
     }
 
     /// Ranks meet through a file in a folder that all of them see.
     pub fn by_file(path: impl Into<PathBuf>) -> Self {
-        Self { point: RendezvousPoint::File(path.into()), secret: String::new() }
+        Self::at(RendezvousPoint::File(path.into()), String::new())
     }
 
     /// Ranks meet at the store of torchrun's agent.
     pub fn by_agent(host: impl Into<String>, port: u16, round: impl Into<String>) -> Self {
         let (host, round) = (host.into(), round.into());
-        Self { point: RendezvousPoint::Agent { host, port, round }, secret: String::new() }
+        Self::at(RendezvousPoint::Agent { host, port, round }, String::new())
+    }
+
+    fn at(point: RendezvousPoint, secret: String) -> Self {
+        Self { point, secret, launch: None }
     }
 
     /// A new secret that cannot be guessed, as hexadecimal text.

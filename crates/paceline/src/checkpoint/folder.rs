@@ -78,6 +78,15 @@ impl Folder {
         lock(&mut file).map_err(|holder| refuse(path, &holder)).map(drop)
     }
 
+    /// Removes what a run has left half written that has failed, unless another run has the folder meanwhile. What cannot be
+    /// removed now, the next run that saves there removes.
+    pub fn tidy(path: &Path) {
+        let Ok(file) = File::open(path.join(LOCK)) else { return };
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            let _ = steps::remove_leftovers(&Disk::default(), path);
+        }
+    }
+
     /// Shows all ranks that they see the same folder: leaves a file that has the name of this run.
     pub fn show(&self, id: &str) -> Result<()> {
         let path = self.path.join(shown_name(id));
@@ -186,6 +195,20 @@ mod tests {
         let kept =
             [".step-by-step", "checkpoint.lock", "latest", "other.partial", "step-000000004"];
         assert_eq!(names, kept);
+    }
+
+    #[test]
+    fn after_a_failure_the_folder_is_tidied_unless_another_run_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let partial = folder.path().join(".step-000000007.0123.partial");
+        Folder::tidy(folder.path());
+        let run = Folder::take(folder.path(), Disk::default(), "a run").unwrap();
+        fs::create_dir(&partial).unwrap();
+        Folder::tidy(folder.path());
+        assert!(partial.exists());
+        drop(run);
+        Folder::tidy(folder.path());
+        assert!(!partial.exists());
     }
 
     #[test]

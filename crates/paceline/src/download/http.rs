@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -20,16 +20,31 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes per read.
 const PIECE_BYTES: usize = 1 << 16;
+/// How long bodies may come more slowly than [`MIN_BYTES_PER_S`].
+const WINDOW: Duration = Duration::from_secs(60);
+/// The slowest that a server may be. At this rate, 100 MB take a day.
+const MIN_BYTES_PER_S: u64 = 1000;
+/// How many redirects are followed.
+const MAX_REDIRECTS: u32 = 10;
 
-/// A client. With `statuses_are_errors` it makes an error of a response with a status of 400 or more. Otherwise it hands the
-/// response to the caller. It sends credentials to no other host than the one that they are for.
-pub(crate) fn agent(statuses_are_errors: bool) -> Agent {
+/// A client that follows redirects and carries no credentials. It makes an error of a response with a status of 400 or more.
+pub(crate) fn agent() -> Agent {
+    configured(MAX_REDIRECTS, true)
+}
+
+/// A client that hands each response to the caller, redirects too.
+pub(crate) fn agent_without_redirects() -> Agent {
+    configured(0, false)
+}
+
+fn configured(max_redirects: u32, statuses_are_errors: bool) -> Agent {
     Agent::config_builder()
         .timeout_resolve(Some(CONNECT_TIMEOUT))
         .timeout_connect(Some(CONNECT_TIMEOUT))
         .timeout_recv_response(Some(CONNECT_TIMEOUT))
         .timeout_per_read(Some(READ_TIMEOUT))
-        .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+        .max_redirects(max_redirects)
+        .redirect_auth_headers(RedirectAuthHeaders::Never)
         .http_status_as_error(statuses_are_errors)
         .user_agent(concat!("paceline/", env!("CARGO_PKG_VERSION")))
         .build()
@@ -42,6 +57,72 @@ pub(crate) enum Broken {
     Connection(io::Error),
     /// The consumer of the bytes failed.
     Consumer(String),
+}
+
+/// How fast the bodies of a file come, over all connections that it takes.
+pub(crate) struct Rate {
+    window: Duration,
+    waited: Duration,
+    num_bytes: u64,
+    /// Set once a whole window had too few bytes. Another connection would not help.
+    pub(crate) is_too_slow: bool,
+}
+
+impl Rate {
+    pub(crate) fn new() -> Self {
+        Self::over(WINDOW)
+    }
+
+    fn over(window: Duration) -> Self {
+        Self { window, waited: Duration::ZERO, num_bytes: 0, is_too_slow: false }
+    }
+
+    /// `body`, which fails once it has come too slowly for a whole window.
+    pub(crate) fn watch<R: Read>(&mut self, body: R) -> Watched<'_, R> {
+        Watched { body, rate: self }
+    }
+
+    /// So many bytes have come after this time.
+    pub(crate) fn came(&mut self, num_bytes: usize, after: Duration) -> io::Result<()> {
+        // A wait that lasts longer was a suspension of this process.
+        self.waited += after.min(READ_TIMEOUT);
+        self.num_bytes += num_bytes as u64;
+        if self.waited < self.window {
+            return Ok(());
+        }
+        let (waited_s, num_bytes) = (self.waited.as_secs_f64(), self.num_bytes);
+        (self.waited, self.num_bytes) = (Duration::ZERO, 0);
+        self.is_too_slow = (num_bytes as f64) < MIN_BYTES_PER_S as f64 * waited_s;
+        match self.is_too_slow {
+            false => Ok(()),
+            true => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!(
+                    "the server is too slow: {num_bytes} bytes came in {waited_s:.0} s, and the least is \
+                     {MIN_BYTES_PER_S} per second"
+                ),
+            )),
+        }
+    }
+}
+
+/// A body whose rate is watched.
+pub(crate) struct Watched<'a, R> {
+    body: R,
+    rate: &'a mut Rate,
+}
+
+impl<R: Read> Read for Watched<'_, R> {
+    fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
+        let begin = Instant::now();
+        let read = self.body.read(piece);
+        let count = *read.as_ref().unwrap_or(&0);
+        // The end of a body is no sign of a slow server.
+        if count > 0 {
+            self.rate.came(count, begin.elapsed())?;
+        }
+        read
+    }
 }
 
 /// Hands the bytes of a body to `consume`, piece by piece.
@@ -82,4 +163,59 @@ pub(crate) fn locked(path: &Path, waits: impl Fn()) -> io::Result<File> {
 /// Bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: impl AsRef<[u8]>) -> String {
     bytes.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that sends a byte at a time.
+    struct Trickle {
+        pause: Duration,
+        left: usize,
+    }
+
+    impl Read for Trickle {
+        fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
+            if self.left == 0 {
+                return Ok(0);
+            }
+            std::thread::sleep(self.pause);
+            self.left -= 1;
+            piece[0] = b'x';
+            Ok(1)
+        }
+    }
+
+    #[test]
+    fn a_server_that_trickles_is_given_up_over_all_connections() {
+        let mut rate = Rate::over(Duration::from_millis(100));
+        let slow = Duration::from_millis(10);
+        let (mut taken, mut reason) = (0, None);
+        // Each connection brings three bytes, which is progress.
+        for _ in 0..1000 {
+            let body = rate.watch(Trickle { pause: slow, left: 3 });
+            let outcome = pieces(body, |piece| {
+                taken += piece.len();
+                Ok(())
+            });
+            if let Err(Broken::Connection(error)) = outcome {
+                reason = Some(error.to_string());
+                break;
+            }
+        }
+        let reason = reason.expect("it went on");
+        assert!(reason.contains("the server is too slow"), "{reason}");
+        assert!(rate.is_too_slow && taken < 20, "{taken}");
+    }
+
+    #[test]
+    fn a_suspended_process_does_not_blame_the_server() {
+        let mut rate = Rate::new();
+        rate.came(1, Duration::from_secs(3600)).unwrap();
+        rate.came(1 << 20, Duration::from_secs(40)).unwrap();
+        rate.came(30_000, Duration::from_secs(29)).unwrap();
+        rate.came(1, Duration::from_secs(29)).unwrap();
+        rate.came(1, Duration::from_secs(29)).unwrap_err();
+    }
 }

@@ -14,7 +14,7 @@ use super::cache::Cache;
 use super::name::Name;
 use super::remote::{FileDigest, Hub, RemoteFile, Trouble};
 use crate::bar::{TaskBar, Unit};
-use crate::download::http::{self, Broken};
+use crate::download::http::{self, Broken, Rate};
 
 /// How long to wait before a broken connection is replaced.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -88,13 +88,15 @@ impl Fetcher<'_> {
         mut bar: TaskBar,
     ) -> Result<u64, Trouble> {
         let (mut fetched, mut reached) = (0, partial.received);
+        // Connections that each bring a few bytes and end are no faster than one that trickles.
+        let mut rate = Rate::new();
         while partial.received < file.num_bytes {
             let opened = self.hub.open(self.name, self.commit, file, partial.received)?;
             if opened.offset != partial.received {
                 // This server sends whole files only.
                 partial.restart(file).map_err(|e| self.unwritten(file, &e))?;
             }
-            let taken = http::pieces(opened.body, |piece| {
+            let taken = http::pieces(rate.watch(opened.body), |piece| {
                 if piece.len() as u64 > file.num_bytes - partial.received {
                     let digest = file.digest.as_str();
                     let _ = fs::remove_file(self.cache.incomplete(self.name, digest));
@@ -110,13 +112,17 @@ impl Fetcher<'_> {
                 bar.show(partial.received, Some(file.num_bytes));
                 Ok(())
             });
-            let reason = match taken {
+            let mut reason = match taken {
                 Err(Broken::Consumer(problem)) => return Err(Trouble::Refused(problem)),
                 Err(Broken::Connection(e)) => e.to_string(),
                 Ok(()) => "the connection has ended".to_owned(),
             };
             if partial.received < file.num_bytes {
-                if partial.received <= reached {
+                // The pause counts too, or a server that sends one byte per connection would never be given up.
+                if let (false, Err(e)) = (rate.is_too_slow, rate.came(0, PAUSE)) {
+                    reason = e.to_string();
+                }
+                if rate.is_too_slow || partial.received <= reached {
                     return Err(Trouble::Unreachable(format!(
                         "{} ends after {} of {} bytes: {reason}; run the same command again, and it fetches the rest",
                         file.path, partial.received, file.num_bytes

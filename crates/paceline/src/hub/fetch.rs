@@ -158,8 +158,8 @@ fn into_cache(
         let index = cache.blob(name, index.digest.as_str());
         files.extend(parts_among(&listed, &index).map_err(Trouble::Refused)?);
     }
-    let missing = files.iter().filter(|file| !fetcher.has(file));
-    check_space(&folder, missing.map(|file| file.num_bytes).sum())?;
+    let all_bytes = total_bytes(files.iter())?;
+    check_space(&folder, total_bytes(files.iter().filter(|file| !fetcher.has(file)))?)?;
     for file in &files {
         fetched += fetcher.obtain(file)?;
     }
@@ -172,7 +172,7 @@ fn into_cache(
     let facts = format!(
         "{}, {}, of which {} were fetched",
         plural(files.len(), "file"),
-        megabytes(files.iter().map(|file| file.num_bytes).sum()),
+        megabytes(all_bytes),
         megabytes(fetched)
     );
     Ok((Snapshot { folder: cache.snapshot_folder(name, &commit), commit }, facts))
@@ -229,6 +229,20 @@ fn needed(kind: Kind, files: &[RemoteFile]) -> std::result::Result<Vec<RemoteFil
             Ok(files.iter().filter(is_needed).cloned().collect())
         }
     }
+}
+
+/// The bytes of these files. Fails if no number has as many: a list may state any size.
+fn total_bytes<'a>(
+    mut files: impl Iterator<Item = &'a RemoteFile>,
+) -> std::result::Result<u64, Trouble> {
+    let total = files.try_fold(0u64, |sum, file| sum.checked_add(file.num_bytes));
+    total.ok_or_else(|| {
+        Trouble::Refused(
+            "the sizes that the list of its files states add up to more than any disk has; choose another \
+             revision, or a server that states them right (HF_ENDPOINT)"
+                .into(),
+        )
+    })
 }
 
 /// Fails if the files do not fit onto the disk.

@@ -8,17 +8,19 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 use ureq::Agent;
-use ureq::http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_RANGE, RANGE};
-use ureq::http::{HeaderMap, StatusCode};
+use ureq::http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_RANGE, LOCATION, RANGE};
+use ureq::http::{HeaderMap, StatusCode, Uri};
 
 use super::cache::{home, is_inner_path, is_yes};
 use super::name::{Name, is_commit};
-use crate::download::http;
+use crate::download::http::{self, Broken, Rate};
 
 /// Where the Hub is, unless `HF_ENDPOINT` says otherwise.
 const ENDPOINT: &str = "https://huggingface.co";
 /// The longest list of files that is read.
 const MAX_LISTING_BYTES: u64 = 64 << 20;
+/// How many redirects are followed.
+const MAX_REDIRECTS: usize = 10;
 
 /// The Hub.
 pub(super) struct Hub {
@@ -88,7 +90,7 @@ impl Hub {
             false => token(&var),
         };
         let endpoint = endpoint.trim_end_matches('/').to_owned();
-        Ok(Self { endpoint, token, agent: http::agent(false) })
+        Ok(Self { endpoint, token, agent: http::agent_without_redirects() })
     }
 
     pub fn endpoint(&self) -> &str {
@@ -108,10 +110,16 @@ impl Hub {
         if response.status() != StatusCode::OK {
             return Err(self.trouble(name, &url, response.status(), response.headers()));
         }
-        let text =
-            response.into_body().into_with_config().limit(MAX_LISTING_BYTES).read_to_string();
-        let text = text.map_err(|e| Trouble::Unreachable(format!("cannot read {url}: {e}")))?;
-        let json = serde_json::from_str(&text).ok();
+        let body = response.into_body().into_with_config().limit(MAX_LISTING_BYTES).reader();
+        let mut text = Vec::new();
+        let read = http::pieces(Rate::new().watch(body), |piece| {
+            text.extend_from_slice(piece);
+            Ok(())
+        });
+        if let Err(Broken::Connection(e)) = read {
+            return Err(Trouble::Unreachable(format!("cannot read {url}: {e}")));
+        }
+        let json = serde_json::from_slice(&text).ok();
         json.as_ref().and_then(listing).ok_or_else(|| {
             Trouble::Refused(format!(
                 "{url} does not answer as the Hugging Face Hub does: it names no commit, or files without digests"
@@ -149,20 +157,37 @@ impl Hub {
         }
     }
 
+    /// Follows redirects. The token goes only to the scheme, host and port that the Hub's address has: another port of the
+    /// same host may be another user's.
     fn get(
         &self,
         url: &str,
         offset: Option<u64>,
     ) -> Result<ureq::http::Response<ureq::Body>, Trouble> {
-        // What is counted and hashed are the bytes of the file.
-        let mut request = self.agent.get(url).header(ACCEPT_ENCODING, "identity");
-        if let Some(token) = &self.token {
-            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        let cannot =
+            |e: &dyn std::fmt::Display| Trouble::Unreachable(format!("cannot fetch {url}: {e}"));
+        let mut address: Uri = url.parse().map_err(|e| cannot(&e))?;
+        let hub = self.endpoint.parse().ok().and_then(|hub| origin(&hub));
+        for _ in 0..=MAX_REDIRECTS {
+            // What is counted and hashed are the bytes of the file.
+            let mut request = self.agent.get(&address).header(ACCEPT_ENCODING, "identity");
+            if let Some(token) = self.token.as_ref().filter(|_| hub == origin(&address)) {
+                request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+            }
+            if let Some(offset) = offset {
+                request = request.header(RANGE, format!("bytes={offset}-"));
+            }
+            let response = request.call().map_err(|e| cannot(&e))?;
+            let location = response
+                .headers()
+                .get(LOCATION)
+                .filter(|_| [301, 302, 303, 307, 308].contains(&response.status().as_u16()));
+            let Some(location) = location else { return Ok(response) };
+            let next = location.to_str().ok().and_then(|location| redirected(&address, location));
+            let unknown = || cannot(&format!("it redirects to {location:?}, which is no address"));
+            address = next.ok_or_else(unknown)?;
         }
-        if let Some(offset) = offset {
-            request = request.header(RANGE, format!("bytes={offset}-"));
-        }
-        request.call().map_err(|e| Trouble::Unreachable(format!("cannot fetch {url}: {e}")))
+        Err(cannot(&format!("it redirects more than {MAX_REDIRECTS} times")))
     }
 
     /// What a status means, and what to do.
@@ -208,6 +233,36 @@ impl Hub {
 
 /// The most bytes of the file with the token, which has less than a hundred.
 const MAX_TOKEN_BYTES: u64 = 4096;
+
+/// The scheme, the host and the port of an address. `None` if it lacks one of them.
+fn origin(address: &Uri) -> Option<(String, String, u16)> {
+    let scheme = address.scheme_str()?.to_ascii_lowercase();
+    let default = match scheme.as_str() {
+        "https" => 443,
+        "http" => 80,
+        _ => return None,
+    };
+    let port = address.port_u16().unwrap_or(default);
+    Some((scheme, address.host()?.to_ascii_lowercase(), port))
+}
+
+/// Where a redirect leads to. `None` if that is no address of a web server.
+fn redirected(from: &Uri, location: &str) -> Option<Uri> {
+    let location = location.split('#').next()?;
+    let (scheme, authority) = (from.scheme_str()?, from.authority()?);
+    let has_scheme = location.split(['/', '?']).next().is_some_and(|first| first.contains(':'));
+    let address = if has_scheme {
+        location.to_owned()
+    } else if location.starts_with("//") {
+        format!("{scheme}:{location}")
+    } else if location.starts_with('/') {
+        format!("{scheme}://{authority}{location}")
+    } else {
+        let folder = from.path().rsplit_once('/').map_or("", |(folder, _)| folder);
+        format!("{scheme}://{authority}{folder}/{location}")
+    };
+    address.parse().ok().filter(|address| origin(address).is_some())
+}
 
 /// The token of this user, from the variables or from the file that `hf auth login` writes.
 fn token(var: &impl Fn(&str) -> Option<String>) -> Option<String> {
@@ -279,6 +334,35 @@ mod tests {
         }
         assert!(listing(&json!({"sha": "main", "siblings": []})).is_none());
         assert!(listing(&json!([])).is_none());
+    }
+
+    #[test]
+    fn redirects_lead_where_browsers_go() {
+        let from: Uri = "https://hub.example/a/resolve/b?c".parse().unwrap();
+        let to = |location| redirected(&from, location).map(|address| address.to_string());
+        let cases = [
+            ("https://cdn.example:8/x#y", Some("https://cdn.example:8/x")),
+            ("//cdn.example/x", Some("https://cdn.example/x")),
+            ("/new/name?x=1:2", Some("https://hub.example/new/name?x=1:2")),
+            ("other", Some("https://hub.example/a/resolve/other")),
+            ("file:///etc/passwd", None),
+            ("ftp://a/b", None),
+        ];
+        for (location, expected) in cases {
+            assert_eq!(to(location).as_deref(), expected, "{location}");
+        }
+    }
+
+    #[test]
+    fn an_origin_is_scheme_host_and_port() {
+        let is_same = |one: &str, other: &str| {
+            let [one, other] = [one, other].map(|address| origin(&address.parse().unwrap()));
+            one.is_some() && one == other
+        };
+        assert!(is_same("https://a", "https://A:443/b"));
+        assert!(!is_same("https://a", "http://a") && !is_same("https://a", "https://b"));
+        assert!(!is_same("http://127.0.0.1:8080", "http://127.0.0.1:8081"));
+        assert!(!is_same("https://a", "https://a@b"));
     }
 
     #[test]

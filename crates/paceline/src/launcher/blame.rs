@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use paceline_rendezvous::read_culprits;
 use rustix::process::Pid;
+use signal_hook::consts::{SIGABRT, SIGPIPE};
 
 use super::signals;
 use super::start::Rank;
@@ -68,9 +69,11 @@ pub(super) fn activity(pid: Pid) -> &'static str {
 /// failure was noticed.
 pub(super) fn cause(ranks: &[Rank], place: Place, activities: &[&str]) -> Cause {
     let Place { first, world } = place;
+    // A rank whose peer was killed may exit, with a code of its own, before the kernel has taken the killed one down.
     let by_itself = |rank: &Rank| {
         let end = rank.ended.as_ref().filter(|end| !end.was_asked && !end.status.success())?;
-        (end.status.code() != Some(i32::from(EXIT_CONSEQUENCE))).then_some(end.at)
+        let exits = !end.status.signal().is_some_and(is_cause);
+        (end.status.code() != Some(i32::from(EXIT_CONSEQUENCE))).then_some((exits, end.at))
     };
     let earliest = (0..ranks.len()).filter_map(|at| Some((by_itself(&ranks[at])?, at))).min();
     if let Some((_, local)) = earliest {
@@ -116,6 +119,12 @@ pub(super) fn cause(ranks: &[Rank], place: Place, activities: &[&str]) -> Cause 
         |local: &usize| Some((ranks[*local].ended.filter(|end| !end.status.success())?.at, *local));
     let earliest = (0..ranks.len()).filter_map(|local| failed(&local)).min();
     ended(earliest.map_or(0, |(_, local)| local), first, ranks)
+}
+
+/// Whether a signal kills a process for reasons of its own. A process that has lost its peers may abort, or write to a
+/// connection that is closed.
+fn is_cause(signal: i32) -> bool {
+    ![SIGABRT, SIGPIPE].contains(&signal)
 }
 
 /// A rank of this host that has ended, as a cause.
@@ -195,6 +204,18 @@ mod tests {
             .ends(2, 30, KILLED, false)
             .blames(0, &[1]);
         assert_eq!(ranks.cause(), (2, "was killed by SIGKILL".into(), 137));
+    }
+
+    #[test]
+    fn a_rank_that_was_killed_is_named_before_one_that_exited_earlier() {
+        // Rank 1 is no program of ours: it exits with 1 when it has lost its peer.
+        let ranks = Ranks::new(2).ends(0, 12, KILLED, false).ends(1, 10, 1 << 8, false);
+        assert_eq!(ranks.cause(), (0, "was killed by SIGKILL".into(), 137));
+        // A rank that aborts because its peer has exited is a consequence.
+        for signal in [SIGABRT, SIGPIPE] {
+            let ranks = Ranks::new(2).ends(0, 12, signal, false).ends(1, 10, 7 << 8, false);
+            assert_eq!(ranks.cause(), (1, "exited with code 7".into(), 7));
+        }
     }
 
     #[test]

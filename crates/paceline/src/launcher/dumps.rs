@@ -13,6 +13,39 @@ const EXTENSION: &str = "jsonl";
 /// How the name of a file ends that says why a rank failed.
 const ERROR_SUFFIX: &str = ".error.json";
 
+/// The most failed attempts of a launch whose dumps are kept.
+pub(super) const MAX_KEPT: usize = 4;
+
+/// The dumps of an attempt that has failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    pub(super) folder: PathBuf,
+    is_ours: bool,
+}
+
+impl Kept {
+    /// Removes the dumps, because those of later attempts are there.
+    pub(super) fn remove(&self) {
+        // What cannot be removed stays, which does no harm.
+        for path in files_in(&self.folder).filter(|path| is_dump(path)) {
+            let _ = std::fs::remove_file(path);
+        }
+        if self.is_ours {
+            let _ = std::fs::remove_dir(&self.folder);
+        }
+    }
+}
+
+fn is_dump(path: &Path) -> bool {
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    name.contains("-rank") && path.extension().is_some_and(|end| end == EXTENSION)
+}
+
+fn files_in(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let entries = std::fs::read_dir(folder).ok();
+    entries.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()))
+}
+
 /// Where dumps of a run go.
 #[derive(Debug)]
 pub(super) struct Dumps {
@@ -61,10 +94,7 @@ impl Dumps {
 
     /// Whether a rank has written its operations.
     pub(super) fn has_any(&self) -> bool {
-        self.files().any(|path| {
-            let name = path.file_stem().unwrap_or_default().to_string_lossy();
-            name.contains("-rank") && path.extension().is_some_and(|end| end == EXTENSION)
-        })
+        self.files().any(|path| is_dump(&path))
     }
 
     /// Removes the folder after a run that ended well.
@@ -76,13 +106,18 @@ impl Dumps {
         }
     }
 
-    /// Removes the folder if no operations were written to it.
-    pub(super) fn keep_if_any(self) {
+    /// Removes the folder if no operations were written to it. Returns the dumps that are kept.
+    pub(super) fn keep_if_any(self) -> Option<Kept> {
         self.remove_errors();
+        if self.has_any() {
+            let folder = self.folder.clone()?;
+            return Some(Kept { folder, is_ours: self.is_ours });
+        }
         if let Some(folder) = self.temporary() {
             // This fails if the folder has files, and then the folder stays as intended.
             let _ = std::fs::remove_dir(folder);
         }
+        None
     }
 
     /// Removes what ranks have said about their failure: it has been reported.
@@ -94,7 +129,6 @@ impl Dumps {
     }
 
     fn files(&self) -> impl Iterator<Item = PathBuf> {
-        let entries = self.folder().and_then(|folder| std::fs::read_dir(folder).ok());
-        entries.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()))
+        self.folder().into_iter().flat_map(files_in)
     }
 }

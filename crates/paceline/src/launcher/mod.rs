@@ -228,6 +228,8 @@ struct AttemptRendezvous {
     address: String,
     port: u16,
     secret: String,
+    /// The name of this launcher, for the ranks of other hosts' launchers.
+    launch: String,
     /// Kept for as long as the ranks run.
     _held: Option<HeldPort>,
 }
@@ -237,11 +239,13 @@ impl AttemptRendezvous {
     fn new(launch: &Launch) -> Result<Self> {
         if let Some(Hosts { address, port, secret, .. }) = &launch.hosts {
             let secret = Rendezvous::secret_of_restart(secret, launch.restarts.made);
-            return Ok(Self { address: address.clone(), port: *port, secret, _held: None });
+            let (address, launch) = (address.clone(), Rendezvous::fresh_secret()?);
+            return Ok(Self { address, port: *port, secret, launch, _held: None });
         }
         let held = HeldPort::new().map_err(|e| Failure::io("no free port for MASTER_PORT", e))?;
         let (address, port) = (Ipv4Addr::LOCALHOST.to_string(), held.number);
-        Ok(Self { address, port, secret: Rendezvous::fresh_secret()?, _held: Some(held) })
+        let (secret, launch) = (Rendezvous::fresh_secret()?, String::new());
+        Ok(Self { address, port, secret, launch, _held: Some(held) })
     }
 }
 
@@ -263,6 +267,7 @@ fn rank_variables(
         (environment::SECRET, point.secret.clone()),
     ];
     if let Some(hosts) = &launch.hosts {
+        variables.push((environment::LAUNCH, point.launch.clone()));
         variables.push(("GROUP_RANK", hosts.own.to_string()));
         variables.push(("GROUP_WORLD_SIZE", hosts.count.to_string()));
     }

@@ -2,6 +2,7 @@
 //!
 //! This file does not know what the ranks do, or how one attempt ends.
 
+use super::dumps::{Kept, MAX_KEPT};
 use super::watch::{Ended, launch_one_of_many, say};
 use super::{Launch, signals};
 use crate::Result;
@@ -17,20 +18,30 @@ pub struct Restarts {
 }
 
 /// Launches what `attempt` returns for a number of restarts, until an attempt succeeds or must not be repeated, until
-/// `attempt` fails, or until `max` restarts are used up. Returns the exit code of the last attempt.
+/// `attempt` fails, or until `max` restarts are used up. Returns the exit code of the last attempt. The last operations of
+/// the last few attempts that failed are kept, and their folders are named at the end.
 pub fn launch_with_restarts(
     max: usize,
     mut attempt: impl FnMut(usize) -> Result<Launch>,
 ) -> Result<u8> {
     let mut made = 0;
+    let mut kept: Vec<Kept> = Vec::new();
     loop {
         let launch = Launch { restarts: Restarts { made, max }, ..attempt(made)? };
         if made > 0 {
             say(&format!("restart {made} of {max}"));
         }
-        let Ended { code, have_all_ended, .. } = launch_one_of_many(&launch)?;
+        let Ended { code, have_all_ended, dumps, .. } = launch_one_of_many(&launch)?;
+        // All attempts write to the same folder if the user has named one.
+        kept.extend(dumps.filter(|dumps| kept.last() != Some(dumps)));
+        if kept.len() > MAX_KEPT {
+            kept.remove(0).remove();
+        }
         // A signal counts also if it came when the ranks were ending already: the user wants an end.
         if made == max || matches!(code, 0 | EXIT_USAGE) || signals::last().is_some() {
+            if made > 0 && !kept.is_empty() {
+                say(&list(&kept));
+            }
             return Ok(code);
         }
         if !have_all_ended {
@@ -41,4 +52,12 @@ pub fn launch_with_restarts(
         }
         made += 1;
     }
+}
+
+/// Where the last operations of failed attempts are.
+fn list(kept: &[Kept]) -> String {
+    let folders: Vec<String> =
+        kept.iter().map(|kept| format!("\n    {}", kept.folder.display())).collect();
+    let last = if kept.len() == MAX_KEPT { format!("last {MAX_KEPT} ") } else { String::new() };
+    format!("the last operations of the {last}attempts that failed are in:{}", folders.concat())
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use paceline_collectives::DUMP_FOLDER;
-use paceline_rendezvous::ERROR_FILE;
+use paceline_rendezvous::{ERROR_FILE, LAUNCH};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use super::blame::End;
@@ -67,6 +67,7 @@ impl Common<'_> {
             "TORCHELASTIC_USE_AGENT_STORE",
             "GROUP_RANK",
             "GROUP_WORLD_SIZE",
+            LAUNCH,
             ERROR_FILE,
         ] {
             command.env_remove(name);

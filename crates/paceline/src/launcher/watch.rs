@@ -9,7 +9,7 @@ use rustix::process::{Signal, kill_process_group};
 use signal_hook::consts::SIGTSTP;
 
 use super::blame::{self, Cause, End, Place};
-use super::dumps::Dumps;
+use super::dumps::{Dumps, Kept};
 use super::guard::Guard;
 use super::start::{Common, Rank};
 use super::{AttemptRendezvous, Launch, own_program, rank_variables, signals};
@@ -25,7 +25,7 @@ const KILL_WAIT: Duration = Duration::from_millis(200);
 const OUTPUT_WAIT: Duration = Duration::from_secs(1);
 
 /// How a launch ended.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Ended {
     /// The code to exit with.
     pub code: u8,
@@ -33,6 +33,8 @@ pub struct Ended {
     pub signal: Option<i32>,
     /// Whether all ranks have ended. A rank that waits for a device may not, even after SIGKILL.
     pub have_all_ended: bool,
+    /// The last operations of ranks that have failed.
+    pub dumps: Option<Kept>,
 }
 
 /// What the launcher is told. A rank has its number on this host here.
@@ -89,13 +91,15 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     }
     let code = watch.until_all_have_ended();
     let have_all_ended = !watch.is_any_running();
-    if code == 0 {
-        dumps.discard();
-    } else {
-        dumps.keep_if_any();
-    }
+    let dumps = match code {
+        0 => {
+            dumps.discard();
+            None
+        }
+        _ => dumps.keep_if_any(),
+    };
     guard.dismiss();
-    Ok(Ended { code, signal: signals::last(), have_all_ended })
+    Ok(Ended { code, signal: signals::last(), have_all_ended, dumps })
 }
 
 /// The ranks of a launch, and what is heard of them.

@@ -1,7 +1,7 @@
 //! `metrics.jsonl`: one line with a JSON object per step, per evaluation and per save, as rank 0 saw them. A view
 //! of the table of figures.
 
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::ser::SerializeMap;
@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::event::{Event, Listener};
 use super::figure::Figure;
+use super::rank_report::{RankReport, do_without};
 use super::table::TABLE;
 use crate::disk::{Disk, DiskFile};
 use crate::{Failure, Result};
@@ -18,7 +19,12 @@ use crate::{Failure, Result};
 #[derive(Debug)]
 pub struct MetricsFile {
     path: PathBuf,
-    file: BufWriter<DiskFile>,
+    /// `None` after a write has failed: a line that comes later would hide that others are missing.
+    file: Option<DiskFile>,
+    /// The bytes of whole lines.
+    len_bytes: u64,
+    /// Why the file ends early.
+    missing: Option<String>,
 }
 
 /// A line: names and values, in the order of the table.
@@ -43,21 +49,36 @@ impl Serialize for Line {
 
 impl MetricsFile {
     /// Makes the file in a run folder.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be made at the start of the run, when nothing is lost yet. If a later write fails, the run goes
+    /// on, and its report says that the file ends early.
     pub fn create(disk: &Disk, folder: &Path) -> Result<Self> {
         let path = folder.join("metrics.jsonl");
         let file = disk
             .create(&path)
             .map_err(|e| Failure::io(format!("cannot write {}", path.display()), e))?;
-        Ok(Self { path, file: BufWriter::new(file) })
+        Ok(Self { path, file: Some(file), len_bytes: 0, missing: None })
     }
 
-    /// Adds a line, and flushes it, so that programs that follow the file see it at once.
+    /// Adds a line in one write, so that programs that follow the file see it at once. If the disk takes only a part of it,
+    /// that part is removed again.
     fn add(&mut self, line: &Line) -> Result<()> {
-        let added = serde_json::to_writer(&mut self.file, line)
-            .map_err(std::io::Error::from)
-            .and_then(|()| self.file.write_all(b"\n"))
-            .and_then(|()| self.file.flush());
-        added.map_err(|e| Failure::io(format!("cannot write {}", self.path.display()), e))
+        let Some(file) = &mut self.file else { return Ok(()) };
+        let mut text = serde_json::to_vec(line)
+            .map_err(|e| Failure::io(format!("cannot write {}", self.path.display()), e))?;
+        text.push(b'\n');
+        let Err(error) = file.write_all(&text) else {
+            self.len_bytes += text.len() as u64;
+            return Ok(());
+        };
+        // Making a file shorter takes no room. A disk that refuses even that leaves half a line.
+        let _ = file.cut(self.len_bytes);
+        let what = format!("the rest of {}", self.path.display());
+        self.missing = Some(do_without(&what, &error));
+        self.file = None;
+        Ok(())
     }
 }
 
@@ -72,33 +93,45 @@ impl Listener for MetricsFile {
             _ => Ok(()),
         }
     }
+
+    fn add_to(&self, report: &mut RankReport) {
+        report.missing_files.extend(self.missing.clone());
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::faults::at_each_operation;
+    use crate::disk::faults::{Fault, at_each_operation};
 
     #[test]
-    fn after_a_fault_all_lines_but_the_last_are_whole() {
-        at_each_operation(|disk, _| {
+    fn after_a_fault_the_run_goes_on_and_all_lines_are_whole() {
+        let mut num_without = 0;
+        at_each_operation(|disk, fault| {
             let folder = tempfile::tempdir().unwrap();
-            let write = || {
-                let mut file = MetricsFile::create(disk, folder.path())?;
-                (0..3).try_for_each(|step| file.add(&Line(vec![("step", step.into())])))
+            let mut file = match MetricsFile::create(disk, folder.path()) {
+                Ok(file) => file,
+                Err(error) => {
+                    let text = error.to_string();
+                    assert!(text.contains("metrics.jsonl: no space left"), "{text}");
+                    return;
+                }
             };
-            let outcome = write();
-            assert_eq!(outcome.is_err(), disk.has_failed());
-            if let Err(error) = outcome {
-                let text = error.to_string();
-                assert!(text.contains("metrics.jsonl: no space left"), "{text}");
+            for step in 0..3 {
+                file.add(&Line(vec![("step", step.into())])).unwrap();
             }
-            let text = std::fs::read_to_string(folder.path().join("metrics.jsonl"));
-            let text = text.unwrap_or_default();
+            let mut report = RankReport::default();
+            file.add_to(&mut report);
+            assert_eq!(report.missing_files.len(), usize::from(disk.has_failed()));
+            num_without += report.missing_files.len();
+            let text = std::fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
+            // A process that has ended cannot remove what it has written.
+            assert!(fault == Fault::Stops || text.is_empty() || text.ends_with('\n'), "{text:?}");
             let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
             for (step, line) in whole.enumerate() {
                 assert_eq!(line, format!("{{\"step\":{step}}}\n"));
             }
         });
+        assert_eq!(num_without, 3 * 3, "a write for each line, with each kind of fault");
     }
 }

@@ -137,8 +137,9 @@ fn weights_of_the_next(parent: &Path) -> String {
     RunSummary::read(&summary).unwrap().text("weights_sha256").to_owned()
 }
 
-/// Checks that every file that has its final name is whole. The last line of `metrics.jsonl` may be cut off.
-fn check_whole(parent: &Path) {
+/// Checks that every file that has its final name is whole. Only a process that has ended may cut off the last line of
+/// `metrics.jsonl`.
+fn check_whole(parent: &Path, fault: Fault) {
     for path in files(parent) {
         let name = path.file_name().unwrap().to_str().unwrap();
         // A checkpoint that is being written has no name yet.
@@ -153,6 +154,7 @@ fn check_whole(parent: &Path) {
             read::open(&path).unwrap();
         } else if name == "metrics.jsonl" {
             let text = fs::read_to_string(&path).unwrap();
+            assert!(fault == Fault::Stops || text.is_empty() || text.ends_with('\n'), "{text}");
             for line in text.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
                 serde_json::from_str::<Value>(line).unwrap();
             }
@@ -171,7 +173,7 @@ fn a_run_survives_or_reports_a_fault_at_any_operation_on_its_files() {
         let before = runs(parent);
         let outcome = run(&all_files(parent, 4), parent, hosts(disk));
         let made = new_run(parent, &before);
-        check_whole(parent);
+        check_whole(parent, fault);
         let mut partial = files(parent);
         partial.retain(|path| path.extension().is_some_and(|end| end == "partial"));
         // A process that has ended leaves at most the files that were about to get their names.

@@ -59,7 +59,10 @@ pub(crate) fn listen(dumper: Option<Dumper>, request: Option<StopRequest>) -> Re
             }
             match &request {
                 Some(request) if request.signal().is_none() => request.ask(signal),
-                _ => std::process::exit(128 + signal),
+                // A launcher may repeat a user's Ctrl-C as SIGTERM: the first signal says who asked.
+                _ => std::process::exit(
+                    128 + request.as_ref().and_then(StopRequest::signal).unwrap_or(signal),
+                ),
             }
         }
     };

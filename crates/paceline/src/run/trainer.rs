@@ -13,7 +13,7 @@ use paceline_kernels::{Compute, peak};
 use paceline_memory::{Allocator, PhaseUsage};
 use paceline_strategies::{Replica, StepLoss};
 use paceline_trace::{SpanTrack, now_ns};
-use signal_hook::consts::SIGTERM;
+use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::checkpoint::{Folder, SAVE_LIMIT};
 use crate::disk::Disk;
@@ -345,8 +345,13 @@ impl Trainer<'_> {
     /// last word.
     fn stopped_after(&self, steps: u64) -> Failure {
         let world = &self.stepper.replica.group;
+        // All ranks end with one code, although some may not have had the signal, or have it only now.
+        let own = self.stop.signal();
+        let mut num_interrupted = [f64::from(u8::from(own == Some(SIGINT)))];
+        let heard = world.all_reduce_slice(&mut num_interrupted, ReduceOp::Sum);
+        let is_interrupted = heard.is_ok() && num_interrupted[0] > 0.0;
+        let signal = if is_interrupted { SIGINT } else { own.unwrap_or(SIGTERM) };
         world.dumper().withdraw();
-        let signal = self.stop.signal().unwrap_or(SIGTERM);
         let reports = world.rank() == 0 && !self.is_launched;
         let message = reports.then(|| {
             let saved = self.config.save.as_deref().map(|folder| (folder, Some(steps)));

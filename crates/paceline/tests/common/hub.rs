@@ -27,6 +27,10 @@ pub struct Contents {
     pub knows_no_ranges: bool,
     /// Whether the bytes of large files are other ones than listed.
     pub lies: bool,
+    /// Where large files are, if not on another host.
+    pub large_at: Option<String>,
+    /// The size that each large file is listed with, if not its own.
+    pub listed_bytes: Option<u64>,
     /// The status of everything.
     pub status: Option<(&'static str, &'static str)>,
     pub requests: Vec<Request>,
@@ -50,6 +54,8 @@ pub struct Repo {
 
 pub struct Hub {
     pub address: String,
+    /// Another port of the same host, where the same files are.
+    pub other_port: String,
     contents: Arc<Mutex<Contents>>,
 }
 
@@ -60,8 +66,10 @@ impl Hub {
         let listen = |host: &str| TcpListener::bind((host, 0)).unwrap();
         let (hub, large) = (listen("127.0.0.1"), listen("127.0.0.2"));
         let address = |listener: &TcpListener| format!("http://{}", listener.local_addr().unwrap());
-        let (address, of_large) = (address(&hub), address(&large));
-        for listener in [hub, large] {
+        let other_port = listen("127.0.0.1");
+        let (address, other_port_address) = (address(&hub), address(&other_port));
+        let of_large = format!("http://{}", large.local_addr().unwrap());
+        for listener in [hub, large, other_port] {
             let (contents, of_large) = (contents.clone(), of_large.clone());
             std::thread::spawn(move || {
                 for stream in listener.incoming() {
@@ -70,7 +78,7 @@ impl Hub {
                 }
             });
         }
-        Self { address, contents }
+        Self { address, other_port: other_port_address, contents }
     }
 
     pub fn contents(&self) -> MutexGuard<'_, Contents> {
@@ -148,7 +156,10 @@ fn response(contents: &mut Contents, request: &Request, of_large: &str) -> (Stri
                 return ("404 Not Found\r\nX-Error-Code: RevisionNotFound".into(), Vec::new());
             }
             let file = |(path, bytes): &(&str, Vec<u8>)| {
-                let (digest, size) = (digest(path, bytes), bytes.len());
+                let (digest, mut size) = (digest(path, bytes), bytes.len() as u64);
+                if is_large(path) {
+                    size = contents.listed_bytes.unwrap_or(size);
+                }
                 match is_large(path) {
                     true => json!({
                         "rfilename": path, "size": size, "blobId": COMMIT,
@@ -167,6 +178,7 @@ fn response(contents: &mut Contents, request: &Request, of_large: &str) -> (Stri
             continue;
         };
         if resolved.is_some() && is_large(path) {
+            let of_large = contents.large_at.as_deref().unwrap_or(of_large);
             let location = format!("{of_large}/large/{of_repo}/{path}");
             return (format!("302 Found\r\nLocation: {location}"), Vec::new());
         }

@@ -19,7 +19,7 @@ use crate::Rendezvous;
 pub use self::error::EnvironmentError;
 pub use self::error_file::{ERROR_FILE, read_culprits, write_consequence_file, write_error_file};
 pub use self::placement::{Launcher, Placement};
-pub use self::variables::SECRET;
+pub use self::variables::{LAUNCH, SECRET};
 
 impl Placement {
     /// Reads this process's environment; `None` if no launcher has set anything there.

@@ -3,7 +3,7 @@
 use super::error::EnvironmentError;
 use super::placement::{Launcher, Placement};
 use super::slurm;
-use super::variables::{SECRET, Variables};
+use super::variables::{LAUNCH, SECRET, Variables};
 use crate::Rendezvous;
 
 /// The longest part of a job's name that becomes part of a socket's name. It is taken from the end of
@@ -45,7 +45,13 @@ pub(super) fn find(
             Rendezvous { secret, ..Rendezvous::by_agent(host, port, format!("{run}/{restart}")) }
         }
         Launcher::Paceline if is_one_host => Rendezvous::by_port(port, secret),
-        _ => Rendezvous::by_tcp(host, port, secret),
+        _ => {
+            let rendezvous = Rendezvous::by_tcp(host, port, secret);
+            match (variables.text(LAUNCH), placement.node) {
+                (Some(name), Some(node)) if !name.is_empty() => rendezvous.started_by(&name, node),
+                _ => rendezvous,
+            }
+        }
     }))
 }
 

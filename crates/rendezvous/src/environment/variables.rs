@@ -6,6 +6,9 @@ use super::placement::{Launcher, Placement};
 /// The variable that carries the run's secret.
 pub const SECRET: &str = "PACELINE_SECRET";
 
+/// The variable that names the launcher of this host's ranks, if a run has several hosts.
+pub const LAUNCH: &str = "PACELINE_LAUNCH";
+
 /// The environment. Its errors name the variable.
 pub(super) struct Variables<'a> {
     pub(super) lookup: &'a dyn Fn(&str) -> Option<String>,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::wire::{Answer, Request, read_answer, send_request};
 use crate::address::Address;
 use crate::deadline::Deadline;
-use crate::hello::{HelloAnswer, Refusal, say_hello};
+use crate::hello::{HelloAnswer, Refusal, Who, say_hello};
 use crate::key::RunKey;
 
 /// How long one of several candidates may take to answer a hello. The program that listens there may be a stranger.
@@ -49,14 +49,13 @@ impl Connection {
     /// sides have.
     pub(crate) fn join(
         find: impl Fn() -> Result<Candidates, String>,
-        rank: usize,
-        world: usize,
+        who: Who,
         deadline: &Deadline,
     ) -> Result<(Self, RunKey), Failed> {
         let mut pause = Duration::from_millis(1);
         loop {
             let reason = match find() {
-                Ok(candidates) => match candidates.try_all(rank, world, deadline) {
+                Ok(candidates) => match candidates.try_all(who, deadline) {
                     Ok(socket) => return Ok((Self::over(socket), candidates.key)),
                     Err(Refusal::Unproven | Refusal::Final(HelloAnswer::WrongWorld))
                         if candidates.may_be_stale =>
@@ -64,7 +63,7 @@ impl Connection {
                         "the server there belongs to another run".into()
                     }
                     Err(Refusal::NotYet(reason)) => reason,
-                    Err(refusal) => return Err(Failed::Other(refusal.reason(rank, world))),
+                    Err(refusal) => return Err(Failed::Other(refusal.reason(who))),
                 },
                 Err(reason) => reason,
             };
@@ -124,7 +123,7 @@ impl Connection {
 }
 
 impl Candidates {
-    fn try_all(&self, rank: usize, world: usize, deadline: &Deadline) -> Result<OwnedFd, Refusal> {
+    fn try_all(&self, who: Who, deadline: &Deadline) -> Result<OwnedFd, Refusal> {
         let mut last = Refusal::NotYet("it has no address that this host can use".into());
         for address in &self.addresses {
             let answer_deadline = match self.addresses.len() {
@@ -132,7 +131,7 @@ impl Candidates {
                 _ => Deadline::after(deadline.left().min(ANSWER_LIMIT)),
             };
             let tried = address.connect(deadline).map_err(Refusal::not_yet).and_then(|socket| {
-                say_hello(&socket, rank, world, &self.key, &answer_deadline)?;
+                say_hello(&socket, who, &self.key, &answer_deadline)?;
                 Ok(socket)
             });
             match tried {

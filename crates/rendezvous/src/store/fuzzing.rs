@@ -18,7 +18,7 @@ use super::wire::{Request, read_answer, read_request, send_answer, send_request}
 use super::{Backend, Store, agent, client};
 use crate::PeerAddress;
 use crate::deadline::Deadline;
-use crate::hello::{HelloAnswer, Incoming, MAX_ATTEMPTS, say_hello_with};
+use crate::hello::{HelloAnswer, Incoming, MAX_ATTEMPTS, Who, say_hello_with};
 use crate::key::{NONCE_BYTES, RunKey};
 use crate::socket::transmit;
 
@@ -168,7 +168,7 @@ fn hello_of_rank(bytes: &[u8]) -> Result<(), String> {
     let (shared, _closed) = Shared::new(WORLD, SECRET).expect("a pair of sockets");
     shared.be_silent();
     let (_client, again) = incoming();
-    let Some((rank, _)) = admit(again, "somebody", &shared) else {
+    let Some((rank, launch, _)) = admit(again, "somebody", &shared) else {
         let is_beyond = hello.answer == HelloAnswer::Welcome && hello.rank >= WORLD;
         assert!(
             is_beyond || hello.answer != HelloAnswer::Welcome,
@@ -190,7 +190,8 @@ fn hello_of_rank(bytes: &[u8]) -> Result<(), String> {
         });
         let nonce = std::array::from_fn(|at| bytes[8 + at]);
         let key = RunKey::of_secret(SECRET);
-        say_hello_with(nonce, &client, rank, WORLD, &key, &deadline()).expect("a welcome");
+        let who = Who { rank, world: WORLD, launch };
+        say_hello_with(nonce, &client, who, &key, &deadline()).expect("a welcome");
     });
     Ok(())
 }
@@ -199,6 +200,7 @@ fn hello_of_rank(bytes: &[u8]) -> Result<(), String> {
 fn answer_to_hello(bytes: &[u8]) -> Result<(), String> {
     let (_listener, client) = connection_with(bytes);
     let key = RunKey::of_secret(SECRET);
-    let outcome = say_hello_with(CONNECTOR_NONCE, &client, 1, WORLD, &key, &deadline());
-    outcome.map_err(|refusal| refusal.reason(1, WORLD))
+    let who = Who { rank: 1, world: WORLD, launch: None };
+    let outcome = say_hello_with(CONNECTOR_NONCE, &client, who, &key, &deadline());
+    outcome.map_err(|refusal| refusal.reason(who))
 }

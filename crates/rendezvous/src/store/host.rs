@@ -29,7 +29,8 @@ impl Host {
         deadline: &Deadline,
     ) -> Result<Self, String> {
         let serve = |listeners: Vec<Listener>, secret: &str| {
-            Server::start(listeners, world, secret).map_err(|e| format!("rank 0 cannot serve: {e}"))
+            let started = Server::start(listeners, world, secret, rendezvous.launch);
+            started.map_err(|e| format!("rank 0 cannot serve: {e}"))
         };
         let secret = rendezvous.secret.clone();
         match &rendezvous.point {

@@ -40,6 +40,7 @@ use self::server::Server;
 use self::wire::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Request};
 use crate::address::Address;
 use crate::deadline::{Deadline, MAX_LIMIT};
+use crate::hello::Who;
 use crate::key::RunKey;
 use crate::rendezvous::MAX_SECRET_BYTES;
 use crate::{Rendezvous, RendezvousError, RendezvousPoint};
@@ -104,12 +105,12 @@ impl Store {
                     let started = Host::start(rendezvous, world_size, &deadline);
                     host = Some(started.map_err(|reason| wrap(Failed::Other(reason)))?);
                 }
+                let who = Who { rank, world: world_size, launch: rendezvous.launch };
                 let find = || match &host {
                     Some(host) => Ok(host.candidates()),
                     None => find_host(rendezvous),
                 };
-                let (mut connection, key) =
-                    Connection::join(find, rank, world_size, &deadline).map_err(wrap)?;
+                let (mut connection, key) = Connection::join(find, who, &deadline).map_err(wrap)?;
                 let left = deadline.left();
                 let arrived = connection.request(&Request::Arrive { limit: left }, left);
                 arrived.map_err(|failed| {

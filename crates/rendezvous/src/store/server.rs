@@ -21,6 +21,7 @@ use crate::address::Listener;
 use crate::deadline::Deadline;
 use crate::hello::{Hello, HelloAnswer, Incoming, MAX_ATTEMPTS, reason};
 use crate::key::RunKey;
+use crate::launch::Launch;
 use crate::socket::poll_until;
 use crate::warning::warn;
 
@@ -40,6 +41,8 @@ struct State {
     joined: Vec<bool>,
     /// Which ranks have been here at some time.
     seen: Vec<bool>,
+    /// The launcher of each host of which ranks are here, and how many. The launcher of rank 0's host counts as one more.
+    launches: HashMap<u32, (Launch, usize)>,
     /// A rank that has come for a later attempt of the run.
     ahead: Option<usize>,
     /// Whether rank 0 has given up. Nobody waits any longer.
@@ -67,12 +70,54 @@ pub(crate) struct Server {
     accepting: Option<JoinHandle<()>>,
 }
 
+impl State {
+    /// Lets a rank join, unless its host has another launcher, or it is here already.
+    fn join(&mut self, rank: usize, launch: Option<Launch>) -> HelloAnswer {
+        let known = launch.and_then(|launch| self.launches.get(&launch.host));
+        if known.is_some_and(|(known, _)| Some(*known) != launch) {
+            return HelloAnswer::HostTaken;
+        }
+        match self.joined.get_mut(rank) {
+            Some(is_here) if !*is_here => {
+                *is_here = true;
+                self.seen[rank] = true;
+                if let Some(launch) = launch {
+                    self.launches.entry(launch.host).or_insert((launch, 0)).1 += 1;
+                }
+                HelloAnswer::Welcome
+            }
+            _ => HelloAnswer::RankTaken,
+        }
+    }
+
+    /// Until all ranks have come, a rank that has left may come again.
+    fn leave(&mut self, rank: usize, launch: Option<Launch>) {
+        self.joined[rank] = false;
+        let host = launch.map(|launch| launch.host);
+        if let Some((_, count)) = host.and_then(|host| self.launches.get_mut(&host)) {
+            *count -= 1;
+        }
+        self.launches.retain(|_, (_, count)| *count > 0);
+    }
+
+    fn is_complete(&self) -> bool {
+        self.joined.iter().all(|&is_here| is_here)
+    }
+}
+
 impl Server {
-    pub(crate) fn start(listeners: Vec<Listener>, world: usize, secret: &str) -> io::Result<Self> {
+    /// `launch` is the launcher of rank 0.
+    pub(crate) fn start(
+        listeners: Vec<Listener>,
+        world: usize,
+        secret: &str,
+        launch: Option<Launch>,
+    ) -> io::Result<Self> {
         for listener in &listeners {
             listener.set_nonblocking()?;
         }
         let (shared, closed) = Shared::new(world, secret)?;
+        shared.lock().launches.extend(launch.map(|launch| (launch.host, (launch, 1))));
         let shared = Arc::new(shared);
         let accepting = {
             let shared = shared.clone();
@@ -271,16 +316,15 @@ fn serve(socket: OwnedFd, who: &str, shared: &Shared) {
         }
     };
     shared.num_strangers.fetch_sub(1, Ordering::Relaxed);
-    let Some((rank, socket)) = admitted else { return };
+    let Some((rank, launch, socket)) = admitted else { return };
     while let Ok(request) = read_request(&socket) {
         if send_answer(&socket, &shared.answer(request)).is_err() {
             break;
         }
     }
     let mut state = shared.lock();
-    // Until all ranks have come, a rank that has left may come again.
-    if !state.joined.iter().all(|&is_here| is_here) {
-        state.joined[rank] = false;
+    if !state.is_complete() {
+        state.leave(rank, launch);
     }
 }
 
@@ -298,13 +342,14 @@ fn proven(incoming: &mut Incoming, shared: &Shared) -> io::Result<Hello> {
     }
 }
 
-/// Reads the hello of a new connection and answers it. Returns the rank and its socket, or `None` if it may not join.
+/// Reads the hello of a new connection and answers it. Returns the rank, its launcher and its socket, or `None` if it may not
+/// join.
 pub(crate) fn admit(
     mut incoming: Incoming,
     who: &str,
     shared: &Shared,
-) -> Option<(usize, OwnedFd)> {
-    let Hello { rank, answer } = match proven(&mut incoming, shared) {
+) -> Option<(usize, Option<Launch>, OwnedFd)> {
+    let Hello { rank, launch, answer } = match proven(&mut incoming, shared) {
         Ok(hello) => hello,
         Err(error) => {
             shared.refuse(who, reason(&error));
@@ -313,23 +358,18 @@ pub(crate) fn admit(
     };
     let answer = {
         let mut state = shared.lock();
-        if state.joined.iter().all(|&is_here| is_here) {
+        if state.is_complete() {
             // The connection came while the listener was closing. So it belongs to another run, and will try
             // again to reach that run.
             return None;
         }
-        match (answer, state.joined.get_mut(rank)) {
-            (HelloAnswer::Welcome, Some(is_here)) if !*is_here => {
-                *is_here = true;
-                state.seen[rank] = true;
-                HelloAnswer::Welcome
-            }
-            (HelloAnswer::Welcome, _) => HelloAnswer::RankTaken,
-            (HelloAnswer::Overtaken, Some(_)) => {
+        match answer {
+            HelloAnswer::Welcome => state.join(rank, launch),
+            HelloAnswer::Overtaken if rank < shared.world => {
                 state.ahead = Some(rank);
                 HelloAnswer::Overtaken
             }
-            (refusal, _) => refusal,
+            refusal => refusal,
         }
     };
     let answered = incoming.answer(answer);
@@ -337,6 +377,7 @@ pub(crate) fn admit(
         let why = match answer {
             HelloAnswer::WrongWorld => "it expects another world size",
             HelloAnswer::Overtaken => "it belongs to a later attempt of this run",
+            HelloAnswer::HostTaken => "the ranks of its host have another launcher",
             _ => "that rank is here already, or beyond the world size",
         };
         // Ranks that wait for this rank look again.
@@ -346,16 +387,16 @@ pub(crate) fn admit(
     }
     let mut state = shared.lock();
     if answered.is_err() {
-        state.joined[rank] = false;
+        state.leave(rank, launch);
         return None;
     }
-    let is_last = state.joined.iter().all(|&is_here| is_here);
+    let is_last = state.is_complete();
     drop(state);
     if is_last {
         shared.close();
     }
     shared.changed.notify_all();
-    Some((rank, incoming.socket))
+    Some((rank, launch, incoming.socket))
 }
 
 fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {

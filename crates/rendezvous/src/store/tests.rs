@@ -10,7 +10,7 @@ use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketType, bind, socket};
 
 use super::*;
-use crate::hello::say_hello;
+use crate::hello::{Who, say_hello};
 
 /// A limit that is reached only if something hangs.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -198,7 +198,8 @@ fn who_may_not_join_is_told_why() {
         std::thread::scope(|scope| {
             let host = scope.spawn(|| Store::open(&rendezvous, 0, 3, LIMIT).unwrap());
             let deadline = Deadline::after(LIMIT);
-            let first = Connection::join(|| find_host(&rendezvous), 1, 3, &deadline).unwrap().0;
+            let who = Who { rank: 1, world: 3, launch: None };
+            let first = Connection::join(|| find_host(&rendezvous), who, &deadline).unwrap().0;
             // Rank 1 has joined now.
             let error = |rendezvous: &Rendezvous, rank, world| {
                 Store::open(rendezvous, rank, world, LIMIT).unwrap_err().to_string()
@@ -216,6 +217,44 @@ fn who_may_not_join_is_told_why() {
             drop(first);
         });
     }
+}
+
+/// Somebody starts the launcher of host 1 twice, and of host 0.
+#[test]
+fn the_ranks_of_a_second_launcher_of_a_host_are_turned_away() {
+    let rendezvous = tcp();
+    let by = |launcher: &str, host| rendezvous.clone().started_by(launcher, host);
+    let [zero, one, again, zero_again] = [by("a", 0), by("b", 1), by("c", 1), by("d", 0)];
+    std::thread::scope(|scope| {
+        let host = scope.spawn(|| Store::open(&zero, 0, 4, LIMIT).map(drop));
+        let deadline = Deadline::after(LIMIT);
+        let who = Who { rank: 2, world: 4, launch: one.launch };
+        let joined = Connection::join(|| find_host(&one), who, &deadline).unwrap().0;
+        for (rank, second) in [(2, &again), (3, &again), (1, &zero_again)] {
+            let message = Store::open(second, rank, 4, LIMIT).unwrap_err().to_string();
+            assert!(message.contains("started by another launcher already"), "{message}");
+            assert!(message.contains("--node-rank"), "{message}");
+        }
+        // A launcher whose ranks have all left may be replaced.
+        drop(joined);
+        let replaced = |rank| {
+            let again = &again;
+            scope.spawn(move || {
+                loop {
+                    match Store::open(again, rank, 4, LIMIT) {
+                        // The server notices a moment later that the connection has ended.
+                        Err(error) if error.to_string().contains("another launcher") => {}
+                        outcome => return outcome.map(drop),
+                    }
+                }
+            })
+        };
+        let others = [replaced(2), replaced(3)];
+        let last = scope.spawn(|| Store::open(&zero, 1, 4, LIMIT).map(drop));
+        others.into_iter().for_each(|rank| rank.join().unwrap().unwrap());
+        last.join().unwrap().unwrap();
+        host.join().unwrap().unwrap();
+    });
 }
 
 #[test]
@@ -366,12 +405,13 @@ fn huge_lengths_end_the_connection_only() {
     std::thread::scope(|scope| {
         let host = scope.spawn(|| Store::open(&rendezvous, 0, 3, LIMIT).unwrap());
         let key = RunKey::of_secret("right");
+        let who = Who { rank: 1, world: 3, launch: None };
         for header in [[0xff; 17], [0x7f; 17]] {
             // Tries until rank 0 listens and has noticed that the previous connection is gone.
             let mut stream = connect_soon(|| {
                 let stream = TcpStream::connect(("127.0.0.1", port))?;
-                let hello = say_hello(&stream, 1, 3, &key, &Deadline::after(LIMIT));
-                hello.map_err(|refused| std::io::Error::other(refused.reason(1, 3)))?;
+                let hello = say_hello(&stream, who, &key, &Deadline::after(LIMIT));
+                hello.map_err(|refused| std::io::Error::other(refused.reason(who)))?;
                 Ok(stream)
             });
             let _ = stream.write_all(&header);
