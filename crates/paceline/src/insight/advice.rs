@@ -253,16 +253,19 @@ impl Account {
 
 /// What the step would gain, and what else a change does.
 fn remedy_words(remedy: &Remedy, anatomy: &Anatomy) -> Vec<String> {
-    let mut gain =
-        format!("With {} the step would take {} less", remedy.change, remedy.gain.words());
+    let less = remedy.gain.words("less");
+    let mut gain = match remedy.removes_ms < 0.0 {
+        true => format!("With {} the step would take {less}", remedy.change),
+        false => format!("The step would take {less}"),
+    };
     if let Some((what, ms)) = remedy.costs {
-        gain += &format!(", the {ms:.2} ms for {what} already taken off");
+        gain += &format!(", the {ms:.2} ms for {what} taken off");
     }
-    if remedy.removes_ms < 0.0 || anatomy.sync_ms > remedy.gain.ms / 2.0 {
-        gain += &format!(": what synchronization computes now takes {:.2} ms", anatomy.sync_ms);
-    }
+    let sync_ms = anatomy.sync_ms;
+    let compressing =
+        (sync_ms > remedy.gain.ms / 2.0).then(|| format!("Compressing takes {sync_ms:.2} ms now"));
     let changes = remedy.changes_weights.then(|| "It changes the weights".to_owned());
-    [Some(gain), remedy.also.clone(), changes].into_iter().flatten().collect()
+    [Some(gain), compressing, remedy.also.clone(), changes].into_iter().flatten().collect()
 }
 
 /// The sentences for a step that mostly waits.
@@ -272,15 +275,15 @@ fn waiting(anatomy: &Anatomy, observed: &Observed) -> String {
         return "Look for what else uses the cores".to_owned();
     };
     let cost = |step: &Seen| {
-        let own = step.ranks.get(rank)?.wait;
+        let own = step.ranks.get(rank)?.waiting;
         let others = step.ranks.len().checked_sub(1).filter(|others| *others > 0)?;
-        Some(step.ranks.iter().map(|of| of.wait - own).sum::<f64>() / others as f64)
+        Some(step.ranks.iter().map(|of| of.waiting - own).sum::<f64>() / others as f64)
     };
     match Gain::of(observed.steps.iter().filter_map(cost)).filter(|gain| gain.holds(0.0)) {
         Some(gain) => format!(
-            "Most of the waiting is for rank {rank}: {look}. Were it as fast as the others, the step would take up to \
-             {} less",
-            gain.words()
+            "Most of the waiting is for rank {rank}: {look}. Were it as fast as the others, the step would take about \
+             {}",
+            gain.words("less")
         ),
         None => "The ranks take turns at being late: look for what else uses the cores".to_owned(),
     }
@@ -383,7 +386,7 @@ fn compression_words(anatomy: &Anatomy, uncompressed: Option<&(Remedy, f64)>) ->
     );
     let more = Gain { ms: -gain.ms, low_ms: -gain.high_ms, high_ms: -gain.low_ms, ..*gain };
     match more.holds(anatomy.wall_ms * NEGLIGIBLE_PCT / 100.0) {
-        true => format!("{head}, and the step would take {} more", more.words()),
+        true => format!("{head}, and the step would take {}", more.words("more")),
         false => format!("{head}, and the step would take about as long"),
     }
 }

@@ -18,8 +18,8 @@ pub struct RankStep {
     pub ready: Vec<f64>,
     /// When each operation was submitted, started, had all ranks, and was done.
     pub ops: Vec<[f64; 4]>,
-    /// How long operations waited for the slowest rank.
-    pub wait: f64,
+    /// How long this rank was exposed to waiting for the slowest one.
+    pub waiting: f64,
 }
 
 /// A step as all ranks saw it.
@@ -142,7 +142,7 @@ fn seen(step: &[&StepSample], errors: &[f64]) -> Seen {
             backward: sample.backward.map(at),
             ready: sample.ready.iter().map(|ms| at(*ms)).collect(),
             ops: sample.ops.iter().map(|op| op.map(at)).collect(),
-            wait: f64::from(sample.wait),
+            waiting: f64::from(sample.waiting),
         }
     };
     Seen {

@@ -31,8 +31,6 @@ pub struct StepSample {
     pub exposed: f32,
     /// The part of it in which the operation waited for the slowest rank.
     pub waiting: f32,
-    /// How long operations waited for the slowest rank, exposed or not.
-    pub wait: f32,
     /// Arithmetic and copies that synchronization adds.
     pub sync: f32,
     /// Begin and end of the last backward pass.
@@ -72,7 +70,6 @@ impl StepSample {
             is_alike: true,
             exposed: ms(times.exposed),
             waiting: ms(times.exposed_wait),
-            wait: ms(times.wait),
             sync: ms(times.sync),
             backward: backward.map_or([0.0; 2], |span| [since(span.start_ns), since(span.end_ns)]),
             ready: track.marked(span::GRADIENT_READY).map(|mark| since(mark.at_ns)).collect(),
@@ -88,7 +85,7 @@ impl StepSample {
     }
 
     fn numbers(&self) -> usize {
-        12 + self.ready.len() + 4 * self.ops.len() + 6 * self.gathers.len()
+        11 + self.ready.len() + 4 * self.ops.len() + 6 * self.gathers.len()
     }
 }
 

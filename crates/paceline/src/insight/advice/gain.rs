@@ -43,10 +43,10 @@ impl Gain {
         self.low_ms > 0.0 && self.ms > least_ms
     }
 
-    /// In words: `6.90 ms (6.10 to 7.70 in 8 of 10 steps)`.
-    pub fn words(&self) -> String {
+    /// In words: `6.90 ms less (6.10 to 7.70 in 8 of 10 steps)`.
+    pub fn words(&self, less: &str) -> String {
         let Self { ms, low_ms, high_ms, .. } = self;
-        format!("{ms:.2} ms ({low_ms:.2} to {high_ms:.2} in 8 of 10 steps)")
+        format!("{ms:.2} ms {less} ({low_ms:.2} to {high_ms:.2} in 8 of 10 steps)")
     }
 }
 
@@ -92,7 +92,7 @@ mod tests {
     fn a_gain_has_the_spread_of_the_steps() {
         let gain = Gain::of((0..=10).map(f64::from)).unwrap();
         assert_eq!(gain, Gain { ms: 5.0, low_ms: 1.0, high_ms: 9.0, steps: 11 });
-        assert_eq!(gain.words(), "5.00 ms (1.00 to 9.00 in 8 of 10 steps)");
+        assert_eq!(gain.words("less"), "5.00 ms less (1.00 to 9.00 in 8 of 10 steps)");
         assert!(gain.holds(4.0) && !gain.holds(5.0));
         // The usual step gains, but the spread hides it.
         assert!(!Gain::of([-1.0, -1.0, 3.0, 3.0, 3.0, 3.0]).unwrap().holds(0.0));

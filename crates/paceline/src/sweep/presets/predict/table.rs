@@ -71,11 +71,11 @@ pub fn text(
         let ranks = format!("{}{side_by_side}", plural(calibration.ranks, "rank"));
         let first = calibration.ready.first().map_or(0.0, |line| line.ready_ms);
         format!(
-            "Without communication, {ranks}: {:.2} ms per step{};\n\
-             gradients are final from {first:.2} to {:.2} ms",
+            "Without communication, {ranks}: {:.2} ms per step;\n\
+             gradients are final from {first:.2} to {:.2} ms{}",
             calibration.step_ms,
-            calibration.spread.map_or(String::new(), |of| rounds_words(&of)),
-            calibration.backward_end_ms
+            calibration.backward_end_ms,
+            calibration.spread.map_or(String::new(), |of| rounds_words(&of))
         )
     });
     let mut all: Vec<String> = bases.collect();
@@ -108,11 +108,11 @@ pub fn text(
     all.join("\n")
 }
 
-/// The range of the rounds, after a median.
+/// The range of the rounds.
 fn rounds_words(of: &Spread) -> String {
     match of.rounds {
-        1 => " (1 round)".to_owned(),
-        rounds => format!(" ({:.2} to {:.2} in {rounds} rounds)", of.min, of.max),
+        1 => "; 1 round".to_owned(),
+        rounds => format!("; steps of {:.2} to {:.2} in {rounds} rounds", of.min, of.max),
     }
 }
 
@@ -213,13 +213,13 @@ mod tests {
     fn noise_is_stated_or_said_to_be_unknown() {
         let one = Calibration { spread: Spread::of([Some(40.0)]), ..calibration(2) };
         let shown = text(&[one], &[row("10gbe", None)], &[], 90.0, None);
-        assert!(shown.contains("40.00 ms per step (1 round);"), "{shown}");
+        assert!(shown.contains("to 30.00 ms; 1 round\n"), "{shown}");
         assert!(
             shown.contains("1 round cannot tell noise from a difference: pass --rounds 3"),
             "{shown}"
         );
         let shown = text(&[calibration(2)], &[row("10gbe", None)], &[], 90.0, None);
-        assert!(shown.contains("(39.00 to 43.50 in 3 rounds)"), "{shown}");
+        assert!(shown.contains("; steps of 39.00 to 43.50 in 3 rounds\n"), "{shown}");
         assert!(shown.contains("differ by up to 11.2 %"), "{shown}");
     }
 
