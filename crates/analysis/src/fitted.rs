@@ -11,6 +11,8 @@
 
 use std::collections::HashSet;
 
+use paceline_files::printable;
+
 use crate::table::aligned;
 
 /// A table with more rows is not transposed.
@@ -21,7 +23,7 @@ const GAP: usize = 2;
 const INDENT: usize = 2;
 
 /// A table as lines of at most `width` characters; of any length if `width` is `None`. The other arguments are those of
-/// [`aligned`]. A line is longer only if a single word is.
+/// [`aligned`]. A line is longer only if a single word is. Like there, cells are made printable.
 pub fn fitted(
     head: &[impl AsRef<str>],
     rows: &[impl AsRef<[String]>],
@@ -30,9 +32,13 @@ pub fn fitted(
 ) -> String {
     let whole = aligned(head, rows, &is_left);
     let Some(width) = width.filter(|width| !fits(&whole, *width)) else { return whole };
+    let shown = |cell: &str| printable(cell).into_owned();
     let grid = Grid {
-        head: head.iter().map(|name| name.as_ref().to_owned()).collect(),
-        rows: rows.iter().map(AsRef::as_ref).collect(),
+        head: head.iter().map(|name| shown(name.as_ref())).collect(),
+        rows: rows
+            .iter()
+            .map(|row| row.as_ref().iter().map(|cell| shown(cell)).collect())
+            .collect(),
         is_left: &is_left,
     };
     let transposed = grid.transposed().filter(|text| fits(text, width));
@@ -87,13 +93,13 @@ fn fits(text: &str, width: usize) -> bool {
 /// A table that is too wide.
 struct Grid<'a> {
     head: Vec<String>,
-    rows: Vec<&'a [String]>,
+    rows: Vec<Vec<String>>,
     is_left: &'a dyn Fn(usize) -> bool,
 }
 
 impl Grid<'_> {
     fn num_columns(&self) -> usize {
-        self.rows.iter().map(|row| row.len()).chain([self.head.len()]).max().unwrap_or(0)
+        self.rows.iter().map(Vec::len).chain([self.head.len()]).max().unwrap_or(0)
     }
 
     fn cell(row: &[String], at: usize) -> String {
@@ -114,7 +120,7 @@ impl Grid<'_> {
     fn num_names(&self) -> Option<usize> {
         // An empty name is that of the row above.
         let mut above = vec![String::new(); self.num_columns()];
-        let mut whole = |row: &&[String]| {
+        let mut whole = |row: &Vec<String>| {
             let cells = row.iter().enumerate().filter(|(_, cell)| !cell.is_empty());
             cells.for_each(|(at, cell)| above[at].clone_from(cell));
             above.clone()
@@ -173,7 +179,7 @@ impl Grid<'_> {
                 true => Vec::new(),
                 false => columns.iter().map(|at| self.name(*at)).collect(),
             };
-            let row = |row: &&[String]| -> Vec<String> {
+            let row = |row: &Vec<String>| -> Vec<String> {
                 columns.iter().map(|at| Self::cell(row, *at)).collect()
             };
             let rows: Vec<Vec<String>> = self.rows.iter().map(row).collect();
@@ -193,7 +199,7 @@ impl Grid<'_> {
             }
             format!("{name}\n{}", wrapped(&format!("{:INDENT$}{value}", ""), width))
         };
-        let block = |row: &&[String]| {
+        let block = |row: &Vec<String>| {
             let lines: Vec<String> = (0..self.num_columns()).map(|at| line(row, at)).collect();
             lines.join("\n")
         };

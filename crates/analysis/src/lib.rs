@@ -5,6 +5,7 @@
 //! HTML, CSV, JSON, PNG and SVG files come out. The crate knows of ranks and devices only what a trace file
 //! says about them. It knows nothing of training, models or layers.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod fitted;
 pub mod hta;
@@ -18,4 +19,5 @@ pub mod stats;
 pub mod table;
 pub mod timeline;
 
+mod backward;
 mod steps;

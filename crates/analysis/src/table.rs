@@ -4,6 +4,9 @@
 //! Rows of values go in, as a [`Table`] of typed cells or as plain strings for [`aligned`]. Lines for a
 //! console, CSV, Markdown and JSON come out. Nothing here knows what was measured.
 
+use std::borrow::Cow;
+
+use paceline_files::printable;
 use serde::Serialize;
 use serde::ser::SerializeMap;
 
@@ -243,7 +246,7 @@ impl Table {
         let head: Vec<String> = self.columns.iter().map(Column::head).collect();
         let shown = |row: &Vec<Cell>| -> Vec<String> {
             let cells = row.iter().zip(&self.columns);
-            cells.map(|(cell, column)| printable(&cell.shown(column))).collect()
+            cells.map(|(cell, column)| cell.shown(column)).collect()
         };
         let lines: Vec<Vec<String>> = self.lines().map(shown).collect();
         fitted(&head, &lines, |at| !self.is_number(at), width)
@@ -287,15 +290,16 @@ impl Serialize for Table {
 
 /// A table as lines of text: the head, a rule and the rows, with two spaces between columns. The last line
 /// has no line end. Columns for which `is_left` holds (it gets the index, from 0) are left-aligned, all
-/// others right-aligned. An empty head leaves out head and rule. A row may be shorter than the others.
+/// others right-aligned. An empty head leaves out head and rule. A row may be shorter than the others. Cells are made
+/// [`printable`], so that their widths are those of what is shown.
 pub fn aligned(
     head: &[impl AsRef<str>],
     rows: &[impl AsRef<[String]>],
     is_left: impl Fn(usize) -> bool,
 ) -> String {
-    let head: Vec<&str> = head.iter().map(AsRef::as_ref).collect();
-    let rows = rows.iter().map(|row| row.as_ref().iter().map(String::as_str).collect());
-    let mut lines: Vec<Vec<&str>> = std::iter::once(head).chain(rows).collect();
+    let head: Vec<Cow<'_, str>> = head.iter().map(|name| printable(name.as_ref())).collect();
+    let rows = rows.iter().map(|row| row.as_ref().iter().map(|cell| printable(cell)).collect());
+    let mut lines: Vec<Vec<Cow<'_, str>>> = std::iter::once(head).chain(rows).collect();
     let num_columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width =
         |at: usize| lines.iter().filter_map(|line| Some(line.get(at)?.chars().count())).max();
@@ -304,9 +308,9 @@ pub fn aligned(
     if lines[0].is_empty() {
         lines.remove(0);
     } else {
-        lines.insert(1, rule.iter().map(String::as_str).collect());
+        lines.insert(1, rule.iter().map(|rule| Cow::from(rule.as_str())).collect());
     }
-    let set = |line: &Vec<&str>| {
+    let set = |line: &Vec<Cow<'_, str>>| {
         let cells =
             line.iter().zip(&widths).enumerate().map(|(at, (cell, width))| match is_left(at) {
                 true => format!("{cell:<width$}"),
@@ -322,24 +326,11 @@ pub fn or_dash(value: Option<f64>, decimals: usize) -> String {
     value.map_or("-".to_owned(), |value| format!("{value:.decimals$}"))
 }
 
-/// Text that is safe to print on a terminal. A name in a trace may hold any characters. Control characters,
-/// which can move the cursor or change colors, are written as escapes.
-pub fn printable(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c.is_control() {
-            true => out.extend(c.escape_default()),
-            false => out.push(c),
-        }
-    }
-    out
-}
-
 /// Text that is safe in a line or a table cell of Markdown: it cannot start HTML, another cell or another
 /// line.
 pub(crate) fn plain_markdown(text: &str) -> String {
-    let text = printable(&text.replace(['\n', '\r'], " "));
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('|', "\\|")
+    let line = text.replace(['\n', '\r'], " ");
+    printable(&line).replace('&', "&amp;").replace('<', "&lt;").replace('|', "\\|")
 }
 
 /// A count with its noun: `one` if the count is 1, `several` for any other count.

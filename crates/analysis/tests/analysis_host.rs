@@ -2,11 +2,17 @@
 
 mod common;
 
+use std::path::PathBuf;
+
 use common::{MAIN, NCCL, OTHER, rank};
 use paceline_analysis::hta::{
     AnalysisError, Change, KernelKind, Kind, Options, Part, RankAnalysis, Side, Source, StepChoice,
     Verdict, analyze, diff,
 };
+use paceline_analysis::ranks::across_ranks;
+use paceline_analysis::read::{Select, find, open};
+use paceline_analysis::report::panels::{About, of_analysis};
+use paceline_analysis::timeline::{LaneId, LaneInfo, Operator, TimeRange, Timeline};
 
 fn one(build: common::Build) -> RankAnalysis {
     analyze(&[build.timeline], &Options::default()).unwrap().ranks.remove(0)
@@ -114,6 +120,70 @@ fn the_parts_of_a_step_add_up() {
     assert_eq!(exposed, [60_000, 0]);
     assert_eq!((anatomy.step_mean_ns, anatomy.exposed_mean_ns), (110_000.0, 30_000.0));
     assert_eq!(anatomy.mean_ns[1], (Forward, 20_000.0));
+}
+
+/// The traces of two ranks of PyTorch on a CPU.
+fn torch() -> Vec<Timeline> {
+    let folder = PathBuf::from("tests/fixtures/torch_cpu");
+    let window = find(&[folder], Select::Latest).unwrap().remove(0);
+    let open = |file: &paceline_analysis::read::TraceFile| open(&file.path).unwrap();
+    window.files.iter().map(open).collect()
+}
+
+/// Moves what autograd runs to a thread of its own.
+fn on_own_thread(mut timeline: Timeline) -> Timeline {
+    let own = LaneId(timeline.lanes.len() as u32);
+    timeline.lanes.push(LaneInfo { pid: "1".into(), tid: "autograd".into(), name: None });
+    let names = &timeline.names;
+    let is_function =
+        |of: &&Operator| names.text(of.name).starts_with("autograd::engine::evaluate_function");
+    let functions: Vec<TimeRange> =
+        timeline.operators.iter().filter(is_function).map(|of| of.time).collect();
+    assert!(functions.len() > 10, "{}", functions.len());
+    for operator in &mut timeline.operators {
+        let (start_ns, end_ns) = (operator.time.start_ns, operator.time.end_ns());
+        if functions.iter().any(|of| of.start_ns <= start_ns && end_ns <= of.end_ns()) {
+            operator.lane = own;
+        }
+    }
+    timeline
+}
+
+#[test]
+fn the_backward_pass_of_pytorch_is_a_part_of_the_step_on_any_thread() {
+    let own: Vec<Timeline> = torch().into_iter().map(on_own_thread).collect();
+    for timelines in [torch(), own] {
+        let analysis = analyze(&timelines, &Options::default()).unwrap();
+        for rank in &analysis.ranks {
+            let anatomy = rank.anatomy.as_ref().unwrap();
+            let share = |part: Part| {
+                let of_part = anatomy.mean_ns.iter().find(|of| of.0 == part);
+                of_part.map_or(0.0, |of| of.1) / anatomy.step_mean_ns
+            };
+            // What is left is Python, between the loss and the optimizer.
+            assert!(
+                share(Part::Backward) > 0.25 && share(Part::Rest) < 0.1,
+                "{:?}",
+                anatomy.mean_ns
+            );
+            assert!(share(Part::Exposed) > 0.05, "{:?}", anatomy.mean_ns);
+        }
+        let across = across_ranks(&timelines, &Options::default());
+        let has = |name: &str| {
+            let parts = across.path.ranks.iter().flat_map(|rank| &rank.parts);
+            parts.filter(|part| part.0 == name).map(|part| part.1).sum::<i64>()
+        };
+        assert!(has("backward") > 3 * has("host"), "{} {}", has("backward"), has("host"));
+        let advice = across.path.headline().unwrap();
+        assert!(!advice.contains("host"), "{advice}");
+        let about = About::default();
+        let report = of_analysis(&analysis, Some(&across), &timelines, about);
+        let said = report
+            .notes
+            .iter()
+            .filter(|note| note.text.contains("causes of idle time are left out"));
+        assert_eq!(said.count(), 1, "{:?}", report.notes);
+    }
 }
 
 #[test]

@@ -199,11 +199,13 @@ fn what_cannot_be_found_is_said() {
     assert_eq!(
         refused(&[&place]),
         format!(
-            "No trace files found. (Looked in {} for files that end in .pt.trace.json or .pt.trace.json.gz.)",
+            "No trace files found. (Looked in {} for files that end in .json or .json.gz and hold \"traceEvents\".)",
             place.display()
         )
     );
     let nobody = put(&place, "host_17.pt.trace.json", "{\"traceEvents\": []}");
+    assert_eq!(found(&place, Select::All)[0].files[0].rank, 0);
+    put(&place, "host_18.pt.trace.json", "{\"traceEvents\": []}");
     let message = refused(&[&place]);
     assert!(
         message.starts_with(&format!("{} does not say which rank", nobody.display())),

@@ -165,6 +165,7 @@ impl FlightRecorder {
 
     fn say(&self, line: String) {
         // A closed standard error must not stop the communication.
+        let line = paceline_files::printable_lines(&line);
         let _ = writeln!(std::io::stderr().lock(), "comm: {line}");
     }
 }

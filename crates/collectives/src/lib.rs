@@ -198,6 +198,7 @@
 //! the run, which never travels, only keeps strangers out. After a failure, a group cannot go on with the ranks that are left.
 
 #![deny(missing_docs)]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod call;
 mod clock;

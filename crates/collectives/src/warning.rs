@@ -7,5 +7,6 @@
 /// Writes one line to standard error. A closed standard error is not treated as a failure.
 pub(crate) fn warn(message: &str) {
     use std::io::Write;
+    let message = paceline_files::printable_lines(message);
     let _ = writeln!(std::io::stderr(), "paceline-collectives: {message}");
 }

@@ -89,6 +89,7 @@
 //! # Ok::<(), paceline_data::DataError>(())
 //! ```
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod batch;
 mod cifar10;

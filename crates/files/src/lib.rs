@@ -12,8 +12,15 @@
 //! Links to files that are only read are followed: caches of model files and shared data sets consist of them. Links above
 //! the last part of a path are followed always.
 //!
+//! What others wrote is also shown in one way: [`printable`] and its like, which let no name command a terminal.
+//!
 //! This crate does not know what the files hold.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
+mod printable;
+
+pub use printable::{printable, printable_lines, printable_piece};
 
 use std::fs::File;
 use std::io::{self, Read};

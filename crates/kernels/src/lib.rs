@@ -16,6 +16,7 @@
 //!
 //! Layouts: images are NHWC (batch, height, width, channels); convolution weights are (kernel
 //! height, kernel width, channels in, channels out); linear weights are (out, in).
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod attention;
 pub mod batch_norm;

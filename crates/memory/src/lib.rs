@@ -6,6 +6,7 @@
 //! error and never a data race. Work that runs in the background keeps its claims until its [`Event`] has come.
 //!
 //! This crate knows nothing of arithmetic, layers or ranks.
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod account;
 mod allocator;

@@ -53,6 +53,7 @@
 //! # Ok::<(), paceline_model::ModelError>(())
 //! ```
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 #[doc(hidden)]
 pub mod fuzzing;

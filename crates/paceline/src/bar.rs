@@ -9,6 +9,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use paceline_files::printable;
+
 use crate::screen::ERASE;
 use crate::streams::{self, Stream};
 use crate::text::thousands;
@@ -37,25 +39,28 @@ pub struct Progress {
 impl Progress {
     /// The line, with fewer than `width` characters unless the terminal is too narrow for the first fact alone.
     fn line(&self, width: usize) -> String {
+        // Names may be those of files.
+        let name = printable(&self.name);
+        let all: Vec<_> = self.facts.iter().map(|fact| printable(fact)).collect();
         let room = width.saturating_sub(1);
         let length = |text: &str| text.chars().count();
-        let facts = |count: usize| self.facts[..count].join(", ");
+        let facts = |count: usize| all[..count].join(", ");
         // The facts go one after the other, but the first two are worth more than the name.
         let named = (self.facts.len().min(2)..=self.facts.len())
             .rev()
-            .map(|count| format!("{} {}", self.name, facts(count)));
+            .map(|count| format!("{name} {}", facts(count)));
         let bare = (0..=self.facts.len().min(2)).rev().map(facts);
         let mut lines = named.chain(bare);
         let Some(line) = lines.find(|line| length(line) <= room) else { return String::new() };
         let left = room.saturating_sub(length(&line));
         // The brackets and a space.
         let num_cells = left.saturating_sub(3).min(MAX_CELLS);
-        match line.strip_prefix(&self.name) {
+        match line.strip_prefix(&*name) {
             Some(rest) if num_cells >= MIN_CELLS && self.of > 0 => {
                 let full = (self.done.min(self.of) as u128 * num_cells as u128
                     / u128::from(self.of)) as usize;
                 let cells = "#".repeat(full) + &"-".repeat(num_cells - full);
-                format!("{} [{cells}]{rest}", self.name)
+                format!("{name} [{cells}]{rest}")
             }
             _ => line,
         }

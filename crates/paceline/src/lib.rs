@@ -22,6 +22,7 @@
 //!
 //! Start reading at [`run::trainer`], which holds the training loop from top to bottom.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod analyze;
 pub mod bench;

@@ -5,6 +5,10 @@
 //! training. After [`never_wait`] the text goes to a buffer, and a thread writes it. When the buffer is full, lines are
 //! dropped, and a line that says how many takes their place.
 //!
+//! A line may hold names that others chose, in files, paths and command lines, so each is made printable here. What commands
+//! the terminal (a progress bar) and what a user's own program writes go the other way, [`Stream::bytes`] and
+//! [`Stream::piece`].
+//!
 //! This module does not know what is printed.
 
 use std::collections::VecDeque;
@@ -15,8 +19,10 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use paceline_analysis::fitted::wrapped;
+use paceline_files::{printable_lines, printable_piece};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use rustix::termios::isatty;
 
 use crate::failure::EXIT_RUN;
 use crate::screen;
@@ -185,13 +191,14 @@ impl Stream {
     pub fn line(&self, text: &str) {
         let width = self.target.with_fd(screen::width_of_text);
         match width {
-            Some(width) => self.unbroken(&wrapped(text, width)),
+            Some(width) => self.unbroken(&wrapped(&printable_lines(text), width)),
             None => self.unbroken(text),
         }
     }
 
-    /// Writes a line as it is. It takes the place of a progress bar.
+    /// Writes a line, however long. It takes the place of a progress bar.
     pub fn unbroken(&self, text: &str) {
+        let text = printable_lines(text);
         let erase = self.erasure();
         let mut state = self.lock();
         let end = if state.open.take().is_some() { "\n" } else { "" };
@@ -204,7 +211,14 @@ impl Stream {
         if is_needed { screen::ERASE } else { "" }
     }
 
-    /// Writes bytes as they are.
+    /// Writes a part of a text that a model makes. Elsewhere than on a terminal it is data, and stays as it is.
+    pub fn part(&self, text: &str) {
+        let is_terminal = self.target.with_fd(|fd| isatty(fd));
+        let text = if is_terminal { printable_piece(text) } else { text.into() };
+        self.add(self.lock(), text.into_owned().into_bytes());
+    }
+
+    /// Writes bytes as they are, such as those that move the cursor.
     pub fn bytes(&self, bytes: Vec<u8>) {
         self.add(self.lock(), bytes);
     }

@@ -10,7 +10,7 @@ use paceline_analysis::read::{ReadError, Select, Window, find};
 use crate::cli::trace::{MergeArgs, TraceCommand};
 use crate::disk::Disk;
 use crate::outputs::{check_file, write_whole};
-use crate::text::plural;
+use crate::text::{plural, say};
 use crate::{Failure, Result};
 
 /// The warning that is printed before the list of ranks whose traces do not overlap in time with the
@@ -52,8 +52,8 @@ fn merge_command(args: &MergeArgs) -> Result<u8> {
             MergeError::Write(error) => Failure::io(format!("cannot write {output}"), error),
             error => Failure::Run(error.to_string()),
         })?;
-    print!("{}", told(&window, &merged));
-    println!("Written: {output} (open it in ui.perfetto.dev)");
+    say(told(&window, &merged).trim_end());
+    say(&format!("Written: {output} (open it in ui.perfetto.dev)"));
     Ok(0)
 }
 

@@ -120,6 +120,74 @@ fn windows_files_and_steps_are_chosen() {
 }
 
 #[test]
+fn a_trace_of_any_name_alone_is_of_rank_0() {
+    let sandbox = Sandbox::new();
+    let mut alone = trace(0, 1, Training::Ddp, 1.0);
+    alone.as_object_mut().unwrap().remove("distributedInfo");
+    let text = alone.to_string();
+    sandbox.write("traces/my run/step.of.mine.json.gz", &gzip(text.as_bytes()));
+    // Other JSON in the folder is no trace.
+    for (name, other) in
+        [("config.json", "{\"model\": 1}"), ("rows.json", "[{\"op\": 1}]"), ("x.json", "no")]
+    {
+        sandbox.write(&format!("traces/{name}"), other.as_bytes());
+    }
+    let run = paceline(&sandbox, "analyze traces").ok();
+    let words = run.stdout.lines().nth(1).unwrap();
+    assert!(words.starts_with("1 rank ") && !words.contains("profiled"), "{words}");
+    let summary = json(&sandbox.path("reports/summary.json"));
+    assert_eq!(summary["tables"]["summary"]["rows"][0]["rank"], 0);
+    // A time in the name is said, and is no rank.
+    sandbox.write("dated/host_17.1769860800000.json", text.as_bytes());
+    let run = paceline(&sandbox, "analyze dated").ok();
+    assert!(run.stdout.contains("profiled 2026-01-31 "), "{}", run.stdout);
+    sandbox.write("dated/host_17.1769860900000.json", text.as_bytes());
+    paceline(&sandbox, "analyze dated --select all --output all").ok();
+    assert_eq!(names(&sandbox, "all"), ["run_0_1769860800000", "run_1_1769860900000"]);
+}
+
+#[test]
+fn reports_of_two_traces_share_no_name() {
+    let sandbox = Sandbox::new();
+    for (name, scale) in [("x/a", 1.0), ("x/b", 2.0), ("y/a", 3.0), ("x/deep/a", 4.0)] {
+        let text = trace(0, 1, Training::Ddp, scale).to_string();
+        sandbox.write(&format!("{name}.json"), text.as_bytes());
+    }
+    let time = |report: &str| {
+        let summary = json(&sandbox.path(&format!("{report}/summary.json")));
+        summary["tables"]["summary"]["rows"][0]["all_reduce_time_us"].as_f64().unwrap() / 1800.0
+    };
+    // Twice, because a report of the same trace is replaced.
+    for _ in 0..2 {
+        for (place, report, scale) in [
+            ("x/a.json", "reports/a", 1.0),
+            ("x/b.json", "reports/b", 2.0),
+            ("y/a.json", "reports/a-2", 3.0),
+            ("x/deep", "reports/deep", 4.0),
+            ("x/deep/a.json", "reports/deep/a", 4.0),
+        ] {
+            let run = paceline(&sandbox, &format!("analyze {place}")).ok();
+            assert!(
+                run.stdout.contains(&format!("Report: {report}/summary.html")),
+                "{}",
+                run.stdout
+            );
+            assert_eq!(time(report), scale, "{place}");
+        }
+        for (pair, report) in [
+            ("x/a.json x/b.json", "a-b"),
+            ("y/a.json x/b.json", "a-b-2"),
+            ("x/b.json x/a.json", "b-a"),
+        ] {
+            let run = paceline(&sandbox, &format!("analyze diff {pair}")).ok();
+            let report = format!("Report: reports/diff/{report}/diff.html");
+            assert!(run.stdout.contains(&report), "{}", run.stdout);
+        }
+    }
+    assert_eq!([time("reports/a"), time("reports/b"), time("reports/a-2")], [1.0, 2.0, 3.0]);
+}
+
+#[test]
 fn what_is_missing_is_said() {
     let sandbox = Sandbox::new();
     write_traces(&sandbox, "profile/ddp", 3, Training::Ddp);
@@ -150,7 +218,9 @@ fn bad_traces() {
 
     let mut no_rank = trace(0, 2, Training::Ddp, 1.0);
     no_rank.as_object_mut().unwrap().remove("distributedInfo");
-    sandbox.write("no_rank/a.pt.trace.json", no_rank.to_string().as_bytes());
+    for name in ["a", "b"] {
+        sandbox.write(&format!("no_rank/{name}.pt.trace.json"), no_rank.to_string().as_bytes());
+    }
     fails(&sandbox, "analyze no_rank", &["no_rank/a.pt.trace.json", "which rank"]);
 
     let text = trace(0, 1, Training::Ddp, 1.0).to_string();
@@ -190,7 +260,7 @@ fn names_in_traces_command_nothing() {
     // A file in the current folder is its own title.
     let run = paceline(&sandbox, "analyze --trace-files a.pt.trace.json").ok();
     assert!(run.stdout.starts_with("a.pt.trace.json\n"), "{}", run.stdout);
-    let page = fs::read_to_string(sandbox.path("reports/summary.html")).unwrap();
+    let page = fs::read_to_string(sandbox.path("reports/a/summary.html")).unwrap();
     assert!(page.contains("<title>a.pt.trace.json</title>"));
     write_traces(&sandbox, "b", 1, Training::Ddp);
     let diff = paceline(&sandbox, "analyze diff a.pt.trace.json b").ok();
@@ -198,7 +268,7 @@ fn names_in_traces_command_nothing() {
         assert!(said.contains("\\u{1b}[31m<img"), "{said}");
         assert!(!said.contains(|c: char| c.is_control() && c != '\n'), "{said}");
     }
-    for file in ["reports/summary.md", "reports/diff/run-b/diff.md"] {
+    for file in ["reports/a/summary.md", "reports/diff/a-b/diff.md"] {
         let markdown = fs::read_to_string(sandbox.path(file)).unwrap();
         assert!(markdown.contains("&lt;img src=x>\\|"), "{markdown}");
         assert!(!markdown.contains("<img") && !markdown.contains('\u{1b}'), "{markdown}");

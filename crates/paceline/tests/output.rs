@@ -3,7 +3,9 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
 
+use common::traces::{Training, write_traces};
 use common::{Run, Running, Sandbox, signal};
 use rustix::process::Signal;
 
@@ -76,6 +78,38 @@ fn a_reader_that_is_stuck_keeps_nobody_from_ending() {
     let running = unread(&sandbox);
     signal(running.id(), Signal::TERM);
     assert_eq!(running.end_unread(), Some(143));
+}
+
+/// A pipe whose reader has gone.
+fn deserted() -> std::io::PipeWriter {
+    std::io::pipe().unwrap().1
+}
+
+#[test]
+fn a_reader_that_has_gone_ends_no_command() {
+    let sandbox = Sandbox::new();
+    write_traces(&sandbox, "profile/ddp", 2, Training::Ddp);
+    for line in [
+        "trace merge profile/ddp -o merged.json",
+        "analyze profile/ddp",
+        "links --model cnn",
+        "train --help",
+        "launch -n 2 -- echo text",
+        "launch --nnodes 1 --master-port 29500 -n 1 -- true",
+    ] {
+        let run = |closed: fn(&mut Command)| {
+            let _ = std::fs::remove_file(sandbox.path("merged.json"));
+            let mut command = sandbox.paceline();
+            command.args(line.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            closed(&mut command);
+            Run::wait(command.spawn().unwrap())
+        };
+        let out = run(|command| drop(command.stdout(deserted())));
+        assert_eq!(out.code, Some(0), "{line}: {out:#?}");
+        assert!(!out.stderr.contains("panicked"), "{line}: {out:#?}");
+        let err = run(|command| drop(command.stderr(deserted())));
+        assert_eq!(err.code, Some(0), "{line}: {err:#?}");
+    }
 }
 
 #[test]

@@ -63,8 +63,10 @@ fn what_cannot_be_merged_is_named() {
     failed(&["nowhere"], "nowhere");
     sandbox.write("rank_0.json", b"{\"traceEvents\": [");
     failed(&["rank_0.json"], "rank_0.json");
-    sandbox.write("some.json", b"{\"traceEvents\": []}");
-    failed(&["some.json"], "some.json does not say which rank it is of");
+    for name in ["some.json", "other.json"] {
+        sandbox.write(name, b"{\"traceEvents\": []}");
+    }
+    failed(&["some.json", "other.json"], "some.json does not say which rank it is of");
     merge(&sandbox, &[]).refused(&["required"]);
     merge(&sandbox, &["empty", "-o", "empty"]).refused(&["--output empty is a folder"]);
     merge(&sandbox, &["empty", "-o", "none/all.json.gz"]).refused(&["its folder does not exist"]);

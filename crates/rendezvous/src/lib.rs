@@ -35,6 +35,7 @@
 //! ```
 
 #![deny(missing_docs)]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 #![forbid(unsafe_code)]
 
 mod address;

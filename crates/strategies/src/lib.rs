@@ -24,6 +24,7 @@
 //! [`Join`] works with every strategy, for ranks with different numbers of batches. [`clip_grad_norm`] works
 //! with the strategies whose ranks have the same gradients.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod grad_norm;
 

@@ -7,6 +7,7 @@
 //! All times are nanoseconds of `CLOCK_MONOTONIC`, which every process of a host shares. Spans of different
 //! ranks of one host therefore lie on one time line.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod clock;
 mod interval;

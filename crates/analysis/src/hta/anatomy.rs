@@ -7,6 +7,7 @@ use super::kernels::KernelKind;
 use super::nesting::{Nested, innermost};
 use super::options::rounded;
 use super::work::Work;
+use crate::backward;
 use crate::timeline::Timeline;
 use paceline_trace::{IntervalSet, Span};
 
@@ -21,7 +22,7 @@ pub enum Part {
     Backward,
     /// Making the gradients equal on all ranks, during or after the backward pass.
     GradSync,
-    /// The thread was blocked on communication, if the program records that.
+    /// The thread was blocked on communication, if the program records that, or at the end of PyTorch's backward pass.
     Exposed,
     /// Reducing each gradient to the rank that owns it.
     ReduceScatter,
@@ -157,7 +158,7 @@ impl Anatomy {
     }
 }
 
-/// The chosen steps as [`Part::Rest`], and the named spans of the thread that runs the steps, cut at the
+/// The chosen steps as [`Part::Rest`], and the named spans and backward passes of the thread that runs the steps, cut at the
 /// boundaries of steps.
 fn spans(work: &Work) -> Vec<Nested<Part>> {
     let timeline = work.timeline;
@@ -168,12 +169,15 @@ fn spans(work: &Work) -> Vec<Nested<Part>> {
         let (start_ns, end_ns) = (step.time.start_ns, step.time.end_ns());
         spans.push(Nested { start_ns, end_ns, what: Part::Rest });
     }
-    for annotation in &timeline.annotations {
-        let Some(part) = parts[annotation.name.0 as usize] else { continue };
-        if annotation.is_device || Some(annotation.lane) != main {
-            continue;
-        }
-        let time = rounded(annotation.time, work.options.rounding);
+    let named = timeline.annotations.iter().filter_map(|annotation| {
+        let is_here = !annotation.is_device && Some(annotation.lane) == main;
+        Some((parts[annotation.name.0 as usize].filter(|_| is_here)?, annotation.time))
+    });
+    let passes = backward::passes(timeline);
+    let passes =
+        passes.iter().flat_map(|pass| [(Part::Backward, pass.time), (Part::Exposed, pass.wait)]);
+    for (part, time) in named.chain(passes) {
+        let time = rounded(time, work.options.rounding);
         let (start_ns, end_ns) = (time.start_ns, time.end_ns());
         let steps = &work.steps.chosen;
         let first = steps.partition_point(|step| step.time.end_ns() <= start_ns);

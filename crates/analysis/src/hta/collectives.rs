@@ -124,7 +124,7 @@ pub fn kind_of(name: &str) -> Option<CollectiveKind> {
 }
 
 /// The library that wrote an annotation on its own thread, such as `gloo` for `gloo:all_reduce`.
-pub(super) fn backend_of(annotation: &str) -> Option<&str> {
+pub(crate) fn backend_of(annotation: &str) -> Option<&str> {
     let (backend, operation) = annotation.split_once(':')?;
     let is_known = ["gloo", "nccl", "mpi", "ucc", "xccl", "hccl"].contains(&backend);
     (is_known && !operation.starts_with(':')).then_some(backend)

@@ -2,7 +2,7 @@
 
 /// A span, and what it stands for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Nested<T> {
+pub(crate) struct Nested<T> {
     pub start_ns: i64,
     pub end_ns: i64,
     pub what: T,
@@ -11,7 +11,7 @@ pub(super) struct Nested<T> {
 /// Cuts the time that `spans` cover into pieces and passes them to `emit` in order of time. A piece belongs
 /// to the span that started last among those still open. If two spans start together, the longer one is the
 /// outer one. A span may end after the span in which it started; it keeps the time until its own end.
-pub(super) fn innermost<T: Copy>(spans: &mut [Nested<T>], mut emit: impl FnMut(Nested<T>)) {
+pub(crate) fn innermost<T: Copy>(spans: &mut [Nested<T>], mut emit: impl FnMut(Nested<T>)) {
     spans.sort_by_key(|span| (span.start_ns, std::cmp::Reverse(span.end_ns)));
     let mut open: Vec<Nested<T>> = Vec::new();
     let mut at_ns = i64::MIN;

@@ -12,6 +12,7 @@ mod draw;
 mod legend;
 mod line;
 
+use paceline_files::printable;
 use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
 
@@ -54,13 +55,13 @@ impl fmt::Debug for PlotError {
 impl LineChart {
     /// The chart as an SVG. The only font name in it is the generic `sans-serif`.
     pub fn svg(&self) -> Result<String, PlotError> {
-        self.prepare()?;
+        let shown = self.prepare()?;
         let large = (SIZE.0 * OVERSAMPLING, SIZE.1 * OVERSAMPLING);
         let mut text = String::new();
         {
             let area = SVGBackend::with_string(&mut text, large).into_drawing_area();
             let medium = draw::Medium { k: OVERSAMPLING as i32, is_bitmap: false };
-            draw::chart(&area, self, medium).map_err(|error| self.failed(error))?;
+            draw::chart(&area, &shown, medium).map_err(|error| self.failed(error))?;
             area.present().map_err(|error| self.failed(error))?;
         }
         // The view box keeps the coordinates; only the size at which the chart is shown changes.
@@ -70,13 +71,13 @@ impl LineChart {
 
     /// The chart as a PNG.
     pub fn png(&self) -> Result<Vec<u8>, PlotError> {
-        self.prepare()?;
+        let shown = self.prepare()?;
         let large = (SIZE.0 * OVERSAMPLING, SIZE.1 * OVERSAMPLING);
         let mut pixels = vec![0; 3 * (large.0 * large.1) as usize];
         {
             let area = BitMapBackend::with_buffer(&mut pixels, large).into_drawing_area();
             let medium = draw::Medium { k: OVERSAMPLING as i32, is_bitmap: true };
-            draw::chart(&area, self, medium).map_err(|error| self.failed(error))?;
+            draw::chart(&area, &shown, medium).map_err(|error| self.failed(error))?;
             area.present().map_err(|error| self.failed(error))?;
         }
         let mut bytes = Vec::new();
@@ -89,13 +90,19 @@ impl LineChart {
         Ok(bytes)
     }
 
-    /// Checks that there is something to draw, and registers the font.
-    fn prepare(&self) -> Result<(), PlotError> {
+    /// Checks that there is something to draw, and registers the font. Returns the chart with texts that can be drawn: names
+    /// may hold anything.
+    fn prepare(&self) -> Result<Self, PlotError> {
         if self.series.iter().all(|series| self.drawable(series).next().is_none()) {
             return Err(PlotError::Empty { title: self.title.clone() });
         }
         register_font("sans-serif", FontStyle::Normal, FONT)
-            .map_err(|_| self.failed("the font is not understood"))
+            .map_err(|_| self.failed("the font is not understood"))?;
+        let mut shown = self.clone();
+        let texts = [&mut shown.title, &mut shown.subtitle, &mut shown.x.label, &mut shown.y.label];
+        let names = shown.series.iter_mut().map(|series| &mut series.name);
+        texts.into_iter().chain(names).for_each(|text| *text = printable(text).into_owned());
+        Ok(shown)
     }
 
     fn failed(&self, reason: impl std::fmt::Display) -> PlotError {
@@ -212,6 +219,20 @@ mod tests {
         let width = SIZE.0 as usize;
         let at_edge = |row: &[u8]| row[3 * (width - 6)..].iter().any(|part| *part < 200);
         assert!(!pixels.chunks(3 * width).any(at_edge), "something is drawn at the edge");
+    }
+
+    #[test]
+    fn names_break_no_drawing() {
+        let mut chart = chart(vec![(1e3, 12.0), (1e6, 900.0)]);
+        chart.title = "a\u{1b}[31m\u{202e}b".to_owned();
+        chart.subtitle = "a\0b".to_owned();
+        chart.series[0].name = "lr=\u{7}\u{2067}1 <x>".to_owned();
+        let svg = chart.svg().unwrap();
+        assert_eq!(svg, paceline_files::printable_lines(&svg), "all of it can be seen");
+        for shown in ["a\\u{1b}[31m\\u{202e}b", "a\\u{0}b", "lr=\\u{7}\\u{2067}1 &lt;x&gt;"] {
+            assert!(svg.contains(shown), "no {shown} in {svg}");
+        }
+        chart.png().unwrap();
     }
 
     #[test]

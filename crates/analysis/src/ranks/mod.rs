@@ -15,7 +15,7 @@ mod path;
 mod stragglers;
 
 #[cfg(test)]
-mod sample;
+pub(crate) mod sample;
 
 pub use clock::{ClockSource, Clocks, RankClock, align};
 pub use matched::{Arrival, MatchedCollective, MatchedCollectives, WaitSource, match_collectives};

@@ -7,55 +7,55 @@ use crate::timeline::{
 };
 
 /// Analyzes all ranks together with the default options.
-pub(super) fn across(timelines: &[Timeline]) -> AcrossRanks {
+pub(crate) fn across(timelines: &[Timeline]) -> AcrossRanks {
     across_ranks(timelines, &Options::default())
 }
 
 /// The time range from a start to an end.
-pub(super) fn time_range(start_us: i64, end_us: i64) -> TimeRange {
+pub(crate) fn time_range(start_us: i64, end_us: i64) -> TimeRange {
     TimeRange { start_ns: start_us * 1000, dur_ns: (end_us - start_us) * 1000 }
 }
 
 /// A timeline with three rows of events: the host, the computation and the communication.
-pub(super) fn timeline(rank: usize) -> Timeline {
+pub(crate) fn timeline(rank: usize) -> Timeline {
     let lane = |tid: &str| LaneInfo { pid: "1".into(), tid: tid.into(), name: None };
     let lanes = ["1", "7", "20"].map(lane).to_vec();
     Timeline { rank: Some(rank), lanes, ..Timeline::default() }
 }
 
 impl Timeline {
-    pub(super) fn step(self, number: u64, start_us: i64, end_us: i64) -> Self {
+    pub(crate) fn step(self, number: u64, start_us: i64, end_us: i64) -> Self {
         self.phase(&format!("ProfilerStep#{number}"), start_us, end_us)
     }
 
-    pub(super) fn phase(mut self, name: &str, start_us: i64, end_us: i64) -> Self {
+    pub(crate) fn phase(mut self, name: &str, start_us: i64, end_us: i64) -> Self {
         let (name, time) = (self.names.intern(name), time_range(start_us, end_us));
         self.annotations.push(Annotation { name, time, lane: LaneId(0), is_device: false });
         self
     }
 
-    pub(super) fn operator(mut self, name: &str, start_us: i64, end_us: i64) -> Self {
+    pub(crate) fn operator(mut self, name: &str, start_us: i64, end_us: i64) -> Self {
         let (name, time) = (self.names.intern(name), time_range(start_us, end_us));
         self.operators.push(Operator { name, time, lane: LaneId(0), collective: None });
         self
     }
 
-    pub(super) fn compute(mut self, name: &str, start_us: i64, end_us: i64) -> Self {
+    pub(crate) fn compute(mut self, name: &str, start_us: i64, end_us: i64) -> Self {
         self.kernel(name, time_range(start_us, end_us), LaneId(1), None);
         self
     }
 
     /// A collective without a sequence number.
-    pub(super) fn call(self, start_us: i64, end_us: i64) -> Self {
+    pub(crate) fn call(self, start_us: i64, end_us: i64) -> Self {
         self.said(start_us, end_us, Collective::default())
     }
 
     /// A collective with a sequence number.
-    pub(super) fn all_reduce(self, seq: u64, start_us: i64, end_us: i64) -> Self {
+    pub(crate) fn all_reduce(self, seq: u64, start_us: i64, end_us: i64) -> Self {
         self.said(start_us, end_us, Collective { seq: Some(seq), ..Collective::default() })
     }
 
-    pub(super) fn said(mut self, start_us: i64, end_us: i64, said: Collective) -> Self {
+    pub(crate) fn said(mut self, start_us: i64, end_us: i64, said: Collective) -> Self {
         let collective = self.collectives.len() as u32;
         let (name, group) = ("all_reduce".into(), Some("world".into()));
         self.collectives.push(Collective { name, group, ..said });
@@ -80,7 +80,7 @@ impl Timeline {
 
     /// The same trace on a clock that is `ahead_us` ahead at zero and gains `drift_ppm` microseconds per
     /// second.
-    pub(super) fn by_clock(mut self, ahead_us: i64, drift_ppm: i64) -> Self {
+    pub(crate) fn by_clock(mut self, ahead_us: i64, drift_ppm: i64) -> Self {
         let read = |at_ns: i64| at_ns + ahead_us * 1000 + at_ns * drift_ppm / 1_000_000;
         let shift = |time: &mut TimeRange| {
             let end_ns = read(time.end_ns());

@@ -11,17 +11,17 @@ use crate::json::JsonError;
 pub enum ReadError {
     /// A folder has no traces.
     #[error(
-        "No trace files found. (Looked in {} for files that end in .pt.trace.json or .pt.trace.json.gz.)",
+        "No trace files found. (Looked in {} for files that end in .json or .json.gz and hold \"traceEvents\".)",
         place.display()
     )]
     NoFiles {
         /// The folder that was searched.
         place: PathBuf,
     },
-    /// Neither the file nor its path names the rank.
+    /// Neither the file nor its path names the rank, and it is not the only one.
     #[error(
         "{} does not say which rank it is of: it has no \"distributedInfo\" with a \"rank\", and its path has \
-         neither a folder rank_<n> nor a name that begins with worker_<n>.",
+         neither a folder rank_<n> nor a name that begins with worker_<n>. (only a trace that is alone needs neither)",
         path.display()
     )]
     NoRank {

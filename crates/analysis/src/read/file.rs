@@ -27,6 +27,17 @@ pub fn header(path: &Path) -> Result<Header, ReadError> {
     with_json(path, |input| Header::first(&mut Pull::new(input)))
 }
 
+/// Whether a file holds events, as a list of them or under the name that all profilers give it. A file that is no JSON, as
+/// far as it has to be read for that, holds none.
+pub(super) fn is_trace(path: &Path) -> Result<bool, ReadError> {
+    match with_json(path, |input| top::holds_events(&mut Pull::new(input))) {
+        Err(ReadError::Json { .. } | ReadError::NotGzip { .. } | ReadError::Empty { .. }) => {
+            Ok(false)
+        }
+        other => other,
+    }
+}
+
 /// Passes the JSON of a file to `read`. A compressed file is decompressed on a second thread at the same
 /// time.
 pub(crate) fn with_json<T>(

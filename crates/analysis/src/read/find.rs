@@ -1,7 +1,7 @@
 //! Finds the traces in folders or lists of files, and groups them by rank and profiling window.
 //!
 //! The layout is `profile/<choice>/rank_<r>/worker_<r>.<time>.pt.trace.json.gz`, which PyTorch's handler for
-//! TensorBoard writes too. A rank that was profiled several times has several files, which differ by the time
+//! TensorBoard writes too; files of other names are traces if they hold events. A rank that was profiled several times has several files, which differ by the time
 //! in their names. Several runs may leave their traces in the same folder. Traces that give the id of their
 //! run, as those of paceline do, never share a window with traces of another run. This module reads only the
 //! facts about the run from each file, and whether the last of several traces of a rank has work.
@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::work::has_work;
-use super::{Header, ReadError, header};
+use super::{Header, ReadError, header, is_trace};
 
 /// An upper limit for the number of ranks. A larger number in a file or path is considered wrong.
 pub(super) const MAX_RANKS: usize = 1 << 20;
@@ -35,7 +35,7 @@ pub enum Select {
 pub struct TraceFile {
     /// The path of the file.
     pub path: PathBuf,
-    /// From `distributedInfo`, or from the path if that is missing.
+    /// From `distributedInfo`, or from the path if that is missing. 0 if neither says it and all traces are of one process.
     pub rank: usize,
     /// From `distributedInfo`.
     pub world_size: Option<usize>,
@@ -43,7 +43,7 @@ pub struct TraceFile {
     pub backend: Option<String>,
     /// The id of its run, see [`Header::run_id`].
     pub run_id: Option<String>,
-    /// The time in the file name, as written there.
+    /// The time in the file name, as written there. `None` if the name has none.
     pub stamp: Option<String>,
 }
 
@@ -66,20 +66,20 @@ pub struct Window {
     pub left_out: Vec<PathBuf>,
 }
 
-/// Finds the traces at `places`. Folders are searched for files that end in `.pt.trace.json` or
-/// `.pt.trace.json.gz`. Files may have any name. If one of the places is a file, several traces of one rank
-/// are an error.
+/// Finds the traces at `places`. Folders are searched for files that end in `.pt.trace.json` or `.pt.trace.json.gz`. If a
+/// folder has none, its traces are all files that end in `.json` or `.json.gz` and hold events. A place that is a file may
+/// have any name. If one of the places is a file, several traces of one rank are an error.
 pub fn find(places: &[PathBuf], select: Select) -> Result<Vec<Window>, ReadError> {
     let (mut paths, mut are_named) = (Vec::new(), false);
     for place in places {
         let meta =
             fs::metadata(place).map_err(|source| ReadError::Io { path: place.clone(), source })?;
         if meta.is_dir() {
-            let before = paths.len();
-            search(place, MAX_FOLDERS, &mut paths)?;
-            if paths.len() == before {
+            let found = in_folder(place)?;
+            if found.is_empty() {
                 return Err(ReadError::NoFiles { place: place.clone() });
             }
+            paths.extend(found);
         } else {
             are_named = true;
             paths.push(place.clone());
@@ -91,8 +91,7 @@ pub fn find(places: &[PathBuf], select: Select) -> Result<Vec<Window>, ReadError
     paths.sort();
     paths.dedup();
     let mut ranks: BTreeMap<usize, Vec<TraceFile>> = BTreeMap::new();
-    for path in paths {
-        let file = identify(path)?;
+    for file in with_ranks(paths)? {
         ranks.entry(file.rank).or_default().push(file);
     }
     for (&rank, files) in &mut ranks {
@@ -180,9 +179,33 @@ pub(super) fn rank_of_path(path: &Path) -> Option<usize> {
     })
 }
 
-const SUFFIXES: [&str; 2] = [".pt.trace.json", ".pt.trace.json.gz"];
+/// How the names of traces end that profilers have named.
+const PROFILERS: [&str; 2] = [".pt.trace.json", ".pt.trace.json.gz"];
+/// How the names of all traces in folders end.
+const ENDINGS: [&str; 2] = [".json", ".json.gz"];
 
-/// Collects the traces of a folder and its subfolders.
+/// The traces of a folder and its subfolders.
+fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, ReadError> {
+    let mut all = Vec::new();
+    search(folder, MAX_FOLDERS, &mut all)?;
+    let ends = |path: &PathBuf, endings: [&str; 2]| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        endings.iter().any(|ending| name.ends_with(ending))
+    };
+    if all.iter().any(|path| ends(path, PROFILERS)) {
+        all.retain(|path| ends(path, PROFILERS));
+        return Ok(all);
+    }
+    let mut traces = Vec::new();
+    for path in all {
+        if is_trace(&path)? {
+            traces.push(path);
+        }
+    }
+    Ok(traces)
+}
+
+/// Collects the files of a folder and its subfolders that may be traces.
 fn search(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), ReadError> {
     let io = |source| ReadError::Io { path: folder.to_owned(), source };
     for entry in fs::read_dir(folder).map_err(io)? {
@@ -193,9 +216,7 @@ fn search(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), R
             if depth > 0 {
                 search(&path, depth - 1, found)?;
             }
-        } else if SUFFIXES
-            .iter()
-            .any(|suffix| entry.file_name().to_string_lossy().ends_with(suffix))
+        } else if ENDINGS.iter().any(|suffix| entry.file_name().to_string_lossy().ends_with(suffix))
         {
             found.push(path);
         }
@@ -203,24 +224,51 @@ fn search(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), R
     Ok(())
 }
 
-fn identify(path: PathBuf) -> Result<TraceFile, ReadError> {
-    let Header { rank, world_size, backend, run_id, absurd } = header(&path)?;
-    if let Some(claim) = absurd {
-        return Err(ReadError::Absurd { path, claim });
+/// What the traces say about themselves. The trace of a program without ranks, alone or with earlier ones of the same
+/// process, is of rank 0.
+fn with_ranks(paths: Vec<PathBuf>) -> Result<Vec<TraceFile>, ReadError> {
+    let mut files = Vec::new();
+    let mut nobody = None;
+    for path in paths {
+        let Header { rank, world_size, backend, run_id, absurd } = header(&path)?;
+        if let Some(claim) = absurd {
+            return Err(ReadError::Absurd { path, claim });
+        }
+        let rank = rank.or_else(|| rank_of_path(&path));
+        if rank.is_none() {
+            nobody.get_or_insert_with(|| path.clone());
+        }
+        let (rank, stamp) = (rank.unwrap_or(0), stamp_of(&path));
+        files.push(TraceFile { path, rank, world_size, backend, run_id, stamp });
     }
-    let Some(rank) = rank.or_else(|| rank_of_path(&path)) else {
-        return Err(ReadError::NoRank { path });
+    let is_alone = || {
+        // The handler of PyTorch's profiler names files by host and process, and then by the time.
+        let process = |file: &TraceFile| {
+            let name = file.path.to_str()?;
+            Some(name.rsplit_once(file.stamp.as_deref()?)?.0.to_owned())
+        };
+        files
+            .windows(2)
+            .all(|pair| process(&pair[0]).is_some_and(|of| process(&pair[1]) == Some(of)))
     };
-    let stamp = stamp_of(&path);
-    Ok(TraceFile { path, rank, world_size, backend, run_id, stamp })
+    match nobody {
+        Some(path) if !is_alone() => Err(ReadError::NoRank { path }),
+        _ => Ok(files),
+    }
 }
 
-/// The time in a file name: the text between the last dot before `.pt.trace.json` and that suffix.
-fn stamp_of(path: &Path) -> Option<String> {
+/// The name of a trace without what all names of traces end with.
+pub fn stem(path: &Path) -> Option<&str> {
     let name = path.file_name()?.to_str()?;
-    let stem = SUFFIXES.iter().find_map(|suffix| name.strip_suffix(suffix))?;
-    let (_, stamp) = stem.rsplit_once('.')?;
-    Some(stamp.to_owned())
+    PROFILERS.iter().chain(&ENDINGS).find_map(|ending| name.strip_suffix(ending))
+}
+
+/// The time in a file name: what follows the last dot before the ending, if it looks like one.
+fn stamp_of(path: &Path) -> Option<String> {
+    let (_, stamp) = stem(path)?.rsplit_once('.')?;
+    let is_time = stamp.starts_with(|c: char| c.is_ascii_digit())
+        && stamp.chars().all(|c| c.is_ascii_digit() || "TZ-_:+".contains(c));
+    is_time.then(|| stamp.to_owned())
 }
 
 type Order<'a> = (Option<(usize, &'a str)>, &'a Path);

@@ -16,7 +16,8 @@ mod work;
 
 pub use error::ReadError;
 pub(crate) use event::Event;
+use file::is_trace;
 pub(crate) use file::with_json;
 pub use file::{header, open};
-pub use find::{Select, TraceFile, Window, find};
+pub use find::{Select, TraceFile, Window, find, stem};
 pub use top::{Header, parse, parse_from};

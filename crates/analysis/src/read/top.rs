@@ -26,6 +26,29 @@ pub fn parse_from<R: Read>(mut pull: Pull<R>) -> Result<Timeline, JsonError> {
     Ok(reader.finish())
 }
 
+/// Whether these are events, or an object around events.
+pub(super) fn holds_events<R: Read>(pull: &mut Pull<R>) -> Result<bool, JsonError> {
+    let mut wanted: &[u8] = b"traceEvents";
+    if pull.at_array()? {
+        wanted = b"ph";
+        pull.begin_array()?;
+        if !pull.next_item()? {
+            return Ok(false);
+        }
+    }
+    if !pull.at_object()? {
+        return Ok(false);
+    }
+    pull.begin_object()?;
+    while let Some(key) = pull.next_key()? {
+        if key == wanted {
+            return Ok(true);
+        }
+        pull.skip()?;
+    }
+    Ok(false)
+}
+
 /// The facts about its run in a trace file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Header {

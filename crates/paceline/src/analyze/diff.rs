@@ -6,10 +6,11 @@ use paceline_analysis::hta::{self, Options, StepChoice};
 use paceline_analysis::read::{self, Select};
 use paceline_analysis::report::panels::{self, About};
 use paceline_analysis::report::{Note, Report};
-use paceline_analysis::table::printable;
 use paceline_analysis::timeline::Timeline;
+use paceline_files::printable;
 
-use super::{left_out, notes as note_lines, read_all, trace_folder};
+use super::output::{free, run_name};
+use super::{left_out, notes as note_lines, read_all};
 use crate::Result;
 use crate::bench::screen::say;
 use crate::cli::analyze::{DiffArgs, StepsName};
@@ -46,6 +47,10 @@ pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
     };
     let timelines: Vec<Timeline> = first.into_iter().chain(second).collect();
     let report = panels::of_diff(&diff, &timelines, about);
+    let output = match args.output {
+        Some(_) => output,
+        None => free(output, NAME, |other| other["subtitle"] == report.subtitle.as_str()),
+    };
     write_report(&Disk::default(), &output, NAME, &report)?;
     say(&console(&report));
     say(&format!("Report: {0}/{NAME}.html, and .csv, .json, .md beside it", output.display()));
@@ -62,11 +67,8 @@ fn timelines(place: &Path, notes: &mut Vec<Note>) -> Result<Vec<Timeline>> {
 
 /// The default folder of the report, `reports/diff/<A>-<B>`.
 fn default_output(first: &Path, second: &Path) -> PathBuf {
-    let name = |place: &Path| {
-        let folder = trace_folder(&[place.to_owned()]);
-        folder.file_name().map_or_else(|| "run".to_owned(), |name| name.display().to_string())
-    };
-    Path::new("reports").join("diff").join(format!("{}-{}", name(first), name(second)))
+    let name = format!("{}-{}", run_name(first), run_name(second));
+    Path::new("reports").join("diff").join(name)
 }
 
 fn console(report: &Report) -> String {

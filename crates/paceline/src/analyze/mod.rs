@@ -16,8 +16,8 @@ use paceline_analysis::ranks::{across_ranks, apart};
 use paceline_analysis::read::{self, ReadError, Select, TraceFile, Window};
 use paceline_analysis::report::panels::{self, About};
 use paceline_analysis::report::{Note, Report, Weight};
-use paceline_analysis::table::printable;
 use paceline_analysis::timeline::Timeline;
+use paceline_files::printable;
 
 use crate::bench::screen::say;
 use crate::cli::analyze::{AnalyzeArgs, AnalyzeCommand, KindName, SelectName};
@@ -35,7 +35,7 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
         return diff::diff(args);
     }
     let places = places(args)?;
-    let folder = trace_folder(&places);
+    let (folder, name) = output::named_after(&places);
     let fix = "pass a folder that you can write to";
     match (&args.output, args.kind) {
         (Some(output), _) => check_folder("--output", output, fix)?,
@@ -51,22 +51,29 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
     for window in &windows {
         made.push(window_report(args, window, &folder)?);
     }
+    // Without `--output`, the folder depends on the kind, which may be known only from the traces.
+    let root = |kind: Kind| match &args.output {
+        Some(output) => Ok(output.clone()),
+        None => default_output(&folder, kind).map(|root| match &name {
+            Some(name) => root.join(name),
+            None => root,
+        }),
+    };
     if args.output.is_none() {
-        // Without `--output`, the folder depends on the kind, which may be known only from the traces.
         for Made { analysis, .. } in &made {
             check_reports(&folder, analysis.kind)?;
         }
     }
     let mut folders = Vec::new();
     for (window, Made { analysis, report }) in windows.iter().zip(made) {
-        let root = match &args.output {
-            Some(output) => output.clone(),
-            None => default_output(&folder, analysis.kind)?,
-        };
-        let folder = match select {
+        let root = root(analysis.kind)?;
+        let mut folder = match select {
             Select::Latest => root,
             Select::All => root.join(output::of_window(window)),
         };
+        if args.output.is_none() {
+            folder = output::free(folder, NAME, |report| output::is_of(report, &places));
+        }
         write_report(&Disk::default(), &folder, NAME, &report)?;
         say(&console(&analysis, &report));
         folders.push(folder);
@@ -102,20 +109,6 @@ fn places(args: &AnalyzeArgs) -> Result<Vec<PathBuf>> {
                 .into(),
         )
     })
-}
-
-/// The folder after which reports are named: the given folder, or the folder of the files, without a folder
-/// `rank_<n>`.
-fn trace_folder(places: &[PathBuf]) -> PathBuf {
-    let Some(first) = places.first() else { return PathBuf::new() };
-    if first.is_dir() {
-        return first.clone();
-    }
-    let folder = first.parent().unwrap_or(Path::new(""));
-    let is_of_rank =
-        folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("rank_"));
-    let folder = if is_of_rank { folder.parent().unwrap_or(folder) } else { folder };
-    folder.to_owned()
 }
 
 /// A report that has not been written yet, and its analysis.
@@ -175,7 +168,8 @@ fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &
     facts.extend(run_facts("transport").cloned().map(|name| format!("over {name}")).or(backend));
     facts.extend(run_facts("emulated_link").map(|link| format!("on an emulated link of {link}")));
     facts.extend(timelines.first().and_then(|timeline| timeline.devices.first().cloned()));
-    facts.extend(window.stamp.as_ref().map(|stamp| format!("profiled {}", time_in_words(stamp))));
+    let time = window.stamp.as_deref().and_then(time_in_words);
+    facts.extend(time.map(|time| format!("profiled {time}")));
     About { title: title(folder, window), subtitle: facts.join(" \u{b7} "), notes }
 }
 
@@ -203,16 +197,24 @@ fn title(folder: &Path, window: &Window) -> String {
     names.join(", ") + &and_more(window.files.len())
 }
 
-/// The time in a trace's name. It is nanoseconds since 1970, or whatever the profiler wrote.
-fn time_in_words(stamp: &str) -> String {
-    let time = stamp.parse().ok().and_then(|ns: i128| jiff::Timestamp::from_nanosecond(ns).ok());
-    let is_time = |time: &jiff::Timestamp| time.as_second() > 1_000_000_000;
-    match time.filter(is_time) {
-        Some(time) => {
-            time.to_zoned(jiff::tz::TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S").to_string()
+/// The time in a trace's name: seconds since 1970 or thousandths, millionths or billionths of them, or date and time of day.
+/// `None` for other numbers.
+fn time_in_words(stamp: &str) -> Option<String> {
+    const FORMAT: &str = "%Y-%m-%d %H:%M:%S";
+    // Of a moment of these decades, the number has 10 digits as seconds.
+    let per_s = match stamp.len() {
+        10 => 1,
+        13 => 1_000,
+        16 => 1_000_000,
+        19 => 1_000_000_000,
+        _ => {
+            let forms = ["%Y%m%dT%H%M%S", "%Y%m%d-%H%M%S", "%Y%m%d_%H%M%S", "%Y-%m-%dT%H-%M-%S"];
+            let time = |form| jiff::civil::DateTime::strptime(form, stamp).ok();
+            return Some(forms.into_iter().find_map(time)?.strftime(FORMAT).to_string());
         }
-        None => stamp.to_owned(),
-    }
+    };
+    let time = jiff::Timestamp::from_second(stamp.parse::<i64>().ok()? / per_s).ok()?;
+    Some(time.to_zoned(jiff::tz::TimeZone::system()).strftime(FORMAT).to_string())
 }
 
 /// The largest number of ranks or files that are listed.
@@ -303,16 +305,13 @@ mod tests {
 
     #[test]
     fn times_are_shown_as_such() {
-        assert!(time_in_words("1769860800000000000").starts_with("2026-01-31 "));
-        assert_eq!(time_in_words("20260131T235959"), "20260131T235959");
-        assert_eq!(time_in_words("7"), "7");
-    }
-
-    #[test]
-    fn the_folder_of_files_is_that_above_their_ranks() {
-        let folder = |file: &str| trace_folder(&[PathBuf::from(file)]);
-        assert_eq!(folder("profile/ddp/rank_1/a.pt.trace.json"), Path::new("profile/ddp"));
-        assert_eq!(folder("profile/ddp/a.pt.trace.json"), Path::new("profile/ddp"));
-        assert_eq!(folder("a.pt.trace.json"), Path::new(""));
+        for digits in ["1769860800000000000", "1769860800000", "1769860800"] {
+            assert!(time_in_words(digits).unwrap().starts_with("2026-01-31 "), "{digits}");
+        }
+        assert_eq!(time_in_words("20260131T235959").unwrap(), "2026-01-31 23:59:59");
+        assert_eq!(
+            ["7", "1700", "20260131T", "2026-01-31T1"].map(time_in_words),
+            [const { None }; 4]
+        );
     }
 }

@@ -9,7 +9,7 @@ mod settings;
 mod table;
 
 use paceline_analysis::report::{Report, Weight};
-use paceline_analysis::table::printable;
+use paceline_files::printable;
 
 use crate::bench::screen::say;
 use crate::cli::analyze::CompareRunsArgs;

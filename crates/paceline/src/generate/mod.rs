@@ -41,7 +41,7 @@ pub fn generate(args: &GenerateArgs) -> Result<u8> {
         Generator::new(&compute, &folder.config, &storage, max_len).map_err(failed)?;
     let mut sampler = Sampler::new(sampling).map_err(failed)?;
 
-    let print = |text: &str| streams::stdout().bytes(text.as_bytes().to_vec());
+    let print = |text: &str| streams::stdout().part(text);
     print(&args.prompt);
     let start = Instant::now();
     for token in &tokens {

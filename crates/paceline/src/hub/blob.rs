@@ -15,6 +15,7 @@ use super::name::Name;
 use super::remote::{FileDigest, Hub, RemoteFile, Trouble};
 use crate::bar::{TaskBar, Unit};
 use crate::download::http::{self, Broken, Rate};
+use crate::streams;
 
 /// How long to wait before a broken connection is replaced.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -53,7 +54,8 @@ impl Fetcher<'_> {
             |e: io::Error| Trouble::Refused(format!("cannot write {}: {e}", incomplete.display()));
         let waits = || {
             if !self.quiet {
-                eprintln!("another process fetches {}; waiting for it", file.path);
+                let path = &file.path;
+                streams::stderr().line(&format!("another process fetches {path}; waiting for it"));
             }
         };
         let _lock = self.cache.lock(self.name, digest, waits).map_err(write)?;

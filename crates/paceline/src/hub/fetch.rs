@@ -17,7 +17,7 @@ use super::{CONFIG, WEIGHTS, WEIGHTS_INDEX};
 use crate::choices::data::DATA_SETS;
 use crate::cli::fetch::{DataArgs, FetchCommand, NameArgs};
 use crate::download::Source;
-use crate::text::{plural, say, say_unbroken};
+use crate::text::{plural, say, say_unbroken, warn};
 use crate::{Failure, Result};
 
 /// Small files of a model. Only the first one is in every model.
@@ -119,9 +119,7 @@ fn of_hub(kind: Kind, args: &NameArgs) -> Result<()> {
         (Err(Trouble::Refused(problem)), _) => return Err(refused(problem)),
         // As `huggingface_hub` does it: what was fetched before is what there is.
         (Err(Trouble::Unreachable(problem)), Some(snapshot)) => {
-            eprintln!(
-                "warning: {problem}; the cache has what was fetched before, which may be older"
-            );
+            warn(&format!("{problem}; the cache has what was fetched before, which may be older"));
             (snapshot, "in the cache already".to_owned())
         }
         (Err(Trouble::Unreachable(problem)), None) => {

@@ -42,6 +42,7 @@ use crate::cli::launch::LaunchArgs;
 use crate::cli::start::StartFlags;
 use crate::environment::Placement;
 use crate::outputs::check_folder;
+use crate::text::warn;
 use crate::{Failure, Result, environment, resources};
 
 pub use guard::guard_groups;
@@ -160,9 +161,9 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
 /// Says which flags have no effect on a single host.
 pub fn warn_of_ignored_master_flags(flags: &StartFlags) {
     if ignores_master_flags(flags) {
-        eprintln!(
-            "warning: --nnodes 1: the ranks meet on this host at a port that the launcher chooses; \
-             --master-addr and --master-port have no effect"
+        warn(
+            "--nnodes 1: the ranks meet on this host at a port that the launcher chooses; \
+             --master-addr and --master-port have no effect",
         );
     }
 }

@@ -6,6 +6,8 @@
 use std::collections::HashMap;
 
 use super::PathSource;
+use crate::backward;
+use crate::hta::{Nested, innermost};
 use crate::ranks::clock::RankClock;
 use crate::ranks::matched::{is_back_end, is_collective_kernel};
 use crate::steps::{self, Step};
@@ -14,23 +16,22 @@ use paceline_trace::{IntervalSet, Span};
 
 /// A time range on the reference clock, with a name.
 #[derive(Clone, Copy, Debug)]
-struct Named {
+struct Named<'a> {
     start_ns: i64,
     end_ns: i64,
-    name: NameId,
+    name: &'a str,
 }
 
 /// The activity of one rank. Times are nanoseconds of the reference clock.
 pub(super) struct Activity<'a> {
-    timeline: &'a Timeline,
     /// The start of the first work. The intervals in `busy` are relative to it.
     origin_ns: i64,
     /// When the rank computed.
     busy: IntervalSet,
     /// The events in which it computed, by start.
-    work: Vec<Named>,
-    /// Annotations that lie in no other annotation except a step, by start, without overlap.
-    phases: Vec<Named>,
+    work: Vec<Named<'a>>,
+    /// Annotations that lie in no other annotation except a step, and backward passes, by start, without overlap.
+    phases: Vec<Named<'a>>,
 }
 
 /// A time range in which a rank was in one phase.
@@ -43,22 +44,22 @@ pub(super) struct Piece<'a> {
 
 impl<'a> Activity<'a> {
     pub(super) fn of(timeline: &'a Timeline, clock: &RankClock, source: PathSource) -> Self {
-        let named = |(time, name): (TimeRange, NameId)| Named {
+        let named = |(time, name): (TimeRange, &'a str)| Named {
             start_ns: clock.align(time.start_ns),
             end_ns: clock.align(time.end_ns()),
             name,
         };
-        let mut work: Vec<Named> = work(timeline, source).into_iter().map(named).collect();
+        let mut work: Vec<Named<'a>> = work(timeline, source).into_iter().map(named).collect();
         work.sort_unstable_by_key(|work| (work.start_ns, work.end_ns));
         let origin_ns = work.first().map_or(0, |first| first.start_ns);
         let since = |at_ns: i64| at_ns.saturating_sub(origin_ns).max(0) as u64;
         let spans =
             work.iter().map(|w| Span { start_ns: since(w.start_ns), end_ns: since(w.end_ns) });
         let busy = IntervalSet::union(spans);
-        let mut phases: Vec<Named> = phases(timeline, source).into_iter().map(named).collect();
+        let mut phases: Vec<Named<'a>> = phases(timeline, source).into_iter().map(named).collect();
         phases.sort_unstable_by_key(|p| (p.start_ns, std::cmp::Reverse(p.end_ns)));
         let phases = disjoint(phases);
-        Self { timeline, origin_ns, busy, work, phases }
+        Self { origin_ns, busy, work, phases }
     }
 
     /// How long the rank computed between two times, in nanoseconds.
@@ -95,16 +96,15 @@ impl<'a> Activity<'a> {
         pieces
     }
 
-    fn piece(&self, phase: Option<NameId>, start_ns: i64, end_ns: i64) -> Piece<'a> {
-        let what = phase.or_else(|| self.busiest(start_ns, end_ns));
-        let what = what.map_or("host", |name| self.timeline.names.text(name));
+    fn piece(&self, phase: Option<&'a str>, start_ns: i64, end_ns: i64) -> Piece<'a> {
+        let what = phase.or_else(|| self.busiest(start_ns, end_ns)).unwrap_or("host");
         let compute_ns = self.compute_ns(start_ns, end_ns);
         Piece { what, start_ns, end_ns, compute_ns }
     }
 
     /// The name of the work that took most of a time range, if it took a tenth or more.
-    fn busiest(&self, start_ns: i64, end_ns: i64) -> Option<NameId> {
-        let mut totals: HashMap<NameId, i64> = HashMap::new();
+    fn busiest(&self, start_ns: i64, end_ns: i64) -> Option<&'a str> {
+        let mut totals: HashMap<&'a str, i64> = HashMap::new();
         // Earlier work can reach into the range, but rarely does, so only the last event that starts before
         // the range is checked.
         let first = self.work.partition_point(|work| work.start_ns < start_ns).saturating_sub(1);
@@ -119,8 +119,8 @@ impl<'a> Activity<'a> {
     }
 }
 
-/// The events that count as computation.
-fn work(timeline: &Timeline, source: PathSource) -> Vec<(TimeRange, NameId)> {
+/// The events that count as computation. Of the operators or annotations of a thread, the innermost one runs at each moment.
+fn work(timeline: &Timeline, source: PathSource) -> Vec<(TimeRange, &str)> {
     let names = &timeline.names;
     match source {
         PathSource::Kernels => {
@@ -129,21 +129,16 @@ fn work(timeline: &Timeline, source: PathSource) -> Vec<(TimeRange, NameId)> {
                     && kernel.collective.is_none()
                     && !is_collective_kernel(names.text(kernel.name))
             };
-            timeline.kernels.iter().filter(is_work).map(|k| (k.time, k.name)).collect()
+            timeline.kernels.iter().filter(is_work).map(|k| (k.time, names.text(k.name))).collect()
         }
         PathSource::Operators => {
-            let is_call: Vec<bool> = names.iter().map(is_call_of_collective).collect();
-            let is_work = |operator: &&crate::timeline::Operator| {
-                operator.collective.is_none() && !is_call[operator.name.0 as usize]
-            };
-            let operators = timeline.operators.iter().filter(is_work);
-            leaves(operators.map(|o| (o.lane, o.time, o.name)).collect())
+            let operators = timeline.operators.iter();
+            let events = operators.map(|of| (of.lane, of.time, of.name, of.collective.is_none()));
+            running(timeline, events)
         }
         PathSource::Annotations => {
-            let is_call: Vec<bool> = names.iter().map(is_call_of_collective).collect();
-            let is_work = |annotation: &&Annotation| !is_call[annotation.name.0 as usize];
-            let annotations = timeline.annotations.iter().filter(is_work);
-            leaves(annotations.map(|a| (a.lane, a.time, a.name)).collect())
+            let annotations = timeline.annotations.iter();
+            running(timeline, annotations.map(|of| (of.lane, of.time, of.name, true)))
         }
     }
 }
@@ -154,25 +149,35 @@ fn is_call_of_collective(name: &str) -> bool {
     is_call || is_back_end(name) || steps::number(name).is_some()
 }
 
-/// The events that contain no other event of their row.
-fn leaves(mut events: Vec<(LaneId, TimeRange, NameId)>) -> Vec<(TimeRange, NameId)> {
-    events.sort_unstable_by_key(|&(lane, time, name)| {
-        (lane, time.start_ns, std::cmp::Reverse(time.dur_ns), name)
-    });
-    let is_leaf = |pair: &[(LaneId, TimeRange, NameId)]| match pair {
-        [(lane, time, _), (next_lane, next, _)] => {
-            lane != next_lane || next.end_ns() > time.end_ns() || next.start_ns >= time.end_ns()
-        }
-        _ => true,
-    };
-    let all = 0..events.len();
-    let leaf = all.filter(|&i| is_leaf(&events[i..(i + 2).min(events.len())]));
-    leaf.map(|i| (events[i].1, events[i].2)).collect()
+/// The times in which events run that are work, and their names. An event does not run while one runs that it contains.
+fn running(
+    timeline: &Timeline,
+    events: impl Iterator<Item = (LaneId, TimeRange, NameId, bool)>,
+) -> Vec<(TimeRange, &str)> {
+    let is_call: Vec<bool> = timeline.names.iter().map(is_call_of_collective).collect();
+    let mut lanes: HashMap<LaneId, Vec<Nested<(NameId, bool)>>> = HashMap::new();
+    for (lane, time, name, is_work) in events {
+        let (start_ns, end_ns) = (time.start_ns, time.end_ns());
+        let what = (name, is_work && !is_call[name.0 as usize]);
+        lanes.entry(lane).or_default().push(Nested { start_ns, end_ns, what });
+    }
+    let mut pieces = Vec::new();
+    for events in lanes.values_mut() {
+        innermost(events, |piece| {
+            let (name, is_work) = piece.what;
+            if is_work {
+                let dur_ns = piece.end_ns.saturating_sub(piece.start_ns);
+                let time = TimeRange { start_ns: piece.start_ns, dur_ns };
+                pieces.push((time, timeline.names.text(name)));
+            }
+        });
+    }
+    pieces
 }
 
 /// The annotations that tell what a rank was doing: those of the device if it has any and kernels are
-/// analyzed, otherwise those of the thread with the steps.
-fn phases(timeline: &Timeline, source: PathSource) -> Vec<(TimeRange, NameId)> {
+/// analyzed, otherwise those of the thread with the steps, and its backward passes.
+fn phases(timeline: &Timeline, source: PathSource) -> Vec<(TimeRange, &str)> {
     let names = &timeline.names;
     let on_device =
         source == PathSource::Kernels && timeline.annotations.iter().any(|a| a.is_device);
@@ -189,7 +194,12 @@ fn phases(timeline: &Timeline, source: PathSource) -> Vec<(TimeRange, NameId)> {
         let name = names.text(annotation.name);
         here && !is_call_of_collective(name) && !contains_step(annotation.time)
     };
-    timeline.annotations.iter().filter(is_phase).map(|a| (a.time, a.name)).collect()
+    let named = timeline.annotations.iter().filter(is_phase);
+    let mut phases: Vec<_> = named.map(|of| (of.time, names.text(of.name))).collect();
+    if !on_device {
+        phases.extend(backward::passes(timeline).iter().map(|pass| (pass.time, "backward")));
+    }
+    phases
 }
 
 /// For each step, in order of starts, the earliest end among this step and all after it.
@@ -203,8 +213,8 @@ fn earliest_ends(steps: &[Step]) -> Vec<i64> {
 
 /// Removes overlaps: the annotation that began first stays whole, and a later one keeps only the part after
 /// the end of the first.
-fn disjoint(sorted: Vec<Named>) -> Vec<Named> {
-    let mut kept: Vec<Named> = Vec::new();
+fn disjoint(sorted: Vec<Named<'_>>) -> Vec<Named<'_>> {
+    let mut kept: Vec<Named<'_>> = Vec::new();
     for mut named in sorted {
         let free_ns = kept.last().map_or(i64::MIN, |last| last.end_ns);
         named.start_ns = named.start_ns.max(free_ns);

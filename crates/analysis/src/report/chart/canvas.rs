@@ -4,6 +4,7 @@
 //! element comes out. `plotters` draws with fixed colors, which are then replaced by variables of the page's
 //! style sheet. This file does not know what kind of chart it draws.
 
+use paceline_files::{printable, printable_lines};
 use plotters::coord::Shift;
 use plotters::element::{PathElement, Polygon, Rectangle, Text};
 use plotters::prelude::{DrawingArea, IntoDrawingArea, RGBColor, SVGBackend};
@@ -116,7 +117,8 @@ impl Canvas {
         let font = ("sans-serif", size * FINE * 1.24).into_font();
         let colour = color.stand_in();
         let style = TextStyle::from(font).color(&colour).pos(Pos::new(horizontal, VPos::Center));
-        self.draw(hover, |area| area.draw(&Text::new(words.to_owned(), fine(at), style)))
+        let words = printable(words).into_owned();
+        self.draw(hover, |area| area.draw(&Text::new(words, fine(at), style)))
     }
 
     /// Lets `draw` draw with the library, and adds what the library wrote to the body.
@@ -203,18 +205,17 @@ fn fine((x, y): (f64, f64)) -> (i32, i32) {
     ((x * FINE).round() as i32, (y * FINE).round() as i32)
 }
 
-/// Text escaped for an element or an attribute of the page.
+/// Text escaped for an element or an attribute of the page. A name in a trace may hold anything, and most control
+/// characters may not stand in XML at all.
 pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
+    for c in printable_lines(text).chars() {
         match c {
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),
             '&' => out.push_str("&amp;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
-            // A name in a trace may hold anything. Control characters other than line feeds are not text.
-            c if c.is_control() && c != '\n' => out.push('\u{fffd}'),
             c => out.push(c),
         }
     }
@@ -224,15 +225,16 @@ pub(crate) fn escaped(text: &str) -> String {
 /// Estimates how wide text is, from the average letter of a proportional font. The estimate is on the safe
 /// side, because the browser chooses the font.
 pub(super) fn width_of(text: &str, size: f64) -> f64 {
-    text.chars().count() as f64 * size * WIDE
+    printable(text).chars().count() as f64 * size * WIDE
 }
 
 /// The text, or its beginning and its end if the whole would be wider than `room`.
 pub(super) fn fitted(text: &str, size: f64, room: f64) -> String {
     let fits = (room / (size * WIDE)) as usize;
+    let text = printable(text);
     let chars: Vec<char> = text.chars().collect();
     if chars.len() <= fits {
-        return text.to_owned();
+        return text.into_owned();
     }
     let kept = fits.saturating_sub(1);
     let (head, tail) = (kept - kept / 3, kept / 3);

@@ -13,14 +13,13 @@ use crate::table::{Cell, Columns};
 /// The most rows per rank in tables by name.
 const NAMES: usize = 12;
 
-/// The note for ranks that have computed on a CPU: what the report leaves out, and how to read the rest.
-const NO_DEVICE: &str = "These ranks have computed on a CPU. A launch in their traces only says which work of a \
-    lane belongs to which call: nothing waited for a device. So launches, their delays, queues and the causes of \
-    idle time are left out, and host time on the critical path of a rank is time in which the main thread computes.";
+/// The note for ranks that have computed on a CPU: what the report leaves out.
+const NO_DEVICE: &str = "These ranks have computed on a CPU, where nothing is launched: launches, their delays, queues and \
+    the causes of idle time are left out.";
 
-/// The panels of each rank. `on_cpu` is true if the ranks' traces show the threads of a CPU as streams.
+/// The panels of each rank. `on_cpu` is true if the ranks have computed on a CPU.
 pub(super) fn section(analysis: &Analysis, on_cpu: bool) -> Section {
-    let mut panels = vec![path_bounds(analysis), path_names(analysis)];
+    let mut panels = vec![path_bounds(analysis, on_cpu), path_names(analysis, on_cpu)];
     if !on_cpu {
         panels.extend([idle(analysis), launches(analysis), launches_by_kernel(analysis)]);
         panels.extend([queue_lines(analysis), queues(analysis)]);
@@ -49,16 +48,20 @@ fn stream(number: i64) -> Cell {
     Cell::Number(number as f64)
 }
 
-fn path_bounds(analysis: &Analysis) -> Panel {
+fn path_bounds(analysis: &Analysis, on_cpu: bool) -> Panel {
     let stacks = analysis.ranks.iter().filter_map(|rank| {
         let path = rank.critical_path.as_ref()?;
-        let parts = path.by_bound.iter().filter(|(bound, _)| *bound != BoundBy::None);
-        let parts = parts.map(|&(bound, ns)| {
-            let (name, color) = words(bound);
-            Part::new(name, ms(ns), color)
-        });
+        let bounds = path.by_bound.iter().filter(|(bound, _)| *bound != BoundBy::None);
+        let mut parts: Vec<Part> = Vec::new();
+        for &(bound, ns) in bounds {
+            let (name, color) = words(bound, on_cpu);
+            match parts.iter_mut().find(|part| part.name == name) {
+                Some(part) => part.value += ms(ns),
+                None => parts.push(Part::new(name, ms(ns), color)),
+            }
+        }
         let step = path.step.map_or(String::new(), |step| format!(", step {step}"));
-        Some(Stack { label: format!("{}{step}", label(rank)), parts: parts.collect() })
+        Some(Stack { label: format!("{}{step}", label(rank)), parts })
     });
     let body = Body::stacked("ms", stacks).or(NO_PATH);
     Panel::new(
@@ -66,13 +69,17 @@ fn path_bounds(analysis: &Analysis) -> Panel {
         "Critical path within a rank",
         "ms",
         "The longest chain of work in one step in which each piece had to wait for the one before, divided \
-         by what limits each piece, in HTA's classes. Making a piece shorter makes the step shorter.",
+         by what limits each piece, in HTA's classes where there is a device. Making a piece shorter makes the step \
+         shorter.",
         body,
     )
 }
 
-fn words(bound: BoundBy) -> (&'static str, PageColor) {
+/// What limits a piece. On a CPU nothing is launched: what stands for it in a trace is a thread that takes over work.
+fn words(bound: BoundBy, on_cpu: bool) -> (&'static str, PageColor) {
     match bound {
+        BoundBy::Cpu | BoundBy::GpuCompute if on_cpu => ("computation", PageColor::Compute),
+        BoundBy::KernelGap | BoundBy::LaunchDelay if on_cpu => ("between threads", PageColor::Idle),
         BoundBy::Cpu => ("host", PageColor::Host),
         BoundBy::GpuCompute => ("compute kernels", PageColor::Compute),
         BoundBy::GpuCommunication => ("communication", PageColor::Communication),
@@ -83,13 +90,13 @@ fn words(bound: BoundBy) -> (&'static str, PageColor) {
 }
 
 #[rustfmt::skip]
-fn path_names(analysis: &Analysis) -> Panel {
+fn path_names(analysis: &Analysis, on_cpu: bool) -> Panel {
     let columns = Columns::<(usize, &PathName, i64)>::new()
         .add("rank", "rank", COUNT, RANK, |of| of.0)
         .add("name", "name", COUNT, "The operator, call or kernel that the time belongs to.",
             |of| of.1.name.clone())
-        .add("bound_by", "limited by", COUNT, "What limits these pieces, in HTA's words.",
-            |of| of.1.bound_by.name())
+        .add("bound_by", "limited by", COUNT, "What limits these pieces, in HTA's words where there is a device.",
+            move |of| if on_cpu { words(of.1.bound_by, true).0 } else { of.1.bound_by.name() })
         .add("pieces", "pieces", COUNT, "How many pieces of the path have this name.", |of| of.1.pieces)
         .add("time_us", "time", US, "Sum of the lengths of these pieces on the path.", |of| us(of.1.time_ns))
         .add("share_pctg", "share", PERCENT, "Share of the path's length.",

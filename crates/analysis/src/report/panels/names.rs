@@ -6,11 +6,15 @@
 
 use crate::report::{Body, Report};
 use crate::table::Cell;
-use crate::timeline::Timeline;
+use crate::timeline::{DeviceWork, Timeline};
 
-/// Whether the traces are of paceline's own ranks, which compute on a CPU.
+/// Whether the ranks have computed on a CPU: those of paceline, and those whose traces have operators but no kernels.
 pub(super) fn are_of_cpu(timelines: &[Timeline]) -> bool {
+    let on_device =
+        |timeline: &Timeline| timeline.kernels.iter().any(|of| of.work != DeviceWork::Sync);
     timelines.iter().any(|timeline| timeline.run_facts.contains_key("lanes"))
+        || timelines.iter().any(|timeline| !timeline.operators.is_empty())
+            && !timelines.iter().any(on_device)
 }
 
 /// The name for people.

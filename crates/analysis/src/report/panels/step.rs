@@ -15,8 +15,9 @@ pub(super) fn section(analysis: &Analysis) -> Section {
     let with_steps: Vec<_> =
         analysis.ranks.iter().filter_map(|rank| Some((rank, rank.anatomy.as_ref()?))).collect();
     let definition = "The time of the main thread in a step, as a mean over the steps that were looked \
-         at. Parts are the spans that the program named. Where spans are nested, the innermost \
-         counts. Time outside of all spans is the rest, so the parts add up to the step.";
+         at. Parts are the spans that the program named, and PyTorch's backward passes, on whatever thread \
+         autograd runs. Where spans are nested, the innermost counts. Time outside of all spans is the rest, so \
+         the parts add up to the step.";
     let lead = "The parts of a step on the thread that runs it.";
     let stacks = with_steps.iter().map(|(rank, anatomy)| {
         let parts = anatomy.mean_ns.iter();
@@ -64,7 +65,10 @@ fn meaning(part: StepPart) -> &'static str {
         StepPart::Forward => "The forward pass and the loss.",
         StepPart::Backward => "The backward pass, without the other spans within it.",
         StepPart::GradSync => "Gradients were made equal on all ranks.",
-        StepPart::Exposed => "The thread was blocked on communication, where the program says so.",
+        StepPart::Exposed => {
+            "The thread was blocked on communication, where the program says so, or at the end of \
+            PyTorch's backward pass."
+        }
         StepPart::ReduceScatter => "Gradients were reduced to the ranks that own them.",
         StepPart::OptimizerStep => "The update of the parameters.",
         StepPart::ParamBroadcast => "Owners sent out updated parameters.",

@@ -1,0 +1,123 @@
+//! The one way to show text that others wrote.
+//!
+//! A name in a file, a path, a word of a command line or a variable may hold any characters. Control characters move the
+//! cursor of a terminal, change its colors and its title. Characters without a shape can hide text, or show it in another
+//! order than it has. Text goes in, and text in which such characters are written as escapes comes out.
+//!
+//! This module does not know where the text goes.
+
+use std::borrow::Cow;
+
+/// Text that is safe in a line, a cell of a table or a label: it is one line, and all of its characters can be seen.
+/// Control characters, line ends included, and characters without a shape become escapes such as `\u{1b}`.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    escaped(text, false, false)
+}
+
+/// Like [`printable`], for text of several lines: line feeds and tabs stay.
+pub fn printable_lines(text: &str) -> Cow<'_, str> {
+    escaped(text, true, false)
+}
+
+/// Like [`printable_lines`], for running text that comes in pieces, such as that of a model: joiners stay wherever they are,
+/// because the sign that they join may come with the next piece.
+pub fn printable_piece(text: &str) -> Cow<'_, str> {
+    escaped(text, true, true)
+}
+
+fn escaped(text: &str, keeps_lines: bool, keeps_joiners: bool) -> Cow<'_, str> {
+    let is_kept = |c: char| keeps_lines && matches!(c, '\n' | '\t');
+    // Most text is plain ASCII.
+    if text.bytes().all(|byte| matches!(byte, b' '..=b'~') || is_kept(char::from(byte))) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len());
+    let mut before = ' ';
+    let mut rest = text.chars().peekable();
+    while let Some(c) = rest.next() {
+        let mut is_between = || is_joined(before) && rest.peek().copied().is_some_and(is_joined);
+        let joins = is_joiner(c) && (keeps_joiners || is_between());
+        match is_hidden(c) && !is_kept(c) && !joins {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+        before = c;
+    }
+    Cow::Owned(out)
+}
+
+/// The zero-width joiner and non-joiner, which words of many languages and signs made of several signs need.
+fn is_joiner(c: char) -> bool {
+    matches!(c, '\u{200c}' | '\u{200d}')
+}
+
+/// Whether a joiner beside this character can be part of a word or a sign.
+fn is_joined(c: char) -> bool {
+    !c.is_ascii() && !is_hidden(c)
+}
+
+/// Whether this is a control character, or a character without a shape of its own. Among the latter are those that
+/// change the direction of text, end a line, or only fill space.
+fn is_hidden(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{ad}'
+                | '\u{61c}'
+                | '\u{115f}'..='\u{1160}'
+                | '\u{180e}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{3164}'
+                | '\u{feff}'
+                | '\u{ffa0}'
+                | '\u{fff9}'..='\u{fffb}'
+                | '\u{1bca0}'..='\u{1bca3}'
+                | '\u{1d173}'..='\u{1d17a}'
+                | '\u{e0000}'..='\u{e0fff}'
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_seen_stays() {
+        for text in
+            ["", "a b", "Größe \u{3b1} \u{65e5}\u{672c}", "\u{2026}\u{2013}\u{b7}", "\\u{1b}"]
+        {
+            assert_eq!(printable(text), text);
+            assert_eq!(printable_lines(text), text);
+            assert_eq!(printable_piece(text), text);
+        }
+        // A family of three, and a Persian word: joiners are part of both.
+        for text in ["\u{1f468}\u{200d}\u{1f469}\u{200d}\u{1f467}", "\u{645}\u{6cc}\u{200c}\u{634}"]
+        {
+            assert_eq!(printable(text), text);
+        }
+    }
+
+    #[test]
+    fn what_commands_a_terminal_or_hides_text_is_shown() {
+        let all = [
+            ("\u{1b}[31mred\u{7}\u{9b}2J\u{7f}", "\\u{1b}[31mred\\u{7}\\u{9b}2J\\u{7f}"),
+            ("a\r\nb\tc\0", "a\\r\\nb\\tc\\u{0}"),
+            ("rm\u{202e}txt\u{2066}.\u{200f}\u{61c}", "rm\\u{202e}txt\\u{2066}.\\u{200f}\\u{61c}"),
+            ("a\u{2028}b\u{feff}\u{200b}", "a\\u{2028}b\\u{feff}\\u{200b}"),
+            // Beside ASCII, and at an end, a joiner only hides.
+            ("ad\u{200d}min", "ad\\u{200d}min"),
+            ("\u{3b1}\u{200c}", "\u{3b1}\\u{200c}"),
+            ("\u{3b1}\u{200d}\u{200d}\u{3b1}", "\u{3b1}\\u{200d}\\u{200d}\u{3b1}"),
+        ];
+        for (text, expected) in all {
+            assert_eq!(printable(text), expected);
+            assert_eq!(printable(&printable(text)), expected, "twice is once");
+        }
+        assert_eq!(printable_lines("a\n\tb\r\u{1b}"), "a\n\tb\\r\\u{1b}");
+        let family = "\u{1f468}\u{200d}";
+        assert_eq!(printable_piece(family), family);
+        assert_eq!(printable_piece("a\u{9b}\u{202e}"), "a\\u{9b}\\u{202e}");
+    }
+}
