@@ -36,7 +36,7 @@ mod tests;
 pub use folder::Folder;
 pub use opened::{Checkpoint, Place, find, head};
 pub use saver::{SaveSettings, Saver};
-pub use setting::Setting;
+pub use setting::{Missing, Setting};
 pub use snapshot::MIN_BUDGET_BYTES;
 pub use steps::{is_in, latest};
 

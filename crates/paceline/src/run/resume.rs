@@ -12,9 +12,9 @@ use paceline_strategies::{AccumulationOrder, Replica, Strategy};
 use serde::{Deserialize, Serialize};
 
 use super::named::Course;
-use super::precision;
+use super::{precision, recorded};
 use crate::checkpoint::pieces::Ranges;
-use crate::checkpoint::{self, Checkpoint, HUGGING_FACE_CONFIG, Place, Setting};
+use crate::checkpoint::{self, Checkpoint, HUGGING_FACE_CONFIG, Missing, Place, Setting};
 use crate::choices::data::DataConfig;
 use crate::choices::registry::spaced;
 use crate::run::config::TrainConfig;
@@ -243,7 +243,13 @@ fn open(
             ),
         }));
     }
-    let notes = note.into_iter().chain(differs).collect();
+    let is_earlier = checkpoint.setting(recorded::KEY).is_none();
+    let of_earlier = is_earlier.then(|| {
+        "an earlier version wrote it, which recorded neither the flags of its run nor what its data are: pass the same \
+         flags and files as then, since this run cannot compare all of them"
+            .to_owned()
+    });
+    let notes = note.into_iter().chain(of_earlier).chain(differs).collect();
     Ok(Opened { checkpoint, place, notes })
 }
 
@@ -271,7 +277,7 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         otherwise: "it would be another model",
         fix: "state the same model".into(),
         may_differ: false,
-        when_missing: None,
+        when_missing: Missing::Differs,
     }));
     let shards = config.rank_samples.as_ref().map_or("none".into(), |samples| spaced(samples));
     let clipped = config.clip_grad_norm.map_or("none".into(), |norm| norm.to_string());
@@ -294,8 +300,25 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
             otherwise: order,
             fix: "pass a --data-dir with the same files".into(),
             may_differ: false,
-            when_missing: None,
+            when_missing: Missing::Differs,
         },
+        Setting {
+            key: "training-data".into(),
+            name: String::new(),
+            value: match &config.training_data {
+                Some(digest) => {
+                    format!("data of the digest {}", digest.get(..16).unwrap_or(digest))
+                }
+                None => "data without a digest".into(),
+            },
+            otherwise: "the samples would be other ones",
+            fix: "pass a --data-dir with the same files, and the same --tokenizer".into(),
+            may_differ: false,
+            when_missing: Missing::Unknown,
+        },
+        Setting::of_flag("--optimizer", config.optimizer.name(), "its state would be of no use")
+            .unless_missing(),
+        Setting::of_flag("--lr", config.optimizer.lr(), other).that_may_differ().unless_missing(),
         Setting::of_flag("--accumulate", accumulation, sync),
         Setting::of_flag("--strategy", strategy.kind(), other).that_may_differ(),
         // Weights and optimizer state are f32 in any case, so either can go on from the other.
@@ -309,5 +332,8 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         Setting::of_flag("--lr-steps", lr_steps, course),
         Setting::of_flag("--clip-grad-norm", clipped, "the steps would be of another size"),
     ]);
+    settings.extend(config.optimizer.others().into_iter().map(|(flag, value)| {
+        Setting::of_flag(&flag, value, other).that_may_differ().unless_missing()
+    }));
     settings
 }

@@ -67,11 +67,9 @@ fn run(spec: &RunSpec, parent: &Path, hosts: [Host; 2]) -> Result<()> {
     std::thread::spawn(move || {
         let outcome = config.ranks().run(None, None, |group: Group, local_rank| {
             let host = hosts[group.rank()].clone();
-            let folder = match group.rank() {
-                0 => Some(folder::create(&host.disk, &runs, &config)?),
-                _ => None,
-            };
-            trainer::run_rank(&config, data.clone(), group, local_rank, folder.as_deref(), host)
+            let disk = host.disk.clone();
+            let make_folder = || folder::create(&disk, &runs, &config).map(Some);
+            trainer::run_rank(&config, data.clone(), group, local_rank, make_folder, host)
         });
         // Nobody receives what comes after the limit.
         let _ = sender.send(outcome);
