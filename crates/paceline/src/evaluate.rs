@@ -68,7 +68,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
     let flag = format!("--checkpoint {}", args.checkpoint.display());
     let refuse = |reason: String| Failure::Usage(format!("{flag}: {reason}"));
     let checkpoint = Checkpoint::open(&args.checkpoint).map_err(refuse)?;
-    let spec = recorded::under_evaluation(&with_one_name(&stated)?, &checkpoint, is_taken)?;
+    let spec = recorded::under_evaluation(&with_one_name(&stated)?, &checkpoint, is_taken, refuse)?;
     let (train, mut config, test) = resolve(&spec, placement)?;
     if let Some(file) = &args.json {
         check_file("--json", file)?;

@@ -60,7 +60,7 @@ impl Setting {
     }
 
     /// Why a checkpoint that was written with `theirs` cannot be continued, or not as if the run had never stopped.
-    pub(super) fn refusal(&self, theirs: Option<&str>) -> String {
+    pub fn refusal(&self, theirs: Option<&str>) -> String {
         let Setting { name, value, otherwise, fix, .. } = self;
         let theirs = theirs.unwrap_or("nothing");
         let theirs = format!("{name} {theirs}");

@@ -13,12 +13,20 @@ use super::flags;
 use super::origin::Resume;
 use super::spec::RunSpec;
 use super::spec_file::SpecFile;
-use crate::checkpoint::{self, Checkpoint};
+use crate::checkpoint::{self, Checkpoint, Setting};
+use crate::choices::data::DATA_SETS;
+use crate::choices::models::MODELS;
+use crate::choices::optimizers::OPTIMIZERS;
+use crate::choices::registry::{Choice, Registry};
 use crate::environment::Placement;
 use crate::{Failure, Result};
 
 /// The key of the flags in the index of a checkpoint.
 pub const KEY: &str = "flags";
+
+/// What would go wrong with another model, and with another optimizer.
+pub const ANOTHER_MODEL: &str = "it would be another model";
+pub const NO_STATE: &str = "its state would be of no use";
 
 /// The groups of flags that are recorded, by their headings in the help.
 const HEADINGS: [&str; 4] = ["Model", "Strategy", "Training", "Data"];
@@ -67,6 +75,13 @@ pub fn under(
         return Ok(stated.clone());
     };
     let Some(recorded) = of_checkpoint(&checkpoint)? else { return Ok(stated.clone()) };
+    let refuse = |reason: String| {
+        Failure::Usage(format!("{}: {reason}", resume.map(Resume::flag).unwrap_or_default()))
+    };
+    check_name(&MODELS, stated, &checkpoint, ANOTHER_MODEL).map_err(refuse)?;
+    check_name(&DATA_SETS, stated, &checkpoint, "the samples would be other ones")
+        .map_err(refuse)?;
+    check_name(&OPTIMIZERS, stated, &checkpoint, NO_STATE).map_err(refuse)?;
     // Without a launcher, as many ranks go on as have saved.
     let world_size = checkpoint.index().world_size;
     let stated = match placement {
@@ -80,13 +95,35 @@ pub fn under(
     recorded.overlaid(&stated).map(|(spec, _)| spec)
 }
 
-/// The specification of an evaluation of a checkpoint, which takes flags for which `is_taken` holds.
+/// Fails if another choice is stated than the checkpoint was written with, before flags of either choice are compared.
+fn check_name<C: Choice + ?Sized>(
+    registry: &Registry<C>,
+    stated: &RunSpec,
+    checkpoint: &Checkpoint,
+    otherwise: &'static str,
+) -> std::result::Result<(), String> {
+    let name = stated.get(registry.key).and_then(<[String]>::first);
+    // Unknown names are refused elsewhere.
+    let name = name.and_then(|name| registry.get(name).ok()).map(|choice| choice.name());
+    match (checkpoint.setting(registry.key), name) {
+        (Some(theirs), Some(ours)) if theirs != ours => {
+            let flag = format!("--{}", registry.key);
+            Err(Setting::of_flag(&flag, ours, otherwise).refusal(Some(theirs)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The specification of an evaluation of a checkpoint, which takes flags for which `is_taken` holds. It may have other data.
+/// An error says what is wrong with the checkpoint.
 pub fn under_evaluation(
     stated: &RunSpec,
     checkpoint: &Checkpoint,
     is_taken: impl Fn(&str) -> bool,
+    refuse: impl Fn(String) -> Failure,
 ) -> Result<RunSpec> {
     let Some(recorded) = of_checkpoint(checkpoint)? else { return Ok(stated.clone()) };
+    check_name(&MODELS, stated, checkpoint, ANOTHER_MODEL).map_err(refuse)?;
     let recorded = recorded.keeping(|key| is_taken(key) && key != "mesh");
     // Any number of ranks evaluates, so each takes batches as large as one that trained.
     let world_size = checkpoint.index().world_size.max(1);

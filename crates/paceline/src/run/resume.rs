@@ -267,14 +267,14 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     // Most of them show in the shapes of parameters, which are compared first. Those of a program's own model may not.
     let of_model = model.flags().into_iter();
     settings.extend(
-        of_model.map(|(flag, value)| Setting::of_flag(&flag, value, "it would be another model")),
+        of_model.map(|(flag, value)| Setting::of_flag(&flag, value, recorded::ANOTHER_MODEL)),
     );
     // What other programs need in order to load the weights.
     settings.extend(model.hugging_face_config().map(|config| Setting {
         key: HUGGING_FACE_CONFIG.into(),
         name: HUGGING_FACE_CONFIG.into(),
         value: config.to_string(),
-        otherwise: "it would be another model",
+        otherwise: recorded::ANOTHER_MODEL,
         fix: "state the same model".into(),
         may_differ: false,
         when_missing: Missing::Differs,
@@ -316,7 +316,8 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
             may_differ: false,
             when_missing: Missing::Unknown,
         },
-        Setting::of_flag("--optimizer", config.optimizer.name(), "its state would be of no use")
+        Setting::of_flag("--model", model.name(), recorded::ANOTHER_MODEL).unless_missing(),
+        Setting::of_flag("--optimizer", config.optimizer.name(), recorded::NO_STATE)
             .unless_missing(),
         Setting::of_flag("--lr", config.optimizer.lr(), other).that_may_differ().unless_missing(),
         Setting::of_flag("--accumulate", accumulation, sync),
