@@ -6,6 +6,7 @@
 use std::io::Read;
 use std::path::Path;
 
+use crate::digest::Contents;
 use crate::files;
 use crate::{DataError, Dataset, Field, Sample, Split};
 
@@ -79,6 +80,10 @@ impl Dataset for Cifar10 {
 
     fn fields(&self) -> Vec<Field> {
         vec![Field::f32("inputs", [SIDE, SIDE, CHANNELS]), Field::class(10)]
+    }
+
+    fn digest(&self) -> Option<String> {
+        Some(Contents::default().bytes(&self.records).finish())
     }
 
     fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {

@@ -94,6 +94,7 @@
 mod batch;
 mod cifar10;
 mod dataset;
+mod digest;
 mod error;
 mod field;
 mod files;

@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use crate::digest::Contents;
 use crate::files;
 use crate::idx::{self, Idx};
 use crate::{DataError, Dataset, Field, Sample, Split};
@@ -64,6 +65,10 @@ impl Dataset for Mnist {
 
     fn fields(&self) -> Vec<Field> {
         vec![Field::f32("inputs", [SIDE, SIDE, 1]), Field::class(10)]
+    }
+
+    fn digest(&self) -> Option<String> {
+        Some(Contents::default().bytes(&self.images).bytes(&self.labels).finish())
     }
 
     fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {

@@ -39,6 +39,10 @@ impl Dataset for Subset {
         Some(self.dataset.lengths()?[self.range.clone()].to_vec())
     }
 
+    fn digest(&self) -> Option<String> {
+        Some(format!("{} {:?}", self.dataset.digest()?, self.range))
+    }
+
     fn read(&self, epoch: u64, index: usize, sample: &mut Sample<'_>) {
         self.dataset.read(epoch, self.range.start + index, sample);
     }

@@ -12,17 +12,19 @@ use paceline_memory::Allocator;
 use paceline_strategies::{Replica, ReplicaOptions, SimpleDdp};
 use paceline_trace::SpanTrack;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::bench::screen::say;
 use crate::checkpoint::Checkpoint;
 use crate::choices::data::{DataConfig, RunNeeds};
 use crate::choices::models::ModelConfig;
 use crate::choices::registry::read;
-use crate::cli::evaluate::EvaluateArgs;
+use crate::cli::evaluate::{EvaluateArgs, is_taken};
 use crate::disk::Disk;
 use crate::environment::{self, Placement};
 use crate::metrics::console::evaluation_lines;
 use crate::outputs::{check_file, write_json};
+use crate::run::agreement::{self, Settings};
 use crate::run::flags::RunFlags;
 use crate::run::named::PrecisionName;
 use crate::run::progress::TestResult;
@@ -30,7 +32,7 @@ use crate::run::ranks::{InitMethod, Ranks};
 use crate::run::resolve::{check_choices, with_one_name};
 use crate::run::resolve_ranks as config;
 use crate::run::spec::RunSpec;
-use crate::run::{evaluation, precision, resume};
+use crate::run::{evaluation, precision, recorded, resume};
 use crate::text::{plural, warn};
 use crate::{Failure, Result, comm, streams};
 
@@ -66,15 +68,16 @@ struct Found<'a> {
 /// Runs `paceline evaluate`: checks the flags, the data and the checkpoint, then evaluates as a rank or
 /// as several threads, or launches the ranks.
 pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8> {
-    let (spec, notes) = args.spec()?;
+    let (stated, notes) = args.spec()?;
     let placement = placement.as_ref();
+    let flag = format!("--checkpoint {}", args.checkpoint.display());
+    let refuse = |reason: String| Failure::Usage(format!("{flag}: {reason}"));
+    let checkpoint = Checkpoint::open(&args.checkpoint).map_err(refuse)?;
+    let spec = recorded::under_evaluation(&with_one_name(&stated)?, &checkpoint, is_taken, refuse)?;
     let (train, mut config, test) = resolve(&spec, placement)?;
     if let Some(file) = &args.json {
         check_file("--json", file)?;
     }
-    let flag = format!("--checkpoint {}", args.checkpoint.display());
-    let refuse = |reason: String| Failure::Usage(format!("{flag}: {reason}"));
-    let checkpoint = Checkpoint::open(&args.checkpoint).map_err(refuse)?;
     let model = config.model.build(test.as_ref(), config.world_size);
     let model = model.map_err(|e| Failure::Usage(e.to_string()))?;
     checkpoint.check_model(&model.layout).map_err(refuse)?;
@@ -105,7 +108,14 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
         drop((test, checkpoint));
         return ranks.launch(vec![(environment::EVALUATION, "1".into())], None);
     }
-    ranks.run(placement, None, |group, _| {
+    let others = json!({
+        "precision": config.precision,
+        "seed": config.seed,
+        "global_batch_size": config.global_batch_size,
+    });
+    let settings = Settings::of_evaluation(&config.model, &config.data, test.digest(), &others);
+    ranks.run(placement, None, |group, local_rank| {
+        agreement::check(&group, local_rank, &settings)?;
         let is_first = group.rank() == 0;
         if is_first {
             let model = config.model.name();
@@ -138,18 +148,17 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
     Ok(0)
 }
 
-/// Checks the flags together, and opens the test set.
+/// Checks the flags together, and opens the test set. `spec` has one name for each setting.
 fn resolve(
     spec: &RunSpec,
     placement: Option<&Placement>,
 ) -> Result<(RunFlags, EvaluationConfig, Arc<dyn Dataset>)> {
-    let spec = with_one_name(spec)?;
     let settings = spec.parse()?;
     let mut args: RunFlags = read(&settings)?;
     if let Some(placement) = placement {
         args.transport = placement.transport_of_run(args.transport, spec.has("transport"));
     }
-    check_choices(&args, &spec)?;
+    check_choices(&args, spec)?;
     let model = ModelConfig::resolve(&args.model, args.freeze.clone(), &settings)?;
     let world_size = config::resolve_world_size(&args, placement)?;
     config::check_ranks(&args, placement, world_size)?;

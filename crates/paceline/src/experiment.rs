@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use paceline_collectives::MAX_RANKS;
 use paceline_rendezvous::{HostRoute, Placement as Place};
 
-use crate::checkpoint::SAVE_LIMIT;
 use crate::cli::start::StartFlags;
 use crate::cli::train::TrainCommand;
 use crate::disk::Disk;
 use crate::environment::{self, Placement};
+use crate::failure::EXIT_USAGE;
 use crate::launcher::{self, Hosts, Launch};
 use crate::run::config::TrainConfig;
 use crate::run::flags::{self, Comparison};
@@ -20,7 +20,6 @@ use crate::run::ranks::InitMethod;
 use crate::run::resolve::resolve;
 use crate::run::spec::{RunSpec, message};
 use crate::run::stop::{StopRequest, left};
-use crate::run::together::together;
 use crate::run::trainer::Host;
 use crate::run::{folder, trainer};
 use crate::sweep::presets::strategies;
@@ -76,16 +75,14 @@ pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8>
     let (disk, stop) = (Disk::default(), StopRequest::default());
     let is_launched = placement.as_ref().is_some_and(Placement::is_of_train);
     ranks.run(placement.as_ref(), Some(stop.clone()), |group, local_rank| {
-        let folder = match (group.rank(), &given) {
-            (0, Some(folder)) => Some(folder.clone()),
-            (_, Some(_)) => None,
-            (rank, None) => together(&group, "make the run folder", SAVE_LIMIT, || {
-                let runs = folder::runs(config.run_dir.as_deref());
-                (rank == 0).then(|| folder::create(&disk, &runs, &config)).transpose()
-            })?,
+        let make_folder = || match &given {
+            Some(folder) => Ok(Some(folder.clone())),
+            None => {
+                folder::create(&disk, &folder::runs(config.run_dir.as_deref()), &config).map(Some)
+            }
         };
         let host = Host { disk: disk.clone(), stop: stop.clone(), is_launched, ..Host::default() };
-        trainer::run_rank(&config, data.clone(), group, local_rank, folder.as_deref(), host)
+        trainer::run_rank(&config, data.clone(), group, local_rank, make_folder, host)
     })?;
     Ok(0)
 }
@@ -139,9 +136,9 @@ pub fn train_here<W: Into<OsString> + Clone>(
     let disk = Disk::default();
     let folder = folder::create(&disk, &folder::runs(config.run_dir.as_deref()), &config)?;
     ranks.run(None, None, |group, local_rank| {
-        let folder = (group.rank() == 0).then_some(folder.as_path());
         let host = Host { disk: disk.clone(), ..Host::default() };
-        trainer::run_rank(&config, data.clone(), group, local_rank, folder, host)
+        let make_folder = || Ok(Some(folder.clone()));
+        trainer::run_rank(&config, data.clone(), group, local_rank, make_folder, host)
     })?;
     Ok(FinishedRun { summary: RunSummary::read(&folder.join("summary.json"))?, folder })
 }
@@ -234,6 +231,7 @@ fn check_route(config: &TrainConfig, hosts: &Hosts, place: &Place) -> Result<()>
 /// Launches the ranks of this host; launches them again when one fails, as often as `start` allows.
 fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Result<u8> {
     let local_ranks = config.world_size / hosts.map_or(1, |hosts| hosts.count);
+    let mut last = None;
     let code = launcher::launch_with_restarts(start.max_restarts, |restart| {
         let continued = if restart > 0 { continued(config)? } else { None };
         let config = continued.as_ref().unwrap_or(config);
@@ -252,12 +250,16 @@ fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Re
         } else {
             None
         };
+        last.clone_from(&folder);
         let variable = folder.clone().unwrap_or_default().into_os_string();
         let variables = vec![(environment::RUN_FOLDER, variable)];
         let launch = Launch::of_own_program(args, local_ranks, variables)?;
         let (grace, hosts) = (start.grace(), hosts.cloned());
         Ok(Launch { dump_folder: folder, hosts, grace, ..launch })
     })?;
+    if let Some(folder) = last.filter(|_| code == EXIT_USAGE) {
+        folder::remove_unused(&Disk::default(), &folder);
+    }
     let has_first = hosts.is_none_or(|hosts| hosts.own == 0);
     if let (true, true, Some(save)) = (has_first, code != 0, &config.save) {
         checkpoint::Folder::tidy(save);

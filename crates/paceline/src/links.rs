@@ -186,7 +186,7 @@ fn of_model(name: &str, model: RunSpec, compute_ms: Option<f64>) -> Result<Model
     let file = memfd_create("summary", MemfdFlags::CLOEXEC)
         .map_err(|e| Failure::io("no memory for a summary", e))?;
     config.json = Some(format!("/proc/self/fd/{}", file.as_raw_fd()).into());
-    trainer::run_rank(&config, data, Group::single()?, 0, None, Host::default())?;
+    trainer::run_rank(&config, data, Group::single()?, 0, || Ok(None), Host::default())?;
     #[derive(Deserialize)]
     struct Summary {
         params: u64,

@@ -223,7 +223,8 @@ fn checkpoints_of_other_runs() {
     refuse(wider, &["--resume saved", "parameter conv0.weight", "[3, 3, 1, 4]", "[3, 3, 1, 5]"]);
     let more = "--nproc 1 --batch-size 100 --samples 200 --channels 4 --hidden 9";
     refuse(more, &["--resume saved", "parameter fc0.weight"]);
-    refuse("--nproc 1 --model mlp --num-layers 1", &["--resume saved", "parameter fc0.weight"]);
+    let named = ["--resume saved", "--model cnn, this run has mlp", "pass the same --model"];
+    refuse("--nproc 1 --model mlp --num-layers 1", &named);
     refuse(&format!("{flags} --momentum 0.9"), &["--resume saved", "optimizer state"]);
     refuse(&format!("{flags} --seed 7"), &["--resume saved", "--seed 42", "pass the same --seed"]);
     let batch = ["--resume saved", "pass the same --global-batch-size"];

@@ -86,6 +86,8 @@ fn other_data_than_it_was_trained_on_is_warned_about_once() {
     let sandbox = Sandbox::new();
     sandbox.train(&format!("{TINY} --nproc 1 --seed 7 --save saved --steps 2")).ok();
     let run = evaluate(&sandbox, &format!("--checkpoint saved {TINY} --nproc 2")).ok();
+    assert_eq!(run.stderr, "");
+    let run = evaluate(&sandbox, &format!("--checkpoint saved {TINY} --nproc 2 --seed 42")).ok();
     assert_eq!(
         run.stderr,
         "warning: --seed: the checkpoint was trained with 7 and is evaluated with 42\n"
@@ -111,7 +113,8 @@ fn what_cannot_be_evaluated_is_refused() {
     refuse(&saved("--channels 4 4 --hidden 8"), &deeper);
     let norm = ["--checkpoint saved", "it has no parameter bn0.weight"];
     refuse(&saved("--channels 4 --hidden 8 --batch-norm"), &norm);
-    refuse(&format!("--checkpoint saved {TINY_MLP}"), &["--model mlp", "no test part"]);
+    let named = ["--checkpoint saved", "--model cnn, this run has mlp", "pass the same --model"];
+    refuse(&format!("--checkpoint saved {TINY_MLP}"), &named);
     refuse(&saved("--epochs 3"), &["no flag --epochs"]);
     refuse(&saved("--nproc 0"), &["--nproc 0", "1 to 64"]);
     refuse(&saved("--json nowhere/found.json"), &["--json nowhere/found.json", "does not exist"]);

@@ -257,12 +257,13 @@ fn ranks_that_find_other_commits_for_a_name_end_the_run() {
     };
     let (first, second) = (rank("0", "hf"), rank("1", "hf1"));
     let (first, second) = (first.end(), second.end());
-    let expected = format!(
-        "rank 1 has found --pretrained {MODEL} (commit {other}), --data-dir {DATA} (commit {COMMIT}), and rank 0 \
-         --pretrained {MODEL} (commit {COMMIT}), --data-dir {DATA} (commit {COMMIT}); fetch the same revision"
-    );
-    assert_eq!((first.code, second.code), (Some(1), Some(3)), "{first:#?} {second:#?}");
-    assert!(first.stderr.contains(&expected), "{first:#?}");
+    let expected =
+        format!("different settings: --pretrained is {MODEL} (commit {COMMIT}) on rank 0 ");
+    let there = format!(" and {MODEL} (commit {other}) on rank 1 ");
+    assert_eq!((first.code, second.code), (Some(2), Some(3)), "{first:#?} {second:#?}");
+    for words in [&*expected, &there, "; fetch the same revision on all hosts, or state a commit"] {
+        assert!(first.stderr.contains(words), "no {words:?} in {first:#?}");
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! token as the target of each token. This module knows nothing of files and of tokenizers.
 
 use super::TokenRows;
+use crate::digest::Contents;
 use crate::{Dataset, Field, Sample};
 
 /// What fills the rows of a batch after the end of a text. A model looks at the lengths, and never at this token.
@@ -45,6 +46,13 @@ impl Dataset for TokenDataset {
         sample.set_class(self.rows.labels[index]);
     }
 
+    fn digest(&self) -> Option<String> {
+        let TokenRows { ends, labels, tokens } = &self.rows;
+        let contents = Contents::default().numbers(ends, u64::to_le_bytes);
+        let contents = contents.numbers(labels, i64::to_le_bytes);
+        Some(contents.numbers(tokens, u32::to_le_bytes).finish())
+    }
+
     fn lengths(&self) -> Option<Vec<u32>> {
         Some((0..self.len()).map(|row| self.rows.row(row).len() as u32).collect())
     }
@@ -73,6 +81,10 @@ impl Dataset for TokenBlocks {
     fn fields(&self) -> Vec<Field> {
         let tokens = |name| Field::i64(name, [self.seq_len]).below(self.vocab);
         vec![tokens(Field::INPUTS), tokens(Field::TARGETS)]
+    }
+
+    fn digest(&self) -> Option<String> {
+        Some(Contents::default().numbers(&self.tokens, u32::to_le_bytes).finish())
     }
 
     fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {

@@ -40,7 +40,7 @@ pub use index::Previous;
 pub use opened::{Checkpoint, Place, find, head};
 pub use proof::{GOOD_AFTER_STEPS, NotFinite, Restart, restart};
 pub use saver::{SAVE_LIMIT, SaveSettings, Saver};
-pub use setting::Setting;
+pub use setting::{Missing, Setting};
 pub use snapshot::MIN_BUDGET_BYTES;
 pub use steps::{is_in, latest};
 

@@ -3,7 +3,7 @@
 //! Input: a folder. Output: the position of the run, and the elements of whatever ranges a rank holds. How many ranks
 //! wrote the checkpoint, and which of them wrote what, does not matter.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -12,11 +12,11 @@ use paceline_data::Position;
 use paceline_memory::{DType, Tensor};
 use paceline_model::{BufferId, Layout, Optimizer, OptimizerConfig, Storage};
 
-use super::Setting;
 use super::index::{Index, Previous, TensorEntry, VERSION};
 use super::pieces::{Ranges, params_in, strategy_prefix};
 use super::reader::Reader;
 use super::steps::{self, INDEX, SINGLE_FILE};
+use super::{Missing, Setting};
 use crate::run::progress::{EpochSums, Progress};
 use crate::{Failure, Result};
 
@@ -211,11 +211,14 @@ impl Checkpoint {
         settings: &[Setting],
     ) -> std::result::Result<Vec<String>, String> {
         self.check_model(layout)?;
-        self.check_optimizer(layout, optimizer)?;
         let mut notes = Vec::new();
         for setting in settings {
             let theirs = self.index().run.get(&setting.key).map(String::as_str);
-            let theirs = theirs.or(setting.when_missing);
+            let theirs = match (theirs, setting.when_missing) {
+                (None, Missing::Unknown) => continue,
+                (None, Missing::Was(value)) => Some(value),
+                (theirs, _) => theirs,
+            };
             if theirs == Some(&setting.value) {
                 continue;
             }
@@ -225,6 +228,7 @@ impl Checkpoint {
                 false => return Err(difference),
             }
         }
+        self.check_optimizer(layout, optimizer)?;
         Ok(notes)
     }
 
@@ -258,6 +262,23 @@ impl Checkpoint {
         optimizer: &OptimizerConfig,
     ) -> std::result::Result<(), String> {
         let states = optimizer.state_names();
+        let of_optimizer = self.index().tensors.keys().filter_map(|name| {
+            let (state, _) = name.strip_prefix("optimizer.")?.split_once('.')?;
+            Some(state)
+        });
+        let theirs: BTreeSet<&str> = of_optimizer.collect();
+        if theirs != states.iter().copied().collect() {
+            let words = |states: Vec<&str>| match states.as_slice() {
+                [] => "nothing".to_owned(),
+                states => states.join(" and "),
+            };
+            return Err(self.differs(&format!(
+                "its optimizer state is {}, and this run needs {}: pass the same --optimizer, and for sgd the same \
+                 --momentum",
+                words(theirs.into_iter().collect()),
+                words(states.to_vec())
+            )));
+        }
         let mut needed = BTreeMap::new();
         for (_, param) in layout.trained() {
             for state in states {

@@ -15,8 +15,19 @@ pub struct Setting {
     pub fix: String,
     /// Whether a run with another value can go on, with a warning.
     pub may_differ: bool,
-    /// What checkpoints without this setting were written with.
-    pub when_missing: Option<&'static str>,
+    /// What is known of checkpoints without this setting.
+    pub when_missing: Missing,
+}
+
+/// What is known of a checkpoint that does not have a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// It was written without the setting, and that is another value.
+    Differs,
+    /// It was written by a version in which the setting had this value.
+    Was(&'static str),
+    /// It was written by a version that did not record the setting, so nobody can compare.
+    Unknown,
 }
 
 impl Setting {
@@ -29,7 +40,7 @@ impl Setting {
             otherwise,
             fix: format!("pass the same {flag}"),
             may_differ: false,
-            when_missing: None,
+            when_missing: Missing::Differs,
         }
     }
 
@@ -40,11 +51,16 @@ impl Setting {
 
     /// The same setting. Checkpoints of versions that did not write it down were written with this value.
     pub fn or_else_it_was(self, value: &'static str) -> Self {
-        Self { when_missing: Some(value), ..self }
+        Self { when_missing: Missing::Was(value), ..self }
+    }
+
+    /// The same setting. Checkpoints of versions that did not write it down are not compared.
+    pub fn unless_missing(self) -> Self {
+        Self { when_missing: Missing::Unknown, ..self }
     }
 
     /// Why a checkpoint that was written with `theirs` cannot be continued, or not as if the run had never stopped.
-    pub(super) fn refusal(&self, theirs: Option<&str>) -> String {
+    pub fn refusal(&self, theirs: Option<&str>) -> String {
         let Setting { name, value, otherwise, fix, .. } = self;
         let theirs = theirs.unwrap_or("nothing");
         let theirs = format!("{name} {theirs}");

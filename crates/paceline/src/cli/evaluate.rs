@@ -73,6 +73,11 @@ pub(super) fn taken() -> Vec<Arg> {
     .collect()
 }
 
+/// Whether an evaluation takes the flag of this name.
+pub(crate) fn is_taken(key: &str) -> bool {
+    taken().iter().any(|flag| flags::key(flag) == key)
+}
+
 impl EvaluateArgs {
     /// The settings of model, data and ranks. Flags win over the file or the recipe. Also returns notes about
     /// settings of the file that flags replaced.
@@ -82,7 +87,6 @@ impl EvaluateArgs {
             (None, Some(recipe)) => recipes::read(recipe)?,
             (None, None) => return Ok((self.flags.0.clone(), Vec::new())),
         };
-        let taken = taken();
-        file.keeping(|key| taken.iter().any(|flag| flags::key(flag) == key)).overlaid(&self.flags.0)
+        file.keeping(is_taken).overlaid(&self.flags.0)
     }
 }

@@ -73,6 +73,8 @@ pub struct TrainConfig {
     pub seed: u64,
     /// The data.
     pub data: DataConfig,
+    /// The digest of what the training data were read from, if they come from files.
+    pub training_data: Option<String>,
     /// Whether to evaluate after training.
     pub evaluate: bool,
     /// Optimizer steps between two evaluations during training.

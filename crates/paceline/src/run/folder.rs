@@ -50,6 +50,18 @@ pub fn create(disk: &Disk, runs: &Path, config: &TrainConfig) -> Result<PathBuf>
     Ok(path)
 }
 
+/// Removes the folder of a run whose ranks refused to begin: they have written nothing, so it holds the configuration only.
+/// A folder that holds more stays.
+pub fn remove_unused(disk: &Disk, folder: &Path) {
+    let holds_more =
+        |entries: std::fs::ReadDir| entries.flatten().any(|of| of.file_name() != FILE_NAME);
+    if std::fs::read_dir(folder).is_ok_and(|entries| !holds_more(entries)) {
+        // The refusal is the error that is reported.
+        let _ = disk.remove(&folder.join(FILE_NAME));
+        let _ = disk.remove_folder(folder);
+    }
+}
+
 /// The name of a run's folder: what `--name` says, by default `<time>-<model>-<what>`.
 pub fn name_of(config: &TrainConfig, what: &str) -> String {
     let time = crate::text::now("%Y%m%d-%H%M%S");

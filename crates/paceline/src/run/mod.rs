@@ -7,13 +7,17 @@
 //! [`trainer`] has the loop: it counts optimizer steps, gets batches ([`batches`]), makes the step
 //! ([`step`]), evaluates ([`evaluation`]) and saves ([`saving`]). The position of a run is a value of its own
 //! ([`progress`]). Checkpoints have it, too, so that a run can continue where another one stopped
-//! ([`resume`]). All ranks must have found the same files for a name ([`revisions`]). A signal ends a run after a step
-//! ([`stop`]). What may take longer than an operation, such as a save, they do [`together`]. The files that a run writes go to its [`folder`].
+//! ([`resume`]), with the flags that the checkpoint records ([`recorded`]). All ranks must have the same settings
+//! ([`agreement`]), and those that a strategy keeps equal the same weights ([`equality`]). A signal ends a run after a step
+//! ([`stop`]). What may take longer than an operation, such as a save, they do [`together`]. The files that a run writes go
+//! to its [`folder`].
 //!
 //! Nothing here depends on whether the ranks are threads or processes, nor on which flags were typed.
 
+pub mod agreement;
 pub mod batches;
 pub mod config;
+pub mod equality;
 pub mod evaluation;
 pub mod flags;
 pub mod folder;
@@ -24,10 +28,10 @@ pub mod precision;
 pub mod progress;
 pub mod ranks;
 pub mod recipes;
+pub mod recorded;
 pub mod resolve;
 pub mod resolve_ranks;
 pub mod resume;
-pub mod revisions;
 pub mod saving;
 pub mod schedule;
 pub mod shards;

@@ -14,7 +14,7 @@ use super::resolve_ranks::{
 use super::schedule::Schedule;
 use super::spec::RunSpec;
 use super::strategy::{self, StrategyConfig};
-use super::{folder, precision, resume, shards, shortage};
+use super::{folder, precision, recorded, resume, shards, shortage};
 use crate::checkpoint::{Folder, MIN_BUDGET_BYTES};
 use crate::choices::data::{DATA_SETS, DataConfig, RunNeeds};
 use crate::choices::models::{MODELS, ModelConfig};
@@ -63,6 +63,8 @@ pub fn resolve_unchecked(
     placement: Option<&Placement>,
 ) -> Result<(TrainConfig, OpenData, Model)> {
     let spec = with_one_name(spec)?;
+    let resume = Resume::resolve(&read(&spec.parse()?)?)?;
+    let spec = recorded::under(&spec, resume.as_ref(), placement)?;
     let settings = spec.parse()?;
     let mut flags: RunFlags = read(&settings)?;
     if let Some(placement) = placement {
@@ -76,6 +78,7 @@ pub fn resolve_unchecked(
     let mut warnings = Vec::new();
     let strategy = strategy::resolve(&flags, &spec, &settings, &model, world_size, &mut warnings)?;
     let mesh = resolve_mesh(flags.mesh.as_deref(), &strategy, world_size)?;
+    let strategy = strategy.on(&mesh)?;
     let optimizer = OptimizerSettings::resolve(&flags.optimizer, &settings)?;
     if let Some(norm) = flags.clip_grad_norm.filter(|norm| !(*norm > 0.0 && norm.is_finite())) {
         return usage(format!("--clip-grad-norm {norm}: pass a number above zero"));
@@ -179,6 +182,7 @@ pub fn resolve_unchecked(
             strategy.accumulate
         ));
     }
+    let training_data = dataset.digest();
     let built = model.build(dataset.as_ref(), world_size).map_err(|e| {
         if let (ModelError::TooLong { most, .. }, Some(flag)) = (&e, data.length_flag()) {
             return Failure::Usage(format!("{e}; pass {flag} {most} or less"));
@@ -214,6 +218,7 @@ pub fn resolve_unchecked(
         clip_grad_norm: flags.clip_grad_norm,
         seed: flags.seed,
         data,
+        training_data,
         evaluate: flags.evaluate,
         eval_every: flags.eval_every,
         profile: None,
@@ -224,7 +229,7 @@ pub fn resolve_unchecked(
         save_keep: flags.save_keep,
         save_budget_bytes: flags.save_budget_mb.map(|mb| mb.saturating_mul(1 << 20)),
         save_sync: flags.save_sync,
-        resume: Resume::resolve(&flags)?,
+        resume,
         log_every: flags.log_every,
         tensorboard: flags.tensorboard,
         json: flags.json.clone(),

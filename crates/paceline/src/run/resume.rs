@@ -12,10 +12,10 @@ use paceline_strategies::{AccumulationOrder, Replica, Strategy};
 use serde::{Deserialize, Serialize};
 
 use super::named::Course;
-use super::precision;
+use super::{precision, recorded};
 use crate::checkpoint::pieces::Ranges;
 use crate::checkpoint::{
-    self, Checkpoint, HUGGING_FACE_CONFIG, Place, Previous, Restart, SAVE_LIMIT, Setting,
+    self, Checkpoint, HUGGING_FACE_CONFIG, Missing, Place, Previous, Restart, SAVE_LIMIT, Setting,
 };
 use crate::choices::data::DataConfig;
 use crate::choices::registry::spaced;
@@ -269,7 +269,13 @@ fn open(
             ),
         }));
     }
-    let notes = note.into_iter().chain(differs).collect();
+    let is_earlier = checkpoint.setting(recorded::KEY).is_none();
+    let of_earlier = is_earlier.then(|| {
+        "an earlier version wrote it, which recorded neither the flags of its run nor what its data are: pass the same \
+         flags and files as then, since this run cannot compare all of them"
+            .to_owned()
+    });
+    let notes = note.into_iter().chain(of_earlier).chain(differs).collect();
     Ok(Opened { checkpoint, place, notes })
 }
 
@@ -287,17 +293,17 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     // Most of them show in the shapes of parameters, which are compared first. Those of a program's own model may not.
     let of_model = model.flags().into_iter();
     settings.extend(
-        of_model.map(|(flag, value)| Setting::of_flag(&flag, value, "it would be another model")),
+        of_model.map(|(flag, value)| Setting::of_flag(&flag, value, recorded::ANOTHER_MODEL)),
     );
     // What other programs need in order to load the weights.
     settings.extend(model.hugging_face_config().map(|config| Setting {
         key: HUGGING_FACE_CONFIG.into(),
         name: HUGGING_FACE_CONFIG.into(),
         value: config.to_string(),
-        otherwise: "it would be another model",
+        otherwise: recorded::ANOTHER_MODEL,
         fix: "state the same model".into(),
         may_differ: false,
-        when_missing: None,
+        when_missing: Missing::Differs,
     }));
     let shards = config.rank_samples.as_ref().map_or("none".into(), |samples| spaced(samples));
     let clipped = config.clip_grad_norm.map_or("none".into(), |norm| norm.to_string());
@@ -320,8 +326,26 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
             otherwise: order,
             fix: "pass a --data-dir with the same files".into(),
             may_differ: false,
-            when_missing: None,
+            when_missing: Missing::Differs,
         },
+        Setting {
+            key: "training-data".into(),
+            name: String::new(),
+            value: match &config.training_data {
+                Some(digest) => {
+                    format!("data of the digest {}", digest.get(..16).unwrap_or(digest))
+                }
+                None => "data without a digest".into(),
+            },
+            otherwise: "the samples would be other ones",
+            fix: "pass a --data-dir with the same files, and the same --tokenizer".into(),
+            may_differ: false,
+            when_missing: Missing::Unknown,
+        },
+        Setting::of_flag("--model", model.name(), recorded::ANOTHER_MODEL).unless_missing(),
+        Setting::of_flag("--optimizer", config.optimizer.name(), recorded::NO_STATE)
+            .unless_missing(),
+        Setting::of_flag("--lr", config.optimizer.lr(), other).that_may_differ().unless_missing(),
         Setting::of_flag("--accumulate", accumulation, sync),
         Setting::of_flag("--strategy", strategy.kind(), other).that_may_differ(),
         // Weights and optimizer state are f32 in any case, so either can go on from the other.
@@ -335,5 +359,8 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         Setting::of_flag("--lr-steps", lr_steps, course),
         Setting::of_flag("--clip-grad-norm", clipped, "the steps would be of another size"),
     ]);
+    settings.extend(config.optimizer.others().into_iter().map(|(flag, value)| {
+        Setting::of_flag(&flag, value, other).that_may_differ().unless_missing()
+    }));
     settings
 }

@@ -12,6 +12,7 @@ use paceline_strategies::Replica;
 
 use super::config::TrainConfig;
 use super::progress::Progress;
+use super::recorded;
 use super::resume;
 use super::step::Stepper;
 use super::together::together;
@@ -113,6 +114,7 @@ impl Saving {
         let kind = config.strategy.kind();
         let steps = optimizer.steps();
         let mut head = checkpoint::head(world.world_size(), kind, &settings, steps, progress);
+        head.run.insert(recorded::KEY.into(), recorded::of_run(config));
         head.run.extend(hugging_face::origin(config.data.tokenizer(), config.model.folder()));
         self.is_under_way = true;
         self.saver.begin(head, progress.steps, &pieces, &compute.allocator)?;

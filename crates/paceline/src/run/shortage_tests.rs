@@ -20,7 +20,6 @@ use crate::disk::Disk;
 use crate::disk::faults::{Fault, at_each_operation};
 use crate::run::resolve::resolve_inputs;
 use crate::run::spec::RunSpec;
-use crate::run::together::together;
 use crate::run::trainer::{self, Host};
 use crate::run::{folder, spec};
 use crate::sweep::summary::RunSummary;
@@ -68,11 +67,9 @@ fn run(spec: &RunSpec, parent: &Path, hosts: [Host; 2]) -> Result<()> {
     std::thread::spawn(move || {
         let outcome = config.ranks().run(None, None, |group: Group, local_rank| {
             let host = hosts[group.rank()].clone();
-            let folder = together(&group, "make the run folder", LIMIT, || {
-                let is_first = group.rank() == 0;
-                is_first.then(|| folder::create(&host.disk, &runs, &config)).transpose()
-            })?;
-            trainer::run_rank(&config, data.clone(), group, local_rank, folder.as_deref(), host)
+            let disk = host.disk.clone();
+            let make_folder = || folder::create(&disk, &runs, &config).map(Some);
+            trainer::run_rank(&config, data.clone(), group, local_rank, make_folder, host)
         });
         // Nobody receives what comes after the limit.
         let _ = sender.send(outcome);

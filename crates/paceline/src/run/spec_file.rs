@@ -98,6 +98,11 @@ impl SpecFile {
         self
     }
 
+    /// The file with another specification, which `change` makes of its own.
+    pub fn with(self, change: impl FnOnce(&RunSpec) -> RunSpec) -> Self {
+        Self { spec: change(&self.spec), ..self }
+    }
+
     /// Adds `flags` to the specification. Returns the result, and a note for each setting of the file
     /// that a flag replaced.
     pub fn overlaid(&self, flags: &RunSpec) -> Result<(RunSpec, Vec<String>)> {

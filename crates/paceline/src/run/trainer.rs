@@ -3,7 +3,7 @@
 //! Every rank runs [`run_rank`] with its group; nothing here depends on whether the ranks are
 //! threads or processes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use paceline_collectives::{Group, Mesh, ReduceOp};
 use paceline_data::{BatchShape, Dataset};
 use paceline_kernels::{Compute, peak};
 use paceline_memory::{Allocator, PhaseUsage};
-use paceline_strategies::{Replica, StepLoss};
+use paceline_strategies::{Exactness, Replica, StepLoss};
 use paceline_trace::{SpanTrack, now_ns};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -26,19 +26,19 @@ use crate::metrics::meter::Meter;
 use crate::metrics::profiler::Profiler;
 use crate::metrics::rank_report::RankReport;
 use crate::metrics::steps::{AllSteps, StepLog};
+use crate::run::agreement::{self, Settings};
 use crate::run::batches::{self, BatchStream};
 use crate::run::config::TrainConfig;
+use crate::run::equality;
 use crate::run::evaluation;
 use crate::run::open_data::OpenData;
 use crate::run::origin::Resume;
 use crate::run::progress::{EpochSums, Evaluation, Progress, TestResult};
 use crate::run::resume::{self, Begin};
-use crate::run::revisions;
 use crate::run::saving::Saving;
 use crate::run::step::{StepOutcome, Stepper};
 use crate::run::stop::{StopRequest, left};
 use crate::run::together::together;
-use crate::text::placement_line;
 use crate::{Failure, Result, metrics, streams};
 
 /// The largest number of spans, and of marks, that a step can record. A strategy records a few per
@@ -58,17 +58,24 @@ pub struct Host {
     pub is_launched: bool,
 }
 
-/// Trains as one rank of `world`, which is arranged as the mesh of the configuration. Rank 0 writes to the console and to
-/// `folder`. All ranks end after the same step if one of them is asked to stop.
+/// Trains as one rank of `world`, which is arranged as the mesh of the configuration. Before anything is written, the ranks
+/// compare their settings. Rank 0 writes to the console and to the folder that `make_folder` returns, if it does. All ranks
+/// end after the same step if one of them is asked to stop.
 pub fn run_rank(
     config: &TrainConfig,
     data: OpenData,
     world: Group,
     local_rank: usize,
-    folder: Option<&Path>,
+    make_folder: impl FnOnce() -> Result<Option<PathBuf>>,
     Host { disk, allocator, stop, is_launched }: Host,
 ) -> Result<()> {
     let begin = Instant::now();
+    let placements = agreement::check(&world, local_rank, &Settings::of_run(config, &data))?;
+    let folder = together(&world, "make the run folder", SAVE_LIMIT, || match world.rank() {
+        0 => make_folder(),
+        _ => Ok(None),
+    })?;
+    let folder = folder.as_deref();
     let own = match &config.save {
         Some(path) => together(&world, "take the folder of --save", SAVE_LIMIT, || {
             if world.rank() > 0 {
@@ -84,10 +91,6 @@ pub fn run_rank(
         None => None,
     };
     let mut listeners = metrics::listeners(&disk, config, folder)?;
-    let found = [config.model.revisions(), config.data.revisions()].concat();
-    let all = world.gather_object(&(placement_line(world.rank(), local_rank), found), 0)?;
-    let (placements, found): (Vec<String>, Vec<_>) = all.unwrap_or_default().into_iter().unzip();
-    revisions::check(&found)?;
     listeners.tell(Event::Placed { group: &world, placements: &placements })?;
     let mut saving = match &config.save {
         Some(path) => Some(Saving::new(config, path, own, &disk, &world)?),
@@ -123,6 +126,8 @@ pub fn run_rank(
     if let (Some(saving), Some(previous)) = (&mut saving, previous) {
         saving.follow(previous);
     }
+    let exactness = strategy.exactness(&config.mesh);
+    equality::check(&replica, &exactness, progress.steps)?;
     let initialization = allocator.end_phase(memory::INITIALIZATION);
 
     let track = SpanTrack::with_capacity(TRACK_CAPACITY);
@@ -142,6 +147,7 @@ pub fn run_rank(
         samples,
         peak_flops_per_s,
         stepper,
+        exactness,
         initialization,
         predicted,
         listeners,
@@ -159,10 +165,11 @@ pub fn run_rank(
         }
         return Err(trainer.stopped_after(steps));
     }
-    let is_finite = trainer.stepper.check_finite(progress.steps + trained.num_steps);
-    is_finite.map_err(|failure| trainer.noted(failure))?;
-    let evaluation = if config.evaluate { trainer.evaluate()? } else { None };
     let steps = progress.steps + trained.num_steps;
+    let is_finite = trainer.stepper.check_finite(steps);
+    is_finite.map_err(|failure| trainer.noted(failure))?;
+    equality::check(&trainer.stepper.replica, &trainer.exactness, steps)?;
+    let evaluation = if config.evaluate { trainer.evaluate()? } else { None };
     let evaluated = evaluation.map(|result| Evaluation {
         steps,
         epoch: trained.last.map_or(progress.last_epoch(), |(epoch, _)| epoch),
@@ -207,6 +214,8 @@ struct Trainer<'a> {
     /// The most floating-point operations per second that this rank can make.
     peak_flops_per_s: f64,
     stepper: Stepper,
+    /// What the strategy guarantees about the weights.
+    exactness: Exactness,
     /// The memory after initialization.
     initialization: PhaseUsage,
     /// On rank 0: the memory that the ranks need by prediction.
@@ -371,6 +380,7 @@ impl Trainer<'_> {
         let Some(saving) = &mut self.saving else { return Ok(()) };
         let begin = Instant::now();
         self.stepper.check_finite(progress.steps)?;
+        equality::check(&self.stepper.replica, &self.exactness, progress.steps)?;
         let (config, num_samples) = (self.config, self.num_samples);
         let waits = is_last || config.save_sync;
         saving.save(config, num_samples, &self.stepper, progress, waits)?;

@@ -104,7 +104,8 @@ pub trait DataSettings: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Which revisions were found for names, in words. They must be the same on all ranks.
+    /// Which revisions were found for names: the flag, a space, and the revision in words. They must be the same on all
+    /// ranks.
     fn revisions(&self) -> Vec<String> {
         Vec::new()
     }

@@ -39,6 +39,19 @@ impl OptimizerSettings {
         OPTIMIZERS.get(name)?.resolve(settings)
     }
 
+    /// Its name on the command line.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The settings other than the learning rate, by flag.
+    pub fn others(&self) -> Vec<(String, String)> {
+        let entry = |(name, value): (&String, &Value)| {
+            (format!("--{}", name.replace('_', "-")), value.to_string())
+        };
+        self.others.as_object().into_iter().flatten().map(entry).collect()
+    }
+
     /// The peak learning rate.
     pub fn lr(&self) -> f64 {
         self.lr
