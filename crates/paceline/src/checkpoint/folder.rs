@@ -81,7 +81,7 @@ impl Folder {
     /// Removes what a run has left half written that has failed, unless another run has the folder meanwhile. What cannot be
     /// removed now, the next run that saves there removes.
     pub fn tidy(path: &Path) {
-        let Ok(file) = File::open(path.join(LOCK)) else { return };
+        let Ok(file) = paceline_files::open(&path.join(LOCK)) else { return };
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
             let _ = steps::remove_leftovers(&Disk::default(), path);
         }

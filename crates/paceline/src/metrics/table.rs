@@ -101,7 +101,7 @@ pub static TABLE: &[Figure] = &[
     run("kept_steps", plain("kept steps"), Same, |f, _| json!(f.steps.num_kept()),
         "Of the measured steps those that medians and percentiles are taken over: all up to 65,536, and a random part of \
          more, the same on all ranks."),
-    run("stopped_after", plain("stopped after"), Same, |f| json!(f.outcome.stopped_after),
+    run("stopped_after", plain("stopped after"), Same, |f, _| json!(f.outcome.stopped_after),
         "If the run was asked to end before its last step: the optimizer steps so far, those before a resumption included. Then \
          all figures are of these steps. Otherwise null.").console(),
 
