@@ -26,6 +26,7 @@ pub const KEY: &str = "flags";
 
 /// What would go wrong with another model, and with another optimizer.
 pub const ANOTHER_MODEL: &str = "it would be another model";
+/// Why a checkpoint of another optimizer is refused.
 pub const NO_STATE: &str = "its state would be of no use";
 
 /// The groups of flags that are recorded, by their headings in the help.
