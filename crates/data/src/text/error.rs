@@ -40,7 +40,7 @@ pub enum TextError {
         path: PathBuf,
         /// The column that is missing.
         name: &'static str,
-        /// The columns that are there.
+        /// The columns that are there, or the first of them.
         present: Vec<String>,
     },
     /// A row has a label that is not one of the classes.

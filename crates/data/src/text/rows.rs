@@ -113,6 +113,6 @@ pub(super) fn column(
     present.iter().position(|column| column == name).ok_or_else(|| TextError::Column {
         path: path.into(),
         name,
-        present: present.to_vec(),
+        present: vec![excerpt(&present.join(", "))],
     })
 }
