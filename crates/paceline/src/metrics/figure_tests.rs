@@ -103,6 +103,7 @@ fn outcome() -> Outcome {
         link: None,
         params: 100,
         num_steps: 3,
+        stopped_after: None,
         trained: None,
         has_classes: false,
         predicted: Needs::default(),
