@@ -104,10 +104,14 @@ fn a_reader_that_has_gone_ends_no_command() {
             closed(&mut command);
             Run::wait(command.spawn().unwrap())
         };
-        let out = run(|command| drop(command.stdout(deserted())));
+        let out = run(|command| {
+            command.stdout(deserted());
+        });
         assert_eq!(out.code, Some(0), "{line}: {out:#?}");
         assert!(!out.stderr.contains("panicked"), "{line}: {out:#?}");
-        let err = run(|command| drop(command.stderr(deserted())));
+        let err = run(|command| {
+            command.stderr(deserted());
+        });
         assert_eq!(err.code, Some(0), "{line}: {err:#?}");
     }
 }

@@ -67,17 +67,18 @@ impl Run {
         let bucket = |first: usize| {
             move |rank: usize| if is_blocking { ready(rank, 0) } else { ready(rank, first) }
         };
-        let mut ops: Vec<(Box<dyn Fn(usize) -> f64>, f64)> = vec![(Box::new(loss), 0.0)];
+        // The loss, and then the buckets: when each rank submits them, and their MB.
+        let mut ops = vec![([0, 1].map(loss), 0.0)];
         for of in &plan {
-            ops.push((Box::new(bucket(of.params[0].0)), of.params.len() as f64));
+            ops.push(([0, 1].map(bucket(of.params[0].0)), of.params.len() as f64));
         }
         let mut free = f64::NEG_INFINITY;
         for (submitted, num_mb) in ops {
-            let started = [0, 1].map(|rank| free.max(submitted(rank)));
+            let started = submitted.map(|at| free.max(at));
             let present = started[0].max(started[1]);
             free = present + self.ms_per_mb * num_mb + (self.overhead)(number);
             for (rank, of) in ranks.iter_mut().enumerate() {
-                of.ops.push([submitted(rank), started[rank], present, free]);
+                of.ops.push([submitted[rank], started[rank], present, free]);
                 of.waiting += (present - started[rank].max(of.backward[1])).max(0.0);
             }
         }
