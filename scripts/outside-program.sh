@@ -62,5 +62,5 @@ small="--samples 64 --global-batch-size 16 --steps 3 --warmup-steps 0 --timeout 
 for transport in thread shm tcp; do
   "$target/debug/outside" train $small --channels 4 --hidden 8 --transport "$transport" --strategy bucket_ddp_async
 done
-"$target/debug/outside" train $small --model llama --layers 1 --dim 32 --seq-len 16 --threads 2 --strategy sharded3 --optimizer adamw
+"$target/debug/outside" train $small --model llama --layers 1 --width 32 --heads 4 --kv-heads 2 --intermediate 48 --vocab 301 --seq-len 16 --threads 2 --strategy sharded3 --optimizer adamw
 echo "a program outside of the workspace trains, after $SECONDS s"

@@ -278,14 +278,34 @@ pub(crate) fn agree(calls: &[CallHeader]) -> Result<(), Disagreement> {
     Ok(())
 }
 
-/// Checks that the blocks of an all-to-all match: each rank sends every other rank as many elements as
-/// that rank expects. `sent(from, to)` and `expected(to, from)` give the counts.
+/// Whether numbers add up to `whole`. A sum that has no room in a number adds up to nothing.
+pub(crate) fn add_up(parts: impl IntoIterator<Item = u64>, whole: u64) -> bool {
+    parts.into_iter().try_fold(0, u64::checked_add) == Some(whole)
+}
+
+/// Whether these are the counts of blocks for `world` ranks that together have `elems` elements.
+pub(crate) fn fill(counts: &[usize], world: usize, elems: usize) -> bool {
+    counts.len() == world && add_up(counts.iter().map(|&count| count as u64), elems as u64)
+}
+
+/// Checks that the blocks of an all-to-all match: those of each rank add up to its data, and each rank sends every other
+/// rank as many elements as that rank expects. `sent(from, to)` and `expected(to, from)` give the counts.
 pub(crate) fn blocks_agree(
-    world: usize,
+    calls: &[CallHeader],
     sent: impl Fn(usize, usize) -> u64,
     expected: impl Fn(usize, usize) -> u64,
 ) -> Result<(), Disagreement> {
-    for from in 0..world {
+    let world = calls.len();
+    for (from, call) in calls.iter().enumerate() {
+        let adds_up = |count: &dyn Fn(usize) -> u64, whole| add_up((0..world).map(count), whole);
+        if !adds_up(&|to| sent(from, to), call.send_count)
+            || !adds_up(&|to| expected(from, to), call.recv_count)
+        {
+            return Err(Disagreement::Counts(format!(
+                "the blocks of rank {from} do not add up to the {} elements that it sends and the {} that it receives",
+                call.send_count, call.recv_count
+            )));
+        }
         for to in 0..world {
             let (sent, expected) = (sent(from, to), expected(to, from));
             if sent != expected {
@@ -343,5 +363,41 @@ impl Shares {
     pub(crate) fn bytes(&self, rank: usize, dtype: DType) -> Range<usize> {
         let (size, elements) = (dtype.size_bytes(), self.elements(rank));
         elements.start * size..elements.end * size
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{CollectiveError, Group};
+
+    /// In a build without checks for overflow, both sums would wrap to what they should be.
+    #[test]
+    fn counts_whose_sum_wraps_are_refused_before_anything_moves() {
+        assert!(fill(&[1, 2], 2, 3));
+        assert!(!fill(&[usize::MAX, 4], 2, 3));
+        assert!(!fill(&[3], 2, 3));
+        let mut groups = Group::threads(2).into_iter();
+        let (first, _second) = (groups.next().unwrap(), groups.next().unwrap());
+        let (wraps, mut received) = ([usize::MAX, 4], [7.0f32; 3]);
+        let error = first.all_to_all_slice(&[1.0f32; 3], &wraps, &mut received, &[1, 2]);
+        assert!(matches!(error, Err(CollectiveError::Buffers { .. })), "{error:?}");
+        assert_eq!(received, [7.0; 3]);
+    }
+
+    /// Every rank sees the blocks of all, so all ranks fail together.
+    #[test]
+    fn blocks_that_do_not_add_up_to_the_call_are_a_disagreement() {
+        let call =
+            |count| CallHeader { send_count: count, recv_count: count, ..Default::default() };
+        let calls = [call(3), call(3)];
+        let check = |rows: [[u64; 2]; 2]| {
+            blocks_agree(&calls, |from, to| rows[from][to], |to, from| rows[from][to])
+        };
+        assert_eq!(check([[1, 2], [2, 1]]), Ok(()));
+        for rows in [[[u64::MAX, 4], [u64::MAX, 4]], [[1, 1], [2, 2]]] {
+            let Err(Disagreement::Counts(reason)) = check(rows) else { panic!("{rows:?}") };
+            assert!(reason.contains("do not add up to the 3 elements"), "{reason}");
+        }
     }
 }

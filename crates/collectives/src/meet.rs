@@ -70,7 +70,8 @@ pub(crate) fn meet(
         let own: Vec<u64> = blocks.send.iter().chain(&blocks.recv).copied().collect();
         let mut rows = ranks.show_blocks(context, &own)?;
         let world = context.world;
-        outcome = blocks_agree(world, |from, to| rows[from][to], |to, from| rows[to][world + from]);
+        outcome =
+            blocks_agree(&calls, |from, to| rows[from][to], |to, from| rows[to][world + from]);
         rows.iter_mut().for_each(|row| row.truncate(world));
         sent = rows;
     }

@@ -20,9 +20,9 @@ impl Group {
         root: usize,
     ) -> Result<Option<Vec<T>>, CollectiveError> {
         let bytes = postcard::to_stdvec(object).map_err(wrap)?;
-        let lengths = self.lengths(bytes.len())?;
+        let (lengths, all) = self.lengths(bytes.len())?;
         let is_root = self.rank() == root;
-        let mut gathered = vec![0u8; if is_root { lengths.iter().sum() } else { 0 }];
+        let mut gathered = room(if is_root { all } else { 0 })?;
         self.gather_slice(&bytes, &mut gathered, root)?;
         if is_root { parse(&gathered, &lengths).map(Some) } else { Ok(None) }
     }
@@ -33,8 +33,8 @@ impl Group {
         object: &T,
     ) -> Result<Vec<T>, CollectiveError> {
         let bytes = postcard::to_stdvec(object).map_err(wrap)?;
-        let lengths = self.lengths(bytes.len())?;
-        let mut gathered = vec![0u8; lengths.iter().sum()];
+        let (lengths, all) = self.lengths(bytes.len())?;
+        let mut gathered = room(all)?;
         self.all_gather_slice(&bytes, &mut gathered)?;
         parse(&gathered, &lengths)
     }
@@ -52,17 +52,34 @@ impl Group {
         let mut bytes = object.unwrap_or_default();
         let mut length = [bytes.len() as u64 as i64];
         self.broadcast_slice(&mut length, root)?;
-        bytes.resize(length[0] as usize, 0);
+        if !is_root {
+            bytes = room(usize::try_from(length[0]).unwrap_or(usize::MAX))?;
+        }
         self.broadcast_slice(&mut bytes, root)?;
         postcard::from_bytes(&bytes).map_err(wrap)
     }
 
-    /// The number of bytes of each rank's object.
-    fn lengths(&self, own: usize) -> Result<Vec<usize>, CollectiveError> {
+    /// The number of bytes of each rank's object, and of all objects together. All ranks fail together if there is no such
+    /// number.
+    fn lengths(&self, own: usize) -> Result<(Vec<usize>, usize), CollectiveError> {
         let mut lengths = vec![0i64; self.world_size()];
         self.all_gather_slice(&[own as i64], &mut lengths)?;
-        Ok(lengths.into_iter().map(|length| length as usize).collect())
+        let lengths: Option<Vec<usize>> =
+            lengths.iter().map(|&length| usize::try_from(length).ok()).collect();
+        let all =
+            |lengths: &Vec<usize>| lengths.iter().try_fold(0, |a: usize, &b| a.checked_add(b));
+        let found = lengths.and_then(|lengths| all(&lengths).map(|all| (lengths, all)));
+        found.ok_or_else(|| CollectiveError::Object("its length is no number of bytes".into()))
     }
+}
+
+/// Memory for objects of other ranks. A length that a rank with corrupted memory has sent is an error, and ends no process.
+fn room(len_bytes: usize) -> Result<Vec<u8>, CollectiveError> {
+    let mut bytes = Vec::new();
+    let refused = |_| CollectiveError::Object(format!("no memory for {len_bytes} bytes"));
+    bytes.try_reserve_exact(len_bytes).map_err(refused)?;
+    bytes.resize(len_bytes, 0);
+    Ok(bytes)
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8], lengths: &[usize]) -> Result<Vec<T>, CollectiveError> {

@@ -9,7 +9,7 @@
 
 use paceline_memory::{Access, Claim, Device, Tensor};
 
-use crate::call::{Blocks, Call, Region};
+use crate::call::{Blocks, Call, Region, fill};
 use crate::worker::Claims;
 use crate::{CollectiveError, Group, OpKind, OpTimes, ReduceOp, Work};
 
@@ -273,7 +273,7 @@ impl Group {
                     let reason = format!("cannot cut {elems} elements into {world} even blocks");
                     self.refuse(kind, reason)
                 }
-                Some(counts) if counts.len() == world && counts.iter().sum::<usize>() == elems => {
+                Some(counts) if fill(counts, world, elems) => {
                     Ok(counts.iter().map(|&count| count as u64).collect())
                 }
                 Some(counts) => {

@@ -2,7 +2,7 @@
 
 use paceline_memory::Element;
 
-use crate::call::{Blocks, Call, Region};
+use crate::call::{Blocks, Call, Region, fill};
 use crate::{CollectiveError, Group, OpKind, OpTimes, ReduceElement, ReduceOp};
 
 type Outcome = Result<OpTimes, CollectiveError>;
@@ -86,7 +86,7 @@ impl Group {
     ) -> Outcome {
         let kind = OpKind::AllToAll;
         for (counts, elems) in [(counts, data.len()), (received_counts, received.len())] {
-            if counts.len() != self.world_size() || counts.iter().sum::<usize>() != elems {
+            if !fill(counts, self.world_size(), elems) {
                 return self.refuse(kind, format!("got counts {counts:?} for {elems} elements"));
             }
         }

@@ -76,6 +76,7 @@ impl Drop for Inner {
                 // SAFETY: the bytes belong only to this buffer, which the caller of `Buffer::window`
                 // guaranteed. No claim on them is left, since a claim keeps the buffer alive.
                 unsafe { mapping.give_back(extent.clone()) };
+                mapping.close_window();
                 account.release(self.len_bytes);
             }
         }
@@ -127,6 +128,7 @@ impl Buffer {
         }
         // SAFETY: the check above makes sure that the start lies within the mapping.
         let base = unsafe { mapping.base().add(range.start) };
+        mapping.open_window();
         let storage = Storage::Window { mapping, extent };
         allocator.0.account.reserve(range.len());
         Ok(Self::new(base, range.len(), Device::Cpu, category, allocator.clone(), storage))
@@ -330,7 +332,9 @@ mod tests {
         };
         assert_eq!(window.len_bytes(), 128);
         assert_eq!(allocator.usage(Category::Gradients).current_bytes, 128);
+        assert!(mapping.has_windows());
         drop(window);
+        assert!(!mapping.has_windows());
         assert_eq!(Arc::strong_count(&mapping), 1);
         assert_eq!(allocator.usage(Category::Gradients).current_bytes, 0);
     }

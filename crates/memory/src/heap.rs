@@ -71,7 +71,7 @@ pub(crate) enum Shortage {
     #[default]
     None,
     /// Anything after this many requests.
-    #[cfg(any(test, feature = "faults"))]
+    #[cfg(feature = "faults")]
     AfterRequests(u64),
     /// More than this many bytes at once.
     #[cfg(any(test, feature = "faults"))]
@@ -169,7 +169,7 @@ impl Heap {
     fn request(&mut self, block: &Block) -> bool {
         let is_refused = match self.shortage {
             Shortage::None => false,
-            #[cfg(any(test, feature = "faults"))]
+            #[cfg(feature = "faults")]
             Shortage::AfterRequests(most) => self.num_requests >= most,
             #[cfg(any(test, feature = "faults"))]
             Shortage::AboveBytes(most) => self.reserved_bytes > most,

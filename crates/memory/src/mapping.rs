@@ -7,6 +7,7 @@ use std::ffi::c_void;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
@@ -27,6 +28,8 @@ pub struct Mapping {
     base: NonNull<u8>,
     len_bytes: usize,
     file: OwnedFd,
+    /// The buffers of this process that lie in it.
+    windows: AtomicUsize,
 }
 
 // SAFETY: the mapping is plain memory that is valid until `drop`, from any thread. This type gives out only
@@ -70,7 +73,7 @@ impl Mapping {
         // SAFETY: the range is the new mapping.
         let _ = unsafe { madvise(base, len_bytes, Advice::LinuxHugepage) };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, len_bytes, file })
+        Ok(Self { base, len_bytes, file, windows: AtomicUsize::new(0) })
     }
 
     /// The first byte. Valid for [`Mapping::len_bytes`] bytes as long as `self` lives.
@@ -81,6 +84,19 @@ impl Mapping {
     /// Length in bytes.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
+    }
+
+    /// Whether a buffer of this process lies in the mapping ([`crate::Buffer::window`]).
+    pub fn has_windows(&self) -> bool {
+        self.windows.load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) fn open_window(&self) {
+        self.windows.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn close_window(&self) {
+        self.windows.fetch_sub(1, Ordering::Release);
     }
 
     /// Gives the memory of a range back to the system, in every process that maps the file. The range stays

@@ -117,6 +117,18 @@ impl Rehearsal {
         };
         peak(&self.forward).max(peak(&self.backward)).max(peak(&self.step))
     }
+
+    /// What the allocator has taken from the system beyond what was in use at most: gaps between buffers that no buffer
+    /// fits into.
+    pub fn gaps_bytes(&self) -> u64 {
+        let phases = [&self.forward, &self.backward, &self.step];
+        let most = |of: fn(&PhaseUsage) -> Usage| {
+            phases.map(|phase| of(phase).peak_bytes).into_iter().max()
+        };
+        most(|phase| phase.reserved)
+            .unwrap_or(0)
+            .saturating_sub(most(|phase| phase.total).unwrap_or(0))
+    }
 }
 
 const FORWARD: &str = "forward";

@@ -1,6 +1,9 @@
 //! The resources of this host (cores, memory, caches), and how many of them this process may use.
 
+mod cgroup;
+
 use std::fs;
+use std::path::Path;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -10,11 +13,6 @@ use crate::{Failure, Result};
 /// The number of cores that this process may use.
 pub fn num_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// The number in the file at `path`, if the file has nothing but a number.
-fn number(path: &str) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 /// The value in the first line `name: value` of a file such as `/proc/meminfo`.
@@ -30,31 +28,26 @@ fn field_bytes(path: &str, name: &str) -> Option<u64> {
 }
 
 /// Bytes of memory that a new process could use without swapping, if the system says: the smaller of what
-/// the kernel calls available and what the control group leaves.
+/// the kernel calls available and what the control groups of this process leave.
 pub fn available_bytes() -> Option<u64> {
     let available = field_bytes("/proc/meminfo", "MemAvailable")?;
-    let used = number("/sys/fs/cgroup/memory.current").unwrap_or(0);
-    let statistics = fs::read_to_string("/sys/fs/cgroup/memory.stat").unwrap_or_default();
-    let group = memory_limit_bytes().map(|limit| left_in_group(limit, used, &statistics));
-    Some(available.min(group.unwrap_or(u64::MAX)))
+    let groups = cgroup::memory_groups(Path::new("/")).into_iter();
+    Some(groups.map(|group| group.left).fold(available, u64::min))
 }
 
-/// What a control group leaves of its `limit`. The pages of files that nobody has touched lately count as used,
-/// but the kernel gives them up as soon as memory is needed.
-fn left_in_group(limit: u64, used: u64, statistics: &str) -> u64 {
-    let line = statistics.lines().find_map(|line| line.strip_prefix("inactive_file "));
-    let given_up = line.and_then(|bytes| bytes.trim().parse().ok()).unwrap_or(0);
-    limit.saturating_sub(used.saturating_sub(given_up))
-}
-
-/// The memory limit of this process's control group in bytes, if it sets one.
+/// The smallest memory limit of the control groups of this process in bytes, if they set one.
 pub fn memory_limit_bytes() -> Option<u64> {
-    number("/sys/fs/cgroup/memory.max")
+    cgroup::memory_groups(Path::new("/")).into_iter().map(|group| group.limit).min()
 }
 
 /// Proportional set size of this process in bytes: its own pages, and its share of shared pages.
 pub fn resident_bytes() -> Option<u64> {
     field_bytes("/proc/self/smaps_rollup", "Pss")
+}
+
+/// The part of [`resident_bytes`] that are pages of files: the program and its libraries, which processes share.
+pub fn program_bytes() -> Option<u64> {
+    field_bytes("/proc/self/smaps_rollup", "Pss_File")
 }
 
 /// Size of the largest cache of the first core, in bytes.
@@ -110,15 +103,6 @@ mod tests {
         assert!(available_bytes().is_some());
         assert!(resident_bytes().unwrap() > 1 << 16);
         assert!(num_cores() >= 1);
-    }
-
-    #[test]
-    fn files_that_the_kernel_gives_up_are_no_used_memory() {
-        let statistics = "anon 300\nfile 500\nactive_file 100\ninactive_file 400\n";
-        assert_eq!(left_in_group(1000, 900, statistics), 500);
-        assert_eq!(left_in_group(1000, 900, ""), 100);
-        assert_eq!(left_in_group(1000, 1001, ""), 0);
-        assert_eq!(left_in_group(1000, 300, statistics), 1000);
     }
 
     #[test]

@@ -86,6 +86,55 @@ fn the_resident_set_is_near_its_prediction() {
     assert!(off.abs() < 0.1, "{measured} bytes are resident, {predicted} predicted");
 }
 
+/// Two ranks of the first command of the README, made smaller: events, test data and a small model count as well.
+#[test]
+fn the_resident_set_of_a_small_run_is_near_its_prediction() {
+    let sandbox = Sandbox::new();
+    let model = "--channels 8 16 --hidden 32 --samples 2048 --steps 20 --profile --evaluate";
+    sandbox.train(&format!("{model} --nproc 2 --json summary.json")).ok();
+    let summary = json(&sandbox.path("summary.json"));
+    let measured = summary["resident_bytes"].as_f64().unwrap();
+    let predicted = summary["memory_predicted"][0]["resident"].as_f64().unwrap();
+    let off = (measured - predicted).abs();
+    assert!(off < 4e6, "{measured} bytes are resident, {predicted} predicted");
+}
+
+/// The lengths of rows are a mix in which every batch has another longest row.
+#[test]
+fn texts_of_any_length_take_what_was_predicted() {
+    let sandbox = Sandbox::new();
+    let row = |at: usize| {
+        let num_tokens = 1 + at * at * 37 % 599;
+        let tokens = (0..num_tokens).map(|token| format!("t{}", (at + token) % 41));
+        format!("{},{}\n", tokens.collect::<Vec<_>>().join(" "), at % 2)
+    };
+    let rows = (0..120).map(row).collect::<String>();
+    sandbox.write("texts/train.csv", format!("text,label\n{rows}").as_bytes());
+    let vocab: serde_json::Map<_, _> =
+        (0..41).map(|at| (format!("t{at}"), serde_json::json!(at))).collect();
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "unk_token": "t0", "vocab": vocab},
+    });
+    sandbox.write("texts/tokenizer.json", tokenizer.to_string().as_bytes());
+    let model =
+        "--model llama --layers 3 --width 32 --heads 2 --kv-heads 1 --intermediate 48 --vocab 41";
+    let data =
+        "--num-labels 2 --data text --data-dir texts --max-length 600 --batch-size 4 --epochs 1";
+    let run = "--nproc 2 --transport thread --optimizer adamw --warmup-steps 0 --json summary.json";
+    for seed in 0..3 {
+        sandbox.train(&format!("{model} {data} {run} --seed {seed}")).ok();
+        let summary = json(&sandbox.path("summary.json"));
+        let predicted = summary["memory_predicted"][0]["total"].as_f64().unwrap();
+        for memory in summary["memory"].as_array().unwrap() {
+            let reserved = memory["peak_bytes"]["reserved"].as_f64().unwrap();
+            assert!(reserved < 1.1 * predicted, "{reserved} reserved, {predicted} predicted");
+            assert!(measured(memory, "total") <= predicted, "{memory}");
+        }
+    }
+}
+
 fn predict(sandbox: &Sandbox, flags: &str) -> Run {
     let mut command = sandbox.paceline();
     command.args(["predict", "--memory", "--json", "memory.json"]).args(flags.split_whitespace());

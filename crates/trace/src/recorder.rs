@@ -144,6 +144,11 @@ pub struct Track {
 }
 
 impl Track {
+    /// The memory of a track with room for `capacity` events, in bytes.
+    pub const fn bytes_of(capacity: usize) -> usize {
+        capacity * size_of::<OnceLock<Event>>()
+    }
+
     /// The name given when the track was created.
     pub fn name(&self) -> &str {
         &self.name

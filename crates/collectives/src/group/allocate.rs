@@ -4,8 +4,8 @@ use paceline_memory::{Access, Allocator, Buffer, Category, DType, Tensor};
 
 use super::Group;
 use super::ties::Ties;
-use crate::CollectiveError;
 use crate::shared::{Reach, Segments, Shared};
+use crate::{CollectiveError, ReduceOp};
 
 /// A rank's answer about the buffer that it registers: no peer can reach the memory.
 const PRIVATE: u8 = 0;
@@ -15,7 +15,7 @@ const REACHED: u8 = 2;
 impl Group {
     /// Allocates zeroed memory on every rank, which all operations use in place, without staging. A
     /// collective call: every rank passes the same size in bytes. Dropping the buffer returns the memory
-    /// to the system. Its address range stays reserved until the group is dropped.
+    /// to the system. Its address range is given up by a later call of this function, once all ranks have dropped theirs.
     pub fn allocate(
         &self,
         allocator: &Allocator,
@@ -37,9 +37,19 @@ impl Group {
             Buffer::window(part.mapping.clone(), extent, len_bytes, category, allocator)?
         };
         self.0.origin.rank.own(&part);
-        self.reachable(shared).add(segment);
-        self.barrier()?;
+        let segments = self.reachable(shared);
+        segments.add(segment);
+        self.forget_dropped(segments, shared.rank)?;
         Ok(buffer)
+    }
+
+    /// Forgets the segments whose buffers all ranks have dropped: their addresses and files go back to the system. Also is a
+    /// barrier.
+    fn forget_dropped(&self, segments: &Segments, rank: usize) -> Result<(), CollectiveError> {
+        let mut dropped = segments.dropped(rank);
+        self.all_reduce_slice(&mut dropped, ReduceOp::Min)?;
+        segments.forget(&dropped);
+        Ok(())
     }
 
     /// Makes memory that a related group has allocated usable in place by this group. A collective call: every rank passes
@@ -83,9 +93,9 @@ impl Group {
             op: "register",
             reason: "got memory that this rank has not allocated".into(),
         })?;
-        self.reachable(shared).add(links.exchange_parts(&part)?);
-        self.barrier()?;
-        Ok(())
+        let segments = self.reachable(shared);
+        segments.add(links.exchange_parts(&part)?);
+        self.forget_dropped(segments, shared.rank)
     }
 
     fn reachable<'a>(&self, shared: &'a Shared) -> &'a Segments {
@@ -128,6 +138,7 @@ mod tests {
             assert_eq!(group.shared().unwrap().reach.held_bytes().last(), Some(&0));
             // Memory that is allocated later is independent of the first.
             let buffer = group.allocate(&allocator, BYTES, Category::Gradients).unwrap();
+            assert_eq!(group.shared().unwrap().reach.held_bytes().len(), 1);
             let data = Tensor::new(buffer, 0, DType::F32, [BYTES / 4]).unwrap();
             data.write::<f32>().unwrap().fill(2.0);
             group.all_reduce(&data, ReduceOp::Sum).unwrap();
@@ -137,5 +148,59 @@ mod tests {
             let ranks = [0, 1].map(|number| scope.spawn(move || rank(number)));
             ranks.into_iter().for_each(|rank| rank.join().unwrap());
         });
+    }
+
+    /// The mappings and files of this process that ranks share.
+    fn num_shared_files() -> usize {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().filter(|line| line.contains("memfd:paceline")).count()
+    }
+
+    /// Two ranks of a group of their own, each on a thread.
+    fn on_two_ranks(rank: impl Fn(Group) + Sync) {
+        let name = format!("paceline-test-{}", Rendezvous::fresh_secret().unwrap());
+        let rendezvous = &Rendezvous::by_name(name, "");
+        let run = |number: usize| {
+            let timeout = Duration::from_secs(60);
+            let options = GroupOptions { timeout, ..GroupOptions::for_local_ranks(2) };
+            rank(Group::shm(rendezvous, number, 2, options).unwrap());
+        };
+        std::thread::scope(|scope| {
+            let ranks = [0, 1].map(|number| scope.spawn(move || run(number)));
+            ranks.into_iter().for_each(|rank| rank.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn freed_allocations_leave_nothing_behind() {
+        on_two_ranks(|group| {
+            let allocator = Allocator::new();
+            let allocate = || group.allocate(&allocator, 4096, Category::Gradients).unwrap();
+            let held = || group.shared().unwrap().reach.held_bytes().len();
+            let stays = allocate();
+            // A part of the group reaches the memory that stays, whatever becomes of the rest.
+            let part = group.split(Some(0)).unwrap().unwrap();
+            // Dropped on one rank only, and so kept.
+            let mut of_one = Some(allocate());
+            if group.rank() == 0 {
+                of_one = None;
+            }
+            for _ in 0..100 {
+                drop(allocate());
+            }
+            group.barrier().unwrap();
+            assert_eq!(held(), 3, "what stays, what one rank has, and the last one");
+            let data = Tensor::new(stays, 0, DType::F32, [1024]).unwrap();
+            for group in [&group, &part] {
+                data.write::<f32>().unwrap().fill(1.0);
+                group.all_reduce(&data, ReduceOp::Sum).unwrap();
+                assert!(data.read::<f32>().unwrap().iter().all(|&sum| sum == 2.0));
+            }
+            drop(of_one);
+            let last = allocate();
+            assert_eq!(held(), 2);
+            drop(last);
+        });
+        assert!(num_shared_files() < 100, "{} mappings are left", num_shared_files());
     }
 }

@@ -6,6 +6,7 @@
 //! Input: addresses of this rank. Output: places, which every rank can convert to addresses of its own.
 //! This module knows nothing of operations.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use paceline_memory::Mapping;
@@ -92,10 +93,10 @@ impl Segment {
 pub(crate) struct Segments {
     /// The staging areas. No buffer of the caller lies there.
     staging: Segment,
-    /// What the group has shared since it was formed. Every rank adds the same segments in the same order.
-    /// Segments stay mapped as long as the group lives, because a peer may still use its own part. Dropping
-    /// the buffer in a part returns the part's memory to the system.
-    shared: Mutex<Vec<Segment>>,
+    /// What the group has shared since it was formed, by number. Dropping the buffer in a part returns the part's memory
+    /// to the system. The segment stays mapped until the buffers of all ranks are dropped, because a peer may still use
+    /// its own part.
+    shared: Mutex<SegmentList>,
     inherited: Option<Inherited>,
 }
 
@@ -107,9 +108,16 @@ pub(crate) struct Inherited {
     pub(crate) ranks: Box<[usize]>,
 }
 
+/// Segments by number. The number of one that is gone is never given again, so it cannot name another.
+#[derive(Debug, Default)]
+struct SegmentList {
+    segments: BTreeMap<u32, Segment>,
+    num_added: u32,
+}
+
 /// The number of a segment: how many generations back it was shared, and its index there.
-fn number(generation: u64, index: usize) -> u64 {
-    generation << 32 | index as u64
+fn number(generation: u64, index: u32) -> u64 {
+    generation << 32 | u64::from(index)
 }
 
 impl Segments {
@@ -117,19 +125,36 @@ impl Segments {
         Self { staging, shared: Mutex::default(), inherited }
     }
 
-    fn shared(&self) -> MutexGuard<'_, Vec<Segment>> {
+    fn shared(&self) -> MutexGuard<'_, SegmentList> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a segment. Every rank adds the same segments in the same order.
     pub(crate) fn add(&self, segment: Segment) {
-        self.shared().push(segment);
+        let mut shared = self.shared();
+        let number = shared.num_added;
+        shared.num_added += 1;
+        shared.segments.insert(number, segment);
+    }
+
+    /// For each segment that was shared in this group, in order: 1 if this rank's buffer in it has been dropped, otherwise 0.
+    /// Every rank has the same number of segments.
+    pub(crate) fn dropped(&self, rank: usize) -> Vec<u8> {
+        let shared = self.shared();
+        let is_dropped = |segment: &Segment| !segment.parts[rank].mapping.has_windows();
+        shared.segments.values().map(|segment| u8::from(is_dropped(segment))).collect()
+    }
+
+    /// Forgets the segments whose buffers all ranks have dropped, by the same order. Every rank passes the same.
+    pub(crate) fn forget(&self, dropped: &[u8]) {
+        let mut dropped = dropped.iter();
+        self.shared().segments.retain(|_, _| dropped.next() != Some(&1));
     }
 
     /// Where in the memory that was shared in this group itself an address of `rank` lies.
     #[inline]
-    fn locate_own(&self, rank: usize, address: usize, len_bytes: usize) -> Option<(usize, usize)> {
-        self.shared().iter().enumerate().find_map(|(index, segment)| {
+    fn locate_own(&self, rank: usize, address: usize, len_bytes: usize) -> Option<(u32, usize)> {
+        self.shared().segments.iter().find_map(|(&index, segment)| {
             Some((index, segment.parts[rank].offset(address, len_bytes)?))
         })
     }
@@ -154,7 +179,7 @@ impl Segments {
             (segments, rank) = (&older.segments, older.ranks[rank]);
         }
         let shared = segments.shared();
-        let part = &shared.get(place.segment as u32 as usize)?.parts[rank];
+        let part = &shared.segments.get(&(place.segment as u32))?.parts[rank];
         part.address(place.offset, len_bytes)
     }
 }
@@ -202,6 +227,6 @@ impl Reach {
             let file = segment.parts[0].mapping.file();
             512 * rustix::fs::fstat(file).unwrap().st_blocks as usize
         };
-        segments.shared().iter().map(held).collect()
+        segments.shared().segments.values().map(held).collect()
     }
 }

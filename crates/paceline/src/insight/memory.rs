@@ -11,7 +11,7 @@ use std::collections::btree_map::Entry;
 use std::ops::Range;
 
 use paceline_collectives::MeshShape;
-use paceline_data::{BatchShape, Dataset};
+use paceline_data::BatchShape;
 use paceline_kernels::{Compute, KernelError};
 use paceline_memory::{Allocator, Category, MemoryError};
 use paceline_model::{Batch, Model, ModelError, Owned, Rehearsal};
@@ -19,10 +19,12 @@ use paceline_strategies::{SHARED_SUMS_BYTES, Strategy};
 
 use crate::choices::optimizers::OptimizerSettings;
 use crate::metrics::memory::{Bytes, RESIDENT, TOTAL};
+use crate::metrics::profiler::events_bytes;
 use crate::run::config::TrainConfig;
 use crate::run::named::TransportName;
+use crate::run::open_data::OpenData;
 use crate::run::strategy::StrategyConfig;
-use crate::{Failure, Result};
+use crate::{Failure, Result, resources};
 
 /// Batches that a loader thread has ready or in the making, beside those of the step.
 const BATCHES_AHEAD: usize = 3;
@@ -30,7 +32,8 @@ const BATCHES_AHEAD: usize = 3;
 /// What a process takes by itself: stacks, queues, records of operations, and copies within matrix products. Measured, not
 /// derived: the mean of runs with 6 to 250 MB of tensors on 2 and 4 ranks, which lie within 2 MB of it.
 const OWN_PROCESS_BYTES: f64 = 4.5e6;
-/// The pages of the program that are in use. The ranks and their launcher share them. Measured like the bytes above.
+/// The pages of the program that are in use, where the system does not say: those of a build with optimization. The ranks
+/// and their launcher share them. Measured like the bytes above.
 const PROGRAM_BYTES: f64 = 6.5e6;
 
 /// A batch of `rows` samples of this length in the memory of an allocator, without contents of its own.
@@ -83,8 +86,15 @@ pub struct Shape<'a> {
     pub num_batches_of_run: usize,
     /// Whether a thread makes batches ahead.
     pub prefetches: bool,
-    /// Bytes of the data set, which each process keeps.
+    /// Bytes of the data sets, which each process keeps.
     pub data_set_bytes: f64,
+    /// The samples' fields of the test set, if the run evaluates between steps.
+    pub evaluated: Option<BatchShape>,
+    /// Bytes of the events that `--profile` records.
+    pub events_bytes: usize,
+    /// This process's share of the pages of the program that are in use now. A build without optimization has three times as
+    /// many as one with it.
+    pub program_bytes: f64,
     /// Whether each rank is a process.
     pub has_processes: bool,
     /// The most bytes that the copy of a checkpoint takes, if the run saves any.
@@ -93,7 +103,11 @@ pub struct Shape<'a> {
 
 impl<'a> Shape<'a> {
     /// The shape of a run on this data set.
-    pub fn of(config: &'a TrainConfig, dataset: &dyn Dataset) -> Self {
+    pub fn of(config: &'a TrainConfig, data: &OpenData) -> Self {
+        let dataset = data.train.as_ref();
+        let test = data.test.as_deref();
+        let of_test = test.map_or(0.0, |test| config.data.resident_bytes(test));
+        let profile = config.profile.as_ref();
         let num_batches = config.strategy.accumulate.min(config.steps_per_epoch);
         Self {
             strategy: &config.strategy,
@@ -106,7 +120,13 @@ impl<'a> Shape<'a> {
             num_batches,
             num_batches_of_run: config.steps_per_epoch.saturating_mul(config.epochs),
             prefetches: !config.data.is_generated(),
-            data_set_bytes: config.data.resident_bytes(dataset),
+            data_set_bytes: config.data.resident_bytes(dataset) + of_test,
+            evaluated: test.filter(|_| config.eval_every.is_some()).map(BatchShape::of),
+            events_bytes: profile.map_or(0, |profile| events_bytes(profile, config.threads)),
+            program_bytes: resources::program_bytes().map_or_else(
+                || PROGRAM_BYTES / (config.world_size as f64 + 1.0),
+                |bytes| bytes as f64,
+            ),
             has_processes: config.transport != TransportName::Thread,
             snapshot_bytes: config
                 .save
@@ -135,8 +155,10 @@ pub struct Need {
     by_category: [u64; Category::ALL.len()],
     /// The most bytes at once in all categories together.
     pub total: u64,
-    /// The proportional set size of the rank's process after some steps, if the rank is a process: all of the above, the
-    /// data set, and what a process takes by itself.
+    /// What the rank holds besides, by what it is for: nothing of it is a tensor of a step.
+    pub besides: [(&'static str, u64); 4],
+    /// The proportional set size of the rank's process after some steps, if the rank is a process: all of the above, and
+    /// what a process takes by itself.
     pub resident: Option<u64>,
     /// Whether activations are only a lower bound: the model has a layer of the user's own that reads values, so its step
     /// cannot be rehearsed.
@@ -147,6 +169,11 @@ impl Need {
     /// The most bytes of a category at once.
     pub fn of(&self, category: Category) -> u64 {
         self.by_category[category as usize]
+    }
+
+    /// The most bytes at once, with what the rank holds besides tensors.
+    pub fn whole(&self) -> u64 {
+        self.besides.iter().fold(self.total, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
     /// All categories, and their sum, by name.
@@ -203,10 +230,10 @@ impl Needs {
         &self.ranks[self.largest_rank()]
     }
 
-    /// What the first `num_ranks` ranks need together, beside data that stay in memory.
+    /// What the first `num_ranks` ranks need together.
     pub fn sum(&self, num_ranks: usize) -> f64 {
         // In floating point, because a batch may be larger than any memory.
-        self.ranks.iter().take(num_ranks).map(|need| need.total as f64).sum()
+        self.ranks.iter().take(num_ranks).map(|need| need.whole() as f64).sum()
     }
 }
 
@@ -216,6 +243,8 @@ struct Passes {
     workspace: u64,
     /// Both at once.
     both: u64,
+    /// Gaps between buffers.
+    gaps: u64,
     is_at_least: bool,
 }
 
@@ -241,13 +270,20 @@ impl Passes {
                 activations: rehearsal.peak_bytes(Category::Activations),
                 workspace: rehearsal.peak_bytes(Category::Workspace),
                 both: rehearsal.peak_of_step_bytes(),
+                gaps: rehearsal.gaps_bytes(),
                 is_at_least: false,
             }),
             Ok(None) => {
                 let elem_bytes = options.precision.compute.size_bytes() as u64;
                 let of_sample = (model.activation_elems as u64).saturating_mul(elem_bytes);
                 let activations = of_sample.saturating_mul(rows as u64);
-                Ok(Self { activations, workspace: 0, both: activations, is_at_least: true })
+                Ok(Self {
+                    activations,
+                    workspace: 0,
+                    both: activations,
+                    gaps: 0,
+                    is_at_least: true,
+                })
             }
             // More bytes than a number has room for.
             Err(
@@ -255,7 +291,7 @@ impl Passes {
                 | ModelError::Kernel(KernelError::Memory(MemoryError::OutOfMemory { .. })),
             ) => {
                 let most = u64::MAX;
-                Ok(Self { activations: most, workspace: 0, both: most, is_at_least: true })
+                Ok(Self { activations: most, workspace: 0, both: most, gaps: 0, is_at_least: true })
             }
             Err(error) => Err(Failure::Usage(format!("the memory of a step: {error}"))),
         }
@@ -299,10 +335,17 @@ fn need(
     let total = lasting
         .map(|category| by_category[category as usize])
         .fold(passes.both, u64::saturating_add);
-    let process = OWN_PROCESS_BYTES + PROGRAM_BYTES / (shape.rows.len() as f64 + 1.0);
-    let resident = total as f64 + shape.data_set_bytes + process;
-    let resident = shape.has_processes.then_some(resident as u64);
-    Need { by_category, total, resident, is_at_least: passes.is_at_least }
+    let process = OWN_PROCESS_BYTES + shape.program_bytes;
+    let besides = [
+        ("the data set", shape.data_set_bytes as u64),
+        ("events of --profile", shape.events_bytes as u64),
+        ("gaps between buffers", passes.gaps),
+        ("batches to evaluate on", evaluated_bytes(shape, shape.rows[rank])),
+    ];
+    let mut need =
+        Need { by_category, total, besides, resident: None, is_at_least: passes.is_at_least };
+    need.resident = shape.has_processes.then_some(need.whole().saturating_add(process as u64));
+    need
 }
 
 /// The most bytes that a rank copies for a checkpoint: its part of the values and of the optimizer's state, of which
@@ -320,6 +363,12 @@ fn snapshot_bytes(shape: &Shape, strategy: &dyn Strategy, model: &Model, rank: u
         + part(|of| &of.state, layout.trained_len()) * copies as f64;
     let elem_bytes = shape.strategy.options.precision.master.size_bytes() as f64;
     ((elems * elem_bytes) as u64).min(most as u64)
+}
+
+/// The batches of an evaluation between steps, which are there beside those of training.
+fn evaluated_bytes(shape: &Shape, rows: usize) -> u64 {
+    let of_row = shape.evaluated.as_ref().map_or(0, BatchShape::max_bytes);
+    (of_row as u64).saturating_mul(rows as u64).saturating_mul(1 + BATCHES_AHEAD as u64)
 }
 
 /// The batches that are there at once: those of the step, and those that the loader's thread has made or makes.

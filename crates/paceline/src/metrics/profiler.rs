@@ -49,6 +49,28 @@ pub struct Profiler {
     missing: Option<String>,
 }
 
+/// The threads of a pool that are recorded. With a single thread there is no pool.
+fn num_recorded(num_threads: usize) -> usize {
+    Some(num_threads).filter(|count| *count > 1).unwrap_or(0)
+}
+
+/// The events for which there is room in each recorded step.
+fn events_of_step(num_recorded: usize) -> u64 {
+    let of_rank = MAIN_EVENTS + KERNEL_EVENTS + COMMUNICATION_EVENTS + LOADER_EVENTS;
+    of_rank + MEMORY_EVENTS + THREAD_EVENTS * num_recorded as u64
+}
+
+fn num_steps_with_room(config: &ProfileConfig, num_recorded: usize) -> u64 {
+    config.active.min(MAX_EVENTS / events_of_step(num_recorded))
+}
+
+/// The memory that the events of a rank with `num_threads` compute threads take, in bytes.
+pub fn events_bytes(config: &ProfileConfig, num_threads: usize) -> usize {
+    let num_recorded = num_recorded(num_threads);
+    let num_steps = num_steps_with_room(config, num_recorded);
+    Track::bytes_of((events_of_step(num_recorded) * num_steps) as usize)
+}
+
 impl Listener for Profiler {
     fn on(&mut self, event: &Event) -> Result<()> {
         match event {
@@ -74,11 +96,8 @@ impl Profiler {
         compute: Compute,
         allocator: &Allocator,
     ) -> (Self, Compute) {
-        // With a single thread there are no worker threads to record.
-        let num_threads = Some(compute.threads.count()).filter(|count| *count > 1).unwrap_or(0);
-        let per_step = MAIN_EVENTS + KERNEL_EVENTS + COMMUNICATION_EVENTS + LOADER_EVENTS;
-        let per_step = per_step + MEMORY_EVENTS + THREAD_EVENTS * num_threads as u64;
-        let num_steps = config.active.min(MAX_EVENTS / per_step);
+        let num_threads = num_recorded(compute.threads.count());
+        let num_steps = num_steps_with_room(config, num_threads);
         let mut recorder = Recorder::new();
         let mut track =
             |name: &str, events: u64| recorder.track(name, (events * num_steps) as usize);

@@ -51,7 +51,7 @@ pub fn resolve_inputs(
     }
     let world_size = config.world_size;
     let local_ranks = placement.map_or(world_size, |placement| placement.place.local_world_size);
-    shortage::check(&config, local_ranks, &model, data.train.as_ref())?;
+    shortage::check(&config, local_ranks, &model, &data)?;
     config.warnings.extend(resume::check(&config, &model, data.train.len())?);
     Ok((config, data))
 }

@@ -5,12 +5,12 @@
 //! [`crate::insight::memory`].
 
 use paceline_collectives::MeshShape;
-use paceline_data::Dataset;
 use paceline_memory::Category;
 use paceline_model::Model;
 
 use super::config::TrainConfig;
 use super::flags::RunFlags;
+use super::open_data::OpenData;
 use super::resolve_ranks::resolve_mesh;
 use super::strategy::{self, StrategyConfig};
 use crate::choices::models::MODELS;
@@ -24,19 +24,18 @@ pub fn check(
     config: &TrainConfig,
     local_ranks: usize,
     model: &Model,
-    dataset: &dyn Dataset,
+    data: &OpenData,
 ) -> Result<()> {
     let Some(available) = resources::available_bytes() else { return Ok(()) };
     let available = available as f64;
-    let resident = config.data.resident_bytes(dataset) * local_ranks as f64;
-    let shape = Shape::of(config, dataset);
+    let shape = Shape::of(config, data);
     let needs = Needs::of(&shape, model)?;
-    let needed = needs.sum(local_ranks) + resident;
+    let needed = needs.sum(local_ranks);
     if needed <= available {
         return Ok(());
     }
     let fits = |shape: &Shape| {
-        Needs::of(shape, model).is_ok_and(|needs| needs.sum(local_ranks) + resident <= available)
+        Needs::of(shape, model).is_ok_and(|needs| needs.sum(local_ranks) <= available)
     };
     let strategies: Vec<&str> = alternatives(config)
         .filter(|(strategy, mesh)| fits(&Shape { strategy, mesh, ..shape.clone() }))
@@ -68,7 +67,7 @@ pub fn check(
         gb(needed),
         gb(available),
         config.strategy.name(),
-        in_words(need, resident / local_ranks as f64),
+        in_words(need),
     )))
 }
 
@@ -85,10 +84,11 @@ fn sizes(config: &TrainConfig) -> String {
 }
 
 /// The need of a rank by category, without the categories that take less than a hundredth of it.
-fn in_words(need: &Need, resident: f64) -> String {
+fn in_words(need: &Need) -> String {
     let by_category = Category::ALL.map(|category| (category.name(), need.of(category) as f64));
-    let all = by_category.into_iter().chain([("the data set", resident)]);
-    let whole = need.total as f64 + resident;
+    let besides = need.besides.map(|(name, bytes)| (name, bytes as f64));
+    let all = by_category.into_iter().chain(besides);
+    let whole = need.whole() as f64;
     let parts = all.filter(|(_, bytes)| *bytes * 100.0 >= whole);
     parts.map(|(name, bytes)| format!("{} for {name}", gb(bytes))).collect::<Vec<_>>().join(", ")
 }

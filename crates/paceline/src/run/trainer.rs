@@ -108,12 +108,12 @@ pub fn run_rank(
         }
         None => (None, compute),
     };
-    let OpenData { train: dataset, test } = data;
-    let model = config.model.build(dataset.as_ref(), mesh.world().world_size())?;
+    let model = config.model.build(data.train.as_ref(), mesh.world().world_size())?;
     let predicted = match mesh.world().rank() {
-        0 => Needs::of(&Shape::of(config, dataset.as_ref()), &model)?,
+        0 => Needs::of(&Shape::of(config, &data), &model)?,
         _ => Needs::default(),
     };
+    let OpenData { train: dataset, test } = data;
     listeners.tell(Event::Built(&model))?;
     let mut strategy = config.strategy.build()?;
     let options = config.strategy.options;

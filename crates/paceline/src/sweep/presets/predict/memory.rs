@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 
 use paceline_analysis::table::{Cell, Column, Table};
-use paceline_data::{BatchShape, Dataset};
 use paceline_memory::Category;
 use paceline_model::Model;
 use serde::Serialize;
@@ -20,6 +19,7 @@ use crate::choices::strategies::{STRATEGIES, Synchronises};
 use crate::insight::memory::{Need, Needs, Shape};
 use crate::run::config::TrainConfig;
 use crate::run::flags::RunFlags;
+use crate::run::open_data::OpenData;
 use crate::run::resolve::resolve_unchecked;
 use crate::run::shortage::{largest, with_strategy};
 use crate::text::{line_width, say};
@@ -88,7 +88,7 @@ pub fn predict_memory(args: &PredictArgs) -> Result<u8> {
         let config = TrainConfig { world_size: ranks, ..config.clone() };
         let batch = global.map_or(config.batch_size, |global| global.div_ceil(ranks));
         for name in &names {
-            let case = Case::new(&config, data.train.as_ref(), name, batch)?;
+            let case = Case::new(&config, &data, name, batch)?;
             rows.push(case.row(limit)?);
         }
     }
@@ -133,43 +133,35 @@ fn limit(rank_gb: Option<f64>, ranks: usize) -> Result<f64> {
 /// One strategy on one number of ranks.
 struct Case<'a> {
     config: &'a TrainConfig,
-    dataset: &'a dyn Dataset,
+    data: &'a OpenData,
+    /// The shape with the strategy of the run.
+    base: Shape<'a>,
     strategy: crate::run::strategy::StrategyConfig,
     mesh: paceline_collectives::MeshShape,
     batch: usize,
 }
 
 impl<'a> Case<'a> {
-    fn new(
-        config: &'a TrainConfig,
-        dataset: &'a dyn Dataset,
-        name: &str,
-        batch: usize,
-    ) -> Result<Self> {
+    fn new(config: &'a TrainConfig, data: &'a OpenData, name: &str, batch: usize) -> Result<Self> {
         let (strategy, mesh) = with_strategy(config, name)?;
-        Ok(Self { config, dataset, strategy, mesh, batch })
+        Ok(Self { config, data, base: Shape::of(config, data), strategy, mesh, batch })
     }
 
     fn shape(&self, rows: usize) -> Shape<'_> {
         Shape {
             strategy: &self.strategy,
             mesh: &self.mesh,
-            optimizer: &self.config.optimizer,
-            clips: self.config.clip_grad_norm.is_some(),
-            threads: self.config.threads,
-            samples: BatchShape::of(self.dataset),
             rows: vec![rows; self.config.world_size],
             num_batches: self.strategy.accumulate,
             num_batches_of_run: usize::MAX,
-            prefetches: !self.config.data.is_generated(),
-            data_set_bytes: self.config.data.resident_bytes(self.dataset),
             has_processes: true,
             snapshot_bytes: None,
+            ..self.base.clone()
         }
     }
 
     fn build(&self, model: &ModelConfig) -> Result<Model> {
-        let built = model.build(self.dataset, self.config.world_size);
+        let built = model.build(self.data.train.as_ref(), self.config.world_size);
         built.map_err(|error| Failure::Usage(error.to_string()))
     }
 
@@ -178,8 +170,8 @@ impl<'a> Case<'a> {
         let needs = Needs::of(&self.shape(self.batch), &model)?;
         let rank = needs.largest_rank();
         let need = &needs.ranks[rank];
-        let data_set = self.config.data.resident_bytes(self.dataset);
-        let fits = |need: &Need| need.total as f64 + data_set <= limit;
+        let data_set = self.config.data.resident_bytes(self.data.train.as_ref());
+        let fits = |need: &Need| need.whole() as f64 <= limit;
         // The rank that needs the most is the same for every batch.
         let batch_fits =
             |rows| Needs::of_rank(&self.shape(rows), &model, rank).is_ok_and(|need| fits(&need));

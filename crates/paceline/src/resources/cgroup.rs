@@ -1,0 +1,206 @@
+//! The limits on memory of the control groups that this process is in: its own group, and all groups above it.
+//!
+//! Slurm and `systemd-run` limit a group of the job's own, deep in the tree. Reads version 2 and version 1, under the root
+//! folder of the file system (in a test, another folder). This file does not know what the memory is for.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Version 1 says that there is no limit by a number about as large as 2^63.
+const NO_LIMIT: u64 = 1 << 60;
+
+/// A control group that limits memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MemoryGroup {
+    /// The most bytes that its processes may use.
+    pub(super) limit: u64,
+    /// The bytes of the limit that are not in use.
+    pub(super) left: u64,
+}
+
+/// The names of the files of a version.
+struct Names {
+    limit: &'static str,
+    used: &'static str,
+    /// The line of `memory.stat` about pages of files that nobody has touched lately, groups below included.
+    given_up: &'static str,
+}
+
+const VERSION_1: Names = Names {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    given_up: "total_inactive_file ",
+};
+const VERSION_2: Names =
+    Names { limit: "memory.max", used: "memory.current", given_up: "inactive_file " };
+
+/// The groups of this process that limit its memory, from its own group up.
+pub(super) fn memory_groups(root: &Path) -> Vec<MemoryGroup> {
+    let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
+    let (own, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
+    let mounts: Vec<Mount> = mounts.lines().filter_map(Mount::parse).collect();
+    let mut groups = Vec::new();
+    for line in own.lines() {
+        // The number of the hierarchy, its controllers (none in version 2), and the group's path.
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let names = match controllers {
+            "" => VERSION_2,
+            all if all.split(',').any(|name| name == "memory") => VERSION_1,
+            _ => continue,
+        };
+        let is_2 = controllers.is_empty();
+        for mount in mounts.iter().filter(|mount| mount.is_2 == is_2) {
+            let folders = mount.folders(root, Path::new(path));
+            groups.extend(folders.iter().filter_map(|folder| limit_of(folder, &names)));
+        }
+    }
+    groups
+}
+
+/// What the group in a folder limits, if it does.
+fn limit_of(folder: &Path, names: &Names) -> Option<MemoryGroup> {
+    let text = |name: &str| fs::read_to_string(folder.join(name)).ok();
+    let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
+    let limit = number(names.limit).filter(|limit| *limit < NO_LIMIT)?;
+    let used = number(names.used).unwrap_or(0);
+    let statistics = text("memory.stat").unwrap_or_default();
+    Some(MemoryGroup { limit, left: left(limit, used, &statistics, names.given_up) })
+}
+
+/// What a group leaves of its `limit`. The pages of files that nobody has touched lately count as used, but the kernel
+/// gives them up as soon as memory is needed.
+fn left(limit: u64, used: u64, statistics: &str, given_up: &str) -> u64 {
+    let line = statistics.lines().find_map(|line| line.strip_prefix(given_up));
+    let given_up = line.and_then(|bytes| bytes.trim().parse().ok()).unwrap_or(0);
+    limit.saturating_sub(used.saturating_sub(given_up))
+}
+
+/// Where groups are mounted.
+struct Mount {
+    /// The group that the mount point shows.
+    top: PathBuf,
+    point: PathBuf,
+    is_2: bool,
+}
+
+impl Mount {
+    /// Reads a line of `mountinfo`: numbers, the shown folder, the mount point, options, `-`, the kind, the source, and
+    /// the options of the kind. `None` if it is about something else.
+    fn parse(line: &str) -> Option<Self> {
+        let (place, kind) = line.split_once(" - ")?;
+        let mut place = place.split(' ').skip(3);
+        let (top, point) = (unescaped(place.next()?), unescaped(place.next()?));
+        let mut kind = kind.split(' ');
+        let (name, options) = (kind.next()?, kind.nth(1).unwrap_or_default());
+        let is_2 = name == "cgroup2";
+        let is_memory = name == "cgroup" && options.split(',').any(|option| option == "memory");
+        (is_2 || is_memory).then_some(Self { top, point, is_2 })
+    }
+
+    /// The folders of a group and of those above it, as far as the mount shows them.
+    fn folders(&self, root: &Path, group: &Path) -> Vec<PathBuf> {
+        // In a container the path may be one outside of it. Then the mount shows the container's own group.
+        let below = group.strip_prefix(&self.top).unwrap_or(Path::new(""));
+        let point = root.join(self.point.strip_prefix("/").unwrap_or(&self.point));
+        below.ancestors().map(|below| point.join(below)).collect()
+    }
+}
+
+/// A path of `mountinfo`, where spaces are written as `\040`.
+fn unescaped(path: &str) -> PathBuf {
+    PathBuf::from(path.replace("\\040", " "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A root folder with these files.
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    const MOUNTS_2: &str = "\
+        24 1 0:22 / /proc rw,nosuid - proc proc rw\n\
+        30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+
+    #[test]
+    fn the_limits_of_all_groups_above_count() {
+        let job = "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7";
+        let [limit, step] = ["memory.max", "step_0/memory.max"].map(|name| format!("{job}/{name}"));
+        let [used, stat] =
+            ["memory.current", "memory.stat"].map(|name| format!("{job}/step_0/{name}"));
+        let root = tree(&[
+            ("proc/self/cgroup", "0::/system.slice/slurmstepd.scope/job_7/step_0\n"),
+            ("proc/self/mountinfo", MOUNTS_2),
+            (limit.as_str(), "1000\n"),
+            (step.as_str(), "4000\n"),
+            (used.as_str(), "900\n"),
+            (stat.as_str(), "anon 300\nfile 600\ninactive_file 400\n"),
+            ("sys/fs/cgroup/system.slice/memory.max", "max\n"),
+            // The groups of others do not count.
+            ("sys/fs/cgroup/user.slice/memory.max", "10\n"),
+        ]);
+        let groups = memory_groups(root.path());
+        let group = |limit, left| MemoryGroup { limit, left };
+        assert_eq!(groups, [group(4000, 3500), group(1000, 1000)]);
+    }
+
+    #[test]
+    fn version_1_has_its_own_names_and_says_by_a_large_number_that_there_is_no_limit() {
+        let mounts = "\
+            30 24 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+            31 24 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\
+            32 24 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        let root = tree(&[
+            ("proc/self/cgroup", "4:cpu,cpuacct:/jobs/7\n3:memory:/jobs/7\n0::/\n"),
+            ("proc/self/mountinfo", mounts),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("sys/fs/cgroup/memory/jobs/7/memory.limit_in_bytes", "500\n"),
+            ("sys/fs/cgroup/memory/jobs/7/memory.usage_in_bytes", "300\n"),
+            (
+                "sys/fs/cgroup/memory/jobs/7/memory.stat",
+                "inactive_file 1\ntotal_inactive_file 50\n",
+            ),
+            ("sys/fs/cgroup/cpu/jobs/7/memory.limit_in_bytes", "1\n"),
+        ]);
+        assert_eq!(memory_groups(root.path()), [MemoryGroup { limit: 500, left: 250 }]);
+    }
+
+    #[test]
+    fn a_mount_that_shows_a_part_of_the_tree_is_read_from_there() {
+        // A container whose own group is at the mount point, by the path of its host.
+        let mounts = "30 24 0:26 /docker/ab /sys/fs/cgroup rw - cgroup2 cgroup rw\n";
+        for own in ["0::/docker/ab/inner\n", "0::/elsewhere\n"] {
+            let root = tree(&[
+                ("proc/self/cgroup", own),
+                ("proc/self/mountinfo", mounts),
+                ("sys/fs/cgroup/memory.max", "700\n"),
+                ("sys/fs/cgroup/inner/memory.max", "max\n"),
+            ]);
+            assert_eq!(
+                memory_groups(root.path()),
+                [MemoryGroup { limit: 700, left: 700 }],
+                "{own}"
+            );
+        }
+        assert!(memory_groups(tree(&[]).path()).is_empty());
+    }
+
+    #[test]
+    fn files_that_the_kernel_gives_up_are_no_used_memory() {
+        let statistics = "anon 300\nfile 500\nactive_file 100\ninactive_file 400\n";
+        let left = |used, statistics: &str| super::left(1000, used, statistics, "inactive_file ");
+        assert_eq!(left(900, statistics), 500);
+        assert_eq!(left(900, ""), 100);
+        assert_eq!(left(1001, ""), 0);
+        assert_eq!(left(300, statistics), 1000);
+    }
+}
