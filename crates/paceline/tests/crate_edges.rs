@@ -188,7 +188,7 @@ fn files_of_others_are_opened_in_one_way() {
                 // Not a longer name, such as `MetricsFile`.
                 at.is_some_and(|at| !line[..at].ends_with(char::is_alphanumeric))
             };
-            if OPENINGS.iter().any(|opening| opens(opening)) && !is_kernels {
+            if OPENINGS.iter().any(opens) && !is_kernels {
                 direct.push(format!("{path}:{}: {}", at + 1, line.trim()));
             }
         }
