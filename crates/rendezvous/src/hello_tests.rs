@@ -54,9 +54,12 @@ fn listen_for(
     }
 }
 
+/// How a meeting ended for the rank that connects, and for the rank that listens.
+type Outcomes = (Result<(), Refusal>, Result<Hello, String>);
+
 /// A rank that connects and a rank that listens, with a stranger between them that passes everything on. Returns the
 /// outcomes of both, and what the stranger has heard of each.
-fn overheard() -> (Result<(), Refusal>, Result<Hello, String>, Vec<u8>, Vec<u8>) {
+fn overheard() -> (Outcomes, [Vec<u8>; 2]) {
     let (near, far) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     let (mut to_rank, mut to_listener) = (near.1, far.1);
     std::thread::scope(|scope| {
@@ -75,7 +78,7 @@ fn overheard() -> (Result<(), Refusal>, Result<Hello, String>, Vec<u8>, Vec<u8>)
             to.write_all(&bytes).unwrap();
             all.extend(bytes);
         }
-        (connects.join().unwrap(), listens.join().unwrap(), heard.0, heard.1)
+        ((connects.join().unwrap(), listens.join().unwrap()), [heard.0, heard.1])
     })
 }
 
@@ -85,7 +88,7 @@ fn says_the_secret(bytes: &[u8]) -> bool {
 
 #[test]
 fn who_knows_the_secret_is_welcome_and_whoever_listens_does_not_hear_it() {
-    let (connected, listened, of_rank, of_listener) = overheard();
+    let ((connected, listened), [of_rank, of_listener]) = overheard();
     connected.unwrap();
     assert_eq!(listened, Ok(Hello { rank: 1, launch: None, answer: HelloAnswer::Welcome }));
     assert!(!says_the_secret(&of_rank) && !says_the_secret(&of_listener));
@@ -118,7 +121,7 @@ fn a_listener_that_took_the_port_first_learns_nothing_and_is_reported() {
 
 #[test]
 fn what_a_stranger_has_overheard_is_of_no_use_to_it_again() {
-    let (_, _, of_rank, of_listener) = overheard();
+    let (_, [of_rank, of_listener]) = overheard();
     // The stranger says what the rank has said.
     let (mut stranger, listener) = UnixStream::pair().unwrap();
     stranger.write_all(&of_rank).unwrap();

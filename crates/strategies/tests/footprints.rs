@@ -31,7 +31,7 @@ fn batch(net: Net, allocator: &Allocator, rows: usize) -> Batch {
         Net::Mlp | Net::TiedMlp => {
             Batch::new(tensor(DType::F32, &[rows, 12]), tensor(DType::F32, &[rows, 3]))
         }
-        Net::Llama | Net::TiedLlama => {
+        Net::Llama | Net::TiedLlama | Net::RaggedLlama => {
             let tokens = || tensor(DType::I64, &[rows, SEQ]);
             Batch::new(tokens(), tokens())
         }
