@@ -61,7 +61,9 @@ fn a_resumed_run_goes_on_with_the_running_statistics() {
         assert_eq!(rest.weights(), whole.weights(), "{options}");
         assert_eq!(rest.line("Evaluation loss: "), whole.line("Evaluation loss: "), "{options}");
 
-        let other = flags.replace("--batch-norm ", "").replace("--sync-batch-norm", "");
+        let other = flags
+            .replace("--batch-norm ", "--batch-norm=false ")
+            .replace("--sync-batch-norm", "--sync-batch-norm=false");
         sandbox
             .train(&format!("{other} --resume saved"))
             .refused(&["--resume saved", "it has model.bn0.bias, which this run has no use for"]);

@@ -126,13 +126,14 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Files that open others directly, and why they may. All others go through `paceline-files`.
-const MAY_OPEN: [(&str, &str); 10] = [
+const MAY_OPEN: [(&str, &str); 11] = [
     ("files/src/lib.rs", "it is the way"),
     ("paceline/src/bench/processes.rs", "memory of this command, by a path below /proc"),
     (
         "paceline/src/disk.rs",
         "what a user names for output, and folders that are forced to the disk",
     ),
+    ("paceline/src/resources/cgroup.rs", "what the kernel shows below /sys and /proc"),
     ("paceline/src/resources.rs", "what the kernel shows below /sys and /proc"),
     ("paceline/src/sweep/resume.rs", "a folder, to lock it"),
     (

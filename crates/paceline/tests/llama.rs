@@ -124,7 +124,7 @@ fn what_computes_in_bf16_goes_on_and_is_evaluated_in_it() {
 
     // Weights are f32 in both, so a run can go on in the other type, and is told that this is another run.
     let note = "it was written with --precision bf16, this run has f32; it goes on, but ends with other weights";
-    let other = train("--steps 40 --resume saved").ok();
+    let other = train("--precision f32 --steps 40 --resume saved").ok();
     assert!(other.stderr.contains(note), "{}", other.stderr);
     let more = train("--precision bf16 --steps 40 --resume saved").ok();
     assert!(!more.stderr.contains("--precision"), "{}", more.stderr);

@@ -174,7 +174,9 @@ fn a_prediction_without_a_run_has_the_numbers_of_the_run() {
     for (batch, fits) in [(largest, true), (largest + 1, false)] {
         let (bytes, _, row) =
             total(&flags.replace("--batch-size 20", &format!("--batch-size {batch}")));
-        assert_eq!((bytes <= 0.5e9, &row["fits"]), (fits, &fits.into()), "{batch}: {row}");
+        // Gaps between buffers and the data set count, too.
+        assert_eq!(&row["fits"], &fits, "{batch}: {row}");
+        assert!(bytes <= 0.5e9 || !fits, "{batch}: {row}");
     }
     let percent = row["largest_width_pct"].as_u64().unwrap();
     for (percent, fits) in [(percent, true), (percent + 1, false)] {

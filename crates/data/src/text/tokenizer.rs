@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use paceline_trace::thread_builder;
 use tokenizers::{PostProcessor, TruncationParams};
 
 use super::TextError;
@@ -27,8 +28,6 @@ const CHUNK_BYTES: usize = 1 << 22;
 const PIECE_BYTES: usize = 1 << 16;
 /// The most bytes that are tokenized at once where a text cannot be cut.
 const MAX_PIECE_BYTES: usize = 16 << 20;
-/// The stack of a thread that tokenizes: the default of the threads that the library itself would start.
-const STACK_BYTES: usize = 2 << 20;
 
 /// Told how many of how many texts (or pieces of a text) are done.
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize);
@@ -236,8 +235,8 @@ fn in_parallel<T: Send, E: Send>(
     thread::scope(|scope| {
         let most = thread::available_parallelism().map_or(1, NonZero::get).min(texts.len());
         for at in 1..most {
-            let thread = thread::Builder::new().name(format!("tokenize-{at}"));
-            if thread.stack_size(STACK_BYTES).spawn_scoped(scope, work).is_err() {
+            let thread = thread_builder(format!("tokenize-{at}"));
+            if thread.spawn_scoped(scope, work).is_err() {
                 break;
             }
         }

@@ -8,6 +8,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use paceline_collectives::{CollectiveError, Group};
+use paceline_trace::thread_builder;
 
 use crate::{Failure, Result};
 
@@ -81,8 +82,8 @@ pub fn together<T>(
     }
     let state = State::default();
     let (own, of_all) = std::thread::scope(|scope| {
-        let tell = std::thread::Builder::new().name("alive".into());
-        let told = tell.spawn_scoped(scope, || tell_each_other(world, limit, &state));
+        let told =
+            thread_builder("alive").spawn_scoped(scope, || tell_each_other(world, limit, &state));
         let told = told.map_err(|e| Failure::io("cannot start a thread", e))?;
         let end = End(&state);
         let own = work();

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::Rendezvous;
+use paceline_trace::thread_builder;
 use rustix::fs::{Mode, mkdir};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -183,8 +184,7 @@ impl Runner {
         });
         let lines = child.stdout.take().map(|pipe| {
             let name = what.to_owned();
-            let thread = std::thread::Builder::new().name("lines".into());
-            thread.spawn(move || pass_on(pipe, &name))
+            thread_builder("lines").spawn(move || pass_on(pipe, &name))
         });
         let readers = reader.transpose().and_then(|reader| Ok((reader, lines.transpose()?)));
         let (reader, lines) = readers.map_err(|e| {

@@ -12,6 +12,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use paceline_trace::thread_builder;
+
 use super::file::RendezvousFile;
 use super::server::{Shared, admit};
 use super::wire::{Request, read_answer, read_request, send_answer, send_request};
@@ -184,10 +186,11 @@ fn hello_of_rank(bytes: &[u8]) -> Result<(), String> {
     );
     let (client, server) = UnixStream::pair().expect("a pair of sockets");
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let listens = thread_builder("listener").spawn_scoped(scope, || {
             let listener = Incoming::with(LISTENER_NONCE, server.into(), LIMIT);
             admit(listener, "a rank", &Shared::new(WORLD, SECRET).expect("a pair of sockets").0)
         });
+        listens.expect("a thread");
         let nonce = std::array::from_fn(|at| bytes[8 + at]);
         let key = RunKey::of_secret(SECRET);
         let who = Who { rank, world: WORLD, launch };
