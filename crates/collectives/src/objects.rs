@@ -69,7 +69,9 @@ impl Group {
         let all =
             |lengths: &Vec<usize>| lengths.iter().try_fold(0, |a: usize, &b| a.checked_add(b));
         let found = lengths.and_then(|lengths| all(&lengths).map(|all| (lengths, all)));
-        found.ok_or_else(|| CollectiveError::Object("its length is no number of bytes".into()))
+        found.ok_or_else(|| {
+            CollectiveError::Object("its length does not fit into this machine's memory".into())
+        })
     }
 }
 

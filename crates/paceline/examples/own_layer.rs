@@ -1,5 +1,5 @@
 //! A layer with parameters of its own, in a model of your own:
-//! `cargo run --release --example own_layer -- train --model scaled --width 64 --nproc 2 --evaluate`
+//! `cargo run --release --example own_layer -- train --model scaled --scaled-width 64 --nproc 2 --evaluate`
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ impl Layer for Scale {
 struct Scaled {
     /// Scaled: width of the hidden layer
     #[arg(long, value_name = "N", default_value_t = 64)]
-    width: usize,
+    scaled_width: usize,
 }
 
 impl Own for Scaled {
@@ -84,9 +84,9 @@ impl ModelSettings for Scaled {
         let classes = classes.ok_or(ModelError::Config("scaled needs classes".into()))?;
         let mut layout = LayoutBuilder::new();
         let unit = layout.unit("scaled");
-        let hidden = Linear::new(&mut layout, inputs, self.width, Activation::Relu);
-        let scale = Scale::new(&mut layout, self.width);
-        let head = Linear::new(&mut layout, self.width, classes, Activation::None);
+        let hidden = Linear::new(&mut layout, inputs, self.scaled_width, Activation::Relu);
+        let scale = Scale::new(&mut layout, self.scaled_width);
+        let head = Linear::new(&mut layout, self.scaled_width, classes, Activation::None);
         let layers = Sequence::new().then(Flatten).then(hidden).then(scale).then(head);
         let (blocks, objective) = (vec![Block::new(unit, layers)], Box::new(CrossEntropy));
         let (layout, activation_elems) = (Arc::new(layout.finish(world_size)), inputs + classes);

@@ -79,14 +79,14 @@ fn hosts_of_several_ranks_have_two_speeds() {
     let (name, hybrid) = step_ms("");
     assert_eq!(name, "hybrid");
     close(hybrid, 100.0 + loss_ms + inside_ms(80e6) + 80.0 + headers_ms + 3.0);
-    // Ring: a step for headers and 14 steps, in each of which an eighth of 80 MB goes over the slow link.
+    // Ring: a step for headers and 14 steps, in each of which an eighth of 80 MB, and of 24 bytes, goes over the slow link.
     let (name, ring) = step_ms("--algorithm ring");
     assert_eq!(name, "ring");
     let headers_ms = 16.0 * 88.0 / 1e6;
-    close(ring, 100.0 + 2.0 * (headers_ms + 15.0) + 14.0 * (10.0 + 2e-6));
+    close(ring, 100.0 + 2.0 * (headers_ms + 15.0) + 14.0 * (10.0 + 3e-6));
     // Direct: 4 ranks of a host send a block to each of 4 others, twice.
     let (_, direct) = step_ms("--algorithm direct");
-    close(direct, 100.0 + 2.0 * (headers_ms + 3.0) + 2.0 * 16.0 * (10.0 + 2e-6));
+    close(direct, 100.0 + 2.0 * (headers_ms + 3.0) + 2.0 * 16.0 * (10.0 + 3e-6));
     assert_eq!(step_ms("--algorithm auto"), ("hybrid".into(), hybrid));
 }
 

@@ -66,7 +66,7 @@ fn what_cannot_be_merged_is_named() {
     for name in ["some.json", "other.json"] {
         sandbox.write(name, b"{\"traceEvents\": []}");
     }
-    failed(&["some.json", "other.json"], "some.json does not say which rank it is of");
+    failed(&["some.json", "other.json"], "other.json does not say which rank it is of");
     merge(&sandbox, &[]).refused(&["required"]);
     merge(&sandbox, &["empty", "-o", "empty"]).refused(&["--output empty is a folder"]);
     merge(&sandbox, &["empty", "-o", "none/all.json.gz"]).refused(&["its folder does not exist"]);

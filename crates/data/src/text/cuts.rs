@@ -85,7 +85,7 @@ fn divides_lines(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     match pre_tokenizer {
         ByteLevel(bytes) => bytes.use_regex && !bytes.add_prefix_space,
         BertPreTokenizer(_) | Whitespace(_) | WhitespaceSplit(_) => true,
-        // Those before the one that divides have to leave the place of the cut between its neighbours. Those behind it get
+        // Those before the one that divides have to leave the place of the cut between its neighbors. Those behind it get
         // parts that are the same.
         Sequence(all) => {
             let keeps = |part: &&PreTokenizerWrapper| matches!(part, Digits(_) | Punctuation(_));

@@ -184,7 +184,11 @@ impl Hub {
                 .filter(|_| [301, 302, 303, 307, 308].contains(&response.status().as_u16()));
             let Some(location) = location else { return Ok(response) };
             let next = location.to_str().ok().and_then(|location| redirected(&address, location));
-            let unknown = || cannot(&format!("it redirects to {location:?}, which is no address"));
+            let unknown = || {
+                cannot(&format!(
+                    "it redirects to {location:?}, which is not a valid address; check HF_ENDPOINT"
+                ))
+            };
             address = next.ok_or_else(unknown)?;
         }
         Err(cannot(&format!("it redirects more than {MAX_REDIRECTS} times")))

@@ -199,7 +199,7 @@ pub fn advice(of: Situation) -> Option<Told> {
                     .to_owned()
             }
             Advice::ChooseBuckets if no_bucket_helps => {
-                "More computation per step would, as a larger batch has".to_owned()
+                "More computation per step would hide them: pass a larger --batch-size".to_owned()
             }
             Advice::ShardWith(other) => format!(
                 "The operations of {strategy} block. `--strategy {other}` divides the model too, and communicates \
@@ -207,7 +207,7 @@ pub fn advice(of: Situation) -> Option<Told> {
             ),
             Advice::CompareWithDdp => compression_words(anatomy, uncompressed.as_ref()),
             Advice::ChooseGathers { .. } => gather_words(anatomy),
-            _ => "What other settings would gain is less than the steps differ".to_owned(),
+            _ => "No other setting would gain more than the steps differ from each other".to_owned(),
         }),
     }
     Some(Told { text: sentences.join(". "), account })
@@ -378,7 +378,7 @@ fn gather_words(anatomy: &Anatomy) -> String {
 /// Whether compression pays.
 fn compression_words(anatomy: &Anatomy, uncompressed: Option<&(Remedy, f64)>) -> String {
     let Some((Remedy { gain, .. }, least)) = uncompressed else {
-        return "What other settings would gain is less than the steps differ".to_owned();
+        return "No other setting would gain more than the steps differ from each other".to_owned();
     };
     let head = format!(
         "Compressing takes {:.2} ms. Without it (`--strategy ddp`) about {least:.2} would be exposed",

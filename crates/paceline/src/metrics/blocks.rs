@@ -50,7 +50,7 @@ pub(crate) fn summary_block(facts: &Facts, width: Option<usize>) -> String {
     let mut lines: Vec<String> = Vec::new();
     if let Some(steps) = facts.outcome.stopped_after {
         lines.push(format!(
-            "Stopped after step {} of {}, as it was asked to: all figures are of the steps so far",
+            "Stopped after step {} of {}, by a signal: all figures are of the steps so far",
             thousands(steps),
             thousands(facts.config.total_steps())
         ));

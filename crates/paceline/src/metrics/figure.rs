@@ -77,7 +77,7 @@ impl Ranks {
             Self::First => "rank 0",
             Self::Same => "the same on all",
             Self::Mean => "mean",
-            Self::MeanOfSamples => "mean over the samples of all",
+            Self::MeanOfSamples => "mean over the samples of all ranks",
             Self::SlowestOfStep => "slowest of each step",
             Self::SlowestRank => "the rank that takes longest",
             Self::Max => "maximum",

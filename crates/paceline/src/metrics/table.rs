@@ -175,7 +175,7 @@ pub static TABLE: &[Figure] = &[
         "The most floating-point operations that the threads of a rank make: a loop of fused multiply-adds of f32 in registers, \
          the best of 20 repetitions of a tenth of a millisecond, before the first step. With `--precision bf16` it is that loop or one of \
          dot products of bf16, whichever is faster.").console(),
-    run("mfu_pct", ("model FLOP/s utilisation", "%", 1), SlowestRank,
+    run("mfu_pct", ("model FLOP/s utilization", "%", 1), SlowestRank,
         |f, ranks| json!(f.model_flops_per_s(ranks).zip(f.peak_flops_per_s(Mean)).map(|(flops, peak)| 100.0 * flops / peak)),
         "`model_gflop_per_s` in percent of `peak_gflop_per_s`.").console().second().swept(Higher),
     run("samples_per_s_without_data", ("samples/s without data", "", 0), SlowestOfStep,
@@ -274,8 +274,8 @@ pub static TABLE: &[Figure] = &[
         "Whether all ranks hold the same parameters.").console(),
     run("dropped_spans", plain("dropped"), Sum, |f, ranks| json!(f.combine(ranks, |r| r.dropped_spans)),
         "Spans, marks and operations that found no room: if there are any, times and counts are too low.").console(),
-    run("sync_cost", plain("cost of synchronisation"), Mean, |f, _| json!(f.sync_cost),
-        "What steps with synchronisation take longer than steps without, where `--sync-blocks` alternates them.").console(),
+    run("sync_cost", plain("cost of synchronization"), Mean, |f, _| json!(f.sync_cost),
+        "What steps with synchronization take longer than steps without, where `--sync-blocks` alternates them.").console(),
     run("anatomy", plain("anatomy"), Mean, |f, _| json!(f.anatomy),
         "The operations and gradients of a step one by one, the buckets, and the slowest rank.").console(),
     run("advice", plain("advice"), Same, |f, _| json!(f.advice), "What the anatomy means for the user.").console(),

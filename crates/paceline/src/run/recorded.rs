@@ -80,8 +80,7 @@ pub fn under(
         Failure::Usage(format!("{}: {reason}", resume.map(Resume::flag).unwrap_or_default()))
     };
     check_name(&MODELS, stated, &checkpoint, ANOTHER_MODEL).map_err(refuse)?;
-    check_name(&DATA_SETS, stated, &checkpoint, "the samples would be other ones")
-        .map_err(refuse)?;
+    check_name(&DATA_SETS, stated, &checkpoint, "the samples would differ").map_err(refuse)?;
     check_name(&OPTIMIZERS, stated, &checkpoint, NO_STATE).map_err(refuse)?;
     // Without a launcher, as many ranks go on as have saved.
     let world_size = checkpoint.index().world_size;

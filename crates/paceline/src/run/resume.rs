@@ -284,7 +284,7 @@ fn open(
 pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     let order = "the samples would come in another order";
     let course = "the learning rate would take another course";
-    let sync = "the gradients would be other ones";
+    let sync = "the gradients would differ";
     let other = "it goes on, but ends with other weights than a run that was not interrupted";
     let TrainConfig { model, data, strategy, schedule, .. } = config;
     let data = identity_of_data(data, config.seed).into_iter();
@@ -337,7 +337,7 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
                 }
                 None => "data without a digest".into(),
             },
-            otherwise: "the samples would be other ones",
+            otherwise: "the samples would differ",
             fix: "pass a --data-dir with the same files, and the same --tokenizer".into(),
             may_differ: false,
             when_missing: Missing::Unknown,

@@ -106,7 +106,7 @@ fn late(rank: usize, what: &str, limit: Duration, ranks: Vec<usize>) -> Failure 
         _ => (format!("ranks {ranks:?}"), "do"),
     };
     let message = format!(
-        "rank {rank}: {who} {is} not {what} within {} s, the limit for this work (--timeout is that of operations)",
+        "rank {rank}: {who} {is} not {what} within {} s, the limit for this work; look whether its disk is full or slow (--timeout does not change this limit)",
         limit.as_secs_f64()
     );
     Failure::Missing { message, ranks }

@@ -54,7 +54,7 @@ fn check_pages(file: &File, metadata: &ParquetMetaData, columns: &[usize]) -> Re
             let start = chunk.dictionary_page_offset().unwrap_or(chunk.data_page_offset());
             let (start, len) = (u64::try_from(start), u64::try_from(chunk.compressed_size()));
             let (Ok(start), Ok(len)) = (start, len) else {
-                return Err("a column lies at no place of the file".to_owned());
+                return Err("a column has a negative offset or length; the file is damaged, so write it again".to_owned());
             };
             let mut bytes = BufReader::new(file);
             bytes.seek(SeekFrom::Start(start)).map_err(|error| error.to_string())?;
