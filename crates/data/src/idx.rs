@@ -14,9 +14,9 @@ use crate::DataError;
 /// The first bytes of every gzip stream. No IDX file begins with them.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// The most items of a file. MNIST has 60,000, and the largest data set that is made like it a few hundred thousand; a file
-/// of a few bytes can announce four thousand million, and unpack to as many.
-const MAX_ITEMS: usize = 1_000_000;
+/// The most items of a file. MNIST has 60,000, and the largest data set that is made like it eight million; a file of a few
+/// bytes can announce four thousand million, and unpack to as many.
+const MAX_ITEMS: usize = 10_000_000;
 
 /// The contents of one file.
 pub(crate) struct Idx {

@@ -233,7 +233,8 @@ impl Chunk {
     /// New addresses, which begin at a large page and cannot be used yet. `None` if the system refuses.
     fn reserved(len_bytes: usize) -> Option<Self> {
         let mapped_bytes = len_bytes.checked_add(LARGE_PAGE)?;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // Addresses without access are not accounted; `mprotect` accounts what becomes usable, and so may refuse.
+        let flags = MapFlags::PRIVATE;
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
         let start = unsafe {
             mmap_anonymous(std::ptr::null_mut(), mapped_bytes, ProtFlags::empty(), flags).ok()?

@@ -186,6 +186,9 @@ impl Stored {
         to: &mut [T],
         convert: impl Fn(f32) -> T,
     ) -> Result<()> {
+        if !matches!(self.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+            return refused(&self.path, format!("{:?} cannot be read", self.dtype));
+        }
         let size = self.dtype.bitsize() / 8;
         let mut bytes = vec![0; CHUNK_BYTES.min(elems.len() * size)];
         let mut at = self.begin + (elems.start * size) as u64;

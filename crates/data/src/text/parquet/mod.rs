@@ -23,7 +23,9 @@ use super::rows::{Row, Sink, column, no_integer, too_long};
 /// The most bytes of the texts of a file for each byte of the file, and how many are read of a small file. Texts compress
 /// to a fifth; those of a few words that repeat, in a dictionary, to less.
 const MOST_PER_BYTE: u64 = 64;
-const ALWAYS_BYTES: u64 = 64 << 20;
+const ALWAYS_BYTES: u64 = 256 << 20;
+/// What a row takes besides the bytes of its text: where the text lies, the label, and what the heap adds.
+const ROW_BYTES: u64 = 64;
 
 /// Reads the rows of a file. Columns other than `text` and `label` are not read.
 pub(super) fn read(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
@@ -107,13 +109,13 @@ fn read_rows(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
         let (Some(text), Some(label)) = (text, label) else {
             return Err(problem("lacks its text or its label".to_owned()));
         };
-        num_bytes += text.len() as u64;
+        num_bytes += text.len() as u64 + ROW_BYTES;
         if text.len() > MAX_ROW_BYTES {
             return Err(problem(too_long()));
         }
         if num_bytes > most_bytes {
             return Err(problem(format!(
-                "the texts up to here have {} MB, more than {MOST_PER_BYTE} times the file; divide the file",
+                "the rows up to here take {} MB, more than {MOST_PER_BYTE} times the file; divide the file",
                 num_bytes / 1_000_000
             )));
         }

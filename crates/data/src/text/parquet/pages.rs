@@ -18,11 +18,16 @@ const MAX_PAGE_VALUES: i64 = 1 << 24;
 const MAX_HEADER_BYTES: u64 = 1 << 20;
 /// The most structures in structures. A header has three.
 const MAX_DEPTH: usize = 8;
+/// The most fields of a structure. Those of a header have at most eight.
+const MAX_FIELDS: usize = 64;
 /// The fewest bytes of a text in a dictionary: those of its length.
 const MIN_TEXT_BYTES: i64 = 4;
 
 /// The kinds of pages, and encodings whose values take memory that no header states, as numbers of the format.
+const DATA_PAGE: i64 = 0;
+const INDEX_PAGE: i64 = 1;
 const DICTIONARY_PAGE: i64 = 2;
+const NEWER_DATA_PAGE: i64 = 3;
 const DELTA_LENGTH_BYTE_ARRAY: i64 = 6;
 const DELTA_BYTE_ARRAY: i64 = 7;
 
@@ -85,15 +90,23 @@ pub(super) fn check(
 
 /// Checks the number of values and their encoding.
 fn check_values(page: &[(i16, Value)], unpacked: u64) -> Result<(), String> {
-    let of_kind = [5, 7, 8].into_iter().find_map(|id| field(page, id));
-    let (count, encoding) = match of_kind {
-        None => return Ok(()),
-        Some(values) => (
-            values.field(1).and_then(Value::number).unwrap_or(0),
-            values.field(if field(page, 8).is_some() { 4 } else { 2 }).and_then(Value::number),
-        ),
+    // The kind decides which of the headers counts, as it does for the library.
+    let kind = field(page, 1).and_then(Value::number).ok_or("a page does not state its kind")?;
+    let (own, of_encoding) = match kind {
+        DATA_PAGE => (5, 2),
+        INDEX_PAGE => return Ok(()),
+        DICTIONARY_PAGE => (7, 2),
+        NEWER_DATA_PAGE => (8, 4),
+        kind => return Err(format!("a page is of the unknown kind {kind}")),
     };
-    let is_dictionary = field(page, 1).and_then(Value::number) == Some(DICTIONARY_PAGE);
+    let values = field(page, own).ok_or("a page lacks the header of its kind")?;
+    if [5, 7, 8].iter().any(|id| *id != own && field(page, *id).is_some()) {
+        return Err("a page has the headers of two kinds".to_owned());
+    }
+    let number = |id| values.field(id).and_then(Value::number);
+    let count = number(1).ok_or("a page does not state its number of values")?;
+    let encoding = number(of_encoding).ok_or("a page does not state its encoding")?;
+    let is_dictionary = kind == DICTIONARY_PAGE;
     let most = match is_dictionary {
         true => unpacked as i64 / MIN_TEXT_BYTES,
         false => MAX_PAGE_VALUES,
@@ -102,7 +115,7 @@ fn check_values(page: &[(i16, Value)], unpacked: u64) -> Result<(), String> {
         return Err(format!("a page states {count} values, and {most} are the most it can have"));
     }
     match encoding {
-        Some(DELTA_LENGTH_BYTE_ARRAY | DELTA_BYTE_ARRAY) => Err(
+        DELTA_LENGTH_BYTE_ARRAY | DELTA_BYTE_ARRAY => Err(
             "its texts are encoded as differences, which may take any memory; write the file with plain or dictionary \
              encoding"
                 .to_owned(),
@@ -164,6 +177,10 @@ impl Header<'_> {
                 2 => Value::Bool(false),
                 kind => self.value(kind, depth)?,
             };
+            // Of a field that is stated twice, the library takes the last one.
+            if fields.len() == MAX_FIELDS || field(&fields, id).is_some() {
+                return Err(bad("it has a field twice, or too many"));
+            }
             fields.push((id, value));
         }
     }
@@ -175,7 +192,12 @@ impl Header<'_> {
         match kind {
             // Numbers of one byte. In lists, truth values are such bytes too.
             1..=3 => self.byte().map(|_| Value::Other),
-            4..=6 => self.number().map(Value::Number),
+            // All numbers that matter have 32 bits, and the library cuts others to so many.
+            5 => match i32::try_from(self.number()?) {
+                Ok(number) => Ok(Value::Number(number.into())),
+                Err(_) => Err(bad("a number has more than 32 bits")),
+            },
+            4 | 6 => self.number().map(|_| Value::Other),
             7 => self.skip(8),
             8 => {
                 let len = self.varint()?;
