@@ -640,9 +640,20 @@ fn a_parquet_file_has_a_budget_of_memory() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("a.parquet");
     let text = "good food ".repeat(4_000);
-    let rows = vec![text.as_str(); 2_000];
-    write_parquet(&path, Compression::GZIP(Default::default()), &rows, &vec![1; 2_000]);
+    let rows = vec![text.as_str(); 4_000];
+    write_parquet(&path, Compression::GZIP(Default::default()), &rows, &vec![1; 4_000]);
     assert!(fs::metadata(&path).unwrap().len() < 1_000_000);
+    let error = TextRows::read(&[path], 2).unwrap_err().to_string();
+    assert!(error.contains("MB, more than 64 times the file; divide the file"), "{error}");
+}
+
+/// Rows without text take memory, too.
+#[test]
+fn rows_of_a_parquet_file_count_even_if_their_texts_are_empty() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("a.parquet");
+    let num_rows = 2_200_000;
+    write_parquet(&path, Compression::SNAPPY, &vec![""; num_rows], &vec![1; num_rows]);
     let error = TextRows::read(&[path], 2).unwrap_err().to_string();
     assert!(error.contains("MB, more than 64 times the file; divide the file"), "{error}");
 }

@@ -23,7 +23,7 @@ use super::rows::{Row, Sink, column, no_integer, too_long};
 /// The most bytes of the texts of a file for each byte of the file, and how many are read of a small file. Texts compress
 /// to a fifth; those of a few words that repeat, in a dictionary, to less.
 const MOST_PER_BYTE: u64 = 64;
-const ALWAYS_BYTES: u64 = 256 << 20;
+const ALWAYS_BYTES: u64 = 128 << 20;
 /// What a row takes besides the bytes of its text: where the text lies, the label, and what the heap adds.
 const ROW_BYTES: u64 = 64;
 
