@@ -149,11 +149,8 @@ fn a_header_that_lies_costs_no_memory() {
     file[4..8].copy_from_slice(&u32::MAX.to_be_bytes());
     let folder = folder(&[(IMAGES, &file), (LABELS, &labels(1))]);
     let error = Mnist::load(folder.path(), Split::Train).unwrap_err();
-    let expected = 16 + u64::from(u32::MAX) * 784;
-    assert!(
-        matches!(error, DataError::Truncated { expected: e, found: 800, .. } if e == expected),
-        "{error}"
-    );
+    let words = "it announces 4294967295 items, and at most 10000000 are read";
+    assert!(error.to_string().contains(words), "{error}");
 }
 
 #[test]

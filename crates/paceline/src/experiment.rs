@@ -232,7 +232,7 @@ fn check_route(config: &TrainConfig, hosts: &Hosts, place: &Place) -> Result<()>
 fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Result<u8> {
     let local_ranks = config.world_size / hosts.map_or(1, |hosts| hosts.count);
     let mut last = None;
-    let code = launcher::launch_with_restarts(start.max_restarts, |restart| {
+    let ended = launcher::launch_with_restarts(start.max_restarts, |restart| {
         let continued = if restart > 0 { continued(config)? } else { None };
         let config = continued.as_ref().unwrap_or(config);
         let args: Vec<OsString> = match &continued {
@@ -256,13 +256,14 @@ fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Re
         let launch = Launch::of_own_program(args, local_ranks, variables)?;
         let (grace, hosts) = (start.grace(), hosts.cloned());
         Ok(Launch { dump_folder: folder, hosts, grace, ..launch })
-    })?;
+    });
+    let has_first = hosts.is_none_or(|hosts| hosts.own == 0);
+    if let (true, false, Some(save)) = (has_first, matches!(ended, Ok(0)), &config.save) {
+        checkpoint::Folder::tidy(save);
+    }
+    let code = ended?;
     if let Some(folder) = last.filter(|_| code == EXIT_USAGE) {
         folder::remove_unused(&Disk::default(), &folder);
-    }
-    let has_first = hosts.is_none_or(|hosts| hosts.own == 0);
-    if let (true, true, Some(save)) = (has_first, code != 0, &config.save) {
-        checkpoint::Folder::tidy(save);
     }
     // The last line, whether the ranks have ended in time or not.
     if has_first && launcher::asked_to_end().is_some_and(|signal| code == 128 + signal as u8) {

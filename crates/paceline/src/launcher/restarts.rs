@@ -27,7 +27,12 @@ pub fn launch_with_restarts(
     let mut made = 0;
     let mut kept: Vec<Kept> = Vec::new();
     loop {
-        let launch = Launch { restarts: Restarts { made, max }, ..attempt(made)? };
+        let next = attempt(made).inspect_err(|_| {
+            if made > 0 && !kept.is_empty() {
+                say(&list(&kept));
+            }
+        })?;
+        let launch = Launch { restarts: Restarts { made, max }, ..next };
         if made > 0 {
             say(&format!("restart {made} of {max}"));
         }

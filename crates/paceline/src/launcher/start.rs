@@ -2,7 +2,7 @@
 //! reported.
 
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -118,7 +118,9 @@ fn log_file(folder: &Path, rank: usize, restarts: Restarts) -> io::Result<File> 
         return paceline_files::create(&path);
     }
     let mut file = paceline_files::open_or_create(&path)?;
-    file.seek(SeekFrom::End(0))?;
+    // What still writes for an earlier attempt must not write over this one's lines.
+    let flags = rustix::fs::fcntl_getfl(&file)?;
+    rustix::fs::fcntl_setfl(&file, flags | rustix::fs::OFlags::APPEND)?;
     writeln!(file, "paceline: restart {} of {}", restarts.made, restarts.max)?;
     Ok(file)
 }

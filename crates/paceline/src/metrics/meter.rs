@@ -193,9 +193,13 @@ impl Meter {
             let uses = gathers::uses(whole.start_ns, &self.sent_ahead, track, &self.records);
             let records = &self.records;
             let is_alike = self.alike.add(whole.start_ns, records, track, &computing, &uses);
-            let followed = &records[..self.alike.ops.len().min(records.len())];
-            let sample = StepSample::new(whole.start_ns, &times, followed, track, &uses);
-            self.alike.samples.push(if is_alike { sample } else { sample.unlike() });
+            if self.alike.samples.takes_next() {
+                let followed = &records[..self.alike.ops.len().min(records.len())];
+                let sample = StepSample::new(whole.start_ns, &times, followed, track, &uses);
+                self.alike.samples.push(if is_alike { sample } else { sample.unlike() });
+            } else {
+                self.alike.samples.skip();
+            }
         }
         self.sent_ahead = gathers::sent_ahead(track);
         times

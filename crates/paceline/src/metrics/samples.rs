@@ -102,6 +102,16 @@ pub struct StepSamples {
 }
 
 impl StepSamples {
+    /// Whether the next measured step may be kept.
+    pub fn takes_next(&self) -> bool {
+        zeros(self.count) >= self.level
+    }
+
+    /// Counts a measured step that is not kept.
+    pub fn skip(&mut self) {
+        self.count += 1;
+    }
+
     /// Adds the next measured step.
     pub fn push(&mut self, sample: StepSample) {
         let sample = StepSample { number: self.count, ..sample };

@@ -30,14 +30,13 @@ use crate::text::placement_line;
 use crate::{Failure, Result};
 
 /// The settings of a run that may differ from rank to rank, by their places in `config.json`.
-const OF_A_HOST: [&str; 17] = [
+const OF_A_HOST: [&str; 16] = [
     // What a host computes with, how it is reached, and how long it waits.
     "threads",
     "pin_cores",
     "comm.host",
     "comm.timeout_s",
     "init_method",
-    "save_budget_bytes",
     // Only rank 0 looks at these.
     "name",
     "run_dir",

@@ -18,6 +18,7 @@ use crate::choices::data::DATA_SETS;
 use crate::choices::models::MODELS;
 use crate::choices::optimizers::OPTIMIZERS;
 use crate::choices::registry::{Choice, Registry};
+use crate::choices::strategies::{ALONE, STRATEGIES};
 use crate::environment::Placement;
 use crate::{Failure, Result};
 
@@ -90,7 +91,18 @@ pub fn under(
     };
     let ranks = placement.map(|placement| placement.place.world_size);
     let is_same = ranks.or(stated.number("nproc")) == Some(world_size);
-    let recorded = recorded.keeping(|key| key != "mesh" || is_same);
+    let strategy_of = |spec: &RunSpec| {
+        let name = spec.get(STRATEGIES.key).and_then(<[String]>::first).cloned();
+        name.and_then(|name| STRATEGIES.get(&name).ok()).map(|choice| choice.name())
+    };
+    let recorded = recorded.with(|spec| {
+        let theirs = strategy_of(spec);
+        // A mesh fits the ranks and the strategy that it was stated for.
+        let is_other = strategy_of(&stated).is_some_and(|ours| Some(ours) != theirs);
+        let spec = if is_same && !is_other { spec.clone() } else { spec.without(&["mesh"]) };
+        // The strategy of one rank says nothing about several.
+        if !is_same && theirs == Some(ALONE) { spec.without(&[STRATEGIES.key]) } else { spec }
+    });
     // What differs is said by name when the settings are compared, whether it was typed or follows from other flags.
     recorded.overlaid(&stated).map(|(spec, _)| spec)
 }

@@ -117,7 +117,13 @@ impl Saving {
         head.run.insert(recorded::KEY.into(), recorded::of_run(config));
         head.run.extend(hugging_face::origin(config.data.tokenizer(), config.model.folder()));
         self.is_under_way = true;
-        self.saver.begin(head, progress.steps, &pieces, &compute.allocator)?;
+        let limit = self.saver.limit();
+        let begin = || self.saver.begin(head, progress.steps, &pieces, &compute.allocator);
+        match config.save_budget_bytes {
+            // The copy waits for this rank's disk.
+            Some(_) => together(world, "write its part of the checkpoint", limit, begin)?,
+            None => begin()?,
+        }
         if waits { self.finish(world) } else { Ok(()) }
     }
 

@@ -118,7 +118,8 @@ pub fn run_rank(
     let mut strategy = config.strategy.build()?;
     let options = config.strategy.options;
     let mut replica = Replica::new(strategy.as_mut(), model, compute, mesh, config.seed, options)?;
-    config.model.load(&replica.storage)?;
+    let load = || config.model.load(&replica.storage);
+    together(&replica.group, "read the first weights", SAVE_LIMIT, load)?;
     let mut optimizer = replica.optimizer(config.optimizer.config())?;
     let (num_samples, samples) = (dataset.len(), BatchShape::of(dataset.as_ref()));
     let Begin { progress, previous } =
@@ -159,16 +160,18 @@ pub fn run_rank(
     let trained = trainer.train(stream, progress).map_err(|failure| trainer.noted(failure))?;
     if trained.is_stopped {
         let steps = progress.steps + trained.num_steps;
+        // The ranks agree on it before rank 0 writes, however long that takes.
+        let stopped = trainer.stopped_after(steps);
         // Whatever comes of it, the run has ended in order.
         if let Err(problem) = trainer.finish(begin, trained, None, Some(steps)) {
             streams::stderr().line(&format!("warning: no figures of the steps so far: {problem}"));
         }
-        return Err(trainer.stopped_after(steps));
+        return Err(stopped);
     }
     let steps = progress.steps + trained.num_steps;
+    equality::check(&trainer.stepper.replica, &trainer.exactness, steps)?;
     let is_finite = trainer.stepper.check_finite(steps);
     is_finite.map_err(|failure| trainer.noted(failure))?;
-    equality::check(&trainer.stepper.replica, &trainer.exactness, steps)?;
     let evaluation = if config.evaluate { trainer.evaluate()? } else { None };
     let evaluated = evaluation.map(|result| Evaluation {
         steps,
@@ -379,8 +382,9 @@ impl Trainer<'_> {
     fn save(&mut self, progress: &Progress, is_last: bool) -> Result<()> {
         let Some(saving) = &mut self.saving else { return Ok(()) };
         let begin = Instant::now();
-        self.stepper.check_finite(progress.steps)?;
+        // First, because a number that is not finite on one rank only is a difference that no other rank would see.
         equality::check(&self.stepper.replica, &self.exactness, progress.steps)?;
+        self.stepper.check_finite(progress.steps)?;
         let (config, num_samples) = (self.config, self.num_samples);
         let waits = is_last || config.save_sync;
         saving.save(config, num_samples, &self.stepper, progress, waits)?;
