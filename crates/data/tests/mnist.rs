@@ -6,7 +6,7 @@ use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use paceline_data::{DataError, Dataset, Field, Mnist, OwnedSample, Split};
+use paceline_data::{Dataset, Field, Mnist, OwnedSample, Split};
 use tempfile::TempDir;
 
 const IMAGES: &str = "train-images-idx3-ubyte";
