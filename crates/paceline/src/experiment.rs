@@ -74,7 +74,7 @@ pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8>
     let given = placement.as_ref().and_then(|placement| placement.run_folder.clone());
     let (disk, stop) = (Disk::default(), StopRequest::default());
     let is_launched = placement.as_ref().is_some_and(Placement::is_of_train);
-    ranks.run(placement.as_ref(), Some(stop.clone()), |group, local_rank| {
+    let outcome = ranks.run(placement.as_ref(), Some(stop.clone()), |group, local_rank| {
         let make_folder = || match &given {
             Some(folder) => Ok(Some(folder.clone())),
             None => {
@@ -83,8 +83,12 @@ pub fn train(command: &TrainCommand, placement: Option<Placement>) -> Result<u8>
         };
         let host = Host { disk: disk.clone(), stop: stop.clone(), is_launched, ..Host::default() };
         trainer::run_rank(&config, data.clone(), group, local_rank, make_folder, host)
-    })?;
-    Ok(0)
+    });
+    // All ranks have ended if they are threads of this process. Otherwise their launcher does this.
+    if let (Err(_), None, Some(save)) = (&outcome, &placement, &config.save) {
+        checkpoint::Folder::tidy(save);
+    }
+    outcome.map(|()| 0)
 }
 
 /// A run that has ended well.
