@@ -70,7 +70,7 @@ fn a_model_goes_on_from_a_checkpoint_with_the_same_flags_only() {
 fn a_layer_with_parameters_trains_alike_on_any_ranks() {
     let sandbox = Sandbox::new();
     let flags =
-        "train --model scaled --scaled-width 32 --optimizer adamw --samples 2000 --batch-size 16";
+        "train --model scaled --scaled-width 32 --optimizer adamw --samples 1920 --batch-size 16";
     let train = |more: &str| run(&sandbox, "own_layer", &format!("{flags} {more}")).ok();
     let tree = "--accumulation-order tree --accumulate";
     let one = train(&format!("--nproc 1 {tree} 2 --evaluate --epochs 1"));

@@ -114,7 +114,7 @@ fn files_with_other_contents_are_refused_wherever_they_lie() {
     let rest = sandbox.train("--resume saved --steps 3").ok();
     let elsewhere = sandbox.train("--resume saved --steps 3 --data-dir copy").ok();
     assert_eq!(elsewhere.weights(), rest.weights());
-    let words = ["written with data of the digest ", "other ones: pass a --data-dir with the same"];
+    let words = ["written with data of the digest ", "differ: pass a --data-dir with the same"];
     sandbox.train("--resume saved --steps 3 --data-dir other").refused(&words);
     fs::copy(sandbox.path("other/train.csv"), sandbox.path("texts/train.csv")).unwrap();
     sandbox.train("--resume saved --steps 3").refused(&words);
