@@ -2,7 +2,7 @@
 
     python3 bench/digests.py --old PATH --new target/release/paceline
 
-Between them, the runs have every model, optimizer and kind of placement, four transports, accumulation, clipping and bf16. Prints a table
+Between them, the runs have every model, optimizer and kind of placement, three transports, accumulation, clipping and bf16. Prints a table
 and writes `results/digests.json`. The exit code is 1 if a run differs. Only the standard library is needed.
 """
 import argparse
@@ -22,7 +22,7 @@ RUNS = {
     "cnn, simple_ddp, tcp, 3 ranks": f"{SMALL_CNN} --nproc 3 --strategy simple_ddp --transport tcp",
     "cnn, bf16, clipping": f"{SMALL_CNN} --precision bf16 --clip-grad-norm 1",
     "mlp, sharded3, adamw, 4 ranks": f"{SMALL_MLP} --nproc 4 --strategy sharded3 --optimizer adamw",
-    "mlp, zero3, adamw, hybrid": f"{SMALL_MLP} --nproc 4 --strategy zero3 --optimizer adamw --transport hybrid --ranks-per-host 2",
+    "mlp, zero3, adamw, threads": f"{SMALL_MLP} --nproc 4 --strategy zero3 --optimizer adamw --transport thread",
     "mlp, sharded2, accumulation": f"{SMALL_MLP} --strategy sharded2 --accumulate 4",
     "mlp, top_k": f"{SMALL_MLP} --strategy top_k",
     "mlp, local_sgd, 3 ranks": f"{SMALL_MLP} --nproc 3 --strategy local_sgd",
