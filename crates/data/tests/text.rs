@@ -1,19 +1,18 @@
 //! Texts from files of every format become the same samples, and what is wrong with a file is said with its row.
 
-use std::fs::{self, File};
+mod common;
+
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use paceline_data::text::{
     Report, TextError, TextFiles, TextRows, TextSettings, TextSource, TextStream, Tokenizer,
 };
 use paceline_data::{Dataset, OwnedSample, Split};
 use parquet::basic::Compression;
-use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
-use parquet::file::properties::WriterProperties;
-use parquet::file::writer::SerializedFileWriter;
-use parquet::schema::parser::parse_message_type;
 use tempfile::TempDir;
+
+use common::{write, write_parquet};
 
 const TEXTS: [&str; 5] =
     ["good food", "bad, \"bad\" food\nand more", "good", "more good food", "\u{e4} good"];
@@ -42,12 +41,6 @@ const TOKENIZER: &str = r#"{
               "vocab": {"?": 0, "good": 1, "bad": 2, "food": 3, "more": 4, "and": 5}}
 }"#;
 
-fn write(folder: &TempDir, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
-    let path = folder.path().join(name);
-    fs::write(&path, contents).unwrap();
-    path
-}
-
 fn csv() -> String {
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
     let rows =
@@ -61,31 +54,6 @@ fn jsonl() -> String {
         .collect::<String>()
         // Rust writes it in another way than JSON.
         .replace("\\u{e4}", "\\u00e4")
-}
-
-fn write_parquet(path: &Path, compression: Compression, texts: &[&str], labels: &[i64]) {
-    let schema =
-        "message rows { required int64 label; required binary text (UTF8); required int64 other; }";
-    let schema = Arc::new(parse_message_type(schema).unwrap());
-    let properties = WriterProperties::builder().set_compression(compression).build();
-    let file = File::create(path).unwrap();
-    let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
-    // Two row groups.
-    for rows in [0..2, 2..texts.len()] {
-        let mut group = writer.next_row_group().unwrap();
-        let texts: Vec<ByteArray> = texts[rows.clone()].iter().map(|t| (*t).into()).collect();
-        let mut column = group.next_column().unwrap().unwrap();
-        column.typed::<Int64Type>().write_batch(&labels[rows.clone()], None, None).unwrap();
-        column.close().unwrap();
-        let mut column = group.next_column().unwrap().unwrap();
-        column.typed::<ByteArrayType>().write_batch(&texts, None, None).unwrap();
-        column.close().unwrap();
-        let mut column = group.next_column().unwrap().unwrap();
-        column.typed::<Int64Type>().write_batch(&labels[rows], None, None).unwrap();
-        column.close().unwrap();
-        group.close().unwrap();
-    }
-    writer.close().unwrap();
 }
 
 #[test]
@@ -612,48 +580,4 @@ fn a_text_that_cannot_be_cut_is_refused_above_a_size() {
     assert!(error.contains("the text that begins with \"aaa"), "{error}");
     assert!(error.ends_with("at most 16 MB are tokenized at once; divide it"), "{error}");
     assert!(error.len() < 600, "{error}");
-}
-
-#[test]
-fn rows_have_a_largest_size() {
-    let folder = TempDir::new().unwrap();
-    let text = "good ".repeat((8 << 20) / 5 + 4000);
-    let parquet = folder.path().join("a.parquet");
-    write_parquet(&parquet, Compression::SNAPPY, &["good", &text, "bad"], &[1, 0, 1]);
-    for path in [
-        write(&folder, "a.csv", format!("text,label\ngood,1\n{text},0\n")),
-        write(&folder, "a.jsonl", format!("{{\"text\":\"a\",\"label\":1}}\n{{\"text\":\"{text}\"")),
-        parquet,
-    ] {
-        let error = TextRows::read(&[path], 2).unwrap_err().to_string();
-        assert!(error.contains("row 2: "), "{error}");
-        assert!(
-            error.contains("has more than 8 MiB; texts are cut to a number of tokens"),
-            "{error}"
-        );
-    }
-}
-
-/// A small file whose texts repeat has much more text than bytes.
-#[test]
-fn a_parquet_file_has_a_budget_of_memory() {
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("a.parquet");
-    let text = "good food ".repeat(4_000);
-    let rows = vec![text.as_str(); 4_000];
-    write_parquet(&path, Compression::GZIP(Default::default()), &rows, &vec![1; 4_000]);
-    assert!(fs::metadata(&path).unwrap().len() < 1_000_000);
-    let error = TextRows::read(&[path], 2).unwrap_err().to_string();
-    assert!(error.contains("MB, more than 64 times the file; divide the file"), "{error}");
-}
-
-/// Rows without text take memory, too.
-#[test]
-fn rows_of_a_parquet_file_count_even_if_their_texts_are_empty() {
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("a.parquet");
-    let num_rows = 2_200_000;
-    write_parquet(&path, Compression::SNAPPY, &vec![""; num_rows], &vec![1; num_rows]);
-    let error = TextRows::read(&[path], 2).unwrap_err().to_string();
-    assert!(error.contains("MB, more than 64 times the file; divide the file"), "{error}");
 }
