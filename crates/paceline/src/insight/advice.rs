@@ -78,6 +78,8 @@ pub struct Account {
     pub remedy: Option<String>,
     /// What the step would gain.
     pub gain: Option<Gain>,
+    /// By how much the mean steps of two such runs differ, as far as this run can tell: a gain has to be larger.
+    pub apart_ms: Option<f64>,
     /// What the change itself takes, within the gain.
     pub costs_ms: f64,
     /// Whether the change changes the weights.
@@ -131,12 +133,14 @@ pub fn measured_cost(points: &[(f64, f64)]) -> Cost {
 /// Returns the advice, or `None` if the figures call for none.
 pub fn advice(of: Situation) -> Option<Told> {
     let Situation { strategy, kind, caps, anatomy, observed, layout, link, conversion } = of;
-    let Anatomy { wall_ms, exposed_ms, exposed_wait_ms, communication_ms, .. } = *anatomy;
+    let Anatomy { wall_ms, apart_ms, exposed_ms, communication_ms, .. } = *anatomy;
     let exposed_pct = 100.0 * exposed_ms / wall_ms;
     if communication_ms == 0.0 || !exposed_pct.is_finite() {
         return None;
     }
-    let least_ms = wall_ms * NEGLIGIBLE_PCT / 100.0;
+    let negligible_ms = wall_ms * NEGLIGIBLE_PCT / 100.0;
+    // Nobody could see a smaller gain.
+    let least_ms = apart_ms.unwrap_or(0.0).max(negligible_ms);
     let cost = cost_of(observed, link);
     let passes = Passes::measured(caps, observed, layout, &*cost);
     let uncompressed = match kind {
@@ -151,14 +155,14 @@ pub fn advice(of: Situation) -> Option<Told> {
             "{communication_ms:.2} ms of communication per step cost {exposed_pct:.1} % of it: there is nothing to \
              gain from hiding more"
         );
-        return Some(Told { text, account: Account::new(exposed_ms, exposed_wait_ms, None) });
+        return Some(Told { text, account: Account::new(anatomy, None) });
     }
     let mut no_bucket_helps = false;
     let passes = passes.as_ref();
     let remedies = match kind {
         Advice::ChooseBuckets => {
             let (buckets, is_certain) =
-                passes.map_or((None, false), |passes| passes.other_buckets(least_ms));
+                passes.map_or((None, false), |passes| passes.other_buckets(negligible_ms));
             no_bucket_helps = is_certain;
             let half = passes.and_then(|passes| passes.half_the_bytes(conversion()?));
             vec![buckets, passes.and_then(Passes::without_statistics), half]
@@ -172,18 +176,16 @@ pub fn advice(of: Situation) -> Option<Told> {
         ],
         Advice::AverageLess { every } => vec![average_less(every, observed)],
         Advice::ChooseGathers { prefetch } => {
-            let more = prefetch.and_then(|ahead| gather_more(ahead, anatomy, observed, least_ms));
+            let more =
+                prefetch.and_then(|ahead| gather_more(ahead, anatomy, observed, negligible_ms));
             vec![more, waits_for_statistics(observed)]
         }
         Advice::ShardWith(_) => Vec::new(),
     };
     let remedy = best(remedies, least_ms);
-    let account = Account::new(exposed_ms, exposed_wait_ms, remedy.as_ref());
+    let account = Account::new(anatomy, remedy.as_ref());
     if account.is_mostly_waiting() && !compression_costs {
-        let account = Account {
-            remedy: Some("waiting".to_owned()),
-            ..Account::new(exposed_ms, exposed_wait_ms, None)
-        };
+        let account = Account { remedy: Some("waiting".to_owned()), ..Account::new(anatomy, None) };
         let text = format!("{}. {}", account.words(), waiting(anatomy, observed));
         return Some(Told { text, account });
     }
@@ -207,15 +209,16 @@ pub fn advice(of: Situation) -> Option<Told> {
             ),
             Advice::CompareWithDdp => compression_words(anatomy, uncompressed.as_ref()),
             Advice::ChooseGathers { .. } => gather_words(anatomy),
-            _ => "No other setting would gain more than the steps differ from each other".to_owned(),
+            _ => no_gain(anatomy),
         }),
     }
     Some(Told { text: sentences.join(". "), account })
 }
 
 impl Account {
-    fn new(exposed_ms: f64, waiting_ms: f64, remedy: Option<&Remedy>) -> Self {
-        let waiting_ms = waiting_ms.min(exposed_ms);
+    fn new(anatomy: &Anatomy, remedy: Option<&Remedy>) -> Self {
+        let exposed_ms = anatomy.exposed_ms;
+        let waiting_ms = anatomy.exposed_wait_ms.min(exposed_ms);
         let transfer = exposed_ms - waiting_ms;
         // A change removes no more than there is, even if the steps that were replayed have more than the mean.
         let removed_ms = remedy.map_or(0.0, |remedy| remedy.removes_ms.min(transfer));
@@ -226,6 +229,7 @@ impl Account {
             remains_ms: transfer - removed_ms,
             remedy: remedy.map(|remedy| remedy.change.clone()),
             gain: remedy.map(|remedy| remedy.gain),
+            apart_ms: anatomy.apart_ms,
             costs_ms: remedy.and_then(|remedy| remedy.costs).map_or(0.0, |(_, ms)| ms),
             changes_weights: remedy.is_some_and(|remedy| remedy.changes_weights),
         }
@@ -261,11 +265,22 @@ fn remedy_words(remedy: &Remedy, anatomy: &Anatomy) -> Vec<String> {
     if let Some((what, ms)) = remedy.costs {
         gain += &format!(", the {ms:.2} ms for {what} taken off");
     }
+    let apart =
+        anatomy.apart_ms.map(|ms| format!("Two runs like this one differ by up to {ms:.2} ms"));
     let sync_ms = anatomy.sync_ms;
     let compressing =
         (sync_ms > remedy.gain.ms / 2.0).then(|| format!("Compressing takes {sync_ms:.2} ms now"));
     let changes = remedy.changes_weights.then(|| "It changes the weights".to_owned());
-    [Some(gain), compressing, remedy.also.clone(), changes].into_iter().flatten().collect()
+    [Some(gain), apart, compressing, remedy.also.clone(), changes].into_iter().flatten().collect()
+}
+
+/// The sentence for steps whose noise hides every gain.
+fn no_gain(anatomy: &Anatomy) -> String {
+    let noise = anatomy.apart_ms.map_or_else(
+        || "the steps differ from each other".to_owned(),
+        |ms| format!("two runs like this one differ, which is up to {ms:.2} ms"),
+    );
+    format!("No other setting would gain more than {noise}")
 }
 
 /// The sentences for a step that mostly waits.
@@ -279,13 +294,17 @@ fn waiting(anatomy: &Anatomy, observed: &Observed) -> String {
         let others = step.ranks.len().checked_sub(1).filter(|others| *others > 0)?;
         Some(step.ranks.iter().map(|of| of.waiting - own).sum::<f64>() / others as f64)
     };
-    match Gain::of(observed.steps.iter().filter_map(cost)).filter(|gain| gain.holds(0.0)) {
-        Some(gain) => format!(
-            "Most of the waiting is for rank {rank}: {look}. Were it as fast as the others, the step would take about \
-             {}",
+    let gain = Gain::of(observed.steps.iter().filter_map(cost)).filter(|gain| gain.holds(0.0));
+    let Some(gain) = gain else {
+        return "The ranks take turns at being late: look for what else uses the cores".to_owned();
+    };
+    let blamed = format!("Most of the waiting is for rank {rank}: {look}");
+    match gain.holds(anatomy.apart_ms.unwrap_or(0.0)) {
+        true => format!(
+            "{blamed}. Were it as fast as the others, the step would take about {}",
             gain.words("less")
         ),
-        None => "The ranks take turns at being late: look for what else uses the cores".to_owned(),
+        false => blamed,
     }
 }
 
@@ -378,7 +397,7 @@ fn gather_words(anatomy: &Anatomy) -> String {
 /// Whether compression pays.
 fn compression_words(anatomy: &Anatomy, uncompressed: Option<&(Remedy, f64)>) -> String {
     let Some((Remedy { gain, .. }, least)) = uncompressed else {
-        return "No other setting would gain more than the steps differ from each other".to_owned();
+        return no_gain(anatomy);
     };
     let head = format!(
         "Compressing takes {:.2} ms. Without it (`--strategy ddp`) about {least:.2} would be exposed",

@@ -24,6 +24,9 @@ pub struct Anatomy {
     /// The step with the wait for its batch: `wall_ms` of the table.
     #[serde(skip)]
     pub wall_ms: f64,
+    /// By how much `wall_ms` of two runs like this one differs, as far as this run can tell ([`AllSteps::apart_ms`]).
+    #[serde(skip)]
+    pub apart_ms: Option<f64>,
     /// Arithmetic and copies that synchronization adds: `sync_ms`.
     #[serde(skip)]
     pub sync_ms: f64,
@@ -199,6 +202,7 @@ impl Anatomy {
         Self {
             statistics: statistics.filter_map(|at| ops.get(*at).copied()).collect(),
             wall_ms: mean(|t| t.step + t.data),
+            apart_ms: steps.apart_ms(),
             sync_ms: mean(|t| t.sync),
             exposed_ms: mean(|t| t.exposed),
             exposed_wait_ms: mean(|t| t.exposed_wait),

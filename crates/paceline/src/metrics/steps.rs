@@ -5,7 +5,9 @@
 //! runs a random half of the steps is kept, then a quarter, and so on. A hash of the step's number
 //! decides, so all ranks keep the same steps, and the slowest rank of a kept step is always known.
 
-use paceline_analysis::stats::nearest_rank;
+use std::f64::consts::SQRT_2;
+
+use paceline_analysis::stats::{Summary, nearest_rank};
 use paceline_strategies::StepLoss;
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +19,11 @@ use crate::text::ms;
 /// of this number is kept, and a 99th percentile of those is, with 95 % confidence, between the 98.9th
 /// and 99.1st.
 pub const MAX_STEPS: usize = 1 << 16;
+
+/// Into how many parts a run is cut to see how its steps drift.
+const PARTS: usize = 8;
+/// Eight of ten values of a normal distribution are within so many standard deviations of its mean.
+const EIGHT_OF_TEN: f64 = 1.2816;
 
 /// What is kept of a step, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -139,6 +146,17 @@ impl<'a> AllSteps<'a> {
         let steps = |log: &&StepLog| log.kept.iter().map(|step| step.step).collect::<Vec<_>>();
         let each: Option<Vec<f64>> = self.logs.iter().map(|log| of(&steps(log))).collect();
         ranks.combine(each?)
+    }
+
+    /// By how many milliseconds the mean steps of two runs like this one differ at most, eight times of ten, as far as this
+    /// run can tell. Steps that follow each other share what disturbs them, so the means of [`PARTS`] parts of the run are
+    /// compared, not single steps. `None` for fewer steps than parts.
+    pub fn apart_ms(&self) -> Option<f64> {
+        let walls: Vec<f64> = self.slowest(KeptStep::wall).into_iter().map(ms).collect();
+        let parts = walls.chunks_exact((walls.len() / PARTS).max(1));
+        let means = parts.map(|part| part.iter().sum::<f64>() / part.len() as f64);
+        let of = Summary::of(means.collect()).filter(|of| of.count >= PARTS as u64)?;
+        Some(EIGHT_OF_TEN * SQRT_2 * of.std / (of.count as f64).sqrt())
     }
 
     /// The mean over the measured steps of a part of a step, combined over the ranks.
@@ -306,6 +324,20 @@ mod tests {
         assert_eq!(fast.step_ms(SlowestOfStep, 0.5), slow.step_ms(SlowestOfStep, 0.5));
         assert!((fast.samples_per_s(SlowestRank).unwrap() - 10_000.0).abs() < 1e-6);
         assert!((slow.samples_per_s(SlowestRank).unwrap() - 5_000.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn runs_whose_steps_drift_are_farther_apart() {
+        let apart = |slow: fn(u64) -> bool| {
+            let walls = (0..80).map(|number| (if slow(number) { 12 } else { 10 }, 0));
+            AllSteps::new([&log(&walls.collect::<Vec<_>>())]).apart_ms()
+        };
+        // The same steps: every other one is slow, or the second half of the run.
+        assert_eq!(apart(|number| number % 2 == 0), Some(0.0));
+        let drift = apart(|number| number >= 40).unwrap();
+        // The means of the parts are 10 and 12, their deviation is 2 * sqrt(2 / 7), and 1.28 * sqrt(2 / 8) of it remains.
+        assert!((drift - 0.685).abs() < 1e-3, "{drift}");
+        assert_eq!(AllSteps::new([&log(&[(10, 0); PARTS - 1])]).apart_ms(), None);
     }
 
     #[test]

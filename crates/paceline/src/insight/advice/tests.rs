@@ -284,6 +284,21 @@ fn a_replay_that_misses_more_than_it_promises_is_silent() {
 }
 
 #[test]
+fn a_gain_that_the_noise_between_runs_hides_is_not_promised() {
+    let run = Run::new(Advice::ChooseBuckets, ALL, 8.0);
+    let observed = run.observed();
+    let told = |apart_ms: f64| {
+        run.told_with(&Anatomy { apart_ms: Some(apart_ms), ..run.anatomy(&observed) }, &observed)
+    };
+    let seen = told(2.0);
+    let gain = seen.account.gain.unwrap().ms;
+    assert!(seen.text.contains("Two runs like this one differ by up to 2.00 ms"), "{}", seen.text);
+    let hidden = told(gain + 1.0);
+    assert_eq!((hidden.account.gain, hidden.account.remedy), (None, None), "{}", hidden.text);
+    assert!(hidden.text.contains("than two runs like this one differ"), "{}", hidden.text);
+}
+
+#[test]
 fn averages_half_as_often_do_not_wait_less() {
     let mut run = Run::new(Advice::AverageLess { every: 2 }, ONE, 8.0);
     run.backward_ms = 4.0;
