@@ -2,32 +2,153 @@
 
 mod common;
 
+use std::fmt::Write;
 use std::fs;
 
-use paceline_data::text::TextRows;
+use paceline_data::text::{Report, TextRows, TextSettings, TextSource};
+use paceline_data::{OwnedSample, Split};
 use parquet::basic::Compression;
 use tempfile::TempDir;
 
 use common::{write, write_parquet};
 
+/// The most bytes of a text, unless its last character reaches beyond.
+const MOST: usize = 8 << 20;
+
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('"', "\"\""))
+}
+
+/// As Python writes it by default: all other characters than those of ASCII are escapes.
+fn escaped(text: &str) -> String {
+    let mut written = String::from("\"");
+    for character in text.chars() {
+        match character {
+            '"' => written += "\\\"",
+            '\n' => written += "\\n",
+            ' '..='~' => written.push(character),
+            _ => {
+                let mut units = [0; 2];
+                for unit in character.encode_utf16(&mut units) {
+                    write!(written, "\\u{unit:04x}").unwrap();
+                }
+            }
+        }
+    }
+    written + "\""
+}
+
+/// The kept part is the same wherever the cut falls, and the fields and rows behind it are read.
+#[test]
+fn a_long_text_keeps_its_beginning() {
+    let folder = TempDir::new().unwrap();
+    let unit = "\u{e4}\"\u{20ac}\u{1f600}\n";
+    for shift in 0..unit.len() {
+        let text = "x".repeat(MOST - 300 + shift) + &unit.repeat(200);
+        let kept = &text[..text.ceil_char_boundary(MOST)];
+        assert!(kept.len() < text.len());
+        let parquet = folder.path().join("a.parquet");
+        write_parquet(&parquet, Compression::SNAPPY, &["good", &text, "bad"], &[1, 0, 1]);
+        let csv = format!("text,label,more\ngood,1,\n{},0,x\nbad,1,\"\"\n", quoted(&text));
+        let lines = |long: String| {
+            format!(
+                "{{\"text\":\"good\",\"label\":1}}\n{{\"text\":{long},\"label\":0}}\n{{\"label\":1,\"text\":\"bad\"}}"
+            )
+        };
+        for path in [
+            write(&folder, "a.csv", csv),
+            write(&folder, "a.jsonl", lines(escaped(&text))),
+            write(&folder, "b.jsonl", lines(escaped(&text).replace("\\u20ac", "\u{20ac}"))),
+            parquet,
+        ] {
+            let rows = TextRows::read(std::slice::from_ref(&path), 2).unwrap();
+            assert_eq!(rows.labels, [1, 0, 1], "{path:?}");
+            let lens: Vec<usize> = rows.texts.iter().map(String::len).collect();
+            assert_eq!(lens, [4, kept.len(), 3], "{path:?}, moved by {shift}");
+            assert!(rows.texts[1] == kept, "{path:?}, moved by {shift}");
+        }
+    }
+}
+
+/// More than a row may have: what is not kept is not held either.
+#[test]
+fn a_text_may_have_any_size() {
+    let folder = TempDir::new().unwrap();
+    let text = "good ".repeat(7 << 20);
+    let markup = "a b\"\"".repeat(7 << 20);
+    for path in [
+        write(&folder, "a.csv", format!("html,text,label\n\"{markup}\",{text},0\n,bad,1\n")),
+        write(
+            &folder,
+            "a.jsonl",
+            format!(
+                "{{\"html\":\"{markup}\",\"text\":\"{text}\",\"label\":0}}\n{{\"text\":\"bad\",\"label\":1}}",
+                markup = markup.replace('"', "\\\"")
+            ),
+        ),
+    ] {
+        let rows = TextRows::read(std::slice::from_ref(&path), 2).unwrap();
+        assert_eq!((rows.texts[0].len(), rows.texts[1].as_str()), (MOST, "bad"), "{path:?}");
+        assert!(text.starts_with(&rows.texts[0]));
+    }
+}
+
+/// What is not in a field cannot be cut.
 #[test]
 fn rows_have_a_largest_size() {
     let folder = TempDir::new().unwrap();
-    let text = "good ".repeat((8 << 20) / 5 + 4000);
-    let parquet = folder.path().join("a.parquet");
-    write_parquet(&parquet, Compression::SNAPPY, &["good", &text, "bad"], &[1, 0, 1]);
+    let commas = ",".repeat((8 << 20) + 1);
     for path in [
-        write(&folder, "a.csv", format!("text,label\ngood,1\n{text},0\n")),
-        write(&folder, "a.jsonl", format!("{{\"text\":\"a\",\"label\":1}}\n{{\"text\":\"{text}\"")),
-        parquet,
+        write(&folder, "a.csv", format!("text,label\ngood,1\nbad,0{commas}\n")),
+        write(
+            &folder,
+            "a.jsonl",
+            format!(
+                "{{\"text\":\"a\",\"label\":1}}\n{{\"text\":\"b\",\"label\":0,\"more\":[{commas}"
+            ),
+        ),
     ] {
         let error = TextRows::read(&[path], 2).unwrap_err().to_string();
-        assert!(error.contains("row 2: "), "{error}");
-        assert!(
-            error.contains("has more than 8 MiB; texts are cut to a number of tokens"),
-            "{error}"
-        );
+        assert!(error.contains("row 2: has more than 32 MiB although"), "{error}");
+        assert!(error.ends_with("leave only the columns text and label in the file"), "{error}");
     }
+}
+
+/// Tokens are those of the whole text, and a warning says where they cannot be.
+#[test]
+fn a_long_text_has_the_tokens_of_the_whole_text() {
+    let folder = TempDir::new().unwrap();
+    let tokenizer = r#"{"version": "1.0", "added_tokens": [], "normalizer": null, "post_processor": null,
+        "pre_tokenizer": {"type": "Whitespace"}, "decoder": null, "truncation": null, "padding": null,
+        "model": {"type": "WordLevel", "unk_token": "?", "vocab": {"?": 0, "good": 1, "bad": 2}}}"#;
+    let tokenizer = write(&folder, "tokenizer.json", tokenizer);
+    let settings = TextSettings {
+        max_length: 3,
+        num_classes: 2,
+        seed: 1,
+        train_samples: None,
+        test_samples: None,
+    };
+    let check = |text: String, expected: &[i64], warnings: &[&str]| {
+        write(&folder, "train.csv", format!("text,label\n{text},0\n"));
+        let mut warned = Vec::new();
+        let mut warn = |warning| warned.push(warning);
+        let report = Report { progress: &mut |_, _| (), warn: &mut warn };
+        let source = TextSource::new(folder.path(), &tokenizer, None).unwrap();
+        let dataset = source.classified(Split::Train, &settings, report).unwrap();
+        assert_eq!(OwnedSample::read(&dataset, 0, 0).unwrap().i64("inputs"), expected);
+        assert_eq!(warned, warnings);
+    };
+    check("bad good ".repeat(MOST / 9 + 100), &[2, 1, 2], &[]);
+    let spaces = " ".repeat(MOST);
+    check(
+        format!("good {spaces}bad"),
+        &[1],
+        &[
+            "1 of 1 texts were cut to their first 8 MiB, which have fewer than 3 tokens; the rest of these texts is not \
+           used",
+        ],
+    );
 }
 
 /// A small file whose texts repeat has much more text than bytes.

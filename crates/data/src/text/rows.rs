@@ -8,8 +8,18 @@ use std::path::{Path, PathBuf};
 use super::error::excerpt;
 use super::{TextError, TextFormat, csv, jsonl, parquet};
 
-/// No row of a file is longer, in bytes. Texts are cut to a number of tokens after they were read, and a book has 3 MB.
-pub(super) const MAX_ROW_BYTES: usize = 8 << 20;
+/// A text that has more bytes is cut behind the character that reaches so many. A book has 3 MB.
+///
+/// Texts are cut again, to `max_length` tokens, and the tokens are those of the whole text in all but two cases. First, no
+/// tokenizer promises a token for a number of bytes: spaces may have none, and a word without end may be one unknown token.
+/// So a text that is cut here may have fewer tokens than `max_length`, which is warned of. Second, where a tokenizer does
+/// not divide a text into words, its last tokens before the cut may be others. That matters only if `max_length` tokens
+/// take all of these bytes; at the usual 4 bytes for a token, that is with a `max_length` of two million.
+pub(super) const MAX_TEXT_BYTES: usize = 8 << 20;
+/// The most bytes of a row, without what is cut from its fields.
+pub(super) const MAX_ROW_BYTES: usize = 4 * MAX_TEXT_BYTES;
+/// The most bytes of a row that are in no field: those between fields. Each may take many times its memory when it is parsed.
+pub(super) const MAX_MARK_BYTES: usize = 8 << 20;
 
 /// Rows with a text and a class each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,7 +42,7 @@ pub(super) type Sink<'a> = &'a mut dyn FnMut(usize, Row) -> Result<(), TextError
 
 impl TextRows {
     /// Reads the files one after the other. Errors name the file and the row: a file that is cut off, a column that is
-    /// missing, a row of more than 8 MiB, and a label that is not one of `num_classes` classes.
+    /// missing, and a label that is not one of `num_classes` classes. Of a text of more than 8 MiB, its beginning is kept.
     pub fn read(paths: &[PathBuf], num_classes: usize) -> Result<Self, TextError> {
         let mut rows = Self::default();
         for path in paths {
@@ -88,12 +98,42 @@ impl TextRows {
     }
 }
 
-/// What is wrong with a row that is too long.
-pub(super) fn too_long() -> String {
-    let most = MAX_ROW_BYTES >> 20;
-    format!(
-        "has more than {most} MiB; texts are cut to a number of tokens after they were read, so shorten it in the file"
-    )
+/// What is kept of a row while it is read, in bytes.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    in_fields: usize,
+    between: usize,
+}
+
+impl Kept {
+    /// Counts bytes of a field that are kept.
+    pub fn field(&mut self, bytes: usize) -> Result<(), String> {
+        self.in_fields += bytes;
+        self.check()
+    }
+
+    /// Counts a byte between fields.
+    pub fn mark(&mut self) -> Result<(), String> {
+        self.between += 1;
+        self.check()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.in_fields + self.between <= MAX_ROW_BYTES && self.between <= MAX_MARK_BYTES {
+            return Ok(());
+        }
+        let [row, field, marks] =
+            [MAX_ROW_BYTES, MAX_TEXT_BYTES, MAX_MARK_BYTES].map(|bytes| bytes >> 20);
+        Err(format!(
+            "has more than {row} MiB although each of its fields is cut to {field} MiB, or {marks} MiB between its \
+             fields; leave only the columns text and label in the file"
+        ))
+    }
+}
+
+/// Whether a character begins with this byte of UTF-8.
+pub(super) fn begins_character(byte: u8) -> bool {
+    byte & 0b1100_0000 != 0b1000_0000
 }
 
 /// What is wrong with a label that is a word or another value.

@@ -17,8 +17,7 @@ use parquet::schema::types::Type;
 use super::TextError;
 use super::error::excerpt;
 use super::guarded::guarded;
-use super::rows::MAX_ROW_BYTES;
-use super::rows::{Row, Sink, column, no_integer, too_long};
+use super::rows::{MAX_TEXT_BYTES, Row, Sink, column, no_integer};
 
 /// The most bytes of the texts of a file for each byte of the file, and how many are read of a small file. Texts compress
 /// to a fifth; those of a few words that repeat, in a dictionary, to less.
@@ -87,13 +86,16 @@ fn read_rows(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
     let fields = columns.map(|at| schema.get_fields()[at].clone()).to_vec();
     let projection = Type::group_type_builder(schema.name()).with_fields(fields).build();
     let rows = projection.and_then(|projection| reader.get_row_iter(Some(projection)));
-    for (number, row) in (1..).zip(rows.map_err(broken)?) {
+    // A value keeps the page that it lies in, so of a column one value is read at a time.
+    for (number, row) in (1..).zip(rows.map_err(broken)?.with_batch_size(1)) {
         let problem = |problem: String| TextError::row(path, number, problem);
         let row = row.map_err(|error| problem(excerpt(&error.to_string())))?;
         let (mut text, mut label) = (None, None);
         for (name, field) in row.get_column_iter() {
             match (name.as_str(), field) {
-                ("text", Field::Str(value)) => text = Some(value.clone()),
+                ("text", Field::Str(value)) => {
+                    text = Some(value[..value.ceil_char_boundary(MAX_TEXT_BYTES)].to_owned());
+                }
                 ("text", other) => {
                     let other = excerpt(&other.to_string());
                     return Err(problem(format!("the text {other} is not a string")));
@@ -110,9 +112,6 @@ fn read_rows(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
             return Err(problem("lacks its text or its label".to_owned()));
         };
         num_bytes += text.len() as u64 + ROW_BYTES;
-        if text.len() > MAX_ROW_BYTES {
-            return Err(problem(too_long()));
-        }
         if num_bytes > most_bytes {
             return Err(problem(format!(
                 "the rows up to here take {} MB, more than {MOST_PER_BYTE} times the file; divide the file",
