@@ -1,4 +1,4 @@
-//! How much of a file of texts is read.
+//! How much of a file of texts is read, and in which encodings.
 
 mod common;
 
@@ -7,10 +7,11 @@ use std::fs;
 
 use paceline_data::text::{Report, TextRows, TextSettings, TextSource};
 use paceline_data::{OwnedSample, Split};
-use parquet::basic::Compression;
+use parquet::basic::{Compression, Encoding};
+use parquet::file::properties::{WriterProperties, WriterVersion};
 use tempfile::TempDir;
 
-use common::{write, write_parquet};
+use common::{write, write_parquet, write_parquet_with};
 
 /// The most bytes of a text, unless its last character reaches beyond.
 const MOST: usize = 8 << 20;
@@ -173,4 +174,60 @@ fn rows_of_a_parquet_file_count_even_if_their_texts_are_empty() {
     write_parquet(&path, Compression::SNAPPY, &vec![""; num_rows], &vec![1; num_rows]);
     let error = TextRows::read(&[path], 2).unwrap_err().to_string();
     assert!(error.contains("MB, more than 64 times the file; divide the file"), "{error}");
+}
+
+#[test]
+fn texts_as_lengths_and_as_differences_are_read() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("a.parquet");
+    // Several blocks of lengths of different widths, and a page whose last block is not full.
+    let texts: Vec<String> =
+        (0..1000).map(|n| format!("good {}", "f\u{f6}od ".repeat(n * n % 97))).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let labels = vec![1; texts.len()];
+    for encoding in [Encoding::DELTA_LENGTH_BYTE_ARRAY, Encoding::DELTA_BYTE_ARRAY] {
+        for version in [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0] {
+            for compression in [
+                Compression::UNCOMPRESSED,
+                Compression::SNAPPY,
+                Compression::GZIP(Default::default()),
+            ] {
+                for is_optional in [false, true] {
+                    let properties = WriterProperties::builder()
+                        .set_compression(compression)
+                        .set_writer_version(version)
+                        .set_dictionary_enabled(false)
+                        .set_encoding(encoding)
+                        .set_column_encoding("label".into(), Encoding::PLAIN)
+                        .set_column_encoding("other".into(), Encoding::PLAIN)
+                        .build();
+                    write_parquet_with(&path, properties, is_optional, &texts, &labels);
+                    let rows = TextRows::read(std::slice::from_ref(&path), 2).unwrap();
+                    let what = (encoding, version, compression, is_optional);
+                    assert!(rows.texts == texts, "{what:?}");
+                    assert_eq!(rows.labels, labels, "{what:?}");
+                }
+            }
+        }
+    }
+}
+
+/// A page is read as a whole, and a text lies in one page.
+#[test]
+fn a_page_that_is_too_large_is_named_by_its_first_row() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("a.parquet");
+    let text = "good ".repeat((65 << 20) / 5);
+    let properties = WriterProperties::builder()
+        .set_compression(Compression::SNAPPY)
+        .set_dictionary_enabled(false)
+        .set_data_page_size_limit(1)
+        .set_write_batch_size(1)
+        .build();
+    let texts = ["good", "bad", "good", &text, "bad"];
+    write_parquet_with(&path, properties, false, &texts, &[1, 0, 1, 0, 0]);
+    let error = TextRows::read(&[path], 2).unwrap_err().to_string();
+    let expected = "the page that begins with row 4 has 65 MiB, and at most 64 MiB are read, because a page is read as \
+                    a whole; write the file with smaller pages, or with shorter texts";
+    assert!(error.ends_with(expected), "{error}");
 }

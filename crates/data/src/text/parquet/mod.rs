@@ -3,13 +3,13 @@
 //! Input: a file whose pages are uncompressed, or compressed by Snappy or gzip. Output: rows. This module checks no
 //! label's range.
 
+mod delta;
 mod pages;
 
 use std::fs::File;
 use std::io::{self, BufReader, Seek, SeekFrom};
 use std::path::Path;
 
-use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 use parquet::schema::types::Type;
@@ -41,12 +41,18 @@ fn library(error: &str) -> String {
 }
 
 /// Checks the pages of these columns.
-fn check_pages(file: &File, metadata: &ParquetMetaData, columns: &[usize]) -> Result<(), String> {
+fn check_pages(
+    file: &File,
+    reader: &SerializedFileReader<File>,
+    columns: &[usize],
+) -> Result<(), String> {
+    let metadata = reader.metadata();
+    let mut first_row = 1i64;
     let names = metadata.file_metadata().schema().get_fields();
     let wanted = columns.iter().map(|at| names[*at].name());
     let wanted: Vec<&str> = wanted.collect();
-    for group in metadata.row_groups() {
-        for chunk in group.columns() {
+    for (at, group) in metadata.row_groups().iter().enumerate() {
+        for (number, chunk) in group.columns().iter().enumerate() {
             // The parts of a nested column have its name first.
             let path = chunk.column_path().parts();
             if !path.first().is_some_and(|name| wanted.contains(&name.as_str())) {
@@ -59,9 +65,18 @@ fn check_pages(file: &File, metadata: &ParquetMetaData, columns: &[usize]) -> Re
             };
             let mut bytes = BufReader::new(file);
             bytes.seek(SeekFrom::Start(start)).map_err(|error| error.to_string())?;
-            let checked = pages::check(&mut bytes, len, chunk.compression());
-            checked.map_err(|problem| format!("column {}: {problem}", path.join(".")))?;
+            let mut check = || {
+                if pages::check(&mut bytes, len, chunk.compression(), first_row)? {
+                    let pages = reader.get_row_group(at);
+                    let pages = pages.and_then(|group| group.get_column_page_reader(number));
+                    let mut pages = pages.map_err(|error| error.to_string())?;
+                    delta::check(&mut *pages, chunk.column_descr())?;
+                }
+                Ok(())
+            };
+            check().map_err(|problem: String| format!("column {}: {problem}", path.join(".")))?;
         }
+        first_row = first_row.saturating_add(group.num_rows());
     }
     Ok(())
 }
@@ -80,8 +95,7 @@ fn read_rows(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
     let present: Vec<String> =
         schema.get_fields().iter().map(|field| field.name().to_owned()).collect();
     let columns = [column(path, &present, "text")?, column(path, &present, "label")?];
-    check_pages(&again, reader.metadata(), &columns)
-        .map_err(|problem| TextError::file(path, problem))?;
+    check_pages(&again, &reader, &columns).map_err(|problem| TextError::file(path, problem))?;
     let mut num_bytes = 0;
     let fields = columns.map(|at| schema.get_fields()[at].clone()).to_vec();
     let projection = Type::group_type_builder(schema.name()).with_fields(fields).build();
