@@ -94,6 +94,15 @@ fn a_text_may_have_any_size() {
     }
 }
 
+/// The mark hides no quote: a field that seems to have no end would be cut with all rows in it.
+#[test]
+fn a_mark_of_byte_order_moves_no_field() {
+    let folder = TempDir::new().unwrap();
+    let rows = "x,good food,1\n".repeat(700_000);
+    let path = write(&folder, "a.csv", format!("\u{feff}\"a,\",text,label\n{rows}"));
+    assert_eq!(TextRows::read(&[path], 2).unwrap().texts.len(), 700_000);
+}
+
 /// What is not in a field cannot be cut.
 #[test]
 fn rows_have_a_largest_size() {

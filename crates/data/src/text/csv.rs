@@ -1,27 +1,17 @@
 //! Texts with labels in CSV files.
 //!
-//! Input: a file or its contents, with a header line. Fields may be in quotes. Output: rows. Long fields are cut while
+//! Input: the contents of a file, with a header line. Fields may be in quotes. Output: rows. Long fields are cut while
 //! they are read. This module checks no label's range.
 
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, Read};
 use std::path::Path;
 
 use super::TextError;
 use super::rows::{Kept, MAX_TEXT_BYTES, Row, Sink, begins_character, column, no_integer};
 
-/// Reads the rows of a file.
-pub(super) fn read(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
-    let file = paceline_files::open(path).map_err(|error| TextError::file(path, error))?;
-    read_contents(path, file, sink)
-}
-
-/// Reads the rows of a file's contents. Errors name the file `path`.
-pub(super) fn read_contents(
-    path: &Path,
-    contents: impl Read,
-    sink: Sink<'_>,
-) -> Result<(), TextError> {
-    let mut reader = csv::Reader::from_reader(Cut::new(contents));
+/// Reads the rows of a file. Errors name the file `path`.
+pub(super) fn read(path: &Path, contents: impl BufRead, sink: Sink<'_>) -> Result<(), TextError> {
+    let mut reader = csv::Reader::from_reader(Cut::new(contents, MAX_TEXT_BYTES));
     let header = reader.headers().map_err(|error| TextError::file(path, error))?;
     let header: Vec<String> = header.iter().map(str::to_owned).collect();
     let (text, label) = (column(path, &header, "text")?, column(path, &header, "label")?);
@@ -57,7 +47,9 @@ pub(super) fn read_contents(
 
 /// Contents whose long fields are cut, before anything keeps them.
 struct Cut<R> {
-    contents: BufReader<R>,
+    contents: R,
+    /// The most bytes of a field, unless its last character reaches beyond.
+    most: usize,
     /// Bytes that are ready, and how many of them have been given out.
     ready: Vec<u8>,
     given: usize,
@@ -83,10 +75,11 @@ enum Place {
     Quote,
 }
 
-impl<R: Read> Cut<R> {
-    fn new(contents: R) -> Self {
+impl<R: BufRead> Cut<R> {
+    fn new(contents: R, most: usize) -> Self {
         Self {
-            contents: BufReader::new(contents),
+            contents,
+            most,
             ready: Vec::new(),
             given: 0,
             place: Place::Start,
@@ -134,7 +127,7 @@ impl<R: Read> Cut<R> {
 
     /// A byte of a field, or a doubled quote.
     fn content(&mut self, bytes: &[u8]) -> Result<(), String> {
-        self.is_cut |= self.field_bytes >= MAX_TEXT_BYTES && begins_character(bytes[0]);
+        self.is_cut |= self.field_bytes >= self.most && begins_character(bytes[0]);
         if self.is_cut {
             return Ok(());
         }
@@ -144,7 +137,7 @@ impl<R: Read> Cut<R> {
     }
 }
 
-impl<R: Read> Read for Cut<R> {
+impl<R: BufRead> Read for Cut<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.given == self.ready.len() {
             self.ready.clear();
@@ -161,5 +154,33 @@ impl<R: Read> Read for Cut<R> {
         let len = (&self.ready[self.given..]).read(buffer)?;
         self.given += len;
         Ok(len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::rows::tests::{beginning, sequences};
+
+    fn records(contents: impl Read) -> Vec<Vec<String>> {
+        let mut reader =
+            csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(contents);
+        let records = reader.records().map(|record| record.unwrap());
+        records.map(|record| record.iter().map(str::to_owned).collect()).collect()
+    }
+
+    /// Whatever is in a file, the library finds the same fields in it, and each of them is cut.
+    #[test]
+    fn fields_are_those_of_the_library() {
+        for contents in sequences(&["a", "\u{20ac}", "\"", ",", "\n", "\r"], 5) {
+            let whole = records(contents.as_bytes());
+            for most in 1..4 {
+                let cut = records(Cut::new(contents.as_bytes(), most));
+                let expected = whole.iter().map(|record| {
+                    record.iter().map(|field| beginning(field, most).to_owned()).collect()
+                });
+                assert_eq!(cut, expected.collect::<Vec<Vec<_>>>(), "{contents:?}, {most}");
+            }
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! Texts with labels in files of one JSON object per line.
 //!
-//! Input: a file. Output: rows. Long strings are cut while they are read. This module checks no label's range.
+//! Input: the contents of a file. Output: rows. Long strings are cut while they are read. This module checks no label's range.
 
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead};
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -11,30 +11,20 @@ use super::TextError;
 use super::error::excerpt;
 use super::rows::{Kept, MAX_TEXT_BYTES, Row, Sink, begins_character, column, no_integer};
 
-/// What some programs write in front of the first line.
-pub(super) const BYTE_ORDER_MARK: &str = "\u{feff}";
-
-/// Reads the rows of a file.
-pub(super) fn read(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
-    let file = paceline_files::open(path).map_err(|error| TextError::file(path, error))?;
-    read_contents(path, file, sink)
-}
-
-/// Reads the rows of a file's contents. Errors name the file `path`. Empty lines are left out, but counted.
-pub(super) fn read_contents(
+/// Reads the rows of a file. Errors name the file `path`. Empty lines are left out, but counted.
+pub(super) fn read(
     path: &Path,
-    contents: impl Read,
+    mut contents: impl BufRead,
     sink: Sink<'_>,
 ) -> Result<(), TextError> {
-    let mut contents = BufReader::new(contents);
     for number in 1.. {
         let problem = |problem: String| TextError::row(path, number, problem);
-        let Some(line) = Line::read(&mut contents).map_err(|error| problem(error.to_string()))?
+        let Some(line) = Line::read(&mut contents, MAX_TEXT_BYTES)
+            .map_err(|error| problem(error.to_string()))?
         else {
             break;
         };
         let line = str::from_utf8(&line.bytes).map_err(|error| problem(error.to_string()))?;
-        let line = line.strip_prefix(BYTE_ORDER_MARK).filter(|_| number == 1).unwrap_or(line);
         if line.trim().is_empty() {
             continue;
         }
@@ -61,6 +51,8 @@ pub(super) fn read_contents(
 #[derive(Default)]
 struct Line {
     bytes: Vec<u8>,
+    /// The most bytes of a string, unless its last character reaches beyond.
+    most: usize,
     place: Place,
     /// Bytes that the string has when its escapes are resolved.
     string_bytes: usize,
@@ -86,8 +78,8 @@ enum Place {
 
 impl Line {
     /// The next line. Nothing at the end of a file.
-    fn read(contents: &mut impl BufRead) -> io::Result<Option<Self>> {
-        let mut line = Self::default();
+    fn read(contents: &mut impl BufRead, most: usize) -> io::Result<Option<Self>> {
+        let mut line = Self { most, ..Self::default() };
         let mut is_empty = true;
         loop {
             let piece = contents.fill_buf()?;
@@ -122,7 +114,7 @@ impl Line {
             }
             (Place::InString, _) => {
                 let is_whole = begins_character(byte) && !self.is_in_pair;
-                self.is_cut |= self.string_bytes >= MAX_TEXT_BYTES && is_whole;
+                self.is_cut |= self.string_bytes >= self.most && is_whole;
                 match byte {
                     b'\\' => self.place = Place::Escape,
                     _ => self.resolved(1),
@@ -157,5 +149,31 @@ impl Line {
         self.string_bytes += bytes;
         self.is_in_pair = false;
         self.place = Place::InString;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::rows::tests::{beginning, sequences};
+
+    /// Whatever characters and escapes a string has, it is cut between two of them, and nothing else changes.
+    #[test]
+    fn strings_are_cut_between_characters() {
+        let parts =
+            ["a", "\u{20ac}", "\\n", "\\\"", "\\u0061", "\\u00E4", "\\u20ac", "\\ud83d\\ude00"];
+        for string in sequences(&parts, 4) {
+            let whole: String = serde_json::from_str(&format!("\"{string}\"")).unwrap();
+            for most in 0..8 {
+                let mut contents: &[u8] =
+                    &format!("{{\"{string}\": [\"{string}\"]}}\n1").into_bytes();
+                let line = Line::read(&mut contents, most).unwrap().unwrap();
+                let cut = beginning(&whole, most);
+                let expected = serde_json::json!({ cut: [cut] });
+                let read: Value = serde_json::from_slice(&line.bytes).unwrap();
+                assert_eq!(read, expected, "{string}, {most}");
+                assert_eq!(contents, b"1");
+            }
+        }
     }
 }

@@ -3,11 +3,14 @@
 //! Input: files. Output: their rows, checked. The formats are in `parquet.rs`, `csv.rs` and `jsonl.rs`. This module knows
 //! nothing of tokens.
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use super::error::excerpt;
 use super::{TextError, TextFormat, csv, jsonl, parquet};
 
+/// What some programs write in front of a text.
+pub(super) const BYTE_ORDER_MARK: &str = "\u{feff}";
 /// A text that has more bytes is cut behind the character that reaches so many. A book has 3 MB.
 ///
 /// Texts are cut again, to `max_length` tokens, and the tokens are those of the whole text in all but two cases. First, no
@@ -58,7 +61,7 @@ impl TextRows {
     /// Reads the contents of a CSV file that a program carries. Errors name it by `name`.
     pub fn from_csv(name: &Path, contents: &[u8], num_classes: usize) -> Result<Self, TextError> {
         let mut rows = Self::default();
-        csv::read_contents(name, contents, &mut rows.checked(name, num_classes))?;
+        csv::read(name, unmarked(name, contents)?, &mut rows.checked(name, num_classes))?;
         match rows.texts.is_empty() {
             true => Err(TextError::file(name, "has no rows")),
             false => Ok(rows),
@@ -69,8 +72,8 @@ impl TextRows {
         let mut sink = self.checked(path, num_classes);
         match TextFormat::of(path) {
             Some(TextFormat::Parquet) => parquet::read(path, &mut sink),
-            Some(TextFormat::Csv) => csv::read(path, &mut sink),
-            Some(TextFormat::JsonLines) => jsonl::read(path, &mut sink),
+            Some(TextFormat::Csv) => csv::read(path, open(path)?, &mut sink),
+            Some(TextFormat::JsonLines) => jsonl::read(path, open(path)?, &mut sink),
             Some(TextFormat::Plain) => Err(TextError::file(path, "plain text has no labels")),
             None => Err(TextError::file(path, "is not a .parquet, .csv or .jsonl file")),
         }
@@ -96,6 +99,22 @@ impl TextRows {
             Ok(())
         }
     }
+}
+
+/// The contents of a file.
+fn open(path: &Path) -> Result<impl BufRead, TextError> {
+    let file = paceline_files::open(path).map_err(|error| TextError::file(path, error))?;
+    unmarked(path, file)
+}
+
+/// Contents without a mark of byte order. Errors name the file `path`.
+pub(super) fn unmarked(path: &Path, contents: impl Read) -> Result<impl BufRead, TextError> {
+    let mut contents = BufReader::new(contents);
+    let begin = contents.fill_buf().map_err(|error| TextError::file(path, error))?;
+    if begin.starts_with(BYTE_ORDER_MARK.as_bytes()) {
+        contents.consume(BYTE_ORDER_MARK.len());
+    }
+    Ok(contents)
 }
 
 /// What is kept of a row while it is read, in bytes.
@@ -155,4 +174,27 @@ pub(super) fn column(
         name,
         present: vec![excerpt(&present.join(", "))],
     })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    /// All sequences of at most `len` parts.
+    pub fn sequences(parts: &[&str], len: u32) -> Vec<String> {
+        let mut all = vec![String::new()];
+        let mut longest = 0..1;
+        for _ in 0..len {
+            let more: Vec<String> = all[longest.clone()]
+                .iter()
+                .flat_map(|begin| parts.iter().map(move |part| format!("{begin}{part}")))
+                .collect();
+            longest = all.len()..all.len() + more.len();
+            all.extend(more);
+        }
+        all
+    }
+
+    /// What is left of a text that is cut.
+    pub fn beginning(text: &str, most: usize) -> &str {
+        &text[..text.ceil_char_boundary(most)]
+    }
 }

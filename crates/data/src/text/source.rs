@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use rand::seq::SliceRandom;
 
 use super::cache::{CacheFile, Key};
-use super::jsonl::BYTE_ORDER_MARK;
-use super::rows::MAX_TEXT_BYTES;
+use super::rows::{BYTE_ORDER_MARK, MAX_TEXT_BYTES};
 use super::{
     TextError, TextFiles, TextFormat, TextRows, TokenBlocks, TokenDataset, TokenRows, Tokenizer,
 };
