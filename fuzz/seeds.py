@@ -612,7 +612,7 @@ def parquet_files() -> dict[str, bytes]:
     texts, labels = [b"good food", b"bad", b"\xc3\xa4 good"], [1, 0, 1]
     plain_texts = b"".join(struct.pack("<I", len(text)) + text for text in texts)
     plain_labels = struct.pack("<3q", *labels)
-    PLAIN, RLE, DELTA_BYTE_ARRAY, RLE_DICTIONARY = 0, 3, 7, 8
+    PLAIN, RLE, LENGTHS, DELTA_BYTE_ARRAY, RLE_DICTIONARY = 0, 3, 6, 7, 8
     UNCOMPRESSED, GZIP = 0, 2
 
     def page(data: bytes, count: int = 3, encoding: int = PLAIN, unpacked: int | None = None, kind: int = 0) -> bytes:
@@ -643,8 +643,20 @@ def parquet_files() -> dict[str, bytes]:
     words = page(plain_texts, kind=2)
     indices = bytes([2, 3, 0b100100, 0])
     bomb = gzip.compress(bytes(2_000_000), mtime=0)
+    # Blocks of 128 numbers in 4 miniblocks: 3 numbers, first 9, then 6 fewer and 3 more; and 3 zeros.
+    lengths = bytes([128, 1, 4, 3, 18, 11, 4, 0, 0, 0, 0x90]) + bytes(15) + b"".join(texts)
+    shared = bytes([128, 1, 4, 3, 0, 0, 0, 0, 0, 0])
+    most = bytes([128, 1, 4, 255, 255, 255, 255, 15, 0])
     return {
         "valid-plain": good,
+        "valid-lengths": file(page(lengths, encoding=LENGTHS)),
+        "valid-lengths-gzip": file(
+            page(gzip.compress(lengths, mtime=0), encoding=LENGTHS, unpacked=len(lengths)), codec=GZIP
+        ),
+        "valid-differences": file(page(shared + lengths, encoding=DELTA_BYTE_ARRAY)),
+        "refused-most-lengths": file(page(most, encoding=LENGTHS)),
+        "refused-most-lengths-behind-differences": file(page(shared + most, encoding=DELTA_BYTE_ARRAY)),
+        "refused-negative-length": file(page(lengths[:4] + bytes([17]) + lengths[5:], encoding=LENGTHS)),
         "valid-gzip": file(page(packed, unpacked=len(plain_texts)), codec=GZIP),
         "valid-dictionary": file(words + page(indices, encoding=RLE_DICTIONARY), dictionary=len(words)),
         "refused-empty": b"",
@@ -656,7 +668,7 @@ def parquet_files() -> dict[str, bytes]:
         "refused-page-cut": file(page(plain_texts)[:-9]),
         "refused-most-values": file(page(plain_texts, count=2**31 - 1)),
         "refused-most-values-of-a-dictionary": file(page(plain_texts, count=2**31 - 1, kind=2), dictionary=0),
-        "refused-differences": file(page(bytes([128, 1, 4, 255, 255, 255, 255, 15, 0]), encoding=DELTA_BYTE_ARRAY)),
+        "refused-differences": file(page(most, encoding=DELTA_BYTE_ARRAY)),
         "refused-deep-header": file(bytes([0x1C]) * 200),
     }
 

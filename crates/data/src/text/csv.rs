@@ -1,37 +1,23 @@
 //! Texts with labels in CSV files.
 //!
-//! Input: a file or its contents, with a header line. Fields may be in quotes. Output: rows. This module checks no label's
-//! range.
+//! Input: the contents of a file, with a header line. Fields may be in quotes. Output: rows. Long fields are cut while
+//! they are read. This module checks no label's range.
 
-use std::cell::Cell;
-use std::io::{self, Read};
+use std::io::{self, BufRead, Read};
 use std::path::Path;
-use std::rc::Rc;
 
 use super::TextError;
-use super::rows::{MAX_ROW_BYTES, Row, Sink, column, no_integer, too_long};
+use super::rows::{Kept, MAX_TEXT_BYTES, Row, Sink, begins_character, column, no_integer};
 
-/// Reads the rows of a file.
-pub(super) fn read(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
-    let file = paceline_files::open(path).map_err(|error| TextError::file(path, error))?;
-    read_contents(path, file, sink)
-}
-
-/// Reads the rows of a file's contents. Errors name the file `path`.
-pub(super) fn read_contents(
-    path: &Path,
-    contents: impl Read,
-    sink: Sink<'_>,
-) -> Result<(), TextError> {
-    let (quotes, row_bytes) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
-    let counting = Counting { contents, quotes: quotes.clone(), row_bytes: row_bytes.clone() };
-    let mut reader = csv::Reader::from_reader(counting);
+/// Reads the rows of a file. Errors name the file `path`.
+pub(super) fn read(path: &Path, contents: impl BufRead, sink: Sink<'_>) -> Result<(), TextError> {
+    let mut reader = csv::Reader::from_reader(Cut::new(contents, MAX_TEXT_BYTES));
     let header = reader.headers().map_err(|error| TextError::file(path, error))?;
     let header: Vec<String> = header.iter().map(str::to_owned).collect();
     let (text, label) = (column(path, &header, "text")?, column(path, &header, "label")?);
-    for (number, record) in (1..).zip(reader.records()) {
-        row_bytes.set(0);
-        let record = record.map_err(|error| {
+    let mut record = csv::StringRecord::new();
+    for number in 1.. {
+        let read = reader.read_record(&mut record).map_err(|error| {
             // Without the position of the crate, which counts the header.
             let problem = match error.kind() {
                 csv::ErrorKind::UnequalLengths { expected_len, len, .. } => format!(
@@ -41,6 +27,9 @@ pub(super) fn read_contents(
             };
             TextError::row(path, number, problem)
         })?;
+        if !read {
+            break;
+        }
         let given = record[label].trim();
         let label = given
             .parse()
@@ -48,7 +37,7 @@ pub(super) fn read_contents(
         sink(number, Row { text: record[text].to_owned(), label })?;
     }
     // The reader takes the end of the file for the end of a quoted field.
-    if quotes.get() % 2 == 1 {
+    if reader.get_ref().quotes % 2 == 1 {
         let problem =
             "has an odd number of quotes: it is cut off, or a quote in a field is not doubled";
         return Err(TextError::file(path, problem));
@@ -56,22 +45,142 @@ pub(super) fn read_contents(
     Ok(())
 }
 
-/// Counts the quotes that are read, and the bytes since the last row. Fails if these become too many.
-struct Counting<R> {
+/// Contents whose long fields are cut, before anything keeps them.
+struct Cut<R> {
     contents: R,
-    quotes: Rc<Cell<usize>>,
-    row_bytes: Rc<Cell<usize>>,
+    /// The most bytes of a field, unless its last character reaches beyond.
+    most: usize,
+    /// Bytes that are ready, and how many of them have been given out.
+    ready: Vec<u8>,
+    given: usize,
+    place: Place,
+    /// All quotes.
+    quotes: usize,
+    /// Bytes of the field, without quotes around it.
+    field_bytes: usize,
+    is_cut: bool,
+    kept: Kept,
 }
 
-impl<R: Read> Read for Counting<R> {
+/// A place in a file, as the library divides it into fields.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    /// Before a field.
+    Start,
+    /// In a field, or a part of it, without quotes around it.
+    Plain,
+    /// Between two quotes.
+    Quoted,
+    /// Behind a quote that ends the quoted part, or that is the first one of a doubled quote. It is held back until then.
+    Quote,
+}
+
+impl<R: BufRead> Cut<R> {
+    fn new(contents: R, most: usize) -> Self {
+        Self {
+            contents,
+            most,
+            ready: Vec::new(),
+            given: 0,
+            place: Place::Start,
+            quotes: 0,
+            field_bytes: 0,
+            is_cut: false,
+            kept: Kept::default(),
+        }
+    }
+
+    fn push(&mut self, byte: u8) -> Result<(), String> {
+        use Place::{Plain, Quote, Quoted, Start};
+        self.quotes += usize::from(byte == b'"');
+        let before = self.place;
+        self.place = match (before, byte) {
+            (Start | Quote, b'"') => Quoted,
+            (Quoted, b'"') => Quote,
+            (Quoted, _) => Quoted,
+            (_, b',' | b'\r' | b'\n') => Start,
+            _ => Plain,
+        };
+        match (before, self.place) {
+            (Quoted, Quote) => return Ok(()),
+            (Quote, Quoted) => return self.content(b"\"\""),
+            (Quote, _) => self.mark(b'"')?,
+            _ => {}
+        }
+        if self.place == Start {
+            (self.field_bytes, self.is_cut) = (0, false);
+            if byte != b',' {
+                self.kept = Kept::default();
+            }
+        }
+        match self.place == Start || before == Start && byte == b'"' {
+            true => self.mark(byte),
+            false => self.content(&[byte]),
+        }
+    }
+
+    /// A byte between fields.
+    fn mark(&mut self, byte: u8) -> Result<(), String> {
+        self.ready.push(byte);
+        self.kept.mark()
+    }
+
+    /// A byte of a field, or a doubled quote.
+    fn content(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.is_cut |= self.field_bytes >= self.most && begins_character(bytes[0]);
+        if self.is_cut {
+            return Ok(());
+        }
+        self.field_bytes += 1;
+        self.ready.extend_from_slice(bytes);
+        self.kept.field(bytes.len())
+    }
+}
+
+impl<R: BufRead> Read for Cut<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let len = self.contents.read(buffer)?;
-        let quotes = buffer[..len].iter().filter(|byte| **byte == b'"').count();
-        self.quotes.set(self.quotes.get() + quotes);
-        self.row_bytes.set(self.row_bytes.get() + len);
-        match self.row_bytes.get() > MAX_ROW_BYTES {
-            true => Err(io::Error::other(too_long())),
-            false => Ok(len),
+        while self.given == self.ready.len() {
+            self.ready.clear();
+            self.given = 0;
+            let piece = self.contents.fill_buf()?.to_vec();
+            if piece.is_empty() {
+                return Ok(0);
+            }
+            for &byte in &piece {
+                self.push(byte).map_err(io::Error::other)?;
+            }
+            self.contents.consume(piece.len());
+        }
+        let len = (&self.ready[self.given..]).read(buffer)?;
+        self.given += len;
+        Ok(len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::rows::tests::{beginning, sequences};
+
+    fn records(contents: impl Read) -> Vec<Vec<String>> {
+        let mut reader =
+            csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(contents);
+        let records = reader.records().map(|record| record.unwrap());
+        records.map(|record| record.iter().map(str::to_owned).collect()).collect()
+    }
+
+    /// Whatever is in a file, the library finds the same fields in it, and each of them is cut.
+    #[test]
+    fn fields_are_those_of_the_library() {
+        for contents in sequences(&["a", "\u{20ac}", "\"", ",", "\n", "\r"], 5) {
+            let whole = records(contents.as_bytes());
+            for most in 1..4 {
+                let cut = records(Cut::new(contents.as_bytes(), most));
+                let expected = whole.iter().map(|record| {
+                    record.iter().map(|field| beginning(field, most).to_owned()).collect()
+                });
+                assert_eq!(cut, expected.collect::<Vec<Vec<_>>>(), "{contents:?}, {most}");
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::rows::Row;
+use super::rows::{Row, unmarked};
 use super::{TextError, csv, jsonl, parquet};
 
 /// Reads rows, and keeps none of them.
@@ -20,8 +20,10 @@ pub fn rows(format: &str, contents: &[u8]) -> Result<(), String> {
     };
     let path = Path::new("file");
     let read = match format {
-        "csv" => csv::read_contents(path, contents, &mut sink),
-        "jsonl" => jsonl::read_contents(path, contents, &mut sink),
+        "csv" => unmarked(path, contents).and_then(|contents| csv::read(path, contents, &mut sink)),
+        "jsonl" => {
+            unmarked(path, contents).and_then(|contents| jsonl::read(path, contents, &mut sink))
+        }
         _ => parquet_file(contents, &mut sink),
     };
     read.map_err(|error| {

@@ -1,44 +1,30 @@
 //! Texts with labels in files of one JSON object per line.
 //!
-//! Input: a file. Output: rows. This module checks no label's range.
+//! Input: the contents of a file. Output: rows. Long strings are cut while they are read. This module checks no label's range.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead};
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use super::TextError;
 use super::error::excerpt;
-use super::rows::{MAX_ROW_BYTES, Row, Sink, column, no_integer, too_long};
+use super::rows::{Kept, MAX_TEXT_BYTES, Row, Sink, begins_character, column, no_integer};
 
-/// What some programs write in front of the first line.
-pub(super) const BYTE_ORDER_MARK: &str = "\u{feff}";
-
-/// Reads the rows of a file.
-pub(super) fn read(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
-    let file = paceline_files::open(path).map_err(|error| TextError::file(path, error))?;
-    read_contents(path, file, sink)
-}
-
-/// Reads the rows of a file's contents. Errors name the file `path`. Empty lines are left out, but counted.
-pub(super) fn read_contents(
+/// Reads the rows of a file. Errors name the file `path`. Empty lines are left out, but counted.
+pub(super) fn read(
     path: &Path,
-    contents: impl Read,
+    mut contents: impl BufRead,
     sink: Sink<'_>,
 ) -> Result<(), TextError> {
-    let mut contents = BufReader::new(contents);
-    let mut line = Vec::new();
     for number in 1.. {
         let problem = |problem: String| TextError::row(path, number, problem);
-        line.clear();
-        let read = contents.by_ref().take(MAX_ROW_BYTES as u64 + 1).read_until(b'\n', &mut line);
-        match read.map_err(|error| problem(error.to_string()))? {
-            0 => break,
-            len if len > MAX_ROW_BYTES => return Err(problem(too_long())),
-            _ => {}
-        }
-        let line = str::from_utf8(&line).map_err(|error| problem(error.to_string()))?;
-        let line = line.strip_prefix(BYTE_ORDER_MARK).filter(|_| number == 1).unwrap_or(line);
+        let Some(line) = Line::read(&mut contents, MAX_TEXT_BYTES)
+            .map_err(|error| problem(error.to_string()))?
+        else {
+            break;
+        };
+        let line = str::from_utf8(&line.bytes).map_err(|error| problem(error.to_string()))?;
         if line.trim().is_empty() {
             continue;
         }
@@ -59,4 +45,135 @@ pub(super) fn read_contents(
         sink(number, Row { text: text.to_owned(), label })?;
     }
     Ok(())
+}
+
+/// A line whose long strings are cut, before anything keeps them.
+#[derive(Default)]
+struct Line {
+    bytes: Vec<u8>,
+    /// The most bytes of a string, unless its last character reaches beyond.
+    most: usize,
+    place: Place,
+    /// Bytes that the string has when its escapes are resolved.
+    string_bytes: usize,
+    is_cut: bool,
+    /// Whether the first half of a pair of escapes lies before this place. The pair is one character.
+    is_in_pair: bool,
+    kept: Kept,
+}
+
+#[derive(Clone, Copy, Default)]
+enum Place {
+    #[default]
+    Outside,
+    InString,
+    /// Behind a backslash.
+    Escape,
+    /// In an escape of four hexadecimal digits, with those that were read.
+    Digits {
+        len: u8,
+        value: u32,
+    },
+}
+
+impl Line {
+    /// The next line. Nothing at the end of a file.
+    fn read(contents: &mut impl BufRead, most: usize) -> io::Result<Option<Self>> {
+        let mut line = Self { most, ..Self::default() };
+        let mut is_empty = true;
+        loop {
+            let piece = contents.fill_buf()?;
+            let end = piece.iter().position(|byte| *byte == b'\n');
+            let piece = &piece[..end.unwrap_or(piece.len())];
+            is_empty &= piece.is_empty() && end.is_none();
+            for &byte in piece {
+                line.push(byte).map_err(io::Error::other)?;
+            }
+            let len = piece.len();
+            contents.consume(len + usize::from(end.is_some()));
+            if end.is_some() || len == 0 {
+                return Ok((!is_empty).then_some(line));
+            }
+        }
+    }
+
+    fn push(&mut self, byte: u8) -> Result<(), String> {
+        match (self.place, byte) {
+            (Place::Outside, _) => {
+                if byte == b'"' {
+                    self.place = Place::InString;
+                    (self.string_bytes, self.is_cut, self.is_in_pair) = (0, false, false);
+                }
+                self.bytes.push(byte);
+                return self.kept.mark();
+            }
+            (Place::InString, b'"') => {
+                self.place = Place::Outside;
+                self.bytes.push(byte);
+                return self.kept.mark();
+            }
+            (Place::InString, _) => {
+                let is_whole = begins_character(byte) && !self.is_in_pair;
+                self.is_cut |= self.string_bytes >= self.most && is_whole;
+                match byte {
+                    b'\\' => self.place = Place::Escape,
+                    _ => self.resolved(1),
+                }
+            }
+            (Place::Escape, b'u') => self.place = Place::Digits { len: 0, value: 0 },
+            (Place::Escape, _) => self.resolved(1),
+            (Place::Digits { len, value }, _) => {
+                // What is no digit is refused when the line is parsed.
+                let digit = char::from(byte).to_digit(16).unwrap_or(0);
+                let (len, value) = (len + 1, value << 4 | digit);
+                match (len, value) {
+                    (..4, _) => self.place = Place::Digits { len, value },
+                    (_, 0xd800..0xdc00) => {
+                        self.resolved(0);
+                        self.is_in_pair = true;
+                    }
+                    (_, 0xdc00..0xe000) => self.resolved(4),
+                    (_, value) => self.resolved(char::from_u32(value).map_or(0, char::len_utf8)),
+                }
+            }
+        }
+        if self.is_cut {
+            return Ok(());
+        }
+        self.bytes.push(byte);
+        self.kept.field(1)
+    }
+
+    /// Goes on behind a character, or a byte of one, that takes this many bytes.
+    fn resolved(&mut self, bytes: usize) {
+        self.string_bytes += bytes;
+        self.is_in_pair = false;
+        self.place = Place::InString;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::rows::tests::{beginning, sequences};
+
+    /// Whatever characters and escapes a string has, it is cut between two of them, and nothing else changes.
+    #[test]
+    fn strings_are_cut_between_characters() {
+        let parts =
+            ["a", "\u{20ac}", "\\n", "\\\"", "\\u0061", "\\u00E4", "\\u20ac", "\\ud83d\\ude00"];
+        for string in sequences(&parts, 4) {
+            let whole: String = serde_json::from_str(&format!("\"{string}\"")).unwrap();
+            for most in 0..8 {
+                let mut contents: &[u8] =
+                    &format!("{{\"{string}\": [\"{string}\"]}}\n1").into_bytes();
+                let line = Line::read(&mut contents, most).unwrap().unwrap();
+                let cut = beginning(&whole, most);
+                let expected = serde_json::json!({ cut: [cut] });
+                let read: Value = serde_json::from_slice(&line.bytes).unwrap();
+                assert_eq!(read, expected, "{string}, {most}");
+                assert_eq!(contents, b"1");
+            }
+        }
+    }
 }

@@ -3,13 +3,26 @@
 //! Input: files. Output: their rows, checked. The formats are in `parquet.rs`, `csv.rs` and `jsonl.rs`. This module knows
 //! nothing of tokens.
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use super::error::excerpt;
 use super::{TextError, TextFormat, csv, jsonl, parquet};
 
-/// No row of a file is longer, in bytes. Texts are cut to a number of tokens after they were read, and a book has 3 MB.
-pub(super) const MAX_ROW_BYTES: usize = 8 << 20;
+/// What some programs write in front of a text.
+pub(super) const BYTE_ORDER_MARK: &str = "\u{feff}";
+/// A text that has more bytes is cut behind the character that reaches so many. A book has 3 MB.
+///
+/// Texts are cut again, to `max_length` tokens, and the tokens are those of the whole text in all but two cases. First, no
+/// tokenizer promises a token for a number of bytes: spaces may have none, and a word without end may be one unknown token.
+/// So a text that is cut here may have fewer tokens than `max_length`, which is warned of. Second, where a tokenizer does
+/// not divide a text into words, its last tokens before the cut may be others. That matters only if `max_length` tokens
+/// take all of these bytes; at the usual 4 bytes for a token, that is with a `max_length` of two million.
+pub(super) const MAX_TEXT_BYTES: usize = 8 << 20;
+/// The most bytes of a row, without what is cut from its fields.
+pub(super) const MAX_ROW_BYTES: usize = 4 * MAX_TEXT_BYTES;
+/// The most bytes of a row that are in no field: those between fields. Each may take many times its memory when it is parsed.
+pub(super) const MAX_MARK_BYTES: usize = 8 << 20;
 
 /// Rows with a text and a class each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,7 +45,7 @@ pub(super) type Sink<'a> = &'a mut dyn FnMut(usize, Row) -> Result<(), TextError
 
 impl TextRows {
     /// Reads the files one after the other. Errors name the file and the row: a file that is cut off, a column that is
-    /// missing, a row of more than 8 MiB, and a label that is not one of `num_classes` classes.
+    /// missing, and a label that is not one of `num_classes` classes. Of a text of more than 8 MiB, its beginning is kept.
     pub fn read(paths: &[PathBuf], num_classes: usize) -> Result<Self, TextError> {
         let mut rows = Self::default();
         for path in paths {
@@ -48,7 +61,7 @@ impl TextRows {
     /// Reads the contents of a CSV file that a program carries. Errors name it by `name`.
     pub fn from_csv(name: &Path, contents: &[u8], num_classes: usize) -> Result<Self, TextError> {
         let mut rows = Self::default();
-        csv::read_contents(name, contents, &mut rows.checked(name, num_classes))?;
+        csv::read(name, unmarked(name, contents)?, &mut rows.checked(name, num_classes))?;
         match rows.texts.is_empty() {
             true => Err(TextError::file(name, "has no rows")),
             false => Ok(rows),
@@ -59,8 +72,8 @@ impl TextRows {
         let mut sink = self.checked(path, num_classes);
         match TextFormat::of(path) {
             Some(TextFormat::Parquet) => parquet::read(path, &mut sink),
-            Some(TextFormat::Csv) => csv::read(path, &mut sink),
-            Some(TextFormat::JsonLines) => jsonl::read(path, &mut sink),
+            Some(TextFormat::Csv) => csv::read(path, open(path)?, &mut sink),
+            Some(TextFormat::JsonLines) => jsonl::read(path, open(path)?, &mut sink),
             Some(TextFormat::Plain) => Err(TextError::file(path, "plain text has no labels")),
             None => Err(TextError::file(path, "is not a .parquet, .csv or .jsonl file")),
         }
@@ -88,12 +101,58 @@ impl TextRows {
     }
 }
 
-/// What is wrong with a row that is too long.
-pub(super) fn too_long() -> String {
-    let most = MAX_ROW_BYTES >> 20;
-    format!(
-        "has more than {most} MiB; texts are cut to a number of tokens after they were read, so shorten it in the file"
-    )
+/// The contents of a file.
+fn open(path: &Path) -> Result<impl BufRead, TextError> {
+    let file = paceline_files::open(path).map_err(|error| TextError::file(path, error))?;
+    unmarked(path, file)
+}
+
+/// Contents without a mark of byte order. Errors name the file `path`.
+pub(super) fn unmarked(path: &Path, contents: impl Read) -> Result<impl BufRead, TextError> {
+    let mut contents = BufReader::new(contents);
+    let begin = contents.fill_buf().map_err(|error| TextError::file(path, error))?;
+    if begin.starts_with(BYTE_ORDER_MARK.as_bytes()) {
+        contents.consume(BYTE_ORDER_MARK.len());
+    }
+    Ok(contents)
+}
+
+/// What is kept of a row while it is read, in bytes.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    in_fields: usize,
+    between: usize,
+}
+
+impl Kept {
+    /// Counts bytes of a field that are kept.
+    pub fn field(&mut self, bytes: usize) -> Result<(), String> {
+        self.in_fields += bytes;
+        self.check()
+    }
+
+    /// Counts a byte between fields.
+    pub fn mark(&mut self) -> Result<(), String> {
+        self.between += 1;
+        self.check()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.in_fields + self.between <= MAX_ROW_BYTES && self.between <= MAX_MARK_BYTES {
+            return Ok(());
+        }
+        let [row, field, marks] =
+            [MAX_ROW_BYTES, MAX_TEXT_BYTES, MAX_MARK_BYTES].map(|bytes| bytes >> 20);
+        Err(format!(
+            "has more than {row} MiB although each of its fields is cut to {field} MiB, or {marks} MiB between its \
+             fields; leave only the columns text and label in the file"
+        ))
+    }
+}
+
+/// Whether a character begins with this byte of UTF-8.
+pub(super) fn begins_character(byte: u8) -> bool {
+    byte & 0b1100_0000 != 0b1000_0000
 }
 
 /// What is wrong with a label that is a word or another value.
@@ -115,4 +174,27 @@ pub(super) fn column(
         name,
         present: vec![excerpt(&present.join(", "))],
     })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    /// All sequences of at most `len` parts.
+    pub fn sequences(parts: &[&str], len: u32) -> Vec<String> {
+        let mut all = vec![String::new()];
+        let mut longest = 0..1;
+        for _ in 0..len {
+            let more: Vec<String> = all[longest.clone()]
+                .iter()
+                .flat_map(|begin| parts.iter().map(move |part| format!("{begin}{part}")))
+                .collect();
+            longest = all.len()..all.len() + more.len();
+            all.extend(more);
+        }
+        all
+    }
+
+    /// What is left of a text that is cut.
+    pub fn beginning(text: &str, most: usize) -> &str {
+        &text[..text.ceil_char_boundary(most)]
+    }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rand::seq::SliceRandom;
 
 use super::cache::{CacheFile, Key};
-use super::jsonl::BYTE_ORDER_MARK;
+use super::rows::{BYTE_ORDER_MARK, MAX_TEXT_BYTES};
 use super::{
     TextError, TextFiles, TextFormat, TextRows, TokenBlocks, TokenDataset, TokenRows, Tokenizer,
 };
@@ -37,7 +37,7 @@ pub struct TextSettings {
 pub struct Report<'a> {
     /// How many of how many texts are tokenized.
     pub progress: &'a mut dyn FnMut(usize, usize),
-    /// A file in the cache cannot be used and is made again, or texts are empty.
+    /// A file in the cache cannot be used and is made again, or texts are empty or longer than what is read of them.
     pub warn: &'a mut dyn FnMut(String),
 }
 
@@ -216,15 +216,26 @@ fn tokenized(
 ) -> Result<TokenRows, TextError> {
     let TextRows { texts, labels } = rows;
     let mut tokens = tokenizer.encode(&texts, max_length, &mut *report.progress)?;
+    let all = tokens.len();
     let mut num_empty = 0;
     for row in tokens.iter_mut().filter(|row| row.is_empty()) {
         row.push(tokenizer.pad());
         num_empty += 1;
     }
     if num_empty > 0 {
-        let (all, pad) = (tokens.len(), tokenizer.pad());
+        let pad = tokenizer.pad();
         (report.warn)(format!(
             "{num_empty} of {all} texts have no tokens; each of them is a row of padding, token {pad}"
+        ));
+    }
+    let is_short =
+        |(text, row): &(&String, &Vec<u32>)| text.len() >= MAX_TEXT_BYTES && row.len() < max_length;
+    let num_short = texts.iter().zip(&tokens).filter(is_short).count();
+    if num_short > 0 {
+        let most = MAX_TEXT_BYTES >> 20;
+        (report.warn)(format!(
+            "{num_short} of {all} texts were cut to their first {most} MiB, which have fewer than {max_length} tokens; the \
+             rest of these texts is not used"
         ));
     }
     let mut end = 0;

@@ -18,10 +18,23 @@ pub fn write(folder: &TempDir, name: &str, contents: impl AsRef<[u8]>) -> PathBu
 }
 
 pub fn write_parquet(path: &Path, compression: Compression, texts: &[&str], labels: &[i64]) {
-    let schema =
-        "message rows { required int64 label; required binary text (UTF8); required int64 other; }";
-    let schema = Arc::new(parse_message_type(schema).unwrap());
     let properties = WriterProperties::builder().set_compression(compression).build();
+    write_parquet_with(path, properties, false, texts, labels);
+}
+
+/// Texts that are optional have a level in front of them, as those of most programs do.
+pub fn write_parquet_with(
+    path: &Path,
+    properties: WriterProperties,
+    is_optional: bool,
+    texts: &[&str],
+    labels: &[i64],
+) {
+    let repetition = if is_optional { "optional" } else { "required" };
+    let schema = format!(
+        "message rows {{ required int64 label; {repetition} binary text (UTF8); required int64 other; }}"
+    );
+    let schema = Arc::new(parse_message_type(&schema).unwrap());
     let file = File::create(path).unwrap();
     let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
     // Two row groups.
@@ -32,7 +45,9 @@ pub fn write_parquet(path: &Path, compression: Compression, texts: &[&str], labe
         column.typed::<Int64Type>().write_batch(&labels[rows.clone()], None, None).unwrap();
         column.close().unwrap();
         let mut column = group.next_column().unwrap().unwrap();
-        column.typed::<ByteArrayType>().write_batch(&texts, None, None).unwrap();
+        let levels = vec![1; texts.len()];
+        let levels = is_optional.then_some(&levels[..]);
+        column.typed::<ByteArrayType>().write_batch(&texts, levels, None).unwrap();
         column.close().unwrap();
         let mut column = group.next_column().unwrap().unwrap();
         column.typed::<Int64Type>().write_batch(&labels[rows], None, None).unwrap();

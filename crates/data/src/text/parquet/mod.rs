@@ -3,13 +3,13 @@
 //! Input: a file whose pages are uncompressed, or compressed by Snappy or gzip. Output: rows. This module checks no
 //! label's range.
 
+mod delta;
 mod pages;
 
 use std::fs::File;
 use std::io::{self, BufReader, Seek, SeekFrom};
 use std::path::Path;
 
-use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 use parquet::schema::types::Type;
@@ -17,8 +17,7 @@ use parquet::schema::types::Type;
 use super::TextError;
 use super::error::excerpt;
 use super::guarded::guarded;
-use super::rows::MAX_ROW_BYTES;
-use super::rows::{Row, Sink, column, no_integer, too_long};
+use super::rows::{MAX_TEXT_BYTES, Row, Sink, column, no_integer};
 
 /// The most bytes of the texts of a file for each byte of the file, and how many are read of a small file. Texts compress
 /// to a fifth; those of a few words that repeat, in a dictionary, to less.
@@ -42,12 +41,18 @@ fn library(error: &str) -> String {
 }
 
 /// Checks the pages of these columns.
-fn check_pages(file: &File, metadata: &ParquetMetaData, columns: &[usize]) -> Result<(), String> {
+fn check_pages(
+    file: &File,
+    reader: &SerializedFileReader<File>,
+    columns: &[usize],
+) -> Result<(), String> {
+    let metadata = reader.metadata();
+    let mut first_row = 1i64;
     let names = metadata.file_metadata().schema().get_fields();
     let wanted = columns.iter().map(|at| names[*at].name());
     let wanted: Vec<&str> = wanted.collect();
-    for group in metadata.row_groups() {
-        for chunk in group.columns() {
+    for (at, group) in metadata.row_groups().iter().enumerate() {
+        for (number, chunk) in group.columns().iter().enumerate() {
             // The parts of a nested column have its name first.
             let path = chunk.column_path().parts();
             if !path.first().is_some_and(|name| wanted.contains(&name.as_str())) {
@@ -60,9 +65,18 @@ fn check_pages(file: &File, metadata: &ParquetMetaData, columns: &[usize]) -> Re
             };
             let mut bytes = BufReader::new(file);
             bytes.seek(SeekFrom::Start(start)).map_err(|error| error.to_string())?;
-            let checked = pages::check(&mut bytes, len, chunk.compression());
-            checked.map_err(|problem| format!("column {}: {problem}", path.join(".")))?;
+            let mut check = || {
+                if pages::check(&mut bytes, len, chunk.compression(), first_row)? {
+                    let pages = reader.get_row_group(at);
+                    let pages = pages.and_then(|group| group.get_column_page_reader(number));
+                    let mut pages = pages.map_err(|error| error.to_string())?;
+                    delta::check(&mut *pages, chunk.column_descr())?;
+                }
+                Ok(())
+            };
+            check().map_err(|problem: String| format!("column {}: {problem}", path.join(".")))?;
         }
+        first_row = first_row.saturating_add(group.num_rows());
     }
     Ok(())
 }
@@ -81,19 +95,21 @@ fn read_rows(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
     let present: Vec<String> =
         schema.get_fields().iter().map(|field| field.name().to_owned()).collect();
     let columns = [column(path, &present, "text")?, column(path, &present, "label")?];
-    check_pages(&again, reader.metadata(), &columns)
-        .map_err(|problem| TextError::file(path, problem))?;
+    check_pages(&again, &reader, &columns).map_err(|problem| TextError::file(path, problem))?;
     let mut num_bytes = 0;
     let fields = columns.map(|at| schema.get_fields()[at].clone()).to_vec();
     let projection = Type::group_type_builder(schema.name()).with_fields(fields).build();
     let rows = projection.and_then(|projection| reader.get_row_iter(Some(projection)));
-    for (number, row) in (1..).zip(rows.map_err(broken)?) {
+    // A value keeps the page that it lies in, so of a column one value is read at a time.
+    for (number, row) in (1..).zip(rows.map_err(broken)?.with_batch_size(1)) {
         let problem = |problem: String| TextError::row(path, number, problem);
         let row = row.map_err(|error| problem(excerpt(&error.to_string())))?;
         let (mut text, mut label) = (None, None);
         for (name, field) in row.get_column_iter() {
             match (name.as_str(), field) {
-                ("text", Field::Str(value)) => text = Some(value.clone()),
+                ("text", Field::Str(value)) => {
+                    text = Some(value[..value.ceil_char_boundary(MAX_TEXT_BYTES)].to_owned());
+                }
                 ("text", other) => {
                     let other = excerpt(&other.to_string());
                     return Err(problem(format!("the text {other} is not a string")));
@@ -110,9 +126,6 @@ fn read_rows(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
             return Err(problem("lacks its text or its label".to_owned()));
         };
         num_bytes += text.len() as u64 + ROW_BYTES;
-        if text.len() > MAX_ROW_BYTES {
-            return Err(problem(too_long()));
-        }
         if num_bytes > most_bytes {
             return Err(problem(format!(
                 "the rows up to here take {} MB, more than {MOST_PER_BYTE} times the file; divide the file",

@@ -23,7 +23,7 @@ const MAX_FIELDS: usize = 64;
 /// The fewest bytes of a text in a dictionary: those of its length.
 const MIN_TEXT_BYTES: i64 = 4;
 
-/// The kinds of pages, and encodings whose values take memory that no header states, as numbers of the format.
+/// The kinds of pages, and encodings whose values take memory that no header states (`delta.rs`), as numbers of the format.
 const DATA_PAGE: i64 = 0;
 const INDEX_PAGE: i64 = 1;
 const DICTIONARY_PAGE: i64 = 2;
@@ -31,13 +31,15 @@ const NEWER_DATA_PAGE: i64 = 3;
 const DELTA_LENGTH_BYTE_ARRAY: i64 = 6;
 const DELTA_BYTE_ARRAY: i64 = 7;
 
-/// Checks the pages of a column chunk of `len` bytes.
+/// Checks the pages of a column chunk of `len` bytes, whose first row has the number `row`. Returns whether a page has values
+/// that are encoded as differences, which are not looked at here.
 pub(super) fn check(
     chunk: &mut dyn Read,
     len: u64,
     compression: Compression,
-) -> Result<(), String> {
-    let mut left = len;
+    row: i64,
+) -> Result<bool, String> {
+    let (mut left, mut row, mut has_differences) = (len, row, false);
     while left > 0 {
         let mut header = Header { bytes: chunk, read: 0 };
         let page =
@@ -55,12 +57,15 @@ pub(super) fn check(
         };
         if unpacked > MAX_PAGE_BYTES {
             return Err(format!(
-                "a page has {} MiB, and at most {} MiB are read; write the file with smaller pages",
+                "the page that begins with row {row} has {} MiB, and at most {} MiB are read, because a page is read as a \
+                 whole; write the file with smaller pages, or with shorter texts",
                 unpacked >> 20,
                 MAX_PAGE_BYTES >> 20
             ));
         }
-        check_values(&page, unpacked)?;
+        let values = check_values(&page, unpacked)?;
+        row = row.saturating_add(values.rows);
+        has_differences |= values.are_differences;
         let mut body = chunk.take(packed);
         if let Compression::GZIP(_) = compression {
             // Of the levels in front of the values of a newer page, none is compressed.
@@ -85,16 +90,16 @@ pub(super) fn check(
             return Err("a page is longer than the file".to_owned());
         }
     }
-    Ok(())
+    Ok(has_differences)
 }
 
-/// Checks the number of values and their encoding.
-fn check_values(page: &[(i16, Value)], unpacked: u64) -> Result<(), String> {
+/// Checks the number of values.
+fn check_values(page: &[(i16, Value)], unpacked: u64) -> Result<Values, String> {
     // The kind decides which of the headers counts, as it does for the library.
     let kind = field(page, 1).and_then(Value::number).ok_or("a page does not state its kind")?;
     let (own, of_encoding) = match kind {
         DATA_PAGE => (5, 2),
-        INDEX_PAGE => return Ok(()),
+        INDEX_PAGE => return Ok(Values::default()),
         DICTIONARY_PAGE => (7, 2),
         NEWER_DATA_PAGE => (8, 4),
         kind => return Err(format!("a page is of the unknown kind {kind}")),
@@ -114,14 +119,17 @@ fn check_values(page: &[(i16, Value)], unpacked: u64) -> Result<(), String> {
     if !(0..=most).contains(&count) {
         return Err(format!("a page states {count} values, and {most} are the most it can have"));
     }
-    match encoding {
-        DELTA_LENGTH_BYTE_ARRAY | DELTA_BYTE_ARRAY => Err(
-            "its texts are encoded as differences, which may take any memory; write the file with plain or dictionary \
-             encoding"
-                .to_owned(),
-        ),
-        _ => Ok(()),
-    }
+    Ok(Values {
+        rows: if is_dictionary { 0 } else { count },
+        are_differences: matches!(encoding, DELTA_LENGTH_BYTE_ARRAY | DELTA_BYTE_ARRAY),
+    })
+}
+
+/// What a page states of its values.
+#[derive(Default)]
+struct Values {
+    rows: i64,
+    are_differences: bool,
 }
 
 /// A field's value, as far as it matters here.
