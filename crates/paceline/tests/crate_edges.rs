@@ -115,6 +115,14 @@ fn unsafe_code_is_forbidden_elsewhere() {
     assert!(forbids(&workspace().join("crates/paceline/src/main.rs")));
 }
 
+/// An MPI library must see which pages go back to the system, and it watches libc only.
+#[test]
+fn with_mpi_memory_goes_back_by_libc() {
+    let crates = crates();
+    let features = &crates["collectives"].1["features"]["mpi"];
+    assert!(features.as_array().unwrap().contains(&"rustix/use-libc".into()), "{features}");
+}
+
 /// All source files below a folder.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
