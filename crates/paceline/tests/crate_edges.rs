@@ -204,6 +204,37 @@ fn files_of_others_are_opened_in_one_way() {
     );
 }
 
+/// Where a path is shown as it is, and why. Elsewhere [`paceline_files::Printable`] shows it, so that no name begins a line of
+/// its own.
+const MAY_DISPLAY: [(&str, &str); 6] = [
+    ("analysis/src/read/file.rs", "data: tables and charts make it printable"),
+    ("data/src", "its errors show paths as they are"),
+    ("paceline/src/analyze/output.rs", "names of files to write"),
+    ("paceline/src/compare/load.rs", "data: tables make it printable"),
+    ("paceline/src/hub/fetch.rs", "the line of a result that is a path"),
+    ("paceline/src/launcher/guard.rs", "a message to another process"),
+];
+
+#[test]
+fn paths_are_shown_in_one_way() {
+    let root = workspace().join("crates");
+    let mut direct = Vec::new();
+    for (folder, _) in crates().values() {
+        for file in sources(&folder.join("src")) {
+            let path = file.strip_prefix(&root).unwrap_or(&file).display().to_string();
+            let may = MAY_DISPLAY.iter().any(|(start, _)| path.starts_with(start));
+            if may || path.ends_with("tests.rs") || path.contains("disk/") {
+                continue;
+            }
+            let text = fs::read_to_string(&file).unwrap();
+            let text = text.split("\n#[cfg(test)]\n").next().unwrap();
+            let lines = text.lines().enumerate().filter(|(_, line)| line.contains(".display()"));
+            direct.extend(lines.map(|(at, line)| format!("{path}:{}: {}", at + 1, line.trim())));
+        }
+    }
+    assert!(direct.is_empty(), "use paceline_files::Printable:\n{}", direct.join("\n"));
+}
+
 /// Threads of tests may have any stack.
 #[test]
 fn every_thread_has_the_stated_stack() {
