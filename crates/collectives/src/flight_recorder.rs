@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
+use paceline_files::Printable;
 use serde::Serialize;
 
 use crate::call::Call;
@@ -146,7 +147,7 @@ impl FlightRecorder {
         text.push('\n');
         // The folder may be gone or full. The error that is being reported matters more.
         if let Err(error) = replace(&path, |file| file.write_all(text.as_bytes())) {
-            self.say(format!("cannot write {}: {error}", path.display()));
+            self.say(format!("cannot write {}: {error}", path.printable()));
         }
     }
 

@@ -12,7 +12,8 @@
 //! Links to files that are only read are followed: caches of model files and shared data sets consist of them. Links above
 //! the last part of a path are followed always.
 //!
-//! What others wrote is also shown in one way: [`printable`] and its like, which let no name command a terminal.
+//! What others wrote is also shown in one way: [`printable`] and its like, which let no name command a terminal. Messages
+//! show a path by [`Printable::printable`], so that no name starts a line of its own.
 //!
 //! This crate does not know what the files hold.
 #![forbid(unsafe_code)]
@@ -20,7 +21,7 @@
 
 mod printable;
 
-pub use printable::{printable, printable_lines, printable_piece};
+pub use printable::{Printable, printable, printable_lines, printable_piece};
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -7,6 +7,30 @@
 //! This module does not know where the text goes.
 
 use std::borrow::Cow;
+use std::ffi::OsStr;
+use std::path::Path;
+
+/// Names of files, as they stand in messages. Their `display` shows line ends as they are, so the rest of a name would
+/// look like a message of its own.
+pub trait Printable {
+    /// The name as [`printable`] shows it. Bytes that are no UTF-8 become U+FFFD.
+    fn printable(&self) -> Cow<'_, str>;
+}
+
+impl Printable for OsStr {
+    fn printable(&self) -> Cow<'_, str> {
+        match self.to_string_lossy() {
+            Cow::Borrowed(text) => printable(text),
+            Cow::Owned(text) => Cow::Owned(printable(&text).into_owned()),
+        }
+    }
+}
+
+impl Printable for Path {
+    fn printable(&self) -> Cow<'_, str> {
+        self.as_os_str().printable()
+    }
+}
 
 /// Text that is safe in a line, a cell of a table or a label: it is one line, and all of its characters can be seen.
 /// Control characters, line ends included, and characters without a shape become escapes such as `\u{1b}`.
@@ -115,6 +139,8 @@ mod tests {
             assert_eq!(printable(text), expected);
             assert_eq!(printable(&printable(text)), expected, "twice is once");
         }
+        assert_eq!(Path::new("a\nb\t\u{1b}").printable(), "a\\nb\\t\\u{1b}");
+        assert_eq!(Path::new("a b/c").printable(), "a b/c");
         assert_eq!(printable_lines("a\n\tb\r\u{1b}"), "a\n\tb\\r\\u{1b}");
         let family = "\u{1f468}\u{200d}";
         assert_eq!(printable_piece(family), family);

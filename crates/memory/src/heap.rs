@@ -361,6 +361,8 @@ impl Chunk {
         }
         if self.mapping.is_some() {
             let pages = range.start..range.end.next_multiple_of(GRAIN).min(self.writable);
+            // With an MPI library, these pages may be registered with the network card. It then has to see the call, so the
+            // feature `mpi` of paceline-collectives makes rustix call libc here and for `munmap`.
             // SAFETY: the range lies within this chunk, and no block uses it. Later it reads as zeros.
             let _ = unsafe {
                 let start = self.base.add(pages.start).as_ptr().cast();

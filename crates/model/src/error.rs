@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use paceline_files::{Printable, printable};
 use paceline_kernels::KernelError;
 use paceline_memory::{DType, MemoryError};
 
@@ -10,7 +11,7 @@ use paceline_memory::{DType, MemoryError};
 #[derive(thiserror::Error)]
 pub enum ModelError {
     /// The configuration of a model is invalid.
-    #[error("{0}")]
+    #[error("{}", printable(.0))]
     Config(String),
     /// The samples are longer than the sequences that a model knows.
     #[error("the samples have up to {longest} tokens, and the model knows {most} positions")]
@@ -88,7 +89,7 @@ pub enum ModelError {
     #[error("{0}")]
     Hook(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A weight file cannot be read or written.
-    #[error("{}: {reason}", path.display())]
+    #[error("{}: {}", path.printable(), printable(reason))]
     File {
         /// The file.
         path: PathBuf,
@@ -99,7 +100,7 @@ pub enum ModelError {
     #[error("cannot be written: {0}")]
     Write(#[from] std::io::Error),
     /// A weight file belongs to another model.
-    #[error("{}: {reason}", path.display())]
+    #[error("{}: {}", path.printable(), printable(reason))]
     OtherModel {
         /// The file.
         path: PathBuf,

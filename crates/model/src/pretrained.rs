@@ -211,36 +211,44 @@ impl Stored {
     }
 }
 
+/// Opens a safetensors file. Returns it with its length and its header. A header that the file has no room for, or with more
+/// than `max_bytes`, is [`io::ErrorKind::InvalidData`]; `advice` says what to do about the latter.
+pub(crate) fn open_with_header(
+    path: &Path,
+    max_bytes: u64,
+    advice: &str,
+) -> io::Result<(File, u64, Vec<u8>)> {
+    let damaged = |reason: String| Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+    let file = paceline_files::open(path)?;
+    let len = file.metadata()?.len();
+    let mut prefix = [0; 8];
+    if len < prefix.len() as u64 {
+        return damaged(format!("it has {len} bytes: it is truncated, or no safetensors file"));
+    }
+    file.read_exact_at(&mut prefix, 0)?;
+    let header_len = u64::from_le_bytes(prefix);
+    if header_len.checked_add(8).is_none_or(|end| end > len) {
+        return damaged(format!(
+            "its header would have {header_len} bytes, and the file has {len}: it is truncated, or no safetensors file"
+        ));
+    }
+    if header_len > max_bytes {
+        return damaged(format!(
+            "its header has {} MB, and at most {} MB are read{advice}",
+            header_len / 1_000_000,
+            max_bytes / 1_000_000
+        ));
+    }
+    let mut header = vec![0; header_len as usize];
+    file.read_exact_at(&mut header, 8)?;
+    Ok((file, len, header))
+}
+
 /// The tensors of one file.
 fn tensors_of(path: &Path) -> Result<BTreeMap<String, Stored>> {
-    let read = || -> io::Result<(File, u64, Vec<u8>)> {
-        let file = paceline_files::open(path)?;
-        let len = file.metadata()?.len();
-        let mut prefix = [0; 8];
-        if len < prefix.len() as u64 {
-            let reason = format!("it has {len} bytes: it is truncated, or no safetensors file");
-            return Err(io::Error::other(reason));
-        }
-        file.read_exact_at(&mut prefix, 0)?;
-        let header_len = u64::from_le_bytes(prefix);
-        if header_len.checked_add(8).is_none_or(|end| end > len) {
-            return Err(io::Error::other(format!(
-                "its header would have {header_len} bytes, and the file has {len}: it is truncated, or no safetensors file"
-            )));
-        }
-        if header_len > MAX_HEADER_BYTES {
-            return Err(io::Error::other(format!(
-                "its header has {} MB, and at most {} MB are read; divide the model among several files",
-                header_len / 1_000_000,
-                MAX_HEADER_BYTES / 1_000_000
-            )));
-        }
-        let mut header = vec![0; header_len as usize];
-        file.read_exact_at(&mut header, 8)?;
-        Ok((file, len, header))
-    };
-    let (file, len, header) = match read() {
-        Ok(read) => read,
+    let advice = "; divide the model among several files";
+    let (file, len, header) = match open_with_header(path, MAX_HEADER_BYTES, advice) {
+        Ok(opened) => opened,
         Err(error) => return refused(path, error.to_string()),
     };
     let infos = match infos(&header, len) {

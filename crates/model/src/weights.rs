@@ -8,18 +8,22 @@
 //! of ranks or runs.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
 use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use paceline_memory::{DType, ReadGuard, Shape, Tensor};
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorInfo, TensorView};
 use sha2::{Digest, Sha256};
 
+use crate::pretrained::{infos, open_with_header};
 use crate::{BufferId, Layout, ModelError, Optimizer, OptimizerConfig, ParamId, Result, Storage};
 
 /// The metadata key of the digest.
 pub const DIGEST_KEY: &str = "sha256";
+
+/// No header is longer, as in the reference implementation of the format.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// Headers are padded so that the tensors begin at a multiple of this, in bytes.
 const HEADER_ALIGNMENT: usize = 8;
@@ -168,6 +172,19 @@ pub(crate) fn parse(
     Ok((header, SafeTensors::deserialize(bytes)?))
 }
 
+/// The bytes of a file that is as long as its header says. Any other is [`io::ErrorKind::InvalidData`], before memory is
+/// taken for it: a file of any length may stand there.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let (file, len, header) = open_with_header(path, MAX_HEADER_BYTES, "")?;
+    infos(&header, len).map_err(|reason| io::Error::new(io::ErrorKind::InvalidData, reason))?;
+    let mut bytes = Vec::new();
+    let len = usize::try_from(len).map_err(io::Error::other)?;
+    bytes.try_reserve_exact(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    bytes.resize(len, 0);
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes)
+}
+
 fn is_param(layout: &Layout, name: &str) -> bool {
     layout.params().iter().any(|param| param.name == name)
 }
@@ -188,8 +205,13 @@ impl WeightFile {
     /// Reads and verifies a file. Errors if the file cannot be read, is not a safetensors file, or does not
     /// match its own digest.
     pub fn open(path: &Path) -> Result<Self> {
-        let fail = |reason: String| ModelError::File { path: path.into(), reason };
-        let bytes = fs::read(path).map_err(|e| fail(format!("cannot be read: {e}")))?;
+        let bytes = read(path).map_err(|error| ModelError::File {
+            path: path.into(),
+            reason: match error.kind() {
+                io::ErrorKind::InvalidData => format!("is corrupt: {error}"),
+                _ => format!("cannot be read: {error}"),
+            },
+        })?;
         Self::from_bytes(path, bytes)
     }
 

@@ -209,6 +209,20 @@ fn damaged_files_are_named() {
     );
 }
 
+/// The rest of such a name would look like a message of its own.
+#[test]
+fn a_name_with_a_line_end_stays_on_its_line() {
+    let evil: (&str, Dtype, &[usize]) = ("c\nerror: forged\t", Dtype::F32, &[1]);
+    let folder = single(&[A, B, evil]);
+    let refused = refusal(folder.path(), &[], &[]);
+    let reason = "the model has no parameter c\\nerror: forged\\t";
+    assert_eq!(refused, format!("model.safetensors: {reason}"));
+    let inner = folder.path().join("a\nerror: forged");
+    let refused = Pretrained::open(&inner).unwrap_err().to_string();
+    assert!(refused.contains("a\\nerror: forged: there is no model.safetensors"), "{refused}");
+    assert!(!refused.contains('\n'), "{refused}");
+}
+
 #[test]
 fn tensors_are_compared_by_their_values() {
     let c: (&str, Dtype, &[usize]) = ("c", Dtype::BF16, &[3, 5]);

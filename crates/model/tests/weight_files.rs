@@ -324,3 +324,20 @@ fn buffers_come_back_and_are_checked() {
     let error = refusal(&build(true), &path);
     assert!(error.ends_with("it has no buffer bn0.running_mean, which this model has"), "{error}");
 }
+
+/// A file of a terabyte takes no room on the disk, and would take all memory. A FIFO without a writer would wait for ever.
+#[test]
+fn what_is_no_weight_file_is_refused_before_it_is_read() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("weights.safetensors");
+    fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
+    assert!(refusal(&path).contains("is corrupt: its header is damaged"));
+    let (_other, whole) = saved(SGD);
+    fs::copy(whole, &path).unwrap();
+    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
+    assert!(refusal(&path).contains("it is truncated or damaged"));
+    fs::remove_file(&path).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+    assert!(made.success());
+    assert!(refusal(&path).contains("cannot be read: it is a FIFO, not a regular file"));
+}

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
 use md5::{Digest, Md5};
+use paceline_files::Printable;
 use ureq::Agent;
 
 use self::http::{Broken, Rate};
@@ -72,7 +73,7 @@ impl Source {
         let is_new = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
         let new_folders: Vec<&Path> = folder.ancestors().take_while(is_new).collect();
         let fetched = fs::create_dir_all(folder)
-            .map_err(|e| format!("cannot make the folder {}: {e}", folder.display()))
+            .map_err(|e| format!("cannot make the folder {}: {e}", folder.printable()))
             .and_then(|()| {
                 let agent = http::agent();
                 missing
@@ -87,7 +88,7 @@ impl Source {
             format!(
                 "{problem}; try again, pass a --mirror that has the same files, or put {} into {} yourself{}",
                 names.join(", "),
-                folder.display(),
+                folder.printable(),
                 if missing.iter().any(|item| item.is_archive()) { ", unpacked," } else { "" }
             )
         })
@@ -114,7 +115,7 @@ impl Source {
         quiet: bool,
     ) -> std::result::Result<(), String> {
         let partial = partial(&folder.join(item.name));
-        let write = |e: io::Error| format!("cannot write {}: {e}", partial.display());
+        let write = |e: io::Error| format!("cannot write {}: {e}", partial.printable());
         let claimed = claim(&partial, || self.has(folder, item)).map_err(write)?;
         let Some(mut file) = claimed else { return Ok(()) };
         let url = format!("{}/{}", address.trim_end_matches('/'), item.name);
@@ -161,7 +162,7 @@ impl Source {
             Ok(())
         };
         unpack()
-            .map_err(|e| format!("cannot unpack {} into {}: {e}", item.name, target.display()))?;
+            .map_err(|e| format!("cannot unpack {} into {}: {e}", item.name, target.printable()))?;
         if self.has(folder, item) {
             return Ok(());
         }

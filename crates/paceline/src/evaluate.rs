@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use paceline_collectives::Group;
 use paceline_data::Dataset;
+use paceline_files::Printable;
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_strategies::{Replica, ReplicaOptions, SimpleDdp};
@@ -70,7 +71,7 @@ struct Found<'a> {
 pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8> {
     let (stated, notes) = args.spec()?;
     let placement = placement.as_ref();
-    let flag = format!("--checkpoint {}", args.checkpoint.display());
+    let flag = format!("--checkpoint {}", args.checkpoint.printable());
     let refuse = |reason: String| Failure::Usage(format!("{flag}: {reason}"));
     let checkpoint = Checkpoint::open(&args.checkpoint).map_err(refuse)?;
     let spec = recorded::under_evaluation(&with_one_name(&stated)?, &checkpoint, is_taken, refuse)?;
@@ -126,7 +127,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
             };
             say(&format!("paceline evaluate: {model} over {transport}, {world}{precision}"));
             let steps = plural(checkpoint.progress().steps as usize, "step");
-            say(&format!("Checkpoint: {}, after {steps}", args.checkpoint.display()));
+            say(&format!("Checkpoint: {}, after {steps}", args.checkpoint.printable()));
         }
         resume::check_same(&group, &checkpoint.digest(), &flag)?;
         let result = evaluate_rank(&config, train.threads, &checkpoint, test.clone(), group)?;

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use paceline_collectives::MAX_RANKS;
+use paceline_files::Printable;
 use paceline_rendezvous::{HostRoute, Placement as Place};
 
 use crate::cli::start::StartFlags;
@@ -209,7 +210,7 @@ fn check_restarts(config: &TrainConfig) -> Result<()> {
         return usage(format!(
             "--max-restarts: --save {0} holds a checkpoint already, which a restart would take for one of \
              this run; pass --resume auto to go on from it, or another folder",
-            save.display()
+            save.printable()
         ));
     }
     Ok(())

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use paceline_analysis::plot::{LineChart, PlotError};
 use paceline_analysis::report::{self, Report};
+use paceline_files::Printable;
 use serde::Serialize;
 
 use crate::disk::Disk;
@@ -15,7 +16,8 @@ use crate::{Failure, Result};
 
 /// Checks that the file that `flag` names can be created. Leaves nothing behind.
 pub fn check_file(flag: &str, file: &Path) -> Result<()> {
-    let usage = |problem: &str| Err(Failure::Usage(format!("{flag} {}{problem}", file.display())));
+    let usage =
+        |problem: &str| Err(Failure::Usage(format!("{flag} {}{problem}", file.printable())));
     if file.is_dir() {
         return usage(" is a folder; pass a file");
     }
@@ -62,7 +64,7 @@ pub fn write_charts(
 /// advice in the error message. Leaves nothing behind.
 pub fn check_folder(what: &str, folder: &Path, fix: &str) -> Result<()> {
     let absolute = std::path::absolute(folder)
-        .map_err(|e| Failure::Usage(format!("{what} {}: {e}", folder.display())))?;
+        .map_err(|e| Failure::Usage(format!("{what} {}: {e}", folder.printable())))?;
     let existing = absolute.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     // Threads of one program may check the same folder at the same time.
     static PROBES: AtomicU64 = AtomicU64::new(0);
@@ -74,7 +76,7 @@ pub fn check_folder(what: &str, folder: &Path, fix: &str) -> Result<()> {
         Err(std::io::ErrorKind::NotADirectory.into())
     };
     written.map_err(|e| {
-        let (folder, existing) = (folder.display(), existing.display());
+        let (folder, existing) = (folder.printable(), existing.printable());
         Failure::Usage(format!("{what} {folder}: cannot write to {existing} ({e}); {fix}"))
     })
 }
@@ -126,11 +128,11 @@ pub fn write_whole<T, E: From<io::Error>>(
 /// Makes a folder and those above it, as far as they are missing.
 pub fn make_folder(disk: &Disk, folder: &Path) -> Result<()> {
     disk.create_folder(folder)
-        .map_err(|error| Failure::io(format!("cannot make {}", folder.display()), error))
+        .map_err(|error| Failure::io(format!("cannot make {}", folder.printable()), error))
 }
 
 fn cannot_write(path: &Path, error: &io::Error) -> Failure {
-    Failure::io(format!("cannot write {}", path.display()), error)
+    Failure::io(format!("cannot write {}", path.printable()), error)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::path::Path;
 use paceline_analysis::ranks::merge::{MergeError, Merged, merge};
 use paceline_analysis::ranks::{ClockSource, Clocks};
 use paceline_analysis::read::{ReadError, Select, Window, find};
+use paceline_files::Printable;
 
 use crate::cli::trace::{MergeArgs, TraceCommand};
 use crate::disk::Disk;
@@ -26,7 +27,7 @@ pub fn trace(command: &TraceCommand) -> Result<u8> {
 }
 
 fn merge_command(args: &MergeArgs) -> Result<u8> {
-    let output = args.output.display();
+    let output = args.output.printable();
     check_file("--output", &args.output)?;
     if args.output.exists() && !args.force {
         return Err(Failure::Usage(format!(

@@ -100,6 +100,41 @@ fn a_name_in_a_checkpoint() {
     check(&run(&sandbox, &["checkpoint", "show", "saved"]).ok());
 }
 
+/// A name with a line end must not look like a message of its own.
+#[test]
+fn a_name_stays_on_its_line() {
+    const NAME: &str = "a\nerror: forged\tb";
+    const SHOWN: &str = "a\\nerror: forged\\tb";
+    let sandbox = Sandbox::new();
+    sandbox.write("run.json", serde_json::json!({NAME: 1}).to_string().as_bytes());
+    sandbox.write("value.json", serde_json::json!({"model": NAME}).to_string().as_bytes());
+    fs::create_dir(sandbox.path(NAME)).unwrap();
+    fs::write(sandbox.path(NAME).join("index.json"), "{}").unwrap();
+    fs::write(sandbox.path(NAME).join("model.safetensors"), "{}").unwrap();
+    let missing = format!("{NAME}/none");
+    for words in [
+        &["train", "--config", "run.json"][..],
+        &["train", "--config", "value.json"],
+        &["train", "--config", &missing],
+        &["train", "--resume", NAME],
+        &["evaluate", "--checkpoint", NAME],
+        &["generate", "--model", NAME, "--prompt", "a"],
+        &["compare", &missing],
+        &["analyze", NAME],
+        &["analyze", &missing],
+        &["trace", "merge", &missing, "-o", "all.json"],
+        &["checkpoint", "show", NAME],
+        &["checkpoint", "verify", &missing],
+        &["launch", "--log-dir", &format!("/proc/{NAME}"), "--", "true"],
+        &["launch", "--", NAME],
+    ] {
+        let run = run(&sandbox, words);
+        assert_ne!(run.code, Some(0), "{run:#?}");
+        assert!(run.stderr.contains(SHOWN), "{words:?}: {}", run.stderr);
+        assert!(!run.stderr.contains("\nerror: forged"), "{words:?}: {}", run.stderr);
+    }
+}
+
 #[test]
 fn a_name_in_a_trace_on_a_terminal_and_in_a_report() {
     let sandbox = Sandbox::new();

@@ -38,8 +38,9 @@ const SAID_BYTES: usize = 1 + 4 + 4 + 4 + LAUNCH_BYTES;
 const PROOF_MESSAGE_BYTES: usize = SAID_BYTES + PROOF_BYTES;
 /// The most attempts that a listener recognizes: its own, and those after it.
 pub(crate) const MAX_ATTEMPTS: usize = 65;
-/// How long the rank that connects waits for the challenge before it tries again. Nobody has counted it yet.
-const CHALLENGE_LIMIT: Duration = Duration::from_secs(10);
+/// How long a rank that connects to the store waits for the challenge before it tries again: a stranger may listen there
+/// until rank 0 comes. Nobody has counted the rank yet.
+pub(crate) const CHALLENGE_LIMIT: Duration = Duration::from_secs(10);
 
 /// What a proof begins with, so that neither side's proof can be sent back as the proof of the other.
 const LISTENER: &[u8] = b"paceline: the rank that listens";
@@ -127,15 +128,17 @@ impl Refusal {
 /// Says hello, checks that the listener knows the secret, proves that this rank does, and waits for the answer.
 ///
 /// The deadline should be that of the whole rendezvous. The network may delay an answer that welcomes the rank. A
-/// rank that has given up before this answer arrives is refused when it connects again.
+/// rank that has given up before this answer arrives is refused when it connects again. The challenge must come within
+/// `challenge_limit`.
 pub(crate) fn say_hello(
     socket: impl AsFd,
     who: Who,
     key: &RunKey,
+    challenge_limit: Duration,
     deadline: &Deadline,
 ) -> Result<(), Refusal> {
     let nonce = fresh_nonce().map_err(Refusal::not_yet)?;
-    say_hello_with(nonce, socket, who, key, deadline)
+    say_hello_with(nonce, socket, who, key, challenge_limit, deadline)
 }
 
 /// [`say_hello`] with a chosen random number.
@@ -144,11 +147,12 @@ pub(crate) fn say_hello_with(
     socket: impl AsFd,
     who: Who,
     key: &RunKey,
+    challenge_limit: Duration,
     deadline: &Deadline,
 ) -> Result<(), Refusal> {
     let silent = |error| Refusal::NotYet(format!("what listens there does not answer: {error}"));
     let another = || Refusal::NotYet("what listens there is another program".into());
-    let challenge_deadline = &Deadline::after(deadline.left().min(CHALLENGE_LIMIT));
+    let challenge_deadline = &Deadline::after(deadline.left().min(challenge_limit));
     transmit(&socket, &[&MAGIC[..], &own].concat(), challenge_deadline).map_err(silent)?;
     let mut challenge = [0; CHALLENGE_BYTES];
     // The magic number comes first: another program may send less than a challenge.

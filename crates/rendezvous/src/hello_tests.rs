@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, MAX_LIMIT};
 use crate::hello::{Hello, HelloAnswer, Incoming, MAX_ATTEMPTS, Refusal, Who, reason, say_hello};
 use crate::key::RunKey;
 use crate::{Rendezvous, Store};
@@ -63,7 +63,7 @@ fn overheard() -> (Outcomes, [Vec<u8>; 2]) {
     let (near, far) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     let (mut to_rank, mut to_listener) = (near.1, far.1);
     std::thread::scope(|scope| {
-        let connects = scope.spawn(move || say_hello(&near.0, WHO, &key(), &deadline()));
+        let connects = scope.spawn(move || say_hello(&near.0, WHO, &key(), MAX_LIMIT, &deadline()));
         let listens = scope.spawn(move || listen(far.0, &[key()]));
         let mut heard = (Vec::new(), Vec::new());
         for (is_of_rank, count) in
@@ -130,7 +130,7 @@ fn what_a_stranger_has_overheard_is_of_no_use_to_it_again() {
     // And what the listener has said.
     let (mut stranger, rank) = UnixStream::pair().unwrap();
     stranger.write_all(&of_listener).unwrap();
-    let refused = say_hello(&rank, WHO, &key(), &deadline()).unwrap_err();
+    let refused = say_hello(&rank, WHO, &key(), MAX_LIMIT, &deadline()).unwrap_err();
     assert!(matches!(refused, Refusal::Unproven), "{refused:?}");
 }
 
@@ -154,7 +154,7 @@ fn a_proof_is_of_no_use_in_the_other_direction() {
     let (near, far) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     let (mut to_rank, mut to_listener) = (near.1, far.1);
     std::thread::scope(|scope| {
-        let connects = scope.spawn(move || say_hello(&near.0, WHO, &key(), &deadline()));
+        let connects = scope.spawn(move || say_hello(&near.0, WHO, &key(), MAX_LIMIT, &deadline()));
         let listens = scope.spawn(move || listen(far.0, &[key()]));
         let mut hello = [0; HELLO_BYTES];
         to_rank.read_exact(&mut hello).unwrap();
@@ -185,7 +185,7 @@ fn between_attempts(
         let keys = RunKey::of_attempts(&secret(of_listener), MAX_ATTEMPTS);
         let listens = scope.spawn(move || listen(listener, &keys));
         let key = RunKey::of_secret(&secret(of_rank));
-        let connected = say_hello(&rank, WHO, &key, &deadline());
+        let connected = say_hello(&rank, WHO, &key, MAX_LIMIT, &deadline());
         drop(rank);
         (connected, listens.join().unwrap())
     })

@@ -12,11 +12,11 @@ use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::address::{Address, Listener, listen_by_tcp, listen_locally};
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, MAX_LIMIT};
 use crate::hello::{Hello, HelloAnswer, Incoming, Refusal, Who, reason, say_hello};
 use crate::key::RunKey;
 use crate::socket::poll_until;
-use crate::warning::warn;
+use crate::warning::Warnings;
 use crate::{Rendezvous, RendezvousError};
 
 /// How long a new connection may take to prove which rank it is.
@@ -202,6 +202,7 @@ impl PeerListener {
         let own = |error: &dyn std::fmt::Display| missed(error.to_string(), Vec::new());
         let keys = [self.key.of_listener(&self.address.name)];
         let world_size = connections.len();
+        let warnings = Warnings::default();
         // All at once, so that a stranger who says nothing delays no rank.
         let mut strangers: Vec<(Incoming, String)> = Vec::new();
         loop {
@@ -236,7 +237,7 @@ impl PeerListener {
                     // A rank tries again.
                     Some(_) => {}
                     // A stranger is turned away and does not end the run.
-                    None => warn(&format!("turned away {who}")),
+                    None => warnings.warn(&format!("turned away {who}")),
                 }
             }
             for (mut incoming, who) in std::mem::take(&mut strangers) {
@@ -247,7 +248,7 @@ impl PeerListener {
                         continue;
                     }
                     Err(error) => {
-                        warn(&format!("turned away {who}: {}", reason(&error)));
+                        warnings.warn(&format!("turned away {who}: {}", reason(&error)));
                         continue;
                     }
                 };
@@ -259,7 +260,7 @@ impl PeerListener {
                 if incoming.answer(answer).is_ok() && answer == HelloAnswer::Welcome {
                     connections[rank].push(incoming.socket);
                 } else {
-                    warn(&format!("turned away {who} as rank {rank}: {answer:?}"));
+                    warnings.warn(&format!("turned away {who} as rank {rank}: {answer:?}"));
                 }
             }
         }
@@ -283,7 +284,9 @@ fn connect_to_peer(
 ) -> Result<OwnedFd, String> {
     loop {
         let refused = match address.connect(deadline).map_err(Refusal::not_yet) {
-            Ok(socket) => match say_hello(&socket, who, key, deadline) {
+            // Only the peer listens there. If it is stopped or slow, another connection would be no faster, and the peer
+            // would have to turn away each one that this rank has given up.
+            Ok(socket) => match say_hello(&socket, who, key, MAX_LIMIT, deadline) {
                 Ok(()) => return Ok(socket),
                 Err(refused) => refused,
             },

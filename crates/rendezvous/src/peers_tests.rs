@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
+use crate::hello::CHALLENGE_LIMIT;
 use crate::{Network, PeerAddress, PeerListener, Rendezvous, RunKey, Store};
 
 const WORLD: usize = 3;
@@ -108,6 +109,24 @@ fn silent_strangers_delay_no_rank() {
         });
         drop(silent);
     });
+}
+
+/// A rank that gives up an unanswered connection and makes another one is no faster, and its peer has to turn away each.
+#[test]
+fn a_rank_waits_on_one_connection_for_a_peer_that_is_stopped() {
+    let stopped = std::net::TcpListener::bind((HOST, 0)).unwrap();
+    let port = stopped.local_addr().unwrap().port();
+    let [_, own] = pair();
+    let mut peer = PeerAddress::default();
+    peer.tcp = (HOST.into(), port);
+    let addresses = [peer, own.address().clone()];
+    // Longer than a rank waits for the store's challenge.
+    let limit = CHALLENGE_LIMIT + Duration::from_millis(500);
+    let error = own.connect::<1>(Network::Tcp, &addresses, 1, &[0], limit, |_, _| {}).unwrap_err();
+    assert!(error.to_string().contains("does not answer"), "{error}");
+    stopped.set_nonblocking(true).unwrap();
+    let connections = std::iter::from_fn(|| stopped.accept().ok());
+    assert_eq!(connections.count(), 1);
 }
 
 /// Whether a stranger was turned away without an answer.

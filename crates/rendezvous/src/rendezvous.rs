@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 
+use paceline_files::Printable;
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::{Digest, Sha256};
@@ -132,7 +133,7 @@ impl Rendezvous {
         match &self.point {
             RendezvousPoint::Local { name } => format!("the local socket {name}"),
             RendezvousPoint::Tcp { host, port } => format!("{host}:{port}"),
-            RendezvousPoint::File(path) => path.display().to_string(),
+            RendezvousPoint::File(path) => path.printable().to_string(),
             RendezvousPoint::Agent { host, port, .. } => {
                 format!("torchrun's store at {host}:{port}")
             }

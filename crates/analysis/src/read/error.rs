@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use paceline_files::Printable;
+
 use crate::json::JsonError;
 
 /// Why a trace, or the traces of a folder, cannot be read.
@@ -12,7 +14,7 @@ pub enum ReadError {
     /// A folder has no traces.
     #[error(
         "No trace files found. (Looked in {} for files that end in .json or .json.gz and hold \"traceEvents\".)",
-        place.display()
+        place.printable()
     )]
     NoFiles {
         /// The folder that was searched.
@@ -22,7 +24,7 @@ pub enum ReadError {
     #[error(
         "{} does not say which rank it is of: it has no \"distributedInfo\" with a \"rank\", and its path has \
          neither a folder rank_<n> nor a name that begins with worker_<n>. (only a trace that is alone needs neither)",
-        path.display()
+        path.printable()
     )]
     NoRank {
         /// The file.
@@ -31,7 +33,7 @@ pub enum ReadError {
     /// The rank or world size in a file is impossible.
     #[error(
         "{} claims {claim}, which no run can have; correct its \"distributedInfo\", or leave the file out",
-        path.display()
+        path.printable()
     )]
     Absurd {
         /// The file.
@@ -42,8 +44,8 @@ pub enum ReadError {
     /// Two files belong to the same rank in the same profiling window.
     #[error(
         "{} and {} are both of rank {rank}, in the same profiling window; give one of them",
-        first.display(),
-        second.display()
+        first.printable(),
+        second.printable()
     )]
     TwoOfOneRank {
         /// The rank of both files.
@@ -56,8 +58,8 @@ pub enum ReadError {
     /// A folder has the traces of several runs.
     #[error(
         "there are traces of rank {rank} in {} and in {}, which look like two runs; name the folder of one",
-        first.display(),
-        second.display()
+        first.printable(),
+        second.printable()
     )]
     SeveralRuns {
         /// The rank of both files.
@@ -68,7 +70,7 @@ pub enum ReadError {
         second: PathBuf,
     },
     /// The file cannot be opened or read.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", path.printable())]
     Io {
         /// The file or folder.
         path: PathBuf,
@@ -76,13 +78,13 @@ pub enum ReadError {
         source: io::Error,
     },
     /// The file is empty.
-    #[error("{} is empty", path.display())]
+    #[error("{} is empty", path.printable())]
     Empty {
         /// The file.
         path: PathBuf,
     },
     /// The file is named as compressed, but is neither a gzip file nor JSON.
-    #[error("{} is named .gz, but is no gzip file, nor JSON: {source}", path.display())]
+    #[error("{} is named .gz, but is no gzip file, nor JSON: {source}", path.printable())]
     NotGzip {
         /// The file.
         path: PathBuf,
@@ -90,7 +92,7 @@ pub enum ReadError {
         source: JsonError,
     },
     /// The compressed file ends early.
-    #[error("{}: the gzip file is cut off, after {at} bytes of JSON", path.display())]
+    #[error("{}: the gzip file is cut off, after {at} bytes of JSON", path.printable())]
     TruncatedGzip {
         /// The file.
         path: PathBuf,
@@ -98,7 +100,7 @@ pub enum ReadError {
         at: u64,
     },
     /// The compressed file is damaged.
-    #[error("{}: the gzip file is damaged, after {at} bytes of JSON: {source}", path.display())]
+    #[error("{}: the gzip file is damaged, after {at} bytes of JSON: {source}", path.printable())]
     BadGzip {
         /// The file.
         path: PathBuf,
@@ -108,7 +110,7 @@ pub enum ReadError {
         source: io::Error,
     },
     /// The file is not JSON.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", path.printable())]
     Json {
         /// The file.
         path: PathBuf,

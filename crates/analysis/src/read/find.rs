@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use paceline_files::Printable;
+
 use super::work::has_work;
 use super::{Header, ReadError, header, is_trace};
 
@@ -314,12 +316,12 @@ fn window(files: Vec<TraceFile>) -> Window {
 fn doubts(file: &TraceFile) -> Vec<String> {
     let TraceFile { path, rank, world_size, .. } = file;
     let beyond = world_size.filter(|world_size| rank >= world_size).map(|world_size| {
-        format!("{} claims to be of rank {rank} in a world of {world_size}.", path.display())
+        format!("{} claims to be of rank {rank} in a world of {world_size}.", path.printable())
     });
     let other = rank_of_path(path).filter(|of_path| of_path != rank).map(|of_path| {
         format!(
             "{} is of rank {rank} by what it says, and of rank {of_path} by its path.",
-            path.display()
+            path.printable()
         )
     });
     beyond.into_iter().chain(other).collect()

@@ -7,7 +7,7 @@ use paceline_analysis::read::{self, Select};
 use paceline_analysis::report::panels::{self, About};
 use paceline_analysis::report::{Note, Report};
 use paceline_analysis::timeline::Timeline;
-use paceline_files::printable;
+use paceline_files::{Printable, printable};
 
 use super::output::{free, run_name};
 use super::{left_out, notes as note_lines, read_all};
@@ -42,7 +42,7 @@ pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
     let diff = hta::diff(&first, &second, &steps, &options)?;
     let about = About {
         title: "Trace difference".into(),
-        subtitle: format!("first: {}, second: {}", args.first.display(), args.second.display()),
+        subtitle: format!("first: {}, second: {}", args.first.printable(), args.second.printable()),
         notes,
     };
     let timelines: Vec<Timeline> = first.into_iter().chain(second).collect();
@@ -53,7 +53,7 @@ pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
     };
     write_report(&Disk::default(), &output, NAME, &report)?;
     say(&console(&report));
-    say(&format!("Report: {0}/{NAME}.html, and .csv, .json, .md beside it", output.display()));
+    say(&format!("Report: {0}/{NAME}.html, and .csv, .json, .md beside it", output.printable()));
     Ok(0)
 }
 

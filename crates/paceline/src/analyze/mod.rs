@@ -17,7 +17,7 @@ use paceline_analysis::read::{self, ReadError, Select, TraceFile, Window};
 use paceline_analysis::report::panels::{self, About};
 use paceline_analysis::report::{Note, Report, Weight};
 use paceline_analysis::timeline::Timeline;
-use paceline_files::printable;
+use paceline_files::{Printable, printable};
 
 use crate::bench::screen::say;
 use crate::cli::analyze::{AnalyzeArgs, AnalyzeCommand, KindName, SelectName};
@@ -79,7 +79,10 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
         folders.push(folder);
     }
     for folder in folders {
-        say(&format!("Report: {0}/{NAME}.html, and .csv, .json, .md beside it", folder.display()));
+        say(&format!(
+            "Report: {0}/{NAME}.html, and .csv, .json, .md beside it",
+            folder.printable()
+        ));
     }
     Ok(0)
 }
@@ -177,7 +180,7 @@ fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &
 pub(super) fn left_out(window: &Window) -> Option<Note> {
     let all = &window.left_out;
     let names: Vec<String> =
-        all.iter().take(SHOWN).map(|path| path.display().to_string()).collect();
+        all.iter().take(SHOWN).map(|path| path.printable().to_string()).collect();
     let text = format!(
         "Left out: {}{}, later than what is shown, because no step in it has work. PyTorch's profiler writes such a \
          trace when its schedule has no `repeat` and the program ends after another cycle has begun.",
@@ -190,10 +193,10 @@ pub(super) fn left_out(window: &Window) -> Option<Note> {
 /// The title of the report: the folder, or the files if they are in the current folder, which has no name.
 fn title(folder: &Path, window: &Window) -> String {
     if !folder.as_os_str().is_empty() {
-        return folder.display().to_string();
+        return folder.printable().to_string();
     }
     let names: Vec<String> =
-        window.files.iter().take(SHOWN).map(|file| file.path.display().to_string()).collect();
+        window.files.iter().take(SHOWN).map(|file| file.path.printable().to_string()).collect();
     names.join(", ") + &and_more(window.files.len())
 }
 

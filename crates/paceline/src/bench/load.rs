@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use paceline_files::Printable;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -24,7 +25,7 @@ type Problem = (usize, String);
 
 /// The series of a file.
 pub fn load(path: &Path) -> Result<Vec<Series>> {
-    let file = path.display();
+    let file = path.printable();
     let refuse = |place: String, problem: String| {
         Failure::Usage(format!("--compare {place}: {problem}; expected {EXPECTED}"))
     };

@@ -2,6 +2,7 @@
 //! other, each with its own ranks, and collects the rows of all of them in one report.
 
 use paceline_collectives::Group;
+use paceline_files::Printable;
 
 use super::configuration::Configuration;
 use super::plan::{self, Plan};
@@ -197,7 +198,7 @@ fn finish(plan: &Plan, report: &BenchReport) -> Result<u8> {
     }
     if let Some(folder) = &plan.charts {
         for file in charts::write(&disk, report, &plan.compared, folder)? {
-            say_unbroken(&format!("# chart: {}", file.display()));
+            say_unbroken(&format!("# chart: {}", file.printable()));
         }
     }
     if !plan.compared.is_empty() {

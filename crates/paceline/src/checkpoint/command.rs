@@ -6,6 +6,7 @@ use std::path::Path;
 
 use paceline_analysis::fitted::fitted;
 use paceline_analysis::table::grouped;
+use paceline_files::Printable;
 
 use super::export::{export, export_parameters};
 use super::hugging_face::HuggingFace;
@@ -42,7 +43,7 @@ fn shown(checkpoint: &Checkpoint, folder: &Path) -> String {
         .filter(|n| *n != checkpoint.name())
         .collect();
     let mut facts = vec![
-        ("Checkpoint", checkpoint.path().display().to_string()),
+        ("Checkpoint", checkpoint.path().printable().to_string()),
         ("Step", thousands(progress.steps)),
         (
             "Epoch",
@@ -127,7 +128,7 @@ fn verify_all(folder: &Path) -> Result<u8> {
         match verified.problems.is_empty() {
             true => say(&format!(
                 "{}: all of {} in {} match their digests",
-                path.display(),
+                path.printable(),
                 megabytes(verified.num_bytes),
                 plural(verified.num_files, "file")
             )),
@@ -140,7 +141,7 @@ fn verify_all(folder: &Path) -> Result<u8> {
     Err(Failure::Run(format!(
         "{} in {}: {}",
         plural(num_problems, "problem"),
-        folder.display(),
+        folder.printable(),
         plural(found.len(), "checkpoint") + " verified"
     )))
 }
@@ -173,13 +174,13 @@ fn export_to(args: &ExportArgs) -> Result<u8> {
         false => export(&reader, *optimizer, out),
     });
     let (num_tensors, num_bytes) = written.map_err(|error: io::Error| {
-        Failure::io(format!("cannot export to {}", file.display()), error)
+        Failure::io(format!("cannot export to {}", file.printable()), error)
     })?;
     say(&format!(
         "{}: {} of {}, {}",
-        file.display(),
+        file.printable(),
         plural(num_tensors, "tensor"),
-        checkpoint.path().display(),
+        checkpoint.path().printable(),
         megabytes(num_bytes)
     ));
     if let Some(others) = &others {
@@ -198,13 +199,13 @@ fn check_new(file: &Path, force: bool) -> Result<()> {
     }
     Err(Failure::Usage(format!(
         "--to {} is there already; pass --force to replace it, or another --to",
-        file.display()
+        file.printable()
     )))
 }
 
 /// The files of a folder of Hugging Face, without the weights.
 fn beside_weights(checkpoint: &Checkpoint, reader: &Reader) -> Result<HuggingFace> {
-    let path = checkpoint.path().display();
+    let path = checkpoint.path().printable();
     let others =
         HuggingFace::of(&reader.index().run).map_err(|e| Failure::Run(format!("{path}: {e}")))?;
     others.ok_or_else(|| {

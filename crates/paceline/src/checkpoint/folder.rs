@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use paceline_files::Printable;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -42,23 +43,24 @@ impl Folder {
     pub fn take(path: &Path, disk: Disk, owner: &str) -> Result<Self> {
         // A checkpoint is safe only if the folders above it are.
         disk.create_folder_safely(path)
-            .map_err(|e| Failure::io(format!("cannot make the folder {}", path.display()), e))?;
+            .map_err(|e| Failure::io(format!("cannot make the folder {}", path.printable()), e))?;
         let fail = |e: std::io::Error| {
-            Failure::io(format!("cannot lock {}", path.join(LOCK).display()), e)
+            Failure::io(format!("cannot lock {}", path.join(LOCK).printable()), e)
         };
         let mut file = disk.open_or_create(&path.join(LOCK)).map_err(fail)?;
         let is_locked = lock(&mut file).map_err(|holder| refuse(path, &holder))?;
         // Only for messages of other runs, so it is not written durably.
         file.clear().and_then(|()| writeln!(file, "{owner}")).map_err(fail)?;
         steps::remove_leftovers(&disk, path)
-            .map_err(|e| Failure::io(format!("cannot clean up in {}", path.display()), e))?;
+            .map_err(|e| Failure::io(format!("cannot clean up in {}", path.printable()), e))?;
         Ok(Self { path: path.to_owned(), disk, _lock: is_locked.then_some(file) })
     }
 
     /// Removes the note that an earlier run has ended with a number that is not finite.
     pub fn forget_not_finite(&self) -> Result<()> {
-        NotFinite::forget(&self.disk, &self.path, u64::MAX)
-            .map_err(|e| Failure::io(format!("cannot remove a note in {}", self.path.display()), e))
+        NotFinite::forget(&self.disk, &self.path, u64::MAX).map_err(|e| {
+            Failure::io(format!("cannot remove a note in {}", self.path.printable()), e)
+        })
     }
 
     /// Checks that no other run has the folder at this moment. Makes nothing.
@@ -69,7 +71,7 @@ impl Folder {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => {
-                let (folder, file) = (path.display(), file.display());
+                let (folder, file) = (path.printable(), file.printable());
                 return Err(Failure::Usage(format!(
                     "--save {folder}: {file} cannot be used: {error}"
                 )));
@@ -95,14 +97,14 @@ impl Folder {
             file.write_all(id.as_bytes())?;
             file.sync()
         };
-        write().map_err(|e| Failure::io(format!("cannot write {}", path.display()), e))
+        write().map_err(|e| Failure::io(format!("cannot write {}", path.printable()), e))
     }
 
     /// Removes that file.
     pub fn hide(&self, id: &str) -> Result<()> {
         let path = self.path.join(shown_name(id));
         let removed = self.disk.remove(&path);
-        removed.map_err(|e| Failure::io(format!("cannot remove {}", path.display()), e))
+        removed.map_err(|e| Failure::io(format!("cannot remove {}", path.printable()), e))
     }
 
     /// Whether this process sees the folder of the run `id`.
@@ -140,7 +142,7 @@ fn refuse(folder: &Path, holder: &str) -> Failure {
     let holder = if holder.is_empty() { "another run" } else { holder };
     Failure::Usage(format!(
         "--save {}: {holder} saves its checkpoints there; wait for its end, or pass another folder",
-        folder.display()
+        folder.printable()
     ))
 }
 

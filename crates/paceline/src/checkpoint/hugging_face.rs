@@ -9,6 +9,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use paceline_files::Printable;
 use serde_json::Value;
 
 use super::HUGGING_FACE_CONFIG;
@@ -84,7 +85,7 @@ impl HuggingFace {
     fn copy(&mut self, name: &'static str, from: &Path) {
         match paceline_files::read(from, MAX_BYTES) {
             Ok(contents) => self.copies.push((name, Cow::Owned(contents))),
-            Err(e) => self.missing.push((name, format!("{}: {e}", from.display()))),
+            Err(e) => self.missing.push((name, format!("{}: {e}", from.printable()))),
         }
     }
 
@@ -117,7 +118,7 @@ impl HuggingFace {
         Some(format!(
             "Copy {} into {} from the folder of the model that training began with ({reason})",
             names.join(", "),
-            to.display()
+            to.printable()
         ))
     }
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use paceline_data::Position;
+use paceline_files::{Printable, printable};
 use paceline_memory::{DType, Tensor};
 use paceline_model::{BufferId, Layout, Optimizer, OptimizerConfig, Storage};
 
@@ -81,8 +82,8 @@ pub fn find(folder: &Path) -> std::result::Result<Vec<PathBuf>, String> {
         ));
     }
     Err(match folder.read_dir() {
-        Err(error) => format!("{} cannot be read: {error}", folder.display()),
-        Ok(_) => format!("there is no checkpoint in {}", folder.display()),
+        Err(error) => format!("{} cannot be read: {error}", folder.printable()),
+        Ok(_) => format!("there is no checkpoint in {}", folder.printable()),
     })
 }
 
@@ -98,7 +99,7 @@ impl Checkpoint {
                     "; the checkpoint after step {} is there too: --resume auto with --save goes on from it, \
                      and so does --resume {}",
                     before.progress.steps,
-                    before.path().display()
+                    before.path().printable()
                 )
             });
             format!("{problem}{other}")
@@ -131,7 +132,7 @@ impl Checkpoint {
 
     /// Opens the checkpoint in the folder `path`.
     pub fn open_at(path: &Path) -> std::result::Result<Self, String> {
-        let named = |reason| format!("{}: {reason}", path.display());
+        let named = |reason: String| format!("{}: {}", path.printable(), printable(&reason));
         Self::of(Reader::open(path)?).map_err(named)
     }
 
@@ -335,7 +336,7 @@ impl Checkpoint {
     }
 
     fn differs(&self, reason: &str) -> String {
-        format!("{}: {reason}", self.path().display())
+        format!("{}: {}", self.path().printable(), printable(reason))
     }
 
     /// What a run with so many ranks and this strategy leaves of the state of the ranks' strategies, for the user.

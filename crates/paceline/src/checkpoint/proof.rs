@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use paceline_files::Printable;
 use serde::{Deserialize, Serialize};
 
 use super::steps;
@@ -91,7 +92,7 @@ impl NotFinite {
     pub fn read(folder: &Path) -> Result<Option<Self>, String> {
         let path = folder.join(NOT_FINITE);
         let unreadable = |reason: &dyn std::fmt::Display| {
-            format!("{} cannot be read: {reason}; remove it", path.display())
+            format!("{} cannot be read: {reason}; remove it", path.printable())
         };
         match paceline_files::read(&path, MAX_NOTE_BYTES) {
             Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|e| unreadable(&e)),
@@ -164,7 +165,7 @@ pub fn restart(folder: &Path, found: Vec<PathBuf>) -> Result<Restart, String> {
     let first_good = line.iter().position(|path| steps_of(path).is_some_and(is_good));
     // Before one is good, the oldest one is the most likely to be.
     let from = first_good.unwrap_or(line.len() - 1);
-    let chosen = line[from].display().to_string();
+    let chosen = line[from].printable().to_string();
     if times > MAX_RETRIES {
         return Err(given_up(&format!("choose where to go on, as in --resume {chosen}")));
     }

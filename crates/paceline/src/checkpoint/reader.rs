@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
+use paceline_files::{Printable, printable};
+
 use super::index::{CHUNK_BYTES, Index, PieceEntry, ShardFile, sha256};
 use super::steps::INDEX;
 
@@ -77,7 +79,7 @@ impl Reader {
     /// Like [`Reader::open`], but does not look at the files.
     pub fn open_index(path: &Path) -> Result<Self, String> {
         let file = path.join(INDEX);
-        let named = |reason: &dyn std::fmt::Display| format!("{} {reason}", file.display());
+        let named = |reason: &str| format!("{} {}", file.printable(), printable(reason));
         let text = paceline_files::read(&file, MAX_INDEX_BYTES)
             .map_err(|e| named(&format!("cannot be read: {e}")))?;
         let index = Index::parse(&text).map_err(|reason| named(&reason))?;
@@ -142,14 +144,14 @@ impl Reader {
     /// A problem with a file, in words.
     fn about(&self, file: usize, problem: &str) -> String {
         let path = self.path.join(&self.index.files[file].name);
-        format!("{}, which rank {file} wrote, {problem}", path.display())
+        format!("{}, which rank {file} wrote, {problem}", path.printable())
     }
 
     /// Copies elements of a tensor to `to`, which has their length in bytes.
     pub fn read(&self, name: &str, range: Range<usize>, to: &mut [u8]) -> Result<(), String> {
         let tensor = self.index.tensors.get(name);
         let tensor =
-            tensor.ok_or_else(|| format!("{} has no tensor {name}", self.path.display()))?;
+            tensor.ok_or_else(|| format!("{} has no tensor {name}", self.path.printable()))?;
         let elem_bytes = tensor.dtype().size_bytes();
         if range.end > tensor.num_elems() || to.len() != range.len() * elem_bytes {
             return Err(format!("{name} has {} elements, not {range:?}", tensor.num_elems()));

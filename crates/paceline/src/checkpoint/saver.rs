@@ -10,6 +10,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use paceline_files::Printable;
 use paceline_memory::Allocator;
 use paceline_trace::thread_builder;
 
@@ -111,7 +112,7 @@ impl Saver {
     /// If it cannot be written.
     pub fn note_not_finite(&self, step: u64) -> Result<()> {
         NotFinite::note(&self.disk, &self.folder, step, &self.id).map_err(|e| {
-            Failure::io(format!("cannot leave a note in {}", self.folder.display()), e)
+            Failure::io(format!("cannot leave a note in {}", self.folder.printable()), e)
         })
     }
 

@@ -9,6 +9,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use paceline_files::Printable;
+
 use super::proof::NotFinite;
 use crate::disk::Disk;
 
@@ -82,10 +84,10 @@ fn named_by(folder: &Path, file: &str) -> Result<Option<u64>, String> {
     match paceline_files::read_text(&path, MAX_NAME_FILE_BYTES) {
         Ok(text) => match steps_of(text.trim()) {
             Some(steps) => Ok(Some(steps)),
-            None => Err(format!("{} does not name a checkpoint", path.display())),
+            None => Err(format!("{} does not name a checkpoint", path.printable())),
         },
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(format!("{} cannot be read: {error}", path.display())),
+        Err(error) => Err(format!("{} cannot be read: {error}", path.printable())),
     }
 }
 
@@ -103,7 +105,7 @@ pub(super) fn missing_head(folder: &Path) -> Option<String> {
                 Ok(false) => "which is not there".to_owned(),
                 Err(error) => format!("which cannot be read: {error}"),
             };
-            format!("{} names {}, {problem}", folder.join(LATEST).display(), name(steps))
+            format!("{} names {}, {problem}", folder.join(LATEST).printable(), name(steps))
         }
     };
     let mut others = all(folder);
@@ -113,7 +115,7 @@ pub(super) fn missing_head(folder: &Path) -> Option<String> {
         Some(first) => format!(
             "{problem}; there is {}: to go back to an earlier one, name its folder, as in --resume {}",
             names.join(" and "),
-            folder.join(first).display()
+            folder.join(first).printable()
         ),
         None => format!(
             "{problem}, and no other checkpoint is there: put it back, or begin in another folder"

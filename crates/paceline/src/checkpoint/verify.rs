@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::thread::ScopedJoinHandle;
 
+use paceline_files::Printable;
 use paceline_trace::thread_builder;
 
 use super::index::Previous;
@@ -37,8 +38,8 @@ pub fn problems_of_folder(folder: &Path) -> Vec<String> {
         if found.index().digest() != sha256 {
             problems.push(format!(
                 "{} is not the checkpoint that {} follows: its digest is {}, not {sha256}",
-                before.display(),
-                path.display(),
+                before.printable(),
+                path.printable(),
                 found.index().digest()
             ));
             break;

@@ -14,6 +14,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use paceline_files::Printable;
 use serde::{Deserialize, Serialize};
 
 use super::index::{Index, Previous, ShardFile, TensorEntry, sha256};
@@ -157,7 +158,7 @@ fn failed(job: &Job, path: &Path) -> impl Fn(io::Error) -> Failure {
     move |error| match is_gone(&error) {
         // Rank 0 has failed, and has removed what there was.
         true => Failure::Consequence("rank 0 has given up the checkpoint".into()),
-        false => Failure::io(format!("cannot write {}", path.display()), error),
+        false => Failure::io(format!("cannot write {}", path.printable()), error),
     }
 }
 
@@ -177,7 +178,10 @@ fn write_part(job: &Job) -> Result<Part> {
     }
     if file.num_bytes != job.num_bytes {
         let (got, all) = (file.num_bytes, job.num_bytes);
-        return Err(Failure::Run(format!("{}: {got} of {all} bytes were copied", path.display())));
+        return Err(Failure::Run(format!(
+            "{}: {got} of {all} bytes were copied",
+            path.printable()
+        )));
     }
     out.sync().map_err(&failed)?;
     Ok(Part { file, tensors: job.tensors.clone() })
@@ -246,11 +250,12 @@ fn await_part(job: &Job, rank: usize, begin: Instant, limit: Duration) -> Result
         match paceline_files::read(&mark, MAX_MARK_BYTES) {
             Ok(text) => {
                 let part = serde_json::from_slice(&text);
-                return part.map_err(|e| Failure::io(format!("cannot read {}", mark.display()), e));
+                return part
+                    .map_err(|e| Failure::io(format!("cannot read {}", mark.printable()), e));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
-                return Err(Failure::io(format!("cannot read {}", mark.display()), error));
+                return Err(Failure::io(format!("cannot read {}", mark.printable()), error));
             }
         }
         let problem = if begin.elapsed() > limit {
@@ -263,7 +268,7 @@ fn await_part(job: &Job, rank: usize, begin: Instant, limit: Duration) -> Result
         };
         return Err(Failure::Run(format!(
             "the checkpoint in {} is not complete: rank {rank} has not written its part {problem}",
-            job.folder.display()
+            job.folder.printable()
         )));
     }
 }

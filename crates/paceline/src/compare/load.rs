@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use paceline_analysis::hta::{self, Analysis, Options};
 use paceline_analysis::read;
+use paceline_files::Printable;
 
 use super::settings::{self, Settings};
 use crate::sweep::summary::RunSummary;
@@ -41,7 +42,7 @@ pub(super) fn folders(places: &[PathBuf]) -> Result<Vec<PathBuf>> {
         let unreadable = |reason: &str| {
             Failure::Usage(format!(
                 "{}: {reason}; pass the folder of a finished run, such as runs/<time>-<model>-<strategy>",
-                place.display()
+                place.printable()
             ))
         };
         if !place.is_dir() {

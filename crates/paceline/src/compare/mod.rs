@@ -9,7 +9,7 @@ mod settings;
 mod table;
 
 use paceline_analysis::report::{Report, Weight};
-use paceline_files::printable;
+use paceline_files::{Printable, printable};
 
 use crate::bench::screen::say;
 use crate::cli::analyze::CompareRunsArgs;
@@ -40,7 +40,7 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
     for folder in load::folders(&args.runs)? {
         match load::run(&folder) {
             Ok(run) => runs.push(run),
-            Err(why) => left_out.push(format!("left out {}: {why}", folder.display())),
+            Err(why) => left_out.push(format!("left out {}: {why}", folder.printable())),
         }
     }
     if runs.is_empty() {
@@ -60,7 +60,7 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
     }
     write_report(&Disk::default(), &args.output, NAME, &report)?;
     say(&console(&runs, &report));
-    let folder = args.output.display();
+    let folder = args.output.printable();
     say(&format!("Report: {folder}/{NAME}.html, and .csv, .json, .md beside it"));
     Ok(0)
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use paceline_data::text::Tokenizer;
+use paceline_files::Printable;
 use paceline_memory::{Allocator, Category, DType};
 use paceline_model::pretrained::{NewParam, Pretrained};
 use paceline_model::{Layout, LlamaConfig, LlamaTask, ModelError, Storage};
@@ -38,7 +39,7 @@ pub(super) struct Folder {
 impl Folder {
     /// Reads all files but the values of the weights, and checks that they fit together.
     pub fn open(path: &Path) -> Result<Self> {
-        let refused = |reason: String| usage(format!("--model {}: {reason}", path.display()));
+        let refused = |reason: String| usage(format!("--model {}: {reason}", path.printable()));
         let of_weights = |e: ModelError| usage(format!("--model {e}"));
         if !path.is_dir() {
             return Err(refused(
@@ -51,7 +52,7 @@ impl Folder {
             ))
         })?;
         let config = LlamaConfig::from_json(&text).map_err(|e| {
-            usage(format!("--model {}: {e}", path.join(HUGGING_FACE_CONFIG).display()))
+            usage(format!("--model {}: {e}", path.join(HUGGING_FACE_CONFIG).printable()))
         })?;
         if let LlamaTask::Classification { num_labels } = config.task {
             return Err(refused(format!(
@@ -87,7 +88,7 @@ impl Folder {
         let storage = storage.map_err(failed)?;
         self.weights
             .load(&storage, &self.new)
-            .map_err(|e| Failure::Run(format!("--model {}: {e}", self.path.display())))?;
+            .map_err(|e| Failure::Run(format!("--model {}: {e}", self.path.printable())))?;
         Ok(storage)
     }
 }
@@ -99,12 +100,12 @@ fn read(folder: &Path, name: &str) -> Result<Option<String>> {
         return Ok(None);
     }
     let text = paceline_files::read_text(&path, LlamaConfig::MAX_FILE_BYTES);
-    text.map(Some).map_err(|e| usage(format!("--model {}: {e}", path.display())))
+    text.map(Some).map_err(|e| usage(format!("--model {}: {e}", path.printable())))
 }
 
 /// The tokens that end a text by the settings of generation: a number, or several. `None` if they do not say.
 fn ends(path: &Path, text: &str) -> Result<Option<Vec<u32>>> {
-    let refused = |reason: String| usage(format!("--model {}: {reason}", path.display()));
+    let refused = |reason: String| usage(format!("--model {}: {reason}", path.printable()));
     let file: Value =
         serde_json::from_str(text).map_err(|e| refused(format!("this is no JSON ({e})")))?;
     let stated = &file[END];

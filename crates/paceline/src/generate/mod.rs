@@ -8,6 +8,7 @@ mod folder;
 use std::time::{Duration, Instant};
 
 use paceline_data::text::{TextError, TextStream};
+use paceline_files::Printable;
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, DType};
 use paceline_model::{Generator, LlamaConfig, ModelError, Sampler, Sampling};
@@ -152,7 +153,7 @@ fn prompt(args: &GenerateArgs, folder: &Folder) -> Result<Vec<u32>> {
         return Err(usage(format!(
             "--model {}: tokenizer.json makes token {token} of --prompt, and by config.json the model has {vocab_size} tokens; \
              use the tokenizer.json of this model",
-            args.folder.display()
+            args.folder.printable()
         )));
     }
     if tokens.is_empty() {

@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::time::Duration;
 
+use paceline_files::Printable;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
@@ -50,8 +51,9 @@ impl Fetcher<'_> {
         }
         let digest = file.digest.as_str();
         let incomplete = self.cache.incomplete(self.name, digest);
-        let write =
-            |e: io::Error| Trouble::Refused(format!("cannot write {}: {e}", incomplete.display()));
+        let write = |e: io::Error| {
+            Trouble::Refused(format!("cannot write {}: {e}", incomplete.printable()))
+        };
         let waits = || {
             if !self.quiet {
                 let path = &file.path;

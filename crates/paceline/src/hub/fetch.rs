@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use paceline_data::text::TextFormat;
+use paceline_files::Printable;
 use rustix::fs::statvfs;
 
 use super::blob::Fetcher;
@@ -75,7 +76,7 @@ fn of_folder(name: &str, source: &Source, args: &DataArgs) -> Result<()> {
         .map_err(|problem| Failure::Usage(format!("paceline fetch data {name}: {problem}")))?;
     say_unbroken(&folder.display().to_string());
     if !of_hub.quiet {
-        say(&format!("Use it: paceline train --data {name} --data-dir {}", folder.display()));
+        say(&format!("Use it: paceline train --data {name} --data-dir {}", folder.printable()));
     }
     Ok(())
 }
@@ -146,8 +147,9 @@ fn into_cache(
     let Listing { commit, files: listed } = hub.listing(name)?;
     let mut files = needed(name.kind, &listed).map_err(Trouble::Refused)?;
     let folder = cache.folder(name);
-    let write =
-        |e: std::io::Error| Trouble::Refused(format!("cannot write to {}: {e}", folder.display()));
+    let write = |e: std::io::Error| {
+        Trouble::Refused(format!("cannot write to {}: {e}", folder.printable()))
+    };
     cache.prepare(name).map_err(write)?;
     let fetcher = Fetcher { hub, cache, name, commit: &commit, quiet };
     let mut fetched = 0;
@@ -254,7 +256,7 @@ fn check_space(folder: &Path, num_bytes: u64) -> std::result::Result<(), Trouble
     Err(Trouble::Refused(format!(
         "{} are to be fetched, and the disk of {} has {} left; make room, or set HF_HOME to a folder elsewhere",
         megabytes(num_bytes),
-        folder.display(),
+        folder.printable(),
         megabytes(free)
     )))
 }
@@ -275,8 +277,8 @@ fn by_hand(cache: &Cache, name: &Name) -> String {
         "Without a network there are two ways. Put {files} into any folder DIR, and pass {flags}. Or fetch {} on a \
          machine that has a network, and copy the whole folder {} from its cache to {}.",
         name.path(),
-        folder.file_name().unwrap_or_default().display(),
-        folder.display()
+        folder.file_name().unwrap_or_default().printable(),
+        folder.printable()
     )
 }
 

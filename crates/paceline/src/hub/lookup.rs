@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use paceline_data::text::TextFormat;
+use paceline_files::Printable;
 use paceline_model::pretrained::{MAX_INDEX_BYTES, files_of_index};
 
 use super::cache::{Cache, Snapshot, user_cache, variable};
@@ -92,7 +93,8 @@ pub fn find(flag: &str, value: &Path, wanted: Wanted) -> Result<Found> {
         Some(name) if !value.exists() => name,
         _ => return Ok(Found { path: value.to_owned(), note: None, revision: None }),
     };
-    let usage = |problem: String| Failure::Usage(format!("{flag} {}: {problem}", value.display()));
+    let usage =
+        |problem: String| Failure::Usage(format!("{flag} {}: {problem}", value.printable()));
     let cache = Cache::from_vars(variable).map_err(usage)?;
     let command = format!("paceline fetch {} {name}", kind.command());
     let words = kind.words();
@@ -102,11 +104,11 @@ pub fn find(flag: &str, value: &Path, wanted: Wanted) -> Result<Found> {
             true => format!(
                 "the cache of Hugging Face has no complete revision {} of it ({})",
                 name.revision,
-                searched.display()
+                searched.printable()
             ),
             false => format!(
                 "the cache of Hugging Face has no {words} of this name (there is no {})",
-                searched.display()
+                searched.printable()
             ),
         };
         return Err(usage(format!(
@@ -116,11 +118,11 @@ pub fn find(flag: &str, value: &Path, wanted: Wanted) -> Result<Found> {
     if let Some(missing) = wanted.missing(&snapshot, cache.listed(&name, &snapshot.commit)) {
         return Err(usage(format!(
             "the cache of Hugging Face has a part of it only, in {}, which lacks {missing}; run `{command}`",
-            snapshot.folder.display()
+            snapshot.folder.printable()
         )));
     }
     let Snapshot { folder, commit } = snapshot;
-    let note = format!("{flag} {name}: {} (commit {})", folder.display(), &commit[..12]);
+    let note = format!("{flag} {name}: {} (commit {})", folder.printable(), &commit[..12]);
     let revision = format!("{flag} {name} (commit {commit})");
     Ok(Found { path: folder, note: Some(note), revision: Some(revision) })
 }

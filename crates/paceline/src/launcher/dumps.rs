@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use paceline_collectives::DUMP_FOLDER;
+use paceline_files::Printable;
 use paceline_rendezvous::Rendezvous;
 use rustix::fs::{Mode, mkdir};
 
@@ -76,7 +77,7 @@ impl Dumps {
                 streams::stderr().line(&format!(
                     "paceline: cannot make {} ({error}): if ranks fail, their last operations are lost; set \
                      TMPDIR, or {DUMP_FOLDER}, to a folder that you can write to",
-                    folder.display()
+                    folder.printable()
                 ));
                 Ok(Self { folder: None, is_ours: false })
             }

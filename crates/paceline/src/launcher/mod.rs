@@ -33,6 +33,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use paceline_collectives::MAX_RANKS;
+use paceline_files::Printable;
 use paceline_rendezvous::Rendezvous;
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
@@ -130,12 +131,17 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
     }
     if let Some(folder) = &args.log_dir {
         check_folder("--log-dir", folder, "pass a folder that you can write to")?;
-        std::fs::create_dir_all(folder)
-            .map_err(|e| Failure::io(format!("cannot make the folder {}", folder.display()), e))?;
+        std::fs::create_dir_all(folder).map_err(|e| {
+            Failure::io(format!("cannot make the folder {}", folder.printable()), e)
+        })?;
         let first = hosts.as_ref().map_or(0, |hosts| hosts.own * args.nproc);
         for path in (first..first + args.nproc).map(|rank| start::log_path(folder, rank)) {
             paceline_files::check_own(&path).map_err(|e| {
-                Failure::Usage(format!("--log-dir {}: {}: {e}", folder.display(), path.display()))
+                Failure::Usage(format!(
+                    "--log-dir {}: {}: {e}",
+                    folder.printable(),
+                    path.printable()
+                ))
             })?;
         }
     }
@@ -191,7 +197,7 @@ fn check_program(command: &[OsString]) -> Result<()> {
     let place = if has_folder { "" } else { " in PATH" };
     Err(Failure::Usage(format!(
         "launch: there is no program {}{place}; check its name and permissions",
-        program.display()
+        program.printable()
     )))
 }
 
@@ -307,5 +313,5 @@ pub fn become_rank(parent: u32, command: &[OsString]) -> Result<u8> {
     };
     // This returns only if the program cannot be started.
     let error = Command::new(program).args(args).exec();
-    Err(Failure::Usage(format!("cannot start {}: {error}", program.display())))
+    Err(Failure::Usage(format!("cannot start {}: {error}", program.printable())))
 }

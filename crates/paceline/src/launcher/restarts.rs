@@ -2,6 +2,8 @@
 //!
 //! This file does not know what the ranks do, or how one attempt ends.
 
+use paceline_files::Printable;
+
 use super::dumps::{Kept, MAX_KEPT};
 use super::watch::{Ended, launch_one_of_many, say};
 use super::{Launch, signals};
@@ -62,7 +64,7 @@ pub fn launch_with_restarts(
 /// Where the last operations of failed attempts are.
 fn list(kept: &[Kept]) -> String {
     let folders: Vec<String> =
-        kept.iter().map(|kept| format!("\n    {}", kept.folder.display())).collect();
+        kept.iter().map(|kept| format!("\n    {}", kept.folder.printable())).collect();
     let last = if kept.len() == MAX_KEPT { format!("last {MAX_KEPT} ") } else { String::new() };
     format!("the last operations of the {last}attempts that failed are in:{}", folders.concat())
 }

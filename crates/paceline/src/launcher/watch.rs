@@ -5,6 +5,7 @@ use std::process::ExitStatus;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use paceline_files::Printable;
 use rustix::process::{Signal, kill_process_group};
 use signal_hook::consts::SIGTSTP;
 
@@ -276,7 +277,7 @@ impl Watch<'_> {
 /// Where the last operations are, for the end of a message.
 fn place_of(dumps: &Dumps) -> String {
     let folder = dumps.folder().unwrap_or("".as_ref());
-    format!("; their last operations are in {}", folder.display())
+    format!("; their last operations are in {}", folder.printable())
 }
 
 /// Writes a line of the launcher's own.

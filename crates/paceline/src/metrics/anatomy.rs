@@ -13,7 +13,7 @@ use super::gathers::GatherMean;
 use super::meter::StepTimes;
 use super::rank_report::RankReport;
 use super::readiness::OpMean;
-use super::steps::{AllSteps, KeptStep};
+use super::steps::AllSteps;
 
 /// Where the time of a step goes: means over ranks and measured steps, in milliseconds.
 ///
@@ -93,7 +93,7 @@ pub struct Slowest {
     pub rank: usize,
     /// The percentage of the steps in which it waited least of all.
     pub steps_pct: f64,
-    /// How long it made another rank wait per step: mean over the other ranks, in milliseconds.
+    /// How long it made another rank wait per step, exposed: mean over the other ranks, in milliseconds.
     pub cost_ms: f64,
 }
 
@@ -235,17 +235,18 @@ fn pct(part: f64, whole: f64) -> f64 {
 }
 
 /// The rank that made the others wait most. In each step, the rank that waited least is the last one to
-/// arrive. It cost each other rank the difference between the other rank's waiting and its own.
+/// arrive. It cost each other rank the difference between the other rank's waiting and its own. Only exposed waiting
+/// counts: a wait behind arithmetic costs nothing. In a step in which all ranks waited equally long, no rank was the last.
 fn slowest(steps: &AllSteps) -> Option<Slowest> {
     // For each rank: the time that it cost the others, and the number of steps in which it was the last.
     let mut ranks: Vec<(u64, u64)> = Vec::new();
     for step in steps.each() {
         ranks.resize(step.len(), (0, 0));
-        let (rank, least) = step.iter().enumerate().min_by_key(|(_, of)| of.wait)?;
-        let more = |of: &KeptStep| of.wait - least.wait;
+        let (rank, least) = step.iter().enumerate().min_by_key(|(_, of)| of.exposed_wait)?;
+        let more = step.iter().map(|of| of.exposed_wait - least.exposed_wait).sum::<u64>();
         let (cost, count) = &mut ranks[rank];
-        *cost += step.iter().map(more).sum::<u64>();
-        *count += 1;
+        *cost += more;
+        *count += u64::from(more > 0);
     }
     let (rank, (cost, count)) = ranks.iter().enumerate().max_by_key(|(_, (cost, _))| *cost)?;
     let (num_steps, others) = (steps.num_kept() as f64, ranks.len() as f64 - 1.0);
@@ -264,31 +265,33 @@ pub(super) mod tests {
     use super::super::steps::StepLog;
     use super::*;
 
-    /// A report with a step for each wait.
+    const LOSS: StepLoss = StepLoss {
+        loss: 1.0,
+        correct: 0.0,
+        count: 1,
+        samples: 1,
+        own_tokens: 0,
+        is_shared: true,
+        local_sum: 1.0,
+        stops: false,
+    };
+
+    /// A report with a step for each exposed wait.
     pub fn report(waits_ms: &[u64]) -> RankReport {
         let mut steps = StepLog::default();
-        let loss = StepLoss {
-            loss: 1.0,
-            correct: 0.0,
-            count: 1,
-            samples: 1,
-            own_tokens: 0,
-            is_shared: true,
-            local_sum: 1.0,
-            stops: false,
-        };
         for (number, wait) in waits_ms.iter().enumerate() {
             let times = StepTimes {
                 step: 10_000_000,
                 forward: 3_000_000,
                 backward: 4_000_000,
                 exposed: 2_000_000,
+                exposed_wait: wait * 1_000_000,
                 hidden: 500_000,
                 communicating: 2_000_000,
                 wait: wait * 1_000_000,
                 ..StepTimes::default()
             };
-            steps.push(number as u64, &times, &loss);
+            steps.push(number as u64, &times, &LOSS);
         }
         let op = OpMean { bytes: 8, sent: 4e6, done: 8e6, hidden: 1e6, ..OpMean::default() };
         let alike = AlikeSteps { ops: vec![op], bucket_ops: vec![0], ..AlikeSteps::default() };
@@ -303,5 +306,26 @@ pub(super) mod tests {
         assert_eq!(slowest.rank, 1);
         assert!((slowest.steps_pct - 200.0 / 3.0).abs() < 1e-9);
         assert!((slowest.cost_ms - 8.0 / 3.0).abs() < 1e-9);
+    }
+
+    /// Waiting behind arithmetic makes no step longer.
+    #[test]
+    fn a_rank_for_which_others_wait_while_they_compute_costs_nothing() {
+        let logs = [9, 0].map(|wait_ms| {
+            let wait = wait_ms * 1_000_000;
+            let times = StepTimes { wait, hidden: wait, ..StepTimes::default() };
+            let mut log = StepLog::default();
+            log.push(0, &times, &LOSS);
+            log
+        });
+        assert_eq!(slowest(&AllSteps::new(&logs)), None);
+    }
+
+    /// No rank is the last in a step in which all wait equally long.
+    #[test]
+    fn a_step_without_a_last_rank_is_no_rank_s() {
+        let reports = [report(&[3, 2, 2]), report(&[0, 2, 2])];
+        let steps = AllSteps::new(reports.iter().map(|report| &report.steps));
+        assert!((slowest(&steps).unwrap().steps_pct - 100.0 / 3.0).abs() < 1e-9);
     }
 }

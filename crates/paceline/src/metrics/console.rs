@@ -4,6 +4,8 @@ use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use paceline_files::Printable;
+
 use super::blocks::{scaling_block, summary_block};
 use super::event::{Event, Listener, StepDone};
 use super::facts::Facts;
@@ -111,7 +113,7 @@ impl<'a> Console<'a> {
     /// samples before that position in the data; prints whether the run has trained on each of them once.
     fn resumed(&mut self, progress: &Progress, samples_before: u64) {
         let Some(resume) = &self.config.resume else { return };
-        let folder = resume.folder().display();
+        let folder = resume.folder().printable();
         let Progress { position, steps, samples, .. } = progress;
         if *steps == 0 {
             return self.say(format!("No checkpoint in {folder} yet: training starts anew"));
@@ -184,9 +186,9 @@ impl<'a> Console<'a> {
         }
         self.say(summary_block(facts, line_width()));
         facts.missing_files().iter().for_each(|what| self.say(format!("Not written: {what}")));
-        self.say(format!("Run folder: {}/", self.folder.display()));
+        self.say(format!("Run folder: {}/", self.folder.printable()));
         if let Some(profile) = &self.config.profile {
-            let folder = profile.folder.display();
+            let folder = profile.folder.printable();
             self.say(format!(
                 "Traces: {folder} (paceline analyze {folder}; or open a file in ui.perfetto.dev)"
             ));

@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use paceline_files::Printable;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -58,7 +59,7 @@ impl MetricsFile {
         let path = folder.join("metrics.jsonl");
         let file = disk
             .create(&path)
-            .map_err(|e| Failure::io(format!("cannot write {}", path.display()), e))?;
+            .map_err(|e| Failure::io(format!("cannot write {}", path.printable()), e))?;
         Ok(Self { path, file: Some(file), len_bytes: 0, missing: None })
     }
 
@@ -67,7 +68,7 @@ impl MetricsFile {
     fn add(&mut self, line: &Line) -> Result<()> {
         let Some(file) = &mut self.file else { return Ok(()) };
         let mut text = serde_json::to_vec(line)
-            .map_err(|e| Failure::io(format!("cannot write {}", self.path.display()), e))?;
+            .map_err(|e| Failure::io(format!("cannot write {}", self.path.printable()), e))?;
         text.push(b'\n');
         let Err(error) = file.write_all(&text) else {
             self.len_bytes += text.len() as u64;
@@ -75,7 +76,7 @@ impl MetricsFile {
         };
         // Making a file shorter takes no room. A disk that refuses even that leaves half a line.
         let _ = file.cut(self.len_bytes);
-        let what = format!("the rest of {}", self.path.display());
+        let what = format!("the rest of {}", self.path.printable());
         self.missing = Some(do_without(&what, &error));
         self.file = None;
         Ok(())

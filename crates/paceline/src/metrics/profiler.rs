@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use paceline_analysis::kineto;
 use paceline_collectives::{ClockOffset, Group, measure_clock};
+use paceline_files::Printable;
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_trace::{self as trace, Recorder, Span, Track, realtime_at_zero_ns};
@@ -195,7 +196,7 @@ impl Profiler {
         match written.and_then(|()| self.disk.replace(&path, None, write)) {
             Ok(_) => self.trace = Some(path),
             Err(error) => {
-                let what = format!("the trace {}", path.display());
+                let what = format!("the trace {}", path.printable());
                 self.missing = Some(do_without(&what, &error));
             }
         }

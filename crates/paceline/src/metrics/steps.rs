@@ -15,7 +15,7 @@ use super::figure::Ranks;
 use super::meter::StepTimes;
 use crate::text::ms;
 
-/// The largest number of steps that are kept one by one: 2 MiB per rank. In a longer run, at least half
+/// The largest number of steps that are kept one by one: 1.5 MiB per rank. In a longer run, at least half
 /// of this number is kept, and a 99th percentile of those is, with 95 % confidence, between the 98.9th
 /// and 99.1st.
 pub const MAX_STEPS: usize = 1 << 16;
@@ -32,17 +32,8 @@ pub struct KeptStep {
     pub number: u64,
     /// The step, from the arrival of the batch to the end of the optimizer.
     pub step: u64,
-    /// Waiting for the batch, before the step.
-    pub data: u64,
-    /// The time that communication waited for the slowest rank.
-    pub wait: u64,
-}
-
-impl KeptStep {
-    /// The step including the wait for its batch.
-    pub fn wall(&self) -> u64 {
-        self.step + self.data
-    }
+    /// The part of exposed communication in which an operation waited for the slowest rank.
+    pub exposed_wait: u64,
 }
 
 /// The measured steps of a rank.
@@ -79,8 +70,8 @@ impl StepLog {
         };
         *samples += loss.samples as u64;
         self.own_tokens += loss.own_tokens as u64;
-        let &StepTimes { step, data, wait, .. } = times;
-        self.keep(KeptStep { number, step, data, wait }, MAX_STEPS);
+        let &StepTimes { step, exposed_wait, .. } = times;
+        self.keep(KeptStep { number, step, exposed_wait }, MAX_STEPS);
     }
 
     fn keep(&mut self, step: KeptStep, max: usize) {

@@ -8,6 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use paceline_files::Printable;
 use prost::Message;
 
 use super::event::{self as run, Listener};
@@ -111,7 +112,8 @@ impl TensorBoard {
             Ok(file)
         };
         let file: std::io::Result<DiskFile> = create();
-        let file = file.map_err(|e| Failure::io(format!("cannot write {}", path.display()), e))?;
+        let file =
+            file.map_err(|e| Failure::io(format!("cannot write {}", path.printable()), e))?;
         Ok(Self { path, file: Some(file), missing: None })
     }
 
@@ -127,7 +129,7 @@ impl TensorBoard {
         };
         let summary = Summary { value: TABLE.iter().filter_map(point).collect() };
         if let Err(error) = file.write_all(&event(step as i64, What::Summary(summary))) {
-            let what = format!("the curves from step {step} on to {}", self.path.display());
+            let what = format!("the curves from step {step} on to {}", self.path.printable());
             self.missing = Some(do_without(&what, &error));
             self.file = None;
         }

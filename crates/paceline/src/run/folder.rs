@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use paceline_files::Printable;
+
 use crate::disk::Disk;
 use crate::outputs::{check_folder, write_json};
 use crate::run::config::TrainConfig;
@@ -84,7 +86,7 @@ pub fn check_name(name: &str) -> Result<()> {
 /// number is added to the name instead.
 pub fn create_named(disk: &Disk, runs: &Path, name: &str) -> Result<PathBuf> {
     let fail = |e: std::io::Error| {
-        Failure::Usage(format!("the run folder {}/{name}: {e}", runs.display()))
+        Failure::Usage(format!("the run folder {}/{name}: {e}", runs.printable()))
     };
     disk.create_folder(runs).map_err(fail)?;
     let names = std::iter::once(name.to_owned()).chain((2..).map(|n| format!("{name}-{n}")));

@@ -8,6 +8,7 @@ use std::ffi::OsStr;
 use clap::ValueEnum;
 use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
 use clap::error::ErrorKind;
+use paceline_files::Printable;
 use paceline_model::Precision;
 use paceline_strategies::AccumulationOrder;
 use serde::{Deserialize, Serialize};
@@ -77,7 +78,7 @@ impl TypedValueParser for DeviceParser {
             let problem = format!(
                 "--device {}: this build computes on the processor only, and has no code for {what}; leave \
                  --device out, or pass cpu\n",
-                value.display()
+                value.printable()
             );
             return Err(clap::Error::raw(ErrorKind::ValueValidation, problem));
         }

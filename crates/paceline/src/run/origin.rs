@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use paceline_files::Printable;
 use serde::Serialize;
 
 use super::flags::RunFlags;
@@ -49,8 +50,8 @@ impl Resume {
     /// What the user wrote, for messages.
     pub fn flag(&self) -> String {
         match self {
-            Self::From(folder) => format!("--resume {}", folder.display()),
-            Self::IfThere(folder) => format!("--resume auto (--save {})", folder.display()),
+            Self::From(folder) => format!("--resume {}", folder.printable()),
+            Self::IfThere(folder) => format!("--resume auto (--save {})", folder.printable()),
         }
     }
 }

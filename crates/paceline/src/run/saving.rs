@@ -8,6 +8,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::Path;
 
 use paceline_collectives::Group;
+use paceline_files::Printable;
 use paceline_strategies::Replica;
 
 use super::config::TrainConfig;
@@ -59,7 +60,7 @@ impl Saving {
             false => Err(Failure::Usage(format!(
                 "--save {}: rank {} does not see the folder of rank 0 there; each rank writes its part of a \
                  checkpoint, so pass a folder that all hosts share",
-                path.display(),
+                path.printable(),
                 world.rank()
             ))),
         };

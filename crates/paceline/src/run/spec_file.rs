@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Arg;
 use clap::error::ErrorKind;
+use paceline_files::{Printable, printable};
 use serde_json::Value;
 
 use super::flags;
@@ -57,22 +58,23 @@ impl SpecFile {
     /// Reads a file: JSON if its name ends in `.json`, otherwise TOML.
     pub fn read(path: &Path) -> Result<Self> {
         let text = paceline_files::read_stream(path, MAX_BYTES)
-            .map_err(|e| Failure::Usage(format!("--config {}: {e}", path.display())))?;
+            .map_err(|e| Failure::Usage(format!("--config {}: {e}", path.printable())))?;
         Self::parse(path, &text)
     }
 
     /// Reads the text of a file: JSON if its name ends in `.json`, otherwise TOML.
     pub fn parse(path: &Path, text: &str) -> Result<Self> {
         let fail = |Problem { line, words }: Problem| {
-            Failure::Usage(format!("{}:{line}: {words}", path.display()))
+            Failure::Usage(format!("{}:{line}: {}", path.printable(), printable(&words)))
         };
         let is_json = path.extension().is_some_and(|extension| extension == "json");
         let entries = if is_json { json(text) } else { toml(text) }.map_err(fail)?;
         let known = flags::all();
         let (mut spec, mut lines) = (RunSpec::default(), BTreeMap::new());
         for Entry { key, value, line } in entries {
-            let at =
-                |problem: String| Failure::Usage(format!("{}:{line}: {problem}", path.display()));
+            let at = |problem: String| {
+                Failure::Usage(format!("{}:{line}: {}", path.printable(), printable(&problem)))
+            };
             let normal = key.replace('_', "-");
             let flag = known.iter().find(|flag| flags::key(flag) == normal);
             let flag = flag.ok_or_else(|| at(unknown(&key, &known)))?;
@@ -85,7 +87,7 @@ impl SpecFile {
             lines.insert(normal, line);
         }
         // All keys together are parsed again to find conflicts between them.
-        spec.parse().map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+        spec.parse().map_err(|error| Failure::Usage(format!("{}: {error}", path.printable())))?;
         Ok(Self { spec, path: path.to_owned(), lines })
     }
 
@@ -169,7 +171,7 @@ impl SpecFile {
     fn place(&self, key: &str) -> String {
         let value = self.spec.get(key).unwrap_or_default().join(" ");
         let line = self.lines.get(key).copied().unwrap_or_default();
-        format!("{key} = {value} ({}:{line})", self.path.display())
+        format!("{key} = {value} ({}:{line})", self.path.printable())
     }
 }
 

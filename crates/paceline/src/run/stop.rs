@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use paceline_collectives::Dumper;
+use paceline_files::Printable;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -35,11 +36,11 @@ pub fn left(checkpoint: Option<(&Path, Option<u64>)>, is_auto: bool) -> String {
         Some((folder, Some(steps))) => {
             let how =
                 if is_auto { "the same command goes on" } else { "add --resume auto to go on" };
-            format!("checkpoint after step {steps} in {}: {how} from there", folder.display())
+            format!("checkpoint after step {steps} in {}: {how} from there", folder.printable())
         }
         Some((folder, None)) => format!(
             "no checkpoint in {}: the run ended before one was complete, and begins anew",
-            folder.display()
+            folder.printable()
         ),
         None => "no checkpoint: nothing is kept without --save".to_owned(),
     }

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use paceline_collectives::{Group, Mesh, ReduceOp};
 use paceline_data::{BatchShape, Dataset};
+use paceline_files::Printable;
 use paceline_kernels::{Compute, peak};
 use paceline_memory::{Allocator, PhaseUsage};
 use paceline_strategies::{Exactness, Replica, StepLoss};
@@ -189,7 +190,7 @@ pub fn run_rank(
 /// This run in words, for another one that wants to save to the same folder.
 fn this_run(folder: Option<&Path>) -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let folder = folder.map_or_else(String::new, |folder| format!(", {}", folder.display()));
+    let folder = folder.map_or_else(String::new, |folder| format!(", {}", folder.printable()));
     let since = crate::text::now("%Y-%m-%d %H:%M:%S");
     format!("another run (process {} on {host}{folder}, started {since})", std::process::id())
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use paceline_files::Printable;
 use paceline_rendezvous::Rendezvous;
 use paceline_trace::thread_builder;
 use rustix::fs::{Mode, mkdir};
@@ -71,7 +72,7 @@ pub fn make(
         let seconds = begin.elapsed().as_secs_f64();
         if let Some(folder) = &folder {
             let kept = folder.join("runs").join(format!("{case:03}-{}.{}", slug(name), round + 1));
-            keep(ledger.disk(), &runs, &kept).map_err(|e| Failure::io(kept.display(), e))?;
+            keep(ledger.disk(), &runs, &kept).map_err(|e| Failure::io(kept.printable(), e))?;
         }
         let name = name.clone();
         ledger.add(Record { position, round, case, name, started, seconds, ending })?;
@@ -284,7 +285,7 @@ impl Scratch {
         let scratch = Self { path };
         scratch.remove();
         mkdir(&scratch.path, Mode::RWXU).map_err(|e| {
-            Failure::io(format!("cannot make {} for runs", scratch.path.display()), e)
+            Failure::io(format!("cannot make {} for runs", scratch.path.printable()), e)
         })?;
         Ok(scratch)
     }

@@ -32,6 +32,7 @@ use crate::outputs::check_folder;
 use crate::text::{line_width, warn};
 use crate::{Failure, Result, resources};
 
+use paceline_files::Printable;
 use plan::Vary;
 use resume::{Ledger, Settings};
 
@@ -55,7 +56,7 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     }
     if !ledger.records().is_empty() {
         let (done, all) = (ledger.records().len(), cases.len() * args.rounds);
-        say(&format!("Goes on after {done} of {all} runs, from {}", args.output.display()));
+        say(&format!("Goes on after {done} of {all} runs, from {}", args.output.printable()));
     }
     execute::make(&cases, args.rounds, limit, None, &mut ledger)?;
     let report = show::Report::new(&vary, &cases, args.rounds, ranking, &ledger);
@@ -63,7 +64,7 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     say(&report.text(line_width()));
     say(&format!(
         "Files: {0}/sweep.csv, .json, .svg, .png; run folders: {0}/runs",
-        args.output.display()
+        args.output.printable()
     ));
     Ok(u8::from(report.has_failures()))
 }

@@ -16,6 +16,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use paceline_files::Printable;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
@@ -76,9 +77,9 @@ impl Ledger {
     /// Opens the folder of a sweep with these settings, or makes it. Fails if another sweep uses the
     /// folder.
     pub fn open(disk: &Disk, folder: &Path, settings: &Settings) -> Result<Self> {
-        let failed = |e: std::io::Error| Failure::io(folder.display(), e);
+        let failed = |e: std::io::Error| Failure::io(folder.printable(), e);
         let usage =
-            |text: String| Err(Failure::Usage(format!("--output {}: {text}", folder.display())));
+            |text: String| Err(Failure::Usage(format!("--output {}: {text}", folder.printable())));
         disk.create_folder(folder).map_err(failed)?;
         let lock = File::open(folder).map_err(failed)?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -90,7 +91,7 @@ impl Ledger {
         match paceline_files::read(&file, MAX_BYTES) {
             Ok(bytes) => {
                 let before: Settings =
-                    serde_json::from_slice(&bytes).map_err(|e| Failure::io(file.display(), e))?;
+                    serde_json::from_slice(&bytes).map_err(|e| Failure::io(file.printable(), e))?;
                 if let Some(differences) = differences(&before, settings) {
                     return usage(format!(
                         "this folder holds another sweep: {differences}; pass the same command to go on \
@@ -99,7 +100,7 @@ impl Ledger {
                 }
             }
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return usage(format!("{} cannot be read: {error}", file.display()));
+                return usage(format!("{} cannot be read: {error}", file.printable()));
             }
             Err(_) if fs::read_dir(folder).map_err(failed)?.next().is_some() => {
                 return usage(
@@ -118,9 +119,9 @@ impl Ledger {
             // its record takes the place of this one.
             if file.extension().is_some_and(|extension| extension == "json") {
                 let bytes = paceline_files::read(&file, MAX_BYTES)
-                    .map_err(|e| Failure::io(file.display(), e))?;
+                    .map_err(|e| Failure::io(file.printable(), e))?;
                 let record = serde_json::from_slice(&bytes);
-                ledger.records.push(record.map_err(|e| Failure::io(file.display(), e))?);
+                ledger.records.push(record.map_err(|e| Failure::io(file.printable(), e))?);
             }
         }
         ledger.records.sort_by_key(|record| record.position);

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use paceline_files::Printable;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -25,11 +26,11 @@ impl RunSummary {
     /// Reads a summary from a file. Fails if the file is broken: cut off, no JSON, or without a required key.
     pub fn read(file: &Path) -> Result<Self> {
         let broken = |why: &dyn std::fmt::Display| {
-            Failure::Run(format!("the summary {} is broken: {why}", file.display()))
+            Failure::Run(format!("the summary {} is broken: {why}", file.printable()))
         };
         let text = match paceline_files::read_text(file, MAX_BYTES) {
             Err(error) if error.kind() != std::io::ErrorKind::InvalidData => {
-                return Err(Failure::io(file.display(), error));
+                return Err(Failure::io(file.printable(), error));
             }
             text => text.map_err(|error| broken(&error))?,
         };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::wire::{Answer, Request, read_answer, send_request};
 use crate::address::Address;
 use crate::deadline::Deadline;
-use crate::hello::{HelloAnswer, Refusal, Who, say_hello};
+use crate::hello::{CHALLENGE_LIMIT, HelloAnswer, Refusal, Who, say_hello};
 use crate::key::RunKey;
 
 /// How long one of several candidates may take to answer a hello. The program that listens there may be a stranger.
@@ -131,7 +131,7 @@ impl Candidates {
                 _ => Deadline::after(deadline.left().min(ANSWER_LIMIT)),
             };
             let tried = address.connect(deadline).map_err(Refusal::not_yet).and_then(|socket| {
-                say_hello(&socket, who, &self.key, &answer_deadline)?;
+                say_hello(&socket, who, &self.key, CHALLENGE_LIMIT, &answer_deadline)?;
                 Ok(socket)
             });
             match tried {

@@ -19,7 +19,7 @@ use super::server::{Shared, admit};
 use super::wire::{Request, read_answer, read_request, send_answer, send_request};
 use super::{Backend, Store, agent, client};
 use crate::PeerAddress;
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, MAX_LIMIT};
 use crate::hello::{HelloAnswer, Incoming, MAX_ATTEMPTS, Who, say_hello_with};
 use crate::key::{NONCE_BYTES, RunKey};
 use crate::socket::transmit;
@@ -194,7 +194,7 @@ fn hello_of_rank(bytes: &[u8]) -> Result<(), String> {
         let nonce = std::array::from_fn(|at| bytes[8 + at]);
         let key = RunKey::of_secret(SECRET);
         let who = Who { rank, world: WORLD, launch };
-        say_hello_with(nonce, &client, who, &key, &deadline()).expect("a welcome");
+        say_hello_with(nonce, &client, who, &key, MAX_LIMIT, &deadline()).expect("a welcome");
     });
     Ok(())
 }
@@ -204,6 +204,6 @@ fn answer_to_hello(bytes: &[u8]) -> Result<(), String> {
     let (_listener, client) = connection_with(bytes);
     let key = RunKey::of_secret(SECRET);
     let who = Who { rank: 1, world: WORLD, launch: None };
-    let outcome = say_hello_with(CONNECTOR_NONCE, &client, who, &key, &deadline());
+    let outcome = say_hello_with(CONNECTOR_NONCE, &client, who, &key, MAX_LIMIT, &deadline());
     outcome.map_err(|refusal| refusal.reason(who))
 }

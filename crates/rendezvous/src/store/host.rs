@@ -3,6 +3,8 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use paceline_files::Printable;
+
 use super::client::Candidates;
 use super::file::{RendezvousFile, boot_id, own_hosts};
 use super::server::Server;
@@ -117,7 +119,7 @@ impl WrittenFile {
             warn(&format!(
                 "other users may read {}, and with the secret in it they may join this run; use a folder whose \
                  file system keeps permissions",
-                path.display()
+                path.printable()
             ));
         }
         Ok(Self { path: path.into(), contents })

@@ -23,14 +23,12 @@ use crate::hello::{Hello, HelloAnswer, Incoming, MAX_ATTEMPTS, reason};
 use crate::key::RunKey;
 use crate::launch::Launch;
 use crate::socket::poll_until;
-use crate::warning::warn;
+use crate::warning::{Warnings, warn};
 
 /// How long a new connection may take to prove which rank it is.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// How many connections may be waiting to say hello. Further connections are refused at once.
 const MAX_STRANGERS: usize = 128;
-/// How many refused connections are reported. Further refusals are only counted.
-const MAX_WARNINGS: usize = 16;
 /// How long rank 0 waits for its last answers to leave when the rendezvous has failed.
 const LAST_ANSWERS: Duration = Duration::from_millis(50);
 
@@ -57,7 +55,8 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     num_strangers: AtomicUsize,
-    num_warnings: AtomicUsize,
+    /// Of refused connections.
+    warnings: Warnings,
     /// Shut down when no more ranks are expected.
     closing: UnixStream,
 }
@@ -163,7 +162,7 @@ impl Shared {
             state: Mutex::new(State { joined, seen, ..State::default() }),
             changed: Condvar::new(),
             num_strangers: 0.into(),
-            num_warnings: 0.into(),
+            warnings: Warnings::default(),
             closing,
         };
         Ok((shared, closed))
@@ -171,7 +170,7 @@ impl Shared {
 
     /// Reports no refused connections.
     pub(crate) fn be_silent(&self) {
-        self.num_warnings.store(MAX_WARNINGS, Ordering::Relaxed);
+        self.warnings.be_silent();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -201,13 +200,7 @@ impl Shared {
     }
 
     fn refuse(&self, who: &str, why: impl std::fmt::Display) {
-        let num_warnings = self.num_warnings.fetch_add(1, Ordering::Relaxed) + 1;
-        if num_warnings <= MAX_WARNINGS {
-            warn(&format!("refused a connection from {who}: {why}"));
-        }
-        if num_warnings == MAX_WARNINGS {
-            warn("further refused connections are not reported");
-        }
+        self.warnings.warn(&format!("refused a connection from {who}: {why}"));
     }
 
     pub(crate) fn answer(&self, request: Request) -> Answer {

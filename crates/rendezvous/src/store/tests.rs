@@ -410,7 +410,7 @@ fn huge_lengths_end_the_connection_only() {
             // Tries until rank 0 listens and has noticed that the previous connection is gone.
             let mut stream = connect_soon(|| {
                 let stream = TcpStream::connect(("127.0.0.1", port))?;
-                let hello = say_hello(&stream, who, &key, &Deadline::after(LIMIT));
+                let hello = say_hello(&stream, who, &key, LIMIT, &Deadline::after(LIMIT));
                 hello.map_err(|refused| std::io::Error::other(refused.reason(who)))?;
                 Ok(stream)
             });

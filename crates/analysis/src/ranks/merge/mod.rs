@@ -29,6 +29,7 @@ use crate::read::{self, ReadError, TraceFile};
 use crate::steps;
 use crate::timeline::{LaneId, TimeRange, Timeline};
 use layout::{Layout, Point};
+use paceline_files::Printable;
 use write::{Arrow, Writer};
 
 /// Why traces could not be merged.
@@ -41,7 +42,7 @@ pub enum MergeError {
     #[error(transparent)]
     Times(#[from] AnalysisError),
     /// A trace has no event that could be shown.
-    #[error("{}: no events: there is nothing to merge", path.display())]
+    #[error("{}: no events: there is nothing to merge", path.printable())]
     NoEvents {
         /// The file.
         path: PathBuf,

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use clap::{Arg, ArgMatches, Args};
 use paceline_data::text::{Report, TextError, TextFiles, TextSettings, TextSource};
 use paceline_data::{Dataset, Split};
+use paceline_files::Printable;
 
 use super::{DataChoice, DataSettings, RunNeeds, check_vocab};
 use crate::bar::{TaskBar, Unit};
@@ -138,7 +139,7 @@ impl DataChoice for Text {
         if !tokenizer.is_file() {
             return usage(format!(
                 "--tokenizer: {} is no file; pass the tokenizer.json that the model was published with",
-                tokenizer.display()
+                tokenizer.printable()
             ));
         }
         let files = TextFiles::find(&folder).map_err(in_folder)?;
@@ -247,7 +248,7 @@ impl DataSettings for Texts {
         let source = source.map_err(|error| match error {
             TextError::File { path, problem } if path == self.tokenizer => Failure::Usage(format!(
                 "--tokenizer: {} {problem}; pass the tokenizer.json that the model was published with",
-                path.display()
+                path.printable()
             )),
             other => in_folder(other),
         })?;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use clap::{Arg, ArgMatches, Args, ValueEnum};
 use paceline_data::Dataset;
+use paceline_files::Printable;
 use paceline_model::pretrained::{NewParam, Pretrained};
 use paceline_model::{LlamaConfig, LlamaTask, Model, ModelError, Storage};
 use serde::Serialize;
@@ -164,9 +165,9 @@ fn check_no_sizes(flags: &Flags) -> Result<()> {
 fn of_folder(folder: &Path) -> Result<LlamaConfig> {
     let path = folder.join(HUGGING_FACE_CONFIG);
     let text = paceline_files::read_text(&path, LlamaConfig::MAX_FILE_BYTES)
-        .map_err(|e| usage(format!("--pretrained {}: {e}", path.display())))?;
+        .map_err(|e| usage(format!("--pretrained {}: {e}", path.printable())))?;
     LlamaConfig::from_json(&text)
-        .map_err(|e| usage(format!("--pretrained {}: {e}", path.display())))
+        .map_err(|e| usage(format!("--pretrained {}: {e}", path.printable())))
 }
 
 /// The settings that the flags state.
@@ -247,7 +248,7 @@ impl Weights {
             // Sizes that do not fit together come from the file of settings. Other errors name a file.
             ModelError::Config(problem) => usage(format!(
                 "--pretrained {}: {problem}",
-                folder.join(HUGGING_FACE_CONFIG).display()
+                folder.join(HUGGING_FACE_CONFIG).printable()
             )),
             other => usage(format!("--pretrained {other}")),
         };
@@ -304,7 +305,7 @@ impl ModelSettings for Settings {
                 Some(stored) => format!("has one of another kind, {stored}"),
                 None => "has none".to_owned(),
             };
-            format!("{name} is new and gets random values, because {} {stored}", folder.display())
+            format!("{name} is new and gets random values, because {} {stored}", folder.printable())
         };
         new.iter().map(note).collect()
     }
@@ -316,7 +317,7 @@ impl ModelSettings for Settings {
     fn load(&self, storage: &Storage) -> Result<()> {
         match &self.weights {
             Some(weights) => weights.file.load(storage, &weights.new).map_err(|e| {
-                Failure::Run(format!("--pretrained {}: {e}", weights.folder.display()))
+                Failure::Run(format!("--pretrained {}: {e}", weights.folder.printable()))
             }),
             None => Ok(()),
         }

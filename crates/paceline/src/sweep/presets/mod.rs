@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use clap::{ArgMatches, Args, FromArgMatches};
 use paceline_analysis::plot::LineChart;
 use paceline_analysis::table::{Cell, Column, Table};
+use paceline_files::Printable;
 use serde::Serialize;
 
 use super::plan::Case;
@@ -229,7 +230,7 @@ fn run_in(
     };
     if let Some(folder) = folder.filter(|_| !ledger.records().is_empty()) {
         let (done, all) = (ledger.records().len(), cases.len() * study.rounds);
-        say(&format!("Goes on after {done} of {all} runs, from {}", folder.display()));
+        say(&format!("Goes on after {done} of {all} runs, from {}", folder.printable()));
     }
     let limit = run_limit(study.rounds, study.run_limit)?;
     execute::make(cases, study.rounds, limit, None, &mut ledger)?;
@@ -308,7 +309,7 @@ fn write_files(
     }
     if let Some(folder) = &study.charts {
         for file in write_charts(&disk, folder, charts)? {
-            say(&format!("Chart: {}", file.display()));
+            say(&format!("Chart: {}", file.printable()));
         }
     }
     Ok(())

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use paceline_analysis::table::{Cell, Table};
+use paceline_files::Printable;
 use serde::Serialize;
 
 use super::{Shown, table_of};
@@ -229,7 +230,7 @@ pub fn compare(
         if let Some(beside) = &beside {
             say(&beside.text(line_width()));
         }
-        say(&format!("Run folders: {}/", folder.display()));
+        say(&format!("Run folders: {}/", folder.printable()));
     }
     Ok(0)
 }

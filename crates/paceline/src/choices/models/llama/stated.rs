@@ -5,6 +5,7 @@
 use std::path::Path;
 
 use clap::ValueEnum;
+use paceline_files::Printable;
 
 use super::InitFrom;
 use super::size::Size;
@@ -38,7 +39,7 @@ impl Stated {
                 let note = format!(
                     "{FLAG} {}: the cache of Hugging Face does not have its config.json; its known sizes are used \
                      (--llama-size {})",
-                    stated.display(),
+                    stated.printable(),
                     flag.as_ref().map_or("", |value| value.get_name())
                 );
                 Ok(Self::Known { size, note })
