@@ -283,7 +283,11 @@ class Bench:
             if of
         )
         followed_rounds = [entry for entry in all_rounds if "after" in entry]
-        result["step_ms"] = statistics.median(entry["before"]["wall_ms"] for entry in all_rounds)
+        steps = [entry["before"]["wall_ms"] for entry in all_rounds]
+        result["step_ms"] = statistics.median(steps)
+        differences = sorted(abs(a - b) for at, a in enumerate(steps) for b in steps[:at])
+        if differences:
+            result["measured_apart_ms"] = differences[int(0.8 * len(differences))]
         if followed_rounds:
             # The remedy that was named most often; the others are in the rounds.
             most = Counter(entry["told"] for entry in followed_rounds).most_common(1)[0][0]
@@ -300,7 +304,10 @@ class Bench:
                 "promise_high_ms": statistics.median(of["high_ms"] for of in promises),
             }
             result["gain_of_promise"] = result["gain_ms"] / result["promise_ms"]
-            result["is_within_spread"] = result["promise_low_ms"] <= result["gain_ms"] <= result["promise_high_ms"]
+            # By how much two runs differ, as each run estimates it from its steps.
+            result["apart_ms"] = statistics.median(entry["before"]["advised"]["apart_ms"] or 0 for entry in kept)
+            apart = result["apart_ms"]
+            result["is_within_spread"] = result["promise_low_ms"] - apart <= result["gain_ms"] <= result["promise_high_ms"] + apart
         return result | {"rounds": all_rounds}
 
 

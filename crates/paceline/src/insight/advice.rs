@@ -266,7 +266,7 @@ fn remedy_words(remedy: &Remedy, anatomy: &Anatomy) -> Vec<String> {
         gain += &format!(", the {ms:.2} ms for {what} taken off");
     }
     let apart =
-        anatomy.apart_ms.map(|ms| format!("Two runs like this one differ by up to {ms:.2} ms"));
+        anatomy.apart_ms.map(|ms| format!("Two runs like this one differ by about {ms:.2} ms"));
     let sync_ms = anatomy.sync_ms;
     let compressing =
         (sync_ms > remedy.gain.ms / 2.0).then(|| format!("Compressing takes {sync_ms:.2} ms now"));
@@ -278,7 +278,7 @@ fn remedy_words(remedy: &Remedy, anatomy: &Anatomy) -> Vec<String> {
 fn no_gain(anatomy: &Anatomy) -> String {
     let noise = anatomy.apart_ms.map_or_else(
         || "the steps differ from each other".to_owned(),
-        |ms| format!("two runs like this one differ, which is up to {ms:.2} ms"),
+        |ms| format!("two runs like this one differ, which is about {ms:.2} ms"),
     );
     format!("No other setting would gain more than {noise}")
 }

@@ -24,7 +24,7 @@ pub struct Anatomy {
     /// The step with the wait for its batch: `wall_ms` of the table.
     #[serde(skip)]
     pub wall_ms: f64,
-    /// By how much `wall_ms` of two runs like this one differs, as far as this run can tell ([`AllSteps::apart_ms`]).
+    /// By how much the mean steps of two runs like this one differ, as far as this run can tell ([`AllSteps::apart_ms`]).
     #[serde(skip)]
     pub apart_ms: Option<f64>,
     /// Arithmetic and copies that synchronization adds: `sync_ms`.

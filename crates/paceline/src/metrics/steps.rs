@@ -22,8 +22,8 @@ pub const MAX_STEPS: usize = 1 << 16;
 
 /// Into how many parts a run is cut to see how its steps drift.
 const PARTS: usize = 8;
-/// Eight of ten values of a normal distribution are within so many standard deviations of its mean.
-const EIGHT_OF_TEN: f64 = 1.2816;
+/// Eight of ten values of Student's distribution with as many degrees of freedom, one less than parts, are within this.
+const EIGHT_OF_TEN: f64 = 1.415;
 
 /// What is kept of a step, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,8 +143,8 @@ impl<'a> AllSteps<'a> {
     /// run can tell. Steps that follow each other share what disturbs them, so the means of [`PARTS`] parts of the run are
     /// compared, not single steps. `None` for fewer steps than parts.
     pub fn apart_ms(&self) -> Option<f64> {
-        let walls: Vec<f64> = self.slowest(KeptStep::wall).into_iter().map(ms).collect();
-        let parts = walls.chunks_exact((walls.len() / PARTS).max(1));
+        let steps: Vec<f64> = self.slowest(|step| step.step).into_iter().map(ms).collect();
+        let parts = steps.chunks_exact((steps.len() / PARTS).max(1));
         let means = parts.map(|part| part.iter().sum::<f64>() / part.len() as f64);
         let of = Summary::of(means.collect()).filter(|of| of.count >= PARTS as u64)?;
         Some(EIGHT_OF_TEN * SQRT_2 * of.std / (of.count as f64).sqrt())
@@ -326,8 +326,8 @@ mod tests {
         // The same steps: every other one is slow, or the second half of the run.
         assert_eq!(apart(|number| number % 2 == 0), Some(0.0));
         let drift = apart(|number| number >= 40).unwrap();
-        // The means of the parts are 10 and 12, their deviation is 2 * sqrt(2 / 7), and 1.28 * sqrt(2 / 8) of it remains.
-        assert!((drift - 0.685).abs() < 1e-3, "{drift}");
+        // The means of the parts are 10 and 12, their deviation is 2 * sqrt(2 / 7), and 1.415 * sqrt(2 / 8) of it counts.
+        assert!((drift - 0.7564).abs() < 1e-3, "{drift}");
         assert_eq!(AllSteps::new([&log(&[(10, 0); PARTS - 1])]).apart_ms(), None);
     }
 

@@ -281,7 +281,7 @@ pub static TABLE: &[Figure] = &[
     run("advice", plain("advice"), Same, |f, _| json!(f.advice), "What the anatomy means for the user.").console(),
     run("advised", plain("advised"), Same, |f, _| json!(f.advised),
         "The numbers of the advice, in ms. `exposed_ms` is the sum of `waiting_ms`, `removed_ms` (by the change that `remedy` names) and \
-         `remains_ms`. `gain` is what the step would gain: the median of the steps, and what a tenth of them is below and above."),
+         `remains_ms`. `gain` is what the step would gain: the median of the steps, and what a tenth of them is below and above. `apart_ms` is by how much the mean steps of two such runs differ."),
     run("traces", plain("traces"), Each, |f, _| json!(f.traces()), "The trace of each rank, if the run was profiled."),
     run("missing_files", plain("not written"), Each, |f, _| json!(f.missing_files()),
         "Traces and curves of TensorBoard that could not be written, with the reason. The run went on without them.").console(),
