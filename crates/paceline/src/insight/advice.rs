@@ -31,6 +31,9 @@ use pass::{Conversion, Passes, waits_for_statistics};
 /// Exposed communication below this percentage of the step needs no advice, and no smaller gain is advised.
 const NEGLIGIBLE_PCT: f64 = 2.0;
 
+/// The percentage of the steps in which a rank has to be the last one to be blamed.
+const BLAMED_PCT: f64 = 80.0;
+
 /// The cost model of operations: the milliseconds that an operation on this many bytes takes.
 pub type Cost = Box<dyn Fn(u64) -> f64>;
 
@@ -286,25 +289,25 @@ fn no_gain(anatomy: &Anatomy) -> String {
 /// The sentences for a step that mostly waits.
 fn waiting(anatomy: &Anatomy, observed: &Observed) -> String {
     let look = "look at what else runs on its cores, and at its share of the data";
-    let Some(Slowest { rank, .. }) = anatomy.slowest else {
+    let Some(Slowest { rank, steps_pct, .. }) = anatomy.slowest else {
         return "Look for what else uses the cores".to_owned();
     };
+    if steps_pct < BLAMED_PCT {
+        return "The ranks take turns at being late: look for what else uses the cores".to_owned();
+    }
     let cost = |step: &Seen| {
         let own = step.ranks.get(rank)?.waiting;
         let others = step.ranks.len().checked_sub(1).filter(|others| *others > 0)?;
         Some(step.ranks.iter().map(|of| of.waiting - own).sum::<f64>() / others as f64)
     };
-    let gain = Gain::of(observed.steps.iter().filter_map(cost)).filter(|gain| gain.holds(0.0));
-    let Some(gain) = gain else {
-        return "The ranks take turns at being late: look for what else uses the cores".to_owned();
-    };
     let blamed = format!("Most of the waiting is for rank {rank}: {look}");
-    match gain.holds(anatomy.apart_ms.unwrap_or(0.0)) {
-        true => format!(
+    let least_ms = anatomy.apart_ms.unwrap_or(0.0);
+    match Gain::of(observed.steps.iter().filter_map(cost)).filter(|gain| gain.holds(least_ms)) {
+        Some(gain) => format!(
             "{blamed}. Were it as fast as the others, the step would take about {}",
             gain.words("less")
         ),
-        false => blamed,
+        None => blamed,
     }
 }
 
