@@ -7,17 +7,15 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
-pub mod fitted;
 pub mod hta;
 pub mod json;
 pub mod kineto;
-pub mod plot;
 pub mod ranks;
 pub mod read;
 pub mod report;
-pub mod stats;
-pub mod table;
 pub mod timeline;
+
+pub use paceline_table::{fitted, plot, stats, table};
 
 mod backward;
 mod steps;

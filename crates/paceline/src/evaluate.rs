@@ -15,7 +15,6 @@ use paceline_trace::SpanTrack;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::bench::screen::say;
 use crate::checkpoint::Checkpoint;
 use crate::choices::data::{DataConfig, RunNeeds};
 use crate::choices::models::ModelConfig;
@@ -34,7 +33,7 @@ use crate::run::resolve::{check_choices, with_one_name};
 use crate::run::resolve_ranks as config;
 use crate::run::spec::RunSpec;
 use crate::run::{evaluation, precision, recorded, resume};
-use crate::text::{plural, warn};
+use crate::text::{plural, say, warn};
 use crate::{Failure, Result, comm, streams};
 
 /// All resolved settings of an evaluation.

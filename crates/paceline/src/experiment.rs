@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use paceline_collectives::MAX_RANKS;
 use paceline_files::Printable;
+use paceline_launch::StartFlags;
 use paceline_rendezvous::{HostRoute, Placement as Place};
 
-use crate::cli::start::StartFlags;
 use crate::cli::train::TrainCommand;
 use crate::disk::Disk;
 use crate::environment::{self, Placement};

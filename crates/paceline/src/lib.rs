@@ -25,42 +25,26 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod analyze;
-pub mod bench;
 pub mod check;
-pub mod checkpoint;
 pub mod choices;
 pub mod cli;
-pub mod comm;
 pub mod compare;
-pub mod disk;
-pub mod download;
-pub mod environment;
 pub mod evaluate;
 pub mod experiment;
+pub mod fetch;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod generate;
-pub mod hub;
 pub mod insight;
-pub mod launcher;
 pub mod links;
 pub mod metrics;
-pub mod outputs;
 pub mod prelude;
 pub mod profile;
-pub mod resources;
 pub mod run;
-pub mod streams;
 pub mod sweep;
 pub mod trace;
 
-mod bar;
-mod connect;
-mod failure;
 mod program;
-mod screen;
-mod text;
-mod threads;
 
 // The crates below, so that a program needs no other dependency.
 pub use {
@@ -68,9 +52,16 @@ pub use {
     paceline_memory as memory, paceline_model as model, paceline_strategies as strategies,
 };
 
-pub use experiment::FinishedRun;
-pub use failure::Failure;
-pub use program::Program;
+// Until each of them names the crate itself, the modules here find these as `crate::disk` and so on.
+pub use paceline_checkpoint as checkpoint;
+pub use paceline_commbench as bench;
+use paceline_failure as failure;
+pub use paceline_failure::{Failure, Result, outputs};
+use paceline_host::{bar, text};
+pub use paceline_host::{disk, resources, streams};
+pub use paceline_hub::{self as hub, download};
+pub use paceline_launch::{comm, environment, launcher};
+use paceline_launch::{connect, threads};
 
-/// The result of everything here that can fail.
-pub type Result<T> = std::result::Result<T, Failure>;
+pub use experiment::FinishedRun;
+pub use program::Program;

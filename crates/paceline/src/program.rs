@@ -22,8 +22,8 @@ use crate::cli::studies::BenchCommand;
 use crate::cli::{Cli, Command, mistakes};
 use crate::experiment::{self, FinishedRun};
 use crate::{
-    Failure, Result, analyze, bench, check, checkpoint, compare, environment, evaluate, generate,
-    hub, launcher, links, streams, sweep, trace,
+    Failure, Result, analyze, bench, check, checkpoint, compare, environment, evaluate, fetch,
+    generate, launcher, links, streams, sweep, trace,
 };
 
 /// The command line of paceline, with choices of its user's own.
@@ -102,8 +102,10 @@ fn run(command: Command) -> Result<u8> {
         Command::Train(args) => experiment::train(&args, place()?),
         Command::Evaluate(args) => evaluate::evaluate(&args, place()?),
         Command::Generate(args) => generate::generate(&args),
-        Command::Fetch(command) => hub::fetch(&command),
-        Command::Checkpoint(command) => checkpoint::command::checkpoint(&command),
+        Command::Fetch(command) => fetch::fetch(&command),
+        Command::Checkpoint(command) => {
+            checkpoint::command::checkpoint(&command, carried_tokenizer)
+        }
         Command::Bench(BenchCommand::Operation(args)) => bench::sweep::bench(&args, place()?),
         Command::Bench(BenchCommand::Study(study, typed)) => study.make(&typed, place()?),
         Command::Check(args) => check::check(&args, place()?),
@@ -117,6 +119,11 @@ fn run(command: Command) -> Result<u8> {
         Command::Rank { parent, command } => launcher::become_rank(parent, &command),
         Command::Guard => launcher::guard_groups(),
     }
+}
+
+/// The tokenizer of a data set that this program carries.
+fn carried_tokenizer(data: &str) -> Option<&'static str> {
+    DATA_SETS.get(data).ok()?.carried_tokenizer()
 }
 
 /// Adds a choice, if its name and the names of its flags are free.

@@ -510,7 +510,7 @@ fn a_run_that_is_asked_to_end_reports_what_it_has_measured() {
     assert_eq!(summary["stopped_after"].as_u64(), Some(made as u64));
     assert!(summary["step_ms_median"].as_f64().unwrap() > 0.0, "{summary}");
     assert_eq!(common::json(&sandbox.path("copy.json")), summary);
-    run.line(&format!("Stopped after step {}", paceline_analysis::table::grouped(made as f64, 0)));
+    run.line(&format!("Stopped after step {}", paceline_table::table::grouped(made as f64, 0)));
     let part = run.line("Epoch 1/");
     assert!(part.contains(&format!(", {made} of 1000000 batches: loss")), "{part}");
     assert!(!run.stdout.contains("Epoch 1/1: "), "a part of an epoch is not an epoch: {run:#?}");

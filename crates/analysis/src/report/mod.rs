@@ -11,11 +11,12 @@
 //! | `html` | the HTML page |
 //! | `files` | all formats of a report, and how they are written |
 
-pub mod chart;
 pub mod panels;
 
 mod files;
 mod html;
+
+pub use paceline_table::chart;
 
 pub use files::{ReportError, files};
 

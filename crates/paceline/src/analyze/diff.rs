@@ -12,11 +12,10 @@ use paceline_files::{Printable, printable};
 use super::output::{free, run_name};
 use super::{left_out, notes as note_lines, read_all};
 use crate::Result;
-use crate::bench::screen::say;
 use crate::cli::analyze::{DiffArgs, StepsName};
 use crate::disk::Disk;
 use crate::outputs::{check_folder, write_report};
-use crate::text::{line_width, plural};
+use crate::text::{line_width, plural, say};
 
 /// The name of the report's files.
 const NAME: &str = "diff";

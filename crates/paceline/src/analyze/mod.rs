@@ -19,11 +19,10 @@ use paceline_analysis::report::{Note, Report, Weight};
 use paceline_analysis::timeline::Timeline;
 use paceline_files::{Printable, printable};
 
-use crate::bench::screen::say;
 use crate::cli::analyze::{AnalyzeArgs, AnalyzeCommand, KindName, SelectName};
 use crate::disk::Disk;
 use crate::outputs::{check_folder, write_report};
-use crate::text::{line_width, plural};
+use crate::text::{line_width, plural, say};
 use crate::{Failure, Result};
 
 /// The name of a report's files.

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use paceline_analysis::fitted::fitted;
-use paceline_analysis::stats::nearest_rank;
 use paceline_collectives::Group;
 use paceline_memory::{Allocator, Category, DType, Tensor};
+use paceline_table::fitted::fitted;
+use paceline_table::stats::nearest_rank;
 use serde::{Deserialize, Serialize};
 
 use super::{Answers, Status};

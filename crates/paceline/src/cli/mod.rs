@@ -2,19 +2,14 @@
 //! [`resolve`](crate::run::resolve).
 
 pub mod analyze;
-pub mod bench;
 pub mod check;
-pub mod checkpoint;
 pub mod evaluate;
 pub mod fetch;
 pub mod generate;
 mod habits;
-pub mod launch;
 pub mod links;
 pub mod mistakes;
-mod named;
 pub mod part;
-pub mod start;
 pub mod studies;
 pub mod sweep;
 pub mod trace;
@@ -23,16 +18,16 @@ pub mod train;
 use std::ffi::OsString;
 
 use clap::{Parser, Subcommand};
+use paceline_checkpoint::args::CheckpointCommand;
+use paceline_launch::LaunchArgs;
 
 use crate::sweep::presets::predict::PredictArgs;
 
 use analyze::{AnalyzeArgs, CompareRunsArgs};
 use check::CheckArgs;
-use checkpoint::CheckpointCommand;
 use evaluate::EvaluateArgs;
 use fetch::FetchCommand;
 use generate::GenerateArgs;
-use launch::LaunchArgs;
 use links::LinksArgs;
 use studies::BenchCommand;
 use sweep::SweepArgs;

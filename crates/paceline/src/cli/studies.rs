@@ -2,7 +2,7 @@
 
 use clap::{ArgMatches, Args, FromArgMatches};
 
-use super::bench::BenchArgs;
+use crate::bench::args::BenchArgs;
 use crate::sweep::presets::{STUDIES, Study};
 
 /// `paceline bench`: an operation, or a study. Not derived, because a derived command would require the

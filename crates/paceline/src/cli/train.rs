@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
+use paceline_launch::StartFlags;
 
-use super::start::StartFlags;
 use crate::Result;
 use crate::run::flags;
 use crate::run::recipes;

@@ -11,11 +11,10 @@ mod table;
 use paceline_analysis::report::{Report, Weight};
 use paceline_files::{Printable, printable};
 
-use crate::bench::screen::say;
 use crate::cli::analyze::CompareRunsArgs;
 use crate::disk::Disk;
 use crate::outputs::{check_folder, write_report};
-use crate::text::{line_width, plural, warn};
+use crate::text::{line_width, plural, say, warn};
 use crate::{Failure, Result};
 
 use load::Run;

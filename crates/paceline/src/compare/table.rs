@@ -3,7 +3,7 @@
 use paceline_analysis::hta::columns;
 use paceline_analysis::report::chart::{Bar, Bars, PageColor, Part, Stack, Stacked};
 use paceline_analysis::report::{Body, Panel, Section, Width};
-use paceline_analysis::table::{Cell, Column, Table};
+use paceline_table::table::{Cell, Column, Table};
 
 use super::load::Run;
 use super::{NAME, SETTINGS, settings};

@@ -15,9 +15,9 @@ pub mod pass;
 #[cfg(test)]
 mod tests;
 
-use paceline_analysis::stats::median;
 use paceline_model::Layout;
 use paceline_strategies::BucketCaps;
+use paceline_table::stats::median;
 use serde::Serialize;
 
 use crate::choices::strategies::Advice;

@@ -4,7 +4,7 @@
 //! and its operations done, in milliseconds since rank 0 began the step. So the rank that all others wait for is known in
 //! each step, which means over ranks and steps hide. This module does not know what follows from these times.
 
-use paceline_analysis::stats::median;
+use paceline_table::stats::median;
 
 use crate::metrics::rank_report::RankReport;
 use crate::metrics::samples::StepSample;

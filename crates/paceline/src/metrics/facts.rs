@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-use paceline_analysis::stats::nearest_rank;
 use paceline_collectives::{Algorithm, Link, OpKind, Transport};
 use paceline_model::Layout;
 use paceline_strategies::Alternating;
+use paceline_table::stats::nearest_rank;
 use serde::Serialize;
 
 use super::anatomy::Anatomy;

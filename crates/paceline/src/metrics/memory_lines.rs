@@ -3,8 +3,8 @@
 //! Input: the reports of the ranks, and what was predicted before the run. Output: lines. Ranks with the same numbers
 //! share a row.
 
-use paceline_analysis::fitted::fitted;
 use paceline_memory::Category;
+use paceline_table::fitted::fitted;
 
 use super::facts::Facts;
 use super::memory::{Bytes, RESERVED, RankMemory, TOTAL};

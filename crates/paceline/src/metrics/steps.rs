@@ -7,8 +7,8 @@
 
 use std::f64::consts::SQRT_2;
 
-use paceline_analysis::stats::{Summary, nearest_rank};
 use paceline_strategies::StepLoss;
+use paceline_table::stats::{Summary, nearest_rank};
 use serde::{Deserialize, Serialize};
 
 use super::figure::Ranks;

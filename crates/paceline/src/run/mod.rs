@@ -25,7 +25,6 @@ pub mod named;
 pub mod open_data;
 pub mod origin;
 pub mod precision;
-pub mod progress;
 pub mod ranks;
 pub mod recipes;
 pub mod recorded;
@@ -39,10 +38,12 @@ pub mod shortage;
 pub mod spec;
 pub mod spec_file;
 pub mod step;
-pub mod stop;
 pub mod strategy;
 pub mod together;
 pub mod trainer;
+
+pub use paceline_checkpoint::progress;
+pub use paceline_launch::stop;
 
 #[cfg(test)]
 mod shortage_tests;

@@ -1,4 +1,4 @@
-//! The values that flags of every run can name: transports, devices, element types, orders of accumulation, learning rate
+//! The values that flags of every run can name: transports (of `paceline-launch`), devices, element types, orders of accumulation, learning rate
 //! schedules.
 //!
 //! This file does not know what they mean.
@@ -9,38 +9,10 @@ use clap::ValueEnum;
 use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
 use clap::error::ErrorKind;
 use paceline_files::Printable;
+pub use paceline_launch::TransportName;
 use paceline_model::Precision;
 use paceline_strategies::AccumulationOrder;
-use serde::{Deserialize, Serialize};
-
-/// The transports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TransportName {
-    /// Ranks are threads of one process
-    Thread,
-    /// Ranks are processes of one host that share memory
-    Shm,
-    /// Ranks are processes anywhere that use sockets
-    Tcp,
-    /// Shared memory within a host, sockets between hosts
-    Hybrid,
-    /// An MPI library carries the bytes
-    Mpi,
-}
-
-impl TransportName {
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            TransportName::Thread => "thread",
-            TransportName::Shm => "shm",
-            TransportName::Tcp => "tcp",
-            TransportName::Hybrid => "hybrid",
-            TransportName::Mpi => "mpi",
-        }
-    }
-}
+use serde::Serialize;
 
 /// Where to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]

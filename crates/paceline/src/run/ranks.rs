@@ -12,12 +12,12 @@ use paceline_rendezvous::Rendezvous;
 use serde::Serialize;
 
 use crate::comm::CommConfig;
-use crate::connect::connect;
+use crate::connect::{self, connect};
 use crate::environment::Placement;
 use crate::launcher::{self, Launch};
 use crate::run::named::TransportName;
 use crate::run::stop::{self, StopRequest};
-use crate::{Result, resources, threads};
+use crate::{Result, threads};
 
 /// How ranks that another launcher started meet.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -65,7 +65,7 @@ impl Ranks<'_> {
         rank: impl Fn(Group, usize) -> Result<()> + Sync,
     ) -> Result<()> {
         let pin = |local_rank| match self.pin_cores {
-            true => resources::pin(local_rank, self.threads),
+            true => connect::pin(local_rank, self.threads),
             false => Ok(()),
         };
         if placement.is_none() && request.is_some() {

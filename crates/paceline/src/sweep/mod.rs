@@ -24,12 +24,11 @@ pub mod summary;
 
 use std::time::Duration;
 
-use crate::bench::screen::say;
 use crate::cli::sweep::SweepArgs;
 use crate::disk::Disk;
 use crate::environment::Placement;
 use crate::outputs::check_folder;
-use crate::text::{line_width, warn};
+use crate::text::{line_width, say, warn};
 use crate::{Failure, Result, resources};
 
 use paceline_files::Printable;

@@ -6,7 +6,7 @@
 //! comparisons: with 3 rounds once in 10, with 5 once in 126. With fewer than 3 rounds, no difference is
 //! reported.
 
-use paceline_analysis::stats;
+use paceline_table::stats;
 
 use crate::metrics::figure::Better;
 

@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use paceline_analysis::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
-use paceline_analysis::table::{Cell, Column, Table};
+use paceline_table::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
+use paceline_table::table::{Cell, Column, Table};
 use serde::Serialize;
 
 use super::plan::{Case, Vary};

@@ -2,7 +2,7 @@
 //!
 //! The gain of each step goes in. This module does not know how it was computed.
 
-use paceline_analysis::stats::quantile;
+use paceline_table::stats::quantile;
 use serde::Serialize;
 
 /// With fewer steps, nothing is promised.

@@ -4,9 +4,9 @@
 //! Input: measured steps as all ranks saw them, and what an operation costs. Each step is replayed on its own, as it is
 //! and changed: an operation begins when the last rank has come to it. Output: remedies, each with what the steps would gain.
 
-use paceline_analysis::stats::median;
 use paceline_model::Layout;
 use paceline_strategies::{Bucket, BucketCaps};
+use paceline_table::stats::median;
 
 use super::gain::{Gain, Remedy};
 use crate::insight::observed::{Observed, RankStep, Seen};

@@ -4,7 +4,6 @@
 //! name (which is also the key in a configuration file and in a sweep), the help, the accepted values,
 //! and the default. How flags combine is defined in [`super::resolve`].
 
-mod comm;
 mod compare;
 mod profile;
 
@@ -19,8 +18,8 @@ use crate::choices::optimizers::OPTIMIZERS;
 use crate::choices::registry::{self, flags_of};
 use crate::choices::strategies::STRATEGIES;
 
-pub use comm::CommArgs;
 pub use compare::{CompareFlags, Comparison, Several};
+pub use paceline_launch::CommArgs;
 pub use profile::ProfileArgs;
 
 /// The flags that every run has.

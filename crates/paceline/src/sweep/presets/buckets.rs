@@ -14,13 +14,12 @@ use super::{
     Case, Setting, Study, StudyArgs, check, csv_of, measuring, median_of, run_all, usage,
     write_files,
 };
-use crate::bench::screen::say;
 use crate::choices::strategies::STRATEGIES;
 use crate::cli::part::TrainFlags;
 use crate::metrics::anatomy::Anatomy;
 use crate::sweep::rank;
 use crate::sweep::summary::RunSummary;
-use crate::text::{hundredths, line_width, warn};
+use crate::text::{hundredths, line_width, say, warn};
 use crate::{Result, launcher};
 
 use fit::Fit;

@@ -20,9 +20,9 @@ pub mod strategies;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgMatches, Args, FromArgMatches};
-use paceline_analysis::plot::LineChart;
-use paceline_analysis::table::{Cell, Column, Table};
 use paceline_files::Printable;
+use paceline_table::plot::LineChart;
+use paceline_table::table::{Cell, Column, Table};
 use serde::Serialize;
 
 use super::plan::Case;
@@ -31,13 +31,12 @@ use super::resume::{Ledger, Settings};
 use super::spec::{self, Spec};
 use super::summary::RunSummary;
 use super::{command_line, execute, refuse_ranks, run_limit, usage};
-use crate::bench::screen::say;
 use crate::choices::strategies::STRATEGIES;
 use crate::disk::Disk;
 use crate::environment::Placement;
 use crate::outputs::{check_file, check_folder, write_bytes, write_charts, write_json};
 use crate::run::config::TrainConfig;
-use crate::text::plural;
+use crate::text::{plural, say};
 use crate::{Failure, Result, resources};
 
 /// Steps of a run by default.

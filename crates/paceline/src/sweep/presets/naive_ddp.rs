@@ -18,11 +18,10 @@ use super::{
     Case, Setting, Spec, Study, StudyArgs, check, csv_of, measuring, median_of, run_all, usage,
     with_strategy, write_files,
 };
-use crate::bench::screen::say;
 use crate::cli::part::TrainFlags;
 use crate::sweep::rank::Spread;
 use crate::sweep::summary::RunSummary;
-use crate::text::{hundredths, line_width, warn};
+use crate::text::{hundredths, line_width, say, warn};
 use crate::{Failure, Result, launcher};
 
 use best::SideBySide;

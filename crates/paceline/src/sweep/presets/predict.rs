@@ -33,14 +33,13 @@ use paceline_strategies::BucketCaps;
 use serde::Serialize;
 
 use super::{Case, Setting, Spec, check, measuring, median_of, refuse_ranks, run_all, write_files};
-use crate::bench::screen::say;
 use crate::bench::sweep;
 use crate::environment::Placement;
 use crate::run::config::TrainConfig;
 use crate::sweep::rank::Spread;
 use crate::sweep::spec;
 use crate::sweep::summary::RunSummary;
-use crate::text::line_width;
+use crate::text::{line_width, say};
 use crate::{Failure, Result};
 
 use compression::Compression;

@@ -16,10 +16,9 @@ use serde::Serialize;
 use super::{
     Case, Setting, Spec, Study, StudyArgs, check, csv_of, measuring, run_all, usage, write_files,
 };
-use crate::bench::screen::say;
 use crate::cli::part::TrainFlags;
 use crate::sweep::spec;
-use crate::text::{line_width, plural, warn};
+use crate::text::{line_width, plural, say, warn};
 use crate::{Result, launcher};
 
 use fit::Fit;

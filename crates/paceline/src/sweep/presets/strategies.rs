@@ -8,12 +8,11 @@ mod published;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use paceline_analysis::table::{Cell, Table};
 use paceline_files::Printable;
+use paceline_table::table::{Cell, Table};
 use serde::Serialize;
 
 use super::{Shown, table_of};
-use crate::bench::screen::say;
 use crate::choices::registry::read;
 use crate::choices::strategies::{StrategyChoice, Synchronises};
 use crate::disk::Disk;
@@ -26,7 +25,7 @@ use crate::sweep::plan::Case;
 use crate::sweep::resume::{Ending, Ledger};
 use crate::sweep::summary::RunSummary;
 use crate::sweep::{command_line, execute, refuse_ranks, spec, usage};
-use crate::text::{hundredths, line_width, warn};
+use crate::text::{hundredths, line_width, say, warn};
 use crate::{Failure, Result, resources};
 
 /// Batches per step of the strategies that were published with gradient accumulation.

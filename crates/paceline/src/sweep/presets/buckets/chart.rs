@@ -1,6 +1,6 @@
 //! Charts of the step time and of the exposed communication against the bucket size.
 
-use paceline_analysis::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
+use paceline_table::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
 
 use super::Row;
 use super::fit::{Fit, overhead_ms};

@@ -1,6 +1,6 @@
 //! The study of buckets as text: the table, the fit and the best sizes.
 
-use paceline_analysis::table::Cell;
+use paceline_table::table::Cell;
 
 use super::super::table_of;
 use super::fit::Fit;

@@ -1,7 +1,7 @@
 //! The study as text and as a chart: the table, the best sizes, and what is noise.
 
-use paceline_analysis::plot::LineChart;
-use paceline_analysis::table::Cell;
+use paceline_table::plot::LineChart;
+use paceline_table::table::Cell;
 
 use super::super::buckets::{self, MB};
 use super::super::{Setting, table_of};

@@ -2,7 +2,7 @@
 //!
 //! Curves are predictions and are computed at many places, so a single link has a curve too. Points are measurements.
 
-use paceline_analysis::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
+use paceline_table::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
 
 use super::efficiency::efficiency_pct;
 use super::model::Calibration;

@@ -6,11 +6,11 @@
 
 use std::time::Instant;
 
-use paceline_analysis::stats::median;
 use paceline_kernels::{Compute, cast, top_k};
 use paceline_memory::{Allocator, Category, DType};
 use paceline_model::Layout;
 use paceline_strategies::{BucketCaps, TopK};
+use paceline_table::stats::median;
 use serde::Serialize;
 
 use super::model::{Calibration, Prediction};

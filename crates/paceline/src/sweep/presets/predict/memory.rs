@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use paceline_analysis::table::{Cell, Column, Table};
 use paceline_memory::Category;
 use paceline_model::Model;
+use paceline_table::table::{Cell, Column, Table};
 use serde::Serialize;
 
 use super::super::{Spec, usage, write_files};

@@ -1,6 +1,6 @@
 //! The output of `paceline predict`: tables that fit into 80 columns. Files have all columns in one table.
 
-use paceline_analysis::table::{Cell, Table};
+use paceline_table::table::{Cell, Table};
 
 use super::super::{Shown, table_of};
 use super::Row;

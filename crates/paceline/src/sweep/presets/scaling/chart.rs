@@ -1,6 +1,6 @@
 //! The chart of speed-up against ranks, with the ideal line and the fit.
 
-use paceline_analysis::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
+use paceline_table::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
 
 use super::Scaling;
 use super::fit::{Fit, law};

@@ -1,6 +1,6 @@
 //! Weak or strong scaling as text: the table, what its columns mean, the fit and the verdict.
 
-use paceline_analysis::table::Cell;
+use paceline_table::table::Cell;
 
 use super::super::{Setting, table_of};
 use super::Scaling;

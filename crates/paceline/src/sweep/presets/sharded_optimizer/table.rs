@@ -1,7 +1,7 @@
 //! The study as text and as a chart: the table, and how the strategies compare with the first one.
 
-use paceline_analysis::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
-use paceline_analysis::table::Cell;
+use paceline_table::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
+use paceline_table::table::Cell;
 
 use super::super::{Setting, table_of};
 use super::Row;

@@ -4,7 +4,7 @@
 //! and on what the published figures were measured. It prints shares where the absolute figures of another machine and
 //! model say nothing.
 
-use paceline_analysis::table::{Cell, Columns, Table};
+use paceline_table::table::{Cell, Columns, Table};
 
 use super::Row;
 use super::published::{self, DataParallel, Sharding};

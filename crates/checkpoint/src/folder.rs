@@ -1,0 +1,227 @@
+//! The folder into which a run saves its checkpoints. One run at a time has it.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use paceline_files::Printable;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use super::proof::NotFinite;
+use super::steps;
+use paceline_failure::{Failure, Result};
+use paceline_host::disk::{Disk, DiskFile};
+
+/// The file that the run holds locked whose checkpoints these are. It names the run.
+const LOCK: &str = "checkpoint.lock";
+
+/// The most bytes of that name that are shown.
+const MAX_OWNER_BYTES: u64 = 4096;
+
+/// How long a run waits for the lock of another. A process that was killed gives its locks back only after its memory
+/// and its working folder, so a command that is repeated at once can still meet the lock.
+const LAST_MOMENTS: Duration = Duration::from_secs(2);
+
+/// A folder of checkpoints that belongs to this run until the value is dropped, or the process ends.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    disk: Disk,
+    /// `None` on file systems without locks.
+    _lock: Option<DiskFile>,
+}
+
+impl Folder {
+    /// Makes the folder if there is none, and takes it. `owner` says in words whose it is, for another run that
+    /// wants it too.
+    ///
+    /// # Errors
+    ///
+    /// If another run has the folder, and if nothing can be written to it.
+    pub fn take(path: &Path, disk: Disk, owner: &str) -> Result<Self> {
+        // A checkpoint is safe only if the folders above it are.
+        disk.create_folder_safely(path)
+            .map_err(|e| Failure::io(format!("cannot make the folder {}", path.printable()), e))?;
+        let fail = |e: std::io::Error| {
+            Failure::io(format!("cannot lock {}", path.join(LOCK).printable()), e)
+        };
+        let mut file = disk.open_or_create(&path.join(LOCK)).map_err(fail)?;
+        let is_locked = lock(&mut file).map_err(|holder| refuse(path, &holder))?;
+        // Only for messages of other runs, so it is not written durably.
+        file.clear().and_then(|()| writeln!(file, "{owner}")).map_err(fail)?;
+        steps::remove_leftovers(&disk, path)
+            .map_err(|e| Failure::io(format!("cannot clean up in {}", path.printable()), e))?;
+        Ok(Self { path: path.to_owned(), disk, _lock: is_locked.then_some(file) })
+    }
+
+    /// Removes the note that an earlier run has ended with a number that is not finite.
+    pub fn forget_not_finite(&self) -> Result<()> {
+        NotFinite::forget(&self.disk, &self.path, u64::MAX).map_err(|e| {
+            Failure::io(format!("cannot remove a note in {}", self.path.printable()), e)
+        })
+    }
+
+    /// Checks that no other run has the folder at this moment. Makes nothing.
+    pub fn check(path: &Path) -> Result<()> {
+        let file = path.join(LOCK);
+        let opened = paceline_files::check_own(&file).and_then(|()| paceline_files::open(&file));
+        let mut file = match opened {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => {
+                let (folder, file) = (path.printable(), file.printable());
+                return Err(Failure::Usage(format!(
+                    "--save {folder}: {file} cannot be used: {error}"
+                )));
+            }
+        };
+        lock(&mut file).map_err(|holder| refuse(path, &holder)).map(drop)
+    }
+
+    /// Removes what a run has left half written that has failed, unless another run has the folder meanwhile. What cannot be
+    /// removed now, the next run that saves there removes.
+    pub fn tidy(path: &Path) {
+        let Ok(file) = paceline_files::open(&path.join(LOCK)) else { return };
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            let _ = steps::remove_leftovers(&Disk::default(), path);
+        }
+    }
+
+    /// Shows all ranks that they see the same folder: leaves a file that has the name of this run.
+    pub fn show(&self, id: &str) -> Result<()> {
+        let path = self.path.join(shown_name(id));
+        let write = || -> std::io::Result<()> {
+            let mut file = self.disk.create(&path)?;
+            file.write_all(id.as_bytes())?;
+            file.sync()
+        };
+        write().map_err(|e| Failure::io(format!("cannot write {}", path.printable()), e))
+    }
+
+    /// Removes that file.
+    pub fn hide(&self, id: &str) -> Result<()> {
+        let path = self.path.join(shown_name(id));
+        let removed = self.disk.remove(&path);
+        removed.map_err(|e| Failure::io(format!("cannot remove {}", path.printable()), e))
+    }
+
+    /// Whether this process sees the folder of the run `id`.
+    pub fn is_seen(path: &Path, id: &str) -> bool {
+        path.join(shown_name(id)).exists()
+    }
+}
+
+fn shown_name(id: &str) -> String {
+    format!("{}{id}", steps::RUN_PREFIX)
+}
+
+/// Locks the file. False where the file system has no locks; an error, with the holder's words, where another
+/// process holds it and goes on holding it for [`LAST_MOMENTS`].
+fn lock(file: &mut (impl Read + AsFd)) -> std::result::Result<bool, String> {
+    let deadline = Instant::now() + LAST_MOMENTS;
+    loop {
+        match flock(&*file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(true),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(Errno::WOULDBLOCK) => {
+                let mut holder = String::new();
+                // Without its words it is still another run.
+                let _ = file.take(MAX_OWNER_BYTES).read_to_string(&mut holder);
+                return Err(holder.trim().to_owned());
+            }
+            Err(_) => return Ok(false),
+        }
+    }
+}
+
+fn refuse(folder: &Path, holder: &str) -> Failure {
+    let holder = if holder.is_empty() { "another run" } else { holder };
+    Failure::Usage(format!(
+        "--save {}: {holder} saves its checkpoints there; wait for its end, or pass another folder",
+        folder.printable()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_folder_belongs_to_one_run_at_a_time() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("saved");
+        Folder::check(&path).unwrap();
+        let first = Folder::take(&path, Disk::default(), "process 17 on host a").unwrap();
+        for refused in [Folder::check(&path), Folder::take(&path, Disk::default(), "b").map(drop)] {
+            let text = refused.unwrap_err().to_string();
+            assert!(text.contains("process 17 on host a saves its checkpoints there"), "{text}");
+        }
+        drop(first);
+        Folder::check(&path).unwrap();
+        Folder::take(&path, Disk::default(), "process 18").unwrap();
+    }
+
+    #[test]
+    fn a_run_in_its_last_moments_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = Folder::take(folder.path(), Disk::default(), "a run").unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| Folder::take(folder.path(), Disk::default(), "b"));
+            drop(first);
+            second.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn what_a_killed_run_left_is_removed_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let left = [".step-000000007.0123.partial", ".step-000000005.removed"];
+        for name in left.iter().chain(&["step-000000004", ".step-by-step", "other.partial"]) {
+            fs::create_dir(path.join(name)).unwrap();
+            fs::write(path.join(name).join("index.json"), b"half of").unwrap();
+        }
+        for name in ["latest.partial", ".run-0123", "latest"] {
+            fs::write(path.join(name), b"half of").unwrap();
+        }
+        Folder::take(path, Disk::default(), "a run").unwrap();
+        let mut names: Vec<_> =
+            fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        let kept =
+            [".step-by-step", "checkpoint.lock", "latest", "other.partial", "step-000000004"];
+        assert_eq!(names, kept);
+    }
+
+    #[test]
+    fn after_a_failure_the_folder_is_tidied_unless_another_run_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let partial = folder.path().join(".step-000000007.0123.partial");
+        Folder::tidy(folder.path());
+        let run = Folder::take(folder.path(), Disk::default(), "a run").unwrap();
+        fs::create_dir(&partial).unwrap();
+        Folder::tidy(folder.path());
+        assert!(partial.exists());
+        drop(run);
+        Folder::tidy(folder.path());
+        assert!(!partial.exists());
+    }
+
+    #[test]
+    fn ranks_know_whether_they_see_the_folder() {
+        let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let own = Folder::take(folders[0].path(), Disk::default(), "a run").unwrap();
+        own.show("0123").unwrap();
+        assert!(Folder::is_seen(folders[0].path(), "0123"));
+        assert!(!Folder::is_seen(folders[0].path(), "4567"));
+        assert!(!Folder::is_seen(folders[1].path(), "0123"));
+        own.hide("0123").unwrap();
+        assert!(!Folder::is_seen(folders[0].path(), "0123"));
+    }
+}

@@ -1,0 +1,191 @@
+//! A checkpoint as a folder of Hugging Face's `transformers`: the files beside the weights.
+//!
+//! A checkpoint records where its run has read the tokenizer and the model. Output: the settings, and copies of the files
+//! of the tokenizer and of generation, or which of them somebody has to copy. This file does not know the weights.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use paceline_files::Printable;
+use serde_json::Value;
+
+use super::HUGGING_FACE_CONFIG;
+use paceline_failure::Result;
+use paceline_failure::outputs::{write_bytes, write_json};
+use paceline_host::disk::Disk;
+
+/// The key of the file that the tokens were made with.
+const TOKENIZER_FILE: &str = "tokenizer-file";
+/// The key of the folder that the model was published in.
+const MODEL_FOLDER: &str = "model-folder";
+
+const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const GENERATION_CONFIG: &str = "generation_config.json";
+
+/// What a checkpoint records of where its run has read a tokenizer, and a model. A continuation may have read them
+/// elsewhere.
+pub fn origin(tokenizer: Option<&Path>, model: Option<&Path>) -> BTreeMap<String, String> {
+    let path = |key: &str, path: Option<&Path>| {
+        let path = std::path::absolute(path?).ok()?;
+        Some((key.to_owned(), path.to_str()?.to_owned()))
+    };
+    [path(TOKENIZER_FILE, tokenizer), path(MODEL_FOLDER, model)].into_iter().flatten().collect()
+}
+
+/// The files of a folder, without the weights.
+#[derive(Debug)]
+pub struct HuggingFace {
+    config: Value,
+    /// Their names and contents.
+    copies: Vec<(&'static str, Cow<'static, [u8]>)>,
+    /// Files that could not be copied, and why.
+    missing: Vec<(&'static str, String)>,
+}
+
+/// The most bytes of a file that is copied beside the weights. The largest `tokenizer.json` has about 35 MB.
+const MAX_BYTES: u64 = 256 << 20;
+
+impl HuggingFace {
+    /// Reads the files for a checkpoint with these records. `None` if `transformers` does not have its model. Fails if
+    /// its settings are no JSON. `carried` gives the tokenizer of a data set that the program carries, by its name.
+    pub fn of(
+        run: &BTreeMap<String, String>,
+        carried: impl Fn(&str) -> Option<&'static str>,
+    ) -> serde_json::Result<Option<Self>> {
+        let Some(config) = run.get(HUGGING_FACE_CONFIG) else { return Ok(None) };
+        let config = serde_json::from_str(config)?;
+        let mut folder = Self { config, copies: Vec::new(), missing: Vec::new() };
+        let model = run.get(MODEL_FOLDER).map(PathBuf::from);
+        let carried = run.get("data").and_then(|name| carried(name));
+        let of_model = || model.as_ref().map(|model| model.join(TOKENIZER));
+        match (run.get(TOKENIZER_FILE).map(PathBuf::from), carried) {
+            (None, Some(carried)) => {
+                folder.copies.push((TOKENIZER, Cow::Borrowed(carried.as_bytes())));
+            }
+            (read, _) => match read.or_else(of_model) {
+                Some(file) => {
+                    folder.copy(TOKENIZER, &file);
+                    folder.copy_if_there(TOKENIZER_CONFIG, &file.with_file_name(TOKENIZER_CONFIG));
+                }
+                None => {
+                    let reason = "the run has read no tokenizer".to_owned();
+                    folder.missing.push((TOKENIZER, reason));
+                }
+            },
+        }
+        if let Some(model) = model {
+            folder.copy_if_there(GENERATION_CONFIG, &model.join(GENERATION_CONFIG));
+        }
+        Ok(Some(folder))
+    }
+
+    fn copy(&mut self, name: &'static str, from: &Path) {
+        match paceline_files::read(from, MAX_BYTES) {
+            Ok(contents) => self.copies.push((name, Cow::Owned(contents))),
+            Err(e) => self.missing.push((name, format!("{}: {e}", from.printable()))),
+        }
+    }
+
+    /// Copies a file that not every model has. If its folder is gone, nobody knows whether there was one.
+    fn copy_if_there(&mut self, name: &'static str, from: &Path) {
+        let is_gone = !from.parent().is_some_and(Path::is_dir);
+        match fs::metadata(from) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound && !is_gone => {}
+            _ => self.copy(name, from),
+        }
+    }
+
+    /// The names of the copies.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.copies.iter().map(|(name, _)| *name)
+    }
+
+    /// Writes the files into a folder.
+    pub fn write(&self, disk: &Disk, to: &Path) -> Result<()> {
+        write_json(disk, &to.join(HUGGING_FACE_CONFIG), &self.config)?;
+        self.copies
+            .iter()
+            .try_for_each(|(name, contents)| write_bytes(disk, &to.join(name), contents))
+    }
+
+    /// A line that says what somebody has to copy into the folder, if anything.
+    pub fn advice(&self, to: &Path) -> Option<String> {
+        let (_, reason) = self.missing.first()?;
+        let names: Vec<&str> = self.missing.iter().map(|(name, _)| *name).collect();
+        Some(format!(
+            "Copy {} into {} from the folder of the model that training began with ({reason})",
+            names.join(", "),
+            to.printable()
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(run: &BTreeMap<String, String>) -> HuggingFace {
+        let mut run = run.clone();
+        run.insert(HUGGING_FACE_CONFIG.into(), "{}".into());
+        HuggingFace::of(&run, |name| (name == "reviews").then_some("{}")).unwrap().unwrap()
+    }
+
+    #[test]
+    fn files_are_copied_from_where_they_were_read() {
+        let from = tempfile::tempdir().unwrap();
+        let (words, model) = (from.path().join("words"), from.path().join("model"));
+        for (folder, name) in [
+            (&words, "tokenizer.json"),
+            (&words, "tokenizer_config.json"),
+            (&words, "generation_config.json"),
+            (&model, "tokenizer.json"),
+            (&model, "generation_config.json"),
+        ] {
+            fs::create_dir_all(folder).unwrap();
+            fs::write(folder.join(name), folder.join(name).to_str().unwrap()).unwrap();
+        }
+        let copies = |tokenizer: Option<&Path>, model: Option<&Path>| {
+            let to = tempfile::tempdir().unwrap();
+            let folder = folder(&origin(tokenizer, model));
+            folder.write(&Disk::default(), to.path()).unwrap();
+            let copies = folder.names().map(|name| {
+                let text = fs::read_to_string(to.path().join(name)).unwrap();
+                text.strip_prefix(from.path().to_str().unwrap()).unwrap().to_owned()
+            });
+            (copies.collect::<Vec<_>>(), folder.advice(Path::new("to")))
+        };
+        let tokenizer = words.join("tokenizer.json");
+        let of_words = ["/words/tokenizer.json", "/words/tokenizer_config.json"];
+        let generation = "/model/generation_config.json";
+        let both = copies(Some(&tokenizer), Some(&model));
+        let expected =
+            |names: &[&str]| (names.iter().map(|name| (*name).to_owned()).collect(), None);
+        assert_eq!(both, expected(&[of_words[0], of_words[1], generation]));
+        assert_eq!(copies(Some(&tokenizer), None), expected(&of_words));
+        assert_eq!(copies(None, Some(&model)), expected(&["/model/tokenizer.json", generation]));
+
+        let advice = |tokenizer: Option<&Path>, model: Option<&Path>| {
+            copies(tokenizer, model).1.unwrap().replace(from.path().to_str().unwrap(), "")
+        };
+        let begin =
+            "Copy tokenizer.json into to from the folder of the model that training began with";
+        assert_eq!(advice(None, None), format!("{begin} (the run has read no tokenizer)"));
+        let gone = advice(Some(&words.join("gone.json")), None);
+        assert!(gone.starts_with(&format!("{begin} (/words/gone.json: No such file")), "{gone}");
+        let gone = advice(None, Some(&from.path().join("gone")));
+        let all = "Copy tokenizer.json, tokenizer_config.json, generation_config.json into to from";
+        assert!(gone.starts_with(all), "{gone}");
+    }
+
+    #[test]
+    fn a_data_set_that_the_program_carries_has_its_tokenizer_there() {
+        let run = BTreeMap::from([("data".to_owned(), "reviews".to_owned())]);
+        let folder = folder(&run);
+        assert_eq!(folder.names().collect::<Vec<_>>(), ["tokenizer.json"]);
+        assert_eq!(folder.advice(Path::new("to")), None);
+    }
+}

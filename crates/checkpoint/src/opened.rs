@@ -1,0 +1,441 @@
+//! A checkpoint that is read: compared with a model and a run, and copied into place.
+//!
+//! Input: a folder. Output: the position of the run, and the elements of whatever ranges a rank holds. How many ranks
+//! wrote the checkpoint, and which of them wrote what, does not matter.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use paceline_data::Position;
+use paceline_files::{Printable, printable};
+use paceline_memory::{DType, Tensor};
+use paceline_model::{BufferId, Layout, Optimizer, OptimizerConfig, Storage};
+
+use super::index::{Index, Previous, TensorEntry, VERSION};
+use super::pieces::{Ranges, params_in, strategy_prefix};
+use super::reader::Reader;
+use super::steps::{self, INDEX, SINGLE_FILE};
+use super::{Missing, Setting};
+use crate::progress::{EpochSums, Progress};
+use paceline_failure::{Failure, Result};
+
+/// The names of tensors that only one rank needs begin like this.
+const STRATEGY: &str = "strategy.";
+
+/// A checkpoint whose index has been read, and whose files are there.
+#[derive(Debug)]
+pub struct Checkpoint {
+    reader: Reader,
+    progress: Progress,
+    optimizer_steps: u64,
+}
+
+/// The index of the checkpoint of a run, without files and tensors. A continuation must have the same `settings`.
+pub fn head(
+    world_size: usize,
+    strategy: &str,
+    settings: &[Setting],
+    optimizer_steps: u64,
+    progress: &Progress,
+) -> Index {
+    let Progress { position, steps, samples, epoch } = progress;
+    let mut run = BTreeMap::from(
+        [
+            ("epochs", position.epoch.to_string()),
+            ("batches", position.batch.to_string()),
+            ("steps", steps.to_string()),
+            ("samples-trained", samples.to_string()),
+            // `{:?}` prints as many digits as are needed to read the same number back.
+            ("epoch-loss", format!("{:?}", epoch.loss)),
+            ("epoch-correct", format!("{:?}", epoch.correct)),
+            ("epoch-samples", format!("{:?}", epoch.count)),
+            ("optimizer-steps", optimizer_steps.to_string()),
+        ]
+        .map(|(key, value)| (key.to_owned(), value)),
+    );
+    for Setting { key, value, .. } in settings {
+        run.insert(key.clone(), value.clone());
+    }
+    let (strategy, files, tensors) = (strategy.to_owned(), Vec::new(), BTreeMap::new());
+    Index { version: VERSION, world_size, strategy, run, previous: None, files, tensors }
+}
+
+/// The checkpoints that a folder holds, the one to go on from first. The folder of one checkpoint holds that one. Fails
+/// if there is none, and if the newest one is gone.
+pub fn find(folder: &Path) -> std::result::Result<Vec<PathBuf>, String> {
+    if folder.join(INDEX).exists() {
+        return Ok(vec![folder.to_owned()]);
+    }
+    if let Some(problem) = steps::missing_head(folder) {
+        return Err(problem);
+    }
+    let found = steps::in_order(folder);
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    if folder.join(SINGLE_FILE).exists() {
+        return Err(format!(
+            "{SINGLE_FILE} there was written by an earlier version of this program, and this one reads folders \
+             of shards (version {VERSION}): go on with the program that wrote it, or begin anew in another folder"
+        ));
+    }
+    Err(match folder.read_dir() {
+        Err(error) => format!("{} cannot be read: {error}", folder.printable()),
+        Ok(_) => format!("there is no checkpoint in {}", folder.printable()),
+    })
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in this folder, or the latest one if the folder holds several. Fails if there is none, if a
+    /// file is missing or cut, or if another version of the format wrote it.
+    pub fn open(folder: &Path) -> std::result::Result<Self, String> {
+        let found = find(folder)?;
+        Self::open_at(&found[0]).map_err(|problem| {
+            let before = found[1..].iter().find_map(|path| Self::open_at(path).ok());
+            let other = before.map_or_else(String::new, |before| {
+                format!(
+                    "; the checkpoint after step {} is there too: --resume auto with --save goes on from it, \
+                     and so does --resume {}",
+                    before.progress.steps,
+                    before.path().printable()
+                )
+            });
+            format!("{problem}{other}")
+        })
+    }
+
+    /// Opens the first checkpoint of `found` that can be opened. Returns it with its place in the list, and says in a text
+    /// for the user why it is not the first one.
+    pub fn open_last_good(
+        found: &[PathBuf],
+    ) -> std::result::Result<(usize, Self, Option<String>), String> {
+        let mut broken = None;
+        for (place, path) in found.iter().enumerate() {
+            match Self::open_at(path) {
+                Ok(opened) => {
+                    let note = broken.map(|broken: String| opened.instead_of(&broken));
+                    return Ok((place, opened, note));
+                }
+                Err(problem) => broken = broken.or(Some(problem)),
+            }
+        }
+        Err(broken.unwrap_or_else(|| "there is no checkpoint".into()))
+    }
+
+    /// Says that this checkpoint is used because of a problem with a later one.
+    pub fn instead_of(&self, broken: &str) -> String {
+        let (name, steps) = (self.name(), self.progress.steps);
+        format!("{broken}; training goes on from {name}, after step {steps}")
+    }
+
+    /// Opens the checkpoint in the folder `path`.
+    pub fn open_at(path: &Path) -> std::result::Result<Self, String> {
+        let named = |reason: String| format!("{}: {}", path.printable(), printable(&reason));
+        Self::of(Reader::open(path)?).map_err(named)
+    }
+
+    /// The checkpoint that a reader has opened. Errors are what is wrong with its index.
+    pub fn of(reader: Reader) -> std::result::Result<Self, String> {
+        let run = &reader.index().run;
+        let epoch = EpochSums {
+            loss: number(run, "epoch-loss")?,
+            correct: number(run, "epoch-correct")?,
+            count: number(run, "epoch-samples")?,
+        };
+        let position = Position { epoch: number(run, "epochs")?, batch: number(run, "batches")? };
+        let progress = Progress {
+            position,
+            steps: number(run, "steps")?,
+            samples: number(run, "samples-trained")?,
+            epoch,
+        };
+        let optimizer_steps = number(run, "optimizer-steps")?;
+        Ok(Self { reader, progress, optimizer_steps })
+    }
+
+    /// The folder of the checkpoint.
+    pub fn path(&self) -> &Path {
+        self.reader.path()
+    }
+
+    /// The name of that folder.
+    pub fn name(&self) -> String {
+        let name = self.path().file_name().unwrap_or(self.path().as_os_str());
+        name.to_string_lossy().into_owned()
+    }
+
+    /// What the checkpoint consists of.
+    pub fn index(&self) -> &Index {
+        self.reader.index()
+    }
+
+    /// The progress of the run when it wrote the checkpoint.
+    pub fn progress(&self) -> Progress {
+        self.progress
+    }
+
+    /// Optimizer steps that the optimizer's state has seen.
+    pub fn optimizer_steps(&self) -> u64 {
+        self.optimizer_steps
+    }
+
+    /// The digest of the whole checkpoint.
+    pub fn digest(&self) -> String {
+        self.index().digest()
+    }
+
+    /// What a later checkpoint in `folder` says of this one. `None` if this one lies elsewhere.
+    pub fn as_previous(&self, folder: &Path) -> Option<Previous> {
+        let own = self.path().canonicalize().ok()?;
+        let is_there = own.parent() == folder.canonicalize().ok().as_deref();
+        let steps = self.progress.steps;
+        is_there.then(|| Previous { steps, sha256: self.digest() })
+    }
+
+    /// Bytes that have been read of the files of this checkpoint.
+    pub fn num_read(&self) -> u64 {
+        self.reader.num_read()
+    }
+
+    /// A setting of the run that wrote the checkpoint, by the flag that set it.
+    pub fn setting(&self, flag: &str) -> Option<&str> {
+        self.index().run.get(flag.trim_start_matches('-')).map(String::as_str)
+    }
+
+    /// Fails unless the checkpoint has this model's parameters with this optimizer's state and was
+    /// written with the same settings. Returns in words what differs though it may.
+    pub fn check(
+        &self,
+        layout: &Layout,
+        optimizer: &OptimizerConfig,
+        settings: &[Setting],
+    ) -> std::result::Result<Vec<String>, String> {
+        self.check_model(layout)?;
+        let mut notes = Vec::new();
+        for setting in settings {
+            let theirs = self.index().run.get(&setting.key).map(String::as_str);
+            let theirs = match (theirs, setting.when_missing) {
+                (None, Missing::Unknown) => continue,
+                (None, Missing::Was(value)) => Some(value),
+                (theirs, _) => theirs,
+            };
+            if theirs == Some(&setting.value) {
+                continue;
+            }
+            let difference = setting.refusal(theirs);
+            match setting.may_differ {
+                true => notes.push(difference),
+                false => return Err(difference),
+            }
+        }
+        self.check_optimizer(layout, optimizer)?;
+        Ok(notes)
+    }
+
+    /// Fails unless the checkpoint has this model's parameters and running statistics. How they were
+    /// trained does not matter. The message names the first tensor that differs.
+    pub fn check_model(&self, layout: &Layout) -> std::result::Result<(), String> {
+        let params = layout.params().iter().map(|param| ("parameter", &param.name, param.shape));
+        let buffers = layout.buffers().iter().map(|buffer| ("buffer", &buffer.name, buffer.shape));
+        for (what, name, shape) in params.chain(buffers) {
+            let Some(theirs) = self.index().tensors.get(&format!("model.{name}")) else {
+                return Err(self.differs(&format!("it has no {what} {name}, which this model has")));
+            };
+            self.compare(&format!("{what} {name}"), theirs, shape.dims())?;
+        }
+        let is_known = |name: &str| {
+            let params = layout.params().iter().map(|param| &param.name);
+            params.chain(layout.buffers().iter().map(|buffer| &buffer.name)).any(|own| own == name)
+        };
+        let mut names = self.index().tensors.keys().filter_map(|name| name.strip_prefix("model."));
+        match names.find(|name| !is_known(name)) {
+            Some(name) => {
+                Err(self.differs(&format!("it has model.{name}, which this run has no use for")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn check_optimizer(
+        &self,
+        layout: &Layout,
+        optimizer: &OptimizerConfig,
+    ) -> std::result::Result<(), String> {
+        let states = optimizer.state_names();
+        let of_optimizer = self.index().tensors.keys().filter_map(|name| {
+            let (state, _) = name.strip_prefix("optimizer.")?.split_once('.')?;
+            Some(state)
+        });
+        let theirs: BTreeSet<&str> = of_optimizer.collect();
+        if theirs != states.iter().copied().collect() {
+            let words = |states: Vec<&str>| match states.as_slice() {
+                [] => "nothing".to_owned(),
+                states => states.join(" and "),
+            };
+            return Err(self.differs(&format!(
+                "its optimizer state is {}, and this run needs {}: pass the same --optimizer, and for sgd the same \
+                 --momentum",
+                words(theirs.into_iter().collect()),
+                words(states.to_vec())
+            )));
+        }
+        let mut needed = BTreeMap::new();
+        for (_, param) in layout.trained() {
+            for state in states {
+                needed.insert(format!("optimizer.{state}.{}", param.name), param.shape);
+            }
+        }
+        let is_param = |name: &str| layout.params().iter().any(|param| param.name == name);
+        let is_of_frozen = |name: &str| {
+            let of = |state: &&str| name.strip_prefix(&format!("optimizer.{state}.")[..]);
+            states.iter().find_map(of).is_some_and(is_param)
+        };
+        let names = self.index().tensors.keys();
+        for name in names.filter(|name| !name.starts_with("model.") && !name.starts_with(STRATEGY))
+        {
+            if !needed.contains_key(name) {
+                return Err(self.differs(&if is_of_frozen(name) {
+                    "it has optimizer state of parameters that this run has frozen".to_owned()
+                } else {
+                    format!("it has {name}, which this run has no use for")
+                }));
+            }
+        }
+        for (name, shape) in &needed {
+            let Some(theirs) = self.index().tensors.get(name) else {
+                return Err(self.differs(&format!(
+                    "it lacks the optimizer state this run needs ({states:?}): it has no {name}"
+                )));
+            };
+            self.compare(name, theirs, shape.dims())?;
+        }
+        Ok(())
+    }
+
+    fn compare(
+        &self,
+        what: &str,
+        theirs: &TensorEntry,
+        shape: &[usize],
+    ) -> std::result::Result<(), String> {
+        if theirs.shape != shape {
+            let theirs = &theirs.shape;
+            return Err(self.differs(&format!(
+                "{what} has shape {theirs:?} there, and {shape:?} in this model"
+            )));
+        }
+        if theirs.dtype() != DType::F32 {
+            let theirs = &theirs.dtype;
+            return Err(self.differs(&format!(
+                "{what} has type {theirs} there, and {} in this model",
+                DType::F32
+            )));
+        }
+        Ok(())
+    }
+
+    fn differs(&self, reason: &str) -> String {
+        format!("{}: {}", self.path().printable(), printable(reason))
+    }
+
+    /// What a run with so many ranks and this strategy leaves of the state of the ranks' strategies, for the user.
+    pub fn dropped(&self, world_size: usize, strategy: &str) -> Option<String> {
+        let has_state = self.index().tensors.keys().any(|name| name.starts_with(STRATEGY));
+        if !has_state || self.keeps_strategy(world_size, strategy) {
+            return None;
+        }
+        let Index { world_size: ranks, strategy: theirs, .. } = self.index();
+        Some(format!(
+            "what {ranks} ranks with {theirs} kept for their next steps is dropped, because this run has \
+             {world_size} with {strategy}: it ends with other weights than a run that was not interrupted"
+        ))
+    }
+
+    fn keeps_strategy(&self, world_size: usize, strategy: &str) -> bool {
+        self.index().world_size == world_size && self.index().strategy == strategy
+    }
+
+    /// Copies parameters and running statistics into place: the values in these ranges of flat storage, and all
+    /// statistics.
+    pub fn restore_model(&self, storage: &Storage, values: &[Range<usize>]) -> Result<()> {
+        let layout = storage.layout();
+        for (id, range) in values.iter().flat_map(|range| params_in(layout, range)) {
+            let param = layout.param(id);
+            let to = storage.values().slice(range.clone())?;
+            self.copy(&format!("model.{}", param.name), range.start - param.start, &to)?;
+        }
+        for (at, buffer) in layout.buffers().iter().enumerate() {
+            self.copy(&format!("model.{}", buffer.name), 0, &storage.buffer(BufferId(at))?)?;
+        }
+        Ok(())
+    }
+
+    /// Copies optimizer state into place: that in these ranges of flat storage.
+    pub fn restore_optimizer(
+        &self,
+        storage: &Storage,
+        optimizer: &mut Optimizer,
+        state: &[Range<usize>],
+        own_prefix: &str,
+    ) -> Result<()> {
+        let layout = storage.layout();
+        for (id, range) in state.iter().flat_map(|range| params_in(layout, range)) {
+            let param = layout.param(id);
+            for (state, to) in optimizer.state_of(range.clone())? {
+                let name = format!("optimizer.{state}.{}", param.name);
+                let own = format!("{own_prefix}{name}");
+                let is_own = self.index().tensors.contains_key(&own);
+                self.copy(if is_own { &own } else { &name }, range.start - param.start, &to)?;
+            }
+        }
+        optimizer.resume_after(self.optimizer_steps);
+        Ok(())
+    }
+
+    /// Copies everything into place that rank `rank` holds in these ranges, with the strategy's own tensors if the same
+    /// number of ranks with the same strategy goes on.
+    pub fn restore(
+        &self,
+        rank: Place,
+        ranges: &Ranges,
+        storage: &Storage,
+        optimizer: &mut Optimizer,
+        state: Vec<(String, Tensor)>,
+    ) -> Result<()> {
+        let keeps = self.keeps_strategy(rank.world_size, rank.strategy);
+        let prefix = if keeps { strategy_prefix(rank.rank) } else { String::new() };
+        self.restore_model(storage, &ranges.values)?;
+        self.restore_optimizer(storage, optimizer, &ranges.state, &prefix)?;
+        if keeps {
+            for (name, to) in state.iter().filter(|(_, to)| to.num_elems() > 0) {
+                self.copy(&format!("{prefix}{name}"), 0, to)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills a tensor with the elements of a logical tensor from `start` on.
+    fn copy(&self, name: &str, start: usize, to: &Tensor) -> Result<()> {
+        let range = start..start + to.num_elems();
+        let mut bytes = to.as_bytes().write::<u8>()?;
+        self.reader.read(name, range, &mut bytes).map_err(Failure::Run)
+    }
+}
+
+/// A rank of the run that goes on.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// Its number.
+    pub rank: usize,
+    /// The number of ranks.
+    pub world_size: usize,
+    /// Their strategy, with the settings that its own state depends on.
+    pub strategy: &'a str,
+}
+
+fn number<T: FromStr>(run: &BTreeMap<String, String>, key: &str) -> std::result::Result<T, String> {
+    let text = run.get(key).ok_or_else(|| format!("it does not say its {key}"))?;
+    text.parse().map_err(|_| format!("its {key} ({text}) is not a number"))
+}

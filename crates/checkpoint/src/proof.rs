@@ -1,0 +1,271 @@
+//! Which checkpoints are proven, and how often a run begins again after a number that is not finite.
+//!
+//! The weights of a checkpoint are finite, because others are never saved. They may still be ruined: a step may have moved
+//! them so far that the next losses are not finite. So a checkpoint counts as *good* once [`GOOD_AFTER_STEPS`] more steps had
+//! finite losses. A run keeps the last good one beside the newest ones ([`Line`]), and a run that ended with a number
+//! that is not finite leaves a note ([`NotFinite`]), after which a restart begins from the last good one.
+//!
+//! This file does not know what a checkpoint consists of.
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use paceline_files::Printable;
+use serde::{Deserialize, Serialize};
+
+use super::steps;
+use paceline_host::disk::Disk;
+
+/// A checkpoint is good once the losses of so many steps after it were finite.
+pub const GOOD_AFTER_STEPS: u64 = 10;
+/// How often a run begins again, from an earlier checkpoint, after numbers of the same step that were not finite.
+pub const MAX_RETRIES: u64 = 2;
+
+/// The file that says at which step a run ended with a number that is not finite.
+const NOT_FINITE: &str = "not-finite.json";
+/// The most bytes of that file. It has three short values.
+const MAX_NOTE_BYTES: u64 = 4096;
+
+/// The checkpoints on the way of one run, as far as the run must know them to keep the right ones.
+#[derive(Debug, Default)]
+pub struct Line {
+    /// The last one that is good, by its steps.
+    good: Option<u64>,
+    /// Those after it, oldest first.
+    waiting: VecDeque<u64>,
+}
+
+impl Line {
+    /// The way of a run that goes on from the checkpoint after so many steps in this folder.
+    pub fn from(folder: &Path, steps: u64) -> Self {
+        let good = steps::good(folder).filter(|good| *good <= steps);
+        let waiting = Some(steps).filter(|steps| good != Some(*steps));
+        Self { good, waiting: waiting.into_iter().collect() }
+    }
+
+    /// Tells it that all losses up to this step were finite.
+    pub fn advance(&mut self, steps: u64) {
+        while let Some(first) = self.waiting.front().copied()
+            && first + GOOD_AFTER_STEPS <= steps
+        {
+            self.good = Some(first);
+            self.waiting.pop_front();
+        }
+    }
+
+    /// Adds a checkpoint that is complete. `kept` says which ones are still there.
+    pub fn add(&mut self, steps: u64, kept: impl Fn(u64) -> bool) {
+        self.waiting.retain(|waiting| *waiting < steps && kept(*waiting));
+        self.waiting.push_back(steps);
+    }
+
+    /// The last good one.
+    pub fn good(&self) -> Option<u64> {
+        self.good
+    }
+
+    /// Those that stay whatever newer ones there are: the last good one, and the one that will be good next.
+    pub fn to_keep(&self) -> Vec<u64> {
+        self.good.into_iter().chain(self.waiting.front().copied()).collect()
+    }
+}
+
+/// A run has ended with a loss, a gradient norm or a weight that is not finite.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NotFinite {
+    /// The number of the step, from 1.
+    pub step: u64,
+    /// How many runs in a row have ended at this step.
+    pub times: u64,
+    /// The last one of these runs. Several of its ranks may write the note.
+    run: String,
+}
+
+impl NotFinite {
+    /// What earlier runs have left in this folder.
+    ///
+    /// # Errors
+    ///
+    /// If there is a note that cannot be read.
+    pub fn read(folder: &Path) -> Result<Option<Self>, String> {
+        let path = folder.join(NOT_FINITE);
+        let unreadable = |reason: &dyn std::fmt::Display| {
+            format!("{} cannot be read: {reason}; remove it", path.printable())
+        };
+        match paceline_files::read(&path, MAX_NOTE_BYTES) {
+            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|e| unreadable(&e)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(unreadable(&error)),
+        }
+    }
+
+    /// Leaves a note that the run with this id has ended at this step.
+    pub fn note(disk: &Disk, folder: &Path, step: u64, run: &str) -> io::Result<()> {
+        // A note that cannot be read counts nothing.
+        let before = Self::read(folder).ok().flatten().filter(|before| before.step == step);
+        let times = before.map_or(1, |before| before.times + u64::from(before.run != run));
+        let note = Self { step, times, run: run.to_owned() };
+        let text = serde_json::to_vec(&note).map_err(io::Error::from)?;
+        disk.replace(&folder.join(NOT_FINITE), None, |out| out.write_all(&text))
+    }
+
+    /// Removes the note once a run has come further than the step.
+    pub fn forget(disk: &Disk, folder: &Path, steps: u64) -> io::Result<()> {
+        match Self::read(folder) {
+            Ok(Some(note)) if note.step <= steps => disk.remove(&folder.join(NOT_FINITE)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Where a run that is started again begins.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Restart {
+    /// The checkpoints, the one to go on from first.
+    pub found: Vec<PathBuf>,
+    /// Why that is not the newest one, for the user.
+    pub note: Option<String>,
+}
+
+/// Decides from which of the checkpoints of a folder a run begins that is started again without a word from its user. `found`
+/// has the newest one first.
+///
+/// # Errors
+///
+/// If the run has ended at the same step too often, and if there is a note that cannot be read.
+pub fn restart(folder: &Path, found: Vec<PathBuf>) -> Result<Restart, String> {
+    let unchanged = |found| Ok(Restart { found, note: None });
+    let Some(note) = NotFinite::read(folder)? else { return unchanged(found) };
+    let steps_of = |path: &PathBuf| steps::steps_of(path.file_name()?.to_str()?);
+    let head = found.first().map(steps_of);
+    if head.is_some_and(|head| head.is_none_or(|head| head >= note.step)) {
+        return unchanged(found);
+    }
+    let NotFinite { step, times, .. } = note;
+    let given_up = |choice: &str| {
+        format!(
+            "step {step} was not finite in {times} runs in a row, so it is not tried again: lower --lr, or look at the \
+             data, and {choice}"
+        )
+    };
+    let Some(head) = head.flatten() else {
+        return match times > MAX_RETRIES {
+            true => Err(given_up("begin in another folder, or without --resume auto")),
+            false => unchanged(found),
+        };
+    };
+    let good = steps::good(folder);
+    let is_good =
+        |steps: u64| good.is_some_and(|good| steps <= good) || steps + GOOD_AFTER_STEPS < step;
+    // Those behind the newest one are older, or of a run that somebody has gone back from.
+    let mut line = found;
+    line.retain(|path| steps_of(path).is_some_and(|steps| steps <= head));
+    let first_good = line.iter().position(|path| steps_of(path).is_some_and(is_good));
+    // Before one is good, the oldest one is the most likely to be.
+    let from = first_good.unwrap_or(line.len() - 1);
+    let chosen = line[from].printable().to_string();
+    if times > MAX_RETRIES {
+        return Err(given_up(&format!("choose where to go on, as in --resume {chosen}")));
+    }
+    let what =
+        if first_good.is_some() { "the last good checkpoint" } else { "the oldest checkpoint" };
+    let note = (from > 0).then(|| {
+        let newest = steps::name(head);
+        format!(
+            "step {step} was not finite, so training goes on from {chosen}, {what}, and not from {newest}; a step that \
+             is not finite is tried {MAX_RETRIES} times more"
+        )
+    });
+    Ok(Restart { found: line.split_off(from), note })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn folder_with(steps: &[u64]) -> (tempfile::TempDir, Vec<PathBuf>) {
+        let folder = tempfile::tempdir().unwrap();
+        let found = steps.iter().rev().map(|steps| folder.path().join(steps::name(*steps)));
+        let found: Vec<_> = found.collect();
+        for path in &found {
+            fs::create_dir(path).unwrap();
+            fs::write(path.join(steps::INDEX), b"{}").unwrap();
+        }
+        (folder, found)
+    }
+
+    #[test]
+    fn a_checkpoint_is_good_after_finite_steps_and_the_next_one_waits() {
+        let mut line = Line::default();
+        line.add(4, |_| true);
+        line.advance(13);
+        assert_eq!((line.good(), line.to_keep()), (None, vec![4]));
+        line.add(8, |_| true);
+        line.add(12, |steps| steps != 8);
+        line.advance(14);
+        assert_eq!((line.good(), line.to_keep()), (Some(4), vec![4, 12]));
+        line.advance(100);
+        assert_eq!((line.good(), line.to_keep()), (Some(12), vec![12]));
+        // A run goes back to the step before.
+        line.add(50, |_| true);
+        line.add(40, |_| true);
+        assert_eq!(line.to_keep(), [12, 40]);
+    }
+
+    #[test]
+    fn the_same_step_is_counted_once_for_a_run_and_anew_for_another_step() {
+        let (folder, _) = folder_with(&[]);
+        let disk = Disk::default();
+        let times = |step, run| {
+            NotFinite::note(&disk, folder.path(), step, run).unwrap();
+            NotFinite::read(folder.path()).unwrap().unwrap().times
+        };
+        let found = [(9, "a"), (9, "a"), (9, "b"), (8, "c"), (9, "d")].map(|(s, r)| times(s, r));
+        assert_eq!(found, [1, 1, 2, 1, 1]);
+        NotFinite::forget(&disk, folder.path(), 8).unwrap();
+        assert!(NotFinite::read(folder.path()).unwrap().is_some());
+        NotFinite::forget(&disk, folder.path(), 9).unwrap();
+        assert_eq!(NotFinite::read(folder.path()), Ok(None));
+        fs::write(folder.path().join(NOT_FINITE), b"{").unwrap();
+        assert!(NotFinite::read(folder.path()).unwrap_err().contains("remove it"));
+    }
+
+    #[test]
+    fn a_restart_begins_at_the_last_good_checkpoint() {
+        let (folder, found) = folder_with(&[4, 8, 12, 16]);
+        let path = folder.path();
+        let begins = |found: &[PathBuf]| restart(path, found.to_vec()).map(|r| r.found[0].clone());
+        assert_eq!(begins(&found), Ok(path.join(steps::name(16))));
+        NotFinite::note(&Disk::default(), path, 20, "a").unwrap();
+        // After step 8 eleven losses were finite, and after step 12 seven.
+        let decided = restart(path, found.clone()).unwrap();
+        assert_eq!(decided.found, [8, 4].map(|steps| path.join(steps::name(steps))));
+        let note = decided.note.unwrap();
+        assert!(
+            note.contains("step-000000008, the last good") && note.contains("000016"),
+            "{note}"
+        );
+        // None of these is known to be good.
+        assert_eq!(begins(&found[..2]), Ok(path.join(steps::name(12))));
+        // Later ones are of a run that somebody has gone back from.
+        assert_eq!(begins(&[found[2].clone(), found[0].clone()]), Ok(path.join(steps::name(8))));
+        // A mark counts too.
+        fs::write(path.join(steps::GOOD), steps::name(12)).unwrap();
+        assert_eq!(begins(&found), Ok(path.join(steps::name(12))));
+        // A run that has come further does not go back.
+        let later = [path.join(steps::name(24)), path.join(steps::name(20))];
+        assert_eq!(begins(&later), Ok(later[0].clone()));
+
+        NotFinite::note(&Disk::default(), path, 20, "b").unwrap();
+        assert!(begins(&found).is_ok());
+        NotFinite::note(&Disk::default(), path, 20, "c").unwrap();
+        let refused = begins(&found).unwrap_err();
+        for words in ["step 20 was not finite in 3 runs", "--resume ", "step-000000012", "--lr"] {
+            assert!(refused.contains(words), "{refused}");
+        }
+    }
+}

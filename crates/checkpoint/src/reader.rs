@@ -1,0 +1,323 @@
+//! Reads the elements of a checkpoint's tensors.
+//!
+//! Input: the folder of a checkpoint. Output: the bytes of any range of any tensor. Whoever asks for a range reads the
+//! chunks in which it lies, and no others. Each chunk is compared with its digest before its first byte is used, once.
+//! This file knows nothing of models.
+
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use paceline_files::{Printable, printable};
+
+use super::index::{CHUNK_BYTES, Index, PieceEntry, ShardFile, sha256};
+use super::steps::INDEX;
+
+/// The most bytes of an index. One of 256 MB has the digests of 3 TB, and takes a few times its length of memory while it
+/// is read.
+const MAX_INDEX_BYTES: u64 = 256 << 20;
+
+/// A checkpoint whose index has been read. Its files are there and have the right lengths.
+#[derive(Debug)]
+pub struct Reader {
+    path: PathBuf,
+    index: Index,
+    files: Vec<Mutex<Shard>>,
+    /// Bytes that have been read of the files.
+    num_read: AtomicU64,
+}
+
+/// A file, and what is known of it.
+#[derive(Debug)]
+struct Shard {
+    content: Content,
+    /// For each chunk, whether it has been compared with its digest.
+    verified: Vec<bool>,
+    /// The chunk that was read last.
+    last: Option<(usize, Vec<u8>)>,
+}
+
+#[derive(Debug)]
+enum Content {
+    /// A file that nothing has been read of yet.
+    Closed,
+    File(File),
+    /// What an input of the fuzzer holds.
+    Memory(Vec<u8>),
+}
+
+impl Content {
+    fn read_at(&self, bytes: &mut [u8], start: u64) -> io::Result<()> {
+        match self {
+            Content::File(file) => file.read_exact_at(bytes, start),
+            Content::Closed => Err(io::ErrorKind::NotFound.into()),
+            Content::Memory(all) => {
+                let part = start as usize..start as usize + bytes.len();
+                bytes.copy_from_slice(all.get(part).ok_or(io::ErrorKind::UnexpectedEof)?);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Reader {
+    /// Opens the checkpoint in the folder `path`. Fails with what is wrong, and with the file and the rank that wrote
+    /// it.
+    pub fn open(path: &Path) -> Result<Self, String> {
+        let reader = Self::open_index(path)?;
+        let files = 0..reader.index.files.len();
+        match files.into_iter().find_map(|file| reader.problem_with(file)) {
+            Some(problem) => Err(problem),
+            None => Ok(reader),
+        }
+    }
+
+    /// Like [`Reader::open`], but does not look at the files.
+    pub fn open_index(path: &Path) -> Result<Self, String> {
+        let file = path.join(INDEX);
+        let named = |reason: &str| format!("{} {}", file.printable(), printable(reason));
+        let text = paceline_files::read(&file, MAX_INDEX_BYTES)
+            .map_err(|e| named(&format!("cannot be read: {e}")))?;
+        let index = Index::parse(&text).map_err(|reason| named(&reason))?;
+        let contents = index.files.iter().map(|_| Content::Closed).collect();
+        Ok(Self::new(path, index, contents))
+    }
+
+    /// A checkpoint in memory, for the fuzzer.
+    pub fn in_memory(index: Index, files: Vec<Vec<u8>>) -> Result<Self, String> {
+        for (file, bytes) in index.files.iter().zip(&files) {
+            if bytes.len() as u64 != file.num_bytes {
+                return Err(format!(
+                    "{} has {} bytes, not {}",
+                    file.name,
+                    bytes.len(),
+                    file.num_bytes
+                ));
+            }
+        }
+        if files.len() != index.files.len() {
+            return Err(format!("there are {} files, not {}", files.len(), index.files.len()));
+        }
+        Ok(Self::new(Path::new(""), index, files.into_iter().map(Content::Memory).collect()))
+    }
+
+    fn new(path: &Path, index: Index, contents: Vec<Content>) -> Self {
+        let shard = |(content, file): (Content, &ShardFile)| {
+            Mutex::new(Shard { content, verified: vec![false; file.chunks.len()], last: None })
+        };
+        let files = contents.into_iter().zip(&index.files).map(shard).collect();
+        Self { path: path.to_owned(), index, files, num_read: AtomicU64::new(0) }
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the checkpoint consists of.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Bytes that have been read of the files so far.
+    pub fn num_read(&self) -> u64 {
+        self.num_read.load(Ordering::Relaxed)
+    }
+
+    /// Says in words that a file is missing or has another length, if that is so.
+    pub fn problem_with(&self, file: usize) -> Option<String> {
+        let ShardFile { name, num_bytes, .. } = &self.index.files[file];
+        let problem = match fs::metadata(self.path.join(name)) {
+            Err(error) => format!("cannot be read: {error}"),
+            Ok(found) if found.len() != *num_bytes => {
+                format!("is corrupt: it has {} bytes, not {num_bytes}", found.len())
+            }
+            Ok(_) => return None,
+        };
+        Some(self.about(file, &problem))
+    }
+
+    /// A problem with a file, in words.
+    fn about(&self, file: usize, problem: &str) -> String {
+        let path = self.path.join(&self.index.files[file].name);
+        format!("{}, which rank {file} wrote, {problem}", path.printable())
+    }
+
+    /// Copies elements of a tensor to `to`, which has their length in bytes.
+    pub fn read(&self, name: &str, range: Range<usize>, to: &mut [u8]) -> Result<(), String> {
+        let tensor = self.index.tensors.get(name);
+        let tensor =
+            tensor.ok_or_else(|| format!("{} has no tensor {name}", self.path.printable()))?;
+        let elem_bytes = tensor.dtype().size_bytes();
+        if range.end > tensor.num_elems() || to.len() != range.len() * elem_bytes {
+            return Err(format!("{name} has {} elements, not {range:?}", tensor.num_elems()));
+        }
+        let first = tensor.pieces.partition_point(|piece| piece.range().end <= range.start);
+        for piece in &tensor.pieces[first..] {
+            let PieceEntry { start, file, offset, .. } = *piece;
+            let common = range.start.max(start)..range.end.min(piece.range().end);
+            if common.is_empty() {
+                break;
+            }
+            let bytes =
+                (common.start - range.start) * elem_bytes..(common.end - range.start) * elem_bytes;
+            let from = offset + ((common.start - start) * elem_bytes) as u64;
+            self.read_file(file, from, &mut to[bytes])?;
+        }
+        Ok(())
+    }
+
+    /// Compares every chunk of a file with its digest. Returns what is wrong, in words.
+    pub fn verify_file(&self, file: usize) -> Vec<String> {
+        let mut shard = self.lock(file);
+        let num_chunks = self.index.files[file].chunks.len();
+        (0..num_chunks).filter_map(|chunk| self.verify(&mut shard, file, chunk).err()).collect()
+    }
+
+    fn lock(&self, file: usize) -> MutexGuard<'_, Shard> {
+        self.files[file].lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Copies bytes of a file.
+    fn read_file(&self, file: usize, mut from: u64, mut to: &mut [u8]) -> Result<(), String> {
+        let mut shard = self.lock(file);
+        let of = &self.index.files[file];
+        while !to.is_empty() {
+            let chunk = (from / CHUNK_BYTES as u64) as usize;
+            let bounds = of.chunk(chunk);
+            let len = to.len().min((bounds.end - from) as usize);
+            let (now, rest) = to.split_at_mut(len);
+            if !shard.verified[chunk] {
+                self.verify(&mut shard, file, chunk)?;
+            }
+            match &shard.last {
+                Some((last, bytes)) if *last == chunk => {
+                    let start = (from - bounds.start) as usize;
+                    now.copy_from_slice(&bytes[start..start + len]);
+                }
+                _ => {
+                    self.num_read.fetch_add(len as u64, Ordering::Relaxed);
+                    let read = shard.content.read_at(now, from);
+                    read.map_err(|e| self.about(file, &format!("cannot be read: {e}")))?;
+                }
+            }
+            (from, to) = (from + len as u64, rest);
+        }
+        Ok(())
+    }
+
+    /// Reads a chunk and compares it with its digest.
+    fn verify(&self, shard: &mut Shard, file: usize, chunk: usize) -> Result<(), String> {
+        let of = &self.index.files[file];
+        let bounds = of.chunk(chunk);
+        let unreadable = |e: io::Error| self.about(file, &format!("cannot be read: {e}"));
+        if matches!(shard.content, Content::Closed) {
+            // Chunk by chunk, as many bytes as the index states.
+            let path = self.path.join(&of.name);
+            shard.content = Content::File(paceline_files::open(&path).map_err(unreadable)?);
+        }
+        let mut bytes = shard.last.take().map_or_else(Vec::new, |(_, bytes)| bytes);
+        bytes.resize((bounds.end - bounds.start) as usize, 0);
+        self.num_read.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        shard.content.read_at(&mut bytes, bounds.start).map_err(unreadable)?;
+        if sha256(&bytes) != of.chunks[chunk] {
+            return Err(self.about(
+                file,
+                &format!("is corrupt: its bytes {bounds:?} do not match their digest"),
+            ));
+        }
+        shard.verified[chunk] = true;
+        shard.last = Some((chunk, bytes));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::index::{TensorEntry, VERSION};
+    use super::*;
+
+    /// A tensor of bytes in two files of three chunks each, whose pieces take turns.
+    fn checkpoint(folder: &Path) -> (Reader, Vec<u8>) {
+        let file_bytes = 2 * CHUNK_BYTES + 1000;
+        let all: Vec<u8> = (0..2 * file_bytes).map(|at| (at * 7 + at / 255) as u8).collect();
+        let mut index = Index { version: VERSION, world_size: 2, ..Index::default() };
+        let mut tensor =
+            TensorEntry { dtype: "u8".into(), shape: vec![2, file_bytes], pieces: Vec::new() };
+        let mut files = [Vec::new(), Vec::new()];
+        for (at, part) in all.chunks(300_000).enumerate() {
+            let file = at % 2;
+            let offset = files[file].len() as u64;
+            let piece = PieceEntry { start: at * 300_000, len: part.len(), file, offset };
+            tensor.pieces.push(piece);
+            files[file].extend(part);
+        }
+        for (at, bytes) in files.iter().enumerate() {
+            let name = format!("rank-{at}.shard");
+            fs::write(folder.join(&name), bytes).unwrap();
+            let chunks = bytes.chunks(CHUNK_BYTES).map(sha256).collect();
+            index.files.push(ShardFile { name, num_bytes: bytes.len() as u64, chunks });
+        }
+        index.tensors.insert("a".into(), tensor);
+        fs::write(folder.join(INDEX), index.to_json()).unwrap();
+        (Reader::open(folder).unwrap(), all)
+    }
+
+    #[test]
+    fn any_range_is_read_and_only_its_chunks_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let (reader, all) = checkpoint(folder.path());
+        let read = |reader: &Reader, range: Range<usize>| {
+            let mut bytes = vec![0; range.len()];
+            reader.read("a", range.clone(), &mut bytes).unwrap();
+            assert!(bytes == all[range.clone()], "{range:?}");
+        };
+        read(&reader, 10..20);
+        assert_eq!(reader.num_read(), CHUNK_BYTES as u64);
+        read(&reader, 5..299_999);
+        assert_eq!(reader.num_read(), CHUNK_BYTES as u64, "a chunk is verified once");
+        read(&reader, 299_999..300_001);
+        assert_eq!(reader.num_read(), 2 * CHUNK_BYTES as u64);
+        for range in [0..0, 0..all.len(), 600_000..600_001, 123_456..3_456_789] {
+            read(&reader, range);
+        }
+        let (again, _) = checkpoint(folder.path());
+        read(&again, 0..all.len());
+        let files: u64 = again.index().files.iter().map(|file| file.num_bytes).sum();
+        assert!(again.num_read() <= 2 * files, "{} of {files} bytes", again.num_read());
+        again.read("a", 0..all.len() + 1, &mut vec![0; all.len() + 1]).unwrap_err();
+        again.read("b", 0..1, &mut [0]).unwrap_err();
+    }
+
+    #[test]
+    fn damage_is_found_by_those_who_read_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_, all) = checkpoint(folder.path());
+        let path = folder.path().join("rank-1.shard");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[CHUNK_BYTES + 5] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        let reader = Reader::open(folder.path()).unwrap();
+        let mut to = vec![0; 1000];
+        // The first chunk of that file.
+        reader.read("a", 300_000..301_000, &mut to).unwrap();
+        let start = 4 * 600_000;
+        let refused = reader.read("a", start - 1000..start, &mut to).unwrap_err();
+        for words in ["rank-1.shard, which rank 1 wrote, is corrupt", "its bytes 1048576.."] {
+            assert!(refused.contains(words), "{refused}");
+        }
+        assert_eq!(reader.verify_file(0), [""; 0]);
+        assert_eq!(reader.verify_file(1), [refused]);
+        fs::write(&path, &bytes[1..]).unwrap();
+        let refused = Reader::open(folder.path()).unwrap_err();
+        assert!(refused.contains("which rank 1 wrote, is corrupt: it has"), "{refused}");
+        fs::remove_file(&path).unwrap();
+        let refused = Reader::open(folder.path()).unwrap_err();
+        assert!(refused.contains("which rank 1 wrote, cannot be read: No such file"), "{refused}");
+        drop(all);
+    }
+}

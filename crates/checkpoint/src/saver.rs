@@ -1,0 +1,226 @@
+//! Saves checkpoints of one rank while it trains.
+//!
+//! A save copies what this rank writes, and hands the copy to a thread that writes it. One save at a time: before the
+//! next one begins, and before the run ends, all ranks wait for the one before. This file does not know what a rank
+//! writes.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use paceline_files::Printable;
+use paceline_memory::Allocator;
+use paceline_trace::thread_builder;
+
+use super::index::{Index, Previous};
+use super::pieces::Piece;
+use super::proof::{Line, NotFinite};
+use super::steps::Keep;
+use super::writer::{self, Completion, Job, Status};
+use super::{snapshot, steps};
+use paceline_failure::{Failure, Result};
+use paceline_host::disk::Disk;
+
+/// How long a save may take on any rank, and how long rank 0 waits for the parts of the other ranks.
+pub const SAVE_LIMIT: Duration = Duration::from_secs(600);
+/// How long it goes on waiting when the run has ended early: for ranks that were about to write their parts.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How a run saves.
+#[derive(Clone, Debug)]
+pub struct SaveSettings {
+    /// How many of the newest checkpoints stay.
+    pub keep: usize,
+    /// The memory for a copy, in bytes. `None` takes as much as the copy needs.
+    pub budget_bytes: Option<usize>,
+}
+
+/// Writes one rank's parts of checkpoints.
+#[derive(Debug)]
+pub struct Saver {
+    disk: Disk,
+    folder: PathBuf,
+    settings: SaveSettings,
+    /// Tells this run's folders from those that another run has left.
+    id: String,
+    rank: usize,
+    world_size: usize,
+    /// How long rank 0 waits for the other parts.
+    limit: Duration,
+    /// On rank 0: the checkpoint that the next one follows.
+    previous: Option<Previous>,
+    /// On rank 0: the checkpoints on the way of this run.
+    line: Line,
+    save: Option<Running>,
+}
+
+/// A save that has begun.
+#[derive(Debug)]
+struct Running {
+    status: Arc<Status>,
+    thread: JoinHandle<Result<Option<Previous>>>,
+}
+
+impl Saver {
+    /// Saves to `folder` as one of the ranks of a run. All ranks of the run, and no others, have this `id`.
+    pub fn new(
+        disk: Disk,
+        folder: &Path,
+        settings: SaveSettings,
+        id: String,
+        rank: usize,
+        world_size: usize,
+    ) -> Self {
+        Self {
+            disk,
+            folder: folder.to_owned(),
+            settings,
+            id,
+            rank,
+            world_size,
+            limit: SAVE_LIMIT,
+            previous: None,
+            line: Line::default(),
+            save: None,
+        }
+    }
+
+    /// The same, but rank 0 waits so long for the other parts.
+    #[cfg(test)]
+    pub fn with_limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// How long a save may take on any rank.
+    pub fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// Tells the saver that the run goes on from this checkpoint in its folder.
+    pub fn follow(&mut self, previous: Previous) {
+        self.line = Line::from(&self.folder, previous.steps);
+        self.previous = Some(previous);
+    }
+
+    /// Leaves a note that this run ends at this step with a number that is not finite. Any rank may do so, and several.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written.
+    pub fn note_not_finite(&self, step: u64) -> Result<()> {
+        NotFinite::note(&self.disk, &self.folder, step, &self.id).map_err(|e| {
+            Failure::io(format!("cannot leave a note in {}", self.folder.printable()), e)
+        })
+    }
+
+    /// Begins to save the pieces of this rank after `steps` steps whose losses were finite. Returns when they have been
+    /// copied, so that they may change. `head` is the index without files and tensors. There must be no save under way.
+    pub fn begin(
+        &mut self,
+        mut head: Index,
+        steps: u64,
+        pieces: &[Piece],
+        allocator: &Allocator,
+    ) -> Result<()> {
+        let Self { rank, world_size, .. } = *self;
+        let num_bytes = snapshot::num_bytes(pieces);
+        let num_waiting = snapshot::num_waiting(num_bytes, self.settings.budget_bytes);
+        let (sender, blocks) = sync_channel(num_waiting);
+        let status = Arc::new(Status::default());
+        let job = Job {
+            disk: self.disk.clone(),
+            folder: self.folder.clone(),
+            partial: self.folder.join(steps::partial_name(steps, &self.id)),
+            rank,
+            world_size,
+            tensors: snapshot::entries(pieces, rank),
+            num_bytes: num_bytes as u64,
+            blocks,
+            status: status.clone(),
+        };
+        self.line.advance(steps);
+        head.previous = self.previous.clone();
+        let keep =
+            Keep { newest: self.settings.keep, also: self.line.to_keep(), good: self.line.good() };
+        let completion = (rank == 0).then_some(Completion { head, steps, keep, limit: self.limit });
+        let thread = thread_builder("checkpoint").spawn(move || {
+            // Whatever happens in there, nobody waits for this rank's part any more.
+            let _over = EndPart(job.status.clone());
+            writer::run(&job, completion)
+        });
+        let thread = thread.map_err(|e| Failure::io("cannot start a thread that saves", e))?;
+        self.save = Some(Running { status, thread });
+        snapshot::copy(pieces, allocator, &sender)
+    }
+
+    /// Whether a copy of these pieces takes more memory than it may, so that training waits while it is written.
+    pub fn is_over_budget(&self, pieces: &[Piece]) -> bool {
+        let needed = snapshot::num_bytes(pieces);
+        self.settings.budget_bytes.is_some_and(|budget| budget < needed)
+    }
+
+    /// Whether a save is under way, or has ended and nobody has asked for its outcome.
+    pub fn is_saving(&self) -> bool {
+        self.save.is_some()
+    }
+
+    /// The outcome of a save that has ended meanwhile. Does not wait.
+    pub fn look(&mut self) -> Result<()> {
+        match &self.save {
+            Some(save) if save.thread.is_finished() => self.wait(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until this rank's part of the save is on the disk. Returns why it is not, if the save has failed.
+    pub fn wait_for_part(&mut self) -> Result<()> {
+        let Some(save) = &self.save else { return Ok(()) };
+        let has_part = save.status.wait_for_part();
+        // On rank 0 the save goes on, unless it has failed.
+        if self.rank == 0 && has_part { Ok(()) } else { self.wait() }
+    }
+
+    /// Ends a save of which another rank has not written its part, and never will. Rank 0 would wait for the part.
+    pub fn give_up(&mut self) {
+        self.end(Duration::ZERO);
+    }
+
+    /// Gives the save this time, and then waits until it is over. Its outcome does not matter.
+    fn end(&mut self, grace: Duration) {
+        let Some(Running { status, thread }) = self.save.take() else { return };
+        status.end_run(grace);
+        // The run has failed for another reason already, or is about to.
+        let _ = thread.join();
+    }
+
+    /// Waits until the save is over. On rank 0 the checkpoint is then complete.
+    pub fn wait(&mut self) -> Result<()> {
+        let Some(Running { thread, .. }) = self.save.take() else { return Ok(()) };
+        let panicked =
+            |_| Failure::Run("the thread that writes the checkpoint has panicked".into());
+        if let Some(written) = thread.join().map_err(panicked)?? {
+            self.line.add(written.steps, |steps| steps::is_complete(&self.folder, steps));
+            self.previous = Some(written);
+        }
+        Ok(())
+    }
+}
+
+/// A run that ends early does not leave its last save half done if it can help it.
+impl Drop for Saver {
+    fn drop(&mut self) {
+        self.end(GRACE);
+    }
+}
+
+/// Says that a part is over, also when its writer panics.
+struct EndPart(Arc<Status>);
+
+impl Drop for EndPart {
+    fn drop(&mut self) {
+        self.0.end_part(false);
+    }
+}

@@ -1,0 +1,308 @@
+//! The checkpoints in a folder: one folder each, named after the number of optimizer steps.
+//!
+//! A folder of this name is complete, because it gets the name by an atomic rename after all that it holds has reached
+//! the disk. A folder that is being written, or removed, has a hidden name. `latest` holds the name of the newest one, and
+//! never that of one that is not on the disk: if the folder that it names is gone, somebody has removed it. `good` holds the name of
+//! the last one that is good. This file does not know what a checkpoint consists of.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use paceline_files::Printable;
+
+use super::proof::NotFinite;
+use paceline_host::disk::Disk;
+
+/// The file that makes a folder a checkpoint.
+pub const INDEX: &str = "index.json";
+/// The file with the name of the newest checkpoint.
+pub const LATEST: &str = "latest";
+/// The file with the name of the last checkpoint after which enough losses were finite.
+pub(super) const GOOD: &str = "good";
+/// The most bytes of these two files: the name of a checkpoint, with room for spaces.
+const MAX_NAME_FILE_BYTES: u64 = 256;
+/// The file in which earlier versions kept a checkpoint.
+pub const SINGLE_FILE: &str = "checkpoint.safetensors";
+
+/// How the name of a file begins by which ranks find out that they see the same folder.
+pub(super) const RUN_PREFIX: &str = ".run-";
+
+const PREFIX: &str = "step-";
+/// How the names of folders end that are being written, and of those that are being removed.
+const HIDDEN: [&str; 2] = [".partial", ".removed"];
+
+/// The name of the checkpoint after so many steps.
+pub fn name(steps: u64) -> String {
+    format!("{PREFIX}{steps:09}")
+}
+
+/// The hidden name of a checkpoint while run `id` writes it.
+pub(super) fn partial_name(steps: u64, id: &str) -> String {
+    format!(".{}.{id}{}", name(steps), HIDDEN[0])
+}
+
+fn removed_name(steps: u64) -> String {
+    format!(".{}{}", name(steps), HIDDEN[1])
+}
+
+/// The steps that the name of a checkpoint states.
+pub(super) fn steps_of(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(PREFIX)?;
+    let steps = digits.parse().ok()?;
+    (self::name(steps) == name).then_some(steps)
+}
+
+/// Whether the folder has the checkpoint after so many steps.
+pub(super) fn is_complete(folder: &Path, steps: u64) -> bool {
+    folder.join(name(steps)).join(INDEX).exists()
+}
+
+/// The steps of all checkpoints in a folder, in order. A folder that cannot be read has none.
+pub(super) fn all(folder: &Path) -> Vec<u64> {
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    let mut found: Vec<u64> = entries
+        .filter_map(|entry| steps_of(entry.file_name().to_str()?))
+        .filter(|steps| is_complete(folder, *steps))
+        .collect();
+    found.sort_unstable();
+    found
+}
+
+/// The checkpoints in a folder, the one to go on from first. Those after it follow those before it: they are of a run
+/// that somebody has gone back from.
+pub(super) fn in_order(folder: &Path) -> Vec<PathBuf> {
+    let mut found = all(folder);
+    let latest = named_by(folder, LATEST).ok().flatten().filter(|steps| found.contains(steps));
+    newest_first(&mut found, latest.unwrap_or(u64::MAX));
+    found.into_iter().map(|steps| folder.join(name(steps))).collect()
+}
+
+/// The steps of the checkpoint that a file in the folder names. `None` if there is no such file.
+fn named_by(folder: &Path, file: &str) -> Result<Option<u64>, String> {
+    let path = folder.join(file);
+    match paceline_files::read_text(&path, MAX_NAME_FILE_BYTES) {
+        Ok(text) => match steps_of(text.trim()) {
+            Some(steps) => Ok(Some(steps)),
+            None => Err(format!("{} does not name a checkpoint", path.printable())),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(format!("{} cannot be read: {error}", path.printable())),
+    }
+}
+
+/// Why the newest checkpoint of a folder cannot be known or is not there, and what can be used instead. `None` if it is
+/// there, or if the folder has never had one.
+pub(super) fn missing_head(folder: &Path) -> Option<String> {
+    let problem = match named_by(folder, LATEST) {
+        Err(problem) => problem,
+        Ok(None) => return None,
+        Ok(Some(steps)) => {
+            let path = folder.join(name(steps));
+            let problem = match path.join(INDEX).try_exists() {
+                Ok(true) => return None,
+                Ok(false) if path.exists() => format!("which has no {INDEX}"),
+                Ok(false) => "which is not there".to_owned(),
+                Err(error) => format!("which cannot be read: {error}"),
+            };
+            format!("{} names {}, {problem}", folder.join(LATEST).printable(), name(steps))
+        }
+    };
+    let mut others = all(folder);
+    newest_first(&mut others, u64::MAX);
+    let names: Vec<String> = others.into_iter().map(name).collect();
+    Some(match names.first() {
+        Some(first) => format!(
+            "{problem}; there is {}: to go back to an earlier one, name its folder, as in --resume {}",
+            names.join(" and "),
+            folder.join(first).printable()
+        ),
+        None => format!(
+            "{problem}, and no other checkpoint is there: put it back, or begin in another folder"
+        ),
+    })
+}
+
+/// The steps of the checkpoint in a folder that a run would go on from, if there is one.
+pub fn latest(folder: &Path) -> Option<u64> {
+    steps_of(in_order(folder).first()?.file_name()?.to_str()?)
+}
+
+/// The steps of the last good checkpoint in a folder, if one is known and still there.
+pub(super) fn good(folder: &Path) -> Option<u64> {
+    named_by(folder, GOOD).ok().flatten().filter(|good| all(folder).contains(good))
+}
+
+fn newest_first(steps: &mut [u64], latest: u64) {
+    steps.sort_unstable_by_key(|steps| (*steps > latest, std::cmp::Reverse(*steps)));
+}
+
+/// Which checkpoints stay when there is a new one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Keep {
+    /// How many of the newest ones, the new one included.
+    pub newest: usize,
+    /// Others that stay, by their steps.
+    pub also: Vec<u64>,
+    /// The last one that is good.
+    pub good: Option<u64>,
+}
+
+/// Gives a checkpoint its name, makes it the latest, and removes old ones. `previous` has the steps of the one that it
+/// follows. All files in `partial`, and their names, are on the disk already.
+pub(super) fn publish(
+    disk: &Disk,
+    folder: &Path,
+    partial: &Path,
+    steps: u64,
+    previous: Option<u64>,
+    keep: &Keep,
+) -> io::Result<()> {
+    let path = folder.join(name(steps));
+    let mut removed = Vec::new();
+    if path.try_exists()? {
+        // A run that has gone back comes to the same step again. For a moment there is nothing of this name.
+        if named_by(folder, LATEST) == Ok(Some(steps)) {
+            match previous.filter(|previous| *previous != steps && all(folder).contains(previous)) {
+                Some(previous) => put_name(disk, folder, LATEST, previous)?,
+                None => {
+                    disk.remove(&folder.join(LATEST))?;
+                    disk.sync_folder(folder)?;
+                }
+            }
+        }
+        removed.push(set_aside(disk, folder, steps)?);
+    }
+    disk.rename(partial, &path)?;
+    disk.sync_folder(folder)?;
+    put_name(disk, folder, LATEST, steps)?;
+    if let Some(good) = keep.good.filter(|good| named_by(folder, GOOD) != Ok(Some(*good))) {
+        put_name(disk, folder, GOOD, good)?;
+    }
+    let mut found = all(folder);
+    newest_first(&mut found, steps);
+    for old in found.into_iter().skip(keep.newest.max(1)).filter(|old| !keep.also.contains(old)) {
+        removed.push(set_aside(disk, folder, old)?);
+    }
+    if !removed.is_empty() {
+        // Only when the old names are gone for good, so that no name is left without its files.
+        disk.sync_folder(folder)?;
+    }
+    removed.iter().try_for_each(|path| disk.remove_tree(path))?;
+    NotFinite::forget(disk, folder, steps)
+}
+
+/// Writes the name of a checkpoint into a file of the folder.
+fn put_name(disk: &Disk, folder: &Path, file: &str, steps: u64) -> io::Result<()> {
+    let text = format!("{}\n", name(steps));
+    disk.replace(&folder.join(file), None, |out| out.write_all(text.as_bytes()))
+}
+
+fn set_aside(disk: &Disk, folder: &Path, steps: u64) -> io::Result<PathBuf> {
+    let hidden = folder.join(removed_name(steps));
+    // What an earlier run could not remove is in the way.
+    disk.remove_tree(&hidden)?;
+    disk.rename(&folder.join(name(steps)), &hidden)?;
+    Ok(hidden)
+}
+
+/// Removes what earlier runs have left: checkpoints that are not complete, or that were being removed.
+pub(super) fn remove_leftovers(disk: &Disk, folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        let is_hidden = HIDDEN.iter().any(|end| name.ends_with(end));
+        if is_hidden && name.starts_with(&format!(".{PREFIX}")) {
+            disk.remove_tree(&entry.path())?;
+        } else if name.starts_with(RUN_PREFIX) {
+            disk.remove(&entry.path())?;
+        }
+    }
+    disk.remove_partial(&folder.join(LATEST))?;
+    disk.remove_partial(&folder.join(GOOD))
+}
+
+/// Whether there is a checkpoint, or one of an earlier version of this program, or was one. If the system cannot tell, the
+/// answer is yes, so that opening it reports why.
+pub fn is_in(folder: &Path) -> bool {
+    let has = |name: &str| folder.join(name).try_exists().unwrap_or(true);
+    has(INDEX) || has(SINGLE_FILE) || has(LATEST) || !all(folder).is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_steps() {
+        for steps in [0, 7, 123_456_789, u64::MAX] {
+            assert_eq!(steps_of(&name(steps)), Some(steps));
+        }
+        for other in
+            ["step-7", "step-", "step-+00000007", "step-0000000071", "latest", "step-00000000x"]
+        {
+            assert_eq!(steps_of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn checkpoints_of_a_run_that_was_gone_back_from_come_last_and_go_first() {
+        let mut steps = [10, 20, 30, 40];
+        newest_first(&mut steps, 20);
+        assert_eq!(steps, [20, 10, 40, 30]);
+
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let disk = Disk::default();
+        let publish = |steps, newest| {
+            let partial = folder.join(partial_name(steps, "id"));
+            fs::create_dir(&partial).unwrap();
+            fs::write(partial.join(INDEX), steps.to_string()).unwrap();
+            let keep = Keep { newest, ..Keep::default() };
+            publish(&disk, folder, &partial, steps, None, &keep).unwrap();
+        };
+        [10, 20, 30].iter().for_each(|steps| publish(*steps, 3));
+        assert_eq!(all(folder), [10, 20, 30]);
+        publish(15, 3);
+        assert_eq!(all(folder), [10, 15, 30]);
+        let names: Vec<_> = [15, 10, 30].map(|steps| folder.join(name(steps))).into();
+        assert_eq!(in_order(folder), names);
+        // Again, in place of the one that is there.
+        publish(30, 2);
+        assert_eq!(all(folder), [15, 30]);
+        fs::remove_file(folder.join(LATEST)).unwrap();
+        assert_eq!(in_order(folder)[0], folder.join(name(30)));
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 2, "nothing else is left");
+    }
+
+    #[test]
+    fn a_newest_checkpoint_that_is_gone_is_no_silent_step_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let put = |steps| {
+            fs::create_dir(folder.join(name(steps))).unwrap();
+            fs::write(folder.join(name(steps)).join(INDEX), b"{}").unwrap();
+        };
+        let says = |words: &[&str]| {
+            let problem = missing_head(folder).unwrap();
+            for words in words {
+                assert!(problem.contains(words), "no {words:?} in {problem}");
+            }
+        };
+        assert_eq!(missing_head(folder), None);
+        assert!(!is_in(folder));
+        [2, 3].into_iter().for_each(put);
+        assert_eq!(missing_head(folder), None, "none was ever the latest one");
+        fs::write(folder.join(LATEST), "step-000000004\n").unwrap();
+        let back = format!("--resume {}", folder.join(name(3)).display());
+        says(&["step-000000004, which is not there", "step-000000003 and step-000000002", &back]);
+        fs::create_dir(folder.join(name(4))).unwrap();
+        says(&["step-000000004, which has no index.json", &back]);
+        fs::write(folder.join(LATEST), "step-4").unwrap();
+        says(&["latest does not name a checkpoint", &back]);
+        [2, 3, 4].iter().for_each(|steps| fs::remove_dir_all(folder.join(name(*steps))).unwrap());
+        says(&["no other checkpoint is there"]);
+        assert!(is_in(folder), "a run must not begin here as if nothing had been");
+    }
+}

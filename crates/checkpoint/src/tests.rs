@@ -1,0 +1,451 @@
+//! Whole saves: by several ranks, on disks that fail, and on disks that lose their power.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use paceline_kernels::optimizer::AdamW;
+use paceline_memory::{Allocator, DType};
+use paceline_model::weights::WeightFile;
+use paceline_model::{MlpConfig, Optimizer, OptimizerConfig, Storage};
+
+use super::index::CHUNK_BYTES;
+use super::pieces::{self, Ranges};
+use super::reader::Reader;
+use super::verify::verify;
+use super::*;
+use crate::progress::Progress;
+use paceline_failure::{Failure, Result};
+use paceline_host::disk::Disk;
+use paceline_host::disk::faults::{Fault, at_each_operation};
+use paceline_host::disk::power_cut::{ModelDisk, Names, Recorded, Unsynced};
+
+const ADAMW: AdamW = AdamW { lr: 0.1, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
+const KIND: &str = "any of the exact ones";
+
+/// A model of layers of this width: 2.2 MB with the optimizer's state if it is 400.
+const fn mlp(hidden_dim: usize) -> MlpConfig {
+    MlpConfig { input_dim: 64, hidden_dim, output_dim: 4, num_layers: 3, tie_layers: false }
+}
+
+/// A model and its optimizer for so many ranks, whose values depend on the seed.
+fn model(sizes: MlpConfig, ranks: usize, seed: u64) -> (Storage, Optimizer) {
+    let allocator = Allocator::new();
+    let layout = sizes.build(ranks).unwrap().layout;
+    let storage = Storage::host(layout.clone(), DType::F32, &allocator).unwrap();
+    storage.initialize(seed).unwrap();
+    let optimizer = Optimizer::new(OptimizerConfig::AdamW(ADAMW), &storage, &allocator).unwrap();
+    for param in layout.params() {
+        for (at, (_, state)) in optimizer.state_of(param.range()).unwrap().into_iter().enumerate() {
+            let values = storage.values().slice(param.range()).unwrap();
+            let values = values.read::<f32>().unwrap();
+            let mut state = state.write::<f32>().unwrap();
+            state.iter_mut().zip(&*values).for_each(|(x, v)| *x = v * (at + 2) as f32);
+        }
+    }
+    (storage, optimizer)
+}
+
+/// What rank `rank` of a placement that cuts each unit evenly owns.
+fn shard(storage: &Storage, rank: usize, ranks: usize) -> Ranges {
+    let layout = storage.layout();
+    let cut = |unit: &paceline_model::Unit| {
+        let len = unit.range.len() / ranks;
+        unit.range.start + rank * len..unit.range.start + (rank + 1) * len
+    };
+    let values: Vec<_> = layout.units().iter().map(cut).collect();
+    Ranges { state: values.clone(), values }
+}
+
+fn everything(storage: &Storage) -> Ranges {
+    Ranges::everything(storage.layout())
+}
+
+fn saver(disk: &Disk, folder: &Path, rank: usize, ranks: usize, budget: Option<usize>) -> Saver {
+    let settings = SaveSettings { keep: 2, budget_bytes: budget };
+    Saver::new(disk.clone(), folder, settings, "0123".into(), rank, ranks)
+}
+
+/// Begins a save of a rank.
+fn begin(
+    saver: &mut Saver,
+    (storage, optimizer): &(Storage, Optimizer),
+    owned: &[Ranges],
+    rank: usize,
+    steps: u64,
+) -> Result<()> {
+    let own = pieces::share(owned, rank);
+    let mut pieces = pieces::of_ranges("", &own, storage, optimizer).unwrap();
+    if rank == 0 {
+        pieces.extend(pieces::of_buffers(storage).unwrap());
+    }
+    let progress = Progress { steps, ..Progress::default() };
+    let head = head(owned.len(), KIND, &[], steps, &progress);
+    saver.begin(head, steps, &pieces, &Allocator::new())
+}
+
+/// Saves a model as several ranks that own these ranges.
+fn save(
+    disk: &Disk,
+    folder: &Path,
+    model: &(Storage, Optimizer),
+    owned: &[Ranges],
+    steps: u64,
+) -> Result<()> {
+    save_after(disk, folder, model, owned, steps, None)
+}
+
+/// The same, after a checkpoint in the same folder.
+fn save_after(
+    disk: &Disk,
+    folder: &Path,
+    model: &(Storage, Optimizer),
+    owned: &[Ranges],
+    steps: u64,
+    previous: Option<Previous>,
+) -> Result<()> {
+    let mut savers: Vec<_> =
+        (0..owned.len()).map(|rank| saver(disk, folder, rank, owned.len(), None)).collect();
+    previous.into_iter().for_each(|previous| savers[0].follow(previous));
+    for (rank, saver) in savers.iter_mut().enumerate() {
+        begin(saver, model, owned, rank, steps)?;
+    }
+    savers.iter_mut().try_for_each(Saver::wait_for_part)?;
+    savers[0].wait()
+}
+
+/// Saves as one rank, which has taken the folder.
+fn save_alone(disk: &Disk, path: &Path, model: &(Storage, Optimizer), steps: u64) -> Result<()> {
+    let _folder = Folder::take(path, disk.clone(), "a run")?;
+    save(disk, path, model, &[everything(&model.0)], steps)
+}
+
+/// The elements of a model and its optimizer in some ranges, without padding.
+fn contents(
+    (storage, optimizer): &(Storage, Optimizer),
+    ranges: &Ranges,
+) -> Vec<(String, Vec<f32>)> {
+    let pieces = pieces::of_ranges("", ranges, storage, optimizer).unwrap();
+    let piece = |piece: pieces::Piece| {
+        let name = format!("{} {:?} {}", piece.name, piece.shape, piece.start);
+        (name, piece.data.read::<f32>().unwrap().to_vec())
+    };
+    pieces.into_iter().map(piece).collect()
+}
+
+fn last(path: &Path) -> std::result::Result<Checkpoint, String> {
+    Checkpoint::open_last_good(&find(path)?).map(|(_, checkpoint, _)| checkpoint)
+}
+
+fn restore(checkpoint: &Checkpoint, ranges: &Ranges, to: &mut (Storage, Optimizer)) -> Result<()> {
+    let place = Place { rank: 0, world_size: 1, strategy: KIND };
+    checkpoint.restore(place, ranges, &to.0, &mut to.1, Vec::new())
+}
+
+#[test]
+fn a_checkpoint_of_any_placement_is_read_in_any_placement() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    for (steps, ranks, is_sharded) in [(1, 1, false), (2, 4, false), (3, 4, true), (4, 3, true)] {
+        let written = model(mlp(256), ranks, steps);
+        let owned: Vec<_> = (0..ranks)
+            .map(|rank| match is_sharded {
+                true => shard(&written.0, rank, ranks),
+                false => everything(&written.0),
+            })
+            .collect();
+        save(&Disk::default(), path, &written, &owned, steps).unwrap();
+        let checkpoint = last(path).unwrap();
+        let files = &checkpoint.index().files;
+        let num_bytes: u64 = files.iter().map(|file| file.num_bytes).sum();
+        let largest = files.iter().map(|file| file.num_bytes).max().unwrap();
+        assert!(largest * ranks as u64 <= num_bytes * 3 / 2, "the work is divided: {files:?}");
+        for ranks in [1, 2, 3, 8] {
+            let expected = model(mlp(256), ranks, steps);
+            for rank in 0..ranks {
+                let mut read = model(mlp(256), ranks, 99);
+                let ranges = shard(&read.0, rank, ranks);
+                let checkpoint = last(path).unwrap();
+                checkpoint.check(read.0.layout(), &OptimizerConfig::AdamW(ADAMW), &[]).unwrap();
+                restore(&checkpoint, &ranges, &mut read).unwrap();
+                assert_eq!(contents(&read, &ranges), contents(&expected, &ranges));
+                assert_eq!(read.1.steps(), steps);
+                // Chunks at the bounds of ranges are read as a whole.
+                let limit = num_bytes / ranks as u64 + 20 * CHUNK_BYTES as u64;
+                assert!(checkpoint.num_read() < limit, "{} bytes", checkpoint.num_read());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_reads_only_the_chunks_in_which_its_part_lies() {
+    let folder = tempfile::tempdir().unwrap();
+    // 12 MB of values and twice as much state.
+    let sizes = || mlp(1024);
+    let written = model(sizes(), 1, 1);
+    save(&Disk::default(), folder.path(), &written, &[everything(&written.0)], 1).unwrap();
+    let mut read = model(sizes(), 8, 2);
+    let ranges = shard(&read.0, 3, 8);
+    let checkpoint = last(folder.path()).unwrap();
+    restore(&checkpoint, &ranges, &mut read).unwrap();
+    let all = checkpoint.index().files[0].num_bytes;
+    assert!(all > 20 << 20, "{all} bytes");
+    assert!(checkpoint.num_read() < all / 2, "{} of {all} bytes", checkpoint.num_read());
+}
+
+#[test]
+fn a_budget_bounds_the_copy_and_changes_no_byte() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let written = model(mlp(400), 1, 5);
+    let owned = [everything(&written.0)];
+    for (folder, budget) in folders.iter().zip([None, Some(MIN_BUDGET_BYTES)]) {
+        let mut saver = saver(&Disk::default(), folder.path(), 0, 1, budget);
+        let pieces = pieces::of_ranges("", &owned[0], &written.0, &written.1).unwrap();
+        assert_eq!(saver.is_over_budget(&pieces), budget.is_some());
+        begin(&mut saver, &written, &owned, 0, 1).unwrap();
+        saver.wait().unwrap();
+    }
+    let digests = folders.map(|folder| last(folder.path()).unwrap().digest());
+    assert_eq!(digests[0], digests[1]);
+    // One block is filled, one is written, and none waits.
+    assert_eq!(snapshot::num_waiting(100 << 20, Some(MIN_BUDGET_BYTES)), 0);
+    assert_eq!(snapshot::num_waiting(100 << 20, Some(10 << 20)), 8);
+    assert_eq!(snapshot::num_waiting((3 << 20) + 1, Some(10 << 20)), 4);
+    assert_eq!(snapshot::num_waiting((3 << 20) + 1, None), 4);
+}
+
+#[test]
+fn what_changes_after_a_save_has_begun_is_not_in_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let written = model(mlp(256), 1, 5);
+    let expected = contents(&model(mlp(256), 1, 5), &everything(&written.0));
+    let mut saver = saver(&Disk::default(), folder.path(), 0, 1, None);
+    begin(&mut saver, &written, &[everything(&written.0)], 0, 1).unwrap();
+    written.0.initialize(6).unwrap();
+    saver.wait().unwrap();
+    let mut read = model(mlp(256), 1, 7);
+    let ranges = everything(&read.0);
+    restore(&last(folder.path()).unwrap(), &ranges, &mut read).unwrap();
+    assert_eq!(contents(&read, &ranges), expected);
+}
+
+#[test]
+fn a_part_that_never_comes_leaves_no_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let written = model(mlp(16), 2, 5);
+    let owned = [0, 1].map(|rank| shard(&written.0, rank, 2));
+    let mut first = saver(&Disk::default(), path, 0, 2, None);
+    begin(&mut first, &written, &owned, 0, 1).unwrap();
+    first.wait_for_part().unwrap();
+    assert!(first.is_saving(), "rank 0 waits for the other part");
+    // The run has failed.
+    drop(first);
+    assert_eq!(fs::read_dir(path).unwrap().count(), 0);
+    assert_eq!(find(path).unwrap_err(), format!("there is no checkpoint in {}", path.display()));
+}
+
+#[test]
+fn a_part_of_the_elements_is_no_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let written = model(mlp(16), 1, 5);
+    let first = 0..64;
+    let owned = Ranges { values: vec![first], ..everything(&written.0) };
+    let failure = save(&Disk::default(), folder.path(), &written, &[owned], 1).unwrap_err();
+    let text = failure.to_string();
+    assert!(text.contains("would be incomplete") && text.contains("are in no file"), "{text}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_damaged_checkpoint_gives_way_to_the_one_before_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let written = model(mlp(16), 1, 1);
+    for steps in [3, 5, 7] {
+        save_alone(&Disk::default(), path, &written, steps).unwrap();
+    }
+    assert_eq!(steps::all(path), [5, 7], "two are kept");
+    assert_eq!(last(path).unwrap().progress().steps, 7);
+    assert_eq!(Checkpoint::open(&path.join(steps::name(5))).unwrap().progress().steps, 5);
+
+    let shard = path.join(steps::name(7)).join("rank-000-of-001.shard");
+    let whole = fs::read(&shard).unwrap();
+    fs::write(&shard, &whole[..whole.len() - 1]).unwrap();
+    let (place, checkpoint, note) = Checkpoint::open_last_good(&find(path).unwrap()).unwrap();
+    assert_eq!((place, checkpoint.progress().steps), (1, 5));
+    let note = note.unwrap();
+    for words in ["which rank 0 wrote, is corrupt", "goes on from step-000000005, after step 5"] {
+        assert!(note.contains(words), "{note}");
+    }
+    let refused = Checkpoint::open(path).unwrap_err();
+    assert!(refused.contains("is corrupt") && refused.contains("--resume auto"), "{refused}");
+    let verified =
+        find(path).unwrap().iter().map(|path| verify(path).problems.len()).collect::<Vec<_>>();
+    assert_eq!(verified, [1, 0]);
+
+    fs::remove_dir_all(path.join(steps::name(5))).unwrap();
+    let refused = Checkpoint::open(path).unwrap_err();
+    assert!(refused.contains("is corrupt") && !refused.contains("--resume"), "{refused}");
+}
+
+#[test]
+fn an_exported_checkpoint_is_a_weight_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let written = model(mlp(256), 3, 1);
+    let owned = [0, 1, 2].map(|rank| shard(&written.0, rank, 3));
+    save(&Disk::default(), folder.path(), &written, &owned, 9).unwrap();
+    let reader = Reader::open(last(folder.path()).unwrap().path()).unwrap();
+    for with_optimizer in [false, true] {
+        let mut bytes = Vec::new();
+        let (count, num_bytes) = export::export(&reader, with_optimizer, &mut bytes).unwrap();
+        assert!(count > 0 && bytes.len() as u64 > num_bytes);
+        let file = WeightFile::from_bytes(Path::new("file"), bytes).unwrap();
+        assert_eq!(file.metadata()["steps"], "9");
+        let read = model(mlp(256), 1, 2);
+        let adamw = OptimizerConfig::AdamW(ADAMW);
+        match with_optimizer {
+            true => file.restore(&read.0, &read.1).unwrap(),
+            false => {
+                file.check(read.0.layout(), DType::F32, &adamw).unwrap_err();
+                file.restore_model(&read.0).unwrap();
+            }
+        }
+        assert_eq!(read.0.digest().unwrap(), written.0.digest().unwrap());
+    }
+}
+
+#[test]
+fn a_fault_at_any_operation_of_a_save_loses_no_checkpoint() {
+    let model = model(mlp(400), 1, 1);
+    let num_operations = at_each_operation(|disk, fault| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        save_alone(&Disk::default(), path, &model, 1).unwrap();
+        save_alone(&Disk::default(), path, &model, 2).unwrap();
+        let outcome = save_alone(disk, path, &model, 3);
+        let checkpoint = last(path).unwrap();
+        let found = checkpoint.progress().steps;
+        assert_eq!(verify(checkpoint.path()).problems, [""; 0]);
+        // The last operations come after the new checkpoint has its name.
+        assert!(found == 2 || found == 3, "step {found}");
+        match outcome {
+            Ok(()) => assert_eq!(found, 3),
+            Err(error) => {
+                let text = error.to_string();
+                assert!(text.contains(&path.display().to_string()), "{text}");
+                assert!(text.contains("no space left"), "{text}");
+                assert!(matches!(error, Failure::Run(_)), "{error:?}");
+                if fault == Fault::Fails {
+                    let left = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name());
+                    let left: Vec<_> =
+                        left.filter(|name| name.to_string_lossy().ends_with(".partial")).collect();
+                    assert!(left.is_empty(), "{left:?}");
+                }
+            }
+        }
+        // The next run goes on as if nothing had happened.
+        save_alone(&Disk::default(), path, &model, 4).unwrap();
+        assert_eq!(Checkpoint::open(path).unwrap().progress().steps, 4);
+        assert_eq!(steps::all(path).len(), 2);
+        let names = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name());
+        let hidden = names.filter(|name| name.to_string_lossy().starts_with('.')).count();
+        assert_eq!(hidden, 0, "nothing is left over");
+    });
+    assert!(num_operations > 20, "{num_operations} operations");
+}
+
+/// Two ranks save four times, and keep two checkpoints. The power is cut after each operation. Whatever was on its way to
+/// the disk, a checkpoint loads, and it is not older than the last one that was reported to be complete.
+#[test]
+fn a_power_cut_after_any_operation_loses_no_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("saved");
+    let disk = Disk::recorded();
+    let owner = Folder::take(&path, disk.clone(), "a run").unwrap();
+    let mut previous = None;
+    // The last one takes the place of the one before: the run has gone back to step 3.
+    for (steps, seed) in [(1, 1), (2, 2), (3, 3), (4, 4), (4, 5)] {
+        if seed == 5 {
+            previous = Checkpoint::open(&path.join(steps::name(3))).unwrap().as_previous(&path);
+            assert!(previous.is_some());
+            disk.acknowledge(3);
+        }
+        let model = model(mlp(4), 2, seed);
+        let owned = [0, 1].map(|rank| shard(&model.0, rank, 2));
+        save_after(&disk, &path, &model, &owned, steps, previous.take()).unwrap();
+        disk.acknowledge(steps);
+    }
+    drop(owner);
+
+    let expected: Vec<_> = (0..=5)
+        .map(|seed| {
+            let model = model(mlp(4), 1, seed);
+            contents(&model, &everything(&model.0))
+        })
+        .collect();
+    let mut model_disk = ModelDisk::new(folder.path());
+    let (mut acknowledged, mut num_states) = (0, 0);
+    for (at, operation) in disk.operations().iter().enumerate() {
+        model_disk.apply(operation);
+        if let Recorded::Acknowledged(steps) = operation {
+            acknowledged = *steps;
+        }
+        let num_names = model_disk.num_unsynced_names();
+        let first = (0..=num_names).map(Names::First);
+        for names in first.chain((1..=num_names).map(Names::AllBut)) {
+            for data in Unsynced::ALL {
+                let left = tempfile::tempdir().unwrap();
+                model_disk.leave(left.path(), data, names);
+                num_states += 1;
+                let found = last(&left.path().join("saved"));
+                let state =
+                    format!("after operation {at}, {operation:?}, with {data:?} and {names:?}");
+                let checkpoint = match found {
+                    Ok(checkpoint) => checkpoint,
+                    Err(reason) if acknowledged == 0 => {
+                        assert!(!reason.is_empty());
+                        continue;
+                    }
+                    Err(reason) => panic!("{state}: {reason}"),
+                };
+                let steps = checkpoint.progress().steps;
+                assert!(steps >= acknowledged, "{state}: step {steps}, not {acknowledged}");
+                let mut read = model(mlp(4), 1, 99);
+                let ranges = everything(&read.0);
+                restore(&checkpoint, &ranges, &mut read).unwrap_or_else(|e| panic!("{state}: {e}"));
+                let found = contents(&read, &ranges);
+                let is_expected = found == expected[steps as usize];
+                assert!(is_expected || steps == 4 && found == expected[5], "{state}");
+            }
+        }
+    }
+    assert_eq!(acknowledged, 4);
+    assert!(num_states > 500, "{num_states} states");
+}
+
+#[test]
+fn the_file_of_an_earlier_version_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(!is_in(folder.path()));
+    fs::write(folder.path().join("checkpoint.safetensors"), b"whatever").unwrap();
+    assert!(is_in(folder.path()));
+    let refused = find(folder.path()).unwrap_err();
+    for words in ["checkpoint.safetensors", "earlier version", "begin anew in another folder"] {
+        assert!(refused.contains(words), "{refused}");
+    }
+    save_alone(&Disk::default(), folder.path(), &model(mlp(16), 1, 1), 1).unwrap();
+    assert_eq!(last(folder.path()).unwrap().progress().steps, 1);
+}
+
+#[test]
+fn rank_0_does_not_wait_for_ever() {
+    let folder = tempfile::tempdir().unwrap();
+    let written = model(mlp(16), 2, 5);
+    let owned = [0, 1].map(|rank| shard(&written.0, rank, 2));
+    let mut first = saver(&Disk::default(), folder.path(), 0, 2, None).with_limit(Duration::ZERO);
+    begin(&mut first, &written, &owned, 0, 1).unwrap();
+    let text = first.wait().unwrap_err().to_string();
+    assert!(text.contains("rank 1 has not written its part within 0 s"), "{text}");
+}

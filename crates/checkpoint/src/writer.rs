@@ -1,0 +1,274 @@
+//! Writes a rank's part of a checkpoint in the background, and on rank 0 completes the checkpoint.
+//!
+//! Each rank writes its file into a folder that has a hidden name, syncs it, and then leaves a mark there: a small file
+//! with the file's digests and tensors. Rank 0 waits for the marks of all ranks, writes the index, and gives the folder its
+//! name. So the ranks need no collective operation while they train, and a checkpoint that has a name is complete.
+//!
+//! Input: blocks of bytes and what they mean. Output: a complete folder, or the reason why there is none. This file
+//! knows nothing of models.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use paceline_files::Printable;
+use serde::{Deserialize, Serialize};
+
+use super::index::{Index, Previous, ShardFile, TensorEntry, sha256};
+use super::snapshot::Block;
+use super::steps::{self, Keep};
+use paceline_failure::{Failure, Result};
+use paceline_host::disk::Disk;
+
+/// The longest time between two looks for the marks of other ranks.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// The most bytes of a rank's mark. It is a part of the index.
+const MAX_MARK_BYTES: u64 = 256 << 20;
+
+/// What one rank has written.
+#[derive(Debug, Serialize, Deserialize)]
+struct Part {
+    file: ShardFile,
+    tensors: BTreeMap<String, TensorEntry>,
+}
+
+/// What one rank is to write.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub disk: Disk,
+    /// The folder of all checkpoints.
+    pub folder: PathBuf,
+    /// The folder of this checkpoint, while it is written.
+    pub partial: PathBuf,
+    pub rank: usize,
+    /// The number of ranks that write.
+    pub world_size: usize,
+    pub tensors: BTreeMap<String, TensorEntry>,
+    /// The bytes of all blocks together.
+    pub num_bytes: u64,
+    pub blocks: Receiver<Block>,
+    pub status: Arc<Status>,
+}
+
+/// What rank 0 does when all ranks have written their parts.
+#[derive(Debug)]
+pub(super) struct Completion {
+    /// The index, without files and tensors.
+    pub head: Index,
+    /// The optimizer steps that the run had made.
+    pub steps: u64,
+    /// Which checkpoints stay.
+    pub keep: Keep,
+    /// How long rank 0 waits for the other ranks' parts, after it has written its own.
+    pub limit: Duration,
+}
+
+/// What the writer and its owner tell each other.
+#[derive(Debug, Default)]
+pub(super) struct Status {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Whether this rank's part is on the disk, once that is certain.
+    has_part: Option<bool>,
+    /// When the writer stops waiting for other ranks, because the run has ended.
+    deadline: Option<Instant>,
+}
+
+impl Status {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// The writer says that its rank's part is written, or never will be. What it says first holds.
+    pub fn end_part(&self, is_written: bool) {
+        self.lock().has_part.get_or_insert(is_written);
+        self.changed.notify_all();
+    }
+
+    /// Waits until the rank's part is written, or never will be. Returns whether it is.
+    pub fn wait_for_part(&self) -> bool {
+        let mut state = self.lock();
+        loop {
+            if let Some(has_part) = state.has_part {
+                return has_part;
+            }
+            state = self.changed.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+    }
+
+    /// The owner says that the run has ended, so that the other ranks' parts may never come.
+    pub fn end_run(&self, grace: Duration) {
+        self.lock().deadline.get_or_insert_with(|| Instant::now() + grace);
+        self.changed.notify_all();
+    }
+
+    /// Waits a while. False if the run has ended long ago.
+    fn pause(&self, time: Duration) -> bool {
+        let state = self.lock();
+        let (state, _) =
+            self.changed.wait_timeout(state, time).unwrap_or_else(|poisoned| poisoned.into_inner());
+        state.deadline.is_none_or(|deadline| Instant::now() < deadline)
+    }
+}
+
+/// Writes this rank's part, and on rank 0 completes the checkpoint. Returns what the next checkpoint says of that one.
+pub(super) fn run(job: &Job, completion: Option<Completion>) -> Result<Option<Previous>> {
+    let outcome = write_part(job).and_then(|part| match completion {
+        None => publish(job, &part).map(|()| None),
+        Some(completion) => {
+            job.status.end_part(true);
+            complete(job, part, completion).map(Some)
+        }
+    });
+    if outcome.is_err() && job.rank == 0 {
+        // The error that is reported is the first one. What is left now is removed before the next run saves.
+        let _ = job.disk.remove_tree(&job.partial);
+    } else if outcome.is_err() {
+        for name in [file_name(job), unfinished_mark_name(job.rank)] {
+            let _ = job.disk.remove(&job.partial.join(name));
+        }
+    }
+    job.status.end_part(outcome.is_ok());
+    outcome
+}
+
+fn file_name(job: &Job) -> String {
+    format!("rank-{:03}-of-{:03}.shard", job.rank, job.world_size)
+}
+
+fn mark_name(rank: usize) -> String {
+    format!("rank-{rank:03}.done")
+}
+
+fn unfinished_mark_name(rank: usize) -> String {
+    format!("rank-{rank:03}.partial")
+}
+
+fn failed(job: &Job, path: &Path) -> impl Fn(io::Error) -> Failure {
+    let is_gone = |error: &io::Error| {
+        job.rank > 0 && error.kind() == io::ErrorKind::NotFound && !job.partial.exists()
+    };
+    move |error| match is_gone(&error) {
+        // Rank 0 has failed, and has removed what there was.
+        true => Failure::Consequence("rank 0 has given up the checkpoint".into()),
+        false => Failure::io(format!("cannot write {}", path.printable()), error),
+    }
+}
+
+/// Writes and syncs this rank's file.
+fn write_part(job: &Job) -> Result<Part> {
+    let name = file_name(job);
+    let path = job.partial.join(&name);
+    let failed = failed(job, &path);
+    job.disk.create_folder(&job.partial).map_err(&failed)?;
+    let mut out = job.disk.create(&path).map_err(&failed)?;
+    let mut file = ShardFile { name, ..ShardFile::default() };
+    for block in &job.blocks {
+        let bytes = block.read()?;
+        file.chunks.push(sha256(&bytes));
+        file.num_bytes += bytes.len() as u64;
+        out.write_all(&bytes).map_err(&failed)?;
+    }
+    if file.num_bytes != job.num_bytes {
+        let (got, all) = (file.num_bytes, job.num_bytes);
+        return Err(Failure::Run(format!(
+            "{}: {got} of {all} bytes were copied",
+            path.printable()
+        )));
+    }
+    out.sync().map_err(&failed)?;
+    Ok(Part { file, tensors: job.tensors.clone() })
+}
+
+/// Tells rank 0 that this rank's file is on the disk.
+fn publish(job: &Job, part: &Part) -> Result<()> {
+    let mark = job.partial.join(mark_name(job.rank));
+    let unfinished = job.partial.join(unfinished_mark_name(job.rank));
+    let text = serde_json::to_vec(part).map_err(|e| Failure::Run(e.to_string()))?;
+    let write = || -> io::Result<()> {
+        let mut out = job.disk.create(&unfinished)?;
+        out.write_all(&text)?;
+        // The name makes it complete. It need not outlive a power cut, after which the folder is of no use.
+        job.disk.rename(&unfinished, &mark)
+    };
+    write().map_err(failed(job, &mark))
+}
+
+/// Waits for the parts of all ranks, writes the index, and gives the checkpoint its name.
+fn complete(job: &Job, own: Part, completion: Completion) -> Result<Previous> {
+    let Completion { head: mut index, steps, keep, limit } = completion;
+    let begin = Instant::now();
+    let mut parts = vec![own];
+    for rank in 1..index.world_size {
+        parts.push(await_part(job, rank, begin, limit)?);
+    }
+    for Part { file, tensors } in parts {
+        index.files.push(file);
+        for (name, tensor) in tensors {
+            match index.tensors.get_mut(&name) {
+                Some(known) => known.pieces.extend(tensor.pieces),
+                None => drop(index.tensors.insert(name, tensor)),
+            }
+        }
+    }
+    for tensor in index.tensors.values_mut() {
+        tensor.pieces.sort_unstable_by_key(|piece| piece.start);
+    }
+    // A checkpoint that lacks something never gets a name.
+    index.check().map_err(|reason| {
+        Failure::Run(format!("the checkpoint after step {steps} would be incomplete: {reason}"))
+    })?;
+    let path = job.partial.join(steps::INDEX);
+    let write = || -> io::Result<()> {
+        for rank in 1..index.world_size {
+            job.disk.remove(&job.partial.join(mark_name(rank)))?;
+        }
+        let mut out = job.disk.create(&path)?;
+        out.write_all(&index.to_json())?;
+        out.sync()?;
+        job.disk.sync_folder(&job.partial)
+    };
+    write().map_err(failed(job, &path))?;
+    let before = index.previous.as_ref().map(|previous| previous.steps);
+    steps::publish(&job.disk, &job.folder, &job.partial, steps, before, &keep)
+        .map_err(failed(job, &job.folder.join(steps::name(steps))))?;
+    Ok(Previous { steps, sha256: index.digest() })
+}
+
+/// Waits for the mark of a rank. The system may show a file of another host late, so it is looked for again and again.
+fn await_part(job: &Job, rank: usize, begin: Instant, limit: Duration) -> Result<Part> {
+    let mark = job.partial.join(mark_name(rank));
+    let mut pause = Duration::from_millis(1);
+    loop {
+        match paceline_files::read(&mark, MAX_MARK_BYTES) {
+            Ok(text) => {
+                let part = serde_json::from_slice(&text);
+                return part
+                    .map_err(|e| Failure::io(format!("cannot read {}", mark.printable()), e));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                return Err(Failure::io(format!("cannot read {}", mark.printable()), error));
+            }
+        }
+        let problem = if begin.elapsed() > limit {
+            format!("within {} s", limit.as_secs())
+        } else if job.status.pause(pause) {
+            pause = (pause * 2).min(LOOK_AGAIN);
+            continue;
+        } else {
+            "before the run ended".into()
+        };
+        return Err(Failure::Run(format!(
+            "the checkpoint in {} is not complete: rank {rank} has not written its part {problem}",
+            job.folder.printable()
+        )));
+    }
+}

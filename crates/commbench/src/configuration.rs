@@ -1,0 +1,116 @@
+//! One configuration of a sweep: a transport and a number of ranks. Describes in words how it is
+//! measured, and finds which sizes fit into the memory of this host.
+
+use paceline_collectives::{Algorithm, OpKind};
+
+use super::plan::Plan;
+use super::result::Skipped;
+use paceline_host::resources;
+use paceline_launch::TransportName;
+
+/// The fraction of the available memory that buffers may take.
+const MEMORY_PART: f64 = 0.9;
+
+/// Bytes of messages in flight that the system keeps for sockets, on each rank.
+const SOCKET_BYTES: f64 = 1e6;
+
+/// A transport and a number of ranks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Configuration<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) transport: TransportName,
+    pub(super) nproc: usize,
+}
+
+impl Configuration<'_> {
+    /// The reason why it cannot run at all; `None` if it can.
+    pub(super) fn refusal(&self) -> Option<String> {
+        let (nproc, cores) = (self.nproc, resources::num_cores());
+        if self.plan.pin_cores && nproc > cores {
+            return Some(format!("--pin-cores: {nproc} ranks, but {cores} cores"));
+        }
+        self.plan.comm.refusal(self.transport, nproc)
+    }
+
+    /// The record that it is not measured, or not with this size.
+    pub(super) fn skipped(&self, bytes: Option<u64>, reason: String) -> Skipped {
+        let transport = self.transport.name().to_owned();
+        Skipped { transport, nproc: self.nproc, bytes, reason }
+    }
+
+    /// The name of the algorithm by which the transport carries out the operation.
+    pub(super) fn algorithm(&self) -> &'static str {
+        let Plan { operation, private, comm, .. } = self.plan;
+        match self.transport {
+            TransportName::Thread | TransportName::Shm if *private => "private",
+            // Only all-reduce has a choice.
+            TransportName::Tcp if operation.kind == OpKind::AllReduce => comm.algorithm.name(),
+            TransportName::Mpi => "library",
+            _ => Algorithm::Direct.name(),
+        }
+    }
+
+    /// How it is measured, in words, to be printed after the name of its transport.
+    pub(super) fn about(&self) -> String {
+        let Plan { iters, warmup_iters, private, comm, operation, .. } = self.plan;
+        let mut words = format!(
+            ": medians of {iters} iterations after {warmup_iters}, each the slowest rank's"
+        );
+        if *private {
+            words += "; private buffers";
+        }
+        let name = self.algorithm();
+        words += &format!("; algorithm {name}");
+        if operation.kind.reduces() && matches!(name, "ring" | "auto" | "library") {
+            words += " (another order of sums: their last bits may differ)";
+        }
+        comm.link.map_or(words.clone(), |link| format!("{words}; on an emulated link of {link}"))
+    }
+
+    /// Splits the sizes into those that fit into memory with `local_ranks` ranks on this host, and those
+    /// that are skipped.
+    pub(super) fn fitting(&self, local_ranks: usize) -> (Vec<u64>, Vec<Skipped>) {
+        let available = resources::available_bytes().map_or(f64::INFINITY, |bytes| bytes as f64);
+        let usable = MEMORY_PART * available;
+        let (mut sizes, mut skipped) = (Vec::new(), Vec::new());
+        for &size in &self.plan.sizes {
+            let operation = &self.plan.operation;
+            let bytes = operation.elements(size, self.nproc) * operation.dtype.size_bytes();
+            // Each rank has two buffers of the whole size.
+            let per_rank = 2.0 * bytes as f64 + self.scratch_bytes(local_ranks, bytes);
+            let needed = per_rank * local_ranks as f64;
+            if needed <= usable {
+                sizes.push(size);
+                continue;
+            }
+            let gb = |bytes: f64| format!("{:.1} GB", bytes / 1e9);
+            let (needed, usable) = (gb(needed), gb(usable));
+            let reason = format!("{local_ranks} ranks need {needed}, {usable} may be used");
+            skipped.push(self.skipped(Some(bytes as u64), reason));
+        }
+        (sizes, skipped)
+    }
+
+    /// Bytes that the transport needs on each rank for a message of `bytes` bytes.
+    fn scratch_bytes(&self, local_ranks: usize, bytes: usize) -> f64 {
+        let Plan { operation, comm, .. } = self.plan;
+        match self.transport {
+            TransportName::Hybrid if operation.kind.reduces() => {
+                let hosts_here = if local_ranks == self.nproc { comm.hosts } else { 1 };
+                let ranks_per_host = (local_ranks / hosts_here).max(1);
+                // A rank has its slice of the partial sums of its host. They have four bytes per element if the
+                // type has two. There are several, but at most this many, if the ranks are no power of two.
+                let num_partials = match ranks_per_host {
+                    count if count.is_power_of_two() => 1,
+                    count => 2 * count.ilog2(),
+                };
+                let width = if operation.dtype.size_bytes() == 2 { 2 } else { 1 };
+                // A reduce needs room for a slice of the result too.
+                let slices = num_partials * width + u32::from(operation.kind == OpKind::Reduce);
+                SOCKET_BYTES + f64::from(slices) * bytes as f64 / ranks_per_host as f64
+            }
+            TransportName::Tcp | TransportName::Hybrid => SOCKET_BYTES,
+            TransportName::Thread | TransportName::Shm | TransportName::Mpi => 0.0,
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Writes the report as JSON, with the keys of nccl-tests' `-J` file, version 2, and keys of our own; and
+//! the rows as CSV, one line per row, where a figure that was not measured is an empty field.
+//!
+//! The keys of nccl-tests keep their meaning and their types, even surprising ones: `root` and `okay` are
+//! strings. Only `time` differs: it is the mean in nccl-tests, and the median here, as in the table.
+
+use serde_json::{Map, Value, json};
+
+use super::figures::{EFFECTIVE, Figure, REFERENCE, SETTING, TIMING};
+use super::result::{BenchReport, Row, average_bus_bandwidth, num_failed};
+
+/// The version of the JSON format.
+const VERSION: u32 = 2;
+
+/// The report as the text of a JSON file.
+pub fn json(report: &BenchReport) -> String {
+    let failed = num_failed(&report.rows);
+    let value = json!({
+        "version": VERSION,
+        "start_time": report.date,
+        "args": report.command.split_whitespace().collect::<Vec<_>>(),
+        "results": report.rows.iter().map(result).collect::<Vec<_>>(),
+        "out_of_bounds": { "count": failed, "okay": (failed == 0).to_string() },
+        "average_bus_bandwidth": {
+            "bandwidth": average_bus_bandwidth(&report.rows),
+            "okay": "unchecked",
+        },
+        "program": "paceline",
+        "machine": report.machine,
+        "link": report.link,
+        "memory_bandwidth_gb_s": report.memory_bandwidth_gb_s,
+        "skipped": report.skipped,
+    });
+    format!("{value:#}\n")
+}
+
+fn result(row: &Row) -> Value {
+    let mut result = object(SETTING.iter().chain(&REFERENCE), row);
+    for (key, timing) in [("out_of_place", &row.out_of_place), ("in_place", &row.in_place)] {
+        let timing =
+            timing.as_ref().map(|timing| object(TIMING.iter().chain([&EFFECTIVE]), timing));
+        result.insert(key.to_owned(), json!(timing));
+    }
+    result.into()
+}
+
+fn object<'a, T: 'a>(figures: impl Iterator<Item = &'a Figure<T>>, of: &T) -> Map<String, Value> {
+    figures.map(|figure| (figure.json.to_owned(), (figure.their_value)(of))).collect()
+}
+
+/// The rows as the text of a CSV file, with a header line.
+pub fn csv(rows: &[Row]) -> Result<String, csv::Error> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(names())?;
+    for row in rows {
+        let mut values: Vec<Value> = SETTING.iter().map(|figure| (figure.value)(row)).collect();
+        for timing in [&row.out_of_place, &row.in_place] {
+            let value = |figure: &Figure<_>| json!(timing.as_ref().map(figure.value));
+            values.extend(TIMING.iter().map(value));
+        }
+        values.push(json!(row.timing().map(EFFECTIVE.value)));
+        values.extend(REFERENCE.iter().map(|figure| (figure.value)(row)));
+        writer.serialize(values)?;
+    }
+    let bytes = writer.into_inner().map_err(|error| error.into_error())?;
+    // Text made of strings and numbers is UTF-8.
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The names of the columns of the CSV file.
+pub fn names() -> Vec<String> {
+    let mut names: Vec<String> = SETTING.iter().map(|figure| figure.csv.to_owned()).collect();
+    for place in ["out_of_place", "in_place"] {
+        names.extend(TIMING.iter().map(|figure| format!("{place}_{}", figure.csv)));
+    }
+    names.push(EFFECTIVE.csv.to_owned());
+    names.extend(REFERENCE.iter().map(|figure| figure.csv.to_owned()));
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    #[test]
+    fn rows_have_the_original_keys_and_ours() {
+        let mut only_in_place = samples::row(4, 2_000_000, 500.0);
+        only_in_place.out_of_place = None;
+        only_in_place.in_place.as_mut().unwrap().wrong = None;
+        let report = samples::report(vec![samples::row(2, 1_000_000, 250.0), only_in_place]);
+        let value: Value = serde_json::from_str(&json(&report)).unwrap();
+        let first = &value["results"][0];
+        let timing = json!({
+            "time": 250.0, "alg_bw": 4.0, "bus_bw": 4.0, "nwrong": 0.0,
+            "p99_us": 375.0, "max_us": 500.0,
+            "effective_bw_gib_s": 2.0 * 1e6 / 250e-6 / (1_u64 << 30) as f64,
+        });
+        assert_eq!(
+            first,
+            &json!({
+                "size": 1_000_000, "count": 250_000, "type": "float", "redop": "sum",
+                "root": "    -1", "out_of_place": timing, "in_place": timing,
+                "transport": "shm", "algorithm": "units", "nproc": 2, "op": "all_reduce",
+                "predicted_us": null, "memory_fraction": null,
+            })
+        );
+        let second = &value["results"][1];
+        assert_eq!(second["out_of_place"], Value::Null);
+        assert_eq!(second["in_place"]["nwrong"], Value::Null);
+        assert_eq!(value["out_of_bounds"], json!({ "count": 0, "okay": "true" }));
+        assert_eq!(
+            value["average_bus_bandwidth"],
+            json!({ "bandwidth": (4.0 + 4.0 + 6.0) / 3.0, "okay": "unchecked" })
+        );
+        assert_eq!(value["skipped"][0]["nproc"], 6);
+    }
+
+    #[test]
+    fn csv_keeps_every_value_exactly() {
+        let mut odd = samples::row(3, 4, 1.0 / 3.0);
+        odd.algorithm = "two, \"stages\"\nand a half".to_owned();
+        odd.redop = None;
+        odd.root = Some(2);
+        odd.in_place = None;
+        odd.out_of_place.as_mut().unwrap().wrong = None;
+        odd.predicted_us = Some(1e-7);
+        let written = vec![samples::row(2, 1_000_000, 250.0), odd];
+        let text = csv(&written).unwrap();
+        let mut reader = csv::Reader::from_reader(text.as_bytes());
+        let names = reader.headers().unwrap().clone();
+        for (row, record) in written.iter().zip(reader.records()) {
+            let record = record.unwrap();
+            let field = |name: &str| {
+                let at = names.iter().position(|other| other == name).unwrap();
+                Some(&record[at]).filter(|field| !field.is_empty())
+            };
+            let number = |name: &str| field(name).map(|field| field.parse::<f64>().unwrap());
+            let whole = |name: &str| field(name).map(|field| field.parse::<u64>().unwrap());
+            assert_eq!(field("transport"), Some(&*row.transport));
+            assert_eq!(field("algorithm"), Some(&*row.algorithm));
+            assert_eq!(whole("nproc"), Some(row.nproc as u64));
+            assert_eq!(field("op"), Some(&*row.op));
+            assert_eq!(whole("size"), Some(row.bytes));
+            assert_eq!(whole("count"), Some(row.count));
+            assert_eq!(field("type"), Some(&*row.dtype));
+            assert_eq!(field("redop"), row.redop.as_deref());
+            assert_eq!(whole("root"), row.root.map(|root| root as u64));
+            for (place, timing) in
+                [("out_of_place", &row.out_of_place), ("in_place", &row.in_place)]
+            {
+                let timing = timing.as_ref();
+                let number = |name: &str| number(&format!("{place}_{name}"));
+                assert_eq!(number("time_us"), timing.map(|timing| timing.median_us));
+                assert_eq!(number("p99_us"), timing.map(|timing| timing.p99_us));
+                assert_eq!(number("max_us"), timing.map(|timing| timing.max_us));
+                assert_eq!(number("alg_bw"), timing.map(|timing| timing.alg_bw));
+                assert_eq!(number("bus_bw"), timing.map(|timing| timing.bus_bw));
+                let wrong = timing.and_then(|timing| timing.wrong);
+                assert_eq!(whole(&format!("{place}_wrong")), wrong);
+            }
+            let effective = row.timing().map(|timing| timing.effective_bw_gib_s);
+            assert_eq!(number("effective_bw_gib_s"), effective);
+            assert_eq!(number("predicted_us"), row.predicted_us);
+            assert_eq!(number("memory_fraction"), row.memory_fraction);
+        }
+    }
+
+    #[test]
+    fn a_line_of_csv_is_a_row() {
+        let text = csv(&[samples::row(2, 1_000_000, 250.0)]).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2);
+        assert!(
+            lines[1].starts_with(
+                "shm,units,2,all_reduce,1000000,250000,f32,sum,,250.0,375.0,500.0,4.0,4.0,0,"
+            ),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,61 @@
+//! `paceline bench`: how fast ranks exchange data.
+//!
+//! All measurements end up in a [`result::BenchReport`]. Every other file makes, shows or reads reports:
+//!
+//! | file | what it does |
+//! |---|---|
+//! | [`plan`] | turns flags into the plan of what to measure |
+//! | [`operation`] | the operations that can be measured, and their properties |
+//! | [`sizes`] | turns flags into the list of message sizes |
+//! | [`sweep`] | runs one configuration after the other, and writes the files at the end |
+//! | `configuration` | one transport and number of ranks: its algorithm, and the sizes that fit |
+//! | [`processes`] | the ranks of a configuration as processes |
+//! | `rank` | what each rank does, and how times are taken |
+//! | `reporter` | where a rank reports what it measures |
+//! | [`exchange`] | the call that is timed, its buffers, and the check of its result |
+//! | [`pattern`] | inputs whose results are exact in every element type |
+//! | [`memory`] | the machine's memory bandwidth, and the bytes that an operation reads and writes |
+//! | [`result`] | the data, and the formulas of all bandwidths |
+//! | [`figures`] | the figures of a row: their names, columns and values, each defined once |
+//! | [`screen`] | what is printed while it runs |
+//! | [`table`] | the live table in the format of nccl-tests, or a wider one |
+//! | [`lines`] | two lines per configuration and a closing table (`--style lines`) |
+//! | [`files`] | the report as JSON with the keys of nccl-tests, and the rows as CSV |
+//! | [`load`] | reads these files, and the JSON lines of other programs |
+//! | [`series`] | groups what was read into series of sizes and times |
+//! | [`compare`] | the table that compares the report with such series |
+//! | [`charts`] | time and bandwidth against size, as PNG and SVG |
+//!
+//! Only `sweep` and `processes` start ranks, and only `rank` and `memory` take times; everything else
+//! turns numbers into text and files.
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
+pub mod args;
+pub mod charts;
+pub mod compare;
+pub mod exchange;
+pub mod figures;
+pub mod files;
+pub mod lines;
+pub mod load;
+pub mod memory;
+pub mod operation;
+pub mod pattern;
+pub mod plan;
+pub mod processes;
+pub mod result;
+pub mod screen;
+pub mod series;
+pub mod sizes;
+pub mod sweep;
+pub mod table;
+
+mod configuration;
+mod named;
+mod number;
+mod rank;
+mod reporter;
+
+#[cfg(test)]
+mod samples;

@@ -1,0 +1,178 @@
+//! Turns the flags of `paceline bench` into a plan, which is checked as a whole before any rank starts.
+
+use std::path::PathBuf;
+
+use paceline_collectives::OpKind;
+use paceline_memory::DType;
+
+use super::load;
+use super::operation::Operation;
+use super::screen::Screen;
+use super::series::Series;
+use super::sizes::{Step, parse_size, parse_size_mb, sweep};
+use crate::args::{BenchArgs, SizeArgs};
+use paceline_failure::outputs::check_outputs;
+use paceline_failure::{Failure, Result};
+use paceline_launch::TransportName;
+use paceline_launch::comm::{self, CommConfig};
+use paceline_launch::environment::Placement;
+use paceline_launch::launcher::num_ranks;
+
+/// The sizes of `--sweep` in MB, which are those of a published benchmark.
+const SWEEP_MB: [u64; 4] = [1, 10, 100, 1024];
+
+/// The largest number of iterations. There is a limit because the times of all iterations are kept, for
+/// every rank.
+const MAX_ITERS: usize = 1_000_000;
+
+/// What is to be measured, and where the results go.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The operation.
+    pub operation: Operation,
+    /// The requested sizes, in bytes.
+    pub sizes: Vec<u64>,
+    /// Number of calls that are timed.
+    pub iters: usize,
+    /// Number of warm-up calls before those.
+    pub warmup_iters: usize,
+    /// Whether to check results.
+    pub check: bool,
+    /// Numbers of ranks.
+    pub nprocs: Vec<usize>,
+    /// The transports.
+    pub transports: Vec<TransportName>,
+    /// Whether buffers are in memory that other processes cannot reach.
+    pub private: bool,
+    /// Whether each rank has a core of its own.
+    pub pin_cores: bool,
+    /// How the ranks talk to each other.
+    pub comm: CommConfig,
+    /// What is printed.
+    pub screen: Screen,
+    /// File for the report.
+    pub json: Option<PathBuf>,
+    /// File for the rows.
+    pub csv: Option<PathBuf>,
+    /// Folder for charts.
+    pub charts: Option<PathBuf>,
+    /// Measurements to compare with.
+    pub compared: Vec<Series>,
+}
+
+/// Checks all flags together. `is_inner` means that a parent process has checked the flags and read the
+/// files of `--compare` already, and will write the files.
+pub fn resolve(args: &BenchArgs, placement: Option<&Placement>, is_inner: bool) -> Result<Plan> {
+    let BenchArgs { op: kind, sizes, measuring, ranks, comm, output } = args;
+    let dtype: DType =
+        measuring.datatype.parse().map_err(|error| Failure::Usage(format!("-d: {error}")))?;
+    let sizes = match kind {
+        OpKind::Barrier => vec![0],
+        _ => resolve_sizes(sizes, dtype.size_bytes() as u64)?,
+    };
+    let (iters, warmup_iters, root) = (measuring.iters, measuring.warmup_iters, measuring.root);
+    if !(1..=MAX_ITERS).contains(&iters) || warmup_iters > MAX_ITERS {
+        return usage(format!(
+            "--iters {iters} -w {warmup_iters}: time 1 to {MAX_ITERS} iterations, after at most as many \
+             others"
+        ));
+    }
+    let nprocs = resolve_nprocs(&ranks.nproc, placement, is_inner)?;
+    if let Some(few) = nprocs.iter().find(|&&nproc| root >= nproc) {
+        return usage(format!(
+            "-r {root}: there is no such rank among {few}; pass one below {few}"
+        ));
+    }
+    let transports = resolve_transports(&ranks.transport, placement.filter(|_| !is_inner))?;
+    let comm = comm::resolve(comm, &transports)?;
+    if *kind == OpKind::Barrier && output.charts.is_some() {
+        return usage("--charts: a barrier has no sizes to draw; leave it out".into());
+    }
+    let mut compared = Vec::new();
+    if !is_inner {
+        for file in &output.compare {
+            compared.extend(load::load(file)?);
+        }
+        check_outputs(&[("-J", &output.json), ("--csv", &output.csv)], output.charts.as_deref())?;
+    }
+    Ok(Plan {
+        operation: Operation { kind: *kind, redop: measuring.redop, root, dtype },
+        sizes,
+        iters,
+        warmup_iters,
+        check: measuring.check == 1,
+        nprocs,
+        transports,
+        private: ranks.private,
+        pin_cores: ranks.pin_cores,
+        comm,
+        screen: Screen { style: output.style, columns: output.columns },
+        json: output.json.clone(),
+        csv: output.csv.clone(),
+        charts: output.charts.clone(),
+        compared,
+    })
+}
+
+fn resolve_sizes(args: &SizeArgs, elem_bytes: u64) -> Result<Vec<u64>> {
+    let in_mb = match args.sweep {
+        true => SWEEP_MB.iter().map(|mb| mb * 1_000_000).collect(),
+        false => {
+            let sizes = args.size_mb.iter().map(|text| parse_size_mb("--size-mb", text));
+            sizes.collect::<Result<Vec<u64>>>()?
+        }
+    };
+    if !in_mb.is_empty() {
+        if let Some(small) = in_mb.iter().find(|&&bytes| bytes < elem_bytes) {
+            return usage(format!(
+                "--size-mb: {}, less than one element; pass more",
+                paceline_host::text::plural(*small as usize, "byte")
+            ));
+        }
+        return Ok(in_mb.into_iter().map(|bytes| bytes - bytes % elem_bytes).collect());
+    }
+    let begin = parse_size("-b", args.minbytes.as_deref().unwrap_or("1K"))?;
+    let end = match &args.maxbytes {
+        Some(text) => parse_size("-e", text)?,
+        None => begin.max(64 << 20),
+    };
+    let step = match &args.stepbytes {
+        Some(text) if text.trim() == "0" => Step::Increment(0),
+        Some(text) => Step::Increment(parse_size("-i", text)?),
+        None => Step::Factor(args.stepfactor.unwrap_or(2)),
+    };
+    sweep(begin, end, step, elem_bytes)
+}
+
+fn resolve_nprocs(
+    given: &[usize],
+    placement: Option<&Placement>,
+    is_inner: bool,
+) -> Result<Vec<usize>> {
+    match given {
+        [_, ..] if !is_inner => given.iter().map(|&n| num_ranks(Some(n), placement)).collect(),
+        _ => Ok(vec![num_ranks(None, placement)?]),
+    }
+}
+
+fn resolve_transports(
+    given: &[TransportName],
+    placement: Option<&Placement>,
+) -> Result<Vec<TransportName>> {
+    let Some(placement) = placement else {
+        return Ok(if given.is_empty() { vec![TransportName::Shm] } else { given.to_vec() });
+    };
+    placement.check_transport(given.first().copied())?;
+    match given[..] {
+        [] => Ok(vec![placement.default_transport()]),
+        [one] => Ok(vec![one]),
+        _ => usage(
+            "--transport: the ranks of another launcher can use one transport only; name one"
+                .into(),
+        ),
+    }
+}
+
+fn usage<T>(message: String) -> Result<T> {
+    Err(Failure::Usage(message))
+}

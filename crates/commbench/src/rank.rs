@@ -1,0 +1,104 @@
+//! What every rank does for one configuration: allocate, warm up, take times, check.
+//!
+//! Before each timed call the ranks meet at a barrier. Every rank then takes the wall-clock time of its
+//! own call. The time of the iteration is the longest of these times.
+
+use std::time::Instant;
+
+use paceline_collectives::Group;
+use paceline_table::stats::nearest_rank;
+
+use super::configuration::Configuration;
+use super::exchange::{Exchange, buffers};
+use super::memory::{bandwidth_gb_s, bytes_touched};
+use super::plan::Plan;
+use super::reporter::{Found, Reporter};
+use super::result::{Row, Timing, bus_factor};
+use paceline_failure::Result;
+use paceline_launch::TransportName;
+
+/// Measures the plan's operation on all `sizes`. All ranks call this together.
+pub(super) fn measure(
+    configuration: Configuration<'_>,
+    sizes: &[u64],
+    group: &Group,
+    reporter: &mut Reporter,
+) -> Result<()> {
+    let Configuration { plan, transport, nproc: world } = configuration;
+    let operation = plan.operation;
+    let shares_memory = matches!(transport, TransportName::Thread | TransportName::Shm);
+    let memory = if shares_memory { bandwidth_gb_s(group)? } else { None };
+    if let Some(gb_s) = memory {
+        reporter.report(Found::MemoryBandwidth(gb_s))?;
+    }
+    let most = sizes.iter().map(|&bytes| operation.elements(bytes, world)).max().unwrap_or(0);
+    let buffers = buffers(operation, group, most, plan.private)?;
+    for &size in sizes {
+        let elements = operation.elements(size, world);
+        let bytes = (elements * operation.dtype.size_bytes()) as u64;
+        reporter.begins(bytes);
+        let timing = |in_place| {
+            time(
+                plan,
+                &Exchange::new(operation, group, &buffers, elements, in_place)?,
+                group,
+                bytes,
+            )
+        };
+        let out_of_place = timing(false)?;
+        let in_place = if operation.has_in_place() { Some(timing(true)?) } else { None };
+        // No figure for private buffers: their data are staged, so they are read and written more often,
+        // mostly in the caches.
+        let memory_fraction = memory.filter(|_| !plan.private && bytes > 0).map(|gb_s| {
+            let moved = bytes_touched(operation.kind, world, bytes) as f64;
+            moved / out_of_place.median_us / 1e3 / gb_s
+        });
+        reporter.report(Found::Row(Box::new(Row {
+            transport: transport.name().to_owned(),
+            algorithm: configuration.algorithm().to_owned(),
+            nproc: world,
+            op: operation.kind.name().to_owned(),
+            bytes,
+            count: (if operation.has_shares() { elements / world } else { elements }) as u64,
+            dtype: operation.dtype.name().to_owned(),
+            redop: operation.kind.reduces().then(|| operation.redop.nccl_name().to_owned()),
+            root: operation.has_root().then_some(operation.root),
+            out_of_place: Some(out_of_place),
+            in_place,
+            predicted_us: predicted_us(plan, group, bytes),
+            memory_fraction,
+        })))?;
+    }
+    Ok(())
+}
+
+/// Times the call `plan.iters` times after the warm-up, and checks the result of one more call.
+fn time(plan: &Plan, exchange: &Exchange<'_>, group: &Group, bytes: u64) -> Result<Timing> {
+    exchange.fill()?;
+    for _ in 0..plan.warmup_iters {
+        group.barrier()?;
+        exchange.call()?;
+    }
+    let mut own = Vec::with_capacity(plan.iters);
+    for _ in 0..plan.iters {
+        group.barrier()?;
+        let begin = Instant::now();
+        exchange.call()?;
+        own.push(begin.elapsed().as_nanos() as i64);
+    }
+    let mut all = vec![0; plan.iters * group.world_size()];
+    group.all_gather_slice(&own, &mut all)?;
+    let longest = |at: usize| all.iter().skip(at).step_by(plan.iters).copied().max().unwrap_or(0);
+    let times: Vec<u64> = (0..plan.iters).map(|at| longest(at) as u64).collect();
+    let us = |part: f64| nearest_rank(&times, part).unwrap_or(0) as f64 / 1e3;
+    let factor = bus_factor(plan.operation.kind.name(), group.world_size()).unwrap_or(0.0);
+    let wrong = if plan.check { Some(exchange.check()?) } else { None };
+    Ok(Timing::new(bytes, factor, (us(0.5), us(0.99), us(1.0)), wrong))
+}
+
+/// The time on the emulated link by the cost model.
+fn predicted_us(plan: &Plan, group: &Group, bytes: u64) -> Option<f64> {
+    let (link, world, kind) = (group.link()?, group.world_size(), plan.operation.kind);
+    let algorithm = group.options().algorithm.recommended(kind, world, bytes, &link);
+    Some(link.time(kind, algorithm, world, bytes).as_secs_f64() * 1e6)
+}

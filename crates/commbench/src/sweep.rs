@@ -1,0 +1,209 @@
+//! `paceline bench`, from the command line to the files that it writes. Runs one configuration after the
+//! other, each with its own ranks, and collects the rows of all of them in one report.
+
+use paceline_collectives::Group;
+use paceline_files::Printable;
+
+use super::configuration::Configuration;
+use super::plan::{self, Plan};
+use super::processes::{self, Job};
+use super::rank::measure;
+use super::reporter::{Found, Reporter};
+use super::result::{BenchReport, num_failed};
+use super::{charts, compare, files};
+use crate::args::BenchArgs;
+use paceline_failure::EXIT_RUN;
+use paceline_failure::outputs::write_bytes;
+use paceline_failure::{Failure, Result};
+use paceline_host::disk::Disk;
+use paceline_host::resources;
+use paceline_host::text::{line_width, say, say_unbroken};
+use paceline_launch::TransportName;
+use paceline_launch::connect::{self, connect};
+use paceline_launch::environment::Placement;
+use paceline_launch::threads;
+
+pub use super::processes::rows_of;
+
+/// Runs `paceline bench`: measures as a rank, or starts the ranks of each configuration.
+pub fn bench(args: &BenchArgs, placement: Option<Placement>) -> Result<u8> {
+    let job = Job::from_env(placement.as_ref())?;
+    let plan = plan::resolve(args, placement.as_ref(), job.is_some())?;
+    match (placement, job) {
+        (Some(placement), Some(job)) => as_rank_of_ours(&plan, &placement, &job),
+        (Some(placement), None) => as_rank_of_others(&plan, &placement),
+        (None, _) => as_parent(&plan),
+    }
+}
+
+fn join(plan: &Plan, transport: TransportName, placement: &Placement) -> Result<Group> {
+    let place = &placement.place;
+    let threads = plan.pin_cores.then_some(1);
+    connect(transport, &plan.comm, place.rendezvous()?, place, threads, None)
+}
+
+/// Runs as a rank that this command has started as a process.
+fn as_rank_of_ours(plan: &Plan, placement: &Placement, job: &Job) -> Result<u8> {
+    let mut reporter = Reporter::default();
+    let (transport, nproc) = (job.transport, placement.place.world_size);
+    if placement.place.rank == 0 {
+        reporter.screen = (!job.is_quiet).then_some((plan.screen, transport, nproc));
+        reporter.file = Some(job.file()?);
+    }
+    match join(plan, transport, placement) {
+        // All ranks find this out together, and their parent process reports it, so no rank exits with an
+        // error.
+        Err(Failure::Link(reason)) => reporter.report(Found::Failed(reason))?,
+        group => {
+            let configuration = Configuration { plan, transport, nproc };
+            measure(configuration, &job.sizes, &group?, &mut reporter)?;
+        }
+    }
+    Ok(0)
+}
+
+/// Runs as a rank that another launcher has started. Rank 0 prints, and writes the files.
+fn as_rank_of_others(plan: &Plan, placement: &Placement) -> Result<u8> {
+    let transport = plan.transports[0];
+    let group = join(plan, transport, placement)?;
+    let (nproc, is_first) = (group.world_size(), group.rank() == 0);
+    let configuration = Configuration { plan, transport, nproc };
+    let (sizes, skipped) = configuration.fitting(placement.place.local_world_size);
+    // Ranks look at the available memory at different moments, so rank 0 decides which sizes fit.
+    let sizes = group.broadcast_object(Some(&sizes), 0)?;
+    let mut report = new_report(plan);
+    let mut reporter = Reporter::default();
+    if is_first {
+        reporter.screen = Some((plan.screen, transport, nproc));
+        plan.screen.opens();
+        plan.screen.configuration(transport.name(), nproc, &configuration.about(), &skipped);
+        report.skipped = skipped;
+    }
+    measure(configuration, &sizes, &group, &mut reporter)?;
+    if !is_first {
+        return Ok(0);
+    }
+    add(plan, &mut report, reporter);
+    finish(plan, &report)
+}
+
+/// Runs as the process that starts all ranks.
+fn as_parent(plan: &Plan) -> Result<u8> {
+    let mut report = new_report(plan);
+    let mut code = 0;
+    plan.screen.opens();
+    for &transport in &plan.transports {
+        for &nproc in &plan.nprocs {
+            let configuration = Configuration { plan, transport, nproc };
+            let skip = |report: &mut BenchReport, reason| {
+                let skipped = configuration.skipped(None, reason);
+                plan.screen.skipped(&skipped);
+                report.skipped.push(skipped);
+            };
+            if let Some(reason) = configuration.refusal() {
+                skip(&mut report, reason);
+                continue;
+            }
+            let (sizes, skipped) = configuration.fitting(nproc);
+            if sizes.is_empty() {
+                skipped.iter().for_each(|skipped| plan.screen.skipped(skipped));
+                report.skipped.extend(skipped);
+                continue;
+            }
+            plan.screen.configuration(transport.name(), nproc, &configuration.about(), &skipped);
+            report.skipped.extend(skipped);
+            let (mut reporter, its_code) = match transport {
+                TransportName::Thread => (in_threads(configuration, &sizes), 0),
+                _ => {
+                    let args = std::env::args_os().skip(1);
+                    let (reporter, ended) =
+                        processes::launch(args, transport, &sizes, nproc, false)?;
+                    if let Some(signal) = ended.signal {
+                        // Someone has asked this process to end.
+                        return Ok(128 + signal as u8);
+                    }
+                    (reporter, ended.code)
+                }
+            };
+            let failed = reporter.failed.take();
+            add(plan, &mut report, reporter);
+            if let Some(reason) = failed {
+                code = its_code.max(EXIT_RUN);
+                skip(&mut report, reason);
+            }
+        }
+    }
+    if report.rows.is_empty() && code > EXIT_RUN {
+        // The launcher has said which rank failed, and its exit code says how that rank ended.
+        plan.screen.ends(&report);
+        return Ok(code);
+    }
+    let finished = finish(plan, &report)?;
+    Ok(if code == 0 { finished } else { code })
+}
+
+/// Measures with ranks that are threads. Returns what they find, or why they failed.
+fn in_threads(configuration: Configuration<'_>, sizes: &[u64]) -> Reporter {
+    let Configuration { plan, transport, nproc } = configuration;
+    let outcome = threads::run(nproc, plan.comm.options(nproc), |group| {
+        let rank = group.rank();
+        if plan.pin_cores {
+            connect::pin(rank, 1)?;
+        }
+        let screen = (rank == 0).then_some((plan.screen, transport, nproc));
+        let mut reporter = Reporter { screen, ..Reporter::default() };
+        measure(configuration, sizes, &group, &mut reporter)?;
+        Ok(reporter)
+    });
+    outcome.unwrap_or_else(|failure| Reporter {
+        failed: Some(failure.to_string()),
+        ..Reporter::default()
+    })
+}
+
+/// Adds the results of a configuration to the report, and ends its table.
+fn add(plan: &Plan, report: &mut BenchReport, found: Reporter) {
+    plan.screen.configuration_ends(&found.rows, plan.operation.kind.name());
+    report.rows.extend(found.rows);
+    let bandwidths = report.memory_bandwidth_gb_s.into_iter().chain(found.memory_bandwidth_gb_s);
+    report.memory_bandwidth_gb_s = bandwidths.reduce(f64::max);
+}
+
+fn new_report(plan: &Plan) -> BenchReport {
+    let command: Vec<String> =
+        std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
+    BenchReport {
+        machine: resources::machine(),
+        date: paceline_host::text::now("%Y-%m-%d %H:%M:%S"),
+        command: command.join(" "),
+        link: plan.comm.link.map(|link| link.to_string()),
+        memory_bandwidth_gb_s: None,
+        rows: Vec::new(),
+        skipped: Vec::new(),
+    }
+}
+
+/// Writes the files and prints the end of the report. Returns 1 if a result was wrong, otherwise 0.
+fn finish(plan: &Plan, report: &BenchReport) -> Result<u8> {
+    plan.screen.ends(report);
+    if report.rows.is_empty() {
+        return Err(Failure::Run("nothing was measured; the reasons are above".into()));
+    }
+    let disk = Disk::default();
+    if let Some(file) = &plan.json {
+        write_bytes(&disk, file, files::json(report).as_bytes())?;
+    }
+    if let Some(file) = &plan.csv {
+        let text = files::csv(&report.rows).map_err(|e| Failure::io("cannot make CSV", e))?;
+        write_bytes(&disk, file, text.as_bytes())?;
+    }
+    if let Some(folder) = &plan.charts {
+        for file in charts::write(&disk, report, &plan.compared, folder)? {
+            say_unbroken(&format!("# chart: {}", file.printable()));
+        }
+    }
+    if !plan.compared.is_empty() {
+        say(&compare::table(report, &plan.compared, line_width()));
+    }
+    Ok(u8::from(num_failed(&report.rows) > 0))
+}

@@ -1,0 +1,226 @@
+//! The files that commands write. Commands check before any work starts that their files can be written.
+//! The charts, tables, reports and JSON files of all commands are written here, each as a whole: whoever reads the file
+//! finds what was there before or all of what was written.
+
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use paceline_analysis::report::{self, Report};
+use paceline_files::Printable;
+use paceline_table::plot::{LineChart, PlotError};
+use serde::Serialize;
+
+use crate::{Failure, Result};
+use paceline_host::disk::Disk;
+
+/// Checks that the file that `flag` names can be created. Leaves nothing behind.
+pub fn check_file(flag: &str, file: &Path) -> Result<()> {
+    let usage =
+        |problem: &str| Err(Failure::Usage(format!("{flag} {}{problem}", file.printable())));
+    if file.is_dir() {
+        return usage(" is a folder; pass a file");
+    }
+    let folder = match file.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    if !folder.is_dir() {
+        return usage(": its folder does not exist");
+    }
+    check_folder(flag, folder, "pass a file that you can write to")
+}
+
+/// Checks that the files that flags name, and a folder for charts, can be created.
+pub fn check_outputs(files: &[(&str, &Option<PathBuf>)], charts: Option<&Path>) -> Result<()> {
+    for (flag, file) in files {
+        file.as_deref().map_or(Ok(()), |file| check_file(flag, file))?;
+    }
+    charts.map_or(Ok(()), |folder| {
+        check_folder("--charts", folder, "pass a folder that you can write to")
+    })
+}
+
+/// Writes each chart as `name.png` and `name.svg` into `folder`, which is created if it does not exist.
+/// Returns the paths.
+pub fn write_charts(
+    disk: &Disk,
+    folder: &Path,
+    charts: &[(String, LineChart)],
+) -> Result<Vec<PathBuf>> {
+    make_folder(disk, folder)?;
+    let mut written = Vec::new();
+    for (name, chart) in charts {
+        let failed = |error: PlotError| Failure::Run(error.to_string());
+        let (png, svg) = (folder.join(format!("{name}.png")), folder.join(format!("{name}.svg")));
+        write_bytes(disk, &png, &chart.png().map_err(failed)?)?;
+        write_bytes(disk, &svg, chart.svg().map_err(failed)?.as_bytes())?;
+        written.extend([png, svg]);
+    }
+    Ok(written)
+}
+
+/// Checks that files can be created in `folder`, or in its nearest ancestor that exists. `fix` is the
+/// advice in the error message. Leaves nothing behind.
+pub fn check_folder(what: &str, folder: &Path, fix: &str) -> Result<()> {
+    let absolute = std::path::absolute(folder)
+        .map_err(|e| Failure::Usage(format!("{what} {}: {e}", folder.printable())))?;
+    let existing = absolute.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    // Threads of one program may check the same folder at the same time.
+    static PROBES: AtomicU64 = AtomicU64::new(0);
+    let number = PROBES.fetch_add(1, Ordering::Relaxed);
+    let probe = existing.join(format!(".paceline-probe-{}-{number}", std::process::id()));
+    let written = if existing.is_dir() {
+        paceline_files::create(&probe).and_then(|_| std::fs::remove_file(&probe))
+    } else {
+        Err(std::io::ErrorKind::NotADirectory.into())
+    };
+    written.map_err(|e| {
+        let (folder, existing) = (folder.printable(), existing.printable());
+        Failure::Usage(format!("{what} {folder}: cannot write to {existing} ({e}); {fix}"))
+    })
+}
+
+/// Writes a report as `<name>.csv`, `.html`, `.json` and `.md` into `folder`, which is created if it does not exist.
+pub fn write_report(disk: &Disk, folder: &Path, name: &str, report: &Report) -> Result<()> {
+    let files = report::files(report)?;
+    make_folder(disk, folder)?;
+    files.iter().try_for_each(|(ending, text)| {
+        write_bytes(disk, &folder.join(format!("{name}.{ending}")), text.as_bytes())
+    })
+}
+
+/// Writes `value` as indented JSON.
+pub fn write_json(disk: &Disk, path: &Path, value: &impl Serialize) -> Result<()> {
+    write_whole(disk, path, |out| {
+        serde_json::to_writer_pretty(&mut *out, value)?;
+        out.write_all(b"\n")
+    })
+    .map_err(|e: io::Error| cannot_write(path, &e))
+}
+
+/// Writes a file that holds `bytes`.
+pub fn write_bytes(disk: &Disk, path: &Path, bytes: &[u8]) -> Result<()> {
+    write_whole(disk, path, |out| out.write_all(bytes))
+        .map_err(|e: io::Error| cannot_write(path, &e))
+}
+
+/// Replaces the file at `path` by what `write` writes. Links are followed. A device or a pipe, such as `/dev/stdout`,
+/// has nothing that could be kept, so it is written to as it is.
+pub fn write_whole<T, E: From<io::Error>>(
+    disk: &Disk,
+    path: &Path,
+    write: impl FnOnce(&mut (dyn Write + Send)) -> std::result::Result<T, E>,
+) -> std::result::Result<T, E> {
+    // What lies there belongs to the kernel, or is the file that a stream of this process writes to. `/dev/shm` has plain files.
+    let is_kernels = ["/dev", "/proc"].iter().any(|folder| path.starts_with(folder));
+    let is_kernels = is_kernels && !path.starts_with("/dev/shm");
+    if is_kernels || path.metadata().is_ok_and(|of| !of.is_file() && !of.is_dir()) {
+        let mut out = BufWriter::new(disk.open_named(path)?);
+        let written = write(&mut out)?;
+        out.flush()?;
+        return Ok(written);
+    }
+    let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    disk.replace(&target, None, write)
+}
+
+/// Makes a folder and those above it, as far as they are missing.
+pub fn make_folder(disk: &Disk, folder: &Path) -> Result<()> {
+    disk.create_folder(folder)
+        .map_err(|error| Failure::io(format!("cannot make {}", folder.printable()), error))
+}
+
+fn cannot_write(path: &Path, error: &io::Error) -> Failure {
+    Failure::io(format!("cannot write {}", path.printable()), error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use paceline_host::disk::faults::{Fault, at_each_operation};
+
+    #[test]
+    fn after_a_fault_at_any_operation_each_output_is_whole_or_as_before() {
+        let report = Report {
+            title: "report".into(),
+            subtitle: String::new(),
+            figures: Vec::new(),
+            notes: Vec::new(),
+            sections: Vec::new(),
+            csv_table: String::new(),
+        };
+        let write = |disk: &Disk, folder: &Path, of: &str| {
+            write_json(disk, &folder.join("results.json"), &[of, of])?;
+            write_bytes(disk, &folder.join("rows.csv"), of.as_bytes())?;
+            let report = Report { title: of.into(), ..report.clone() };
+            write_report(disk, &folder.join("report"), "summary", &report)
+        };
+        let contents = |folder: &Path| {
+            let mut files = Vec::new();
+            for folder in [folder.to_owned(), folder.join("report")] {
+                for entry in fs::read_dir(folder).into_iter().flatten() {
+                    let path = entry.unwrap().path();
+                    if path.is_file() {
+                        files.push((path.file_name().unwrap().to_owned(), fs::read(path).unwrap()));
+                    }
+                }
+            }
+            files.sort();
+            files
+        };
+        let fresh = |of: &str| {
+            let folder = tempfile::tempdir().unwrap();
+            write(&Disk::default(), folder.path(), of).unwrap();
+            contents(folder.path())
+        };
+        let (before, after) = (fresh("before"), fresh("after"));
+        assert_eq!(before.len(), 6);
+        let num_operations = at_each_operation(|disk, fault| {
+            let folder = tempfile::tempdir().unwrap();
+            write(&Disk::default(), folder.path(), "before").unwrap();
+            let outcome = write(disk, folder.path(), "after");
+            assert_eq!(outcome.is_err(), disk.has_failed());
+            if let Err(error) = outcome {
+                assert!(matches!(error, Failure::Run(_)), "{error:?}");
+                let text = error.to_string();
+                assert!(text.contains(&folder.path().display().to_string()), "{text}");
+                assert!(text.contains("no space left"), "{text}");
+            }
+            let mut found = contents(folder.path());
+            if fault == Fault::Stops {
+                // The process has ended before it could remove what it left. No reader takes such a file.
+                found.retain(|(name, _)| name.to_string_lossy().ends_with(".partial"));
+                assert!(found.len() <= 1, "{found:?}");
+                found = contents(folder.path());
+                found.retain(|(name, _)| !name.to_string_lossy().ends_with(".partial"));
+            }
+            assert_eq!(found.len(), before.len(), "a file is missing, or one is left behind");
+            for ((found, before), after) in found.iter().zip(&before).zip(&after) {
+                assert!(found == before || found == after, "{:?} is not whole", found.0);
+            }
+            // The next command is not disturbed.
+            write(&Disk::default(), folder.path(), "after").unwrap();
+            assert_eq!(contents(folder.path()), after);
+        });
+        assert!(num_operations > 6 * 5, "{num_operations} operations");
+    }
+
+    #[test]
+    fn devices_stay_devices_and_links_stay_links() {
+        let disk = Disk::default();
+        write_json(&disk, Path::new("/dev/null"), &1).unwrap();
+        assert!(!Path::new("/dev/null").metadata().unwrap().is_file());
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        fs::write(&file, "before").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        write_bytes(&disk, &link, b"after").unwrap();
+        assert!(link.symlink_metadata().unwrap().is_symlink());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "after");
+        let full = write_bytes(&disk, Path::new("/dev/full"), b"text").unwrap_err().to_string();
+        assert!(full.starts_with("cannot write /dev/full: No space left"), "{full}");
+    }
+}

@@ -1,0 +1,452 @@
+//! The operations by which this program writes files: checkpoints, the files of a run, traces, the records of a sweep,
+//! reports and tables.
+//!
+//! Every operation goes through a [`Disk`]. The disk of a program is the real one. The disk of a test fails
+//! at one chosen operation, or stops there for good, as the disk of a killed process does. So a test can
+//! interrupt a save at each of its operations, one after the other. This module does not know what the files
+//! hold.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read, Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
+
+#[cfg(any(test, feature = "faults"))]
+pub mod faults;
+#[cfg(any(test, feature = "faults"))]
+pub mod power_cut;
+
+#[cfg(any(test, feature = "faults"))]
+use power_cut::Recorded;
+
+/// Bytes that are collected before they are written.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// The file system, or in a test a file system that fails at a chosen operation.
+#[derive(Clone, Debug, Default)]
+pub struct Disk {
+    #[cfg(any(test, feature = "faults"))]
+    faults: Option<std::sync::Arc<faults::Faults>>,
+    #[cfg(any(test, feature = "faults"))]
+    recorder: Option<std::sync::Arc<power_cut::Recorder>>,
+}
+
+/// What is about to be done to the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Making a folder.
+    Folder,
+    /// Making a file.
+    Create,
+    /// Writing bytes to a file.
+    Write,
+    /// Forcing a file, or the entries of a folder, to the disk.
+    Sync,
+    /// Giving a file a name.
+    Link,
+    /// Giving a file another name, which it may take from a second file.
+    Rename,
+    /// Removing a file.
+    Remove,
+}
+
+impl Disk {
+    /// Makes a folder, and those above it, where there are none.
+    pub fn create_folder(&self, path: &Path) -> io::Result<()> {
+        self.enter(Operation::Folder)?;
+        fs::create_dir_all(path)?;
+        #[cfg(any(test, feature = "faults"))]
+        self.record(Recorded::Folder(path.to_owned()));
+        Ok(())
+    }
+
+    /// Like [`Disk::create_folder`], and forces the names of the new folders to the disk.
+    pub fn create_folder_safely(&self, path: &Path) -> io::Result<()> {
+        let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+        let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
+        self.create_folder(path)?;
+        missing.iter().try_for_each(|folder| self.sync_folder(folder_of(folder)))
+    }
+
+    /// Makes a folder. Fails if there is something of that name.
+    pub fn create_new_folder(&self, path: &Path) -> io::Result<()> {
+        self.enter(Operation::Folder)?;
+        fs::create_dir(path)
+    }
+
+    /// Removes an empty folder.
+    pub fn remove_folder(&self, path: &Path) -> io::Result<()> {
+        self.enter(Operation::Remove)?;
+        fs::remove_dir(path)?;
+        #[cfg(any(test, feature = "faults"))]
+        self.record(Recorded::Remove(path.to_owned()));
+        Ok(())
+    }
+
+    /// Opens a file for reading and writing, with what it holds, or makes it.
+    pub fn open_or_create(&self, path: &Path) -> io::Result<DiskFile> {
+        self.enter(Operation::Create)?;
+        let file = paceline_files::open_or_create(path)?;
+        Ok(DiskFile { file: self.raw(file, Some(path)) })
+    }
+
+    /// Makes a file for writing. A file that is there already loses its contents. The name is one that this program chooses,
+    /// so a link there is not followed.
+    pub fn create(&self, path: &Path) -> io::Result<DiskFile> {
+        self.enter(Operation::Create)?;
+        let file = paceline_files::create(path)?;
+        Ok(DiskFile { file: self.raw(file, Some(path)) })
+    }
+
+    /// Opens for writing what the user has named, whatever it is: a device, a pipe, or a link to one.
+    pub fn open_named(&self, path: &Path) -> io::Result<DiskFile> {
+        self.enter(Operation::Create)?;
+        let file = File::create(path)?;
+        Ok(DiskFile { file: self.raw(file, Some(path)) })
+    }
+
+    /// A file that has been opened or made, with a name if it has one.
+    fn raw(&self, file: File, _path: Option<&Path>) -> Raw {
+        Raw {
+            file,
+            disk: self.clone(),
+            #[cfg(any(test, feature = "faults"))]
+            number: self.recorder.as_ref().map_or(0, |recorder| recorder.created(_path)),
+        }
+    }
+
+    /// Replaces the file at `path` by what `write` writes, or makes it. Whatever happens meanwhile, a complete file
+    /// is there: the earlier one, or the new one. If `kept` is given, the earlier file keeps that name; there is a
+    /// moment at which it has only that name.
+    ///
+    /// While the new file is written it has no name, so a process that is killed leaves nothing behind. Only file
+    /// systems that have no nameless files see `<path>.partial`. Its mode is that of any new file of this process.
+    pub fn replace<T, E: From<io::Error>>(
+        &self,
+        path: &Path,
+        kept: Option<&Path>,
+        write: impl FnOnce(&mut (dyn Write + Send)) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let partial = partial(path);
+        let outcome = self.write_new(path, &partial, write).and_then(|written| {
+            if let Some(kept) = kept
+                && path.try_exists()?
+            {
+                self.rename(path, kept)?;
+            }
+            self.rename(&partial, path)?;
+            // The names are on the disk only when the folder is.
+            self.sync_folder(folder_of(path))?;
+            Ok(written)
+        });
+        if outcome.is_err() {
+            // The error that is reported is the first one.
+            let _ = self.remove(&partial);
+        }
+        outcome
+    }
+
+    /// Removes what a killed process may have left of the file at `path`.
+    pub fn remove_partial(&self, path: &Path) -> io::Result<()> {
+        match self.remove(&partial(path)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    /// Writes a new file that is complete, on the disk, and named `partial`.
+    fn write_new<T, E: From<io::Error>>(
+        &self,
+        path: &Path,
+        partial: &Path,
+        write: impl FnOnce(&mut (dyn Write + Send)) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.enter(Operation::Create)?;
+        let mode = Mode::from_raw_mode(0o666);
+        let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        let (file, has_name) = match open(folder_of(path), flags, mode) {
+            Ok(file) => (File::from(file), false),
+            // Some file systems have no files without a name.
+            Err(_) => (paceline_files::create(partial)?, true),
+        };
+        let raw = self.raw(file, has_name.then_some(partial));
+        let mut out = BufWriter::with_capacity(BUFFER_BYTES, raw);
+        let written = write(&mut out)?;
+        let raw = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+        raw.sync()?;
+        if !has_name {
+            // What an earlier process has left under this name is of no use.
+            self.remove(partial).or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            })?;
+            self.enter(Operation::Link)?;
+            let nameless =
+                format!("/proc/self/fd/{}", rustix::fd::AsRawFd::as_raw_fd(&raw.file.as_fd()));
+            linkat(CWD, nameless, CWD, partial, AtFlags::SYMLINK_FOLLOW)
+                .map_err(io::Error::from)?;
+            #[cfg(any(test, feature = "faults"))]
+            self.record(Recorded::Link { file: raw.number, path: partial.to_owned() });
+        }
+        Ok(written)
+    }
+
+    /// Gives a file or a folder another name.
+    pub fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.enter(Operation::Rename)?;
+        fs::rename(from, to)?;
+        #[cfg(any(test, feature = "faults"))]
+        self.record(Recorded::Rename { from: from.to_owned(), to: to.to_owned() });
+        Ok(())
+    }
+
+    /// Removes a file.
+    pub fn remove(&self, path: &Path) -> io::Result<()> {
+        self.enter(Operation::Remove)?;
+        fs::remove_file(path)?;
+        #[cfg(any(test, feature = "faults"))]
+        self.record(Recorded::Remove(path.to_owned()));
+        Ok(())
+    }
+
+    /// Forces the names in a folder to the disk.
+    pub fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        self.enter(Operation::Sync)?;
+        self.force(&File::open(path)?)?;
+        #[cfg(any(test, feature = "faults"))]
+        self.record(Recorded::SyncFolder(path.to_owned()));
+        Ok(())
+    }
+
+    /// Removes a folder of files. A folder that is not there is no error.
+    pub fn remove_tree(&self, path: &Path) -> io::Result<()> {
+        let gone = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => Ok(()),
+            _ => Err(error),
+        };
+        let entries = match fs::read_dir(path) {
+            Ok(entries) => entries,
+            Err(error) => return gone(error),
+        };
+        for entry in entries {
+            self.remove(&entry?.path()).or_else(gone)?;
+        }
+        self.remove_folder(path).or_else(gone)
+    }
+
+    /// Waits until a file, or the entries of a folder, are on the disk.
+    fn force(&self, file: &File) -> io::Result<()> {
+        // A test of operations that fail makes hundreds of runs and never cuts the power. On a busy disk it would only wait.
+        #[cfg(any(test, feature = "faults"))]
+        if self.faults.is_some() {
+            return Ok(());
+        }
+        file.sync_all()
+    }
+
+    /// Fails in a test in which this operation is to fail.
+    fn enter(&self, operation: Operation) -> io::Result<()> {
+        #[cfg(any(test, feature = "faults"))]
+        if let Some(faults) = &self.faults {
+            return faults.enter(operation);
+        }
+        let _ = operation;
+        Ok(())
+    }
+}
+
+/// A file that is being written. Every call writes to the disk; the caller collects small pieces.
+#[derive(Debug)]
+pub struct DiskFile {
+    file: Raw,
+}
+
+impl DiskFile {
+    /// Removes what the file holds.
+    pub fn clear(&mut self) -> io::Result<()> {
+        self.file.disk.enter(Operation::Write)?;
+        self.file.file.set_len(0)?;
+        self.file.file.rewind()
+    }
+
+    /// Cuts the file after its first `len_bytes`.
+    pub fn cut(&mut self, len_bytes: u64) -> io::Result<()> {
+        self.file.disk.enter(Operation::Write)?;
+        self.file.file.set_len(len_bytes)
+    }
+
+    /// Forces what has been written to the disk.
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.sync()
+    }
+}
+
+impl Read for DiskFile {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.file.file.read(bytes)
+    }
+}
+
+impl AsFd for DiskFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.file.as_fd()
+    }
+}
+
+impl Write for DiskFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+#[derive(Debug)]
+struct Raw {
+    file: File,
+    disk: Disk,
+    /// The file's number in the record of a test.
+    #[cfg(any(test, feature = "faults"))]
+    number: usize,
+}
+
+impl Raw {
+    fn sync(&self) -> io::Result<()> {
+        self.disk.enter(Operation::Sync)?;
+        self.disk.force(&self.file)?;
+        #[cfg(any(test, feature = "faults"))]
+        self.disk.record(Recorded::Sync(self.number));
+        Ok(())
+    }
+}
+
+impl Write for Raw {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        #[cfg(any(test, feature = "faults"))]
+        if let Some(faults) = &self.disk.faults
+            && let Some(part) = faults.cut(bytes)
+        {
+            // A full disk takes a part of what it is given, and refuses the rest.
+            return self.file.write(part);
+        }
+        self.disk.enter(Operation::Write)?;
+        let len = self.file.write(bytes)?;
+        #[cfg(any(test, feature = "faults"))]
+        self.disk.record(Recorded::Write { file: self.number, bytes: bytes[..len].to_vec() });
+        Ok(len)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// The name of a file that is not complete.
+fn partial(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".partial");
+    name.into()
+}
+
+/// The folder of a file. A bare file name has the parent "".
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::faults::{Fault, at_each_operation};
+    use super::*;
+
+    fn put(disk: &Disk, path: &Path, kept: Option<&Path>, text: &str) -> io::Result<()> {
+        disk.replace(path, kept, |out| {
+            // More than the buffer holds, so that several writes happen.
+            let lines = BUFFER_BYTES / text.len() + 2;
+            (0..lines).try_for_each(|_| out.write_all(text.as_bytes()))
+        })
+    }
+
+    /// The file's first word, if all of the file is of that word.
+    fn word(path: &Path) -> Option<String> {
+        let text = fs::read_to_string(path).ok()?;
+        let word = text.split_inclusive('\n').next()?.to_owned();
+        assert_eq!(text, word.repeat(BUFFER_BYTES / word.len() + 2), "{}", path.display());
+        Some(word.trim().to_owned())
+    }
+
+    #[test]
+    fn a_file_is_replaced_and_the_earlier_one_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, kept) = (folder.path().join("file"), folder.path().join("before"));
+        let disk = Disk::default();
+        for (text, now, before) in
+            [("a\n", "a", None), ("b\n", "b", Some("a")), ("c\n", "c", Some("b"))]
+        {
+            put(&disk, &path, Some(&kept), text).unwrap();
+            assert_eq!(word(&path).as_deref(), Some(now));
+            assert_eq!(word(&kept).as_deref(), before);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_bare_file_name_means_the_current_folder() {
+        assert_eq!(folder_of(Path::new("file")), Path::new("."));
+        assert_eq!(folder_of(Path::new("a/file")), Path::new("a"));
+        assert_eq!(folder_of(Path::new("/file")), Path::new("/"));
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_an_error_and_nothing_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        put(&Disk::default(), &folder.path().join("missing/file"), None, "a\n").unwrap_err();
+        // A folder of that name refuses the last operation, the rename.
+        let occupied = folder.path().join("occupied");
+        fs::create_dir(&occupied).unwrap();
+        put(&Disk::default(), &occupied, None, "a\n").unwrap_err();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_mode_is_that_of_any_new_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (replaced, plain) = (folder.path().join("replaced"), folder.path().join("plain"));
+        put(&Disk::default(), &replaced, None, "a\n").unwrap();
+        fs::write(&plain, b"a").unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode();
+        assert_eq!(mode(&replaced), mode(&plain));
+    }
+
+    #[test]
+    fn a_fault_at_any_operation_leaves_a_complete_file() {
+        let num_operations = at_each_operation(|disk, fault| {
+            let folder = tempfile::tempdir().unwrap();
+            let (path, kept) = (folder.path().join("file"), folder.path().join("before"));
+            put(&Disk::default(), &path, Some(&kept), "old\n").unwrap();
+            let outcome = put(disk, &path, Some(&kept), "new\n");
+            let found = (word(&path), word(&kept));
+            let found = (found.0.as_deref(), found.1.as_deref());
+            let new = (Some("new"), Some("old"));
+            if !disk.has_failed() {
+                outcome.unwrap();
+                assert_eq!(found, new);
+                return;
+            }
+            let states = [(Some("old"), None), (None, Some("old")), new];
+            assert!(states.contains(&found), "{found:?}");
+            if fault != Fault::Stops {
+                assert!(
+                    fs::read_dir(folder.path()).unwrap().count() <= 2,
+                    "a partial file is left"
+                );
+            }
+        });
+        assert!(num_operations >= 7, "create, 2 writes, sync, link, 2 renames, sync");
+    }
+}

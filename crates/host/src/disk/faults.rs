@@ -1,0 +1,120 @@
+//! Disks that fail, and disks that are slow, for tests.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::{Disk, Operation};
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// One operation fails; the next ones succeed.
+    Fails,
+    /// One write stores only half of its bytes, and the next operation fails. Other operations just fail.
+    Cuts,
+    /// One operation fails, and all after it: the process has been killed.
+    Stops,
+}
+
+/// A fault that waits for its operation.
+#[derive(Debug)]
+pub struct Faults {
+    fault: Fault,
+    at: usize,
+    count: AtomicUsize,
+    is_cut: AtomicBool,
+    has_failed: AtomicBool,
+    /// How long each write to the disk takes.
+    pause: Duration,
+}
+
+impl Disk {
+    /// A disk on which the operation of this number, counted from 0, goes wrong.
+    pub fn with_fault(fault: Fault, at: usize) -> Self {
+        let faults = Faults {
+            fault,
+            at,
+            count: AtomicUsize::new(0),
+            is_cut: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
+            pause: Duration::ZERO,
+        };
+        Self { faults: Some(Arc::new(faults)), ..Self::default() }
+    }
+
+    /// A disk on which nothing goes wrong, and which waits for no device.
+    pub fn without_fault() -> Self {
+        Self::with_fault(Fault::Fails, usize::MAX)
+    }
+
+    /// A disk on which nothing goes wrong, and which takes so long whenever it is waited for.
+    pub fn slow(pause: Duration) -> Self {
+        let Self { faults, .. } = Self::without_fault();
+        let faults = faults.and_then(Arc::into_inner).map(|faults| Faults { pause, ..faults });
+        Self { faults: faults.map(Arc::new), ..Self::default() }
+    }
+
+    /// Whether the fault has happened.
+    pub fn has_failed(&self) -> bool {
+        self.faults.as_ref().is_some_and(|faults| faults.has_failed.load(Ordering::Relaxed))
+    }
+}
+
+/// Calls `trial` with a disk on which the first operation goes wrong, then the second, and so on, until a trial
+/// reaches no fault: for each kind of fault. Returns how many operations the trial has. A panic names the fault.
+pub fn at_each_operation(mut trial: impl FnMut(&Disk, Fault)) -> usize {
+    /// Says which trial has panicked.
+    struct Named(Fault, usize);
+    #[allow(clippy::print_stderr, reason = "a test that fails says in which trial")]
+    impl Drop for Named {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                eprintln!("in the trial in which operation {} goes wrong: {:?}", self.1, self.0);
+            }
+        }
+    }
+    let mut num_operations = 0;
+    for fault in [Fault::Fails, Fault::Cuts, Fault::Stops] {
+        for at in 0.. {
+            let disk = Disk::with_fault(fault, at);
+            let _named = Named(fault, at);
+            trial(&disk, fault);
+            if !disk.has_failed() {
+                num_operations = at;
+                break;
+            }
+        }
+    }
+    num_operations
+}
+
+impl Faults {
+    /// Counts an operation, and fails if it is its turn.
+    pub fn enter(&self, operation: Operation) -> io::Result<()> {
+        if operation == Operation::Sync {
+            std::thread::sleep(self.pause);
+        }
+        let count = self.count.fetch_add(1, Ordering::Relaxed);
+        let is_over = self.fault == Fault::Stops && count > self.at;
+        if count == self.at || is_over || self.is_cut.swap(false, Ordering::Relaxed) {
+            self.has_failed.store(true, Ordering::Relaxed);
+            let reason = format!("no space left for {operation:?} (injected)");
+            return Err(io::Error::new(io::ErrorKind::StorageFull, reason));
+        }
+        Ok(())
+    }
+
+    /// The part of `bytes` that a write stores whose turn it is to be cut.
+    pub fn cut<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
+        let is_turn = self.fault == Fault::Cuts && self.count.load(Ordering::Relaxed) == self.at;
+        if !is_turn || bytes.len() < 2 {
+            return None;
+        }
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.is_cut.store(true, Ordering::Relaxed);
+        self.has_failed.store(true, Ordering::Relaxed);
+        Some(&bytes[..bytes.len() / 2])
+    }
+}

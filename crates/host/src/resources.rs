@@ -1,0 +1,115 @@
+//! The resources of this host (cores, memory, caches), and how many of them this process may use.
+
+mod cgroup;
+
+use std::fs;
+use std::path::Path;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::text::plural;
+
+/// The number of cores that this process may use.
+pub fn num_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The value in the first line `name: value` of a file such as `/proc/meminfo`.
+fn field(path: &str, name: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// The value in bytes of a line that is given in kB.
+fn field_bytes(path: &str, name: &str) -> Option<u64> {
+    Some(field(path, name)?.strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+/// Bytes of memory that a new process could use without swapping, if the system says: the smaller of what
+/// the kernel calls available and what the control groups of this process leave.
+pub fn available_bytes() -> Option<u64> {
+    let available = field_bytes("/proc/meminfo", "MemAvailable")?;
+    let groups = cgroup::memory_groups(Path::new("/")).into_iter();
+    Some(groups.map(|group| group.left).fold(available, u64::min))
+}
+
+/// The smallest memory limit of the control groups of this process in bytes, if they set one.
+pub fn memory_limit_bytes() -> Option<u64> {
+    cgroup::memory_groups(Path::new("/")).into_iter().map(|group| group.limit).min()
+}
+
+/// Proportional set size of this process in bytes: its own pages, and its share of shared pages.
+pub fn resident_bytes() -> Option<u64> {
+    field_bytes("/proc/self/smaps_rollup", "Pss")
+}
+
+/// The part of [`resident_bytes`] that are pages of files: the program and its libraries, which processes share.
+pub fn program_bytes() -> Option<u64> {
+    field_bytes("/proc/self/smaps_rollup", "Pss_File")
+}
+
+/// Size of the largest cache of the first core, in bytes.
+pub fn last_level_cache_bytes() -> Option<usize> {
+    let caches = fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?;
+    let size = |folder: fs::DirEntry| {
+        let text = fs::read_to_string(folder.path().join("size")).ok()?;
+        let kib: usize = text.trim().strip_suffix('K')?.parse().ok()?;
+        Some(kib * 1024)
+    };
+    caches.filter_map(std::result::Result::ok).filter_map(size).max()
+}
+
+/// This machine in a few words: the processor, the cores that this process may use, and the memory.
+pub fn machine() -> String {
+    let processor = field("/proc/cpuinfo", "model name").unwrap_or("unknown processor".into());
+    let memory = field_bytes("/proc/meminfo", "MemTotal")
+        .map_or(String::new(), |bytes| format!(", {:.1} GB", bytes as f64 / 1e9));
+    format!("{processor}, {}{memory}", plural(num_cores(), "core"))
+}
+
+/// The cores that the calling thread may run on, as in `0-3,8`.
+pub fn core_list() -> Option<String> {
+    let allowed = sched_getaffinity(None).ok()?;
+    let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
+    let ranges = cores.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [only] => only.to_string(),
+        [first, .., last] => format!("{first}-{last}"),
+        [] => String::new(),
+    });
+    Some(ranges.collect::<Vec<_>>().join(","))
+}
+
+/// Pins the calling thread, and the threads that it starts later, to `threads` cores: those that follow
+/// the cores of the lower local ranks.
+pub fn pin(local_rank: usize, threads: usize) -> rustix::io::Result<()> {
+    let allowed = sched_getaffinity(None)?;
+    let cores = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core));
+    let mut own = CpuSet::new();
+    for core in cores.skip(local_rank * threads).take(threads) {
+        own.set(core);
+    }
+    sched_setaffinity(None, &own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_answers() {
+        assert!(available_bytes().is_some());
+        assert!(resident_bytes().unwrap() > 1 << 16);
+        assert!(num_cores() >= 1);
+    }
+
+    #[test]
+    fn a_pinned_thread_has_its_cores_only() {
+        std::thread::spawn(|| {
+            pin(0, 1).unwrap();
+            assert_eq!(sched_getaffinity(None).unwrap().count(), 1);
+        })
+        .join()
+        .unwrap();
+    }
+}

@@ -1,0 +1,100 @@
+//! Numbers, words and tables as all commands print them.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use paceline_table::fitted::fitted;
+use paceline_table::table::grouped;
+
+use crate::streams;
+
+/// Prints a line on standard output. A reader that is gone, such as `head`, is no reason to stop.
+pub fn say(text: &str) {
+    streams::stdout().line(text);
+}
+
+/// Prints a line that programs read too, such as a path or a row of a format. It stays one line on every terminal.
+pub fn say_unbroken(text: &str) {
+    streams::stdout().unbroken(text);
+}
+
+/// Prints a warning on standard error.
+pub fn warn(text: &str) {
+    streams::stderr().line(&format!("warning: {text}"));
+}
+
+/// The local date and time now, by a format of `strftime`.
+pub fn now(format: &str) -> String {
+    date(SystemTime::now(), format)
+}
+
+/// A moment in local time; as seconds since 1970 if no calendar has it.
+fn date(moment: SystemTime, format: &str) -> String {
+    match jiff::Timestamp::try_from(moment) {
+        Ok(time) => time.to_zoned(jiff::tz::TimeZone::system()).strftime(format).to_string(),
+        Err(_) => {
+            let since = moment.duration_since(UNIX_EPOCH).unwrap_or_default();
+            format!("{}s", since.as_secs())
+        }
+    }
+}
+
+/// Nanoseconds as milliseconds.
+pub fn ms(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+/// A count and what is counted, such as `1 rank` or `2 ranks`.
+pub fn plural(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// The line that says on which device a rank computes.
+pub fn placement_line(rank: usize, local_rank: usize) -> String {
+    let devices = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or("<not set>".into());
+    format!("[Rank {rank}] CUDA_VISIBLE_DEVICES={devices}, LOCAL_RANK={local_rank}, device=cpu")
+}
+
+/// A number with commas between the thousands.
+pub fn thousands(number: u64) -> String {
+    grouped(number as f64, 0)
+}
+
+/// The number rounded to two decimals, which removes the noise of a mean of whole numbers.
+pub fn hundredths(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
+}
+
+/// How many characters a line of a table on standard output may have, as tables take it: `None` would be no limit.
+pub fn line_width() -> Option<usize> {
+    Some(streams::stdout().width_of_table())
+}
+
+/// A table with a header, whose lines have at most `width` characters. Its first `num_left` columns are words, aligned
+/// left; the others are numbers, aligned right.
+pub fn plain_table<const N: usize>(
+    names: [&str; N],
+    num_left: usize,
+    lines: &[[String; N]],
+    width: Option<usize>,
+) -> String {
+    fitted(&names, lines, |at| at < num_left, width)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_is_far_off_is_no_reason_to_end() {
+        let after = |secs| UNIX_EPOCH + std::time::Duration::from_secs(secs);
+        // The year 30000.
+        assert_eq!(date(after(884_541_340_800), "%Y"), "884541340800s");
+        assert_eq!(date(after(1_700_000_000), "%Y"), "2023");
+    }
+
+    #[test]
+    fn thousands_are_separated() {
+        let all = [0, 7, 999, 1000, 27_400, 1_234_567].map(thousands);
+        assert_eq!(all, ["0", "7", "999", "1,000", "27,400", "1,234,567"]);
+    }
+}

@@ -1,0 +1,245 @@
+//! Fetches the files of a data set from where they are published.
+//!
+//! Takes a published data set and a folder. Afterwards the folder has the files. Each file appears
+//! complete and with the published checksum, or not at all. The code knows nothing of the files'
+//! contents.
+//!
+//! Several ranks of one host, or of hosts that share the folder, may want the same file at once. One of
+//! them fetches the file, and the others wait.
+
+use std::fs::{self, File};
+use std::io::{self, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use flate2::read::GzDecoder;
+use md5::{Digest, Md5};
+use paceline_files::Printable;
+use ureq::Agent;
+
+use self::http::{Broken, Rate};
+use paceline_failure::{Failure, Result};
+use paceline_host::bar::{TaskBar, Unit};
+
+pub(crate) mod http;
+
+/// A data set as it is published.
+#[derive(Debug)]
+pub struct Source {
+    /// The URL of the folder that has its files.
+    pub address: &'static str,
+    /// A folder inside the data folder. Files may be there too, and archives are unpacked there.
+    pub subfolder: &'static str,
+    /// Its files.
+    pub items: &'static [Item],
+}
+
+/// A file that can be fetched.
+#[derive(Debug)]
+pub struct Item {
+    /// Its name.
+    pub name: &'static str,
+    /// Its published checksum.
+    pub md5: &'static str,
+    /// More bytes than it has. What is longer is not the published file, and is not received to its end.
+    pub max_bytes: u64,
+    /// The files that an archive is unpacked to, in the subfolder. Empty for a file that is not an
+    /// archive.
+    pub members: &'static [&'static str],
+}
+
+impl Source {
+    /// Fetches the files that are missing in `folder` from `address`, which is the published address or a
+    /// mirror. Unless `quiet`, reports progress on standard error. For `--download`, which an error names.
+    pub fn fetch(&self, address: &str, folder: &Path, quiet: bool) -> Result<()> {
+        self.obtain_all(address, folder, quiet).map_err(|problem| {
+            Failure::Usage(format!("--download: {problem} and leave --download out"))
+        })
+    }
+
+    /// Like [`Source::fetch`], for any command. An error is the problem and what to do, without the flag or the command.
+    pub fn obtain_all(
+        &self,
+        address: &str,
+        folder: &Path,
+        quiet: bool,
+    ) -> std::result::Result<(), String> {
+        let missing: Vec<&Item> =
+            self.items.iter().filter(|item| !self.has(folder, item)).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        // If the download fails, folders that were created here and are still empty are removed,
+        // innermost first.
+        let is_new = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+        let new_folders: Vec<&Path> = folder.ancestors().take_while(is_new).collect();
+        let fetched = fs::create_dir_all(folder)
+            .map_err(|e| format!("cannot make the folder {}: {e}", folder.printable()))
+            .and_then(|()| {
+                let agent = http::agent();
+                missing
+                    .iter()
+                    .try_for_each(|item| self.obtain(&agent, address, folder, item, quiet))
+            });
+        fetched.map_err(|problem| {
+            for folder in new_folders {
+                let _ = fs::remove_dir(folder);
+            }
+            let names: Vec<&str> = missing.iter().map(|item| item.name).collect();
+            format!(
+                "{problem}; try again, pass a --mirror that has the same files, or put {} into {} yourself{}",
+                names.join(", "),
+                folder.printable(),
+                if missing.iter().any(|item| item.is_archive()) { ", unpacked," } else { "" }
+            )
+        })
+    }
+
+    /// Whether a file is there already, packed or unpacked, so that it need not be fetched.
+    fn has(&self, folder: &Path, item: &Item) -> bool {
+        let is_there = |name: &str| {
+            [folder.to_owned(), folder.join(self.subfolder)].iter().any(|f| f.join(name).exists())
+        };
+        if item.is_archive() {
+            return item.members.iter().all(|member| is_there(member));
+        }
+        is_there(item.name) || item.name.strip_suffix(".gz").is_some_and(is_there)
+    }
+
+    /// Fetches one file, unless another process has fetched it while this one waited for the lock.
+    fn obtain(
+        &self,
+        agent: &Agent,
+        address: &str,
+        folder: &Path,
+        item: &Item,
+        quiet: bool,
+    ) -> std::result::Result<(), String> {
+        let partial = partial(&folder.join(item.name));
+        let write = |e: io::Error| format!("cannot write {}: {e}", partial.printable());
+        let claimed = claim(&partial, || self.has(folder, item)).map_err(write)?;
+        let Some(mut file) = claimed else { return Ok(()) };
+        let url = format!("{}/{}", address.trim_end_matches('/'), item.name);
+        let fetched = receive(agent, &url, item, &mut file, quiet).and_then(|()| {
+            if item.is_archive() {
+                self.unpack(folder, item, &mut file)
+            } else {
+                file.sync_all()
+                    .and_then(|()| fs::rename(&partial, folder.join(item.name)))
+                    .map_err(write)
+            }
+        });
+        // An archive that has been unpacked is no longer needed, and part of a file is of no use.
+        if item.is_archive() || fetched.is_err() {
+            let _ = fs::remove_file(&partial);
+        }
+        fetched
+    }
+
+    /// Unpacks the expected members of an archive and nothing else. Each appears complete or not at all.
+    fn unpack(
+        &self,
+        folder: &Path,
+        item: &Item,
+        archive: &mut File,
+    ) -> std::result::Result<(), String> {
+        let target = folder.join(self.subfolder);
+        let unpack = || -> io::Result<()> {
+            archive.rewind()?;
+            fs::create_dir_all(&target)?;
+            for entry in tar::Archive::new(GzDecoder::new(archive)).entries()? {
+                let mut entry = entry?;
+                let path = entry.path()?.into_owned();
+                let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+                if item.members.contains(&name) {
+                    let partial = partial(&target.join(name));
+                    let mut file = paceline_files::create(&partial)?;
+                    // An archive with the right digest has files of the right size.
+                    io::copy(&mut entry, &mut file)?;
+                    file.sync_all()?;
+                    fs::rename(&partial, target.join(name))?;
+                }
+            }
+            Ok(())
+        };
+        unpack()
+            .map_err(|e| format!("cannot unpack {} into {}: {e}", item.name, target.printable()))?;
+        if self.has(folder, item) {
+            return Ok(());
+        }
+        Err(format!("{} does not hold all of {}", item.name, item.members.join(", ")))
+    }
+}
+
+impl Item {
+    fn is_archive(&self) -> bool {
+        !self.members.is_empty()
+    }
+}
+
+/// The name of a file until it is complete. The name is always the same, so a later run overwrites the
+/// file that a killed run has left.
+fn partial(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".partial");
+    name.into()
+}
+
+/// Takes the right to fetch a file, which is a lock on its partial file. Waits for the process that holds
+/// the lock. Returns `None` if the file is there once the lock is held.
+fn claim(partial: &Path, is_there: impl Fn() -> bool) -> io::Result<Option<File>> {
+    let file = http::locked(partial, || {})?;
+    if is_there() {
+        let _ = fs::remove_file(partial);
+        return Ok(None);
+    }
+    file.set_len(0)?;
+    Ok(Some(file))
+}
+
+/// Copies the response of `url` to a file, and checks its MD5 checksum.
+fn receive(
+    agent: &Agent,
+    url: &str,
+    item: &Item,
+    file: &mut File,
+    quiet: bool,
+) -> std::result::Result<(), String> {
+    let fail = |e: &dyn std::fmt::Display| format!("cannot fetch {url}: {e}");
+    let response = agent.get(url).call().map_err(|e| fail(&e))?;
+    let body = response.into_body();
+    let num_bytes = body.content_length();
+    let mut bar = TaskBar::new(item.name, Unit::Bytes, quiet);
+    if !quiet && !bar.is_drawn() {
+        bar.say(&format!("fetching {url}"));
+    }
+    let mut hasher = Md5::new();
+    let mut received: u64 = 0;
+    let taken = http::pieces(Rate::new().watch(body.into_reader()), |piece| {
+        received += piece.len() as u64;
+        if received > item.max_bytes {
+            return Err(format!(
+                "what {url} sends is not the published file: it is longer than {} bytes",
+                item.max_bytes
+            ));
+        }
+        hasher.update(piece);
+        bar.show(received, num_bytes);
+        file.write_all(piece).map_err(|e| format!("cannot write {}: {e}", item.name))
+    });
+    taken.map_err(|broken| match broken {
+        Broken::Connection(e) => fail(&format!("it ends after {received} bytes: {e}")),
+        Broken::Consumer(problem) => problem,
+    })?;
+    drop(bar);
+    let md5 = http::hex(hasher.finalize());
+    if md5 == item.md5 {
+        return Ok(());
+    }
+    Err(format!(
+        "what {url} sends is not the published file: its MD5 is {md5}, and not {}",
+        item.md5
+    ))
+}
+
+#[cfg(test)]
+mod tests;

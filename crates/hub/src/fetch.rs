@@ -1,0 +1,259 @@
+//! The files that are needed of a model or a data set, into the cache.
+//!
+//! Input: a name. Output: a snapshot in the cache, and where it is. This module does not know how one file is fetched.
+
+use std::path::Path;
+
+use paceline_data::text::TextFormat;
+use paceline_files::Printable;
+use rustix::fs::statvfs;
+
+use super::blob::Fetcher;
+use super::cache::{Cache, Snapshot, is_yes, variable};
+use super::lookup::{Wanted, parts};
+use super::name::{Kind, Name};
+use super::remote::{Hub, Listing, RemoteFile, Trouble};
+use super::{CONFIG, WEIGHTS, WEIGHTS_INDEX};
+use paceline_failure::{Failure, Result};
+use paceline_host::text::{plural, say, say_unbroken, warn};
+
+/// Small files of a model. Only the first one is in every model.
+const OF_MODEL: [&str; 4] =
+    [CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json"];
+/// The card of a data set, which has its license.
+const CARD: &str = "README.md";
+
+/// Fetches a model of the Hub into the cache, at `revision` or at its usual one, and says where it is. With `quiet`, only
+/// that.
+pub fn fetch_model(name: &str, revision: Option<&str>, quiet: bool) -> Result<()> {
+    of_hub(Kind::Model, name, revision, quiet)
+}
+
+/// The same for the texts of a data set.
+pub fn fetch_data(name: &str, revision: Option<&str>, quiet: bool) -> Result<()> {
+    of_hub(Kind::Data, name, revision, quiet)
+}
+
+/// Fetches what is needed from the Hub into the cache, and says where it is.
+fn of_hub(kind: Kind, named: &str, revision: Option<&str>, quiet: bool) -> Result<()> {
+    let command = format!("paceline fetch {} {named}", kind.command());
+    let refused = |problem: String| Failure::Usage(format!("{command}: {problem}"));
+    let Some(mut name) = Name::parse(kind, named) else {
+        return Err(refused(format!(
+            "this is no name of a {} on the Hugging Face Hub; pass OWNER/NAME",
+            kind.words()
+        )));
+    };
+    if let Some(revision) = revision {
+        name = name.at(revision).ok_or_else(|| {
+            Failure::Usage(format!("--revision {revision}: pass a branch, a tag or a commit"))
+        })?;
+    }
+    let cache = Cache::from_vars(variable).map_err(refused)?;
+    let fetched = match ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"]
+        .into_iter()
+        .find(|name| is_yes(variable(name)))
+    {
+        Some(offline) => {
+            Err(Trouble::Unreachable(format!("{offline} is set, so no network is used; unset it")))
+        }
+        None => {
+            let hub = Hub::from_vars(variable).map_err(Failure::Usage)?;
+            into_cache(&hub, &cache, &name, quiet)
+        }
+    };
+    let wanted = match kind {
+        Kind::Model => Wanted::Weights,
+        Kind::Data => Wanted::Texts,
+    };
+    let is_whole =
+        |there: &Snapshot| wanted.missing(there, cache.listed(&name, &there.commit)).is_none();
+    let (snapshot, facts) = match (fetched, cache.snapshot(&name).filter(is_whole)) {
+        (Ok(done), _) => done,
+        (Err(Trouble::Refused(problem)), _) => return Err(refused(problem)),
+        // As `huggingface_hub` does it: what was fetched before is what there is.
+        (Err(Trouble::Unreachable(problem)), Some(snapshot)) => {
+            warn(&format!("{problem}; the cache has what was fetched before, which may be older"));
+            (snapshot, "in the cache already".to_owned())
+        }
+        (Err(Trouble::Unreachable(problem)), None) => {
+            return Err(refused(format!("{problem}\n{}", by_hand(&cache, &name))));
+        }
+    };
+    if !quiet {
+        say(&format!("{name}, commit {}: {facts}", snapshot.commit));
+    }
+    say_unbroken(&snapshot.folder.display().to_string());
+    if !quiet {
+        used_by(&name).iter().for_each(|line| say(line));
+    }
+    Ok(())
+}
+
+/// Fetches the needed files that the cache lacks. Returns the snapshot, and what was done in words.
+fn into_cache(
+    hub: &Hub,
+    cache: &Cache,
+    name: &Name,
+    quiet: bool,
+) -> std::result::Result<(Snapshot, String), Trouble> {
+    let Listing { commit, files: listed } = hub.listing(name)?;
+    let mut files = needed(name.kind, &listed).map_err(Trouble::Refused)?;
+    let folder = cache.folder(name);
+    let write = |e: std::io::Error| {
+        Trouble::Refused(format!("cannot write to {}: {e}", folder.printable()))
+    };
+    cache.prepare(name).map_err(write)?;
+    let fetcher = Fetcher { hub, cache, name, commit: &commit, quiet };
+    let mut fetched = 0;
+    if let Some(index) = files.iter().find(|file| file.path == WEIGHTS_INDEX) {
+        fetched += fetcher.obtain(index)?;
+        let index = cache.blob(name, index.digest.as_str());
+        files.extend(parts_among(&listed, &index).map_err(Trouble::Refused)?);
+    }
+    let all_bytes = total_bytes(files.iter())?;
+    check_space(&folder, total_bytes(files.iter().filter(|file| !fetcher.has(file)))?)?;
+    for file in &files {
+        fetched += fetcher.obtain(file)?;
+    }
+    // Not before all of them are there: a snapshot is also found by its commit.
+    for file in &files {
+        cache.link(name, &commit, &file.path, file.digest.as_str()).map_err(write)?;
+    }
+    // From now on the name is found, with all of its files.
+    cache.write_reference(name, &commit).map_err(write)?;
+    let facts = format!(
+        "{}, {}, of which {} were fetched",
+        plural(files.len(), "file"),
+        megabytes(all_bytes),
+        megabytes(fetched)
+    );
+    Ok((Snapshot { folder: cache.snapshot_folder(name, &commit), commit }, facts))
+}
+
+/// The parts of the weights among the files of a model. Says what is wrong with the index, or which part is missing.
+fn parts_among(
+    listed: &[RemoteFile],
+    index: &Path,
+) -> std::result::Result<Vec<RemoteFile>, String> {
+    let parts = parts(index).map_err(|problem| format!("its {WEIGHTS_INDEX} {problem}"))?;
+    let part = |path: String| {
+        let file = listed.iter().find(|file| file.path == path).cloned();
+        file.ok_or_else(|| {
+            format!(
+                "its {WEIGHTS_INDEX} names {path}, which it does not have; choose another revision or model"
+            )
+        })
+    };
+    parts.into_iter().map(part).collect()
+}
+
+/// The files that are needed, without the parts that an index names. Says what is missing if that is of no use.
+fn needed(kind: Kind, files: &[RemoteFile]) -> std::result::Result<Vec<RemoteFile>, String> {
+    let has = |path: &str| files.iter().any(|file| file.path == path);
+    match kind {
+        Kind::Model => {
+            if !has(OF_MODEL[0]) {
+                return Err(format!(
+                    "it has no {}, so it is no model of transformers",
+                    OF_MODEL[0]
+                ));
+            }
+            if !has(WEIGHTS) && !has(WEIGHTS_INDEX) {
+                return Err(format!(
+                    "it has neither {WEIGHTS} nor {WEIGHTS_INDEX}, and other files of weights are not read; choose \
+                     another revision or model"
+                ));
+            }
+            let weights = if has(WEIGHTS) { WEIGHTS } else { WEIGHTS_INDEX };
+            let is_needed =
+                |file: &&RemoteFile| OF_MODEL.contains(&file.path.as_str()) || file.path == weights;
+            Ok(files.iter().filter(is_needed).cloned().collect())
+        }
+        Kind::Data => {
+            let is_text = |file: &RemoteFile| TextFormat::of(Path::new(&file.path)).is_some();
+            if !files.iter().any(is_text) {
+                return Err(
+                    "it has no .parquet, .csv, .jsonl or .txt files, and others are not read"
+                        .into(),
+                );
+            }
+            let is_needed = |file: &&RemoteFile| is_text(file) || file.path == CARD;
+            Ok(files.iter().filter(is_needed).cloned().collect())
+        }
+    }
+}
+
+/// The bytes of these files. Fails if no number has as many: a list may state any size.
+fn total_bytes<'a>(
+    mut files: impl Iterator<Item = &'a RemoteFile>,
+) -> std::result::Result<u64, Trouble> {
+    let total = files.try_fold(0u64, |sum, file| sum.checked_add(file.num_bytes));
+    total.ok_or_else(|| {
+        Trouble::Refused(
+            "the sizes that the list of its files states add up to more than any disk has; choose another \
+             revision, or a server that states them right (HF_ENDPOINT)"
+                .into(),
+        )
+    })
+}
+
+/// Fails if the files do not fit onto the disk.
+fn check_space(folder: &Path, num_bytes: u64) -> std::result::Result<(), Trouble> {
+    // A system that does not say is not asked again: the write that fails will say it.
+    let Ok(disk) = statvfs(folder) else { return Ok(()) };
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if num_bytes <= free {
+        return Ok(());
+    }
+    Err(Trouble::Refused(format!(
+        "{} are to be fetched, and the disk of {} has {} left; make room, or set HF_HOME to a folder elsewhere",
+        megabytes(num_bytes),
+        folder.printable(),
+        megabytes(free)
+    )))
+}
+
+/// What to put where if there is no network.
+fn by_hand(cache: &Cache, name: &Name) -> String {
+    let folder = cache.folder(name);
+    let (files, flags) = match name.kind {
+        Kind::Model => (
+            "config.json, tokenizer.json, generation_config.json and model.safetensors (or its index and parts)",
+            "--pretrained DIR (paceline generate: --model DIR)",
+        ),
+        Kind::Data => {
+            ("the train* and test* files (.parquet, .csv, .jsonl or .txt)", "--data-dir DIR")
+        }
+    };
+    format!(
+        "Without a network there are two ways. Put {files} into any folder DIR, and pass {flags}. Or fetch {} on a \
+         machine that has a network, and copy the whole folder {} from its cache to {}.",
+        name.path(),
+        folder.file_name().unwrap_or_default().printable(),
+        folder.printable()
+    )
+}
+
+/// The commands that use what was fetched.
+fn used_by(name: &Name) -> Vec<String> {
+    let mut lines = match name.kind {
+        Kind::Model => vec![
+            format!("Use it: paceline generate --model {name} --prompt TEXT"),
+            format!(
+                "        paceline train --model llama --pretrained {name} --data text --data-dir DIR|NAME"
+            ),
+        ],
+        Kind::Data => vec![format!(
+            "Use it: paceline train --model llama --pretrained DIR|NAME --num-labels N --data text --data-dir {name}"
+        )],
+    };
+    if name.alias().is_some() && name.revision == super::name::MAIN {
+        lines.push("        paceline train --recipe smollm2-yelp".into());
+    }
+    lines
+}
+
+fn megabytes(num_bytes: u64) -> String {
+    format!("{:.1} MB", num_bytes as f64 / 1e6)
+}

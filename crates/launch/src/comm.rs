@@ -1,0 +1,116 @@
+//! Turns the flags about communication into settings, which are checked before any rank starts.
+
+use std::time::Duration;
+
+use paceline_collectives::{Algorithm, COMM_LOG, CommLog, GroupOptions, Link};
+use paceline_rendezvous::{Launcher, Placement};
+use serde::Serialize;
+
+use crate::CommArgs;
+use crate::TransportName;
+use paceline_failure::{Failure, Result};
+
+/// The longest time limit: a year in seconds, which cannot overflow when it is added to a time.
+const MAX_TIMEOUT_S: f64 = 3.2e7;
+
+/// How the ranks of a command talk to each other.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CommConfig {
+    /// Seconds that an operation may wait for other ranks.
+    pub timeout_s: f64,
+    /// The link to emulate.
+    pub link: Option<Link>,
+    /// The all-reduce algorithm of the transport tcp.
+    pub algorithm: Algorithm,
+    /// How much is logged of each operation.
+    #[serde(skip)]
+    pub log: CommLog,
+    /// With the hybrid transport on one host: the number of hosts that its ranks pretend to be.
+    pub hosts: usize,
+    /// The address of this host, if it was given.
+    pub host: Option<String>,
+}
+
+/// Checks the flags for ranks that use one of `transports`.
+pub fn resolve(args: &CommArgs, transports: &[TransportName]) -> Result<CommConfig> {
+    let timeout_s = args.timeout;
+    if !(timeout_s > 0.0 && timeout_s <= MAX_TIMEOUT_S) {
+        return usage(format!(
+            "--timeout {timeout_s}: pass seconds above zero, as in --timeout 60"
+        ));
+    }
+    let with_flag = |flag: &'static str| move |error| Failure::Usage(format!("{flag}: {error}"));
+    let link = args.link.as_deref().map(str::parse).transpose().map_err(with_flag("--link"))?;
+    let algorithm: Algorithm = args.algorithm.parse().map_err(with_flag("--algorithm"))?;
+    if algorithm != Algorithm::Direct && !transports.contains(&TransportName::Tcp) {
+        return usage(format!(
+            "--algorithm {} applies to --transport tcp only; leave it out, or use that transport",
+            algorithm.name()
+        ));
+    }
+    let log = match &args.comm_log {
+        Some(level) => level.parse().map_err(with_flag("--comm-log"))?,
+        None => {
+            let level = std::env::var_os(COMM_LOG).unwrap_or_default();
+            level.to_string_lossy().parse().map_err(with_flag(COMM_LOG))?
+        }
+    };
+    let uses_hybrid = transports.contains(&TransportName::Hybrid);
+    if args.hosts.is_some() && !uses_hybrid {
+        return usage("--hosts applies to --transport hybrid only; leave it out".into());
+    }
+    if args.hosts == Some(0) {
+        return usage("--hosts 0: pass 1 or more".into());
+    }
+    let is_networked = uses_hybrid || transports.contains(&TransportName::Tcp);
+    if args.host.is_some() && !is_networked {
+        return usage("--host applies to --transport tcp and hybrid only; leave it out".into());
+    }
+    let (hosts, host) = (args.hosts.unwrap_or(2), args.host.clone());
+    Ok(CommConfig { timeout_s, link, algorithm, log, hosts, host })
+}
+
+impl CommConfig {
+    /// The options of a group that has `local_ranks` ranks on this host.
+    pub fn options(&self, local_ranks: usize) -> GroupOptions {
+        GroupOptions {
+            timeout: Duration::from_secs_f64(self.timeout_s),
+            algorithm: self.algorithm,
+            link: self.link,
+            log: self.log,
+            ..GroupOptions::for_local_ranks(local_ranks)
+        }
+    }
+
+    /// The reason why `local_ranks` ranks of this host cannot use a transport; `None` if they can.
+    pub fn refusal(&self, transport: TransportName, local_ranks: usize) -> Option<String> {
+        match transport {
+            TransportName::Mpi if !cfg!(feature = "mpi") => Some(WITHOUT_MPI.into()),
+            TransportName::Mpi if local_ranks > 1 && !is_under_mpi() => Some(format!(
+                "an MPI library's ranks are started by its own launcher: mpirun -n {local_ranks} \
+                 paceline ... --transport mpi"
+            )),
+            TransportName::Hybrid if !local_ranks.is_multiple_of(self.hosts) => Some(format!(
+                "{local_ranks} ranks cannot stand for {} hosts with as many ranks on each; pass \
+                 another --hosts",
+                self.hosts
+            )),
+            _ => None,
+        }
+    }
+}
+
+/// The error if the transport `mpi` was not built.
+pub const WITHOUT_MPI: &str = "this paceline was built without MPI; build it with --features mpi";
+
+/// Whether an MPI library's launcher (or Slurm, which works with them) has started this process.
+fn is_under_mpi() -> bool {
+    let placement = Placement::from_env().ok().flatten();
+    placement.is_some_and(|place| {
+        matches!(place.launcher, Launcher::OpenMpi | Launcher::Mpich | Launcher::Slurm)
+    })
+}
+
+fn usage<T>(message: String) -> Result<T> {
+    Err(Failure::Usage(message))
+}

@@ -1,0 +1,110 @@
+//! Joins this process, one rank of several, to its group over any transport.
+
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use paceline_collectives::{Dumper, Group};
+use paceline_rendezvous::{HostRoute, Placement, Rendezvous};
+
+use crate::TransportName;
+#[cfg(not(feature = "mpi"))]
+use crate::comm;
+use crate::comm::CommConfig;
+use crate::stop::{self, StopRequest};
+use paceline_failure::{Failure, Result};
+use paceline_host::resources;
+
+/// The exit code of a Rust program that panics.
+const EXIT_PANICKED: i32 = 101;
+
+/// How long a rank that panics may take to write its last operations. There is a limit because the
+/// panicking thread may hold a lock that the writing needs.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
+/// Meets the other ranks and forms the group. If `pinned_threads` is given, this rank first gets that
+/// many cores of its own. From then on, SIGTERM makes this rank write its last operations to the dump
+/// folder before it ends, or before it asks for the end of the run if there is a request for that.
+pub fn connect(
+    transport: TransportName,
+    comm: &CommConfig,
+    rendezvous: &Rendezvous,
+    place: &Placement,
+    pinned_threads: Option<usize>,
+    request: Option<StopRequest>,
+) -> Result<Group> {
+    let (rank, world) = (place.rank, place.world_size);
+    // The options depend on the cores of all ranks together, so they are made before pinning. Pinning
+    // comes before the group starts its threads.
+    let options = comm.options(place.local_world_size);
+    if let Some(threads) = pinned_threads {
+        pin(place.local_rank, threads)?;
+    }
+    let group = match transport {
+        TransportName::Thread => {
+            return Err(Failure::Usage("--transport thread connects no processes".into()));
+        }
+        TransportName::Shm => Group::shm(rendezvous, rank, world, options)?,
+        TransportName::Tcp => {
+            Group::tcp(rendezvous, &host_address(comm, rendezvous, place)?, rank, world, options)?
+        }
+        TransportName::Hybrid => {
+            let host = host_address(comm, rendezvous, place)?;
+            let local = place.local_world_size;
+            let local = if place.is_one_host() { local / comm.hosts } else { local };
+            Group::hybrid(rendezvous, &host, rank, world, local, options)?
+        }
+        #[cfg(feature = "mpi")]
+        TransportName::Mpi => Group::mpi(options)?,
+        #[cfg(not(feature = "mpi"))]
+        TransportName::Mpi => return Err(Failure::Usage(comm::WITHOUT_MPI.into())),
+    };
+    stop::listen(Some(group.dumper()), request)?;
+    end_when_panicking(group.dumper());
+    Ok(group)
+}
+
+/// Pins the calling thread, and the threads that it starts later, to cores of its own.
+pub fn pin(local_rank: usize, threads: usize) -> Result<()> {
+    resources::pin(local_rank, threads)
+        .map_err(|error| Failure::io("cannot pin this rank to its cores", error))
+}
+
+/// The address at which the other ranks reach this host: that of `--host`, or else the address of the
+/// network interface that leads to the rendezvous.
+fn host_address(comm: &CommConfig, rendezvous: &Rendezvous, place: &Placement) -> Result<String> {
+    if let Some(host) = &comm.host {
+        return Ok(host.clone());
+    }
+    if place.is_one_host() {
+        return Ok("127.0.0.1".into());
+    }
+    let route = HostRoute::to(rendezvous, place.rank, place.world_size).map_err(|error| {
+        Failure::Usage(format!("{error}; set MASTER_ADDR to an address that this host can reach"))
+    })?;
+    let own = Some(route.own).filter(|ip| !ip.is_loopback());
+    own.map(|ip| ip.to_string()).ok_or_else(|| {
+        Failure::Usage(
+            "cannot tell by which address the other hosts reach this one; pass --host ADDRESS"
+                .into(),
+        )
+    })
+}
+
+/// Makes a rank end at once when any of its threads panics. Otherwise the other ranks would wait for it
+/// until their time limit.
+fn end_when_panicking(dumper: Dumper) {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        let (cause, dumper) = (panic.to_string(), dumper.clone());
+        let (sender, written) = channel();
+        let dump = move || {
+            dumper.dump(&cause);
+            sender.send(())
+        };
+        // Refused a thread, the rank ends without its last words.
+        let _ = paceline_trace::thread_builder("last words").spawn(dump);
+        let _ = written.recv_timeout(LAST_WORDS);
+        std::process::exit(EXIT_PANICKED);
+    }));
+}

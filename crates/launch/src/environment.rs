@@ -1,0 +1,142 @@
+//! What paceline's own launcher tells a rank, besides its place among the ranks, in environment
+//! variables.
+//!
+//! The place itself is read by `paceline_rendezvous::Placement`, whichever launcher started the ranks.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use paceline_rendezvous::Launcher;
+pub use paceline_rendezvous::{LAUNCH, SECRET};
+
+use crate::TransportName;
+use paceline_failure::{Failure, Result};
+
+/// The variable that carries the run folder. It is empty on a host without rank 0, which has none.
+pub const RUN_FOLDER: &str = "PACELINE_RUN_FOLDER";
+/// The variable that marks the ranks of `paceline evaluate`.
+pub const EVALUATION: &str = "PACELINE_EVALUATION";
+/// The variable that marks the ranks of `paceline check`.
+pub const CHECK: &str = "PACELINE_CHECK";
+
+/// This process's place among the ranks, and the run it belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// Its place.
+    pub place: paceline_rendezvous::Placement,
+    /// The run folder that paceline's launcher made.
+    pub run_folder: Option<PathBuf>,
+    /// Whether `paceline evaluate` started this rank.
+    pub is_of_evaluation: bool,
+    /// Whether `paceline check` started this rank.
+    pub is_of_check: bool,
+    /// Whether this process is not a rank, but the launcher of the ranks of one host of several. Then the place is
+    /// that of its first rank.
+    pub is_launcher: bool,
+}
+
+impl Placement {
+    /// The placement of a launcher whose first rank will have this place.
+    pub fn of_launcher(place: paceline_rendezvous::Placement) -> Self {
+        Self {
+            place,
+            run_folder: None,
+            is_of_evaluation: false,
+            is_of_check: false,
+            is_launcher: true,
+        }
+    }
+
+    /// Whether `paceline train` started this rank. If so, its flags have been checked already and its
+    /// warnings printed. `paceline launch` does not count: for a training run it is like any other
+    /// launcher.
+    pub fn is_of_train(&self) -> bool {
+        self.run_folder.is_some()
+    }
+
+    /// Whether the command that this rank runs also started it, or will. Then `--nproc` is the number of
+    /// ranks that the command starts on this host.
+    pub fn is_ours(&self) -> bool {
+        self.is_of_train() || self.is_of_evaluation || self.is_launcher
+    }
+
+    /// The transport that is used if no flag names one.
+    pub fn default_transport(&self) -> TransportName {
+        // Our launcher gives every host the same number of ranks, in order, as hybrid needs it. Others may not.
+        let is_regular = self.place.launcher == Launcher::Paceline;
+        match self.place.is_one_host() {
+            true => TransportName::Shm,
+            false if is_regular && self.place.local_world_size > 1 => TransportName::Hybrid,
+            false => TransportName::Tcp,
+        }
+    }
+
+    /// The transport of a run that was asked for `transport`; `is_stated` says whether by a flag or a file. Under our
+    /// own launcher a run chooses for itself.
+    pub fn transport_of_run(&self, transport: TransportName, is_stated: bool) -> TransportName {
+        let chooses = !is_stated && self.place.launcher == Launcher::Paceline;
+        if chooses { self.default_transport() } else { transport }
+    }
+
+    /// Checks that this rank, which a launcher has started as a process, can use a transport.
+    pub fn check_transport(&self, transport: Option<TransportName>) -> Result<()> {
+        let place = &self.place;
+        match transport {
+            Some(TransportName::Thread) if !place.is_one_host() => Err(Failure::Usage(
+                "--transport thread runs all ranks in one process, but they are on several hosts; leave it \
+                 out, or use --transport tcp or hybrid"
+                    .into(),
+            )),
+            Some(TransportName::Thread) => Err(Failure::Usage(
+                "--transport thread runs all ranks in one process, but a launcher has started this \
+                 one as a rank of several; use --transport shm"
+                    .into(),
+            )),
+            Some(TransportName::Shm) if !place.is_one_host() => Err(Failure::Usage(format!(
+                "LOCAL_WORLD_SIZE={} of WORLD_SIZE={}: --transport shm connects the ranks of one \
+                 host only; use --transport tcp or hybrid",
+                place.local_world_size, place.world_size
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Reads the placement. Returns `None` if no launcher set one. An incomplete placement is an error that
+/// names the missing variable.
+pub fn read(variable: impl Fn(&str) -> Option<OsString>) -> Result<Option<Placement>> {
+    let place =
+        paceline_rendezvous::Placement::from_lookup(|name| variable(name)?.into_string().ok())?;
+    Ok(place.map(|place| Placement {
+        place,
+        run_folder: variable(RUN_FOLDER).map(PathBuf::from),
+        is_of_evaluation: variable(EVALUATION).is_some(),
+        is_of_check: variable(CHECK).is_some(),
+        is_launcher: false,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_from(variables: &[(&str, &str)]) -> Result<Option<Placement>> {
+        let find = |name: &str| variables.iter().find(|(n, _)| *n == name);
+        read(|name| find(name).map(|(_, value)| value.into()))
+    }
+
+    #[test]
+    fn only_the_run_folder_tells_our_training_run() {
+        let rank = [("RANK", "1"), ("WORLD_SIZE", "2"), ("PACELINE_SECRET", "x")];
+        assert!(!read_from(&rank).unwrap().unwrap().is_of_train());
+        let of_train = [rank.as_slice(), &[("PACELINE_RUN_FOLDER", "runs/x")]].concat();
+        assert!(read_from(&of_train).unwrap().unwrap().is_of_train());
+        assert_eq!(read_from(&[]).unwrap(), None);
+    }
+
+    #[test]
+    fn mistakes_are_mistakes_of_usage() {
+        let error = read_from(&[("RANK", "0")]).unwrap_err();
+        assert!(matches!(error, Failure::Usage(_)), "{error:?}");
+    }
+}

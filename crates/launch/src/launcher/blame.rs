@@ -1,0 +1,306 @@
+//! Which rank a failed run is about, and how it ended.
+//!
+//! In go the ranks as they have ended. Out comes the rank that the user has to look at: the one that failed by itself,
+//! or else the one that the others have waited for in vain.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::Instant;
+
+use paceline_rendezvous::read_culprits;
+use rustix::process::Pid;
+use signal_hook::consts::{SIGABRT, SIGPIPE};
+
+use super::signals;
+use super::start::Rank;
+use paceline_failure::{EXIT_CONSEQUENCE, EXIT_RUN};
+
+/// The end of a rank.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct End {
+    pub(super) status: ExitStatus,
+    pub(super) at: Instant,
+    /// Whether it is the answer to a signal of the launcher.
+    pub(super) was_asked: bool,
+}
+
+/// The place of a launcher's ranks among those of all hosts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// The number of this host's first rank. The others follow it.
+    pub(super) first: usize,
+    /// The number of ranks on all hosts.
+    pub(super) world: usize,
+}
+
+impl Place {
+    /// The number on this host that a rank would have. `None` if the ranks of this host come after it.
+    pub(super) fn local(self, rank: usize) -> Option<usize> {
+        rank.checked_sub(self.first)
+    }
+}
+
+/// The rank that a failure is about.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Cause {
+    /// Its number among the ranks of all hosts. If it is on another host, and the ranks of this host name several or
+    /// none, these are all that they name.
+    pub(super) ranks: Vec<usize>,
+    /// What happened to it, for the message.
+    pub(super) what: String,
+    /// The code to exit with.
+    pub(super) code: u8,
+}
+
+/// What a stopped or busy rank does, as the kernel says.
+pub(super) fn activity(pid: Pid) -> &'static str {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    // The state follows the name of the program, which may hold anything.
+    let state = stat.ok().and_then(|stat| stat.rsplit_once(") ")?.1.chars().next());
+    match state {
+        Some('T' | 't') => "is stopped",
+        Some('D') => "waits for a device",
+        Some('Z') | None => "has ended",
+        _ => "runs, but did not take part",
+    }
+}
+
+/// The cause of a failure, once all ranks have ended. `activities` says what each rank of this host did when the
+/// failure was noticed.
+pub(super) fn cause(ranks: &[Rank], place: Place, activities: &[&str]) -> Cause {
+    let Place { first, world } = place;
+    // A rank whose peer was killed may exit, with a code of its own, before the kernel has taken the killed one down.
+    let by_itself = |rank: &Rank| {
+        let end = rank.ended.as_ref().filter(|end| !end.was_asked && !end.status.success())?;
+        let exits = !end.status.signal().is_some_and(is_cause);
+        (end.status.code() != Some(i32::from(EXIT_CONSEQUENCE))).then_some((exits, end.at))
+    };
+    let earliest = (0..ranks.len()).filter_map(|at| Some((by_itself(&ranks[at])?, at))).min();
+    if let Some((_, local)) = earliest {
+        return ended(local, first, ranks);
+    }
+    // All that ended by themselves say that others were the cause.
+    let mut votes = vec![0; world];
+    for rank in ranks {
+        let culprits = rank.error_file.as_deref().map(read_culprits).unwrap_or_default();
+        culprits.into_iter().filter(|&rank| rank < world).for_each(|rank| votes[rank] += 1);
+    }
+    let here = |rank: usize| place.local(rank).filter(|&local| local < ranks.len());
+    let has_complained = |rank: usize| {
+        here(rank).is_some_and(|local| ranks[local].ended.is_some_and(|end| !end.was_asked))
+    };
+    // A rank that says itself that others are missing is not the one that is missing.
+    let most = (0..world).filter(|&rank| votes[rank] > 0);
+    let most =
+        most.max_by_key(|&rank| (!has_complained(rank), votes[rank], std::cmp::Reverse(rank)));
+    if let Some(rank) = most {
+        let Some(local) = here(rank) else {
+            let most = votes[rank];
+            let ranks = (0..world).filter(|&rank| votes[rank] == most && here(rank).is_none());
+            let what = "ended or did not answer".to_owned();
+            return Cause { ranks: ranks.collect(), what, code: EXIT_CONSEQUENCE };
+        };
+        if ranks[local].ended.is_some_and(|end| !end.was_asked && end.status.success()) {
+            let what = "ended with code 0 while others still needed it".to_owned();
+            return Cause { ranks: vec![rank], what, code: EXIT_RUN };
+        }
+        if !has_complained(rank) {
+            let what = activities[local].to_owned();
+            return Cause { ranks: vec![rank], what, code: EXIT_RUN };
+        }
+    }
+    let has_said_why = |rank: &Rank| rank.error_file.as_deref().is_some_and(|file| file.exists());
+    if world > ranks.len() && ranks.iter().any(has_said_why) {
+        // The ranks of this host say that they are not the cause. Without a word of theirs, the exit code may be that
+        // of a program which means something else by it.
+        return Cause { ranks: Vec::new(), what: "failed".into(), code: EXIT_CONSEQUENCE };
+    }
+    let failed =
+        |local: &usize| Some((ranks[*local].ended.filter(|end| !end.status.success())?.at, *local));
+    let earliest = (0..ranks.len()).filter_map(|local| failed(&local)).min();
+    ended(earliest.map_or(0, |(_, local)| local), first, ranks)
+}
+
+/// Whether a signal kills a process for reasons of its own. A process that has lost its peers may abort, or write to a
+/// connection that is closed.
+fn is_cause(signal: i32) -> bool {
+    ![SIGABRT, SIGPIPE].contains(&signal)
+}
+
+/// A rank of this host that has ended, as a cause.
+fn ended(local: usize, first: usize, ranks: &[Rank]) -> Cause {
+    let number = vec![first + local];
+    let Some(End { status, .. }) = ranks[local].ended else {
+        return Cause { ranks: number, what: "did not end".to_owned(), code: EXIT_RUN };
+    };
+    let (what, code) = match (status.code(), status.signal()) {
+        (Some(code), _) => (format!("exited with code {code}"), code as u8),
+        (None, Some(signal)) => {
+            (format!("was killed by {}", signals::name(signal)), 128 + signal as u8)
+        }
+        (None, None) => (format!("ended ({status})"), EXIT_RUN),
+    };
+    Cause { ranks: number, what, code }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    struct Ranks {
+        folder: tempfile::TempDir,
+        ranks: Vec<Rank>,
+        begin: Instant,
+    }
+
+    impl Ranks {
+        fn new(count: usize) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let file = |rank| folder.path().join(format!("rank{rank}"));
+            let pid = rustix::process::getpid();
+            let ranks = (0..count).map(|rank| Rank::new(pid, Some(file(rank)))).collect();
+            Self { folder, ranks, begin: Instant::now() }
+        }
+
+        /// The rank ends after `ms`, with a wait status as the kernel gives it.
+        fn ends(mut self, rank: usize, ms: u64, status: i32, was_asked: bool) -> Self {
+            let at = self.begin + Duration::from_millis(ms);
+            self.ranks[rank].ended =
+                Some(End { status: ExitStatus::from_raw(status), at, was_asked });
+            self
+        }
+
+        fn blames(self, rank: usize, culprits: &[usize]) -> Self {
+            let text = serde_json::json!({ "message": { "extraInfo": { "culprits": culprits } } });
+            std::fs::write(self.folder.path().join(format!("rank{rank}")), text.to_string())
+                .unwrap();
+            self
+        }
+
+        fn cause(&self) -> (usize, String, u8) {
+            let Cause { ranks, what, code } = self.cause_among(0, self.ranks.len());
+            let [rank] = ranks[..] else { panic!("{ranks:?}") };
+            (rank, what, code)
+        }
+
+        /// As the ranks from `first` on, of `world` on all hosts.
+        fn cause_among(&self, first: usize, world: usize) -> Cause {
+            let activities = vec!["is stopped"; self.ranks.len()];
+            cause(&self.ranks, Place { first, world }, &activities)
+        }
+    }
+
+    const KILLED: i32 = 9;
+    const TERMINATED: i32 = 15;
+    const CONSEQUENCE: i32 = 3 << 8;
+
+    #[test]
+    fn the_rank_that_was_killed_is_named_even_if_it_is_noticed_last() {
+        let ranks = Ranks::new(3)
+            .ends(0, 10, CONSEQUENCE, false)
+            .ends(1, 20, CONSEQUENCE, false)
+            .ends(2, 30, KILLED, false)
+            .blames(0, &[1]);
+        assert_eq!(ranks.cause(), (2, "was killed by SIGKILL".into(), 137));
+    }
+
+    #[test]
+    fn a_rank_that_was_killed_is_named_before_one_that_exited_earlier() {
+        // Rank 1 is no program of ours: it exits with 1 when it has lost its peer.
+        let ranks = Ranks::new(2).ends(0, 12, KILLED, false).ends(1, 10, 1 << 8, false);
+        assert_eq!(ranks.cause(), (0, "was killed by SIGKILL".into(), 137));
+        // A rank that aborts because its peer has exited is a consequence.
+        for signal in [SIGABRT, SIGPIPE] {
+            let ranks = Ranks::new(2).ends(0, 12, signal, false).ends(1, 10, 7 << 8, false);
+            assert_eq!(ranks.cause(), (1, "exited with code 7".into(), 7));
+        }
+    }
+
+    #[test]
+    fn a_rank_that_the_launcher_has_ended_is_not_the_cause() {
+        let ranks = Ranks::new(3).ends(0, 50, TERMINATED, true).ends(1, 20, 7 << 8, false).ends(
+            2,
+            30,
+            CONSEQUENCE,
+            false,
+        );
+        assert_eq!(ranks.cause(), (1, "exited with code 7".into(), 7));
+    }
+
+    #[test]
+    fn the_rank_that_is_missing_is_named_and_not_those_that_noticed_it() {
+        let ranks = Ranks::new(4)
+            .ends(0, 10, CONSEQUENCE, false)
+            .ends(1, 11, CONSEQUENCE, false)
+            .ends(2, 900, KILLED, true)
+            .ends(3, 12, CONSEQUENCE, false)
+            .blames(0, &[2])
+            .blames(1, &[2])
+            // It saw rank 0 end, and does not know why.
+            .blames(3, &[0]);
+        assert_eq!(ranks.cause(), (2, "is stopped".into(), 1));
+    }
+
+    #[test]
+    fn a_rank_that_left_too_early_is_named() {
+        let ranks =
+            Ranks::new(2).ends(0, 10, 0, false).ends(1, 11, CONSEQUENCE, false).blames(1, &[0]);
+        let (rank, what, code) = ranks.cause();
+        assert_eq!((rank, code), (0, 1));
+        assert!(what.contains("code 0"), "{what}");
+    }
+
+    #[test]
+    fn without_any_word_of_the_ranks_the_first_one_is_named() {
+        let ranks = Ranks::new(2).ends(0, 20, CONSEQUENCE, false).ends(1, 10, CONSEQUENCE, false);
+        assert_eq!(ranks.cause(), (1, "exited with code 3".into(), 3));
+    }
+
+    /// The two ranks of a host that both end as a consequence.
+    fn both_complain() -> Ranks {
+        Ranks::new(2).ends(0, 10, CONSEQUENCE, false).ends(1, 11, CONSEQUENCE, false)
+    }
+
+    #[test]
+    fn a_rank_of_another_host_is_named_by_its_number_among_all() {
+        let what = "ended or did not answer".to_owned();
+        let expected =
+            |ranks: &[usize]| Cause { ranks: ranks.to_vec(), what: what.clone(), code: 3 };
+        // This host has ranks 2 and 3 of 6. Rank 2 has only seen that rank 3 ended.
+        let ranks = both_complain().blames(0, &[3]).blames(1, &[5]);
+        assert_eq!(ranks.cause_among(2, 6), expected(&[5]));
+        let ranks = both_complain().blames(0, &[0]).blames(1, &[2]);
+        assert_eq!(ranks.cause_among(2, 6), expected(&[0]));
+        // Each knows only the rank that it has waited for.
+        let ranks = both_complain().blames(0, &[4]).blames(1, &[5]);
+        assert_eq!(ranks.cause_among(2, 6), expected(&[4, 5]));
+    }
+
+    #[test]
+    fn a_rank_of_this_host_is_found_by_its_number_among_all() {
+        let ranks = Ranks::new(2).ends(0, 10, CONSEQUENCE, false).ends(1, 900, KILLED, true);
+        let cause = ranks.blames(0, &[5]).cause_among(4, 6);
+        assert_eq!(cause, Cause { ranks: vec![5], what: "is stopped".into(), code: 1 });
+        let ranks = Ranks::new(2).ends(0, 10, CONSEQUENCE, false).ends(1, 20, KILLED, false);
+        let cause = ranks.cause_among(4, 6);
+        assert_eq!(
+            cause,
+            Cause { ranks: vec![5], what: "was killed by SIGKILL".into(), code: 137 }
+        );
+    }
+
+    #[test]
+    fn a_failure_elsewhere_of_which_nobody_knows_the_rank_is_not_blamed_on_this_host() {
+        let nobody = Cause { ranks: Vec::new(), what: "failed".into(), code: 3 };
+        assert_eq!(both_complain().blames(0, &[]).cause_among(2, 6), nobody);
+        assert_eq!(both_complain().blames(0, &[3]).cause_among(2, 6), nobody);
+    }
+
+    #[test]
+    fn a_program_that_exits_with_code_3_without_a_word_is_named() {
+        let cause = both_complain().cause_among(2, 6);
+        assert_eq!(cause, Cause { ranks: vec![2], what: "exited with code 3".into(), code: 3 });
+    }
+}

@@ -1,0 +1,136 @@
+//! The folder to which ranks write their last operations, and why they failed, when a run fails.
+
+use std::path::{Path, PathBuf};
+
+use paceline_collectives::DUMP_FOLDER;
+use paceline_files::Printable;
+use paceline_rendezvous::Rendezvous;
+use rustix::fs::{Mode, mkdir};
+
+use paceline_failure::Result;
+use paceline_host::streams;
+
+/// The extension of dumps.
+const EXTENSION: &str = "jsonl";
+/// How the name of a file ends that says why a rank failed.
+const ERROR_SUFFIX: &str = ".error.json";
+
+/// The most failed attempts of a launch whose dumps are kept.
+pub(super) const MAX_KEPT: usize = 4;
+
+/// The dumps of an attempt that has failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    pub(super) folder: PathBuf,
+    is_ours: bool,
+}
+
+impl Kept {
+    /// Removes the dumps, because those of later attempts are there.
+    pub(super) fn remove(&self) {
+        // What cannot be removed stays, which does no harm.
+        for path in files_in(&self.folder).filter(|path| is_dump(path)) {
+            let _ = std::fs::remove_file(path);
+        }
+        if self.is_ours {
+            let _ = std::fs::remove_dir(&self.folder);
+        }
+    }
+}
+
+fn is_dump(path: &Path) -> bool {
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    name.contains("-rank") && path.extension().is_some_and(|end| end == EXTENSION)
+}
+
+fn files_in(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let entries = std::fs::read_dir(folder).ok();
+    entries.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()))
+}
+
+/// Where dumps of a run go.
+#[derive(Debug)]
+pub(super) struct Dumps {
+    /// `None` if no folder could be made.
+    folder: Option<PathBuf>,
+    /// Whether the folder was made for this run, and is removed unless it is needed.
+    is_ours: bool,
+}
+
+impl Dumps {
+    /// The folder that the user has named, or that the run has, or a new one. If there is no place for a new one, the
+    /// run goes on without.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel gives no random numbers.
+    pub(super) fn new(of_run: Option<&Path>) -> Result<Self> {
+        let named = || std::env::var_os(DUMP_FOLDER).map(PathBuf::from);
+        if let Some(folder) = named().or_else(|| of_run.map(Path::to_owned)) {
+            // Ranks may run in a different folder.
+            let folder = std::path::absolute(&folder).unwrap_or(folder);
+            return Ok(Self { folder: Some(folder), is_ours: false });
+        }
+        let folder = std::env::temp_dir().join(format!("paceline-{}", Rendezvous::fresh_secret()?));
+        match mkdir(&folder, Mode::RWXU) {
+            Ok(()) => Ok(Self { folder: Some(folder), is_ours: true }),
+            Err(error) => {
+                streams::stderr().line(&format!(
+                    "paceline: cannot make {} ({error}): if ranks fail, their last operations are lost; set \
+                     TMPDIR, or {DUMP_FOLDER}, to a folder that you can write to",
+                    folder.printable()
+                ));
+                Ok(Self { folder: None, is_ours: false })
+            }
+        }
+    }
+
+    pub(super) fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// The folder that is removed if the launcher itself is killed.
+    pub(super) fn temporary(&self) -> Option<&Path> {
+        self.folder().filter(|_| self.is_ours)
+    }
+
+    /// Whether a rank has written its operations.
+    pub(super) fn has_any(&self) -> bool {
+        self.files().any(|path| is_dump(&path))
+    }
+
+    /// Removes the folder after a run that ended well.
+    pub(super) fn discard(self) {
+        self.remove_errors();
+        if let Some(folder) = self.temporary() {
+            // If this fails, an empty temporary folder is left, which does no harm.
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+
+    /// Removes the folder if no operations were written to it. Returns the dumps that are kept.
+    pub(super) fn keep_if_any(self) -> Option<Kept> {
+        self.remove_errors();
+        if self.has_any() {
+            let folder = self.folder.clone()?;
+            return Some(Kept { folder, is_ours: self.is_ours });
+        }
+        if let Some(folder) = self.temporary() {
+            // This fails if the folder has files, and then the folder stays as intended.
+            let _ = std::fs::remove_dir(folder);
+        }
+        None
+    }
+
+    /// Removes what ranks have said about their failure: it has been reported.
+    fn remove_errors(&self) {
+        let is_error = |path: &PathBuf| path.to_string_lossy().ends_with(ERROR_SUFFIX);
+        for path in self.files().filter(is_error) {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    fn files(&self) -> impl Iterator<Item = PathBuf> {
+        self.folder().into_iter().flat_map(files_in)
+    }
+}

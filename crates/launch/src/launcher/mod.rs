@@ -1,0 +1,320 @@
+//! Starts the ranks of a run on this host, and ends them together.
+//!
+//! Each rank is a process in a process group of its own. When a rank fails, the others have 200 ms to
+//! notice the failure, to write their last operations to a file and to exit by themselves. Then they get
+//! SIGTERM, and 300 ms later SIGKILL; 700 ms after the failure all ranks have ended. The launcher says
+//! which rank failed, how it ended, what it printed last, and where the last operations are.
+//!
+//! When the launcher is killed, even by a signal that it cannot catch, the ranks end too: each rank has
+//! asked the kernel to kill it when its parent dies. The processes that the ranks have started are killed
+//! by a guard process, which notices the launcher's death when the pipe between the two closes.
+//!
+//! A run on several hosts has a launcher on each, which starts the ranks of its host. The launchers do not talk to each
+//! other: when a rank fails, the ranks of the other hosts notice, and each launcher ends its own.
+
+mod blame;
+mod dumps;
+mod guard;
+mod hosts;
+mod relay;
+mod restarts;
+mod signals;
+mod start;
+mod watch;
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use paceline_collectives::MAX_RANKS;
+use paceline_files::Printable;
+use paceline_rendezvous::Rendezvous;
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+
+use crate::LaunchArgs;
+use crate::StartFlags;
+use crate::environment::Placement;
+use paceline_failure::outputs::check_folder;
+use paceline_failure::{Failure, Result};
+use paceline_host::resources;
+use paceline_host::text::warn;
+
+use crate::environment;
+
+pub use guard::guard_groups;
+pub use hosts::{Hosts, ignores_master_flags};
+pub use restarts::{Restarts, launch_with_restarts};
+pub use signals::last as asked_to_end;
+pub use watch::{Ended, launch, launch_one_of_many};
+
+/// The program to start as ranks, and how.
+#[derive(Debug)]
+pub struct Launch {
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// The number of ranks to start on this host.
+    pub num_ranks: usize,
+    /// The hosts, if there are several.
+    pub hosts: Option<Hosts>,
+    /// Which attempt this is.
+    pub restarts: Restarts,
+    /// Additional environment variables for every rank.
+    pub variables: Vec<(&'static str, OsString)>,
+    /// Whether rank 0 writes to our standard output itself, so that it can draw on a terminal. The
+    /// output of other ranks is always passed on line by line.
+    pub rank_0_owns_stdout: bool,
+    /// The folder to which ranks write their last operations when the run fails. `None` means a new
+    /// temporary folder, which is removed if it stays empty.
+    pub dump_folder: Option<PathBuf>,
+    /// The folder of a log file for each rank, `rank_N.log`, which gets both of its streams. It exists.
+    pub log_folder: Option<PathBuf>,
+    /// Whether output that goes to log files is printed too.
+    pub tee: bool,
+    /// Whether rank 0 reads our standard input.
+    pub inherits_stdin: bool,
+    /// How long ranks may take to end after a signal of the user's.
+    pub grace: Duration,
+}
+
+impl Launch {
+    /// A launch of this program itself with the given arguments and additional environment variables.
+    /// Rank 0 owns standard output.
+    pub fn of_own_program(
+        args: impl IntoIterator<Item = OsString>,
+        num_ranks: usize,
+        variables: Vec<(&'static str, OsString)>,
+    ) -> Result<Self> {
+        let command = [own_program()?.into_os_string()].into_iter().chain(args).collect();
+        Ok(Self {
+            command,
+            num_ranks,
+            hosts: None,
+            restarts: Restarts::default(),
+            variables,
+            rank_0_owns_stdout: true,
+            dump_folder: None,
+            log_folder: None,
+            tee: false,
+            inherits_stdin: false,
+            grace: StartFlags::default().grace(),
+        })
+    }
+
+    /// The number of this host's first rank. The others follow it.
+    fn first_rank(&self) -> usize {
+        self.hosts.as_ref().map_or(0, |hosts| hosts.own * self.num_ranks)
+    }
+
+    /// The number of ranks on all hosts. Every host has as many as this one.
+    fn world_size(&self) -> usize {
+        self.hosts.as_ref().map_or(1, |hosts| hosts.count) * self.num_ranks
+    }
+}
+
+fn own_program() -> Result<PathBuf> {
+    let own_program = std::env::current_exe();
+    own_program.map_err(|e| Failure::io("cannot find the program to start ranks with", e))
+}
+
+/// `paceline launch`.
+pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
+    check_num_ranks("--nproc", args.nproc)?;
+    let hosts = Hosts::resolve(&args.start)?;
+    check_program(&args.command)?;
+    if args.tee && args.log_dir.is_none() {
+        return Err(Failure::Usage("--tee prints what --log-dir DIR keeps; pass that too".into()));
+    }
+    if let Some(folder) = &args.log_dir {
+        check_folder("--log-dir", folder, "pass a folder that you can write to")?;
+        std::fs::create_dir_all(folder).map_err(|e| {
+            Failure::io(format!("cannot make the folder {}", folder.printable()), e)
+        })?;
+        let first = hosts.as_ref().map_or(0, |hosts| hosts.own * args.nproc);
+        for path in (first..first + args.nproc).map(|rank| start::log_path(folder, rank)) {
+            paceline_files::check_own(&path).map_err(|e| {
+                Failure::Usage(format!(
+                    "--log-dir {}: {}: {e}",
+                    folder.printable(),
+                    path.printable()
+                ))
+            })?;
+        }
+    }
+    warn_of_ignored_master_flags(&args.start);
+    let attempt = || Launch {
+        command: args.command.clone(),
+        num_ranks: args.nproc,
+        hosts: hosts.clone(),
+        restarts: Restarts::default(),
+        variables: Vec::new(),
+        rank_0_owns_stdout: false,
+        dump_folder: None,
+        log_folder: args.log_dir.clone(),
+        tee: args.tee,
+        // The ranks are in a process group of their own, which cannot read the terminal of another process group.
+        inherits_stdin: !std::io::stdin().is_terminal(),
+        grace: args.start.grace(),
+    };
+    // Every attempt is the same.
+    launch_with_restarts(args.start.max_restarts, |_| Ok(attempt()))
+}
+
+/// Says which flags have no effect on a single host.
+pub fn warn_of_ignored_master_flags(flags: &StartFlags) {
+    if ignores_master_flags(flags) {
+        warn(
+            "--nnodes 1: the ranks meet on this host at a port that the launcher chooses; \
+             --master-addr and --master-port have no effect",
+        );
+    }
+}
+
+/// Checks that the program exists where `exec` will look for it. The launcher checks this once, so that a
+/// wrong name is not reported by every rank.
+fn check_program(command: &[OsString]) -> Result<()> {
+    let Some(program) = command.first() else {
+        return Err(Failure::Usage("launch: no program to start; pass one after --".into()));
+    };
+    let is_program = |path: &Path| {
+        let metadata = path.metadata();
+        metadata.is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+    };
+    let has_folder = Path::new(program).components().count() > 1;
+    let search = std::env::var_os("PATH").unwrap_or_default();
+    let found = if has_folder {
+        is_program(Path::new(program))
+    } else {
+        std::env::split_paths(&search).any(|folder| is_program(&folder.join(program)))
+    };
+    if found {
+        return Ok(());
+    }
+    let place = if has_folder { "" } else { " in PATH" };
+    Err(Failure::Usage(format!(
+        "launch: there is no program {}{place}; check its name and permissions",
+        program.printable()
+    )))
+}
+
+/// Returns the number of ranks of a command: the number that another launcher has started. If there is no other launcher,
+/// the number of `--nproc`. Without `--nproc`, 2 (or 1 if there is only one core).
+pub fn num_ranks(nproc: Option<usize>, placement: Option<&Placement>) -> Result<usize> {
+    let started = placement.map(|placement| placement.place.world_size);
+    let (flag, num_ranks) = match (nproc, started) {
+        (None, None) => return Ok(resources::num_cores().min(2)),
+        (None, Some(started)) => ("WORLD_SIZE", started),
+        (Some(nproc), None) => ("--nproc", nproc),
+        (Some(nproc), Some(started)) => {
+            return Err(Failure::Usage(format!(
+                "--nproc {nproc} starts ranks of its own, but another launcher has started {started}; \
+                 leave --nproc out, or unset RANK and WORLD_SIZE"
+            )));
+        }
+    };
+    check_num_ranks(flag, num_ranks)?;
+    Ok(num_ranks)
+}
+
+/// Checks a number of ranks that the user gave by `flag`.
+pub fn check_num_ranks(flag: &str, num_ranks: usize) -> Result<()> {
+    if (1..=MAX_RANKS).contains(&num_ranks) {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!(
+        "{flag} {num_ranks}: a host can have 1 to {MAX_RANKS} ranks; pass a number in that range"
+    )))
+}
+
+/// The rendezvous of the ranks of an attempt.
+struct AttemptRendezvous {
+    address: String,
+    port: u16,
+    secret: String,
+    /// The name of this launcher, for the ranks of other hosts' launchers.
+    launch: String,
+    /// Kept for as long as the ranks run.
+    _held: Option<HeldPort>,
+}
+
+impl AttemptRendezvous {
+    /// If there are several hosts, the rendezvous that the user states. Otherwise a free port, with a fresh secret.
+    fn new(launch: &Launch) -> Result<Self> {
+        if let Some(Hosts { address, port, secret, .. }) = &launch.hosts {
+            let secret = Rendezvous::secret_of_restart(secret, launch.restarts.made);
+            let (address, launch) = (address.clone(), Rendezvous::fresh_secret()?);
+            return Ok(Self { address, port: *port, secret, launch, _held: None });
+        }
+        let held = HeldPort::new().map_err(|e| Failure::io("no free port for MASTER_PORT", e))?;
+        let (address, port) = (Ipv4Addr::LOCALHOST.to_string(), held.number);
+        let (secret, launch) = (Rendezvous::fresh_secret()?, String::new());
+        Ok(Self { address, port, secret, launch, _held: Some(held) })
+    }
+}
+
+/// The environment variables that tell a rank its place in the group, by the names that torchrun gives them.
+fn rank_variables(
+    launch: &Launch,
+    local: usize,
+    point: &AttemptRendezvous,
+) -> Vec<(&'static str, String)> {
+    let mut variables = vec![
+        ("RANK", (launch.first_rank() + local).to_string()),
+        ("WORLD_SIZE", launch.world_size().to_string()),
+        ("LOCAL_RANK", local.to_string()),
+        ("LOCAL_WORLD_SIZE", launch.num_ranks.to_string()),
+        ("MASTER_ADDR", point.address.clone()),
+        ("MASTER_PORT", point.port.to_string()),
+        ("TORCHELASTIC_RESTART_COUNT", launch.restarts.made.to_string()),
+        ("TORCHELASTIC_MAX_RESTARTS", launch.restarts.max.to_string()),
+        (environment::SECRET, point.secret.clone()),
+    ];
+    if let Some(hosts) = &launch.hosts {
+        variables.push((environment::LAUNCH, point.launch.clone()));
+        variables.push(("GROUP_RANK", hosts.own.to_string()));
+        variables.push(("GROUP_WORLD_SIZE", hosts.count.to_string()));
+    }
+    variables
+}
+
+/// A port for `MASTER_PORT`, held so that no other program is given it. A program that allows addresses to be used
+/// again, as nearly all do, can listen there all the same, because this socket does not listen.
+struct HeldPort {
+    number: u16,
+    _socket: OwnedFd,
+}
+
+impl HeldPort {
+    /// A port that is free.
+    fn new() -> rustix::io::Result<Self> {
+        let socket =
+            socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        set_socket_reuseaddr(&socket, true)?;
+        bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
+        let address = SocketAddrV4::try_from(getsockname(&socket)?)?;
+        Ok(Self { number: address.port(), _socket: socket })
+    }
+}
+
+/// `paceline __rank`: asks to be killed when the launcher dies, then becomes the rank's program.
+pub fn become_rank(parent: u32, command: &[OsString]) -> Result<u8> {
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|e| Failure::io("cannot tie this rank to its launcher", e))?;
+    // The launcher may have ended before this request.
+    if getppid().map(Pid::as_raw_nonzero).map(|pid| pid.get() as u32) != Some(parent) {
+        return Err(Failure::Consequence("the launcher ended before its rank started".into()));
+    }
+    let Some((program, args)) = command.split_first() else {
+        return Err(Failure::Usage("no program to start".into()));
+    };
+    // This returns only if the program cannot be started.
+    let error = Command::new(program).args(args).exec();
+    Err(Failure::Usage(format!("cannot start {}: {error}", program.printable())))
+}

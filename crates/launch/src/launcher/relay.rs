@@ -1,0 +1,172 @@
+//! Passes the ranks' output on, to the terminal and to files, and remembers the last lines of each rank.
+//!
+//! Nothing here waits for a reader, so a rank is never stopped by a terminal or a log collector that is.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use paceline_host::streams::{self, Stream};
+
+/// How many lines of each stream of a failed rank the launcher repeats.
+const KEPT: usize = 10;
+/// A line without an end is passed on after this time, because it may be a question, or when it is this long.
+const PART: (Timespec, usize) = (Timespec { tv_sec: 0, tv_nsec: 100_000_000 }, 64 << 10);
+
+type Lines = Arc<Mutex<VecDeque<String>>>;
+
+/// The last lines of one rank, separately for each stream: the streams arrive in no particular order, and
+/// a lot of standard output must not displace the reason for a failure.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LastLines {
+    stdout: Lines,
+    stderr: Lines,
+}
+
+/// Which stream of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    Stdout,
+    Stderr,
+}
+
+/// Where the output of a rank goes.
+#[derive(Clone, Debug)]
+pub(super) struct Route {
+    pub(super) rank: usize,
+    /// Whether it is printed.
+    pub(super) is_printed: bool,
+    /// Whether each line of standard output begins with the rank, as those of standard error do.
+    pub(super) has_prefix: bool,
+    /// The rank's log file.
+    pub(super) log: Option<Arc<Mutex<File>>>,
+}
+
+impl LastLines {
+    /// Starts to pass on what is read from `from`.
+    ///
+    /// # Errors
+    ///
+    /// If the system refuses a thread.
+    pub(super) fn relay(
+        &self,
+        from: impl Read + AsFd + Send + 'static,
+        source: Source,
+        route: Route,
+    ) -> std::io::Result<()> {
+        let keeper = match source {
+            Source::Stdout => self.stdout.clone(),
+            Source::Stderr => self.stderr.clone(),
+        };
+        let name = format!("relay-{}", route.rank);
+        let work = move || Relay { source, route, keeper, line: Vec::new() }.run(from);
+        paceline_trace::thread_builder(name).spawn(work).map(drop)
+    }
+
+    /// Whether everything that the rank wrote has been read.
+    pub(super) fn is_drained(&self) -> bool {
+        // Each running relay holds a second reference, and drops it at the end of its input.
+        [&self.stdout, &self.stderr].iter().all(|lines| Arc::strong_count(lines) == 1)
+    }
+
+    /// The last lines, those of standard error at the end. Waits a moment for lines that are written but
+    /// not read yet.
+    pub(super) fn get(&self) -> Vec<String> {
+        for _ in 0..20 {
+            if self.is_drained() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let get = |lines: &Lines| lines.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (stdout, stderr) = (get(&self.stdout), get(&self.stderr));
+        stdout.into_iter().chain(stderr).collect()
+    }
+}
+
+/// Passes on one stream of a rank.
+struct Relay {
+    source: Source,
+    route: Route,
+    keeper: Lines,
+    /// What has been read of the line that has no end yet.
+    line: Vec<u8>,
+}
+
+impl Relay {
+    fn run(mut self, mut from: impl Read + AsFd) {
+        let mut buffer = vec![0; 64 << 10];
+        // How much of the line has been passed on.
+        let mut passed = 0;
+        loop {
+            if self.line.len() > passed && !has_more(&from) {
+                self.pass(&self.line[passed..]);
+                passed = self.line.len();
+            }
+            let read = match from.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(read) => read,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(_) => break,
+            };
+            // A carriage return ends a line too: a progress bar draws it again and again.
+            for piece in buffer[..read].split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
+                self.line.extend_from_slice(piece);
+                let has_end = matches!(piece.last(), Some(b'\n' | b'\r'));
+                if has_end || self.line.len() > PART.1 {
+                    self.pass(&self.line[passed..]);
+                    self.keep();
+                    passed = 0;
+                }
+            }
+        }
+        if !self.line.is_empty() {
+            self.line.push(b'\n');
+            self.pass(&self.line[passed..]);
+            self.keep();
+        }
+    }
+
+    /// Passes on a line, or a part of one.
+    fn pass(&self, piece: &[u8]) {
+        let Route { rank, is_printed, has_prefix, log } = &self.route;
+        if let Some(log) = log {
+            // A log that cannot be written is no reason to stop the rank; the launcher has checked that it can be.
+            let _ = log.lock().unwrap_or_else(PoisonError::into_inner).write_all(piece);
+        }
+        if *is_printed {
+            let to: &Stream = match self.source {
+                Source::Stdout => streams::stdout(),
+                Source::Stderr => streams::stderr(),
+            };
+            let prefix = match self.source {
+                Source::Stdout if !has_prefix => String::new(),
+                _ => format!("[rank {rank}] "),
+            };
+            to.piece(*rank, &prefix, piece);
+        }
+    }
+
+    /// Remembers the line, and begins a new one.
+    fn keep(&mut self) {
+        if self.line.last() != Some(&b'\r') {
+            let text = String::from_utf8_lossy(&self.line).trim_end_matches('\n').to_owned();
+            let mut kept = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+            if kept.len() == KEPT {
+                kept.pop_front();
+            }
+            kept.push_back(text);
+        }
+        self.line.clear();
+    }
+}
+
+/// Whether more can be read, or the end, within the time after which a part of a line is passed on.
+fn has_more(from: &impl AsFd) -> bool {
+    poll(&mut [PollFd::new(from, PollFlags::IN)], Some(&PART.0)).is_ok_and(|ready| ready > 0)
+}

@@ -1,0 +1,70 @@
+//! Attempts of a launch: after a failure all ranks are started again, as often as the user allows.
+//!
+//! This file does not know what the ranks do, or how one attempt ends.
+
+use paceline_files::Printable;
+
+use super::dumps::{Kept, MAX_KEPT};
+use super::watch::{Ended, launch_one_of_many, say};
+use super::{Launch, signals};
+use paceline_failure::EXIT_USAGE;
+use paceline_failure::Result;
+
+/// Which attempt a launch is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Restarts {
+    /// How many restarts there have been.
+    pub made: usize,
+    /// How many there may be.
+    pub max: usize,
+}
+
+/// Launches what `attempt` returns for a number of restarts, until an attempt succeeds or must not be repeated, until
+/// `attempt` fails, or until `max` restarts are used up. Returns the exit code of the last attempt. The last operations of
+/// the last few attempts that failed are kept, and their folders are named at the end.
+pub fn launch_with_restarts(
+    max: usize,
+    mut attempt: impl FnMut(usize) -> Result<Launch>,
+) -> Result<u8> {
+    let mut made = 0;
+    let mut kept: Vec<Kept> = Vec::new();
+    loop {
+        let next = attempt(made).inspect_err(|_| {
+            if made > 0 && !kept.is_empty() {
+                say(&list(&kept));
+            }
+        })?;
+        let launch = Launch { restarts: Restarts { made, max }, ..next };
+        if made > 0 {
+            say(&format!("restart {made} of {max}"));
+        }
+        let Ended { code, have_all_ended, dumps, .. } = launch_one_of_many(&launch)?;
+        // All attempts write to the same folder if the user has named one.
+        kept.extend(dumps.filter(|dumps| kept.last() != Some(dumps)));
+        if kept.len() > MAX_KEPT {
+            kept.remove(0).remove();
+        }
+        // A signal counts also if it came when the ranks were ending already: the user wants an end.
+        if made == max || matches!(code, 0 | EXIT_USAGE) || signals::last().is_some() {
+            if made > 0 && !kept.is_empty() {
+                say(&list(&kept));
+            }
+            return Ok(code);
+        }
+        if !have_all_ended {
+            say(
+                "no restart: a rank of this attempt does not end, and two attempts must not run side by side",
+            );
+            return Ok(code);
+        }
+        made += 1;
+    }
+}
+
+/// Where the last operations of failed attempts are.
+fn list(kept: &[Kept]) -> String {
+    let folders: Vec<String> =
+        kept.iter().map(|kept| format!("\n    {}", kept.folder.printable())).collect();
+    let last = if kept.len() == MAX_KEPT { format!("last {MAX_KEPT} ") } else { String::new() };
+    format!("the last operations of the {last}attempts that failed are in:{}", folders.concat())
+}

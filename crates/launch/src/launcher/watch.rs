@@ -1,0 +1,287 @@
+//! Watching the ranks of a launch, and ending them together.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use paceline_files::Printable;
+use rustix::process::{Signal, kill_process_group};
+use signal_hook::consts::SIGTSTP;
+
+use super::blame::{self, Cause, End, Place};
+use super::dumps::{Dumps, Kept};
+use super::guard::Guard;
+use super::start::{Common, Rank};
+use super::{AttemptRendezvous, Launch, own_program, rank_variables, signals};
+use paceline_failure::{Failure, Result};
+use paceline_host::streams;
+
+/// After the first failure, how long the other ranks may take to notice it and to end by themselves.
+const GRACE: Duration = Duration::from_millis(200);
+/// How long ranks may take to end after SIGTERM.
+const POLITE_WAIT: Duration = Duration::from_millis(300);
+/// How long the kernel may take to end ranks after SIGKILL.
+const KILL_WAIT: Duration = Duration::from_millis(200);
+/// How long processes that the ranks have left behind may keep their output open.
+const OUTPUT_WAIT: Duration = Duration::from_secs(1);
+
+/// How a launch ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// The code to exit with.
+    pub code: u8,
+    /// The signal that asked this process to end, if one came, however the ranks ended.
+    pub signal: Option<i32>,
+    /// Whether all ranks have ended. A rank that waits for a device may not, even after SIGKILL.
+    pub have_all_ended: bool,
+    /// The last operations of ranks that have failed.
+    pub dumps: Option<Kept>,
+}
+
+/// What the launcher is told. A rank has its number on this host here.
+#[derive(Debug)]
+pub(super) enum Event {
+    Ended { local: usize, status: ExitStatus, at: Instant },
+    Signal(i32),
+}
+
+/// Starts the ranks and waits for them. Returns 0 if all succeed. If a rank fails, stops the others,
+/// reports the failure on standard error, and returns the code to exit with.
+pub fn launch(launch: &Launch) -> Result<u8> {
+    Ok(launch_one_of_many(launch)?.code)
+}
+
+/// Like [`launch`], for a command that starts several launches. The result tells apart ranks that failed,
+/// after which the command may continue, from a signal, after which it has to end.
+pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
+    let own_program = own_program()?;
+    let point = AttemptRendezvous::new(launch)?;
+    let (sender, events) = channel();
+    streams::never_wait();
+    if launch.rank_0_owns_stdout {
+        streams::expect_bars();
+    }
+    signals::forward(sender.clone())?;
+    let mut guard = Guard::start(&own_program)?;
+    let dumps = Dumps::new(launch.dump_folder.as_deref())?;
+    if let Some(folder) = dumps.temporary() {
+        guard.watch_folder(folder)?;
+    }
+    let begin = Instant::now();
+    let common =
+        Common { launch, own_program: &own_program, dump_folder: dumps.folder(), events: &sender };
+    let place = Place { first: launch.first_rank(), world: launch.world_size() };
+    let mut watch =
+        Watch { ranks: Vec::new(), place, events, begin, dumps: &dumps, grace: launch.grace };
+    for local in 0..launch.num_ranks {
+        let variables = rank_variables(launch, local, &point);
+        let started = common
+            .start(local, &variables)
+            .map_err(|e| Failure::io(format!("cannot start rank {}", place.first + local), e))
+            .and_then(|started| {
+                let group = started.group.as_raw_nonzero().get().unsigned_abs();
+                watch.ranks.push(started);
+                guard.watch(group)
+            });
+        if let Err(failure) = started {
+            watch.stop();
+            dumps.discard();
+            guard.dismiss();
+            return Err(failure);
+        }
+    }
+    let code = watch.until_all_have_ended();
+    let have_all_ended = !watch.is_any_running();
+    let dumps = match code {
+        0 => {
+            dumps.discard();
+            None
+        }
+        _ => dumps.keep_if_any(),
+    };
+    guard.dismiss();
+    Ok(Ended { code, signal: signals::last(), have_all_ended, dumps })
+}
+
+/// The ranks of a launch, and what is heard of them.
+struct Watch<'a> {
+    ranks: Vec<Rank>,
+    place: Place,
+    events: Receiver<Event>,
+    begin: Instant,
+    dumps: &'a Dumps,
+    /// How long ranks may take to end after a signal of the user's.
+    grace: Duration,
+}
+
+impl Watch<'_> {
+    /// Returns the code to exit with.
+    fn until_all_have_ended(&mut self) -> u8 {
+        while self.is_any_running() {
+            let Ok(event) = self.events.recv() else { break };
+            match event {
+                Event::Signal(SIGTSTP) => self.pause(),
+                Event::Signal(signal) => return self.end_by(signal),
+                Event::Ended { local, status, at } => {
+                    self.ended(local, status, at);
+                    if !status.success() {
+                        return self.fail(at);
+                    }
+                }
+            }
+        }
+        self.drain();
+        0
+    }
+
+    /// Ends all ranks after one has failed at this moment, and reports why.
+    fn fail(&mut self, at: Instant) -> u8 {
+        self.await_ends(at + GRACE);
+        let activities: Vec<_> =
+            self.ranks.iter().map(|rank| blame::activity(rank.group)).collect();
+        self.stop();
+        // What the other ranks say about the failure comes before the launcher's message.
+        self.drain();
+        let cause = blame::cause(&self.ranks, self.place, &activities);
+        self.report(&cause);
+        cause.code
+    }
+
+    /// The user asks the ranks to end. They may end what they are about, such as a step and its checkpoint. A second
+    /// signal ends them at once.
+    fn end_by(&mut self, signal: i32) -> u8 {
+        self.send(Signal::TERM);
+        let (name, grace) = (signals::name(signal), self.grace.as_secs_f64());
+        say(&format!("{name}: the ranks have {grace} s to end; a second signal ends them at once"));
+        let deadline = Instant::now() + self.grace;
+        let is_asked_again = self.await_ends(deadline);
+        let must_be_stopped = self.is_any_running();
+        if must_be_stopped {
+            self.stop();
+        }
+        self.drain();
+        let dumped = if self.dumps.has_any() { place_of(self.dumps) } else { String::new() };
+        let how = if is_asked_again { ", twice" } else { "" };
+        let ended = if must_be_stopped { "were stopped" } else { "have ended" };
+        say(&format!("{name}{how}; all ranks {ended}{dumped}"));
+        128 + signal as u8
+    }
+
+    /// Ctrl-Z: the ranks stop with this process, and go on with it.
+    fn pause(&self) {
+        let signal = |signal| {
+            for rank in self.ranks.iter().filter(|rank| rank.ended.is_none()) {
+                let _ = kill_process_group(rank.group, signal);
+            }
+        };
+        signal(Signal::STOP);
+        signals::stop_here();
+        signal(Signal::CONT);
+    }
+
+    fn is_any_running(&self) -> bool {
+        self.ranks.iter().any(|rank| rank.ended.is_none())
+    }
+
+    fn ended(&mut self, local: usize, status: ExitStatus, at: Instant) {
+        // A rank that only SIGTERM was sent to, and that something else has killed, ended by itself: this process was
+        // late to hear of it.
+        let was_asked = self.ranks[local].asked.is_some_and(|asked| {
+            let signal = status.signal();
+            signal.is_none() || signal == Some(asked.as_raw()) || asked == Signal::KILL
+        });
+        self.ranks[local].ended = Some(End { status, at, was_asked });
+    }
+
+    /// Sends a signal to all ranks that still run.
+    fn send(&mut self, signal: Signal) {
+        for rank in self.ranks.iter_mut().filter(|rank| rank.ended.is_none()) {
+            // A group that has just ended is no error.
+            let _ = kill_process_group(rank.group, signal);
+            rank.asked = Some(signal);
+        }
+    }
+
+    /// Ends all ranks that still run: with SIGTERM, and a moment later with SIGKILL.
+    fn stop(&mut self) {
+        // What ended before now did so by itself.
+        while let Ok(event) = self.events.try_recv() {
+            if let Event::Ended { local, status, at } = event {
+                self.ended(local, status, at);
+            }
+        }
+        for (signal, wait) in [(Signal::TERM, POLITE_WAIT), (Signal::KILL, KILL_WAIT)] {
+            self.send(signal);
+            // A rank that SIGSTOP has stopped takes no other signal before it goes on.
+            self.await_ends(Instant::now() + wait);
+        }
+    }
+
+    /// Records which ranks end, until all have ended or `deadline` has passed. Returns early, with true, if the user
+    /// asks again.
+    fn await_ends(&mut self, deadline: Instant) -> bool {
+        while self.is_any_running() {
+            match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Event::Ended { local, status, at }) => self.ended(local, status, at),
+                Ok(Event::Signal(SIGTSTP)) => {}
+                Ok(Event::Signal(_)) => return true,
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+        false
+    }
+
+    /// Waits until all that the ranks have written is read. A process that has left its group may keep a rank's
+    /// output open; it is not waited for.
+    fn drain(&self) {
+        let deadline = Instant::now() + OUTPUT_WAIT;
+        while Instant::now() < deadline
+            && !self.ranks.iter().all(|rank| rank.last_lines.is_drained())
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn report(&self, cause: &Cause) {
+        let here = match cause.ranks[..] {
+            [rank] => self.place.local(rank).and_then(|local| self.ranks.get(local)),
+            _ => None,
+        };
+        let at = here.and_then(|rank| rank.ended).filter(|end| !end.was_asked);
+        let at = at.map_or_else(Instant::now, |end| end.at);
+        let after = at.saturating_duration_since(self.begin).as_secs_f64();
+        let numbers: Vec<String> = cause.ranks.iter().map(usize::to_string).collect();
+        let numbers = numbers.join(" or ");
+        let who = match here {
+            Some(rank) => format!("rank {numbers} (process {})", rank.group.as_raw_nonzero()),
+            None if numbers.is_empty() => "a rank on another host".into(),
+            None => format!("rank {numbers}, on another host,"),
+        };
+        let stopped = if here.is_some() { "all ranks" } else { "all ranks of this host" };
+        let mut text = format!("{who} {} after {after:.1} s; {stopped} were stopped", cause.what);
+        if self.dumps.has_any() {
+            text += &place_of(self.dumps);
+        }
+        let lines = here.map(|rank| rank.last_lines.get()).unwrap_or_default();
+        if !lines.is_empty() {
+            text.push_str("; its last lines:");
+            for line in lines {
+                text.push_str("\n    ");
+                text.push_str(&line);
+            }
+        }
+        say(&text);
+    }
+}
+
+/// Where the last operations are, for the end of a message.
+fn place_of(dumps: &Dumps) -> String {
+    let folder = dumps.folder().unwrap_or("".as_ref());
+    format!("; their last operations are in {}", folder.printable())
+}
+
+/// Writes a line of the launcher's own.
+pub(super) fn say(text: &str) {
+    streams::stderr().line(&format!("paceline: {text}"));
+}

@@ -1,0 +1,118 @@
+//! The colors of charts, named by what they stand for.
+//!
+//! A meaning goes in. A variable of the page's style sheet comes out, and the fixed color that stands in for
+//! it while a chart is drawn. The page decides what the colors look like.
+
+use plotters::prelude::RGBColor;
+
+/// What a color stands for. The page's style sheet has a variable for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PageColor {
+    /// Text.
+    Text,
+    /// Less prominent text.
+    Muted,
+    /// Background lines.
+    Grid,
+    /// The part of a row that a bar could fill.
+    Track,
+    /// Text on a filled shape.
+    OnFill,
+    /// Arithmetic.
+    Compute,
+    /// Collectives and messages.
+    Communication,
+    /// Copies, sets and memory in use.
+    Memory,
+    /// Nothing runs.
+    Idle,
+    /// Work other than arithmetic.
+    NonCompute,
+    /// Computation and communication at the same time.
+    Both,
+    /// Waiting for another rank.
+    Wait,
+    /// The host, where it neither computes nor communicates.
+    Host,
+    /// Part of a step: waiting for a batch.
+    DataWait,
+    /// Part of a step: the forward pass.
+    Forward,
+    /// Part of a step: the backward pass.
+    Backward,
+    /// Part of a step: the time that synchronization adds.
+    Sync,
+    /// Part of a step: the update.
+    Optimizer,
+    /// Everything without a category of its own.
+    Other,
+    /// One of several things of the same kind, by number. Colors repeat after [`PageColor::NUM_SERIES`].
+    Series(usize),
+    /// Transparent: an invisible shape that reacts to the pointer.
+    Clear,
+}
+
+impl PageColor {
+    /// How many colors there are for things of the same kind.
+    pub const NUM_SERIES: usize = 8;
+
+    const NAMED: [(PageColor, &'static str); 20] = [
+        (PageColor::Text, "text"),
+        (PageColor::Muted, "muted"),
+        (PageColor::Grid, "grid"),
+        (PageColor::Track, "track"),
+        (PageColor::OnFill, "on-fill"),
+        (PageColor::Compute, "compute"),
+        (PageColor::Communication, "comm"),
+        (PageColor::Memory, "memory"),
+        (PageColor::Idle, "idle"),
+        (PageColor::NonCompute, "non-compute"),
+        (PageColor::Both, "both"),
+        (PageColor::Wait, "wait"),
+        (PageColor::Host, "host"),
+        (PageColor::DataWait, "data-wait"),
+        (PageColor::Forward, "forward"),
+        (PageColor::Backward, "backward"),
+        (PageColor::Sync, "sync"),
+        (PageColor::Optimizer, "optimizer"),
+        (PageColor::Other, "other"),
+        (PageColor::Clear, "clear"),
+    ];
+
+    /// The variable of the style sheet.
+    pub fn variable(self) -> String {
+        match self {
+            PageColor::Series(number) => format!("--series-{}", number % Self::NUM_SERIES),
+            named => format!("--{}", Self::NAMED[named.index()].1),
+        }
+    }
+
+    /// The color of text on a shape filled with this one.
+    pub(super) fn on(self) -> PageColor {
+        match self {
+            PageColor::Idle
+            | PageColor::Grid
+            | PageColor::Track
+            | PageColor::Clear
+            | PageColor::Wait => PageColor::Text,
+            _ => PageColor::OnFill,
+        }
+    }
+
+    fn index(self) -> usize {
+        match self {
+            PageColor::Series(number) => Self::NAMED.len() + number % Self::NUM_SERIES,
+            named => Self::NAMED.iter().position(|(color, _)| *color == named).unwrap_or(0),
+        }
+    }
+
+    /// The fixed color that stands for this one until the drawing is done. Drawings use no other colors.
+    pub(super) fn stand_in(self) -> RGBColor {
+        RGBColor(1, 0, self.index() as u8)
+    }
+
+    pub(super) fn all() -> impl Iterator<Item = PageColor> {
+        let series = (0..Self::NUM_SERIES).map(PageColor::Series);
+        Self::NAMED.iter().map(|(color, _)| *color).chain(series)
+    }
+}

@@ -1,0 +1,466 @@
+//! Tables: rows of cells under columns that say what they hold. All numbers and tables on a console are
+//! formatted here.
+//!
+//! Rows of values go in, as a [`Table`] of typed cells or as plain strings for [`aligned`]. Lines for a
+//! console, CSV, Markdown and JSON come out. Nothing here knows what was measured.
+
+use std::borrow::Cow;
+
+use paceline_files::printable;
+use serde::Serialize;
+use serde::ser::SerializeMap;
+
+use crate::fitted::fitted;
+
+/// What a column holds. It is defined once and used by every format.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Column {
+    /// Its name in files.
+    pub key: String,
+    /// Its name for people; the unit stands beside it.
+    pub label: String,
+    /// The unit; empty for words and plain numbers.
+    pub unit: String,
+    /// What its values mean and how they are computed.
+    pub definition: String,
+    /// How many decimals people see; files have all digits.
+    pub decimals: usize,
+}
+
+impl Column {
+    /// A column.
+    pub fn new(key: &str, label: &str, unit: &str, decimals: usize, definition: &str) -> Self {
+        Self {
+            key: key.into(),
+            label: label.into(),
+            unit: unit.into(),
+            definition: definition.into(),
+            decimals,
+        }
+    }
+
+    /// The label with the unit.
+    pub fn head(&self) -> String {
+        match self.unit.as_str() {
+            "" => self.label.clone(),
+            unit => format!("{} {unit}", self.label),
+        }
+    }
+}
+
+/// A value in a row.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cell {
+    /// Text.
+    Text(String),
+    /// A whole number.
+    Whole(u64),
+    /// A number.
+    Number(f64),
+    /// There is no such value.
+    Missing,
+}
+
+impl Cell {
+    /// The cell as people see it: a dash where there is no value.
+    pub fn shown(&self, column: &Column) -> String {
+        match self {
+            Cell::Text(words) => words.clone(),
+            Cell::Whole(number) => grouped(*number as f64, 0),
+            Cell::Number(value) if value.is_finite() => grouped(*value, column.decimals),
+            Cell::Number(_) | Cell::Missing => "\u{2013}".to_owned(),
+        }
+    }
+
+    /// The cell with all its digits, as files hold it; empty where there is no value.
+    pub fn exact(&self) -> String {
+        match self {
+            Cell::Text(words) => words.clone(),
+            Cell::Whole(number) => number.to_string(),
+            Cell::Number(value) if value.is_finite() => value.to_string(),
+            Cell::Number(_) | Cell::Missing => String::new(),
+        }
+    }
+
+    /// Whether the cell is right-aligned like a number.
+    pub fn is_number(&self) -> bool {
+        !matches!(self, Cell::Text(_))
+    }
+}
+
+impl Serialize for Cell {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Cell::Text(words) => serializer.serialize_str(words),
+            Cell::Whole(number) => serializer.serialize_u64(*number),
+            Cell::Number(value) if value.is_finite() => serializer.serialize_f64(*value),
+            Cell::Number(_) | Cell::Missing => serializer.serialize_none(),
+        }
+    }
+}
+
+impl From<&str> for Cell {
+    fn from(words: &str) -> Self {
+        Cell::Text(words.to_owned())
+    }
+}
+
+impl From<String> for Cell {
+    fn from(words: String) -> Self {
+        Cell::Text(words)
+    }
+}
+
+impl From<u64> for Cell {
+    fn from(number: u64) -> Self {
+        Cell::Whole(number)
+    }
+}
+
+impl From<usize> for Cell {
+    fn from(number: usize) -> Self {
+        Cell::Whole(number as u64)
+    }
+}
+
+impl From<f64> for Cell {
+    fn from(number: f64) -> Self {
+        Cell::Number(number)
+    }
+}
+
+impl<T: Into<Cell>> From<Option<T>> for Cell {
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Cell::Missing, Into::into)
+    }
+}
+
+/// Computes the cell of a column from the value that a row shows.
+type Get<T> = Box<dyn Fn(&T) -> Cell>;
+
+/// The columns of a table with one row per `T`. Each column is defined once: its name, its meaning and how
+/// its cell is computed.
+pub struct Columns<T>(Vec<(Column, Get<T>)>);
+
+impl<T> Columns<T> {
+    /// No columns yet.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Adds a column. `cell` computes its cell from a row's `T`; see [`Column`] for the other arguments.
+    pub fn add<C: Into<Cell>>(
+        mut self,
+        key: &str,
+        label: &str,
+        (unit, decimals): (&str, usize),
+        definition: &str,
+        cell: impl Fn(&T) -> C + 'static,
+    ) -> Self {
+        let column = Column::new(key, label, unit, decimals, definition);
+        self.0.push((column, Box::new(move |row| cell(row).into())));
+        self
+    }
+
+    /// The table of these rows.
+    pub fn table(self, rows: impl IntoIterator<Item = T>) -> Table {
+        let cells = |row: T| self.0.iter().map(|(_, cell)| cell(&row)).collect();
+        let rows = rows.into_iter().map(cells).collect();
+        Table { columns: self.0.into_iter().map(|(column, _)| column).collect(), rows, mean: None }
+    }
+}
+
+/// Markdown transposes a table with more than `MANY_COLUMNS` columns and at most `FEW_ROWS` rows.
+const MANY_COLUMNS: usize = 10;
+const FEW_ROWS: usize = 8;
+
+/// Rows of cells under columns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Table {
+    /// The columns.
+    pub columns: Vec<Column>,
+    /// The rows, each with a cell per column.
+    pub rows: Vec<Vec<Cell>>,
+    /// The mean over the rows, where it is meaningful. It is a separate row: CSV and JSON leave it out, and
+    /// sorting does not move it.
+    pub mean: Option<Vec<Cell>>,
+}
+
+impl Table {
+    /// The mean, if there is one, then the rows.
+    fn lines(&self) -> impl Iterator<Item = &Vec<Cell>> {
+        self.mean.iter().chain(&self.rows)
+    }
+
+    /// Whether column `at` holds only numbers, which are right-aligned.
+    pub fn is_number(&self, at: usize) -> bool {
+        self.rows.iter().all(|row| row[at].is_number())
+    }
+
+    /// As CSV: the keys, then the rows with all digits. Lines end with a line feed alone.
+    pub fn csv(&self) -> String {
+        let mut writer = csv::Writer::from_writer(Vec::new());
+        let head = self.columns.iter().map(|column| column.key.clone()).collect();
+        let rows = self.rows.iter().map(|row| row.iter().map(Cell::exact).collect());
+        std::iter::once(head)
+            .chain(rows)
+            .try_for_each(|record: Vec<String>| writer.write_record(record))
+            .expect("rows are as long as the head, and memory takes them");
+        String::from_utf8(writer.into_inner().expect("memory takes them"))
+            .expect("all of it is text")
+    }
+
+    /// As a Markdown table. A table with many columns and few rows is transposed, so that it can be read in
+    /// an issue.
+    pub fn markdown(&self) -> String {
+        let plain = plain_markdown;
+        let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+        if self.columns.len() > MANY_COLUMNS && self.rows.len() <= FEW_ROWS {
+            let lines = self.columns.iter().enumerate().map(|(at, column)| {
+                let cells = self.lines().map(|row| plain(&row[at].shown(column)));
+                line(std::iter::once(plain(&column.head())).chain(cells).collect())
+            });
+            let mut lines: Vec<String> = lines.collect();
+            let rule = (0..=self.lines().count()).map(|at| if at == 0 { "---" } else { "---:" });
+            lines.insert(1, line(rule.map(str::to_owned).collect()));
+            return lines.concat();
+        }
+        let head = line(self.columns.iter().map(|column| plain(&column.head())).collect());
+        let rule = |at| if self.is_number(at) { "---:" } else { "---" }.to_owned();
+        let rule = line((0..self.columns.len()).map(rule).collect());
+        let rows = self.lines().map(|row| {
+            let cells = row.iter().zip(&self.columns);
+            line(cells.map(|(cell, column)| plain(&cell.shown(column))).collect())
+        });
+        [head, rule].into_iter().chain(rows).collect()
+    }
+
+    /// As lines of text: columns of text are left-aligned, columns of numbers right-aligned.
+    pub fn text(&self) -> String {
+        self.fitted(None)
+    }
+
+    /// As lines of text of at most `width` characters, in the form in which the table [fits](crate::fitted).
+    pub fn fitted(&self, width: Option<usize>) -> String {
+        let head: Vec<String> = self.columns.iter().map(Column::head).collect();
+        let shown = |row: &Vec<Cell>| -> Vec<String> {
+            let cells = row.iter().zip(&self.columns);
+            cells.map(|(cell, column)| cell.shown(column)).collect()
+        };
+        let lines: Vec<Vec<String>> = self.lines().map(shown).collect();
+        fitted(&head, &lines, |at| !self.is_number(at), width)
+    }
+
+    /// A table of the first `count` rows, and the number of rows that it leaves out.
+    pub fn head(&self, count: usize) -> (Self, usize) {
+        let rows: Vec<_> = self.rows.iter().take(count).cloned().collect();
+        let left_out = self.rows.len() - rows.len();
+        (Self { columns: self.columns.clone(), rows, mean: self.mean.clone() }, left_out)
+    }
+}
+
+/// As JSON: the columns with their units and definitions, and each row as an object by the columns' keys.
+impl Serialize for Table {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        struct Meaning<'a>(&'a Column);
+        impl Serialize for Meaning<'_> {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let mut map = serializer.serialize_map(Some(3))?;
+                map.serialize_entry("key", &self.0.key)?;
+                map.serialize_entry("unit", &self.0.unit)?;
+                map.serialize_entry("definition", &self.0.definition)?;
+                map.end()
+            }
+        }
+        struct Row<'a>(&'a [Column], &'a [Cell]);
+        impl Serialize for Row<'_> {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_map(self.0.iter().map(|column| &column.key).zip(self.1))
+            }
+        }
+        let columns: Vec<_> = self.columns.iter().map(Meaning).collect();
+        let rows: Vec<_> = self.rows.iter().map(|row| Row(&self.columns, row)).collect();
+        let mut map = serializer.serialize_map(Some(2))?;
+        map.serialize_entry("columns", &columns)?;
+        map.serialize_entry("rows", &rows)?;
+        map.end()
+    }
+}
+
+/// A table as lines of text: the head, a rule and the rows, with two spaces between columns. The last line
+/// has no line end. Columns for which `is_left` holds (it gets the index, from 0) are left-aligned, all
+/// others right-aligned. An empty head leaves out head and rule. A row may be shorter than the others. Cells are made
+/// [`printable`], so that their widths are those of what is shown.
+pub fn aligned(
+    head: &[impl AsRef<str>],
+    rows: &[impl AsRef<[String]>],
+    is_left: impl Fn(usize) -> bool,
+) -> String {
+    let head: Vec<Cow<'_, str>> = head.iter().map(|name| printable(name.as_ref())).collect();
+    let rows = rows.iter().map(|row| row.as_ref().iter().map(|cell| printable(cell)).collect());
+    let mut lines: Vec<Vec<Cow<'_, str>>> = std::iter::once(head).chain(rows).collect();
+    let num_columns = lines.iter().map(Vec::len).max().unwrap_or(0);
+    let width =
+        |at: usize| lines.iter().filter_map(|line| Some(line.get(at)?.chars().count())).max();
+    let widths: Vec<usize> = (0..num_columns).map(|at| width(at).unwrap_or(0)).collect();
+    let rule: Vec<String> = widths.iter().map(|width| "-".repeat(*width)).collect();
+    if lines[0].is_empty() {
+        lines.remove(0);
+    } else {
+        lines.insert(1, rule.iter().map(|rule| Cow::from(rule.as_str())).collect());
+    }
+    let set = |line: &Vec<Cow<'_, str>>| {
+        let cells =
+            line.iter().zip(&widths).enumerate().map(|(at, (cell, width))| match is_left(at) {
+                true => format!("{cell:<width$}"),
+                false => format!("{cell:>width$}"),
+            });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    lines.iter().map(set).collect::<Vec<_>>().join("\n")
+}
+
+/// A number with `decimals` decimals, or a dash for `None`.
+pub fn or_dash(value: Option<f64>, decimals: usize) -> String {
+    value.map_or("-".to_owned(), |value| format!("{value:.decimals$}"))
+}
+
+/// Text that is safe in a line or a table cell of Markdown: it cannot start HTML, another cell or another
+/// line.
+pub fn plain_markdown(text: &str) -> String {
+    let line = text.replace(['\n', '\r'], " ");
+    printable(&line).replace('&', "&amp;").replace('<', "&lt;").replace('|', "\\|")
+}
+
+/// A count with its noun: `one` if the count is 1, `several` for any other count.
+pub fn counted(count: u64, one: &str, several: &str) -> String {
+    format!("{} {}", grouped(count as f64, 0), if count == 1 { one } else { several })
+}
+
+/// A number with `decimals` decimals and commas between thousands.
+pub fn grouped(value: f64, decimals: usize) -> String {
+    let text = format!("{value:.decimals$}");
+    let (sign, digits) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("-", rest));
+    let (whole, fraction) = digits.split_once('.').map_or((digits, None), |(w, f)| (w, Some(f)));
+    // A negative number may round to zero, which is written without a sign.
+    let is_zero = digits.chars().all(|c| matches!(c, '0' | '.'));
+    let mut out = String::from(if is_zero { "" } else { sign });
+    for (at, digit) in whole.chars().enumerate() {
+        if at > 0 && (whole.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    if let Some(fraction) = fraction {
+        out.push('.');
+        out.push_str(fraction);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        Table {
+            columns: vec![
+                Column::new("name", "name", "", 0, "who"),
+                Column::new("took_us", "took", "us", 1, "how long"),
+                Column::new("calls", "calls", "", 0, "how often"),
+            ],
+            rows: vec![
+                vec!["a,\"b\"".into(), Cell::Number(1234.5678), Cell::Whole(1000)],
+                vec!["c|d".into(), Cell::Number(f64::NAN), Cell::Missing],
+            ],
+            mean: None,
+        }
+    }
+
+    #[test]
+    fn files_have_all_digits() {
+        assert_eq!(table().csv(), "name,took_us,calls\n\"a,\"\"b\"\"\",1234.5678,1000\nc|d,,\n");
+        let json: serde_json::Value = serde_json::to_value(table()).unwrap();
+        assert_eq!(json["columns"][1]["unit"], "us");
+        assert_eq!(json["columns"][1]["definition"], "how long");
+        assert_eq!(json["rows"][0]["took_us"], 1234.5678);
+        assert_eq!(json["rows"][0]["calls"], 1000);
+        assert!(json["rows"][1]["took_us"].is_null() && json["rows"][1]["calls"].is_null());
+    }
+
+    #[test]
+    fn keys_keep_their_order() {
+        let text = serde_json::to_string(&table()).unwrap();
+        let at = |key: &str| text.rfind(key).unwrap();
+        assert!(at("\"name\":") < at("\"took_us\":") && at("\"took_us\":") < at("\"calls\":"));
+    }
+
+    #[test]
+    fn people_see_few_digits() {
+        assert_eq!(
+            table().markdown(),
+            "| name | took us | calls |\n| --- | ---: | ---: |\n\
+             | a,\"b\" | 1,234.6 | 1,000 |\n| c\\|d | \u{2013} | \u{2013} |\n"
+        );
+        assert_eq!(
+            table().text(),
+            "name   took us  calls\n-----  -------  -----\n\
+             a,\"b\"  1,234.6  1,000\nc|d          \u{2013}      \u{2013}"
+        );
+    }
+
+    #[test]
+    fn wide_tables_lie_on_their_side() {
+        let columns =
+            (0..12).map(|at| Column::new(&format!("c{at}"), &format!("c{at}"), "", 0, ""));
+        let row = |of: u64| (0..12).map(|at| Cell::Whole(of + at)).collect();
+        let table = Table { columns: columns.collect(), rows: vec![row(0), row(100)], mean: None };
+        let text = table.markdown();
+        assert!(
+            text.starts_with("| c0 | 0 | 100 |\n| --- | ---: | ---: |\n| c1 | 1 | 101 |\n"),
+            "{text}"
+        );
+        assert_eq!(text.lines().count(), 13);
+    }
+
+    #[test]
+    fn names_command_neither_terminals_nor_pages() {
+        let columns = vec![Column::new("name", "name", "", 0, "")];
+        let rows = vec![vec!["\u{1b}[31mred\u{7}\n<script>|&amp;\u{9b}".into()]];
+        let table = Table { columns, rows, mean: None };
+        assert_eq!(
+            table.text().lines().last(),
+            Some("\\u{1b}[31mred\\u{7}\\n<script>|&amp;\\u{9b}")
+        );
+        assert_eq!(
+            table.markdown().lines().last(),
+            Some("| \\u{1b}[31mred\\u{7} &lt;script>\\|&amp;amp;\\u{9b} |")
+        );
+    }
+
+    #[test]
+    fn plain_strings_are_set_in_columns_too() {
+        let rows = [["ddp", "1.5"], ["\u{3b1}", "12.25"]].map(|row| row.map(str::to_owned));
+        assert_eq!(
+            aligned(&["strategy", "ms"], &rows, |at| at == 0),
+            "strategy     ms\n--------  -----\nddp         1.5\n\u{3b1}         12.25"
+        );
+        // Without a head, without rows, and with rows of different lengths.
+        let rows = [vec!["a".to_owned()], vec!["bb".to_owned(), "c".to_owned()]];
+        assert_eq!(aligned(&[""; 0], &rows, |_| false), " a\nbb  c");
+        assert_eq!(aligned(&["a", "b"], &[Vec::new()], |_| true), "a  b\n-  -\n");
+        let none: [Vec<String>; 0] = [];
+        assert_eq!(aligned(&["a"], &none, |_| true), "a\n-");
+        assert_eq!(or_dash(Some(1.25), 1) + &or_dash(None, 3), "1.2-");
+    }
+
+    #[test]
+    fn numbers_are_grouped() {
+        let all = [(0.0, 0), (-0.04, 1), (-1234.5, 1), (999.999, 2), (1e6, 0)];
+        assert_eq!(
+            all.map(|(v, d)| grouped(v, d)),
+            ["0", "0.0", "-1,234.5", "1,000.00", "1,000,000"]
+        );
+    }
+}
