@@ -269,7 +269,7 @@ fn remedy_words(remedy: &Remedy, anatomy: &Anatomy) -> Vec<String> {
         gain += &format!(", the {ms:.2} ms for {what} taken off");
     }
     let apart =
-        anatomy.apart_ms.map(|ms| format!("Two runs like this one differ by about {ms:.2} ms"));
+        anatomy.apart_ms.map(|ms| format!("Two runs like this one differ by at least {ms:.2} ms"));
     let sync_ms = anatomy.sync_ms;
     let compressing =
         (sync_ms > remedy.gain.ms / 2.0).then(|| format!("Compressing takes {sync_ms:.2} ms now"));
