@@ -8,46 +8,28 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::buckets::BucketFlags;
-use super::{StrategyChoice, StrategySettings, Synchronises, bytes};
+use super::{StrategySettings, bytes};
 use crate::Result;
 use crate::choices::models::Defaults;
-use crate::choices::registry::{Choice, flags_of, read};
-
-/// The choice.
-pub(super) struct ChooseBucketDdpAsync;
+use crate::choices::registry::{flags_of, read};
 
 #[derive(Debug, Serialize)]
 struct Settings {
     bucket_cap_mb: f64,
 }
 
-impl Choice for ChooseBucketDdpAsync {
-    fn name(&self) -> &'static str {
-        "bucket_ddp_async"
-    }
-
-    fn about(&self) -> &'static str {
-        "Gradients are copied into buckets that are reduced during backward"
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        flags_of::<BucketFlags>()
-    }
+/// Its flags.
+pub(super) fn flags() -> Vec<Arg> {
+    flags_of::<BucketFlags>()
 }
 
-impl StrategyChoice for ChooseBucketDdpAsync {
-    fn synchronises(&self) -> Synchronises {
-        Synchronises::EveryStep
-    }
-
-    fn resolve(
-        &self,
-        settings: &ArgMatches,
-        defaults: &Defaults,
-    ) -> Result<Arc<dyn StrategySettings>> {
-        let flags: BucketFlags = read(settings)?;
-        Ok(Arc::new(Settings { bucket_cap_mb: flags.resolve(defaults)? }))
-    }
+/// Reads the flags.
+pub(super) fn resolve(
+    settings: &ArgMatches,
+    defaults: &Defaults,
+) -> Result<Arc<dyn StrategySettings>> {
+    let flags: BucketFlags = read(settings)?;
+    Ok(Arc::new(Settings { bucket_cap_mb: flags.resolve(defaults)? }))
 }
 
 impl StrategySettings for Settings {

@@ -1,5 +1,7 @@
 //! The common part of strategies with buckets: flags for their sizes, and `ddp` made from them.
 
+use std::sync::Arc;
+
 use clap::{Arg, ArgMatches, Args};
 use paceline_strategies::{BucketCaps, Ddp, Strategy};
 use serde::Serialize;
@@ -75,12 +77,24 @@ impl DdpSettings {
 /// `ddp` with its settings, with or without a communication hook.
 #[derive(Debug)]
 pub(super) struct BucketedDdp {
-    /// The settings.
-    pub settings: DdpSettings,
+    settings: DdpSettings,
     /// Adds the communication hook.
-    pub hooked: fn(Ddp) -> Ddp,
+    hooked: fn(Ddp) -> Ddp,
     /// The kind of advice that fits.
-    pub advice: Advice,
+    advice: Advice,
+}
+
+impl BucketedDdp {
+    /// Reads the flags of `ddp`. `hooked` adds a communication hook, if there is one.
+    pub fn resolve(
+        settings: &ArgMatches,
+        defaults: &Defaults,
+        hooked: fn(Ddp) -> Ddp,
+        advice: Advice,
+    ) -> Result<Arc<dyn StrategySettings>> {
+        let settings = DdpSettings::resolve(settings, defaults)?;
+        Ok(Arc::new(Self { settings, hooked, advice }))
+    }
 }
 
 impl StrategySettings for BucketedDdp {

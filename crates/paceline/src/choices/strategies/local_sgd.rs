@@ -5,13 +5,10 @@ use std::sync::Arc;
 use clap::{Arg, ArgMatches, Args};
 use paceline_strategies::{LocalSgd, Strategy};
 
-use super::{Advice, Models, StrategyChoice, StrategySettings, Synchronises};
+use super::{Advice, Models, StrategySettings};
 use crate::choices::models::Defaults;
-use crate::choices::registry::{Choice, flags_of, read};
+use crate::choices::registry::{flags_of, read};
 use crate::{Failure, Result};
-
-/// The choice.
-pub(super) struct ChooseLocalSgd;
 
 /// The flags. With all defaults filled in, they are the settings.
 #[derive(Debug, Args)]
@@ -25,31 +22,16 @@ struct Flags {
     local_sgd_as_published: bool,
 }
 
-impl Choice for ChooseLocalSgd {
-    fn name(&self) -> &'static str {
-        "local_sgd"
-    }
-
-    fn about(&self) -> &'static str {
-        "Ranks train alone and average their parameters every few steps"
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        flags_of::<Flags>()
-    }
+/// Its flags.
+pub(super) fn flags() -> Vec<Arg> {
+    flags_of::<Flags>()
 }
 
-impl StrategyChoice for ChooseLocalSgd {
-    fn synchronises(&self) -> Synchronises {
-        Synchronises::SomeSteps
-    }
-
-    fn resolve(&self, settings: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {
-        let flags: Flags = read(settings)?;
-        LocalSgd::new(flags.sync_every)
-            .map_err(|e| Failure::Usage(format!("--sync-every: {e}")))?;
-        Ok(Arc::new(flags))
-    }
+/// Reads the flags.
+pub(super) fn resolve(settings: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {
+    let flags: Flags = read(settings)?;
+    LocalSgd::new(flags.sync_every).map_err(|e| Failure::Usage(format!("--sync-every: {e}")))?;
+    Ok(Arc::new(flags))
 }
 
 impl StrategySettings for Flags {

@@ -1,30 +1,16 @@
-//! The strategies that `--strategy` can name, one file each.
+//! The strategies that `--strategy` can name, one row each in `rows.rs`.
 //!
-//! The strategies themselves are in the crate `paceline-strategies`. A file here says how its strategy is
-//! named, which flags it reads, and what the rest of the program has to know about it before it is built.
+//! The strategies themselves are in the crate `paceline-strategies`. What is here says how each is named, which flags it
+//! reads, and what the rest of the program has to know about it before it is built. Settings of more than a few lines have
+//! a file each.
 //! What a strategy promises about the final weights, it states itself (`paceline_strategies::Exactness`).
 
-mod bf16;
 mod bucket_ddp_async;
 mod buckets;
-mod ddp;
-mod flat_ddp;
-mod fp16;
 mod local_sgd;
-mod no_sync;
-mod sharded1;
-mod sharded2;
-mod sharded3;
+mod rows;
 mod sharding;
-mod simple_ddp;
-mod simple_ddp_async;
-mod simple_ddp_ga;
-mod simple_ddp_hook;
-mod single;
 mod top_k;
-mod zero1;
-mod zero2;
-mod zero3;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -42,31 +28,8 @@ use crate::Result;
 pub use buckets::default_caps;
 
 /// The strategies, in the order in which they are compared.
-pub static STRATEGIES: Registry<dyn StrategyChoice> = Registry::new(
-    "strategy",
-    "Strategy",
-    &[
-        &single::ChooseSingle,
-        &simple_ddp::ChooseSimpleDdp,
-        &simple_ddp_ga::ChooseSimpleDdpGa,
-        &simple_ddp_hook::ChooseSimpleDdpHook,
-        &simple_ddp_async::ChooseSimpleDdpAsync,
-        &bucket_ddp_async::ChooseBucketDdpAsync,
-        &ddp::ChooseDdp,
-        &flat_ddp::ChooseFlatDdp,
-        &zero1::ChooseZero1,
-        &zero2::ChooseZero2,
-        &zero3::ChooseZero3,
-        &sharded1::ChooseSharded1,
-        &sharded2::ChooseSharded2,
-        &sharded3::ChooseSharded3,
-        &top_k::ChooseTopK,
-        &fp16::ChooseFp16,
-        &bf16::ChooseBf16,
-        &local_sgd::ChooseLocalSgd,
-        &no_sync::ChooseNoSync,
-    ],
-);
+pub static STRATEGIES: Registry<dyn StrategyChoice> =
+    Registry::new("strategy", "Strategy", rows::ROWS);
 
 /// The default strategy of a single rank.
 pub const ALONE: &str = "single";
@@ -194,8 +157,13 @@ pub enum Advice {
     ShardWith(&'static str),
 }
 
-/// A strategy without settings of its own, from its constructor.
-pub(super) struct Plain<S>(pub fn() -> S);
+/// A strategy without settings of its own.
+struct Plain<S> {
+    /// Its constructor.
+    make: fn() -> S,
+    /// How the ranks' models relate.
+    models: Models,
+}
 
 impl<S> Debug for Plain<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -205,7 +173,11 @@ impl<S> Debug for Plain<S> {
 
 impl<S: Strategy + 'static> StrategySettings for Plain<S> {
     fn build(&self) -> Result<Box<dyn Strategy>> {
-        Ok(Box::new((self.0)()))
+        Ok(Box::new((self.make)()))
+    }
+
+    fn models(&self) -> Models {
+        self.models
     }
 }
 

@@ -8,13 +8,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::buckets::{DdpSettings, ddp_flags};
-use super::{Advice, StrategyChoice, StrategySettings, Synchronises};
+use super::{Advice, StrategySettings};
 use crate::choices::models::Defaults;
-use crate::choices::registry::{Choice, flags_of, read};
+use crate::choices::registry::{flags_of, read};
 use crate::{Failure, Result};
-
-/// The choice.
-pub(super) struct ChooseTopK;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Strategy")]
@@ -31,35 +28,20 @@ struct Settings {
     top_k: f64,
 }
 
-impl Choice for ChooseTopK {
-    fn name(&self) -> &'static str {
-        "top_k"
-    }
-
-    fn about(&self) -> &'static str {
-        "ddp that sends the largest gradients only and keeps the others for later steps"
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        [ddp_flags(), flags_of::<Flags>()].concat()
-    }
+/// Its flags.
+pub(super) fn flags() -> Vec<Arg> {
+    [ddp_flags(), flags_of::<Flags>()].concat()
 }
 
-impl StrategyChoice for ChooseTopK {
-    fn synchronises(&self) -> Synchronises {
-        Synchronises::EveryStep
-    }
-
-    fn resolve(
-        &self,
-        settings: &ArgMatches,
-        defaults: &Defaults,
-    ) -> Result<Arc<dyn StrategySettings>> {
-        let ddp = DdpSettings::resolve(settings, defaults)?;
-        let Flags { top_k } = read(settings)?;
-        TopK::new(top_k).map_err(|e| Failure::Usage(format!("--top-k: {e}")))?;
-        Ok(Arc::new(Settings { ddp, top_k }))
-    }
+/// Reads the flags.
+pub(super) fn resolve(
+    settings: &ArgMatches,
+    defaults: &Defaults,
+) -> Result<Arc<dyn StrategySettings>> {
+    let ddp = DdpSettings::resolve(settings, defaults)?;
+    let Flags { top_k } = read(settings)?;
+    TopK::new(top_k).map_err(|e| Failure::Usage(format!("--top-k: {e}")))?;
+    Ok(Arc::new(Settings { ddp, top_k }))
 }
 
 impl StrategySettings for Settings {
