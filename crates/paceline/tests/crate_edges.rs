@@ -232,13 +232,14 @@ fn files_of_others_are_opened_in_one_way() {
 
 /// Where a path is shown as it is, and why. Elsewhere [`paceline_files::Printable`] shows it, so that no name begins a line of
 /// its own.
-const MAY_DISPLAY: [(&str, &str); 6] = [
+const MAY_DISPLAY: [(&str, &str); 7] = [
     ("analysis/src/read/file.rs", "data: tables and charts make it printable"),
     ("data/src", "its errors show paths as they are"),
     ("paceline/src/analyze/output.rs", "names of files to write"),
     ("paceline/src/compare/load.rs", "data: tables make it printable"),
-    ("paceline/src/hub/fetch.rs", "the line of a result that is a path"),
-    ("paceline/src/launcher/guard.rs", "a message to another process"),
+    ("paceline/src/fetch.rs", "the line of a result that is a path"),
+    ("hub/src/fetch.rs", "the line of a result that is a path"),
+    ("launch/src/launcher/guard.rs", "a message to another process"),
 ];
 
 #[test]

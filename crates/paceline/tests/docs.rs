@@ -35,6 +35,9 @@ fn alternatives(path: &str) -> Vec<String> {
     inner.split(',').flat_map(|of| alternatives(&format!("{before}{of}{after}"))).collect()
 }
 
+/// A curve of TensorBoard, whose name begins like a crate's folder.
+const TAG: &str = "checkpoint/save_s";
+
 /// Whether a word in backquotes is meant as a place in the repository: it ends like a source file, or begins with a folder of
 /// it. Words with a stand-in, such as `choices/NAME.rs`, are not.
 fn is_path(word: &str, folders: &BTreeSet<String>) -> bool {
@@ -44,6 +47,7 @@ fn is_path(word: &str, folders: &BTreeSet<String>) -> bool {
     word.chars().all(is_plain)
         && !word.starts_with('.')
         && !word.contains("NAME")
+        && word != TAG
         && (is_source || word.contains('/') && folders.contains(begin))
 }
 
