@@ -358,7 +358,14 @@ fn ragged_batches_use_the_same_memory_again() {
         assert_eq!(lengths.len(), 100);
         lengths.dedup();
         assert!(lengths.len() > 5, "the batches have different lengths: {lengths:?}");
-        assert_eq!(allocator.fresh_blocks(), blocks, "{prefetch:?}");
+        // Two threads give blocks back in any order, so small tensors may lie in all large blocks at once. Then a large
+        // tensor needs one more, but not more of them than there are batches.
+        let more = match prefetch {
+            Prefetch::None => 0,
+            Prefetch::Background { depth } => depth as u64 + 2,
+        };
+        let fresh = allocator.fresh_blocks() - blocks;
+        assert!(fresh <= more, "{prefetch:?}: {fresh} more");
         assert_eq!(allocator.usage(Category::Data).peak_bytes, bytes, "{prefetch:?}");
     }
 }
