@@ -51,7 +51,7 @@ THEIRS = {
     "Llama 3's angles, f32, several files": ({"rope_parameters": LLAMA_3}, torch.float32, "500KB"),
 }
 OUR_MODEL = "--model llama --layers 3 --width 96 --heads 6 --kv-heads 2 --intermediate 256 --vocab 384 --seq-len 48 --batch-size 4"
-RECIPE = ROOT / "crates/paceline/recipes/tiny-llama"
+RECIPE = ROOT / "crates/choices/reviews"
 EVALUATED = re.compile(r"^Evaluation loss: ([0-9.]+), over (\d+) samples\nEvaluation accuracy: ([0-9.]+)%$", re.MULTILINE)
 
 

@@ -31,7 +31,7 @@ from common import ROOT, Record, aligned, program, provenance, run
 MIB = 2**20
 RANKS = 2
 PARAMETERS = 361_825_920
-RECIPE = ROOT / "crates/paceline/recipes/tiny-llama"
+RECIPE = ROOT / "crates/choices/reviews"
 TRAINED = "--recipe smollm2-yelp --init random --epochs 1 --steps-per-epoch 2 --warmup-steps 0 --threads 1 --quiet --json step.json"
 KINDS = ("parameters", "gradients", "optimizer")
 # MiB per rank of the model, its gradients and the state of AdamW, as the comparison of strategies on SmolLM2-360M published them for

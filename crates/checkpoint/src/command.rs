@@ -4,7 +4,11 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
 
+use paceline_failure::outputs::{check_file, check_folder, make_folder, write_whole};
+use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
+use paceline_host::disk::Disk;
+use paceline_host::text::{line_width, plural, say, thousands};
 use paceline_table::fitted::fitted;
 use paceline_table::table::grouped;
 
@@ -15,10 +19,6 @@ use super::reader::Reader;
 use super::steps;
 use super::verify::{problems_of_folder, verify};
 use crate::args::{CheckpointCommand, ExportArgs};
-use paceline_failure::outputs::{check_file, check_folder, make_folder, write_whole};
-use paceline_failure::{Failure, Result};
-use paceline_host::disk::Disk;
-use paceline_host::text::{line_width, plural, say, thousands};
 
 /// The tokenizer of a data set that the program carries, by the name of the data set.
 pub type Carried = fn(&str) -> Option<&'static str>;

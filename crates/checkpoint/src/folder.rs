@@ -5,14 +5,14 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
+use paceline_host::disk::{Disk, DiskFile};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::proof::NotFinite;
 use super::steps;
-use paceline_failure::{Failure, Result};
-use paceline_host::disk::{Disk, DiskFile};
 
 /// The file that the run holds locked whose checkpoints these are. It names the run.
 const LOCK: &str = "checkpoint.lock";

@@ -5,17 +5,15 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-use paceline_files::Printable;
-use serde_json::Value;
-
-use super::HUGGING_FACE_CONFIG;
 use paceline_failure::Result;
 use paceline_failure::outputs::{write_bytes, write_json};
+use paceline_files::Printable;
 use paceline_host::disk::Disk;
+use paceline_model::pretrained::CONFIG_FILE;
+use serde_json::Value;
 
 /// The key of the file that the tokens were made with.
 const TOKENIZER_FILE: &str = "tokenizer-file";
@@ -56,7 +54,7 @@ impl HuggingFace {
         run: &BTreeMap<String, String>,
         carried: impl Fn(&str) -> Option<&'static str>,
     ) -> serde_json::Result<Option<Self>> {
-        let Some(config) = run.get(HUGGING_FACE_CONFIG) else { return Ok(None) };
+        let Some(config) = run.get(CONFIG_FILE) else { return Ok(None) };
         let config = serde_json::from_str(config)?;
         let mut folder = Self { config, copies: Vec::new(), missing: Vec::new() };
         let model = run.get(MODEL_FOLDER).map(PathBuf::from);
@@ -106,7 +104,7 @@ impl HuggingFace {
 
     /// Writes the files into a folder.
     pub fn write(&self, disk: &Disk, to: &Path) -> Result<()> {
-        write_json(disk, &to.join(HUGGING_FACE_CONFIG), &self.config)?;
+        write_json(disk, &to.join(CONFIG_FILE), &self.config)?;
         self.copies
             .iter()
             .try_for_each(|(name, contents)| write_bytes(disk, &to.join(name), contents))
@@ -130,7 +128,7 @@ mod tests {
 
     fn folder(run: &BTreeMap<String, String>) -> HuggingFace {
         let mut run = run.clone();
-        run.insert(HUGGING_FACE_CONFIG.into(), "{}".into());
+        run.insert(CONFIG_FILE.into(), "{}".into());
         HuggingFace::of(&run, |name| (name == "reviews").then_some("{}")).unwrap().unwrap()
     }
 

@@ -49,7 +49,3 @@ pub use snapshot::MIN_BUDGET_BYTES;
 pub use steps::{is_in, latest};
 
 pub use snapshot::entries;
-
-/// The file of settings in a folder for Hugging Face's `transformers`, and the setting of a checkpoint that has its
-/// contents.
-pub const HUGGING_FACE_CONFIG: &str = "config.json";

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use paceline_data::Position;
+use paceline_failure::{Failure, Result};
 use paceline_files::{Printable, printable};
 use paceline_memory::{DType, Tensor};
 use paceline_model::{BufferId, Layout, Optimizer, OptimizerConfig, Storage};
@@ -19,7 +20,6 @@ use super::reader::Reader;
 use super::steps::{self, INDEX, SINGLE_FILE};
 use super::{Missing, Setting};
 use crate::progress::{EpochSums, Progress};
-use paceline_failure::{Failure, Result};
 
 /// The names of tensors that only one rank needs begin like this.
 const STRATEGY: &str = "strategy.";

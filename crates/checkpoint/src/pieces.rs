@@ -7,10 +7,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use paceline_failure::Result;
 use paceline_memory::Tensor;
 use paceline_model::{BufferId, Layout, Optimizer, Owned, ParamId, Storage};
-
-use paceline_failure::Result;
 
 /// Divided ranges begin at multiples of this many elements of flat storage, like the ranges that ranks own.
 const ALIGN_ELEMS: usize = 16;

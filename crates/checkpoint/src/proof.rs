@@ -12,10 +12,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use paceline_files::Printable;
+use paceline_host::disk::Disk;
 use serde::{Deserialize, Serialize};
 
 use super::steps;
-use paceline_host::disk::Disk;
 
 /// A checkpoint is good once the losses of so many steps after it were finite.
 pub const GOOD_AFTER_STEPS: u64 = 10;

@@ -10,18 +10,18 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
+use paceline_host::disk::Disk;
 use paceline_memory::Allocator;
 use paceline_trace::thread_builder;
 
 use super::index::{Index, Previous};
 use super::pieces::Piece;
 use super::proof::{Line, NotFinite};
-use super::steps::Keep;
+use super::snapshot;
+use super::steps::{self, Keep};
 use super::writer::{self, Completion, Job, Status};
-use super::{snapshot, steps};
-use paceline_failure::{Failure, Result};
-use paceline_host::disk::Disk;
 
 /// How long a save may take on any rank, and how long rank 0 waits for the parts of the other ranks.
 pub const SAVE_LIMIT: Duration = Duration::from_secs(600);

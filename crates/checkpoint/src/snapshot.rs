@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::sync::mpsc::SyncSender;
 
+use paceline_failure::Result;
 use paceline_memory::{Allocator, Buffer, Category, DType, ReadGuard, Tensor, WriteGuard};
 
 use super::index::{CHUNK_BYTES, PieceEntry, TensorEntry};
 use super::pieces::Piece;
-use paceline_failure::Result;
 
 /// The smallest budget, in bytes: the writer has one block while the next one is filled.
 pub const MIN_BUDGET_BYTES: usize = 2 * CHUNK_BYTES;

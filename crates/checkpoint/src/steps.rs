@@ -5,14 +5,13 @@
 //! never that of one that is not on the disk: if the folder that it names is gone, somebody has removed it. `good` holds the name of
 //! the last one that is good. This file does not know what a checkpoint consists of.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use paceline_files::Printable;
+use paceline_host::disk::Disk;
 
 use super::proof::NotFinite;
-use paceline_host::disk::Disk;
 
 /// The file that makes a folder a checkpoint.
 pub const INDEX: &str = "index.json";

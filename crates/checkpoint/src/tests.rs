@@ -4,6 +4,10 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use paceline_failure::{Failure, Result};
+use paceline_host::disk::Disk;
+use paceline_host::disk::faults::{Fault, at_each_operation};
+use paceline_host::disk::power_cut::{ModelDisk, Names, Recorded, Unsynced};
 use paceline_kernels::optimizer::AdamW;
 use paceline_memory::{Allocator, DType};
 use paceline_model::weights::WeightFile;
@@ -15,10 +19,6 @@ use super::reader::Reader;
 use super::verify::verify;
 use super::*;
 use crate::progress::Progress;
-use paceline_failure::{Failure, Result};
-use paceline_host::disk::Disk;
-use paceline_host::disk::faults::{Fault, at_each_operation};
-use paceline_host::disk::power_cut::{ModelDisk, Names, Recorded, Unsynced};
 
 const ADAMW: AdamW = AdamW { lr: 0.1, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
 const KIND: &str = "any of the exact ones";

@@ -14,14 +14,14 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
+use paceline_host::disk::Disk;
 use serde::{Deserialize, Serialize};
 
 use super::index::{Index, Previous, ShardFile, TensorEntry, sha256};
 use super::snapshot::Block;
 use super::steps::{self, Keep};
-use paceline_failure::{Failure, Result};
-use paceline_host::disk::Disk;
 
 /// The longest time between two looks for the marks of other ranks.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);

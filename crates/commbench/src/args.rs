@@ -5,13 +5,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 use paceline_collectives::{OpKind, ReduceOp};
+use paceline_launch::{CommArgs, TransportName};
 
 use super::named::parser;
 use crate::figures::Columns;
 use crate::operation::{OPS, REDOPS};
 use crate::screen::Style;
-use paceline_launch::CommArgs;
-use paceline_launch::TransportName;
 
 const EXAMPLES: &str = "\
 Examples:

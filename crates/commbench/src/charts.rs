@@ -4,14 +4,14 @@
 
 use std::path::{Path, PathBuf};
 
-use paceline_table::plot::{Axis, LineChart, Series as Line, Spacing, Stroke, Unit};
-
-use super::result::{BenchReport, Row, alg_bandwidth_gb_s, bus_factor, place, program_name};
-use super::series::Series;
 use paceline_failure::Result;
 use paceline_failure::outputs::write_charts;
 use paceline_host::disk::Disk;
 use paceline_host::text::plural;
+use paceline_table::plot::{Axis, LineChart, Series as Line, Spacing, Stroke, Unit};
+
+use super::result::{BenchReport, Row, alg_bandwidth_gb_s, bus_factor, place, program_name};
+use super::series::Series;
 
 /// Writes `time.png`, `time.svg`, `busbw.png` and `busbw.svg` into `folder`, and returns their paths.
 pub fn write(

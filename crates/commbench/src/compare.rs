@@ -1,8 +1,9 @@
 //! Compares a report with the measurements of other programs, for each number of ranks and size.
 
+use paceline_host::text::plain_table;
+
 use super::result::{BenchReport, place, program_name};
 use super::series::Series;
-use paceline_host::text::plain_table;
 
 /// The table. It has one line for each row of the report and each series with the same operation, number
 /// of ranks and size. A ratio above 1 means that paceline took less time. If nothing can be compared, the

@@ -2,11 +2,11 @@
 //! measured, and finds which sizes fit into the memory of this host.
 
 use paceline_collectives::{Algorithm, OpKind};
+use paceline_host::resources;
+use paceline_launch::TransportName;
 
 use super::plan::Plan;
 use super::result::Skipped;
-use paceline_host::resources;
-use paceline_launch::TransportName;
 
 /// The fraction of the available memory that buffers may take.
 const MEMORY_PART: f64 = 0.9;

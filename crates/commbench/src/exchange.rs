@@ -8,11 +8,11 @@
 use std::ops::Range;
 
 use paceline_collectives::{CollectiveError, Group, OpKind, ReduceOp};
+use paceline_failure::Result;
 use paceline_memory::{Allocator, Category, MemoryError, Tensor};
 
 use super::operation::Operation;
 use super::pattern::Pattern;
-use paceline_failure::Result;
 
 /// Allocates two buffers for messages of up to `elements` elements, in memory that the other ranks can
 /// reach, or in `private` memory.

@@ -4,8 +4,9 @@
 //! time and by 2^30, whatever the number of ranks. The write-up calls the result GB/s. Here it is called by its
 //! unit, GiB/s, as in the column `eff.bw` of the other style.
 
-use super::result::{Row, Skipped, place};
 use paceline_host::text::plain_table;
+
+use super::result::{Row, Skipped, place};
 
 /// The line before a configuration is measured.
 pub fn config_line(transport: &str, nproc: usize, bytes: u64) -> String {

@@ -6,13 +6,13 @@
 
 use std::path::Path;
 
+use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::files;
 use super::series::{Measured, Series, named, series};
-use paceline_failure::{Failure, Result};
 
 const EXPECTED: &str = "a report of paceline bench, a JSON file of nccl-tests, or lines such as \
      {\"side\": \"name\", \"ranks\": 2, \"bytes\": 1000000, \"ms\": 3.6}";

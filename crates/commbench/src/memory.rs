@@ -4,7 +4,6 @@
 use std::time::Instant;
 
 use paceline_collectives::{Group, OpKind, ReduceOp};
-
 use paceline_failure::Result;
 use paceline_host::resources;
 

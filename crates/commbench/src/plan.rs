@@ -3,6 +3,12 @@
 use std::path::PathBuf;
 
 use paceline_collectives::OpKind;
+use paceline_failure::outputs::check_outputs;
+use paceline_failure::{Failure, Result};
+use paceline_launch::TransportName;
+use paceline_launch::comm::{self, CommConfig};
+use paceline_launch::environment::Placement;
+use paceline_launch::launcher::num_ranks;
 use paceline_memory::DType;
 
 use super::load;
@@ -11,12 +17,6 @@ use super::screen::Screen;
 use super::series::Series;
 use super::sizes::{Step, parse_size, parse_size_mb, sweep};
 use crate::args::{BenchArgs, SizeArgs};
-use paceline_failure::outputs::check_outputs;
-use paceline_failure::{Failure, Result};
-use paceline_launch::TransportName;
-use paceline_launch::comm::{self, CommConfig};
-use paceline_launch::environment::Placement;
-use paceline_launch::launcher::num_ranks;
 
 /// The sizes of `--sweep` in MB, which are those of a published benchmark.
 const SWEEP_MB: [u64; 4] = [1, 10, 100, 1024];

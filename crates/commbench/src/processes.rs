@@ -9,15 +9,15 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
+use paceline_failure::{Failure, Result};
+use paceline_launch::TransportName;
+use paceline_launch::environment::Placement;
+use paceline_launch::launcher::{self, Ended, Launch};
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
 use super::reporter::Reporter;
 use super::result::Row;
-use paceline_failure::{Failure, Result};
-use paceline_launch::TransportName;
-use paceline_launch::environment::Placement;
-use paceline_launch::launcher::{self, Ended, Launch};
 
 /// The environment variable with the [`Job`] of the ranks, as JSON.
 const JOB: &str = "PACELINE_BENCH";

@@ -6,6 +6,8 @@
 use std::time::Instant;
 
 use paceline_collectives::Group;
+use paceline_failure::Result;
+use paceline_launch::TransportName;
 use paceline_table::stats::nearest_rank;
 
 use super::configuration::Configuration;
@@ -14,8 +16,6 @@ use super::memory::{bandwidth_gb_s, bytes_touched};
 use super::plan::Plan;
 use super::reporter::{Found, Reporter};
 use super::result::{Row, Timing, bus_factor};
-use paceline_failure::Result;
-use paceline_launch::TransportName;
 
 /// Measures the plan's operation on all `sizes`. All ranks call this together.
 pub(super) fn measure(

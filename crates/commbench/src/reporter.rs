@@ -3,12 +3,12 @@
 use std::fs::File;
 use std::io::Write;
 
+use paceline_failure::{Failure, Result};
+use paceline_launch::TransportName;
 use serde::{Deserialize, Serialize};
 
 use super::result::Row;
 use super::screen::Screen;
-use paceline_failure::{Failure, Result};
-use paceline_launch::TransportName;
 
 /// Something that rank 0 reports.
 #[derive(Serialize, Deserialize)]

@@ -1,11 +1,11 @@
 //! Prints the progress of a benchmark, in either style. Only one process, or one rank, has a [`Screen`].
 
 use clap::ValueEnum;
+use paceline_host::text::{line_width, plural, say, say_unbroken};
 
 use super::figures::Columns;
 use super::result::{BenchReport, Row, Skipped};
 use super::{lines, table};
-use paceline_host::text::{line_width, plural, say, say_unbroken};
 
 /// What is printed for each size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -2,7 +2,15 @@
 //! other, each with its own ranks, and collects the rows of all of them in one report.
 
 use paceline_collectives::Group;
+use paceline_failure::outputs::write_bytes;
+use paceline_failure::{EXIT_RUN, Failure, Result};
 use paceline_files::Printable;
+use paceline_host::disk::Disk;
+use paceline_host::resources;
+use paceline_host::text::{line_width, say, say_unbroken};
+use paceline_launch::connect::{self, connect};
+use paceline_launch::environment::Placement;
+use paceline_launch::{TransportName, threads};
 
 use super::configuration::Configuration;
 use super::plan::{self, Plan};
@@ -12,16 +20,6 @@ use super::reporter::{Found, Reporter};
 use super::result::{BenchReport, num_failed};
 use super::{charts, compare, files};
 use crate::args::BenchArgs;
-use paceline_failure::EXIT_RUN;
-use paceline_failure::outputs::write_bytes;
-use paceline_failure::{Failure, Result};
-use paceline_host::disk::Disk;
-use paceline_host::resources;
-use paceline_host::text::{line_width, say, say_unbroken};
-use paceline_launch::TransportName;
-use paceline_launch::connect::{self, connect};
-use paceline_launch::environment::Placement;
-use paceline_launch::threads;
 
 pub use super::processes::rows_of;
 

@@ -10,13 +10,12 @@ pub mod outputs;
 use std::fmt;
 
 use paceline_collectives::CollectiveError;
+use paceline_host::streams;
+pub use paceline_host::streams::EXIT_RUN;
 use paceline_rendezvous::{
     EnvironmentError, Placement, RendezvousError, write_consequence_file, write_error_file,
 };
 use paceline_strategies::StrategyError;
-
-use paceline_host::streams;
-pub use paceline_host::streams::EXIT_RUN;
 
 /// The result of everything above this crate that can fail.
 pub type Result<T> = std::result::Result<T, Failure>;

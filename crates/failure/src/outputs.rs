@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use paceline_analysis::report::{self, Report};
 use paceline_files::Printable;
+use paceline_host::disk::Disk;
 use paceline_table::plot::{LineChart, PlotError};
 use serde::Serialize;
 
 use crate::{Failure, Result};
-use paceline_host::disk::Disk;
 
 /// Checks that the file that `flag` names can be created. Leaves nothing behind.
 pub fn check_file(flag: &str, file: &Path) -> Result<()> {

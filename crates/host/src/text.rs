@@ -1,5 +1,6 @@
 //! Numbers, words and tables as all commands print them.
 
+use std::ffi::OsStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use paceline_table::fitted::fitted;
@@ -20,6 +21,16 @@ pub fn say_unbroken(text: &str) {
 /// Prints a warning on standard error.
 pub fn warn(text: &str) {
     streams::stderr().line(&format!("warning: {text}"));
+}
+
+/// A word as it can be typed again: what is not UTF-8 in it as `\xff`.
+pub fn named(word: &OsStr) -> String {
+    let mut text = String::new();
+    for chunk in word.as_encoded_bytes().utf8_chunks() {
+        text += chunk.valid();
+        text.extend(chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")));
+    }
+    text
 }
 
 /// The local date and time now, by a format of `strftime`.

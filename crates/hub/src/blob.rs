@@ -8,6 +8,8 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::time::Duration;
 
 use paceline_files::Printable;
+use paceline_host::bar::{TaskBar, Unit};
+use paceline_host::streams;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
@@ -15,8 +17,6 @@ use super::cache::Cache;
 use super::name::Name;
 use super::remote::{FileDigest, Hub, RemoteFile, Trouble};
 use crate::download::http::{self, Broken, Rate};
-use paceline_host::bar::{TaskBar, Unit};
-use paceline_host::streams;
 
 /// How long to wait before a broken connection is replaced.
 const PAUSE: Duration = Duration::from_millis(300);

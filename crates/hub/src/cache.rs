@@ -16,11 +16,11 @@ use std::io::{self, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 
+use paceline_host::disk::Disk;
 use serde_json::Value;
 
 use super::name::{Name, is_commit};
 use crate::download::http;
-use paceline_host::disk::Disk;
 
 /// The mark of folders that need no backup (https://bford.info/cachedir/).
 /// The most bytes of the file that has the commit of a revision: 40 digits, with room for spaces.

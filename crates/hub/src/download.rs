@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
 use md5::{Digest, Md5};
+use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
+use paceline_host::bar::{TaskBar, Unit};
 use ureq::Agent;
 
 use self::http::{Broken, Rate};
-use paceline_failure::{Failure, Result};
-use paceline_host::bar::{TaskBar, Unit};
 
 pub(crate) mod http;
 

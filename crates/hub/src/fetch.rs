@@ -5,7 +5,10 @@
 use std::path::Path;
 
 use paceline_data::text::TextFormat;
+use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
+use paceline_host::text::{plural, say, say_unbroken, warn};
+use paceline_model::pretrained::{CONFIG_FILE, WEIGHTS_FILE, WEIGHTS_INDEX_FILE};
 use rustix::fs::statvfs;
 
 use super::blob::Fetcher;
@@ -13,13 +16,10 @@ use super::cache::{Cache, Snapshot, is_yes, variable};
 use super::lookup::{Wanted, parts};
 use super::name::{Kind, Name};
 use super::remote::{Hub, Listing, RemoteFile, Trouble};
-use super::{CONFIG, WEIGHTS, WEIGHTS_INDEX};
-use paceline_failure::{Failure, Result};
-use paceline_host::text::{plural, say, say_unbroken, warn};
 
 /// Small files of a model. Only the first one is in every model.
 const OF_MODEL: [&str; 4] =
-    [CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json"];
+    [CONFIG_FILE, "generation_config.json", "tokenizer.json", "tokenizer_config.json"];
 /// The card of a data set, which has its license.
 const CARD: &str = "README.md";
 
@@ -106,7 +106,7 @@ fn into_cache(
     cache.prepare(name).map_err(write)?;
     let fetcher = Fetcher { hub, cache, name, commit: &commit, quiet };
     let mut fetched = 0;
-    if let Some(index) = files.iter().find(|file| file.path == WEIGHTS_INDEX) {
+    if let Some(index) = files.iter().find(|file| file.path == WEIGHTS_INDEX_FILE) {
         fetched += fetcher.obtain(index)?;
         let index = cache.blob(name, index.digest.as_str());
         files.extend(parts_among(&listed, &index).map_err(Trouble::Refused)?);
@@ -136,12 +136,12 @@ fn parts_among(
     listed: &[RemoteFile],
     index: &Path,
 ) -> std::result::Result<Vec<RemoteFile>, String> {
-    let parts = parts(index).map_err(|problem| format!("its {WEIGHTS_INDEX} {problem}"))?;
+    let parts = parts(index).map_err(|problem| format!("its {WEIGHTS_INDEX_FILE} {problem}"))?;
     let part = |path: String| {
         let file = listed.iter().find(|file| file.path == path).cloned();
         file.ok_or_else(|| {
             format!(
-                "its {WEIGHTS_INDEX} names {path}, which it does not have; choose another revision or model"
+                "its {WEIGHTS_INDEX_FILE} names {path}, which it does not have; choose another revision or model"
             )
         })
     };
@@ -159,13 +159,13 @@ fn needed(kind: Kind, files: &[RemoteFile]) -> std::result::Result<Vec<RemoteFil
                     OF_MODEL[0]
                 ));
             }
-            if !has(WEIGHTS) && !has(WEIGHTS_INDEX) {
+            if !has(WEIGHTS_FILE) && !has(WEIGHTS_INDEX_FILE) {
                 return Err(format!(
-                    "it has neither {WEIGHTS} nor {WEIGHTS_INDEX}, and other files of weights are not read; choose \
+                    "it has neither {WEIGHTS_FILE} nor {WEIGHTS_INDEX_FILE}, and other files of weights are not read; choose \
                      another revision or model"
                 ));
             }
-            let weights = if has(WEIGHTS) { WEIGHTS } else { WEIGHTS_INDEX };
+            let weights = if has(WEIGHTS_FILE) { WEIGHTS_FILE } else { WEIGHTS_INDEX_FILE };
             let is_needed =
                 |file: &&RemoteFile| OF_MODEL.contains(&file.path.as_str()) || file.path == weights;
             Ok(files.iter().filter(is_needed).cloned().collect())

@@ -17,12 +17,6 @@
 
 pub mod download;
 
-/// The settings of a model.
-const CONFIG: &str = "config.json";
-/// The weights of a model in one file, or the list of their files.
-const WEIGHTS: &str = "model.safetensors";
-const WEIGHTS_INDEX: &str = "model.safetensors.index.json";
-
 mod blob;
 mod cache;
 mod fetch;

@@ -6,13 +6,14 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use paceline_data::text::TextFormat;
+use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
-use paceline_model::pretrained::{MAX_INDEX_BYTES, files_of_index};
+use paceline_model::pretrained::{
+    CONFIG_FILE, MAX_INDEX_BYTES, WEIGHTS_FILE, WEIGHTS_INDEX_FILE, files_of_index,
+};
 
 use super::cache::{Cache, Snapshot, user_cache, variable};
 use super::name::{Kind, MAIN, Name};
-use super::{CONFIG, WEIGHTS, WEIGHTS_INDEX};
-use paceline_failure::{Failure, Result};
 
 /// What the value of a flag means.
 #[derive(Clone, Debug)]
@@ -55,13 +56,13 @@ impl Wanted {
     ) -> Option<String> {
         let lacks = |path: &str| !snapshot.folder.join(path).exists();
         match self {
-            Self::Settings | Self::Weights if lacks(CONFIG) => Some(CONFIG.into()),
+            Self::Settings | Self::Weights if lacks(CONFIG_FILE) => Some(CONFIG_FILE.into()),
             Self::Settings => None,
-            Self::Weights if !lacks(WEIGHTS) => None,
-            Self::Weights if lacks(WEIGHTS_INDEX) => Some(WEIGHTS.into()),
-            Self::Weights => match parts(&snapshot.folder.join(WEIGHTS_INDEX)) {
+            Self::Weights if !lacks(WEIGHTS_FILE) => None,
+            Self::Weights if lacks(WEIGHTS_INDEX_FILE) => Some(WEIGHTS_FILE.into()),
+            Self::Weights => match parts(&snapshot.folder.join(WEIGHTS_INDEX_FILE)) {
                 Ok(parts) => parts.into_iter().find(|part| lacks(part)),
-                Err(_) => Some(format!("a {WEIGHTS_INDEX} that can be read")),
+                Err(_) => Some(format!("a {WEIGHTS_INDEX_FILE} that can be read")),
             },
             Self::Tokenizer => lacks("tokenizer.json").then(|| "tokenizer.json".into()),
             Self::Texts => {

@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use paceline_collectives::{Algorithm, COMM_LOG, CommLog, GroupOptions, Link};
+use paceline_failure::{Failure, Result};
 use paceline_rendezvous::{Launcher, Placement};
 use serde::Serialize;
 
-use crate::CommArgs;
-use crate::TransportName;
-use paceline_failure::{Failure, Result};
+use crate::{CommArgs, TransportName};
 
 /// The longest time limit: a year in seconds, which cannot overflow when it is added to a time.
 const MAX_TIMEOUT_S: f64 = 3.2e7;

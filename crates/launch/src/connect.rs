@@ -10,7 +10,8 @@ use crate::TransportName;
 #[cfg(not(feature = "mpi"))]
 use crate::comm;
 use crate::comm::CommConfig;
-use crate::stop::{self, StopRequest};
+use crate::stop;
+use crate::stop::StopRequest;
 use paceline_failure::{Failure, Result};
 use paceline_host::resources;
 

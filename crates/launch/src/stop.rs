@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use paceline_collectives::Dumper;
+use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-
-use paceline_failure::{Failure, Result};
 
 /// Whether a signal has asked this process to end. All clones are the same request.
 #[derive(Clone, Debug, Default)]

@@ -4,7 +4,6 @@ use std::io;
 use std::thread::ScopedJoinHandle;
 
 use paceline_collectives::{Group, GroupOptions};
-
 use paceline_failure::{Failure, Result};
 
 /// Runs `rank` on `world_size` threads, each with its group, and returns the result of rank 0. If

@@ -18,10 +18,13 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use crate::{Layout, ModelError, Param, Result, Storage};
 
-/// The file of a model that is not divided.
-const SINGLE: &str = "model.safetensors";
-/// The file that says which file has which tensor.
-const INDEX: &str = "model.safetensors.index.json";
+/// The file of a model's settings, in a folder for Hugging Face's `transformers`. Checkpoints have its contents as a setting
+/// of this name.
+pub const CONFIG_FILE: &str = "config.json";
+/// The file of a model's weights.
+pub const WEIGHTS_FILE: &str = "model.safetensors";
+/// The file that says which file has which tensor, if a model's weights have several.
+pub const WEIGHTS_INDEX_FILE: &str = "model.safetensors.index.json";
 /// No header is longer. One of the most blocks that a model may have takes 11 MB, and the headers of published models below
 /// 1 MB; what is read takes about eleven times as much memory. (The reference implementation of the format allows 100 MB.)
 const MAX_HEADER_BYTES: u64 = 16_000_000;
@@ -67,12 +70,15 @@ impl Pretrained {
     /// Errors if there are none, if a file is not what its header or the index says, or if it cannot be read. The message
     /// names the file.
     pub fn open(folder: &Path) -> Result<Self> {
-        let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
+        let (single, index) = (folder.join(WEIGHTS_FILE), folder.join(WEIGHTS_INDEX_FILE));
         let tensors = match (single.exists(), index.exists()) {
             (true, _) => tensors_of(&single)?,
             (false, true) => tensors_by_index(folder, &index)?,
             (false, false) => {
-                return refused(folder, format!("there is no {SINGLE} and no {INDEX}"));
+                return refused(
+                    folder,
+                    format!("there is no {WEIGHTS_FILE} and no {WEIGHTS_INDEX_FILE}"),
+                );
             }
         };
         Ok(Self { folder: folder.to_owned(), tensors })
@@ -303,7 +309,7 @@ fn tensors_by_index(folder: &Path, index: &Path) -> Result<BTreeMap<String, Stor
             if !path.exists() {
                 return refused(
                     &path,
-                    format!("is missing, and {INDEX} says that {name} is there"),
+                    format!("is missing, and {WEIGHTS_INDEX_FILE} says that {name} is there"),
                 );
             }
             files.insert(file.clone(), tensors_of(&path)?);
@@ -311,7 +317,7 @@ fn tensors_by_index(folder: &Path, index: &Path) -> Result<BTreeMap<String, Stor
         let Some(stored) = files[&file].get(&name) else {
             return refused(
                 &folder.join(&file),
-                format!("there is no tensor {name}, which {INDEX} says is here"),
+                format!("there is no tensor {name}, which {WEIGHTS_INDEX_FILE} says is here"),
             );
         };
         tensors.insert(name, stored.clone());

@@ -26,7 +26,6 @@
 
 pub mod analyze;
 pub mod check;
-pub mod choices;
 pub mod cli;
 pub mod compare;
 pub mod evaluate;
@@ -39,7 +38,6 @@ pub mod insight;
 pub mod links;
 pub mod metrics;
 pub mod prelude;
-pub mod profile;
 pub mod run;
 pub mod sweep;
 pub mod trace;
@@ -54,6 +52,7 @@ pub use {
 
 // Until each of them names the crate itself, the modules here find these as `crate::disk` and so on.
 pub use paceline_checkpoint as checkpoint;
+pub use paceline_choices as choices;
 pub use paceline_commbench as bench;
 use paceline_failure as failure;
 pub use paceline_failure::{Failure, Result, outputs};
@@ -62,6 +61,8 @@ pub use paceline_host::{disk, resources, streams};
 pub use paceline_hub::{self as hub, download};
 pub use paceline_launch::{comm, environment, launcher};
 use paceline_launch::{connect, threads};
+
+pub use paceline_settings::profile;
 
 pub use experiment::FinishedRun;
 pub use program::Program;

@@ -184,7 +184,7 @@ fn weights_that_are_damaged_or_of_another_type() {
 #[test]
 fn texts_and_tokenizers() {
     let sandbox = Sandbox::new();
-    let tokenizer: &[u8] = include_bytes!("../recipes/tiny-llama/tokenizer.json");
+    let tokenizer: &[u8] = include_bytes!("../../choices/reviews/tokenizer.json");
     let sizes = "--layers 1 --width 16 --heads 2 --intermediate 8";
     let base = format!("{sizes} --vocab 394 --num-labels 2 --data text --data-dir texts");
     let refused_with = refused;

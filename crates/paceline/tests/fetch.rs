@@ -35,7 +35,7 @@ fn weights() -> Vec<u8> {
 
 fn model() -> Repo {
     let (config, weights) = files();
-    let tokenizer = include_bytes!("../recipes/tiny-llama/tokenizer.json");
+    let tokenizer = include_bytes!("../../choices/reviews/tokenizer.json");
     Repo {
         path: "models/HuggingFaceTB/SmolLM2-360M-Instruct",
         files: vec![

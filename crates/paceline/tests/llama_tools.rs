@@ -103,7 +103,7 @@ fn sizes_by_name_have_their_parameters() {
     let sandbox = Sandbox::new();
     // Classes need texts.
     sandbox.write("texts/train.csv", b"text,label\ngood food,1\nbad food,0\n");
-    let tokenizer = include_bytes!("../recipes/tiny-llama/tokenizer.json");
+    let tokenizer = include_bytes!("../../choices/reviews/tokenizer.json");
     sandbox.write("texts/tokenizer.json", tokenizer);
     let params = |flags: &str| {
         // No rank fits, so that no larger model is looked for.

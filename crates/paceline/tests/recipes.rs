@@ -32,7 +32,7 @@ fn tiny_llama_learns_and_is_repeated_from_its_configuration() {
     command.args("checkpoint export saved --hugging-face --to folder".split(' '));
     Run::of(command).ok().line("Copied: tokenizer.json");
     let tokenizer = std::fs::read(sandbox.path("folder/tokenizer.json")).unwrap();
-    assert_eq!(tokenizer, include_bytes!("../recipes/tiny-llama/tokenizer.json"));
+    assert_eq!(tokenizer, include_bytes!("../../choices/reviews/tokenizer.json"));
 
     // An evaluation takes what it needs from the recipe.
     let mut command = sandbox.paceline();
@@ -68,7 +68,7 @@ fn flags_win_over_a_recipe() {
     let sandbox = Sandbox::new();
     let run = sandbox.train("--recipe tiny-llama --steps 2 --lr 0.5 --evaluate=false").ok();
     let line_of = |setting: &str| {
-        let file = include_str!("../recipes/tiny-llama.toml");
+        let file = include_str!("../../settings/recipes/tiny-llama.toml");
         1 + file.lines().position(|line| line == setting).unwrap()
     };
     for (flag, setting) in [("--lr 0.5", "lr = 0.001"), ("--steps 2", "epochs = 10")] {
@@ -120,7 +120,7 @@ fn smollm2_yelp_trains_on_the_users_files() {
     };
     sandbox.write("yelp/train.csv", rows(40).as_bytes());
     sandbox.write("yelp/test.csv", rows(20).as_bytes());
-    let tokenizer = include_bytes!("../recipes/tiny-llama/tokenizer.json");
+    let tokenizer = include_bytes!("../../choices/reviews/tokenizer.json");
     sandbox.write("yelp/tokenizer.json", tokenizer);
     // Random weights at full size need no fetched model.
     let full = "--recipe smollm2-yelp --init random --data-dir yelp";

@@ -98,7 +98,7 @@ fn a_flag_that_differs_is_said_or_refused_by_name() {
 #[test]
 fn files_with_other_contents_are_refused_wherever_they_lie() {
     let sandbox = Sandbox::new();
-    let recipe = "crates/paceline/recipes/tiny-llama";
+    let recipe = "crates/choices/reviews";
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let text = fs::read_to_string(format!("{root}/{recipe}/train.csv")).unwrap();
     let tokenizer = fs::read(format!("{root}/{recipe}/tokenizer.json")).unwrap();

@@ -7,13 +7,13 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Instant;
 
+use paceline_failure::{EXIT_CONSEQUENCE, EXIT_RUN};
 use paceline_rendezvous::read_culprits;
 use rustix::process::Pid;
 use signal_hook::consts::{SIGABRT, SIGPIPE};
 
 use super::signals;
 use super::start::Rank;
-use paceline_failure::{EXIT_CONSEQUENCE, EXIT_RUN};
 
 /// The end of a rank.
 #[derive(Clone, Copy, Debug)]

@@ -3,12 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use paceline_collectives::DUMP_FOLDER;
+use paceline_failure::Result;
 use paceline_files::Printable;
+use paceline_host::streams;
 use paceline_rendezvous::Rendezvous;
 use rustix::fs::{Mode, mkdir};
-
-use paceline_failure::Result;
-use paceline_host::streams;
 
 /// The extension of dumps.
 const EXTENSION: &str = "jsonl";

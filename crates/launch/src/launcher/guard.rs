@@ -6,9 +6,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process_group};
-
 use paceline_failure::{Failure, Result};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 /// The line by which the launcher tells the guard that all ranks have ended.
 const FAREWELL: &str = "done";

@@ -5,11 +5,11 @@
 
 use std::net::ToSocketAddrs;
 
+use paceline_failure::{Failure, Result};
 use paceline_rendezvous::{Launcher, MAX_SECRET_BYTES, Rendezvous};
 
 use crate::StartFlags;
 use crate::environment::{Placement, SECRET};
-use paceline_failure::{Failure, Result};
 
 /// The largest number of hosts, which is more than any group can have.
 const MAX_HOSTS: usize = 1 << 16;

@@ -33,21 +33,18 @@ use std::process::Command;
 use std::time::Duration;
 
 use paceline_collectives::MAX_RANKS;
+use paceline_failure::outputs::check_folder;
+use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
+use paceline_host::resources;
+use paceline_host::text::warn;
 use paceline_rendezvous::Rendezvous;
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
-use crate::LaunchArgs;
-use crate::StartFlags;
-use crate::environment::Placement;
-use paceline_failure::outputs::check_folder;
-use paceline_failure::{Failure, Result};
-use paceline_host::resources;
-use paceline_host::text::warn;
-
-use crate::environment;
+use crate::environment::{self, Placement};
+use crate::{LaunchArgs, StartFlags};
 
 pub use guard::guard_groups;
 pub use hosts::{Hosts, ignores_master_flags};

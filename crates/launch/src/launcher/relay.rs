@@ -9,9 +9,8 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
 use paceline_host::streams::{self, Stream};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// How many lines of each stream of a failed rank the launcher repeats.
 const KEPT: usize = 10;

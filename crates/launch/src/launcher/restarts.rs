@@ -2,13 +2,12 @@
 //!
 //! This file does not know what the ranks do, or how one attempt ends.
 
+use paceline_failure::{EXIT_USAGE, Result};
 use paceline_files::Printable;
 
 use super::dumps::{Kept, MAX_KEPT};
 use super::watch::{Ended, launch_one_of_many, say};
 use super::{Launch, signals};
-use paceline_failure::EXIT_USAGE;
-use paceline_failure::Result;
 
 /// Which attempt a launch is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

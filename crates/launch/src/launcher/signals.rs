@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use paceline_failure::{Failure, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
 use super::watch::Event;
-use paceline_failure::{Failure, Result};
 
 /// The channel of the launch in progress, to which signals are forwarded.
 static LISTENER: Mutex<Option<Sender<Event>>> = Mutex::new(None);

@@ -5,7 +5,9 @@ use std::process::ExitStatus;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
+use paceline_host::streams;
 use rustix::process::{Signal, kill_process_group};
 use signal_hook::consts::SIGTSTP;
 
@@ -14,8 +16,6 @@ use super::dumps::{Dumps, Kept};
 use super::guard::Guard;
 use super::start::{Common, Rank};
 use super::{AttemptRendezvous, Launch, own_program, rank_variables, signals};
-use paceline_failure::{Failure, Result};
-use paceline_host::streams;
 
 /// After the first failure, how long the other ranks may take to notice it and to end by themselves.
 const GRACE: Duration = Duration::from_millis(200);

@@ -3,7 +3,7 @@
 //! Takes the words and the error of `clap`. The help is named only where it helps: after a flag, a command or a value that
 //! nobody knows, and not after a value that has been explained. This file knows no defaults, and starts nothing.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory, Error, Parser};
@@ -12,6 +12,7 @@ use super::Cli;
 use super::habits;
 use crate::run::spec::message;
 use crate::run::spec_file::distance;
+use crate::text::named;
 use crate::{Failure, Result};
 
 /// Reads a command line, the name of the program included. Prints the help and ends the process if the words ask for it.
@@ -22,16 +23,6 @@ pub fn read(words: &[OsString]) -> Result<Cli> {
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.exit(),
         _ => Failure::Usage(answer(words, &error)),
     })
-}
-
-/// A word as it can be typed again: what is not UTF-8 in it as `\xff`.
-pub fn named(word: &OsStr) -> String {
-    let mut text = String::new();
-    for chunk in word.as_encoded_bytes().utf8_chunks() {
-        text += chunk.valid();
-        text.extend(chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")));
-    }
-    text
 }
 
 fn answer(words: &[OsString], error: &Error) -> String {

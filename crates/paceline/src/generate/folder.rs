@@ -14,8 +14,8 @@ use paceline_model::{Layout, LlamaConfig, LlamaTask, ModelError, Storage};
 use serde_json::Value;
 
 use super::{failed, usage};
-use crate::checkpoint::HUGGING_FACE_CONFIG;
 use crate::{Failure, Result};
+use paceline_model::pretrained::CONFIG_FILE;
 
 /// Settings of generation, which not every folder has.
 const GENERATION_CONFIG: &str = "generation_config.json";
@@ -46,14 +46,11 @@ impl Folder {
                 "there is no such folder; pass one with config.json, model.safetensors and tokenizer.json".into(),
             ));
         }
-        let text = read(path, HUGGING_FACE_CONFIG)?.ok_or_else(|| {
-            refused(format!(
-                "there is no {HUGGING_FACE_CONFIG}; pass a folder as Hugging Face stores it"
-            ))
+        let text = read(path, CONFIG_FILE)?.ok_or_else(|| {
+            refused(format!("there is no {CONFIG_FILE}; pass a folder as Hugging Face stores it"))
         })?;
-        let config = LlamaConfig::from_json(&text).map_err(|e| {
-            usage(format!("--model {}: {e}", path.join(HUGGING_FACE_CONFIG).printable()))
-        })?;
+        let config = LlamaConfig::from_json(&text)
+            .map_err(|e| usage(format!("--model {}: {e}", path.join(CONFIG_FILE).printable())))?;
         if let LlamaTask::Classification { num_labels } = config.task {
             return Err(refused(format!(
                 "this is a classifier of {num_labels} classes, which predicts no tokens; pass the folder of a language model"

@@ -16,34 +16,26 @@
 
 pub mod agreement;
 pub mod batches;
-pub mod config;
 pub mod equality;
 pub mod evaluation;
-pub mod flags;
 pub mod folder;
-pub mod named;
-pub mod open_data;
-pub mod origin;
 pub mod precision;
-pub mod ranks;
-pub mod recipes;
 pub mod recorded;
 pub mod resolve;
 pub mod resolve_ranks;
 pub mod resume;
 pub mod saving;
-pub mod schedule;
 pub mod shards;
 pub mod shortage;
-pub mod spec;
-pub mod spec_file;
 pub mod step;
-pub mod strategy;
 pub mod together;
 pub mod trainer;
 
 pub use paceline_checkpoint::progress;
 pub use paceline_launch::stop;
+pub use paceline_settings::{
+    config, flags, named, open_data, origin, ranks, recipes, schedule, spec, spec_file, strategy,
+};
 
 #[cfg(test)]
 mod shortage_tests;

@@ -14,9 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::named::Course;
 use super::{precision, recorded};
 use crate::checkpoint::pieces::Ranges;
-use crate::checkpoint::{
-    self, Checkpoint, HUGGING_FACE_CONFIG, Missing, Place, Previous, Restart, SAVE_LIMIT, Setting,
-};
+use crate::checkpoint::{self, Checkpoint, Missing, Place, Previous, Restart, SAVE_LIMIT, Setting};
 use crate::choices::data::DataConfig;
 use crate::choices::registry::spaced;
 use crate::run::config::TrainConfig;
@@ -24,6 +22,7 @@ use crate::run::origin::Resume;
 use crate::run::progress::Progress;
 use crate::run::together::together;
 use crate::{Failure, Result, streams};
+use paceline_model::pretrained::CONFIG_FILE;
 
 /// Checks, before ranks start, that a run with `num_samples` training samples can begin where the flags
 /// say. Changes nothing. Returns what the user has to know: that the last checkpoint is broken, for example.
@@ -297,8 +296,8 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     );
     // What other programs need in order to load the weights.
     settings.extend(model.hugging_face_config().map(|config| Setting {
-        key: HUGGING_FACE_CONFIG.into(),
-        name: HUGGING_FACE_CONFIG.into(),
+        key: CONFIG_FILE.into(),
+        name: CONFIG_FILE.into(),
         value: config.to_string(),
         otherwise: recorded::ANOTHER_MODEL,
         fix: "state the same model".into(),

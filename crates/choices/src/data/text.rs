@@ -1,0 +1,333 @@
+//! `--data text`: texts with a class each, or running text for language models, from the files of a folder.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use clap::{Arg, ArgMatches, Args};
+use paceline_data::text::{Report, TextError, TextFiles, TextSettings, TextSource};
+use paceline_data::{Dataset, Split};
+use paceline_failure::{Failure, Result};
+use paceline_files::Printable;
+use paceline_host::bar::{TaskBar, Unit};
+use paceline_hub::{self as hub, Found};
+
+use super::{DataChoice, DataSettings, RunNeeds, check_vocab};
+use crate::models::{Samples, TOKENIZER};
+use crate::registry::{Choice, flags_of, read};
+
+/// Default length to which texts are cut.
+const MAX_LENGTH: usize = 512;
+/// Default length of a block of running text.
+const SEQ_LEN: usize = 128;
+
+/// The choice.
+pub(super) struct Text;
+
+/// The flags.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Data")]
+struct Flags {
+    /// Folder of the data set's files; for texts also a data set of the Hugging Face Hub (paceline fetch data)
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Text: the tokenizer.json of the model, or a model of the Hugging Face Hub [default: the one in --data-dir, or else
+    /// that of --pretrained]
+    #[arg(long, value_name = "FILE|NAME")]
+    tokenizer: Option<PathBuf>,
+    /// Text: cut each text to this many tokens [default: 512]
+    #[arg(long, value_name = "N")]
+    max_length: Option<usize>,
+    /// Text: number of classes [default: those of the model]
+    #[arg(long, value_name = "N")]
+    classes: Option<usize>,
+    /// Text: number of rows to train on, chosen by --seed [default: all]
+    #[arg(long, value_name = "N")]
+    train_samples: Option<usize>,
+    /// Text: number of rows to test with, of the test files, or of the training files if there are no others [default:
+    /// all of the test files]
+    #[arg(long, value_name = "N")]
+    test_samples: Option<usize>,
+    /// Text: make batches of texts of like length, so that little is padded
+    #[arg(long)]
+    group_by_length: bool,
+    /// Text: folder that keeps the tokens for the next run [default: tokens in --data-dir; for a
+    /// data set by name ~/.cache/paceline/tokens]
+    #[arg(long, value_name = "DIR")]
+    token_cache: Option<PathBuf>,
+    /// Tokens of each synthetic sequence, or of each block of running text [default: 128]
+    #[arg(long, value_name = "N")]
+    seq_len: Option<usize>,
+}
+
+impl Choice for Text {
+    fn name(&self) -> &'static str {
+        "text"
+    }
+
+    fn about(&self) -> &'static str {
+        "Texts in --data-dir: train*.parquet, .csv or .jsonl with text and label; .txt for language models"
+    }
+
+    fn flags(&self) -> Vec<Arg> {
+        flags_of::<Flags>()
+    }
+}
+
+fn usage<T>(problem: impl Into<String>) -> Result<T> {
+    Err(Failure::Usage(problem.into()))
+}
+
+impl DataChoice for Text {
+    fn resolve(&self, settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
+        let flags: Flags = read(settings)?;
+        let Some(stated) = &flags.data_dir else {
+            return usage("--data text needs --data-dir, the folder of its files");
+        };
+        let numbers = [
+            ("--max-length", flags.max_length),
+            ("--classes", flags.classes),
+            ("--train-samples", flags.train_samples),
+            ("--test-samples", flags.test_samples),
+            ("--seq-len", flags.seq_len),
+        ];
+        if let Some((flag, _)) = numbers.iter().find(|(_, value)| *value == Some(0)) {
+            return usage(format!("{flag} 0: pass at least 1"));
+        }
+        let kind = match (run.samples, flags.classes) {
+            (Samples::Images | Samples::Vectors { .. }, _) => {
+                return usage(format!(
+                    "--model {} trains on {}, and --data text has texts; leave --data out, or pass another --model",
+                    run.model,
+                    run.samples.plural()
+                ));
+            }
+            (Samples::Tokens { classes: None, .. }, _) => Kind::running(&flags)?,
+            (Samples::Tokens { classes: Some(of_model), .. }, Some(classes))
+                if classes != of_model =>
+            {
+                return usage(format!(
+                    "--classes {classes}: --model {} has {of_model} classes; pass the same number",
+                    run.model
+                ));
+            }
+            (Samples::Tokens { classes: Some(classes), .. }, _) | (Samples::Any, Some(classes)) => {
+                Kind::classified(&flags, classes)?
+            }
+            (Samples::Any, None) => {
+                return usage("--data text needs --classes, the number of classes of its labels");
+            }
+        };
+        let Found { path: folder, note, revision } =
+            hub::find("--data-dir", stated, hub::Wanted::Texts)?;
+        let mut revisions: Vec<String> = revision.into_iter().collect();
+        let is_named = note.is_some();
+        let mut notes: Vec<String> = note.into_iter().collect();
+        let tokenizer = match &flags.tokenizer {
+            Some(stated) => {
+                let found = hub::find("--tokenizer", stated, hub::Wanted::Tokenizer)?;
+                let is_file = found.note.is_none();
+                notes.extend(found.note);
+                revisions.extend(found.revision);
+                if is_file { found.path } else { found.path.join(TOKENIZER) }
+            }
+            None => match (folder.join(TOKENIZER), run.tokenizer) {
+                (beside, Some(of_model)) if !beside.is_file() => of_model.to_owned(),
+                (beside, _) => beside,
+            },
+        };
+        if !tokenizer.is_file() {
+            return usage(format!(
+                "--tokenizer: {} is no file; pass the tokenizer.json that the model was published with",
+                tokenizer.printable()
+            ));
+        }
+        let files = TextFiles::find(&folder).map_err(in_folder)?;
+        let has_test = !files.of(Split::Test).is_empty() || flags.test_samples.is_some();
+        let cache = match flags.token_cache.clone() {
+            Some(cache) => cache,
+            None if is_named => hub::tokens_folder()?,
+            None => folder.join("tokens"),
+        };
+        let known = match run.samples {
+            Samples::Tokens { vocab, .. } => Some((run.model.to_owned(), vocab)),
+            _ => None,
+        };
+        let quiet = OnceLock::new();
+        Ok(Arc::new(Texts {
+            flags,
+            folder,
+            tokenizer,
+            cache,
+            kind,
+            known,
+            has_test,
+            notes,
+            revisions,
+            quiet,
+        }))
+    }
+}
+
+/// An error that reading the folder or the tokenizer gave.
+fn in_folder(error: TextError) -> Failure {
+    let fix = match &error {
+        TextError::Label { label, .. } if *label >= 0 => {
+            "; pass the number of classes (--num-labels for a Llama, otherwise --classes), or correct the label"
+        }
+        TextError::NoRoom { .. } => "; pass a larger --max-length",
+        _ => "",
+    };
+    Failure::Usage(format!("--data text: {error}{fix}"))
+}
+
+/// What the texts are for.
+#[derive(Debug)]
+enum Kind {
+    Classified { num_classes: usize, max_length: usize },
+    Running { seq_len: usize },
+}
+
+impl Kind {
+    fn classified(flags: &Flags, num_classes: usize) -> Result<Self> {
+        if flags.seq_len.is_some() {
+            return usage(
+                "--seq-len is for blocks of running text; texts with classes are cut by --max-length",
+            );
+        }
+        Ok(Self::Classified { num_classes, max_length: flags.max_length.unwrap_or(MAX_LENGTH) })
+    }
+
+    fn running(flags: &Flags) -> Result<Self> {
+        let given = [
+            ("--max-length", flags.max_length.is_some()),
+            ("--classes", flags.classes.is_some()),
+            ("--train-samples", flags.train_samples.is_some()),
+            ("--test-samples", flags.test_samples.is_some()),
+            ("--group-by-length", flags.group_by_length),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            Some((flag, _)) => usage(format!(
+                "{flag} is for texts with classes, and the model predicts the next token; leave it out"
+            )),
+            None => Ok(Self::Running { seq_len: flags.seq_len.unwrap_or(SEQ_LEN) }),
+        }
+    }
+}
+
+/// The settings.
+#[derive(Debug)]
+struct Texts {
+    flags: Flags,
+    folder: PathBuf,
+    tokenizer: PathBuf,
+    cache: PathBuf,
+    kind: Kind,
+    /// The name of the model and the number of tokens that it knows, if it states one.
+    known: Option<(String, usize)>,
+    has_test: bool,
+    notes: Vec<String>,
+    revisions: Vec<String>,
+    /// Whether nothing is reported. Set in the process that prepares the run; others find the tokens in the cache.
+    quiet: OnceLock<bool>,
+}
+
+impl DataSettings for Texts {
+    fn open(&self, seed: u64, split: Split) -> Result<Arc<dyn Dataset>> {
+        let quiet = self.quiet.get().copied().unwrap_or(true);
+        let bar = RefCell::new(TaskBar::new("tokenize", Unit::Items, quiet));
+        let report = Report {
+            progress: &mut |done, of| bar.borrow_mut().show(done as u64, Some(of as u64)),
+            warn: &mut |problem| {
+                if !quiet {
+                    bar.borrow_mut().say(&format!("warning: {problem}"));
+                }
+            },
+        };
+        let source = TextSource::new(&self.folder, &self.tokenizer, Some(self.cache.clone()));
+        let source = source.map_err(|error| match error {
+            TextError::File { path, problem } if path == self.tokenizer => Failure::Usage(format!(
+                "--tokenizer: {} {problem}; pass the tokenizer.json that the model was published with",
+                path.printable()
+            )),
+            other => in_folder(other),
+        })?;
+        // Before the texts are tokenized, and the tokens are kept.
+        if let Some((model, vocab)) = &self.known {
+            check_vocab("text", source.vocab(), model, *vocab)?;
+        }
+        let open = || -> std::result::Result<Arc<dyn Dataset>, TextError> {
+            Ok(match self.kind {
+                Kind::Running { seq_len } => Arc::new(source.blocks(split, seq_len, report)?),
+                Kind::Classified { num_classes, max_length } => {
+                    let Flags { train_samples, test_samples, .. } = self.flags;
+                    let settings =
+                        TextSettings { max_length, num_classes, seed, train_samples, test_samples };
+                    Arc::new(source.classified(split, &settings, report)?)
+                }
+            })
+        };
+        open().map_err(in_folder)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
+    }
+
+    fn revisions(&self) -> Vec<String> {
+        self.revisions.clone()
+    }
+
+    fn tokenizer(&self) -> Option<&Path> {
+        Some(&self.tokenizer)
+    }
+
+    fn has_test(&self) -> bool {
+        self.has_test
+    }
+
+    fn length_flag(&self) -> Option<&'static str> {
+        Some(match self.kind {
+            Kind::Classified { .. } => "--max-length",
+            Kind::Running { .. } => "--seq-len",
+        })
+    }
+
+    fn groups_by_length(&self) -> bool {
+        self.flags.group_by_length
+    }
+
+    /// A token has four bytes; a row has its end and its label, too.
+    fn resident_bytes(&self, dataset: &dyn Dataset) -> f64 {
+        let tokens = match (dataset.lengths(), &self.kind) {
+            (Some(lengths), _) => lengths.iter().map(|length| f64::from(*length)).sum(),
+            (None, Kind::Running { seq_len }) => (dataset.len() * seq_len) as f64,
+            (None, Kind::Classified { max_length, .. }) => (dataset.len() * max_length) as f64,
+        };
+        4.0 * tokens + 16.0 * dataset.len() as f64
+    }
+
+    /// Nothing is downloaded. Tokens are made while the data set is opened.
+    fn prepare(&self, quiet: bool) -> Result<()> {
+        self.quiet.get_or_init(|| quiet);
+        Ok(())
+    }
+
+    /// The files and the tokenizer may lie in other folders.
+    fn identity(&self) -> Option<Vec<(&'static str, String)>> {
+        let all = |number: Option<usize>| number.map_or("all".to_owned(), |n| n.to_string());
+        Some(match self.kind {
+            Kind::Running { seq_len } => vec![("--seq-len", seq_len.to_string())],
+            Kind::Classified { num_classes, max_length } => vec![
+                ("--classes", num_classes.to_string()),
+                ("--max-length", max_length.to_string()),
+                ("--train-samples", all(self.flags.train_samples)),
+                ("--test-samples", all(self.flags.test_samples)),
+                ("--group-by-length", self.flags.group_by_length.to_string()),
+            ],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

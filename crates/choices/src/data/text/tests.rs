@@ -1,0 +1,105 @@
+//! `--data text` up to the opened data set, and what it refuses.
+
+use std::fs;
+
+use clap::Command;
+use tempfile::TempDir;
+
+use super::*;
+use crate::data::DataConfig;
+
+const TOKENIZER: &str = r#"{
+    "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+    "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+    "model": {"type": "WordLevel", "unk_token": "?", "vocab": {"?": 0, "good": 1, "bad": 2, "food": 3}}
+}"#;
+
+const ROWS: &str = "text,label\ngood,1\nbad food,0\ngood food,1\nbad bad food,0\n";
+
+fn folder(files: &[(&str, &str)]) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    for (name, contents) in files {
+        fs::write(folder.path().join(name), contents).unwrap();
+    }
+    folder
+}
+
+/// The data set for a model that trains on these samples.
+fn resolve(samples: Samples, folder: Option<&TempDir>, flags: &str) -> Result<DataConfig> {
+    let folder = folder.map(|folder| format!("--data-dir {} ", folder.path().display()));
+    let line = format!("text {}{flags}", folder.unwrap_or_default());
+    let command = Command::new("text").args(Text.flags());
+    let settings = command.try_get_matches_from(line.split_whitespace()).unwrap();
+    let needs = RunNeeds {
+        model: "llama",
+        samples,
+        global_batch_size: 2,
+        steps_per_epoch: None,
+        tokenizer: None,
+    };
+    DataConfig::resolve("text", &settings, &needs)
+}
+
+const CLASSIFIES: Samples = Samples::Tokens { vocab: 4, classes: Some(2) };
+const PREDICTS: Samples = Samples::Tokens { vocab: 4, classes: None };
+
+#[test]
+fn texts_with_classes_are_opened_for_the_model() {
+    let folder = folder(&[("train.csv", ROWS), ("tokenizer.json", TOKENIZER)]);
+    let data = resolve(CLASSIFIES, Some(&folder), "--max-length 2 --group-by-length").unwrap();
+    let train = data.open_train(1).unwrap();
+    assert_eq!((train.len(), train.num_classes(), train.input_shape()), (4, Some(2), vec![2]));
+    assert_eq!((data.has_test(), data.groups_by_length()), (false, true));
+    // 1 + 2 + 2 + 2 tokens of 4 bytes, and 16 bytes for each row.
+    assert_eq!(data.resident_bytes(&*train), 28.0 + 64.0);
+
+    let data = resolve(CLASSIFIES, Some(&folder), "--test-samples 1").unwrap();
+    assert!(data.has_test());
+    assert_eq!((data.open_train(1).unwrap().len(), data.open_test(1).unwrap().len()), (3, 1));
+    let any = resolve(Samples::Any, Some(&folder), "--classes 2").unwrap();
+    assert_eq!(any.open_train(1).unwrap().len(), 4);
+    assert!(folder.path().join("tokens").is_dir());
+}
+
+#[test]
+fn running_text_is_opened_for_a_language_model() {
+    let folder = folder(&[("train.txt", "good food bad food good"), ("tok.json", TOKENIZER)]);
+    let tokenizer = folder.path().join("tok.json");
+    let flags = format!("--seq-len 2 --tokenizer {}", tokenizer.display());
+    let data = resolve(PREDICTS, Some(&folder), &flags).unwrap();
+    assert_eq!((data.open_train(1).unwrap().len(), data.has_test()), (2, false));
+}
+
+#[test]
+fn mistakes_name_the_flag_and_the_fix() {
+    let whole = folder(&[("train.csv", ROWS), ("tokenizer.json", TOKENIZER)]);
+    let bare = folder(&[("train.csv", ROWS)]);
+    let empty = folder(&[("tokenizer.json", TOKENIZER)]);
+    for (samples, folder, flags, expected) in [
+        (CLASSIFIES, None, "", "--data text needs --data-dir"),
+        (CLASSIFIES, Some(&bare), "", "tokenizer.json is no file; pass the tokenizer.json"),
+        (CLASSIFIES, Some(&empty), "", "found no train*.parquet"),
+        (CLASSIFIES, Some(&whole), "--max-length 0", "--max-length 0: pass at least 1"),
+        (CLASSIFIES, Some(&whole), "--classes 3", "--classes 3: --model llama has 2 classes"),
+        (CLASSIFIES, Some(&whole), "--seq-len 3", "--seq-len is for blocks of running text"),
+        (PREDICTS, Some(&whole), "--classes 2", "--classes is for texts with classes"),
+        (PREDICTS, Some(&whole), "--group-by-length", "--group-by-length is for texts"),
+        (Samples::Any, Some(&whole), "", "--data text needs --classes"),
+        (Samples::Images, Some(&whole), "", "--model llama trains on images, and --data text"),
+    ] {
+        let error = resolve(samples, folder, flags).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}\nlacks {expected}");
+    }
+    // What shows when the files are read.
+    for (samples, flags, expected) in [
+        (CLASSIFIES, "--train-samples 9", "9 training samples are wanted"),
+        (Samples::Any, "--classes 1", "train.csv: row 1: the label is 1"),
+        (Samples::Tokens { vocab: 3, classes: Some(2) }, "", "pass --vocab 4"),
+        (PREDICTS, "", "train.csv: running text is in .txt files"),
+    ] {
+        let data = resolve(samples, Some(&whole), flags).unwrap();
+        let opened = data.open_train(1).map(|data| data.len());
+        let error = opened.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}\nlacks {expected}");
+    }
+}

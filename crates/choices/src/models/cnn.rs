@@ -1,0 +1,104 @@
+//! `--model cnn`: convolutions, each with ReLU and pooling, and one hidden layer.
+
+use std::sync::Arc;
+
+use clap::{Arg, ArgMatches, Args};
+use paceline_data::Dataset;
+use paceline_failure::{Failure, Result};
+use paceline_model::{CnnConfig, Model, ModelError};
+
+use super::{ModelChoice, ModelSettings, Samples};
+use crate::registry::{Choice, flags_of, read, spaced, width};
+
+/// The choice.
+pub(super) struct Cnn;
+
+/// The flags. With all defaults filled in, they are the settings.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model")]
+struct Flags {
+    /// CNN: output channels of each convolution
+    #[arg(
+        long,
+        num_args = 1..,
+        value_name = "C",
+        default_values = ["32", "64", "128"],
+        value_parser = width()
+    )]
+    channels: Vec<usize>,
+    /// CNN: width of the hidden layer
+    #[arg(long, value_name = "N", default_value = "512", value_parser = width())]
+    hidden: usize,
+    /// CNN: batch normalization between each convolution and its ReLU
+    #[arg(long)]
+    batch_norm: bool,
+    /// CNN: a second head that the loss does not use, so that its parameters get no gradient
+    #[arg(long)]
+    unused_head: bool,
+}
+
+impl Choice for Cnn {
+    fn name(&self) -> &'static str {
+        "cnn"
+    }
+
+    fn about(&self) -> &'static str {
+        "Convolutions with ReLU and pooling, one hidden layer"
+    }
+
+    fn flags(&self) -> Vec<Arg> {
+        flags_of::<Flags>()
+    }
+}
+
+impl ModelChoice for Cnn {
+    fn width_flags(&self) -> &'static [&'static str] {
+        &["channels", "hidden"]
+    }
+
+    fn resolve(&self, settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
+        let flags: Flags = read(settings)?;
+        let zero = match (flags.channels.contains(&0), flags.hidden) {
+            (true, _) => Some(format!("--channels {}: pass numbers", spaced(&flags.channels))),
+            (false, 0) => Some("--hidden 0: pass a number".to_owned()),
+            _ => None,
+        };
+        match zero {
+            Some(problem) => Err(Failure::Usage(format!("{problem} above zero"))),
+            None => Ok(Arc::new(flags)),
+        }
+    }
+}
+
+impl ModelSettings for Flags {
+    fn samples(&self) -> Samples {
+        Samples::Images
+    }
+
+    fn has_batch_norm(&self) -> bool {
+        self.batch_norm
+    }
+
+    fn build(
+        &self,
+        dataset: &dyn Dataset,
+        world_size: usize,
+    ) -> std::result::Result<Model, ModelError> {
+        let shape = dataset.input_shape();
+        let image = shape.as_slice().try_into().map_err(|_| {
+            ModelError::Config(format!("a CNN needs images, not samples of {shape:?}"))
+        })?;
+        let Some(num_classes) = dataset.num_classes() else {
+            return Err(ModelError::Config("a CNN needs classes as targets".into()));
+        };
+        let config = CnnConfig {
+            image,
+            channels: self.channels.clone(),
+            hidden: self.hidden,
+            num_classes,
+            batch_norm: self.batch_norm,
+            unused_head: self.unused_head,
+        };
+        config.build(world_size)
+    }
+}

@@ -1,0 +1,106 @@
+//! `--model mlp`: linear layers with ReLU between them, the model of the scaling benchmark.
+
+use std::sync::Arc;
+
+use clap::{Arg, ArgMatches, Args};
+use paceline_data::Dataset;
+use paceline_failure::{Failure, Result};
+use paceline_model::{MlpConfig, Model, ModelError};
+
+use super::{Defaults, ModelChoice, ModelSettings, Samples};
+use crate::registry::{Choice, flags_of, read, width};
+
+/// A larger number of hidden layers is taken for a mistake.
+const MAX_LAYERS: usize = 10_000;
+
+/// The choice.
+pub(super) struct Mlp;
+
+/// The flags. With all defaults filled in, they are the settings.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model")]
+struct Flags {
+    /// MLP: number of inputs
+    #[arg(long, value_name = "N", default_value = "4096", value_parser = width())]
+    input_dim: usize,
+    /// MLP: width of the hidden layers
+    #[arg(long, value_name = "N", default_value = "4096", value_parser = width())]
+    hidden_dim: usize,
+    /// MLP: number of outputs
+    #[arg(long, value_name = "N", default_value = "2048", value_parser = width())]
+    output_dim: usize,
+    /// MLP: number of hidden layers
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    num_layers: usize,
+    /// MLP: all hidden layers after the first share their parameters
+    #[arg(long)]
+    tie_layers: bool,
+}
+
+impl Choice for Mlp {
+    fn name(&self) -> &'static str {
+        "mlp"
+    }
+
+    fn about(&self) -> &'static str {
+        "Linear layers with ReLU"
+    }
+
+    fn flags(&self) -> Vec<Arg> {
+        flags_of::<Flags>()
+    }
+}
+
+impl ModelChoice for Mlp {
+    fn width_flags(&self) -> &'static [&'static str] {
+        &["hidden-dim"]
+    }
+
+    fn resolve(&self, settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
+        let flags: Flags = read(settings)?;
+        let Flags { num_layers, tie_layers, .. } = flags;
+        let sizes = [
+            ("--input-dim", flags.input_dim),
+            ("--hidden-dim", flags.hidden_dim),
+            ("--output-dim", flags.output_dim),
+        ];
+        let problem = if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            format!("{flag} 0: pass a number above zero")
+        } else if num_layers > MAX_LAYERS {
+            format!("--num-layers {num_layers}: pass {MAX_LAYERS} or less")
+        } else if tie_layers && num_layers < 3 {
+            format!(
+                "--tie-layers: of {num_layers} hidden layers, none has another one to share with; pass \
+                 --num-layers 3 or more"
+            )
+        } else {
+            return Ok(Arc::new(flags));
+        };
+        Err(Failure::Usage(problem))
+    }
+}
+
+impl ModelSettings for Flags {
+    fn samples(&self) -> Samples {
+        Samples::Vectors { input_dim: self.input_dim, output_dim: self.output_dim }
+    }
+
+    fn defaults(&self) -> Defaults {
+        Defaults { epochs: 5, batch_size: 256, bucket_cap_mb: 50.0 }
+    }
+
+    fn ends_with_scaling_block(&self) -> bool {
+        true
+    }
+
+    fn build(&self, _: &dyn Dataset, world_size: usize) -> std::result::Result<Model, ModelError> {
+        let config = MlpConfig {
+            input_dim: self.input_dim,
+            hidden_dim: self.hidden_dim,
+            output_dim: self.output_dim,
+            num_layers: self.num_layers,
+            tie_layers: self.tie_layers,
+        };
+        config.build(world_size)
+    }
+}

@@ -1,0 +1,257 @@
+//! The models that `--model` can name.
+//!
+//! | file | model |
+//! |---|---|
+//! | `cnn.rs` | convolutions and one hidden layer |
+//! | `mlp.rs` | linear layers |
+//! | `llama.rs` | language models of the Llama family |
+
+mod cnn;
+mod llama;
+mod mlp;
+
+use std::fmt::{self, Debug};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::ArgMatches;
+use paceline_data::Dataset;
+use paceline_failure::Result;
+use paceline_model::{Model, ModelError, Storage};
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
+
+use super::registry::{Choice, FlagValues, Registry};
+
+/// The file that a model's tokenizer is published in.
+pub const TOKENIZER: &str = "tokenizer.json";
+
+/// The models. The first one is the default.
+pub static MODELS: Registry<dyn ModelChoice> =
+    Registry::new("model", "Model", &[&cnn::Cnn, &mlp::Mlp, &llama::Llama]);
+
+/// A model that `--model` can name.
+pub trait ModelChoice: Choice {
+    /// Reads its flags, checks them and fills in the defaults.
+    fn resolve(&self, settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>>;
+
+    /// Its flags, without dashes, that are widths of hidden layers. Multiplying all of them makes a larger model for the
+    /// same samples (`paceline predict --memory`). None by default.
+    fn width_flags(&self) -> &'static [&'static str] {
+        &[]
+    }
+}
+
+/// A model with its settings, all defaults filled in.
+pub trait ModelSettings: Debug + Send + Sync {
+    /// The kind of samples that it trains on.
+    fn samples(&self) -> Samples {
+        Samples::Any
+    }
+
+    /// Whether some of its layers keep running statistics.
+    fn has_batch_norm(&self) -> bool {
+        false
+    }
+
+    /// The defaults of a run's flags with this model.
+    fn defaults(&self) -> Defaults {
+        Defaults::default()
+    }
+
+    /// Whether the run prints the summary of the scaling benchmark at its end.
+    fn ends_with_scaling_block(&self) -> bool {
+        false
+    }
+
+    /// The folder that it was published in, if it comes from one.
+    fn folder(&self) -> Option<&Path> {
+        None
+    }
+
+    /// The `tokenizer.json` that it was published with, if it has one.
+    fn tokenizer(&self) -> Option<PathBuf> {
+        let file = self.folder()?.join(TOKENIZER);
+        file.is_file().then_some(file)
+    }
+
+    /// Lines that say where its files were found, for flags that name them without a folder.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Which revisions were found for names: the flag, a space, and the revision in words. They must be the same on all
+    /// ranks.
+    fn revisions(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Lines about the first weights, for a run that begins with them.
+    fn notes_at_start(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// The settings as Hugging Face's `transformers` has them in `config.json`, if it has this model.
+    fn hugging_face_config(&self) -> Option<Value> {
+        None
+    }
+
+    /// Replaces the initial values of the parameters that a rank holds, if the first weights do not come from the seed.
+    fn load(&self, _storage: &Storage) -> Result<()> {
+        Ok(())
+    }
+
+    /// Builds the model for this data set on `world_size` ranks.
+    fn build(
+        &self,
+        dataset: &dyn Dataset,
+        world_size: usize,
+    ) -> std::result::Result<Model, ModelError>;
+}
+
+/// The kind of samples that a model trains on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Samples {
+    /// Whatever the data set has. The builder of the model looks at the data set.
+    Any,
+    /// Images with a class each.
+    Images,
+    /// Vectors, with vectors as targets.
+    Vectors {
+        /// Number of elements of an input.
+        input_dim: usize,
+        /// Number of elements of a target.
+        output_dim: usize,
+    },
+    /// Sequences of tokens.
+    Tokens {
+        /// The number of tokens that the model knows.
+        vocab: usize,
+        /// The number of classes, if each sequence has a class. Otherwise each token has another token as its target.
+        classes: Option<usize>,
+    },
+}
+
+impl Samples {
+    /// What the samples are, in one word.
+    pub fn plural(&self) -> &'static str {
+        match self {
+            Samples::Any => "anything",
+            Samples::Images => "images",
+            Samples::Vectors { .. } => "vectors",
+            Samples::Tokens { .. } => "tokens",
+        }
+    }
+}
+
+impl fmt::Display for Samples {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Samples::Any => f.write_str("any samples"),
+            Samples::Images => f.write_str("images with a class each"),
+            Samples::Vectors { input_dim, output_dim } => {
+                write!(f, "vectors of {input_dim} elements with {output_dim} values each")
+            }
+            Samples::Tokens { vocab, classes: None } => {
+                write!(
+                    f,
+                    "sequences of tokens below {vocab} with a token as the target of each token"
+                )
+            }
+            Samples::Tokens { vocab, classes: Some(classes) } => {
+                write!(f, "sequences of tokens below {vocab} with one of {classes} classes each")
+            }
+        }
+    }
+}
+
+/// Defaults of a run that depend on its model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Defaults {
+    /// Passes over the data.
+    pub epochs: usize,
+    /// Samples of a batch, per rank.
+    pub batch_size: usize,
+    /// Size of a bucket of gradients, in MB of 2^20 bytes.
+    pub bucket_cap_mb: f64,
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        Self { epochs: 3, batch_size: 64, bucket_cap_mb: 25.0 }
+    }
+}
+
+/// The model of a run.
+#[derive(Clone, Debug)]
+pub struct ModelConfig {
+    name: &'static str,
+    settings: Arc<dyn ModelSettings>,
+    /// The values of the flags that the model reads.
+    flags: FlagValues,
+    /// Units that are not trained.
+    frozen: Vec<String>,
+}
+
+impl ModelConfig {
+    /// The model with this name, from the settings of a run.
+    pub fn resolve(name: &str, frozen: Vec<String>, settings: &ArgMatches) -> Result<Self> {
+        let choice = MODELS.get(name)?;
+        let flags = FlagValues::of(choice, settings);
+        Ok(Self { name: choice.name(), settings: choice.resolve(settings)?, flags, frozen })
+    }
+
+    /// Its name on the command line.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The flags that the model reads, with their values.
+    pub fn flags(&self) -> Vec<(String, String)> {
+        self.flags.typed()
+    }
+
+    /// Those of its flags that are no switches, and so decide its size.
+    pub fn sizes(&self) -> Vec<String> {
+        let is_size = |(_, value): &(String, String)| !["true", "false"].contains(&value.as_str());
+        self.flags().into_iter().filter(is_size).map(|(flag, _)| flag).collect()
+    }
+
+    /// Builds the model, with its frozen units.
+    pub fn build(
+        &self,
+        dataset: &dyn Dataset,
+        world_size: usize,
+    ) -> std::result::Result<Model, ModelError> {
+        let mut model = self.settings.build(dataset, world_size)?;
+        if let Some(param) = model.layout.params().iter().find(|p| p.shape.num_elems() == 0) {
+            let reason = format!("the parameter {} of {} has no elements", param.name, self.name);
+            return Err(ModelError::Config(format!("{reason}: its shape is {}", param.shape)));
+        }
+        if !self.frozen.is_empty() {
+            model.freeze(&self.frozen)?;
+        }
+        Ok(model)
+    }
+}
+
+impl std::ops::Deref for ModelConfig {
+    type Target = dyn ModelSettings;
+
+    fn deref(&self) -> &Self::Target {
+        self.settings.as_ref()
+    }
+}
+
+impl Serialize for ModelConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut entries = self.flags.to_json();
+        entries.insert("name".into(), json!(self.name));
+        entries.insert("frozen".into(), json!(self.frozen));
+        let found = self.notes();
+        if !found.is_empty() {
+            entries.insert("found".into(), json!(found));
+        }
+        entries.serialize(serializer)
+    }
+}

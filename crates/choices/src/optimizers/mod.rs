@@ -1,0 +1,96 @@
+//! The optimizers that `--optimizer` can name.
+
+mod adamw;
+mod sgd;
+
+use clap::{ArgMatches, Args};
+use paceline_failure::{Failure, Result};
+use paceline_model::OptimizerConfig;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::registry::{Choice, Registry};
+
+/// All optimizers. The first one is the default.
+pub static OPTIMIZERS: Registry<dyn OptimizerChoice> =
+    Registry::new("optimizer", "Training", &[&sgd::ChooseSgd, &adamw::ChooseAdamW]);
+
+/// An optimizer that `--optimizer` can name.
+pub trait OptimizerChoice: Choice {
+    /// Reads its flags, checks them and fills in the defaults.
+    fn resolve(&self, settings: &ArgMatches) -> Result<OptimizerSettings>;
+}
+
+/// An optimizer with its settings, all defaults filled in.
+#[derive(Clone, Debug, Serialize)]
+pub struct OptimizerSettings {
+    name: &'static str,
+    lr: f64,
+    /// The other settings, as `config.json` has them.
+    #[serde(flatten)]
+    others: Value,
+    #[serde(skip)]
+    config: OptimizerConfig,
+}
+
+impl OptimizerSettings {
+    /// The optimizer with this name, from the settings of a run.
+    pub fn resolve(name: &str, settings: &ArgMatches) -> Result<Self> {
+        OPTIMIZERS.get(name)?.resolve(settings)
+    }
+
+    /// Its name on the command line.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The settings other than the learning rate, by flag.
+    pub fn others(&self) -> Vec<(String, String)> {
+        let entry = |(name, value): (&String, &Value)| {
+            (format!("--{}", name.replace('_', "-")), value.to_string())
+        };
+        self.others.as_object().into_iter().flatten().map(entry).collect()
+    }
+
+    /// The peak learning rate.
+    pub fn lr(&self) -> f64 {
+        self.lr
+    }
+
+    /// The settings in the form that the model crate takes.
+    pub fn config(&self) -> OptimizerConfig {
+        self.config
+    }
+
+    /// Whether it keeps state between steps.
+    pub fn has_state(&self) -> bool {
+        !self.config.state_names().is_empty()
+    }
+}
+
+/// Flags that all optimizers here read.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Training")]
+struct CommonFlags {
+    /// Learning rate [default: 0.01, or 0.001 for AdamW]
+    #[arg(long, value_name = "X")]
+    lr: Option<f64>,
+    /// Weight decay [default: 0, or 0.01 for AdamW]
+    #[arg(long, value_name = "X")]
+    weight_decay: Option<f64>,
+}
+
+/// Fails for values that are negative or not finite.
+fn check(flags: &[(&str, f64)]) -> Result<()> {
+    match flags.iter().find(|(_, value)| !(*value >= 0.0 && value.is_finite())) {
+        Some((flag, value)) => {
+            Err(Failure::Usage(format!("{flag} {value}: pass a number that is finite, at least 0")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The settings other than the learning rate.
+fn others(settings: &[(&str, f64)]) -> Value {
+    settings.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect()
+}

@@ -1,0 +1,48 @@
+//! `--optimizer sgd`: stochastic gradient descent, with momentum if asked for.
+
+use clap::{Arg, ArgMatches, Args};
+use paceline_failure::Result;
+use paceline_kernels::optimizer::Sgd;
+use paceline_model::OptimizerConfig;
+
+use super::{CommonFlags, OptimizerChoice, OptimizerSettings, check, others};
+use crate::registry::{Choice, flags_of, read};
+
+/// The choice.
+pub(super) struct ChooseSgd;
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Training")]
+struct Flags {
+    /// Momentum of SGD
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    momentum: f64,
+}
+
+impl Choice for ChooseSgd {
+    fn name(&self) -> &'static str {
+        "sgd"
+    }
+
+    fn about(&self) -> &'static str {
+        "Stochastic gradient descent"
+    }
+
+    fn flags(&self) -> Vec<Arg> {
+        [flags_of::<CommonFlags>(), flags_of::<Flags>()].concat()
+    }
+}
+
+impl OptimizerChoice for ChooseSgd {
+    fn resolve(&self, settings: &ArgMatches) -> Result<OptimizerSettings> {
+        let (common, Flags { momentum }) = (read::<CommonFlags>(settings)?, read(settings)?);
+        let (lr, weight_decay) = (common.lr.unwrap_or(0.01), common.weight_decay.unwrap_or(0.0));
+        check(&[("--lr", lr), ("--weight-decay", weight_decay), ("--momentum", momentum)])?;
+        Ok(OptimizerSettings {
+            name: self.name(),
+            lr,
+            others: others(&[("momentum", momentum), ("weight_decay", weight_decay)]),
+            config: OptimizerConfig::Sgd(Sgd { lr, momentum, weight_decay }),
+        })
+    }
+}

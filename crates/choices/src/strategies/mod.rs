@@ -1,0 +1,187 @@
+//! The strategies that `--strategy` can name, one row each in `rows.rs`.
+//!
+//! The strategies themselves are in the crate `paceline-strategies`. What is here says how each is named, which flags it
+//! reads, and what the rest of the program has to know about it before it is built. Settings of more than a few lines have
+//! a file each.
+//! What a strategy promises about the final weights, it states itself (`paceline_strategies::Exactness`).
+
+mod bucket_ddp_async;
+mod buckets;
+mod local_sgd;
+mod rows;
+mod sharding;
+mod top_k;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use clap::ArgMatches;
+use paceline_collectives::Axis;
+use paceline_failure::Result;
+use paceline_model::Model;
+use paceline_strategies::{BucketCaps, Strategy};
+use serde_json::Value;
+
+use super::models::Defaults;
+use super::registry::{Choice, Registry};
+
+pub use buckets::default_caps;
+
+/// The strategies, in the order in which they are compared.
+pub static STRATEGIES: Registry<dyn StrategyChoice> =
+    Registry::new("strategy", "Strategy", rows::ROWS);
+
+/// The default strategy of a single rank.
+pub const ALONE: &str = "single";
+/// The default strategy of several ranks.
+pub const TOGETHER: &str = "ddp";
+
+/// A strategy that `--strategy` can name.
+pub trait StrategyChoice: Choice {
+    /// How often the ranks' models are made equal.
+    fn synchronises(&self) -> Synchronises;
+
+    /// The default number of batches per optimizer step.
+    fn accumulate(&self) -> usize {
+        1
+    }
+
+    /// The axes of a mesh along which it can place the ranks (`--mesh`).
+    fn axes(&self) -> &'static [Axis] {
+        &[Axis::Dp]
+    }
+
+    /// Whether it divides the model among the ranks (`--shard-choice`).
+    fn is_sharded(&self) -> bool {
+        false
+    }
+
+    /// Whether the published measurement of this strategy makes a step after every batch, while those of
+    /// other strategies accumulate.
+    fn steps_every_batch_as_published(&self) -> bool {
+        false
+    }
+
+    /// Reads its flags, checks them and fills in the defaults.
+    fn resolve(
+        &self,
+        settings: &ArgMatches,
+        defaults: &Defaults,
+    ) -> Result<Arc<dyn StrategySettings>>;
+}
+
+/// How often a strategy makes the ranks' models equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Synchronises {
+    /// After every step all ranks hold the same parameters.
+    EveryStep,
+    /// Models drift apart for several steps, then they are averaged.
+    SomeSteps,
+    /// Models drift apart.
+    Never,
+    /// There is one rank.
+    Alone,
+}
+
+/// A strategy with its own settings, all defaults filled in.
+pub trait StrategySettings: Debug + Send + Sync {
+    /// The strategy itself.
+    fn build(&self) -> Result<Box<dyn Strategy>>;
+
+    /// Checks the settings against a model that `world_size` ranks train. Returns warnings.
+    fn check(&self, _model: &Model, _world_size: usize) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+
+    /// The settings, as `config.json` has them. `null` stands for the values of the flags.
+    fn to_json(&self) -> Value {
+        Value::Null
+    }
+
+    /// The sizes of the buckets in which gradients live, if there are such buckets.
+    fn caps(&self) -> Option<BucketCaps> {
+        None
+    }
+
+    /// How the ranks' models relate between two steps.
+    fn models(&self) -> Models {
+        Models::Equal
+    }
+
+    /// The state that a checkpoint lacks, so that a resumed run ends with other weights than an
+    /// uninterrupted one; `None` if it lacks nothing. The optimizers of all ranks and the strategy's own tensors
+    /// (`Strategy::state`) are in it.
+    fn not_in_checkpoint(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// The kind of advice about communication that fits.
+    fn advice(&self) -> Advice {
+        Advice::UseBuckets
+    }
+}
+
+/// How the ranks' models relate when one of them is evaluated or saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Models {
+    /// All are equal, or are made equal before.
+    Equal,
+    /// All are made equal before, and training continues with the result.
+    EqualAfterAverage,
+    /// The models differ, but each has learned from the samples of all ranks.
+    Different,
+    /// The models differ, and each has learned from its own rank's samples only.
+    Worthless,
+}
+
+/// The kind of advice about communication that fits a strategy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// Try other bucket sizes.
+    ChooseBuckets,
+    /// Try without compression.
+    CompareWithDdp,
+    /// Average less often.
+    AverageLess {
+        /// The steps from one average to the next.
+        every: usize,
+    },
+    /// Hide communication with buckets during the backward pass.
+    UseBuckets,
+    /// Gather more or fewer units ahead.
+    ChooseGathers {
+        /// The units that are gathered ahead. `None` if all are gathered at the end of a step.
+        prefetch: Option<usize>,
+    },
+    /// Divide the model with another strategy, which communicates while the ranks compute.
+    ShardWith(&'static str),
+}
+
+/// A strategy without settings of its own.
+struct Plain<S> {
+    /// Its constructor.
+    make: fn() -> S,
+    /// How the ranks' models relate.
+    models: Models,
+}
+
+impl<S> Debug for Plain<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(std::any::type_name::<S>())
+    }
+}
+
+impl<S: Strategy + 'static> StrategySettings for Plain<S> {
+    fn build(&self) -> Result<Box<dyn Strategy>> {
+        Ok(Box::new((self.make)()))
+    }
+
+    fn models(&self) -> Models {
+        self.models
+    }
+}
+
+/// Bytes of a flag's size in MB, which are of 2^20 bytes, as in PyTorch.
+fn bytes(mb: f64) -> usize {
+    (mb * 1024.0 * 1024.0) as usize
+}

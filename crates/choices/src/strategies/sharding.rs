@@ -1,0 +1,159 @@
+//! The flags of the strategies that divide the model among the ranks.
+
+use std::sync::Arc;
+
+use clap::builder::PossibleValue;
+use clap::{Arg, ArgMatches, Args, ValueEnum};
+use paceline_collectives::MeshShape;
+use paceline_failure::{Failure, Result};
+use paceline_model::Model;
+use paceline_strategies::{ShardAccumulation, ShardOptions, Strategy};
+
+use super::{Advice, StrategySettings};
+use crate::registry::{flags_of, read};
+
+/// How gradients of several micro-batches are added up.
+#[derive(Clone, Copy, Debug)]
+enum AccumulateName {
+    Whole,
+    Shards,
+}
+
+impl ValueEnum for AccumulateName {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[AccumulateName::Whole, AccumulateName::Shards]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(match self {
+            AccumulateName::Whole => PossibleValue::new("whole")
+                .help("Each rank adds up whole gradients: the bits and the memory of replicas"),
+            AccumulateName::Shards => PossibleValue::new("shards")
+                .help("Gradients are reduced after each batch: less memory, other bits"),
+        })
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Strategy")]
+struct AccumulateFlags {
+    /// Sharding with --accumulate: whether ranks add up whole gradients or their shards
+    #[arg(long, value_name = "WHAT", value_enum, default_value = "whole")]
+    accumulate_in: AccumulateName,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Strategy")]
+struct GatherFlags {
+    /// sharded3: units that are gathered ahead of the one in use
+    #[arg(long, value_name = "UNITS", default_value_t = ShardOptions::default().prefetch)]
+    prefetch: usize,
+    /// sharded3: last units of the forward pass that stay gathered until their backward pass
+    #[arg(long, value_name = "UNITS", default_value_t = ShardOptions::default().keep_after_forward)]
+    keep_after_forward: usize,
+}
+
+/// The flags of strategies that divide gradients.
+pub(super) fn accumulate_flags() -> Vec<Arg> {
+    flags_of::<AccumulateFlags>()
+}
+
+/// The flags of strategies that divide parameters evenly.
+pub(super) fn gather_flags() -> Vec<Arg> {
+    flags_of::<GatherFlags>()
+}
+
+/// A strategy that divides the model, with its options.
+#[derive(Debug)]
+pub(super) struct ShardSettings {
+    options: ShardOptions,
+    build: fn(ShardOptions) -> Box<dyn Strategy>,
+    advice: fn(&ShardOptions) -> Advice,
+}
+
+impl ShardSettings {
+    /// Reads the flags above. A strategy ignores the options for which it has no flag.
+    pub(super) fn resolve(
+        settings: &ArgMatches,
+        build: fn(ShardOptions) -> Box<dyn Strategy>,
+        advice: fn(&ShardOptions) -> Advice,
+    ) -> Result<Arc<dyn StrategySettings>> {
+        let accumulate: AccumulateFlags = read(settings)?;
+        let gather: GatherFlags = read(settings)?;
+        let stated = settings.try_get_one::<usize>("accumulate").ok().flatten();
+        let options = ShardOptions {
+            prefetch: gather.prefetch,
+            keep_after_forward: gather.keep_after_forward,
+            max_micro_batches: stated.copied().unwrap_or(1),
+            accumulation: match accumulate.accumulate_in {
+                AccumulateName::Whole => ShardAccumulation::Whole,
+                AccumulateName::Shards => ShardAccumulation::Shards,
+            },
+        };
+        Ok(Arc::new(Self { options, build, advice }))
+    }
+}
+
+impl ShardSettings {
+    /// A warning if a rank owns nothing but padding.
+    fn idle_ranks(&self, model: &Model, world_size: usize) -> Option<String> {
+        let strategy = (self.build)(self.options);
+        let mesh = MeshShape::replicas(world_size);
+        let params: Vec<_> = model.layout.trained().map(|(_, param)| param.range()).collect();
+        let has_any = |rank: &usize| {
+            let owned = strategy.owned(model, &mesh, *rank).state;
+            owned.iter().any(|own| params.iter().any(|p| p.start < own.end && own.start < p.end))
+        };
+        let idle: Vec<String> =
+            (0..world_size).filter(|rank| !has_any(rank)).map(|rank| rank.to_string()).collect();
+        (!idle.is_empty()).then(|| {
+            format!(
+                "{} divides the model so that nothing is left for rank {}: use fewer ranks, or a larger model",
+                strategy.name(),
+                idle.join(", ")
+            )
+        })
+    }
+}
+
+fn usage<T>(reason: String) -> Result<T> {
+    Err(Failure::Usage(reason))
+}
+
+impl StrategySettings for ShardSettings {
+    fn build(&self) -> Result<Box<dyn Strategy>> {
+        Ok((self.build)(self.options))
+    }
+
+    fn advice(&self) -> Advice {
+        (self.advice)(&self.options)
+    }
+
+    fn check(&self, model: &Model, world_size: usize) -> Result<Vec<String>> {
+        let elems = model.layout.num_trained_params();
+        if elems < world_size {
+            return usage(format!(
+                "{world_size} ranks cannot share {elems} trained parameters: each rank must own at least one; pass \
+                 a smaller --nproc or a larger model"
+            ));
+        }
+        let units = ShardOptions::num_gathered(model);
+        let ShardOptions { prefetch, keep_after_forward, .. } = self.options;
+        let gathers = matches!(self.advice(), Advice::ChooseGathers { prefetch: Some(_) });
+        if gathers && prefetch >= units.max(2) {
+            return usage(format!(
+                "--prefetch {prefetch}: the model has {units} units, so at most {} can be ahead of the one in use; \
+                 pass 0 to {}",
+                units.saturating_sub(1),
+                units.saturating_sub(1)
+            ));
+        }
+        if gathers && keep_after_forward > units.max(1) {
+            return usage(format!(
+                "--keep-after-forward {keep_after_forward}: the model has {units} units; pass 0 to {units}, or \
+                 --strategy sharded2, which keeps all of them"
+            ));
+        }
+        Ok(self.idle_ranks(model, world_size).into_iter().collect())
+    }
+}

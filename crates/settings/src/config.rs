@@ -1,0 +1,162 @@
+//! The resolved configuration of a run: all settings that determine it, checked and with all defaults.
+//!
+//! It is data, and knows neither how it was resolved ([`super::resolve`]) nor what a run does with it.
+
+use std::path::PathBuf;
+
+use paceline_choices::data::DataConfig;
+use paceline_choices::models::ModelConfig;
+use paceline_choices::optimizers::OptimizerSettings;
+use paceline_collectives::MeshShape;
+use paceline_launch::comm::CommConfig;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::named::{Device, PrecisionName, TransportName};
+use super::origin::Resume;
+use super::ranks::{InitMethod, Ranks};
+use super::schedule::Schedule;
+use super::spec::RunSpec;
+use super::spec_file::VERSION;
+use super::strategy::StrategyConfig;
+use crate::profile::ProfileConfig;
+
+/// All settings that determine a run, with all defaults filled in.
+#[derive(Clone, Debug, Serialize)]
+pub struct TrainConfig {
+    /// The settings that the user stated.
+    #[serde(skip)]
+    pub spec: RunSpec,
+    /// The model.
+    pub model: ModelConfig,
+    /// How ranks keep their models equal.
+    pub strategy: StrategyConfig,
+    /// How ranks reach each other.
+    pub transport: TransportName,
+    /// How ranks talk to each other.
+    pub comm: CommConfig,
+    /// Where to compute.
+    pub device: Device,
+    /// The element type of products.
+    pub precision: PrecisionName,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// The grid of ranks.
+    pub mesh: MeshShape,
+    /// Compute threads per rank.
+    pub threads: usize,
+    /// Whether each rank has cores of its own.
+    pub pin_cores: bool,
+    /// Where ranks of another launcher meet.
+    pub init_method: InitMethod,
+    /// Passes over the data; the last one may be cut short by `steps`.
+    pub epochs: usize,
+    /// Optimizer steps after which the run ends, if that is not the end of the last epoch.
+    pub steps: Option<u64>,
+    /// Batches per epoch.
+    pub steps_per_epoch: usize,
+    /// Number of first steps that are not measured.
+    pub warmup_steps: usize,
+    /// Samples of a full batch on the rank that has the most.
+    pub batch_size: usize,
+    /// Samples of a full batch on all ranks.
+    pub global_batch_size: usize,
+    /// Samples in each rank's shard of the training set; `None` if the ranks share every batch.
+    pub rank_samples: Option<Vec<usize>>,
+    /// The optimizer.
+    pub optimizer: OptimizerSettings,
+    /// How its learning rate changes.
+    pub schedule: Schedule,
+    /// The largest norm of the gradients, if they are clipped.
+    pub clip_grad_norm: Option<f64>,
+    /// The seed of all random numbers.
+    pub seed: u64,
+    /// The data.
+    pub data: DataConfig,
+    /// The digest of what the training data were read from, if they come from files.
+    pub training_data: Option<String>,
+    /// Whether to evaluate after training.
+    pub evaluate: bool,
+    /// Optimizer steps between two evaluations during training.
+    pub eval_every: Option<u64>,
+    /// Which steps to record.
+    pub profile: Option<ProfileConfig>,
+    /// The name of the run's folder, if the user has given one.
+    pub name: Option<String>,
+    /// The folder in which the run's folder is made, if the user has named one.
+    pub run_dir: Option<PathBuf>,
+    /// Folder to write checkpoints to.
+    pub save: Option<PathBuf>,
+    /// Optimizer steps between two checkpoints, if they are not written after every epoch.
+    pub save_every: Option<u64>,
+    /// How many checkpoints stay.
+    pub save_keep: usize,
+    /// Memory of each rank for the copy from which a checkpoint is written, if it is limited.
+    pub save_budget_bytes: Option<usize>,
+    /// Whether training waits until a checkpoint is complete.
+    pub save_sync: bool,
+    /// The checkpoint to continue from.
+    pub resume: Option<Resume>,
+    /// Batches per line on the console with their times, if the user wants these.
+    pub log_every: Option<usize>,
+    /// Whether to write scalars for TensorBoard.
+    pub tensorboard: bool,
+    /// File to write the summary to.
+    pub json: Option<PathBuf>,
+    /// Whether to be silent.
+    pub quiet: bool,
+    /// Warnings, such as about flags without effect.
+    pub warnings: Vec<String>,
+}
+
+impl TrainConfig {
+    /// The contents of `config.json`: the stated settings, from which the run can be repeated, and the
+    /// resolved ones.
+    pub fn to_json(&self) -> Value {
+        json!({ "version": VERSION, "stated": self.spec.to_json(), "resolved": self })
+    }
+
+    /// The settings that concern ranks.
+    pub fn ranks(&self) -> Ranks<'_> {
+        let TrainConfig { world_size, threads, pin_cores, transport, comm, init_method, .. } = self;
+        Ranks {
+            world_size: *world_size,
+            threads: *threads,
+            pin_cores: *pin_cores,
+            transport: *transport,
+            comm,
+            init_method,
+        }
+    }
+
+    /// Optimizer steps of the whole run.
+    pub fn total_steps(&self) -> u64 {
+        let per_epoch = self.steps_per_epoch.div_ceil(self.strategy.accumulate);
+        self.steps.unwrap_or((self.epochs as u64).saturating_mul(per_epoch as u64))
+    }
+
+    /// Samples of a full step on all ranks together. If ranks have their own shards, the mean over an
+    /// epoch.
+    pub fn samples_per_step(&self) -> f64 {
+        let batches = self.strategy.accumulate.min(self.steps_per_epoch) as f64;
+        let per_batch = match &self.rank_samples {
+            None => self.global_batch_size as f64,
+            Some(samples) => {
+                let most = self.steps_per_epoch.saturating_mul(self.batch_size);
+                let sum: usize = samples.iter().map(|samples| most.min(*samples)).sum();
+                sum as f64 / self.steps_per_epoch as f64
+            }
+        };
+        batches * per_batch
+    }
+
+    /// The learning rate of the optimizer step that follows `steps_made`.
+    pub fn lr(&self, steps_made: u64) -> f64 {
+        self.schedule.lr(self.optimizer.lr(), steps_made, self.lr_steps())
+    }
+
+    /// Optimizer steps over which the learning rate schedule runs.
+    pub fn lr_steps(&self) -> u64 {
+        self.schedule.steps.unwrap_or_else(|| self.total_steps())
+    }
+}

@@ -1,0 +1,156 @@
+//! Flags with which `paceline train` runs one strategy after the other and compares them.
+
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser};
+use paceline_choices::strategies::{STRATEGIES, StrategyChoice};
+use paceline_failure::{Failure, Result};
+
+use crate::spec::RunSpec;
+
+/// The data parallel strategies that a published comparison measured, in its order.
+const PUBLISHED_DATA_PARALLEL: [&str; 6] = [
+    "simple_ddp",
+    "simple_ddp_ga",
+    "simple_ddp_hook",
+    "simple_ddp_async",
+    "bucket_ddp_async",
+    "ddp",
+];
+
+/// The same for sharding.
+const PUBLISHED_SHARDING: [&str; 7] =
+    [BASELINE, "zero1", "zero2", "zero3", "sharded1", "sharded2", "sharded3"];
+
+/// A value that means several strategies of a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Several {
+    /// Every strategy.
+    All,
+    /// Those of the published comparison. The result is shown beside the published figures.
+    Published,
+}
+
+impl Several {
+    const EACH: [Several; 2] = [Several::All, Several::Published];
+
+    /// The word on the command line.
+    pub fn word(self) -> &'static str {
+        match self {
+            Several::All => "all",
+            Several::Published => "published",
+        }
+    }
+
+    /// What this word means; `None` for the name of a strategy.
+    pub fn named(word: &str) -> Option<Self> {
+        Self::EACH.into_iter().find(|several| several.word() == word)
+    }
+}
+
+/// The name of `simple_ddp` in a comparison of strategies that shard.
+pub const BASELINE: &str = "baseline";
+
+/// Strategies that are compared with each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// Those that keep replicas.
+    DataParallel,
+    /// Those that divide the model among the ranks, and the plainest one that does not.
+    Sharding,
+}
+
+impl Comparison {
+    /// Both comparisons.
+    pub const EACH: [Comparison; 2] = [Comparison::DataParallel, Comparison::Sharding];
+
+    /// The flag that names one of the strategies, or several, without dashes.
+    pub fn key(self) -> &'static str {
+        match self {
+            Comparison::DataParallel => "ddp-choice",
+            Comparison::Sharding => "shard-choice",
+        }
+    }
+
+    /// The comparison that the settings of a run ask for: the one whose flag names several strategies.
+    pub fn asked(spec: &RunSpec) -> Option<(Self, Several)> {
+        Self::EACH.into_iter().find_map(|of| {
+            let choice = spec.get(of.key())?.first()?;
+            Some((of, Several::named(choice)?))
+        })
+    }
+
+    /// Those of the strategies that `several` means, in the order of the comparison.
+    pub fn selected(self, several: Several) -> Vec<(&'static str, &'static dyn StrategyChoice)> {
+        let published: &[&str] = match self {
+            Comparison::DataParallel => &PUBLISHED_DATA_PARALLEL,
+            Comparison::Sharding => &PUBLISHED_SHARDING,
+        };
+        let mut strategies = self.strategies();
+        strategies.retain(|(name, _)| several == Several::All || published.contains(name));
+        strategies
+    }
+
+    /// The strategies, each with its name in the comparison.
+    pub fn strategies(self) -> Vec<(&'static str, &'static dyn StrategyChoice)> {
+        let all = STRATEGIES.all().into_iter();
+        match self {
+            Comparison::DataParallel => {
+                all.filter(|of| !of.is_sharded()).map(|of| (of.name(), of)).collect()
+            }
+            Comparison::Sharding => {
+                let baseline = STRATEGIES.get("simple_ddp").into_iter().map(|of| (BASELINE, of));
+                baseline.chain(all.filter(|of| of.is_sharded()).map(|of| (of.name(), of))).collect()
+            }
+        }
+    }
+
+    /// The strategy of this name. Fails if it is none of the comparison.
+    pub fn strategy(self, name: &str) -> Result<&'static dyn StrategyChoice> {
+        let is_meant = |(own, choice): &(&str, &dyn StrategyChoice)| {
+            *own == name || choice.name() == name || choice.aliases().contains(&name)
+        };
+        let found = self.strategies().into_iter().find(is_meant).map(|(_, choice)| choice);
+        found.ok_or_else(|| {
+            let names: Vec<&str> = self.strategies().iter().map(|(own, _)| *own).collect();
+            Failure::Usage(format!("--{} {name}: pass one of {}", self.key(), names.join(", ")))
+        })
+    }
+
+    fn parser(self) -> PossibleValuesParser {
+        let value = |(name, choice): (&'static str, &dyn StrategyChoice)| {
+            PossibleValue::new(name).aliases(choice.aliases()).help(choice.about())
+        };
+        let several = Several::EACH.into_iter().map(|several| PossibleValue::new(several.word()));
+        PossibleValuesParser::new(several.chain(self.strategies().into_iter().map(value)))
+    }
+}
+
+/// Flags of the comparison.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Comparison")]
+pub struct CompareFlags {
+    /// The same as --strategy, or all that keep replicas: run one after the other, and compare them in a table. published
+    /// runs the six of a published comparison, and shows their figures beside it; it needs --nproc
+    #[arg(long, value_parser = Comparison::DataParallel.parser(), value_name = "NAME", hide_possible_values = true)]
+    pub ddp_choice: Option<String>,
+    /// The same as --strategy, or all that shard, after the baseline simple_ddp: run one after the other, and
+    /// compare them in a table. published runs the seven of a published comparison, as above
+    #[arg(
+        long,
+        value_parser = Comparison::Sharding.parser(),
+        value_name = "NAME",
+        hide_possible_values = true,
+        conflicts_with = "ddp_choice"
+    )]
+    pub shard_choice: Option<String>,
+    /// Every strategy accumulates the same number of batches (--accumulate) before a step; this is the
+    /// default
+    #[arg(long, conflicts_with = "as_published")]
+    pub like_for_like: bool,
+    /// simple_ddp and ddp make a step of every batch, the others of --accumulate batches [default: 4]
+    #[arg(long)]
+    pub as_published: bool,
+    /// Price of this machine per hour, which adds a column with the cost of each run
+    #[arg(long, value_name = "X")]
+    pub price_per_hour: Option<f64>,
+}

@@ -1,0 +1,276 @@
+//! The flags of a run: those that every run has, and those of every choice.
+//!
+//! Each flag is defined once, here or in the file of the choice that reads it. Its definition has the
+//! name (which is also the key in a configuration file and in a sweep), the help, the accepted values,
+//! and the default. How flags combine is defined in [`super::resolve`].
+
+mod compare;
+mod profile;
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, Args, Command};
+use paceline_choices::data::DATA_SETS;
+use paceline_choices::models::MODELS;
+use paceline_choices::optimizers::OPTIMIZERS;
+use paceline_choices::registry::{self, flags_of};
+use paceline_choices::strategies::STRATEGIES;
+
+use super::named::{AccumulationName, Course, Device, DeviceParser, PrecisionName, TransportName};
+
+pub use compare::{CompareFlags, Comparison, Several};
+pub use paceline_launch::CommArgs;
+pub use profile::ProfileArgs;
+
+/// The flags that every run has.
+#[derive(Clone, Debug, Args)]
+pub struct RunFlags {
+    /// Model
+    #[arg(long, value_parser = MODELS.parser(), default_value = MODELS.default_name(), help_heading = "Model")]
+    pub model: String,
+    /// Do not train these layers: conv0, fc0, ...
+    #[arg(long, num_args = 1.., value_name = "LAYER", help_heading = "Model")]
+    pub freeze: Vec<String>,
+
+    /// Ranks on this host [default: 2, or the number of cores if smaller]
+    // With torchrun's names for it, and mpirun's letter.
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "N",
+        aliases = ["nproc-per-node", "nproc_per_node"],
+        help_heading = "Ranks"
+    )]
+    pub nproc: Option<usize>,
+    /// Axes of the grid of ranks with their sizes, as in dp=4; the strategy says which axes it knows
+    /// [default: dp, of all ranks]
+    #[arg(long, value_name = "AXIS=N,...", help_heading = "Ranks")]
+    pub mesh: Option<String>,
+    /// Compute threads per rank
+    #[arg(long, value_name = "T", default_value_t = 1, help_heading = "Ranks")]
+    pub threads: usize,
+    /// How the ranks reach each other; with --nnodes, hybrid by default, or tcp if each host has one rank
+    #[arg(long, alias = "backend", value_enum, default_value_t = TransportName::Shm, help_heading = "Ranks")]
+    pub transport: TransportName,
+    /// Where to compute
+    #[arg(long, value_parser = DeviceParser, default_value = "cpu", help_heading = "Ranks")]
+    pub device: Device,
+    /// Element type in which products are computed and activations are kept
+    #[arg(long, value_enum, default_value_t = PrecisionName::F32, help_heading = "Ranks")]
+    pub precision: PrecisionName,
+    /// How the ranks talk to each other.
+    #[command(flatten)]
+    pub comm: CommArgs,
+    /// Give each rank cores of its own
+    #[arg(long, help_heading = "Ranks")]
+    pub pin_cores: bool,
+    /// Where ranks started by hand or by another launcher meet: env:// or file:///PATH
+    #[arg(long, value_name = "URL", default_value = "env://", help_heading = "Ranks")]
+    pub init_method: String,
+
+    /// How the ranks keep their models equal.
+    #[command(flatten)]
+    pub strategy: StrategyFlags,
+    /// Whether to compare strategies.
+    #[command(flatten)]
+    pub compare: CompareFlags,
+
+    /// Passes over the data [default: 3, or 5 for the MLP]
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub epochs: Option<usize>,
+    /// Optimizer steps after which the run ends, in as many passes over the data as that takes
+    #[arg(long, value_name = "N", conflicts_with = "epochs", help_heading = "Training")]
+    pub steps: Option<u64>,
+    /// Largest number of batches per epoch, of which --accumulate N makes one step of N [default: all of the data, or 20 batches
+    /// of vectors or tokens made from the seed]
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub steps_per_epoch: Option<usize>,
+    /// Number of first steps that are left out of the measurements
+    #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Training")]
+    pub warmup_steps: usize,
+    /// Samples of a batch on each rank; a sample of a language model is a sequence. A step has one batch, or those of
+    /// --accumulate [default: 64, or 256 for the MLP, or 4 for Llama]
+    #[arg(long, value_name = "N", conflicts_with = "global_batch_size", help_heading = "Training")]
+    pub batch_size: Option<usize>,
+    /// Samples of a batch on all ranks together, instead of --batch-size. With --accumulate N, a step has N times as many
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub global_batch_size: Option<usize>,
+    /// Optimizer
+    #[arg(
+        long,
+        value_parser = OPTIMIZERS.parser(),
+        default_value = OPTIMIZERS.default_name(),
+        help_heading = "Training"
+    )]
+    pub optimizer: String,
+    /// How the learning rate changes until the end of the run
+    #[arg(long, value_enum, default_value_t = Course::Constant, help_heading = "Training")]
+    pub lr_schedule: Course,
+    /// Number of first optimizer steps over which the learning rate rises; unlike --warmup-steps, which
+    /// is about measuring
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Training")]
+    pub lr_warmup_steps: u64,
+    /// Learning rate at which linear and cosine end [default: 0]
+    #[arg(long, value_name = "X", help_heading = "Training")]
+    pub min_lr: Option<f64>,
+    /// Optimizer steps after which linear and cosine end [default: those of the run]
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub lr_steps: Option<u64>,
+    /// Scale all gradients down if their common norm is larger than this
+    #[arg(long, value_name = "X", help_heading = "Training")]
+    pub clip_grad_norm: Option<f64>,
+    /// Decides initial weights, the order of samples and synthetic data
+    #[arg(long, value_name = "N", default_value_t = 42, help_heading = "Training")]
+    pub seed: u64,
+
+    /// Data set. Nothing is downloaded unless you ask for it, so the default needs no files: it is made from --seed
+    #[arg(
+        long,
+        value_parser = DATA_SETS.parser(),
+        default_value = DATA_SETS.default_name(),
+        help_heading = "Data"
+    )]
+    pub data: String,
+    /// The same as --data synthetic
+    #[arg(long, conflicts_with = "data", help_heading = "Data")]
+    pub synthetic: bool,
+    /// Number of training samples of each rank, one number per rank. Each rank then trains on its own
+    /// shard of the training set, in batches of --batch-size
+    #[arg(long, num_args = 1.., value_name = "N", help_heading = "Data")]
+    pub rank_samples: Option<Vec<usize>>,
+    /// Evaluate on the test set after training
+    #[arg(long, help_heading = "Data")]
+    pub evaluate: bool,
+    /// Evaluate on the test set after every N optimizer steps
+    #[arg(long, value_name = "N", help_heading = "Data")]
+    pub eval_every: Option<u64>,
+
+    /// Whether to write traces.
+    #[command(flatten)]
+    pub profile: ProfileArgs,
+
+    /// Name of the run folder, which gets a number if there is one of this name [default: time, model and strategy]
+    // The flag --strategy has the identifier `name`.
+    #[arg(id = "run_name", long = "name", value_name = "NAME", help_heading = "Output")]
+    pub name: Option<String>,
+    /// Folder in which run folders are made [default: $PACELINE_RUNS, or runs]
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    pub run_dir: Option<PathBuf>,
+    /// Write a checkpoint into this folder after every epoch and at the end of the run
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    pub save: Option<PathBuf>,
+    /// Write the checkpoint after every N optimizer steps instead of after every epoch
+    #[arg(long, value_name = "N", requires = "save", help_heading = "Output")]
+    pub save_every: Option<u64>,
+    /// Keep the last N checkpoints, and the last one that the steps after it have proven
+    #[arg(long, value_name = "N", requires = "save", default_value_t = 2, help_heading = "Output")]
+    pub save_keep: usize,
+    /// Memory of each rank for the copy from which a checkpoint is written, in MB of 2^20 bytes; if the copy does not
+    /// fit, training waits while the rest is written [default: as much as the copy takes]
+    #[arg(long, value_name = "MB", requires = "save", help_heading = "Output")]
+    pub save_budget_mb: Option<usize>,
+    /// Go on training only when a checkpoint is complete, and not while it is written
+    #[arg(long, requires = "save", help_heading = "Output")]
+    pub save_sync: bool,
+    /// Continue from the checkpoint in this folder; with auto, from the one in the folder of --save, if
+    /// there is one yet
+    #[arg(long, value_name = "DIR|auto", help_heading = "Output")]
+    pub resume: Option<PathBuf>,
+    /// Print a line for every N batches, with their times on rank 0, and mean times after each epoch and at the end
+    /// [default: a line without times for every 10 batches, or a bar on a terminal]
+    #[arg(long, value_name = "N", help_heading = "Output")]
+    pub log_every: Option<usize>,
+    /// Write scalars of each step and each evaluation for TensorBoard into the run folder, whose name TensorBoard shows
+    #[arg(long, help_heading = "Output")]
+    pub tensorboard: bool,
+    /// Write the summary to this file too
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub json: Option<PathBuf>,
+    /// Print nothing but errors
+    #[arg(long, help_heading = "Output")]
+    pub quiet: bool,
+}
+
+/// Flags about how the ranks keep their models equal. Flags that only some strategies read are defined
+/// with these.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Strategy")]
+pub struct StrategyFlags {
+    /// How the ranks keep their models equal [default: ddp, or single with one rank]
+    #[arg(long = "strategy", value_parser = STRATEGIES.parser(), value_name = "NAME")]
+    pub name: Option<String>,
+    /// Batches whose gradients add up before each optimizer step [default: 1, or 4 for simple_ddp_ga]
+    #[arg(long, value_name = "N")]
+    pub accumulate: Option<usize>,
+    /// The order in which a rank adds up the gradients of its batches. tree takes a copy of the gradients for each binary
+    /// digit of --accumulate minus 1
+    #[arg(long, value_enum, value_name = "ORDER", default_value_t = AccumulationName::Sequential)]
+    pub accumulation_order: AccumulationName,
+    /// Allow parameters that get no gradient in a step; their gradient is then zero
+    #[arg(long)]
+    pub find_unused_parameters: bool,
+    /// With --find-unused-parameters: the parameters without a gradient may differ from step to step
+    #[arg(long)]
+    pub no_static_graph: bool,
+    /// With --batch-norm: normalize by the samples of all ranks, not of each rank alone
+    #[arg(long)]
+    pub sync_batch_norm: bool,
+    /// With --batch-norm: all ranks take rank 0's running statistics before each step
+    #[arg(long)]
+    pub broadcast_buffers: bool,
+    /// Alternate blocks of N synchronized and N unsynchronized steps, and print how much longer the
+    /// synchronized ones take
+    #[arg(long, value_name = "N")]
+    pub sync_blocks: Option<usize>,
+}
+
+/// Every flag of a run, in the order of the help. The flags of choices follow the flag that names one.
+pub fn all() -> Vec<Arg> {
+    let mut flags: Vec<Arg> = Vec::new();
+    for flag in flags_of::<RunFlags>() {
+        let of_choices = match key(&flag) {
+            key if key == MODELS.key => MODELS.flags(),
+            key if key == DATA_SETS.key => DATA_SETS.flags(),
+            key if key == OPTIMIZERS.key => OPTIMIZERS.flags(),
+            key if key == STRATEGIES.key => STRATEGIES.flags(),
+            _ => Vec::new(),
+        };
+        flags.push(flag);
+        flags.extend(of_choices);
+    }
+    let ordered = flags.into_iter().enumerate();
+    ordered.map(|(place, flag)| switch(flag).display_order(place)).collect()
+}
+
+/// The name of a flag, without dashes.
+pub fn key(flag: &Arg) -> &str {
+    flag.get_long().unwrap_or(flag.get_id().as_str())
+}
+
+/// Whether the flag of this name takes several values.
+pub fn takes_list(name: &str) -> bool {
+    all().iter().any(|flag| key(flag) == name && registry::takes_list(flag))
+}
+
+/// The `clap` command that parses the flags of a run.
+pub fn command() -> Command {
+    // With negative numbers allowed, "--lr -1" is rejected as a value, not as an unknown flag.
+    Command::new("paceline train").allow_negative_numbers(true).args(all())
+}
+
+/// Lets a switch take a value, as in `--batch-norm=false`, so that a flag can turn off what a file turns
+/// on.
+fn switch(flag: Arg) -> Arg {
+    if !matches!(flag.get_action(), ArgAction::SetTrue) {
+        return flag;
+    }
+    flag.action(ArgAction::Set)
+        .value_parser(clap::value_parser!(bool))
+        .num_args(0..=1)
+        .require_equals(true)
+        .default_missing_value("true")
+        .default_value("false")
+        .value_name("BOOL")
+        .hide_default_value(true)
+        .hide_possible_values(true)
+}

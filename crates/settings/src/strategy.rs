@@ -1,0 +1,274 @@
+//! How a run keeps its replicas equal: a strategy, with the settings that all strategies have.
+//!
+//! Takes the settings of a run. Returns the checked choice, which builds the strategy. The settings of
+//! single strategies are in [`paceline_choices::strategies`].
+
+use std::sync::Arc;
+
+use clap::ArgMatches;
+use paceline_choices::models::{MODELS, ModelConfig};
+use paceline_choices::registry::FlagValues;
+use paceline_choices::strategies::{
+    ALONE, STRATEGIES, StrategyChoice, StrategySettings, Synchronises, TOGETHER, default_caps,
+};
+use paceline_collectives::{Axis, MeshShape};
+use paceline_failure::{Failure, Result};
+use paceline_model::{Layout, UnitId};
+use paceline_strategies::{
+    AccumulationOrder, Alternating, Bucket, BucketCaps, Exactness, ReplicaOptions, Strategy,
+    plan_buckets,
+};
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
+
+use super::flags::{RunFlags, StrategyFlags};
+use super::named::AccumulationName;
+use super::spec::RunSpec;
+
+/// A strategy with its settings, all defaults filled in.
+#[derive(Clone)]
+pub struct StrategyConfig {
+    choice: &'static dyn StrategyChoice,
+    settings: Arc<dyn StrategySettings>,
+    /// The values of the flags that the strategy reads.
+    flags: FlagValues,
+    /// Batches per optimizer step.
+    pub accumulate: usize,
+    /// Steps per block, if blocks of synchronized and unsynchronized steps alternate.
+    pub sync_blocks: Option<usize>,
+    /// The default bucket sizes of `ddp`.
+    default_caps: BucketCaps,
+    /// Options of the training step that all strategies have.
+    pub options: ReplicaOptions,
+    /// What the strategy promises about the weights.
+    exactness: Exactness,
+}
+
+/// Checks the flags and fills in the defaults. Adds a warning for each flag that was stated and has no
+/// effect.
+pub fn resolve(
+    flags: &RunFlags,
+    spec: &RunSpec,
+    settings: &ArgMatches,
+    model: &ModelConfig,
+    world_size: usize,
+    warnings: &mut Vec<String>,
+) -> Result<StrategyConfig> {
+    let (precision, flags) = (flags.precision.into(), &flags.strategy);
+    let default = if world_size == 1 { ALONE } else { TOGETHER };
+    let choice = STRATEGIES.get(flags.name.as_deref().unwrap_or(default))?;
+    let (name, synchronises) = (choice.name(), choice.synchronises());
+    if synchronises == Synchronises::Alone && world_size > 1 {
+        return usage(format!(
+            "--strategy {name} trains on one rank, but there are {world_size}; pass --nproc 1, or \
+             another strategy (simple_ddp, ddp)"
+        ));
+    }
+    check_batch_norm(flags, model)?;
+    let accumulate = flags.accumulate.unwrap_or(choice.accumulate());
+    if accumulate == 0 {
+        return usage("--accumulate 0: a step needs at least one batch; pass 1 or more".into());
+    }
+    if accumulate == 1 && flags.accumulation_order == AccumulationName::Tree {
+        warnings.push("--accumulation-order tree has no effect with one batch per step".into());
+    }
+    if let Some(steps) = flags.sync_blocks.filter(|steps| *steps < 2) {
+        return usage(format!(
+            "--sync-blocks {steps}: the first step of a block does not count; pass 2 or more"
+        ));
+    }
+    if flags.sync_blocks.is_some() && synchronises != Synchronises::EveryStep {
+        return usage(format!(
+            "--sync-blocks compares steps with and without synchronisation, and {name} has none in every \
+             step; pass another --strategy"
+        ));
+    }
+    if flags.sync_blocks.is_some() && choice.is_sharded() {
+        return usage(format!(
+            "--sync-blocks compares steps with and without synchronisation, and a rank of {name} has only a part of \
+             the model to go on with alone; pass another --strategy"
+        ));
+    }
+    if choice.is_sharded()
+        && accumulate > 1
+        && flags.accumulation_order == AccumulationName::Tree
+        && settings
+            .get_raw("accumulate_in")
+            .is_some_and(|mut words| words.any(|word| word == "shards"))
+    {
+        return usage(
+            "--accumulation-order tree adds up whole gradients; leave it out, or pass --accumulate-in whole".into(),
+        );
+    }
+    if flags.sync_batch_norm && synchronises == Synchronises::SomeSteps {
+        return usage(format!(
+            "--sync-batch-norm communicates in every step, which {name} is there to avoid; leave it out, \
+             or pass another --strategy"
+        ));
+    }
+    let has_no_effect = |flag: &str| warnings.push(format!("--{flag} has no effect on {name}"));
+    let foreign = STRATEGIES.foreign_to(choice);
+    let communicates = !matches!(synchronises, Synchronises::Alone | Synchronises::Never);
+    let of_batch_norm = [
+        ("sync-batch-norm", flags.sync_batch_norm && !communicates),
+        ("broadcast-buffers", flags.broadcast_buffers && !communicates),
+    ];
+    let foreign = foreign.iter().map(String::as_str).filter(|flag| spec.has(flag));
+    foreign
+        .chain(of_batch_norm.iter().filter(|(_, is_idle)| *is_idle).map(|(flag, _)| *flag))
+        .for_each(has_no_effect);
+    if flags.no_static_graph && !flags.find_unused_parameters {
+        warnings.push(
+            "--no-static-graph has no effect without --find-unused-parameters: no parameter may be unused \
+             anyway"
+                .into(),
+        );
+    }
+    let own_flags = FlagValues::of(choice, settings);
+    let settings = choice.resolve(settings, &model.defaults())?;
+    let exactness = settings.build()?.exactness(&MeshShape::replicas(world_size));
+    Ok(StrategyConfig {
+        choice,
+        settings,
+        flags: own_flags,
+        exactness,
+        accumulate,
+        sync_blocks: flags.sync_blocks,
+        default_caps: default_caps(&model.defaults()),
+        options: ReplicaOptions {
+            find_unused_parameters: flags.find_unused_parameters,
+            static_graph: !flags.no_static_graph,
+            sync_batch_norm: flags.sync_batch_norm,
+            broadcast_buffers: flags.broadcast_buffers,
+            accumulation: flags.accumulation_order.into(),
+            precision,
+        },
+    })
+}
+
+fn usage<T>(reason: String) -> Result<T> {
+    Err(Failure::Usage(reason))
+}
+
+/// Fails for flags about batch normalization if the model has none.
+fn check_batch_norm(flags: &StrategyFlags, model: &ModelConfig) -> Result<()> {
+    let flag = match (flags.sync_batch_norm, flags.broadcast_buffers) {
+        (true, _) => "--sync-batch-norm",
+        (_, true) => "--broadcast-buffers",
+        (false, false) => return Ok(()),
+    };
+    let able = MODELS.readers("batch-norm");
+    if model.has_batch_norm() {
+        Ok(())
+    } else if able.contains(&model.name()) {
+        usage(format!("{flag} needs --batch-norm; add it, or leave this out"))
+    } else {
+        let models = able.join(" or ");
+        usage(format!("{flag} needs --batch-norm, which is for --model {models}; leave this out"))
+    }
+}
+
+impl StrategyConfig {
+    /// Its name on the command line.
+    pub fn name(&self) -> &'static str {
+        self.choice.name()
+    }
+
+    /// The same on such a mesh, on which the weights may depend.
+    pub fn on(self, mesh: &MeshShape) -> Result<Self> {
+        let exactness = self.settings.build()?.exactness(mesh);
+        Ok(Self { exactness, ..self })
+    }
+
+    /// The axes of a mesh that the strategy knows.
+    pub fn axes(&self) -> &'static [Axis] {
+        self.choice.axes()
+    }
+
+    /// The strategy's own settings.
+    pub fn settings(&self) -> &dyn StrategySettings {
+        self.settings.as_ref()
+    }
+
+    /// The flag that the user passed, for messages.
+    pub fn words(&self) -> String {
+        match self.sync_blocks {
+            Some(steps) => format!("--sync-blocks {steps}"),
+            None => format!("--strategy {}", self.name()),
+        }
+    }
+
+    /// Whether the strategy trains on a single rank.
+    pub fn is_alone(&self) -> bool {
+        self.choice.synchronises() == Synchronises::Alone
+    }
+
+    /// Whether the ranks hold the same parameters after every step.
+    pub fn keeps_replicas_equal(&self) -> bool {
+        self.choice.synchronises() == Synchronises::EveryStep && self.sync_blocks.is_none()
+    }
+
+    /// The strategy itself.
+    pub fn build(&self) -> Result<Box<dyn Strategy>> {
+        let strategy = self.settings.build()?;
+        Ok(match self.sync_blocks {
+            Some(steps) => Box::new(Alternating::new(strategy, steps)?),
+            None => strategy,
+        })
+    }
+
+    /// The kind of the strategy on its mesh, as far as it determines the final weights. All exact strategies are of
+    /// the same kind.
+    pub fn kind(&self) -> &str {
+        self.exactness.words()
+    }
+
+    /// The sizes of the buckets in which gradients live, if the strategy has such buckets.
+    pub fn caps(&self) -> Option<BucketCaps> {
+        self.settings.caps()
+    }
+
+    /// The same, or the default bucket sizes of `ddp` if the strategy has none.
+    pub fn caps_for_ddp(&self) -> BucketCaps {
+        self.caps().unwrap_or(self.default_caps)
+    }
+
+    /// The names of the units in each bucket in which gradients live, those of the last layers first.
+    /// Empty if the strategy has no such buckets.
+    pub fn bucket_units(&self, layout: &Layout) -> Vec<Vec<String>> {
+        let Some(caps) = self.caps() else { return Vec::new() };
+        let units = |bucket: Bucket| {
+            let params = bucket.params.iter().rev().map(|id| layout.param(*id).unit);
+            let mut units: Vec<UnitId> = params.collect();
+            units.dedup();
+            units.into_iter().map(|unit| layout.unit(unit).name.clone()).collect()
+        };
+        let elem_bytes = self.options.precision.grads.size_bytes();
+        plan_buckets(layout, elem_bytes, caps).into_iter().map(units).collect()
+    }
+}
+
+impl std::fmt::Debug for StrategyConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("StrategyConfig").field(&json!(self)).finish()
+    }
+}
+
+impl Serialize for StrategyConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut value = match self.settings.to_json() {
+            Value::Null => Value::Object(self.flags.to_json()),
+            settings => settings,
+        };
+        value["name"] = json!(self.name());
+        value["accumulate"] = json!(self.accumulate);
+        let is_tree = self.options.accumulation == AccumulationOrder::Tree;
+        value["accumulation_order"] = json!(if is_tree { "tree" } else { "sequential" });
+        value["find_unused_parameters"] = json!(self.options.find_unused_parameters);
+        value["static_graph"] = json!(self.options.static_graph);
+        value["sync_batch_norm"] = json!(self.options.sync_batch_norm);
+        value["broadcast_buffers"] = json!(self.options.broadcast_buffers);
+        value["sync_blocks"] = json!(self.sync_blocks);
+        value.serialize(serializer)
+    }
+}
