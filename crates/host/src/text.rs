@@ -93,6 +93,8 @@ pub fn plain_table<const N: usize>(
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
 
     #[test]
@@ -107,5 +109,11 @@ mod tests {
     fn thousands_are_separated() {
         let all = [0, 7, 999, 1000, 27_400, 1_234_567].map(thousands);
         assert_eq!(all, ["0", "7", "999", "1,000", "27,400", "1,234,567"]);
+    }
+
+    #[test]
+    fn a_word_that_is_not_utf8_can_be_recognized() {
+        assert_eq!(named(OsStr::from_bytes(b"ck\xff\xc3/x")), "ck\\xff\\xc3/x");
+        assert_eq!(named(OsStr::new("Überlauf")), "Überlauf");
     }
 }

@@ -6,18 +6,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use paceline_checkpoint::index::{CHUNK_BYTES, Index, ShardFile, sha256};
+use paceline_checkpoint::pieces::{self, Piece, Ranges};
+use paceline_checkpoint::reader::Reader;
+use paceline_checkpoint::{self as checkpoint, Checkpoint, Place, Setting};
 use paceline_kernels::optimizer::AdamW;
 use paceline_memory::{Allocator, DType};
 use paceline_model::fuzzing::small_layout;
 use paceline_model::{Optimizer, OptimizerConfig, Storage};
-
-use crate::checkpoint::index::{CHUNK_BYTES, Index, ShardFile, sha256};
-use crate::checkpoint::pieces::{self, Piece, Ranges};
-use crate::checkpoint::reader::Reader;
-use crate::checkpoint::{self, Checkpoint, Place, Setting};
-use crate::run::resolve::resolve_inputs;
-use crate::run::spec::RunSpec;
-use crate::run::spec_file::SpecFile;
+use paceline_run::resolve::resolve_inputs;
+use paceline_settings::spec::RunSpec;
+use paceline_settings::spec_file::SpecFile;
 
 /// Reads the bytes as a checkpoint of a small model, as they are and with the right digests: the index in one line, then
 /// the files, one after the other. What is accepted is the same when it is written again.

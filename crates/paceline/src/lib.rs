@@ -1,7 +1,6 @@
 //! Distributed training that shows where every millisecond and megabyte goes.
 //!
-//! This crate puts the others together: the command line and its resolved configuration, the
-//! launcher, the training loop, checkpoints, measurements and reports. It knows how nothing is
+//! This crate puts the others together under one name, and has the command line. It knows how nothing is
 //! computed.
 //!
 //! A program with a model, a data set or a strategy of its own is a [`Program`]; the [`prelude`] has what it needs:
@@ -24,45 +23,26 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
-pub mod analyze;
-pub mod check;
 pub mod cli;
-pub mod compare;
-pub mod evaluate;
-pub mod experiment;
-pub mod fetch;
+pub mod commands;
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod generate;
-pub mod insight;
-pub mod links;
-pub mod metrics;
 pub mod prelude;
-pub mod run;
-pub mod sweep;
-pub mod trace;
 
+mod habits;
+mod mistakes;
 mod program;
 
 // The crates below, so that a program needs no other dependency.
 pub use {
-    clap, paceline_collectives as collectives, paceline_data as data, paceline_kernels as kernels,
-    paceline_memory as memory, paceline_model as model, paceline_strategies as strategies,
+    clap, paceline_analysis as analysis, paceline_checkpoint as checkpoint,
+    paceline_choices as choices, paceline_collectives as collectives,
+    paceline_commbench as commbench, paceline_data as data, paceline_hub as hub,
+    paceline_kernels as kernels, paceline_launch as launch, paceline_memory as memory,
+    paceline_model as model, paceline_observe as observe, paceline_run as run,
+    paceline_settings as settings, paceline_strategies as strategies, paceline_study as study,
 };
 
-// Until each of them names the crate itself, the modules here find these as `crate::disk` and so on.
-pub use paceline_checkpoint as checkpoint;
-pub use paceline_choices as choices;
-pub use paceline_commbench as bench;
-use paceline_failure as failure;
-pub use paceline_failure::{Failure, Result, outputs};
-use paceline_host::{bar, text};
-pub use paceline_host::{disk, resources, streams};
-pub use paceline_hub::{self as hub, download};
-pub use paceline_launch::{comm, environment, launcher};
-use paceline_launch::{connect, threads};
-
-pub use paceline_settings::profile;
-
-pub use experiment::FinishedRun;
+pub use paceline_failure::{Failure, Result};
+pub use paceline_run::train::FinishedRun;
 pub use program::Program;

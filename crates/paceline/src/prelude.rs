@@ -14,8 +14,8 @@ pub use paceline_model::{
 pub use paceline_strategies::{Exactness, Replica, Schedule, Step, Strategy, StrategyError, span};
 pub use paceline_trace::SpanTrack;
 
-pub use crate::choices::data::DataSettings;
-pub use crate::choices::models::{Defaults, ModelSettings, Samples};
-pub use crate::choices::own::{Own, OwnStrategy};
-pub use crate::choices::strategies::{StrategySettings, Synchronises};
 pub use crate::{Failure, FinishedRun, Program};
+pub use paceline_choices::data::DataSettings;
+pub use paceline_choices::models::{Defaults, ModelSettings, Samples};
+pub use paceline_choices::own::{Own, OwnStrategy};
+pub use paceline_choices::strategies::{StrategySettings, Synchronises};

@@ -11,20 +11,23 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::{Arg, Command as Parser, CommandFactory};
+use paceline_choices::data::{DATA_SETS, DataSettings};
+use paceline_choices::models::{MODELS, ModelSettings};
+use paceline_choices::own::{Entry, Own, OwnStrategy};
+use paceline_choices::registry::{Choice, Registry};
+use paceline_choices::strategies::STRATEGIES;
+use paceline_failure::{Failure, Result};
+use paceline_host::streams;
+use paceline_launch::{environment, launcher};
+use paceline_run::evaluate;
+use paceline_run::train::{self, FinishedRun};
+use paceline_study::{links, predict, sweep};
 use signal_hook::consts::SIGXFSZ;
 
-use crate::choices::data::{DATA_SETS, DataSettings};
-use crate::choices::models::{MODELS, ModelSettings};
-use crate::choices::own::{Entry, Own, OwnStrategy};
-use crate::choices::registry::{Choice, Registry};
-use crate::choices::strategies::STRATEGIES;
-use crate::cli::studies::BenchCommand;
-use crate::cli::{Cli, Command, mistakes};
-use crate::experiment::{self, FinishedRun};
-use crate::{
-    Failure, Result, analyze, bench, check, checkpoint, compare, environment, evaluate, fetch,
-    generate, launcher, links, streams, sweep, trace,
-};
+use crate::cli::{Cli, Command};
+use crate::commands::bench::BenchCommand;
+use crate::commands::{self, analyze, check, compare, fetch, generate, trace};
+use crate::mistakes;
 
 /// The command line of paceline, with choices of its user's own.
 ///
@@ -84,7 +87,7 @@ impl Program {
         flags: impl IntoIterator<Item = W>,
     ) -> Result<FinishedRun> {
         self.check()?;
-        experiment::train_here(flags)
+        train::train_here(flags)
     }
 }
 
@@ -99,18 +102,20 @@ fn survive_file_limits() {
 fn run(command: Command) -> Result<u8> {
     let place = || environment::read(|name| std::env::var_os(name));
     match command {
-        Command::Train(args) => experiment::train(&args, place()?),
+        Command::Train(args) => commands::train::train(&args, place()?),
         Command::Evaluate(args) => evaluate::evaluate(&args, place()?),
         Command::Generate(args) => generate::generate(&args),
         Command::Fetch(command) => fetch::fetch(&command),
         Command::Checkpoint(command) => {
-            checkpoint::command::checkpoint(&command, carried_tokenizer)
+            paceline_checkpoint::command::checkpoint(&command, carried_tokenizer)
         }
-        Command::Bench(BenchCommand::Operation(args)) => bench::sweep::bench(&args, place()?),
+        Command::Bench(BenchCommand::Operation(args)) => {
+            paceline_commbench::sweep::bench(&args, place()?)
+        }
         Command::Bench(BenchCommand::Study(study, typed)) => study.make(&typed, place()?),
         Command::Check(args) => check::check(&args, place()?),
         Command::Sweep(args) => sweep::sweep(&args, place()?),
-        Command::Predict(args) => sweep::presets::predict::predict(&args, place()?),
+        Command::Predict(args) => predict::predict(&args, place()?),
         Command::Analyze(args) => analyze::analyze(&args),
         Command::Compare(args) => compare::compare(&args),
         Command::Links(args) => links::links_command(&args),

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Run, Sandbox, json};
-use paceline::metrics::table::TABLE;
+use paceline::observe::figures::table::TABLE;
 use serde_json::Value;
 
 /// The smallest CNN that still has several layers.

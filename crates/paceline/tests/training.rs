@@ -11,7 +11,7 @@ use common::{
     Run, Running, Sandbox, TINY, TINY_MLP, gzip, idx_images, idx_labels, json, metrics,
     write_cifar10,
 };
-use paceline::metrics::table::TABLE;
+use paceline::observe::figures::table::TABLE;
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
 use serde_json::Value;

@@ -12,6 +12,7 @@ pub mod flags;
 pub mod named;
 pub mod open_data;
 pub mod origin;
+pub mod part;
 pub mod profile;
 pub mod ranks;
 pub mod recipes;

@@ -1,0 +1,149 @@
+//! The events of training, and the listeners that are told of them.
+//!
+//! The trainer tells [`Listeners`] of each step, epoch, evaluation and save. It knows nothing else of the
+//! console, of files, of TensorBoard or of the profiler. A listener knows nothing of the other listeners.
+
+use std::time::Duration;
+
+use paceline_checkpoint::progress::{EpochSums, Evaluation, Progress};
+use paceline_collectives::{Group, OpRecord};
+use paceline_failure::Result;
+use paceline_model::Model;
+use paceline_strategies::StepLoss;
+use paceline_trace::{Span, SpanTrack};
+
+use crate::figures::facts::Facts;
+use crate::record::meter::StepTimes;
+use crate::record::rank_report::RankReport;
+
+/// An event. Steps, epochs and ranks count from 0 here; texts for people count from 1.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// The ranks have met.
+    Placed {
+        /// The ranks.
+        group: &'a Group,
+        /// On rank 0, a line for each rank that says on which device it computes.
+        placements: &'a [String],
+    },
+    /// The model is built.
+    Built(&'a Model),
+    /// Training begins, at the start or where the checkpoint ended.
+    Begun {
+        /// The progress at that point.
+        progress: Progress,
+        /// Number of samples before that position in the data.
+        samples_before: u64,
+    },
+    /// An epoch begins.
+    EpochBegun {
+        /// Which one.
+        epoch: u64,
+    },
+    /// A step is about to begin.
+    StepBegun {
+        /// Its number in this run.
+        number: u64,
+        /// The ranks.
+        group: &'a Group,
+    },
+    /// A step is done.
+    Step(StepDone<'a>),
+    /// The test set has been evaluated.
+    Evaluated(Evaluation),
+    /// An epoch is done, or the run ends within it.
+    EpochEnded {
+        /// Which one.
+        epoch: u64,
+        /// The sums over its samples.
+        sums: EpochSums,
+        /// Whether the model classifies.
+        has_classes: bool,
+        /// The batches that were trained, if the run ends within it.
+        cut_after: Option<usize>,
+        /// Its time, evaluations included.
+        took: Duration,
+    },
+    /// What a checkpoint consists of has been copied, and is being written. The last checkpoint of a run is complete.
+    Saved(Save),
+    /// The last step is done. The group has all ranks.
+    TrainingEnded(&'a Group),
+    /// Everything is done. Only rank 0 gets this event, since the reports of the ranks are gathered
+    /// there.
+    Ended(&'a Facts<'a>),
+}
+
+/// A checkpoint that is being written.
+#[derive(Clone, Copy, Debug)]
+pub struct Save {
+    /// Optimizer steps before it.
+    pub steps: u64,
+    /// The epoch of the last of these steps, from 0.
+    pub epoch: u64,
+    /// The time for which training has waited.
+    pub took: Duration,
+}
+
+/// A step that is done.
+#[derive(Clone, Copy, Debug)]
+pub struct StepDone<'a> {
+    /// Its number in this run.
+    pub number: u64,
+    /// Optimizer steps so far, those of earlier runs included.
+    pub steps: u64,
+    /// Its epoch.
+    pub epoch: u64,
+    /// Number of batches of the epoch that are done.
+    pub batches: usize,
+    /// Loss and counts.
+    pub loss: &'a StepLoss,
+    /// Whether the model classifies.
+    pub has_classes: bool,
+    /// The learning rate that it used.
+    pub lr: f64,
+    /// The norm of the gradients before clipping, if they are clipped.
+    pub grad_norm: Option<f64>,
+    /// The time at which its batches were requested, in nanoseconds.
+    pub asked_ns: u64,
+    /// The time from the arrival of the batches to the end of the optimizer.
+    pub whole: Span,
+    /// Where its time went.
+    pub times: StepTimes,
+    /// What the main thread recorded.
+    pub track: &'a SpanTrack,
+    /// The operations of this rank.
+    pub records: &'a [OpRecord],
+    /// The ranks.
+    pub group: &'a Group,
+}
+
+/// Something that is told of events.
+pub trait Listener {
+    /// Called for each event. Listeners on all ranks are called in the same order, so this function may
+    /// communicate.
+    fn on(&mut self, event: &Event) -> Result<()>;
+
+    /// Adds this listener's data to the report of its rank, once training has ended.
+    fn add_to(&self, _report: &mut RankReport) {}
+}
+
+/// All listeners of a rank.
+#[derive(Default)]
+pub struct Listeners<'a>(Vec<Box<dyn Listener + 'a>>);
+
+impl<'a> Listeners<'a> {
+    /// Adds a listener. Listeners are told in the order in which they were added.
+    pub fn add(&mut self, listener: impl Listener + 'a) {
+        self.0.push(Box::new(listener));
+    }
+
+    /// Tells all listeners of an event. Stops at the first one that fails.
+    pub fn tell(&mut self, event: Event) -> Result<()> {
+        self.0.iter_mut().try_for_each(|listener| listener.on(&event))
+    }
+
+    /// Adds the listeners' data to the report of their rank.
+    pub fn add_to(&self, report: &mut RankReport) {
+        self.0.iter().for_each(|listener| listener.add_to(report));
+    }
+}

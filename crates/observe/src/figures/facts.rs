@@ -1,0 +1,256 @@
+//! Everything that is known about a run at its end. The figures of a run are computed from this.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::Duration;
+
+use paceline_checkpoint::progress::{EpochSums, Evaluation};
+use paceline_choices::strategies::Advice;
+use paceline_collectives::{Algorithm, Link, OpKind, Transport};
+use paceline_host::text::ms;
+use paceline_model::Layout;
+use paceline_settings::config::TrainConfig;
+use paceline_strategies::Alternating;
+use paceline_table::stats::nearest_rank;
+use serde::Serialize;
+
+use crate::insight::advice::pass::Conversion;
+use crate::insight::advice::{self, Account, Cost, Situation};
+use crate::insight::anatomy::Anatomy;
+use crate::insight::conversion::half_costs;
+use crate::insight::gathers::Uses;
+use crate::insight::memory::{Need, Needs};
+use crate::insight::observed::Observed;
+use crate::record::memory::{Bytes, RESERVED, RankMemory};
+use crate::record::rank_report::RankReport;
+use crate::record::ranks::Ranks;
+use crate::record::steps::{AllSteps, KeptStep};
+
+/// The result of training.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The transport that was really used; a single rank needs no shared memory.
+    pub transport: Transport,
+    /// The link that was emulated.
+    pub link: Option<Link>,
+    /// Number of parameters.
+    pub params: usize,
+    /// Steps made, measured or not.
+    pub num_steps: u64,
+    /// The optimizer steps so far, those before a resumption included, if the run was asked to end before its last one.
+    pub stopped_after: Option<u64>,
+    /// The sums over the last epoch of training.
+    pub trained: Option<EpochSums>,
+    /// Whether the model classifies.
+    pub has_classes: bool,
+    /// The memory that the ranks need by prediction.
+    pub predicted: Needs,
+    /// The evaluation at the end.
+    pub evaluated: Option<Evaluation>,
+    /// Wall-clock time of the whole run on rank 0.
+    pub total: Duration,
+    /// Floating-point operations of the model's products for a sample in a step; `None` if they cannot be counted.
+    pub flops_per_sample: Option<u64>,
+}
+
+/// Everything that is known about a run at its end.
+#[derive(Debug)]
+pub struct Facts<'a> {
+    /// The configuration.
+    pub config: &'a TrainConfig,
+    /// The result of training.
+    pub outcome: &'a Outcome,
+    /// The reports of the ranks, in rank order.
+    pub reports: &'a [RankReport],
+    /// The measured steps of all ranks.
+    pub steps: AllSteps<'a>,
+    /// Where the time of a step went.
+    pub anatomy: Anatomy,
+    /// How much longer synchronized steps take than unsynchronized ones, if the two alternated.
+    pub sync_cost: Option<SyncCost>,
+    /// The gathers of a step, if the strategy gathers units.
+    pub gathers: Option<GatherFacts>,
+    /// The advice for the user.
+    pub advice: Option<String>,
+    /// The numbers of the advice.
+    pub advised: Option<Account>,
+}
+
+/// The gathers of a step together, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct GatherFacts {
+    /// For how long the passes waited.
+    pub exposed_ms: f64,
+    /// For how long gathers moved data.
+    pub moving_ms: f64,
+    /// For how long the passes would wait if each operation took as long as it did once all ranks were there.
+    pub replayed_ms: f64,
+}
+
+impl GatherFacts {
+    fn new(anatomy: &Anatomy, kind: Advice) -> Option<Self> {
+        let uses = Uses::measured(&anatomy.gathers, anatomy.backward_end_ms)?;
+        let ahead = match kind {
+            Advice::ChooseGathers { prefetch: Some(prefetch) } => prefetch,
+            _ => anatomy.gathers.len(),
+        };
+        Some(Self {
+            exposed_ms: anatomy.gathers.iter().map(|line| line.exposed_ms).sum(),
+            moving_ms: uses.gathering(),
+            replayed_ms: uses.exposed(ahead),
+        })
+    }
+}
+
+impl<'a> Facts<'a> {
+    /// Combines the reports of the ranks.
+    pub fn new(
+        config: &'a TrainConfig,
+        outcome: &'a Outcome,
+        reports: &'a [RankReport],
+        layout: &Layout,
+    ) -> Self {
+        let steps = AllSteps::new(reports.iter().map(|report| &report.steps));
+        let strategy = &config.strategy;
+        let anatomy = Anatomy::new(&steps, reports, layout, &strategy.bucket_units(layout));
+        let told = match strategy.sync_blocks {
+            None => advice::advice(Situation {
+                strategy: strategy.name(),
+                kind: strategy.settings().advice(),
+                caps: strategy.caps_for_ddp(),
+                anatomy: &anatomy,
+                observed: &Observed::new(reports),
+                layout,
+                link: outcome
+                    .link
+                    .map(|link| on_link(link, config.comm.algorithm, config.world_size)),
+                conversion: &|| conversion(layout, config.threads),
+            }),
+            Some(_) => None,
+        };
+        let (advice, advised) = told.map(|told| (told.text, told.account)).unzip();
+        let sync_cost = strategy.sync_blocks.and_then(|block| SyncCost::new(&steps, block));
+        let gathers = GatherFacts::new(&anatomy, strategy.settings().advice());
+        Self { config, outcome, reports, steps, anatomy, sync_cost, gathers, advice, advised }
+    }
+
+    /// Whether all ranks hold the same parameters.
+    pub fn replicas_agree(&self) -> bool {
+        self.reports.windows(2).all(|pair| pair[0].weights_sha256 == pair[1].weights_sha256)
+    }
+
+    /// The most bytes alive at once, by category.
+    pub fn peak_bytes(&self, ranks: Ranks) -> BTreeMap<&str, u64> {
+        let all = self.reports.iter().flat_map(|report| report.memory.peak_bytes.keys());
+        // What is free in a pool is in no tensor.
+        let names: BTreeSet<&str> = all.map(String::as_str).filter(|of| *of != RESERVED).collect();
+        let of = |name: &str, report: &RankReport| {
+            report.memory.peak_bytes.get(name).copied().unwrap_or(0)
+        };
+        let peak = |name| Some((name, self.combine(ranks, |report| of(name, report))?));
+        names.into_iter().filter_map(peak).collect()
+    }
+
+    /// The memory of each rank by phase.
+    pub fn memory(&self) -> Vec<&RankMemory> {
+        self.reports.iter().map(|report| &report.memory).collect()
+    }
+
+    /// The memory that each rank needs by prediction, by category.
+    pub fn memory_predicted(&self) -> Vec<Bytes> {
+        self.outcome.predicted.ranks.iter().map(Need::bytes).collect()
+    }
+
+    /// The mean over the ranks of the proportional set size by prediction, if each rank is a process.
+    pub fn predicted_resident_bytes(&self) -> Option<f64> {
+        let ranks = &self.outcome.predicted.ranks;
+        let all = ranks.iter().map(|need| need.resident).collect::<Option<Vec<u64>>>()?;
+        (!all.is_empty()).then(|| all.iter().sum::<u64>() as f64 / all.len() as f64)
+    }
+
+    /// The traces of the ranks that wrote one.
+    pub fn traces(&self) -> Vec<&Path> {
+        self.reports.iter().filter_map(|report| report.trace.as_deref()).collect()
+    }
+
+    /// What was to be written and could not be, by rank.
+    pub fn missing_files(&self) -> Vec<String> {
+        let of_rank = |(rank, report): (usize, &RankReport)| {
+            let missing = report.missing_files.iter();
+            missing.map(move |what| format!("rank {rank}: {what}")).collect::<Vec<_>>()
+        };
+        self.reports.iter().enumerate().flat_map(of_rank).collect()
+    }
+
+    /// Floating-point operations of the model per second and rank, in the measured steps.
+    pub fn model_flops_per_s(&self, ranks: Ranks) -> Option<f64> {
+        let of_sample = self.outcome.flops_per_sample? as f64;
+        Some(self.steps.samples_per_s(ranks)? * of_sample / self.config.world_size as f64)
+    }
+
+    /// The most floating-point operations per second that a rank can make.
+    pub fn peak_flops_per_s(&self, ranks: Ranks) -> Option<f64> {
+        let peaks = self.reports.iter().map(|report| report.peak_flops_per_s);
+        ranks.combine(peaks).filter(|peak| *peak > 0.0)
+    }
+
+    /// A number of each rank's report, combined, without a fraction.
+    pub fn combine(&self, ranks: Ranks, part: impl Fn(&RankReport) -> u64) -> Option<u64> {
+        Some(ranks.combine(self.reports.iter().map(|report| part(report) as f64))? as u64)
+    }
+}
+
+/// The gradients for which converting is timed, at most: 6 MB.
+const TIMED_ELEMS: usize = 1 << 20;
+
+/// What converting a gradient to 16 bits and back takes on this machine.
+fn conversion(layout: &Layout, threads: usize) -> Option<Conversion> {
+    let len = layout.trained_len().clamp(1, TIMED_ELEMS);
+    let [narrow_ms, widen_ms] = half_costs(len, threads).ok()?.map(|ms| ms / len as f64);
+    Some(Conversion { narrow_ms, widen_ms })
+}
+
+/// The time of an all-reduce on an emulated link.
+pub fn on_link(link: Link, algorithm: Algorithm, world_size: usize) -> Cost {
+    let kind = OpKind::AllReduce;
+    Box::new(move |bytes| {
+        let algorithm = algorithm.recommended(kind, world_size, bytes, &link);
+        let time = link.time(kind, algorithm, world_size, bytes);
+        time.as_secs_f64() * 1e3
+    })
+}
+
+/// The time that synchronization adds to a step, from alternating blocks of steps with and without it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct SyncCost {
+    /// Median step with synchronization, in milliseconds.
+    pub synchronised_ms: f64,
+    /// Median step without synchronization, in milliseconds.
+    pub unsynchronised_ms: f64,
+    /// The difference in percent of the step without.
+    pub added_pct: f64,
+}
+
+impl SyncCost {
+    fn new(steps: &AllSteps, block: usize) -> Option<Self> {
+        let median = |is_synchronised: bool| {
+            let belongs = |number: u64| {
+                let step = number as usize;
+                // In the first step of a block, ranks also wait because they drifted apart in the block
+                // before.
+                let is_first = step.is_multiple_of(block);
+                Alternating::is_synchronised(block, step) == is_synchronised && !is_first
+            };
+            let ranks = steps.each().filter(|ranks| belongs(ranks[0].number));
+            let mean = |ranks: Vec<_>| {
+                let times = ranks.iter().map(|step: &KeptStep| step.step as f64);
+                Ranks::Mean.combine(times).unwrap_or(0.0) as u64
+            };
+            let steps: Vec<u64> = ranks.map(mean).collect();
+            nearest_rank(&steps, 0.5).map(ms)
+        };
+        let (synchronised_ms, unsynchronised_ms) = (median(true)?, median(false)?);
+        let added_pct = 100.0 * (synchronised_ms / unsynchronised_ms - 1.0);
+        Some(Self { synchronised_ms, unsynchronised_ms, added_pct })
+    }
+}

@@ -1,0 +1,244 @@
+//! What a figure is: its name, unit and definition, where it comes from and where it is shown.
+//!
+//! The figures themselves are in [`table`](crate::figures::table).
+
+use paceline_checkpoint::progress::Evaluation;
+use serde_json::Value;
+
+use crate::figures::event::{Save, StepDone};
+use crate::figures::facts::Facts;
+use crate::record::meter::StepTimes;
+use crate::record::ranks::Ranks;
+use crate::record::steps::AllSteps;
+
+/// A figure: a number or a word that a run reports, under the same name in every file and view.
+#[derive(Clone, Copy, Debug)]
+pub struct Figure {
+    /// Its name: the key in `metrics.jsonl` and `summary.json`.
+    pub name: &'static str,
+    /// Its name for people; the unit is shown beside it.
+    pub label: &'static str,
+    /// Its unit; empty for words and plain numbers.
+    pub unit: &'static str,
+    /// How many decimals are shown; files have all.
+    pub decimals: usize,
+    /// What it means and how it is computed.
+    pub definition: &'static str,
+    /// How the values of the ranks are combined into one.
+    pub ranks: Ranks,
+    /// What it is computed from.
+    pub source: Source,
+    /// Whether `metrics.jsonl` has it.
+    pub in_metrics: bool,
+    /// Whether `summary.json` has it.
+    pub in_summary: bool,
+    /// Its tag in TensorBoard: a section, a slash and a name.
+    pub curve: Option<&'static str>,
+    /// Whether the console prints it.
+    pub on_console: bool,
+    /// Whether it is one of the disjoint times that add up to a step of the main thread.
+    pub is_part_of_step: bool,
+    /// Which table of a comparison has it as a column.
+    pub compared: Compared,
+    /// Which of its values are better, if the table of a sweep has it: cases can then be ranked by it.
+    pub swept: Option<Better>,
+    /// Another place where a summary may have it: a JSON pointer, and the factor by which to multiply the
+    /// value there.
+    pub elsewhere: Option<(&'static str, f64)>,
+}
+
+/// What a figure is computed from.
+#[derive(Clone, Copy, Debug)]
+pub enum Source {
+    /// The position of the run, from its steps and epochs, which count from 1. Each line of
+    /// `metrics.jsonl` begins with it.
+    Position(fn(u64, u64) -> u64),
+    /// A quantity of each step, times a factor. The value of a rank is the mean over its measured steps.
+    Times(fn(&StepTimes) -> u64, f64),
+    /// A step, if it has this figure.
+    Step(fn(&StepDone) -> Option<Value>),
+    /// An evaluation, if it has this figure. The value of a run is that of the evaluation at its end.
+    Evaluation(fn(&Evaluation) -> Option<f64>),
+    /// The time that saving a checkpoint took.
+    Save(fn(&Save) -> f64),
+    /// A run, and the rule by which the values of its ranks are combined.
+    Run(fn(&Facts, Ranks) -> Value),
+    /// The summary of a run, together with what the comparison is told or computes.
+    Comparison,
+}
+
+/// The place of a figure in a comparison of runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compared {
+    /// It is not compared.
+    No,
+    /// In the first table on the console, which is about the run.
+    First,
+    /// In the second one, which is about the step.
+    Second,
+}
+
+/// Which values of a figure are better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// Low values: times, losses, memory.
+    Lower,
+    /// High values: throughput, accuracy.
+    Higher,
+}
+
+impl Figure {
+    /// A figure that no view shows yet.
+    pub const fn new(
+        name: &'static str,
+        (label, unit, decimals): (&'static str, &'static str, usize),
+        ranks: Ranks,
+        source: Source,
+        definition: &'static str,
+    ) -> Self {
+        Self {
+            name,
+            label,
+            unit,
+            decimals,
+            definition,
+            ranks,
+            source,
+            in_metrics: false,
+            in_summary: false,
+            curve: None,
+            on_console: false,
+            is_part_of_step: false,
+            compared: Compared::No,
+            swept: None,
+            elsewhere: None,
+        }
+    }
+
+    /// Adds it to `metrics.jsonl`.
+    pub const fn metrics(mut self) -> Self {
+        self.in_metrics = true;
+        self
+    }
+
+    /// Adds it to `summary.json`.
+    pub const fn summary(mut self) -> Self {
+        self.in_summary = true;
+        self
+    }
+
+    /// Adds a curve in TensorBoard.
+    pub const fn curve(mut self, tag: &'static str) -> Self {
+        self.curve = Some(tag);
+        self
+    }
+
+    /// Adds it to the console.
+    pub const fn console(mut self) -> Self {
+        self.on_console = true;
+        self
+    }
+
+    /// Adds it to the console, as a part of the main thread's step.
+    pub const fn part_of_step(mut self) -> Self {
+        self.is_part_of_step = true;
+        self.console()
+    }
+
+    /// Adds it to the first table of a comparison.
+    pub const fn first(mut self) -> Self {
+        self.compared = Compared::First;
+        self
+    }
+
+    /// Adds it to the second table of a comparison.
+    pub const fn second(mut self) -> Self {
+        self.compared = Compared::Second;
+        self
+    }
+
+    /// In the table of a sweep, which can rank its cases by it.
+    pub const fn swept(mut self, better: Better) -> Self {
+        self.swept = Some(better);
+        self
+    }
+
+    /// Says that summaries have it, also or only, at this JSON pointer. The value there is multiplied by
+    /// `factor`.
+    pub const fn elsewhere(mut self, pointer: &'static str, factor: f64) -> Self {
+        self.elsewhere = Some((pointer, factor));
+        self
+    }
+
+    /// Its value in a step; `None` if it is not a figure of steps, or if this step does not have it.
+    pub fn of_step(&self, step: &StepDone) -> Option<Value> {
+        match self.source {
+            Source::Position(of) => Some(of(step.steps, step.epoch + 1).into()),
+            Source::Times(of, 1.0) => Some(of(&step.times).into()),
+            Source::Times(of, factor) => Some((of(&step.times) as f64 * factor).into()),
+            Source::Step(of) => of(step),
+            _ => None,
+        }
+    }
+
+    /// Its value in an evaluation; `None` if it is not a figure of evaluations.
+    pub fn of_evaluation(&self, evaluation: &Evaluation) -> Option<Value> {
+        match self.source {
+            Source::Position(of) => Some(of(evaluation.steps, evaluation.epoch + 1).into()),
+            Source::Evaluation(of) => of(evaluation).map(Value::from),
+            _ => None,
+        }
+    }
+
+    /// Its value in a save; `None` if it is not a figure of saves.
+    pub fn of_save(&self, save: &Save) -> Option<Value> {
+        match self.source {
+            Source::Position(of) => Some(of(save.steps, save.epoch + 1).into()),
+            Source::Save(of) => Some(of(save).into()),
+            _ => None,
+        }
+    }
+
+    /// Its value in a run, which is null if nothing was measured; `None` if it is not a figure of runs.
+    pub fn of_run(&self, facts: &Facts) -> Option<Value> {
+        match self.source {
+            Source::Run(of) => Some(of(facts, self.ranks)),
+            Source::Evaluation(of) => Some(facts.outcome.evaluated.as_ref().and_then(of).into()),
+            Source::Times(..) => Some(self.of_steps(&facts.steps).into()),
+            _ => None,
+        }
+    }
+
+    /// The mean over the measured steps, combined over the ranks, for a figure that is a quantity of each step.
+    pub fn of_steps(&self, steps: &AllSteps) -> Option<f64> {
+        let Source::Times(of, factor) = self.source else { return None };
+        steps.combine(self.ranks, of).map(|value| value * factor)
+    }
+
+    /// Its value in a summary that was written by this version or an earlier one.
+    pub fn read(&self, summary: &Value) -> Option<f64> {
+        let own = summary.get(self.name).and_then(Value::as_f64);
+        own.or_else(|| {
+            let (pointer, factor) = self.elsewhere?;
+            Some(summary.pointer(pointer)?.as_f64()? * factor)
+        })
+    }
+
+    /// The value as it is shown, without the unit.
+    pub fn shown(&self, value: f64) -> String {
+        format!("{value:.*}", self.decimals)
+    }
+
+    /// The names of all views that show it.
+    pub fn views(&self) -> Vec<&'static str> {
+        let all = [
+            ("console", self.on_console),
+            ("metrics.jsonl", self.in_metrics),
+            ("summary.json", self.in_summary),
+            ("TensorBoard", self.curve.is_some()),
+            ("comparison", self.compared != Compared::No),
+            ("sweep", self.swept.is_some()),
+        ];
+        all.into_iter().filter(|(_, is_shown)| *is_shown).map(|(name, _)| name).collect()
+    }
+}

@@ -1,0 +1,331 @@
+//! The anatomy of a step: its times, its operations and its gradients, combined from the measurements of
+//! all ranks.
+//!
+//! The main thread's times are disjoint and add up to the wall-clock time; time that no span accounts for
+//! is the rest. The times of communication overlap with them and are listed separately. The advice that
+//! follows from an anatomy is in [`advice`](crate::insight::advice).
+
+use paceline_model::Layout;
+use serde::{Deserialize, Serialize};
+
+use crate::record::gathers::GatherMean;
+use crate::record::meter::StepTimes;
+use crate::record::rank_report::RankReport;
+use crate::record::ranks::Ranks;
+use crate::record::readiness::OpMean;
+use crate::record::steps::AllSteps;
+
+/// Where the time of a step goes: means over ranks and measured steps, in milliseconds.
+///
+/// The means that are [`skip`](https://serde.rs/field-attrs.html#skip)ped in files are figures of the
+/// [table](crate::figures::table), and files have them under their names there.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Anatomy {
+    /// The step with the wait for its batch: `wall_ms` of the table.
+    #[serde(skip)]
+    pub wall_ms: f64,
+    /// By how much the mean steps of two runs like this one differ, as far as this run can tell ([`AllSteps::apart_ms`]).
+    #[serde(skip)]
+    pub apart_ms: Option<f64>,
+    /// Arithmetic and copies that synchronization adds: `sync_ms`.
+    #[serde(skip)]
+    pub sync_ms: f64,
+    /// The main thread is blocked on communication: `comm_exposed_ms`.
+    #[serde(skip)]
+    pub exposed_ms: f64,
+    /// The part of `exposed_ms` in which an operation waits for the last rank: `comm_exposed_wait_ms`.
+    #[serde(skip)]
+    pub exposed_wait_ms: f64,
+    /// An operation runs, those that sum up the loss left out: `comm_ms`.
+    #[serde(skip)]
+    pub communication_ms: f64,
+    /// The part of `communication_ms` in which the main thread computes: `comm_hidden_ms`.
+    #[serde(skip)]
+    pub hidden_ms: f64,
+    /// The begin of the last backward pass since the batch was there.
+    pub backward_begin_ms: f64,
+    /// The end of the last backward pass, in milliseconds since the batch was there.
+    pub backward_end_ms: f64,
+    /// The rank that the others waited for most.
+    pub slowest: Option<Slowest>,
+    /// When each gradient was final.
+    pub ready: Vec<ReadyLine>,
+    /// The operations of a step, in order.
+    pub ops: Vec<OpLine>,
+    /// Those of the operations that carry buckets.
+    pub buckets: Vec<BucketLine>,
+    /// Those of the operations that sum the statistics of a synchronized batch norm. The passes wait for each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub statistics: Vec<OpLine>,
+    /// The uses of units that are gathered, in order.
+    pub gathers: Vec<GatherLine>,
+}
+
+/// A use of a unit of a sharded model. Its times are in milliseconds since the batch was there.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GatherLine {
+    /// The unit.
+    pub unit: String,
+    /// Whether the backward pass uses it.
+    pub is_backward: bool,
+    /// Size of the gathered unit in bytes; zero if it was still there from the forward pass.
+    pub bytes: u64,
+    /// When the operation was submitted; negative if the step before has done so.
+    pub submitted_ms: f64,
+    /// When the operation started.
+    pub sent_ms: f64,
+    /// When the unit was there.
+    pub done_ms: f64,
+    /// When the pass needed it.
+    pub needed_ms: f64,
+    /// For how long the pass waited.
+    pub exposed_ms: f64,
+    /// How long the operation moved data, after all ranks had arrived.
+    pub move_ms: f64,
+    /// How long the reduction of the unit's gradients moved data, if this is a use of the backward pass.
+    pub reduce_ms: f64,
+}
+
+/// The rank that the others waited for most.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Slowest {
+    /// Its number.
+    pub rank: usize,
+    /// The percentage of the steps in which it waited least of all.
+    pub steps_pct: f64,
+    /// How long it made another rank wait per step, exposed: mean over the other ranks, in milliseconds.
+    pub cost_ms: f64,
+}
+
+/// When a gradient was final.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReadyLine {
+    /// The parameter's name.
+    pub param: String,
+    /// Milliseconds since the batch was there.
+    pub ready_ms: f64,
+}
+
+/// One operation. Its times are in milliseconds since the batch was there.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OpLine {
+    /// Size of the message in bytes.
+    pub bytes: u64,
+    /// When it was submitted.
+    pub ready_ms: f64,
+    /// When it started.
+    pub sent_ms: f64,
+    /// When all ranks had arrived.
+    pub present_ms: f64,
+    /// When it finished.
+    pub done_ms: f64,
+    /// The percentage of its time during which the main thread computed.
+    pub hidden_pct: f64,
+}
+
+/// One bucket.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BucketLine {
+    /// Its operation.
+    #[serde(flatten)]
+    pub op: OpLine,
+    /// The units whose gradients it carries, those of the last layers first.
+    pub units: Vec<String>,
+}
+
+impl Anatomy {
+    /// Combines the ranks' reports. `buckets` are the units in each bucket.
+    pub fn new(
+        steps: &AllSteps,
+        reports: &[RankReport],
+        layout: &Layout,
+        buckets: &[Vec<String>],
+    ) -> Self {
+        if steps.count() == 0 {
+            return Self::default();
+        }
+        let mean = |part: fn(&StepTimes) -> u64| steps.mean(part).unwrap_or(0.0) / 1e6;
+        let over_ranks = |part: &dyn Fn(&RankReport) -> f64| {
+            Ranks::Mean.combine(reports.iter().map(part)).unwrap_or(0.0) / 1e6
+        };
+        let num_ops = reports.iter().map(|report| report.alike.ops.len()).min().unwrap_or(0);
+        let ops: Vec<OpLine> = (0..num_ops)
+            .map(|at| {
+                let mean =
+                    |part: fn(&OpMean) -> f64| over_ranks(&|report| part(&report.alike.ops[at]));
+                let (sent_ms, done_ms) = (mean(|op| op.sent), mean(|op| op.done));
+                OpLine {
+                    bytes: reports[0].alike.ops[at].bytes,
+                    ready_ms: mean(|op| op.ready),
+                    sent_ms,
+                    present_ms: mean(|op| op.present),
+                    done_ms,
+                    hidden_pct: pct(mean(|op| op.hidden), done_ms - sent_ms),
+                }
+            })
+            .collect();
+        let num_ready = reports.iter().map(|report| report.alike.ready.len()).min().unwrap_or(0);
+        let ready = (0..num_ready).map(|at| ReadyLine {
+            param: layout.params()[reports[0].alike.ready[at].param].name.clone(),
+            ready_ms: over_ranks(&|report| report.alike.ready[at].at),
+        });
+        let num_gathers =
+            reports.iter().map(|report| report.alike.gathers.len()).min().unwrap_or(0);
+        let gathers = (0..num_gathers).map(|at| {
+            let first = &reports[0].alike.gathers[at];
+            let mean = |part: fn(&GatherMean) -> f64| {
+                over_ranks(&|report| part(&report.alike.gathers[at]))
+            };
+            let alike = &reports[0].alike;
+            let reduced = alike.bucket_ids.iter().position(|unit| *unit == first.unit);
+            let reduced = reduced.filter(|_| first.is_backward);
+            let reduced = reduced.and_then(|at| ops.get(alike.bucket_ops[at]));
+            GatherLine {
+                unit: layout.units()[first.unit].name.clone(),
+                is_backward: first.is_backward,
+                bytes: first.bytes,
+                submitted_ms: mean(|of| of.submitted),
+                sent_ms: mean(|of| of.sent),
+                done_ms: mean(|of| of.done),
+                needed_ms: mean(|of| of.needed),
+                exposed_ms: mean(|of| of.exposed),
+                move_ms: mean(|of| of.done - of.present),
+                reduce_ms: reduced.map_or(0.0, |op| op.done_ms - op.present_ms),
+            }
+        });
+        let gathers = gathers.collect();
+        let of_buckets = reports[0].alike.bucket_ops.iter().zip(buckets);
+        let lines = of_buckets.filter_map(|(at, units)| {
+            Some(BucketLine { op: *ops.get(*at)?, units: units.clone() })
+        });
+        let statistics = reports[0].alike.statistics_ops.iter();
+        Self {
+            statistics: statistics.filter_map(|at| ops.get(*at).copied()).collect(),
+            wall_ms: mean(|t| t.step + t.data),
+            apart_ms: steps.apart_ms(),
+            sync_ms: mean(|t| t.sync),
+            exposed_ms: mean(|t| t.exposed),
+            exposed_wait_ms: mean(|t| t.exposed_wait),
+            communication_ms: mean(|t| t.communicating),
+            hidden_ms: mean(|t| t.hidden),
+            backward_begin_ms: over_ranks(&|report| report.alike.backward_begin),
+            backward_end_ms: over_ranks(&|report| report.alike.backward_end),
+            slowest: slowest(steps),
+            ready: ready.collect(),
+            buckets: lines.collect(),
+            gathers,
+            ops,
+        }
+    }
+
+    /// For how long the passes of a step wait for the statistics of synchronized batch norms, in milliseconds.
+    pub fn statistics_ms(&self) -> f64 {
+        self.statistics.iter().map(|op| op.done_ms - op.ready_ms).sum()
+    }
+
+    /// The percentage of the communication that ran while the main thread computed; `None` without
+    /// communication.
+    pub fn overlap_pct(&self) -> Option<f64> {
+        (self.communication_ms > 0.0).then(|| pct(self.hidden_ms, self.communication_ms))
+    }
+}
+
+fn pct(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { 100.0 * part / whole } else { 0.0 }
+}
+
+/// The rank that made the others wait most. In each step, the rank that waited least is the last one to
+/// arrive. It cost each other rank the difference between the other rank's waiting and its own. Only exposed waiting
+/// counts: a wait behind arithmetic costs nothing. In a step in which all ranks waited equally long, no rank was the last.
+fn slowest(steps: &AllSteps) -> Option<Slowest> {
+    // For each rank: the time that it cost the others, and the number of steps in which it was the last.
+    let mut ranks: Vec<(u64, u64)> = Vec::new();
+    for step in steps.each() {
+        ranks.resize(step.len(), (0, 0));
+        let (rank, least) = step.iter().enumerate().min_by_key(|(_, of)| of.exposed_wait)?;
+        let more = step.iter().map(|of| of.exposed_wait - least.exposed_wait).sum::<u64>();
+        let (cost, count) = &mut ranks[rank];
+        *cost += more;
+        *count += u64::from(more > 0);
+    }
+    let (rank, (cost, count)) = ranks.iter().enumerate().max_by_key(|(_, (cost, _))| *cost)?;
+    let (num_steps, others) = (steps.num_kept() as f64, ranks.len() as f64 - 1.0);
+    (*cost > 0).then(|| Slowest {
+        rank,
+        steps_pct: pct(*count as f64, num_steps),
+        cost_ms: *cost as f64 / others / num_steps / 1e6,
+    })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use paceline_strategies::StepLoss;
+
+    use super::*;
+    use crate::record::readiness::AlikeSteps;
+    use crate::record::steps::StepLog;
+
+    const LOSS: StepLoss = StepLoss {
+        loss: 1.0,
+        correct: 0.0,
+        count: 1,
+        samples: 1,
+        own_tokens: 0,
+        is_shared: true,
+        local_sum: 1.0,
+        stops: false,
+    };
+
+    /// A report with a step for each exposed wait.
+    pub fn report(waits_ms: &[u64]) -> RankReport {
+        let mut steps = StepLog::default();
+        for (number, wait) in waits_ms.iter().enumerate() {
+            let times = StepTimes {
+                step: 10_000_000,
+                forward: 3_000_000,
+                backward: 4_000_000,
+                exposed: 2_000_000,
+                exposed_wait: wait * 1_000_000,
+                hidden: 500_000,
+                communicating: 2_000_000,
+                wait: wait * 1_000_000,
+                ..StepTimes::default()
+            };
+            steps.push(number as u64, &times, &LOSS);
+        }
+        let op = OpMean { bytes: 8, sent: 4e6, done: 8e6, hidden: 1e6, ..OpMean::default() };
+        let alike = AlikeSteps { ops: vec![op], bucket_ops: vec![0], ..AlikeSteps::default() };
+        RankReport { steps, alike, ..RankReport::default() }
+    }
+
+    #[test]
+    fn the_slowest_rank_is_the_one_that_others_wait_for() {
+        let reports = [report(&[4, 0, 5]), report(&[0, 1, 1])];
+        let steps = AllSteps::new(reports.iter().map(|report| &report.steps));
+        let slowest = slowest(&steps).unwrap();
+        assert_eq!(slowest.rank, 1);
+        assert!((slowest.steps_pct - 200.0 / 3.0).abs() < 1e-9);
+        assert!((slowest.cost_ms - 8.0 / 3.0).abs() < 1e-9);
+    }
+
+    /// Waiting behind arithmetic makes no step longer.
+    #[test]
+    fn a_rank_for_which_others_wait_while_they_compute_costs_nothing() {
+        let logs = [9, 0].map(|wait_ms| {
+            let wait = wait_ms * 1_000_000;
+            let times = StepTimes { wait, hidden: wait, ..StepTimes::default() };
+            let mut log = StepLog::default();
+            log.push(0, &times, &LOSS);
+            log
+        });
+        assert_eq!(slowest(&AllSteps::new(&logs)), None);
+    }
+
+    /// No rank is the last in a step in which all wait equally long.
+    #[test]
+    fn a_step_without_a_last_rank_is_no_rank_s() {
+        let reports = [report(&[3, 2, 2]), report(&[0, 2, 2])];
+        let steps = AllSteps::new(reports.iter().map(|report| &report.steps));
+        assert!((slowest(&steps).unwrap().steps_pct - 100.0 / 3.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,380 @@
+//! The memory of a rank before the run: what each category needs, by formula.
+//!
+//! Input: a model, a strategy, ranks and a batch. Output: bytes by category. Parameters, gradients, unsharded units and
+//! communication are what the strategy states ([`Footprint`](paceline_strategies::Footprint)); the optimizer's state follows
+//! from what the rank owns; activations and scratch memory come from a rehearsal of the step on the device without contents
+//! ([`Rehearsal`]); data follow from the loader. Nothing is measured here, and nothing of the size of the model is
+//! allocated.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::ops::Range;
+
+use paceline_choices::optimizers::OptimizerSettings;
+use paceline_collectives::MeshShape;
+use paceline_data::BatchShape;
+use paceline_failure::{Failure, Result};
+use paceline_host::resources;
+use paceline_kernels::{Compute, KernelError};
+use paceline_memory::{Allocator, Category, MemoryError};
+use paceline_model::{Batch, Model, ModelError, Owned, Rehearsal};
+use paceline_settings::config::TrainConfig;
+use paceline_settings::named::TransportName;
+use paceline_settings::open_data::OpenData;
+use paceline_settings::strategy::StrategyConfig;
+use paceline_strategies::{SHARED_SUMS_BYTES, Strategy};
+
+use crate::record::event_room::events_bytes;
+use crate::record::memory::{Bytes, RESIDENT, TOTAL};
+
+/// Batches that a loader thread has ready or in the making, beside those of the step.
+const BATCHES_AHEAD: usize = 3;
+
+/// What a process takes by itself: stacks, queues, records of operations, and copies within matrix products. Measured, not
+/// derived: the mean of runs with 6 to 250 MB of tensors on 2 and 4 ranks, which lie within 2 MB of it.
+const OWN_PROCESS_BYTES: f64 = 4.5e6;
+/// The pages of the program that are in use, where the system does not say: those of a build with optimization. The ranks
+/// and their launcher share them. Measured like the bytes above.
+const PROGRAM_BYTES: f64 = 6.5e6;
+
+/// A batch of `rows` samples of this length in the memory of an allocator, without contents of its own.
+pub fn batch_of(
+    shape: &BatchShape,
+    allocator: &Allocator,
+    rows: usize,
+    longest: usize,
+) -> std::result::Result<Batch, MemoryError> {
+    let tensors = shape.tensors(rows, longest).into_iter().map(|tensor| {
+        Ok((tensor.name, allocator.tensor(tensor.dtype, tensor.dims.as_slice(), Category::Data)?))
+    });
+    Ok(Batch::of(tensors.collect::<std::result::Result<Vec<_>, MemoryError>>()?))
+}
+
+/// The outcome of a rehearsal. `None` if the model has a layer of the user's own that reads values, so that it cannot be rehearsed.
+pub(super) fn if_possible(
+    rehearsed: std::result::Result<Rehearsal, ModelError>,
+) -> std::result::Result<Option<Rehearsal>, ModelError> {
+    match rehearsed {
+        Ok(rehearsal) => Ok(Some(rehearsal)),
+        Err(
+            ModelError::Memory(MemoryError::NoContents(_))
+            | ModelError::Kernel(KernelError::Memory(MemoryError::NoContents(_))),
+        ) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The part of a configuration that determines the memory of a rank.
+#[derive(Clone, Debug)]
+pub struct Shape<'a> {
+    /// The strategy with its options.
+    pub strategy: &'a StrategyConfig,
+    /// The grid of ranks.
+    pub mesh: &'a MeshShape,
+    /// The optimizer.
+    pub optimizer: &'a OptimizerSettings,
+    /// Whether gradients are clipped.
+    pub clips: bool,
+    /// Compute threads of a rank.
+    pub threads: usize,
+    /// The samples' fields.
+    pub samples: BatchShape,
+    /// Samples of a batch, by rank.
+    pub rows: Vec<usize>,
+    /// Batches of a step.
+    pub num_batches: usize,
+    /// Batches of the whole run.
+    pub num_batches_of_run: usize,
+    /// Whether a thread makes batches ahead.
+    pub prefetches: bool,
+    /// Bytes of the data sets, which each process keeps.
+    pub data_set_bytes: f64,
+    /// The samples' fields of the test set, if the run evaluates between steps.
+    pub evaluated: Option<BatchShape>,
+    /// Bytes of the events that `--profile` records.
+    pub events_bytes: usize,
+    /// This process's share of the pages of the program that are in use now. A build without optimization has three times as
+    /// many as one with it.
+    pub program_bytes: f64,
+    /// Whether each rank is a process.
+    pub has_processes: bool,
+    /// The most bytes that the copy of a checkpoint takes, if the run saves any.
+    pub snapshot_bytes: Option<usize>,
+}
+
+impl<'a> Shape<'a> {
+    /// The shape of a run on this data set.
+    pub fn of(config: &'a TrainConfig, data: &OpenData) -> Self {
+        let dataset = data.train.as_ref();
+        let test = data.test.as_deref();
+        let of_test = test.map_or(0.0, |test| config.data.resident_bytes(test));
+        let profile = config.profile.as_ref();
+        let num_batches = config.strategy.accumulate.min(config.steps_per_epoch);
+        Self {
+            strategy: &config.strategy,
+            mesh: &config.mesh,
+            optimizer: &config.optimizer,
+            clips: config.clip_grad_norm.is_some(),
+            threads: config.threads,
+            samples: BatchShape::of(dataset),
+            rows: rows(config, dataset.len()),
+            num_batches,
+            num_batches_of_run: config.steps_per_epoch.saturating_mul(config.epochs),
+            prefetches: !config.data.is_generated(),
+            data_set_bytes: config.data.resident_bytes(dataset) + of_test,
+            evaluated: test.filter(|_| config.eval_every.is_some()).map(BatchShape::of),
+            events_bytes: profile.map_or(0, |profile| events_bytes(profile, config.threads)),
+            program_bytes: resources::program_bytes().map_or_else(
+                || PROGRAM_BYTES / (config.world_size as f64 + 1.0),
+                |bytes| bytes as f64,
+            ),
+            has_processes: config.transport != TransportName::Thread,
+            snapshot_bytes: config
+                .save
+                .as_ref()
+                .map(|_| config.save_budget_bytes.unwrap_or(usize::MAX)),
+        }
+    }
+}
+
+/// The most samples of a batch on each rank, with a data set of `len` samples.
+fn rows(config: &TrainConfig, len: usize) -> Vec<usize> {
+    let world = config.world_size;
+    match &config.rank_samples {
+        Some(samples) => samples.iter().map(|samples| config.batch_size.min(*samples)).collect(),
+        None => {
+            let all = config.global_batch_size.min(len);
+            (0..world).map(|rank| all / world + usize::from(rank < all % world)).collect()
+        }
+    }
+}
+
+/// The memory of one rank while it makes steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// The most bytes at once, by category.
+    by_category: [u64; Category::ALL.len()],
+    /// The most bytes at once in all categories together.
+    pub total: u64,
+    /// What the rank holds besides, by what it is for: nothing of it is a tensor of a step.
+    pub besides: [(&'static str, u64); 4],
+    /// The proportional set size of the rank's process after some steps, if the rank is a process: all of the above, and
+    /// what a process takes by itself.
+    pub resident: Option<u64>,
+    /// Whether activations are only a lower bound: the model has a layer of the user's own that reads values, so its step
+    /// cannot be rehearsed.
+    pub is_at_least: bool,
+}
+
+impl Need {
+    /// The most bytes of a category at once.
+    pub fn of(&self, category: Category) -> u64 {
+        self.by_category[category as usize]
+    }
+
+    /// The most bytes at once, with what the rank holds besides tensors.
+    pub fn whole(&self) -> u64 {
+        self.besides.iter().fold(self.total, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+
+    /// All categories, and their sum, by name.
+    pub fn bytes(&self) -> Bytes {
+        let by_category = Category::ALL.map(|category| (category.name(), self.of(category)));
+        let resident = self.resident.map(|bytes| (RESIDENT, bytes));
+        let all = by_category.into_iter().chain([(TOTAL, self.total)]).chain(resident);
+        all.map(|(name, bytes)| (name.to_owned(), bytes)).collect()
+    }
+}
+
+/// What the ranks of a run need, each in its step.
+#[derive(Clone, Debug, Default)]
+pub struct Needs {
+    /// By rank.
+    pub ranks: Vec<Need>,
+}
+
+impl Needs {
+    /// What the ranks of a run of this shape need. `model` is built for their number.
+    pub fn of(shape: &Shape, model: &Model) -> Result<Self> {
+        let strategy = shape.strategy.build()?;
+        let clipped = strategy.owned(model, shape.mesh, 0).grads;
+        let clipped = shape.clips.then_some(clipped.as_slice());
+        let mut known: BTreeMap<usize, Passes> = BTreeMap::new();
+        let mut ranks = Vec::new();
+        for (rank, &rows) in shape.rows.iter().enumerate() {
+            let passes = match known.entry(rows) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(Passes::of(shape, model, rows, clipped)?),
+            };
+            ranks.push(need(shape, strategy.as_ref(), model, passes, rank));
+        }
+        Ok(Self { ranks })
+    }
+
+    /// What one rank of a run of this shape needs.
+    pub fn of_rank(shape: &Shape, model: &Model, rank: usize) -> Result<Need> {
+        let strategy = shape.strategy.build()?;
+        let clipped = strategy.owned(model, shape.mesh, 0).grads;
+        let clipped = shape.clips.then_some(clipped.as_slice());
+        let passes = Passes::of(shape, model, shape.rows[rank], clipped)?;
+        Ok(need(shape, strategy.as_ref(), model, &passes, rank))
+    }
+
+    /// The first of the ranks that need the most.
+    pub fn largest_rank(&self) -> usize {
+        let most = self.ranks.iter().map(|need| need.total).max();
+        self.ranks.iter().position(|need| Some(need.total) == most).unwrap_or(0)
+    }
+
+    /// What this rank needs.
+    pub fn largest(&self) -> &Need {
+        &self.ranks[self.largest_rank()]
+    }
+
+    /// What the first `num_ranks` ranks need together.
+    pub fn sum(&self, num_ranks: usize) -> f64 {
+        // In floating point, because a batch may be larger than any memory.
+        self.ranks.iter().take(num_ranks).map(|need| need.whole() as f64).sum()
+    }
+}
+
+/// What the passes of a step need, whatever the strategy.
+struct Passes {
+    activations: u64,
+    workspace: u64,
+    /// Both at once.
+    both: u64,
+    /// Gaps between buffers.
+    gaps: u64,
+    is_at_least: bool,
+}
+
+impl Passes {
+    fn of(
+        shape: &Shape,
+        model: &Model,
+        rows: usize,
+        clipped: Option<&[Range<usize>]>,
+    ) -> Result<Self> {
+        let options = shape.strategy.options;
+        let rehearse = || -> std::result::Result<Rehearsal, ModelError> {
+            let compute = Compute::new(shape.threads, Allocator::meta())?;
+            let longest = shape.samples.max_length().unwrap_or(1);
+            let batch = batch_of(&shape.samples, &compute.allocator, rows, longest)?;
+            // The third micro-batch of a step would need what the second one needs.
+            let batches = vec![batch; shape.num_batches.clamp(1, 2)];
+            let precision = options.precision;
+            Rehearsal::of(model, precision, &compute, &batches, clipped, options.sync_batch_norm)
+        };
+        match if_possible(rehearse()) {
+            Ok(Some(rehearsal)) => Ok(Self {
+                activations: rehearsal.peak_bytes(Category::Activations),
+                workspace: rehearsal.peak_bytes(Category::Workspace),
+                both: rehearsal.peak_of_step_bytes(),
+                gaps: rehearsal.gaps_bytes(),
+                is_at_least: false,
+            }),
+            Ok(None) => {
+                let elem_bytes = options.precision.compute.size_bytes() as u64;
+                let of_sample = (model.activation_elems as u64).saturating_mul(elem_bytes);
+                let activations = of_sample.saturating_mul(rows as u64);
+                Ok(Self {
+                    activations,
+                    workspace: 0,
+                    both: activations,
+                    gaps: 0,
+                    is_at_least: true,
+                })
+            }
+            // More bytes than a number has room for.
+            Err(
+                ModelError::Memory(MemoryError::OutOfMemory { .. })
+                | ModelError::Kernel(KernelError::Memory(MemoryError::OutOfMemory { .. })),
+            ) => {
+                let most = u64::MAX;
+                Ok(Self { activations: most, workspace: 0, both: most, gaps: 0, is_at_least: true })
+            }
+            Err(error) => Err(Failure::Usage(format!("the memory of a step: {error}"))),
+        }
+    }
+}
+
+/// What one rank needs.
+fn need(
+    shape: &Shape,
+    strategy: &dyn Strategy,
+    model: &Model,
+    passes: &Passes,
+    rank: usize,
+) -> Need {
+    let options = shape.strategy.options;
+    let precision = options.precision;
+    let footprint = strategy.footprint(model, precision, shape.mesh, rank);
+    let owned = strategy.owned(model, shape.mesh, rank);
+    let state: usize = owned.state.iter().map(|range| range.len()).sum();
+    let state_bytes = state * precision.master.size_bytes();
+    let num_partial_sums = options.accumulation.num_partial_sums(shape.num_batches);
+    let bytes_of = |category: Category| -> u64 {
+        match category {
+            Category::Parameters => footprint.parameters as u64,
+            // Sums over earlier micro-batches are as long as the gradients.
+            Category::Gradients => (footprint.gradients * (1 + num_partial_sums)) as u64,
+            Category::Optimizer => {
+                (state_bytes * shape.optimizer.config().state_names().len()) as u64
+            }
+            Category::Unsharded => footprint.unsharded as u64,
+            Category::Activations => passes.activations,
+            Category::Workspace => passes.workspace,
+            Category::Communication => (footprint.communication + SHARED_SUMS_BYTES) as u64,
+            Category::Data => data_bytes(shape, shape.rows[rank]),
+            Category::Snapshots => snapshot_bytes(shape, strategy, model, rank),
+        }
+    };
+    let by_category = Category::ALL.map(bytes_of);
+    let in_passes = [Category::Activations, Category::Workspace];
+    let lasting = Category::ALL.into_iter().filter(|category| !in_passes.contains(category));
+    let total = lasting
+        .map(|category| by_category[category as usize])
+        .fold(passes.both, u64::saturating_add);
+    let process = OWN_PROCESS_BYTES + shape.program_bytes;
+    let besides = [
+        ("the data set", shape.data_set_bytes as u64),
+        ("events of --profile", shape.events_bytes as u64),
+        ("gaps between buffers", passes.gaps),
+        ("batches to evaluate on", evaluated_bytes(shape, shape.rows[rank])),
+    ];
+    let mut need =
+        Need { by_category, total, besides, resident: None, is_at_least: passes.is_at_least };
+    need.resident = shape.has_processes.then_some(need.whole().saturating_add(process as u64));
+    need
+}
+
+/// The most bytes that a rank copies for a checkpoint: its part of the values and of the optimizer's state, of which
+/// ranks that own the same elements write equal parts. The copy shrinks while it is written.
+fn snapshot_bytes(shape: &Shape, strategy: &dyn Strategy, model: &Model, rank: usize) -> u64 {
+    let Some(most) = shape.snapshot_bytes else { return 0 };
+    let owned = |rank| strategy.owned(model, shape.mesh, rank);
+    let part = |of: fn(&Owned) -> &Vec<Range<usize>>, all: usize| -> f64 {
+        let len = |rank| of(&owned(rank)).iter().map(Range::len).sum::<usize>() as f64;
+        let held: f64 = (0..shape.rows.len()).map(len).sum();
+        if held > 0.0 { len(rank) * all as f64 / held } else { 0.0 }
+    };
+    let (layout, copies) = (&model.layout, shape.optimizer.config().state_names().len());
+    let elems = part(|of| &of.values, layout.len())
+        + part(|of| &of.state, layout.trained_len()) * copies as f64;
+    let elem_bytes = shape.strategy.options.precision.master.size_bytes() as f64;
+    ((elems * elem_bytes) as u64).min(most as u64)
+}
+
+/// The batches of an evaluation between steps, which are there beside those of training.
+fn evaluated_bytes(shape: &Shape, rows: usize) -> u64 {
+    let of_row = shape.evaluated.as_ref().map_or(0, BatchShape::max_bytes);
+    (of_row as u64).saturating_mul(rows as u64).saturating_mul(1 + BATCHES_AHEAD as u64)
+}
+
+/// The batches that are there at once: those of the step, and those that the loader's thread has made or makes.
+fn data_bytes(shape: &Shape, rows: usize) -> u64 {
+    let ahead = if shape.prefetches { BATCHES_AHEAD } else { 0 };
+    let count = (shape.num_batches + ahead).min(shape.num_batches_of_run).max(1);
+    (shape.samples.max_bytes() as u64).saturating_mul(rows as u64).saturating_mul(count as u64)
+}

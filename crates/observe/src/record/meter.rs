@@ -1,0 +1,264 @@
+//! Measures a step: turns spans and records of operations into times that add up.
+//!
+//! Takes the spans that the main thread recorded in a step and the records of the operations. Returns the
+//! step's times. This file does not know what is done with them.
+
+use paceline_collectives::{Group, OpRecord, OpTimes};
+use paceline_strategies::span;
+use paceline_trace::{IntervalSet, Mark, Span, SpanTrack};
+use serde::{Deserialize, Serialize};
+
+use crate::record::gathers;
+use crate::record::readiness::{AlikeSteps, first_after};
+use crate::record::samples::StepSample;
+
+/// Makes a struct of sums. To add a time, add a line there and its value in [`Meter::times`].
+macro_rules! step_times {
+    ($(#[$about:meta])* { $($(#[$doc:meta])* $name:ident,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        pub struct StepTimes {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl StepTimes {
+            /// Adds the times of another step.
+            pub fn add(&mut self, other: &Self) {
+                $(self.$name += other.$name;)*
+            }
+        }
+    };
+}
+
+step_times! {
+    /// The times of one step on one rank, in nanoseconds. Those from `forward` to `exposed` are disjoint
+    /// times of the main thread; the remainder of `step` is in none of them.
+    {
+        /// The step, from the arrival of the batch to the end of the optimizer.
+        step,
+        /// Waiting for the batch, before the step.
+        data,
+        /// Forward pass and loss.
+        forward,
+        /// Backward pass, without synchronization inside it.
+        backward,
+        /// Arithmetic and copies that synchronization adds.
+        sync,
+        /// Optimizer.
+        optimizer,
+        /// Exposed communication: the main thread was blocked on communication.
+        exposed,
+        /// The part of `exposed` in which the operation itself waited for the slowest rank.
+        exposed_wait,
+        /// Hidden communication: communication ran while the main thread computed. The sums of the loss
+        /// do not count.
+        hidden,
+        /// Communication ran. The sums of the loss do not count.
+        communicating,
+        /// Communication waited for the slowest rank.
+        wait,
+        /// Communication moved and reduced data.
+        moving,
+        /// Number of operations.
+        ops,
+        /// Bytes of the operations.
+        bytes,
+    }
+}
+
+impl StepTimes {
+    /// The time that the main thread computed.
+    pub fn compute(&self) -> u64 {
+        self.forward + self.backward + self.sync + self.optimizer
+    }
+
+    /// The part of the step that no span accounts for.
+    pub fn rest(&self) -> u64 {
+        self.step.saturating_sub(self.compute() + self.exposed)
+    }
+}
+
+/// Turns what a step recorded into times.
+#[derive(Debug)]
+pub struct Meter {
+    records: Vec<OpRecord>,
+    /// Operations that the last step has submitted for the next one.
+    ahead: Vec<OpRecord>,
+    /// The marks of gathers among them.
+    sent_ahead: Vec<Mark>,
+    /// When the last step began to submit operations for the next one, and when it ended.
+    last: (u64, u64),
+    num_lost: u64,
+    alike: AlikeSteps,
+}
+
+impl Meter {
+    /// A meter with room for the records of a step.
+    pub fn new() -> Self {
+        Self {
+            records: Vec::with_capacity(1000),
+            ahead: Vec::new(),
+            sent_ahead: Vec::new(),
+            last: (0, 0),
+            num_lost: 0,
+            alike: AlikeSteps::default(),
+        }
+    }
+
+    /// Reads a group's records of the step.
+    pub fn read(&mut self, group: &Group) {
+        self.num_lost += group.fresh_records(&mut self.records);
+    }
+
+    /// The records of the step.
+    pub fn records(&self) -> &[OpRecord] {
+        &self.records
+    }
+
+    /// Number of operations without a record, because there were too many in a step.
+    pub fn num_lost(&self) -> u64 {
+        self.num_lost
+    }
+
+    /// Means over the measured steps that are alike.
+    pub fn alike(self) -> AlikeSteps {
+        self.alike.mean()
+    }
+
+    /// Discards the group's records since the last step, because they belong to no step. Operations that the last step has
+    /// submitted for the next one stay: they count for the next one.
+    pub fn forget(&mut self, group: &Group) {
+        self.records.clear();
+        group.fresh_records(&mut self.records);
+        let (from, to) = self.last;
+        self.records.retain(|record| (from..to).contains(&record.times.submitted_ns));
+        self.records.splice(..0, self.ahead.drain(..));
+    }
+
+    /// The times of the step that `whole` spans, from the main track's spans and the records. Only if the
+    /// step `counts`, it enters the means of operations and gradients.
+    pub fn times(
+        &mut self,
+        whole: Span,
+        data_ns: u64,
+        track: &SpanTrack,
+        counts: bool,
+    ) -> StepTimes {
+        let next_ns = gathers::next_step_ns(track);
+        self.ahead.extend(self.records.extract_if(.., |of| of.times.submitted_ns >= next_ns));
+        self.last = (next_ns, whole.end_ns);
+        let exposed = IntervalSet::union(track.named(span::EXPOSED));
+        let sync = IntervalSet::union(track.named(span::GRAD_SYNC)).difference(&exposed);
+        let busy = |name: &str| {
+            IntervalSet::union(track.named(name)).difference(&exposed).difference(&sync)
+        };
+        let (forward, backward) = (busy(span::FORWARD), busy(span::BACKWARD));
+        let optimizer = busy(span::OPTIMIZER);
+        let computing = [span::FORWARD, span::BACKWARD, span::GRAD_SYNC, span::OPTIMIZER];
+        let computing = IntervalSet::union(computing.iter().flat_map(|name| track.named(name)))
+            .difference(&exposed);
+        // The sums of the loss are a few bytes that wait for the slowest rank while all ranks compute.
+        // They would not show how well the strategy hides its own communication.
+        let loss = track.marked(span::LOSS_SENT).next();
+        let loss = loss.and_then(|mark| first_after(&self.records, mark.at_ns));
+        let of_strategy = self.records.iter().enumerate().filter(|(at, _)| Some(*at) != loss);
+        let communicating = IntervalSet::union(of_strategy.map(|(_, record)| Span {
+            start_ns: record.times.started_ns,
+            end_ns: record.times.finished_ns,
+        }));
+        // The time before the step, in which an operation of the last step went on, is part of no step.
+        let communicating = communicating.intersection(&IntervalSet::union([whole]));
+        let waiting = IntervalSet::union(self.records.iter().map(|record| Span {
+            start_ns: record.times.started_ns,
+            end_ns: record.times.present_ns,
+        }));
+        let total = |part: fn(&OpTimes) -> u64| self.records.iter().map(|r| part(&r.times)).sum();
+        let times = StepTimes {
+            step: whole.len_ns(),
+            data: data_ns,
+            forward: forward.len_ns(),
+            backward: backward.len_ns(),
+            sync: sync.len_ns(),
+            optimizer: optimizer.len_ns(),
+            exposed: exposed.len_ns(),
+            exposed_wait: waiting.intersection(&exposed).len_ns(),
+            hidden: communicating.intersection(&computing).len_ns(),
+            communicating: communicating.len_ns(),
+            wait: total(OpTimes::wait_ns),
+            moving: total(OpTimes::move_ns),
+            ops: self.records.len() as u64,
+            bytes: self.records.iter().map(|record| record.bytes as u64).sum(),
+        };
+        if counts {
+            let uses = gathers::uses(whole.start_ns, &self.sent_ahead, track, &self.records);
+            let records = &self.records;
+            let is_alike = self.alike.add(whole.start_ns, records, track, &computing, &uses);
+            if self.alike.samples.takes_next() {
+                let followed = &records[..self.alike.ops.len().min(records.len())];
+                let sample = StepSample::new(whole.start_ns, &times, followed, track, &uses);
+                self.alike.samples.push(if is_alike { sample } else { sample.unlike() });
+            } else {
+                self.alike.samples.skip();
+            }
+        }
+        self.sent_ahead = gathers::sent_ahead(track);
+        times
+    }
+}
+
+impl Default for Meter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_collectives::{OpKind, ReduceOp};
+    use paceline_memory::DType;
+
+    use super::*;
+
+    fn span(start_ns: u64, end_ns: u64) -> Span {
+        Span { start_ns, end_ns }
+    }
+
+    fn record(seq: u32, [submitted_ns, started_ns, present_ns, finished_ns]: [u64; 4]) -> OpRecord {
+        let times = OpTimes { submitted_ns, started_ns, present_ns, finished_ns };
+        let (kind, dtype, op) = (OpKind::AllReduce, DType::F32, ReduceOp::Sum);
+        OpRecord { kind, group: 0, seq, bytes: 8, dtype, op, send_bytes: 8, recv_bytes: 8, times }
+    }
+
+    #[test]
+    fn the_times_of_a_step_add_up() {
+        let mut track = SpanTrack::with_capacity(10);
+        track.push(span::FORWARD, span(0, 100));
+        track.push(span::BACKWARD, span(100, 300));
+        track.push(span::EXPOSED, span(250, 260));
+        track.push(span::GRAD_SYNC, span(260, 265));
+        track.push(span::EXPOSED, span(300, 340));
+        track.push(span::OPTIMIZER, span(340, 350));
+        let mut meter = Meter::new();
+        meter.records.push(record(0, [140, 150, 255, 320]));
+        let times = meter.times(span(0, 360), 7, &track, true);
+        assert_eq!((times.step, times.data), (360, 7));
+        assert_eq!((times.forward, times.backward, times.optimizer), (100, 185, 10));
+        assert_eq!((times.sync, times.exposed, times.hidden), (5, 50, 140));
+        assert_eq!((times.communicating, times.rest()), (170, 10));
+        assert_eq!((times.wait, times.moving, times.exposed_wait), (105, 65, 5));
+        assert_eq!((times.ops, times.bytes), (1, 8));
+    }
+
+    #[test]
+    fn the_loss_is_no_communication_of_the_strategy() {
+        let mut track = SpanTrack::with_capacity(10);
+        track.push(span::BACKWARD, span(0, 300));
+        track.mark_at(span::LOSS_SENT, 0, 5);
+        let mut meter = Meter::new();
+        meter.records.push(record(0, [6, 7, 90, 95]));
+        meter.records.push(record(1, [100, 110, 120, 150]));
+        let times = meter.times(span(0, 300), 0, &track, true);
+        assert_eq!((times.communicating, times.hidden), (40, 40));
+        assert_eq!((times.ops, times.wait), (2, 93));
+    }
+}

@@ -1,0 +1,155 @@
+//! Single steps of a rank with the times of their operations and gradients.
+//!
+//! Means over steps tell where the time went. They cannot tell how sure a gain is, nor what a change would do: a step
+//! that the machine disturbed hides other things than a usual one. So some steps are kept whole, in bounded memory, and
+//! advice is computed for each of them. All ranks keep the same steps.
+
+use paceline_collectives::OpRecord;
+use paceline_strategies::span;
+use paceline_trace::SpanTrack;
+use serde::{Deserialize, Serialize};
+
+use crate::record::gathers::GatherMean;
+use crate::record::meter::StepTimes;
+use crate::record::steps::zeros;
+
+/// The most numbers that are kept: 128 KiB per rank.
+const MAX_NUMBERS: usize = 1 << 15;
+/// The least and the most steps that are kept of a long run.
+const STEPS: (usize, usize) = (16, 512);
+
+/// A step of a rank. All times are in milliseconds; moments count from the begin of the step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepSample {
+    /// Number of measured steps before it.
+    pub number: u64,
+    /// When it began, on this rank's clock.
+    pub begin_ns: u64,
+    /// Whether it has the operations and gradients of the first measured step. If not, the lists are empty.
+    pub is_alike: bool,
+    /// Exposed communication.
+    pub exposed: f32,
+    /// The part of it in which the operation waited for the slowest rank.
+    pub waiting: f32,
+    /// Arithmetic and copies that synchronization adds.
+    pub sync: f32,
+    /// Begin and end of the last backward pass.
+    pub backward: [f32; 2],
+    /// When each gradient was final, in the order of [`AlikeSteps::ready`](crate::record::readiness::AlikeSteps::ready).
+    pub ready: Vec<f32>,
+    /// When each operation was submitted, started, had all ranks, and was done.
+    pub ops: Vec<[f32; 4]>,
+    /// For each use of a gathered unit: when its gather was submitted and started, when all ranks were there and when it
+    /// was done, when the pass needed the unit, and how long the pass waited.
+    pub gathers: Vec<[f32; 6]>,
+}
+
+impl StepSample {
+    /// The sample of a step that began at `begin_ns`, with the `num_ops` first operations.
+    pub fn new(
+        begin_ns: u64,
+        times: &StepTimes,
+        records: &[OpRecord],
+        track: &SpanTrack,
+        gathers: &[GatherMean],
+    ) -> Self {
+        let ms = |ns: u64| (ns as f64 / 1e6) as f32;
+        let since = |ns: u64| ms(ns.saturating_sub(begin_ns));
+        let backward = track.named(span::BACKWARD).max_by_key(|span| span.end_ns);
+        let op = |record: &OpRecord| {
+            let of = &record.times;
+            [of.submitted_ns, of.started_ns, of.present_ns, of.finished_ns].map(since)
+        };
+        let gather = |of: &GatherMean| {
+            [of.submitted, of.sent, of.present, of.done, of.needed, of.exposed]
+                .map(|ns| (ns / 1e6) as f32)
+        };
+        Self {
+            number: 0,
+            begin_ns,
+            is_alike: true,
+            exposed: ms(times.exposed),
+            waiting: ms(times.exposed_wait),
+            sync: ms(times.sync),
+            backward: backward.map_or([0.0; 2], |span| [since(span.start_ns), since(span.end_ns)]),
+            ready: track.marked(span::GRADIENT_READY).map(|mark| since(mark.at_ns)).collect(),
+            ops: records.iter().map(op).collect(),
+            gathers: gathers.iter().map(gather).collect(),
+        }
+    }
+
+    /// Without the lists, because the step is not like the first one.
+    pub fn unlike(self) -> Self {
+        let (ready, ops, gathers) = (Vec::new(), Vec::new(), Vec::new());
+        Self { is_alike: false, ready, ops, gathers, ..self }
+    }
+
+    fn numbers(&self) -> usize {
+        11 + self.ready.len() + 4 * self.ops.len() + 6 * self.gathers.len()
+    }
+}
+
+/// The steps that a rank keeps, ordered by number. As in [`StepLog`](crate::record::steps::StepLog), a random half of the steps of
+/// a longer run is kept, then a quarter, and so on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepSamples {
+    /// The steps.
+    pub kept: Vec<StepSample>,
+    level: u32,
+    count: u64,
+    /// The most steps that are kept, which the size of the first one decides.
+    room: usize,
+}
+
+impl StepSamples {
+    /// Whether the next measured step may be kept.
+    pub fn takes_next(&self) -> bool {
+        zeros(self.count) >= self.level
+    }
+
+    /// Counts a measured step that is not kept.
+    pub fn skip(&mut self) {
+        self.count += 1;
+    }
+
+    /// Adds the next measured step.
+    pub fn push(&mut self, sample: StepSample) {
+        let sample = StepSample { number: self.count, ..sample };
+        if self.count == 0 {
+            self.room = (MAX_NUMBERS / sample.numbers()).clamp(STEPS.0, STEPS.1);
+        }
+        self.count += 1;
+        while zeros(sample.number) >= self.level && self.kept.len() == self.room {
+            self.level += 1;
+            let level = self.level;
+            self.kept.retain(|step| zeros(step.number) >= level);
+        }
+        if zeros(sample.number) >= self.level {
+            self.kept.push(sample);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_bounded_and_ranks_keep_the_same_steps() {
+        let kept = |num_ready: usize, steps: u64| {
+            let mut samples = StepSamples::default();
+            for _ in 0..steps {
+                samples.push(StepSample { ready: vec![0.0; num_ready], ..StepSample::default() });
+                assert!(samples.kept.len() <= STEPS.1);
+            }
+            samples.kept.iter().map(|step| step.number).collect::<Vec<_>>()
+        };
+        assert_eq!(kept(10, 300), (0..300).collect::<Vec<_>>());
+        let long = kept(10, 20_000);
+        assert!(long.len() > STEPS.1 / 4 && long.is_sorted(), "{} steps", long.len());
+        assert_eq!(long, kept(10, 20_000));
+        // A step of ten thousand numbers: only a few steps find room.
+        let large = kept(10_000, 500);
+        assert!((STEPS.0 / 4..=STEPS.0).contains(&large.len()), "{} steps", large.len());
+    }
+}

@@ -1,0 +1,319 @@
+//! The text that the console prints when a run has ended. A view of the table of figures, from which
+//! names, units and decimals come.
+
+use paceline_host::text::{plain_table, plural, thousands};
+use paceline_memory::Category;
+
+use crate::figures::facts::Facts;
+use crate::figures::figure::Figure;
+use crate::figures::table::{self, TABLE};
+use crate::insight::anatomy::{Anatomy, BucketLine, GatherLine, Slowest};
+use crate::record::memory::TOTAL;
+use crate::record::steps::AllSteps;
+use crate::views::memory_lines::memory_lines;
+
+/// A number of a run as it is shown; a dash if nothing was measured.
+fn number(facts: &Facts, name: &str) -> String {
+    value(facts, name).map_or("-".to_owned(), |value| figure(name).shown(value))
+}
+
+/// A number of a run, if it was measured.
+fn value(facts: &Facts, name: &str) -> Option<f64> {
+    figure(name).of_run(facts)?.as_f64()
+}
+
+fn figure(name: &str) -> &'static Figure {
+    table::find(name).expect("the table has each figure that the console prints")
+}
+
+/// A mean over ranks and steps as it is shown; a dash if nothing was measured.
+fn mean(steps: &AllSteps, name: &str) -> String {
+    let figure = figure(name);
+    figure.of_steps(steps).map_or("-".to_owned(), |value| figure.shown(value))
+}
+
+fn rounded(value: Option<f64>) -> String {
+    value.map_or("-".to_owned(), |value| thousands(value.round() as u64))
+}
+
+/// Why nothing was measured.
+fn unmeasured(facts: &Facts) -> String {
+    let steps = plural(facts.outcome.num_steps as usize, "step");
+    let warmup = facts.config.warmup_steps;
+    format!("{steps} ran, all within --warmup-steps {warmup}: nothing was measured")
+}
+
+/// The block at the end of a run. Tables fit `width`.
+pub(crate) fn summary_block(facts: &Facts, width: Option<usize>) -> String {
+    let number = |name| number(facts, name);
+    let num_measured = facts.steps.count();
+    let mut lines: Vec<String> = Vec::new();
+    if let Some(steps) = facts.outcome.stopped_after {
+        lines.push(format!(
+            "Stopped after step {} of {}, by a signal: all figures are of the steps so far",
+            thousands(steps),
+            thousands(facts.config.total_steps())
+        ));
+    }
+    lines.push(format!("Total time: {} s", number("total_s")));
+    lines.push(samples_line(facts));
+    if num_measured == 0 {
+        lines.push(unmeasured(facts));
+    } else {
+        lines.extend([
+            format!(
+                "Step: {} ms median, {} ms p99 over {} steps; {} samples/s{}, waiting for data included",
+                number("step_ms_median"),
+                number("step_ms_p99"),
+                thousands(num_measured),
+                rounded(value(facts, "samples_per_s")),
+                value(facts, "tokens_per_s").map_or(String::new(), |of| {
+                    format!(", {} tokens/s", rounded(Some(of)))
+                })
+            ),
+        ]);
+        lines.extend(value(facts, "mfu_pct").map(|_| {
+            let threads = plural(facts.config.threads, "thread");
+            format!(
+                "Model FLOP/s: {} GFLOP/s per rank, {} % of the peak of {threads} ({} GFLOP/s, measured)",
+                number("model_gflop_per_s"),
+                number("mfu_pct"),
+                number("peak_gflop_per_s")
+            )
+        }));
+        lines.extend([
+            format!("Compute time: {} ms per step", number("compute_ms")),
+            format!(
+                "Communication time: {} ms exposed, {} ms hidden per step; {} ms waiting, {} ms moving",
+                number("comm_exposed_ms"),
+                number("comm_hidden_ms"),
+                number("comm_wait_ms"),
+                number("comm_move_ms")
+            ),
+            format!(
+                "Communication overhead: {} % of the step is exposed",
+                number("comm_overhead_pct")
+            ),
+        ]);
+        // If two kinds of steps alternate, a mean over both has no meaning.
+        if facts.sync_cost.is_none() {
+            lines.extend(anatomy_lines(&facts.steps, &facts.anatomy, width));
+            lines.extend(unlike_line(facts));
+        }
+    }
+    lines.extend(facts.advice.iter().map(|advice| format!("Advice: {advice}.")));
+    if let Some(cost) = &facts.sync_cost {
+        lines.push(format!(
+            "Synchronisation: {:.3} ms per step with it, {:.3} without (medians, in turns): {:+.2} %",
+            cost.synchronised_ms, cost.unsynchronised_ms, cost.added_pct
+        ));
+    }
+    let peaks = facts.peak_bytes(figure("peak_bytes").ranks);
+    let categories = Category::ALL.into_iter().map(Category::name).chain([TOTAL]);
+    let peaks: Vec<String> = categories
+        .filter_map(|name| peaks.get(name).map(|bytes| (name, *bytes)))
+        .filter(|(_, bytes)| *bytes > 0)
+        .map(|(name, bytes)| format!("{name} {:.2}", bytes as f64 / 1e6))
+        .collect();
+    lines.extend(memory_lines(facts, width));
+    lines.push(format!("Peak memory per rank, MB: {}", peaks.join(", ")));
+    let resident = value(facts, "resident_bytes").unwrap_or(0.0);
+    let predicted = facts.predicted_resident_bytes();
+    let predicted = predicted.map_or(String::new(), |bytes| {
+        let off = 100.0 * (resident / bytes - 1.0);
+        format!(", predicted {:.1} MB ({off:+.1} %)", bytes / 1e6)
+    });
+    lines.push(format!("Resident (proportional) per rank: {:.1} MB{predicted}", resident / 1e6));
+    let digest = facts.reports.first().map_or("", |report| &report.weights_sha256);
+    lines.push(format!("Weights: sha256 {digest}"));
+    if !facts.replicas_agree() {
+        lines.push(format!(
+            "The ranks hold different weights, as {} leaves them; those of rank 0 count",
+            match facts.sync_cost {
+                Some(_) => "a step without synchronisation",
+                None => facts.config.strategy.name(),
+            }
+        ));
+    }
+    let dropped = value(facts, "dropped_spans").unwrap_or(0.0);
+    if dropped > 0.0 {
+        lines.push(format!(
+            "{dropped} spans or operations found no room; times and counts are too low"
+        ));
+    }
+    lines.join("\n")
+}
+
+/// The samples of an optimizer step, and what they are made of.
+fn samples_line(facts: &Facts) -> String {
+    let config = facts.config;
+    let batches = config.strategy.accumulate.min(config.steps_per_epoch);
+    let ranks = plural(config.world_size, "rank");
+    let each = match &config.rank_samples {
+        None => thousands(config.global_batch_size as u64),
+        Some(_) => format!("up to {}", thousands((config.batch_size * config.world_size) as u64)),
+    };
+    let samples = rounded(Some(config.samples_per_step()));
+    format!("Samples of a step: {samples}, in {} of {each} on {ranks}", plural(batches, "batch"))
+}
+
+/// A line that says how many steps the times of single operations and gradients leave out, if they leave
+/// out any.
+fn unlike_line(facts: &Facts) -> Option<String> {
+    let num_unlike = value(facts, "unlike_steps").unwrap_or(0.0);
+    (num_unlike > 0.0).then(|| {
+        format!(
+            "{} of {} steps have other operations or gradients than the first one: the times of buckets and \
+             gradients leave them out",
+            thousands(num_unlike as u64),
+            thousands(facts.steps.count())
+        )
+    })
+}
+
+/// Where the time of a step goes.
+fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> Vec<String> {
+    let wall = table::find("wall_ms").into_iter();
+    let parts = TABLE.iter().filter(|figure| figure.is_part_of_step).chain(wall);
+    let rows: Vec<[String; 3]> = parts
+        .map(|figure| {
+            let ms = figure.of_steps(steps).unwrap_or(0.0);
+            let share = 100.0 * ms / anatomy.wall_ms;
+            let share = if share.is_finite() { share } else { 0.0 };
+            [figure.label.to_owned(), figure.shown(ms), format!("{share:.1}")]
+        })
+        .collect();
+    let rows = plain_table(["Main thread", "ms", "%"], 1, &rows, width);
+    let mut lines = vec!["Anatomy of a step, means over ranks and steps:".to_owned(), rows];
+    let mean = |name| mean(steps, name);
+    if let Some(overlap) = anatomy.overlap_pct() {
+        lines.push(format!(
+            "Communication {} ms, {overlap:.0} % hidden; waiting for the slowest rank {} ms",
+            mean("comm_ms"),
+            mean("comm_wait_ms")
+        ));
+    }
+    if !anatomy.statistics.is_empty() {
+        lines.push(format!(
+            "Synchronised batch norm: {}, for which the passes wait {:.2} ms per step",
+            plural(anatomy.statistics.len(), "all-reduce"),
+            anatomy.statistics_ms()
+        ));
+    }
+    if let Some(Slowest { rank, steps_pct, cost_ms }) = anatomy.slowest {
+        lines.push(format!(
+            "Slowest: rank {rank}, last in {steps_pct:.0} % of the steps; each other rank waited \
+             {cost_ms:.2} ms per step for it"
+        ));
+    }
+    if !anatomy.buckets.is_empty() {
+        lines.push(bucket_table(anatomy, width));
+    }
+    if !anatomy.gathers.is_empty() {
+        lines.push(gather_table(anatomy, width));
+    }
+    lines
+}
+
+fn gather_table(anatomy: &Anatomy, width: Option<usize>) -> String {
+    let line = |of: &GatherLine| {
+        let ms = |ms: f64| format!("{ms:.2}");
+        let of_op = |value: f64| if of.bytes > 0 { ms(value) } else { "-".to_owned() };
+        [
+            of.unit.clone(),
+            if of.is_backward { "backward" } else { "forward" }.to_owned(),
+            if of.bytes > 0 { ms(of.bytes as f64 / 1e6) } else { "kept".to_owned() },
+            of_op(of.submitted_ms),
+            of_op(of.sent_ms),
+            of_op(of.done_ms),
+            ms(of.needed_ms),
+            ms(of.exposed_ms),
+        ]
+    };
+    let lines: Vec<[String; 8]> = anatomy.gathers.iter().map(line).collect();
+    let names = [
+        "Unit",
+        "Pass",
+        "MB",
+        "Asked (ms)",
+        "Sent (ms)",
+        "There (ms)",
+        "Needed (ms)",
+        "Exposed (ms)",
+    ];
+    format!(
+        "Units, since the batch was there (backward ends at {:.2} ms):\n{}",
+        anatomy.backward_end_ms,
+        plain_table(names, 2, &lines, width)
+    )
+}
+
+fn bucket_table(anatomy: &Anatomy, width: Option<usize>) -> String {
+    let line = |(at, BucketLine { op, units }): (usize, &BucketLine)| {
+        let ms = |ms: f64| format!("{ms:.2}");
+        [
+            at.to_string(),
+            format!("{:.2}", op.bytes as f64 / 1e6),
+            ms(op.ready_ms),
+            ms(op.sent_ms),
+            ms(op.done_ms),
+            format!("{:.0}", op.hidden_pct),
+            units.join(" "),
+        ]
+    };
+    let lines: Vec<[String; 7]> = anatomy.buckets.iter().enumerate().map(line).collect();
+    let names =
+        ["Bucket", "MB", "Ready (ms)", "Sent (ms)", "Done (ms)", "Hidden (%)", "Gradients of"];
+    format!(
+        "Buckets, since the batch was there (backward ends at {:.2} ms):\n{}",
+        anatomy.backward_end_ms,
+        plain_table(names, 0, &lines, width)
+    )
+}
+
+/// The block of the scaling benchmark. Its throughput uses the average step, without the wait for data.
+pub(crate) fn scaling_block(facts: &Facts) -> String {
+    let config = facts.config;
+    let num_measured = facts.steps.count();
+    let mut lines = vec![
+        "=== DDP Scaling Benchmark ===".to_owned(),
+        format!("World size       : {}", config.world_size),
+        "Device           : cpu".to_owned(),
+        format!("Config           : {}", serde_json::json!(config.model)),
+        format!("Warmup steps     : {}", config.warmup_steps),
+        format!("Measured steps   : {num_measured} / {}", facts.outcome.num_steps),
+    ];
+    let samples = config.samples_per_step();
+    match facts.steps.mean(|times| times.step) {
+        Some(mean_ns) => lines.extend([
+            format!("Avg step time    : {} ms", number(facts, "step_ms")),
+            format!("Throughput       : {} samples/s", rounded(Some(samples / mean_ns * 1e9))),
+            format!("Measured samples : {}", rounded(Some(samples * num_measured as f64))),
+        ]),
+        None => lines.push(unmeasured(facts)),
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::insight::anatomy::tests::report;
+
+    #[test]
+    fn the_lines_of_a_run() {
+        let layout = paceline_model::LayoutBuilder::new().finish(1);
+        let reports = [report(&[1, 1]), report(&[2, 0])];
+        let steps = AllSteps::new(reports.iter().map(|report| &report.steps));
+        let anatomy = Anatomy::new(&steps, &reports, &layout, &[vec!["fc1".into(), "fc0".into()]]);
+        insta::assert_snapshot!(anatomy_lines(&steps, &anatomy, None).join("\n"));
+    }
+
+    #[test]
+    fn every_figure_of_the_console_is_in_the_table() {
+        let steps = AllSteps::new([]);
+        for figure in TABLE.iter().filter(|figure| figure.is_part_of_step) {
+            assert_eq!(mean(&steps, figure.name), "-");
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! What a run prints on the console. A view of the run's events.
+
+use std::cmp::Ordering;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use paceline_checkpoint::progress::{Evaluation, Progress, TestResult};
+use paceline_failure::Result;
+use paceline_files::Printable;
+use paceline_host::bar::{self, Bar, Speed, three_digits, time_left};
+use paceline_host::streams;
+use paceline_host::text::{line_width, plural, thousands};
+use paceline_settings::config::TrainConfig;
+use paceline_settings::named::PrecisionName;
+
+use crate::figures::event::{Event, Listener, StepDone};
+use crate::figures::facts::Facts;
+use crate::views::blocks::{scaling_block, summary_block};
+
+/// Without a terminal, a line is printed after this many batches.
+const LINE_EVERY: usize = 10;
+
+/// The console of rank 0.
+#[derive(Debug)]
+pub struct Console<'a> {
+    config: &'a TrainConfig,
+    /// The run folder.
+    folder: PathBuf,
+    bar: Option<Bar>,
+    batches_per_s: Speed,
+    steps_per_s: Speed,
+    /// The steps of this epoch.
+    epoch: Batches,
+    /// All steps.
+    run: Batches,
+    /// When the first epoch began.
+    begin: Option<Instant>,
+}
+
+/// The times of batches on rank 0.
+#[derive(Clone, Copy, Debug, Default)]
+struct Batches {
+    count: usize,
+    /// The wait for them.
+    data_ns: u64,
+    /// The steps, and the wait for their data.
+    wall_ns: u64,
+}
+
+impl Batches {
+    fn add(&mut self, other: Self) {
+        self.count += other.count;
+        self.data_ns += other.data_ns;
+        self.wall_ns += other.wall_ns;
+    }
+
+    /// The mean times of a batch.
+    fn times(&self) -> String {
+        let mean = |ns: u64| ns as f64 / self.count.max(1) as f64;
+        format!("data {:.2} ms, batch {:.4} s", mean(self.data_ns) / 1e6, mean(self.wall_ns) / 1e9)
+    }
+
+    /// Their number and mean times.
+    fn counted(&self) -> String {
+        format!("{} batches, mean {}", self.count, self.times())
+    }
+}
+
+impl<'a> Console<'a> {
+    /// The console of a run with this folder.
+    pub fn new(config: &'a TrainConfig, folder: &Path) -> Self {
+        Self {
+            config,
+            folder: folder.to_owned(),
+            bar: Bar::new(streams::stdout()),
+            batches_per_s: Speed::default(),
+            steps_per_s: Speed::default(),
+            epoch: Batches::default(),
+            run: Batches::default(),
+            begin: None,
+        }
+    }
+
+    fn say(&mut self, text: impl AsRef<str>) {
+        match &mut self.bar {
+            Some(bar) => bar.say(text.as_ref()),
+            None => streams::stdout().line(text.as_ref()),
+        }
+    }
+
+    /// Shows the progress of an epoch, of whose batches `batches` are done. `steps` is the number of steps so far, if there
+    /// are any in this run.
+    fn show(&mut self, epoch: u64, batches: usize, steps: Option<(u64, f64)>) {
+        let Some(bar) = &mut self.bar else { return };
+        let of = self.config.steps_per_epoch;
+        let mut facts = vec![format!("{batches}/{of}")];
+        if let Some((steps, loss)) = steps {
+            let left = self.config.total_steps().saturating_sub(steps);
+            let rank_samples = self.config.batch_size as f64 * self.config.world_size as f64;
+            facts.extend(self.steps_per_s.per_s().map(|per_s| time_left(left as f64 / per_s)));
+            facts.extend(self.batches_per_s.per_s().into_iter().flat_map(|per_s| {
+                let (batches, samples) = (three_digits(per_s), three_digits(per_s * rank_samples));
+                [format!("{batches} batches/s"), format!("{samples} samples/s")]
+            }));
+            facts.push(format!("loss {loss:.4}"));
+        }
+        let name = format!("Epoch {}/{}", epoch + 1, self.config.epochs);
+        let (done, of) = (batches as u64, of as u64);
+        bar.show(bar::Progress { name, done, of, facts });
+    }
+
+    /// Prints where a run that may continue from a checkpoint begins. `samples_before` is the number of
+    /// samples before that position in the data; prints whether the run has trained on each of them once.
+    fn resumed(&mut self, progress: &Progress, samples_before: u64) {
+        let Some(resume) = &self.config.resume else { return };
+        let folder = resume.folder().printable();
+        let Progress { position, steps, samples, .. } = progress;
+        if *steps == 0 {
+            return self.say(format!("No checkpoint in {folder} yet: training starts anew"));
+        }
+        let epochs = plural(position.epoch as usize, "epoch");
+        if *steps >= self.config.total_steps() {
+            let all = match self.config.steps {
+                Some(_) => plural(*steps as usize, "step"),
+                None => epochs,
+            };
+            return self.say(format!("Resumed from {folder}: all {all} are complete already"));
+        }
+        let begun = match position.batch {
+            0 => String::new(),
+            1 => ", 1 batch of the next".to_owned(),
+            batches => format!(", {batches} batches of the next"),
+        };
+        let off = samples.abs_diff(samples_before);
+        let samples = match samples.cmp(&samples_before) {
+            Ordering::Equal => "no sample is repeated or skipped".to_owned(),
+            Ordering::Greater => format!("{} are repeated", plural(off as usize, "sample")),
+            Ordering::Less => format!("{} are skipped", plural(off as usize, "sample")),
+        };
+        self.say(format!(
+            "Resumed from {folder}: {epochs}{begun} and {} are complete; {samples}",
+            plural(*steps as usize, "step")
+        ));
+    }
+
+    fn step(&mut self, StepDone { epoch, steps, batches, loss, times, .. }: &StepDone) {
+        let (batches, loss) = (*batches, loss.loss);
+        // The last step of an epoch may have fewer batches.
+        let accumulate = self.config.strategy.accumulate;
+        let before = batches.saturating_sub(1) / accumulate * accumulate;
+        let (data_ns, wall_ns) = (times.data, times.step + times.data);
+        let step = Batches { count: batches - before, data_ns, wall_ns };
+        self.epoch.add(step);
+        self.run.add(step);
+        let now = Instant::now();
+        self.batches_per_s.mark(now, self.run.count as u64);
+        self.steps_per_s.mark(now, *steps);
+        self.show(*epoch, batches, Some((*steps, loss)));
+        let every = match (self.config.log_every, &self.bar) {
+            (Some(every), _) => every,
+            (None, None) => LINE_EVERY,
+            (None, Some(_)) => return,
+        };
+        if batches / every > before / every {
+            let times =
+                self.config.log_every.map_or(String::new(), |_| format!(", {}", step.times()));
+            self.say(format!("Epoch {} Batch {batches} Loss: {loss:.4}{times}", epoch + 1));
+        }
+    }
+
+    fn evaluated(&mut self, Evaluation { steps, result, is_final, .. }: &Evaluation) {
+        if *is_final {
+            evaluation_lines(result).iter().for_each(|line| self.say(line));
+        } else {
+            let (loss, over) = (result.sums.mean_loss(), over(result));
+            let accuracy = result.accuracy();
+            let accuracy =
+                accuracy.map_or(String::new(), |part| format!("accuracy {:.2} %, ", 100.0 * part));
+            self.say(format!("Step {steps}: evaluation loss {loss:.4}, {accuracy}{over}"));
+        }
+    }
+
+    fn ended(&mut self, facts: &Facts) {
+        if self.config.model.ends_with_scaling_block() {
+            self.say(scaling_block(facts));
+        }
+        self.say(summary_block(facts, line_width()));
+        facts.missing_files().iter().for_each(|what| self.say(format!("Not written: {what}")));
+        self.say(format!("Run folder: {}/", self.folder.printable()));
+        if let Some(profile) = &self.config.profile {
+            let folder = profile.folder.printable();
+            self.say(format!(
+                "Traces: {folder} (paceline analyze {folder}; or open a file in ui.perfetto.dev)"
+            ));
+        }
+    }
+}
+
+impl Listener for Console<'_> {
+    fn on(&mut self, event: &Event) -> Result<()> {
+        let num_epochs = self.config.epochs;
+        match event {
+            Event::Placed { group, placements } => {
+                let config = self.config;
+                let link = group.link();
+                self.say(format!(
+                    "paceline train: {}, {} over {}, {} x {}{}{}",
+                    config.model.name(),
+                    config.strategy.name(),
+                    group.transport().name(),
+                    plural(config.world_size, "rank"),
+                    plural(config.threads, "thread"),
+                    match config.precision {
+                        PrecisionName::F32 => String::new(),
+                        precision => format!(", in {}", precision.name()),
+                    },
+                    link.map_or(String::new(), |link| format!(", on an emulated link of {link}")),
+                ));
+                placements.iter().for_each(|line| self.say(line));
+            }
+            Event::Built(model) => self.say(format!(
+                "Parameters: {}, gradients: {:.2} MB",
+                thousands(model.layout.num_params() as u64),
+                model.layout.num_trained_params() as f64 * 4.0 / 1e6
+            )),
+            Event::Begun { progress, samples_before } => {
+                self.steps_per_s.mark(Instant::now(), progress.steps);
+                self.resumed(progress, *samples_before);
+            }
+            Event::EpochBegun { epoch } => {
+                self.epoch = Batches::default();
+                self.begin.get_or_insert_with(Instant::now);
+                self.batches_per_s.mark(Instant::now(), self.run.count as u64);
+                self.show(*epoch, 0, None);
+            }
+            Event::Step(step) => self.step(step),
+            Event::Evaluated(evaluation) => self.evaluated(evaluation),
+            Event::EpochEnded { epoch, sums, has_classes, cut_after, took } => {
+                let accuracy = match has_classes {
+                    true => format!(", accuracy {:.2} %", 100.0 * sums.accuracy()),
+                    false => String::new(),
+                };
+                let batches = match self.config.log_every {
+                    Some(_) => format!("; {}", self.epoch.counted()),
+                    None => String::new(),
+                };
+                // A part of an epoch is not called an epoch.
+                let part = cut_after.map_or(String::new(), |batches| {
+                    format!(", {batches} of {} batches", self.config.steps_per_epoch)
+                });
+                self.say(format!(
+                    "Epoch {}/{num_epochs}{part}: loss {:.4}{accuracy}, {:.2} s{batches}",
+                    epoch + 1,
+                    sums.mean_loss(),
+                    took.as_secs_f64()
+                ));
+            }
+            Event::TrainingEnded(_) => {
+                if let Some(bar) = &mut self.bar {
+                    bar.clear();
+                }
+                if let (Some(_), Some(begin)) = (self.config.log_every, self.begin) {
+                    let total = begin.elapsed().as_secs_f64();
+                    self.say(format!("Training: {total:.2} s, {}", self.run.counted()));
+                }
+            }
+            Event::Ended(facts) => self.ended(facts),
+            Event::StepBegun { .. } | Event::Saved(_) => {}
+        }
+        Ok(())
+    }
+}
+
+/// The lines for an evaluation of a finished model.
+pub fn evaluation_lines(result: &TestResult) -> Vec<String> {
+    let loss = result.sums.mean_loss();
+    let mut lines = vec![format!("Evaluation loss: {loss:.4}, {}", over(result))];
+    let accuracy = result.accuracy();
+    lines.extend(accuracy.map(|part| format!("Evaluation accuracy: {:.2}%", 100.0 * part)));
+    lines
+}
+
+/// What the means of an evaluation are over.
+fn over(result: &TestResult) -> String {
+    let samples = thousands(result.samples as u64);
+    match result.tokens() {
+        Some(tokens) => format!("over {} tokens of {samples} samples", thousands(tokens as u64)),
+        None => format!("over {samples} samples"),
+    }
+}

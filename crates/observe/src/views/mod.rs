@@ -1,0 +1,46 @@
+//! Where figures are shown. Each view is a listener of its own, and knows no other.
+//!
+//! | file | what it shows |
+//! |---|---|
+//! | [`console`], [`blocks`], [`memory_lines`] | on the terminal: the epochs, the steps and the summary |
+//! | [`jsonl`] | `metrics.jsonl`, a line for each step, epoch and checkpoint |
+//! | [`summary`] | `summary.json`, and the file of `--json` |
+//! | [`tensorboard`] | event files of TensorBoard |
+//! | [`profiler`] | traces of some of the steps |
+
+pub mod blocks;
+pub mod console;
+pub mod jsonl;
+pub mod memory_lines;
+pub mod profiler;
+pub mod summary;
+pub mod tensorboard;
+
+use std::path::Path;
+
+use paceline_failure::Result;
+use paceline_host::disk::Disk;
+use paceline_settings::config::TrainConfig;
+
+use crate::figures::event::Listeners;
+
+/// The views of a run. Only rank 0 has a run folder. Without a folder, there is still the view that
+/// writes the summary to the file of `--json`, and on rank 0 only, because only rank 0 gets the event
+/// with the results.
+pub fn listeners<'a>(
+    disk: &Disk,
+    config: &'a TrainConfig,
+    folder: Option<&Path>,
+) -> Result<Listeners<'a>> {
+    let mut listeners = Listeners::default();
+    listeners.add(summary::SummaryFile::new(disk.clone(), folder, config.json.as_deref()));
+    let Some(folder) = folder else { return Ok(listeners) };
+    listeners.add(jsonl::MetricsFile::create(disk, folder)?);
+    if config.tensorboard {
+        listeners.add(tensorboard::TensorBoard::create(disk, folder)?);
+    }
+    if !config.quiet {
+        listeners.add(console::Console::new(config, folder));
+    }
+    Ok(listeners)
+}

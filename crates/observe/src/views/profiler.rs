@@ -1,0 +1,202 @@
+//! The profiler: records a window of steps and writes the trace file of this rank.
+//!
+//! Right after the last step of the window every rank writes its file, and no rank continues before all
+//! have. A file that cannot be written is reported, and the run goes on. Takes the contents of the recorder's tracks, the
+//! spans of each step and the records of its operations. This file does not know what is done with the traces.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use paceline_analysis::kineto;
+use paceline_collectives::{ClockOffset, Group, measure_clock};
+use paceline_failure::Result;
+use paceline_files::Printable;
+use paceline_host::disk::Disk;
+use paceline_host::resources;
+use paceline_kernels::Compute;
+use paceline_memory::Allocator;
+use paceline_settings::profile::ProfileConfig;
+use paceline_trace::{self as trace, Recorder, Span, Track, realtime_at_zero_ns};
+
+use crate::figures::event::{Event, Listener, StepDone};
+use crate::record::event_room::{
+    COMMUNICATION_EVENTS, KERNEL_EVENTS, LOADER_EVENTS, MAIN_EVENTS, MAX_EVENTS, MEMORY_EVENTS,
+    THREAD_EVENTS, num_recorded, num_steps_with_room,
+};
+use crate::record::rank_report::{RankReport, do_without};
+
+/// Records the steps of a window and writes them.
+pub struct Profiler {
+    config: ProfileConfig,
+    recorder: Recorder,
+    main: Arc<Track>,
+    communication: Arc<Track>,
+    loader: Arc<Track>,
+    /// Steps that were recorded.
+    steps: Vec<(u64, Span)>,
+    clock_at_begin: ClockOffset,
+    disk: Disk,
+    /// The file, once it is written.
+    trace: Option<PathBuf>,
+    /// Why there is no file.
+    missing: Option<String>,
+}
+
+impl Listener for Profiler {
+    fn on(&mut self, event: &Event) -> Result<()> {
+        match event {
+            Event::StepBegun { number, group } => self.begin_step(*number, group),
+            Event::Step(step) => self.end_step(step),
+            Event::TrainingEnded(group) => self.finish(group),
+            _ => Ok(()),
+        }
+    }
+
+    fn add_to(&self, report: &mut RankReport) {
+        report.dropped_spans += self.recorder.dropped();
+        report.trace.clone_from(&self.trace);
+        report.missing_files.extend(self.missing.clone());
+    }
+}
+
+impl Profiler {
+    /// A profiler of this rank, and a `Compute` that records its kernels for the profiler.
+    pub fn new(
+        disk: &Disk,
+        config: &ProfileConfig,
+        compute: Compute,
+        allocator: &Allocator,
+    ) -> (Self, Compute) {
+        let num_threads = num_recorded(compute.threads.count());
+        let num_steps = num_steps_with_room(config, num_threads);
+        let mut recorder = Recorder::new();
+        let mut track =
+            |name: &str, events: u64| recorder.track(name, (events * num_steps) as usize);
+        // The first track becomes the main thread of the trace.
+        let main = track("main", MAIN_EVENTS);
+        let kernels = track("kernels", KERNEL_EVENTS);
+        let communication = track("communication", COMMUNICATION_EVENTS);
+        let loader = track("loader", LOADER_EVENTS);
+        allocator.record_on(track("memory", MEMORY_EVENTS));
+        let names = (0..num_threads).map(|at| format!("compute {at}"));
+        let threads = names.map(|name| track(&name, THREAD_EVENTS)).collect();
+        let profiler = Self {
+            config: config.clone(),
+            main,
+            communication,
+            loader,
+            recorder,
+            steps: Vec::with_capacity(config.active.min(MAX_EVENTS) as usize),
+            clock_at_begin: ClockOffset::default(),
+            disk: disk.clone(),
+            trace: None,
+            missing: None,
+        };
+        (profiler, compute.recorded(kernels, threads))
+    }
+
+    /// The track for the loader.
+    pub fn loader(&self) -> Arc<Track> {
+        self.loader.clone()
+    }
+
+    /// Called before a step. Starts the window if this is its first step.
+    fn begin_step(&mut self, number: u64, group: &Group) -> Result<()> {
+        if number == self.config.wait + self.config.warmup {
+            self.clock_at_begin = measure_clock(group)?;
+            self.recorder.set_on(true);
+        }
+        Ok(())
+    }
+
+    /// Called after a step. Writes the trace if this was the last step of the window.
+    fn end_step(&mut self, step: &StepDone) -> Result<()> {
+        let StepDone { number, asked_ns, whole, .. } = *step;
+        self.main.record(trace::Event::Counter {
+            name: "loss",
+            at_ns: whole.end_ns,
+            value: step.loss.loss,
+        });
+        if !self.main.is_on() {
+            return Ok(());
+        }
+        let wait = Span { start_ns: asked_ns, end_ns: whole.start_ns };
+        self.main.record(trace::Event::Span { name: "data wait", span: wait });
+        self.steps.push((number, Span { start_ns: asked_ns, ..whole }));
+        for (name, span) in step.track.spans() {
+            self.main.record(trace::Event::Span { name, span });
+        }
+        for mark in step.track.marks() {
+            self.main.record(trace::Event::Mark {
+                name: mark.name,
+                at_ns: mark.at_ns,
+                id: mark.id,
+            });
+        }
+        for record in step.records {
+            self.communication.record(trace::Event::Operation(record.traced()));
+        }
+        if self.steps.len() as u64 == self.config.active {
+            self.write(step.group)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what was recorded if the run ends before the window does.
+    fn finish(&mut self, group: &Group) -> Result<()> {
+        let is_over = self.trace.is_some() || self.missing.is_some();
+        if self.steps.is_empty() || is_over { Ok(()) } else { self.write(group) }
+    }
+
+    fn write(&mut self, group: &Group) -> Result<()> {
+        self.recorder.set_on(false);
+        let clock_at_end = measure_clock(group)?;
+        let folder = self.config.folder.join(format!("rank_{}", group.rank()));
+        // The file is named as PyTorch does: the worker, and the time in nanoseconds since 1970.
+        let now_ns = realtime_at_zero_ns() + paceline_trace::now_ns();
+        // All runs with a strategy write to the same folders; the run ID tells which traces belong
+        // together.
+        let mut run_id = [now_ns as i64];
+        group.broadcast_slice(&mut run_id, 0)?;
+        let path = folder.join(format!("worker_{}.{now_ns}.pt.trace.json.gz", group.rank()));
+        let header = self.header(group, run_id[0], clock_at_end);
+        let tracks: Vec<&Track> = self.recorder.tracks().iter().map(AsRef::as_ref).collect();
+        let write = |out: &mut (dyn Write + Send)| kineto::write_compressed(out, &header, &tracks);
+        let written = self.disk.create_folder(&folder);
+        match written.and_then(|()| self.disk.replace(&path, None, write)) {
+            Ok(_) => self.trace = Some(path),
+            Err(error) => {
+                let what = format!("the trace {}", path.printable());
+                self.missing = Some(do_without(&what, &error));
+            }
+        }
+        // A rank that continued before the others would measure how long they write.
+        group.barrier()?;
+        Ok(())
+    }
+
+    fn header(&self, group: &Group, run_id: i64, clock_at_end: ClockOffset) -> kineto::Header {
+        let mut run_facts =
+            vec![("dropped_events".to_owned(), self.recorder.dropped().to_string())];
+        if let Some(link) = group.link() {
+            run_facts.push(("emulated_link".into(), link.to_string()));
+        }
+        for (when, clock) in [("begin", self.clock_at_begin), ("end", clock_at_end)] {
+            run_facts.push((format!("clock_offset_{when}_ns"), clock.offset_ns.to_string()));
+        }
+        let error = self.clock_at_begin.error_ns.max(clock_at_end.error_ns);
+        run_facts.push(("clock_offset_error_ns".into(), error.to_string()));
+        kineto::Header {
+            rank: group.rank(),
+            world_size: group.world_size(),
+            run_id: run_id.to_string(),
+            transport: group.transport().name().into(),
+            device: resources::machine(),
+            pid: std::process::id(),
+            base_ns: realtime_at_zero_ns(),
+            run_facts,
+            steps: self.steps.clone(),
+        }
+    }
+}

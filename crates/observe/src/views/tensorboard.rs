@@ -1,0 +1,251 @@
+//! Scalars for TensorBoard: an event file that TensorBoard follows while the run continues.
+//!
+//! The file is a sequence of TFRecords, each a protocol buffer of type `Event`
+//! (`tensorboard/compat/proto/event.proto` and `summary.proto` of TensorBoard). Its curves are a view of the
+//! table of figures.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use paceline_failure::{Failure, Result};
+use paceline_files::Printable;
+use paceline_host::disk::{Disk, DiskFile};
+use prost::Message;
+
+use crate::figures::event as run;
+use crate::figures::event::Listener;
+use crate::figures::figure::{Figure, Source};
+use crate::figures::table::TABLE;
+use crate::record::rank_report::{RankReport, do_without};
+
+/// The version in the first record of an event file.
+const FILE_VERSION: &str = "brain.Event:2";
+
+/// `Event`, with the fields that are written here.
+#[derive(Clone, PartialEq, Message)]
+struct Event {
+    /// Seconds since 1970.
+    #[prost(double, tag = "1")]
+    wall_time: f64,
+    #[prost(int64, tag = "2")]
+    step: i64,
+    #[prost(oneof = "What", tags = "3, 5")]
+    what: Option<What>,
+}
+
+/// The field `what` of `Event`.
+#[derive(Clone, PartialEq, prost::Oneof)]
+enum What {
+    #[prost(string, tag = "3")]
+    FileVersion(String),
+    #[prost(message, tag = "5")]
+    Summary(Summary),
+}
+
+/// `Summary`.
+#[derive(Clone, PartialEq, Message)]
+struct Summary {
+    #[prost(message, repeated, tag = "1")]
+    value: Vec<Value>,
+}
+
+/// `Summary.Value`, with the fields that are written here.
+#[derive(Clone, PartialEq, Message)]
+struct Value {
+    #[prost(string, tag = "1")]
+    tag: String,
+    /// Optional, because otherwise a zero would be left out, and the value would have no kind.
+    #[prost(float, optional, tag = "2")]
+    simple_value: Option<f32>,
+}
+
+/// An open event file.
+#[derive(Debug)]
+pub struct TensorBoard {
+    path: PathBuf,
+    /// `None` after a write has failed: TensorBoard reads up to a record that is not whole, and nothing behind it.
+    file: Option<DiskFile>,
+    /// Why the file ends early.
+    missing: Option<String>,
+}
+
+impl Listener for TensorBoard {
+    fn on(&mut self, event: &run::Event) -> Result<()> {
+        match event {
+            run::Event::Step(step) => self.add(step.steps, |figure| figure.of_step(step)),
+            run::Event::Evaluated(evaluation) if !evaluation.is_repeated => {
+                self.add(evaluation.steps, |figure| {
+                    without_position(figure)?.of_evaluation(evaluation)
+                });
+            }
+            run::Event::Saved(save) => {
+                self.add(save.steps, |figure| without_position(figure)?.of_save(save));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn add_to(&self, report: &mut RankReport) {
+        report.missing_files.extend(self.missing.clone());
+    }
+}
+
+impl TensorBoard {
+    /// Makes `events.out.tfevents.<seconds since 1970>.<host>` in the run folder itself: TensorBoard names a run by the
+    /// folder of its event file.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written at the start of the run, when nothing is lost yet. If a later write fails, the run
+    /// goes on, and its report says that the file ends early.
+    pub fn create(disk: &Disk, folder: &Path) -> Result<Self> {
+        let uname = rustix::system::uname();
+        // TensorBoard requires only "tfevents" in the name. The name of a host need not be a valid part
+        // of a file name.
+        let host = uname.nodename().to_string_lossy().replace('/', "_");
+        let seconds = now().as_secs();
+        let path = folder.join(format!("events.out.tfevents.{seconds:010}.{host}"));
+        let create = || {
+            let mut file = disk.create(&path)?;
+            file.write_all(&event(0, What::FileVersion(FILE_VERSION.to_owned())))?;
+            Ok(file)
+        };
+        let file: std::io::Result<DiskFile> = create();
+        let file =
+            file.map_err(|e| Failure::io(format!("cannot write {}", path.printable()), e))?;
+        Ok(Self { path, file: Some(file), missing: None })
+    }
+
+    /// Adds a point to each curve that has a value at this step. Programs that follow the file see the point at once.
+    fn add(&mut self, step: u64, value: impl Fn(&Figure) -> Option<serde_json::Value>) {
+        let Some(file) = &mut self.file else { return };
+        let point = |figure: &Figure| {
+            let (tag, value) = (figure.curve?.to_owned(), value(figure)?);
+            // Scalars of this format are always f32. A value that JSON cannot represent is written as
+            // NaN.
+            let simple_value = Some(value.as_f64().unwrap_or(f64::NAN) as f32);
+            Some(Value { tag, simple_value })
+        };
+        let summary = Summary { value: TABLE.iter().filter_map(point).collect() };
+        if let Err(error) = file.write_all(&event(step as i64, What::Summary(summary))) {
+            let what = format!("the curves from step {step} on to {}", self.path.printable());
+            self.missing = Some(do_without(&what, &error));
+            self.file = None;
+        }
+    }
+}
+
+/// A figure that is not the position of the run. The curve of the epochs has a point per step already.
+fn without_position(figure: &Figure) -> Option<&Figure> {
+    (!matches!(figure.source, Source::Position(_))).then_some(figure)
+}
+
+/// An event of this moment, as a record.
+fn event(step: i64, what: What) -> Vec<u8> {
+    let event = Event { wall_time: now().as_secs_f64(), step, what: Some(what) };
+    record(&event.encode_to_vec())
+}
+
+fn now() -> std::time::Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// `data` as a TFRecord: the length in 8 bytes, the checksum of the length in 4, the data, and the
+/// checksum of the data in 4, all little-endian.
+fn record(data: &[u8]) -> Vec<u8> {
+    let len = (data.len() as u64).to_le_bytes();
+    let mut record = Vec::with_capacity(data.len() + 16);
+    record.extend(len);
+    record.extend(masked_crc32c(&len).to_le_bytes());
+    record.extend(data);
+    record.extend(masked_crc32c(data).to_le_bytes());
+    record
+}
+
+/// The checksum of TFRecords: CRC-32C rotated right by 15 bits, plus a constant. This masking avoids
+/// problems with checksums of data that contain checksums.
+fn masked_crc32c(data: &[u8]) -> u32 {
+    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_host::disk::faults::at_each_operation;
+
+    #[test]
+    fn a_record_is_what_tensorboard_writes() {
+        // The first record of a file that TensorBoard's own writer made, at the time 1234.5.
+        let event = Event {
+            wall_time: 1234.5,
+            step: 0,
+            what: Some(What::FileVersion(FILE_VERSION.into())),
+        };
+        let expected = b"\x18\0\0\0\0\0\0\0\xa3\x7fK\"\
+            \t\0\0\0\0\0J\x93@\x1a\rbrain.Event:2e\xb8\xd3\xfb";
+        assert_eq!(record(&event.encode_to_vec()), expected);
+    }
+
+    /// The number of whole records at the start of a file. Whatever is behind them is part of one record.
+    fn whole_records(mut bytes: &[u8]) -> usize {
+        let mut count = 0;
+        while let Some(len) = bytes.first_chunk().map(|len| u64::from_le_bytes(*len) as usize) {
+            let Some(whole) = bytes.get(..len + 16) else { break };
+            assert_eq!(record(&whole[12..12 + len]), whole, "a record that is not whole");
+            bytes = &bytes[len + 16..];
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn after_a_fault_nothing_follows_a_record_that_is_not_whole() {
+        let num_operations = at_each_operation(|disk, _| {
+            let folder = tempfile::tempdir().unwrap();
+            let mut events = match TensorBoard::create(disk, folder.path()) {
+                Ok(events) => events,
+                Err(error) => {
+                    assert!(error.to_string().contains("tfevents"), "{error}");
+                    assert!(error.to_string().contains("no space left"), "{error}");
+                    return;
+                }
+            };
+            for step in 0..3 {
+                events.add(step, |_| Some(1.into()));
+            }
+            let mut report = RankReport::default();
+            events.add_to(&mut report);
+            let bytes = std::fs::read(&events.path).unwrap();
+            let lost = match &report.missing_files[..] {
+                [] => 0,
+                [what] => {
+                    let (_, step) = what.split_once("the curves from step ").expect(what);
+                    assert!(what.contains("no space left"), "{what}");
+                    3 - step[..1].parse::<usize>().unwrap()
+                }
+                all => panic!("{all:?}"),
+            };
+            assert_eq!(lost > 0, disk.has_failed());
+            assert_eq!(whole_records(&bytes), 1 + 3 - lost);
+        });
+        assert_eq!(num_operations, 1 + 4, "the file, and a write for each record");
+    }
+
+    #[test]
+    fn scalars_are_what_tensorboard_writes() {
+        // The second record of the same file: two scalars of step 300, one of them zero.
+        let summary = Summary {
+            value: [("train/loss", 0.625), ("comm/mb", 0.0)]
+                .map(|(tag, value)| Value { tag: tag.into(), simple_value: Some(value) })
+                .to_vec(),
+        };
+        let event = Event { wall_time: 1235.25, step: 300, what: Some(What::Summary(summary)) };
+        let expected = b"1\0\0\0\0\0\0\0\x9d\x83\x83\xe9\
+            \t\0\0\0\0\0M\x93@\x10\xac\x02*#\
+            \n\x11\n\ntrain/loss\x15\0\0 ?\
+            \n\x0e\n\x07comm/mb\x15\0\0\0\0Y\xd9\xc9\xc7";
+        assert_eq!(record(&event.encode_to_vec()), expected);
+    }
+}

@@ -1,0 +1,93 @@
+//! Defines the command line for `clap`. How the flags combine is decided in
+//! [`resolve`](paceline_run::resolve).
+
+use std::ffi::OsString;
+
+use clap::{Parser, Subcommand};
+use paceline_checkpoint::args::CheckpointCommand;
+use paceline_launch::LaunchArgs;
+use paceline_run::evaluate::args::EvaluateArgs;
+use paceline_run::train::args::TrainCommand;
+use paceline_study::links::args::LinksArgs;
+use paceline_study::predict::PredictArgs;
+use paceline_study::sweep::args::SweepArgs;
+
+use crate::commands::analyze::args::AnalyzeArgs;
+use crate::commands::bench::BenchCommand;
+use crate::commands::check::args::CheckArgs;
+use crate::commands::compare::args::CompareRunsArgs;
+use crate::commands::fetch::args::FetchCommand;
+use crate::commands::generate::args::GenerateArgs;
+use crate::commands::trace::args::TraceCommand;
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline train                                      2 ranks, a CNN on synthetic images
+  paceline train --ddp-choice all                     every strategy, compared in a table
+  paceline launch -n 2 -- ./my-program --its-flags    any program, with RANK, WORLD_SIZE, ...
+  paceline bench all_reduce -b 1K -e 64M -f 4         how fast ranks exchange data
+  paceline bench scaling --nproc 1,2,4                what more ranks bring, and what limits them
+  paceline check --nproc 4                            does everything here work?
+  paceline links --model cnn                          what a link costs a model
+  paceline predict --nproc 2,8 --links 10gbe          what more ranks on a network would take
+  paceline train --profile && paceline analyze profile/ddp    traces, and a report of them
+  paceline sweep --vary nproc=1,2 --output sweeps/a   any settings, in turns, ranked
+  paceline compare runs/*                             runs side by side
+";
+
+/// Distributed training that shows where every millisecond and megabyte goes.
+#[derive(Debug, Parser)]
+#[command(name = "paceline", version, before_help = EXAMPLES, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a model on several ranks
+    Train(TrainCommand),
+    /// Evaluate a checkpoint on the test set
+    Evaluate(Box<EvaluateArgs>),
+    /// Go on from a text with a language model, to see what it has learned
+    Generate(GenerateArgs),
+    /// Fetch a model or a data set by its name, so that training finds it
+    #[command(subcommand)]
+    Fetch(FetchCommand),
+    /// Show, verify or export what --save has written
+    #[command(subcommand)]
+    Checkpoint(CheckpointCommand),
+    /// Start N copies of any program as the ranks of a run
+    Launch(LaunchArgs),
+    /// Measure how fast the ranks exchange data, and how training scales
+    Bench(BenchCommand),
+    /// Check that ranks can start, see their devices, and reach each other
+    Check(CheckArgs),
+    /// Print the speeds of links, and the time that a model would spend on communication over one
+    Links(Box<LinksArgs>),
+    /// Run training with every combination of some settings, and rank the results
+    Sweep(Box<SweepArgs>),
+    /// Predict the time of a step on more ranks and other links, from runs without communication
+    Predict(Box<PredictArgs>),
+    /// Analyze the traces of a run: where the time went, who waited for whom, and what to do
+    Analyze(Box<AnalyzeArgs>),
+    /// Compare runs: time, samples/s, the anatomy of the step, memory, accuracy and cost
+    Compare(CompareRunsArgs),
+    /// Work with the trace files that --profile writes
+    #[command(subcommand)]
+    Trace(TraceCommand),
+    /// The launcher starts this as each rank: it ties its life to the launcher's, then becomes COMMAND
+    #[command(name = "__rank", hide = true)]
+    Rank {
+        /// Process number of the launcher.
+        parent: u32,
+        /// The program and its arguments.
+        #[arg(last = true, required = true)]
+        command: Vec<OsString>,
+    },
+    /// The process that kills the ranks' process groups when the launcher itself is killed
+    #[command(name = "__guard", hide = true)]
+    Guard,
+}

@@ -1,0 +1,117 @@
+//! Flags of `paceline analyze` and `paceline analyze diff`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline train --profile && paceline analyze profile/ddp
+  paceline analyze profile/ddp --select all           a report for every time that the run was profiled
+  paceline analyze --trace-files rank0.pt.trace.json rank1.pt.trace.json.gz --output out
+  paceline analyze diff profile/simple_ddp profile/ddp
+";
+
+/// Flags of `paceline analyze`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, before_help = EXAMPLES)]
+pub struct AnalyzeArgs {
+    /// A subcommand that does something else than analyze one run.
+    #[command(subcommand)]
+    pub command: Option<AnalyzeCommand>,
+    /// The folder with the traces of a run, such as profile/ddp
+    #[arg(value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// The same as DIR
+    #[arg(long, value_name = "DIR", conflicts_with = "dir")]
+    pub trace_dir: Option<PathBuf>,
+    /// Traces of one run, one of each rank, separated by commas or spaces
+    #[arg(long, value_name = "FILE", num_args = 1.., value_delimiter = ',')]
+    #[arg(conflicts_with_all = ["dir", "trace_dir"])]
+    pub trace_files: Vec<PathBuf>,
+    /// If the run was profiled several times: report the latest time, or each in a folder run_IDX_TIME/
+    #[arg(long, value_enum, value_name = "WHICH", default_value_t = SelectName::Latest)]
+    pub select: SelectName,
+    /// Look at the last step too, which may have been cut off
+    #[arg(long)]
+    pub include_last_step: bool,
+    /// Read the traces of the ranks in parallel
+    #[arg(long)]
+    pub enable_multiprocessing: bool,
+    /// Which columns and panels; auto chooses by the collectives in the traces
+    #[arg(long, value_enum, value_name = "KIND", default_value_t = KindName::Auto)]
+    pub kind: KindName,
+    /// Where reports are written [default: DIR relative to the current folder, its first component
+    /// replaced by reports or reports_sharding]
+    #[arg(long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+}
+
+/// The subcommands of `paceline analyze`.
+#[derive(Debug, Subcommand)]
+pub enum AnalyzeCommand {
+    /// Compare the traces of two runs: which names are new or gone, and which take longer
+    Diff(DiffArgs),
+}
+
+/// Flags of `paceline analyze diff`.
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// The first run: a folder with traces, or a trace
+    #[arg(value_name = "A")]
+    pub first: PathBuf,
+    /// The second one
+    #[arg(value_name = "B")]
+    pub second: PathBuf,
+    /// Which steps: all, first, or a step's number; times are compared per step
+    #[arg(long, value_name = "WHICH", default_value = "all", value_parser = steps)]
+    pub steps: StepsName,
+    /// With --steps all, look at the last step too, which may have been cut off
+    #[arg(long)]
+    pub include_last_step: bool,
+    /// Where the report is written [default: reports/diff/A-B]
+    #[arg(long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+}
+
+/// Which recordings of a run that was profiled several times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SelectName {
+    /// The last
+    Latest,
+    /// Each by itself
+    All,
+}
+
+/// Which columns and panels a report has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KindName {
+    /// Decided by the traces
+    Auto,
+    /// All-reduces: every rank holds the whole model
+    Ddp,
+    /// All collectives, and memory
+    Sharding,
+}
+
+/// Which steps a difference is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepsName {
+    /// The first one.
+    First,
+    /// All of them.
+    All,
+    /// The one with this number.
+    One(u64),
+}
+
+fn steps(word: &str) -> Result<StepsName, String> {
+    match word {
+        "first" => Ok(StepsName::First),
+        "all" => Ok(StepsName::All),
+        number => number
+            .parse()
+            .map(StepsName::One)
+            .map_err(|_| "pass first, all, or a step's number".to_owned()),
+    }
+}

@@ -1,0 +1,320 @@
+//! `paceline analyze`: turns the traces of a run into a report.
+//!
+//! Input: folders or files of traces. Output: the means and the ranks on the console, and a page, CSV, JSON
+//! and Markdown in a folder. Nothing is written before all reports are made. `paceline-analysis` defines how
+//! traces are read and analyzed, and what a report looks like.
+
+pub mod args;
+mod diff;
+mod output;
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use paceline_analysis::hta::{self, Analysis, Kind, Options};
+use paceline_analysis::ranks::{across_ranks, apart};
+use paceline_analysis::read::{self, ReadError, Select, TraceFile, Window};
+use paceline_analysis::report::panels::{self, About};
+use paceline_analysis::report::{Note, Report, Weight};
+use paceline_analysis::timeline::Timeline;
+use paceline_failure::outputs::{check_folder, write_report};
+use paceline_failure::{Failure, Result};
+use paceline_files::{Printable, printable};
+use paceline_host::disk::Disk;
+use paceline_host::text::{line_width, plural, say};
+
+use self::args::{AnalyzeArgs, AnalyzeCommand, KindName, SelectName};
+
+/// The name of a report's files.
+const NAME: &str = "summary";
+
+/// Runs `paceline analyze`.
+pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
+    if let Some(AnalyzeCommand::Diff(args)) = &args.command {
+        return diff::diff(args);
+    }
+    let places = places(args)?;
+    let (folder, name) = output::named_after(&places);
+    let fix = "pass a folder that you can write to";
+    match (&args.output, args.kind) {
+        (Some(output), _) => check_folder("--output", output, fix)?,
+        (None, KindName::Sharding) => check_reports(&folder, Kind::Sharding)?,
+        (None, KindName::Auto | KindName::Ddp) => check_reports(&folder, Kind::Ddp)?,
+    }
+    let select = match args.select {
+        SelectName::Latest => Select::Latest,
+        SelectName::All => Select::All,
+    };
+    let windows = read::find(&places, select)?;
+    let mut made = Vec::new();
+    for window in &windows {
+        made.push(window_report(args, window, &folder)?);
+    }
+    // Without `--output`, the folder depends on the kind, which may be known only from the traces.
+    let root = |kind: Kind| match &args.output {
+        Some(output) => Ok(output.clone()),
+        None => default_output(&folder, kind).map(|root| match &name {
+            Some(name) => root.join(name),
+            None => root,
+        }),
+    };
+    if args.output.is_none() {
+        for Made { analysis, .. } in &made {
+            check_reports(&folder, analysis.kind)?;
+        }
+    }
+    let mut folders = Vec::new();
+    for (window, Made { analysis, report }) in windows.iter().zip(made) {
+        let root = root(analysis.kind)?;
+        let mut folder = match select {
+            Select::Latest => root,
+            Select::All => root.join(output::of_window(window)),
+        };
+        if args.output.is_none() {
+            folder = output::free(folder, NAME, |report| output::is_of(report, &places));
+        }
+        write_report(&Disk::default(), &folder, NAME, &report)?;
+        say(&console(&analysis, &report));
+        folders.push(folder);
+    }
+    for folder in folders {
+        say(&format!(
+            "Report: {0}/{NAME}.html, and .csv, .json, .md beside it",
+            folder.printable()
+        ));
+    }
+    Ok(0)
+}
+
+/// The folder for the report of the traces in `folder`, without `--output`.
+fn default_output(folder: &Path, kind: Kind) -> Result<PathBuf> {
+    let current =
+        std::env::current_dir().map_err(|e| Failure::io("the current folder is not there", e))?;
+    Ok(output::root(folder, &current, kind))
+}
+
+/// Checks that a report can be written to its default folder.
+fn check_reports(folder: &Path, kind: Kind) -> Result<()> {
+    check_folder("the folder of reports", &default_output(folder, kind)?, "pass --output")
+}
+
+/// The folder or files in which traces are searched.
+fn places(args: &AnalyzeArgs) -> Result<Vec<PathBuf>> {
+    if !args.trace_files.is_empty() {
+        return Ok(args.trace_files.clone());
+    }
+    let dir = args.dir.as_ref().or(args.trace_dir.as_ref());
+    dir.map(|dir| vec![dir.clone()]).ok_or_else(|| {
+        Failure::Usage(
+            "what is to be analysed? Pass the folder with the traces of a run, such as profile/ddp, or \
+             --trace-files"
+                .into(),
+        )
+    })
+}
+
+/// A report that has not been written yet, and its analysis.
+struct Made {
+    analysis: Analysis,
+    report: Report,
+}
+
+fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<Made> {
+    let timelines = read_all(&window.files, args.enable_multiprocessing)?;
+    let kind = match args.kind {
+        KindName::Auto => None,
+        KindName::Ddp => Some(Kind::Ddp),
+        KindName::Sharding => Some(Kind::Sharding),
+    };
+    let options = Options { kind, include_last_step: args.include_last_step, ..Options::default() };
+    let analysis = hta::analyze(&timelines, &options)?;
+    let across = (timelines.len() > 1).then(|| across_ranks(&timelines, &options));
+    let about = about(window, &timelines, &analysis, folder);
+    let report = panels::of_analysis(&analysis, across.as_ref(), &timelines, about);
+    Ok(Made { analysis, report })
+}
+
+/// The title, subtitle and notes of the report.
+fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &Path) -> About {
+    let mut notes = Vec::new();
+    if !window.missing.is_empty() {
+        let text = format!(
+            "There are no traces of {}: means are over the ranks that are here, and what the others did \
+             cannot be seen.",
+            ranks_in_words(&window.missing)
+        );
+        notes.push(Note { weight: Weight::Warning, text });
+    }
+    notes.extend(left_out(window));
+    let mut doubts = window.doubts.clone();
+    let apart: Vec<String> = apart(timelines).iter().map(ToString::to_string).collect();
+    if !apart.is_empty() {
+        doubts.push(format!("{} {}.", crate::commands::trace::ANOTHER_RUN, apart.join(", ")));
+    }
+    notes.extend(doubts.into_iter().map(|text| Note { weight: Weight::Warning, text }));
+    let steps: Vec<(usize, usize)> =
+        analysis.ranks.iter().map(|rank| (rank.steps.chosen.len(), rank.steps.found)).collect();
+    let steps = match steps.first() {
+        Some(&(0, _)) => "no steps".to_owned(),
+        Some(&(chosen, found)) if steps.iter().all(|of| *of == (chosen, found)) => {
+            let numbers = analysis.ranks.first().map(|rank| &rank.steps.chosen);
+            let ends = numbers.and_then(|all| Some((all.first()?.number, all.last()?.number)));
+            let which = ends.map_or(String::new(), |(first, last)| format!(" ({first} to {last})"));
+            format!("{chosen} of {}{which}", plural(found, "step"))
+        }
+        _ => "steps differ by rank".to_owned(),
+    };
+    let run_facts = |key: &str| timelines.first().and_then(|timeline| timeline.run_facts.get(key));
+    let mut facts = vec![plural(timelines.len(), "rank"), steps];
+    let backend = timelines.first().and_then(|timeline| timeline.backend.clone());
+    facts.extend(run_facts("transport").cloned().map(|name| format!("over {name}")).or(backend));
+    facts.extend(run_facts("emulated_link").map(|link| format!("on an emulated link of {link}")));
+    facts.extend(timelines.first().and_then(|timeline| timeline.devices.first().cloned()));
+    let time = window.stamp.as_deref().and_then(time_in_words);
+    facts.extend(time.map(|time| format!("profiled {time}")));
+    About { title: title(folder, window), subtitle: facts.join(" \u{b7} "), notes }
+}
+
+/// The note about traces that were left out because they are empty.
+pub(super) fn left_out(window: &Window) -> Option<Note> {
+    let all = &window.left_out;
+    let names: Vec<String> =
+        all.iter().take(SHOWN).map(|path| path.printable().to_string()).collect();
+    let text = format!(
+        "Left out: {}{}, later than what is shown, because no step in it has work. PyTorch's profiler writes such a \
+         trace when its schedule has no `repeat` and the program ends after another cycle has begun.",
+        names.join(", "),
+        and_more(all.len())
+    );
+    (!all.is_empty()).then_some(Note { weight: Weight::Note, text })
+}
+
+/// The title of the report: the folder, or the files if they are in the current folder, which has no name.
+fn title(folder: &Path, window: &Window) -> String {
+    if !folder.as_os_str().is_empty() {
+        return folder.printable().to_string();
+    }
+    let names: Vec<String> =
+        window.files.iter().take(SHOWN).map(|file| file.path.printable().to_string()).collect();
+    names.join(", ") + &and_more(window.files.len())
+}
+
+/// The time in a trace's name: seconds since 1970 or thousandths, millionths or billionths of them, or date and time of day.
+/// `None` for other numbers.
+fn time_in_words(stamp: &str) -> Option<String> {
+    const FORMAT: &str = "%Y-%m-%d %H:%M:%S";
+    // Of a moment of these decades, the number has 10 digits as seconds.
+    let per_s = match stamp.len() {
+        10 => 1,
+        13 => 1_000,
+        16 => 1_000_000,
+        19 => 1_000_000_000,
+        _ => {
+            let forms = ["%Y%m%dT%H%M%S", "%Y%m%d-%H%M%S", "%Y%m%d_%H%M%S", "%Y-%m-%dT%H-%M-%S"];
+            let time = |form| jiff::civil::DateTime::strptime(form, stamp).ok();
+            return Some(forms.into_iter().find_map(time)?.strftime(FORMAT).to_string());
+        }
+    };
+    let time = jiff::Timestamp::from_second(stamp.parse::<i64>().ok()? / per_s).ok()?;
+    Some(time.to_zoned(jiff::tz::TimeZone::system()).strftime(FORMAT).to_string())
+}
+
+/// The largest number of ranks or files that are listed.
+const SHOWN: usize = 8;
+
+/// How many more there are, in words.
+fn and_more(count: usize) -> String {
+    match count.saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    }
+}
+
+/// The numbers of ranks, in words. Only the first ones are listed if there are many.
+fn ranks_in_words(ranks: &[usize]) -> String {
+    let numbers: Vec<String> = ranks.iter().take(SHOWN).map(ToString::to_string).collect();
+    let what = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{what} {}{}", numbers.join(", "), and_more(ranks.len()))
+}
+
+/// Reads the traces one after the other, or several at a time on threads.
+fn read_all(files: &[TraceFile], in_parallel: bool) -> Result<Vec<Timeline>> {
+    let open = |file: &TraceFile| -> std::result::Result<Timeline, ReadError> {
+        let mut timeline = read::open(&file.path)?;
+        timeline.rank = Some(file.rank);
+        Ok(timeline)
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let num_threads = if in_parallel { cores.min(files.len()) } else { 1 };
+    if in_parallel {
+        say(&format!(
+            "Reading {} in parallel, {} at a time",
+            plural(files.len(), "trace"),
+            num_threads
+        ));
+    }
+    if num_threads < 2 {
+        return Ok(files.iter().map(open).collect::<std::result::Result<_, _>>()?);
+    }
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
+    let work = || {
+        while let Some((at, file)) = {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            files.get(at).map(|file| (at, file))
+        } {
+            let read = open(file);
+            // If a reader panics, the command ends anyway when its thread is joined.
+            done.lock().unwrap_or_else(|e| e.into_inner()).push((at, read));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..num_threads {
+            // Without the thread, the others read its files: that takes longer and changes nothing else.
+            let _ = paceline_trace::thread_builder("read").spawn_scoped(scope, work);
+        }
+        work();
+    });
+    let mut done = done.into_inner().unwrap_or_else(|e| e.into_inner());
+    done.sort_by_key(|(at, _)| *at);
+    Ok(done.into_iter().map(|(_, read)| read).collect::<std::result::Result<_, _>>()?)
+}
+
+/// The console output: title, figures and notes.
+fn console(analysis: &Analysis, report: &Report) -> String {
+    let mut out = format!("{}\n{}\n", printable(&report.title), printable(&report.subtitle));
+    out += &panels::console(analysis, line_width());
+    out + &notes(report)
+}
+
+/// A line for each note.
+fn notes(report: &Report) -> String {
+    let line = |note: &Note| format!("\n{}: {}", note.weight.name(), printable(&note.text));
+    report.notes.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_named_in_words() {
+        assert_eq!(ranks_in_words(&[3]), "rank 3");
+        assert_eq!(ranks_in_words(&[1, 2]), "ranks 1, 2");
+        let many: Vec<usize> = (0..20).collect();
+        assert_eq!(ranks_in_words(&many), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more");
+    }
+
+    #[test]
+    fn times_are_shown_as_such() {
+        for digits in ["1769860800000000000", "1769860800000", "1769860800"] {
+            assert!(time_in_words(digits).unwrap().starts_with("2026-01-31 "), "{digits}");
+        }
+        assert_eq!(time_in_words("20260131T235959").unwrap(), "2026-01-31 23:59:59");
+        assert_eq!(
+            ["7", "1700", "20260131T", "2026-01-31T1"].map(time_in_words),
+            [const { None }; 4]
+        );
+    }
+}

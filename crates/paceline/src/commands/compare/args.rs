@@ -1,0 +1,26 @@
+//! Flags of `paceline compare`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline compare runs/20260131-120000-cnn-ddp runs/20260131-121000-cnn-simple_ddp
+  paceline compare runs/20260131-120000-cnn-all --price-per-hour 0.79
+";
+
+/// Flags of `paceline compare`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES)]
+pub struct CompareRunsArgs {
+    /// Run folders, or folders of run folders as --ddp-choice all makes them
+    #[arg(value_name = "RUN", required = true)]
+    pub runs: Vec<PathBuf>,
+    /// Price of the machine per hour, which adds a column with the cost of each run
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub price_per_hour: Option<f64>,
+    /// Where compare.csv, .html, .json and .md are written
+    #[arg(long, value_name = "DIR", default_value = "reports/compare")]
+    pub output: PathBuf,
+}

@@ -1,0 +1,120 @@
+//! `paceline compare RUN...`: runs side by side, from what their folders hold.
+//!
+//! Takes run folders; prints a table on the console and writes a report. Figures of the step are the
+//! runs' own, from `summary.json`. Runs that were profiled add the figures of their traces. This module
+//! starts no run and measures nothing.
+
+pub mod args;
+mod load;
+mod settings;
+mod table;
+
+use load::Run;
+use paceline_analysis::report::{Report, Weight};
+use paceline_failure::outputs::{check_folder, write_report};
+use paceline_failure::{Failure, Result};
+use paceline_files::{Printable, printable};
+use paceline_host::disk::Disk;
+use paceline_host::text::{line_width, plural, say, warn};
+
+use self::args::CompareRunsArgs;
+
+/// The name of the report's files.
+const NAME: &str = "compare";
+/// The name of the panel with the settings that differ.
+const SETTINGS: &str = "settings";
+/// More than any computer costs in an hour, so a higher price is taken for a mistake.
+const MAX_PRICE: f64 = 1e6;
+
+/// Runs `paceline compare`.
+pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
+    let price_per_hour = args.price_per_hour;
+    if let Some(price) = price_per_hour.filter(|price| !(0.0..=MAX_PRICE).contains(price)) {
+        return Err(Failure::Usage(format!(
+            "--price-per-hour {price:?}: pass a price from 0 to {MAX_PRICE}"
+        )));
+    }
+    check_folder("--output", &args.output, "pass a folder that you can write to")?;
+    let (mut runs, mut left_out) = (Vec::new(), Vec::new());
+    for folder in load::folders(&args.runs)? {
+        match load::run(&folder) {
+            Ok(run) => runs.push(run),
+            Err(why) => left_out.push(format!("left out {}: {why}", folder.printable())),
+        }
+    }
+    if runs.is_empty() {
+        return Err(Failure::Usage(format!("no run can be compared; {}", left_out.join("; "))));
+    }
+    let mut report = Report {
+        title: format!("Comparison of {}", plural(runs.len(), "run")),
+        subtitle: "Means over ranks and measured steps, as each run found them itself".into(),
+        figures: Vec::new(),
+        notes: Vec::new(),
+        sections: table::sections(&runs, price_per_hour),
+        csv_table: NAME.to_owned(),
+    };
+    for warning in left_out.into_iter().chain(warnings(&runs, price_per_hour)) {
+        warn(&printable(&warning));
+        report.note(Weight::Warning, warning);
+    }
+    write_report(&Disk::default(), &args.output, NAME, &report)?;
+    say(&console(&runs, &report));
+    let folder = args.output.printable();
+    say(&format!("Report: {folder}/{NAME}.html, and .csv, .json, .md beside it"));
+    Ok(0)
+}
+
+/// Warnings about differences that make the runs' numbers hard to compare.
+fn warnings(runs: &[Run], price_per_hour: Option<f64>) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let mut differ = |what: &str, of: &dyn Fn(&Run) -> String| {
+        let mut values: Vec<String> = runs.iter().map(of).collect();
+        values.sort();
+        values.dedup();
+        if values.len() > 1 {
+            warnings.push(format!("the runs have different {what}: {}", values.join(", ")));
+        }
+    };
+    differ("models", &|run| {
+        let params = paceline_host::text::thousands(run.summary.count("params"));
+        format!("{} of {params} parameters", run.summary.text("model"))
+    });
+    differ("batch sizes per rank", &|run| run.summary.count("batch_size").to_string());
+    let untimed = runs.iter().filter(|run| run.summary.number("total_s").is_none());
+    let untimed: Vec<&str> = untimed.map(|run| run.name.as_str()).collect();
+    if price_per_hour.is_some() && !untimed.is_empty() {
+        warnings.push(format!(
+            "no cost of {}: the summary does not say how long the run took",
+            untimed.join(", ")
+        ));
+    }
+    for (run, steps) in
+        runs.iter().filter_map(|run| Some((run, run.summary.number("stopped_after")?)))
+    {
+        warnings
+            .push(format!("{} was stopped after step {steps}: its figures end there", run.name));
+    }
+    for run in runs.iter().filter(|run| !run.untraced.is_empty()) {
+        warnings.push(format!(
+            "the columns of traces stay empty for {}: {}",
+            run.name,
+            run.untraced.join("; ")
+        ));
+    }
+    warnings
+}
+
+fn console(runs: &[Run], report: &Report) -> String {
+    let first = runs.first().map_or(String::new(), |run| {
+        let summary = &run.summary;
+        let (ranks, transport) = (summary.count("world_size"), summary.text("transport"));
+        format!(", the first: {ranks} ranks over {transport}")
+    });
+    let width = line_width();
+    let table =
+        report.table(NAME).map(|table| table::for_console(table, width)).unwrap_or_default();
+    let settings = report
+        .table(SETTINGS)
+        .map(|table| format!("\n\nSettings that differ:\n{}", table.fitted(width)));
+    format!("{}{first}\n{table}{}", report.title, settings.unwrap_or_default())
+}

@@ -1,0 +1,326 @@
+//! The table and the charts of a comparison.
+
+use paceline_analysis::hta::columns;
+use paceline_analysis::report::chart::{Bar, Bars, PageColor, Part, Stack, Stacked};
+use paceline_analysis::report::{Body, Panel, Section, Width};
+use paceline_observe::figures::figure::{Compared, Figure};
+use paceline_observe::figures::table::{TABLE, find};
+use paceline_table::table::{Cell, Column, Table};
+
+use super::load::Run;
+use super::{NAME, SETTINGS, settings};
+
+/// The cell of a figure for a run: a word or a number of the run's summary, or a value that is computed
+/// here.
+fn cell(figure: &Figure, run: &Run, price_per_hour: Option<f64>) -> Cell {
+    let summary = &run.summary;
+    match figure.name {
+        "transport" => match summary.text("link") {
+            "" => Cell::from(summary.text("transport")),
+            link => Cell::Text(format!("{}, link {link}", summary.text("transport"))),
+        },
+        "world_size" => Cell::Whole(summary.count("world_size")),
+        "cost" => Cell::from(cost(run, price_per_hour)),
+        // Without measured steps the summary has zeros for the times of a step, which would mislead.
+        _ if figure.is_part_of_step && !is_measured(run) => Cell::Missing,
+        name => match (TRACED.iter().find(|(of, _)| *of == name), summary.text(name)) {
+            (Some((_, traced)), _) => Cell::from(mean(run, traced)),
+            (None, "") => Cell::from(summary.number(name)),
+            (None, word) => Cell::from(word),
+        },
+    }
+}
+
+fn cost(run: &Run, price_per_hour: Option<f64>) -> Option<f64> {
+    Some(run.summary.number("total_s")? * price_per_hour? / 3600.0)
+}
+
+/// Figures that come from traces: the name of the figure, and the column of the trace analysis.
+const TRACED: [(&str, &str); 4] = [
+    ("traced_idle_pct", "idle_time_pctg"),
+    ("traced_compute_pct", "compute_time_pctg"),
+    ("traced_overlap_pct", "comm_comp_overlap_pctg"),
+    ("traced_overhead_pct", "comm_overhead_pctg"),
+];
+
+/// The mean over ranks of a column of a run's traces.
+fn mean(run: &Run, traced: &str) -> Option<f64> {
+    let analysis = run.traced.as_ref()?;
+    analysis.mean(columns(analysis.kind).find(|column| column.name == traced)?)
+}
+
+/// The figures that the comparison shows.
+fn figures(runs: &[Run], price_per_hour: Option<f64>) -> Vec<&'static Figure> {
+    // For damaged traces the columns are shown empty, so that the user sees that figures are missing.
+    let has_traces = runs.iter().any(|run| run.traced.is_some() || !run.untraced.is_empty());
+    let is_there = |figure: &&Figure| match figure.name {
+        "cost" => price_per_hour.is_some(),
+        name => has_traces || TRACED.iter().all(|(of, _)| *of != name),
+    };
+    TABLE.iter().filter(|figure| figure.compared != Compared::No).filter(is_there).collect()
+}
+
+/// Whether the run has measured at least one step.
+fn is_measured(run: &Run) -> bool {
+    run.summary.number("wall_ms").is_some_and(|wall| wall > 0.0)
+}
+
+/// All sections of the report.
+pub(super) fn sections(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Section> {
+    let figures = figures(runs, price_per_hour);
+    let column = |figure: &&'static Figure| {
+        Column::new(figure.name, figure.label, figure.unit, figure.decimals, figure.definition)
+    };
+    let row = |run: &Run| {
+        let cells = figures.iter().map(|figure| cell(figure, run, price_per_hour));
+        std::iter::once(Cell::from(run.name.as_str())).chain(cells).collect()
+    };
+    let name = Column::new("run", "run", "", 0, "The name of the run's folder.");
+    let table = Table {
+        columns: std::iter::once(name).chain(figures.iter().map(column)).collect(),
+        rows: runs.iter().map(row).collect(),
+        mean: None,
+    };
+    let bars = |key: &str, title: &str, color: PageColor| -> Option<Panel> {
+        let figure = figures.iter().find(|figure| figure.name == key)?;
+        let value = |run: &Run| match cell(figure, run, price_per_hour) {
+            Cell::Number(value) => Some(value),
+            _ => None,
+        };
+        let Figure { unit, definition, .. } = figure;
+        let bars = runs.iter().map(|run| Bar { label: label(run, runs), value: value(run), color });
+        let bars: Vec<Bar> = bars.collect();
+        let body = match bars.iter().all(|bar| bar.value.is_none()) {
+            true => Body::Nothing("No run says so.".into()),
+            false => {
+                let whole = (*unit == "%").then_some(100.0);
+                Body::Bars(Bars { unit: (*unit).to_owned(), whole, bars })
+            }
+        };
+        let id = key.replace('_', "-");
+        Some(Panel::new(&id, title, unit, definition, body).wide(Width::Half))
+    };
+    let charts = [
+        bars("samples_per_s", "Samples per second", PageColor::Compute),
+        bars("total_s", "Time of the run", PageColor::Other),
+        bars("overlap_pct", "Communication hidden behind computation", PageColor::Communication),
+        bars("comm_overhead_pct", "Communication overhead", PageColor::Communication),
+        bars("peak_mb", "Peak memory", PageColor::Memory),
+        bars("eval_accuracy_pct", "Accuracy", PageColor::Other),
+        bars("cost", "Cost", PageColor::Other),
+    ];
+    let table = Panel::new(
+        NAME,
+        "All runs",
+        "",
+        "A row per run, as in compare.csv. The head of each column says on hover what it means.",
+        Body::Table(table),
+    );
+    let mut tables = vec![table];
+    tables.extend(different(runs).map(|table| {
+        Panel::new(
+            SETTINGS,
+            "Settings that differ",
+            "",
+            "What decided the runs, from their config.json; settings that are the same in all runs are left \
+             out.",
+            Body::Table(table),
+        )
+    }));
+    vec![
+        Section::new(
+            "runs",
+            "Side by side",
+            "",
+            std::iter::once(anatomy(runs)).chain(charts.into_iter().flatten()).collect(),
+        ),
+        Section::new("numbers", "All numbers", "", tables),
+    ]
+}
+
+/// The table of settings that are not the same in all runs, with a row per run; `None` if there are none.
+pub(super) fn different(runs: &[Run]) -> Option<Table> {
+    let different = settings::different(runs);
+    let names = std::iter::once("run").chain(different.iter().map(|(name, _)| name.as_str()));
+    let columns = names.map(|name| Column::new(name, name, "", 0, "")).collect();
+    let row = |(at, run): (usize, &Run)| {
+        let values = different
+            .iter()
+            .map(|(_, values)| values[at].as_deref().map_or(Cell::Missing, Cell::from));
+        std::iter::once(Cell::from(run.name.as_str())).chain(values).collect()
+    };
+    let rows = runs.iter().enumerate().map(row).collect();
+    (!different.is_empty()).then_some(Table { columns, rows, mean: None })
+}
+
+/// The label of a run in a chart: its strategy if no other run has the same, or else the folder's name.
+fn label(run: &Run, runs: &[Run]) -> String {
+    let strategy = |run: &Run| run.summary.text("strategy").to_owned();
+    let same = runs.iter().filter(|other| strategy(other) == strategy(run));
+    if same.count() == 1 {
+        return strategy(run);
+    }
+    // Names begin with the date, and charts cut long labels. So the words that all names begin with are
+    // left out.
+    let shared = shared_words(runs);
+    run.name.split('-').skip(shared).collect::<Vec<_>>().join("-")
+}
+
+/// How many leading words the names of all runs share. The last word of a name is never counted.
+fn shared_words(runs: &[Run]) -> usize {
+    let words = |run: &Run| run.name.split('-').map(str::to_owned).collect::<Vec<_>>();
+    let all: Vec<Vec<String>> = runs.iter().map(words).collect();
+    let shortest = all.iter().map(Vec::len).min().unwrap_or(0).saturating_sub(1);
+    let is_same = |at: &usize| all.iter().all(|words| words[*at] == all[0][*at]);
+    (0..shortest).take_while(is_same).count()
+}
+
+fn anatomy(runs: &[Run]) -> Panel {
+    let parts = [
+        ("data wait", "data_ms", PageColor::DataWait),
+        ("forward", "forward_ms", PageColor::Forward),
+        ("backward", "backward_ms", PageColor::Backward),
+        ("sync", "sync_ms", PageColor::Sync),
+        ("exposed communication", "comm_exposed_ms", PageColor::Communication),
+        ("optimizer", "optimizer_ms", PageColor::Optimizer),
+        ("rest", "rest_ms", PageColor::Idle),
+    ];
+    let stacks = runs.iter().filter(|run| is_measured(run)).map(|run| {
+        let value = |key: &str| run.summary.number(key).unwrap_or(0.0);
+        let part = |(name, key, color): (&str, &str, PageColor)| Part {
+            name: name.into(),
+            value: value(key),
+            color,
+        };
+        Stack { label: label(run, runs), parts: parts.map(part).into() }
+    });
+    let stacks: Vec<Stack> = stacks.collect();
+    let body = match stacks.is_empty() {
+        true => Body::Nothing("No run has measured a step.".into()),
+        false => Body::Stacked(Stacked { unit: "ms".into(), stacks }),
+    };
+    Panel::new(
+        "anatomy",
+        "Anatomy of the step",
+        "ms",
+        "The main thread's time in a step, as a mean over ranks and measured steps. The parts are \
+         disjoint and add up to the step.",
+        body,
+    )
+}
+
+/// The table as two tables that fit on a screen. Columns of words that are the same in every row, and
+/// columns without values, are left out.
+pub(super) fn for_console(table: &Table, width: Option<usize>) -> String {
+    let is_shown = |at: usize| {
+        let first = table.rows.first().map(|row| &row[at]);
+        let is_missing = table.rows.iter().all(|row| row[at] == Cell::Missing);
+        let is_word = matches!(first, Some(Cell::Text(_)));
+        let is_same = table.rows.iter().all(|row| Some(&row[at]) == first);
+        at == 0 || !(is_missing || (is_word && is_same && table.rows.len() > 1))
+    };
+    let part = |is_first: bool| {
+        let place = |at: usize| find(&table.columns[at].key).map(|figure| figure.compared);
+        let belongs = |at: &usize| *at == 0 || (place(*at) == Some(Compared::First)) == is_first;
+        let all = (0..table.columns.len()).filter(belongs);
+        let shown: Vec<usize> = all.filter(|at| is_shown(*at)).collect();
+        let columns = shown.iter().map(|at| table.columns[*at].clone()).collect();
+        let row = |row: &Vec<Cell>| shown.iter().map(|at| row[*at].clone()).collect();
+        Table { columns, rows: table.rows.iter().map(row).collect(), mean: None }.fitted(width)
+    };
+    format!("{}\n\n{}", part(true), part(false))
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_analysis::hta::Kind;
+
+    use super::*;
+
+    #[test]
+    fn every_traced_figure_is_a_column_of_the_analysis() {
+        let has = |kind, name| columns(kind).any(|column| column.name == name);
+        for (figure, column) in TRACED {
+            assert!(TABLE.iter().any(|of| of.name == figure), "{figure}");
+            assert!(
+                [Kind::Ddp, Kind::Sharding].into_iter().any(|kind| has(kind, column)),
+                "{column}"
+            );
+        }
+    }
+
+    fn run(name: &str, strategy: &str, total_s: Option<f64>) -> Run {
+        let summary = serde_json::json!({
+            "model": "cnn", "batch_size": 32, "eval_accuracy": 0.9125, "total_s": total_s,
+            "comm_overhead_pct": 37.5, "strategy": strategy, "world_size": 2, "transport": "shm",
+            "samples_per_s": 3200.4, "peak_bytes": {"total": 11_000_000},
+            "wall_ms": 20.0, "forward_ms": 12.5, "comm_exposed_ms": 7.5
+        });
+        let settings = [("seed", "1"), ("strategy.name", strategy)];
+        Run {
+            name: name.into(),
+            summary: summary.into(),
+            settings: settings.map(|(name, value)| (name.into(), value.into())).into(),
+            traced: None,
+            untraced: Vec::new(),
+        }
+    }
+
+    fn value(runs: &[Run], key: &str, row: usize) -> Cell {
+        let sections = sections(runs, Some(0.79));
+        let table = sections.iter().flat_map(|s| &s.panels).find_map(|panel| match &panel.body {
+            Body::Table(table) => Some(table.clone()),
+            _ => None,
+        });
+        let table = table.unwrap();
+        let at = table.columns.iter().position(|column| column.key == key).unwrap();
+        table.rows[row][at].clone()
+    }
+
+    #[test]
+    fn a_run_costs_its_time() {
+        let runs = [run("a", "ddp", Some(7200.0)), run("b", "simple_ddp", None)];
+        assert_eq!(value(&runs, "cost", 0), Cell::Number(1.58));
+        assert_eq!(value(&runs, "cost", 1), Cell::Missing);
+        assert_eq!(value(&runs, "eval_accuracy_pct", 0), Cell::Number(91.25));
+        assert_eq!(value(&runs, "peak_mb", 0), Cell::Number(11.0));
+        assert_eq!(value(&runs, "comm_exposed_ms", 1), Cell::Number(7.5));
+    }
+
+    #[test]
+    fn runs_of_one_strategy_are_told_apart_by_name() {
+        let runs = [run("a", "ddp", None), run("b", "ddp", None), run("c", "flat_ddp", None)];
+        let labels: Vec<String> = runs.iter().map(|run| label(run, &runs)).collect();
+        assert_eq!(labels, ["a", "b", "flat_ddp"]);
+        let names = ["20260131-120000-cnn-ddp", "20260131-120009-cnn-ddp"];
+        let runs = names.map(|name| run(name, "ddp", None));
+        let labels: Vec<String> = runs.iter().map(|run| label(run, &runs)).collect();
+        assert_eq!(labels, ["120000-cnn-ddp", "120009-cnn-ddp"]);
+    }
+
+    #[test]
+    fn the_console_leaves_out_what_is_the_same() {
+        let runs = [run("a", "ddp", Some(1.0)), run("b", "simple_ddp", Some(2.0))];
+        let sections = sections(&runs, None);
+        let Body::Table(table) = &sections[1].panels[0].body else { panic!("no table") };
+        let text = for_console(table, None);
+        let head = text.lines().next().unwrap();
+        assert!(head.starts_with("run  strategy"), "{text}");
+        assert!(!head.contains("model") && !head.contains("loss"), "{text}");
+    }
+
+    #[test]
+    fn settings_that_differ_are_shown() {
+        let runs = [run("a", "ddp", None), run("b", "simple_ddp", None), run("c", "ddp", None)];
+        assert_eq!(
+            different(&runs).unwrap().text(),
+            "run  strategy.name\n---  -------------\na    ddp\nb    simple_ddp\nc    ddp"
+        );
+        assert_eq!(different(&runs[..1]), None);
+        let mut runs = runs;
+        runs[1].settings.clear();
+        assert_eq!(different(&runs), None, "a run without a configuration differs in nothing");
+        runs[2].settings.remove("seed");
+        assert_eq!(different(&runs).unwrap().columns[1].key, "seed");
+    }
+}

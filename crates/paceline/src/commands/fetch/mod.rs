@@ -1,0 +1,72 @@
+//! `paceline fetch`: a model or a data set by its name. What is on the Hugging Face Hub goes into its cache; data sets that
+//! are published elsewhere go into a folder, as with `--download`.
+
+pub mod args;
+
+use paceline_choices::data::DATA_SETS;
+use paceline_failure::{Failure, Result};
+use paceline_files::Printable;
+use paceline_host::text::{say, say_unbroken};
+use paceline_hub::download::Source;
+use paceline_hub::{fetch_data, fetch_model};
+
+use self::args::{DataArgs, FetchCommand, NameArgs};
+
+/// Runs `paceline fetch`. Returns the exit code.
+pub fn fetch(command: &FetchCommand) -> Result<u8> {
+    match command {
+        FetchCommand::Model(args) => of_hub(fetch_model, args)?,
+        FetchCommand::Data(args) => match published(&args.name.name) {
+            Some((name, source)) => of_folder(name, source, args)?,
+            None => match args.data_dir {
+                Some(_) => {
+                    return usage(
+                        "--data-dir: data sets of the Hub go into its cache; leave it out, and set HF_HOME for another \
+                         place",
+                    );
+                }
+                None => of_hub(fetch_data, &args.name)?,
+            },
+        },
+    }
+    Ok(0)
+}
+
+fn usage<T>(problem: impl Into<String>) -> Result<T> {
+    Err(Failure::Usage(problem.into()))
+}
+
+/// A data set of `--data` that is published somewhere else than on the Hub.
+fn published(name: &str) -> Option<(&'static str, &'static Source)> {
+    DATA_SETS.all().into_iter().find_map(|choice| {
+        let source = choice.source().filter(|_| choice.name() == name)?;
+        Some((choice.name(), source))
+    })
+}
+
+/// Does what `--download` does.
+fn of_folder(name: &str, source: &Source, args: &DataArgs) -> Result<()> {
+    let DataArgs { name: of_hub, data_dir, mirror } = args;
+    if of_hub.revision.is_some() {
+        return usage(format!("--revision: {name} has no revisions; leave it out"));
+    }
+    let Some(folder) = data_dir else {
+        return usage(format!(
+            "paceline fetch data {name} needs --data-dir, the folder for the files"
+        ));
+    };
+    let address = mirror.as_deref().unwrap_or(source.address);
+    source
+        .obtain_all(address, folder, of_hub.quiet)
+        .map_err(|problem| Failure::Usage(format!("paceline fetch data {name}: {problem}")))?;
+    say_unbroken(&folder.display().to_string());
+    if !of_hub.quiet {
+        say(&format!("Use it: paceline train --data {name} --data-dir {}", folder.printable()));
+    }
+    Ok(())
+}
+
+/// Fetches what the flags name from the Hub.
+fn of_hub(fetch: fn(&str, Option<&str>, bool) -> Result<()>, args: &NameArgs) -> Result<()> {
+    fetch(&args.name, args.revision.as_deref(), args.quiet)
+}

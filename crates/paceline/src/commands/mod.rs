@@ -1,0 +1,11 @@
+//! The commands that need no run of their own, one folder each: the flags, and what is done with them. The others are in
+//! the crates below: runs, studies, checkpoints, measurements of operations, and the launcher.
+
+pub mod analyze;
+pub mod bench;
+pub mod check;
+pub mod compare;
+pub mod fetch;
+pub mod generate;
+pub mod trace;
+pub mod train;

@@ -1,0 +1,379 @@
+//! Whether all ranks were started with the same settings, whoever started them.
+//!
+//! Input: the resolved settings of this rank. The ranks compare one digest of them before a file is written and before the
+//! model is built. If the digests differ, an error names each setting that differs, with its value here and there. This
+//! file does not know what a setting means, except which ones belong to a host:
+//!
+//! | kind of setting | compared |
+//! |---|---|
+//! | what decides the weights, and which operations the ranks make in which order | the resolved value |
+//! | the places of files that are read (`--data-dir`, `--tokenizer`, `--pretrained`) | the contents of the data, the settings of the model, and the commit of a name; the first weights are compared by [`crate::equality`] |
+//! | the folders of checkpoints | whether there are any; that all ranks see the same one is checked when they open it |
+//! | what a host computes with, and how it is reached (`--threads`, `--host`) | no: the numbers are the same |
+//! | what rank 0 writes for people (`--name`, `--json`, `--quiet`) | no |
+//!
+//! A new setting is compared unless it is listed here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use paceline_choices::data::DataConfig;
+use paceline_choices::models::ModelConfig;
+use paceline_collectives::Group;
+use paceline_failure::{Failure, Result};
+use paceline_host::text::placement_line;
+use paceline_settings::config::TrainConfig;
+use paceline_settings::flags;
+use paceline_settings::open_data::OpenData;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+/// The settings of a run that may differ from rank to rank, by their places in `config.json`.
+const OF_A_HOST: [&str; 16] = [
+    // What a host computes with, how it is reached, and how long it waits.
+    "threads",
+    "pin_cores",
+    "comm.host",
+    "comm.timeout_s",
+    "init_method",
+    // Only rank 0 looks at these.
+    "name",
+    "run_dir",
+    "json",
+    "quiet",
+    "log_every",
+    "tensorboard",
+    "save_keep",
+    "warnings",
+    // They follow from other settings.
+    "batch_size",
+    // The contents are compared instead.
+    "model.pretrained",
+    "model.found",
+];
+/// The folders of which only matters whether they are stated.
+const FOLDERS: [&str; 3] = ["save", "resume", "profile.folder"];
+/// Settings whose flags are not named like their places.
+const FLAGS: [(&str, &str); 8] = [
+    ("schedule.name", "lr-schedule"),
+    ("schedule.warmup_steps", "lr-warmup-steps"),
+    ("schedule.steps", "lr-steps"),
+    ("model.frozen", "freeze"),
+    ("strategy.gradient_view", "no-gradient-view"),
+    ("strategy.static_graph", "no-static-graph"),
+    ("profile.folder", "profile"),
+    ("comm.link", "link"),
+];
+/// The most settings that an error names.
+const MOST_NAMED: usize = 6;
+
+/// Flags that can name what a host has fetched. Their values are the commits that were found for the names.
+const NAMES: [&str; 3] = ["--pretrained", "--data-dir", "--tokenizer"];
+const TRAINING_DATA: &str = "the training data";
+const TEST_DATA: &str = "the test data";
+const PROGRAM: &str = "the version of paceline";
+
+/// Resolved settings by name: a flag, or what is meant in words.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings(BTreeMap<String, String>);
+
+impl Settings {
+    /// The settings of a training run.
+    pub fn of_run(config: &TrainConfig, data: &OpenData) -> Self {
+        let mut all = Self::default().with_data(&config.data).with_model(&config.model);
+        let mut json = json!(config);
+        json["data"] = Value::Null;
+        json["training_data"] = Value::Null;
+        all.add(&json);
+        all.insert(TRAINING_DATA, config.training_data.as_deref().unwrap_or("computed"));
+        all.insert("the number of training samples", data.train.len());
+        all.with_test_data(data.test.as_ref().and_then(|test| test.digest()))
+    }
+
+    /// The settings of an evaluation: `others` are those that model and data do not have.
+    pub fn of_evaluation(
+        model: &ModelConfig,
+        data: &DataConfig,
+        test_digest: Option<String>,
+        others: &Value,
+    ) -> Self {
+        let mut all = Self::default().with_data(data).with_model(model);
+        all.add(&json!({ "model": model }));
+        all.add(others);
+        all.with_test_data(test_digest)
+    }
+
+    fn insert(&mut self, name: &str, value: impl ToString) {
+        self.0.insert(name.to_owned(), value.to_string());
+    }
+
+    /// Where the files of the data lie does not matter, but which samples are made of them.
+    fn with_data(mut self, data: &DataConfig) -> Self {
+        data.identity().iter().for_each(|(flag, value)| self.insert(flag, value));
+        self.with_revisions(data.revisions())
+    }
+
+    fn with_model(mut self, model: &ModelConfig) -> Self {
+        // The settings in the folder of a pretrained model.
+        if let Some(config) = model.hugging_face_config() {
+            self.add(&json!({ "config.json": config }));
+        }
+        self.with_revisions(model.revisions())
+    }
+
+    /// Hosts look names up themselves, each in a cache of its own, and a fetch may end between two look-ups.
+    fn with_revisions(mut self, found: Vec<String>) -> Self {
+        for (flag, what) in found.iter().filter_map(|found| found.split_once(' ')) {
+            self.insert(flag, what);
+        }
+        self
+    }
+
+    fn with_test_data(mut self, digest: Option<String>) -> Self {
+        self.insert(TEST_DATA, digest.as_deref().unwrap_or("computed, or none"));
+        self.insert(PROGRAM, env!("CARGO_PKG_VERSION"));
+        self
+    }
+
+    /// Adds every value of a table.
+    fn add(&mut self, table: &Value) {
+        let known: BTreeSet<String> =
+            flags::all().iter().map(|flag| flags::key(flag).to_owned()).collect();
+        flatten("", table, &mut |place, value| self.insert(&name(place, &known), value));
+    }
+
+    /// The digest of all names and values.
+    fn digest(&self) -> String {
+        let mut hash = Sha256::new();
+        for (name, value) in &self.0 {
+            for text in [name, value] {
+                hash.update((text.len() as u64).to_le_bytes());
+                hash.update(text);
+            }
+        }
+        paceline_checkpoint::index::hex(&hash.finalize())
+    }
+}
+
+/// Visits every value of a table, with its place.
+fn flatten(place: &str, value: &Value, visit: &mut impl FnMut(&str, String)) {
+    if OF_A_HOST.contains(&place) {
+        return;
+    }
+    match value {
+        Value::Null => {}
+        _ if FOLDERS.contains(&place) => visit(place, "given".into()),
+        Value::Object(table) => table.iter().for_each(|(key, value)| {
+            let inner = if place.is_empty() { key.clone() } else { format!("{place}.{key}") };
+            flatten(&inner, value, visit);
+        }),
+        value => visit(place, words(value)),
+    }
+}
+
+/// The flag that sets what stands at a place of `config.json`, of these flags; the place itself if there is none.
+fn name(place: &str, known: &BTreeSet<String>) -> String {
+    let stated = FLAGS.iter().find(|(known, _)| *known == place).map(|(_, flag)| *flag);
+    let last = match place.rsplit_once('.') {
+        // The name of a choice is the value of the flag that it is for.
+        Some((choice, "name")) => choice,
+        Some((_, last)) => last,
+        None => place,
+    };
+    let candidates = [stated.unwrap_or(place).replace(['_', '.'], "-"), last.replace('_', "-")];
+    let found = candidates.into_iter().find(|flag| known.contains(flag));
+    found.map_or_else(|| place.to_owned(), |flag| format!("--{flag}"))
+}
+
+/// A value as one would type it.
+fn words(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(values) => values.iter().map(words).collect::<Vec<_>>().join(" "),
+        other => other.to_string(),
+    }
+}
+
+/// What each rank tells the others first.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Told {
+    digest: String,
+    host: String,
+    placement: String,
+}
+
+/// Fails unless all ranks have the same settings. Returns on which device each rank computes, in words. All ranks call this
+/// together, before anything else. The first rank of each host reports what differs.
+pub fn check(group: &Group, local_rank: usize, own: &Settings) -> Result<Vec<String>> {
+    let told = Told {
+        digest: own.digest(),
+        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        placement: placement_line(group.rank(), local_rank),
+    };
+    let all = group.all_gather_object(&told)?;
+    if all.iter().all(|other| other.digest == told.digest) {
+        return Ok(all.into_iter().map(|of| of.placement).collect());
+    }
+    let hosts: Vec<String> = all.into_iter().map(|of| of.host).collect();
+    let settings: Vec<BTreeMap<String, String>> = group.all_gather_object(&own.0)?;
+    let is_first = hosts.iter().position(|host| *host == told.host) == Some(group.rank());
+    Err(match is_first || local_rank == 0 {
+        true => Failure::Usage(difference(&hosts, &settings)),
+        false => Failure::Consequence("the ranks were started with different settings".into()),
+    })
+}
+
+/// Says what differs between ranks, given the host and the settings of each.
+fn difference(hosts: &[String], settings: &[BTreeMap<String, String>]) -> String {
+    let names: BTreeSet<&String> = settings.iter().flat_map(BTreeMap::keys).collect();
+    let value = |rank: usize, name: &str| settings[rank].get(name).map_or("not set", |of| &of[..]);
+    let ranks = 0..settings.len();
+    let mut differing: Vec<&str> = names.into_iter().map(String::as_str).collect();
+    differing.retain(|name| ranks.clone().any(|rank| value(rank, name) != value(0, name)));
+    // Flags first, since other values may follow from them.
+    differing.sort_by_key(|name| !name.starts_with("--"));
+    let mut fixes = BTreeSet::new();
+    let named = differing.iter().take(MOST_NAMED).map(|name| {
+        fixes.insert(fix(name));
+        let mut groups: Vec<(&str, Vec<usize>)> = Vec::new();
+        for rank in ranks.clone() {
+            let value = value(rank, name);
+            match groups.iter_mut().find(|(known, _)| *known == value) {
+                Some((_, members)) => members.push(rank),
+                None => groups.push((value, vec![rank])),
+            }
+        }
+        let groups = groups.iter().map(|(value, members)| {
+            let value = if value.is_empty() { "nothing" } else { value };
+            format!("{value} on {}", place(members, hosts))
+        });
+        format!("{name} is {}", groups.collect::<Vec<_>>().join(" and "))
+    });
+    let named = named.collect::<Vec<_>>().join("; ");
+    let more = match differing.len().saturating_sub(MOST_NAMED) {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    let fixes = fixes.into_iter().collect::<Vec<_>>().join(", and ");
+    format!("the ranks were started with different settings: {named}{more}; {fixes}")
+}
+
+/// What the user can do about a setting that differs.
+fn fix(name: &str) -> &'static str {
+    match name {
+        TRAINING_DATA | TEST_DATA => "copy the same files to all hosts",
+        PROGRAM => "install the same version on all hosts",
+        name if NAMES.contains(&name) => {
+            "fetch the same revision on all hosts, or state a commit: OWNER/NAME@COMMIT"
+        }
+        _ => "start all ranks with the same flags and the same files",
+    }
+}
+
+/// Ranks with their hosts: `rank 0 (host a)`, `ranks 0-3, 5 (hosts a, b)`.
+fn place(ranks: &[usize], hosts: &[String]) -> String {
+    let named: BTreeSet<&str> = ranks.iter().map(|rank| &hosts[*rank][..]).collect();
+    let named: Vec<&str> = named.into_iter().collect();
+    let s = |len: usize| if len == 1 { "" } else { "s" };
+    let list = listed(ranks);
+    format!("rank{} {list} (host{} {})", s(ranks.len()), s(named.len()), named.join(", "))
+}
+
+/// Numbers in ascending order, with ranges: `0-3, 5`.
+pub(super) fn listed(numbers: &[usize]) -> String {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for &number in numbers {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => ranges.push((number, number)),
+        }
+    }
+    let range = |(first, last): &(usize, usize)| match last - first {
+        0 => first.to_string(),
+        1 => format!("{first}, {last}"),
+        _ => format!("{first}-{last}"),
+    };
+    ranges.iter().map(range).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resolve::resolve_inputs;
+    use paceline_settings::spec::RunSpec;
+
+    fn settings(flags: &str) -> Settings {
+        let words = std::iter::once("x").chain(flags.split_whitespace());
+        let typed = flags::command().try_get_matches_from(words).unwrap();
+        let (config, data) = resolve_inputs(&RunSpec::typed(&typed).unwrap(), None).unwrap();
+        Settings::of_run(&config, &data)
+    }
+
+    const TINY: &str = "--nproc 2 --channels 4 --hidden 8 --samples 200";
+
+    #[test]
+    fn every_setting_counts_unless_it_belongs_to_a_host() {
+        let own = settings(TINY);
+        let of_a_host = ["--threads 2", "--quiet", "--name x", "--json x", "--run-dir x"];
+        for flags in of_a_host.into_iter().chain(["--log-every 3", "--timeout 5", "--tensorboard"])
+        {
+            assert_eq!(settings(&format!("{TINY} {flags}")), own, "{flags}");
+        }
+        for flags in [
+            "--lr 0.5",
+            "--optimizer adamw",
+            "--seed 7",
+            "--momentum 0.5",
+            "--clip-grad-norm 1",
+            "--accumulate 2",
+            "--precision bf16",
+            "--batch-norm",
+            "--freeze conv0",
+            "--lr-warmup-steps 3",
+            "--lr-schedule cosine",
+            "--strategy bf16",
+            "--bucket-cap-mb 3",
+            "--steps 5",
+            "--evaluate",
+            "--save x",
+            "--mesh shard=2 --strategy sharded3",
+        ] {
+            let other = settings(&format!("{TINY} {flags}"));
+            let hosts = ["a".to_owned(), "b".to_owned()];
+            let said = difference(&hosts, &[own.0.clone(), other.0.clone()]);
+            let flag = flags.split(' ').next().unwrap();
+            assert!(said.contains(&format!("{flag} is ")), "{flags}: {said}");
+            assert_ne!(own.digest(), other.digest(), "{flags}");
+        }
+    }
+
+    #[test]
+    fn what_differs_is_named_with_both_values_and_their_hosts() {
+        let of = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+            pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect()
+        };
+        let hosts: Vec<String> = ["a", "a", "b", "b"].map(str::to_owned).into();
+        let here = of(&[("--lr", "0.1"), ("--seed", "1")]);
+        let there = of(&[("--lr", "0.2"), ("--seed", "1"), ("--steps", "5")]);
+        let all = [here.clone(), here.clone(), there.clone(), there];
+        assert_eq!(
+            difference(&hosts, &all),
+            "the ranks were started with different settings: --lr is 0.1 on ranks 0, 1 (host a) and 0.2 on ranks 2, 3 \
+             (host b); --steps is not set on ranks 0, 1 (host a) and 5 on ranks 2, 3 (host b); start all ranks with the \
+             same flags and the same files"
+        );
+        let commit = |id: &str| of(&[("--pretrained", &format!("m (commit {id})"))]);
+        let all = [commit("1"), commit("1"), commit("2")];
+        assert_eq!(
+            difference(&hosts, &all),
+            "the ranks were started with different settings: --pretrained is m (commit 1) on ranks 0, 1 (host a) \
+             and m (commit 2) on rank 2 (host b); fetch the same revision on all hosts, or state a commit: \
+             OWNER/NAME@COMMIT"
+        );
+        let many = |salt: &str| -> BTreeMap<String, String> {
+            (0..9).map(|n| (format!("--flag{n}"), salt.to_owned())).collect()
+        };
+        assert!(difference(&hosts, &[many("a"), many("b")]).contains("; and 3 more; start"));
+        assert_eq!(listed(&[0, 1, 2, 3, 5, 7, 8]), "0-3, 5, 7, 8");
+    }
+}

@@ -1,0 +1,142 @@
+//! One rank's batches, in the order in which it trains on them.
+//!
+//! Either the ranks share every batch, or each rank has its own batches, from its own shard. This file
+//! does not know what is done with a batch.
+
+use std::iter::Peekable;
+use std::sync::Arc;
+
+use paceline_data::{
+    Batch, BatchShape, DataError, Dataset, Loader, LoaderConfig, Order, Position, Prefetch,
+    SampleCounts, Sampler, Subset,
+};
+use paceline_failure::Result;
+use paceline_memory::{Category, MemoryError};
+use paceline_model::Batch as ModelBatch;
+use paceline_settings::config::TrainConfig;
+use paceline_strategies::{AccumulationOrder, Join, MicroBatch, Replica};
+use paceline_trace::Track;
+
+/// The source of a rank's batches.
+pub struct BatchStream {
+    /// `None` on a rank without samples.
+    loader: Option<Peekable<Loader>>,
+    /// Samples that lie before the first batch of the stream.
+    before: SampleCounts,
+}
+
+impl BatchStream {
+    /// The batches of this rank, from a position in the data to the end of the run. The time to make each
+    /// batch is recorded on `track`.
+    pub fn new(
+        config: &TrainConfig,
+        dataset: Arc<dyn Dataset>,
+        replica: &Replica,
+        start: Position,
+        track: Option<Arc<Track>>,
+    ) -> Result<Self> {
+        let Replica { group, compute, .. } = replica;
+        let (rank, world) = (group.rank(), group.world_size());
+        let samplers = (0..world).map(|rank| sampler(config, dataset.len(), rank, world));
+        let samplers = samplers.collect::<Result<Vec<_>>>()?;
+        let counts = |sampler: &Sampler| sampler.samples_before(start);
+        let own = samplers[rank].as_ref().map(counts).unwrap_or_default();
+        let before = match &config.rank_samples {
+            None => own,
+            Some(_) => {
+                let all = samplers.iter().flatten().map(counts).map(|counts| counts.own).sum();
+                SampleCounts { own: own.own, all }
+            }
+        };
+        let Some(sampler) = samplers.into_iter().nth(rank).flatten() else {
+            return Ok(Self { loader: None, before });
+        };
+        let dataset = match &config.rank_samples {
+            None => dataset,
+            Some(samples) => {
+                let first: usize = samples[..rank].iter().sum();
+                Arc::new(Subset::new(dataset, first..first + samples[rank])?)
+            }
+        };
+        let lengths = dataset.lengths().filter(|_| config.data.groups_by_length());
+        let sampler = match lengths {
+            Some(lengths) => sampler.with_lengths(lengths)?,
+            None => sampler,
+        };
+        // A rank with fewer samples than others may be at the end of its epoch already.
+        let start = Position { batch: start.batch.min(sampler.batches_per_epoch()), ..start };
+        // Generated samples are not prefetched: a thread that makes them would slow down the step that is
+        // being measured.
+        let is_generated = config.data.is_generated();
+        let prefetch =
+            if is_generated { Prefetch::None } else { Prefetch::Background { depth: 2 } };
+        let settings = LoaderConfig { start, end_epoch: config.epochs as u64, prefetch, track };
+        let loader = Loader::new(dataset, sampler, compute.allocator.clone(), settings)?;
+        Ok(Self { loader: Some(loader.peekable()), before })
+    }
+
+    /// The samples that lie before the position where the stream began.
+    pub fn samples_before(&self) -> SampleCounts {
+        self.before
+    }
+
+    /// The next `num_batches` batches of an epoch, which make one step. A batch is `None` if this rank
+    /// has no more data in the epoch while other ranks have.
+    pub fn step(&mut self, epoch: u64, num_batches: usize) -> Result<Vec<Option<Batch>>> {
+        (0..num_batches).map(|_| self.next(epoch)).collect()
+    }
+
+    fn next(&mut self, epoch: u64) -> Result<Option<Batch>> {
+        let belongs = |next: &std::result::Result<Batch, DataError>| {
+            next.as_ref().map_or(true, |batch| batch.position.epoch == epoch)
+        };
+        let next = self.loader.as_mut().and_then(|loader| loader.next_if(belongs));
+        Ok(next.transpose()?)
+    }
+}
+
+/// The sampler of a rank for `len` training samples: its shares of every batch, or the batches of its own
+/// shard. `None` for a rank without samples.
+fn sampler(config: &TrainConfig, len: usize, rank: usize, world: usize) -> Result<Option<Sampler>> {
+    let order = match config.data.is_generated() {
+        true => Order::Sequential,
+        false => Order::Shuffled { seed: config.seed },
+    };
+    let sampler = match config.rank_samples.as_ref().map(|samples| samples[rank]) {
+        None => {
+            let sampler = Sampler::new(len, config.global_batch_size, rank, world, order)?;
+            match config.strategy.options.accumulation {
+                AccumulationOrder::Sequential => sampler,
+                // Ranks come before micro-batches in the tree.
+                AccumulationOrder::Tree => sampler.with_steps_of(config.strategy.accumulate)?,
+            }
+        }
+        Some(0) => return Ok(None),
+        Some(len) => Sampler::new(len, config.batch_size, 0, 1, order)?,
+    };
+    Ok(Some(sampler.with_max_batches(config.steps_per_epoch)?))
+}
+
+/// A batch in the form that strategies take.
+pub fn share_of(batch: Batch) -> MicroBatch {
+    let Batch { tensors, global_count, .. } = batch;
+    MicroBatch { batch: ModelBatch::of(tensors), global_count }
+}
+
+/// The coordination that ranks with their own shards need to train together; `None` if the ranks share
+/// batches.
+pub fn join(
+    config: &TrainConfig,
+    dataset: &dyn Dataset,
+    replica: &Replica,
+) -> Result<Option<Join>> {
+    if config.rank_samples.is_none() {
+        return Ok(None);
+    }
+    let allocator = &replica.compute.allocator;
+    let tensors = BatchShape::of(dataset).empty().into_iter().map(|tensor| {
+        Ok((tensor.name, allocator.tensor(tensor.dtype, tensor.dims.as_slice(), Category::Data)?))
+    });
+    let tensors = tensors.collect::<std::result::Result<Vec<_>, MemoryError>>()?;
+    Ok(Some(Join::new(ModelBatch::of(tensors))))
+}

@@ -1,0 +1,138 @@
+//! Whether the ranks that a strategy keeps equal are equal.
+//!
+//! Input: what each rank holds of the parameters. The ranks compare checksums of each parameter, or of the part of it that
+//! several ranks hold. A difference comes from weights that differ from the beginning (another folder of a pretrained
+//! model on another host), from a program or a machine that computes something else, or from a strategy that does not keep
+//! its promise. Training would go on, and a checkpoint would mix the models. This file does not know how a strategy keeps
+//! ranks equal.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use paceline_failure::{Failure, Result};
+use paceline_strategies::{Exactness, Replica};
+
+use crate::agreement::listed;
+
+/// The checksums of a range of flat storage: each with the ranks that hold it.
+type Found = Vec<(u32, Vec<usize>)>;
+
+/// Fails if ranks that hold the same parameters hold other values, unless the strategy lets the ranks' models diverge.
+/// The replicas have been synchronized, after `steps` steps. All ranks call this together. Rank 0 reports.
+pub fn check(replica: &Replica, exactness: &Exactness, steps: u64) -> Result<()> {
+    let Replica { group, storage, .. } = replica;
+    if group.world_size() == 1 || matches!(exactness, Exactness::Unsynchronised(_)) {
+        return Ok(());
+    }
+    let mut own: Vec<(Range<usize>, u32)> = Vec::new();
+    for param in storage.layout().params() {
+        for (range, part) in storage.values().within(&param.range())? {
+            own.push((range, crc32c::crc32c(&part.as_bytes().read::<u8>()?)));
+        }
+    }
+    let mut found: BTreeMap<(usize, usize), Found> = BTreeMap::new();
+    for (rank, of_rank) in group.all_gather_object(&own)?.into_iter().enumerate() {
+        for (Range { start, end }, sum) in of_rank {
+            let sums = found.entry((start, end)).or_default();
+            match sums.iter_mut().find(|(known, _)| *known == sum) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => sums.push((sum, vec![rank])),
+            }
+        }
+    }
+    let num_differing = found.values().filter(|sums| sums.len() > 1).count();
+    let Some(((start, _), sums)) = found.iter().find(|(_, sums)| sums.len() > 1) else {
+        return Ok(());
+    };
+    let params = storage.layout().params();
+    let name = params.iter().find(|param| param.range().contains(start));
+    let name = name.map_or("a parameter", |param| &param.name);
+    let ranks = |ranks: &[usize]| match ranks {
+        [rank] => format!("rank {rank}"),
+        ranks => format!("ranks {}", listed(ranks)),
+    };
+    let parts: Vec<String> = sums.iter().map(|(_, of)| ranks(of)).collect();
+    let when = match steps {
+        0 => "before the first step".to_owned(),
+        steps => format!("after step {steps}"),
+    };
+    let problem = format!(
+        "{when}, {name} has other values on {} than on {}",
+        parts[1..].join(" and on "),
+        parts[0]
+    );
+    Err(match group.rank() {
+        0 => Failure::Run(format!(
+            "{problem} ({num_differing} of {} parameters or parts of them differ), although the ranks must hold the same; \
+             no checkpoint is written: look whether all hosts have the same files and the same program, \
+             and whether one of them has faulty memory",
+            found.len()
+        )),
+        _ => Failure::Consequence(problem),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_collectives::{Group, Mesh};
+    use paceline_kernels::Compute;
+    use paceline_memory::Allocator;
+    use paceline_model::MlpConfig;
+    use paceline_strategies::{ReplicaOptions, Sharded3, SimpleDdp, Strategy};
+
+    use super::*;
+
+    /// What each of four ranks of a mesh is told after `wrong` has changed a value that it holds.
+    fn told(make: fn() -> Box<dyn Strategy>, mesh: &str, wrong: &[usize]) -> Vec<Result<()>> {
+        let config = MlpConfig {
+            input_dim: 8,
+            hidden_dim: 8,
+            output_dim: 4,
+            num_layers: 2,
+            tie_layers: false,
+        };
+        std::thread::scope(|scope| {
+            let rank = |group: Group| {
+                let (rank, config) = (group.rank(), config.clone());
+                scope.spawn(move || {
+                    let mesh = Mesh::new(group, &mesh.parse().unwrap()).unwrap();
+                    let mut strategy = make();
+                    let compute = Compute::new(1, Allocator::new()).unwrap();
+                    let model = config.build(4).unwrap();
+                    let options = ReplicaOptions::DEFAULT;
+                    let replica =
+                        Replica::new(strategy.as_mut(), model, compute, mesh, 1, options).unwrap();
+                    if wrong.contains(&rank) {
+                        replica.storage.values().tensor().write::<f32>().unwrap()[0] += 0.5;
+                    }
+                    check(&replica, &strategy.exactness(replica.mesh.shape()), 5)
+                })
+            };
+            let ranks: Vec<_> = Group::threads(4).into_iter().map(rank).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn ranks_that_differ_are_named() {
+        let ddp: fn() -> Box<dyn Strategy> = || Box::new(SimpleDdp);
+        let sharded: fn() -> Box<dyn Strategy> = || Box::new(Sharded3::default());
+        for (make, mesh, wrong, words) in [
+            (ddp, "dp=4", &[2][..], "on rank 2 than on ranks 0, 1, 3"),
+            (ddp, "dp=4", &[0], "on ranks 1-3 than on rank 0"),
+            // Ranks 1 and 3 hold the same shard.
+            (sharded, "dp=2,shard=2", &[3], "on rank 3 than on rank 1"),
+        ] {
+            let all = told(make, mesh, wrong);
+            let first = all[0].as_ref().unwrap_err();
+            assert!(matches!(first, Failure::Run(_)), "{first:?}");
+            let said = first.to_string();
+            assert!(said.starts_with("after step 5, "), "{said}");
+            assert!(said.contains(&format!("has other values {words} (1 of ")), "{said}");
+            assert!(all[1..].iter().all(|of| matches!(of, Err(Failure::Consequence(_)))));
+        }
+        for (make, mesh, wrong) in [(ddp, "dp=4", &[][..]), (sharded, "shard=4", &[2])] {
+            told(make, mesh, wrong).into_iter().for_each(|of| of.unwrap());
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! `paceline evaluate`: loss and accuracy of a checkpoint over a test set.
+//!
+//! Takes a checkpoint and the settings of model, data and ranks. Trains nothing, and makes no run folder.
+
+pub mod args;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use paceline_checkpoint::Checkpoint;
+use paceline_checkpoint::progress::TestResult;
+use paceline_choices::data::{DataConfig, RunNeeds};
+use paceline_choices::models::ModelConfig;
+use paceline_choices::registry::read;
+use paceline_collectives::Group;
+use paceline_data::Dataset;
+use paceline_failure::outputs::{check_file, write_json};
+use paceline_failure::{Failure, Result};
+use paceline_files::Printable;
+use paceline_host::disk::Disk;
+use paceline_host::streams;
+use paceline_host::text::{plural, say, warn};
+use paceline_kernels::Compute;
+use paceline_launch::comm;
+use paceline_launch::environment::{self, Placement};
+use paceline_memory::Allocator;
+use paceline_observe::views::console::evaluation_lines;
+use paceline_settings::flags::RunFlags;
+use paceline_settings::named::PrecisionName;
+use paceline_settings::ranks::{InitMethod, Ranks};
+use paceline_settings::spec::RunSpec;
+use paceline_strategies::{Replica, ReplicaOptions, SimpleDdp};
+use paceline_trace::SpanTrack;
+use serde::Serialize;
+use serde_json::json;
+
+use self::args::{EvaluateArgs, is_taken};
+use crate::agreement::{self, Settings};
+use crate::resolve::{check_choices, with_one_name};
+use crate::{evaluation, precision, recorded, resolve_ranks as config, resume};
+
+/// All resolved settings of an evaluation.
+struct EvaluationConfig {
+    model: ModelConfig,
+    /// As the flag says, or else as the checkpoint was trained.
+    precision: PrecisionName,
+    data: DataConfig,
+    seed: u64,
+    global_batch_size: usize,
+    world_size: usize,
+    comm: comm::CommConfig,
+    init_method: InitMethod,
+}
+
+/// The contents of the file that `--json` names.
+#[derive(Serialize)]
+struct Found<'a> {
+    checkpoint: &'a Path,
+    /// Optimizer steps that the run had made when the checkpoint was written.
+    steps: u64,
+    samples: f64,
+    /// The tokens that the means are over, with a language model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokens: Option<f64>,
+    loss: f64,
+    /// Left out if the model does not classify.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accuracy: Option<f64>,
+}
+
+/// Runs `paceline evaluate`: checks the flags, the data and the checkpoint, then evaluates as a rank or
+/// as several threads, or launches the ranks.
+pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8> {
+    let (stated, notes) = args.spec()?;
+    let placement = placement.as_ref();
+    let flag = format!("--checkpoint {}", args.checkpoint.printable());
+    let refuse = |reason: String| Failure::Usage(format!("{flag}: {reason}"));
+    let checkpoint = Checkpoint::open(&args.checkpoint).map_err(refuse)?;
+    let spec = recorded::under_evaluation(&with_one_name(&stated)?, &checkpoint, is_taken, refuse)?;
+    let (train, mut config, test) = resolve(&spec, placement)?;
+    if let Some(file) = &args.json {
+        check_file("--json", file)?;
+    }
+    let model = config.model.build(test.as_ref(), config.world_size);
+    let model = model.map_err(|e| Failure::Usage(e.to_string()))?;
+    checkpoint.check_model(&model.layout).map_err(refuse)?;
+    if !spec.has("precision") {
+        config.precision = precision::of_checkpoint(&checkpoint).map_err(refuse)?;
+    }
+    precision::check(config.precision, &config.model, &model, test.as_ref())?;
+    let was_said = |placement: &Placement| placement.is_of_evaluation || placement.place.rank > 0;
+    if !placement.is_some_and(was_said) {
+        notes.iter().for_each(|note| warn(note));
+        warn_of_other_data(&checkpoint, &config);
+        if !train.quiet {
+            let found = [config.model.notes(), config.data.notes()].concat();
+            found.iter().for_each(|note| streams::stderr().line(note));
+        }
+    }
+
+    let ranks = Ranks {
+        world_size: config.world_size,
+        threads: train.threads,
+        pin_cores: train.pin_cores,
+        transport: train.transport,
+        comm: &config.comm,
+        init_method: &config.init_method,
+    };
+    if ranks.are_launched(placement) {
+        // Each rank opens the data and the checkpoint itself.
+        drop((test, checkpoint));
+        return ranks.launch(vec![(environment::EVALUATION, "1".into())], None);
+    }
+    let others = json!({
+        "precision": config.precision,
+        "seed": config.seed,
+        "global_batch_size": config.global_batch_size,
+    });
+    let settings = Settings::of_evaluation(&config.model, &config.data, test.digest(), &others);
+    ranks.run(placement, None, |group, local_rank| {
+        agreement::check(&group, local_rank, &settings)?;
+        let is_first = group.rank() == 0;
+        if is_first {
+            let model = config.model.name();
+            let (world, transport) = (plural(config.world_size, "rank"), group.transport().name());
+            let precision = match config.precision {
+                PrecisionName::F32 => String::new(),
+                precision => format!(", in {}", precision.name()),
+            };
+            say(&format!("paceline evaluate: {model} over {transport}, {world}{precision}"));
+            let steps = plural(checkpoint.progress().steps as usize, "step");
+            say(&format!("Checkpoint: {}, after {steps}", args.checkpoint.printable()));
+        }
+        resume::check_same(&group, &checkpoint.digest(), &flag)?;
+        let result = evaluate_rank(&config, train.threads, &checkpoint, test.clone(), group)?;
+        if !is_first {
+            return Ok(());
+        }
+        evaluation_lines(&result).iter().for_each(|line| say(line));
+        let Some(file) = &args.json else { return Ok(()) };
+        let found = Found {
+            checkpoint: &args.checkpoint,
+            steps: checkpoint.progress().steps,
+            samples: result.samples as f64,
+            tokens: result.tokens(),
+            loss: result.sums.mean_loss(),
+            accuracy: result.accuracy(),
+        };
+        write_json(&Disk::default(), file, &found)
+    })?;
+    Ok(0)
+}
+
+/// Checks the flags together, and opens the test set. `spec` has one name for each setting.
+fn resolve(
+    spec: &RunSpec,
+    placement: Option<&Placement>,
+) -> Result<(RunFlags, EvaluationConfig, Arc<dyn Dataset>)> {
+    let settings = spec.parse()?;
+    let mut args: RunFlags = read(&settings)?;
+    if let Some(placement) = placement {
+        args.transport = placement.transport_of_run(args.transport, spec.has("transport"));
+    }
+    check_choices(&args, spec)?;
+    let model = ModelConfig::resolve(&args.model, args.freeze.clone(), &settings)?;
+    let world_size = config::resolve_world_size(&args, placement)?;
+    config::check_ranks(&args, placement, world_size)?;
+    let comm = config::resolve_comm(&args, placement, world_size)?;
+    let global_batch_size = config::resolve_batch(&args, world_size, model.defaults().batch_size)?;
+    let tokenizer = model.tokenizer();
+    let needs = RunNeeds {
+        model: model.name(),
+        samples: model.samples(),
+        global_batch_size,
+        steps_per_epoch: None,
+        tokenizer: tokenizer.as_deref(),
+    };
+    let data = DataConfig::resolve(&args.data, &settings, &needs)?;
+    if !data.has_test() {
+        return Err(Failure::Usage(format!(
+            "--data {} has no test part for --model {} to evaluate on",
+            data.name(),
+            model.name()
+        )));
+    }
+    if !placement.is_some_and(|placement| placement.is_of_evaluation) {
+        data.prepare(args.quiet)?;
+    }
+    let test = data.open_test(args.seed)?;
+    let init_method = config::resolve_init_method(&args.init_method)?;
+    let (seed, precision) = (args.seed, args.precision);
+    let config = EvaluationConfig {
+        model,
+        precision,
+        data,
+        seed,
+        global_batch_size,
+        world_size,
+        comm,
+        init_method,
+    };
+    Ok((args, config, test))
+}
+
+/// Warns if the checkpoint was trained on other data than it is evaluated on. This is allowed, but is
+/// easily done by mistake.
+fn warn_of_other_data(checkpoint: &Checkpoint, config: &EvaluationConfig) {
+    for (flag, ours) in resume::identity_of_data(&config.data, config.seed) {
+        let theirs = checkpoint.setting(&flag);
+        if let Some(theirs) = theirs.filter(|theirs| *theirs != ours) {
+            warn(&format!(
+                "{flag}: the checkpoint was trained with {theirs} and is evaluated with {ours}"
+            ));
+        }
+    }
+}
+
+/// Evaluates as one rank of `group`.
+fn evaluate_rank(
+    config: &EvaluationConfig,
+    threads: usize,
+    checkpoint: &Checkpoint,
+    test: Arc<dyn Dataset>,
+    group: Group,
+) -> Result<TestResult> {
+    let compute = Compute::new(threads, Allocator::new())?;
+    let model = config.model.build(test.as_ref(), group.world_size())?;
+    // No gradient is ever computed, so any strategy without state serves.
+    let mut strategy = SimpleDdp;
+    let options = ReplicaOptions { precision: config.precision.into(), ..Default::default() };
+    let replica = Replica::new(&mut strategy, model, compute, group, config.seed, options)?;
+    checkpoint.restore_model(&replica.storage, replica.storage.values().ranges())?;
+    // Nobody reads the times.
+    let mut track = SpanTrack::with_capacity(0);
+    let batch = config.global_batch_size;
+    evaluation::evaluate(&mut strategy, &replica, test, batch, &mut track)
+}

@@ -1,0 +1,53 @@
+//! Computes loss and accuracy over a test set.
+//!
+//! Takes a data set and a replica, and returns sums over all ranks. This file knows neither when a run
+//! evaluates nor what is done with the result.
+
+use std::sync::Arc;
+
+use paceline_checkpoint::progress::{EpochSums, TestResult};
+use paceline_collectives::ReduceOp;
+use paceline_data::{Dataset, Loader, LoaderConfig, Order, Sampler};
+use paceline_failure::{Failure, Result};
+use paceline_kernels::loss::SUMS_LEN;
+use paceline_memory::{Category, DType};
+use paceline_strategies::{Replica, Strategy};
+use paceline_trace::SpanTrack;
+
+use crate::batches::share_of;
+
+/// Evaluates the whole data set in batches of `global_batch` samples. All ranks call this together. Each
+/// takes its share of every batch, so each sample is counted once. No parameter changes.
+pub fn evaluate(
+    strategy: &mut dyn Strategy,
+    replica: &Replica,
+    dataset: Arc<dyn Dataset>,
+    global_batch: usize,
+    track: &mut SpanTrack,
+) -> Result<TestResult> {
+    let Replica { compute, group, model, .. } = replica;
+    let (rank, world) = (group.rank(), group.world_size());
+    let samples = dataset.len();
+    let sampler = Sampler::new(samples, global_batch, rank, world, Order::Sequential)?;
+    let settings = LoaderConfig { end_epoch: 1, ..LoaderConfig::default() };
+    let sums = compute.allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
+    sums.fill_zero()?;
+    for batch in Loader::new(dataset, sampler, compute.allocator.clone(), settings)? {
+        paceline_strategies::evaluate(strategy, replica, &share_of(batch?).batch, &sums, track)?;
+    }
+    group.all_reduce(&sums, ReduceOp::Sum)?;
+    let sums = sums.read::<f64>()?;
+    let (loss, correct, count) = (sums[0], sums[1], sums[2]);
+    if !loss.is_finite() {
+        // All ranks have the same sums, so all end together, and rank 0 says why.
+        let problem = format!("the loss over the test set is not finite ({loss})");
+        return Err(match rank {
+            0 => Failure::Run(format!(
+                "{problem}, so these weights are of no use: go on from an earlier checkpoint, with a lower --lr"
+            )),
+            _ => Failure::Consequence(problem),
+        });
+    }
+    let has_classes = model.objective.classifies();
+    Ok(TestResult { samples, sums: EpochSums { loss, correct, count }, has_classes })
+}

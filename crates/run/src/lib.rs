@@ -1,0 +1,39 @@
+//! A training run: the work of one rank, from the batches to the summary.
+//!
+//! What the user stated becomes a configuration, whose defaults are filled in and whose parts are checked together
+//! ([`resolve`], [`resolve_ranks`], [`shortage`]). [`train`] starts the ranks, and [`evaluate`] those that only evaluate.
+//!
+//! [`trainer`] has the loop: it counts optimizer steps, gets batches ([`batches`]), makes the step
+//! ([`step`]), evaluates ([`evaluation`]) and saves ([`saving`]). Checkpoints have the position of a run, so that it can
+//! continue where another one stopped ([`resume`]), with the flags that the checkpoint records ([`recorded`]). All ranks
+//! must have the same settings ([`agreement`]), and those that a strategy keeps equal the same weights ([`equality`]). What
+//! may take longer than an operation, such as a save, they do [`together`]. The files that a run writes go to its
+//! [`folder`].
+//!
+//! Nothing here depends on whether the ranks are threads or processes, nor on which flags were typed.
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
+pub mod agreement;
+pub mod batches;
+pub mod equality;
+pub mod evaluate;
+pub mod evaluation;
+pub mod folder;
+pub mod precision;
+pub mod recorded;
+pub mod resolve;
+pub mod resolve_ranks;
+pub mod resume;
+pub mod saving;
+pub mod shards;
+pub mod shortage;
+pub mod step;
+pub mod together;
+pub mod train;
+pub mod trainer;
+
+#[cfg(test)]
+mod figure_tests;
+#[cfg(test)]
+mod shortage_tests;

@@ -1,0 +1,125 @@
+//! Whether a model can compute in the element type that `--precision` names, and in which one a checkpoint was trained.
+//!
+//! Input: a model and a data set, or a checkpoint. Output: a failure before a rank starts, or an element type. This file
+//! knows no layer: it runs a step of one sample on the device without contents, where operations check the types of
+//! their operands and compute nothing.
+
+use clap::ValueEnum;
+use paceline_checkpoint::Checkpoint;
+use paceline_choices::models::ModelConfig;
+use paceline_data::{BatchShape, Dataset};
+use paceline_failure::{Failure, Result};
+use paceline_kernels::Compute;
+use paceline_memory::Allocator;
+use paceline_model::{Model, ModelError, Rehearsal};
+use paceline_observe::insight::memory::batch_of;
+use paceline_settings::named::PrecisionName;
+
+/// The flag.
+pub const FLAG: &str = "--precision";
+
+/// Fails if a layer of the model, or its loss, does not compute in this element type. A layer of the user's own that
+/// reads values cannot be tested here; its first step tells.
+pub fn check(
+    precision: PrecisionName,
+    config: &ModelConfig,
+    model: &Model,
+    dataset: &dyn Dataset,
+) -> Result<()> {
+    check_step(precision, config.name(), model, &BatchShape::of(dataset))
+}
+
+fn check_step(
+    precision: PrecisionName,
+    name: &str,
+    model: &Model,
+    samples: &BatchShape,
+) -> Result<()> {
+    if precision == PrecisionName::F32 {
+        return Ok(());
+    }
+    let rehearse = || -> std::result::Result<Rehearsal, ModelError> {
+        let compute = Compute::new(1, Allocator::meta())?;
+        let longest = samples.max_length().unwrap_or(1);
+        let batch = batch_of(samples, &compute.allocator, 1, longest)?;
+        Rehearsal::of(model, precision.into(), &compute, &[batch], None, false)
+    };
+    match rehearse() {
+        Err(error) if error.is_about_types() => {
+            let precision = precision.name();
+            Err(Failure::Usage(format!(
+                "{FLAG} {precision}: not all parts of --model {name} compute in {precision} ({error}); pass {FLAG} f32"
+            )))
+        }
+        // Whatever else is wrong does not depend on the element type, and is found by other checks.
+        _ => Ok(()),
+    }
+}
+
+/// The element type of the run that wrote a checkpoint. Errors if this version does not know its name.
+pub fn of_checkpoint(checkpoint: &Checkpoint) -> std::result::Result<PrecisionName, String> {
+    // Versions that had only f32 did not write it down.
+    let Some(name) = checkpoint.setting(FLAG) else { return Ok(PrecisionName::F32) };
+    PrecisionName::from_str(name, false).map_err(|_| {
+        format!("it was trained with {FLAG} {name}, which this version does not know; pass {FLAG} f32 or bf16")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use paceline_data::SyntheticRegression;
+    use paceline_kernels::elementwise;
+    use paceline_memory::Tensor;
+    use paceline_model::{Block, Context, Layer, LayoutBuilder, MeanSquaredError, Saved};
+
+    use super::*;
+
+    /// A layer whose operation does not know bf16.
+    struct OnlyF32;
+
+    impl Layer for OnlyF32 {
+        fn forward(
+            &self,
+            cx: &mut Context,
+            input: Tensor,
+        ) -> std::result::Result<(Tensor, Saved), ModelError> {
+            let output = cx.activation(input.shape())?;
+            elementwise::divide(cx.compute, &output, 2.0)?;
+            Ok((output, Saved::default()))
+        }
+
+        fn backward_input(
+            &self,
+            _: &mut Context,
+            _: &mut Saved,
+            d_output: &Tensor,
+        ) -> std::result::Result<Tensor, ModelError> {
+            Ok(d_output.clone())
+        }
+    }
+
+    #[test]
+    fn a_layer_without_bf16_is_named_with_the_flag() {
+        let mut layout = LayoutBuilder::new();
+        let unit = layout.unit("only");
+        let model = Model {
+            name: "only",
+            blocks: vec![Block::new(unit, OnlyF32)],
+            objective: Box::new(MeanSquaredError),
+            layout: Arc::new(layout.finish(1)),
+            activation_elems: 3,
+        };
+        let samples = BatchShape::of(&SyntheticRegression::new(3, 3, 1, 0).unwrap());
+        check_step(PrecisionName::F32, "only", &model, &samples).unwrap();
+        let failure = check_step(PrecisionName::Bf16, "only", &model, &samples).unwrap_err();
+        assert!(matches!(failure, Failure::Usage(_)));
+        assert_eq!(
+            failure.to_string(),
+            "--precision bf16: not all parts of --model only compute in bf16 (layer \
+             paceline::run::precision::tests::OnlyF32 of unit only, whose input is of type f32: divide is not defined for \
+             elements of type bf16); pass --precision f32"
+        );
+    }
+}

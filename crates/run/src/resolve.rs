@@ -1,0 +1,406 @@
+//! Turns a run specification into a resolved configuration, which is checked as a whole before any rank
+//! starts.
+
+use paceline_checkpoint::{Folder, MIN_BUDGET_BYTES};
+use paceline_choices::data::{DATA_SETS, DataConfig, RunNeeds};
+use paceline_choices::models::{MODELS, ModelConfig};
+use paceline_choices::optimizers::{OPTIMIZERS, OptimizerSettings};
+use paceline_choices::registry::{Choice, Registry, read};
+use paceline_choices::strategies::{Models, STRATEGIES};
+use paceline_data::{Dataset, Field};
+use paceline_failure::outputs::{check_file, check_folder};
+use paceline_failure::{Failure, Result};
+use paceline_launch::environment::Placement;
+use paceline_model::{Model, ModelError};
+use paceline_settings::config::TrainConfig;
+use paceline_settings::flags::{Comparison, RunFlags, Several};
+use paceline_settings::open_data::OpenData;
+use paceline_settings::origin::Resume;
+use paceline_settings::profile::{self, ProfileConfig};
+use paceline_settings::schedule::Schedule;
+use paceline_settings::spec::RunSpec;
+use paceline_settings::strategy::{self, StrategyConfig};
+
+use crate::resolve_ranks::{
+    check_ranks, resolve_batch, resolve_comm, resolve_init_method, resolve_mesh, resolve_world_size,
+};
+use crate::{folder, precision, recorded, resume, shards, shortage};
+
+/// Checks all settings together and fills in the defaults. Opens the data and the checkpoint, so that
+/// problems with them are reported now. Writes nothing except data that have to be downloaded. At the
+/// end, tests whether the outputs could be written.
+pub fn resolve(spec: &RunSpec, placement: Option<&Placement>) -> Result<(TrainConfig, OpenData)> {
+    let (config, data) = resolve_inputs(spec, placement)?;
+    // The launcher has tested this before it started this rank.
+    if !placement.is_some_and(Placement::is_of_train) {
+        check_outputs(&config)?;
+    }
+    Ok((config, data))
+}
+
+/// Like [`resolve`], for a run whose outputs go elsewhere: does not test whether they could be written.
+pub fn resolve_inputs(
+    spec: &RunSpec,
+    placement: Option<&Placement>,
+) -> Result<(TrainConfig, OpenData)> {
+    let (mut config, data, model) = resolve_unchecked(spec, placement)?;
+    if placement.is_some_and(Placement::is_of_train) {
+        // The launcher has checked the rest before it started this rank. Also, the memory check could
+        // fail now, because other ranks may have allocated their memory already.
+        return Ok((config, data));
+    }
+    let world_size = config.world_size;
+    let local_ranks = placement.map_or(world_size, |placement| placement.place.local_world_size);
+    shortage::check(&config, local_ranks, &model, &data)?;
+    config.warnings.extend(resume::check(&config, &model, data.train.len())?);
+    Ok((config, data))
+}
+
+/// Like [`resolve_inputs`], but does not test whether the ranks fit into memory, or whether a checkpoint can be continued.
+/// Also returns the model.
+pub fn resolve_unchecked(
+    spec: &RunSpec,
+    placement: Option<&Placement>,
+) -> Result<(TrainConfig, OpenData, Model)> {
+    let spec = with_one_name(spec)?;
+    let resume = Resume::resolve(&read(&spec.parse()?)?)?;
+    let spec = recorded::under(&spec, resume.as_ref(), placement)?;
+    let settings = spec.parse()?;
+    let mut flags: RunFlags = read(&settings)?;
+    if let Some(placement) = placement {
+        flags.transport = placement.transport_of_run(flags.transport, spec.has("transport"));
+    }
+    check_choices(&flags, &spec)?;
+    let model = ModelConfig::resolve(&flags.model, flags.freeze.clone(), &settings)?;
+    let world_size = resolve_world_size(&flags, placement)?;
+    check_ranks(&flags, placement, world_size)?;
+    let comm = resolve_comm(&flags, placement, world_size)?;
+    let mut warnings = Vec::new();
+    let strategy = strategy::resolve(&flags, &spec, &settings, &model, world_size, &mut warnings)?;
+    let mesh = resolve_mesh(flags.mesh.as_deref(), &strategy, world_size)?;
+    let strategy = strategy.on(&mesh)?;
+    let optimizer = OptimizerSettings::resolve(&flags.optimizer, &settings)?;
+    if let Some(norm) = flags.clip_grad_norm.filter(|norm| !(*norm > 0.0 && norm.is_finite())) {
+        return usage(format!("--clip-grad-norm {norm}: pass a number above zero"));
+    }
+    if flags.clip_grad_norm.is_some() && !strategy.is_alone() && !strategy.keeps_replicas_equal() {
+        return usage(format!(
+            "--clip-grad-norm: with {} each rank has gradients of its own, whose norms differ; leave it \
+             out, or pass another strategy",
+            strategy.words()
+        ));
+    }
+    check_drift(&flags, &strategy, &mut warnings)?;
+    let schedule = Schedule::resolve(&flags, optimizer.lr())?;
+    let global_batch_size = resolve_batch(&flags, world_size, model.defaults().batch_size)?;
+    let lengths = [
+        ("--epochs", flags.epochs == Some(0)),
+        ("--steps", flags.steps == Some(0)),
+        ("--steps-per-epoch", flags.steps_per_epoch == Some(0)),
+    ];
+    if let Some((flag, _)) = lengths.iter().find(|(_, is_zero)| *is_zero) {
+        return usage(format!("{flag} 0: pass 1 or more"));
+    }
+    flags.name.as_deref().map_or(Ok(()), folder::check_name)?;
+    if flags.save_every == Some(0) {
+        return usage(
+            "--save-every 0: pass the number of optimizer steps between two checkpoints".into(),
+        );
+    }
+    if flags.save_keep < 2 {
+        return usage(format!(
+            "--save-keep {}: the only checkpoint could be one whose weights are ruined; pass at least 2",
+            flags.save_keep
+        ));
+    }
+    let least_mb = MIN_BUDGET_BYTES >> 20;
+    if let Some(mb) = flags.save_budget_mb.filter(|mb| *mb < least_mb) {
+        return usage(format!("--save-budget-mb {mb}: pass at least {least_mb}"));
+    }
+    if flags.eval_every == Some(0) {
+        return usage(
+            "--eval-every 0: pass the number of optimizer steps between two evaluations".into(),
+        );
+    }
+    if flags.log_every == Some(0) {
+        return usage("--log-every 0: pass the number of batches per line, at least 1".into());
+    }
+    let tokenizer = model.tokenizer();
+    let needs = RunNeeds {
+        model: model.name(),
+        samples: model.samples(),
+        global_batch_size,
+        steps_per_epoch: flags.steps_per_epoch,
+        tokenizer: tokenizer.as_deref(),
+    };
+    let data = DataConfig::resolve(&flags.data, &settings, &needs)?;
+    check_evaluation(&flags, &model, &data)?;
+    if !placement.is_some_and(Placement::is_of_train) {
+        data.prepare(flags.quiet)?;
+    }
+    let dataset = data.open_train(flags.seed)?;
+    let natural_steps = match &flags.rank_samples {
+        Some(samples) => {
+            shards::check_rank_samples(&flags, samples, world_size, dataset.len())?;
+            // All ranks continue until the rank with the most samples has no more.
+            let most = samples.iter().max().copied().unwrap_or(0);
+            most.div_ceil(global_batch_size / world_size)
+        }
+        None => dataset.len().div_ceil(global_batch_size),
+    };
+    let steps_per_epoch = match flags.steps_per_epoch {
+        Some(asked) if asked > natural_steps => {
+            warnings.push(format!(
+                "--steps-per-epoch {asked}: the data make {natural_steps} batches of up to \
+                 {global_batch_size} samples; an epoch ends after those"
+            ));
+            natural_steps
+        }
+        asked => asked.unwrap_or(natural_steps),
+    };
+    let steps_of_epoch = steps_per_epoch.div_ceil(strategy.accumulate);
+    let epochs = match flags.steps {
+        Some(steps) => usize::try_from(steps.div_ceil(steps_of_epoch as u64)).unwrap_or(usize::MAX),
+        None => flags.epochs.unwrap_or(model.defaults().epochs),
+    };
+    if let Some(block) = strategy.sync_blocks {
+        let made = flags.steps.and_then(|steps| usize::try_from(steps).ok());
+        let made = made.unwrap_or(epochs.saturating_mul(steps_of_epoch));
+        let needed = flags.warmup_steps.saturating_add(block.saturating_mul(2));
+        if made < needed {
+            return usage(format!(
+                "--sync-blocks {block}: two blocks and {} steps of warm-up are {needed} steps, but the run \
+                 has {made}; pass more --epochs or --steps, or smaller blocks",
+                flags.warmup_steps
+            ));
+        }
+    }
+    if strategy.accumulate > steps_per_epoch {
+        warnings.push(format!(
+            "--accumulate {}: an epoch has {steps_per_epoch} batches, and no step goes beyond one: each \
+             epoch is one step of {steps_per_epoch} batches",
+            strategy.accumulate
+        ));
+    }
+    let training_data = dataset.digest();
+    let built = model.build(dataset.as_ref(), world_size).map_err(|e| {
+        if let (ModelError::TooLong { most, .. }, Some(flag)) = (&e, data.length_flag()) {
+            return Failure::Usage(format!("{e}; pass {flag} {most} or less"));
+        }
+        let flags: String = model.sizes().into_iter().map(|flag| flag + ", ").collect();
+        Failure::Usage(format!("{e}; choose other {flags}--freeze or data"))
+    })?;
+    check_padding(dataset.as_ref(), &built, &data, &model)?;
+    precision::check(flags.precision, &model, &built, dataset.as_ref())?;
+    warnings.extend(strategy.settings().check(&built, world_size)?);
+    let mut config = TrainConfig {
+        spec,
+        model,
+        strategy,
+        transport: flags.transport,
+        comm,
+        device: flags.device,
+        precision: flags.precision,
+        world_size,
+        mesh,
+        threads: flags.threads,
+        pin_cores: flags.pin_cores,
+        init_method: resolve_init_method(&flags.init_method)?,
+        epochs,
+        steps: flags.steps,
+        steps_per_epoch,
+        warmup_steps: flags.warmup_steps,
+        batch_size: global_batch_size.div_ceil(world_size),
+        global_batch_size,
+        rank_samples: flags.rank_samples.clone(),
+        optimizer,
+        schedule,
+        clip_grad_norm: flags.clip_grad_norm,
+        seed: flags.seed,
+        data,
+        training_data,
+        evaluate: flags.evaluate,
+        eval_every: flags.eval_every,
+        profile: None,
+        name: flags.name.clone(),
+        run_dir: flags.run_dir.clone(),
+        save: flags.save.clone(),
+        save_every: flags.save_every,
+        save_keep: flags.save_keep,
+        save_budget_bytes: flags.save_budget_mb.map(|mb| mb.saturating_mul(1 << 20)),
+        save_sync: flags.save_sync,
+        resume,
+        log_every: flags.log_every,
+        tensorboard: flags.tensorboard,
+        json: flags.json.clone(),
+        quiet: flags.quiet,
+        warnings,
+    };
+    config.schedule.check(config.lr_steps())?;
+    let (total, choice) = (config.total_steps(), config.strategy.name());
+    config.profile = profile::resolve(&flags.profile, choice, total, &mut config.warnings)?;
+    let evaluates = config.evaluate || config.eval_every.is_some();
+    let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
+    Ok((config, OpenData { train: dataset, test }, built))
+}
+
+fn usage<T>(reason: String) -> Result<T> {
+    Err(Failure::Usage(reason))
+}
+
+/// The specification with one name for each setting: `--synthetic` is `--data synthetic`, and a single
+/// `--ddp-choice` or `--shard-choice` is `--strategy`.
+pub fn with_one_name(spec: &RunSpec) -> Result<RunSpec> {
+    let mut spec = spec.clone();
+    if spec.get("synthetic").is_some_and(|values| values != ["false"]) {
+        spec = spec.without(&["synthetic"]).with(DATA_SETS.key, DATA_SETS.default_name());
+    }
+    for comparison in Comparison::EACH {
+        let key = comparison.key();
+        let Some(choice) = spec.get(key).and_then(<[String]>::first).cloned() else { continue };
+        if Several::named(&choice).is_some() {
+            return usage(format!("--{key} {choice} makes several runs, and this is one of them"));
+        }
+        let name = comparison.strategy(&choice)?.name();
+        if let Some(named) = spec.get(STRATEGIES.key).and_then(<[String]>::first)
+            && STRATEGIES.get(named)?.name() != name
+        {
+            return usage(format!(
+                "--{key} {choice} and --strategy {named} are two names of one flag; pass one of them"
+            ));
+        }
+        spec = spec.without(&[key]).with(STRATEGIES.key, name);
+    }
+    Ok(spec)
+}
+
+/// Fails for flags of another model, data set or optimizer than the run has, and for flags of a
+/// comparison of several runs.
+pub fn check_choices(flags: &RunFlags, spec: &RunSpec) -> Result<()> {
+    check_foreign(&MODELS, &flags.model, spec)?;
+    check_foreign(&DATA_SETS, &flags.data, spec)?;
+    check_foreign(&OPTIMIZERS, &flags.optimizer, spec)?;
+    let of_comparison = ["like-for-like", "as-published", "price-per-hour"];
+    match of_comparison.iter().find(|key| spec.has(key)) {
+        Some(key) => usage(format!(
+            "--{key} is about a comparison; it needs --ddp-choice all or --shard-choice all (or published)"
+        )),
+        None => Ok(()),
+    }
+}
+
+fn check_foreign<C: Choice + ?Sized>(
+    registry: &Registry<C>,
+    name: &str,
+    spec: &RunSpec,
+) -> Result<()> {
+    let foreign = registry.foreign_to(registry.get(name)?);
+    let Some(flag) = foreign.iter().find(|flag| spec.has(flag)) else { return Ok(()) };
+    let key = registry.key;
+    let readers = registry.readers(flag).join(&format!(" or --{key} "));
+    usage(format!(
+        "--{flag} does not apply to --{key} {name}; leave it out, or pass --{key} {readers}"
+    ))
+}
+
+fn check_evaluation(flags: &RunFlags, model: &ModelConfig, data: &DataConfig) -> Result<()> {
+    let flag = match (flags.evaluate, flags.eval_every) {
+        (true, _) => "--evaluate",
+        (_, Some(_)) => "--eval-every",
+        (false, None) => return Ok(()),
+    };
+    match data.has_test() {
+        true => Ok(()),
+        false => usage(format!(
+            "{flag}: --data {} has no test part for --model {}; leave it out",
+            data.name(),
+            model.name()
+        )),
+    }
+}
+
+/// Fails if the padding of targets would be trained.
+fn check_padding(
+    dataset: &dyn Dataset,
+    built: &Model,
+    data: &DataConfig,
+    model: &ModelConfig,
+) -> Result<()> {
+    let is_ragged = dataset.field(Field::TARGETS).is_some_and(|field| field.is_ragged());
+    match is_ragged && !built.objective.reads_lengths() {
+        true => usage(format!(
+            "--data {}: its targets have different lengths, so batches pad them, and --model {} would train on the padding; \
+             give targets of one length, or an objective that leaves out what lies behind `lengths` and says so \
+             (Objective::reads_lengths)",
+            data.name(),
+            model.name()
+        )),
+        false => Ok(()),
+    }
+}
+
+/// If the ranks' models differ, fails for flags that need a single model, or warns if it is still
+/// possible.
+fn check_drift(
+    flags: &RunFlags,
+    strategy: &StrategyConfig,
+    warnings: &mut Vec<String>,
+) -> Result<()> {
+    let outputs = [
+        ("--save", flags.save.is_some()),
+        ("--evaluate", flags.evaluate),
+        ("--eval-every", flags.eval_every.is_some()),
+    ];
+    let wanted = outputs.iter().find(|(_, is_given)| *is_given).map(|(flag, _)| *flag);
+    let models = match strategy.sync_blocks {
+        Some(_) => Models::Worthless,
+        None => strategy.settings().models(),
+    };
+    let name = strategy.name();
+    match (models, wanted) {
+        (Models::Worthless, Some(flag)) => {
+            return usage(format!(
+                "{flag}: with {} the ranks hold different models, and none of them is worth it; leave it \
+                 out",
+                strategy.words()
+            ));
+        }
+        (Models::Different, Some(flag)) => warnings.push(format!(
+            "{flag}: {name} as published never averages the models: each rank evaluates its own, and rank \
+             0's is saved"
+        )),
+        (Models::EqualAfterAverage, _) => {
+            let early = [
+                ("--eval-every", flags.eval_every.is_some(), "evaluation"),
+                ("--save-every", flags.save_every.is_some(), "checkpoint"),
+            ];
+            for (flag, _, what) in early.iter().filter(|(_, is_given, _)| *is_given) {
+                warnings.push(format!(
+                    "{flag}: {name} averages its models before each {what}, and trains on from there"
+                ));
+            }
+        }
+        _ => {}
+    }
+    let lost = strategy.settings().not_in_checkpoint();
+    if let (Some(lost), Some(_)) = (lost, &flags.save) {
+        warnings.push(format!(
+            "--save: {lost} are no part of a checkpoint, so a run that is resumed ends with other weights \
+             than one that is not"
+        ));
+    }
+    Ok(())
+}
+
+/// Checks that everything that the run will write can be written.
+fn check_outputs(config: &TrainConfig) -> Result<()> {
+    folder::check_runs(config.run_dir.as_deref())?;
+    if let Some(folder) = &config.save {
+        check_folder("--save", folder, "pass a folder that you can write to")?;
+        Folder::check(folder)?;
+    }
+    if let Some(file) = &config.json {
+        check_file("--json", file)?;
+    }
+    config.profile.as_ref().map_or(Ok(()), ProfileConfig::check)
+}

@@ -1,0 +1,160 @@
+//! Resolves the settings of a run, or of an evaluation, that concern ranks: how many there are, with
+//! which batches, and how they meet and talk to each other. Everything is checked before any rank starts.
+
+use paceline_choices::strategies::STRATEGIES;
+use paceline_collectives::{Axis, MeshShape};
+use paceline_failure::{Failure, Result};
+use paceline_host::resources;
+use paceline_launch::comm::{self, CommConfig};
+use paceline_launch::environment::Placement;
+use paceline_launch::launcher;
+use paceline_settings::flags::RunFlags;
+use paceline_settings::ranks::InitMethod;
+use paceline_settings::strategy::StrategyConfig;
+
+/// The largest number of threads per rank, which is more than any host has cores.
+const MAX_THREADS: usize = 1024;
+
+/// The number of ranks.
+pub fn resolve_world_size(flags: &RunFlags, placement: Option<&Placement>) -> Result<usize> {
+    match (placement, flags.nproc) {
+        (Some(placement), Some(nproc)) if !placement.is_ours() => usage(format!(
+            "--nproc {nproc} starts ranks of its own, but RANK and WORLD_SIZE say that another \
+             launcher has started {}; leave --nproc out, or unset RANK and WORLD_SIZE",
+            placement.place.world_size
+        )),
+        (Some(placement), _) => {
+            launcher::check_num_ranks("WORLD_SIZE", placement.place.world_size)?;
+            Ok(placement.place.world_size)
+        }
+        (None, Some(nproc)) => {
+            launcher::check_num_ranks("--nproc", nproc)?;
+            Ok(nproc)
+        }
+        (None, None) => Ok(resources::num_cores().min(2)),
+    }
+}
+
+/// Checks that this host and the launcher provide what the ranks need.
+pub fn check_ranks(
+    flags: &RunFlags,
+    placement: Option<&Placement>,
+    world_size: usize,
+) -> Result<()> {
+    if !(1..=MAX_THREADS).contains(&flags.threads) {
+        return usage(format!(
+            "--threads {}: a rank can have 1 to {MAX_THREADS} threads; pass a number in that range",
+            flags.threads
+        ));
+    }
+    let cores = resources::num_cores();
+    let local_ranks = placement.map_or(world_size, |placement| placement.place.local_world_size);
+    if flags.pin_cores && local_ranks * flags.threads > cores {
+        return usage(format!(
+            "--pin-cores needs a core for each of {local_ranks} x {} threads, but there are {cores}; \
+             leave it out, or lower --nproc or --threads",
+            flags.threads
+        ));
+    }
+    if let Some(placement) = placement {
+        let place = &placement.place;
+        placement.check_transport(Some(flags.transport))?;
+        if flags.init_method == "env://"
+            && let Err(error) = place.rendezvous()
+        {
+            return usage(format!("{error}, or pass --init-method file:///PATH"));
+        }
+    }
+    Ok(())
+}
+
+/// How the ranks talk to each other.
+pub fn resolve_comm(
+    flags: &RunFlags,
+    placement: Option<&Placement>,
+    world_size: usize,
+) -> Result<CommConfig> {
+    let comm = comm::resolve(&flags.comm, &[flags.transport])?;
+    let is_one_host = placement.is_none_or(|placement| placement.place.is_one_host());
+    // A single rank needs no transport, unless a launcher started it.
+    let connects = world_size > 1 || placement.is_some();
+    let refusal = comm.refusal(flags.transport, world_size).filter(|_| is_one_host && connects);
+    match refusal {
+        Some(reason) => usage(format!("--transport {}: {reason}", flags.transport.name())),
+        None => Ok(comm),
+    }
+}
+
+/// The grid of ranks without `--mesh`: a strategy that shards, shards over all ranks. The others replicate.
+fn default_mesh(strategy: &StrategyConfig, world_size: usize) -> MeshShape {
+    let axis = if strategy.axes().contains(&Axis::Shard) { Axis::Shard } else { Axis::Dp };
+    MeshShape::new(&[(axis, world_size)]).unwrap_or_else(|_| MeshShape::replicas(world_size))
+}
+
+/// The grid of ranks. Its axes are those of `--mesh`. A grid that does not
+/// name `dp` has one rank there.
+pub fn resolve_mesh(
+    stated: Option<&str>,
+    strategy: &StrategyConfig,
+    world_size: usize,
+) -> Result<MeshShape> {
+    let Some(stated) = stated else { return Ok(default_mesh(strategy, world_size)) };
+    let shape: MeshShape = stated.parse().or_else(|e| usage(format!("--mesh {stated}: {e}")))?;
+    let known = strategy.axes();
+    if let Some((axis, _)) = shape.axes().iter().find(|(axis, _)| !known.contains(axis)) {
+        let able = STRATEGIES.all().into_iter().filter(|choice| choice.axes().contains(axis));
+        let able: Vec<&str> = able.map(|choice| choice.name()).collect();
+        let other = match able.as_slice() {
+            [] => String::new(),
+            names => format!(", or pass --strategy {}", names.join(" or ")),
+        };
+        let known: Vec<&str> = known.iter().map(|axis| axis.name()).collect();
+        return usage(format!(
+            "--mesh {stated}: the strategy {} does not know the axis {axis}, only {}; leave {axis} out{other}",
+            strategy.name(),
+            known.join(" and ")
+        ));
+    }
+    if let Err(error) = shape.check(world_size) {
+        return usage(format!(
+            "--mesh {stated}: {error}; pass sizes whose product is {world_size}, or another number of ranks \
+             (--nproc)"
+        ));
+    }
+    if shape.axes().iter().any(|(axis, _)| *axis == Axis::Dp) {
+        return Ok(shape);
+    }
+    let axes: Vec<_> = std::iter::once((Axis::Dp, 1)).chain(shape.axes().iter().copied()).collect();
+    MeshShape::new(&axes).or_else(|e| usage(format!("--mesh {stated}: {e}")))
+}
+
+/// Where ranks of another launcher meet.
+pub fn resolve_init_method(text: &str) -> Result<InitMethod> {
+    match text.strip_prefix("file://") {
+        _ if text == "env://" => Ok(InitMethod::Environment),
+        Some(path) if path.starts_with('/') => Ok(InitMethod::File(path.into())),
+        _ => usage(format!("--init-method {text}: pass env:// or file:///PATH")),
+    }
+}
+
+/// Samples of a batch on all ranks together. By default each rank has `default` samples.
+pub fn resolve_batch(flags: &RunFlags, world_size: usize, default: usize) -> Result<usize> {
+    match (flags.batch_size, flags.global_batch_size) {
+        (Some(0), _) => {
+            usage("--batch-size 0: each rank needs at least one sample; pass 1 or more".into())
+        }
+        (_, Some(global)) if global < world_size => usage(format!(
+            "--global-batch-size {global} is smaller than the {world_size} ranks that share it; \
+             raise it, or lower --nproc"
+        )),
+        (_, Some(global)) => Ok(global),
+        (local, None) => local
+            .unwrap_or(default)
+            .checked_mul(world_size)
+            .map_or_else(|| usage("--batch-size is too large".into()), Ok),
+    }
+}
+
+fn usage<T>(reason: String) -> Result<T> {
+    Err(Failure::Usage(reason))
+}

@@ -1,0 +1,368 @@
+//! Determines where a run begins: at the start, or where a checkpoint stands. All ranks begin at the same
+//! place.
+//!
+//! This file knows what the flags ask for, and which settings a continuation must share. [`checkpoint`]
+//! knows what a checkpoint is.
+
+use std::path::PathBuf;
+
+use paceline_checkpoint::pieces::Ranges;
+use paceline_checkpoint::progress::Progress;
+use paceline_checkpoint::{
+    self as checkpoint, Checkpoint, Missing, Place, Previous, Restart, SAVE_LIMIT, Setting,
+};
+use paceline_choices::data::DataConfig;
+use paceline_choices::registry::spaced;
+use paceline_collectives::Group;
+use paceline_failure::{Failure, Result};
+use paceline_host::streams;
+use paceline_model::pretrained::CONFIG_FILE;
+use paceline_model::{Layout, Model, Optimizer};
+use paceline_settings::config::TrainConfig;
+use paceline_settings::named::Course;
+use paceline_settings::origin::Resume;
+use paceline_strategies::{AccumulationOrder, Replica, Strategy};
+use serde::{Deserialize, Serialize};
+
+use crate::together::together;
+use crate::{precision, recorded};
+
+/// Checks, before ranks start, that a run with `num_samples` training samples can begin where the flags
+/// say. Changes nothing. Returns what the user has to know: that the last checkpoint is broken, for example.
+pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<Vec<String>> {
+    let Some(resume) = &config.resume else { return Ok(Vec::new()) };
+    if !is_given(resume) {
+        // A run that fails before its first checkpoint may have failed too often.
+        let refuse = |reason: String| Failure::Usage(format!("{}: {reason}", resume.flag()));
+        checkpoint::restart(resume.folder(), Vec::new()).map_err(refuse)?;
+        return Ok(Vec::new());
+    }
+    let Restart { found, note } = find(resume)?;
+    let Opened { checkpoint, mut notes, .. } =
+        open(resume, &found, config, &model.layout, num_samples)?;
+    notes.extend(note);
+    notes.extend(checkpoint.dropped(config.world_size, config.strategy.kind()));
+    Ok(notes.iter().map(|note| format!("{}: {note}", resume.flag())).collect())
+}
+
+/// Where a run begins.
+#[derive(Debug, Default)]
+pub struct Begin {
+    /// The progress at that point.
+    pub progress: Progress,
+    /// The checkpoint, if it lies in the folder of `--save`.
+    pub previous: Option<Previous>,
+}
+
+/// Restores what this rank holds of parameters, and its optimizer, and returns where the run begins. All
+/// ranks call this together.
+///
+/// Ranks may look at different moments, or see a shared folder differently. So rank 0 looks for a
+/// checkpoint and tells the others its name and its digest. A rank that finds another checkpoint fails. Each rank reads
+/// its own part. If a part is damaged, all ranks learn of it, and with `--resume auto` they go on from an earlier
+/// checkpoint.
+pub fn begin(
+    config: &TrainConfig,
+    replica: &Replica,
+    strategy: &dyn Strategy,
+    optimizer: &mut Optimizer,
+    num_samples: usize,
+) -> Result<Begin> {
+    let Some(resume) = &config.resume else { return Ok(Begin::default()) };
+    let Replica { group, model, .. } = replica;
+    let is_first = group.rank() == 0;
+    let mut left = if is_first && is_given(resume) { find(resume)?.found } else { Vec::new() };
+    loop {
+        let first = match left.is_empty() {
+            true => None,
+            false => Some(open(resume, &left, config, &model.layout, num_samples)?),
+        };
+        let found = first.as_ref().map(|first| {
+            let is_whole_folder = first.checkpoint.path() == resume.folder();
+            let name = (!is_whole_folder).then(|| first.checkpoint.name());
+            (name, first.checkpoint.digest())
+        });
+        let Some((name, digest)) = group.broadcast_object(Some(&found), 0)? else {
+            return Ok(Begin::default());
+        };
+        let place = first.as_ref().map_or(0, |first| first.place);
+        let opened = match first {
+            Some(first) => Ok(first.checkpoint),
+            None => open_same(group, resume, name.as_deref(), &digest),
+        };
+        // Ranks whose disk is slower take longer. How it went they tell each other below.
+        let restored = together(group, "read the checkpoint", SAVE_LIMIT, || {
+            Ok(opened.map(|checkpoint| {
+                (restore(config, replica, strategy, optimizer, &checkpoint), checkpoint)
+            }))
+        })?;
+        let outcome = match &restored {
+            Ok((Ok(()), _)) => Outcome::Good,
+            Ok((Err(failure), _)) => Outcome::Damaged(failure.to_string()),
+            Err(_) => Outcome::Failed,
+        };
+        let outcomes = group.all_gather_object(&outcome)?;
+        let (_, checkpoint) = restored?;
+        let Some((rank, problem)) = first_problem(&outcomes) else {
+            let previous = config.save.as_ref().and_then(|save| checkpoint.as_previous(save));
+            return Ok(Begin { progress: checkpoint.progress(), previous });
+        };
+        let Some(problem) = problem else {
+            return Err(Failure::Consequence(format!(
+                "rank {rank} cannot go on from the checkpoint"
+            )));
+        };
+        left.drain(..(place + 1).min(left.len()));
+        let before: Option<String> = group.broadcast_object(
+            Some(
+                &Checkpoint::open_last_good(&left)
+                    .ok()
+                    .map(|(_, before, _)| before.instead_of(problem)),
+            ),
+            0,
+        )?;
+        let is_auto = matches!(resume, Resume::IfThere(_));
+        match (before, is_first) {
+            (Some(note), true) if is_auto => {
+                streams::stderr().line(&format!("warning: {}: {note}", resume.flag()));
+            }
+            (Some(_), false) if is_auto => {}
+            (_, true) => return Err(Failure::Run(format!("{}: {problem}", resume.flag()))),
+            (_, false) => {
+                let problem = format!("rank {rank} cannot read its part of the checkpoint");
+                return Err(Failure::Consequence(problem));
+            }
+        }
+    }
+}
+
+/// How a rank has restored its part of a checkpoint.
+#[derive(Debug, Serialize, Deserialize)]
+enum Outcome {
+    Good,
+    /// What the rank needs is damaged, or cannot be read.
+    Damaged(String),
+    /// The rank fails for another reason, which it reports itself.
+    Failed,
+}
+
+/// The first rank that could not restore its part, and why if it is damaged. A rank that fails anyway comes first.
+fn first_problem(outcomes: &[Outcome]) -> Option<(usize, Option<&str>)> {
+    let failed = outcomes.iter().position(|outcome| matches!(outcome, Outcome::Failed));
+    let damaged = outcomes.iter().enumerate().find_map(|(rank, outcome)| match outcome {
+        Outcome::Damaged(problem) => Some((rank, Some(&problem[..]))),
+        _ => None,
+    });
+    failed.map(|rank| (rank, None)).or(damaged)
+}
+
+/// Copies into place what this rank holds.
+fn restore(
+    config: &TrainConfig,
+    replica: &Replica,
+    strategy: &dyn Strategy,
+    optimizer: &mut Optimizer,
+    checkpoint: &Checkpoint,
+) -> Result<()> {
+    let Replica { group, storage, .. } = replica;
+    let (rank, world_size) = (group.rank(), group.world_size());
+    let place = Place { rank, world_size, strategy: config.strategy.kind() };
+    // A rank may hold values that other ranks own.
+    let values = storage.values().ranges().to_vec();
+    let held = Ranges { values, ..Ranges::from(&replica.owned) };
+    checkpoint.restore(place, &held, storage, optimizer, strategy.state())
+}
+
+/// Opens the checkpoint that rank 0 has found.
+fn open_same(
+    group: &Group,
+    resume: &Resume,
+    name: Option<&str>,
+    digest: &str,
+) -> Result<Checkpoint> {
+    let folder = resume.folder();
+    let path = name.map_or_else(|| folder.to_owned(), |name| folder.join(name));
+    let refuse = |reason: String| Failure::Usage(format!("{}: {reason}", resume.flag()));
+    let checkpoint = Checkpoint::open_at(&path).map_err(refuse)?;
+    if checkpoint.digest() == digest {
+        return Ok(checkpoint);
+    }
+    Err(another(group, &resume.flag()))
+}
+
+/// Fails unless all ranks have found the checkpoint with this digest. `flag` is for the error message.
+/// All ranks call this together.
+pub fn check_same(group: &Group, digest: &str, flag: &str) -> Result<()> {
+    let first: String = group.broadcast_object(Some(&digest.to_owned()), 0)?;
+    if first == digest { Ok(()) } else { Err(another(group, flag)) }
+}
+
+fn another(group: &Group, flag: &str) -> Failure {
+    Failure::Run(format!(
+        "{flag}: rank {} finds another checkpoint there than rank 0; all ranks must see the same folder",
+        group.rank()
+    ))
+}
+
+/// The settings that determine the samples, by flag.
+pub fn identity_of_data(data: &DataConfig, seed: u64) -> Vec<(String, String)> {
+    let mut identity = data.identity();
+    identity.push(("--seed".to_owned(), seed.to_string()));
+    identity
+}
+
+/// Whether there is a checkpoint to continue from, as far as this process sees.
+fn is_given(resume: &Resume) -> bool {
+    match resume {
+        Resume::From(_) => true,
+        Resume::IfThere(folder) => checkpoint::is_in(folder),
+    }
+}
+
+/// The checkpoints from which the flags ask to continue, the one to go on from first. A folder that the user names is taken as
+/// it is; a run that is started again and again begins at the last good checkpoint.
+fn find(resume: &Resume) -> Result<Restart> {
+    let refuse = |reason: String| Failure::Usage(format!("{}: {reason}", resume.flag()));
+    let found = checkpoint::find(resume.folder()).map_err(refuse)?;
+    match resume {
+        Resume::From(_) => Ok(Restart { found, note: None }),
+        Resume::IfThere(folder) => checkpoint::restart(folder, found).map_err(refuse),
+    }
+}
+
+/// A checkpoint of this run.
+struct Opened {
+    checkpoint: Checkpoint,
+    /// Its place among those that were found.
+    place: usize,
+    /// What the user has to know: why it is not the first one, and which settings differ.
+    notes: Vec<String>,
+}
+
+/// Opens the first checkpoint that can be opened, or only the first one if the flags name it, and checks that it belongs
+/// to this run.
+fn open(
+    resume: &Resume,
+    found: &[PathBuf],
+    config: &TrainConfig,
+    layout: &Layout,
+    num_samples: usize,
+) -> Result<Opened> {
+    let refuse = |reason: String| Failure::Usage(format!("{}: {reason}", resume.flag()));
+    let (place, checkpoint, note) = match resume {
+        Resume::From(folder) => (0, Checkpoint::open(folder).map_err(refuse)?, None),
+        Resume::IfThere(_) => Checkpoint::open_last_good(found).map_err(refuse)?,
+    };
+    let settings = settings(config, num_samples);
+    let differs =
+        checkpoint.check(layout, &config.optimizer.config(), &settings).map_err(refuse)?;
+    let Progress { position, steps, .. } = checkpoint.progress();
+    // With --resume auto, one command may start a run again and again, so it is not an error if the run
+    // is complete.
+    let must_go_on = matches!(resume, Resume::From(_));
+    if must_go_on && steps >= config.total_steps() {
+        return Err(refuse(match config.steps {
+            Some(total) => format!(
+                "it has {steps} optimizer steps already; pass a larger --steps than {total}"
+            ),
+            None => format!(
+                "it has {} complete epochs already; pass a larger --epochs than {}",
+                position.epoch, config.epochs
+            ),
+        }));
+    }
+    let is_earlier = checkpoint.setting(recorded::KEY).is_none();
+    let of_earlier = is_earlier.then(|| {
+        "an earlier version wrote it, which recorded neither the flags of its run nor what its data are: pass the same \
+         flags and files as then, since this run cannot compare all of them"
+            .to_owned()
+    });
+    let notes = note.into_iter().chain(of_earlier).chain(differs).collect();
+    Ok(Opened { checkpoint, place, notes })
+}
+
+/// The settings that must be the same for a run, with `num_samples` training samples, to continue as if
+/// it had never stopped.
+pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
+    let order = "the samples would come in another order";
+    let course = "the learning rate would take another course";
+    let sync = "the gradients would differ";
+    let other = "it goes on, but ends with other weights than a run that was not interrupted";
+    let TrainConfig { model, data, strategy, schedule, .. } = config;
+    let data = identity_of_data(data, config.seed).into_iter();
+    let mut settings: Vec<Setting> =
+        data.map(|(flag, value)| Setting::of_flag(&flag, value, order)).collect();
+    // Most of them show in the shapes of parameters, which are compared first. Those of a program's own model may not.
+    let of_model = model.flags().into_iter();
+    settings.extend(
+        of_model.map(|(flag, value)| Setting::of_flag(&flag, value, recorded::ANOTHER_MODEL)),
+    );
+    // What other programs need in order to load the weights.
+    settings.extend(model.hugging_face_config().map(|config| Setting {
+        key: CONFIG_FILE.into(),
+        name: CONFIG_FILE.into(),
+        value: config.to_string(),
+        otherwise: recorded::ANOTHER_MODEL,
+        fix: "state the same model".into(),
+        may_differ: false,
+        when_missing: Missing::Differs,
+    }));
+    let shards = config.rank_samples.as_ref().map_or("none".into(), |samples| spaced(samples));
+    let clipped = config.clip_grad_norm.map_or("none".into(), |norm| norm.to_string());
+    // A constant rate does not depend on the length of the run.
+    let decays = schedule.name != Course::Constant;
+    let lr_steps = if decays { config.lr_steps().to_string() } else { "any".into() };
+    let accumulation = match strategy.options.accumulation {
+        AccumulationOrder::Sequential => strategy.accumulate.to_string(),
+        AccumulationOrder::Tree => format!("{} --accumulation-order tree", strategy.accumulate),
+    };
+    settings.extend([
+        Setting::of_flag("--global-batch-size", config.global_batch_size, order),
+        Setting::of_flag("--steps-per-epoch", config.steps_per_epoch, order),
+        Setting::of_flag("--rank-samples", shards, order),
+        Setting {
+            // Files in a folder may change between two runs.
+            key: "training-samples".into(),
+            name: String::new(),
+            value: format!("{num_samples} training samples"),
+            otherwise: order,
+            fix: "pass a --data-dir with the same files".into(),
+            may_differ: false,
+            when_missing: Missing::Differs,
+        },
+        Setting {
+            key: "training-data".into(),
+            name: String::new(),
+            value: match &config.training_data {
+                Some(digest) => {
+                    format!("data of the digest {}", digest.get(..16).unwrap_or(digest))
+                }
+                None => "data without a digest".into(),
+            },
+            otherwise: "the samples would differ",
+            fix: "pass a --data-dir with the same files, and the same --tokenizer".into(),
+            may_differ: false,
+            when_missing: Missing::Unknown,
+        },
+        Setting::of_flag("--model", model.name(), recorded::ANOTHER_MODEL).unless_missing(),
+        Setting::of_flag("--optimizer", config.optimizer.name(), recorded::NO_STATE)
+            .unless_missing(),
+        Setting::of_flag("--lr", config.optimizer.lr(), other).that_may_differ().unless_missing(),
+        Setting::of_flag("--accumulate", accumulation, sync),
+        Setting::of_flag("--strategy", strategy.kind(), other).that_may_differ(),
+        // Weights and optimizer state are f32 in any case, so either can go on from the other.
+        Setting::of_flag(precision::FLAG, config.precision.name(), other)
+            .that_may_differ()
+            .or_else_it_was("f32"),
+        Setting::of_flag("--sync-batch-norm", strategy.options.sync_batch_norm, sync),
+        Setting::of_flag("--lr-schedule", schedule.name.name(), course),
+        Setting::of_flag("--lr-warmup-steps", schedule.warmup_steps, course),
+        Setting::of_flag("--min-lr", schedule.min_lr, course),
+        Setting::of_flag("--lr-steps", lr_steps, course),
+        Setting::of_flag("--clip-grad-norm", clipped, "the steps would be of another size"),
+    ]);
+    settings.extend(config.optimizer.others().into_iter().map(|(flag, value)| {
+        Setting::of_flag(&flag, value, other).that_may_differ().unless_missing()
+    }));
+    settings
+}

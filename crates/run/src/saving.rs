@@ -1,0 +1,194 @@
+//! The checkpoints of a run: what each rank writes of the state of training, and when the ranks wait for each other.
+//!
+//! Takes a stepper and a progress between two steps. [`checkpoint`] knows how the checkpoint gets to
+//! the disk. While steps are made, no rank waits for another one because of a checkpoint. Where all ranks save, or the
+//! run ends, they learn together whether the checkpoint before is complete.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::Path;
+
+use paceline_checkpoint::pieces::{self, Piece, Ranges};
+use paceline_checkpoint::progress::Progress;
+use paceline_checkpoint::{
+    self as checkpoint, Folder, Previous, SAVE_LIMIT, SaveSettings, Saver, hugging_face,
+};
+use paceline_collectives::Group;
+use paceline_failure::{Failure, Result};
+use paceline_files::Printable;
+use paceline_host::disk::Disk;
+use paceline_host::streams;
+use paceline_settings::config::TrainConfig;
+use paceline_strategies::Replica;
+
+use crate::step::Stepper;
+use crate::together::together;
+use crate::{recorded, resume};
+
+/// Saves one rank's part of a run.
+#[derive(Debug)]
+pub struct Saving {
+    saver: Saver,
+    /// On rank 0: the folder, which belongs to this run. It is given back after the last save has ended.
+    _folder: Option<Folder>,
+    /// What each rank owns, from the first save on.
+    owned: Vec<Ranges>,
+    /// Whether all ranks have begun a save and have not agreed on its outcome. The same on all ranks.
+    is_under_way: bool,
+    has_warned: bool,
+}
+
+impl Saving {
+    /// Makes ready to save to the folder `path`. `folder` is the same, on rank 0. All ranks call this together. Fails
+    /// if a rank does not see the folder of rank 0.
+    pub fn new(
+        config: &TrainConfig,
+        path: &Path,
+        folder: Option<Folder>,
+        disk: &Disk,
+        world: &Group,
+    ) -> Result<Self> {
+        let own = format!("{:016x}", RandomState::new().build_hasher().finish());
+        let id: String = world.broadcast_object(Some(&own), 0)?;
+        let own = |act: fn(&Folder, &str) -> Result<()>| {
+            folder.as_ref().map_or(Ok(()), |folder| act(folder, &id))
+        };
+        // These are small files, but the disk may be slow.
+        let on_disk = |act: fn(&Folder, &str) -> Result<()>| {
+            together(world, "use the folder of --save", SAVE_LIMIT, || own(act))
+        };
+        on_disk(Folder::show)?;
+        let is_seen = match Folder::is_seen(path, &id) {
+            true => Ok(()),
+            false => Err(Failure::Usage(format!(
+                "--save {}: rank {} does not see the folder of rank 0 there; each rank writes its part of a \
+                 checkpoint, so pass a folder that all hosts share",
+                path.printable(),
+                world.rank()
+            ))),
+        };
+        let is_same = together(world, "see the folder of --save", SAVE_LIMIT, || is_seen);
+        let hidden = own(Folder::hide);
+        is_same?;
+        together(world, "use the folder of --save", SAVE_LIMIT, || hidden)?;
+        let settings =
+            SaveSettings { keep: config.save_keep, budget_bytes: config.save_budget_bytes };
+        let (rank, world_size) = (world.rank(), world.world_size());
+        let saver = Saver::new(disk.clone(), path, settings, id, rank, world_size);
+        Ok(Self {
+            saver,
+            _folder: folder,
+            owned: Vec::new(),
+            is_under_way: false,
+            has_warned: false,
+        })
+    }
+
+    /// Tells it that the run goes on from this checkpoint in the folder.
+    pub fn follow(&mut self, previous: Previous) {
+        self.saver.follow(previous);
+    }
+
+    /// Leaves a note for the next run that this one ends at this step with a number that is not finite.
+    pub fn note_not_finite(&self, step: u64) -> Result<()> {
+        self.saver.note_not_finite(step)
+    }
+
+    /// Begins to save a run with `num_samples` training samples that stands at `progress`. The replicas must be equal as
+    /// far as the strategy makes them equal. All ranks call this together. Waits for the save before. With `waits`, the
+    /// checkpoint is complete when this returns.
+    pub fn save(
+        &mut self,
+        config: &TrainConfig,
+        num_samples: usize,
+        stepper: &Stepper,
+        progress: &Progress,
+        waits: bool,
+    ) -> Result<()> {
+        let Stepper { replica, optimizer, strategy, .. } = stepper;
+        let Replica { group: world, model, mesh, compute, .. } = replica;
+        self.finish(world)?;
+        if self.owned.is_empty() {
+            let owned = |rank| Ranges::from(&strategy.owned(model, mesh.shape(), rank));
+            self.owned = (0..world.world_size()).map(owned).collect();
+        }
+        let pieces = self.pieces(config, world.rank(), stepper)?;
+        self.warn_of_budget(config, world.rank(), &pieces);
+        let settings = resume::settings(config, num_samples);
+        let kind = config.strategy.kind();
+        let steps = optimizer.steps();
+        let mut head = checkpoint::head(world.world_size(), kind, &settings, steps, progress);
+        head.run.insert(recorded::KEY.into(), recorded::of_run(config));
+        head.run.extend(hugging_face::origin(config.data.tokenizer(), config.model.folder()));
+        self.is_under_way = true;
+        let limit = self.saver.limit();
+        let begin = || self.saver.begin(head, progress.steps, &pieces, &compute.allocator);
+        match config.save_budget_bytes {
+            // The copy waits for this rank's disk.
+            Some(_) => together(world, "write its part of the checkpoint", limit, begin)?,
+            None => begin()?,
+        }
+        if waits { self.finish(world) } else { Ok(()) }
+    }
+
+    /// Fails if the save that is under way has failed on this rank meanwhile. Does not wait.
+    pub fn look(&mut self) -> Result<()> {
+        self.saver.look()
+    }
+
+    /// Waits until the save that is under way is complete. All ranks call this together.
+    fn finish(&mut self, world: &Group) -> Result<()> {
+        if !std::mem::take(&mut self.is_under_way) {
+            return Ok(());
+        }
+        let saver = &mut self.saver;
+        let limit = saver.limit();
+        let parts =
+            together(world, "write its part of the checkpoint", limit, || saver.wait_for_part());
+        if parts.is_err() {
+            // Rank 0 would wait for the part of a rank that has failed.
+            saver.give_up();
+        }
+        parts?;
+        // No rank continues, and perhaps dies, before the checkpoint is complete.
+        together(world, "complete the checkpoint", limit, || saver.wait())
+    }
+
+    /// What this rank writes.
+    fn pieces(&self, config: &TrainConfig, rank: usize, stepper: &Stepper) -> Result<Vec<Piece>> {
+        let Stepper { replica, optimizer, strategy, .. } = stepper;
+        let storage = &replica.storage;
+        let is_first = rank == 0;
+        let mut pieces = if config.strategy.is_alone() || config.strategy.keeps_replicas_equal() {
+            let own = pieces::share(&self.owned, rank);
+            pieces::of_ranges("", &own, storage, optimizer)?
+        } else if is_first {
+            pieces::of_ranges("", &self.owned[0], storage, optimizer)?
+        } else {
+            // Each rank has an optimizer of its own. Any number of ranks goes on from that of rank 0, and the same number
+            // of ranks from their own.
+            let state = self.owned[rank].state.clone();
+            let own = Ranges { values: Vec::new(), state };
+            pieces::of_ranges(&pieces::strategy_prefix(rank), &own, storage, optimizer)?
+        };
+        if is_first {
+            pieces.extend(pieces::of_buffers(storage)?);
+        }
+        pieces.extend(pieces::of_strategy(rank, strategy.state()));
+        Ok(pieces)
+    }
+
+    /// Says once that training waits for the disk because the copy may not take more memory.
+    fn warn_of_budget(&mut self, config: &TrainConfig, rank: usize, pieces: &[Piece]) {
+        if rank > 0 || self.has_warned || !self.saver.is_over_budget(pieces) {
+            return;
+        }
+        self.has_warned = true;
+        let budget = config.save_budget_bytes.unwrap_or(0) >> 20;
+        let needed = pieces.iter().map(|piece| piece.data.num_bytes()).sum::<usize>() as f64;
+        streams::stderr().line(&format!(
+            "warning: --save-budget-mb {budget}: a rank's part of a checkpoint has {:.0} MB, so training waits \
+             while the rest is written",
+            (needed / f64::from(1 << 20)).ceil()
+        ));
+    }
+}

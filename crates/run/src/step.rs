@@ -1,0 +1,165 @@
+//! One optimizer step of one rank: from its batches to the updated parameters.
+//!
+//! Takes batches and a learning rate; returns the loss and the time. A stepper knows nothing of epochs,
+//! checkpoints or reports.
+
+use paceline_data::Batch;
+use paceline_failure::{Failure, Result};
+use paceline_model::{Optimizer, Owned};
+use paceline_observe::record::memory;
+use paceline_strategies::{
+    Join, MicroBatch, Replica, StepLoss, Strategy, clip_grad_norm, train_step,
+};
+use paceline_trace::{Span, SpanTrack, now_ns};
+
+use crate::batches::share_of;
+
+/// The result of one step.
+pub struct StepOutcome {
+    /// The loss.
+    pub loss: StepLoss,
+    /// Samples of all ranks together, whether or not they share the loss.
+    pub samples: usize,
+    /// The norm of the gradients before clipping, if they are clipped.
+    pub grad_norm: Option<f64>,
+    /// From the arrival of the batches to the end of the optimizer.
+    pub whole: Span,
+}
+
+/// Makes the steps of one rank.
+pub struct Stepper {
+    /// The model, its storage and the group.
+    pub replica: Replica,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// Keeps the replicas equal.
+    pub strategy: Box<dyn Strategy>,
+    /// Records the spans of the step.
+    pub track: SpanTrack,
+    /// Coordinates the ranks if each has batches of its own.
+    pub join: Option<Join>,
+    /// The largest norm of the gradients, if they are clipped.
+    pub max_norm: Option<f64>,
+}
+
+impl Stepper {
+    /// Makes one training step; returns `None` if no rank has a batch. The parameters stay unchanged if
+    /// the loss or the norm is not finite.
+    pub fn step(&mut self, batches: Vec<Option<Batch>>, lr: f64) -> Result<Option<StepOutcome>> {
+        self.optimizer.set_lr(lr);
+        let start_ns = now_ns();
+        let shares = batches.into_iter().filter_map(|batch| self.share(batch).transpose());
+        let shares = shares.collect::<Result<Vec<_>>>()?;
+        if shares.is_empty() {
+            return Ok(None);
+        }
+        // Evaluations and saves belong to no phase of a step.
+        let allocator = self.replica.compute.allocator.clone();
+        allocator.begin_phase();
+        let samples = shares.iter().map(|share| share.global_count).sum();
+        let loss = train_step(self.strategy.as_mut(), &mut self.replica, &shares, &mut self.track)?;
+        let Self { strategy, replica, track, .. } = self;
+        let mut grad_norm = None;
+        if let Some(max_norm) = self.max_norm
+            && loss.loss.is_finite()
+        {
+            grad_norm = Some(clip_grad_norm(strategy.as_mut(), replica, max_norm, track)?);
+        }
+        if loss.loss.is_finite() && grad_norm.is_none_or(f64::is_finite) {
+            strategy.optimizer_step(replica, &mut self.optimizer, track)?;
+        }
+        let whole = Span { start_ns, end_ns: now_ns() };
+        allocator.end_phase(memory::STEP);
+        Ok(Some(StepOutcome { loss, samples, grad_norm, whole }))
+    }
+
+    /// Makes the replicas equal if the strategy does not do so in every step. The time belongs to no step.
+    pub fn sync_replicas(&mut self) -> Result<()> {
+        self.strategy.sync_replicas(&self.replica, &mut self.track)?;
+        self.track.clear();
+        Ok(())
+    }
+
+    /// This rank's share of a batch. If the ranks share every batch, each rank knows how many samples
+    /// there are. Ranks with batches of their own have to add up their numbers.
+    fn share(&mut self, batch: Option<Batch>) -> Result<Option<MicroBatch>> {
+        let Some(join) = &self.join else { return Ok(batch.map(share_of)) };
+        let own = batch.map(|batch| share_of(batch).batch);
+        Ok(join.next(&self.replica, own, &mut self.track)?)
+    }
+
+    /// Fails if a parameter, a running statistic or the optimizer's state is not finite after `steps` steps. The
+    /// update can overflow although loss and gradients were finite. The replicas are equal at this point, or each rank has a
+    /// part of them, so all ranks fail together, and rank 0 says why. Every rank calls this.
+    pub fn check_finite(&self, steps: u64) -> Result<()> {
+        let Self { replica, optimizer, .. } = self;
+        let own = match replica.storage.first_not_finite()? {
+            Some(name) => Some(name.to_owned()),
+            None => optimizer.first_not_finite()?.map(|name| format!("the optimizer's {name}")),
+        };
+        let is_divided = replica.owned.state != Owned::everything(&replica.model).state;
+        let found = match is_divided {
+            true => replica.group.all_gather_object(&own)?.into_iter().flatten().next(),
+            false => own,
+        };
+        let Some(found) = found else { return Ok(()) };
+        let problem = format!("after step {steps}, {found} is not finite");
+        Err(match replica.group.rank() {
+            0 => Failure::NotFinite {
+                step: steps,
+                message: format!(
+                    "{problem}; no checkpoint is written, and an earlier one stays as it is: lower --lr, or \
+                     look at the data"
+                ),
+            },
+            _ => Failure::Consequence(problem),
+        })
+    }
+
+    /// Fails if the loss or the norm is not finite. If all ranks know the same loss and norm, all stop
+    /// together, before the optimizer has changed a parameter, and tell each other whose loss it was.
+    /// `step` is the number of the step, counted from 1.
+    pub fn stop_if_not_finite(&self, step: u64, lr: f64, outcome: &StepOutcome) -> Result<()> {
+        let StepOutcome { loss, grad_norm, .. } = outcome;
+        let not_finite = |problem: String| Failure::NotFinite {
+            step,
+            message: format!(
+                "{problem}, with a learning rate of {lr:?}; training stopped before the optimizer step: lower \
+                 --lr, or look at the data"
+            ),
+        };
+        let group = &self.replica.group;
+        if loss.loss.is_finite() {
+            let Some(norm) = grad_norm.filter(|norm| !norm.is_finite()) else { return Ok(()) };
+            // The gradients are combined from all ranks, so no single rank is to blame, and rank 0
+            // reports.
+            let problem = format!("the gradient norm of step {step} is not finite ({norm})");
+            return Err(match group.rank() {
+                0 => not_finite(problem),
+                _ => Failure::Consequence(problem),
+            });
+        }
+        if !loss.is_shared {
+            // The other ranks do not know of this loss and continue, so this rank cannot ask them.
+            let problem = format!("the loss of step {step} is not finite ({})", loss.local_sum);
+            return Err(not_finite(problem));
+        }
+        let sums = group.gather_object(&loss.local_sum, 0)?;
+        let Some(sums) = sums else {
+            return Err(Failure::Consequence(format!("the loss of step {step} is not finite")));
+        };
+        let culprits: Vec<String> = sums
+            .iter()
+            .enumerate()
+            .filter(|(_, sum)| !sum.is_finite())
+            .map(|(rank, sum)| format!("rank {rank} ({sum})"))
+            .collect();
+        let culprits = if culprits.is_empty() {
+            "the sum over all ranks".to_owned()
+        } else {
+            culprits.join(", ")
+        };
+        let problem = format!("the loss of step {step} is not finite on {culprits}");
+        Err(not_finite(problem))
+    }
+}

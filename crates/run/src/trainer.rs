@@ -1,0 +1,465 @@
+//! The training loop, from top to bottom.
+//!
+//! Every rank runs [`run_rank`] with its group; nothing here depends on whether the ranks are
+//! threads or processes.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use paceline_checkpoint::progress::{EpochSums, Evaluation, Progress, TestResult};
+use paceline_checkpoint::{Folder, SAVE_LIMIT};
+use paceline_collectives::{Group, Mesh, ReduceOp};
+use paceline_data::{BatchShape, Dataset};
+use paceline_failure::{Failure, Result};
+use paceline_files::Printable;
+use paceline_host::disk::Disk;
+use paceline_host::streams;
+use paceline_kernels::{Compute, peak};
+use paceline_launch::stop::{StopRequest, left};
+use paceline_memory::{Allocator, PhaseUsage};
+use paceline_observe::figures::event::{Event, Listeners, Save, StepDone};
+use paceline_observe::figures::facts::{Facts, Outcome};
+use paceline_observe::insight::flops;
+use paceline_observe::insight::memory::{Needs, Shape};
+use paceline_observe::record::memory::{self, RankMemory};
+use paceline_observe::record::meter::Meter;
+use paceline_observe::record::rank_report::RankReport;
+use paceline_observe::record::steps::{AllSteps, StepLog};
+use paceline_observe::views;
+use paceline_observe::views::profiler::Profiler;
+use paceline_settings::config::TrainConfig;
+use paceline_settings::open_data::OpenData;
+use paceline_settings::origin::Resume;
+use paceline_strategies::{Exactness, Replica, StepLoss};
+use paceline_trace::{SpanTrack, now_ns};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::agreement::{self, Settings};
+use crate::batches::{self, BatchStream};
+use crate::resume::{self, Begin};
+use crate::saving::Saving;
+use crate::step::{StepOutcome, Stepper};
+use crate::together::together;
+use crate::{equality, evaluation};
+
+/// The largest number of spans, and of marks, that a step can record. A strategy records a few per
+/// parameter.
+const TRACK_CAPACITY: usize = 1 << 14;
+
+/// What a rank takes from its host. A test passes a disk or memory that fails.
+#[derive(Clone, Debug, Default)]
+pub struct Host {
+    /// Where files go.
+    pub disk: Disk,
+    /// Where memory comes from.
+    pub allocator: Allocator,
+    /// Whether the run is to end early.
+    pub stop: StopRequest,
+    /// Whether `paceline train` has started this rank. Then it says what a run leaves that ends early.
+    pub is_launched: bool,
+}
+
+/// Trains as one rank of `world`, which is arranged as the mesh of the configuration. Before anything is written, the ranks
+/// compare their settings. Rank 0 writes to the console and to the folder that `make_folder` returns, if it does. All ranks
+/// end after the same step if one of them is asked to stop.
+pub fn run_rank(
+    config: &TrainConfig,
+    data: OpenData,
+    world: Group,
+    local_rank: usize,
+    make_folder: impl FnOnce() -> Result<Option<PathBuf>>,
+    Host { disk, allocator, stop, is_launched }: Host,
+) -> Result<()> {
+    let begin = Instant::now();
+    let placements = agreement::check(&world, local_rank, &Settings::of_run(config, &data))?;
+    let folder = together(&world, "make the run folder", SAVE_LIMIT, || match world.rank() {
+        0 => make_folder(),
+        _ => Ok(None),
+    })?;
+    let folder = folder.as_deref();
+    let own = match &config.save {
+        Some(path) => together(&world, "take the folder of --save", SAVE_LIMIT, || {
+            if world.rank() > 0 {
+                return Ok(None);
+            }
+            let own = Folder::take(path, disk.clone(), &this_run(folder))?;
+            if !matches!(config.resume, Some(Resume::IfThere(_))) {
+                // The user has chosen where to begin, so what failed before does not count.
+                own.forget_not_finite()?;
+            }
+            Ok(Some(own))
+        })?,
+        None => None,
+    };
+    let mut listeners = views::listeners(&disk, config, folder)?;
+    listeners.tell(Event::Placed { group: &world, placements: &placements })?;
+    let mut saving = match &config.save {
+        Some(path) => Some(Saving::new(config, path, own, &disk, &world)?),
+        None => None,
+    };
+    let mesh = Mesh::new(world, &config.mesh)?;
+
+    let compute = Compute::new(config.threads, allocator.clone())?;
+    let (loader_track, compute) = match &config.profile {
+        Some(profile) => {
+            let (profiler, compute) = Profiler::new(&disk, profile, compute, &allocator);
+            let track = profiler.loader();
+            listeners.add(profiler);
+            (Some(track), compute)
+        }
+        None => (None, compute),
+    };
+    let model = config.model.build(data.train.as_ref(), mesh.world().world_size())?;
+    let predicted = match mesh.world().rank() {
+        0 => Needs::of(&Shape::of(config, &data), &model)?,
+        _ => Needs::default(),
+    };
+    let OpenData { train: dataset, test } = data;
+    listeners.tell(Event::Built(&model))?;
+    let mut strategy = config.strategy.build()?;
+    let options = config.strategy.options;
+    let mut replica = Replica::new(strategy.as_mut(), model, compute, mesh, config.seed, options)?;
+    let load = || config.model.load(&replica.storage);
+    together(&replica.group, "read the first weights", SAVE_LIMIT, load)?;
+    let mut optimizer = replica.optimizer(config.optimizer.config())?;
+    let (num_samples, samples) = (dataset.len(), BatchShape::of(dataset.as_ref()));
+    let Begin { progress, previous } =
+        resume::begin(config, &replica, &*strategy, &mut optimizer, num_samples)?;
+    if let (Some(saving), Some(previous)) = (&mut saving, previous) {
+        saving.follow(previous);
+    }
+    let exactness = strategy.exactness(&config.mesh);
+    equality::check(&replica, &exactness, progress.steps)?;
+    let initialization = allocator.end_phase(memory::INITIALIZATION);
+
+    let track = SpanTrack::with_capacity(TRACK_CAPACITY);
+    let join = batches::join(config, dataset.as_ref(), &replica)?;
+    let max_norm = config.clip_grad_norm;
+    let stream = BatchStream::new(config, dataset, &replica, progress.position, loader_track)?;
+    let before = stream.samples_before();
+    replica.resume_after(before.own);
+    listeners.tell(Event::Begun { progress, samples_before: before.all })?;
+    // The ranks measure at about the same time, and no step is near.
+    let compute_type = replica.storage.precision().compute;
+    let peak_flops_per_s = peak::of_threads(&replica.compute, compute_type);
+    let stepper = Stepper { replica, optimizer, strategy, track, join, max_norm };
+    let mut trainer = Trainer {
+        config,
+        num_samples,
+        samples,
+        peak_flops_per_s,
+        stepper,
+        exactness,
+        initialization,
+        predicted,
+        listeners,
+        test,
+        saving,
+        stop,
+        is_launched,
+    };
+    let trained = trainer.train(stream, progress).map_err(|failure| trainer.noted(failure))?;
+    if trained.is_stopped {
+        let steps = progress.steps + trained.num_steps;
+        // The ranks agree on it before rank 0 writes, however long that takes.
+        let stopped = trainer.stopped_after(steps);
+        // Whatever comes of it, the run has ended in order.
+        if let Err(problem) = trainer.finish(begin, trained, None, Some(steps)) {
+            streams::stderr().line(&format!("warning: no figures of the steps so far: {problem}"));
+        }
+        return Err(stopped);
+    }
+    let steps = progress.steps + trained.num_steps;
+    equality::check(&trainer.stepper.replica, &trainer.exactness, steps)?;
+    let is_finite = trainer.stepper.check_finite(steps);
+    is_finite.map_err(|failure| trainer.noted(failure))?;
+    let evaluation = if config.evaluate { trainer.evaluate()? } else { None };
+    let evaluated = evaluation.map(|result| Evaluation {
+        steps,
+        epoch: trained.last.map_or(progress.last_epoch(), |(epoch, _)| epoch),
+        result,
+        is_final: true,
+        is_repeated: trained.num_steps > 0 && trainer.evaluates_after(steps),
+    });
+    if let Some(evaluation) = evaluated {
+        trainer.listeners.tell(Event::Evaluated(evaluation))?;
+    }
+    trainer.finish(begin, trained, evaluated, None)
+}
+
+/// This run in words, for another one that wants to save to the same folder.
+fn this_run(folder: Option<&Path>) -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let folder = folder.map_or_else(String::new, |folder| format!(", {}", folder.printable()));
+    let since = paceline_host::text::now("%Y-%m-%d %H:%M:%S");
+    format!("another run (process {} on {host}{folder}, started {since})", std::process::id())
+}
+
+/// The result of training on this rank.
+struct Trained {
+    /// The measured steps.
+    steps: StepLog,
+    meter: Meter,
+    /// Number of all steps, measured or not.
+    num_steps: u64,
+    /// The last epoch and its sums. If the run ended within an epoch, the sums of the part that was
+    /// trained.
+    last: Option<(u64, EpochSums)>,
+    /// Whether the run has ended early because somebody asked for it.
+    is_stopped: bool,
+}
+
+struct Trainer<'a> {
+    config: &'a TrainConfig,
+    /// Number of training samples.
+    num_samples: usize,
+    /// The fields of a sample.
+    samples: BatchShape,
+    /// The most floating-point operations per second that this rank can make.
+    peak_flops_per_s: f64,
+    stepper: Stepper,
+    /// What the strategy guarantees about the weights.
+    exactness: Exactness,
+    /// The memory after initialization.
+    initialization: PhaseUsage,
+    /// On rank 0: the memory that the ranks need by prediction.
+    predicted: Needs,
+    listeners: Listeners<'a>,
+    /// The test set, if the run evaluates.
+    test: Option<Arc<dyn Dataset>>,
+    /// Writes this rank's part of checkpoints, if the run saves.
+    saving: Option<Saving>,
+    stop: StopRequest,
+    is_launched: bool,
+}
+
+impl Trainer<'_> {
+    /// Makes all steps of the run, epoch after epoch.
+    fn train(&mut self, mut stream: BatchStream, mut progress: Progress) -> Result<Trained> {
+        let config = self.config;
+        let total_steps = config.total_steps();
+        let mut meter = Meter::new();
+        let mut steps = StepLog::new(total_steps);
+        let mut last = None;
+        let mut made = 0;
+        let mut is_stopped = false;
+        while progress.steps < total_steps && !is_stopped {
+            let epoch = progress.position.epoch;
+            let epoch_begin = Instant::now();
+            self.listeners.tell(Event::EpochBegun { epoch })?;
+            let mut ended = None;
+            while ended.is_none() && progress.steps < total_steps && !is_stopped {
+                let Replica { group, compute, .. } = &self.stepper.replica;
+                if made == config.warmup_steps as u64 {
+                    compute.allocator.forget_phases();
+                }
+                self.listeners.tell(Event::StepBegun { number: made, group })?;
+                // Operations outside of steps (rendezvous, checkpoints, evaluation) do not count for any
+                // step.
+                meter.forget(group);
+                self.stepper.track.clear();
+                let asked_ns = now_ns();
+                let num_left = config.steps_per_epoch - progress.position.batch;
+                let num_batches = config.strategy.accumulate.min(num_left);
+                let shares = stream.step(epoch, num_batches)?;
+                let data_ns = now_ns() - asked_ns;
+
+                self.stepper.replica.asks_to_stop = self.stop.signal().is_some();
+                let lr = config.lr(progress.steps);
+                let Some(outcome) = self.stepper.step(shares, lr)? else {
+                    return Err(Failure::Run(format!("no rank has data in epoch {}", epoch + 1)));
+                };
+                self.stepper.stop_if_not_finite(progress.steps + 1, lr, &outcome)?;
+                let StepOutcome { loss, samples, grad_norm, whole } = outcome;
+
+                let batches = progress.position.batch + num_batches;
+                ended = progress.advance(num_batches, config.steps_per_epoch, samples, &loss);
+                made += 1;
+                // After the last step there is nothing left to stop.
+                is_stopped =
+                    self.agree_to_stop(&loss, ended.is_some())? && progress.steps < total_steps;
+                meter.read(&self.stepper.replica.group);
+                let counts = made > config.warmup_steps as u64;
+                let times = meter.times(whole, data_ns, &self.stepper.track, counts);
+                if counts {
+                    steps.push(made - 1, &times, &loss);
+                }
+                self.listeners.tell(Event::Step(StepDone {
+                    number: made - 1,
+                    steps: progress.steps,
+                    epoch,
+                    batches,
+                    loss: &loss,
+                    has_classes: self.has_classes(),
+                    lr,
+                    grad_norm,
+                    asked_ns,
+                    whole,
+                    times,
+                    track: &self.stepper.track,
+                    records: meter.records(),
+                    group: &self.stepper.replica.group,
+                }))?;
+                if self.evaluates_after(progress.steps) && !is_stopped {
+                    self.evaluate_midway(progress.steps, epoch)?;
+                }
+                // At the end of an epoch, the code below synchronizes the replicas and saves.
+                let is_due = config.save_every.is_some_and(|n| progress.steps.is_multiple_of(n));
+                if is_due && ended.is_none() && progress.steps < total_steps && !is_stopped {
+                    self.stepper.sync_replicas()?;
+                    self.save(&progress, false)?;
+                }
+                self.saving.as_mut().map_or(Ok(()), Saving::look)?;
+            }
+            self.stepper.sync_replicas()?;
+            let sums = ended.unwrap_or(progress.epoch);
+            let cut_after = ended.is_none().then_some(progress.position.batch);
+            let took = epoch_begin.elapsed();
+            let has_classes = self.has_classes();
+            self.listeners.tell(Event::EpochEnded { epoch, sums, has_classes, cut_after, took })?;
+            last = Some((epoch, sums));
+            let is_due = config.save_every.is_none_or(|every| progress.steps.is_multiple_of(every));
+            let is_last = progress.steps == total_steps || is_stopped;
+            if is_due || is_last {
+                self.save(&progress, is_last)?;
+            }
+        }
+        self.listeners.tell(Event::TrainingEnded(&self.stepper.replica.group))?;
+        Ok(Trained { steps, meter, num_steps: made, last, is_stopped })
+    }
+
+    /// Whether all ranks stop after this step. They know it with the loss. Ranks that do not share the loss ask each other
+    /// at the end of the epoch.
+    fn agree_to_stop(&self, loss: &StepLoss, is_epoch_ended: bool) -> Result<bool> {
+        if loss.is_shared {
+            return Ok(loss.stops);
+        }
+        if !is_epoch_ended {
+            return Ok(false);
+        }
+        let mut votes = [f64::from(u8::from(loss.stops))];
+        self.stepper.replica.group.all_reduce_slice(&mut votes, ReduceOp::Sum)?;
+        Ok(votes[0] > 0.0)
+    }
+
+    /// Leaves a note for the next run if this one fails because of a number that is not finite.
+    fn noted(&self, failure: Failure) -> Failure {
+        if let (Failure::NotFinite { step, .. }, Some(saving)) = (&failure, &self.saving)
+            && let Err(problem) = saving.note_not_finite(*step)
+        {
+            // The failure that is reported is the first one.
+            streams::stderr()
+                .line(&format!("warning: {problem}; a restart begins at the newest checkpoint"));
+        }
+        failure
+    }
+
+    /// How the run ends after it was asked to stop: in order, with a word about the checkpoint, unless the launcher has the
+    /// last word.
+    fn stopped_after(&self, steps: u64) -> Failure {
+        let world = &self.stepper.replica.group;
+        // All ranks end with one code, although some may not have had the signal, or have it only now.
+        let own = self.stop.signal();
+        let mut num_interrupted = [f64::from(u8::from(own == Some(SIGINT)))];
+        let heard = world.all_reduce_slice(&mut num_interrupted, ReduceOp::Sum);
+        let is_interrupted = heard.is_ok() && num_interrupted[0] > 0.0;
+        let signal = if is_interrupted { SIGINT } else { own.unwrap_or(SIGTERM) };
+        world.dumper().withdraw();
+        let reports = world.rank() == 0 && !self.is_launched;
+        let message = reports.then(|| {
+            let saved = self.config.save.as_deref().map(|folder| (folder, Some(steps)));
+            left(saved, matches!(self.config.resume, Some(Resume::IfThere(_))))
+        });
+        Failure::Stopped { signal, message }
+    }
+
+    /// Whether `--eval-every` asks for an evaluation after `steps` steps.
+    fn evaluates_after(&self, steps: u64) -> bool {
+        self.config.eval_every.is_some_and(|every| steps.is_multiple_of(every))
+    }
+
+    /// Begins to write a checkpoint, if the run saves. The last one is complete when this returns. The replicas must be
+    /// equal.
+    fn save(&mut self, progress: &Progress, is_last: bool) -> Result<()> {
+        let Some(saving) = &mut self.saving else { return Ok(()) };
+        let begin = Instant::now();
+        // First, because a number that is not finite on one rank only is a difference that no other rank would see.
+        equality::check(&self.stepper.replica, &self.exactness, progress.steps)?;
+        self.stepper.check_finite(progress.steps)?;
+        let (config, num_samples) = (self.config, self.num_samples);
+        let waits = is_last || config.save_sync;
+        saving.save(config, num_samples, &self.stepper, progress, waits)?;
+        let (steps, epoch) = (progress.steps, progress.last_epoch());
+        self.listeners.tell(Event::Saved(Save { steps, epoch, took: begin.elapsed() }))
+    }
+
+    /// Evaluates after a step, and tells the listeners.
+    fn evaluate_midway(&mut self, steps: u64, epoch: u64) -> Result<()> {
+        self.stepper.sync_replicas()?;
+        let Some(result) = self.evaluate()? else { return Ok(()) };
+        self.listeners.tell(Event::Evaluated(Evaluation {
+            steps,
+            epoch,
+            result,
+            is_final: false,
+            is_repeated: false,
+        }))
+    }
+
+    /// Whether the model classifies, so that there is an accuracy.
+    fn has_classes(&self) -> bool {
+        self.stepper.replica.model.objective.classifies()
+    }
+
+    /// Loss and accuracy over the test set, if there is one.
+    fn evaluate(&mut self) -> Result<Option<TestResult>> {
+        let Some(test) = self.test.clone() else { return Ok(None) };
+        let Stepper { strategy, replica, track, .. } = &mut self.stepper;
+        let batch = self.config.global_batch_size;
+        let result = evaluation::evaluate(strategy.as_mut(), replica, test, batch, track)?;
+        // The time belongs to no step.
+        track.clear();
+        Ok(Some(result))
+    }
+
+    /// Gathers the measurements of all ranks, and reports them. `stopped_after` has the steps of a run that was asked to end.
+    fn finish(
+        &mut self,
+        begin: Instant,
+        trained: Trained,
+        evaluated: Option<Evaluation>,
+        stopped_after: Option<u64>,
+    ) -> Result<()> {
+        let Stepper { replica, strategy, .. } = &mut self.stepper;
+        let digest = strategy.digest(replica)?;
+        let Replica { compute, model, .. } = &self.stepper.replica;
+        let world = &self.stepper.replica.group;
+        let Trained { steps, meter, num_steps, last, .. } = trained;
+        let memory = RankMemory::new(&self.initialization, &compute.allocator);
+        let mut report = RankReport::new(steps, meter, memory, &self.stepper.track, digest);
+        report.peak_flops_per_s = self.peak_flops_per_s;
+        self.listeners.add_to(&mut report);
+        let total = begin.elapsed();
+        let Some(reports) = world.gather_object(&report, 0)? else { return Ok(()) };
+        let of_all = AllSteps::new(reports.iter().map(|report| &report.steps));
+        let length = of_all.tokens_per_sample().map_or(1, |tokens| tokens.round() as usize);
+        let options = &self.config.strategy.options;
+        let flops_per_sample = flops::per_sample(model, &self.samples, length.max(1), options)?;
+        let outcome = Outcome {
+            transport: world.transport(),
+            link: world.link(),
+            params: model.layout.num_params(),
+            num_steps,
+            stopped_after,
+            trained: last.map(|(_, sums)| sums),
+            has_classes: model.objective.classifies(),
+            predicted: self.predicted.clone(),
+            evaluated,
+            total,
+            flops_per_sample,
+        };
+        let facts = Facts::new(self.config, &outcome, &reports, &model.layout);
+        self.listeners.tell(Event::Ended(&facts))
+    }
+}

@@ -1,0 +1,275 @@
+//! Keeps the records of finished runs, in memory or in the folder of a sweep.
+//!
+//! ```text
+//! DIR/sweep-settings.json   the settings of the sweep; a command with other settings is refused
+//! DIR/records/00000.json    one for each finished run, failed or not
+//! DIR/runs/                 their run folders
+//! DIR/unfinished/           whatever the run under way writes
+//! ```
+//!
+//! A record is written atomically and is on the disk before the next run starts. So a sweep that was
+//! killed at any moment continues with the first run that has no record. This module does not know what
+//! is compared.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use paceline_failure::outputs::write_json;
+use paceline_failure::{Failure, Result};
+use paceline_files::Printable;
+use paceline_host::disk::Disk;
+use paceline_observe::figures::run_summary::RunSummary;
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+const SETTINGS: &str = "sweep-settings.json";
+const RECORDS: &str = "records";
+
+/// The settings that determine the runs of a sweep: names and values, as text.
+pub type Settings = BTreeMap<String, String>;
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// It finished, with this summary.
+    Summary(RunSummary),
+    /// It failed, with this message.
+    Failure(String),
+}
+
+/// A finished run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Its place in the order of all runs.
+    pub position: usize,
+    /// The round, from 0.
+    pub round: usize,
+    /// The case, from 0.
+    pub case: usize,
+    /// The name of the case.
+    pub name: String,
+    /// The date and time of its start.
+    pub started: String,
+    /// Its wall-clock time in seconds.
+    pub seconds: f64,
+    /// How it ended.
+    #[serde(flatten)]
+    pub ending: Ending,
+}
+
+/// All finished runs.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    disk: Disk,
+    /// The folder with the records, and the lock on it; `None` if the records are kept in memory only.
+    folder: Option<(PathBuf, File)>,
+    records: Vec<Record>,
+}
+
+/// The most bytes of the settings of a sweep, and of a record, which has the summary of a run.
+const MAX_BYTES: u64 = 64 << 20;
+
+impl Ledger {
+    /// Opens the folder of a sweep with these settings, or makes it. Fails if another sweep uses the
+    /// folder.
+    pub fn open(disk: &Disk, folder: &Path, settings: &Settings) -> Result<Self> {
+        let failed = |e: std::io::Error| Failure::io(folder.printable(), e);
+        let usage =
+            |text: String| Err(Failure::Usage(format!("--output {}: {text}", folder.printable())));
+        disk.create_folder(folder).map_err(failed)?;
+        let lock = File::open(folder).map_err(failed)?;
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return usage("another sweep is at work in this folder; wait for its end".into());
+        }
+        let file = folder.join(SETTINGS);
+        // What a killed sweep has left of a file that was not complete.
+        disk.remove_partial(&file).map_err(failed)?;
+        match paceline_files::read(&file, MAX_BYTES) {
+            Ok(bytes) => {
+                let before: Settings =
+                    serde_json::from_slice(&bytes).map_err(|e| Failure::io(file.printable(), e))?;
+                if let Some(differences) = differences(&before, settings) {
+                    return usage(format!(
+                        "this folder holds another sweep: {differences}; pass the same command to go on \
+                         with that one, or another folder"
+                    ));
+                }
+            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return usage(format!("{} cannot be read: {error}", file.printable()));
+            }
+            Err(_) if fs::read_dir(folder).map_err(failed)?.next().is_some() => {
+                return usage(
+                    "this folder is not empty, and no sweep has made it; pass another folder"
+                        .into(),
+                );
+            }
+            Err(_) => write_json(disk, &file, settings)?,
+        }
+        let held = Some((folder.to_owned(), lock));
+        let mut ledger = Self { disk: disk.clone(), folder: held, records: Vec::new() };
+        disk.create_folder(&folder.join(RECORDS)).map_err(failed)?;
+        for entry in fs::read_dir(folder.join(RECORDS)).map_err(failed)? {
+            let file = entry.map_err(failed)?.path();
+            // A record that was being written when the sweep was killed has another extension. The run is made again, and
+            // its record takes the place of this one.
+            if file.extension().is_some_and(|extension| extension == "json") {
+                let bytes = paceline_files::read(&file, MAX_BYTES)
+                    .map_err(|e| Failure::io(file.printable(), e))?;
+                let record = serde_json::from_slice(&bytes);
+                ledger.records.push(record.map_err(|e| Failure::io(file.printable(), e))?);
+            }
+        }
+        ledger.records.sort_by_key(|record| record.position);
+        Ok(ledger)
+    }
+
+    /// The disk to which the records are written.
+    pub fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    /// The folder, if there is one.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_ref().map(|(folder, _)| folder.as_path())
+    }
+
+    /// All records, in the order of the runs.
+    pub fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// Whether the run at this position is finished, or is skipped because its case has failed before.
+    pub fn is_settled(&self, position: usize, case: usize) -> bool {
+        let has_failed = |of: &Record| of.case == case && matches!(of.ending, Ending::Failure(_));
+        self.records.iter().any(|of| of.position == position || has_failed(of))
+    }
+
+    /// Adds a finished run. It is on the disk when this returns.
+    pub fn add(&mut self, record: Record) -> Result<()> {
+        if let Some((folder, _)) = &self.folder {
+            let name = format!("{:05}.json", record.position);
+            write_json(&self.disk, &folder.join(RECORDS).join(name), &record)?;
+        }
+        self.records.push(record);
+        Ok(())
+    }
+
+    /// The summaries of a case, one for each round, and the message if it has failed.
+    pub fn of_case(&self, case: usize) -> (Vec<RunSummary>, Option<&str>) {
+        let (mut summaries, mut failure) = (Vec::new(), None);
+        for record in self.records.iter().filter(|record| record.case == case) {
+            match &record.ending {
+                Ending::Summary(summary) => summaries.push(summary.clone()),
+                Ending::Failure(message) => failure = Some(message.as_str()),
+            }
+        }
+        (summaries, failure)
+    }
+}
+
+/// A text with the settings that differ; `None` if all are the same.
+fn differences(before: &Settings, now: &Settings) -> Option<String> {
+    let names: std::collections::BTreeSet<&String> = before.keys().chain(now.keys()).collect();
+    let or_none = |of: &Settings, name: &String| of.get(name).cloned().unwrap_or("none".into());
+    let different = names.into_iter().filter(|name| before.get(*name) != now.get(*name));
+    let words: Vec<String> = different
+        .map(|name| format!("{name}: {} there, {} here", or_none(before, name), or_none(now, name)))
+        .collect();
+    (!words.is_empty()).then(|| words.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_host::disk::faults::at_each_operation;
+
+    fn settings(rounds: usize) -> Settings {
+        [("--rounds".to_owned(), rounds.to_string()), ("--lr".to_owned(), "0.1".to_owned())].into()
+    }
+
+    fn record(position: usize, ending: Ending) -> Record {
+        let (started, name) = (String::new(), format!("case {position}"));
+        Record { position, round: 0, case: position, name, started, seconds: 1.5, ending }
+    }
+
+    #[test]
+    fn a_ledger_is_read_as_it_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/b");
+        let done = record(0, Ending::Summary(serde_json::json!({"steps": 3}).into()));
+        let failed = record(1, Ending::Failure("not finite".into()));
+        let mut ledger = Ledger::open(&Disk::default(), &path, &settings(3)).unwrap();
+        ledger.add(done.clone()).unwrap();
+        ledger.add(failed.clone()).unwrap();
+        // A kill in the middle of writing leaves this behind.
+        fs::write(path.join(RECORDS).join("00002.json.partial"), b"{").unwrap();
+        drop(ledger);
+        let ledger = Ledger::open(&Disk::default(), &path, &settings(3)).unwrap();
+        assert_eq!(ledger.records(), [done, failed]);
+        assert!(ledger.is_settled(0, 0) && !ledger.is_settled(2, 2));
+        assert!(ledger.is_settled(7, 1), "a case that has failed is not run again");
+        assert_eq!(ledger.of_case(0).0[0].number("steps"), Some(3.0));
+        assert_eq!(ledger.of_case(1), (Vec::new(), Some("not finite")));
+    }
+
+    #[test]
+    fn another_sweep_is_refused_with_what_differs() {
+        let folder = tempfile::tempdir().unwrap();
+        let refused =
+            |settings: &Settings| match Ledger::open(&Disk::default(), folder.path(), settings) {
+                Err(Failure::Usage(text)) => text,
+                other => panic!("{other:?}"),
+            };
+        drop(Ledger::open(&Disk::default(), folder.path(), &settings(3)).unwrap());
+        let text = refused(&settings(4));
+        assert!(text.contains("--rounds: 3 there, 4 here;") && !text.contains("--lr"), "{text}");
+        let mut fewer = settings(3);
+        fewer.remove("--lr");
+        assert!(refused(&fewer).contains("--lr: 0.1 there, none here"));
+        let held = Ledger::open(&Disk::default(), folder.path(), &settings(3)).unwrap();
+        assert!(refused(&settings(3)).contains("another sweep is at work"));
+        drop(held);
+        fs::remove_file(folder.path().join(SETTINGS)).unwrap();
+        assert!(refused(&settings(3)).contains("not empty"));
+    }
+
+    #[test]
+    fn after_a_fault_at_any_operation_the_sweep_continues() {
+        let done = || Ending::Summary(serde_json::json!({"steps": 3}).into());
+        let num_operations = at_each_operation(|disk, _| {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("sweep");
+            let make = |disk: &Disk| {
+                let mut ledger = Ledger::open(disk, &path, &settings(3))?;
+                let from = ledger.records().len();
+                (from..3).try_for_each(|position| ledger.add(record(position, done())))?;
+                Ok::<usize, Failure>(from)
+            };
+            let outcome = make(disk);
+            assert_eq!(outcome.is_err(), disk.has_failed());
+            if let Err(error) = outcome {
+                let text = error.to_string();
+                assert!(text.contains(&path.display().to_string()), "{text}");
+                assert!(text.contains("no space left"), "{text}");
+            }
+            // The next command goes on with the first run that has no record, and finds the others as they were.
+            let records = fs::read_dir(path.join(RECORDS));
+            let is_record =
+                |entry: &fs::DirEntry| entry.path().extension().is_some_and(|of| of == "json");
+            let kept =
+                records.map_or(0, |all| all.filter(|of| is_record(of.as_ref().unwrap())).count());
+            assert_eq!(make(&Disk::default()).unwrap(), kept);
+            let ledger = Ledger::open(&Disk::default(), &path, &settings(3)).unwrap();
+            let expected: Vec<Record> = (0..3).map(|position| record(position, done())).collect();
+            assert_eq!(ledger.records(), expected);
+            let left =
+                fs::read_dir(&path).unwrap().chain(fs::read_dir(path.join(RECORDS)).unwrap());
+            assert_eq!(left.count(), 2 + 3, "a partial file is left");
+        });
+        assert!(num_operations > 4 * 5, "{num_operations} operations");
+    }
+}

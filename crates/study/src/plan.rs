@@ -1,0 +1,200 @@
+//! The plan of a sweep: the cases, which are the combinations of the varied flags, and the order of all
+//! runs.
+
+use std::collections::BTreeMap;
+
+use paceline_failure::{Failure, Result};
+
+use crate::spec::{self, Spec};
+
+/// The largest number of cases. A larger number is taken for a mistake.
+const MAX_CASES: usize = 10_000;
+
+/// A flag that is varied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vary {
+    /// The name of the flag.
+    pub key: String,
+    /// Its values, as text.
+    pub alternatives: Vec<String>,
+}
+
+impl Vary {
+    /// Reads `KEY=A,B`. Semicolons separate alternatives that have commas themselves.
+    pub fn parse(text: &str) -> Result<Self> {
+        let refused = |why: &str| Err(Failure::Usage(format!("--vary {text}: {why}")));
+        let Some((key, values)) = text.split_once('=') else {
+            return refused("pass the name of a flag and its values, as nproc=1,2");
+        };
+        let key = key.trim().trim_start_matches('-');
+        spec::check_key(key)?;
+        let separator = if values.contains(';') { ';' } else { ',' };
+        // A single alternative that contains commas is written with a semicolon at its end.
+        let values = values.strip_suffix(';').unwrap_or(values);
+        let words = |value: &str| value.split_whitespace().collect::<Vec<_>>().join(" ");
+        let alternatives: Vec<String> = values.split(separator).map(words).collect();
+        if alternatives.iter().any(String::is_empty) {
+            return refused("a value is missing");
+        }
+        let is_twice = |(at, value): (usize, &String)| alternatives[..at].contains(value);
+        if alternatives.iter().enumerate().any(is_twice) {
+            return refused("a value is there twice");
+        }
+        Ok(Self { key: key.to_owned(), alternatives })
+    }
+
+    /// The text from which [`Vary::parse`] reads the same value.
+    pub fn text(&self) -> String {
+        format!("{}={};", self.key, self.alternatives.join(";"))
+    }
+}
+
+/// One of the cases that are compared.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Its name, as people read it.
+    pub name: String,
+    /// The alternative of each varied flag.
+    pub values: Vec<String>,
+    /// The specification of its runs.
+    pub spec: Spec,
+}
+
+impl Case {
+    /// A case that does not come from varied flags. Its specification is checked.
+    pub fn new(name: impl Into<String>, spec: Spec) -> Result<Self> {
+        spec::resolve(&spec)?;
+        Ok(Self { name: name.into(), values: Vec::new(), spec })
+    }
+}
+
+/// All combinations of the alternatives of all flags, in an order in which the last flag changes fastest.
+/// Each case is resolved. Also returns the warnings of all cases.
+pub fn cases(base: &Spec, vary: &[Vary]) -> Result<(Vec<Case>, Vec<String>)> {
+    for (at, Vary { key, .. }) in vary.iter().enumerate() {
+        if vary[..at].iter().any(|other| other.key == *key) {
+            return Err(Failure::Usage(format!(
+                "--vary {key}: it is there twice; pass all its values at once, as {key}=A,B"
+            )));
+        }
+        if base.has(key) {
+            return Err(Failure::Usage(format!("--{key}: --vary {key} sets it; leave it out")));
+        }
+    }
+    let count = vary.iter().try_fold(1usize, |count, of| count.checked_mul(of.alternatives.len()));
+    let count = count.filter(|count| *count <= MAX_CASES).ok_or_else(|| {
+        Failure::Usage(format!("--vary: these are more than {MAX_CASES} cases; pass fewer values"))
+    })?;
+    let mut warnings: BTreeMap<String, ()> = BTreeMap::new();
+    let mut cases = Vec::new();
+    for case in 0..count {
+        let mut rest = case;
+        let chosen = vary.iter().rev().map(|of| {
+            let at = rest % of.alternatives.len();
+            rest /= of.alternatives.len();
+            of.alternatives[at].clone()
+        });
+        let mut values: Vec<String> = chosen.collect();
+        values.reverse();
+        let mut spec = base.clone();
+        for (of, value) in vary.iter().zip(&values) {
+            spec = spec::with(&spec, &of.key, value)?;
+        }
+        let named = vary.iter().zip(&values).map(|(of, value)| format!("{}={value}", of.key));
+        let name = named.collect::<Vec<_>>().join(", ");
+        let config = spec::resolve(&spec)
+            .map_err(|failure| Failure::Usage(format!("case {name}: {failure}")))?;
+        warnings.extend(config.warnings.into_iter().map(|warning| (warning, ())));
+        cases.push(Case { name, values, spec });
+    }
+    Ok((cases, warnings.into_keys().collect()))
+}
+
+/// All runs in their order, as (round, case). Each round runs every case once, and every second round
+/// runs them in reverse order, so that slow changes in the machine's speed affect all cases alike.
+pub fn order(num_cases: usize, rounds: usize) -> Vec<(usize, usize)> {
+    let round = |round: usize| {
+        let forth = (0..num_cases)
+            .map(move |at| if round.is_multiple_of(2) { at } else { num_cases - 1 - at });
+        forth.map(move |case| (round, case))
+    };
+    (0..rounds).flat_map(round).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vary(text: &str) -> Vary {
+        Vary::parse(text).unwrap()
+    }
+
+    fn refused(text: &str) -> String {
+        Vary::parse(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn alternatives_are_separated_by_commas_or_semicolons() {
+        assert_eq!(vary("nproc=1,2").alternatives, ["1", "2"]);
+        assert_eq!(vary("--nproc=1, 2").key, "nproc");
+        assert_eq!(vary("channels=16  32,32 64").alternatives, ["16 32", "32 64"]);
+        assert_eq!(vary("link=10gbit,50us;1gbit,1ms").alternatives, ["10gbit,50us", "1gbit,1ms"]);
+        assert_eq!(vary("link=10gbit,50us;").alternatives, ["10gbit,50us"]);
+    }
+
+    #[test]
+    fn what_cannot_be_varied_is_refused_in_words() {
+        assert!(refused("nproc").contains("as nproc=1,2"));
+        assert!(refused("nproc=1,,2").contains("a value is missing"));
+        assert!(refused("nproc=").contains("a value is missing"));
+        assert!(refused("nproc=1,2,1").contains("twice"));
+        assert!(refused("nprocs=1").contains("the nearest one is nproc"));
+        assert!(refused("bucket_cap_mb=1").contains("the nearest one is bucket-cap-mb"));
+        assert!(refused("save=a").contains("the same checkpoint"));
+    }
+
+    #[test]
+    fn every_alternative_meets_every_other() {
+        let vary = [vary("strategy=ddp,flat_ddp"), vary("hidden=8,16 ,32")];
+        let (cases, warnings) = cases(&Spec::default(), &vary).unwrap();
+        let names: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
+        assert_eq!(names[..2], ["strategy=ddp, hidden=8", "strategy=ddp, hidden=16"]);
+        assert_eq!(names.len(), 6);
+        assert_eq!(cases[5].values, ["flat_ddp", "32"]);
+        assert!(warnings.is_empty(), "{warnings:?}");
+    }
+
+    #[test]
+    fn settings_become_flags() {
+        let base = Spec::default();
+        let words = |key: &str, value: &str| spec::shown(&spec::with(&base, key, value).unwrap());
+        assert_eq!(words("channels", "16 32"), "paceline train --channels 16 32");
+        assert_eq!(words("batch-norm", "false"), "paceline train --batch-norm=false");
+        assert_eq!(words("batch-norm", "true"), "paceline train --batch-norm=true");
+        assert_eq!(words("link", spec::LEFT_OUT), "paceline train");
+        let bad = spec::with(&base, "batch-norm", "yes").unwrap_err().to_string();
+        assert!(bad.contains("--batch-norm") && bad.contains("true, false"), "{bad}");
+        let bad = spec::with(&base, "strategy", "magic").unwrap_err().to_string();
+        assert!(bad.contains("'magic'"), "{bad}");
+    }
+
+    #[test]
+    fn an_unsound_case_is_named() {
+        let error = cases(&Spec::default(), &[vary("nproc=1,0")]).unwrap_err().to_string();
+        assert!(error.starts_with("case nproc=0: "), "{error}");
+        let base = Spec::default().with("nproc", 2);
+        let error = cases(&base, &[vary("nproc=1,2")]).unwrap_err().to_string();
+        assert!(error.contains("leave it out"), "{error}");
+        let twice = [vary("nproc=1,2"), vary("nproc=1")];
+        assert!(cases(&Spec::default(), &twice).unwrap_err().to_string().contains("there twice"));
+    }
+
+    #[test]
+    fn rounds_go_there_and_back_again() {
+        let all = order(3, 3);
+        let cases: Vec<usize> = all.iter().map(|(_, case)| *case).collect();
+        assert_eq!(cases, [0, 1, 2, 2, 1, 0, 0, 1, 2]);
+        let rounds: Vec<usize> = all.iter().map(|(round, _)| *round).collect();
+        assert_eq!(rounds, [0, 0, 0, 1, 1, 1, 2, 2, 2]);
+    }
+}

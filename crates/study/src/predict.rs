@@ -1,0 +1,379 @@
+//! `paceline predict`: predicts the time of a step with more ranks on other links, from runs without
+//! communication.
+//!
+//! Runs that do not communicate show how long a step computes and when each gradient is final. On a link,
+//! the all-reduces of these gradients form a queue ([`paceline_observe::insight::replay`]). So the step, the overlap
+//! and the best buckets can be predicted for links and strategies that were never run. With `--measure`,
+//! the same links are emulated, and the measured times are printed beside the predicted ones.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | [`flags`] | the flags, and how they fit together |
+//! | [`given`] | a model that is given as bytes and milliseconds, for which nothing is run |
+//! | [`network`] | what an operation costs on one link, or on hosts with a link inside and one between |
+//! | [`model`] | the prediction |
+//! | [`efficiency`] | the slowest link that keeps an efficiency |
+//! | [`compression`] | what compressing gradients would change |
+//! | [`table`], [`chart`] | show all of it |
+//! | [`memory`](mod@memory) | with `--memory`: what a rank needs |
+
+pub mod chart;
+pub mod compression;
+pub mod efficiency;
+pub mod flags;
+pub mod given;
+pub mod memory;
+pub mod model;
+pub mod network;
+pub mod table;
+
+use compression::Compression;
+use efficiency::{efficiency_pct, least_bandwidth};
+use paceline_collectives::{Link, NAMED_LINKS};
+use paceline_commbench::sweep;
+use paceline_failure::{Failure, Result};
+use paceline_host::text::{line_width, say};
+use paceline_launch::environment::Placement;
+use paceline_model::Layout;
+use paceline_observe::figures::run_summary::RunSummary;
+use paceline_settings::config::TrainConfig;
+use paceline_strategies::BucketCaps;
+use serde::Serialize;
+
+use crate::plan::Case;
+use crate::rank::Spread;
+use crate::refuse_ranks;
+use crate::spec;
+use crate::spec::Spec;
+use crate::study::{Setting, check, measuring, median_of, run_all, write_files};
+pub use flags::PredictArgs;
+use flags::{MAX_RANKS, MEASURED};
+use given::Given;
+use model::{Calibration, Prediction, Step};
+use network::{Hosts, Network, Way};
+
+/// Sizes in bytes of the all-reduces from which the speed of the transport itself is fitted.
+const PROBE_BYTES: [u64; 4] = [4 << 10, 256 << 10, 4 << 20, 32 << 20];
+
+/// The prediction for one number of ranks on one link, and the measurement.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// The link, as the user named it. With hosts, the link between them.
+    pub link: String,
+    /// The name of the way to all-reduce.
+    pub algorithm: &'static str,
+    /// The prediction.
+    #[serde(flatten)]
+    pub prediction: Prediction,
+    /// The step without communication, in percent of the predicted step.
+    pub efficiency_pct: f64,
+    /// The latency of the link, in microseconds.
+    pub latency_us: f64,
+    /// The bandwidth in Gbit/s of the slowest link of this latency with the efficiency that was asked for. `None` if no
+    /// bandwidth is enough.
+    pub slowest_gbit_s: Option<f64>,
+    /// The slowest link of `paceline links` with this efficiency.
+    pub slowest_named: Option<&'static str>,
+    /// The measured step of `ddp` on the emulated link, in milliseconds.
+    pub measured_ms: Option<f64>,
+    /// The same over the rounds.
+    pub measured_spread: Option<Spread>,
+    /// The predicted step divided by the measured one.
+    pub ratio: Option<f64>,
+}
+
+/// The whole report.
+#[derive(Clone, Debug, Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    setting: &'a Setting,
+    /// The efficiency for which the slowest links are, in percent.
+    target_efficiency_pct: f64,
+    ranks_per_host: usize,
+    link_in_host: &'a Option<String>,
+    calibrations: &'a [Calibration],
+    rows: &'a [Row],
+    compression: &'a [Compression],
+}
+
+/// Runs `paceline predict`.
+pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
+    refuse_ranks("a study", placement)?;
+    check(&args.study)?;
+    if args.memory {
+        return memory::predict_memory(args);
+    }
+    flags::check_memory_flags(args)?;
+    let runs = flags::resolve(args)?;
+    match Given::of(args)? {
+        Some(given) => of_numbers(args, &given, &runs),
+        None => of_runs(args, &runs),
+    }
+}
+
+/// The prediction for a model that is given as bytes and milliseconds.
+fn of_numbers(args: &PredictArgs, given: &Given, flags: &Spec) -> Result<u8> {
+    // The sizes of buckets do not depend on the model, so this takes the default one.
+    let config = spec::resolve(&flags.with("nproc", 1).with("strategy", "ddp"))?;
+    let caps = config.strategy.caps_for_ddp();
+    let (layout, calibration) = given.model();
+    let mut found = Found::default();
+    for &ranks in &args.nproc {
+        for name in &args.links {
+            let network = network(args, ranks, name, &config)?;
+            let row = Row::new(args, name, &calibration, &layout, caps, network)?;
+            // How many parameters the bytes belong to is not known.
+            let prediction = Prediction { simple_step_ms: None, ..row.0.prediction };
+            found.add((Row { prediction, ..row.0 }, row.1));
+        }
+    }
+    found.calibrations.push(calibration);
+    let setting = Setting {
+        model: "given".to_owned(),
+        rounds: 0,
+        ..Setting::new(&args.study, &config, given.num_params())
+    };
+    let what = format!(
+        "{}, of which the backward pass is the last {:.2}",
+        given.words(),
+        given.backward_ms
+    );
+    say(&format!("Predicted steps: {what}\nNothing was run."));
+    let labels = (given.words(), "Predicted; nothing was run".to_owned());
+    show(args, &setting, &found, labels)
+}
+
+/// The prediction from runs without communication.
+fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
+    let (single, _) = measuring(&given.with("nproc", 1))?;
+    // With more ranks on the same host, a rank computes more slowly, because the ranks share memory and
+    // perhaps cores. Measured runs have all ranks on this host, so the runs behind their prediction must,
+    // too. Without --measure the ranks are assumed to be on other hosts, so one rank is run alone.
+    let places: Vec<usize> = if args.measure { args.nproc.clone() } else { vec![1] };
+    let mut cases = Vec::new();
+    for &ranks in &places {
+        let strategy = if ranks == 1 { "single" } else { "no_sync" };
+        let flags = at(&single, ranks).with("strategy", strategy);
+        cases.push(Case::new(format!("{ranks} without communication"), flags)?);
+    }
+    let num_places = cases.len();
+    let config = spec::resolve(&single.with("strategy", "ddp"))?;
+    for &ranks in &args.nproc {
+        for link in args.links.iter().filter(|_| args.measure) {
+            let flags = at(&single, ranks).with("strategy", "ddp");
+            let flags = if link == MEASURED { flags } else { flags.with("link", link) };
+            cases.push(Case::new(format!("{ranks} on {link}"), flags)?);
+        }
+    }
+    let runs = run_all(&args.study, &cases)?;
+    let calibrations = runs[..num_places].iter().zip(&places);
+    let mut found = Found {
+        calibrations: calibrations
+            .map(|(rounds, ranks)| Calibration::of(*ranks, rounds))
+            .collect::<Result<_>>()?,
+        ..Found::default()
+    };
+    let mut measured = runs[num_places..].iter();
+    let caps = config.strategy.caps_for_ddp();
+    let mut params = 0;
+    for &ranks in &args.nproc {
+        let at = places.iter().position(|place| *place == ranks).unwrap_or(0);
+        let calibration = found.calibrations[at].clone();
+        let layout = layout_of(&config, ranks)?;
+        params = layout.num_params() as u64;
+        let costs = compression::costs(&layout, &config)?;
+        for name in &args.links {
+            let network = network(args, ranks, name, &config)?;
+            let (row, chosen) = Row::new(args, name, &calibration, &layout, caps, network)?;
+            let row = row.measured(measured.next().filter(|_| args.measure))?;
+            let plain = &row.prediction;
+            found.compression.push(Compression::new(
+                name,
+                &calibration,
+                &layout,
+                caps,
+                plain,
+                &costs,
+                &chosen.network,
+            )?);
+            found.add((row, chosen));
+        }
+    }
+    let setting = Setting::new(&args.study, &config, params);
+    say(&format!("Predicted steps: {}", setting.words()));
+    let labels = (setting.model.clone(), setting.place());
+    show(args, &setting, &found, labels)
+}
+
+/// What was predicted, row by row.
+#[derive(Debug, Default)]
+struct Found {
+    calibrations: Vec<Calibration>,
+    rows: Vec<Row>,
+    compression: Vec<Compression>,
+    /// What charts need of each row.
+    curves: Vec<Chosen>,
+}
+
+impl Found {
+    fn add(&mut self, (row, chosen): (Row, Chosen)) {
+        self.rows.push(row);
+        self.curves.push(chosen);
+    }
+}
+
+/// The network of a row with the way that was chosen, and when its buckets are ready.
+#[derive(Clone, Debug)]
+pub struct Chosen {
+    network: Network,
+    step: Step,
+}
+
+impl Chosen {
+    /// The efficiency in percent on a link of this bandwidth.
+    fn efficiency_pct(&self, bytes_per_s: f64) -> f64 {
+        self.efficiency_on(&self.network.with_bandwidth(bytes_per_s))
+    }
+
+    fn efficiency_on(&self, network: &Network) -> f64 {
+        let step_ms = self.step.step_ms(|bytes| network.all_reduce_ms(bytes));
+        efficiency_pct(self.step.alone_ms, step_ms)
+    }
+
+    /// The slowest link with a name on which the efficiency is at least `target`.
+    fn slowest_named(&self, target: f64) -> Option<&'static str> {
+        let is_enough = |&&(_, gb_per_s, latency_us, _): &&(&str, f64, f64, &str)| {
+            let link = Link { bytes_per_s: gb_per_s * 1e9, latency_s: latency_us * 1e-6 };
+            self.efficiency_on(&Network { link, ..self.network }) >= target
+        };
+        let enough = NAMED_LINKS.iter().filter(is_enough);
+        enough.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(name, ..)| *name)
+    }
+}
+
+impl Row {
+    /// The row for the way with the shortest step among those of `networks`, which differ in nothing else.
+    fn new(
+        args: &PredictArgs,
+        link: &str,
+        calibration: &Calibration,
+        layout: &Layout,
+        caps: BucketCaps,
+        networks: Vec<Network>,
+    ) -> Result<(Self, Chosen)> {
+        let step = Step::new(calibration, layout, caps)?;
+        let time = |network: &Network| step.step_ms(|bytes| network.all_reduce_ms(bytes));
+        let fastest = networks.into_iter().min_by(|a, b| time(a).total_cmp(&time(b)));
+        let network = fastest.ok_or_else(|| Failure::Usage("no algorithm to predict".into()))?;
+        let cost = |bytes| network.all_reduce_ms(bytes);
+        let prediction = Prediction::new(calibration, layout, caps, &cost)?;
+        let chosen = Chosen { network, step };
+        let least =
+            least_bandwidth(|bytes_per_s| chosen.efficiency_pct(bytes_per_s), args.efficiency);
+        let row = Self {
+            ranks: network.ranks,
+            link: link.to_owned(),
+            algorithm: network.way.name(),
+            efficiency_pct: efficiency_pct(calibration.step_ms, prediction.step_ms),
+            latency_us: network.link.latency_s * 1e6,
+            slowest_gbit_s: least.map(|bytes_per_s| bytes_per_s * 8e-9),
+            slowest_named: chosen.slowest_named(args.efficiency),
+            prediction,
+            measured_ms: None,
+            measured_spread: None,
+            ratio: None,
+        };
+        Ok((row, chosen))
+    }
+
+    /// The row with the measurement of these rounds, if there are any.
+    fn measured(self, rounds: Option<&Vec<RunSummary>>) -> Result<Self> {
+        let ms = rounds.map(|rounds| median_of(rounds, "step_ms_median")).transpose()?;
+        let of = |rounds: &Vec<RunSummary>| {
+            Spread::of(rounds.iter().map(|run| run.number("step_ms_median")))
+        };
+        let ratio = ms.map(|ms| self.prediction.step_ms / ms);
+        Ok(Self { measured_ms: ms, measured_spread: rounds.and_then(of), ratio, ..self })
+    }
+}
+
+/// Prints what was predicted, and writes the files.
+fn show(
+    args: &PredictArgs,
+    setting: &Setting,
+    found: &Found,
+    (model, place): (String, String),
+) -> Result<u8> {
+    let Found { calibrations, rows, compression, curves } = found;
+    if let Some(inside) = &args.link_in_host {
+        say(&format!(
+            "Hosts have {} ranks each: {inside} inside a host, the links of the tables between hosts.",
+            args.ranks_per_host
+        ));
+    }
+    say(&format!(
+        "\n{}",
+        table::text(calibrations, rows, compression, args.efficiency, line_width())
+    ));
+    let report = Report {
+        setting,
+        target_efficiency_pct: args.efficiency,
+        ranks_per_host: args.ranks_per_host,
+        link_in_host: &args.link_in_host,
+        calibrations,
+        rows,
+        compression,
+    };
+    let labels = chart::Labels { model: &model, place: &place };
+    let charts = chart::charts(rows, curves, calibrations, args.efficiency, &labels);
+    write_files(&args.study, &report, &table::table(rows).csv(), &charts)?;
+    Ok(0)
+}
+
+/// The flags with `ranks` ranks, each with the batch of the single rank.
+fn at(single: &Spec, ranks: usize) -> Spec {
+    match single.number("global-batch-size") {
+        Some(batch) => single.with("nproc", ranks).with("global-batch-size", batch * ranks),
+        None => single.with("nproc", ranks),
+    }
+}
+
+/// The layout of the model on `ranks` ranks, which may be more than fit on this host.
+fn layout_of(config: &TrainConfig, ranks: usize) -> Result<std::sync::Arc<Layout>> {
+    let dataset = config.data.open_train(config.seed)?;
+    Ok(config.model.build(dataset.as_ref(), ranks)?.layout)
+}
+
+/// The network of `ranks` ranks on this link, for each way to all-reduce that was asked for.
+fn network(
+    args: &PredictArgs,
+    ranks: usize,
+    link: &str,
+    config: &TrainConfig,
+) -> Result<Vec<Network>> {
+    let inside = args.link_in_host.as_deref().map(|name| flags::link("--link-in-host", name));
+    let hosts = inside.transpose()?;
+    let hosts = hosts.map(|inside| Hosts { ranks_per_host: args.ranks_per_host, inside });
+    let of_way = |way| Ok(Network { ranks, link: link_of(link, ranks, config, way)?, hosts, way });
+    flags::ways(args)?.into_iter().map(of_way).collect()
+}
+
+/// The link with this name. For `measured`, it is fitted to the times of all-reduces of a few sizes over
+/// the transport, which are measured here.
+fn link_of(name: &str, ranks: usize, config: &TrainConfig, way: Way) -> Result<Link> {
+    if name != MEASURED {
+        return flags::link("--links", name);
+    }
+    let words = ["bench", "all_reduce", "--iters", "10", "-w", "2", "-c", "0", "--style", "lines"];
+    let way_words = ["--algorithm", way.name(), "--transport", config.transport.name()];
+    let words = words.into_iter().chain(way_words).map(str::to_owned);
+    let words: Vec<String> = words.collect();
+    let rows = sweep::rows_of(&words, config.transport, &PROBE_BYTES, ranks)?;
+    let points = rows.iter().zip(PROBE_BYTES).filter_map(|(row, bytes)| {
+        let timing = row.in_place.as_ref().or(row.timing())?;
+        Some((bytes as f64, timing.median_us * 1e-6))
+    });
+    Ok(model::fit_link(&points.collect::<Vec<_>>(), way.algorithm(), ranks))
+}

@@ -1,0 +1,241 @@
+//! Predicts whether compressing gradients would pay: the time that is saved on the link against the time
+//! that compressing takes.
+//!
+//! The time of compressing is measured on this machine, on as many numbers as the model has gradients.
+//! The time saved on the link is predicted.
+
+use std::time::Instant;
+
+use paceline_failure::{Failure, Result};
+use paceline_kernels::{Compute, cast, top_k};
+use paceline_memory::{Allocator, Category, DType};
+use paceline_model::Layout;
+use paceline_observe::insight::replay;
+use paceline_settings::config::TrainConfig;
+use paceline_strategies::{BucketCaps, TopK};
+use serde::Serialize;
+
+use super::model::{Calibration, Prediction};
+use super::network::Network;
+
+/// How often each kernel is timed. The fastest time counts, since other load on the machine only adds
+/// time.
+const REPEATS: usize = 5;
+
+/// The times to compress all gradients once on this machine, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Costs {
+    /// Rounding to half precision, before sending.
+    pub narrow_ms: f64,
+    /// Widening, after receiving.
+    pub widen_ms: f64,
+    /// Finding the largest tenth, before sending.
+    pub select_ms: f64,
+    /// Adding up one rank's selection, after receiving.
+    pub scatter_ms: f64,
+}
+
+/// Measures how long it takes to compress the gradients of `layout`.
+pub fn costs(layout: &Layout, config: &TrainConfig) -> Result<Costs> {
+    let failed = |e: &dyn std::fmt::Display| Failure::Run(format!("cannot time compression: {e}"));
+    let compute = Compute::new(config.threads, Allocator::new())?;
+    let len = layout.trained_len();
+    let count = (len as f64 * TopK::DEFAULT_K).ceil() as usize;
+    let tensor = |dtype, len| {
+        let tensor = compute.allocator.tensor(dtype, [len], Category::Workspace);
+        tensor.map_err(|e| failed(&e))
+    };
+    let (x, rounded) = (tensor(DType::F32, len)?, tensor(DType::F16, len)?);
+    let (residual, pairs) = (tensor(DType::F32, len)?, tensor(DType::I32, 2 * count)?);
+    let mut costs = [f64::INFINITY; 4];
+    for _ in 0..REPEATS {
+        // Pseudo-random numbers stand for the gradients: many magnitudes, both signs.
+        x.write::<f32>().map_err(|e| failed(&e))?.iter_mut().enumerate().for_each(|(at, x)| {
+            *x = ((at.wrapping_mul(2_654_435_761) >> 8) & 0xFFFF) as f32 / 65536.0 - 0.5;
+        });
+        residual.write::<f32>().map_err(|e| failed(&e))?.fill(0.0);
+        let ways: [&dyn Fn() -> paceline_kernels::Result<()>; 4] = [
+            &|| cast::narrow(&compute, &x, &rounded),
+            &|| cast::widen(&compute, &rounded, &x),
+            &|| top_k::select(&compute, &x, &residual, &pairs),
+            &|| top_k::scatter_mean(&compute, &pairs, 1, &x),
+        ];
+        for (cost, way) in costs.iter_mut().zip(ways) {
+            let begin = Instant::now();
+            way().map_err(|e| failed(&e))?;
+            *cost = cost.min(begin.elapsed().as_secs_f64() * 1e3);
+        }
+    }
+    let [narrow_ms, widen_ms, select_ms, scatter_ms] = costs;
+    Ok(Costs { narrow_ms, widen_ms, select_ms, scatter_ms })
+}
+
+/// The prediction for compressed gradients.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Compression {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// The link.
+    pub link: String,
+    /// The step with gradients that are sent in half precision.
+    pub half_step_ms: f64,
+    /// The step if only the largest tenth of the gradients is sent.
+    pub top_k_step_ms: f64,
+    /// In a few words, what would pay: `fp16`, `top_k`, or why neither does.
+    pub pays: &'static str,
+    /// A sentence that says whether either would pay, and why.
+    pub verdict: String,
+}
+
+/// A way to compress: its cost before and after the link, in milliseconds for all gradients, and the time
+/// that a bucket takes on the link.
+struct Way<'a> {
+    before_ms: f64,
+    after_ms: f64,
+    cost: &'a dyn Fn(u64) -> f64,
+    /// The time on the link of the sums of the loss, which are not compressed.
+    loss: &'a dyn Fn(u64) -> f64,
+}
+
+impl Compression {
+    /// Predicts the steps with compression, and compares them with the prediction `plain` without
+    /// compression.
+    pub fn new(
+        name: &str,
+        calibration: &Calibration,
+        layout: &Layout,
+        caps: BucketCaps,
+        plain: &Prediction,
+        costs: &Costs,
+        network: &Network,
+    ) -> Result<Self> {
+        let ranks = network.ranks;
+        let loss = |bytes: u64| network.all_reduce_ms(bytes);
+        let halved = |bytes: u64| network.all_reduce_ms(bytes / 2);
+        // Every rank sends pairs of index and value, which are 8 bytes for each selected 4-byte gradient.
+        let sparse = |bytes: u64| {
+            let pairs = (bytes as f64 * TopK::DEFAULT_K * 2.0) as u64;
+            network.all_gather_ms(pairs * ranks as u64)
+        };
+        let half = Way {
+            before_ms: costs.narrow_ms,
+            after_ms: costs.widen_ms,
+            cost: &halved,
+            loss: &loss,
+        };
+        let top_k = Way {
+            before_ms: costs.select_ms,
+            after_ms: costs.scatter_ms * ranks as f64,
+            cost: &sparse,
+            loss: &loss,
+        };
+        let half_step_ms = step_ms(calibration, layout, caps, &half)?;
+        let top_k_step_ms = step_ms(calibration, layout, caps, &top_k)?;
+        let (pays, verdict) = verdict(plain, half_step_ms, top_k_step_ms, costs);
+        Ok(Self { ranks, link: name.to_owned(), half_step_ms, top_k_step_ms, pays, verdict })
+    }
+}
+
+/// The step of `ddp` with a way to compress. Compressing a bucket delays this bucket and all computation after
+/// the bucket.
+fn step_ms(calibration: &Calibration, layout: &Layout, caps: BucketCaps, way: &Way) -> Result<f64> {
+    let backward = calibration.backward(layout)?;
+    let all_bytes = (layout.trained_len() * size_of::<f32>()) as f64;
+    let buckets = backward.buckets(caps);
+    let mut spent = 0.0;
+    let delayed = buckets.iter().map(|&(ready, bytes)| {
+        spent += way.before_ms * bytes as f64 / all_bytes;
+        (ready + spent, (way.cost)(bytes))
+    });
+    let delayed: Vec<_> = delayed.collect();
+    let times = replay::queue(backward.loss_done(way.loss), delayed);
+    let exposed = replay::exposed(&times, backward.end + way.before_ms);
+    Ok(calibration.step_ms + way.before_ms + exposed + way.after_ms)
+}
+
+/// What would pay, and the sentence that says why.
+fn verdict(plain: &Prediction, half: f64, top_k: f64, costs: &Costs) -> (&'static str, String) {
+    let step = plain.step_ms;
+    let (name, best) = if half <= top_k { ("fp16", half) } else { ("top_k", top_k) };
+    // Predictions are accurate to a few percent.
+    if best < 0.97 * step {
+        let why = format!(
+            "{name} would pay: {best:.2} ms instead of {step:.2}, since {:.2} ms of communication are \
+             exposed without it",
+            plain.exposed_ms
+        );
+        return (name, why);
+    }
+    if plain.exposed_ms < 0.03 * step {
+        let why = format!(
+            "compression would not pay: {:.2} ms are exposed, so there is nothing to save",
+            plain.exposed_ms
+        );
+        return ("neither: nothing to save", why);
+    }
+    let why = format!(
+        "compression would not pay: {:.2} ms are exposed, but rounding and widening take {:.2} ms, and \
+         finding the largest tenth {:.2}",
+        plain.exposed_ms,
+        costs.narrow_ms + costs.widen_ms,
+        costs.select_ms
+    );
+    ("neither: they take longer", why)
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_model::{Init, LayoutBuilder};
+
+    use super::super::network;
+    use super::*;
+    use paceline_observe::insight::anatomy::ReadyLine;
+
+    const COSTS: Costs = Costs { narrow_ms: 1.0, widen_ms: 1.0, select_ms: 8.0, scatter_ms: 1.0 };
+
+    /// One parameter of 10 MB, final at 30 ms, where backward ends, in a step of 40.
+    fn compressed(link: &str, costs: &Costs) -> (Prediction, Compression) {
+        let mut builder = LayoutBuilder::new();
+        builder.unit("a");
+        builder.param("weight", [2_500_000], Init::Constant(0.0));
+        let layout = builder.finish(2);
+        let calibration = Calibration {
+            ranks: 2,
+            step_ms: 40.0,
+            compute_ms: 40.0,
+            backward_begin_ms: 10.0,
+            backward_end_ms: 30.0,
+            spread: None,
+            ready: vec![ReadyLine { param: "a.weight".to_owned(), ready_ms: 30.0 }],
+        };
+        let link = link.parse().unwrap();
+        let network = Network { ranks: 2, link, hosts: None, way: network::Way::Direct };
+        let caps = BucketCaps::new(25 << 20);
+        let cost = |bytes| network.all_reduce_ms(bytes);
+        let plain = Prediction::new(&calibration, &layout, caps, &cost).unwrap();
+        let compression =
+            Compression::new("x", &calibration, &layout, caps, &plain, costs, &network).unwrap();
+        (plain, compression)
+    }
+
+    #[test]
+    fn half_the_bytes_pay_on_a_slow_link() {
+        let (plain, compression) = compressed("1GB/s,0us", &COSTS);
+        assert!((plain.step_ms - 50.0).abs() < 1e-3, "{plain:?}");
+        // 5 ms on the link, 1 ms before and 1 after; the largest tenth: 2 ms, and 8 before, 2 after.
+        assert!((compression.half_step_ms - 47.0).abs() < 1e-3, "{compression:?}");
+        assert!((compression.top_k_step_ms - 52.0).abs() < 1e-3, "{compression:?}");
+        assert!(compression.verdict.starts_with("fp16 would pay"), "{}", compression.verdict);
+        assert_eq!(compression.pays, "fp16");
+    }
+
+    #[test]
+    fn and_do_not_on_a_fast_one_or_with_slow_kernels() {
+        let (_, compression) = compressed("nvlink4", &COSTS);
+        assert!(compression.verdict.contains("nothing to save"), "{}", compression.verdict);
+        let slow = Costs { narrow_ms: 9.0, select_ms: 90.0, ..COSTS };
+        let (_, compression) = compressed("1GB/s,0us", &slow);
+        assert!(compression.verdict.contains("take 10.00 ms"), "{}", compression.verdict);
+        assert_eq!(compression.pays, "neither: they take longer");
+    }
+}

@@ -1,0 +1,258 @@
+//! The flags of `paceline predict`, and the checks of how they fit together.
+
+use clap::Args;
+use paceline_collectives::{Algorithm, Link};
+use paceline_failure::{Failure, Result};
+use paceline_launch::launcher;
+
+use super::network::Way;
+use crate::flags::TrainFlags;
+use crate::spec::Spec;
+use crate::study::StudyArgs;
+use crate::usage;
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline predict                                    2 ranks on 1, 10 and 100 Gbit/s
+  paceline predict --nproc 2,8,64 --links 10gbit,50us 100gbe --channels 64 128 256 --hidden 2048
+  paceline predict --model mlp --links 25gbe measured --measure
+  paceline predict --nproc 16,64 --ranks-per-host 8 --link-in-host nvlink4 --links 100gbe hdr
+  paceline predict --gradient-bytes 500MB --compute-ms 180 --nproc 8 --algorithm ring
+  paceline predict --memory --nproc 2,4,64 --model mlp --rank-gb 16
+";
+
+/// Flags of `paceline predict`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, allow_negative_numbers = true)]
+pub struct PredictArgs {
+    /// Numbers of ranks to predict, separated by commas
+    #[arg(
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "2",
+        help_heading = "Study"
+    )]
+    pub nproc: Vec<usize>,
+    /// Links to predict, separated by spaces: BANDWIDTH,LATENCY, or a name as in `paceline links`, or
+    /// `measured` for the transport as it is here
+    #[arg(
+        long,
+        num_args = 1..,
+        value_name = "LINK",
+        default_values = ["1gbe", "10gbe", "100gbe"],
+        help_heading = "Study"
+    )]
+    pub links: Vec<String>,
+    /// Ranks on each host, which share the host's link to other hosts. Then --links are links between hosts
+    #[arg(
+        long,
+        value_name = "K",
+        default_value_t = 1,
+        conflicts_with = "measure",
+        help_heading = "Study"
+    )]
+    pub ranks_per_host: usize,
+    /// The link between two ranks of a host, with --ranks-per-host: as in --links
+    #[arg(long, value_name = "LINK", help_heading = "Study")]
+    pub link_in_host: Option<String>,
+    /// The efficiency in percent for which to find the slowest link: the step without communication by the step
+    #[arg(long, value_name = "PCT", default_value_t = 90.0, help_heading = "Study")]
+    pub efficiency: f64,
+    /// Run nothing, and predict a model with as many bytes of gradients, as 102.4e6 or 500MB
+    #[arg(
+        long,
+        value_name = "BYTES",
+        value_parser = super::given::bytes,
+        requires = "compute_ms",
+        conflicts_with_all = ["measure", "rounds", "run_limit", "output"],
+        help_heading = "Model given as bytes and milliseconds"
+    )]
+    pub gradient_bytes: Option<f64>,
+    /// --gradient-bytes: the computing time of a step in milliseconds
+    #[arg(
+        long,
+        value_name = "MS",
+        requires = "gradient_bytes",
+        help_heading = "Model given as bytes and milliseconds"
+    )]
+    pub compute_ms: Option<f64>,
+    /// --gradient-bytes: the part of it that is the backward pass, during which the gradients become final at an
+    /// even pace [default: two thirds]
+    #[arg(
+        long,
+        value_name = "MS",
+        requires = "gradient_bytes",
+        help_heading = "Model given as bytes and milliseconds"
+    )]
+    pub backward_ms: Option<f64>,
+    /// Predict the memory of a rank instead, by strategy and number of ranks. Nothing is run
+    #[arg(
+        long,
+        conflicts_with_all = [
+            "links", "measure", "rounds", "run_limit", "charts", "ranks_per_host", "link_in_host", "efficiency",
+            "gradient_bytes",
+        ],
+        help_heading = "Memory"
+    )]
+    pub memory: bool,
+    /// --memory: the strategies, separated by commas, or `all` [default: ddp and those that divide the model]
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        requires = "memory",
+        help_heading = "Memory"
+    )]
+    pub strategies: Vec<String>,
+    /// --memory: the memory of a rank in GB of 1e9 bytes [default: what this host has available, divided by the ranks]
+    #[arg(long, value_name = "GB", requires = "memory", help_heading = "Memory")]
+    pub rank_gb: Option<f64>,
+    /// Also run on each link, emulated, and print the measured times beside the predicted ones
+    #[arg(long, help_heading = "Study")]
+    pub measure: bool,
+    /// What all studies have.
+    #[command(flatten)]
+    pub study: StudyArgs,
+    /// Flags of the runs.
+    #[command(flatten)]
+    pub train: TrainFlags,
+}
+
+/// The name that stands for the transport itself.
+pub const MEASURED: &str = "measured";
+/// The largest number of ranks in a prediction. No link would stay the same for more.
+pub const MAX_RANKS: usize = 4096;
+/// Flags that a prediction cannot take into account, and what to do instead.
+const NOT_PREDICTED: [(&str, &str); 5] = [
+    ("strategy", "what ddp would do is predicted"),
+    ("link", "pass --links"),
+    ("sync-batch-norm", "its blocking sums are not predicted"),
+    ("broadcast-buffers", "its broadcasts are not predicted"),
+    ("rank-samples", "the same batch on every rank is predicted"),
+];
+/// The flag that says how ranks reduce.
+const ALGORITHM: &str = "algorithm";
+/// Flags of training that matter to a model that is given in numbers.
+const WITH_NUMBERS: [&str; 3] = [ALGORITHM, "bucket-cap-mb", "first-bucket-mb"];
+
+/// Checks the flags, and returns those of the runs.
+pub fn resolve(args: &PredictArgs) -> Result<Spec> {
+    if args.nproc.is_empty() || args.links.is_empty() {
+        return usage("--nproc and --links need at least one value each");
+    }
+    check_ranks(args)?;
+    for name in args.links.iter().filter(|name| *name != MEASURED) {
+        link("--links", name).map_err(|failure| match failure {
+            Failure::Usage(message) => {
+                Failure::Usage(format!("{message}, or {MEASURED} for the transport as it is here"))
+            }
+            other => other,
+        })?;
+    }
+    if !(args.efficiency > 0.0 && args.efficiency < 100.0) {
+        return usage(format!(
+            "--efficiency {}: pass a percentage above 0 and below 100",
+            args.efficiency
+        ));
+    }
+    for (flag, instead) in NOT_PREDICTED {
+        if args.train.0.has(flag) {
+            return usage(format!("--{flag}: {instead}; leave it out"));
+        }
+    }
+    if args.gradient_bytes.is_some() {
+        check_numbers(args)?;
+    }
+    let is_run = args.measure || args.links.iter().any(|name| name == MEASURED);
+    Ok(match is_run {
+        true => args.train.0.clone(),
+        // Only tcp has a choice of algorithms, but nothing is sent.
+        false => args.train.0.without(&[ALGORITHM]),
+    })
+}
+
+/// The link with this name, which `flag` gives.
+pub fn link(flag: &str, name: &str) -> Result<Link> {
+    let link: Link = name.parse().map_err(|e| Failure::Usage(format!("{flag}: {e}")))?;
+    match link.is_possible() {
+        true => Ok(link),
+        false => usage(format!("{flag} {name}: pass a smaller bandwidth, as 10gbit,50us")),
+    }
+}
+
+/// Checks the numbers of ranks and the hosts.
+fn check_ranks(args: &PredictArgs) -> Result<()> {
+    let local = args.ranks_per_host;
+    for &ranks in &args.nproc {
+        if args.measure {
+            launcher::check_num_ranks("--nproc", ranks)?;
+        }
+        if !(2..=MAX_RANKS).contains(&ranks) {
+            return usage(format!(
+                "--nproc {ranks}: one rank has nothing to communicate; pass 2 to {MAX_RANKS}"
+            ));
+        }
+        if local > 1 && (ranks <= local || ranks % local != 0) {
+            return usage(format!(
+                "--nproc {ranks} with --ranks-per-host {local}: pass a multiple of {local}, for two hosts or more"
+            ));
+        }
+    }
+    match &args.link_in_host {
+        _ if local == 0 => usage("--ranks-per-host 0: pass 1 or more"),
+        None if local > 1 => usage(format!(
+            "--ranks-per-host {local} needs --link-in-host, the link between ranks of a host, as nvlink4"
+        )),
+        Some(_) if local == 1 => usage("--link-in-host needs --ranks-per-host, of 2 ranks or more"),
+        Some(name) => {
+            if args.links.iter().any(|link| link == MEASURED) {
+                return usage(format!(
+                    "--links {MEASURED}: this is one host, and --ranks-per-host makes --links those between hosts"
+                ));
+            }
+            link("--link-in-host", name).map(drop)
+        }
+        None => Ok(()),
+    }
+}
+
+/// Checks that no flag is about memory, which is not predicted. clap does not: what a flag requires is not required if
+/// another flag excludes it, as `--gradient-bytes` does.
+pub fn check_memory_flags(args: &PredictArgs) -> Result<()> {
+    let flags = [("strategies", !args.strategies.is_empty()), ("rank-gb", args.rank_gb.is_some())];
+    let refuse = |flag: &str| {
+        usage(format!("--{flag} belongs to --memory; a step is predicted for ddp: leave it out"))
+    };
+    flags.iter().find(|(_, is_given)| *is_given).map_or(Ok(()), |(flag, _)| refuse(flag))
+}
+
+/// Checks that no flag is about a model that is run.
+fn check_numbers(args: &PredictArgs) -> Result<()> {
+    if args.links.iter().any(|name| name == MEASURED) {
+        return usage(format!(
+            "--links {MEASURED} measures here; with --gradient-bytes nothing is run: pass other --links"
+        ));
+    }
+    match args.train.0.keys().find(|key| !WITH_NUMBERS.contains(key)) {
+        Some(flag) => usage(format!(
+            "--{flag} is about a run, and --gradient-bytes runs nothing; leave it out"
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The ways to all-reduce of which the fastest is predicted: one, or for `auto` all that there are.
+pub fn ways(args: &PredictArgs) -> Result<Vec<Way>> {
+    let has_hosts = args.ranks_per_host > 1;
+    let asked = args.train.0.get(ALGORITHM).and_then(<[String]>::first);
+    let asked = asked.map(|name| name.parse::<Algorithm>()).transpose();
+    Ok(match asked.map_err(|e| Failure::Usage(format!("--{ALGORITHM}: {e}")))? {
+        Some(Algorithm::Direct) => vec![Way::Direct],
+        Some(Algorithm::Ring) => vec![Way::Ring],
+        Some(Algorithm::Auto) if has_hosts => vec![Way::Hybrid, Way::Direct, Way::Ring],
+        Some(Algorithm::Auto) => vec![Way::Direct, Way::Ring],
+        None if has_hosts => vec![Way::Hybrid],
+        None => vec![Way::Direct],
+    })
+}

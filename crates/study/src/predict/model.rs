@@ -1,0 +1,263 @@
+//! The prediction itself: the time that was measured without communication, plus the exposed communication of a link.
+
+use paceline_collectives::{Algorithm, Cost, Link, OpKind};
+use paceline_failure::{Failure, Result};
+use paceline_model::Layout;
+use paceline_observe::figures::run_summary::RunSummary;
+use paceline_observe::insight::advice;
+use paceline_observe::insight::anatomy::{Anatomy, ReadyLine};
+use paceline_observe::insight::replay::{self, Backward};
+use paceline_strategies::BucketCaps;
+use serde::Serialize;
+
+use crate::rank::{self, Spread};
+use crate::study::median_of;
+
+/// The measured times of a step without communication: medians over the rounds, in milliseconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Calibration {
+    /// Ranks that computed side by side.
+    pub ranks: usize,
+    /// The step of the slowest rank.
+    pub step_ms: f64,
+    /// The time that the main thread computed.
+    pub compute_ms: f64,
+    /// The begin of the backward pass since the step began.
+    pub backward_begin_ms: f64,
+    /// The end of the backward pass since the step began.
+    pub backward_end_ms: f64,
+    /// The step over the rounds; `None` if nothing was run.
+    pub spread: Option<Spread>,
+    /// When each gradient was final, since the step began, in the order of time.
+    pub ready: Vec<ReadyLine>,
+}
+
+impl Calibration {
+    /// The calibration from the rounds of a run without communication.
+    pub fn of(ranks: usize, rounds: &[RunSummary]) -> Result<Self> {
+        let missing = || Failure::Run("a summary lacks the anatomy of its steps".to_owned());
+        let anatomies: Vec<Anatomy> = rounds.iter().map(|run| run.part("anatomy")).collect();
+        let first = anatomies.first().ok_or_else(missing)?;
+        // The anatomy has means, which a few slow steps raise. They are scaled to the median step.
+        let usual = |part: &dyn Fn(&RunSummary, &Anatomy) -> Option<f64>| {
+            let of_round = |(run, anatomy): (&RunSummary, &Anatomy)| {
+                let usual_by_mean = run.number("step_ms_median")? / run.number("step_ms")?;
+                Some(part(run, anatomy)? * usual_by_mean)
+            };
+            rank::median(rounds.iter().zip(&anatomies).map(of_round)).ok_or_else(missing)
+        };
+        let ready_of = |at: usize| {
+            let param = first.ready[at].param.clone();
+            Ok(ReadyLine { param, ready_ms: usual(&|_, of| Some(of.ready.get(at)?.ready_ms))? })
+        };
+        Ok(Self {
+            ranks,
+            step_ms: median_of(rounds, "step_ms_median")?,
+            compute_ms: usual(&|run, _| run.number("compute_ms"))?,
+            backward_begin_ms: usual(&|_, of| Some(of.backward_begin_ms))?,
+            backward_end_ms: usual(&|_, of| Some(of.backward_end_ms))?,
+            spread: Spread::of(rounds.iter().map(|run| run.number("step_ms_median"))),
+            ready: (0..first.ready.len()).map(ready_of).collect::<Result<_>>()?,
+        })
+    }
+
+    /// The ready times for a layout with the same parameters.
+    pub fn backward<'a>(&self, layout: &'a Layout) -> Result<Backward<'a>> {
+        let mut ready = vec![0.0; layout.params().len()];
+        for (id, param) in layout.trained() {
+            let line =
+                self.ready.iter().find(|line| line.param == param.name).ok_or_else(|| {
+                    Failure::Run(
+                        "a run without communication has not followed all gradients".to_owned(),
+                    )
+                })?;
+            ready[id.0] = line.ready_ms;
+        }
+        let pass = [self.backward_begin_ms, self.backward_end_ms];
+        Ok(advice::pass::backward(ready, pass, &[], layout))
+    }
+}
+
+/// When the buckets of a step are ready, from which the step on any link follows.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// The step without communication, in milliseconds.
+    pub alone_ms: f64,
+    backward_begin_ms: f64,
+    backward_end_ms: f64,
+    /// When each bucket is ready, in milliseconds, and its bytes.
+    buckets: Vec<(f64, u64)>,
+}
+
+impl Step {
+    /// The step of `ddp` with buckets of these sizes.
+    pub fn new(calibration: &Calibration, layout: &Layout, caps: BucketCaps) -> Result<Self> {
+        let backward = calibration.backward(layout)?;
+        Ok(Self {
+            alone_ms: calibration.step_ms,
+            backward_begin_ms: backward.begin,
+            backward_end_ms: backward.end,
+            buckets: backward.buckets(caps),
+        })
+    }
+
+    /// The milliseconds of the step, if an all-reduce of `bytes` bytes takes `cost(bytes)` milliseconds.
+    pub fn step_ms(&self, cost: impl Fn(u64) -> f64) -> f64 {
+        let buckets = self.buckets.iter().map(|&(ready, bytes)| (ready, cost(bytes)));
+        let times = replay::queue(self.backward_begin_ms + cost(replay::LOSS_BYTES), buckets);
+        self.alone_ms + replay::exposed(&times, self.backward_end_ms)
+    }
+}
+
+/// The predictions for `ddp`, and the step of `simple_ddp`, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    /// The time of all communication of a step.
+    pub comm_ms: f64,
+    /// The time from the end of the backward pass to the end of communication.
+    pub exposed_ms: f64,
+    /// The part of the communication that runs before the end of the backward pass, in percent.
+    pub overlap_pct: f64,
+    /// The step.
+    pub step_ms: f64,
+    /// The step of `simple_ddp`, one blocking operation per parameter. `None` if the parameters are not known.
+    pub simple_step_ms: Option<f64>,
+    /// The bucket size with the shortest step, in MB of 2^20 bytes.
+    pub best_bucket_mb: f64,
+    /// The best size of the first bucket for this bucket size, in MB of 2^20 bytes.
+    pub best_first_mb: f64,
+    /// The step with these sizes.
+    pub best_step_ms: f64,
+}
+
+impl Prediction {
+    /// The prediction for buckets of these sizes, if an all-reduce of `bytes` bytes takes `cost(bytes)`
+    /// milliseconds.
+    pub fn new(
+        calibration: &Calibration,
+        layout: &Layout,
+        caps: BucketCaps,
+        cost: &dyn Fn(u64) -> f64,
+    ) -> Result<Self> {
+        let backward = calibration.backward(layout)?;
+        let buckets = backward.ddp(caps, cost);
+        let comm_ms: f64 = buckets.iter().map(|bucket| bucket.done - bucket.sent).sum();
+        let exposed_ms = replay::exposed(&buckets, backward.end);
+        let hidden_ms = replay::hidden(&buckets, backward.end);
+        let elem_bytes = size_of::<f32>() as u64;
+        let one_by_one: f64 =
+            layout.trained().map(|(_, p)| cost(p.range().len() as u64 * elem_bytes)).sum();
+        let loss_ms = (backward.loss_done(cost) - backward.end).max(0.0);
+        // Also if they gain little: a least gain would make some rows' best worse than that of a row with a larger cost.
+        let (best, least) = match backward.best_caps(cost) {
+            (_, least) if least >= exposed_ms => (caps, exposed_ms),
+            best => best,
+        };
+        let mb = |bytes: usize| bytes as f64 / 1048576.0;
+        Ok(Self {
+            comm_ms,
+            exposed_ms,
+            overlap_pct: if comm_ms > 0.0 { 100.0 * hidden_ms / comm_ms } else { 0.0 },
+            step_ms: calibration.step_ms + exposed_ms,
+            simple_step_ms: Some(calibration.step_ms + loss_ms + one_by_one),
+            best_bucket_mb: mb(best.bytes),
+            best_first_mb: mb(best.first_bytes),
+            best_step_ms: calibration.step_ms + least,
+        })
+    }
+}
+
+/// The link whose all-reduces by this algorithm fit `points`, which are sizes in bytes and times in seconds. The fit
+/// minimizes the squares of the relative error, because small messages determine the latency and large
+/// ones the bandwidth.
+pub fn fit_link(points: &[(f64, f64)], algorithm: Algorithm, ranks: usize) -> Link {
+    let cost = |bytes: f64| {
+        let cost = Cost::of(OpKind::AllReduce, algorithm, ranks, bytes as u64);
+        (f64::from(cost.steps), cost.bytes as f64)
+    };
+    // Minimizes the sum of ((steps * latency + bytes * per_byte) / seconds - 1)^2.
+    let [mut ss, mut sb, mut bb, mut s1, mut b1] = [0.0; 5];
+    for &(bytes, seconds) in points.iter().filter(|(_, seconds)| *seconds > 0.0) {
+        let (steps, bytes) = cost(bytes);
+        let (s, b) = (steps / seconds, bytes / seconds);
+        ss += s * s;
+        sb += s * b;
+        bb += b * b;
+        s1 += s;
+        b1 += b;
+    }
+    let determinant = ss * bb - sb * sb;
+    let mut latency_s = (s1 * bb - b1 * sb) / determinant;
+    let mut per_byte = (ss * b1 - sb * s1) / determinant;
+    // The latency is NaN if there were too few points to separate it from the bandwidth.
+    if latency_s.is_nan() || latency_s < 0.0 {
+        (latency_s, per_byte) = (0.0, b1 / bb);
+    }
+    Link { bytes_per_s: 1.0 / per_byte.max(f64::MIN_POSITIVE), latency_s }
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_model::{Init, LayoutBuilder};
+
+    use super::*;
+
+    /// Two parameters of 1 MB, final at 20 and 30 ms of a step of 40; backward ends at 30.
+    fn case() -> (Layout, Calibration) {
+        let mut builder = LayoutBuilder::new();
+        for unit in ["a", "b"] {
+            builder.unit(unit);
+            builder.param("weight", [250_000], Init::Constant(0.0));
+        }
+        let line = |param: &str, ready_ms| ReadyLine { param: param.to_owned(), ready_ms };
+        let ready = vec![line("b.weight", 20.0), line("a.weight", 30.0)];
+        let calibration = Calibration {
+            ranks: 1,
+            step_ms: 40.0,
+            compute_ms: 39.0,
+            backward_begin_ms: 10.0,
+            backward_end_ms: 30.0,
+            spread: None,
+            ready,
+        };
+        (builder.finish(1), calibration)
+    }
+
+    #[test]
+    fn a_prediction_is_the_step_and_what_is_left_of_the_queue() {
+        let (layout, calibration) = case();
+        let cost = |bytes: u64| 6.0 * bytes as f64 / 1e6;
+        let caps = BucketCaps { first_bytes: 1, bytes: 1 };
+        let each = Prediction::new(&calibration, &layout, caps, &cost).unwrap();
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 0.01, "{a}, not {b}");
+        close(each.comm_ms, 12.0);
+        close(each.exposed_ms, 6.0);
+        close(each.overlap_pct, 50.0);
+        close(each.step_ms, 46.0);
+        close(each.simple_step_ms.unwrap(), 52.0);
+        close(Step::new(&calibration, &layout, caps).unwrap().step_ms(cost), 46.0);
+        let both = Prediction::new(&calibration, &layout, BucketCaps::new(1 << 30), &cost).unwrap();
+        close(both.exposed_ms, 12.0);
+        close(both.best_step_ms, 46.0);
+        let mut other = LayoutBuilder::new();
+        other.unit("c");
+        other.param("weight", [1], Init::Constant(0.0));
+        assert!(Prediction::new(&calibration, &other.finish(1), caps, &cost).is_err());
+    }
+
+    #[test]
+    fn links_are_fitted() {
+        // Two ranks: three steps, all bytes once and a header of 88 bytes. 10 us and 1 GB/s.
+        let points = [1e3, 1e6, 1e7].map(|bytes| (bytes, 30e-6 + (88.0 + bytes) / 1e9));
+        let link = fit_link(&points, Algorithm::Direct, 2);
+        assert!((link.latency_s - 10e-6).abs() < 1e-9, "{link:?}");
+        assert!((link.bytes_per_s / 1e9 - 1.0).abs() < 1e-6, "{link:?}");
+        // Four ranks in a ring: seven steps, half as many bytes again and three headers.
+        let points = [1e3, 1e6, 1e7].map(|bytes| (bytes, 70e-6 + (264.0 + 1.5 * bytes) / 1e9));
+        let link = fit_link(&points, Algorithm::Ring, 4);
+        assert!((link.latency_s - 10e-6).abs() < 1e-9, "{link:?}");
+        // Small messages are faster than any latency explains.
+        let link = fit_link(&[(1e3, 1e-9), (1e6, 1e-3)], Algorithm::Direct, 2);
+        assert_eq!(link.latency_s, 0.0);
+    }
+}

@@ -1,0 +1,237 @@
+//! The output of `paceline predict`: tables that fit into 80 columns. Files have all columns in one table.
+
+use paceline_host::text::plural;
+use paceline_table::table::{Cell, Table};
+
+use super::Row;
+use super::compression::Compression;
+use super::model::Calibration;
+use crate::rank::{MIN_ROUNDS, Spread};
+use crate::study::{Shown, table_of};
+
+const RANKS: Shown<Row> = ("ranks", "ranks", 0, |row| Cell::Whole(row.ranks as u64));
+const LINK: Shown<Row> = ("link", "link", 0, |row| Cell::Text(row.link.clone()));
+const STEP: Shown<Row> = ("step_ms", "ddp ms", 2, |row| Cell::Number(row.prediction.step_ms));
+
+/// The step and what it is made of.
+const STEPS: [Shown<Row>; 7] = [
+    RANKS,
+    LINK,
+    ("algorithm", "algorithm", 0, |row| Cell::from(row.algorithm)),
+    ("comm_ms", "comm. ms", 2, |row| Cell::Number(row.prediction.comm_ms)),
+    ("exposed_ms", "exposed ms", 2, |row| Cell::Number(row.prediction.exposed_ms)),
+    ("overlap_pct", "overlap %", 1, |row| Cell::Number(row.prediction.overlap_pct)),
+    STEP,
+];
+
+/// Other ways to send the same gradients.
+const OTHERS: [Shown<Row>; 4] = [
+    ("simple_step_ms", "simple_ddp ms", 2, |row| Cell::from(row.prediction.simple_step_ms)),
+    ("best_bucket_mb", "best buckets MB", 4, |row| Cell::Number(row.prediction.best_bucket_mb)),
+    ("best_first_mb", "the first MB", 4, |row| Cell::Number(row.prediction.best_first_mb)),
+    ("best_step_ms", "with them ms", 2, |row| Cell::Number(row.prediction.best_step_ms)),
+];
+
+/// What was measured.
+const MEASURED: [Shown<Row>; 4] = [
+    ("measured_ms", "measured ddp ms", 2, |row| Cell::from(row.measured_ms)),
+    ("measured_min_ms", "from ms", 2, |row| Cell::from(row.measured_spread.map(|of| of.min))),
+    ("measured_max_ms", "to ms", 2, |row| Cell::from(row.measured_spread.map(|of| of.max))),
+    ("ratio", "predicted/measured", 3, |row| Cell::from(row.ratio)),
+];
+
+/// The efficiency, and the slowest link for the efficiency that was asked for.
+const EFFICIENCY: [Shown<Row>; 4] = [
+    ("efficiency_pct", "efficiency %", 1, |row| Cell::Number(row.efficiency_pct)),
+    ("slowest_gbit_s", "slowest Gbit/s", 2, |row| Cell::from(row.slowest_gbit_s)),
+    ("latency_us", "latency us", 1, |row| Cell::Number(row.latency_us)),
+    ("slowest_named", "named link", 0, |row| Cell::from(row.slowest_named)),
+];
+
+/// The rows with all columns, for files.
+pub fn table(rows: &[Row]) -> Table {
+    table_of(rows, &[&STEPS[..], &OTHERS, &MEASURED, &EFFICIENCY].concat())
+}
+
+/// A table of these columns, after the number of ranks and the link.
+fn part(rows: &[Row], columns: &[Shown<Row>], width: Option<usize>) -> String {
+    table_of(rows, &[&[RANKS, LINK], columns].concat()).fitted(width)
+}
+
+/// Everything that is printed below the first lines. `target` is the efficiency that was asked for, in percent. Tables fit `width`.
+pub fn text(
+    calibrations: &[Calibration],
+    rows: &[Row],
+    compression: &[Compression],
+    target: f64,
+    width: Option<usize>,
+) -> String {
+    let bases = calibrations.iter().map(|calibration| {
+        let side_by_side = if calibration.ranks > 1 { " side by side" } else { "" };
+        let ranks = format!("{}{side_by_side}", plural(calibration.ranks, "rank"));
+        let first = calibration.ready.first().map_or(0.0, |line| line.ready_ms);
+        format!(
+            "Without communication, {ranks}: {:.2} ms per step;\n\
+             gradients are final from {first:.2} to {:.2} ms{}",
+            calibration.step_ms,
+            calibration.backward_end_ms,
+            calibration.spread.map_or(String::new(), |of| rounds_words(&of))
+        )
+    });
+    let mut all: Vec<String> = bases.collect();
+    all.push(format!("\n{}", table_of(rows, &STEPS).fitted(width)));
+    if rows.iter().any(|row| row.measured_ms.is_some()) {
+        let columns = [&[STEP], &MEASURED[..]].concat();
+        all.push(format!("\nMeasured on the emulated links:\n{}", part(rows, &columns, width)));
+    }
+    all.extend(noise_words(calibrations, rows));
+    all.push(format!(
+        "\nEfficiency is the step without communication, in percent of the step.\n\
+         Slowest link for {target} %: its bandwidth with the latency of the row, and the\n\
+         slowest one in `paceline links`:\n{}",
+        part(rows, &EFFICIENCY, width)
+    ));
+    if rows.iter().any(|row| row.slowest_gbit_s.is_none()) {
+        all.push(format!(
+            "\u{2013} in the column of Gbit/s: with this latency, no bandwidth is enough for {target} %."
+        ));
+    }
+    let is_known = rows.iter().any(|row| row.prediction.simple_step_ms.is_some());
+    let columns = if is_known { &OTHERS[..] } else { &OTHERS[1..] };
+    all.push(format!("\nThe best sizes of buckets:\n{}", part(rows, columns, width)));
+    if !compression.is_empty() {
+        all.push(format!(
+            "\nCompressed gradients: fp16 sends half of the bytes, top_k the largest tenth.\n{}",
+            compressed(compression, width)
+        ));
+    }
+    all.join("\n")
+}
+
+/// The range of the rounds.
+fn rounds_words(of: &Spread) -> String {
+    match of.rounds {
+        1 => "; 1 round".to_owned(),
+        rounds => format!("; steps of {:.2} to {:.2} in {rounds} rounds", of.min, of.max),
+    }
+}
+
+/// How far measurements of the same thing are apart, in percent: the largest of all that were made. With too few rounds,
+/// that this is not known.
+fn noise_words(calibrations: &[Calibration], rows: &[Row]) -> Option<String> {
+    let alone = calibrations.iter().filter_map(|calibration| calibration.spread);
+    let all: Vec<Spread> = alone.chain(rows.iter().filter_map(|row| row.measured_spread)).collect();
+    let least = all.iter().map(|of| of.rounds).min()?;
+    if least < MIN_ROUNDS {
+        return Some(format!(
+            "\n{} cannot tell noise from a difference: pass --rounds {MIN_ROUNDS} or more.",
+            plural(least, "round")
+        ));
+    }
+    let apart = all.iter().map(|of| 100.0 * (of.max - of.min) / of.median).fold(0.0, f64::max);
+    Some(format!(
+        "\nRounds of the same run differ by up to {apart:.1} %: no prediction is surer than that."
+    ))
+}
+
+/// The table of compression. Files have the reasons in a sentence.
+fn compressed(compression: &[Compression], width: Option<usize>) -> String {
+    let columns: [Shown<Compression>; 5] = [
+        ("", "ranks", 0, |of| Cell::Whole(of.ranks as u64)),
+        ("", "link", 0, |of| Cell::Text(of.link.clone())),
+        ("", "fp16 ms", 2, |of| Cell::Number(of.half_step_ms)),
+        ("", "top_k ms", 2, |of| Cell::Number(of.top_k_step_ms)),
+        ("", "pays", 0, |of| Cell::from(of.pays)),
+    ];
+    table_of(compression, &columns).fitted(width)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::Prediction;
+    use super::*;
+    use paceline_observe::insight::anatomy::ReadyLine;
+
+    fn row(link: &str, measured_ms: Option<f64>) -> Row {
+        let prediction = Prediction {
+            comm_ms: 12.0,
+            exposed_ms: 6.0,
+            overlap_pct: 50.0,
+            step_ms: 46.0,
+            simple_step_ms: Some(52.0),
+            best_bucket_mb: 0.25,
+            best_first_mb: 0.0625,
+            best_step_ms: 44.0,
+        };
+        Row {
+            ranks: 2,
+            link: link.to_owned(),
+            algorithm: "direct",
+            prediction,
+            efficiency_pct: 4000.0 / 46.0,
+            latency_us: 50.0,
+            slowest_gbit_s: Some(12.5),
+            slowest_named: Some("25gbe"),
+            measured_ms,
+            measured_spread: measured_ms
+                .and_then(|ms| Spread::of([Some(ms), Some(ms - 1.0), Some(ms + 2.0)])),
+            ratio: measured_ms.map(|ms| 46.0 / ms),
+        }
+    }
+
+    fn calibration(ranks: usize) -> Calibration {
+        Calibration {
+            ranks,
+            step_ms: 40.0,
+            compute_ms: 39.0,
+            backward_begin_ms: 10.0,
+            backward_end_ms: 30.0,
+            spread: Spread::of([Some(39.0), Some(40.0), Some(43.5)]),
+            ready: vec![ReadyLine { param: "a.weight".to_owned(), ready_ms: 20.0 }],
+        }
+    }
+
+    #[test]
+    fn what_is_printed() {
+        let compression = Compression {
+            ranks: 2,
+            link: "10gbe".to_owned(),
+            half_step_ms: 44.0,
+            top_k_step_ms: 60.0,
+            pays: "fp16",
+            verdict: "fp16 would pay".to_owned(),
+        };
+        let none = Row { slowest_gbit_s: None, slowest_named: None, ..row("1gbit,50ms", None) };
+        let rows = [row("10gbe", Some(47.5)), none];
+        let shown = text(&[calibration(2)], &rows, &[compression], 90.0, None);
+        insta::assert_snapshot!(shown);
+        let widest = shown.lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(80), "{shown}");
+    }
+
+    #[test]
+    fn noise_is_stated_or_said_to_be_unknown() {
+        let one = Calibration { spread: Spread::of([Some(40.0)]), ..calibration(2) };
+        let shown = text(&[one], &[row("10gbe", None)], &[], 90.0, None);
+        assert!(shown.contains("to 30.00 ms; 1 round\n"), "{shown}");
+        assert!(
+            shown.contains("1 round cannot tell noise from a difference: pass --rounds 3"),
+            "{shown}"
+        );
+        let shown = text(&[calibration(2)], &[row("10gbe", None)], &[], 90.0, None);
+        assert!(shown.contains("; steps of 39.00 to 43.50 in 3 rounds\n"), "{shown}");
+        assert!(shown.contains("differ by up to 11.2 %"), "{shown}");
+    }
+
+    #[test]
+    fn a_model_in_numbers_has_no_parameters_and_no_compression() {
+        let mut row = row("10gbe", None);
+        row.prediction.simple_step_ms = None;
+        let given = Calibration { spread: None, ..calibration(1) };
+        let shown = text(&[given], &[row], &[], 87.5, None);
+        for absent in ["simple_ddp", "Measured", "round", "fp16", "\u{2013}"] {
+            assert!(!shown.contains(absent), "{absent} in: {shown}");
+        }
+        assert!(shown.contains("Slowest link for 87.5 %"), "{shown}");
+    }
+}

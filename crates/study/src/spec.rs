@@ -1,0 +1,92 @@
+//! What a sweep does with the specification of a run: changes settings by name, and makes the command
+//! that starts the run.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use paceline_failure::{Failure, Result};
+use paceline_host::disk::Disk;
+use paceline_run::resolve::resolve_inputs;
+use paceline_settings::config::TrainConfig;
+use paceline_settings::flags;
+use paceline_settings::part::Selection;
+use paceline_settings::spec::{self, RunSpec};
+use paceline_settings::spec_file::distance;
+
+use crate::sweep::args::{NOT_SWEPT, Swept};
+
+/// The specification of a run.
+pub type Spec = RunSpec;
+
+/// The value of a varied setting that means to leave the setting out.
+pub const LEFT_OUT: &str = "default";
+
+/// Resolves a specification and checks all of it, before anything starts.
+pub fn resolve(spec: &Spec) -> Result<TrainConfig> {
+    let (config, _data) = resolve_inputs(spec, None)?;
+    Ok(config)
+}
+
+/// Each flag that is set, with its values as text.
+pub fn settings(spec: &Spec) -> Vec<(String, String)> {
+    let words = |key| spec.get(key).unwrap_or_default().join(" ");
+    spec.keys().map(|key| (format!("--{key}"), words(key))).collect()
+}
+
+/// Whether a run prints its progress. Otherwise it prints nothing but errors.
+pub fn prints(spec: &Spec) -> bool {
+    spec.has("log-every")
+}
+
+/// The arguments of `paceline` that start this run and write its summary to a file. This writes the run's
+/// specification to a file beside the summary.
+pub fn arguments(disk: &Disk, spec: &Spec, summary: &Path) -> Result<Vec<OsString>> {
+    let file = summary.with_file_name(spec::FILE_NAME);
+    spec.write(disk, &file)?;
+    let flag = |name: &str, value: &Path| {
+        let mut word = OsString::from(format!("--{name}="));
+        word.push(value);
+        word
+    };
+    let quiet = (!prints(spec)).then(|| "--quiet".into());
+    let words = ["train".into(), flag("config", &file), flag("json", summary)];
+    Ok(words.into_iter().chain(quiet).collect())
+}
+
+/// The specification as a command line that a user would type.
+pub fn shown(spec: &Spec) -> String {
+    let words = spec.words().into_iter().map(|word| word.to_string_lossy().into_owned());
+    ["paceline train".to_owned()].into_iter().chain(words).collect::<Vec<_>>().join(" ")
+}
+
+/// Fails for a key that is not the name of a setting, or of a setting that cannot be varied. The error
+/// suggests the most similar name.
+pub fn check_key(key: &str) -> Result<()> {
+    if let Some((_, why)) = NOT_SWEPT.iter().find(|(name, _)| *name == key) {
+        return Err(Failure::Usage(format!("--vary {key}: it cannot be varied: {why}")));
+    }
+    let swept = Swept::flags();
+    let keys: Vec<&str> = swept.iter().map(flags::key).collect();
+    if keys.contains(&key) {
+        return Ok(());
+    }
+    let nearest = keys.into_iter().min_by_key(|known| distance(key, known));
+    let hint = nearest.map_or(String::new(), |name| format!("; the nearest one is {name}"));
+    Err(Failure::Usage(format!("--vary {key}: paceline train has no flag --{key}{hint}")))
+}
+
+/// The specification with a setting changed to `alternative`. Values of a list are separated by spaces; a
+/// switch is `true` or `false`.
+pub fn with(spec: &Spec, key: &str, alternative: &str) -> Result<Spec> {
+    if alternative == LEFT_OUT {
+        return Ok(spec.without(&[key]));
+    }
+    let values = match flags::takes_list(key) {
+        true => alternative.split_whitespace().collect(),
+        false => vec![alternative],
+    };
+    let spec = spec.with_values(key, values);
+    let refused = |e: Failure| Failure::Usage(format!("--vary {key}={alternative}: {e}"));
+    spec.parse().map_err(refused)?;
+    Ok(spec)
+}

@@ -1,0 +1,93 @@
+//! The study of buckets as text: the table, the fit and the best sizes.
+
+use paceline_host::text::thousands;
+use paceline_table::table::Cell;
+
+use super::fit::Fit;
+use super::{BASELINES, Row, best};
+use crate::study::table_of;
+
+/// The table of `rows`, and the lines below it.
+pub fn text(rows: &[Row], fit: &Fit, params: u64, width: Option<usize>) -> String {
+    let table = table_of(
+        rows,
+        &[
+            ("", "strategy", 0, |row| Cell::Text(row.strategy.clone())),
+            ("", "bucket MB", 0, |row| Cell::Text(number_or_dash(row.bucket_mb))),
+            ("", "all-reduces", 0, |row| Cell::Text(number_or_dash(row.num_buckets))),
+            ("", "step ms", 2, |row| Cell::Number(row.step_ms)),
+            ("", "exposed %", 2, |row| Cell::Number(row.exposed_pct)),
+            ("", "exposed ms", 3, |row| Cell::Number(row.exposed_ms)),
+            ("", "hidden ms", 3, |row| Cell::Number(row.hidden_ms)),
+        ],
+    )
+    .fitted(width);
+    let named: Vec<String> = BASELINES.map(|(name, what)| format!("{name}: {what}")).to_vec();
+    let mut text = format!(
+        "{} parameters, {:.2} MB of gradients (MB of 2^20 bytes)\n{}\n{}\n",
+        thousands(params),
+        4.0 * params as f64 / super::MB,
+        table,
+        named.join("; ")
+    );
+    let least = |what: &str, of: fn(&Row) -> f64| {
+        let row = best(rows, of)?;
+        Some(format!("{what} at {} MB ({:.2} ms)", row.bucket_mb?, of(row)))
+    };
+    let measured: Vec<String> =
+        [least("shortest step", |row| row.step_ms), least("least exposed", |row| row.exposed_ms)]
+            .into_iter()
+            .flatten()
+            .collect();
+    text += &format!("measured: {}\n", measured.join(", "));
+    text += "overhead = n o + s / (n w), n buckets, s bytes of gradients\n";
+    text += &match fit {
+        Fit::Found { op_ms, gb_per_s, r_squared, best_mb } => format!(
+            "o = {op_ms:.4} ms per operation, w = {gb_per_s:.2} GB/s (R^2 = {r_squared:.2}); least \
+             exposed at sqrt(s o w) = {best_mb:.2} MB"
+        ),
+        Fit::Refused(why) => why.clone(),
+    };
+    text
+}
+
+/// The number with as many decimals as it has, or a dash.
+fn number_or_dash(value: Option<f64>) -> String {
+    value.map_or("-".to_owned(), |value| value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::MB;
+    use super::super::tests::rows;
+    use super::*;
+
+    #[test]
+    fn the_best_size_stands_beside_the_measured_one() {
+        let params = (16.0 * MB) as u64;
+        let mut rows = rows(&[64.0, 16.0, 4.0, 1.0], 0.5, 32.0);
+        let naive = Row {
+            strategy: "simple_ddp".into(),
+            bucket_mb: None,
+            num_buckets: Some(10.0),
+            hidden_ms: 0.0,
+            ..rows[3].clone()
+        };
+        rows.push(naive);
+        let fit = Fit::of(&rows, 4 * params);
+        insta::assert_snapshot!(text(&rows, &fit, params, None), @r"
+        16,777,216 parameters, 64.00 MB of gradients (MB of 2^20 bytes)
+        strategy    bucket MB  all-reduces  step ms  exposed %  exposed ms  hidden ms
+        ----------  ---------  -----------  -------  ---------  ----------  ---------
+        ddp         1          64            132.50      24.53      32.500      2.000
+        ddp         4          16            110.00       9.09      10.000      2.000
+        ddp         16         4             110.00       9.09      10.000      2.000
+        ddp         64         1             132.50      24.53      32.500      2.000
+        simple_ddp  -          10            132.50      24.53      32.500      0.000
+        simple_ddp: one all-reduce per parameter; flat_ddp: one all-reduce of everything
+        measured: shortest step at 4 MB (110.00 ms), least exposed at 4 MB (10.00 ms)
+        overhead = n o + s / (n w), n buckets, s bytes of gradients
+        o = 0.5000 ms per operation, w = 2.10 GB/s (R^2 = 1.00); least exposed at sqrt(s o w) = 8.00 MB
+        ");
+    }
+}

@@ -1,0 +1,218 @@
+//! The study as text and as a chart: the table, the best sizes, and what is noise.
+
+use paceline_host::text::thousands;
+use paceline_table::plot::LineChart;
+use paceline_table::table::Cell;
+
+use super::best::{SideBySide, measured};
+use super::theory::Theory;
+use super::{BUCKETED, PLAIN, Row};
+use crate::rank;
+use crate::studies::buckets::{self, MB};
+use crate::study::{Setting, table_of};
+
+/// The table of `rows`, and the lines below it.
+pub fn text(
+    rows: &[Row],
+    theory: &Theory,
+    best: Option<&SideBySide>,
+    setting: &Setting,
+    gradient_bytes: u64,
+    width: Option<usize>,
+) -> String {
+    let table = table_of(
+        rows,
+        &[
+            ("", "case", 0, |row| Cell::Text(row.case.clone())),
+            ("", "step ms", 2, |row| Cell::Number(row.step_ms)),
+            ("", "least", 2, |row| Cell::Number(row.step_ms_min)),
+            ("", "most", 2, |row| Cell::Number(row.step_ms_max)),
+            ("", "communication %", 1, |row| Cell::Number(row.exposed_pct)),
+            ("", "exposed ms", 2, |row| Cell::Number(row.exposed_ms)),
+            ("", "hidden ms", 2, |row| Cell::Number(row.hidden_ms)),
+            ("", "ops/step", 2, |row| Cell::Number(row.ops_per_step)),
+        ],
+    )
+    .fitted(width);
+    let mut lines = vec![
+        format!(
+            "{} parameters, {:.2} MB of gradients (MB of 2^20 bytes)",
+            thousands(setting.params),
+            gradient_bytes as f64 / MB
+        ),
+        table,
+        format!(
+            "naive: one all-reduce per parameter ({}); flat: one all-reduce of everything ({}); overlapped: one \
+             per parameter during the backward pass ({}); bucketed: {BUCKETED}",
+            PLAIN[0].1, PLAIN[1].1, PLAIN[2].1
+        ),
+        "step: of the slowest rank, median over the rounds, with the least and the most of a round; communication: \
+         exposed communication in percent of the step; ops/step: operations, that of the loss included"
+            .to_owned(),
+    ];
+    lines.extend(same_buckets(rows));
+    lines.push(rank::rule(setting.rounds));
+    lines.extend(against_naive(rows));
+    lines.extend(best_measured(rows));
+    lines.push(
+        "overhead of a step = s / (w n) + n o, with n buckets, s bytes of gradients".to_owned(),
+    );
+    lines.push(match theory {
+        Theory::Found { op_ms, gb_per_s, source, best_buckets, best_mb } => format!(
+            "o = {op_ms:.4} ms per operation, w = {gb_per_s:.2} GB/s, {source}: least at n = sqrt(s / (w o)) = \
+             {best_buckets:.2}, buckets of sqrt(s o w) = {best_mb:.2} MB"
+        ),
+        Theory::Refused(why) => why.clone(),
+    });
+    lines.extend(best.map(side_by_side));
+    lines.join("\n")
+}
+
+/// Says which sizes make equally many buckets, as all sizes do that hold every gradient.
+fn same_buckets(rows: &[Row]) -> Option<String> {
+    let mut groups: Vec<(usize, Vec<String>)> = Vec::new();
+    for (mb, num) in rows.iter().filter_map(|row| row.bucket_mb.zip(row.num_buckets)) {
+        match groups.last_mut() {
+            Some((known, sizes)) if *known == num => sizes.push(mb.to_string()),
+            _ => groups.push((num, vec![mb.to_string()])),
+        }
+    }
+    let same = groups.into_iter().filter(|(_, sizes)| sizes.len() > 1);
+    let words = same.map(|(num, sizes)| format!("{} MB ({num})", sizes.join(", ")));
+    let words: Vec<String> = words.collect();
+    (!words.is_empty()).then(|| format!("sizes with equally many buckets: {}", words.join("; ")))
+}
+
+/// Compares every other case with the naive one.
+fn against_naive(rows: &[Row]) -> Option<String> {
+    let (naive, others) = rows.split_first()?;
+    let word = |row: &Row| {
+        let change = 100.0 * (row.step_ms / naive.step_ms - 1.0);
+        match row.step().differs_from(&naive.step()) {
+            true => format!("{} {change:+.1} %", row.case),
+            false => format!("{} within noise", row.case),
+        }
+    };
+    let words: Vec<String> = others.iter().map(word).collect();
+    Some(format!("step against {}: {}", naive.case, words.join("; ")))
+}
+
+fn best_measured(rows: &[Row]) -> Option<String> {
+    let best = measured(rows)?;
+    let is_like = |row: &&Row| {
+        row.bucket_mb.is_some_and(|mb| Some(mb) != best.bucket_mb)
+            && !row.step().differs_from(&best.step())
+    };
+    let like = rows.iter().filter(is_like).filter_map(|row| row.bucket_mb);
+    let like: Vec<String> = like.map(|mb| mb.to_string()).collect();
+    let noise = match like.is_empty() {
+        true => "no other size is within noise of it".to_owned(),
+        false => format!("within noise of it: {} MB", like.join(", ")),
+    };
+    Some(format!("measured best: {} MB, {:.2} ms; {noise}", best.bucket_mb?, best.step_ms))
+}
+
+fn side_by_side(best: &SideBySide) -> String {
+    let (theory_mb, measured_mb) = (best.theory_mb, best.measured.bucket_mb.unwrap_or_default());
+    let verdict = match best.differs {
+        true => "they differ by more than noise",
+        false => "within noise of each other",
+    };
+    let of = |row: &Row| {
+        format!("{:.2} ms ({:.2} to {:.2})", row.step_ms, row.step_ms_min, row.step_ms_max)
+    };
+    let (theory, measured) = (of(&best.theory), of(&best.measured));
+    match best.same_as_mb {
+        Some(same) if Some(same) == best.measured.bucket_mb => format!(
+            "{theory_mb} MB makes the same buckets as {same} MB, the measured best: {measured}"
+        ),
+        Some(same) => format!(
+            "{theory_mb} MB makes the same buckets as {same} MB, {theory}; measured best {measured_mb} MB, {measured}: \
+             {verdict}"
+        ),
+        None => format!(
+            "once more, in turns: by theory {theory_mb} MB, {theory}; measured best {measured_mb} MB, {measured}: \
+             {verdict}"
+        ),
+    }
+}
+
+/// The chart of step times: a curve for the sizes, and a level line for every other case.
+pub fn chart(rows: &[Row], setting: &Setting, ranks: usize) -> LineChart {
+    let row = |row: &Row| buckets::Row {
+        strategy: format!("{} ({})", row.case.split(',').next().unwrap_or_default(), row.strategy),
+        bucket_mb: row.bucket_mb,
+        num_buckets: row.num_buckets.map(|num| num as f64),
+        step_ms: row.step_ms,
+        exposed_pct: row.exposed_pct,
+        exposed_ms: row.exposed_ms,
+        hidden_ms: row.hidden_ms,
+    };
+    buckets::chart::step(&rows.iter().map(row).collect::<Vec<_>>(), setting, ranks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::rows;
+    use super::*;
+    use crate::studies::scaling::verdict::tests::setting;
+
+    fn theory() -> Theory {
+        Theory::Found {
+            op_ms: 0.5,
+            gb_per_s: 2.0,
+            source: "by the formula of the emulated link".into(),
+            best_buckets: 8.19,
+            best_mb: 7.8125,
+        }
+    }
+
+    #[test]
+    fn the_size_by_theory_stands_beside_the_measured_best() {
+        let setting = Setting { params: (16.0 * MB) as u64, ..setting(2) };
+        let rows = rows(&[(1.0, 14, 15.0), (10.0, 3, 13.0), (100.0, 1, 24.0), (1000.0, 1, 24.2)]);
+        let best = SideBySide {
+            theory_mb: 7.8125,
+            same_as_mb: None,
+            theory: Row { step_ms: 13.25, ..rows[4].clone() },
+            measured: rows[4].clone(),
+            differs: false,
+        };
+        insta::assert_snapshot!(text(&rows, &theory(), Some(&best), &setting, 1 << 26, None));
+    }
+
+    #[test]
+    fn sizes_with_the_same_buckets_need_no_further_run() {
+        let rows = rows(&[(1.0, 14, 15.0), (10.0, 3, 13.0)]);
+        let of = |at: usize, differs| {
+            let [theory, measured] = [at, 4].map(|at| rows[at].clone());
+            let same_as_mb = theory.bucket_mb;
+            side_by_side(&SideBySide { theory_mb: 7.5, same_as_mb, theory, measured, differs })
+        };
+        insta::assert_snapshot!(
+            of(4, false),
+            @"7.5 MB makes the same buckets as 10 MB, the measured best: 13.00 ms (12.50 to 13.50)"
+        );
+        insta::assert_snapshot!(
+            of(3, true),
+            @"7.5 MB makes the same buckets as 1 MB, 15.00 ms (14.50 to 15.50); measured best 10 MB, 13.00 ms (12.50 to 13.50): they differ by more than noise"
+        );
+    }
+
+    #[test]
+    fn two_rounds_say_nothing() {
+        let mut rows = rows(&[(1.0, 14, 15.0), (10.0, 3, 13.0)]);
+        rows.iter_mut().for_each(|row| row.rounds = 2);
+        let text = against_naive(&rows).unwrap();
+        assert_eq!(text.matches("within noise").count(), 4, "{text}");
+        assert!(best_measured(&rows).unwrap().ends_with("within noise of it: 1 MB"));
+    }
+
+    #[test]
+    fn the_chart_has_a_level_line_for_each_case_without_buckets() {
+        let chart = chart(&rows(&[(1.0, 14, 15.0), (10.0, 3, 13.0)]), &setting(2), 2);
+        let names: Vec<&str> = chart.series.iter().map(|line| line.name.as_str()).collect();
+        let plain = ["naive (simple_ddp)", "flat (flat_ddp)", "overlapped (simple_ddp_async)"];
+        assert_eq!(names, [&["bucketed (ddp)"][..], &plain].concat());
+    }
+}

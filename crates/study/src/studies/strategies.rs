@@ -1,0 +1,390 @@
+//! `paceline train --ddp-choice all` and `--shard-choice all`: run one strategy after the other with the same seed and data,
+//! and compare all in one table. With `published` instead of `all`, those of a published comparison, and a second table with
+//! the published figures (`beside`).
+
+mod beside;
+mod published;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use paceline_choices::registry::read;
+use paceline_choices::strategies::{StrategyChoice, Synchronises};
+use paceline_failure::outputs::{check_file, write_bytes, write_json};
+use paceline_failure::{Failure, Result};
+use paceline_files::Printable;
+use paceline_host::disk::Disk;
+use paceline_host::resources;
+use paceline_host::text::{hundredths, line_width, say, warn};
+use paceline_launch::environment::Placement;
+use paceline_observe::figures::run_summary::RunSummary;
+use paceline_run::folder;
+use paceline_settings::flags::{Comparison, RunFlags, Several};
+use paceline_settings::spec::RunSpec;
+use paceline_table::table::{Cell, Table};
+use serde::Serialize;
+
+use crate::ledger::{Ending, Ledger};
+use crate::plan::Case;
+use crate::study::{Shown, table_of};
+use crate::{command_line, execute, refuse_ranks, spec, usage};
+
+/// Batches per step of the strategies that were published with gradient accumulation.
+const PUBLISHED_ACCUMULATION: usize = 4;
+/// The strategy whose bits the others are compared with.
+const REFERENCE: &str = "simple_ddp";
+
+/// How many batches each strategy accumulates before a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Settings {
+    /// The same number for all strategies.
+    LikeForLike,
+    /// The number with which the published originals were measured.
+    AsPublished,
+}
+
+impl Settings {
+    fn accumulation(self, strategy: &dyn StrategyChoice, asked: Option<usize>) -> usize {
+        match self {
+            Settings::LikeForLike => asked.unwrap_or(1),
+            Settings::AsPublished if strategy.steps_every_batch_as_published() => 1,
+            Settings::AsPublished => asked.unwrap_or(PUBLISHED_ACCUMULATION),
+        }
+    }
+}
+
+/// A run of the comparison.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    /// The strategy's name in the comparison.
+    choice: String,
+    strategy: String,
+    accumulate: usize,
+    /// Batches of a step: the mean over an epoch, in whose last step there may be fewer.
+    batches_per_step: f64,
+    /// Wall-clock time of the run, from its start to its end.
+    seconds: f64,
+    /// The price of that time, if the user gave a price per hour.
+    cost: Option<f64>,
+    /// Whether it ended with the same parameters as the reference, bit for bit.
+    same_bits: bool,
+    /// The run's own summary.
+    summary: RunSummary,
+}
+
+/// A strategy that was not run because these flags do not fit it.
+#[derive(Clone, Debug, Serialize)]
+struct LeftOut {
+    strategy: String,
+    /// The reason.
+    reason: String,
+}
+
+/// All runs.
+#[derive(Clone, Debug, Serialize)]
+struct Report {
+    machine: String,
+    date: String,
+    command: String,
+    /// The flag that asked for the comparison.
+    comparison: &'static str,
+    settings: Settings,
+    price_per_hour: Option<f64>,
+    runs: Vec<Row>,
+    left_out: Vec<LeftOut>,
+}
+
+/// Makes all runs, prints the table, and writes the report.
+pub fn compare(
+    given: &RunSpec,
+    comparison: Comparison,
+    several: Several,
+    placement: Option<Placement>,
+) -> Result<u8> {
+    let flag = format!("--{} {}", comparison.key(), several.word());
+    refuse_ranks(&flag, placement)?;
+    if several == Several::Published && !given.has("nproc") {
+        return usage(format!(
+            "{flag} needs the number of ranks: pass --nproc 2 to compare with figures that were measured on 2"
+        ));
+    }
+    let args: RunFlags = read(&given.parse()?)?;
+    if given.has("strategy") {
+        return usage(format!("{flag} runs several strategies; leave --strategy out"));
+    }
+    if args.save.is_some() {
+        return usage(format!(
+            "--save: with {flag}, every run would write the same checkpoint; leave it out"
+        ));
+    }
+    let price_per_hour = args.compare.price_per_hour;
+    if let Some(price) = price_per_hour.filter(|price| !(*price >= 0.0 && price.is_finite())) {
+        return usage(format!("--price-per-hour {price}: pass a price that is finite, at least 0"));
+    }
+    let settings =
+        if args.compare.as_published { Settings::AsPublished } else { Settings::LikeForLike };
+    let own = [
+        comparison.key(),
+        "like-for-like",
+        "as-published",
+        "price-per-hour",
+        "json",
+        "quiet",
+        // The folder with the folders of all runs.
+        "name",
+        "run-dir",
+    ];
+    let config = spec::resolve(&given.without(&own[..own.len() - 2]))?;
+    let silent: &[&str] = if args.quiet { &["log-every"] } else { &[] };
+    let flags = given.without(&own).without(silent);
+    let (asked, world_size) = (given.number("accumulate"), config.world_size);
+    let (mut cases, mut warnings, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
+    let mut batches_per_step = Vec::new();
+    for (choice, strategy) in comparison.selected(several) {
+        if strategy.synchronises() == Synchronises::Alone && world_size > 1 {
+            continue;
+        }
+        let accumulate = settings.accumulation(strategy, asked);
+        let flags = flags.with("strategy", strategy.name()).with("accumulate", accumulate);
+        match spec::resolve(&flags) {
+            Ok(config) => {
+                let name = choice.to_owned();
+                cases.push(Case { name, values: Vec::new(), spec: flags });
+                let steps = config.steps_per_epoch.div_ceil(config.strategy.accumulate);
+                batches_per_step.push(config.steps_per_epoch as f64 / steps as f64);
+                warnings.push(config.warnings);
+            }
+            // The flags were found to be valid above; they only do not fit this strategy.
+            Err(Failure::Usage(reason)) => {
+                left_out.push(LeftOut { strategy: choice.to_owned(), reason });
+            }
+            Err(other) => return Err(other),
+        }
+    }
+    if cases.is_empty() {
+        let reason = left_out.into_iter().next().map_or(String::new(), |left| left.reason);
+        return usage(format!("{flag}: no strategy fits these flags: {reason}"));
+    }
+    folder::check_runs(config.run_dir.as_deref())?;
+    args.json.as_deref().map_or(Ok(()), |file| check_file("--json", file))?;
+    // Warnings about some of the strategies only are in their run folders.
+    let everywhere = |warning: &&String| warnings.iter().all(|others| others.contains(warning));
+    for warning in warnings.iter().take(1).flatten().filter(everywhere) {
+        warn(warning);
+    }
+
+    let disk = Disk::default();
+    let runs_folder = folder::runs(config.run_dir.as_deref());
+    let name = folder::name_of(&config, several.word());
+    let folder = folder::create_named(&disk, &runs_folder, &name)?;
+    let absolute = std::path::absolute(&folder)
+        .map_err(|e| Failure::io("the run folder has no absolute path", e))?;
+    let mut ledger = Ledger::default();
+    execute::make(&cases, 1, Duration::MAX, Some(&absolute), &mut ledger)?;
+    let runs = || {
+        let all = ledger.records().iter().zip(cases.iter().zip(&batches_per_step));
+        all.filter_map(|(record, case)| {
+            let Ending::Summary(summary) = &record.ending else { return None };
+            Some((case, record.seconds, summary))
+        })
+    };
+    let weights = |summary: &RunSummary| summary.text("weights_sha256").to_owned();
+    let reference = runs().find(|(.., summary)| summary.text("strategy") == REFERENCE);
+    let reference = reference.map(|(.., summary)| weights(summary));
+    let rows = runs().map(|((case, batches_per_step), seconds, summary)| Row {
+        choice: case.name.clone(),
+        strategy: summary.text("strategy").to_owned(),
+        accumulate: case.spec.number("accumulate").unwrap_or(1),
+        batches_per_step: *batches_per_step,
+        seconds,
+        cost: price_per_hour.map(|price| price * seconds / 3600.0),
+        same_bits: Some(weights(summary)) == reference,
+        summary: summary.clone(),
+    });
+    let rows: Vec<Row> = rows.collect();
+    let report = Report {
+        machine: resources::machine(),
+        date: paceline_host::text::now("%Y-%m-%d %H:%M:%S"),
+        command: command_line(),
+        comparison: comparison.key(),
+        settings,
+        price_per_hour,
+        runs: rows,
+        left_out,
+    };
+    write_json(&disk, &folder.join("comparison.json"), &report)?;
+    write_bytes(&disk, &folder.join("comparison.csv"), table(&report).csv().as_bytes())?;
+    let beside = match several {
+        Several::All => None,
+        Several::Published => beside::table(comparison, &report.runs),
+    };
+    if let Some(beside) = &beside {
+        write_bytes(&disk, &folder.join("beside-published.csv"), beside.table.csv().as_bytes())?;
+    }
+    if let Some(file) = &args.json {
+        write_json(&disk, file, &report)?;
+    }
+    if !args.quiet {
+        say(&text(&report, line_width()));
+        if let Some(beside) = &beside {
+            say(&beside.text(line_width()));
+        }
+        say(&format!("Run folders: {}/", folder.printable()));
+    }
+    Ok(0)
+}
+
+/// The table, and an explanation of its columns.
+fn text(report: &Report, width: Option<usize>) -> String {
+    let Some(first) = report.runs.first().map(|row| &row.summary) else { return String::new() };
+    let link = match first.text("link") {
+        "" => String::new(),
+        link => format!(", on an emulated link of {link}"),
+    };
+    let settings = match report.settings {
+        Settings::LikeForLike => {
+            format!("like for like: batches per step {}", report.runs[0].accumulate)
+        }
+        Settings::AsPublished => {
+            let of = |row: &Row| format!("{} {}", row.choice, row.accumulate);
+            let all: Vec<String> = report.runs.iter().map(of).collect();
+            format!("as published: batches per step {}", all.join(", "))
+        }
+    };
+    let left_out = report.left_out.iter();
+    let left_out: String =
+        left_out.map(|left| format!("\nleft out: {}: {}", left.strategy, left.reason)).collect();
+    format!(
+        "{} ranks over {}{link}; {settings}\n{}\nstep: median of the slowest rank's; peak: the most \
+         memory of a rank; weights: begin of their digest; same bits: as {REFERENCE}{left_out}",
+        first.count("world_size"),
+        first.text("transport"),
+        table(report).fitted(width)
+    )
+}
+
+fn table(report: &Report) -> Table {
+    let is_about_memory = report.comparison == Comparison::Sharding.key();
+    fn number(row: &Row, name: &str) -> Cell {
+        Cell::from(row.summary.number(name))
+    }
+    fn memory(row: &Row, category: &str) -> Cell {
+        let peaks: BTreeMap<String, u64> = row.summary.part("peak_bytes");
+        Cell::from(peaks.get(category).map(|bytes| *bytes as f64 / 1e6))
+    }
+    let mut columns: Vec<Shown<Row>> = vec![
+        ("choice", "strategy", 0, |row| Cell::Text(row.choice.clone())),
+        ("step_ms_median", "step ms", 2, |row| number(row, "step_ms_median")),
+        ("samples_per_s", "samples/s", 0, |row| number(row, "samples_per_s")),
+        ("compute_ms", "compute ms", 2, |row| number(row, "compute_ms")),
+        ("comm_exposed_ms", "exposed ms", 2, |row| number(row, "comm_exposed_ms")),
+        ("comm_hidden_ms", "hidden ms", 2, |row| number(row, "comm_hidden_ms")),
+        ("overlap_pct", "overlap %", 1, |row| number(row, "overlap_pct")),
+        ("comm_wait_ms", "waiting ms", 2, |row| number(row, "comm_wait_ms")),
+        ("comm_ops_per_step", "ops/step", 2, |row| {
+            Cell::from(row.summary.number("comm_ops_per_step").map(hundredths))
+        }),
+        ("comm_mb_per_step", "MB/step", 2, |row| number(row, "comm_mb_per_step")),
+        ("model_mb", "model MB", 2, |row| memory(row, "parameters")),
+        ("gradient_mb", "gradient MB", 2, |row| memory(row, "gradients")),
+        ("optimizer_mb", "optimizer MB", 2, |row| memory(row, "optimizer")),
+        ("open_units_mb", "open units MB", 2, |row| memory(row, "unsharded")),
+        ("peak_mb", "peak MB", 2, |row| number(row, "peak_mb")),
+        ("train_loss", "loss", 4, |row| number(row, "train_loss")),
+        ("eval_loss", "eval loss", 4, |row| number(row, "eval_loss")),
+        ("eval_accuracy_pct", "accuracy %", 2, |row| number(row, "eval_accuracy_pct")),
+        ("weights", "weights", 0, |row| {
+            Cell::Text(row.summary.text("weights_sha256").chars().take(8).collect())
+        }),
+        ("same_bits", "same bits", 0, |row| Cell::from(if row.same_bits { "yes" } else { "no" })),
+        ("cost", "cost", 5, |row| Cell::from(row.cost)),
+    ];
+    // Figures that the other comparison is about.
+    let hidden: &[&str] = match is_about_memory {
+        true => &["compute ms", "waiting ms", "ops/step", "loss"],
+        false => &["model MB", "gradient MB", "optimizer MB", "open units MB"],
+    };
+    let has_costs = report.price_per_hour.is_some();
+    // Only runs with --evaluate have these, and only models that classify have an accuracy.
+    let is_empty = |of: fn(&Row) -> Cell| report.runs.iter().all(|row| of(row) == Cell::Missing);
+    columns.retain(|(key, name, _, of)| {
+        let is_evaluated = !key.starts_with("eval_") || !is_empty(*of);
+        !hidden.contains(name) && is_evaluated && (*name != "cost" || has_costs)
+    });
+    table_of(&report.runs, &columns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_choices::strategies::STRATEGIES;
+
+    fn report(price_per_hour: Option<f64>) -> Report {
+        let row = |strategy: &str, step: f64, digest: &str| {
+            let summary = serde_json::json!({
+                "strategy": strategy, "world_size": 2, "transport": "shm",
+                "link": "10 Gbit/s, 50.0 us", "step_ms_median": step, "samples_per_s": 128e3 / step,
+                "loss": 0.5, "compute_ms": 20.0, "comm_exposed_ms": step - 20.0,
+                "comm_hidden_ms": 1.0, "comm_wait_ms": 0.25, "overlap_pct": 12.5,
+                "comm_ops_per_step": 4.0, "comm_mb_per_step": 2.75,
+                "peak_bytes": {"total": 11_065_616}, "weights_sha256": digest
+            });
+            Row {
+                choice: strategy.into(),
+                strategy: strategy.into(),
+                accumulate: 1,
+                batches_per_step: 1.0,
+                seconds: 36.0,
+                cost: price_per_hour.map(|price| price * 36.0 / 3600.0),
+                same_bits: digest.starts_with("24b"),
+                summary: summary.into(),
+            }
+        };
+        Report {
+            machine: String::new(),
+            date: String::new(),
+            command: String::new(),
+            comparison: Comparison::DataParallel.key(),
+            settings: Settings::LikeForLike,
+            price_per_hour,
+            runs: vec![
+                row("simple_ddp", 25.0, "24b8b23c773128e2"),
+                row("ddp", 22.5, "24b8b23c773128e2"),
+                row("top_k", 21.0, "a13e7cb82a596e63"),
+            ],
+            left_out: vec![LeftOut { strategy: "local_sgd".into(), reason: "why".into() }],
+        }
+    }
+
+    #[test]
+    fn all_stand_in_one_table() {
+        insta::assert_snapshot!(text(&report(None), None), @r"
+        2 ranks over shm, on an emulated link of 10 Gbit/s, 50.0 us; like for like: batches per step 1
+        strategy    step ms  samples/s  compute ms  exposed ms  hidden ms  overlap %  waiting ms  ops/step  MB/step  peak MB    loss  weights   same bits
+        ----------  -------  ---------  ----------  ----------  ---------  ---------  ----------  --------  -------  -------  ------  --------  ---------
+        simple_ddp    25.00      5,120       20.00        5.00       1.00       12.5        0.25      4.00     2.75    11.07  0.5000  24b8b23c  yes
+        ddp           22.50      5,689       20.00        2.50       1.00       12.5        0.25      4.00     2.75    11.07  0.5000  24b8b23c  yes
+        top_k         21.00      6,095       20.00        1.00       1.00       12.5        0.25      4.00     2.75    11.07  0.5000  a13e7cb8  no
+        step: median of the slowest rank's; peak: the most memory of a rank; weights: begin of their digest; same bits: as simple_ddp
+        left out: local_sgd: why
+        ");
+    }
+
+    #[test]
+    fn a_price_adds_a_column() {
+        let text = text(&report(Some(0.79)), None);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].ends_with("same bits     cost"), "{text}");
+        assert!(lines[3].ends_with("24b8b23c  yes        0.00790"), "{text}");
+    }
+
+    #[test]
+    fn published_settings_differ_by_strategy() {
+        let all = ["simple_ddp", "simple_ddp_ga", "ddp"].map(|name| STRATEGIES.get(name).unwrap());
+        let like = |asked| all.map(|s| Settings::LikeForLike.accumulation(s, asked));
+        let published = |asked| all.map(|s| Settings::AsPublished.accumulation(s, asked));
+        assert_eq!((like(None), like(Some(3))), ([1, 1, 1], [3, 3, 3]));
+        assert_eq!((published(None), published(Some(3))), ([1, 4, 1], [1, 3, 1]));
+    }
+}
