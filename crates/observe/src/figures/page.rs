@@ -31,7 +31,7 @@ const HEAD: &str = "\
 # Figures
 
 Every figure that a run reports, by the name that it has in all files. This page is made from the table in
-`crates/paceline/src/metrics/table.rs`; a test compares the two.
+`crates/observe/src/figures/table.rs`; a test compares the two.
 
 - Times are of *measured* steps, those after `--warmup-steps`, unless the definition says otherwise. A mean
   is over ranks and steps.
