@@ -19,7 +19,7 @@ use paceline_launch::stop::{StopRequest, left};
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_rendezvous::{HostRoute, Placement as Place};
 use paceline_settings::config::TrainConfig;
-use paceline_settings::flags::{self, Comparison};
+use paceline_settings::flags;
 use paceline_settings::named::TransportName;
 use paceline_settings::origin::Resume;
 use paceline_settings::ranks::InitMethod;
@@ -167,7 +167,7 @@ pub fn check_start(
             placement.place.world_size
         ));
     }
-    if let (Some(flag), Some((comparison, several))) = (given, Comparison::asked(spec)) {
+    if let (Some(flag), Some((comparison, several))) = (given, spec.comparison()) {
         return usage(format!(
             "{flag} does not apply to --{} {}, which makes several runs; leave it out, or name one strategy",
             comparison.key(),

@@ -28,7 +28,7 @@ use paceline_host::disk::Disk;
 use paceline_host::text::named;
 use serde_json::{Map, Value};
 
-use super::flags;
+use super::flags::{self, Comparison, Several};
 
 /// The stated settings of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -76,6 +76,14 @@ impl RunSpec {
     /// The value of a key that takes a number, if it is stated.
     pub fn number(&self, key: &str) -> Option<usize> {
         self.get(key)?.first()?.parse().ok()
+    }
+
+    /// The comparison that these settings ask for: the one whose flag names several strategies.
+    pub fn comparison(&self) -> Option<(Comparison, Several)> {
+        Comparison::EACH.into_iter().find_map(|of| {
+            let choice = self.get(of.key())?.first()?;
+            Some((of, Several::named(choice)?))
+        })
     }
 
     /// All keys that are stated.

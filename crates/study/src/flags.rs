@@ -1,4 +1,4 @@
-//! The flags of `paceline train` that studies pass on to their runs.
+//! The flags of `paceline train` that sweeps and studies pass on to their runs.
 
 use clap::Arg;
 use paceline_settings::flags;
@@ -52,5 +52,39 @@ impl Selection for PassedOn {
             _ => flag,
         })
         .collect()
+    }
+}
+
+/// Flags of `paceline train` that a sweep neither varies nor passes on, and why.
+pub const NOT_SWEPT: [(&str, &str); 18] = [
+    ("config", "all runs start from one configuration"),
+    ("recipe", "all runs start from one configuration"),
+    ("json", "each run's summary goes into the folder of the sweep"),
+    ("quiet", "the runs of a sweep print nothing"),
+    ("log-every", "the runs of a sweep print nothing"),
+    ("name", "each run's folder has a name of its own"),
+    ("run-dir", "run folders go into the folder of the sweep"),
+    ("save", "runs of several rounds would write the same checkpoint"),
+    ("save-every", "runs of several rounds would write the same checkpoint"),
+    ("save-keep", "runs of several rounds would write the same checkpoint"),
+    ("save-budget-mb", "runs of several rounds would write the same checkpoint"),
+    ("save-sync", "runs of several rounds would write the same checkpoint"),
+    ("resume", "runs of several rounds would not begin alike"),
+    ("ddp-choice", "vary strategy"),
+    ("shard-choice", "vary strategy"),
+    ("like-for-like", "it is about comparisons such as --ddp-choice all"),
+    ("as-published", "it is about comparisons such as --ddp-choice all"),
+    ("price-per-hour", "it is about comparisons such as --ddp-choice all"),
+];
+
+/// The flags of a run, except those that a sweep sets itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Swept;
+
+impl Selection for Swept {
+    fn flags() -> Vec<Arg> {
+        let is_swept =
+            |flag: &Arg| NOT_SWEPT.iter().all(|(left_out, _)| *left_out != flags::key(flag));
+        flags::all().into_iter().filter(is_swept).collect()
     }
 }

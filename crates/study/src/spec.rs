@@ -13,7 +13,7 @@ use paceline_settings::part::Selection;
 use paceline_settings::spec::{self, RunSpec};
 use paceline_settings::spec_file::distance;
 
-use crate::sweep::args::{NOT_SWEPT, Swept};
+use crate::flags::{NOT_SWEPT, Swept};
 
 /// The specification of a run.
 pub type Spec = RunSpec;

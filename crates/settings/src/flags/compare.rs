@@ -5,8 +5,6 @@ use clap::builder::{PossibleValue, PossibleValuesParser};
 use paceline_choices::strategies::{STRATEGIES, StrategyChoice};
 use paceline_failure::{Failure, Result};
 
-use crate::spec::RunSpec;
-
 /// The data parallel strategies that a published comparison measured, in its order.
 const PUBLISHED_DATA_PARALLEL: [&str; 6] = [
     "simple_ddp",
@@ -69,14 +67,6 @@ impl Comparison {
             Comparison::DataParallel => "ddp-choice",
             Comparison::Sharding => "shard-choice",
         }
-    }
-
-    /// The comparison that the settings of a run ask for: the one whose flag names several strategies.
-    pub fn asked(spec: &RunSpec) -> Option<(Self, Several)> {
-        Self::EACH.into_iter().find_map(|of| {
-            let choice = spec.get(of.key())?.first()?;
-            Some((of, Several::named(choice)?))
-        })
     }
 
     /// Those of the strategies that `several` means, in the order of the comparison.

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Arg, Args};
-use paceline_settings::flags;
-use paceline_settings::part::{Part, Selection};
+use clap::Args;
+use paceline_settings::part::Part;
+
+use crate::flags::Swept;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -13,28 +14,6 @@ Examples:
   paceline sweep --vary 'channels=16 32,32 64' --vary batch-norm=false,true --output sweeps/b
   paceline sweep --vary 'link=default;10gbit,50us;1gbit,1ms' --output sweeps/c --rounds 3
 ";
-
-/// Flags of `paceline train` that a sweep neither varies nor passes on, and why.
-pub const NOT_SWEPT: [(&str, &str); 18] = [
-    ("config", "all runs start from one configuration"),
-    ("recipe", "all runs start from one configuration"),
-    ("json", "each run's summary goes into the folder of the sweep"),
-    ("quiet", "the runs of a sweep print nothing"),
-    ("log-every", "the runs of a sweep print nothing"),
-    ("name", "each run's folder has a name of its own"),
-    ("run-dir", "run folders go into the folder of the sweep"),
-    ("save", "runs of several rounds would write the same checkpoint"),
-    ("save-every", "runs of several rounds would write the same checkpoint"),
-    ("save-keep", "runs of several rounds would write the same checkpoint"),
-    ("save-budget-mb", "runs of several rounds would write the same checkpoint"),
-    ("save-sync", "runs of several rounds would write the same checkpoint"),
-    ("resume", "runs of several rounds would not begin alike"),
-    ("ddp-choice", "vary strategy"),
-    ("shard-choice", "vary strategy"),
-    ("like-for-like", "it is about comparisons such as --ddp-choice all"),
-    ("as-published", "it is about comparisons such as --ddp-choice all"),
-    ("price-per-hour", "it is about comparisons such as --ddp-choice all"),
-];
 
 /// Flags of `paceline sweep`.
 #[derive(Debug, Args)]
@@ -60,16 +39,4 @@ pub struct SweepArgs {
     /// Flags of the runs.
     #[command(flatten)]
     pub train: Part<Swept>,
-}
-
-/// The flags of a run, except those that a sweep sets itself.
-#[derive(Clone, Copy, Debug)]
-pub struct Swept;
-
-impl Selection for Swept {
-    fn flags() -> Vec<Arg> {
-        let is_swept =
-            |flag: &Arg| NOT_SWEPT.iter().all(|(left_out, _)| *left_out != flags::key(flag));
-        flags::all().into_iter().filter(is_swept).collect()
-    }
 }
