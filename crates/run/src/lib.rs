@@ -3,7 +3,7 @@
 //! What the user stated becomes a configuration, whose defaults are filled in and whose parts are checked together
 //! ([`resolve`], [`resolve_ranks`], [`shortage`]). [`train`] starts the ranks, and [`evaluate`] those that only evaluate.
 //!
-//! [`trainer`] has the loop: it counts optimizer steps, gets batches ([`batches`]), makes the step
+//! The ranks agree, and each builds what its steps need ([`setup`]). [`trainer`] has the loop: it counts optimizer steps, gets batches ([`batches`]), makes the step
 //! ([`step`]), evaluates ([`evaluation`]) and saves ([`saving`]). Checkpoints have the position of a run, so that it can
 //! continue where another one stopped ([`resume`]), with the flags that the checkpoint records ([`recorded`]). All ranks
 //! must have the same settings ([`agreement`]), and those that a strategy keeps equal the same weights ([`equality`]). What
@@ -26,6 +26,7 @@ pub mod resolve;
 pub mod resolve_ranks;
 pub mod resume;
 pub mod saving;
+pub mod setup;
 pub mod shards;
 pub mod shortage;
 pub mod step;

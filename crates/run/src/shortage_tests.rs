@@ -23,7 +23,8 @@ use serde_json::Value;
 
 use crate::folder;
 use crate::resolve::resolve_inputs;
-use crate::trainer::{self, Host};
+use crate::setup::Host;
+use crate::trainer;
 
 /// After this time a run is taken to hang.
 const LIMIT: Duration = Duration::from_secs(120);

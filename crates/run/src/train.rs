@@ -27,7 +27,8 @@ use paceline_settings::spec::{RunSpec, message};
 
 use crate::folder;
 use crate::resolve::resolve;
-use crate::trainer::{self, Host};
+use crate::setup::Host;
+use crate::trainer;
 
 /// Trains as `spec` states: resolves it, then runs as a rank, as several threads, or as the launcher of several processes.
 /// `notes` are warnings that reading it has led to.

@@ -3,197 +3,59 @@
 //! Every rank runs [`run_rank`] with its group; nothing here depends on whether the ranks are
 //! threads or processes.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use paceline_checkpoint::progress::{EpochSums, Evaluation, Progress, TestResult};
-use paceline_checkpoint::{Folder, SAVE_LIMIT};
-use paceline_collectives::{Group, Mesh, ReduceOp};
+use paceline_collectives::{Group, ReduceOp};
 use paceline_data::{BatchShape, Dataset};
 use paceline_failure::{Failure, Result};
-use paceline_files::Printable;
-use paceline_host::disk::Disk;
 use paceline_host::streams;
-use paceline_kernels::{Compute, peak};
 use paceline_launch::stop::{StopRequest, left};
-use paceline_memory::{Allocator, PhaseUsage};
+use paceline_memory::PhaseUsage;
 use paceline_observe::figures::event::{Event, Listeners, Save, StepDone};
 use paceline_observe::figures::facts::{Facts, Outcome};
 use paceline_observe::insight::flops;
-use paceline_observe::insight::memory::{Needs, Shape};
-use paceline_observe::record::memory::{self, RankMemory};
+use paceline_observe::insight::memory::Needs;
+use paceline_observe::record::memory::RankMemory;
 use paceline_observe::record::meter::Meter;
 use paceline_observe::record::rank_report::RankReport;
 use paceline_observe::record::steps::{AllSteps, StepLog};
-use paceline_observe::views;
-use paceline_observe::views::profiler::Profiler;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_strategies::{Exactness, Replica, StepLoss};
-use paceline_trace::{SpanTrack, now_ns};
+use paceline_trace::now_ns;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::agreement::{self, Settings};
-use crate::batches::{self, BatchStream};
-use crate::resume::{self, Begin};
+use crate::batches::BatchStream;
 use crate::saving::Saving;
+use crate::setup::{self, Host};
 use crate::step::{StepOutcome, Stepper};
-use crate::together::together;
 use crate::{equality, evaluation};
 
-/// The largest number of spans, and of marks, that a step can record. A strategy records a few per
-/// parameter.
-const TRACK_CAPACITY: usize = 1 << 14;
-
-/// What a rank takes from its host. A test passes a disk or memory that fails.
-#[derive(Clone, Debug, Default)]
-pub struct Host {
-    /// Where files go.
-    pub disk: Disk,
-    /// Where memory comes from.
-    pub allocator: Allocator,
-    /// Whether the run is to end early.
-    pub stop: StopRequest,
-    /// Whether `paceline train` has started this rank. Then it says what a run leaves that ends early.
-    pub is_launched: bool,
-}
-
-/// Trains as one rank of `world`, which is arranged as the mesh of the configuration. Before anything is written, the ranks
-/// compare their settings. Rank 0 writes to the console and to the folder that `make_folder` returns, if it does. All ranks
-/// end after the same step if one of them is asked to stop.
+/// Trains as one rank of `world`, which is arranged as the mesh of the configuration. Rank 0 writes to the console and to the
+/// folder that `make_folder` returns, if it does. All ranks end after the same step if one of them is asked to stop.
 pub fn run_rank(
     config: &TrainConfig,
     data: OpenData,
     world: Group,
     local_rank: usize,
     make_folder: impl FnOnce() -> Result<Option<PathBuf>>,
-    Host { disk, allocator, stop, is_launched }: Host,
+    host: Host,
 ) -> Result<()> {
     let begin = Instant::now();
-    let placements = agreement::check(&world, local_rank, &Settings::of_run(config, &data))?;
-    let folder = together(&world, "make the run folder", SAVE_LIMIT, || match world.rank() {
-        0 => make_folder(),
-        _ => Ok(None),
-    })?;
-    let folder = folder.as_deref();
-    let own = match &config.save {
-        Some(path) => together(&world, "take the folder of --save", SAVE_LIMIT, || {
-            if world.rank() > 0 {
-                return Ok(None);
-            }
-            let own = Folder::take(path, disk.clone(), &this_run(folder))?;
-            if !matches!(config.resume, Some(Resume::IfThere(_))) {
-                // The user has chosen where to begin, so what failed before does not count.
-                own.forget_not_finite()?;
-            }
-            Ok(Some(own))
-        })?,
-        None => None,
-    };
-    let mut listeners = views::listeners(&disk, config, folder)?;
-    listeners.tell(Event::Placed { group: &world, placements: &placements })?;
-    let mut saving = match &config.save {
-        Some(path) => Some(Saving::new(config, path, own, &disk, &world)?),
-        None => None,
-    };
-    let mesh = Mesh::new(world, &config.mesh)?;
-
-    let compute = Compute::new(config.threads, allocator.clone())?;
-    let (loader_track, compute) = match &config.profile {
-        Some(profile) => {
-            let (profiler, compute) = Profiler::new(&disk, profile, compute, &allocator);
-            let track = profiler.loader();
-            listeners.add(profiler);
-            (Some(track), compute)
-        }
-        None => (None, compute),
-    };
-    let model = config.model.build(data.train.as_ref(), mesh.world().world_size())?;
-    let predicted = match mesh.world().rank() {
-        0 => Needs::of(&Shape::of(config, &data), &model)?,
-        _ => Needs::default(),
-    };
-    let OpenData { train: dataset, test } = data;
-    listeners.tell(Event::Built(&model))?;
-    let mut strategy = config.strategy.build()?;
-    let options = config.strategy.options;
-    let mut replica = Replica::new(strategy.as_mut(), model, compute, mesh, config.seed, options)?;
-    let load = || config.model.load(&replica.storage);
-    together(&replica.group, "read the first weights", SAVE_LIMIT, load)?;
-    let mut optimizer = replica.optimizer(config.optimizer.config())?;
-    let (num_samples, samples) = (dataset.len(), BatchShape::of(dataset.as_ref()));
-    let Begin { progress, previous } =
-        resume::begin(config, &replica, &*strategy, &mut optimizer, num_samples)?;
-    if let (Some(saving), Some(previous)) = (&mut saving, previous) {
-        saving.follow(previous);
-    }
-    let exactness = strategy.exactness(&config.mesh);
-    equality::check(&replica, &exactness, progress.steps)?;
-    let initialization = allocator.end_phase(memory::INITIALIZATION);
-
-    let track = SpanTrack::with_capacity(TRACK_CAPACITY);
-    let join = batches::join(config, dataset.as_ref(), &replica)?;
-    let max_norm = config.clip_grad_norm;
-    let stream = BatchStream::new(config, dataset, &replica, progress.position, loader_track)?;
-    let before = stream.samples_before();
-    replica.resume_after(before.own);
-    listeners.tell(Event::Begun { progress, samples_before: before.all })?;
-    // The ranks measure at about the same time, and no step is near.
-    let compute_type = replica.storage.precision().compute;
-    let peak_flops_per_s = peak::of_threads(&replica.compute, compute_type);
-    let stepper = Stepper { replica, optimizer, strategy, track, join, max_norm };
-    let mut trainer = Trainer {
-        config,
-        num_samples,
-        samples,
-        peak_flops_per_s,
-        stepper,
-        exactness,
-        initialization,
-        predicted,
-        listeners,
-        test,
-        saving,
-        stop,
-        is_launched,
-    };
+    let agreed = setup::agree(config, &data, world, local_rank, make_folder, &host)?;
+    let (mut trainer, stream, progress) = setup::build(config, data, agreed, host)?;
     let trained = trainer.train(stream, progress).map_err(|failure| trainer.noted(failure))?;
-    if trained.is_stopped {
-        let steps = progress.steps + trained.num_steps;
-        // The ranks agree on it before rank 0 writes, however long that takes.
-        let stopped = trainer.stopped_after(steps);
-        // Whatever comes of it, the run has ended in order.
-        if let Err(problem) = trainer.finish(begin, trained, None, Some(steps)) {
-            streams::stderr().line(&format!("warning: no figures of the steps so far: {problem}"));
-        }
-        return Err(stopped);
-    }
     let steps = progress.steps + trained.num_steps;
-    equality::check(&trainer.stepper.replica, &trainer.exactness, steps)?;
-    let is_finite = trainer.stepper.check_finite(steps);
-    is_finite.map_err(|failure| trainer.noted(failure))?;
-    let evaluation = if config.evaluate { trainer.evaluate()? } else { None };
-    let evaluated = evaluation.map(|result| Evaluation {
-        steps,
-        epoch: trained.last.map_or(progress.last_epoch(), |(epoch, _)| epoch),
-        result,
-        is_final: true,
-        is_repeated: trained.num_steps > 0 && trainer.evaluates_after(steps),
-    });
-    if let Some(evaluation) = evaluated {
-        trainer.listeners.tell(Event::Evaluated(evaluation))?;
+    if trained.is_stopped {
+        return trainer.end_early(begin, trained, steps);
     }
+    trainer.check_weights(steps)?;
+    let evaluated = trainer.evaluate_at_end(&trained, &progress)?;
     trainer.finish(begin, trained, evaluated, None)
-}
-
-/// This run in words, for another one that wants to save to the same folder.
-fn this_run(folder: Option<&Path>) -> String {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let folder = folder.map_or_else(String::new, |folder| format!(", {}", folder.printable()));
-    let since = paceline_host::text::now("%Y-%m-%d %H:%M:%S");
-    format!("another run (process {} on {host}{folder}, started {since})", std::process::id())
 }
 
 /// The result of training on this rank.
@@ -210,28 +72,29 @@ struct Trained {
     is_stopped: bool,
 }
 
-struct Trainer<'a> {
-    config: &'a TrainConfig,
+/// A rank that is ready to train ([`setup`]).
+pub(crate) struct Trainer<'a> {
+    pub(crate) config: &'a TrainConfig,
     /// Number of training samples.
-    num_samples: usize,
+    pub(crate) num_samples: usize,
     /// The fields of a sample.
-    samples: BatchShape,
+    pub(crate) samples: BatchShape,
     /// The most floating-point operations per second that this rank can make.
-    peak_flops_per_s: f64,
-    stepper: Stepper,
+    pub(crate) peak_flops_per_s: f64,
+    pub(crate) stepper: Stepper,
     /// What the strategy guarantees about the weights.
-    exactness: Exactness,
+    pub(crate) exactness: Exactness,
     /// The memory after initialization.
-    initialization: PhaseUsage,
+    pub(crate) initialization: PhaseUsage,
     /// On rank 0: the memory that the ranks need by prediction.
-    predicted: Needs,
-    listeners: Listeners<'a>,
+    pub(crate) predicted: Needs,
+    pub(crate) listeners: Listeners<'a>,
     /// The test set, if the run evaluates.
-    test: Option<Arc<dyn Dataset>>,
+    pub(crate) test: Option<Arc<dyn Dataset>>,
     /// Writes this rank's part of checkpoints, if the run saves.
-    saving: Option<Saving>,
-    stop: StopRequest,
-    is_launched: bool,
+    pub(crate) saving: Option<Saving>,
+    pub(crate) stop: StopRequest,
+    pub(crate) is_launched: bool,
 }
 
 impl Trainer<'_> {
@@ -327,6 +190,43 @@ impl Trainer<'_> {
         }
         self.listeners.tell(Event::TrainingEnded(&self.stepper.replica.group))?;
         Ok(Trained { steps, meter, num_steps: made, last, is_stopped })
+    }
+
+    /// Ends a run that was asked to stop: in order, with the figures of its steps so far.
+    fn end_early(&mut self, begin: Instant, trained: Trained, steps: u64) -> Result<()> {
+        // The ranks agree on it before rank 0 writes, however long that takes.
+        let stopped = self.stopped_after(steps);
+        // Whatever comes of it, the run has ended in order.
+        if let Err(problem) = self.finish(begin, trained, None, Some(steps)) {
+            streams::stderr().line(&format!("warning: no figures of the steps so far: {problem}"));
+        }
+        Err(stopped)
+    }
+
+    /// Checks the weights with which the run ends: those that the strategy keeps equal are, and all numbers are finite.
+    fn check_weights(&self, steps: u64) -> Result<()> {
+        equality::check(&self.stepper.replica, &self.exactness, steps)?;
+        self.stepper.check_finite(steps).map_err(|failure| self.noted(failure))
+    }
+
+    /// Evaluates after the last step, if the run does, and tells the listeners. `begun` is where training began.
+    fn evaluate_at_end(
+        &mut self,
+        trained: &Trained,
+        begun: &Progress,
+    ) -> Result<Option<Evaluation>> {
+        let result = if self.config.evaluate { self.evaluate()? } else { None };
+        let Some(result) = result else { return Ok(None) };
+        let steps = begun.steps + trained.num_steps;
+        let evaluation = Evaluation {
+            steps,
+            epoch: trained.last.map_or(begun.last_epoch(), |(epoch, _)| epoch),
+            result,
+            is_final: true,
+            is_repeated: trained.num_steps > 0 && self.evaluates_after(steps),
+        };
+        self.listeners.tell(Event::Evaluated(evaluation))?;
+        Ok(Some(evaluation))
     }
 
     /// Whether all ranks stop after this step. They know it with the loss. Ranks that do not share the loss ask each other
