@@ -313,13 +313,13 @@ def torch_cpu(tools: Tools) -> tuple[list[Record], Record]:
         tables = json.loads((report / "summary.json").read_text())["tables"]
         page = (report / "summary.html").read_text()
     counted = [row["counted"] for row in tables["files"]["rows"]]
-    says_so = [text for text in (printed, page) if "analysed from its operators" in text]
+    says_so = [text for text in (printed, page) if "analyzed from its operators" in text]
     rows = tables["summary"]["rows"]
     reduced = [row.get("all_reduce_calls") or 0 for row in rows]
     computed = [row["compute_time_us"] for row in rows]
     results = [
         outcome("PyTorch on a CPU", "HTA gives up", int(refusal is not None), "= 1", refusal is not None),
-        outcome("PyTorch on a CPU", "ranks analysed from operators", counted.count("operators"), "= 2", counted == ["operators"] * 2),
+        outcome("PyTorch on a CPU", "ranks analyzed from operators", counted.count("operators"), "= 2", counted == ["operators"] * 2),
         outcome("PyTorch on a CPU", "console and page say so", len(says_so), "= 2", len(says_so) == 2),
         outcome("PyTorch on a CPU", "least all-reduces of a rank", min(reduced), ">= 1", min(reduced) >= 1),
         outcome("PyTorch on a CPU", "least compute time of a rank, us", min(computed), "> 0", min(computed) > 0),

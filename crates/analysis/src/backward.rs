@@ -80,7 +80,7 @@ pub(crate) fn passes(timeline: &Timeline) -> Vec<BackwardPass> {
 mod tests {
     use super::*;
     use crate::ranks::sample::timeline;
-    use crate::timeline::LaneId;
+    use crate::timeline::TrackId;
 
     /// Moves the operators whose names begin so to another row.
     fn on(mut timeline: Timeline, begin: &str, lane: u32) -> Timeline {
@@ -88,7 +88,7 @@ mod tests {
         let moved = |name| names.text(name).starts_with(begin);
         let moved: Vec<bool> = timeline.operators.iter().map(|of| moved(of.name)).collect();
         let operators = timeline.operators.iter_mut().zip(moved).filter(|of| of.1);
-        operators.for_each(|(operator, _)| operator.lane = LaneId(lane));
+        operators.for_each(|(operator, _)| operator.lane = TrackId(lane));
         timeline
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A timeline goes in. Its steps come out. The module `hta` decides which of them are analyzed.
 
-use crate::timeline::{LaneId, TimeRange, Timeline};
+use crate::timeline::{TimeRange, Timeline, TrackId};
 
 /// One `ProfilerStep#N` of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub(crate) fn of(timeline: &Timeline) -> Vec<Step> {
 }
 
 /// The row of the thread that runs the steps.
-pub(crate) fn lane(timeline: &Timeline) -> Option<LaneId> {
+pub(crate) fn lane(timeline: &Timeline) -> Option<TrackId> {
     let numbers = numbers(timeline);
     let mut host = timeline.annotations.iter().filter(|annotation| !annotation.is_device);
     host.find(|a| numbers[a.name.0 as usize].is_some()).map(|annotation| annotation.lane)

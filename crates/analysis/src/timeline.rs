@@ -65,7 +65,7 @@ impl Names {
 
 /// The number of the row to which an event belongs. Each pair of `pid` and `tid` in the file is a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LaneId(pub u32);
+pub struct TrackId(pub u32);
 
 /// A row of the file: one pair of `pid` and `tid`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -101,7 +101,7 @@ pub struct Kernel {
     /// When it ran.
     pub time: TimeRange,
     /// Its row.
-    pub lane: LaneId,
+    pub lane: TrackId,
     /// Its stream; -1 where the file gives none.
     pub stream: i64,
     /// The number that it shares with the call that launched it.
@@ -122,7 +122,7 @@ pub struct Launch {
     /// When the call ran.
     pub time: TimeRange,
     /// Its row.
-    pub lane: LaneId,
+    pub lane: TrackId,
     /// The number that it shares with the work that it launched.
     pub correlation: Option<u64>,
 }
@@ -147,7 +147,7 @@ pub struct Operator {
     /// When it ran.
     pub time: TimeRange,
     /// Its row.
-    pub lane: LaneId,
+    pub lane: TrackId,
     /// Index into [`Timeline::collectives`].
     pub collective: Option<u32>,
 }
@@ -160,7 +160,7 @@ pub struct Annotation {
     /// Its start and duration.
     pub time: TimeRange,
     /// Its row.
-    pub lane: LaneId,
+    pub lane: TrackId,
     /// Whether this is the device's view of the span (`gpu_user_annotation`).
     pub is_device: bool,
 }
@@ -228,7 +228,7 @@ pub struct Timeline {
     pub run_facts: BTreeMap<String, String>,
     /// All strings that the vectors below refer to.
     pub names: Names,
-    /// The rows, by [`LaneId`].
+    /// The rows, by [`TrackId`].
     pub lanes: Vec<LaneInfo>,
     /// Work of the device, in the order of the file. A pair of begin and end events stands where its end
     /// stands.

@@ -5,8 +5,8 @@ use paceline_analysis::hta::{
     Analysis, KernelKind, Options, RankAnalysis, Rounding, StepChoice, analyze, diff,
 };
 use paceline_analysis::timeline::{
-    Annotation, DeviceWork, Kernel, LaneId, LaneInfo, Launch, MemorySample, Operator, SyncWait,
-    TimeRange, Timeline,
+    Annotation, DeviceWork, Kernel, LaneInfo, Launch, MemorySample, Operator, SyncWait, TimeRange,
+    Timeline, TrackId,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -54,7 +54,7 @@ fn timeline(
         ..Timeline::default()
     };
     let time = |&(_, start_ns, dur_ns, _): &Piece| TimeRange { start_ns, dur_ns };
-    let lane = |&(.., number): &Piece| LaneId(number % 2);
+    let lane = |&(.., number): &Piece| TrackId(number % 2);
     for piece in &kernels {
         let name = timeline.names.intern(piece.0);
         let work = match piece.0 {
@@ -88,7 +88,7 @@ fn timeline(
     for piece in &spans {
         let (name, is_device) = (timeline.names.intern(piece.0), piece.3 == 7);
         // Steps and the spans in them are on one thread.
-        let lane = LaneId(0);
+        let lane = TrackId(0);
         timeline.annotations.push(Annotation { name, time: time(piece), lane, is_device });
     }
     for piece in &operators {
@@ -141,7 +141,7 @@ fn check(rank: &RankAnalysis, rounding: Rounding) {
 
 proptest! {
     #[test]
-    fn whatever_a_trace_says_is_analysed(timeline in any_timeline()) {
+    fn whatever_a_trace_says_is_analyzed(timeline in any_timeline()) {
         let timelines = [timeline];
         for rounding in [Rounding::Exact, Rounding::Hta] {
             for include_last_step in [false, true] {

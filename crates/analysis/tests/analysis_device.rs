@@ -308,7 +308,7 @@ fn means_are_over_the_ranks_that_have_the_figure() {
 }
 
 #[test]
-fn what_cannot_be_analysed_is_said() {
+fn what_cannot_be_analyzed_is_said() {
     let analyze = |timelines: &[_]| analyze(timelines, &Options::default()).unwrap_err();
     assert_eq!(analyze(&[]), AnalysisError::Empty);
     let mut nameless = rank(0).kernel("gemm", 7, 0.0, 10.0).timeline;

@@ -6,20 +6,20 @@ use std::path::PathBuf;
 
 use common::{MAIN, NCCL, OTHER, rank};
 use paceline_analysis::hta::{
-    AnalysisError, Change, KernelKind, Kind, Options, Part, RankAnalysis, Side, Source, StepChoice,
-    Verdict, analyze, diff,
+    AnalysisError, Change, KernelKind, Kind, Options, Part, RankAnalysis, Shift, Side, Source,
+    StepChoice, analyze, diff,
 };
 use paceline_analysis::ranks::across_ranks;
 use paceline_analysis::read::{Select, find, open};
 use paceline_analysis::report::panels::{About, of_analysis};
-use paceline_analysis::timeline::{LaneId, LaneInfo, Operator, TimeRange, Timeline};
+use paceline_analysis::timeline::{LaneInfo, Operator, TimeRange, Timeline, TrackId};
 
 fn one(build: common::Build) -> RankAnalysis {
     analyze(&[build.timeline], &Options::default()).unwrap().ranks.remove(0)
 }
 
 #[test]
-fn without_kernels_operators_and_transfers_are_analysed() {
+fn without_kernels_operators_and_transfers_are_analyzed() {
     let build = rank(0)
         .operator("aten::linear", MAIN, 0.0, 30.0)
         .operator("aten::addmm", MAIN, 5.0, 25.0)
@@ -132,7 +132,7 @@ fn torch() -> Vec<Timeline> {
 
 /// Moves what autograd runs to a thread of its own.
 fn on_own_thread(mut timeline: Timeline) -> Timeline {
-    let own = LaneId(timeline.lanes.len() as u32);
+    let own = TrackId(timeline.lanes.len() as u32);
     timeline.lanes.push(LaneInfo { pid: "1".into(), tid: "autograd".into(), name: None });
     let names = &timeline.names;
     let is_function =
@@ -290,21 +290,21 @@ fn a_difference_that_steps_show_too_is_noise() {
     let first = [20.0, 24.0, 22.0, 18.0];
     assert_eq!(
         verdict(&first, &[21.0, 25.0, 23.0, 19.0]),
-        (Verdict::Noise, Change::Unchanged, 1_000)
+        (Shift::Noise, Change::Unchanged, 1_000)
     );
     assert_eq!(
         verdict(&first, &[41.0, 45.0, 43.0, 39.0]),
-        (Verdict::Slower, Change::Unchanged, 21_000)
+        (Shift::Slower, Change::Unchanged, 21_000)
     );
     assert_eq!(
         verdict(&first, &[11.0, 10.0, 11.0, 10.0]),
-        (Verdict::Faster, Change::Unchanged, -10_500)
+        (Shift::Faster, Change::Unchanged, -10_500)
     );
-    assert_eq!(verdict(&first, &first), (Verdict::Equal, Change::Unchanged, 0));
+    assert_eq!(verdict(&first, &first), (Shift::Equal, Change::Unchanged, 0));
     // Runs of different lengths are compared per step.
     let [twice, once] = [[first, first].concat(), first.to_vec()];
-    assert_eq!(verdict(&twice, &once), (Verdict::Equal, Change::Unchanged, 0));
-    assert_eq!(verdict(&[20.0], &[30.0]).0, Verdict::Unknown);
+    assert_eq!(verdict(&twice, &once), (Shift::Equal, Change::Unchanged, 0));
+    assert_eq!(verdict(&[20.0], &[30.0]).0, Shift::Unknown);
 }
 
 #[test]

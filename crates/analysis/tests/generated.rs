@@ -146,7 +146,7 @@ fn read(json: &str) -> Said {
     let trace = parse(json.as_bytes()).unwrap_or_else(|err| panic!("{err} in {json}"));
     assert!(trace.oddities.is_empty(), "{:?}", trace.oddities);
     let words = |name,
-                 lane: paceline_analysis::timeline::LaneId,
+                 lane: paceline_analysis::timeline::TrackId,
                  time: paceline_analysis::timeline::TimeRange| {
         let lane = &trace.lanes[lane.0 as usize];
         format!(

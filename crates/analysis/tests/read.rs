@@ -1,4 +1,4 @@
-//! Handwritten traces, and what the reader makes of them.
+//! Handwritten traces, and what the reader reads in them.
 
 mod hostile;
 

@@ -160,7 +160,7 @@ impl Index {
         if !(FIRST_VERSION..=VERSION).contains(&version) {
             return Err(format!(
                 "is of version {version}, this program reads versions {FIRST_VERSION} to {VERSION}: go on with the program that \
-                 wrote it, or begin anew in another folder"
+                 wrote it, or start again in another folder"
             ));
         }
         let Signed { sha256, index } = serde_json::from_slice(text).map_err(|e| corrupt(&e))?;
@@ -194,7 +194,7 @@ impl Index {
 
     fn check_tensor(&self, name: &str, tensor: &TensorEntry) -> Result<(), String> {
         let dtype: DType = tensor.dtype.parse().map_err(|_| {
-            format!("the tensor {name} has the type {:?}, which there is not", tensor.dtype)
+            format!("the tensor {name} has the type {:?}, which is unknown", tensor.dtype)
         })?;
         let elems = tensor.shape.iter().try_fold(1usize, |len, dim| len.checked_mul(*dim));
         let bytes = elems.and_then(|elems| elems.checked_mul(dtype.size_bytes()));
@@ -324,7 +324,7 @@ mod tests {
             ("\"../secret\" is not the name", |index| index.files[0].name = "../secret".into()),
             ("\".hidden\" is not the name", |index| index.files[0].name = ".hidden".into()),
             ("16 bytes and 0 digests", |index| index.files[0].chunks.clear()),
-            ("which there is not", |index| tensor(index).dtype = "f31".into()),
+            ("which is unknown", |index| tensor(index).dtype = "f31".into()),
             ("is too large", |index| tensor(index).shape = vec![usize::MAX, 2]),
             ("do not follow each other", |index| tensor(index).pieces[1].start = 5),
             ("do not follow each other", |index| tensor(index).pieces[0].len = usize::MAX),

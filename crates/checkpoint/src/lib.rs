@@ -41,7 +41,7 @@ mod tests;
 
 pub use folder::Folder;
 pub use index::Previous;
-pub use opened::{Checkpoint, Place, find, head};
+pub use opened::{Checkpoint, RankOfRun, find, head};
 pub use proof::{GOOD_AFTER_STEPS, NotFinite, Restart, restart};
 pub use saver::{SAVE_LIMIT, SaveSettings, Saver};
 pub use setting::{Missing, Setting};

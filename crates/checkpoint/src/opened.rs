@@ -78,7 +78,7 @@ pub fn find(folder: &Path) -> std::result::Result<Vec<PathBuf>, String> {
     if folder.join(SINGLE_FILE).exists() {
         return Err(format!(
             "{SINGLE_FILE} there was written by an earlier version of this program, and this one reads folders \
-             of shards (version {VERSION}): go on with the program that wrote it, or begin anew in another folder"
+             of shards (version {VERSION}): go on with the program that wrote it, or start again in another folder"
         ));
     }
     Err(match folder.read_dir() {
@@ -398,7 +398,7 @@ impl Checkpoint {
     /// number of ranks with the same strategy goes on.
     pub fn restore(
         &self,
-        rank: Place,
+        rank: RankOfRun,
         ranges: &Ranges,
         storage: &Storage,
         optimizer: &mut Optimizer,
@@ -426,7 +426,7 @@ impl Checkpoint {
 
 /// A rank of the run that goes on.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct RankOfRun<'a> {
     /// Its number.
     pub rank: usize,
     /// The number of ranks.

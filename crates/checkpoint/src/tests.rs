@@ -138,7 +138,7 @@ fn last(path: &Path) -> std::result::Result<Checkpoint, String> {
 }
 
 fn restore(checkpoint: &Checkpoint, ranges: &Ranges, to: &mut (Storage, Optimizer)) -> Result<()> {
-    let place = Place { rank: 0, world_size: 1, strategy: KIND };
+    let place = RankOfRun { rank: 0, world_size: 1, strategy: KIND };
     checkpoint.restore(place, ranges, &to.0, &mut to.1, Vec::new())
 }
 
@@ -432,7 +432,7 @@ fn the_file_of_an_earlier_version_is_named() {
     fs::write(folder.path().join("checkpoint.safetensors"), b"whatever").unwrap();
     assert!(is_in(folder.path()));
     let refused = find(folder.path()).unwrap_err();
-    for words in ["checkpoint.safetensors", "earlier version", "begin anew in another folder"] {
+    for words in ["checkpoint.safetensors", "earlier version", "start again in another folder"] {
         assert!(refused.contains(words), "{refused}");
     }
     save_alone(&Disk::default(), folder.path(), &model(mlp(16), 1, 1), 1).unwrap();

@@ -12,7 +12,7 @@ use paceline_failure::Result;
 use super::data::{DataChoice, DataSettings, RunNeeds};
 use super::models::{Defaults, ModelChoice, ModelSettings};
 use super::registry::{Choice, flags_of, read};
-use super::strategies::{StrategyChoice, StrategySettings, Synchronises};
+use super::strategies::{StrategyChoice, StrategySettings, Synchronizes};
 
 /// A choice that a program adds. The fields of the type are its flags: each field has the help, the accepted values and the
 /// default of one flag. So a value of the type is the choice with all its settings.
@@ -30,7 +30,7 @@ pub trait Own: Args + Debug + Send + Sync + 'static {
 /// A strategy that a program adds.
 pub trait OwnStrategy: Own + StrategySettings {
     /// How often the ranks' models are made equal.
-    const SYNCHRONISES: Synchronises;
+    const SYNCHRONIZES: Synchronizes;
 }
 
 /// The registry entry of a type.
@@ -63,8 +63,8 @@ impl<T: Own + DataSettings> DataChoice for Entry<T> {
 }
 
 impl<T: OwnStrategy> StrategyChoice for Entry<T> {
-    fn synchronises(&self) -> Synchronises {
-        T::SYNCHRONISES
+    fn synchronizes(&self) -> Synchronizes {
+        T::SYNCHRONIZES
     }
 
     fn resolve(&self, settings: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {

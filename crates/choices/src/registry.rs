@@ -84,7 +84,7 @@ impl<C: Choice + ?Sized> Registry<C> {
         let is_word = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
         if name.is_empty() || !name.chars().all(is_word) || RESERVED.contains(&name) {
             return Err(Failure::Usage(format!(
-                "this program adds --{key} '{name}', which is no possible name; a name has letters, digits, _ and \
+                "this program adds --{key} '{name}', which is not a possible name; a name has letters, digits, _ and \
                  -, and is none of {}",
                 RESERVED.join(", ")
             )));

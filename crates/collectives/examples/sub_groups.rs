@@ -11,12 +11,12 @@ fn main() -> Result<(), CollectiveError> {
     let world = Group::from_env(None)?;
     let num_columns = columns(world.world_size());
     let (row, column) = (world.rank() / num_columns, world.rank() % num_columns);
-    let by_colour = |colour: usize| -> Result<Group, CollectiveError> {
-        let group = world.split(Some(colour as u32))?;
-        Ok(group.expect("a rank that names a colour gets a group"))
+    let by_color = |color: usize| -> Result<Group, CollectiveError> {
+        let group = world.split(Some(color as u32))?;
+        Ok(group.expect("a rank that names a color gets a group"))
     };
-    let in_row = by_colour(row)?;
-    let in_column = by_colour(column)?;
+    let in_row = by_color(row)?;
+    let in_column = by_color(column)?;
 
     let mut sum_of_row = [world.rank() as i64];
     in_row.all_reduce_slice(&mut sum_of_row, ReduceOp::Sum)?;

@@ -16,7 +16,7 @@ use crate::context::{OpContext, WaitPolicy};
 use crate::emulator::LinkEmulator;
 use crate::engine::Engine;
 use crate::flight_recorder::FlightRecorder;
-use crate::group::Origin;
+use crate::group::Lineage;
 use crate::record::{OpRecord, OpTimes, RecentRecords};
 use crate::shared::Fate;
 
@@ -52,7 +52,7 @@ impl Core {
         world: usize,
         engine: Engine,
         flight_recorder: FlightRecorder,
-        origin: &Origin,
+        origin: &Lineage,
     ) -> Self {
         Self {
             rank,

@@ -10,7 +10,7 @@ use crate::context::OpContext;
 use crate::hybrid::Hybrid;
 #[cfg(feature = "mpi")]
 use crate::mpi::Mpi;
-use crate::shared::Shared;
+use crate::shared::SharedState;
 use crate::tcp::Tcp;
 use crate::{CollectiveError, OpKind};
 
@@ -18,7 +18,7 @@ use crate::{CollectiveError, OpKind};
 #[derive(Debug)]
 pub(crate) enum Engine {
     /// Threads of one process, or processes of one host.
-    Shared(Shared),
+    Shared(SharedState),
     /// Processes anywhere, over sockets.
     Tcp(Tcp),
     /// Shared memory within a host, sockets between hosts.
@@ -30,7 +30,7 @@ pub(crate) enum Engine {
 
 impl Engine {
     /// The state that the ranks of this host share, if the transport uses shared memory.
-    pub(crate) fn shared(&self) -> Option<&Shared> {
+    pub(crate) fn shared(&self) -> Option<&SharedState> {
         match self {
             Engine::Shared(shared) => Some(shared),
             Engine::Hybrid(hybrid) => Some(hybrid.local()),

@@ -8,7 +8,7 @@
 use paceline_rendezvous::{HostRoute, PeerListener, Placement, Rendezvous, Store};
 use serde::{Deserialize, Serialize};
 
-use crate::group::Origin;
+use crate::group::Lineage;
 use crate::{CollectiveError, Group, GroupOptions, Transport};
 
 /// The environment variable that names the transport, for ranks that a launcher has started.
@@ -66,7 +66,7 @@ impl Group {
                 &addresses,
                 rank,
                 options,
-                Origin::of_processes(store.key()),
+                Lineage::of_processes(store.key()),
             ),
             Transport::Hybrid => {
                 let local_world = place.local_world_size;
@@ -77,7 +77,7 @@ impl Group {
                     rank,
                     local_world,
                     options,
-                    Origin::of_processes(store.key()),
+                    Lineage::of_processes(store.key()),
                 )
             }
             _ => Self::form_tcp(
@@ -86,7 +86,7 @@ impl Group {
                 &host,
                 rank,
                 options,
-                Origin::of_processes(store.key()),
+                Lineage::of_processes(store.key()),
             ),
         }
     }

@@ -13,7 +13,7 @@ use paceline_trace::now_ns;
 use crate::call::{Blocks, Call, CallHeader, Region, Shares};
 use crate::context::{OpContext, WaitPolicy};
 use crate::header::{HEADER_BYTES, Header, decode_rows, read_calls};
-use crate::meet::{Met, ShowCalls, Shown, meet};
+use crate::meet::{AgreedCalls, CallsOfAll, ShowCalls, meet};
 use crate::{CollectiveError, MAX_RANKS, OpKind, ReduceOp};
 
 const MAX_WORLD: usize = 8;
@@ -131,7 +131,7 @@ impl Peers<'_> {
 }
 
 impl ShowCalls for Peers<'_> {
-    fn show_call(&mut self, context: &OpContext) -> Result<Shown, CollectiveError> {
+    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll, CollectiveError> {
         let headers = self.take(context, self.world * HEADER_BYTES)?;
         read_calls(context, headers, now_ns())
     }
@@ -147,7 +147,7 @@ impl ShowCalls for Peers<'_> {
 }
 
 /// Takes the parts of this rank's memory that the transports take.
-fn touches_only_own_memory(call: &Call, met: &Met, world: usize) {
+fn touches_only_own_memory(call: &Call, met: &AgreedCalls, world: usize) {
     let is_root = call.root == 0;
     let shares = met.shares();
     // `part` panics if the bytes do not lie within the region.

@@ -4,7 +4,7 @@
 use crate::CollectiveError;
 use crate::call::{CallHeader, Conflict, MAX_RANKS};
 use crate::context::OpContext;
-use crate::meet::Shown;
+use crate::meet::CallsOfAll;
 
 /// Words of a header; on the wire each has eight bytes, little-endian.
 const WORDS: usize = 11;
@@ -110,14 +110,14 @@ pub(crate) fn read_calls(
     context: &OpContext,
     headers: &[u8],
     present_ns: u64,
-) -> Result<Shown, CollectiveError> {
+) -> Result<CallsOfAll, CollectiveError> {
     let (mut calls, mut operations) = (Vec::new(), Vec::new());
     for (peer, bytes) in headers.chunks_exact(HEADER_BYTES).enumerate() {
         let (operation, call) = read_call(context, peer, bytes)?;
         calls.push(call);
         operations.push(operation);
     }
-    Ok(Shown { present_ns, calls, operations })
+    Ok(CallsOfAll { present_ns, calls, operations })
 }
 
 /// Words as they are sent: eight bytes each, little-endian.

@@ -9,7 +9,7 @@ use crate::call::{CallHeader, Shares, agree, blocks_agree};
 use crate::context::OpContext;
 
 /// What all ranks have shown, in rank order.
-pub(crate) struct Shown {
+pub(crate) struct CallsOfAll {
     /// When the last rank had shown its call, as far as this rank can tell.
     pub(crate) present_ns: u64,
     pub(crate) calls: Vec<CallHeader>,
@@ -18,7 +18,7 @@ pub(crate) struct Shown {
 }
 
 /// What a rank knows once all ranks have agreed.
-pub(crate) struct Met {
+pub(crate) struct AgreedCalls {
     /// When the last rank arrived, as far as this rank can tell.
     pub(crate) present_ns: u64,
     /// Each rank's call, in rank order.
@@ -27,7 +27,7 @@ pub(crate) struct Met {
     pub(crate) sent: Vec<Vec<u64>>,
 }
 
-impl Met {
+impl AgreedCalls {
     /// Which elements belong to which rank.
     pub(crate) fn shares(&self) -> Shares {
         shares(&self.calls)
@@ -43,7 +43,7 @@ pub(crate) fn shares(calls: &[CallHeader]) -> Shares {
 /// How the ranks of a transport show each other their calls.
 pub(crate) trait ShowCalls {
     /// Shows this rank's call to every rank, and waits until all ranks have shown theirs.
-    fn show_call(&mut self, context: &OpContext) -> Result<Shown, CollectiveError>;
+    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll, CollectiveError>;
 
     /// Shows this rank's row of an all-to-all to every rank, and returns the rows of all ranks. A row holds
     /// the number of elements that its rank sends to each rank, then the number that it expects from each.
@@ -62,8 +62,8 @@ pub(crate) trait ShowCalls {
 pub(crate) fn meet(
     ranks: &mut impl ShowCalls,
     context: &OpContext,
-) -> Result<Met, CollectiveError> {
-    let Shown { present_ns, calls, operations } = ranks.show_call(context)?;
+) -> Result<AgreedCalls, CollectiveError> {
+    let CallsOfAll { present_ns, calls, operations } = ranks.show_call(context)?;
     let mut sent = Vec::new();
     let mut outcome = agree(&calls);
     if let (Ok(()), Some(blocks)) = (&outcome, &context.call.blocks) {
@@ -76,7 +76,7 @@ pub(crate) fn meet(
         sent = rows;
     }
     match outcome {
-        Ok(()) => Ok(Met { present_ns, calls, sent }),
+        Ok(()) => Ok(AgreedCalls { present_ns, calls, sent }),
         Err(found) => Err(context.disagreement(found, |rank| (calls[rank], operations[rank]))),
     }
 }

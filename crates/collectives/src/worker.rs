@@ -98,7 +98,7 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Queue {
     core: Arc<Core>,
     state: Mutex<State>,
     changed: Condvar,
@@ -108,7 +108,7 @@ struct Shared {
 /// The queue and its thread.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    shared: Arc<Shared>,
+    shared: Arc<Queue>,
     /// Started by the first operation that needs it.
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -116,7 +116,7 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn new(core: Arc<Core>, options: GroupOptions) -> Self {
         let shared =
-            Arc::new(Shared { core, state: Mutex::default(), changed: Condvar::new(), options });
+            Arc::new(Queue { core, state: Mutex::default(), changed: Condvar::new(), options });
         Self { shared, thread: Mutex::default() }
     }
 
@@ -179,7 +179,7 @@ impl Worker {
 
 /// The right to execute an operation. A panic gives it back too, so that no thread waits for its turn
 /// forever.
-struct Turn<'a>(&'a Shared);
+struct Turn<'a>(&'a Queue);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
@@ -191,7 +191,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-impl Shared {
+impl Queue {
     fn serve(&self) {
         // The worker often shares its core with a computation that it must not disturb, so it sleeps at once
         // instead of spinning.

@@ -59,7 +59,7 @@ impl Cifar10 {
 
     /// The data set of these records, which have been checked.
     pub(crate) fn of(records: Vec<u8>) -> Self {
-        let values = std::array::from_fn(|c| files::normalised(MEAN[c], STD[c]));
+        let values = std::array::from_fn(|c| files::normalized(MEAN[c], STD[c]));
         Self { records, values }
     }
 }

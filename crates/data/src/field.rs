@@ -1,4 +1,4 @@
-//! The fields of a sample, and the tensors that a batch makes of them.
+//! The fields of a sample, and the tensors that a batch reads in them.
 //!
 //! Input: what a data set states about its samples. Output: names, element types and shapes. This module knows
 //! nothing of the values.

@@ -48,6 +48,6 @@ pub(crate) fn check_labels(
 
 /// The normalized value `(x / 255 - mean) / std` of every byte `x`. Each operation rounds to f32, as in
 /// torchvision's `ToTensor` and `Normalize`, so that both give the same bits.
-pub(crate) fn normalised(mean: f32, std: f32) -> [f32; 256] {
+pub(crate) fn normalized(mean: f32, std: f32) -> [f32; 256] {
     std::array::from_fn(|x| (x as f32 / 255.0 - mean) / std)
 }

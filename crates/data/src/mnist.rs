@@ -53,7 +53,7 @@ impl Mnist {
             });
         }
         files::check_labels(&labels.path, labels.data.iter().copied())?;
-        let values = files::normalised(0.1307, 0.3081);
+        let values = files::normalized(0.1307, 0.3081);
         Ok(Self { images: images.data, labels: labels.data, values })
     }
 }

@@ -38,7 +38,7 @@ fn message(folder: &Path) -> String {
 }
 
 #[test]
-fn records_become_normalised_images_with_the_channels_last() {
+fn records_become_normalized_images_with_the_channels_last() {
     let (flat, nested) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     write_all(flat.path());
     let inner = nested.path().join("cifar-10-batches-bin");

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use paceline_memory::{DType, Device, Tensor};
 
 use crate::error::expect_shape;
-use crate::meta::Pretended;
+use crate::meta::MetaScratch;
 use crate::{Compute, KernelError, Result};
 
 /// Number of elements that a thread converts at a time.
@@ -30,7 +30,7 @@ pub fn narrow(compute: &Compute, x: &Tensor, rounded: &Tensor) -> Result<()> {
         },
         Device::Meta => match rounded.dtype() {
             dtype @ (DType::F16 | DType::BF16) => {
-                Pretended::new(compute, op).reads(DType::F32, [x])?.writes(dtype, [rounded])?;
+                MetaScratch::new(compute, op).reads(DType::F32, [x])?.writes(dtype, [rounded])?;
             }
             dtype => return Err(KernelError::DType { op, dtype }),
         },
@@ -56,7 +56,7 @@ pub fn widen(compute: &Compute, rounded: &Tensor, x: &Tensor) -> Result<()> {
         },
         Device::Meta => match rounded.dtype() {
             dtype @ (DType::F16 | DType::BF16) => {
-                Pretended::new(compute, op).reads(dtype, [rounded])?.writes(DType::F32, [x])?;
+                MetaScratch::new(compute, op).reads(dtype, [rounded])?.writes(DType::F32, [x])?;
             }
             dtype => return Err(KernelError::DType { op, dtype }),
         },

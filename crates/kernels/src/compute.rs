@@ -7,7 +7,7 @@ use paceline_memory::{Allocator, Category, Device, Element, MemoryError, Tensor,
 use paceline_trace::{Event, STACK_BYTES, Shapes, Span, Track, now_ns};
 use rayon::prelude::*;
 
-use crate::meta::Pretended;
+use crate::meta::MetaScratch;
 use crate::{KernelError, Result, SimdLevel, simd};
 
 /// The name of the span in which a thread of a pool computes its part of the current kernel.
@@ -145,7 +145,7 @@ impl Compute {
             Device::Meta => {
                 let dtype = to.dtype();
                 let from = from.view(to.shape())?;
-                Pretended::new(self, "copy").reads(dtype, [&from])?.writes(dtype, [to])?;
+                MetaScratch::new(self, "copy").reads(dtype, [&from])?.writes(dtype, [to])?;
             }
         }
         let (Some(track), Some(start_ns)) = (track, start_ns) else { return Ok(()) };

@@ -3,7 +3,7 @@
 use paceline_memory::{DType, Device, Tensor};
 
 use crate::error::expect_shape;
-use crate::meta::{self, Pretended};
+use crate::meta::{self, MetaScratch};
 use crate::simd::multiversion;
 use crate::stored::{self, Stored, for_stored};
 use crate::{Compute, KernelError, Real, Result, SimdLevel};
@@ -19,7 +19,7 @@ pub fn relu(compute: &Compute, input: &Tensor, output: &Tensor) -> Result<()> {
         }),
         Device::Meta => {
             let (dtype, _) = stored::types("relu", input)?;
-            Pretended::new(compute, "relu").reads(dtype, [input])?.writes(dtype, [output])?;
+            MetaScratch::new(compute, "relu").reads(dtype, [input])?.writes(dtype, [output])?;
             Ok(())
         }
     }
@@ -44,7 +44,7 @@ pub fn relu_backward(
         }),
         Device::Meta => {
             let (dtype, _) = stored::types(op, output)?;
-            let pretended = Pretended::new(compute, op).reads(dtype, [output, d_output])?;
+            let pretended = MetaScratch::new(compute, op).reads(dtype, [output, d_output])?;
             pretended.writes(dtype, [d_input])?;
             Ok(())
         }
@@ -171,7 +171,7 @@ pub fn add(compute: &Compute, x: &Tensor, y: &Tensor) -> Result<()> {
         }),
         Device::Meta => {
             let (dtype, _) = stored::types("add", y)?;
-            Pretended::new(compute, "add").reads(dtype, [x])?.writes(dtype, [y])?;
+            MetaScratch::new(compute, "add").reads(dtype, [x])?.writes(dtype, [y])?;
             Ok(())
         }
     }
@@ -199,7 +199,7 @@ pub fn divide(compute: &Compute, tensor: &Tensor, divisor: f64) -> Result<()> {
         },
         Device::Meta => {
             let dtype = meta::float("divide", tensor)?;
-            Pretended::new(compute, "divide").writes(dtype, [tensor])?;
+            MetaScratch::new(compute, "divide").writes(dtype, [tensor])?;
         }
     }
     Ok(())

@@ -4,7 +4,7 @@ use half::bf16;
 use paceline_memory::{DType, Device, Element, Tensor};
 
 use crate::error::expect_shape;
-use crate::meta::Pretended;
+use crate::meta::MetaScratch;
 use crate::stored::{self, Stored};
 use crate::{Compute, KernelError, Result};
 
@@ -47,7 +47,7 @@ pub fn forward(compute: &Compute, ids: &Tensor, table: &Tensor, output: &Tensor)
         },
         Device::Meta => {
             let (dtype, _) = stored::types(OP, table)?;
-            let pretended = Pretended::new(compute, OP).reads(DType::I64, [ids])?;
+            let pretended = MetaScratch::new(compute, OP).reads(DType::I64, [ids])?;
             pretended.reads(dtype, [table])?.writes(dtype, [output])?;
             Ok(())
         }
@@ -90,7 +90,7 @@ pub fn backward(
         },
         Device::Meta => {
             let (dtype, _) = stored::types(OP, d_table)?;
-            let pretended = Pretended::new(compute, OP).reads(DType::I64, [ids])?;
+            let pretended = MetaScratch::new(compute, OP).reads(DType::I64, [ids])?;
             pretended.reads(dtype, [d_output])?.writes(dtype, [d_table])?;
             Ok(())
         }
@@ -155,7 +155,7 @@ pub fn last_rows(
             }
         }
         Device::Meta => {
-            let pretended = Pretended::new(compute, op).reads(DType::I64, [ids, lengths])?;
+            let pretended = MetaScratch::new(compute, op).reads(DType::I64, [ids, lengths])?;
             pretended.writes(DType::I64, [rows])?;
         }
     }

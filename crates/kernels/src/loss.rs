@@ -12,7 +12,7 @@
 use paceline_memory::{DType, Device, Tensor};
 
 use crate::error::expect_shape;
-use crate::meta::Pretended;
+use crate::meta::MetaScratch;
 use crate::stored::{self, Stored, for_stored};
 use crate::{Compute, KernelError, Real, Result};
 
@@ -60,7 +60,7 @@ pub fn cross_entropy(
         }
         Device::Meta => {
             let (dtype, _) = stored::types(op, logits)?;
-            let pretended = Pretended::new(compute, op).reads(dtype, [logits])?;
+            let pretended = MetaScratch::new(compute, op).reads(dtype, [logits])?;
             let pretended = pretended.reads(DType::I64, [labels])?.writes(dtype, d_logits)?;
             pretended.writes(DType::F64, [sums])?;
         }
@@ -145,7 +145,7 @@ pub fn mse(
         }
         Device::Meta => {
             let (dtype, real) = stored::types(op, input)?;
-            let pretended = Pretended::new(compute, op).reads(dtype, [input])?;
+            let pretended = MetaScratch::new(compute, op).reads(dtype, [input])?;
             let pretended = pretended.reads(real, [target])?;
             pretended.writes(dtype, d_input)?.writes(DType::F64, [sums])?;
         }

@@ -9,14 +9,14 @@ use paceline_memory::{Access, Category, Claim, DType, MemoryError, Tensor};
 use crate::{Compute, KernelError, Result};
 
 /// An operation that claims its operands and takes scratch memory, and computes nothing. Both go back when it is dropped.
-pub(crate) struct Pretended<'a> {
+pub(crate) struct MetaScratch<'a> {
     compute: &'a Compute,
     op: &'static str,
     claims: Vec<Claim>,
     scratch: Vec<Tensor>,
 }
 
-impl<'a> Pretended<'a> {
+impl<'a> MetaScratch<'a> {
     pub(crate) fn new(compute: &'a Compute, op: &'static str) -> Self {
         Self { compute, op, claims: Vec::new(), scratch: Vec::new() }
     }

@@ -4,7 +4,7 @@ use paceline_memory::{DType, Device, Tensor};
 
 use crate::compute::batches;
 use crate::error::expect_shape;
-use crate::meta::{self, Pretended};
+use crate::meta::{self, MetaScratch};
 use crate::simd::multiversion;
 use crate::{Compute, KernelError, Real, Result};
 
@@ -88,7 +88,7 @@ pub fn sgd(
         },
         Device::Meta => {
             let dtype = meta::float(op, params)?;
-            let pretended = Pretended::new(compute, op).reads(dtype, [grads])?;
+            let pretended = MetaScratch::new(compute, op).reads(dtype, [grads])?;
             pretended.writes(dtype, [params].into_iter().chain(velocity))?;
             Ok(())
         }
@@ -188,7 +188,7 @@ pub fn adamw(
         },
         Device::Meta => {
             let dtype = meta::float(op, params)?;
-            let pretended = Pretended::new(compute, op).reads(dtype, [grads])?;
+            let pretended = MetaScratch::new(compute, op).reads(dtype, [grads])?;
             pretended.writes(dtype, [params, first, second])?;
             Ok(())
         }

@@ -6,7 +6,7 @@
 use paceline_memory::{Category, DType, Device, Element, Tensor};
 
 use crate::error::expect_shape;
-use crate::meta::Pretended;
+use crate::meta::MetaScratch;
 use crate::stored::{self, Stored, for_stored};
 use crate::{Compute, KernelError, Real, Result};
 
@@ -102,7 +102,7 @@ pub fn forward(
         }),
         Device::Meta => {
             let (dtype, _) = stored::types(OP, input)?;
-            let pretended = Pretended::new(compute, OP).reads(dtype, [input])?;
+            let pretended = MetaScratch::new(compute, OP).reads(dtype, [input])?;
             pretended.writes(dtype, [output])?.writes(DType::U8, [winners])?;
             Ok(())
         }
@@ -130,7 +130,7 @@ pub fn backward(
         }),
         Device::Meta => {
             let (dtype, _) = stored::types(OP, d_output)?;
-            let pretended = Pretended::new(compute, OP).reads(DType::U8, [winners])?;
+            let pretended = MetaScratch::new(compute, OP).reads(DType::U8, [winners])?;
             let mut pretended = pretended.reads(dtype, [d_output])?.writes(dtype, [d_input])?;
             match dtype {
                 DType::BF16 => pretended.scratch(DType::F32, pool.image_elems()[0]),

@@ -7,7 +7,7 @@ use paceline_memory::{DType, Device, Tensor};
 
 use crate::compute::batches;
 use crate::error::expect_shape;
-use crate::meta::{self, Pretended};
+use crate::meta::{self, MetaScratch};
 use crate::simd::multiversion;
 use crate::stored::{Stored, expected, is_rounded};
 use crate::{Compute, KernelError, Real, Result, SimdLevel, lanes};
@@ -55,7 +55,7 @@ pub fn forward(
         },
         Device::Meta => {
             let dtype = meta::float(OP, x)?;
-            let pretended = Pretended::new(compute, OP).reads(dtype, [x, w])?;
+            let pretended = MetaScratch::new(compute, OP).reads(dtype, [x, w])?;
             pretended.writes(expected(dtype, y), [y])?.writes(dtype, [r])?;
             Ok(())
         }
@@ -141,7 +141,7 @@ pub fn backward_input(
         },
         Device::Meta => {
             let dtype = meta::float(OP, x)?;
-            let pretended = Pretended::new(compute, OP).reads(dtype, [x, w, r])?;
+            let pretended = MetaScratch::new(compute, OP).reads(dtype, [x, w, r])?;
             pretended.reads(expected(dtype, dy), [dy])?.writes(dtype, [dx])?;
             Ok(())
         }
@@ -231,7 +231,7 @@ pub fn backward_weight(
         },
         Device::Meta => {
             let dtype = meta::float(OP, x)?;
-            let pretended = Pretended::new(compute, OP).reads(dtype, [x, r])?;
+            let pretended = MetaScratch::new(compute, OP).reads(dtype, [x, r])?;
             pretended.reads(expected(dtype, dy), [dy])?.writes(dtype, [dw])?;
         }
     }

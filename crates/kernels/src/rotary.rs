@@ -14,7 +14,7 @@ use half::bf16;
 use paceline_memory::{Allocator, Category, DType, Device, Tensor};
 
 use crate::error::expect_shape;
-use crate::meta::Pretended;
+use crate::meta::MetaScratch;
 use crate::stored::{self, Stored};
 use crate::{Compute, KernelError, Real, Result};
 
@@ -245,7 +245,7 @@ pub fn rotate(
         },
         Device::Meta => {
             let (dtype, real) = stored::types(OP, x)?;
-            Pretended::new(compute, OP).reads(real, [&table.values])?.writes(dtype, [x])?;
+            MetaScratch::new(compute, OP).reads(real, [&table.values])?.writes(dtype, [x])?;
         }
     }
     Ok(())

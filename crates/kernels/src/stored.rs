@@ -58,13 +58,13 @@ impl Stored for bf16 {
 }
 
 /// A number with which kernels compute in f32: f32 or bf16.
-pub(crate) trait Single: Stored<Real = f32> {}
-impl Single for f32 {}
-impl Single for bf16 {}
+pub(crate) trait SinglePrecision: Stored<Real = f32> {}
+impl SinglePrecision for f32 {}
+impl SinglePrecision for bf16 {}
 
 /// A number as the operand of a product whose operands are rounded to `S`.
 #[inline(always)]
-pub(crate) fn operand<X: Single, S: Single>(x: X) -> f32 {
+pub(crate) fn operand<X: SinglePrecision, S: SinglePrecision>(x: X) -> f32 {
     S::store(x.load()).load()
 }
 

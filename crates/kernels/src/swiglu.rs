@@ -7,7 +7,7 @@ use paceline_memory::{DType, Device, Tensor};
 
 use crate::compute::batches;
 use crate::error::expect_shape;
-use crate::meta::Pretended;
+use crate::meta::MetaScratch;
 use crate::simd::multiversion;
 use crate::stored::{self, Stored};
 use crate::{Compute, KernelError, Real, Result, SimdLevel};
@@ -41,7 +41,7 @@ pub fn forward(compute: &Compute, gate_up: &Tensor, output: &Tensor) -> Result<(
         },
         Device::Meta => {
             let (dtype, _) = stored::types(OP, output)?;
-            Pretended::new(compute, OP).reads(dtype, [gate_up])?.writes(dtype, [output])?;
+            MetaScratch::new(compute, OP).reads(dtype, [gate_up])?.writes(dtype, [output])?;
             Ok(())
         }
     }
@@ -114,7 +114,7 @@ pub fn backward(
         },
         Device::Meta => {
             let (dtype, _) = stored::types(OP, d_output)?;
-            let pretended = Pretended::new(compute, OP).reads(dtype, [gate_up, d_output])?;
+            let pretended = MetaScratch::new(compute, OP).reads(dtype, [gate_up, d_output])?;
             pretended.writes(dtype, [d_gate_up])?;
             Ok(())
         }

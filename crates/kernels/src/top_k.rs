@@ -6,7 +6,7 @@
 use paceline_memory::{DType, Device, Tensor};
 
 use crate::error::expect_shape;
-use crate::meta::Pretended;
+use crate::meta::MetaScratch;
 use crate::simd::multiversion;
 use crate::{Compute, KernelError, Result, SimdLevel};
 
@@ -27,7 +27,7 @@ pub fn select(compute: &Compute, x: &Tensor, residual: &Tensor, selected: &Tenso
             select_on_cpu(compute.simd, &x.read()?, &mut residual.write()?, &mut selected.write()?)
         }
         Device::Meta => {
-            let pretended = Pretended::new(compute, op).reads(DType::F32, [x])?;
+            let pretended = MetaScratch::new(compute, op).reads(DType::F32, [x])?;
             pretended.writes(DType::F32, [residual])?.writes(DType::I32, [selected])?;
         }
     }
@@ -111,7 +111,7 @@ pub fn scatter_mean(compute: &Compute, selections: &Tensor, n: usize, mean: &Ten
     match compute.device_of(op, [selections, mean])? {
         Device::Cpu => scatter_mean_on_cpu(op, &selections.read()?, n, &mut mean.write()?),
         Device::Meta => {
-            let pretended = Pretended::new(compute, op).reads(DType::I32, [selections])?;
+            let pretended = MetaScratch::new(compute, op).reads(DType::I32, [selections])?;
             pretended.writes(DType::F32, [mean])?;
             Ok(())
         }

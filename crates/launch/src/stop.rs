@@ -38,7 +38,7 @@ pub fn left(checkpoint: Option<(&Path, Option<u64>)>, is_auto: bool) -> String {
             format!("checkpoint after step {steps} in {}: {how} from there", folder.printable())
         }
         Some((folder, None)) => format!(
-            "no checkpoint in {}: the run ended before one was complete, and begins anew",
+            "no checkpoint in {}: the run ended before one was complete, and starts from the beginning",
             folder.printable()
         ),
         None => "no checkpoint: nothing is kept without --save".to_owned(),

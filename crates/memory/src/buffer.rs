@@ -50,11 +50,11 @@ enum Storage {
 #[derive(Debug, Default)]
 struct Claims {
     next_id: u64,
-    held: Vec<Held>,
+    held: Vec<HeldClaim>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct HeldClaim {
     id: u64,
     range: Range<usize>,
     access: Access,
@@ -189,7 +189,7 @@ impl Buffer {
         }
         let id = claims.next_id;
         claims.next_id += 1;
-        claims.held.push(Held { id, range: range.clone(), access, holder });
+        claims.held.push(HeldClaim { id, range: range.clone(), access, holder });
         drop(claims);
         Ok(Claim { buffer: self.clone(), id, range })
     }
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_a_window_goes_back_with_it_and_its_neighbour_stays() {
+    fn the_memory_of_a_window_goes_back_with_it_and_its_neighbor_stays() {
         let allocator = Allocator::new();
         // The size of a large page, where the system uses such: a part of one need not go back.
         let whole = 2 << 20;

@@ -32,14 +32,14 @@ impl GradReadiness {
     }
 
     /// Begins a step: the next use of each gradient overwrites it.
-    pub fn start_anew(&mut self) {
+    pub fn start_over(&mut self) {
         for entry in &mut self.entries {
             entry.is_written = false;
         }
     }
 
     /// The next use of each gradient of one unit overwrites it, because the unit has a new place in memory.
-    pub(crate) fn start_unit_anew(&mut self, unit: UnitId) {
+    pub(crate) fn start_unit_over(&mut self, unit: UnitId) {
         for entry in self.entries.iter_mut().filter(|entry| entry.unit == unit) {
             entry.is_written = false;
         }
@@ -52,7 +52,7 @@ impl GradReadiness {
         }
     }
 
-    /// Whether a gradient has been written since the step, or its unit, has started anew.
+    /// Whether a gradient has been written since the step, or its unit, has started again.
     pub fn is_written(&self, id: ParamId) -> bool {
         self.entries[id.0].is_written
     }

@@ -15,20 +15,20 @@ pub struct View {
     values: Held,
     /// `None` if the view is for a pass that computes no gradients.
     grads: Option<Held>,
-    starts_anew: bool,
+    starts_over: bool,
 }
 
 impl View {
     /// All of `storage`, which every unit can use as its view. Its gradients accumulate over the passes of a step.
     pub fn whole(storage: &Storage) -> Self {
         let (values, grads) = (storage.values().clone(), Some(storage.grads().clone()));
-        Self { values, grads, starts_anew: false }
+        Self { values, grads, starts_over: false }
     }
 
-    /// Values and gradients in any memory that holds the unit. If the gradients start anew, the place holds none from an
+    /// Values and gradients in any memory that holds the unit. If the gradients start again, the place holds none from an
     /// earlier pass, so the first use overwrites it.
-    pub fn new(values: Held, grads: Option<Held>, starts_anew: bool) -> Self {
-        Self { values, grads, starts_anew }
+    pub fn new(values: Held, grads: Option<Held>, starts_over: bool) -> Self {
+        Self { values, grads, starts_over }
     }
 }
 
@@ -52,10 +52,10 @@ impl OpenUnits {
         Self { views, readiness: GradReadiness::new(layout) }
     }
 
-    /// Begins a new step: all units are closed, also after a step that has failed, and all gradients start anew.
+    /// Begins a new step: all units are closed, also after a step that has failed, and all gradients start again.
     pub fn begin_step(&mut self) {
         self.views.fill(None);
-        self.readiness.start_anew();
+        self.readiness.start_over();
     }
 
     pub(crate) fn is_open(&self, unit: UnitId) -> bool {
@@ -63,8 +63,8 @@ impl OpenUnits {
     }
 
     pub(crate) fn open(&mut self, unit: UnitId, view: View) {
-        if view.starts_anew && view.grads.is_some() {
-            self.readiness.start_unit_anew(unit);
+        if view.starts_over && view.grads.is_some() {
+            self.readiness.start_unit_over(unit);
         }
         self.views[unit.0] = Some(view);
     }
@@ -73,10 +73,10 @@ impl OpenUnits {
         self.views[unit.0] = None;
     }
 
-    /// Closes a unit after its backward pass. If the gradients of the unit have started anew, this sets the gradients that
+    /// Closes a unit after its backward pass. If the gradients of the unit have started again, this sets the gradients that
     /// the pass has not written to zero.
     pub(crate) fn close_backward(&mut self, layout: &Layout, unit: UnitId) -> Result<()> {
-        if self.views[unit.0].as_ref().is_some_and(|view| view.starts_anew) {
+        if self.views[unit.0].as_ref().is_some_and(|view| view.starts_over) {
             for (id, param) in layout.trained() {
                 if param.unit == unit && !self.readiness.is_written(id) {
                     self.grad(layout, id)?.fill_zero()?;

@@ -20,7 +20,7 @@ impl Own for Settings {
 }
 
 impl OwnStrategy for Settings {
-    const SYNCHRONISES: Synchronises = Synchronises::EveryStep;
+    const SYNCHRONIZES: Synchronizes = Synchronizes::EveryStep;
 }
 
 impl StrategySettings for Settings {

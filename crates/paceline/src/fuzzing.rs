@@ -9,7 +9,7 @@ use std::sync::Arc;
 use paceline_checkpoint::index::{CHUNK_BYTES, Index, ShardFile, sha256};
 use paceline_checkpoint::pieces::{self, Piece, Ranges};
 use paceline_checkpoint::reader::Reader;
-use paceline_checkpoint::{self as checkpoint, Checkpoint, Place, Setting};
+use paceline_checkpoint::{self as checkpoint, Checkpoint, RankOfRun, Setting};
 use paceline_kernels::optimizer::AdamW;
 use paceline_memory::{Allocator, DType};
 use paceline_model::fuzzing::small_layout;
@@ -87,7 +87,7 @@ fn read_checkpoint(bytes: &[u8]) -> Result<(), String> {
     let all = Ranges::everything(&layout);
     let (rank, world_size, strategy) = (0, 1, "any of the exact ones");
     opened.dropped(world_size, strategy);
-    let place = Place { rank, world_size, strategy };
+    let place = RankOfRun { rank, world_size, strategy };
     let restored = opened.restore(place, &all, &storage, &mut optimizer, Vec::new());
     restored.map_err(|failure| sentence(failure.to_string()))?;
 

@@ -18,4 +18,4 @@ pub use crate::{Failure, FinishedRun, Program};
 pub use paceline_choices::data::DataSettings;
 pub use paceline_choices::models::{Defaults, ModelSettings, Samples};
 pub use paceline_choices::own::{Own, OwnStrategy};
-pub use paceline_choices::strategies::{StrategySettings, Synchronises};
+pub use paceline_choices::strategies::{StrategySettings, Synchronizes};

@@ -235,7 +235,7 @@ fn checkpoints_of_other_runs() {
     refuse(&format!("{flags} --lr-warmup-steps 3"), &warmup);
     let clipped = ["--resume saved", "--clip-grad-norm none", "this run has 0.5", "pass the same"];
     refuse(&format!("{flags} --clip-grad-norm 0.5"), &clipped);
-    // With --resume auto, a checkpoint of another run is an error. The run must not start anew and
+    // With --resume auto, a checkpoint of another run is an error. The run must not start again and
     // overwrite it.
     let auto = format!("{flags} --seed 7 --epochs 2 --save saved --resume auto");
     refused_in(&sandbox, &auto, &["--resume auto (--save saved)", "--seed 42", "pass the same"]);
@@ -312,13 +312,13 @@ fn checkpoints_of_other_versions() {
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("\"version\":5", "\"version\":6")).unwrap();
     let words =
-        ["--resume saved", "of version 6", "this program reads versions 4 to 5", "begin anew"];
+        ["--resume saved", "of version 6", "this program reads versions 4 to 5", "start again"];
     refused_in(&sandbox, &format!("{flags} --resume saved"), &words);
 
     // Up to version 3 a checkpoint was one file.
     let sandbox = Sandbox::new();
     sandbox.write("saved/checkpoint.safetensors", b"whatever it holds");
-    let words = ["checkpoint.safetensors there was written by an earlier version", "begin anew"];
+    let words = ["checkpoint.safetensors there was written by an earlier version", "start again"];
     let auto = format!("{TINY} --save saved --resume auto");
     for flags in [&format!("{TINY} --resume saved"), &auto] {
         refused_in(&sandbox, flags, &words);

@@ -34,7 +34,7 @@ fn strategies_and_transports_agree_on_weights_and_evaluation() {
 }
 
 #[test]
-fn synchronised_ranks_train_as_one_process_does() {
+fn synchronized_ranks_train_as_one_process_does() {
     let loss = |flags: &str| {
         let sandbox = Sandbox::new();
         sandbox.train(&format!("{FLAGS} {flags} --json summary.json")).ok();
@@ -92,7 +92,7 @@ fn statistics_are_those_of_a_rank_that_has_trained() {
 }
 
 #[test]
-fn the_sums_of_synchronised_batch_norms_are_followed() {
+fn the_sums_of_synchronized_batch_norms_are_followed() {
     let statistics = |options: &str| {
         let sandbox = Sandbox::new();
         let flags = "--channels 4 8 --hidden 8 --samples 200 --batch-size 25 --batch-norm --epochs 2 --warmup-steps 1";
@@ -102,7 +102,7 @@ fn the_sums_of_synchronised_batch_norms_are_followed() {
         (
             followed,
             run.stdout
-                .contains("Synchronised batch norm: 4 all-reduces, for which the passes wait"),
+                .contains("Synchronized batch norm: 4 all-reduces, for which the passes wait"),
         )
     };
     // Two layers, each with sums of the forward pass and of the backward pass.

@@ -205,17 +205,17 @@ impl Picture {
         let [x, y, width, height] = [0, 1, 2, 3].map(|at| of[at].as_u64().unwrap() as usize);
         // Within the border, whose corners are round.
         let paper = self.pixel(x + 6, y + 6);
-        let (mut ink, mut colourful) = (0, 0);
+        let (mut ink, mut colorful) = (0, 0);
         for y in y + 6..(y + height - 6).min(self.height) {
             for x in x + 6..(x + width - 6).min(self.width) {
                 let pixel = self.pixel(x, y);
                 let distance = pixel.iter().zip(paper).map(|(a, b)| a.abs_diff(b)).max();
                 ink += usize::from(distance > Some(60));
                 let (low, high) = (pixel.iter().min(), pixel.iter().max());
-                colourful += usize::from(low.zip(high).is_some_and(|(low, high)| high - low > 60));
+                colorful += usize::from(low.zip(high).is_some_and(|(low, high)| high - low > 60));
             }
         }
-        (ink, colourful)
+        (ink, colorful)
     }
 }
 
@@ -306,12 +306,8 @@ fn visit(
             let (ink, _) = picture.ink(&panel["box"]);
             assert!(ink > 300, "{face}: {} has {ink} pixels of ink", panel["id"]);
             if !panel["drawing"].is_null() {
-                let (_, colourful) = picture.ink(&panel["drawing"]);
-                assert!(
-                    colourful > 300,
-                    "{face}: {} has {colourful} pixels of colour",
-                    panel["id"]
-                );
+                let (_, colorful) = picture.ink(&panel["drawing"]);
+                assert!(colorful > 300, "{face}: {} has {colorful} pixels of color", panel["id"]);
             }
         }
     }

@@ -51,7 +51,7 @@ macro_rules! strategy {
         }
 
         impl OwnStrategy for $type {
-            const SYNCHRONISES: Synchronises = Synchronises::EveryStep;
+            const SYNCHRONIZES: Synchronizes = Synchronizes::EveryStep;
         }
 
         impl StrategySettings for $type {

@@ -220,7 +220,7 @@ fn a_run_without_a_checkpoint_begins_anew() {
     let sandbox = Sandbox::new();
     let flags = format!("{} --nproc 2", slow("--save saved --save-every 100000"));
     let run = kill_rank(&sandbox, &flags, 1, "the first attempt", || has_begun(&sandbox));
-    run.line("No checkpoint in saved yet: training starts anew");
+    run.line("No checkpoint in saved yet: training starts from the beginning");
     assert_eq!(run.weights(), expected.weights());
     assert_eq!(steps(&folders(&sandbox)[1]), (1..=120).collect::<Vec<u64>>());
 }

@@ -302,7 +302,7 @@ fn our_own_launcher_decides_the_same() {
             let more = format!("--epochs {epochs} --save saved --resume auto");
             sandbox.train(&format!("{flags} {more}")).ok()
         };
-        auto(1).line("No checkpoint in saved yet: training starts anew");
+        auto(1).line("No checkpoint in saved yet: training starts from the beginning");
         let rest = auto(3);
         rest.line("Resumed from saved: 1 epoch and 4 steps are complete");
         let whole = Sandbox::new().train(&format!("{flags} --epochs 3")).ok();

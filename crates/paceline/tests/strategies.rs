@@ -192,11 +192,11 @@ fn lossy_strategies_train_and_say_what_they_are() {
 }
 
 #[test]
-fn blocks_without_synchronisation_tell_what_it_costs() {
+fn blocks_without_synchronization_tell_what_it_costs() {
     let (sandbox, run) = train("--strategy ddp --sync-blocks 2 --epochs 3");
     let cost = &summary(&sandbox)["sync_cost"];
     assert!(cost["synchronised_ms"].as_f64().unwrap() > 0.0, "{cost}");
-    assert!(run.line("Synchronisation: ").contains("in turns"));
+    assert!(run.line("Synchronization: ").contains("in turns"));
 }
 
 #[test]

@@ -21,7 +21,7 @@ type Found = Vec<(u32, Vec<usize>)>;
 /// The replicas have been synchronized, after `steps` steps. All ranks call this together. Rank 0 reports.
 pub fn check(replica: &Replica, exactness: &Exactness, steps: u64) -> Result<()> {
     let Replica { group, storage, .. } = replica;
-    if group.world_size() == 1 || matches!(exactness, Exactness::Unsynchronised(_)) {
+    if group.world_size() == 1 || matches!(exactness, Exactness::Unsynchronized(_)) {
         return Ok(());
     }
     let mut own: Vec<(Range<usize>, u32)> = Vec::new();

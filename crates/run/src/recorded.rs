@@ -1,7 +1,7 @@
 //! The flags that a checkpoint records, so that a run goes on from it, and is evaluated, without them.
 //!
 //! Input: the configuration of the run that saves, or a checkpoint. Output: a specification of what decides the weights and
-//! the samples. How a run is carried out (ranks, threads, transport) and what it writes is stated anew each time. This file
+//! the samples. How a run is carried out (ranks, threads, transport) and what it writes is stated each time. This file
 //! does not know which recorded settings a continuation may change ([`crate::resume`]).
 
 use std::path::Path;

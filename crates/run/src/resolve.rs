@@ -360,7 +360,7 @@ fn check_drift(
     match (models, wanted) {
         (Models::Worthless, Some(flag)) => {
             return usage(format!(
-                "{flag}: with {} the ranks hold different models, and none of them is worth it; leave it \
+                "{flag}: with {} every rank trains its own model, so there is no single model to save or evaluate; leave it \
                  out",
                 strategy.words()
             ));

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use paceline_checkpoint::pieces::Ranges;
 use paceline_checkpoint::progress::Progress;
 use paceline_checkpoint::{
-    self as checkpoint, Checkpoint, Missing, Place, Previous, Restart, SAVE_LIMIT, Setting,
+    self as checkpoint, Checkpoint, Missing, Previous, RankOfRun, Restart, SAVE_LIMIT, Setting,
 };
 use paceline_choices::data::DataConfig;
 use paceline_choices::registry::spaced;
@@ -166,7 +166,7 @@ fn restore(
 ) -> Result<()> {
     let Replica { group, storage, .. } = replica;
     let (rank, world_size) = (group.rank(), group.world_size());
-    let place = Place { rank, world_size, strategy: config.strategy.kind() };
+    let place = RankOfRun { rank, world_size, strategy: config.strategy.kind() };
     // A rank may hold values that other ranks own.
     let values = storage.values().ranges().to_vec();
     let held = Ranges { values, ..Ranges::from(&replica.owned) };

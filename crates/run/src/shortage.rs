@@ -6,7 +6,7 @@
 
 use paceline_choices::models::MODELS;
 use paceline_choices::registry::read;
-use paceline_choices::strategies::{STRATEGIES, Synchronises};
+use paceline_choices::strategies::{STRATEGIES, Synchronizes};
 use paceline_collectives::MeshShape;
 use paceline_failure::{Failure, Result};
 use paceline_host::resources;
@@ -104,7 +104,7 @@ fn alternatives(
 ) -> impl Iterator<Item = (StrategyConfig, MeshShape)> + use<'_> {
     let own = config.strategy.name();
     let names = STRATEGIES.all().into_iter().filter(move |choice| {
-        choice.synchronises() == Synchronises::EveryStep && choice.name() != own
+        choice.synchronizes() == Synchronizes::EveryStep && choice.name() != own
     });
     let is_alone = config.world_size == 1;
     names.filter(move |_| !is_alone).filter_map(|choice| with_strategy(config, choice.name()).ok())

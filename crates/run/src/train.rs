@@ -17,7 +17,7 @@ use paceline_launch::environment::{self, Placement};
 use paceline_launch::launcher::{self, Hosts, Launch};
 use paceline_launch::stop::{StopRequest, left};
 use paceline_observe::figures::run_summary::RunSummary;
-use paceline_rendezvous::{HostRoute, Placement as Place};
+use paceline_rendezvous::HostRoute;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::flags;
 use paceline_settings::named::TransportName;
@@ -177,7 +177,7 @@ pub fn check_start(
     }
     if start.max_restarts > 0 && !spec.has("save") {
         return usage(
-            "--max-restarts goes on from the last checkpoint, and without --save there is none; pass --save DIR \
+            "--max-restarts goes on from the last checkpoint, and without --save there are none; pass --save DIR \
              too"
                 .into(),
         );
@@ -219,7 +219,11 @@ fn check_restarts(config: &TrainConfig) -> Result<()> {
 }
 
 /// Checks that the ranks of this host can tell the others an address at which these reach them.
-fn check_route(config: &TrainConfig, hosts: &Hosts, place: &Place) -> Result<()> {
+fn check_route(
+    config: &TrainConfig,
+    hosts: &Hosts,
+    place: &paceline_rendezvous::Placement,
+) -> Result<()> {
     if config.comm.host.is_some() || config.init_method != InitMethod::Environment {
         return Ok(());
     }

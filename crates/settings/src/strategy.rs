@@ -9,7 +9,7 @@ use clap::ArgMatches;
 use paceline_choices::models::{MODELS, ModelConfig};
 use paceline_choices::registry::FlagValues;
 use paceline_choices::strategies::{
-    ALONE, STRATEGIES, StrategyChoice, StrategySettings, Synchronises, TOGETHER, default_caps,
+    ALONE, STRATEGIES, StrategyChoice, StrategySettings, Synchronizes, TOGETHER, default_caps,
 };
 use paceline_collectives::{Axis, MeshShape};
 use paceline_failure::{Failure, Result};
@@ -57,8 +57,8 @@ pub fn resolve(
     let (precision, flags) = (flags.precision.into(), &flags.strategy);
     let default = if world_size == 1 { ALONE } else { TOGETHER };
     let choice = STRATEGIES.get(flags.name.as_deref().unwrap_or(default))?;
-    let (name, synchronises) = (choice.name(), choice.synchronises());
-    if synchronises == Synchronises::Alone && world_size > 1 {
+    let (name, synchronizes) = (choice.name(), choice.synchronizes());
+    if synchronizes == Synchronizes::Alone && world_size > 1 {
         return usage(format!(
             "--strategy {name} trains on one rank, but there are {world_size}; pass --nproc 1, or \
              another strategy (simple_ddp, ddp)"
@@ -77,15 +77,15 @@ pub fn resolve(
             "--sync-blocks {steps}: the first step of a block does not count; pass 2 or more"
         ));
     }
-    if flags.sync_blocks.is_some() && synchronises != Synchronises::EveryStep {
+    if flags.sync_blocks.is_some() && synchronizes != Synchronizes::EveryStep {
         return usage(format!(
-            "--sync-blocks compares steps with and without synchronisation, and {name} has none in every \
+            "--sync-blocks compares steps with and without synchronization, and {name} has none in every \
              step; pass another --strategy"
         ));
     }
     if flags.sync_blocks.is_some() && choice.is_sharded() {
         return usage(format!(
-            "--sync-blocks compares steps with and without synchronisation, and a rank of {name} has only a part of \
+            "--sync-blocks compares steps with and without synchronization, and a rank of {name} has only a part of \
              the model to go on with alone; pass another --strategy"
         ));
     }
@@ -100,7 +100,7 @@ pub fn resolve(
             "--accumulation-order tree adds up whole gradients; leave it out, or pass --accumulate-in whole".into(),
         );
     }
-    if flags.sync_batch_norm && synchronises == Synchronises::SomeSteps {
+    if flags.sync_batch_norm && synchronizes == Synchronizes::SomeSteps {
         return usage(format!(
             "--sync-batch-norm communicates in every step, which {name} is there to avoid; leave it out, \
              or pass another --strategy"
@@ -108,7 +108,7 @@ pub fn resolve(
     }
     let has_no_effect = |flag: &str| warnings.push(format!("--{flag} has no effect on {name}"));
     let foreign = STRATEGIES.foreign_to(choice);
-    let communicates = !matches!(synchronises, Synchronises::Alone | Synchronises::Never);
+    let communicates = !matches!(synchronizes, Synchronizes::Alone | Synchronizes::Never);
     let of_batch_norm = [
         ("sync-batch-norm", flags.sync_batch_norm && !communicates),
         ("broadcast-buffers", flags.broadcast_buffers && !communicates),
@@ -200,12 +200,12 @@ impl StrategyConfig {
 
     /// Whether the strategy trains on a single rank.
     pub fn is_alone(&self) -> bool {
-        self.choice.synchronises() == Synchronises::Alone
+        self.choice.synchronizes() == Synchronizes::Alone
     }
 
     /// Whether the ranks hold the same parameters after every step.
     pub fn keeps_replicas_equal(&self) -> bool {
-        self.choice.synchronises() == Synchronises::EveryStep && self.sync_blocks.is_none()
+        self.choice.synchronizes() == Synchronizes::EveryStep && self.sync_blocks.is_none()
     }
 
     /// The strategy itself.

@@ -18,7 +18,7 @@ pub enum Exactness {
     Periodic(String),
     /// The weights of the ranks diverge and never become equal again. The text names the strategy with all
     /// settings on which the weights depend.
-    Unsynchronised(String),
+    Unsynchronized(String),
 }
 
 impl Exactness {
@@ -34,7 +34,7 @@ impl Exactness {
             Exactness::Exact => "any of the exact ones",
             Exactness::Lossy(what)
             | Exactness::Periodic(what)
-            | Exactness::Unsynchronised(what) => what,
+            | Exactness::Unsynchronized(what) => what,
         }
     }
 }

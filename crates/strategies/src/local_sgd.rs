@@ -71,7 +71,7 @@ impl Strategy for LocalSgd {
             // With an average in every step, this is `simple_ddp`.
             true if every == 1 => Exactness::Exact,
             true => {
-                Exactness::Unsynchronised(format!("local_sgd as published, every {every} steps"))
+                Exactness::Unsynchronized(format!("local_sgd as published, every {every} steps"))
             }
             false => Exactness::Periodic(format!("local_sgd, every {every} steps")),
         }

@@ -23,7 +23,7 @@ impl Strategy for NoSync {
     }
 
     fn exactness(&self, _: &MeshShape) -> Exactness {
-        Exactness::Unsynchronised(self.name().to_owned())
+        Exactness::Unsynchronized(self.name().to_owned())
     }
 
     fn shares_loss(&self) -> bool {
@@ -48,19 +48,19 @@ impl Alternating {
     pub fn new(inner: Box<dyn Strategy>, block: usize) -> Result<Self> {
         if block == 0 {
             let reason =
-                "blocks of steps with and without synchronisation have at least 1 step, not 0";
+                "blocks of steps with and without synchronization have at least 1 step, not 0";
             return Err(StrategyError::Setting(reason.to_owned()));
         }
         Ok(Self { inner, block, steps: 0 })
     }
 
     /// Whether step number `step`, counted from 0, is synchronized. If `block` is zero, all steps are.
-    pub fn is_synchronised(block: usize, step: usize) -> bool {
+    pub fn is_synchronized(block: usize, step: usize) -> bool {
         step.checked_div(block).unwrap_or(0).is_multiple_of(2)
     }
 
-    fn is_now_synchronised(&self) -> bool {
-        Self::is_synchronised(self.block, self.steps)
+    fn is_now_synchronized(&self) -> bool {
+        Self::is_synchronized(self.block, self.steps)
     }
 }
 
@@ -73,7 +73,7 @@ impl Strategy for Alternating {
     fn exactness(&self, mesh: &MeshShape) -> Exactness {
         let (inner, block) = (self.inner.exactness(mesh), self.block);
         let words = format!("{}, {block} steps with it and {block} without", inner.words());
-        Exactness::Unsynchronised(words)
+        Exactness::Unsynchronized(words)
     }
 
     fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {
@@ -149,7 +149,7 @@ impl Strategy for Alternating {
     }
 
     fn shares_loss(&self) -> bool {
-        self.is_now_synchronised() && self.inner.shares_loss()
+        self.is_now_synchronized() && self.inner.shares_loss()
     }
 
     fn gradient_ready(
@@ -158,16 +158,16 @@ impl Strategy for Alternating {
         track: &mut SpanTrack,
         id: ParamId,
     ) -> Result<()> {
-        match self.is_now_synchronised() {
+        match self.is_now_synchronized() {
             true => self.inner.gradient_ready(replica, track, id),
             false => Ok(()),
         }
     }
 
     fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        let is_synchronised = self.is_now_synchronised();
+        let is_synchronized = self.is_now_synchronized();
         self.steps += 1;
-        match is_synchronised {
+        match is_synchronized {
             true => self.inner.finish_gradients(replica, track),
             false => Ok(()),
         }

@@ -15,8 +15,8 @@ use paceline_memory::Category;
 use paceline_model::{Held, Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
 use paceline_trace::SpanTrack;
 
-use crate::sharding::gathers::{Gathers, Room};
-use crate::sharding::place::Place;
+use crate::sharding::gathers::{GatherTarget, Gathers};
+use crate::sharding::place::ShardPlace;
 use crate::sharding::reductions::Reductions;
 use crate::sharding::{ShardOptions, groups};
 use crate::strategy::span;
@@ -50,7 +50,7 @@ impl Strategy for Sharded1 {
     }
 
     fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {
-        let shards = Place::new(mesh, rank).shards(&model.layout, true);
+        let shards = ShardPlace::new(mesh, rank).shards(&model.layout, true);
         Owned { grads: shards.clone(), state: shards, ..Owned::everything(model) }
     }
 
@@ -70,10 +70,10 @@ impl Strategy for Sharded1 {
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
-        let place = Place::new(replica.mesh.shape(), replica.group.rank());
+        let place = ShardPlace::new(replica.mesh.shape(), replica.group.rank());
         let groups = groups(&replica.mesh);
         let mut gathers =
-            Gathers::new(groups.0.clone(), place, Room::Storage, &replica.model.layout);
+            Gathers::new(groups.0.clone(), place, GatherTarget::Storage, &replica.model.layout);
         gathers.open_all();
         let reductions = Reductions::new(replica, groups, place, None);
         self.running = Some(Running { gathers, reductions });

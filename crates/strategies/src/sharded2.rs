@@ -14,8 +14,8 @@ use paceline_memory::Category;
 use paceline_model::{Held, Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
 use paceline_trace::SpanTrack;
 
-use crate::sharding::gathers::{Gathers, Room};
-use crate::sharding::place::{Place, num_elems};
+use crate::sharding::gathers::{GatherTarget, Gathers};
+use crate::sharding::place::{ShardPlace, num_elems};
 use crate::sharding::reductions::Reductions;
 use crate::sharding::{ShardOptions, groups};
 use crate::strategy::span;
@@ -55,7 +55,7 @@ impl Strategy for Sharded2 {
     }
 
     fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {
-        let shards = Place::new(mesh, rank).shards(&model.layout, true);
+        let shards = ShardPlace::new(mesh, rank).shards(&model.layout, true);
         Owned { grads: shards.clone(), state: shards, ..Owned::everything(model) }
     }
 
@@ -66,7 +66,7 @@ impl Strategy for Sharded2 {
         mesh: &MeshShape,
         rank: usize,
     ) -> Footprint {
-        let place = Place::new(mesh, rank);
+        let place = ShardPlace::new(mesh, rank);
         Footprint {
             gradients: self.options.gradient_bytes(model, precision, place),
             unsharded: self.options.grad_arena_bytes(model, precision, place),
@@ -85,7 +85,7 @@ impl Strategy for Sharded2 {
         let values = layout.num_bytes(precision.master);
         let values = mesh.allocate(allocator, values, Category::Parameters)?;
         let ranges =
-            self.options.held_gradients(layout, Place::new(mesh.shape(), mesh.world().rank()));
+            self.options.held_gradients(layout, ShardPlace::new(mesh.shape(), mesh.world().rank()));
         let grads = num_elems(&ranges) * precision.grads.size_bytes();
         let grads = mesh.allocate(allocator, grads, Category::Gradients)?;
         let all = 0..layout.len();
@@ -94,10 +94,10 @@ impl Strategy for Sharded2 {
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
-        let place = Place::new(replica.mesh.shape(), replica.group.rank());
+        let place = ShardPlace::new(replica.mesh.shape(), replica.group.rank());
         let groups = groups(&replica.mesh);
         let mut gathers =
-            Gathers::new(groups.0.clone(), place, Room::Storage, &replica.model.layout);
+            Gathers::new(groups.0.clone(), place, GatherTarget::Storage, &replica.model.layout);
         gathers.open_all();
         let arena = self.options.grad_arena(replica)?;
         let reductions = Reductions::new(replica, groups, place, arena);
@@ -123,8 +123,8 @@ impl Strategy for Sharded2 {
     ) -> Result<View> {
         let Running { gathers, reductions } = self.running();
         let values = gathers.open(replica, track, unit)?;
-        let (grads, starts_anew) = reductions.open(replica, track, unit)?;
-        Ok(View::new(values, grads, starts_anew))
+        let (grads, starts_over) = reductions.open(replica, track, unit)?;
+        Ok(View::new(values, grads, starts_over))
     }
 
     fn post_backward(

@@ -19,8 +19,8 @@ use paceline_trace::SpanTrack;
 
 use crate::footprint::buffer_bytes;
 use crate::sharding::arena::Arena;
-use crate::sharding::gathers::{Gathers, Room};
-use crate::sharding::place::{Place, num_elems};
+use crate::sharding::gathers::{GatherTarget, Gathers};
+use crate::sharding::place::{ShardPlace, num_elems};
 use crate::sharding::reductions::Reductions;
 use crate::sharding::{ShardOptions, forward_order, groups};
 use crate::strategy::span;
@@ -112,7 +112,7 @@ impl Strategy for Sharded3 {
     }
 
     fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {
-        let place = Place::new(mesh, rank);
+        let place = ShardPlace::new(mesh, rank);
         let [values, shards] = [false, true].map(|trained| place.shards(&model.layout, trained));
         let everything = Owned::everything(model);
         Owned { values, grads: shards.clone(), state: shards, ..everything }
@@ -125,7 +125,7 @@ impl Strategy for Sharded3 {
         mesh: &MeshShape,
         rank: usize,
     ) -> Footprint {
-        let place = Place::new(mesh, rank);
+        let place = ShardPlace::new(mesh, rank);
         let shards = num_elems(&place.shards(&model.layout, false));
         let gathered = self.plan_values(model).len() * precision.master.size_bytes();
         Footprint {
@@ -145,7 +145,7 @@ impl Strategy for Sharded3 {
         mesh: &Mesh,
     ) -> Result<Storage> {
         let (layout, allocator) = (&model.layout, &compute.allocator);
-        let place = Place::new(mesh.shape(), mesh.world().rank());
+        let place = ShardPlace::new(mesh.shape(), mesh.world().rank());
         let shards = place.shards(layout, false);
         let values = num_elems(&shards) * precision.master.size_bytes();
         let values = mesh.allocate(allocator, values, Category::Parameters)?;
@@ -158,14 +158,14 @@ impl Strategy for Sharded3 {
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
         let Replica { model, compute, mesh, options, .. } = replica;
-        let place = Place::new(mesh.shape(), replica.group.rank());
+        let place = ShardPlace::new(mesh.shape(), replica.group.rank());
         let groups = groups(mesh);
         let arena = self.plan_values(model);
         let dtype = options.precision.master;
         let bytes = arena.len() * dtype.size_bytes();
         let memory = mesh.allocate(&compute.allocator, bytes, Category::Unsharded)?;
         let memory = Tensor::new(memory, 0, dtype, [arena.len()])?;
-        let room = Room::Arena(arena, memory);
+        let room = GatherTarget::Arena(arena, memory);
         let gathers = Gathers::new(groups.0.clone(), place, room, &model.layout);
         let arena = self.options.grad_arena(replica)?;
         let reductions = Reductions::new(replica, groups, place, arena).beside_gathers();
@@ -203,8 +203,8 @@ impl Strategy for Sharded3 {
         unit: UnitId,
     ) -> Result<View> {
         let values = self.open(replica, track, unit, true)?;
-        let (grads, starts_anew) = self.running().reductions.open(replica, track, unit)?;
-        Ok(View::new(values, grads, starts_anew))
+        let (grads, starts_over) = self.running().reductions.open(replica, track, unit)?;
+        Ok(View::new(values, grads, starts_over))
     }
 
     fn post_backward(

@@ -228,7 +228,7 @@ impl<'a> Step<'a> {
                 }
                 self.partial_sums.push(compute, storage.grads().tensor())?;
             }
-            self.units.readiness.start_anew();
+            self.units.readiness.start_over();
         }
         self.units.readiness.begin_pass();
         self.backward = (Some(at), self.backward.1 + 1);

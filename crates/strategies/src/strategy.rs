@@ -190,7 +190,7 @@ pub trait Strategy: Send {
     }
 
     /// Whether gradients are reduced in every backward pass of a step, and not only in the last one. Then the gradients of a
-    /// unit start anew in each pass ([`View::new`]), and the strategy adds up what it has reduced. Gradients of root
+    /// unit start again in each pass ([`View::new`]), and the strategy adds up what it has reduced. Gradients of root
     /// units, which stay open for the whole step, are still reduced once.
     fn reduces_every_pass(&self) -> bool {
         false

@@ -16,7 +16,7 @@ use paceline_model::{Model, Optimizer, Owned, Precision, Storage};
 use paceline_trace::SpanTrack;
 
 use crate::sharding::gathers::exposed;
-use crate::sharding::place::Place;
+use crate::sharding::place::ShardPlace;
 use crate::strategy::span;
 use crate::{Exactness, Replica, Result, SimpleDdp, Strategy};
 
@@ -27,7 +27,7 @@ pub struct Zero1;
 /// Every owner sends the parameters that it has updated to all ranks.
 pub(crate) fn broadcast_updated(replica: &Replica, track: &mut SpanTrack) -> Result<()> {
     let Replica { model, storage, group, .. } = replica;
-    let place = Place::new(replica.mesh.shape(), group.rank());
+    let place = ShardPlace::new(replica.mesh.shape(), group.rank());
     for (id, _) in model.layout.trained() {
         let value = storage.value(id)?;
         let owner = place.owner(&model.layout, id);
@@ -46,7 +46,7 @@ impl Strategy for Zero1 {
     }
 
     fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {
-        let state = Place::new(mesh, rank).params(&model.layout, true);
+        let state = ShardPlace::new(mesh, rank).params(&model.layout, true);
         Owned { state, ..Owned::everything(model) }
     }
 

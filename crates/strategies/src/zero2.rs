@@ -17,7 +17,7 @@ use paceline_trace::SpanTrack;
 
 use crate::sharding::ShardOptions;
 use crate::sharding::owners::OwnerReductions;
-use crate::sharding::place::{Place, num_elems};
+use crate::sharding::place::{ShardPlace, num_elems};
 use crate::strategy::span;
 use crate::zero1::broadcast_updated;
 use crate::{Exactness, Footprint, Replica, Result, Strategy};
@@ -50,7 +50,7 @@ impl Strategy for Zero2 {
     }
 
     fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {
-        let own = Place::new(mesh, rank).params(&model.layout, true);
+        let own = ShardPlace::new(mesh, rank).params(&model.layout, true);
         Owned { grads: own.clone(), state: own, ..Owned::everything(model) }
     }
 
@@ -61,7 +61,7 @@ impl Strategy for Zero2 {
         mesh: &MeshShape,
         rank: usize,
     ) -> Footprint {
-        let own = self.options.held_params(&model.layout, Place::new(mesh, rank));
+        let own = self.options.held_params(&model.layout, ShardPlace::new(mesh, rank));
         Footprint {
             gradients: num_elems(&own) * precision.grads.size_bytes(),
             unsharded: OwnerReductions::num_bytes(model, &self.options, precision),
@@ -79,7 +79,8 @@ impl Strategy for Zero2 {
         let (layout, allocator) = (&model.layout, &compute.allocator);
         let values = layout.num_bytes(precision.master);
         let values = mesh.allocate(allocator, values, Category::Parameters)?;
-        let own = self.options.held_params(layout, Place::new(mesh.shape(), mesh.world().rank()));
+        let own =
+            self.options.held_params(layout, ShardPlace::new(mesh.shape(), mesh.world().rank()));
         let grads = num_elems(&own) * precision.grads.size_bytes();
         // Ranks own parts of different sizes, and memory that they share has one size.
         let grads = allocator.host(grads, Category::Gradients)?;
@@ -94,8 +95,8 @@ impl Strategy for Zero2 {
     }
 
     fn pre_backward(&mut self, replica: &Replica, _: &mut SpanTrack, unit: UnitId) -> Result<View> {
-        let (grads, starts_anew) = self.reductions().open(replica, unit)?;
-        Ok(View::new(replica.storage.values().clone(), grads, starts_anew))
+        let (grads, starts_over) = self.reductions().open(replica, unit)?;
+        Ok(View::new(replica.storage.values().clone(), grads, starts_over))
     }
 
     fn post_backward(

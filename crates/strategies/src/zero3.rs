@@ -19,7 +19,7 @@ use paceline_trace::SpanTrack;
 use crate::footprint::buffer_bytes;
 use crate::sharding::ShardOptions;
 use crate::sharding::owners::{OwnerReductions, UnitMemory, gather, plan};
-use crate::sharding::place::{Place, num_elems};
+use crate::sharding::place::{ShardPlace, num_elems};
 use crate::{Exactness, Footprint, Replica, Result, Strategy};
 
 /// Divides parameters, gradients and the optimizer's state by whole parameters.
@@ -60,7 +60,7 @@ impl Strategy for Zero3 {
     }
 
     fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {
-        let place = Place::new(mesh, rank);
+        let place = ShardPlace::new(mesh, rank);
         let [values, own] = [false, true].map(|trained| place.params(&model.layout, trained));
         Owned { values, grads: own.clone(), state: own, ..Owned::everything(model) }
     }
@@ -72,7 +72,7 @@ impl Strategy for Zero3 {
         mesh: &MeshShape,
         rank: usize,
     ) -> Footprint {
-        let (place, layout) = (Place::new(mesh, rank), &model.layout);
+        let (place, layout) = (ShardPlace::new(mesh, rank), &model.layout);
         let values = num_elems(&place.params(layout, false)) * precision.master.size_bytes();
         let grads = num_elems(&self.options.held_params(layout, place));
         let gathered = plan(model, false).len() * precision.master.size_bytes();
@@ -92,7 +92,7 @@ impl Strategy for Zero3 {
         mesh: &Mesh,
     ) -> Result<Storage> {
         let (layout, allocator) = (&model.layout, &compute.allocator);
-        let place = Place::new(mesh.shape(), mesh.world().rank());
+        let place = ShardPlace::new(mesh.shape(), mesh.world().rank());
         let (own, held) = (place.params(layout, false), self.options.held_params(layout, place));
         // Ranks own parts of different sizes, and memory that they share has one size.
         let values = allocator
@@ -130,8 +130,8 @@ impl Strategy for Zero3 {
         unit: UnitId,
     ) -> Result<View> {
         let values = self.open(replica, track, unit)?;
-        let (grads, starts_anew) = self.running().reductions.open(replica, unit)?;
-        Ok(View::new(values, grads, starts_anew))
+        let (grads, starts_over) = self.running().reductions.open(replica, unit)?;
+        Ok(View::new(values, grads, starts_over))
     }
 
     fn post_backward(

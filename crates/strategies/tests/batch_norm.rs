@@ -59,7 +59,7 @@ fn one_process() -> Outcome {
 const TOLERANCE: f64 = 1e-6;
 
 #[test]
-fn synchronised_statistics_are_those_of_one_process() {
+fn synchronized_statistics_are_those_of_one_process() {
     let single = one_process();
     for world_size in [2, 4] {
         for make in EXACT {
@@ -130,7 +130,7 @@ fn broadcast_statistics_are_those_of_rank_0() {
 }
 
 #[test]
-fn operations_of_synchronised_batch_norm() {
+fn operations_of_synchronized_batch_norm() {
     let operations = |options| {
         let counts = on_ranks(2, |group| {
             let mut trainer = trainer(group, || Box::new(FlatDdp), options);
@@ -176,7 +176,7 @@ fn settled_ranks_hold_rank_0s_statistics() {
 }
 
 #[test]
-fn ranks_that_are_not_synchronised_do_not_communicate() {
+fn ranks_that_are_not_synchronized_do_not_communicate() {
     let options = ReplicaOptions { sync_batch_norm: true, ..BROADCAST };
     on_ranks(2, |group| {
         let mut trainer = trainer(group, || Box::new(NoSync), options);

@@ -51,7 +51,7 @@ fn weights_are_as_each_strategy_states() {
             (true, _) if ends[0][0] == *exact => Exactness::Exact,
             (true, _) => Exactness::Lossy(stated.words().into()),
             (false, true) => Exactness::Periodic(stated.words().into()),
-            (false, false) => Exactness::Unsynchronised(stated.words().into()),
+            (false, false) => Exactness::Unsynchronized(stated.words().into()),
         };
         assert_eq!(found, stated, "{}", strategy.name());
         assert_eq!(is_equal, stated.keeps_replicas_equal(), "{}", strategy.name());

@@ -144,7 +144,7 @@ fn the_residuals_are_the_state_of_top_k() {
 fn settings_that_make_no_sense_are_refused() {
     let error = Alternating::new(SIMPLE(), 0).err().unwrap().to_string();
     assert!(error.contains("at least 1 step, not 0"), "{error}");
-    assert!(Alternating::is_synchronised(0, 5));
+    assert!(Alternating::is_synchronized(0, 5));
     assert!(LocalSgd::new(0).unwrap_err().to_string().contains("at least 1, not 0"));
     for k in [0.0, -0.5, 1.5, f64::NAN] {
         let error = TopK::new(k).unwrap_err().to_string();

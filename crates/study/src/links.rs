@@ -26,8 +26,8 @@ use serde::Deserialize;
 
 use self::args::{CnnSizes, LinksArgs};
 use crate::predict::efficiency::efficiency_pct;
-use crate::predict::given::Given;
 use crate::predict::model::Step;
+use crate::predict::stated::StatedModel;
 
 /// Steps that are run to measure a model's computing time, and how many of them are warm-up.
 const STEPS: (usize, usize) = (6, 2);
@@ -70,7 +70,7 @@ impl ModelRow {
     /// step is that of `paceline predict --gradient-bytes`.
     fn exposed_pct(&self, over: &Over) -> Result<f64> {
         let (layout, calibration) =
-            Given::with_usual_backward(self.gradient_bytes(), self.compute_ms).model();
+            StatedModel::with_usual_backward(self.gradient_bytes(), self.compute_ms).model();
         let step = Step::new(&calibration, &layout, self.caps)?;
         let step_ms = step.step_ms(|bytes| over.all_reduce_ms(bytes));
         Ok(100.0 - efficiency_pct(self.compute_ms, step_ms))

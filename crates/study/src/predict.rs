@@ -9,7 +9,7 @@
 //! | file | what it does |
 //! |---|---|
 //! | [`flags`] | the flags, and how they fit together |
-//! | [`given`] | a model that is given as bytes and milliseconds, for which nothing is run |
+//! | [`stated`] | a model that is given as bytes and milliseconds, for which nothing is run |
 //! | [`network`] | what an operation costs on one link, or on hosts with a link inside and one between |
 //! | [`model`] | the prediction |
 //! | [`efficiency`] | the slowest link that keeps an efficiency |
@@ -21,10 +21,10 @@ pub mod chart;
 pub mod compression;
 pub mod efficiency;
 pub mod flags;
-pub mod given;
 pub mod memory;
 pub mod model;
 pub mod network;
+pub mod stated;
 pub mod table;
 
 use compression::Compression;
@@ -48,9 +48,9 @@ use crate::spec::Spec;
 use crate::study::{Setting, check, measuring, median_of, run_all, write_files};
 pub use flags::PredictArgs;
 use flags::{MAX_RANKS, MEASURED};
-use given::Given;
 use model::{Calibration, Prediction, Step};
-use network::{Hosts, Network, Way};
+use network::{Hosts, Network, Route};
+use stated::StatedModel;
 
 /// Sizes in bytes of the all-reduces from which the speed of the transport itself is fitted.
 const PROBE_BYTES: [u64; 4] = [4 << 10, 256 << 10, 4 << 20, 32 << 20];
@@ -107,14 +107,14 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
     }
     flags::check_memory_flags(args)?;
     let runs = flags::resolve(args)?;
-    match Given::of(args)? {
+    match StatedModel::of(args)? {
         Some(given) => of_numbers(args, &given, &runs),
         None => of_runs(args, &runs),
     }
 }
 
 /// The prediction for a model that is given as bytes and milliseconds.
-fn of_numbers(args: &PredictArgs, given: &Given, flags: &Spec) -> Result<u8> {
+fn of_numbers(args: &PredictArgs, given: &StatedModel, flags: &Spec) -> Result<u8> {
     // The sizes of buckets do not depend on the model, so this takes the default one.
     let config = spec::resolve(&flags.with("nproc", 1).with("strategy", "ddp"))?;
     let caps = config.strategy.caps_for_ddp();
@@ -362,7 +362,7 @@ fn network(
 
 /// The link with this name. For `measured`, it is fitted to the times of all-reduces of a few sizes over
 /// the transport, which are measured here.
-fn link_of(name: &str, ranks: usize, config: &TrainConfig, way: Way) -> Result<Link> {
+fn link_of(name: &str, ranks: usize, config: &TrainConfig, way: Route) -> Result<Link> {
     if name != MEASURED {
         return flags::link("--links", name);
     }

@@ -47,10 +47,10 @@ pub fn analyze(timelines: &[Timeline], options: &Options) -> Result<Analysis, An
     let mut notes = Notes::default();
     let mut is_sharding = false;
     for some in timelines.chunks(at_once) {
-        let analysed: Vec<_> = thread::scope(|scope| {
+        let analyzed: Vec<_> = thread::scope(|scope| {
             let start = |&(rank, timeline)| {
                 let work = move || of_rank(rank, timeline, options);
-                // A rank that is refused a thread is analysed on this one: that takes longer and changes nothing else.
+                // A rank that is refused a thread is analyzed on this one: that takes longer and changes nothing else.
                 thread_builder("analyze").spawn_scoped(scope, work).map_err(|_| Box::new(work()))
             };
             let threads: Vec<_> = some.iter().map(start).collect();
@@ -59,7 +59,7 @@ pub fn analyze(timelines: &[Timeline], options: &Options) -> Result<Analysis, An
                 .map(|rank| rank.map_or_else(|done| Ok(*done), ScopedJoinHandle::join))
                 .collect()
         });
-        for rank in analysed {
+        for rank in analyzed {
             let rank = rank.unwrap_or_else(|panic| resume_unwind(panic))?;
             rank.notes.iter().for_each(|&note| notes.add(note, rank.analysis.rank));
             is_sharding |= rank.is_sharding;
@@ -71,13 +71,13 @@ pub fn analyze(timelines: &[Timeline], options: &Options) -> Result<Analysis, An
 }
 
 /// The analysis of a rank, with what it tells about the whole run.
-struct Analysed {
+struct Analyzed {
     analysis: RankAnalysis,
     notes: Vec<Note>,
     is_sharding: bool,
 }
 
-fn of_rank(rank: usize, timeline: &Timeline, options: &Options) -> Result<Analysed, AnalysisError> {
+fn of_rank(rank: usize, timeline: &Timeline, options: &Options) -> Result<Analyzed, AnalysisError> {
     let no_work = || AnalysisError::NoWork { file: timeline.source.clone() };
     let work = &Work::of(timeline, options).ok_or_else(no_work)?;
     let temporal = Temporal::of(work);
@@ -111,7 +111,7 @@ fn of_rank(rank: usize, timeline: &Timeline, options: &Options) -> Result<Analys
         anatomy: Anatomy::of(work),
         critical_path: critical_path.ok().flatten(),
     };
-    Ok(Analysed { analysis, notes, is_sharding })
+    Ok(Analyzed { analysis, notes, is_sharding })
 }
 
 /// Whether a rank ran sharded training. Sharded training reduce-scatters gradients or sends parameters to all

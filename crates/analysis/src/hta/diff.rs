@@ -49,7 +49,7 @@ impl Change {
 
 /// Whether a name takes longer in the second trace, by the mean time per step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Verdict {
+pub enum Shift {
     /// It takes longer in the second trace.
     Slower,
     /// It takes longer in the first trace.
@@ -62,7 +62,7 @@ pub enum Verdict {
     Unknown,
 }
 
-impl Verdict {
+impl Shift {
     /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {
@@ -100,7 +100,7 @@ pub struct DiffRow {
     /// steps of each trace. `None` if a trace has fewer than two steps.
     pub error_ns: Option<f64>,
     /// Whether it takes longer in the second trace.
-    pub verdict: Verdict,
+    pub verdict: Shift,
 }
 
 impl DiffRow {
@@ -200,7 +200,7 @@ pub fn diff(
             control_ns: first.time_ns,
             test_ns: second.time_ns,
             error_ns: errors.map(|(a, b)| a.hypot(b)),
-            verdict: Verdict::Unknown,
+            verdict: Shift::Unknown,
         };
         row.verdict = verdict(diff.time_ns(&row), row.error_ns);
         row
@@ -222,13 +222,13 @@ fn change(before: u64, after: u64) -> Change {
     }
 }
 
-fn verdict(difference_ns: f64, error_ns: Option<f64>) -> Verdict {
+fn verdict(difference_ns: f64, error_ns: Option<f64>) -> Shift {
     match error_ns {
-        _ if difference_ns == 0.0 => Verdict::Equal,
-        None => Verdict::Unknown,
-        Some(error_ns) if difference_ns.abs() <= ERRORS * error_ns => Verdict::Noise,
-        Some(_) if difference_ns > 0.0 => Verdict::Slower,
-        Some(_) => Verdict::Faster,
+        _ if difference_ns == 0.0 => Shift::Equal,
+        None => Shift::Unknown,
+        Some(error_ns) if difference_ns.abs() <= ERRORS * error_ns => Shift::Noise,
+        Some(_) if difference_ns > 0.0 => Shift::Slower,
+        Some(_) => Shift::Faster,
     }
 }
 

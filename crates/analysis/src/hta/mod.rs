@@ -39,7 +39,7 @@ pub use collectives::{CollectiveKind, CollectiveTimes, kind_of as collective_kin
 pub use columns::{Column, Unit, columns};
 pub use counters::{CopyBandwidth, Point, StreamQueue};
 pub use critical::{BoundBy, CriticalPath, EdgeKind, PathEdge, PathName};
-pub use diff::{Change, Diff, DiffRow, Side, Verdict, diff};
+pub use diff::{Change, Diff, DiffRow, Shift, Side, diff};
 pub use error::AnalysisError;
 pub(crate) use error::{LIMIT_NS, check_times};
 pub use idle::{IdleCategory, IdleTime, StreamIdle};

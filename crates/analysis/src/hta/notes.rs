@@ -22,13 +22,13 @@ impl Note {
         match self {
             Self::Operators => {
                 "The trace has no kernels of a device, as PyTorch's profiler writes it on a CPU, and was \
-                 analysed from its operators: computation is the time in which a thread ran an operator \
+                 analyzed from its operators: computation is the time in which a thread ran an operator \
                  that is no collective, and durations are those of operators without the ones they call. Where \
                  a report says kernels, it means these operators."
             }
-            Self::NoSteps => "The trace names no steps, and was analysed as a whole.",
+            Self::NoSteps => "The trace names no steps, and was analyzed as a whole.",
             Self::OneStep => {
-                "The trace has a single step; everything in it was analysed, also what lies outside of \
+                "The trace has a single step; everything in it was analyzed, also what lies outside of \
                  the step."
             }
             Self::Unlaunched => {

@@ -8,7 +8,7 @@ use super::nesting::{Nested, innermost};
 use super::options::{Options, Rounding, rounded};
 use super::steps;
 use super::steps::{Steps, Window};
-use crate::timeline::{Collective, DeviceWork, LaneId, NameId, TimeRange, Timeline};
+use crate::timeline::{Collective, DeviceWork, NameId, TimeRange, Timeline, TrackId};
 use paceline_trace::{IntervalSet, Span};
 
 /// What counts as the work of a rank.
@@ -309,7 +309,7 @@ fn operator_items(timeline: &Timeline, options: &Options, window: Window) -> (Ve
     let (kinds, noted) = operator_kinds(timeline);
     let mut items = Vec::new();
     let mut submissions = Vec::new();
-    let mut lanes: HashMap<LaneId, Vec<Nested<u32>>> = HashMap::new();
+    let mut lanes: HashMap<TrackId, Vec<Nested<u32>>> = HashMap::new();
     for operator in &timeline.operators {
         let time = rounded(operator.time, options.rounding);
         if !window.holds(time.start_ns) {

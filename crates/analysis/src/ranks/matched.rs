@@ -232,7 +232,7 @@ struct Operation {
 
 /// The kind of events from which collectives are read.
 #[derive(Clone, Copy)]
-enum Shown {
+enum EventKind {
     Kernels,
     BackEnd,
     Operators,
@@ -241,17 +241,17 @@ enum Shown {
 /// The collectives of all timelines, each list sorted by time. Uses the first kind of events that all
 /// timelines have.
 fn operations(timelines: &[Timeline], chosen: &[Chosen]) -> Vec<Vec<Operation>> {
-    let shown = [Shown::Kernels, Shown::BackEnd, Shown::Operators];
-    let read = |shown| -> Vec<_> {
+    let kind = [EventKind::Kernels, EventKind::BackEnd, EventKind::Operators];
+    let read = |kind| -> Vec<_> {
         timelines
             .iter()
             .zip(chosen)
-            .map(|(timeline, chosen)| list(timeline, chosen, shown))
+            .map(|(timeline, chosen)| list(timeline, chosen, kind))
             .collect()
     };
     let mut found: Vec<Vec<Vec<Operation>>> = Vec::new();
-    for shown in shown {
-        let lists = read(shown);
+    for kind in kind {
+        let lists = read(kind);
         if lists.iter().all(|list| !list.is_empty()) {
             return distinct(lists);
         }
@@ -264,12 +264,12 @@ fn operations(timelines: &[Timeline], chosen: &[Chosen]) -> Vec<Vec<Operation>> 
 
 /// The collectives of one timeline, from one kind of events. The step of each is the one in which the host
 /// began it.
-fn list(timeline: &Timeline, chosen: &Chosen, shown: Shown) -> Vec<Operation> {
+fn list(timeline: &Timeline, chosen: &Chosen, kind: EventKind) -> Vec<Operation> {
     let collective = |id: Option<u32>| id.and_then(|id| timeline.collectives.get(id as usize));
     let own: Vec<bool> = timeline.names.iter().map(is_back_end).collect();
     let mut events: Vec<(TimeRange, i64, &str, Option<&Collective>)> = Vec::new();
-    match shown {
-        Shown::Kernels => {
+    match kind {
+        EventKind::Kernels => {
             for (kernel, index) in timeline.kernels.iter().zip(0u32..) {
                 let name = timeline.names.text(kernel.name);
                 if (kernel.collective.is_some() || is_collective_kernel(name))
@@ -279,7 +279,7 @@ fn list(timeline: &Timeline, chosen: &Chosen, shown: Shown) -> Vec<Operation> {
                 }
             }
         }
-        Shown::BackEnd => {
+        EventKind::BackEnd => {
             let operators = timeline.operators.iter().map(|o| (o.time, o.name, o.collective));
             let annotations = timeline.annotations.iter().filter(|a| !a.is_device);
             let all = operators.chain(annotations.map(|a| (a.time, a.name, None)));
@@ -289,7 +289,7 @@ fn list(timeline: &Timeline, chosen: &Chosen, shown: Shown) -> Vec<Operation> {
                 events.push((time, time.start_ns, timeline.names.text(name), collective(id)));
             }
         }
-        Shown::Operators => {
+        EventKind::Operators => {
             let operators = timeline.operators.iter().filter(|operator| {
                 operator.collective.is_some() && chosen.holds(operator.time.start_ns)
             });

@@ -3,7 +3,7 @@
 use super::{AcrossRanks, across_ranks};
 use crate::hta::Options;
 use crate::timeline::{
-    Annotation, Collective, DeviceWork, Kernel, LaneId, LaneInfo, Operator, TimeRange, Timeline,
+    Annotation, Collective, DeviceWork, Kernel, LaneInfo, Operator, TimeRange, Timeline, TrackId,
 };
 
 /// Analyzes all ranks together with the default options.
@@ -30,18 +30,18 @@ impl Timeline {
 
     pub(crate) fn phase(mut self, name: &str, start_us: i64, end_us: i64) -> Self {
         let (name, time) = (self.names.intern(name), time_range(start_us, end_us));
-        self.annotations.push(Annotation { name, time, lane: LaneId(0), is_device: false });
+        self.annotations.push(Annotation { name, time, lane: TrackId(0), is_device: false });
         self
     }
 
     pub(crate) fn operator(mut self, name: &str, start_us: i64, end_us: i64) -> Self {
         let (name, time) = (self.names.intern(name), time_range(start_us, end_us));
-        self.operators.push(Operator { name, time, lane: LaneId(0), collective: None });
+        self.operators.push(Operator { name, time, lane: TrackId(0), collective: None });
         self
     }
 
     pub(crate) fn compute(mut self, name: &str, start_us: i64, end_us: i64) -> Self {
-        self.kernel(name, time_range(start_us, end_us), LaneId(1), None);
+        self.kernel(name, time_range(start_us, end_us), TrackId(1), None);
         self
     }
 
@@ -60,11 +60,11 @@ impl Timeline {
         let (name, group) = ("all_reduce".into(), Some("world".into()));
         self.collectives.push(Collective { name, group, ..said });
         let time = time_range(start_us, end_us);
-        self.kernel("ncclDevKernel_AllReduce_Sum_f32_Shm", time, LaneId(2), Some(collective));
+        self.kernel("ncclDevKernel_AllReduce_Sum_f32_Shm", time, TrackId(2), Some(collective));
         self
     }
 
-    fn kernel(&mut self, name: &str, time: TimeRange, lane: LaneId, collective: Option<u32>) {
+    fn kernel(&mut self, name: &str, time: TimeRange, lane: TrackId, collective: Option<u32>) {
         self.kernels.push(Kernel {
             name: self.names.intern(name),
             work: DeviceWork::Kernel,

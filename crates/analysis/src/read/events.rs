@@ -10,8 +10,8 @@ use super::args::Args;
 use super::event::Event;
 use crate::json::{JsonError, Pull, lossy};
 use crate::timeline::{
-    Annotation, Collective, DeviceWork, Kernel, LaneId, LaneInfo, Launch, MemorySample, Names,
-    Operator, SyncWait, TimeRange, Timeline,
+    Annotation, Collective, DeviceWork, Kernel, LaneInfo, Launch, MemorySample, Names, Operator,
+    SyncWait, TimeRange, Timeline, TrackId,
 };
 
 /// What an event is used as.
@@ -83,9 +83,9 @@ pub(super) struct Reader {
     /// The key of the event's row, see [`Event::row`].
     row: Vec<u8>,
     /// Rows by key, and the last row that was looked up.
-    lanes: HashMap<Vec<u8>, LaneId>,
-    last_lane: Option<(Vec<u8>, LaneId)>,
-    open: BTreeMap<LaneId, Vec<Open>>,
+    lanes: HashMap<Vec<u8>, TrackId>,
+    last_lane: Option<(Vec<u8>, TrackId)>,
+    open: BTreeMap<TrackId, Vec<Open>>,
     /// Counts of skipped events, by category as numbered by [`Names`].
     skipped: (Names, Vec<u64>),
     oddities: BTreeMap<&'static str, u64>,
@@ -211,7 +211,7 @@ impl Reader {
         }
     }
 
-    fn close(&mut self, open: Open, lane: LaneId, end_ns: i64) {
+    fn close(&mut self, open: Open, lane: TrackId, end_ns: i64) {
         let mut dur_ns = end_ns.saturating_sub(open.start_ns);
         if dur_ns < 0 {
             self.odd("negative duration");
@@ -230,7 +230,7 @@ impl Reader {
     }
 
     /// Adds a complete event.
-    fn put(&mut self, kind: Kind, name: &[u8], lane: LaneId, time: TimeRange, mut args: Args) {
+    fn put(&mut self, kind: Kind, name: &[u8], lane: TrackId, time: TimeRange, mut args: Args) {
         let collective = self.collective(kind, name, &mut args);
         let timeline = &mut self.timeline;
         let id = timeline.names.intern(&lossy(name));
@@ -323,7 +323,7 @@ impl Reader {
     }
 
     /// The row of the event.
-    fn lane(&mut self) -> LaneId {
+    fn lane(&mut self) -> TrackId {
         self.event.row(&mut self.row);
         if let Some((row, lane)) = &self.last_lane
             && *row == self.row
@@ -334,7 +334,7 @@ impl Reader {
             Some(&lane) => lane,
             None => {
                 let lanes = &mut self.timeline.lanes;
-                let lane = LaneId(lanes.len() as u32);
+                let lane = TrackId(lanes.len() as u32);
                 let words = |bytes: &[u8]| lossy(bytes).into_owned();
                 let (pid, tid) = (words(&self.event.pid), words(&self.event.tid));
                 lanes.push(LaneInfo { pid, tid, name: None });

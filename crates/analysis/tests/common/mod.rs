@@ -2,8 +2,8 @@
 #![allow(dead_code)]
 
 use paceline_analysis::timeline::{
-    Annotation, Collective, DeviceWork, Kernel, LaneId, LaneInfo, Launch, MemorySample, NameId,
-    Operator, SyncWait, TimeRange, Timeline,
+    Annotation, Collective, DeviceWork, Kernel, LaneInfo, Launch, MemorySample, NameId, Operator,
+    SyncWait, TimeRange, Timeline, TrackId,
 };
 
 /// The thread that runs the steps.
@@ -43,7 +43,7 @@ impl Build {
 
     pub fn span(mut self, name: &str, from: f64, to: f64) -> Self {
         let name = self.name(name);
-        let (time, lane) = (us(from, to), LaneId(MAIN));
+        let (time, lane) = (us(from, to), TrackId(MAIN));
         self.timeline.annotations.push(Annotation { name, time, lane, is_device: false });
         self
     }
@@ -54,7 +54,7 @@ impl Build {
 
     pub fn operator(mut self, name: &str, lane: u32, from: f64, to: f64) -> Self {
         let name = self.name(name);
-        let (time, lane) = (us(from, to), LaneId(lane));
+        let (time, lane) = (us(from, to), TrackId(lane));
         self.timeline.operators.push(Operator { name, time, lane, collective: None });
         self
     }
@@ -63,7 +63,7 @@ impl Build {
     pub fn call(mut self, name: &str, correlation: u64, from: f64, to: f64) -> Self {
         let (name, time) = (self.name(name), us(from, to));
         let correlation = Some(correlation);
-        self.timeline.launches.push(Launch { name, time, lane: LaneId(MAIN), correlation });
+        self.timeline.launches.push(Launch { name, time, lane: TrackId(MAIN), correlation });
         self
     }
 
@@ -150,7 +150,7 @@ impl Build {
             _ => DeviceWork::Kernel,
         };
         let name = self.name(name);
-        let lane = LaneId(1);
+        let lane = TrackId(1);
         let (bytes, bandwidth_gb_s, collective) = (None, None, None);
         self.timeline.kernels.push(Kernel {
             name,

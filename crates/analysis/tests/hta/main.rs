@@ -54,7 +54,7 @@ fn traces_in_the_shape_of_cuda_rounded() {
 }
 
 #[test]
-fn a_trace_of_a_processor_is_analysed_from_its_operators() {
+fn a_trace_of_a_processor_is_analyzed_from_its_operators() {
     let analysis = analysis(&fixture("torch_cpu"), Rounding::Exact);
     assert_eq!(analysis.ranks.len(), 2);
     assert!(analysis.notes.iter().any(|note| note.contains("operators")), "{:?}", analysis.notes);

@@ -39,7 +39,7 @@ pub const TOGETHER: &str = "ddp";
 /// A strategy that `--strategy` can name.
 pub trait StrategyChoice: Choice {
     /// How often the ranks' models are made equal.
-    fn synchronises(&self) -> Synchronises;
+    fn synchronizes(&self) -> Synchronizes;
 
     /// The default number of batches per optimizer step.
     fn accumulate(&self) -> usize {
@@ -72,7 +72,7 @@ pub trait StrategyChoice: Choice {
 
 /// How often a strategy makes the ranks' models equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Synchronises {
+pub enum Synchronizes {
     /// After every step all ranks hold the same parameters.
     EveryStep,
     /// Models drift apart for several steps, then they are averaged.

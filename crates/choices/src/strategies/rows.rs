@@ -16,7 +16,7 @@ use paceline_strategies::{
 use super::buckets::{BucketedDdp, ddp_flags};
 use super::sharding::{ShardSettings, accumulate_flags, gather_flags};
 use super::{
-    Advice, Models, Plain, StrategyChoice, StrategySettings, Synchronises, bucket_ddp_async,
+    Advice, Models, Plain, StrategyChoice, StrategySettings, Synchronizes, bucket_ddp_async,
     local_sgd, top_k,
 };
 use crate::models::Defaults;
@@ -31,7 +31,7 @@ struct Row {
     aliases: &'static [&'static str],
     about: &'static str,
     flags: fn() -> Vec<Arg>,
-    synchronises: Synchronises,
+    synchronizes: Synchronizes,
     accumulate: usize,
     axes: &'static [Axis],
     is_sharded: bool,
@@ -42,7 +42,7 @@ struct Row {
 /// The rows.
 pub(super) const ROWS: &[&dyn StrategyChoice] = &[
     &Row {
-        synchronises: Synchronises::Alone,
+        synchronizes: Synchronizes::Alone,
         steps_every_batch_as_published: true,
         ..Row::new("single", "One rank, no communication", |_, _| plain(|| Single))
     },
@@ -196,7 +196,7 @@ pub(super) const ROWS: &[&dyn StrategyChoice] = &[
     }),
     &Row {
         flags: local_sgd::flags,
-        synchronises: Synchronises::SomeSteps,
+        synchronizes: Synchronizes::SomeSteps,
         ..Row::new(
             "local_sgd",
             "Ranks train alone and average their parameters every few steps",
@@ -204,7 +204,7 @@ pub(super) const ROWS: &[&dyn StrategyChoice] = &[
         )
     },
     &Row {
-        synchronises: Synchronises::Never,
+        synchronizes: Synchronizes::Never,
         ..Row::new(
             "no_sync",
             "No communication: what ddp is compared with to see what it costs",
@@ -221,7 +221,7 @@ impl Row {
             aliases: &[],
             about,
             flags: Vec::new,
-            synchronises: Synchronises::EveryStep,
+            synchronizes: Synchronizes::EveryStep,
             accumulate: 1,
             axes: &[Axis::Dp],
             is_sharded: false,
@@ -265,8 +265,8 @@ impl Choice for Row {
 }
 
 impl StrategyChoice for Row {
-    fn synchronises(&self) -> Synchronises {
-        self.synchronises
+    fn synchronizes(&self) -> Synchronizes {
+        self.synchronizes
     }
 
     fn accumulate(&self) -> usize {

@@ -3,8 +3,8 @@
 use paceline_memory::{Access, Allocator, Buffer, Category, DType, Tensor};
 
 use super::Group;
-use super::ties::Ties;
-use crate::shared::{Reach, Segments, Shared};
+use super::host_links::HostLinks;
+use crate::shared::{Reach, Segments, SharedState};
 use crate::{CollectiveError, ReduceOp};
 
 /// A rank's answer about the buffer that it registers: no peer can reach the memory.
@@ -22,7 +22,8 @@ impl Group {
         len_bytes: usize,
         category: Category,
     ) -> Result<Buffer, CollectiveError> {
-        let (Some(shared), Ties::Host { links, .. }) = (self.shared(), &self.0.ties) else {
+        let (Some(shared), HostLinks::Host { links, .. }) = (self.shared(), &self.0.host_links)
+        else {
             let buffer = allocator.host(len_bytes, category)?;
             let whole = Tensor::new(buffer.clone(), 0, DType::U8, [len_bytes])?;
             whole.write::<u8>()?.fill(0);
@@ -36,7 +37,7 @@ impl Group {
         let buffer = unsafe {
             Buffer::window(part.mapping.clone(), extent, len_bytes, category, allocator)?
         };
-        self.0.origin.rank.own(&part);
+        self.0.lineage.rank.own(&part);
         let segments = self.reachable(shared);
         segments.add(segment);
         self.forget_dropped(segments, shared.rank)?;
@@ -64,12 +65,13 @@ impl Group {
     ///
     /// Errors on every rank if a buffer does not come from [`Group::allocate`] of a related group.
     pub fn register(&self, buffer: &Buffer) -> Result<(), CollectiveError> {
-        let (Some(shared), Ties::Host { links, .. }) = (self.shared(), &self.0.ties) else {
+        let (Some(shared), HostLinks::Host { links, .. }) = (self.shared(), &self.0.host_links)
+        else {
             return Ok(());
         };
         let base = buffer.claim(0..0, Access::Read, "register")?.base().as_ptr();
         let len_bytes = buffer.len_bytes();
-        let part = self.0.origin.rank.part_of(base as usize, len_bytes);
+        let part = self.0.lineage.rank.part_of(base as usize, len_bytes);
         let is_reached = shared.reach.locate(shared.rank, base, len_bytes).is_some();
         let mut states = vec![0u8; self.world_size()];
         let own = if is_reached { REACHED } else { u8::from(part.is_some()) };
@@ -98,7 +100,7 @@ impl Group {
         self.forget_dropped(segments, shared.rank)
     }
 
-    fn reachable<'a>(&self, shared: &'a Shared) -> &'a Segments {
+    fn reachable<'a>(&self, shared: &'a SharedState) -> &'a Segments {
         match &shared.reach {
             Reach::Segments(segments) => segments,
             Reach::Threads => unreachable!("ranks with connections to their host are processes"),

@@ -37,7 +37,7 @@ impl Group {
         let _ = self.0.core.emulator.set(LinkEmulator::new(
             link,
             self.0.options.algorithm,
-            self.0.origin.rank.card.clone(),
+            self.0.lineage.rank.card.clone(),
         ));
     }
 

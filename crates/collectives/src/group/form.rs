@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use paceline_rendezvous::{PeerAddress, PeerListener, Rendezvous, Store};
 
-use super::ties::{Hub, Ties};
-use super::{Group, Origin};
+use super::host_links::{HostLinks, SplitRegistry};
+use super::{Group, Lineage};
 use crate::call::MAX_RANKS;
 use crate::cost::Algorithm;
 use crate::engine::Engine;
@@ -16,7 +16,7 @@ use crate::hybrid::Hybrid;
 #[cfg(feature = "mpi")]
 use crate::mpi::Mpi;
 use crate::shared::links::Links;
-use crate::shared::{Control, Reach, Shared};
+use crate::shared::{Control, Reach, SharedState};
 use crate::tcp::Tcp;
 use crate::{CollectiveError, GroupOptions, Transport};
 
@@ -40,12 +40,20 @@ impl Group {
     ) -> Result<Vec<Self>, CollectiveError> {
         assert!((1..=MAX_RANKS).contains(&world_size), "1 to {MAX_RANKS} ranks");
         let memory = Arc::new(Control::create(0)?);
-        let hub = Arc::new(Hub::default());
+        let registry = Arc::new(SplitRegistry::default());
         let rank = |rank| {
-            let (memory, ties) = (memory.clone(), Ties::Threads(hub.clone()));
-            let engine = Engine::Shared(Shared::new(rank, world_size, memory, Reach::Threads));
-            let (transport, origin) = (Transport::Thread, Origin::world());
-            Self::assemble(rank, world_size, engine, transport, ties, options.clone(), origin)
+            let (memory, host_links) = (memory.clone(), HostLinks::Threads(registry.clone()));
+            let engine = Engine::Shared(SharedState::new(rank, world_size, memory, Reach::Threads));
+            let (transport, lineage) = (Transport::Thread, Lineage::world());
+            Self::assemble(
+                rank,
+                world_size,
+                engine,
+                transport,
+                host_links,
+                options.clone(),
+                lineage,
+            )
         };
         (0..world_size).map(rank).collect()
     }
@@ -56,12 +64,12 @@ impl Group {
     }
 
     /// The sub-group that has only this rank. Needs no message to the other ranks.
-    pub(crate) fn only_self(&self, label: &str, colour: usize) -> Result<Self, CollectiveError> {
-        let engine = Shared::new(0, 1, Arc::new(Control::create(0)?), Reach::Threads);
+    pub(crate) fn only_self(&self, label: &str, color: usize) -> Result<Self, CollectiveError> {
+        let engine = SharedState::new(0, 1, Arc::new(Control::create(0)?), Reach::Threads);
         let options = GroupOptions { link: None, ..self.options().clone() };
-        let origin = self.sub_origin(label, colour);
-        let ties = Ties::Threads(Arc::default());
-        Self::assemble(0, 1, Engine::Shared(engine), self.transport(), ties, options, origin)
+        let lineage = self.sub_origin(label, color);
+        let host_links = HostLinks::Threads(Arc::default());
+        Self::assemble(0, 1, Engine::Shared(engine), self.transport(), host_links, options, lineage)
     }
 
     /// Meets the other processes of this host and forms a group with them that shares memory.
@@ -75,7 +83,7 @@ impl Group {
         options: GroupOptions,
     ) -> Result<Self, CollectiveError> {
         let (listener, addresses) = Self::rendezvous(rendezvous, None, rank, world_size, &options)?;
-        Self::form_shm(&listener, &addresses, rank, options, Origin::of_processes(listener.key()))
+        Self::form_shm(&listener, &addresses, rank, options, Lineage::of_processes(listener.key()))
     }
 
     /// Meets the other processes, on this host or others, and forms a group with them over TCP.
@@ -97,7 +105,7 @@ impl Group {
             host,
             rank,
             options,
-            Origin::of_processes(listener.key()),
+            Lineage::of_processes(listener.key()),
         )
     }
 
@@ -120,7 +128,7 @@ impl Group {
             rank,
             local_world_size,
             options,
-            Origin::of_processes(listener.key()),
+            Lineage::of_processes(listener.key()),
         )
     }
 
@@ -141,9 +149,9 @@ impl Group {
             world,
             engine,
             transport,
-            Ties::None,
+            HostLinks::None,
             options.clone(),
-            Origin::world(),
+            Lineage::world(),
         )?;
         group.barrier()?;
         group.emulate_if_asked(options.link)
@@ -154,15 +162,16 @@ impl Group {
         addresses: &[PeerAddress],
         rank: usize,
         options: GroupOptions,
-        origin: Origin,
+        lineage: Lineage,
     ) -> Result<Self, CollectiveError> {
         let world = addresses.len();
         let links = Links::connect(listener, addresses, rank, options.timeout)?;
-        let (memory, reach) = links.share_control(origin.inherited.clone())?;
-        let engine = Engine::Shared(Shared::new(rank, world, memory, reach));
-        let ties = Ties::Host { links, monitor: None };
+        let (memory, reach) = links.share_control(lineage.inherited.clone())?;
+        let engine = Engine::Shared(SharedState::new(rank, world, memory, reach));
+        let host_links = HostLinks::Host { links, monitor: None };
         let transport = Transport::Shm;
-        let group = Self::assemble(rank, world, engine, transport, ties, options.clone(), origin)?;
+        let group =
+            Self::assemble(rank, world, engine, transport, host_links, options.clone(), lineage)?;
         group.barrier()?;
         group.emulate_if_asked(options.link)
     }
@@ -173,14 +182,21 @@ impl Group {
         host: &str,
         rank: usize,
         options: GroupOptions,
-        origin: Origin,
+        lineage: Lineage,
     ) -> Result<Self, CollectiveError> {
         let world = addresses.len();
         let tcp = Tcp::connect(listener, addresses, host, rank, &options, |_| true)?;
         let engine = Engine::Tcp(tcp);
         let transport = Transport::Tcp;
-        let group =
-            Self::assemble(rank, world, engine, transport, Ties::None, options.clone(), origin)?;
+        let group = Self::assemble(
+            rank,
+            world,
+            engine,
+            transport,
+            HostLinks::None,
+            options.clone(),
+            lineage,
+        )?;
         group.barrier()?;
         if options.algorithm == Algorithm::Auto && options.link.is_none() {
             group.choose_algorithm()?;
@@ -195,7 +211,7 @@ impl Group {
         rank: usize,
         local_world: usize,
         options: GroupOptions,
-        origin: Origin,
+        lineage: Lineage,
     ) -> Result<Self, CollectiveError> {
         let world = addresses.len();
         if local_world == 0 || !world.is_multiple_of(local_world) {
@@ -209,8 +225,8 @@ impl Group {
         let first = node * local_world;
         let here = &addresses[first..first + local_world];
         let links = Links::connect(listener, here, local_rank, options.timeout)?;
-        let (memory, reach) = links.share_control(origin.inherited.clone())?;
-        let shared = Shared::new(local_rank, local_world, memory, reach);
+        let (memory, reach) = links.share_control(lineage.inherited.clone())?;
+        let shared = SharedState::new(local_rank, local_world, memory, reach);
         let is_remote = |peer: usize| peer / local_world != node;
         let tcp = Tcp::connect(listener, addresses, host, rank, &options, is_remote);
         let tcp = tcp.inspect_err(|error| {
@@ -221,9 +237,10 @@ impl Group {
             }
         })?;
         let engine = Engine::Hybrid(Hybrid::new(shared, tcp));
-        let ties = Ties::Host { links, monitor: None };
+        let host_links = HostLinks::Host { links, monitor: None };
         let transport = Transport::Hybrid;
-        let group = Self::assemble(rank, world, engine, transport, ties, options.clone(), origin)?;
+        let group =
+            Self::assemble(rank, world, engine, transport, host_links, options.clone(), lineage)?;
         group.barrier()?;
         group.emulate_if_asked(options.link)
     }

@@ -4,8 +4,8 @@
 //! |---|---|
 //! | `form` | forms a group of threads or processes |
 //! | `split` | divides a group into sub-groups |
-//! | `origin` | a group's name, and the emulated network card that it shares |
-//! | `ties` | connections between the members that the engine does not use |
+//! | `lineage` | a group's name, and the emulated network card that it shares |
+//! | `host_links` | connections between the members that the engine does not use |
 //! | `allocate` | allocates memory that operations use in place |
 //! | `calibrate` | measures the transport |
 //! | `emulate` | slows the group down to an emulated link |
@@ -16,15 +16,15 @@ mod allocate;
 mod calibrate;
 mod emulate;
 mod form;
-mod origin;
+mod host_links;
+mod lineage;
 mod split;
-mod ties;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-pub(crate) use origin::Origin;
-use ties::Ties;
+use host_links::HostLinks;
+pub(crate) use lineage::Lineage;
 
 use crate::core::Core;
 use crate::cost::Link;
@@ -32,7 +32,7 @@ use crate::engine::Engine;
 use crate::flight_recorder::FlightRecorder;
 use crate::record::OpRecord;
 use crate::shared::links::Monitor;
-use crate::shared::{Fate, Shared};
+use crate::shared::{Fate, SharedState};
 use crate::worker::Worker;
 use crate::{CollectiveError, GroupOptions, Transport};
 
@@ -52,8 +52,8 @@ struct Membership {
     core: Arc<Core>,
     transport: Transport,
     options: GroupOptions,
-    origin: Origin,
-    ties: Ties,
+    lineage: Lineage,
+    host_links: HostLinks,
     num_splits: AtomicU32,
 }
 
@@ -63,28 +63,29 @@ impl Group {
         world: usize,
         engine: Engine,
         transport: Transport,
-        mut ties: Ties,
+        mut host_links: HostLinks,
         options: GroupOptions,
-        origin: Origin,
+        lineage: Lineage,
     ) -> Result<Self, CollectiveError> {
         let (log, dump_folder) = (options.log, options.dump_folder.clone());
-        let group = origin.name.clone();
+        let group = lineage.name.clone();
         let flight_recorder =
-            FlightRecorder { rank, world, log, dump_folder, group, number: origin.number };
-        let core = Arc::new(Core::new(rank, world, engine, flight_recorder, &origin));
-        if let Ties::Host { links, monitor } = &mut ties {
+            FlightRecorder { rank, world, log, dump_folder, group, number: lineage.number };
+        let core = Arc::new(Core::new(rank, world, engine, flight_recorder, &lineage));
+        if let HostLinks::Host { links, monitor } = &mut host_links {
             let core = core.clone();
             *monitor = Some(Monitor::start(links, move |peer| core.lose(peer))?);
         }
         let worker = Some(Worker::new(core.clone(), options.clone()));
         let num_splits = AtomicU32::new(0);
-        let membership = Membership { worker, core, transport, options, origin, ties, num_splits };
+        let membership =
+            Membership { worker, core, transport, options, lineage, host_links, num_splits };
         Ok(Self(Arc::new(membership)))
     }
 
-    /// The origin of the sub-group that has only this rank.
-    fn sub_origin(&self, label: &str, colour: usize) -> Origin {
-        self.0.origin.sub_group(&format!("{label}.{colour}"), &[self.rank()], None)
+    /// The lineage of the sub-group that has only this rank.
+    fn sub_origin(&self, label: &str, color: usize) -> Lineage {
+        self.0.lineage.sub_group(&format!("{label}.{color}"), &[self.rank()], None)
     }
 
     pub(crate) fn check_rank(&self, rank: usize) -> Result<(), CollectiveError> {
@@ -123,19 +124,19 @@ impl Group {
     /// The name of the group: `world`, or `world/1.0` for the ranks of color 0 in the second split of `world`. It is the
     /// same on every member. The groups of a [`Mesh`](crate::Mesh) are named after their axes: `world/dp.0`.
     pub fn name(&self) -> &str {
-        &self.0.origin.name
+        &self.0.lineage.name
     }
 
     /// The number of the group on this rank: 0 for the outermost group, from which the others descend. The others are
     /// counted in the order in which this rank joined them. [`OpRecord::group`] is this number.
     pub fn number(&self) -> u32 {
-        self.0.origin.number
+        self.0.lineage.number
     }
 
     /// The number that `rank` of this group has in the outermost group, from which this group descends. Errors name
     /// ranks by this number.
     pub fn outermost_rank(&self, rank: usize) -> usize {
-        self.0.origin.outermost(rank)
+        self.0.lineage.outermost(rank)
     }
 
     /// Appends to `out` the records of the operations that have finished since the last call, at most the thousand
@@ -162,7 +163,7 @@ impl Group {
         &self.0.core.engine
     }
 
-    pub(crate) fn shared(&self) -> Option<&Shared> {
+    pub(crate) fn shared(&self) -> Option<&SharedState> {
         self.0.core.engine.shared()
     }
 }
@@ -193,7 +194,7 @@ impl Drop for Membership {
         if let Some(shared) = self.core.engine.shared() {
             shared.control().depart(shared.rank, Fate::Left);
         }
-        if let Ties::Host { links, monitor } = &mut self.ties
+        if let HostLinks::Host { links, monitor } = &mut self.host_links
             && let Some(monitor) = monitor.take()
         {
             monitor.stop(links);

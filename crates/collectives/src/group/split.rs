@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 
 use paceline_rendezvous::{PeerAddress, PeerListener};
 
-use super::ties::Ties;
-use super::{Group, Origin};
+use super::host_links::HostLinks;
+use super::{Group, Lineage};
 use crate::CollectiveError;
 use crate::engine::Engine;
-use crate::shared::{Inherited, Reach, Shared};
+use crate::shared::{Inherited, Reach, SharedState};
 
 impl Group {
     /// Divides the group: ranks that pass the same color form a new group, in which they keep their order.
@@ -24,17 +24,17 @@ impl Group {
     /// Both groups keep one record of this rank's operations ([`Group::fresh_records`]), and the new group reaches
     /// the memory that this group has allocated, so its operations use that memory in place. Errors of the new
     /// group name ranks by their numbers in the group from which both descend.
-    pub fn split(&self, colour: Option<u32>) -> Result<Option<Self>, CollectiveError> {
-        self.split_as(colour, None)
+    pub fn split(&self, color: Option<u32>) -> Result<Option<Self>, CollectiveError> {
+        self.split_as(color, None)
     }
 
     /// Like [`Group::split`]. `label` is the name of this split, by default its number.
     pub(crate) fn split_as(
         &self,
-        colour: Option<u32>,
+        color: Option<u32>,
         label: Option<&str>,
     ) -> Result<Option<Self>, CollectiveError> {
-        let group = self.divide(colour, label, &self.0.origin)?;
+        let group = self.divide(color, label, &self.0.lineage)?;
         if let (Some(group), Some(emulator)) = (&group, self.0.core.emulator.get()) {
             // The parent's transport was fast enough for this link, and the sub-group's is no slower.
             group.set_emulator(emulator.link);
@@ -44,22 +44,22 @@ impl Group {
 
     /// Like [`Group::split`], but the new group has a record of its own and emulates no link. For measurements, whose
     /// operations must not appear in the record of this rank.
-    pub(crate) fn split_apart(&self, colour: Option<u32>) -> Result<Option<Self>, CollectiveError> {
-        self.divide(colour, None, &self.0.origin.apart())
+    pub(crate) fn split_apart(&self, color: Option<u32>) -> Result<Option<Self>, CollectiveError> {
+        self.divide(color, None, &self.0.lineage.apart())
     }
 
-    /// Like [`Group::split_as`], as a sub-group of `origin`, but the new group emulates no link.
+    /// Like [`Group::split_as`], as a sub-group of `lineage`, but the new group emulates no link.
     fn divide(
         &self,
-        colour: Option<u32>,
+        color: Option<u32>,
         label: Option<&str>,
-        origin: &Origin,
+        lineage: &Lineage,
     ) -> Result<Option<Self>, CollectiveError> {
         let split = self.0.num_splits.fetch_add(1, Ordering::Relaxed);
-        let mut colours = vec![0i64; self.world_size()];
-        let own = colour.map_or(-1, i64::from);
-        self.all_gather_slice(&[own], &mut colours)?;
-        let same = |rank: &usize| colours[*rank] == own;
+        let mut colors = vec![0i64; self.world_size()];
+        let own = color.map_or(-1, i64::from);
+        self.all_gather_slice(&[own], &mut colors)?;
+        let same = |rank: &usize| colors[*rank] == own;
         let members: Vec<usize> = (0..self.world_size()).filter(same).collect();
         let (rank, world) = (members.iter().filter(|&&m| m < self.rank()).count(), members.len());
         let mut options = self.0.options.clone();
@@ -67,25 +67,25 @@ impl Group {
         let label = format!("{}.{own}", label.map_or_else(|| split.to_string(), str::to_owned));
         let inherited = self.inherited(&members);
         // A rank that gets no group does not count this split as one of its groups.
-        let origin = || origin.sub_group(&label, &members, inherited);
-        let group = match (&self.0.ties, &self.0.core.engine) {
-            (Ties::Threads(hub), _) => {
-                if colour.is_none() {
+        let lineage = || lineage.sub_group(&label, &members, inherited);
+        let group = match (&self.0.host_links, &self.0.core.engine) {
+            (HostLinks::Threads(registry), _) => {
+                if color.is_none() {
                     return Ok(None);
                 }
-                let (memory, hub) = hub.join((split, own), world)?;
-                let engine = Shared::new(rank, world, memory, Reach::Threads);
-                // Splits are numbered within each group, so each group needs its own hub.
-                let ties = Ties::Threads(hub);
+                let (memory, registry) = registry.join((split, own), world)?;
+                let engine = SharedState::new(rank, world, memory, Reach::Threads);
+                // Splits are numbered within each group, so each group needs its own registry.
+                let host_links = HostLinks::Threads(registry);
                 let (engine, transport) = (Engine::Shared(engine), self.0.transport);
-                Self::assemble(rank, world, engine, transport, ties, options, origin())?
+                Self::assemble(rank, world, engine, transport, host_links, options, lineage())?
             }
             #[cfg(feature = "mpi")]
             (_, Engine::Mpi(mpi)) => {
                 // MPI's colors have fewer bits than ours, so the first member's rank serves as the color.
-                let Some(engine) = mpi.split(colour.map(|_| members[0]))? else { return Ok(None) };
+                let Some(engine) = mpi.split(color.map(|_| members[0]))? else { return Ok(None) };
                 let (engine, transport) = (Engine::Mpi(engine), self.0.transport);
-                Self::assemble(rank, world, engine, transport, Ties::None, options, origin())?
+                Self::assemble(rank, world, engine, transport, HostLinks::None, options, lineage())?
             }
             (_, engine) => {
                 let host = match engine {
@@ -94,11 +94,11 @@ impl Group {
                     _ => None,
                 };
                 let listener =
-                    PeerListener::bind(&self.0.origin.key, host, self.rank(), self.world_size())?;
+                    PeerListener::bind(&self.0.lineage.key, host, self.rank(), self.world_size())?;
                 let all = self.all_gather_object(listener.address())?;
                 let addresses: Vec<PeerAddress> =
                     members.iter().map(|&member| all[member].clone()).collect();
-                if colour.is_none() {
+                if color.is_none() {
                     return Ok(None);
                 }
                 // A sub-group of a hybrid group may lie on one host, or unevenly on several hosts.
@@ -106,18 +106,18 @@ impl Group {
                     Engine::Hybrid(hybrid) => hybrid.local_world(&members).filter(|&n| n > 1),
                     _ => None,
                 };
-                let origin = origin();
-                let ranks = origin.members.clone();
+                let lineage = lineage();
+                let ranks = lineage.members.clone();
                 let formed = match (host, local) {
-                    (None, _) => Self::form_shm(&listener, &addresses, rank, options, origin),
+                    (None, _) => Self::form_shm(&listener, &addresses, rank, options, lineage),
                     (_, Some(local)) if local == world => {
-                        Self::form_shm(&listener, &addresses, rank, options, origin)
+                        Self::form_shm(&listener, &addresses, rank, options, lineage)
                     }
-                    (Some(host), Some(local)) => {
-                        Self::form_hybrid(&listener, &addresses, host, rank, local, options, origin)
-                    }
+                    (Some(host), Some(local)) => Self::form_hybrid(
+                        &listener, &addresses, host, rank, local, options, lineage,
+                    ),
                     (Some(host), None) => {
-                        Self::form_tcp(&listener, &addresses, host, rank, options, origin)
+                        Self::form_tcp(&listener, &addresses, host, rank, options, lineage)
                     }
                 };
                 formed.map_err(|error| error.named_by(&ranks))?

@@ -9,7 +9,7 @@
 use super::state::Hybrid;
 use crate::call::{Blocks, Call, Region, Shares};
 use crate::context::OpContext;
-use crate::meet::Met;
+use crate::meet::AgreedCalls;
 use crate::tcp::blocks;
 use crate::tcp::inner::{Inner, explain};
 use crate::{CollectiveError, OpKind};
@@ -50,7 +50,7 @@ impl Hybrid {
         &self,
         inner: &mut Inner,
         context: &OpContext,
-        met: &Met,
+        met: &AgreedCalls,
     ) -> Result<(), CollectiveError> {
         let call = context.call;
         let shares = Shares::new(call.kind, &met.calls);
@@ -84,7 +84,7 @@ impl Hybrid {
         &self,
         inner: &mut Inner,
         context: &OpContext,
-        met: &Met,
+        met: &AgreedCalls,
     ) -> Result<(), CollectiveError> {
         let call = context.call;
         let here = self.ranks_of(self.node());

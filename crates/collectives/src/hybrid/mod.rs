@@ -1,4 +1,4 @@
-//! Shared memory within a host, sockets between hosts.
+//! SharedState memory within a host, sockets between hosts.
 //!
 //! Every host has the same number of ranks, with consecutive numbers. Ranks with the same local rank on
 //! their hosts form a *rail*. Data for all hosts travel along the rails, each of which carries its share.

@@ -18,7 +18,7 @@ use std::ops::Range;
 use super::state::Hybrid;
 use crate::OpKind;
 use crate::call::{Call, Shares};
-use crate::meet::Met;
+use crate::meet::AgreedCalls;
 use crate::reduce::tree;
 
 /// Bytes for incoming blocks. If there are so many nodes that blocks would be too short, more bytes are used.
@@ -54,7 +54,12 @@ impl Plan {
     /// In a reduce-scatter a rank owns its share. In the other reductions the message is divided into slices of even
     /// size, one for each rail, and each slice into pieces of even size, one for each host. A short slice is a single
     /// piece, and the rails choose different hosts as its owner in turn.
-    pub(super) fn new(hybrid: &Hybrid, call: &Call, met: &Met, running_size: usize) -> Self {
+    pub(super) fn new(
+        hybrid: &Hybrid,
+        call: &Call,
+        met: &AgreedCalls,
+        running_size: usize,
+    ) -> Self {
         let (num_hosts, local, node) = (hybrid.num_hosts(), hybrid.local.world, hybrid.node());
         let world = num_hosts * local;
         let (pieces, passes) = if call.kind == OpKind::ReduceScatter {

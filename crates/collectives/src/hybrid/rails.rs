@@ -7,7 +7,7 @@ use super::state::Hybrid;
 use crate::call::{Call, Region};
 use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words, read_call};
-use crate::meet::{ShowCalls, Shown};
+use crate::meet::{CallsOfAll, ShowCalls};
 use crate::tcp::headers::swap;
 use crate::tcp::inner::Inner;
 use crate::{CollectiveError, OpKind};
@@ -21,7 +21,7 @@ pub(super) struct Rails<'a> {
 impl ShowCalls for Rails<'_> {
     /// First the ranks of each host show each other their calls. Then each rank sends its rail all calls of
     /// its host.
-    fn show_call(&mut self, context: &OpContext) -> Result<Shown, CollectiveError> {
+    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll, CollectiveError> {
         let Self { hybrid, inner } = self;
         let here = hybrid.local.show(&hybrid.within_host(context, context.call))?;
         let mut message = Vec::new();
@@ -40,7 +40,7 @@ impl ShowCalls for Rails<'_> {
                 operations.push(operation);
             }
         }
-        Ok(Shown { present_ns, calls, operations })
+        Ok(CallsOfAll { present_ns, calls, operations })
     }
 
     /// First an all-gather within the host, then an exchange along the rail.

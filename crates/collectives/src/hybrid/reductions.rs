@@ -28,11 +28,11 @@ use super::plan::{AHEAD, Plan};
 use super::state::Hybrid;
 use crate::call::{Call, Region};
 use crate::context::OpContext;
-use crate::meet::Met;
+use crate::meet::AgreedCalls;
 use crate::reduce::Reduction;
 use crate::shared::pull::{Cut, Window, pull};
 use crate::tcp::inner::{Inner, explain};
-use crate::tcp::mesh::{Interruption, Ticket};
+use crate::tcp::wires::{Interruption, Ticket};
 use crate::{CollectiveError, MAX_RANKS, OpKind};
 
 impl Hybrid {
@@ -40,7 +40,7 @@ impl Hybrid {
         &self,
         inner: &mut Inner,
         context: &OpContext,
-        met: &Met,
+        met: &AgreedCalls,
     ) -> Result<(), CollectiveError> {
         let call = context.call;
         let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: context.world };

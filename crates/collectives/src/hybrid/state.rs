@@ -4,19 +4,19 @@
 
 use crate::call::Call;
 use crate::context::OpContext;
-use crate::shared::Shared;
+use crate::shared::SharedState;
 use crate::tcp::Tcp;
 
 /// One rank's view of its host and of the other hosts.
 #[derive(Debug)]
 pub(crate) struct Hybrid {
-    pub(super) local: Shared,
+    pub(super) local: SharedState,
     pub(super) tcp: Tcp,
 }
 
 impl Hybrid {
     /// `tcp` connects this rank to the ranks of all other hosts.
-    pub(crate) fn new(local: Shared, tcp: Tcp) -> Self {
+    pub(crate) fn new(local: SharedState, tcp: Tcp) -> Self {
         Self { local, tcp }
     }
 
@@ -26,7 +26,7 @@ impl Hybrid {
     }
 
     /// The shared state of this host's ranks.
-    pub(crate) fn local(&self) -> &Shared {
+    pub(crate) fn local(&self) -> &SharedState {
         &self.local
     }
 

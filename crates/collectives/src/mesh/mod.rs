@@ -68,13 +68,13 @@ impl Mesh {
         for &(axis, size) in shape.axes() {
             let stride = shape.stride(axis);
             // Numbers the groups of the axis: the rank without its place on the axis.
-            let colour = rank / (stride * size) * stride + rank % stride;
+            let color = rank / (stride * size) * stride + rank % stride;
             groups.push(if size == world.world_size() {
                 world.clone()
             } else if size == 1 {
-                world.only_self(axis.name(), colour)?
+                world.only_self(axis.name(), color)?
             } else {
-                member(world.split_as(Some(colour as u32), Some(axis.name()))?)
+                member(world.split_as(Some(color as u32), Some(axis.name()))?)
             });
         }
         let mut mesh = Self { world, shape: shape.clone(), groups, next: None, previous: None };

@@ -9,7 +9,7 @@ use super::inner::{Inner, copy_region, room, stage, windows, within};
 use super::runtime::datatype;
 use crate::call::{Region, Shares};
 use crate::context::OpContext;
-use crate::meet::Met;
+use crate::meet::AgreedCalls;
 use crate::{CollectiveError, OpKind};
 
 pub(super) fn broadcast(
@@ -42,7 +42,7 @@ pub(super) fn gather(
     comm: &Comm,
     inner: &mut Inner,
     context: &OpContext,
-    met: &Met,
+    met: &AgreedCalls,
 ) -> Result<(), CollectiveError> {
     let (call, rank) = (context.call, context.rank);
     let (size, type_) = (call.dtype.size_bytes(), datatype(call.dtype));
@@ -99,7 +99,7 @@ pub(super) fn scatter(
     comm: &Comm,
     inner: &mut Inner,
     context: &OpContext,
-    met: &Met,
+    met: &AgreedCalls,
 ) -> Result<(), CollectiveError> {
     let (call, rank) = (context.call, context.rank);
     let (size, type_) = (call.dtype.size_bytes(), datatype(call.dtype));
@@ -132,7 +132,7 @@ pub(super) fn all_to_all(
     comm: &Comm,
     inner: &mut Inner,
     context: &OpContext,
-    met: &Met,
+    met: &AgreedCalls,
 ) -> Result<(), CollectiveError> {
     let (call, rank) = (context.call, context.rank);
     let (type_, sent) = (datatype(call.dtype), &met.sent);

@@ -76,16 +76,16 @@ impl Comm {
     }
 
     /// The communicator of the ranks that pass the same color, in their order. All ranks call this.
-    pub(super) fn split(&self, colour: Option<usize>, rank: usize) -> Result<Option<Self>, String> {
+    pub(super) fn split(&self, color: Option<usize>, rank: usize) -> Result<Option<Self>, String> {
         // SAFETY: these are constants of the library.
         let (undefined, null) = unsafe { (ffi::RSMPI_UNDEFINED, ffi::RSMPI_COMM_NULL) };
-        let number = colour.map_or(undefined, |colour| colour as c_int);
+        let number = color.map_or(undefined, |color| color as c_int);
         let mut handle = null;
         // SAFETY: the communicator is valid, and the answer outlives the call.
         self.runtime.call(|| unsafe {
             ffi::MPI_Comm_split(self.handle, number, rank as c_int, &mut handle)
         })?;
-        match colour {
+        match color {
             Some(_) => Self::own(handle, self.runtime.share()).map(Some),
             None => Ok(None),
         }

@@ -11,7 +11,7 @@ use crate::CollectiveError;
 use crate::call::{CallHeader, Conflict, Region};
 use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words, read_calls};
-use crate::meet::{ShowCalls, Shown};
+use crate::meet::{CallsOfAll, ShowCalls};
 
 /// The communicator and the memory for exchanging headers.
 pub(super) struct Headers<'a> {

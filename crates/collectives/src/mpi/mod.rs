@@ -79,11 +79,11 @@ impl Mpi {
 
     /// The engine for the ranks that pass the same color. All ranks call this after they have met, since
     /// the library waits for all of them without a time limit.
-    pub(crate) fn split(&self, colour: Option<usize>) -> Result<Option<Self>, CollectiveError> {
+    pub(crate) fn split(&self, color: Option<usize>) -> Result<Option<Self>, CollectiveError> {
         let fail = |reason| CollectiveError::Mpi { rank: self.rank, op: "split", seq: 0, reason };
         let state = self.state();
         let comm = state.comm.as_ref().expect("a group that is used has its communicator");
-        let part = comm.split(colour, self.rank).map_err(fail)?;
+        let part = comm.split(color, self.rank).map_err(fail)?;
         part.map(Self::new).transpose().map_err(fail)
     }
 

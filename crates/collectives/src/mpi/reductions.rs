@@ -15,7 +15,7 @@ use super::inner::{Inner, copy_region, room, stage, windows, within};
 use super::runtime::datatype;
 use crate::call::Region;
 use crate::context::OpContext;
-use crate::meet::Met;
+use crate::meet::AgreedCalls;
 use crate::reduce::Reduction;
 use crate::{CollectiveError, OpKind, ReduceOp};
 
@@ -31,7 +31,7 @@ pub(super) fn run(
     comm: &Comm,
     inner: &mut Inner,
     context: &OpContext,
-    met: &Met,
+    met: &AgreedCalls,
 ) -> Result<(), CollectiveError> {
     let call = context.call;
     let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: context.world };
@@ -115,7 +115,7 @@ fn prepare(
     comm: &Comm,
     inner: &mut Inner,
     context: &OpContext,
-    met: &Met,
+    met: &AgreedCalls,
     reduction: &Reduction,
 ) -> Sides {
     let call = context.call;

@@ -9,8 +9,8 @@
 
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
-use super::element::{Lane, Number, Reduce};
-use super::leaves::{GROUP, Room, block_elems, combine_leaves};
+use super::element::{Number, Reduce, Value};
+use super::leaves::{GROUP, ScratchBlocks, block_elems, combine_leaves};
 use super::level::Level;
 use super::task::{ReduceOp, Reduction, Task};
 use super::tree;
@@ -29,7 +29,7 @@ const NODE_SLOTS: usize = crate::MAX_RANKS.ilog2() as usize + 2;
 pub(super) struct Block<T>(pub(super) [T; BLOCK]);
 
 /// The type in which elements of `T` are combined.
-pub(super) type Running<T> = <<T as Reduce>::Lane as Lane>::Running;
+pub(super) type Running<T> = <<T as Reduce>::Value as Value>::Running;
 
 /// # Safety
 ///
@@ -130,7 +130,8 @@ unsafe fn perform_by<T: Reduce>(
             Task::Run { inputs: &[a, b], outputs: &[x, y] }
                 if !T::IS_CONVERTED && a == x.cast_const() && b == y.cast_const() =>
             {
-                let finish = |x, y| Lane::narrow(finish(combine(Lane::widen(x), Lane::widen(y))));
+                let finish =
+                    |x, y| Value::narrow(finish(combine(Value::widen(x), Value::widen(y))));
                 pair_in_place::<T>(x, y, elems, finish);
             }
             Task::Run { inputs, outputs } => {
@@ -162,12 +163,12 @@ unsafe fn pair_in_place<T: Reduce>(
     first: *mut u8,
     second: *mut u8,
     elems: usize,
-    combine: impl Fn(T::Lane, T::Lane) -> T::Lane,
+    combine: impl Fn(T::Value, T::Value) -> T::Value,
 ) {
     // SAFETY: these are two distinct regions that nobody else touches, as required of the caller.
     let (a, b) = unsafe {
-        let a = from_raw_parts_mut(first.cast::<T::Lane>(), elems);
-        (a, from_raw_parts_mut(second.cast::<T::Lane>(), elems))
+        let a = from_raw_parts_mut(first.cast::<T::Value>(), elems);
+        (a, from_raw_parts_mut(second.cast::<T::Value>(), elems))
     };
     for (x, y) in a.iter_mut().zip(b) {
         let result = combine(*x, *y);
@@ -188,8 +189,8 @@ unsafe fn run<T: Reduce>(
     combine: impl Fn(Running<T>, Running<T>) -> Running<T> + Copy,
     finish: impl Fn(Running<T>) -> Running<T> + Copy,
 ) {
-    let last = |x| T::Lane::narrow(finish(x));
-    let mut room = Room::<T>::EMPTY;
+    let last = |x| T::Value::narrow(finish(x));
+    let mut room = ScratchBlocks::<T>::EMPTY;
     let scratch = room.scratch();
     let mut target = Target::<T>::new(inputs, outputs);
     let block_elems = block_elems::<T>(inputs.len());
@@ -211,7 +212,7 @@ unsafe fn run<T: Reduce>(
         return;
     }
     if inputs.len() <= GROUP {
-        let Block(sum) = &mut Block([T::Lane::RUNNING_ZERO; BLOCK]);
+        let Block(sum) = &mut Block([T::Value::RUNNING_ZERO; BLOCK]);
         for start in (0..elems).step_by(block_elems) {
             let size = block_elems.min(elems - start);
             // SAFETY: as above. If lanes have the size of running values, both are the type itself.
@@ -223,14 +224,14 @@ unsafe fn run<T: Reduce>(
                 } else {
                     let sum = &mut sum[..size];
                     combine_leaves::<T>(level, inputs, start, sum, scratch, combine, finish);
-                    map(lanes, sum, T::Lane::narrow);
+                    map(lanes, sum, T::Value::narrow);
                 }
                 target.write(level, start, size);
             }
         }
         return;
     }
-    let mut slots = [const { Block([T::Lane::RUNNING_ZERO; BLOCK]) }; GROUP_SLOTS];
+    let mut slots = [const { Block([T::Value::RUNNING_ZERO; BLOCK]) }; GROUP_SLOTS];
     for start in (0..elems).step_by(block_elems) {
         let size = block_elems.min(elems - start);
         // SAFETY: as above.
@@ -255,7 +256,7 @@ unsafe fn partial<T: Reduce>(
     elems: usize,
     combine: impl Fn(Running<T>, Running<T>) -> Running<T> + Copy,
 ) {
-    let mut room = Room::<T>::EMPTY;
+    let mut room = ScratchBlocks::<T>::EMPTY;
     let scratch = room.scratch();
     let block_elems = block_elems::<T>(inputs.len());
     let running = running.cast::<Running<T>>();
@@ -270,7 +271,7 @@ unsafe fn partial<T: Reduce>(
         }
         return;
     }
-    let mut slots = [const { Block([T::Lane::RUNNING_ZERO; BLOCK]) }; GROUP_SLOTS];
+    let mut slots = [const { Block([T::Value::RUNNING_ZERO; BLOCK]) }; GROUP_SLOTS];
     for start in (0..elems).step_by(block_elems) {
         let size = block_elems.min(elems - start);
         // SAFETY: as above.
@@ -297,7 +298,7 @@ unsafe fn combine_groups<T: Reduce>(
     start: usize,
     size: usize,
     slots: &mut [Block<Running<T>>; GROUP_SLOTS],
-    scratch: &mut [T::Lane],
+    scratch: &mut [T::Value],
     combine: impl Fn(Running<T>, Running<T>) -> Running<T> + Copy,
 ) {
     let num_groups = inputs.len().div_ceil(GROUP);
@@ -328,7 +329,7 @@ unsafe fn complete<T: Reduce>(
     combine: impl Fn(Running<T>, Running<T>) -> Running<T> + Copy,
     finish: impl Fn(Running<T>) -> Running<T> + Copy,
 ) {
-    let last = |x| T::Lane::narrow(finish(x));
+    let last = |x| T::Value::narrow(finish(x));
     let mut target = Target::<T>::new(nodes, outputs);
     let block_elems = block_elems::<T>(0);
     if let [only] = *nodes {
@@ -344,7 +345,7 @@ unsafe fn complete<T: Reduce>(
         }
         return;
     }
-    let mut slots = [const { Block([T::Lane::RUNNING_ZERO; BLOCK]) }; NODE_SLOTS];
+    let mut slots = [const { Block([T::Value::RUNNING_ZERO; BLOCK]) }; NODE_SLOTS];
     for start in (0..elems).step_by(block_elems) {
         let size = block_elems.min(elems - start);
         let mut depth = 0;
@@ -378,7 +379,7 @@ struct Target<'a, T: Reduce> {
     /// Whether a block is filled on the stack first, because its sources lie where it will be written, or
     /// because its lanes have a different type than the output.
     is_indirect: bool,
-    lanes: Block<T::Lane>,
+    lanes: Block<T::Value>,
 }
 
 impl<'a, T: Reduce> Target<'a, T> {
@@ -387,7 +388,7 @@ impl<'a, T: Reduce> Target<'a, T> {
     fn new(sources: &[*const u8], outputs: &'a [*mut u8]) -> Self {
         let over_source = outputs.first().is_none_or(|first| sources.contains(&first.cast_const()));
         let is_indirect = T::IS_CONVERTED || over_source;
-        Self { outputs, is_indirect, lanes: Block([T::Lane::ZERO; BLOCK]) }
+        Self { outputs, is_indirect, lanes: Block([T::Value::ZERO; BLOCK]) }
     }
 
     /// The memory for the results of the `size` elements from `start` on.
@@ -397,11 +398,11 @@ impl<'a, T: Reduce> Target<'a, T> {
     /// The outputs are valid for these elements, and nobody else touches them. The first output overlaps no
     /// source, unless it begins at a source's address. `size` is at most [`BLOCK`].
     #[inline(always)]
-    unsafe fn lanes(&mut self, start: usize, size: usize) -> &mut [T::Lane] {
+    unsafe fn lanes(&mut self, start: usize, size: usize) -> &mut [T::Value] {
         match self.outputs {
             // SAFETY: this is a block of an output that is not a source, and the type is its own lane.
             [first, ..] if !self.is_indirect => unsafe {
-                from_raw_parts_mut(first.cast::<T::Lane>().add(start), size)
+                from_raw_parts_mut(first.cast::<T::Value>().add(start), size)
             },
             _ => &mut self.lanes.0[..size],
         }

@@ -20,7 +20,7 @@ pub(super) trait Number: Element {
 }
 
 /// A value as a loop reads and writes it.
-pub(super) trait Lane: Copy {
+pub(super) trait Value: Copy {
     type Running: Number;
     const ZERO: Self;
     /// Zero of the running type.
@@ -33,20 +33,23 @@ pub(super) trait Lane: Copy {
 ///
 /// # Safety
 ///
-/// Unless `IS_CONVERTED`, `Lane` is the type itself.
+/// Unless `IS_CONVERTED`, `Value` is the type itself.
 pub(super) unsafe trait Reduce: Element {
-    type Lane: Lane;
+    type Value: Value;
 
     /// Whether the loops use a different type than the one in memory, so that loading and storing are
     /// separate passes.
     const IS_CONVERTED: bool;
 
     /// The block as lanes: the block itself, or its values converted into `scratch`, which is as long.
-    fn load<'a>(level: Level, block: &'a [Self], scratch: &'a mut [Self::Lane])
-    -> &'a [Self::Lane];
+    fn load<'a>(
+        level: Level,
+        block: &'a [Self],
+        scratch: &'a mut [Self::Value],
+    ) -> &'a [Self::Value];
 
     /// Writes lanes to a block of the same length.
-    fn store(level: Level, lanes: &[Self::Lane], block: &mut [Self]);
+    fn store(level: Level, lanes: &[Self::Value], block: &mut [Self]);
 }
 
 macro_rules! float_number {
@@ -137,7 +140,7 @@ integer_number!(i64, |x: i64, ranks: usize| x.wrapping_div(ranks.max(1) as i64))
 
 macro_rules! own_lane {
     ($($number:ty),*) => {$(
-        impl Lane for $number {
+        impl Value for $number {
             type Running = $number;
             const ZERO: Self = 0 as $number;
             const RUNNING_ZERO: Self = 0 as $number;
@@ -155,7 +158,7 @@ macro_rules! own_lane {
 own_lane!(f32, f64, i32, i64, u8);
 
 // The conversions are a few integer instructions, so they vectorize within the loops.
-impl Lane for bf16 {
+impl Value for bf16 {
     type Running = f32;
     const ZERO: Self = bf16::ZERO;
     const RUNNING_ZERO: f32 = 0.0;
@@ -173,7 +176,7 @@ macro_rules! lanes_in_memory {
     ($($element:ty),*) => {$(
         // SAFETY: the lane is the type itself.
         unsafe impl Reduce for $element {
-            type Lane = $element;
+            type Value = $element;
             const IS_CONVERTED: bool = false;
             #[inline(always)]
             fn load<'a>(_: Level, block: &'a [Self], _: &'a mut [Self]) -> &'a [Self] {
@@ -191,7 +194,7 @@ lanes_in_memory!(f32, f64, bf16, i32, i64, u8);
 // The compiler does not vectorize these conversions, so whole blocks are converted by intrinsics.
 // SAFETY: `IS_CONVERTED` says that the lane has a different type.
 unsafe impl Reduce for f16 {
-    type Lane = f32;
+    type Value = f32;
     const IS_CONVERTED: bool = true;
     #[inline(always)]
     fn load<'a>(level: Level, block: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {

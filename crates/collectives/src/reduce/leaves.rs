@@ -9,22 +9,22 @@
 use std::slice::from_raw_parts;
 
 use super::blocks::{BLOCK, Running};
-use super::element::{Lane, Reduce};
+use super::element::{Reduce, Value};
 use super::level::Level;
 
 /// The most inputs that are combined in one pass.
 pub(super) const GROUP: usize = 8;
 
-/// Room for the blocks of a group whose elements are converted before they are combined.
+/// ScratchBlocks for the blocks of a group whose elements are converted before they are combined.
 #[repr(align(64))]
-pub(super) struct Room<T: Reduce>([T::Lane; 2 * BLOCK]);
+pub(super) struct ScratchBlocks<T: Reduce>([T::Value; 2 * BLOCK]);
 
-impl<T: Reduce> Room<T> {
-    pub(super) const EMPTY: Self = Self([T::Lane::ZERO; 2 * BLOCK]);
+impl<T: Reduce> ScratchBlocks<T> {
+    pub(super) const EMPTY: Self = Self([T::Value::ZERO; 2 * BLOCK]);
 
     /// No room at all for elements that are not converted: then the compiler leaves the memory out.
     #[inline(always)]
-    pub(super) fn scratch(&mut self) -> &mut [T::Lane] {
+    pub(super) fn scratch(&mut self) -> &mut [T::Value] {
         if T::IS_CONVERTED { &mut self.0 } else { &mut [] }
     }
 }
@@ -57,7 +57,7 @@ macro_rules! pass {
         #[allow(clippy::too_many_arguments, reason = "slices that are arguments are known to lie apart")]
         #[allow(clippy::needless_range_loop, reason = "the index is that of several slices")]
         #[allow(unused_variables, reason = "a single input is not combined")]
-        fn $name<A: Lane>(
+        fn $name<A: Value>(
             to: &mut [A::Running],
             $($x: &[A],)+
             combine: impl Fn(A::Running, A::Running) -> A::Running,
@@ -93,7 +93,7 @@ pub(super) unsafe fn combine_leaves<T: Reduce>(
     inputs: &[*const u8],
     start: usize,
     to: &mut [Running<T>],
-    scratch: &mut [T::Lane],
+    scratch: &mut [T::Value],
     combine: impl Fn(Running<T>, Running<T>) -> Running<T>,
     finish: impl Fn(Running<T>) -> Running<T>,
 ) {
@@ -124,7 +124,7 @@ macro_rules! at_level {
             inputs: &[*const u8],
             start: usize,
             to: &mut [Running<T>],
-            scratch: &mut [T::Lane],
+            scratch: &mut [T::Value],
             combine: F,
             finish: G,
         ) {
@@ -147,7 +147,7 @@ unsafe fn load_and_combine<T: Reduce>(
     inputs: &[*const u8],
     start: usize,
     to: &mut [Running<T>],
-    scratch: &mut [T::Lane],
+    scratch: &mut [T::Value],
     combine: impl Fn(Running<T>, Running<T>) -> Running<T>,
     finish: impl Fn(Running<T>) -> Running<T>,
 ) {

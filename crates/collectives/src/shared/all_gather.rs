@@ -9,12 +9,12 @@
 
 use super::pull::{Cut, pull};
 use super::round::Round;
-use super::state::Shared;
+use super::state::SharedState;
 use crate::CollectiveError;
 use crate::call::Shares;
 use crate::context::OpContext;
 
-pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, CollectiveError> {
     let met = shared.meet(context)?;
     let (call, shares) = (context.call, met.shares());
     if !met.is_anyone_staged {
@@ -33,7 +33,7 @@ pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, Collectiv
 }
 
 fn push(
-    shared: &Shared,
+    shared: &SharedState,
     context: &OpContext,
     met: &Round,
     shares: &Shares,

@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use super::control::PlaceWords;
 use super::control::Slot;
 use super::round::Round;
-use super::state::{HALF_BYTES, Shared};
+use super::state::{HALF_BYTES, SharedState};
 use crate::CollectiveError;
 use crate::context::OpContext;
 use crate::reduce::Reduction;
@@ -24,13 +24,13 @@ use crate::reduce::Reduction;
 /// claiming a chunk (one atomic addition) costs little compared to the work.
 const CHUNK_BYTES: usize = 64 << 10;
 
-pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, CollectiveError> {
     reduce_to(shared, context, 0..shared.world)
 }
 
 /// Reduces the data of all ranks and gives the result to the ranks in `targets`.
 pub(super) fn reduce_to(
-    shared: &Shared,
+    shared: &SharedState,
     context: &OpContext,
     targets: std::ops::Range<usize>,
 ) -> Result<u64, CollectiveError> {
@@ -49,7 +49,7 @@ pub(super) fn reduce_to(
 }
 
 struct Job<'a> {
-    shared: &'a Shared,
+    shared: &'a SharedState,
     context: &'a OpContext<'a>,
     targets: std::ops::Range<usize>,
 }

@@ -2,10 +2,10 @@
 //!
 //! Steps: one barrier phase. No bytes are moved, and nothing is summed.
 
-use super::state::Shared;
+use super::state::SharedState;
 use crate::CollectiveError;
 use crate::context::OpContext;
 
-pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, CollectiveError> {
     Ok(shared.meet(context)?.present_ns)
 }

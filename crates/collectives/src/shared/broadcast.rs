@@ -3,11 +3,11 @@
 //! Steps: barrier phase, copy, barrier phase. Every rank except the root reads and writes `S` bytes. Nothing is summed.
 
 use super::pull::{Cut, pull};
-use super::state::Shared;
+use super::state::SharedState;
 use crate::CollectiveError;
 use crate::context::OpContext;
 
-pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, CollectiveError> {
     let met = shared.meet(context)?;
     let call = context.call;
     let whole = 0..call.recv.len_bytes;

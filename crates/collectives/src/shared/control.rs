@@ -28,12 +28,12 @@ use paceline_memory::{Mapping, MemoryError};
 use super::fate::{Fate, WaitError};
 use super::mail::Counts;
 use super::phases::{Barrier, Line, WakeUp};
-use super::segment::Place;
+use super::segment::SegmentOffset;
 use crate::MAX_RANKS;
 use crate::call::{CallHeader, Conflict};
 use crate::context::WaitPolicy;
 
-/// A [`Place`] in a rank's memory, as atomic words, or none.
+/// A [`SegmentOffset`] in a rank's memory, as atomic words, or none.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(crate) struct PlaceWords {
@@ -47,15 +47,15 @@ pub(crate) struct PlaceWords {
 const STAGED: u64 = u64::MAX;
 
 impl PlaceWords {
-    pub(crate) fn store(&self, place: Option<Place>) {
+    pub(crate) fn store(&self, place: Option<SegmentOffset>) {
         self.segment.store(place.map_or(STAGED, |place| place.segment), Ordering::Relaxed);
         self.offset.store(place.map_or(0, |place| place.offset), Ordering::Relaxed);
     }
 
-    pub(crate) fn load(&self) -> Option<Place> {
+    pub(crate) fn load(&self) -> Option<SegmentOffset> {
         let segment = self.segment.load(Ordering::Relaxed);
         let offset = self.offset.load(Ordering::Relaxed);
-        (segment != STAGED).then_some(Place { segment, offset })
+        (segment != STAGED).then_some(SegmentOffset { segment, offset })
     }
 }
 

@@ -4,11 +4,11 @@
 //! others only wait. Nothing is summed.
 
 use super::pull::{Cut, pull};
-use super::state::Shared;
+use super::state::SharedState;
 use crate::CollectiveError;
 use crate::context::OpContext;
 
-pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, CollectiveError> {
     let met = shared.meet(context)?;
     let (call, shares) = (context.call, met.shares());
     let block = |source, _| 0..shares.bytes(source, call.dtype).len();

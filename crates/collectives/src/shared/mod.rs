@@ -35,12 +35,12 @@ mod sync;
 pub(crate) use control::Control;
 pub(crate) use fate::Fate;
 pub(crate) use segment::{Inherited, Part, Reach, Segments};
-pub(crate) use state::Shared;
+pub(crate) use state::SharedState;
 
 use crate::context::OpContext;
 use crate::{CollectiveError, OpKind};
 
-impl Shared {
+impl SharedState {
     /// Carries a call out. Returns the moment when the last rank arrived.
     pub(crate) fn run(&self, context: &OpContext) -> Result<u64, CollectiveError> {
         let outcome = match context.call.kind {

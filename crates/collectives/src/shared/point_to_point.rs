@@ -11,9 +11,9 @@ use paceline_trace::now_ns;
 use super::control::{Mail, WITHDRAWN};
 use super::fate::WaitError;
 use super::mail::{MAX_READY, Message};
-use super::segment::Place;
 use super::segment::Reach;
-use super::state::{HALF_BYTES, Shared};
+use super::segment::SegmentOffset;
+use super::state::{HALF_BYTES, SharedState};
 use crate::call::{CallHeader, Conflict, Region};
 use crate::context::OpContext;
 use crate::{CollectiveError, OpKind};
@@ -22,7 +22,7 @@ use crate::{CollectiveError, OpKind};
 /// is read.
 const PIECE_BYTES: usize = HALF_BYTES / 2;
 
-pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, CollectiveError> {
     let mut sender =
         context.call.sending().map(|(to, data)| Sender::announce(shared, context, to, data));
     let mut receiver = context
@@ -75,7 +75,7 @@ pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, Collectiv
 }
 
 fn wait(
-    shared: &Shared,
+    shared: &SharedState,
     context: &OpContext,
     is_done: impl FnMut() -> bool,
     is_stuck: impl Fn() -> Option<Conflict>,
@@ -91,7 +91,7 @@ fn peers(context: &OpContext) -> Vec<usize> {
     halves.into_iter().flatten().map(|half| half.0).collect()
 }
 
-impl Shared {
+impl SharedState {
     /// Finds a call of a peer that keeps it from ever answering this rank's message: a collective call that
     /// needs this rank too, or a message that this rank would have to answer first.
     fn is_elsewhere(&self, context: &OpContext, peer: usize) -> Option<Conflict> {
@@ -170,7 +170,7 @@ struct Sender<'a> {
 }
 
 impl<'a> Sender<'a> {
-    fn announce(shared: &'a Shared, context: &OpContext, to: usize, data: Region) -> Self {
+    fn announce(shared: &'a SharedState, context: &OpContext, to: usize, data: Region) -> Self {
         let mail = shared.control().mail(shared.rank, to);
         let place = shared.locate(&data);
         mail.sender.store(&half(context, OpKind::Send, to));
@@ -185,7 +185,7 @@ impl<'a> Sender<'a> {
         self.mail.counts.is_asked(self.message)
     }
 
-    fn disagreement(&self, shared: &Shared, context: &OpContext) -> Option<Conflict> {
+    fn disagreement(&self, shared: &SharedState, context: &OpContext) -> Option<Conflict> {
         let (ours, theirs) = (self.mail.sender.load(), self.mail.receiver.load());
         let operation = self.mail.receiver_operation.load(Ordering::Relaxed);
         (!fit(&ours, &theirs)).then_some(Conflict {
@@ -195,7 +195,7 @@ impl<'a> Sender<'a> {
         })
     }
 
-    fn withdraw(&self, shared: &Shared) {
+    fn withdraw(&self, shared: &SharedState) {
         shared.withdraw(self.to, self.message.number());
     }
 
@@ -213,7 +213,7 @@ impl<'a> Sender<'a> {
     }
 
     /// Makes as many pieces ready as possible. Returns true if the receiver has taken all pieces.
-    fn step(&mut self, shared: &Shared) -> bool {
+    fn step(&mut self, shared: &SharedState) -> bool {
         loop {
             let (ready, taken) = self.progress();
             if ready == self.num_pieces() || ready - taken == MAX_READY {
@@ -243,11 +243,11 @@ struct Receiver<'a> {
     message: Message,
     /// Where the sender's data lie. Copied from the mailbox when both have met, since the sender may announce
     /// its next message as soon as this one is taken.
-    place: Option<Place>,
+    place: Option<SegmentOffset>,
 }
 
 impl<'a> Receiver<'a> {
-    fn announce(shared: &'a Shared, context: &OpContext, from: usize, data: Region) -> Self {
+    fn announce(shared: &'a SharedState, context: &OpContext, from: usize, data: Region) -> Self {
         let mail = shared.control().mail(from, shared.rank);
         mail.receiver.store(&half(context, OpKind::Recv, from));
         mail.receiver_operation.store(context.seq, Ordering::Relaxed);
@@ -260,7 +260,7 @@ impl<'a> Receiver<'a> {
         self.mail.counts.is_sent(self.message)
     }
 
-    fn disagreement(&self, shared: &Shared, context: &OpContext) -> Option<Conflict> {
+    fn disagreement(&self, shared: &SharedState, context: &OpContext) -> Option<Conflict> {
         let (ours, theirs) = (self.mail.receiver.load(), self.mail.sender.load());
         let operation = self.mail.sender_operation.load(Ordering::Relaxed);
         (!fit(&theirs, &ours)).then_some(Conflict {
@@ -280,7 +280,7 @@ impl<'a> Receiver<'a> {
     }
 
     /// Takes all pieces that are ready. Returns true if this rank has all pieces.
-    fn step(&mut self, shared: &Shared, context: &OpContext) -> Result<bool, CollectiveError> {
+    fn step(&mut self, shared: &SharedState, context: &OpContext) -> Result<bool, CollectiveError> {
         let place = self.place;
         let num_pieces = num_pieces(self.data.len_bytes, place.is_none());
         loop {
@@ -329,7 +329,7 @@ fn num_pieces(len_bytes: usize, is_staged: bool) -> u32 {
 }
 
 /// The address at which `rank`, whose latest round is `round`, stages a piece of a message.
-fn piece_stage(shared: &Shared, rank: usize, round: u32, piece: u32) -> *mut u8 {
+fn piece_stage(shared: &SharedState, rank: usize, round: u32, piece: u32) -> *mut u8 {
     let half = shared.stage(rank, round.wrapping_add(1));
     // SAFETY: two pieces fill one half of a staging area.
     unsafe { half.add((piece % 2) as usize * PIECE_BYTES) }

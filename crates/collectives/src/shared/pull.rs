@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::round::Round;
-use super::state::{HALF_BYTES, Shared};
+use super::state::{HALF_BYTES, SharedState};
 use crate::CollectiveError;
 use crate::context::OpContext;
 
@@ -66,7 +66,7 @@ impl Window<'_> {
 /// Lets this rank fetch its data: calls `take` with each window. `block(source, destination)` gives the
 /// bytes of the source rank's data that the destination rank needs.
 pub(crate) fn pull(
-    shared: &Shared,
+    shared: &SharedState,
     context: &OpContext,
     met: &Round,
     cut: Cut,

@@ -4,11 +4,11 @@
 //! `world` times `S` bytes and write `S` bytes. Order of summation: the tree over ranks 0, 1, 2, ...
 
 use super::all_reduce;
-use super::state::Shared;
+use super::state::SharedState;
 use crate::CollectiveError;
 use crate::context::OpContext;
 
-pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, CollectiveError> {
     let root = context.call.root;
     all_reduce::reduce_to(shared, context, root..root + 1)
 }

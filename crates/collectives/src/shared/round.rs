@@ -7,12 +7,12 @@ use std::sync::atomic::Ordering;
 
 use super::control::Slot;
 use super::fate::{Fate, WaitError};
-use super::segment::Place;
 use super::segment::Reach;
-use super::state::{HALF_BYTES, Shared};
+use super::segment::SegmentOffset;
+use super::state::{HALF_BYTES, SharedState};
 use crate::call::{CallHeader, Conflict, Region, Shares};
 use crate::context::{OpContext, WaitPolicy};
-use crate::meet::{Met, ShowCalls, Shown, meet, shares};
+use crate::meet::{AgreedCalls, CallsOfAll, ShowCalls, meet, shares};
 use crate::{CollectiveError, OpKind};
 
 /// A round in which all ranks have shown their calls.
@@ -36,18 +36,18 @@ impl Round {
 
 /// The ranks of a host, which show their calls in the shared block.
 struct Slots<'a> {
-    shared: &'a Shared,
+    shared: &'a SharedState,
     /// The number of the round, and whether any rank's data must be staged.
     round: (u32, bool),
 }
 
 impl ShowCalls for Slots<'_> {
     #[inline(always)]
-    fn show_call(&mut self, context: &OpContext) -> Result<Shown, CollectiveError> {
+    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll, CollectiveError> {
         let Round { number, present_ns, calls, operations, is_anyone_staged } =
             self.shared.show(context)?;
         self.round = (number, is_anyone_staged);
-        Ok(Shown { present_ns, calls, operations })
+        Ok(CallsOfAll { present_ns, calls, operations })
     }
 
     fn show_blocks(&mut self, _: &OpContext, _: &[u64]) -> Result<Vec<Vec<u64>>, CollectiveError> {
@@ -65,16 +65,16 @@ impl ShowCalls for Slots<'_> {
     }
 }
 
-impl Shared {
+impl SharedState {
     /// Shows this rank's call, waits until all others have shown theirs, and compares them. Moves no data.
     pub(super) fn meet(&self, context: &OpContext) -> Result<Round, CollectiveError> {
         let mut slots = Slots { shared: self, round: (0, false) };
-        let Met { present_ns, calls, .. } = meet(&mut slots, context)?;
+        let AgreedCalls { present_ns, calls, .. } = meet(&mut slots, context)?;
         let (number, is_anyone_staged) = slots.round;
         Ok(Round { number, present_ns, calls, operations: Vec::new(), is_anyone_staged })
     }
 
-    /// Like [`Shared::meet`], but does not compare the calls.
+    /// Like [`SharedState::meet`], but does not compare the calls.
     pub(crate) fn show(&self, context: &OpContext) -> Result<Round, CollectiveError> {
         let number = self.next_round();
         if let Some(blocks) = &context.call.blocks {
@@ -124,9 +124,9 @@ impl Shared {
         self.control().arrive(round, self.world);
     }
 
-    pub(super) fn locate(&self, region: &Region) -> Option<Place> {
+    pub(super) fn locate(&self, region: &Region) -> Option<SegmentOffset> {
         if region.len_bytes == 0 {
-            return Some(Place { segment: 0, offset: 0 });
+            return Some(SegmentOffset { segment: 0, offset: 0 });
         }
         match self.reach {
             Reach::Segments(_) if !region.is_claimed => None,
@@ -230,7 +230,7 @@ impl Shared {
         &self,
         context: &OpContext,
         rank: usize,
-        place: Option<Place>,
+        place: Option<SegmentOffset>,
         len_bytes: usize,
     ) -> Result<*mut u8, CollectiveError> {
         if len_bytes == 0 {

@@ -3,11 +3,11 @@
 //! Steps: barrier phase, copy, barrier phase. Each rank reads and writes its share. Nothing is summed.
 
 use super::pull::{Cut, pull};
-use super::state::Shared;
+use super::state::SharedState;
 use crate::CollectiveError;
 use crate::context::OpContext;
 
-pub(super) fn run(shared: &Shared, context: &OpContext) -> Result<u64, CollectiveError> {
+pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, CollectiveError> {
     let met = shared.meet(context)?;
     let (call, shares) = (context.call, met.shares());
     let block = |source, reader| match source == call.root {

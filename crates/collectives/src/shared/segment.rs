@@ -13,14 +13,14 @@ use paceline_memory::Mapping;
 
 /// A place in memory that any rank of the group can convert to an address in its own process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SegmentOffset {
     /// Number of the segment, made by [`number`]; unused between threads.
     pub(crate) segment: u64,
     /// Offset into the rank's part of the segment, in bytes; between threads, the address itself.
     pub(crate) offset: u64,
 }
 
-impl Place {
+impl SegmentOffset {
     /// The place `len_bytes` further on.
     pub(crate) fn after(self, len_bytes: usize) -> Self {
         Self { offset: self.offset + len_bytes as u64, ..self }
@@ -160,11 +160,14 @@ impl Segments {
     }
 
     #[inline]
-    fn locate(&self, mut rank: usize, address: usize, len_bytes: usize) -> Option<Place> {
+    fn locate(&self, mut rank: usize, address: usize, len_bytes: usize) -> Option<SegmentOffset> {
         let (mut segments, mut generation) = (self, 0);
         loop {
             if let Some((index, offset)) = segments.locate_own(rank, address, len_bytes) {
-                return Some(Place { segment: number(generation, index), offset: offset as u64 });
+                return Some(SegmentOffset {
+                    segment: number(generation, index),
+                    offset: offset as u64,
+                });
             }
             let older = segments.inherited.as_ref()?;
             (segments, rank, generation) = (&older.segments, older.ranks[rank], generation + 1);
@@ -172,7 +175,7 @@ impl Segments {
     }
 
     #[inline]
-    fn resolve(&self, mut rank: usize, place: Place, len_bytes: usize) -> Option<*mut u8> {
+    fn resolve(&self, mut rank: usize, place: SegmentOffset, len_bytes: usize) -> Option<*mut u8> {
         let mut segments = self;
         for _ in 0..place.segment >> 32 {
             let older = segments.inherited.as_ref()?;
@@ -196,17 +199,27 @@ pub(crate) enum Reach {
 impl Reach {
     /// The place of the `len_bytes` bytes at `base` in the memory of `rank`, the caller's own rank. `None` if
     /// peers cannot reach them, so that they must be staged.
-    pub(crate) fn locate(&self, rank: usize, base: *mut u8, len_bytes: usize) -> Option<Place> {
+    pub(crate) fn locate(
+        &self,
+        rank: usize,
+        base: *mut u8,
+        len_bytes: usize,
+    ) -> Option<SegmentOffset> {
         let address = base as usize;
         match self {
-            Reach::Threads => Some(Place { segment: 0, offset: address as u64 }),
+            Reach::Threads => Some(SegmentOffset { segment: 0, offset: address as u64 }),
             Reach::Segments(segments) => segments.locate(rank, address, len_bytes),
         }
     }
 
     /// The address in this process of `len_bytes` bytes at `place` in the memory of `rank`. `None` if there
     /// is no such place.
-    pub(crate) fn resolve(&self, rank: usize, place: Place, len_bytes: usize) -> Option<*mut u8> {
+    pub(crate) fn resolve(
+        &self,
+        rank: usize,
+        place: SegmentOffset,
+        len_bytes: usize,
+    ) -> Option<*mut u8> {
         match self {
             Reach::Threads => Some(place.offset as *mut u8),
             Reach::Segments(segments) => segments.resolve(rank, place, len_bytes),

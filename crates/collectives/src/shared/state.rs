@@ -18,7 +18,7 @@ pub(super) const HALF_BYTES: usize = STAGING_BYTES / 2;
 
 /// One rank's view of the shared state.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedState {
     pub(crate) rank: usize,
     pub(crate) world: usize,
     memory: Arc<Mapping>,
@@ -28,7 +28,7 @@ pub(crate) struct Shared {
     staged_bytes: AtomicU64,
 }
 
-impl Shared {
+impl SharedState {
     /// `memory` begins with the group's [`Control`].
     pub(crate) fn new(rank: usize, world: usize, memory: Arc<Mapping>, reach: Reach) -> Self {
         Self {

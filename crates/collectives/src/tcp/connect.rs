@@ -9,7 +9,7 @@ use paceline_rendezvous::{Network, PeerAddress, PeerListener};
 
 use super::inner::{Inner, Scratch};
 use super::last_words::LastWords;
-use super::mesh::Mesh;
+use super::wires::Wires;
 use super::{NEVER, Tcp};
 use crate::cost::Algorithm;
 use crate::{CollectiveError, GroupOptions};
@@ -33,7 +33,7 @@ impl Tcp {
         let limit = options.timeout;
         let sockets = listener.connect(Network::Tcp, addresses, rank, &peers, limit, farewell)?;
         let streams = sockets.into_iter().map(|pair| pair.map(|pair| pair.map(TcpStream::from)));
-        let mesh = Mesh::new(streams.collect()).map_err(|error| CollectiveError::Setup {
+        let mesh = Wires::new(streams.collect()).map_err(|error| CollectiveError::Setup {
             rank,
             world_size: world,
             what: "its connections",

@@ -6,13 +6,13 @@ use super::inner::{Inner, explain};
 use crate::CollectiveError;
 use crate::context::OpContext;
 use crate::header::{Header, decode_rows, encode_words, read_calls};
-use crate::meet::{ShowCalls, Shown};
+use crate::meet::{CallsOfAll, ShowCalls};
 
 /// The connections to all other ranks, over which headers are exchanged.
 pub(super) struct Headers<'a>(pub(super) &'a mut Inner);
 
 impl ShowCalls for Headers<'_> {
-    fn show_call(&mut self, context: &OpContext) -> Result<Shown, CollectiveError> {
+    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll, CollectiveError> {
         let own = Header::Call { operation: context.seq, call: context.call.header() }.encode();
         let peers: Vec<usize> = self.0.mesh.peers().collect();
         let headers = swap(self.0, context, &peers, &own)?;

@@ -3,7 +3,7 @@
 //! This module does not know which operations exist.
 
 use super::last_words::LastWords;
-use super::mesh::{Interruption, Mesh};
+use super::wires::{Interruption, Wires};
 use crate::CollectiveError;
 use crate::call::Region;
 use crate::context::OpContext;
@@ -11,7 +11,7 @@ use crate::context::OpContext;
 /// The connections, and memory that every operation reuses.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    pub(crate) mesh: Mesh,
+    pub(crate) mesh: Wires,
     pub(crate) scratch: Scratch,
 }
 
@@ -36,7 +36,7 @@ impl Scratch {
 /// After a time-out, peers that have given up as well are not the ones that cannot be reached. They have waited for
 /// somebody else, perhaps for a rank from which this one already had all it needed, and their last words say for whom.
 pub(crate) fn give_up(
-    mesh: &mut Mesh,
+    mesh: &mut Wires,
     context: &OpContext,
     error: CollectiveError,
 ) -> (CollectiveError, Vec<usize>) {
@@ -79,7 +79,7 @@ pub(crate) fn give_up(
 }
 
 /// The error for an interrupted operation.
-pub(crate) fn explain(mesh: &Mesh, context: &OpContext, why: Interruption) -> CollectiveError {
+pub(crate) fn explain(mesh: &Wires, context: &OpContext, why: Interruption) -> CollectiveError {
     match why {
         Interruption::Lost(peer) => context.lost(peer),
         Interruption::Left(peer) => context.left(peer),

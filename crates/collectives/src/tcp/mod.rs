@@ -12,10 +12,10 @@ mod connect;
 pub(crate) mod headers;
 pub(crate) mod inner;
 mod last_words;
-pub(crate) mod mesh;
 pub(crate) mod point_to_point;
 mod ring;
 mod sharded;
+pub(crate) mod wires;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -81,8 +81,8 @@ impl Tcp {
         match kind {
             OpKind::AllReduce => {
                 let from_bytes = self.ring_from_bytes.load(Ordering::Relaxed);
-                let has_neighbours = inner.mesh.peers().next().is_some();
-                if has_neighbours && context.call.message_bytes() as u64 >= from_bytes {
+                let has_neighbors = inner.mesh.peers().next().is_some();
+                if has_neighbors && context.call.message_bytes() as u64 >= from_bytes {
                     ring::all_reduce(inner, context)?;
                 } else {
                     sharded::run(inner, context)?;

@@ -7,7 +7,7 @@
 use paceline_trace::now_ns;
 
 use super::inner::{Inner, explain};
-use super::mesh::Ticket;
+use super::wires::Ticket;
 use crate::call::{Call, CallHeader, Conflict, Region};
 use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, read_call};

@@ -10,7 +10,7 @@
 //! bf16 are rounded at every step.
 
 use super::inner::{Inner, explain};
-use super::mesh::Ticket;
+use super::wires::Ticket;
 use crate::CollectiveError;
 use crate::call::Shares;
 use crate::context::OpContext;

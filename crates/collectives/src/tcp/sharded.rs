@@ -17,7 +17,7 @@
 //! | reduce-scatter | 1 | (n-1)/n S | the tree |
 
 use super::inner::{Inner, explain};
-use super::mesh::Ticket;
+use super::wires::Ticket;
 use crate::call::{Region, Shares};
 use crate::context::OpContext;
 use crate::reduce::Reduction;

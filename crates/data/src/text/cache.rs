@@ -50,7 +50,7 @@ impl Key {
         key
     }
 
-    /// Adds bytes, and how many there are, so that two neighbours cannot be taken for others.
+    /// Adds bytes, and how many there are, so that two neighbors cannot be taken for others.
     pub fn add(&mut self, bytes: &[u8]) {
         self.0.update((bytes.len() as u64).to_le_bytes());
         self.0.update(bytes);

@@ -53,7 +53,7 @@ struct Cut<R> {
     /// Bytes that are ready, and how many of them have been given out.
     ready: Vec<u8>,
     given: usize,
-    place: Place,
+    place: ScanState,
     /// All quotes.
     quotes: usize,
     /// Bytes of the field, without quotes around it.
@@ -64,7 +64,7 @@ struct Cut<R> {
 
 /// A place in a file, as the library divides it into fields.
 #[derive(Clone, Copy, PartialEq)]
-enum Place {
+enum ScanState {
     /// Before a field.
     Start,
     /// In a field, or a part of it, without quotes around it.
@@ -82,7 +82,7 @@ impl<R: BufRead> Cut<R> {
             most,
             ready: Vec::new(),
             given: 0,
-            place: Place::Start,
+            place: ScanState::Start,
             quotes: 0,
             field_bytes: 0,
             is_cut: false,
@@ -91,7 +91,7 @@ impl<R: BufRead> Cut<R> {
     }
 
     fn push(&mut self, byte: u8) -> Result<(), String> {
-        use Place::{Plain, Quote, Quoted, Start};
+        use ScanState::{Plain, Quote, Quoted, Start};
         self.quotes += usize::from(byte == b'"');
         let before = self.place;
         self.place = match (before, byte) {

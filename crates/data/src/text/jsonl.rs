@@ -53,7 +53,7 @@ struct Line {
     bytes: Vec<u8>,
     /// The most bytes of a string, unless its last character reaches beyond.
     most: usize,
-    place: Place,
+    place: ScanState,
     /// Bytes that the string has when its escapes are resolved.
     string_bytes: usize,
     is_cut: bool,
@@ -63,7 +63,7 @@ struct Line {
 }
 
 #[derive(Clone, Copy, Default)]
-enum Place {
+enum ScanState {
     #[default]
     Outside,
     InString,
@@ -99,35 +99,35 @@ impl Line {
 
     fn push(&mut self, byte: u8) -> Result<(), String> {
         match (self.place, byte) {
-            (Place::Outside, _) => {
+            (ScanState::Outside, _) => {
                 if byte == b'"' {
-                    self.place = Place::InString;
+                    self.place = ScanState::InString;
                     (self.string_bytes, self.is_cut, self.is_in_pair) = (0, false, false);
                 }
                 self.bytes.push(byte);
                 return self.kept.mark();
             }
-            (Place::InString, b'"') => {
-                self.place = Place::Outside;
+            (ScanState::InString, b'"') => {
+                self.place = ScanState::Outside;
                 self.bytes.push(byte);
                 return self.kept.mark();
             }
-            (Place::InString, _) => {
+            (ScanState::InString, _) => {
                 let is_whole = begins_character(byte) && !self.is_in_pair;
                 self.is_cut |= self.string_bytes >= self.most && is_whole;
                 match byte {
-                    b'\\' => self.place = Place::Escape,
+                    b'\\' => self.place = ScanState::Escape,
                     _ => self.resolved(1),
                 }
             }
-            (Place::Escape, b'u') => self.place = Place::Digits { len: 0, value: 0 },
-            (Place::Escape, _) => self.resolved(1),
-            (Place::Digits { len, value }, _) => {
+            (ScanState::Escape, b'u') => self.place = ScanState::Digits { len: 0, value: 0 },
+            (ScanState::Escape, _) => self.resolved(1),
+            (ScanState::Digits { len, value }, _) => {
                 // What is no digit is refused when the line is parsed.
                 let digit = char::from(byte).to_digit(16).unwrap_or(0);
                 let (len, value) = (len + 1, value << 4 | digit);
                 match (len, value) {
-                    (..4, _) => self.place = Place::Digits { len, value },
+                    (..4, _) => self.place = ScanState::Digits { len, value },
                     (_, 0xd800..0xdc00) => {
                         self.resolved(0);
                         self.is_in_pair = true;
@@ -148,7 +148,7 @@ impl Line {
     fn resolved(&mut self, bytes: usize) {
         self.string_bytes += bytes;
         self.is_in_pair = false;
-        self.place = Place::InString;
+        self.place = ScanState::InString;
     }
 }
 

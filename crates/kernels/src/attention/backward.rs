@@ -9,7 +9,7 @@
 
 use super::forward::start_of;
 use super::product::{Left, Right, at_level, product, scores};
-use super::tile::{Grid, Operands, Rows, SIDE, take, transpose, width};
+use super::tile::{Grid, Operands, SIDE, TokenMatrix, take, transpose, width};
 use crate::exp::exp;
 use crate::rotary::turn_back;
 use crate::simd::Vector;
@@ -18,9 +18,9 @@ use crate::stored::Stored;
 /// What the forward pass wrote, and the gradient of its output.
 #[derive(Clone, Copy)]
 pub(super) struct Results<'a, S> {
-    pub(super) output: Rows<'a, S>,
+    pub(super) output: TokenMatrix<'a, S>,
     pub(super) log_sums: &'a [f32],
-    pub(super) d_output: Rows<'a, S>,
+    pub(super) d_output: TokenMatrix<'a, S>,
 }
 
 at_level! {

@@ -144,7 +144,7 @@ impl Softmax {
     fn add(&mut self, square: &mut [f32], keys: usize, columns: usize, is_diagonal: bool) {
         let columns = columns.min(SIDE);
         let (rows, _) = square.as_chunks_mut::<SIDE>();
-        // Four rows at a time, which shortens the chain of additions. Rows behind the last key are above the diagonal.
+        // Four rows at a time, which shortens the chain of additions. TokenMatrix behind the last key are above the diagonal.
         let (fours, _) = rows[..keys.next_multiple_of(4)].as_chunks_mut::<4>();
         if is_diagonal {
             for (n, four) in fours.iter_mut().enumerate() {

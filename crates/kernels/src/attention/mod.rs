@@ -21,7 +21,7 @@ use paceline_memory::{DType, Device, Tensor};
 
 use crate::compute::batches;
 use crate::error::expect_shape;
-use crate::meta::Pretended;
+use crate::meta::MetaScratch;
 use crate::rotary::RotaryTable;
 use crate::stored::{self, Stored};
 use crate::{Compute, KernelError, Result};
@@ -34,14 +34,14 @@ mod step;
 mod tile;
 
 pub use self::step::step;
-use self::tile::{Grid, Operands, Rows};
+use self::tile::{Grid, Operands, TokenMatrix};
 
 const OP: &str = "attention";
 
 /// The sizes of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionSpec {
-    /// Rows of the batch.
+    /// TokenMatrix of the batch.
     pub batch: usize,
     /// Tokens of a row, with padding.
     pub seq: usize,
@@ -186,7 +186,7 @@ pub fn forward(
             // There are seq * (seq + 1) / 2 pairs.
             compute.count_products([spec.batch, spec.heads, spec.seq, spec.seq + 1, spec.head_dim]);
             let (dtype, real) = stored::types(OP, qkv)?;
-            let pretended = Pretended::new(compute, OP).reads(dtype, [qkv])?;
+            let pretended = MetaScratch::new(compute, OP).reads(dtype, [qkv])?;
             let pretended = pretended.reads(real, [table.values()])?.reads(DType::I64, lengths)?;
             let mut pretended = pretended.writes(dtype, [output])?.writes(real, [log_sums])?;
             pretend_scratch(&mut pretended, compute, spec, real, forward_scratch(spec))
@@ -205,7 +205,7 @@ fn forward_pairs<S: Stored<Real = f32>>(
     log_sums: &Tensor,
 ) -> Result<()> {
     let (qkv, angles) = (qkv.read::<S>()?, table.values().read()?);
-    let qkv = Rows::new(&qkv, spec.qkv_shape());
+    let qkv = TokenMatrix::new(&qkv, spec.qkv_shape());
     let operands = Operands { spec, qkv, lengths, angles: &angles };
     let (mut output, mut log_sums) = (output.write()?, log_sums.write()?);
     let output = Grid::new(&mut output, spec.output_shape());
@@ -277,7 +277,7 @@ pub fn backward(
             let pairs = [spec.batch, spec.heads, spec.seq, spec.seq + 1, spec.head_dim];
             compute.count_backward(pairs.into_iter().chain([2]));
             let (dtype, real) = stored::types(OP, qkv)?;
-            let pretended = Pretended::new(compute, OP).reads(dtype, [qkv, output, d_output])?;
+            let pretended = MetaScratch::new(compute, OP).reads(dtype, [qkv, output, d_output])?;
             let pretended = pretended.reads(real, [table.values(), log_sums])?;
             let mut pretended = pretended.reads(DType::I64, lengths)?.writes(dtype, [d_qkv])?;
             pretend_scratch(&mut pretended, compute, spec, real, backward_scratch(spec))
@@ -296,13 +296,13 @@ fn backward_pairs<S: Stored<Real = f32>>(
     d_qkv: &Tensor,
 ) -> Result<()> {
     let (qkv, angles) = (qkv.read::<S>()?, table.values().read()?);
-    let qkv = Rows::new(&qkv, spec.qkv_shape());
+    let qkv = TokenMatrix::new(&qkv, spec.qkv_shape());
     let operands = Operands { spec, qkv, lengths, angles: &angles };
     let (output, log_sums, d_output) = (output.read()?, log_sums.read()?, d_output.read()?);
     let results = backward::Results {
-        output: Rows::new(&output, spec.output_shape()),
+        output: TokenMatrix::new(&output, spec.output_shape()),
         log_sums: &log_sums,
-        d_output: Rows::new(&d_output, spec.output_shape()),
+        d_output: TokenMatrix::new(&d_output, spec.output_shape()),
     };
     let mut d_qkv = d_qkv.write()?;
     let d_qkv = Grid::new(&mut d_qkv, spec.qkv_shape());
@@ -320,7 +320,7 @@ fn backward_pairs<S: Stored<Real = f32>>(
 
 /// Takes the scratch memory of all threads.
 fn pretend_scratch(
-    pretended: &mut Pretended,
+    pretended: &mut MetaScratch,
     compute: &Compute,
     spec: &AttentionSpec,
     dtype: DType,

@@ -66,7 +66,7 @@ pub(super) unsafe fn product<V: Vector, const R: usize, const C: usize>(
 }
 
 /// Where a tile of registers reads and writes: a, b, the row of b, the steps, c, the row of c, and whether it adds.
-type Place<'a> = (Left<'a>, *const f32, usize, usize, *mut f32, usize, bool);
+type TileOperands<'a> = (Left<'a>, *const f32, usize, usize, *mut f32, usize, bool);
 
 /// `R` rows of `C` registers.
 ///
@@ -74,7 +74,7 @@ type Place<'a> = (Left<'a>, *const f32, usize, usize, *mut f32, usize, bool);
 ///
 /// All places that are described are valid, those of c for writing, and the processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn registers_of<V: Vector, const R: usize, const C: usize>(place: Place<'_>) {
+unsafe fn registers_of<V: Vector, const R: usize, const C: usize>(place: TileOperands<'_>) {
     let (a, b, b_row, steps, c, c_row, accumulate) = place;
     // SAFETY: as required of the caller.
     unsafe {
@@ -135,7 +135,7 @@ pub(super) unsafe fn scores<V: Vector, const R: usize, const C: usize>(
 /// Compiles a function that is generic over registers, rows and columns of a product, once for each level, and makes a
 /// function that chooses between them: `at_level!(fn name(a: A, ...) = body)`.
 ///
-/// The rows divide a tile and the lanes. Rows times columns are as many sums as additions that a processor has under way.
+/// The rows divide a tile and the lanes. TokenMatrix times columns are as many sums as additions that a processor has under way.
 macro_rules! at_level {
     ($(#[$doc:meta])* fn $name:ident<$stored:ident>($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
         $(#[$doc])*

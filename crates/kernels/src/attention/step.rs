@@ -11,7 +11,7 @@ use paceline_memory::{DType, Device, Tensor};
 use super::{AttentionSpec, OP};
 use crate::compute::batches;
 use crate::error::expect_shape;
-use crate::meta::{self, Pretended};
+use crate::meta::{self, MetaScratch};
 use crate::rotary::{RotaryTable, turn};
 use crate::simd::multiversion;
 use crate::{Compute, KernelError, Real, Result, lanes};
@@ -87,7 +87,7 @@ pub fn step(
         },
         Device::Meta => {
             let dtype = meta::float(OP, qkv)?;
-            let pretended = Pretended::new(compute, OP).reads(dtype, [qkv, table.values()])?;
+            let pretended = MetaScratch::new(compute, OP).reads(dtype, [qkv, table.values()])?;
             let mut pretended = pretended.writes(dtype, [keys, values, output])?;
             super::pretend_scratch(&mut pretended, compute, spec, dtype, scratch_len)
         }

@@ -42,7 +42,7 @@ pub(super) fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32]
 #[derive(Clone, Copy)]
 pub(super) struct Operands<'a, S> {
     pub(super) spec: &'a AttentionSpec,
-    pub(super) qkv: Rows<'a, S>,
+    pub(super) qkv: TokenMatrix<'a, S>,
     pub(super) lengths: &'a [i64],
     pub(super) angles: &'a [f32],
 }
@@ -51,7 +51,13 @@ impl<'a, S: Stored<Real = f32>> Operands<'a, S> {
     /// Asks for what comes behind a tile of queries: the next tile of this head, or the first one of the next head. With
     /// the first head of a group also for a tile of the keys and values of the next group.
     #[inline(always)]
-    pub(super) fn prefetch_next(&self, matrix: Rows<'_, S>, row: usize, head: usize, first: usize) {
+    pub(super) fn prefetch_next(
+        &self,
+        matrix: TokenMatrix<'_, S>,
+        row: usize,
+        head: usize,
+        first: usize,
+    ) {
         let (spec, len) = (self.spec, self.lengths[row] as usize);
         let (row, head, first) = match first + SIDE < len {
             true => (row, head, first + SIDE),
@@ -107,12 +113,12 @@ impl<'a, S: Stored<Real = f32>> Operands<'a, S> {
 
 /// A row-major matrix with a row for each token of the batch.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'a, S> {
+pub(super) struct TokenMatrix<'a, S> {
     elems: &'a [S],
     columns: usize,
 }
 
-impl<'a, S: Stored<Real = f32>> Rows<'a, S> {
+impl<'a, S: Stored<Real = f32>> TokenMatrix<'a, S> {
     /// Panics if the sizes do not agree.
     pub(super) fn new(elems: &'a [S], [rows, columns]: [usize; 2]) -> Self {
         assert_eq!(Some(elems.len()), rows.checked_mul(columns), "a matrix of {rows} x {columns}");

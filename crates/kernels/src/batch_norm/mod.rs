@@ -15,7 +15,7 @@ use paceline_memory::{Category, DType, Device, Shape, Tensor};
 use crate::activation::Activation;
 use crate::compute::batches;
 use crate::error::expect_shape;
-use crate::meta::{self, Pretended};
+use crate::meta::{self, MetaScratch};
 use crate::stored::{self, for_stored};
 use crate::{Compute, KernelError, Real, Result};
 
@@ -103,7 +103,7 @@ pub fn sums(compute: &Compute, config: &BatchNorm, input: &Tensor, sums: &Tensor
         }
         Device::Meta => {
             let (dtype, _) = stored::types(OP, input)?;
-            let pretended = Pretended::new(compute, OP).reads(dtype, [input])?;
+            let pretended = MetaScratch::new(compute, OP).reads(dtype, [input])?;
             let mut pretended = pretended.writes(DType::F64, [sums])?;
             pretended.scratch(DType::F64, blocks_len(rows, 2 * config.channels))
         }
@@ -137,7 +137,9 @@ pub fn moments(
             }
         }
         Device::Meta => {
-            Pretended::new(compute, OP).reads(DType::F64, [sums])?.writes(DType::F64, [moments])?;
+            MetaScratch::new(compute, OP)
+                .reads(DType::F64, [sums])?
+                .writes(DType::F64, [moments])?;
         }
     }
     Ok(())
@@ -170,7 +172,7 @@ pub fn running_moments(
         Device::Meta => {
             let dtype = meta::float(OP, running_mean)?;
             let pretended =
-                Pretended::new(compute, OP).reads(dtype, [running_mean, running_var])?;
+                MetaScratch::new(compute, OP).reads(dtype, [running_mean, running_var])?;
             pretended.writes(DType::F64, [moments])?;
         }
     }
@@ -213,7 +215,7 @@ pub fn update_running(
         }
         Device::Meta => {
             let dtype = meta::float(OP, running_mean)?;
-            let pretended = Pretended::new(compute, OP).reads(DType::F64, [moments])?;
+            let pretended = MetaScratch::new(compute, OP).reads(DType::F64, [moments])?;
             pretended.writes(dtype, [running_mean, running_var])?;
         }
     }
@@ -257,7 +259,7 @@ pub fn normalize(
         }),
         Device::Meta => {
             let (dtype, real) = stored::types(OP, input)?;
-            let pretended = Pretended::new(compute, OP).reads(DType::F64, [moments])?;
+            let pretended = MetaScratch::new(compute, OP).reads(DType::F64, [moments])?;
             let pretended = pretended.reads(dtype, [input])?.reads(real, [weight, bias])?;
             pretended.writes(dtype, [output])?;
             Ok(())
@@ -295,7 +297,7 @@ pub fn gradient_sums(
         }),
         Device::Meta => {
             let (dtype, real) = stored::types(OP, input)?;
-            let pretended = Pretended::new(compute, OP).reads(DType::F64, [moments])?;
+            let pretended = MetaScratch::new(compute, OP).reads(DType::F64, [moments])?;
             let pretended = pretended.reads(dtype, [input, d_output])?;
             let pretended = pretended.reads(real, [weight, bias])?;
             let mut pretended = pretended.writes(DType::F64, [gradient_sums])?;
@@ -330,7 +332,7 @@ pub fn backward_weight(
         }
         Device::Meta => {
             let dtype = meta::float(OP, d_weight)?;
-            let pretended = Pretended::new(compute, OP).reads(DType::F64, [gradient_sums])?;
+            let pretended = MetaScratch::new(compute, OP).reads(DType::F64, [gradient_sums])?;
             pretended.writes(dtype, [d_weight, d_bias])?;
         }
     }
@@ -381,7 +383,7 @@ pub fn backward_input(
         Device::Meta => {
             let (dtype, real) = stored::types(OP, input)?;
             let pretended =
-                Pretended::new(compute, OP).reads(DType::F64, [moments, gradient_sums])?;
+                MetaScratch::new(compute, OP).reads(DType::F64, [moments, gradient_sums])?;
             let pretended = pretended.reads(dtype, [input, d_output])?;
             pretended.reads(real, [weight, bias])?.writes(dtype, [d_input])?;
             Ok(())

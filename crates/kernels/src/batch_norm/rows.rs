@@ -266,8 +266,8 @@ fn input_group<S: Stored, const N: usize>(
             let x_hat = group.x_hat(j, x[j].load());
             let is_cut = group.is_cut(group.z(j, x_hat));
             let dz = if is_cut { S::Real::default() } else { dy[j].load() };
-            let centred = dz - mean_dz[j] - x_hat * mean_dz_x_hat[j];
-            dx[j] = S::store(group.weight[j] * group.inv_std[j] * centred);
+            let centered = dz - mean_dz[j] - x_hat * mean_dz_x_hat[j];
+            dx[j] = S::store(group.weight[j] * group.inv_std[j] * centered);
         }
     }
 }

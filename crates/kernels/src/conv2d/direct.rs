@@ -8,7 +8,7 @@ use paceline_memory::WriteGuard;
 use super::prepare::{Reading, pack_panels};
 use super::tile::{self, ProductTile};
 use super::{Conv2d, columns_for};
-use crate::stored::{Single, operand};
+use crate::stored::{SinglePrecision, operand};
 use crate::{Compute, Result, SimdLevel};
 
 /// A panel of weights of this size stays in the first-level cache (32 KB or more) together with the
@@ -66,7 +66,7 @@ pub(crate) struct Product {
 
 impl Product {
     /// The convolution itself, for all its output positions, with the weights rounded to `S`.
-    pub(crate) fn forward<S: Single>(
+    pub(crate) fn forward<S: SinglePrecision>(
         compute: &Compute,
         conv: &Conv2d,
         weight: &[f32],
@@ -75,7 +75,7 @@ impl Product {
     }
 
     /// The convolution for the first `rows` rows and `positions` columns of the output.
-    pub(crate) fn forward_part<S: Single>(
+    pub(crate) fn forward_part<S: SinglePrecision>(
         compute: &Compute,
         conv: &Conv2d,
         weight: &[f32],

@@ -10,7 +10,7 @@ use super::prepare::Reading;
 use super::{Conv2d, columns_for};
 use crate::compute::batches;
 use crate::simd::multiversion;
-use crate::stored::{Single, operand};
+use crate::stored::{SinglePrecision, operand};
 use crate::{Compute, Result};
 
 /// A rectangle of positions in a larger array, `channels` contiguous values at each.
@@ -25,7 +25,12 @@ pub(crate) struct Grid<'a> {
 
 impl Grid<'_> {
     /// Copies `d_output` (h', w', channels) into the rectangle.
-    pub(crate) fn copy_from<S: Single>(&mut self, d_output: &[S], width: usize, channels: usize) {
+    pub(crate) fn copy_from<S: SinglePrecision>(
+        &mut self,
+        d_output: &[S],
+        width: usize,
+        channels: usize,
+    ) {
         for (position, from) in d_output.chunks_exact(channels).enumerate() {
             let (i, j) = (position / width, position % width);
             let at = i * self.row_stride + j * self.position_stride;
@@ -44,7 +49,7 @@ pub(crate) struct InputGradient<'a> {
 
 impl<'a> InputGradient<'a> {
     /// For output gradients whose rows from `live_rows` on are zero. Rounds the weights to `S`.
-    pub(crate) fn new<S: Single>(
+    pub(crate) fn new<S: SinglePrecision>(
         compute: &Compute,
         conv: &'a Conv2d,
         live_rows: usize,
@@ -81,7 +86,7 @@ impl<'a> InputGradient<'a> {
 
     /// Writes `d_input` (n, h, w, c_in). `fill(n, grid)` writes the gradients of image `n` into a grid of
     /// (h', w', c_out). The grid starts as zeros; elements that `fill` does not write keep their values.
-    pub(crate) fn run<X: Single>(
+    pub(crate) fn run<X: SinglePrecision>(
         &self,
         compute: &Compute,
         fill: impl Fn(usize, Grid<'_>) + Send + Sync,
@@ -120,11 +125,11 @@ impl<'a> InputGradient<'a> {
 
 multiversion! {
     /// Writes the first `channels` columns of `raw`, whose rows begin `stride` elements after each other.
-    fn crop<X: Single>(raw: &[f32], stride: usize, channels: usize, to: &mut [X]) = crop_body
+    fn crop<X: SinglePrecision>(raw: &[f32], stride: usize, channels: usize, to: &mut [X]) = crop_body
 }
 
 #[inline(always)]
-fn crop_body<X: Single>(raw: &[f32], stride: usize, channels: usize, to: &mut [X]) {
+fn crop_body<X: SinglePrecision>(raw: &[f32], stride: usize, channels: usize, to: &mut [X]) {
     for (to, from) in to.chunks_exact_mut(channels).zip(raw.chunks_exact(stride)) {
         to.iter_mut().zip(from).for_each(|(to, from)| *to = X::store(*from));
     }

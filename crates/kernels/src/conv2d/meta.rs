@@ -11,12 +11,12 @@ use super::input_gradient::InputGradient;
 use super::prepare::Reading;
 use super::weight_gradient::{WeightGradient, parts};
 use super::{Conv2d, columns_for};
-use crate::meta::Pretended;
+use crate::meta::MetaScratch;
 use crate::{Compute, Result};
 
 /// The scratch memory of a forward pass that computes the first `rows` rows and `positions` columns of the output.
 pub(crate) fn forward(
-    pretended: &mut Pretended,
+    pretended: &mut MetaScratch,
     compute: &Compute,
     conv: &Conv2d,
     (rows, positions): (usize, usize),
@@ -31,7 +31,7 @@ pub(crate) fn forward(
 /// The scratch memory of the gradient of the weight, from output gradients of type `d_output` that are zero outside of the
 /// first `rows` rows and `positions` columns.
 pub(crate) fn backward_weight(
-    pretended: &mut Pretended,
+    pretended: &mut MetaScratch,
     compute: &Compute,
     conv: &Conv2d,
     (rows, positions): (usize, usize),
@@ -51,7 +51,7 @@ pub(crate) fn backward_weight(
 
 /// The scratch memory of the gradient of the input, which is of type `d_input`.
 pub(crate) fn backward_input(
-    pretended: &mut Pretended,
+    pretended: &mut MetaScratch,
     compute: &Compute,
     conv: &Conv2d,
     live_rows: usize,

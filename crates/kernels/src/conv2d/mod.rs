@@ -27,9 +27,9 @@ use paceline_memory::{DType, Device, Tensor};
 
 use crate::compute::batches;
 use crate::error::expect_shape;
-use crate::meta::Pretended;
+use crate::meta::MetaScratch;
 use crate::simd::multiversion;
-use crate::stored::{Single, for_images};
+use crate::stored::{SinglePrecision, for_images};
 use crate::{Compute, Result, elementwise, reference, stored};
 use direct::{Columns, Product};
 pub use geometry::Conv2d;
@@ -66,7 +66,7 @@ pub fn forward(
         Device::Meta => {
             compute.count_products(conv.products(batch));
             let (outer, inner, params) = stored::image_types(op, input, output)?;
-            let mut pretended = Pretended::new(compute, op)
+            let mut pretended = MetaScratch::new(compute, op)
                 .reads(outer, [input])?
                 .reads(params, [weight, bias])?
                 .writes(inner, [output])?;
@@ -79,7 +79,7 @@ pub fn forward(
     }
 }
 
-fn forward_of<X: Single, S: Single>(
+fn forward_of<X: SinglePrecision, S: SinglePrecision>(
     compute: &Compute,
     conv: &Conv2d,
     batch: usize,
@@ -106,11 +106,11 @@ fn forward_of<X: Single, S: Single>(
 
 multiversion! {
     /// `y[i, o] = raw[i, o] + bias[o]`. The rows of `raw` begin `stride` elements after each other.
-    fn add_bias<S: Single>(raw: &[f32], stride: usize, bias: &[f32], y: &mut [S]) = add_bias_body
+    fn add_bias<S: SinglePrecision>(raw: &[f32], stride: usize, bias: &[f32], y: &mut [S]) = add_bias_body
 }
 
 #[inline(always)]
-fn add_bias_body<S: Single>(raw: &[f32], stride: usize, bias: &[f32], y: &mut [S]) {
+fn add_bias_body<S: SinglePrecision>(raw: &[f32], stride: usize, bias: &[f32], y: &mut [S]) {
     for (y, raw) in y.chunks_exact_mut(bias.len()).zip(raw.chunks_exact(stride)) {
         for ((y, raw), b) in y.iter_mut().zip(raw).zip(bias) {
             *y = S::store(raw + b);
@@ -169,7 +169,7 @@ pub fn backward_weight(
         Device::Meta => {
             compute.count_backward(conv.products(batch));
             let (outer, inner, params) = stored::image_types(op, input, d_output)?;
-            let mut pretended = Pretended::new(compute, op)
+            let mut pretended = MetaScratch::new(compute, op)
                 .reads(outer, [input])?
                 .reads(inner, [d_output])?
                 .writes(params, [d_weight, d_bias])?;
@@ -222,7 +222,7 @@ pub fn backward_input(
         Device::Meta => {
             compute.count_backward(conv.products(batch));
             let (outer, inner, params) = stored::image_types(op, d_input, d_output)?;
-            let mut pretended = Pretended::new(compute, op)
+            let mut pretended = MetaScratch::new(compute, op)
                 .reads(params, [weight])?
                 .reads(inner, [d_output])?
                 .writes(outer, [d_input])?;

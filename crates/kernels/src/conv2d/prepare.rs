@@ -7,7 +7,7 @@ use paceline_memory::WriteGuard;
 use super::Conv2d;
 use super::direct::Columns;
 use crate::simd::multiversion;
-use crate::stored::{Single, operand};
+use crate::stored::{SinglePrecision, operand};
 use crate::{Compute, Result, SimdLevel};
 
 /// With fewer input values per kernel row, the inner loop of a tile is too short to be fast.
@@ -99,7 +99,11 @@ impl<'a> PaddedImage<'a> {
     }
 
     /// Copies an image (h, w, c_in) into this memory, rounded to `S`.
-    pub(crate) fn fill<X: Single, S: Single>(&mut self, level: SimdLevel, image: &[X]) {
+    pub(crate) fn fill<X: SinglePrecision, S: SinglePrecision>(
+        &mut self,
+        level: SimdLevel,
+        image: &[X],
+    ) {
         fill_image::<X, S>(level, self.conv, image, &mut self.elems);
     }
 
@@ -110,7 +114,7 @@ impl<'a> PaddedImage<'a> {
 }
 
 /// Copies `image` (h, w, c_in), rounded to `S`, into `to`, whose border is zero, as [`Reading::input`] expects it.
-pub(crate) fn fill_image<X: Single, S: Single>(
+pub(crate) fn fill_image<X: SinglePrecision, S: SinglePrecision>(
     level: SimdLevel,
     conv: &Conv2d,
     image: &[X],
@@ -124,11 +128,11 @@ pub(crate) fn fill_image<X: Single, S: Single>(
 
 multiversion! {
     /// Writes the image into the inner part of `to`.
-    fn copy<X: Single, S: Single>(conv: &Conv2d, image: &[X], to: &mut [f32]) = copy_body
+    fn copy<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X], to: &mut [f32]) = copy_body
 }
 
 #[inline(always)]
-fn copy_body<X: Single, S: Single>(conv: &Conv2d, image: &[X], to: &mut [f32]) {
+fn copy_body<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X], to: &mut [f32]) {
     let row = conv.width * conv.c_in;
     let padded_row = (conv.width + 2 * conv.padding) * conv.c_in;
     let lead = conv.padding * conv.c_in;
@@ -143,11 +147,11 @@ fn copy_body<X: Single, S: Single>(conv: &Conv2d, image: &[X], to: &mut [f32]) {
 multiversion! {
     /// Writes the whole patch of every position, except what lies outside the image: there, `to` keeps
     /// the zeros that it starts with.
-    fn expand<X: Single, S: Single>(conv: &Conv2d, image: &[X], to: &mut [f32]) = expand_body
+    fn expand<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X], to: &mut [f32]) = expand_body
 }
 
 #[inline(always)]
-fn expand_body<X: Single, S: Single>(conv: &Conv2d, image: &[X], to: &mut [f32]) {
+fn expand_body<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X], to: &mut [f32]) {
     let Conv2d { width, c_in: c, kernel: (kh, kw), stride, padding, .. } = *conv;
     let patch = kh * kw * c;
     let positions = conv.out_width();

@@ -12,7 +12,7 @@ use super::input_gradient::Grid;
 use super::prepare::{Reading, fill_image};
 use super::tile::{self, GradientTile};
 use super::{Conv2d, columns_for};
-use crate::stored::Single;
+use crate::stored::SinglePrecision;
 use crate::{Compute, Result, SimdLevel};
 
 /// Output gradients of this size stay in the first-level cache while all weights are computed.
@@ -79,7 +79,7 @@ impl<'a> WeightGradient<'a> {
 
     /// Writes or adds to `d_weight` (kh, kw, c_in, c_out). `image(n)` is input image `n`, which is rounded to `S`;
     /// `fill(n, grid)` writes its output gradients into a grid of (rows, positions, c_out).
-    pub(crate) fn run<'x, X: Single, S: Single>(
+    pub(crate) fn run<'x, X: SinglePrecision, S: SinglePrecision>(
         &self,
         compute: &Compute,
         batch: usize,
@@ -110,7 +110,7 @@ impl<'a> WeightGradient<'a> {
         Ok(())
     }
 
-    fn run_part<'x, X: Single, S: Single>(
+    fn run_part<'x, X: SinglePrecision, S: SinglePrecision>(
         &self,
         compute: &Compute,
         part: Part,

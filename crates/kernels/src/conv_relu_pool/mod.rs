@@ -21,8 +21,8 @@ use crate::conv2d::prepare::PaddedImage;
 use crate::conv2d::weight_gradient::WeightGradient;
 use crate::conv2d::{self, Conv2d};
 use crate::error::expect_shape;
-use crate::meta::Pretended;
-use crate::stored::{Single, for_images};
+use crate::meta::MetaScratch;
+use crate::stored::{SinglePrecision, for_images};
 use crate::{Compute, KernelError, Result, reference, stored};
 use windows::{add_won, pool, unpool_into};
 
@@ -76,7 +76,7 @@ pub fn forward(
         Device::Meta => {
             compute.count_products(conv.products(batch));
             let (outer, inner, params) = stored::image_types(OP, input, output)?;
-            let mut pretended = Pretended::new(compute, OP)
+            let mut pretended = MetaScratch::new(compute, OP)
                 .reads(outer, [input])?
                 .reads(params, [weight, bias])?
                 .writes(inner, [output])?
@@ -91,7 +91,7 @@ pub fn forward(
     }
 }
 
-fn forward_of<X: Single, S: Single>(
+fn forward_of<X: SinglePrecision, S: SinglePrecision>(
     compute: &Compute,
     conv: &Conv2d,
     batch: usize,
@@ -181,7 +181,7 @@ pub fn backward_weight(
         Device::Meta => {
             compute.count_backward(conv.products(batch));
             let (outer, inner, params) = stored::image_types(OP, input, d_output)?;
-            let mut pretended = Pretended::new(compute, OP)
+            let mut pretended = MetaScratch::new(compute, OP)
                 .reads(outer, [input])?
                 .reads(inner, [d_output])?
                 .reads(DType::U8, [winners])?
@@ -239,7 +239,7 @@ pub fn backward_input(
         Device::Meta => {
             compute.count_backward(conv.products(batch));
             let (outer, inner, params) = stored::image_types(OP, d_input, d_output)?;
-            let mut pretended = Pretended::new(compute, OP)
+            let mut pretended = MetaScratch::new(compute, OP)
                 .reads(params, [weight])?
                 .reads(inner, [d_output])?
                 .reads(DType::U8, [winners])?

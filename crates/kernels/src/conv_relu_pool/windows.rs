@@ -6,13 +6,13 @@
 use crate::Compute;
 use crate::conv2d::input_gradient::Grid;
 use crate::simd::multiversion;
-use crate::stored::Single;
+use crate::stored::SinglePrecision;
 
 /// The value of a winner if ReLU has set the result to zero.
 const NOTHING: u8 = 4;
 
 /// Writes the gradients of an image before the pool into a grid: see [`unpool`].
-pub(super) fn unpool_into<S: Single>(
+pub(super) fn unpool_into<S: SinglePrecision>(
     compute: &Compute,
     grid: Grid<'_>,
     columns: usize,
@@ -26,7 +26,7 @@ pub(super) fn unpool_into<S: Single>(
 
 multiversion! {
     /// Pools `raw` (2 rows, 2 columns, stride), adds the bias and applies ReLU.
-    pub(super) fn pool<S: Single>(
+    pub(super) fn pool<S: SinglePrecision>(
         raw: &[f32],
         stride: usize,
         columns: usize,
@@ -37,7 +37,7 @@ multiversion! {
 }
 
 #[inline(always)]
-fn pool_body<S: Single>(
+fn pool_body<S: SinglePrecision>(
     raw: &[f32],
     stride: usize,
     columns: usize,
@@ -70,7 +70,7 @@ fn pool_body<S: Single>(
 
 multiversion! {
     /// Writes all four positions of every window: the gradient for the winner, zero for the others.
-    fn unpool<S: Single>(
+    fn unpool<S: SinglePrecision>(
         dy: &[S],
         winners: &[u8],
         columns: usize,
@@ -82,7 +82,7 @@ multiversion! {
 }
 
 #[inline(always)]
-fn unpool_body<S: Single>(
+fn unpool_body<S: SinglePrecision>(
     dy: &[S],
     winners: &[u8],
     columns: usize,
@@ -106,11 +106,11 @@ fn unpool_body<S: Single>(
 
 multiversion! {
     /// Adds to `db` the gradients of positive outputs, position by position.
-    pub(super) fn add_won<S: Single>(dy: &[S], winners: &[u8], db: &mut [f32]) = add_won_body
+    pub(super) fn add_won<S: SinglePrecision>(dy: &[S], winners: &[u8], db: &mut [f32]) = add_won_body
 }
 
 #[inline(always)]
-fn add_won_body<S: Single>(dy: &[S], winners: &[u8], db: &mut [f32]) {
+fn add_won_body<S: SinglePrecision>(dy: &[S], winners: &[u8], db: &mut [f32]) {
     let channels = db.len();
     for (dy, winners) in dy.chunks_exact(channels).zip(winners.chunks_exact(channels)) {
         for ((db, dy), winner) in db.iter_mut().zip(dy).zip(winners) {

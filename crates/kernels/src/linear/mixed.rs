@@ -9,7 +9,7 @@ use paceline_memory::{DType, Device, ReadGuard, Tensor, WriteGuard};
 use super::{Activation, OP};
 use crate::bf16::{round, widen};
 use crate::matmul::{Destination, Matrix, Operand, product, scratch_len};
-use crate::meta::Pretended;
+use crate::meta::MetaScratch;
 use crate::{Compute, KernelError, Result, elementwise};
 
 /// See [`super::forward`]. `sizes` are m, n and k.
@@ -127,8 +127,8 @@ fn claims<'a, 't>(
     compute: &'a Compute,
     operands: impl IntoIterator<Item = &'t Tensor>,
     result: &'t Tensor,
-) -> Result<Pretended<'a>> {
-    let mut pretended = Pretended::new(compute, OP);
+) -> Result<MetaScratch<'a>> {
+    let mut pretended = MetaScratch::new(compute, OP);
     for operand in operands {
         pretended = pretended.reads(dtype(operand)?, [operand])?;
     }

@@ -14,7 +14,7 @@ pub use crate::activation::Activation;
 use crate::compute::batches;
 use crate::error::expect_shape;
 use crate::matmul::{Matrix, matmul};
-use crate::meta::{self, Pretended};
+use crate::meta::{self, MetaScratch};
 use crate::{Compute, KernelError, Real, Result, elementwise};
 
 const OP: &str = "linear";
@@ -63,9 +63,9 @@ pub fn forward(
         Device::Meta => {
             compute.count_products([m, n, k]);
             let dtype = meta::float(OP, input)?;
-            let pretended = Pretended::new(compute, OP).reads(dtype, [input, weight])?;
+            let pretended = MetaScratch::new(compute, OP).reads(dtype, [input, weight])?;
             let mut pretended = pretended.reads(dtype, bias)?.writes(dtype, [output])?;
-            match is_turned(m, k) {
+            match is_transposed(m, k) {
                 true => pretended.scratch(dtype, m.saturating_mul(n)),
                 false => Ok(()),
             }
@@ -76,7 +76,7 @@ pub fn forward(
 /// Whether `w x^T` is computed instead of `x w^T`. The weights are then read in the order of memory, but the result has
 /// to be turned back. With few rows of x that costs less than to bring all weights into another order.
 /// The ratio is measured, see docs/log.md.
-fn is_turned(m: usize, k: usize) -> bool {
+fn is_transposed(m: usize, k: usize) -> bool {
     k >= 2 * m
 }
 
@@ -92,7 +92,7 @@ fn forward_of<T: Real>(
     let (x, w, mut y) = (input.read::<T>()?, weight.read::<T>()?, output.write::<T>()?);
     let (x, w) = (Matrix::new(&x, m, k), Matrix::new(&w, n, k));
     let with_relu = activation == Activation::Relu;
-    if is_turned(m, k) {
+    if is_transposed(m, k) {
         let mut turned = compute.scratch(m * n)?;
         matmul(compute, w, x.transposed(), &mut turned, false);
         let bias = Bias::of(bias, n)?;
@@ -175,7 +175,7 @@ pub fn backward_weight(
         Device::Meta => {
             compute.count_backward([m, n, k]);
             let dtype = meta::float(OP, input)?;
-            let pretended = Pretended::new(compute, OP).reads(dtype, [input, d_output])?;
+            let pretended = MetaScratch::new(compute, OP).reads(dtype, [input, d_output])?;
             pretended.writes(dtype, [d_weight].into_iter().chain(d_bias))?;
         }
     }
@@ -211,7 +211,7 @@ pub fn backward_input(
         Device::Meta => {
             compute.count_backward([m, n, k]);
             let dtype = meta::float(OP, d_output)?;
-            let pretended = Pretended::new(compute, OP).reads(dtype, [weight, d_output])?;
+            let pretended = MetaScratch::new(compute, OP).reads(dtype, [weight, d_output])?;
             pretended.writes(dtype, [d_input])?;
         }
     }

@@ -14,7 +14,7 @@ use crate::compute::batches;
 use crate::error::expect_shape;
 use crate::loss::SUMS_LEN;
 use crate::matmul::Matrix;
-use crate::meta::Pretended;
+use crate::meta::MetaScratch;
 use crate::simd::multiversion;
 use crate::stored;
 use crate::{Compute, KernelError, Real, Result, lanes};
@@ -90,7 +90,7 @@ pub fn ignore_padding(
             }
         }
         Device::Meta => {
-            let pretended = Pretended::new(compute, OP).reads(DType::I64, [labels, lengths])?;
+            let pretended = MetaScratch::new(compute, OP).reads(DType::I64, [labels, lengths])?;
             pretended.writes(DType::I64, [real])?;
         }
     }
@@ -179,7 +179,7 @@ fn run(
                 compute.count_backward([rows, classes, inputs]);
             }
             let (dtype, real) = stored::types(OP, input)?;
-            let pretended = Pretended::new(compute, OP).reads(dtype, [input])?;
+            let pretended = MetaScratch::new(compute, OP).reads(dtype, [input])?;
             let pretended = pretended.reads(real, [weight])?.reads(DType::I64, [labels])?;
             let pretended = pretended.writes(dtype, d_input)?.writes(real, d_weight)?;
             let mut pretended = pretended.writes(DType::F64, [sums])?;

@@ -8,7 +8,7 @@ use paceline_memory::DType;
 
 use super::{OP, Softmax};
 use crate::matmul::{Destination, Matrix, Operand, matmul, product, scratch_len};
-use crate::meta::Pretended;
+use crate::meta::MetaScratch;
 use crate::stored::Stored;
 use crate::{Compute, Result};
 
@@ -126,7 +126,7 @@ pub(super) fn pretend_bf16(
     (n, classes, inputs): (usize, usize, usize),
     (wants_input, wants_weight): (bool, bool),
 ) -> Result<()> {
-    let take = |len| Pretended::new(compute, OP).scratch(DType::F32, len);
+    let take = |len| MetaScratch::new(compute, OP).scratch(DType::F32, len);
     take(scratch_len(compute, n, classes, inputs, false))?;
     if wants_input {
         take(scratch_len(compute, n, inputs, classes, true))?;

@@ -12,7 +12,7 @@ use paceline_memory::{Category, DType, Device, Tensor};
 
 use self::tree::{Lanes, Node, ROW_ELEMS, RowTree, added};
 use crate::compute::batches;
-use crate::meta::{self, Pretended};
+use crate::meta::{self, MetaScratch};
 use crate::simd::multiversion;
 use crate::{Compute, KernelError, Real, Result};
 
@@ -137,7 +137,8 @@ pub fn squares(
             let num_nodes = tree::largest_nodes(range.clone()).count();
             let shape = [num_nodes, ROW_ELEMS];
             let nodes = compute.allocator.tensor(DType::F64, shape, Category::Workspace)?;
-            let mut pretended = Pretended::new(compute, "sum of squares").reads(dtype, [tensor])?;
+            let mut pretended =
+                MetaScratch::new(compute, "sum of squares").reads(dtype, [tensor])?;
             let num_blocks = blocks_of(&range).len();
             if num_blocks > 0 {
                 pretended.scratch(DType::F64, num_blocks * ROW_ELEMS)?;
@@ -273,7 +274,7 @@ pub fn scale(compute: &Compute, tensor: &Tensor, factor: f64) -> Result<()> {
         },
         Device::Meta => {
             let dtype = meta::float("scale", tensor)?;
-            Pretended::new(compute, "scale").writes(dtype, [tensor])?;
+            MetaScratch::new(compute, "scale").writes(dtype, [tensor])?;
             Ok(())
         }
     }

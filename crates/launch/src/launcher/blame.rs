@@ -26,14 +26,14 @@ pub(super) struct End {
 
 /// The place of a launcher's ranks among those of all hosts.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct RanksOfHost {
     /// The number of this host's first rank. The others follow it.
     pub(super) first: usize,
     /// The number of ranks on all hosts.
     pub(super) world: usize,
 }
 
-impl Place {
+impl RanksOfHost {
     /// The number on this host that a rank would have. `None` if the ranks of this host come after it.
     pub(super) fn local(self, rank: usize) -> Option<usize> {
         rank.checked_sub(self.first)
@@ -67,8 +67,8 @@ pub(super) fn activity(pid: Pid) -> &'static str {
 
 /// The cause of a failure, once all ranks have ended. `activities` says what each rank of this host did when the
 /// failure was noticed.
-pub(super) fn cause(ranks: &[Rank], place: Place, activities: &[&str]) -> Cause {
-    let Place { first, world } = place;
+pub(super) fn cause(ranks: &[Rank], place: RanksOfHost, activities: &[&str]) -> Cause {
+    let RanksOfHost { first, world } = place;
     // A rank whose peer was killed may exit, with a code of its own, before the kernel has taken the killed one down.
     let by_itself = |rank: &Rank| {
         let end = rank.ended.as_ref().filter(|end| !end.was_asked && !end.status.success())?;
@@ -188,7 +188,7 @@ mod tests {
         /// As the ranks from `first` on, of `world` on all hosts.
         fn cause_among(&self, first: usize, world: usize) -> Cause {
             let activities = vec!["is stopped"; self.ranks.len()];
-            cause(&self.ranks, Place { first, world }, &activities)
+            cause(&self.ranks, RanksOfHost { first, world }, &activities)
         }
     }
 

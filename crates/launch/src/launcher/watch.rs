@@ -11,7 +11,7 @@ use paceline_host::streams;
 use rustix::process::{Signal, kill_process_group};
 use signal_hook::consts::SIGTSTP;
 
-use super::blame::{self, Cause, End, Place};
+use super::blame::{self, Cause, End, RanksOfHost};
 use super::dumps::{Dumps, Kept};
 use super::guard::Guard;
 use super::start::{Common, Rank};
@@ -71,7 +71,7 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     let begin = Instant::now();
     let common =
         Common { launch, own_program: &own_program, dump_folder: dumps.folder(), events: &sender };
-    let place = Place { first: launch.first_rank(), world: launch.world_size() };
+    let place = RanksOfHost { first: launch.first_rank(), world: launch.world_size() };
     let mut watch =
         Watch { ranks: Vec::new(), place, events, begin, dumps: &dumps, grace: launch.grace };
     for local in 0..launch.num_ranks {
@@ -107,7 +107,7 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
 /// The ranks of a launch, and what is heard of them.
 struct Watch<'a> {
     ranks: Vec<Rank>,
-    place: Place,
+    place: RanksOfHost,
     events: Receiver<Event>,
     begin: Instant,
     dumps: &'a Dumps,

@@ -27,7 +27,7 @@ pub struct Generator<'a> {
     norm: Tensor,
     /// (vocabulary, width).
     head: Tensor,
-    rows: Rows,
+    rows: TokenActivations,
     position: usize,
 }
 
@@ -54,7 +54,7 @@ struct Block {
 
 /// What is computed for a token: one row each. Every token overwrites them.
 #[derive(Debug)]
-struct Rows {
+struct TokenActivations {
     /// (1), of i64.
     token: Tensor,
     /// The residual stream, (1, width).
@@ -145,7 +145,7 @@ impl<'a> Generator<'a> {
             false => table_of("lm_head.weight")?,
         };
         let row = |columns: usize| allocator.tensor(dtype, [1, columns], Category::Activations);
-        let rows = Rows {
+        let rows = TokenActivations {
             token: allocator.tensor(DType::I64, [1], Category::Data)?,
             stream: row(width)?,
             normed: row(width)?,

@@ -224,22 +224,24 @@ pub fn on_link(link: Link, algorithm: Algorithm, world_size: usize) -> Cost {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct SyncCost {
     /// Median step with synchronization, in milliseconds.
-    pub synchronised_ms: f64,
+    #[serde(rename = "synchronised_ms")]
+    pub synchronized_ms: f64,
     /// Median step without synchronization, in milliseconds.
-    pub unsynchronised_ms: f64,
+    #[serde(rename = "unsynchronised_ms")]
+    pub unsynchronized_ms: f64,
     /// The difference in percent of the step without.
     pub added_pct: f64,
 }
 
 impl SyncCost {
     fn new(steps: &AllSteps, block: usize) -> Option<Self> {
-        let median = |is_synchronised: bool| {
+        let median = |is_synchronized: bool| {
             let belongs = |number: u64| {
                 let step = number as usize;
                 // In the first step of a block, ranks also wait because they drifted apart in the block
                 // before.
                 let is_first = step.is_multiple_of(block);
-                Alternating::is_synchronised(block, step) == is_synchronised && !is_first
+                Alternating::is_synchronized(block, step) == is_synchronized && !is_first
             };
             let ranks = steps.each().filter(|ranks| belongs(ranks[0].number));
             let mean = |ranks: Vec<_>| {
@@ -249,8 +251,8 @@ impl SyncCost {
             let steps: Vec<u64> = ranks.map(mean).collect();
             nearest_rank(&steps, 0.5).map(ms)
         };
-        let (synchronised_ms, unsynchronised_ms) = (median(true)?, median(false)?);
-        let added_pct = 100.0 * (synchronised_ms / unsynchronised_ms - 1.0);
-        Some(Self { synchronised_ms, unsynchronised_ms, added_pct })
+        let (synchronized_ms, unsynchronized_ms) = (median(true)?, median(false)?);
+        let added_pct = 100.0 * (synchronized_ms / unsynchronized_ms - 1.0);
+        Some(Self { synchronized_ms, unsynchronized_ms, added_pct })
     }
 }

@@ -67,7 +67,7 @@ mod tests {
         let found = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(
             found == page(),
-            "docs/metrics.md is not what the table of figures says; write it anew with\n    {WRITE}=1 cargo \
+            "docs/metrics.md is not what the table of figures says; write it again with\n    {WRITE}=1 cargo \
              test -p paceline --lib the_page_is_that_of_the_table"
         );
     }

@@ -26,7 +26,7 @@ pub fn read(name: &str, summary: &Value) -> Option<f64> {
 const MS: f64 = 1e-6;
 
 /// A label, a unit and decimals.
-type Shown = (&'static str, &'static str, usize);
+type Labeled = (&'static str, &'static str, usize);
 
 /// A time of each step, which a run reports as a mean.
 const fn time(
@@ -41,7 +41,7 @@ const fn time(
 /// A figure of each step.
 const fn step(
     name: &'static str,
-    shown: Shown,
+    shown: Labeled,
     ranks: Ranks,
     source: Source,
     definition: &'static str,
@@ -52,7 +52,7 @@ const fn step(
 /// A figure of a run.
 const fn run(
     name: &'static str,
-    shown: Shown,
+    shown: Labeled,
     ranks: Ranks,
     of: fn(&crate::figures::facts::Facts, Ranks) -> Value,
     definition: &'static str,
@@ -63,14 +63,14 @@ const fn run(
 /// A figure that a comparison adds to those of its runs.
 const fn compared(
     name: &'static str,
-    shown: Shown,
+    shown: Labeled,
     ranks: Ranks,
     definition: &'static str,
 ) -> Figure {
     Figure::new(name, shown, ranks, Source::Comparison, definition)
 }
 
-const fn plain(label: &'static str) -> Shown {
+const fn plain(label: &'static str) -> Labeled {
     (label, "", 0)
 }
 
@@ -180,8 +180,8 @@ pub static TABLE: &[Figure] = &[
         "`model_gflop_per_s` in percent of `peak_gflop_per_s`.").console().second().swept(Higher),
     run("samples_per_s_without_data", ("samples/s without data", "", 0), SlowestOfStep,
         |f, ranks| json!(f.steps.step_ms(ranks, 0.5).map(|ms| f.config.samples_per_step() / ms * 1e3)),
-        "Samples of a full step of all ranks, divided by `step_ms_median`: what the ranks would make of data that are \
-         always there.").second().elsewhere("/samples_per_s", 1.0),
+        "Samples of a full step of all ranks, divided by `step_ms_median`: what the ranks would reach if loading \
+         took no time.").second().elsewhere("/samples_per_s", 1.0),
     run("step_ms_median", ("step", "ms", 2), SlowestOfStep, |f, ranks| json!(f.steps.step_ms(ranks, 0.5)),
         "Median time of a step, from the batch being there to the end of the optimizer.").console().first().swept(Lower),
     run("step_ms_p99", ("step, p99", "ms", 2), SlowestOfStep, |f, ranks| json!(f.steps.step_ms(ranks, 0.99)),
@@ -197,9 +197,9 @@ pub static TABLE: &[Figure] = &[
     // Where the time of a step goes: the main thread.
     time("forward_ms", "forward", |t| t.forward, "Forward pass and loss, less exposed communication within.")
         .metrics().part_of_step().curve("anatomy/forward_ms").second().elsewhere("/anatomy/forward_ms", 1.0),
-    time("backward_ms", "backward", |t| t.backward, "Backward pass, less synchronisation within.")
+    time("backward_ms", "backward", |t| t.backward, "Backward pass, less synchronization within.")
         .metrics().part_of_step().curve("anatomy/backward_ms").second().elsewhere("/anatomy/backward_ms", 1.0),
-    time("sync_ms", "sync", |t| t.sync, "Arithmetic and copies that synchronisation adds: dividing, packing, compressing.")
+    time("sync_ms", "sync", |t| t.sync, "Arithmetic and copies that synchronization adds: dividing, packing, compressing.")
         .metrics().part_of_step().curve("anatomy/sync_ms").second(),
     time("comm_exposed_ms", "exposed comm.", |t| t.exposed, "The main thread is blocked on communication.")
         .metrics().part_of_step().curve("anatomy/exposed_ms").second().swept(Lower),

@@ -42,9 +42,9 @@ pub struct Anatomy {
     /// The part of `communication_ms` in which the main thread computes: `comm_hidden_ms`.
     #[serde(skip)]
     pub hidden_ms: f64,
-    /// The begin of the last backward pass since the batch was there.
+    /// The begin of the last backward pass after the batch arrived.
     pub backward_begin_ms: f64,
-    /// The end of the last backward pass, in milliseconds since the batch was there.
+    /// The end of the last backward pass, in milliseconds after the batch arrived.
     pub backward_end_ms: f64,
     /// The rank that the others waited for most.
     pub slowest: Option<Slowest>,
@@ -61,7 +61,7 @@ pub struct Anatomy {
     pub gathers: Vec<GatherLine>,
 }
 
-/// A use of a unit of a sharded model. Its times are in milliseconds since the batch was there.
+/// A use of a unit of a sharded model. Its times are in milliseconds after the batch arrived.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GatherLine {
     /// The unit.
@@ -102,11 +102,11 @@ pub struct Slowest {
 pub struct ReadyLine {
     /// The parameter's name.
     pub param: String,
-    /// Milliseconds since the batch was there.
+    /// Milliseconds after the batch arrived.
     pub ready_ms: f64,
 }
 
-/// One operation. Its times are in milliseconds since the batch was there.
+/// One operation. Its times are in milliseconds after the batch arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpLine {
     /// Size of the message in bytes.

@@ -104,8 +104,8 @@ pub(crate) fn summary_block(facts: &Facts, width: Option<usize>) -> String {
     lines.extend(facts.advice.iter().map(|advice| format!("Advice: {advice}.")));
     if let Some(cost) = &facts.sync_cost {
         lines.push(format!(
-            "Synchronisation: {:.3} ms per step with it, {:.3} without (medians, in turns): {:+.2} %",
-            cost.synchronised_ms, cost.unsynchronised_ms, cost.added_pct
+            "Synchronization: {:.3} ms per step with it, {:.3} without (medians, in turns): {:+.2} %",
+            cost.synchronized_ms, cost.unsynchronized_ms, cost.added_pct
         ));
     }
     let peaks = facts.peak_bytes(figure("peak_bytes").ranks);
@@ -130,7 +130,7 @@ pub(crate) fn summary_block(facts: &Facts, width: Option<usize>) -> String {
         lines.push(format!(
             "The ranks hold different weights, as {} leaves them; those of rank 0 count",
             match facts.sync_cost {
-                Some(_) => "a step without synchronisation",
+                Some(_) => "a step without synchronization",
                 None => facts.config.strategy.name(),
             }
         ));
@@ -195,7 +195,7 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> V
     }
     if !anatomy.statistics.is_empty() {
         lines.push(format!(
-            "Synchronised batch norm: {}, for which the passes wait {:.2} ms per step",
+            "Synchronized batch norm: {}, for which the passes wait {:.2} ms per step",
             plural(anatomy.statistics.len(), "all-reduce"),
             anatomy.statistics_ms()
         ));
@@ -235,14 +235,14 @@ fn gather_table(anatomy: &Anatomy, width: Option<usize>) -> String {
         "Unit",
         "Pass",
         "MB",
-        "Asked (ms)",
-        "Sent (ms)",
-        "There (ms)",
+        "Submitted (ms)",
+        "Started (ms)",
+        "Done (ms)",
         "Needed (ms)",
         "Exposed (ms)",
     ];
     format!(
-        "Units, since the batch was there (backward ends at {:.2} ms):\n{}",
+        "Units (ms after the batch arrived; backward ends at {:.2} ms):\n{}",
         anatomy.backward_end_ms,
         plain_table(names, 2, &lines, width)
     )
@@ -263,9 +263,9 @@ fn bucket_table(anatomy: &Anatomy, width: Option<usize>) -> String {
     };
     let lines: Vec<[String; 7]> = anatomy.buckets.iter().enumerate().map(line).collect();
     let names =
-        ["Bucket", "MB", "Ready (ms)", "Sent (ms)", "Done (ms)", "Hidden (%)", "Gradients of"];
+        ["Bucket", "MB", "Ready (ms)", "Started (ms)", "Done (ms)", "Hidden (%)", "Gradients of"];
     format!(
-        "Buckets, since the batch was there (backward ends at {:.2} ms):\n{}",
+        "Buckets (ms after the batch arrived; backward ends at {:.2} ms):\n{}",
         anatomy.backward_end_ms,
         plain_table(names, 0, &lines, width)
     )

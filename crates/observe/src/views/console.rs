@@ -116,7 +116,8 @@ impl<'a> Console<'a> {
         let folder = resume.folder().printable();
         let Progress { position, steps, samples, .. } = progress;
         if *steps == 0 {
-            return self.say(format!("No checkpoint in {folder} yet: training starts anew"));
+            return self
+                .say(format!("No checkpoint in {folder} yet: training starts from the beginning"));
         }
         let epochs = plural(position.epoch as usize, "epoch");
         if *steps >= self.config.total_steps() {

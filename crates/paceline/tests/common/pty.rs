@@ -98,7 +98,7 @@ impl Terminal {
         found.unwrap()
     }
 
-    /// Makes the terminal narrower or wider, as its user may at any time. What is on the screen is broken anew, as most
+    /// Makes the terminal narrower or wider, as its user may at any time. What is on the screen is broken again, as most
     /// terminals do: the cursor stays at its character.
     #[track_caller]
     pub fn resize(&self, columns: u16) {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use paceline_trace::thread_builder;
 
 use super::file::RendezvousFile;
-use super::server::{Shared, admit};
+use super::server::{ServerState, admit};
 use super::wire::{Request, read_answer, read_request, send_answer, send_request};
 use super::{Backend, Store, agent, client};
 use crate::PeerAddress;
@@ -80,7 +80,7 @@ fn deadline() -> Deadline {
 fn requests(bytes: &[u8]) -> Result<(), String> {
     let (client, server) = connection_with(bytes);
     let (one, other) = UnixStream::pair().expect("a pair of sockets");
-    let (shared, _closed) = Shared::new(WORLD, SECRET).expect("a pair of sockets");
+    let (shared, _closed) = ServerState::new(WORLD, SECRET).expect("a pair of sockets");
     let mut outcome = Err("no bytes came".to_owned());
     loop {
         let request = match read_request(&server) {
@@ -167,7 +167,7 @@ fn hello_of_rank(bytes: &[u8]) -> Result<(), String> {
     let hello = hello.expect("all bytes have come, and then the end");
     first.answer(hello.answer).expect("a short answer");
 
-    let (shared, _closed) = Shared::new(WORLD, SECRET).expect("a pair of sockets");
+    let (shared, _closed) = ServerState::new(WORLD, SECRET).expect("a pair of sockets");
     shared.be_silent();
     let (_client, again) = incoming();
     let Some((rank, launch, _)) = admit(again, "somebody", &shared) else {
@@ -188,7 +188,11 @@ fn hello_of_rank(bytes: &[u8]) -> Result<(), String> {
     std::thread::scope(|scope| {
         let listens = thread_builder("listener").spawn_scoped(scope, || {
             let listener = Incoming::with(LISTENER_NONCE, server.into(), LIMIT);
-            admit(listener, "a rank", &Shared::new(WORLD, SECRET).expect("a pair of sockets").0)
+            admit(
+                listener,
+                "a rank",
+                &ServerState::new(WORLD, SECRET).expect("a pair of sockets").0,
+            )
         });
         listens.expect("a thread");
         let nonce = std::array::from_fn(|at| bytes[8 + at]);

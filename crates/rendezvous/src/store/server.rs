@@ -48,7 +48,7 @@ struct State {
 }
 
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct ServerState {
     world: usize,
     /// The keys of this attempt and of those after it, whose ranks are told that this one is over.
     keys: Vec<RunKey>,
@@ -65,7 +65,7 @@ pub(crate) struct Shared {
 /// long as the process lives.
 #[derive(Debug)]
 pub(crate) struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     accepting: Option<JoinHandle<()>>,
 }
 
@@ -115,7 +115,7 @@ impl Server {
         for listener in &listeners {
             listener.set_nonblocking()?;
         }
-        let (shared, closed) = Shared::new(world, secret)?;
+        let (shared, closed) = ServerState::new(world, secret)?;
         shared.lock().launches.extend(launch.map(|launch| (launch.host, (launch, 1))));
         let shared = Arc::new(shared);
         let accepting = {
@@ -150,7 +150,7 @@ impl Drop for Server {
     }
 }
 
-impl Shared {
+impl ServerState {
     /// The state of a server that nobody has joined yet, and a socket that becomes readable when no more ranks are
     /// expected.
     pub(crate) fn new(world: usize, secret: &str) -> io::Result<(Self, UnixStream)> {
@@ -255,7 +255,7 @@ fn missing(state: &State) -> Vec<u8> {
     if state.seen.contains(&false) { bytes_of(&state.seen) } else { bytes_of(&state.joined) }
 }
 
-fn accept_all(listeners: &[Listener], closed: &UnixStream, shared: &Arc<Shared>) {
+fn accept_all(listeners: &[Listener], closed: &UnixStream, shared: &Arc<ServerState>) {
     loop {
         let mut fds: Vec<PollFd> = listeners
             .iter()
@@ -300,7 +300,7 @@ fn accept_all(listeners: &[Listener], closed: &UnixStream, shared: &Arc<Shared>)
     }
 }
 
-fn serve(socket: OwnedFd, who: &str, shared: &Shared) {
+fn serve(socket: OwnedFd, who: &str, shared: &ServerState) {
     let admitted = match Incoming::new(socket, HELLO_LIMIT) {
         Ok(incoming) => admit(incoming, who, shared),
         Err(error) => {
@@ -322,7 +322,7 @@ fn serve(socket: OwnedFd, who: &str, shared: &Shared) {
 }
 
 /// Waits for the hello of a new connection.
-fn proven(incoming: &mut Incoming, shared: &Shared) -> io::Result<Hello> {
+fn proven(incoming: &mut Incoming, shared: &ServerState) -> io::Result<Hello> {
     loop {
         if let Some(hello) = incoming.advance(&shared.keys, shared.world)? {
             return Ok(hello);
@@ -340,7 +340,7 @@ fn proven(incoming: &mut Incoming, shared: &Shared) -> io::Result<Hello> {
 pub(crate) fn admit(
     mut incoming: Incoming,
     who: &str,
-    shared: &Shared,
+    shared: &ServerState,
 ) -> Option<(usize, Option<Launch>, OwnedFd)> {
     let Hello { rank, launch, answer } = match proven(&mut incoming, shared) {
         Ok(hello) => hello,

@@ -10,13 +10,13 @@ use paceline_trace::{Span, SpanTrack, now_ns};
 
 use super::arena::Arena;
 use super::order_of_need;
-use super::place::Place;
+use super::place::ShardPlace;
 use crate::strategy::span;
 use crate::{Replica, Result, StrategyError};
 
 /// Where the gathered units lie.
 #[derive(Debug)]
-pub(crate) enum Room {
+pub(crate) enum GatherTarget {
     /// Each at its place in the storage of the replica, which holds everything.
     Storage,
     /// In an arena, in which units share memory.
@@ -40,15 +40,20 @@ enum State {
 #[derive(Debug)]
 pub(crate) struct Gathers {
     group: Group,
-    place: Place,
-    room: Room,
+    place: ShardPlace,
+    room: GatherTarget,
     /// By the number of the unit.
     states: Vec<State>,
 }
 
 impl Gathers {
     /// All units are closed.
-    pub(crate) fn new(group: Group, place: Place, room: Room, layout: &Layout) -> Self {
+    pub(crate) fn new(
+        group: Group,
+        place: ShardPlace,
+        room: GatherTarget,
+        layout: &Layout,
+    ) -> Self {
         let states = layout.units().iter().map(|_| State::Closed).collect();
         Self { group, place, room, states }
     }
@@ -84,7 +89,7 @@ impl Gathers {
         if !matches!(self.states[unit.0], State::Closed) {
             return Ok(());
         }
-        if let Room::Arena(arena, _) = &self.room {
+        if let GatherTarget::Arena(arena, _) = &self.room {
             let neighbors: Vec<UnitId> = arena.neighbors(unit).collect();
             for neighbor in neighbors {
                 self.evict(replica, track, neighbor)?;
@@ -107,8 +112,8 @@ impl Gathers {
     ) -> Result<Held> {
         let layout = &replica.model.layout;
         // Where all units are held, a unit is brought up to date once per step.
-        let is_there =
-            matches!(self.states[unit.0], State::Open) && matches!(self.room, Room::Storage);
+        let is_there = matches!(self.states[unit.0], State::Open)
+            && matches!(self.room, GatherTarget::Storage);
         if !layout.unit(unit).range.is_empty() && !is_there {
             self.start(replica, track, unit)?;
             track.mark(span::GATHER_NEEDED, unit.0);
@@ -117,8 +122,10 @@ impl Gathers {
             track.mark(span::GATHER_THERE, unit.0);
         }
         match &self.room {
-            Room::Storage => Ok(replica.storage.values().clone()),
-            Room::Arena(..) => Ok(Held::of_unit(layout, unit, &self.memory(replica, unit)?)?),
+            GatherTarget::Storage => Ok(replica.storage.values().clone()),
+            GatherTarget::Arena(..) => {
+                Ok(Held::of_unit(layout, unit, &self.memory(replica, unit)?)?)
+            }
         }
     }
 
@@ -135,7 +142,7 @@ impl Gathers {
         self.wait(track, unit)?;
         let is_there = !matches!(self.states[unit.0], State::Closed);
         self.states[unit.0] = State::Closed;
-        if cfg!(debug_assertions) && is_there && matches!(self.room, Room::Arena(..)) {
+        if cfg!(debug_assertions) && is_there && matches!(self.room, GatherTarget::Arena(..)) {
             self.memory(replica, unit)?.as_bytes().write::<u8>()?.fill(0xFF);
         }
         Ok(())
@@ -165,11 +172,11 @@ impl Gathers {
     /// The memory of a whole unit.
     fn memory(&self, replica: &Replica, unit: UnitId) -> Result<Tensor> {
         match &self.room {
-            Room::Storage => {
+            GatherTarget::Storage => {
                 let range = replica.model.layout.unit(unit).range.clone();
                 Ok(replica.storage.values().slice(range)?)
             }
-            Room::Arena(arena, memory) => Ok(memory.slice(arena.place(unit))?),
+            GatherTarget::Arena(arena, memory) => Ok(memory.slice(arena.place(unit))?),
         }
     }
 }

@@ -15,7 +15,7 @@ use std::ops::Range;
 use paceline_collectives::{Axis, Group, Mesh, MeshShape};
 use paceline_model::{Layout, Model, Precision, UnitId};
 
-use self::place::{Place, num_elems};
+use self::place::{ShardPlace, num_elems};
 use self::reductions::{GradArena, plan_gradients};
 use crate::{Exactness, Replica, Result};
 
@@ -71,7 +71,7 @@ impl ShardOptions {
     }
 
     /// The gradients for which a rank has memory of its own between two units.
-    pub(crate) fn held_gradients(&self, layout: &Layout, place: Place) -> Vec<Range<usize>> {
+    pub(crate) fn held_gradients(&self, layout: &Layout, place: ShardPlace) -> Vec<Range<usize>> {
         let all = 0..layout.trained_len();
         match self.holds_whole_gradients() {
             true => vec![all],
@@ -80,7 +80,7 @@ impl ShardOptions {
     }
 
     /// The same where ranks own whole parameters.
-    pub(crate) fn held_params(&self, layout: &Layout, place: Place) -> Vec<Range<usize>> {
+    pub(crate) fn held_params(&self, layout: &Layout, place: ShardPlace) -> Vec<Range<usize>> {
         let all = 0..layout.trained_len();
         match self.holds_whole_gradients() {
             true => vec![all],
@@ -93,7 +93,7 @@ impl ShardOptions {
         &self,
         model: &Model,
         precision: Precision,
-        place: Place,
+        place: ShardPlace,
     ) -> usize {
         num_elems(&self.held_gradients(&model.layout, place)) * precision.grads.size_bytes()
     }
@@ -109,7 +109,7 @@ impl ShardOptions {
         &self,
         model: &Model,
         precision: Precision,
-        place: Place,
+        place: ShardPlace,
     ) -> usize {
         if self.holds_whole_gradients() {
             return 0;

@@ -11,7 +11,7 @@ use paceline_trace::SpanTrack;
 
 use super::arena::Arena;
 use super::gathers::exposed;
-use super::place::Place;
+use super::place::ShardPlace;
 use super::{ShardOptions, backward_order};
 use crate::strategy::span;
 use crate::{Replica, Result};
@@ -71,7 +71,7 @@ pub(crate) fn gather(
     unit: UnitId,
 ) -> Result<Held> {
     let Replica { model, storage, group, .. } = replica;
-    let place = Place::new(replica.mesh.shape(), group.rank());
+    let place = ShardPlace::new(replica.mesh.shape(), group.rank());
     let whole = Held::of_unit(&model.layout, unit, &memory.of(unit)?)?;
     for (id, param) in params_of(&model.layout, unit) {
         let owner = place.owner(&model.layout, id);
@@ -118,7 +118,7 @@ impl OwnerReductions {
         (open + added) * precision.grads.size_bytes()
     }
 
-    /// The place for the gradients of a unit that a backward pass opens, and whether they start anew there.
+    /// The place for the gradients of a unit that a backward pass opens, and whether they start again there.
     pub(crate) fn open(&self, replica: &Replica, unit: UnitId) -> Result<(Option<Held>, bool)> {
         let layout = &replica.model.layout;
         match &self.memory {
@@ -173,7 +173,7 @@ impl OwnerReductions {
         whole: &Held,
     ) -> Result<()> {
         let Replica { model, storage, group, compute, .. } = replica;
-        let place = Place::new(replica.mesh.shape(), group.rank());
+        let place = ShardPlace::new(replica.mesh.shape(), group.rank());
         let is_first = self.num_reduced[unit.0] == 0;
         self.num_reduced[unit.0] += 1;
         for (id, param) in params_of(&model.layout, unit) {

@@ -7,12 +7,12 @@ use paceline_model::{Layout, Param, ParamId};
 
 /// A rank's place among the ranks that divide the units of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ShardPlace {
     pub(crate) index: usize,
     pub(crate) count: usize,
 }
 
-impl Place {
+impl ShardPlace {
     /// The place of a rank of a mesh: along the axis `shard`, or among all ranks if there is no such axis.
     pub(crate) fn new(mesh: &MeshShape, rank: usize) -> Self {
         match mesh.axes().iter().any(|(axis, _)| *axis == Axis::Shard) {
@@ -107,7 +107,7 @@ mod tests {
     fn shards_cover_everything_once_and_evenly() {
         for count in 1..6 {
             let layout = layout(count).with_frozen(&["a".into()]).unwrap();
-            let place = |index| Place { index, count };
+            let place = |index| ShardPlace { index, count };
             let shards = |only: bool| {
                 (0..count).map(|index| place(index).shards(&layout, only)).collect::<Vec<_>>()
             };
@@ -126,13 +126,13 @@ mod tests {
     fn whole_parameters_cover_everything_once() {
         for count in 1..8 {
             let layout = layout(count);
-            let owned = (0..count).map(|index| Place { index, count }.params(&layout, true));
+            let owned = (0..count).map(|index| ShardPlace { index, count }.params(&layout, true));
             let all: Vec<_> = layout.params().iter().map(Param::range).collect();
             check_cover(owned.collect(), &all);
         }
         // Six parameters on four ranks: two each, and the last rank has none.
         let layout = layout(4);
-        let place = Place { index: 0, count: 4 };
+        let place = ShardPlace { index: 0, count: 4 };
         let owners: Vec<_> = (0..6).map(|id| place.owner(&layout, ParamId(id))).collect();
         assert_eq!(owners, [0, 0, 1, 1, 2, 2]);
     }
@@ -140,8 +140,8 @@ mod tests {
     #[test]
     fn a_mesh_shards_along_its_axis() {
         let shape: MeshShape = "dp=2,shard=3".parse().unwrap();
-        assert_eq!(Place::new(&shape, 4), Place { index: 1, count: 3 });
-        assert_eq!(Place::new(&MeshShape::replicas(5), 4), Place { index: 4, count: 5 });
+        assert_eq!(ShardPlace::new(&shape, 4), ShardPlace { index: 1, count: 3 });
+        assert_eq!(ShardPlace::new(&MeshShape::replicas(5), 4), ShardPlace { index: 4, count: 5 });
     }
 
     #[test]

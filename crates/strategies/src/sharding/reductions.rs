@@ -15,7 +15,7 @@ use paceline_trace::SpanTrack;
 use super::arena::Arena;
 use super::backward_order;
 use super::gathers::exposed;
-use super::place::{Place, padding};
+use super::place::{ShardPlace, padding};
 use crate::strategy::span;
 use crate::{Replica, Result, StrategyError};
 
@@ -49,7 +49,7 @@ impl GradArena {
             Ok(Tensor::new(memory, 0, dtype, [len])?)
         };
         let memory = tensor(arena.len())?;
-        let count = Place::new(mesh.shape(), replica.group.rank()).count;
+        let count = ShardPlace::new(mesh.shape(), replica.group.rank()).count;
         let shards = adds_shards.then(|| tensor(arena.len() / count)).transpose()?;
         Ok(Self { arena, memory, shards })
     }
@@ -62,7 +62,7 @@ pub(crate) struct Reductions {
     group: Group,
     /// The ranks that hold the same shard, if there are any.
     replicas: Option<Group>,
-    place: Place,
+    place: ShardPlace,
     /// `None` if gradients lie in the storage of the replica, which holds all of them.
     arena: Option<GradArena>,
     /// The trained units in the order in which they are sent, root units last.
@@ -103,7 +103,7 @@ impl Reductions {
     pub(crate) fn new(
         replica: &Replica,
         groups: (Group, Option<Group>),
-        place: Place,
+        place: ShardPlace,
         arena: Option<GradArena>,
     ) -> Self {
         let layout = &replica.model.layout;
@@ -144,7 +144,7 @@ impl Reductions {
         self.is_beside_gathers && replica.options.find_unused_parameters
     }
 
-    /// The place for the gradients of a unit that a backward pass opens, and whether they start anew there.
+    /// The place for the gradients of a unit that a backward pass opens, and whether they start again there.
     pub(crate) fn open(
         &mut self,
         replica: &Replica,
@@ -349,7 +349,12 @@ impl Reductions {
 
 /// Waits for the reduction over the ranks that divide a unit. Then starts to average the shard over the ranks that hold
 /// the same shard.
-fn average(replicas: &Group, replica: &Replica, place: Place, of: &mut InFlight) -> Result<()> {
+fn average(
+    replicas: &Group,
+    replica: &Replica,
+    place: ShardPlace,
+    of: &mut InFlight,
+) -> Result<()> {
     let own = place.shard(&replica.model.layout.unit(of.unit).range);
     let shard = match &of.added {
         Some(added) => added.clone(),

@@ -89,7 +89,7 @@ pub struct Compression {
 
 /// A way to compress: its cost before and after the link, in milliseconds for all gradients, and the time
 /// that a bucket takes on the link.
-struct Way<'a> {
+struct Compressed<'a> {
     before_ms: f64,
     after_ms: f64,
     cost: &'a dyn Fn(u64) -> f64,
@@ -117,13 +117,13 @@ impl Compression {
             let pairs = (bytes as f64 * TopK::DEFAULT_K * 2.0) as u64;
             network.all_gather_ms(pairs * ranks as u64)
         };
-        let half = Way {
+        let half = Compressed {
             before_ms: costs.narrow_ms,
             after_ms: costs.widen_ms,
             cost: &halved,
             loss: &loss,
         };
-        let top_k = Way {
+        let top_k = Compressed {
             before_ms: costs.select_ms,
             after_ms: costs.scatter_ms * ranks as f64,
             cost: &sparse,
@@ -138,7 +138,12 @@ impl Compression {
 
 /// The step of `ddp` with a way to compress. Compressing a bucket delays this bucket and all computation after
 /// the bucket.
-fn step_ms(calibration: &Calibration, layout: &Layout, caps: BucketCaps, way: &Way) -> Result<f64> {
+fn step_ms(
+    calibration: &Calibration,
+    layout: &Layout,
+    caps: BucketCaps,
+    way: &Compressed,
+) -> Result<f64> {
     let backward = calibration.backward(layout)?;
     let all_bytes = (layout.trained_len() * size_of::<f32>()) as f64;
     let buckets = backward.buckets(caps);
@@ -209,7 +214,7 @@ mod tests {
             ready: vec![ReadyLine { param: "a.weight".to_owned(), ready_ms: 30.0 }],
         };
         let link = link.parse().unwrap();
-        let network = Network { ranks: 2, link, hosts: None, way: network::Way::Direct };
+        let network = Network { ranks: 2, link, hosts: None, way: network::Route::Direct };
         let caps = BucketCaps::new(25 << 20);
         let cost = |bytes| network.all_reduce_ms(bytes);
         let plain = Prediction::new(&calibration, &layout, caps, &cost).unwrap();

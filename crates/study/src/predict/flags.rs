@@ -5,7 +5,7 @@ use paceline_collectives::{Algorithm, Link};
 use paceline_failure::{Failure, Result};
 use paceline_launch::launcher;
 
-use super::network::Way;
+use super::network::Route;
 use crate::flags::TrainFlags;
 use crate::spec::Spec;
 use crate::study::StudyArgs;
@@ -63,7 +63,7 @@ pub struct PredictArgs {
     #[arg(
         long,
         value_name = "BYTES",
-        value_parser = super::given::bytes,
+        value_parser = super::stated::bytes,
         requires = "compute_ms",
         conflicts_with_all = ["measure", "rounds", "run_limit", "output"],
         help_heading = "Model given as bytes and milliseconds"
@@ -243,16 +243,16 @@ fn check_numbers(args: &PredictArgs) -> Result<()> {
 }
 
 /// The ways to all-reduce of which the fastest is predicted: one, or for `auto` all that there are.
-pub fn ways(args: &PredictArgs) -> Result<Vec<Way>> {
+pub fn ways(args: &PredictArgs) -> Result<Vec<Route>> {
     let has_hosts = args.ranks_per_host > 1;
     let asked = args.train.0.get(ALGORITHM).and_then(<[String]>::first);
     let asked = asked.map(|name| name.parse::<Algorithm>()).transpose();
     Ok(match asked.map_err(|e| Failure::Usage(format!("--{ALGORITHM}: {e}")))? {
-        Some(Algorithm::Direct) => vec![Way::Direct],
-        Some(Algorithm::Ring) => vec![Way::Ring],
-        Some(Algorithm::Auto) if has_hosts => vec![Way::Hybrid, Way::Direct, Way::Ring],
-        Some(Algorithm::Auto) => vec![Way::Direct, Way::Ring],
-        None if has_hosts => vec![Way::Hybrid],
-        None => vec![Way::Direct],
+        Some(Algorithm::Direct) => vec![Route::Direct],
+        Some(Algorithm::Ring) => vec![Route::Ring],
+        Some(Algorithm::Auto) if has_hosts => vec![Route::Hybrid, Route::Direct, Route::Ring],
+        Some(Algorithm::Auto) => vec![Route::Direct, Route::Ring],
+        None if has_hosts => vec![Route::Hybrid],
+        None => vec![Route::Direct],
     })
 }

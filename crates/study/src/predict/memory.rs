@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use paceline_choices::models::{MODELS, ModelConfig};
 use paceline_choices::registry::read;
-use paceline_choices::strategies::{STRATEGIES, Synchronises};
+use paceline_choices::strategies::{STRATEGIES, Synchronizes};
 use paceline_failure::{Failure, Result};
 use paceline_host::resources;
 use paceline_host::text::{line_width, say};
@@ -112,7 +112,7 @@ fn strategies(args: &PredictArgs) -> Result<Vec<String>> {
         ([], Some(name)) => vec![name.clone()],
         ([all], _) if all == ALL => {
             let meant = STRATEGIES.all().into_iter();
-            let meant = meant.filter(|choice| choice.synchronises() != Synchronises::Alone);
+            let meant = meant.filter(|choice| choice.synchronizes() != Synchronizes::Alone);
             meant.map(|choice| choice.name().to_owned()).collect()
         }
         (names, _) => names.to_vec(),

@@ -21,7 +21,7 @@ const HEADER_BYTES: f64 = paceline_collectives::HEADER_BYTES as f64;
 
 /// How an all-reduce is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Route {
     /// Every rank exchanges blocks with all others.
     Direct,
     /// Blocks go from neighbor to neighbor.
@@ -30,21 +30,21 @@ pub enum Way {
     Hybrid,
 }
 
-impl Way {
+impl Route {
     /// The name: that of the algorithm, or of the transport that works in this way.
     pub fn name(self) -> &'static str {
         match self {
-            Way::Direct => Algorithm::Direct.name(),
-            Way::Ring => Algorithm::Ring.name(),
-            Way::Hybrid => "hybrid",
+            Route::Direct => Algorithm::Direct.name(),
+            Route::Ring => Algorithm::Ring.name(),
+            Route::Hybrid => "hybrid",
         }
     }
 
     /// The algorithm of the cost model for ranks that all have the same link between them.
     pub fn algorithm(self) -> Algorithm {
         match self {
-            Way::Ring => Algorithm::Ring,
-            Way::Direct | Way::Hybrid => Algorithm::Direct,
+            Route::Ring => Algorithm::Ring,
+            Route::Direct | Route::Hybrid => Algorithm::Direct,
         }
     }
 }
@@ -68,7 +68,7 @@ pub struct Network {
     /// Hosts of several ranks, if there are any.
     pub hosts: Option<Hosts>,
     /// How an all-reduce is carried out.
-    pub way: Way,
+    pub way: Route,
 }
 
 impl Network {
@@ -79,13 +79,13 @@ impl Network {
         };
         let block = bytes as f64 / self.ranks as f64;
         let seconds = match self.way {
-            Way::Direct => self.round_s(&hosts, HEADER_BYTES) + 2.0 * self.round_s(&hosts, block),
-            Way::Ring => {
+            Route::Direct => self.round_s(&hosts, HEADER_BYTES) + 2.0 * self.round_s(&hosts, block),
+            Route::Ring => {
                 let step =
                     one_message_s(&hosts.inside, block).max(one_message_s(&self.link, block));
                 self.round_s(&hosts, HEADER_BYTES) + 2.0 * (self.ranks - 1) as f64 * step
             }
-            Way::Hybrid => {
+            Route::Hybrid => {
                 let (num_hosts, local) = (self.ranks / hosts.ranks_per_host, hosts.ranks_per_host);
                 let inside = hosts.inside.time(OpKind::AllReduce, Algorithm::Direct, local, bytes);
                 // A rank's part; all-reduces have one.
@@ -107,10 +107,10 @@ impl Network {
         };
         let block = bytes as f64 / self.ranks as f64;
         let seconds = match self.way {
-            Way::Direct | Way::Ring => {
+            Route::Direct | Route::Ring => {
                 self.round_s(&hosts, HEADER_BYTES) + self.round_s(&hosts, block)
             }
-            Way::Hybrid => {
+            Route::Hybrid => {
                 let local = hosts.ranks_per_host;
                 let inside = hosts.inside.time(OpKind::AllGather, Algorithm::Direct, local, bytes);
                 let others = (self.ranks / local - 1) as f64;
@@ -137,7 +137,7 @@ impl Network {
 }
 
 /// The milliseconds of an operation between ranks of which every two have the same link.
-fn on_link_ms(link: &Link, kind: OpKind, way: Way, ranks: usize, bytes: u64) -> f64 {
+fn on_link_ms(link: &Link, kind: OpKind, way: Route, ranks: usize, bytes: u64) -> f64 {
     link.time(kind, way.algorithm(), ranks, bytes).as_secs_f64() * 1e3
 }
 
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     /// Links without latency of 100 GB/s inside hosts and 1 GB/s between them, or with 1 us and 1 ms.
-    fn network(ranks: usize, ranks_per_host: usize, way: Way, has_latency: bool) -> Network {
+    fn network(ranks: usize, ranks_per_host: usize, way: Route, has_latency: bool) -> Network {
         let latency = if has_latency { 1.0 } else { 0.0 };
         let inside = Link { bytes_per_s: 100e9, latency_s: 1e-6 * latency };
         let link = Link { bytes_per_s: 1e9, latency_s: 1e-3 * latency };
@@ -169,29 +169,29 @@ mod tests {
         let of = |way| Network { ranks: 4, link, hosts: None, way };
         // 100 MB at 1.25 GB/s half as often again, headers of 3 x 88 bytes, and three or seven latencies.
         let moved_ms = 120.0 + 264.0 / 1.25e6;
-        close(of(Way::Direct).all_reduce_ms(100_000_000), moved_ms + 0.15);
-        close(of(Way::Ring).all_reduce_ms(100_000_000), moved_ms + 0.35);
-        close(of(Way::Direct).all_gather_ms(100_000_000), 60.0 + 264.0 / 1.25e6 + 0.1);
+        close(of(Route::Direct).all_reduce_ms(100_000_000), moved_ms + 0.15);
+        close(of(Route::Ring).all_reduce_ms(100_000_000), moved_ms + 0.35);
+        close(of(Route::Direct).all_gather_ms(100_000_000), 60.0 + 264.0 / 1.25e6 + 0.1);
     }
 
     #[test]
     fn hosts_of_several_ranks_have_two_speeds() {
         // 2 hosts of 4 ranks, 80 MB. Inside: 2 x 3/4 x 80 MB and 3 headers at 100 GB/s. Between: 4 rails of
         // 20 MB, of which a rank sends half and gets half back, and headers of 4 ranks each.
-        let hybrid = network(8, 4, Way::Hybrid, false);
+        let hybrid = network(8, 4, Route::Hybrid, false);
         let inside_ms = (120e6 + 3.0 * 88.0) / 100e6;
         let between_ms = 4.0 * (20e6 + 4.0 * 88.0) / 1e6;
         close(hybrid.all_reduce_ms(80_000_000), inside_ms + between_ms);
-        let slow = network(8, 4, Way::Hybrid, true);
+        let slow = network(8, 4, Route::Hybrid, true);
         close(slow.all_reduce_ms(80_000_000), inside_ms + between_ms + 3e-3 + 3.0);
         // Direct: twice, 4 ranks send 4 others 10 MB each; and their headers.
-        let direct = network(8, 4, Way::Direct, false);
+        let direct = network(8, 4, Route::Direct, false);
         close(direct.all_reduce_ms(80_000_000), (2.0 * 16.0 * 10e6 + 16.0 * 88.0) / 1e6);
-        close(network(8, 4, Way::Direct, true).all_reduce_ms(80_000_000), 320.001408 + 3.0);
+        close(network(8, 4, Route::Direct, true).all_reduce_ms(80_000_000), 320.001408 + 3.0);
         // Ring: 14 steps of 10 MB on the slow link.
-        let ring = network(8, 4, Way::Ring, false);
+        let ring = network(8, 4, Route::Ring, false);
         close(ring.all_reduce_ms(80_000_000), 14.0 * 10.0 + 16.0 * 88.0 / 1e6);
-        close(network(8, 4, Way::Ring, true).all_reduce_ms(80_000_000), 140.001408 + 15.0);
+        close(network(8, 4, Route::Ring, true).all_reduce_ms(80_000_000), 140.001408 + 15.0);
     }
 
     #[test]
@@ -199,16 +199,16 @@ mod tests {
         // 2 hosts of 2 ranks, 40 MB in all: a rank sends its 10 MB to one rank of the other host.
         let inside_ms = (20e6 + 88.0) / 100e6;
         let between_ms = 2.0 * (10e6 + 176.0) / 1e6;
-        let hybrid = network(4, 2, Way::Hybrid, true);
+        let hybrid = network(4, 2, Route::Hybrid, true);
         close(hybrid.all_gather_ms(40_000_000), inside_ms + between_ms + 2e-3 + 2.0);
         // Direct: to both.
-        let direct = network(4, 2, Way::Direct, true);
+        let direct = network(4, 2, Route::Direct, true);
         close(direct.all_gather_ms(40_000_000), 4.0 * (10e6 + 88.0) / 1e6 + 2.0);
     }
 
     #[test]
     fn another_bandwidth_is_that_between_hosts() {
-        let faster = network(8, 4, Way::Ring, false).with_bandwidth(1e12);
+        let faster = network(8, 4, Route::Ring, false).with_bandwidth(1e12);
         assert_eq!(faster.link, Link { bytes_per_s: 1e12, latency_s: 0.0 });
         // Now the link inside is the slower one.
         let header_ms = (3.0 * 88.0_f64 / 1e11).max(16.0 * 88.0 / 1e12) * 1e3;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use paceline_choices::registry::read;
-use paceline_choices::strategies::{StrategyChoice, Synchronises};
+use paceline_choices::strategies::{StrategyChoice, Synchronizes};
 use paceline_failure::outputs::{check_file, write_bytes, write_json};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
@@ -142,7 +142,7 @@ pub fn compare(
     let (mut cases, mut warnings, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
     let mut batches_per_step = Vec::new();
     for (choice, strategy) in comparison.selected(several) {
-        if strategy.synchronises() == Synchronises::Alone && world_size > 1 {
+        if strategy.synchronizes() == Synchronizes::Alone && world_size > 1 {
             continue;
         }
         let accumulate = settings.accumulation(strategy, asked);

@@ -115,8 +115,8 @@ impl Canvas {
         };
         // The back end divides font sizes by 1.24.
         let font = ("sans-serif", size * FINE * 1.24).into_font();
-        let colour = color.stand_in();
-        let style = TextStyle::from(font).color(&colour).pos(Pos::new(horizontal, VPos::Center));
+        let color = color.stand_in();
+        let style = TextStyle::from(font).color(&color).pos(Pos::new(horizontal, VPos::Center));
         let words = printable(words).into_owned();
         self.draw(hover, |area| area.draw(&Text::new(words, fine(at), style)))
     }
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drawings_have_the_colours_of_the_page() {
+    fn drawings_have_the_colors_of_the_page() {
         let mut canvas = Canvas::new(100, 40.0, "a <title>").unwrap();
         canvas.rect((0.0, 0.0), (10.0, 5.5), PageColor::Compute, "1 & 2").unwrap();
         canvas.text("x<y", (1.0, 2.0), SIZE, PageColor::Series(9), Align::Left).unwrap();

@@ -46,19 +46,19 @@ impl Donuts {
         let rows = self.donuts.len().div_ceil(per_row).max(1);
         let mut canvas = Canvas::new(width, rows as f64 * CELL.1, title)?;
         for (at, donut) in self.donuts.iter().enumerate() {
-            let centre = (
+            let center = (
                 ((at % per_row) as f64 + 0.5) * cell,
                 (at / per_row) as f64 * CELL.1 + OUTER + 10.0,
             );
-            self.donut(&mut canvas, donut, centre)?;
+            self.donut(&mut canvas, donut, center)?;
         }
         Ok(canvas.finish())
     }
 
-    fn donut(&self, canvas: &mut Canvas, donut: &Donut, centre: (f64, f64)) -> Drawn {
+    fn donut(&self, canvas: &mut Canvas, donut: &Donut, center: (f64, f64)) -> Drawn {
         let total: f64 = donut.parts.iter().map(|part| part.value.max(0.0)).sum();
         let on_circle = |radius: f64, angle: f64| {
-            (centre.0 + radius * angle.sin(), centre.1 - radius * angle.cos())
+            (center.0 + radius * angle.sin(), center.1 - radius * angle.cos())
         };
         let mut angle = 0.0;
         for part in donut.parts.iter().filter(|part| part.value > 0.0) {
@@ -86,6 +86,6 @@ impl Donuts {
             angle = end;
         }
         let words = fitted(&donut.label, SIZE, 2.0 * INNER - 8.0);
-        canvas.text(&words, centre, SIZE, PageColor::Text, Align::Middle)
+        canvas.text(&words, center, SIZE, PageColor::Text, Align::Middle)
     }
 }

@@ -18,7 +18,7 @@ pub(super) type Area<DB> = DrawingArea<DB, Shift>;
 pub(super) type Outcome<DB> = Result<(), DrawingAreaErrorKind<<DB as DrawingBackend>::ErrorType>>;
 
 pub(super) const TEXT_COLOR: RGBColor = RGBColor(40, 40, 40);
-const GREY: RGBColor = RGBColor(110, 110, 110);
+const GRAY: RGBColor = RGBColor(110, 110, 110);
 const GRID: RGBColor = RGBColor(214, 214, 214);
 const FAINT: RGBColor = RGBColor(238, 238, 238);
 
@@ -100,19 +100,19 @@ impl Field {
         let (medium, k) = (self.medium, self.medium.k);
         let middle = ((LEFT + self.right) / 2 * k, (TOP + BOTTOM) / 2 * k);
         let (left, right, top, bottom) = (LEFT * k, self.right * k, TOP * k, BOTTOM * k);
-        for (ticks, colour) in [(&self.x.minor, FAINT), (&self.x.major, GRID)] {
+        for (ticks, color) in [(&self.x.minor, FAINT), (&self.x.major, GRID)] {
             for x in ticks.iter().map(|&tick| left + along(&self.x, tick, right - left)) {
-                let style = colour.stroke_width(k as u32);
+                let style = color.stroke_width(k as u32);
                 area.draw(&PathElement::new(vec![(x, top), (x, bottom)], style))?;
             }
         }
-        for (ticks, colour) in [(&self.y.minor, FAINT), (&self.y.major, GRID)] {
+        for (ticks, color) in [(&self.y.minor, FAINT), (&self.y.major, GRID)] {
             for y in ticks.iter().map(|&tick| bottom - along(&self.y, tick, bottom - top)) {
-                let style = colour.stroke_width(k as u32);
+                let style = color.stroke_width(k as u32);
                 area.draw(&PathElement::new(vec![(left, y), (right, y)], style))?;
             }
         }
-        let frame = GREY.stroke_width(k as u32);
+        let frame = GRAY.stroke_width(k as u32);
         // A path instead of a rectangle: the SVG back end keeps a rectangle's stroke at one unit.
         let corners = vec![(left, top), (right, top), (right, bottom), (left, bottom), (left, top)];
         area.draw(&PathElement::new(corners, frame))?;
@@ -126,12 +126,12 @@ impl Field {
             let name = chart.y.unit.tick(tick);
             text(area, medium, &name, place, SMALL, TEXT_COLOR, (HPos::Right, VPos::Center))?;
         }
-        for (words, y, largest, colour) in
-            [(&chart.title, 22, TITLE, TEXT_COLOR), (&chart.subtitle, 60, SMALL, GREY)]
+        for (words, y, largest, color) in
+            [(&chart.title, 22, TITLE, TEXT_COLOR), (&chart.subtitle, 60, SMALL, GRAY)]
         {
             let room = SIZE.0 as i32 - LEFT - MARGIN;
             let size = fitting(largest, width(area, words, largest * k) / k, room);
-            text(area, medium, words, (left, y * k), size, colour, (HPos::Left, VPos::Top))?;
+            text(area, medium, words, (left, y * k), size, color, (HPos::Left, VPos::Top))?;
         }
         let label = format!("{}{}", chart.x.label, chart.x.unit.suffix());
         let place = (middle.0, bottom + 46 * k);
@@ -168,7 +168,7 @@ pub(super) fn text<DB: DrawingBackend>(
     words: &str,
     (x, y): (i32, i32),
     size: i32,
-    colour: RGBColor,
+    color: RGBColor,
     (horizontal, vertical): (HPos, VPos),
 ) -> Outcome<DB> {
     let size = size * medium.k;
@@ -181,6 +181,6 @@ pub(super) fn text<DB: DrawingBackend>(
         _ => size * 13 / 100,
     };
     let font = ("sans-serif", size).into_font();
-    let style = TextStyle::from(font).color(&colour).pos(Pos::new(horizontal, vertical));
+    let style = TextStyle::from(font).color(&color).pos(Pos::new(horizontal, vertical));
     area.draw(&Text::new(words.to_owned(), (x, y + lower), style))
 }

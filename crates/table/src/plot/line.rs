@@ -20,7 +20,7 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(230, 159, 0),
 ];
 
-fn colour(series: &Series) -> RGBColor {
+fn color(series: &Series) -> RGBColor {
     COLOURS[series.look % COLOURS.len()]
 }
 
@@ -77,7 +77,7 @@ fn stroke<DB: DrawingBackend>(
         Stroke::Dashed => (11.0, 7.0, 3),
         Stroke::Dotted => (2.5, 4.5, 2),
     };
-    let style = colour(series).stroke_width((width * k) as u32);
+    let style = color(series).stroke_width((width * k) as u32);
     for dash in dashes(pixels, on * f64::from(k), off * f64::from(k)) {
         let dash: Vec<(i32, i32)> =
             dash.iter().map(|(x, y)| (x.round() as i32, y.round() as i32)).collect();
@@ -93,7 +93,7 @@ pub(super) fn range<DB: DrawingBackend>(
     ends: [(f64, f64); 2],
     k: i32,
 ) -> Outcome<DB> {
-    let style = colour(series).stroke_width(k as u32);
+    let style = color(series).stroke_width(k as u32);
     let [(x, low), (_, high)] = ends.map(|(x, y)| (x.round() as i32, y.round() as i32));
     area.draw(&PathElement::new(vec![(x, low), (x, high)], style))?;
     for y in [low, high] {
@@ -164,12 +164,12 @@ fn marker<DB: DrawingBackend>(
         shape.iter().map(place).collect()
     };
     match series.stroke {
-        Stroke::Solid => area.draw(&Polygon::new(scaled(6.0), colour(series).filled())),
+        Stroke::Solid => area.draw(&Polygon::new(scaled(6.0), color(series).filled())),
         Stroke::Dashed => {
-            area.draw(&Polygon::new(scaled(7.0), colour(series).filled()))?;
+            area.draw(&Polygon::new(scaled(7.0), color(series).filled()))?;
             area.draw(&Polygon::new(scaled(4.0), WHITE.filled()))
         }
-        Stroke::Dotted => area.draw(&Polygon::new(scaled(4.0), colour(series).filled())),
+        Stroke::Dotted => area.draw(&Polygon::new(scaled(4.0), color(series).filled())),
     }
 }
 

@@ -8,7 +8,7 @@ use super::host::Calls;
 use crate::hta::counters::{enqueued, lengths};
 use crate::hta::options::rounded;
 use crate::hta::work::{Work, launched};
-use crate::timeline::{DeviceWork, Kernel, LaneId, SyncWait};
+use crate::timeline::{DeviceWork, Kernel, SyncWait, TrackId};
 
 /// A kernel or a wait event of the device.
 struct Entry {
@@ -96,14 +96,14 @@ const CONTEXT_SYNC: &str = "Context Sync";
 
 /// Items that were put into queues, by stream and in order of their calls.
 struct Launches {
-    streams: BTreeMap<i64, Vec<(i64, LaneId, usize)>>,
+    streams: BTreeMap<i64, Vec<(i64, TrackId, usize)>>,
     /// When events were recorded (`cudaEventRecord`), by the correlation number of that call.
     records: HashMap<u64, i64>,
 }
 
 impl Launches {
     fn of(work: &Work) -> Self {
-        let mut streams: BTreeMap<i64, Vec<(i64, LaneId, usize)>> = BTreeMap::new();
+        let mut streams: BTreeMap<i64, Vec<(i64, TrackId, usize)>> = BTreeMap::new();
         for (place, at_ns) in enqueued(work) {
             let item = &work.items[place];
             if let Some(launch) = item.launch {
@@ -131,7 +131,7 @@ impl Launches {
     }
 
     /// The next item of a stream that the same thread launched after this time.
-    fn after(&self, stream: i64, lane: LaneId, at_ns: i64) -> Option<usize> {
+    fn after(&self, stream: i64, lane: TrackId, at_ns: i64) -> Option<usize> {
         let stream = self.streams.get(&stream)?;
         let first = stream.partition_point(|of| of.0 <= at_ns);
         stream[first..].iter().find(|of| of.1 == lane).map(|of| of.2)

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::graph::{Account, Bounds, EdgeKind, Graph, Node};
 use crate::hta::options::rounded;
 use crate::hta::work::Work;
-use crate::timeline::{LaneId, NameId, TimeRange};
+use crate::timeline::{NameId, TimeRange, TrackId};
 
 /// Calls that return only when the device is done. Their waiting is due to the device's work, so it adds no
 /// time to the path. Copies are on the list because even asynchronous copies may wait.
@@ -34,7 +34,7 @@ struct Frame {
 /// Adds the operators and calls of all threads within the bounds. Returns the nodes of the calls.
 pub(super) fn add_host(graph: &mut Graph, work: &Work, bounds: Bounds) -> Calls {
     let timeline = work.timeline;
-    let mut lanes: BTreeMap<LaneId, Vec<Frame>> = BTreeMap::new();
+    let mut lanes: BTreeMap<TrackId, Vec<Frame>> = BTreeMap::new();
     let mut calls = Calls::new();
     let nodes =
         |graph: &mut Graph, time: TimeRange| (graph.node(time.start_ns), graph.node(time.end_ns()));

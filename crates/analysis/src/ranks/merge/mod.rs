@@ -27,7 +27,7 @@ use crate::hta::{AnalysisError, check_times};
 use crate::kineto::compress::compressed;
 use crate::read::{self, ReadError, TraceFile};
 use crate::steps;
-use crate::timeline::{LaneId, TimeRange, Timeline};
+use crate::timeline::{TimeRange, Timeline, TrackId};
 use layout::{Layout, Point};
 use paceline_files::Printable;
 use write::{Arrow, Writer};
@@ -167,7 +167,7 @@ fn skeleton(mut timeline: Timeline) -> Timeline {
 
 /// The rows and times of a trace's collectives.
 fn points(skeleton: &Timeline) -> Vec<Point> {
-    let point = |lane: LaneId, time: TimeRange| {
+    let point = |lane: TrackId, time: TimeRange| {
         let lane = &skeleton.lanes[lane.0 as usize];
         Point { pid: lane.pid.clone(), tid: lane.tid.clone(), time }
     };

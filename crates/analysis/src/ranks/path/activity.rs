@@ -11,7 +11,7 @@ use crate::hta::{Nested, innermost};
 use crate::ranks::clock::RankClock;
 use crate::ranks::matched::{is_back_end, is_collective_kernel};
 use crate::steps::{self, Step};
-use crate::timeline::{Annotation, DeviceWork, LaneId, NameId, TimeRange, Timeline};
+use crate::timeline::{Annotation, DeviceWork, NameId, TimeRange, Timeline, TrackId};
 use paceline_trace::{IntervalSet, Span};
 
 /// A time range on the reference clock, with a name.
@@ -152,10 +152,10 @@ fn is_call_of_collective(name: &str) -> bool {
 /// The times in which events run that are work, and their names. An event does not run while one runs that it contains.
 fn running(
     timeline: &Timeline,
-    events: impl Iterator<Item = (LaneId, TimeRange, NameId, bool)>,
+    events: impl Iterator<Item = (TrackId, TimeRange, NameId, bool)>,
 ) -> Vec<(TimeRange, &str)> {
     let is_call: Vec<bool> = timeline.names.iter().map(is_call_of_collective).collect();
-    let mut lanes: HashMap<LaneId, Vec<Nested<(NameId, bool)>>> = HashMap::new();
+    let mut lanes: HashMap<TrackId, Vec<Nested<(NameId, bool)>>> = HashMap::new();
     for (lane, time, name, is_work) in events {
         let (start_ns, end_ns) = (time.start_ns, time.end_ns());
         let what = (name, is_work && !is_call[name.0 as usize]);

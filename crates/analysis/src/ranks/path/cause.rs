@@ -89,7 +89,7 @@ impl CriticalPath {
                 let count = most.count as f64 / self.steps.len().max(1) as f64;
                 let change = match most.is_small {
                     true => {
-                        "a lower latency, or fewer operations, as without synchronised batch norm"
+                        "a lower latency, or fewer operations, as without synchronized batch norm"
                     }
                     false => "a faster network, or fewer bytes",
                 };

@@ -4,7 +4,7 @@
 
 use super::names;
 use super::shared::{About, COUNT, MS, ms};
-use crate::hta::{Diff, DiffRow, Side, Verdict};
+use crate::hta::{Diff, DiffRow, Shift, Side};
 use crate::report::chart::{Bar, PageColor};
 use crate::report::{Body, Figure, Note, Panel, Report, Section, Weight, Width};
 use crate::table::{Cell, Column, Columns, Table, counted};
@@ -31,8 +31,8 @@ pub fn of_diff(diff: &Diff, timelines: &[Timeline], about: About) -> Report {
     let rows: Vec<&DiffRow> = diff.rows.iter().filter(|row| !on_cpu || is_once(row)).collect();
     report.notes.extend(noise(&rows));
     let panels = vec![
-        changes(diff, &rows, "more", "Takes longer in the second", Verdict::Slower),
-        changes(diff, &rows, "less", "Takes longer in the first", Verdict::Faster),
+        changes(diff, &rows, "more", "Takes longer in the second", Shift::Slower),
+        changes(diff, &rows, "less", "Takes longer in the first", Shift::Faster),
         Panel::new(
             "diff",
             "Every name",
@@ -66,12 +66,12 @@ fn is_once(row: &DiffRow) -> bool {
 /// How many names differ by more than noise.
 fn noise(rows: &[&DiffRow]) -> Option<Note> {
     let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count() as u64;
-    let differ = count(Verdict::Slower) + count(Verdict::Faster);
-    let text = match count(Verdict::Unknown) {
+    let differ = count(Shift::Slower) + count(Shift::Faster);
+    let text = match count(Shift::Unknown) {
         0 => format!(
             "{} by more than noise, {} within the spread of the steps.",
             counted(differ, "name differs", "names differ"),
-            counted(count(Verdict::Noise), "differs", "differ"),
+            counted(count(Shift::Noise), "differs", "differ"),
         ),
         _ => "A single step of a trace does not show by how much steps differ, so no difference can be told from \
               noise. Compare with --steps all."
@@ -111,11 +111,10 @@ fn figures(diff: &Diff) -> Vec<Figure> {
 }
 
 /// The largest changes in one direction. Without a spread, every change counts.
-fn changes(diff: &Diff, rows: &[&DiffRow], id: &str, title: &str, verdict: Verdict) -> Panel {
-    let sign = if verdict == Verdict::Slower { 1.0 } else { -1.0 };
+fn changes(diff: &Diff, rows: &[&DiffRow], id: &str, title: &str, verdict: Shift) -> Panel {
+    let sign = if verdict == Shift::Slower { 1.0 } else { -1.0 };
     let time = |row: &DiffRow| diff.time_ns(row) * sign;
-    let counts =
-        |row: &&&DiffRow| matches!(row.verdict, Verdict::Unknown) || row.verdict == verdict;
+    let counts = |row: &&&DiffRow| matches!(row.verdict, Shift::Unknown) || row.verdict == verdict;
     let mut rows: Vec<&DiffRow> =
         rows.iter().filter(counts).copied().filter(|row| time(row) > 0.0).collect();
     rows.sort_by(|a, b| time(b).total_cmp(&time(a)).then(a.name.cmp(&b.name)));

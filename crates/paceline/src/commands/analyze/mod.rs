@@ -107,7 +107,7 @@ fn places(args: &AnalyzeArgs) -> Result<Vec<PathBuf>> {
     let dir = args.dir.as_ref().or(args.trace_dir.as_ref());
     dir.map(|dir| vec![dir.clone()]).ok_or_else(|| {
         Failure::Usage(
-            "what is to be analysed? Pass the folder with the traces of a run, such as profile/ddp, or \
+            "what is to be analyzed? Pass the folder with the traces of a run, such as profile/ddp, or \
              --trace-files"
                 .into(),
         )

@@ -22,7 +22,7 @@ const UNCOUNTED: usize = 1;
 
 /// What rank `from` measures when it sends to rank `to`.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Way {
+struct Direction {
     from: usize,
     to: usize,
     latency_us: f64,
@@ -51,7 +51,7 @@ pub(super) fn links(group: &Group, answers: &mut Answers) -> Result<()> {
         }
     }
     let Some(ways) = group.gather_object(&own, 0)? else { return Ok(()) };
-    let ways: Vec<Way> = ways.concat();
+    let ways: Vec<Direction> = ways.concat();
     let speeds = || ways.iter().map(|way| way.gb_s);
     let slowest = speeds().fold(f64::INFINITY, f64::min);
     let fastest = speeds().fold(0.0, f64::max);
@@ -70,7 +70,7 @@ pub(super) fn links(group: &Group, answers: &mut Answers) -> Result<()> {
     Ok(())
 }
 
-fn measure(group: &Group, large: &Tensor, from: usize, to: usize) -> Result<Way> {
+fn measure(group: &Group, large: &Tensor, from: usize, to: usize) -> Result<Direction> {
     let mut trips = Vec::with_capacity(PINGS);
     let mut back = [0_i64];
     for at in 0..UNCOUNTED + PINGS {
@@ -87,7 +87,7 @@ fn measure(group: &Group, large: &Tensor, from: usize, to: usize) -> Result<Way>
     }
     let latency_us = median_ns(&trips) / 2e3;
     let gb_s = LARGE_BYTES as f64 / median_ns(&times);
-    Ok(Way { from, to, latency_us, gb_s })
+    Ok(Direction { from, to, latency_us, gb_s })
 }
 
 fn median_ns(times: &[u64]) -> f64 {
@@ -108,10 +108,10 @@ fn answer(group: &Group, large: &Tensor, from: usize) -> Result<()> {
 
 /// A table with a row and a column per rank, whose lines have at most `width` characters.
 fn matrix(
-    ways: &[Way],
+    ways: &[Direction],
     world: usize,
     width: Option<usize>,
-    cell: impl Fn(&Way) -> String,
+    cell: impl Fn(&Direction) -> String,
 ) -> String {
     let ranks = (0..world).map(|rank| format!("rank {rank}"));
     let head: Vec<String> = std::iter::once(String::new()).chain(ranks).collect();
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn pairs_stand_in_a_matrix() {
-        let way = |from, to, latency_us| Way { from, to, latency_us, gb_s: 1.0 };
+        let way = |from, to, latency_us| Direction { from, to, latency_us, gb_s: 1.0 };
         let ways = [way(0, 1, 1.25), way(1, 0, 10.5)];
         insta::assert_snapshot!(matrix(&ways, 2, None, |way| format!("{:.1}", way.latency_us)), @r"
                 rank 0  rank 1

@@ -115,7 +115,7 @@ fn points(rounds: &[RunSummary]) -> Vec<(f64, f64)> {
     (1..count).filter_map(point).collect()
 }
 
-/// How often the weights of the fit are computed anew. After a few passes they no longer change.
+/// How often the weights of the fit are computed again. After a few passes they no longer change.
 const PASSES: usize = 5;
 
 /// The line through points of bytes and milliseconds. An error of 10 % weighs the same for a small operation and for a large

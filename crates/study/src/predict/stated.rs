@@ -26,7 +26,7 @@ const BACKWARD_PART: f64 = 2.0 / 3.0;
 
 /// A model in numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Given {
+pub struct StatedModel {
     /// Bytes of all gradients.
     pub gradient_bytes: u64,
     /// The time that a step computes, in milliseconds.
@@ -35,7 +35,7 @@ pub struct Given {
     pub backward_ms: f64,
 }
 
-impl Given {
+impl StatedModel {
     /// The model of which the backward pass takes two thirds of the time.
     pub fn with_usual_backward(gradient_bytes: u64, compute_ms: f64) -> Self {
         Self { gradient_bytes, compute_ms, backward_ms: BACKWARD_PART * compute_ms }
@@ -156,7 +156,8 @@ mod tests {
     #[test]
     fn gradients_become_final_at_an_even_pace() {
         // 128 parts of 16 KiB, 30 ms in all, of which the last 20 are the backward pass.
-        let given = Given { gradient_bytes: 128 * 16_384, compute_ms: 30.0, backward_ms: 20.0 };
+        let given =
+            StatedModel { gradient_bytes: 128 * 16_384, compute_ms: 30.0, backward_ms: 20.0 };
         let (layout, calibration) = given.model();
         assert_eq!((layout.params().len(), layout.len() * 4), (128, 128 * 16_384));
         let times: Vec<f64> = calibration.ready.iter().map(|line| line.ready_ms).collect();
@@ -169,7 +170,7 @@ mod tests {
     #[test]
     fn few_bytes_make_few_parts() {
         for bytes in [4, 64, 1_000, 102_400_000] {
-            let given = Given { gradient_bytes: bytes, compute_ms: 3.0, backward_ms: 0.0 };
+            let given = StatedModel { gradient_bytes: bytes, compute_ms: 3.0, backward_ms: 0.0 };
             let (layout, calibration) = given.model();
             assert_eq!(layout.num_params() as u64 * 4, bytes);
             assert!(calibration.ready.iter().all(|line| line.ready_ms == 3.0));

@@ -1,4 +1,4 @@
-//! The origin of a group: its name, its members, and what it shares with its parent group and its sub-groups.
+//! The lineage of a group: its name, its members, and what it shares with its parent group and its sub-groups.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -54,7 +54,7 @@ impl RankState {
 
 /// A group's name and members, and what it shares with related groups.
 #[derive(Clone, Debug)]
-pub(crate) struct Origin {
+pub(crate) struct Lineage {
     /// `world`, or `world/1.0` for the ranks of color 0 in the second split of `world`.
     pub(crate) name: String,
     /// 0 for the group from which the others descend, then counted in the order in which this rank joined them.
@@ -68,8 +68,8 @@ pub(crate) struct Origin {
     pub(crate) key: RunKey,
 }
 
-impl Origin {
-    /// The origin of a group that is not split from another group.
+impl Lineage {
+    /// The lineage of a group that is not split from another group.
     pub(crate) fn world() -> Self {
         Self {
             name: "world".into(),
@@ -81,18 +81,18 @@ impl Origin {
         }
     }
 
-    /// The origin of such a group whose ranks are processes that have this key.
+    /// The lineage of such a group whose ranks are processes that have this key.
     pub(crate) fn of_processes(key: &RunKey) -> Self {
         Self { key: key.clone(), ..Self::world() }
     }
 
-    /// Like this origin, but sub-groups of the result do not share the record and the network card of this rank. They
+    /// Like this lineage, but sub-groups of the result do not share the record and the network card of this rank. They
     /// share only the memory that this group can reach.
     pub(super) fn apart(&self) -> Self {
         Self { rank: Arc::default(), ..self.clone() }
     }
 
-    /// The origin of a sub-group. `members` are numbers of ranks in this group. `label` is the name of the sub-group within
+    /// The lineage of a sub-group. `members` are numbers of ranks in this group. `label` is the name of the sub-group within
     /// this group.
     pub(super) fn sub_group(
         &self,

@@ -14,9 +14,9 @@ use crate::shared::links::{Links, Monitor};
 /// Connections of a rank that the engine does not use. They serve to share memory, to notice that a process has died,
 /// and to form sub-groups.
 #[derive(Debug)]
-pub(super) enum Ties {
-    /// The ranks are threads of one process. They find their sub-groups at this hub.
-    Threads(Arc<Hub>),
+pub(super) enum HostLinks {
+    /// The ranks are threads of one process. They find their sub-groups at this registry.
+    Threads(Arc<SplitRegistry>),
     /// Connections to the ranks of this host, and the thread that watches them.
     Host { links: Links, monitor: Option<Monitor> },
     /// None: the engine's own connections are enough.
@@ -26,22 +26,26 @@ pub(super) enum Ties {
 /// Where threads find the shared state of their sub-groups. The key is the number of the split and the
 /// color. An entry stays until all members have taken it, and has the number of members that are still missing.
 #[derive(Debug, Default)]
-pub(super) struct Hub(Mutex<HashMap<(u32, i64), (Lot, usize)>>);
+pub(super) struct SplitRegistry(Mutex<HashMap<(u32, i64), (SubGroupState, usize)>>);
 
-/// What the threads of a sub-group share: its state in memory, and the hub for its own sub-groups.
-pub(super) type Lot = (Arc<Mapping>, Arc<Hub>);
+/// What the threads of a sub-group share: its state in memory, and the registry for its own sub-groups.
+pub(super) type SubGroupState = (Arc<Mapping>, Arc<SplitRegistry>);
 
-impl Hub {
+impl SplitRegistry {
     /// The shared state of the sub-group with this key. The first of its `world` members creates it.
-    pub(super) fn join(&self, key: (u32, i64), world: usize) -> Result<Lot, CollectiveError> {
+    pub(super) fn join(
+        &self,
+        key: (u32, i64),
+        world: usize,
+    ) -> Result<SubGroupState, CollectiveError> {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (lot, missing) = match waiting.remove(&key) {
-            Some((lot, missing)) => (lot, missing - 1),
+        let (state, missing) = match waiting.remove(&key) {
+            Some((state, missing)) => (state, missing - 1),
             None => ((Arc::new(Control::create(0)?), Arc::default()), world - 1),
         };
         if missing > 0 {
-            waiting.insert(key, (lot.clone(), missing));
+            waiting.insert(key, (state.clone(), missing));
         }
-        Ok(lot)
+        Ok(state)
     }
 }

@@ -55,7 +55,7 @@ struct Wire {
 
 /// The connections of a rank.
 #[derive(Debug)]
-pub(crate) struct Mesh {
+pub(crate) struct Wires {
     /// By rank; `None` for this rank itself, and for ranks that are reached in another way.
     wires: Vec<Option<Wire>>,
     /// Whether an operation has failed half-way. Peers may then take any further bytes for its data.
@@ -64,7 +64,7 @@ pub(crate) struct Mesh {
 
 // SAFETY: the pieces point to memory that the running operation has claimed or borrowed for as long as it
 // runs. Only the thread that executes the operation uses the mesh, one thread at a time.
-unsafe impl Send for Mesh {}
+unsafe impl Send for Wires {}
 
 /// Identifies a posted transfer: it is done when its direction of the connection has moved `mark` bytes.
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +89,7 @@ pub(crate) enum Interruption {
     TimedOut,
 }
 
-impl Mesh {
+impl Wires {
     /// Takes over two connected streams for each peer: one for data, one for last words. Errors if one of them cannot
     /// be configured.
     pub(crate) fn new(streams: Vec<Option<[TcpStream; 2]>>) -> std::io::Result<Self> {

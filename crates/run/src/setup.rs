@@ -1,0 +1,184 @@
+//! What a rank does before its first step: the ranks agree on what they are about to do, then each builds its model, its
+//! memory and its batches, and begins where the run begins.
+
+use std::path::{Path, PathBuf};
+
+use paceline_checkpoint::progress::Progress;
+use paceline_checkpoint::{Folder, SAVE_LIMIT};
+use paceline_collectives::{Group, Mesh};
+use paceline_data::BatchShape;
+use paceline_failure::Result;
+use paceline_files::Printable;
+use paceline_host::disk::Disk;
+use paceline_kernels::{Compute, peak};
+use paceline_launch::stop::StopRequest;
+use paceline_memory::Allocator;
+use paceline_observe::figures::event::{Event, Listeners};
+use paceline_observe::insight::memory::{Needs, Shape};
+use paceline_observe::record::memory;
+use paceline_observe::views;
+use paceline_observe::views::profiler::Profiler;
+use paceline_settings::config::TrainConfig;
+use paceline_settings::open_data::OpenData;
+use paceline_settings::origin::Resume;
+use paceline_strategies::Replica;
+use paceline_trace::SpanTrack;
+
+use crate::agreement::{self, Settings};
+use crate::batches::{self, BatchStream};
+use crate::equality;
+use crate::resume::{self, Begin};
+use crate::saving::Saving;
+use crate::step::Stepper;
+use crate::together::together;
+use crate::trainer::Trainer;
+
+/// The largest number of spans, and of marks, that a step can record. A strategy records a few per
+/// parameter.
+const TRACK_CAPACITY: usize = 1 << 14;
+
+/// What a rank takes from its host. A test passes a disk or memory that fails.
+#[derive(Clone, Debug, Default)]
+pub struct Host {
+    /// Where files go.
+    pub disk: Disk,
+    /// Where memory comes from.
+    pub allocator: Allocator,
+    /// Whether the run is to end early.
+    pub stop: StopRequest,
+    /// Whether `paceline train` has started this rank. Then it says what a run leaves that ends early.
+    pub is_launched: bool,
+}
+
+/// What a rank has once all of them have agreed.
+pub(crate) struct Agreed<'a> {
+    mesh: Mesh,
+    listeners: Listeners<'a>,
+    /// Writes this rank's part of checkpoints, if the run saves.
+    saving: Option<Saving>,
+}
+
+/// The ranks compare their settings before anything is written. Then rank 0 makes the run folder, takes the folder for
+/// checkpoints, and says where the ranks are.
+pub(crate) fn agree<'a>(
+    config: &'a TrainConfig,
+    data: &OpenData,
+    world: Group,
+    local_rank: usize,
+    make_folder: impl FnOnce() -> Result<Option<PathBuf>>,
+    host: &Host,
+) -> Result<Agreed<'a>> {
+    let placements = agreement::check(&world, local_rank, &Settings::of_run(config, data))?;
+    let folder = together(&world, "make the run folder", SAVE_LIMIT, || match world.rank() {
+        0 => make_folder(),
+        _ => Ok(None),
+    })?;
+    let own = take_save_folder(config, &world, folder.as_deref(), &host.disk)?;
+    let mut listeners = views::listeners(&host.disk, config, folder.as_deref())?;
+    listeners.tell(Event::Placed { group: &world, placements: &placements })?;
+    let saving = match &config.save {
+        Some(path) => Some(Saving::new(config, path, own, &host.disk, &world)?),
+        None => None,
+    };
+    let mesh = Mesh::new(world, &config.mesh)?;
+    Ok(Agreed { mesh, listeners, saving })
+}
+
+/// On rank 0 of a run that saves: the folder of `--save`, which no other run may write to meanwhile.
+fn take_save_folder(
+    config: &TrainConfig,
+    world: &Group,
+    run_folder: Option<&Path>,
+    disk: &Disk,
+) -> Result<Option<Folder>> {
+    let Some(path) = &config.save else { return Ok(None) };
+    together(world, "take the folder of --save", SAVE_LIMIT, || {
+        if world.rank() > 0 {
+            return Ok(None);
+        }
+        let own = Folder::take(path, disk.clone(), &this_run(run_folder))?;
+        if !matches!(config.resume, Some(Resume::IfThere(_))) {
+            // The user has chosen where to begin, so what failed before does not count.
+            own.forget_not_finite()?;
+        }
+        Ok(Some(own))
+    })
+}
+
+/// This run in words, for another one that wants to save to the same folder.
+fn this_run(folder: Option<&Path>) -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let folder = folder.map_or_else(String::new, |folder| format!(", {}", folder.printable()));
+    let since = paceline_host::text::now("%Y-%m-%d %H:%M:%S");
+    format!("another run (process {} on {host}{folder}, started {since})", std::process::id())
+}
+
+/// Builds the model and all that its steps need, and begins at a checkpoint or with new weights. Also returns the batches and
+/// the position of the run.
+pub(crate) fn build<'a>(
+    config: &'a TrainConfig,
+    OpenData { train: dataset, test }: OpenData,
+    Agreed { mesh, mut listeners, mut saving }: Agreed<'a>,
+    Host { disk, allocator, stop, is_launched }: Host,
+) -> Result<(Trainer<'a>, BatchStream, Progress)> {
+    let mut compute = Compute::new(config.threads, allocator.clone())?;
+    let mut loader_track = None;
+    if let Some(profile) = &config.profile {
+        let (profiler, recorded) = Profiler::new(&disk, profile, compute, &allocator);
+        compute = recorded;
+        loader_track = Some(profiler.loader());
+        listeners.add(profiler);
+    }
+    let model = config.model.build(dataset.as_ref(), mesh.world().world_size())?;
+    let predicted = match mesh.world().rank() {
+        0 => {
+            let data = OpenData { train: dataset.clone(), test: test.clone() };
+            Needs::of(&Shape::of(config, &data), &model)?
+        }
+        _ => Needs::default(),
+    };
+    listeners.tell(Event::Built(&model))?;
+
+    let mut strategy = config.strategy.build()?;
+    let options = config.strategy.options;
+    let mut replica = Replica::new(strategy.as_mut(), model, compute, mesh, config.seed, options)?;
+    let load = || config.model.load(&replica.storage);
+    together(&replica.group, "read the first weights", SAVE_LIMIT, load)?;
+    let mut optimizer = replica.optimizer(config.optimizer.config())?;
+    let (num_samples, samples) = (dataset.len(), BatchShape::of(dataset.as_ref()));
+    let Begin { progress, previous } =
+        resume::begin(config, &replica, &*strategy, &mut optimizer, num_samples)?;
+    if let (Some(saving), Some(previous)) = (&mut saving, previous) {
+        saving.follow(previous);
+    }
+    let exactness = strategy.exactness(&config.mesh);
+    equality::check(&replica, &exactness, progress.steps)?;
+    let initialization = allocator.end_phase(memory::INITIALIZATION);
+
+    let track = SpanTrack::with_capacity(TRACK_CAPACITY);
+    let join = batches::join(config, dataset.as_ref(), &replica)?;
+    let stream = BatchStream::new(config, dataset, &replica, progress.position, loader_track)?;
+    let before = stream.samples_before();
+    replica.resume_after(before.own);
+    listeners.tell(Event::Begun { progress, samples_before: before.all })?;
+    // The ranks measure at about the same time, and no step is near.
+    let compute_type = replica.storage.precision().compute;
+    let peak_flops_per_s = peak::of_threads(&replica.compute, compute_type);
+    let max_norm = config.clip_grad_norm;
+    let trainer = Trainer {
+        config,
+        num_samples,
+        samples,
+        peak_flops_per_s,
+        stepper: Stepper { replica, optimizer, strategy, track, join, max_norm },
+        exactness,
+        initialization,
+        predicted,
+        listeners,
+        test,
+        saving,
+        stop,
+        is_launched,
+    };
+    Ok((trainer, stream, progress))
+}
