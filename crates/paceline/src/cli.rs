@@ -18,6 +18,7 @@ use crate::commands::check::args::CheckArgs;
 use crate::commands::compare::args::CompareRunsArgs;
 use crate::commands::fetch::args::FetchCommand;
 use crate::commands::generate::args::GenerateArgs;
+use crate::commands::show::ShowArgs;
 use crate::commands::trace::args::TraceCommand;
 
 const EXAMPLES: &str = "\
@@ -32,6 +33,7 @@ Examples:
   paceline predict --nproc 2,8 --links 10gbe          what more ranks on a network would take
   paceline train --profile && paceline analyze profile/ddp    traces, and a report of them
   paceline sweep --vary nproc=1,2 --output sweeps/a   any settings, in turns, ranked
+  paceline show runs/20260131-120000-cnn-ddp          all that a run has reported
   paceline compare runs/*                             runs side by side
 ";
 
@@ -75,6 +77,8 @@ pub enum Command {
     Analyze(Box<AnalyzeArgs>),
     /// Compare runs: time, samples/s, the anatomy of the step, memory, accuracy and cost
     Compare(CompareRunsArgs),
+    /// Show all that a run has reported: where each rank was, operation by operation, and memory by phase
+    Show(ShowArgs),
     /// Work with the trace files that --profile writes
     #[command(subcommand)]
     Trace(TraceCommand),

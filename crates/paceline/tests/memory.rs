@@ -21,7 +21,7 @@ fn measured(memory: &Value, category: &str) -> f64 {
 #[track_caller]
 fn check(flags: &str) {
     let sandbox = Sandbox::new();
-    let flags = format!("{flags} --steps 5 --warmup-steps 2 --json summary.json");
+    let flags = format!("{flags} --steps 5 --warmup-steps 2 --verbose --json summary.json");
     let run = sandbox.train(&flags).ok();
     let summary = json(&sandbox.path("summary.json"));
     let [ranks, predicted] =

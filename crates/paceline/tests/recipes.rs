@@ -44,7 +44,7 @@ fn tiny_llama_learns_and_is_repeated_from_its_configuration() {
 #[test]
 fn every_batch_has_a_line_with_its_times() {
     let flags = "--recipe tiny-llama --epochs 2 --accumulate 4 --warmup-steps 1";
-    let run = Sandbox::new().train(&format!("{flags} --log-every 1")).ok();
+    let run = Sandbox::new().train(&format!("{flags} --log-every 1 --verbose")).ok();
     // The 13 batches of an epoch are three steps of four batches, and a step of one.
     for (epoch, batch) in [1, 2].iter().flat_map(|epoch| [4, 8, 12, 13].map(|batch| (epoch, batch)))
     {

@@ -142,7 +142,7 @@ fn naive_ddp_is_compared_with_better_ways() {
     let report = json(&sandbox.path("n.json"));
     let rows = report["rows"].as_array().unwrap();
     let cases: Vec<&str> = rows.iter().filter_map(|row| row["case"].as_str()).collect();
-    let bucketed = ["bucketed, 0.001 MB", "bucketed, 0.01 MB", "bucketed, 1 MB"];
+    let bucketed = ["bucketed, 0.001 MiB", "bucketed, 0.01 MiB", "bucketed, 1 MiB"];
     assert_eq!(cases, [&["naive", "flat", "overlapped"][..], &bucketed].concat());
     let strategies: Vec<&Value> = rows.iter().map(|row| &row["strategy"]).collect();
     assert_eq!(strategies, ["simple_ddp", "flat_ddp", "simple_ddp_async", "ddp", "ddp", "ddp"]);

@@ -31,6 +31,40 @@ fn number_in(line: &str, before: &str, after: &str) -> f64 {
 }
 
 #[test]
+fn a_run_folder_has_what_verbose_prints() {
+    let sandbox = Sandbox::new();
+    let flags = "--nproc 2 --channels 4 --hidden 16 --steps 8 --batch-size 8 --evaluate --verbose";
+    let run = sandbox.train(flags).ok();
+    let folder = run.line("Run folder: ").trim_end_matches('/').to_owned();
+    let show = |words: &[&str]| {
+        let mut command = sandbox.paceline();
+        command.arg("show").args(words);
+        Run::of(command)
+    };
+    let shown = show(&[&folder]).ok();
+    for rank in 0..2 {
+        let device = run.line(&format!("[Rank {rank}] CUDA_VISIBLE_DEVICES="));
+        assert!(device.ends_with(&format!(", LOCAL_RANK={rank}, device=cpu")), "{device}");
+        run.line(&format!("Rank {rank} memory, MB: "));
+    }
+    run.line("Buckets (ms after the batch arrived; backward ends at ");
+    let is_of_both = |line: &&str| !line.starts_with("Epoch ");
+    let printed: Vec<&str> = run.stdout.lines().filter(is_of_both).collect();
+    for line in printed {
+        assert!(shown.stdout.lines().any(|other| other == line), "{line}\n{}", shown.stdout);
+    }
+    // A folder of run folders stands for all of them.
+    assert_eq!(show(&["runs"]).ok().stdout, shown.stdout);
+
+    let unfinished = sandbox.path(&folder).join("summary.txt");
+    std::fs::remove_file(&unfinished).unwrap();
+    show(&[&folder]).refused(&["summary.txt", "once it has come to its end"]);
+    std::os::unix::fs::symlink("/dev/zero", &unfinished).unwrap();
+    show(&[&folder]).refused(&["summary.txt"]);
+    show(&["nowhere"]).refused(&["nowhere", "there is no such folder"]);
+}
+
+#[test]
 fn a_run_learns_and_reports() {
     let sandbox = Sandbox::new();
     let flags = "--nproc 2 --channels 8 16 --hidden 32 --samples 2000 --batch-size 50 --epochs 4 \
@@ -40,10 +74,8 @@ fn a_run_learns_and_reports() {
     // What it prints, in order.
     let lines: Vec<&str> = run.stdout.lines().collect();
     assert_eq!(lines[0], "paceline train: cnn, ddp over shm, 2 ranks x 1 thread");
-    for rank in 0..2 {
-        let rest = run.line(&format!("[Rank {rank}] CUDA_VISIBLE_DEVICES="));
-        assert!(rest.ends_with(&format!(", LOCAL_RANK={rank}, device=cpu")), "{rest}");
-    }
+    let place = run.line("Ranks: 2 ranks on ");
+    assert!(place.ends_with(", device cpu"), "{place}");
     // 3x3x1x8 + 8, 3x3x8x16 + 16, 784x32 + 32, 32x10 + 10.
     assert_eq!(run.line("Parameters: "), "26,698, gradients: 0.11 MB");
     for epoch in 1..=4 {
@@ -59,12 +91,12 @@ fn a_run_learns_and_reports() {
     let step = run.line("Step:");
     assert_eq!(number_in(step, "over ", " steps"), 75.0);
     assert!(number_in(step, "; ", " samples/s") > 0.0);
-    assert!(number_in(run.line("Compute time:"), " ", " ms") > 0.0);
-    let communication = run.line("Communication time:");
-    for part in ["exposed", "hidden", "waiting", "moving"] {
-        assert!(communication.contains(&format!(" ms {part}")), "{communication}");
+    let times = run.line("Compute time:");
+    assert!(number_in(times, " ", " ms") > 0.0);
+    for part in [" % hidden, ", " ms waiting for the slowest rank; "] {
+        assert!(times.contains(part), "{times}");
     }
-    assert!(number_in(run.line("Communication overhead:"), " ", " %") >= 0.0);
+    assert!(number_in(times, "communication overhead: ", " %") >= 0.0);
     for category in ["activations", "data", "gradients", "optimizer", "parameters", "total"] {
         let peaks = run.line("Peak memory per rank, MB:");
         assert!(peaks.contains(category), "{peaks}");
@@ -75,8 +107,13 @@ fn a_run_learns_and_reports() {
     let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
     assert_eq!(run.line("Run folder: "), format!("runs/{name}/"));
     assert!(name.ends_with("-cnn-ddp"), "{name}");
-    let files =
-        ["config.json", "metrics.jsonl", "summary.json"].map(|f| format!("runs/{name}/{f}"));
+    assert_eq!(run.line("All of it: "), format!("paceline show runs/{name}"));
+    // Besides the progress, which is a bar on a terminal, it fits a terminal of 40 lines of 80 characters.
+    let rows = lines.iter().filter(|line| !line.contains(" Batch "));
+    let rows: usize = rows.map(|line| line.chars().count().max(1).div_ceil(80)).sum();
+    assert!(rows <= 39, "{rows} rows:\n{}", run.stdout);
+    let files = ["config.json", "metrics.jsonl", "summary.json", "summary.txt"]
+        .map(|f| format!("runs/{name}/{f}"));
     let all = ["copy.json", "runs", &format!("runs/{name}")];
     let mut expected: Vec<String> =
         files.into_iter().chain(all.into_iter().map(str::to_owned)).collect();

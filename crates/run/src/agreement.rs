@@ -21,6 +21,7 @@ use paceline_choices::models::ModelConfig;
 use paceline_collectives::Group;
 use paceline_failure::{Failure, Result};
 use paceline_host::text::placement_line;
+use paceline_observe::figures::event::Placed;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::flags;
 use paceline_settings::open_data::OpenData;
@@ -29,7 +30,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 /// The settings of a run that may differ from rank to rank, by their places in `config.json`.
-const OF_A_HOST: [&str; 16] = [
+const OF_A_HOST: [&str; 17] = [
     // What a host computes with, how it is reached, and how long it waits.
     "threads",
     "pin_cores",
@@ -40,6 +41,7 @@ const OF_A_HOST: [&str; 16] = [
     "name",
     "run_dir",
     "json",
+    "verbose",
     "quiet",
     "log_every",
     "tensorboard",
@@ -199,20 +201,21 @@ fn words(value: &Value) -> String {
 struct Told {
     digest: String,
     host: String,
-    placement: String,
+    device: String,
 }
 
-/// Fails unless all ranks have the same settings. Returns on which device each rank computes, in words. All ranks call this
+/// Fails unless all ranks have the same settings. Returns where each rank is. All ranks call this
 /// together, before anything else. The first rank of each host reports what differs.
-pub fn check(group: &Group, local_rank: usize, own: &Settings) -> Result<Vec<String>> {
-    let told = Told {
-        digest: own.digest(),
-        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-        placement: placement_line(group.rank(), local_rank),
-    };
+pub fn check(group: &Group, local_rank: usize, own: &Settings) -> Result<Vec<Placed>> {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let device = placement_line(group.rank(), local_rank);
+    let told = Told { digest: own.digest(), host, device };
     let all = group.all_gather_object(&told)?;
     if all.iter().all(|other| other.digest == told.digest) {
-        return Ok(all.into_iter().map(|of| of.placement).collect());
+        return Ok(all
+            .into_iter()
+            .map(|Told { host, device, .. }| Placed { host, device })
+            .collect());
     }
     let hosts: Vec<String> = all.into_iter().map(|of| of.host).collect();
     let settings: Vec<BTreeMap<String, String>> = group.all_gather_object(&own.0)?;

@@ -233,6 +233,7 @@ pub fn resolve_unchecked(
         log_every: flags.log_every,
         tensorboard: flags.tensorboard,
         json: flags.json.clone(),
+        verbose: flags.verbose,
         quiet: flags.quiet,
         warnings,
     };

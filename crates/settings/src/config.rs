@@ -103,6 +103,8 @@ pub struct TrainConfig {
     pub tensorboard: bool,
     /// File to write the summary to.
     pub json: Option<PathBuf>,
+    /// Whether to print all that there is.
+    pub verbose: bool,
     /// Whether to be silent.
     pub quiet: bool,
     /// Warnings, such as about flags without effect.

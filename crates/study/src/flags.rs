@@ -6,7 +6,7 @@ use paceline_settings::part::{Part, Selection};
 
 /// Flags that studies do not pass on: the studies set them, or they make no sense
 /// in a run that only measures.
-const NOT_PASSED_ON: [&str; 22] = [
+const NOT_PASSED_ON: [&str; 23] = [
     "nproc",
     // It depends on the number of ranks.
     "mesh",
@@ -14,6 +14,7 @@ const NOT_PASSED_ON: [&str; 22] = [
     "steps",
     "json",
     "quiet",
+    "verbose",
     "log-every",
     "name",
     "run-dir",
@@ -56,11 +57,12 @@ impl Selection for PassedOn {
 }
 
 /// Flags of `paceline train` that a sweep neither varies nor passes on, and why.
-pub const NOT_SWEPT: [(&str, &str); 18] = [
+pub const NOT_SWEPT: [(&str, &str); 19] = [
     ("config", "all runs start from one configuration"),
     ("recipe", "all runs start from one configuration"),
     ("json", "each run's summary goes into the folder of the sweep"),
     ("quiet", "the runs of a sweep print nothing"),
+    ("verbose", "the runs of a sweep print nothing"),
     ("log-every", "the runs of a sweep print nothing"),
     ("name", "each run's folder has a name of its own"),
     ("run-dir", "run folders go into the folder of the sweep"),

@@ -61,6 +61,22 @@ pub fn nearest_rank<T: Copy + Ord>(values: &[T], part: f64) -> Option<T> {
     sorted.get(rank.saturating_sub(1)).copied()
 }
 
+/// The `a` and `b` for which `y = a u + b v` fits best, by least squares of the errors, each square times its weight. Each
+/// point is `([u, v], y, weight)`. `None` if the points do not determine both.
+pub fn two_term_fit(points: impl IntoIterator<Item = ([f64; 2], f64, f64)>) -> Option<[f64; 2]> {
+    let [mut uu, mut uv, mut vv, mut uy, mut vy] = [0.0; 5];
+    for ([u, v], y, weight) in points {
+        uu += weight * u * u;
+        uv += weight * u * v;
+        vv += weight * v * v;
+        uy += weight * u * y;
+        vy += weight * v * y;
+    }
+    let determinant = uu * vv - uv * uv;
+    let fit = [(uy * vv - vy * uv) / determinant, (vy * uu - uy * uv) / determinant];
+    fit.iter().all(|term| term.is_finite()).then_some(fit)
+}
+
 /// Summary statistics of a set of numbers, as pandas' `describe` gives them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
@@ -112,6 +128,18 @@ mod tests {
         assert!((all.std - 3.872983346207417).abs() < 1e-12 && (all.p95 - 9.1).abs() < 1e-12);
         assert_eq!(Summary::of(vec![7.0]).unwrap().std, 0.0);
         assert_eq!(Summary::of(vec![]), None);
+    }
+
+    #[test]
+    fn two_terms_are_found_again_and_weights_count() {
+        let line = |x: f64| ([1.0, x], 3.0 + 2.0 * x, 1.0);
+        let [a, b] = two_term_fit([1.0, 4.0, 9.0].map(line)).unwrap();
+        assert!((a - 3.0).abs() < 1e-12 && (b - 2.0).abs() < 1e-12, "{a} {b}");
+        // A point without weight changes nothing; points of one x determine no line.
+        let off = ([1.0, 5.0], 100.0, 0.0);
+        let [a, b] = two_term_fit([line(1.0), line(4.0), off]).unwrap();
+        assert!((a - 3.0).abs() < 1e-12 && (b - 2.0).abs() < 1e-12, "{a} {b}");
+        assert_eq!(two_term_fit([line(4.0), line(4.0)]), None);
     }
 
     #[test]

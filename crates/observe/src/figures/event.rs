@@ -16,6 +16,15 @@ use crate::figures::facts::Facts;
 use crate::record::meter::StepTimes;
 use crate::record::rank_report::RankReport;
 
+/// Where a rank is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// The name of its host.
+    pub host: String,
+    /// A line that says on which device it computes.
+    pub device: String,
+}
+
 /// An event. Steps, epochs and ranks count from 0 here; texts for people count from 1.
 #[derive(Debug)]
 pub enum Event<'a> {
@@ -23,8 +32,8 @@ pub enum Event<'a> {
     Placed {
         /// The ranks.
         group: &'a Group,
-        /// On rank 0, a line for each rank that says on which device it computes.
-        placements: &'a [String],
+        /// Where each rank is, in rank order.
+        placements: &'a [Placed],
     },
     /// The model is built.
     Built(&'a Model),

@@ -1,5 +1,5 @@
-//! The text that the console prints when a run has ended. A view of the table of figures, from which
-//! names, units and decimals come.
+//! The text of a run that has ended: a summary that fits a screen, and the details. A view of the table of figures, from
+//! which names, units and decimals come.
 
 use paceline_host::text::{plain_table, plural, thousands};
 use paceline_memory::Category;
@@ -26,12 +26,6 @@ fn figure(name: &str) -> &'static Figure {
     table::find(name).expect("the table has each figure that the console prints")
 }
 
-/// A mean over ranks and steps as it is shown; a dash if nothing was measured.
-fn mean(steps: &AllSteps, name: &str) -> String {
-    let figure = figure(name);
-    figure.of_steps(steps).map_or("-".to_owned(), |value| figure.shown(value))
-}
-
 fn rounded(value: Option<f64>) -> String {
     value.map_or("-".to_owned(), |value| thousands(value.round() as u64))
 }
@@ -43,8 +37,8 @@ fn unmeasured(facts: &Facts) -> String {
     format!("{steps} ran, all within --warmup-steps {warmup}: nothing was measured")
 }
 
-/// The block at the end of a run. Tables fit `width`.
-pub(crate) fn summary_block(facts: &Facts, width: Option<usize>) -> String {
+/// How well a run went, where the time of a step went, and what to change. Tables fit `width`.
+pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
     let number = |name| number(facts, name);
     let num_measured = facts.steps.count();
     let mut lines: Vec<String> = Vec::new();
@@ -81,24 +75,9 @@ pub(crate) fn summary_block(facts: &Facts, width: Option<usize>) -> String {
                 number("peak_gflop_per_s")
             )
         }));
-        lines.extend([
-            format!("Compute time: {} ms per step", number("compute_ms")),
-            format!(
-                "Communication time: {} ms exposed, {} ms hidden per step; {} ms waiting, {} ms moving",
-                number("comm_exposed_ms"),
-                number("comm_hidden_ms"),
-                number("comm_wait_ms"),
-                number("comm_move_ms")
-            ),
-            format!(
-                "Communication overhead: {} % of the step is exposed",
-                number("comm_overhead_pct")
-            ),
-        ]);
-        // If two kinds of steps alternate, a mean over both has no meaning.
-        if facts.sync_cost.is_none() {
+        lines.extend([communication_line(facts)]);
+        if has_anatomy(facts) {
             lines.extend(anatomy_lines(&facts.steps, &facts.anatomy, width));
-            lines.extend(unlike_line(facts));
         }
     }
     lines.extend(facts.advice.iter().map(|advice| format!("Advice: {advice}.")));
@@ -115,7 +94,6 @@ pub(crate) fn summary_block(facts: &Facts, width: Option<usize>) -> String {
         .filter(|(_, bytes)| *bytes > 0)
         .map(|(name, bytes)| format!("{name} {:.2}", bytes as f64 / 1e6))
         .collect();
-    lines.extend(memory_lines(facts, width));
     lines.push(format!("Peak memory per rank, MB: {}", peaks.join(", ")));
     let resident = value(facts, "resident_bytes").unwrap_or(0.0);
     let predicted = facts.predicted_resident_bytes();
@@ -141,7 +119,39 @@ pub(crate) fn summary_block(facts: &Facts, width: Option<usize>) -> String {
             "{dropped} spans or operations found no room; times and counts are too low"
         ));
     }
-    lines.join("\n")
+    lines
+}
+
+/// What else there is to say: operation by operation, and the memory of each rank by phase.
+pub(crate) fn detail_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
+    let mut lines = Vec::new();
+    if has_anatomy(facts) {
+        let anatomy = &facts.anatomy;
+        lines.extend((!anatomy.buckets.is_empty()).then(|| bucket_table(anatomy, width)));
+        lines.extend((!anatomy.gathers.is_empty()).then(|| gather_table(anatomy, width)));
+        lines.extend(unlike_line(facts));
+    }
+    lines.extend(memory_lines(facts, width));
+    lines
+}
+
+/// Whether the parts of a step have a meaning: not if nothing was measured, nor if two kinds of steps alternate.
+fn has_anatomy(facts: &Facts) -> bool {
+    facts.steps.count() > 0 && facts.sync_cost.is_none()
+}
+
+/// Compute time, communication time and communication overhead.
+fn communication_line(facts: &Facts) -> String {
+    let number = |name| number(facts, name);
+    let compute = format!("Compute time: {} ms", number("compute_ms"));
+    let Some(hidden_pct) = facts.anatomy.overlap_pct() else { return compute };
+    format!(
+        "{compute}; communication time: {} ms, {hidden_pct:.0} % hidden, {} ms waiting for the slowest rank; \
+         communication overhead: {} %",
+        number("comm_ms"),
+        number("comm_wait_ms"),
+        number("comm_overhead_pct")
+    )
 }
 
 /// The samples of an optimizer step, and what they are made of.
@@ -185,14 +195,6 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> V
         .collect();
     let rows = plain_table(["Main thread", "ms", "%"], 1, &rows, width);
     let mut lines = vec!["Anatomy of a step, means over ranks and steps:".to_owned(), rows];
-    let mean = |name| mean(steps, name);
-    if let Some(overlap) = anatomy.overlap_pct() {
-        lines.push(format!(
-            "Communication {} ms, {overlap:.0} % hidden; waiting for the slowest rank {} ms",
-            mean("comm_ms"),
-            mean("comm_wait_ms")
-        ));
-    }
     if !anatomy.statistics.is_empty() {
         lines.push(format!(
             "Synchronized batch norm: {}, for which the passes wait {:.2} ms per step",
@@ -205,12 +207,6 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> V
             "Slowest: rank {rank}, last in {steps_pct:.0} % of the steps; each other rank waited \
              {cost_ms:.2} ms per step for it"
         ));
-    }
-    if !anatomy.buckets.is_empty() {
-        lines.push(bucket_table(anatomy, width));
-    }
-    if !anatomy.gathers.is_empty() {
-        lines.push(gather_table(anatomy, width));
     }
     lines
 }
@@ -311,9 +307,16 @@ mod tests {
 
     #[test]
     fn every_figure_of_the_console_is_in_the_table() {
-        let steps = AllSteps::new([]);
-        for figure in TABLE.iter().filter(|figure| figure.is_part_of_step) {
-            assert_eq!(mean(&steps, figure.name), "-");
+        let text = include_str!("blocks.rs");
+        let names =
+            ["number(\"", "value(facts, \""].iter().flat_map(|call| text.split(call).skip(1));
+        let names: Vec<&str> = names.filter_map(|rest| rest.split('"').next()).collect();
+        assert!(names.len() > 10, "{names:?}");
+        for name in names
+            .into_iter()
+            .filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+        {
+            assert!(table::find(name).is_some(), "{name}");
         }
     }
 }

@@ -11,11 +11,11 @@ use paceline_host::bar::{self, Bar, Speed, three_digits, time_left};
 use paceline_host::streams;
 use paceline_host::text::{line_width, plural, thousands};
 use paceline_settings::config::TrainConfig;
-use paceline_settings::named::PrecisionName;
 
 use crate::figures::event::{Event, Listener, StepDone};
 use crate::figures::facts::Facts;
-use crate::views::blocks::{scaling_block, summary_block};
+use crate::views::blocks::{detail_lines, scaling_block, summary_lines};
+use crate::views::head;
 
 /// Without a terminal, a line is printed after this many batches.
 const LINE_EVERY: usize = 10;
@@ -185,9 +185,16 @@ impl<'a> Console<'a> {
         if self.config.model.ends_with_scaling_block() {
             self.say(scaling_block(facts));
         }
-        self.say(summary_block(facts, line_width()));
+        let mut lines = summary_lines(facts, line_width());
+        if self.config.verbose {
+            lines.extend(detail_lines(facts, line_width()));
+        }
+        lines.iter().for_each(|line| self.say(line));
         facts.missing_files().iter().for_each(|what| self.say(format!("Not written: {what}")));
         self.say(format!("Run folder: {}/", self.folder.printable()));
+        if !self.config.verbose {
+            self.say(format!("All of it: paceline show {}", self.folder.printable()));
+        }
         if let Some(profile) = &self.config.profile {
             let folder = profile.folder.printable();
             self.say(format!(
@@ -202,28 +209,12 @@ impl Listener for Console<'_> {
         let num_epochs = self.config.epochs;
         match event {
             Event::Placed { group, placements } => {
-                let config = self.config;
-                let link = group.link();
-                self.say(format!(
-                    "paceline train: {}, {} over {}, {} x {}{}{}",
-                    config.model.name(),
-                    config.strategy.name(),
-                    group.transport().name(),
-                    plural(config.world_size, "rank"),
-                    plural(config.threads, "thread"),
-                    match config.precision {
-                        PrecisionName::F32 => String::new(),
-                        precision => format!(", in {}", precision.name()),
-                    },
-                    link.map_or(String::new(), |link| format!(", on an emulated link of {link}")),
-                ));
-                placements.iter().for_each(|line| self.say(line));
+                self.say(head::title(self.config, group));
+                head::places(placements, self.config.verbose)
+                    .iter()
+                    .for_each(|line| self.say(line));
             }
-            Event::Built(model) => self.say(format!(
-                "Parameters: {}, gradients: {:.2} MB",
-                thousands(model.layout.num_params() as u64),
-                model.layout.num_trained_params() as f64 * 4.0 / 1e6
-            )),
+            Event::Built(model) => self.say(head::size(model)),
             Event::Begun { progress, samples_before } => {
                 self.steps_per_s.mark(Instant::now(), progress.steps);
                 self.resumed(progress, *samples_before);

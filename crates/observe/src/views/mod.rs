@@ -4,16 +4,18 @@
 //! |---|---|
 //! | [`console`], [`blocks`], [`memory_lines`] | on the terminal: the epochs, the steps and the summary |
 //! | [`jsonl`] | `metrics.jsonl`, a line for each step, epoch and checkpoint |
-//! | [`summary`] | `summary.json`, and the file of `--json` |
+//! | [`summary`], [`summary_text`] | `summary.json`, the file of `--json`, and `summary.txt` |
 //! | [`tensorboard`] | event files of TensorBoard |
 //! | [`profiler`] | traces of some of the steps |
 
 pub mod blocks;
 pub mod console;
+mod head;
 pub mod jsonl;
 pub mod memory_lines;
 pub mod profiler;
 pub mod summary;
+pub mod summary_text;
 pub mod tensorboard;
 
 use std::path::Path;
@@ -35,6 +37,7 @@ pub fn listeners<'a>(
     let mut listeners = Listeners::default();
     listeners.add(summary::SummaryFile::new(disk.clone(), folder, config.json.as_deref()));
     let Some(folder) = folder else { return Ok(listeners) };
+    listeners.add(summary_text::SummaryText::new(disk.clone(), config, folder));
     listeners.add(jsonl::MetricsFile::create(disk, folder)?);
     if config.tensorboard {
         listeners.add(tensorboard::TensorBoard::create(disk, folder)?);

@@ -7,5 +7,6 @@ pub mod check;
 pub mod compare;
 pub mod fetch;
 pub mod generate;
+pub mod show;
 pub mod trace;
 pub mod train;

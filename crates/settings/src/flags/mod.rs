@@ -186,6 +186,10 @@ pub struct RunFlags {
     /// Write the summary to this file too
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub json: Option<PathBuf>,
+    /// Print all that there is: where each rank is, the parts of communication, and memory by phase. summary.txt in the run
+    /// folder has it too, and paceline show prints that
+    #[arg(long, conflicts_with = "quiet", help_heading = "Output")]
+    pub verbose: bool,
     /// Print nothing but errors
     #[arg(long, help_heading = "Output")]
     pub quiet: bool,

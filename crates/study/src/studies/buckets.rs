@@ -20,6 +20,7 @@ use serde::Serialize;
 use crate::flags::TrainFlags;
 use crate::plan::Case;
 use crate::rank;
+use crate::studies::bucket_cost::MIB;
 use crate::study::{
     Setting, Study, StudyArgs, check, csv_of, measuring, median_of, run_all, write_files,
 };
@@ -42,9 +43,9 @@ Examples:
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct BucketsArgs {
-    /// Bucket sizes in MB of 2^20 bytes, separated by commas [default: 1, 10, 100, 1000, and powers of
+    /// Bucket sizes in MiB, separated by commas [default: 1, 10, 100, 1000, and powers of
     /// two from 1/32 of the gradients up to the first one that holds them all]
-    #[arg(long, value_name = "MB", value_delimiter = ',', help_heading = "Study")]
+    #[arg(long, value_name = "MiB", value_delimiter = ',', help_heading = "Study")]
     pub sizes: Vec<f64>,
     /// Number of ranks
     #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Study")]
@@ -57,14 +58,12 @@ pub struct BucketsArgs {
     pub train: TrainFlags,
 }
 
-/// The published sizes, in MB.
+/// The published sizes, in MiB.
 pub(super) const COARSE: [f64; 4] = [1.0, 10.0, 100.0, 1000.0];
 /// The sizes in powers of two begin with at most this fraction (1/32) of the gradients.
 const SMALLEST_PART: f64 = 32.0;
 /// The largest number of sizes.
 const MAX_SIZES: usize = 100;
-/// Bytes of an MB, as `--bucket-cap-mb` counts them.
-pub(super) const MB: f64 = 1_048_576.0;
 /// Strategies that buckets are compared with, and what they are.
 const BASELINES: [(&str, &str); 2] =
     [("simple_ddp", "one all-reduce per parameter"), ("flat_ddp", "one all-reduce of everything")];
@@ -75,7 +74,7 @@ const BASELINES: [(&str, &str); 2] =
 pub struct Row {
     /// The strategy.
     pub strategy: String,
-    /// The bucket size in MB of 2^20 bytes; `None` for a strategy without buckets.
+    /// The bucket size in MiB; `None` for a strategy without buckets.
     pub bucket_mb: Option<f64>,
     /// All-reduces of gradients per step; `None` if the runs do not count them.
     pub num_buckets: Option<f64>,
@@ -154,7 +153,7 @@ fn buckets(args: &BucketsArgs) -> Result<u8> {
         warn(warning);
     }
     let of_size = sizes.into_iter().map(|mb| {
-        let name = format!("{strategy}, buckets of {mb} MB");
+        let name = format!("{strategy}, buckets of {mb} MiB");
         (Some(mb), Case::new(name, measured.with("bucket-cap-mb", mb)))
     });
     let baselines = BASELINES.into_iter().map(|(name, what)| {
@@ -198,7 +197,7 @@ fn best(rows: &[Row], of: impl Fn(&Row) -> f64) -> Option<&Row> {
 fn resolve_sizes(given: &[f64], gradient_bytes: u64) -> Result<Vec<f64>> {
     let mut sizes = check_sizes(given)?;
     if sizes.is_empty() {
-        let all = gradient_bytes as f64 / MB;
+        let all = gradient_bytes as f64 / MIB;
         let first = (all / SMALLEST_PART).log2().floor() as i32;
         let powers = (first..).map(|power| 2f64.powi(power));
         let fine = powers.take_while(|mb| *mb < 2.0 * all && *mb < COARSE[3]);
@@ -210,7 +209,7 @@ fn resolve_sizes(given: &[f64], gradient_bytes: u64) -> Result<Vec<f64>> {
 /// The sizes that the user passed, ascending and without duplicates.
 pub(super) fn check_sizes(given: &[f64]) -> Result<Vec<f64>> {
     if let Some(bad) = given.iter().find(|mb| !(**mb > 0.0 && mb.is_finite())) {
-        return usage(format!("--sizes {bad}: pass sizes in MB above zero, as 1,2,4"));
+        return usage(format!("--sizes {bad}: pass sizes in MiB above zero, as 1,2,4"));
     }
     let mut sizes = given.to_vec();
     sizes.sort_by(f64::total_cmp);

@@ -1,5 +1,6 @@
 //! Studies of training with reports of their own. A new one is a file of its own and a line in [`STUDIES`].
 
+pub mod bucket_cost;
 pub mod buckets;
 pub mod naive_ddp;
 pub mod scaling;

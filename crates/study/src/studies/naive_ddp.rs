@@ -23,7 +23,8 @@ use crate::flags::TrainFlags;
 use crate::plan::Case;
 use crate::rank::Spread;
 use crate::spec::Spec;
-use crate::studies::buckets::{self, MB, check_sizes};
+use crate::studies::bucket_cost::MIB;
+use crate::studies::buckets::{self, check_sizes};
 use crate::study::{
     Setting, Study, StudyArgs, check, csv_of, measuring, median_of, run_all, with_strategy,
     write_files,
@@ -48,8 +49,8 @@ Examples:
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct NaiveDdpArgs {
-    /// Bucket sizes in MB of 2^20 bytes, separated by commas [default: 1,10,100,1000]
-    #[arg(long, value_name = "MB", value_delimiter = ',', help_heading = "Study")]
+    /// Bucket sizes in MiB, separated by commas [default: 1,10,100,1000]
+    #[arg(long, value_name = "MiB", value_delimiter = ',', help_heading = "Study")]
     pub sizes: Vec<f64>,
     /// Number of ranks
     #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Study")]
@@ -83,7 +84,7 @@ pub struct Row {
     pub case: String,
     /// The strategy.
     pub strategy: String,
-    /// The bucket size in MB of 2^20 bytes; `None` for a strategy without buckets.
+    /// The bucket size in MiB; `None` for a strategy without buckets.
     pub bucket_mb: Option<f64>,
     /// The number of buckets; `None` for a strategy without.
     pub num_buckets: Option<usize>,
@@ -162,13 +163,13 @@ impl Planner<'_> {
 
     fn bucketed(&self, mb: f64) -> Result<Planned> {
         let flags = self.flags.with("bucket-cap-mb", mb).with("first-bucket-mb", mb);
-        let case = Case::new(format!("bucketed, {mb} MB"), flags)?;
+        let case = Case::new(format!("bucketed, {mb} MiB"), flags)?;
         Ok(Planned { case, bucket_mb: Some(mb), num_buckets: Some(self.begins(mb).len()) })
     }
 
     /// Where the buckets of this size begin. Sizes with the same beginnings make the same buckets.
     fn begins(&self, mb: f64) -> Vec<usize> {
-        let bytes = (mb * MB) as usize;
+        let bytes = (mb * MIB) as usize;
         let buckets =
             plan_buckets(self.layout, self.elem_bytes, BucketCaps { first_bytes: bytes, bytes });
         buckets.into_iter().map(|bucket| bucket.range.start).collect()
@@ -278,7 +279,7 @@ mod tests {
             num_buckets: Some(num),
             ops_per_step: num as f64 + 1.0,
             hidden_ms: 4.0,
-            ..row((&format!("bucketed, {mb} MB"), BUCKETED), ms)
+            ..row((&format!("bucketed, {mb} MiB"), BUCKETED), ms)
         });
         plain.chain(bucketed).collect()
     }

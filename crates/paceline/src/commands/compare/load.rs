@@ -30,7 +30,7 @@ pub(super) struct Run {
 /// Returns the run folders among `places`, and the run folders inside those `places` that are not run
 /// folders themselves. A run that was started has a configuration. It has a summary only if it has
 /// finished.
-pub(super) fn folders(places: &[PathBuf]) -> Result<Vec<PathBuf>> {
+pub(in crate::commands) fn folders(places: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let has = |folder: &Path, file: &str| folder.join(file).is_file();
     let is_run = |folder: &Path| has(folder, "summary.json") || has(folder, CONFIG);
     let mut all = Vec::new();

@@ -10,6 +10,7 @@ mod settings;
 mod table;
 
 use load::Run;
+pub(super) use load::folders;
 use paceline_analysis::report::{Report, Weight};
 use paceline_failure::outputs::{check_folder, write_report};
 use paceline_failure::{Failure, Result};
@@ -36,7 +37,7 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
     }
     check_folder("--output", &args.output, "pass a folder that you can write to")?;
     let (mut runs, mut left_out) = (Vec::new(), Vec::new());
-    for folder in load::folders(&args.runs)? {
+    for folder in folders(&args.runs)? {
         match load::run(&folder) {
             Ok(run) => runs.push(run),
             Err(why) => left_out.push(format!("left out {}: {why}", folder.printable())),

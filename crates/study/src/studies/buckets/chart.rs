@@ -3,7 +3,8 @@
 use paceline_table::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
 
 use super::Row;
-use super::fit::{Fit, overhead_ms};
+use super::fit::Fit;
+use crate::studies::bucket_cost::BucketCost;
 use crate::study::Setting;
 
 /// The chart of step times.
@@ -16,9 +17,10 @@ pub fn exposed(rows: &[Row], fit: &Fit, setting: &Setting, ranks: usize) -> Line
     let what = ("Exposed communication", "exposed communication by bucket size");
     let mut chart = chart(rows, setting, ranks, what, |row| row.exposed_ms);
     if let Fit::Found { op_ms, gb_per_s, .. } = fit {
-        let all_ms = 4.0 * setting.params as f64 / gb_per_s / 1e6;
+        let bytes = 4.0 * setting.params as f64;
+        let cost = BucketCost { op_ms: *op_ms, ms_per_byte: 1.0 / gb_per_s / 1e6 };
         let curve = rows.iter().filter_map(|row| {
-            let overhead = overhead_ms(*op_ms, all_ms, row.num_buckets?);
+            let overhead = cost.overhead_ms(bytes, row.num_buckets?);
             Some(place(row.bucket_mb?, overhead))
         });
         let points = curve.collect();
@@ -31,7 +33,7 @@ pub fn exposed(rows: &[Row], fit: &Fit, setting: &Setting, ranks: usize) -> Line
     chart
 }
 
-/// A size in MB and a time in milliseconds as a point of the chart.
+/// A size in MiB and a time in milliseconds as a point of the chart.
 fn place(mb: f64, ms: f64) -> (f64, f64) {
     (1e6 * mb, 1e3 * ms)
 }
@@ -66,7 +68,7 @@ fn chart(
         title: format!("{}, {ranks} ranks over {}: {what}", setting.model, setting.transport),
         subtitle: setting.place(),
         x: Axis {
-            label: "Bucket size (MB of 2^20 bytes)".into(),
+            label: "Bucket size (MiB)".into(),
             unit: Unit::Bytes,
             spacing: Spacing::Logarithmic,
         },
@@ -77,14 +79,14 @@ fn chart(
 
 #[cfg(test)]
 mod tests {
-    use super::super::MB;
     use super::super::tests::rows;
     use super::*;
+    use crate::studies::bucket_cost::MIB;
     use crate::studies::scaling::verdict::tests::setting;
 
     #[test]
     fn the_fit_runs_through_what_follows_it_and_strategies_are_level_lines() {
-        let setting = Setting { params: (16.0 * MB) as u64, ..setting(2) };
+        let setting = Setting { params: (16.0 * MIB) as u64, ..setting(2) };
         let mut rows = rows(&[64.0, 16.0, 4.0, 1.0], 0.5, 32.0);
         let fit = Fit::of(&rows, 4 * setting.params);
         let flat = Row { strategy: "flat_ddp".into(), bucket_mb: None, ..rows[3].clone() };

@@ -1,13 +1,12 @@
 //! Fits the formula of the overhead of buckets to the measurements.
 //!
-//! With `n` buckets, a fixed cost `o` per operation, gradients of `s` bytes and an all-reduce of `w`
-//! bytes per second, the exposed time is `n o + s / (n w)`: every bucket has the cost of its operation,
-//! and the last one, of `s / n` bytes, starts too late to be hidden. The formula is linear in `o` and `1
-//! / w`. The bucket size for which it is smallest is `sqrt(s o w)`.
+//! The formula of [`BucketCost`] is linear in `o` and `1 / w`.
 
+use paceline_table::stats::two_term_fit;
 use serde::Serialize;
 
-use super::{MB, Row};
+use super::Row;
+use crate::studies::bucket_cost::{BucketCost, MIB};
 
 /// A fit, or why there is none.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -21,7 +20,7 @@ pub enum Fit {
         gb_per_s: f64,
         /// The fraction of the variance that the formula explains.
         r_squared: f64,
-        /// The size with the least overhead, in MB of 2^20 bytes.
+        /// The size with the least overhead, in MiB.
         best_mb: f64,
     },
     /// The reason why there is no fit.
@@ -50,13 +49,11 @@ impl Fit {
                 counts.len()
             ));
         }
-        // Normal equations of y = o n + b / n, with b = s / w in milliseconds.
-        let sum = |of: fn(f64, f64) -> f64| points.iter().map(|&(n, y)| of(n, y)).sum::<f64>();
-        let (nn, ii, both) = (sum(|n, _| n * n), sum(|n, _| 1.0 / (n * n)), points.len() as f64);
-        let (ny, iy) = (sum(|n, y| n * y), sum(|n, y| y / n));
-        let determinant = nn * ii - both * both;
-        let op_ms = (ny * ii - iy * both) / determinant;
-        let all_ms = (iy * nn - ny * both) / determinant;
+        // y = o n + (s / w) / n, with s / w in milliseconds.
+        let terms = points.iter().map(|&(n, y)| ([n, 1.0 / n], y, 1.0));
+        let Some([op_ms, all_ms]) = two_term_fit(terms) else {
+            return Fit::Refused("no fit: the numbers of buckets are too alike".to_owned());
+        };
         if op_ms <= 0.0 || all_ms <= 0.0 {
             let why = if op_ms <= 0.0 {
                 "exposed communication does not grow with the number of buckets"
@@ -68,10 +65,11 @@ impl Fit {
                  {all_ms:.4} ms)"
             ));
         }
+        let bytes = gradient_bytes as f64;
+        let cost = BucketCost { op_ms, ms_per_byte: all_ms / bytes };
         let mean = points.iter().map(|(_, y)| y).sum::<f64>() / points.len() as f64;
         let total: f64 = points.iter().map(|(_, y)| (y - mean).powi(2)).sum();
-        let left: f64 =
-            points.iter().map(|(n, y)| (y - overhead_ms(op_ms, all_ms, *n)).powi(2)).sum();
+        let left: f64 = points.iter().map(|(n, y)| (y - cost.overhead_ms(bytes, *n)).powi(2)).sum();
         let r_squared = 1.0 - left / total;
         if r_squared.is_nan() || r_squared < MIN_R_SQUARED {
             return Fit::Refused(format!(
@@ -80,20 +78,13 @@ impl Fit {
                 100.0 * r_squared.max(0.0)
             ));
         }
-        let bytes_per_ms = gradient_bytes as f64 / all_ms;
         Fit::Found {
             op_ms,
-            gb_per_s: bytes_per_ms / 1e6,
+            gb_per_s: cost.gb_per_s(),
             r_squared,
-            best_mb: (gradient_bytes as f64 * op_ms * bytes_per_ms).sqrt() / MB,
+            best_mb: cost.best_bytes(bytes) / MIB,
         }
     }
-}
-
-/// The exposed time of `n` buckets in milliseconds, if an operation costs `op_ms` and all bytes take
-/// `all_ms`.
-pub fn overhead_ms(op_ms: f64, all_ms: f64, n: f64) -> f64 {
-    n * op_ms + all_ms / n
 }
 
 #[cfg(test)]
@@ -103,12 +94,12 @@ mod tests {
 
     #[test]
     fn the_formula_is_found_again() {
-        // 64 MB in 32 ms, 0.5 ms per operation: 8 buckets are best, of 8 MB.
-        let bytes = (64.0 * MB) as u64;
+        // 64 MiB in 32 ms, 0.5 ms per operation: 8 buckets are best, of 8 MiB.
+        let bytes = (64.0 * MIB) as u64;
         let fit = Fit::of(&rows(&[1.0, 2.0, 4.0, 16.0, 64.0], 0.5, 32.0), bytes);
         let Fit::Found { op_ms, gb_per_s, r_squared, best_mb } = fit else { panic!("{fit:?}") };
         assert!((op_ms - 0.5).abs() < 1e-9, "{op_ms}");
-        assert!((gb_per_s - 64.0 * MB / 32e6).abs() < 1e-9, "{gb_per_s}");
+        assert!((gb_per_s - 64.0 * MIB / 32e6).abs() < 1e-9, "{gb_per_s}");
         assert!((best_mb - 8.0).abs() < 1e-9, "{best_mb}");
         assert!((r_squared - 1.0).abs() < 1e-9);
     }

@@ -5,6 +5,7 @@ use paceline_table::table::Cell;
 
 use super::fit::Fit;
 use super::{BASELINES, Row, best};
+use crate::studies::bucket_cost::MIB;
 use crate::study::table_of;
 
 /// The table of `rows`, and the lines below it.
@@ -13,7 +14,7 @@ pub fn text(rows: &[Row], fit: &Fit, params: u64, width: Option<usize>) -> Strin
         rows,
         &[
             ("", "strategy", 0, |row| Cell::Text(row.strategy.clone())),
-            ("", "bucket MB", 0, |row| Cell::Text(number_or_dash(row.bucket_mb))),
+            ("", "bucket MiB", 0, |row| Cell::Text(number_or_dash(row.bucket_mb))),
             ("", "all-reduces", 0, |row| Cell::Text(number_or_dash(row.num_buckets))),
             ("", "step ms", 2, |row| Cell::Number(row.step_ms)),
             ("", "exposed %", 2, |row| Cell::Number(row.exposed_pct)),
@@ -24,15 +25,15 @@ pub fn text(rows: &[Row], fit: &Fit, params: u64, width: Option<usize>) -> Strin
     .fitted(width);
     let named: Vec<String> = BASELINES.map(|(name, what)| format!("{name}: {what}")).to_vec();
     let mut text = format!(
-        "{} parameters, {:.2} MB of gradients (MB of 2^20 bytes)\n{}\n{}\n",
+        "{} parameters, {:.2} MiB of gradients\n{}\n{}\n",
         thousands(params),
-        4.0 * params as f64 / super::MB,
+        4.0 * params as f64 / MIB,
         table,
         named.join("; ")
     );
     let least = |what: &str, of: fn(&Row) -> f64| {
         let row = best(rows, of)?;
-        Some(format!("{what} at {} MB ({:.2} ms)", row.bucket_mb?, of(row)))
+        Some(format!("{what} at {} MiB ({:.2} ms)", row.bucket_mb?, of(row)))
     };
     let measured: Vec<String> =
         [least("shortest step", |row| row.step_ms), least("least exposed", |row| row.exposed_ms)]
@@ -44,7 +45,7 @@ pub fn text(rows: &[Row], fit: &Fit, params: u64, width: Option<usize>) -> Strin
     text += &match fit {
         Fit::Found { op_ms, gb_per_s, r_squared, best_mb } => format!(
             "o = {op_ms:.4} ms per operation, w = {gb_per_s:.2} GB/s (R^2 = {r_squared:.2}); least \
-             exposed at sqrt(s o w) = {best_mb:.2} MB"
+             exposed at sqrt(s o w) = {best_mb:.2} MiB"
         ),
         Fit::Refused(why) => why.clone(),
     };
@@ -58,13 +59,12 @@ fn number_or_dash(value: Option<f64>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::MB;
     use super::super::tests::rows;
     use super::*;
 
     #[test]
     fn the_best_size_stands_beside_the_measured_one() {
-        let params = (16.0 * MB) as u64;
+        let params = (16.0 * MIB) as u64;
         let mut rows = rows(&[64.0, 16.0, 4.0, 1.0], 0.5, 32.0);
         let naive = Row {
             strategy: "simple_ddp".into(),
@@ -76,8 +76,8 @@ mod tests {
         rows.push(naive);
         let fit = Fit::of(&rows, 4 * params);
         insta::assert_snapshot!(text(&rows, &fit, params, None), @r"
-        16,777,216 parameters, 64.00 MB of gradients (MB of 2^20 bytes)
-        strategy    bucket MB  all-reduces  step ms  exposed %  exposed ms  hidden ms
+        16,777,216 parameters, 64.00 MiB of gradients
+        strategy    bucket MiB  all-reduces  step ms  exposed %  exposed ms  hidden ms
         ----------  ---------  -----------  -------  ---------  ----------  ---------
         ddp         1          64            132.50      24.53      32.500      2.000
         ddp         4          16            110.00       9.09      10.000      2.000
@@ -85,9 +85,9 @@ mod tests {
         ddp         64         1             132.50      24.53      32.500      2.000
         simple_ddp  -          10            132.50      24.53      32.500      0.000
         simple_ddp: one all-reduce per parameter; flat_ddp: one all-reduce of everything
-        measured: shortest step at 4 MB (110.00 ms), least exposed at 4 MB (10.00 ms)
+        measured: shortest step at 4 MiB (110.00 ms), least exposed at 4 MiB (10.00 ms)
         overhead = n o + s / (n w), n buckets, s bytes of gradients
-        o = 0.5000 ms per operation, w = 2.10 GB/s (R^2 = 1.00); least exposed at sqrt(s o w) = 8.00 MB
+        o = 0.5000 ms per operation, w = 2.10 GB/s (R^2 = 1.00); least exposed at sqrt(s o w) = 8.00 MiB
         ");
     }
 }

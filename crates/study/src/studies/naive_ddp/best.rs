@@ -16,7 +16,7 @@ const FOLDER: &str = "best-size";
 /// The two sizes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SideBySide {
-    /// The size by theory in MB, as it was run.
+    /// The size by theory in MiB, as it was run.
     pub theory_mb: f64,
     /// The measured size that makes the same buckets, if there is one.
     pub same_as_mb: Option<f64>,

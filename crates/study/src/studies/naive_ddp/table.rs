@@ -8,7 +8,8 @@ use super::best::{SideBySide, measured};
 use super::theory::Theory;
 use super::{BUCKETED, PLAIN, Row};
 use crate::rank;
-use crate::studies::buckets::{self, MB};
+use crate::studies::bucket_cost::MIB;
+use crate::studies::buckets;
 use crate::study::{Setting, table_of};
 
 /// The table of `rows`, and the lines below it.
@@ -36,9 +37,9 @@ pub fn text(
     .fitted(width);
     let mut lines = vec![
         format!(
-            "{} parameters, {:.2} MB of gradients (MB of 2^20 bytes)",
+            "{} parameters, {:.2} MiB of gradients",
             thousands(setting.params),
-            gradient_bytes as f64 / MB
+            gradient_bytes as f64 / MIB
         ),
         table,
         format!(
@@ -60,7 +61,7 @@ pub fn text(
     lines.push(match theory {
         Theory::Found { op_ms, gb_per_s, source, best_buckets, best_mb } => format!(
             "o = {op_ms:.4} ms per operation, w = {gb_per_s:.2} GB/s, {source}: least at n = sqrt(s / (w o)) = \
-             {best_buckets:.2}, buckets of sqrt(s o w) = {best_mb:.2} MB"
+             {best_buckets:.2}, buckets of sqrt(s o w) = {best_mb:.2} MiB"
         ),
         Theory::Refused(why) => why.clone(),
     });
@@ -78,7 +79,7 @@ fn same_buckets(rows: &[Row]) -> Option<String> {
         }
     }
     let same = groups.into_iter().filter(|(_, sizes)| sizes.len() > 1);
-    let words = same.map(|(num, sizes)| format!("{} MB ({num})", sizes.join(", ")));
+    let words = same.map(|(num, sizes)| format!("{} MiB ({num})", sizes.join(", ")));
     let words: Vec<String> = words.collect();
     (!words.is_empty()).then(|| format!("sizes with equally many buckets: {}", words.join("; ")))
 }
@@ -107,9 +108,9 @@ fn best_measured(rows: &[Row]) -> Option<String> {
     let like: Vec<String> = like.map(|mb| mb.to_string()).collect();
     let noise = match like.is_empty() {
         true => "no other size is within noise of it".to_owned(),
-        false => format!("within noise of it: {} MB", like.join(", ")),
+        false => format!("within noise of it: {} MiB", like.join(", ")),
     };
-    Some(format!("measured best: {} MB, {:.2} ms; {noise}", best.bucket_mb?, best.step_ms))
+    Some(format!("measured best: {} MiB, {:.2} ms; {noise}", best.bucket_mb?, best.step_ms))
 }
 
 fn side_by_side(best: &SideBySide) -> String {
@@ -124,14 +125,14 @@ fn side_by_side(best: &SideBySide) -> String {
     let (theory, measured) = (of(&best.theory), of(&best.measured));
     match best.same_as_mb {
         Some(same) if Some(same) == best.measured.bucket_mb => format!(
-            "{theory_mb} MB makes the same buckets as {same} MB, the measured best: {measured}"
+            "{theory_mb} MiB makes the same buckets as {same} MiB, the measured best: {measured}"
         ),
         Some(same) => format!(
-            "{theory_mb} MB makes the same buckets as {same} MB, {theory}; measured best {measured_mb} MB, {measured}: \
+            "{theory_mb} MiB makes the same buckets as {same} MiB, {theory}; measured best {measured_mb} MiB, {measured}: \
              {verdict}"
         ),
         None => format!(
-            "once more, in turns: by theory {theory_mb} MB, {theory}; measured best {measured_mb} MB, {measured}: \
+            "once more, in turns: by theory {theory_mb} MiB, {theory}; measured best {measured_mb} MiB, {measured}: \
              {verdict}"
         ),
     }
@@ -169,7 +170,7 @@ mod tests {
 
     #[test]
     fn the_size_by_theory_stands_beside_the_measured_best() {
-        let setting = Setting { params: (16.0 * MB) as u64, ..setting(2) };
+        let setting = Setting { params: (16.0 * MIB) as u64, ..setting(2) };
         let rows = rows(&[(1.0, 14, 15.0), (10.0, 3, 13.0), (100.0, 1, 24.0), (1000.0, 1, 24.2)]);
         let best = SideBySide {
             theory_mb: 7.8125,
@@ -191,11 +192,11 @@ mod tests {
         };
         insta::assert_snapshot!(
             of(4, false),
-            @"7.5 MB makes the same buckets as 10 MB, the measured best: 13.00 ms (12.50 to 13.50)"
+            @"7.5 MiB makes the same buckets as 10 MiB, the measured best: 13.00 ms (12.50 to 13.50)"
         );
         insta::assert_snapshot!(
             of(3, true),
-            @"7.5 MB makes the same buckets as 1 MB, 15.00 ms (14.50 to 15.50); measured best 10 MB, 13.00 ms (12.50 to 13.50): they differ by more than noise"
+            @"7.5 MiB makes the same buckets as 1 MiB, 15.00 ms (14.50 to 15.50); measured best 10 MiB, 13.00 ms (12.50 to 13.50): they differ by more than noise"
         );
     }
 
@@ -205,7 +206,7 @@ mod tests {
         rows.iter_mut().for_each(|row| row.rounds = 2);
         let text = against_naive(&rows).unwrap();
         assert_eq!(text.matches("within noise").count(), 4, "{text}");
-        assert!(best_measured(&rows).unwrap().ends_with("within noise of it: 1 MB"));
+        assert!(best_measured(&rows).unwrap().ends_with("within noise of it: 1 MiB"));
     }
 
     #[test]

@@ -1,9 +1,6 @@
 //! The best bucket size by theory.
 //!
-//! Let `s` be the bytes of all gradients, `w` the bandwidth of an all-reduce in bytes per second, and `o` the fixed cost
-//! of an operation in seconds. With `n` buckets, the overhead of a step is `s / (w n) + n o`: the last bucket begins when
-//! nothing is left to hide it, and every bucket has the cost of its operation. The overhead is least for `n = sqrt(s / (w
-//! o))`, which are buckets of `sqrt(s o w)` bytes.
+//! The formula is that of [`BucketCost`].
 //!
 //! Input: the operations of runs, or an emulated link. Output: the size. This module does not know which size is really
 //! best.
@@ -12,10 +9,11 @@ use paceline_collectives::{Algorithm, Link};
 use paceline_observe::figures::facts::on_link;
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_observe::insight::anatomy::{Anatomy, OpLine};
+use paceline_table::stats::two_term_fit;
 use serde::Serialize;
 
 use crate::rank;
-use crate::studies::buckets::MB;
+use crate::studies::bucket_cost::{BucketCost, MIB};
 
 /// The best size, or why there is none.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -31,18 +29,11 @@ pub enum Theory {
         source: String,
         /// The number of buckets with the least overhead. It is not rounded.
         best_buckets: f64,
-        /// Their size in MB of 2^20 bytes.
+        /// Their size in MiB.
         best_mb: f64,
     },
     /// The reason why there is no best size.
     Refused(String),
-}
-
-/// The cost of an operation: a fixed part, and a part for each byte.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct LinearCost {
-    op_ms: f64,
-    ms_per_byte: f64,
 }
 
 impl Theory {
@@ -57,7 +48,7 @@ impl Theory {
         let op_ms = cost(0);
         let ms_per_byte = (cost(gradient_bytes) - op_ms) / gradient_bytes as f64;
         let source = "by the formula of the emulated link".to_owned();
-        Self::new(LinearCost { op_ms, ms_per_byte }, source, gradient_bytes)
+        Self::new(BucketCost { op_ms, ms_per_byte }, source, gradient_bytes)
     }
 
     /// The theory for `gradient_bytes` bytes, from the operations of the cases in which nobody computes meanwhile.
@@ -74,12 +65,12 @@ impl Theory {
         Self::new(cost, source, gradient_bytes)
     }
 
-    fn new(cost: LinearCost, source: String, gradient_bytes: u64) -> Self {
-        let LinearCost { op_ms, ms_per_byte } = cost;
+    fn new(cost: BucketCost, source: String, gradient_bytes: u64) -> Self {
+        let BucketCost { op_ms, ms_per_byte } = cost;
         let refused = |why: &str| {
             Self::Refused(format!(
-                "there is no best size by theory: {why} (o = {op_ms:.4} ms, 1 / w = {:.4} ms per MB, {source})",
-                ms_per_byte * MB
+                "there is no best size by theory: {why} (o = {op_ms:.4} ms, 1 / w = {:.4} ms per MiB, {source})",
+                ms_per_byte * MIB
             ))
         };
         if op_ms <= 0.0 {
@@ -91,13 +82,13 @@ impl Theory {
             return refused("operations take no longer for more bytes, so one bucket is best");
         }
         let bytes = gradient_bytes as f64;
-        let best_bytes = (bytes * op_ms / ms_per_byte).sqrt();
+        let best_bytes = cost.best_bytes(bytes);
         Self::Found {
             op_ms,
-            gb_per_s: 1.0 / ms_per_byte / 1e6,
+            gb_per_s: cost.gb_per_s(),
             source,
             best_buckets: bytes / best_bytes,
-            best_mb: best_bytes / MB,
+            best_mb: best_bytes / MIB,
         }
     }
 }
@@ -121,38 +112,23 @@ const PASSES: usize = 5;
 /// The line through points of bytes and milliseconds. An error of 10 % weighs the same for a small operation and for a large
 /// one; otherwise the noise of the large ones would decide the fixed cost. The weights follow from the line, not from the
 /// points, so that operations that are fast by chance count no more than slow ones. `None` without two sizes.
-fn fit(points: &[(f64, f64)]) -> Option<LinearCost> {
+fn fit(points: &[(f64, f64)]) -> Option<BucketCost> {
     let (first, _) = points.first()?;
     if points.iter().all(|(bytes, _)| bytes == first) {
         return None;
     }
     let least = points.iter().map(|(_, ms)| *ms).filter(|ms| *ms > 0.0).fold(f64::MAX, f64::min);
     let mut expected: Vec<f64> = points.iter().map(|(_, ms)| ms.max(least)).collect();
-    let mut line = LinearCost { op_ms: 0.0, ms_per_byte: 0.0 };
+    let mut line = BucketCost { op_ms: 0.0, ms_per_byte: 0.0 };
     for _ in 0..PASSES {
-        line = weighted(points, &expected);
+        let terms = points.iter().zip(&expected);
+        let [op_ms, ms_per_byte] =
+            two_term_fit(terms.map(|((x, y), of)| ([1.0, *x], *y, 1.0 / (of * of))))?;
+        line = BucketCost { op_ms, ms_per_byte };
         let of = |(bytes, _): &(f64, f64)| (line.op_ms + line.ms_per_byte * bytes).max(least);
         expected = points.iter().map(of).collect();
     }
     Some(line)
-}
-
-/// The line with the least sum of squared errors, each in parts of the expected value.
-fn weighted(points: &[(f64, f64)], expected: &[f64]) -> LinearCost {
-    let [mut w, mut wx, mut wy, mut wxx, mut wxy] = [0.0; 5];
-    for ((x, y), expected) in points.iter().zip(expected) {
-        let weight = 1.0 / (expected * expected);
-        w += weight;
-        wx += weight * x;
-        wy += weight * y;
-        wxx += weight * x * x;
-        wxy += weight * x * y;
-    }
-    let determinant = w * wxx - wx * wx;
-    LinearCost {
-        op_ms: (wy * wxx - wxy * wx) / determinant,
-        ms_per_byte: (w * wxy - wx * wy) / determinant,
-    }
 }
 
 #[cfg(test)]
@@ -161,13 +137,13 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A round of a run whose operations have these bytes, after one for the loss. Each takes 0.5 ms and 1 ms per MB.
+    /// A round of a run whose operations have these bytes, after one for the loss. Each takes 0.5 ms and 1 ms per MiB.
     pub fn run(sizes_mb: &[f64]) -> RunSummary {
         let op = |bytes: f64, ms: f64| {
             json!({"bytes": bytes as u64, "ready_ms": 0.0, "sent_ms": 0.0, "present_ms": 1.0,
                    "done_ms": 1.0 + ms, "hidden_pct": 0.0})
         };
-        let of_gradients = sizes_mb.iter().map(|mb| op(mb * MB, 0.5 + mb));
+        let of_gradients = sizes_mb.iter().map(|mb| op(mb * MIB, 0.5 + mb));
         let ops: Vec<_> = std::iter::once(op(16.0, 99.0)).chain(of_gradients).collect();
         let anatomy = json!({
             "backward_begin_ms": 0.0, "backward_end_ms": 0.0, "slowest": null, "ready": [], "ops": ops,
@@ -179,13 +155,13 @@ pub(super) mod tests {
     #[test]
     fn the_costs_of_operations_are_found_again() {
         let naive = [run(&[1.0, 3.0, 60.0]), run(&[1.0, 3.0, 60.0])];
-        let found = Theory::of_runs(&[&naive, &[run(&[64.0])]], (64.0 * MB) as u64);
+        let found = Theory::of_runs(&[&naive, &[run(&[64.0])]], (64.0 * MIB) as u64);
         let Theory::Found { op_ms, gb_per_s, source, best_buckets, best_mb } = found else {
             panic!("{found:?}")
         };
         assert!((op_ms - 0.5).abs() < 1e-9, "{op_ms}");
-        assert!((gb_per_s - MB / 1e6).abs() < 1e-9, "{gb_per_s}");
-        // sqrt(64 MB * 0.5 ms * 1 MB/ms)
+        assert!((gb_per_s - MIB / 1e6).abs() < 1e-9, "{gb_per_s}");
+        // sqrt(64 MiB * 0.5 ms * 1 MiB/ms)
         assert!((best_mb - 32f64.sqrt()).abs() < 1e-9, "{best_mb}");
         assert!((best_buckets - 64.0 / 32f64.sqrt()).abs() < 1e-9, "{best_buckets}");
         assert_eq!(source, "fitted to 4 operations of naive and flat");
@@ -193,12 +169,12 @@ pub(super) mod tests {
 
     #[test]
     fn the_noise_of_a_large_operation_does_not_decide_the_fixed_cost() {
-        // 0.1 ms and 1 ms per MB, but one large operation takes 10 % longer and another 10 % less.
+        // 0.1 ms and 1 ms per MiB, but one large operation takes 10 % longer and another 10 % less.
         let noisy = [(0.5, 0.6), (1.0, 1.1), (2.0, 2.1), (50.0, 55.11), (100.0, 90.09)];
-        let points = noisy.map(|(mb, ms)| (mb * MB, ms));
+        let points = noisy.map(|(mb, ms)| (mb * MIB, ms));
         let line = fit(&points).unwrap();
         assert!((line.op_ms - 0.1).abs() < 0.02, "{line:?}");
-        assert!((line.ms_per_byte * MB - 1.0).abs() < 0.05, "{line:?}");
+        assert!((line.ms_per_byte * MIB - 1.0).abs() < 0.05, "{line:?}");
     }
 
     #[test]
@@ -223,7 +199,7 @@ pub(super) mod tests {
         assert!(one_size.contains("no operations of two sizes"), "{one_size}");
         assert!(said(Theory::of_runs(&[&[], &[]], 1 << 21)).contains("no operations"));
         let of = |op_ms, ms_per_byte| {
-            said(Theory::new(LinearCost { op_ms, ms_per_byte }, "fitted".into(), 1 << 21))
+            said(Theory::new(BucketCost { op_ms, ms_per_byte }, "fitted".into(), 1 << 21))
         };
         assert!(of(0.0, 1e-6).contains("the smaller the buckets, the better"));
         assert!(of(0.1, -1e-9).contains("one bucket is best (o = 0.1000 ms"));

@@ -4,6 +4,7 @@
 //! and on what the published figures were measured. It prints shares where the absolute figures of another machine and
 //! model say nothing.
 
+use crate::studies::bucket_cost::MIB;
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_observe::record::memory::RankMemory;
 use paceline_settings::flags::Comparison;
@@ -261,9 +262,6 @@ fn sharding(rows: &[Row], first: &Row) -> Beside {
     );
     Beside { table: columns.table(pairs), notes }
 }
-
-/// Bytes of a published MB.
-const MIB: f64 = 1_048_576.0;
 
 fn percent(value: Option<f64>, of: Option<f64>) -> Option<f64> {
     Some(100.0 * value? / of.filter(|of| *of > 0.0)?)

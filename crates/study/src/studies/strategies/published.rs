@@ -57,7 +57,7 @@ pub(super) static DATA_PARALLEL: [DataParallel; 6] = [
     of("ddp", [71.13, 26.95, 1.92, 57.16, 35.83, 90.5]),
 ];
 
-/// The memory of a rank in MB of 2^20 bytes, and the time of a batch. `None` where the articles' summary has no figure.
+/// The memory of a rank in MiB, and the time of a batch. `None` where the articles' summary has no figure.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sharding {
     pub(super) choice: &'static str,

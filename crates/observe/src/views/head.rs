@@ -1,0 +1,52 @@
+//! The first lines of a run: what runs, and where.
+
+use std::collections::BTreeMap;
+
+use paceline_collectives::Group;
+use paceline_host::text::{plural, thousands};
+use paceline_model::Model;
+use paceline_settings::config::TrainConfig;
+use paceline_settings::named::PrecisionName;
+
+use crate::figures::event::Placed;
+
+/// What runs.
+pub(crate) fn title(config: &TrainConfig, group: &Group) -> String {
+    let precision = match config.precision {
+        PrecisionName::F32 => String::new(),
+        precision => format!(", in {}", precision.name()),
+    };
+    let link =
+        group.link().map_or(String::new(), |link| format!(", on an emulated link of {link}"));
+    format!(
+        "paceline train: {}, {} over {}, {} x {}{precision}{link}",
+        config.model.name(),
+        config.strategy.name(),
+        group.transport().name(),
+        plural(config.world_size, "rank"),
+        plural(config.threads, "thread"),
+    )
+}
+
+/// Where the ranks are: a line for each, or, on one host and unless `each` is asked for, one line for all.
+pub(crate) fn places(placements: &[Placed], each: bool) -> Vec<String> {
+    let mut on_host: BTreeMap<&str, usize> = BTreeMap::new();
+    for Placed { host, .. } in placements {
+        *on_host.entry(host).or_default() += 1;
+    }
+    match on_host.into_iter().next() {
+        Some((host, count)) if count == placements.len() && !each => {
+            vec![format!("Ranks: {} on {host}, device cpu", plural(count, "rank"))]
+        }
+        _ => placements.iter().map(|placed| placed.device.clone()).collect(),
+    }
+}
+
+/// The size of the model.
+pub(crate) fn size(model: &Model) -> String {
+    format!(
+        "Parameters: {}, gradients: {:.2} MB",
+        thousands(model.layout.num_params() as u64),
+        model.layout.num_trained_params() as f64 * 4.0 / 1e6
+    )
+}

@@ -1,0 +1,35 @@
+//! What buckets cost, by formula.
+//!
+//! Let `s` be the bytes of all gradients, `w` the bandwidth of an all-reduce in bytes per second, and `o` the fixed cost of an
+//! operation in seconds. With `n` buckets, the overhead of a step is `n o + s / (n w)`: every bucket has the cost of its
+//! operation, and the last one, of `s / n` bytes, starts when nothing is left to hide it. The overhead is least for
+//! buckets of `sqrt(s o w)` bytes.
+
+/// Bytes of a MiB, in which `--bucket-cap-mb` counts.
+pub const MIB: f64 = 1_048_576.0;
+
+/// The cost of an all-reduce: a fixed part, and a part for each byte.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BucketCost {
+    /// `o`, in milliseconds.
+    pub op_ms: f64,
+    /// `1 / w`.
+    pub ms_per_byte: f64,
+}
+
+impl BucketCost {
+    /// `w` in GB/s of 1e9 bytes.
+    pub fn gb_per_s(&self) -> f64 {
+        1.0 / self.ms_per_byte / 1e6
+    }
+
+    /// The overhead of a step with `num_buckets` buckets for `gradient_bytes` bytes, in milliseconds.
+    pub fn overhead_ms(&self, gradient_bytes: f64, num_buckets: f64) -> f64 {
+        num_buckets * self.op_ms + gradient_bytes * self.ms_per_byte / num_buckets
+    }
+
+    /// The bytes of a bucket for which the overhead is least.
+    pub fn best_bytes(&self, gradient_bytes: f64) -> f64 {
+        (gradient_bytes * self.op_ms / self.ms_per_byte).sqrt()
+    }
+}
