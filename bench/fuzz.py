@@ -24,11 +24,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 
 from common import ROOT, Record, commit, machine
 
 FUZZ = ROOT / "fuzz"
+MANIFEST = tomllib.loads((FUZZ / "Cargo.toml").read_text())
 # Named, so that build scripts and macros are built without the flags below.
 PLATFORM = "x86_64-unknown-linux-gnu"
 # What libFuzzer needs to know of an execution, from the pass that LLVM has for it, and Rust's own checks.
@@ -135,7 +137,9 @@ def fuzz(name: str, minutes: float, most: int) -> Record:
 def build(name: str, folder: Path) -> Path:
     """Builds a target. The program is copied, so that it stays the same while others are built."""
     environment = os.environ | {"RUSTFLAGS": " ".join(FLAGS)}
-    command = ["cargo", "build", "--release", "--locked", "--target", PLATFORM, "--bin", name]
+    needs = [own["required-features"] for own in MANIFEST["bin"] if own["name"] == name]
+    features = ["--features", ",".join(needs[0])]
+    command = ["cargo", "build", "--release", "--locked", "--target", PLATFORM, "--bin", name, *features]
     subprocess.run(command, cwd=FUZZ, env=environment, check=True)
     target = Path(os.environ.get("CARGO_TARGET_DIR", FUZZ / "target"))
     return Path(shutil.copy(target / PLATFORM / "release" / name, folder))

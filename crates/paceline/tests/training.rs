@@ -74,7 +74,7 @@ fn a_run_learns_and_reports() {
     // What it prints, in order.
     let lines: Vec<&str> = run.stdout.lines().collect();
     assert_eq!(lines[0], "paceline train: cnn, ddp over shm, 2 ranks x 1 thread");
-    let place = run.line("Ranks: 2 ranks on ");
+    let place = run.line("Ranks: 2 on ");
     assert!(place.ends_with(", device cpu"), "{place}");
     // 3x3x1x8 + 8, 3x3x8x16 + 16, 784x32 + 32, 32x10 + 10.
     assert_eq!(run.line("Parameters: "), "26,698, gradients: 0.11 MB");

@@ -36,7 +36,7 @@ pub(crate) fn places(placements: &[Placed], each: bool) -> Vec<String> {
     }
     match on_host.into_iter().next() {
         Some((host, count)) if count == placements.len() && !each => {
-            vec![format!("Ranks: {} on {host}, device cpu", plural(count, "rank"))]
+            vec![format!("Ranks: {count} on {host}, device cpu")]
         }
         _ => placements.iter().map(|placed| placed.device.clone()).collect(),
     }
