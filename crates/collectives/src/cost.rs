@@ -30,12 +30,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use paceline_memory::DType;
+use paceline_numeric::tree;
 use serde::{Deserialize, Serialize};
 
 use crate::OpKind;
 use crate::header::HEADER_BYTES;
 use crate::hybrid::plan::is_slice_whole;
-use crate::reduce::tree;
 
 /// How an operation is carried out between processes that do not share memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

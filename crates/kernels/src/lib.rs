@@ -40,7 +40,6 @@ pub mod swiglu;
 pub mod top_k;
 
 mod activation;
-mod bf16;
 mod compute;
 mod error;
 mod exp;
@@ -53,8 +52,8 @@ mod stored;
 
 pub use compute::{Compute, KernelTimer, Threads};
 pub use error::KernelError;
+pub use paceline_numeric::SimdLevel;
 pub use real::Real;
-pub use simd::SimdLevel;
 pub use stored::Stored;
 
 /// What the macro [`for_stored`] names.

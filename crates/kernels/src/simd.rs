@@ -1,42 +1,6 @@
-//! One small interface for three kinds of vector registers, and the choice between them.
-
-/// Which vector instructions a kernel uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SimdLevel {
-    /// 512-bit registers, 32 of them.
-    Avx512,
-    /// 256-bit registers with fused multiply-add, 16 of them.
-    Avx2,
-    /// Plain code, compiled for every processor of the architecture.
-    Portable,
-}
-
-impl SimdLevel {
-    /// The best level of this processor.
-    pub fn detect() -> Self {
-        Self::available()[0]
-    }
-
-    /// All levels that this processor can run, best first.
-    pub fn available() -> Vec<Self> {
-        let mut levels = Vec::new();
-        #[cfg(target_arch = "x86_64")]
-        {
-            let has_avx512 = is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl");
-            if has_avx512 {
-                levels.push(SimdLevel::Avx512);
-            }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                levels.push(SimdLevel::Avx2);
-            }
-        }
-        levels.push(SimdLevel::Portable);
-        levels
-    }
-}
+//! One small interface for three kinds of vector registers, and loops of plain code compiled for each of them.
+//!
+//! This file does not know what the loops compute. Which level a kernel uses is up to [`Compute`](crate::Compute).
 
 /// Whether this processor has AVX512-BF16, which adds products of pairs of bf16 to f32. Few kernels use it, so it is no
 /// level of its own.
@@ -132,41 +96,50 @@ mod x86 {
             // SAFETY: the caller guarantees the processor and 16 elements at 16 places each.
             unsafe {
                 // Loops and no closures: a closure would be compiled without the instructions if it were not inlined.
-                let mut rows = [_mm512_setzero_ps(); 16];
+                let mut rows = [_mm512_setzero_si512(); 16];
                 for (i, row) in rows.iter_mut().enumerate() {
-                    *row = _mm512_loadu_ps(from.add(i * from_row));
+                    *row = _mm512_loadu_si512(from.add(i * from_row).cast());
                 }
-                // In each quarter of a register: pairs of one column, then fours of one column.
-                let mut fours = rows;
-                for i in (0..16).step_by(4) {
-                    let [a, b, c, d] = [rows[i], rows[i + 1], rows[i + 2], rows[i + 3]];
-                    let ab = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
-                    let cd = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
-                    fours[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
-                    fours[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
-                    let ab = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
-                    let cd = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
-                    fours[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
-                    fours[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
-                }
-                // Now the quarters: squares of 4 x 4.
-                for i in 0..4 {
-                    let [a, b, c, d] = [fours[i], fours[4 + i], fours[8 + i], fours[12 + i]];
-                    let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
-                    let odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b);
-                    let even2 = _mm512_shuffle_f32x4::<0b10_00_10_00>(c, d);
-                    let odd2 = _mm512_shuffle_f32x4::<0b11_01_11_01>(c, d);
-                    let columns = [
-                        _mm512_shuffle_f32x4::<0b10_00_10_00>(even, even2),
-                        _mm512_shuffle_f32x4::<0b10_00_10_00>(odd, odd2),
-                        _mm512_shuffle_f32x4::<0b11_01_11_01>(even, even2),
-                        _mm512_shuffle_f32x4::<0b11_01_11_01>(odd, odd2),
-                    ];
-                    for (quarter, column) in columns.into_iter().enumerate() {
-                        _mm512_storeu_ps(to.add((quarter * 4 + i) * to_row), column);
-                    }
+                for (i, column) in transpose_16x16(rows).into_iter().enumerate() {
+                    _mm512_storeu_si512(to.add(i * to_row).cast(), column);
                 }
             }
+        }
+    }
+
+    /// The transpose of 16 x 16 numbers of 32 bits.
+    ///
+    /// # Safety
+    ///
+    /// The processor has AVX-512.
+    #[inline(always)]
+    pub(crate) unsafe fn transpose_16x16(r: [__m512i; 16]) -> [__m512i; 16] {
+        // SAFETY: the caller guarantees the processor.
+        unsafe {
+            let zero = _mm512_setzero_si512();
+            let (mut s, mut t) = ([zero; 16], [zero; 16]);
+            for i in 0..8 {
+                t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+                t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+            }
+            for i in 0..4 {
+                s[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+                s[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+                s[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+                s[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+            }
+            // `s[4 i + j]` has columns j, j + 4, j + 8 and j + 12 of rows 4 i to 4 i + 3.
+            for j in 0..4 {
+                let even = _mm512_shuffle_i32x4::<0x88>(s[j], s[j + 4]);
+                let odd = _mm512_shuffle_i32x4::<0xdd>(s[j], s[j + 4]);
+                let even_below = _mm512_shuffle_i32x4::<0x88>(s[j + 8], s[j + 12]);
+                let odd_below = _mm512_shuffle_i32x4::<0xdd>(s[j + 8], s[j + 12]);
+                t[j] = _mm512_shuffle_i32x4::<0x88>(even, even_below);
+                t[j + 8] = _mm512_shuffle_i32x4::<0xdd>(even, even_below);
+                t[j + 4] = _mm512_shuffle_i32x4::<0x88>(odd, odd_below);
+                t[j + 12] = _mm512_shuffle_i32x4::<0xdd>(odd, odd_below);
+            }
+            t
         }
     }
 
@@ -237,7 +210,7 @@ mod x86 {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86::{Avx2, Avx512};
+pub(crate) use x86::{Avx2, Avx512, transpose_16x16};
 
 /// Four lanes of plain code, which a compiler can keep in a register on every processor.
 #[derive(Clone, Copy)]

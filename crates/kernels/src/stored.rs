@@ -5,8 +5,8 @@
 
 use half::bf16;
 use paceline_memory::{DType, Element, MemoryError, Tensor};
+use paceline_numeric::bf16::{round, widen};
 
-use crate::bf16::{round, widen};
 use crate::{KernelError, Real, Result};
 
 /// A number in memory.

@@ -4,6 +4,7 @@
 //! values as bits.
 
 use paceline_memory::{DType, Device, Tensor};
+use paceline_numeric::tree;
 
 use crate::error::expect_shape;
 use crate::meta::MetaScratch;
@@ -132,8 +133,7 @@ fn scatter_mean_on_cpu(
     let len = mean.len();
     let mut rest: Vec<(&[i32], &[i32])> =
         selections.chunks_exact(2 * k).map(|selection| selection.split_at(k)).collect();
-    // One block for each binary digit of `n`, and one more.
-    let mut stack = vec![[0f32; BLOCK]; n.ilog2() as usize + 2];
+    let mut stack = vec![[0f32; BLOCK]; tree::height(n) + 1];
     for (at, block) in mean.chunks_mut(BLOCK).enumerate() {
         let mut depth = 0;
         for (number, (indices, values)) in rest.iter_mut().enumerate() {
@@ -150,12 +150,7 @@ fn scatter_mean_on_cpu(
             }
             (*indices, *values) = (&indices[count..], &values[count..]);
             depth += 1;
-            // The binary digits of the number of values say which of them are halves of a node.
-            let merges = match number + 1 {
-                last if last == n => depth - 1,
-                count => count.trailing_zeros() as usize,
-            };
-            for _ in 0..merges {
+            for _ in 0..tree::merges_after(number, n) {
                 depth -= 1;
                 let (left, right) = stack.split_at_mut(depth);
                 let (left, right) = (&mut left[depth - 1], &right[0]);

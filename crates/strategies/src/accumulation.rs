@@ -2,6 +2,7 @@
 
 use paceline_kernels::{Compute, elementwise};
 use paceline_memory::{Category, Tensor};
+use paceline_numeric::tree;
 
 use crate::Result;
 
@@ -11,21 +12,18 @@ pub enum AccumulationOrder {
     /// One after the other, in place. Needs no further memory.
     #[default]
     Sequential,
-    /// As a balanced binary tree, whose left part has the largest power of two below the number of micro-batches. Ranks
-    /// are added up in the same order. So if the numbers of ranks and of micro-batches are powers of two, the bits of the
-    /// sum depend only on their product. Needs [`AccumulationOrder::num_partial_sums`] copies of the gradients.
+    /// As the balanced binary tree of [`paceline_numeric::tree`]. Ranks are added up in the same order. So if the numbers
+    /// of ranks and of micro-batches are powers of two, the bits of the sum depend only on their product. Needs [`AccumulationOrder::num_partial_sums`] copies of the gradients.
     Tree,
 }
 
 impl AccumulationOrder {
     /// The number of copies of the gradients that this order keeps during a step of `num_micro_batches`. For the tree, this
-    /// is the number of binary digits of `num_micro_batches - 1`.
+    /// is its height, the number of binary digits of `num_micro_batches - 1`.
     pub fn num_partial_sums(self, num_micro_batches: usize) -> usize {
         match self {
             AccumulationOrder::Sequential => 0,
-            AccumulationOrder::Tree => {
-                (usize::BITS - num_micro_batches.saturating_sub(1).leading_zeros()) as usize
-            }
+            AccumulationOrder::Tree => tree::height(num_micro_batches),
         }
     }
 }
@@ -57,8 +55,8 @@ impl PartialSums {
 
     /// Takes in the gradients of a micro-batch that is not the last one. Overwrites `grads`.
     pub(crate) fn push(&mut self, compute: &Compute, grads: &Tensor) -> Result<()> {
-        // Like counting in binary: two sums over the same number of micro-batches become one sum over twice as many.
-        let level = self.count.trailing_ones() as usize;
+        // Each merge doubles the number of micro-batches of the sum.
+        let level = tree::merges_before_last(self.count);
         for left in &self.levels[..level] {
             elementwise::add(compute, left, grads)?;
         }

@@ -15,11 +15,12 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
+use paceline_numeric::tree;
+
 use super::state::Hybrid;
 use crate::OpKind;
 use crate::call::{Call, Shares};
 use crate::meet::AgreedCalls;
-use crate::reduce::tree;
 
 /// Bytes for incoming blocks. If there are so many nodes that blocks would be too short, more bytes are used.
 const ROOM_BYTES: usize = 1 << 20;

@@ -1,6 +1,6 @@
 //! The reduction loops, compiled once for each element type, operation and vector level.
 //!
-//! Inputs are combined block by block, as the tree of `tree.rs`: two in a loop that also finishes the result, up
+//! Inputs are combined block by block, as the tree of [`tree`]: two in a loop that also finishes the result, up
 //! to eight in one pass (`leaves.rs`), more in groups of eight, each of which is a node of the tree. The
 //! running results are blocks in the first-level cache, where they are merged and finished.
 //!
@@ -9,20 +9,20 @@
 
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
+use paceline_numeric::{SimdLevel, tree};
+
 use super::element::{Number, Reduce, Value};
 use super::leaves::{GROUP, ScratchBlocks, block_elems, combine_leaves};
-use super::level::Level;
 use super::task::{ReduceOp, Reduction, Task};
-use super::tree;
 
 /// The most elements of a block.
 pub(super) const BLOCK: usize = 1024;
 
-/// The most results of groups that wait to be merged: one for each binary digit of the number of groups.
-const GROUP_SLOTS: usize = (crate::MAX_RANKS / GROUP).ilog2() as usize + 1;
+/// The most results of groups on the stack.
+const GROUP_SLOTS: usize = tree::height(crate::MAX_RANKS.div_ceil(GROUP)) + 1;
 
-/// The most values that wait to be merged: one for each binary digit of the number of ranks, and one more.
-const NODE_SLOTS: usize = crate::MAX_RANKS.ilog2() as usize + 2;
+/// The most results of nodes on the stack.
+const NODE_SLOTS: usize = tree::height(crate::MAX_RANKS) + 1;
 
 /// A block on the stack, aligned so that no vector crosses a cache line.
 #[repr(align(64))]
@@ -36,7 +36,7 @@ pub(super) type Running<T> = <<T as Reduce>::Value as Value>::Running;
 /// As for the method of [`Reduction`] that makes the task, with `T` of the reduction's element type;
 /// the processor has `level`.
 pub(super) unsafe fn perform<T: Reduce>(
-    level: Level,
+    level: SimdLevel,
     &Reduction { op, ranks, .. }: &Reduction,
     task: Task,
     elems: usize,
@@ -73,19 +73,24 @@ fn unchanged<R>(x: R) -> R {
 /// # Safety
 ///
 /// As for [`perform`].
-unsafe fn perform_at<T: Reduce, F, G>(level: Level, task: Task, elems: usize, combine: F, finish: G)
-where
+unsafe fn perform_at<T: Reduce, F, G>(
+    level: SimdLevel,
+    task: Task,
+    elems: usize,
+    combine: F,
+    finish: G,
+) where
     F: Fn(Running<T>, Running<T>) -> Running<T> + Copy,
     G: Fn(Running<T>) -> Running<T> + Copy,
 {
     // SAFETY: as required of the caller.
     unsafe {
         match level {
-            Level::Portable => portable::<T, F, G>(task, elems, combine, finish),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => avx2::<T, F, G>(task, elems, combine, finish),
+            SimdLevel::Avx512 => avx512::<T, F, G>(task, elems, combine, finish),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => avx512::<T, F, G>(task, elems, combine, finish),
+            SimdLevel::Avx2 => avx2::<T, F, G>(task, elems, combine, finish),
+            _ => portable::<T, F, G>(task, elems, combine, finish),
         }
     }
 }
@@ -105,7 +110,7 @@ macro_rules! at_level {
             G: Fn(Running<T>) -> Running<T> + Copy,
         {
             // SAFETY: as required of the caller.
-            unsafe { perform_by::<T>(Level::$level, task, elems, combine, finish) }
+            unsafe { perform_by::<T>(SimdLevel::$level, task, elems, combine, finish) }
         }
     };
 }
@@ -118,7 +123,7 @@ at_level!(avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl");
 /// As for [`perform`].
 #[inline(always)]
 unsafe fn perform_by<T: Reduce>(
-    level: Level,
+    level: SimdLevel,
     task: Task,
     elems: usize,
     combine: impl Fn(Running<T>, Running<T>) -> Running<T> + Copy,
@@ -182,7 +187,7 @@ unsafe fn pair_in_place<T: Reduce>(
 /// As for [`Reduction::run`].
 #[inline(always)]
 unsafe fn run<T: Reduce>(
-    level: Level,
+    level: SimdLevel,
     inputs: &[*const u8],
     outputs: &[*mut u8],
     elems: usize,
@@ -250,7 +255,7 @@ unsafe fn run<T: Reduce>(
 /// As for [`Reduction::partial`].
 #[inline(always)]
 unsafe fn partial<T: Reduce>(
-    level: Level,
+    level: SimdLevel,
     inputs: &[*const u8],
     running: *mut u8,
     elems: usize,
@@ -293,7 +298,7 @@ unsafe fn partial<T: Reduce>(
 /// them. `size` is at most [`block_elems`].
 #[inline(always)]
 unsafe fn combine_groups<T: Reduce>(
-    level: Level,
+    level: SimdLevel,
     inputs: &[*const u8],
     start: usize,
     size: usize,
@@ -321,7 +326,7 @@ unsafe fn combine_groups<T: Reduce>(
 /// As for [`Reduction::complete`].
 #[inline(always)]
 unsafe fn complete<T: Reduce>(
-    level: Level,
+    level: SimdLevel,
     nodes: &[*const u8],
     merges: &[u8],
     outputs: &[*mut u8],
@@ -414,7 +419,7 @@ impl<'a, T: Reduce> Target<'a, T> {
     ///
     /// As for [`Target::lanes`]; the outputs are distinct, and nobody borrows the sources.
     #[inline(always)]
-    unsafe fn write(&mut self, level: Level, start: usize, size: usize) {
+    unsafe fn write(&mut self, level: SimdLevel, start: usize, size: usize) {
         let Some((first, others)) = self.outputs.split_first() else { return };
         // SAFETY: the block lies within the output.
         let first = unsafe { first.cast::<T>().add(start) };

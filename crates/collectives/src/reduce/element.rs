@@ -3,9 +3,10 @@
 
 use half::{bf16, f16};
 use paceline_memory::Element;
+use paceline_numeric::SimdLevel;
+use paceline_numeric::bf16::{round, widen};
 
-use super::half::{narrow_bf16, narrow_f16, widen_bf16, widen_f16};
-use super::level::Level;
+use super::half::{narrow_f16, widen_f16};
 
 /// A type in which values are combined.
 pub(super) trait Number: Element {
@@ -43,13 +44,13 @@ pub(super) unsafe trait Reduce: Element {
 
     /// The block as lanes: the block itself, or its values converted into `scratch`, which is as long.
     fn load<'a>(
-        level: Level,
+        level: SimdLevel,
         block: &'a [Self],
         scratch: &'a mut [Self::Value],
     ) -> &'a [Self::Value];
 
     /// Writes lanes to a block of the same length.
-    fn store(level: Level, lanes: &[Self::Value], block: &mut [Self]);
+    fn store(level: SimdLevel, lanes: &[Self::Value], block: &mut [Self]);
 }
 
 macro_rules! float_number {
@@ -164,11 +165,11 @@ impl Value for bf16 {
     const RUNNING_ZERO: f32 = 0.0;
     #[inline(always)]
     fn widen(self) -> f32 {
-        widen_bf16(self)
+        widen(self)
     }
     #[inline(always)]
     fn narrow(running: f32) -> Self {
-        narrow_bf16(running)
+        round(running)
     }
 }
 
@@ -179,11 +180,11 @@ macro_rules! lanes_in_memory {
             type Value = $element;
             const IS_CONVERTED: bool = false;
             #[inline(always)]
-            fn load<'a>(_: Level, block: &'a [Self], _: &'a mut [Self]) -> &'a [Self] {
+            fn load<'a>(_: SimdLevel, block: &'a [Self], _: &'a mut [Self]) -> &'a [Self] {
                 block
             }
             #[inline(always)]
-            fn store(_: Level, lanes: &[Self], block: &mut [Self]) {
+            fn store(_: SimdLevel, lanes: &[Self], block: &mut [Self]) {
                 block.copy_from_slice(lanes);
             }
         }
@@ -197,12 +198,12 @@ unsafe impl Reduce for f16 {
     type Value = f32;
     const IS_CONVERTED: bool = true;
     #[inline(always)]
-    fn load<'a>(level: Level, block: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {
+    fn load<'a>(level: SimdLevel, block: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {
         widen_f16(level, block, scratch);
         scratch
     }
     #[inline(always)]
-    fn store(level: Level, lanes: &[f32], block: &mut [Self]) {
+    fn store(level: SimdLevel, lanes: &[f32], block: &mut [Self]) {
         narrow_f16(level, lanes, block);
     }
 }

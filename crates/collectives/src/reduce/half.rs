@@ -1,43 +1,22 @@
-//! Conversions between f32 and the two 16-bit float types, with the same bits at every vector level.
+//! Conversions between f32 and f16, with the same bits at every vector level.
 //!
-//! All round to nearest, ties to even. A NaN becomes quiet and keeps the bits that fit, as in the crate
-//! `half` and in the processors.
+//! They round to nearest, ties to even. A NaN becomes quiet and keeps the bits that fit, as in the crate
+//! `half` and in the processors. Those of bf16 are plain code, see [`paceline_numeric::bf16`].
 
-use half::{bf16, f16};
-
-use super::level::Level;
-
-/// Converts exactly. A signaling NaN stays signaling until it is narrowed or computed with, which saves a
-/// comparison here and changes no result.
-#[inline(always)]
-pub(super) fn widen_bf16(x: bf16) -> f32 {
-    f32::from_bits(u32::from(x.to_bits()) << 16)
-}
-
-/// Like `bf16::from_f32`, without branches.
-#[inline(always)]
-pub(super) fn narrow_bf16(x: f32) -> bf16 {
-    let bits = x.to_bits();
-    let upper = bits >> 16;
-    // The addition carries into the upper 16 bits if the lower 16 are more than half a unit of the upper, or
-    // exactly half and the upper bits are odd. A carry out of the largest finite value gives infinity, which
-    // is the correct result.
-    let rounded = bits.wrapping_add(0x7FFF + (upper & 1)) >> 16;
-    let is_nan = bits & 0x7FFF_FFFF > 0x7F80_0000;
-    bf16::from_bits(if is_nan { upper | 0x40 } else { rounded } as u16)
-}
+use half::f16;
+use paceline_numeric::SimdLevel;
 
 /// Converts all values of `from` into `to`, which is as long. The processor has `level`.
-pub(super) fn widen_f16(level: Level, from: &[f16], to: &mut [f32]) {
+pub(super) fn widen_f16(level: SimdLevel, from: &[f16], to: &mut [f32]) {
     assert_eq!(from.len(), to.len(), "one result for each value");
     let done = match level {
-        Level::Portable => 0,
         // SAFETY: the processor has the level that the loops run at, and the lengths agree.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => unsafe { x86::widen_avx2(from, to) },
-        // SAFETY: as for AVX2.
+        SimdLevel::Avx512 => unsafe { x86::widen_avx512(from, to) },
+        // SAFETY: as for AVX-512.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => unsafe { x86::widen_avx512(from, to) },
+        SimdLevel::Avx2 => unsafe { x86::widen_avx2(from, to) },
+        _ => 0,
     };
     for (x, y) in from[done..].iter().zip(&mut to[done..]) {
         *y = x.to_f32_const();
@@ -45,16 +24,16 @@ pub(super) fn widen_f16(level: Level, from: &[f16], to: &mut [f32]) {
 }
 
 /// Converts all values of `from` into `to`, which is as long. The processor has `level`.
-pub(super) fn narrow_f16(level: Level, from: &[f32], to: &mut [f16]) {
+pub(super) fn narrow_f16(level: SimdLevel, from: &[f32], to: &mut [f16]) {
     assert_eq!(from.len(), to.len(), "one result for each value");
     let done = match level {
-        Level::Portable => 0,
         // SAFETY: the processor has the level that the loops run at, and the lengths agree.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => unsafe { x86::narrow_avx2(from, to) },
-        // SAFETY: as for AVX2.
+        SimdLevel::Avx512 => unsafe { x86::narrow_avx512(from, to) },
+        // SAFETY: as for AVX-512.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => unsafe { x86::narrow_avx512(from, to) },
+        SimdLevel::Avx2 => unsafe { x86::narrow_avx2(from, to) },
+        _ => 0,
     };
     for (x, y) in from[done..].iter().zip(&mut to[done..]) {
         *y = f16::from_f32_const(*x);

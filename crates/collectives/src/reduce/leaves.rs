@@ -8,9 +8,10 @@
 
 use std::slice::from_raw_parts;
 
+use paceline_numeric::SimdLevel;
+
 use super::blocks::{BLOCK, Running};
 use super::element::{Reduce, Value};
-use super::level::Level;
 
 /// The most inputs that are combined in one pass.
 pub(super) const GROUP: usize = 8;
@@ -89,7 +90,7 @@ pass!(pass8: a b c d e f g h);
 /// processor has `level`.
 #[inline(always)]
 pub(super) unsafe fn combine_leaves<T: Reduce>(
-    level: Level,
+    level: SimdLevel,
     inputs: &[*const u8],
     start: usize,
     to: &mut [Running<T>],
@@ -100,11 +101,13 @@ pub(super) unsafe fn combine_leaves<T: Reduce>(
     // SAFETY: as required of the caller.
     unsafe {
         match level {
-            Level::Portable => portable::<T, _, _>(inputs, start, to, scratch, combine, finish),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => avx2::<T, _, _>(inputs, start, to, scratch, combine, finish),
+            SimdLevel::Avx512 => {
+                avx512::<T, _, _>(inputs, start, to, scratch, combine, finish);
+            }
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => avx512::<T, _, _>(inputs, start, to, scratch, combine, finish),
+            SimdLevel::Avx2 => avx2::<T, _, _>(inputs, start, to, scratch, combine, finish),
+            _ => portable::<T, _, _>(inputs, start, to, scratch, combine, finish),
         }
     }
 }
@@ -128,7 +131,7 @@ macro_rules! at_level {
             combine: F,
             finish: G,
         ) {
-            let level = Level::$level;
+            let level = SimdLevel::$level;
             // SAFETY: as required of the caller.
             unsafe { load_and_combine::<T>(level, inputs, start, to, scratch, combine, finish) }
         }
@@ -143,7 +146,7 @@ at_level!(avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl");
 /// As for [`combine_leaves`].
 #[inline(always)]
 unsafe fn load_and_combine<T: Reduce>(
-    level: Level,
+    level: SimdLevel,
     inputs: &[*const u8],
     start: usize,
     to: &mut [Running<T>],

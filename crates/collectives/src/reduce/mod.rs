@@ -1,10 +1,10 @@
 //! Element-wise reduction over the ranks, as a balanced tree over their order.
 //!
-//! Every element is combined as `((x0 + x1) + (x2 + x3)) + ...`, by the tree of `tree.rs`, whatever the
-//! transport, the chunk of work or the vector width, so all transports give the same bits. Neighbors that are
-//! the halves of a node may be combined beforehand, in the running type, without a change of the result. There
-//! is one exception: if several inputs are NaN, it is not defined which NaN comes out. f16 and bf16 are combined
-//! in f32 and rounded once, at the end. Integers wrap.
+//! Every element is combined as `((x0 + x1) + (x2 + x3)) + ...`, by the tree of [`paceline_numeric::tree`],
+//! whatever the transport, the chunk of work or the vector width, so all transports give the same bits.
+//! Neighbors that are the halves of a node may be combined beforehand, in the running type, without a change of
+//! the result. There is one exception: if several inputs are NaN, it is not defined which NaN comes out. f16 and
+//! bf16 are combined in f32 and rounded once, at the end. Integers wrap.
 //!
 //! Input: addresses of elements (not slices, since the memory is shared between ranks). Output: the reduced
 //! elements in memory. This module chooses the vector instructions for the loops in `blocks`. It knows
@@ -14,16 +14,14 @@ mod blocks;
 mod element;
 mod half;
 mod leaves;
-mod level;
 mod task;
 #[cfg(test)]
 mod tests;
-pub(crate) mod tree;
 
 use ::half::{bf16, f16};
 use paceline_memory::{DType, Element};
+use paceline_numeric::SimdLevel;
 
-use level::Level;
 pub use task::ReduceOp;
 pub(crate) use task::Reduction;
 use task::Task;
@@ -54,7 +52,7 @@ impl Reduction {
     /// the address of an input, but overlaps no other memory named here.
     pub(crate) unsafe fn run(&self, inputs: &[*const u8], outputs: &[*mut u8], elems: usize) {
         // SAFETY: as required of the caller.
-        unsafe { self.perform(Level::best(), Task::Run { inputs, outputs }, elems) }
+        unsafe { self.perform(SimdLevel::detect(), Task::Run { inputs, outputs }, elems) }
     }
 
     /// Combines the inputs, the leaves of a node of the tree, to a running result (of
@@ -66,12 +64,12 @@ impl Reduction {
     /// type, and overlaps no input.
     pub(crate) unsafe fn partial(&self, inputs: &[*const u8], running: *mut u8, elems: usize) {
         // SAFETY: as required of the caller.
-        unsafe { self.perform(Level::best(), Task::Partial { inputs, running }, elems) }
+        unsafe { self.perform(SimdLevel::detect(), Task::Partial { inputs, running }, elems) }
     }
 
     /// Combines the running results of nodes that together are the tree, finishes the result (divides for a
-    /// mean, rounds to f16 or bf16) and writes it to every output. `merges` is what [`tree::merges`] gives
-    /// for these nodes.
+    /// mean, rounds to f16 or bf16) and writes it to every output. `merges` is what
+    /// [`paceline_numeric::tree::merges`] gives for these nodes.
     ///
     /// # Safety
     ///
@@ -85,13 +83,15 @@ impl Reduction {
         elems: usize,
     ) {
         // SAFETY: as required of the caller.
-        unsafe { self.perform(Level::best(), Task::Complete { nodes, merges, outputs }, elems) }
+        unsafe {
+            self.perform(SimdLevel::detect(), Task::Complete { nodes, merges, outputs }, elems)
+        }
     }
 
     /// # Safety
     ///
     /// As for the function that makes the task; the processor has `level`.
-    unsafe fn perform(&self, level: Level, task: Task, elems: usize) {
+    unsafe fn perform(&self, level: SimdLevel, task: Task, elems: usize) {
         if elems == 0 {
             // Addresses of empty regions may be null, but slices must not be.
             return;

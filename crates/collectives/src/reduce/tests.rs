@@ -3,9 +3,10 @@
 
 use ::half::{bf16, f16};
 use paceline_memory::DType;
+use paceline_numeric::{SimdLevel, tree};
 
-use super::half::{narrow_bf16, narrow_f16, widen_bf16, widen_f16};
-use super::{Level, ReduceOp, Reduction, Task, tree};
+use super::half::{narrow_f16, widen_f16};
+use super::{ReduceOp, Reduction, Task};
 
 const LENGTHS: [usize; 10] = [0, 1, 2, 3, 7, 100, 1023, 1024, 1025, 4099];
 
@@ -184,13 +185,11 @@ fn agree(Reduction { dtype, op, .. }: Reduction, got: &[u8], want: &[u8]) -> boo
 }
 
 /// The levels of this machine. Prints those that cannot be tested here.
-fn levels() -> Vec<Level> {
-    let (available, missing): (Vec<Level>, Vec<Level>) =
-        Level::ALL.iter().partition(|level| level.is_available());
-    for level in missing {
+fn levels() -> Vec<SimdLevel> {
+    for level in SimdLevel::ALL.iter().filter(|level| !level.is_available()) {
         println!("skipped: this processor has no {level:?}");
     }
-    available
+    SimdLevel::available()
 }
 
 /// Calls `check` with every reduction, its inputs and the expected result.
@@ -219,7 +218,7 @@ fn addresses(inputs: &[Region]) -> Vec<*const u8> {
 /// returns what `outputs` (indices into `before`) hold then.
 fn run(
     reduction: Reduction,
-    level: Level,
+    level: SimdLevel,
     before: &[Region],
     num_inputs: usize,
     outputs: &[usize],
@@ -263,7 +262,12 @@ fn every_level_computes_what_a_plain_loop_does() {
 }
 
 /// The result if groups of `local` neighbors are combined to nodes first, and then the nodes.
-fn by_nodes(reduction: Reduction, level: Level, inputs: &[Region], local: usize) -> [Region; 2] {
+fn by_nodes(
+    reduction: Reduction,
+    level: SimdLevel,
+    inputs: &[Region],
+    local: usize,
+) -> [Region; 2] {
     let running_size = reduction.running_dtype().size_bytes();
     let elems = inputs[0].len_bytes / reduction.dtype.size_bytes();
     let addresses = addresses(inputs);
@@ -359,28 +363,12 @@ fn means_of_integers_are_truncated_toward_zero() {
 }
 
 /// Bits of f32 values to convert: every sign, exponent and upper fraction with lower fractions around the
-/// ties of both 16-bit types, and a million random values.
+/// ties, and a million random values.
 fn f32_bits() -> impl Iterator<Item = u32> {
     let lower = [0, 1, 0x0FFF, 0x1000, 0x1001, 0x2000, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF];
     let systematic = (0..=0xFFFF_u32).flat_map(move |upper| lower.map(|lower| upper << 16 | lower));
     let mut bits = Bits(1);
     systematic.chain((0..1_000_000).map(move |_| bits.next() as u32))
-}
-
-#[test]
-fn bf16_is_converted_as_by_half() {
-    for bits in 0..=u16::MAX {
-        let x = bf16::from_bits(bits);
-        // Signaling NaNs become quiet one step later than in `half`.
-        let quiet = if x.is_nan() { 0x40_0000 } else { 0 };
-        assert_eq!(widen_bf16(x).to_bits() | quiet, x.to_f32().to_bits(), "{bits:#x}");
-        let again = bf16::from_f32(x.to_f32());
-        assert_eq!(narrow_bf16(widen_bf16(x)).to_bits(), again.to_bits(), "{bits:#x}");
-    }
-    for bits in f32_bits() {
-        let x = f32::from_bits(bits);
-        assert_eq!(narrow_bf16(x).to_bits(), bf16::from_f32(x).to_bits(), "{bits:#x}");
-    }
 }
 
 #[test]

@@ -5,9 +5,9 @@
 
 use half::bf16;
 use paceline_memory::{DType, Device, ReadGuard, Tensor, WriteGuard};
+use paceline_numeric::bf16::{round, widen};
 
 use super::{Activation, OP};
-use crate::bf16::{round, widen};
 use crate::matmul::{Destination, Matrix, Operand, product, scratch_len};
 use crate::meta::MetaScratch;
 use crate::{Compute, KernelError, Result, elementwise};

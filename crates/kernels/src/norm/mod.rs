@@ -9,6 +9,7 @@ pub mod tree;
 use std::ops::Range;
 
 use paceline_memory::{Category, DType, Device, Tensor};
+use paceline_numeric::tree::largest_nodes;
 
 use self::tree::{Lanes, Node, ROW_ELEMS, RowTree, added};
 use crate::compute::batches;
@@ -80,7 +81,7 @@ pub struct Squares {
 
 impl Squares {
     /// The sums over the largest nodes of the tree within the rows, in order: f64 (nodes, 16). Which nodes these are
-    /// follows from the rows alone, see [`tree::largest_nodes`].
+    /// follows from the rows alone, see [`largest_nodes`].
     pub fn nodes(&self) -> &Tensor {
         &self.nodes
     }
@@ -90,7 +91,7 @@ impl Squares {
         let sums = self.nodes.read::<f64>()?;
         let mut tree = RowTree::default();
         for ((level, index), sum) in
-            tree::largest_nodes(self.rows.clone()).zip(sums.as_chunks::<ROW_ELEMS>().0)
+            largest_nodes(self.rows.clone()).zip(sums.as_chunks::<ROW_ELEMS>().0)
         {
             tree.push(Node { level, index, sum: *sum });
         }
@@ -110,7 +111,7 @@ pub fn squares(
     let _time = compute.time("squares", [tensor]);
     match compute.device_of("sum of squares", [tensor])? {
         Device::Cpu => {
-            let num_nodes = tree::largest_nodes(range.clone()).count();
+            let num_nodes = largest_nodes(range.clone()).count();
             let shape = [num_nodes, ROW_ELEMS];
             let nodes = compute.allocator.tensor(DType::F64, shape, Category::Workspace)?;
             let tree = match tensor.dtype() {
@@ -134,7 +135,7 @@ pub fn squares(
         }
         Device::Meta => {
             let dtype = meta::float("sum of squares", tensor)?;
-            let num_nodes = tree::largest_nodes(range.clone()).count();
+            let num_nodes = largest_nodes(range.clone()).count();
             let shape = [num_nodes, ROW_ELEMS];
             let nodes = compute.allocator.tensor(DType::F64, shape, Category::Workspace)?;
             let mut pretended =

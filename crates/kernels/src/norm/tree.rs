@@ -1,11 +1,9 @@
 //! A sum over rows as a balanced binary tree, of which any part can be computed apart from the others.
 //!
-//! The tree over `n` rows has the largest power of two below `n` as its left part. So a run of rows that begins at a
-//! multiple of its length, a power of two, is a node of the tree whatever `n` is. Whoever holds some of the rows adds up
+//! The tree is that of [`paceline_numeric::tree`], with the rows as leaves. A run of rows that begins at a multiple of its
+//! length, a power of two, is a node of the tree whatever the number of rows is. Whoever holds some of the rows adds up
 //! the nodes that lie within them, and the nodes of all holders together give the sum, with the same bits however the
 //! rows are divided. This file does not know what the rows are.
-
-use std::ops::Range;
 
 /// Elements of a row.
 pub const ROW_ELEMS: usize = 16;
@@ -24,7 +22,7 @@ pub struct Node {
     pub sum: Lanes,
 }
 
-/// The largest nodes of the tree within a run of rows, in order.
+/// The sums over the [`largest_nodes`](paceline_numeric::tree::largest_nodes) within a run of rows, in order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RowTree(Vec<Node>);
 
@@ -57,17 +55,6 @@ impl RowTree {
     }
 }
 
-/// The level and the number of each of the largest nodes within a run of rows, in order: those of a [`RowTree`] over
-/// these rows.
-pub fn largest_nodes(mut rows: Range<usize>) -> impl Iterator<Item = (u32, usize)> {
-    std::iter::from_fn(move || {
-        let level = rows.start.trailing_zeros().min(rows.len().checked_ilog2()?);
-        let index = rows.start >> level;
-        rows.start += 1 << level;
-        Some((level, index))
-    })
-}
-
 /// The sum of two rows.
 #[inline(always)]
 pub(super) fn added(left: &Lanes, right: &Lanes) -> Lanes {
@@ -76,6 +63,8 @@ pub(super) fn added(left: &Lanes, right: &Lanes) -> Lanes {
 
 #[cfg(test)]
 mod tests {
+    use paceline_numeric::tree::largest_nodes;
+
     use super::*;
 
     /// Rows whose sums depend on the order of addition.

@@ -1,9 +1,9 @@
 //! Packs panels of f32 in plain code, which the compiler vectorizes for the instructions of its caller.
 
 use half::bf16;
+use paceline_numeric::bf16::{round, widen};
 
 use super::{Elems, Operand};
-use crate::bf16::{round, widen};
 
 /// Lanes are copied in strips of this many k, so that a strip of all lanes stays in the first-level cache.
 const STRIP: usize = 16;

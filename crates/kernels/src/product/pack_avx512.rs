@@ -6,6 +6,7 @@ use std::mem::transmute;
 use half::bf16;
 
 use super::{Elems, Operand};
+use crate::simd::transpose_16x16;
 
 /// How the elements of one type become units: 16 of them in a register.
 ///
@@ -249,7 +250,7 @@ unsafe fn copy<T, U: Units<T>, const LANES: usize>(
                         }
                     }
                     let to = panels.wrapping_add(to + u0 * LANES);
-                    for (u, row) in transpose(rows).into_iter().enumerate() {
+                    for (u, row) in transpose_16x16(rows).into_iter().enumerate() {
                         if u0 + u < units {
                             _mm512_mask_storeu_epi32(to.wrapping_add(u * LANES).cast(), slots, row);
                         }
@@ -286,35 +287,3 @@ unsafe fn copy<T, U: Units<T>, const LANES: usize>(
 const AHEAD: usize = 8;
 /// The number of panels that are filled side by side.
 const TOGETHER: usize = 4;
-
-/// The transpose of 16 x 16 numbers of 32 bits.
-#[inline(always)]
-unsafe fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
-    // SAFETY: the caller guarantees the processor.
-    unsafe {
-        let zero = _mm512_setzero_si512();
-        let (mut s, mut t) = ([zero; 16], [zero; 16]);
-        for i in 0..8 {
-            t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-            t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-        }
-        for i in 0..4 {
-            s[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-            s[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-            s[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-            s[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-        }
-        // `s[4 i + j]` has columns j, j + 4, j + 8 and j + 12 of rows 4 i to 4 i + 3.
-        for j in 0..4 {
-            let even = _mm512_shuffle_i32x4::<0x88>(s[j], s[j + 4]);
-            let odd = _mm512_shuffle_i32x4::<0xdd>(s[j], s[j + 4]);
-            let even_below = _mm512_shuffle_i32x4::<0x88>(s[j + 8], s[j + 12]);
-            let odd_below = _mm512_shuffle_i32x4::<0xdd>(s[j + 8], s[j + 12]);
-            t[j] = _mm512_shuffle_i32x4::<0x88>(even, even_below);
-            t[j + 8] = _mm512_shuffle_i32x4::<0xdd>(even, even_below);
-            t[j + 4] = _mm512_shuffle_i32x4::<0x88>(odd, odd_below);
-            t[j + 12] = _mm512_shuffle_i32x4::<0xdd>(odd, odd_below);
-        }
-        t
-    }
-}

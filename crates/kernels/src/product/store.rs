@@ -1,7 +1,8 @@
 //! Writes a tile of sums to `c`: addend, bias, ReLU, and the one rounding if `c` is bf16.
 
+use paceline_numeric::bf16::{round, widen};
+
 use super::Elems;
-use crate::bf16::{round, widen};
 
 /// Room for the largest tile of sums.
 #[repr(align(64))]

@@ -1,65 +1,78 @@
-//! The shape of the tree in which the values of the ranks are combined.
+//! The shape of the tree in which values are combined: those of ranks, of micro-batches, of the rows of a norm.
 //!
-//! The tree over `n` ranks is balanced and keeps their order. Its left half has the largest power of two
-//! below `n` ranks, its right half has the rest, and both halves are divided in the same way:
+//! The tree over `n` leaves is balanced and keeps their order. Its left half has the largest power of two
+//! below `n` leaves, its right half has the rest, and both halves are divided in the same way:
 //! `x0 + x1`, `(x0 + x1) + x2`, `(x0 + x1) + (x2 + x3)`, `((x0 + x1) + (x2 + x3)) + x4`, ...
 //!
-//! A *node* of the tree is a range of ranks that are combined before any other rank is. It begins at a
-//! multiple of a power of two and has as many ranks as that power, fewer only at the end of the tree.
+//! A *node* of the tree is a range of leaves that are combined before any other leaf is. It begins at a
+//! multiple of a power of two and has as many leaves as that power, fewer only at the end of the tree.
 //! The tree is evaluated with a stack, as a binary counter counts: each value is pushed, and then the two
 //! topmost values are merged as long as they are the halves of a node.
 //!
-//! Input: ranges of ranks. Output: nodes, and the number of merges after each. This module knows nothing of
-//! values.
+//! Input: ranges of leaves. Output: nodes, and the number of merges after each. This module does not know the
+//! values, nor how they are merged: each loop keeps its own stack, since loops are compiled for vector instructions.
 
 use std::ops::Range;
 
-/// The number of merges after value `index` of `count` has been pushed, if each value is a single leaf.
+/// The most merges that a leaf passes through in the tree over `count` leaves: the number of binary digits of `count - 1`.
+/// The stack holds at most this many values and the one that was pushed last.
+pub const fn height(count: usize) -> usize {
+    count.next_power_of_two().ilog2() as usize
+}
+
+/// The number of merges after leaf `index` has been pushed, if it is not the last one.
 #[inline(always)]
-pub(super) fn merges_after(index: usize, count: usize) -> usize {
+pub fn merges_before_last(index: usize) -> usize {
+    (index + 1).trailing_zeros() as usize
+}
+
+/// The number of merges after leaf `index` of `count` has been pushed.
+#[inline(always)]
+pub fn merges_after(index: usize, count: usize) -> usize {
     if index + 1 == count {
         // The stack holds one value for each binary digit of `index`, and the last value.
         index.count_ones() as usize
     } else {
-        (index + 1).trailing_zeros() as usize
+        merges_before_last(index)
     }
 }
 
 /// Whether these are the merges of a tree whose values are single leaves.
-pub(super) fn are_of_leaves(merges: &[u8]) -> bool {
+pub fn are_of_leaves(merges: &[u8]) -> bool {
     let mut indexed = merges.iter().enumerate();
     indexed.all(|(index, &times)| usize::from(times) == merges_after(index, merges.len()))
 }
 
-/// The fewest nodes of the tree over `world` ranks that together have exactly these ranks, in order. If each
-/// of several hosts has the same power of two of ranks, the ranks of a host are a single node.
-pub(crate) fn nodes(world: usize, ranks: Range<usize>) -> Vec<Range<usize>> {
-    debug_assert!(ranks.end <= world, "{ranks:?} of {world}");
-    let mut nodes = Vec::new();
-    let mut start = ranks.start;
-    while start < ranks.end {
-        // The largest aligned range that stays among these ranks. At the end of the tree it may be cut off.
-        let end = |size: usize| world.min(start + size);
-        let mut size = 1;
-        while start.is_multiple_of(2 * size)
-            && end(size) < end(2 * size)
-            && end(2 * size) <= ranks.end
-        {
-            size *= 2;
-        }
-        nodes.push(start..end(size));
-        start = end(size);
-    }
-    nodes
+/// The largest nodes with a whole power of two of leaves within a range of leaves, in order. They are nodes however many
+/// leaves follow. A node is given as `(level, number)` and has the leaves from `number << level` to `(number + 1) << level`.
+/// There are at most two of each level.
+pub fn largest_nodes(mut leaves: Range<usize>) -> impl Iterator<Item = (u32, usize)> {
+    std::iter::from_fn(move || {
+        let level = leaves.start.trailing_zeros().min(leaves.len().checked_ilog2()?);
+        let number = leaves.start >> level;
+        leaves.start += 1 << level;
+        Some((level, number))
+    })
 }
 
-/// The number of merges after each of these nodes, which follow each other and have all `world` ranks.
-pub(crate) fn merges(world: usize, nodes: &[Range<usize>]) -> Vec<u8> {
+/// The fewest nodes of the tree over `count` leaves that together have exactly these leaves, in order. If each
+/// of several hosts has the same power of two of ranks, the ranks of a host are a single node.
+pub fn nodes(count: usize, leaves: Range<usize>) -> Vec<Range<usize>> {
+    debug_assert!(leaves.end <= count, "{leaves:?} of {count}");
+    // The tree is a complete one that is cut off after its last leaf, and so are its last nodes.
+    let end = if leaves.end == count { count.next_power_of_two() } else { leaves.end };
+    let nodes = largest_nodes(leaves.start..end)
+        .map(|(level, number)| number << level..count.min((number + 1) << level));
+    nodes.take_while(|node| node.start < count).collect()
+}
+
+/// The number of merges after each of these nodes, which follow each other and have all `count` leaves.
+pub fn merges(count: usize, nodes: &[Range<usize>]) -> Vec<u8> {
     let mut stack: Vec<Range<usize>> = Vec::new();
     let merges_after = |node: &Range<usize>| {
         let mut times = 0;
         let mut top = node.clone();
-        while let Some(left) = stack.pop_if(|left| are_halves(world, left, &top)) {
+        while let Some(left) = stack.pop_if(|left| are_halves(count, left, &top)) {
             top = left.start..top.end;
             times += 1;
         }
@@ -70,14 +83,14 @@ pub(crate) fn merges(world: usize, nodes: &[Range<usize>]) -> Vec<u8> {
 }
 
 /// Whether two ranges, of which the second follows the first, are the halves of a node.
-fn are_halves(world: usize, left: &Range<usize>, right: &Range<usize>) -> bool {
+fn are_halves(count: usize, left: &Range<usize>, right: &Range<usize>) -> bool {
     let size = left.len();
     size.is_power_of_two()
         && left.start.is_multiple_of(2 * size)
-        && right.end == world.min(left.start + 2 * size)
+        && right.end == count.min(left.start + 2 * size)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -147,6 +160,7 @@ mod tests {
                 let nodes: Vec<_> = hosts.flat_map(|ranks| nodes(world, ranks)).collect();
                 let mut stack: Vec<Range<usize>> = Vec::new();
                 for (node, times) in nodes.iter().zip(merges(world, &nodes)) {
+                    assert!(stack.len() <= height(world), "{world}, {local} on each host");
                     let mut top = node.clone();
                     for _ in 0..times {
                         top = stack.pop().unwrap().start..top.end;

@@ -1,0 +1,16 @@
+//! What arithmetic and communication must agree on, so that all ways to compute a result give the same bits.
+//!
+//! - [`tree`]: the order in which values are added up.
+//! - [`bf16`]: rounding to bf16.
+//! - [`SimdLevel`]: the vector instructions that a loop is compiled for.
+//!
+//! This crate has no loops of its own. It does not know tensors, threads or ranks.
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
+pub mod bf16;
+pub mod tree;
+
+mod simd_level;
+
+pub use simd_level::SimdLevel;
