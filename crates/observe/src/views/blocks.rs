@@ -140,20 +140,6 @@ fn has_anatomy(facts: &Facts) -> bool {
     facts.steps.count() > 0 && facts.sync_cost.is_none()
 }
 
-/// Compute time, communication time and communication overhead.
-fn communication_line(facts: &Facts) -> String {
-    let number = |name| number(facts, name);
-    let compute = format!("Compute time: {} ms", number("compute_ms"));
-    let Some(hidden_pct) = facts.anatomy.overlap_pct() else { return compute };
-    format!(
-        "{compute}; communication time: {} ms, {hidden_pct:.0} % hidden, {} ms waiting for the slowest rank; \
-         communication overhead: {} %",
-        number("comm_ms"),
-        number("comm_wait_ms"),
-        number("comm_overhead_pct")
-    )
-}
-
 /// The samples of an optimizer step, and what they are made of.
 fn samples_line(facts: &Facts) -> String {
     let config = facts.config;
@@ -195,6 +181,14 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> V
         .collect();
     let rows = plain_table(["Main thread", "ms", "%"], 1, &rows, width);
     let mut lines = vec!["Anatomy of a step, means over ranks and steps:".to_owned(), rows];
+    if let Some(overlap) = anatomy.overlap_pct() {
+        let mean = |name| figure(name).shown(figure(name).of_steps(steps).unwrap_or(0.0));
+        lines.push(format!(
+            "Communication {} ms, {overlap:.0} % hidden; waiting for the slowest rank {} ms",
+            mean("comm_ms"),
+            mean("comm_wait_ms")
+        ));
+    }
     if !anatomy.statistics.is_empty() {
         lines.push(format!(
             "Synchronized batch norm: {}, for which the passes wait {:.2} ms per step",
