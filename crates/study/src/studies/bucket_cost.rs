@@ -8,6 +8,23 @@
 /// Bytes of a MiB, in which `--bucket-cap-mb` counts.
 pub const MIB: f64 = 1_048_576.0;
 
+/// Sizes of buckets in MiB, ascending, without those that change nothing: of the sizes that hold all gradients, the smallest
+/// stands for all. Also returns a line that says so, if there are several.
+pub fn distinct(mut sizes: Vec<f64>, gradient_bytes: u64) -> (Vec<f64>, Option<String>) {
+    let all = gradient_bytes as f64 / MIB;
+    let num_smaller = sizes.iter().filter(|mb| **mb < all).count();
+    let same: Vec<String> = sizes[num_smaller..].iter().map(f64::to_string).collect();
+    sizes.truncate(num_smaller + 1);
+    let note = (same.len() > 1).then(|| {
+        format!(
+            "Buckets of {} MiB hold all gradients, so they are run once, as {} MiB",
+            same.join(", "),
+            same[0]
+        )
+    });
+    (sizes, note)
+}
+
 /// The cost of an all-reduce: a fixed part, and a part for each byte.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BucketCost {
@@ -31,5 +48,22 @@ impl BucketCost {
     /// The bytes of a bucket for which the overhead is least.
     pub fn best_bytes(&self, gradient_bytes: f64) -> f64 {
         (gradient_bytes * self.op_ms / self.ms_per_byte).sqrt()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_hold_everything_are_run_once() {
+        let of = |sizes: &[f64]| distinct(sizes.to_vec(), 2 << 20);
+        let (sizes, note) = of(&[1.0, 2.0, 10.0, 1000.0]);
+        assert_eq!(sizes, [1.0, 2.0]);
+        let note = note.unwrap();
+        assert!(note.contains("2, 10, 1000 MiB") && note.ends_with("as 2 MiB"), "{note}");
+        assert_eq!(of(&[0.5, 1.0, 4.0]), (vec![0.5, 1.0, 4.0], None));
+        assert_eq!(of(&[0.5, 1.0]), (vec![0.5, 1.0], None));
+        assert_eq!(of(&[4.0]), (vec![4.0], None));
     }
 }

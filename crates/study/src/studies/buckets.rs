@@ -20,7 +20,7 @@ use serde::Serialize;
 use crate::flags::TrainFlags;
 use crate::plan::Case;
 use crate::rank;
-use crate::studies::bucket_cost::MIB;
+use crate::studies::bucket_cost::{MIB, distinct};
 use crate::study::{
     Setting, Study, StudyArgs, check, csv_of, measuring, median_of, run_all, write_files,
 };
@@ -142,7 +142,7 @@ fn buckets(args: &BucketsArgs) -> Result<u8> {
     let (measured, config) = measuring(&given)?;
     let built = config.data.open_train(config.seed)?;
     let params = config.model.build(built.as_ref(), args.nproc)?.layout.num_trained_params() as u64;
-    let sizes = resolve_sizes(&args.sizes, 4 * params)?;
+    let (sizes, note) = distinct(resolve_sizes(&args.sizes, 4 * params)?, 4 * params);
     let strategy = config.strategy.name();
     if !STRATEGIES.readers("bucket-cap-mb").contains(&strategy) {
         return usage(format!(
@@ -168,6 +168,7 @@ fn buckets(args: &BucketsArgs) -> Result<u8> {
     let rows = rows.collect::<Result<Vec<Row>>>()?;
     let fit = Fit::of(&rows, 4 * params);
     say(&format!("Buckets of {strategy}, {} ranks: {}", args.nproc, setting.words()));
+    note.iter().for_each(|note| say(note));
     say(&format!("\n{}", table::text(&rows, &fit, params, line_width())));
     let report = Report {
         setting: &setting,

@@ -23,7 +23,7 @@ use crate::flags::TrainFlags;
 use crate::plan::Case;
 use crate::rank::Spread;
 use crate::spec::Spec;
-use crate::studies::bucket_cost::MIB;
+use crate::studies::bucket_cost::{MIB, distinct};
 use crate::studies::buckets::{self, check_sizes};
 use crate::study::{
     Setting, Study, StudyArgs, check, csv_of, measuring, median_of, run_all, with_strategy,
@@ -211,6 +211,7 @@ fn naive_ddp(args: &NaiveDdpArgs) -> Result<u8> {
     let params = layout.num_trained_params() as u64;
     let elem_bytes = config.strategy.options.precision.grads.size_bytes();
     let gradient_bytes = params * elem_bytes as u64;
+    let (sizes, note) = distinct(sizes, gradient_bytes);
     let planner = Planner { flags: &flags, layout: &layout, elem_bytes };
     let plain = PLAIN.into_iter().map(|plain| planner.plain(plain));
     let bucketed = sizes.iter().map(|mb| planner.bucketed(*mb));
@@ -235,6 +236,7 @@ fn naive_ddp(args: &NaiveDdpArgs) -> Result<u8> {
     let best = SideBySide::measure(&args.study, &planner, &rows, &theory)?;
     let setting = Setting::new(&args.study, &config, params);
     say(&format!("Synchronization of gradients, {} ranks: {}", args.nproc, setting.words()));
+    note.iter().for_each(|note| say(note));
     say(&format!(
         "\n{}",
         table::text(&rows, &theory, best.as_ref(), &setting, gradient_bytes, line_width())
