@@ -4,9 +4,11 @@
 
 use std::fmt::Write as _;
 
-use super::chart::{FULL, HALF, PageColor, THIRD, WIDTHS, escaped};
+use maud::Markup;
+use paceline_files::printable_lines;
+
+use super::chart::{FULL, HALF, PageColor, THIRD, WIDTHS};
 use super::{Body, Figure, Panel, Report, Section, Width};
-use crate::plot::PlotError;
 use crate::table::{Cell, Column, Table, counted};
 
 static STYLE: &str = include_str!("page.css");
@@ -20,20 +22,20 @@ const OTHERS: usize = 60_000;
 const LONG: usize = 40;
 
 /// The page of a report.
-pub(super) fn page(report: &Report) -> Result<String, PlotError> {
+pub(super) fn page(report: &Report) -> String {
     let mut body = String::new();
     head(&mut body, report);
     for section in &report.sections {
-        add_section(&mut body, section)?;
+        add_section(&mut body, section);
     }
     let title = escaped(&report.title);
-    Ok(format!(
+    format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n{body}\
          <div id=\"said\" role=\"status\" aria-live=\"polite\"></div>\n\
          <script>\n{SCRIPT}</script>\n</body>\n</html>\n"
-    ))
+    )
 }
 
 fn head(out: &mut String, report: &Report) {
@@ -75,9 +77,9 @@ fn head(out: &mut String, report: &Report) {
     let _ = write!(out, "<nav>{}</nav>\n</header>\n", links.collect::<String>());
 }
 
-fn add_section(out: &mut String, section: &Section) -> Result<(), PlotError> {
+fn add_section(out: &mut String, section: &Section) {
     if section.panels.is_empty() {
-        return Ok(());
+        return;
     }
     let (id, title, lead) = (escaped(&section.id), escaped(&section.title), escaped(&section.lead));
     let _ = write!(
@@ -85,13 +87,12 @@ fn add_section(out: &mut String, section: &Section) -> Result<(), PlotError> {
         "<section id=\"{id}\">\n<h2>{title}</h2>\n<p class=\"lead\">{lead}</p>\n<div class=\"panels\">\n"
     );
     for panel in &section.panels {
-        add_panel(out, panel)?;
+        add_panel(out, panel);
     }
     out.push_str("</div>\n</section>\n");
-    Ok(())
 }
 
-fn add_panel(out: &mut String, panel: &Panel) -> Result<(), PlotError> {
+fn add_panel(out: &mut String, panel: &Panel) {
     let (class, width) = match panel.width {
         Width::Full => ("panel", FULL),
         Width::Half => ("panel half", HALF),
@@ -110,11 +111,11 @@ fn add_panel(out: &mut String, panel: &Panel) -> Result<(), PlotError> {
     );
     let title = panel.title.as_str();
     let (entries, drawn) = match &panel.body {
-        Body::Bars(bars) => (Vec::new(), chart(width, |width| bars.svg(width, title))?),
-        Body::Stacked(all) => (all.legend(), chart(width, |width| all.svg(width, title))?),
-        Body::Donuts(donuts) => (donuts.legend(), chart(width, |width| donuts.svg(width, title))?),
-        Body::Lanes(lanes) => (lanes.legend(), chart(width, |width| lanes.svg(width, title))?),
-        Body::Lines(lines) => (lines.legend(), chart(width, |width| lines.svg(width, title))?),
+        Body::Bars(bars) => (Vec::new(), chart(width, |width| bars.svg(width, title))),
+        Body::Stacked(all) => (all.legend(), chart(width, |width| all.svg(width, title))),
+        Body::Donuts(donuts) => (donuts.legend(), chart(width, |width| donuts.svg(width, title))),
+        Body::Lanes(lanes) => (lanes.legend(), chart(width, |width| lanes.svg(width, title))),
+        Body::Lines(lines) => (lines.legend(), chart(width, |width| lines.svg(width, title))),
         Body::Table(table) => (Vec::new(), table_html(table)),
         Body::Nothing(reason) => {
             (Vec::new(), format!("<p class=\"nothing\">{}</p>\n", escaped(reason)))
@@ -124,7 +125,6 @@ fn add_panel(out: &mut String, panel: &Panel) -> Result<(), PlotError> {
     let _ =
         write!(out, "</figcaption>\n<p class=\"definition\">{}</p>\n", prose(&panel.definition));
     let _ = writeln!(out, "{drawn}</figure>");
-    Ok(())
 }
 
 /// A sentence, in which names stand between backticks.
@@ -139,15 +139,12 @@ fn prose(text: &str) -> String {
 /// A chart, drawn at every width up to `widest`, because text in a drawing that is only scaled becomes too small
 /// to read on a phone. The page shows one of the drawings. A chart of very many shapes has fewer drawings, to keep
 /// the page small, and one with a single drawing scrolls.
-fn chart(
-    widest: i32,
-    draw: impl Fn(i32) -> Result<String, PlotError>,
-) -> Result<String, PlotError> {
-    let whole = draw(widest)?;
+fn chart(widest: i32, draw: impl Fn(i32) -> Markup) -> String {
+    let whole = draw(widest).0;
     let mut others = Vec::new();
     let mut room = OTHERS;
     for width in WIDTHS.into_iter().rev().filter(|width| *width < widest) {
-        let drawing = draw(width)?;
+        let drawing = draw(width).0;
         if drawing.len() > room {
             break;
         }
@@ -156,9 +153,9 @@ fn chart(
     }
     if others.is_empty() && widest > THIRD {
         let hint = "This chart has many parts: scroll it sideways to see all of them.";
-        return Ok(scrolling("large", hint, &whole));
+        return scrolling("large", hint, &whole);
     }
-    Ok(format!("<div class=\"chart\">{whole}{}</div>\n", others.concat()))
+    format!("<div class=\"chart\">{whole}{}</div>\n", others.concat())
 }
 
 /// A box that scrolls sideways. The script shows the hint if there is more than the box can show.
@@ -239,6 +236,23 @@ fn add_row(out: &mut String, row: &[Cell], columns: &[Column], classes: &[&str])
         };
     }
     out.push_str("</tr>\n");
+}
+
+/// Text escaped for an element or an attribute of the page. A name in a trace may hold anything, and most control
+/// characters may not stand in XML at all.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in printable_lines(text).chars() {
+        match c {
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '&' => out.push_str("&amp;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
 }
 
 #[cfg(test)]
