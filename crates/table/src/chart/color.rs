@@ -55,10 +55,24 @@ impl PageColor {
     /// How many colors there are for things of the same kind.
     pub const NUM_SERIES: usize = 8;
 
-    /// The variable of the style sheet.
-    pub fn variable(self) -> String {
+    /// The color of text on a shape filled with this one.
+    pub(super) fn on(self) -> PageColor {
+        match self {
+            PageColor::Idle
+            | PageColor::Grid
+            | PageColor::Track
+            | PageColor::Clear
+            | PageColor::Wait => PageColor::Text,
+            _ => PageColor::OnFill,
+        }
+    }
+}
+
+impl Render for PageColor {
+    /// The value of an attribute: a variable of the style sheet.
+    fn render_to(&self, out: &mut String) {
         let name = match self {
-            PageColor::Series(number) => return format!("--series-{}", number % Self::NUM_SERIES),
+            PageColor::Series(number) => &format!("series-{}", number % Self::NUM_SERIES),
             PageColor::Text => "text",
             PageColor::Muted => "muted",
             PageColor::Grid => "grid",
@@ -80,25 +94,6 @@ impl PageColor {
             PageColor::Other => "other",
             PageColor::Clear => "clear",
         };
-        format!("--{name}")
-    }
-
-    /// The color of text on a shape filled with this one.
-    pub(super) fn on(self) -> PageColor {
-        match self {
-            PageColor::Idle
-            | PageColor::Grid
-            | PageColor::Track
-            | PageColor::Clear
-            | PageColor::Wait => PageColor::Text,
-            _ => PageColor::OnFill,
-        }
-    }
-}
-
-impl Render for PageColor {
-    /// The value of an attribute.
-    fn render_to(&self, out: &mut String) {
-        out.push_str(&format!("var({})", self.variable()));
+        out.push_str(&format!("var(--{name})"));
     }
 }
