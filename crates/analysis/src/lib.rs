@@ -2,7 +2,7 @@
 //! and shows the results as reports, tables and charts.
 //!
 //! The tracks of a recorder, trace files and named series of numbers go in. Figures, one file of all ranks,
-//! HTML, CSV, JSON, PNG and SVG files come out. The crate knows of ranks and devices only what a trace file
+//! HTML, CSV, JSON and Markdown files come out. The crate knows of ranks and devices only what a trace file
 //! says about them. It knows nothing of training, models or layers.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
@@ -15,7 +15,7 @@ pub mod read;
 pub mod report;
 pub mod timeline;
 
-pub use paceline_table::{fitted, plot, stats, table};
+pub use paceline_table::{fitted, stats, table};
 
 mod backward;
 mod steps;

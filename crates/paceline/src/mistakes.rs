@@ -10,7 +10,7 @@ use clap::{Command, CommandFactory, Error, Parser};
 use paceline_failure::{Failure, Result};
 use paceline_host::text::named;
 use paceline_settings::spec::message;
-use paceline_settings::spec_file::distance;
+use strsim::levenshtein;
 
 use crate::cli::Cli;
 use crate::habits;
@@ -126,8 +126,8 @@ fn unknown_flag(
 
 /// The one of `names` that a user may have meant by `typed`, if one is similar enough.
 fn nearest<'a>(typed: &str, names: &[&'a str]) -> Option<&'a str> {
-    let nearest = names.iter().min_by_key(|name| distance(typed, name))?;
-    (distance(typed, nearest) <= nearest.len() / 3 + 1 && nearest.len() > 2).then_some(nearest)
+    let nearest = names.iter().min_by_key(|name| levenshtein(typed, name))?;
+    (levenshtein(typed, nearest) <= nearest.len() / 3 + 1 && nearest.len() > 2).then_some(nearest)
 }
 
 /// The usage line of an error, after an empty line.

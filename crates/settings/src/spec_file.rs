@@ -21,6 +21,7 @@ use paceline_choices::strategies::STRATEGIES;
 use paceline_failure::{Failure, Result};
 use paceline_files::{Printable, printable};
 use serde_json::Value;
+use strsim::levenshtein;
 
 use super::flags;
 use super::spec::{RunSpec, message};
@@ -284,29 +285,10 @@ fn stated(entries: Vec<Entry>) -> std::result::Result<Vec<Entry>, Problem> {
 }
 
 fn unknown(key: &str, known: &[Arg]) -> String {
-    let nearest = known
-        .iter()
-        .map(|flag| (flags::key(flag), distance(&key.replace('_', "-"), flags::key(flag))))
-        .min_by_key(|(_, distance)| *distance);
-    let hint = nearest.map_or(String::new(), |(name, _)| format!("; the nearest key is {name}"));
+    let nearest =
+        known.iter().map(flags::key).min_by_key(|name| levenshtein(&key.replace('_', "-"), name));
+    let hint = nearest.map_or(String::new(), |name| format!("; the nearest key is {name}"));
     format!("there is no key {key}{hint}")
-}
-
-/// The Levenshtein distance: how many letters have to be changed, added or removed to turn one word into
-/// the other.
-pub fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (i, a) in one.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in other.iter().enumerate() {
-            let substituted = diagonal + usize::from(a != *b);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[other.len()]
 }
 
 fn not_a_value(key: &str) -> String {

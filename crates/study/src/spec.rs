@@ -11,7 +11,7 @@ use paceline_settings::config::TrainConfig;
 use paceline_settings::flags;
 use paceline_settings::part::Selection;
 use paceline_settings::spec::{self, RunSpec};
-use paceline_settings::spec_file::distance;
+use strsim::levenshtein;
 
 use crate::flags::{NOT_SWEPT, Swept};
 
@@ -70,7 +70,7 @@ pub fn check_key(key: &str) -> Result<()> {
     if keys.contains(&key) {
         return Ok(());
     }
-    let nearest = keys.into_iter().min_by_key(|known| distance(key, known));
+    let nearest = keys.into_iter().min_by_key(|known| levenshtein(key, known));
     let hint = nearest.map_or(String::new(), |name| format!("; the nearest one is {name}"));
     Err(Failure::Usage(format!("--vary {key}: paceline train has no flag --{key}{hint}")))
 }

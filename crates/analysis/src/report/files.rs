@@ -10,15 +10,11 @@ use serde::Serialize;
 use serde::ser::SerializeMap;
 
 use super::{Body, Figure, Report, html};
-use crate::plot::PlotError;
 use crate::table::{counted, plain_markdown};
 
 /// Why a report could not be made.
 #[derive(thiserror::Error)]
 pub enum ReportError {
-    /// A chart could not be drawn.
-    #[error(transparent)]
-    Chart(#[from] PlotError),
     /// A part of the report has no form in JSON.
     #[error("cannot write the report as JSON: {0}")]
     Json(#[from] serde_json::Error),
@@ -38,7 +34,7 @@ const MARKDOWN_ROWS: usize = 12;
 pub fn files(report: &Report) -> Result<[(&'static str, String); 4], ReportError> {
     let csv = report.table(&report.csv_table).map(|table| table.csv()).unwrap_or_default();
     let json = serde_json::to_string_pretty(&Json(report))? + "\n";
-    Ok([("csv", csv), ("html", html::page(report)?), ("json", json), ("md", report.markdown())])
+    Ok([("csv", csv), ("html", html::page(report)), ("json", json), ("md", report.markdown())])
 }
 
 /// The JSON form.

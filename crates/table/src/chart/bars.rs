@@ -1,10 +1,12 @@
 //! Horizontal bars, one below the other, each with its value at its end.
 
-use super::canvas::{Align, Canvas, Drawn, SIZE, width_of};
+use maud::Markup;
+
 use super::color::PageColor;
 use super::labels::RowLabels;
 use super::scale::like;
-use crate::plot::PlotError;
+use super::words::{SIZE, width_of};
+use crate::canvas::{Align, Canvas};
 
 /// A bar.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,10 +36,10 @@ const THICK: f64 = 15.0;
 
 impl Bars {
     /// The `<svg>` element, `width` pixels wide.
-    pub fn svg(&self, width: i32, title: &str) -> Result<String, PlotError> {
+    pub fn svg(&self, width: i32, title: &str) -> Markup {
         let labels = RowLabels::new(self.bars.iter().map(|bar| bar.label.as_str()), width);
         let row = ROW + labels.above();
-        let mut canvas = Canvas::new(width, row * self.bars.len().max(1) as f64 + 2.0, title)?;
+        let mut canvas = Canvas::new(f64::from(width), row * self.bars.len().max(1) as f64 + 2.0);
         let left = labels.left();
         let number = like(self.bars.iter().filter_map(|bar| bar.value));
         let shown = |bar: &Bar| match bar.value {
@@ -51,12 +53,12 @@ impl Bars {
         for (at, bar) in self.bars.iter().enumerate() {
             let top = at as f64 * row + labels.above();
             let middle = top + ROW / 2.0 + 1.0;
-            labels.draw(&mut canvas, &bar.label, top, middle)?;
-            self.bar(&mut canvas, bar, (left, right, middle), longest, &shown(bar))?;
+            labels.draw(&mut canvas, &bar.label, top, middle);
+            self.bar(&mut canvas, bar, (left, right, middle), longest, &shown(bar));
         }
         let bottom = row * self.bars.len() as f64;
-        canvas.line(&[(left, 1.0), (left, bottom + 1.0)], 1.0, PageColor::Grid, "")?;
-        Ok(canvas.finish())
+        canvas.line(&[(left, 1.0), (left, bottom + 1.0)], 1.0, PageColor::Grid, "");
+        canvas.element(title)
     }
 
     fn bar(
@@ -66,14 +68,14 @@ impl Bars {
         (left, right, middle): (f64, f64, f64),
         longest: f64,
         shown: &str,
-    ) -> Drawn {
+    ) {
         let part = match bar.value {
             Some(value) if longest > 0.0 && value.is_finite() => (value / longest).max(0.0),
             _ => 0.0,
         };
         let (top, below) = (middle - THICK / 2.0, middle + THICK / 2.0);
         if self.whole.is_some() {
-            canvas.rect((left, top), (right, below), PageColor::Track, "")?;
+            canvas.rect((left, top), (right, below), PageColor::Track, "");
         }
         let end = left + (right - left).max(0.0) * part;
         let exact = bar.value.map_or_else(String::new, |v| format!(" ({v} {})", self.unit));
@@ -82,7 +84,7 @@ impl Bars {
             (end, below),
             bar.color,
             &format!("{}: {shown}{exact}", bar.label),
-        )?;
+        );
         let end = if self.whole.is_some() { right } else { end };
         canvas.text(shown, (end + 6.0, middle), SIZE, PageColor::Text, Align::Left)
     }

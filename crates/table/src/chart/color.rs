@@ -1,9 +1,8 @@
 //! The colors of charts, named by what they stand for.
 //!
-//! A meaning goes in. A variable of the page's style sheet comes out, and the fixed color that stands in for
-//! it while a chart is drawn. The page decides what the colors look like.
+//! A meaning goes in. A variable of the page's style sheet comes out. The page decides what the colors look like.
 
-use plotters::prelude::RGBColor;
+use maud::Render;
 
 /// What a color stands for. The page's style sheet has a variable for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,37 +55,6 @@ impl PageColor {
     /// How many colors there are for things of the same kind.
     pub const NUM_SERIES: usize = 8;
 
-    const NAMED: [(PageColor, &'static str); 20] = [
-        (PageColor::Text, "text"),
-        (PageColor::Muted, "muted"),
-        (PageColor::Grid, "grid"),
-        (PageColor::Track, "track"),
-        (PageColor::OnFill, "on-fill"),
-        (PageColor::Compute, "compute"),
-        (PageColor::Communication, "comm"),
-        (PageColor::Memory, "memory"),
-        (PageColor::Idle, "idle"),
-        (PageColor::NonCompute, "non-compute"),
-        (PageColor::Both, "both"),
-        (PageColor::Wait, "wait"),
-        (PageColor::Host, "host"),
-        (PageColor::DataWait, "data-wait"),
-        (PageColor::Forward, "forward"),
-        (PageColor::Backward, "backward"),
-        (PageColor::Sync, "sync"),
-        (PageColor::Optimizer, "optimizer"),
-        (PageColor::Other, "other"),
-        (PageColor::Clear, "clear"),
-    ];
-
-    /// The variable of the style sheet.
-    pub fn variable(self) -> String {
-        match self {
-            PageColor::Series(number) => format!("--series-{}", number % Self::NUM_SERIES),
-            named => format!("--{}", Self::NAMED[named.index()].1),
-        }
-    }
-
     /// The color of text on a shape filled with this one.
     pub(super) fn on(self) -> PageColor {
         match self {
@@ -98,21 +66,34 @@ impl PageColor {
             _ => PageColor::OnFill,
         }
     }
+}
 
-    fn index(self) -> usize {
-        match self {
-            PageColor::Series(number) => Self::NAMED.len() + number % Self::NUM_SERIES,
-            named => Self::NAMED.iter().position(|(color, _)| *color == named).unwrap_or(0),
-        }
-    }
-
-    /// The fixed color that stands for this one until the drawing is done. Drawings use no other colors.
-    pub(super) fn stand_in(self) -> RGBColor {
-        RGBColor(1, 0, self.index() as u8)
-    }
-
-    pub(super) fn all() -> impl Iterator<Item = PageColor> {
-        let series = (0..Self::NUM_SERIES).map(PageColor::Series);
-        Self::NAMED.iter().map(|(color, _)| *color).chain(series)
+impl Render for PageColor {
+    /// The value of an attribute: a variable of the style sheet.
+    fn render_to(&self, out: &mut String) {
+        let name = match self {
+            PageColor::Series(number) => &format!("series-{}", number % Self::NUM_SERIES),
+            PageColor::Text => "text",
+            PageColor::Muted => "muted",
+            PageColor::Grid => "grid",
+            PageColor::Track => "track",
+            PageColor::OnFill => "on-fill",
+            PageColor::Compute => "compute",
+            PageColor::Communication => "comm",
+            PageColor::Memory => "memory",
+            PageColor::Idle => "idle",
+            PageColor::NonCompute => "non-compute",
+            PageColor::Both => "both",
+            PageColor::Wait => "wait",
+            PageColor::Host => "host",
+            PageColor::DataWait => "data-wait",
+            PageColor::Forward => "forward",
+            PageColor::Backward => "backward",
+            PageColor::Sync => "sync",
+            PageColor::Optimizer => "optimizer",
+            PageColor::Other => "other",
+            PageColor::Clear => "clear",
+        };
+        out.push_str(&format!("var(--{name})"));
     }
 }

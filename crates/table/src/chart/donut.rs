@@ -2,10 +2,12 @@
 
 use std::f64::consts::TAU;
 
-use super::canvas::{Align, Canvas, Drawn, SIZE, SMALL, fitted, legend_of};
+use maud::Markup;
+
 use super::color::PageColor;
 use super::stacked::Part;
-use crate::plot::PlotError;
+use super::words::{SIZE, SMALL, fitted, legend_of};
+use crate::canvas::{Align, Canvas};
 
 /// A ring.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,22 +42,22 @@ impl Donuts {
     }
 
     /// The `<svg>` element, `width` pixels wide.
-    pub fn svg(&self, width: i32, title: &str) -> Result<String, PlotError> {
+    pub fn svg(&self, width: i32, title: &str) -> Markup {
         let per_row = ((f64::from(width) / CELL.0) as usize).max(1);
         let cell = (f64::from(width) / self.donuts.len().clamp(1, per_row) as f64).min(WIDEST);
         let rows = self.donuts.len().div_ceil(per_row).max(1);
-        let mut canvas = Canvas::new(width, rows as f64 * CELL.1, title)?;
+        let mut canvas = Canvas::new(f64::from(width), rows as f64 * CELL.1);
         for (at, donut) in self.donuts.iter().enumerate() {
             let center = (
                 ((at % per_row) as f64 + 0.5) * cell,
                 (at / per_row) as f64 * CELL.1 + OUTER + 10.0,
             );
-            self.donut(&mut canvas, donut, center)?;
+            self.donut(&mut canvas, donut, center);
         }
-        Ok(canvas.finish())
+        canvas.element(title)
     }
 
-    fn donut(&self, canvas: &mut Canvas, donut: &Donut, center: (f64, f64)) -> Drawn {
+    fn donut(&self, canvas: &mut Canvas, donut: &Donut, center: (f64, f64)) {
         let total: f64 = donut.parts.iter().map(|part| part.value.max(0.0)).sum();
         let on_circle = |radius: f64, angle: f64| {
             (center.0 + radius * angle.sin(), center.1 - radius * angle.cos())
@@ -77,11 +79,11 @@ impl Donuts {
                 self.unit,
                 100.0 * share
             );
-            canvas.polygon(&corners, part.color, &hover)?;
+            canvas.polygon(&corners, part.color, &hover);
             if share > 0.09 {
                 let place = on_circle((OUTER + INNER) / 2.0, (angle + end) / 2.0);
                 let words = format!("{:.0} %", 100.0 * share);
-                canvas.text(&words, place, SMALL, part.color.on(), Align::Middle)?;
+                canvas.text(&words, place, SMALL, part.color.on(), Align::Middle);
             }
             angle = end;
         }

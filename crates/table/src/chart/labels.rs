@@ -1,11 +1,13 @@
 //! Where the names of rows go: into a column at the left, or, on a narrow chart with long names, above their
-//! rows.
+//! rows. Draws the scale below the rows too.
 //!
 //! Names and the width of a chart go in. This file does not know what a row shows.
 
 use super::THIRD;
-use super::canvas::{Align, Canvas, Drawn, SIZE, fitted, width_of};
 use super::color::PageColor;
+use super::scale::{tick_count, tick_labels, ticks};
+use super::words::{SIZE, SMALL, fitted, width_of};
+use crate::canvas::{Align, Canvas};
 
 /// The height of a line of text above a row.
 const LINE: f64 = 17.0;
@@ -50,13 +52,28 @@ impl RowLabels {
     }
 
     /// Draws the name of the row whose top, without the name, is `top` and whose middle is `middle`.
-    pub(super) fn draw(self, canvas: &mut Canvas, name: &str, top: f64, middle: f64) -> Drawn {
+    pub(super) fn draw(self, canvas: &mut Canvas, name: &str, top: f64, middle: f64) {
         let (room, at, align) = match self {
             RowLabels::Left(column) => (column - 10.0, (column - 8.0, middle), Align::Right),
             RowLabels::Above(width) => (width - EDGE, (EDGE, top - LINE / 2.0 + 2.0), Align::Left),
         };
         let words = fitted(name, SIZE, room);
-        canvas.hover_text(&words, at, SIZE, PageColor::Text, align, name)
+        canvas.hover_text(&words, at, SIZE, PageColor::Text, align, name);
+    }
+}
+
+/// Draws a scale from zero to `end` below the rows. Each tick has a line from `top` to `bottom`.
+pub(super) fn scale_below(
+    canvas: &mut Canvas,
+    end: f64,
+    unit: &str,
+    (top, bottom): (f64, f64),
+    x: impl Fn(f64) -> f64,
+) {
+    let ticks = ticks(end, tick_count(x(end) - x(0.0)));
+    for (&tick, label) in ticks.iter().zip(tick_labels(&ticks, unit)) {
+        canvas.line(&[(x(tick), top), (x(tick), bottom)], 1.0, PageColor::Grid, "");
+        canvas.text(&label, (x(tick), bottom + 12.0), SMALL, PageColor::Muted, Align::Middle);
     }
 }
 
@@ -72,8 +89,8 @@ mod tests {
         assert_eq!(RowLabels::new([long].into_iter(), HALF), RowLabels::Left(0.4 * 540.0));
         let above = RowLabels::new(["rank 0", long].into_iter(), THIRD);
         assert_eq!((above.left(), above.above()), (EDGE, LINE));
-        let mut canvas = Canvas::new(THIRD, 40.0, "names").unwrap();
-        above.draw(&mut canvas, long, 20.0, 30.0).unwrap();
-        assert!(canvas.finish().contains(&format!(">\n{long}\n<")), "the whole name");
+        let mut canvas = Canvas::new(350.0, 40.0);
+        above.draw(&mut canvas, long, 20.0, 30.0);
+        assert!(canvas.file().contains(&format!(">{long}<")), "the whole name");
     }
 }

@@ -1,10 +1,12 @@
 //! Rows of segments on one time scale, and arrows that lead from one row to another.
 
-use super::canvas::{Align, Canvas, SMALL, fitted, legend_of, width_of};
+use maud::Markup;
+
 use super::color::PageColor;
-use super::labels::RowLabels;
+use super::labels::{RowLabels, scale_below};
 use super::scale::brief;
-use crate::plot::PlotError;
+use super::words::{SMALL, fitted, legend_of, width_of};
+use crate::canvas::{Align, Canvas};
 
 /// A piece of a row: a range of time with a name.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,22 +71,22 @@ impl Lanes {
     }
 
     /// The `<svg>` element, `width` pixels wide.
-    pub fn svg(&self, width: i32, title: &str) -> Result<String, PlotError> {
+    pub fn svg(&self, width: i32, title: &str) -> Markup {
         let labels = RowLabels::new(self.lanes.iter().map(|l| l.label.as_str()), width);
         let (left, row) = (labels.left(), ROW + labels.above());
         let bottom = row * self.lanes.len() as f64;
-        let mut canvas = Canvas::new(width, bottom + 24.0, title)?;
+        let mut canvas = Canvas::new(f64::from(width), bottom + 24.0);
         let right = f64::from(width) - 30.0;
         let end = self.end();
         let scale = if end > 0.0 { (right - left) / end } else { 0.0 };
         let x = |at: f64| left + at.max(0.0) * scale;
         let top = |lane: usize| lane as f64 * row + labels.above();
         let middle = |lane: usize| top(lane) + ROW / 2.0;
-        canvas.scale_below(end, &self.unit, (0.0, bottom), x)?;
+        scale_below(&mut canvas, end, &self.unit, (0.0, bottom), x);
         for (at, lane) in self.lanes.iter().enumerate() {
-            labels.draw(&mut canvas, &lane.label, top(at) + 6.0, middle(at))?;
+            labels.draw(&mut canvas, &lane.label, top(at) + 6.0, middle(at));
             let whole = [(x(0.0), middle(at)), (x(end), middle(at))];
-            canvas.line(&whole, 1.0, PageColor::Grid, "")?;
+            canvas.line(&whole, 1.0, PageColor::Grid, "");
             for segment in &lane.segments {
                 let (from, to) = (x(segment.start), x(segment.end));
                 let half = THICK / 2.0;
@@ -100,12 +102,12 @@ impl Lanes {
                 // Segments shorter than a pixel stay visible.
                 let to = to.max(from + 0.5);
                 let (top, below) = ((from, middle(at) - half), (to, middle(at) + half));
-                canvas.rect(top, below, segment.color, &hover)?;
+                canvas.rect(top, below, segment.color, &hover);
                 let words = fitted(&segment.name, SMALL, to - from - 6.0);
                 if to - from > 40.0 && width_of(&words, SMALL) < to - from {
                     let place = (from + 4.0, middle(at));
                     let color = segment.color.on();
-                    canvas.text(&words, place, SMALL, color, Align::Left)?;
+                    canvas.text(&words, place, SMALL, color, Align::Left);
                 }
             }
         }
@@ -113,10 +115,10 @@ impl Lanes {
             let side = if jump.to.0 > jump.from.0 { 1.0 } else { -1.0 };
             let from = (x(jump.from.1), middle(jump.from.0) + side * THICK / 2.0);
             let to = (x(jump.to.1), middle(jump.to.0) - side * THICK / 2.0);
-            canvas.line(&[from, to], 1.6, PageColor::Text, &jump.name)?;
+            canvas.line(&[from, to], 1.6, PageColor::Text, &jump.name);
             let tip = [to, (to.0 - 3.0, to.1 - side * 6.0), (to.0 + 3.0, to.1 - side * 6.0)];
-            canvas.polygon(&tip, PageColor::Text, &jump.name)?;
+            canvas.polygon(&tip, PageColor::Text, &jump.name);
         }
-        Ok(canvas.finish())
+        canvas.element(title)
     }
 }

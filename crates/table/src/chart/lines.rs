@@ -1,9 +1,11 @@
 //! Lines over a time scale, drawn as steps: a value holds until the next one.
 
-use super::canvas::{Align, Canvas, SMALL, width_of};
+use maud::Markup;
+
 use super::color::PageColor;
 use super::scale::{tick_count, tick_labels, ticks};
-use crate::plot::PlotError;
+use super::words::{SMALL, width_of};
+use crate::canvas::{Align, Canvas};
 
 /// A line.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,8 +43,8 @@ impl Lines {
     }
 
     /// The `<svg>` element, `width` pixels wide.
-    pub fn svg(&self, width: i32, title: &str) -> Result<String, PlotError> {
-        let mut canvas = Canvas::new(width, HEIGHT + 24.0, title)?;
+    pub fn svg(&self, width: i32, title: &str) -> Markup {
+        let mut canvas = Canvas::new(f64::from(width), HEIGHT + 24.0);
         let points = || self.lines.iter().flat_map(|line| &line.points);
         let x_end = points().map(|point| point.0).fold(0.0, f64::max);
         let y_end = 1.06 * points().map(|point| point.1).fold(0.0, f64::max);
@@ -56,13 +58,13 @@ impl Lines {
         let place = |(x, y): (f64, f64)| (left + x.max(0.0) * x_scale, HEIGHT - y * y_scale);
         for (tick, label) in y_ticks.iter().zip(&y_labels) {
             let y = HEIGHT - tick * y_scale;
-            canvas.line(&[(left, y), (right, y)], 1.0, PageColor::Grid, "")?;
-            canvas.text(label, (left - 6.0, y), SMALL, PageColor::Muted, Align::Right)?;
+            canvas.line(&[(left, y), (right, y)], 1.0, PageColor::Grid, "");
+            canvas.text(label, (left - 6.0, y), SMALL, PageColor::Muted, Align::Right);
         }
         let x_ticks = ticks(x_end, tick_count(right - left));
         for (tick, label) in x_ticks.iter().zip(tick_labels(&x_ticks, &self.x_unit)) {
             let x = left + tick * x_scale;
-            canvas.text(&label, (x, HEIGHT + 13.0), SMALL, PageColor::Muted, Align::Middle)?;
+            canvas.text(&label, (x, HEIGHT + 13.0), SMALL, PageColor::Muted, Align::Middle);
         }
         // All lines together get about as many points as a single line would get: with many lines, details
         // cannot be told apart anyway.
@@ -79,16 +81,16 @@ impl Lines {
             path.extend(last.map(|y| place((x_end, y))));
             if let [(x, y)] = line.points[..] {
                 let hover = format!("{}: {y} {} at {x} {}", line.name, self.y_unit, self.x_unit);
-                canvas.polygon(&diamond(place((x, y))), line.color, &hover)?;
+                canvas.polygon(&diamond(place((x, y))), line.color, &hover);
                 continue;
             }
             let peak = line.points.iter().map(|point| point.1).fold(0.0, f64::max);
             let hover = format!("{}: {peak} {} at most", line.name, self.y_unit);
             if path.len() > 1 {
-                canvas.line(&path, 1.6, line.color, &hover)?;
+                canvas.line(&path, 1.6, line.color, &hover);
             }
         }
-        Ok(canvas.finish())
+        canvas.element(title)
     }
 }
 
@@ -130,7 +132,7 @@ mod tests {
         };
         let svg = |lines: Vec<Line>| {
             let lines = Lines { x_unit: "ms".into(), y_unit: "MB".into(), lines };
-            lines.svg(540, "memory").unwrap()
+            lines.svg(540, "memory").0
         };
         let drawn = "stroke=\"var(--series-0)\"";
         let one = svg(vec![line(&[(3.0, 7.0)])]);

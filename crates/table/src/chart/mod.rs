@@ -1,11 +1,9 @@
 //! Charts of a report, as SVG elements for a page with a light and a dark theme.
 //!
-//! Named values and the meanings of their colors go in. The text of an `<svg>` element comes out. `plotters`
-//! draws with fixed colors, which are then replaced by variables of the page's style sheet, so the page
-//! decides how they look. A chart does not know what was measured.
+//! Named values and the meanings of their colors go in. An `<svg>` element comes out. Its colors are variables of the page's
+//! style sheet, so the page decides how they look. A chart does not know what was measured.
 
 mod bars;
-mod canvas;
 mod color;
 mod donut;
 mod labels;
@@ -13,9 +11,9 @@ mod lanes;
 mod lines;
 mod scale;
 mod stacked;
+mod words;
 
 pub use bars::{Bar, Bars};
-pub use canvas::escaped;
 pub use color::PageColor;
 pub use donut::{Donut, Donuts};
 pub use lanes::{Jump, Lane, Lanes, Segment};

@@ -1,11 +1,13 @@
 //! Horizontal stacked bars, with a scale below.
 
+use maud::Markup;
+
 use super::THIRD;
-use super::canvas::{Align, Canvas, Drawn, SMALL, legend_of, width_of};
 use super::color::PageColor;
-use super::labels::RowLabels;
+use super::labels::{RowLabels, scale_below};
 use super::scale::{brief, like};
-use crate::plot::PlotError;
+use super::words::{SMALL, legend_of, width_of};
+use crate::canvas::{Align, Canvas};
 
 /// A part of a bar.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,7 +60,7 @@ impl Stacked {
     }
 
     /// The `<svg>` element, `width` pixels wide.
-    pub fn svg(&self, width: i32, title: &str) -> Result<String, PlotError> {
+    pub fn svg(&self, width: i32, title: &str) -> Markup {
         let labels = RowLabels::new(self.stacks.iter().map(|s| s.label.as_str()), width);
         let (left, right) = (labels.left(), f64::from(width) - 24.0);
         let total = |stack: &Stack| -> f64 { stack.parts.iter().map(|p| p.value.max(0.0)).sum() };
@@ -77,21 +79,21 @@ impl Stacked {
         let num_lines: usize = below.iter().map(Vec::len).sum();
         let bottom =
             (ROW + labels.above()) * self.stacks.len() as f64 + LINE * num_lines as f64 + 2.0;
-        let mut canvas = Canvas::new(width, bottom + 22.0, title)?;
-        canvas.scale_below(longest, &self.unit, (1.0, bottom), x)?;
+        let mut canvas = Canvas::new(f64::from(width), bottom + 22.0);
+        scale_below(&mut canvas, longest, &self.unit, (1.0, bottom), x);
         let mut top = 0.0;
         for (stack, below) in self.stacks.iter().zip(&below) {
             top += labels.above();
             let middle = top + ROW / 2.0 + 1.0;
-            labels.draw(&mut canvas, &stack.label, top, middle)?;
-            self.stack(&mut canvas, stack, (left, middle), per_unit, &number)?;
+            labels.draw(&mut canvas, &stack.label, top, middle);
+            self.stack(&mut canvas, stack, (left, middle), per_unit, &number);
             top += ROW;
             for line in below {
-                values(&mut canvas, line, (left, top + LINE / 2.0 - 2.0))?;
+                values(&mut canvas, line, (left, top + LINE / 2.0 - 2.0));
                 top += LINE;
             }
         }
-        Ok(canvas.finish())
+        canvas.element(title)
     }
 
     fn stack(
@@ -101,7 +103,7 @@ impl Stacked {
         (left, middle): (f64, f64),
         per_unit: f64,
         number: &dyn Fn(f64) -> String,
-    ) -> Drawn {
+    ) {
         let total: f64 = stack.parts.iter().map(|part| part.value.max(0.0)).sum();
         let mut x = left;
         for part in &stack.parts {
@@ -117,15 +119,14 @@ impl Stacked {
                 self.unit
             );
             let (from, to) = ((x, middle - THICK / 2.0), (end, middle + THICK / 2.0));
-            canvas.rect(from, to, part.color, &hover)?;
+            canvas.rect(from, to, part.color, &hover);
             let inside = number(part.value);
             if is_inside(&inside, end - x) {
                 let place = ((x + end) / 2.0, middle);
-                canvas.text(&inside, place, SMALL, part.color.on(), Align::Middle)?;
+                canvas.text(&inside, place, SMALL, part.color.on(), Align::Middle);
             }
             x = end;
         }
-        Ok(())
     }
 }
 
@@ -170,16 +171,15 @@ fn lines(all: Vec<(&Part, String)>, room: f64) -> Vec<Vec<(&Part, String)>> {
 }
 
 /// Draws a line of values, each behind a square in the color of its part.
-fn values(canvas: &mut Canvas, line: &[(&Part, String)], (left, middle): (f64, f64)) -> Drawn {
+fn values(canvas: &mut Canvas, line: &[(&Part, String)], (left, middle): (f64, f64)) {
     let mut x = left;
     for (part, value) in line {
         let half = SQUARE / 2.0;
-        canvas.rect((x, middle - half), (x + SQUARE, middle + half), part.color, &part.name)?;
+        canvas.rect((x, middle - half), (x + SQUARE, middle + half), part.color, &part.name);
         let place = (x + SQUARE + 4.0, middle);
-        canvas.hover_text(value, place, SMALL, PageColor::Text, Align::Left, &part.name)?;
+        canvas.hover_text(value, place, SMALL, PageColor::Text, Align::Left, &part.name);
         x += entry(value);
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -195,16 +195,12 @@ mod tests {
         });
         let stack = Stack { label: "rank 0".into(), parts: parts.collect() };
         let stacked = Stacked { unit: "ms".into(), stacks: vec![stack.clone()] };
-        let narrow = stacked.svg(THIRD, "narrow").unwrap();
+        let narrow = stacked.svg(THIRD, "narrow").0;
         for part in &stack.parts {
-            assert!(
-                narrow.contains(&format!(">\n{:.1}\n<", part.value)),
-                "{}: {narrow}",
-                part.name
-            );
+            assert!(narrow.contains(&format!(">{:.1}<", part.value)), "{}: {narrow}", part.name);
         }
-        let wide = stacked.svg(FULL, "wide").unwrap();
-        assert!(wide.contains(">\n800.0\n<") && !wide.contains(">\n1.2\n<"), "{wide}");
+        let wide = stacked.svg(FULL, "wide").0;
+        assert!(wide.contains(">800.0<") && !wide.contains(">1.2<"), "{wide}");
     }
 
     #[test]

@@ -3,19 +3,17 @@
 //! Series go in. A name that is too long for the column is broken into lines, so nothing runs off the picture.
 //! This file does not know the axes.
 
-use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, VPos};
-
 use super::chart::{SIZE, Series};
-use super::draw::{Area, Medium, Outcome, SMALL, TEXT_COLOR, text};
+use super::draw::{SMALL, Surface, TEXT_COLOR};
 use super::line::sample;
+use crate::canvas::{Align, Point};
 
 /// The distance from the plot area to the samples, their length, and the distance to the names.
-const BEFORE: i32 = 22;
-const SAMPLE: i32 = 48;
-const AFTER: i32 = 10;
+const BEFORE: f64 = 22.0;
+const SAMPLE: f64 = 48.0;
+const AFTER: f64 = 10.0;
 /// The largest width of names. The lines of the chart keep half of it.
-const MOST: i32 = SIZE.0 as i32 / 2 - BEFORE - SAMPLE - AFTER;
+const MOST: f64 = SIZE.0 as f64 / 2.0 - BEFORE - SAMPLE - AFTER;
 /// From the first line of a name to that of the next name, and from line to line within a name.
 const ENTRY: f64 = 34.0;
 const LINE: f64 = 24.0;
@@ -24,51 +22,46 @@ const LINE: f64 = 24.0;
 pub(super) struct Legend<'a> {
     entries: Vec<(&'a Series, Vec<String>)>,
     /// The width of the widest line.
-    names: i32,
+    names: f64,
     /// By how much distances are reduced, so that all entries have room.
     scale: f64,
 }
 
 impl<'a> Legend<'a> {
     /// A legend of this height. `width` measures text.
-    pub(super) fn new(series: &'a [Series], height: i32, width: impl Fn(&str) -> i32) -> Self {
+    pub(super) fn new(series: &'a [Series], height: f64, width: impl Fn(&str) -> f64) -> Self {
         let entry = |series: &'a Series| (series, broken(&series.name, MOST, &width));
         let entries: Vec<_> = series.iter().map(entry).collect();
         let names = entries.iter().flat_map(|(_, lines)| lines).map(|line| width(line));
-        let names = names.max().unwrap_or(0).min(MOST);
+        let names = names.fold(0.0, f64::max).min(MOST);
         let needed: f64 = entries.iter().map(|(_, lines)| height_of(lines)).sum();
-        Self { entries, names, scale: (f64::from(height) / needed.max(1.0)).min(1.0) }
+        Self { entries, names, scale: (height / needed.max(1.0)).min(1.0) }
     }
 
     /// The width of the whole column.
-    pub(super) fn width(&self) -> i32 {
+    pub(super) fn width(&self) -> f64 {
         BEFORE + SAMPLE + AFTER + self.names
     }
 
     /// Draws the legend from the corner at its top left. `is_point` says whether a series has a single point: its
     /// sample is its marker, like in the chart.
-    pub(super) fn draw<DB: DrawingBackend>(
+    pub(super) fn draw(
         &self,
-        area: &Area<DB>,
-        medium: Medium,
-        (left, top): (i32, i32),
+        surface: &mut dyn Surface,
+        (left, top): Point,
         is_point: impl Fn(&Series) -> bool,
-    ) -> Outcome<DB> {
-        let k = medium.k;
-        let size = SMALL.min((LINE * self.scale) as i32 - 2).max(4);
-        let pixel = |x: i32, y: f64| (f64::from(x * k), y * f64::from(k));
-        let mut y = f64::from(top + 14);
+    ) {
+        let size = SMALL.min(LINE * self.scale - 2.0).max(4.0);
+        let mut y = top + 14.0;
         for (series, lines) in &self.entries {
             let x = left + BEFORE;
-            sample(area, series, [pixel(x, y), pixel(x + SAMPLE, y)], is_point(series), k)?;
+            sample(surface, series, [(x, y), (x + SAMPLE, y)], is_point(series));
             for (at, words) in lines.iter().enumerate() {
-                let below = y + at as f64 * LINE * self.scale;
-                let place = ((x + SAMPLE + AFTER) * k, (below * f64::from(k)).round() as i32);
-                text(area, medium, words, place, size, TEXT_COLOR, (HPos::Left, VPos::Center))?;
+                let place = (x + SAMPLE + AFTER, y + at as f64 * LINE * self.scale);
+                surface.write(words, place, size, TEXT_COLOR, Align::Left);
             }
             y += height_of(lines) * self.scale;
         }
-        Ok(())
     }
 }
 
@@ -78,7 +71,7 @@ fn height_of(lines: &[String]) -> f64 {
 }
 
 /// Breaks a name into lines of at most `most`, at spaces if that is possible.
-fn broken(name: &str, most: i32, width: impl Fn(&str) -> i32) -> Vec<String> {
+fn broken(name: &str, most: f64, width: impl Fn(&str) -> f64) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
     for word in name.split_inclusive(' ') {
@@ -107,7 +100,7 @@ mod tests {
 
     #[test]
     fn names_are_broken_at_spaces_and_long_words_anywhere() {
-        let broken = |name| broken(name, 10, |words| words.chars().count() as i32);
+        let broken = |name| broken(name, 10.0, |words| words.chars().count() as f64);
         assert_eq!(broken("shm, 2 ranks"), ["shm, 2", "ranks"]);
         assert_eq!(broken("short"), ["short"]);
         assert_eq!(broken(""), [""]);

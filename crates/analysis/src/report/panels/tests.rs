@@ -291,7 +291,7 @@ fn every_format_is_written_and_nothing_else() {
         let files = crate::report::files(&report(kind)).unwrap();
         let has_begun: [fn(&str) -> bool; 4] = [
             |csv| csv.contains(','),
-            |html| html.starts_with("<!doctype html>"),
+            |html| html.starts_with("<!DOCTYPE html>"),
             |json| json.starts_with('{') && json.ends_with("}\n"),
             |md| md.starts_with("## "),
         ];

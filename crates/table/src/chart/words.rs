@@ -1,0 +1,64 @@
+//! The words of a chart: their sizes, the room that they take, and which of them make a legend.
+//!
+//! Text goes in; lengths and shorter text come out. The reader's browser chooses the font, so lengths are estimates. Nothing
+//! here draws.
+
+use paceline_files::printable;
+
+use super::color::PageColor;
+
+/// The average width of a letter, as a fraction of the font size. It is that of a wide font, because the
+/// reader's font is unknown.
+const WIDE: f64 = 0.61;
+
+/// Font sizes.
+pub(super) const SIZE: f64 = 12.0;
+pub(super) const SMALL: f64 = 11.0;
+
+/// Names and colors, each name once, in order of appearance.
+pub(super) fn legend_of<'a>(
+    all: impl Iterator<Item = (&'a str, PageColor)>,
+) -> Vec<(String, PageColor)> {
+    let mut legend: Vec<(String, PageColor)> = Vec::new();
+    for (name, color) in all {
+        if !legend.iter().any(|(of, _)| of == name) {
+            legend.push((name.to_owned(), color));
+        }
+    }
+    legend
+}
+
+/// Estimates how wide text is, from the average letter of a proportional font. The estimate is on the safe
+/// side, because the browser chooses the font.
+pub(super) fn width_of(text: &str, size: f64) -> f64 {
+    printable(text).chars().count() as f64 * size * WIDE
+}
+
+/// The text, or its beginning and its end if the whole would be wider than `room`.
+pub(super) fn fitted(text: &str, size: f64, room: f64) -> String {
+    let fits = (room / (size * WIDE)) as usize;
+    let text = printable(text);
+    let chars: Vec<char> = text.chars().collect();
+    if chars.len() <= fits {
+        return text.into_owned();
+    }
+    let kept = fits.saturating_sub(1);
+    let (head, tail) = (kept - kept / 3, kept / 3);
+    let begin: String = chars[..head].iter().collect();
+    let end: String = chars[chars.len() - tail..].iter().collect();
+    format!("{begin}\u{2026}{end}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_names_keep_both_ends() {
+        assert_eq!(fitted("short", SIZE, 100.0), "short");
+        let cut = fitted("ncclDevKernel_AllReduce_Sum_f32_RING_LL", SIZE, 100.0);
+        assert!(cut.starts_with("ncclDevK") && cut.ends_with("_LL"), "{cut}");
+        assert!(width_of(&cut, SIZE) <= 100.0);
+        assert_eq!(fitted("anything", SIZE, 0.0), "\u{2026}");
+    }
+}
