@@ -75,7 +75,11 @@ pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> 
                 number("peak_gflop_per_s")
             )
         }));
-        lines.extend([communication_line(facts)]);
+        lines.push(format!(
+            "Compute time: {} ms; communication overhead: {} % of the step",
+            number("compute_ms"),
+            number("comm_overhead_pct")
+        ));
         if has_anatomy(facts) {
             lines.extend(anatomy_lines(&facts.steps, &facts.anatomy, width));
         }
