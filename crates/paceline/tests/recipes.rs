@@ -54,7 +54,10 @@ fn every_batch_has_a_line_with_its_times() {
     assert!(run.line("Epoch 2/2: loss ").contains("; 13 batches, mean data "), "{}", run.stdout);
     assert!(run.line("Training: ").contains(" s, 26 batches, mean data "), "{}", run.stdout);
     let flops = run.line("Model FLOP/s: ");
-    assert!(flops.contains("% of the peak of 1 thread") && flops.ends_with("measured)"), "{flops}");
+    assert!(
+        flops.contains(" G per rank, ") && flops.contains("% of the peak of 1 thread, "),
+        "{flops}"
+    );
     run.line("Evaluation accuracy: ");
     run.line("Rank 1 memory, MB: model ");
     let usual = Sandbox::new().train(flags).ok();

@@ -49,27 +49,23 @@ pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> 
             thousands(facts.config.total_steps())
         ));
     }
-    lines.push(format!("Total time: {} s", number("total_s")));
-    lines.push(samples_line(facts));
+    lines.push(format!("Total time: {} s. {}", number("total_s"), samples(facts)));
     if num_measured == 0 {
         lines.push(unmeasured(facts));
     } else {
-        lines.extend([
-            format!(
-                "Step: {} ms median, {} ms p99 over {} steps; {} samples/s{}, waiting for data included",
-                number("step_ms_median"),
-                number("step_ms_p99"),
-                thousands(num_measured),
-                rounded(value(facts, "samples_per_s")),
-                value(facts, "tokens_per_s").map_or(String::new(), |of| {
-                    format!(", {} tokens/s", rounded(Some(of)))
-                })
-            ),
-        ]);
+        lines.extend([format!(
+            "Step: {} ms median, {} ms p99 over {} steps; {} samples/s{}",
+            number("step_ms_median"),
+            number("step_ms_p99"),
+            thousands(num_measured),
+            rounded(value(facts, "samples_per_s")),
+            value(facts, "tokens_per_s")
+                .map_or(String::new(), |of| { format!(", {} tokens/s", rounded(Some(of))) })
+        )]);
         lines.extend(value(facts, "mfu_pct").map(|_| {
             let threads = plural(facts.config.threads, "thread");
             format!(
-                "Model FLOP/s: {} GFLOP/s per rank, {} % of the peak of {threads} ({} GFLOP/s, measured)",
+                "Model FLOP/s: {} G per rank, {} % of the peak of {threads}, {} G",
                 number("model_gflop_per_s"),
                 number("mfu_pct"),
                 number("peak_gflop_per_s")
@@ -95,8 +91,9 @@ pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> 
     let categories = Category::ALL.into_iter().map(Category::name).chain([TOTAL]);
     let peaks: Vec<String> = categories
         .filter_map(|name| peaks.get(name).map(|bytes| (name, *bytes)))
-        .filter(|(_, bytes)| *bytes > 0)
-        .map(|(name, bytes)| format!("{name} {:.2}", bytes as f64 / 1e6))
+        .map(|(name, bytes)| (name, format!("{:.2}", bytes as f64 / 1e6)))
+        .filter(|(_, mb)| mb != "0.00")
+        .map(|(name, mb)| format!("{name} {mb}"))
         .collect();
     lines.push(format!("Peak memory per rank, MB: {}", peaks.join(", ")));
     let resident = value(facts, "resident_bytes").unwrap_or(0.0);
@@ -145,7 +142,7 @@ fn has_anatomy(facts: &Facts) -> bool {
 }
 
 /// The samples of an optimizer step, and what they are made of.
-fn samples_line(facts: &Facts) -> String {
+fn samples(facts: &Facts) -> String {
     let config = facts.config;
     let batches = config.strategy.accumulate.min(config.steps_per_epoch);
     let ranks = plural(config.world_size, "rank");
@@ -175,6 +172,7 @@ fn unlike_line(facts: &Facts) -> Option<String> {
 fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> Vec<String> {
     let wall = table::find("wall_ms").into_iter();
     let parts = TABLE.iter().filter(|figure| figure.is_part_of_step).chain(wall);
+    // A part that takes no time is left out.
     let rows: Vec<[String; 3]> = parts
         .map(|figure| {
             let ms = figure.of_steps(steps).unwrap_or(0.0);
@@ -182,6 +180,7 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> V
             let share = if share.is_finite() { share } else { 0.0 };
             [figure.label.to_owned(), figure.shown(ms), format!("{share:.1}")]
         })
+        .filter(|[_, ms, _]| ms != "0.00")
         .collect();
     let rows = plain_table(["Main thread", "ms", "%"], 1, &rows, width);
     let mut lines = vec!["Anatomy of a step, means over ranks and steps:".to_owned(), rows];
@@ -202,8 +201,7 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> V
     }
     if let Some(Slowest { rank, steps_pct, cost_ms }) = anatomy.slowest {
         lines.push(format!(
-            "Slowest: rank {rank}, last in {steps_pct:.0} % of the steps; each other rank waited \
-             {cost_ms:.2} ms per step for it"
+            "Slowest: rank {rank}, last in {steps_pct:.0} % of steps; each other rank waits {cost_ms:.2} ms for it"
         ));
     }
     lines

@@ -191,15 +191,11 @@ impl<'a> Console<'a> {
         }
         lines.iter().for_each(|line| self.say(line));
         facts.missing_files().iter().for_each(|what| self.say(format!("Not written: {what}")));
-        self.say(format!("Run folder: {}/", self.folder.printable()));
-        if !self.config.verbose {
-            self.say(format!("All of it: paceline show {}", self.folder.printable()));
-        }
+        let more = if self.config.verbose { "" } else { " (paceline show RUN prints all of it)" };
+        self.say(format!("Run folder: {}/{more}", self.folder.printable()));
         if let Some(profile) = &self.config.profile {
             let folder = profile.folder.printable();
-            self.say(format!(
-                "Traces: {folder} (paceline analyze {folder}; or open a file in ui.perfetto.dev)"
-            ));
+            self.say(format!("Traces: {folder} (paceline analyze {folder}; or ui.perfetto.dev)"));
         }
     }
 }

@@ -78,12 +78,12 @@ mod tests {
         insta::assert_snapshot!(text(&rows, &fit, params, None), @r"
         16,777,216 parameters, 64.00 MiB of gradients
         strategy    bucket MiB  all-reduces  step ms  exposed %  exposed ms  hidden ms
-        ----------  ---------  -----------  -------  ---------  ----------  ---------
-        ddp         1          64            132.50      24.53      32.500      2.000
-        ddp         4          16            110.00       9.09      10.000      2.000
-        ddp         16         4             110.00       9.09      10.000      2.000
-        ddp         64         1             132.50      24.53      32.500      2.000
-        simple_ddp  -          10            132.50      24.53      32.500      0.000
+        ----------  ----------  -----------  -------  ---------  ----------  ---------
+        ddp         1           64            132.50      24.53      32.500      2.000
+        ddp         4           16            110.00       9.09      10.000      2.000
+        ddp         16          4             110.00       9.09      10.000      2.000
+        ddp         64          1             132.50      24.53      32.500      2.000
+        simple_ddp  -           10            132.50      24.53      32.500      0.000
         simple_ddp: one all-reduce per parameter; flat_ddp: one all-reduce of everything
         measured: shortest step at 4 MiB (110.00 ms), least exposed at 4 MiB (10.00 ms)
         overhead = n o + s / (n w), n buckets, s bytes of gradients
