@@ -1,6 +1,6 @@
 //! The resolved configuration of a run: all settings that determine it, checked and with all defaults.
 //!
-//! It is data, and knows neither how it was resolved ([`super::resolve`]) nor what a run does with it.
+//! It is data, and knows neither how it was resolved (`paceline_run::resolve`) nor what a run does with it.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
 //! The run specification: the settings that were stated, by flags or in a file.
 //!
 //! A specification has only the settings that were stated. Defaults are filled in when it is resolved
-//! ([`super::resolve`]), so a default that depends on another setting follows when that setting changes.
+//! (`paceline_run::resolve`), so a default that depends on another setting follows when that setting changes.
 //! The keys are the names of the flags of `paceline train`, without dashes. The definitions of the flags
 //! ([`super::flags`]) decide which values a key accepts, whether it comes from the command line, a file
 //! or a sweep.

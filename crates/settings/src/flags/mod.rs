@@ -2,7 +2,7 @@
 //!
 //! Each flag is defined once, here or in the file of the choice that reads it. Its definition has the
 //! name (which is also the key in a configuration file and in a sweep), the help, the accepted values,
-//! and the default. How flags combine is defined in [`super::resolve`].
+//! and the default. How flags combine is defined in `paceline_run::resolve`.
 
 mod compare;
 mod profile;
