@@ -68,7 +68,7 @@ mod tests {
         assert!(
             found == page(),
             "docs/metrics.md is not what the table of figures says; write it again with\n    {WRITE}=1 cargo \
-             test -p paceline --lib the_page_is_that_of_the_table"
+             test -p paceline-observe --lib the_page_is_that_of_the_table"
         );
     }
 }
