@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use paceline_memory::DType;
 
-use crate::record::{OpRecord, OpTimes};
+use crate::record::{OpRecord, OpTimes, Purpose};
 use crate::{OpKind, ReduceOp};
 
 /// The most ranks that a group can have.
@@ -114,7 +114,13 @@ impl Call {
     }
 
     /// The record of this call as operation `seq` of a group.
-    pub(crate) fn record(&self, group: u32, seq: u32, times: OpTimes) -> OpRecord {
+    pub(crate) fn record(
+        &self,
+        group: u32,
+        seq: u32,
+        purpose: Purpose,
+        times: OpTimes,
+    ) -> OpRecord {
         OpRecord {
             kind: self.kind,
             group,
@@ -124,6 +130,7 @@ impl Call {
             op: self.op,
             send_bytes: self.send.len_bytes,
             recv_bytes: self.recv.len_bytes,
+            purpose,
             times,
         }
     }

@@ -17,7 +17,7 @@ use crate::emulator::LinkEmulator;
 use crate::engine::Engine;
 use crate::flight_recorder::FlightRecorder;
 use crate::group::Lineage;
-use crate::record::{OpRecord, OpTimes, RecentRecords};
+use crate::record::{OpRecord, OpTimes, Purpose, RecentRecords, Submitted};
 use crate::shared::Fate;
 
 /// What a rank needs to execute operations. Only one thread at a time executes.
@@ -40,6 +40,8 @@ pub(crate) struct Core {
     is_dumped: Mutex<bool>,
     /// The operations of all groups of this rank that descend from the same group.
     records: Arc<Mutex<RecentRecords>>,
+    /// What the next operation that this rank submits is for, in whatever group.
+    next: Arc<Mutex<Purpose>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -66,14 +68,25 @@ impl Core {
             broken: Mutex::new(None),
             is_dumped: Mutex::new(false),
             records: origin.rank.records.clone(),
+            next: origin.rank.next.clone(),
         }
+    }
+
+    /// Says what the next operation is for that this rank submits.
+    pub(crate) fn next_is(&self, purpose: Purpose) {
+        *lock(&self.next) = purpose;
+    }
+
+    /// An operation is submitted now.
+    pub(crate) fn submitted(&self) -> Submitted {
+        Submitted { at_ns: now_ns(), purpose: std::mem::take(&mut *lock(&self.next)) }
     }
 
     /// Executes a call, whatever becomes of a panic.
     fn attempt(
         &self,
         call: &Call,
-        submitted_ns: u64,
+        submitted: Submitted,
         policy: WaitPolicy,
     ) -> Result<OpTimes, CollectiveError> {
         if let Some((cause, culprits)) = &*lock(&self.broken) {
@@ -83,8 +96,9 @@ impl Core {
         }
         let seq = self.operations.fetch_add(1, Ordering::Relaxed);
         let started_ns = now_ns();
+        let submitted_ns = submitted.at_ns;
         let times = OpTimes { submitted_ns, started_ns, present_ns: 0, finished_ns: 0 };
-        let record = call.record(self.group, seq, times);
+        let record = call.record(self.group, seq, submitted.purpose, times);
         lock(&self.records).begin(record);
         self.flight_recorder.begins(call, seq);
         let context = OpContext {
@@ -120,17 +134,17 @@ impl Core {
         }
     }
 
-    /// Executes a call that was submitted at `submitted_ns`. A panic becomes an error of the operation: the group is
+    /// Executes a call that has been submitted. A panic becomes an error of the operation: the group is
     /// broken afterwards, and the peers learn that this rank is lost. So whoever holds the claims of the call sees that it
     /// failed, and keeps them.
     pub(crate) fn execute(
         &self,
         call: &Call,
-        submitted_ns: u64,
+        submitted: Submitted,
         policy: WaitPolicy,
     ) -> Result<OpTimes, CollectiveError> {
         // Unwind safety: the group is broken afterwards, so what the panic left half-done is not used.
-        let attempt = AssertUnwindSafe(|| self.attempt(call, submitted_ns, policy));
+        let attempt = AssertUnwindSafe(|| self.attempt(call, submitted, policy));
         catch_unwind(attempt).unwrap_or_else(|panic| {
             let texts = (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>());
             let reason = match texts {

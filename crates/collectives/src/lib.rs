@@ -240,7 +240,7 @@ pub use group::{Dumper, Group};
 pub use header::HEADER_BYTES;
 pub use mesh::{Axis, Mesh, MeshError, MeshShape, Neighbor};
 pub use options::{GroupOptions, Transport};
-pub use record::{OpKind, OpRecord, OpTimes};
+pub use record::{OpKind, OpRecord, OpTimes, Purpose};
 pub use reduce::{ReduceElement, ReduceOp};
 pub use worker::Work;
 

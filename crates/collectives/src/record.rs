@@ -97,6 +97,29 @@ impl OpKind {
     }
 }
 
+/// What an operation is for. Who submits it says so ([`Group::next_is`](crate::Group::next_is)); the group only records it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Purpose {
+    /// It was not said.
+    #[default]
+    Other,
+    /// The sums of the loss.
+    Loss,
+    /// The statistics of a synchronized batch norm.
+    Statistics,
+    /// The gradients of the bucket with this number, or of the unit, if each is sent alone.
+    Bucket(usize),
+    /// The parameters of the unit with this number are brought together.
+    Gather(usize),
+}
+
+/// The submission of an operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Submitted {
+    pub(crate) at_ns: u64,
+    pub(crate) purpose: Purpose,
+}
+
 /// The four times of an operation on this rank, in nanoseconds of `CLOCK_MONOTONIC`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpTimes {
@@ -146,6 +169,8 @@ pub struct OpRecord {
     pub send_bytes: usize,
     /// Bytes that this rank receives.
     pub recv_bytes: usize,
+    /// What it is for.
+    pub purpose: Purpose,
     /// The times of the operation; those that have not come yet are zero.
     pub times: OpTimes,
 }

@@ -11,12 +11,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use paceline_memory::{Claim, Event, EventState, Signal};
-use paceline_trace::{now_ns, thread_builder};
+use paceline_trace::thread_builder;
 
 use crate::call::Call;
 use crate::context::WaitPolicy;
 use crate::core::Core;
-use crate::record::OpTimes;
+use crate::record::{OpTimes, Submitted};
 
 use crate::{CollectiveError, GroupOptions};
 
@@ -86,7 +86,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 struct Job {
     call: Call,
-    submitted_ns: u64,
+    submitted: Submitted,
     promise: Promise,
 }
 
@@ -141,7 +141,6 @@ impl Worker {
     /// stay for good: a peer that does not know of the failure yet may still write to the memory, and the group is broken
     /// anyway.
     pub(crate) fn run(&self, call: Call, claims: Claims) -> Result<OpTimes, CollectiveError> {
-        let submitted_ns = now_ns();
         let shared = &*self.shared;
         {
             let mut state = lock(&shared.state);
@@ -151,9 +150,10 @@ impl Worker {
             }
             state.busy = true;
         }
+        let submitted = shared.core.submitted();
         let turn = Turn(shared);
         let policy = WaitPolicy { spin: shared.options.spin, limit: shared.options.timeout };
-        let outcome = shared.core.execute(&call, submitted_ns, policy);
+        let outcome = shared.core.execute(&call, submitted, policy);
         drop(turn);
         if outcome.is_err() {
             std::mem::forget(claims);
@@ -170,7 +170,7 @@ impl Worker {
             promise.keep(Err(error));
             return work;
         }
-        let job = Job { call, submitted_ns: now_ns(), promise };
+        let job = Job { call, submitted: self.shared.core.submitted(), promise };
         lock(&self.shared.state).jobs.push_back(job);
         self.shared.changed.notify_all();
         work
@@ -213,7 +213,7 @@ impl Queue {
                 }
             };
             let turn = Turn(self);
-            let outcome = self.core.execute(&job.call, job.submitted_ns, policy);
+            let outcome = self.core.execute(&job.call, job.submitted, policy);
             job.promise.keep(outcome);
             // Only now may a later operation run, on this thread or another, so that no operation is seen as
             // finished before an earlier one.

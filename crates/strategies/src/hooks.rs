@@ -3,7 +3,7 @@
 //! Input: the hooks of a pass, called by the model. Output: calls of the strategy. Keeps track of the parameters that a
 //! step does not use, so that the strategy is told of each gradient exactly once per step.
 
-use paceline_collectives::ReduceOp;
+use paceline_collectives::{Purpose, ReduceOp};
 use paceline_memory::Tensor;
 use paceline_model::{GradReadiness, ParamId, PassHooks, Storage, UnitId, View};
 use paceline_trace::SpanTrack;
@@ -148,7 +148,7 @@ impl PassHooks for Hooks<'_> {
 
     fn sum_over_ranks(&mut self, sums: &Tensor) -> paceline_model::Result<()> {
         let reduce = || self.replica.group.all_reduce(sums, ReduceOp::Sum);
-        self.track.mark(span::STATISTICS_SENT, 0);
+        self.replica.group.next_is(Purpose::Statistics);
         self.track.record(span::EXPOSED, reduce).map_err(StrategyError::from)?;
         Ok(())
     }

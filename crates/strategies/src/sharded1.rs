@@ -99,13 +99,8 @@ impl Strategy for Sharded1 {
         self.pre_forward(replica, track, unit)
     }
 
-    fn gradient_ready(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        id: ParamId,
-    ) -> Result<()> {
-        self.running().reductions.ready(replica, track, id)
+    fn gradient_ready(&mut self, replica: &Replica, _: &mut SpanTrack, id: ParamId) -> Result<()> {
+        self.running().reductions.ready(replica, id)
     }
 
     fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {

@@ -127,13 +127,8 @@ impl Strategy for Sharded2 {
         Ok(View::new(values, grads, starts_over))
     }
 
-    fn post_backward(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        unit: UnitId,
-    ) -> Result<()> {
-        self.running().reductions.close(replica, track, unit)
+    fn post_backward(&mut self, replica: &Replica, _: &mut SpanTrack, unit: UnitId) -> Result<()> {
+        self.running().reductions.close(replica, unit)
     }
 
     fn max_micro_batches(&self) -> Option<usize> {
@@ -144,13 +139,8 @@ impl Strategy for Sharded2 {
         self.options.adds_shards()
     }
 
-    fn gradient_ready(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        id: ParamId,
-    ) -> Result<()> {
-        self.running().reductions.ready(replica, track, id)
+    fn gradient_ready(&mut self, replica: &Replica, _: &mut SpanTrack, id: ParamId) -> Result<()> {
+        self.running().reductions.ready(replica, id)
     }
 
     fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {

@@ -207,14 +207,9 @@ impl Strategy for Sharded3 {
         Ok(View::new(values, grads, starts_over))
     }
 
-    fn post_backward(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        unit: UnitId,
-    ) -> Result<()> {
+    fn post_backward(&mut self, replica: &Replica, _: &mut SpanTrack, unit: UnitId) -> Result<()> {
         let Running { gathers, reductions, .. } = self.running();
-        reductions.close(replica, track, unit)?;
+        reductions.close(replica, unit)?;
         gathers.close(unit);
         Ok(())
     }
@@ -227,13 +222,8 @@ impl Strategy for Sharded3 {
         self.options.adds_shards()
     }
 
-    fn gradient_ready(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        id: ParamId,
-    ) -> Result<()> {
-        self.running().reductions.ready(replica, track, id)
+    fn gradient_ready(&mut self, replica: &Replica, _: &mut SpanTrack, id: ParamId) -> Result<()> {
+        self.running().reductions.ready(replica, id)
     }
 
     fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use paceline_collectives::{ReduceOp, Work};
+use paceline_collectives::{Purpose, ReduceOp, Work};
 use paceline_memory::Tensor;
 use paceline_model::{Context, Layer, OpenUnits, Saved};
 use paceline_trace::{Span, SpanTrack, now_ns};
@@ -311,7 +311,7 @@ impl<'a> Step<'a> {
         sums.write::<f64>()?.copy_from_slice(&[own[0], own[1], stop]);
         let mut work = None;
         if self.is_shared {
-            self.track.mark(span::LOSS_SENT, 0);
+            group.next_is(Purpose::Loss);
             work = Some(group.all_reduce_async(sums, ReduceOp::Sum)?);
         }
         self.pending = Some(work);

@@ -38,16 +38,8 @@ pub mod span {
     pub const OPTIMIZER: &str = "optimizer_step";
     /// Mark: this rank's gradient of a parameter is final.
     pub const GRADIENT_READY: &str = "gradient_ready";
-    /// Mark: the next submitted operation sums the loss. It is not part of the strategy.
-    pub const LOSS_SENT: &str = "loss_sent";
-    /// Mark: the next submitted operation sends a bucket.
-    pub const BUCKET_SENT: &str = "bucket_sent";
-    /// Mark: the next submitted operation sums the statistics of a synchronized batch norm.
-    pub const STATISTICS_SENT: &str = "statistics_sent";
     /// Mark: the operations that are submitted from now on are for the next step.
     pub const NEXT_STEP: &str = "next_step";
-    /// Mark: the next submitted operation gathers the parameters of a unit.
-    pub const GATHER_SENT: &str = "gather_sent";
     /// Mark: a pass needs the parameters of a unit that are gathered.
     pub const GATHER_NEEDED: &str = "gather_needed";
     /// Mark: the parameters that a pass needed are there.

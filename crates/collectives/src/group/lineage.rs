@@ -7,7 +7,7 @@ use paceline_memory::Mapping;
 use paceline_rendezvous::RunKey;
 
 use crate::emulator::Card;
-use crate::record::RecentRecords;
+use crate::record::{Purpose, RecentRecords};
 use crate::shared::{Inherited, Part};
 
 /// What the groups of a rank share. All of them descend from the same group.
@@ -18,6 +18,8 @@ pub(crate) struct RankState {
     pub(crate) card: Arc<Card>,
     /// The one record of operations of this rank.
     pub(crate) records: Arc<Mutex<RecentRecords>>,
+    /// What the next operation that this rank submits is for.
+    pub(crate) next: Arc<Mutex<Purpose>>,
     num_groups: AtomicU32,
     /// This rank's parts of shared memory, of all its groups.
     parts: Mutex<Vec<OwnPart>>,

@@ -30,7 +30,7 @@ use crate::core::Core;
 use crate::cost::Link;
 use crate::engine::Engine;
 use crate::flight_recorder::FlightRecorder;
-use crate::record::OpRecord;
+use crate::record::{OpRecord, Purpose};
 use crate::shared::links::Monitor;
 use crate::shared::{Fate, SharedState};
 use crate::worker::Worker;
@@ -146,6 +146,12 @@ impl Group {
     /// the operations of all of them, in the order in which they finished, and each operation once.
     pub fn fresh_records(&self, out: &mut Vec<OpRecord>) -> u64 {
         self.0.core.fresh_records(out)
+    }
+
+    /// Says what the next operation is for that this rank submits, in this group or in one that descends from the same
+    /// group. Its record has it.
+    pub fn next_is(&self, purpose: Purpose) {
+        self.0.core.next_is(purpose);
     }
 
     /// A handle for another thread, which can write this rank's most recent operations to a file, for example when

@@ -1,11 +1,11 @@
 //! When the units of a sharded model are gathered, and when a pass needs them: means over steps that are alike.
 //!
-//! Input: the marks that a strategy records on the main track, and the records of operations. Output: one line per use of a
+//! Input: the marks that a strategy records on the main track, and the records of operations with their purposes. Output: one line per use of a
 //! unit. This file does not know how a strategy decides when to gather.
 
-use paceline_collectives::{OpKind, OpRecord};
+use paceline_collectives::{OpRecord, Purpose};
 use paceline_strategies::span;
-use paceline_trace::{Mark, SpanTrack};
+use paceline_trace::SpanTrack;
 use serde::{Deserialize, Serialize};
 
 /// A use of a unit in a step. Its times are in nanoseconds since the step began, and negative before: means over steps.
@@ -31,18 +31,17 @@ pub struct GatherMean {
     pub exposed: f64,
 }
 
-/// The uses of a step, in order. `ahead` are the gathers that the step before has submitted. Empty if the strategy gathers
-/// nothing.
-pub fn uses(
-    begin_ns: u64,
-    ahead: &[Mark],
-    track: &SpanTrack,
-    records: &[OpRecord],
-) -> Vec<GatherMean> {
+/// The uses of a step, in order. `records` have the operations that the step before has submitted for this one too. Empty if
+/// the strategy gathers nothing.
+pub fn uses(begin_ns: u64, track: &SpanTrack, records: &[OpRecord]) -> Vec<GatherMean> {
     let since = |ns: u64| ns as f64 - begin_ns as f64;
     let last_ns = next_step_ns(track);
-    let now = track.marked(span::GATHER_SENT).filter(|mark| mark.at_ns < last_ns);
-    let mut sent: Vec<Mark> = ahead.iter().copied().chain(now).collect();
+    let mut sent: Vec<&OpRecord> = records
+        .iter()
+        .filter(|record| {
+            matches!(record.purpose, Purpose::Gather(_)) && record.times.submitted_ns < last_ns
+        })
+        .collect();
     let needed = track.marked(span::GATHER_NEEDED).filter(|mark| mark.at_ns < last_ns);
     let there = track.marked(span::GATHER_THERE).filter(|mark| mark.at_ns < last_ns);
     let backward_ns = track.named(span::BACKWARD).map(|span| span.start_ns).min();
@@ -56,11 +55,9 @@ pub fn uses(
                 exposed: (there.at_ns - needed.at_ns) as f64,
                 ..GatherMean::default()
             };
-            let place = sent.iter().position(|mark| mark.id == needed.id);
-            let place = place.filter(|at| sent[*at].at_ns < there.at_ns);
-            if let Some(place) = place
-                && let Some(record) = gather_after(records, sent.remove(place).at_ns)
-            {
+            let place = sent.iter().position(|of| of.purpose == Purpose::Gather(needed.id));
+            let place = place.filter(|at| sent[*at].times.submitted_ns < there.at_ns);
+            if let Some(record) = place.map(|at| sent.remove(at)) {
                 of_use.bytes = record.bytes as u64;
                 of_use.submitted = since(record.times.submitted_ns);
                 of_use.sent = since(record.times.started_ns);
@@ -70,18 +67,6 @@ pub fn uses(
             of_use
         })
         .collect()
-}
-
-/// The first gather that was submitted at or after a time.
-fn gather_after(records: &[OpRecord], at_ns: u64) -> Option<&OpRecord> {
-    let gathers = records.iter().filter(|record| record.kind == OpKind::AllGather);
-    gathers.filter(|record| record.times.submitted_ns >= at_ns).min_by_key(|r| r.times.submitted_ns)
-}
-
-/// The gathers that a step has submitted for the next one.
-pub fn sent_ahead(track: &SpanTrack) -> Vec<Mark> {
-    let from_ns = next_step_ns(track);
-    track.marked(span::GATHER_SENT).filter(|mark| mark.at_ns >= from_ns).collect()
 }
 
 /// From when on the operations of a step are for the next one.
@@ -119,17 +104,17 @@ impl GatherMean {
 
 #[cfg(test)]
 mod tests {
-    use paceline_collectives::{OpTimes, ReduceOp};
+    use paceline_collectives::{OpKind, OpTimes, ReduceOp};
     use paceline_memory::DType;
     use paceline_trace::Span;
 
     use super::*;
 
-    fn record(kind: OpKind, [submitted_ns, started_ns, finished_ns]: [u64; 3]) -> OpRecord {
+    fn record(purpose: Purpose, [submitted_ns, started_ns, finished_ns]: [u64; 3]) -> OpRecord {
         let times = OpTimes { submitted_ns, started_ns, present_ns: started_ns, finished_ns };
         let (dtype, op) = (DType::F32, ReduceOp::Sum);
         OpRecord {
-            kind,
+            kind: OpKind::AllGather,
             group: 0,
             seq: 0,
             bytes: 8,
@@ -137,15 +122,14 @@ mod tests {
             op,
             send_bytes: 4,
             recv_bytes: 8,
+            purpose,
             times,
         }
     }
 
     #[test]
     fn a_use_is_matched_with_its_gather_also_if_the_step_before_sent_it() {
-        let ahead = [Mark { name: span::GATHER_SENT, id: 7, at_ns: 990 }];
         let mut track = SpanTrack::with_capacity(20);
-        track.mark_at(span::GATHER_SENT, 8, 1001);
         track.mark_at(span::GATHER_NEEDED, 7, 1010);
         track.mark_at(span::GATHER_THERE, 7, 1015);
         track.mark_at(span::GATHER_NEEDED, 8, 1100);
@@ -155,14 +139,14 @@ mod tests {
         track.mark_at(span::GATHER_NEEDED, 8, 1201);
         track.mark_at(span::GATHER_THERE, 8, 1202);
         track.mark_at(span::NEXT_STEP, 0, 1500);
-        track.mark_at(span::GATHER_SENT, 7, 1501);
         let records = [
-            record(OpKind::AllGather, [991, 995, 1015]),
-            record(OpKind::AllReduce, [1000, 1001, 1002]),
-            record(OpKind::AllGather, [1002, 1016, 1050]),
-            record(OpKind::AllGather, [1502, 1503, 1504]),
+            record(Purpose::Gather(7), [991, 995, 1015]),
+            record(Purpose::Bucket(8), [1000, 1001, 1002]),
+            record(Purpose::Gather(8), [1002, 1016, 1050]),
+            // For the next step.
+            record(Purpose::Gather(7), [1502, 1503, 1504]),
         ];
-        let uses = uses(1000, &ahead, &track, &records);
+        let uses = uses(1000, &track, &records);
         let times = |at: usize| {
             let GatherMean { unit, is_backward, submitted, done, needed, exposed, .. } = uses[at];
             (unit, is_backward, [submitted, done, needed, exposed])
@@ -171,7 +155,5 @@ mod tests {
         assert_eq!(times(1), (8, false, [2.0, 50.0, 100.0, 1.0]));
         assert_eq!(times(2), (8, true, [0.0, 0.0, 201.0, 1.0]));
         assert_eq!((uses[1].bytes, uses[2].bytes, uses.len()), (8, 0, 3));
-        let ahead: Vec<_> = sent_ahead(&track).iter().map(|mark| (mark.id, mark.at_ns)).collect();
-        assert_eq!(ahead, [(7, 1501)]);
     }
 }

@@ -3,13 +3,13 @@
 //! Takes the spans that the main thread recorded in a step and the records of the operations. Returns the
 //! step's times. This file does not know what is done with them.
 
-use paceline_collectives::{Group, OpRecord, OpTimes};
+use paceline_collectives::{Group, OpRecord, OpTimes, Purpose};
 use paceline_strategies::span;
-use paceline_trace::{IntervalSet, Mark, Span, SpanTrack};
+use paceline_trace::{IntervalSet, Span, SpanTrack};
 use serde::{Deserialize, Serialize};
 
 use crate::record::gathers;
-use crate::record::readiness::{AlikeSteps, first_after};
+use crate::record::readiness::AlikeSteps;
 use crate::record::samples::StepSample;
 
 /// Makes a struct of sums. To add a time, add a line there and its value in [`Meter::times`].
@@ -84,8 +84,6 @@ pub struct Meter {
     records: Vec<OpRecord>,
     /// Operations that the last step has submitted for the next one.
     ahead: Vec<OpRecord>,
-    /// The marks of gathers among them.
-    sent_ahead: Vec<Mark>,
     /// When the last step began to submit operations for the next one, and when it ended.
     last: (u64, u64),
     num_lost: u64,
@@ -98,7 +96,6 @@ impl Meter {
         Self {
             records: Vec::with_capacity(1000),
             ahead: Vec::new(),
-            sent_ahead: Vec::new(),
             last: (0, 0),
             num_lost: 0,
             alike: AlikeSteps::default(),
@@ -159,10 +156,8 @@ impl Meter {
             .difference(&exposed);
         // The sums of the loss are a few bytes that wait for the slowest rank while all ranks compute.
         // They would not show how well the strategy hides its own communication.
-        let loss = track.marked(span::LOSS_SENT).next();
-        let loss = loss.and_then(|mark| first_after(&self.records, mark.at_ns));
-        let of_strategy = self.records.iter().enumerate().filter(|(at, _)| Some(*at) != loss);
-        let communicating = IntervalSet::union(of_strategy.map(|(_, record)| Span {
+        let of_strategy = self.records.iter().filter(|record| record.purpose != Purpose::Loss);
+        let communicating = IntervalSet::union(of_strategy.map(|record| Span {
             start_ns: record.times.started_ns,
             end_ns: record.times.finished_ns,
         }));
@@ -190,7 +185,7 @@ impl Meter {
             bytes: self.records.iter().map(|record| record.bytes as u64).sum(),
         };
         if counts {
-            let uses = gathers::uses(whole.start_ns, &self.sent_ahead, track, &self.records);
+            let uses = gathers::uses(whole.start_ns, track, &self.records);
             let records = &self.records;
             let is_alike = self.alike.add(whole.start_ns, records, track, &computing, &uses);
             if self.alike.samples.takes_next() {
@@ -201,7 +196,6 @@ impl Meter {
                 self.alike.samples.skip();
             }
         }
-        self.sent_ahead = gathers::sent_ahead(track);
         times
     }
 }
@@ -226,7 +220,19 @@ mod tests {
     fn record(seq: u32, [submitted_ns, started_ns, present_ns, finished_ns]: [u64; 4]) -> OpRecord {
         let times = OpTimes { submitted_ns, started_ns, present_ns, finished_ns };
         let (kind, dtype, op) = (OpKind::AllReduce, DType::F32, ReduceOp::Sum);
-        OpRecord { kind, group: 0, seq, bytes: 8, dtype, op, send_bytes: 8, recv_bytes: 8, times }
+        let purpose = Purpose::Other;
+        OpRecord {
+            kind,
+            group: 0,
+            seq,
+            bytes: 8,
+            dtype,
+            op,
+            send_bytes: 8,
+            recv_bytes: 8,
+            purpose,
+            times,
+        }
     }
 
     #[test]
@@ -253,9 +259,8 @@ mod tests {
     fn the_loss_is_no_communication_of_the_strategy() {
         let mut track = SpanTrack::with_capacity(10);
         track.push(span::BACKWARD, span(0, 300));
-        track.mark_at(span::LOSS_SENT, 0, 5);
         let mut meter = Meter::new();
-        meter.records.push(record(0, [6, 7, 90, 95]));
+        meter.records.push(OpRecord { purpose: Purpose::Loss, ..record(0, [6, 7, 90, 95]) });
         meter.records.push(record(1, [100, 110, 120, 150]));
         let times = meter.times(span(0, 300), 0, &track, true);
         assert_eq!((times.communicating, times.hidden), (40, 40));

@@ -4,7 +4,7 @@
 //! order. Other steps, such as those in which `local_sgd` averages, do not enter the means. They are only
 //! counted.
 
-use paceline_collectives::OpRecord;
+use paceline_collectives::{OpRecord, Purpose};
 use paceline_strategies::span;
 use paceline_trace::{IntervalSet, Span, SpanTrack};
 use serde::{Deserialize, Serialize};
@@ -86,12 +86,16 @@ impl AlikeSteps {
             self.ops = records[..num_ops].iter().map(op).collect();
             let ready = track.marked(span::GRADIENT_READY);
             self.ready = ready.map(|mark| GradReadiness { param: mark.id, at: 0.0 }).collect();
-            let buckets = track.marked(span::BUCKET_SENT);
-            let ops = buckets.filter_map(|mark| Some((first_after(records, mark.at_ns)?, mark.id)));
-            (self.bucket_ops, self.bucket_ids) = ops.unzip();
-            let statistics = track.marked(span::STATISTICS_SENT);
-            self.statistics_ops =
-                statistics.filter_map(|mark| first_after(records, mark.at_ns)).collect();
+            for (at, record) in records.iter().enumerate() {
+                match record.purpose {
+                    Purpose::Bucket(id) => {
+                        self.bucket_ops.push(at);
+                        self.bucket_ids.push(id);
+                    }
+                    Purpose::Statistics => self.statistics_ops.push(at),
+                    Purpose::Other | Purpose::Loss | Purpose::Gather(_) => {}
+                }
+            }
             self.num_ops = records.len();
             let empty = |of: &GatherMean| GatherMean {
                 unit: of.unit,
@@ -156,11 +160,6 @@ impl AlikeSteps {
     }
 }
 
-/// The index of the first operation that was submitted at or after a time.
-pub fn first_after(records: &[OpRecord], at_ns: u64) -> Option<usize> {
-    records.iter().position(|record| record.times.submitted_ns >= at_ns)
-}
-
 #[cfg(test)]
 mod tests {
     use paceline_collectives::{OpKind, OpTimes, ReduceOp};
@@ -174,7 +173,19 @@ mod tests {
     ) -> OpRecord {
         let times = OpTimes { submitted_ns, started_ns, present_ns, finished_ns };
         let (kind, dtype, op) = (OpKind::AllReduce, DType::F32, ReduceOp::Sum);
-        OpRecord { kind, group: 0, seq: 0, bytes, dtype, op, send_bytes: 8, recv_bytes: 8, times }
+        let purpose = Purpose::Other;
+        OpRecord {
+            kind,
+            group: 0,
+            seq: 0,
+            bytes,
+            dtype,
+            op,
+            send_bytes: 8,
+            recv_bytes: 8,
+            purpose,
+            times,
+        }
     }
 
     /// Adds a step with an operation of each size, in which these gradients are final.

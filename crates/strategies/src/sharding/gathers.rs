@@ -3,7 +3,7 @@
 //! Input: shards of the values in the replica's storage. Output: whole units, in memory that holds all of them or only those
 //! that are open. This file does not know when a unit is needed: a strategy starts gathers and waits for them.
 
-use paceline_collectives::{Group, Work};
+use paceline_collectives::{Group, Purpose, Work};
 use paceline_memory::Tensor;
 use paceline_model::{Held, Layout, UnitId};
 use paceline_trace::{Span, SpanTrack, now_ns};
@@ -98,7 +98,7 @@ impl Gathers {
         let whole = self.memory(replica, unit)?;
         let range = &replica.model.layout.unit(unit).range;
         let share = replica.storage.values().slice(self.place.shard(range))?;
-        track.mark(span::GATHER_SENT, unit.0);
+        self.group.next_is(Purpose::Gather(unit.0));
         self.states[unit.0] = State::Underway(self.group.all_gather_async(&share, &whole)?);
         Ok(())
     }

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use paceline_collectives::{Group, ReduceOp, Work};
+use paceline_collectives::{Group, Purpose, ReduceOp, Work};
 use paceline_kernels::elementwise;
 use paceline_memory::{Category, Tensor};
 use paceline_model::{Held, Model, ParamId, UnitId};
@@ -179,12 +179,7 @@ impl Reductions {
     }
 
     /// The gradient of a parameter is final. Sends all units whose turn it is.
-    pub(crate) fn ready(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        id: ParamId,
-    ) -> Result<()> {
+    pub(crate) fn ready(&mut self, replica: &Replica, id: ParamId) -> Result<()> {
         if self.sends_at_close(replica) {
             return Ok(());
         }
@@ -199,26 +194,21 @@ impl Reductions {
             problem: "more than once",
         })?;
         while self.next < self.num_inner && self.pending[self.order[self.next].0] == 0 {
-            self.send(replica, track, self.order[self.next])?;
+            self.send(replica, self.order[self.next])?;
             self.next += 1;
         }
         Ok(())
     }
 
     /// A backward pass closes a unit. Gradients that wait for their turn leave the arena.
-    pub(crate) fn close(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        unit: UnitId,
-    ) -> Result<()> {
+    pub(crate) fn close(&mut self, replica: &Replica, unit: UnitId) -> Result<()> {
         let layout = &replica.model.layout;
         if self.sends_at_close(replica) && self.arena.is_some() {
             if self.order[..self.next].contains(&unit) {
                 self.begin_next_pass();
             }
             if self.order.get(self.next) == Some(&unit) && !layout.unit(unit).is_root {
-                self.send(replica, track, unit)?;
+                self.send(replica, unit)?;
                 self.next += 1;
             }
         }
@@ -254,7 +244,7 @@ impl Reductions {
         while self.next < self.order.len()
             && (sends_all || self.pending[self.order[self.next].0] == 0)
         {
-            self.send(replica, track, self.order[self.next])?;
+            self.send(replica, self.order[self.next])?;
             self.next += 1;
         }
         self.check_all_sent(replica)?;
@@ -276,7 +266,7 @@ impl Reductions {
         Err(StrategyError::Announcement { name: names.join(" or "), problem: "never" })
     }
 
-    fn send(&mut self, replica: &Replica, track: &mut SpanTrack, unit: UnitId) -> Result<()> {
+    fn send(&mut self, replica: &Replica, unit: UnitId) -> Result<()> {
         let layout = &replica.model.layout;
         let own = self.place.shard(&layout.unit(unit).range);
         let source = match (self.moved[unit.0].take(), &self.arena) {
@@ -304,7 +294,7 @@ impl Reductions {
             }
             _ => None,
         };
-        track.mark(span::BUCKET_SENT, unit.0);
+        self.group.next_is(Purpose::Bucket(unit.0));
         let result = added.as_ref().unwrap_or(&shard);
         let work = Some(self.group.reduce_scatter_async(&source, result, ReduceOp::Mean)?);
         let is_partial = self.replicas.is_some();
