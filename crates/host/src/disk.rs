@@ -9,9 +9,12 @@
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, fcntl_setfl, linkat, open};
+use rustix::io::Errno;
 
 #[cfg(any(test, feature = "faults"))]
 pub mod faults;
@@ -20,6 +23,12 @@ pub mod power_cut;
 
 #[cfg(any(test, feature = "faults"))]
 use power_cut::Recorded;
+
+/// How long a pipe may be without a reader. Opening it as any other file would wait for one without an end, and no signal
+/// that this process handles would end that.
+pub const READER_LIMIT: Duration = Duration::from_secs(10);
+/// The interval at which a pipe is tried.
+const READER_POLL: Duration = Duration::from_millis(20);
 
 /// Bytes that are collected before they are written.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -100,10 +109,12 @@ impl Disk {
         Ok(DiskFile { file: self.raw(file, Some(path)) })
     }
 
-    /// Opens for writing what the user has named, whatever it is: a device, a pipe, or a link to one.
+    /// Opens for writing what the user has named, whatever it is: a device, a pipe, or a link to one. A pipe without a
+    /// reader is an error after [`READER_LIMIT`].
     pub fn open_named(&self, path: &Path) -> io::Result<DiskFile> {
         self.enter(Operation::Create)?;
-        let file = File::create(path)?;
+        let is_pipe = path.metadata().is_ok_and(|of| of.file_type().is_fifo());
+        let file = if is_pipe { open_pipe(path, READER_LIMIT)? } else { File::create(path)? };
         Ok(DiskFile { file: self.raw(file, Some(path)) })
     }
 
@@ -357,9 +368,30 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// Opens a pipe for writing, once somebody reads it.
+fn open_pipe(path: &Path, limit: Duration) -> io::Result<File> {
+    let begin = Instant::now();
+    loop {
+        match open(path, OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()) {
+            // From here on a write waits for the reader, as it does everywhere.
+            Ok(pipe) => {
+                fcntl_setfl(&pipe, OFlags::empty())?;
+                return Ok(pipe.into());
+            }
+            Err(Errno::NXIO) if begin.elapsed() < limit => std::thread::sleep(READER_POLL),
+            Err(Errno::NXIO) => {
+                let seconds = limit.as_secs_f64();
+                return Err(io::Error::other(format!("nobody has read this pipe for {seconds} s")));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+    use std::process::Command;
 
     use super::faults::{Fault, at_each_operation};
     use super::*;
@@ -393,6 +425,21 @@ mod tests {
             assert_eq!(word(&kept).as_deref(), before);
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_pipe_without_a_reader_is_an_error_and_one_with_a_reader_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let said = open_pipe(&pipe, Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(said.contains("nobody has read this pipe for 0.05 s"), "{said}");
+        let there = pipe.clone();
+        let reader = std::thread::spawn(move || fs::read_to_string(there).unwrap());
+        let mut file = BufWriter::new(Disk::default().open_named(&pipe).unwrap());
+        file.write_all(b"all of it").unwrap();
+        drop(file);
+        assert_eq!(reader.join().unwrap(), "all of it");
     }
 
     #[test]

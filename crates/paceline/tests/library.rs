@@ -179,9 +179,9 @@ fn an_impossible_name_is_refused() {
     strategy!(Path, "a/b", {});
     strategy!(Empty, "", {});
     strategy!(All, "all", {});
-    refused(&Program::new().strategy::<Path>(), "", &["'a/b'", "no possible name", "letters"]);
-    refused(&Program::new().strategy::<Empty>(), "", &["''", "no possible name"]);
-    refused(&Program::new().strategy::<All>(), "", &["'all'", "no possible name"]);
+    refused(&Program::new().strategy::<Path>(), "", &["'a/b'", "not a possible name", "letters"]);
+    refused(&Program::new().strategy::<Empty>(), "", &["''", "not a possible name"]);
+    refused(&Program::new().strategy::<All>(), "", &["'all'", "not a possible name"]);
 }
 
 #[test]

@@ -135,7 +135,7 @@ fn what_computes_in_bf16_goes_on_and_is_evaluated_in_it() {
 #[test]
 fn tokens_and_samples_are_counted_apart_and_memory_is_predicted() {
     let flags = format!("{SMALL} {TEN_STEPS} --batch-size 3 --nproc 2 --json summary.json");
-    let (sandbox, run) = train(&format!("{flags} --tie-embeddings"));
+    let (sandbox, run) = train(&format!("{flags} --tie-embeddings --verbose"));
     let summary = json(&sandbox.path("summary.json"));
     let number = |key: &str| summary[key].as_f64().unwrap();
     let ratio = number("tokens_per_s") / number("samples_per_s");

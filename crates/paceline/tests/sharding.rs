@@ -165,7 +165,7 @@ fn published_choices_stand_beside_the_published_figures() {
 #[test]
 fn the_end_of_a_run_shows_when_units_are_gathered_and_needed() {
     let (sandbox, run) = train(
-        "--model mlp --input-dim 16 --hidden-dim 16 --output-dim 4 --num-layers 3 --strategy sharded3 --nproc 2 --epochs 1 --steps-per-epoch 12 --batch-size 8",
+        "--model mlp --input-dim 16 --hidden-dim 16 --output-dim 4 --num-layers 3 --strategy sharded3 --nproc 2 --epochs 1 --steps-per-epoch 12 --batch-size 8 --verbose",
     );
     assert!(run.line("Unit ").contains("Exposed (ms)"), "{}", run.stdout);
     let summary = json(&sandbox.run_folder().join("summary.json"));

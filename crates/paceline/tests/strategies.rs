@@ -115,7 +115,7 @@ fn accumulation_beyond_an_epoch_is_said() {
 fn the_anatomy_of_a_step_adds_up() {
     // A link is refused if the transport is not faster, as a busy machine's may not be than one of
     // microseconds.
-    let (sandbox, run) = train("--strategy ddp --bucket-cap-mb 0.001 --link 1gbit,1ms");
+    let (sandbox, run) = train("--strategy ddp --bucket-cap-mb 0.001 --link 1gbit,1ms --verbose");
     let summary = summary(&sandbox);
     let anatomy = &summary["anatomy"];
     let ms = |key: &str| summary[key].as_f64().unwrap_or_else(|| panic!("{key}: {summary}"));
@@ -176,7 +176,7 @@ fn lossy_strategies_train_and_say_what_they_are() {
     }
     let exact = weights("--strategy top_k --top-k 1");
     assert_eq!(exact, weights("--strategy simple_ddp"));
-    let (sandbox, run) = train("--strategy local_sgd --sync-every 2");
+    let (sandbox, run) = train("--strategy local_sgd --sync-every 2 --verbose");
     // Every second step averages. Steps that the anatomy of single operations leaves out are counted and
     // reported.
     let summary_of_run = summary(&sandbox);
