@@ -20,7 +20,7 @@ pub(super) struct Headers<'a> {
 }
 
 impl ShowCalls for Headers<'_> {
-    fn show_call(&mut self, context: &OpContext) -> Result<Shown, CollectiveError> {
+    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll, CollectiveError> {
         let own = Header::Call { operation: context.seq, call: context.call.header() }.encode();
         let headers = swap(self.comm, self.inner, context, &own)?;
         read_calls(context, headers, now_ns())
