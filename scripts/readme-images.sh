@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the pictures of README.md anew, docs/images/report.png and docs/images/efficiency.png, from real runs
+# Makes the pictures of README.md again, docs/images/report.png and docs/images/efficiency.png, from real runs
 # of README's own commands. Needs chromium.
 #
 #   scripts/readme-images.sh target/release/paceline
