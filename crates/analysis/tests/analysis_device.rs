@@ -299,7 +299,7 @@ fn means_are_over_the_ranks_that_have_the_figure() {
         analyze(&[first.timeline, second.timeline], &Options::default()).unwrap();
     assert_eq!(analysis.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [0, 1]);
     let mean = |name: &str| {
-        let column = columns(Kind::Sharding).find(|column| column.name == name).unwrap();
+        let column = columns(Kind::Sharding).find(|column| column.head.key == name).unwrap();
         analysis.mean(column)
     };
     assert_eq!(mean("compute_time_us"), Some(20.0));

@@ -11,7 +11,7 @@ use paceline_observe::figures::figure::{Better, Figure};
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_observe::figures::table::TABLE;
 use paceline_table::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
-use paceline_table::table::{Cell, Column, Table};
+use paceline_table::table::{Cell, Head, Table};
 use serde::Serialize;
 
 use crate::ledger::Ledger;
@@ -47,10 +47,6 @@ pub fn ranked_by(name: &str) -> Result<RankedBy> {
 
 fn spread(figure: &Figure, rounds: &[RunSummary]) -> Option<Spread> {
     Spread::of(rounds.iter().map(|run| run.number(figure.name)))
-}
-
-fn column(figure: &Figure) -> Column {
-    Column::new(figure.name, figure.label, figure.unit, figure.decimals, figure.definition)
 }
 
 /// A case and its results.
@@ -160,15 +156,18 @@ impl Report {
             |at: &usize| *at != ranked && self.rows.iter().any(|r| r.figures[*at].is_some());
         let all: Vec<&Figure> = figures().collect();
         let others: Vec<usize> = (0..all.len()).filter(is_shown).collect();
-        let word = |name: &str| Column::new(name, name, "", 0, "");
-        let mut columns = vec![word("place")];
-        columns.extend(self.keys.iter().map(|key| word(key)));
-        columns.extend([column(self.ranking.figure), word("min to max"), word("to the best")]);
-        columns.extend(others.iter().map(|at| column(all[*at])));
+        let mut columns = vec![Head::plain("place")];
+        columns.extend(self.keys.iter().cloned().map(Head::plain));
+        columns.extend([
+            self.ranking.figure.head(),
+            Head::plain("min to max"),
+            Head::plain("to the best"),
+        ]);
+        columns.extend(others.iter().map(|at| all[*at].head()));
         let row = |(at, row): (usize, &Row)| {
             let spread = row.figures[ranked];
-            let column = column(self.ranking.figure);
-            let shown = |value| Cell::Number(value).shown(&column);
+            let head = self.ranking.figure.head();
+            let shown = |value| Cell::Number(value).shown(&head);
             let range = spread
                 .map_or(String::new(), |of| format!("{} to {}", shown(of.min), shown(of.max)));
             let median = |of: Option<Spread>| Cell::from(of.map(|of| of.median));
@@ -195,7 +194,7 @@ impl Report {
             self.rounds,
             self.machine,
             self.table().fitted(width),
-            column(self.ranking.figure).head(),
+            self.ranking.figure.head().words(),
             if self.ranking.better == Better::Higher { "more" } else { "less" },
             self.rule,
             failures.collect::<String>()
@@ -221,7 +220,7 @@ impl Report {
             }
             cells
         };
-        let columns = keys.iter().map(|key| Column::new(key, key, "", 0, "")).collect();
+        let columns = keys.into_iter().map(Head::plain).collect();
         Table { columns, rows: self.rows.iter().enumerate().map(row).collect(), mean: None }.csv()
     }
 
@@ -279,7 +278,7 @@ impl Report {
         let unit = if self.ranking.figure.unit == "ms" { Unit::Microseconds } else { Unit::Count };
         let label = match self.ranking.figure.unit {
             "ms" => self.ranking.figure.label.to_owned(),
-            _ => column(self.ranking.figure).head(),
+            _ => self.ranking.figure.head().words(),
         };
         LineChart {
             title: format!("{} by {}", self.ranking.figure.label, self.keys.join(", ")),

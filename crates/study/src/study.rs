@@ -16,7 +16,7 @@ use paceline_launch::environment::Placement;
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_settings::config::TrainConfig;
 use paceline_table::plot::LineChart;
-use paceline_table::table::{Cell, Column, Table};
+use paceline_table::table::{Cell, Head, Table};
 use serde::Serialize;
 
 use crate::ledger::{Ledger, Settings};
@@ -261,7 +261,7 @@ pub(crate) fn table_of<R>(rows: &[R], columns: &[Shown<R>]) -> Table {
     let cells = |row: &R| columns.iter().map(|(.., cell)| cell(row)).collect();
     let rows = rows.iter().map(cells).collect();
     let columns = columns.iter();
-    let columns = columns.map(|(key, head, decimals, _)| Column::new(key, head, "", *decimals, ""));
+    let columns = columns.map(|(key, head, decimals, _)| Head::new(key, head, ("", *decimals), ""));
     Table { columns: columns.collect(), rows, mean: None }
 }
 

@@ -12,37 +12,48 @@ use serde::ser::SerializeMap;
 
 use crate::fitted::fitted;
 
-/// What a column holds. It is defined once and used by every format.
+/// What a column says of itself: its names, unit, decimals and definition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Column {
+pub struct Head {
     /// Its name in files.
-    pub key: String,
+    pub key: Cow<'static, str>,
     /// Its name for people; the unit stands beside it.
-    pub label: String,
+    pub label: Cow<'static, str>,
     /// The unit; empty for words and plain numbers.
-    pub unit: String,
+    pub unit: Cow<'static, str>,
     /// What its values mean and how they are computed.
-    pub definition: String,
+    pub definition: Cow<'static, str>,
     /// How many decimals people see; files have all digits.
     pub decimals: usize,
 }
 
-impl Column {
-    /// A column.
-    pub fn new(key: &str, label: &str, unit: &str, decimals: usize, definition: &str) -> Self {
+impl Head {
+    /// The head of a column whose names are known before the program runs.
+    pub const fn new(
+        key: &'static str,
+        label: &'static str,
+        (unit, decimals): (&'static str, usize),
+        definition: &'static str,
+    ) -> Self {
         Self {
-            key: key.into(),
-            label: label.into(),
-            unit: unit.into(),
-            definition: definition.into(),
+            key: Cow::Borrowed(key),
+            label: Cow::Borrowed(label),
+            unit: Cow::Borrowed(unit),
+            definition: Cow::Borrowed(definition),
             decimals,
         }
     }
 
+    /// The head of a column of words or whole numbers without a definition, which has the same name everywhere.
+    pub fn plain(name: impl Into<Cow<'static, str>>) -> Self {
+        let name = name.into();
+        Self { key: name.clone(), label: name, ..Self::default() }
+    }
+
     /// The label with the unit.
-    pub fn head(&self) -> String {
-        match self.unit.as_str() {
-            "" => self.label.clone(),
+    pub fn words(&self) -> String {
+        match &*self.unit {
+            "" => self.label.to_string(),
             unit => format!("{} {unit}", self.label),
         }
     }
@@ -63,7 +74,7 @@ pub enum Cell {
 
 impl Cell {
     /// The cell as people see it: a dash where there is no value.
-    pub fn shown(&self, column: &Column) -> String {
+    pub fn shown(&self, column: &Head) -> String {
         match self {
             Cell::Text(words) => words.clone(),
             Cell::Whole(number) => grouped(*number as f64, 0),
@@ -79,6 +90,15 @@ impl Cell {
             Cell::Whole(number) => number.to_string(),
             Cell::Number(value) if value.is_finite() => value.to_string(),
             Cell::Number(_) | Cell::Missing => String::new(),
+        }
+    }
+
+    /// Its number; `None` if it has none.
+    pub fn number(&self) -> Option<f64> {
+        match self {
+            Cell::Whole(number) => Some(*number as f64),
+            Cell::Number(value) => Some(*value),
+            Cell::Text(_) | Cell::Missing => None,
         }
     }
 
@@ -135,12 +155,30 @@ impl<T: Into<Cell>> From<Option<T>> for Cell {
     }
 }
 
-/// Computes the cell of a column from the value that a row shows.
-type Get<T> = Box<dyn Fn(&T) -> Cell>;
+/// Computes the cell of a column from what a row shows.
+type Get<T> = Box<dyn Fn(&T) -> Cell + Send + Sync>;
 
-/// The columns of a table with one row per `T`. Each column is defined once: its name, its meaning and how
-/// its cell is computed.
-pub struct Columns<T>(Vec<(Column, Get<T>)>);
+/// A column of a table with a row per `T`: what it says of itself, and how its cell is computed.
+pub struct Column<T> {
+    /// Its names, unit, decimals and definition.
+    pub head: Head,
+    get: Get<T>,
+}
+
+impl<T> Column<T> {
+    /// A column whose cells `cell` computes.
+    pub fn new<C: Into<Cell>>(head: Head, cell: impl Fn(&T) -> C + Send + Sync + 'static) -> Self {
+        Self { head, get: Box::new(move |of| cell(of).into()) }
+    }
+
+    /// Its cell in the row that shows `of`.
+    pub fn cell(&self, of: &T) -> Cell {
+        (self.get)(of)
+    }
+}
+
+/// The columns of a table with a row per `T`.
+pub struct Columns<T>(pub Vec<Column<T>>);
 
 impl<T> Columns<T> {
     /// No columns yet.
@@ -149,25 +187,25 @@ impl<T> Columns<T> {
         Self(Vec::new())
     }
 
-    /// Adds a column. `cell` computes its cell from a row's `T`; see [`Column`] for the other arguments.
+    /// Adds a column. `cell` computes its cell from a row's `T`; see [`Head`] for the other arguments.
     pub fn add<C: Into<Cell>>(
         mut self,
-        key: &str,
-        label: &str,
-        (unit, decimals): (&str, usize),
-        definition: &str,
-        cell: impl Fn(&T) -> C + 'static,
+        key: impl Into<Cow<'static, str>>,
+        label: impl Into<Cow<'static, str>>,
+        shown: (&'static str, usize),
+        definition: &'static str,
+        cell: impl Fn(&T) -> C + Send + Sync + 'static,
     ) -> Self {
-        let column = Column::new(key, label, unit, decimals, definition);
-        self.0.push((column, Box::new(move |row| cell(row).into())));
+        let named = Head::new("", "", shown, definition);
+        self.0.push(Column::new(Head { key: key.into(), label: label.into(), ..named }, cell));
         self
     }
 
     /// The table of these rows.
-    pub fn table(self, rows: impl IntoIterator<Item = T>) -> Table {
-        let cells = |row: T| self.0.iter().map(|(_, cell)| cell(&row)).collect();
-        let rows = rows.into_iter().map(cells).collect();
-        Table { columns: self.0.into_iter().map(|(column, _)| column).collect(), rows, mean: None }
+    pub fn table(&self, rows: impl IntoIterator<Item = T>) -> Table {
+        let cells = |row: T| self.0.iter().map(|column| column.cell(&row)).collect();
+        let columns = self.0.iter().map(|column| column.head.clone()).collect();
+        Table { columns, rows: rows.into_iter().map(cells).collect(), mean: None }
     }
 }
 
@@ -179,7 +217,7 @@ const FEW_ROWS: usize = 8;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table {
     /// The columns.
-    pub columns: Vec<Column>,
+    pub columns: Vec<Head>,
     /// The rows, each with a cell per column.
     pub rows: Vec<Vec<Cell>>,
     /// The mean over the rows, where it is meaningful. It is a separate row: CSV and JSON leave it out, and
@@ -201,7 +239,7 @@ impl Table {
     /// As CSV: the keys, then the rows with all digits. Lines end with a line feed alone.
     pub fn csv(&self) -> String {
         let mut writer = csv::Writer::from_writer(Vec::new());
-        let head = self.columns.iter().map(|column| column.key.clone()).collect();
+        let head = self.columns.iter().map(|column| column.key.to_string()).collect();
         let rows = self.rows.iter().map(|row| row.iter().map(Cell::exact).collect());
         std::iter::once(head)
             .chain(rows)
@@ -219,14 +257,14 @@ impl Table {
         if self.columns.len() > MANY_COLUMNS && self.rows.len() <= FEW_ROWS {
             let lines = self.columns.iter().enumerate().map(|(at, column)| {
                 let cells = self.lines().map(|row| plain(&row[at].shown(column)));
-                line(std::iter::once(plain(&column.head())).chain(cells).collect())
+                line(std::iter::once(plain(&column.words())).chain(cells).collect())
             });
             let mut lines: Vec<String> = lines.collect();
             let rule = (0..=self.lines().count()).map(|at| if at == 0 { "---" } else { "---:" });
             lines.insert(1, line(rule.map(str::to_owned).collect()));
             return lines.concat();
         }
-        let head = line(self.columns.iter().map(|column| plain(&column.head())).collect());
+        let head = line(self.columns.iter().map(|column| plain(&column.words())).collect());
         let rule = |at| if self.is_number(at) { "---:" } else { "---" }.to_owned();
         let rule = line((0..self.columns.len()).map(rule).collect());
         let rows = self.lines().map(|row| {
@@ -243,7 +281,7 @@ impl Table {
 
     /// As lines of text of at most `width` characters, in the form in which the table [fits](crate::fitted).
     pub fn fitted(&self, width: Option<usize>) -> String {
-        let head: Vec<String> = self.columns.iter().map(Column::head).collect();
+        let head: Vec<String> = self.columns.iter().map(Head::words).collect();
         let shown = |row: &Vec<Cell>| -> Vec<String> {
             let cells = row.iter().zip(&self.columns);
             cells.map(|(cell, column)| cell.shown(column)).collect()
@@ -263,7 +301,7 @@ impl Table {
 /// As JSON: the columns with their units and definitions, and each row as an object by the columns' keys.
 impl Serialize for Table {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        struct Meaning<'a>(&'a Column);
+        struct Meaning<'a>(&'a Head);
         impl Serialize for Meaning<'_> {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 let mut map = serializer.serialize_map(Some(3))?;
@@ -273,7 +311,7 @@ impl Serialize for Table {
                 map.end()
             }
         }
-        struct Row<'a>(&'a [Column], &'a [Cell]);
+        struct Row<'a>(&'a [Head], &'a [Cell]);
         impl Serialize for Row<'_> {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 serializer.collect_map(self.0.iter().map(|column| &column.key).zip(self.1))
@@ -366,9 +404,9 @@ mod tests {
     fn table() -> Table {
         Table {
             columns: vec![
-                Column::new("name", "name", "", 0, "who"),
-                Column::new("took_us", "took", "us", 1, "how long"),
-                Column::new("calls", "calls", "", 0, "how often"),
+                Head::new("name", "name", ("", 0), "who"),
+                Head::new("took_us", "took", ("us", 1), "how long"),
+                Head::new("calls", "calls", ("", 0), "how often"),
             ],
             rows: vec![
                 vec!["a,\"b\"".into(), Cell::Number(1234.5678), Cell::Whole(1000)],
@@ -412,8 +450,7 @@ mod tests {
 
     #[test]
     fn wide_tables_lie_on_their_side() {
-        let columns =
-            (0..12).map(|at| Column::new(&format!("c{at}"), &format!("c{at}"), "", 0, ""));
+        let columns = (0..12).map(|at| Head::plain(format!("c{at}")));
         let row = |of: u64| (0..12).map(|at| Cell::Whole(of + at)).collect();
         let table = Table { columns: columns.collect(), rows: vec![row(0), row(100)], mean: None };
         let text = table.markdown();
@@ -426,7 +463,7 @@ mod tests {
 
     #[test]
     fn names_command_neither_terminals_nor_pages() {
-        let columns = vec![Column::new("name", "name", "", 0, "")];
+        let columns = vec![Head::new("name", "name", ("", 0), "")];
         let rows = vec![vec!["\u{1b}[31mred\u{7}\n<script>|&amp;\u{9b}".into()]];
         let table = Table { columns, rows, mean: None };
         assert_eq!(

@@ -11,7 +11,6 @@ use paceline_trace::thread_builder;
 
 use super::anatomy::{self, Anatomy};
 use super::collectives::{CollectiveKind, CollectiveTimes};
-use super::columns::Column;
 use super::counters::{self, CopyBandwidth, StreamQueue};
 use super::critical::{self, CriticalPath};
 use super::error::{AnalysisError, by_rank};
@@ -25,6 +24,7 @@ use super::row::Row;
 use super::steps::Steps;
 use super::temporal::{Overlap, Temporal};
 use super::work::{Source, Work};
+use crate::table::Column;
 use crate::timeline::Timeline;
 
 /// The figures of a run.
@@ -126,9 +126,9 @@ fn is_sharding(timeline: &Timeline, collectives: &CollectiveTimes) -> bool {
 
 impl Analysis {
     /// The mean of a figure over the ranks that have it; `None` if no rank has it.
-    pub fn mean(&self, column: &Column) -> Option<f64> {
+    pub fn mean(&self, column: &Column<Row>) -> Option<f64> {
         let values: Vec<f64> =
-            self.ranks.iter().filter_map(|rank| (column.get)(&rank.row)).collect();
+            self.ranks.iter().filter_map(|rank| column.cell(&rank.row).number()).collect();
         (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     }
 }

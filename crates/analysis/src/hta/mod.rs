@@ -1,7 +1,7 @@
 //! Where the time of each rank went, by the formulas of Holistic Trace Analysis (HTA 0.5.0).
 //!
 //! Input: the timelines of all ranks, and [`Options`]. Output: an [`Analysis`] with all of HTA's figures for
-//! each rank, and the rank's line in the summary, a [`Row`]. The summary's [`Column`]s give each figure its
+//! each rank, and the rank's line in the summary, a [`Row`]. The summary's [`columns`] give each figure its
 //! name, unit and definition; every report that shows the figure takes them from there. This module reads no
 //! files and draws nothing.
 //!
@@ -36,7 +36,7 @@ pub use anatomy::{Anatomy, Part, PartTime, StepAnatomy};
 pub(crate) use chosen::Chosen;
 pub(crate) use collectives::backend_of;
 pub use collectives::{CollectiveKind, CollectiveTimes, kind_of as collective_kind};
-pub use columns::{Column, Unit, columns};
+pub use columns::columns;
 pub use counters::{CopyBandwidth, Point, StreamQueue};
 pub use critical::{BoundBy, CriticalPath, EdgeKind, PathEdge, PathName};
 pub use diff::{Change, Diff, DiffRow, Shift, Side, diff};

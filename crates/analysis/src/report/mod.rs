@@ -20,7 +20,7 @@ pub use paceline_table::chart;
 
 pub use files::{ReportError, files};
 
-use crate::table::{Cell, Column, Table};
+use crate::table::{Cell, Head, Table};
 use chart::{Bar, Bars, Donuts, Lanes, Lines, Stack, Stacked};
 
 /// A report: everything that its page shows.
@@ -44,7 +44,7 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
     /// Its name, unit and definition.
-    pub column: Column,
+    pub column: Head,
     /// Its value.
     pub value: Cell,
 }

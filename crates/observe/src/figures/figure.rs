@@ -3,6 +3,7 @@
 //! The figures themselves are in [`table`](crate::figures::table).
 
 use paceline_checkpoint::progress::Evaluation;
+use paceline_table::table::Head;
 use serde_json::Value;
 
 use crate::figures::event::{Save, StepDone};
@@ -113,6 +114,11 @@ impl Figure {
             swept: None,
             elsewhere: None,
         }
+    }
+
+    /// The head of its column in tables.
+    pub const fn head(&self) -> Head {
+        Head::new(self.name, self.label, (self.unit, self.decimals), self.definition)
     }
 
     /// Adds it to `metrics.jsonl`.

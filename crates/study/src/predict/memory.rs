@@ -20,7 +20,7 @@ use paceline_run::shortage::{largest, with_strategy};
 use paceline_settings::config::TrainConfig;
 use paceline_settings::flags::RunFlags;
 use paceline_settings::open_data::OpenData;
-use paceline_table::table::{Cell, Column, Table};
+use paceline_table::table::{Cell, Head, Table};
 use serde::Serialize;
 
 use super::{MAX_RANKS, PredictArgs};
@@ -236,8 +236,8 @@ fn used(rows: &[Row]) -> Vec<&'static str> {
 fn table(rows: &[Row]) -> Table {
     let largest = rows.iter().map(|row| row.bytes["total"]).max().unwrap_or(0);
     let (unit, factor) = if largest >= 100_000_000_000 { ("GB", 1e-9) } else { ("MB", 1e-6) };
-    let word = |name: &str| Column::new(name, name, "", 0, "");
-    let size = |name: &str| Column::new(name, name, unit, 2, "");
+    let word = |name: &'static str| Head::plain(name);
+    let size = |name: &'static str| Head { unit: unit.into(), decimals: 2, ..Head::plain(name) };
     let names: Vec<&str> = used(rows).into_iter().chain(["total"]).collect();
     let columns = ["strategy", "ranks"].map(word).into_iter();
     let columns = columns.chain(names.iter().map(|name| size(name)));

@@ -8,7 +8,7 @@ use paceline_files::printable_lines;
 
 use super::chart::{FULL, HALF, PageColor, THIRD, WIDTHS};
 use super::{Body, Figure, Panel, Report, Section, Width};
-use crate::table::{Cell, Column, Table, counted};
+use crate::table::{Cell, Head, Table, counted};
 
 static STYLE: &str = include_str!("page.css");
 static SCRIPT: &str = include_str!("page.js");
@@ -208,7 +208,7 @@ fn table_html(table: &Table) -> Markup {
     }
 }
 
-fn row_html(row: &[Cell], columns: &[Column], classes: &[&str]) -> Markup {
+fn row_html(row: &[Cell], columns: &[Head], classes: &[&str]) -> Markup {
     html! {
         "\n" tr {
             @for ((cell, column), class) in row.iter().zip(columns).zip(classes) {

@@ -7,7 +7,7 @@ use super::shared::{About, COUNT, MS, ms};
 use crate::hta::{Diff, DiffRow, Shift, Side};
 use crate::report::chart::{Bar, PageColor};
 use crate::report::{Body, Figure, Note, Panel, Report, Section, Weight, Width};
-use crate::table::{Cell, Column, Columns, Table, counted};
+use crate::table::{Cell, Columns, Head, Table, counted};
 use crate::timeline::Timeline;
 
 /// The most names in each chart.
@@ -84,8 +84,8 @@ fn figures(diff: &Diff) -> Vec<Figure> {
     let kernels = || diff.rows.iter().filter(|row| row.side == Side::Device);
     let first: f64 = kernels().map(|row| diff.of_control(row.control_ns as f64) / 1e6).sum();
     let second: f64 = kernels().map(|row| diff.of_test(row.test_ns as f64) / 1e6).sum();
-    let figure = |key: &str, label: &str, definition: &str, value| Figure {
-        column: Column::new(key, label, "ms/step", 2, definition),
+    let figure = |key, label, definition, value| Figure {
+        column: Head::new(key, label, ("ms/step", 2), definition),
         value: Cell::Number(value),
     };
     vec![

@@ -16,7 +16,10 @@ pub(super) fn peaks(analysis: &Analysis) -> Section {
         let bars = analysis.ranks.iter().flat_map(|rank| {
             of.iter().map(|(name, words, color)| Bar {
                 label: format!("{}, {words}", label(rank)),
-                value: columns.iter().find(|c| c.name == *name).and_then(|c| (c.get)(&rank.row)),
+                value: columns
+                    .iter()
+                    .find(|c| c.head.key == *name)
+                    .and_then(|c| c.cell(&rank.row).number()),
                 color: *color,
             })
         });

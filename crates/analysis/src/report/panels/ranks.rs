@@ -1,8 +1,7 @@
 //! The figures of the summary as bars, rank by rank.
 
 use super::shared::{PerStep, label};
-use super::summary::{definition, symbol};
-use crate::hta::{Analysis, CollectiveKind, Unit, columns};
+use crate::hta::{Analysis, CollectiveKind, columns};
 use crate::report::chart::{Bar, Bars, PageColor, Part, Stack};
 use crate::report::{Body, Panel, Section, Width};
 
@@ -13,18 +12,22 @@ pub(super) fn bars(
     title: &str,
     color: PageColor,
 ) -> Option<Panel> {
-    let of = columns(analysis.kind).find(|of| of.name == name)?;
+    let of = columns(analysis.kind).find(|of| of.head.key == name)?;
     let per_step = PerStep::of(analysis);
-    let is_sum = matches!(of.unit, Unit::Ms | Unit::Count);
+    let is_time = of.head.unit == "ms";
+    let is_sum = is_time || of.head.unit.is_empty();
     let bars = analysis.ranks.iter().map(|rank| Bar {
         label: label(rank),
-        value: (of.get)(&rank.row).map(|sum| if is_sum { per_step.mean(rank, sum) } else { sum }),
+        value: of
+            .cell(&rank.row)
+            .number()
+            .map(|sum| if is_sum { per_step.mean(rank, sum) } else { sum }),
         color,
     });
-    let unit = if of.unit == Unit::Ms { per_step.unit() } else { symbol(of.unit) };
-    let whole = (of.unit == Unit::Percent).then_some(100.0);
-    let body = Body::Bars(Bars { unit: unit.into(), whole, bars: bars.collect() });
-    let mut definition = definition(of);
+    let unit = if is_time { per_step.unit() } else { &of.head.unit };
+    let whole = (unit == "%").then_some(100.0);
+    let body = Body::Bars(Bars { unit: unit.to_owned(), whole, bars: bars.collect() });
+    let mut definition = of.head.definition.to_string();
     if is_sum {
         definition = format!("{} Shown {}.", definition, per_step.words());
     }

@@ -46,7 +46,7 @@ fn table(all: &[(&RankAnalysis, &Anatomy)]) -> Table {
         .add("step_ms", "length", MS, "From the start to the end of the step.", |of| ms(of.1.step.time.dur_ns));
     for part in parts {
         let key = part.name().replace([' ', '-'], "_") + "_ms";
-        columns = columns.add(&key, part.name(), MS, meaning(part), move |(_, step)| {
+        columns = columns.add(key, part.name(), MS, meaning(part), move |(_, step)| {
             step.parts.iter().find(|of| of.part == part).map(|of| ms(of.time_ns))
         });
     }

@@ -2,9 +2,9 @@
 
 use super::shared::{COUNT, PerStep, RANK};
 use crate::fitted::fitted;
-use crate::hta::{self, Analysis, Unit, columns};
+use crate::hta::{self, Analysis, columns};
 use crate::report::{Body, Figure, Panel, Section};
-use crate::table::{Cell, Column, Columns, Table};
+use crate::table::{Cell, Column, Columns, Head, Table};
 
 /// The name of the summary's panel.
 pub(super) const TABLE: &str = "summary";
@@ -19,70 +19,16 @@ const HEADLINE: [&str; 5] = [
     "comm_overhead_pctg",
 ];
 
-/// Turns a column of the analysis into a column of a table. The label is the name without the unit.
-pub(super) fn column(of: &hta::Column) -> Column {
-    let ending = match of.unit {
-        Unit::Us => "_us",
-        Unit::Ms => "_ms",
-        Unit::Percent => "_pctg",
-        Unit::Mb => "_mb",
-        Unit::Rank | Unit::Count => "",
-    };
-    let label = of.name.strip_suffix(ending).unwrap_or(of.name).replace('_', " ");
-    let decimals = match of.unit {
-        Unit::Rank | Unit::Count => 0,
-        Unit::Us => 1,
-        Unit::Ms | Unit::Percent | Unit::Mb => 2,
-    };
-    Column::new(of.name, &label, symbol(of.unit), decimals, &definition(of))
-}
-
-/// The unit as people see it: memory is counted in 2^20 bytes, although the columns' names end in `_mb`.
-pub(super) fn symbol(unit: Unit) -> &'static str {
-    match unit {
-        Unit::Mb => "MiB",
-        unit => unit.symbol(),
-    }
-}
-
-/// What a column means, and how it differs from the figure of the same name that a run prints itself.
-pub(super) fn definition(of: &hta::Column) -> String {
-    let beside = match of.name {
-        "comm_overhead_pctg" => {
-            " `paceline train` uses the word overhead for something else: the part of a step in which \
-             the main thread was blocked on communication."
-        }
-        "comm_comp_overlap_pctg" => {
-            " This figure covers the steps of the trace that were looked at. `paceline train` measures \
-             the overlap itself, over all measured steps, as communication while the main thread \
-             computed."
-        }
-        _ => "",
-    };
-    format!("{}{beside}", of.definition)
-}
-
-fn cell(of: &hta::Column, value: Option<f64>) -> Cell {
-    match (of.unit, value) {
-        (Unit::Rank | Unit::Count, Some(value)) if value == value.trunc() && value >= 0.0 => {
-            Cell::Whole(value as u64)
-        }
-        (_, value) => value.into(),
-    }
-}
-
 /// The table of `summary.csv`.
 pub(super) fn table(analysis: &Analysis) -> Table {
     let all: Vec<_> = columns(analysis.kind).collect();
-    let row = |rank: &hta::RankAnalysis| -> Vec<Cell> {
-        all.iter().map(|of| cell(of, (of.get)(&rank.row))).collect()
-    };
-    let mean = |of: &&hta::Column| match of.unit {
-        Unit::Rank => Cell::Text("mean".to_owned()),
+    let row = |rank: &hta::RankAnalysis| all.iter().map(|of| of.cell(&rank.row)).collect();
+    let mean = |of: &&Column<hta::Row>| match &*of.head.key {
+        "rank" => Cell::from("mean"),
         _ => Cell::from(analysis.mean(of)),
     };
     Table {
-        columns: all.iter().map(|of| column(of)).collect(),
+        columns: all.iter().map(|of| of.head.clone()).collect(),
         rows: analysis.ranks.iter().map(row).collect(),
         mean: Some(all.iter().map(mean).collect()),
     }
@@ -98,11 +44,10 @@ pub(super) fn figures(analysis: &Analysis) -> Vec<Figure> {
         .collect();
     if !steps.is_empty() {
         figures.push(Figure {
-            column: Column::new(
+            column: Head::new(
                 "step_ms",
                 "step",
-                "ms",
-                2,
+                ("ms", 2),
                 "Mean length of the steps that were looked at, over steps and ranks.",
             ),
             value: Cell::Number(steps.iter().sum::<f64>() / steps.len() as f64),
@@ -110,13 +55,13 @@ pub(super) fn figures(analysis: &Analysis) -> Vec<Figure> {
     }
     let all: Vec<_> = columns(analysis.kind).collect();
     for name in HEADLINE {
-        if let Some(of) = all.iter().find(|of| of.name == name) {
-            let mut column = column(of);
-            column.definition = format!("Mean over ranks. {}", column.definition);
+        if let Some(of) = all.iter().find(|of| of.head.key == name) {
+            let mut column = of.head.clone();
+            column.definition = format!("Mean over ranks. {}", column.definition).into();
             column.label = match name {
-                "comm_comp_overlap_pctg" => "communication hidden".to_owned(),
-                "comm_overhead_pctg" => "communication of kernel time".to_owned(),
-                _ => column.label.trim_end_matches(" time").replace("non ", "non-"),
+                "comm_comp_overlap_pctg" => "communication hidden".into(),
+                "comm_overhead_pctg" => "communication of kernel time".into(),
+                _ => column.label.trim_end_matches(" time").replace("non ", "non-").into(),
             };
             figures.push(Figure { column, value: Cell::from(analysis.mean(of)) });
         }
@@ -158,22 +103,22 @@ type Get = Box<dyn Fn(&hta::RankAnalysis) -> Option<f64>>;
 
 /// What the console shows of a column for a rank. Sums over steps are shown as means per step; a sum in
 /// milliseconds repeats the one in microseconds and is left out.
-fn shown(per_step: PerStep, of: &hta::Column) -> Option<(Column, Get)> {
-    let mut shown = column(of);
-    let (is_sum, scale) = match of.unit {
-        Unit::Rank | Unit::Ms => return None,
-        Unit::Us => (true, 1e-3),
-        Unit::Count => (of.name.ends_with("_calls"), 1.0),
-        Unit::Percent | Unit::Mb => (false, 1.0),
+fn shown(per_step: PerStep, of: &'static Column<hta::Row>) -> Option<(Head, Get)> {
+    let mut shown = of.head.clone();
+    let (is_sum, scale) = match &*shown.unit {
+        _ if shown.key == "rank" => return None,
+        "ms" => return None,
+        "us" => (true, 1e-3),
+        "" => (shown.key.ends_with("_calls"), 1.0),
+        _ => (false, 1.0),
     };
-    if of.unit == Unit::Us {
-        (shown.unit, shown.decimals) = (per_step.unit().to_owned(), 3);
+    if shown.unit == "us" {
+        (shown.unit, shown.decimals) = (per_step.unit().into(), 3);
     } else if is_sum && per_step.unit() != "ms" {
-        shown.unit = "/step".to_owned();
+        shown.unit = "/step".into();
     }
-    let get = of.get;
     let value = move |rank: &hta::RankAnalysis| {
-        let value = get(&rank.row)? * scale;
+        let value = of.cell(&rank.row).number()? * scale;
         Some(if is_sum { per_step.mean(rank, value) } else { value })
     };
     Some((shown, Box::new(value)))
@@ -184,11 +129,11 @@ fn shown(per_step: PerStep, of: &hta::Column) -> Option<(Column, Get)> {
 pub fn console(analysis: &Analysis, width: Option<usize>) -> String {
     let per_step = PerStep::of(analysis);
     let all: Vec<_> = columns(analysis.kind).filter_map(|of| shown(per_step, of)).collect();
-    let number = |column: &Column, value: Option<f64>, is_mean: bool| {
+    let number = |column: &Head, value: Option<f64>, is_mean: bool| {
         // A mean of whole numbers is seldom whole.
         let is_whole = !is_mean && value.is_some_and(|value| value == value.trunc());
         let decimals = if column.decimals == 0 && !is_whole { 2 } else { column.decimals };
-        Cell::from(value).shown(&Column { decimals, ..column.clone() })
+        Cell::from(value).shown(&Head { decimals, ..column.clone() })
     };
     let mean = |value: &Get| {
         let values: Vec<f64> = analysis.ranks.iter().filter_map(value).collect();
@@ -198,8 +143,8 @@ pub fn console(analysis: &Analysis, width: Option<usize>) -> String {
         let mut head = vec!["figure".to_owned(), "unit".to_owned()];
         head.extend((at == 0).then(|| "mean".to_owned()));
         head.extend(ranks.iter().map(super::shared::label));
-        let row = |(column, value): &(Column, Get)| {
-            let mut row = vec![column.label.clone(), column.unit.clone()];
+        let row = |(column, value): &(Head, Get)| {
+            let mut row = vec![column.label.to_string(), column.unit.to_string()];
             row.extend((at == 0).then(|| number(column, mean(value), true)));
             row.extend(ranks.iter().map(|rank| number(column, value(rank), false)));
             row

@@ -330,7 +330,7 @@ fn the_csv_has_the_columns_of_the_kind_and_all_digits() {
     let report = report(Kind::Ddp);
     let csv = report.table("summary").unwrap().csv();
     let lines: Vec<&str> = csv.lines().collect();
-    let names: Vec<&str> = columns(Kind::Ddp).map(|column| column.name).collect();
+    let names: Vec<&str> = columns(Kind::Ddp).map(|column| &*column.head.key).collect();
     assert_eq!(lines[0], names.join(","));
     assert_eq!(lines.len(), 5);
     assert!(lines[1].starts_with("0,4100,60000,15000.125,79100,5.18,75.85,"), "{}", lines[1]);
@@ -353,7 +353,7 @@ fn panels_have_names_of_their_own_and_say_what_they_show() {
             if let Body::Table(table) = &panel.body {
                 assert!(table.rows.iter().all(|row| row.len() == table.columns.len()));
                 assert!(table.columns.iter().all(|column| !column.definition.is_empty()));
-                let mut keys: Vec<&str> = table.columns.iter().map(|c| c.key.as_str()).collect();
+                let mut keys: Vec<&str> = table.columns.iter().map(|c| &*c.key).collect();
                 keys.sort();
                 keys.dedup();
                 assert_eq!(keys.len(), table.columns.len(), "{}", panel.id);

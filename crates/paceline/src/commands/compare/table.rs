@@ -5,7 +5,7 @@ use paceline_analysis::report::chart::{Bar, Bars, PageColor, Part, Stack, Stacke
 use paceline_analysis::report::{Body, Panel, Section, Width};
 use paceline_observe::figures::figure::{Compared, Figure};
 use paceline_observe::figures::table::{TABLE, find};
-use paceline_table::table::{Cell, Column, Table};
+use paceline_table::table::{Cell, Head, Table};
 
 use super::load::Run;
 use super::{NAME, SETTINGS, settings};
@@ -46,7 +46,7 @@ const TRACED: [(&str, &str); 4] = [
 /// The mean over ranks of a column of a run's traces.
 fn mean(run: &Run, traced: &str) -> Option<f64> {
     let analysis = run.traced.as_ref()?;
-    analysis.mean(columns(analysis.kind).find(|column| column.name == traced)?)
+    analysis.mean(columns(analysis.kind).find(|column| column.head.key == traced)?)
 }
 
 /// The figures that the comparison shows.
@@ -68,16 +68,13 @@ fn is_measured(run: &Run) -> bool {
 /// All sections of the report.
 pub(super) fn sections(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Section> {
     let figures = figures(runs, price_per_hour);
-    let column = |figure: &&'static Figure| {
-        Column::new(figure.name, figure.label, figure.unit, figure.decimals, figure.definition)
-    };
     let row = |run: &Run| {
         let cells = figures.iter().map(|figure| cell(figure, run, price_per_hour));
         std::iter::once(Cell::from(run.name.as_str())).chain(cells).collect()
     };
-    let name = Column::new("run", "run", "", 0, "The name of the run's folder.");
+    let name = Head::new("run", "run", ("", 0), "The name of the run's folder.");
     let table = Table {
-        columns: std::iter::once(name).chain(figures.iter().map(column)).collect(),
+        columns: std::iter::once(name).chain(figures.iter().map(|figure| figure.head())).collect(),
         rows: runs.iter().map(row).collect(),
         mean: None,
     };
@@ -141,8 +138,9 @@ pub(super) fn sections(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Section
 /// The table of settings that are not the same in all runs, with a row per run; `None` if there are none.
 pub(super) fn different(runs: &[Run]) -> Option<Table> {
     let different = settings::different(runs);
-    let names = std::iter::once("run").chain(different.iter().map(|(name, _)| name.as_str()));
-    let columns = names.map(|name| Column::new(name, name, "", 0, "")).collect();
+    let names =
+        std::iter::once("run".to_owned()).chain(different.iter().map(|(name, _)| name.clone()));
+    let columns = names.map(Head::plain).collect();
     let row = |(at, run): (usize, &Run)| {
         let values = different
             .iter()
@@ -239,7 +237,7 @@ mod tests {
 
     #[test]
     fn every_traced_figure_is_a_column_of_the_analysis() {
-        let has = |kind, name| columns(kind).any(|column| column.name == name);
+        let has = |kind, name| columns(kind).any(|column| column.head.key == name);
         for (figure, column) in TRACED {
             assert!(TABLE.iter().any(|of| of.name == figure), "{figure}");
             assert!(

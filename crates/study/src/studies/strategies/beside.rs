@@ -189,8 +189,8 @@ fn sharding(rows: &[Row], first: &Row) -> Beside {
     for (title, category, of) in CATEGORIES {
         let base_mb = Memory::of(&base_summary, category).map(|memory| memory.mean);
         columns = columns.add(
-            &format!("{title}_mb"),
-            &format!("{title} MB"),
+            format!("{title}_mb"),
+            format!("{title} MB"),
             ("", 2),
             "Mean over the ranks, after a step.",
             move |(row, _)| Memory::of(&row.summary, category).map(|memory| memory.mean),
@@ -198,7 +198,7 @@ fn sharding(rows: &[Row], first: &Row) -> Beside {
         let range = move |row: &Row| Memory::of(&row.summary, category).and_then(Memory::range);
         if rows.iter().any(|row| range(row).is_some()) {
             columns = columns.add(
-                &format!("{title}_range_mb"),
+                format!("{title}_range_mb"),
                 "range",
                 ("", 0),
                 "The least and the most of a rank, if they differ.",
@@ -207,7 +207,7 @@ fn sharding(rows: &[Row], first: &Row) -> Beside {
         }
         columns = columns
             .add(
-                &format!("{title}_pct"),
+                format!("{title}_pct"),
                 "%",
                 ("", 1),
                 "The mean in percent of the baseline's.",
@@ -216,7 +216,7 @@ fn sharding(rows: &[Row], first: &Row) -> Beside {
                 },
             )
             .add(
-                &format!("published_{title}_pct"),
+                format!("published_{title}_pct"),
                 "p. %",
                 ("", 1),
                 "Published, in percent of the baseline's.",
@@ -227,7 +227,7 @@ fn sharding(rows: &[Row], first: &Row) -> Beside {
             );
         if is_same_model {
             columns = columns.add(
-                &format!("published_{title}_mb"),
+                format!("published_{title}_mb"),
                 "p. MB",
                 ("", 2),
                 "Published, in MB of 1e6 bytes.",
