@@ -14,7 +14,7 @@ const BLOCK_ELEMS: usize = 1 << 16;
 /// `rounded = x`, rounded to nearest, ties to even: f32 to f16 or bf16, of the same shape. Overwrites. Values
 /// beyond the range of f16 become infinity.
 pub fn narrow(compute: &Compute, x: &Tensor, rounded: &Tensor) -> Result<()> {
-    let _time = compute.time("cast_narrow", [x]);
+    let _time = compute.time_old("cast_narrow", [x]);
     let op = "narrow";
     expect_shape(op, "rounded", rounded.shape(), x.shape())?;
     expect_f32(op, x)?;
@@ -40,7 +40,7 @@ pub fn narrow(compute: &Compute, x: &Tensor, rounded: &Tensor) -> Result<()> {
 
 /// `x = rounded`, exactly: f16 or bf16 to f32, of the same shape. Overwrites.
 pub fn widen(compute: &Compute, rounded: &Tensor, x: &Tensor) -> Result<()> {
-    let _time = compute.time("cast_widen", [rounded]);
+    let _time = compute.time_old("cast_widen", [rounded]);
     let op = "widen";
     expect_shape(op, "x", x.shape(), rounded.shape())?;
     expect_f32(op, x)?;

@@ -8,19 +8,25 @@ use paceline_trace::{Event, STACK_BYTES, Shapes, Span, Track, now_ns};
 use rayon::prelude::*;
 
 use crate::meta::MetaScratch;
-use crate::{KernelError, Result, SimdLevel, simd};
+use crate::{KernelError, Op, Result, SimdLevel, simd};
 
 /// The name of the span in which a thread of a pool computes its part of the current kernel.
 const SHARE: &str = "share of a kernel";
 
-/// The resources with which one rank computes.
+/// What the body of an operation computes with.
 #[derive(Debug)]
-pub struct Compute {
+pub struct Processor {
     pub(crate) simd: SimdLevel,
     /// Whether products in bf16 may use AVX512-BF16, at the level that has AVX-512.
     pub(crate) has_bf16_dots: bool,
     /// The threads that share the work of a kernel.
     pub threads: Threads,
+}
+
+/// The resources with which one rank computes.
+#[derive(Debug)]
+pub struct Compute {
+    pub(crate) processor: Processor,
     /// Where scratch memory comes from.
     pub allocator: Allocator,
     /// The track on which kernels are recorded.
@@ -43,9 +49,11 @@ impl Compute {
             Device::Meta => Threads::none(num_threads),
         };
         Ok(Self {
-            simd: SimdLevel::detect(),
-            has_bf16_dots: simd::prefers_bf16_dots(),
-            threads,
+            processor: Processor {
+                simd: SimdLevel::detect(),
+                has_bf16_dots: simd::prefers_bf16_dots(),
+                threads,
+            },
             allocator,
             track: None,
             is_timing: AtomicBool::new(false),
@@ -102,37 +110,32 @@ impl Compute {
         self.backward_flops.load(Ordering::Relaxed)
     }
 
-    /// Counts a forward product with this number of multiply-adds, as [`Compute::forward_flops`] says.
-    pub(crate) fn count_products(&self, factors: impl IntoIterator<Item = usize>) {
-        self.forward_flops.fetch_add(flops(factors), Ordering::Relaxed);
-    }
-
-    /// Counts a product of a backward pass, as [`Compute::backward_flops`] says.
-    pub(crate) fn count_backward(&self, factors: impl IntoIterator<Item = usize>) {
-        self.backward_flops.fetch_add(flops(factors), Ordering::Relaxed);
+    /// Counts the products of an operation.
+    pub(crate) fn count(&self, op: Op) {
+        self.forward_flops.fetch_add(op.forward_flops, Ordering::Relaxed);
+        self.backward_flops.fetch_add(op.backward_flops, Ordering::Relaxed);
     }
 
     /// Records each kernel on `kernels`, and the work of each thread of the pool on the track with the
     /// number of the thread.
     pub fn recorded(mut self, kernels: Arc<Track>, threads: Vec<Arc<Track>>) -> Self {
         self.track = Some(kernels);
-        self.threads.tracks = threads;
+        self.processor.threads.tracks = threads;
         self
     }
 
-    /// Times a kernel from now until the returned value is dropped. A kernel that is called by another
-    /// kernel is part of that kernel.
-    pub fn time<'a>(
+    /// Times an operation from now until the returned value is dropped. `shapes` are those of what it reads. An operation
+    /// that is launched within another one is part of that one.
+    pub(crate) fn time(
         &self,
         name: &'static str,
-        tensors: impl IntoIterator<Item = &'a Tensor>,
+        shapes: impl FnOnce() -> Shapes,
     ) -> KernelTimer<'_> {
         let track = self.track.as_deref().filter(|track| track.is_on());
         if track.is_none() || self.is_timing.swap(true, Ordering::Relaxed) {
             return KernelTimer(None);
         }
-        let shapes = Shapes::new(tensors.into_iter().map(Tensor::dims));
-        KernelTimer(Some(Timing { compute: self, name, shapes, start_ns: now_ns() }))
+        KernelTimer(Some(Timing { compute: self, name, shapes: shapes(), start_ns: now_ns() }))
     }
 
     /// Copies the elements of a tensor into another tensor with the same element type and number of
@@ -156,16 +159,64 @@ impl Compute {
 
     /// The same resources with different vector instructions. `None` if this processor does not have them.
     pub fn with_simd(self, simd: SimdLevel) -> Option<Self> {
-        SimdLevel::available().contains(&simd).then_some(Self { simd, ..self })
+        let processor = Processor { simd, ..self.processor };
+        SimdLevel::available().contains(&simd).then_some(Self { processor, ..self })
     }
 
     /// The same resources with or without AVX512-BF16 for products in bf16. `None` if it is wanted and this processor or
     /// [`Compute::simd`] does not have it. [`Compute::new`] chooses what is faster on the processor.
     pub fn with_bf16_dots(self, is_wanted: bool) -> Option<Self> {
-        let can = self.simd == SimdLevel::Avx512 && simd::has_bf16_dots();
-        (can || !is_wanted).then_some(Self { has_bf16_dots: is_wanted, ..self })
+        let can = self.simd() == SimdLevel::Avx512 && simd::has_bf16_dots();
+        let processor = Processor { has_bf16_dots: is_wanted, ..self.processor };
+        (can || !is_wanted).then_some(Self { processor, ..self })
     }
 
+    /// Whether products in bf16 use AVX512-BF16.
+    pub fn uses_bf16_dots(&self) -> bool {
+        self.processor.uses_bf16_dots()
+    }
+
+    /// Which vector instructions fast paths use.
+    pub fn simd(&self) -> SimdLevel {
+        self.processor.simd
+    }
+
+    /// The threads that share the work of an operation.
+    pub fn threads(&self) -> &Threads {
+        &self.processor.threads
+    }
+}
+
+// Until all operations go through the door.
+impl std::ops::Deref for Compute {
+    type Target = Processor;
+    fn deref(&self) -> &Processor {
+        &self.processor
+    }
+}
+impl Compute {
+    pub(crate) fn time_old<'a>(
+        &self,
+        name: &'static str,
+        tensors: impl IntoIterator<Item = &'a Tensor>,
+    ) -> KernelTimer<'_> {
+        self.time(name, || Shapes::new(tensors.into_iter().map(Tensor::dims)))
+    }
+    pub(crate) fn count_products(&self, factors: impl IntoIterator<Item = usize>) {
+        self.count(Op::new("").forward_product(factors));
+    }
+    pub(crate) fn count_backward(&self, factors: impl IntoIterator<Item = usize>) {
+        self.count(Op::new("").backward_product(factors));
+    }
+    pub(crate) fn scratch<T: Element>(
+        &self,
+        len: usize,
+    ) -> std::result::Result<WriteGuard<T>, MemoryError> {
+        self.allocator.tensor(T::DTYPE, [len], Category::Workspace)?.write()
+    }
+}
+
+impl Processor {
     /// Whether products in bf16 use AVX512-BF16.
     pub fn uses_bf16_dots(&self) -> bool {
         self.simd == SimdLevel::Avx512 && self.has_bf16_dots
@@ -175,19 +226,6 @@ impl Compute {
     pub fn simd(&self) -> SimdLevel {
         self.simd
     }
-
-    /// Scratch memory of `len` elements with unspecified contents, for use within one kernel.
-    pub(crate) fn scratch<T: Element>(
-        &self,
-        len: usize,
-    ) -> std::result::Result<WriteGuard<T>, MemoryError> {
-        self.allocator.tensor(T::DTYPE, [len], Category::Workspace)?.write()
-    }
-}
-
-/// The floating-point operations of a product with this number of multiply-adds.
-fn flops(factors: impl IntoIterator<Item = usize>) -> u64 {
-    factors.into_iter().fold(2, |all, factor| all.saturating_mul(factor as u64))
 }
 
 /// Ends the time of a kernel when dropped, see [`Compute::time`].
@@ -290,13 +328,13 @@ impl Threads {
 
 /// Divides the images of a batch between the threads. Each part comes with the number of its first image.
 pub(crate) fn batches<'a, T>(
-    compute: &Compute,
+    cpu: &Processor,
     all: &'a mut [T],
     elems: usize,
     batch: usize,
 ) -> Vec<(usize, &'a mut [T])> {
     let mut rest = all;
-    let parts = compute.threads.split(batch).into_iter();
+    let parts = cpu.threads.split(batch).into_iter();
     parts
         .map(|range| {
             let (part, after) = std::mem::take(&mut rest).split_at_mut(range.len() * elems);

@@ -36,7 +36,7 @@ fn check(ids: &[i64], len: usize) -> Result<()> {
 /// `output[i] = table[ids[i]]`. Shapes: ids of i64, any shape with n elements; table (len, width), output (n, width).
 /// f32, f64 and bf16; overwrites.
 pub fn forward(compute: &Compute, ids: &Tensor, table: &Tensor, output: &Tensor) -> Result<()> {
-    let _time = compute.time("embedding_forward", [ids, table]);
+    let _time = compute.time_old("embedding_forward", [ids, table]);
     let (len, width) = sizes(ids, table, output, "output")?;
     match compute.device_of(OP, [ids, table, output])? {
         Device::Cpu => match table.dtype() {
@@ -79,7 +79,7 @@ pub fn backward(
     d_table: &Tensor,
     accumulate: bool,
 ) -> Result<()> {
-    let _time = compute.time("embedding_backward", [ids, d_table]);
+    let _time = compute.time_old("embedding_backward", [ids, d_table]);
     let (len, width) = sizes(ids, d_table, d_output, "d_output")?;
     match compute.device_of(OP, [ids, d_output, d_table])? {
         Device::Cpu => match d_table.dtype() {

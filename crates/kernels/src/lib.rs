@@ -44,14 +44,16 @@ mod compute;
 mod error;
 mod exp;
 mod lanes;
+mod launch;
 mod meta;
 mod product;
 mod real;
 mod simd;
 mod stored;
 
-pub use compute::{Compute, KernelTimer, Threads};
+pub use compute::{Compute, KernelTimer, Processor, Threads};
 pub use error::KernelError;
+pub use launch::{Op, Operands, Read, Scratch, Write, read, scratch, update, write};
 pub use paceline_numeric::SimdLevel;
 pub use real::Real;
 pub use stored::Stored;

@@ -32,7 +32,7 @@ pub fn cross_entropy(
     d_logits: Option<&Tensor>,
     sums: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("cross_entropy", [logits, labels]);
+    let _time = compute.time_old("cross_entropy", [logits, labels]);
     let op = "cross_entropy";
     let &[m, classes] = logits.dims() else {
         let (expected, got) = ([0, 0].into(), logits.shape());
@@ -129,7 +129,7 @@ pub fn mse(
     d_input: Option<&Tensor>,
     sums: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("mse", [input, target]);
+    let _time = compute.time_old("mse", [input, target]);
     let op = "mse";
     expect_shape(op, "target", target.shape(), input.shape())?;
     if let Some(d_input) = d_input {

@@ -88,7 +88,7 @@ pub fn forward(
     output: &Tensor,
     winners: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("max_pool2d_forward", [input]);
+    let _time = compute.time_old("max_pool2d_forward", [input]);
     pool.check()?;
     let batch = input.dims().first().copied().unwrap_or(0);
     expect_shape(OP, "input", input.shape(), pool.input_shape(batch))?;
@@ -118,7 +118,7 @@ pub fn backward(
     d_output: &Tensor,
     d_input: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("max_pool2d_backward", [d_output]);
+    let _time = compute.time_old("max_pool2d_backward", [d_output]);
     pool.check()?;
     let batch = d_input.dims().first().copied().unwrap_or(0);
     expect_shape(OP, "d_output", d_output.shape(), pool.output_shape(batch))?;

@@ -35,7 +35,7 @@ pub fn forward(
     y: &Tensor,
     r: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("rms_norm_forward", [x]);
+    let _time = compute.time_old("rms_norm_forward", [x]);
     let (rows, columns) = sizes(x)?;
     expect_shape(OP, "weight", w.shape(), [columns])?;
     expect_shape(OP, "output", y.shape(), x.shape())?;
@@ -120,7 +120,7 @@ pub fn backward_input(
     dy: &Tensor,
     dx: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("rms_norm_backward_input", [x]);
+    let _time = compute.time_old("rms_norm_backward_input", [x]);
     let (rows, columns) = sizes(x)?;
     expect_shape(OP, "weight", w.shape(), [columns])?;
     expect_shape(OP, "r", r.shape(), [rows])?;
@@ -202,7 +202,7 @@ pub fn backward_weight(
     dw: &Tensor,
     accumulate: bool,
 ) -> Result<()> {
-    let _time = compute.time("rms_norm_backward_weight", [x]);
+    let _time = compute.time_old("rms_norm_backward_weight", [x]);
     let (rows, columns) = sizes(x)?;
     expect_shape(OP, "r", r.shape(), [rows])?;
     expect_shape(OP, "d_output", dy.shape(), x.shape())?;

@@ -210,7 +210,7 @@ pub fn rotate(
     heads: usize,
     x: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("rotary", [x]);
+    let _time = compute.time_old("rotary", [x]);
     let head_dim = table.config.head_dim;
     let used = heads * head_dim;
     let (rows, columns) = match *x.dims() {

@@ -27,7 +27,7 @@ fn sizes(gate_up: &Tensor, output: &Tensor, operand: &'static str) -> Result<(us
 /// `y = silu(gate) * up`, with `silu(x) = x / (1 + exp(-x))`. Shapes: gate_up (n, 2 * columns), the gate's columns first;
 /// output (n, columns). f32, f64 and bf16, which is computed in f32; overwrites.
 pub fn forward(compute: &Compute, gate_up: &Tensor, output: &Tensor) -> Result<()> {
-    let _time = compute.time("swiglu_forward", [gate_up]);
+    let _time = compute.time_old("swiglu_forward", [gate_up]);
     let (rows, columns) = sizes(gate_up, output, "output")?;
     match compute.device_of(OP, [gate_up, output])? {
         Device::Cpu => match output.dtype() {
@@ -92,7 +92,7 @@ pub fn backward(
     d_output: &Tensor,
     d_gate_up: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("swiglu_backward", [gate_up]);
+    let _time = compute.time_old("swiglu_backward", [gate_up]);
     let (rows, columns) = sizes(gate_up, d_output, "d_output")?;
     expect_shape(OP, "d_gate_up", d_gate_up.shape(), gate_up.shape())?;
     match compute.device_of(OP, [gate_up, d_output, d_gate_up])? {

@@ -15,7 +15,7 @@ use crate::{Compute, KernelError, Result, SimdLevel};
 /// an i32 (2 k), and become -0 in `residual`. Among elements of equal magnitude the first are taken. NaN
 /// counts as larger than every number. `x` and `residual` are f32 of the same shape.
 pub fn select(compute: &Compute, x: &Tensor, residual: &Tensor, selected: &Tensor) -> Result<()> {
-    let _time = compute.time("top_k_select", [x]);
+    let _time = compute.time_old("top_k_select", [x]);
     let op = "top_k select";
     expect_shape(op, "residual", residual.shape(), x.shape())?;
     for tensor in [x, residual] {
@@ -104,7 +104,7 @@ const BLOCK: usize = 1024;
 /// selections, as in an all-reduce. Elements that are not selected count as -0. f32; overwrites. Errors on an
 /// index beyond `mean`, and on indices that do not ascend.
 pub fn scatter_mean(compute: &Compute, selections: &Tensor, n: usize, mean: &Tensor) -> Result<()> {
-    let _time = compute.time("top_k_scatter_mean", [selections]);
+    let _time = compute.time_old("top_k_scatter_mean", [selections]);
     let op = "top_k scatter_mean";
     if mean.dtype() != DType::F32 {
         return Err(KernelError::DType { op, dtype: mean.dtype() });

@@ -159,7 +159,7 @@ pub fn forward(
     output: &Tensor,
     log_sums: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("attention_forward", [qkv]);
+    let _time = compute.time_old("attention_forward", [qkv]);
     check_shapes(spec, [qkv, output, log_sums], lengths, table)?;
     let operands = [qkv, table.values(), output, log_sums];
     match compute.device_of(OP, operands.into_iter().chain(lengths))? {
@@ -244,7 +244,7 @@ pub fn backward(
     d_output: &Tensor,
     d_qkv: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("attention_backward", [qkv]);
+    let _time = compute.time_old("attention_backward", [qkv]);
     check_shapes(spec, [qkv, output, log_sums], lengths, table)?;
     expect_shape(OP, "d_output", d_output.shape(), spec.output_shape())?;
     expect_shape(OP, "d_qkv", d_qkv.shape(), spec.qkv_shape())?;

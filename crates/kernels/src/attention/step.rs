@@ -42,7 +42,7 @@ pub fn step(
     values: &Tensor,
     output: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("attention_step", [qkv]);
+    let _time = compute.time_old("attention_step", [qkv]);
     spec.check()?;
     if position >= spec.seq {
         let reason = format!("the cache has {} places, so it has no place {position}", spec.seq);

@@ -85,7 +85,7 @@ impl BatchNorm {
 /// exact, so this is accurate enough: a mean of 1000 with a deviation of 1 leaves ten digits, more than
 /// the values themselves have.
 pub fn sums(compute: &Compute, config: &BatchNorm, input: &Tensor, sums: &Tensor) -> Result<()> {
-    let _time = compute.time("batch_norm_sums", [input]);
+    let _time = compute.time_old("batch_norm_sums", [input]);
     let rows = config.rows("input", input)?;
     expect_shape(OP, "sums", sums.shape(), [config.sums_len()])?;
     match compute.device_of(OP, [input, sums])? {
@@ -243,7 +243,7 @@ pub fn normalize(
     bias: &Tensor,
     output: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("batch_norm_normalize", [input]);
+    let _time = compute.time_old("batch_norm_normalize", [input]);
     let rows = config.rows("input", input)?;
     expect_shape(OP, "output", output.shape(), input.shape())?;
     match compute.device_of(OP, [input, moments, weight, bias, output])? {
@@ -280,7 +280,7 @@ pub fn gradient_sums(
     d_output: &Tensor,
     gradient_sums: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("batch_norm_gradient_sums", [input, d_output]);
+    let _time = compute.time_old("batch_norm_gradient_sums", [input, d_output]);
     let rows = config.rows("input", input)?;
     expect_shape(OP, "d_output", d_output.shape(), input.shape())?;
     expect_shape(OP, "gradient_sums", gradient_sums.shape(), [config.gradient_sums_len()])?;
@@ -361,7 +361,7 @@ pub fn backward_input(
     gradient_sums: &Tensor,
     d_input: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("batch_norm_backward_input", [input, d_output]);
+    let _time = compute.time_old("batch_norm_backward_input", [input, d_output]);
     let rows = config.rows("input", input)?;
     expect_shape(OP, "d_output", d_output.shape(), input.shape())?;
     expect_shape(OP, "d_input", d_input.shape(), input.shape())?;

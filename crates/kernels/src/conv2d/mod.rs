@@ -47,7 +47,7 @@ pub fn forward(
     bias: &Tensor,
     output: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("conv2d_forward", [input, weight]);
+    let _time = compute.time_old("conv2d_forward", [input, weight]);
     let op = "conv2d";
     let batch = conv.check_operands(op, input, weight, bias)?;
     expect_shape(op, "output", output.shape(), conv.output_shape(batch))?;
@@ -129,7 +129,7 @@ pub fn backward_weight(
     d_bias: &Tensor,
     accumulate: bool,
 ) -> Result<()> {
-    let _time = compute.time("conv2d_backward_weight", [input, d_output]);
+    let _time = compute.time_old("conv2d_backward_weight", [input, d_output]);
     let op = "conv2d backward";
     let batch = conv.check_operands(op, input, d_weight, d_bias)?;
     expect_shape(op, "d_output", d_output.shape(), conv.output_shape(batch))?;
@@ -191,7 +191,7 @@ pub fn backward_input(
     d_output: &Tensor,
     d_input: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("conv2d_backward_input", [weight, d_output]);
+    let _time = compute.time_old("conv2d_backward_input", [weight, d_output]);
     let op = "conv2d backward";
     conv.check()?;
     let batch = d_output.dims().first().copied().unwrap_or(0);

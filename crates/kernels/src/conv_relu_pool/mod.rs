@@ -55,7 +55,7 @@ pub fn forward(
     output: &Tensor,
     winners: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("conv_relu_pool_forward", [input, weight]);
+    let _time = compute.time_old("conv_relu_pool_forward", [input, weight]);
     check(conv)?;
     let batch = conv.check_operands(OP, input, weight, bias)?;
     expect_shape(OP, "output", output.shape(), output_shape(conv, batch))?;
@@ -135,7 +135,7 @@ pub fn backward_weight(
     d_bias: &Tensor,
     accumulate: bool,
 ) -> Result<()> {
-    let _time = compute.time("conv_relu_pool_backward_weight", [input, d_output]);
+    let _time = compute.time_old("conv_relu_pool_backward_weight", [input, d_output]);
     check(conv)?;
     let batch = conv.check_operands(OP, input, d_weight, d_bias)?;
     let [_, rows, columns, c_out] = output_shape(conv, batch);
@@ -206,7 +206,7 @@ pub fn backward_input(
     d_output: &Tensor,
     d_input: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("conv_relu_pool_backward_input", [weight, d_output]);
+    let _time = compute.time_old("conv_relu_pool_backward_input", [weight, d_output]);
     check(conv)?;
     let batch = d_output.dims().first().copied().unwrap_or(0);
     let [_, rows, columns, c_out] = output_shape(conv, batch);

@@ -44,7 +44,7 @@ pub fn forward(
     activation: Activation,
     output: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("linear_forward", [input, weight]);
+    let _time = compute.time_old("linear_forward", [input, weight]);
     let (m, n, k) = sizes("input", input, weight)?;
     if let Some(bias) = bias {
         expect_shape(OP, "bias", bias.shape(), [n])?;
@@ -145,7 +145,7 @@ pub fn backward_weight(
     d_bias: Option<&Tensor>,
     accumulate: bool,
 ) -> Result<()> {
-    let _time = compute.time("linear_backward_weight", [input, d_output]);
+    let _time = compute.time_old("linear_backward_weight", [input, d_output]);
     let (m, n, k) = sizes("input", input, d_weight)?;
     expect_shape(OP, "d_output", d_output.shape(), [m, n])?;
     if let Some(d_bias) = d_bias {
@@ -189,7 +189,7 @@ pub fn backward_input(
     d_output: &Tensor,
     d_input: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("linear_backward_input", [weight, d_output]);
+    let _time = compute.time_old("linear_backward_input", [weight, d_output]);
     let (m, n, k) = sizes("d_output", d_output, weight)?;
     expect_shape(OP, "d_input", d_input.shape(), [m, k])?;
     if is_mixed([d_output, d_input]) {

@@ -151,7 +151,7 @@ fn run(
     gradients: Option<Gradients<'_>>,
     sums: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time(OP, [input, weight]);
+    let _time = compute.time_old(OP, [input, weight]);
     let (&[rows, inputs], &[classes, _]) = (input.dims(), weight.dims()) else {
         let (expected, got) = ([0, 0].into(), input.shape());
         return Err(KernelError::Shape { op: OP, operand: "input and weight", expected, got });

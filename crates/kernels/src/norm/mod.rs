@@ -108,7 +108,7 @@ pub fn squares(
     rows: &Rows,
     range: Range<usize>,
 ) -> Result<Squares> {
-    let _time = compute.time("squares", [tensor]);
+    let _time = compute.time_old("squares", [tensor]);
     match compute.device_of("sum of squares", [tensor])? {
         Device::Cpu => {
             let num_nodes = largest_nodes(range.clone()).count();
@@ -255,7 +255,7 @@ fn run_body<T: Real>(x: &[T], sum: &mut Lanes) {
 
 /// `x = factor * x`, in place. f32, with the factor rounded to f32, and f64.
 pub fn scale(compute: &Compute, tensor: &Tensor, factor: f64) -> Result<()> {
-    let _time = compute.time("scale", [tensor]);
+    let _time = compute.time_old("scale", [tensor]);
     match compute.device_of("scale", [tensor])? {
         Device::Cpu => match tensor.dtype() {
             DType::F32 => {
