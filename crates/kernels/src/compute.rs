@@ -7,7 +7,7 @@ use paceline_memory::{Allocator, Category, Device, Element, MemoryError, Tensor,
 use paceline_trace::{Event, STACK_BYTES, Shapes, Span, Track, now_ns};
 use rayon::prelude::*;
 
-use crate::meta::MetaScratch;
+use crate::launch::{read_bytes, write_bytes};
 use crate::{KernelError, Op, Result, SimdLevel, simd};
 
 /// The name of the span in which a thread of a pool computes its part of the current kernel.
@@ -26,7 +26,7 @@ pub struct Processor {
 /// The resources with which one rank computes.
 #[derive(Debug)]
 pub struct Compute {
-    pub(crate) processor: Processor,
+    pub(crate) processor: Arc<Processor>,
     /// Where scratch memory comes from.
     pub allocator: Allocator,
     /// The track on which kernels are recorded.
@@ -45,15 +45,15 @@ impl Compute {
     /// operations take the scratch memory that they would take for this number of threads.
     pub fn new(num_threads: usize, allocator: Allocator) -> Result<Self> {
         let threads = match allocator.device() {
-            Device::Cpu => Threads::new(num_threads)?,
+            Device::Cpu | Device::Sim => Threads::new(num_threads)?,
             Device::Meta => Threads::none(num_threads),
         };
         Ok(Self {
-            processor: Processor {
+            processor: Arc::new(Processor {
                 simd: SimdLevel::detect(),
                 has_bf16_dots: simd::prefers_bf16_dots(),
                 threads,
-            },
+            }),
             allocator,
             track: None,
             is_timing: AtomicBool::new(false),
@@ -120,7 +120,7 @@ impl Compute {
     /// number of the thread.
     pub fn recorded(mut self, kernels: Arc<Track>, threads: Vec<Arc<Track>>) -> Self {
         self.track = Some(kernels);
-        self.processor.threads.tracks = threads;
+        self.own_processor().threads.tracks = threads;
         self
     }
 
@@ -138,19 +138,25 @@ impl Compute {
         KernelTimer(Some(Timing { compute: self, name, shapes: shapes(), start_ns: now_ns() }))
     }
 
-    /// Copies the elements of a tensor into another tensor with the same element type and number of
-    /// elements, and records a copy.
+    /// Copies the elements of a tensor into another tensor with the same element type and number of elements, and records a
+    /// copy. One of the two may lie on the host while the other lies on the device of this handle.
     pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<()> {
+        if from.dtype() != to.dtype() {
+            let (expected, got) = (to.dtype(), from.dtype());
+            return Err(MemoryError::WrongType { expected, got }.into());
+        }
+        let from = from.view(to.shape())?;
+        if let Some(stream) = self.allocator.home().filter(|_| from.device() != to.device()) {
+            stream.copy(&from, to)?;
+            return Ok(());
+        }
         let track = self.track.as_deref().filter(|track| track.is_on());
         let start_ns = track.map(|_| now_ns());
-        match self.device_of("copy", [from, to])? {
-            Device::Cpu => to.copy_from(from)?,
-            Device::Meta => {
-                let dtype = to.dtype();
-                let from = from.view(to.shape())?;
-                MetaScratch::new(self, "copy").reads(dtype, [&from])?.writes(dtype, [to])?;
-            }
-        }
+        let operands = (read_bytes("from", &from, to.shape()), write_bytes("to", to, to.shape()));
+        self.run(Op::new("copy"), operands, |_, (from, to)| {
+            to.copy_from_slice(from);
+            Ok(())
+        })?;
         let (Some(track), Some(start_ns)) = (track, start_ns) else { return Ok(()) };
         let span = Span { start_ns, end_ns: now_ns() };
         track.record(Event::Copy { span, bytes: from.num_bytes() as u64 });
@@ -158,17 +164,34 @@ impl Compute {
     }
 
     /// The same resources with different vector instructions. `None` if this processor does not have them.
-    pub fn with_simd(self, simd: SimdLevel) -> Option<Self> {
-        let processor = Processor { simd, ..self.processor };
-        SimdLevel::available().contains(&simd).then_some(Self { processor, ..self })
+    pub fn with_simd(mut self, simd: SimdLevel) -> Option<Self> {
+        let is_there = SimdLevel::available().contains(&simd);
+        self.own_processor().simd = simd;
+        is_there.then_some(self)
     }
 
     /// The same resources with or without AVX512-BF16 for products in bf16. `None` if it is wanted and this processor or
     /// [`Compute::simd`] does not have it. [`Compute::new`] chooses what is faster on the processor.
-    pub fn with_bf16_dots(self, is_wanted: bool) -> Option<Self> {
+    pub fn with_bf16_dots(mut self, is_wanted: bool) -> Option<Self> {
         let can = self.simd() == SimdLevel::Avx512 && simd::has_bf16_dots();
-        let processor = Processor { has_bf16_dots: is_wanted, ..self.processor };
-        (can || !is_wanted).then_some(Self { processor, ..self })
+        self.own_processor().has_bf16_dots = is_wanted;
+        (can || !is_wanted).then_some(self)
+    }
+
+    /// The processor, before any work is launched.
+    fn own_processor(&mut self) -> &mut Processor {
+        Arc::get_mut(&mut self.processor)
+            .expect("queued work does not outlive the building of a handle")
+    }
+
+    /// Blocks until all work of the device is done that was launched through this handle. Errors with what work has failed
+    /// on the device.
+    pub fn synchronize(&self) -> Result<()> {
+        match self.allocator.home() {
+            Some(stream) => Ok(stream.synchronize()?),
+            // The processor runs work at once.
+            None => Ok(()),
+        }
     }
 
     /// Whether products in bf16 use AVX512-BF16.
@@ -179,6 +202,11 @@ impl Compute {
     /// Which vector instructions fast paths use.
     pub fn simd(&self) -> SimdLevel {
         self.processor.simd
+    }
+
+    /// What bodies compute with, if the device is the processor.
+    pub fn processor(&self) -> &Processor {
+        &self.processor
     }
 
     /// The threads that share the work of an operation.
@@ -306,6 +334,14 @@ impl Threads {
         }
     }
 
+    /// Runs `work` on every item, on all threads.
+    pub(crate) fn run<T: Send>(&self, items: Vec<T>, work: impl Fn(T) + Send + Sync) {
+        let Ok(()) = self.for_each(items, |item| {
+            work(item);
+            Ok::<(), std::convert::Infallible>(())
+        });
+    }
+
     /// The track of the calling thread of the pool.
     fn own_track(&self) -> Option<&Track> {
         self.tracks.get(rayon::current_thread_index()?).map(AsRef::as_ref)
@@ -319,9 +355,14 @@ impl Threads {
         }
     }
 
+    /// The number of ranges into which [`Threads::split`] splits.
+    pub(crate) fn num_parts(&self, len: usize) -> usize {
+        self.count().min(len).max(1)
+    }
+
     /// Splits `0..len` into one contiguous range per thread. The first ranges may be longer by one.
     pub(crate) fn split(&self, len: usize) -> Vec<std::ops::Range<usize>> {
-        let parts = self.count().min(len).max(1);
+        let parts = self.num_parts(len);
         (0..parts).map(|part| part * len / parts..(part + 1) * len / parts).collect()
     }
 }

@@ -19,9 +19,10 @@
 //! ```
 
 use std::marker::PhantomData;
+use std::ptr::NonNull;
 
 use paceline_memory::{
-    Access, Category, Claim, DType, Device, Element, MemoryError, Shape, Tensor,
+    Access, Body, Category, Claim, Device, Element, Event, MemoryError, Shape, Tensor,
 };
 use paceline_trace::Shapes;
 
@@ -73,13 +74,13 @@ pub trait Operands {
 
     /// Checks each operand and claims it.
     #[doc(hidden)]
-    fn hold(self, compute: &Compute, op: &'static str) -> Result<Self::Held>;
+    fn hold(self, to: &Holding<'_>) -> Result<Self::Held>;
 
     /// The slices of what is held.
     ///
     /// # Safety
     ///
-    /// The memory lies where this thread can reach it, on [`Device::Cpu`].
+    /// The memory lies where this thread can reach it, and all that comes before the operation is done.
     #[doc(hidden)]
     unsafe fn views(held: &mut Self::Held) -> Self::Views<'_>;
 
@@ -88,31 +89,59 @@ pub trait Operands {
     fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor));
 }
 
-/// An operand that is claimed. It keeps the memory in place.
+/// Who claims operands, and for what.
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct Held<T>(Claim, PhantomData<T>);
+pub struct Holding<'a> {
+    compute: &'a Compute,
+    op: &'static str,
+    /// The end of the operation, if it is put into a stream.
+    queued: Option<&'a Event>,
+}
+
+impl Holding<'_> {
+    fn claim<T: Element>(&self, tensor: &Tensor, access: Access) -> Result<Held<T>> {
+        let claim = match self.queued {
+            None => tensor.claim(access, self.op)?,
+            Some(event) => tensor.queue(access, self.op, event)?,
+        };
+        let (base, len) = (claim.base().cast(), claim.len_bytes() / size_of::<T>());
+        // Memory of a device may be freed while work that uses it is queued: it goes back to the stream, behind the work.
+        Ok(Held { base, len, claim: self.queued.is_none().then_some(claim) })
+    }
+}
+
+/// An operand that is claimed.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Held<T> {
+    base: NonNull<T>,
+    len: usize,
+    /// Keeps the memory of an operation that runs at once.
+    #[expect(dead_code, reason = "held until the operation is done")]
+    claim: Option<Claim>,
+}
+
+// SAFETY: an address, and a claim on what lies there, which may move to another thread.
+unsafe impl<T: Element> Send for Held<T> {}
 
 impl<T: Element> Held<T> {
-    fn len(&self) -> usize {
-        self.0.len_bytes() / size_of::<T>()
-    }
-
     /// # Safety
     ///
     /// As for [`Operands::views`].
     unsafe fn elems(&self) -> &[T] {
-        // SAFETY: the claim keeps the range in place and excludes writers. `hold` has checked the element type, so the
-        // range is aligned and any bits in it are a valid `T`. The caller says that this thread can reach it.
-        unsafe { std::slice::from_raw_parts(self.0.base().as_ptr().cast(), self.len()) }
+        // SAFETY: the claim, or the place in the stream, keeps the range in place and excludes writers. `Stated::hold` has
+        // checked the element type, so the range is aligned and any bits in it are a valid `T`. The caller says that this
+        // thread can reach it.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 
     /// # Safety
     ///
-    /// As for [`Operands::views`], and the claim must be for writing.
+    /// As for [`Operands::views`], and the operand must be claimed for writing.
     unsafe fn elems_mut(&mut self) -> &mut [T] {
         // SAFETY: as for `elems`; a claim for writing excludes all other users.
-        unsafe { std::slice::from_raw_parts_mut(self.0.base().as_ptr().cast(), self.len()) }
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
     }
 }
 
@@ -122,26 +151,24 @@ struct Stated<'t> {
     operand: &'static str,
     tensor: &'t Tensor,
     shape: Shape,
+    /// Whether the elements are taken as bytes, whatever their type.
+    is_bytes: bool,
 }
 
 impl Stated<'_> {
     /// Checks shape, device and element type, and claims the tensor.
-    fn hold<T: Element>(
-        &self,
-        compute: &Compute,
-        op: &'static str,
-        access: Access,
-    ) -> Result<Held<T>> {
+    fn hold<T: Element>(&self, to: &Holding<'_>, access: Access) -> Result<Held<T>> {
+        let (op, compute) = (to.op, to.compute);
         expect_shape(op, self.operand, self.tensor.shape(), self.shape)?;
         if self.tensor.device() != compute.device() {
             let (operand, compute) = (self.tensor.device(), compute.device());
             return Err(KernelError::Device { op, operand, compute });
         }
-        if self.tensor.dtype() != T::DTYPE {
+        if self.tensor.dtype() != T::DTYPE && !self.is_bytes {
             let (expected, got) = (T::DTYPE, self.tensor.dtype());
             return Err(MemoryError::WrongType { expected, got }.into());
         }
-        Ok(Held(self.tensor.claim(access, op)?, PhantomData))
+        to.claim(self.tensor, access)
     }
 }
 
@@ -167,7 +194,7 @@ pub fn read<'t, T: Element>(
     tensor: &'t Tensor,
     shape: impl Into<Shape>,
 ) -> Read<'t, T> {
-    Read(Stated { operand, tensor, shape: shape.into() }, PhantomData)
+    Read(Stated { operand, tensor, shape: shape.into(), is_bytes: false }, PhantomData)
 }
 
 /// An operand that is overwritten as a whole: what it held before does not matter.
@@ -176,7 +203,7 @@ pub fn write<'t, T: Element>(
     tensor: &'t Tensor,
     shape: impl Into<Shape>,
 ) -> Write<'t, T> {
-    let stated = Stated { operand, tensor, shape: shape.into() };
+    let stated = Stated { operand, tensor, shape: shape.into(), is_bytes: false };
     Write { stated, is_read: false, elements: PhantomData }
 }
 
@@ -189,6 +216,35 @@ pub fn update<'t, T: Element>(
     Write { is_read: true, ..write(operand, tensor, shape) }
 }
 
+/// An operand of any type that is read as bytes.
+pub(crate) fn read_bytes<'t>(
+    operand: &'static str,
+    tensor: &'t Tensor,
+    shape: Shape,
+) -> Read<'t, u8> {
+    Read(Stated { operand, tensor, shape, is_bytes: true }, PhantomData)
+}
+
+/// An operand of any type that is overwritten as bytes.
+pub(crate) fn write_bytes<'t>(
+    operand: &'static str,
+    tensor: &'t Tensor,
+    shape: Shape,
+) -> Write<'t, u8> {
+    let stated = Stated { operand, tensor, shape, is_bytes: true };
+    Write { stated, is_read: false, elements: PhantomData }
+}
+
+/// A result to which the operation adds if `accumulate`, and which it overwrites otherwise.
+pub fn write_or_update<'t, T: Element>(
+    accumulate: bool,
+    operand: &'static str,
+    tensor: &'t Tensor,
+    shape: impl Into<Shape>,
+) -> Write<'t, T> {
+    Write { is_read: accumulate, ..write(operand, tensor, shape) }
+}
+
 /// Scratch memory of `len` elements, which have unspecified values when the body starts.
 pub fn scratch<T: Element>(len: usize) -> Scratch<T> {
     Scratch(len, PhantomData)
@@ -198,8 +254,8 @@ impl<'t, T: Element> Operands for Read<'t, T> {
     type Held = Held<T>;
     type Views<'a> = &'a [T];
 
-    fn hold(self, compute: &Compute, op: &'static str) -> Result<Held<T>> {
-        self.0.hold(compute, op, Access::Read)
+    fn hold(self, to: &Holding<'_>) -> Result<Held<T>> {
+        self.0.hold(to, Access::Read)
     }
 
     unsafe fn views(held: &mut Held<T>) -> &[T] {
@@ -216,8 +272,8 @@ impl<'t, T: Element> Operands for Write<'t, T> {
     type Held = Held<T>;
     type Views<'a> = &'a mut [T];
 
-    fn hold(self, compute: &Compute, op: &'static str) -> Result<Held<T>> {
-        self.stated.hold(compute, op, Access::Write)
+    fn hold(self, to: &Holding<'_>) -> Result<Held<T>> {
+        self.stated.hold(to, Access::Write)
     }
 
     unsafe fn views(held: &mut Held<T>) -> &mut [T] {
@@ -236,9 +292,9 @@ impl<T: Element> Operands for Scratch<T> {
     type Held = Held<T>;
     type Views<'a> = &'a mut [T];
 
-    fn hold(self, compute: &Compute, op: &'static str) -> Result<Held<T>> {
-        let tensor = compute.allocator.tensor(T::DTYPE, [self.0], Category::Workspace)?;
-        Ok(Held(tensor.claim(Access::Write, op)?, PhantomData))
+    fn hold(self, to: &Holding<'_>) -> Result<Held<T>> {
+        let tensor = to.compute.allocator.tensor(T::DTYPE, [self.0], Category::Workspace)?;
+        to.claim(&tensor, Access::Write)
     }
 
     unsafe fn views(held: &mut Held<T>) -> &mut [T] {
@@ -253,8 +309,8 @@ impl<A: Operands> Operands for Option<A> {
     type Held = Option<A::Held>;
     type Views<'a> = Option<A::Views<'a>>;
 
-    fn hold(self, compute: &Compute, op: &'static str) -> Result<Self::Held> {
-        self.map(|operand| operand.hold(compute, op)).transpose()
+    fn hold(self, to: &Holding<'_>) -> Result<Self::Held> {
+        self.map(|operand| operand.hold(to)).transpose()
     }
 
     unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
@@ -269,14 +325,51 @@ impl<A: Operands> Operands for Option<A> {
     }
 }
 
+/// One of two operands, of which it depends on a tensor's element type which it is.
+#[derive(Clone, Copy, Debug)]
+pub enum Either<A, B> {
+    /// The first one.
+    A(A),
+    /// The second one.
+    B(B),
+}
+
+impl<A: Operands, B: Operands> Operands for Either<A, B> {
+    type Held = Either<A::Held, B::Held>;
+    type Views<'a> = Either<A::Views<'a>, B::Views<'a>>;
+
+    fn hold(self, to: &Holding<'_>) -> Result<Self::Held> {
+        Ok(match self {
+            Either::A(operand) => Either::A(operand.hold(to)?),
+            Either::B(operand) => Either::B(operand.hold(to)?),
+        })
+    }
+
+    unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
+        match held {
+            // SAFETY: the caller's.
+            Either::A(held) => Either::A(unsafe { A::views(held) }),
+            // SAFETY: the caller's.
+            Either::B(held) => Either::B(unsafe { B::views(held) }),
+        }
+    }
+
+    fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
+        match self {
+            Either::A(operand) => operand.inputs(show),
+            Either::B(operand) => operand.inputs(show),
+        }
+    }
+}
+
 macro_rules! operands_in_tuples {
     ($(($($A:ident $at:tt),+))+) => {$(
         impl<$($A: Operands),+> Operands for ($($A,)+) {
             type Held = ($($A::Held,)+);
             type Views<'a> = ($($A::Views<'a>,)+);
 
-            fn hold(self, compute: &Compute, op: &'static str) -> Result<Self::Held> {
-                Ok(($(self.$at.hold(compute, op)?,)+))
+            fn hold(self, to: &Holding<'_>) -> Result<Self::Held> {
+                Ok(($(self.$at.hold(to)?,)+))
             }
 
             unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
@@ -307,7 +400,8 @@ impl Compute {
     ///
     /// The processor runs the body at once. A device without contents checks and claims the operands, takes the scratch
     /// memory, counts the floating-point operations, and computes nothing; so a pass there has the peaks of memory of the
-    /// same pass on the processor.
+    /// same pass on the processor. An accelerator runs the body later, behind all that was launched before; what the body
+    /// returns then stops the device, and [`Compute::synchronize`] tells it.
     ///
     /// Errors if an operand has another shape or element type than stated, lies on another device, or is in use; and with
     /// what the body returns.
@@ -327,19 +421,41 @@ impl Compute {
             });
             Shapes::new(inputs.into_iter().flatten())
         });
-        let mut held = operands.hold(self, op.name)?;
+        self.run(op, operands, body)
+    }
+
+    /// Runs an operation without recording it.
+    pub(crate) fn run<O: Operands>(
+        &self,
+        op: Op,
+        operands: O,
+        body: impl for<'a> FnOnce(&Processor, O::Views<'a>) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let holding = |queued| Holding { compute: self, op: op.name, queued };
         match self.device() {
-            // SAFETY: `hold` has refused operands of any other device than this one.
-            Device::Cpu => body(&self.processor, unsafe { O::views(&mut held) }),
+            Device::Cpu => {
+                let mut held = operands.hold(&holding(None))?;
+                // SAFETY: `hold` has refused operands of any other device than this one.
+                body(&self.processor, unsafe { O::views(&mut held) })
+            }
             Device::Meta => {
+                operands.hold(&holding(None))?;
                 self.count(op);
+                Ok(())
+            }
+            Device::Sim => {
+                let stream = self.allocator.home().expect("memory of a device has a stream");
+                let processor = self.processor.clone();
+                stream.launch(|event| {
+                    let mut held = operands.hold(&holding(Some(event)))?;
+                    let body: Body = Box::new(move || {
+                        // SAFETY: this thread runs the work of the emulated device, whose memory it can reach.
+                        body(&processor, unsafe { O::views(&mut held) }).map_err(|e| e.to_string())
+                    });
+                    Ok::<_, KernelError>(body)
+                })?;
                 Ok(())
             }
         }
     }
-}
-
-/// The error of an operation that is not defined for elements of this type.
-pub(crate) fn undefined<T>(op: &'static str, dtype: DType) -> Result<T> {
-    Err(KernelError::DType { op, dtype })
 }

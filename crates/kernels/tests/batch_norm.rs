@@ -200,7 +200,7 @@ fn both_passes_at_every_level_whole_and_in_shares() {
         for dtype in [DType::F32, DType::F64] {
             let mut whole: Option<Outcome> = None;
             for compute in computes() {
-                let what = format!("{dtype} {:?} {:?}", compute.simd(), compute.threads);
+                let what = format!("{dtype} {:?} {:?}", compute.simd(), compute.threads());
                 let outcome = run(&compute, &case, dtype, &[case.dims[0]]);
                 check(&outcome, &case, tolerance(dtype), &what);
                 // The bits are the same for all vector instructions and numbers of threads.

@@ -56,7 +56,7 @@ fn operations_take_the_scratch_memory_of_the_cpu() {
     assert_eq!(cpu, meta);
     let [cpu, meta] = on_both(1, |compute, tensor| {
         let grads = tensor(DType::F32, &[200_003]);
-        let rows = norm::Rows::new([0..70_001, 70_016..200_003]);
+        let rows = norm::RowRanges::new([0..70_001, 70_016..200_003]);
         norm::squares(compute, &grads, 0, &rows, 5..rows.count())?;
         norm::scale(compute, &grads, 0.5)
     });
@@ -304,7 +304,7 @@ fn threads_take_no_more_than_on_the_device_without_contents() {
 #[test]
 fn operations_check_their_operands() {
     let compute = Compute::new(4, Allocator::meta()).unwrap();
-    assert_eq!(compute.threads.count(), 4);
+    assert_eq!(compute.threads().count(), 4);
     let tensor = |dtype, dims: &[usize]| {
         compute.allocator.tensor(dtype, dims, Category::Activations).unwrap()
     };

@@ -7,7 +7,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::buffer::{Access, Buffer, Claim, ReadGuard, WriteGuard};
-use crate::{DType, Device, Element, MemoryError};
+use crate::{DType, Device, Element, Event, MemoryError};
 
 const MAX_DIMS: usize = 4;
 
@@ -178,6 +178,16 @@ impl Tensor {
         self.buffer.claim(self.byte_range(), access, holder)
     }
 
+    /// Notes that the work before an event uses the whole tensor, see [`Buffer::queue`].
+    pub fn queue(
+        &self,
+        access: Access,
+        op: &'static str,
+        event: &Event,
+    ) -> Result<Claim, MemoryError> {
+        self.buffer.queue(self.byte_range(), access, op, event)
+    }
+
     /// The elements, for reading. Errors if the tensor has a different type, or while it is being written to.
     pub fn read<T: Element>(&self) -> Result<ReadGuard<T>, MemoryError> {
         self.check::<T>()?;
@@ -195,6 +205,7 @@ impl Tensor {
         match self.device() {
             Device::Cpu => {}
             device @ Device::Meta => return Err(MemoryError::NoContents(device)),
+            device @ Device::Sim => return Err(MemoryError::NotReachable(device)),
         }
         if self.dtype == T::DTYPE {
             return Ok(());

@@ -76,7 +76,7 @@ impl Group {
             let core = core.clone();
             *monitor = Some(Monitor::start(links, move |peer| core.lose(peer))?);
         }
-        let worker = Some(Worker::new(core.clone(), options.clone()));
+        let worker = Some(Worker::new(core.clone(), &lineage.name, options.clone()));
         let num_splits = AtomicU32::new(0);
         let membership =
             Membership { worker, core, transport, options, lineage, host_links, num_splits };
