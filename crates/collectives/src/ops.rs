@@ -368,6 +368,12 @@ impl Group {
                 Device::Meta => {
                     return self.refuse(kind, "a tensor on the device meta has no contents");
                 }
+                Device::Sim => {
+                    return self.refuse(
+                        kind,
+                        "a tensor on the device sim must be copied to the host first",
+                    );
+                }
             }
         }
         let claim = |tensor: &Tensor, access: Access| match by {

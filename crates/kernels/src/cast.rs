@@ -59,7 +59,7 @@ fn in_blocks<A: Sync, B: Send>(
     convert: impl Fn(&[A], &mut [B]) + Send + Sync,
 ) {
     let blocks = from.chunks(BLOCK_ELEMS).zip(to.chunks_mut(BLOCK_ELEMS)).collect();
-    cpu.threads.run(blocks, |(from, to)| convert(from, to));
+    cpu.threads.for_each(blocks, |(from, to)| convert(from, to));
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use paceline_memory::{Allocator, Category, Device, Element, MemoryError, Tensor, WriteGuard};
+use paceline_memory::{Allocator, Device, MemoryError, Tensor};
 use paceline_trace::{Event, STACK_BYTES, Shapes, Span, Track, now_ns};
 use rayon::prelude::*;
 
@@ -65,35 +65,6 @@ impl Compute {
     /// The device that computes.
     pub fn device(&self) -> Device {
         self.allocator.device()
-    }
-
-    /// The device that carries out an operation, which is that of this handle. Errors if an operand lies on another
-    /// device.
-    ///
-    /// Every operation checks its shapes, then matches on this device, with one arm for each device:
-    ///
-    /// ```
-    /// # use paceline_kernels::{Compute, Result};
-    /// # use paceline_memory::{Device, Tensor};
-    /// fn negate(compute: &Compute, x: &Tensor) -> Result<()> {
-    ///     match compute.device_of("negate", [x])? {
-    ///         Device::Cpu => x.write::<f32>()?.iter_mut().for_each(|x| *x = -*x),
-    ///         // No contents, so there is nothing to compute.
-    ///         Device::Meta => {}
-    ///     }
-    ///     Ok(())
-    /// }
-    /// ```
-    pub fn device_of<'a>(
-        &self,
-        op: &'static str,
-        operands: impl IntoIterator<Item = &'a Tensor>,
-    ) -> Result<Device> {
-        let compute = self.device();
-        match operands.into_iter().map(Tensor::device).find(|operand| *operand != compute) {
-            Some(operand) => Err(KernelError::Device { op, operand, compute }),
-            None => Ok(compute),
-        }
     }
 
     /// The floating-point operations of all forward products so far, a multiplication and an addition each counting as
@@ -215,35 +186,6 @@ impl Compute {
     }
 }
 
-// Until all operations go through the door.
-impl std::ops::Deref for Compute {
-    type Target = Processor;
-    fn deref(&self) -> &Processor {
-        &self.processor
-    }
-}
-impl Compute {
-    pub(crate) fn time_old<'a>(
-        &self,
-        name: &'static str,
-        tensors: impl IntoIterator<Item = &'a Tensor>,
-    ) -> KernelTimer<'_> {
-        self.time(name, || Shapes::new(tensors.into_iter().map(Tensor::dims)))
-    }
-    pub(crate) fn count_products(&self, factors: impl IntoIterator<Item = usize>) {
-        self.count(Op::new("").forward_product(factors));
-    }
-    pub(crate) fn count_backward(&self, factors: impl IntoIterator<Item = usize>) {
-        self.count(Op::new("").backward_product(factors));
-    }
-    pub(crate) fn scratch<T: Element>(
-        &self,
-        len: usize,
-    ) -> std::result::Result<WriteGuard<T>, MemoryError> {
-        self.allocator.tensor(T::DTYPE, [len], Category::Workspace)?.write()
-    }
-}
-
 impl Processor {
     /// Whether products in bf16 use AVX512-BF16.
     pub fn uses_bf16_dots(&self) -> bool {
@@ -316,30 +258,18 @@ impl Threads {
         self.count
     }
 
-    /// Runs `work` on every item, on all threads. Returns the first error.
-    pub(crate) fn for_each<T: Send, E: Send>(
-        &self,
-        items: Vec<T>,
-        work: impl Fn(T) -> std::result::Result<(), E> + Send + Sync,
-    ) -> std::result::Result<(), E> {
+    /// Runs `work` on every item, on all threads.
+    pub(crate) fn for_each<T: Send>(&self, items: Vec<T>, work: impl Fn(T) + Send + Sync) {
         match &self.pool {
-            None => items.into_iter().try_for_each(work),
+            None => items.into_iter().for_each(work),
             Some(pool) => {
                 let work = |item| match self.own_track() {
                     Some(track) => track.span(SHARE, || work(item)),
                     None => work(item),
                 };
-                pool.install(|| items.into_par_iter().try_for_each(work))
+                pool.install(|| items.into_par_iter().for_each(work));
             }
         }
-    }
-
-    /// Runs `work` on every item, on all threads.
-    pub(crate) fn run<T: Send>(&self, items: Vec<T>, work: impl Fn(T) + Send + Sync) {
-        let Ok(()) = self.for_each(items, |item| {
-            work(item);
-            Ok::<(), std::convert::Infallible>(())
-        });
     }
 
     /// The track of the calling thread of the pool.

@@ -431,15 +431,15 @@ impl Compute {
         operands: O,
         body: impl for<'a> FnOnce(&Processor, O::Views<'a>) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        let holding = |queued| Holding { compute: self, op: op.name, queued };
+        let at_once = Holding { compute: self, op: op.name, queued: None };
         match self.device() {
             Device::Cpu => {
-                let mut held = operands.hold(&holding(None))?;
+                let mut held = operands.hold(&at_once)?;
                 // SAFETY: `hold` has refused operands of any other device than this one.
                 body(&self.processor, unsafe { O::views(&mut held) })
             }
             Device::Meta => {
-                operands.hold(&holding(None))?;
+                operands.hold(&at_once)?;
                 self.count(op);
                 Ok(())
             }
@@ -447,7 +447,7 @@ impl Compute {
                 let stream = self.allocator.home().expect("memory of a device has a stream");
                 let processor = self.processor.clone();
                 stream.launch(|event| {
-                    let mut held = operands.hold(&holding(Some(event)))?;
+                    let mut held = operands.hold(&Holding { queued: Some(event), ..at_once })?;
                     let body: Body = Box::new(move || {
                         // SAFETY: this thread runs the work of the emulated device, whose memory it can reach.
                         body(&processor, unsafe { O::views(&mut held) }).map_err(|e| e.to_string())

@@ -56,7 +56,7 @@ pub fn sgd(
             let v: &mut [T] = v.unwrap_or_default();
             let v_elems = usize::from(!v.is_empty());
             let parts = batches(cpu, p, 1, len).into_iter().zip(batches(cpu, v, v_elems, len));
-            cpu.threads.run(parts.collect(), |((first, p), (_, v))| {
+            cpu.threads.for_each(parts.collect(), |((first, p), (_, v))| {
                 let g = &g[first..first + p.len()];
                 if v.is_empty() {
                     sgd_plain::<T>(cpu.simd, factors, p, g);
@@ -143,7 +143,7 @@ pub fn adamw(
             let len = p.len();
             let moments = batches(cpu, m, 1, len).into_iter().zip(batches(cpu, v, 1, len));
             let parts = batches(cpu, p, 1, len).into_iter().zip(moments).collect();
-            cpu.threads.run(parts, |((first, p), ((_, m), (_, v)))| {
+            cpu.threads.for_each(parts, |((first, p), ((_, m), (_, v)))| {
                 adamw_of::<T>(cpu.simd, factors, p, &g[first..first + p.len()], m, v);
             });
             Ok(())

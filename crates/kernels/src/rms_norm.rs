@@ -42,7 +42,7 @@ pub fn forward(
         );
         compute.launch(op, operands, move |cpu, (x, w, y, r)| {
             let parts = batches(cpu, y, columns, rows).into_iter().zip(batches(cpu, r, 1, rows));
-            cpu.threads.run(parts.collect(), |((first, y), (_, r))| {
+            cpu.threads.for_each(parts.collect(), |((first, y), (_, r))| {
                 let x = &x[columns * first..][..y.len()];
                 forward_of::<Y>(cpu.simd, x, w, eps, y, r);
             });
@@ -95,7 +95,7 @@ pub fn backward_input(
             write::<<D as Stored>::Real>("d_input", dx, x.shape()),
         );
         compute.launch(op, operands, move |cpu, (x, w, r, dy, dx)| {
-            cpu.threads.run(batches(cpu, dx, columns, rows), |(first, dx)| {
+            cpu.threads.for_each(batches(cpu, dx, columns, rows), |(first, dx)| {
                 let part = columns * first..columns * first + dx.len();
                 input_of::<D>(cpu.simd, &x[part.clone()], w, &r[first..], &dy[part], dx);
             });

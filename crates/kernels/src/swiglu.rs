@@ -31,7 +31,7 @@ pub fn forward(compute: &Compute, gate_up: &Tensor, output: &Tensor) -> Result<(
             write::<S>("output", output, [rows, columns]),
         );
         compute.launch(op, operands, move |cpu, (x, y)| {
-            cpu.threads.run(batches(cpu, y, columns, rows), |(first, y)| {
+            cpu.threads.for_each(batches(cpu, y, columns, rows), |(first, y)| {
                 let x = &x[2 * columns * first..][..2 * y.len()];
                 forward_of::<S>(cpu.simd, columns, x, y);
             });
@@ -74,7 +74,7 @@ pub fn backward(
             write::<S>("d_gate_up", d_gate_up, [rows, 2 * columns]),
         );
         compute.launch(op, operands, move |cpu, (x, dy, dx)| {
-            cpu.threads.run(batches(cpu, dx, 2 * columns, rows), |(first, dx)| {
+            cpu.threads.for_each(batches(cpu, dx, 2 * columns, rows), |(first, dx)| {
                 let x = &x[2 * columns * first..][..dx.len()];
                 let dy = &dy[columns * first..][..dx.len() / 2];
                 backward_of::<S>(cpu.simd, columns, x, dy, dx);

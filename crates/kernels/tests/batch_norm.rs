@@ -320,7 +320,7 @@ fn wrong_shapes_are_explained() {
     let x = tensor(&compute, DType::F32, [2, 4], &[0.0; 8]);
     let sums = tensor(&compute, DType::F64, [7], &[0.0; 7]);
     let error = batch_norm::sums(&compute, &config, &x, &sums).unwrap_err();
-    assert_eq!(error.to_string(), "batch_norm: input must have shape [2, 3], got [2, 4]");
+    assert_eq!(error.to_string(), "batch_norm_sums: input must have shape [2, 3], got [2, 4]");
     let error = batch_norm::moments(&compute, &config, &sums, &x).unwrap_err();
-    assert_eq!(error.to_string(), "batch_norm: moments must have shape [7], got [2, 4]");
+    assert_eq!(error.to_string(), "batch_norm_moments: moments must have shape [7], got [2, 4]");
 }

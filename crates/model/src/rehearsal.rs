@@ -49,7 +49,7 @@ impl Rehearsal {
     ) -> Result<Self> {
         match compute.device() {
             Device::Meta => {}
-            device @ Device::Cpu => {
+            device @ (Device::Cpu | Device::Sim) => {
                 let reason = format!("a rehearsal needs the device meta, not {device}");
                 return Err(ModelError::Config(reason));
             }

@@ -208,7 +208,7 @@ fn forward_pairs<S: Stored<Real = f32>>(
     let group_len = spec.group() * spec.seq;
     let parts = batches(cpu, log_sums, group_len, spec.pairs()).into_iter();
     let parts = parts.zip(space.chunks_exact_mut(forward_scratch(spec))).collect();
-    cpu.threads.run(parts, |((first, log_sums), space)| {
+    cpu.threads.for_each(parts, |((first, log_sums), space)| {
         for (n, log_sums) in log_sums.chunks_exact_mut(group_len.max(1)).enumerate() {
             // SAFETY: each pair occurs once, so no other thread has its columns.
             unsafe { forward::pair(cpu.simd, &operands, first + n, space, log_sums, &output) }
@@ -302,7 +302,7 @@ fn backward_pairs<S: Stored<Real = f32>>(
     let d_qkv = Grid::new(d_qkv, spec.qkv_shape());
     let parts = cpu.threads.split(spec.pairs()).into_iter();
     let parts = parts.zip(space.chunks_exact_mut(backward_scratch(spec))).collect();
-    cpu.threads.run(parts, |(pairs, space)| {
+    cpu.threads.for_each(parts, |(pairs, space)| {
         for pair in pairs {
             // SAFETY: each pair occurs once, so no other thread has its columns.
             unsafe { backward::pair(cpu.simd, &operands, &results, pair, space, &d_qkv) }

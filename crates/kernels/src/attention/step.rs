@@ -68,7 +68,7 @@ pub fn step(
             let output = batches(cpu, output, output_len, spec.pairs());
             let caches = keys.into_iter().zip(values).zip(output);
             let parts = caches.zip(space.chunks_exact_mut(scratch_len)).collect();
-            cpu.threads.run(parts, |((((first, keys), (_, values)), (_, output)), space)| {
+            cpu.threads.for_each(parts, |((((first, keys), (_, values)), (_, output)), space)| {
                 let token = Token { spec: &spec, qkv, angles, position, first };
                 pairs::<T>(cpu.simd, token, keys, values, output, space);
             });

@@ -71,7 +71,7 @@ pub fn forward(
                 matmul(cpu, x, w.transposed(), y, false);
                 if bias.is_some() || with_relu {
                     let bias = Bias::of(bias, n);
-                    cpu.threads.run(batches(cpu, y, n, m), |(_, y)| {
+                    cpu.threads.for_each(batches(cpu, y, n, m), |(_, y)| {
                         elementwise::add_bias(cpu.simd, bias.elems(), with_relu, y);
                     });
                 }
@@ -79,7 +79,7 @@ pub fn forward(
             };
             matmul(cpu, w, x.transposed(), turned, false);
             let bias = Bias::of(bias, n);
-            cpu.threads.run(batches(cpu, y, n, m), |(first, y)| {
+            cpu.threads.for_each(batches(cpu, y, n, m), |(first, y)| {
                 elementwise::turn_add_bias(cpu.simd, turned, m, first, bias.elems(), with_relu, y);
             });
             Ok(())

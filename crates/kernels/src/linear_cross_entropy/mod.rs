@@ -224,7 +224,7 @@ impl<T: Real> Head<'_, T> {
             S::outputs(cpu, x, w, z, packed);
             let parts = batches(cpu, z, num_classes, n).into_iter();
             let parts = parts.zip(batches(cpu, &mut found[..n], 1, n)).collect();
-            cpu.threads.run(parts, |((first, z), (_, found))| {
+            cpu.threads.for_each(parts, |((first, z), (_, found))| {
                 rows_of::<T>(cpu.simd, num_classes, &labels[first..], scale, z, found);
             });
             for ((loss, is_correct), label) in found.iter().zip(labels) {

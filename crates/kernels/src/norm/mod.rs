@@ -166,7 +166,7 @@ fn of_range<T: Real>(
     }
     push_rows(&mut tree, x, rows, range.start..blocks.start * BLOCK_ROWS, run);
     let parts = batches(cpu, sums, ROW_ELEMS, blocks.len());
-    cpu.threads.run(parts, |(first, sums)| {
+    cpu.threads.for_each(parts, |(first, sums)| {
         for (at, sum) in sums.as_chunks_mut::<ROW_ELEMS>().0.iter_mut().enumerate() {
             let block = blocks.start + first + at;
             let mut tree = RowTree::default();
@@ -239,7 +239,7 @@ pub fn scale(compute: &Compute, tensor: &Tensor, factor: f64) -> Result<()> {
         let x = update::<T>("x", tensor, tensor.shape());
         compute.launch(op, x, move |cpu, x| {
             let len = x.len();
-            cpu.threads.run(batches(cpu, x, 1, len), |(_, x)| {
+            cpu.threads.for_each(batches(cpu, x, 1, len), |(_, x)| {
                 scale_of::<T>(cpu.simd, x, factor);
             });
             Ok(())

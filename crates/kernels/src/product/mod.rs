@@ -153,7 +153,7 @@ pub(crate) unsafe fn run(cpu: &Processor, product: Product, scratch: &mut [f32])
     };
     let items = parts(cpu, product.sizes).into_iter().map(with_scratch).collect();
     let instructions = instructions(cpu);
-    cpu.threads.run(items, |(part, blocks, scratch)| {
+    cpu.threads.for_each(items, |(part, blocks, scratch)| {
         // SAFETY: the caller's promise; parts are disjoint, and the processor has the chosen instructions.
         unsafe {
             match instructions {
