@@ -56,7 +56,7 @@ pub(super) fn even_parts(
     (0..parts).map(move |part| part * len / parts..(part + 1) * len / parts)
 }
 
-/// The images of each part of a batch, `elems` elements each, behind the number of the first image.
+/// The images of each part of a batch, `elems` elements each, with the number of the first image.
 pub(crate) fn image_parts<'a, T>(
     cpu: &Processor,
     all: &'a mut [T],
@@ -121,8 +121,8 @@ impl Product {
         pack_panels(&self.reading, &self.columns, panels, weight);
     }
 
-    /// Convolves images `x` with the weight `w`, both rounded to `S`. `outputs` are the outputs of each part of the batch,
-    /// behind the number of the first image; `finish` makes an output from the sums of its image.
+    /// Convolves images `x` with the weight `w`, both rounded to `S`. `outputs` has the outputs of each part of the batch
+    /// with the number of the first image, see [`image_parts`]. `finish` makes an output from the sums of its image.
     pub(crate) fn forward<X: SinglePrecision, S: SinglePrecision, Y: Iterator + Send>(
         &self,
         cpu: &Processor,
