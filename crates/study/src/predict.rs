@@ -44,7 +44,7 @@ use crate::rank::Spread;
 use crate::refuse_ranks;
 use crate::spec;
 use crate::spec::Spec;
-use crate::study::{Findings, Measured, Setting, check, layout_of, measuring, run_all};
+use crate::study::{Findings, Measured, Setting, check, layout_of, measuring, run_all, spread_of};
 pub use flags::PredictArgs;
 use flags::{MAX_RANKS, MEASURED};
 use model::{Calibration, Prediction, Step};
@@ -286,9 +286,12 @@ impl Row {
     fn measured(self, case: Option<&Measured<usize>>) -> Result<Self> {
         let Some(case) = case else { return Ok(self) };
         let ms = case.median("step_ms_median")?;
-        let spread = Spread::of(case.rounds.iter().map(|run| run.number("step_ms_median")));
-        let ratio = Some(self.prediction.step_ms / ms);
-        Ok(Self { measured_ms: Some(ms), measured_spread: spread, ratio, ..self })
+        Ok(Self {
+            measured_ms: Some(ms),
+            measured_spread: spread_of(&case.rounds, "step_ms_median"),
+            ratio: Some(self.prediction.step_ms / ms),
+            ..self
+        })
     }
 }
 

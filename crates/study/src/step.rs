@@ -5,7 +5,7 @@ use paceline_observe::figures::run_summary::RunSummary;
 use paceline_table::table::Columns;
 
 use crate::rank::Spread;
-use crate::study::median_of;
+use crate::study::{median_of, spread_of};
 
 /// The times of a step over the rounds of a case, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -21,7 +21,7 @@ pub struct StepTimes {
 impl StepTimes {
     /// The times of these rounds.
     pub fn of(rounds: &[RunSummary]) -> Result<Self> {
-        let step = Spread::of(rounds.iter().map(|run| run.number("step_ms_median")));
+        let step = spread_of(rounds, "step_ms_median");
         Ok(Self {
             step: step.ok_or_else(|| Failure::Run("a summary lacks step_ms_median".into()))?,
             exposed_ms: median_of(rounds, "comm_exposed_ms")?,

@@ -26,8 +26,9 @@ use serde::Serialize;
 use crate::flags::TrainFlags;
 use crate::ledger::{Ledger, Settings};
 use crate::plan::Case;
+use crate::rank::Spread;
 use crate::spec::{self, Spec};
-use crate::{command_line, execute, rank, refuse_ranks, run_limit, usage};
+use crate::{command_line, execute, refuse_ranks, run_limit, usage};
 
 /// Steps of a run by default.
 const STEPS: usize = 30;
@@ -333,10 +334,15 @@ fn settings(study: &StudyArgs, cases: &[Case]) -> Settings {
     all.into_iter().chain(cases.iter().enumerate().map(case)).collect()
 }
 
+/// A figure over the rounds; `None` if a summary lacks it.
+pub(crate) fn spread_of(rounds: &[RunSummary], name: &str) -> Option<Spread> {
+    Spread::of(rounds.iter().map(|run| run.number(name)))
+}
+
 /// The median over the rounds of a figure. Fails if a summary lacks it.
 pub(crate) fn median_of(rounds: &[RunSummary], name: &str) -> Result<f64> {
-    rank::median(rounds.iter().map(|run| run.number(name)))
-        .ok_or_else(|| Failure::Run(format!("a summary lacks {name}")))
+    let spread = spread_of(rounds, name).map(|of| of.median);
+    spread.ok_or_else(|| Failure::Run(format!("a summary lacks {name}")))
 }
 
 /// What a study has found: what is printed, and what files hold.

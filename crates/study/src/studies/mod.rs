@@ -12,3 +12,18 @@ use crate::study::Study;
 /// The studies of `paceline bench`.
 pub const STUDIES: &[Study] =
     &[scaling::STUDY, buckets::STUDY, naive_ddp::STUDY, sharded_optimizer::STUDY];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flags_of_each_study_fit_together() {
+        for study in STUDIES {
+            let command = (study.flags)(clap::Command::new(study.name));
+            command.clone().debug_assert();
+            let words = [study.name, "--nproc=2", "--rounds=1", "--json=file", "--lr=0.1"];
+            assert!(command.try_get_matches_from(words).is_ok(), "{}", study.name);
+        }
+    }
+}
