@@ -59,60 +59,36 @@ pub(crate) fn step_columns<T: 'static>(
     [least, most]: [&'static str; 2],
     times: Times<T>,
 ) -> Columns<T> {
+    let step = move |row: &T| times(row).step;
     columns
-        .add(
-            "step_ms",
-            "step",
-            ("ms", 2),
-            "The time of a step of the slowest rank: the median of the rounds.",
-            move |row| times(row).step.median,
-        )
-        .add(
-            "step_ms_min",
-            least,
-            ("", 2),
-            "The shortest of the rounds' step times, in milliseconds.",
-            move |row| times(row).step.min,
-        )
-        .add(
-            "step_ms_max",
-            most,
-            ("", 2),
-            "The longest of the rounds' step times, in milliseconds.",
-            move |row| times(row).step.max,
-        )
-        .add("rounds", "", ("", 0), "How many rounds there are.", move |row| times(row).step.rounds)
+        .add("step_ms", "step", ("ms", 2), "The step of the slowest rank.", move |of| {
+            step(of).median
+        })
+        .add("step_ms_min", least, ("", 2), "The shortest of a round, in ms.", move |of| {
+            step(of).min
+        })
+        .add("step_ms_max", most, ("", 2), "The longest of a round, in ms.", move |of| step(of).max)
+        .add("rounds", "", ("", 0), "How many rounds there are.", move |of| step(of).rounds)
 }
 
-/// Adds the columns of communication: exposed in percent and in milliseconds, and hidden. `shown` has their labels, empty
-/// for those that only files have, and their decimals.
+/// Adds the columns of communication: exposed in percent and in milliseconds, and hidden. Each has a label, empty if
+/// only files have the column, and decimals.
 pub(crate) fn communication_columns<T: 'static>(
     columns: Columns<T>,
     [percent, exposed, hidden]: [(&'static str, usize); 3],
     times: Times<T>,
 ) -> Columns<T> {
+    let [in_percent, blocked, hidden_time] = [
+        "Exposed communication in percent of the step.",
+        "Exposed communication: the time that the main thread was blocked on communication.",
+        "Hidden communication: the communication while the main thread computed.",
+    ];
     columns
-        .add(
-            "exposed_pct",
-            percent.0,
-            ("%", percent.1),
-            "Exposed communication in percent of the step.",
-            move |row| times(row).exposed_pct(),
-        )
-        .add(
-            "exposed_ms",
-            exposed.0,
-            ("ms", exposed.1),
-            "Exposed communication: the time that the main thread was blocked on communication.",
-            move |row| times(row).exposed_ms,
-        )
-        .add(
-            "hidden_ms",
-            hidden.0,
-            ("ms", hidden.1),
-            "Hidden communication: the communication while the main thread computed.",
-            move |row| times(row).hidden_ms,
-        )
+        .add("exposed_pct", percent.0, ("%", percent.1), in_percent, move |of| {
+            times(of).exposed_pct()
+        })
+        .add("exposed_ms", exposed.0, ("ms", exposed.1), blocked, move |of| times(of).exposed_ms)
+        .add("hidden_ms", hidden.0, ("ms", hidden.1), hidden_time, move |of| times(of).hidden_ms)
 }
 
 #[cfg(test)]

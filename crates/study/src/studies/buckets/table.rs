@@ -14,9 +14,7 @@ pub fn columns() -> Columns<Row> {
         .add("", "bucket", ("MiB", 0), "", |row| number_or_dash(row.bucket_mb))
         .add("", "all-reduces", ("", 0), "", |row| number_or_dash(row.num_buckets))
         .add("bucket_mb", "", ("MiB", 0), "The bucket size.", |row| row.bucket_mb)
-        .add("num_buckets", "", ("", 0), "All-reduces of gradients per step.", |row| {
-            row.num_buckets
-        });
+        .add("num_buckets", "", ("", 0), "All-reduces per step.", |row| row.num_buckets);
     let columns = step_columns(columns, ["", ""], |row| &row.times);
     communication_columns(columns, [("exposed", 2), ("exposed", 3), ("hidden", 3)], |row| {
         &row.times

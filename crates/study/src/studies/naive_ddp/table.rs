@@ -19,16 +19,14 @@ pub fn columns() -> Columns<Row> {
         .add("case", "case", ("", 0), "What was run.", |row: &Row| row.case.clone())
         .add("strategy", "", ("", 0), "The strategy.", |row| row.strategy.clone())
         .add("bucket_mb", "", ("MiB", 0), "The bucket size.", Row::bucket_mb)
-        .add("num_buckets", "", ("", 0), "The number of buckets.", |row| {
-            row.buckets.map(|buckets| buckets.count)
-        });
+        .add("num_buckets", "", ("", 0), "How many.", |row| row.buckets.map(|of| of.count));
     let columns = step_columns(columns, ["least", "most"], |row| &row.times);
     let labels = [("communication", 1), ("exposed", 2), ("hidden", 2)];
     communication_columns(columns, labels, |row| &row.times).add(
         "ops_per_step",
         "ops/step",
         ("", 2),
-        "Operations of a step, with the one that adds up the loss.",
+        "With that of the loss.",
         |row| row.ops_per_step,
     )
 }

@@ -46,70 +46,33 @@ pub fn text(scaling: &Scaling, setting: &Setting, width: Option<usize>) -> Strin
     format!("{text}\n{}", scaling.verdict)
 }
 
+/// Definitions that are too long for the list of columns.
+const OVERSUBSCRIBED: &str = "Whether there are more ranks x threads than cores.";
+const WAITING: &str = "The part of the communication that waited for the slowest rank.";
+const BLOCKED: &str = "The part of the waiting during which the main thread was blocked.";
+
 /// The columns of the study.
 pub fn columns() -> Columns<Row> {
     let columns = Columns::new()
-        .add("mode", "", ("", 0), "What stays the same when ranks are added.", |row: &Row| {
-            row.mode.name()
-        })
+        .add("mode", "", ("", 0), "What stays the same.", |row: &Row| row.mode.name())
         .add("", "ranks", ("", 0), "", starred)
         .add("ranks", "", ("", 0), "Number of ranks.", |row| row.ranks)
-        .add(
-            "global_batch",
-            "samples",
-            ("", 0),
-            "Samples of a step, of all ranks together.",
-            |row| row.global_batch,
-        )
-        .add(
-            "is_oversubscribed",
-            "",
-            ("", 0),
-            "Whether there are more ranks x threads than cores.",
-            |row| row.is_oversubscribed,
-        );
+        .add("global_batch", "samples", ("", 0), "Of all ranks, per step.", |row| row.global_batch)
+        .add("is_oversubscribed", "", ("", 0), OVERSUBSCRIBED, |row| row.is_oversubscribed);
     let columns = step_columns(columns, ["", ""], |row| &row.times)
-        .add("samples_per_s", "samples/s", ("", 0), "Samples of all ranks per second.", |row| {
-            row.samples_per_s
-        })
-        .add("speedup", "speed-up", ("", 2), "Samples per second over those of one rank.", |row| {
-            row.speedup
-        })
-        .add(
-            "efficiency_pct",
-            "efficiency",
-            ("%", 1),
-            "Speed-up over the number of ranks.",
-            Row::efficiency_pct,
-        )
-        .add("t_comm_ms", "T_comm", ("ms", 2), "The step minus the ideal step.", |row| {
+        .add("samples_per_s", "samples/s", ("", 0), "Of all ranks.", |row| row.samples_per_s)
+        .add("speedup", "speed-up", ("", 2), "samples_per_s over one rank's.", |row| row.speedup)
+        .add("efficiency_pct", "efficiency", ("%", 1), "Speed-up per rank.", Row::efficiency_pct)
+        .add("t_comm_ms", "T_comm", ("ms", 2), "The step minus the ideal one.", |row| {
             row.t_comm_ms
         });
     communication_columns(columns, [("", 1), ("exposed", 2), ("hidden", 2)], |row| &row.times)
-        .add(
-            "waiting_ms",
-            "waiting",
-            ("ms", 2),
-            "The part of the communication that waited for the slowest rank.",
-            |row| row.waiting_ms,
-        )
-        .add(
-            "exposed_waiting_ms",
-            "",
-            ("ms", 2),
-            "The part of the waiting during which the main thread was blocked.",
-            |row| row.exposed_waiting_ms,
-        )
-        .add("compute_ms", "", ("ms", 2), "The time that the main thread computed.", |row| {
-            row.compute_ms
+        .add("waiting_ms", "waiting", ("ms", 2), WAITING, |row| row.waiting_ms)
+        .add("exposed_waiting_ms", "", ("ms", 2), BLOCKED, |row| row.exposed_waiting_ms)
+        .add("compute_ms", "", ("ms", 2), "The main thread computes.", |row| row.compute_ms)
+        .add("serial_pct", "serial", ("%", 1), "Serial fraction, from this row.", |row| {
+            row.serial_pct
         })
-        .add(
-            "serial_pct",
-            "serial",
-            ("%", 1),
-            "The serial fraction that follows from this row alone.",
-            |row| row.serial_pct,
-        )
 }
 
 /// The number of ranks, with a star if they share cores.

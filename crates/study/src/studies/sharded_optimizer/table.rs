@@ -15,37 +15,28 @@ type OfMemory = (&'static str, &'static str, &'static str, fn(&Memory) -> u64);
 
 /// The memory of the rank that has most.
 const MEMORY: [OfMemory; 9] = [
-    ("init_peak_mb", "peak: init", "The most at once during initialization.", |of| of.init.peak),
-    ("before_step_peak_mb", "before step", "The most at once in the passes.", |of| {
-        of.before_step.peak
+    ("init_peak_mb", "peak: init", "Most at once in initialization.", |of| of.init.peak),
+    ("before_step_peak_mb", "before step", "Most in the passes.", |of| of.before_step.peak),
+    ("step_peak_mb", "step", "Most from the end of the passes to that of the step.", |of| {
+        of.step.peak
     }),
-    (
-        "step_peak_mb",
-        "step",
-        "The most at once from the end of the backward pass to the end of the optimizer's step.",
-        |of| of.step.peak,
-    ),
     ("init_mb", "after: init", "In use after initialization.", |of| of.init.in_use),
-    ("before_step_mb", "before step", "In use before the optimizer's step.", |of| {
-        of.before_step.in_use
-    }),
-    ("after_step_mb", "step", "In use after the optimizer's step.", |of| of.step.in_use),
+    ("before_step_mb", "before step", "In use before the step.", |of| of.before_step.in_use),
+    ("after_step_mb", "step", "In use after the step.", |of| of.step.in_use),
     ("parameters_mb", "parameters", "Parameters after the step.", |of| of.parameters),
     ("gradients_mb", "gradients", "Gradients after the step.", |of| of.gradients),
-    ("optimizer_mb", "optimizer", "State of the optimizer after the step.", |of| of.optimizer),
+    ("optimizer_mb", "optimizer", "Optimizer state after the step.", |of| of.optimizer),
 ];
 
 /// The columns of the study. Sizes are in MB of 1e6 bytes, which the console says once, above them.
 pub fn columns() -> Columns<Row> {
-    let columns =
-        Columns::new().add("strategy", "strategy", ("", 0), "The strategy.", |row: &Row| {
-            row.strategy.clone()
-        });
+    let name = |row: &Row| row.strategy.clone();
+    let columns = Columns::new().add("strategy", "strategy", ("", 0), "The strategy.", name);
     let columns = step_columns(columns, ["least", "most"], |row| &row.times).add(
         "optimizer_ms",
         "optimizer",
         ("ms", 2),
-        "Clipping and the update of the parameters: mean over ranks and steps.",
+        "Clipping and update.",
         |row| row.optimizer_ms,
     );
     let labels = [("communication", 1), ("", 2), ("", 2)];
