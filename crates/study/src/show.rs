@@ -10,7 +10,7 @@ use paceline_host::resources;
 use paceline_observe::figures::figure::{Better, Figure};
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_observe::figures::table::TABLE;
-use paceline_table::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
+use paceline_table::plot::{Axis, LineChart, Series, Unit};
 use paceline_table::table::{Cell, Head, Table};
 use serde::Serialize;
 
@@ -267,13 +267,8 @@ impl Report {
         let series = lines.into_iter().enumerate().map(|(look, (name, mut points))| {
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
             let range = |(x, of): &(f64, Spread)| (*x, of.min * factor, of.max * factor);
-            Series {
-                name,
-                ranges: points.iter().map(range).collect(),
-                points: points.into_iter().map(|(x, of)| (x, of.median * factor)).collect(),
-                stroke: Stroke::Solid,
-                look,
-            }
+            let medians = points.iter().map(|(x, of)| (*x, of.median * factor));
+            Series::line(name, medians).ranges(points.iter().map(range)).look(look)
         });
         let unit = if self.ranking.figure.unit == "ms" { Unit::Microseconds } else { Unit::Count };
         let label = match self.ranking.figure.unit {
@@ -286,14 +281,11 @@ impl Report {
                 "{}, {}; medians and ranges of {} rounds",
                 self.machine, self.date, self.rounds
             ),
-            x: Axis {
-                label: axis.map_or("cases, in the order of their places".into(), |at| {
-                    self.keys[at].clone()
-                }),
-                unit: Unit::Count,
-                spacing: Spacing::Linear,
-            },
-            y: Axis { label, unit, spacing: Spacing::Linear },
+            x: Axis::linear(
+                axis.map_or("cases, in the order of their places", |at| &self.keys[at]),
+                Unit::Count,
+            ),
+            y: Axis::linear(label, unit),
             series: series.collect(),
         }
     }

@@ -11,7 +11,7 @@ use paceline_strategies::BucketCaps;
 use serde::Serialize;
 
 use crate::rank::{self, Spread};
-use crate::study::median_of;
+use crate::study::{median_of, spread_of};
 
 /// The measured times of a step without communication: medians over the rounds, in milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -56,7 +56,7 @@ impl Calibration {
             compute_ms: usual(&|run, _| run.number("compute_ms"))?,
             backward_begin_ms: usual(&|_, of| Some(of.backward_begin_ms))?,
             backward_end_ms: usual(&|_, of| Some(of.backward_end_ms))?,
-            spread: Spread::of(rounds.iter().map(|run| run.number("step_ms_median"))),
+            spread: spread_of(rounds, "step_ms_median"),
             ready: (0..first.ready.len()).map(ready_of).collect::<Result<_>>()?,
         })
     }

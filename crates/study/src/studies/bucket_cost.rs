@@ -5,6 +5,8 @@
 //! operation, and the last one, of `s / n` bytes, starts when nothing is left to hide it. The overhead is least for
 //! buckets of `sqrt(s o w)` bytes.
 
+use paceline_host::text::thousands;
+
 /// Bytes of a MiB, in which `--bucket-cap-mb` counts.
 pub const MIB: f64 = 1_048_576.0;
 
@@ -23,6 +25,11 @@ pub fn distinct(mut sizes: Vec<f64>, gradient_bytes: u64) -> (Vec<f64>, Option<S
         )
     });
     (sizes, note)
+}
+
+/// The size of a model in words.
+pub fn size_words(params: u64, gradient_bytes: u64) -> String {
+    format!("{} parameters, {:.2} MiB of gradients", thousands(params), gradient_bytes as f64 / MIB)
 }
 
 /// The cost of an all-reduce: a fixed part, and a part for each byte.

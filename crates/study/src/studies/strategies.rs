@@ -21,12 +21,11 @@ use paceline_observe::figures::run_summary::RunSummary;
 use paceline_run::folder;
 use paceline_settings::flags::{Comparison, RunFlags, Several};
 use paceline_settings::spec::RunSpec;
-use paceline_table::table::{Cell, Table};
+use paceline_table::table::{Cell, Columns, Table};
 use serde::Serialize;
 
 use crate::ledger::{Ending, Ledger};
 use crate::plan::Case;
-use crate::study::{Shown, table_of};
 use crate::{command_line, execute, refuse_ranks, spec, usage};
 
 /// Batches per step of the strategies that were published with gradient accumulation.
@@ -273,46 +272,45 @@ fn table(report: &Report) -> Table {
         let peaks: BTreeMap<String, u64> = row.summary.part("peak_bytes");
         Cell::from(peaks.get(category).map(|bytes| *bytes as f64 / 1e6))
     }
-    let mut columns: Vec<Shown<Row>> = vec![
-        ("choice", "strategy", 0, |row| Cell::Text(row.choice.clone())),
-        ("step_ms_median", "step ms", 2, |row| number(row, "step_ms_median")),
-        ("samples_per_s", "samples/s", 0, |row| number(row, "samples_per_s")),
-        ("compute_ms", "compute ms", 2, |row| number(row, "compute_ms")),
-        ("comm_exposed_ms", "exposed ms", 2, |row| number(row, "comm_exposed_ms")),
-        ("comm_hidden_ms", "hidden ms", 2, |row| number(row, "comm_hidden_ms")),
-        ("overlap_pct", "overlap %", 1, |row| number(row, "overlap_pct")),
-        ("comm_wait_ms", "waiting ms", 2, |row| number(row, "comm_wait_ms")),
-        ("comm_ops_per_step", "ops/step", 2, |row| {
+    let mut columns = Columns::new()
+        .add("choice", "strategy", ("", 0), "", |row: &Row| row.choice.clone())
+        .add("step_ms_median", "step", ("ms", 2), "", |row| number(row, "step_ms_median"))
+        .add("samples_per_s", "samples/s", ("", 0), "", |row| number(row, "samples_per_s"))
+        .add("compute_ms", "compute", ("ms", 2), "", |row| number(row, "compute_ms"))
+        .add("comm_exposed_ms", "exposed", ("ms", 2), "", |row| number(row, "comm_exposed_ms"))
+        .add("comm_hidden_ms", "hidden", ("ms", 2), "", |row| number(row, "comm_hidden_ms"))
+        .add("overlap_pct", "overlap", ("%", 1), "", |row| number(row, "overlap_pct"))
+        .add("comm_wait_ms", "waiting", ("ms", 2), "", |row| number(row, "comm_wait_ms"))
+        .add("comm_ops_per_step", "ops/step", ("", 2), "", |row| {
             Cell::from(row.summary.number("comm_ops_per_step").map(hundredths))
-        }),
-        ("comm_mb_per_step", "MB/step", 2, |row| number(row, "comm_mb_per_step")),
-        ("model_mb", "model MB", 2, |row| memory(row, "parameters")),
-        ("gradient_mb", "gradient MB", 2, |row| memory(row, "gradients")),
-        ("optimizer_mb", "optimizer MB", 2, |row| memory(row, "optimizer")),
-        ("open_units_mb", "open units MB", 2, |row| memory(row, "unsharded")),
-        ("peak_mb", "peak MB", 2, |row| number(row, "peak_mb")),
-        ("train_loss", "loss", 4, |row| number(row, "train_loss")),
-        ("eval_loss", "eval loss", 4, |row| number(row, "eval_loss")),
-        ("eval_accuracy_pct", "accuracy %", 2, |row| number(row, "eval_accuracy_pct")),
-        ("weights", "weights", 0, |row| {
+        })
+        .add("comm_mb_per_step", "MB/step", ("", 2), "", |row| number(row, "comm_mb_per_step"))
+        .add("model_mb", "model", ("MB", 2), "", |row| memory(row, "parameters"))
+        .add("gradient_mb", "gradient", ("MB", 2), "", |row| memory(row, "gradients"))
+        .add("optimizer_mb", "optimizer", ("MB", 2), "", |row| memory(row, "optimizer"))
+        .add("open_units_mb", "open units", ("MB", 2), "", |row| memory(row, "unsharded"))
+        .add("peak_mb", "peak", ("MB", 2), "", |row| number(row, "peak_mb"))
+        .add("train_loss", "loss", ("", 4), "", |row| number(row, "train_loss"))
+        .add("eval_loss", "eval loss", ("", 4), "", |row| number(row, "eval_loss"))
+        .add("eval_accuracy_pct", "accuracy", ("%", 2), "", |row| number(row, "eval_accuracy_pct"))
+        .add("weights", "weights", ("", 0), "", |row| {
             Cell::Text(row.summary.text("weights_sha256").chars().take(8).collect())
-        }),
-        ("same_bits", "same bits", 0, |row| Cell::from(if row.same_bits { "yes" } else { "no" })),
-        ("cost", "cost", 5, |row| Cell::from(row.cost)),
-    ];
+        })
+        .add("same_bits", "same bits", ("", 0), "", |row| if row.same_bits { "yes" } else { "no" })
+        .add("cost", "cost", ("", 5), "", |row| row.cost);
     // Figures that the other comparison is about.
-    let hidden: &[&str] = match is_about_memory {
-        true => &["compute ms", "waiting ms", "ops/step", "loss"],
-        false => &["model MB", "gradient MB", "optimizer MB", "open units MB"],
+    let others: &[&str] = match is_about_memory {
+        true => &["compute_ms", "comm_wait_ms", "comm_ops_per_step", "train_loss"],
+        false => &["model_mb", "gradient_mb", "optimizer_mb", "open_units_mb"],
     };
-    let has_costs = report.price_per_hour.is_some();
-    // Only runs with --evaluate have these, and only models that classify have an accuracy.
-    let is_empty = |of: fn(&Row) -> Cell| report.runs.iter().all(|row| of(row) == Cell::Missing);
-    columns.retain(|(key, name, _, of)| {
-        let is_evaluated = !key.starts_with("eval_") || !is_empty(*of);
-        !hidden.contains(name) && is_evaluated && (*name != "cost" || has_costs)
+    columns.0.retain(|column| {
+        // Only runs with --evaluate have these, only models that classify have an accuracy, and only a price makes costs.
+        let is_optional = column.head.key.starts_with("eval_") || column.head.key == "cost";
+        let is_empty = || report.runs.iter().all(|row| column.cell(row) == Cell::Missing);
+        let is_other = others.contains(&&*column.head.key);
+        !is_other && (!is_optional || !is_empty())
     });
-    table_of(&report.runs, &columns)
+    columns.table(&report.runs)
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ impl Fit {
     pub fn of(rows: &[Row], gradient_bytes: u64) -> Self {
         let with_buckets = rows.iter().filter(|row| row.bucket_mb.is_some());
         let points: Vec<(f64, f64)> =
-            with_buckets.filter_map(|row| Some((row.num_buckets?, row.exposed_ms))).collect();
+            with_buckets.filter_map(|row| Some((row.num_buckets?, row.times.exposed_ms))).collect();
         let mut counts: Vec<f64> = points.iter().map(|(count, _)| *count).collect();
         counts.sort_by(f64::total_cmp);
         counts.dedup();
@@ -118,7 +118,7 @@ mod tests {
         assert!(flat.contains("does not shrink with the last bucket"), "{flat}");
         let mut noisy = rows(&[1.0, 2.0, 4.0, 8.0, 16.0], 0.5, 8.0);
         for (at, exposed) in [9.0, 1.0, 11.0, 2.0, 9.0].into_iter().enumerate() {
-            noisy[at].exposed_ms = exposed;
+            noisy[at].times.exposed_ms = exposed;
         }
         let noisy = said(&noisy);
         assert!(noisy.contains("explains") && noisy.contains("noise"), "{noisy}");
