@@ -15,7 +15,7 @@ use super::replay::{Backward, Bucket, Played};
 struct Step<'a> {
     /// That of the last rank: an operation begins when all have come to it.
     last: Backward,
-    /// The same without the time that compression takes in the passes, and the ends of the passes of all ranks.
+    /// The same without the time that the passes take to prepare buckets, and the ends of the passes of all ranks.
     without: (Backward, Vec<f64>),
     /// When all operations were done and all passes had ended.
     finish: f64,

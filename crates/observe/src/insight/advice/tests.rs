@@ -1,11 +1,11 @@
 //! Advice for synthetic steps.
 
-use paceline_model::{Init, LayoutBuilder};
-
-use super::*;
 use paceline_analysis::advice::blame::Slowest;
 use paceline_analysis::advice::observed::{RankStep, Seen};
 use paceline_analysis::advice::{Account, Means};
+use paceline_model::{Init, LayoutBuilder};
+
+use super::*;
 
 const MB: usize = 1 << 20;
 const STEPS: usize = 40;
