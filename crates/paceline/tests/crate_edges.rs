@@ -101,6 +101,7 @@ fn allowed(name: &str) -> &'static [&'static str] {
             "trace",
         ],
         "study" => &[
+            "analysis",
             "choices",
             "collectives",
             "commbench",

@@ -2,7 +2,7 @@
 //! communication.
 //!
 //! Runs that do not communicate show how long a step computes and when each gradient is final. On a link,
-//! the all-reduces of these gradients form a queue ([`paceline_observe::insight::replay`]). So the step, the overlap
+//! the all-reduces of these gradients form a queue ([`paceline_analysis::advice::replay`]). So the step, the overlap
 //! and the best buckets can be predicted for links and strategies that were never run. With `--measure`,
 //! the same links are emulated, and the measured times are printed beside the predicted ones.
 //!

@@ -1,13 +1,14 @@
 //! The text of a run that has ended: a summary that fits a screen, and the details. A view of the table of figures, from
 //! which names, units and decimals come.
 
+use paceline_analysis::advice::blame::Slowest;
 use paceline_host::text::{plain_table, plural, thousands};
 use paceline_memory::Category;
 
 use crate::figures::facts::Facts;
 use crate::figures::figure::Figure;
 use crate::figures::table::{self, TABLE};
-use crate::insight::anatomy::{Anatomy, BucketLine, GatherLine, Slowest};
+use crate::insight::anatomy::{Anatomy, BucketLine, GatherLine};
 use crate::record::memory::TOTAL;
 use crate::record::steps::AllSteps;
 use crate::views::memory_lines::memory_lines;
@@ -176,7 +177,7 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> V
     let rows: Vec<[String; 3]> = parts
         .map(|figure| {
             let ms = figure.of_steps(steps).unwrap_or(0.0);
-            let share = 100.0 * ms / anatomy.wall_ms;
+            let share = 100.0 * ms / anatomy.means.wall_ms;
             let share = if share.is_finite() { share } else { 0.0 };
             [figure.label.to_owned(), figure.shown(ms), format!("{share:.1}")]
         })

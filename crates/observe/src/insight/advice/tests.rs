@@ -1,9 +1,11 @@
 //! Advice for synthetic steps.
 
+use paceline_analysis::advice::blame::Slowest;
+use paceline_analysis::advice::observed::{RankStep, Seen};
+use paceline_analysis::advice::{Account, Means};
 use paceline_model::{Init, LayoutBuilder};
 
 use super::*;
-use crate::insight::observed::RankStep;
 
 const MB: usize = 1 << 20;
 const STEPS: usize = 40;
@@ -98,10 +100,10 @@ impl Run {
         let mb = 4 / num_buckets * MB;
         Observed {
             steps: (0..STEPS).map(|number| self.step(number)).collect(),
-            params: vec![3, 2, 1, 0],
+            gradients: vec![3, 2, 1, 0],
             bytes: [0].into_iter().chain((0..num_buckets).map(|_| mb as u64)).collect(),
             bucket_ops: (1..=num_buckets).collect(),
-            statistics_ops: Vec::new(),
+            blocking_ops: Vec::new(),
         }
     }
 
@@ -115,10 +117,13 @@ impl Run {
         let is_last = |of: &&Seen| of.ranks[rank].waiting < of.ranks[1 - rank].waiting;
         let steps_pct = observed.steps.iter().filter(is_last).count() as f64 * 100.0 / STEPS as f64;
         Anatomy {
-            wall_ms: 15.0 + self.backward_ms + mean(|of| of.exposed),
-            exposed_ms: mean(|of| of.exposed),
-            exposed_wait_ms: mean(|of| of.waiting),
-            communication_ms: 4.0 * self.ms_per_mb,
+            means: Means {
+                wall_ms: 15.0 + self.backward_ms + mean(|of| of.exposed),
+                exposed_ms: mean(|of| of.exposed),
+                exposed_wait_ms: mean(|of| of.waiting),
+                communication_ms: 4.0 * self.ms_per_mb,
+                ..Means::default()
+            },
             slowest: Some(Slowest { rank, steps_pct, cost_ms }),
             ..Anatomy::default()
         }
@@ -142,6 +147,7 @@ impl Run {
             caps: self.caps,
             anatomy,
             observed,
+            gathers: &[],
             layout: &layout(),
             link: Some(Box::new(move |bytes| ms_per_mb * bytes as f64 / MB as f64)),
             conversion: &|| Some(Conversion { narrow_ms: per_elem, widen_ms: per_elem }),
@@ -293,7 +299,9 @@ fn a_gain_that_the_noise_between_runs_hides_is_not_promised() {
     let run = Run::new(Advice::ChooseBuckets, ALL, 8.0);
     let observed = run.observed();
     let told = |apart_ms: f64| {
-        run.told_with(&Anatomy { apart_ms: Some(apart_ms), ..run.anatomy(&observed) }, &observed)
+        let mut anatomy = run.anatomy(&observed);
+        anatomy.means.apart_ms = Some(apart_ms);
+        run.told_with(&anatomy, &observed)
     };
     let seen = told(2.0);
     let gain = seen.account.gain.unwrap().ms;
@@ -324,11 +332,7 @@ fn averages_half_as_often_do_not_wait_less() {
 }
 
 #[test]
-fn costs_are_fitted() {
-    let cost = measured_cost(&[(100.0, 1.5), (300.0, 2.5)]);
-    assert!((cost(0) - 1.0).abs() < 1e-9 && (cost(1000) - 6.0).abs() < 1e-9);
-    assert_eq!(measured_cost(&[(100.0, 3.0)])(7), 3.0);
-    assert_eq!(measured_cost(&[])(7), 0.0);
+fn what_operations_usually_take_longer_is_a_cost() {
     // What operations take longer than on the link is a cost of each.
     let run = Run { overhead: |_| 0.5, ..Run::new(Advice::ChooseBuckets, ONE, 8.0) };
     let cost = cost_of(&run.observed(), Some(Box::new(|bytes| 8.0 * bytes as f64 / MB as f64)));
@@ -341,7 +345,7 @@ fn statistics_of_batch_norms_are_a_cause_of_their_own() {
     let run = Run::new(Advice::ChooseBuckets, ALL, 1.0);
     let mut observed = run.observed();
     observed.bytes.extend([0, 0]);
-    observed.statistics_ops = vec![2, 3];
+    observed.blocking_ops = vec![2, 3];
     for step in &mut observed.steps {
         step.exposed += 11.0;
         for rank in &mut step.ranks {
@@ -352,20 +356,12 @@ fn statistics_of_batch_norms_are_a_cause_of_their_own() {
             rank.ops.extend([[3.0, 3.0, 3.0, 8.0], [22.0, 22.0, 22.0, 28.0]]);
         }
     }
-    let replayed = pass::backward(
-        observed.steps[0].ranks[0].ready.iter().rev().copied().collect(),
-        [10.0, 56.0],
-        &[(3.0, 8.0, 0), (22.0, 28.0, 0)],
-        &layout(),
-    )
-    .ready;
-    assert_eq!(replayed, [50.0, 40.0, 30.0, 20.0]);
     let cost: Cost = Box::new(|bytes| if bytes == 0 { 5.5 } else { bytes as f64 / MB as f64 });
-    let layout = layout();
-    let passes = Passes::measured(ALL, &observed, &layout, &*cost).unwrap();
-    let remedy = passes.without_statistics().unwrap();
-    assert!((remedy.gain.ms - 10.5).abs() < 1e-9, "{remedy:?}");
-    assert_eq!(waits_for_statistics(&observed).unwrap().gain.ms, 11.0);
+    let passes =
+        Passes::measured(&observed, plan(&layout(), ALL), Some(LOSS_BYTES), &*cost).unwrap();
+    let gain = passes.without_blocking().unwrap();
+    assert!((gain.ms - 10.5).abs() < 1e-9, "{gain:?}");
+    assert_eq!(without_blocking(&observed).unwrap().ms, 11.0);
     let gathering = Run::new(Advice::ChooseGathers { prefetch: None }, ALL, 1.0);
     let told = gathering.told_of(&observed);
     assert!(told.text.contains("`--sync-batch-norm`"), "{}", told.text);
@@ -396,7 +392,8 @@ fn compression_pays_on_slow_links_only() {
                 }
             }
         }
-        let anatomy = Anatomy { sync_ms: sync, ..run.anatomy(&observed) };
+        let mut anatomy = run.anatomy(&observed);
+        anatomy.means.sync_ms = sync;
         run.told_with(&anatomy, &observed)
     };
     // 1 ms per MiB: whole gradients leave 1 ms exposed, the last bucket. 4 ms are for compression.
