@@ -8,7 +8,7 @@ use paceline_collectives::{OpKind, ReduceOp};
 use paceline_launch::{CommArgs, TransportName};
 
 use super::named::parser;
-use crate::figures::Columns;
+use crate::figures::ColumnSet;
 use crate::operation::{OPS, REDOPS};
 use crate::screen::Style;
 
@@ -128,8 +128,8 @@ pub struct OutputArgs {
     #[arg(long, value_enum, default_value_t = Style::Table)]
     pub style: Style,
     /// Which columns the table has
-    #[arg(long, value_enum, default_value_t = Columns::Standard)]
-    pub columns: Columns,
+    #[arg(long, value_enum, default_value_t = ColumnSet::Standard)]
+    pub columns: ColumnSet,
     /// Write the report to this file, as JSON with the keys of nccl-tests
     #[arg(short = 'J', long, value_name = "FILE")]
     pub json: Option<PathBuf>,
