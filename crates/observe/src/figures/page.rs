@@ -37,9 +37,10 @@ Every figure that a run reports, by the name that it has in all files. This page
   is over ranks and steps.
 - `metrics.jsonl` has the figure of one step, evaluation or save, as rank 0 saw it; `summary.json` that of the run.
 - *Ranks* says how the values of the ranks become one figure of the run.
-- MB are 1e6 bytes.
+- MB are 1e6 bytes. What a flag counts in 2^20 bytes is called MiB.
 - *Exposed* means that the main thread is blocked on communication, whatever the reason; *hidden* means that
-  communication runs while the main thread computes.
+  communication runs while the main thread computes. Figures from traces know kernels instead of the main thread. There
+  communication is hidden while a compute kernel runs, and exposed while none does.
 - A run keeps up to 65,536 measured steps one by one, so medians and percentiles are exact up to there. Of a longer
   run a random part of the steps is kept, between half and all of that number, the same on all ranks; a 99th
   percentile then lies, with 95 % confidence, between the 98.9th and the 99.1st. Means are always over all measured

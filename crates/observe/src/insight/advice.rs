@@ -108,8 +108,8 @@ pub fn cost_of(observed: &Observed, link: Option<Cost>) -> Cost {
     match link {
         Some(link) => {
             let more = steps.iter().flatten().map(|(bytes, ms)| ms - link(*bytes));
-            let overhead = median(more).unwrap_or(0.0).max(0.0);
-            Box::new(move |bytes| link(bytes) + overhead)
+            let more_ms = median(more).unwrap_or(0.0).max(0.0);
+            Box::new(move |bytes| link(bytes) + more_ms)
         }
         None => {
             let of_op = |(at, bytes): (usize, &u64)| {

@@ -72,7 +72,7 @@ pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> 
             )
         }));
         lines.push(format!(
-            "Compute time: {} ms; communication overhead: {} % of the step",
+            "Compute time: {} ms; exposed communication: {} % of the step",
             number("compute_ms"),
             number("comm_overhead_pct")
         ));
@@ -184,10 +184,10 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> V
         .collect();
     let rows = plain_table(["Main thread", "ms", "%"], 1, &rows, width);
     let mut lines = vec!["Anatomy of a step, means over ranks and steps:".to_owned(), rows];
-    if let Some(overlap) = anatomy.overlap_pct() {
+    if let Some(hidden) = anatomy.hidden_pct() {
         let mean = |name| figure(name).shown(figure(name).of_steps(steps).unwrap_or(0.0));
         lines.push(format!(
-            "Communication {} ms, {overlap:.0} % hidden; waiting for the slowest rank {} ms",
+            "Communication {} ms, {hidden:.0} % hidden; waiting for the slowest rank {} ms",
             mean("comm_ms"),
             mean("comm_wait_ms")
         ));
