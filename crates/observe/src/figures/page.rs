@@ -33,8 +33,9 @@ const HEAD: &str = "\
 Every figure that a run reports, by the name that it has in all files. This page is made from the table in
 `crates/observe/src/figures/table.rs`; a test compares the two.
 
-- Times are of *measured* steps, those after `--warmup-steps`, unless the definition says otherwise. A mean
-  is over ranks and steps.
+- Times are of *measured* steps, those after `--warmup-steps`, unless the definition says otherwise. They are means
+  over ranks and steps, so that parts add up to the step. Only where the definition says so, a time is a median or a
+  percentile: runs are compared by the median step, which a few slow steps do not change.
 - `metrics.jsonl` has the figure of one step, evaluation or save, as rank 0 saw it; `summary.json` that of the run.
 - *Ranks* says how the values of the ranks become one figure of the run.
 - MB are 1e6 bytes. What a flag counts in 2^20 bytes is called MiB.

@@ -23,6 +23,11 @@ pub fn read(name: &str, summary: &Value) -> Option<f64> {
     find(name)?.read(summary)
 }
 
+/// A figure that the console prints.
+pub(crate) fn printed(name: &str) -> &'static Figure {
+    find(name).expect("the table has each figure that the console prints")
+}
+
 const MS: f64 = 1e-6;
 
 /// A label, a unit and decimals.
@@ -182,10 +187,10 @@ pub static TABLE: &[Figure] = &[
         |f, ranks| json!(f.steps.step_ms(ranks, 0.5).map(|ms| f.config.samples_per_step() / ms * 1e3)),
         "Samples of a full step of all ranks, divided by `step_ms_median`: what the ranks would reach if loading \
          took no time.").second().elsewhere("/samples_per_s", 1.0),
-    run("step_ms_median", ("step", "ms", 2), SlowestOfStep, |f, ranks| json!(f.steps.step_ms(ranks, 0.5)),
+    run("step_ms_median", ("median step", "ms", 2), SlowestOfStep, |f, ranks| json!(f.steps.step_ms(ranks, 0.5)),
         "Median time of a step, from the batch being there to the end of the optimizer.").console().first().swept(Lower),
     run("step_ms_p99", ("step, p99", "ms", 2), SlowestOfStep, |f, ranks| json!(f.steps.step_ms(ranks, 0.99)),
-        "99th percentile of the same.").console(),
+        "99th percentile of the same.").console().first(),
     time("step_ms", "mean step", |t| t.step,
         "Time from the batch being there to the end of the optimizer.").metrics().console().curve("speed/step_ms"),
     Figure::new("step_samples_per_s", ("samples/s", "", 0), First,
@@ -208,8 +213,8 @@ pub static TABLE: &[Figure] = &[
     time("data_ms", "data", |t| t.data, "The wait for the batch, before the step. Where data are generated, the time to make \
          them.").metrics().part_of_step().curve("speed/data_ms").second().elsewhere("/anatomy/data_ms", 1.0),
     time("rest_ms", "rest", StepTimes::rest, "What is left of the step.").part_of_step().second(),
-    time("wall_ms", "step", |t| t.step + t.data, "The step with the wait for its batch: the sum of the parts above.")
-        .console().elsewhere("/anatomy/wall_ms", 1.0),
+    time("wall_ms", "step + data", |t| t.step + t.data, "The step with the wait for its batch: the sum of the parts above.")
+        .console().second().elsewhere("/anatomy/wall_ms", 1.0),
     time("compute_ms", "compute", StepTimes::compute, "Forward, backward, sync and optimizer together.").console().swept(Lower),
 
     // Communication during the step.
