@@ -93,7 +93,7 @@ fn a_run_learns_and_reports() {
     assert!(number_in(step, "; ", " samples/s") > 0.0);
     let times = run.line("Compute time:");
     assert!(number_in(times, " ", " ms") > 0.0);
-    assert!(number_in(times, "communication overhead: ", " %") >= 0.0);
+    assert!(number_in(times, "exposed communication: ", " %") >= 0.0);
     let communication = run.line("Communication ");
     assert!(communication.contains(" % hidden; waiting for the slowest rank "), "{communication}");
     for category in ["activations", "data", "gradients", "optimizer", "parameters", "total"] {

@@ -150,8 +150,8 @@ fn no_statistics(gain: Option<Gain>) -> Option<Remedy> {
     })
 }
 
-/// A size in MB of 2^20 bytes, as a flag takes it.
-fn mb(bytes: usize) -> String {
+/// A size in MiB, as a flag takes it.
+fn mib(bytes: usize) -> String {
     // The smallest size that is tried, 2^14 bytes, has six decimals in MiB.
     let text = format!("{:.6}", bytes as f64 / 1048576.0);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

@@ -2,8 +2,8 @@
 //! all ranks.
 //!
 //! The main thread's times are disjoint and add up to the wall-clock time; time that no span accounts for
-//! is the rest. The times of communication overlap with them and are listed separately. The advice that
-//! follows from an anatomy begins in [`advice`](crate::insight::advice).
+//! is the rest. Communication also runs beside them, so its times are listed separately. The advice that
+//! follows from an anatomy is in [`advice`](crate::insight::advice).
 
 use paceline_analysis::advice::Means;
 use paceline_analysis::advice::blame::Slowest;
@@ -204,7 +204,7 @@ impl Anatomy {
 
     /// The percentage of the communication that ran while the main thread computed; `None` without
     /// communication.
-    pub fn overlap_pct(&self) -> Option<f64> {
+    pub fn hidden_pct(&self) -> Option<f64> {
         let all_ms = self.means.communication_ms;
         (all_ms > 0.0).then(|| pct(self.hidden_ms, all_ms))
     }

@@ -165,9 +165,9 @@ pub struct RunFlags {
     /// Keep the last N checkpoints, and the last one that the steps after it have proven
     #[arg(long, value_name = "N", requires = "save", default_value_t = 2, help_heading = "Output")]
     pub save_keep: usize,
-    /// Memory of each rank for the copy from which a checkpoint is written, in MB of 2^20 bytes; if the copy does not
+    /// Memory of each rank for the copy from which a checkpoint is written, in MiB; if the copy does not
     /// fit, training waits while the rest is written [default: as much as the copy takes]
-    #[arg(long, value_name = "MB", requires = "save", help_heading = "Output")]
+    #[arg(long, value_name = "MiB", requires = "save", help_heading = "Output")]
     pub save_budget_mb: Option<usize>,
     /// Go on training only when a checkpoint is complete, and not while it is written
     #[arg(long, requires = "save", help_heading = "Output")]
