@@ -117,7 +117,7 @@ pub fn advice(mut of: Situation) -> Option<Told> {
 
 /// Other sizes of buckets.
 fn other_buckets((caps, gain): (BucketCaps, Gain)) -> Remedy {
-    let [size, first] = [caps.bytes, caps.first_bytes].map(mb);
+    let [size, first] = [caps.bytes, caps.first_bytes].map(mib);
     Remedy::new(format!("`--bucket-cap-mb {size} --first-bucket-mb {first}`"), gain)
 }
 
