@@ -17,6 +17,7 @@ use serde::Serialize;
 use crate::ledger::Ledger;
 use crate::plan::{Case, Vary};
 use crate::rank::{self, Spread};
+use crate::step::STEP_TIMES;
 
 /// The figures that sweeps report, in the order of the table of figures.
 fn figures() -> impl Iterator<Item = &'static Figure> {
@@ -188,7 +189,7 @@ impl Report {
             .iter()
             .filter_map(|row| Some(format!("\nfailed: {}: {}", row.name, row.failure.as_ref()?)));
         format!(
-            "Sweep of {}: {} cases, {} rounds; medians over the rounds\n{}\n{}\nRanked by {}, {} is better. {}{}",
+            "Sweep of {}: {} cases, {} rounds; medians over the rounds\n{}\n{}\n{STEP_TIMES}\nRanked by {}, {} is better. {}{}",
             self.keys.join(", "),
             self.rows.len(),
             self.rounds,
