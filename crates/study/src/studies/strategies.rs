@@ -278,6 +278,15 @@ const BEFORE_MEMORY: [(&str, &str); 10] = [
     ("comm_ops_per_step", "ops/step"),
     ("comm_mb_per_step", "MB/step"),
 ];
+/// Memory: the key, the label, and the category in summaries.
+const MEMORY: [(&str, &str, &str); 4] = [
+    ("model_mb", "model", "parameters"),
+    ("gradient_mb", "gradient", "gradients"),
+    ("optimizer_mb", "optimizer", "optimizer"),
+    ("open_units_mb", "open units", "unsharded"),
+];
+const MOST: &str = "The most memory of a rank for it, in MB of 1e6 bytes.";
+/// Figures of a run that stand after memory.
 const AFTER_MEMORY: [(&str, &str); 4] = [
     ("peak_mb", "peak"),
     ("train_loss", "loss"),
@@ -298,32 +307,20 @@ fn figures(of: &[(&'static str, &'static str)]) -> impl Iterator<Item = Column<R
 
 fn table(report: &Report) -> Table {
     let is_about_memory = report.comparison == Comparison::Sharding.key();
-    fn memory(row: &Row, category: &str) -> Cell {
-        let peaks: BTreeMap<String, u64> = row.summary.part("peak_bytes");
-        Cell::from(peaks.get(category).map(|bytes| *bytes as f64 / 1e6))
-    }
-    let mut columns =
-        Columns::new()
-            .add("choice", "strategy", ("", 0), "The strategy.", |row: &Row| row.choice.clone());
+    let name = |row: &Row| row.choice.clone();
+    let mut columns = Columns::new().add("choice", "strategy", ("", 0), "The strategy.", name);
     columns.0.extend(figures(&BEFORE_MEMORY));
-    columns = columns
-        .add("model_mb", "model", ("MB", 2), "Most memory of parameters.", |row| {
-            memory(row, "parameters")
+    columns.0.extend(MEMORY.map(|(key, label, category)| {
+        Column::new(Head::new(key, label, ("MB", 2), MOST), move |row: &Row| {
+            let peaks: BTreeMap<String, u64> = row.summary.part("peak_bytes");
+            peaks.get(category).map(|bytes| *bytes as f64 / 1e6)
         })
-        .add("gradient_mb", "gradient", ("MB", 2), "Most memory of gradients.", |row| {
-            memory(row, "gradients")
-        })
-        .add("optimizer_mb", "optimizer", ("MB", 2), "Most memory of the optimizer.", |row| {
-            memory(row, "optimizer")
-        })
-        .add("open_units_mb", "open units", ("MB", 2), "Most memory of gathered units.", |row| {
-            memory(row, "unsharded")
-        });
+    }));
     columns.0.extend(figures(&AFTER_MEMORY));
     columns =
         columns
-            .add("weights", "weights", ("", 0), "Begin of the digest of the parameters.", |row| {
-                Cell::Text(row.summary.text("weights_sha256").chars().take(8).collect())
+            .add("weights", "weights", ("", 0), "Begin of their digest.", |row| {
+                row.summary.text("weights_sha256").chars().take(8).collect::<String>()
             })
             .add("same_bits", "same bits", ("", 0), SAME_BITS, |row| {
                 if row.same_bits { "yes" } else { "no" }
