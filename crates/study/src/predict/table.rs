@@ -5,7 +5,7 @@ use paceline_table::table::{Columns, Head, Table};
 
 use super::Row;
 use super::compression::Compression;
-use super::model::Calibration;
+use super::model::{Calibration, Prediction};
 use crate::rank::{MIN_ROUNDS, Spread};
 
 // Definitions that are too long for the list of columns.
@@ -24,29 +24,23 @@ const NAMED: &str = "The slowest link of `paceline links` with that efficiency."
 /// All columns.
 fn columns() -> Columns<Row> {
     let ms = ("ms", 2);
+    let of = |get: fn(&Prediction) -> f64| move |row: &Row| get(&row.prediction);
+    let spread = |get: fn(Spread) -> f64| move |row: &Row| row.measured_spread.map(get);
     Columns::new()
         .add("ranks", "ranks", ("", 0), "Number of ranks.", |row: &Row| row.ranks)
         .add("link", "link", ("", 0), LINK, |row| row.link.clone())
         .add("algorithm", "algorithm", ("", 0), "Of the all-reduce.", |row| row.algorithm)
-        .add("comm_ms", "comm.", ms, "All buckets of a step.", |row| row.prediction.comm_ms)
-        .add("exposed_ms", "exposed", ms, EXPOSED, |row| row.prediction.exposed_ms)
-        .add("overlap_pct", "hidden", ("%", 1), HIDDEN, |row| row.prediction.overlap_pct)
-        .add("step_ms", "ddp", ms, "The step of ddp.", |row| row.prediction.step_ms)
+        .add("comm_ms", "comm.", ms, "All buckets of a step.", of(|of| of.comm_ms))
+        .add("exposed_ms", "exposed", ms, EXPOSED, of(|of| of.exposed_ms))
+        .add("overlap_pct", "hidden", ("%", 1), HIDDEN, of(|of| of.overlap_pct))
+        .add("step_ms", "ddp", ms, "The step of ddp.", of(|of| of.step_ms))
         .add("simple_step_ms", "simple_ddp", ms, SIMPLE, |row| row.prediction.simple_step_ms)
-        .add("best_bucket_mb", "best buckets", ("MiB", 4), BEST_BUCKET, |row| {
-            row.prediction.best_bucket_mb
-        })
-        .add("best_first_mb", "the first", ("MiB", 4), BEST_FIRST, |row| {
-            row.prediction.best_first_mb
-        })
-        .add("best_step_ms", "with them", ms, BEST_STEP, |row| row.prediction.best_step_ms)
+        .add("best_bucket_mb", "best buckets", ("MiB", 4), BEST_BUCKET, of(|of| of.best_bucket_mb))
+        .add("best_first_mb", "the first", ("MiB", 4), BEST_FIRST, of(|of| of.best_first_mb))
+        .add("best_step_ms", "with them", ms, BEST_STEP, of(|of| of.best_step_ms))
         .add("measured_ms", "measured ddp", ms, MEASURED_STEP, |row| row.measured_ms)
-        .add("measured_min_ms", "from", ms, "The shortest of a round.", |row| {
-            row.measured_spread.map(|of| of.min)
-        })
-        .add("measured_max_ms", "to", ms, "The longest of a round.", |row| {
-            row.measured_spread.map(|of| of.max)
-        })
+        .add("measured_min_ms", "from", ms, "The shortest of a round.", spread(|of| of.min))
+        .add("measured_max_ms", "to", ms, "The longest of a round.", spread(|of| of.max))
         .add("ratio", "predicted/measured", ("", 3), "step_ms over measured_ms.", |row| row.ratio)
         .add("efficiency_pct", "efficiency", ("%", 1), EFFICIENT, |row| row.efficiency_pct)
         .add("slowest_gbit_s", "slowest", ("Gbit/s", 2), SLOWEST, |row| row.slowest_gbit_s)
@@ -164,7 +158,6 @@ fn compressed(compression: &[Compression], width: Option<usize>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::Prediction;
     use super::*;
     use paceline_observe::insight::anatomy::ReadyLine;
 

@@ -265,7 +265,7 @@ fn text(report: &Report, width: Option<usize>) -> String {
     )
 }
 
-/// Figures of a run, with labels that are shorter than their own. A label with a slash has the unit in it.
+/// Figures of a run that stand before memory, with labels that are shorter than their own. A label with a slash has the unit in it.
 const BEFORE_MEMORY: [(&str, &str); 10] = [
     ("step_ms_median", "median step"),
     ("samples_per_s", "samples/s"),
@@ -285,6 +285,9 @@ const MEMORY: [(&str, &str, &str); 4] = [
     ("optimizer_mb", "optimizer", "optimizer"),
     ("open_units_mb", "open units", "unsharded"),
 ];
+/// Figures that the comparison about memory leaves out. The other one leaves out memory.
+const OF_SPEED: [&str; 5] =
+    ["step_ms", "compute_ms", "comm_wait_ms", "comm_ops_per_step", "train_loss"];
 const MOST: &str = "The most memory of a rank for it, in MB of 1e6 bytes.";
 /// Figures of a run that stand after memory.
 const AFTER_MEMORY: [(&str, &str); 4] = [
@@ -317,25 +320,21 @@ fn table(report: &Report) -> Table {
         })
     }));
     columns.0.extend(figures(&AFTER_MEMORY));
-    columns =
-        columns
-            .add("weights", "weights", ("", 0), "Begin of their digest.", |row| {
-                row.summary.text("weights_sha256").chars().take(8).collect::<String>()
-            })
-            .add("same_bits", "same bits", ("", 0), SAME_BITS, |row| {
-                if row.same_bits { "yes" } else { "no" }
-            })
-            .add("cost", "cost", ("", 5), "The price of the run's time.", |row| row.cost);
-    // Figures that the other comparison is about.
-    let others: &[&str] = match is_about_memory {
-        true => &["step_ms", "compute_ms", "comm_wait_ms", "comm_ops_per_step", "train_loss"],
-        false => &["model_mb", "gradient_mb", "optimizer_mb", "open_units_mb"],
-    };
+    let weights =
+        |row: &Row| row.summary.text("weights_sha256").chars().take(8).collect::<String>();
+    let same_bits = |row: &Row| if row.same_bits { "yes" } else { "no" };
+    columns = columns
+        .add("weights", "weights", ("", 0), "Beginning of the digest of the parameters.", weights)
+        .add("same_bits", "same bits", ("", 0), SAME_BITS, same_bits)
+        .add("cost", "cost", ("", 5), "The price of the run's time.", |row| row.cost);
     columns.0.retain(|column| {
         // Only runs with --evaluate have these, only models that classify have an accuracy, and only a price makes costs.
         let is_optional = column.head.key.starts_with("eval_") || column.head.key == "cost";
         let is_empty = || report.runs.iter().all(|row| column.cell(row) == Cell::Missing);
-        let is_other = others.contains(&&*column.head.key);
+        let is_other = match is_about_memory {
+            true => OF_SPEED.contains(&&*column.head.key),
+            false => MEMORY.iter().any(|(key, ..)| *key == column.head.key),
+        };
         !is_other && (!is_optional || !is_empty())
     });
     columns.table(&report.runs)
