@@ -7,6 +7,16 @@ use paceline_table::table::Columns;
 use crate::rank::Spread;
 use crate::study::{median_of, spread_of};
 
+/// What the times of a run's steps are.
+pub const STEP_TIMES: &str = "median step: median over the steps, each as long as on its slowest rank; other times of a \
+                              step: means over ranks and steps";
+/// What the times of a study are.
+pub const MEDIANS: &str = "step: median over the rounds of the runs' median step, of the slowest rank; other times: medians \
+                           over the rounds of means over ranks and steps";
+/// What the shares of communication in a study are, and the range of its steps.
+pub const RANGES: &str = "least, most: the shortest and the longest step of a round; communication: exposed communication in \
+                          percent of the step";
+
 /// The times of a step over the rounds of a case, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTimes {

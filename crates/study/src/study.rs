@@ -24,7 +24,7 @@ use paceline_table::table::Table;
 use serde::Serialize;
 
 use crate::flags::TrainFlags;
-use crate::ledger::{Ledger, Settings};
+use crate::ledger::Ledger;
 use crate::plan::Case;
 use crate::rank::Spread;
 use crate::spec::{self, Spec};
@@ -293,13 +293,16 @@ pub(crate) fn run_in<P>(
     let (parameters, cases): (Vec<P>, Vec<Case>) = cases.into_iter().unzip();
     let cases = cases.as_slice();
     let mut ledger = match folder {
-        Some(folder) => Ledger::open(&Disk::default(), folder, &settings(study, cases))?,
+        Some(folder) => {
+            let case = |(at, case): (usize, &Case)| {
+                (format!("case {at}"), format!("{} ({})", case.name, spec::shown(&case.spec)))
+            };
+            let settings = cases.iter().enumerate().map(case);
+            let limits = (study.rounds, study.run_limit);
+            Ledger::of_runs(folder, cases.len() * study.rounds, limits, settings)?
+        }
         None => Ledger::default(),
     };
-    if let Some(folder) = folder.filter(|_| !ledger.records().is_empty()) {
-        let (done, all) = (ledger.records().len(), cases.len() * study.rounds);
-        say(&format!("Goes on after {done} of {all} runs, from {}", folder.printable()));
-    }
     let limit = run_limit(study.rounds, study.run_limit)?;
     execute::make(cases, study.rounds, limit, None, &mut ledger)?;
     let mut found = Vec::new();
@@ -318,20 +321,6 @@ pub(crate) fn run_in<P>(
         found.push(Measured { of, name: case.name.clone(), rounds });
     }
     Ok(found)
-}
-
-/// The settings that determine the runs of a study. A command with the same settings may continue in the same folder.
-fn settings(study: &StudyArgs, cases: &[Case]) -> Settings {
-    let case = |(at, case): (usize, &Case)| {
-        (format!("case {at}"), format!("{} ({})", case.name, spec::shown(&case.spec)))
-    };
-    let all = [
-        ("--rounds".to_owned(), study.rounds.to_string()),
-        ("--run-limit".to_owned(), study.run_limit.to_string()),
-        ("version of paceline".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
-        ("machine".to_owned(), resources::machine()),
-    ];
-    all.into_iter().chain(cases.iter().enumerate().map(case)).collect()
 }
 
 /// A figure over the rounds; `None` if a summary lacks it.

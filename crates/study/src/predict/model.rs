@@ -113,9 +113,9 @@ pub struct Prediction {
     pub step_ms: f64,
     /// The step of `simple_ddp`, one blocking operation per parameter. `None` if the parameters are not known.
     pub simple_step_ms: Option<f64>,
-    /// The bucket size with the shortest step, in MB of 2^20 bytes.
+    /// The bucket size with the shortest step, in MiB.
     pub best_bucket_mb: f64,
-    /// The best size of the first bucket for this bucket size, in MB of 2^20 bytes.
+    /// The best size of the first bucket for this bucket size, in MiB.
     pub best_first_mb: f64,
     /// The step with these sizes.
     pub best_step_ms: f64,

@@ -5,31 +5,47 @@ use paceline_table::table::{Columns, Head, Table};
 
 use super::Row;
 use super::compression::Compression;
-use super::model::Calibration;
+use super::model::{Calibration, Prediction};
 use crate::rank::{MIN_ROUNDS, Spread};
+
+// Definitions that are too long for the list of columns.
+const LINK: &str = "The link. With several ranks per host, the link between hosts.";
+const EXPOSED: &str = "From the end of the backward pass to the end of communication.";
+const HIDDEN: &str = "The part of the communication before the end of the backward pass.";
+const SIMPLE: &str = "The step of simple_ddp.";
+const BEST_BUCKET: &str = "The bucket size with the shortest step.";
+const BEST_FIRST: &str = "The best size of the first bucket for best_bucket_mb.";
+const BEST_STEP: &str = "The step with buckets of these sizes.";
+const MEASURED_STEP: &str = "The measured step of ddp, the median over the rounds.";
+const EFFICIENT: &str = "The step without communication, in percent of the step.";
+const SLOWEST: &str = "The slowest link of this latency with the efficiency that was asked for.";
+const NAMED: &str = "The slowest link of `paceline links` with that efficiency.";
 
 /// All columns.
 fn columns() -> Columns<Row> {
+    let ms = ("ms", 2);
+    let of = |get: fn(&Prediction) -> f64| move |row: &Row| get(&row.prediction);
+    let spread = |get: fn(Spread) -> f64| move |row: &Row| row.measured_spread.map(get);
     Columns::new()
-        .add("ranks", "ranks", ("", 0), "", |row: &Row| row.ranks)
-        .add("link", "link", ("", 0), "", |row| row.link.clone())
-        .add("algorithm", "algorithm", ("", 0), "", |row| row.algorithm)
-        .add("comm_ms", "comm.", ("ms", 2), "", |row| row.prediction.comm_ms)
-        .add("exposed_ms", "exposed", ("ms", 2), "", |row| row.prediction.exposed_ms)
-        .add("overlap_pct", "overlap", ("%", 1), "", |row| row.prediction.overlap_pct)
-        .add("step_ms", "ddp", ("ms", 2), "", |row| row.prediction.step_ms)
-        .add("simple_step_ms", "simple_ddp", ("ms", 2), "", |row| row.prediction.simple_step_ms)
-        .add("best_bucket_mb", "best buckets", ("MB", 4), "", |row| row.prediction.best_bucket_mb)
-        .add("best_first_mb", "the first", ("MB", 4), "", |row| row.prediction.best_first_mb)
-        .add("best_step_ms", "with them", ("ms", 2), "", |row| row.prediction.best_step_ms)
-        .add("measured_ms", "measured ddp", ("ms", 2), "", |row| row.measured_ms)
-        .add("measured_min_ms", "from", ("ms", 2), "", |row| row.measured_spread.map(|of| of.min))
-        .add("measured_max_ms", "to", ("ms", 2), "", |row| row.measured_spread.map(|of| of.max))
-        .add("ratio", "predicted/measured", ("", 3), "", |row| row.ratio)
-        .add("efficiency_pct", "efficiency", ("%", 1), "", |row| row.efficiency_pct)
-        .add("slowest_gbit_s", "slowest", ("Gbit/s", 2), "", |row| row.slowest_gbit_s)
-        .add("latency_us", "latency", ("us", 1), "", |row| row.latency_us)
-        .add("slowest_named", "named link", ("", 0), "", |row| row.slowest_named)
+        .add("ranks", "ranks", ("", 0), "Number of ranks.", |row: &Row| row.ranks)
+        .add("link", "link", ("", 0), LINK, |row| row.link.clone())
+        .add("algorithm", "algorithm", ("", 0), "Of the all-reduce.", |row| row.algorithm)
+        .add("comm_ms", "comm.", ms, "All buckets of a step.", of(|of| of.comm_ms))
+        .add("exposed_ms", "exposed", ms, EXPOSED, of(|of| of.exposed_ms))
+        .add("overlap_pct", "hidden", ("%", 1), HIDDEN, of(|of| of.overlap_pct))
+        .add("step_ms", "ddp", ms, "The step of ddp.", of(|of| of.step_ms))
+        .add("simple_step_ms", "simple_ddp", ms, SIMPLE, |row| row.prediction.simple_step_ms)
+        .add("best_bucket_mb", "best buckets", ("MiB", 4), BEST_BUCKET, of(|of| of.best_bucket_mb))
+        .add("best_first_mb", "the first", ("MiB", 4), BEST_FIRST, of(|of| of.best_first_mb))
+        .add("best_step_ms", "with them", ms, BEST_STEP, of(|of| of.best_step_ms))
+        .add("measured_ms", "measured ddp", ms, MEASURED_STEP, |row| row.measured_ms)
+        .add("measured_min_ms", "from", ms, "The shortest of a round.", spread(|of| of.min))
+        .add("measured_max_ms", "to", ms, "The longest of a round.", spread(|of| of.max))
+        .add("ratio", "predicted/measured", ("", 3), "step_ms over measured_ms.", |row| row.ratio)
+        .add("efficiency_pct", "efficiency", ("%", 1), EFFICIENT, |row| row.efficiency_pct)
+        .add("slowest_gbit_s", "slowest", ("Gbit/s", 2), SLOWEST, |row| row.slowest_gbit_s)
+        .add("latency_us", "latency", ("us", 1), "Of the link.", |row| row.latency_us)
+        .add("slowest_named", "named link", ("", 0), NAMED, |row| row.slowest_named)
 }
 
 /// The step and what it is made of.
@@ -131,18 +147,17 @@ fn noise_words(calibrations: &[Calibration], rows: &[Row]) -> Option<String> {
 /// The table of compression. Files have the reasons in a sentence.
 fn compressed(compression: &[Compression], width: Option<usize>) -> String {
     Columns::new()
-        .add("", "ranks", ("", 0), "", |of: &Compression| of.ranks)
-        .add("", "link", ("", 0), "", |of| of.link.clone())
-        .add("", "fp16", ("ms", 2), "", |of| of.half_step_ms)
-        .add("", "top_k", ("ms", 2), "", |of| of.top_k_step_ms)
-        .add("", "pays", ("", 0), "", |of| of.pays)
+        .add("", "ranks", ("", 0), "Number of ranks.", |of: &Compression| of.ranks)
+        .add("", "link", ("", 0), LINK, |of| of.link.clone())
+        .add("", "fp16", ("ms", 2), "The step of fp16.", |of| of.half_step_ms)
+        .add("", "top_k", ("ms", 2), "The step of top_k.", |of| of.top_k_step_ms)
+        .add("", "pays", ("", 0), "What would pay.", |of| of.pays)
         .table(compression)
         .fitted(width)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::Prediction;
     use super::*;
     use paceline_observe::insight::anatomy::ReadyLine;
 

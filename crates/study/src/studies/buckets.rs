@@ -1,7 +1,7 @@
 //! `paceline bench buckets`: the same training with larger and larger buckets, compared with one
 //! all-reduce per parameter and with a single all-reduce of all gradients.
 //!
-//! [`fit`] has the formula of the overhead; [`table`] and [`chart`] show the results.
+//! [`fit`] has the formula of what buckets cost; [`table`] and [`chart`] show the results.
 
 pub mod chart;
 pub mod fit;

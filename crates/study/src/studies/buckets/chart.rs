@@ -34,9 +34,9 @@ pub fn exposed(rows: &[Row], fit: &Fit, setting: &Setting, ranks: usize) -> Line
     if let Fit::Found { op_ms, gb_per_s, .. } = fit {
         let bytes = 4.0 * setting.params as f64;
         let cost = BucketCost { op_ms: *op_ms, ms_per_byte: 1.0 / gb_per_s / 1e6 };
-        let curve = rows.iter().filter_map(|row| {
-            Some(place(row.bucket_mb?, cost.overhead_ms(bytes, row.num_buckets?)))
-        });
+        let curve = rows
+            .iter()
+            .filter_map(|row| Some(place(row.bucket_mb?, cost.cost_ms(bytes, row.num_buckets?))));
         let curve = Series::line("n o + s / (n w)", curve).stroke(Stroke::Dotted).look(FIT_LOOK);
         chart.series.insert(1, curve);
     }

@@ -4,7 +4,7 @@ use paceline_table::table::Columns;
 
 use super::fit::Fit;
 use super::{BASELINES, Row, best};
-use crate::step::{communication_columns, step_columns};
+use crate::step::{MEDIANS, communication_columns, step_columns};
 use crate::studies::bucket_cost::size_words;
 
 /// The columns of the study. Sizes and numbers of buckets have as many decimals as they need.
@@ -25,7 +25,7 @@ pub fn columns() -> Columns<Row> {
 pub fn text(rows: &[Row], fit: &Fit, params: u64, width: Option<usize>) -> String {
     let named: Vec<String> = BASELINES.map(|(name, what)| format!("{name}: {what}")).to_vec();
     let mut text = format!(
-        "{}\n{}\n{}\n",
+        "{}\n{}\n{}\n{MEDIANS}\n",
         size_words(params, 4 * params),
         columns().table(rows).fitted(width),
         named.join("; ")
@@ -42,7 +42,7 @@ pub fn text(rows: &[Row], fit: &Fit, params: u64, width: Option<usize>) -> Strin
     .flatten()
     .collect();
     text += &format!("measured: {}\n", measured.join(", "));
-    text += "overhead = n o + s / (n w), n buckets, s bytes of gradients\n";
+    text += "cost of communication = n o + s / (n w), n buckets, s bytes of gradients\n";
     text += &match fit {
         Fit::Found { op_ms, gb_per_s, r_squared, best_mb } => format!(
             "o = {op_ms:.4} ms per operation, w = {gb_per_s:.2} GB/s (R^2 = {r_squared:.2}); least \
@@ -87,8 +87,9 @@ mod tests {
         ddp         64          1             132.50      24.53      32.500      2.000
         simple_ddp  -           10            132.50      24.53      32.500      0.000
         simple_ddp: one all-reduce per parameter; flat_ddp: one all-reduce of everything
+        step: median over the rounds of the runs' median step, of the slowest rank; other times: medians over the rounds of means over ranks and steps
         measured: shortest step at 4 MiB (110.00 ms), least exposed at 4 MiB (10.00 ms)
-        overhead = n o + s / (n w), n buckets, s bytes of gradients
+        cost of communication = n o + s / (n w), n buckets, s bytes of gradients
         o = 0.5000 ms per operation, w = 2.10 GB/s (R^2 = 1.00); least exposed at sqrt(s o w) = 8.00 MiB
         ");
     }

@@ -8,7 +8,7 @@ use super::best::{SideBySide, measured};
 use super::theory::Theory;
 use super::{BUCKETED, Buckets, PLAIN, Row};
 use crate::rank;
-use crate::step::{communication_columns, step_columns};
+use crate::step::{MEDIANS, RANGES, communication_columns, step_columns};
 use crate::studies::bucket_cost::size_words;
 use crate::studies::buckets;
 use crate::study::Setting;
@@ -56,16 +56,14 @@ pub fn text(
              per parameter during the backward pass ({}); bucketed: {BUCKETED}",
             PLAIN[0].1, PLAIN[1].1, PLAIN[2].1
         ),
-        "step: of the slowest rank, median over the rounds, with the least and the most of a round; communication: \
-         exposed communication in percent of the step; ops/step: operations, that of the loss included"
-            .to_owned(),
+        format!("{MEDIANS}; {RANGES}; ops/step: operations, that of the loss included"),
     ];
     lines.extend(same_buckets(rows));
     lines.push(rank::rule(setting.rounds));
     lines.extend(against_naive(rows));
     lines.extend(best_measured(rows));
     lines.push(
-        "overhead of a step = s / (w n) + n o, with n buckets, s bytes of gradients".to_owned(),
+        "cost of communication = s / (w n) + n o, with n buckets, s bytes of gradients".to_owned(),
     );
     lines.push(match theory {
         Theory::Found { op_ms, gb_per_s, source, best_buckets, best_mb } => format!(

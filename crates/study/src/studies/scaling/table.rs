@@ -6,7 +6,7 @@ use paceline_table::table::Columns;
 use super::Scaling;
 use super::fit::Fit;
 use super::speedup::{Mode, Row};
-use crate::step::{communication_columns, step_columns};
+use crate::step::{MEDIANS, communication_columns, step_columns};
 use crate::study::Setting;
 
 /// The table of `scaling`, and the lines below it.
@@ -23,8 +23,11 @@ pub fn text(scaling: &Scaling, setting: &Setting, width: Option<usize>) -> Strin
             "Amdahl",
         ),
     };
-    let mut text =
-        format!("{head}{}\n{}\n{legend}", setting.on_link(), scaling.table.fitted(width));
+    let mut text = format!(
+        "{head}{}\n{}\n{legend}\n{MEDIANS}",
+        setting.on_link(),
+        scaling.table.fitted(width)
+    );
     if scaling.rows.iter().any(|row| row.is_oversubscribed) {
         text += &format!(
             "\n* more ranks x threads than the {} here: left out of the fit",
@@ -105,6 +108,7 @@ mod tests {
         2           64    55.00      1,164      1.82          90.9       5.00        0.00       0.00        0.00      10.0
         4           64    32.50      1,969      3.08          76.9       7.50        0.00       0.00        0.00      10.0
         T_comm = T_N - T_1 / N; serial: the fraction f for which speed-up = 1 / (f + (1 - f) / N)
+        step: median over the rounds of the runs' median step, of the slowest rank; other times: medians over the rounds of means over ranks and steps
         Amdahl: serial fraction 10.00 %, from 2 numbers of ranks, residual 0.000 in speed-up
         Strong scaling to 4 ranks is 76.9 % efficient: a step takes 32.50 ms, 7.50 ms more than the ideal 25.00 ms. Computing limits it, because what each step costs at any batch size does not shrink, and ranks share memory bandwidth, caches and clock rate: computing takes 32.50 ms instead of 25.00 ms; 0.00 ms of communication are exposed, 0.00 ms of waiting, and 0.00 ms are hidden.
         ");
@@ -123,6 +127,7 @@ mod tests {
         2          128   105.00      1,219      1.90          95.2       5.00        1.25       8.50        0.00       9.5
         *4         256   220.00      1,164      1.82          45.5     120.00        0.00       0.00        0.00      72.7
         T_comm = T_N - T_1; serial: the fraction f for which speed-up = N - f (N - 1)
+        step: median over the rounds of the runs' median step, of the slowest rank; other times: medians over the rounds of means over ranks and steps
         * more ranks x threads than the 2 cores here: left out of the fit
         Gustafson: serial fraction 9.52 %, from one number of ranks, which any law fits
         Weak scaling to 2 ranks is 95.2 % efficient: a step takes 105.00 ms, 5.00 ms more than the ideal 100.00 ms. Nothing limits it here: computing takes 105.00 ms instead of 100.00 ms; 1.25 ms of communication are exposed, 0.00 ms of waiting, and 8.50 ms are hidden. 4 ranks (*) share 2 cores and are 45.5 % efficient, which says nothing about communication.

@@ -7,7 +7,7 @@ use paceline_table::table::{Column, Columns, Head};
 use super::Row;
 use super::memory::Memory;
 use crate::rank;
-use crate::step::{communication_columns, step_columns};
+use crate::step::{MEDIANS, RANGES, communication_columns, step_columns};
 use crate::study::Setting;
 
 /// A column of memory: its key, its label, its definition, and the bytes.
@@ -56,9 +56,7 @@ pub fn text(rows: &[Row], setting: &Setting, width: Option<usize>) -> String {
     let mut lines = vec![
         format!("{} parameters", thousands(setting.params)),
         times.fitted(width),
-        "step: of the slowest rank, median over the rounds, with the least and the most of a round; communication: \
-         exposed communication in percent of the step"
-            .to_owned(),
+        format!("{MEDIANS}; {RANGES}"),
         "\nMemory of the rank that has most, MB of 1e6 bytes".to_owned(),
         memory.fitted(width),
         "peak: the most at once during initialization, in the forward and the backward pass before the optimizer's step, \
