@@ -226,6 +226,7 @@ mod record;
 mod reduce;
 mod shared;
 mod slices;
+mod staging;
 mod tcp;
 mod warning;
 mod worker;

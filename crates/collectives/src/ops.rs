@@ -10,12 +10,20 @@
 use paceline_memory::{Access, Claim, DType, Device, Event, Tensor};
 
 use crate::call::{Blocks, Call, Region, fill};
+use crate::staging::Staged;
 use crate::worker::Claims;
 use crate::{CollectiveError, Group, OpKind, OpTimes, ReduceOp, Work};
 
 type Outcome = Result<OpTimes, CollectiveError>;
 type Submitted = Result<Work, CollectiveError>;
-type Prepared = Result<(Call, Claims), CollectiveError>;
+type Prepared = Result<(Call, Used), CollectiveError>;
+
+/// The memory of a call: of the host, or staged.
+#[derive(Debug, Default)]
+struct Used {
+    claims: Claims,
+    staged: Option<Staged>,
+}
 
 impl Group {
     /// Replaces `data` on every rank by the reduction of all ranks' data, as a tree over the ranks.
@@ -203,12 +211,12 @@ impl Group {
 
     /// Returns when every rank has arrived.
     pub fn barrier(&self) -> Outcome {
-        self.run((Call::new(OpKind::Barrier, DType::U8), [None, None]))
+        self.run((Call::new(OpKind::Barrier, DType::U8), Used::default()))
     }
 
     /// Like [`Group::barrier`], in the background: finished when every rank has arrived.
     pub fn barrier_async(&self) -> Submitted {
-        self.submit(|_| Ok((Call::new(OpKind::Barrier, DType::U8), [None, None])))
+        self.submit(|_| Ok((Call::new(OpKind::Barrier, DType::U8), Used::default())))
     }
 
     fn reduce_call(
@@ -296,13 +304,13 @@ impl Group {
             }
         };
         let blocks = Blocks { send: cut(data, counts)?, recv: cut(received, received_counts)? };
-        let (mut call, claims) =
+        let (mut call, used) =
             self.prepare(by, kind, Some(data), Some(received), ReduceOp::Sum, 0)?;
         if call.overlap().is_some() {
             return self.refuse(kind, "cannot work in place");
         }
         call.blocks = Some(Box::new(blocks));
-        Ok((call, claims))
+        Ok((call, used))
     }
 
     fn pair(
@@ -315,13 +323,13 @@ impl Group {
         let (to, from) = (send.map(|(_, to)| to), recv.map(|(_, from)| from));
         self.check_pair(kind, to, from)?;
         let (send, recv) = (send.map(|(data, _)| data), recv.map(|(data, _)| data));
-        let (mut call, claims) = self.prepare(by, kind, send, recv, ReduceOp::Sum, 0)?;
+        let (mut call, used) = self.prepare(by, kind, send, recv, ReduceOp::Sum, 0)?;
         if call.overlap().is_some() {
             return self.refuse(kind, "needs two tensors that lie apart");
         }
         call.root = to.or(from).unwrap_or(0);
         call.from = from.unwrap_or(0);
-        Ok((call, claims))
+        Ok((call, used))
     }
 
     pub(crate) fn check_pair(
@@ -347,8 +355,8 @@ impl Group {
         self.refuse(kind, format!("needs a result as long as the data, got {b} for {a} elements"))
     }
 
-    /// Claims the memory that a call needs for the host, or for the work of an event. If the two tensors overlap, one of them must lie within the
-    /// other, and one claim covers both.
+    /// Claims the memory that a call needs, for the host or for the work of an event, or stages it. If the two tensors
+    /// overlap, one of them must lie within the other, and one claim covers both.
     fn prepare(
         &self,
         by: Option<&Event>,
@@ -368,20 +376,29 @@ impl Group {
                 Device::Meta => {
                     return self.refuse(kind, "a tensor on the device meta has no contents");
                 }
-                Device::Sim => {
-                    return self.refuse(
-                        kind,
-                        "a tensor on the device sim must be copied to the host first",
-                    );
-                }
+                Device::Sim => {}
             }
         }
-        let claim = |tensor: &Tensor, access: Access| match by {
-            Some(event) => tensor.queue(access, kind.name(), event),
-            None => tensor.claim(access, kind.name()),
+        let mut used = Used::default();
+        // `contents` says whether the operation reads the tensor, and whether it writes to it.
+        let mut region = |place: usize, tensor: &Tensor, contents: (bool, bool)| {
+            if let Some(home) = tensor.buffer().allocator().home() {
+                let staged = used.staged.get_or_insert_default();
+                let host = self.staging(home)?.stage(tensor, contents, staged)?;
+                // Only the copies use this memory besides, and they are ordered around the operation.
+                let base = host.buffer().claim(0..0, Access::Read, kind.name())?.base().as_ptr();
+                return Ok(Region { base, len_bytes: host.num_bytes(), is_claimed: true });
+            }
+            let access = if contents.1 { Access::Write } else { Access::Read };
+            let claim = match by {
+                Some(event) => tensor.queue(access, kind.name(), event)?,
+                None => tensor.claim(access, kind.name())?,
+            };
+            let region = claimed_region(&claim);
+            used.claims[place] = Some(claim);
+            Ok::<_, CollectiveError>(region)
         };
         let mut call = Call { op, root, ..Call::new(kind, dtype) };
-        let mut claims = [None, None];
         if let (Some(send), Some(recv)) = (send, recv) {
             if send.dtype() != recv.dtype() {
                 let reason = format!("got both {} and {}", send.dtype(), recv.dtype());
@@ -396,26 +413,21 @@ impl Group {
                 if inner.start < whole.start || whole.end < inner.end {
                     return self.refuse(kind, "got two tensors that overlap in part");
                 }
-                let claimed = claim(outer, Access::Write)?;
-                let region = claimed_region(&claimed);
+                let region = region(0, outer, (true, true))?;
                 let part = |range: &std::ops::Range<usize>| {
                     region.part(range.start - whole.start..range.end - whole.start)
                 };
                 (call.send, call.recv) = (part(&a), part(&b));
-                return Ok((call, [Some(claimed), None]));
+                return Ok((call, used));
             }
         }
         if let Some(send) = send {
-            let claimed = claim(send, Access::Read)?;
-            call.send = claimed_region(&claimed);
-            claims[0] = Some(claimed);
+            call.send = region(0, send, (true, false))?;
         }
         if let Some(recv) = recv {
-            let claimed = claim(recv, Access::Write)?;
-            call.recv = claimed_region(&claimed);
-            claims[1] = Some(claimed);
+            call.recv = region(1, recv, (false, true))?;
         }
-        Ok((call, claims))
+        Ok((call, used))
     }
 
     pub(crate) fn refuse<T>(
@@ -426,12 +438,24 @@ impl Group {
         Err(CollectiveError::Buffers { rank: self.rank(), op: kind.name(), reason: reason.into() })
     }
 
-    fn run(&self, (call, claims): (Call, Claims)) -> Outcome {
-        self.worker().run(call, claims)
+    fn run(&self, (call, used): (Call, Used)) -> Outcome {
+        match used.staged {
+            None => self.worker().run(call, used.claims),
+            Some(_) => self.submit(|_| Ok((call, used)))?.wait(),
+        }
     }
 
     fn submit(&self, prepare: impl FnOnce(Option<&Event>) -> Prepared) -> Submitted {
-        self.worker().submit(|event| Ok(prepare(Some(event))?.0))
+        let mut staged = None;
+        let work = self.worker().submit(|event| {
+            let (call, used) = prepare(Some(event))?;
+            let on_host = used.staged.as_ref().map_or_else(Vec::new, |of| of.on_host.clone());
+            staged = used.staged;
+            Ok((call, on_host))
+        })?;
+        let Some(staged) = staged else { return Ok(work) };
+        let copied_back = self.copy_back(&staged, work.event())?;
+        Ok(work.until(copied_back))
     }
 }
 

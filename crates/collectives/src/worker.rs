@@ -17,6 +17,7 @@ use crate::call::Call;
 use crate::context::WaitPolicy;
 use crate::core::Core;
 use crate::record::{OpTimes, Submitted};
+use crate::staging::OnHost;
 
 use crate::{CollectiveError, GroupOptions};
 
@@ -27,6 +28,8 @@ use crate::{CollectiveError, GroupOptions};
 pub struct Work {
     outcome: Arc<OnceLock<Outcome>>,
     event: Event,
+    /// The copy of the result to an accelerator.
+    copied_back: Option<Event>,
 }
 
 type Outcome = Result<OpTimes, CollectiveError>;
@@ -38,17 +41,25 @@ impl Work {
     /// Blocks until the operation is finished. Returns its times, or its error.
     pub fn wait(self) -> Result<OpTimes, CollectiveError> {
         self.event.wait();
+        if let Some(event) = &self.copied_back {
+            event.wait();
+        }
         self.outcome.get().expect("the outcome is known before the event has come").clone()
     }
 
     /// Whether [`Work::wait`] would return at once.
     pub fn is_finished(&self) -> bool {
-        self.event.state() != EventState::Pending
+        self.event().state() != EventState::Pending
+    }
+
+    /// The same work, which ends when its result has been copied back.
+    pub(crate) fn until(self, copied_back: Event) -> Self {
+        Self { copied_back: Some(copied_back), ..self }
     }
 
     /// The event of the operation's end.
     pub fn event(&self) -> &Event {
-        &self.event
+        self.copied_back.as_ref().unwrap_or(&self.event)
     }
 }
 
@@ -63,7 +74,7 @@ impl Promise {
     /// A promise, and the work of which it is.
     fn new(event: Event, signal: Signal) -> (Self, Work) {
         let outcome = Arc::new(OnceLock::new());
-        (Self { outcome: outcome.clone(), signal }, Work { outcome, event })
+        (Self { outcome: outcome.clone(), signal }, Work { outcome, event, copied_back: None })
     }
 
     /// Ends the work. If the operation failed, its memory is fenced for good.
@@ -83,6 +94,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[derive(Debug)]
 struct Job {
+    /// Memory that stands for that of an accelerator.
+    on_host: Vec<OnHost>,
     call: Call,
     submitted: Submitted,
     promise: Promise,
@@ -149,7 +162,7 @@ impl Worker {
             if state.busy || !state.jobs.is_empty() {
                 drop(state);
                 // The host's claims are held until the operation is done.
-                let outcome = self.submit(|_| Ok(call))?.wait();
+                let outcome = self.submit(|_| Ok((call, Vec::new())))?.wait();
                 if outcome.is_err() {
                     std::mem::forget(claims);
                 }
@@ -168,15 +181,15 @@ impl Worker {
         outcome
     }
 
-    /// Queues the call that `prepare` makes for the event of its end.
+    /// Queues the call that `prepare` makes for the event of its end, with the memory that stands for that of an accelerator.
     pub(crate) fn submit(
         &self,
-        prepare: impl FnOnce(&Event) -> Result<Call, CollectiveError>,
+        prepare: impl FnOnce(&Event) -> Result<(Call, Vec<OnHost>), CollectiveError>,
     ) -> Result<Work, CollectiveError> {
         let stream = lock(&self.stream);
         let (event, signal) = stream.submit();
-        let call = match prepare(&event) {
-            Ok(call) => call,
+        let (call, on_host) = match prepare(&event) {
+            Ok(prepared) => prepared,
             Err(refused) => {
                 signal.withdraw();
                 return Err(refused);
@@ -189,7 +202,7 @@ impl Worker {
             promise.keep(Err(error));
             return Ok(work);
         }
-        let job = Job { call, submitted: self.shared.core.submitted(), promise };
+        let job = Job { on_host, call, submitted: self.shared.core.submitted(), promise };
         lock(&self.shared.state).jobs.push_back(job);
         self.shared.changed.notify_all();
         Ok(work)
@@ -232,6 +245,9 @@ impl Queue {
                 }
             };
             let turn = Turn(self);
+            for of in &job.on_host {
+                of.arrived.block();
+            }
             let outcome = self.core.execute(&job.call, job.submitted, policy);
             job.promise.keep(outcome);
             // Only now may a later operation run, on this thread or another, so that no operation is seen as
@@ -267,8 +283,11 @@ mod tests {
         // The public methods check ranks, so they never make such a call. The rank has no mailbox, so the
         // operation panics.
         let broken = Call { root: MAX_RANKS, ..Call::new(OpKind::Recv, DType::F32) };
-        let panics = first.worker().submit(|_| Ok(broken)).unwrap();
-        let follows = first.worker().submit(|_| Ok(Call::new(OpKind::Barrier, DType::U8))).unwrap();
+        let panics = first.worker().submit(|_| Ok((broken, Vec::new()))).unwrap();
+        let follows = first
+            .worker()
+            .submit(|_| Ok((Call::new(OpKind::Barrier, DType::U8), Vec::new())))
+            .unwrap();
         let error = panics.wait().unwrap_err();
         assert!(matches!(error, CollectiveError::Panicked { rank: 0, seq: 0, .. }), "{error}");
         assert!(error.to_string().contains("out of bounds"), "{error}");

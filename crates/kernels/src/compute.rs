@@ -29,6 +29,8 @@ pub struct Compute {
     pub(crate) processor: Arc<Processor>,
     /// Where scratch memory comes from.
     pub allocator: Allocator,
+    /// Memory of the host, for numbers that the host reads or writes; that of `allocator` on the processor.
+    pub host: Allocator,
     /// The track on which kernels are recorded.
     track: Option<Arc<Track>>,
     /// Whether a kernel is being timed. Kernels that it calls count as part of it.
@@ -54,6 +56,7 @@ impl Compute {
                 has_bf16_dots: simd::prefers_bf16_dots(),
                 threads,
             }),
+            host: if allocator.home().is_some() { Allocator::pinned() } else { allocator.clone() },
             allocator,
             track: None,
             is_timing: AtomicBool::new(false),

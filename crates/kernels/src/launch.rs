@@ -76,6 +76,10 @@ pub trait Operands {
     #[doc(hidden)]
     fn hold(self, to: &Holding<'_>) -> Result<Self::Held>;
 
+    /// Moves what keeps the memory in place out of what is held.
+    #[doc(hidden)]
+    fn release(held: &mut Self::Held, claims: &mut Vec<Claim>);
+
     /// The slices of what is held.
     ///
     /// # Safety
@@ -106,8 +110,7 @@ impl Holding<'_> {
             Some(event) => tensor.queue(access, self.op, event)?,
         };
         let (base, len) = (claim.base().cast(), claim.len_bytes() / size_of::<T>());
-        // Memory of a device may be freed while work that uses it is queued: it goes back to the stream, behind the work.
-        Ok(Held { base, len, claim: self.queued.is_none().then_some(claim) })
+        Ok(Held { base, len, claim: Some(claim) })
     }
 }
 
@@ -117,8 +120,8 @@ impl Holding<'_> {
 pub struct Held<T> {
     base: NonNull<T>,
     len: usize,
-    /// Keeps the memory of an operation that runs at once.
-    #[expect(dead_code, reason = "held until the operation is done")]
+    /// Keeps the memory: until the operation is done, or until it is in its stream. Memory of a device may be freed while
+    /// work that uses it is queued, because it goes back to the stream, behind the work.
     claim: Option<Claim>,
 }
 
@@ -258,6 +261,10 @@ impl<'t, T: Element> Operands for Read<'t, T> {
         self.0.hold(to, Access::Read)
     }
 
+    fn release(held: &mut Held<T>, claims: &mut Vec<Claim>) {
+        claims.extend(held.claim.take());
+    }
+
     unsafe fn views(held: &mut Held<T>) -> &[T] {
         // SAFETY: the caller's.
         unsafe { held.elems() }
@@ -274,6 +281,10 @@ impl<'t, T: Element> Operands for Write<'t, T> {
 
     fn hold(self, to: &Holding<'_>) -> Result<Held<T>> {
         self.stated.hold(to, Access::Write)
+    }
+
+    fn release(held: &mut Held<T>, claims: &mut Vec<Claim>) {
+        claims.extend(held.claim.take());
     }
 
     unsafe fn views(held: &mut Held<T>) -> &mut [T] {
@@ -297,6 +308,10 @@ impl<T: Element> Operands for Scratch<T> {
         to.claim(&tensor, Access::Write)
     }
 
+    fn release(held: &mut Held<T>, claims: &mut Vec<Claim>) {
+        claims.extend(held.claim.take());
+    }
+
     unsafe fn views(held: &mut Held<T>) -> &mut [T] {
         // SAFETY: the caller's, and `hold` has claimed the range for writing.
         unsafe { held.elems_mut() }
@@ -311,6 +326,12 @@ impl<A: Operands> Operands for Option<A> {
 
     fn hold(self, to: &Holding<'_>) -> Result<Self::Held> {
         self.map(|operand| operand.hold(to)).transpose()
+    }
+
+    fn release(held: &mut Self::Held, claims: &mut Vec<Claim>) {
+        if let Some(held) = held {
+            A::release(held, claims);
+        }
     }
 
     unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
@@ -345,6 +366,13 @@ impl<A: Operands, B: Operands> Operands for Either<A, B> {
         })
     }
 
+    fn release(held: &mut Self::Held, claims: &mut Vec<Claim>) {
+        match held {
+            Either::A(held) => A::release(held, claims),
+            Either::B(held) => B::release(held, claims),
+        }
+    }
+
     unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
         match held {
             // SAFETY: the caller's.
@@ -370,6 +398,10 @@ macro_rules! operands_in_tuples {
 
             fn hold(self, to: &Holding<'_>) -> Result<Self::Held> {
                 Ok(($(self.$at.hold(to)?,)+))
+            }
+
+            fn release(held: &mut Self::Held, claims: &mut Vec<Claim>) {
+                $($A::release(&mut held.$at, claims);)+
             }
 
             unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
@@ -446,8 +478,10 @@ impl Compute {
             Device::Sim => {
                 let stream = self.allocator.home().expect("memory of a device has a stream");
                 let processor = self.processor.clone();
+                let mut claims = Vec::new();
                 stream.launch(|event| {
                     let mut held = operands.hold(&Holding { queued: Some(event), ..at_once })?;
+                    O::release(&mut held, &mut claims);
                     let body: Body = Box::new(move || {
                         // SAFETY: this thread runs the work of the emulated device, whose memory it can reach.
                         body(&processor, unsafe { O::views(&mut held) }).map_err(|e| e.to_string())

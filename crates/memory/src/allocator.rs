@@ -99,7 +99,7 @@ impl Drop for Pool {
         if let Some(home) = &self.home {
             home.drain();
             self.parked().iter().flat_map(|(_, events)| events).for_each(|event| {
-                event.wait_unseen();
+                event.block();
             });
         }
     }

@@ -99,13 +99,14 @@ impl Event {
     /// Blocks until the work is complete or has failed, and returns which of the two. If it is complete, everything that
     /// comes now is ordered behind it.
     pub fn wait(&self) -> EventState {
-        let state = self.wait_unseen();
+        let state = self.block();
         self.observe(state);
         state
     }
 
-    /// Blocks until the work is complete or has failed, and orders nothing behind it: for those who run work.
-    pub(crate) fn wait_unseen(&self) -> EventState {
+    /// Blocks until the work is complete or has failed, and returns which of the two. Orders nothing behind it: this is for
+    /// threads that run work, whose own stream says what comes behind what.
+    pub fn block(&self) -> EventState {
         let Some(flag) = &self.0 else { return EventState::Complete };
         if let (Some(sim), EventState::Pending) = (&flag.late, self.peek()) {
             sim.run_before(self);

@@ -90,7 +90,8 @@ impl Squares {
 
     /// Reads the sums.
     pub fn read(&self) -> Result<RowTree> {
-        let sums = self.nodes.read::<f64>()?;
+        let nodes = self.nodes.to_host()?;
+        let sums = nodes.read::<f64>()?;
         let mut tree = RowTree::default();
         for ((level, index), sum) in
             largest_nodes(self.rows.clone()).zip(sums.as_chunks::<ROW_ELEMS>().0)

@@ -41,7 +41,7 @@ impl Late {
             let mut foreign = foreign.filter(|event| !is_ours(event) && is_pending(event));
             if let Some(event) = foreign.next().cloned() {
                 drop(state);
-                event.wait_unseen();
+                event.block();
                 continue;
             }
             state.run(sim, wanted);

@@ -21,10 +21,11 @@ mod late;
 mod timed;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 use std::time::Duration;
 
-use crate::event::Event;
+use crate::event::{Event, EventState};
 use crate::stream::Stream;
 use crate::{Access, Device, MemoryError, Tensor};
 use late::Late;
@@ -86,6 +87,8 @@ struct Queue {
     sim: Sim,
     stream: Stream,
     state: Mutex<QueueState>,
+    /// When another thread may put work into the stream.
+    is_free: Condvar,
     /// Runs the work in the timed mode.
     thread: Option<Thread>,
 }
@@ -96,6 +99,10 @@ struct QueueState {
     waits: Vec<Event>,
     /// The last work.
     last: Option<Event>,
+    /// The thread that is preparing work, whose place in the stream is taken already.
+    preparing: Option<ThreadId>,
+    /// Memory that was freed meanwhile, to be overwritten behind that work.
+    freed: Vec<(Address, usize)>,
 }
 
 /// What work does. An error is told to whoever synchronizes next.
@@ -141,8 +148,8 @@ impl Sim {
             Some(_) => None,
             None => Some(Thread::start(name, self.clone()).map_err(MemoryError::NoThread)?),
         };
-        let state = Mutex::default();
-        Ok(SimStream(Arc::new(Queue { sim: self.clone(), stream, state, thread })))
+        let (sim, state, is_free) = (self.clone(), Mutex::default(), Condvar::new());
+        Ok(SimStream(Arc::new(Queue { sim, stream, state, is_free, thread })))
     }
 
     /// Errors with what the first work that failed has said.
@@ -155,7 +162,9 @@ impl Sim {
 
     /// Runs the body of a task, unless earlier work has failed.
     fn run(&self, task: Task) {
-        if lock(&self.0.failure).is_some() {
+        // What waits for failed work, such as a collective that has lost a peer, is not done either.
+        let has_failed = |event: &Event| event.peek() == EventState::Failed;
+        if lock(&self.0.failure).is_some() || task.waits.iter().any(has_failed) {
             return task.signal.fail();
         }
         let started = std::time::Instant::now();
@@ -258,6 +267,20 @@ impl SimStream {
         Ok(event)
     }
 
+    /// Sets all bytes of a tensor of this device.
+    pub fn fill(&self, tensor: &Tensor, value: u8) -> Result<Event, MemoryError> {
+        self.launch(|event| {
+            let claim = tensor.queue(Access::Write, "fill", event)?;
+            let (address, len) = (Address::of(&claim), tensor.num_bytes());
+            let body: Body = Box::new(move || {
+                // SAFETY: the range has this length, and is queued for this work.
+                unsafe { address.pointer().write_bytes(value, len) };
+                Ok(())
+            });
+            Ok(body)
+        })
+    }
+
     /// Blocks until all work of this stream is done, and all that it waits for.
     pub(crate) fn drain(&self) {
         let (last, waits) = {
@@ -265,7 +288,7 @@ impl SimStream {
             (state.last.clone(), state.waits.clone())
         };
         for event in last.iter().chain(&waits) {
-            event.wait_unseen();
+            event.block();
         }
     }
 
@@ -283,26 +306,40 @@ impl SimStream {
         self.0.sim.check()?;
         let started = std::time::Instant::now();
         let mut state = lock(&self.0.state);
+        while state.preparing.is_some() {
+            state = self.0.is_free.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.preparing = Some(std::thread::current().id());
         let late = self.0.sim.0.spec.late.is_some().then(|| self.0.sim.clone());
         let (event, signal) = self.0.stream.submit_on(late);
-        let body = match prepare(&event) {
-            Ok(body) => body,
+        drop(state);
+        let prepared = prepare(&event);
+        let mut state = lock(&self.0.state);
+        state.preparing = None;
+        let outcome = match prepared {
+            Ok(body) => {
+                let before = state.last.replace(event.clone());
+                let waits = std::mem::take(&mut state.waits);
+                let task = Task { waits, before, copy, body, event: event.clone(), signal };
+                match &self.0.thread {
+                    Some(thread) => thread.push(task),
+                    None => self.0.sim.0.late.push(task),
+                }
+                Ok(event)
+            }
             Err(refused) => {
                 signal.withdraw();
-                return Err(refused);
+                Err(refused)
             }
         };
-        let before = state.last.replace(event.clone());
-        let waits = std::mem::take(&mut state.waits);
-        let task = Task { waits, before, copy, body, event: event.clone(), signal };
-        match &self.0.thread {
-            Some(thread) => {
-                thread.push(task);
-                timed::spin_until(started + self.0.sim.0.spec.launch);
-            }
-            None => self.0.sim.0.late.push(task),
+        let freed = std::mem::take(&mut state.freed);
+        drop(state);
+        self.0.is_free.notify_one();
+        freed.into_iter().for_each(|(address, len_bytes)| self.poison(address.0, len_bytes));
+        if self.0.thread.is_some() {
+            timed::spin_until(started + self.0.sim.0.spec.launch);
         }
-        Ok(event)
+        outcome
     }
 
     /// In the late mode, overwrites memory that has been freed, behind all work of this stream so far.
@@ -311,6 +348,11 @@ impl SimStream {
             return;
         }
         let address = Address(base);
+        let mut state = lock(&self.0.state);
+        if state.preparing == Some(std::thread::current().id()) {
+            return state.freed.push((address, len_bytes));
+        }
+        drop(state);
         let body: Body = Box::new(move || {
             // SAFETY: the allocator gives the block to no other stream before this work is done, and the work of this stream
             // that uses the block again comes behind.

@@ -23,7 +23,7 @@ impl Thread {
             for task in queue {
                 // Waiting here orders nothing for the host.
                 for event in &task.waits {
-                    event.wait_unseen();
+                    event.block();
                 }
                 sim.run(task);
             }
