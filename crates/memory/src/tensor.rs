@@ -200,15 +200,17 @@ impl Tensor {
     }
 
     /// Overwrites all elements with what the host computes: `fill` gets elements with unspecified values. They are copied
-    /// to an accelerator as work of the stream of its memory. Errors if the tensor has another type, or while it is in use.
-    pub fn overwrite<T: Element>(&self, fill: impl FnOnce(&mut [T])) -> Result<(), MemoryError> {
-        let Some(stream) = self.home() else {
-            fill(&mut self.write()?);
-            return Ok(());
-        };
+    /// to an accelerator as work of the stream of its memory. Returns what `fill` returns. Errors if the tensor has another
+    /// type, or while it is in use.
+    pub fn overwrite<T: Element, R>(
+        &self,
+        fill: impl FnOnce(&mut [T]) -> R,
+    ) -> Result<R, MemoryError> {
+        let Some(stream) = self.home() else { return Ok(fill(&mut self.write()?)) };
         let host = Allocator::pinned().tensor(self.dtype, self.shape, Category::Data)?;
-        fill(&mut host.write()?);
-        stream.copy(&host, self).map(drop)
+        let filled = fill(&mut host.write()?);
+        stream.copy(&host, self)?;
+        Ok(filled)
     }
 
     /// The stream of the accelerator's memory in which the tensor lies.

@@ -79,10 +79,10 @@ impl Storage {
                 let elems = range.start - param.start..range.end - param.start;
                 let values = self.layout.initial_values(ParamId(at), seed, elems);
                 match part.dtype() {
-                    DType::F64 => part.overwrite::<f64>(|part| {
+                    DType::F64 => part.overwrite::<f64, _>(|part| {
                         part.iter_mut().zip(values).for_each(|(x, v)| *x = v);
                     })?,
-                    _ => part.overwrite::<f32>(|part| {
+                    _ => part.overwrite::<f32, _>(|part| {
                         part.iter_mut().zip(values).for_each(|(x, v)| *x = v as f32);
                     })?,
                 }
@@ -91,8 +91,8 @@ impl Storage {
         for (at, buffer) in self.layout.buffers().iter().enumerate() {
             let to = self.buffer(BufferId(at))?;
             match to.dtype() {
-                DType::F64 => to.overwrite::<f64>(|to| to.fill(buffer.init))?,
-                _ => to.overwrite::<f32>(|to| to.fill(buffer.init as f32))?,
+                DType::F64 => to.overwrite::<f64, _>(|to| to.fill(buffer.init))?,
+                _ => to.overwrite::<f32, _>(|to| to.fill(buffer.init as f32))?,
             }
         }
         Ok(())

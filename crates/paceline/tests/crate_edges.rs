@@ -60,6 +60,7 @@ fn allowed(name: &str) -> &'static [&'static str] {
             "files",
             "host",
             "launch",
+            "memory",
             "model",
             "rendezvous",
             "strategies",

@@ -14,6 +14,7 @@ use paceline_launch::environment::Placement;
 use paceline_model::{Model, ModelError};
 use paceline_settings::config::TrainConfig;
 use paceline_settings::flags::{Comparison, RunFlags, Several};
+use paceline_settings::named::{Device, TransportName};
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_settings::profile::{self, ProfileConfig};
@@ -240,6 +241,15 @@ pub fn resolve_unchecked(
     config.schedule.check(config.lr_steps())?;
     let (total, choice) = (config.total_steps(), config.strategy.name());
     config.profile = profile::resolve(&flags.profile, choice, total, &mut config.warnings)?;
+    if let Device::Sim(_) = config.device {
+        let refused = |what| usage(format!("--device sim: {what}"));
+        if config.profile.is_some() {
+            return refused("traces do not show its streams yet; leave --profile out");
+        }
+        if config.transport == TransportName::Mpi {
+            return refused("--transport mpi does not reach its memory; pass shm or tcp");
+        }
+    }
     let evaluates = config.evaluate || config.eval_every.is_some();
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
     Ok((config, OpenData { train: dataset, test }, built))

@@ -87,7 +87,7 @@ fn the_host_cannot_reach_the_memory_of_the_device() {
             "a tensor on the device sim cannot be read or written by the host; copy it to the host first"
         );
         assert!(there.write::<f32>().is_err());
-        there.overwrite::<f32>(|x| x.fill(3.0)).unwrap();
+        there.overwrite::<f32, _>(|x| x.fill(3.0)).unwrap();
         assert_eq!(values(&there.to_host().unwrap()), [3.0; 4]);
         there.fill_zero().unwrap();
         let other = tensor(there.buffer().allocator());

@@ -52,8 +52,9 @@ pub struct RunFlags {
     /// How the ranks reach each other; with --nnodes, hybrid by default, or tcp if each host has one rank
     #[arg(long, alias = "backend", value_enum, default_value_t = TransportName::Shm, help_heading = "Ranks")]
     pub transport: TransportName,
-    /// Where to compute
-    #[arg(long, value_parser = DeviceParser, default_value = "cpu", help_heading = "Ranks")]
+    /// Where to compute: cpu, or sim, an accelerator emulated on the processor (sim:copy=16gbit,10us,launch=5us states its
+    /// copies and launches; sim:late,seed=7 runs its work as late as possible, to find waits that are missing)
+    #[arg(long, value_name = "DEVICE", value_parser = DeviceParser, default_value = "cpu", help_heading = "Ranks")]
     pub device: Device,
     /// Element type in which products are computed and activations are kept
     #[arg(long, value_enum, default_value_t = PrecisionName::F32, help_heading = "Ranks")]
