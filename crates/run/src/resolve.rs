@@ -13,8 +13,9 @@ use paceline_failure::{Failure, Result};
 use paceline_launch::environment::Placement;
 use paceline_model::{Model, ModelError};
 use paceline_settings::config::TrainConfig;
+use paceline_settings::device::Device;
 use paceline_settings::flags::{Comparison, RunFlags, Several};
-use paceline_settings::named::{Device, TransportName};
+use paceline_settings::named::TransportName;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_settings::profile::{self, ProfileConfig};
@@ -249,6 +250,11 @@ pub fn resolve_unchecked(
         if config.transport == TransportName::Mpi {
             return refused("--transport mpi does not reach its memory; pass shm or tcp");
         }
+        config.warnings.push(
+            "--device sim: the parts of a step are the host's times, of launching work and of waiting for it; the device is \
+             emulated, so no time of it is that of a card"
+                .into(),
+        );
     }
     let evaluates = config.evaluate || config.eval_every.is_some();
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;

@@ -19,7 +19,7 @@ use paceline_observe::record::memory;
 use paceline_observe::views;
 use paceline_observe::views::profiler::Profiler;
 use paceline_settings::config::TrainConfig;
-use paceline_settings::named::Device;
+use paceline_settings::device::Device;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_strategies::Replica;
@@ -69,7 +69,8 @@ pub(crate) fn agree<'a>(
     make_folder: impl FnOnce() -> Result<Option<PathBuf>>,
     host: &Host,
 ) -> Result<Agreed<'a>> {
-    let placements = agreement::check(&world, local_rank, &Settings::of_run(config, data))?;
+    let placements =
+        agreement::check(&world, local_rank, config.device, &Settings::of_run(config, data))?;
     let folder = together(&world, "make the run folder", SAVE_LIMIT, || match world.rank() {
         0 => make_folder(),
         _ => Ok(None),

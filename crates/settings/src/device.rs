@@ -43,7 +43,7 @@ impl Serialize for Device {
 }
 
 /// The form of the settings, for errors.
-const FORM: &str = "pass sim, sim:copy=16gbit,10us,launch=5us or sim:late,seed=7";
+const FORM: &str = "sim, sim:copy=16gbit,10us,launch=5us or sim:late,seed=7";
 
 impl FromStr for Device {
     type Err = String;
@@ -54,7 +54,7 @@ impl FromStr for Device {
             ("cpu", "") => Ok(Device::Cpu),
             ("sim", settings) => sim(settings).map(Device::Sim),
             _ => Err(format!(
-                "there is no device of this name; pass cpu, or an emulated accelerator: {FORM}"
+                "there is no device of this name; pass cpu, or for an emulated one {FORM}"
             )),
         }
     }
@@ -68,14 +68,15 @@ fn sim(settings: &str) -> Result<SimSpec, String> {
         match part.split_once('=') {
             None if part == "late" => is_late = true,
             Some(("seed", value)) => {
-                let number = value.parse().map_err(|_| format!("{value} is no seed; {FORM}"))?;
+                let number =
+                    value.parse().map_err(|_| format!("{value} is no seed; pass {FORM}"))?;
                 seed = Some(number);
             }
             Some(("copy", bandwidth)) => {
                 let latency = parts.next().unwrap_or_default();
                 let link: Link = format!("{bandwidth},{latency}").parse().map_err(|_| {
                     format!(
-                        "copy={bandwidth},{latency}: copies have a bandwidth and a latency; {FORM}"
+                        "copy={bandwidth},{latency}: copies have a bandwidth and a latency; pass {FORM}"
                     )
                 })?;
                 spec.copy_bytes_per_s = link.bytes_per_s;
@@ -85,11 +86,13 @@ fn sim(settings: &str) -> Result<SimSpec, String> {
             Some(("launch", value)) => {
                 let seconds = parse_seconds(value);
                 let seconds =
-                    seconds.ok_or_else(|| format!("launch={value} is no time; {FORM}"))?;
+                    seconds.ok_or_else(|| format!("launch={value} is no time; pass {FORM}"))?;
                 spec.launch = time(seconds, value)?;
                 is_timed = true;
             }
-            _ => return Err(format!("{part} is no setting of an emulated accelerator; {FORM}")),
+            _ => {
+                return Err(format!("{part} is no setting of an emulated accelerator; pass {FORM}"));
+            }
         }
     }
     match (is_late, seed) {

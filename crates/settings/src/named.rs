@@ -9,8 +9,6 @@ use paceline_model::Precision;
 use paceline_strategies::AccumulationOrder;
 use serde::Serialize;
 
-pub use crate::device::{Device, DeviceParser};
-
 /// In which element type products are computed. Parameters, their gradients and the optimizer's state are f32 in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]

@@ -12,6 +12,7 @@ use paceline_collectives::{Algorithm, Link, OpKind, Transport};
 use paceline_host::text::ms;
 use paceline_model::Layout;
 use paceline_settings::config::TrainConfig;
+use paceline_settings::device::Device;
 use paceline_strategies::Alternating;
 use paceline_table::stats::nearest_rank;
 use serde::Serialize;
@@ -115,8 +116,8 @@ impl<'a> Facts<'a> {
         let strategy = &config.strategy;
         let anatomy = Anatomy::new(&steps, reports, layout, &strategy.bucket_units(layout));
         let (observed, gathers) = observed(reports);
-        let told = match strategy.sync_blocks {
-            None => advice(Situation {
+        let told = match (strategy.sync_blocks, config.device) {
+            (None, Device::Cpu) => advice(Situation {
                 strategy: strategy.name(),
                 kind: strategy.settings().advice(),
                 caps: strategy.caps_for_ddp(),
@@ -129,7 +130,8 @@ impl<'a> Facts<'a> {
                     .map(|link| on_link(link, config.comm.algorithm, config.world_size)),
                 conversion: &|| conversion(layout, config.threads),
             }),
-            Some(_) => None,
+            // On an accelerator the host's times say when work was launched, and not when it ran.
+            _ => None,
         };
         let (advice, advised) = told.map(|told| (told.text, told.account)).unzip();
         let sync_cost = strategy.sync_blocks.and_then(|block| SyncCost::new(&steps, block));

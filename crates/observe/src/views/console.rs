@@ -210,7 +210,7 @@ impl Listener for Console<'_> {
         match event {
             Event::Placed { group, placements } => {
                 self.say(head::title(self.config, group));
-                head::places(placements, self.config.verbose)
+                head::places(placements, self.config.device, self.config.verbose)
                     .iter()
                     .for_each(|line| self.say(line));
             }

@@ -16,7 +16,8 @@ use paceline_choices::optimizers::OPTIMIZERS;
 use paceline_choices::registry::{self, flags_of};
 use paceline_choices::strategies::STRATEGIES;
 
-use super::named::{AccumulationName, Course, Device, DeviceParser, PrecisionName, TransportName};
+use super::device::{Device, DeviceParser};
+use super::named::{AccumulationName, Course, PrecisionName, TransportName};
 
 pub use compare::{CompareFlags, Comparison, Several};
 pub use paceline_launch::CommArgs;
