@@ -52,7 +52,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let lens = others.flat_map(|cpu| {
                 [false, true].map(|is_c_bf16| matmul::scratch_len(cpu, m, n, k, is_c_bf16))
             });
-            let mut packed = vec![0.0; lens.max().unwrap_or(0)];
+            let len = [lens.max().unwrap_or(0)];
+            let packed = compute.allocator.tensor(DType::F32, len, Category::Workspace)?;
+            let mut packed = packed.write::<f32>()?;
             let mut best = [f64::INFINITY; 5];
             let start = Instant::now();
             while start.elapsed().as_secs_f64() < SECONDS {

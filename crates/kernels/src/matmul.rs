@@ -281,7 +281,8 @@ impl<'a> Destination<'a> {
 
 /// `c = a * b`, or `c += a * b` if `accumulate`, with `a` and `b` rounded to bf16 (to nearest, ties to even; NaN stays
 /// NaN), and products and sums in f32. Bias and activation of `c` follow, then one rounding if `c` is bf16. `scratch` has
-/// [`scratch_len`] elements. Panics if the sizes do not agree.
+/// [`scratch_len`] elements, and begins at a multiple of 64 bytes, as memory of an allocator does. Panics if the sizes do not
+/// agree, or if the scratch memory begins elsewhere.
 ///
 /// The order of the sum of an element depends on the length of the sum only, so a row of `c` has the same bits whatever
 /// the other rows are, and for any number of threads. An f32 `c` is the first addend of its sum, a bf16 `c` the last.
@@ -298,6 +299,7 @@ pub fn product<'a>(
     let ((m, k), (b_rows, n)) = (a.dims(), b.dims());
     assert_eq!(k, b_rows, "inner dimensions");
     assert_eq!((c.rows, c.columns), (m, n), "size of the product");
+    assert!(scratch.as_ptr().addr().is_multiple_of(64), "scratch memory begins on a cache line");
     let elems = match c.elems {
         Elements::F32(elems) => Elems::F32(elems.as_mut_ptr()),
         Elements::Bf16(elems) => Elems::Bf16(elems.as_mut_ptr()),

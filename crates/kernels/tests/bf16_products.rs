@@ -8,7 +8,7 @@ use half::bf16;
 use paceline_kernels::linear::Activation;
 use paceline_kernels::matmul::{self, Destination, Matrix, Operand};
 use paceline_kernels::{Compute, SimdLevel};
-use paceline_memory::Allocator;
+use paceline_memory::{Allocator, Category, DType};
 
 fn halves(x: &[f32]) -> Vec<bf16> {
     x.iter().copied().map(bf16::from_f32).collect()
@@ -124,7 +124,10 @@ fn product<'a>(
 ) {
     let cpu = compute.processor();
     let len = [false, true].map(|is_c_bf16| matmul::scratch_len(cpu, m, n, k, is_c_bf16));
-    let mut scratch = vec![f32::NAN; len[0].max(len[1])];
+    let len = [len[0].max(len[1])];
+    let scratch = compute.allocator.tensor(DType::F32, len, Category::Workspace).unwrap();
+    let mut scratch = scratch.write::<f32>().unwrap();
+    scratch.fill(f32::NAN);
     matmul::product(cpu, a, b, c, accumulate, &mut scratch);
 }
 

@@ -152,7 +152,7 @@ fn integers_are_refused() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
     let numbers = tensor(DType::I64, &[1i64, 2]);
     let error = sum_of_squares(&compute, &numbers).unwrap_err().to_string();
-    assert!(error.contains("sum of squares") && error.contains("i64"), "{error}");
+    assert!(error.contains("squares") && error.contains("i64"), "{error}");
     assert!(norm::scale(&compute, &numbers, 2.0).is_err());
 }
 

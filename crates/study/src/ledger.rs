@@ -19,11 +19,10 @@ use std::path::{Path, PathBuf};
 use paceline_failure::outputs::write_json;
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
-use paceline_host::disk::Disk;
+use paceline_host::disk::{self, Disk};
 use paceline_host::resources;
 use paceline_host::text::say;
 use paceline_observe::figures::run_summary::RunSummary;
-use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 const SETTINGS: &str = "sweep-settings.json";
@@ -107,7 +106,7 @@ impl Ledger {
             |text: String| Err(Failure::Usage(format!("--output {}: {text}", folder.printable())));
         disk.create_folder(folder).map_err(failed)?;
         let lock = File::open(folder).map_err(failed)?;
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if disk::lock(&lock).is_err() {
             return usage("another sweep is at work in this folder; wait for its end".into());
         }
         let file = folder.join(SETTINGS);

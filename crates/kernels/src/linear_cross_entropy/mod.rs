@@ -169,7 +169,10 @@ fn run(
         let wants = (gradients.is_some(), d_weight.is_some());
         // All chunks but the last one are alike.
         let packed = |n| S::scratch_len(compute.processor(), [n, classes, inputs], wants);
-        let packed = packed(chunk).max(packed(rows % chunk.max(1)));
+        let packed = match rows {
+            0 => 0,
+            _ => packed(chunk).max(packed(rows % chunk)),
+        };
         let operands = (
             read::<S>("input", input, [rows, inputs]),
             read::<<S as Stored>::Real>("weight", weight, [classes, inputs]),
