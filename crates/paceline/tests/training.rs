@@ -608,7 +608,7 @@ fn an_emulated_accelerator_ends_with_the_weights_of_the_processor() {
     let resumed = sandbox.train(&format!("{flags} --steps 6 --resume saved")).ok();
     assert_eq!(resumed.weights(), whole);
     for (device, words) in [
-        ("sim --profile trace", "leave --profile out"),
+        ("sim --profile", "leave --profile out"),
         ("sim:seed=7", "pass late too"),
         ("sim:copy=0gbit,1us", "a bandwidth and a latency"),
         ("cuda:1", "has no code for CUDA"),

@@ -121,7 +121,7 @@ impl Saving {
         head.run.extend(hugging_face::origin(config.data.tokenizer(), config.model.folder()));
         self.is_under_way = true;
         let limit = self.saver.limit();
-        let begin = || self.saver.begin(head, progress.steps, &pieces, &compute.allocator);
+        let begin = || self.saver.begin(head, progress.steps, &pieces, &compute.host);
         match config.save_budget_bytes {
             // The copy waits for this rank's disk.
             Some(_) => together(world, "write its part of the checkpoint", limit, begin)?,
