@@ -3,13 +3,11 @@
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
-use paceline_host::disk::{Disk, DiskFile};
+use paceline_host::disk::{self, Disk, DiskFile};
 use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 
 use super::proof::NotFinite;
 use super::steps;
@@ -19,10 +17,6 @@ const LOCK: &str = "checkpoint.lock";
 
 /// The most bytes of that name that are shown.
 const MAX_OWNER_BYTES: u64 = 4096;
-
-/// How long a run waits for the lock of another. A process that was killed gives its locks back only after its memory
-/// and its working folder, so a command that is repeated at once can still meet the lock.
-const LAST_MOMENTS: Duration = Duration::from_secs(2);
 
 /// A folder of checkpoints that belongs to this run until the value is dropped, or the process ends.
 #[derive(Debug)]
@@ -118,24 +112,14 @@ fn shown_name(id: &str) -> String {
 }
 
 /// Locks the file. False where the file system has no locks; an error, with the holder's words, where another
-/// process holds it and goes on holding it for [`LAST_MOMENTS`].
+/// process holds it.
 fn lock(file: &mut (impl Read + AsFd)) -> std::result::Result<bool, String> {
-    let deadline = Instant::now() + LAST_MOMENTS;
-    loop {
-        match flock(&*file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(true),
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            Err(Errno::WOULDBLOCK) => {
-                let mut holder = String::new();
-                // Without its words it is still another run.
-                let _ = file.take(MAX_OWNER_BYTES).read_to_string(&mut holder);
-                return Err(holder.trim().to_owned());
-            }
-            Err(_) => return Ok(false),
-        }
-    }
+    disk::lock(file).map_err(|_| {
+        let mut holder = String::new();
+        // Without its words it is still another run.
+        let _ = file.take(MAX_OWNER_BYTES).read_to_string(&mut holder);
+        holder.trim().to_owned()
+    })
 }
 
 fn refuse(folder: &Path, holder: &str) -> Failure {

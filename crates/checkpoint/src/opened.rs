@@ -419,8 +419,8 @@ impl Checkpoint {
     /// Fills a tensor with the elements of a logical tensor from `start` on.
     fn copy(&self, name: &str, start: usize, to: &Tensor) -> Result<()> {
         let range = start..start + to.num_elems();
-        let mut bytes = to.as_bytes().write::<u8>()?;
-        self.reader.read(name, range, &mut bytes).map_err(Failure::Run)
+        let read = |bytes: &mut [u8]| self.reader.read(name, range, bytes).map_err(Failure::Run);
+        to.as_bytes().overwrite(read)?
     }
 }
 

@@ -62,7 +62,7 @@ pub(super) fn copy(pieces: &[Piece], allocator: &Allocator, to: &SyncSender<Bloc
     let mut left = num_bytes(pieces);
     let mut filling: Option<Filling> = None;
     for piece in pieces {
-        let bytes = piece.data.as_bytes().read::<u8>()?;
+        let bytes = piece.data.to_host()?.as_bytes().read::<u8>()?;
         let mut from = &bytes[..];
         while !from.is_empty() {
             let mut block = match filling.take() {

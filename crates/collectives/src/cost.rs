@@ -232,6 +232,14 @@ fn quantity(text: &str, units: &[(&str, f64)]) -> Option<(f64, f64)> {
     (number.is_finite() && number >= 0.0).then_some((number, scale))
 }
 
+/// A time such as `5us` or `1.5 ms`, in seconds.
+pub fn parse_seconds(text: &str) -> Option<f64> {
+    const TIMES: [(&str, f64); 4] = [("ns", 1e9), ("us", 1e6), ("ms", 1e3), ("s", 1.0)];
+    // Divided, since 1e6 is exact in floating point and 1e-6 is not.
+    let (number, per_s) = quantity(text.trim(), &TIMES)?;
+    Some(number / per_s)
+}
+
 impl FromStr for Link {
     type Err = String;
 
@@ -251,13 +259,10 @@ impl FromStr for Link {
             ("MB/s", 1e6),
             ("GB/s", 1e9),
         ];
-        const TIMES: [(&str, f64); 4] = [("ns", 1e9), ("us", 1e6), ("ms", 1e3), ("s", 1.0)];
         let parsed = text.split_once(',').and_then(|(bandwidth, latency)| {
             let (number, bytes) = quantity(bandwidth.trim(), &BANDWIDTHS)?;
             let bytes_per_s = number * bytes;
-            // Divided, since 1e6 is exact in floating point and 1e-6 is not.
-            let (number, per_s) = quantity(latency.trim(), &TIMES)?;
-            let latency_s = number / per_s;
+            let latency_s = parse_seconds(latency)?;
             (bytes_per_s > 0.0).then_some(Self { bytes_per_s, latency_s })
         });
         parsed.ok_or_else(|| {

@@ -226,13 +226,14 @@ mod record;
 mod reduce;
 mod shared;
 mod slices;
+mod staging;
 mod tcp;
 mod warning;
 mod worker;
 
 pub use call::MAX_RANKS;
 pub use clock::{ClockOffset, Exchange, measure_clock};
-pub use cost::{Algorithm, Cost, Link, NAMED_LINKS};
+pub use cost::{Algorithm, Cost, Link, NAMED_LINKS, parse_seconds};
 pub use error::CollectiveError;
 pub use flight_recorder::{COMM_LOG, CommLog, DUMP_FOLDER};
 pub use from_env::TRANSPORT;

@@ -1,48 +1,56 @@
 //! The operations on tensors, blocking and asynchronous.
 //!
-//! Every rank of the group calls the same operations in the same order. An asynchronous operation claims
-//! the memory that it reads and writes until it is finished; touching claimed memory is an error, not a
-//! race.
+//! Every rank of the group calls the same operations in the same order. An asynchronous operation is work of the group's
+//! stream: whoever uses its memory next waits for it first, and an operation of the same group need not. Anything else is
+//! an error, not a race.
 //!
 //! Input: tensors, a root or peer, a reduction. Output: the times of the operation, or a [`Work`] to wait
 //! for. This module knows nothing of transports.
 
-use paceline_memory::{Access, Claim, Device, Tensor};
+use paceline_memory::{Access, Claim, DType, Device, Event, Tensor};
 
 use crate::call::{Blocks, Call, Region, fill};
+use crate::staging::Staged;
 use crate::worker::Claims;
 use crate::{CollectiveError, Group, OpKind, OpTimes, ReduceOp, Work};
 
 type Outcome = Result<OpTimes, CollectiveError>;
 type Submitted = Result<Work, CollectiveError>;
-type Prepared = Result<(Call, Claims), CollectiveError>;
+type Prepared = Result<(Call, Used), CollectiveError>;
+
+/// The memory of a call: of the host, or staged.
+#[derive(Debug, Default)]
+struct Used {
+    claims: Claims,
+    staged: Option<Staged>,
+}
 
 impl Group {
     /// Replaces `data` on every rank by the reduction of all ranks' data, as a tree over the ranks.
     pub fn all_reduce(&self, data: &Tensor, op: ReduceOp) -> Outcome {
-        self.run(self.prepare(OpKind::AllReduce, Some(data), Some(data), op, 0)?)
+        self.run(self.prepare(None, OpKind::AllReduce, Some(data), Some(data), op, 0)?)
     }
 
     /// Like [`Group::all_reduce`], in the background.
     pub fn all_reduce_async(&self, data: &Tensor, op: ReduceOp) -> Submitted {
-        self.submit(self.prepare(OpKind::AllReduce, Some(data), Some(data), op, 0)?)
+        self.submit(|by| self.prepare(by, OpKind::AllReduce, Some(data), Some(data), op, 0))
     }
 
     /// Like [`Group::all_reduce`], but `data` stays unchanged and the result goes to `result`, which has the
     /// same length.
     pub fn all_reduce_into(&self, data: &Tensor, result: &Tensor, op: ReduceOp) -> Outcome {
         self.same_length(OpKind::AllReduce, data, result)?;
-        self.run(self.prepare(OpKind::AllReduce, Some(data), Some(result), op, 0)?)
+        self.run(self.prepare(None, OpKind::AllReduce, Some(data), Some(result), op, 0)?)
     }
 
     /// Replaces the root's `data` by the reduction of all ranks' data. Other ranks' data stay unchanged.
     pub fn reduce(&self, data: &Tensor, op: ReduceOp, root: usize) -> Outcome {
-        self.run(self.reduce_call(data, Some(data), op, root)?)
+        self.run(self.reduce_call(None, data, Some(data), op, root)?)
     }
 
     /// Like [`Group::reduce`], in the background.
     pub fn reduce_async(&self, data: &Tensor, op: ReduceOp, root: usize) -> Submitted {
-        self.submit(self.reduce_call(data, Some(data), op, root)?)
+        self.submit(|by| self.reduce_call(by, data, Some(data), op, root))
     }
 
     /// Like [`Group::reduce`], but the root's `data` stays unchanged too, and the result goes to the root's
@@ -57,17 +65,17 @@ impl Group {
         if let Some(result) = result.filter(|_| self.rank() == root) {
             self.same_length(OpKind::Reduce, data, result)?;
         }
-        self.run(self.reduce_call(data, result, op, root)?)
+        self.run(self.reduce_call(None, data, result, op, root)?)
     }
 
     /// Replaces `data` on every rank by the root's `data`.
     pub fn broadcast(&self, data: &Tensor, root: usize) -> Outcome {
-        self.run(self.broadcast_call(Some(data), data, root)?)
+        self.run(self.broadcast_call(None, Some(data), data, root)?)
     }
 
     /// Like [`Group::broadcast`], in the background.
     pub fn broadcast_async(&self, data: &Tensor, root: usize) -> Submitted {
-        self.submit(self.broadcast_call(Some(data), data, root)?)
+        self.submit(|by| self.broadcast_call(by, Some(data), data, root))
     }
 
     /// Like [`Group::broadcast`], from the root's `data` to every rank's `result`. Only the root needs
@@ -76,30 +84,26 @@ impl Group {
         if let Some(data) = data.filter(|_| self.rank() == root) {
             self.same_length(OpKind::Broadcast, data, result)?;
         }
-        self.run(self.broadcast_call(data, result, root)?)
+        self.run(self.broadcast_call(None, data, result, root)?)
     }
 
     /// Gives every rank its share of the reduction of all ranks' `data`. Shares follow each other in rank
     /// order. Each is as long as that rank's `share`; together they are as long as `data`. `share` may lie in
     /// place, within `data`.
     pub fn reduce_scatter(&self, data: &Tensor, share: &Tensor, op: ReduceOp) -> Outcome {
-        self.run(self.prepare(OpKind::ReduceScatter, Some(data), Some(share), op, 0)?)
+        self.run(self.prepare(None, OpKind::ReduceScatter, Some(data), Some(share), op, 0)?)
     }
 
     /// Like [`Group::reduce_scatter`], in the background.
     pub fn reduce_scatter_async(&self, data: &Tensor, share: &Tensor, op: ReduceOp) -> Submitted {
-        self.submit(self.prepare(OpKind::ReduceScatter, Some(data), Some(share), op, 0)?)
+        self.submit(|by| self.prepare(by, OpKind::ReduceScatter, Some(data), Some(share), op, 0))
     }
 
     /// Gives every rank the `share` of every rank, one after the other in rank order, in `gathered`. Shares
     /// may differ in length. A rank's `share` may lie in place, within `gathered`.
     pub fn all_gather(&self, share: &Tensor, gathered: &Tensor) -> Outcome {
-        self.run(self.prepare(OpKind::AllGather, Some(share), Some(gathered), ReduceOp::Sum, 0)?)
-    }
-
-    /// Like [`Group::all_gather`], in the background.
-    pub fn all_gather_async(&self, share: &Tensor, gathered: &Tensor) -> Submitted {
-        self.submit(self.prepare(
+        self.run(self.prepare(
+            None,
             OpKind::AllGather,
             Some(share),
             Some(gathered),
@@ -108,11 +112,18 @@ impl Group {
         )?)
     }
 
+    /// Like [`Group::all_gather`], in the background.
+    pub fn all_gather_async(&self, share: &Tensor, gathered: &Tensor) -> Submitted {
+        self.submit(|by| {
+            self.prepare(by, OpKind::AllGather, Some(share), Some(gathered), ReduceOp::Sum, 0)
+        })
+    }
+
     /// Gives the root the `share` of every rank, one after the other in rank order, in `gathered`. Only the
     /// root needs `gathered`. Shares may differ in length. The root's `share` may lie in place, within
     /// `gathered`.
     pub fn gather(&self, share: &Tensor, gathered: Option<&Tensor>, root: usize) -> Outcome {
-        self.run(self.rooted(OpKind::Gather, Some(share), gathered, root)?)
+        self.run(self.rooted(None, OpKind::Gather, Some(share), gathered, root)?)
     }
 
     /// Like [`Group::gather`], in the background.
@@ -122,30 +133,30 @@ impl Group {
         gathered: Option<&Tensor>,
         root: usize,
     ) -> Submitted {
-        self.submit(self.rooted(OpKind::Gather, Some(share), gathered, root)?)
+        self.submit(|by| self.rooted(by, OpKind::Gather, Some(share), gathered, root))
     }
 
     /// Gives every rank its share of the root's `data`. Only the root needs `data`. Shares follow each other
     /// in rank order, each as long as that rank's `share`. The root's `share` may lie in place, within
     /// `data`.
     pub fn scatter(&self, data: Option<&Tensor>, share: &Tensor, root: usize) -> Outcome {
-        self.run(self.rooted(OpKind::Scatter, data, Some(share), root)?)
+        self.run(self.rooted(None, OpKind::Scatter, data, Some(share), root)?)
     }
 
     /// Like [`Group::scatter`], in the background.
     pub fn scatter_async(&self, data: Option<&Tensor>, share: &Tensor, root: usize) -> Submitted {
-        self.submit(self.rooted(OpKind::Scatter, data, Some(share), root)?)
+        self.submit(|by| self.rooted(by, OpKind::Scatter, data, Some(share), root))
     }
 
     /// Sends a block of `data` to every rank, and receives a block from every rank in `received`. All blocks
     /// have the same length: an equal part of the tensor. The two tensors must not overlap.
     pub fn all_to_all(&self, data: &Tensor, received: &Tensor) -> Outcome {
-        self.run(self.all_to_all_call(data, None, received, None)?)
+        self.run(self.all_to_all_call(None, data, None, received, None)?)
     }
 
     /// Like [`Group::all_to_all`], in the background.
     pub fn all_to_all_async(&self, data: &Tensor, received: &Tensor) -> Submitted {
-        self.submit(self.all_to_all_call(data, None, received, None)?)
+        self.submit(|by| self.all_to_all_call(by, data, None, received, None))
     }
 
     /// Like [`Group::all_to_all`], with blocks of any length: `counts[r]` elements of `data` go to rank `r`,
@@ -157,34 +168,34 @@ impl Group {
         received: &Tensor,
         received_counts: &[usize],
     ) -> Outcome {
-        self.run(self.all_to_all_call(data, Some(counts), received, Some(received_counts))?)
+        self.run(self.all_to_all_call(None, data, Some(counts), received, Some(received_counts))?)
     }
 
     /// Sends `data` to rank `to`, which must receive the same number of elements. Returns when the receiver
     /// has asked for the data and they have left this rank's memory.
     pub fn send(&self, data: &Tensor, to: usize) -> Outcome {
-        self.run(self.pair(OpKind::Send, Some((data, to)), None)?)
+        self.run(self.pair(None, OpKind::Send, Some((data, to)), None)?)
     }
 
     /// Like [`Group::send`], in the background.
     pub fn send_async(&self, data: &Tensor, to: usize) -> Submitted {
-        self.submit(self.pair(OpKind::Send, Some((data, to)), None)?)
+        self.submit(|by| self.pair(by, OpKind::Send, Some((data, to)), None))
     }
 
     /// Receives `data` from rank `from`, which must send the same number of elements.
     pub fn recv(&self, data: &Tensor, from: usize) -> Outcome {
-        self.run(self.pair(OpKind::Recv, None, Some((data, from)))?)
+        self.run(self.pair(None, OpKind::Recv, None, Some((data, from)))?)
     }
 
     /// Like [`Group::recv`], in the background.
     pub fn recv_async(&self, data: &Tensor, from: usize) -> Submitted {
-        self.submit(self.pair(OpKind::Recv, None, Some((data, from)))?)
+        self.submit(|by| self.pair(by, OpKind::Recv, None, Some((data, from))))
     }
 
     /// Sends and receives at the same time. Two ranks can exchange data, and many ranks can pass data around
     /// a ring, without a deadlock.
     pub fn send_recv(&self, data: &Tensor, to: usize, received: &Tensor, from: usize) -> Outcome {
-        self.run(self.pair(OpKind::SendRecv, Some((data, to)), Some((received, from)))?)
+        self.run(self.pair(None, OpKind::SendRecv, Some((data, to)), Some((received, from)))?)
     }
 
     /// Like [`Group::send_recv`], in the background.
@@ -195,21 +206,22 @@ impl Group {
         received: &Tensor,
         from: usize,
     ) -> Submitted {
-        self.submit(self.pair(OpKind::SendRecv, Some((data, to)), Some((received, from)))?)
+        self.submit(|by| self.pair(by, OpKind::SendRecv, Some((data, to)), Some((received, from))))
     }
 
     /// Returns when every rank has arrived.
     pub fn barrier(&self) -> Outcome {
-        self.run((Call::new(OpKind::Barrier, paceline_memory::DType::U8), [None, None]))
+        self.run((Call::new(OpKind::Barrier, DType::U8), Used::default()))
     }
 
     /// Like [`Group::barrier`], in the background: finished when every rank has arrived.
     pub fn barrier_async(&self) -> Submitted {
-        self.submit((Call::new(OpKind::Barrier, paceline_memory::DType::U8), [None, None]))
+        self.submit(|_| Ok((Call::new(OpKind::Barrier, DType::U8), Used::default())))
     }
 
     fn reduce_call(
         &self,
+        by: Option<&Event>,
         data: &Tensor,
         result: Option<&Tensor>,
         op: ReduceOp,
@@ -217,17 +229,24 @@ impl Group {
     ) -> Prepared {
         self.check_rank(root)?;
         let result = self.at_root(OpKind::Reduce, result, root)?;
-        self.prepare(OpKind::Reduce, Some(data), result, op, root)
+        self.prepare(by, OpKind::Reduce, Some(data), result, op, root)
     }
 
-    fn broadcast_call(&self, data: Option<&Tensor>, result: &Tensor, root: usize) -> Prepared {
+    fn broadcast_call(
+        &self,
+        by: Option<&Event>,
+        data: Option<&Tensor>,
+        result: &Tensor,
+        root: usize,
+    ) -> Prepared {
         self.check_rank(root)?;
         let data = self.at_root(OpKind::Broadcast, data, root)?;
-        self.prepare(OpKind::Broadcast, data, Some(result), ReduceOp::Sum, root)
+        self.prepare(by, OpKind::Broadcast, data, Some(result), ReduceOp::Sum, root)
     }
 
     fn rooted(
         &self,
+        by: Option<&Event>,
         kind: OpKind,
         send: Option<&Tensor>,
         recv: Option<&Tensor>,
@@ -238,7 +257,7 @@ impl Group {
             OpKind::Gather => (send, self.at_root(kind, recv, root)?),
             _ => (self.at_root(kind, send, root)?, recv),
         };
-        self.prepare(kind, send, recv, ReduceOp::Sum, root)
+        self.prepare(by, kind, send, recv, ReduceOp::Sum, root)
     }
 
     /// The tensor that only the root needs. On other ranks it is ignored. Errors if the root passes none.
@@ -259,6 +278,7 @@ impl Group {
 
     fn all_to_all_call(
         &self,
+        by: Option<&Event>,
         data: &Tensor,
         counts: Option<&[usize]>,
         received: &Tensor,
@@ -284,17 +304,18 @@ impl Group {
             }
         };
         let blocks = Blocks { send: cut(data, counts)?, recv: cut(received, received_counts)? };
-        let (mut call, claims) =
-            self.prepare(kind, Some(data), Some(received), ReduceOp::Sum, 0)?;
+        let (mut call, used) =
+            self.prepare(by, kind, Some(data), Some(received), ReduceOp::Sum, 0)?;
         if call.overlap().is_some() {
             return self.refuse(kind, "cannot work in place");
         }
         call.blocks = Some(Box::new(blocks));
-        Ok((call, claims))
+        Ok((call, used))
     }
 
     fn pair(
         &self,
+        by: Option<&Event>,
         kind: OpKind,
         send: Option<(&Tensor, usize)>,
         recv: Option<(&Tensor, usize)>,
@@ -302,13 +323,13 @@ impl Group {
         let (to, from) = (send.map(|(_, to)| to), recv.map(|(_, from)| from));
         self.check_pair(kind, to, from)?;
         let (send, recv) = (send.map(|(data, _)| data), recv.map(|(data, _)| data));
-        let (mut call, claims) = self.prepare(kind, send, recv, ReduceOp::Sum, 0)?;
+        let (mut call, used) = self.prepare(by, kind, send, recv, ReduceOp::Sum, 0)?;
         if call.overlap().is_some() {
             return self.refuse(kind, "needs two tensors that lie apart");
         }
         call.root = to.or(from).unwrap_or(0);
         call.from = from.unwrap_or(0);
-        Ok((call, claims))
+        Ok((call, used))
     }
 
     pub(crate) fn check_pair(
@@ -334,10 +355,11 @@ impl Group {
         self.refuse(kind, format!("needs a result as long as the data, got {b} for {a} elements"))
     }
 
-    /// Claims the memory that a call needs. If the two tensors overlap, one of them must lie within the
-    /// other, and one claim covers both.
+    /// Claims the memory that a call needs, for the host or for the work of an event, or stages it. If the two tensors
+    /// overlap, one of them must lie within the other, and one claim covers both.
     fn prepare(
         &self,
+        by: Option<&Event>,
         kind: OpKind,
         send: Option<&Tensor>,
         recv: Option<&Tensor>,
@@ -354,10 +376,29 @@ impl Group {
                 Device::Meta => {
                     return self.refuse(kind, "a tensor on the device meta has no contents");
                 }
+                Device::Sim => {}
             }
         }
+        let mut used = Used::default();
+        // `contents` says whether the operation reads the tensor, and whether it writes to it.
+        let mut region = |place: usize, tensor: &Tensor, contents: (bool, bool)| {
+            if let Some(home) = tensor.buffer().allocator().home() {
+                let staged = used.staged.get_or_insert_default();
+                let host = self.staging(home)?.stage(tensor, contents, staged)?;
+                // Only the copies use this memory besides, and they are ordered around the operation.
+                let base = host.buffer().claim(0..0, Access::Read, kind.name())?.base().as_ptr();
+                return Ok(Region { base, len_bytes: host.num_bytes(), is_claimed: true });
+            }
+            let access = if contents.1 { Access::Write } else { Access::Read };
+            let claim = match by {
+                Some(event) => tensor.queue(access, kind.name(), event)?,
+                None => tensor.claim(access, kind.name())?,
+            };
+            let region = claimed_region(&claim);
+            used.claims[place] = Some(claim);
+            Ok::<_, CollectiveError>(region)
+        };
         let mut call = Call { op, root, ..Call::new(kind, dtype) };
-        let mut claims = [None, None];
         if let (Some(send), Some(recv)) = (send, recv) {
             if send.dtype() != recv.dtype() {
                 let reason = format!("got both {} and {}", send.dtype(), recv.dtype());
@@ -372,26 +413,21 @@ impl Group {
                 if inner.start < whole.start || whole.end < inner.end {
                     return self.refuse(kind, "got two tensors that overlap in part");
                 }
-                let claim = outer.claim(Access::Write, kind.name())?;
-                let region = claimed_region(&claim);
+                let region = region(0, outer, (true, true))?;
                 let part = |range: &std::ops::Range<usize>| {
                     region.part(range.start - whole.start..range.end - whole.start)
                 };
                 (call.send, call.recv) = (part(&a), part(&b));
-                return Ok((call, [Some(claim), None]));
+                return Ok((call, used));
             }
         }
         if let Some(send) = send {
-            let claim = send.claim(Access::Read, kind.name())?;
-            call.send = claimed_region(&claim);
-            claims[0] = Some(claim);
+            call.send = region(0, send, (true, false))?;
         }
         if let Some(recv) = recv {
-            let claim = recv.claim(Access::Write, kind.name())?;
-            call.recv = claimed_region(&claim);
-            claims[1] = Some(claim);
+            call.recv = region(1, recv, (false, true))?;
         }
-        Ok((call, claims))
+        Ok((call, used))
     }
 
     pub(crate) fn refuse<T>(
@@ -402,12 +438,24 @@ impl Group {
         Err(CollectiveError::Buffers { rank: self.rank(), op: kind.name(), reason: reason.into() })
     }
 
-    fn run(&self, (call, claims): (Call, Claims)) -> Outcome {
-        self.worker().run(call, claims)
+    fn run(&self, (call, used): (Call, Used)) -> Outcome {
+        match used.staged {
+            None => self.worker().run(call, used.claims),
+            Some(_) => self.submit(|_| Ok((call, used)))?.wait(),
+        }
     }
 
-    fn submit(&self, (call, claims): (Call, Claims)) -> Submitted {
-        Ok(self.worker().submit(call, claims))
+    fn submit(&self, prepare: impl FnOnce(Option<&Event>) -> Prepared) -> Submitted {
+        let mut staged = None;
+        let work = self.worker().submit(|event| {
+            let (call, used) = prepare(Some(event))?;
+            let on_host = used.staged.as_ref().map_or_else(Vec::new, |of| of.on_host.clone());
+            staged = used.staged;
+            Ok((call, on_host))
+        })?;
+        let Some(staged) = staged else { return Ok(work) };
+        let copied_back = self.copy_back(&staged, work.event())?;
+        Ok(work.until(copied_back))
     }
 }
 

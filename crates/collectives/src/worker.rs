@@ -3,30 +3,33 @@
 //! Asynchronous operations run on the group's own thread. A blocking operation that finds the queue idle runs
 //! on its caller's thread, which saves two thread switches.
 //!
-//! Input: calls with the claims on their memory. Output: the times of each operation. The claims of an
-//! asynchronous operation are given back by the event of its end. This module knows nothing of transports.
+//! Input: calls whose memory is claimed, or queued in the group's stream. Output: the times of each operation. This module
+//! knows nothing of transports.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
-use paceline_memory::{Claim, Event, EventState, Signal};
+use paceline_memory::{Claim, Event, EventState, Signal, Stream};
 use paceline_trace::thread_builder;
 
 use crate::call::Call;
 use crate::context::WaitPolicy;
 use crate::core::Core;
 use crate::record::{OpTimes, Submitted};
+use crate::staging::OnHost;
 
 use crate::{CollectiveError, GroupOptions};
 
 /// An asynchronous operation that is queued, running or finished.
 ///
-/// Its data stay claimed until the operation is finished, even if this value is dropped.
+/// Its data stay in place until the operation is finished, even if this value is dropped. Whoever uses them waits first.
 #[derive(Debug)]
 pub struct Work {
     outcome: Arc<OnceLock<Outcome>>,
     event: Event,
+    /// The copy of the result to an accelerator.
+    copied_back: Option<Event>,
 }
 
 type Outcome = Result<OpTimes, CollectiveError>;
@@ -38,17 +41,25 @@ impl Work {
     /// Blocks until the operation is finished. Returns its times, or its error.
     pub fn wait(self) -> Result<OpTimes, CollectiveError> {
         self.event.wait();
+        if let Some(event) = &self.copied_back {
+            event.wait();
+        }
         self.outcome.get().expect("the outcome is known before the event has come").clone()
     }
 
     /// Whether [`Work::wait`] would return at once.
     pub fn is_finished(&self) -> bool {
-        self.event.state() != EventState::Pending
+        self.event().state() != EventState::Pending
+    }
+
+    /// The same work, which ends when its result has been copied back.
+    pub(crate) fn until(self, copied_back: Event) -> Self {
+        Self { copied_back: Some(copied_back), ..self }
     }
 
     /// The event of the operation's end.
     pub fn event(&self) -> &Event {
-        &self.event
+        self.copied_back.as_ref().unwrap_or(&self.event)
     }
 }
 
@@ -60,15 +71,13 @@ struct Promise {
 }
 
 impl Promise {
-    /// A promise, and the work of which it is. The claims are given back when it is kept.
-    fn new(claims: Claims) -> (Self, Work) {
-        let (event, signal) = Event::pending();
-        claims.into_iter().flatten().for_each(|claim| claim.until(&event));
+    /// A promise, and the work of which it is.
+    fn new(event: Event, signal: Signal) -> (Self, Work) {
         let outcome = Arc::new(OnceLock::new());
-        (Self { outcome: outcome.clone(), signal }, Work { outcome, event })
+        (Self { outcome: outcome.clone(), signal }, Work { outcome, event, copied_back: None })
     }
 
-    /// Ends the work. If the operation failed, its claims stay for good.
+    /// Ends the work. If the operation failed, its memory is fenced for good.
     fn keep(self, outcome: Outcome) {
         let is_complete = outcome.is_ok();
         self.outcome.get_or_init(|| outcome);
@@ -85,6 +94,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[derive(Debug)]
 struct Job {
+    /// Memory that stands for that of an accelerator.
+    on_host: Vec<OnHost>,
     call: Call,
     submitted: Submitted,
     promise: Promise,
@@ -109,15 +120,19 @@ struct Queue {
 #[derive(Debug)]
 pub(crate) struct Worker {
     shared: Arc<Queue>,
+    /// The stream of the operations. Locked while one is queued, so that positions follow the order of the queue.
+    stream: Mutex<Stream>,
     /// Started by the first operation that needs it.
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Worker {
-    pub(crate) fn new(core: Arc<Core>, options: GroupOptions) -> Self {
+    /// The worker of the group called `name`.
+    pub(crate) fn new(core: Arc<Core>, name: &str, options: GroupOptions) -> Self {
         let shared =
             Arc::new(Queue { core, state: Mutex::default(), changed: Condvar::new(), options });
-        Self { shared, thread: Mutex::default() }
+        let stream = Mutex::new(Stream::new(name));
+        Self { shared, stream, thread: Mutex::default() }
     }
 
     /// Starts the thread, unless it runs. Fails if the system refuses one more.
@@ -146,7 +161,12 @@ impl Worker {
             let mut state = lock(&shared.state);
             if state.busy || !state.jobs.is_empty() {
                 drop(state);
-                return self.submit(call, claims).wait();
+                // The host's claims are held until the operation is done.
+                let outcome = self.submit(|_| Ok((call, Vec::new())))?.wait();
+                if outcome.is_err() {
+                    std::mem::forget(claims);
+                }
+                return outcome;
             }
             state.busy = true;
         }
@@ -161,19 +181,31 @@ impl Worker {
         outcome
     }
 
-    /// Queues a call; `claims` are held until it is finished.
-    pub(crate) fn submit(&self, call: Call, claims: Claims) -> Work {
-        let (promise, work) = Promise::new(claims);
+    /// Queues the call that `prepare` makes for the event of its end, with the memory that stands for that of an accelerator.
+    pub(crate) fn submit(
+        &self,
+        prepare: impl FnOnce(&Event) -> Result<(Call, Vec<OnHost>), CollectiveError>,
+    ) -> Result<Work, CollectiveError> {
+        let stream = lock(&self.stream);
+        let (event, signal) = stream.submit();
+        let (call, on_host) = match prepare(&event) {
+            Ok(prepared) => prepared,
+            Err(refused) => {
+                signal.withdraw();
+                return Err(refused);
+            }
+        };
+        let (promise, work) = Promise::new(event, signal);
         if let Err(error) = self.ensure_thread() {
             // The peers go on to this operation, so this rank cannot go on without it.
             self.shared.core.fail(&error);
             promise.keep(Err(error));
-            return work;
+            return Ok(work);
         }
-        let job = Job { call, submitted: self.shared.core.submitted(), promise };
+        let job = Job { on_host, call, submitted: self.shared.core.submitted(), promise };
         lock(&self.shared.state).jobs.push_back(job);
         self.shared.changed.notify_all();
-        work
+        Ok(work)
     }
 }
 
@@ -213,6 +245,9 @@ impl Queue {
                 }
             };
             let turn = Turn(self);
+            for of in &job.on_host {
+                of.arrived.block();
+            }
             let outcome = self.core.execute(&job.call, job.submitted, policy);
             job.promise.keep(outcome);
             // Only now may a later operation run, on this thread or another, so that no operation is seen as
@@ -248,8 +283,11 @@ mod tests {
         // The public methods check ranks, so they never make such a call. The rank has no mailbox, so the
         // operation panics.
         let broken = Call { root: MAX_RANKS, ..Call::new(OpKind::Recv, DType::F32) };
-        let panics = first.worker().submit(broken, [None, None]);
-        let follows = first.worker().submit(Call::new(OpKind::Barrier, DType::U8), [None, None]);
+        let panics = first.worker().submit(|_| Ok((broken, Vec::new()))).unwrap();
+        let follows = first
+            .worker()
+            .submit(|_| Ok((Call::new(OpKind::Barrier, DType::U8), Vec::new())))
+            .unwrap();
         let error = panics.wait().unwrap_err();
         assert!(matches!(error, CollectiveError::Panicked { rank: 0, seq: 0, .. }), "{error}");
         assert!(error.to_string().contains("out of bounds"), "{error}");

@@ -8,13 +8,13 @@ use paceline_collectives::{OpKind, ReduceOp};
 use paceline_launch::{CommArgs, TransportName};
 
 use super::named::parser;
-use crate::figures::Columns;
+use crate::figures::ColumnSet;
 use crate::operation::{OPS, REDOPS};
 use crate::screen::Style;
 
 const EXAMPLES: &str = "\
 Examples:
-  paceline bench all_reduce                           1 KB to 64 MB, 2 ranks in shared memory
+  paceline bench all_reduce                           1 KiB to 64 MiB, 2 ranks in shared memory
   paceline bench all-gather -b 8 -e 128M -f 2 -w 9    sizes and warm-up as in nccl-tests
   paceline bench all_reduce --sweep --nproc 2,4,6 --transport thread,shm,tcp --style lines
   paceline bench all_reduce --size-mb 1,10 --transport tcp --link 10gbit,50us --columns extended
@@ -128,8 +128,8 @@ pub struct OutputArgs {
     #[arg(long, value_enum, default_value_t = Style::Table)]
     pub style: Style,
     /// Which columns the table has
-    #[arg(long, value_enum, default_value_t = Columns::Standard)]
-    pub columns: Columns,
+    #[arg(long, value_enum, default_value_t = ColumnSet::Standard)]
+    pub columns: ColumnSet,
     /// Write the report to this file, as JSON with the keys of nccl-tests
     #[arg(short = 'J', long, value_name = "FILE")]
     pub json: Option<PathBuf>,

@@ -8,7 +8,7 @@ use paceline_failure::Result;
 use paceline_failure::outputs::write_charts;
 use paceline_host::disk::Disk;
 use paceline_host::text::plural;
-use paceline_table::plot::{Axis, LineChart, Series as Line, Spacing, Stroke, Unit};
+use paceline_table::plot::{Axis, LineChart, Series as Line, Stroke, Unit};
 
 use super::result::{BenchReport, Row, alg_bandwidth_gb_s, bus_factor, place, program_name};
 use super::series::Series;
@@ -26,21 +26,17 @@ pub fn write(
 
 /// The chart of times.
 pub fn time(report: &BenchReport, compared: &[Series]) -> LineChart {
-    let y = axis("Time (median)", Unit::Microseconds);
+    let y = Axis::logarithmic("Time (median)", Unit::Microseconds);
     chart(report, compared, "time", y, |_, _, us| us)
 }
 
 /// The chart of bus bandwidths. A single rank has no bus bandwidth, so it has no line.
 pub fn busbw(report: &BenchReport, compared: &[Series]) -> LineChart {
     let op = report.rows.first().map_or("", |row| &row.op);
-    let y = axis("Bus bandwidth", Unit::GigabytesPerSecond);
+    let y = Axis::logarithmic("Bus bandwidth", Unit::GigabytesPerSecond);
     chart(report, compared, "bus bandwidth", y, |nproc, bytes, us| {
         alg_bandwidth_gb_s(bytes, us) * bus_factor(op, nproc).unwrap_or(1.0)
     })
-}
-
-fn axis(label: &str, unit: Unit) -> Axis {
-    Axis { label: label.to_owned(), unit, spacing: Spacing::Logarithmic }
 }
 
 /// The chart whose values are `shown(ranks, size in bytes, time in microseconds)`.
@@ -56,18 +52,13 @@ fn chart(
     let groups = groups(&report.rows);
     for (look, (name, rows)) in groups.iter().enumerate() {
         let measured = rows.iter().filter_map(|row| Some((row, row.timing()?.median_us)));
-        series.push(Line {
-            name: name.clone(),
-            points: measured.map(|(row, us)| point(row.nproc, row.bytes, us)).collect(),
-            ranges: Vec::new(),
-            stroke: Stroke::Solid,
-            look,
-        });
+        let points = measured.map(|(row, us)| point(row.nproc, row.bytes, us));
+        series.push(Line::line(name, points).look(look));
         let predicted = rows.iter().filter_map(|row| Some((row, row.predicted_us?)));
         let points: Vec<_> = predicted.map(|(row, us)| point(row.nproc, row.bytes, us)).collect();
         if !points.is_empty() {
             let name = format!("{name}, predicted");
-            series.push(Line { name, points, ranges: Vec::new(), stroke: Stroke::Dotted, look });
+            series.push(Line::line(name, points).stroke(Stroke::Dotted).look(look));
         }
     }
     let same_op = |theirs: &&Series| {
@@ -75,13 +66,8 @@ fn chart(
     };
     for (at, theirs) in compared.iter().filter(same_op).enumerate() {
         let points = theirs.points.iter().map(|&(bytes, us)| point(theirs.nproc, bytes, us));
-        series.push(Line {
-            name: ranks(&theirs.name, theirs.nproc),
-            points: points.collect(),
-            ranges: Vec::new(),
-            stroke: Stroke::Dashed,
-            look: groups.len() + at,
-        });
+        let line = Line::line(ranks(&theirs.name, theirs.nproc), points);
+        series.push(line.stroke(Stroke::Dashed).look(groups.len() + at));
     }
     // The line of a single rank may have no points above zero. Then the legend does not name it.
     series.retain(|line| line.points.iter().any(|&(_, y)| y > 0.0));
@@ -89,7 +75,7 @@ fn chart(
     LineChart {
         title: format!("{op}, {}: {what} by size", place(&report.rows)),
         subtitle: format!("{}, {}", report.machine, report.date),
-        x: axis("Size", Unit::Bytes),
+        x: Axis::logarithmic("Size", Unit::Bytes),
         y,
         series,
     }

@@ -4,9 +4,10 @@
 //! The keys of nccl-tests keep their meaning and their types, even surprising ones: `root` and `okay` are
 //! strings. Only `time` differs: it is the mean in nccl-tests, and the median here, as in the table.
 
+use paceline_table::table::Cell;
 use serde_json::{Map, Value, json};
 
-use super::figures::{EFFECTIVE, Figure, REFERENCE, SETTING, TIMING};
+use super::figures::{FIGURES, Figure};
 use super::result::{BenchReport, Row, average_bus_bandwidth, num_failed};
 
 /// The version of the JSON format.
@@ -35,17 +36,20 @@ pub fn json(report: &BenchReport) -> String {
 }
 
 fn result(row: &Row) -> Value {
-    let mut result = object(SETTING.iter().chain(&REFERENCE), row);
+    let mut result = object(FIGURES.setting.iter().chain(&FIGURES.reference), row);
     for (key, timing) in [("out_of_place", &row.out_of_place), ("in_place", &row.in_place)] {
-        let timing =
-            timing.as_ref().map(|timing| object(TIMING.iter().chain([&EFFECTIVE]), timing));
+        let figures = || FIGURES.timing.iter().chain([&FIGURES.effective]);
+        let timing = timing.as_ref().map(|timing| object(figures(), timing));
         result.insert(key.to_owned(), json!(timing));
     }
     result.into()
 }
 
-fn object<'a, T: 'a>(figures: impl Iterator<Item = &'a Figure<T>>, of: &T) -> Map<String, Value> {
-    figures.map(|figure| (figure.json.to_owned(), (figure.their_value)(of))).collect()
+fn object<T: 'static>(
+    figures: impl Iterator<Item = &'static Figure<T>>,
+    of: &T,
+) -> Map<String, Value> {
+    figures.map(|figure| (figure.json.to_owned(), json!(figure.their_value(of)))).collect()
 }
 
 /// The rows as the text of a CSV file, with a header line.
@@ -53,13 +57,14 @@ pub fn csv(rows: &[Row]) -> Result<String, csv::Error> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     writer.write_record(names())?;
     for row in rows {
-        let mut values: Vec<Value> = SETTING.iter().map(|figure| (figure.value)(row)).collect();
+        let mut values: Vec<Cell> = FIGURES.setting.iter().map(|of| of.column.cell(row)).collect();
         for timing in [&row.out_of_place, &row.in_place] {
-            let value = |figure: &Figure<_>| json!(timing.as_ref().map(figure.value));
-            values.extend(TIMING.iter().map(value));
+            let value =
+                |of: &Figure<_>| timing.as_ref().map(|timing| of.column.cell(timing)).into();
+            values.extend(FIGURES.timing.iter().map(value));
         }
-        values.push(json!(row.timing().map(EFFECTIVE.value)));
-        values.extend(REFERENCE.iter().map(|figure| (figure.value)(row)));
+        values.push(row.timing().map(|timing| FIGURES.effective.column.cell(timing)).into());
+        values.extend(FIGURES.reference.iter().map(|of| of.column.cell(row)));
         writer.serialize(values)?;
     }
     let bytes = writer.into_inner().map_err(|error| error.into_error())?;
@@ -69,12 +74,15 @@ pub fn csv(rows: &[Row]) -> Result<String, csv::Error> {
 
 /// The names of the columns of the CSV file.
 pub fn names() -> Vec<String> {
-    let mut names: Vec<String> = SETTING.iter().map(|figure| figure.csv.to_owned()).collect();
-    for place in ["out_of_place", "in_place"] {
-        names.extend(TIMING.iter().map(|figure| format!("{place}_{}", figure.csv)));
+    fn keys<T>(figures: &[Figure<T>]) -> impl Iterator<Item = String> {
+        figures.iter().map(|figure| figure.column.head.key.to_string())
     }
-    names.push(EFFECTIVE.csv.to_owned());
-    names.extend(REFERENCE.iter().map(|figure| figure.csv.to_owned()));
+    let mut names: Vec<String> = keys(&FIGURES.setting).collect();
+    for place in ["out_of_place", "in_place"] {
+        names.extend(keys(&FIGURES.timing).map(|key| format!("{place}_{key}")));
+    }
+    names.extend(keys(std::slice::from_ref(&FIGURES.effective)));
+    names.extend(keys(&FIGURES.reference));
     names
 }
 

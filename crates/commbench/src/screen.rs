@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use paceline_host::text::{line_width, plural, say, say_unbroken};
 
-use super::figures::Columns;
+use super::figures::ColumnSet;
 use super::result::{BenchReport, Row, Skipped};
 use super::{lines, table};
 
@@ -22,14 +22,14 @@ pub struct Screen {
     /// What is printed for each size.
     pub style: Style,
     /// Which columns the table has.
-    pub columns: Columns,
+    pub columns: ColumnSet,
 }
 
 impl Screen {
     /// Prints the lines before the first configuration.
     pub fn opens(&self) {
         if let (Style::Table, Some(legend)) = (self.style, table::legend(self.columns)) {
-            say_unbroken(legend);
+            say_unbroken(&legend);
         }
     }
 

@@ -4,10 +4,12 @@
 //! Takes one row at a time and returns lines without line ends. Widths, precisions and trailing spaces
 //! are those of the original. The columns are defined in [`figures`](super::figures).
 
-use serde_json::Value;
+use std::slice::from_ref;
 
-use super::figures::Columns::{self, Extended, Standard};
-use super::figures::{Column, EFFECTIVE, Figure, LEGEND, REFERENCE, SETTING, TIMING};
+use paceline_table::table::Cell;
+
+use super::figures::ColumnSet::{self, Extended, Standard};
+use super::figures::{self, FIGURES, Figure, Place};
 use super::number::{fitted, general};
 use super::result::{Row, Skipped, average_bus_bandwidth, num_failed};
 
@@ -18,21 +20,25 @@ const STANDARD_WIDTH: usize = 118;
 const NO_TIMING: &str = "                                ";
 
 /// The explanation of paceline's own columns, which is printed once for all tables.
-pub fn legend(columns: Columns) -> Option<&'static str> {
-    (columns == Extended).then_some(LEGEND)
+pub fn legend(columns: ColumnSet) -> Option<String> {
+    (columns == Extended).then(figures::legend)
 }
 
 /// The lines above the rows.
-pub fn header(columns: Columns) -> String {
-    fn heading<T>(figures: &[Figure<T>], set: Columns, at: usize) -> String {
-        cells(figures, set, |_, column| column.heading[at].to_owned())
+pub fn header(columns: ColumnSet) -> String {
+    fn heading<T>(figures: &[Figure<T>], set: ColumnSet, at: usize) -> String {
+        cells(figures, set, |figure, _| match (at, &*figure.column.head.unit) {
+            (0, _) => figure.column.head.label.to_string(),
+            (_, "") => String::new(),
+            (_, unit) => format!("({unit})"),
+        })
     }
     let headings = |at| {
-        let timing = heading(&TIMING, Standard, at);
-        let standard = heading(&SETTING, Standard, at) + &timing + &timing;
-        let own = heading(&TIMING, Extended, at)
-            + &heading(&[EFFECTIVE], Extended, at)
-            + &heading(&REFERENCE, Extended, at);
+        let timing = heading(&FIGURES.timing, Standard, at);
+        let standard = heading(&FIGURES.setting, Standard, at) + &timing + &timing;
+        let own = heading(&FIGURES.timing, Extended, at)
+            + &heading(from_ref(&FIGURES.effective), Extended, at)
+            + &heading(&FIGURES.reference, Extended, at);
         line(columns, &format!("#{} ", &standard[3..]), &own)
     };
     let above = format!("#{:>74}{:>31}{:10}", "out-of-place", "in-place", "");
@@ -40,18 +46,20 @@ pub fn header(columns: Columns) -> String {
 }
 
 /// The line of a row.
-pub fn print_row(columns: Columns, row: &Row) -> String {
+pub fn print_row(columns: ColumnSet, row: &Row) -> String {
     let timing = |timing| match timing {
         // Before `N/A` the original has one space less than before a number.
-        Some(timing) => values(&TIMING, Standard, Some(timing)).replace("     N/A", "    N/A"),
+        Some(timing) => {
+            values(&FIGURES.timing, Standard, Some(timing)).replace("     N/A", "    N/A")
+        }
         None => NO_TIMING.to_owned(),
     };
-    let standard = values(&SETTING, Standard, Some(row))
+    let standard = values(&FIGURES.setting, Standard, Some(row))
         + &timing(row.out_of_place.as_ref())
         + &timing(row.in_place.as_ref());
-    let own = values(&TIMING, Extended, row.timing())
-        + &values(&[EFFECTIVE], Extended, row.timing())
-        + &values(&REFERENCE, Extended, Some(row));
+    let own = values(&FIGURES.timing, Extended, row.timing())
+        + &values(from_ref(&FIGURES.effective), Extended, row.timing())
+        + &values(&FIGURES.reference, Extended, Some(row));
     line(columns, &standard[2..], &own)
 }
 
@@ -75,36 +83,34 @@ pub fn print_skipped(skipped: &Skipped) -> String {
     format!("# skipped {size} over {transport} between {nproc} ranks: {reason}")
 }
 
-fn line(columns: Columns, standard: &str, own: &str) -> String {
+fn line(columns: ColumnSet, standard: &str, own: &str) -> String {
     match columns {
         Standard => standard.to_owned(),
         Extended => format!("{standard:<STANDARD_WIDTH$}{own}"),
     }
 }
 
-/// A cell for each figure with a column in this set, each with two spaces before it.
+/// A cell for each figure with a place in this set, each with two spaces before it.
 fn cells<T>(
     figures: &[Figure<T>],
-    set: Columns,
-    cell: impl Fn(&Figure<T>, &Column) -> String,
+    set: ColumnSet,
+    cell: impl Fn(&Figure<T>, Place) -> String,
 ) -> String {
-    let columns = figures.iter().filter_map(|figure| Some((figure, figure.column?)));
-    let columns = columns.filter(|(_, column)| column.set == set);
-    columns
-        .map(|(figure, column)| format!("  {:>1$}", cell(figure, &column), column.width))
-        .collect()
+    let placed = figures.iter().filter_map(|figure| Some((figure, figure.place?)));
+    let placed = placed.filter(|(_, place)| place.set == set);
+    placed.map(|(figure, place)| format!("  {:>1$}", cell(figure, place), place.width)).collect()
 }
 
 /// The cells with the figures of `of`; `N/A` or `-` where a figure is missing.
-fn values<T>(figures: &[Figure<T>], set: Columns, of: Option<&T>) -> String {
-    cells(figures, set, |figure, column| match of.map(figure.their_value) {
-        Some(Value::String(text)) => text,
-        Some(Value::Number(number)) if number.is_f64() => {
-            let is_part = column.heading[1] == "(%)";
-            let value = number.as_f64().unwrap_or_default() * if is_part { 100.0 } else { 1.0 };
-            if column.digits == 0 { general(value) } else { fitted(value, column.digits) }
+fn values<T: 'static>(figures: &[Figure<T>], set: ColumnSet, of: Option<&T>) -> String {
+    cells(figures, set, |figure, place| match of.map(|of| figure.their_value(of)) {
+        Some(Cell::Text(text)) => text,
+        Some(Cell::Number(value)) if value.is_finite() => {
+            // Files have a part of 1 where the table has percent.
+            let value = if figure.column.head.unit == "%" { 100.0 * value } else { value };
+            if place.digits == 0 { general(value) } else { fitted(value, place.digits) }
         }
-        Some(Value::Number(number)) => number.to_string(),
+        Some(Cell::Whole(number)) => number.to_string(),
         _ if set == Standard => "N/A".to_owned(),
         _ => "-".to_owned(),
     })
@@ -131,8 +137,8 @@ mod tests {
         rows[1].root = Some(0);
         rows[1].dtype = "bf16".to_owned();
         rows[2].out_of_place.as_mut().unwrap().wrong = None;
-        let mut lines = vec![header(Columns::Standard)];
-        lines.extend(rows.iter().map(|row| print_row(Columns::Standard, row)));
+        let mut lines = vec![header(ColumnSet::Standard)];
+        lines.extend(rows.iter().map(|row| print_row(ColumnSet::Standard, row)));
         lines.push(footer(&rows, "all_reduce"));
         insta::assert_snapshot!(marked(&lines), @r"
         #|
@@ -159,10 +165,9 @@ mod tests {
         lacking.in_place = None;
         let mut unchecked = samples::row(2, 4, 5.0);
         unchecked.out_of_place.as_mut().unwrap().wrong = None;
-        let mut lines =
-            vec![legend(Columns::Extended).unwrap().to_owned(), header(Columns::Extended)];
+        let mut lines = vec![legend(ColumnSet::Extended).unwrap(), header(ColumnSet::Extended)];
         let rows = [full, lacking, unchecked];
-        lines.extend(rows.iter().map(|row| print_row(Columns::Extended, row)));
+        lines.extend(rows.iter().map(|row| print_row(ColumnSet::Extended, row)));
         insta::assert_snapshot!(marked(&lines), @r"
         # p99, max  of the in-place times; of the out-of-place times if there are no others|
         # eff.bw    = 2 x size / the same time, in GiB/s (2^30 B), for any number of ranks|
@@ -182,7 +187,7 @@ mod tests {
     fn wrong_results_fail_the_table() {
         let mut row = samples::row(2, 8, 6.2);
         row.in_place.as_mut().unwrap().wrong = Some(1_234_567);
-        assert!(print_row(Columns::Standard, &row).ends_with("  1.23457e+06"));
+        assert!(print_row(ColumnSet::Standard, &row).ends_with("  1.23457e+06"));
         let footer = footer(&[row], "all_reduce");
         assert!(footer.starts_with("# Out of bounds values : 1 FAILED\n"), "{footer}");
     }

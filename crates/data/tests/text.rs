@@ -578,6 +578,6 @@ fn a_text_that_cannot_be_cut_is_refused_above_a_size() {
     let long = "a".repeat((16 << 20) + 1);
     let error = tokenizer.encode_running_text(&long, &mut |_, _| ()).unwrap_err().to_string();
     assert!(error.contains("the text that begins with \"aaa"), "{error}");
-    assert!(error.ends_with("at most 16 MB are tokenized at once; divide it"), "{error}");
+    assert!(error.ends_with("at most 16 MiB are tokenized at once; divide it"), "{error}");
     assert!(error.len() < 600, "{error}");
 }

@@ -13,7 +13,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, fcntl_setfl, linkat, open};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, fcntl_setfl, flock, linkat, open};
 use rustix::io::Errno;
 
 #[cfg(any(test, feature = "faults"))]
@@ -27,6 +27,27 @@ use power_cut::Recorded;
 /// How long a pipe may be without a reader. Opening it as any other file would wait for one without an end, and no signal
 /// that this process handles would end that.
 pub const READER_LIMIT: Duration = Duration::from_secs(10);
+
+/// For how long a lock may still be held by who is about to give it back. A process that was killed gives its locks back only
+/// after its memory and its working folder, so a command that is repeated at once can still meet the lock. And a process that
+/// another thread is starting holds its parent's locks until it has become another program.
+const LAST_MOMENTS: Duration = Duration::from_secs(2);
+
+/// Locks a file for this process alone. False where the file system has no locks; [`Errno::WOULDBLOCK`] where another
+/// process holds the lock and goes on holding it for two seconds.
+pub fn lock(file: &impl AsFd) -> std::result::Result<bool, Errno> {
+    let deadline = Instant::now() + LAST_MOMENTS;
+    loop {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(true),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(Errno::WOULDBLOCK) => return Err(Errno::WOULDBLOCK),
+            Err(_) => return Ok(false),
+        }
+    }
+}
 /// The interval at which a pipe is tried.
 const READER_POLL: Duration = Duration::from_millis(20);
 

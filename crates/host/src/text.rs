@@ -60,9 +60,11 @@ pub fn plural(count: usize, what: &str) -> String {
 }
 
 /// The line that says on which device a rank computes.
-pub fn placement_line(rank: usize, local_rank: usize) -> String {
+pub fn placement_line(rank: usize, local_rank: usize, device: &str) -> String {
     let devices = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or("<not set>".into());
-    format!("[Rank {rank}] CUDA_VISIBLE_DEVICES={devices}, LOCAL_RANK={local_rank}, device=cpu")
+    format!(
+        "[Rank {rank}] CUDA_VISIBLE_DEVICES={devices}, LOCAL_RANK={local_rank}, device={device}"
+    )
 }
 
 /// A number with commas between the thousands.

@@ -46,27 +46,34 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let (ma, mb) = (view(&a, m, k, transposed.0), view(&b, k, n, transposed.1));
             let (ma16, mb16) = (view(&a16, m, k, transposed.0), view(&b16, k, n, transposed.1));
             let layer = Layer::new(&compute, &a, &b, (m, n, k))?;
+            let cpu = compute.processor();
+            // Either form of the instructions, and of the result.
+            let others = [Some(cpu), other.as_ref().map(Compute::processor)].into_iter().flatten();
+            let lens = others.flat_map(|cpu| {
+                [false, true].map(|is_c_bf16| matmul::scratch_len(cpu, m, n, k, is_c_bf16))
+            });
+            let len = [lens.max().unwrap_or(0)];
+            let packed = compute.allocator.tensor(DType::F32, len, Category::Workspace)?;
+            let mut packed = packed.write::<f32>()?;
             let mut best = [f64::INFINITY; 5];
             let start = Instant::now();
             while start.elapsed().as_secs_f64() < SECONDS {
                 let mut product = |which: usize| -> paceline_kernels::Result<()> {
-                    let c16 = Destination::new(&mut c16[..], m, n);
-                    match which {
-                        0 => matmul::product(&compute, ma16, mb16, c16, false)?,
-                        1 => matmul::product(
-                            &compute,
-                            ma16,
-                            mb16,
-                            Destination::new(&mut c[..], m, n),
-                            false,
-                        )?,
-                        2 => matmul::product(&compute, ma, mb, c16, false)?,
-                        3 => match &other {
-                            Some(other) => matmul::product(other, ma16, mb16, c16, false)?,
-                            None => return Ok(()),
-                        },
+                    let (c, c16) = (&mut c[..], Destination::new(&mut c16[..], m, n));
+                    let packed = &mut packed[..];
+                    match (which, &other) {
+                        (0, _) => matmul::product(cpu, ma16, mb16, c16, false, packed),
+                        (1, _) => {
+                            let c = Destination::new(c, m, n);
+                            matmul::product(cpu, ma16, mb16, c, false, packed);
+                        }
+                        (2, _) => matmul::product(cpu, ma, mb, c16, false, packed),
+                        (3, Some(other)) => {
+                            matmul::product(other.processor(), ma16, mb16, c16, false, packed);
+                        }
+                        (3, None) => {}
                         _ if transposed.1 => layer.forward(&compute)?,
-                        _ => matmul::matmul(&compute, ma, mb, &mut c, false),
+                        _ => matmul::matmul(cpu, ma, mb, c, false),
                     }
                     Ok(())
                 };

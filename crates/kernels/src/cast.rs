@@ -2,11 +2,9 @@
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use paceline_memory::{DType, Device, Tensor};
+use paceline_memory::{DType, Tensor};
 
-use crate::error::expect_shape;
-use crate::meta::MetaScratch;
-use crate::{Compute, KernelError, Result};
+use crate::{Compute, KernelError, Op, Processor, Result, read, write};
 
 /// Number of elements that a thread converts at a time.
 const BLOCK_ELEMS: usize = 1 << 16;
@@ -14,74 +12,54 @@ const BLOCK_ELEMS: usize = 1 << 16;
 /// `rounded = x`, rounded to nearest, ties to even: f32 to f16 or bf16, of the same shape. Overwrites. Values
 /// beyond the range of f16 become infinity.
 pub fn narrow(compute: &Compute, x: &Tensor, rounded: &Tensor) -> Result<()> {
-    let _time = compute.time("cast_narrow", [x]);
-    let op = "narrow";
-    expect_shape(op, "rounded", rounded.shape(), x.shape())?;
-    expect_f32(op, x)?;
-    match compute.device_of(op, [x, rounded])? {
-        Device::Cpu => match rounded.dtype() {
-            DType::F16 => in_blocks(compute, &x.read()?, &mut rounded.write::<f16>()?, |x, y| {
-                y.convert_from_f32_slice(x);
-            }),
-            DType::BF16 => in_blocks(compute, &x.read()?, &mut rounded.write::<bf16>()?, |x, y| {
-                y.convert_from_f32_slice(x);
-            }),
-            dtype => return Err(KernelError::DType { op, dtype }),
-        },
-        Device::Meta => match rounded.dtype() {
-            dtype @ (DType::F16 | DType::BF16) => {
-                MetaScratch::new(compute, op).reads(DType::F32, [x])?.writes(dtype, [rounded])?;
-            }
-            dtype => return Err(KernelError::DType { op, dtype }),
-        },
+    let op = Op::new("cast_narrow");
+    macro_rules! narrow_to {
+        ($half:ty) => {{
+            let operands =
+                (read::<f32>("x", x, x.shape()), write::<$half>("rounded", rounded, x.shape()));
+            compute.launch(op, operands, |cpu, (x, rounded)| {
+                in_blocks(cpu, x, rounded, |x, rounded| rounded.convert_from_f32_slice(x));
+                Ok(())
+            })
+        }};
     }
-    Ok(())
+    match rounded.dtype() {
+        DType::F16 => narrow_to!(f16),
+        DType::BF16 => narrow_to!(bf16),
+        dtype => Err(KernelError::DType { op: op.name, dtype }),
+    }
 }
 
 /// `x = rounded`, exactly: f16 or bf16 to f32, of the same shape. Overwrites.
 pub fn widen(compute: &Compute, rounded: &Tensor, x: &Tensor) -> Result<()> {
-    let _time = compute.time("cast_widen", [rounded]);
-    let op = "widen";
-    expect_shape(op, "x", x.shape(), rounded.shape())?;
-    expect_f32(op, x)?;
-    match compute.device_of(op, [rounded, x])? {
-        Device::Cpu => match rounded.dtype() {
-            DType::F16 => in_blocks(compute, &rounded.read::<f16>()?, &mut x.write()?, |y, x| {
-                y.convert_to_f32_slice(x);
-            }),
-            DType::BF16 => in_blocks(compute, &rounded.read::<bf16>()?, &mut x.write()?, |y, x| {
-                y.convert_to_f32_slice(x);
-            }),
-            dtype => return Err(KernelError::DType { op, dtype }),
-        },
-        Device::Meta => match rounded.dtype() {
-            dtype @ (DType::F16 | DType::BF16) => {
-                MetaScratch::new(compute, op).reads(dtype, [rounded])?.writes(DType::F32, [x])?;
-            }
-            dtype => return Err(KernelError::DType { op, dtype }),
-        },
+    let op = Op::new("cast_widen");
+    macro_rules! widen_from {
+        ($half:ty) => {{
+            let operands = (
+                read::<$half>("rounded", rounded, rounded.shape()),
+                write::<f32>("x", x, rounded.shape()),
+            );
+            compute.launch(op, operands, |cpu, (rounded, x)| {
+                in_blocks(cpu, rounded, x, |rounded, x| rounded.convert_to_f32_slice(x));
+                Ok(())
+            })
+        }};
     }
-    Ok(())
+    match rounded.dtype() {
+        DType::F16 => widen_from!(f16),
+        DType::BF16 => widen_from!(bf16),
+        dtype => Err(KernelError::DType { op: op.name, dtype }),
+    }
 }
 
 fn in_blocks<A: Sync, B: Send>(
-    compute: &Compute,
+    cpu: &Processor,
     from: &[A],
     to: &mut [B],
     convert: impl Fn(&[A], &mut [B]) + Send + Sync,
 ) {
     let blocks = from.chunks(BLOCK_ELEMS).zip(to.chunks_mut(BLOCK_ELEMS)).collect();
-    let Ok(()) = compute.threads.for_each(blocks, |(from, to)| {
-        convert(from, to);
-        Ok::<(), std::convert::Infallible>(())
-    });
-}
-
-fn expect_f32(op: &'static str, x: &Tensor) -> Result<()> {
-    match x.dtype() {
-        DType::F32 => Ok(()),
-        dtype => Err(KernelError::DType { op, dtype }),
-    }
+    cpu.threads.for_each(blocks, |(from, to)| convert(from, to));
 }
 
 #[cfg(test)]

@@ -3,26 +3,34 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use paceline_memory::{Allocator, Category, Device, Element, MemoryError, Tensor, WriteGuard};
+use paceline_memory::{Allocator, Device, MemoryError, Tensor};
 use paceline_trace::{Event, STACK_BYTES, Shapes, Span, Track, now_ns};
 use rayon::prelude::*;
 
-use crate::meta::MetaScratch;
-use crate::{KernelError, Result, SimdLevel, simd};
+use crate::launch::{read_bytes, write_bytes};
+use crate::{KernelError, Op, Result, SimdLevel, simd};
 
 /// The name of the span in which a thread of a pool computes its part of the current kernel.
 const SHARE: &str = "share of a kernel";
 
-/// The resources with which one rank computes.
+/// What the body of an operation computes with.
 #[derive(Debug)]
-pub struct Compute {
+pub struct Processor {
     pub(crate) simd: SimdLevel,
     /// Whether products in bf16 may use AVX512-BF16, at the level that has AVX-512.
     pub(crate) has_bf16_dots: bool,
     /// The threads that share the work of a kernel.
     pub threads: Threads,
+}
+
+/// The resources with which one rank computes.
+#[derive(Debug)]
+pub struct Compute {
+    pub(crate) processor: Arc<Processor>,
     /// Where scratch memory comes from.
     pub allocator: Allocator,
+    /// Memory of the host, for numbers that the host reads or writes; that of `allocator` on the processor.
+    pub host: Allocator,
     /// The track on which kernels are recorded.
     track: Option<Arc<Track>>,
     /// Whether a kernel is being timed. Kernels that it calls count as part of it.
@@ -39,13 +47,16 @@ impl Compute {
     /// operations take the scratch memory that they would take for this number of threads.
     pub fn new(num_threads: usize, allocator: Allocator) -> Result<Self> {
         let threads = match allocator.device() {
-            Device::Cpu => Threads::new(num_threads)?,
+            Device::Cpu | Device::Sim => Threads::new(num_threads)?,
             Device::Meta => Threads::none(num_threads),
         };
         Ok(Self {
-            simd: SimdLevel::detect(),
-            has_bf16_dots: simd::prefers_bf16_dots(),
-            threads,
+            processor: Arc::new(Processor {
+                simd: SimdLevel::detect(),
+                has_bf16_dots: simd::prefers_bf16_dots(),
+                threads,
+            }),
+            host: if allocator.home().is_some() { Allocator::pinned() } else { allocator.clone() },
             allocator,
             track: None,
             is_timing: AtomicBool::new(false),
@@ -57,35 +68,6 @@ impl Compute {
     /// The device that computes.
     pub fn device(&self) -> Device {
         self.allocator.device()
-    }
-
-    /// The device that carries out an operation, which is that of this handle. Errors if an operand lies on another
-    /// device.
-    ///
-    /// Every operation checks its shapes, then matches on this device, with one arm for each device:
-    ///
-    /// ```
-    /// # use paceline_kernels::{Compute, Result};
-    /// # use paceline_memory::{Device, Tensor};
-    /// fn negate(compute: &Compute, x: &Tensor) -> Result<()> {
-    ///     match compute.device_of("negate", [x])? {
-    ///         Device::Cpu => x.write::<f32>()?.iter_mut().for_each(|x| *x = -*x),
-    ///         // No contents, so there is nothing to compute.
-    ///         Device::Meta => {}
-    ///     }
-    ///     Ok(())
-    /// }
-    /// ```
-    pub fn device_of<'a>(
-        &self,
-        op: &'static str,
-        operands: impl IntoIterator<Item = &'a Tensor>,
-    ) -> Result<Device> {
-        let compute = self.device();
-        match operands.into_iter().map(Tensor::device).find(|operand| *operand != compute) {
-            Some(operand) => Err(KernelError::Device { op, operand, compute }),
-            None => Ok(compute),
-        }
     }
 
     /// The floating-point operations of all forward products so far, a multiplication and an addition each counting as
@@ -102,52 +84,53 @@ impl Compute {
         self.backward_flops.load(Ordering::Relaxed)
     }
 
-    /// Counts a forward product with this number of multiply-adds, as [`Compute::forward_flops`] says.
-    pub(crate) fn count_products(&self, factors: impl IntoIterator<Item = usize>) {
-        self.forward_flops.fetch_add(flops(factors), Ordering::Relaxed);
-    }
-
-    /// Counts a product of a backward pass, as [`Compute::backward_flops`] says.
-    pub(crate) fn count_backward(&self, factors: impl IntoIterator<Item = usize>) {
-        self.backward_flops.fetch_add(flops(factors), Ordering::Relaxed);
+    /// Counts the products of an operation.
+    pub(crate) fn count(&self, op: Op) {
+        self.forward_flops.fetch_add(op.forward_flops, Ordering::Relaxed);
+        self.backward_flops.fetch_add(op.backward_flops, Ordering::Relaxed);
     }
 
     /// Records each kernel on `kernels`, and the work of each thread of the pool on the track with the
     /// number of the thread.
     pub fn recorded(mut self, kernels: Arc<Track>, threads: Vec<Arc<Track>>) -> Self {
         self.track = Some(kernels);
-        self.threads.tracks = threads;
+        self.own_processor().threads.tracks = threads;
         self
     }
 
-    /// Times a kernel from now until the returned value is dropped. A kernel that is called by another
-    /// kernel is part of that kernel.
-    pub fn time<'a>(
+    /// Times an operation from now until the returned value is dropped. `shapes` are those of what it reads. An operation
+    /// that is launched within another one is part of that one.
+    pub(crate) fn time(
         &self,
         name: &'static str,
-        tensors: impl IntoIterator<Item = &'a Tensor>,
+        shapes: impl FnOnce() -> Shapes,
     ) -> KernelTimer<'_> {
         let track = self.track.as_deref().filter(|track| track.is_on());
         if track.is_none() || self.is_timing.swap(true, Ordering::Relaxed) {
             return KernelTimer(None);
         }
-        let shapes = Shapes::new(tensors.into_iter().map(Tensor::dims));
-        KernelTimer(Some(Timing { compute: self, name, shapes, start_ns: now_ns() }))
+        KernelTimer(Some(Timing { compute: self, name, shapes: shapes(), start_ns: now_ns() }))
     }
 
-    /// Copies the elements of a tensor into another tensor with the same element type and number of
-    /// elements, and records a copy.
+    /// Copies the elements of a tensor into another tensor with the same element type and number of elements, and records a
+    /// copy. One of the two may lie on the host while the other lies on the device of this handle.
     pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<()> {
+        if from.dtype() != to.dtype() {
+            let (expected, got) = (to.dtype(), from.dtype());
+            return Err(MemoryError::WrongType { expected, got }.into());
+        }
+        let from = from.view(to.shape())?;
+        if let Some(stream) = self.allocator.home().filter(|_| from.device() != to.device()) {
+            stream.copy(&from, to)?;
+            return Ok(());
+        }
         let track = self.track.as_deref().filter(|track| track.is_on());
         let start_ns = track.map(|_| now_ns());
-        match self.device_of("copy", [from, to])? {
-            Device::Cpu => to.copy_from(from)?,
-            Device::Meta => {
-                let dtype = to.dtype();
-                let from = from.view(to.shape())?;
-                MetaScratch::new(self, "copy").reads(dtype, [&from])?.writes(dtype, [to])?;
-            }
-        }
+        let operands = (read_bytes("from", &from, to.shape()), write_bytes("to", to, to.shape()));
+        self.run(Op::new("copy"), operands, |_, (from, to)| {
+            to.copy_from_slice(from);
+            Ok(())
+        })?;
         let (Some(track), Some(start_ns)) = (track, start_ns) else { return Ok(()) };
         let span = Span { start_ns, end_ns: now_ns() };
         track.record(Event::Copy { span, bytes: from.num_bytes() as u64 });
@@ -155,17 +138,58 @@ impl Compute {
     }
 
     /// The same resources with different vector instructions. `None` if this processor does not have them.
-    pub fn with_simd(self, simd: SimdLevel) -> Option<Self> {
-        SimdLevel::available().contains(&simd).then_some(Self { simd, ..self })
+    pub fn with_simd(mut self, simd: SimdLevel) -> Option<Self> {
+        let is_there = SimdLevel::available().contains(&simd);
+        self.own_processor().simd = simd;
+        is_there.then_some(self)
     }
 
     /// The same resources with or without AVX512-BF16 for products in bf16. `None` if it is wanted and this processor or
     /// [`Compute::simd`] does not have it. [`Compute::new`] chooses what is faster on the processor.
-    pub fn with_bf16_dots(self, is_wanted: bool) -> Option<Self> {
-        let can = self.simd == SimdLevel::Avx512 && simd::has_bf16_dots();
-        (can || !is_wanted).then_some(Self { has_bf16_dots: is_wanted, ..self })
+    pub fn with_bf16_dots(mut self, is_wanted: bool) -> Option<Self> {
+        let can = self.simd() == SimdLevel::Avx512 && simd::has_bf16_dots();
+        self.own_processor().has_bf16_dots = is_wanted;
+        (can || !is_wanted).then_some(self)
     }
 
+    /// The processor, before any work is launched.
+    fn own_processor(&mut self) -> &mut Processor {
+        Arc::get_mut(&mut self.processor)
+            .expect("queued work does not outlive the building of a handle")
+    }
+
+    /// Blocks until all work of the device is done that was launched through this handle. Errors with what work has failed
+    /// on the device.
+    pub fn synchronize(&self) -> Result<()> {
+        match self.allocator.home() {
+            Some(stream) => Ok(stream.synchronize()?),
+            // The processor runs work at once.
+            None => Ok(()),
+        }
+    }
+
+    /// Whether products in bf16 use AVX512-BF16.
+    pub fn uses_bf16_dots(&self) -> bool {
+        self.processor.uses_bf16_dots()
+    }
+
+    /// Which vector instructions fast paths use.
+    pub fn simd(&self) -> SimdLevel {
+        self.processor.simd
+    }
+
+    /// What bodies compute with, if the device is the processor.
+    pub fn processor(&self) -> &Processor {
+        &self.processor
+    }
+
+    /// The threads that share the work of an operation.
+    pub fn threads(&self) -> &Threads {
+        &self.processor.threads
+    }
+}
+
+impl Processor {
     /// Whether products in bf16 use AVX512-BF16.
     pub fn uses_bf16_dots(&self) -> bool {
         self.simd == SimdLevel::Avx512 && self.has_bf16_dots
@@ -175,19 +199,6 @@ impl Compute {
     pub fn simd(&self) -> SimdLevel {
         self.simd
     }
-
-    /// Scratch memory of `len` elements with unspecified contents, for use within one kernel.
-    pub(crate) fn scratch<T: Element>(
-        &self,
-        len: usize,
-    ) -> std::result::Result<WriteGuard<T>, MemoryError> {
-        self.allocator.tensor(T::DTYPE, [len], Category::Workspace)?.write()
-    }
-}
-
-/// The floating-point operations of a product with this number of multiply-adds.
-fn flops(factors: impl IntoIterator<Item = usize>) -> u64 {
-    factors.into_iter().fold(2, |all, factor| all.saturating_mul(factor as u64))
 }
 
 /// Ends the time of a kernel when dropped, see [`Compute::time`].
@@ -250,20 +261,16 @@ impl Threads {
         self.count
     }
 
-    /// Runs `work` on every item, on all threads. Returns the first error.
-    pub(crate) fn for_each<T: Send, E: Send>(
-        &self,
-        items: Vec<T>,
-        work: impl Fn(T) -> std::result::Result<(), E> + Send + Sync,
-    ) -> std::result::Result<(), E> {
+    /// Runs `work` on every item, on all threads.
+    pub(crate) fn for_each<T: Send>(&self, items: Vec<T>, work: impl Fn(T) + Send + Sync) {
         match &self.pool {
-            None => items.into_iter().try_for_each(work),
+            None => items.into_iter().for_each(work),
             Some(pool) => {
                 let work = |item| match self.own_track() {
                     Some(track) => track.span(SHARE, || work(item)),
                     None => work(item),
                 };
-                pool.install(|| items.into_par_iter().try_for_each(work))
+                pool.install(|| items.into_par_iter().for_each(work));
             }
         }
     }
@@ -281,22 +288,27 @@ impl Threads {
         }
     }
 
+    /// The number of ranges into which [`Threads::split`] splits.
+    pub(crate) fn num_parts(&self, len: usize) -> usize {
+        self.count().min(len).max(1)
+    }
+
     /// Splits `0..len` into one contiguous range per thread. The first ranges may be longer by one.
     pub(crate) fn split(&self, len: usize) -> Vec<std::ops::Range<usize>> {
-        let parts = self.count().min(len).max(1);
+        let parts = self.num_parts(len);
         (0..parts).map(|part| part * len / parts..(part + 1) * len / parts).collect()
     }
 }
 
 /// Divides the images of a batch between the threads. Each part comes with the number of its first image.
 pub(crate) fn batches<'a, T>(
-    compute: &Compute,
+    cpu: &Processor,
     all: &'a mut [T],
     elems: usize,
     batch: usize,
 ) -> Vec<(usize, &'a mut [T])> {
     let mut rest = all;
-    let parts = compute.threads.split(batch).into_iter();
+    let parts = cpu.threads.split(batch).into_iter();
     parts
         .map(|range| {
             let (part, after) = std::mem::take(&mut rest).split_at_mut(range.len() * elems);

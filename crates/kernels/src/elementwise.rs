@@ -1,28 +1,23 @@
 //! Element-wise operations: ReLU, bias, sums over rows.
 
-use paceline_memory::{DType, Device, Tensor};
+use paceline_memory::Tensor;
 
-use crate::error::expect_shape;
-use crate::meta::{self, MetaScratch};
+use crate::real::for_real;
 use crate::simd::multiversion;
-use crate::stored::{self, Stored, for_stored};
-use crate::{Compute, KernelError, Real, Result, SimdLevel};
+use crate::stored::{Stored, for_stored};
+use crate::{Compute, Op, Real, Result, SimdLevel, read, update, write};
 
 /// `y = max(0, x)`; NaN stays NaN. f32, f64 and bf16; overwrites.
 pub fn relu(compute: &Compute, input: &Tensor, output: &Tensor) -> Result<()> {
-    let _time = compute.time("relu_forward", [input]);
-    expect_shape("relu", "output", output.shape(), input.shape())?;
-    match compute.device_of("relu", [input, output])? {
-        Device::Cpu => for_stored!("relu", input.dtype(), S => {
-            relu_of::<S>(compute.simd, &input.read()?, &mut output.write()?);
+    let op = Op::new("relu_forward");
+    for_stored!(op.name, input.dtype(), S => {
+        let shape = input.shape();
+        let operands = (read::<S>("input", input, shape), write::<S>("output", output, shape));
+        compute.launch(op, operands, |cpu, (x, y)| {
+            relu_of::<S>(cpu.simd, x, y);
             Ok(())
-        }),
-        Device::Meta => {
-            let (dtype, _) = stored::types("relu", input)?;
-            MetaScratch::new(compute, "relu").reads(dtype, [input])?.writes(dtype, [output])?;
-            Ok(())
-        }
-    }
+        })
+    })
 }
 
 /// `dx = dy` where the output was not zero, and 0 elsewhere. f32, f64 and bf16; overwrites.
@@ -32,23 +27,19 @@ pub fn relu_backward(
     d_output: &Tensor,
     d_input: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("relu_backward", [output, d_output]);
-    let op = "relu backward";
-    expect_shape(op, "d_output", d_output.shape(), output.shape())?;
-    expect_shape(op, "d_input", d_input.shape(), output.shape())?;
-    match compute.device_of(op, [output, d_output, d_input])? {
-        Device::Cpu => for_stored!(op, output.dtype(), S => {
-            let (y, dy) = (output.read()?, d_output.read()?);
-            relu_backward_of::<S>(compute.simd, &y, &dy, &mut d_input.write()?);
+    let op = Op::new("relu_backward");
+    for_stored!(op.name, output.dtype(), S => {
+        let shape = output.shape();
+        let operands = (
+            read::<S>("output", output, shape),
+            read::<S>("d_output", d_output, shape),
+            write::<S>("d_input", d_input, shape),
+        );
+        compute.launch(op, operands, |cpu, (y, dy, dx)| {
+            relu_backward_of::<S>(cpu.simd, y, dy, dx);
             Ok(())
-        }),
-        Device::Meta => {
-            let (dtype, _) = stored::types(op, output)?;
-            let pretended = MetaScratch::new(compute, op).reads(dtype, [output, d_output])?;
-            pretended.writes(dtype, [d_input])?;
-            Ok(())
-        }
-    }
+        })
+    })
 }
 
 multiversion! {
@@ -162,19 +153,14 @@ fn add_rows_body<S: Stored>(rows: &[S], sums: &mut [S::Real]) {
 
 /// `y = x + y`, in place. Shapes: the same. f32, f64 and bf16, whose sum is rounded once.
 pub fn add(compute: &Compute, x: &Tensor, y: &Tensor) -> Result<()> {
-    let _time = compute.time("add", [x, y]);
-    expect_shape("add", "x", x.shape(), y.shape())?;
-    match compute.device_of("add", [x, y])? {
-        Device::Cpu => for_stored!("add", y.dtype(), S => {
-            add_of::<S>(compute.simd, &x.read()?, &mut y.write()?);
+    let op = Op::new("add");
+    for_stored!(op.name, y.dtype(), S => {
+        let operands = (read::<S>("x", x, y.shape()), update::<S>("y", y, y.shape()));
+        compute.launch(op, operands, |cpu, (x, y)| {
+            add_of::<S>(cpu.simd, x, y);
             Ok(())
-        }),
-        Device::Meta => {
-            let (dtype, _) = stored::types("add", y)?;
-            MetaScratch::new(compute, "add").reads(dtype, [x])?.writes(dtype, [y])?;
-            Ok(())
-        }
-    }
+        })
+    })
 }
 
 multiversion! {
@@ -190,23 +176,18 @@ fn add_body<S: Stored>(x: &[S], y: &mut [S]) {
 
 /// `x = x / divisor`, in place. f32 and f64.
 pub fn divide(compute: &Compute, tensor: &Tensor, divisor: f64) -> Result<()> {
-    let _time = compute.time("divide", [tensor]);
-    match compute.device_of("divide", [tensor])? {
-        Device::Cpu => match tensor.dtype() {
-            DType::F32 => divide_f32(compute.simd, &mut tensor.write()?, divisor),
-            DType::F64 => divide_body::<f64>(&mut tensor.write()?, divisor),
-            dtype => return Err(KernelError::DType { op: "divide", dtype }),
-        },
-        Device::Meta => {
-            let dtype = meta::float("divide", tensor)?;
-            MetaScratch::new(compute, "divide").writes(dtype, [tensor])?;
-        }
-    }
-    Ok(())
+    let op = Op::new("divide");
+    for_real!(op.name, tensor.dtype(), T => {
+        let x = update::<T>("x", tensor, tensor.shape());
+        compute.launch(op, x, move |cpu, x| {
+            divide_of::<T>(cpu.simd, x, divisor);
+            Ok(())
+        })
+    })
 }
 
 multiversion! {
-    fn divide_f32(x: &mut [f32], divisor: f64) = divide_body
+    fn divide_of<T: Real>(x: &mut [T], divisor: f64) = divide_body
 }
 
 #[inline(always)]

@@ -4,9 +4,9 @@
 //! tensors of the caller. Every function states its formula, shapes and element types, and whether it
 //! overwrites or accumulates. This crate knows nothing of layers, models or ranks.
 //!
-//! Every operation takes the [`Compute`] handle first, and matches on the handle's device
-//! ([`Compute::device_of`]). Tensors of another device are refused. An operation returns no number that it has
-//! computed: sums stay in tensors until they are read.
+//! Every operation takes the [`Compute`] handle first, states what it is and works on, and is launched through one door
+//! ([`Compute::launch`]). Tensors of another device are refused. An operation returns no number that it has computed: sums
+//! stay in tensors until they are read.
 //!
 //! Activations may be stored in bf16 where an operation says so: it computes in f32, and rounds each result once, when it
 //! stores it.
@@ -44,14 +44,15 @@ mod compute;
 mod error;
 mod exp;
 mod lanes;
-mod meta;
+mod launch;
 mod product;
 mod real;
 mod simd;
 mod stored;
 
-pub use compute::{Compute, KernelTimer, Threads};
+pub use compute::{Compute, KernelTimer, Processor, Threads};
 pub use error::KernelError;
+pub use launch::{Op, Operands, Read, Scratch, Write, read, scratch, update, write};
 pub use paceline_numeric::SimdLevel;
 pub use real::Real;
 pub use stored::Stored;

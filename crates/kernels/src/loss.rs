@@ -9,12 +9,10 @@
 //!
 //! A bf16 output is computed with in f32, and its gradient is rounded to bf16 at the end.
 
-use paceline_memory::{DType, Device, Tensor};
+use paceline_memory::Tensor;
 
-use crate::error::expect_shape;
-use crate::meta::MetaScratch;
-use crate::stored::{self, Stored, for_stored};
-use crate::{Compute, KernelError, Real, Result};
+use crate::stored::{Stored, for_stored};
+use crate::{Compute, KernelError, Op, Real, Result, read, update, write};
 
 /// Number of elements of the sums of a loss.
 pub const SUMS_LEN: usize = 3;
@@ -32,40 +30,28 @@ pub fn cross_entropy(
     d_logits: Option<&Tensor>,
     sums: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("cross_entropy", [logits, labels]);
-    let op = "cross_entropy";
-    let &[m, classes] = logits.dims() else {
+    let op = Op::new("cross_entropy");
+    let &[m, num_classes] = logits.dims() else {
         let (expected, got) = ([0, 0].into(), logits.shape());
-        return Err(KernelError::Shape { op, operand: "logits", expected, got });
+        return Err(KernelError::Shape { op: op.name, operand: "logits", expected, got });
     };
-    expect_shape(op, "labels", labels.shape(), [m])?;
-    if let Some(d_logits) = d_logits {
-        expect_shape(op, "d_logits", d_logits.shape(), [m, classes])?;
-    }
-    expect_shape(op, "sums", sums.shape(), [SUMS_LEN])?;
-    match compute.device_of(op, [logits, labels, sums].into_iter().chain(d_logits))? {
-        Device::Cpu => {
-            let mut sums = sums.write::<f64>()?;
-            let labels = labels.read::<i64>()?;
-            let num_classes = classes;
+    for_stored!(op.name, logits.dtype(), S => {
+        let operands = (
+            read::<S>("logits", logits, logits.shape()),
+            read::<i64>("labels", labels, [m]),
+            d_logits.map(|d_logits| write::<S>("d_logits", d_logits, logits.shape())),
+            update::<f64>("sums", sums, [SUMS_LEN]),
+        );
+        compute.launch(op, operands, move |_, (logits, labels, d_logits, sums)| {
             for (row, &label) in labels.iter().enumerate() {
                 if !(0..num_classes as i64).contains(&label) {
                     return Err(KernelError::Label { row, label, num_classes });
                 }
             }
-            let batch = for_stored!(op, logits.dtype(), S => {
-                cross_entropy_of::<S>(classes, logits, &labels, scale, d_logits)
-            })?;
-            add(&mut sums, batch);
-        }
-        Device::Meta => {
-            let (dtype, _) = stored::types(op, logits)?;
-            let pretended = MetaScratch::new(compute, op).reads(dtype, [logits])?;
-            let pretended = pretended.reads(DType::I64, [labels])?.writes(dtype, d_logits)?;
-            pretended.writes(DType::F64, [sums])?;
-        }
-    }
-    Ok(())
+            add(sums, cross_entropy_of::<S>(num_classes, logits, labels, scale, d_logits));
+            Ok(())
+        })
+    })
 }
 
 /// `sums += batch`.
@@ -76,13 +62,11 @@ fn add(sums: &mut [f64], batch: [f64; SUMS_LEN]) {
 /// The sums of the batch.
 fn cross_entropy_of<S: Stored>(
     classes: usize,
-    logits: &Tensor,
+    logits: &[S],
     labels: &[i64],
     scale: f64,
-    d_logits: Option<&Tensor>,
-) -> Result<[f64; SUMS_LEN]> {
-    let logits = logits.read::<S>()?;
-    let mut d_logits = d_logits.map(|d| d.write::<S>()).transpose()?;
+    mut d_logits: Option<&mut [S]>,
+) -> [f64; SUMS_LEN] {
     let (mut loss, mut correct) = (0.0, 0usize);
     let mut exps = vec![S::Real::default(); classes];
     for (i, (row, &label)) in logits.chunks_exact(classes).zip(labels).enumerate() {
@@ -113,7 +97,7 @@ fn cross_entropy_of<S: Stored>(
             }
         }
     }
-    Ok([loss, correct as f64, labels.len() as f64])
+    [loss, correct as f64, labels.len() as f64]
 }
 
 /// `loss = sum over rows of (mean over j of (x[i, j] - t[i, j])^2)`, and
@@ -129,28 +113,20 @@ pub fn mse(
     d_input: Option<&Tensor>,
     sums: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("mse", [input, target]);
-    let op = "mse";
-    expect_shape(op, "target", target.shape(), input.shape())?;
-    if let Some(d_input) = d_input {
-        expect_shape(op, "d_input", d_input.shape(), input.shape())?;
-    }
-    expect_shape(op, "sums", sums.shape(), [SUMS_LEN])?;
-    match compute.device_of(op, [input, target, sums].into_iter().chain(d_input))? {
-        Device::Cpu => {
-            let mut sums = sums.write::<f64>()?;
-            let batch =
-                for_stored!(op, input.dtype(), S => mse_of::<S>(input, target, scale, d_input))?;
-            add(&mut sums, batch);
-        }
-        Device::Meta => {
-            let (dtype, real) = stored::types(op, input)?;
-            let pretended = MetaScratch::new(compute, op).reads(dtype, [input])?;
-            let pretended = pretended.reads(real, [target])?;
-            pretended.writes(dtype, d_input)?.writes(DType::F64, [sums])?;
-        }
-    }
-    Ok(())
+    let op = Op::new("mse");
+    let columns = input.dims().last().copied().unwrap_or(1).max(1);
+    for_stored!(op.name, input.dtype(), S => {
+        let operands = (
+            read::<S>("input", input, input.shape()),
+            read::<<S as Stored>::Real>("target", target, input.shape()),
+            d_input.map(|d_input| write::<S>("d_input", d_input, input.shape())),
+            update::<f64>("sums", sums, [SUMS_LEN]),
+        );
+        compute.launch(op, operands, move |_, (x, t, d_input, sums)| {
+            add(sums, mse_of::<S>(columns, x, t, scale, d_input));
+            Ok(())
+        })
+    })
 }
 
 /// Number of partial sums, which the compiler may keep in registers. With several of them, additions
@@ -159,17 +135,16 @@ const LANES: usize = 16;
 
 /// The sums of the batch.
 fn mse_of<S: Stored>(
-    input: &Tensor,
-    target: &Tensor,
+    columns: usize,
+    x: &[S],
+    t: &[S::Real],
     scale: f64,
-    d_input: Option<&Tensor>,
-) -> Result<[f64; SUMS_LEN]> {
-    let columns = input.dims().last().copied().unwrap_or(1).max(1);
-    let (x, t) = (input.read::<S>()?, target.read::<S::Real>()?);
+    d_input: Option<&mut [S]>,
+) -> [f64; SUMS_LEN] {
     let mut lanes = [0.0f64; LANES];
     if let Some(d_input) = d_input {
         let factor = S::Real::from_f64(scale * 2.0 / columns as f64);
-        for ((d, x), t) in d_input.write::<S>()?.iter_mut().zip(x.iter()).zip(t.iter()) {
+        for ((d, x), t) in d_input.iter_mut().zip(x).zip(t) {
             *d = S::store((x.load() - *t) * factor);
         }
     }
@@ -180,5 +155,5 @@ fn mse_of<S: Stored>(
         }
     }
     let loss = lanes.iter().sum::<f64>() / columns as f64;
-    Ok([loss, 0.0, (x.len() / columns) as f64])
+    [loss, 0.0, (x.len() / columns) as f64]
 }

@@ -10,7 +10,7 @@ use half::bf16;
 
 use crate::linear::Activation;
 use crate::product::{self, Elems, Output, Product, Sizes};
-use crate::{Compute, Real, Result};
+use crate::{Processor, Real};
 
 /// A row-major matrix in a slice, or its transpose.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +73,7 @@ impl<'a, T> Matrix<'a, T> {
 /// if the sizes do not agree. The order of summation over the inner dimension is `gemm`'s own; it
 /// depends on the sizes and the processor, not on the values or their place in memory.
 pub fn matmul<T: Real>(
-    compute: &Compute,
+    cpu: &Processor,
     a: Matrix<'_, T>,
     b: Matrix<'_, T>,
     c: &mut [T],
@@ -89,13 +89,13 @@ pub fn matmul<T: Real>(
         return;
     }
     let one = T::from_f64(1.0);
-    let threads = compute.threads.count();
+    let threads = cpu.threads.count();
     let parallelism = match threads {
         1 => gemm::Parallelism::None,
         n => gemm::Parallelism::Rayon(n),
     };
     let out = Out(c.as_mut_ptr());
-    compute.threads.install(move || {
+    cpu.threads.install(move || {
         let out = out;
         // SAFETY: the strides describe exactly the elements of the three slices, whose sizes were
         // checked, and `c` is borrowed for writing. With `read_dst` false the old contents of `c`
@@ -280,23 +280,26 @@ impl<'a> Destination<'a> {
 }
 
 /// `c = a * b`, or `c += a * b` if `accumulate`, with `a` and `b` rounded to bf16 (to nearest, ties to even; NaN stays
-/// NaN), and products and sums in f32. Bias and activation of `c` follow, then one rounding if `c` is bf16. Takes scratch
-/// memory. Panics if the sizes do not agree.
+/// NaN), and products and sums in f32. Bias and activation of `c` follow, then one rounding if `c` is bf16. `scratch` has
+/// [`scratch_len`] elements, and begins at a multiple of 64 bytes, as memory of an allocator does. Panics if the sizes do not
+/// agree, or if the scratch memory begins elsewhere.
 ///
 /// The order of the sum of an element depends on the length of the sum only, so a row of `c` has the same bits whatever
 /// the other rows are, and for any number of threads. An f32 `c` is the first addend of its sum, a bf16 `c` the last.
 /// With AVX512-BF16, denormal numbers count as zero; other instructions give other bits.
 pub fn product<'a>(
-    compute: &Compute,
+    cpu: &Processor,
     a: impl Into<Operand<'a>>,
     b: impl Into<Operand<'a>>,
     c: Destination<'_>,
     accumulate: bool,
-) -> Result<()> {
+    scratch: &mut [f32],
+) {
     let (a, b) = (a.into(), b.into());
     let ((m, k), (b_rows, n)) = (a.dims(), b.dims());
     assert_eq!(k, b_rows, "inner dimensions");
     assert_eq!((c.rows, c.columns), (m, n), "size of the product");
+    assert!(scratch.as_ptr().addr().is_multiple_of(64), "scratch memory begins on a cache line");
     let elems = match c.elems {
         Elements::F32(elems) => Elems::F32(elems.as_mut_ptr()),
         Elements::Bf16(elems) => Elems::Bf16(elems.as_mut_ptr()),
@@ -311,10 +314,10 @@ pub fn product<'a>(
     let (a, b) = (a.rows_as_lanes(), b.columns_as_lanes());
     // SAFETY: the constructors of matrices and destinations checked sizes and strides, the sizes agree, and the slices
     // are borrowed until the product is done, that of `c` for writing.
-    unsafe { product::run(compute, Product { sizes: Sizes { m, n, k }, a, b, c }) }
+    unsafe { product::run(cpu, Product { sizes: Sizes { m, n, k }, a, b, c }, scratch) }
 }
 
 /// The number of f32 elements of scratch memory that [`product`] takes for `c` (m, n) and sums of k products.
-pub fn scratch_len(compute: &Compute, m: usize, n: usize, k: usize, is_c_bf16: bool) -> usize {
-    product::scratch_len(compute, Sizes { m, n, k }, is_c_bf16)
+pub fn scratch_len(cpu: &Processor, m: usize, n: usize, k: usize, is_c_bf16: bool) -> usize {
+    product::scratch_len(cpu, Sizes { m, n, k }, is_c_bf16)
 }

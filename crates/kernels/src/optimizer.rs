@@ -1,12 +1,11 @@
 //! Optimizer steps over flat storage, in one pass.
 
-use paceline_memory::{DType, Device, Tensor};
+use paceline_memory::Tensor;
 
 use crate::compute::batches;
-use crate::error::expect_shape;
-use crate::meta::{self, MetaScratch};
+use crate::real::for_real;
 use crate::simd::multiversion;
-use crate::{Compute, KernelError, Real, Result};
+use crate::{Compute, Op, Real, Result, read, update};
 
 /// Stochastic gradient descent, as in PyTorch's `SGD` without dampening and Nesterov.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,56 +42,31 @@ pub fn sgd(
     grads: &Tensor,
     velocity: Option<&Tensor>,
 ) -> Result<()> {
-    let _time = compute.time("sgd", [params]);
-    let op = "sgd";
-    let shape = params.shape();
-    expect_shape(op, "gradients", grads.shape(), shape)?;
-    if let Some(velocity) = velocity {
-        expect_shape(op, "velocity", velocity.shape(), shape)?;
-    }
-    let len = shape.num_elems();
-    match compute.device_of(op, [params, grads].into_iter().chain(velocity))? {
-        Device::Cpu => match params.dtype() {
-            DType::F32 => {
-                let factors = SgdFactors::<f32>::new(config);
-                let g = grads.read::<f32>()?;
-                let mut p = params.write::<f32>()?;
-                let mut v = velocity.map(|v| v.write::<f32>()).transpose()?;
-                let v: &mut [f32] = v.as_deref_mut().unwrap_or_default();
-                let v_elems = usize::from(!v.is_empty());
-                let items = batches(compute, &mut p, 1, len)
-                    .into_iter()
-                    .zip(batches(compute, v, v_elems, len))
-                    .collect();
-                compute.threads.for_each(items, |((first, p), (_, v))| {
-                    let g = &g[first..first + p.len()];
-                    if v.is_empty() {
-                        sgd_plain_f32(compute.simd, factors, p, g);
-                    } else {
-                        sgd_momentum_f32(compute.simd, factors, p, g, v);
-                    }
-                    Ok(())
-                })
-            }
-            DType::F64 => {
-                let factors = SgdFactors::<f64>::new(config);
-                let g = grads.read::<f64>()?;
-                let mut p = params.write::<f64>()?;
-                match velocity {
-                    Some(v) => sgd_momentum_body(factors, &mut p, &g, &mut v.write::<f64>()?),
-                    None => sgd_plain_body(factors, &mut p, &g),
+    let op = Op::new("sgd");
+    for_real!(op.name, params.dtype(), T => {
+        let shape = params.shape();
+        let operands = (
+            update::<T>("parameters", params, shape),
+            read::<T>("gradients", grads, shape),
+            velocity.map(|velocity| update::<T>("velocity", velocity, shape)),
+        );
+        let factors = SgdFactors::<T>::new(config);
+        compute.launch(op, operands, move |cpu, (p, g, v)| {
+            let len = p.len();
+            let v: &mut [T] = v.unwrap_or_default();
+            let v_elems = usize::from(!v.is_empty());
+            let parts = batches(cpu, p, 1, len).into_iter().zip(batches(cpu, v, v_elems, len));
+            cpu.threads.for_each(parts.collect(), |((first, p), (_, v))| {
+                let g = &g[first..first + p.len()];
+                if v.is_empty() {
+                    sgd_plain::<T>(cpu.simd, factors, p, g);
+                } else {
+                    sgd_momentum::<T>(cpu.simd, factors, p, g, v);
                 }
-                Ok(())
-            }
-            dtype => Err(KernelError::DType { op, dtype }),
-        },
-        Device::Meta => {
-            let dtype = meta::float(op, params)?;
-            let pretended = MetaScratch::new(compute, op).reads(dtype, [grads])?;
-            pretended.writes(dtype, [params].into_iter().chain(velocity))?;
+            });
             Ok(())
-        }
-    }
+        })
+    })
 }
 
 #[derive(Clone, Copy)]
@@ -113,7 +87,7 @@ impl<T: Real> SgdFactors<T> {
 }
 
 multiversion! {
-    fn sgd_plain_f32(factors: SgdFactors<f32>, p: &mut [f32], g: &[f32]) = sgd_plain_body
+    fn sgd_plain<T: Real>(factors: SgdFactors<T>, p: &mut [T], g: &[T]) = sgd_plain_body
 }
 
 #[inline(always)]
@@ -125,11 +99,11 @@ fn sgd_plain_body<T: Real>(factors: SgdFactors<T>, p: &mut [T], g: &[T]) {
 }
 
 multiversion! {
-    fn sgd_momentum_f32(
-        factors: SgdFactors<f32>,
-        p: &mut [f32],
-        g: &[f32],
-        v: &mut [f32],
+    fn sgd_momentum<T: Real>(
+        factors: SgdFactors<T>,
+        p: &mut [T],
+        g: &[T],
+        v: &mut [T],
     ) = sgd_momentum_body
 }
 
@@ -155,44 +129,26 @@ pub fn adamw(
     first: &Tensor,
     second: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("adamw", [params]);
-    let op = "adamw";
-    let shape = params.shape();
-    expect_shape(op, "gradients", grads.shape(), shape)?;
-    expect_shape(op, "first moment", first.shape(), shape)?;
-    expect_shape(op, "second moment", second.shape(), shape)?;
-    let len = shape.num_elems();
-    match compute.device_of(op, [params, grads, first, second])? {
-        Device::Cpu => match params.dtype() {
-            DType::F32 => {
-                let factors = AdamWFactors::<f32>::new(config, step);
-                let g = grads.read::<f32>()?;
-                let (mut p, mut m, mut v) =
-                    (params.write::<f32>()?, first.write::<f32>()?, second.write::<f32>()?);
-                let moments = batches(compute, &mut m, 1, len)
-                    .into_iter()
-                    .zip(batches(compute, &mut v, 1, len));
-                let items = batches(compute, &mut p, 1, len).into_iter().zip(moments).collect();
-                compute.threads.for_each(items, |((first, p), ((_, m), (_, v)))| {
-                    adamw_f32(compute.simd, factors, p, &g[first..first + p.len()], m, v);
-                    Ok(())
-                })
-            }
-            DType::F64 => {
-                let factors = AdamWFactors::<f64>::new(config, step);
-                let (mut p, g) = (params.write()?, grads.read()?);
-                adamw_body(factors, &mut p, &g, &mut first.write()?, &mut second.write()?);
-                Ok(())
-            }
-            dtype => Err(KernelError::DType { op, dtype }),
-        },
-        Device::Meta => {
-            let dtype = meta::float(op, params)?;
-            let pretended = MetaScratch::new(compute, op).reads(dtype, [grads])?;
-            pretended.writes(dtype, [params, first, second])?;
+    let op = Op::new("adamw");
+    for_real!(op.name, params.dtype(), T => {
+        let shape = params.shape();
+        let operands = (
+            update::<T>("parameters", params, shape),
+            read::<T>("gradients", grads, shape),
+            update::<T>("first moment", first, shape),
+            update::<T>("second moment", second, shape),
+        );
+        let factors = AdamWFactors::<T>::new(config, step);
+        compute.launch(op, operands, move |cpu, (p, g, m, v)| {
+            let len = p.len();
+            let moments = batches(cpu, m, 1, len).into_iter().zip(batches(cpu, v, 1, len));
+            let parts = batches(cpu, p, 1, len).into_iter().zip(moments).collect();
+            cpu.threads.for_each(parts, |((first, p), ((_, m), (_, v)))| {
+                adamw_of::<T>(cpu.simd, factors, p, &g[first..first + p.len()], m, v);
+            });
             Ok(())
-        }
-    }
+        })
+    })
 }
 
 #[derive(Clone, Copy)]
@@ -226,12 +182,12 @@ impl<T: Real> AdamWFactors<T> {
 }
 
 multiversion! {
-    fn adamw_f32(
-        factors: AdamWFactors<f32>,
-        p: &mut [f32],
-        g: &[f32],
-        m: &mut [f32],
-        v: &mut [f32],
+    fn adamw_of<T: Real>(
+        factors: AdamWFactors<T>,
+        p: &mut [T],
+        g: &[T],
+        m: &mut [T],
+        v: &mut [T],
     ) = adamw_body
 }
 

@@ -3,7 +3,6 @@
 //! In: the vector instructions. Out: a speed, measured now by short loops of fused multiply-adds in registers. What a kernel
 //! reaches is compared with it. This module knows nothing of kernels.
 
-use std::convert::Infallible;
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -34,13 +33,8 @@ pub fn of_threads(compute: &Compute, dtype: DType) -> f64 {
         _ => flops_per_s(compute.simd()),
     };
     let best = || (0..REPETITIONS).map(|_| once()).fold(0.0, f64::max);
-    let mut speeds = vec![0.0; compute.threads.count()];
-    let measured: Result<(), Infallible> =
-        compute.threads.for_each(speeds.iter_mut().collect(), |speed| {
-            *speed = best();
-            Ok(())
-        });
-    let Ok(()) = measured;
+    let mut speeds = vec![0.0; compute.threads().count()];
+    compute.threads().for_each(speeds.iter_mut().collect(), |speed| *speed = best());
     speeds.iter().sum()
 }
 

@@ -3,14 +3,10 @@
 //! `y[n, i, j, c] = max over u, v < window of x[n, i*s + u, j*s + v, c]`, without padding; rows and
 //! columns that no window covers are ignored. Among equal values the first wins, and NaN always wins.
 
-use paceline_memory::{Category, DType, Device, Element, Tensor};
+use paceline_memory::{Element, Tensor};
 
-use crate::error::expect_shape;
-use crate::meta::MetaScratch;
-use crate::stored::{self, Stored, for_stored};
-use crate::{Compute, KernelError, Real, Result};
-
-const OP: &str = "max_pool";
+use crate::stored::{Stored, for_stored};
+use crate::{Compute, KernelError, Op, Real, Result, read, scratch, write};
 
 /// The geometry of a max-pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +37,7 @@ impl MaxPool2d {
         } else {
             return Ok(());
         };
-        Err(KernelError::Geometry { op: OP, reason })
+        Err(KernelError::Geometry { op: "max_pool2d", reason })
     }
 
     /// Shape of a batch of inputs.
@@ -88,25 +84,20 @@ pub fn forward(
     output: &Tensor,
     winners: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("max_pool2d_forward", [input]);
     pool.check()?;
+    let (op, pool) = (Op::new("max_pool2d_forward"), *pool);
     let batch = input.dims().first().copied().unwrap_or(0);
-    expect_shape(OP, "input", input.shape(), pool.input_shape(batch))?;
-    expect_shape(OP, "output", output.shape(), pool.output_shape(batch))?;
-    expect_shape(OP, "winners", winners.shape(), pool.output_shape(batch))?;
-    match compute.device_of(OP, [input, output, winners])? {
-        Device::Cpu => for_stored!(OP, input.dtype(), S => {
-            let (x, mut y) = (input.read()?, output.write()?);
-            forward_of::<S>(pool, batch, &x, &mut y, &mut winners.write()?);
+    for_stored!(op.name, input.dtype(), S => {
+        let operands = (
+            read::<S>("input", input, pool.input_shape(batch)),
+            write::<S>("output", output, pool.output_shape(batch)),
+            write::<u8>("winners", winners, pool.output_shape(batch)),
+        );
+        compute.launch(op, operands, move |_, (x, y, winners)| {
+            forward_of::<S>(&pool, batch, x, y, winners);
             Ok(())
-        }),
-        Device::Meta => {
-            let (dtype, _) = stored::types(OP, input)?;
-            let pretended = MetaScratch::new(compute, OP).reads(dtype, [input])?;
-            pretended.writes(dtype, [output])?.writes(DType::U8, [winners])?;
-            Ok(())
-        }
-    }
+        })
+    })
 }
 
 /// Gradient of the input from `d_output`: each goes to the winner of its window. Where windows overlap,
@@ -118,26 +109,22 @@ pub fn backward(
     d_output: &Tensor,
     d_input: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("max_pool2d_backward", [d_output]);
     pool.check()?;
+    let (op, pool) = (Op::new("max_pool2d_backward"), *pool);
     let batch = d_input.dims().first().copied().unwrap_or(0);
-    expect_shape(OP, "d_output", d_output.shape(), pool.output_shape(batch))?;
-    expect_shape(OP, "winners", winners.shape(), pool.output_shape(batch))?;
-    expect_shape(OP, "d_input", d_input.shape(), pool.input_shape(batch))?;
-    match compute.device_of(OP, [winners, d_output, d_input])? {
-        Device::Cpu => for_stored!(OP, d_output.dtype(), S => {
-            backward_rounded::<S>(compute, pool, batch, winners, d_output, d_input)
-        }),
-        Device::Meta => {
-            let (dtype, _) = stored::types(OP, d_output)?;
-            let pretended = MetaScratch::new(compute, OP).reads(DType::U8, [winners])?;
-            let mut pretended = pretended.reads(dtype, [d_output])?.writes(dtype, [d_input])?;
-            match dtype {
-                DType::BF16 => pretended.scratch(DType::F32, pool.image_elems()[0]),
-                _ => Ok(()),
-            }
-        }
-    }
+    for_stored!(op.name, d_output.dtype(), S => {
+        let is_rounded = S::DTYPE != <S as Stored>::Real::DTYPE;
+        let operands = (
+            read::<u8>("winners", winners, pool.output_shape(batch)),
+            read::<S>("d_output", d_output, pool.output_shape(batch)),
+            write::<S>("d_input", d_input, pool.input_shape(batch)),
+            is_rounded.then(|| scratch::<<S as Stored>::Real>(pool.image_elems()[0])),
+        );
+        compute.launch(op, operands, move |_, (winners, dy, dx, sums)| {
+            backward_rounded::<S>(&pool, batch, winners, dy, dx, sums);
+            Ok(())
+        })
+    })
 }
 
 fn forward_of<S: Stored>(pool: &MaxPool2d, batch: usize, x: &[S], y: &mut [S], winners: &mut [u8]) {
@@ -158,31 +145,26 @@ fn forward_of<S: Stored>(pool: &MaxPool2d, batch: usize, x: &[S], y: &mut [S], w
     });
 }
 
-/// Writes the gradient of the input. If that is stored in another type than gradients add up in, they add up in scratch
-/// memory, one image at a time.
+/// Writes the gradient of the input. If that is stored in another type than gradients add up in, they add up in `sums`, one
+/// image at a time.
 fn backward_rounded<S: Stored>(
-    compute: &Compute,
     pool: &MaxPool2d,
     batch: usize,
-    winners: &Tensor,
-    d_output: &Tensor,
-    d_input: &Tensor,
-) -> Result<()> {
-    let (winners, dy) = (winners.read::<u8>()?, d_output.read::<S>()?);
-    let mut dx = d_input.write::<S>()?;
-    if let Some(dx) = S::as_reals(&mut dx) {
-        backward_of(pool, batch, &winners, &dy, dx);
-        return Ok(());
-    }
+    winners: &[u8],
+    dy: &[S],
+    dx: &mut [S],
+    sums: Option<&mut [S::Real]>,
+) {
+    let Some(sums) = sums else {
+        let dx = S::as_reals(dx).expect("what is not rounded adds up in place");
+        return backward_of(pool, batch, winners, dy, dx);
+    };
     let [in_elems, out_elems] = pool.image_elems();
-    let sums = compute.allocator.tensor(S::Real::DTYPE, [in_elems], Category::Workspace)?;
-    let mut sums = sums.write::<S::Real>()?;
     let images = dy.chunks_exact(out_elems).zip(winners.chunks_exact(out_elems));
     for ((dy, winners), dx) in images.zip(dx.chunks_exact_mut(in_elems)) {
-        backward_of(pool, 1, winners, dy, &mut sums);
-        dx.iter_mut().zip(&sums[..]).for_each(|(dx, sum)| *dx = S::store(*sum));
+        backward_of(pool, 1, winners, dy, sums);
+        dx.iter_mut().zip(&*sums).for_each(|(dx, sum)| *dx = S::store(*sum));
     }
-    Ok(())
 }
 
 fn backward_of<S: Stored>(

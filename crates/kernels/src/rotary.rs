@@ -10,13 +10,10 @@
 
 use std::f64::consts::TAU;
 
-use half::bf16;
 use paceline_memory::{Allocator, Category, DType, Device, Tensor};
 
-use crate::error::expect_shape;
-use crate::meta::MetaScratch;
-use crate::stored::{self, Stored};
-use crate::{Compute, KernelError, Real, Result};
+use crate::stored::{Stored, for_stored};
+use crate::{Compute, KernelError, Op, Real, Result, read, update};
 
 const OP: &str = "rotary";
 
@@ -150,6 +147,11 @@ impl RotaryTable {
             (Device::Cpu, DType::F64) => fill::<f64>(&frequencies, &mut values.write()?),
             (Device::Cpu, _) => fill::<f32>(&frequencies, &mut values.write()?),
             (Device::Meta, _) => {}
+            (Device::Sim, _) => {
+                let host = Self::new(&Allocator::pinned(), config, max_len, dtype)?;
+                let stream = allocator.home().expect("memory of a device has a stream");
+                stream.copy(&host.values, &values)?;
+            }
         }
         Ok(Self { config, values })
     }
@@ -210,45 +212,34 @@ pub fn rotate(
     heads: usize,
     x: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("rotary", [x]);
+    let op = Op::new(OP);
     let head_dim = table.config.head_dim;
     let used = heads * head_dim;
     let (rows, columns) = match *x.dims() {
         [rows, columns] => (rows, columns),
         _ => (0, 0),
     };
-    expect_shape(OP, "x", x.shape(), [rows, columns.max(used)])?;
     let longest = if rows == 0 { 0 } else { offset + seq.min(rows) };
     table.check(OP, head_dim, longest)?;
     if seq == 0 && rows > 0 {
         let reason = "rows of length zero have no positions".to_owned();
         return Err(KernelError::Geometry { op: OP, reason });
     }
-    macro_rules! rotate {
-        ($stored:ty) => {{
-            let values = table.values.read::<<$stored as Stored>::Real>()?;
-            let mut x = x.write::<$stored>()?;
+    for_stored!(OP, x.dtype(), S => {
+        let operands = (
+            read::<<S as Stored>::Real>("table", &table.values, table.values.shape()),
+            update::<S>("x", x, [rows, columns.max(used)]),
+        );
+        compute.launch(op, operands, move |_, (table, x)| {
             for (i, row) in x.chunks_exact_mut(columns.max(1)).enumerate() {
                 let at = (offset + i % seq) * head_dim;
                 for head in row[..used].chunks_exact_mut(head_dim) {
-                    turn_in_place(head, &values[at..at + head_dim]);
+                    turn_in_place(head, &table[at..at + head_dim]);
                 }
             }
-        }};
-    }
-    match compute.device_of(OP, [&table.values, x])? {
-        Device::Cpu => match x.dtype() {
-            DType::F32 => rotate!(f32),
-            DType::F64 => rotate!(f64),
-            DType::BF16 => rotate!(bf16),
-            dtype => return Err(KernelError::DType { op: OP, dtype }),
-        },
-        Device::Meta => {
-            let (dtype, real) = stored::types(OP, x)?;
-            MetaScratch::new(compute, OP).reads(real, [&table.values])?.writes(dtype, [x])?;
-        }
-    }
-    Ok(())
+            Ok(())
+        })
+    })
 }
 
 fn turn_in_place<S: Stored>(head: &mut [S], angles: &[S::Real]) {

@@ -4,10 +4,10 @@
 //! they are stored. So one loop serves all three, and has the bits of a plain f32 loop for f32.
 
 use half::bf16;
-use paceline_memory::{DType, Element, MemoryError, Tensor};
+use paceline_memory::Element;
 use paceline_numeric::bf16::{round, widen};
 
-use crate::{KernelError, Real, Result};
+use crate::Real;
 
 /// A number in memory.
 pub trait Stored: Element + Default {
@@ -107,73 +107,37 @@ macro_rules! for_stored {
 }
 pub(crate) use for_stored;
 
-/// The element type of an operand that must be f32, f64 or bf16, and the type in which kernels compute with it.
-pub(crate) fn types(op: &'static str, operand: &Tensor) -> Result<(DType, DType)> {
-    match operand.dtype() {
-        dtype @ (DType::F32 | DType::F64) => Ok((dtype, dtype)),
-        DType::BF16 => Ok((DType::BF16, DType::F32)),
-        dtype => Err(KernelError::DType { op, dtype }),
-    }
-}
-
-/// Whether an operand of an operation that computes in `real` is stored in bf16.
-pub(crate) fn is_rounded(real: DType, operand: &Tensor) -> bool {
-    real == DType::F32 && operand.dtype() == DType::BF16
-}
-
-/// The element type that an operation in `real` expects of an operand that may be stored in bf16.
-pub(crate) fn expected(real: DType, operand: &Tensor) -> DType {
-    if is_rounded(real, operand) { DType::BF16 } else { real }
-}
-
-/// Runs `$body` with `$X` as the element type of a layer's input (or its gradient) and `$S` as that of its output (or its
-/// gradient): both f32, both bf16, or an input of f32 and an output of bf16.
+/// Launches an operation on images with the element types of a layer: `$X` of its input (or the input's gradient), `$S` of its
+/// output (or the output's gradient), and `$P` of its parameters. All are f32, or all are f64, or `$S` is bf16; then `$X` is
+/// f32 or bf16, and `$P` is f32. `$operands` is stated once, for all types. The operation is launched with it by `$plain` in
+/// f64, and by `$fast` otherwise.
 macro_rules! for_images {
-    ($op:expr, ($input:expr, $output:expr), ($X:ident, $S:ident) => $body:expr) => {
-        match ($input.dtype(), $output.dtype()) {
-            (DType::F32, DType::F32) => {
-                type $X = f32;
-                type $S = f32;
+    (
+        $op:expr, ($input:expr, $output:expr), ($X:ident, $S:ident, $P:ident) => $operands:expr,
+        f64: |$plain_name:ident| $plain:expr,
+        f32: |$name:ident| $fast:expr $(,)?
+    ) => {{
+        use paceline_memory::DType::{BF16, F32, F64};
+        macro_rules! with {
+            ($x:ty, $s:ty, $p:ty, $held:ident => $body:expr) => {{
+                type $X = $x;
+                type $S = $s;
+                type $P = $p;
+                let $held = $operands;
                 $body
-            }
-            (DType::F32, DType::BF16) => {
-                type $X = f32;
-                type $S = half::bf16;
-                $body
-            }
-            (DType::BF16, DType::BF16) => {
-                type $X = half::bf16;
-                type $S = half::bf16;
-                $body
-            }
-            (input, output) => Err($crate::stored::image_mismatch($op, input, output)),
+            }};
         }
-    };
+        match ($input.dtype(), $output.dtype()) {
+            (F64, F64) => with!(f64, f64, f64, $plain_name => $plain),
+            (F32, F32) => with!(f32, f32, f32, $name => $fast),
+            (F32, BF16) => with!(f32, half::bf16, f32, $name => $fast),
+            (BF16, BF16) => with!(half::bf16, half::bf16, f32, $name => $fast),
+            // The input is fine by itself, so the output is of the wrong type.
+            (expected @ (F32 | F64 | BF16), got) => {
+                Err(paceline_memory::MemoryError::WrongType { expected, got }.into())
+            }
+            (dtype, _) => Err($crate::KernelError::DType { op: $op, dtype }),
+        }
+    }};
 }
 pub(crate) use for_images;
-
-/// The element types of a layer's input (or its gradient), output (or its gradient) and parameters. See [`for_images`]; or
-/// all are f64.
-pub(crate) fn image_types(
-    op: &'static str,
-    input: &Tensor,
-    output: &Tensor,
-) -> Result<(DType, DType, DType)> {
-    match (input.dtype(), output.dtype()) {
-        (DType::F64, DType::F64) => Ok((DType::F64, DType::F64, DType::F64)),
-        (DType::F32, DType::F32) => Ok((DType::F32, DType::F32, DType::F32)),
-        (input @ (DType::F32 | DType::BF16), DType::BF16) => Ok((input, DType::BF16, DType::F32)),
-        (input, output) => Err(image_mismatch(op, input, output)),
-    }
-}
-
-/// The error for element types that no layer has.
-pub(crate) fn image_mismatch(op: &'static str, input: DType, output: DType) -> KernelError {
-    match input {
-        // The input is fine by itself, so the output is of the wrong type.
-        DType::F32 | DType::F64 | DType::BF16 => {
-            MemoryError::WrongType { expected: input, got: output }.into()
-        }
-        dtype => KernelError::DType { op, dtype },
-    }
-}

@@ -3,36 +3,25 @@
 //! A selection of `k` elements is a tensor of i32 (2 k): their indices in ascending order, then their
 //! values as bits.
 
-use paceline_memory::{DType, Device, Tensor};
+use paceline_memory::Tensor;
 use paceline_numeric::tree;
 
-use crate::error::expect_shape;
-use crate::meta::MetaScratch;
 use crate::simd::multiversion;
-use crate::{Compute, KernelError, Result, SimdLevel};
+use crate::{Compute, KernelError, Op, Result, SimdLevel, read, update, write};
 
 /// `residual += x`; then the `k` elements of `residual` that are largest in magnitude move to `selected`,
 /// an i32 (2 k), and become -0 in `residual`. Among elements of equal magnitude the first are taken. NaN
 /// counts as larger than every number. `x` and `residual` are f32 of the same shape.
 pub fn select(compute: &Compute, x: &Tensor, residual: &Tensor, selected: &Tensor) -> Result<()> {
-    let _time = compute.time("top_k_select", [x]);
-    let op = "top_k select";
-    expect_shape(op, "residual", residual.shape(), x.shape())?;
-    for tensor in [x, residual] {
-        if tensor.dtype() != DType::F32 {
-            return Err(KernelError::DType { op, dtype: tensor.dtype() });
-        }
-    }
-    match compute.device_of(op, [x, residual, selected])? {
-        Device::Cpu => {
-            select_on_cpu(compute.simd, &x.read()?, &mut residual.write()?, &mut selected.write()?)
-        }
-        Device::Meta => {
-            let pretended = MetaScratch::new(compute, op).reads(DType::F32, [x])?;
-            pretended.writes(DType::F32, [residual])?.writes(DType::I32, [selected])?;
-        }
-    }
-    Ok(())
+    let operands = (
+        read::<f32>("x", x, x.shape()),
+        update::<f32>("residual", residual, x.shape()),
+        write::<i32>("selected", selected, selected.shape()),
+    );
+    compute.launch(Op::new("top_k_select"), operands, |cpu, (x, residual, selected)| {
+        select_on_cpu(cpu.simd, x, residual, selected);
+        Ok(())
+    })
 }
 
 fn select_on_cpu(simd: SimdLevel, x: &[f32], residual: &mut [f32], selected: &mut [i32]) {
@@ -104,19 +93,14 @@ const BLOCK: usize = 1024;
 /// selections, as in an all-reduce. Elements that are not selected count as -0. f32; overwrites. Errors on an
 /// index beyond `mean`, and on indices that do not ascend.
 pub fn scatter_mean(compute: &Compute, selections: &Tensor, n: usize, mean: &Tensor) -> Result<()> {
-    let _time = compute.time("top_k_scatter_mean", [selections]);
-    let op = "top_k scatter_mean";
-    if mean.dtype() != DType::F32 {
-        return Err(KernelError::DType { op, dtype: mean.dtype() });
-    }
-    match compute.device_of(op, [selections, mean])? {
-        Device::Cpu => scatter_mean_on_cpu(op, &selections.read()?, n, &mut mean.write()?),
-        Device::Meta => {
-            let pretended = MetaScratch::new(compute, op).reads(DType::I32, [selections])?;
-            pretended.writes(DType::F32, [mean])?;
-            Ok(())
-        }
-    }
+    let op = Op::new("top_k_scatter_mean");
+    let operands = (
+        read::<i32>("selections", selections, selections.shape()),
+        write::<f32>("mean", mean, mean.shape()),
+    );
+    compute.launch(op, operands, move |_, (selections, mean)| {
+        scatter_mean_on_cpu(op.name, selections, n, mean)
+    })
 }
 
 fn scatter_mean_on_cpu(
@@ -168,7 +152,7 @@ fn scatter_mean_on_cpu(
 
 #[cfg(test)]
 mod tests {
-    use paceline_memory::{Allocator, Category};
+    use paceline_memory::{Allocator, Category, DType};
     use rand::{RngExt, SeedableRng};
 
     use super::*;

@@ -400,22 +400,22 @@ fn mistakes_are_errors() {
     let qkv = spec.qkv_shape();
     assert_eq!(forward(&spec, [0, 3], &good, qkv), Ok(()));
     let error = forward(&spec, [3, 4], &good, qkv).unwrap_err();
-    assert_eq!(error, "attention: length 4 of row 1 is not within 0..=3");
+    assert_eq!(error, "attention_forward: length 4 of row 1 is not within 0..=3");
     let error = forward(&spec, [-1, 3], &good, qkv).unwrap_err();
-    assert_eq!(error, "attention: length -1 of row 0 is not within 0..=3");
+    assert_eq!(error, "attention_forward: length -1 of row 0 is not within 0..=3");
     let error = forward(&spec, [3, 3], &good, [6, 12]).unwrap_err();
     assert!(error.contains("qkv must have shape [6, 16], got [6, 12]"), "{error}");
     let error = forward(&spec, [3, 3], &table(&spec, DType::F64), qkv).unwrap_err();
     assert!(error.contains("expected elements of type f32, got f64"), "{error}");
     let odd = AttentionSpec { kv_heads: 3, ..spec };
     let error = forward(&odd, [3, 3], &good, qkv).unwrap_err();
-    assert_eq!(error, "attention: kv_heads must divide heads, got 3 and 2");
+    assert_eq!(error, "attention_forward: kv_heads must divide heads, got 3 and 2");
     let config = RotaryConfig { head_dim: 4, theta: 1e4, scaling: None };
     let short = RotaryTable::new(&compute.allocator, config, 2, DType::F32).unwrap();
     let error = forward(&spec, [1, 1], &short, qkv).unwrap_err();
-    assert_eq!(error, "attention: the rotary table has 2 positions, 3 are needed");
+    assert_eq!(error, "attention_forward: the rotary table has 2 positions, 3 are needed");
     let config = RotaryConfig { head_dim: 8, ..config };
     let wide = RotaryTable::new(&compute.allocator, config, 9, DType::F32).unwrap();
     let error = forward(&spec, [1, 1], &wide, qkv).unwrap_err();
-    assert_eq!(error, "attention: the rotary table is for heads of 8 elements, not of 4");
+    assert_eq!(error, "attention_forward: the rotary table is for heads of 8 elements, not of 4");
 }

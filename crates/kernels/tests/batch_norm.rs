@@ -200,7 +200,7 @@ fn both_passes_at_every_level_whole_and_in_shares() {
         for dtype in [DType::F32, DType::F64] {
             let mut whole: Option<Outcome> = None;
             for compute in computes() {
-                let what = format!("{dtype} {:?} {:?}", compute.simd(), compute.threads);
+                let what = format!("{dtype} {:?} {:?}", compute.simd(), compute.threads());
                 let outcome = run(&compute, &case, dtype, &[case.dims[0]]);
                 check(&outcome, &case, tolerance(dtype), &what);
                 // The bits are the same for all vector instructions and numbers of threads.
@@ -320,7 +320,7 @@ fn wrong_shapes_are_explained() {
     let x = tensor(&compute, DType::F32, [2, 4], &[0.0; 8]);
     let sums = tensor(&compute, DType::F64, [7], &[0.0; 7]);
     let error = batch_norm::sums(&compute, &config, &x, &sums).unwrap_err();
-    assert_eq!(error.to_string(), "batch_norm: input must have shape [2, 3], got [2, 4]");
+    assert_eq!(error.to_string(), "batch_norm_sums: input must have shape [2, 3], got [2, 4]");
     let error = batch_norm::moments(&compute, &config, &sums, &x).unwrap_err();
-    assert_eq!(error.to_string(), "batch_norm: moments must have shape [7], got [2, 4]");
+    assert_eq!(error.to_string(), "batch_norm_moments: moments must have shape [7], got [2, 4]");
 }

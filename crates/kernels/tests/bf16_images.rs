@@ -297,7 +297,7 @@ fn types_that_do_not_go_together_are_refused_on_both_devices() {
         let error = forward(DType::BF16, DType::F32).unwrap_err();
         assert!(error.contains("expected elements of type bf16, got f32"), "{error}");
         let error = forward(DType::F16, DType::BF16).unwrap_err();
-        assert_eq!(error, "conv2d is not defined for elements of type f16");
+        assert_eq!(error, "conv2d_forward is not defined for elements of type f16");
         let w = of(DType::BF16, &conv.weight_shape());
         let (x, y) =
             (of(DType::BF16, &conv.input_shape(1)), of(DType::BF16, &conv.output_shape(1)));

@@ -172,11 +172,17 @@ fn other_types_are_refused_on_both_devices() {
         let (x, w) = (of(DType::BF16, [4, 3]), of(DType::F16, [2, 3]));
         let y = of(DType::BF16, [4, 2]);
         let error = linear::forward(&compute, &x, &w, None, Activation::None, &y).unwrap_err();
-        assert_eq!(error.to_string(), "linear is not defined for elements of type f16");
+        assert_eq!(error.to_string(), "linear_forward is not defined for elements of type f16");
         let error = linear::backward_input(&compute, &w, &y, &x).unwrap_err();
-        assert_eq!(error.to_string(), "linear is not defined for elements of type f16");
+        assert_eq!(
+            error.to_string(),
+            "linear_backward_input is not defined for elements of type f16"
+        );
         let error = linear::backward_weight(&compute, &x, &y, &w, None, false).unwrap_err();
-        assert_eq!(error.to_string(), "linear is not defined for elements of type f16");
+        assert_eq!(
+            error.to_string(),
+            "linear_backward_weight is not defined for elements of type f16"
+        );
         // A bf16 weight needs an activation of bf16.
         let (x, w) = (of(DType::F32, [4, 3]), of(DType::BF16, [2, 3]));
         let y = of(DType::F32, [4, 2]);

@@ -8,7 +8,7 @@ use half::bf16;
 use paceline_kernels::linear::Activation;
 use paceline_kernels::matmul::{self, Destination, Matrix, Operand};
 use paceline_kernels::{Compute, SimdLevel};
-use paceline_memory::Allocator;
+use paceline_memory::{Allocator, Category, DType};
 
 fn halves(x: &[f32]) -> Vec<bf16> {
     x.iter().copied().map(bf16::from_f32).collect()
@@ -30,7 +30,7 @@ fn instruction_sets(threads: usize) -> Vec<Compute> {
 
 fn name(compute: &Compute) -> String {
     let dots = if compute.uses_bf16_dots() { " with BF16" } else { "" };
-    format!("{:?}{dots}, {} threads", compute.simd(), compute.threads.count())
+    format!("{:?}{dots}, {} threads", compute.simd(), compute.threads().count())
 }
 
 /// A product's operands, row-major with a row stride, as f32 and as bf16.
@@ -109,8 +109,26 @@ impl Case {
         }
         let a = operand((&self.a, &a16), types.0, a_dims, self.strides.0, self.transposed.0);
         let b = operand((&self.b, &b16), types.1, b_dims, self.strides.1, self.transposed.1);
-        matmul::product(compute, a, b, c, accumulate).unwrap();
+        product(compute, (m, n, k), a, b, c, accumulate);
     }
+}
+
+/// A product whose scratch memory has numbers in it.
+fn product<'a>(
+    compute: &Compute,
+    (m, n, k): (usize, usize, usize),
+    a: impl Into<Operand<'a>>,
+    b: impl Into<Operand<'a>>,
+    c: Destination<'_>,
+    accumulate: bool,
+) {
+    let cpu = compute.processor();
+    let len = [false, true].map(|is_c_bf16| matmul::scratch_len(cpu, m, n, k, is_c_bf16));
+    let len = [len[0].max(len[1])];
+    let scratch = compute.allocator.tensor(DType::F32, len, Category::Workspace).unwrap();
+    let mut scratch = scratch.write::<f32>().unwrap();
+    scratch.fill(f32::NAN);
+    matmul::product(cpu, a, b, c, accumulate, &mut scratch);
 }
 
 const ORIENTATIONS: [(bool, bool); 4] =
@@ -307,12 +325,14 @@ fn empty_sizes() {
         let mut c = [bf16::ONE; 6];
         let bias = [1.0, -2.0, 3.0];
         let to = Destination::new(&mut c[..], 2, 3).with_bias(Some(&bias));
-        matmul::product(&compute, a, b, to, false).unwrap();
+        product(&compute, (2, 3, 0), a, b, to, false);
         assert_eq!(c.map(bf16::to_f32), [1.0, -2.0, 3.0, 1.0, -2.0, 3.0]);
-        matmul::product(&compute, a, b, Destination::new(&mut c[..], 2, 3), true).unwrap();
+        let to = Destination::new(&mut c[..], 2, 3);
+        product(&compute, (2, 3, 0), a, b, to, true);
         assert_eq!(c.map(bf16::to_f32), [1.0, -2.0, 3.0, 1.0, -2.0, 3.0]);
         let (a, b) = (Matrix::new(&empty, 0, 3), Matrix::new(&[1.0f32; 6], 3, 2));
         let mut none: [f32; 0] = [];
-        matmul::product(&compute, a, b, Destination::new(&mut none[..], 0, 2), false).unwrap();
+        let to = Destination::new(&mut none[..], 0, 2);
+        product(&compute, (0, 2, 3), a, b, to, false);
     }
 }

@@ -254,7 +254,7 @@ fn wrong_shapes_are_explained() {
     let (x, w) = (tensor(a, [2, 3], &[0.0; 6]), tensor(a, [4, 5], &[0.0; 20]));
     let y = tensor(a, [2, 4], &[0.0; 8]);
     let error = linear::forward(&compute, &x, &w, Some(&y), Activation::None, &y).unwrap_err();
-    assert_eq!(error.to_string(), "linear: input must have shape [2, 5], got [2, 3]");
+    assert_eq!(error.to_string(), "linear_forward: input must have shape [2, 5], got [2, 3]");
     let conv = Conv2d { padding: 3, ..Conv2d::same3x3(6, 6, 1, 1) };
     assert!(conv.check().unwrap_err().to_string().contains("padding is not smaller"));
     let conv = Conv2d::same3x3(1, 4, 1, 1);

@@ -159,7 +159,7 @@ fn embedding_and_its_gradient() {
                 embedding::forward(compute, &of(&[wrong; 6], &[6]), &tables, &ys).unwrap_err();
             assert_eq!(
                 error.to_string(),
-                format!("embedding: index {wrong} is not among 5 elements")
+                format!("embedding_forward: index {wrong} is not among 5 elements")
             );
         }
     });

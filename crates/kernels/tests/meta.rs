@@ -56,7 +56,7 @@ fn operations_take_the_scratch_memory_of_the_cpu() {
     assert_eq!(cpu, meta);
     let [cpu, meta] = on_both(1, |compute, tensor| {
         let grads = tensor(DType::F32, &[200_003]);
-        let rows = norm::Rows::new([0..70_001, 70_016..200_003]);
+        let rows = norm::RowRanges::new([0..70_001, 70_016..200_003]);
         norm::squares(compute, &grads, 0, &rows, 5..rows.count())?;
         norm::scale(compute, &grads, 0.5)
     });
@@ -99,9 +99,7 @@ fn images_of_bf16_take_the_scratch_memory_of_the_cpu() {
             let b = tensor(DType::F32, &[conv.c_out]);
             conv2d::backward_weight(compute, &conv, &x, &y, &w, &b, false)
         });
-        let workspace = |usage: PhaseUsage| usage.of(Category::Workspace).peak_bytes;
-        let one_part = workspace(meta) / num_threads as u64;
-        assert!((one_part..=workspace(meta)).contains(&workspace(cpu)), "{cpu:?} {meta:?}");
+        assert_eq!(cpu, meta, "{num_threads} threads");
     }
 }
 
@@ -223,9 +221,8 @@ fn a_language_model_takes_the_scratch_memory_of_the_cpu() {
 
 /// Fresh memory holds anything, and not every number is a row of a table.
 fn ids_are_zero(ids: &Tensor) -> Result<()> {
-    match ids.device() {
-        Device::Cpu => ids.write::<i64>()?.fill(0),
-        Device::Meta => {}
+    if ids.device() == Device::Cpu {
+        ids.write::<i64>()?.fill(0);
     }
     Ok(())
 }
@@ -282,9 +279,8 @@ fn attention_takes_the_scratch_memory_of_the_cpu() {
     }
 }
 
-/// Threads may overlap less than the device without contents assumes, but not more.
 #[test]
-fn threads_take_no_more_than_on_the_device_without_contents() {
+fn threads_take_as_much_as_on_the_device_without_contents() {
     let conv = Conv2d::same3x3(10, 10, 16, 24);
     for num_threads in [2, 3] {
         let [cpu, meta] = on_both(num_threads, |compute, tensor| {
@@ -293,18 +289,17 @@ fn threads_take_no_more_than_on_the_device_without_contents() {
             let w = tensor(DType::F32, &conv.weight_shape());
             let b = tensor(DType::F32, &[conv.c_out]);
             conv2d::forward(compute, &conv, &x, &w, &b, &y)?;
-            conv2d::backward_weight(compute, &conv, &x, &y, &w, &b, false)
+            conv2d::backward_weight(compute, &conv, &x, &y, &w, &b, false)?;
+            conv2d::backward_input(compute, &conv, &w, &y, &x)
         });
-        let workspace = |usage: PhaseUsage| usage.of(Category::Workspace).peak_bytes;
-        let one_part = workspace(meta) / num_threads as u64;
-        assert!((one_part..=workspace(meta)).contains(&workspace(cpu)), "{cpu:?} {meta:?}");
+        assert_eq!(cpu, meta, "{num_threads} threads");
     }
 }
 
 #[test]
 fn operations_check_their_operands() {
     let compute = Compute::new(4, Allocator::meta()).unwrap();
-    assert_eq!(compute.threads.count(), 4);
+    assert_eq!(compute.threads().count(), 4);
     let tensor = |dtype, dims: &[usize]| {
         compute.allocator.tensor(dtype, dims, Category::Activations).unwrap()
     };

@@ -1,7 +1,7 @@
 //! Norms and scaling against the plain implementation. Also checks that neither threads nor vector
 //! instructions change a bit.
 
-use paceline_kernels::norm::Rows;
+use paceline_kernels::norm::RowRanges;
 use paceline_kernels::norm::tree::RowTree;
 use paceline_kernels::{Compute, KernelError, SimdLevel, norm, reference};
 use paceline_memory::{Allocator, Category, DType, Element, Tensor};
@@ -35,7 +35,7 @@ const LENGTHS: [usize; 11] = [0, 1, 15, 16, 17, 511, 513, 4095, 4096, 4097, 40_0
 
 /// The sum of the squares of a tensor that is one parameter.
 fn sum_of_squares(compute: &Compute, tensor: &Tensor) -> Result<f64, KernelError> {
-    let rows = Rows::new(std::iter::once(0..tensor.num_elems()));
+    let rows = RowRanges::new(std::iter::once(0..tensor.num_elems()));
     Ok(norm::squares(compute, tensor, 0, &rows, 0..rows.count())?.read()?.total())
 }
 
@@ -77,7 +77,7 @@ fn the_sum_is_a_tree_over_the_rows_of_all_parameters_however_they_are_divided_an
             places.push(at..at + len);
             (at, from) = ((at + len).next_multiple_of(16) + gap, from + len);
         }
-        let (tensor, rows) = (tensor(DType::F32, &elems), Rows::new(places));
+        let (tensor, rows) = (tensor(DType::F32, &elems), RowRanges::new(places));
         for compute in computes() {
             let part =
                 |range| norm::squares(&compute, &tensor, 0, &rows, range).unwrap().read().unwrap();
@@ -152,7 +152,7 @@ fn integers_are_refused() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
     let numbers = tensor(DType::I64, &[1i64, 2]);
     let error = sum_of_squares(&compute, &numbers).unwrap_err().to_string();
-    assert!(error.contains("sum of squares") && error.contains("i64"), "{error}");
+    assert!(error.contains("squares") && error.contains("i64"), "{error}");
     assert!(norm::scale(&compute, &numbers, 2.0).is_err());
 }
 
@@ -160,7 +160,7 @@ fn integers_are_refused() {
 fn a_sum_stays_in_a_tensor_until_it_is_read() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
     let numbers = tensor(DType::F32, &[0.5f32; 16 * 21]);
-    let rows = Rows::new(std::iter::once(0..numbers.num_elems()));
+    let rows = RowRanges::new(std::iter::once(0..numbers.num_elems()));
     let squares = norm::squares(&compute, &numbers, 0, &rows, 0..21).unwrap();
     // 21 rows are nodes of 16, 4 and one row.
     assert_eq!(squares.nodes().dims(), [3, 16]);

@@ -9,7 +9,11 @@ use paceline_trace::Track;
 use crate::account::Account;
 use crate::buffer::Buffer;
 use crate::heap::{Block, Heap, Shortage};
-use crate::{Category, DType, Device, MemoryError, PhaseUsage, Shape, Tensor, Usage};
+use crate::sim::SimStream;
+use crate::uses::Uses;
+use crate::{
+    Category, DType, Device, Event, EventState, MemoryError, PhaseUsage, Shape, Tensor, Usage,
+};
 
 /// Hands out buffers, takes their memory back when the last user drops them, and counts the bytes.
 ///
@@ -26,12 +30,20 @@ pub(crate) struct Pool {
     device: Device,
     pub(crate) account: Account,
     heap: Mutex<Heap>,
+    /// Whether a device can copy this memory of the host without the driver's help.
+    is_pinned: bool,
+    /// The stream whose work uses the memory of a device.
+    home: Option<SimStream>,
+    /// Free blocks of a device, and the work of other streams that still uses them.
+    parked: Mutex<Vec<(Block, Vec<Event>)>>,
 }
 
 impl Pool {
-    fn new(device: Device, shortage: Shortage) -> Arc<Self> {
-        let heap = Mutex::new(Heap::new(device, shortage));
-        Arc::new(Self { device, heap, ..Self::default() })
+    fn new(device: Device, shortage: Shortage) -> Self {
+        let mut pool = Self::default();
+        pool.device = device;
+        pool.heap = Mutex::new(Heap::new(device, shortage));
+        pool
     }
 
     fn heap(&self) -> MutexGuard<'_, Heap> {
@@ -39,6 +51,7 @@ impl Pool {
     }
 
     fn take(&self, len_bytes: usize, category: Category) -> Result<Block, MemoryError> {
+        self.unpark();
         let mut heap = self.heap();
         let before = heap.reserved_bytes;
         let block = heap.take(len_bytes);
@@ -49,8 +62,46 @@ impl Pool {
         block.ok_or(MemoryError::OutOfMemory { bytes: len_bytes, category })
     }
 
-    pub(crate) fn give_back(&self, block: Block) {
-        self.heap().give_back(block);
+    /// Takes a block back whose uses were these. The next user of a device's block is work of its home stream, so the block
+    /// is free as soon as such work comes behind all that uses it, which may still be queued.
+    pub(crate) fn give_back(&self, block: Block, uses: &Uses) {
+        let Some(home) = &self.home else { return self.heap().give_back(block) };
+        let others = uses.not_before(home.stream());
+        if others.is_empty() {
+            home.poison(block.base.as_ptr(), block.len_bytes());
+            self.heap().give_back(block);
+        } else {
+            self.parked().push((block, others));
+        }
+    }
+
+    /// Frees the blocks that only work of the home stream can still use.
+    fn unpark(&self) {
+        let Some(home) = &self.home else { return };
+        let is_done =
+            |event: &Event| home.stream().is_behind(event) || event.peek() == EventState::Complete;
+        let free: Vec<_> =
+            self.parked().extract_if(.., |(_, events)| events.iter().all(is_done)).collect();
+        for (block, _) in free {
+            home.poison(block.base.as_ptr(), block.len_bytes());
+            self.heap().give_back(block);
+        }
+    }
+
+    fn parked(&self) -> MutexGuard<'_, Vec<(Block, Vec<Event>)>> {
+        self.parked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Pool {
+    /// Waits for the work that may still use the memory.
+    fn drop(&mut self) {
+        if let Some(home) = &self.home {
+            home.drain();
+            self.parked().iter().flat_map(|(_, events)| events).for_each(|event| {
+                event.block();
+            });
+        }
     }
 }
 
@@ -62,19 +113,44 @@ impl Allocator {
 
     /// An allocator of [`Device::Meta`]: its buffers are counted like others and take no memory.
     pub fn meta() -> Self {
-        Self(Pool::new(Device::Meta, Shortage::None))
+        Self(Arc::new(Pool::new(Device::Meta, Shortage::None)))
+    }
+
+    /// An allocator of memory of the host that a device can copy by itself.
+    pub fn pinned() -> Self {
+        let mut pool = Pool::default();
+        pool.is_pinned = true;
+        Self(Arc::new(pool))
+    }
+
+    /// An allocator of a device's memory, which is used by work of `home` above all: what is freed serves later work of this
+    /// stream at once, and that of others behind an event only.
+    pub fn on(home: &SimStream) -> Self {
+        let mut pool = Pool::new(Device::Sim, Shortage::None);
+        pool.home = Some(home.clone());
+        Self(Arc::new(pool))
+    }
+
+    /// The stream whose work uses this memory of a device.
+    pub fn home(&self) -> Option<&SimStream> {
+        self.0.home.as_ref()
+    }
+
+    /// Whether a device can copy this memory of the host by itself.
+    pub fn is_pinned(&self) -> bool {
+        self.0.is_pinned
     }
 
     /// For tests: an allocator to which the system gives memory only so often.
     #[cfg(feature = "faults")]
     pub fn with_blocks(num_blocks: u64) -> Self {
-        Self(Pool::new(Device::Cpu, Shortage::AfterRequests(num_blocks)))
+        Self(Arc::new(Pool::new(Device::Cpu, Shortage::AfterRequests(num_blocks))))
     }
 
     /// For tests: an allocator to which the system gives only so many bytes at once.
     #[cfg(feature = "faults")]
     pub fn with_bytes(num_bytes: usize) -> Self {
-        Self(Pool::new(Device::Cpu, Shortage::AboveBytes(num_bytes)))
+        Self(Arc::new(Pool::new(Device::Cpu, Shortage::AboveBytes(num_bytes))))
     }
 
     /// The device whose memory this allocator hands out.

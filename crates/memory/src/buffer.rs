@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::heap::{ALIGNMENT, Block};
+use crate::uses::Uses;
 use crate::{Allocator, Category, Device, Element, Event, Mapping, MemoryError};
 
 /// How a claimed range will be used. Reads may share a range; a write excludes everything else.
@@ -35,7 +36,7 @@ struct Inner {
     category: Category,
     allocator: Allocator,
     storage: Storage,
-    claims: Mutex<Claims>,
+    uses: Mutex<Uses>,
 }
 
 #[derive(Debug)]
@@ -45,20 +46,6 @@ enum Storage {
     /// Part of a mapping that other processes may share. `extent` is the range of bytes that belongs only to
     /// this buffer; its memory goes back to the system when the buffer is dropped.
     Window { mapping: Arc<Mapping>, extent: Range<usize> },
-}
-
-#[derive(Debug, Default)]
-struct Claims {
-    next_id: u64,
-    held: Vec<HeldClaim>,
-}
-
-#[derive(Debug)]
-struct HeldClaim {
-    id: u64,
-    range: Range<usize>,
-    access: Access,
-    holder: &'static str,
 }
 
 // SAFETY: the memory at `base` belongs only to this value (a pooled block, or a window whose exclusivity the
@@ -71,7 +58,10 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let account = &self.allocator.0.account;
         match &self.storage {
-            Storage::Pooled(block) => self.allocator.0.give_back(*block),
+            Storage::Pooled(block) => {
+                let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
+                self.allocator.0.give_back(*block, uses);
+            }
             Storage::Window { mapping, extent } => {
                 // SAFETY: the bytes belong only to this buffer, which the caller of `Buffer::window`
                 // guaranteed. No claim on them is left, since a claim keeps the buffer alive.
@@ -124,7 +114,7 @@ impl Buffer {
         }
         match allocator.device() {
             Device::Cpu => {}
-            device @ Device::Meta => return Err(MemoryError::NotHost(device)),
+            device @ (Device::Meta | Device::Sim) => return Err(MemoryError::NotHost(device)),
         }
         // SAFETY: the check above makes sure that the start lies within the mapping.
         let base = unsafe { mapping.base().add(range.start) };
@@ -143,8 +133,8 @@ impl Buffer {
         storage: Storage,
     ) -> Self {
         allocator.0.account.add(category, len_bytes, base.addr().get());
-        let claims = Mutex::default();
-        Self(Arc::new(Inner { base, len_bytes, device, category, allocator, storage, claims }))
+        let uses = Mutex::default();
+        Self(Arc::new(Inner { base, len_bytes, device, category, allocator, storage, uses }))
     }
 
     /// Length in bytes.
@@ -167,53 +157,64 @@ impl Buffer {
         &self.0.allocator
     }
 
-    /// Claims a byte range until the returned value is dropped. `holder` names the user in errors. Errors if
-    /// a conflicting claim is held, or if the range lies outside the buffer.
+    /// Claims a byte range for the host until the returned value is dropped. `holder` names the user in errors. Errors if
+    /// a conflicting claim is held, if work is queued there that the host has not waited for, or if the range lies outside
+    /// the buffer.
     pub fn claim(
         &self,
         range: Range<usize>,
         access: Access,
         holder: &'static str,
     ) -> Result<Claim, MemoryError> {
-        if range.start > range.end || range.end > self.0.len_bytes {
-            return Err(MemoryError::OutOfRange { range, len: self.0.len_bytes });
-        }
-        let mut claims = self.claims();
-        let conflict = claims.held.iter().find(|held| {
-            held.range.start < range.end
-                && range.start < held.range.end
-                && (held.access == Access::Write || access == Access::Write)
-        });
-        if let Some(held) = conflict {
-            return Err(MemoryError::Claimed { range, holder: held.holder, wanted: holder });
-        }
-        let id = claims.next_id;
-        claims.next_id += 1;
-        claims.held.push(HeldClaim { id, range: range.clone(), access, holder });
-        drop(claims);
+        self.check_range(&range)?;
+        let id = Some(self.uses().claim(&range, access, holder)?);
         Ok(Claim { buffer: self.clone(), id, range })
     }
 
-    fn claims(&self) -> MutexGuard<'_, Claims> {
-        self.0.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Notes that `op`, the work before `event`, uses a byte range, and keeps the memory in place until it is done. Errors
+    /// if the host holds a conflicting claim, if other work uses the range and `op` does not come behind it, or if the
+    /// range lies outside the buffer.
+    pub fn queue(
+        &self,
+        range: Range<usize>,
+        access: Access,
+        op: &'static str,
+        event: &Event,
+    ) -> Result<Claim, MemoryError> {
+        self.check_range(&range)?;
+        self.uses().queue(&range, access, op, event)?;
+        event.keep(self.clone());
+        Ok(Claim { buffer: self.clone(), id: None, range })
+    }
+
+    fn check_range(&self, range: &Range<usize>) -> Result<(), MemoryError> {
+        match range.start > range.end || range.end > self.0.len_bytes {
+            true => Err(MemoryError::OutOfRange { range: range.clone(), len: self.0.len_bytes }),
+            false => Ok(()),
+        }
+    }
+
+    fn uses(&self) -> MutexGuard<'_, Uses> {
+        self.0.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The right to use a byte range, held until this value is dropped, or until an event has come ([`Claim::until`]).
+/// The right to use a byte range: of the host, held until this value is dropped, or of queued work.
 #[derive(Debug)]
 pub struct Claim {
     buffer: Buffer,
-    id: u64,
+    /// `None` for queued work, which leaves its place in its stream instead.
+    id: Option<u64>,
     range: Range<usize>,
 }
 
 impl Claim {
-    /// The address of the first claimed byte. On a device without contents, [`Device::Meta`], nothing lies there; whoever
+    /// The address of the first claimed byte. The host cannot follow the address of an accelerator's memory. On a device without contents, [`Device::Meta`], nothing lies there; whoever
     /// uses the address has matched on the device.
     pub fn base(&self) -> NonNull<u8> {
         match self.buffer.0.device {
             // SAFETY: `claim` checked that the range lies within the buffer.
-            Device::Cpu => unsafe { self.buffer.0.base.add(self.range.start) },
+            Device::Cpu | Device::Sim => unsafe { self.buffer.0.base.add(self.range.start) },
             // No memory lies at the base either, so an offset to it has no meaning.
             Device::Meta => self.buffer.0.base,
         }
@@ -223,20 +224,12 @@ impl Claim {
     pub fn len_bytes(&self) -> usize {
         self.range.len()
     }
-
-    /// Hands the claim to an event: the range stays claimed, and its memory in place, until the work before the event
-    /// is complete. If the work fails, the range stays claimed for ever, because the work may still touch it: a peer
-    /// that does not know of the failure may write there.
-    pub fn until(self, event: &Event) {
-        event.keep(self);
-    }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let mut claims = self.buffer.claims();
-        if let Some(at) = claims.held.iter().position(|held| held.id == self.id) {
-            claims.held.swap_remove(at);
+        if let Some(id) = self.id {
+            self.buffer.uses().give_back(id);
         }
     }
 }

@@ -14,6 +14,8 @@ pub enum Device {
     /// No memory at all: buffers have sizes and are counted, and operations on them check shapes and compute nothing.
     /// A pass on this device shows how much memory the same pass needs on the host. PyTorch has a device of this name.
     Meta,
+    /// An accelerator with memory of its own, emulated on the processor: see [`Sim`](crate::Sim).
+    Sim,
 }
 
 impl fmt::Display for Device {
@@ -21,6 +23,7 @@ impl fmt::Display for Device {
         f.write_str(match self {
             Device::Cpu => "cpu",
             Device::Meta => "meta",
+            Device::Sim => "sim",
         })
     }
 }

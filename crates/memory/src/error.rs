@@ -26,6 +26,44 @@ pub enum MemoryError {
         /// The holder of the refused claim.
         wanted: &'static str,
     },
+    /// Queued work uses the range, and the new use is not ordered behind it.
+    #[error(
+        "bytes {}..{} are {how} by {op} on the stream {on}, and {wanted}{} does not wait for it: {}",
+        range.start, range.end, on_stream(by),
+        match by {
+            Some(_) => format!("let its stream wait for the event of {op}"),
+            None => format!("wait for its event before {wanted}"),
+        }
+    )]
+    Unordered {
+        /// The requested byte range.
+        range: Range<usize>,
+        /// Whether the work reads or writes, as a participle.
+        how: &'static str,
+        /// The queued work.
+        op: &'static str,
+        /// Its stream.
+        on: String,
+        /// The refused use.
+        wanted: &'static str,
+        /// The stream of the refused use; `None` for the host.
+        by: Option<String>,
+    },
+    /// Work that has failed may still write to the range.
+    #[error(
+        "bytes {}..{} may still be written by {op} on the stream {on}, which has failed, so they cannot be used for {wanted}",
+        range.start, range.end
+    )]
+    Fenced {
+        /// The requested byte range.
+        range: Range<usize>,
+        /// The work that has failed.
+        op: &'static str,
+        /// Its stream.
+        on: String,
+        /// The refused use.
+        wanted: &'static str,
+    },
     /// The range reaches past the end.
     #[error("bytes {}..{} lie outside a buffer of {len} bytes", range.start, range.end)]
     OutOfRange {
@@ -39,6 +77,17 @@ pub enum MemoryError {
         "a tensor on the device {0} has a size but no contents, so they cannot be read or written"
     )]
     NoContents(Device),
+    /// The memory is that of an accelerator.
+    #[error(
+        "a tensor on the device {0} cannot be read or written by the host; copy it to the host first"
+    )]
+    NotReachable(Device),
+    /// Work of a device has failed, so nothing runs on it any longer.
+    #[error("work on the device has failed: {0}")]
+    DeviceFailed(String),
+    /// The system refused a thread that runs the work of a stream.
+    #[error("the system refuses a thread for a stream of the device: {0}")]
+    NoThread(std::io::Error),
     /// The memory does not lie on the host.
     #[error(
         "a mapping is memory of the host, but the allocator hands out memory of the device {0}"
@@ -78,4 +127,9 @@ impl fmt::Debug for MemoryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
+}
+
+/// A stream in words; empty for the host.
+fn on_stream(by: &Option<String>) -> String {
+    by.as_ref().map_or(String::new(), |stream| format!(" on the stream {stream}"))
 }

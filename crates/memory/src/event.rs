@@ -1,15 +1,16 @@
-//! Points in the work of a stream, and the claims that last until the work has come there.
+//! Points in the work of a stream.
 //!
-//! A stream carries out work in order: a thread of the processor today, a queue of a graphics card later. Whoever puts
-//! work into a stream goes on at once, so nobody is there to hold the claims on the memory of the work. They are handed
-//! to an event instead ([`Claim::until`]).
+//! Whoever puts work into a [`Stream`](crate::Stream) goes on at once. An event tells when the work is done. It knows what
+//! lies behind it, so that later work and the host can be ordered behind it, and keeps the memory of the work in place.
 //!
-//! Input: whoever runs the work says when it is done. Output: claims are given back, waiters go on. This module knows
+//! Input: whoever runs the work says when it is done. Output: memory is given back, waiters go on. This module knows
 //! nothing of what the work is.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::Claim;
+use crate::sim::Sim;
+use crate::stream::{Clock, Place};
+use crate::{Buffer, Device};
 
 /// A point in the work of a stream. Clones stand for the same point.
 #[derive(Clone, Debug)]
@@ -31,6 +32,11 @@ pub enum EventState {
 
 #[derive(Debug)]
 struct Flag {
+    place: Place,
+    /// What the stream had waited for.
+    before: Clock,
+    /// The device that runs the work only when somebody waits for it.
+    late: Option<Sim>,
     progress: Mutex<Progress>,
     changed: Condvar,
 }
@@ -38,8 +44,10 @@ struct Flag {
 #[derive(Debug)]
 struct Progress {
     state: EventState,
-    /// What is given back when the work is done.
-    claims: Vec<Claim>,
+    /// Whether the work was never put into the stream, so that nothing has to come behind it.
+    is_withdrawn: bool,
+    /// The memory that the work uses.
+    kept: Vec<Buffer>,
 }
 
 impl Event {
@@ -48,22 +56,61 @@ impl Event {
         Self(None)
     }
 
-    /// An event of work that the holder of the [`Signal`] runs.
-    pub fn pending() -> (Self, Signal) {
-        let progress = Progress { state: EventState::Pending, claims: Vec::new() };
-        let flag = Arc::new(Flag { progress: Mutex::new(progress), changed: Condvar::new() });
+    /// The event of the work at `place`, which the holder of the [`Signal`] runs. The stream has waited for `before`. Work of
+    /// a `late` device runs when somebody waits for it.
+    pub(crate) fn pending(place: Place, before: Clock, late: Option<Sim>) -> (Self, Signal) {
+        let progress = Mutex::new(Progress {
+            state: EventState::Pending,
+            is_withdrawn: false,
+            kept: Vec::new(),
+        });
+        let flag = Arc::new(Flag { place, before, late, progress, changed: Condvar::new() });
         (Self(Some(flag.clone())), Signal(Some(flag)))
     }
 
-    /// How far the work has come. When this is no longer [`EventState::Pending`], the claims of work that is complete
-    /// have been given back.
-    pub fn state(&self) -> EventState {
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+
+    /// The place of the work, and what lies behind it. `None` if there is nothing to wait for.
+    pub(crate) fn order(&self) -> Option<(&Place, &Clock)> {
+        self.0.as_ref().map(|flag| (&flag.place, &flag.before))
+    }
+
+    /// How far the work has come, without ordering anything behind it.
+    pub(crate) fn peek(&self) -> EventState {
         self.0.as_ref().map_or(EventState::Complete, |flag| flag.progress().state)
     }
 
-    /// Blocks until the work is complete or has failed, and returns which of the two.
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.0.as_ref().is_some_and(|flag| flag.progress().is_withdrawn)
+    }
+
+    /// How far the work has come. If it is complete, everything that comes now is ordered behind it.
+    pub fn state(&self) -> EventState {
+        let state = self.peek();
+        self.observe(state);
+        state
+    }
+
+    /// Blocks until the work is complete or has failed, and returns which of the two. If it is complete, everything that
+    /// comes now is ordered behind it.
     pub fn wait(&self) -> EventState {
+        let state = self.block();
+        self.observe(state);
+        state
+    }
+
+    /// Blocks until the work is complete or has failed, and returns which of the two. Orders nothing behind it: this is for
+    /// threads that run work, whose own stream says what comes behind what.
+    pub fn block(&self) -> EventState {
         let Some(flag) = &self.0 else { return EventState::Complete };
+        if let (Some(sim), EventState::Pending) = (&flag.late, self.peek()) {
+            sim.run_before(self);
+        }
         let mut progress = flag.progress();
         while progress.state == EventState::Pending {
             progress = flag.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
@@ -71,14 +118,23 @@ impl Event {
         progress.state
     }
 
-    /// See [`Claim::until`].
-    pub(crate) fn keep(&self, claim: Claim) {
+    fn observe(&self, state: EventState) {
+        if let (Some(flag), EventState::Complete) = (&self.0, state) {
+            flag.before.observe_with(&flag.place);
+        }
+    }
+
+    /// Keeps memory in place until the work is complete. If the work fails, the memory stays for good, because the work may
+    /// still touch it: a peer that does not know of the failure may write there.
+    pub(crate) fn keep(&self, buffer: Buffer) {
         let Some(flag) = &self.0 else { return };
+        // The memory of a device goes back to its stream, behind the work.
+        if buffer.device() != Device::Cpu {
+            return;
+        }
         let mut progress = flag.progress();
-        match progress.state {
-            EventState::Pending => progress.claims.push(claim),
-            EventState::Complete => {}
-            EventState::Failed => std::mem::forget(claim),
+        if progress.state != EventState::Complete {
+            progress.kept.push(buffer);
         }
     }
 }
@@ -90,15 +146,16 @@ impl Flag {
 
     fn settle(&self, state: EventState) {
         let mut progress = self.progress();
-        let claims = std::mem::take(&mut progress.claims);
-        match state {
-            // Under the lock: whoever learns that the work is done finds its memory free.
-            EventState::Complete => drop(claims),
-            _ => std::mem::forget(claims),
-        }
         progress.state = state;
+        // What failed work uses stays with the event, which the memory's own history holds: it is never freed.
+        let kept = match state {
+            EventState::Complete => std::mem::take(&mut progress.kept),
+            _ => Vec::new(),
+        };
         drop(progress);
         self.changed.notify_all();
+        // Outside of the lock: the last handle of a buffer asks this event for its state.
+        drop(kept);
     }
 }
 
@@ -109,14 +166,22 @@ impl Flag {
 pub struct Signal(Option<Arc<Flag>>);
 
 impl Signal {
-    /// The work is done: gives the claims of the event back, then wakes who waits for it.
+    /// The work is done: gives its memory back, and wakes who waits for it.
     pub fn complete(mut self) {
         if let Some(flag) = self.0.take() {
             flag.settle(EventState::Complete);
         }
     }
 
-    /// The work has failed: keeps the claims of the event for ever, and wakes who waits for it.
+    /// The work is not put into the stream after all, as its memory was refused.
+    pub fn withdraw(self) {
+        if let Some(flag) = &self.0 {
+            flag.progress().is_withdrawn = true;
+        }
+        self.complete();
+    }
+
+    /// The work has failed: keeps its memory for good, and wakes who waits for it.
     pub fn fail(self) {
         drop(self);
     }
@@ -136,39 +201,66 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Access, Allocator, Buffer, Category};
+    use crate::{Access, Allocator, Category, MemoryError, Stream};
 
     fn buffer(allocator: &Allocator) -> Buffer {
         allocator.host(128, Category::Gradients).unwrap()
     }
 
-    /// Whether the first half can be written.
+    /// Whether the host may write the first half.
     fn is_free(buffer: &Buffer) -> bool {
         buffer.claim(0..64, Access::Write, "linear").is_ok()
     }
 
-    #[test]
-    fn a_claim_lasts_until_the_event_has_come() {
-        let (first, second) = (buffer(&Allocator::new()), buffer(&Allocator::new()));
-        let (event, signal) = Event::pending();
-        for buffer in [&first, &second] {
-            buffer.claim(0..64, Access::Write, "all_reduce").unwrap().until(&event);
-        }
-        let error = first.claim(32..96, Access::Read, "sgd").unwrap_err().to_string();
-        assert!(error.contains("claimed for all_reduce"), "{error}");
-        assert!(first.claim(64..128, Access::Write, "linear").is_ok(), "only the range is claimed");
-        assert_eq!((event.state(), is_free(&second)), (EventState::Pending, false));
-        signal.complete();
-        assert_eq!(event.state(), EventState::Complete);
-        assert!(is_free(&first) && is_free(&second));
+    /// Queues an all-reduce of the first half.
+    fn all_reduce(stream: &Stream, buffer: &Buffer) -> (Event, Signal) {
+        let (event, signal) = stream.submit();
+        buffer.queue(0..64, Access::Write, "all_reduce", &event).unwrap();
+        (event, signal)
     }
 
     #[test]
-    fn the_claim_keeps_the_memory_and_nobody_has_to_keep_the_event() {
+    fn the_host_has_to_wait_for_queued_work_whether_or_not_it_is_done() {
+        let (stream, buffer) = (Stream::new("dp"), buffer(&Allocator::new()));
+        let (event, signal) = all_reduce(&stream, &buffer);
+        let refusal = || buffer.claim(32..96, Access::Read, "sgd").unwrap_err().to_string();
+        let words = "bytes 32..96 are written by all_reduce on the stream dp, and sgd does not wait for it: wait for its \
+                     event before sgd";
+        assert_eq!(refusal(), words);
+        assert!(buffer.claim(64..128, Access::Write, "linear").is_ok(), "only the range is used");
+        signal.complete();
+        assert_eq!(refusal(), words, "it is done, but nobody has waited for it");
+        assert_eq!(event.wait(), EventState::Complete);
+        assert!(is_free(&buffer));
+    }
+
+    #[test]
+    fn a_poll_that_finds_the_work_done_orders_like_a_wait() {
+        let (stream, buffer) = (Stream::new("dp"), buffer(&Allocator::new()));
+        let (event, signal) = all_reduce(&stream, &buffer);
+        assert_eq!((event.state(), is_free(&buffer)), (EventState::Pending, false));
+        signal.complete();
+        assert_eq!((event.state(), is_free(&buffer)), (EventState::Complete, true));
+    }
+
+    #[test]
+    fn waiting_for_an_event_covers_the_work_of_its_stream_before_it() {
+        let (stream, buffers) = (Stream::new("dp"), [0; 3].map(|_| buffer(&Allocator::new())));
+        let works = buffers.each_ref().map(|buffer| all_reduce(&stream, buffer));
+        let [first, second, third] = works.map(|(event, signal)| {
+            signal.complete();
+            event
+        });
+        second.wait();
+        assert_eq!(buffers.each_ref().map(is_free), [true, true, false]);
+        drop((first, third));
+    }
+
+    #[test]
+    fn memory_stays_while_work_uses_it_and_nobody_has_to_keep_the_event() {
         let allocator = Allocator::new();
         let buffer = buffer(&allocator);
-        let (event, signal) = Event::pending();
-        buffer.claim(0..64, Access::Write, "all_reduce").unwrap().until(&event);
+        let (event, signal) = all_reduce(&Stream::new("dp"), &buffer);
         drop((event, buffer));
         assert_eq!(allocator.total().current_bytes, 128, "the work still writes to it");
         signal.complete();
@@ -176,41 +268,39 @@ mod tests {
     }
 
     #[test]
-    fn failed_work_never_gives_its_claims_back() {
+    fn the_memory_of_failed_work_is_fenced_for_good() {
         let allocator = Allocator::new();
         // Said, and not said at all.
         for end in [Signal::fail, drop] {
-            let buffer = buffer(&allocator);
-            let (event, signal) = Event::pending();
-            buffer.claim(0..64, Access::Write, "all_reduce").unwrap().until(&event);
+            let (stream, buffer) = (Stream::new("dp"), buffer(&allocator));
+            let (event, signal) = all_reduce(&stream, &buffer);
             end(signal);
-            assert_eq!((event.wait(), is_free(&buffer)), (EventState::Failed, false));
-            // A claim that comes too late stays as well.
-            buffer.claim(64..128, Access::Write, "reduce").unwrap().until(&event);
-            drop(event);
-            let error = buffer.claim(64..65, Access::Read, "sgd").unwrap_err().to_string();
-            assert!(error.contains("claimed for reduce"), "{error}");
+            assert_eq!(event.wait(), EventState::Failed);
+            let error = buffer.claim(0..1, Access::Read, "sgd").unwrap_err();
+            assert!(matches!(error, MemoryError::Fenced { op: "all_reduce", .. }), "{error}");
+            // Nor may work of the same stream touch it, and what that waits for does not help.
+            let (next, signal) = stream.submit();
+            assert!(buffer.queue(0..64, Access::Read, "reduce", &next).is_err());
+            signal.complete();
+            next.wait();
+            assert!(!is_free(&buffer));
         }
         assert_eq!(allocator.total().current_bytes, 256, "peers may still write to both");
     }
 
     #[test]
-    fn claims_on_what_is_done_are_given_back_at_once() {
+    fn work_that_is_done_before_it_is_queued_uses_nothing() {
         let buffer = buffer(&Allocator::new());
-        let (event, signal) = Event::pending();
-        signal.complete();
-        for event in [event, Event::complete()] {
-            buffer.claim(0..64, Access::Write, "all_reduce").unwrap().until(&event);
-            assert_eq!((event.wait(), is_free(&buffer)), (EventState::Complete, true));
-        }
+        buffer.queue(0..64, Access::Write, "all_reduce", &Event::complete()).unwrap();
+        assert!(is_free(&buffer));
     }
 
     #[test]
     fn a_waiter_wakes_up_and_finds_the_memory_free() {
+        let stream = Stream::new("dp");
         for _ in 0..100 {
             let buffer = buffer(&Allocator::new());
-            let (event, signal) = Event::pending();
-            buffer.claim(0..64, Access::Write, "all_reduce").unwrap().until(&event);
+            let (event, signal) = all_reduce(&stream, &buffer);
             let (tell, told) = mpsc::channel();
             let waiter = std::thread::spawn(move || {
                 let _ = tell.send((event.wait(), is_free(&buffer)));

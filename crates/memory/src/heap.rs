@@ -59,7 +59,15 @@ pub(crate) struct Block {
     len_bytes: usize,
 }
 
+// SAFETY: a block is an address and lengths. Only its owner uses the memory.
+unsafe impl Send for Block {}
+
 impl Block {
+    /// Its length, which may be more than what was asked for.
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
     fn range(&self) -> Range<usize> {
         self.start..self.start + self.len_bytes
     }
@@ -130,7 +138,7 @@ impl Heap {
         let chunk = self.chunks.get_mut(&id)?;
         let base = match self.device {
             // SAFETY: the start lies within the chunk.
-            Device::Cpu => unsafe { chunk.base.add(start) },
+            Device::Cpu | Device::Sim => unsafe { chunk.base.add(start) },
             Device::Meta => chunk.base,
         };
         let block = Block { base, chunk: id, start, len_bytes };
@@ -183,6 +191,10 @@ impl Heap {
     /// Gives at least so many bytes of free memory back to the system, as far as there are: those at the highest addresses
     /// first, because they are needed last.
     fn trim(&mut self, at_least_bytes: usize) {
+        // A block of a device may be free while work that uses it is still queued.
+        if self.device == Device::Sim {
+            return;
+        }
         let mut left = at_least_bytes;
         let mut empty = Vec::new();
         for (&id, chunk) in self.chunks.iter_mut().rev() {
@@ -203,7 +215,7 @@ impl Heap {
     /// Reserves addresses for at least one block of this length. Returns the number of the chunk.
     fn add_chunk(&mut self, len_bytes: usize) -> Option<u32> {
         let chunk = match self.device {
-            Device::Cpu => {
+            Device::Cpu | Device::Sim => {
                 let is_limited = getrlimit(Resource::As).current.is_some();
                 let small = len_bytes.max(SMALL_CHUNK).checked_next_multiple_of(LARGE_PAGE)?;
                 let large = Some(CHUNK.max(small)).filter(|_| !is_limited);

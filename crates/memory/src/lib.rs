@@ -2,8 +2,9 @@
 //!
 //! Input: sizes and categories. Output: [`Buffer`]s (pooled host memory, or windows into mappings that other
 //! processes share) and [`Tensor`]s (typed and shaped ranges of buffers), each on its [`Device`]. Every access
-//! takes a claim on its range. If a running collective and a layer use the same gradients, the result is an
-//! error and never a data race. Work that runs in the background keeps its claims until its [`Event`] has come.
+//! takes a claim on its range. Work that runs in the background leaves its place in its [`Stream`], and later uses must
+//! be ordered behind it by its [`Event`]. If a running collective and a layer use the same gradients, the result is an
+//! error and never a data race.
 //!
 //! This crate knows nothing of arithmetic, layers or ranks.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
@@ -17,7 +18,10 @@ mod error;
 mod event;
 mod heap;
 mod mapping;
+mod sim;
+mod stream;
 mod tensor;
+mod uses;
 
 pub use account::{Category, PhaseUsage, Usage};
 pub use allocator::Allocator;
@@ -27,4 +31,6 @@ pub use dtype::{DType, Element};
 pub use error::MemoryError;
 pub use event::{Event, EventState, Signal};
 pub use mapping::Mapping;
+pub use sim::{Body, Sim, SimSpec, SimStream};
+pub use stream::Stream;
 pub use tensor::{Shape, Tensor};

@@ -7,7 +7,8 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::buffer::{Access, Buffer, Claim, ReadGuard, WriteGuard};
-use crate::{DType, Device, Element, MemoryError};
+use crate::sim::SimStream;
+use crate::{Allocator, Category, DType, Device, Element, Event, MemoryError};
 
 const MAX_DIMS: usize = 4;
 
@@ -155,27 +156,81 @@ impl Tensor {
         Self { dtype: DType::U8, shape: [self.num_bytes()].into(), ..self.clone() }
     }
 
-    /// Copies the elements of `from`; the shapes may differ. Errors if the types or the numbers of elements
-    /// differ, or if a conflicting claim is held on either tensor.
+    /// Copies the elements of `from`; the shapes may differ. If one of the two lies on an accelerator, the copy is work of
+    /// the stream of its memory, and this returns before it is done. Errors if the types or the numbers of elements differ,
+    /// or if either tensor is in use.
     pub fn copy_from(&self, from: &Tensor) -> Result<(), MemoryError> {
         if from.dtype != self.dtype {
             return Err(MemoryError::WrongType { expected: self.dtype, got: from.dtype });
         }
-        let from = from.view(self.shape)?.as_bytes();
-        self.as_bytes().write::<u8>()?.copy_from_slice(&from.read::<u8>()?);
+        let from = from.view(self.shape)?;
+        if let Some(stream) = self.home().or(from.home()) {
+            stream.copy(&from, self)?;
+            return Ok(());
+        }
+        self.as_bytes().write::<u8>()?.copy_from_slice(&from.as_bytes().read::<u8>()?);
         Ok(())
     }
 
-    /// Sets all elements to zero, which is represented by zero bytes in every type. Errors while the tensor
-    /// is in use.
+    /// Sets all elements to zero, which is represented by zero bytes in every type. On an accelerator this is work of the
+    /// stream of its memory. Errors while the tensor is in use.
     pub fn fill_zero(&self) -> Result<(), MemoryError> {
-        self.as_bytes().write::<u8>()?.fill(0);
-        Ok(())
+        self.fill_bytes(0)
+    }
+
+    /// Sets all bytes to a value. With 0xFF, every floating-point number is NaN, so that nobody reads it unnoticed. Works
+    /// and errors as [`Tensor::fill_zero`].
+    pub fn fill_bytes(&self, value: u8) -> Result<(), MemoryError> {
+        match self.home() {
+            Some(stream) => stream.fill(self, value).map(drop),
+            None => {
+                self.as_bytes().write::<u8>()?.fill(value);
+                Ok(())
+            }
+        }
+    }
+
+    /// The tensor where the host can read it: itself, or a copy of what an accelerator holds once all work before is done.
+    pub fn to_host(&self) -> Result<Tensor, MemoryError> {
+        let Some(stream) = self.home() else { return Ok(self.clone()) };
+        let host = Allocator::pinned().tensor(self.dtype, self.shape, Category::Data)?;
+        stream.copy(self, &host)?.wait();
+        stream.sim().check()?;
+        Ok(host)
+    }
+
+    /// Overwrites all elements with what the host computes: `fill` gets elements with unspecified values. They are copied
+    /// to an accelerator as work of the stream of its memory. Returns what `fill` returns. Errors if the tensor has another
+    /// type, or while it is in use.
+    pub fn overwrite<T: Element, R>(
+        &self,
+        fill: impl FnOnce(&mut [T]) -> R,
+    ) -> Result<R, MemoryError> {
+        let Some(stream) = self.home() else { return Ok(fill(&mut self.write()?)) };
+        let host = Allocator::pinned().tensor(self.dtype, self.shape, Category::Data)?;
+        let filled = fill(&mut host.write()?);
+        stream.copy(&host, self)?;
+        Ok(filled)
+    }
+
+    /// The stream of the accelerator's memory in which the tensor lies.
+    fn home(&self) -> Option<&SimStream> {
+        self.buffer.allocator().home()
     }
 
     /// Claims the whole tensor for `holder`.
     pub fn claim(&self, access: Access, holder: &'static str) -> Result<Claim, MemoryError> {
         self.buffer.claim(self.byte_range(), access, holder)
+    }
+
+    /// Notes that the work before an event uses the whole tensor, see [`Buffer::queue`].
+    pub fn queue(
+        &self,
+        access: Access,
+        op: &'static str,
+        event: &Event,
+    ) -> Result<Claim, MemoryError> {
+        self.buffer.queue(self.byte_range(), access, op, event)
     }
 
     /// The elements, for reading. Errors if the tensor has a different type, or while it is being written to.
@@ -195,6 +250,7 @@ impl Tensor {
         match self.device() {
             Device::Cpu => {}
             device @ Device::Meta => return Err(MemoryError::NoContents(device)),
+            device @ Device::Sim => return Err(MemoryError::NotReachable(device)),
         }
         if self.dtype == T::DTYPE {
             return Ok(());
@@ -206,7 +262,6 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Allocator, Category};
 
     #[test]
     fn slices_and_views_share_memory() {

@@ -1,6 +1,6 @@
 //! A batch as a model sees it: tensors with names.
 
-use paceline_memory::{DType, Tensor};
+use paceline_memory::{Allocator, Category, DType, Tensor};
 
 use crate::Result;
 
@@ -9,6 +9,8 @@ use crate::Result;
 #[derive(Clone, Debug)]
 pub struct Batch {
     tensors: Vec<(&'static str, Tensor)>,
+    /// The same tensors where the host can read them, if the batch lies on an accelerator.
+    on_host: Option<Vec<(&'static str, Tensor)>>,
 }
 
 impl Batch {
@@ -22,13 +24,34 @@ impl Batch {
 
     /// A batch of inputs (n, ...) and targets: labels (n) or values (n, columns).
     pub fn new(inputs: Tensor, targets: Tensor) -> Self {
-        Self { tensors: vec![(Self::INPUTS, inputs), (Self::TARGETS, targets)] }
+        Self::of(vec![(Self::INPUTS, inputs), (Self::TARGETS, targets)])
     }
 
     /// A batch of these tensors. The first one is what the first block takes. Panics without tensors.
     pub fn of(tensors: Vec<(&'static str, Tensor)>) -> Self {
         assert!(!tensors.is_empty(), "a batch has at least the tensor that the first block takes");
-        Self { tensors }
+        Self { tensors, on_host: None }
+    }
+
+    /// The batch in the memory of a device. What the host has to know of it, such as the number of its targets, is read from
+    /// the tensors as they are now, which stay.
+    pub fn to_device(self, memory: &Allocator) -> Result<Self> {
+        if memory.device() == self.inputs().device() {
+            return Ok(self);
+        }
+        let copy = |(name, tensor): &(&'static str, Tensor)| {
+            let copied = memory.tensor(tensor.dtype(), tensor.shape(), Category::Data)?;
+            copied.copy_from(tensor)?;
+            Ok((*name, copied))
+        };
+        let tensors = self.tensors.iter().map(copy).collect::<Result<Vec<_>>>()?;
+        Ok(Self { tensors, on_host: Some(self.tensors) })
+    }
+
+    /// The tensor of this name where the host can read it.
+    pub fn on_host(&self, name: &str) -> Option<&Tensor> {
+        let tensors = self.on_host.as_ref().unwrap_or(&self.tensors);
+        tensors.iter().find(|(own, _)| *own == name).map(|(_, tensor)| tensor)
     }
 
     /// The same batch with one more tensor, for example a mask.
@@ -51,7 +74,7 @@ impl Batch {
     /// no integers. Errors if the memory is in use.
     pub fn num_tokens(&self) -> Result<usize> {
         let inputs = self.inputs();
-        match self.get(Self::LENGTHS) {
+        match self.on_host(Self::LENGTHS) {
             _ if inputs.dtype() != DType::I64 => Ok(0),
             Some(lengths) => Ok(lengths.read::<i64>()?.iter().sum::<i64>() as usize),
             None => Ok(inputs.num_elems()),

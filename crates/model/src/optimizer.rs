@@ -57,7 +57,7 @@ impl Optimizer {
         let len: usize = ranges.iter().map(Range::len).sum();
         let zeros = |_: &&str| -> Result<Tensor> {
             let state = allocator.tensor(storage.precision().master, [len], Category::Optimizer)?;
-            state.as_bytes().write::<u8>()?.fill(0);
+            state.fill_zero()?;
             Ok(state)
         };
         let state = config.state_names().iter().map(zeros).collect::<Result<_>>()?;

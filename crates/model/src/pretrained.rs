@@ -181,8 +181,8 @@ impl Stored {
     /// Reads these elements into a flat tensor of f32 or f64.
     fn read(&self, elems: Range<usize>, to: &Tensor) -> Result<()> {
         match to.dtype() {
-            DType::F64 => self.read_as(elems, &mut to.write::<f64>()?, f64::from),
-            _ => self.read_as(elems, &mut to.write::<f32>()?, |x| x),
+            DType::F64 => to.overwrite(|to| self.read_as(elems, to, f64::from))?,
+            _ => to.overwrite(|to| self.read_as(elems, to, |x| x))?,
         }
     }
 

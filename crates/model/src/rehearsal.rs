@@ -49,7 +49,7 @@ impl Rehearsal {
     ) -> Result<Self> {
         match compute.device() {
             Device::Meta => {}
-            device @ Device::Cpu => {
+            device @ (Device::Cpu | Device::Sim) => {
                 let reason = format!("a rehearsal needs the device meta, not {device}");
                 return Err(ModelError::Config(reason));
             }
@@ -81,7 +81,7 @@ impl Rehearsal {
             allocator.end_phase(BACKWARD);
         }
         if let Some(ranges) = clipped {
-            let rows = norm::Rows::new(model.layout.trained().map(|(_, param)| param.range()));
+            let rows = norm::RowRanges::new(model.layout.trained().map(|(_, param)| param.range()));
             for range in ranges {
                 let grads = storage.grads().slice(range.clone())?;
                 norm::squares(compute, &grads, range.start, &rows, rows.within(range))?;

@@ -79,23 +79,20 @@ impl Storage {
                 let elems = range.start - param.start..range.end - param.start;
                 let values = self.layout.initial_values(ParamId(at), seed, elems);
                 match part.dtype() {
-                    DType::F64 => {
-                        part.write::<f64>()?.iter_mut().zip(values).for_each(|(x, v)| *x = v);
-                    }
-                    _ => {
-                        part.write::<f32>()?
-                            .iter_mut()
-                            .zip(values)
-                            .for_each(|(x, v)| *x = v as f32);
-                    }
+                    DType::F64 => part.overwrite::<f64, _>(|part| {
+                        part.iter_mut().zip(values).for_each(|(x, v)| *x = v);
+                    })?,
+                    _ => part.overwrite::<f32, _>(|part| {
+                        part.iter_mut().zip(values).for_each(|(x, v)| *x = v as f32);
+                    })?,
                 }
             }
         }
         for (at, buffer) in self.layout.buffers().iter().enumerate() {
             let to = self.buffer(BufferId(at))?;
             match to.dtype() {
-                DType::F64 => to.write::<f64>()?.fill(buffer.init),
-                _ => to.write::<f32>()?.fill(buffer.init as f32),
+                DType::F64 => to.overwrite::<f64, _>(|to| to.fill(buffer.init))?,
+                _ => to.overwrite::<f32, _>(|to| to.fill(buffer.init as f32))?,
             }
         }
         Ok(())
@@ -194,7 +191,7 @@ pub struct WeightsDigest(Sha256);
 impl WeightsDigest {
     /// Adds the next parameter in order of registration.
     pub fn add(&mut self, param: &Tensor) -> Result<()> {
-        self.0.update(&*param.as_bytes().read::<u8>()?);
+        self.0.update(&*param.to_host()?.as_bytes().read::<u8>()?);
         Ok(())
     }
 
@@ -206,6 +203,7 @@ impl WeightsDigest {
 
 /// Whether all values of a tensor of floating-point numbers are finite.
 pub(crate) fn is_finite(tensor: &Tensor) -> Result<bool> {
+    let tensor = tensor.to_host()?;
     Ok(match tensor.dtype() {
         DType::F64 => tensor.read::<f64>()?.iter().all(|value| value.is_finite()),
         _ => tensor.read::<f32>()?.iter().all(|value| value.is_finite()),

@@ -335,8 +335,7 @@ impl WeightFile {
 
     fn copy(&self, tensors: &SafeTensors, name: &str, to: Tensor) -> Result<()> {
         let from = tensors.tensor(name).map_err(|e| self.fail(e.to_string()))?;
-        to.as_bytes().write::<u8>()?.copy_from_slice(from.data());
-        Ok(())
+        Ok(to.as_bytes().overwrite::<u8, _>(|to| to.copy_from_slice(from.data()))?)
     }
 
     /// Errors if a stored tensor has a different shape or type than that of this model.

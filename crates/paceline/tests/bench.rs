@@ -230,7 +230,7 @@ fn help_opens_with_examples() {
         run.stdout.lines().take_while(|line| !line.starts_with("Usage")).collect();
     insta::assert_snapshot!(head.join("\n"), @r"
     Examples:
-      paceline bench all_reduce                           1 KB to 64 MB, 2 ranks in shared memory
+      paceline bench all_reduce                           1 KiB to 64 MiB, 2 ranks in shared memory
       paceline bench all-gather -b 8 -e 128M -f 2 -w 9    sizes and warm-up as in nccl-tests
       paceline bench all_reduce --sweep --nproc 2,4,6 --transport thread,shm,tcp --style lines
       paceline bench all_reduce --size-mb 1,10 --transport tcp --link 10gbit,50us --columns extended

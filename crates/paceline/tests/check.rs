@@ -98,10 +98,10 @@ fn a_model_has_its_true_count_and_its_measured_time() {
         .filter(|line| line.starts_with("cnn "))
         .map(|line| line.split_whitespace().collect())
         .collect();
-    let [overhead, measured] = &lines[..] else { panic!("{}", run.stdout) };
+    let [model, measured] = &lines[..] else { panic!("{}", run.stdout) };
     // 3x3x1x8 + 8, 3x3x8x16 + 16, 784x32 + 32, 32x10 + 10.
-    assert_eq!(overhead[1], "26,698");
-    assert!(overhead[3].parse::<f64>().unwrap() > 0.0, "{overhead:?}");
+    assert_eq!(model[1], "26,698");
+    assert!(model[3].parse::<f64>().unwrap() > 0.0, "{model:?}");
     // 3 steps of 20 ms, and 106,792 bytes and 88 of a header at 125 MB/s.
     assert_eq!(measured[2], "60.855");
     assert!(measured[3].parse::<f64>().unwrap() >= 60.855, "{measured:?}");

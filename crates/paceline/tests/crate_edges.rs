@@ -60,6 +60,7 @@ fn allowed(name: &str) -> &'static [&'static str] {
             "files",
             "host",
             "launch",
+            "memory",
             "model",
             "rendezvous",
             "strategies",
@@ -101,6 +102,7 @@ fn allowed(name: &str) -> &'static [&'static str] {
             "trace",
         ],
         "study" => &[
+            "analysis",
             "choices",
             "collectives",
             "commbench",

@@ -294,7 +294,7 @@ fn all_strategies_are_compared() {
     for name in ["simple_ddp", "simple_ddp_ga", "ddp", "bucket_ddp_async", "flat_ddp"] {
         assert_eq!(of(name)["same_bits"], true, "{name}");
         let line = run.line(&format!("{name} "));
-        assert!(line.split_whitespace().nth(12) == Some("yes"), "{line}");
+        assert!(line.split_whitespace().nth(13) == Some("yes"), "{line}");
     }
     for name in ["top_k", "fp16", "bf16"] {
         assert_eq!(of(name)["same_bits"], false, "{name} is lossy");

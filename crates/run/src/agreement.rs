@@ -23,6 +23,7 @@ use paceline_failure::{Failure, Result};
 use paceline_host::text::placement_line;
 use paceline_observe::figures::event::Placed;
 use paceline_settings::config::TrainConfig;
+use paceline_settings::device::Device;
 use paceline_settings::flags;
 use paceline_settings::open_data::OpenData;
 use serde::{Deserialize, Serialize};
@@ -206,9 +207,14 @@ struct Told {
 
 /// Fails unless all ranks have the same settings. Returns where each rank is. All ranks call this
 /// together, before anything else. The first rank of each host reports what differs.
-pub fn check(group: &Group, local_rank: usize, own: &Settings) -> Result<Vec<Placed>> {
+pub fn check(
+    group: &Group,
+    local_rank: usize,
+    device: Device,
+    own: &Settings,
+) -> Result<Vec<Placed>> {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let device = placement_line(group.rank(), local_rank);
+    let device = placement_line(group.rank(), local_rank, &device.to_string());
     let told = Told { digest: own.digest(), host, device };
     let all = group.all_gather_object(&told)?;
     if all.iter().all(|other| other.digest == told.digest) {

@@ -71,7 +71,7 @@ impl BatchStream {
         let prefetch =
             if is_generated { Prefetch::None } else { Prefetch::Background { depth: 2 } };
         let settings = LoaderConfig { start, end_epoch: config.epochs as u64, prefetch, track };
-        let loader = Loader::new(dataset, sampler, compute.allocator.clone(), settings)?;
+        let loader = Loader::new(dataset, sampler, compute.host.clone(), settings)?;
         Ok(Self { loader: Some(loader.peekable()), before })
     }
 
@@ -133,7 +133,7 @@ pub fn join(
     if config.rank_samples.is_none() {
         return Ok(None);
     }
-    let allocator = &replica.compute.allocator;
+    let allocator = &replica.compute.host;
     let tensors = BatchShape::of(dataset).empty().into_iter().map(|tensor| {
         Ok((tensor.name, allocator.tensor(tensor.dtype, tensor.dims.as_slice(), Category::Data)?))
     });

@@ -27,7 +27,7 @@ pub fn check(replica: &Replica, exactness: &Exactness, steps: u64) -> Result<()>
     let mut own: Vec<(Range<usize>, u32)> = Vec::new();
     for param in storage.layout().params() {
         for (range, part) in storage.values().within(&param.range())? {
-            own.push((range, crc32c::crc32c(&part.as_bytes().read::<u8>()?)));
+            own.push((range, crc32c::crc32c(&part.to_host()?.as_bytes().read::<u8>()?)));
         }
     }
     let mut found: BTreeMap<(usize, usize), Found> = BTreeMap::new();

@@ -25,6 +25,7 @@ use paceline_launch::comm;
 use paceline_launch::environment::{self, Placement};
 use paceline_memory::Allocator;
 use paceline_observe::views::console::evaluation_lines;
+use paceline_settings::device::Device;
 use paceline_settings::flags::RunFlags;
 use paceline_settings::named::PrecisionName;
 use paceline_settings::ranks::{InitMethod, Ranks};
@@ -118,7 +119,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
     });
     let settings = Settings::of_evaluation(&config.model, &config.data, test.digest(), &others);
     ranks.run(placement, None, |group, local_rank| {
-        agreement::check(&group, local_rank, &settings)?;
+        agreement::check(&group, local_rank, Device::Cpu, &settings)?;
         let is_first = group.rank() == 0;
         if is_first {
             let model = config.model.name();

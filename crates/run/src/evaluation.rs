@@ -32,10 +32,12 @@ pub fn evaluate(
     let settings = LoaderConfig { end_epoch: 1, ..LoaderConfig::default() };
     let sums = compute.allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
     sums.fill_zero()?;
-    for batch in Loader::new(dataset, sampler, compute.allocator.clone(), settings)? {
-        paceline_strategies::evaluate(strategy, replica, &share_of(batch?).batch, &sums, track)?;
+    for batch in Loader::new(dataset, sampler, compute.host.clone(), settings)? {
+        let share = share_of(batch?).batch.to_device(&compute.allocator)?;
+        paceline_strategies::evaluate(strategy, replica, &share, &sums, track)?;
     }
     group.all_reduce(&sums, ReduceOp::Sum)?;
+    let sums = sums.to_host()?;
     let sums = sums.read::<f64>()?;
     let (loss, correct, count) = (sums[0], sums[1], sums[2]);
     if !loss.is_finite() {

@@ -13,7 +13,9 @@ use paceline_failure::{Failure, Result};
 use paceline_launch::environment::Placement;
 use paceline_model::{Model, ModelError};
 use paceline_settings::config::TrainConfig;
+use paceline_settings::device::Device;
 use paceline_settings::flags::{Comparison, RunFlags, Several};
+use paceline_settings::named::TransportName;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_settings::profile::{self, ProfileConfig};
@@ -240,6 +242,20 @@ pub fn resolve_unchecked(
     config.schedule.check(config.lr_steps())?;
     let (total, choice) = (config.total_steps(), config.strategy.name());
     config.profile = profile::resolve(&flags.profile, choice, total, &mut config.warnings)?;
+    if let Device::Sim(_) = config.device {
+        let refused = |what| usage(format!("--device sim: {what}"));
+        if config.profile.is_some() {
+            return refused("traces do not show its streams yet; leave --profile out");
+        }
+        if config.transport == TransportName::Mpi {
+            return refused("--transport mpi does not reach its memory; pass shm or tcp");
+        }
+        config.warnings.push(
+            "--device sim: the parts of a step are the host's times, of launching work and of waiting for it; the device is \
+             emulated, so no time of it is that of a card"
+                .into(),
+        );
+    }
     let evaluates = config.evaluate || config.eval_every.is_some();
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
     Ok((config, OpenData { train: dataset, test }, built))

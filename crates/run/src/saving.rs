@@ -121,7 +121,7 @@ impl Saving {
         head.run.extend(hugging_face::origin(config.data.tokenizer(), config.model.folder()));
         self.is_under_way = true;
         let limit = self.saver.limit();
-        let begin = || self.saver.begin(head, progress.steps, &pieces, &compute.allocator);
+        let begin = || self.saver.begin(head, progress.steps, &pieces, &compute.host);
         match config.save_budget_bytes {
             // The copy waits for this rank's disk.
             Some(_) => together(world, "write its part of the checkpoint", limit, begin)?,
@@ -186,7 +186,7 @@ impl Saving {
         let budget = config.save_budget_bytes.unwrap_or(0) >> 20;
         let needed = pieces.iter().map(|piece| piece.data.num_bytes()).sum::<usize>() as f64;
         streams::stderr().line(&format!(
-            "warning: --save-budget-mb {budget}: a rank's part of a checkpoint has {:.0} MB, so training waits \
+            "warning: --save-budget-mb {budget}: a rank's part of a checkpoint has {:.0} MiB, so training waits \
              while the rest is written",
             (needed / f64::from(1 << 20)).ceil()
         ));

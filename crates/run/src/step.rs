@@ -68,6 +68,7 @@ impl Stepper {
         if loss.loss.is_finite() && grad_norm.is_none_or(f64::is_finite) {
             strategy.optimizer_step(replica, &mut self.optimizer, track)?;
         }
+        replica.compute.synchronize()?;
         let whole = Span { start_ns, end_ns: now_ns() };
         allocator.end_phase(memory::STEP);
         Ok(Some(StepOutcome { loss, samples, grad_norm, whole }))
@@ -83,9 +84,18 @@ impl Stepper {
     /// This rank's share of a batch. If the ranks share every batch, each rank knows how many samples
     /// there are. Ranks with batches of their own have to add up their numbers.
     fn share(&mut self, batch: Option<Batch>) -> Result<Option<MicroBatch>> {
-        let Some(join) = &self.join else { return Ok(batch.map(share_of)) };
-        let own = batch.map(|batch| share_of(batch).batch);
-        Ok(join.next(&self.replica, own, &mut self.track)?)
+        let share = match &self.join {
+            None => batch.map(share_of),
+            Some(join) => {
+                let own = batch.map(|batch| share_of(batch).batch);
+                join.next(&self.replica, own, &mut self.track)?
+            }
+        };
+        let memory = &self.replica.compute.allocator;
+        let moved = share.map(|MicroBatch { batch, global_count }| {
+            Ok(MicroBatch { batch: batch.to_device(memory)?, global_count })
+        });
+        moved.transpose()
     }
 
     /// Fails if a parameter, a running statistic or the optimizer's state is not finite after `steps` steps. The

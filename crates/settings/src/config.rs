@@ -12,7 +12,8 @@ use paceline_launch::comm::CommConfig;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::named::{Device, PrecisionName, TransportName};
+use super::device::Device;
+use super::named::{PrecisionName, TransportName};
 use super::origin::Resume;
 use super::ranks::{InitMethod, Ranks};
 use super::schedule::Schedule;

@@ -12,7 +12,7 @@ use crate::{Replica, Result};
 ///
 /// Bytes sent: about 140 per node, and at most two nodes of each level of the tree for each owned range.
 pub fn over(group: &Group, replica: &Replica) -> Result<f64> {
-    let rows = norm::Rows::new(replica.model.layout.trained().map(|(_, param)| param.range()));
+    let rows = norm::RowRanges::new(replica.model.layout.trained().map(|(_, param)| param.range()));
     let mut own = Vec::new();
     for owned in &replica.owned.grads {
         let range = rows.within(owned);

@@ -158,7 +158,8 @@ impl Replica {
         let group = mesh.world().clone();
         let storage = strategy.allocate(&model, options.precision, &compute, &mesh)?;
         let owned = strategy.owned(&model, mesh.shape(), group.rank());
-        let sums = shared_tensor(&group, &compute.allocator, DType::F64, NUM_SHARED_SUMS)?;
+        // The host reads and writes them.
+        let sums = shared_tensor(&group, &compute.host, DType::F64, NUM_SHARED_SUMS)?;
         let own_sums = compute.allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
         let of_ranks = group.all_gather_object(&(seed, storage.values().ranges().to_vec()))?;
         let (seeds, held): (Vec<u64>, Vec<Vec<Range<usize>>>) = of_ranks.into_iter().unzip();

@@ -307,7 +307,8 @@ impl<'a> Step<'a> {
         self.count_of_all()?;
         let Replica { group, own_sums, sums, asks_to_stop, .. } = self.replica;
         let stop = f64::from(u8::from(*asks_to_stop));
-        let own = own_sums.read::<f64>()?;
+        let own = own_sums.to_host()?;
+        let own = own.read::<f64>()?;
         sums.write::<f64>()?.copy_from_slice(&[own[0], own[1], stop]);
         let mut work = None;
         if self.is_shared {
@@ -354,7 +355,7 @@ impl<'a> Step<'a> {
             samples,
             own_tokens,
             is_shared,
-            local_sum: replica.own_sums.read::<f64>()?[0],
+            local_sum: replica.own_sums.to_host()?.read::<f64>()?[0],
             stops: sums[2] > 0.0,
         };
         Ok((loss, left_out, num_samples))

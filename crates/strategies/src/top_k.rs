@@ -97,7 +97,7 @@ impl CommHook for TopK {
             let shared = |elems: usize| shared_tensor(group, allocator, DType::I32, elems);
             let residual = allocator.tensor(grads, [len], Category::Communication)?;
             // -0, because adding +0 would turn a gradient of -0 into +0.
-            residual.write::<f32>()?.fill(-0.0);
+            residual.overwrite::<f32, _>(|residual| residual.fill(-0.0))?;
             let (pairs, gathered) = (shared(2 * count)?, shared(2 * count * group.world_size())?);
             Ok(Sparse { residual, pairs, gathered })
         };

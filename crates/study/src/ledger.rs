@@ -19,9 +19,10 @@ use std::path::{Path, PathBuf};
 use paceline_failure::outputs::write_json;
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
-use paceline_host::disk::Disk;
+use paceline_host::disk::{self, Disk};
+use paceline_host::resources;
+use paceline_host::text::say;
 use paceline_observe::figures::run_summary::RunSummary;
-use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 const SETTINGS: &str = "sweep-settings.json";
@@ -73,6 +74,30 @@ pub struct Ledger {
 const MAX_BYTES: u64 = 64 << 20;
 
 impl Ledger {
+    /// Opens `folder` for `num_runs` runs that `settings`, these rounds and limit, this program and this machine determine.
+    /// Says so if some of the runs are done.
+    pub fn of_runs(
+        folder: &Path,
+        num_runs: usize,
+        (rounds, run_limit): (usize, f64),
+        settings: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self> {
+        let mut all: Settings = [
+            ("--rounds".to_owned(), rounds.to_string()),
+            ("--run-limit".to_owned(), run_limit.to_string()),
+            ("version of paceline".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+            ("machine".to_owned(), resources::machine()),
+        ]
+        .into();
+        all.extend(settings);
+        let ledger = Self::open(&Disk::default(), folder, &all)?;
+        if !ledger.records.is_empty() {
+            let (done, folder) = (ledger.records.len(), folder.printable());
+            say(&format!("Goes on after {done} of {num_runs} runs, from {folder}"));
+        }
+        Ok(ledger)
+    }
+
     /// Opens the folder of a sweep with these settings, or makes it. Fails if another sweep uses the
     /// folder.
     pub fn open(disk: &Disk, folder: &Path, settings: &Settings) -> Result<Self> {
@@ -81,7 +106,7 @@ impl Ledger {
             |text: String| Err(Failure::Usage(format!("--output {}: {text}", folder.printable())));
         disk.create_folder(folder).map_err(failed)?;
         let lock = File::open(folder).map_err(failed)?;
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if disk::lock(&lock).is_err() {
             return usage("another sweep is at work in this folder; wait for its end".into());
         }
         let file = folder.join(SETTINGS);

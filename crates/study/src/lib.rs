@@ -9,7 +9,7 @@
 //! | [`ledger`] | keeps the results of finished runs |
 //! | [`rank`] | decides which case is better, and what is noise |
 //! | [`sweep`], [`show`] | `paceline sweep`, and its result as table, files and chart |
-//! | [`study`], [`flags`] | what all studies share |
+//! | [`study`], [`step`], [`flags`] | what all studies share |
 //! | [`studies`] | studies with reports of their own |
 //! | [`predict`] | `paceline predict`: links and ranks with which nothing was run |
 //! | [`links`] | `paceline links`: what links deliver, and what models would spend on them |
@@ -27,6 +27,7 @@ pub mod predict;
 pub mod rank;
 pub mod show;
 pub mod spec;
+pub mod step;
 pub mod studies;
 pub mod study;
 pub mod sweep;

@@ -60,7 +60,7 @@ impl ModelRow {
 
     /// The percentage of the step that is communication, if none of it is hidden: `comm / (comm +
     /// compute)`. 0 if both are 0.
-    fn overhead_pct(&self, over: &Over) -> f64 {
+    fn comm_pct(&self, over: &Over) -> f64 {
         let comm = self.comm_ms(over);
         let step = comm + self.compute_ms;
         if step > 0.0 { 100.0 * comm / step } else { 0.0 }
@@ -138,7 +138,7 @@ pub fn links_command(args: &LinksArgs) -> Result<u8> {
             return Ok(0);
         }
     };
-    say(&overheads(&models, &over)?);
+    say(&costs(&models, &over)?);
     if args.measure {
         say(&measured(&models, &over)?);
     }
@@ -214,7 +214,7 @@ fn speeds(links: &[(&str, f64, f64, &str)]) -> String {
 }
 
 /// The table of what models would spend on communication.
-fn overheads(models: &[ModelRow], over: &Over) -> Result<String> {
+fn costs(models: &[ModelRow], over: &Over) -> Result<String> {
     let line = |model: &ModelRow| {
         Ok([
             model.name.clone(),
@@ -222,26 +222,19 @@ fn overheads(models: &[ModelRow], over: &Over) -> Result<String> {
             model.gradient_mb(),
             format!("{:.3}", model.compute_ms),
             format!("{:.3}", model.comm_ms(over)),
-            format!("{:.1}", model.overhead_pct(over)),
+            format!("{:.1}", model.comm_pct(over)),
             format!("{:.1}", model.exposed_pct(over)?),
         ])
     };
     let lines: Vec<[String; 7]> = models.iter().map(line).collect::<Result<_>>()?;
-    let names = [
-        "Model",
-        "Parameters",
-        "Gradients MB",
-        "Compute ms",
-        "Comm. ms",
-        "Overhead %",
-        "Exposed %",
-    ];
+    let names =
+        ["Model", "Parameters", "Gradients MB", "Compute ms", "Comm. ms", "Comm. %", "Exposed %"];
     let Over { name, link, world_size, algorithm } = over;
     Ok(format!(
         "{name}: {} GB/s and {} us between {}\n\
          Comm. is one all-reduce of all gradients, with the algorithm {}:\n  \
          {} x latency + bytes x 2(N-1)/N / bandwidth, and headers of {HEADER_BYTES} bytes\n\
-         Overhead is comm. / (comm. + compute), as if nothing were hidden.\n\
+         Comm. % is comm. / (comm. + compute), as if nothing were hidden.\n\
          Exposed is the part of the step that ddp does not hide. It sends buckets during\n\
          the backward pass, the last two thirds of compute, and each pays the latency.\n\
          Exposed is 100 % minus the efficiency in `paceline predict --gradient-bytes`.\n\n{}",
@@ -317,11 +310,11 @@ mod tests {
     fn models_pay_for_their_gradients() {
         let models = [model("small", 109_386, 2.0), model("large", 25_557_032, 180.0)];
         let over = over("10gbit,50us", 4, Algorithm::Direct);
-        insta::assert_snapshot!(overheads(&models, &over).unwrap());
+        insta::assert_snapshot!(costs(&models, &over).unwrap());
     }
 
     #[test]
-    fn overhead_follows_its_formula() {
+    fn comm_pct_follows_its_formula() {
         // 100 MB and a header of 88 bytes at 1.25 GB/s between 2 ranks: 80 ms, and three latencies.
         let model = model("m", 25_000_000, 20.0);
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a}, not {b}");
@@ -331,15 +324,15 @@ mod tests {
             let comm_ms = 3.0 * latency_ms + 80.0 + header_ms;
             let over = over(&name, 2, Algorithm::Direct);
             close(model.comm_ms(&over), comm_ms);
-            close(model.overhead_pct(&over), 100.0 * comm_ms / (comm_ms + 20.0));
+            close(model.comm_pct(&over), 100.0 * comm_ms / (comm_ms + 20.0));
         }
         // Four ranks in a ring: seven latencies, half as many bytes again, and three headers.
         let ring = over("10gbit,1ms", 4, Algorithm::Ring);
         close(model.comm_ms(&ring), 7.0 + 120.0 + 3.0 * header_ms);
         let alone = over("10gbit,1ms", 1, Algorithm::Direct);
-        assert_eq!(model.overhead_pct(&alone), 0.0);
+        assert_eq!(model.comm_pct(&alone), 0.0);
         assert_eq!(model.exposed_pct(&alone).unwrap(), 0.0);
-        assert_eq!(ModelRow { compute_ms: 0.0, ..model }.overhead_pct(&alone), 0.0);
+        assert_eq!(ModelRow { compute_ms: 0.0, ..model }.comm_pct(&alone), 0.0);
     }
     #[test]
     fn what_ddp_hides_is_not_exposed() {

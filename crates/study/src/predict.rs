@@ -2,7 +2,7 @@
 //! communication.
 //!
 //! Runs that do not communicate show how long a step computes and when each gradient is final. On a link,
-//! the all-reduces of these gradients form a queue ([`paceline_observe::insight::replay`]). So the step, the overlap
+//! the all-reduces of these gradients form a queue ([`paceline_analysis::advice::replay`]). So the step, the overlap
 //! and the best buckets can be predicted for links and strategies that were never run. With `--measure`,
 //! the same links are emulated, and the measured times are printed beside the predicted ones.
 //!
@@ -32,10 +32,9 @@ use efficiency::{efficiency_pct, least_bandwidth};
 use paceline_collectives::{Link, NAMED_LINKS};
 use paceline_commbench::sweep;
 use paceline_failure::{Failure, Result};
-use paceline_host::text::{line_width, say};
+use paceline_host::text::line_width;
 use paceline_launch::environment::Placement;
 use paceline_model::Layout;
-use paceline_observe::figures::run_summary::RunSummary;
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::BucketCaps;
 use serde::Serialize;
@@ -45,7 +44,7 @@ use crate::rank::Spread;
 use crate::refuse_ranks;
 use crate::spec;
 use crate::spec::Spec;
-use crate::study::{Setting, check, measuring, median_of, run_all, write_files};
+use crate::study::{Findings, Measured, Setting, check, layout_of, measuring, run_all, spread_of};
 pub use flags::PredictArgs;
 use flags::{MAX_RANKS, MEASURED};
 use model::{Calibration, Prediction, Step};
@@ -84,11 +83,9 @@ pub struct Row {
     pub ratio: Option<f64>,
 }
 
-/// The whole report.
-#[derive(Clone, Debug, Serialize)]
+/// What the JSON file holds beside the setting.
+#[derive(Debug, Serialize)]
 struct Report<'a> {
-    #[serde(flatten)]
-    setting: &'a Setting,
     /// The efficiency for which the slowest links are, in percent.
     target_efficiency_pct: f64,
     ranks_per_host: usize,
@@ -140,9 +137,9 @@ fn of_numbers(args: &PredictArgs, given: &StatedModel, flags: &Spec) -> Result<u
         given.words(),
         given.backward_ms
     );
-    say(&format!("Predicted steps: {what}\nNothing was run."));
+    let heading = format!("Predicted steps: {what}\nNothing was run.");
     let labels = (given.words(), "Predicted; nothing was run".to_owned());
-    show(args, &setting, &found, labels)
+    publish(args, &setting, &found, heading, labels)
 }
 
 /// The prediction from runs without communication.
@@ -156,7 +153,7 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
     for &ranks in &places {
         let strategy = if ranks == 1 { "single" } else { "no_sync" };
         let flags = at(&single, ranks).with("strategy", strategy);
-        cases.push(Case::new(format!("{ranks} without communication"), flags)?);
+        cases.push((ranks, Case::new(format!("{ranks} without communication"), flags)?));
     }
     let num_places = cases.len();
     let config = spec::resolve(&single.with("strategy", "ddp"))?;
@@ -164,18 +161,15 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
         for link in args.links.iter().filter(|_| args.measure) {
             let flags = at(&single, ranks).with("strategy", "ddp");
             let flags = if link == MEASURED { flags } else { flags.with("link", link) };
-            cases.push(Case::new(format!("{ranks} on {link}"), flags)?);
+            cases.push((ranks, Case::new(format!("{ranks} on {link}"), flags)?));
         }
     }
-    let runs = run_all(&args.study, &cases)?;
-    let calibrations = runs[..num_places].iter().zip(&places);
-    let mut found = Found {
-        calibrations: calibrations
-            .map(|(rounds, ranks)| Calibration::of(*ranks, rounds))
-            .collect::<Result<_>>()?,
-        ..Found::default()
-    };
-    let mut measured = runs[num_places..].iter();
+    let cases = run_all(&args.study, cases)?;
+    let (alone, measured) = cases.split_at(num_places);
+    let calibrations = alone.iter().map(|case| Calibration::of(case.of, &case.rounds));
+    let mut found =
+        Found { calibrations: calibrations.collect::<Result<_>>()?, ..Found::default() };
+    let mut measured = measured.iter();
     let caps = config.strategy.caps_for_ddp();
     let mut params = 0;
     for &ranks in &args.nproc {
@@ -202,9 +196,9 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
         }
     }
     let setting = Setting::new(&args.study, &config, params);
-    say(&format!("Predicted steps: {}", setting.words()));
+    let heading = format!("Predicted steps: {}", setting.words());
     let labels = (setting.model.clone(), setting.place());
-    show(args, &setting, &found, labels)
+    publish(args, &setting, &found, heading, labels)
 }
 
 /// What was predicted, row by row.
@@ -288,48 +282,51 @@ impl Row {
         Ok((row, chosen))
     }
 
-    /// The row with the measurement of these rounds, if there are any.
-    fn measured(self, rounds: Option<&Vec<RunSummary>>) -> Result<Self> {
-        let ms = rounds.map(|rounds| median_of(rounds, "step_ms_median")).transpose()?;
-        let of = |rounds: &Vec<RunSummary>| {
-            Spread::of(rounds.iter().map(|run| run.number("step_ms_median")))
-        };
-        let ratio = ms.map(|ms| self.prediction.step_ms / ms);
-        Ok(Self { measured_ms: ms, measured_spread: rounds.and_then(of), ratio, ..self })
+    /// The row with the measurement of this case, if there is one.
+    fn measured(self, case: Option<&Measured<usize>>) -> Result<Self> {
+        let Some(case) = case else { return Ok(self) };
+        let ms = case.median("step_ms_median")?;
+        Ok(Self {
+            measured_ms: Some(ms),
+            measured_spread: spread_of(&case.rounds, "step_ms_median"),
+            ratio: Some(self.prediction.step_ms / ms),
+            ..self
+        })
     }
 }
 
-/// Prints what was predicted, and writes the files.
-fn show(
+/// Prints what was predicted, and writes the files. Charts say `model` and `place`.
+fn publish(
     args: &PredictArgs,
     setting: &Setting,
     found: &Found,
+    heading: String,
     (model, place): (String, String),
 ) -> Result<u8> {
     let Found { calibrations, rows, compression, curves } = found;
-    if let Some(inside) = &args.link_in_host {
-        say(&format!(
+    let hosts = args.link_in_host.as_ref().map(|inside| {
+        format!(
             "Hosts have {} ranks each: {inside} inside a host, the links of the tables between hosts.",
             args.ranks_per_host
-        ));
-    }
-    say(&format!(
-        "\n{}",
-        table::text(calibrations, rows, compression, args.efficiency, line_width())
-    ));
-    let report = Report {
-        setting,
-        target_efficiency_pct: args.efficiency,
-        ranks_per_host: args.ranks_per_host,
-        link_in_host: &args.link_in_host,
-        calibrations,
-        rows,
-        compression,
-    };
+        )
+    });
     let labels = chart::Labels { model: &model, place: &place };
-    let charts = chart::charts(rows, curves, calibrations, args.efficiency, &labels);
-    write_files(&args.study, &report, &table::table(rows).csv(), &charts)?;
-    Ok(0)
+    let findings = Findings {
+        heading,
+        notes: hosts.into_iter().collect(),
+        text: table::text(calibrations, rows, compression, args.efficiency, line_width()),
+        table: &table::table(rows),
+        report: Report {
+            target_efficiency_pct: args.efficiency,
+            ranks_per_host: args.ranks_per_host,
+            link_in_host: &args.link_in_host,
+            calibrations,
+            rows,
+            compression,
+        },
+        charts: chart::charts(rows, curves, calibrations, args.efficiency, &labels),
+    };
+    findings.publish(&args.study, setting)
 }
 
 /// The flags with `ranks` ranks, each with the batch of the single rank.
@@ -338,12 +335,6 @@ fn at(single: &Spec, ranks: usize) -> Spec {
         Some(batch) => single.with("nproc", ranks).with("global-batch-size", batch * ranks),
         None => single.with("nproc", ranks),
     }
-}
-
-/// The layout of the model on `ranks` ranks, which may be more than fit on this host.
-fn layout_of(config: &TrainConfig, ranks: usize) -> Result<std::sync::Arc<Layout>> {
-    let dataset = config.data.open_train(config.seed)?;
-    Ok(config.model.build(dataset.as_ref(), ranks)?.layout)
 }
 
 /// The network of `ranks` ranks on this link, for each way to all-reduce that was asked for.

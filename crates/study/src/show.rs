@@ -10,13 +10,15 @@ use paceline_host::resources;
 use paceline_observe::figures::figure::{Better, Figure};
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_observe::figures::table::TABLE;
-use paceline_table::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
-use paceline_table::table::{Cell, Head, Table};
+use paceline_table::plot::{Axis, LineChart, Series, Unit};
+use paceline_table::table::{Cell, Column, Columns, Head, Table};
 use serde::Serialize;
 
 use crate::ledger::Ledger;
 use crate::plan::{Case, Vary};
 use crate::rank::{self, Spread};
+use crate::step::STEP_TIMES;
+use crate::study::spread_of;
 
 /// The figures that sweeps report, in the order of the table of figures.
 fn figures() -> impl Iterator<Item = &'static Figure> {
@@ -45,10 +47,6 @@ pub fn ranked_by(name: &str) -> Result<RankedBy> {
     )
 }
 
-fn spread(figure: &Figure, rounds: &[RunSummary]) -> Option<Spread> {
-    Spread::of(rounds.iter().map(|run| run.number(figure.name)))
-}
-
 /// A case and its results.
 #[derive(Debug, Serialize)]
 struct Row {
@@ -58,6 +56,9 @@ struct Row {
     place: Option<usize>,
     /// How far its median is from the best one, in percent; `None` if the difference is noise.
     difference_pct: Option<f64>,
+    /// How it compares with the best case, in words.
+    #[serde(skip)]
+    verdict: String,
     /// The message of the run that failed.
     failure: Option<String>,
     /// The spread of each figure over the rounds, in the order of [`figures`].
@@ -99,21 +100,30 @@ impl Report {
         let RankedBy { figure, better } = ranking;
         let found: Vec<_> = (0..cases.len()).map(|case| ledger.of_case(case)).collect();
         let of_case = |(summaries, failure): &(Vec<RunSummary>, Option<&str>)| {
-            failure.is_none().then(|| spread(figure, summaries)).flatten()
+            failure.is_none().then(|| spread_of(summaries, figure.name)).flatten()
         };
         let spreads: Vec<Option<Spread>> = found.iter().map(of_case).collect();
         let (places, order) = (rank::places(&spreads, better), rank::order(&spreads, better));
         let best = order.first().and_then(|best| spreads[*best]);
-        let row = |case: usize| {
+        let row = |(at, case): (usize, usize)| {
             let (summaries, failure) = &found[case];
             let differs = spreads[case].zip(best).filter(|(of, best)| of.differs_from(best));
+            let difference_pct = differs.map(|(of, best)| 100.0 * (of.median / best.median - 1.0));
+            let verdict = match (places[case], difference_pct) {
+                _ if failure.is_some() => "failed".to_owned(),
+                (None, _) => "not measured".to_owned(),
+                (Some(_), Some(pct)) => format!("{pct:+.1} %"),
+                (Some(_), None) if at == 0 => "best".to_owned(),
+                (Some(_), None) => "no difference".to_owned(),
+            };
             Row {
                 name: cases[case].name.clone(),
                 values: cases[case].values.clone(),
                 place: places[case],
-                difference_pct: differs.map(|(of, best)| 100.0 * (of.median / best.median - 1.0)),
+                difference_pct,
+                verdict,
                 failure: failure.map(str::to_owned),
-                figures: figures().map(|figure| spread(figure, summaries)).collect(),
+                figures: figures().map(|figure| spread_of(summaries, figure.name)).collect(),
             }
         };
         Self {
@@ -124,7 +134,7 @@ impl Report {
             ranked_by: figure.name,
             rule: rule(rounds),
             keys: vary.iter().map(|of| of.key.clone()).collect(),
-            rows: order.into_iter().map(row).collect(),
+            rows: order.into_iter().enumerate().map(row).collect(),
             ranking,
         }
     }
@@ -138,47 +148,41 @@ impl Report {
         figures().position(|figure| figure.name == self.ranked_by).unwrap_or(0)
     }
 
-    /// How a case compares with the best one, in words.
-    fn verdict(&self, at: usize, row: &Row) -> String {
-        match (row.place, row.difference_pct) {
-            _ if row.failure.is_some() => "failed".into(),
-            (None, _) => "not measured".into(),
-            (Some(_), Some(pct)) => format!("{pct:+.1} %"),
-            (Some(_), None) if at == 0 => "best".into(),
-            (Some(_), None) => "no difference".into(),
-        }
-    }
-
-    /// The table for the console.
+    /// All columns. People see the medians, and the range of the figure that ranks the cases. Files have the spread of
+    /// every figure.
     fn table(&self) -> Table {
-        let ranked = self.ranked_at();
-        let is_shown =
-            |at: &usize| *at != ranked && self.rows.iter().any(|r| r.figures[*at].is_some());
-        let all: Vec<&Figure> = figures().collect();
-        let others: Vec<usize> = (0..all.len()).filter(is_shown).collect();
-        let mut columns = vec![Head::plain("place")];
-        columns.extend(self.keys.iter().cloned().map(Head::plain));
-        columns.extend([
-            self.ranking.figure.head(),
-            Head::plain("min to max"),
-            Head::plain("to the best"),
-        ]);
-        columns.extend(others.iter().map(|at| all[*at].head()));
-        let row = |(at, row): (usize, &Row)| {
-            let spread = row.figures[ranked];
-            let head = self.ranking.figure.head();
-            let shown = |value| Cell::Number(value).shown(&head);
-            let range = spread
-                .map_or(String::new(), |of| format!("{} to {}", shown(of.min), shown(of.max)));
-            let median = |of: Option<Spread>| Cell::from(of.map(|of| of.median));
-            let mut cells =
-                vec![row.place.map_or(Cell::Missing, |place| Cell::Whole(place as u64))];
-            cells.extend(row.values.iter().map(|value| Cell::Text(value.clone())));
-            cells.extend([median(spread), Cell::Text(range), Cell::Text(self.verdict(at, row))]);
-            cells.extend(others.iter().map(|at| median(row.figures[*at])));
-            cells
-        };
-        Table { columns, rows: self.rows.iter().enumerate().map(row).collect(), mean: None }
+        let (ranked, head) = (self.ranked_at(), self.ranking.figure.head());
+        let mut columns = Columns::new().add("place", "place", ("", 0), "", |row: &Row| row.place);
+        for (at, key) in self.keys.iter().enumerate() {
+            let head = Head::plain(key.clone());
+            columns.0.push(Column::new(head, move |row: &Row| row.values[at].clone()));
+        }
+        let median = |at: usize| move |row: &Row| row.figures[at].map(|of| of.median);
+        columns.0.push(Column::new(Head { key: "".into(), ..head.clone() }, median(ranked)));
+        columns = columns
+            .add("", "min to max", ("", 0), "", move |row| {
+                let shown = |value| Cell::Number(value).shown(&head);
+                let of = row.figures[ranked];
+                of.map_or(String::new(), |of| format!("{} to {}", shown(of.min), shown(of.max)))
+            })
+            .add("to_the_best", "to the best", ("", 0), "", |row| row.verdict.clone())
+            .add("failure", "", ("", 0), "", |row| row.failure.clone());
+        for (at, figure) in figures().enumerate() {
+            let name = figure.name;
+            let is_shown = at != ranked && self.rows.iter().any(|row| row.figures[at].is_some());
+            let label = if is_shown { figure.label } else { "" };
+            let head =
+                Head { key: format!("{name}_median").into(), label: label.into(), ..figure.head() };
+            columns.0.push(Column::new(head, median(at)));
+            columns = columns
+                .add(format!("{name}_min"), "", ("", 0), "", move |row| {
+                    row.figures[at].map(|of| of.min)
+                })
+                .add(format!("{name}_max"), "", ("", 0), "", move |row| {
+                    row.figures[at].map(|of| of.max)
+                });
+        }
+        columns.table(&self.rows)
     }
 
     /// Everything that is printed. The table fits `width`.
@@ -188,7 +192,7 @@ impl Report {
             .iter()
             .filter_map(|row| Some(format!("\nfailed: {}: {}", row.name, row.failure.as_ref()?)));
         format!(
-            "Sweep of {}: {} cases, {} rounds; medians over the rounds\n{}\n{}\nRanked by {}, {} is better. {}{}",
+            "Sweep of {}: {} cases, {} rounds; medians over the rounds\n{}\n{}\n{STEP_TIMES}\nRanked by {}, {} is better. {}{}",
             self.keys.join(", "),
             self.rows.len(),
             self.rounds,
@@ -201,33 +205,10 @@ impl Report {
         )
     }
 
-    /// Every figure with its spread.
-    fn csv(&self) -> String {
-        let mut keys = vec!["place".to_owned()];
-        keys.extend(self.keys.iter().cloned());
-        keys.extend(["to_the_best", "failure"].map(str::to_owned));
-        for figure in figures() {
-            keys.extend(["median", "min", "max"].map(|of| format!("{}_{of}", figure.name)));
-        }
-        let row = |(at, row): (usize, &Row)| {
-            let mut cells = vec![row.place.map_or(Cell::Missing, |at| Cell::Whole(at as u64))];
-            cells.extend(row.values.iter().map(|value| Cell::Text(value.clone())));
-            cells.push(Cell::Text(self.verdict(at, row)));
-            cells.push(row.failure.clone().map_or(Cell::Missing, Cell::Text));
-            for of in &row.figures {
-                let parts = [of.map(|of| of.median), of.map(|of| of.min), of.map(|of| of.max)];
-                cells.extend(parts.map(Cell::from));
-            }
-            cells
-        };
-        let columns = keys.into_iter().map(Head::plain).collect();
-        Table { columns, rows: self.rows.iter().enumerate().map(row).collect(), mean: None }.csv()
-    }
-
     /// Writes all files into `folder`.
     pub fn write(&self, disk: &Disk, folder: &Path) -> Result<()> {
         write_json(disk, &folder.join("sweep.json"), self)?;
-        write_bytes(disk, &folder.join("sweep.csv"), self.csv().as_bytes())?;
+        write_bytes(disk, &folder.join("sweep.csv"), self.table().csv().as_bytes())?;
         // If no run has finished, there is nothing to draw, and the table says so.
         if self.rows.iter().any(|row| row.place.is_some()) {
             write_charts(disk, folder, &[("sweep".to_owned(), self.chart())])?;
@@ -267,13 +248,8 @@ impl Report {
         let series = lines.into_iter().enumerate().map(|(look, (name, mut points))| {
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
             let range = |(x, of): &(f64, Spread)| (*x, of.min * factor, of.max * factor);
-            Series {
-                name,
-                ranges: points.iter().map(range).collect(),
-                points: points.into_iter().map(|(x, of)| (x, of.median * factor)).collect(),
-                stroke: Stroke::Solid,
-                look,
-            }
+            let medians = points.iter().map(|(x, of)| (*x, of.median * factor));
+            Series::line(name, medians).ranges(points.iter().map(range)).look(look)
         });
         let unit = if self.ranking.figure.unit == "ms" { Unit::Microseconds } else { Unit::Count };
         let label = match self.ranking.figure.unit {
@@ -286,14 +262,11 @@ impl Report {
                 "{}, {}; medians and ranges of {} rounds",
                 self.machine, self.date, self.rounds
             ),
-            x: Axis {
-                label: axis.map_or("cases, in the order of their places".into(), |at| {
-                    self.keys[at].clone()
-                }),
-                unit: Unit::Count,
-                spacing: Spacing::Linear,
-            },
-            y: Axis { label, unit, spacing: Spacing::Linear },
+            x: Axis::linear(
+                axis.map_or("cases, in the order of their places", |at| &self.keys[at]),
+                Unit::Count,
+            ),
+            y: Axis::linear(label, unit),
             series: series.collect(),
         }
     }
@@ -307,5 +280,57 @@ fn rule(rounds: usize) -> String {
             "{} A place is one after as many cases as are better by that rule.",
             rank::rule(rounds)
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn people_see_medians_and_files_have_every_spread() {
+        let row = |name: &str, step_ms: Option<f64>, place: Option<usize>, verdict: &str| {
+            let run =
+                |ms: f64| -> RunSummary { serde_json::json!({ "step_ms_median": ms }).into() };
+            let rounds: Vec<RunSummary> =
+                step_ms.iter().flat_map(|ms| [ms - 1.0, *ms, ms + 2.0]).map(run).collect();
+            Row {
+                name: format!("strategy={name}"),
+                values: vec![name.to_owned()],
+                place,
+                difference_pct: None,
+                verdict: verdict.to_owned(),
+                failure: place.is_none().then(|| "it ended early".to_owned()),
+                figures: figures().map(|figure| spread_of(&rounds, figure.name)).collect(),
+            }
+        };
+        let ranking = ranked_by("step_ms_median").unwrap();
+        let rows = vec![row("ddp", Some(20.0), Some(1), "best"), row("bf16", None, None, "failed")];
+        let report = Report {
+            machine: "a machine".to_owned(),
+            date: String::new(),
+            command: String::new(),
+            rounds: 3,
+            ranked_by: "step_ms_median",
+            rule: "The rule.".to_owned(),
+            keys: vec!["strategy".to_owned()],
+            rows,
+            ranking,
+        };
+        insta::assert_snapshot!(report.text(None), @r"
+        Sweep of strategy: 2 cases, 3 rounds; medians over the rounds
+        a machine
+        place  strategy  median step ms  min to max      to the best
+        -----  --------  --------------  --------------  -----------
+            1  ddp                20.00  19.00 to 22.00  best
+            –  bf16                   –                  failed
+        median step: median over the steps, each as long as on its slowest rank; other times of a step: means over ranks and steps
+        Ranked by median step ms, less is better. The rule.
+        failed: strategy=bf16: it ended early
+        ");
+        let csv = report.table().csv();
+        assert!(csv.starts_with("place,strategy,to_the_best,failure,train_loss_median,"), "{csv}");
+        assert!(csv.contains("\n1,ddp,best,,") && csv.contains(",20,19,22,"), "{csv}");
+        assert!(csv.contains("\n,bf16,failed,it ended early,,"), "{csv}");
     }
 }

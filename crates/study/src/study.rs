@@ -2,7 +2,9 @@
 //!
 //! Knows no study.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::{ArgMatches, Args, FromArgMatches};
 use paceline_choices::strategies::STRATEGIES;
@@ -11,18 +13,22 @@ use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::resources;
-use paceline_host::text::{plural, say};
+use paceline_host::text::{plural, say, warn};
 use paceline_launch::environment::Placement;
+use paceline_launch::launcher;
+use paceline_model::Layout;
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_settings::config::TrainConfig;
-use paceline_table::plot::LineChart;
-use paceline_table::table::{Cell, Head, Table};
+use paceline_table::plot::{Axis, LineChart, Series};
+use paceline_table::table::Table;
 use serde::Serialize;
 
-use crate::ledger::{Ledger, Settings};
+use crate::flags::TrainFlags;
+use crate::ledger::Ledger;
 use crate::plan::Case;
+use crate::rank::Spread;
 use crate::spec::{self, Spec};
-use crate::{command_line, execute, rank, refuse_ranks, run_limit};
+use crate::{command_line, execute, refuse_ranks, run_limit, usage};
 
 /// Steps of a run by default.
 const STEPS: usize = 30;
@@ -89,6 +95,34 @@ pub struct StudyArgs {
     pub charts: Option<PathBuf>,
 }
 
+/// Flags of the studies whose runs all have the same number of ranks.
+#[derive(Debug, Args)]
+pub struct SameRanksArgs {
+    /// Number of ranks
+    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Study")]
+    pub nproc: usize,
+    /// What all studies have.
+    #[command(flatten)]
+    pub study: StudyArgs,
+    /// Flags of the runs.
+    #[command(flatten)]
+    pub train: TrainFlags,
+}
+
+impl SameRanksArgs {
+    /// Checks the flags, and returns those of the runs. `alone` says what a single rank lacks, and `set_here` names the
+    /// flags that the study sets itself, with what to do instead.
+    pub(crate) fn check(&self, alone: &str, set_here: &[(&str, &str)]) -> Result<Spec> {
+        check(&self.study)?;
+        launcher::check_num_ranks("--nproc", self.nproc)?;
+        if self.nproc == 1 {
+            return usage(format!("--nproc 1: one rank has {alone}; pass 2 or more"));
+        }
+        refuse_flags(&self.train.0, set_here)?;
+        Ok(self.train.0.with("nproc", self.nproc))
+    }
+}
+
 /// The machine and the settings with which a study was made.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Setting {
@@ -143,6 +177,11 @@ impl Setting {
         )
     }
 
+    /// A chart with the place and time of the measurements below its title.
+    pub(crate) fn chart(&self, title: String, x: Axis, y: Axis, series: Vec<Series>) -> LineChart {
+        LineChart { title, subtitle: self.place(), x, y, series }
+    }
+
     /// Where and when it was measured, for charts.
     pub(crate) fn place(&self) -> String {
         format!("{}{}, {}", self.machine, self.on_link(), self.date)
@@ -166,6 +205,30 @@ pub(crate) fn check(study: &StudyArgs) -> Result<()> {
         folder.as_deref().map_or(Ok(()), check)?;
     }
     Ok(())
+}
+
+/// Refuses the flags that a command sets itself. Each comes with what to do instead.
+pub(crate) fn refuse_flags(given: &Spec, flags: &[(&str, &str)]) -> Result<()> {
+    match flags.iter().find(|(flag, _)| given.has(flag)) {
+        Some((flag, instead)) => usage(format!("--{flag}: {instead}")),
+        None => Ok(()),
+    }
+}
+
+/// Prints the warnings of all configurations, each once.
+pub(crate) fn warn_of<'a>(configs: impl IntoIterator<Item = &'a TrainConfig>) {
+    let mut said = BTreeSet::new();
+    for warning in configs.into_iter().flat_map(|config| &config.warnings) {
+        if said.insert(warning) {
+            warn(warning);
+        }
+    }
+}
+
+/// The layout of the model on `ranks` ranks, which may be more than fit on this host.
+pub(crate) fn layout_of(config: &TrainConfig, ranks: usize) -> Result<Arc<Layout>> {
+    let dataset = config.data.open_train(config.seed)?;
+    Ok(config.model.build(dataset.as_ref(), ranks)?.layout)
 }
 
 /// The flags of a run that only measures, and their configuration, checked as a whole. By default the run
@@ -193,29 +256,57 @@ pub(crate) fn with_strategy(flags: &Spec, name: &str) -> Result<Spec> {
     Ok(flags.without(&foreign).with("strategy", name))
 }
 
-/// Runs every case once in every round. Returns the summaries by case, each with one per round.
-pub(crate) fn run_all(study: &StudyArgs, cases: &[Case]) -> Result<Vec<Vec<RunSummary>>> {
+/// A case that was run.
+#[derive(Clone, Debug)]
+pub(crate) struct Measured<P> {
+    /// The parameters of the case.
+    pub of: P,
+    /// Its name.
+    pub name: String,
+    /// The summaries of its runs, one per round.
+    pub rounds: Vec<RunSummary>,
+}
+
+impl<P> Measured<P> {
+    /// The strategy of its runs.
+    pub(crate) fn strategy(&self) -> String {
+        self.rounds.first().map_or("", |run| run.text("strategy")).to_owned()
+    }
+
+    /// The median over the rounds of a figure. Fails if a summary lacks it.
+    pub(crate) fn median(&self, name: &str) -> Result<f64> {
+        median_of(&self.rounds, name)
+    }
+}
+
+/// Runs every case once in every round. Each case comes with its parameters.
+pub(crate) fn run_all<P>(study: &StudyArgs, cases: Vec<(P, Case)>) -> Result<Vec<Measured<P>>> {
     run_in(study, study.output.as_deref(), cases)
 }
 
 /// The same, with the records in `folder`, if there is one. Runs that have a record there are not made again.
-pub(crate) fn run_in(
+pub(crate) fn run_in<P>(
     study: &StudyArgs,
     folder: Option<&Path>,
-    cases: &[Case],
-) -> Result<Vec<Vec<RunSummary>>> {
+    cases: Vec<(P, Case)>,
+) -> Result<Vec<Measured<P>>> {
+    let (parameters, cases): (Vec<P>, Vec<Case>) = cases.into_iter().unzip();
+    let cases = cases.as_slice();
     let mut ledger = match folder {
-        Some(folder) => Ledger::open(&Disk::default(), folder, &settings(study, cases))?,
+        Some(folder) => {
+            let case = |(at, case): (usize, &Case)| {
+                (format!("case {at}"), format!("{} ({})", case.name, spec::shown(&case.spec)))
+            };
+            let settings = cases.iter().enumerate().map(case);
+            let limits = (study.rounds, study.run_limit);
+            Ledger::of_runs(folder, cases.len() * study.rounds, limits, settings)?
+        }
         None => Ledger::default(),
     };
-    if let Some(folder) = folder.filter(|_| !ledger.records().is_empty()) {
-        let (done, all) = (ledger.records().len(), cases.len() * study.rounds);
-        say(&format!("Goes on after {done} of {all} runs, from {}", folder.printable()));
-    }
     let limit = run_limit(study.rounds, study.run_limit)?;
     execute::make(cases, study.rounds, limit, None, &mut ledger)?;
     let mut found = Vec::new();
-    for (at, case) in cases.iter().enumerate() {
+    for ((at, case), of) in cases.iter().enumerate().zip(parameters) {
         let (rounds, failure) = ledger.of_case(at);
         if let Some(message) = failure {
             return Err(Failure::Run(message.to_owned()));
@@ -227,50 +318,56 @@ pub(crate) fn run_in(
                 case.name
             )));
         }
-        found.push(rounds);
+        found.push(Measured { of, name: case.name.clone(), rounds });
     }
     Ok(found)
 }
 
-/// The settings that determine the runs of a study. A command with the same settings may continue in the same folder.
-fn settings(study: &StudyArgs, cases: &[Case]) -> Settings {
-    let case = |(at, case): (usize, &Case)| {
-        (format!("case {at}"), format!("{} ({})", case.name, spec::shown(&case.spec)))
-    };
-    let all = [
-        ("--rounds".to_owned(), study.rounds.to_string()),
-        ("--run-limit".to_owned(), study.run_limit.to_string()),
-        ("version of paceline".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
-        ("machine".to_owned(), resources::machine()),
-    ];
-    all.into_iter().chain(cases.iter().enumerate().map(case)).collect()
+/// A figure over the rounds; `None` if a summary lacks it.
+pub(crate) fn spread_of(rounds: &[RunSummary], name: &str) -> Option<Spread> {
+    Spread::of(rounds.iter().map(|run| run.number(name)))
 }
 
 /// The median over the rounds of a figure. Fails if a summary lacks it.
 pub(crate) fn median_of(rounds: &[RunSummary], name: &str) -> Result<f64> {
-    rank::median(rounds.iter().map(|run| run.number(name)))
-        .ok_or_else(|| Failure::Run(format!("a summary lacks {name}")))
+    let spread = spread_of(rounds, name).map(|of| of.median);
+    spread.ok_or_else(|| Failure::Run(format!("a summary lacks {name}")))
 }
 
-/// A column: its key in files, its heading on the console, its decimals there, and the function that
-/// makes its cell.
-pub(crate) type Shown<R> = (&'static str, &'static str, usize, fn(&R) -> Cell);
-
-/// Makes a table of `rows`.
-pub(crate) fn table_of<R>(rows: &[R], columns: &[Shown<R>]) -> Table {
-    let cells = |row: &R| columns.iter().map(|(.., cell)| cell(row)).collect();
-    let rows = rows.iter().map(cells).collect();
-    let columns = columns.iter();
-    let columns = columns.map(|(key, head, decimals, _)| Head::new(key, head, ("", *decimals), ""));
-    Table { columns: columns.collect(), rows, mean: None }
+/// What a study has found: what is printed, and what files hold.
+#[derive(Debug)]
+pub(crate) struct Findings<'a, R> {
+    /// What was compared, where and how.
+    pub heading: String,
+    /// Lines right below the heading.
+    pub notes: Vec<String>,
+    /// The tables, each with the lines below it.
+    pub text: String,
+    /// The rows with all columns, for CSV.
+    pub table: &'a Table,
+    /// What the JSON file holds beside the setting.
+    pub report: R,
+    /// The charts by their names.
+    pub charts: Vec<(String, LineChart)>,
 }
 
-/// The rows with all their fields, as CSV.
-pub(crate) fn csv_of(rows: &[impl Serialize]) -> Result<String> {
-    let failed = |e: &dyn std::fmt::Display| Failure::Run(format!("cannot write CSV: {e}"));
-    let mut writer = csv::Writer::from_writer(Vec::new());
-    rows.iter().try_for_each(|row| writer.serialize(row)).map_err(|e| failed(&e))?;
-    String::from_utf8(writer.into_inner().map_err(|e| failed(&e))?).map_err(|e| failed(&e))
+impl<R: Serialize> Findings<'_, R> {
+    /// Prints the findings and writes the files that the user asked for. Returns the exit code.
+    pub(crate) fn publish(&self, study: &StudyArgs, setting: &Setting) -> Result<u8> {
+        #[derive(Serialize)]
+        struct Report<'a, R> {
+            #[serde(flatten)]
+            setting: &'a Setting,
+            #[serde(flatten)]
+            found: &'a R,
+        }
+        say(&self.heading);
+        self.notes.iter().for_each(|note| say(note));
+        say(&format!("\n{}", self.text));
+        let report = Report { setting, found: &self.report };
+        write_files(study, &report, &self.table.csv(), &self.charts)?;
+        Ok(0)
+    }
 }
 
 /// Writes the files that the user asked for.

@@ -4,7 +4,7 @@
 //! Rows of values go in, as a [`Table`] of typed cells or as plain strings for [`aligned`]. Lines for a
 //! console, CSV, Markdown and JSON come out. Nothing here knows what was measured.
 
-use std::borrow::Cow;
+use std::borrow::{Borrow, Cow};
 
 use paceline_files::printable;
 use serde::Serialize;
@@ -15,9 +15,9 @@ use crate::fitted::fitted;
 /// What a column says of itself: its names, unit, decimals and definition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Head {
-    /// Its name in files.
+    /// Its name in files. A column without a key is for people alone.
     pub key: Cow<'static, str>,
-    /// Its name for people; the unit stands beside it.
+    /// Its name for people; the unit stands beside it. A column without a label is in files alone.
     pub label: Cow<'static, str>,
     /// The unit; empty for words and plain numbers.
     pub unit: Cow<'static, str>,
@@ -68,6 +68,8 @@ pub enum Cell {
     Whole(u64),
     /// A number.
     Number(f64),
+    /// Whether something holds.
+    Bool(bool),
     /// There is no such value.
     Missing,
 }
@@ -79,6 +81,7 @@ impl Cell {
             Cell::Text(words) => words.clone(),
             Cell::Whole(number) => grouped(*number as f64, 0),
             Cell::Number(value) if value.is_finite() => grouped(*value, column.decimals),
+            Cell::Bool(holds) => if *holds { "yes" } else { "no" }.to_owned(),
             Cell::Number(_) | Cell::Missing => "\u{2013}".to_owned(),
         }
     }
@@ -89,6 +92,7 @@ impl Cell {
             Cell::Text(words) => words.clone(),
             Cell::Whole(number) => number.to_string(),
             Cell::Number(value) if value.is_finite() => value.to_string(),
+            Cell::Bool(holds) => holds.to_string(),
             Cell::Number(_) | Cell::Missing => String::new(),
         }
     }
@@ -98,13 +102,13 @@ impl Cell {
         match self {
             Cell::Whole(number) => Some(*number as f64),
             Cell::Number(value) => Some(*value),
-            Cell::Text(_) | Cell::Missing => None,
+            Cell::Text(_) | Cell::Bool(_) | Cell::Missing => None,
         }
     }
 
     /// Whether the cell is right-aligned like a number.
     pub fn is_number(&self) -> bool {
-        !matches!(self, Cell::Text(_))
+        !matches!(self, Cell::Text(_) | Cell::Bool(_))
     }
 }
 
@@ -114,6 +118,7 @@ impl Serialize for Cell {
             Cell::Text(words) => serializer.serialize_str(words),
             Cell::Whole(number) => serializer.serialize_u64(*number),
             Cell::Number(value) if value.is_finite() => serializer.serialize_f64(*value),
+            Cell::Bool(holds) => serializer.serialize_bool(*holds),
             Cell::Number(_) | Cell::Missing => serializer.serialize_none(),
         }
     }
@@ -146,6 +151,12 @@ impl From<usize> for Cell {
 impl From<f64> for Cell {
     fn from(number: f64) -> Self {
         Cell::Number(number)
+    }
+}
+
+impl From<bool> for Cell {
+    fn from(holds: bool) -> Self {
+        Cell::Bool(holds)
     }
 }
 
@@ -202,8 +213,8 @@ impl<T> Columns<T> {
     }
 
     /// The table of these rows.
-    pub fn table(&self, rows: impl IntoIterator<Item = T>) -> Table {
-        let cells = |row: T| self.0.iter().map(|column| column.cell(&row)).collect();
+    pub fn table<R: Borrow<T>>(&self, rows: impl IntoIterator<Item = R>) -> Table {
+        let cells = |row: R| self.0.iter().map(|column| column.cell(row.borrow())).collect();
         let columns = self.0.iter().map(|column| column.head.clone()).collect();
         Table { columns, rows: rows.into_iter().map(cells).collect(), mean: None }
     }
@@ -236,8 +247,26 @@ impl Table {
         self.rows.iter().all(|row| row[at].is_number())
     }
 
+    /// The table with those columns alone for whose heads `is_in` holds.
+    pub fn with_columns(&self, is_in: impl Fn(&Head) -> bool) -> Self {
+        let is_in: Vec<bool> = self.columns.iter().map(is_in).collect();
+        let part = |row: &Vec<Cell>| {
+            let cells = row.iter().zip(&is_in).filter(|(_, is_in)| **is_in);
+            cells.map(|(cell, _)| cell.clone()).collect()
+        };
+        let columns = self.columns.iter().zip(&is_in).filter(|(_, is_in)| **is_in);
+        Self {
+            columns: columns.map(|(column, _)| column.clone()).collect(),
+            rows: self.rows.iter().map(part).collect(),
+            mean: self.mean.as_ref().map(part),
+        }
+    }
+
     /// As CSV: the keys, then the rows with all digits. Lines end with a line feed alone.
     pub fn csv(&self) -> String {
+        if self.columns.iter().any(|column| column.key.is_empty()) {
+            return self.with_columns(|column| !column.key.is_empty()).csv();
+        }
         let mut writer = csv::Writer::from_writer(Vec::new());
         let head = self.columns.iter().map(|column| column.key.to_string()).collect();
         let rows = self.rows.iter().map(|row| row.iter().map(Cell::exact).collect());
@@ -252,6 +281,9 @@ impl Table {
     /// As a Markdown table. A table with many columns and few rows is transposed, so that it can be read in
     /// an issue.
     pub fn markdown(&self) -> String {
+        if self.columns.iter().any(|column| column.label.is_empty()) {
+            return self.with_columns(|column| !column.label.is_empty()).markdown();
+        }
         let plain = plain_markdown;
         let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
         if self.columns.len() > MANY_COLUMNS && self.rows.len() <= FEW_ROWS {
@@ -281,6 +313,9 @@ impl Table {
 
     /// As lines of text of at most `width` characters, in the form in which the table [fits](crate::fitted).
     pub fn fitted(&self, width: Option<usize>) -> String {
+        if self.columns.iter().any(|column| column.label.is_empty()) {
+            return self.with_columns(|column| !column.label.is_empty()).fitted(width);
+        }
         let head: Vec<String> = self.columns.iter().map(Head::words).collect();
         let shown = |row: &Vec<Cell>| -> Vec<String> {
             let cells = row.iter().zip(&self.columns);
@@ -314,10 +349,12 @@ impl Serialize for Table {
         struct Row<'a>(&'a [Head], &'a [Cell]);
         impl Serialize for Row<'_> {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_map(self.0.iter().map(|column| &column.key).zip(self.1))
+                let cells = self.0.iter().map(|column| &column.key).zip(self.1);
+                serializer.collect_map(cells.filter(|(key, _)| !key.is_empty()))
             }
         }
-        let columns: Vec<_> = self.columns.iter().map(Meaning).collect();
+        let columns = self.columns.iter().filter(|column| !column.key.is_empty());
+        let columns: Vec<_> = columns.map(Meaning).collect();
         let rows: Vec<_> = self.rows.iter().map(|row| Row(&self.columns, row)).collect();
         let mut map = serializer.serialize_map(Some(2))?;
         map.serialize_entry("columns", &columns)?;
@@ -446,6 +483,23 @@ mod tests {
             "name   took us  calls\n-----  -------  -----\n\
              a,\"b\"  1,234.6  1,000\nc|d          \u{2013}      \u{2013}"
         );
+    }
+
+    #[test]
+    fn a_column_may_be_for_files_or_for_people_alone() {
+        let columns = Columns::new()
+            .add("", "ranks", ("", 0), "", |row: &(u64, bool)| format!("*{}", row.0))
+            .add("ranks", "", ("", 0), "how many", |row| row.0)
+            .add("fits", "", ("", 0), "", |row| row.1)
+            .add("half", "half", ("MB", 1), "", |row| row.0 as f64 / 2.0);
+        let table = columns.table([(2, true), (3, false)]);
+        assert_eq!(table.csv(), "ranks,fits,half\n2,true,1\n3,false,1.5\n");
+        assert_eq!(table.text(), "ranks  half MB\n-----  -------\n*2         1.0\n*3         1.5");
+        assert!(table.markdown().starts_with("| ranks | half MB |\n"));
+        let json: serde_json::Value = serde_json::to_value(&table).unwrap();
+        assert_eq!(json["rows"][1], serde_json::json!({"ranks": 3, "fits": false, "half": 1.5}));
+        assert_eq!(json["columns"].as_array().map(Vec::len), Some(3));
+        assert_eq!(Cell::Bool(true).shown(&table.columns[2]), "yes");
     }
 
     #[test]

@@ -20,7 +20,8 @@ pub struct Shapes {
 }
 
 impl Shapes {
-    const TENSORS: usize = 3;
+    /// How many tensors it holds; the sizes of further ones are left out.
+    pub const TENSORS: usize = 3;
     const DIMS: usize = 4;
 
     /// The sizes of these tensors.

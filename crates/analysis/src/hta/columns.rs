@@ -16,7 +16,7 @@ pub fn columns(kind: Kind) -> impl Iterator<Item = &'static Column<Row>> {
 }
 
 /// A column. `key` is its name in `summary.csv`, which ends with its unit as HTA writes it; the label is the name without
-/// that.
+/// that. Where HTA's words mean something else in the rest of paceline, the label has other words.
 fn column<C: Into<Cell> + 'static>(
     key: &'static str,
     get: fn(&Row) -> C,
@@ -28,7 +28,11 @@ fn column<C: Into<Cell> + 'static>(
         .into_iter()
         .find_map(|(ending, unit, decimals)| Some((key.strip_suffix(ending)?, unit, decimals)))
         .unwrap_or((key, "", 0));
-    let label = Cow::Owned(label.replace('_', " "));
+    let label = match key {
+        "comm_comp_overlap_pctg" => Cow::Borrowed("communication hidden"),
+        "comm_overhead_pctg" => Cow::Borrowed("comm. of kernel time"),
+        _ => Cow::Owned(label.replace('_', " ")),
+    };
     Column::new(Head { label, ..Head::new(key, "", (unit, decimals), definition) }, get)
 }
 
@@ -56,8 +60,8 @@ static ALL: LazyLock<Vec<(Option<Kind>, Column<Row>)>> = LazyLock::new(|| vec![
         "Time with other kernels only as a share of kernel time: 100 * non_compute_time_us / kernel_time_us.")),
     (None, column("comm_comp_overlap_pctg", |row| row.comm_comp_overlap_pctg,
         "Share of communication during which a compute kernel ran as well: 100 * |communication and computation| / |communication|, \
-         over the steps of the trace that were looked at. `paceline train` measures the overlap itself, over all measured steps, \
-         as communication while the main thread computed.")),
+         over the steps of the trace that were looked at. `paceline train` measures hidden communication itself, over all measured \
+         steps, as communication while the main thread computed.")),
     (None, column("total_kernel_time_us", |row| row.total_kernel_time_us,
         "Sum of the durations of compute, communication and memory kernels; kernels that run at the same time count each.")),
     (None, column("compute_time_us", |row| row.compute_time_us,
@@ -83,8 +87,8 @@ static ALL: LazyLock<Vec<(Option<Kind>, Column<Row>)>> = LazyLock::new(|| vec![
     (SHARDING, column("collective_time_us", |row| row.collective_time_us,
         "Sum of the durations of collectives of any kind.")),
     (None, column("comm_overhead_pctg", |row| row.comm_overhead_pctg,
-        "Communication as a share of all kernels: 100 * comm_time_us / total_kernel_time_us. `paceline train` uses the word \
-         overhead for something else: the part of a step in which the main thread was blocked on communication.")),
+        "Communication as a share of all kernels: 100 * comm_time_us / total_kernel_time_us. Communication counts \
+         whether it was hidden or not.")),
     (DDP, column("all_reduce_time_ms", |row| row.all_reduce_time_us / 1e3,
         "Sum of the durations of all-reduces, in milliseconds.")),
     (SHARDING, column("collective_time_ms", |row| row.collective_time_us / 1e3,

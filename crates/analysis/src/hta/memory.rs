@@ -6,7 +6,7 @@ use crate::stats::quantile;
 use crate::timeline::{MemorySample, Timeline};
 
 /// Memory of one rank: of its device if the trace has samples of one, otherwise of the host. Sizes are in
-/// bytes. Reports show MB of 2^20 bytes, as PyTorch's own tools do.
+/// bytes. Reports show MiB, as PyTorch's own tools do.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryUse {
     /// PyTorch's number for the type of device: 0 is the host, 1 is CUDA.

@@ -104,7 +104,7 @@ pub enum Fault {
     #[error("objects and arrays lie more than {MAX_DEPTH} deep within each other")]
     TooDeep,
     /// A key, string or number is too long.
-    #[error("a single value is longer than {} MB", MAX_TOKEN_BYTES >> 20)]
+    #[error("a single value is longer than {} MiB", MAX_TOKEN_BYTES >> 20)]
     TooLong,
     /// The input could not be read.
     #[error("reading failed: {0}")]

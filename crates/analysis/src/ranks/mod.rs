@@ -19,7 +19,7 @@ pub(crate) mod sample;
 
 pub use clock::{ClockSource, Clocks, RankClock, align};
 pub use matched::{Arrival, MatchedCollective, MatchedCollectives, WaitSource, match_collectives};
-pub use path::{Cause, CriticalPath, PathSource, RankShare, Segment, StepPath, Transfer};
+pub use path::{CriticalPath, PathSource, RankShare, Segment, StepPath, Transfer};
 pub use stragglers::{RankWaits, StepWaits, Stragglers, stragglers};
 
 use crate::hta::{Chosen, Options};

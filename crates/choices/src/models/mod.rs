@@ -172,7 +172,7 @@ pub struct Defaults {
     pub epochs: usize,
     /// Samples of a batch, per rank.
     pub batch_size: usize,
-    /// Size of a bucket of gradients, in MB of 2^20 bytes.
+    /// Size of a bucket of gradients, in MiB.
     pub bucket_cap_mb: f64,
 }
 

@@ -16,13 +16,13 @@ use crate::registry::{flags_of, read};
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Strategy")]
 pub(super) struct BucketFlags {
-    /// Bucket size in MB [default: 25, or 50 for the MLP]
-    #[arg(long, value_name = "MB")]
+    /// Bucket size in MiB [default: 25, or 50 for the MLP]
+    #[arg(long, value_name = "MiB")]
     bucket_cap_mb: Option<f64>,
 }
 
 impl BucketFlags {
-    /// The size in MB.
+    /// The size in MiB.
     pub fn resolve(&self, defaults: &Defaults) -> Result<f64> {
         let cap = size("--bucket-cap-mb", self.bucket_cap_mb)?;
         Ok(cap.unwrap_or(defaults.bucket_cap_mb))
@@ -33,8 +33,8 @@ impl BucketFlags {
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Strategy")]
 pub(super) struct DdpFlags {
-    /// Size of the first bucket of ddp in MB [default: 1, or --bucket-cap-mb if smaller]
-    #[arg(long, value_name = "MB")]
+    /// Size of the first bucket of ddp in MiB [default: 1, or --bucket-cap-mb if smaller]
+    #[arg(long, value_name = "MiB")]
     first_bucket_mb: Option<f64>,
     /// ddp: copy gradients into the buckets and back, instead of storing them there
     #[arg(long)]

@@ -181,7 +181,7 @@ impl<S: Strategy + 'static> StrategySettings for Plain<S> {
     }
 }
 
-/// Bytes of a flag's size in MB, which are of 2^20 bytes, as in PyTorch.
-fn bytes(mb: f64) -> usize {
-    (mb * 1024.0 * 1024.0) as usize
+/// Bytes of a flag's size in MiB. The flags are named `-mb`, as in PyTorch.
+fn bytes(mib: f64) -> usize {
+    (mib * 1024.0 * 1024.0) as usize
 }

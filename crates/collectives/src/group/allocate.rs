@@ -1,6 +1,6 @@
 //! Allocates memory that the ranks of a host share, so that operations use it in place.
 
-use paceline_memory::{Access, Allocator, Buffer, Category, DType, Tensor};
+use paceline_memory::{Access, Allocator, Buffer, Category, DType, Device, Tensor};
 
 use super::Group;
 use super::host_links::HostLinks;
@@ -11,6 +11,11 @@ use crate::{CollectiveError, ReduceOp};
 const PRIVATE: u8 = 0;
 /// A rank's answer: the group reaches the memory already. Any other answer means memory of a related group.
 const REACHED: u8 = 2;
+
+fn zeroed(buffer: Buffer) -> Result<Buffer, CollectiveError> {
+    Tensor::new(buffer.clone(), 0, DType::U8, [buffer.len_bytes()])?.fill_zero()?;
+    Ok(buffer)
+}
 
 impl Group {
     /// Allocates zeroed memory on every rank, which all operations use in place, without staging. A
@@ -25,10 +30,12 @@ impl Group {
         let (Some(shared), HostLinks::Host { links, .. }) = (self.shared(), &self.0.host_links)
         else {
             let buffer = allocator.host(len_bytes, category)?;
-            let whole = Tensor::new(buffer.clone(), 0, DType::U8, [len_bytes])?;
-            whole.write::<u8>()?.fill(0);
-            return Ok(buffer);
+            return zeroed(buffer);
         };
+        // Operations on the memory of an accelerator are staged.
+        if allocator.device() != Device::Cpu {
+            return zeroed(allocator.host(len_bytes, category)?);
+        }
         let segment = links.share_segment(len_bytes)?;
         let part = segment.parts[shared.rank].clone();
         let extent = part.range();

@@ -20,11 +20,12 @@ mod host_links;
 mod lineage;
 mod split;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock};
 
 use host_links::HostLinks;
 pub(crate) use lineage::Lineage;
+use paceline_memory::{Event, SimStream};
 
 use crate::core::Core;
 use crate::cost::Link;
@@ -33,6 +34,7 @@ use crate::flight_recorder::FlightRecorder;
 use crate::record::{OpRecord, Purpose};
 use crate::shared::links::Monitor;
 use crate::shared::{Fate, SharedState};
+use crate::staging::{Staged, Staging};
 use crate::worker::Worker;
 use crate::{CollectiveError, GroupOptions, Transport};
 
@@ -55,6 +57,8 @@ struct Membership {
     lineage: Lineage,
     host_links: HostLinks,
     num_splits: AtomicU32,
+    /// For operations on the memory of an accelerator.
+    staging: OnceLock<Staging>,
 }
 
 impl Group {
@@ -76,16 +80,43 @@ impl Group {
             let core = core.clone();
             *monitor = Some(Monitor::start(links, move |peer| core.lose(peer))?);
         }
-        let worker = Some(Worker::new(core.clone(), options.clone()));
+        let worker = Some(Worker::new(core.clone(), &lineage.name, options.clone()));
         let num_splits = AtomicU32::new(0);
-        let membership =
-            Membership { worker, core, transport, options, lineage, host_links, num_splits };
+        let membership = Membership {
+            worker,
+            core,
+            transport,
+            options,
+            lineage,
+            host_links,
+            num_splits,
+            staging: OnceLock::new(),
+        };
         Ok(Self(Arc::new(membership)))
     }
 
     /// The lineage of the sub-group that has only this rank.
     fn sub_origin(&self, label: &str, color: usize) -> Lineage {
         self.0.lineage.sub_group(&format!("{label}.{color}"), &[self.rank()], None)
+    }
+
+    /// The streams through which operations reach the memory of an accelerator, of which `home` is a stream.
+    pub(crate) fn staging(&self, home: &SimStream) -> Result<&Staging, CollectiveError> {
+        if let Some(staging) = self.0.staging.get() {
+            return Ok(staging);
+        }
+        let staging = Staging::new(home)?;
+        Ok(self.0.staging.get_or_init(|| staging))
+    }
+
+    /// See [`Staging::copy_back`].
+    pub(crate) fn copy_back(
+        &self,
+        staged: &Staged,
+        done: &Event,
+    ) -> Result<Event, CollectiveError> {
+        let staging = self.0.staging.get().expect("memory was staged before");
+        Ok(staging.copy_back(staged, done)?)
     }
 
     pub(crate) fn check_rank(&self, rank: usize) -> Result<(), CollectiveError> {

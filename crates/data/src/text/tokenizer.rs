@@ -191,8 +191,8 @@ impl Tokenizer {
     ) -> Result<Vec<u32>, TextError> {
         if text.len() > MAX_PIECE_BYTES {
             let problem = format!(
-                "takes about 100 times the memory of the text that begins with \"{}\", because its {} MB have no place where \
-                 they can be cut without other tokens, and at most {} MB are tokenized at once; divide it",
+                "takes about 100 times the memory of the text that begins with \"{}\", because its {} MiB have no place where \
+                 they can be cut without other tokens, and at most {} MiB are tokenized at once; divide it",
                 excerpt(text),
                 text.len() >> 20,
                 MAX_PIECE_BYTES >> 20

@@ -16,15 +16,15 @@
 //! "GQA: Training Generalized Multi-Query Transformer Models", 2023 (grouped heads); Dao, "FlashAttention-2", 2023
 //! (tiles, and the backward pass).
 
+use std::borrow::Cow;
+
 use half::bf16;
-use paceline_memory::{DType, Device, Tensor};
+use paceline_memory::{DType, Tensor};
 
 use crate::compute::batches;
-use crate::error::expect_shape;
-use crate::meta::MetaScratch;
 use crate::rotary::RotaryTable;
-use crate::stored::{self, Stored};
-use crate::{Compute, KernelError, Result};
+use crate::stored::Stored;
+use crate::{Compute, KernelError, Op, Processor, Result, read, scratch, write};
 
 mod backward;
 mod forward;
@@ -35,8 +35,6 @@ mod tile;
 
 pub use self::step::step;
 use self::tile::{Grid, Operands, TokenMatrix};
-
-const OP: &str = "attention";
 
 /// The sizes of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,12 +78,17 @@ impl AttentionSpec {
         self.batch * self.kv_heads
     }
 
+    /// Parts into which threads divide the pairs. Each has scratch memory of its own.
+    fn num_parts(&self, cpu: &Processor) -> usize {
+        cpu.threads.num_parts(self.pairs())
+    }
+
     /// `1 / sqrt(head_dim)`.
     pub(crate) fn scale(&self) -> f64 {
         1.0 / (self.head_dim as f64).sqrt()
     }
 
-    fn check(&self) -> Result<()> {
+    fn check(&self, op: Op) -> Result<()> {
         let Self { heads, kv_heads, head_dim, .. } = *self;
         let reason = if heads == 0 || kv_heads == 0 || heads % kv_heads != 0 {
             format!("kv_heads must divide heads, got {kv_heads} and {heads}")
@@ -94,7 +97,7 @@ impl AttentionSpec {
         } else {
             return Ok(());
         };
-        Err(KernelError::Geometry { op: OP, reason })
+        Err(KernelError::Geometry { op: op.name, reason })
     }
 }
 
@@ -110,31 +113,17 @@ pub fn backward_scratch(spec: &AttentionSpec) -> usize {
     tile::scratch_len(spec, 4, 5, 2)
 }
 
-/// The shapes of the operands that both passes have.
-fn check_shapes(
-    spec: &AttentionSpec,
-    [qkv, output, log_sums]: [&Tensor; 3],
-    lengths: Option<&Tensor>,
-    table: &RotaryTable,
-) -> Result<()> {
-    spec.check()?;
-    expect_shape(OP, "qkv", qkv.shape(), spec.qkv_shape())?;
-    if let Some(lengths) = lengths {
-        expect_shape(OP, "lengths", lengths.shape(), [spec.batch])?;
-    }
-    expect_shape(OP, "output", output.shape(), spec.output_shape())?;
-    expect_shape(OP, "log_sums", log_sums.shape(), [spec.log_sums_len()])?;
-    table.check(OP, spec.head_dim, spec.seq)
-}
-
 /// The number of real tokens of each row, which is `seq` if there are no lengths. Errors if a length is too large.
-fn real_lengths(spec: &AttentionSpec, lengths: Option<&Tensor>) -> Result<Vec<i64>> {
-    let Some(lengths) = lengths else { return Ok(vec![spec.seq as i64; spec.batch]) };
-    let lengths = lengths.read::<i64>()?.to_vec();
+fn real_lengths<'a>(
+    op: Op,
+    spec: &AttentionSpec,
+    lengths: Option<&'a [i64]>,
+) -> Result<Cow<'a, [i64]>> {
+    let Some(lengths) = lengths else { return Ok(vec![spec.seq as i64; spec.batch].into()) };
     let is_wrong = |len: &i64| !(0..=spec.seq as i64).contains(len);
-    let Some(row) = lengths.iter().position(is_wrong) else { return Ok(lengths) };
+    let Some(row) = lengths.iter().position(is_wrong) else { return Ok(lengths.into()) };
     let reason = format!("length {} of row {row} is not within 0..={}", lengths[row], spec.seq);
-    Err(KernelError::Geometry { op: OP, reason })
+    Err(KernelError::Geometry { op: op.name, reason })
 }
 
 /// For each head and each query `i` of a row, over its keys `j <= i`:
@@ -159,69 +148,72 @@ pub fn forward(
     output: &Tensor,
     log_sums: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("attention_forward", [qkv]);
-    check_shapes(spec, [qkv, output, log_sums], lengths, table)?;
-    let operands = [qkv, table.values(), output, log_sums];
-    match compute.device_of(OP, operands.into_iter().chain(lengths))? {
-        Device::Cpu => {
-            let lengths = real_lengths(spec, lengths)?;
-            match qkv.dtype() {
-                DType::F32 => {
-                    forward_pairs::<f32>(compute, qkv, &lengths, table, spec, output, log_sums)
-                }
-                DType::BF16 => {
-                    forward_pairs::<bf16>(compute, qkv, &lengths, table, spec, output, log_sums)
-                }
-                DType::F64 => {
-                    let (qkv, angles) = (qkv.read::<f64>()?, table.values().read()?);
-                    let (mut output, mut log_sums) = (output.write()?, log_sums.write()?);
-                    plain::forward(spec, &qkv, &lengths, &angles, &mut output, &mut log_sums);
-                    Ok(())
-                }
-                dtype => Err(KernelError::DType { op: OP, dtype }),
-            }
-        }
-        Device::Meta => {
-            // Each pair of positions (i, j) with j <= i takes part in two products: queries by keys, weights by values.
-            // There are seq * (seq + 1) / 2 pairs.
-            compute.count_products([spec.batch, spec.heads, spec.seq, spec.seq + 1, spec.head_dim]);
-            let (dtype, real) = stored::types(OP, qkv)?;
-            let pretended = MetaScratch::new(compute, OP).reads(dtype, [qkv])?;
-            let pretended = pretended.reads(real, [table.values()])?.reads(DType::I64, lengths)?;
-            let mut pretended = pretended.writes(dtype, [output])?.writes(real, [log_sums])?;
-            pretend_scratch(&mut pretended, compute, spec, real, forward_scratch(spec))
-        }
+    // Each pair of positions (i, j) with j <= i takes part in two products: queries by keys, weights by values. There are
+    // seq * (seq + 1) / 2 pairs.
+    let products = [spec.batch, spec.heads, spec.seq, spec.seq + 1, spec.head_dim];
+    let op = Op::new("attention_forward").forward_product(products);
+    spec.check(op)?;
+    table.check(op.name, spec.head_dim, spec.seq)?;
+    let spec = *spec;
+    macro_rules! forward {
+        ($stored:ty, $scratch_len:expr, $body:expr) => {{
+            let operands = (
+                read::<$stored>("qkv", qkv, spec.qkv_shape()),
+                lengths.map(|lengths| read::<i64>("lengths", lengths, [spec.batch])),
+                read::<<$stored as Stored>::Real>("table", table.values(), table.values().shape()),
+                write::<$stored>("output", output, spec.output_shape()),
+                write::<<$stored as Stored>::Real>("log_sums", log_sums, [spec.log_sums_len()]),
+                scratch::<f32>($scratch_len),
+            );
+            compute.launch(op, operands, move |cpu, (qkv, lengths, angles, y, log_sums, space)| {
+                let lengths = &*real_lengths(op, &spec, lengths)?;
+                $body(cpu, &spec, (qkv, lengths, angles), (y, log_sums), space);
+                Ok(())
+            })
+        }};
     }
+    let of_threads = spec.num_parts(compute.processor()) * forward_scratch(&spec);
+    match qkv.dtype() {
+        DType::F32 => forward!(f32, of_threads, forward_pairs::<f32>),
+        DType::BF16 => forward!(bf16, of_threads, forward_pairs::<bf16>),
+        DType::F64 => forward!(f64, 0, plain_forward),
+        dtype => Err(KernelError::DType { op: op.name, dtype }),
+    }
+}
+
+/// Queries, keys and values; lengths; and the values of the rotary table.
+type Inputs<'a, S> = (&'a [S], &'a [i64], &'a [<S as Stored>::Real]);
+
+fn plain_forward(
+    _: &Processor,
+    spec: &AttentionSpec,
+    (qkv, lengths, angles): Inputs<'_, f64>,
+    (output, log_sums): (&mut [f64], &mut [f64]),
+    _: &mut [f32],
+) {
+    plain::forward(spec, qkv, lengths, angles, output, log_sums);
 }
 
 /// The forward pass in f32, on all threads.
 fn forward_pairs<S: Stored<Real = f32>>(
-    compute: &Compute,
-    qkv: &Tensor,
-    lengths: &[i64],
-    table: &RotaryTable,
+    cpu: &Processor,
     spec: &AttentionSpec,
-    output: &Tensor,
-    log_sums: &Tensor,
-) -> Result<()> {
-    let (qkv, angles) = (qkv.read::<S>()?, table.values().read()?);
-    let qkv = TokenMatrix::new(&qkv, spec.qkv_shape());
-    let operands = Operands { spec, qkv, lengths, angles: &angles };
-    let (mut output, mut log_sums) = (output.write()?, log_sums.write()?);
-    let output = Grid::new(&mut output, spec.output_shape());
+    (qkv, lengths, angles): Inputs<'_, S>,
+    (output, log_sums): (&mut [S], &mut [f32]),
+    space: &mut [f32],
+) {
+    let qkv = TokenMatrix::new(qkv, spec.qkv_shape());
+    let operands = Operands { spec, qkv, lengths, angles };
+    let output = Grid::new(output, spec.output_shape());
     let group_len = spec.group() * spec.seq;
-    let items = batches(compute, &mut log_sums, group_len, spec.pairs());
-    compute.threads.for_each(items, |(first, log_sums)| {
-        let mut scratch = compute.scratch(forward_scratch(spec))?;
+    let parts = batches(cpu, log_sums, group_len, spec.pairs()).into_iter();
+    let parts = parts.zip(space.chunks_exact_mut(forward_scratch(spec))).collect();
+    cpu.threads.for_each(parts, |((first, log_sums), space)| {
         for (n, log_sums) in log_sums.chunks_exact_mut(group_len.max(1)).enumerate() {
-            let pair = first + n;
             // SAFETY: each pair occurs once, so no other thread has its columns.
-            unsafe {
-                forward::pair(compute.simd, &operands, pair, &mut scratch, log_sums, &output);
-            }
+            unsafe { forward::pair(cpu.simd, &operands, first + n, space, log_sums, &output) }
         }
-        Ok(())
-    })
+    });
 }
 
 /// The gradient of queries, keys and values from `d_output`, and from what [`forward()`] read and wrote. With
@@ -244,92 +236,76 @@ pub fn backward(
     d_output: &Tensor,
     d_qkv: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("attention_backward", [qkv]);
-    check_shapes(spec, [qkv, output, log_sums], lengths, table)?;
-    expect_shape(OP, "d_output", d_output.shape(), spec.output_shape())?;
-    expect_shape(OP, "d_qkv", d_qkv.shape(), spec.qkv_shape())?;
-    let operands = [qkv, table.values(), output, log_sums, d_output, d_qkv];
-    match compute.device_of(OP, operands.into_iter().chain(lengths))? {
-        Device::Cpu => {
-            let lengths = real_lengths(spec, lengths)?;
-            match qkv.dtype() {
-                DType::F32 => {
-                    let results = (output, log_sums, d_output);
-                    backward_pairs::<f32>(compute, qkv, &lengths, table, spec, results, d_qkv)
-                }
-                DType::BF16 => {
-                    let results = (output, log_sums, d_output);
-                    backward_pairs::<bf16>(compute, qkv, &lengths, table, spec, results, d_qkv)
-                }
-                DType::F64 => {
-                    let (qkv, angles) = (qkv.read::<f64>()?, table.values().read()?);
-                    let (output, log_sums) = (output.read()?, log_sums.read()?);
-                    let (d_output, mut d_qkv) = (d_output.read()?, d_qkv.write()?);
-                    let results = (&*output, &*log_sums, &*d_output);
-                    plain::backward(spec, &qkv, &lengths, &angles, results, &mut d_qkv);
-                    Ok(())
-                }
-                dtype => Err(KernelError::DType { op: OP, dtype }),
-            }
-        }
-        Device::Meta => {
-            // Two products for each of the forward pass.
-            let pairs = [spec.batch, spec.heads, spec.seq, spec.seq + 1, spec.head_dim];
-            compute.count_backward(pairs.into_iter().chain([2]));
-            let (dtype, real) = stored::types(OP, qkv)?;
-            let pretended = MetaScratch::new(compute, OP).reads(dtype, [qkv, output, d_output])?;
-            let pretended = pretended.reads(real, [table.values(), log_sums])?;
-            let mut pretended = pretended.reads(DType::I64, lengths)?.writes(dtype, [d_qkv])?;
-            pretend_scratch(&mut pretended, compute, spec, real, backward_scratch(spec))
-        }
+    // Two products for each of the forward pass.
+    let products = [2, spec.batch, spec.heads, spec.seq, spec.seq + 1, spec.head_dim];
+    let op = Op::new("attention_backward").backward_product(products);
+    spec.check(op)?;
+    table.check(op.name, spec.head_dim, spec.seq)?;
+    let spec = *spec;
+    macro_rules! backward {
+        ($stored:ty, $scratch_len:expr, $body:expr) => {{
+            let operands = (
+                read::<$stored>("qkv", qkv, spec.qkv_shape()),
+                lengths.map(|lengths| read::<i64>("lengths", lengths, [spec.batch])),
+                read::<<$stored as Stored>::Real>("table", table.values(), table.values().shape()),
+                read::<$stored>("output", output, spec.output_shape()),
+                read::<<$stored as Stored>::Real>("log_sums", log_sums, [spec.log_sums_len()]),
+                read::<$stored>("d_output", d_output, spec.output_shape()),
+                write::<$stored>("d_qkv", d_qkv, spec.qkv_shape()),
+                scratch::<f32>($scratch_len),
+            );
+            compute.launch(op, operands, move |cpu, operands| {
+                let (qkv, lengths, angles, output, log_sums, d_output, d_qkv, space) = operands;
+                let lengths = &*real_lengths(op, &spec, lengths)?;
+                let results = (output, log_sums, d_output);
+                $body(cpu, &spec, (qkv, lengths, angles), results, d_qkv, space);
+                Ok(())
+            })
+        }};
     }
+    let of_threads = spec.num_parts(compute.processor()) * backward_scratch(&spec);
+    match qkv.dtype() {
+        DType::F32 => backward!(f32, of_threads, backward_pairs::<f32>),
+        DType::BF16 => backward!(bf16, of_threads, backward_pairs::<bf16>),
+        DType::F64 => backward!(f64, 0, plain_backward),
+        dtype => Err(KernelError::DType { op: op.name, dtype }),
+    }
+}
+
+fn plain_backward(
+    _: &Processor,
+    spec: &AttentionSpec,
+    (qkv, lengths, angles): Inputs<'_, f64>,
+    results: (&[f64], &[f64], &[f64]),
+    d_qkv: &mut [f64],
+    _: &mut [f32],
+) {
+    plain::backward(spec, qkv, lengths, angles, results, d_qkv);
 }
 
 /// The backward pass in f32, on all threads. Results are output, log_sums and d_output.
 fn backward_pairs<S: Stored<Real = f32>>(
-    compute: &Compute,
-    qkv: &Tensor,
-    lengths: &[i64],
-    table: &RotaryTable,
+    cpu: &Processor,
     spec: &AttentionSpec,
-    (output, log_sums, d_output): (&Tensor, &Tensor, &Tensor),
-    d_qkv: &Tensor,
-) -> Result<()> {
-    let (qkv, angles) = (qkv.read::<S>()?, table.values().read()?);
-    let qkv = TokenMatrix::new(&qkv, spec.qkv_shape());
-    let operands = Operands { spec, qkv, lengths, angles: &angles };
-    let (output, log_sums, d_output) = (output.read()?, log_sums.read()?, d_output.read()?);
+    (qkv, lengths, angles): Inputs<'_, S>,
+    (output, log_sums, d_output): (&[S], &[f32], &[S]),
+    d_qkv: &mut [S],
+    space: &mut [f32],
+) {
+    let qkv = TokenMatrix::new(qkv, spec.qkv_shape());
+    let operands = Operands { spec, qkv, lengths, angles };
     let results = backward::Results {
-        output: TokenMatrix::new(&output, spec.output_shape()),
-        log_sums: &log_sums,
-        d_output: TokenMatrix::new(&d_output, spec.output_shape()),
+        output: TokenMatrix::new(output, spec.output_shape()),
+        log_sums,
+        d_output: TokenMatrix::new(d_output, spec.output_shape()),
     };
-    let mut d_qkv = d_qkv.write()?;
-    let d_qkv = Grid::new(&mut d_qkv, spec.qkv_shape());
-    compute.threads.for_each(compute.threads.split(spec.pairs()), |pairs| {
-        let mut scratch = compute.scratch(backward_scratch(spec))?;
+    let d_qkv = Grid::new(d_qkv, spec.qkv_shape());
+    let parts = cpu.threads.split(spec.pairs()).into_iter();
+    let parts = parts.zip(space.chunks_exact_mut(backward_scratch(spec))).collect();
+    cpu.threads.for_each(parts, |(pairs, space)| {
         for pair in pairs {
             // SAFETY: each pair occurs once, so no other thread has its columns.
-            unsafe {
-                backward::pair(compute.simd, &operands, &results, pair, &mut scratch, &d_qkv);
-            }
+            unsafe { backward::pair(cpu.simd, &operands, &results, pair, space, &d_qkv) }
         }
-        Ok(())
-    })
-}
-
-/// Takes the scratch memory of all threads.
-fn pretend_scratch(
-    pretended: &mut MetaScratch,
-    compute: &Compute,
-    spec: &AttentionSpec,
-    dtype: DType,
-    len: usize,
-) -> Result<()> {
-    if dtype == DType::F32 {
-        for _ in compute.threads.split(spec.pairs()) {
-            pretended.scratch(dtype, len)?;
-        }
-    }
-    Ok(())
+    });
 }

@@ -6,15 +6,14 @@
 //!
 //! Source: Shazeer, "Fast Transformer Decoding: One Write-Head is All You Need", 2019, which describes the cache.
 
-use paceline_memory::{DType, Device, Tensor};
+use paceline_memory::Tensor;
 
-use super::{AttentionSpec, OP};
+use super::AttentionSpec;
 use crate::compute::batches;
-use crate::error::expect_shape;
-use crate::meta::{self, MetaScratch};
+use crate::real::for_real;
 use crate::rotary::{RotaryTable, turn};
 use crate::simd::multiversion;
-use crate::{Compute, KernelError, Real, Result, lanes};
+use crate::{Compute, KernelError, Op, Real, Result, lanes, read, scratch, update, write};
 
 impl AttentionSpec {
     /// Shape of the cache of keys, and of that of values: (batch, kv_heads, seq, head_dim). Here `seq` is the largest
@@ -30,7 +29,7 @@ impl AttentionSpec {
 ///
 /// Shapes: qkv (batch, (heads + 2 * kv_heads) * head_dim), not rotated; keys and values [`AttentionSpec::cache_shape`];
 /// output (batch, heads * head_dim). f32 and f64, like the table. Overwrites output. Errors if the position is not below
-/// `seq`, or if the table is too short. Each f32 thread takes `position + 1 + head_dim` elements of scratch memory.
+/// `seq`, or if the table is too short. Each thread takes `position + 1 + head_dim` elements of scratch memory.
 #[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
 pub fn step(
     compute: &Compute,
@@ -42,56 +41,40 @@ pub fn step(
     values: &Tensor,
     output: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("attention_step", [qkv]);
-    spec.check()?;
+    let op = Op::new("attention_step");
+    spec.check(op)?;
     if position >= spec.seq {
         let reason = format!("the cache has {} places, so it has no place {position}", spec.seq);
-        return Err(KernelError::Geometry { op: OP, reason });
+        return Err(KernelError::Geometry { op: op.name, reason });
     }
-    expect_shape(OP, "qkv", qkv.shape(), [spec.batch, spec.qkv_shape()[1]])?;
-    expect_shape(OP, "keys", keys.shape(), spec.cache_shape())?;
-    expect_shape(OP, "values", values.shape(), spec.cache_shape())?;
-    expect_shape(OP, "output", output.shape(), [spec.batch, spec.output_shape()[1]])?;
-    table.check(OP, spec.head_dim, position + 1)?;
+    table.check(op.name, spec.head_dim, position + 1)?;
+    let spec = *spec;
     let scratch_len = position + 1 + spec.head_dim;
     // Elements of the cache, and of the output, of a head of keys.
     let (cache_len, output_len) = (spec.seq * spec.head_dim, spec.group() * spec.head_dim);
-    match compute.device_of(OP, [qkv, table.values(), keys, values, output])? {
-        Device::Cpu => match qkv.dtype() {
-            DType::F32 => {
-                let (qkv, angles) = (qkv.read::<f32>()?, table.values().read::<f32>()?);
-                let angles = &angles[position * spec.head_dim..][..spec.head_dim];
-                let (mut keys, mut values) = (keys.write()?, values.write()?);
-                let mut output = output.write()?;
-                let keys = batches(compute, &mut keys, cache_len, spec.pairs());
-                let values = batches(compute, &mut values, cache_len, spec.pairs());
-                let output = batches(compute, &mut output, output_len, spec.pairs());
-                let items = keys.into_iter().zip(values).zip(output).collect();
-                compute.threads.for_each(items, |(((first, keys), (_, values)), (_, output))| {
-                    let mut scratch = compute.scratch(scratch_len)?;
-                    let token = Token { spec, qkv: &qkv, angles, position, first };
-                    pairs_f32(compute.simd, token, keys, values, output, &mut scratch);
-                    Ok(())
-                })
-            }
-            DType::F64 => {
-                let (qkv, angles) = (qkv.read::<f64>()?, table.values().read::<f64>()?);
-                let angles = &angles[position * spec.head_dim..][..spec.head_dim];
-                let (mut keys, mut values) = (keys.write()?, values.write()?);
-                let token = Token { spec, qkv: &qkv, angles, position, first: 0 };
-                let mut scratch = vec![0.0; scratch_len];
-                pairs_body(token, &mut keys, &mut values, &mut output.write()?, &mut scratch);
-                Ok(())
-            }
-            dtype => Err(KernelError::DType { op: OP, dtype }),
-        },
-        Device::Meta => {
-            let dtype = meta::float(OP, qkv)?;
-            let pretended = MetaScratch::new(compute, OP).reads(dtype, [qkv, table.values()])?;
-            let mut pretended = pretended.writes(dtype, [keys, values, output])?;
-            super::pretend_scratch(&mut pretended, compute, spec, dtype, scratch_len)
-        }
-    }
+    for_real!(op.name, qkv.dtype(), T => {
+        let operands = (
+            read::<T>("qkv", qkv, [spec.batch, spec.qkv_shape()[1]]),
+            read::<T>("table", table.values(), table.values().shape()),
+            update::<T>("keys", keys, spec.cache_shape()),
+            update::<T>("values", values, spec.cache_shape()),
+            write::<T>("output", output, [spec.batch, spec.output_shape()[1]]),
+            scratch::<T>(spec.num_parts(compute.processor()) * scratch_len),
+        );
+        compute.launch(op, operands, move |cpu, (qkv, angles, keys, values, output, space)| {
+            let angles = &angles[position * spec.head_dim..][..spec.head_dim];
+            let keys = batches(cpu, keys, cache_len, spec.pairs());
+            let values = batches(cpu, values, cache_len, spec.pairs());
+            let output = batches(cpu, output, output_len, spec.pairs());
+            let caches = keys.into_iter().zip(values).zip(output);
+            let parts = caches.zip(space.chunks_exact_mut(scratch_len)).collect();
+            cpu.threads.for_each(parts, |((((first, keys), (_, values)), (_, output)), space)| {
+                let token = Token { spec: &spec, qkv, angles, position, first };
+                pairs::<T>(cpu.simd, token, keys, values, output, space);
+            });
+            Ok(())
+        })
+    })
 }
 
 /// What the new tokens of all rows bring, and the pair of a row and a head of keys at which a thread begins.
@@ -105,12 +88,12 @@ struct Token<'a, T> {
 }
 
 multiversion! {
-    fn pairs_f32(
-        token: Token<'_, f32>,
-        keys: &mut [f32],
-        values: &mut [f32],
-        output: &mut [f32],
-        scratch: &mut [f32],
+    fn pairs<T: Real>(
+        token: Token<'_, T>,
+        keys: &mut [T],
+        values: &mut [T],
+        output: &mut [T],
+        scratch: &mut [T],
     ) = pairs_body
 }
 

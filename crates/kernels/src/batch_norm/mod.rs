@@ -10,20 +10,19 @@
 //! several shares of a batch before the second half begins; a share may be empty. Sums are taken over
 //! blocks of rows, and then over the blocks in order, so no result depends on the number of threads.
 
-use paceline_memory::{Category, DType, Device, Shape, Tensor};
+use paceline_memory::{Shape, Tensor};
 
 use crate::activation::Activation;
 use crate::compute::batches;
-use crate::error::expect_shape;
-use crate::meta::{self, MetaScratch};
-use crate::stored::{self, for_stored};
-use crate::{Compute, KernelError, Real, Result};
+use crate::real::for_real;
+use crate::stored::for_stored;
+use crate::{
+    Compute, KernelError, Op, Processor, Read, Real, Result, read, scratch, update, write,
+};
 
 mod rows;
 
 use rows::{Factors, add_gradient_sums, add_sums, input_rows, normalize_rows};
-
-const OP: &str = "batch_norm";
 
 /// Number of rows (positions of all images) in a block.
 const ROWS_PER_BLOCK: usize = 256;
@@ -57,23 +56,38 @@ impl BatchNorm {
         2 * self.channels
     }
 
-    /// Checks that the last extent is the channels, and returns the product of the others.
-    fn rows(&self, operand: &'static str, x: &Tensor) -> Result<usize> {
+    /// The shape that `x` must have, whose last extent is the channels.
+    fn shape_of(&self, op: Op, x: &Tensor) -> Result<Shape> {
         if self.channels == 0 {
-            return Err(KernelError::Geometry { op: OP, reason: "there are no channels".into() });
+            let reason = "there are no channels".into();
+            return Err(KernelError::Geometry { op: op.name, reason });
         }
         let mut dims = x.dims().to_vec();
-        if let Some(last) = dims.last_mut() {
-            *last = self.channels;
-        } else {
-            dims = vec![0, self.channels];
+        match dims.last_mut() {
+            Some(last) => *last = self.channels,
+            None => dims = vec![0, self.channels],
         }
-        expect_shape(OP, operand, x.shape(), Shape::from(dims.as_slice()))?;
-        Ok(x.num_elems() / self.channels)
+        Ok(Shape::from(dims.as_slice()))
     }
 
-    fn check_channels(&self, operands: &[(&'static str, &Tensor)]) -> Result<()> {
-        operands.iter().try_for_each(|(name, t)| expect_shape(OP, name, t.shape(), [self.channels]))
+    /// Elements of the sums of all blocks of rows of `x`, two sums for each channel.
+    fn blocks_len(&self, x: &Tensor) -> usize {
+        let rows = x.num_elems() / self.channels;
+        rows.div_ceil(ROWS_PER_BLOCK).saturating_mul(2 * self.channels)
+    }
+
+    /// The operands from which [`Factors`] are made.
+    fn parameters<'t, T: Real>(
+        &self,
+        moments: &'t Tensor,
+        weight: &'t Tensor,
+        bias: &'t Tensor,
+    ) -> (Read<'t, f64>, Read<'t, T>, Read<'t, T>) {
+        (
+            read("moments", moments, [self.sums_len()]),
+            read("weight", weight, [self.channels]),
+            read("bias", bias, [self.channels]),
+        )
     }
 }
 
@@ -85,29 +99,24 @@ impl BatchNorm {
 /// exact, so this is accurate enough: a mean of 1000 with a deviation of 1 leaves ten digits, more than
 /// the values themselves have.
 pub fn sums(compute: &Compute, config: &BatchNorm, input: &Tensor, sums: &Tensor) -> Result<()> {
-    let _time = compute.time("batch_norm_sums", [input]);
-    let rows = config.rows("input", input)?;
-    expect_shape(OP, "sums", sums.shape(), [config.sums_len()])?;
-    match compute.device_of(OP, [input, sums])? {
-        Device::Cpu => {
-            let mut sums = sums.write::<f64>()?;
-            sums[0] = rows as f64;
-            let (channels, sums) = (config.channels, &mut sums[1..]);
-            for_stored!(OP, input.dtype(), S => {
-                let x = input.read::<S>()?;
-                add_blocks(compute, rows, sums, |range, sums| {
-                    let x = &x[range.start * channels..range.end * channels];
-                    add_sums::<S>(compute.simd, x, sums);
-                })
-            })
-        }
-        Device::Meta => {
-            let (dtype, _) = stored::types(OP, input)?;
-            let pretended = MetaScratch::new(compute, OP).reads(dtype, [input])?;
-            let mut pretended = pretended.writes(DType::F64, [sums])?;
-            pretended.scratch(DType::F64, blocks_len(rows, 2 * config.channels))
-        }
-    }
+    let (op, config) = (Op::new("batch_norm_sums"), *config);
+    let shape = config.shape_of(op, input)?;
+    for_stored!(op.name, input.dtype(), S => {
+        let operands = (
+            read::<S>("input", input, shape),
+            write::<f64>("sums", sums, [config.sums_len()]),
+            scratch::<f64>(config.blocks_len(input)),
+        );
+        compute.launch(op, operands, move |cpu, (x, sums, blocks)| {
+            let channels = config.channels;
+            sums[0] = (x.len() / channels) as f64;
+            add_blocks(cpu, x.len() / channels, &mut sums[1..], blocks, |range, sums| {
+                let x = &x[range.start * channels..range.end * channels];
+                add_sums::<S>(cpu.simd, x, sums);
+            });
+            Ok(())
+        })
+    })
 }
 
 /// Writes `moments` (1 + 2c) of f64 from [`sums`]: the count, each channel's mean, and its variance
@@ -118,31 +127,24 @@ pub fn moments(
     sums: &Tensor,
     moments: &Tensor,
 ) -> Result<()> {
-    expect_shape(OP, "sums", sums.shape(), [config.sums_len()])?;
-    expect_shape(OP, "moments", moments.shape(), [config.sums_len()])?;
-    match compute.device_of(OP, [sums, moments])? {
-        Device::Cpu => {
-            let (sums, mut moments) = (sums.read::<f64>()?, moments.write::<f64>()?);
-            let count = sums[0];
-            moments.fill(0.0);
-            moments[0] = count;
-            if count > 0.0 {
-                for c in 1..=config.channels {
-                    let mean = sums[c] / count;
-                    moments[c] = mean;
-                    // Rounding may make it negative. `max` is not used, because it would turn NaN into zero.
-                    let variance = sums[c + config.channels] / count - mean * mean;
-                    moments[c + config.channels] = if variance < 0.0 { 0.0 } else { variance };
-                }
+    let channels = config.channels;
+    let shape = [config.sums_len()];
+    let operands = (read::<f64>("sums", sums, shape), write::<f64>("moments", moments, shape));
+    compute.launch(Op::new("batch_norm_moments"), operands, move |_, (sums, moments)| {
+        let count = sums[0];
+        moments.fill(0.0);
+        moments[0] = count;
+        if count > 0.0 {
+            for c in 1..=channels {
+                let mean = sums[c] / count;
+                moments[c] = mean;
+                // Rounding may make it negative. `max` is not used, because it would turn NaN into zero.
+                let variance = sums[c + channels] / count - mean * mean;
+                moments[c + channels] = if variance < 0.0 { 0.0 } else { variance };
             }
         }
-        Device::Meta => {
-            MetaScratch::new(compute, OP)
-                .reads(DType::F64, [sums])?
-                .writes(DType::F64, [moments])?;
-        }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Writes `moments` from running statistics. The count is infinite, because the batch does not change
@@ -154,29 +156,21 @@ pub fn running_moments(
     running_var: &Tensor,
     moments: &Tensor,
 ) -> Result<()> {
-    config.check_channels(&[("running_mean", running_mean), ("running_var", running_var)])?;
-    expect_shape(OP, "moments", moments.shape(), [config.sums_len()])?;
-    match compute.device_of(OP, [running_mean, running_var, moments])? {
-        Device::Cpu => {
-            let mut moments = moments.write::<f64>()?;
+    let op = Op::new("batch_norm_running_moments");
+    let shape = [config.channels];
+    for_real!(op.name, running_mean.dtype(), T => {
+        let operands = (
+            read::<T>("running_mean", running_mean, shape),
+            read::<T>("running_var", running_var, shape),
+            write::<f64>("moments", moments, [config.sums_len()]),
+        );
+        compute.launch(op, operands, |_, (mean, var, moments)| {
             moments[0] = f64::INFINITY;
-            let (means, variances) = moments[1..].split_at_mut(config.channels);
-            for (from, to) in [(running_mean, means), (running_var, variances)] {
-                match from.dtype() {
-                    DType::F32 => widen::<f32>(&from.read()?, to),
-                    DType::F64 => widen::<f64>(&from.read()?, to),
-                    dtype => return Err(KernelError::DType { op: OP, dtype }),
-                }
-            }
-        }
-        Device::Meta => {
-            let dtype = meta::float(OP, running_mean)?;
-            let pretended =
-                MetaScratch::new(compute, OP).reads(dtype, [running_mean, running_var])?;
-            pretended.writes(DType::F64, [moments])?;
-        }
-    }
-    Ok(())
+            let running = mean.iter().chain(var);
+            moments[1..].iter_mut().zip(running).for_each(|(to, from)| *to = from.to_f64());
+            Ok(())
+        })
+    })
 }
 
 /// `running = (1 - momentum) * running + momentum * batch` for mean and variance, with the unbiased
@@ -189,41 +183,25 @@ pub fn update_running(
     running_mean: &Tensor,
     running_var: &Tensor,
 ) -> Result<()> {
-    config.check_channels(&[("running_mean", running_mean), ("running_var", running_var)])?;
-    expect_shape(OP, "moments", moments.shape(), [config.sums_len()])?;
-    match compute.device_of(OP, [moments, running_mean, running_var])? {
-        Device::Cpu => {
-            let moments = moments.read::<f64>()?;
+    let (op, momentum) = (Op::new("batch_norm_update_running"), config.momentum);
+    let shape = [config.channels];
+    for_real!(op.name, running_mean.dtype(), T => {
+        let operands = (
+            read::<f64>("moments", moments, [config.sums_len()]),
+            update::<T>("running_mean", running_mean, shape),
+            update::<T>("running_var", running_var, shape),
+        );
+        compute.launch(op, operands, move |_, (moments, mean, var)| {
             let count = moments[0];
             if count < 2.0 {
                 return Ok(());
             }
-            let (means, variances) = moments[1..].split_at(config.channels);
-            for (running, batch, factor) in
-                [(running_mean, means, 1.0), (running_var, variances, count / (count - 1.0))]
-            {
-                match running.dtype() {
-                    DType::F32 => {
-                        follow::<f32>(&mut running.write()?, batch, factor, config.momentum)
-                    }
-                    DType::F64 => {
-                        follow::<f64>(&mut running.write()?, batch, factor, config.momentum)
-                    }
-                    dtype => return Err(KernelError::DType { op: OP, dtype }),
-                }
-            }
-        }
-        Device::Meta => {
-            let dtype = meta::float(OP, running_mean)?;
-            let pretended = MetaScratch::new(compute, OP).reads(DType::F64, [moments])?;
-            pretended.writes(dtype, [running_mean, running_var])?;
-        }
-    }
-    Ok(())
-}
-
-fn widen<T: Real>(from: &[T], to: &mut [f64]) {
-    to.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_f64());
+            let (means, variances) = moments[1..].split_at(mean.len());
+            follow(mean, means, 1.0, momentum);
+            follow(var, variances, count / (count - 1.0), momentum);
+            Ok(())
+        })
+    })
 }
 
 fn follow<T: Real>(running: &mut [T], batch: &[f64], factor: f64, momentum: f64) {
@@ -243,28 +221,23 @@ pub fn normalize(
     bias: &Tensor,
     output: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("batch_norm_normalize", [input]);
-    let rows = config.rows("input", input)?;
-    expect_shape(OP, "output", output.shape(), input.shape())?;
-    match compute.device_of(OP, [input, moments, weight, bias, output])? {
-        Device::Cpu => for_stored!(OP, input.dtype(), S => {
-            let factors = Factors::new(config, moments, weight, bias)?;
-            let (x, mut y) = (input.read::<S>()?, output.write::<S>()?);
-            let items = batches(compute, &mut y, config.channels, rows);
-            compute.threads.for_each(items, |(first, y)| {
-                let x = &x[first * config.channels..][..y.len()];
-                normalize_rows::<S>(compute.simd, &factors, x, y);
-                Ok(())
-            })
-        }),
-        Device::Meta => {
-            let (dtype, real) = stored::types(OP, input)?;
-            let pretended = MetaScratch::new(compute, OP).reads(DType::F64, [moments])?;
-            let pretended = pretended.reads(dtype, [input])?.reads(real, [weight, bias])?;
-            pretended.writes(dtype, [output])?;
+    let (op, config) = (Op::new("batch_norm_normalize"), *config);
+    let shape = config.shape_of(op, input)?;
+    for_stored!(op.name, input.dtype(), S => {
+        let operands = (
+            read::<S>("input", input, shape),
+            config.parameters(moments, weight, bias),
+            write::<S>("output", output, shape),
+        );
+        compute.launch(op, operands, move |cpu, (x, parameters, y)| {
+            let (factors, channels) = (Factors::new(&config, parameters), config.channels);
+            let parts = batches(cpu, y, channels, x.len() / channels);
+            cpu.threads.for_each(parts, |(first, y)| {
+                normalize_rows::<S>(cpu.simd, &factors, &x[first * channels..][..y.len()], y);
+            });
             Ok(())
-        }
-    }
+        })
+    })
 }
 
 /// Writes `gradient_sums` (2c) of f64: each channel's sum of `dz`, and its sum of `dz * x_hat`, where
@@ -280,30 +253,25 @@ pub fn gradient_sums(
     d_output: &Tensor,
     gradient_sums: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("batch_norm_gradient_sums", [input, d_output]);
-    let rows = config.rows("input", input)?;
-    expect_shape(OP, "d_output", d_output.shape(), input.shape())?;
-    expect_shape(OP, "gradient_sums", gradient_sums.shape(), [config.gradient_sums_len()])?;
-    let channels = config.channels;
-    match compute.device_of(OP, [input, moments, weight, bias, d_output, gradient_sums])? {
-        Device::Cpu => for_stored!(OP, input.dtype(), S => {
-            let factors = Factors::new(config, moments, weight, bias)?;
-            let (x, dy) = (input.read::<S>()?, d_output.read::<S>()?);
-            add_blocks(compute, rows, &mut gradient_sums.write()?, |range, sums| {
+    let (op, config) = (Op::new("batch_norm_gradient_sums"), *config);
+    let shape = config.shape_of(op, input)?;
+    for_stored!(op.name, input.dtype(), S => {
+        let operands = (
+            read::<S>("input", input, shape),
+            read::<S>("d_output", d_output, shape),
+            config.parameters(moments, weight, bias),
+            write::<f64>("gradient_sums", gradient_sums, [config.gradient_sums_len()]),
+            scratch::<f64>(config.blocks_len(input)),
+        );
+        compute.launch(op, operands, move |cpu, (x, dy, parameters, sums, blocks)| {
+            let (factors, channels) = (Factors::new(&config, parameters), config.channels);
+            add_blocks(cpu, x.len() / channels, sums, blocks, |range, sums| {
                 let range = range.start * channels..range.end * channels;
-                let (x, dy) = (&x[range.clone()], &dy[range]);
-                add_gradient_sums::<S>(compute.simd, &factors, x, dy, sums);
-            })
-        }),
-        Device::Meta => {
-            let (dtype, real) = stored::types(OP, input)?;
-            let pretended = MetaScratch::new(compute, OP).reads(DType::F64, [moments])?;
-            let pretended = pretended.reads(dtype, [input, d_output])?;
-            let pretended = pretended.reads(real, [weight, bias])?;
-            let mut pretended = pretended.writes(DType::F64, [gradient_sums])?;
-            pretended.scratch(DType::F64, blocks_len(rows, 2 * channels))
-        }
-    }
+                add_gradient_sums::<S>(cpu.simd, &factors, &x[range.clone()], &dy[range], sums);
+            });
+            Ok(())
+        })
+    })
 }
 
 /// Gradients of weight and bias from the [`gradient_sums`] of only this share. Overwrites, or adds to the old
@@ -316,27 +284,22 @@ pub fn backward_weight(
     d_bias: &Tensor,
     accumulate: bool,
 ) -> Result<()> {
-    expect_shape(OP, "gradient_sums", gradient_sums.shape(), [config.gradient_sums_len()])?;
-    config.check_channels(&[("d_weight", d_weight), ("d_bias", d_bias)])?;
-    match compute.device_of(OP, [gradient_sums, d_weight, d_bias])? {
-        Device::Cpu => {
-            let sums = gradient_sums.read::<f64>()?;
-            let (of_bias, of_weight) = sums.split_at(config.channels);
-            for (sums, to) in [(of_weight, d_weight), (of_bias, d_bias)] {
-                match to.dtype() {
-                    DType::F32 => put::<f32>(sums, &mut to.write()?, accumulate),
-                    DType::F64 => put::<f64>(sums, &mut to.write()?, accumulate),
-                    dtype => return Err(KernelError::DType { op: OP, dtype }),
-                }
-            }
-        }
-        Device::Meta => {
-            let dtype = meta::float(OP, d_weight)?;
-            let pretended = MetaScratch::new(compute, OP).reads(DType::F64, [gradient_sums])?;
-            pretended.writes(dtype, [d_weight, d_bias])?;
-        }
-    }
-    Ok(())
+    let op = Op::new("batch_norm_backward_weight");
+    let shape = [config.channels];
+    for_real!(op.name, d_weight.dtype(), T => {
+        let gradient = if accumulate { update::<T> } else { write::<T> };
+        let operands = (
+            read::<f64>("gradient_sums", gradient_sums, [config.gradient_sums_len()]),
+            gradient("d_weight", d_weight, shape),
+            gradient("d_bias", d_bias, shape),
+        );
+        compute.launch(op, operands, move |_, (sums, d_weight, d_bias)| {
+            let (of_bias, of_weight) = sums.split_at(d_bias.len());
+            put(of_weight, d_weight, accumulate);
+            put(of_bias, d_bias, accumulate);
+            Ok(())
+        })
+    })
 }
 
 fn put<T: Real>(sums: &[f64], to: &mut [T], accumulate: bool) {
@@ -361,64 +324,47 @@ pub fn backward_input(
     gradient_sums: &Tensor,
     d_input: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("batch_norm_backward_input", [input, d_output]);
-    let rows = config.rows("input", input)?;
-    expect_shape(OP, "d_output", d_output.shape(), input.shape())?;
-    expect_shape(OP, "d_input", d_input.shape(), input.shape())?;
-    expect_shape(OP, "gradient_sums", gradient_sums.shape(), [config.gradient_sums_len()])?;
-    match compute.device_of(OP, [input, moments, weight, bias, d_output, gradient_sums, d_input])? {
-        Device::Cpu => for_stored!(OP, input.dtype(), S => {
-            let mut factors = Factors::new(config, moments, weight, bias)?;
-            factors.set_means(&gradient_sums.read::<f64>()?, moments.read::<f64>()?[0]);
-            let (x, dy) = (input.read::<S>()?, d_output.read::<S>()?);
-            let mut dx = d_input.write::<S>()?;
-            let items = batches(compute, &mut dx, config.channels, rows);
-            compute.threads.for_each(items, |(first, dx)| {
-                let range = first * config.channels..first * config.channels + dx.len();
-                let (x, dy) = (&x[range.clone()], &dy[range]);
-                input_rows::<S>(compute.simd, &factors, x, dy, dx);
-                Ok(())
-            })
-        }),
-        Device::Meta => {
-            let (dtype, real) = stored::types(OP, input)?;
-            let pretended =
-                MetaScratch::new(compute, OP).reads(DType::F64, [moments, gradient_sums])?;
-            let pretended = pretended.reads(dtype, [input, d_output])?;
-            pretended.reads(real, [weight, bias])?.writes(dtype, [d_input])?;
+    let (op, config) = (Op::new("batch_norm_backward_input"), *config);
+    let shape = config.shape_of(op, input)?;
+    for_stored!(op.name, input.dtype(), S => {
+        let operands = (
+            read::<S>("input", input, shape),
+            read::<S>("d_output", d_output, shape),
+            config.parameters(moments, weight, bias),
+            read::<f64>("gradient_sums", gradient_sums, [config.gradient_sums_len()]),
+            write::<S>("d_input", d_input, shape),
+        );
+        compute.launch(op, operands, move |cpu, (x, dy, parameters, gradient_sums, dx)| {
+            let (mut factors, channels) = (Factors::new(&config, parameters), config.channels);
+            factors.set_means(gradient_sums, parameters.0[0]);
+            let parts = batches(cpu, dx, channels, x.len() / channels);
+            cpu.threads.for_each(parts, |(first, dx)| {
+                let range = first * channels..first * channels + dx.len();
+                input_rows::<S>(cpu.simd, &factors, &x[range.clone()], &dy[range], dx);
+            });
             Ok(())
-        }
-    }
-}
-
-/// Elements of the sums of all blocks of rows, `num_sums` for each block.
-fn blocks_len(rows: usize, num_sums: usize) -> usize {
-    rows.div_ceil(ROWS_PER_BLOCK).saturating_mul(num_sums)
+        })
+    })
 }
 
 /// Writes `sums`: `add` computes the sums of each block of rows, the threads share the blocks, and the
 /// sums of the blocks are added up in order.
 fn add_blocks(
-    compute: &Compute,
+    cpu: &Processor,
     rows: usize,
     sums: &mut [f64],
+    blocks: &mut [f64],
     add: impl Fn(std::ops::Range<usize>, &mut [f64]) + Sync,
-) -> Result<()> {
-    let num_blocks = rows.div_ceil(ROWS_PER_BLOCK);
-    let shape = [blocks_len(rows, sums.len())];
-    let parts = compute.allocator.tensor(DType::F64, shape, Category::Workspace)?;
-    let mut parts = parts.write::<f64>()?;
-    let items = batches(compute, &mut parts, sums.len(), num_blocks);
-    compute.threads.for_each(items, |(first, parts)| -> Result<()> {
-        for (at, part) in parts.chunks_exact_mut(sums.len()).enumerate() {
+) {
+    let parts = batches(cpu, blocks, sums.len(), rows.div_ceil(ROWS_PER_BLOCK));
+    cpu.threads.for_each(parts, |(first, blocks)| {
+        for (at, block) in blocks.chunks_exact_mut(sums.len()).enumerate() {
             let start = (first + at) * ROWS_PER_BLOCK;
-            add(start..rows.min(start + ROWS_PER_BLOCK), part);
+            add(start..rows.min(start + ROWS_PER_BLOCK), block);
         }
-        Ok(())
-    })?;
+    });
     sums.fill(0.0);
-    for part in parts.chunks_exact(sums.len()) {
-        sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+    for block in blocks.chunks_exact(sums.len()) {
+        sums.iter_mut().zip(block).for_each(|(sum, block)| *sum += block);
     }
-    Ok(())
 }

@@ -1,14 +1,11 @@
 //! The loops of batch normalization over rows of channels, in plain code that is compiled for every
 //! level of vector instructions and for every type in which the rows are stored.
 
-use paceline_memory::Tensor;
-
-use super::{BatchNorm, OP};
+use super::BatchNorm;
+use crate::Real;
 use crate::activation::Activation;
-use crate::error::expect_shape;
 use crate::simd::multiversion;
 use crate::stored::Stored;
-use crate::{Real, Result};
 
 /// What the formulas need for each channel, (c) each, in the type of the values.
 pub(super) struct Factors<T> {
@@ -26,28 +23,21 @@ pub(super) struct Factors<T> {
 }
 
 impl<T: Real> Factors<T> {
-    pub(super) fn new(
-        config: &BatchNorm,
-        moments: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-    ) -> Result<Self> {
-        expect_shape(OP, "moments", moments.shape(), [config.sums_len()])?;
-        config.check_channels(&[("weight", weight), ("bias", bias)])?;
-        let moments = moments.read::<f64>()?;
+    /// From moments, weight and bias.
+    pub(super) fn new(config: &BatchNorm, (moments, weight, bias): (&[f64], &[T], &[T])) -> Self {
         let (means, variances) = moments[1..].split_at(config.channels);
         let mean: Vec<T> = means.iter().map(|&mean| T::from_f64(mean)).collect();
         let rest = |(mean, rounded): (&f64, &T)| T::from_f64(mean - rounded.to_f64());
-        Ok(Self {
+        Self {
             mean_rest: means.iter().zip(&mean).map(rest).collect(),
             mean,
             inv_std: variances.iter().map(|v| T::from_f64(1.0 / (v + config.eps).sqrt())).collect(),
-            weight: weight.read::<T>()?.to_vec(),
-            bias: bias.read::<T>()?.to_vec(),
+            weight: weight.to_vec(),
+            bias: bias.to_vec(),
             mean_dz: vec![T::default(); config.channels],
             mean_dz_x_hat: vec![T::default(); config.channels],
             with_relu: config.activation == Activation::Relu,
-        })
+        }
     }
 
     /// For the gradient of the input: the sums over all `count` values.

@@ -3,13 +3,14 @@
 //! In: prepared images. Out: sums in f32, with padded channels. Order of summation for an output value: kernel row, then
 //! kernel column, then channel. The order does not depend on where a value lies in memory.
 
-use paceline_memory::WriteGuard;
+use std::slice::ChunksExactMut;
 
-use super::prepare::{Reading, pack_panels};
+use super::Conv2d;
+use super::prepare::{Reading, fill_image, pack_panels};
 use super::tile::{self, ProductTile};
-use super::{Conv2d, columns_for};
+use crate::compute::batches;
 use crate::stored::{SinglePrecision, operand};
-use crate::{Compute, Result, SimdLevel};
+use crate::{Processor, Scratch, SimdLevel, Threads, scratch};
 
 /// A panel of weights of this size stays in the first-level cache (32 KB or more) together with the
 /// other data of a tile.
@@ -55,68 +56,120 @@ pub(super) fn even_parts(
     (0..parts).map(move |part| part * len / parts..(part + 1) * len / parts)
 }
 
-/// A convolution with fixed weights, ready to run on one prepared image after the other.
-pub(crate) struct Product {
-    pub(super) reading: Reading,
-    pub(crate) columns: Columns,
-    panels: WriteGuard<f32>,
-    rows: usize,
-    positions: usize,
+/// The images of each part of a batch, `elems` elements each, with the number of the first image.
+pub(crate) fn image_parts<'a, T>(
+    cpu: &Processor,
+    all: &'a mut [T],
+    elems: usize,
+) -> Vec<(usize, ChunksExactMut<'a, T>)> {
+    let batch = all.len() / elems;
+    let parts = batches(cpu, all, elems, batch).into_iter();
+    parts.map(|(first, part)| (first, part.chunks_exact_mut(elems))).collect()
 }
 
+/// A convolution with fixed weights, which runs on one prepared image after the other. It holds only numbers. The panels,
+/// which are the weights in the order in which tiles read them, lie in scratch memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Product {
+    pub(super) conv: Conv2d,
+    pub(super) reading: Reading,
+    pub(crate) columns: Columns,
+    pub(super) rows: usize,
+    pub(super) positions: usize,
+}
+
+/// Scratch memory. That of a [`Product`] is its panels, a prepared image for each part of the batch, and the sums of an image
+/// for each part.
+pub(crate) type Memory = (Scratch<f32>, Scratch<f32>, Scratch<f32>);
+
+/// The slices of [`Memory`].
+pub(crate) type Slices<'a> = (&'a mut [f32], &'a mut [f32], &'a mut [f32]);
+
 impl Product {
-    /// The convolution itself, for all its output positions, with the weights rounded to `S`.
-    pub(crate) fn forward<S: SinglePrecision>(
-        compute: &Compute,
-        conv: &Conv2d,
-        weight: &[f32],
-    ) -> Result<Self> {
-        Self::forward_part::<S>(compute, conv, weight, conv.out_height(), conv.out_width())
-    }
-
     /// The convolution for the first `rows` rows and `positions` columns of the output.
-    pub(crate) fn forward_part<S: SinglePrecision>(
-        compute: &Compute,
-        conv: &Conv2d,
-        weight: &[f32],
-        rows: usize,
-        positions: usize,
-    ) -> Result<Self> {
-        let (reading, columns) = (Reading::input(conv), columns_for(compute, conv.c_out));
-        let c_out = conv.c_out;
-        let weight = |k: usize, o: usize| operand::<f32, S>(weight[k * c_out + o]);
-        Self::new(compute, reading, columns, rows, positions, weight)
+    pub(crate) fn new(level: SimdLevel, conv: &Conv2d, rows: usize, positions: usize) -> Self {
+        let (reading, columns) = (Reading::input(conv), Columns::new(level, conv.c_out));
+        Self { conv: *conv, reading, columns, rows, positions }
     }
 
-    pub(super) fn new(
-        compute: &Compute,
-        reading: Reading,
-        columns: Columns,
-        rows: usize,
-        positions: usize,
-        weight: impl Fn(usize, usize) -> f32,
-    ) -> Result<Self> {
-        let mut panels = compute.scratch(Self::panel_elems(&reading, &columns))?;
-        pack_panels(&reading, &columns, &mut panels, weight);
-        Ok(Self { reading, columns, panels, rows, positions })
-    }
-
-    /// Elements of the weights in the order in which tiles read them.
-    pub(crate) fn panel_elems(reading: &Reading, columns: &Columns) -> usize {
-        reading.kernel_rows * reading.run * columns.padded
+    /// Elements of the weight, or of its gradient, with padded columns.
+    pub(super) fn weight_elems(&self) -> usize {
+        self.reading.kernel_rows * self.reading.run * self.columns.padded
     }
 
     /// Elements of the output of one image.
-    pub(crate) fn output_elems(&self) -> usize {
+    pub(super) fn output_elems(&self) -> usize {
         self.rows * self.positions * self.columns.padded
     }
 
+    /// The scratch memory for a batch. There are no sums if images are computed in place.
+    pub(crate) fn memory(&self, threads: &Threads, batch: usize, is_in_place: bool) -> Memory {
+        let parts = threads.split(batch).len();
+        let sums = if is_in_place { 0 } else { parts * self.output_elems() };
+        (scratch(self.weight_elems()), scratch(parts * self.reading.elems), scratch(sums))
+    }
+
+    /// Writes the panels from the weight, which is rounded to `S`. `at(k, column)` is the element of the weight for step `k`
+    /// of all kernel rows.
+    pub(super) fn pack<S: SinglePrecision>(
+        &self,
+        panels: &mut [f32],
+        weight: &[f32],
+        at: impl Fn(usize, usize) -> usize,
+    ) {
+        let weight = |k: usize, column: usize| operand::<f32, S>(weight[at(k, column)]);
+        pack_panels(&self.reading, &self.columns, panels, weight);
+    }
+
+    /// Convolves images `x` with the weight `w`, both rounded to `S`. `outputs` has the outputs of each part of the batch
+    /// with the number of the first image, see [`image_parts`]. `finish` makes an output from the sums of its image.
+    pub(crate) fn forward<X: SinglePrecision, S: SinglePrecision, Y: Iterator + Send>(
+        &self,
+        cpu: &Processor,
+        (x, w): (&[X], &[f32]),
+        (panels, images, sums): Slices<'_>,
+        outputs: Vec<(usize, Y)>,
+        finish: impl Fn(&[f32], Y::Item) + Send + Sync,
+    ) {
+        let (c_out, in_elems) = (self.conv.c_out, self.conv.input_elems());
+        self.pack::<S>(panels, w, |k, o| k * c_out + o);
+        let panels = &*panels;
+        self.for_each(cpu, images, sums, outputs, |n, image, sums, y| {
+            fill_image::<X, S>(cpu.simd, &self.conv, &x[n * in_elems..][..in_elems], image);
+            self.run(cpu.simd, panels, image, sums);
+            finish(sums, y);
+        })
+    }
+
+    /// Calls `compute(n, image, sums, output)` for each image `n` of a batch. The memory for the prepared image starts as
+    /// zeros, and keeps its values from one image of a part to the next.
+    pub(super) fn for_each<Y: Iterator + Send>(
+        &self,
+        cpu: &Processor,
+        images: &mut [f32],
+        sums: &mut [f32],
+        outputs: Vec<(usize, Y)>,
+        compute: impl Fn(usize, &mut [f32], &mut [f32], Y::Item) + Send + Sync,
+    ) {
+        let parts = outputs.len();
+        let images = batches(cpu, images, self.reading.elems, parts);
+        let elems = sums.len() / parts;
+        let memory = images.into_iter().zip(batches(cpu, sums, elems, parts));
+        let items = outputs.into_iter().zip(memory).collect();
+        cpu.threads.for_each(items, |((first, outputs), ((_, image), (_, sums)))| {
+            image.fill(0.0);
+            for (n, output) in outputs.enumerate() {
+                compute(first + n, image, sums, output);
+            }
+        });
+    }
+
     /// Computes one image: `y` (rows, positions, padded columns) from the prepared image `x`.
-    pub(crate) fn run(&self, level: SimdLevel, x: &[f32], y: &mut [f32]) {
-        let Self { reading, columns, panels, rows, positions } = self;
-        // The tiles below read and write through addresses. These two checks bound all of them: the
+    pub(super) fn run(&self, level: SimdLevel, panels: &[f32], x: &[f32], y: &mut [f32]) {
+        let Self { reading, columns, rows, positions, .. } = self;
+        // The tiles below read and write through addresses. These checks bound all of them: the
         // last tile ends with the last value of the last kernel row of the last position.
-        assert!(y.len() >= self.output_elems());
+        assert!(y.len() >= self.output_elems() && panels.len() >= self.weight_elems());
         let last = (rows - 1) * reading.row_stride
             + (positions - 1) * reading.position_stride
             + (reading.kernel_rows - 1) * reading.kernel_row_stride

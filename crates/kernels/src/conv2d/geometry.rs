@@ -1,8 +1,5 @@
 //! The sizes of a convolution, and the shapes that follow from them.
 
-use paceline_memory::Tensor;
-
-use crate::error::expect_shape;
 use crate::{KernelError, Result};
 
 /// The geometry of a convolution: one image size, one kernel size.
@@ -86,20 +83,5 @@ impl Conv2d {
     pub(crate) fn products(&self, batch: usize) -> [usize; 7] {
         let (kh, kw) = self.kernel;
         [batch, self.out_height(), self.out_width(), kh, kw, self.c_in, self.c_out]
-    }
-
-    pub(crate) fn check_operands(
-        &self,
-        op: &'static str,
-        input: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-    ) -> Result<usize> {
-        self.check()?;
-        let batch = input.dims().first().copied().unwrap_or(0);
-        expect_shape(op, "input", input.shape(), self.input_shape(batch))?;
-        expect_shape(op, "weight", weight.shape(), self.weight_shape())?;
-        expect_shape(op, "bias", bias.shape(), [self.c_out])?;
-        Ok(batch)
     }
 }

@@ -5,13 +5,12 @@
 
 use paceline_memory::DType;
 
-use super::direct::{Columns, Product};
+use super::Conv2d;
+use super::direct::{Columns, Memory, Product, Slices, image_parts};
 use super::prepare::Reading;
-use super::{Conv2d, columns_for};
-use crate::compute::batches;
 use crate::simd::multiversion;
-use crate::stored::{SinglePrecision, operand};
-use crate::{Compute, Result};
+use crate::stored::SinglePrecision;
+use crate::{Processor, SimdLevel, Threads};
 
 /// A rectangle of positions in a larger array, `channels` contiguous values at each.
 pub(crate) struct Grid<'a> {
@@ -23,18 +22,18 @@ pub(crate) struct Grid<'a> {
     pub(crate) position_stride: usize,
 }
 
-impl Grid<'_> {
-    /// Copies `d_output` (h', w', channels) into the rectangle.
-    pub(crate) fn copy_from<S: SinglePrecision>(
-        &mut self,
-        d_output: &[S],
-        width: usize,
-        channels: usize,
-    ) {
+/// Copies gradients `d_output` (n, h', w', c_out) into grids, image by image.
+pub(super) fn copy_images<S: SinglePrecision>(
+    conv: &Conv2d,
+    d_output: &[S],
+) -> impl Fn(usize, Grid<'_>) + Send + Sync {
+    let (elems, width, channels) = (conv.output_elems(), conv.out_width(), conv.c_out);
+    move |n, grid| {
+        let d_output = &d_output[n * elems..(n + 1) * elems];
         for (position, from) in d_output.chunks_exact(channels).enumerate() {
             let (i, j) = (position / width, position % width);
-            let at = i * self.row_stride + j * self.position_stride;
-            let to = &mut self.elems[at..at + channels];
+            let at = i * grid.row_stride + j * grid.position_stride;
+            let to = &mut grid.elems[at..at + channels];
             to.iter_mut().zip(from).for_each(|(to, from)| *to = from.load());
         }
     }
@@ -42,84 +41,66 @@ impl Grid<'_> {
 
 /// The gradient of the input: a convolution of the output's gradient, spread out by the stride and with
 /// a border of zeros, with the weights rotated by 180 degrees.
-pub(crate) struct InputGradient<'a> {
-    conv: &'a Conv2d,
-    product: Product,
-}
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InputGradient(Product);
 
-impl<'a> InputGradient<'a> {
-    /// For output gradients whose rows from `live_rows` on are zero. Rounds the weights to `S`.
-    pub(crate) fn new<S: SinglePrecision>(
-        compute: &Compute,
-        conv: &'a Conv2d,
-        live_rows: usize,
-        weight: &[f32],
-    ) -> Result<Self> {
-        let Conv2d { height, width, c_in, c_out, kernel: (kh, kw), .. } = *conv;
-        let (reading, columns) = Self::plan(compute, conv, live_rows);
-        let turned = |k: usize, c: usize| {
-            let (u, v, o) = (k / c_out / kw, k / c_out % kw, k % c_out);
-            let at = (((kh - 1 - u) * kw + (kw - 1 - v)) * c_in + c) * c_out + o;
-            operand::<f32, S>(weight[at])
-        };
-        let product = Product::new(compute, reading, columns, height, width, turned)?;
-        Ok(Self { conv, product })
-    }
-
-    /// How the output's gradient is read and the input's gradient is written.
-    pub(crate) fn plan(compute: &Compute, conv: &Conv2d, live_rows: usize) -> (Reading, Columns) {
+impl InputGradient {
+    /// For output gradients whose rows from `live_rows` on are zero.
+    pub(crate) fn new(level: SimdLevel, conv: &Conv2d, live_rows: usize) -> Self {
         let Conv2d { height, width, c_in, c_out, kernel: (kh, kw), .. } = *conv;
         let first = kh - 1 - conv.padding;
         let live = (first, first + (live_rows - 1) * conv.stride + 1);
         let (rows, columns) = (height + kh - 1, width + kw - 1);
         let reading = Reading::padded(rows, columns, c_out, conv.kernel, 1, live);
-        (reading, columns_for(compute, c_in))
+        let columns = Columns::new(level, c_in);
+        Self(Product { conv: *conv, reading, columns, rows: height, positions: width })
     }
 
-    /// Elements of one image's result if its columns are padded or it is rounded; zero if the result is written in place.
-    pub(crate) fn raw_elems(conv: &Conv2d, columns: &Columns, d_input: DType) -> usize {
-        match columns.padded == conv.c_in && d_input == DType::F32 {
-            true => 0,
-            false => conv.height * conv.width * columns.padded,
-        }
+    /// The scratch memory for a batch whose input gradients are `X`. A result whose columns are not padded and that is not
+    /// rounded is computed in place.
+    pub(crate) fn memory<X: SinglePrecision>(&self, threads: &Threads, batch: usize) -> Memory {
+        self.0.memory(threads, batch, self.is_in_place::<X>())
     }
 
-    /// Writes `d_input` (n, h, w, c_in). `fill(n, grid)` writes the gradients of image `n` into a grid of
-    /// (h', w', c_out). The grid starts as zeros; elements that `fill` does not write keep their values.
-    pub(crate) fn run<X: SinglePrecision>(
+    fn is_in_place<X: SinglePrecision>(&self) -> bool {
+        self.0.columns.padded == self.0.conv.c_in && X::DTYPE == DType::F32
+    }
+
+    /// Writes `d_input` (n, h, w, c_in) from the weight, which is rounded to `S`. `fill(n, grid)` writes the gradients of
+    /// image `n` into a grid of (h', w', c_out). The grid starts as zeros; elements that `fill` does not write keep their
+    /// values.
+    pub(crate) fn run<X: SinglePrecision, S: SinglePrecision>(
         &self,
-        compute: &Compute,
+        cpu: &Processor,
+        weight: &[f32],
+        (panels, images, sums): Slices<'_>,
         fill: impl Fn(usize, Grid<'_>) + Send + Sync,
         d_input: &mut [X],
-    ) -> Result<()> {
-        let Self { conv, product } = self;
-        let Conv2d { kernel: (kh, kw), padding, stride, c_in, c_out, .. } = **conv;
-        let reading = product.reading;
+    ) {
+        let Self(product) = self;
+        let Conv2d { kernel: (kh, kw), padding, stride, c_in, c_out, .. } = product.conv;
+        product.pack::<S>(panels, weight, |k, c| {
+            let (u, v, o) = (k / c_out / kw, k / c_out % kw, k % c_out);
+            (((kh - 1 - u) * kw + (kw - 1 - v)) * c_in + c) * c_out + o
+        });
+        let (panels, reading) = (&*panels, product.reading);
         let origin = (kh - 1 - padding) * reading.kernel_row_stride + (kw - 1 - padding) * c_out;
-        let in_elems = conv.input_elems();
-        let batch = d_input.len() / in_elems;
-        compute.threads.for_each(batches(compute, d_input, in_elems, batch), |(first, part)| {
-            let mut framed = compute.scratch(reading.elems)?;
-            framed.fill(0.0);
-            let raw_elems = Self::raw_elems(conv, &product.columns, X::DTYPE);
-            let mut raw = compute.scratch(raw_elems)?;
-            for (n, d_input) in part.chunks_exact_mut(in_elems).enumerate() {
-                let grid = Grid {
-                    elems: &mut framed[origin..],
-                    row_stride: stride * reading.kernel_row_stride,
-                    position_stride: stride * c_out,
-                };
-                fill(first + n, grid);
-                if raw_elems == 0 {
-                    let d_input = X::as_reals(d_input).expect("only f32 is written in place");
-                    product.run(compute.simd, &framed, d_input);
-                    continue;
-                }
-                product.run(compute.simd, &framed, &mut raw);
-                crop::<X>(compute.simd, &raw, product.columns.padded, c_in, d_input);
+        let outputs = image_parts(cpu, d_input, product.conv.input_elems());
+        product.for_each(cpu, images, sums, outputs, |n, image, sums, d_input| {
+            let grid = Grid {
+                elems: &mut image[origin..],
+                row_stride: stride * reading.kernel_row_stride,
+                position_stride: stride * c_out,
+            };
+            fill(n, grid);
+            if self.is_in_place::<X>() {
+                let d_input = X::as_reals(d_input).expect("only f32 is written in place");
+                product.run(cpu.simd, panels, image, d_input);
+            } else {
+                product.run(cpu.simd, panels, image, sums);
+                crop::<X>(cpu.simd, sums, product.columns.padded, c_in, d_input);
             }
-            Ok(())
-        })
+        });
     }
 }
 

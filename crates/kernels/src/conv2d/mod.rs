@@ -18,23 +18,18 @@
 pub(crate) mod direct;
 mod geometry;
 pub(crate) mod input_gradient;
-pub(crate) mod meta;
-pub(crate) mod prepare;
+mod prepare;
 mod tile;
 pub(crate) mod weight_gradient;
 
-use paceline_memory::{DType, Device, Tensor};
+use paceline_memory::{Shape, Tensor};
 
-use crate::compute::batches;
-use crate::error::expect_shape;
-use crate::meta::MetaScratch;
 use crate::simd::multiversion;
 use crate::stored::{SinglePrecision, for_images};
-use crate::{Compute, Result, elementwise, reference, stored};
-use direct::{Columns, Product};
+use crate::{Compute, Op, Result, elementwise, read, reference, update, write};
+use direct::{Product, image_parts};
 pub use geometry::Conv2d;
-use input_gradient::InputGradient;
-use prepare::PaddedImage;
+use input_gradient::{InputGradient, copy_images};
 use weight_gradient::WeightGradient;
 
 /// Writes the convolution of `input` (n, h, w, c_in) with `weight` and `bias` into `output` (n, h',
@@ -47,61 +42,33 @@ pub fn forward(
     bias: &Tensor,
     output: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("conv2d_forward", [input, weight]);
-    let op = "conv2d";
-    let batch = conv.check_operands(op, input, weight, bias)?;
-    expect_shape(op, "output", output.shape(), conv.output_shape(batch))?;
-    match compute.device_of(op, [input, weight, bias, output])? {
-        Device::Cpu => match input.dtype() {
-            DType::F64 => {
-                let (x, w, b) = (input.read()?, weight.read()?, bias.read()?);
-                reference::conv2d_forward::<f64>(conv, &x, &w, &b, &mut output.write()?);
-                Ok(())
-            }
-            _ => for_images!(op, (input, output), (X, S) => {
-                let operands = (input, weight, bias);
-                forward_of::<X, S>(compute, conv, batch, operands, output)
-            }),
-        },
-        Device::Meta => {
-            compute.count_products(conv.products(batch));
-            let (outer, inner, params) = stored::image_types(op, input, output)?;
-            let mut pretended = MetaScratch::new(compute, op)
-                .reads(outer, [input])?
-                .reads(params, [weight, bias])?
-                .writes(inner, [output])?;
-            if params == DType::F32 {
-                let grid = (conv.out_height(), conv.out_width());
-                self::meta::forward(&mut pretended, compute, conv, grid, batch)?;
-            }
+    conv.check()?;
+    let (conv, batch) = (*conv, input.dims().first().copied().unwrap_or(0));
+    let op = Op::new("conv2d_forward").forward_product(conv.products(batch));
+    let product = Product::new(compute.simd(), &conv, conv.out_height(), conv.out_width());
+    for_images!(
+        op.name, (input, output),
+        (X, S, P) => (
+            read::<X>("input", input, conv.input_shape(batch)),
+            read::<P>("weight", weight, conv.weight_shape()),
+            read::<P>("bias", bias, [conv.c_out]),
+            write::<S>("output", output, conv.output_shape(batch)),
+        ),
+        f64: |operands| compute.launch(op, operands, move |_, (x, w, b, y)| {
+            reference::conv2d_forward(&conv, x, w, b, y);
             Ok(())
-        }
-    }
-}
-
-fn forward_of<X: SinglePrecision, S: SinglePrecision>(
-    compute: &Compute,
-    conv: &Conv2d,
-    batch: usize,
-    (input, weight, bias): (&Tensor, &Tensor, &Tensor),
-    output: &Tensor,
-) -> Result<()> {
-    let (x, b) = (input.read::<X>()?, bias.read::<f32>()?);
-    let product = Product::forward::<S>(compute, conv, &weight.read()?)?;
-    let mut y = output.write::<S>()?;
-    let (in_elems, out_elems) = (conv.input_elems(), conv.output_elems());
-    let items = batches(compute, &mut y, out_elems, batch);
-    compute.threads.for_each(items, |(first, y)| {
-        let mut padded = PaddedImage::new(compute, conv)?;
-        let mut raw = compute.scratch(product.output_elems())?;
-        for (n, y) in y.chunks_exact_mut(out_elems).enumerate() {
-            let at = (first + n) * in_elems;
-            padded.fill::<X, S>(compute.simd, &x[at..at + in_elems]);
-            product.run(compute.simd, padded.elems(), &mut raw);
-            add_bias::<S>(compute.simd, &raw, product.columns.padded, &b, y);
-        }
-        Ok(())
-    })
+        }),
+        f32: |operands| {
+            let operands = (operands, product.memory(compute.threads(), batch, false));
+            compute.launch(op, operands, move |cpu, ((x, w, b, y), memory)| {
+                let outputs = image_parts(cpu, y, conv.output_elems());
+                product.forward::<X, S, _>(cpu, (x, w), memory, outputs, |sums, y| {
+                    add_bias::<S>(cpu.simd, sums, product.columns.padded, b, y);
+                });
+                Ok(())
+            })
+        },
+    )
 }
 
 multiversion! {
@@ -129,57 +96,40 @@ pub fn backward_weight(
     d_bias: &Tensor,
     accumulate: bool,
 ) -> Result<()> {
-    let _time = compute.time("conv2d_backward_weight", [input, d_output]);
-    let op = "conv2d backward";
-    let batch = conv.check_operands(op, input, d_weight, d_bias)?;
-    expect_shape(op, "d_output", d_output.shape(), conv.output_shape(batch))?;
-    match compute.device_of(op, [input, d_output, d_weight, d_bias])? {
-        Device::Cpu => match input.dtype() {
-            DType::F64 => {
-                let (x, dy) = (input.read()?, d_output.read()?);
-                let (mut dw, mut db) = (d_weight.write()?, d_bias.write()?);
-                if !accumulate {
-                    dw.fill(0.0);
-                    db.fill(0.0);
-                }
-                reference::conv2d_backward_weight::<f64>(conv, &x, &dy, &mut dw, &mut db);
-                Ok(())
-            }
-            _ => for_images!(op, (input, d_output), (X, S) => {
-                let (x, dy) = (input.read::<X>()?, d_output.read::<S>()?);
-                let (in_elems, out_elems) = (conv.input_elems(), conv.output_elems());
-                let gradient =
-                    WeightGradient::new(compute, conv, conv.out_height(), conv.out_width());
-                gradient.run::<X, S>(
-                    compute,
-                    batch,
-                    |n| &x[n * in_elems..(n + 1) * in_elems],
-                    |n, mut grid| {
-                        let dy = &dy[n * out_elems..(n + 1) * out_elems];
-                        grid.copy_from(dy, conv.out_width(), conv.c_out);
-                    },
-                    &mut d_weight.write()?,
-                    accumulate,
-                )?;
-                let mut db = d_bias.write::<f32>()?;
-                elementwise::add_rows(compute.simd, &dy, &mut db, accumulate);
-                Ok(())
-            }),
+    conv.check()?;
+    let (conv, batch) = (*conv, input.dims().first().copied().unwrap_or(0));
+    let op = Op::new("conv2d_backward_weight").backward_product(conv.products(batch));
+    let (rows, positions) = (conv.out_height(), conv.out_width());
+    let gradient = WeightGradient::new(compute.simd(), &conv, rows, positions);
+    for_images!(
+        op.name, (input, d_output),
+        (X, S, P) => {
+            let result = if accumulate { update::<P> } else { write::<P> };
+            (
+                read::<X>("input", input, conv.input_shape(batch)),
+                read::<S>("d_output", d_output, conv.output_shape(batch)),
+                result("d_weight", d_weight, Shape::from(conv.weight_shape())),
+                result("d_bias", d_bias, Shape::from([conv.c_out])),
+            )
         },
-        Device::Meta => {
-            compute.count_backward(conv.products(batch));
-            let (outer, inner, params) = stored::image_types(op, input, d_output)?;
-            let mut pretended = MetaScratch::new(compute, op)
-                .reads(outer, [input])?
-                .reads(inner, [d_output])?
-                .writes(params, [d_weight, d_bias])?;
-            if params == DType::F32 {
-                let grid = (conv.out_height(), conv.out_width());
-                self::meta::backward_weight(&mut pretended, compute, conv, grid, (batch, inner))?;
+        f64: |operands| compute.launch(op, operands, move |_, (x, dy, dw, db)| {
+            if !accumulate {
+                dw.fill(0.0);
+                db.fill(0.0);
             }
+            reference::conv2d_backward_weight(&conv, x, dy, dw, db);
             Ok(())
-        }
-    }
+        }),
+        f32: |operands| {
+            let operands = (operands, gradient.memory::<S>(compute.threads(), batch));
+            compute.launch(op, operands, move |cpu, ((x, dy, dw, db), memory)| {
+                let fill = copy_images(&conv, dy);
+                gradient.run::<X, S>(cpu, x, memory, fill, dw, accumulate);
+                elementwise::add_rows(cpu.simd, dy, db, accumulate);
+                Ok(())
+            })
+        },
+    )
 }
 
 /// Gradient of the input (n, h, w, c_in) from `d_output` (n, h', w', c_out). f32, f64, or mixed with bf16;
@@ -191,57 +141,27 @@ pub fn backward_input(
     d_output: &Tensor,
     d_input: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("conv2d_backward_input", [weight, d_output]);
-    let op = "conv2d backward";
     conv.check()?;
-    let batch = d_output.dims().first().copied().unwrap_or(0);
-    expect_shape(op, "weight", weight.shape(), conv.weight_shape())?;
-    expect_shape(op, "d_output", d_output.shape(), conv.output_shape(batch))?;
-    expect_shape(op, "d_input", d_input.shape(), conv.input_shape(batch))?;
-    match compute.device_of(op, [weight, d_output, d_input])? {
-        Device::Cpu => match d_output.dtype() {
-            DType::F64 => {
-                let (w, dy) = (weight.read()?, d_output.read()?);
-                reference::conv2d_backward_input::<f64>(conv, &w, &dy, &mut d_input.write()?);
-                Ok(())
-            }
-            _ => for_images!(op, (d_input, d_output), (X, S) => {
-                let dy = d_output.read::<S>()?;
-                let out_elems = conv.output_elems();
-                let (live_rows, weight) = (conv.out_height(), weight.read()?);
-                InputGradient::new::<S>(compute, conv, live_rows, &weight)?.run::<X>(
-                    compute,
-                    |n, mut grid| {
-                        let dy = &dy[n * out_elems..(n + 1) * out_elems];
-                        grid.copy_from(dy, conv.out_width(), conv.c_out);
-                    },
-                    &mut d_input.write()?,
-                )
-            }),
-        },
-        Device::Meta => {
-            compute.count_backward(conv.products(batch));
-            let (outer, inner, params) = stored::image_types(op, d_input, d_output)?;
-            let mut pretended = MetaScratch::new(compute, op)
-                .reads(params, [weight])?
-                .reads(inner, [d_output])?
-                .writes(outer, [d_input])?;
-            if params == DType::F32 {
-                let live_rows = conv.out_height();
-                self::meta::backward_input(
-                    &mut pretended,
-                    compute,
-                    conv,
-                    live_rows,
-                    (batch, outer),
-                )?;
-            }
+    let (conv, batch) = (*conv, d_output.dims().first().copied().unwrap_or(0));
+    let op = Op::new("conv2d_backward_input").backward_product(conv.products(batch));
+    let gradient = InputGradient::new(compute.simd(), &conv, conv.out_height());
+    for_images!(
+        op.name, (d_input, d_output),
+        (X, S, P) => (
+            read::<P>("weight", weight, conv.weight_shape()),
+            read::<S>("d_output", d_output, conv.output_shape(batch)),
+            write::<X>("d_input", d_input, conv.input_shape(batch)),
+        ),
+        f64: |operands| compute.launch(op, operands, move |_, (w, dy, dx)| {
+            reference::conv2d_backward_input(&conv, w, dy, dx);
             Ok(())
-        }
-    }
-}
-
-/// How the output channels of a product are distributed over vector registers at this level.
-pub(crate) fn columns_for(compute: &Compute, channels: usize) -> Columns {
-    Columns::new(compute.simd, channels)
+        }),
+        f32: |operands| {
+            let operands = (operands, gradient.memory::<X>(compute.threads(), batch));
+            compute.launch(op, operands, move |cpu, ((w, dy, dx), memory)| {
+                gradient.run::<X, S>(cpu, w, memory, copy_images(&conv, dy), dx);
+                Ok(())
+            })
+        },
+    )
 }

@@ -2,13 +2,11 @@
 //!
 //! In: tensors of f32 or bf16. Out: f32, which is rounded to bf16 if the convolution is one of bf16.
 
-use paceline_memory::WriteGuard;
-
 use super::Conv2d;
 use super::direct::Columns;
+use crate::SimdLevel;
 use crate::simd::multiversion;
 use crate::stored::{SinglePrecision, operand};
-use crate::{Compute, Result, SimdLevel};
 
 /// With fewer input values per kernel row, the inner loop of a tile is too short to be fast.
 const SHORTEST_RUN: usize = 16;
@@ -82,35 +80,6 @@ impl Reading {
 /// Whether patches are laid out in full.
 fn is_narrow(conv: &Conv2d) -> bool {
     conv.kernel.1 * conv.c_in < SHORTEST_RUN
-}
-
-/// One image prepared for [`Reading::input`].
-pub(crate) struct PaddedImage<'a> {
-    conv: &'a Conv2d,
-    elems: WriteGuard<f32>,
-}
-
-impl<'a> PaddedImage<'a> {
-    /// Memory for an image. Its border is zero and stays zero.
-    pub(crate) fn new(compute: &Compute, conv: &'a Conv2d) -> Result<Self> {
-        let mut elems = compute.scratch(Reading::input(conv).elems)?;
-        elems.fill(0.0);
-        Ok(Self { conv, elems })
-    }
-
-    /// Copies an image (h, w, c_in) into this memory, rounded to `S`.
-    pub(crate) fn fill<X: SinglePrecision, S: SinglePrecision>(
-        &mut self,
-        level: SimdLevel,
-        image: &[X],
-    ) {
-        fill_image::<X, S>(level, self.conv, image, &mut self.elems);
-    }
-
-    /// The prepared image.
-    pub(crate) fn elems(&self) -> &[f32] {
-        &self.elems
-    }
 }
 
 /// Copies `image` (h, w, c_in), rounded to `S`, into `to`, whose border is zero, as [`Reading::input`] expects it.

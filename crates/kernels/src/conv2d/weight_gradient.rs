@@ -7,13 +7,14 @@ use std::ops::Range;
 
 use paceline_memory::DType;
 
-use super::direct::{Columns, even_parts};
+use super::Conv2d;
+use super::direct::{Memory, Product, Slices, even_parts};
 use super::input_gradient::Grid;
-use super::prepare::{Reading, fill_image};
+use super::prepare::fill_image;
 use super::tile::{self, GradientTile};
-use super::{Conv2d, columns_for};
+use crate::compute::batches;
 use crate::stored::SinglePrecision;
-use crate::{Compute, Result, SimdLevel};
+use crate::{Processor, SimdLevel, Threads, scratch};
 
 /// Output gradients of this size stay in the first-level cache while all weights are computed.
 const ROWS_BYTES: usize = 24 << 10;
@@ -24,120 +25,114 @@ const GROUP_BYTES: usize = 512 << 10;
 /// The most parts of a batch in bf16. More would take more memory, because each part has its own sums.
 const MOST_PARTS: usize = 8;
 
-/// A part of a batch with sums of its own.
-#[derive(Clone, Debug)]
-pub(crate) struct Part {
-    images: Range<usize>,
-    /// The number of images that scratch memory is taken for.
-    pub(crate) room: usize,
-}
-
-/// The parts of a batch. In f32 there is one for each thread, so the bits depend on the number of threads. In bf16 the parts
-/// depend on the batch only, and so do the bits. All of them take as much memory as the largest one.
-pub(crate) fn parts(compute: &Compute, batch: usize, d_output: DType) -> Vec<Part> {
-    match d_output {
-        DType::BF16 => {
-            let room = batch.div_ceil(MOST_PARTS).max(1);
-            even_parts(batch, room).map(|images| Part { images, room }).collect()
-        }
-        _ => {
-            let part = |images: Range<usize>| Part { room: images.len(), images };
-            compute.threads.split(batch).into_iter().map(part).collect()
-        }
+/// The parts of a batch, each of which has sums of its own. In f32 there is one for each thread, so the bits depend on the
+/// number of threads. In bf16 the parts depend on the batch only, and so do the bits.
+fn parts<S: SinglePrecision>(threads: &Threads, batch: usize) -> Vec<Range<usize>> {
+    match S::DTYPE {
+        DType::BF16 => even_parts(batch, batch.div_ceil(MOST_PARTS).max(1)).collect(),
+        _ => threads.split(batch),
     }
 }
 
-/// The gradient of the weight.
-pub(crate) struct WeightGradient<'a> {
-    conv: &'a Conv2d,
-    reading: Reading,
-    columns: Columns,
-    rows: usize,
-    positions: usize,
-}
+/// The gradient of the weight, with the numbers of the convolution itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WeightGradient(Product);
 
-impl<'a> WeightGradient<'a> {
+impl WeightGradient {
     /// For output gradients that are zero outside the first `rows` rows and `positions` columns.
-    pub(crate) fn new(compute: &Compute, conv: &'a Conv2d, rows: usize, positions: usize) -> Self {
-        let (reading, columns) = (Reading::input(conv), columns_for(compute, conv.c_out));
-        Self { conv, reading, columns, rows, positions }
+    pub(crate) fn new(level: SimdLevel, conv: &Conv2d, rows: usize, positions: usize) -> Self {
+        Self(Product::new(level, conv, rows, positions))
     }
 
-    /// Elements of one thread's sums: the weight, with padded columns.
-    pub(crate) fn sum_elems(&self) -> usize {
-        self.reading.kernel_rows * self.reading.run * self.columns.padded
+    /// The scratch memory for a batch whose output gradients are `S`: the sums of each part, and for each thread a group of
+    /// prepared images and their output gradients.
+    pub(crate) fn memory<S: SinglePrecision>(&self, threads: &Threads, batch: usize) -> Memory {
+        let parts = parts::<S>(threads, batch);
+        let groups = threads.split(parts.len()).into_iter().map(|own| self.group(&parts[own]));
+        let images: usize = groups.sum();
+        let Self(product) = self;
+        (
+            scratch(parts.len() * product.weight_elems()),
+            scratch(images * product.reading.elems),
+            scratch(images * product.output_elems()),
+        )
     }
 
-    /// Elements of the prepared images, and of their output gradients, that a thread holds at a time while it works on
-    /// `part_len` images.
-    pub(crate) fn group_elems(&self, part_len: usize) -> [usize; 2] {
-        let dy_elems = self.rows * self.positions * self.columns.padded;
-        let bytes = (self.reading.elems + dy_elems) * size_of::<f32>();
-        let group = (GROUP_BYTES / bytes).clamp(1, part_len.max(1));
-        [group * self.reading.elems, group * dy_elems]
+    /// The number of images that a thread with these parts prepares at a time.
+    fn group(&self, parts: &[Range<usize>]) -> usize {
+        let bytes = (self.0.reading.elems + self.0.output_elems()) * size_of::<f32>();
+        let longest = parts.iter().map(Range::len).max().unwrap_or(0);
+        (GROUP_BYTES / bytes).clamp(1, longest.max(1))
     }
 
-    /// Writes or adds to `d_weight` (kh, kw, c_in, c_out). `image(n)` is input image `n`, which is rounded to `S`;
-    /// `fill(n, grid)` writes its output gradients into a grid of (rows, positions, c_out).
-    pub(crate) fn run<'x, X: SinglePrecision, S: SinglePrecision>(
+    /// Writes or adds to `d_weight` (kh, kw, c_in, c_out), from input images `x`, which are rounded to `S`. `fill(n, grid)`
+    /// writes the output gradients of image `n` into a grid of (rows, positions, c_out).
+    pub(crate) fn run<X: SinglePrecision, S: SinglePrecision>(
         &self,
-        compute: &Compute,
-        batch: usize,
-        image: impl Fn(usize) -> &'x [X] + Send + Sync,
+        cpu: &Processor,
+        x: &[X],
+        (sums, mut images, mut gradients): Slices<'_>,
         fill: impl Fn(usize, Grid<'_>) + Send + Sync,
         d_weight: &mut [f32],
         accumulate: bool,
-    ) -> Result<()> {
-        let sum_elems = self.sum_elems();
-        let parts = parts(compute, batch, S::DTYPE);
-        let mut sums = compute.scratch(parts.len() * sum_elems)?;
+    ) {
+        let Self(product @ Product { conv, reading, columns, .. }) = self;
+        let sum_elems = product.weight_elems();
+        let parts = parts::<S>(&cpu.threads, x.len() / conv.input_elems());
         sums.fill(0.0);
-        let items = parts.into_iter().zip(sums.chunks_exact_mut(sum_elems)).collect();
-        compute.threads.for_each(items, |(part, sum)| {
-            self.run_part::<X, S>(compute, part, &image, &fill, sum)
-        })?;
+        let mut items = Vec::new();
+        for (first, sums) in batches(cpu, sums, sum_elems, parts.len()) {
+            let parts = &parts[first..first + sums.len() / sum_elems];
+            let group = self.group(parts);
+            let images = images.split_off_mut(..group * reading.elems);
+            let gradients = gradients.split_off_mut(..group * product.output_elems());
+            let memory = images.zip(gradients).expect("the memory is that of all groups");
+            items.push((parts, sums, memory));
+        }
+        cpu.threads.for_each(items, |(parts, sums, (images, gradients))| {
+            images.fill(0.0);
+            gradients.fill(0.0);
+            for (part, sum) in parts.iter().zip(sums.chunks_exact_mut(sum_elems)) {
+                self.add_part::<X, S>(cpu.simd, part.clone(), x, &fill, (images, gradients), sum);
+            }
+        });
         if !accumulate {
             d_weight.fill(0.0);
         }
         for sum in sums.chunks_exact(sum_elems) {
-            let rows = sum.chunks_exact(self.columns.padded);
-            for (to, from) in d_weight.chunks_exact_mut(self.conv.c_out).zip(rows) {
+            let rows = sum.chunks_exact(columns.padded);
+            for (to, from) in d_weight.chunks_exact_mut(conv.c_out).zip(rows) {
                 for (to, from) in to.iter_mut().zip(from) {
                     *to += from;
                 }
             }
         }
-        Ok(())
     }
 
-    fn run_part<'x, X: SinglePrecision, S: SinglePrecision>(
+    /// Adds the gradients of a part of the batch to `sum`, one group of images after the other.
+    fn add_part<X: SinglePrecision, S: SinglePrecision>(
         &self,
-        compute: &Compute,
-        part: Part,
-        image: &impl Fn(usize) -> &'x [X],
+        level: SimdLevel,
+        part: Range<usize>,
+        x: &[X],
         fill: &impl Fn(usize, Grid<'_>),
+        (images, gradients): (&mut [f32], &mut [f32]),
         sum: &mut [f32],
-    ) -> Result<()> {
-        let Self { conv, reading, columns, rows, positions } = self;
-        let (x_elems, dy_elems) = (reading.elems, rows * positions * columns.padded);
-        let [all_x, all_dy] = self.group_elems(part.room);
-        let group = all_x / x_elems;
-        let mut x = compute.scratch(all_x)?;
-        let mut dy = compute.scratch(all_dy)?;
-        x.fill(0.0);
-        dy.fill(0.0);
-        let images: Vec<usize> = part.images.collect();
-        for images in images.chunks(group) {
-            for (&n, to) in images.iter().zip(x.chunks_exact_mut(x_elems)) {
-                fill_image::<X, S>(compute.simd, conv, image(n), to);
+    ) {
+        let Self(product @ Product { conv, reading, columns, positions, .. }) = self;
+        let (x_elems, dy_elems) = (reading.elems, product.output_elems());
+        let in_elems = conv.input_elems();
+        for start in part.clone().step_by(images.len() / x_elems) {
+            let group = start..part.end.min(start + images.len() / x_elems);
+            for (n, to) in group.clone().zip(images.chunks_exact_mut(x_elems)) {
+                fill_image::<X, S>(level, conv, &x[n * in_elems..(n + 1) * in_elems], to);
             }
-            for (&n, elems) in images.iter().zip(dy.chunks_exact_mut(dy_elems)) {
+            for (n, elems) in group.clone().zip(gradients.chunks_exact_mut(dy_elems)) {
                 let row_stride = positions * columns.padded;
                 fill(n, Grid { elems, row_stride, position_stride: columns.padded });
             }
-            self.add_group(compute.simd, images.len(), &x, &dy, sum);
+            self.add_group(level, group.len(), images, gradients, sum);
         }
-        Ok(())
     }
 
     /// Adds the gradients of the first `num_images` prepared images to `sum`.
@@ -149,7 +144,7 @@ impl<'a> WeightGradient<'a> {
         dy: &[f32],
         sum: &mut [f32],
     ) {
-        let Self { reading, columns, rows, positions, .. } = self;
+        let Self(Product { reading, columns, rows, positions, .. }) = self;
         // The tiles below read and write through addresses. These checks bound all of them.
         let last = (rows - 1) * reading.row_stride
             + (positions - 1) * reading.position_stride

@@ -12,21 +12,15 @@
 
 mod windows;
 
-use paceline_memory::{DType, Device, Tensor};
+use paceline_memory::{Shape, Tensor};
 
-use crate::compute::batches;
-use crate::conv2d::direct::Product;
+use crate::conv2d::Conv2d;
+use crate::conv2d::direct::{Product, image_parts};
 use crate::conv2d::input_gradient::InputGradient;
-use crate::conv2d::prepare::PaddedImage;
 use crate::conv2d::weight_gradient::WeightGradient;
-use crate::conv2d::{self, Conv2d};
-use crate::error::expect_shape;
-use crate::meta::MetaScratch;
-use crate::stored::{SinglePrecision, for_images};
-use crate::{Compute, KernelError, Result, reference, stored};
-use windows::{add_won, pool, unpool_into};
-
-const OP: &str = "conv_relu_pool";
+use crate::stored::for_images;
+use crate::{Compute, KernelError, Op, Result, read, reference, update, write};
+use windows::{add_won, pool, unpool_images};
 
 /// Shape of a batch of outputs: (n, h' / 2, w' / 2, c_out), rounded down.
 pub fn output_shape(conv: &Conv2d, batch: usize) -> [usize; 4] {
@@ -39,7 +33,7 @@ pub fn check(conv: &Conv2d) -> Result<()> {
     if conv.out_height() < 2 || conv.out_width() < 2 {
         let (h, w) = (conv.out_height(), conv.out_width());
         let reason = format!("the {h}x{w} image is too small for a 2x2 pool");
-        return Err(KernelError::Geometry { op: OP, reason });
+        return Err(KernelError::Geometry { op: "conv_relu_pool", reason });
     }
     Ok(())
 }
@@ -55,71 +49,40 @@ pub fn forward(
     output: &Tensor,
     winners: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("conv_relu_pool_forward", [input, weight]);
     check(conv)?;
-    let batch = conv.check_operands(OP, input, weight, bias)?;
-    expect_shape(OP, "output", output.shape(), output_shape(conv, batch))?;
-    expect_shape(OP, "winners", winners.shape(), output_shape(conv, batch))?;
-    match compute.device_of(OP, [input, weight, bias, output, winners])? {
-        Device::Cpu => match input.dtype() {
-            DType::F64 => {
-                let (x, w, b) = (input.read()?, weight.read()?, bias.read()?);
-                let (mut y, mut winners) = (output.write()?, winners.write()?);
-                reference::conv_relu_pool_forward::<f64>(conv, &x, &w, &b, &mut y, &mut winners);
-                Ok(())
-            }
-            _ => for_images!(OP, (input, output), (X, S) => {
-                let operands = (input, weight, bias);
-                forward_of::<X, S>(compute, conv, batch, operands, (output, winners))
-            }),
-        },
-        Device::Meta => {
-            compute.count_products(conv.products(batch));
-            let (outer, inner, params) = stored::image_types(OP, input, output)?;
-            let mut pretended = MetaScratch::new(compute, OP)
-                .reads(outer, [input])?
-                .reads(params, [weight, bias])?
-                .writes(inner, [output])?
-                .writes(DType::U8, [winners])?;
-            if params == DType::F32 {
-                let [_, rows, columns, _] = output_shape(conv, batch);
-                let grid = (2 * rows, 2 * columns);
-                conv2d::meta::forward(&mut pretended, compute, conv, grid, batch)?;
-            }
+    let (conv, batch) = (*conv, input.dims().first().copied().unwrap_or(0));
+    let op = Op::new("conv_relu_pool_forward").forward_product(conv.products(batch));
+    let [_, rows, columns, c_out] = output_shape(&conv, batch);
+    let product = Product::new(compute.simd(), &conv, 2 * rows, 2 * columns);
+    for_images!(
+        op.name, (input, output),
+        (X, S, P) => (
+            read::<X>("input", input, conv.input_shape(batch)),
+            read::<P>("weight", weight, conv.weight_shape()),
+            read::<P>("bias", bias, [c_out]),
+            write::<S>("output", output, output_shape(&conv, batch)),
+            write::<u8>("winners", winners, output_shape(&conv, batch)),
+        ),
+        f64: |operands| compute.launch(op, operands, move |_, (x, w, b, y, winners)| {
+            reference::conv_relu_pool_forward(&conv, x, w, b, y, winners);
             Ok(())
-        }
-    }
-}
-
-fn forward_of<X: SinglePrecision, S: SinglePrecision>(
-    compute: &Compute,
-    conv: &Conv2d,
-    batch: usize,
-    (input, weight, bias): (&Tensor, &Tensor, &Tensor),
-    (output, winners): (&Tensor, &Tensor),
-) -> Result<()> {
-    let [_, rows, columns, c_out] = output_shape(conv, batch);
-    let (x, b) = (input.read::<X>()?, bias.read::<f32>()?);
-    let product =
-        Product::forward_part::<S>(compute, conv, &weight.read()?, 2 * rows, 2 * columns)?;
-    let (in_elems, out_elems) = (conv.input_elems(), rows * columns * c_out);
-    let (mut y, mut winners) = (output.write::<S>()?, winners.write::<u8>()?);
-    let outputs = batches(compute, &mut y, out_elems, batch);
-    let winners = batches(compute, &mut winners, out_elems, batch);
-    let items = outputs.into_iter().zip(winners).collect();
-    compute.threads.for_each(items, |((first, y), (_, winners))| {
-        let mut padded = PaddedImage::new(compute, conv)?;
-        let mut raw = compute.scratch(product.output_elems())?;
-        let images = y.chunks_exact_mut(out_elems).zip(winners.chunks_exact_mut(out_elems));
-        for (n, (y, winners)) in images.enumerate() {
-            let at = (first + n) * in_elems;
-            padded.fill::<X, S>(compute.simd, &x[at..at + in_elems]);
-            product.run(compute.simd, padded.elems(), &mut raw);
-            let stride = product.columns.padded;
-            pool::<S>(compute.simd, &raw, stride, columns, &b, y, winners);
-        }
-        Ok(())
-    })
+        }),
+        f32: |operands| {
+            let operands = (operands, product.memory(compute.threads(), batch, false));
+            compute.launch(op, operands, move |cpu, ((x, w, b, y, winners), memory)| {
+                let out_elems = rows * columns * c_out;
+                let outputs = image_parts(cpu, y, out_elems).into_iter();
+                let outputs = outputs.zip(image_parts(cpu, winners, out_elems));
+                let outputs = outputs.map(|((first, y), (_, winners))| (first, y.zip(winners)));
+                let stride = product.columns.padded;
+                let finish = |sums: &[f32], (y, winners): (&mut [S], &mut [u8])| {
+                    pool::<S>(cpu.simd, sums, stride, columns, b, y, winners);
+                };
+                product.forward::<X, S, _>(cpu, (x, w), memory, outputs.collect(), finish);
+                Ok(())
+            })
+        },
+    )
 }
 
 /// Gradients of weight and bias from `d_output` (n, h'/2, w'/2, c_out). Overwrites, or adds to what
@@ -135,65 +98,45 @@ pub fn backward_weight(
     d_bias: &Tensor,
     accumulate: bool,
 ) -> Result<()> {
-    let _time = compute.time("conv_relu_pool_backward_weight", [input, d_output]);
     check(conv)?;
-    let batch = conv.check_operands(OP, input, d_weight, d_bias)?;
-    let [_, rows, columns, c_out] = output_shape(conv, batch);
-    expect_shape(OP, "d_output", d_output.shape(), output_shape(conv, batch))?;
-    expect_shape(OP, "winners", winners.shape(), output_shape(conv, batch))?;
-    match compute.device_of(OP, [input, winners, d_output, d_weight, d_bias])? {
-        Device::Cpu => match input.dtype() {
-            DType::F64 => {
-                let (x, dy, winners) = (input.read()?, d_output.read()?, winners.read()?);
-                let (mut dw, mut db) = (d_weight.write()?, d_bias.write()?);
-                if !accumulate {
-                    dw.fill(0.0);
-                    db.fill(0.0);
-                }
-                let full = reference::unpool::<f64>(conv, &dy, &winners);
-                reference::conv2d_backward_weight::<f64>(conv, &x, &full, &mut dw, &mut db);
-                Ok(())
-            }
-            _ => for_images!(OP, (input, d_output), (X, S) => {
-                let (x, dy) = (input.read::<X>()?, d_output.read::<S>()?);
-                let winners = winners.read::<u8>()?;
-                let (in_elems, out_elems) = (conv.input_elems(), rows * columns * c_out);
-                WeightGradient::new(compute, conv, 2 * rows, 2 * columns).run::<X, S>(
-                    compute,
-                    batch,
-                    |n| &x[n * in_elems..(n + 1) * in_elems],
-                    |n, grid| {
-                        let image = n * out_elems..(n + 1) * out_elems;
-                        let (dy, winners) = (&dy[image.clone()], &winners[image]);
-                        unpool_into(compute, grid, columns, c_out, dy, winners);
-                    },
-                    &mut d_weight.write()?,
-                    accumulate,
-                )?;
-                let mut db = d_bias.write::<f32>()?;
-                if !accumulate {
-                    db.fill(0.0);
-                }
-                add_won::<S>(compute.simd, &dy, &winners, &mut db);
-                Ok(())
-            }),
+    let (conv, batch) = (*conv, input.dims().first().copied().unwrap_or(0));
+    let op = Op::new("conv_relu_pool_backward_weight").backward_product(conv.products(batch));
+    let [_, rows, columns, _] = output_shape(&conv, batch);
+    let gradient = WeightGradient::new(compute.simd(), &conv, 2 * rows, 2 * columns);
+    for_images!(
+        op.name, (input, d_output),
+        (X, S, P) => {
+            let result = if accumulate { update::<P> } else { write::<P> };
+            (
+                read::<X>("input", input, conv.input_shape(batch)),
+                read::<S>("d_output", d_output, output_shape(&conv, batch)),
+                read::<u8>("winners", winners, output_shape(&conv, batch)),
+                result("d_weight", d_weight, Shape::from(conv.weight_shape())),
+                result("d_bias", d_bias, Shape::from([conv.c_out])),
+            )
         },
-        Device::Meta => {
-            compute.count_backward(conv.products(batch));
-            let (outer, inner, params) = stored::image_types(OP, input, d_output)?;
-            let mut pretended = MetaScratch::new(compute, OP)
-                .reads(outer, [input])?
-                .reads(inner, [d_output])?
-                .reads(DType::U8, [winners])?
-                .writes(params, [d_weight])?;
-            if params == DType::F32 {
-                let grid = (2 * rows, 2 * columns);
-                conv2d::meta::backward_weight(&mut pretended, compute, conv, grid, (batch, inner))?;
+        f64: |operands| compute.launch(op, operands, move |_, (x, dy, winners, dw, db)| {
+            if !accumulate {
+                dw.fill(0.0);
+                db.fill(0.0);
             }
-            pretended.writes(params, [d_bias])?;
+            let full = reference::unpool(&conv, dy, winners);
+            reference::conv2d_backward_weight(&conv, x, &full, dw, db);
             Ok(())
-        }
-    }
+        }),
+        f32: |operands| {
+            let operands = (operands, gradient.memory::<S>(compute.threads(), batch));
+            compute.launch(op, operands, move |cpu, ((x, dy, winners, dw, db), memory)| {
+                let fill = unpool_images(cpu.simd, &conv, dy, winners);
+                gradient.run::<X, S>(cpu, x, memory, fill, dw, accumulate);
+                if !accumulate {
+                    db.fill(0.0);
+                }
+                add_won::<S>(cpu.simd, dy, winners, db);
+                Ok(())
+            })
+        },
+    )
 }
 
 /// Gradient of the input (n, h, w, c_in) from `d_output` (n, h'/2, w'/2, c_out). f32, f64, or mixed with bf16;
@@ -206,55 +149,31 @@ pub fn backward_input(
     d_output: &Tensor,
     d_input: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("conv_relu_pool_backward_input", [weight, d_output]);
     check(conv)?;
-    let batch = d_output.dims().first().copied().unwrap_or(0);
-    let [_, rows, columns, c_out] = output_shape(conv, batch);
-    expect_shape(OP, "weight", weight.shape(), conv.weight_shape())?;
-    expect_shape(OP, "d_output", d_output.shape(), output_shape(conv, batch))?;
-    expect_shape(OP, "winners", winners.shape(), output_shape(conv, batch))?;
-    expect_shape(OP, "d_input", d_input.shape(), conv.input_shape(batch))?;
-    match compute.device_of(OP, [weight, winners, d_output, d_input])? {
-        Device::Cpu => match d_output.dtype() {
-            DType::F64 => {
-                let (w, dy, winners) = (weight.read()?, d_output.read()?, winners.read()?);
-                let full = reference::unpool::<f64>(conv, &dy, &winners);
-                reference::conv2d_backward_input::<f64>(conv, &w, &full, &mut d_input.write()?);
-                Ok(())
-            }
-            _ => for_images!(OP, (d_input, d_output), (X, S) => {
-                let (dy, winners) = (d_output.read::<S>()?, winners.read::<u8>()?);
-                let out_elems = rows * columns * c_out;
-                InputGradient::new::<S>(compute, conv, 2 * rows, &weight.read()?)?.run::<X>(
-                    compute,
-                    |n, grid| {
-                        let image = n * out_elems..(n + 1) * out_elems;
-                        let (dy, winners) = (&dy[image.clone()], &winners[image]);
-                        unpool_into(compute, grid, columns, c_out, dy, winners);
-                    },
-                    &mut d_input.write()?,
-                )
-            }),
-        },
-        Device::Meta => {
-            compute.count_backward(conv.products(batch));
-            let (outer, inner, params) = stored::image_types(OP, d_input, d_output)?;
-            let mut pretended = MetaScratch::new(compute, OP)
-                .reads(params, [weight])?
-                .reads(inner, [d_output])?
-                .reads(DType::U8, [winners])?
-                .writes(outer, [d_input])?;
-            if params == DType::F32 {
-                let live_rows = 2 * rows;
-                conv2d::meta::backward_input(
-                    &mut pretended,
-                    compute,
-                    conv,
-                    live_rows,
-                    (batch, outer),
-                )?;
-            }
+    let (conv, batch) = (*conv, d_output.dims().first().copied().unwrap_or(0));
+    let op = Op::new("conv_relu_pool_backward_input").backward_product(conv.products(batch));
+    let [_, rows, _, _] = output_shape(&conv, batch);
+    let gradient = InputGradient::new(compute.simd(), &conv, 2 * rows);
+    for_images!(
+        op.name, (d_input, d_output),
+        (X, S, P) => (
+            read::<P>("weight", weight, conv.weight_shape()),
+            read::<S>("d_output", d_output, output_shape(&conv, batch)),
+            read::<u8>("winners", winners, output_shape(&conv, batch)),
+            write::<X>("d_input", d_input, conv.input_shape(batch)),
+        ),
+        f64: |operands| compute.launch(op, operands, move |_, (w, dy, winners, dx)| {
+            let full = reference::unpool(&conv, dy, winners);
+            reference::conv2d_backward_input(&conv, w, &full, dx);
             Ok(())
-        }
-    }
+        }),
+        f32: |operands| {
+            let operands = (operands, gradient.memory::<X>(compute.threads(), batch));
+            compute.launch(op, operands, move |cpu, ((w, dy, winners, dx), memory)| {
+                let fill = unpool_images(cpu.simd, &conv, dy, winners);
+                gradient.run::<X, S>(cpu, w, memory, fill, dx);
+                Ok(())
+            })
+        },
+    )
 }

@@ -3,7 +3,9 @@
 //! In: sums of a convolution in f32, or gradients and winners. Out: pooled values and winners, or gradients in f32. Pooled
 //! values and their gradients are f32 or bf16.
 
-use crate::Compute;
+use super::output_shape;
+use crate::SimdLevel;
+use crate::conv2d::Conv2d;
 use crate::conv2d::input_gradient::Grid;
 use crate::simd::multiversion;
 use crate::stored::SinglePrecision;
@@ -11,17 +13,20 @@ use crate::stored::SinglePrecision;
 /// The value of a winner if ReLU has set the result to zero.
 const NOTHING: u8 = 4;
 
-/// Writes the gradients of an image before the pool into a grid: see [`unpool`].
-pub(super) fn unpool_into<S: SinglePrecision>(
-    compute: &Compute,
-    grid: Grid<'_>,
-    columns: usize,
-    channels: usize,
+/// Writes gradients before the pool into grids, image by image: see [`unpool`]. `dy` and `winners` are those of a batch.
+pub(super) fn unpool_images<S: SinglePrecision>(
+    level: SimdLevel,
+    conv: &Conv2d,
     dy: &[S],
     winners: &[u8],
-) {
-    let Grid { elems, row_stride, position_stride } = grid;
-    unpool::<S>(compute.simd, dy, winners, columns, channels, elems, row_stride, position_stride);
+) -> impl Fn(usize, Grid<'_>) + Send + Sync {
+    let [_, rows, columns, channels] = output_shape(conv, 1);
+    let image_elems = rows * columns * channels;
+    move |n, Grid { elems, row_stride, position_stride }| {
+        let image = n * image_elems..(n + 1) * image_elems;
+        let (dy, winners) = (&dy[image.clone()], &winners[image]);
+        unpool::<S>(level, dy, winners, columns, channels, elems, row_stride, position_stride);
+    }
 }
 
 multiversion! {

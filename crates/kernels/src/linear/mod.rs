@@ -8,26 +8,32 @@
 
 mod mixed;
 
-use paceline_memory::{DType, Device, ReadGuard, Tensor};
+use paceline_memory::{DType, Tensor};
 
 pub use crate::activation::Activation;
 use crate::compute::batches;
-use crate::error::expect_shape;
+use crate::launch::write_or_update;
 use crate::matmul::{Matrix, matmul};
-use crate::meta::{self, MetaScratch};
-use crate::{Compute, KernelError, Real, Result, elementwise};
+use crate::real::for_real;
+use crate::{Compute, KernelError, Op, Real, Result, elementwise, read, scratch, write};
 
-const OP: &str = "linear";
+/// The three sizes, of which the weight has two: rows of x, outputs, inputs.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    m: usize,
+    n: usize,
+    k: usize,
+}
 
-/// The three sizes: rows of x, outputs, inputs.
-fn sizes(operand: &'static str, x: &Tensor, weight: &Tensor) -> Result<(usize, usize, usize)> {
-    let &[n, k] = weight.dims() else {
-        let (expected, got) = ([0, 0].into(), weight.shape());
-        return Err(KernelError::Shape { op: OP, operand: "weight", expected, got });
-    };
-    let m = x.dims().first().copied().unwrap_or(0);
-    expect_shape(OP, operand, x.shape(), [m, if operand == "input" { k } else { n }])?;
-    Ok((m, n, k))
+impl Sizes {
+    /// `rows` has the rows of x.
+    fn of(op: Op, rows: &Tensor, weight: &Tensor) -> Result<Self> {
+        let &[n, k] = weight.dims() else {
+            let (expected, got) = ([0, 0].into(), weight.shape());
+            return Err(KernelError::Shape { op: op.name, operand: "weight", expected, got });
+        };
+        Ok(Self { m: rows.dims().first().copied().unwrap_or(0), n, k })
+    }
 }
 
 /// Whether an activation is bf16.
@@ -44,33 +50,41 @@ pub fn forward(
     activation: Activation,
     output: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("linear_forward", [input, weight]);
-    let (m, n, k) = sizes("input", input, weight)?;
-    if let Some(bias) = bias {
-        expect_shape(OP, "bias", bias.shape(), [n])?;
-    }
-    expect_shape(OP, "output", output.shape(), [m, n])?;
+    let op = Op::new("linear_forward");
+    let sizes @ Sizes { m, n, k } = Sizes::of(op, input, weight)?;
+    let op = op.forward_product([m, n, k]);
     if is_mixed([input, output]) {
-        let (sizes, operands) = ((m, n, k), (input, weight));
-        return mixed::forward(compute, sizes, operands, bias, activation, output);
+        return mixed::forward(compute, op, sizes, (input, weight, bias), activation, output);
     }
-    match compute.device_of(OP, [input, weight, output].into_iter().chain(bias))? {
-        Device::Cpu => match input.dtype() {
-            DType::F32 => forward_of::<f32>(compute, input, weight, bias, activation, output),
-            DType::F64 => forward_of::<f64>(compute, input, weight, bias, activation, output),
-            dtype => Err(KernelError::DType { op: OP, dtype }),
-        },
-        Device::Meta => {
-            compute.count_products([m, n, k]);
-            let dtype = meta::float(OP, input)?;
-            let pretended = MetaScratch::new(compute, OP).reads(dtype, [input, weight])?;
-            let mut pretended = pretended.reads(dtype, bias)?.writes(dtype, [output])?;
-            match is_transposed(m, k) {
-                true => pretended.scratch(dtype, m.saturating_mul(n)),
-                false => Ok(()),
-            }
-        }
-    }
+    for_real!(op.name, input.dtype(), T => {
+        let operands = (
+            read::<T>("input", input, [m, k]),
+            read::<T>("weight", weight, [n, k]),
+            bias.map(|bias| read::<T>("bias", bias, [n])),
+            write::<T>("output", output, [m, n]),
+            is_transposed(m, k).then(|| scratch::<T>(m.saturating_mul(n))),
+        );
+        compute.launch(op, operands, move |cpu, (x, w, bias, y, turned)| {
+            let (x, w) = (Matrix::new(x, m, k), Matrix::new(w, n, k));
+            let with_relu = activation == Activation::Relu;
+            let Some(turned) = turned else {
+                matmul(cpu, x, w.transposed(), y, false);
+                if bias.is_some() || with_relu {
+                    let bias = Bias::of(bias, n);
+                    cpu.threads.for_each(batches(cpu, y, n, m), |(_, y)| {
+                        elementwise::add_bias(cpu.simd, bias.elems(), with_relu, y);
+                    });
+                }
+                return Ok(());
+            };
+            matmul(cpu, w, x.transposed(), turned, false);
+            let bias = Bias::of(bias, n);
+            cpu.threads.for_each(batches(cpu, y, n, m), |(first, y)| {
+                elementwise::turn_add_bias(cpu.simd, turned, m, first, bias.elems(), with_relu, y);
+            });
+            Ok(())
+        })
+    })
 }
 
 /// Whether `w x^T` is computed instead of `x w^T`. The weights are then read in the order of memory, but the result has
@@ -80,50 +94,15 @@ fn is_transposed(m: usize, k: usize) -> bool {
     k >= 2 * m
 }
 
-fn forward_of<T: Real>(
-    compute: &Compute,
-    input: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-    activation: Activation,
-    output: &Tensor,
-) -> Result<()> {
-    let (m, n, k) = sizes("input", input, weight)?;
-    let (x, w, mut y) = (input.read::<T>()?, weight.read::<T>()?, output.write::<T>()?);
-    let (x, w) = (Matrix::new(&x, m, k), Matrix::new(&w, n, k));
-    let with_relu = activation == Activation::Relu;
-    if is_transposed(m, k) {
-        let mut turned = compute.scratch(m * n)?;
-        matmul(compute, w, x.transposed(), &mut turned, false);
-        let bias = Bias::of(bias, n)?;
-        return compute.threads.for_each(batches(compute, &mut y, n, m), |(first, y)| {
-            elementwise::turn_add_bias(compute.simd, &turned, m, first, bias.elems(), with_relu, y);
-            Ok(())
-        });
-    }
-    matmul(compute, x, w.transposed(), &mut y, false);
-    if bias.is_none() && !with_relu {
-        return Ok(());
-    }
-    let bias = Bias::of(bias, n)?;
-    compute.threads.for_each(batches(compute, &mut y, n, m), |(_, y)| {
-        elementwise::add_bias(compute.simd, bias.elems(), with_relu, y);
-        Ok(())
-    })
-}
-
 /// A bias, or zeros: adding these costs less than a second form of each loop.
-enum Bias<T: Real> {
-    Given(ReadGuard<T>),
+enum Bias<'a, T: Real> {
+    Given(&'a [T]),
     Zeros(Vec<T>),
 }
 
-impl<T: Real> Bias<T> {
-    fn of(bias: Option<&Tensor>, n: usize) -> Result<Self> {
-        Ok(match bias {
-            Some(bias) => Self::Given(bias.read()?),
-            None => Self::Zeros(vec![T::default(); n]),
-        })
+impl<'a, T: Real> Bias<'a, T> {
+    fn of(bias: Option<&'a [T]>, n: usize) -> Self {
+        bias.map_or_else(|| Self::Zeros(vec![T::default(); n]), Self::Given)
     }
 
     fn elems(&self) -> &[T] {
@@ -145,41 +124,29 @@ pub fn backward_weight(
     d_bias: Option<&Tensor>,
     accumulate: bool,
 ) -> Result<()> {
-    let _time = compute.time("linear_backward_weight", [input, d_output]);
-    let (m, n, k) = sizes("input", input, d_weight)?;
-    expect_shape(OP, "d_output", d_output.shape(), [m, n])?;
-    if let Some(d_bias) = d_bias {
-        expect_shape(OP, "d_bias", d_bias.shape(), [n])?;
-    }
+    let op = Op::new("linear_backward_weight");
+    let sizes @ Sizes { m, n, k } = Sizes::of(op, input, d_weight)?;
+    let op = op.backward_product([m, n, k]);
     if is_mixed([input, d_output]) {
-        let (sizes, operands) = ((m, n, k), (input, d_output));
-        return mixed::backward_weight(compute, sizes, operands, d_weight, d_bias, accumulate);
+        let (operands, results) = ((input, d_output), (d_weight, d_bias));
+        return mixed::backward_weight(compute, op, sizes, operands, results, accumulate);
     }
-    macro_rules! product {
-        ($real:ty) => {{
-            let (x, dy) = (input.read::<$real>()?, d_output.read::<$real>()?);
-            let (a, b) = (Matrix::new(&dy, m, n).transposed(), Matrix::new(&x, m, k));
-            matmul(compute, a, b, &mut d_weight.write::<$real>()?, accumulate);
-            if let Some(d_bias) = d_bias {
-                let mut db = d_bias.write::<$real>()?;
-                elementwise::add_rows(compute.simd, &dy, &mut db, accumulate);
+    for_real!(op.name, input.dtype(), T => {
+        let operands = (
+            read::<T>("input", input, [m, k]),
+            read::<T>("d_output", d_output, [m, n]),
+            write_or_update::<T>(accumulate, "d_weight", d_weight, [n, k]),
+            d_bias.map(|d_bias| write_or_update::<T>(accumulate, "d_bias", d_bias, [n])),
+        );
+        compute.launch(op, operands, move |cpu, (x, dy, dw, db)| {
+            let (a, b) = (Matrix::new(dy, m, n).transposed(), Matrix::new(x, m, k));
+            matmul(cpu, a, b, dw, accumulate);
+            if let Some(db) = db {
+                elementwise::add_rows(cpu.simd, dy, db, accumulate);
             }
-        }};
-    }
-    match compute.device_of(OP, [input, d_output, d_weight].into_iter().chain(d_bias))? {
-        Device::Cpu => match input.dtype() {
-            DType::F32 => product!(f32),
-            DType::F64 => product!(f64),
-            dtype => return Err(KernelError::DType { op: OP, dtype }),
-        },
-        Device::Meta => {
-            compute.count_backward([m, n, k]);
-            let dtype = meta::float(OP, input)?;
-            let pretended = MetaScratch::new(compute, OP).reads(dtype, [input, d_output])?;
-            pretended.writes(dtype, [d_weight].into_iter().chain(d_bias))?;
-        }
-    }
-    Ok(())
+            Ok(())
+        })
+    })
 }
 
 /// Gradient of the input: `dx = dy w`, (m, k). f32, f64, or mixed with bf16; overwrites.
@@ -189,31 +156,21 @@ pub fn backward_input(
     d_output: &Tensor,
     d_input: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time("linear_backward_input", [weight, d_output]);
-    let (m, n, k) = sizes("d_output", d_output, weight)?;
-    expect_shape(OP, "d_input", d_input.shape(), [m, k])?;
+    let op = Op::new("linear_backward_input");
+    let sizes @ Sizes { m, n, k } = Sizes::of(op, d_output, weight)?;
+    let op = op.backward_product([m, n, k]);
     if is_mixed([d_output, d_input]) {
-        return mixed::backward_input(compute, (m, n, k), weight, d_output, d_input);
+        return mixed::backward_input(compute, op, sizes, (weight, d_output), d_input);
     }
-    macro_rules! product {
-        ($real:ty) => {{
-            let (w, dy) = (weight.read::<$real>()?, d_output.read::<$real>()?);
-            let (dy, w) = (Matrix::new(&dy, m, n), Matrix::new(&w, n, k));
-            matmul(compute, dy, w, &mut d_input.write::<$real>()?, false)
-        }};
-    }
-    match compute.device_of(OP, [weight, d_output, d_input])? {
-        Device::Cpu => match d_output.dtype() {
-            DType::F32 => product!(f32),
-            DType::F64 => product!(f64),
-            dtype => return Err(KernelError::DType { op: OP, dtype }),
-        },
-        Device::Meta => {
-            compute.count_backward([m, n, k]);
-            let dtype = meta::float(OP, d_output)?;
-            let pretended = MetaScratch::new(compute, OP).reads(dtype, [weight, d_output])?;
-            pretended.writes(dtype, [d_input])?;
-        }
-    }
-    Ok(())
+    for_real!(op.name, d_output.dtype(), T => {
+        let operands = (
+            read::<T>("weight", weight, [n, k]),
+            read::<T>("d_output", d_output, [m, n]),
+            write::<T>("d_input", d_input, [m, k]),
+        );
+        compute.launch(op, operands, move |cpu, (w, dy, dx)| {
+            matmul(cpu, Matrix::new(dy, m, n), Matrix::new(w, n, k), dx, false);
+            Ok(())
+        })
+    })
 }

@@ -6,18 +6,19 @@
 
 mod products;
 
-use half::bf16;
-use paceline_memory::{Category, DType, Device, Element, Tensor};
+use paceline_memory::{Device, MemoryError, Tensor};
 
 use self::products::Products;
 use crate::compute::batches;
 use crate::error::expect_shape;
+use crate::launch::write_or_update;
 use crate::loss::SUMS_LEN;
 use crate::matmul::Matrix;
-use crate::meta::MetaScratch;
 use crate::simd::multiversion;
-use crate::stored;
-use crate::{Compute, KernelError, Real, Result, lanes};
+use crate::stored::{Stored, for_stored};
+use crate::{
+    Compute, KernelError, Op, Processor, Real, Result, lanes, read, scratch, update, write,
+};
 
 const OP: &str = "linear_cross_entropy";
 
@@ -53,6 +54,7 @@ pub fn count(labels: &Tensor) -> Result<usize> {
         Device::Cpu => Ok(labels.read::<i64>()?.iter().filter(|label| **label != IGNORED).count()),
         // All of them, as if none were ignored.
         Device::Meta => Ok(labels.num_elems()),
+        device @ Device::Sim => Err(MemoryError::NotReachable(device).into()),
     }
 }
 
@@ -67,6 +69,7 @@ pub fn count_within(labels: &Tensor, lengths: &Tensor) -> Result<usize> {
             Ok(real.filter(|label| **label != IGNORED).count())
         }
         Device::Meta => Ok(labels.num_elems()),
+        device @ Device::Sim => Err(MemoryError::NotReachable(device).into()),
     }
 }
 
@@ -78,23 +81,19 @@ pub fn ignore_padding(
     lengths: &Tensor,
     real: &Tensor,
 ) -> Result<()> {
-    let [_, seq] = extents(labels, lengths)?;
-    expect_shape(OP, "real", real.shape(), labels.shape())?;
-    match compute.device_of(OP, [labels, lengths, real])? {
-        Device::Cpu => {
-            let (labels, lengths) = (labels.read::<i64>()?, lengths.read::<i64>()?);
-            let mut real = real.write::<i64>()?;
-            real.copy_from_slice(&labels);
-            for (row, length) in real.chunks_exact_mut(seq.max(1)).zip(lengths.iter()) {
-                row[within(*length, seq)..].fill(IGNORED);
-            }
+    let [n, seq] = extents(labels, lengths)?;
+    let operands = (
+        read::<i64>("labels", labels, [n, seq]),
+        read::<i64>("lengths", lengths, [n]),
+        write::<i64>("real", real, [n, seq]),
+    );
+    compute.launch(Op::new("ignore_padding"), operands, move |_, (labels, lengths, real)| {
+        real.copy_from_slice(labels);
+        for (row, length) in real.chunks_exact_mut(seq.max(1)).zip(lengths) {
+            row[within(*length, seq)..].fill(IGNORED);
         }
-        Device::Meta => {
-            let pretended = MetaScratch::new(compute, OP).reads(DType::I64, [labels, lengths])?;
-            pretended.writes(DType::I64, [real])?;
-        }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// The extents of labels (n, seq) of sequences with lengths (n).
@@ -151,157 +150,115 @@ fn run(
     gradients: Option<Gradients<'_>>,
     sums: &Tensor,
 ) -> Result<()> {
-    let _time = compute.time(OP, [input, weight]);
     let (&[rows, inputs], &[classes, _]) = (input.dims(), weight.dims()) else {
         let (expected, got) = ([0, 0].into(), input.shape());
         return Err(KernelError::Shape { op: OP, operand: "input and weight", expected, got });
     };
-    expect_shape(OP, "weight", weight.shape(), [classes, inputs])?;
-    expect_shape(OP, "labels", labels.view([labels.num_elems()])?.shape(), [rows])?;
-    expect_shape(OP, "sums", sums.shape(), [SUMS_LEN])?;
-    if let Some(Gradients { d_input, d_weight, .. }) = gradients {
-        expect_shape(OP, "d_input", d_input.shape(), input.shape())?;
-        d_weight.map_or(Ok(()), |d| expect_shape(OP, "d_weight", d.shape(), weight.shape()))?;
-    }
     let d_weight = gradients.and_then(|g| g.d_weight);
-    let d_input = gradients.map(|g| g.d_input);
-    let operands = [input, weight, labels, sums].into_iter().chain(d_input).chain(d_weight);
-    match compute.device_of(OP, operands)? {
-        Device::Cpu => match input.dtype() {
-            DType::F32 => run_of::<f32>(compute, input, weight, labels, scale, gradients, sums),
-            DType::F64 => run_of::<f64>(compute, input, weight, labels, scale, gradients, sums),
-            DType::BF16 => run_of::<bf16>(compute, input, weight, labels, scale, gradients, sums),
-            dtype => Err(KernelError::DType { op: OP, dtype }),
-        },
-        Device::Meta => {
-            compute.count_products([rows, classes, inputs]);
-            for _ in d_input.iter().chain(&d_weight) {
-                compute.count_backward([rows, classes, inputs]);
+    let accumulate = gradients.is_some_and(|g| g.accumulate);
+    let num_gradients = usize::from(gradients.is_some()) + usize::from(d_weight.is_some());
+    let op = Op::new(OP).forward_product([rows, classes, inputs]).backward_product([
+        rows,
+        classes,
+        inputs,
+        num_gradients,
+    ]);
+    let chunk = chunk_rows(rows, classes);
+    let labels = labels.view([labels.num_elems()])?;
+    for_stored!(OP, input.dtype(), S => {
+        let wants = (gradients.is_some(), d_weight.is_some());
+        // All chunks but the last one are alike.
+        let packed = |n| S::scratch_len(compute.processor(), [n, classes, inputs], wants);
+        let packed = match rows {
+            0 => 0,
+            _ => packed(chunk).max(packed(rows % chunk)),
+        };
+        let operands = (
+            read::<S>("input", input, [rows, inputs]),
+            read::<<S as Stored>::Real>("weight", weight, [classes, inputs]),
+            read::<i64>("labels", &labels, [rows]),
+            gradients.map(|g| write::<S>("d_input", g.d_input, [rows, inputs])),
+            d_weight.map(|d| write_or_update(accumulate, "d_weight", d, [classes, inputs])),
+            update::<f64>("sums", sums, [SUMS_LEN]),
+            scratch::<<S as Stored>::Real>(chunk * classes),
+            scratch::<f32>(packed),
+        );
+        compute.launch(op, operands, move |cpu, (x, w, labels, dx, dw, sums, z, packed)| {
+            let head = Head { w: Matrix::new(w, classes, inputs), chunk, scale, accumulate };
+            head.run::<S>(cpu, (x, labels), (dx, dw, sums), (z, packed))
+        })
+    })
+}
+
+/// A head whose rows are computed chunk by chunk.
+struct Head<'a, T> {
+    w: Matrix<'a, T>,
+    chunk: usize,
+    scale: f64,
+    accumulate: bool,
+}
+
+impl<T: Real> Head<'_, T> {
+    fn run<S: Products<Real = T>>(
+        &self,
+        cpu: &Processor,
+        (x, labels): (&[S], &[i64]),
+        (mut dx, mut dw, sums): (Option<&mut [S]>, Option<&mut [T]>, &mut [f64]),
+        (z, packed): (&mut [T], &mut [f32]),
+    ) -> Result<()> {
+        let Self { w, chunk, scale, mut accumulate } = *self;
+        let (rows, num_classes, inputs) = (labels.len(), w.rows(), w.columns());
+        for (row, &label) in labels.iter().enumerate() {
+            if label != IGNORED && !(0..num_classes as i64).contains(&label) {
+                return Err(KernelError::Label { row, label, num_classes });
             }
-            let (dtype, real) = stored::types(OP, input)?;
-            let pretended = MetaScratch::new(compute, OP).reads(dtype, [input])?;
-            let pretended = pretended.reads(real, [weight])?.reads(DType::I64, [labels])?;
-            let pretended = pretended.writes(dtype, d_input)?.writes(real, d_weight)?;
-            let mut pretended = pretended.writes(DType::F64, [sums])?;
-            let chunk = chunk_rows(rows, classes);
-            pretended.scratch(real, chunk * classes)?;
-            if dtype == DType::BF16 {
-                // All chunks but the last one are alike, and no rows make no chunk.
-                for n in [chunk, rows % chunk.max(1)].into_iter().filter(|n| *n > 0) {
-                    let wants = (d_input.is_some(), d_weight.is_some());
-                    products::pretend_bf16(compute, (n, classes, inputs), wants)?;
+        }
+        if let (Some(dw), 0, false) = (&mut dw, rows, accumulate) {
+            dw.fill(T::default());
+        }
+        let mut found = vec![(0.0, false); chunk];
+        let mut batch = [0.0; SUMS_LEN];
+        for begin in (0..rows).step_by(chunk.max(1)) {
+            let labels = &labels[begin..rows.min(begin + chunk)];
+            let n = labels.len();
+            let z = &mut z[..n * num_classes];
+            let part = begin * inputs..(begin + n) * inputs;
+            let x = Matrix::new(&x[part.clone()], n, inputs);
+            S::outputs(cpu, x, w, z, packed);
+            let parts = batches(cpu, z, num_classes, n).into_iter();
+            let parts = parts.zip(batches(cpu, &mut found[..n], 1, n)).collect();
+            cpu.threads.for_each(parts, |((first, z), (_, found))| {
+                rows_of::<T>(cpu.simd, num_classes, &labels[first..], scale, z, found);
+            });
+            for ((loss, is_correct), label) in found.iter().zip(labels) {
+                if *label != IGNORED {
+                    batch[0] += loss;
+                    batch[1] += f64::from(u8::from(*is_correct));
+                    batch[2] += 1.0;
                 }
             }
-            Ok(())
-        }
-    }
-}
-
-/// An element type whose rows of outputs can be turned into gradients.
-trait Softmax: Real {
-    fn rows(
-        compute: &Compute,
-        classes: usize,
-        labels: &[i64],
-        scale: f64,
-        z: &mut [Self],
-        found: &mut [(f64, bool)],
-    );
-}
-
-impl Softmax for f32 {
-    fn rows(
-        compute: &Compute,
-        classes: usize,
-        labels: &[i64],
-        scale: f64,
-        z: &mut [f32],
-        found: &mut [(f64, bool)],
-    ) {
-        rows_f32(compute.simd, classes, labels, scale, z, found);
-    }
-}
-
-impl Softmax for f64 {
-    fn rows(
-        _: &Compute,
-        classes: usize,
-        labels: &[i64],
-        scale: f64,
-        z: &mut [f64],
-        found: &mut [(f64, bool)],
-    ) {
-        rows_body(classes, labels, scale, z, found);
-    }
-}
-
-fn run_of<S: Products>(
-    compute: &Compute,
-    input: &Tensor,
-    weight: &Tensor,
-    labels: &Tensor,
-    scale: f64,
-    gradients: Option<Gradients<'_>>,
-    sums: &Tensor,
-) -> Result<()> {
-    let (x, w, labels) = (input.read::<S>()?, weight.read::<S::Real>()?, labels.read::<i64>()?);
-    let (rows, num_classes) = (labels.len(), weight.dims()[0]);
-    let inputs = weight.dims()[1];
-    for (row, &label) in labels.iter().enumerate() {
-        if label != IGNORED && !(0..num_classes as i64).contains(&label) {
-            return Err(KernelError::Label { row, label, num_classes });
-        }
-    }
-    let mut d_input = gradients.map(|g| g.d_input.write::<S>()).transpose()?;
-    let d_weight = gradients.and_then(|g| g.d_weight).map(|d| d.write::<S::Real>());
-    let mut d_weight = d_weight.transpose()?;
-    let mut accumulate = gradients.is_some_and(|g| g.accumulate);
-    if let (Some(d_weight), 0, false) = (&mut d_weight, rows, accumulate) {
-        d_weight.fill(S::Real::default());
-    }
-    let chunk = chunk_rows(rows, num_classes);
-    let (real, len) = (S::Real::DTYPE, chunk * num_classes);
-    let scratch = compute.allocator.tensor(real, [len], Category::Workspace)?;
-    let mut scratch = scratch.write::<S::Real>()?;
-    let mut found = vec![(0.0, false); chunk];
-    let w = Matrix::new(&w, num_classes, inputs);
-    let mut batch = [0.0; SUMS_LEN];
-    for begin in (0..rows).step_by(chunk.max(1)) {
-        let labels = &labels[begin..rows.min(begin + chunk)];
-        let n = labels.len();
-        let z = &mut scratch[..n * num_classes];
-        let part = begin * inputs..(begin + n) * inputs;
-        let x = Matrix::new(&x[part.clone()], n, inputs);
-        S::outputs(compute, x, w, z)?;
-        let items = batches(compute, z, num_classes, n);
-        let items = items.into_iter().zip(batches(compute, &mut found[..n], 1, n)).collect();
-        compute.threads.for_each(items, |((first, z), (_, found))| {
-            S::Real::rows(compute, num_classes, &labels[first..], scale, z, found);
-            Result::Ok(())
-        })?;
-        for ((loss, is_correct), label) in found.iter().zip(labels) {
-            if *label != IGNORED {
-                batch[0] += loss;
-                batch[1] += f64::from(u8::from(*is_correct));
-                batch[2] += 1.0;
+            let dz = Matrix::new(z, n, num_classes);
+            if let Some(dx) = &mut dx {
+                S::d_input(cpu, dz, w, &mut dx[part], packed);
+            }
+            if let Some(dw) = &mut dw {
+                S::d_weight(cpu, dz, x, dw, accumulate, packed);
+                accumulate = true;
             }
         }
-        let dz = Matrix::new(z, n, num_classes);
-        if let Some(d_input) = &mut d_input {
-            S::d_input(compute, dz, w, &mut d_input[part])?;
-        }
-        if let Some(d_weight) = &mut d_weight {
-            S::d_weight(compute, dz, x, d_weight, accumulate)?;
-            accumulate = true;
-        }
+        sums.iter_mut().zip(batch).for_each(|(sum, x)| *sum += x);
+        Ok(())
     }
-    let mut sums = sums.write::<f64>()?;
-    sums.iter_mut().zip(batch).for_each(|(sum, x)| *sum += x);
-    Ok(())
 }
 
 multiversion! {
-    fn rows_f32(classes: usize, labels: &[i64], scale: f64, z: &mut [f32], found: &mut [(f64, bool)]) = rows_body
+    fn rows_of<T: Real>(
+        classes: usize,
+        labels: &[i64],
+        scale: f64,
+        z: &mut [T],
+        found: &mut [(f64, bool)],
+    ) = rows_body
 }
 
 /// Turns outputs into `scale * (softmax(z)[j] - (j == label))`. The largest output is subtracted first, so that nothing

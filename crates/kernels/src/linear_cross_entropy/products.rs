@@ -4,82 +4,91 @@
 //! to bf16; outputs and the gradient of the weight are f32. This file knows nothing of losses or chunks.
 
 use half::bf16;
-use paceline_memory::DType;
 
-use super::{OP, Softmax};
+use crate::Processor;
 use crate::matmul::{Destination, Matrix, Operand, matmul, product, scratch_len};
-use crate::meta::MetaScratch;
 use crate::stored::Stored;
-use crate::{Compute, Result};
 
 /// The most classes whose gradients one product of f32 or f64 computes. `gemm` copies the first operand as a whole, into
 /// memory that nobody counts; that of all classes would be as large as the outputs.
 const CLASSES: usize = 1024;
 
 /// The type of the input of a head, and of its gradient. Shapes: x (n, inputs), w (classes, inputs), z (n, classes).
-pub(super) trait Products: Stored<Real: Softmax> {
+/// `packed` is scratch memory of at least [`Products::scratch_len`] elements.
+pub(super) trait Products: Stored {
+    /// Elements of scratch memory of the largest of the products, for these n, classes and inputs. `wants` says whether
+    /// there are gradients of the input and of the weight.
+    fn scratch_len(cpu: &Processor, sizes: [usize; 3], wants: (bool, bool)) -> usize;
+
     /// `z = x w^T`
     fn outputs(
-        compute: &Compute,
+        cpu: &Processor,
         x: Matrix<'_, Self>,
         w: Matrix<'_, Self::Real>,
         z: &mut [Self::Real],
-    ) -> Result<()>;
+        packed: &mut [f32],
+    );
 
     /// `dx = dz w`
     fn d_input(
-        compute: &Compute,
+        cpu: &Processor,
         dz: Matrix<'_, Self::Real>,
         w: Matrix<'_, Self::Real>,
         dx: &mut [Self],
-    ) -> Result<()>;
+        packed: &mut [f32],
+    );
 
     /// `dw (+)= dz^T x`
     fn d_weight(
-        compute: &Compute,
+        cpu: &Processor,
         dz: Matrix<'_, Self::Real>,
         x: Matrix<'_, Self>,
         dw: &mut [Self::Real],
         accumulate: bool,
-    ) -> Result<()>;
+        packed: &mut [f32],
+    );
 }
 
 macro_rules! products_as_they_are {
     ($float:ident) => {
         impl Products for $float {
+            fn scratch_len(_: &Processor, _: [usize; 3], _: (bool, bool)) -> usize {
+                0
+            }
+
             fn outputs(
-                compute: &Compute,
+                cpu: &Processor,
                 x: Matrix<'_, Self>,
                 w: Matrix<'_, Self>,
                 z: &mut [Self],
-            ) -> Result<()> {
-                matmul(compute, x, w.transposed(), z, false);
-                Ok(())
+                _: &mut [f32],
+            ) {
+                matmul(cpu, x, w.transposed(), z, false);
             }
 
             fn d_input(
-                compute: &Compute,
+                cpu: &Processor,
                 dz: Matrix<'_, Self>,
                 w: Matrix<'_, Self>,
                 dx: &mut [Self],
-            ) -> Result<()> {
-                matmul(compute, dz, w, dx, false);
-                Ok(())
+                _: &mut [f32],
+            ) {
+                matmul(cpu, dz, w, dx, false);
             }
 
             fn d_weight(
-                compute: &Compute,
+                cpu: &Processor,
                 dz: Matrix<'_, Self>,
                 x: Matrix<'_, Self>,
                 dw: &mut [Self],
                 accumulate: bool,
-            ) -> Result<()> {
+                _: &mut [f32],
+            ) {
                 for (at, dw) in dw.chunks_mut((CLASSES * x.columns()).max(1)).enumerate() {
                     let first = at * CLASSES;
                     let dz = dz.some_columns(first..first + dw.len() / x.columns());
-                    matmul(compute, dz.transposed(), x, dw, accumulate);
+                    matmul(cpu, dz.transposed(), x, dw, accumulate);
                 }
-                Ok(())
             }
         }
     };
@@ -88,51 +97,47 @@ products_as_they_are!(f32);
 products_as_they_are!(f64);
 
 impl Products for bf16 {
+    fn scratch_len(
+        cpu: &Processor,
+        [n, classes, inputs]: [usize; 3],
+        (wants_input, wants_weight): (bool, bool),
+    ) -> usize {
+        let d_input = if wants_input { scratch_len(cpu, n, inputs, classes, true) } else { 0 };
+        let d_weight = if wants_weight { scratch_len(cpu, classes, inputs, n, false) } else { 0 };
+        scratch_len(cpu, n, classes, inputs, false).max(d_input).max(d_weight)
+    }
+
     fn outputs(
-        compute: &Compute,
+        cpu: &Processor,
         x: Matrix<'_, bf16>,
         w: Matrix<'_, f32>,
         z: &mut [f32],
-    ) -> Result<()> {
+        packed: &mut [f32],
+    ) {
         let z = Destination::new(z, x.rows(), w.rows());
-        product(compute, Operand::from(x), Operand::from(w.transposed()), z, false)
+        product(cpu, Operand::from(x), Operand::from(w.transposed()), z, false, packed);
     }
 
     fn d_input(
-        compute: &Compute,
+        cpu: &Processor,
         dz: Matrix<'_, f32>,
         w: Matrix<'_, f32>,
         dx: &mut [bf16],
-    ) -> Result<()> {
+        packed: &mut [f32],
+    ) {
         let dx = Destination::new(dx, dz.rows(), w.columns());
-        product(compute, dz, w, dx, false)
+        product(cpu, dz, w, dx, false, packed);
     }
 
     fn d_weight(
-        compute: &Compute,
+        cpu: &Processor,
         dz: Matrix<'_, f32>,
         x: Matrix<'_, bf16>,
         dw: &mut [f32],
         accumulate: bool,
-    ) -> Result<()> {
+        packed: &mut [f32],
+    ) {
         let dw = Destination::new(dw, dz.columns(), x.columns());
-        product(compute, dz.transposed(), Operand::from(x), dw, accumulate)
+        product(cpu, dz.transposed(), Operand::from(x), dw, accumulate, packed);
     }
-}
-
-/// Takes the scratch memory of the products of a chunk of `n` rows, one after the other.
-pub(super) fn pretend_bf16(
-    compute: &Compute,
-    (n, classes, inputs): (usize, usize, usize),
-    (wants_input, wants_weight): (bool, bool),
-) -> Result<()> {
-    let take = |len| MetaScratch::new(compute, OP).scratch(DType::F32, len);
-    take(scratch_len(compute, n, classes, inputs, false))?;
-    if wants_input {
-        take(scratch_len(compute, n, inputs, classes, true))?;
-    }
-    if wants_weight {
-        take(scratch_len(compute, classes, inputs, n, false))?;
-    }
-    Ok(())
 }

@@ -7,43 +7,45 @@
 pub mod tree;
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use paceline_memory::{Category, DType, Device, Tensor};
+use paceline_memory::{Category, DType, Tensor};
 use paceline_numeric::tree::largest_nodes;
 
 use self::tree::{Lanes, Node, ROW_ELEMS, RowTree, added};
 use crate::compute::batches;
-use crate::meta::{self, MetaScratch};
+use crate::real::for_real;
 use crate::simd::multiversion;
-use crate::{Compute, KernelError, Real, Result};
+use crate::{Compute, Op, Processor, Real, Result, read, scratch, update, write};
 
-/// Rows of a block, a node of the tree that one thread computes.
+/// RowRanges of a block, a node of the tree that one thread computes.
 const BLOCK_ROWS: usize = 1 << BLOCK_LEVEL;
 const BLOCK_LEVEL: u32 = 8;
 
-/// Rows that are squared and added without looking at where they lie.
+/// RowRanges that are squared and added without looking at where they lie.
 const RUN_ROWS: usize = 1 << RUN_LEVEL;
 const RUN_LEVEL: u32 = 5;
 
 /// Where rows lie in a flat tensor: the parameters one after the other, each in rows of 16 elements, of which the last
 /// one may be shorter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rows {
-    /// The first row of each parameter, and its elements in the tensor.
-    pieces: Vec<(usize, Range<usize>)>,
+pub struct RowRanges {
+    /// The first row of each parameter, and its elements in the tensor. Shared, so that a clone costs nothing.
+    pieces: Arc<[(usize, Range<usize>)]>,
     count: usize,
 }
 
-impl Rows {
+impl RowRanges {
     /// The rows of parameters that have these elements in the tensor.
     pub fn new(parameters: impl IntoIterator<Item = Range<usize>>) -> Self {
-        let mut rows = Self::default();
-        for elems in parameters {
-            let first = rows.count;
-            rows.count += elems.len().div_ceil(ROW_ELEMS);
-            rows.pieces.push((first, elems));
-        }
-        rows
+        let mut count = 0;
+        let piece = |elems: Range<usize>| {
+            let first = count;
+            count += elems.len().div_ceil(ROW_ELEMS);
+            (first, elems)
+        };
+        let pieces = parameters.into_iter().map(piece).collect();
+        Self { pieces, count }
     }
 
     /// The number of rows.
@@ -88,7 +90,8 @@ impl Squares {
 
     /// Reads the sums.
     pub fn read(&self) -> Result<RowTree> {
-        let sums = self.nodes.read::<f64>()?;
+        let nodes = self.nodes.to_host()?;
+        let sums = nodes.read::<f64>()?;
         let mut tree = RowTree::default();
         for ((level, index), sum) in
             largest_nodes(self.rows.clone()).zip(sums.as_chunks::<ROW_ELEMS>().0)
@@ -105,48 +108,28 @@ pub fn squares(
     compute: &Compute,
     tensor: &Tensor,
     start: usize,
-    rows: &Rows,
+    rows: &RowRanges,
     range: Range<usize>,
 ) -> Result<Squares> {
-    let _time = compute.time("squares", [tensor]);
-    match compute.device_of("sum of squares", [tensor])? {
-        Device::Cpu => {
-            let num_nodes = largest_nodes(range.clone()).count();
-            let shape = [num_nodes, ROW_ELEMS];
-            let nodes = compute.allocator.tensor(DType::F64, shape, Category::Workspace)?;
-            let tree = match tensor.dtype() {
-                DType::F32 => {
-                    let part = Part { elems: &tensor.read::<f32>()?, start };
-                    of_range(compute, part, rows, range.clone(), |x, sum| {
-                        run_f32(compute.simd, x, sum);
-                    })?
-                }
-                DType::F64 => {
-                    let part = Part { elems: &tensor.read::<f64>()?, start };
-                    of_range(compute, part, rows, range.clone(), run_body::<f64>)?
-                }
-                dtype => return Err(KernelError::DType { op: "sum of squares", dtype }),
-            };
-            let mut sums = nodes.write::<f64>()?;
-            for (sum, node) in sums.as_chunks_mut::<ROW_ELEMS>().0.iter_mut().zip(tree.nodes()) {
+    let op = Op::new("squares");
+    let shape = [largest_nodes(range.clone()).count(), ROW_ELEMS];
+    let nodes = compute.allocator.tensor(DType::F64, shape, Category::Workspace)?;
+    for_real!(op.name, tensor.dtype(), T => {
+        let operands = (
+            read::<T>("tensor", tensor, tensor.shape()),
+            write::<f64>("nodes", &nodes, shape),
+            scratch::<f64>(blocks_of(&range).len() * ROW_ELEMS),
+        );
+        let (rows, range) = (rows.clone(), range.clone());
+        compute.launch(op, operands, move |cpu, (elems, nodes, sums)| {
+            let tree = of_range(cpu, Part { elems, start }, &rows, range, sums)?;
+            for (sum, node) in nodes.as_chunks_mut::<ROW_ELEMS>().0.iter_mut().zip(tree.nodes()) {
                 *sum = node.sum;
             }
-            Ok(Squares { rows: range, nodes })
-        }
-        Device::Meta => {
-            let dtype = meta::float("sum of squares", tensor)?;
-            let num_nodes = largest_nodes(range.clone()).count();
-            let shape = [num_nodes, ROW_ELEMS];
-            let nodes = compute.allocator.tensor(DType::F64, shape, Category::Workspace)?;
-            let mut pretended =
-                MetaScratch::new(compute, "sum of squares").reads(dtype, [tensor])?;
-            let num_blocks = blocks_of(&range).len();
-            if num_blocks > 0 {
-                pretended.scratch(DType::F64, num_blocks * ROW_ELEMS)?;
-            }
-            Ok(Squares { rows: range, nodes })
-        }
-    }
+            Ok(())
+        })
+    })?;
+    Ok(Squares { rows: range, nodes })
 }
 
 /// Elements that follow each other, and the place of the first one.
@@ -169,37 +152,34 @@ fn blocks_of(rows: &Range<usize>) -> Range<usize> {
 
 /// The whole blocks of the range are divided among the threads. The rows before and after them come one by one.
 fn of_range<T: Real>(
-    compute: &Compute,
+    cpu: &Processor,
     x: Part<T>,
-    rows: &Rows,
+    rows: &RowRanges,
     range: Range<usize>,
-    run: impl Fn(&[T], &mut Lanes) + Send + Sync,
+    sums: &mut [f64],
 ) -> Result<RowTree> {
+    let run = |x: &[T], sum: &mut Lanes| run_of::<T>(cpu.simd, x, sum);
     let blocks = blocks_of(&range);
     let mut tree = RowTree::default();
     if blocks.is_empty() {
-        push_rows(&mut tree, x, rows, range, &run);
+        push_rows(&mut tree, x, rows, range, run);
         return Ok(tree);
     }
-    push_rows(&mut tree, x, rows, range.start..blocks.start * BLOCK_ROWS, &run);
-    let sums =
-        compute.allocator.tensor(DType::F64, [blocks.len(), ROW_ELEMS], Category::Workspace)?;
-    let mut sums = sums.write::<f64>()?;
-    let items = batches(compute, &mut sums, ROW_ELEMS, blocks.len());
-    compute.threads.for_each(items, |(first, sums)| {
+    push_rows(&mut tree, x, rows, range.start..blocks.start * BLOCK_ROWS, run);
+    let parts = batches(cpu, sums, ROW_ELEMS, blocks.len());
+    cpu.threads.for_each(parts, |(first, sums)| {
         for (at, sum) in sums.as_chunks_mut::<ROW_ELEMS>().0.iter_mut().enumerate() {
             let block = blocks.start + first + at;
             let mut tree = RowTree::default();
             let range = block * BLOCK_ROWS..(block + 1) * BLOCK_ROWS;
-            push_rows(&mut tree, x, rows, range, &run);
+            push_rows(&mut tree, x, rows, range, run);
             *sum = tree.nodes()[0].sum;
         }
-        Ok::<(), KernelError>(())
-    })?;
+    });
     for (index, sum) in blocks.clone().zip(sums.as_chunks::<ROW_ELEMS>().0) {
         tree.push(Node { level: BLOCK_LEVEL, index, sum: *sum });
     }
-    push_rows(&mut tree, x, rows, blocks.end * BLOCK_ROWS..range.end, &run);
+    push_rows(&mut tree, x, rows, blocks.end * BLOCK_ROWS..range.end, run);
     Ok(tree)
 }
 
@@ -207,7 +187,7 @@ fn of_range<T: Real>(
 fn push_rows<T: Real>(
     tree: &mut RowTree,
     x: Part<T>,
-    rows: &Rows,
+    rows: &RowRanges,
     mut range: Range<usize>,
     run: impl Fn(&[T], &mut Lanes),
 ) {
@@ -231,7 +211,7 @@ fn push_rows<T: Real>(
 }
 
 multiversion! {
-    fn run_f32(x: &[f32], sum: &mut Lanes) = run_body
+    fn run_of<T: Real>(x: &[T], sum: &mut Lanes) = run_body
 }
 
 /// The sum of the squares of [`RUN_ROWS`] whole rows.
@@ -255,34 +235,21 @@ fn run_body<T: Real>(x: &[T], sum: &mut Lanes) {
 
 /// `x = factor * x`, in place. f32, with the factor rounded to f32, and f64.
 pub fn scale(compute: &Compute, tensor: &Tensor, factor: f64) -> Result<()> {
-    let _time = compute.time("scale", [tensor]);
-    match compute.device_of("scale", [tensor])? {
-        Device::Cpu => match tensor.dtype() {
-            DType::F32 => {
-                let mut x = tensor.write::<f32>()?;
-                let len = x.len();
-                let items = batches(compute, &mut x, 1, len);
-                compute.threads.for_each(items, |(_, x)| {
-                    scale_f32(compute.simd, x, factor);
-                    Ok(())
-                })
-            }
-            DType::F64 => {
-                scale_body::<f64>(&mut tensor.write()?, factor);
-                Ok(())
-            }
-            dtype => Err(KernelError::DType { op: "scale", dtype }),
-        },
-        Device::Meta => {
-            let dtype = meta::float("scale", tensor)?;
-            MetaScratch::new(compute, "scale").writes(dtype, [tensor])?;
+    let op = Op::new("scale");
+    for_real!(op.name, tensor.dtype(), T => {
+        let x = update::<T>("x", tensor, tensor.shape());
+        compute.launch(op, x, move |cpu, x| {
+            let len = x.len();
+            cpu.threads.for_each(batches(cpu, x, 1, len), |(_, x)| {
+                scale_of::<T>(cpu.simd, x, factor);
+            });
             Ok(())
-        }
-    }
+        })
+    })
 }
 
 multiversion! {
-    fn scale_f32(x: &mut [f32], factor: f64) = scale_body
+    fn scale_of<T: Real>(x: &mut [T], factor: f64) = scale_body
 }
 
 #[inline(always)]

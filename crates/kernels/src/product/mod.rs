@@ -30,7 +30,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use crate::{Compute, Result, SimdLevel};
+use crate::{Processor, SimdLevel};
 use blocks::Blocks;
 use kernel::Plain;
 #[cfg(target_arch = "x86_64")]
@@ -112,20 +112,20 @@ impl Product {
 
 /// The number of f32 elements of scratch memory of a product: for each part of `c` that a thread makes, one packed block
 /// of `a` and of `b`, and f32 sums of `part rows x block columns` if `c` is bf16 and k has several blocks.
-pub(crate) fn scratch_len(compute: &Compute, sizes: Sizes, is_c_bf16: bool) -> usize {
-    let parts = parts(compute, sizes);
-    parts.iter().map(|(rows, columns)| blocks(compute, sizes, rows, columns, is_c_bf16).len()).sum()
+pub(crate) fn scratch_len(cpu: &Processor, sizes: Sizes, is_c_bf16: bool) -> usize {
+    let parts = parts(cpu, sizes);
+    parts.iter().map(|(rows, columns)| blocks(cpu, sizes, rows, columns, is_c_bf16).len()).sum()
 }
 
 fn blocks(
-    compute: &Compute,
+    cpu: &Processor,
     sizes: Sizes,
     rows: &Range<usize>,
     columns: &Range<usize>,
     is_c_bf16: bool,
 ) -> Blocks {
     let sizes = Sizes { m: rows.len(), n: columns.len(), ..sizes };
-    match instructions(compute) {
+    match instructions(cpu) {
         #[cfg(target_arch = "x86_64")]
         Instructions::Dots => Blocks::new::<Dots>(sizes, is_c_bf16),
         #[cfg(target_arch = "x86_64")]
@@ -142,19 +142,18 @@ fn blocks(
 ///
 /// The addresses, strides and sizes describe memory that may be read, and written in the case of `c`; nobody else
 /// writes to it meanwhile, and `c` overlaps neither `a`, `b` nor the bias.
-pub(crate) unsafe fn run(compute: &Compute, product: Product) -> Result<()> {
+pub(crate) unsafe fn run(cpu: &Processor, product: Product, scratch: &mut [f32]) {
     let is_c_bf16 = matches!(product.c.elems, Elems::Bf16(_));
-    let mut scratch = compute.scratch(scratch_len(compute, product.sizes, is_c_bf16))?;
-    let mut rest = &mut scratch[..];
+    let mut rest = scratch;
     let with_scratch = |(rows, columns): (Range<usize>, Range<usize>)| {
-        let blocks = blocks(compute, product.sizes, &rows, &columns, is_c_bf16);
+        let blocks = blocks(cpu, product.sizes, &rows, &columns, is_c_bf16);
         let (own, after) = std::mem::take(&mut rest).split_at_mut(blocks.len());
         rest = after;
         (product.part(&rows, &columns), blocks, own)
     };
-    let items = parts(compute, product.sizes).into_iter().map(with_scratch).collect();
-    let instructions = instructions(compute);
-    compute.threads.for_each(items, |(part, blocks, scratch)| {
+    let items = parts(cpu, product.sizes).into_iter().map(with_scratch).collect();
+    let instructions = instructions(cpu);
+    cpu.threads.for_each(items, |(part, blocks, scratch)| {
         // SAFETY: the caller's promise; parts are disjoint, and the processor has the chosen instructions.
         unsafe {
             match instructions {
@@ -167,8 +166,7 @@ pub(crate) unsafe fn run(compute: &Compute, product: Product) -> Result<()> {
                 Instructions::Plain => blocks.run::<Plain>(&part, scratch),
             }
         }
-        Ok(())
-    })
+    });
 }
 
 /// The micro-kernel of a product.
@@ -183,10 +181,10 @@ enum Instructions {
     Plain,
 }
 
-fn instructions(compute: &Compute) -> Instructions {
-    match compute.simd {
+fn instructions(cpu: &Processor) -> Instructions {
+    match cpu.simd {
         #[cfg(target_arch = "x86_64")]
-        SimdLevel::Avx512 if compute.uses_bf16_dots() => Instructions::Dots,
+        SimdLevel::Avx512 if cpu.uses_bf16_dots() => Instructions::Dots,
         #[cfg(target_arch = "x86_64")]
         SimdLevel::Avx512 => Instructions::Avx512,
         #[cfg(target_arch = "x86_64")]
@@ -198,9 +196,9 @@ fn instructions(compute: &Compute) -> Instructions {
 /// Divides `c` into a grid with a part for each thread. Each thread packs the rows of `a` and the columns of `b` of its
 /// part, so the grid with the fewest rows and columns per part is chosen. A part starts at a multiple of 64 rows and
 /// columns: two threads then write no common cache line of a `c` whose rows start on cache lines.
-fn parts(compute: &Compute, sizes: Sizes) -> Vec<(Range<usize>, Range<usize>)> {
+fn parts(cpu: &Processor, sizes: Sizes) -> Vec<(Range<usize>, Range<usize>)> {
     const STEP: usize = 64;
-    let threads = compute.threads.count();
+    let threads = cpu.threads.count();
     let lines = |len: usize, parts: usize| len.div_ceil(parts).next_multiple_of(STEP);
     let grids = (1..=threads).filter(|down| threads.is_multiple_of(*down));
     let packed = |down: &usize| lines(sizes.m, *down) + lines(sizes.n, threads / down);

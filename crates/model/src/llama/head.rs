@@ -50,8 +50,8 @@ impl Objective for LanguageModelHead {
     }
 
     fn count(&self, batch: &Batch) -> Result<usize> {
-        let Some(targets) = batch.get(Batch::TARGETS) else { return Ok(0) };
-        let (count, len) = match batch.get(Batch::LENGTHS) {
+        let Some(targets) = batch.on_host(Batch::TARGETS) else { return Ok(0) };
+        let (count, len) = match batch.on_host(Batch::LENGTHS) {
             Some(lengths) => return Ok(linear_cross_entropy::count_within(targets, lengths)?),
             None => (linear_cross_entropy::count(targets)?, targets.num_elems()),
         };

@@ -4,23 +4,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
+use paceline_analysis::advice::Account;
+use paceline_analysis::advice::cost::Cost;
 use paceline_checkpoint::progress::{EpochSums, Evaluation};
 use paceline_choices::strategies::Advice;
 use paceline_collectives::{Algorithm, Link, OpKind, Transport};
 use paceline_host::text::ms;
 use paceline_model::Layout;
 use paceline_settings::config::TrainConfig;
+use paceline_settings::device::Device;
 use paceline_strategies::Alternating;
 use paceline_table::stats::nearest_rank;
 use serde::Serialize;
 
-use crate::insight::advice::pass::Conversion;
-use crate::insight::advice::{self, Account, Cost, Situation};
+use crate::insight::advice::{Conversion, Situation, advice};
 use crate::insight::anatomy::Anatomy;
 use crate::insight::conversion::half_costs;
 use crate::insight::gathers::Uses;
 use crate::insight::memory::{Need, Needs};
-use crate::insight::observed::Observed;
+use crate::insight::observed::observed;
 use crate::record::memory::{Bytes, RESERVED, RankMemory};
 use crate::record::rank_report::RankReport;
 use crate::record::ranks::Ranks;
@@ -113,20 +115,23 @@ impl<'a> Facts<'a> {
         let steps = AllSteps::new(reports.iter().map(|report| &report.steps));
         let strategy = &config.strategy;
         let anatomy = Anatomy::new(&steps, reports, layout, &strategy.bucket_units(layout));
-        let told = match strategy.sync_blocks {
-            None => advice::advice(Situation {
+        let (observed, gathers) = observed(reports);
+        let told = match (strategy.sync_blocks, config.device) {
+            (None, Device::Cpu) => advice(Situation {
                 strategy: strategy.name(),
                 kind: strategy.settings().advice(),
                 caps: strategy.caps_for_ddp(),
                 anatomy: &anatomy,
-                observed: &Observed::new(reports),
+                observed: &observed,
+                gathers: &gathers,
                 layout,
                 link: outcome
                     .link
                     .map(|link| on_link(link, config.comm.algorithm, config.world_size)),
                 conversion: &|| conversion(layout, config.threads),
             }),
-            Some(_) => None,
+            // On an accelerator the host's times say when work was launched, and not when it ran.
+            _ => None,
         };
         let (advice, advised) = told.map(|told| (told.text, told.account)).unzip();
         let sync_cost = strategy.sync_blocks.and_then(|block| SyncCost::new(&steps, block));

@@ -235,6 +235,11 @@ impl Figure {
         format!("{value:.*}", self.decimals)
     }
 
+    /// The value as it is shown, with the unit.
+    pub fn with_unit(&self, value: f64) -> String {
+        format!("{} {}", self.shown(value), self.unit)
+    }
+
     /// The names of all views that show it.
     pub fn views(&self) -> Vec<&'static str> {
         let all = [

@@ -33,13 +33,15 @@ const HEAD: &str = "\
 Every figure that a run reports, by the name that it has in all files. This page is made from the table in
 `crates/observe/src/figures/table.rs`; a test compares the two.
 
-- Times are of *measured* steps, those after `--warmup-steps`, unless the definition says otherwise. A mean
-  is over ranks and steps.
+- Times are of *measured* steps, those after `--warmup-steps`, unless the definition says otherwise. They are means
+  over ranks and steps, so that parts add up to the step. Only where the definition says so, a time is a median or a
+  percentile: runs are compared by the median step, which a few slow steps do not change.
 - `metrics.jsonl` has the figure of one step, evaluation or save, as rank 0 saw it; `summary.json` that of the run.
 - *Ranks* says how the values of the ranks become one figure of the run.
-- MB are 1e6 bytes.
+- MB are 1e6 bytes. What a flag counts in 2^20 bytes is called MiB.
 - *Exposed* means that the main thread is blocked on communication, whatever the reason; *hidden* means that
-  communication runs while the main thread computes.
+  communication runs while the main thread computes. Figures from traces know kernels instead of the main thread. There
+  communication is hidden while a compute kernel runs, and exposed while none does.
 - A run keeps up to 65,536 measured steps one by one, so medians and percentiles are exact up to there. Of a longer
   run a random part of the steps is kept, between half and all of that number, the same on all ranks; a 99th
   percentile then lies, with 95 % confidence, between the 98.9th and the 99.1st. Means are always over all measured

@@ -23,6 +23,11 @@ pub fn read(name: &str, summary: &Value) -> Option<f64> {
     find(name)?.read(summary)
 }
 
+/// A figure that the console prints.
+pub(crate) fn printed(name: &str) -> &'static Figure {
+    find(name).expect("the table has each figure that the console prints")
+}
+
 const MS: f64 = 1e-6;
 
 /// A label, a unit and decimals.
@@ -182,10 +187,10 @@ pub static TABLE: &[Figure] = &[
         |f, ranks| json!(f.steps.step_ms(ranks, 0.5).map(|ms| f.config.samples_per_step() / ms * 1e3)),
         "Samples of a full step of all ranks, divided by `step_ms_median`: what the ranks would reach if loading \
          took no time.").second().elsewhere("/samples_per_s", 1.0),
-    run("step_ms_median", ("step", "ms", 2), SlowestOfStep, |f, ranks| json!(f.steps.step_ms(ranks, 0.5)),
+    run("step_ms_median", ("median step", "ms", 2), SlowestOfStep, |f, ranks| json!(f.steps.step_ms(ranks, 0.5)),
         "Median time of a step, from the batch being there to the end of the optimizer.").console().first().swept(Lower),
     run("step_ms_p99", ("step, p99", "ms", 2), SlowestOfStep, |f, ranks| json!(f.steps.step_ms(ranks, 0.99)),
-        "99th percentile of the same.").console(),
+        "99th percentile of the same.").console().first(),
     time("step_ms", "mean step", |t| t.step,
         "Time from the batch being there to the end of the optimizer.").metrics().console().curve("speed/step_ms"),
     Figure::new("step_samples_per_s", ("samples/s", "", 0), First,
@@ -201,49 +206,49 @@ pub static TABLE: &[Figure] = &[
         .metrics().part_of_step().curve("anatomy/backward_ms").second().elsewhere("/anatomy/backward_ms", 1.0),
     time("sync_ms", "sync", |t| t.sync, "Arithmetic and copies that synchronization adds: dividing, packing, compressing.")
         .metrics().part_of_step().curve("anatomy/sync_ms").second(),
-    time("comm_exposed_ms", "exposed comm.", |t| t.exposed, "The main thread is blocked on communication.")
+    time("comm_exposed_ms", "exposed comm.", |t| t.exposed, "Time in which the main thread is blocked on communication, whatever the reason.")
         .metrics().part_of_step().curve("anatomy/exposed_ms").second().swept(Lower),
     time("optimizer_ms", "optimizer", |t| t.optimizer, "Clipping and the update of the parameters.")
         .metrics().part_of_step().curve("anatomy/optimizer_ms").second().elsewhere("/anatomy/optimizer_ms", 1.0),
     time("data_ms", "data", |t| t.data, "The wait for the batch, before the step. Where data are generated, the time to make \
          them.").metrics().part_of_step().curve("speed/data_ms").second().elsewhere("/anatomy/data_ms", 1.0),
     time("rest_ms", "rest", StepTimes::rest, "What is left of the step.").part_of_step().second(),
-    time("wall_ms", "step", |t| t.step + t.data, "The step with the wait for its batch: the sum of the parts above.")
-        .console().elsewhere("/anatomy/wall_ms", 1.0),
+    time("wall_ms", "step + data", |t| t.step + t.data, "The step with the wait for its batch: the sum of the parts above.")
+        .console().second().elsewhere("/anatomy/wall_ms", 1.0),
     time("compute_ms", "compute", StepTimes::compute, "Forward, backward, sync and optimizer together.").console().swept(Lower),
 
     // Communication during the step.
     time("comm_ms", "communication", |t| t.communicating,
-        "Some operation runs, those that sum up the loss left out: they wait while everybody computes.")
+        "Time of the step in which at least one operation runs: from when it starts until it is done. Operations that sum up the loss are left out: they wait while everybody computes.")
         .console().elsewhere("/anatomy/communication_ms", 1.0),
-    time("comm_hidden_ms", "hidden comm.", |t| t.hidden, "The part of `comm_ms` in which the main thread computes.")
+    time("comm_hidden_ms", "hidden comm.", |t| t.hidden, "The part of `comm_ms` in which the main thread computes: in a pass, in sync or in the optimizer, and not blocked on communication.")
         .metrics().console().curve("communication/hidden_ms").swept(Higher),
-    run("overlap_pct", ("overlap", "%", 1), Mean,
+    run("overlap_pct", ("hidden", "%", 1), Mean,
         |f, ranks| json!(f.steps.pct(ranks, |t| t.hidden, |t| t.communicating)),
         "`comm_hidden_ms` in percent of `comm_ms`.").console().first().swept(Higher),
-    run("comm_overhead_pct", ("comm. overhead", "%", 2), Mean,
+    run("comm_overhead_pct", ("exposed comm. of step", "%", 2), Mean,
         |f, ranks| json!(f.steps.pct(ranks, |t| t.exposed, |t| t.step)),
-        "`comm_exposed_ms` in percent of the mean step.").console().first(),
+        "`comm_exposed_ms` in percent of `step_ms`. Earlier versions called this communication overhead.").console().first(),
     time("comm_wait_ms", "waiting", |t| t.wait,
-        "Operations, all of them, wait for the last rank to arrive: the sum of these times, exposed or hidden.")
+        "Time in which operations, all of them, wait for the last rank to arrive: the sum over operations, exposed or hidden.")
         .metrics().console().curve("communication/wait_ms").second().swept(Lower),
     time("comm_exposed_wait_ms", "exposed waiting", |t| t.exposed_wait,
         "The part of `comm_exposed_ms` in which an operation waits for the last rank to arrive.")
         .console().elsewhere("/anatomy/exposed_wait_ms", 1.0),
-    time("comm_move_ms", "moving", |t| t.moving, "Operations move and reduce data: the sum of these times.")
+    time("comm_move_ms", "moving", |t| t.moving, "Time in which operations move and reduce data, after the last rank has arrived: the sum over operations.")
         .metrics().console().curve("communication/move_ms"),
     step("comm_ops", ("operations", "", 0), First, Source::Times(|t| t.ops, 1.0), "Operations of the step.")
         .curve("communication/operations"),
-    step("comm_mb", ("messages", "MB", 2), First, Source::Times(|t| t.bytes, 1e-6), "Messages of the step's operations.")
+    step("comm_mb", ("messages", "MB", 2), First, Source::Times(|t| t.bytes, 1e-6), "Bytes of the messages of the step's operations, in MB of 1e6 bytes.")
         .curve("communication/mb"),
     Figure::new("comm_ops_per_step", ("operations", "", 2), Mean, Source::Times(|t| t.ops, 1.0),
         "Operations of a step: mean.").summary().swept(Lower),
     Figure::new("comm_mb_per_step", ("messages", "MB", 2), Mean, Source::Times(|t| t.bytes, 1e-6),
-        "Messages of a step's operations: mean.").summary().swept(Lower),
+        "Bytes of the messages of a step's operations, in MB of 1e6 bytes: mean.").summary().swept(Lower),
     run("gather_exposed_ms", ("waiting for gathers", "ms", 2), Mean, |f, _| json!(f.gathers.map(|of| of.exposed_ms)),
-        "The passes of a step wait for units that are gathered.").console(),
+        "Time in which the passes of a step wait for units that are gathered: the sum over gathers.").console(),
     run("gather_ms", ("gathers", "ms", 2), Mean, |f, _| json!(f.gathers.map(|of| of.moving_ms)),
-        "Gathers of a step move data: the sum of these times.").console(),
+        "Time in which gathers of a step move data: the sum over gathers.").console(),
     run("gather_replayed_ms", ("waiting for gathers, replayed", "ms", 2), Mean,
         |f, _| json!(f.gathers.map(|of| of.replayed_ms)),
         "The same wait as `gather_exposed_ms`, computed from the times of gathers, reductions and passes.").console(),
@@ -288,14 +293,18 @@ pub static TABLE: &[Figure] = &[
 
     // Figures that a comparison adds to the summaries.
     compared("cost", ("cost", "", 5), First, "The price of an hour times `total_s` in hours.").first(),
-    compared("traced_idle_pct", ("idle, traced", "%", 2), Mean, TRACED).second(),
-    compared("traced_compute_pct", ("compute, traced", "%", 2), Mean, TRACED).second(),
-    compared("traced_overlap_pct", ("overlap, traced", "%", 2), Mean, TRACED).second(),
-    compared("traced_overhead_pct", ("comm. overhead, traced", "%", 2), Mean, TRACED).second(),
+    compared("traced_idle_pct", ("idle, traced", "%", 2), Mean, IDLE).second(),
+    compared("traced_compute_pct", ("compute, traced", "%", 2), Mean, COMPUTE).second(),
+    compared("traced_overlap_pct", ("hidden, traced", "%", 2), Mean, HIDDEN).second(),
+    compared("traced_overhead_pct", ("comm. of kernel time, traced", "%", 2), Mean, OF_KERNELS).second(),
 ];
 
-const TRACED: &str = "From the run's traces, and so of the steps that were profiled only; mean over ranks. The column \
-    without \"traced\" is what the run measured itself, in all measured steps, on its main thread.";
+// Figures of the steps that were profiled, as the analysis of traces defines them; means over ranks.
+const IDLE: &str = "From the traces: time without any kernel in percent of the time from the first to the last kernel.";
+const COMPUTE: &str = "From the traces: time with at least one compute kernel in percent of the time from the first to the last kernel.";
+const HIDDEN: &str = "From the traces: the part of the communication during which a compute kernel ran, in percent. `overlap_pct` has what \
+    the run measured itself: all measured steps, and computation of the main thread.";
+const OF_KERNELS: &str = "From the traces: the sum of the times of communication kernels, exposed or hidden, in percent of that of all kernels.";
 
 #[cfg(test)]
 mod tests {

@@ -2,9 +2,11 @@
 //! all ranks.
 //!
 //! The main thread's times are disjoint and add up to the wall-clock time; time that no span accounts for
-//! is the rest. The times of communication overlap with them and are listed separately. The advice that
+//! is the rest. Communication also runs beside them, so its times are listed separately. The advice that
 //! follows from an anatomy is in [`advice`](crate::insight::advice).
 
+use paceline_analysis::advice::Means;
+use paceline_analysis::advice::blame::Slowest;
 use paceline_model::Layout;
 use serde::{Deserialize, Serialize};
 
@@ -21,25 +23,11 @@ use crate::record::steps::AllSteps;
 /// [table](crate::figures::table), and files have them under their names there.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Anatomy {
-    /// The step with the wait for its batch: `wall_ms` of the table.
+    /// The times that decide whether there is something to advise: `wall_ms`, `sync_ms`, `comm_exposed_ms`,
+    /// `comm_exposed_wait_ms` and `comm_ms`. The operations that sum up the loss are left out of the last one.
     #[serde(skip)]
-    pub wall_ms: f64,
-    /// By how much the mean steps of two runs like this one differ, as far as this run can tell ([`AllSteps::apart_ms`]).
-    #[serde(skip)]
-    pub apart_ms: Option<f64>,
-    /// Arithmetic and copies that synchronization adds: `sync_ms`.
-    #[serde(skip)]
-    pub sync_ms: f64,
-    /// The main thread is blocked on communication: `comm_exposed_ms`.
-    #[serde(skip)]
-    pub exposed_ms: f64,
-    /// The part of `exposed_ms` in which an operation waits for the last rank: `comm_exposed_wait_ms`.
-    #[serde(skip)]
-    pub exposed_wait_ms: f64,
-    /// An operation runs, those that sum up the loss left out: `comm_ms`.
-    #[serde(skip)]
-    pub communication_ms: f64,
-    /// The part of `communication_ms` in which the main thread computes: `comm_hidden_ms`.
+    pub means: Means,
+    /// The part of [`Means::communication_ms`] in which the main thread computes: `comm_hidden_ms`.
     #[serde(skip)]
     pub hidden_ms: f64,
     /// The begin of the last backward pass after the batch arrived.
@@ -84,17 +72,6 @@ pub struct GatherLine {
     pub move_ms: f64,
     /// How long the reduction of the unit's gradients moved data, if this is a use of the backward pass.
     pub reduce_ms: f64,
-}
-
-/// The rank that the others waited for most.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Slowest {
-    /// Its number.
-    pub rank: usize,
-    /// The percentage of the steps in which it waited least of all.
-    pub steps_pct: f64,
-    /// How long it made another rank wait per step, exposed: mean over the other ranks, in milliseconds.
-    pub cost_ms: f64,
 }
 
 /// When a gradient was final.
@@ -201,12 +178,14 @@ impl Anatomy {
         let statistics = reports[0].alike.statistics_ops.iter();
         Self {
             statistics: statistics.filter_map(|at| ops.get(*at).copied()).collect(),
-            wall_ms: mean(|t| t.step + t.data),
-            apart_ms: steps.apart_ms(),
-            sync_ms: mean(|t| t.sync),
-            exposed_ms: mean(|t| t.exposed),
-            exposed_wait_ms: mean(|t| t.exposed_wait),
-            communication_ms: mean(|t| t.communicating),
+            means: Means {
+                wall_ms: mean(|t| t.step + t.data),
+                apart_ms: steps.apart_ms(),
+                sync_ms: mean(|t| t.sync),
+                exposed_ms: mean(|t| t.exposed),
+                exposed_wait_ms: mean(|t| t.exposed_wait),
+                communication_ms: mean(|t| t.communicating),
+            },
             hidden_ms: mean(|t| t.hidden),
             backward_begin_ms: over_ranks(&|report| report.alike.backward_begin),
             backward_end_ms: over_ranks(&|report| report.alike.backward_end),
@@ -225,8 +204,9 @@ impl Anatomy {
 
     /// The percentage of the communication that ran while the main thread computed; `None` without
     /// communication.
-    pub fn overlap_pct(&self) -> Option<f64> {
-        (self.communication_ms > 0.0).then(|| pct(self.hidden_ms, self.communication_ms))
+    pub fn hidden_pct(&self) -> Option<f64> {
+        let all_ms = self.means.communication_ms;
+        (all_ms > 0.0).then(|| pct(self.hidden_ms, all_ms))
     }
 }
 
@@ -234,27 +214,9 @@ fn pct(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { 100.0 * part / whole } else { 0.0 }
 }
 
-/// The rank that made the others wait most. In each step, the rank that waited least is the last one to
-/// arrive. It cost each other rank the difference between the other rank's waiting and its own. Only exposed waiting
-/// counts: a wait behind arithmetic costs nothing. In a step in which all ranks waited equally long, no rank was the last.
+/// Only exposed waiting counts: a wait behind arithmetic costs nothing.
 fn slowest(steps: &AllSteps) -> Option<Slowest> {
-    // For each rank: the time that it cost the others, and the number of steps in which it was the last.
-    let mut ranks: Vec<(u64, u64)> = Vec::new();
-    for step in steps.each() {
-        ranks.resize(step.len(), (0, 0));
-        let (rank, least) = step.iter().enumerate().min_by_key(|(_, of)| of.exposed_wait)?;
-        let more = step.iter().map(|of| of.exposed_wait - least.exposed_wait).sum::<u64>();
-        let (cost, count) = &mut ranks[rank];
-        *cost += more;
-        *count += u64::from(more > 0);
-    }
-    let (rank, (cost, count)) = ranks.iter().enumerate().max_by_key(|(_, (cost, _))| *cost)?;
-    let (num_steps, others) = (steps.num_kept() as f64, ranks.len() as f64 - 1.0);
-    (*cost > 0).then(|| Slowest {
-        rank,
-        steps_pct: pct(*count as f64, num_steps),
-        cost_ms: *cost as f64 / others / num_steps / 1e6,
-    })
+    Slowest::of(steps.each().map(|ranks| ranks.iter().map(|of| of.exposed_wait).collect()))
 }
 
 #[cfg(test)]
@@ -298,16 +260,6 @@ pub(crate) mod tests {
         RankReport { steps, alike, ..RankReport::default() }
     }
 
-    #[test]
-    fn the_slowest_rank_is_the_one_that_others_wait_for() {
-        let reports = [report(&[4, 0, 5]), report(&[0, 1, 1])];
-        let steps = AllSteps::new(reports.iter().map(|report| &report.steps));
-        let slowest = slowest(&steps).unwrap();
-        assert_eq!(slowest.rank, 1);
-        assert!((slowest.steps_pct - 200.0 / 3.0).abs() < 1e-9);
-        assert!((slowest.cost_ms - 8.0 / 3.0).abs() < 1e-9);
-    }
-
     /// Waiting behind arithmetic makes no step longer.
     #[test]
     fn a_rank_for_which_others_wait_while_they_compute_costs_nothing() {
@@ -319,13 +271,5 @@ pub(crate) mod tests {
             log
         });
         assert_eq!(slowest(&AllSteps::new(&logs)), None);
-    }
-
-    /// No rank is the last in a step in which all wait equally long.
-    #[test]
-    fn a_step_without_a_last_rank_is_no_rank_s() {
-        let reports = [report(&[3, 2, 2]), report(&[0, 2, 2])];
-        let steps = AllSteps::new(reports.iter().map(|report| &report.steps));
-        assert!((slowest(&steps).unwrap().steps_pct - 100.0 / 3.0).abs() < 1e-9);
     }
 }

@@ -1,59 +1,22 @@
-//! Measured steps as all ranks saw them, on one clock.
+//! The measured steps of a run as advice takes them.
 //!
-//! Takes the samples of all ranks. Returns, for each step that all of them kept, when each rank had its gradients final
-//! and its operations done, in milliseconds since rank 0 began the step. So the rank that all others wait for is known in
-//! each step, which means over ranks and steps hide. This module does not know what follows from these times.
+//! Takes the samples of all ranks. Returns each step that all of them kept, on one clock: in milliseconds since rank 0 began
+//! the step ([`Observed`]). A gradient's number is that of its parameter. This module does not know what follows from these
+//! times.
 
+use paceline_analysis::advice::observed::{Observed, RankStep, Seen};
 use paceline_table::stats::median;
 
 use crate::record::rank_report::RankReport;
 use crate::record::samples::StepSample;
 
-/// What one rank saw of a step.
+/// The gathers of a step, in milliseconds since each rank's own step began: means over the ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct RankStep {
-    /// Begin and end of the last backward pass.
-    pub backward: [f64; 2],
-    /// When each gradient was final, in the order of [`Observed::params`].
-    pub ready: Vec<f64>,
-    /// When each operation was submitted, started, had all ranks, and was done.
-    pub ops: Vec<[f64; 4]>,
-    /// How long this rank was exposed to waiting for the slowest one.
-    pub waiting: f64,
-}
-
-/// A step as all ranks saw it.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Seen {
-    /// Whether it has the operations and gradients of the first measured step.
-    pub is_alike: bool,
-    /// Exposed communication: mean over the ranks.
-    pub exposed: f64,
-    /// The part of it in which operations waited for the slowest rank: mean over the ranks.
-    pub waiting: f64,
-    /// Arithmetic and copies that synchronization adds: mean over the ranks.
-    pub sync: f64,
-    /// For each use of a gathered unit what [`StepSample::gathers`] has: means over the ranks, each since its own step began.
-    pub gathers: Vec<[f64; 6]>,
-    /// The end of the backward pass since the rank's own step began: mean over the ranks.
+pub struct SeenGathers {
+    /// For each use of a gathered unit what [`StepSample::gathers`] has.
+    pub uses: Vec<[f64; 6]>,
+    /// The end of the backward pass.
     pub backward_end: f64,
-    /// The ranks.
-    pub ranks: Vec<RankStep>,
-}
-
-/// The steps that all ranks kept, in order.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Observed {
-    /// The steps.
-    pub steps: Vec<Seen>,
-    /// The parameter of each gradient, in the order in which they are final.
-    pub params: Vec<usize>,
-    /// The bytes of each operation.
-    pub bytes: Vec<u64>,
-    /// The operations that carry buckets.
-    pub bucket_ops: Vec<usize>,
-    /// The operations that sum the statistics of a synchronized batch norm.
-    pub statistics_ops: Vec<usize>,
 }
 
 /// Clocks that differ by less, in milliseconds, are one clock: ranks of one host see the same moment as late as the
@@ -63,42 +26,32 @@ const ONE_CLOCK_MS: f64 = 20.0;
 /// microseconds per second.
 const NEIGHBORS: usize = 4;
 
-impl Observed {
-    /// What the ranks report, in rank order.
-    pub fn new(reports: &[RankReport]) -> Self {
-        let Some(first) = reports.first() else { return Self::default() };
-        let samples: Vec<&[StepSample]> =
-            reports.iter().map(|report| &report.alike.samples.kept[..]).collect();
-        let common = samples[0].iter().filter_map(|step| {
-            let of_rank = |of: &&[StepSample]| {
-                of.binary_search_by_key(&step.number, |sample| sample.number).ok()
-            };
-            let places = samples.iter().map(of_rank).collect::<Option<Vec<_>>>()?;
-            Some(places.iter().zip(&samples).map(|(at, of)| &of[*at]).collect())
-        });
-        let common: Vec<Vec<&StepSample>> = common.collect();
-        let apart: Vec<Vec<f64>> = common.iter().map(|step| clocks(step)).collect();
-        let steps = common.iter().enumerate().map(|(at, step)| {
-            let near = &apart[at.saturating_sub(NEIGHBORS)..(at + NEIGHBORS + 1).min(apart.len())];
-            seen(step, &error(&apart, near))
-        });
-        let alike = &first.alike;
-        Self {
-            steps: steps.collect(),
-            params: alike.ready.iter().map(|line| line.param).collect(),
-            bytes: alike.ops.iter().map(|op| op.bytes).collect(),
-            bucket_ops: alike.bucket_ops.clone(),
-            statistics_ops: alike.statistics_ops.clone(),
-        }
-    }
-
-    /// The steps whose operations and gradients are known on all ranks.
-    pub fn alike(&self) -> impl Iterator<Item = &Seen> {
-        let is_whole = |rank: &RankStep| {
-            rank.ready.len() == self.params.len() && rank.ops.len() == self.bytes.len()
-        };
-        self.steps.iter().filter(move |step| step.is_alike && step.ranks.iter().all(is_whole))
-    }
+/// What the ranks report, in rank order, and the gathers of each of the steps.
+pub fn observed(reports: &[RankReport]) -> (Observed, Vec<SeenGathers>) {
+    let Some(first) = reports.first() else { return Default::default() };
+    let samples: Vec<&[StepSample]> =
+        reports.iter().map(|report| &report.alike.samples.kept[..]).collect();
+    let common = samples[0].iter().filter_map(|step| {
+        let of_rank =
+            |of: &&[StepSample]| of.binary_search_by_key(&step.number, |sample| sample.number).ok();
+        let places = samples.iter().map(of_rank).collect::<Option<Vec<_>>>()?;
+        Some(places.iter().zip(&samples).map(|(at, of)| &of[*at]).collect())
+    });
+    let common: Vec<Vec<&StepSample>> = common.collect();
+    let apart: Vec<Vec<f64>> = common.iter().map(|step| clocks(step)).collect();
+    let steps = common.iter().enumerate().map(|(at, step)| {
+        let near = &apart[at.saturating_sub(NEIGHBORS)..(at + NEIGHBORS + 1).min(apart.len())];
+        seen(step, &error(&apart, near))
+    });
+    let alike = &first.alike;
+    let observed = Observed {
+        steps: steps.collect(),
+        gradients: alike.ready.iter().map(|line| line.param).collect(),
+        bytes: alike.ops.iter().map(|op| op.bytes).collect(),
+        bucket_ops: alike.bucket_ops.clone(),
+        blocking_ops: alike.statistics_ops.clone(),
+    };
+    (observed, common.iter().map(|step| gathers(step)).collect())
 }
 
 /// By how many milliseconds the clock of each rank is ahead of rank 0's, as the operations of a step show: all ranks see
@@ -128,13 +81,21 @@ fn error(all: &[Vec<f64>], near: &[Vec<f64>]) -> Vec<f64> {
     (0..all.first().map_or(0, Vec::len)).map(of_rank).collect()
 }
 
+/// The mean over the ranks.
+fn mean(step: &[&StepSample], part: impl Fn(&StepSample) -> f32) -> f64 {
+    step.iter().map(|sample| f64::from(part(sample))).sum::<f64>() / step.len() as f64
+}
+
+fn gathers(step: &[&StepSample]) -> SeenGathers {
+    let num_uses = step.iter().map(|sample| sample.gathers.len()).min().unwrap_or(0);
+    let of_use = |at: usize| [0, 1, 2, 3, 4, 5].map(|of| mean(step, |s| s.gathers[at][of]));
+    SeenGathers {
+        uses: (0..num_uses).map(of_use).collect(),
+        backward_end: mean(step, |sample| sample.backward[1]),
+    }
+}
+
 fn seen(step: &[&StepSample], errors: &[f64]) -> Seen {
-    let num_ranks = step.len() as f64;
-    let mean = |part: &dyn Fn(&StepSample) -> f64| {
-        step.iter().map(|sample| part(sample)).sum::<f64>() / num_ranks
-    };
-    let num_gathers = step.iter().map(|sample| sample.gathers.len()).min().unwrap_or(0);
-    let gather = |at: usize| [0, 1, 2, 3, 4, 5].map(|of| mean(&|s| f64::from(s.gathers[at][of])));
     let rank = |(sample, error): (&&StepSample, &f64)| {
         let shift = between(sample, step[0]) - error;
         let at = |ms: f32| f64::from(ms) + shift;
@@ -147,11 +108,9 @@ fn seen(step: &[&StepSample], errors: &[f64]) -> Seen {
     };
     Seen {
         is_alike: step.iter().all(|sample| sample.is_alike),
-        exposed: mean(&|sample| f64::from(sample.exposed)),
-        waiting: mean(&|sample| f64::from(sample.waiting)),
-        sync: mean(&|sample| f64::from(sample.sync)),
-        gathers: (0..num_gathers).map(gather).collect(),
-        backward_end: mean(&|sample| f64::from(sample.backward[1])),
+        exposed: mean(step, |sample| sample.exposed),
+        waiting: mean(step, |sample| sample.waiting),
+        sync: mean(step, |sample| sample.sync),
         ranks: step.iter().zip(errors).map(rank).collect(),
     }
 }
@@ -187,15 +146,17 @@ mod tests {
     #[test]
     fn all_ranks_are_seen_on_the_clock_of_rank_0() {
         for ahead_ms in [0, 5_000_000] {
-            let observed = Observed::new(&[report(0, 0, &[0, 1, 2]), report(ahead_ms, 5, &[0, 2])]);
+            let reports = [report(0, 0, &[0, 1, 2]), report(ahead_ms, 5, &[0, 2])];
+            let (observed, gathers) = observed(&reports);
+            assert_eq!(gathers.len(), 2);
             assert_eq!(observed.steps.len(), 2, "a step that one rank has not kept is left out");
             let step = &observed.steps[1];
-            assert_eq!((step.exposed, observed.params[0]), (6.5, 3));
+            assert_eq!((step.exposed, observed.gradients[0]), (6.5, 3));
             let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-4, "{a}, not {b}: {step:?}");
             near(step.ranks[0].ready[0], 10.0);
             near(step.ranks[1].ready[0], 15.0);
             near(step.ranks[1].ops[0][3], 30.0);
         }
-        assert_eq!(Observed::new(&[]), Observed::default());
+        assert_eq!(observed(&[]), Default::default());
     }
 }

@@ -1,29 +1,38 @@
 //! The text of a run that has ended: a summary that fits a screen, and the details. A view of the table of figures, from
 //! which names, units and decimals come.
 
+use paceline_analysis::advice::blame::Slowest;
 use paceline_host::text::{plain_table, plural, thousands};
 use paceline_memory::Category;
+use paceline_table::table::Cell;
 
 use crate::figures::facts::Facts;
-use crate::figures::figure::Figure;
-use crate::figures::table::{self, TABLE};
-use crate::insight::anatomy::{Anatomy, BucketLine, GatherLine, Slowest};
+use crate::figures::table::{TABLE, printed};
+use crate::insight::anatomy::{Anatomy, BucketLine, GatherLine};
 use crate::record::memory::TOTAL;
 use crate::record::steps::AllSteps;
 use crate::views::memory_lines::memory_lines;
 
 /// A number of a run as it is shown; a dash if nothing was measured.
 fn number(facts: &Facts, name: &str) -> String {
-    value(facts, name).map_or("-".to_owned(), |value| figure(name).shown(value))
+    value(facts, name).map_or("-".to_owned(), |value| printed(name).shown(value))
 }
 
 /// A number of a run, if it was measured.
 fn value(facts: &Facts, name: &str) -> Option<f64> {
-    figure(name).of_run(facts)?.as_f64()
+    printed(name).of_run(facts)?.as_f64()
 }
 
-fn figure(name: &str) -> &'static Figure {
-    table::find(name).expect("the table has each figure that the console prints")
+/// A number of a run with its unit; a dash if nothing was measured.
+fn amount(facts: &Facts, name: &str) -> String {
+    value(facts, name).map_or("-".to_owned(), |value| printed(name).with_unit(value))
+}
+
+/// A number of a run with commas between thousands, and its label; a dash if nothing was measured.
+fn labeled(facts: &Facts, name: &str) -> String {
+    let head = printed(name).head();
+    let number = value(facts, name).map_or("-".to_owned(), |of| Cell::Number(of).shown(&head));
+    format!("{number} {}", head.label)
 }
 
 fn rounded(value: Option<f64>) -> String {
@@ -40,6 +49,7 @@ fn unmeasured(facts: &Facts) -> String {
 /// How well a run went, where the time of a step went, and what to change. Tables fit `width`.
 pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
     let number = |name| number(facts, name);
+    let amount = |name| amount(facts, name);
     let num_measured = facts.steps.count();
     let mut lines: Vec<String> = Vec::new();
     if let Some(steps) = facts.outcome.stopped_after {
@@ -49,32 +59,32 @@ pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> 
             thousands(facts.config.total_steps())
         ));
     }
-    lines.push(format!("Total time: {} s. {}", number("total_s"), samples(facts)));
+    lines.push(format!("Total time: {}. {}", amount("total_s"), samples(facts)));
     if num_measured == 0 {
         lines.push(unmeasured(facts));
     } else {
         lines.extend([format!(
-            "Step: {} ms median, {} ms p99 over {} steps; {} samples/s{}",
-            number("step_ms_median"),
-            number("step_ms_p99"),
+            "Step: {} median, {} p99 over {} steps; {}{}",
+            amount("step_ms_median"),
+            amount("step_ms_p99"),
             thousands(num_measured),
-            rounded(value(facts, "samples_per_s")),
+            labeled(facts, "samples_per_s"),
             value(facts, "tokens_per_s")
-                .map_or(String::new(), |of| { format!(", {} tokens/s", rounded(Some(of))) })
+                .map_or(String::new(), |_| format!(", {}", labeled(facts, "tokens_per_s")))
         )]);
         lines.extend(value(facts, "mfu_pct").map(|_| {
             let threads = plural(facts.config.threads, "thread");
             format!(
-                "Model FLOP/s: {} G per rank, {} % of the peak of {threads}, {} G",
+                "Model FLOP/s: {} G per rank, {} of the peak of {threads}, {} G",
                 number("model_gflop_per_s"),
-                number("mfu_pct"),
+                amount("mfu_pct"),
                 number("peak_gflop_per_s")
             )
         }));
         lines.push(format!(
-            "Compute time: {} ms; communication overhead: {} % of the step",
-            number("compute_ms"),
-            number("comm_overhead_pct")
+            "Compute time: {}; exposed communication: {} of the step (means)",
+            amount("compute_ms"),
+            amount("comm_overhead_pct")
         ));
         if has_anatomy(facts) {
             lines.extend(anatomy_lines(&facts.steps, &facts.anatomy, width));
@@ -87,7 +97,7 @@ pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> 
             cost.synchronized_ms, cost.unsynchronized_ms, cost.added_pct
         ));
     }
-    let peaks = facts.peak_bytes(figure("peak_bytes").ranks);
+    let peaks = facts.peak_bytes(printed("peak_bytes").ranks);
     let categories = Category::ALL.into_iter().map(Category::name).chain([TOTAL]);
     let peaks: Vec<String> = categories
         .filter_map(|name| peaks.get(name).map(|bytes| (name, *bytes)))
@@ -170,13 +180,13 @@ fn unlike_line(facts: &Facts) -> Option<String> {
 
 /// Where the time of a step goes.
 fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> Vec<String> {
-    let wall = table::find("wall_ms").into_iter();
+    let wall = [printed("wall_ms")];
     let parts = TABLE.iter().filter(|figure| figure.is_part_of_step).chain(wall);
     // A part that takes no time is left out.
     let rows: Vec<[String; 3]> = parts
         .map(|figure| {
             let ms = figure.of_steps(steps).unwrap_or(0.0);
-            let share = 100.0 * ms / anatomy.wall_ms;
+            let share = 100.0 * ms / anatomy.means.wall_ms;
             let share = if share.is_finite() { share } else { 0.0 };
             [figure.label.to_owned(), figure.shown(ms), format!("{share:.1}")]
         })
@@ -184,10 +194,10 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> V
         .collect();
     let rows = plain_table(["Main thread", "ms", "%"], 1, &rows, width);
     let mut lines = vec!["Anatomy of a step, means over ranks and steps:".to_owned(), rows];
-    if let Some(overlap) = anatomy.overlap_pct() {
-        let mean = |name| figure(name).shown(figure(name).of_steps(steps).unwrap_or(0.0));
+    if let Some(hidden) = anatomy.hidden_pct() {
+        let mean = |name| printed(name).with_unit(printed(name).of_steps(steps).unwrap_or(0.0));
         lines.push(format!(
-            "Communication {} ms, {overlap:.0} % hidden; waiting for the slowest rank {} ms",
+            "Communication {}, {hidden:.0} % hidden; waiting for the slowest rank {}",
             mean("comm_ms"),
             mean("comm_wait_ms")
         ));
@@ -278,7 +288,7 @@ pub(crate) fn scaling_block(facts: &Facts) -> String {
     let samples = config.samples_per_step();
     match facts.steps.mean(|times| times.step) {
         Some(mean_ns) => lines.extend([
-            format!("Avg step time    : {} ms", number(facts, "step_ms")),
+            format!("Avg step time    : {}", amount(facts, "step_ms")),
             format!("Throughput       : {} samples/s", rounded(Some(samples / mean_ns * 1e9))),
             format!("Measured samples : {}", rounded(Some(samples * num_measured as f64))),
         ]),
@@ -303,16 +313,16 @@ mod tests {
 
     #[test]
     fn every_figure_of_the_console_is_in_the_table() {
-        let text = include_str!("blocks.rs");
-        let names =
-            ["number(\"", "value(facts, \""].iter().flat_map(|call| text.split(call).skip(1));
+        let text = [include_str!("blocks.rs"), include_str!("console.rs")].concat();
+        let calls = ["number(\"", "amount(\"", "(facts, \"", "printed(\""];
+        let names = calls.iter().flat_map(|call| text.split(call).skip(1));
         let names: Vec<&str> = names.filter_map(|rest| rest.split('"').next()).collect();
         assert!(names.len() > 10, "{names:?}");
         for name in names
             .into_iter()
             .filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
         {
-            assert!(table::find(name).is_some(), "{name}");
+            assert!(crate::figures::table::find(name).is_some(), "{name}");
         }
     }
 }

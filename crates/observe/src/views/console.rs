@@ -14,6 +14,7 @@ use paceline_settings::config::TrainConfig;
 
 use crate::figures::event::{Event, Listener, StepDone};
 use crate::figures::facts::Facts;
+use crate::figures::table::printed;
 use crate::views::blocks::{detail_lines, scaling_block, summary_lines};
 use crate::views::head;
 
@@ -57,7 +58,8 @@ impl Batches {
     /// The mean times of a batch.
     fn times(&self) -> String {
         let mean = |ns: u64| ns as f64 / self.count.max(1) as f64;
-        format!("data {:.2} ms, batch {:.4} s", mean(self.data_ns) / 1e6, mean(self.wall_ns) / 1e9)
+        let data = printed("data_ms").with_unit(mean(self.data_ns) / 1e6);
+        format!("data {data}, batch {:.4} s", mean(self.wall_ns) / 1e9)
     }
 
     /// Their number and mean times.
@@ -102,7 +104,7 @@ impl<'a> Console<'a> {
                 let (batches, samples) = (three_digits(per_s), three_digits(per_s * rank_samples));
                 [format!("{batches} batches/s"), format!("{samples} samples/s")]
             }));
-            facts.push(format!("loss {loss:.4}"));
+            facts.push(format!("loss {}", printed("loss").shown(loss)));
         }
         let name = format!("Epoch {}/{}", epoch + 1, self.config.epochs);
         let (done, of) = (batches as u64, of as u64);
@@ -165,7 +167,8 @@ impl<'a> Console<'a> {
         if batches / every > before / every {
             let times =
                 self.config.log_every.map_or(String::new(), |_| format!(", {}", step.times()));
-            self.say(format!("Epoch {} Batch {batches} Loss: {loss:.4}{times}", epoch + 1));
+            let loss = printed("loss").shown(loss);
+            self.say(format!("Epoch {} Batch {batches} Loss: {loss}{times}", epoch + 1));
         }
     }
 
@@ -173,11 +176,12 @@ impl<'a> Console<'a> {
         if *is_final {
             evaluation_lines(result).iter().for_each(|line| self.say(line));
         } else {
-            let (loss, over) = (result.sums.mean_loss(), over(result));
+            let loss = printed("eval_loss").shown(result.sums.mean_loss());
+            let shown = |part| printed("eval_accuracy_pct").with_unit(100.0 * part);
             let accuracy = result.accuracy();
             let accuracy =
-                accuracy.map_or(String::new(), |part| format!("accuracy {:.2} %, ", 100.0 * part));
-            self.say(format!("Step {steps}: evaluation loss {loss:.4}, {accuracy}{over}"));
+                accuracy.map_or(String::new(), |part| format!("accuracy {}, ", shown(part)));
+            self.say(format!("Step {steps}: evaluation loss {loss}, {accuracy}{}", over(result)));
         }
     }
 
@@ -206,7 +210,7 @@ impl Listener for Console<'_> {
         match event {
             Event::Placed { group, placements } => {
                 self.say(head::title(self.config, group));
-                head::places(placements, self.config.verbose)
+                head::places(placements, self.config.device, self.config.verbose)
                     .iter()
                     .for_each(|line| self.say(line));
             }
@@ -225,7 +229,11 @@ impl Listener for Console<'_> {
             Event::Evaluated(evaluation) => self.evaluated(evaluation),
             Event::EpochEnded { epoch, sums, has_classes, cut_after, took } => {
                 let accuracy = match has_classes {
-                    true => format!(", accuracy {:.2} %", 100.0 * sums.accuracy()),
+                    true => {
+                        let shown =
+                            printed("train_accuracy_pct").with_unit(100.0 * sums.accuracy());
+                        format!(", accuracy {shown}")
+                    }
                     false => String::new(),
                 };
                 let batches = match self.config.log_every {
@@ -237,10 +245,10 @@ impl Listener for Console<'_> {
                     format!(", {batches} of {} batches", self.config.steps_per_epoch)
                 });
                 self.say(format!(
-                    "Epoch {}/{num_epochs}{part}: loss {:.4}{accuracy}, {:.2} s{batches}",
+                    "Epoch {}/{num_epochs}{part}: loss {}{accuracy}, {}{batches}",
                     epoch + 1,
-                    sums.mean_loss(),
-                    took.as_secs_f64()
+                    printed("train_loss").shown(sums.mean_loss()),
+                    printed("total_s").with_unit(took.as_secs_f64())
                 ));
             }
             Event::TrainingEnded(_) => {
@@ -249,7 +257,8 @@ impl Listener for Console<'_> {
                 }
                 if let (Some(_), Some(begin)) = (self.config.log_every, self.begin) {
                     let total = begin.elapsed().as_secs_f64();
-                    self.say(format!("Training: {total:.2} s, {}", self.run.counted()));
+                    let total = printed("total_s").with_unit(total);
+                    self.say(format!("Training: {total}, {}", self.run.counted()));
                 }
             }
             Event::Ended(facts) => self.ended(facts),
@@ -261,10 +270,11 @@ impl Listener for Console<'_> {
 
 /// The lines for an evaluation of a finished model.
 pub fn evaluation_lines(result: &TestResult) -> Vec<String> {
-    let loss = result.sums.mean_loss();
-    let mut lines = vec![format!("Evaluation loss: {loss:.4}, {}", over(result))];
+    let loss = printed("eval_loss").shown(result.sums.mean_loss());
+    let mut lines = vec![format!("Evaluation loss: {loss}, {}", over(result))];
     let accuracy = result.accuracy();
-    lines.extend(accuracy.map(|part| format!("Evaluation accuracy: {:.2}%", 100.0 * part)));
+    let shown = |part| printed("eval_accuracy_pct").shown(100.0 * part);
+    lines.extend(accuracy.map(|part| format!("Evaluation accuracy: {}%", shown(part))));
     lines
 }
 

@@ -6,6 +6,7 @@ use paceline_collectives::Group;
 use paceline_host::text::{plural, thousands};
 use paceline_model::Model;
 use paceline_settings::config::TrainConfig;
+use paceline_settings::device::Device;
 use paceline_settings::named::PrecisionName;
 
 use crate::figures::event::Placed;
@@ -29,14 +30,14 @@ pub(crate) fn title(config: &TrainConfig, group: &Group) -> String {
 }
 
 /// Where the ranks are: a line for each, or, on one host and unless `each` is asked for, one line for all.
-pub(crate) fn places(placements: &[Placed], each: bool) -> Vec<String> {
+pub(crate) fn places(placements: &[Placed], device: Device, each: bool) -> Vec<String> {
     let mut on_host: BTreeMap<&str, usize> = BTreeMap::new();
     for Placed { host, .. } in placements {
         *on_host.entry(host).or_default() += 1;
     }
     match on_host.into_iter().next() {
         Some((host, count)) if count == placements.len() && !each => {
-            vec![format!("Ranks: {count} on {host}, device cpu")]
+            vec![format!("Ranks: {count} on {host}, device {device}")]
         }
         _ => placements.iter().map(|placed| placed.device.clone()).collect(),
     }

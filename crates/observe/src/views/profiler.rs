@@ -68,7 +68,7 @@ impl Profiler {
         compute: Compute,
         allocator: &Allocator,
     ) -> (Self, Compute) {
-        let num_threads = num_recorded(compute.threads.count());
+        let num_threads = num_recorded(compute.threads().count());
         let num_steps = num_steps_with_room(config, num_threads);
         let mut recorder = Recorder::new();
         let mut track =

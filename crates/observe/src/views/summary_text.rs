@@ -36,7 +36,7 @@ impl Listener for SummaryText<'_> {
         match event {
             Event::Placed { group, placements } => {
                 self.lines.push(head::title(self.config, group));
-                self.lines.extend(head::places(placements, true));
+                self.lines.extend(head::places(placements, self.config.device, true));
             }
             Event::Built(model) => self.lines.push(head::size(model)),
             Event::Evaluated(evaluation) if evaluation.is_final => {

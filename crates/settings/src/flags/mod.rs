@@ -16,7 +16,8 @@ use paceline_choices::optimizers::OPTIMIZERS;
 use paceline_choices::registry::{self, flags_of};
 use paceline_choices::strategies::STRATEGIES;
 
-use super::named::{AccumulationName, Course, Device, DeviceParser, PrecisionName, TransportName};
+use super::device::{Device, DeviceParser};
+use super::named::{AccumulationName, Course, PrecisionName, TransportName};
 
 pub use compare::{CompareFlags, Comparison, Several};
 pub use paceline_launch::CommArgs;
@@ -52,8 +53,9 @@ pub struct RunFlags {
     /// How the ranks reach each other; with --nnodes, hybrid by default, or tcp if each host has one rank
     #[arg(long, alias = "backend", value_enum, default_value_t = TransportName::Shm, help_heading = "Ranks")]
     pub transport: TransportName,
-    /// Where to compute
-    #[arg(long, value_parser = DeviceParser, default_value = "cpu", help_heading = "Ranks")]
+    /// Where to compute: cpu, or sim, an accelerator emulated on the processor (sim:copy=16gbit,10us,launch=5us states its
+    /// copies and launches; sim:late,seed=7 runs its work as late as possible, to find waits that are missing)
+    #[arg(long, value_name = "DEVICE", value_parser = DeviceParser, default_value = "cpu", help_heading = "Ranks")]
     pub device: Device,
     /// Element type in which products are computed and activations are kept
     #[arg(long, value_enum, default_value_t = PrecisionName::F32, help_heading = "Ranks")]
@@ -165,9 +167,9 @@ pub struct RunFlags {
     /// Keep the last N checkpoints, and the last one that the steps after it have proven
     #[arg(long, value_name = "N", requires = "save", default_value_t = 2, help_heading = "Output")]
     pub save_keep: usize,
-    /// Memory of each rank for the copy from which a checkpoint is written, in MB of 2^20 bytes; if the copy does not
+    /// Memory of each rank for the copy from which a checkpoint is written, in MiB; if the copy does not
     /// fit, training waits while the rest is written [default: as much as the copy takes]
-    #[arg(long, value_name = "MB", requires = "save", help_heading = "Output")]
+    #[arg(long, value_name = "MiB", requires = "save", help_heading = "Output")]
     pub save_budget_mb: Option<usize>,
     /// Go on training only when a checkpoint is complete, and not while it is written
     #[arg(long, requires = "save", help_heading = "Output")]

@@ -143,7 +143,7 @@ impl Gathers {
         let is_there = !matches!(self.states[unit.0], State::Closed);
         self.states[unit.0] = State::Closed;
         if cfg!(debug_assertions) && is_there && matches!(self.room, GatherTarget::Arena(..)) {
-            self.memory(replica, unit)?.as_bytes().write::<u8>()?.fill(0xFF);
+            self.memory(replica, unit)?.fill_bytes(0xFF)?;
         }
         Ok(())
     }

@@ -51,7 +51,7 @@ impl UnitMemory {
     /// Fills the memory of a unit with not-a-number, in builds with debug assertions: its contents are no longer needed.
     pub(crate) fn free(&self, unit: UnitId) -> Result<()> {
         if cfg!(debug_assertions) {
-            self.of(unit)?.as_bytes().write::<u8>()?.fill(0xFF);
+            self.of(unit)?.fill_bytes(0xFF)?;
         }
         Ok(())
     }

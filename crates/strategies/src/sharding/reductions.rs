@@ -165,7 +165,7 @@ impl Reductions {
         }
         if cfg!(debug_assertions) {
             // Not-a-number, so that a gradient which no layer writes does not look right.
-            memory.as_bytes().write::<u8>()?.fill(0xFF);
+            memory.fill_bytes(0xFF)?;
         }
         // Padding is reduced too. A gradient that is announced as zero before its unit is open is not written again.
         match replica.options.find_unused_parameters {

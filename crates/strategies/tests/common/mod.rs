@@ -341,11 +341,22 @@ impl Trainer {
         model: Model,
         net: Net,
         ranks: impl Into<Mesh>,
+        strategy: Box<dyn Strategy>,
+        optim: Optim,
+    ) -> Self {
+        Self::in_memory(&Allocator::new(), model, net, ranks.into(), strategy, optim)
+    }
+
+    /// Trains in the memory of a device.
+    pub fn in_memory(
+        memory: &Allocator,
+        model: Model,
+        net: Net,
+        mesh: Mesh,
         mut strategy: Box<dyn Strategy>,
         optim: Optim,
     ) -> Self {
-        let mesh = ranks.into();
-        let compute = Compute::new(1, Allocator::new()).unwrap();
+        let compute = Compute::new(1, memory.clone()).unwrap();
         // The seeds differ, and only rank 0's seed may have an effect.
         let seed = 1 + mesh.world().rank() as u64;
         let options = ReplicaOptions { precision: net.precision(), ..Default::default() };
@@ -380,7 +391,9 @@ impl Trainer {
         for count in micro_batches {
             let samples = self.next_sample..self.next_sample + count;
             let Replica { compute, group, .. } = &self.replica;
-            shares.push(self.net.share(&compute.allocator, samples, group));
+            let MicroBatch { batch, global_count } = self.net.share(&compute.host, samples, group);
+            let batch = batch.to_device(&compute.allocator).unwrap();
+            shares.push(MicroBatch { batch, global_count });
             self.next_sample += count;
         }
         shares
@@ -403,7 +416,7 @@ impl Trainer {
         for param in layout.params() {
             let values = strategy.gather_unit(replica, track, param.unit).unwrap();
             let value = values.slice(param.range()).unwrap();
-            weights.extend_from_slice(&value.read::<f32>().unwrap());
+            weights.extend_from_slice(&value.to_host().unwrap().read::<f32>().unwrap());
         }
         weights
     }

@@ -2,7 +2,7 @@
 //!
 //! Curves are predictions and are computed at many places, so a single link has a curve too. Points are measurements.
 
-use paceline_table::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
+use paceline_table::plot::{Axis, LineChart, Series, Stroke, Unit};
 
 use super::efficiency::efficiency_pct;
 use super::model::Calibration;
@@ -15,6 +15,9 @@ const BEYOND: f64 = 4.0;
 /// The bandwidths in Gbit/s that a chart may have. Beyond them it would have more decades than grid lines can show.
 const SHOWN: (f64, f64) = (1e-6, 1e9);
 
+/// The look of the line that the others are compared with.
+const REFERENCE_LOOK: usize = 4;
+
 /// What the charts say of the model and of the place of the runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Labels<'a> {
@@ -22,6 +25,15 @@ pub struct Labels<'a> {
     pub model: &'a str,
     /// Where and when it was run.
     pub place: &'a str,
+}
+
+impl Labels<'_> {
+    /// A chart of these series that have points.
+    fn chart(&self, what: String, x: Axis, y: Axis, mut series: Vec<Series>) -> LineChart {
+        series.retain(|line| !line.points.is_empty());
+        let (title, subtitle) = (format!("{}: {what}", self.model), self.place.to_owned());
+        LineChart { title, subtitle, x, y, series }
+    }
 }
 
 /// The charts by their names. `chosen` has the network of each row. The step by number of ranks needs two of them.
@@ -72,48 +84,28 @@ fn by_bandwidth(rows: &[Row], chosen: &[Chosen], target: f64, labels: &Labels) -
     let (low, high) = (low / BEYOND, high * BEYOND);
     let places =
         || (0..=PLACES).map(|at| low * (high / low).powf(f64::from(at) / f64::from(PLACES)));
-    let mut series = vec![Series {
-        name: format!("{target} %"),
-        points: vec![(low, target), (high, target)],
-        ranges: Vec::new(),
-        stroke: Stroke::Dotted,
-        look: 4,
-    }];
+    let level = Series::line(format!("{target} %"), [(low, target), (high, target)]);
+    let mut series = vec![level.stroke(Stroke::Dotted).look(REFERENCE_LOOK)];
     for (look, ranks) in ranks_of(rows).into_iter().enumerate() {
         let all = || rows.iter().zip(chosen).filter(move |(row, _)| row.ranks == ranks);
         let Some((row, first)) = all().next() else { continue };
         let curve = places().map(|gbit_s| (gbit_s, first.efficiency_pct(gbit_s / 8e-9)));
         let latency = format!("{:.1}", row.latency_us);
         let latency = latency.trim_end_matches(".0");
-        series.push(Series {
-            name: format!("{ranks} ranks, {latency} us"),
-            points: curve.collect(),
-            ranges: Vec::new(),
-            stroke: Stroke::Dotted,
-            look,
-        });
+        let curve = Series::line(format!("{ranks} ranks, {latency} us"), curve);
+        series.push(curve.stroke(Stroke::Dotted).look(look));
         let measured = all().filter_map(|(row, chosen)| {
             let measured_ms = row.measured_ms?;
             Some((gbit_s(chosen), efficiency_pct(chosen.step.alone_ms, measured_ms)))
         });
-        let points: Vec<_> = measured.collect();
-        if !points.is_empty() {
-            let (name, stroke) = (format!("{ranks} ranks, measured"), Stroke::Solid);
-            series.push(Series { name, points, ranges: Vec::new(), stroke, look });
-        }
+        series.push(Series::line(format!("{ranks} ranks, measured"), measured).look(look));
     }
-    let algorithm = algorithms(rows);
-    LineChart {
-        title: format!("{}: efficiency by bandwidth, {algorithm}", labels.model),
-        subtitle: labels.place.to_owned(),
-        x: Axis {
-            label: "Bandwidth of the link (Gbit/s)".into(),
-            unit: Unit::Count,
-            spacing: Spacing::Logarithmic,
-        },
-        y: Axis { label: "Efficiency (%)".into(), unit: Unit::Count, spacing: Spacing::Linear },
+    labels.chart(
+        format!("efficiency by bandwidth, {}", algorithms(rows)),
+        Axis::logarithmic("Bandwidth of the link (Gbit/s)", Unit::Count),
+        Axis::linear("Efficiency (%)", Unit::Count),
         series,
-    }
+    )
 }
 
 /// The step against the number of ranks: a line for each link, and one without communication.
@@ -124,13 +116,9 @@ fn by_ranks(rows: &[Row], calibrations: &[Calibration], labels: &Labels) -> Line
         same.or(calibrations.first()).map_or(0.0, |calibration| calibration.step_ms)
     };
     let point = |ranks: usize, ms: f64| (ranks as f64, 1e3 * ms);
-    let mut series = vec![Series {
-        name: "no communication".into(),
-        points: ranks.iter().map(|&ranks| point(ranks, alone(ranks))).collect(),
-        ranges: Vec::new(),
-        stroke: Stroke::Dotted,
-        look: 4,
-    }];
+    let level = ranks.iter().map(|&ranks| point(ranks, alone(ranks)));
+    let level = Series::line("no communication", level);
+    let mut series = vec![level.stroke(Stroke::Dotted).look(REFERENCE_LOOK)];
     let mut links: Vec<&str> = Vec::new();
     for row in rows.iter().filter(|row| row.ranks == ranks[0]) {
         if !links.contains(&&*row.link) {
@@ -139,30 +127,15 @@ fn by_ranks(rows: &[Row], calibrations: &[Calibration], labels: &Labels) -> Line
     }
     for (look, link) in links.into_iter().enumerate() {
         let of_link = || rows.iter().filter(move |row| row.link == link);
-        series.push(Series {
-            name: link.to_owned(),
-            points: of_link().map(|row| point(row.ranks, row.prediction.step_ms)).collect(),
-            ranges: Vec::new(),
-            stroke: Stroke::Dashed,
-            look,
-        });
+        let predicted = of_link().map(|row| point(row.ranks, row.prediction.step_ms));
+        series.push(Series::line(link, predicted).stroke(Stroke::Dashed).look(look));
         let measured = of_link().filter_map(|row| Some(point(row.ranks, row.measured_ms?)));
-        let points: Vec<_> = measured.collect();
-        if !points.is_empty() {
-            let (name, stroke) = (format!("{link}, measured"), Stroke::Solid);
-            series.push(Series { name, points, ranges: Vec::new(), stroke, look });
-        }
+        series.push(Series::line(format!("{link}, measured"), measured).look(look));
     }
-    let algorithm = algorithms(rows);
-    LineChart {
-        title: format!("{}: time of a step by ranks, {algorithm}", labels.model),
-        subtitle: labels.place.to_owned(),
-        x: Axis { label: "Ranks".into(), unit: Unit::Count, spacing: Spacing::Logarithmic },
-        y: Axis {
-            label: "Time of a step".into(),
-            unit: Unit::Microseconds,
-            spacing: Spacing::Linear,
-        },
+    labels.chart(
+        format!("time of a step by ranks, {}", algorithms(rows)),
+        Axis::logarithmic("Ranks", Unit::Count),
+        Axis::linear("Time of a step", Unit::Microseconds),
         series,
-    }
+    )
 }

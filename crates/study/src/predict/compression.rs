@@ -10,7 +10,7 @@ use paceline_failure::{Failure, Result};
 use paceline_kernels::{Compute, cast, top_k};
 use paceline_memory::{Allocator, Category, DType};
 use paceline_model::Layout;
-use paceline_observe::insight::replay;
+use paceline_observe::insight::buckets::plan;
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::{BucketCaps, TopK};
 use serde::Serialize;
@@ -146,16 +146,9 @@ fn step_ms(
 ) -> Result<f64> {
     let backward = calibration.backward(layout)?;
     let all_bytes = (layout.trained_len() * size_of::<f32>()) as f64;
-    let buckets = backward.buckets(caps);
-    let mut spent = 0.0;
-    let delayed = buckets.iter().map(|&(ready, bytes)| {
-        spent += way.before_ms * bytes as f64 / all_bytes;
-        (ready + spent, (way.cost)(bytes))
-    });
-    let delayed: Vec<_> = delayed.collect();
-    let times = replay::queue(backward.loss_done(way.loss), delayed);
-    let exposed = replay::exposed(&times, backward.end + way.before_ms);
-    Ok(calibration.step_ms + way.before_ms + exposed + way.after_ms)
+    let before = |bytes: u64| way.before_ms * bytes as f64 / all_bytes;
+    let played = backward.play_with(&plan(layout, caps), way.loss, way.cost, before);
+    Ok(calibration.step_ms + way.before_ms + played.exposed() + way.after_ms)
 }
 
 /// What would pay, and the sentence that says why.

@@ -8,7 +8,7 @@ use paceline_launch::launcher;
 use super::network::Route;
 use crate::flags::TrainFlags;
 use crate::spec::Spec;
-use crate::study::StudyArgs;
+use crate::study::{StudyArgs, refuse_flags};
 use crate::usage;
 
 const EXAMPLES: &str = "\
@@ -125,11 +125,11 @@ pub const MEASURED: &str = "measured";
 pub const MAX_RANKS: usize = 4096;
 /// Flags that a prediction cannot take into account, and what to do instead.
 const NOT_PREDICTED: [(&str, &str); 5] = [
-    ("strategy", "what ddp would do is predicted"),
-    ("link", "pass --links"),
-    ("sync-batch-norm", "its blocking sums are not predicted"),
-    ("broadcast-buffers", "its broadcasts are not predicted"),
-    ("rank-samples", "the same batch on every rank is predicted"),
+    ("strategy", "what ddp would do is predicted; leave it out"),
+    ("link", "pass --links; leave it out"),
+    ("sync-batch-norm", "its blocking sums are not predicted; leave it out"),
+    ("broadcast-buffers", "its broadcasts are not predicted; leave it out"),
+    ("rank-samples", "the same batch on every rank is predicted; leave it out"),
 ];
 /// The flag that says how ranks reduce.
 const ALGORITHM: &str = "algorithm";
@@ -156,11 +156,7 @@ pub fn resolve(args: &PredictArgs) -> Result<Spec> {
             args.efficiency
         ));
     }
-    for (flag, instead) in NOT_PREDICTED {
-        if args.train.0.has(flag) {
-            return usage(format!("--{flag}: {instead}; leave it out"));
-        }
-    }
+    refuse_flags(&args.train.0, &NOT_PREDICTED)?;
     if args.gradient_bytes.is_some() {
         check_numbers(args)?;
     }

@@ -20,7 +20,7 @@ use paceline_run::shortage::{largest, with_strategy};
 use paceline_settings::config::TrainConfig;
 use paceline_settings::flags::RunFlags;
 use paceline_settings::open_data::OpenData;
-use paceline_table::table::{Cell, Head, Table};
+use paceline_table::table::{Columns, Table};
 use serde::Serialize;
 
 use super::{MAX_RANKS, PredictArgs};
@@ -236,27 +236,19 @@ fn used(rows: &[Row]) -> Vec<&'static str> {
 fn table(rows: &[Row]) -> Table {
     let largest = rows.iter().map(|row| row.bytes["total"]).max().unwrap_or(0);
     let (unit, factor) = if largest >= 100_000_000_000 { ("GB", 1e-9) } else { ("MB", 1e-6) };
-    let word = |name: &'static str| Head::plain(name);
-    let size = |name: &'static str| Head { unit: unit.into(), decimals: 2, ..Head::plain(name) };
-    let names: Vec<&str> = used(rows).into_iter().chain(["total"]).collect();
-    let columns = ["strategy", "ranks"].map(word).into_iter();
-    let columns = columns.chain(names.iter().map(|name| size(name)));
-    let columns =
-        columns.chain(["fits", "largest batch", "widest, %", "with parameters"].map(word));
-    let cells = |row: &Row| {
-        let bytes = names.iter().map(|name| Cell::Number(row.bytes[*name] as f64 * factor));
-        let number =
-            |value: Option<usize>| value.map_or(Cell::Missing, |value| Cell::Whole(value as u64));
-        let begin = [Cell::Text(row.strategy.clone()), Cell::Whole(row.ranks as u64)];
-        let end = [
-            Cell::Text(if row.fits { "yes" } else { "no" }.into()),
-            number(row.largest_batch),
-            number(row.largest_width_pct),
-            number(row.largest_params),
-        ];
-        begin.into_iter().chain(bytes).chain(end).collect()
-    };
-    Table { columns: columns.collect(), rows: rows.iter().map(cells).collect(), mean: None }
+    let mut columns = Columns::new()
+        .add("strategy", "strategy", ("", 0), "", |row: &Row| row.strategy.clone())
+        .add("ranks", "ranks", ("", 0), "", |row| row.ranks);
+    for name in used(rows).into_iter().chain(["total"]) {
+        columns =
+            columns.add(name, name, (unit, 2), "", move |row| row.bytes[name] as f64 * factor);
+    }
+    columns
+        .add("fits", "fits", ("", 0), "", |row| if row.fits { "yes" } else { "no" })
+        .add("largest batch", "largest batch", ("", 0), "", |row| row.largest_batch)
+        .add("widest, %", "widest, %", ("", 0), "", |row| row.largest_width_pct)
+        .add("with parameters", "with parameters", ("", 0), "", |row| row.largest_params)
+        .table(rows)
 }
 
 fn print(

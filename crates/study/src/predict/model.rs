@@ -1,17 +1,17 @@
 //! The prediction itself: the time that was measured without communication, plus the exposed communication of a link.
 
+use paceline_analysis::advice::replay::{Backward, Bucket};
 use paceline_collectives::{Algorithm, Cost, Link, OpKind};
 use paceline_failure::{Failure, Result};
 use paceline_model::Layout;
 use paceline_observe::figures::run_summary::RunSummary;
-use paceline_observe::insight::advice;
 use paceline_observe::insight::anatomy::{Anatomy, ReadyLine};
-use paceline_observe::insight::replay::{self, Backward};
+use paceline_observe::insight::buckets::{ELEM_BYTES, LOSS_BYTES, plan, plans};
 use paceline_strategies::BucketCaps;
 use serde::Serialize;
 
 use crate::rank::{self, Spread};
-use crate::study::median_of;
+use crate::study::{median_of, spread_of};
 
 /// The measured times of a step without communication: medians over the rounds, in milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -56,13 +56,13 @@ impl Calibration {
             compute_ms: usual(&|run, _| run.number("compute_ms"))?,
             backward_begin_ms: usual(&|_, of| Some(of.backward_begin_ms))?,
             backward_end_ms: usual(&|_, of| Some(of.backward_end_ms))?,
-            spread: Spread::of(rounds.iter().map(|run| run.number("step_ms_median"))),
+            spread: spread_of(rounds, "step_ms_median"),
             ready: (0..first.ready.len()).map(ready_of).collect::<Result<_>>()?,
         })
     }
 
     /// The ready times for a layout with the same parameters.
-    pub fn backward<'a>(&self, layout: &'a Layout) -> Result<Backward<'a>> {
+    pub fn backward(&self, layout: &Layout) -> Result<Backward> {
         let mut ready = vec![0.0; layout.params().len()];
         for (id, param) in layout.trained() {
             let line =
@@ -74,7 +74,7 @@ impl Calibration {
             ready[id.0] = line.ready_ms;
         }
         let pass = [self.backward_begin_ms, self.backward_end_ms];
-        Ok(advice::pass::backward(ready, pass, &[], layout))
+        Ok(Backward::new(ready, pass, Some(LOSS_BYTES), &[]))
     }
 }
 
@@ -83,29 +83,20 @@ impl Calibration {
 pub struct Step {
     /// The step without communication, in milliseconds.
     pub alone_ms: f64,
-    backward_begin_ms: f64,
-    backward_end_ms: f64,
-    /// When each bucket is ready, in milliseconds, and its bytes.
-    buckets: Vec<(f64, u64)>,
+    backward: Backward,
+    plan: Vec<Bucket>,
 }
 
 impl Step {
     /// The step of `ddp` with buckets of these sizes.
     pub fn new(calibration: &Calibration, layout: &Layout, caps: BucketCaps) -> Result<Self> {
         let backward = calibration.backward(layout)?;
-        Ok(Self {
-            alone_ms: calibration.step_ms,
-            backward_begin_ms: backward.begin,
-            backward_end_ms: backward.end,
-            buckets: backward.buckets(caps),
-        })
+        Ok(Self { alone_ms: calibration.step_ms, backward, plan: plan(layout, caps) })
     }
 
     /// The milliseconds of the step, if an all-reduce of `bytes` bytes takes `cost(bytes)` milliseconds.
     pub fn step_ms(&self, cost: impl Fn(u64) -> f64) -> f64 {
-        let buckets = self.buckets.iter().map(|&(ready, bytes)| (ready, cost(bytes)));
-        let times = replay::queue(self.backward_begin_ms + cost(replay::LOSS_BYTES), buckets);
-        self.alone_ms + replay::exposed(&times, self.backward_end_ms)
+        self.alone_ms + self.backward.play(&self.plan, cost).exposed()
     }
 }
 
@@ -122,9 +113,9 @@ pub struct Prediction {
     pub step_ms: f64,
     /// The step of `simple_ddp`, one blocking operation per parameter. `None` if the parameters are not known.
     pub simple_step_ms: Option<f64>,
-    /// The bucket size with the shortest step, in MB of 2^20 bytes.
+    /// The bucket size with the shortest step, in MiB.
     pub best_bucket_mb: f64,
-    /// The best size of the first bucket for this bucket size, in MB of 2^20 bytes.
+    /// The best size of the first bucket for this bucket size, in MiB.
     pub best_first_mb: f64,
     /// The step with these sizes.
     pub best_step_ms: f64,
@@ -140,19 +131,16 @@ impl Prediction {
         cost: &dyn Fn(u64) -> f64,
     ) -> Result<Self> {
         let backward = calibration.backward(layout)?;
-        let buckets = backward.ddp(caps, cost);
-        let comm_ms: f64 = buckets.iter().map(|bucket| bucket.done - bucket.sent).sum();
-        let exposed_ms = replay::exposed(&buckets, backward.end);
-        let hidden_ms = replay::hidden(&buckets, backward.end);
-        let elem_bytes = size_of::<f32>() as u64;
+        let played = backward.play(&plan(layout, caps), cost);
+        let comm_ms: f64 = played.buckets.iter().map(|bucket| bucket.done - bucket.sent).sum();
+        let (exposed_ms, hidden_ms) = (played.exposed(), played.hidden());
         let one_by_one: f64 =
-            layout.trained().map(|(_, p)| cost(p.range().len() as u64 * elem_bytes)).sum();
-        let loss_ms = (backward.loss_done(cost) - backward.end).max(0.0);
+            layout.trained().map(|(_, p)| cost((p.range().len() * ELEM_BYTES) as u64)).sum();
+        let loss_ms = (backward.opening_done(cost) - backward.end).max(0.0);
         // Also if they gain little: a least gain would make some rows' best worse than that of a row with a larger cost.
-        let (best, least) = match backward.best_caps(cost) {
-            (_, least) if least >= exposed_ms => (caps, exposed_ms),
-            best => best,
-        };
+        let best = backward.best_plan(plans(layout), cost);
+        let best = best.filter(|(_, least)| *least < exposed_ms);
+        let (best, least) = best.unwrap_or((caps, exposed_ms));
         let mb = |bytes: usize| bytes as f64 / 1048576.0;
         Ok(Self {
             comm_ms,

@@ -1,61 +1,72 @@
 //! The output of `paceline predict`: tables that fit into 80 columns. Files have all columns in one table.
 
 use paceline_host::text::plural;
-use paceline_table::table::{Cell, Table};
+use paceline_table::table::{Columns, Head, Table};
 
 use super::Row;
 use super::compression::Compression;
-use super::model::Calibration;
+use super::model::{Calibration, Prediction};
 use crate::rank::{MIN_ROUNDS, Spread};
-use crate::study::{Shown, table_of};
 
-const RANKS: Shown<Row> = ("ranks", "ranks", 0, |row| Cell::Whole(row.ranks as u64));
-const LINK: Shown<Row> = ("link", "link", 0, |row| Cell::Text(row.link.clone()));
-const STEP: Shown<Row> = ("step_ms", "ddp ms", 2, |row| Cell::Number(row.prediction.step_ms));
+// Definitions that are too long for the list of columns.
+const LINK: &str = "The link. With several ranks per host, the link between hosts.";
+const EXPOSED: &str = "From the end of the backward pass to the end of communication.";
+const HIDDEN: &str = "The part of the communication before the end of the backward pass.";
+const SIMPLE: &str = "The step of simple_ddp.";
+const BEST_BUCKET: &str = "The bucket size with the shortest step.";
+const BEST_FIRST: &str = "The best size of the first bucket for best_bucket_mb.";
+const BEST_STEP: &str = "The step with buckets of these sizes.";
+const MEASURED_STEP: &str = "The measured step of ddp, the median over the rounds.";
+const EFFICIENT: &str = "The step without communication, in percent of the step.";
+const SLOWEST: &str = "The slowest link of this latency with the efficiency that was asked for.";
+const NAMED: &str = "The slowest link of `paceline links` with that efficiency.";
+
+/// All columns.
+fn columns() -> Columns<Row> {
+    let ms = ("ms", 2);
+    let of = |get: fn(&Prediction) -> f64| move |row: &Row| get(&row.prediction);
+    let spread = |get: fn(Spread) -> f64| move |row: &Row| row.measured_spread.map(get);
+    Columns::new()
+        .add("ranks", "ranks", ("", 0), "Number of ranks.", |row: &Row| row.ranks)
+        .add("link", "link", ("", 0), LINK, |row| row.link.clone())
+        .add("algorithm", "algorithm", ("", 0), "Of the all-reduce.", |row| row.algorithm)
+        .add("comm_ms", "comm.", ms, "All buckets of a step.", of(|of| of.comm_ms))
+        .add("exposed_ms", "exposed", ms, EXPOSED, of(|of| of.exposed_ms))
+        .add("overlap_pct", "hidden", ("%", 1), HIDDEN, of(|of| of.overlap_pct))
+        .add("step_ms", "ddp", ms, "The step of ddp.", of(|of| of.step_ms))
+        .add("simple_step_ms", "simple_ddp", ms, SIMPLE, |row| row.prediction.simple_step_ms)
+        .add("best_bucket_mb", "best buckets", ("MiB", 4), BEST_BUCKET, of(|of| of.best_bucket_mb))
+        .add("best_first_mb", "the first", ("MiB", 4), BEST_FIRST, of(|of| of.best_first_mb))
+        .add("best_step_ms", "with them", ms, BEST_STEP, of(|of| of.best_step_ms))
+        .add("measured_ms", "measured ddp", ms, MEASURED_STEP, |row| row.measured_ms)
+        .add("measured_min_ms", "from", ms, "The shortest of a round.", spread(|of| of.min))
+        .add("measured_max_ms", "to", ms, "The longest of a round.", spread(|of| of.max))
+        .add("ratio", "predicted/measured", ("", 3), "step_ms over measured_ms.", |row| row.ratio)
+        .add("efficiency_pct", "efficiency", ("%", 1), EFFICIENT, |row| row.efficiency_pct)
+        .add("slowest_gbit_s", "slowest", ("Gbit/s", 2), SLOWEST, |row| row.slowest_gbit_s)
+        .add("latency_us", "latency", ("us", 1), "Of the link.", |row| row.latency_us)
+        .add("slowest_named", "named link", ("", 0), NAMED, |row| row.slowest_named)
+}
 
 /// The step and what it is made of.
-const STEPS: [Shown<Row>; 7] = [
-    RANKS,
-    LINK,
-    ("algorithm", "algorithm", 0, |row| Cell::from(row.algorithm)),
-    ("comm_ms", "comm. ms", 2, |row| Cell::Number(row.prediction.comm_ms)),
-    ("exposed_ms", "exposed ms", 2, |row| Cell::Number(row.prediction.exposed_ms)),
-    ("overlap_pct", "overlap %", 1, |row| Cell::Number(row.prediction.overlap_pct)),
-    STEP,
-];
-
+const STEPS: [&str; 5] = ["algorithm", "comm_ms", "exposed_ms", "overlap_pct", "step_ms"];
 /// Other ways to send the same gradients.
-const OTHERS: [Shown<Row>; 4] = [
-    ("simple_step_ms", "simple_ddp ms", 2, |row| Cell::from(row.prediction.simple_step_ms)),
-    ("best_bucket_mb", "best buckets MB", 4, |row| Cell::Number(row.prediction.best_bucket_mb)),
-    ("best_first_mb", "the first MB", 4, |row| Cell::Number(row.prediction.best_first_mb)),
-    ("best_step_ms", "with them ms", 2, |row| Cell::Number(row.prediction.best_step_ms)),
-];
-
-/// What was measured.
-const MEASURED: [Shown<Row>; 4] = [
-    ("measured_ms", "measured ddp ms", 2, |row| Cell::from(row.measured_ms)),
-    ("measured_min_ms", "from ms", 2, |row| Cell::from(row.measured_spread.map(|of| of.min))),
-    ("measured_max_ms", "to ms", 2, |row| Cell::from(row.measured_spread.map(|of| of.max))),
-    ("ratio", "predicted/measured", 3, |row| Cell::from(row.ratio)),
-];
-
+const OTHERS: [&str; 4] = ["simple_step_ms", "best_bucket_mb", "best_first_mb", "best_step_ms"];
+/// What was measured, beside the prediction.
+const MEASURED: [&str; 5] =
+    ["step_ms", "measured_ms", "measured_min_ms", "measured_max_ms", "ratio"];
 /// The efficiency, and the slowest link for the efficiency that was asked for.
-const EFFICIENCY: [Shown<Row>; 4] = [
-    ("efficiency_pct", "efficiency %", 1, |row| Cell::Number(row.efficiency_pct)),
-    ("slowest_gbit_s", "slowest Gbit/s", 2, |row| Cell::from(row.slowest_gbit_s)),
-    ("latency_us", "latency us", 1, |row| Cell::Number(row.latency_us)),
-    ("slowest_named", "named link", 0, |row| Cell::from(row.slowest_named)),
-];
+const EFFICIENCY: [&str; 4] = ["efficiency_pct", "slowest_gbit_s", "latency_us", "slowest_named"];
 
 /// The rows with all columns, for files.
 pub fn table(rows: &[Row]) -> Table {
-    table_of(rows, &[&STEPS[..], &OTHERS, &MEASURED, &EFFICIENCY].concat())
+    columns().table(rows)
 }
 
-/// A table of these columns, after the number of ranks and the link.
-fn part(rows: &[Row], columns: &[Shown<Row>], width: Option<usize>) -> String {
-    table_of(rows, &[&[RANKS, LINK], columns].concat()).fitted(width)
+/// A table of the columns with these keys, after the number of ranks and the link.
+fn part(rows: &[Row], keys: &[&str], width: Option<usize>) -> String {
+    let is_in = |head: &Head| ["ranks", "link"].iter().chain(keys).any(|key| head.key == *key);
+    table(rows).with_columns(is_in).fitted(width)
 }
 
 /// Everything that is printed below the first lines. `target` is the efficiency that was asked for, in percent. Tables fit `width`.
@@ -79,10 +90,9 @@ pub fn text(
         )
     });
     let mut all: Vec<String> = bases.collect();
-    all.push(format!("\n{}", table_of(rows, &STEPS).fitted(width)));
+    all.push(format!("\n{}", part(rows, &STEPS, width)));
     if rows.iter().any(|row| row.measured_ms.is_some()) {
-        let columns = [&[STEP], &MEASURED[..]].concat();
-        all.push(format!("\nMeasured on the emulated links:\n{}", part(rows, &columns, width)));
+        all.push(format!("\nMeasured on the emulated links:\n{}", part(rows, &MEASURED, width)));
     }
     all.extend(noise_words(calibrations, rows));
     all.push(format!(
@@ -136,19 +146,18 @@ fn noise_words(calibrations: &[Calibration], rows: &[Row]) -> Option<String> {
 
 /// The table of compression. Files have the reasons in a sentence.
 fn compressed(compression: &[Compression], width: Option<usize>) -> String {
-    let columns: [Shown<Compression>; 5] = [
-        ("", "ranks", 0, |of| Cell::Whole(of.ranks as u64)),
-        ("", "link", 0, |of| Cell::Text(of.link.clone())),
-        ("", "fp16 ms", 2, |of| Cell::Number(of.half_step_ms)),
-        ("", "top_k ms", 2, |of| Cell::Number(of.top_k_step_ms)),
-        ("", "pays", 0, |of| Cell::from(of.pays)),
-    ];
-    table_of(compression, &columns).fitted(width)
+    Columns::new()
+        .add("", "ranks", ("", 0), "Number of ranks.", |of: &Compression| of.ranks)
+        .add("", "link", ("", 0), LINK, |of| of.link.clone())
+        .add("", "fp16", ("ms", 2), "The step of fp16.", |of| of.half_step_ms)
+        .add("", "top_k", ("ms", 2), "The step of top_k.", |of| of.top_k_step_ms)
+        .add("", "pays", ("", 0), "What would pay.", |of| of.pays)
+        .table(compression)
+        .fitted(width)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::Prediction;
     use super::*;
     use paceline_observe::insight::anatomy::ReadyLine;
 

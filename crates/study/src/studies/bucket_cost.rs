@@ -1,9 +1,11 @@
 //! What buckets cost, by formula.
 //!
 //! Let `s` be the bytes of all gradients, `w` the bandwidth of an all-reduce in bytes per second, and `o` the fixed cost of an
-//! operation in seconds. With `n` buckets, the overhead of a step is `n o + s / (n w)`: every bucket has the cost of its
-//! operation, and the last one, of `s / n` bytes, starts when nothing is left to hide it. The overhead is least for
+//! operation in seconds. With `n` buckets, the part of the communication that a step cannot hide costs `n o + s / (n w)`: every bucket has the cost of its
+//! operation, and the last one, of `s / n` bytes, starts when nothing is left to hide it. This cost is least for
 //! buckets of `sqrt(s o w)` bytes.
+
+use paceline_host::text::thousands;
 
 /// Bytes of a MiB, in which `--bucket-cap-mb` counts.
 pub const MIB: f64 = 1_048_576.0;
@@ -25,6 +27,11 @@ pub fn distinct(mut sizes: Vec<f64>, gradient_bytes: u64) -> (Vec<f64>, Option<S
     (sizes, note)
 }
 
+/// The size of a model in words.
+pub fn size_words(params: u64, gradient_bytes: u64) -> String {
+    format!("{} parameters, {:.2} MiB of gradients", thousands(params), gradient_bytes as f64 / MIB)
+}
+
 /// The cost of an all-reduce: a fixed part, and a part for each byte.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BucketCost {
@@ -40,12 +47,12 @@ impl BucketCost {
         1.0 / self.ms_per_byte / 1e6
     }
 
-    /// The overhead of a step with `num_buckets` buckets for `gradient_bytes` bytes, in milliseconds.
-    pub fn overhead_ms(&self, gradient_bytes: f64, num_buckets: f64) -> f64 {
+    /// The cost of communication that a step with `num_buckets` buckets for `gradient_bytes` bytes cannot hide, in milliseconds.
+    pub fn cost_ms(&self, gradient_bytes: f64, num_buckets: f64) -> f64 {
         num_buckets * self.op_ms + gradient_bytes * self.ms_per_byte / num_buckets
     }
 
-    /// The bytes of a bucket for which the overhead is least.
+    /// The bytes of a bucket for which this cost is least.
     pub fn best_bytes(&self, gradient_bytes: f64) -> f64 {
         (gradient_bytes * self.op_ms / self.ms_per_byte).sqrt()
     }

@@ -1,7 +1,7 @@
 //! `paceline bench buckets`: the same training with larger and larger buckets, compared with one
 //! all-reduce per parameter and with a single all-reduce of all gradients.
 //!
-//! [`fit`] has the formula of the overhead; [`table`] and [`chart`] show the results.
+//! [`fit`] has the formula of what buckets cost; [`table`] and [`chart`] show the results.
 
 pub mod chart;
 pub mod fit;
@@ -11,18 +11,18 @@ use clap::Args;
 use fit::Fit;
 use paceline_choices::strategies::STRATEGIES;
 use paceline_failure::Result;
-use paceline_host::text::{hundredths, line_width, say, warn};
-use paceline_launch::launcher;
+use paceline_host::text::{hundredths, line_width};
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_observe::insight::anatomy::Anatomy;
+use paceline_table::table::Table;
 use serde::Serialize;
 
-use crate::flags::TrainFlags;
 use crate::plan::Case;
 use crate::rank;
+use crate::step::StepTimes;
 use crate::studies::bucket_cost::{MIB, distinct};
 use crate::study::{
-    Setting, Study, StudyArgs, check, csv_of, measuring, median_of, run_all, write_files,
+    Findings, Measured, SameRanksArgs, Setting, Study, layout_of, measuring, run_all, warn_of,
 };
 use crate::usage;
 
@@ -47,17 +47,14 @@ pub struct BucketsArgs {
     /// two from 1/32 of the gradients up to the first one that holds them all]
     #[arg(long, value_name = "MiB", value_delimiter = ',', help_heading = "Study")]
     pub sizes: Vec<f64>,
-    /// Number of ranks
-    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Study")]
-    pub nproc: usize,
-    /// What all studies have.
+    /// The number of ranks, and the flags of all studies and of the runs.
     #[command(flatten)]
-    pub study: StudyArgs,
-    /// Flags of the runs.
-    #[command(flatten)]
-    pub train: TrainFlags,
+    pub same: SameRanksArgs,
 }
 
+/// The flag that the study sets, and what to do instead.
+const SET_HERE: [(&str, &str); 1] =
+    [("bucket-cap-mb", "it is what the study varies; pass --sizes instead")];
 /// The published sizes, in MiB.
 pub(super) const COARSE: [f64; 4] = [1.0, 10.0, 100.0, 1000.0];
 /// The sizes in powers of two begin with at most this fraction (1/32) of the gradients.
@@ -68,9 +65,8 @@ const MAX_SIZES: usize = 100;
 const BASELINES: [(&str, &str); 2] =
     [("simple_ddp", "one all-reduce per parameter"), ("flat_ddp", "one all-reduce of everything")];
 
-/// The results of one bucket size, or of one of the strategies that buckets are compared with. Times are
-/// per step, in milliseconds, and medians over the rounds.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// The results of one bucket size, or of one of the strategies that buckets are compared with.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// The strategy.
     pub strategy: String,
@@ -78,29 +74,18 @@ pub struct Row {
     pub bucket_mb: Option<f64>,
     /// All-reduces of gradients per step; `None` if the runs do not count them.
     pub num_buckets: Option<f64>,
-    /// The time of a step of the slowest rank.
-    pub step_ms: f64,
-    /// Exposed communication as a percentage of the step.
-    pub exposed_pct: f64,
-    /// Exposed communication: the time that the main thread was blocked on communication.
-    pub exposed_ms: f64,
-    /// Hidden communication: the communication while the main thread computed.
-    pub hidden_ms: f64,
+    /// The times of a step.
+    pub times: StepTimes,
 }
 
 impl Row {
-    /// The row of a case, from the summaries of its rounds.
-    fn of(bucket_mb: Option<f64>, rounds: &[RunSummary]) -> Result<Self> {
-        let step_ms = median_of(rounds, "step_ms_median")?;
-        let exposed_ms = median_of(rounds, "comm_exposed_ms")?;
+    /// The row of a bucket size.
+    fn of(case: &Measured<Option<f64>>) -> Result<Self> {
         Ok(Self {
-            strategy: rounds.first().map_or("", |run| run.text("strategy")).to_owned(),
-            bucket_mb,
-            num_buckets: rank::median(rounds.iter().map(num_buckets)).map(hundredths),
-            step_ms,
-            exposed_pct: 100.0 * exposed_ms / step_ms,
-            exposed_ms,
-            hidden_ms: median_of(rounds, "comm_hidden_ms")?,
+            strategy: case.strategy(),
+            bucket_mb: case.of,
+            num_buckets: rank::median(case.rounds.iter().map(num_buckets)).map(hundredths),
+            times: StepTimes::of(&case.rounds)?,
         })
     }
 }
@@ -114,13 +99,12 @@ fn num_buckets(run: &RunSummary) -> Option<f64> {
     }
 }
 
-/// The whole report.
-#[derive(Clone, Debug, Serialize)]
+/// What the JSON file holds beside the setting.
+#[derive(Debug, Serialize)]
 struct Report<'a> {
-    #[serde(flatten)]
-    setting: &'a Setting,
     ranks: usize,
-    rows: &'a [Row],
+    #[serde(flatten)]
+    table: &'a Table,
     fit: &'a Fit,
     /// The size with the shortest step.
     shortest_step_mb: Option<f64>,
@@ -130,18 +114,10 @@ struct Report<'a> {
 
 /// `paceline bench buckets`.
 fn buckets(args: &BucketsArgs) -> Result<u8> {
-    check(&args.study)?;
-    launcher::check_num_ranks("--nproc", args.nproc)?;
-    if args.nproc == 1 {
-        return usage("--nproc 1: one rank has nothing to communicate; pass 2 or more");
-    }
-    if args.train.0.has("bucket-cap-mb") {
-        return usage("--bucket-cap-mb is what the study varies; pass --sizes instead");
-    }
-    let given = args.train.0.with("nproc", args.nproc).with_default("strategy", "ddp");
-    let (measured, config) = measuring(&given)?;
-    let built = config.data.open_train(config.seed)?;
-    let params = config.model.build(built.as_ref(), args.nproc)?.layout.num_trained_params() as u64;
+    let (study, ranks) = (&args.same.study, args.same.nproc);
+    let given = args.same.check("nothing to communicate", &SET_HERE)?;
+    let (measured, config) = measuring(&given.with_default("strategy", "ddp"))?;
+    let params = layout_of(&config, ranks)?.num_trained_params() as u64;
     let (sizes, note) = distinct(resolve_sizes(&args.sizes, 4 * params)?, 4 * params);
     let strategy = config.strategy.name();
     if !STRATEGIES.readers("bucket-cap-mb").contains(&strategy) {
@@ -149,41 +125,39 @@ fn buckets(args: &BucketsArgs) -> Result<u8> {
             "--strategy {strategy} has no buckets; pass ddp or another one that has"
         ));
     }
-    for warning in &config.warnings {
-        warn(warning);
-    }
+    warn_of([&config]);
     let of_size = sizes.into_iter().map(|mb| {
         let name = format!("{strategy}, buckets of {mb} MiB");
-        (Some(mb), Case::new(name, measured.with("bucket-cap-mb", mb)))
+        Ok((Some(mb), Case::new(name, measured.with("bucket-cap-mb", mb))?))
     });
     let baselines = BASELINES.into_iter().map(|(name, what)| {
         let without = measured.without(&["first-bucket-mb", "no-gradient-view", "top-k"]);
-        (None, Case::new(format!("{name}, {what}"), without.with("strategy", name)))
+        Ok((None, Case::new(format!("{name}, {what}"), without.with("strategy", name))?))
     });
-    let (sizes, cases): (Vec<_>, Vec<_>) = of_size.chain(baselines).unzip();
-    let cases = cases.into_iter().collect::<Result<Vec<Case>>>()?;
-    let found = run_all(&args.study, &cases)?;
-    let setting = Setting::new(&args.study, &config, params);
-    let rows = sizes.iter().zip(&found).map(|(mb, rounds)| Row::of(*mb, rounds));
-    let rows = rows.collect::<Result<Vec<Row>>>()?;
-    let fit = Fit::of(&rows, 4 * params);
-    say(&format!("Buckets of {strategy}, {} ranks: {}", args.nproc, setting.words()));
-    note.iter().for_each(|note| say(note));
-    say(&format!("\n{}", table::text(&rows, &fit, params, line_width())));
-    let report = Report {
-        setting: &setting,
-        ranks: args.nproc,
-        rows: &rows,
-        fit: &fit,
-        shortest_step_mb: best(&rows, |row| row.step_ms).and_then(|row| row.bucket_mb),
-        least_exposed_mb: best(&rows, |row| row.exposed_ms).and_then(|row| row.bucket_mb),
-    };
+    let cases = run_all(study, of_size.chain(baselines).collect::<Result<_>>()?)?;
+    let rows = cases.iter().map(Row::of).collect::<Result<Vec<Row>>>()?;
+    let setting = Setting::new(study, &config, params);
+    let (fit, table) = (Fit::of(&rows, 4 * params), table::columns().table(&rows));
     let charts = [
-        ("buckets_step".to_owned(), chart::step(&rows, &setting, args.nproc)),
-        ("buckets_exposed".to_owned(), chart::exposed(&rows, &fit, &setting, args.nproc)),
+        ("buckets_step".to_owned(), chart::step(&rows, &setting, ranks)),
+        ("buckets_exposed".to_owned(), chart::exposed(&rows, &fit, &setting, ranks)),
     ];
-    write_files(&args.study, &report, &csv_of(&rows)?, &charts)?;
-    Ok(0)
+    let findings = Findings {
+        heading: format!("Buckets of {strategy}, {ranks} ranks: {}", setting.words()),
+        notes: note.into_iter().collect(),
+        text: table::text(&rows, &fit, params, line_width()),
+        report: Report {
+            ranks,
+            table: &table,
+            fit: &fit,
+            shortest_step_mb: best(&rows, |row| row.times.step.median)
+                .and_then(|row| row.bucket_mb),
+            least_exposed_mb: best(&rows, |row| row.times.exposed_ms).and_then(|row| row.bucket_mb),
+        },
+        table: &table,
+        charts: charts.into(),
+    };
+    findings.publish(study, &setting)
 }
 
 /// The row with buckets for which `of` is smallest.
@@ -224,6 +198,7 @@ pub(super) fn check_sizes(given: &[f64]) -> Result<Vec<f64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::step::tests::times;
 
     /// Rows whose exposed communication follows the formula, with the given times of an operation and
     /// of all bytes, in milliseconds.
@@ -234,10 +209,7 @@ mod tests {
                 strategy: "ddp".into(),
                 bucket_mb: Some(64.0 / count),
                 num_buckets: Some(count),
-                step_ms: 100.0 + exposed_ms,
-                exposed_pct: 100.0 * exposed_ms / (100.0 + exposed_ms),
-                exposed_ms,
-                hidden_ms: 2.0,
+                times: times(100.0 + exposed_ms, 0.5, exposed_ms, 2.0),
             }
         };
         buckets.iter().map(row).collect()
@@ -263,8 +235,8 @@ mod tests {
     fn the_best_row_has_buckets() {
         let mut rows = rows(&[1.0, 4.0, 16.0], 0.5, 8.0);
         let mut naive = rows[0].clone();
-        (naive.bucket_mb, naive.step_ms) = (None, 1.0);
+        (naive.bucket_mb, naive.times) = (None, times(1.0, 0.5, 0.0, 0.0));
         rows.push(naive);
-        assert_eq!(best(&rows, |row| row.step_ms).unwrap().num_buckets, Some(4.0));
+        assert_eq!(best(&rows, |row| row.times.step.median).unwrap().num_buckets, Some(4.0));
     }
 }

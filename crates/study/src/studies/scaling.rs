@@ -1,28 +1,30 @@
 //! `paceline bench scaling`: the same training on more and more ranks, with weak scaling (constant batch
 //! per rank) and strong scaling (constant global batch).
 //!
-//! [`rows`] has the formulas, [`fit`] the laws of Amdahl and Gustafson, and [`verdict`] the conclusion.
+//! [`speedup`] has the formulas, [`fit`] the laws of Amdahl and Gustafson, and [`verdict`] the conclusion.
 //! [`table`] and [`chart`] show the results.
 
 pub mod chart;
 pub mod fit;
-pub mod rows;
+pub mod speedup;
 pub mod table;
 pub mod verdict;
 
 use clap::{Args, ValueEnum};
 use fit::Fit;
 use paceline_failure::Result;
-use paceline_host::text::{line_width, plural, say, warn};
+use paceline_host::text::{line_width, plural};
 use paceline_launch::launcher;
-use rows::{Mode, Row};
+use paceline_table::table::Table;
 use serde::Serialize;
+use speedup::{Mode, Row};
 
 use crate::flags::TrainFlags;
 use crate::plan::Case;
-use crate::spec;
-use crate::spec::Spec;
-use crate::study::{Setting, Study, StudyArgs, check, csv_of, measuring, run_all, write_files};
+use crate::spec::{self, Spec};
+use crate::study::{
+    Findings, Measured, Setting, Study, StudyArgs, check, measuring, run_all, warn_of,
+};
 use crate::usage;
 
 /// The study, as `paceline bench` knows it.
@@ -82,25 +84,37 @@ pub struct Scaling {
     /// What stays the same.
     pub mode: Mode,
     /// One per number of ranks, ascending, from 1 on.
+    #[serde(skip)]
     pub rows: Vec<Row>,
+    /// The rows as a table.
+    #[serde(flatten)]
+    pub table: Table,
     /// The serial fraction.
     pub fit: Fit,
     /// What limits scaling here.
     pub verdict: String,
 }
 
-/// The whole report.
-#[derive(Clone, Debug, Serialize)]
+impl Scaling {
+    /// What follows from the measured rows, the first of which is that of one rank.
+    fn of(mode: Mode, measured: &[Row], setting: &Setting) -> Self {
+        let rows = speedup::against_one_rank(mode, measured, setting.threads, setting.cores);
+        let verdict = verdict::verdict(mode, &rows, setting);
+        let (table, fit) = (table::columns().table(&rows), Fit::of(mode, &rows));
+        Self { mode, rows, table, fit, verdict }
+    }
+}
+
+/// What the JSON file holds beside the setting.
+#[derive(Debug, Serialize)]
 struct Report<'a> {
-    #[serde(flatten)]
-    setting: &'a Setting,
     strategy: &'a str,
     scalings: &'a [Scaling],
 }
 
 /// A configuration to run. Weak and strong scaling share their first one, that of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Point {
+pub(crate) struct Point {
     ranks: usize,
     global_batch: usize,
 }
@@ -115,60 +129,52 @@ fn scaling(args: &ScalingArgs) -> Result<u8> {
         ModeName::Strong => vec![Mode::Strong],
         ModeName::Both => vec![Mode::Weak, Mode::Strong],
     };
-    let mut points: Vec<Point> = Vec::new();
-    for (mode, &ranks) in modes.iter().flat_map(|mode| ranks.iter().map(move |r| (mode, r))) {
-        let global_batch = mode.global_batch(base.global_batch_size, ranks)?;
-        let point = Point { ranks, global_batch };
-        if !points.contains(&point) {
-            points.push(point);
+    let points_of = |mode: Mode| -> Result<Vec<Point>> {
+        let point = |&ranks: &usize| {
+            let global_batch = mode.global_batch(base.global_batch_size, ranks)?;
+            Ok(Point { ranks, global_batch })
+        };
+        ranks.iter().map(point).collect()
+    };
+    let by_mode = modes.iter().map(|mode| points_of(*mode)).collect::<Result<Vec<_>>>()?;
+    let (mut cases, mut configs) = (Vec::new(), Vec::new());
+    for &point in by_mode.iter().flatten() {
+        if cases.iter().any(|(other, _)| *other == point) {
+            continue;
         }
-    }
-    let mut cases = Vec::new();
-    let mut warnings: Vec<String> = Vec::new();
-    for &Point { ranks, global_batch } in &points {
+        let Point { ranks, global_batch } = point;
         let name = format!("{}, {global_batch} samples", plural(ranks, "rank"));
         let (spec, config) = measuring(&at(&args.train.0, ranks, Some(global_batch)))?;
-        warnings.extend(config.warnings);
-        cases.push(Case { name, values: Vec::new(), spec });
+        configs.push(config);
+        cases.push((point, Case { name, values: Vec::new(), spec }));
     }
-    warnings.dedup();
-    for warning in warnings {
-        warn(&warning);
-    }
-    let found = run_all(&args.study, &cases)?;
-    let params = found[0][0].count("params");
-    let setting = Setting::new(&args.study, &base, params);
+    warn_of(&configs);
+    let cases = run_all(&args.study, cases)?;
+    let setting = Setting::new(&args.study, &base, cases[0].rounds[0].count("params"));
     // A single rank may train without a strategy, so the name is taken from the run with the most ranks.
-    let strategy = found.iter().flatten().max_by_key(|run| run.count("world_size"));
-    let strategy = strategy.map_or("", |run| run.text("strategy"));
-    let mut scalings = Vec::new();
-    for mode in modes {
-        let of = |ranks: usize| -> Result<_> {
-            let global_batch = mode.global_batch(base.global_batch_size, ranks)?;
-            let is_it = |point: &Point| *point == Point { ranks, global_batch };
-            let at = points.iter().position(is_it);
-            let rounds = at.map_or(&[][..], |at| &found[at]);
-            Row::measured(ranks, global_batch, rounds)
-        };
-        let measured = ranks.iter().map(|&ranks| of(ranks)).collect::<Result<Vec<_>>>()?;
-        let rows = rows::rows(mode, &measured, setting.threads, setting.cores);
-        let fit = Fit::of(mode, &rows);
-        let verdict = verdict::verdict(mode, &rows, &setting);
-        scalings.push(Scaling { mode, rows, fit, verdict });
-    }
-    say(&format!("Scaling of {strategy}: {}", setting.words()));
-    for scaling in &scalings {
-        say(&format!("\n{}", table::text(scaling, &setting, line_width())));
-    }
-    let report = Report { setting: &setting, strategy, scalings: &scalings };
-    let rows: Vec<&Row> = scalings.iter().flat_map(|scaling| &scaling.rows).collect();
+    let strategy = cases.iter().max_by_key(|case| case.of.ranks);
+    let strategy = strategy.map_or(String::new(), Measured::strategy);
+    let scaling = |(mode, points): (&Mode, &Vec<Point>)| {
+        let of_mode = points.iter().filter_map(|of| cases.iter().find(|case| case.of == *of));
+        let measured = of_mode.map(Row::measured).collect::<Result<Vec<_>>>()?;
+        Ok(Scaling::of(*mode, &measured, &setting))
+    };
+    let scalings = modes.iter().zip(&by_mode).map(scaling).collect::<Result<Vec<_>>>()?;
+    let all: Vec<&Row> = scalings.iter().flat_map(|scaling| &scaling.rows).collect();
+    let text = scalings.iter().map(|scaling| table::text(scaling, &setting, line_width()));
     let chart = |scaling: &Scaling| {
         let name = format!("{}_scaling", scaling.mode.name());
-        (name, chart::chart(scaling, strategy, &setting))
+        (name, chart::chart(scaling, &strategy, &setting))
     };
-    let charts: Vec<_> = scalings.iter().map(chart).collect();
-    write_files(&args.study, &report, &csv_of(&rows)?, &charts)?;
-    Ok(0)
+    let findings = Findings {
+        heading: format!("Scaling of {strategy}: {}", setting.words()),
+        notes: Vec::new(),
+        text: text.collect::<Vec<_>>().join("\n\n"),
+        report: Report { strategy: &strategy, scalings: &scalings },
+        table: &table::columns().table(all),
+        charts: scalings.iter().map(chart).collect(),
+    };
+    findings.publish(&args.study, &setting)
 }
 
 /// The numbers of ranks, ascending, each once.

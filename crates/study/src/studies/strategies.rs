@@ -15,18 +15,19 @@ use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::resources;
-use paceline_host::text::{hundredths, line_width, say, warn};
+use paceline_host::text::{line_width, say, warn};
 use paceline_launch::environment::Placement;
 use paceline_observe::figures::run_summary::RunSummary;
+use paceline_observe::figures::table::find;
 use paceline_run::folder;
 use paceline_settings::flags::{Comparison, RunFlags, Several};
 use paceline_settings::spec::RunSpec;
-use paceline_table::table::{Cell, Table};
+use paceline_table::table::{Cell, Column, Columns, Head, Table};
 use serde::Serialize;
 
 use crate::ledger::{Ending, Ledger};
 use crate::plan::Case;
-use crate::study::{Shown, table_of};
+use crate::step::STEP_TIMES;
 use crate::{command_line, execute, refuse_ranks, spec, usage};
 
 /// Batches per step of the strategies that were published with gradient accumulation.
@@ -256,63 +257,87 @@ fn text(report: &Report, width: Option<usize>) -> String {
     let left_out: String =
         left_out.map(|left| format!("\nleft out: {}: {}", left.strategy, left.reason)).collect();
     format!(
-        "{} ranks over {}{link}; {settings}\n{}\nstep: median of the slowest rank's; peak: the most \
-         memory of a rank; weights: begin of their digest; same bits: as {REFERENCE}{left_out}",
+        "{} ranks over {}{link}; {settings}\n{}\n{STEP_TIMES}; peak: the most memory of a rank; \
+         weights: begin of their digest; same bits: as {REFERENCE}{left_out}",
         first.count("world_size"),
         first.text("transport"),
         table(report).fitted(width)
     )
 }
 
+/// Figures of a run that stand before memory, with labels that are shorter than their own. A label with a slash has the unit in it.
+const BEFORE_MEMORY: [(&str, &str); 10] = [
+    ("step_ms_median", "median step"),
+    ("samples_per_s", "samples/s"),
+    ("step_ms", "mean step"),
+    ("compute_ms", "compute"),
+    ("comm_exposed_ms", "exposed"),
+    ("comm_hidden_ms", "hidden"),
+    ("overlap_pct", "hidden"),
+    ("comm_wait_ms", "waiting"),
+    ("comm_ops_per_step", "ops/step"),
+    ("comm_mb_per_step", "MB/step"),
+];
+/// Memory: the key, the label, and the category in summaries.
+const MEMORY: [(&str, &str, &str); 4] = [
+    ("model_mb", "model", "parameters"),
+    ("gradient_mb", "gradient", "gradients"),
+    ("optimizer_mb", "optimizer", "optimizer"),
+    ("open_units_mb", "open units", "unsharded"),
+];
+/// Figures that the comparison about memory leaves out. The other one leaves out memory.
+const OF_SPEED: [&str; 5] =
+    ["step_ms", "compute_ms", "comm_wait_ms", "comm_ops_per_step", "train_loss"];
+const MOST: &str = "The most memory of a rank for it, in MB of 1e6 bytes.";
+/// Figures of a run that stand after memory.
+const AFTER_MEMORY: [(&str, &str); 4] = [
+    ("peak_mb", "peak"),
+    ("train_loss", "loss"),
+    ("eval_loss", "eval loss"),
+    ("eval_accuracy_pct", "accuracy"),
+];
+const SAME_BITS: &str = "Whether the parameters are those of simple_ddp, bit for bit.";
+
+/// Columns of these figures.
+fn figures(of: &[(&'static str, &'static str)]) -> impl Iterator<Item = Column<Row>> {
+    of.iter().filter_map(|&(name, label)| {
+        let head = find(name)?.head();
+        let unit = if label.contains('/') { "".into() } else { head.unit };
+        let head = Head { label: label.into(), unit, ..head };
+        Some(Column::new(head, move |row: &Row| row.summary.number(name)))
+    })
+}
+
 fn table(report: &Report) -> Table {
     let is_about_memory = report.comparison == Comparison::Sharding.key();
-    fn number(row: &Row, name: &str) -> Cell {
-        Cell::from(row.summary.number(name))
-    }
-    fn memory(row: &Row, category: &str) -> Cell {
-        let peaks: BTreeMap<String, u64> = row.summary.part("peak_bytes");
-        Cell::from(peaks.get(category).map(|bytes| *bytes as f64 / 1e6))
-    }
-    let mut columns: Vec<Shown<Row>> = vec![
-        ("choice", "strategy", 0, |row| Cell::Text(row.choice.clone())),
-        ("step_ms_median", "step ms", 2, |row| number(row, "step_ms_median")),
-        ("samples_per_s", "samples/s", 0, |row| number(row, "samples_per_s")),
-        ("compute_ms", "compute ms", 2, |row| number(row, "compute_ms")),
-        ("comm_exposed_ms", "exposed ms", 2, |row| number(row, "comm_exposed_ms")),
-        ("comm_hidden_ms", "hidden ms", 2, |row| number(row, "comm_hidden_ms")),
-        ("overlap_pct", "overlap %", 1, |row| number(row, "overlap_pct")),
-        ("comm_wait_ms", "waiting ms", 2, |row| number(row, "comm_wait_ms")),
-        ("comm_ops_per_step", "ops/step", 2, |row| {
-            Cell::from(row.summary.number("comm_ops_per_step").map(hundredths))
-        }),
-        ("comm_mb_per_step", "MB/step", 2, |row| number(row, "comm_mb_per_step")),
-        ("model_mb", "model MB", 2, |row| memory(row, "parameters")),
-        ("gradient_mb", "gradient MB", 2, |row| memory(row, "gradients")),
-        ("optimizer_mb", "optimizer MB", 2, |row| memory(row, "optimizer")),
-        ("open_units_mb", "open units MB", 2, |row| memory(row, "unsharded")),
-        ("peak_mb", "peak MB", 2, |row| number(row, "peak_mb")),
-        ("train_loss", "loss", 4, |row| number(row, "train_loss")),
-        ("eval_loss", "eval loss", 4, |row| number(row, "eval_loss")),
-        ("eval_accuracy_pct", "accuracy %", 2, |row| number(row, "eval_accuracy_pct")),
-        ("weights", "weights", 0, |row| {
-            Cell::Text(row.summary.text("weights_sha256").chars().take(8).collect())
-        }),
-        ("same_bits", "same bits", 0, |row| Cell::from(if row.same_bits { "yes" } else { "no" })),
-        ("cost", "cost", 5, |row| Cell::from(row.cost)),
-    ];
-    // Figures that the other comparison is about.
-    let hidden: &[&str] = match is_about_memory {
-        true => &["compute ms", "waiting ms", "ops/step", "loss"],
-        false => &["model MB", "gradient MB", "optimizer MB", "open units MB"],
-    };
-    let has_costs = report.price_per_hour.is_some();
-    // Only runs with --evaluate have these, and only models that classify have an accuracy.
-    let is_empty = |of: fn(&Row) -> Cell| report.runs.iter().all(|row| of(row) == Cell::Missing);
-    columns.retain(|(key, name, _, of)| {
-        let is_evaluated = !key.starts_with("eval_") || !is_empty(*of);
-        !hidden.contains(name) && is_evaluated && (*name != "cost" || has_costs)
+    let name = |row: &Row| row.choice.clone();
+    let mut columns = Columns::new().add("choice", "strategy", ("", 0), "The strategy.", name);
+    columns.0.extend(figures(&BEFORE_MEMORY));
+    columns.0.extend(MEMORY.map(|(key, label, category)| {
+        Column::new(Head::new(key, label, ("MB", 2), MOST), move |row: &Row| {
+            let peaks: BTreeMap<String, u64> = row.summary.part("peak_bytes");
+            peaks.get(category).map(|bytes| *bytes as f64 / 1e6)
+        })
+    }));
+    columns.0.extend(figures(&AFTER_MEMORY));
+    let weights =
+        |row: &Row| row.summary.text("weights_sha256").chars().take(8).collect::<String>();
+    let same_bits = |row: &Row| if row.same_bits { "yes" } else { "no" };
+    columns = columns
+        .add("weights", "weights", ("", 0), "Beginning of the digest of the parameters.", weights)
+        .add("same_bits", "same bits", ("", 0), SAME_BITS, same_bits)
+        .add("cost", "cost", ("", 5), "The price of the run's time.", |row| row.cost);
+    columns.0.retain(|column| {
+        // Only runs with --evaluate have these, only models that classify have an accuracy, and only a price makes costs.
+        let is_optional = column.head.key.starts_with("eval_") || column.head.key == "cost";
+        let is_empty = || report.runs.iter().all(|row| column.cell(row) == Cell::Missing);
+        let is_other = match is_about_memory {
+            true => OF_SPEED.contains(&&*column.head.key),
+            false => MEMORY.iter().any(|(key, ..)| *key == column.head.key),
+        };
+        !is_other && (!is_optional || !is_empty())
     });
-    table_of(&report.runs, &columns)
+    columns.table(&report.runs)
 }
 
 #[cfg(test)]
@@ -325,7 +350,7 @@ mod tests {
             let summary = serde_json::json!({
                 "strategy": strategy, "world_size": 2, "transport": "shm",
                 "link": "10 Gbit/s, 50.0 us", "step_ms_median": step, "samples_per_s": 128e3 / step,
-                "loss": 0.5, "compute_ms": 20.0, "comm_exposed_ms": step - 20.0,
+                "loss": 0.5, "step_ms": step + 0.5, "compute_ms": 20.0, "comm_exposed_ms": step - 20.0,
                 "comm_hidden_ms": 1.0, "comm_wait_ms": 0.25, "overlap_pct": 12.5,
                 "comm_ops_per_step": 4.0, "comm_mb_per_step": 2.75,
                 "peak_bytes": {"total": 11_065_616}, "weights_sha256": digest
@@ -361,12 +386,12 @@ mod tests {
     fn all_stand_in_one_table() {
         insta::assert_snapshot!(text(&report(None), None), @r"
         2 ranks over shm, on an emulated link of 10 Gbit/s, 50.0 us; like for like: batches per step 1
-        strategy    step ms  samples/s  compute ms  exposed ms  hidden ms  overlap %  waiting ms  ops/step  MB/step  peak MB    loss  weights   same bits
-        ----------  -------  ---------  ----------  ----------  ---------  ---------  ----------  --------  -------  -------  ------  --------  ---------
-        simple_ddp    25.00      5,120       20.00        5.00       1.00       12.5        0.25      4.00     2.75    11.07  0.5000  24b8b23c  yes
-        ddp           22.50      5,689       20.00        2.50       1.00       12.5        0.25      4.00     2.75    11.07  0.5000  24b8b23c  yes
-        top_k         21.00      6,095       20.00        1.00       1.00       12.5        0.25      4.00     2.75    11.07  0.5000  a13e7cb8  no
-        step: median of the slowest rank's; peak: the most memory of a rank; weights: begin of their digest; same bits: as simple_ddp
+        strategy    median step ms  samples/s  mean step ms  compute ms  exposed ms  hidden ms  hidden %  waiting ms  ops/step  MB/step  peak MB    loss  weights   same bits
+        ----------  --------------  ---------  ------------  ----------  ----------  ---------  --------  ----------  --------  -------  -------  ------  --------  ---------
+        simple_ddp           25.00      5,120         25.50       20.00        5.00       1.00      12.5        0.25      4.00     2.75    11.07  0.5000  24b8b23c  yes
+        ddp                  22.50      5,689         23.00       20.00        2.50       1.00      12.5        0.25      4.00     2.75    11.07  0.5000  24b8b23c  yes
+        top_k                21.00      6,095         21.50       20.00        1.00       1.00      12.5        0.25      4.00     2.75    11.07  0.5000  a13e7cb8  no
+        median step: median over the steps, each as long as on its slowest rank; other times of a step: means over ranks and steps; peak: the most memory of a rank; weights: begin of their digest; same bits: as simple_ddp
         left out: local_sgd: why
         ");
     }

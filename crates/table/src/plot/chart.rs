@@ -35,6 +35,18 @@ pub struct Axis {
     pub spacing: Spacing,
 }
 
+impl Axis {
+    /// An axis on which equal lengths are equal differences.
+    pub fn linear(label: impl Into<String>, unit: Unit) -> Self {
+        Self { label: label.into(), unit, spacing: Spacing::Linear }
+    }
+
+    /// An axis on which equal lengths are equal factors.
+    pub fn logarithmic(label: impl Into<String>, unit: Unit) -> Self {
+        Self { label: label.into(), unit, spacing: Spacing::Logarithmic }
+    }
+}
+
 /// How a series is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stroke {
@@ -61,6 +73,34 @@ pub struct Series {
     pub stroke: Stroke,
     /// The number of the color and the marker. Lines that belong together share it.
     pub look: usize,
+}
+
+impl Series {
+    /// A solid line through `points`, in the first look and without ranges.
+    pub fn line(name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
+        Self {
+            name: name.into(),
+            points: points.into_iter().collect(),
+            ranges: Vec::new(),
+            stroke: Stroke::Solid,
+            look: 0,
+        }
+    }
+
+    /// The series with this stroke.
+    pub fn stroke(self, stroke: Stroke) -> Self {
+        Self { stroke, ..self }
+    }
+
+    /// The series with this color and marker.
+    pub fn look(self, look: usize) -> Self {
+        Self { look, ..self }
+    }
+
+    /// The series with these vertical bars.
+    pub fn ranges(self, ranges: impl IntoIterator<Item = (f64, f64, f64)>) -> Self {
+        Self { ranges: ranges.into_iter().collect(), ..self }
+    }
 }
 
 /// A chart of lines.

@@ -106,23 +106,13 @@ mod tests {
 
     use super::*;
 
-    fn axis(label: &str, unit: Unit) -> Axis {
-        Axis { label: label.to_owned(), unit, spacing: Spacing::Logarithmic }
-    }
-
     fn chart(points: Vec<(f64, f64)>) -> LineChart {
         LineChart {
             title: "Time & size".to_owned(),
             subtitle: String::new(),
-            x: axis("Size", Unit::Bytes),
-            y: axis("Time", Unit::Microseconds),
-            series: vec![Series {
-                name: "first".to_owned(),
-                points,
-                ranges: Vec::new(),
-                stroke: Stroke::Solid,
-                look: 0,
-            }],
+            x: Axis::logarithmic("Size", Unit::Bytes),
+            y: Axis::logarithmic("Time", Unit::Microseconds),
+            series: vec![Series::line("first", points)],
         }
     }
 

@@ -6,7 +6,6 @@
 //! and so on to the start of the step.
 
 mod activity;
-mod cause;
 mod follow;
 
 use std::cmp::Reverse;
@@ -17,7 +16,6 @@ use super::matched::MatchedCollectives;
 use crate::hta::Chosen;
 use crate::timeline::{TimeRange, Timeline};
 use activity::Activity;
-pub use cause::Cause;
 use follow::Follower;
 
 /// The events that show when a rank computed.
@@ -143,6 +141,11 @@ impl CriticalPath {
     /// The part of it that is transfer, in nanoseconds.
     pub fn transfer_ns(&self) -> i64 {
         add_up(self.ranks.iter().map(|rank| rank.transfer_ns))
+    }
+
+    /// The part of the transfer in which the rank of the path did not compute, in nanoseconds.
+    pub fn exposed_ns(&self) -> i64 {
+        add_up(self.transfers.iter().map(|of| of.time_ns - of.hidden_ns))
     }
 }
 

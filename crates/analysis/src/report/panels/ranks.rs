@@ -70,12 +70,11 @@ pub(super) fn sharding(analysis: &Analysis) -> Section {
         per_step.words()
     );
     let panel = Panel::new("collectives", "Collectives", per_step.unit(), &definition, body);
-    let overhead = [
+    let shares = [
         ("comm_overhead_pctg", "Communication of kernel time", PageColor::Communication),
         ("comm_comp_overlap_pctg", "Communication hidden", PageColor::Communication),
     ];
-    let bars =
-        overhead.iter().filter_map(|(name, title, color)| bars(analysis, name, title, *color));
+    let bars = shares.iter().filter_map(|(name, title, color)| bars(analysis, name, title, *color));
     let bars = bars.map(|panel| panel.wide(Width::Half));
     Section::new(
         "collectives-section",

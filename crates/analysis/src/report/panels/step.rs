@@ -51,7 +51,7 @@ fn table(all: &[(&RankAnalysis, &Anatomy)]) -> Table {
         });
     }
     let columns = columns.add("comm_alone_ms", "communication alone", MS,
-        "Communication that the step launched, while nothing was computed. It overlaps the other \
+        "Communication that the step launched, while no compute kernel ran. It runs beside the other \
          parts, and may reach beyond the step.",
         |of| ms(of.1.exposed_ns));
     columns.table(all.iter().flat_map(|(rank, anatomy)| {

@@ -58,11 +58,12 @@ pub(super) fn figures(analysis: &Analysis) -> Vec<Figure> {
         if let Some(of) = all.iter().find(|of| of.head.key == name) {
             let mut column = of.head.clone();
             column.definition = format!("Mean over ranks. {}", column.definition).into();
-            column.label = match name {
-                "comm_comp_overlap_pctg" => "communication hidden".into(),
-                "comm_overhead_pctg" => "communication of kernel time".into(),
-                _ => column.label.trim_end_matches(" time").replace("non ", "non-").into(),
-            };
+            // A part of the kernel time is named without the word.
+            if let Some(part) =
+                column.label.strip_suffix(" time").filter(|part| !part.contains("of "))
+            {
+                column.label = part.replace("non ", "non-").into();
+            }
             figures.push(Figure { column, value: Cell::from(analysis.mean(of)) });
         }
     }

@@ -409,8 +409,8 @@ fn the_console_has_the_mean_first() {
         assert_eq!(count, 1, "{text}");
     }
     assert!(!text.contains(" us "), "{text}");
-    let overlap = lines.iter().position(|line| line.starts_with("comm comp overlap")).unwrap();
-    assert_eq!(words(overlap), "comm comp overlap % 41.25 41.25 41.25 41.25 \u{2013}");
+    let hidden = lines.iter().position(|line| line.starts_with("communication hidden")).unwrap();
+    assert_eq!(words(hidden), "communication hidden % 41.25 41.25 41.25 41.25 \u{2013}");
 }
 
 #[test]

@@ -1,18 +1,20 @@
 //! Advice for synthetic steps.
 
+use paceline_analysis::advice::blame::Slowest;
+use paceline_analysis::advice::observed::{RankStep, Seen};
+use paceline_analysis::advice::{Account, Means};
 use paceline_model::{Init, LayoutBuilder};
 
 use super::*;
-use crate::insight::observed::RankStep;
 
-const MB: usize = 1 << 20;
+const MIB: usize = 1 << 20;
 const STEPS: usize = 40;
 
 fn layout() -> Layout {
     let mut builder = LayoutBuilder::new();
     for at in 0..4 {
         builder.unit(format!("u{at}"));
-        builder.param("weight", [MB / 4], Init::Constant(0.0));
+        builder.param("weight", [MIB / 4], Init::Constant(0.0));
     }
     builder.finish(1)
 }
@@ -22,27 +24,27 @@ fn layout() -> Layout {
 struct Run {
     kind: Advice,
     caps: BucketCaps,
-    ms_per_mb: f64,
+    ms_per_mib: f64,
     /// By how many milliseconds each rank is late, step by step.
     late: fn(usize) -> [f64; 2],
     /// How much longer than on the link an operation takes, step by step.
-    overhead: fn(usize) -> f64,
+    more_ms: fn(usize) -> f64,
     /// Milliseconds for converting a bucket of 1 MiB in one direction.
     convert_ms: f64,
     backward_ms: f64,
 }
 
-const ONE: BucketCaps = BucketCaps { first_bytes: MB, bytes: MB };
-const ALL: BucketCaps = BucketCaps { first_bytes: 4 * MB, bytes: 4 * MB };
+const ONE: BucketCaps = BucketCaps { first_bytes: MIB, bytes: MIB };
+const ALL: BucketCaps = BucketCaps { first_bytes: 4 * MIB, bytes: 4 * MIB };
 
 impl Run {
-    fn new(kind: Advice, caps: BucketCaps, ms_per_mb: f64) -> Self {
+    fn new(kind: Advice, caps: BucketCaps, ms_per_mib: f64) -> Self {
         Self {
             kind,
             caps,
-            ms_per_mb,
+            ms_per_mib,
             late: |_| [0.0; 2],
-            overhead: |_| 0.0,
+            more_ms: |_| 0.0,
             convert_ms: 0.0,
             backward_ms: 40.0,
         }
@@ -67,16 +69,16 @@ impl Run {
         let bucket = |first: usize| {
             move |rank: usize| if is_blocking { ready(rank, 0) } else { ready(rank, first) }
         };
-        // The loss, and then the buckets: when each rank submits them, and their MB.
+        // The loss, and then the buckets: when each rank submits them, and their MiB.
         let mut ops = vec![([0, 1].map(loss), 0.0)];
         for of in &plan {
             ops.push(([0, 1].map(bucket(of.params[0].0)), of.params.len() as f64));
         }
         let mut free = f64::NEG_INFINITY;
-        for (submitted, num_mb) in ops {
+        for (submitted, num_mib) in ops {
             let started = submitted.map(|at| free.max(at));
             let present = started[0].max(started[1]);
-            free = present + self.ms_per_mb * num_mb + (self.overhead)(number);
+            free = present + self.ms_per_mib * num_mib + (self.more_ms)(number);
             for (rank, of) in ranks.iter_mut().enumerate() {
                 of.ops.push([submitted[rank], started[rank], present, free]);
                 of.waiting += (present - started[rank].max(of.backward[1])).max(0.0);
@@ -95,13 +97,13 @@ impl Run {
 
     fn observed(&self) -> Observed {
         let num_buckets = paceline_strategies::plan_buckets(&layout(), 4, self.caps).len();
-        let mb = 4 / num_buckets * MB;
+        let mib = 4 / num_buckets * MIB;
         Observed {
             steps: (0..STEPS).map(|number| self.step(number)).collect(),
-            params: vec![3, 2, 1, 0],
-            bytes: [0].into_iter().chain((0..num_buckets).map(|_| mb as u64)).collect(),
+            gradients: vec![3, 2, 1, 0],
+            bytes: [0].into_iter().chain((0..num_buckets).map(|_| mib as u64)).collect(),
             bucket_ops: (1..=num_buckets).collect(),
-            statistics_ops: Vec::new(),
+            blocking_ops: Vec::new(),
         }
     }
 
@@ -115,10 +117,13 @@ impl Run {
         let is_last = |of: &&Seen| of.ranks[rank].waiting < of.ranks[1 - rank].waiting;
         let steps_pct = observed.steps.iter().filter(is_last).count() as f64 * 100.0 / STEPS as f64;
         Anatomy {
-            wall_ms: 15.0 + self.backward_ms + mean(|of| of.exposed),
-            exposed_ms: mean(|of| of.exposed),
-            exposed_wait_ms: mean(|of| of.waiting),
-            communication_ms: 4.0 * self.ms_per_mb,
+            means: Means {
+                wall_ms: 15.0 + self.backward_ms + mean(|of| of.exposed),
+                exposed_ms: mean(|of| of.exposed),
+                exposed_wait_ms: mean(|of| of.waiting),
+                communication_ms: 4.0 * self.ms_per_mib,
+                ..Means::default()
+            },
             slowest: Some(Slowest { rank, steps_pct, cost_ms }),
             ..Anatomy::default()
         }
@@ -134,16 +139,17 @@ impl Run {
     }
 
     fn told_with(&self, anatomy: &Anatomy, observed: &Observed) -> Told {
-        let ms_per_mb = self.ms_per_mb;
-        let per_elem = self.convert_ms / (MB as f64 / 4.0);
+        let ms_per_mib = self.ms_per_mib;
+        let per_elem = self.convert_ms / (MIB as f64 / 4.0);
         let told = advice(Situation {
             strategy: if self.kind == Advice::UseBuckets { "simple_ddp" } else { "ddp" },
             kind: self.kind,
             caps: self.caps,
             anatomy,
             observed,
+            gathers: &[],
             layout: &layout(),
-            link: Some(Box::new(move |bytes| ms_per_mb * bytes as f64 / MB as f64)),
+            link: Some(Box::new(move |bytes| ms_per_mib * bytes as f64 / MIB as f64)),
             conversion: &|| Some(Conversion { narrow_ms: per_elem, widen_ms: per_elem }),
         });
         let told = told.expect("a run with communication is told something");
@@ -199,7 +205,7 @@ fn a_gain_that_the_spread_hides_is_not_promised() {
     // In most steps one bucket of 32 ms is exposed whole. In a quarter of the steps the operation was over at once, as if
     // something else had been measured: other buckets gain nothing there.
     let run = Run {
-        overhead: |number| if number % 4 == 0 { -32.0 } else { 0.0 },
+        more_ms: |number| if number % 4 == 0 { -32.0 } else { 0.0 },
         ..Run::new(Advice::ChooseBuckets, ALL, 8.0)
     };
     let told = run.told();
@@ -272,7 +278,7 @@ fn waiting_is_named_where_it_is_the_largest_part() {
 
 #[test]
 fn a_replay_that_misses_more_than_it_promises_is_silent() {
-    // Operations take 30 ms longer than the link, but only the last one: the model has the usual overhead of all.
+    // Operations take 30 ms longer than the link, but only the last one: the model has what all usually take longer.
     let run = Run::new(Advice::ChooseBuckets, ONE, 8.0);
     let mut observed = run.observed();
     for step in &mut observed.steps {
@@ -293,7 +299,9 @@ fn a_gain_that_the_noise_between_runs_hides_is_not_promised() {
     let run = Run::new(Advice::ChooseBuckets, ALL, 8.0);
     let observed = run.observed();
     let told = |apart_ms: f64| {
-        run.told_with(&Anatomy { apart_ms: Some(apart_ms), ..run.anatomy(&observed) }, &observed)
+        let mut anatomy = run.anatomy(&observed);
+        anatomy.means.apart_ms = Some(apart_ms);
+        run.told_with(&anatomy, &observed)
     };
     let seen = told(2.0);
     let gain = seen.account.gain.unwrap().ms;
@@ -324,15 +332,11 @@ fn averages_half_as_often_do_not_wait_less() {
 }
 
 #[test]
-fn costs_are_fitted() {
-    let cost = measured_cost(&[(100.0, 1.5), (300.0, 2.5)]);
-    assert!((cost(0) - 1.0).abs() < 1e-9 && (cost(1000) - 6.0).abs() < 1e-9);
-    assert_eq!(measured_cost(&[(100.0, 3.0)])(7), 3.0);
-    assert_eq!(measured_cost(&[])(7), 0.0);
+fn what_operations_usually_take_longer_is_a_cost() {
     // What operations take longer than on the link is a cost of each.
-    let run = Run { overhead: |_| 0.5, ..Run::new(Advice::ChooseBuckets, ONE, 8.0) };
-    let cost = cost_of(&run.observed(), Some(Box::new(|bytes| 8.0 * bytes as f64 / MB as f64)));
-    assert!((cost(2 * MB as u64) - 16.5).abs() < 1e-9);
+    let run = Run { more_ms: |_| 0.5, ..Run::new(Advice::ChooseBuckets, ONE, 8.0) };
+    let cost = cost_of(&run.observed(), Some(Box::new(|bytes| 8.0 * bytes as f64 / MIB as f64)));
+    assert!((cost(2 * MIB as u64) - 16.5).abs() < 1e-9);
 }
 
 #[test]
@@ -341,7 +345,7 @@ fn statistics_of_batch_norms_are_a_cause_of_their_own() {
     let run = Run::new(Advice::ChooseBuckets, ALL, 1.0);
     let mut observed = run.observed();
     observed.bytes.extend([0, 0]);
-    observed.statistics_ops = vec![2, 3];
+    observed.blocking_ops = vec![2, 3];
     for step in &mut observed.steps {
         step.exposed += 11.0;
         for rank in &mut step.ranks {
@@ -352,20 +356,12 @@ fn statistics_of_batch_norms_are_a_cause_of_their_own() {
             rank.ops.extend([[3.0, 3.0, 3.0, 8.0], [22.0, 22.0, 22.0, 28.0]]);
         }
     }
-    let replayed = pass::backward(
-        observed.steps[0].ranks[0].ready.iter().rev().copied().collect(),
-        [10.0, 56.0],
-        &[(3.0, 8.0, 0), (22.0, 28.0, 0)],
-        &layout(),
-    )
-    .ready;
-    assert_eq!(replayed, [50.0, 40.0, 30.0, 20.0]);
-    let cost: Cost = Box::new(|bytes| if bytes == 0 { 5.5 } else { bytes as f64 / MB as f64 });
-    let layout = layout();
-    let passes = Passes::measured(ALL, &observed, &layout, &*cost).unwrap();
-    let remedy = passes.without_statistics().unwrap();
-    assert!((remedy.gain.ms - 10.5).abs() < 1e-9, "{remedy:?}");
-    assert_eq!(waits_for_statistics(&observed).unwrap().gain.ms, 11.0);
+    let cost: Cost = Box::new(|bytes| if bytes == 0 { 5.5 } else { bytes as f64 / MIB as f64 });
+    let passes =
+        Passes::measured(&observed, plan(&layout(), ALL), Some(LOSS_BYTES), &*cost).unwrap();
+    let gain = passes.without_blocking().unwrap();
+    assert!((gain.ms - 10.5).abs() < 1e-9, "{gain:?}");
+    assert_eq!(without_blocking(&observed).unwrap().ms, 11.0);
     let gathering = Run::new(Advice::ChooseGathers { prefetch: None }, ALL, 1.0);
     let told = gathering.told_of(&observed);
     assert!(told.text.contains("`--sync-batch-norm`"), "{}", told.text);
@@ -374,9 +370,9 @@ fn statistics_of_batch_norms_are_a_cause_of_their_own() {
 
 #[test]
 fn compression_pays_on_slow_links_only() {
-    let told = |exposed: f64, sync: f64, ms_per_mb: f64| {
+    let told = |exposed: f64, sync: f64, ms_per_mib: f64| {
         let run =
-            Run { backward_ms: 40.0 + sync, ..Run::new(Advice::CompareWithDdp, ONE, ms_per_mb) };
+            Run { backward_ms: 40.0 + sync, ..Run::new(Advice::CompareWithDdp, ONE, ms_per_mib) };
         let mut observed = run.observed();
         for step in &mut observed.steps {
             (step.exposed, step.sync) = (exposed, sync);
@@ -391,12 +387,13 @@ fn compression_pays_on_slow_links_only() {
                 for at in 0..rank.ops.len() {
                     let free = if at > 0 { rank.ops[at - 1][3] } else { 0.0 };
                     let begin = free.max(rank.ops[at][0]);
-                    let num_mb = if at > 0 { 1.0 } else { 0.0 };
-                    rank.ops[at][3] = begin + ms_per_mb * num_mb;
+                    let num_mib = if at > 0 { 1.0 } else { 0.0 };
+                    rank.ops[at][3] = begin + ms_per_mib * num_mib;
                 }
             }
         }
-        let anatomy = Anatomy { sync_ms: sync, ..run.anatomy(&observed) };
+        let mut anatomy = run.anatomy(&observed);
+        anatomy.means.sync_ms = sync;
         run.told_with(&anatomy, &observed)
     };
     // 1 ms per MiB: whole gradients leave 1 ms exposed, the last bucket. 4 ms are for compression.

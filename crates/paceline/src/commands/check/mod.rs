@@ -154,7 +154,7 @@ fn devices(
     local_ranks: usize,
     answers: &mut Answers,
 ) -> Result<()> {
-    let own = placement_line(group.rank(), local_rank);
+    let own = placement_line(group.rank(), local_rank, "cpu");
     let own = (own, resources::core_list().unwrap_or("unknown".into()));
     let Some(all) = group.gather_object(&own, 0)? else { return Ok(()) };
     for (line, cores) in &all {

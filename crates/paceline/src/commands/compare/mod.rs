@@ -105,6 +105,10 @@ fn warnings(runs: &[Run], price_per_hour: Option<f64>) -> Vec<String> {
     warnings
 }
 
+/// What the times below the heads are.
+const STATISTICS: &str = "median step and p99: over the steps, each as long as on its slowest rank; all other times of a step are means over \
+                          ranks and steps, and the parts add up to step + data";
+
 fn console(runs: &[Run], report: &Report) -> String {
     let first = runs.first().map_or(String::new(), |run| {
         let summary = &run.summary;
@@ -117,5 +121,5 @@ fn console(runs: &[Run], report: &Report) -> String {
     let settings = report
         .table(SETTINGS)
         .map(|table| format!("\n\nSettings that differ:\n{}", table.fitted(width)));
-    format!("{}{first}\n{table}{}", report.title, settings.unwrap_or_default())
+    format!("{}{first}\n{table}\n{STATISTICS}{}", report.title, settings.unwrap_or_default())
 }

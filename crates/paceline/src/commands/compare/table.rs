@@ -101,7 +101,7 @@ pub(super) fn sections(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Section
         bars("samples_per_s", "Samples per second", PageColor::Compute),
         bars("total_s", "Time of the run", PageColor::Other),
         bars("overlap_pct", "Communication hidden behind computation", PageColor::Communication),
-        bars("comm_overhead_pct", "Communication overhead", PageColor::Communication),
+        bars("comm_overhead_pct", "Exposed communication of the step", PageColor::Communication),
         bars("peak_mb", "Peak memory", PageColor::Memory),
         bars("eval_accuracy_pct", "Accuracy", PageColor::Other),
         bars("cost", "Cost", PageColor::Other),

@@ -1,34 +1,44 @@
 //! Charts of the step time and of the exposed communication against the bucket size.
 
-use paceline_table::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
+use paceline_table::plot::{Axis, LineChart, Series, Stroke, Unit};
 
 use super::Row;
 use super::fit::Fit;
 use crate::studies::bucket_cost::BucketCost;
 use crate::study::Setting;
 
+/// The look of the fit, which no measured series has.
+const FIT_LOOK: usize = 4;
+
+/// A time in milliseconds with its bucket size in MiB. Without a size it does not depend on buckets.
+pub type Point = (Option<f64>, f64);
+
 /// The chart of step times.
 pub fn step(rows: &[Row], setting: &Setting, ranks: usize) -> LineChart {
-    chart(rows, setting, ranks, ("Time of a step", "step by bucket size"), |row| row.step_ms)
+    let points =
+        rows.iter().map(|row| (row.strategy.clone(), (row.bucket_mb, row.times.step.median)));
+    steps_by_size(&points.collect::<Vec<_>>(), setting, ranks)
+}
+
+/// The chart of step times, from the name and the time of each case.
+pub fn steps_by_size(cases: &[(String, Point)], setting: &Setting, ranks: usize) -> LineChart {
+    by_size(cases, setting, ranks, ("Time of a step", "step by bucket size"))
 }
 
 /// The chart of exposed communication, with the fit.
 pub fn exposed(rows: &[Row], fit: &Fit, setting: &Setting, ranks: usize) -> LineChart {
     let what = ("Exposed communication", "exposed communication by bucket size");
-    let mut chart = chart(rows, setting, ranks, what, |row| row.exposed_ms);
+    let points =
+        rows.iter().map(|row| (row.strategy.clone(), (row.bucket_mb, row.times.exposed_ms)));
+    let mut chart = by_size(&points.collect::<Vec<_>>(), setting, ranks, what);
     if let Fit::Found { op_ms, gb_per_s, .. } = fit {
         let bytes = 4.0 * setting.params as f64;
         let cost = BucketCost { op_ms: *op_ms, ms_per_byte: 1.0 / gb_per_s / 1e6 };
-        let curve = rows.iter().filter_map(|row| {
-            let overhead = cost.overhead_ms(bytes, row.num_buckets?);
-            Some(place(row.bucket_mb?, overhead))
-        });
-        let points = curve.collect();
-        let name = "n o + s / (n w)".to_owned();
-        chart.series.insert(
-            1,
-            Series { name, points, ranges: Vec::new(), stroke: Stroke::Dotted, look: 4 },
-        );
+        let curve = rows
+            .iter()
+            .filter_map(|row| Some(place(row.bucket_mb?, cost.cost_ms(bytes, row.num_buckets?))));
+        let curve = Series::line("n o + s / (n w)", curve).stroke(Stroke::Dotted).look(FIT_LOOK);
+        chart.series.insert(1, curve);
     }
     chart
 }
@@ -38,43 +48,28 @@ fn place(mb: f64, ms: f64) -> (f64, f64) {
     (1e6 * mb, 1e3 * ms)
 }
 
-/// The chart of the value in milliseconds that `shown` takes from each row: a curve for the sizes, and a
-/// level line for every other strategy.
-fn chart(
-    rows: &[Row],
+/// The chart of `cases`: a curve through those with a size, and a level line for every other case.
+fn by_size(
+    cases: &[(String, Point)],
     setting: &Setting,
     ranks: usize,
     (label, what): (&str, &str),
-    shown: impl Fn(&Row) -> f64,
 ) -> LineChart {
-    let sizes = || rows.iter().filter_map(|row| Some((row, row.bucket_mb?)));
-    let points = sizes().map(|(row, mb)| place(mb, shown(row))).collect();
-    let name = sizes().next().map_or(String::new(), |(row, _)| row.strategy.clone());
-    let mut series =
-        vec![Series { name, points, ranges: Vec::new(), stroke: Stroke::Solid, look: 0 }];
+    let sizes = || cases.iter().filter_map(|(name, (mb, ms))| Some((name, (*mb)?, *ms)));
+    let name = sizes().next().map_or(String::new(), |(name, ..)| name.clone());
+    let mut series = vec![Series::line(name, sizes().map(|(_, mb, ms)| place(mb, ms)))];
     let ends = [sizes().next(), sizes().next_back()];
-    for (look, row) in rows.iter().filter(|row| row.bucket_mb.is_none()).enumerate() {
-        let points = ends.iter().flatten().map(|(_, mb)| place(*mb, shown(row))).collect();
-        let name = row.strategy.clone();
-        series.push(Series {
-            name,
-            points,
-            ranges: Vec::new(),
-            stroke: Stroke::Dashed,
-            look: look + 1,
-        });
-    }
-    LineChart {
-        title: format!("{}, {ranks} ranks over {}: {what}", setting.model, setting.transport),
-        subtitle: setting.place(),
-        x: Axis {
-            label: "Bucket size (MiB)".into(),
-            unit: Unit::Bytes,
-            spacing: Spacing::Logarithmic,
-        },
-        y: Axis { label: label.into(), unit: Unit::Microseconds, spacing: Spacing::Linear },
+    let level = cases.iter().filter(|(_, (mb, _))| mb.is_none());
+    series.extend(level.enumerate().map(|(at, (name, (_, ms)))| {
+        let points = ends.iter().flatten().map(|(_, mb, _)| place(*mb, *ms));
+        Series::line(name, points).stroke(Stroke::Dashed).look(at + 1)
+    }));
+    setting.chart(
+        format!("{}, {ranks} ranks over {}: {what}", setting.model, setting.transport),
+        Axis::logarithmic("Bucket size (MiB)", Unit::Bytes),
+        Axis::linear(label, Unit::Microseconds),
         series,
-    }
+    )
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Fits the formula of the overhead of buckets to the measurements.
+//! Fits the formula of what buckets cost to the measurements.
 //!
 //! The formula of [`BucketCost`] is linear in `o` and `1 / w`.
 
@@ -20,7 +20,7 @@ pub enum Fit {
         gb_per_s: f64,
         /// The fraction of the variance that the formula explains.
         r_squared: f64,
-        /// The size with the least overhead, in MiB.
+        /// The size with the least cost of communication, in MiB.
         best_mb: f64,
     },
     /// The reason why there is no fit.
@@ -38,7 +38,7 @@ impl Fit {
     pub fn of(rows: &[Row], gradient_bytes: u64) -> Self {
         let with_buckets = rows.iter().filter(|row| row.bucket_mb.is_some());
         let points: Vec<(f64, f64)> =
-            with_buckets.filter_map(|row| Some((row.num_buckets?, row.exposed_ms))).collect();
+            with_buckets.filter_map(|row| Some((row.num_buckets?, row.times.exposed_ms))).collect();
         let mut counts: Vec<f64> = points.iter().map(|(count, _)| *count).collect();
         counts.sort_by(f64::total_cmp);
         counts.dedup();
@@ -69,7 +69,7 @@ impl Fit {
         let cost = BucketCost { op_ms, ms_per_byte: all_ms / bytes };
         let mean = points.iter().map(|(_, y)| y).sum::<f64>() / points.len() as f64;
         let total: f64 = points.iter().map(|(_, y)| (y - mean).powi(2)).sum();
-        let left: f64 = points.iter().map(|(n, y)| (y - cost.overhead_ms(bytes, *n)).powi(2)).sum();
+        let left: f64 = points.iter().map(|(n, y)| (y - cost.cost_ms(bytes, *n)).powi(2)).sum();
         let r_squared = 1.0 - left / total;
         if r_squared.is_nan() || r_squared < MIN_R_SQUARED {
             return Fit::Refused(format!(
@@ -118,7 +118,7 @@ mod tests {
         assert!(flat.contains("does not shrink with the last bucket"), "{flat}");
         let mut noisy = rows(&[1.0, 2.0, 4.0, 8.0, 16.0], 0.5, 8.0);
         for (at, exposed) in [9.0, 1.0, 11.0, 2.0, 9.0].into_iter().enumerate() {
-            noisy[at].exposed_ms = exposed;
+            noisy[at].times.exposed_ms = exposed;
         }
         let noisy = said(&noisy);
         assert!(noisy.contains("explains") && noisy.contains("noise"), "{noisy}");

@@ -1,47 +1,48 @@
 //! The study of buckets as text: the table, the fit and the best sizes.
 
-use paceline_host::text::thousands;
-use paceline_table::table::Cell;
+use paceline_table::table::Columns;
 
 use super::fit::Fit;
 use super::{BASELINES, Row, best};
-use crate::studies::bucket_cost::MIB;
-use crate::study::table_of;
+use crate::step::{MEDIANS, communication_columns, step_columns};
+use crate::studies::bucket_cost::size_words;
+
+/// The columns of the study. Sizes and numbers of buckets have as many decimals as they need.
+pub fn columns() -> Columns<Row> {
+    let columns = Columns::new()
+        .add("strategy", "strategy", ("", 0), "The strategy.", |row: &Row| row.strategy.clone())
+        .add("", "bucket", ("MiB", 0), "", |row| number_or_dash(row.bucket_mb))
+        .add("", "all-reduces", ("", 0), "", |row| number_or_dash(row.num_buckets))
+        .add("bucket_mb", "", ("MiB", 0), "The bucket size.", |row| row.bucket_mb)
+        .add("num_buckets", "", ("", 0), "All-reduces per step.", |row| row.num_buckets);
+    let columns = step_columns(columns, ["", ""], |row| &row.times);
+    communication_columns(columns, [("exposed", 2), ("exposed", 3), ("hidden", 3)], |row| {
+        &row.times
+    })
+}
 
 /// The table of `rows`, and the lines below it.
 pub fn text(rows: &[Row], fit: &Fit, params: u64, width: Option<usize>) -> String {
-    let table = table_of(
-        rows,
-        &[
-            ("", "strategy", 0, |row| Cell::Text(row.strategy.clone())),
-            ("", "bucket MiB", 0, |row| Cell::Text(number_or_dash(row.bucket_mb))),
-            ("", "all-reduces", 0, |row| Cell::Text(number_or_dash(row.num_buckets))),
-            ("", "step ms", 2, |row| Cell::Number(row.step_ms)),
-            ("", "exposed %", 2, |row| Cell::Number(row.exposed_pct)),
-            ("", "exposed ms", 3, |row| Cell::Number(row.exposed_ms)),
-            ("", "hidden ms", 3, |row| Cell::Number(row.hidden_ms)),
-        ],
-    )
-    .fitted(width);
     let named: Vec<String> = BASELINES.map(|(name, what)| format!("{name}: {what}")).to_vec();
     let mut text = format!(
-        "{} parameters, {:.2} MiB of gradients\n{}\n{}\n",
-        thousands(params),
-        4.0 * params as f64 / MIB,
-        table,
+        "{}\n{}\n{}\n{MEDIANS}\n",
+        size_words(params, 4 * params),
+        columns().table(rows).fitted(width),
         named.join("; ")
     );
     let least = |what: &str, of: fn(&Row) -> f64| {
         let row = best(rows, of)?;
         Some(format!("{what} at {} MiB ({:.2} ms)", row.bucket_mb?, of(row)))
     };
-    let measured: Vec<String> =
-        [least("shortest step", |row| row.step_ms), least("least exposed", |row| row.exposed_ms)]
-            .into_iter()
-            .flatten()
-            .collect();
+    let measured: Vec<String> = [
+        least("shortest step", |row| row.times.step.median),
+        least("least exposed", |row| row.times.exposed_ms),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     text += &format!("measured: {}\n", measured.join(", "));
-    text += "overhead = n o + s / (n w), n buckets, s bytes of gradients\n";
+    text += "cost of communication = n o + s / (n w), n buckets, s bytes of gradients\n";
     text += &match fit {
         Fit::Found { op_ms, gb_per_s, r_squared, best_mb } => format!(
             "o = {op_ms:.4} ms per operation, w = {gb_per_s:.2} GB/s (R^2 = {r_squared:.2}); least \
@@ -61,6 +62,8 @@ fn number_or_dash(value: Option<f64>) -> String {
 mod tests {
     use super::super::tests::rows;
     use super::*;
+    use crate::step::StepTimes;
+    use crate::studies::bucket_cost::MIB;
 
     #[test]
     fn the_best_size_stands_beside_the_measured_one() {
@@ -70,8 +73,7 @@ mod tests {
             strategy: "simple_ddp".into(),
             bucket_mb: None,
             num_buckets: Some(10.0),
-            hidden_ms: 0.0,
-            ..rows[3].clone()
+            times: StepTimes { hidden_ms: 0.0, ..rows[3].times },
         };
         rows.push(naive);
         let fit = Fit::of(&rows, 4 * params);
@@ -85,8 +87,9 @@ mod tests {
         ddp         64          1             132.50      24.53      32.500      2.000
         simple_ddp  -           10            132.50      24.53      32.500      0.000
         simple_ddp: one all-reduce per parameter; flat_ddp: one all-reduce of everything
+        step: median over the rounds of the runs' median step, of the slowest rank; other times: medians over the rounds of means over ranks and steps
         measured: shortest step at 4 MiB (110.00 ms), least exposed at 4 MiB (10.00 ms)
-        overhead = n o + s / (n w), n buckets, s bytes of gradients
+        cost of communication = n o + s / (n w), n buckets, s bytes of gradients
         o = 0.5000 ms per operation, w = 2.10 GB/s (R^2 = 1.00); least exposed at sqrt(s o w) = 8.00 MiB
         ");
     }

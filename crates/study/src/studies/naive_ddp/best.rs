@@ -7,8 +7,8 @@ use paceline_failure::Result;
 use serde::Serialize;
 
 use super::theory::Theory;
-use super::{Case, Planner, Row, StudyArgs};
-use crate::study::run_in;
+use super::{Planner, Row};
+use crate::study::{StudyArgs, run_in};
 
 /// The folder of these runs within the folder of the study.
 const FOLDER: &str = "best-size";
@@ -39,32 +39,31 @@ impl SideBySide {
         let (Theory::Found { best_mb, .. }, Some(best)) = (theory, measured(rows)) else {
             return Ok(None);
         };
-        let Some(measured_mb) = best.bucket_mb else { return Ok(None) };
+        let Some(measured_mb) = best.bucket_mb() else { return Ok(None) };
         let theory_mb = runnable(*best_mb);
         let buckets = planner.begins(theory_mb);
-        let is_same = |row: &&Row| row.bucket_mb.is_some_and(|mb| planner.begins(mb) == buckets);
+        let is_same = |row: &&Row| row.bucket_mb().is_some_and(|mb| planner.begins(mb) == buckets);
         // The measured best counts first, so that no other row with the same buckets stands beside it.
         let same = std::iter::once(best).chain(rows).find(is_same);
         let (theory, measured) = match same {
             Some(row) => (row.clone(), best.clone()),
             None => {
-                let planned = [planner.bucketed(theory_mb)?, planner.bucketed(measured_mb)?];
-                let cases: Vec<Case> = planned.iter().map(|of| of.case.clone()).collect();
+                let planned = vec![planner.bucketed(theory_mb)?, planner.bucketed(measured_mb)?];
                 let folder = study.output.as_ref().map(|folder| folder.join(FOLDER));
-                let found = run_in(study, folder.as_deref(), &cases)?;
-                (Row::of(&planned[0], &found[0])?, Row::of(&planned[1], &found[1])?)
+                let cases = run_in(study, folder.as_deref(), planned)?;
+                (Row::of(&cases[0])?, Row::of(&cases[1])?)
             }
         };
-        let differs = theory.step().differs_from(&measured.step());
-        let same_as_mb = same.and_then(|row| row.bucket_mb);
+        let differs = theory.times.step.differs_from(&measured.times.step);
+        let same_as_mb = same.and_then(Row::bucket_mb);
         Ok(Some(Self { theory_mb, same_as_mb, theory, measured, differs }))
     }
 }
 
 /// The measured size with the shortest step.
 pub fn measured(rows: &[Row]) -> Option<&Row> {
-    let bucketed = rows.iter().filter(|row| row.bucket_mb.is_some());
-    bucketed.min_by(|a, b| a.step_ms.total_cmp(&b.step_ms))
+    let bucketed = rows.iter().filter(|row| row.buckets.is_some());
+    bucketed.min_by(|a, b| a.times.step.median.total_cmp(&b.times.step.median))
 }
 
 /// The size with four decimals, as a person would type it. The smallest one holds every parameter alone.
@@ -80,7 +79,7 @@ mod tests {
     #[test]
     fn the_best_size_is_one_of_the_sizes() {
         let rows = rows(&[(1.0, 14, 15.0), (10.0, 3, 13.0), (100.0, 1, 16.0)]);
-        assert_eq!(measured(&rows).unwrap().bucket_mb, Some(10.0));
+        assert_eq!(measured(&rows).unwrap().bucket_mb(), Some(10.0));
         assert_eq!(measured(&rows[..3]), None);
         assert_eq!((runnable(1.234_567), runnable(1e-9)), (1.2346, 1e-4));
     }

@@ -1,16 +1,43 @@
 //! The study as text and as a chart: the table, the best sizes, and what is noise.
 
-use paceline_host::text::thousands;
 use paceline_table::plot::LineChart;
-use paceline_table::table::Cell;
+use paceline_table::table::Columns;
+use serde::{Serialize, Serializer};
 
 use super::best::{SideBySide, measured};
 use super::theory::Theory;
-use super::{BUCKETED, PLAIN, Row};
+use super::{BUCKETED, Buckets, PLAIN, Row};
 use crate::rank;
-use crate::studies::bucket_cost::MIB;
+use crate::step::{MEDIANS, RANGES, communication_columns, step_columns};
+use crate::studies::bucket_cost::size_words;
 use crate::studies::buckets;
-use crate::study::{Setting, table_of};
+use crate::study::Setting;
+
+/// The columns of the study.
+pub fn columns() -> Columns<Row> {
+    let columns = Columns::new()
+        .add("case", "case", ("", 0), "What was run.", |row: &Row| row.case.clone())
+        .add("strategy", "", ("", 0), "The strategy.", |row| row.strategy.clone())
+        .add("bucket_mb", "", ("MiB", 0), "The bucket size.", Row::bucket_mb)
+        .add("num_buckets", "", ("", 0), "How many.", |row| row.buckets.map(|of| of.count));
+    let columns = step_columns(columns, ["least", "most"], |row| &row.times);
+    let labels = [("communication", 1), ("exposed", 2), ("hidden", 2)];
+    communication_columns(columns, labels, |row| &row.times).add(
+        "ops_per_step",
+        "ops/step",
+        ("", 2),
+        "With that of the loss.",
+        |row| row.ops_per_step,
+    )
+}
+
+/// As an object by the keys of the columns.
+impl Serialize for Row {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let columns = columns().0;
+        serializer.collect_map(columns.iter().map(|column| (&column.head.key, column.cell(self))))
+    }
+}
 
 /// The table of `rows`, and the lines below it.
 pub fn text(
@@ -21,42 +48,22 @@ pub fn text(
     gradient_bytes: u64,
     width: Option<usize>,
 ) -> String {
-    let table = table_of(
-        rows,
-        &[
-            ("", "case", 0, |row| Cell::Text(row.case.clone())),
-            ("", "step ms", 2, |row| Cell::Number(row.step_ms)),
-            ("", "least", 2, |row| Cell::Number(row.step_ms_min)),
-            ("", "most", 2, |row| Cell::Number(row.step_ms_max)),
-            ("", "communication %", 1, |row| Cell::Number(row.exposed_pct)),
-            ("", "exposed ms", 2, |row| Cell::Number(row.exposed_ms)),
-            ("", "hidden ms", 2, |row| Cell::Number(row.hidden_ms)),
-            ("", "ops/step", 2, |row| Cell::Number(row.ops_per_step)),
-        ],
-    )
-    .fitted(width);
     let mut lines = vec![
-        format!(
-            "{} parameters, {:.2} MiB of gradients",
-            thousands(setting.params),
-            gradient_bytes as f64 / MIB
-        ),
-        table,
+        size_words(setting.params, gradient_bytes),
+        columns().table(rows).fitted(width),
         format!(
             "naive: one all-reduce per parameter ({}); flat: one all-reduce of everything ({}); overlapped: one \
              per parameter during the backward pass ({}); bucketed: {BUCKETED}",
             PLAIN[0].1, PLAIN[1].1, PLAIN[2].1
         ),
-        "step: of the slowest rank, median over the rounds, with the least and the most of a round; communication: \
-         exposed communication in percent of the step; ops/step: operations, that of the loss included"
-            .to_owned(),
+        format!("{MEDIANS}; {RANGES}; ops/step: operations, that of the loss included"),
     ];
     lines.extend(same_buckets(rows));
     lines.push(rank::rule(setting.rounds));
     lines.extend(against_naive(rows));
     lines.extend(best_measured(rows));
     lines.push(
-        "overhead of a step = s / (w n) + n o, with n buckets, s bytes of gradients".to_owned(),
+        "cost of communication = s / (w n) + n o, with n buckets, s bytes of gradients".to_owned(),
     );
     lines.push(match theory {
         Theory::Found { op_ms, gb_per_s, source, best_buckets, best_mb } => format!(
@@ -72,10 +79,10 @@ pub fn text(
 /// Says which sizes make equally many buckets, as all sizes do that hold every gradient.
 fn same_buckets(rows: &[Row]) -> Option<String> {
     let mut groups: Vec<(usize, Vec<String>)> = Vec::new();
-    for (mb, num) in rows.iter().filter_map(|row| row.bucket_mb.zip(row.num_buckets)) {
+    for Buckets { mb, count } in rows.iter().filter_map(|row| row.buckets) {
         match groups.last_mut() {
-            Some((known, sizes)) if *known == num => sizes.push(mb.to_string()),
-            _ => groups.push((num, vec![mb.to_string()])),
+            Some((known, sizes)) if *known == count => sizes.push(mb.to_string()),
+            _ => groups.push((count, vec![mb.to_string()])),
         }
     }
     let same = groups.into_iter().filter(|(_, sizes)| sizes.len() > 1);
@@ -87,13 +94,7 @@ fn same_buckets(rows: &[Row]) -> Option<String> {
 /// Compares every other case with the naive one.
 fn against_naive(rows: &[Row]) -> Option<String> {
     let (naive, others) = rows.split_first()?;
-    let word = |row: &Row| {
-        let change = 100.0 * (row.step_ms / naive.step_ms - 1.0);
-        match row.step().differs_from(&naive.step()) {
-            true => format!("{} {change:+.1} %", row.case),
-            false => format!("{} within noise", row.case),
-        }
-    };
+    let word = |row: &Row| format!("{} {}", row.case, row.times.against(&naive.times));
     let words: Vec<String> = others.iter().map(word).collect();
     Some(format!("step against {}: {}", naive.case, words.join("; ")))
 }
@@ -101,30 +102,28 @@ fn against_naive(rows: &[Row]) -> Option<String> {
 fn best_measured(rows: &[Row]) -> Option<String> {
     let best = measured(rows)?;
     let is_like = |row: &&Row| {
-        row.bucket_mb.is_some_and(|mb| Some(mb) != best.bucket_mb)
-            && !row.step().differs_from(&best.step())
+        row.bucket_mb().is_some_and(|mb| Some(mb) != best.bucket_mb())
+            && !row.times.step.differs_from(&best.times.step)
     };
-    let like = rows.iter().filter(is_like).filter_map(|row| row.bucket_mb);
+    let like = rows.iter().filter(is_like).filter_map(Row::bucket_mb);
     let like: Vec<String> = like.map(|mb| mb.to_string()).collect();
     let noise = match like.is_empty() {
         true => "no other size is within noise of it".to_owned(),
         false => format!("within noise of it: {} MiB", like.join(", ")),
     };
-    Some(format!("measured best: {} MiB, {:.2} ms; {noise}", best.bucket_mb?, best.step_ms))
+    let step_ms = best.times.step.median;
+    Some(format!("measured best: {} MiB, {step_ms:.2} ms; {noise}", best.bucket_mb()?))
 }
 
 fn side_by_side(best: &SideBySide) -> String {
-    let (theory_mb, measured_mb) = (best.theory_mb, best.measured.bucket_mb.unwrap_or_default());
+    let (theory_mb, measured_mb) = (best.theory_mb, best.measured.bucket_mb().unwrap_or_default());
     let verdict = match best.differs {
         true => "they differ by more than noise",
         false => "within noise of each other",
     };
-    let of = |row: &Row| {
-        format!("{:.2} ms ({:.2} to {:.2})", row.step_ms, row.step_ms_min, row.step_ms_max)
-    };
-    let (theory, measured) = (of(&best.theory), of(&best.measured));
+    let (theory, measured) = (best.theory.times.words(), best.measured.times.words());
     match best.same_as_mb {
-        Some(same) if Some(same) == best.measured.bucket_mb => format!(
+        Some(same) if Some(same) == best.measured.bucket_mb() => format!(
             "{theory_mb} MiB makes the same buckets as {same} MiB, the measured best: {measured}"
         ),
         Some(same) => format!(
@@ -140,22 +139,19 @@ fn side_by_side(best: &SideBySide) -> String {
 
 /// The chart of step times: a curve for the sizes, and a level line for every other case.
 pub fn chart(rows: &[Row], setting: &Setting, ranks: usize) -> LineChart {
-    let row = |row: &Row| buckets::Row {
-        strategy: format!("{} ({})", row.case.split(',').next().unwrap_or_default(), row.strategy),
-        bucket_mb: row.bucket_mb,
-        num_buckets: row.num_buckets.map(|num| num as f64),
-        step_ms: row.step_ms,
-        exposed_pct: row.exposed_pct,
-        exposed_ms: row.exposed_ms,
-        hidden_ms: row.hidden_ms,
+    let case = |row: &Row| {
+        let case = row.case.split(',').next().unwrap_or_default();
+        (format!("{case} ({})", row.strategy), (row.bucket_mb(), row.times.step.median))
     };
-    buckets::chart::step(&rows.iter().map(row).collect::<Vec<_>>(), setting, ranks)
+    let cases: Vec<_> = rows.iter().map(case).collect();
+    buckets::chart::steps_by_size(&cases, setting, ranks)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::tests::rows;
     use super::*;
+    use crate::studies::bucket_cost::MIB;
     use crate::studies::scaling::verdict::tests::setting;
 
     fn theory() -> Theory {
@@ -172,10 +168,12 @@ mod tests {
     fn the_size_by_theory_stands_beside_the_measured_best() {
         let setting = Setting { params: (16.0 * MIB) as u64, ..setting(2) };
         let rows = rows(&[(1.0, 14, 15.0), (10.0, 3, 13.0), (100.0, 1, 24.0), (1000.0, 1, 24.2)]);
+        let mut at_13_25 = rows[4].clone();
+        at_13_25.times.step.median = 13.25;
         let best = SideBySide {
             theory_mb: 7.8125,
             same_as_mb: None,
-            theory: Row { step_ms: 13.25, ..rows[4].clone() },
+            theory: at_13_25,
             measured: rows[4].clone(),
             differs: false,
         };
@@ -187,7 +185,7 @@ mod tests {
         let rows = rows(&[(1.0, 14, 15.0), (10.0, 3, 13.0)]);
         let of = |at: usize, differs| {
             let [theory, measured] = [at, 4].map(|at| rows[at].clone());
-            let same_as_mb = theory.bucket_mb;
+            let same_as_mb = theory.bucket_mb();
             side_by_side(&SideBySide { theory_mb: 7.5, same_as_mb, theory, measured, differs })
         };
         insta::assert_snapshot!(
@@ -203,7 +201,7 @@ mod tests {
     #[test]
     fn two_rounds_say_nothing() {
         let mut rows = rows(&[(1.0, 14, 15.0), (10.0, 3, 13.0)]);
-        rows.iter_mut().for_each(|row| row.rounds = 2);
+        rows.iter_mut().for_each(|row| row.times.step.rounds = 2);
         let text = against_naive(&rows).unwrap();
         assert_eq!(text.matches("within noise").count(), 4, "{text}");
         assert!(best_measured(&rows).unwrap().ends_with("within noise of it: 1 MiB"));

@@ -27,7 +27,7 @@ pub enum Theory {
         gb_per_s: f64,
         /// Where `o` and `w` come from, in words.
         source: String,
-        /// The number of buckets with the least overhead. It is not rounded.
+        /// The number of buckets with the least cost of communication. It is not rounded.
         best_buckets: f64,
         /// Their size in MiB.
         best_mb: f64,

@@ -1,10 +1,10 @@
 //! The chart of speed-up against ranks, with the ideal line and the fit.
 
-use paceline_table::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
+use paceline_table::plot::{Axis, LineChart, Series, Stroke, Unit};
 
 use super::Scaling;
 use super::fit::{Fit, law};
-use super::rows::Mode;
+use super::speedup::Mode;
 use crate::study::Setting;
 
 /// Number of points with which the curve of a fit is drawn.
@@ -17,71 +17,48 @@ pub fn chart(scaling: &Scaling, strategy: &str, setting: &Setting) -> LineChart 
     let point = |row: &super::Row| (row.ranks as f64, row.speedup);
     let (with_cores, without): (Vec<_>, Vec<_>) =
         rows.iter().partition(|row| !row.is_oversubscribed);
-    let mut series = vec![Series {
-        name: "ideal".into(),
-        points: vec![(1.0, 1.0), (most, most)],
-        ranges: Vec::new(),
-        stroke: Stroke::Dotted,
-        look: 4,
-    }];
+    let ideal = [(1.0, 1.0), (most, most)];
+    let mut series = vec![Series::line("ideal", ideal).stroke(Stroke::Dotted).look(4)];
     if !without.is_empty() {
         // The line is joined to the last row with enough cores.
         let joined = with_cores.last().into_iter().chain(&without);
-        series.push(Series {
-            name: format!("*more than {} cores", setting.cores),
-            points: joined.map(|row| point(row)).collect(),
-            ranges: Vec::new(),
-            stroke: Stroke::Dashed,
-            look: 1,
-        });
+        let name = format!("*more than {} cores", setting.cores);
+        let crowded = Series::line(name, joined.map(|row| point(row)));
+        series.push(crowded.stroke(Stroke::Dashed).look(1));
     }
-    series.push(Series {
-        name: "measured".into(),
-        points: with_cores.into_iter().map(point).collect(),
-        ranges: Vec::new(),
-        stroke: Stroke::Solid,
-        look: 0,
-    });
+    series.push(Series::line("measured", with_cores.into_iter().map(point)));
     // Any law fits a single row, so a curve would show nothing.
     if let Fit::Found { serial, residual: Some(_), .. } = scaling.fit {
         let name = if scaling.mode == Mode::Weak { "Gustafson" } else { "Amdahl" };
+        let name = format!("{name}, f = {:.1} %", 100.0 * serial);
         let place = |at: u32| 1.0 + (most - 1.0) * f64::from(at) / f64::from(CURVE);
         let curve = (0..=CURVE).map(place).map(|n| (n, law(scaling.mode, serial, n)));
-        series.push(Series {
-            name: format!("{name}, f = {:.1} %", 100.0 * serial),
-            points: curve.collect(),
-            ranges: Vec::new(),
-            stroke: Stroke::Dotted,
-            look: 2,
-        });
+        series.push(Series::line(name, curve).stroke(Stroke::Dotted).look(2));
     }
     let title = match scaling.mode {
         Mode::Weak => "Weak",
         Mode::Strong => "Strong",
     };
-    LineChart {
-        title: format!("{title} scaling: {}, {strategy} over {}", setting.model, setting.transport),
-        subtitle: setting.place(),
-        x: Axis { label: "Ranks".into(), unit: Unit::Count, spacing: Spacing::Linear },
-        y: Axis { label: "Speed-up".into(), unit: Unit::Count, spacing: Spacing::Linear },
+    setting.chart(
+        format!("{title} scaling: {}, {strategy} over {}", setting.model, setting.transport),
+        Axis::linear("Ranks", Unit::Count),
+        Axis::linear("Speed-up", Unit::Count),
         series,
-    }
+    )
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::rows::rows;
-    use super::super::rows::tests::measured;
+    use super::super::speedup::tests::measured;
     use super::super::verdict::tests::setting;
     use super::*;
 
     #[test]
     fn there_is_no_curve_through_one_point() {
         let all = [(1, 100.0), (2, 55.0)].map(|(n, ms)| measured(n, 64, ms));
-        let rows = rows(Mode::Strong, &all, 1, 4);
-        let fit = Fit::of(Mode::Strong, &rows);
+        let scaling = Scaling::of(Mode::Strong, &all, &setting(4));
+        let fit = &scaling.fit;
         assert!(matches!(fit, Fit::Found { num_points: 1, .. }), "{fit:?}");
-        let scaling = Scaling { mode: Mode::Strong, rows, fit, verdict: String::new() };
         let chart = chart(&scaling, "ddp", &setting(4));
         let lines: Vec<&str> = chart.series.iter().map(|line| line.name.as_str()).collect();
         assert_eq!(lines, ["ideal", "measured"]);
@@ -90,9 +67,7 @@ mod tests {
     #[test]
     fn the_ideal_line_the_fit_and_the_marked_points_are_drawn() {
         let all = [(1, 100.0), (2, 55.0), (4, 32.5), (8, 60.0)].map(|(n, ms)| measured(n, 64, ms));
-        let rows = rows(Mode::Strong, &all, 1, 4);
-        let fit = Fit::of(Mode::Strong, &rows);
-        let scaling = Scaling { mode: Mode::Strong, rows, fit, verdict: String::new() };
+        let scaling = Scaling::of(Mode::Strong, &all, &setting(4));
         let chart = chart(&scaling, "ddp", &setting(4));
         let lines: Vec<(&str, usize)> =
             chart.series.iter().map(|line| (line.name.as_str(), line.points.len())).collect();

@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use super::rows::{Mode, Row};
+use super::speedup::{Mode, Row};
 
 /// A fit, or why there is none.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -79,13 +79,13 @@ pub fn law(mode: Mode, serial: f64, n: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rows::rows;
-    use super::super::rows::tests::measured;
+    use super::super::speedup::against_one_rank;
+    use super::super::speedup::tests::measured;
     use super::*;
 
     fn strong(times: &[(usize, f64)], cores: usize) -> Fit {
         let all: Vec<_> = times.iter().map(|&(ranks, ms)| measured(ranks, 64, ms)).collect();
-        Fit::of(Mode::Strong, &rows(Mode::Strong, &all, 1, cores))
+        Fit::of(Mode::Strong, &against_one_rank(Mode::Strong, &all, 1, cores))
     }
 
     #[test]
@@ -122,7 +122,9 @@ mod tests {
     fn the_serial_fraction_of_gustafson_is_found() {
         let time = |n: usize| 100.0 * n as f64 / law(Mode::Weak, 0.25, n as f64);
         let all = [1, 2, 4].map(|n| measured(n, 64 * n, time(n)));
-        let Fit::Found { serial, .. } = Fit::of(Mode::Weak, &rows(Mode::Weak, &all, 1, 4)) else {
+        let Fit::Found { serial, .. } =
+            Fit::of(Mode::Weak, &against_one_rank(Mode::Weak, &all, 1, 4))
+        else {
             panic!()
         };
         assert!((serial - 0.25).abs() < 1e-12, "{serial}");

@@ -1,47 +1,62 @@
 //! The study as text and as a chart: the table, and how the strategies compare with the first one.
 
 use paceline_host::text::thousands;
-use paceline_table::plot::{Axis, LineChart, Series, Spacing, Stroke, Unit};
-use paceline_table::table::Cell;
+use paceline_table::plot::{Axis, LineChart, Series, Unit};
+use paceline_table::table::{Column, Columns, Head};
 
 use super::Row;
+use super::memory::Memory;
 use crate::rank;
-use crate::study::{Setting, table_of};
+use crate::step::{MEDIANS, RANGES, communication_columns, step_columns};
+use crate::study::Setting;
+
+/// A column of memory: its key, its label, its definition, and the bytes.
+type OfMemory = (&'static str, &'static str, &'static str, fn(&Memory) -> u64);
+
+/// The memory of the rank that has most.
+const MEMORY: [OfMemory; 9] = [
+    ("init_peak_mb", "peak: init", "Most at once in initialization.", |of| of.init.peak),
+    ("before_step_peak_mb", "before step", "Most in the passes.", |of| of.before_step.peak),
+    ("step_peak_mb", "step", "Most from the end of the passes to that of the step.", |of| {
+        of.step.peak
+    }),
+    ("init_mb", "after: init", "In use after initialization.", |of| of.init.in_use),
+    ("before_step_mb", "before step", "In use before the step.", |of| of.before_step.in_use),
+    ("after_step_mb", "step", "In use after the step.", |of| of.step.in_use),
+    ("parameters_mb", "parameters", "Parameters after the step.", |of| of.parameters),
+    ("gradients_mb", "gradients", "Gradients after the step.", |of| of.gradients),
+    ("optimizer_mb", "optimizer", "Optimizer state after the step.", |of| of.optimizer),
+];
+
+/// The columns of the study. Sizes are in MB of 1e6 bytes, which the console says once, above them.
+pub fn columns() -> Columns<Row> {
+    let name = |row: &Row| row.strategy.clone();
+    let columns = Columns::new().add("strategy", "strategy", ("", 0), "The strategy.", name);
+    let columns = step_columns(columns, ["least", "most"], |row| &row.times).add(
+        "optimizer_ms",
+        "optimizer",
+        ("ms", 2),
+        "Clipping and update.",
+        |row| row.optimizer_ms,
+    );
+    let labels = [("communication", 1), ("", 2), ("", 2)];
+    let mut columns = communication_columns(columns, labels, |row| &row.times);
+    columns.0.extend(MEMORY.map(|(key, label, definition, of)| {
+        Column::new(Head::new(key, label, ("", 2), definition), move |row: &Row| row.mb(of))
+    }));
+    columns
+}
 
 /// The table of `rows`, and the lines below it.
 pub fn text(rows: &[Row], setting: &Setting, width: Option<usize>) -> String {
-    let times = table_of(
-        rows,
-        &[
-            ("", "strategy", 0, |row| Cell::Text(row.strategy.clone())),
-            ("", "step ms", 2, |row| Cell::Number(row.step_ms)),
-            ("", "least", 2, |row| Cell::Number(row.step_ms_min)),
-            ("", "most", 2, |row| Cell::Number(row.step_ms_max)),
-            ("", "optimizer ms", 2, |row| Cell::Number(row.optimizer_ms)),
-            ("", "communication %", 1, |row| Cell::Number(row.exposed_pct)),
-        ],
-    );
-    let memory = table_of(
-        rows,
-        &[
-            ("", "strategy", 0, |row| Cell::Text(row.strategy.clone())),
-            ("", "peak: init", 2, |row| Cell::Number(row.init_peak_mb)),
-            ("", "before step", 2, |row| Cell::Number(row.before_step_peak_mb)),
-            ("", "step", 2, |row| Cell::Number(row.step_peak_mb)),
-            ("", "after: init", 2, |row| Cell::Number(row.init_mb)),
-            ("", "before step", 2, |row| Cell::Number(row.before_step_mb)),
-            ("", "step", 2, |row| Cell::Number(row.after_step_mb)),
-            ("", "parameters", 2, |row| Cell::Number(row.parameters_mb)),
-            ("", "gradients", 2, |row| Cell::Number(row.gradients_mb)),
-            ("", "optimizer", 2, |row| Cell::Number(row.optimizer_mb)),
-        ],
-    );
+    let table = columns().table(rows);
+    let is_memory = |head: &Head| MEMORY.iter().any(|(key, ..)| *key == head.key);
+    let times = table.with_columns(|head| !is_memory(head));
+    let memory = table.with_columns(|head| head.key == "strategy" || is_memory(head));
     let mut lines = vec![
         format!("{} parameters", thousands(setting.params)),
         times.fitted(width),
-        "step: of the slowest rank, median over the rounds, with the least and the most of a round; communication: \
-         exposed communication in percent of the step"
-            .to_owned(),
+        format!("{MEDIANS}; {RANGES}"),
         "\nMemory of the rank that has most, MB of 1e6 bytes".to_owned(),
         memory.fitted(width),
         "peak: the most at once during initialization, in the forward and the backward pass before the optimizer's step, \
@@ -58,48 +73,34 @@ pub fn text(rows: &[Row], setting: &Setting, width: Option<usize>) -> String {
 
 /// Compares a strategy with the first one.
 fn against(first: &Row, row: &Row) -> String {
-    let step = match row.step().differs_from(&first.step()) {
-        true => format!("{:+.1} %", 100.0 * (row.step_ms / first.step_ms - 1.0)),
-        false => "within noise".to_owned(),
-    };
+    let [[mb, first_mb], [peak_mb, first_peak_mb]] = [
+        [row, first].map(|row| row.mb(|of| of.optimizer).unwrap_or(0.0)),
+        [row, first].map(|row| row.peaks_mb().into_iter().fold(0.0, f64::max)),
+    ];
     format!(
-        "{} against {}: step {step}; optimizer state {:.2} of {:.2} MB; most memory {:.2} of {:.2} MB",
+        "{} against {}: step {}; optimizer state {mb:.2} of {first_mb:.2} MB; most memory {peak_mb:.2} of \
+         {first_peak_mb:.2} MB",
         row.strategy,
         first.strategy,
-        row.optimizer_mb,
-        first.optimizer_mb,
-        row.peak_mb(),
-        first.peak_mb()
+        row.times.against(&first.times)
     )
 }
 
 /// The chart of the peaks: a line for each strategy.
 pub fn chart(rows: &[Row], setting: &Setting, ranks: usize) -> LineChart {
-    let line = |(look, row): (usize, &Row)| {
-        let peaks = [row.init_peak_mb, row.before_step_peak_mb, row.step_peak_mb];
-        let points = (1..).zip(peaks).map(|(at, mb)| (f64::from(at), 1e6 * mb));
-        Series {
-            name: row.strategy.clone(),
-            points: points.collect(),
-            ranges: Vec::new(),
-            stroke: Stroke::Solid,
-            look,
-        }
-    };
-    LineChart {
-        title: format!(
-            "{}, {ranks} ranks over {}: memory of a rank",
-            setting.model, setting.transport
+    let series = rows.iter().enumerate().map(|(look, row)| {
+        let points = (1..).zip(row.peaks_mb()).map(|(at, mb)| (f64::from(at), 1e6 * mb));
+        Series::line(&row.strategy, points).look(look)
+    });
+    setting.chart(
+        format!("{}, {ranks} ranks over {}: memory of a rank", setting.model, setting.transport),
+        Axis::linear(
+            "1: initialization, 2: forward and backward pass, 3: optimizer step",
+            Unit::Count,
         ),
-        subtitle: setting.place(),
-        x: Axis {
-            label: "1: initialization, 2: forward and backward pass, 3: optimizer step".into(),
-            unit: Unit::Count,
-            spacing: Spacing::Linear,
-        },
-        y: Axis { label: "The most at once".into(), unit: Unit::Bytes, spacing: Spacing::Linear },
-        series: rows.iter().enumerate().map(line).collect(),
-    }
+        Axis::linear("The most at once", Unit::Bytes),
+        series.collect(),
+    )
 }
 
 #[cfg(test)]

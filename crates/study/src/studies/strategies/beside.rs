@@ -80,18 +80,22 @@ fn data_parallel(rows: &[Row]) -> Beside {
             share(&row.summary, &["data_ms", "rest_ms"])
         })
         .add("published_idle_pct", "p.", percent, "Published.", |(_, of)| of.map(|of| of.idle_pct))
-        .add("overlap_pct", "overlap %", percent, "Hidden communication.", |(row, _)| {
-            row.summary.number("overlap_pct")
-        })
+        .add(
+            "overlap_pct",
+            "hidden %",
+            percent,
+            "Hidden communication in percent of all.",
+            |(row, _)| row.summary.number("overlap_pct"),
+        )
         .add("published_overlap_pct", "p.", percent, "Published.", |(_, of)| {
             of.map(|of| of.overlap_pct)
         })
         .add(
             "overhead_pct",
-            "overhead %",
+            "comm. %",
             percent,
             "Communication in percent of communication and computation.",
-            |(row, _)| overhead(&row.summary, "comm_ms"),
+            |(row, _)| comm_share(&row.summary, "comm_ms"),
         )
         .add("published_overhead_pct", "p.", percent, "Published.", |(_, of)| {
             of.map(|of| of.overhead_pct)
@@ -101,7 +105,7 @@ fn data_parallel(rows: &[Row]) -> Beside {
             "transfer only %",
             percent,
             "The same, of operations that move and reduce data.",
-            |(row, _)| overhead(&row.summary, "comm_move_ms"),
+            |(row, _)| comm_share(&row.summary, "comm_move_ms"),
         )
         .add("calls_per_step", "calls/step", ("", 1), "Operations of a step.", |(row, _)| {
             row.summary.number("comm_ops_per_step")
@@ -109,12 +113,12 @@ fn data_parallel(rows: &[Row]) -> Beside {
         .add("published_calls", "p. (trace)", ("", 1), "Published: of a trace.", |(_, of)| {
             of.map(|of| of.all_reduces)
         });
-    let notes = "compute, non-compute, idle: percent of a step with the wait for its data, on the main thread; overhead: \
+    let notes = "compute, non-compute, idle: percent of a step with the wait for its data, on the main thread; hidden: percent of communication; comm.: \
                  communication in percent of communication and computation, transfer only: without waiting for the last rank, \
                  which the published figures contain; calls/step: with that of the loss; p. calls: of a whole trace, \
                  where 582 is twice the 291 tensors of parameters\n\
                  The published runs accumulated 4 batches, except simple_ddp and ddp (--as-published); their epochs had 3 \
-                 batches, so their overlap says nothing about the backward pass"
+                 batches, so what they hid says nothing about the backward pass"
         .to_owned();
     Beside { table: columns.table(pairs), notes }
 }
@@ -127,7 +131,7 @@ fn share(summary: &RunSummary, names: &[&str]) -> Option<f64> {
 }
 
 /// A time of communication, in percent of it and the computation together.
-fn overhead(summary: &RunSummary, name: &str) -> Option<f64> {
+fn comm_share(summary: &RunSummary, name: &str) -> Option<f64> {
     let (communication, compute) = (summary.number(name)?, summary.number("compute_ms")?);
     Some(100.0 * communication / (communication + compute)).filter(|share| share.is_finite())
 }

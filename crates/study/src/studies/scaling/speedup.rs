@@ -1,12 +1,12 @@
-//! Turns the summaries of runs into rows: speed-up, efficiency and the cost of communication. Knows
+//! Compares numbers of ranks with one rank: speed-up, efficiency and the cost of communication. Knows
 //! neither how the runs are made nor how rows are shown.
 
 use paceline_failure::{Failure, Result};
-use paceline_observe::figures::run_summary::RunSummary;
 use serde::Serialize;
 
-use crate::rank::Spread;
-use crate::study::median_of;
+use super::Point;
+use crate::step::StepTimes;
+use crate::study::Measured;
 
 /// What stays the same when ranks are added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -49,7 +49,7 @@ impl Mode {
 
 /// The results with one number of ranks. Times are per step, in milliseconds, and medians over the
 /// rounds.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
     /// What stays the same.
     pub mode: Mode,
@@ -60,24 +60,14 @@ pub struct Row {
     /// Whether there are more ranks x threads than cores. Such a row does not show scaling, because ranks
     /// share cores.
     pub is_oversubscribed: bool,
-    /// The time of a step of the slowest rank.
-    pub step_ms: f64,
-    /// The shortest step time of any round.
-    pub step_ms_min: f64,
-    /// The longest step time of any round.
-    pub step_ms_max: f64,
+    /// The times of a step.
+    pub times: StepTimes,
     /// Samples of all ranks per second.
     pub samples_per_s: f64,
     /// Samples per second over those of one rank.
     pub speedup: f64,
-    /// Speed-up over the number of ranks.
-    pub efficiency_pct: f64,
     /// T_comm: the step minus the ideal step. `None` for one rank.
     pub t_comm_ms: Option<f64>,
-    /// Exposed communication: the time that the main thread was blocked on communication.
-    pub exposed_ms: f64,
-    /// Hidden communication: the communication while the main thread computed.
-    pub hidden_ms: f64,
     /// The part of the communication that waited for the slowest rank.
     pub waiting_ms: f64,
     /// The part of the waiting during which the main thread was blocked.
@@ -89,40 +79,38 @@ pub struct Row {
 }
 
 impl Row {
-    /// The measured fields, from the rounds of a configuration. [`rows`] fills in the fields that compare
-    /// with one rank.
-    pub fn measured(ranks: usize, global_batch: usize, rounds: &[RunSummary]) -> Result<Self> {
-        let median = |name| median_of(rounds, name);
-        let steps = Spread::of(rounds.iter().map(|run| run.number("step_ms_median")));
+    /// The measured fields. [`against_one_rank`] fills in the fields that compare with one rank.
+    pub(super) fn measured(case: &Measured<Point>) -> Result<Self> {
         Ok(Self {
-            ranks,
-            global_batch,
-            step_ms: median("step_ms_median")?,
-            step_ms_min: steps.map_or(0.0, |steps| steps.min),
-            step_ms_max: steps.map_or(0.0, |steps| steps.max),
-            samples_per_s: median("samples_per_s_without_data")?,
-            compute_ms: median("compute_ms")?,
-            exposed_ms: median("comm_exposed_ms")?,
-            hidden_ms: median("comm_hidden_ms")?,
-            waiting_ms: median("comm_wait_ms")?,
-            exposed_waiting_ms: median("comm_exposed_wait_ms")?,
+            ranks: case.of.ranks,
+            global_batch: case.of.global_batch,
+            times: StepTimes::of(&case.rounds)?,
+            samples_per_s: case.median("samples_per_s_without_data")?,
+            compute_ms: case.median("compute_ms")?,
+            waiting_ms: case.median("comm_wait_ms")?,
+            exposed_waiting_ms: case.median("comm_exposed_wait_ms")?,
             ..Self::default()
         })
+    }
+
+    /// Speed-up over the number of ranks, in percent.
+    pub fn efficiency_pct(&self) -> f64 {
+        100.0 * self.speedup / self.ranks as f64
     }
 }
 
 /// Completes the measured rows, the first of which is that of one rank.
-pub fn rows(mode: Mode, measured: &[Row], threads: usize, cores: usize) -> Vec<Row> {
+pub fn against_one_rank(mode: Mode, measured: &[Row], threads: usize, cores: usize) -> Vec<Row> {
     let Some(single) = measured.first() else { return Vec::new() };
     let row = |of: &Row| {
         let speedup = of.samples_per_s / single.samples_per_s;
         let beside_one = |value: f64| (of.ranks != 1).then_some(value);
+        let ideal_ms = mode.ideal_ms(single.times.step.median, of.ranks);
         Row {
             mode,
             is_oversubscribed: of.ranks * threads > cores,
             speedup,
-            efficiency_pct: 100.0 * speedup / of.ranks as f64,
-            t_comm_ms: beside_one(of.step_ms - mode.ideal_ms(single.step_ms, of.ranks)),
+            t_comm_ms: beside_one(of.times.step.median - ideal_ms),
             serial_pct: beside_one(100.0 * serial_fraction(mode, of.ranks, speedup)),
             ..of.clone()
         }
@@ -142,16 +130,17 @@ fn serial_fraction(mode: Mode, ranks: usize, speedup: f64) -> f64 {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use paceline_observe::figures::run_summary::RunSummary;
+
     use super::*;
+    use crate::step::tests::times;
 
     /// A configuration whose steps consist of computation only.
     pub(in super::super) fn measured(ranks: usize, global_batch: usize, step_ms: f64) -> Row {
         Row {
             ranks,
             global_batch,
-            step_ms,
-            step_ms_min: step_ms,
-            step_ms_max: step_ms,
+            times: times(step_ms, 0.0, 0.0, 0.0),
             samples_per_s: global_batch as f64 / step_ms * 1e3,
             compute_ms: step_ms,
             ..Row::default()
@@ -162,10 +151,10 @@ pub(super) mod tests {
     fn strong_scaling_follows_its_formulas() {
         // Serial fraction 0.2: T(2) = 100 (0.2 + 0.4), T(4) = 100 (0.2 + 0.2).
         let all = [measured(1, 64, 100.0), measured(2, 64, 60.0), measured(4, 64, 40.0)];
-        let rows = rows(Mode::Strong, &all, 1, 2);
+        let rows = against_one_rank(Mode::Strong, &all, 1, 2);
         let about = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} is not {b}");
         about(rows[1].speedup, 100.0 / 60.0);
-        about(rows[1].efficiency_pct, 100.0 / 1.2);
+        about(rows[1].efficiency_pct(), 100.0 / 1.2);
         about(rows[1].t_comm_ms.unwrap(), 10.0);
         about(rows[2].t_comm_ms.unwrap(), 15.0);
         about(rows[1].serial_pct.unwrap(), 20.0);
@@ -181,8 +170,8 @@ pub(super) mod tests {
     #[test]
     fn weak_scaling_follows_its_formulas() {
         let all = [measured(1, 64, 100.0), measured(2, 128, 125.0)];
-        let rows = rows(Mode::Weak, &all, 2, 2);
-        assert_eq!((rows[1].speedup, rows[1].efficiency_pct), (1.6, 80.0));
+        let rows = against_one_rank(Mode::Weak, &all, 2, 2);
+        assert_eq!((rows[1].speedup, rows[1].efficiency_pct()), (1.6, 80.0));
         assert_eq!(rows[1].t_comm_ms, Some(25.0));
         assert!((rows[1].serial_pct.unwrap() - 40.0).abs() < 1e-9);
         assert!(!rows[0].is_oversubscribed && rows[1].is_oversubscribed, "threads count");
@@ -198,9 +187,14 @@ pub(super) mod tests {
             });
             figures.into()
         };
-        let of = Row::measured(2, 8, &[run(5.0), run(3.0), run(9.0)]).unwrap();
-        assert_eq!((of.step_ms, of.step_ms_min, of.step_ms_max), (5.0, 3.0, 9.0));
+        let case = |rounds: Vec<RunSummary>| Measured {
+            of: Point { ranks: 2, global_batch: 8 },
+            name: String::new(),
+            rounds,
+        };
+        let of = Row::measured(&case(vec![run(5.0), run(3.0), run(9.0)])).unwrap();
+        assert_eq!((of.times.step.median, of.times.step.min, of.times.step.max), (5.0, 3.0, 9.0));
         assert_eq!((of.compute_ms, of.waiting_ms), (4.0, 0.25));
-        assert!(Row::measured(2, 8, &[RunSummary::default()]).is_err());
+        assert!(Row::measured(&case(vec![RunSummary::default()])).is_err());
     }
 }

@@ -38,6 +38,11 @@ impl Gain {
         })
     }
 
+    /// A gain of so many steps of which only the mean is known.
+    pub fn steady(ms: f64, steps: usize) -> Self {
+        Self { ms, low_ms: ms, high_ms: ms, steps }
+    }
+
     /// Whether the spread leaves a gain, and the usual gain is more than `least_ms`.
     pub fn holds(&self, least_ms: f64) -> bool {
         self.low_ms > 0.0 && self.ms > least_ms
@@ -53,7 +58,7 @@ impl Gain {
 /// A change, and what it would do to a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remedy {
-    /// The change, as a sentence names it: its flags.
+    /// The change, as a sentence names it: by its flags, for example.
     pub change: String,
     /// What the step would gain.
     pub gain: Gain,
@@ -67,12 +72,24 @@ pub struct Remedy {
     pub changes_weights: bool,
 }
 
-/// The best of `remedies`, which come in the order that decides between equals. Only those count whose gain holds. One that
+impl Remedy {
+    /// A change whose gain is exposed communication, and which does nothing else.
+    pub fn new(change: impl Into<String>, gain: Gain) -> Self {
+        let change = change.into();
+        Self { change, gain, removes_ms: gain.ms, costs: None, also: None, changes_weights: false }
+    }
+}
+
+/// The best of `changes`, which come in the order that decides between equals. Only those count whose gain holds. One that
 /// comes later has to be better by more than `least_ms` at the lower end of its interval, so that noise does not choose.
-pub fn best(remedies: impl IntoIterator<Item = Option<Remedy>>, least_ms: f64) -> Option<Remedy> {
-    let holding = remedies.into_iter().flatten().filter(|remedy| remedy.gain.holds(least_ms));
-    holding.reduce(|best, remedy| match remedy.gain.low_ms > best.gain.low_ms + least_ms {
-        true => remedy,
+pub fn best<T>(
+    changes: impl IntoIterator<Item = T>,
+    gain: impl Fn(&T) -> Gain,
+    least_ms: f64,
+) -> Option<T> {
+    let holding = changes.into_iter().filter(|change| gain(change).holds(least_ms));
+    holding.reduce(|best, change| match gain(&change).low_ms > gain(&best).low_ms + least_ms {
+        true => change,
         false => best,
     })
 }
@@ -80,13 +97,6 @@ pub fn best(remedies: impl IntoIterator<Item = Option<Remedy>>, least_ms: f64) -
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn remedy(change: &str, low_ms: f64) -> Option<Remedy> {
-        let gain = Gain { ms: low_ms + 1.0, low_ms, high_ms: low_ms + 2.0, steps: 9 };
-        let change = change.to_owned();
-        let (costs, also) = (None, None);
-        Some(Remedy { change, gain, removes_ms: 1.0, costs, also, changes_weights: false })
-    }
 
     #[test]
     fn a_gain_has_the_spread_of_the_steps() {
@@ -101,14 +111,17 @@ mod tests {
 
     #[test]
     fn noise_does_not_choose_between_remedies() {
-        let chosen = |first: f64, second: f64| {
-            best([None, remedy("first", first), remedy("second", second)], 0.5).map(|of| of.change)
+        let gain = |low_ms: &f64| Gain {
+            ms: low_ms + 1.0,
+            low_ms: *low_ms,
+            high_ms: low_ms + 2.0,
+            steps: 9,
         };
-        let of = |name: &str| Some(name.to_owned());
+        let chosen = |first: f64, second: f64| best([first, second], gain, 0.5);
         for noise in [-0.4, -0.1, 0.0, 0.1, 0.4] {
-            assert_eq!(chosen(3.0, 3.0 + noise), of("first"));
+            assert_eq!(chosen(3.0, 3.0 + noise), Some(3.0));
         }
-        assert_eq!(chosen(3.0, 3.6), of("second"));
-        assert_eq!((chosen(-0.1, 0.1), chosen(-0.1, -0.2)), (of("second"), None));
+        assert_eq!(chosen(3.0, 3.6), Some(3.6));
+        assert_eq!((chosen(-0.1, 0.1), chosen(-0.1, -0.2)), (Some(0.1), None));
     }
 }

@@ -1,0 +1,79 @@
+//! Operations on the memory of an accelerator: through memory of the host.
+//!
+//! What an operation reads is copied to the host behind all work of the memory's stream. The operation runs there, and what
+//! it writes is copied back. Each of the three waits for the one before it, and nobody else waits, so a bucket travels
+//! while the next one is computed. Copies back have a stream of their own: they wait for operations, and would hold up the
+//! copies of later operations to the host.
+//!
+//! Input: tensors. Output: tensors of the host that stand for them. This module knows nothing of operations.
+
+use paceline_memory::{Allocator, Category, Event, MemoryError, SimStream, Tensor};
+
+/// The streams of a group's copies.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    host: Allocator,
+    from_device: SimStream,
+    to_device: SimStream,
+}
+
+/// Memory of the host that an operation uses, and the copy that fills it, if the operation reads it.
+#[derive(Clone, Debug)]
+pub(crate) struct OnHost {
+    /// Kept until the operation is done.
+    #[expect(dead_code, reason = "the operation uses it by its address")]
+    memory: Tensor,
+    pub(crate) arrived: Event,
+}
+
+/// What an operation on staged memory uses, and what is copied back.
+#[derive(Debug, Default)]
+pub(crate) struct Staged {
+    pub(crate) on_host: Vec<OnHost>,
+    /// The memory of the host, and that of the device.
+    result: Option<(Tensor, Tensor)>,
+}
+
+impl Staging {
+    /// The streams for a device, of which `home` is a stream.
+    pub(crate) fn new(home: &SimStream) -> Result<Self, MemoryError> {
+        let stream = |name| home.sim().stream(name);
+        let (from_device, to_device) = (stream("from device")?, stream("to device")?);
+        Ok(Self { host: Allocator::pinned(), from_device, to_device })
+    }
+
+    /// Memory of the host that stands for `tensor`. If it is read, its contents are copied there; if it is written, they
+    /// will be copied back.
+    pub(crate) fn stage(
+        &self,
+        tensor: &Tensor,
+        (is_read, is_written): (bool, bool),
+        staged: &mut Staged,
+    ) -> Result<Tensor, MemoryError> {
+        let host = self.host.tensor(tensor.dtype(), tensor.shape(), Category::Communication)?;
+        let mut arrived = Event::complete();
+        if is_read {
+            let home = tensor.buffer().allocator().home().expect("memory of a device");
+            self.from_device.wait(&home.record());
+            // Behind what has been copied back there, too.
+            self.from_device.wait(&self.to_device.record());
+            arrived = self.from_device.copy(tensor, &host)?;
+        }
+        staged.on_host.push(OnHost { memory: host.clone(), arrived });
+        if is_written {
+            staged.result = Some((host.clone(), tensor.clone()));
+        }
+        Ok(host)
+    }
+
+    /// Copies the result back once the operation is done. Returns the event behind that; `done` itself if there is no
+    /// result.
+    pub(crate) fn copy_back(&self, staged: &Staged, done: &Event) -> Result<Event, MemoryError> {
+        let Some((host, device)) = &staged.result else { return Ok(done.clone()) };
+        let home = device.buffer().allocator().home().expect("memory of a device");
+        self.to_device.wait(&home.record());
+        staged.on_host.iter().for_each(|of| self.to_device.wait(&of.arrived));
+        self.to_device.wait(done);
+        self.to_device.copy(host, device)
+    }
+}

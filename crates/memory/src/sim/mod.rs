@@ -1,0 +1,388 @@
+//! An accelerator that every machine has: memory of its own, streams, and copy engines, emulated on the processor.
+//!
+//! Work that is put into a [`SimStream`] runs later, as on a graphics card. The host cannot reach the memory of the device;
+//! copies bring data there and back. There are two modes:
+//!
+//! - *timed*: each stream has a thread that runs its work in order. A copy takes the stated latency and bandwidth, and the
+//!   two directions have one engine each. Kernels take what they take.
+//! - *late*: nothing runs until somebody waits for it. A wait runs exactly what comes before the event that it waits for, in
+//!   an order that a seed draws among all that the program allows. Freed memory is overwritten. So a wait that a program
+//!   has forgotten shows, whatever the timing.
+//!
+//! | file | what it has |
+//! |---|---|
+//! | here | the device, its settings, its streams |
+//! | [`timed`] | work on threads |
+//! | [`late`] | work in a drawn order |
+//!
+//! This module does not know what kernels compute.
+
+mod late;
+mod timed;
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
+use std::time::Duration;
+
+use crate::event::{Event, EventState};
+use crate::stream::Stream;
+use crate::{Access, Device, MemoryError, Tensor};
+use late::Late;
+use timed::{CopyEngines, Thread};
+
+/// What an emulated device is like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SimSpec {
+    /// Bytes that a copy between the host and the device moves per second, if the host's memory is pinned.
+    pub copy_bytes_per_s: f64,
+    /// What each copy takes besides.
+    pub copy_latency: Duration,
+    /// What launching a kernel or a copy takes of the host's time.
+    pub launch: Duration,
+    /// The seed of the order of work in the late mode; `None` for the timed mode.
+    pub late: Option<u64>,
+}
+
+impl SimSpec {
+    /// A card on a bus of 16 Gbyte/s: copies with 10 us, launches with 5 us.
+    pub const DEFAULT: Self = Self {
+        copy_bytes_per_s: 16e9,
+        copy_latency: Duration::from_micros(10),
+        launch: Duration::from_micros(5),
+        late: None,
+    };
+
+    /// The same in the late mode.
+    pub fn late(seed: u64) -> Self {
+        Self { late: Some(seed), ..Self::DEFAULT }
+    }
+
+    /// The time of a copy. From or to memory that is not pinned it takes twice as long, since it goes through a pinned
+    /// buffer of the driver.
+    fn copy_time(&self, bytes: usize, is_pinned: bool) -> Duration {
+        let rate = if is_pinned { self.copy_bytes_per_s } else { self.copy_bytes_per_s / 2.0 };
+        self.copy_latency + Duration::from_secs_f64(bytes as f64 / rate)
+    }
+}
+
+/// An emulated device. Clones are the same device.
+#[derive(Clone)]
+pub struct Sim(Arc<Engine>);
+
+struct Engine {
+    spec: SimSpec,
+    copies: CopyEngines,
+    late: Late,
+    /// What the first work that failed has said. Later work is not run.
+    failure: Mutex<Option<String>>,
+}
+
+/// A queue of a device. Clones are the same queue.
+#[derive(Clone, Debug)]
+pub struct SimStream(Arc<Queue>);
+
+#[derive(Debug)]
+struct Queue {
+    sim: Sim,
+    stream: Stream,
+    state: Mutex<QueueState>,
+    /// When another thread may put work into the stream.
+    is_free: Condvar,
+    /// Runs the work in the timed mode.
+    thread: Option<Thread>,
+}
+
+#[derive(Debug, Default)]
+struct QueueState {
+    /// Events that the next work waits for.
+    waits: Vec<Event>,
+    /// The last work.
+    last: Option<Event>,
+    /// The thread that is preparing work, whose place in the stream is taken already.
+    preparing: Option<ThreadId>,
+    /// Memory that was freed meanwhile, to be overwritten behind that work.
+    freed: Vec<(Address, usize)>,
+}
+
+/// What work does. An error is told to whoever synchronizes next.
+pub type Body = Box<dyn FnOnce() -> Result<(), String> + Send>;
+
+/// A piece of work.
+struct Task {
+    /// What has to be done before, besides the work of the same stream before it.
+    waits: Vec<Event>,
+    /// The work of the same stream before it.
+    before: Option<Event>,
+    copy: Option<Copy>,
+    body: Body,
+    event: Event,
+    signal: crate::event::Signal,
+}
+
+/// A copy between the host and the device.
+#[derive(Clone, Copy, Debug)]
+struct Copy {
+    to_device: bool,
+    bytes: usize,
+    is_pinned: bool,
+}
+
+impl Sim {
+    /// A device without work.
+    pub fn new(spec: SimSpec) -> Self {
+        let late = Late::new(spec.late.unwrap_or_default());
+        let (copies, failure) = (CopyEngines::default(), Mutex::default());
+        Self(Arc::new(Engine { spec, copies, late, failure }))
+    }
+
+    /// What the device is like.
+    pub fn spec(&self) -> &SimSpec {
+        &self.0.spec
+    }
+
+    /// A new stream. Errors if the system refuses a thread for it.
+    pub fn stream(&self, name: &str) -> Result<SimStream, MemoryError> {
+        let stream = Stream::new(name);
+        let thread = match self.0.spec.late {
+            Some(_) => None,
+            None => Some(Thread::start(name, self.clone()).map_err(MemoryError::NoThread)?),
+        };
+        let (sim, state, is_free) = (self.clone(), Mutex::default(), Condvar::new());
+        Ok(SimStream(Arc::new(Queue { sim, stream, state, is_free, thread })))
+    }
+
+    /// Errors with what the first work that failed has said.
+    pub fn check(&self) -> Result<(), MemoryError> {
+        match lock(&self.0.failure).clone() {
+            Some(message) => Err(MemoryError::DeviceFailed(message)),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs the body of a task, unless earlier work has failed.
+    fn run(&self, task: Task) {
+        // What waits for failed work, such as a collective that has lost a peer, is not done either.
+        let has_failed = |event: &Event| event.peek() == EventState::Failed;
+        if lock(&self.0.failure).is_some() || task.waits.iter().any(has_failed) {
+            return task.signal.fail();
+        }
+        let started = std::time::Instant::now();
+        let engine = task.copy.map(|copy| (self.0.copies.lock(copy.to_device), copy));
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task.body));
+        if let (Some((_, copy)), None) = (&engine, self.0.spec.late) {
+            timed::sleep_until(started + self.0.spec.copy_time(copy.bytes, copy.is_pinned));
+        }
+        drop(engine);
+        let failed = match outcome {
+            Ok(Ok(())) => return task.signal.complete(),
+            Ok(Err(message)) => message,
+            Err(panic) => format!("a kernel panicked: {}", words_of(&*panic)),
+        };
+        lock(&self.0.failure).get_or_insert(failed);
+        task.signal.fail();
+    }
+
+    /// In the late mode, runs what comes before an event, and its own work.
+    pub(crate) fn run_before(&self, event: &Event) {
+        self.0.late.run_before(self, event);
+    }
+}
+
+fn words_of(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("for an unknown reason")
+}
+
+impl fmt::Debug for Sim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Sim").field(&self.0.spec).finish()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl SimStream {
+    /// The device.
+    pub fn sim(&self) -> &Sim {
+        &self.0.sim
+    }
+
+    /// Its order.
+    pub fn stream(&self) -> &Stream {
+        &self.0.stream
+    }
+
+    /// Lets all later work of this stream wait for an event.
+    pub fn wait(&self, event: &Event) {
+        self.0.stream.wait(event);
+        lock(&self.0.state).waits.push(event.clone());
+    }
+
+    /// An event behind all work of this stream so far.
+    pub fn record(&self) -> Event {
+        lock(&self.0.state).last.clone().unwrap_or_else(Event::complete)
+    }
+
+    /// Puts a kernel into the stream. `prepare` makes its body; the uses of memory are those of the event that it gets.
+    /// Errors if `prepare` does, or if earlier work has failed; then nothing is put into the stream.
+    pub fn launch<E: From<MemoryError>>(
+        &self,
+        prepare: impl FnOnce(&Event) -> Result<Body, E>,
+    ) -> Result<Event, E> {
+        self.submit(None, prepare)
+    }
+
+    /// Copies a tensor into another one with the same number of bytes, of which at least one lies on this device. From or
+    /// to memory of the host that is not pinned, it returns when the copy is done, as on a card.
+    pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<Event, MemoryError> {
+        if from.num_bytes() != to.num_bytes() || from.dtype() != to.dtype() {
+            return Err(MemoryError::WrongShape { from: from.shape(), to: to.shape() });
+        }
+        let host = [from, to].into_iter().find(|tensor| tensor.device() == Device::Cpu);
+        let copy = host.map(|tensor| Copy {
+            to_device: from.device() == Device::Cpu,
+            bytes: from.num_bytes(),
+            is_pinned: tensor.buffer().allocator().is_pinned(),
+        });
+        let event = self.submit(copy, |event| {
+            let source = from.queue(Access::Read, "copy", event)?;
+            let target = to.queue(Access::Write, "copy", event)?;
+            let (source, target, len) =
+                (Address::of(&source), Address::of(&target), from.num_bytes());
+            let body: Body = Box::new(move || {
+                // SAFETY: both ranges have this length. They are queued for this work, so they stay in place, nobody else
+                // writes to them meanwhile, and they do not overlap, since one is read and one is written.
+                unsafe { target.pointer().copy_from_nonoverlapping(source.pointer(), len) };
+                Ok(())
+            });
+            Ok::<_, MemoryError>(body)
+        })?;
+        if copy.is_some_and(|copy| !copy.is_pinned) {
+            event.wait();
+            self.0.sim.check()?;
+        }
+        Ok(event)
+    }
+
+    /// Sets all bytes of a tensor of this device.
+    pub fn fill(&self, tensor: &Tensor, value: u8) -> Result<Event, MemoryError> {
+        self.launch(|event| {
+            let claim = tensor.queue(Access::Write, "fill", event)?;
+            let (address, len) = (Address::of(&claim), tensor.num_bytes());
+            let body: Body = Box::new(move || {
+                // SAFETY: the range has this length, and is queued for this work.
+                unsafe { address.pointer().write_bytes(value, len) };
+                Ok(())
+            });
+            Ok(body)
+        })
+    }
+
+    /// Blocks until all work of this stream is done, and all that it waits for.
+    pub(crate) fn drain(&self) {
+        let (last, waits) = {
+            let state = lock(&self.0.state);
+            (state.last.clone(), state.waits.clone())
+        };
+        for event in last.iter().chain(&waits) {
+            event.block();
+        }
+    }
+
+    /// Blocks until all work of this stream is done. Errors with what work of the device has said that failed.
+    pub fn synchronize(&self) -> Result<(), MemoryError> {
+        self.record().wait();
+        self.0.sim.check()
+    }
+
+    fn submit<E: From<MemoryError>>(
+        &self,
+        copy: Option<Copy>,
+        prepare: impl FnOnce(&Event) -> Result<Body, E>,
+    ) -> Result<Event, E> {
+        self.0.sim.check()?;
+        let started = std::time::Instant::now();
+        let mut state = lock(&self.0.state);
+        while state.preparing.is_some() {
+            state = self.0.is_free.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.preparing = Some(std::thread::current().id());
+        let late = self.0.sim.0.spec.late.is_some().then(|| self.0.sim.clone());
+        let (event, signal) = self.0.stream.submit_on(late);
+        drop(state);
+        let prepared = prepare(&event);
+        let mut state = lock(&self.0.state);
+        state.preparing = None;
+        let outcome = match prepared {
+            Ok(body) => {
+                let before = state.last.replace(event.clone());
+                let waits = std::mem::take(&mut state.waits);
+                let task = Task { waits, before, copy, body, event: event.clone(), signal };
+                match &self.0.thread {
+                    Some(thread) => thread.push(task),
+                    None => self.0.sim.0.late.push(task),
+                }
+                Ok(event)
+            }
+            Err(refused) => {
+                signal.withdraw();
+                Err(refused)
+            }
+        };
+        let freed = std::mem::take(&mut state.freed);
+        drop(state);
+        self.0.is_free.notify_one();
+        freed.into_iter().for_each(|(address, len_bytes)| self.poison(address.0, len_bytes));
+        if self.0.thread.is_some() {
+            timed::spin_until(started + self.0.sim.0.spec.launch);
+        }
+        outcome
+    }
+
+    /// In the late mode, overwrites memory that has been freed, behind all work of this stream so far.
+    pub(crate) fn poison(&self, base: *mut u8, len_bytes: usize) {
+        if self.0.sim.0.spec.late.is_none() {
+            return;
+        }
+        let address = Address(base);
+        let mut state = lock(&self.0.state);
+        if state.preparing == Some(std::thread::current().id()) {
+            return state.freed.push((address, len_bytes));
+        }
+        drop(state);
+        let body: Body = Box::new(move || {
+            // SAFETY: the allocator gives the block to no other stream before this work is done, and the work of this stream
+            // that uses the block again comes behind.
+            unsafe { address.pointer().write_bytes(POISON, len_bytes) };
+            Ok(())
+        });
+        // Nothing is prepared that could be refused; after a failure nothing runs any more.
+        let _ = self.launch(|_| Ok::<_, MemoryError>(body));
+    }
+}
+
+/// The value of each byte of freed memory: a NaN in every floating-point type.
+const POISON: u8 = 0xff;
+
+/// An address that is sent to the thread of a stream.
+#[derive(Clone, Copy, Debug)]
+struct Address(*mut u8);
+
+impl Address {
+    fn of(claim: &crate::Claim) -> Self {
+        Self(claim.base().as_ptr())
+    }
+
+    fn pointer(self) -> *mut u8 {
+        self.0
+    }
+}
+
+// SAFETY: an address is a number; whoever follows it argues that it may.
+unsafe impl Send for Address {}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,210 @@
+//! Where a run computes: the values of `--device`.
+//!
+//! Input: a name with settings, such as `sim:copy=16gbit,10us,launch=5us`. Output: a [`Device`], which is written the same
+//! way. This file does not know what a device does.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::builder::{PossibleValue, TypedValueParser};
+use clap::error::ErrorKind;
+use paceline_collectives::{Link, parse_seconds};
+use paceline_files::Printable;
+use paceline_memory::SimSpec;
+use serde::{Serialize, Serializer};
+
+/// Where to compute.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Device {
+    /// The processor.
+    Cpu,
+    /// An accelerator that is emulated on the processor.
+    Sim(SimSpec),
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Device::Sim(spec) = self else { return f.write_str("cpu") };
+        if let Some(seed) = spec.late {
+            return write!(f, "sim:late,seed={seed}");
+        }
+        let us = |time: Duration| time.as_secs_f64() * 1e6;
+        let (gbit, latency) = (spec.copy_bytes_per_s * 8e-9, us(spec.copy_latency));
+        write!(f, "sim:copy={gbit}gbit,{latency}us,launch={}us", us(spec.launch))
+    }
+}
+
+impl Serialize for Device {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// The form of the settings, for errors.
+const FORM: &str = "sim, sim:copy=16gbit,10us,launch=5us or sim:late,seed=7";
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, settings) = text.split_once(':').unwrap_or((text, ""));
+        match (name.to_ascii_lowercase().as_str(), settings) {
+            ("cpu", "") => Ok(Device::Cpu),
+            ("sim", settings) => sim(settings).map(Device::Sim),
+            _ => Err(format!(
+                "there is no device of this name; pass cpu, or for an emulated one {FORM}"
+            )),
+        }
+    }
+}
+
+fn sim(settings: &str) -> Result<SimSpec, String> {
+    let mut spec = SimSpec::DEFAULT;
+    let (mut seed, mut is_late, mut is_timed) = (None, false, false);
+    let mut parts = settings.split(',').map(str::trim).filter(|part| !part.is_empty());
+    while let Some(part) = parts.next() {
+        match part.split_once('=') {
+            None if part == "late" => is_late = true,
+            Some(("seed", value)) => {
+                let number =
+                    value.parse().map_err(|_| format!("{value} is no seed; pass {FORM}"))?;
+                seed = Some(number);
+            }
+            Some(("copy", bandwidth)) => {
+                let latency = parts.next().unwrap_or_default();
+                let link: Link = format!("{bandwidth},{latency}").parse().map_err(|_| {
+                    format!(
+                        "copy={bandwidth},{latency}: copies have a bandwidth and a latency; pass {FORM}"
+                    )
+                })?;
+                spec.copy_bytes_per_s = link.bytes_per_s;
+                spec.copy_latency = time(link.latency_s, latency)?;
+                is_timed = true;
+            }
+            Some(("launch", value)) => {
+                let seconds = parse_seconds(value);
+                let seconds =
+                    seconds.ok_or_else(|| format!("launch={value} is no time; pass {FORM}"))?;
+                spec.launch = time(seconds, value)?;
+                is_timed = true;
+            }
+            _ => {
+                return Err(format!(
+                    "{part} is no setting of an emulated accelerator; pass {FORM}"
+                ));
+            }
+        }
+    }
+    match (is_late, seed) {
+        (true, _) if is_timed => {
+            Err("in the late mode nothing takes a stated time; leave copy and launch out"
+                .to_owned())
+        }
+        (false, Some(_)) => {
+            Err("a seed draws the order of the late mode; pass late too, or leave it out"
+                .to_owned())
+        }
+        (true, seed) => Ok(SimSpec::late(seed.unwrap_or_default())),
+        (false, None) => Ok(spec),
+    }
+}
+
+/// A time of less than a second: a copy or a launch that takes longer is a slip of the pen.
+fn time(seconds: f64, text: &str) -> Result<Duration, String> {
+    match (0.0..1.0).contains(&seconds) {
+        true => Ok(Duration::from_secs_f64(seconds)),
+        false => Err(format!("{text} is too long; pass less than 1s")),
+    }
+}
+
+/// Reads a [`Device`]. Names of accelerators that there are not are answered with what there is.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceParser;
+
+/// How the names of devices begin that other programs have.
+const ACCELERATORS: [(&str, &str); 6] = [
+    ("cuda", "CUDA"),
+    ("gpu", "GPUs"),
+    ("rocm", "ROCm"),
+    ("hip", "ROCm"),
+    ("mps", "Metal"),
+    ("xpu", "XPUs"),
+];
+
+impl TypedValueParser for DeviceParser {
+    type Value = Device;
+
+    fn parse_ref(
+        &self,
+        _: &clap::Command,
+        _: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<Device, clap::Error> {
+        let name = value.to_string_lossy().to_ascii_lowercase();
+        let named = ACCELERATORS.iter().find(|(begin, _)| name.starts_with(begin));
+        let problem = match named {
+            Some((_, what)) => format!(
+                "this build computes on the processor only, and has no code for {what}; leave --device out, or pass cpu"
+            ),
+            None => match name.parse() {
+                Ok(device) => return Ok(device),
+                Err(problem) => problem,
+            },
+        };
+        let problem = format!("--device {}: {problem}\n", value.printable());
+        Err(clap::Error::raw(ErrorKind::ValueValidation, problem))
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let device = |text: &str| text.parse::<Device>();
+        assert_eq!(device("cpu"), Ok(Device::Cpu));
+        assert_eq!(device("sim"), Ok(Device::Sim(SimSpec::DEFAULT)));
+        for text in ["sim:copy=16gbit,10us,launch=5us", "sim:late,seed=7", "cpu"] {
+            assert_eq!(device(text).unwrap().to_string(), text);
+        }
+        let spec = SimSpec {
+            copy_bytes_per_s: 2e9,
+            copy_latency: Duration::from_micros(10),
+            ..SimSpec::DEFAULT
+        };
+        assert_eq!(device("SIM:copy=16gbit,10us"), Ok(Device::Sim(spec)));
+        assert_eq!(device("sim:late"), Ok(Device::Sim(SimSpec::late(0))));
+    }
+
+    #[test]
+    fn settings_that_make_no_sense_are_refused() {
+        for (text, words) in [
+            ("tpu", "no device of this name"),
+            ("cpu:0", "no device of this name"),
+            ("sim:1", "1 is no setting"),
+            ("sim:seed=7", "pass late too"),
+            ("sim:late,seed=x", "x is no seed"),
+            ("sim:late,seed=-1", "-1 is no seed"),
+            ("sim:late,launch=5us", "leave copy and launch out"),
+            ("sim:copy=16gbit", "a bandwidth and a latency"),
+            ("sim:copy=0gbit,10us", "a bandwidth and a latency"),
+            ("sim:copy=infgbit,10us", "a bandwidth and a latency"),
+            ("sim:launch=5", "is no time"),
+            ("sim:launch=-5us", "is no time"),
+            ("sim:launch=2s", "too long"),
+            ("sim:launch=1e300s", "is no time"),
+            ("sim:copy=1gbit,5s", "too long"),
+            ("sim:warp=9", "warp=9 is no setting"),
+        ] {
+            let error = text.parse::<Device>().unwrap_err();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+}
