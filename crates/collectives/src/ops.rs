@@ -455,7 +455,8 @@ impl Group {
         })?;
         let Some(staged) = staged else { return Ok(work) };
         let copied_back = self.copy_back(&staged, work.event())?;
-        Ok(work.until(copied_back))
+        let arrived = staged.on_host.into_iter().map(|of| of.arrived);
+        Ok(work.between(arrived.chain([copied_back]).collect()))
     }
 }
 

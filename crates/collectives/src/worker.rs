@@ -28,8 +28,9 @@ use crate::{CollectiveError, GroupOptions};
 pub struct Work {
     outcome: Arc<OnceLock<Outcome>>,
     event: Event,
-    /// The copy of the result to an accelerator.
-    copied_back: Option<Event>,
+    /// The copies around the operation, if its memory is that of an accelerator: to the host, and then back. The last one
+    /// ends the work.
+    copies: Vec<Event>,
 }
 
 type Outcome = Result<OpTimes, CollectiveError>;
@@ -41,25 +42,26 @@ impl Work {
     /// Blocks until the operation is finished. Returns its times, or its error.
     pub fn wait(self) -> Result<OpTimes, CollectiveError> {
         self.event.wait();
-        if let Some(event) = &self.copied_back {
-            event.wait();
-        }
+        self.copies.iter().for_each(|copy| {
+            copy.wait();
+        });
         self.outcome.get().expect("the outcome is known before the event has come").clone()
     }
 
     /// Whether [`Work::wait`] would return at once.
     pub fn is_finished(&self) -> bool {
-        self.event().state() != EventState::Pending
+        let mut events = self.copies.iter().chain([&self.event]);
+        events.all(|event| event.state() != EventState::Pending)
     }
 
-    /// The same work, which ends when its result has been copied back.
-    pub(crate) fn until(self, copied_back: Event) -> Self {
-        Self { copied_back: Some(copied_back), ..self }
+    /// The same work with the copies around it.
+    pub(crate) fn between(self, copies: Vec<Event>) -> Self {
+        Self { copies, ..self }
     }
 
     /// The event of the operation's end.
     pub fn event(&self) -> &Event {
-        self.copied_back.as_ref().unwrap_or(&self.event)
+        self.copies.last().unwrap_or(&self.event)
     }
 }
 
@@ -74,7 +76,7 @@ impl Promise {
     /// A promise, and the work of which it is.
     fn new(event: Event, signal: Signal) -> (Self, Work) {
         let outcome = Arc::new(OnceLock::new());
-        (Self { outcome: outcome.clone(), signal }, Work { outcome, event, copied_back: None })
+        (Self { outcome: outcome.clone(), signal }, Work { outcome, event, copies: Vec::new() })
     }
 
     /// Ends the work. If the operation failed, its memory is fenced for good.

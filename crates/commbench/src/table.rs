@@ -2,7 +2,7 @@
 //! original table reads this one; and a wider form with paceline's own columns at the end.
 //!
 //! Takes one row at a time and returns lines without line ends. Widths, precisions and trailing spaces
-//! are those of the original. The columns are defined in [`figures`](super::figures).
+//! are those of the original. The columns are defined in [`figures`].
 
 use std::slice::from_ref;
 

@@ -4,6 +4,7 @@ mod common;
 
 use common::{EXACT, Make, Net, Optim, SHARDED, Trainer, all_exact, on_ranks};
 use paceline_memory::{Allocator, Sim, SimSpec};
+use paceline_strategies::{ShardOptions, Zero2};
 
 /// What a rank trains in: memory of the host, or of a device.
 type Memory = fn() -> Allocator;
@@ -70,6 +71,15 @@ fn special_networks_have_the_bits_of_the_processor() {
                 assert_eq!(found, expected, "{net:?} with {}, seed {seed}", make().name());
             }
         }
+    }
+}
+
+#[test]
+fn gradients_that_are_reduced_at_every_micro_batch_wait_for_their_copies() {
+    let make: Make = || Box::new(Zero2::new(ShardOptions::default()));
+    let expected = digest(Net::Cnn, make, 2, CPU);
+    for seed in 0..3 {
+        assert_eq!(digest(Net::Cnn, make, 2, || on_sim(SimSpec::late(seed))), expected);
     }
 }
 
