@@ -18,7 +18,7 @@ from pathlib import Path
 from common import Record, aligned, program, provenance, run
 
 MODELS = {
-    "cnn": "--channels 4 8 --hidden 16 --batch-size 8 --steps 3 --clip-grad-norm 1 --optimizer adamw",
+    "cnn": "--channels 4 8 --hidden 16 --batch-size 8 --steps 3 --optimizer adamw",
     "mlp": "--model mlp --input-dim 16 --hidden-dim 24 --output-dim 4 --num-layers 3 --batch-size 8 --steps 4",
     "llama": "--recipe tiny-llama --batch-size 4 --steps 2",
 }
@@ -51,6 +51,9 @@ def main() -> int:
     for model, flags in MODELS.items():
         for ranks in (2, 4):
             for strategy in STRATEGIES:
+                # The recipe evaluates, and with no_sync there is no single model to evaluate.
+                if (model, strategy) == ("llama", "no_sync"):
+                    continue
                 words = f"{flags} --nproc {ranks} --strategy {strategy}"
                 expected = digest(binary, words)
                 orders = long_orders if strategy in LONG else args.orders

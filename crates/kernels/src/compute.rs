@@ -201,10 +201,10 @@ impl Processor {
     }
 }
 
-/// Ends the time of a kernel when dropped, see [`Compute::time`].
+/// Ends the time of an operation when dropped.
 #[must_use = "the kernel is timed until this is dropped"]
 #[derive(Debug)]
-pub struct KernelTimer<'a>(Option<Timing<'a>>);
+pub(crate) struct KernelTimer<'a>(Option<Timing<'a>>);
 
 #[derive(Debug)]
 struct Timing<'a> {

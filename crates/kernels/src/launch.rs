@@ -64,7 +64,7 @@ fn flops(factors: impl IntoIterator<Item = usize>) -> u64 {
 
 /// What an operation works on: one operand, a tuple or an array of them, or an `Option` of one.
 ///
-/// [`read`], [`write`], [`update`] and [`scratch`] make operands. A body gets slices in the same form.
+/// [`read`], [`write()`], [`update`] and [`scratch`] make operands. A body gets slices in the same form.
 pub trait Operands {
     /// What the operation keeps while it runs.
     #[doc(hidden)]
@@ -179,7 +179,7 @@ impl Stated<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct Read<'t, T>(Stated<'t>, PhantomData<T>);
 
-/// See [`write`] and [`update`].
+/// See [`write()`] and [`update`].
 #[derive(Clone, Copy, Debug)]
 pub struct Write<'t, T> {
     stated: Stated<'t>,

@@ -50,7 +50,7 @@ mod real;
 mod simd;
 mod stored;
 
-pub use compute::{Compute, KernelTimer, Processor, Threads};
+pub use compute::{Compute, Processor, Threads};
 pub use error::KernelError;
 pub use launch::{Op, Operands, Read, Scratch, Write, read, scratch, update, write};
 pub use paceline_numeric::SimdLevel;

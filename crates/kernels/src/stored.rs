@@ -69,7 +69,7 @@ pub(crate) fn operand<X: SinglePrecision, S: SinglePrecision>(x: X) -> f32 {
 }
 
 /// Runs a body with the element type of a tensor under a name: f32, f64 or bf16. So an operation is written once. For any
-/// other type the result is [`KernelError::DType`], or an error that is made from it.
+/// other type the result is [`KernelError::DType`](crate::KernelError::DType), or an error that is made from it.
 ///
 /// ```
 /// use paceline_kernels::{Result, Stored, for_stored};

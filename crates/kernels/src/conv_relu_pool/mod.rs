@@ -7,7 +7,7 @@
 //! are never computed. The backward pass needs one byte per pooled value: the *winner*, which is the
 //! position of the largest of the four values. A NaN in a window becomes the result.
 //!
-//! Element types are those of [`conv2d`]: all f32, all f64, or mixed with bf16. The largest value is chosen
+//! Element types are those of [`conv2d`](crate::conv2d): all f32, all f64, or mixed with bf16. The largest value is chosen
 //! before it is rounded to bf16.
 
 mod windows;
