@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use crate::linear::Activation;
+use crate::activation::Activation;
 use crate::product::{self, Elems, Output, Product, Sizes};
 use crate::{Processor, Real};
 
