@@ -47,7 +47,12 @@ fn time_per_event(track: &Track, count: usize) -> f64 {
             let start_ns = now_ns();
             let shapes = Shapes::new([&[64, 28, 28, at % 7][..], &[3, 3, 1, 32]]);
             let span = Span { start_ns, end_ns: now_ns() };
-            track.record(Event::Kernel { name: "conv_relu_pool_forward", span, shapes });
+            track.record(Event::Kernel {
+                name: "conv_relu_pool_forward",
+                launched: Span::at(span.start_ns),
+                span,
+                shapes,
+            });
         }
     }
     (now_ns() - begin) as f64 / count as f64
@@ -60,6 +65,7 @@ fn header() -> kineto::Header {
         run_id: "17".into(),
         transport: "shm".into(),
         device: "none".into(),
+        is_emulated: false,
         pid: std::process::id(),
         base_ns: paceline_trace::realtime_at_zero_ns(),
         run_facts: Vec::new(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use paceline_analysis::kineto::{self, Header};
 use paceline_analysis::read::{Select, find, open};
 use paceline_analysis::timeline::{Collective, MemorySample, TimeRange};
-use paceline_trace::{Event, Operation, Recorder, Shapes, Span, Track};
+use paceline_trace::{Event, Operation, Place, Recorder, Shapes, Span, Track};
 
 fn span(start_ns: u64, end_ns: u64) -> Span {
     Span { start_ns, end_ns }
@@ -18,6 +18,7 @@ fn header(rank: usize) -> Header {
         run_id: "17".into(),
         transport: "shm".into(),
         device: "a processor".into(),
+        is_emulated: false,
         pid: 500,
         base_ns: 1_700_000_000_000_000_000,
         run_facts: vec![("dropped_events".into(), "0".into())],
@@ -32,8 +33,18 @@ fn a_recorded_run_is_found_and_read_whole() {
     recorder.set_on(true);
     main.record(Event::Span { name: "forward", span: span(1_000, 3_000) });
     let shapes = Shapes::new([&[64, 28][..], &[3]]);
-    main.record(Event::Kernel { name: "conv2d_forward", span: span(1_100, 2_101), shapes });
-    main.record(Event::Copy { span: span(2_200, 2_300), bytes: 200 });
+    main.record(Event::Kernel {
+        name: "conv2d_forward",
+        launched: Span::at(1_100),
+        span: span(1_100, 2_101),
+        shapes,
+    });
+    main.record(Event::Copy {
+        launched: Span::at(2_200),
+        span: span(2_200, 2_300),
+        bytes: 200,
+        places: (Place::Pageable, Place::Pageable),
+    });
     main.record(Event::Operation(Operation {
         group: 0,
         name: "all_reduce",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use paceline_memory::{Allocator, Device, MemoryError, Tensor};
-use paceline_trace::{Event, STACK_BYTES, Shapes, Span, Track, now_ns};
+use paceline_trace::{Event, Place, STACK_BYTES, Shapes, Span, Track, now_ns};
 use rayon::prelude::*;
 
 use crate::launch::{read_bytes, write_bytes};
@@ -105,7 +105,9 @@ impl Compute {
         name: &'static str,
         shapes: impl FnOnce() -> Shapes,
     ) -> KernelTimer<'_> {
+        // A stream records its work itself.
         let track = self.track.as_deref().filter(|track| track.is_on());
+        let track = track.filter(|_| self.device() == Device::Cpu);
         if track.is_none() || self.is_timing.swap(true, Ordering::Relaxed) {
             return KernelTimer(None);
         }
@@ -125,6 +127,7 @@ impl Compute {
             return Ok(());
         }
         let track = self.track.as_deref().filter(|track| track.is_on());
+        let track = track.filter(|_| self.device() == Device::Cpu);
         let start_ns = track.map(|_| now_ns());
         let operands = (read_bytes("from", &from, to.shape()), write_bytes("to", to, to.shape()));
         self.run(Op::new("copy"), operands, |_, (from, to)| {
@@ -133,7 +136,9 @@ impl Compute {
         })?;
         let (Some(track), Some(start_ns)) = (track, start_ns) else { return Ok(()) };
         let span = Span { start_ns, end_ns: now_ns() };
-        track.record(Event::Copy { span, bytes: from.num_bytes() as u64 });
+        let (launched, bytes) = (Span::at(start_ns), from.num_bytes() as u64);
+        let places = (Place::Pageable, Place::Pageable);
+        track.record(Event::Copy { launched, span, bytes, places });
         Ok(())
     }
 
@@ -161,11 +166,14 @@ impl Compute {
     /// Blocks until all work of the device is done that was launched through this handle. Errors with what work has failed
     /// on the device.
     pub fn synchronize(&self) -> Result<()> {
-        match self.allocator.home() {
-            Some(stream) => Ok(stream.synchronize()?),
-            // The processor runs work at once.
-            None => Ok(()),
+        // The processor runs work at once.
+        let Some(stream) = self.allocator.home() else { return Ok(()) };
+        let start_ns = now_ns();
+        stream.synchronize()?;
+        if let Some(track) = &self.track {
+            track.record(Event::Synchronized { span: Span { start_ns, end_ns: now_ns() } });
         }
+        Ok(())
     }
 
     /// Whether products in bf16 use AVX512-BF16.
@@ -219,7 +227,8 @@ impl Drop for KernelTimer<'_> {
         let Some(Timing { compute, name, shapes, start_ns }) = self.0.take() else { return };
         let span = Span { start_ns, end_ns: now_ns() };
         if let Some(track) = &compute.track {
-            track.record(Event::Kernel { name, span, shapes });
+            let launched = Span::at(span.start_ns);
+            track.record(Event::Kernel { name, launched, span, shapes });
         }
         compute.is_timing.store(false, Ordering::Relaxed);
     }

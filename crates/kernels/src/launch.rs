@@ -443,16 +443,7 @@ impl Compute {
         operands: O,
         body: impl for<'a> FnOnce(&Processor, O::Views<'a>) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        let _time = self.time(op.name, || {
-            let (mut inputs, mut len) = ([None; Shapes::TENSORS], 0);
-            operands.inputs(&mut |tensor| {
-                if let Some(place) = inputs.get_mut(len) {
-                    *place = Some(tensor.dims());
-                    len += 1;
-                }
-            });
-            Shapes::new(inputs.into_iter().flatten())
-        });
+        let _time = self.time(op.name, || shapes_of(&operands));
         self.run(op, operands, body)
     }
 
@@ -479,7 +470,7 @@ impl Compute {
                 let stream = self.allocator.home().expect("memory of a device has a stream");
                 let processor = self.processor.clone();
                 let mut claims = Vec::new();
-                stream.launch(|event| {
+                stream.launch(op.name, shapes_of(&operands), |event| {
                     let mut held = operands.hold(&Holding { queued: Some(event), ..at_once })?;
                     O::release(&mut held, &mut claims);
                     let body: Body = Box::new(move || {
@@ -492,4 +483,16 @@ impl Compute {
             }
         }
     }
+}
+
+/// The shapes of the tensors that are read.
+fn shapes_of(operands: &impl Operands) -> Shapes {
+    let (mut inputs, mut len) = ([None; Shapes::TENSORS], 0);
+    operands.inputs(&mut |tensor| {
+        if let Some(place) = inputs.get_mut(len) {
+            *place = Some(tensor.dims());
+            len += 1;
+        }
+    });
+    Shapes::new(inputs.into_iter().flatten())
 }

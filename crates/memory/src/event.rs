@@ -8,6 +8,8 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use paceline_trace::{Span, now_ns};
+
 use crate::sim::Sim;
 use crate::stream::{Clock, Place};
 use crate::{Buffer, Device};
@@ -48,6 +50,8 @@ struct Progress {
     is_withdrawn: bool,
     /// The memory that the work uses.
     kept: Vec<Buffer>,
+    /// When the work was done. It took no time if nobody has said when it began.
+    ran: Span,
 }
 
 impl Event {
@@ -63,6 +67,7 @@ impl Event {
             state: EventState::Pending,
             is_withdrawn: false,
             kept: Vec::new(),
+            ran: Span::at(0),
         });
         let flag = Arc::new(Flag { place, before, late, progress, changed: Condvar::new() });
         (Self(Some(flag.clone())), Signal(Some(flag)))
@@ -118,6 +123,12 @@ impl Event {
         progress.state
     }
 
+    /// When the work ran, on the clock of [`now_ns`], if it is done.
+    pub fn ran(&self) -> Option<Span> {
+        let progress = self.0.as_ref()?.progress();
+        (progress.state == EventState::Complete).then_some(progress.ran)
+    }
+
     fn observe(&self, state: EventState) {
         if let (Some(flag), EventState::Complete) = (&self.0, state) {
             flag.before.observe_with(&flag.place);
@@ -147,6 +158,10 @@ impl Flag {
     fn settle(&self, state: EventState) {
         let mut progress = self.progress();
         progress.state = state;
+        progress.ran.end_ns = now_ns();
+        if progress.ran.start_ns == 0 {
+            progress.ran.start_ns = progress.ran.end_ns;
+        }
         // What failed work uses stays with the event, which the memory's own history holds: it is never freed.
         let kept = match state {
             EventState::Complete => std::mem::take(&mut progress.kept),
@@ -166,6 +181,13 @@ impl Flag {
 pub struct Signal(Option<Arc<Flag>>);
 
 impl Signal {
+    /// The work begins now.
+    pub(crate) fn begin(&self) {
+        if let Some(flag) = &self.0 {
+            flag.progress().ran.start_ns = now_ns();
+        }
+    }
+
     /// The work is done: gives its memory back, and wakes who waits for it.
     pub fn complete(mut self) {
         if let Some(flag) = self.0.take() {

@@ -31,6 +31,6 @@ pub use dtype::{DType, Element};
 pub use error::MemoryError;
 pub use event::{Event, EventState, Signal};
 pub use mapping::Mapping;
-pub use sim::{Body, Sim, SimSpec, SimStream};
+pub use sim::{Body, DoneTimes, Sim, SimSpec, SimStream};
 pub use stream::Stream;
 pub use tensor::{Shape, Tensor};

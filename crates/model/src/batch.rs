@@ -1,6 +1,6 @@
 //! A batch as a model sees it: tensors with names.
 
-use paceline_memory::{Allocator, Category, DType, Tensor};
+use paceline_memory::{Allocator, Category, DType, Event, SimStream, Tensor};
 
 use crate::Result;
 
@@ -33,18 +33,26 @@ impl Batch {
         Self { tensors, on_host: None }
     }
 
-    /// The batch in the memory of a device. What the host has to know of it, such as the number of its targets, is read from
-    /// the tensors as they are now, which stay.
-    pub fn to_device(self, memory: &Allocator) -> Result<Self> {
+    /// The batch in the memory of a device, with the events of the copies, which `stream` makes behind all kernels of the
+    /// device so far. What the host has to know of it, such as the number of its targets, is read from the tensors as they
+    /// are now, which stay.
+    pub fn to_device(
+        self,
+        memory: &Allocator,
+        stream: &SimStream,
+        copies: &mut Vec<Event>,
+    ) -> Result<Self> {
         if memory.device() == self.inputs().device() {
             return Ok(self);
         }
-        let copy = |(name, tensor): &(&'static str, Tensor)| {
+        // The memory may have been used by kernels before.
+        memory.home().into_iter().for_each(|home| stream.wait(&home.record()));
+        let mut copy = |(name, tensor): &(&'static str, Tensor)| {
             let copied = memory.tensor(tensor.dtype(), tensor.shape(), Category::Data)?;
-            copied.copy_from(tensor)?;
+            copies.push(stream.copy(tensor, &copied)?);
             Ok((*name, copied))
         };
-        let tensors = self.tensors.iter().map(copy).collect::<Result<Vec<_>>>()?;
+        let tensors = self.tensors.iter().map(&mut copy).collect::<Result<Vec<_>>>()?;
         Ok(Self { tensors, on_host: Some(self.tensors) })
     }
 

@@ -5,7 +5,7 @@ mod common;
 use std::fs::{self, File};
 use std::path::PathBuf;
 
-use common::{Sandbox, TINY};
+use common::{Run, Sandbox, TINY};
 use flate2::read::GzDecoder;
 use serde_json::Value;
 
@@ -111,6 +111,61 @@ fn threads_and_copies_have_lanes_of_their_own() {
     tracks.sort_unstable();
     tracks.dedup();
     assert!(!tracks.contains(&trace["traceEvents"][0]["pid"].as_u64().unwrap()), "{tracks:?}");
+}
+
+/// Tests `paceline analyze` too: a run on the processor has none of these figures.
+#[test]
+fn an_emulated_device_has_streams_launches_queues_and_causes_of_idle_time() {
+    let sandbox = Sandbox::new();
+    let flags = format!(
+        "{TINY} --nproc 2 --global-batch-size 20 --profile --profile-active 4 --device sim:copy=8gbit,20us,launch=20us --pin-memory \
+         --non-blocking --copy-stream"
+    );
+    sandbox.train(&flags).ok();
+    for rank in 0..2 {
+        let trace = trace(&sandbox, "ddp", rank);
+        assert!(trace["paceline"]["emulated_device"].as_str().unwrap().contains("emulated"));
+        let stream = |event: &&Value| event["args"]["stream"].as_u64().unwrap();
+        let kernels = events(&trace, "kernel");
+        let convolutions = named(&kernels, "conv_relu_pool_forward");
+        assert!(convolutions.len() >= 4 && convolutions.iter().all(|of| stream(of) == 7));
+        let copies = events(&trace, "gpu_memcpy");
+        let batches = named(&copies, "Memcpy HtoD (Pinned -> Device)");
+        let on_copy_stream = batches.iter().filter(|of| stream(of) == 8);
+        assert!(on_copy_stream.count() >= 8, "the inputs and the targets of four steps");
+        let calls = events(&trace, "cuda_runtime");
+        let launches = named(&calls, "cudaLaunchKernel");
+        let took_us = |call: &Value| call["dur"].as_f64().unwrap();
+        let kernel_of = |id: &Value| {
+            convolutions.iter().find(|of| of["args"]["correlation"] == *id).map(|of| begin_end(of))
+        };
+        let mut num_seen = 0;
+        for launch in launches {
+            if let Some((begin, _)) = kernel_of(&launch["args"]["correlation"]) {
+                assert!(took_us(launch) >= 20.0, "{launch}");
+                assert!(begin >= begin_end(launch).1 - 0.001, "a kernel begins behind its launch");
+                num_seen += 1;
+            }
+        }
+        assert_eq!(num_seen, convolutions.len());
+        assert!(!named(&calls, "cudaDeviceSynchronize").is_empty());
+        let on_device = events(&trace, "gpu_user_annotation");
+        for pass in ["to_device", "forward", "backward", "optimizer_step"] {
+            assert!(named(&on_device, pass).len() >= 4, "{pass}");
+        }
+    }
+    let mut analyze = sandbox.paceline();
+    analyze.args(["analyze", "profile/ddp"]);
+    let report = Run::of(analyze).ok();
+    assert!(report.stdout.contains("These ranks have computed on an emulated accelerator"));
+    let summary = fs::read(sandbox.path("reports/ddp/summary.json")).unwrap();
+    let summary: Value = serde_json::from_slice(&summary).unwrap();
+    for table in ["idle", "launches", "queues", "copies"] {
+        let rows = summary["tables"][table]["rows"].as_array();
+        assert!(rows.is_some_and(|rows| rows.len() >= 2), "{table}: {rows:?}");
+    }
+    let step = &summary["tables"]["steps"]["rows"][0];
+    assert!(step["to_device_ms"].is_number() && step["forward_ms"].is_number(), "{step}");
 }
 
 #[test]

@@ -607,13 +607,15 @@ fn an_emulated_accelerator_ends_with_the_weights_of_the_processor() {
     sandbox.train(&format!("{flags} --steps 3 --device sim")).ok();
     let resumed = sandbox.train(&format!("{flags} --steps 6 --resume saved")).ok();
     assert_eq!(resumed.weights(), whole);
-    for (device, words) in [
-        ("sim --profile", "leave --profile out"),
-        ("sim:seed=7", "pass late too"),
-        ("sim:copy=0gbit,1us", "a bandwidth and a latency"),
-        ("cuda:1", "has no code for CUDA"),
-        ("tpu", "there is no device of this name"),
+    for (flags, flag, words) in [
+        ("--device sim:seed=7", "--device", "pass late too"),
+        ("--device sim:copy=0gbit,1us", "--device", "a bandwidth and a latency"),
+        ("--device cuda:1", "--device", "has no code for CUDA"),
+        ("--device tpu", "--device", "there is no device of this name"),
+        ("--pin-memory", "--pin-memory", "pass --device sim"),
+        ("--device cpu --non-blocking", "--non-blocking", "pass --device sim"),
+        ("--copy-stream", "--copy-stream", "pass --device sim"),
     ] {
-        Sandbox::new().train(&format!("{small} --device {device}")).refused(&["--device", words]);
+        Sandbox::new().train(&format!("{small} {flags}")).refused(&[flag, words]);
     }
 }

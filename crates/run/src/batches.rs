@@ -11,7 +11,7 @@ use paceline_data::{
     SampleCounts, Sampler, Subset,
 };
 use paceline_failure::Result;
-use paceline_memory::{Category, MemoryError};
+use paceline_memory::{Allocator, Category, Device, MemoryError};
 use paceline_model::Batch as ModelBatch;
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::{AccumulationOrder, Join, MicroBatch, Replica};
@@ -71,7 +71,12 @@ impl BatchStream {
         let prefetch =
             if is_generated { Prefetch::None } else { Prefetch::Background { depth: 2 } };
         let settings = LoaderConfig { start, end_epoch: config.epochs as u64, prefetch, track };
-        let loader = Loader::new(dataset, sampler, compute.host.clone(), settings)?;
+        let memory = match compute.device() {
+            // Without a flag, batches lie where the data set's own reader would put them.
+            Device::Sim if !config.copies.pinned => Allocator::new(),
+            _ => compute.host.clone(),
+        };
+        let loader = Loader::new(dataset, sampler, memory, settings)?;
         Ok(Self { loader: Some(loader.peekable()), before })
     }
 
@@ -138,5 +143,10 @@ pub fn join(
         Ok((tensor.name, allocator.tensor(tensor.dtype, tensor.dims.as_slice(), Category::Data)?))
     });
     let tensors = tensors.collect::<std::result::Result<Vec<_>, MemoryError>>()?;
-    Ok(Some(Join::new(ModelBatch::of(tensors))))
+    let empty = ModelBatch::of(tensors);
+    let memory = &replica.compute.allocator;
+    Ok(Some(Join::new(match memory.home() {
+        Some(home) => empty.to_device(memory, home, &mut Vec::new())?,
+        None => empty,
+    })))
 }

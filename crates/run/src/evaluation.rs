@@ -11,10 +11,11 @@ use paceline_data::{Dataset, Loader, LoaderConfig, Order, Sampler};
 use paceline_failure::{Failure, Result};
 use paceline_kernels::loss::SUMS_LEN;
 use paceline_memory::{Category, DType};
+use paceline_settings::device::Copies;
 use paceline_strategies::{Replica, Strategy};
 use paceline_trace::SpanTrack;
 
-use crate::batches::share_of;
+use crate::to_device::{Loaded, ToDevice};
 
 /// Evaluates the whole data set in batches of `global_batch` samples. All ranks call this together. Each
 /// takes its share of every batch, so each sample is counted once. No parameter changes.
@@ -32,9 +33,12 @@ pub fn evaluate(
     let settings = LoaderConfig { end_epoch: 1, ..LoaderConfig::default() };
     let sums = compute.allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
     sums.fill_zero()?;
+    let mut to_device = ToDevice::new(&compute.allocator, Copies::default())?;
     for batch in Loader::new(dataset, sampler, compute.host.clone(), settings)? {
-        let share = share_of(batch?).batch.to_device(&compute.allocator)?;
-        paceline_strategies::evaluate(strategy, replica, &share, &sums, track)?;
+        let now = Some(vec![Some(batch?)]);
+        for share in to_device.bring(Loaded { now, next: None })?.batches.into_iter().flatten() {
+            paceline_strategies::evaluate(strategy, replica, &share.batch, &sums, track)?;
+        }
     }
     group.all_reduce(&sums, ReduceOp::Sum)?;
     let sums = sums.to_host()?;

@@ -13,7 +13,7 @@ use paceline_failure::{Failure, Result};
 use paceline_launch::environment::Placement;
 use paceline_model::{Model, ModelError};
 use paceline_settings::config::TrainConfig;
-use paceline_settings::device::Device;
+use paceline_settings::device::{Copies, Device};
 use paceline_settings::flags::{Comparison, RunFlags, Several};
 use paceline_settings::named::TransportName;
 use paceline_settings::open_data::OpenData;
@@ -202,6 +202,11 @@ pub fn resolve_unchecked(
         transport: flags.transport,
         comm,
         device: flags.device,
+        copies: Copies {
+            pinned: flags.pin_memory,
+            non_blocking: flags.non_blocking,
+            own_stream: flags.copy_stream,
+        },
         precision: flags.precision,
         world_size,
         mesh,
@@ -244,17 +249,25 @@ pub fn resolve_unchecked(
     config.profile = profile::resolve(&flags.profile, choice, total, &mut config.warnings)?;
     if let Device::Sim(_) = config.device {
         let refused = |what| usage(format!("--device sim: {what}"));
-        if config.profile.is_some() {
-            return refused("traces do not show its streams yet; leave --profile out");
-        }
         if config.transport == TransportName::Mpi {
             return refused("--transport mpi does not reach its memory; pass shm or tcp");
         }
         config.warnings.push(
-            "--device sim: the parts of a step are the host's times, of launching work and of waiting for it; the device is \
-             emulated, so no time of it is that of a card"
+            "--device sim: the device is emulated on the processor, so no time of it is that of a card"
                 .into(),
         );
+    } else {
+        let Copies { pinned, non_blocking, own_stream } = config.copies;
+        let flags = [
+            ("--pin-memory", pinned),
+            ("--non-blocking", non_blocking),
+            ("--copy-stream", own_stream),
+        ];
+        if let Some((flag, _)) = flags.iter().find(|(_, is_given)| *is_given) {
+            return usage(format!(
+                "{flag}: on the processor no batch is copied to a device; leave {flag} out, or pass --device sim"
+            ));
+        }
     }
     let evaluates = config.evaluate || config.eval_every.is_some();
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;

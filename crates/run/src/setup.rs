@@ -31,6 +31,7 @@ use crate::equality;
 use crate::resume::{self, Begin};
 use crate::saving::Saving;
 use crate::step::Stepper;
+use crate::to_device::ToDevice;
 use crate::together::together;
 use crate::trainer::Trainer;
 
@@ -163,6 +164,7 @@ pub(crate) fn build<'a>(
 
     let track = SpanTrack::with_capacity(TRACK_CAPACITY);
     let join = batches::join(config, dataset.as_ref(), &replica)?;
+    let to_device = ToDevice::new(&replica.compute.allocator, config.copies)?;
     let stream = BatchStream::new(config, dataset, &replica, progress.position, loader_track)?;
     let before = stream.samples_before();
     replica.resume_after(before.own);
@@ -176,7 +178,7 @@ pub(crate) fn build<'a>(
         num_samples,
         samples,
         peak_flops_per_s,
-        stepper: Stepper { replica, optimizer, strategy, track, join, max_norm },
+        stepper: Stepper { replica, optimizer, strategy, track, to_device, join, max_norm },
         exactness,
         initialization,
         predicted,

@@ -3,16 +3,17 @@
 //! Takes batches and a learning rate; returns the loss and the time. A stepper knows nothing of epochs,
 //! checkpoints or reports.
 
-use paceline_data::Batch;
 use paceline_failure::{Failure, Result};
+use paceline_memory::{Event, SimStream};
 use paceline_model::{Optimizer, Owned};
 use paceline_observe::record::memory;
+use paceline_observe::record::meter::DeviceWork;
 use paceline_strategies::{
-    Join, MicroBatch, Replica, StepLoss, Strategy, clip_grad_norm, train_step,
+    Join, MicroBatch, Replica, StepLoss, Strategy, clip_grad_norm, span, train_step,
 };
 use paceline_trace::{Span, SpanTrack, now_ns};
 
-use crate::batches::share_of;
+use crate::to_device::{Brought, Loaded, ToDevice};
 
 /// The result of one step.
 pub struct StepOutcome {
@@ -24,6 +25,8 @@ pub struct StepOutcome {
     pub grad_norm: Option<f64>,
     /// From the arrival of the batches to the end of the optimizer.
     pub whole: Span,
+    /// What the host had a device do.
+    pub device: DeviceWork,
 }
 
 /// Makes the steps of one rank.
@@ -36,6 +39,8 @@ pub struct Stepper {
     pub strategy: Box<dyn Strategy>,
     /// Records the spans of the step.
     pub track: SpanTrack,
+    /// Brings batches to the device.
+    pub to_device: ToDevice,
     /// Coordinates the ranks if each has batches of its own.
     pub join: Option<Join>,
     /// The largest norm of the gradients, if they are clipped.
@@ -45,9 +50,15 @@ pub struct Stepper {
 impl Stepper {
     /// Makes one training step; returns `None` if no rank has a batch. The parameters stay unchanged if
     /// the loss or the norm is not finite.
-    pub fn step(&mut self, batches: Vec<Option<Batch>>, lr: f64) -> Result<Option<StepOutcome>> {
+    pub fn step(&mut self, loaded: Loaded, lr: f64) -> Result<Option<StepOutcome>> {
         self.optimizer.set_lr(lr);
         let start_ns = now_ns();
+        let stream = self.replica.compute.allocator.home().cloned();
+        stream.iter().for_each(SimStream::begin_times);
+        let Brought { batches, copies } = match &stream {
+            Some(_) => self.track.record(span::TO_DEVICE, || self.to_device.bring(loaded))?,
+            None => self.to_device.bring(loaded)?,
+        };
         let shares = batches.into_iter().filter_map(|batch| self.share(batch).transpose());
         let shares = shares.collect::<Result<Vec<_>>>()?;
         if shares.is_empty() {
@@ -70,8 +81,15 @@ impl Stepper {
         }
         replica.compute.synchronize()?;
         let whole = Span { start_ns, end_ns: now_ns() };
+        let mut device = DeviceWork::default();
+        if let Some(times) = stream.map(|stream| stream.end_times()) {
+            // Operations are told apart by when they were submitted, which is a time of the host.
+            track.move_to(|host_ns| times.at(host_ns), |mark| mark != span::NEXT_STEP);
+            let copies = copies.iter().filter_map(Event::ran).collect();
+            device = DeviceWork { copies, launching_ns: times.launching_ns };
+        }
         allocator.end_phase(memory::STEP);
-        Ok(Some(StepOutcome { loss, samples, grad_norm, whole }))
+        Ok(Some(StepOutcome { loss, samples, grad_norm, whole, device }))
     }
 
     /// Makes the replicas equal if the strategy does not do so in every step. The time belongs to no step.
@@ -83,19 +101,14 @@ impl Stepper {
 
     /// This rank's share of a batch. If the ranks share every batch, each rank knows how many samples
     /// there are. Ranks with batches of their own have to add up their numbers.
-    fn share(&mut self, batch: Option<Batch>) -> Result<Option<MicroBatch>> {
-        let share = match &self.join {
-            None => batch.map(share_of),
+    fn share(&mut self, own: Option<MicroBatch>) -> Result<Option<MicroBatch>> {
+        match &self.join {
+            None => Ok(own),
             Some(join) => {
-                let own = batch.map(|batch| share_of(batch).batch);
-                join.next(&self.replica, own, &mut self.track)?
+                let own = own.map(|share| share.batch);
+                Ok(join.next(&self.replica, own, &mut self.track)?)
             }
-        };
-        let memory = &self.replica.compute.allocator;
-        let moved = share.map(|MicroBatch { batch, global_count }| {
-            Ok(MicroBatch { batch: batch.to_device(memory)?, global_count })
-        });
-        moved.transpose()
+        }
     }
 
     /// Fails if a parameter, a running statistic or the optimizer's state is not finite after `steps` steps. The

@@ -33,6 +33,7 @@ use crate::batches::BatchStream;
 use crate::saving::Saving;
 use crate::setup::{self, Host};
 use crate::step::{StepOutcome, Stepper};
+use crate::to_device::Loaded;
 use crate::{equality, evaluation};
 
 /// Trains as one rank of `world`, which is arranged as the mesh of the configuration. Rank 0 writes to the console and to the
@@ -125,16 +126,19 @@ impl Trainer<'_> {
                 let asked_ns = now_ns();
                 let num_left = config.steps_per_epoch - progress.position.batch;
                 let num_batches = config.strategy.accumulate.min(num_left);
-                let shares = stream.step(epoch, num_batches)?;
+                let is_there = self.stepper.to_device.has_next();
+                let now = (!is_there).then(|| stream.step(epoch, num_batches)).transpose()?;
+                let next = self.next_step(&progress, num_batches);
+                let next = next.map(|(epoch, count)| stream.step(epoch, count)).transpose()?;
                 let data_ns = now_ns() - asked_ns;
 
                 self.stepper.replica.asks_to_stop = self.stop.signal().is_some();
                 let lr = config.lr(progress.steps);
-                let Some(outcome) = self.stepper.step(shares, lr)? else {
+                let Some(outcome) = self.stepper.step(Loaded { now, next }, lr)? else {
                     return Err(Failure::Run(format!("no rank has data in epoch {}", epoch + 1)));
                 };
                 self.stepper.stop_if_not_finite(progress.steps + 1, lr, &outcome)?;
-                let StepOutcome { loss, samples, grad_norm, whole } = outcome;
+                let StepOutcome { loss, samples, grad_norm, whole, device } = outcome;
 
                 let batches = progress.position.batch + num_batches;
                 ended = progress.advance(num_batches, config.steps_per_epoch, samples, &loss);
@@ -144,7 +148,7 @@ impl Trainer<'_> {
                     self.agree_to_stop(&loss, ended.is_some())? && progress.steps < total_steps;
                 meter.read(&self.stepper.replica.group);
                 let counts = made > config.warmup_steps as u64;
-                let times = meter.times(whole, data_ns, &self.stepper.track, counts);
+                let times = meter.times(whole, data_ns, &device, &self.stepper.track, counts);
                 if counts {
                     steps.push(made - 1, &times, &loss);
                 }
@@ -190,6 +194,22 @@ impl Trainer<'_> {
         }
         self.listeners.tell(Event::TrainingEnded(&self.stepper.replica.group))?;
         Ok(Trained { steps, meter, num_steps: made, last, is_stopped })
+    }
+
+    /// The epoch and the number of batches of the step after the next one, which makes `num_batches`; `None` if there is none,
+    /// or if its batches are not wanted before it begins.
+    fn next_step(&self, progress: &Progress, num_batches: usize) -> Option<(u64, usize)> {
+        let is_last = progress.steps + 1 >= self.config.total_steps();
+        if is_last || !self.stepper.to_device.looks_ahead() {
+            return None;
+        }
+        let position = progress.position;
+        let left = self.config.steps_per_epoch - position.batch - num_batches;
+        let (epoch, left) = match left {
+            0 => (position.epoch + 1, self.config.steps_per_epoch),
+            left => (position.epoch, left),
+        };
+        Some((epoch, self.config.strategy.accumulate.min(left)))
     }
 
     /// Ends a run that was asked to stop: in order, with the figures of its steps so far.

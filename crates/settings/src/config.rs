@@ -12,7 +12,7 @@ use paceline_launch::comm::CommConfig;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::device::Device;
+use super::device::{Copies, Device};
 use super::named::{PrecisionName, TransportName};
 use super::origin::Resume;
 use super::ranks::{InitMethod, Ranks};
@@ -38,6 +38,8 @@ pub struct TrainConfig {
     pub comm: CommConfig,
     /// Where to compute.
     pub device: Device,
+    /// How batches come to the device.
+    pub copies: Copies,
     /// The element type of products.
     pub precision: PrecisionName,
     /// Number of ranks.

@@ -24,6 +24,17 @@ pub enum Device {
     Sim(SimSpec),
 }
 
+/// How batches come to a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Copies {
+    /// From pinned memory.
+    pub pinned: bool,
+    /// While the host goes on.
+    pub non_blocking: bool,
+    /// The next one, on a stream of its own, beside the step.
+    pub own_stream: bool,
+}
+
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Device::Sim(spec) = self else { return f.write_str("cpu") };

@@ -97,6 +97,8 @@ pub struct Replica {
     /// Over all ranks: the sum of losses, the correct samples, and the number of ranks that ask to stop: f64 (3). Each rank
     /// knows the number of samples already.
     pub(crate) sums: Tensor,
+    /// Those that end as the loss: the same memory, or that of the device, so that no pass waits for the host to read them.
+    pub(crate) loss_sums: Tensor,
     /// Which units are open, and which gradients the step has written.
     pub(crate) units: OpenUnits,
     /// The gradients of earlier micro-batches of the step, if they are not in place.
@@ -160,6 +162,13 @@ impl Replica {
         let owned = strategy.owned(&model, mesh.shape(), group.rank());
         // The host reads and writes them.
         let sums = shared_tensor(&group, &compute.host, DType::F64, NUM_SHARED_SUMS)?;
+        let loss_sums = match compute.allocator.home() {
+            Some(_) => {
+                let memory = &compute.allocator;
+                memory.tensor(DType::F64, [NUM_SHARED_SUMS], Category::Communication)?
+            }
+            None => sums.clone(),
+        };
         let own_sums = compute.allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
         let of_ranks = group.all_gather_object(&(seed, storage.values().ranges().to_vec()))?;
         let (seeds, held): (Vec<u64>, Vec<Vec<Range<usize>>>) = of_ranks.into_iter().unzip();
@@ -177,6 +186,7 @@ impl Replica {
             asks_to_stop: false,
             own_sums,
             sums,
+            loss_sums,
             units,
             partial_sums: PartialSums::default(),
             num_samples: 0,

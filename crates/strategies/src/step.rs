@@ -305,15 +305,14 @@ impl<'a> Step<'a> {
     fn send_sums(&mut self) -> Result<()> {
         // The count travels in the same memory.
         self.count_of_all()?;
-        let Replica { group, own_sums, sums, asks_to_stop, .. } = self.replica;
+        let Replica { group, own_sums, loss_sums, asks_to_stop, .. } = self.replica;
         let stop = f64::from(u8::from(*asks_to_stop));
-        let own = own_sums.to_host()?;
-        let own = own.read::<f64>()?;
-        sums.write::<f64>()?.copy_from_slice(&[own[0], own[1], stop]);
+        loss_sums.slice(0..2)?.copy_from(&own_sums.slice(0..2)?)?;
+        loss_sums.slice(2..3)?.overwrite::<f64, _>(|last| last[0] = stop)?;
         let mut work = None;
         if self.is_shared {
             group.next_is(Purpose::Loss);
-            work = Some(group.all_reduce_async(sums, ReduceOp::Sum)?);
+            work = Some(group.all_reduce_async(loss_sums, ReduceOp::Sum)?);
         }
         self.pending = Some(work);
         Ok(())
@@ -341,7 +340,8 @@ impl<'a> Step<'a> {
             own_count += replica.model.objective.count(batch)?;
             own_tokens += batch.num_tokens()?;
         }
-        let sums = replica.sums.read::<f64>()?;
+        let sums = replica.loss_sums.to_host()?;
+        let sums = sums.read::<f64>()?;
         let all = |batch: &MicroBatch| batch.global_count;
         let (count, samples) = match is_shared {
             true => (count, self.micro_batches.iter().map(all).sum()),

@@ -19,6 +19,8 @@ use crate::{Exactness, Footprint, OneByOne, Replica, Result, Schedule, grad_norm
 
 /// Names of the spans and marks that a training step records on the main track.
 pub mod span {
+    /// The batch is brought to the device, and the device waits for it.
+    pub const TO_DEVICE: &str = "to_device";
     /// The forward pass and the loss.
     pub const FORWARD: &str = "forward";
     /// The backward pass, hooks included.

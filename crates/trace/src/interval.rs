@@ -10,6 +10,11 @@ pub struct Span {
 }
 
 impl Span {
+    /// An instant.
+    pub fn at(ns: u64) -> Self {
+        Self { start_ns: ns, end_ns: ns }
+    }
+
     /// Length in nanoseconds; zero if the end is not after the start.
     pub fn len_ns(&self) -> u64 {
         self.end_ns.saturating_sub(self.start_ns)

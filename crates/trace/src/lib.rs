@@ -17,6 +17,6 @@ mod thread;
 
 pub use clock::{now_ns, realtime_at_zero_ns};
 pub use interval::{IntervalSet, Span};
-pub use recorder::{Event, Operation, Recorder, Shapes, Track};
+pub use recorder::{Event, Operation, Place, Recorder, Shapes, Track};
 pub use span_track::{Mark, SpanTrack};
 pub use thread::{STACK_BYTES, thread_builder};

@@ -72,6 +72,17 @@ pub struct Operation {
     pub finished_ns: u64,
 }
 
+/// A kind of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Memory of the host.
+    Pageable,
+    /// Memory of the host that a device can copy by itself.
+    Pinned,
+    /// Memory of a device.
+    Device,
+}
+
 /// An event. Times are nanoseconds of [`now_ns`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
@@ -86,6 +97,8 @@ pub enum Event {
     Kernel {
         /// The kernel's name.
         name: &'static str,
+        /// When the host put it into its stream. It takes no time where the host itself computes.
+        launched: Span,
         /// When it ran.
         span: Span,
         /// The sizes of its tensors.
@@ -93,10 +106,19 @@ pub enum Event {
     },
     /// Bytes were copied.
     Copy {
+        /// When the host put the copy into its stream, or was blocked by it.
+        launched: Span,
         /// When they were copied.
         span: Span,
         /// The number of bytes.
         bytes: u64,
+        /// Where they came from, and where they went.
+        places: (Place, Place),
+    },
+    /// The host waited for all work of a device.
+    Synchronized {
+        /// For how long.
+        span: Span,
     },
     /// Memory was allocated or freed.
     Memory {

@@ -21,6 +21,8 @@ pub struct Mark {
 pub struct SpanTrack {
     spans: Vec<(&'static str, Span)>,
     marks: Vec<Mark>,
+    /// The spans before [`SpanTrack::move_to`].
+    on_host: Vec<(&'static str, Span)>,
     dropped: u64,
 }
 
@@ -29,7 +31,7 @@ impl SpanTrack {
     /// [`SpanTrack::clear`].
     pub fn with_capacity(capacity: usize) -> Self {
         let (spans, marks) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
-        Self { spans, marks, dropped: 0 }
+        Self { spans, marks, on_host: Vec::new(), dropped: 0 }
     }
 
     /// Runs `work` and records it under `name`.
@@ -63,6 +65,29 @@ impl SpanTrack {
         }
     }
 
+    /// Moves each span, and each mark of a stream, from the time at which the host had put work into the stream to the time at
+    /// which the stream had done it. `done_ns` tells the second for the first, `is_of_stream` which marks move.
+    pub fn move_to(&mut self, done_ns: impl Fn(u64) -> u64, is_of_stream: impl Fn(&str) -> bool) {
+        self.on_host.extend_from_slice(&self.spans);
+        for (_, span) in &mut self.spans {
+            *span = Span { start_ns: done_ns(span.start_ns), end_ns: done_ns(span.end_ns) };
+        }
+        let marks = self.marks.iter_mut().filter(|mark| is_of_stream(mark.name));
+        marks.for_each(|mark| mark.at_ns = done_ns(mark.at_ns));
+    }
+
+    /// All spans as the thread itself saw them.
+    pub fn on_host(&self) -> impl Iterator<Item = (&'static str, Span)> {
+        let spans = if self.on_host.is_empty() { &self.spans } else { &self.on_host };
+        spans.iter().copied()
+    }
+
+    /// All spans as a device saw them, if they have been moved to its times.
+    pub fn on_device(&self) -> impl Iterator<Item = (&'static str, Span)> {
+        let is_moved = !self.on_host.is_empty();
+        self.spans.iter().copied().filter(move |_| is_moved)
+    }
+
     /// The marks recorded under `name` since the last [`SpanTrack::clear`].
     pub fn marked(&self, name: &str) -> impl Iterator<Item = Mark> {
         self.marks.iter().filter(move |mark| mark.name == name).copied()
@@ -91,6 +116,7 @@ impl SpanTrack {
     /// Removes all spans and marks, and keeps the memory.
     pub fn clear(&mut self) {
         self.spans.clear();
+        self.on_host.clear();
         self.marks.clear();
     }
 }
@@ -98,6 +124,22 @@ impl SpanTrack {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spans_move_to_the_time_of_a_device_and_stay_known_as_the_host_saw_them() {
+        let mut track = SpanTrack::with_capacity(4);
+        let span = |start_ns, end_ns| Span { start_ns, end_ns };
+        track.push("forward", span(1, 3));
+        track.mark_at("ready", 0, 2);
+        track.mark_at("submitted", 0, 3);
+        track.move_to(|ns| 10 * ns, |name| name == "ready");
+        assert_eq!(track.named("forward").collect::<Vec<_>>(), [span(10, 30)]);
+        assert_eq!(track.marks().map(|mark| mark.at_ns).collect::<Vec<_>>(), [20, 3]);
+        assert_eq!(track.on_host().collect::<Vec<_>>(), [("forward", span(1, 3))]);
+        assert_eq!(track.on_device().collect::<Vec<_>>(), [("forward", span(10, 30))]);
+        track.clear();
+        assert_eq!(track.on_host().count(), 0);
+    }
 
     #[test]
     fn a_full_lane_counts_what_it_drops() {

@@ -1,6 +1,6 @@
 //! The parts of a step, from the spans that the program named.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Step;
 use super::kernels::KernelKind;
@@ -8,7 +8,7 @@ use super::nesting::{Nested, innermost};
 use super::options::rounded;
 use super::work::Work;
 use crate::backward;
-use crate::timeline::Timeline;
+use crate::timeline::{Annotation, Timeline};
 use paceline_trace::{IntervalSet, Span};
 
 /// A part of a step.
@@ -16,6 +16,8 @@ use paceline_trace::{IntervalSet, Span};
 pub enum Part {
     /// Waiting for a batch.
     DataWait,
+    /// Bringing the batch to the device.
+    ToDevice,
     /// The forward pass.
     Forward,
     /// The backward pass.
@@ -41,6 +43,7 @@ impl Part {
     pub fn name(self) -> &'static str {
         match self {
             Self::DataWait => "data wait",
+            Self::ToDevice => "to_device",
             Self::Forward => "forward",
             Self::Backward => "backward",
             Self::GradSync => "grad_sync",
@@ -98,6 +101,7 @@ fn part_of(name: &str) -> Option<Part> {
     let words = name.to_ascii_lowercase().replace(['_', '-'], " ");
     Some(match words.trim() {
         "data wait" | "data" | "data loading" | "dataloader" => Part::DataWait,
+        "to device" | "copy to device" => Part::ToDevice,
         "forward" | "distributeddataparallel.forward" | "fullyshardeddataparallel.forward" => {
             Part::Forward
         }
@@ -159,7 +163,7 @@ impl Anatomy {
 }
 
 /// The chosen steps as [`Part::Rest`], and the named spans and backward passes of the thread that runs the steps, cut at the
-/// boundaries of steps.
+/// boundaries of steps. Of a part that a device has spans of, these count: the thread was only launching it.
 fn spans(work: &Work) -> Vec<Nested<Part>> {
     let timeline = work.timeline;
     let parts: Vec<Option<Part>> = timeline.names.iter().map(part_of).collect();
@@ -169,9 +173,16 @@ fn spans(work: &Work) -> Vec<Nested<Part>> {
         let (start_ns, end_ns) = (step.time.start_ns, step.time.end_ns());
         spans.push(Nested { start_ns, end_ns, what: Part::Rest });
     }
+    let part = |annotation: &Annotation| parts[annotation.name.0 as usize];
+    let on_device = timeline.annotations.iter().filter(|annotation| annotation.is_device);
+    let on_device: BTreeSet<Part> = on_device.filter_map(part).collect();
     let named = timeline.annotations.iter().filter_map(|annotation| {
-        let is_here = !annotation.is_device && Some(annotation.lane) == main;
-        Some((parts[annotation.name.0 as usize].filter(|_| is_here)?, annotation.time))
+        let part = part(annotation)?;
+        let counts = match annotation.is_device {
+            true => true,
+            false => Some(annotation.lane) == main && !on_device.contains(&part),
+        };
+        counts.then_some((part, annotation.time))
     });
     let passes = backward::passes(timeline);
     let passes =

@@ -4,9 +4,9 @@ use std::io::{self, Write};
 
 use super::Header;
 use super::text::Text;
-use paceline_trace::{Event, Operation, Shapes, Span, Track};
+use paceline_trace::{Event, Operation, Place, Shapes, Span, Track};
 
-/// The stream on which compute kernels are written.
+/// The stream on which compute kernels are written. Further streams of a device follow.
 const COMPUTE_STREAM: u32 = 7;
 
 /// The stream on which communication is written.
@@ -15,11 +15,17 @@ const COMMUNICATION_STREAM: u32 = 20;
 /// The process number of the device.
 const DEVICE: u32 = 0;
 
-/// Tells the reader of the file what its rows mean.
-const LANES: &str = "this rank computed on the host: a kernel of stream 7 is a compute kernel that the main \
+/// Tells the reader of the file what its rows mean if the host computed.
+const ON_HOST: &str = "this rank computed on the host: a kernel of stream 7 is a compute kernel that the main \
                      thread ran, launched when it began; a kernel of stream 20 is a collective operation \
                      of the transport named here, launched when it was submitted, and named as NCCL would \
                      name it";
+
+/// The same for an emulated device.
+const EMULATED: &str = "this rank computed on an emulated accelerator, whose work ran on threads of the processor: \
+                        streams other than 20, launches and copies are those of the emulated device; a kernel of \
+                        stream 20 is a collective operation of the transport named here, between the hosts, launched \
+                        when it was submitted, and named as NCCL would name it";
 
 /// Writes one event after the other.
 pub(super) struct Events<'a, W> {
@@ -28,13 +34,15 @@ pub(super) struct Events<'a, W> {
     text: Text,
     count: u64,
     correlation: u64,
+    /// The stream of each track that is one of the device. The main thread is none, even if it computes.
+    streams: Vec<Option<u32>>,
     /// `[0, 1, ...]`, the ranks of the group.
     ranks: String,
 }
 
 impl<'a, W: Write> Events<'a, W> {
     /// Writes the part before the events.
-    pub(super) fn begin(out: &'a mut W, header: &'a Header) -> io::Result<Self> {
+    pub(super) fn begin(out: &'a mut W, header: &'a Header, tracks: &[&Track]) -> io::Result<Self> {
         let Header { rank, world_size, run_id, transport, device, base_ns, run_facts, .. } = header;
         let ranks: Vec<String> = (0..*world_size).map(|rank| rank.to_string()).collect();
         let ranks = format!("[{}]", ranks.join(", "));
@@ -50,12 +58,21 @@ impl<'a, W: Write> Events<'a, W> {
         text.string(device).raw("}],\n\"displayTimeUnit\": \"ms\",\n\"baseTimeNanoseconds\": ");
         text.int(*base_ns).raw(",\n\"paceline\": {\"version\": ");
         text.string(env!("CARGO_PKG_VERSION")).raw(", \"transport\": ").string(transport);
-        text.raw(", \"lanes\": ").string(LANES);
+        match header.is_emulated {
+            true => text.raw(", \"emulated_device\": ").string(EMULATED),
+            false => text.raw(", \"lanes\": ").string(ON_HOST),
+        };
         for (key, value) in run_facts {
             text.raw(", ").string(key).raw(": ").string(value);
         }
         text.raw("},\n\"traceEvents\": [\n");
-        Ok(Self { out, header, text, count: 0, correlation: 0, ranks })
+        let mut free = COMPUTE_STREAM..;
+        let streams = tracks.iter().enumerate().map(|(thread, track)| {
+            let is_stream = thread > 0 && track.events().any(is_of_stream);
+            is_stream.then(|| free.next()).flatten()
+        });
+        let streams = streams.collect();
+        Ok(Self { out, header, text, count: 0, correlation: 0, streams, ranks })
     }
 
     /// Writes the names of processes and threads, which viewers show.
@@ -65,11 +82,15 @@ impl<'a, W: Write> Events<'a, W> {
         self.process(DEVICE, &format!("rank {}", self.header.rank), "compute and communication")?;
         for (thread, track) in tracks.iter().enumerate() {
             let has_spans = track.events().any(|event| matches!(event, Event::Span { .. }));
-            if has_spans || thread == 0 {
+            if (has_spans && self.streams[thread].is_none()) || thread == 0 {
                 self.thread(pid, self.tid(thread), track.name())?;
             }
         }
-        self.thread(DEVICE, COMPUTE_STREAM, "stream 7: compute")?;
+        for (track, stream) in tracks.iter().zip(self.streams.clone()) {
+            if let Some(stream) = stream {
+                self.thread(DEVICE, stream, &format!("stream {stream}: {}", track.name()))?;
+            }
+        }
         self.thread(DEVICE, COMMUNICATION_STREAM, "stream 20: communication")
     }
 
@@ -89,6 +110,11 @@ impl<'a, W: Write> Events<'a, W> {
         self.close()
     }
 
+    /// The stream of the kernels and copies of a track.
+    fn stream(&self, thread: usize) -> u32 {
+        self.streams[thread].unwrap_or(COMPUTE_STREAM)
+    }
+
     /// The number of a thread in the file. The first track is the main thread.
     fn tid(&self, thread: usize) -> u32 {
         self.header.pid + thread as u32
@@ -106,11 +132,24 @@ impl<'a, W: Write> Events<'a, W> {
         let (pid, tid) = (self.header.pid, self.tid(thread));
         match *event {
             Event::Span { name, span } => {
-                self.complete("user_annotation", name, pid, tid, span);
+                match self.streams[thread] {
+                    Some(stream) => {
+                        self.complete("gpu_user_annotation", name, DEVICE, stream, span)
+                    }
+                    None => self.complete("user_annotation", name, pid, tid, span),
+                }
                 self.close()
             }
-            Event::Kernel { name, span, shapes } => self.kernel(name, span, &shapes),
-            Event::Copy { span, bytes } => self.copy(span, bytes),
+            Event::Kernel { name, launched, span, shapes } => {
+                self.kernel(self.stream(thread), name, (launched, span), &shapes)
+            }
+            Event::Copy { launched, span, bytes, places } => {
+                self.copy(self.stream(thread), (launched, span), bytes, places)
+            }
+            Event::Synchronized { span } => {
+                self.call("cudaDeviceSynchronize", span)?;
+                Ok(())
+            }
             Event::Operation(operation) => self.operation(&operation),
             Event::Memory {
                 at_ns,
@@ -146,10 +185,18 @@ impl<'a, W: Write> Events<'a, W> {
     }
 
     /// Writes a compute kernel: the operator on the main thread, its launch, and the kernel itself.
-    fn kernel(&mut self, name: &str, span: Span, shapes: &Shapes) -> io::Result<()> {
+    fn kernel(
+        &mut self,
+        stream: u32,
+        name: &str,
+        (launched, span): (Span, Span),
+        shapes: &Shapes,
+    ) -> io::Result<()> {
         let (pid, tid) = (self.header.pid, self.tid(0));
         let id = self.correlation + 1;
-        let call = Span { start_ns: before(span.start_ns), ..span };
+        // The host that computes is in the operator until the end of the kernel.
+        let end_ns = if launched.len_ns() == 0 { span.end_ns } else { launched.end_ns };
+        let call = Span { start_ns: before(launched.start_ns), end_ns };
         self.open_complete("cpu_op", pid, tid, call).raw("\"paceline::").raw(name);
         self.text.raw("\",\"args\":{\"External id\":").int(id).raw(",\"Input Dims\":[");
         for (at, dims) in shapes.iter().enumerate() {
@@ -161,29 +208,37 @@ impl<'a, W: Write> Events<'a, W> {
         }
         self.text.raw("]}");
         self.close()?;
-        self.launch(span.start_ns)?;
-        self.complete("kernel", name, DEVICE, COMPUTE_STREAM, span);
-        self.device_args(COMPUTE_STREAM).raw("}");
+        self.launch("cudaLaunchKernel", launched)?;
+        self.complete("kernel", name, DEVICE, stream, span);
+        self.device_args(stream).raw("}");
         self.close()?;
-        self.arrive(COMPUTE_STREAM, span.start_ns)
+        self.arrive(stream, span.start_ns)
     }
 
-    fn copy(&mut self, span: Span, bytes: u64) -> io::Result<()> {
-        self.launch(span.start_ns)?;
-        let name = "Memcpy HtoH (Pageable -> Pageable)";
-        self.complete("gpu_memcpy", name, DEVICE, COMPUTE_STREAM, span);
+    fn copy(
+        &mut self,
+        stream: u32,
+        (launched, span): (Span, Span),
+        bytes: u64,
+        (from, to): (Place, Place),
+    ) -> io::Result<()> {
+        let has_device = from == Place::Device || to == Place::Device;
+        self.launch(if has_device { "cudaMemcpyAsync" } else { "cudaLaunchKernel" }, launched)?;
+        let letter = |place| if place == Place::Device { 'D' } else { 'H' };
+        let name = format!("Memcpy {}to{} ({from:?} -> {to:?})", letter(from), letter(to));
+        self.complete("gpu_memcpy", &name, DEVICE, stream, span);
         // Bytes per nanosecond are gigabytes per second.
         let bandwidth = bytes as f64 / span.len_ns().max(1) as f64;
-        self.device_args(COMPUTE_STREAM).raw(",\"bytes\":").int(bytes);
+        self.device_args(stream).raw(",\"bytes\":").int(bytes);
         self.text.raw(",\"memory bandwidth (GB/s)\":").float(bandwidth).raw("}");
         self.close()?;
-        self.arrive(COMPUTE_STREAM, span.start_ns)
+        self.arrive(stream, span.start_ns)
     }
 
     fn operation(&mut self, operation: &Operation) -> io::Result<()> {
         let Operation { group, name, dtype, seq, in_elems, out_elems, .. } = *operation;
         let Operation { submitted_ns, started_ns, present_ns, finished_ns, .. } = *operation;
-        self.launch(submitted_ns)?;
+        self.launch("cudaLaunchKernel", Span::at(submitted_ns))?;
         let span = Span { start_ns: started_ns, end_ns: finished_ns };
         let kernel = nccl_name(operation, &self.header.transport);
         self.complete("kernel", &kernel, DEVICE, COMMUNICATION_STREAM, span);
@@ -208,20 +263,28 @@ impl<'a, W: Write> Events<'a, W> {
         self.arrive(COMMUNICATION_STREAM, started_ns)
     }
 
-    /// Writes the call that launches the next kernel, and the start of the arrow to that kernel. The call
-    /// lasts for the nanosecond before `at_ns`, because readers leave out calls that take no time. A kernel
-    /// that starts at the time of its launch would also be a problem: readers could count its start before or
-    /// after its entry into the queue.
-    fn launch(&mut self, at_ns: u64) -> io::Result<()> {
+    /// Writes the call that launches the next kernel, and the start of the arrow to that kernel. A call without a length
+    /// lasts for the nanosecond before it, because readers leave out calls that take no time. A kernel that starts at the
+    /// time of its launch would also be a problem: readers could count its start before or after its entry into the queue.
+    fn launch(&mut self, name: &str, launched: Span) -> io::Result<()> {
+        let start_ns = match launched.len_ns() {
+            0 => before(launched.start_ns),
+            _ => launched.start_ns,
+        };
+        self.call(name, Span { start_ns, ..launched })?;
+        let (pid, tid, id) = (self.header.pid, self.tid(0), self.correlation);
+        self.open("s", "ac2g", pid, tid).raw(",\"cat\":\"ac2g\",\"id\":").int(id);
+        self.text.raw(",\"ts\":").us(start_ns);
+        self.close()
+    }
+
+    /// Writes a call of the device's library, which gets the next number.
+    fn call(&mut self, name: &str, span: Span) -> io::Result<()> {
         self.correlation += 1;
         let (pid, tid, id) = (self.header.pid, self.tid(0), self.correlation);
-        let moment = Span { start_ns: before(at_ns), end_ns: at_ns };
-        self.complete("cuda_runtime", "cudaLaunchKernel", pid, tid, moment);
+        self.complete("cuda_runtime", name, pid, tid, span);
         self.text.raw(",\"args\":{\"External id\":").int(id).raw(",\"correlation\":").int(id);
         self.text.raw("}");
-        self.close()?;
-        self.open("s", "ac2g", pid, tid).raw(",\"cat\":\"ac2g\",\"id\":").int(id);
-        self.text.raw(",\"ts\":").us(before(at_ns));
         self.close()
     }
 
@@ -279,6 +342,11 @@ impl<'a, W: Write> Events<'a, W> {
         self.hand_over()?;
         Ok(self.count)
     }
+}
+
+/// Whether it happened on a stream of a device.
+fn is_of_stream(event: &Event) -> bool {
+    matches!(event, Event::Kernel { .. } | Event::Copy { .. })
 }
 
 /// One nanosecond earlier.

@@ -30,6 +30,8 @@ pub struct Header {
     pub transport: String,
     /// The name of the device that computed.
     pub device: String,
+    /// Whether the device is an accelerator that is emulated on the processor.
+    pub is_emulated: bool,
     /// The number of the process in the file.
     pub pid: u32,
     /// Time of day, in nanoseconds since 1970, at the zero of the clock.
@@ -52,7 +54,7 @@ pub fn write_compressed(
 
 /// Writes the JSON of a trace and returns how many events it has.
 pub fn write(out: &mut impl Write, header: &Header, tracks: &[&Track]) -> io::Result<u64> {
-    let mut events = Events::begin(out, header)?;
+    let mut events = Events::begin(out, header, tracks)?;
     events.names_of_lanes(tracks)?;
     for (number, span) in &header.steps {
         events.step(*number, *span)?;

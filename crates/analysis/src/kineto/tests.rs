@@ -5,7 +5,7 @@ use std::io::Read;
 use serde_json::{Value, json};
 
 use super::*;
-use paceline_trace::{Event, Operation, Recorder, Shapes};
+use paceline_trace::{Event, Operation, Place, Recorder, Shapes};
 
 fn span(start_ns: u64, end_ns: u64) -> Span {
     Span { start_ns, end_ns }
@@ -18,6 +18,7 @@ fn header() -> Header {
         run_id: "17".into(),
         transport: "shm".into(),
         device: "a processor".into(),
+        is_emulated: false,
         pid: 500,
         base_ns: 1_700_000_000_000_000_000,
         run_facts: vec![("dropped_events".into(), "0".into())],
@@ -31,8 +32,18 @@ fn recorder() -> Recorder {
     recorder.set_on(true);
     main.record(Event::Span { name: "forward", span: span(1000, 3000) });
     let shapes = Shapes::new([&[64, 28][..], &[3]]);
-    main.record(Event::Kernel { name: "conv2d_forward", span: span(1100, 2101), shapes });
-    main.record(Event::Copy { span: span(2200, 2300), bytes: 200 });
+    main.record(Event::Kernel {
+        name: "conv2d_forward",
+        launched: Span::at(1100),
+        span: span(1100, 2101),
+        shapes,
+    });
+    main.record(Event::Copy {
+        launched: Span::at(2200),
+        span: span(2200, 2300),
+        bytes: 200,
+        places: (Place::Pageable, Place::Pageable),
+    });
     main.record(Event::Operation(Operation {
         group: 0,
         name: "all_reduce",

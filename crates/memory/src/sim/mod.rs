@@ -14,22 +14,28 @@
 //! | here | the device, its settings, its streams |
 //! | [`timed`] | work on threads |
 //! | [`late`] | work in a drawn order |
+//! | [`times`] | when work was done, for each moment of the host |
 //!
 //! This module does not know what kernels compute.
 
 mod late;
 mod timed;
+mod times;
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
+
+use paceline_trace::{self as trace, Place, Shapes, Span, Track, now_ns};
 
 use crate::event::{Event, EventState};
 use crate::stream::Stream;
 use crate::{Access, Device, MemoryError, Tensor};
 use late::Late;
 use timed::{CopyEngines, Thread};
+pub use times::DoneTimes;
+use times::Log;
 
 /// What an emulated device is like.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,9 +66,10 @@ impl SimSpec {
 
     /// The time of a copy. From or to memory that is not pinned it takes twice as long, since it goes through a pinned
     /// buffer of the driver.
-    fn copy_time(&self, bytes: usize, is_pinned: bool) -> Duration {
-        let rate = if is_pinned { self.copy_bytes_per_s } else { self.copy_bytes_per_s / 2.0 };
-        self.copy_latency + Duration::from_secs_f64(bytes as f64 / rate)
+    fn copy_time(&self, copy: &Copy) -> Duration {
+        let share = if copy.is_pageable() { 0.5 } else { 1.0 };
+        let seconds = copy.bytes as f64 / (share * self.copy_bytes_per_s);
+        self.copy_latency + Duration::from_secs_f64(seconds)
     }
 }
 
@@ -74,6 +81,8 @@ struct Engine {
     spec: SimSpec,
     copies: CopyEngines,
     late: Late,
+    /// Where traces of the work of streams with these names go.
+    tracks: OnceLock<Vec<Arc<Track>>>,
     /// What the first work that failed has said. Later work is not run.
     failure: Mutex<Option<String>>,
 }
@@ -103,6 +112,8 @@ struct QueueState {
     preparing: Option<ThreadId>,
     /// Memory that was freed meanwhile, to be overwritten behind that work.
     freed: Vec<(Address, usize)>,
+    /// What the host has put into the stream, while times are asked for.
+    log: Option<Log>,
 }
 
 /// What work does. An error is told to whoever synchronizes next.
@@ -114,18 +125,59 @@ struct Task {
     waits: Vec<Event>,
     /// The work of the same stream before it.
     before: Option<Event>,
-    copy: Option<Copy>,
+    what: What,
     body: Body,
     event: Event,
     signal: crate::event::Signal,
+    /// When the host put it into the stream, and where a trace of it goes.
+    traced: Option<(Span, Arc<Track>)>,
 }
 
-/// A copy between the host and the device.
+/// What a piece of work is, for its time and for traces.
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Kernel {
+        name: &'static str,
+        shapes: Shapes,
+    },
+    Copy(Copy),
+    /// Freed memory is overwritten.
+    Poison,
+}
+
+/// A copy from one place to another.
 #[derive(Clone, Copy, Debug)]
 struct Copy {
-    to_device: bool,
+    places: (Place, Place),
     bytes: usize,
-    is_pinned: bool,
+}
+
+impl Copy {
+    fn to_device(self) -> bool {
+        self.places.1 == Place::Device
+    }
+
+    /// Whether one side is memory of the host.
+    fn uses_bus(&self) -> bool {
+        self.places != (Place::Device, Place::Device)
+    }
+
+    fn is_pageable(&self) -> bool {
+        self.places.0 == Place::Pageable || self.places.1 == Place::Pageable
+    }
+}
+
+impl What {
+    /// The same for traces.
+    fn event(self, launched: Span, span: Span) -> Option<trace::Event> {
+        Some(match self {
+            What::Kernel { name, shapes } => trace::Event::Kernel { name, launched, span, shapes },
+            What::Copy(Copy { places, bytes }) => {
+                trace::Event::Copy { launched, span, bytes: bytes as u64, places }
+            }
+            What::Poison => return None,
+        })
+    }
 }
 
 impl Sim {
@@ -133,7 +185,7 @@ impl Sim {
     pub fn new(spec: SimSpec) -> Self {
         let late = Late::new(spec.late.unwrap_or_default());
         let (copies, failure) = (CopyEngines::default(), Mutex::default());
-        Self(Arc::new(Engine { spec, copies, late, failure }))
+        Self(Arc::new(Engine { spec, copies, late, tracks: OnceLock::new(), failure }))
     }
 
     /// What the device is like.
@@ -152,6 +204,12 @@ impl Sim {
         Ok(SimStream(Arc::new(Queue { sim, stream, state, is_free, thread })))
     }
 
+    /// Records the work of each stream on the track with the stream's name, while the recorder is on. Only the first call
+    /// counts.
+    pub fn record_on(&self, tracks: Vec<Arc<Track>>) {
+        self.0.tracks.get_or_init(|| tracks);
+    }
+
     /// Errors with what the first work that failed has said.
     pub fn check(&self) -> Result<(), MemoryError> {
         match lock(&self.0.failure).clone() {
@@ -167,15 +225,29 @@ impl Sim {
         if lock(&self.0.failure).is_some() || task.waits.iter().any(has_failed) {
             return task.signal.fail();
         }
+        let copy = match task.what {
+            What::Copy(copy) if copy.uses_bus() => Some(copy),
+            _ => None,
+        };
+        let engine = copy.map(|copy| self.0.copies.lock(copy.to_device()));
         let started = std::time::Instant::now();
-        let engine = task.copy.map(|copy| (self.0.copies.lock(copy.to_device), copy));
+        task.signal.begin();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task.body));
-        if let (Some((_, copy)), None) = (&engine, self.0.spec.late) {
-            timed::sleep_until(started + self.0.spec.copy_time(copy.bytes, copy.is_pinned));
+        if let (Some(copy), None) = (copy, self.0.spec.late) {
+            timed::sleep_until(started + self.0.spec.copy_time(&copy));
         }
         drop(engine);
         let failed = match outcome {
-            Ok(Ok(())) => return task.signal.complete(),
+            Ok(Ok(())) => {
+                task.signal.complete();
+                if let (Some((launched, track)), Some(ran)) = (task.traced, task.event.ran()) {
+                    task.what
+                        .event(launched, ran)
+                        .into_iter()
+                        .for_each(|event| track.record(event));
+                }
+                return;
+            }
             Ok(Err(message)) => message,
             Err(panic) => format!("a kernel panicked: {}", words_of(&*panic)),
         };
@@ -204,6 +276,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl QueueState {
+    /// Notes that the host has put something into the stream since `started_ns`, which is done with this event.
+    fn log(&mut self, started_ns: u64, event: &Event) {
+        if let Some(log) = &mut self.log {
+            let now_ns = now_ns();
+            log.push(now_ns, now_ns - started_ns, event);
+        }
+    }
+}
+
 impl SimStream {
     /// The device.
     pub fn sim(&self) -> &Sim {
@@ -218,7 +300,9 @@ impl SimStream {
     /// Lets all later work of this stream wait for an event.
     pub fn wait(&self, event: &Event) {
         self.0.stream.wait(event);
-        lock(&self.0.state).waits.push(event.clone());
+        let mut state = lock(&self.0.state);
+        state.waits.push(event.clone());
+        state.log(now_ns(), event);
     }
 
     /// An event behind all work of this stream so far.
@@ -226,13 +310,27 @@ impl SimStream {
         lock(&self.0.state).last.clone().unwrap_or_else(Event::complete)
     }
 
+    /// From now until [`SimStream::end_times`], keeps when work was put into this stream, and when it was done.
+    pub fn begin_times(&self) {
+        lock(&self.0.state).log = Some(Log::default());
+    }
+
+    /// When the work was done since [`SimStream::begin_times`]. Blocks until it is.
+    pub fn end_times(&self) -> DoneTimes {
+        let log = lock(&self.0.state).log.take();
+        log.unwrap_or_default().done()
+    }
+
     /// Puts a kernel into the stream. `prepare` makes its body; the uses of memory are those of the event that it gets.
-    /// Errors if `prepare` does, or if earlier work has failed; then nothing is put into the stream.
+    /// Traces have `name` and `shapes`. Errors if `prepare` does, or if earlier work has failed; then nothing is put into
+    /// the stream.
     pub fn launch<E: From<MemoryError>>(
         &self,
+        name: &'static str,
+        shapes: Shapes,
         prepare: impl FnOnce(&Event) -> Result<Body, E>,
     ) -> Result<Event, E> {
-        self.submit(None, prepare)
+        self.submit(What::Kernel { name, shapes }, prepare)
     }
 
     /// Copies a tensor into another one with the same number of bytes, of which at least one lies on this device. From or
@@ -241,13 +339,15 @@ impl SimStream {
         if from.num_bytes() != to.num_bytes() || from.dtype() != to.dtype() {
             return Err(MemoryError::WrongShape { from: from.shape(), to: to.shape() });
         }
-        let host = [from, to].into_iter().find(|tensor| tensor.device() == Device::Cpu);
-        let copy = host.map(|tensor| Copy {
-            to_device: from.device() == Device::Cpu,
-            bytes: from.num_bytes(),
-            is_pinned: tensor.buffer().allocator().is_pinned(),
-        });
-        let event = self.submit(copy, |event| {
+        let place = |tensor: &Tensor| match tensor.device() {
+            Device::Cpu if tensor.buffer().allocator().is_pinned() => Place::Pinned,
+            Device::Cpu => Place::Pageable,
+            _ => Place::Device,
+        };
+        let copy = Copy { places: (place(from), place(to)), bytes: from.num_bytes() };
+        let what = What::Copy(copy);
+        let started_ns = now_ns();
+        let event = self.submit(what, |event| {
             let source = from.queue(Access::Read, "copy", event)?;
             let target = to.queue(Access::Write, "copy", event)?;
             let (source, target, len) =
@@ -260,16 +360,20 @@ impl SimStream {
             });
             Ok::<_, MemoryError>(body)
         })?;
-        if copy.is_some_and(|copy| !copy.is_pinned) {
+        if copy.is_pageable() {
             event.wait();
             self.0.sim.check()?;
+            let launched = Span { start_ns: started_ns, end_ns: now_ns() };
+            if let (Some(track), Some(ran)) = (self.track(), event.ran()) {
+                what.event(launched, ran).into_iter().for_each(|event| track.record(event));
+            }
         }
         Ok(event)
     }
 
     /// Sets all bytes of a tensor of this device.
     pub fn fill(&self, tensor: &Tensor, value: u8) -> Result<Event, MemoryError> {
-        self.launch(|event| {
+        self.launch("fill", Shapes::default(), |event| {
             let claim = tensor.queue(Access::Write, "fill", event)?;
             let (address, len) = (Address::of(&claim), tensor.num_bytes());
             let body: Body = Box::new(move || {
@@ -298,13 +402,18 @@ impl SimStream {
         self.0.sim.check()
     }
 
+    fn track(&self) -> Option<&Arc<Track>> {
+        let tracks = self.0.sim.0.tracks.get()?;
+        tracks.iter().find(|track| track.name() == self.0.stream.name())
+    }
+
     fn submit<E: From<MemoryError>>(
         &self,
-        copy: Option<Copy>,
+        what: What,
         prepare: impl FnOnce(&Event) -> Result<Body, E>,
     ) -> Result<Event, E> {
         self.0.sim.check()?;
-        let started = std::time::Instant::now();
+        let (started, started_ns) = (std::time::Instant::now(), now_ns());
         let mut state = lock(&self.0.state);
         while state.preparing.is_some() {
             state = self.0.is_free.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -314,13 +423,22 @@ impl SimStream {
         let (event, signal) = self.0.stream.submit_on(late);
         drop(state);
         let prepared = prepare(&event);
+        if self.0.thread.is_some() && !matches!(what, What::Poison) {
+            timed::spin_until(started + self.0.sim.0.spec.launch);
+        }
         let mut state = lock(&self.0.state);
         state.preparing = None;
         let outcome = match prepared {
             Ok(body) => {
                 let before = state.last.replace(event.clone());
                 let waits = std::mem::take(&mut state.waits);
-                let task = Task { waits, before, copy, body, event: event.clone(), signal };
+                state.log(started_ns, &event);
+                // A copy that blocks the host is recorded when that ends.
+                let blocks = matches!(what, What::Copy(copy) if copy.is_pageable());
+                let track = self.track().filter(|track| track.is_on() && !blocks);
+                let launched = Span { start_ns: started_ns, end_ns: now_ns() };
+                let traced = track.map(|track| (launched, track.clone()));
+                let task = Task { waits, before, what, body, event: event.clone(), signal, traced };
                 match &self.0.thread {
                     Some(thread) => thread.push(task),
                     None => self.0.sim.0.late.push(task),
@@ -336,9 +454,6 @@ impl SimStream {
         drop(state);
         self.0.is_free.notify_one();
         freed.into_iter().for_each(|(address, len_bytes)| self.poison(address.0, len_bytes));
-        if self.0.thread.is_some() {
-            timed::spin_until(started + self.0.sim.0.spec.launch);
-        }
         outcome
     }
 
@@ -360,7 +475,7 @@ impl SimStream {
             Ok(())
         });
         // Nothing is prepared that could be refused; after a failure nothing runs any more.
-        let _ = self.launch(|_| Ok::<_, MemoryError>(body));
+        let _ = self.submit(What::Poison, |_| Ok::<_, MemoryError>(body));
     }
 }
 

@@ -18,7 +18,7 @@ fn values(tensor: &Tensor) -> Vec<f32> {
 
 /// A kernel: `x = factor * x`, in place.
 fn scale(stream: &SimStream, x: &Tensor, factor: f32) -> Result<Event, MemoryError> {
-    stream.launch(|event| {
+    stream.launch("scale", Shapes::default(), |event| {
         let claim = x.queue(Access::Write, "scale", event)?;
         let (address, len) = (Address::of(&claim), x.num_elems());
         let body: Body = Box::new(move || {
@@ -148,7 +148,7 @@ fn the_order_follows_from_the_seed() {
         let last = sim.stream("last").unwrap();
         for number in 0..8 {
             let (stream, log) = (sim.stream("one of many").unwrap(), log.clone());
-            let event = stream.launch(|_| {
+            let event = stream.launch("log", Shapes::default(), |_| {
                 let body: Body = Box::new(move || {
                     log.lock().unwrap().push(number);
                     Ok(())
@@ -158,7 +158,9 @@ fn the_order_follows_from_the_seed() {
             last.wait(&event.unwrap());
         }
         let nothing: Body = Box::new(|| Ok(()));
-        last.launch(|_| Ok::<_, MemoryError>(nothing)).unwrap().wait();
+        last.launch("nothing", Shapes::default(), |_| Ok::<_, MemoryError>(nothing))
+            .unwrap()
+            .wait();
         log.lock().unwrap().clone()
     };
     let orders: Vec<Vec<u32>> = (0..20).map(order).collect();
@@ -214,7 +216,7 @@ fn what_fails_is_told_at_the_next_synchronization_and_stops_the_device() {
                 true => Err("index 7 is not among 4 elements".into()),
                 false => Ok(()),
             });
-            compute.launch(|_| Ok::<_, MemoryError>(body)).unwrap();
+            compute.launch("work", Shapes::default(), |_| Ok::<_, MemoryError>(body)).unwrap();
         }
         let error = compute.synchronize().unwrap_err().to_string();
         let words = "work on the device has failed: index 7 is not among 4 elements";
@@ -224,7 +226,7 @@ fn what_fails_is_told_at_the_next_synchronization_and_stops_the_device() {
     let sim = Sim::new(SimSpec::late(0));
     let compute = sim.stream("compute").unwrap();
     let body: Body = Box::new(|| panic!("a bug"));
-    compute.launch(|_| Ok::<_, MemoryError>(body)).unwrap();
+    compute.launch("work", Shapes::default(), |_| Ok::<_, MemoryError>(body)).unwrap();
     let error = compute.synchronize().unwrap_err().to_string();
     assert!(error.ends_with("a kernel panicked: a bug"), "{error}");
 }

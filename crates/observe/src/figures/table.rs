@@ -199,7 +199,9 @@ pub static TABLE: &[Figure] = &[
     Figure::new("save_s", ("save", "s", 2), First, Source::Save(|s| s.took.as_secs_f64()),
         "Time for which training waits for a checkpoint: the copy of what is saved, and the end of the save before.").metrics().curve("checkpoint/save_s"),
 
-    // Where the time of a step goes: the main thread.
+    // Where the time of a step goes: the main thread, or the device if it computes.
+    time("to_device_ms", "to device", |t| t.to_device, "Time in which the step waits for the copy of its batch to the device, or the \
+         host for that of the next one.").metrics().part_of_step().curve("anatomy/to_device_ms").second(),
     time("forward_ms", "forward", |t| t.forward, "Forward pass and loss, less exposed communication within.")
         .metrics().part_of_step().curve("anatomy/forward_ms").second().elsewhere("/anatomy/forward_ms", 1.0),
     time("backward_ms", "backward", |t| t.backward, "Backward pass, less synchronization within.")
@@ -216,6 +218,13 @@ pub static TABLE: &[Figure] = &[
     time("wall_ms", "step + data", |t| t.step + t.data, "The step with the wait for its batch: the sum of the parts above.")
         .console().second().elsewhere("/anatomy/wall_ms", 1.0),
     time("compute_ms", "compute", StepTimes::compute, "Forward, backward, sync and optimizer together.").console().swept(Lower),
+
+    time("copy_ms", "copies of the batch", |t| t.copying, "Time in which the batch is copied to the device, in this step or before.")
+        .metrics().console().curve("speed/copy_ms"),
+    time("copy_hidden_ms", "hidden copies", |t| t.copying.saturating_sub(t.to_device),
+        "`copy_ms` less `to_device_ms`: the part of the copies that no step waits for.").console().swept(Higher),
+    time("launch_ms", "launching", |t| t.launching, "Time of the host to put work into the stream of the device's kernels; none on \
+         the processor.").metrics().console().curve("speed/launch_ms"),
 
     // Communication during the step.
     time("comm_ms", "communication", |t| t.communicating,

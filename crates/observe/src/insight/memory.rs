@@ -19,6 +19,7 @@ use paceline_kernels::{Compute, KernelError};
 use paceline_memory::{Allocator, Category, MemoryError};
 use paceline_model::{Batch, Model, ModelError, Owned, Rehearsal};
 use paceline_settings::config::TrainConfig;
+use paceline_settings::device::Device;
 use paceline_settings::named::TransportName;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::strategy::StrategyConfig;
@@ -85,8 +86,10 @@ pub struct Shape<'a> {
     pub num_batches: usize,
     /// Batches of the whole run.
     pub num_batches_of_run: usize,
-    /// Whether a thread makes batches ahead.
-    pub prefetches: bool,
+    /// Batches where the rank computes that are for later steps.
+    pub num_ahead: usize,
+    /// The same for the batches of an evaluation.
+    pub num_ahead_evaluated: usize,
     /// Bytes of the data sets, which each process keeps.
     pub data_set_bytes: f64,
     /// The samples' fields of the test set, if the run evaluates between steps.
@@ -110,6 +113,7 @@ impl<'a> Shape<'a> {
         let of_test = test.map_or(0.0, |test| config.data.resident_bytes(test));
         let profile = config.profile.as_ref();
         let num_batches = config.strategy.accumulate.min(config.steps_per_epoch);
+        let has_streams = matches!(config.device, Device::Sim(_));
         Self {
             strategy: &config.strategy,
             mesh: &config.mesh,
@@ -120,10 +124,16 @@ impl<'a> Shape<'a> {
             rows: rows(config, dataset.len()),
             num_batches,
             num_batches_of_run: config.steps_per_epoch.saturating_mul(config.epochs),
-            prefetches: !config.data.is_generated(),
+            num_ahead: match (has_streams, config.data.is_generated()) {
+                (true, _) if config.copies.own_stream => num_batches,
+                (true, _) | (_, true) => 0,
+                _ => BATCHES_AHEAD,
+            },
+            num_ahead_evaluated: if has_streams { 0 } else { BATCHES_AHEAD },
             data_set_bytes: config.data.resident_bytes(dataset) + of_test,
             evaluated: test.filter(|_| config.eval_every.is_some()).map(BatchShape::of),
-            events_bytes: profile.map_or(0, |profile| events_bytes(profile, config.threads)),
+            events_bytes: profile
+                .map_or(0, |profile| events_bytes(profile, config.threads, has_streams)),
             program_bytes: resources::program_bytes().map_or_else(
                 || PROGRAM_BYTES / (config.world_size as f64 + 1.0),
                 |bytes| bytes as f64,
@@ -369,12 +379,11 @@ fn snapshot_bytes(shape: &Shape, strategy: &dyn Strategy, model: &Model, rank: u
 /// The batches of an evaluation between steps, which are there beside those of training.
 fn evaluated_bytes(shape: &Shape, rows: usize) -> u64 {
     let of_row = shape.evaluated.as_ref().map_or(0, BatchShape::max_bytes);
-    (of_row as u64).saturating_mul(rows as u64).saturating_mul(1 + BATCHES_AHEAD as u64)
+    (of_row as u64).saturating_mul(rows as u64).saturating_mul(1 + shape.num_ahead_evaluated as u64)
 }
 
 /// The batches that are there at once: those of the step, and those that the loader's thread has made or makes.
 fn data_bytes(shape: &Shape, rows: usize) -> u64 {
-    let ahead = if shape.prefetches { BATCHES_AHEAD } else { 0 };
-    let count = (shape.num_batches + ahead).min(shape.num_batches_of_run).max(1);
+    let count = (shape.num_batches + shape.num_ahead).min(shape.num_batches_of_run).max(1);
     (shape.samples.max_bytes() as u64).saturating_mul(rows as u64).saturating_mul(count as u64)
 }

@@ -12,6 +12,9 @@ use crate::record::gathers;
 use crate::record::readiness::AlikeSteps;
 use crate::record::samples::StepSample;
 
+/// The spans in which the main thread computes, or the device does.
+const COMPUTING: [&str; 4] = [span::FORWARD, span::BACKWARD, span::GRAD_SYNC, span::OPTIMIZER];
+
 /// Makes a struct of sums. To add a time, add a line there and its value in [`Meter::times`].
 macro_rules! step_times {
     ($(#[$about:meta])* { $($(#[$doc:meta])* $name:ident,)* }) => {
@@ -31,13 +34,15 @@ macro_rules! step_times {
 }
 
 step_times! {
-    /// The times of one step on one rank, in nanoseconds. Those from `forward` to `exposed` are disjoint
-    /// times of the main thread; the remainder of `step` is in none of them.
+    /// The times of one step on one rank, in nanoseconds. Those from `to_device` to `exposed` are disjoint
+    /// times of the main thread, or of the device if it computes; the remainder of `step` is in none of them.
     {
         /// The step, from the arrival of the batch to the end of the optimizer.
         step,
         /// Waiting for the batch, before the step.
         data,
+        /// The device, or the host that wants to go on, waited for the copy of the batch.
+        to_device,
         /// Forward pass and loss.
         forward,
         /// Backward pass, without synchronization inside it.
@@ -53,6 +58,10 @@ step_times! {
         /// Hidden communication: communication ran while the main thread computed. The sums of the loss
         /// do not count.
         hidden,
+        /// The batch was copied to the device, in this step or in the one before.
+        copying,
+        /// The host put work into the stream of a device's kernels.
+        launching,
         /// Communication ran. The sums of the loss do not count.
         communicating,
         /// Communication waited for the slowest rank.
@@ -74,8 +83,17 @@ impl StepTimes {
 
     /// The part of the step that no span accounts for.
     pub fn rest(&self) -> u64 {
-        self.step.saturating_sub(self.compute() + self.exposed)
+        self.step.saturating_sub(self.to_device + self.compute() + self.exposed)
     }
+}
+
+/// What the host had a device do in a step; nothing if the host computes.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceWork {
+    /// When the step's batches were copied to the device.
+    pub copies: Vec<Span>,
+    /// What the host took to put work into the stream of the kernels.
+    pub launching_ns: u64,
 }
 
 /// Turns what a step recorded into times.
@@ -132,12 +150,13 @@ impl Meter {
         self.records.splice(..0, self.ahead.drain(..));
     }
 
-    /// The times of the step that `whole` spans, from the main track's spans and the records. Only if the
-    /// step `counts`, it enters the means of operations and gradients.
+    /// The times of the step that `whole` spans, from the main track's spans and the records. `device` is what
+    /// the host had a device do. Only if the step `counts`, it enters the means of operations and gradients.
     pub fn times(
         &mut self,
         whole: Span,
         data_ns: u64,
+        device: &DeviceWork,
         track: &SpanTrack,
         counts: bool,
     ) -> StepTimes {
@@ -151,8 +170,7 @@ impl Meter {
         };
         let (forward, backward) = (busy(span::FORWARD), busy(span::BACKWARD));
         let optimizer = busy(span::OPTIMIZER);
-        let computing = [span::FORWARD, span::BACKWARD, span::GRAD_SYNC, span::OPTIMIZER];
-        let computing = IntervalSet::union(computing.iter().flat_map(|name| track.named(name)))
+        let computing = IntervalSet::union(COMPUTING.iter().flat_map(|name| track.named(name)))
             .difference(&exposed);
         // The sums of the loss are a few bytes that wait for the slowest rank while all ranks compute.
         // They would not show how well the strategy hides its own communication.
@@ -171,6 +189,9 @@ impl Meter {
         let times = StepTimes {
             step: whole.len_ns(),
             data: data_ns,
+            to_device: busy(span::TO_DEVICE).len_ns(),
+            copying: IntervalSet::union(device.copies.iter().copied()).len_ns(),
+            launching: device.launching_ns,
             forward: forward.len_ns(),
             backward: backward.len_ns(),
             sync: sync.len_ns(),
@@ -246,7 +267,7 @@ mod tests {
         track.push(span::OPTIMIZER, span(340, 350));
         let mut meter = Meter::new();
         meter.records.push(record(0, [140, 150, 255, 320]));
-        let times = meter.times(span(0, 360), 7, &track, true);
+        let times = meter.times(span(0, 360), 7, &DeviceWork::default(), &track, true);
         assert_eq!((times.step, times.data), (360, 7));
         assert_eq!((times.forward, times.backward, times.optimizer), (100, 185, 10));
         assert_eq!((times.sync, times.exposed, times.hidden), (5, 50, 140));
@@ -262,7 +283,7 @@ mod tests {
         let mut meter = Meter::new();
         meter.records.push(OpRecord { purpose: Purpose::Loss, ..record(0, [6, 7, 90, 95]) });
         meter.records.push(record(1, [100, 110, 120, 150]));
-        let times = meter.times(span(0, 300), 0, &track, true);
+        let times = meter.times(span(0, 300), 0, &DeviceWork::default(), &track, true);
         assert_eq!((times.communicating, times.hidden), (40, 40));
         assert_eq!((times.ops, times.wait), (2, 93));
     }

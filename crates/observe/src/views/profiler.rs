@@ -15,14 +15,14 @@ use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::resources;
 use paceline_kernels::Compute;
-use paceline_memory::Allocator;
+use paceline_memory::{Allocator, Device};
 use paceline_settings::profile::ProfileConfig;
 use paceline_trace::{self as trace, Recorder, Span, Track, realtime_at_zero_ns};
 
 use crate::figures::event::{Event, Listener, StepDone};
 use crate::record::event_room::{
-    COMMUNICATION_EVENTS, KERNEL_EVENTS, LOADER_EVENTS, MAIN_EVENTS, MAX_EVENTS, MEMORY_EVENTS,
-    THREAD_EVENTS, num_recorded, num_steps_with_room,
+    COMMUNICATION_EVENTS, COPY_EVENTS, COPY_STREAMS, KERNEL_EVENTS, LOADER_EVENTS, MAIN_EVENTS,
+    MAX_EVENTS, MEMORY_EVENTS, THREAD_EVENTS, num_recorded, num_steps_with_room,
 };
 use crate::record::rank_report::{RankReport, do_without};
 
@@ -31,8 +31,10 @@ pub struct Profiler {
     config: ProfileConfig,
     recorder: Recorder,
     main: Arc<Track>,
+    kernels: Arc<Track>,
     communication: Arc<Track>,
     loader: Arc<Track>,
+    is_emulated: bool,
     /// Steps that were recorded.
     steps: Vec<(u64, Span)>,
     clock_at_begin: ClockOffset,
@@ -69,13 +71,18 @@ impl Profiler {
         allocator: &Allocator,
     ) -> (Self, Compute) {
         let num_threads = num_recorded(compute.threads().count());
-        let num_steps = num_steps_with_room(config, num_threads);
+        let home = compute.allocator.home();
+        let num_steps = num_steps_with_room(config, num_threads, home.is_some());
         let mut recorder = Recorder::new();
         let mut track =
             |name: &str, events: u64| recorder.track(name, (events * num_steps) as usize);
         // The first track becomes the main thread of the trace.
         let main = track("main", MAIN_EVENTS);
-        let kernels = track("kernels", KERNEL_EVENTS);
+        let kernels = track("compute", KERNEL_EVENTS);
+        if let Some(home) = home {
+            let copies = COPY_STREAMS.map(|name| track(name, COPY_EVENTS));
+            home.sim().record_on([kernels.clone()].into_iter().chain(copies).collect());
+        }
         let communication = track("communication", COMMUNICATION_EVENTS);
         let loader = track("loader", LOADER_EVENTS);
         allocator.record_on(track("memory", MEMORY_EVENTS));
@@ -83,7 +90,9 @@ impl Profiler {
         let threads = names.map(|name| track(&name, THREAD_EVENTS)).collect();
         let profiler = Self {
             config: config.clone(),
+            is_emulated: compute.device() == Device::Sim,
             main,
+            kernels: kernels.clone(),
             communication,
             loader,
             recorder,
@@ -124,8 +133,11 @@ impl Profiler {
         let wait = Span { start_ns: asked_ns, end_ns: whole.start_ns };
         self.main.record(trace::Event::Span { name: "data wait", span: wait });
         self.steps.push((number, Span { start_ns: asked_ns, ..whole }));
-        for (name, span) in step.track.spans() {
+        for (name, span) in step.track.on_host() {
             self.main.record(trace::Event::Span { name, span });
+        }
+        for (name, span) in step.track.on_device() {
+            self.kernels.record(trace::Event::Span { name, span });
         }
         for mark in step.track.marks() {
             self.main.record(trace::Event::Mark {
@@ -192,7 +204,11 @@ impl Profiler {
             world_size: group.world_size(),
             run_id: run_id.to_string(),
             transport: group.transport().name().into(),
-            device: resources::machine(),
+            device: match self.is_emulated {
+                true => format!("an emulated accelerator on {}", resources::machine()),
+                false => resources::machine(),
+            },
+            is_emulated: self.is_emulated,
             pid: std::process::id(),
             base_ns: realtime_at_zero_ns(),
             run_facts,

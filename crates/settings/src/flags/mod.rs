@@ -57,6 +57,15 @@ pub struct RunFlags {
     /// copies and launches; sim:late,seed=7 runs its work as late as possible, to find waits that are missing)
     #[arg(long, value_name = "DEVICE", value_parser = DeviceParser, default_value = "cpu", help_heading = "Ranks")]
     pub device: Device,
+    /// Load batches into pinned memory, which a device copies at its full bandwidth, and without the host
+    #[arg(long, help_heading = "Data")]
+    pub pin_memory: bool,
+    /// Let the host go on while a batch is copied to the device; from memory that is not pinned it waits all the same
+    #[arg(long, help_heading = "Data")]
+    pub non_blocking: bool,
+    /// Copy the next batch to the device on a stream of its own, beside the step
+    #[arg(long, help_heading = "Data")]
+    pub copy_stream: bool,
     /// Element type in which products are computed and activations are kept
     #[arg(long, value_enum, default_value_t = PrecisionName::F32, help_heading = "Ranks")]
     pub precision: PrecisionName,

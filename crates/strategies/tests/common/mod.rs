@@ -392,7 +392,10 @@ impl Trainer {
             let samples = self.next_sample..self.next_sample + count;
             let Replica { compute, group, .. } = &self.replica;
             let MicroBatch { batch, global_count } = self.net.share(&compute.host, samples, group);
-            let batch = batch.to_device(&compute.allocator).unwrap();
+            let batch = match compute.allocator.home() {
+                Some(home) => batch.to_device(&compute.allocator, home, &mut Vec::new()).unwrap(),
+                None => batch,
+            };
             shares.push(MicroBatch { batch, global_count });
             self.next_sample += count;
         }

@@ -13,6 +13,10 @@ use crate::table::{Cell, Columns};
 /// The most rows per rank in tables by name.
 const NAMES: usize = 12;
 
+/// The note for ranks that have computed on an emulated device.
+const EMULATED: &str = "These ranks have computed on an emulated accelerator: its streams, launches and copies have the times that \
+                        were stated for it, and its kernels those of the processor.";
+
 /// The note for ranks that have computed on a CPU: what the report leaves out.
 const NO_DEVICE: &str = "These ranks have computed on a CPU, where nothing is launched: launches, their delays, queues and \
     the causes of idle time are left out.";
@@ -35,8 +39,13 @@ pub(super) fn section(analysis: &Analysis, on_cpu: bool) -> Section {
 }
 
 /// A note that a reader of these panels needs.
-pub(super) fn note(on_cpu: bool) -> Option<Note> {
-    on_cpu.then(|| Note { weight: Weight::Note, text: NO_DEVICE.into() })
+pub(super) fn note(on_cpu: bool, is_emulated: bool) -> Option<Note> {
+    let text = match (on_cpu, is_emulated) {
+        (true, _) => NO_DEVICE,
+        (_, true) => EMULATED,
+        _ => return None,
+    };
+    Some(Note { weight: Weight::Note, text: text.into() })
 }
 
 const NO_PATH: &str = "No rank has a critical path.";

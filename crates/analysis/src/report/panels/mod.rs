@@ -77,7 +77,7 @@ pub fn of_analysis(
     report.sections.extend(across.map(across::section));
     let on_cpu = names::are_of_cpu(timelines);
     report.sections.push(device::section(analysis, on_cpu));
-    report.notes.extend(device::note(on_cpu));
+    report.notes.extend(device::note(on_cpu, names::are_emulated(timelines)));
     report.sections.push(memory::over_time(analysis));
     report.sections.push(summary::section(whole, odd::not_used(timelines).as_deref()));
     report.sections.extend(odd::section(timelines));

@@ -8,6 +8,11 @@ use crate::report::{Body, Report};
 use crate::table::Cell;
 use crate::timeline::{DeviceWork, Timeline};
 
+/// Whether the ranks have computed on a device that is emulated.
+pub(super) fn are_emulated(timelines: &[Timeline]) -> bool {
+    timelines.iter().any(|timeline| timeline.run_facts.contains_key("emulated_device"))
+}
+
 /// Whether the ranks have computed on a CPU: those of paceline, and those whose traces have operators but no kernels.
 pub(super) fn are_of_cpu(timelines: &[Timeline]) -> bool {
     let on_device =

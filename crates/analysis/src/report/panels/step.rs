@@ -62,6 +62,9 @@ fn table(all: &[(&RankAnalysis, &Anatomy)]) -> Table {
 fn meaning(part: StepPart) -> &'static str {
     match part {
         StepPart::DataWait => "The main thread waited for a batch.",
+        StepPart::ToDevice => {
+            "The device waited for the copy of its batch, or the host for that of the next one."
+        }
         StepPart::Forward => "The forward pass and the loss.",
         StepPart::Backward => "The backward pass, without the other spans within it.",
         StepPart::GradSync => "Gradients were made equal on all ranks.",
@@ -80,6 +83,7 @@ fn meaning(part: StepPart) -> &'static str {
 fn color(part: StepPart) -> PageColor {
     match part {
         StepPart::DataWait => PageColor::DataWait,
+        StepPart::ToDevice => PageColor::Series(5),
         StepPart::Forward => PageColor::Forward,
         StepPart::Backward => PageColor::Backward,
         StepPart::GradSync => PageColor::Sync,

@@ -1,0 +1,105 @@
+//! Brings batches to the device that computes.
+//!
+//! Input: batches as the loader makes them. Output: the same batches in the memory of the device, behind which the stream of
+//! its kernels comes. Each of three settings changes one thing: pinned memory, which the loader fills, makes copies faster;
+//! with non-blocking copies the host does not wait for them; and with a stream of their own, the copies of the next batch run
+//! beside the step of this one. On the processor, batches stay where they are.
+
+use paceline_data::Batch;
+use paceline_failure::Result;
+use paceline_memory::{Allocator, Event, SimStream};
+use paceline_settings::device::Copies;
+use paceline_strategies::MicroBatch;
+
+use crate::batches::share_of;
+
+/// What the loader has made for a step.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The batches of the step; `None` if they have been brought to the device already.
+    pub now: Option<Vec<Option<Batch>>>,
+    /// Those of the next step, if they are to be brought meanwhile.
+    pub next: Option<Vec<Option<Batch>>>,
+}
+
+/// The batches of a step on the device.
+#[derive(Debug, Default)]
+pub struct Brought {
+    /// The batches.
+    pub batches: Vec<Option<MicroBatch>>,
+    /// Their copies.
+    pub copies: Vec<Event>,
+}
+
+/// Brings batches to the device.
+#[derive(Debug)]
+pub struct ToDevice {
+    memory: Allocator,
+    /// The stream of the copies, and that of the kernels, if there is a device to copy to.
+    streams: Option<(SimStream, SimStream)>,
+    is_non_blocking: bool,
+    looks_ahead: bool,
+    next: Option<Brought>,
+}
+
+impl ToDevice {
+    /// To `memory`. Errors if the system refuses a thread for a stream.
+    pub fn new(memory: &Allocator, copies: Copies) -> Result<Self> {
+        let streams = match memory.home() {
+            Some(home) if copies.own_stream => Some((home.sim().stream("copy")?, home.clone())),
+            Some(home) => Some((home.clone(), home.clone())),
+            None => None,
+        };
+        let Copies { non_blocking: is_non_blocking, own_stream, .. } = copies;
+        let looks_ahead = own_stream && streams.is_some();
+        Ok(Self { memory: memory.clone(), streams, is_non_blocking, looks_ahead, next: None })
+    }
+
+    /// Whether the batches of the next step are to be brought during this one.
+    pub fn looks_ahead(&self) -> bool {
+        self.looks_ahead
+    }
+
+    /// Whether the batches of the next step are on their way already.
+    pub fn has_next(&self) -> bool {
+        self.next.is_some()
+    }
+
+    /// Brings the batches of this step, and begins to bring those of the next one.
+    pub fn bring(&mut self, Loaded { now, next }: Loaded) -> Result<Brought> {
+        let brought = match (self.next.take(), now) {
+            (Some(brought), _) => brought,
+            (None, now) => self.copy(now.unwrap_or_default())?,
+        };
+        if let Some((copies, kernels)) = &self.streams
+            && copies.stream().name() != kernels.stream().name()
+        {
+            brought.copies.iter().for_each(|copied| kernels.wait(copied));
+        }
+        self.next = next.map(|next| self.copy(next)).transpose()?;
+        Ok(brought)
+    }
+
+    /// Puts the copies of batches into their stream, and waits for them if the host does.
+    fn copy(&self, batches: Vec<Option<Batch>>) -> Result<Brought> {
+        let mut copies = Vec::new();
+        let shares = batches.into_iter().map(|batch| {
+            let Some(MicroBatch { batch, global_count }) = batch.map(share_of) else {
+                return Ok(None);
+            };
+            let batch = match &self.streams {
+                Some((stream, _)) => batch.to_device(&self.memory, stream, &mut copies)?,
+                None => batch,
+            };
+            Ok(Some(MicroBatch { batch, global_count }))
+        });
+        let batches = shares.collect::<Result<Vec<_>>>()?;
+        if !self.is_non_blocking {
+            // What has failed is told by the next work.
+            copies.iter().for_each(|copied| {
+                copied.wait();
+            });
+        }
+        Ok(Brought { batches, copies })
+    }
+}
