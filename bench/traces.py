@@ -5,8 +5,8 @@
     python3 bench/traces.py --parts hta torch_cpu tensorboard perfetto    # the parts that measure no time
     python3 bench/traces.py --fixtures           # makes the traces of crates/analysis/tests/fixtures anew
 
-`hta`: HTA and `paceline analyze` analyze the same traces: those of `paceline train --profile` on 2 and 4 ranks,
-synthetic traces in the shape of PyTorch's on CUDA, and those of `--cuda-traces`, if given. Every figure is compared:
+`hta`: HTA and `paceline analyze` analyze the same traces: those of `paceline train --profile` on 2 and 4 ranks, on the
+processor and on the emulated device, synthetic traces in the shape of PyTorch's on CUDA, and those of `--cuda-traces`, if given. Every figure is compared:
 all of them by `hta_agreement` in Rust, and those that `paceline analyze` writes also from its `summary.json`.
 
 `torch_cpu`: PyTorch's profiler on a CPU, two ranks over Gloo. HTA cannot analyze such traces, because they have no
@@ -49,6 +49,7 @@ from common import ROOT, Record, RunFailed, aligned, commit, machine, run, shown
 
 HTA_PACKAGES = ["HolisticTraceAnalysis==0.5.0", "pandas<3", "tensorboard", "setuptools<81", "perfetto"]
 FIXTURES = ROOT / "crates/analysis/tests/fixtures"
+EMULATED = "--device sim:copy=8gbit,33us,launch=20us --pin-memory --non-blocking --copy-stream"
 TRAIN = "train --channels 8 16 --hidden 32 --samples 2000 --batch-size 32 --epochs 1 --profile --profile-active 5 --quiet"
 POINTS = 0.1  # percentages may differ by this many percentage points
 PART = 1e-3  # times may differ by this fraction
@@ -140,8 +141,8 @@ def make_hta_python() -> Path:
 # --- Traces -------------------------------------------------------------------------------------------------
 
 
-def our_traces(tools: Tools, ranks: int, folder: Path) -> Path:
-    tools.paceline(f"{TRAIN} --nproc {ranks}", folder)
+def our_traces(tools: Tools, ranks: int, folder: Path, device: str = "") -> Path:
+    tools.paceline(f"{TRAIN} --nproc {ranks} {device}", folder)
     return folder / "profile/ddp"
 
 
@@ -204,6 +205,14 @@ class Comparison:
         self.close(what, ours, theirs, PART * abs(theirs or 0) + 1e-6)
 
 
+def plain(name: str) -> str:
+    """The name of a kernel in the report of a run on the processor."""
+    if not name.startswith("ncclDevKernel_"):
+        return name
+    first, *rest = name.removeprefix("ncclDevKernel_").split("_")
+    return " ".join([re.sub("(?<!^)([A-Z])", r"_\1", first).lower(), *(word.lower() for word in rest if word)])
+
+
 def compare_summary(summary: Record, hta: Record) -> Comparison:
     """Compares the figures that both `paceline analyze` and HTA give."""
     found = Comparison()
@@ -226,14 +235,19 @@ def compare_summary(summary: Record, hta: Record) -> Comparison:
         ours = row("summary", rank=theirs["rank"])
         pctg = theirs["comp_comm_overlap_pctg"]
         found.close(f"overlap %, rank {theirs['rank']}", ours.get("comm_comp_overlap_pctg"), pctg, POINTS)
+    # The report of a run on the processor names what it shows as people do, and leaves out what a processor does not have.
+    on_processor = "launches" not in tables
+    name_of = plain if on_processor else str
     # The longest kernels have rows of their own; all others share one row.
-    theirs_by_name = {(theirs["rank"], theirs["name"]): theirs for theirs in hta["kernels"]}
+    theirs_by_name = {(theirs["rank"], name_of(theirs["name"])): theirs for theirs in hta["kernels"]}
     for ours in tables["kernels"]:
         if ours["kind"] == "other" or ours["name"] == "others":
             continue
         theirs = theirs_by_name.get((ours["rank"], ours["name"]), {})
         for key, name in {"sum": "sum (us)", "mean": "mean (us)", "min": "min (us)", "max": "max (us)", "std": "stddev"}.items():
             found.time(f"{ours['name']}, {key}, rank {ours['rank']}", ours[f"{key}_us"], theirs.get(name))
+    if on_processor:
+        return found
     for theirs in hta["idle"]:
         ours = row("idle", rank=theirs["rank"], stream=theirs["stream"], category=theirs["idle_category"])
         found.time(f"idle time of stream {theirs['stream']}", ours.get("idle_us"), theirs["idle_time"])
@@ -266,6 +280,9 @@ def hta(tools: Tools) -> tuple[list[Record], Record]:
             folder = Path(scratch, f"ours_{ranks}")
             folder.mkdir()
             cases[f"paceline, {ranks} ranks"] = our_traces(tools, ranks, folder)
+            folder = Path(scratch, f"emulated_{ranks}")
+            folder.mkdir()
+            cases[f"paceline, {ranks} ranks, emulated device"] = our_traces(tools, ranks, folder, EMULATED)
         for seed, words in [(1, []), (2, ["--ranks", "4", "--steps", "6"])]:
             folder = cuda_shaped(tools, Path(scratch, f"cuda_{seed}"), "--seed", str(seed), *words)
             cases[f"synthetic, shape of CUDA, seed {seed}"] = folder
