@@ -9,7 +9,7 @@
 `agree`: the same training run on 4, 6 and 8 ranks, with all exact strategies, over all transports, on one host and as if on
 two and three hosts. All runs of the later build must end with the same weights.
 
-`steps`: training steps of the CNN and the MLP, with the memory of the process of rank 0 and the most memory in use by
+`steps`: training steps of the CNN, the MLP and a small language model, on threads and on ranks, with the memory of the process of rank 0 and the most memory in use by
 category, which is counted and not measured.
 
 `links`: training steps of the CNN on an emulated link, with `ddp` and with `simple_ddp`.
@@ -59,12 +59,14 @@ DIGESTS = (
 )
 AGREE = f"{SMALL_CNN} --momentum 0.9 --clip-grad-norm 1"
 EXACT = ("simple_ddp", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "flat_ddp", "ddp --bucket-cap-mb 0.01")
+MLP = "--model mlp --input-dim 1024 --hidden-dim 1024 --output-dim 1024 --num-layers 3 --batch-size 128 --steps 60 --warmup-steps 4"
+CNN = "--steps 120 --warmup-steps 10"
+LLAMA = "--recipe tiny-llama --steps 400 --warmup-steps 20"
 STEPS = {
-    "CNN, 1 rank": "--nproc 1 --pin-cores --epochs 1",
-    "CNN, 2 ranks": "--nproc 2 --pin-cores --epochs 1",
-    "MLP, 2 ranks": "--model mlp --input-dim 1024 --hidden-dim 1024 --output-dim 1024 --num-layers 3 --batch-size 128"
-    " --nproc 2 --pin-cores --steps-per-epoch 40 --epochs 1 --warmup-steps 4",
-}
+    f"{name}, {where}": f"{flags} {how}"
+    for name, flags in (("CNN", CNN), ("MLP", MLP), ("Llama", LLAMA))
+    for where, how in (("2 ranks", "--nproc 2 --pin-cores"), ("1 rank, 2 threads", "--nproc 1 --threads 2"))
+} | {"CNN, 1 rank": f"{CNN} --nproc 1 --pin-cores"}
 LINKS = {
     f"CNN, {strategy}, 1.5 Gbit/s": f"--nproc 2 --pin-cores --epochs 1 --strategy {strategy} --link 1.5gbit,50us"
     for strategy in ("ddp", "simple_ddp")

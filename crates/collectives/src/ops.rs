@@ -385,7 +385,7 @@ impl Group {
             if let Some(home) = tensor.buffer().allocator().home() {
                 let staged = used.staged.get_or_insert_default();
                 let host = self.staging(home)?.stage(tensor, contents, staged)?;
-                // Only the copies use this memory besides, and they are ordered around the operation.
+                // Whoever runs the operation notes its use of this memory, behind the copies to it.
                 let base = host.buffer().claim(0..0, Access::Read, kind.name())?.base().as_ptr();
                 return Ok(Region { base, len_bytes: host.num_bytes(), is_claimed: true });
             }

@@ -20,9 +20,7 @@ pub(crate) struct Staging {
 /// Memory of the host that an operation uses, and the copy that fills it, if the operation reads it.
 #[derive(Clone, Debug)]
 pub(crate) struct OnHost {
-    /// Kept until the operation is done.
-    #[expect(dead_code, reason = "the operation uses it by its address")]
-    memory: Tensor,
+    pub(crate) memory: Tensor,
     pub(crate) arrived: Event,
 }
 

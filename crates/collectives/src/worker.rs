@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
-use paceline_memory::{Claim, Event, EventState, Signal, Stream};
+use paceline_memory::{Access, Claim, Event, EventState, Signal, Stream};
 use paceline_trace::thread_builder;
 
 use crate::call::Call;
@@ -69,24 +69,24 @@ impl Work {
 #[derive(Debug)]
 struct Promise {
     outcome: Arc<OnceLock<Outcome>>,
-    signal: Signal,
+    signals: [Option<Signal>; 2],
 }
 
 impl Promise {
-    /// A promise, and the work of which it is.
-    fn new(event: Event, signal: Signal) -> (Self, Work) {
+    /// A promise, and the work of which it is. `event` is that of the last signal.
+    fn new(event: Event, signals: [Option<Signal>; 2]) -> (Self, Work) {
         let outcome = Arc::new(OnceLock::new());
-        (Self { outcome: outcome.clone(), signal }, Work { outcome, event, copies: Vec::new() })
+        (Self { outcome: outcome.clone(), signals }, Work { outcome, event, copies: Vec::new() })
     }
 
     /// Ends the work. If the operation failed, its memory is fenced for good.
     fn keep(self, outcome: Outcome) {
         let is_complete = outcome.is_ok();
         self.outcome.get_or_init(|| outcome);
-        match is_complete {
-            true => self.signal.complete(),
-            false => self.signal.fail(),
-        }
+        self.signals.into_iter().flatten().for_each(|signal| match is_complete {
+            true => signal.complete(),
+            false => signal.fail(),
+        });
     }
 }
 
@@ -197,7 +197,19 @@ impl Worker {
                 return Err(refused);
             }
         };
-        let (promise, work) = Promise::new(event, signal);
+        let (mut event, mut signals) = (event, [Some(signal), None]);
+        if !on_host.is_empty() {
+            // What the operation does to memory that stands for a device's is a place of its own, behind the copies to it.
+            on_host.iter().for_each(|of| stream.wait(&of.arrived));
+            let (behind, signal) = stream.submit();
+            event = behind;
+            signals[1] = Some(signal);
+            let name = call.kind.name();
+            on_host
+                .iter()
+                .try_for_each(|of| of.memory.queue(Access::Write, name, &event).map(drop))?;
+        }
+        let (promise, work) = Promise::new(event, signals);
         if let Err(error) = self.ensure_thread() {
             // The peers go on to this operation, so this rank cannot go on without it.
             self.shared.core.fail(&error);

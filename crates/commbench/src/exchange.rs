@@ -101,9 +101,9 @@ impl<'a> Exchange<'a> {
     /// Writes the input, and bytes that differ from any result wherever the result will be.
     pub fn fill(&self) -> Result<()> {
         const POISON: u8 = 0xA5;
-        self.b.as_bytes().write::<u8>()?.fill(POISON);
-        self.input(self.group.rank()).fill(&mut self.send.as_bytes().write::<u8>()?, 0);
-        Ok(())
+        self.b.fill_bytes(POISON)?;
+        let input = self.input(self.group.rank());
+        Ok(self.send.as_bytes().overwrite::<u8, _>(|bytes| input.fill(bytes, 0))?)
     }
 
     /// The input of `rank`.
@@ -127,7 +127,7 @@ impl<'a> Exchange<'a> {
     /// Number of wrong elements in this rank's result, after [`Exchange::fill`] and one call.
     pub fn count_wrong(&self) -> Result<u64> {
         let elem_bytes = self.operation.dtype.size_bytes();
-        let result = self.recv.as_bytes();
+        let result = self.recv.to_host()?.as_bytes();
         let result = result.read::<u8>()?;
         let wrong = |(range, pattern, start): (Range<usize>, Pattern, usize)| {
             let bytes = &result[range.start * elem_bytes..range.end * elem_bytes];

@@ -31,10 +31,13 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 /// The settings of a run that may differ from rank to rank, by their places in `config.json`.
-const OF_A_HOST: [&str; 17] = [
+const OF_A_HOST: [&str; 20] = [
     // What a host computes with, how it is reached, and how long it waits.
     "threads",
     "pin_cores",
+    "copies.pinned",
+    "copies.non_blocking",
+    "copies.own_stream",
     "comm.host",
     "comm.timeout_s",
     "init_method",

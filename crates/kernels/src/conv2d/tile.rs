@@ -161,7 +161,7 @@ level_kernels!(avx512, Avx512, [target_feature(enable = "avx512f")], {
     1: [1 2 3 4 5 6 7 8 9 10 11 12 13 14]
     2: [1 2 3 4 5 6 7 8 9 10 11 12 13 14]
     3: [1 2 3 4 5 6 7 8 9]
-    4: [1 2 3 4 5 6 7]
+    4: [1 2 3 4 5 6]
 });
 #[cfg(target_arch = "x86_64")]
 level_kernels!(avx2, Avx2, [target_feature(enable = "avx2,fma")], {
@@ -175,12 +175,13 @@ level_kernels!(portable, Portable, [], {
     3: [1 2 3 4]
 });
 
-/// The largest number of registers of columns, and, for a number of registers, the largest number of
-/// rows of a tile.
+/// The largest number of registers of columns, and, for a number of registers, the largest number of rows of a tile. Of the
+/// processor's registers, one holds a broadcast value and `wide` the columns; a tile whose sums need more than the rest would
+/// keep some of them on the stack, and run at half the speed wherever the stack does not lie on a cache line.
 pub(super) fn limits(level: SimdLevel) -> (usize, fn(usize) -> usize) {
     match level {
         #[cfg(target_arch = "x86_64")]
-        SimdLevel::Avx512 => (4, |wide| (Avx512::ACCUMULATORS / wide).min(14)),
+        SimdLevel::Avx512 => (4, |wide| (Avx512::ACCUMULATORS.min(31 - wide) / wide).min(14)),
         #[cfg(target_arch = "x86_64")]
         SimdLevel::Avx2 => (3, |wide| Avx2::ACCUMULATORS / wide),
         _ => (3, |wide| Portable::ACCUMULATORS / wide),

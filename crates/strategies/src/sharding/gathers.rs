@@ -63,14 +63,13 @@ impl Gathers {
         self.states.fill_with(|| State::Open);
     }
 
-    /// Starts to gather all units that are trained, after the owners have updated them. The first ones are those that the
-    /// next step needs first.
+    /// Starts to gather all units that are trained, after the owners have updated them, and all gathers before are there. The
+    /// first ones are those that the next step needs first.
     pub(crate) fn send_updated(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         let layout = &replica.model.layout;
         for unit in order_of_need(&replica.model) {
             let of_unit = layout.unit(unit);
             if !of_unit.is_frozen && !of_unit.range.is_empty() {
-                self.wait(track, unit)?;
                 self.states[unit.0] = State::Closed;
                 self.start(replica, track, unit)?;
             }

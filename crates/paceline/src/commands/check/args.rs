@@ -1,6 +1,7 @@
 //! Flags of `paceline check`.
 
 use clap::Args;
+use paceline_settings::device::{Device, DeviceParser};
 use paceline_settings::flags::CommArgs;
 use paceline_settings::named::TransportName;
 
@@ -30,6 +31,9 @@ pub struct CheckArgs {
     /// How the ranks reach each other [default: shm; tcp on several hosts]
     #[arg(long, value_enum)]
     pub transport: Option<TransportName>,
+    /// Where ranks compute: cpu, or an emulated accelerator such as sim:copy=16gbit,10us,launch=5us
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = DeviceParser)]
+    pub device: Device,
     /// How the ranks talk to each other.
     #[command(flatten)]
     pub comm: CommArgs,

@@ -20,7 +20,8 @@ use paceline_launch::connect::connect;
 use paceline_launch::environment::Placement;
 use paceline_launch::launcher::{self, Launch};
 use paceline_launch::threads;
-use paceline_memory::DType;
+use paceline_memory::{Allocator, Category, DType, Sim};
+use paceline_settings::device::Device;
 use paceline_settings::named::TransportName;
 
 use self::args::CheckArgs;
@@ -79,14 +80,18 @@ pub fn check(args: &CheckArgs, placement: Option<Placement>) -> Result<u8> {
     if let Some(reason) = comm.refusal(transport, world).filter(|_| is_one_host) {
         return Err(Failure::Usage(format!("--transport {}: {reason}", transport.name())));
     }
+    if matches!(args.device, Device::Sim(_)) && transport == TransportName::Mpi {
+        let problem = "--device sim: --transport mpi does not reach its memory; pass shm or tcp";
+        return Err(Failure::Usage(problem.into()));
+    }
     if let Some(placement) = placement {
-        return as_rank(&placement, transport, &comm);
+        return as_rank(&placement, transport, &comm, args.device);
     }
     if transport == TransportName::Thread {
         let begin = Instant::now();
         let asked = threads::run(world, comm.options(world), |group| {
             let rank = group.rank();
-            ask(&group, begin, rank, world)
+            ask(&group, begin, (rank, world), args.device)
         });
         // A link is refused before the first question.
         if let Err(Failure::Link(reason)) = &asked {
@@ -109,7 +114,12 @@ fn resolve(args: &CheckArgs, placement: Option<&Placement>) -> Result<(usize, Tr
     Ok((world, args.transport.unwrap_or(placement.default_transport())))
 }
 
-fn as_rank(placement: &Placement, transport: TransportName, comm: &CommConfig) -> Result<u8> {
+fn as_rank(
+    placement: &Placement,
+    transport: TransportName,
+    comm: &CommConfig,
+    device: Device,
+) -> Result<u8> {
     let place = &placement.place;
     let begin = Instant::now();
     let group = match connect(transport, comm, place.rendezvous()?, place, None, None) {
@@ -119,11 +129,16 @@ fn as_rank(placement: &Placement, transport: TransportName, comm: &CommConfig) -
             return Err(failure);
         }
     };
-    ask(&group, begin, place.local_rank, place.local_world_size).map(u8::from)
+    ask(&group, begin, (place.local_rank, place.local_world_size), device).map(u8::from)
 }
 
 /// Answers all questions. Returns whether any answer was FAIL. All ranks call this together.
-fn ask(group: &Group, begin: Instant, local_rank: usize, local_ranks: usize) -> Result<bool> {
+fn ask(
+    group: &Group,
+    begin: Instant,
+    (local_rank, local_ranks): (usize, usize),
+    device: Device,
+) -> Result<bool> {
     let mut answers = Answers::of(group.rank());
     let (world, transport) = (group.world_size(), group.transport().name());
     let ms = begin.elapsed().as_secs_f64() * 1e3;
@@ -132,12 +147,13 @@ fn ask(group: &Group, begin: Instant, local_rank: usize, local_ranks: usize) -> 
     if let Some(link) = group.link() {
         answers.add(Status::Ok, "link", &format!("a link of {link} is emulated"));
     }
-    type Question = fn(&Group, &mut Answers) -> Result<()>;
+    let all_reduce = |group: &Group, answers: &mut Answers| all_reduce(group, device, answers);
+    type Question<'a> = &'a dyn Fn(&Group, &mut Answers) -> Result<()>;
     let questions: [(&str, Question); 3] =
-        [("clock", clock), ("links", links::links), ("all-reduce", all_reduce)];
-    devices(group, local_rank, local_ranks, &mut answers)?;
+        [("clock", &clock), ("links", &links::links), ("all-reduce", &all_reduce)];
+    devices(group, (local_rank, local_ranks), device, &mut answers)?;
     system::memory(local_ranks, &mut answers);
-    system::limits(world, &mut answers);
+    system::limits(world, device, &mut answers);
     for (name, question) in questions {
         if let Err(failure) = question(group, &mut answers) {
             answers.add(Status::Fail, name, &failure.to_string());
@@ -150,11 +166,11 @@ fn ask(group: &Group, begin: Instant, local_rank: usize, local_ranks: usize) -> 
 /// Which device and cores each rank computes on.
 fn devices(
     group: &Group,
-    local_rank: usize,
-    local_ranks: usize,
+    (local_rank, local_ranks): (usize, usize),
+    device: Device,
     answers: &mut Answers,
 ) -> Result<()> {
-    let own = placement_line(group.rank(), local_rank, "cpu");
+    let own = placement_line(group.rank(), local_rank, &device.to_string());
     let own = (own, resources::core_list().unwrap_or("unknown".into()));
     let Some(all) = group.gather_object(&own, 0)? else { return Ok(()) };
     for (line, cores) in &all {
@@ -190,11 +206,19 @@ fn clock(group: &Group, answers: &mut Answers) -> Result<()> {
     Ok(())
 }
 
-/// Checks that every element of an all-reduce is right on every rank.
-fn all_reduce(group: &Group, answers: &mut Answers) -> Result<()> {
+/// Checks that every element of an all-reduce in the device's memory is right on every rank.
+fn all_reduce(group: &Group, device: Device, answers: &mut Answers) -> Result<()> {
     let operation =
         Operation { kind: OpKind::AllReduce, redop: ReduceOp::Sum, root: 0, dtype: DType::F32 };
-    let buffers = buffers(operation, group, SIZES.into_iter().max().unwrap_or(0), false)?;
+    let most = SIZES.into_iter().max().unwrap_or(0);
+    let buffers = match device {
+        Device::Cpu => buffers(operation, group, most, false)?,
+        Device::Sim(spec) => {
+            let memory = Allocator::on(&Sim::new(spec).stream("compute")?);
+            let buffer = || memory.tensor(operation.dtype, [most], Category::Communication);
+            (buffer()?, buffer()?)
+        }
+    };
     let mut wrong = 0;
     for elements in SIZES {
         wrong += Exchange::new(operation, group, &buffers, elements, true)?.check()?;

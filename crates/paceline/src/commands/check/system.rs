@@ -1,6 +1,7 @@
 //! Reports what the system allows this process: memory, locked memory, open files.
 
 use paceline_host::resources;
+use paceline_settings::device::Device;
 use rustix::process::{Resource, getrlimit};
 
 use super::{Answers, Status};
@@ -34,12 +35,16 @@ pub(super) fn memory(local_ranks: usize, answers: &mut Answers) {
 }
 
 /// Reports how much memory this process may lock, and how many files it may open.
-pub(super) fn limits(world: usize, answers: &mut Answers) {
+pub(super) fn limits(world: usize, device: Device, answers: &mut Answers) {
     let locked = match getrlimit(Resource::Memlock).current {
         Some(bytes) => format!("{:.1} MB", bytes as f64 / 1e6),
         None => "unlimited".to_owned(),
     };
-    answers.add(Status::Ok, "locked memory", &format!("{locked}; none is needed on device=cpu"));
+    answers.add(
+        Status::Ok,
+        "locked memory",
+        &format!("{locked}; none is needed on device={device}"),
+    );
     let files = getrlimit(Resource::Nofile).current;
     let needed = OWN_FILES + 4 * world as u64;
     let text = files.map_or("unlimited".to_owned(), |files| format!("{files} at once"));

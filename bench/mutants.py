@@ -1,0 +1,245 @@
+"""Which fault shows how: every wait of the program on an emulated accelerator is left out once, and training runs until something is seen.
+
+    python3 bench/mutants.py               # builds a copy of the working tree once, then runs it some hundred times
+
+A copy of the tracked files gets a switch around each wait: for the copies between host and device, the reductions of gradients, the gathers
+of parameters, the optimizer, the batches, and memory that is used again. For each wait that is switched off, a small model trains first in the timed
+mode and then in up to `--seeds` orders of the late mode, until a run ends in another way than the processor's:
+
+- claim: a use of memory was refused, with the name of the wait that is missing;
+- poison: a value is not finite, because freed memory is overwritten;
+- digest: the weights are others, or differ between ranks;
+- test: a test fails, for waits that no training needs;
+- error: anything else, such as a rank that gives up.
+
+Prints a table and writes `results/mutants.json`. The exit code is 1 if a fault stays unseen and is not known to change nothing, or if fewer than
+nine in ten of the others are claims in the first run. Freed memory is not counted there: nobody uses it, so no use can be refused. Needs Git
+and Cargo.
+"""
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import ROOT, Record, aligned, provenance
+
+CNN = "--channels 4 8 --hidden 16 --batch-size 8 --steps 6 --optimizer adamw"
+STREAM = "--pin-memory --non-blocking --copy-stream"
+SWITCH = "PACELINE_MUTANT"
+RUN_SECONDS = 60
+
+
+@dataclass
+class Mutant:
+    """A wait, and training that needs it."""
+
+    of: str  # copies, reductions, gathers, optimizer, batches or memory
+    what: str
+    file: str
+    wait: str  # the only text of this form in the file, or behind `after`
+    flags: str  # of `paceline train`, or of `cargo test`, if training does not need it
+    after: str = ""
+    without: str = ""  # what stands in its place; nothing otherwise
+    redundant: str = ""  # why nothing changes
+
+
+MUTANTS = [
+    Mutant("copies", "to the host, for the kernels before", "collectives/src/staging.rs",
+           "self.from_device.wait(&home.record());", "--strategy ddp"),
+    Mutant("copies", "to the host, for the copy back before", "collectives/src/staging.rs",
+           "self.from_device.wait(&self.to_device.record());", "-p paceline-collectives --test device"),
+    Mutant("copies", "back, for the kernels before", "collectives/src/staging.rs",
+           "self.to_device.wait(&home.record());", "--strategy zero1"),
+    Mutant("copies", "back, for the copy to the host", "collectives/src/staging.rs",
+           "staged.on_host.iter().for_each(|of| self.to_device.wait(&of.arrived));", "--strategy ddp"),
+    Mutant("copies", "back, for the operation", "collectives/src/staging.rs", "self.to_device.wait(done);", "--strategy ddp"),
+    Mutant("copies", "the operation, for the copy to the host", "collectives/src/worker.rs", "of.arrived.block();", "--strategy ddp"),
+    Mutant("copies", "whoever waits for an operation, for the copy back", "collectives/src/worker.rs",
+           "copy.wait();", "--strategy ddp"),
+    Mutant("copies", "the host, for what it reads", "memory/src/tensor.rs", "stream.copy(self, &host)?.wait();", "--strategy ddp",
+           without="stream.copy(self, &host)?;"),
+    Mutant("copies", "the host, for a copy from pageable memory", "memory/src/sim/mod.rs", "event.wait();", "--strategy ddp",
+           after="if copy.is_pageable() {",
+           redundant="the host's memory is claimed until the copy is done, so nobody changes it; only the time is that of a card"),
+    Mutant("reductions", "ddp, for a bucket", "strategies/src/ddp.rs", "track.record(span::EXPOSED, || work.wait())?;",
+           "--strategy ddp --bucket-cap-mb 0.01", without="drop(work);"),
+    Mutant("reductions", "bucket_ddp_async, for a bucket", "strategies/src/bucket_ddp_async.rs",
+           "track.record(span::EXPOSED, || work.wait())?;", "--strategy bucket_ddp_async", without="drop(work);"),
+    Mutant("reductions", "simple_ddp_async, for a gradient", "strategies/src/simple_ddp_async.rs",
+           "track.record(span::EXPOSED, || work.wait())?;", "--strategy simple_ddp_async", without="drop(work);"),
+    Mutant("reductions", "blocking operations", "collectives/src/ops.rs", "Some(_) => self.submit(|_| Ok((call, used)))?.wait(),",
+           "--strategy simple_ddp",
+           without="Some(_) => { let work = self.submit(|_| Ok((call, used)))?; drop(work); Ok(OpTimes::default()) }"),
+    Mutant("reductions", "sharding, for a unit", "strategies/src/sharding/reductions.rs",
+           "exposed(track, span::REDUCE_SCATTER, || work.wait())?;", "--strategy sharded2", without="drop(work);"),
+    Mutant("reductions", "sharding, for a part that replicas average", "strategies/src/sharding/reductions.rs", "partial.wait()?;",
+           "--strategy sharded2 --nproc 4 --mesh dp=2,shard=2", without="drop(partial);"),
+    Mutant("reductions", "the number of targets", "strategies/src/step.rs", "self.track.record(span::EXPOSED, || work.wait())?;",
+           "-p paceline-strategies --test parity targets_of_different_lengths", after="Count::Travels(work) => {", without="drop(work);"),
+    Mutant("reductions", "the sums of the loss", "strategies/src/step.rs", "self.track.record(span::EXPOSED, || work.wait())?;",
+           "--strategy local_sgd --sync-every 3", after="self.pending.take().flatten() {", without="drop(work);"),
+    Mutant("gathers", "for a unit that is on its way", "strategies/src/sharding/gathers.rs",
+           "exposed(track, span::GATHER, || work.wait())?;", "--strategy sharded3", without="drop(work);"),
+    Mutant("gathers", "before a unit is used", "strategies/src/sharding/gathers.rs", "self.wait(track, unit)?;", "--strategy sharded3",
+           after="track.mark(span::GATHER_NEEDED, unit.0);"),
+    Mutant("gathers", "before another unit takes the place", "strategies/src/sharding/gathers.rs", "self.wait(track, unit)?;",
+           "--strategy sharded3", after="track: &mut SpanTrack, unit: UnitId) -> Result<()> {",
+           redundant="every unit that is gathered ahead is used, and so waited for, before another one takes its place"),
+    Mutant("gathers", "sharded1, before replicas are compared", "strategies/src/sharded1.rs",
+           "self.running().gathers.wait_all(track)?;", "--strategy sharded1"),
+    Mutant("gathers", "sharded2, before replicas are compared", "strategies/src/sharded2.rs",
+           "self.running().gathers.wait_all(track)?;", "--strategy sharded2"),
+    Mutant("gathers", "sharded3, before replicas are compared", "strategies/src/sharded3.rs",
+           "self.running().gathers.wait_all(track)?;", "--strategy sharded3",
+           redundant="the shards that are compared lie elsewhere than the units that are gathered"),
+    Mutant("optimizer", "sharded1, for gathers of the step before", "strategies/src/sharded1.rs", "        gathers.wait_all(track)?;",
+           "--strategy sharded1", after="let Running { gathers, .. } = self.running();",
+           redundant="the passes have waited for every unit that they use, and these models use all"),
+    Mutant("optimizer", "sharded2, for gathers of the step before", "strategies/src/sharded2.rs", "        gathers.wait_all(track)?;",
+           "--strategy sharded2", after="let Running { gathers, .. } = self.running();",
+           redundant="the passes have waited for every unit that they use, and these models use all"),
+    Mutant("optimizer", "the end of a step", "run/src/step.rs", "replica.compute.synchronize()?;", "--strategy ddp",
+           redundant="what comes next is behind the optimizer in its stream, or waits for what it reads; only the step's time needs this"),
+    Mutant("batches", "kernels, for the copy of their batch", "run/src/to_device.rs",
+           "brought.copies.iter().for_each(|copied| kernels.wait(copied));", f"--strategy ddp {STREAM}"),
+    Mutant("batches", "the host, for the copy of a batch", "run/src/to_device.rs", "copied.wait();", "--strategy ddp",
+           redundant="kernels come behind the copy in its stream, or wait for it; the host waits only because nobody told it not to"),
+    Mutant("batches", "the copy, for kernels that used its memory", "model/src/batch.rs",
+           "memory.home().into_iter().for_each(|home| stream.wait(&home.record()));", f"--strategy ddp {STREAM}",
+           redundant="a step ends with the device synchronized, so no kernel still uses memory that the next batches get"),
+    Mutant("memory", "another stream's use, before freed memory is used again", "memory/src/allocator.rs",
+           "self.parked().push((block, others));", "-p paceline-memory --lib sim",
+           without="{ home.poison(block.base.as_ptr(), block.len_bytes()); self.heap().give_back(block); }"),
+    Mutant("memory", "the end of that use", "memory/src/allocator.rs",
+           "home.stream().is_behind(event) || event.peek() == EventState::Complete;", "-p paceline-memory --lib sim", without="true;"),
+]
+
+
+def switched(number: int, mutant: Mutant) -> str:
+    """The wait behind its switch."""
+    condition = f'std::env::var_os("{SWITCH}").is_none_or(|of| of != "{number}")'
+    wait, without = mutant.wait.strip(), mutant.without
+    if wait.startswith("Some(_) => "):
+        arms = [text.removeprefix("Some(_) => ").rstrip(",") for text in (wait, without)]
+        return f"Some(_) => if {condition} {{ {arms[0]} }} else {{ {arms[1]} }},"
+    if without == "true;":
+        return f"!({condition}) || {wait}"
+    return f"if {condition} {{ {wait} }} else {{ {without} }}"
+
+
+def mutate(tree: Path) -> None:
+    for number, mutant in enumerate(MUTANTS):
+        path = tree / "crates" / mutant.file
+        text = path.read_text()
+        begin = text.index(mutant.after) + len(mutant.after) if mutant.after else 0
+        found = text[begin:].count(mutant.wait)
+        if found == 0 or (found > 1 and not mutant.after):
+            raise SystemExit(f"error: {mutant.file} has {found} times: {mutant.wait}")
+        at = text.index(mutant.wait, begin)
+        path.write_text(text[:at] + switched(number, mutant) + text[at + len(mutant.wait):])
+
+
+def build(tree: Path, target: Path) -> None:
+    command = ["cargo", "build", "--bin", "paceline", "--workspace", "--target-dir", str(target)]
+    subprocess.run(command, cwd=tree, check=True)
+
+
+def how_it_ended(lines: list[str]) -> tuple[str, str]:
+    """The kind of error, and the line that says so."""
+    signs = {"claim": ("does not wait for it", "wait for its event"), "poison": ("finite", "NaN"), "digest": ("has other values on rank",),
+             "test": ("... FAILED",)}
+    for kind, words in signs.items():
+        if found := [line for line in lines if any(word in line for word in words)]:
+            return kind, found[0].strip()
+    return "error", " | ".join(lines[-2:])
+
+
+def test(target: Path, flags: str, number: int | None) -> tuple[str, str]:
+    """How tests of the copy ended."""
+    environment = os.environ | ({} if number is None else {SWITCH: str(number)})
+    command = ["cargo", "test", "--target-dir", str(target), *flags.split()]
+    ended = subprocess.run(command, cwd=target / "tree", env=environment, capture_output=True, text=True)
+    return ("weights", "") if ended.returncode == 0 else how_it_ended(ended.stdout.splitlines())
+
+
+def train(binary: Path, flags: str, number: int | None) -> tuple[str, str]:
+    """How a run ended, and the words that say so."""
+    environment = os.environ | ({} if number is None else {SWITCH: str(number)})
+    with tempfile.TemporaryDirectory(prefix="mutants_") as folder:
+        words = [str(binary), "train", *flags.split()]
+        try:
+            ended = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "error", f"still running after {RUN_SECONDS} s"
+    if found := re.search(r"sha256 ([0-9a-f]{64})", ended.stdout):
+        return "weights", found[1]
+    return how_it_ended([line for line in ended.stderr.splitlines() if not line.startswith("warning:")])
+
+
+def try_out(target: Path, number: int, mutant: Mutant, num_seeds: int) -> Record:
+    if mutant.flags.startswith("-p "):
+        if (sound := test(target, mutant.flags, None))[0] != "weights":
+            raise SystemExit(f"error: without a fault, cargo test {mutant.flags} fails: {sound}")
+        how, words = test(target, mutant.flags, number)
+        return {"caught": None if how == "weights" else how, "run": 1, "device": "tests", "words": words}
+    binary = target / "debug/paceline"
+    flags = f"{CNN} {mutant.flags}"
+    flags += "" if "--nproc" in flags else " --nproc 2"
+    expected = train(binary, flags.replace(STREAM, ""), None)
+    devices = ["sim", *(f"sim:late,seed={seed}" for seed in range(num_seeds))]
+    sound = train(binary, f"{flags} --device {devices[1]}", None)
+    if expected[0] != "weights" or sound != expected:
+        raise SystemExit(f"error: without a fault, {flags} ends with {expected} and {sound}")
+    for run, device in enumerate(devices, 1):
+        how, words = train(binary, f"{flags} --device {device}", number)
+        if (how, words) != expected:
+            how = "digest" if how == "weights" else how  # the ranks agree, and the processor has others
+            return {"caught": how, "run": run, "device": device, "words": words}
+    return {"caught": None, "run": len(devices)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Leave each wait out once, and see what notices.")
+    parser.add_argument("--out", type=Path, default=Path("results/mutants.json"), metavar="FILE")
+    parser.add_argument("--target-dir", type=Path, default=ROOT / "target/mutants", metavar="DIR", help="where the copy is built")
+    parser.add_argument("--seeds", type=int, default=20, metavar="N", help="orders of the late mode for each fault (default: 20)")
+    args = parser.parse_args()
+    begin, record = time.monotonic(), provenance() | {"mutants": []}
+    target = Path(os.path.abspath(args.target_dir))
+    tree = target / "tree"
+    shutil.rmtree(tree, ignore_errors=True)
+    for name in subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0"):
+        if name and (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tree / name)
+    mutate(tree)
+    build(tree, target)
+    for number, mutant in enumerate(MUTANTS):
+        outcome = try_out(target, number, mutant, args.seeds)
+        record["mutants"].append({"of": mutant.of, "wait": mutant.what, "file": mutant.file, "flags": mutant.flags,
+                                  "redundant": mutant.redundant or None} | outcome)
+    rows = []
+    for of in record["mutants"]:
+        by = of["caught"] or ("changes nothing" if of["redundant"] else "NOTHING")
+        rows.append([of["of"], of["wait"], by, str(of["run"]) if of["caught"] else "", of.get("words") or of["redundant"] or ""])
+    needed = [of for of in record["mutants"] if not of["redundant"]]
+    used = [of for of in needed if of["of"] != "memory"]
+    at_once = [of for of in used if of["caught"] == "claim" and of["run"] == 1]
+    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    print(aligned([["of", "the wait of", "caught by", "in run", "how"], *[[*row[:4], row[4][:90]] for row in rows]], left={0, 1, 2, 4}))
+    unseen = [of["wait"] for of in needed if not of["caught"]]
+    wrong = [of["wait"] for of in record["mutants"] if of["redundant"] and of["caught"]]
+    print(f"{len(needed)} waits that something needs: {len(at_once)} of {len(used)} are claims in the first run, {len(unseen)} stay unseen; "
+          f"{len(record['mutants']) - len(needed)} change nothing; {time.monotonic() - begin:.0f} s")
+    return 1 if unseen or wrong or len(at_once) < 0.9 * len(used) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
