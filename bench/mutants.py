@@ -57,8 +57,6 @@ MUTANTS = [
            "self.from_device.wait(&self.to_device.record());", "-p paceline-collectives --test device"),
     Mutant("copies", "back, for the kernels before", "collectives/src/staging.rs",
            "self.to_device.wait(&home.record());", "--strategy zero1"),
-    Mutant("copies", "back, for the copy to the host", "collectives/src/staging.rs",
-           "staged.on_host.iter().for_each(|of| self.to_device.wait(&of.arrived));", "--strategy ddp"),
     Mutant("copies", "back, for the operation", "collectives/src/staging.rs", "self.to_device.wait(done);", "--strategy ddp"),
     Mutant("copies", "the operation, for the copy to the host", "collectives/src/worker.rs", "of.arrived.block();", "--strategy ddp"),
     Mutant("copies", "whoever waits for an operation, for the copy back", "collectives/src/worker.rs",

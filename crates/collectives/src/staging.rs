@@ -70,7 +70,6 @@ impl Staging {
         let Some((host, device)) = &staged.result else { return Ok(done.clone()) };
         let home = device.buffer().allocator().home().expect("memory of a device");
         self.to_device.wait(&home.record());
-        staged.on_host.iter().for_each(|of| self.to_device.wait(&of.arrived));
         self.to_device.wait(done);
         self.to_device.copy(host, device)
     }

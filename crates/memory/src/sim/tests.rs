@@ -1,3 +1,5 @@
+//! The emulated accelerator: its order, its memory and its time.
+
 use super::*;
 use crate::{Allocator, Buffer, Category, DType, EventState};
 
