@@ -168,6 +168,19 @@ pub enum CollectiveError {
         /// The link.
         link: String,
     },
+    /// Ranks may still write to the memory of operations that have failed.
+    #[error(
+        "rank {rank}: the memory of failed operations cannot be given back: after {waited:?}, ranks {peers:?} have not left \
+         the group and may still write there"
+    )]
+    StillThere {
+        /// The rank that reports.
+        rank: usize,
+        /// The ranks that have not left, by their numbers on this host; empty if an MPI library may write.
+        peers: Vec<usize>,
+        /// How long the rank has waited.
+        waited: Duration,
+    },
     /// An earlier operation of this group failed, so the group can no longer be used.
     #[error("rank {rank}: the group is broken by an earlier error: {cause}")]
     Broken {
@@ -299,6 +312,7 @@ impl CollectiveError {
             | ImpossibleLink { .. }
             | Rendezvous(_)
             | NoMemory { .. }
+            | StillThere { .. }
             | Setup { .. }
             | TransportVariable { .. }
             | Mesh(_)

@@ -7,6 +7,7 @@
 //! knows nothing of transports.
 
 use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
@@ -69,24 +70,38 @@ impl Work {
 #[derive(Debug)]
 struct Promise {
     outcome: Arc<OnceLock<Outcome>>,
-    signals: [Option<Signal>; 2],
+    ends: [Option<(Event, Signal)>; 2],
+}
+
+/// The memory of operations that have failed.
+#[derive(Debug, Default)]
+struct Fenced {
+    events: Vec<Event>,
+    /// Never dropped, unless they are given back.
+    claims: Vec<ManuallyDrop<Claims>>,
 }
 
 impl Promise {
-    /// A promise, and the work of which it is. `event` is that of the last signal.
-    fn new(event: Event, signals: [Option<Signal>; 2]) -> (Self, Work) {
+    /// A promise, and the work of which it is. `event` is that of the last end.
+    fn new(event: Event, ends: [Option<(Event, Signal)>; 2]) -> (Self, Work) {
         let outcome = Arc::new(OnceLock::new());
-        (Self { outcome: outcome.clone(), signals }, Work { outcome, event, copies: Vec::new() })
+        (Self { outcome: outcome.clone(), ends }, Work { outcome, event, copies: Vec::new() })
     }
 
-    /// Ends the work. If the operation failed, its memory is fenced for good.
-    fn keep(self, outcome: Outcome) {
+    /// Ends the work. If the operation failed, its memory is fenced.
+    fn keep(self, outcome: Outcome, fenced: &Mutex<Fenced>) {
         let is_complete = outcome.is_ok();
         self.outcome.get_or_init(|| outcome);
-        self.signals.into_iter().flatten().for_each(|signal| match is_complete {
-            true => signal.complete(),
-            false => signal.fail(),
-        });
+        for (event, signal) in self.ends.into_iter().flatten() {
+            match is_complete {
+                true => signal.complete(),
+                false => {
+                    // First, so that whoever finds the failure finds the fence.
+                    lock(fenced).events.push(event);
+                    signal.fail();
+                }
+            }
+        }
     }
 }
 
@@ -116,6 +131,7 @@ struct Queue {
     state: Mutex<State>,
     changed: Condvar,
     options: GroupOptions,
+    fenced: Mutex<Fenced>,
 }
 
 /// The queue and its thread.
@@ -131,8 +147,8 @@ pub(crate) struct Worker {
 impl Worker {
     /// The worker of the group called `name`.
     pub(crate) fn new(core: Arc<Core>, name: &str, options: GroupOptions) -> Self {
-        let shared =
-            Arc::new(Queue { core, state: Mutex::default(), changed: Condvar::new(), options });
+        let (state, changed, fenced) = (Mutex::default(), Condvar::new(), Mutex::default());
+        let shared = Arc::new(Queue { core, state, changed, options, fenced });
         let stream = Mutex::new(Stream::new(name));
         Self { shared, stream, thread: Mutex::default() }
     }
@@ -155,8 +171,7 @@ impl Worker {
     }
 
     /// Runs a call and returns when it is finished; `claims` are held until then. If the operation fails or panics, they
-    /// stay for good: a peer that does not know of the failure yet may still write to the memory, and the group is broken
-    /// anyway.
+    /// stay until [`Worker::give_back`]: a peer that does not know of the failure yet may still write to the memory.
     pub(crate) fn run(&self, call: Call, claims: Claims) -> Result<OpTimes, CollectiveError> {
         let shared = &*self.shared;
         {
@@ -165,10 +180,7 @@ impl Worker {
                 drop(state);
                 // The host's claims are held until the operation is done.
                 let outcome = self.submit(|_| Ok((call, Vec::new())))?.wait();
-                if outcome.is_err() {
-                    std::mem::forget(claims);
-                }
-                return outcome;
+                return shared.ended(outcome, claims);
             }
             state.busy = true;
         }
@@ -177,10 +189,19 @@ impl Worker {
         let policy = WaitPolicy { spin: shared.options.spin, limit: shared.options.timeout };
         let outcome = shared.core.execute(&call, submitted, policy);
         drop(turn);
-        if outcome.is_err() {
-            std::mem::forget(claims);
-        }
-        outcome
+        shared.ended(outcome, claims)
+    }
+
+    /// Gives back the memory of all operations that have failed.
+    ///
+    /// # Safety
+    ///
+    /// No peer touches it any longer.
+    pub(crate) unsafe fn give_back(&self) {
+        let Fenced { events, claims } = std::mem::take(&mut *lock(&self.shared.fenced));
+        // SAFETY: the caller's; this rank has left the operations as well, since they have ended.
+        events.iter().for_each(|event| unsafe { event.give_back() });
+        claims.into_iter().map(ManuallyDrop::into_inner).for_each(drop);
     }
 
     /// Queues the call that `prepare` makes for the event of its end, with the memory that stands for that of an accelerator.
@@ -197,23 +218,24 @@ impl Worker {
                 return Err(refused);
             }
         };
-        let (mut event, mut signals) = (event, [Some(signal), None]);
+        let mut ends = [Some((event.clone(), signal)), None];
+        let mut event = event;
         if !on_host.is_empty() {
             // What the operation does to memory that stands for a device's is a place of its own, behind the copies to it.
             on_host.iter().for_each(|of| stream.wait(&of.arrived));
             let (behind, signal) = stream.submit();
             event = behind;
-            signals[1] = Some(signal);
+            ends[1] = Some((event.clone(), signal));
             let name = call.kind.name();
             on_host
                 .iter()
                 .try_for_each(|of| of.memory.queue(Access::Write, name, &event).map(drop))?;
         }
-        let (promise, work) = Promise::new(event, signals);
+        let (promise, work) = Promise::new(event, ends);
         if let Err(error) = self.ensure_thread() {
             // The peers go on to this operation, so this rank cannot go on without it.
             self.shared.core.fail(&error);
-            promise.keep(Err(error));
+            promise.keep(Err(error), &self.shared.fenced);
             return Ok(work);
         }
         let job = Job { on_host, call, submitted: self.shared.core.submitted(), promise };
@@ -238,6 +260,14 @@ impl Drop for Turn<'_> {
 }
 
 impl Queue {
+    /// Passes the outcome of a blocking operation on. If it failed, its memory stays claimed.
+    fn ended(&self, outcome: Outcome, claims: Claims) -> Outcome {
+        if outcome.is_err() {
+            lock(&self.fenced).claims.push(ManuallyDrop::new(claims));
+        }
+        outcome
+    }
+
     fn serve(&self) {
         // The worker often shares its core with a computation that it must not disturb, so it sleeps at once
         // instead of spinning.
@@ -263,7 +293,7 @@ impl Queue {
                 of.arrived.block();
             }
             let outcome = self.core.execute(&job.call, job.submitted, policy);
-            job.promise.keep(outcome);
+            job.promise.keep(outcome, &self.fenced);
             // Only now may a later operation run, on this thread or another, so that no operation is seen as
             // finished before an earlier one.
             drop(turn);

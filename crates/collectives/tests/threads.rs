@@ -132,6 +132,35 @@ fn whoever_has_waited_for_a_work_may_use_its_memory_and_that_of_a_failed_one_is_
     assert_eq!(event.state(), EventState::Failed);
     let error = data.read::<f32>().unwrap_err().to_string();
     assert!(error.contains("may still be written by broadcast on the stream world"), "{error}");
+    // The only peer has left the group.
+    first.give_back_failed().unwrap();
+    assert!(data.write::<f32>().is_ok());
+}
+
+#[test]
+fn the_memory_of_a_failed_operation_is_given_back_once_all_others_have_left() {
+    let options =
+        GroupOptions { timeout: Duration::from_millis(200), ..GroupOptions::for_local_ranks(3) };
+    let mut groups = Group::threads_with(3, options).unwrap();
+    let (third, second, first) = (groups.pop().unwrap(), groups.pop().unwrap(), groups.remove(0));
+    let allocator = Allocator::new();
+    let data = allocator.tensor(DType::F32, [8], Category::Gradients).unwrap();
+    let kept = allocator.tensor(DType::F32, [8], Category::Gradients).unwrap();
+    let work = first.all_reduce_async(&data, ReduceOp::Sum).unwrap();
+    drop(third);
+    work.wait().unwrap_err();
+    // A blocking one fails at once, since the group is broken.
+    first.all_reduce(&kept, ReduceOp::Sum).unwrap_err();
+    let error = first.give_back_failed().unwrap_err();
+    assert!(matches!(&error, CollectiveError::StillThere { rank: 0, peers, .. } if *peers == [1]));
+    assert!(error.to_string().contains("ranks [1] have not left the group"), "{error}");
+    assert!(data.read::<f32>().is_err() && kept.read::<f32>().is_err());
+    drop(second);
+    first.give_back_failed().unwrap();
+    assert!(data.write::<f32>().is_ok() && kept.write::<f32>().is_ok());
+    first.give_back_failed().unwrap();
+    drop((data, kept));
+    assert_eq!(allocator.total().current_bytes, 0, "nothing is kept");
 }
 
 #[test]

@@ -46,7 +46,7 @@ struct Flag {
 #[derive(Debug)]
 struct Progress {
     state: EventState,
-    /// Whether the work was never put into the stream, so that nothing has to come behind it.
+    /// Whether nothing has to come behind the work: it was never put into the stream, or has failed and given its memory back.
     is_withdrawn: bool,
     /// The memory that the work uses.
     kept: Vec<Buffer>,
@@ -129,14 +129,32 @@ impl Event {
         (progress.state == EventState::Complete).then_some(progress.ran)
     }
 
+    /// Gives back the memory of work that has failed. Whoever waits for the work still finds that it has failed.
+    ///
+    /// # Safety
+    ///
+    /// Nobody touches the memory for this work any longer.
+    pub unsafe fn give_back(&self) {
+        let Some(flag) = &self.0 else { return };
+        let mut progress = flag.progress();
+        if progress.state != EventState::Failed {
+            return;
+        }
+        progress.is_withdrawn = true;
+        let kept = std::mem::take(&mut progress.kept);
+        drop(progress);
+        // Outside of the lock, as in `Flag::settle`.
+        drop(kept);
+    }
+
     fn observe(&self, state: EventState) {
         if let (Some(flag), EventState::Complete) = (&self.0, state) {
             flag.before.observe_with(&flag.place);
         }
     }
 
-    /// Keeps memory in place until the work is complete. If the work fails, the memory stays for good, because the work may
-    /// still touch it: a peer that does not know of the failure may write there.
+    /// Keeps memory in place until the work is complete. If the work fails, the memory stays until [`Event::give_back`],
+    /// because the work may still touch it: a peer that does not know of the failure may write there.
     pub(crate) fn keep(&self, buffer: Buffer) {
         let Some(flag) = &self.0 else { return };
         // The memory of a device goes back to its stream, behind the work.
@@ -162,7 +180,7 @@ impl Flag {
         if progress.ran.start_ns == 0 {
             progress.ran.start_ns = progress.ran.end_ns;
         }
-        // What failed work uses stays with the event, which the memory's own history holds: it is never freed.
+        // What failed work uses stays with the event, which the memory's own history holds: it is not freed by itself.
         let kept = match state {
             EventState::Complete => std::mem::take(&mut progress.kept),
             _ => Vec::new(),
@@ -203,7 +221,7 @@ impl Signal {
         self.complete();
     }
 
-    /// The work has failed: keeps its memory for good, and wakes who waits for it.
+    /// The work has failed: keeps its memory, and wakes who waits for it.
     pub fn fail(self) {
         drop(self);
     }
@@ -290,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_failed_work_is_fenced_for_good() {
+    fn the_memory_of_failed_work_is_fenced() {
         let allocator = Allocator::new();
         // Said, and not said at all.
         for end in [Signal::fail, drop] {
@@ -308,6 +326,26 @@ mod tests {
             assert!(!is_free(&buffer));
         }
         assert_eq!(allocator.total().current_bytes, 256, "peers may still write to both");
+    }
+
+    #[test]
+    fn failed_work_can_give_its_memory_back() {
+        let allocator = Allocator::new();
+        let (stream, buffer) = (Stream::new("dp"), buffer(&allocator));
+        let (event, signal) = all_reduce(&stream, &buffer);
+        // SAFETY: nobody touches the memory in this test.
+        unsafe { event.give_back() };
+        assert!(!is_free(&buffer), "the work is not over");
+        signal.fail();
+        assert!(!is_free(&buffer));
+        // SAFETY: as above.
+        unsafe { event.give_back() };
+        assert!(is_free(&buffer));
+        assert_eq!(event.wait(), EventState::Failed, "it has failed all the same");
+        let (_, signal) = all_reduce(&stream, &buffer);
+        signal.complete();
+        drop((event, buffer));
+        assert_eq!(allocator.total().current_bytes, 0);
     }
 
     #[test]

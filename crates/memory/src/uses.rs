@@ -60,7 +60,7 @@ impl Queued {
     /// Whether it comes before work whose event is `later`; `None` stands for the host.
     fn is_before(&self, later: Option<&Event>) -> bool {
         if self.event.peek() == EventState::Failed {
-            return false;
+            return self.event.is_withdrawn();
         }
         let Some((place, _)) = self.event.order() else { return true };
         let behind = later.and_then(Event::order);

@@ -22,6 +22,7 @@ mod split;
 
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use host_links::HostLinks;
 pub(crate) use lineage::Lineage;
@@ -37,6 +38,9 @@ use crate::shared::{Fate, SharedState};
 use crate::staging::{Staged, Staging};
 use crate::worker::Worker;
 use crate::{CollectiveError, GroupOptions, Transport};
+
+/// How long a rank sleeps before it looks again whether others have left.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// A group of ranks, as one of them sees it.
 ///
@@ -107,6 +111,38 @@ impl Group {
         }
         let staging = Staging::new(home)?;
         Ok(self.0.staging.get_or_init(|| staging))
+    }
+
+    /// Gives back the memory of operations that have failed. It is fenced until then, because a peer that does not know of
+    /// the failure may still write there. Waits until all ranks that can reach this rank's memory have left the group or are
+    /// lost, for at most the group's limit. Memory of an accelerator stays fenced.
+    ///
+    /// Errors, and gives nothing back, if a rank has not left by then, or if an MPI library carries the bytes, which does not
+    /// tell.
+    pub fn give_back_failed(&self) -> Result<(), CollectiveError> {
+        let begin = Instant::now();
+        let still_there = |peers| {
+            let (rank, waited) = (self.rank(), begin.elapsed());
+            Err(CollectiveError::StillThere { rank, peers, waited })
+        };
+        #[cfg(feature = "mpi")]
+        if let Engine::Mpi(_) = &self.0.core.engine {
+            return still_there(Vec::new());
+        }
+        // Over sockets, only this rank writes to its memory.
+        if let Some(shared) = self.shared() {
+            let others = || (0..shared.world).filter(|peer| *peer != shared.rank);
+            let is_there = |peer: &usize| !shared.control().is_gone(*peer);
+            while others().any(|peer| is_there(&peer)) {
+                if begin.elapsed() >= self.0.options.timeout {
+                    return still_there(others().filter(is_there).collect());
+                }
+                std::thread::sleep(LOOK_AGAIN);
+            }
+        }
+        // SAFETY: all peers that can reach the memory have left the group, and with it its operations, or have ended.
+        unsafe { self.worker().give_back() };
+        Ok(())
     }
 
     /// See [`Staging::copy_back`].

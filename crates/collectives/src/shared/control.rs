@@ -377,7 +377,7 @@ impl Control {
         self.fate[rank].load(Ordering::Relaxed) == Fate::Left as u32
     }
 
-    /// Whether `rank` is no longer in the group.
+    /// Whether `rank` is no longer in the group, so that it touches no memory of others.
     pub(crate) fn is_gone(&self, rank: usize) -> bool {
         self.fate[rank].load(Ordering::Acquire) != 0
     }
