@@ -31,7 +31,7 @@ from pathlib import Path
 from common import ROOT, Record, aligned, provenance
 
 CNN = "--channels 4 8 --hidden 16 --batch-size 8 --steps 6 --optimizer adamw"
-STREAM = "--pin-memory --non-blocking --copy-stream"
+STREAM = "--generate-on-host --pin-memory --non-blocking --copy-stream"
 SWITCH = "PACELINE_MUTANT"
 RUN_SECONDS = 60
 

@@ -49,7 +49,7 @@ from common import ROOT, Record, RunFailed, aligned, commit, machine, run, shown
 
 HTA_PACKAGES = ["HolisticTraceAnalysis==0.5.0", "pandas<3", "tensorboard", "setuptools<81", "perfetto"]
 FIXTURES = ROOT / "crates/analysis/tests/fixtures"
-EMULATED = "--device sim:copy=8gbit,33us,launch=20us --pin-memory --non-blocking --copy-stream"
+EMULATED = "--device sim:copy=8gbit,33us,launch=20us --generate-on-host --pin-memory --non-blocking --copy-stream"
 TRAIN = "train --channels 8 16 --hidden 32 --samples 2000 --batch-size 32 --epochs 1 --profile --profile-active 5 --quiet"
 POINTS = 0.1  # percentages may differ by this many percentage points
 PART = 1e-3  # times may differ by this fraction

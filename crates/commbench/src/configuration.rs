@@ -4,6 +4,7 @@
 use paceline_collectives::{Algorithm, OpKind};
 use paceline_host::resources;
 use paceline_launch::TransportName;
+use paceline_launch::device::Device;
 
 use super::plan::Plan;
 use super::result::Skipped;
@@ -52,12 +53,15 @@ impl Configuration<'_> {
 
     /// How it is measured, in words, to be printed after the name of its transport.
     pub(super) fn about(&self) -> String {
-        let Plan { iters, warmup_iters, private, comm, operation, .. } = self.plan;
+        let Plan { iters, warmup_iters, device, private, comm, operation, .. } = self.plan;
         let mut words = format!(
             ": medians of {iters} iterations after {warmup_iters}, each the slowest rank's"
         );
         if *private {
             words += "; private buffers";
+        }
+        if *device != Device::Cpu {
+            words += &format!("; in memory of {device}");
         }
         let name = self.algorithm();
         words += &format!("; algorithm {name}");
@@ -76,8 +80,9 @@ impl Configuration<'_> {
         for &size in &self.plan.sizes {
             let operation = &self.plan.operation;
             let bytes = operation.elements(size, self.nproc) * operation.dtype.size_bytes();
-            // Each rank has two buffers of the whole size.
-            let per_rank = 2.0 * bytes as f64 + self.scratch_bytes(local_ranks, bytes);
+            // Each rank has two buffers of the whole size, and what stands for them on the host.
+            let num_buffers = if self.plan.device == Device::Cpu { 2.0 } else { 4.0 };
+            let per_rank = num_buffers * bytes as f64 + self.scratch_bytes(local_ranks, bytes);
             let needed = per_rank * local_ranks as f64;
             if needed <= usable {
                 sizes.push(size);

@@ -9,22 +9,27 @@ use std::ops::Range;
 
 use paceline_collectives::{CollectiveError, Group, OpKind, ReduceOp};
 use paceline_failure::Result;
+use paceline_launch::device::Device;
 use paceline_memory::{Allocator, Category, MemoryError, Tensor};
 
 use super::operation::Operation;
 use super::pattern::Pattern;
 
-/// Allocates two buffers for messages of up to `elements` elements, in memory that the other ranks can
-/// reach, or in `private` memory.
+/// Allocates two buffers for messages of up to `elements` elements: in the memory of the device, which on the processor
+/// is memory that the other ranks can reach, or `private` memory.
 pub fn buffers(
     operation: Operation,
     group: &Group,
     elements: usize,
+    device: Device,
     private: bool,
 ) -> Result<(Tensor, Tensor)> {
-    let allocator = Allocator::new();
+    let allocator = device.memory(Allocator::new())?;
     let len = elements * operation.dtype.size_bytes();
     let buffer = || -> Result<Tensor> {
+        if device != Device::Cpu {
+            return Ok(allocator.tensor(operation.dtype, [elements], Category::Communication)?);
+        }
         let buffer = match private {
             true => allocator.host(len, Category::Communication)?,
             false => group.allocate(&allocator, len, Category::Communication)?,

@@ -29,6 +29,7 @@ pub fn json(report: &BenchReport) -> String {
         "program": "paceline",
         "machine": report.machine,
         "link": report.link,
+        "device": report.device,
         "memory_bandwidth_gb_s": report.memory_bandwidth_gb_s,
         "skipped": report.skipped,
     });

@@ -7,6 +7,7 @@ use paceline_failure::outputs::check_outputs;
 use paceline_failure::{Failure, Result};
 use paceline_launch::TransportName;
 use paceline_launch::comm::{self, CommConfig};
+use paceline_launch::device::Device;
 use paceline_launch::environment::Placement;
 use paceline_launch::launcher::num_ranks;
 use paceline_memory::DType;
@@ -42,6 +43,8 @@ pub struct Plan {
     pub nprocs: Vec<usize>,
     /// The transports.
     pub transports: Vec<TransportName>,
+    /// Where buffers lie.
+    pub device: Device,
     /// Whether buffers are in memory that other processes cannot reach.
     pub private: bool,
     /// Whether each rank has a core of its own.
@@ -84,6 +87,12 @@ pub fn resolve(args: &BenchArgs, placement: Option<&Placement>, is_inner: bool) 
         ));
     }
     let transports = resolve_transports(&ranks.transport, placement.filter(|_| !is_inner))?;
+    ranks.device.check_transports(&transports)?;
+    if ranks.device != Device::Cpu && ranks.private {
+        return usage(
+            "--private is about memory of the processor; leave it or --device out".into(),
+        );
+    }
     let comm = comm::resolve(comm, &transports)?;
     if *kind == OpKind::Barrier && output.charts.is_some() {
         return usage("--charts: a barrier has no sizes to draw; leave it out".into());
@@ -103,6 +112,7 @@ pub fn resolve(args: &BenchArgs, placement: Option<&Placement>, is_inner: bool) 
         check: measuring.check == 1,
         nprocs,
         transports,
+        device: ranks.device,
         private: ranks.private,
         pin_cores: ranks.pin_cores,
         comm,

@@ -8,6 +8,7 @@ use std::time::Instant;
 use paceline_collectives::Group;
 use paceline_failure::Result;
 use paceline_launch::TransportName;
+use paceline_launch::device::Device;
 use paceline_table::stats::nearest_rank;
 
 use super::configuration::Configuration;
@@ -26,13 +27,15 @@ pub(super) fn measure(
 ) -> Result<()> {
     let Configuration { plan, transport, nproc: world } = configuration;
     let operation = plan.operation;
-    let shares_memory = matches!(transport, TransportName::Thread | TransportName::Shm);
+    // What is copied to a device and back is read and written more often.
+    let shares_memory = matches!(transport, TransportName::Thread | TransportName::Shm)
+        && plan.device == Device::Cpu;
     let memory = if shares_memory { bandwidth_gb_s(group)? } else { None };
     if let Some(gb_s) = memory {
         reporter.report(Found::MemoryBandwidth(gb_s))?;
     }
     let most = sizes.iter().map(|&bytes| operation.elements(bytes, world)).max().unwrap_or(0);
-    let buffers = buffers(operation, group, most, plan.private)?;
+    let buffers = buffers(operation, group, most, plan.device, plan.private)?;
     for &size in sizes {
         let elements = operation.elements(size, world);
         let bytes = (elements * operation.dtype.size_bytes()) as u64;

@@ -3,6 +3,7 @@
 //!
 //! GB/s are 1e9 bytes per second, GiB/s are 2^30.
 
+use paceline_launch::device::Device;
 use serde::{Deserialize, Serialize};
 
 /// The times of one operation with one size. Each is the time of the slowest rank.
@@ -101,7 +102,7 @@ pub struct Skipped {
 }
 
 /// Everything that a benchmark has found, and on which machine.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct BenchReport {
     /// The machine, in words.
     pub machine: String,
@@ -111,6 +112,8 @@ pub struct BenchReport {
     pub command: String,
     /// The emulated link, for which the predictions are.
     pub link: Option<String>,
+    /// Where the buffers were.
+    pub device: Device,
     /// The bandwidth of this machine's memory in GB/s: the most that any configuration measured.
     pub memory_bandwidth_gb_s: Option<f64>,
     /// What was measured.

@@ -1,5 +1,7 @@
 //! Made-up measurements for the tests of this module.
 
+use paceline_launch::device::Device;
+
 use super::result::{BenchReport, Row, Skipped, Timing, bus_factor};
 
 /// An all-reduce of 4-byte elements that took `us` microseconds, out of place and in place.
@@ -30,6 +32,7 @@ pub fn report(rows: Vec<Row>) -> BenchReport {
         date: "2026-01-02 03:04:05".to_owned(),
         command: "paceline bench all_reduce".to_owned(),
         link: None,
+        device: Device::Cpu,
         memory_bandwidth_gb_s: Some(12.5),
         rows,
         skipped: vec![Skipped {

@@ -175,6 +175,7 @@ fn new_report(plan: &Plan) -> BenchReport {
         date: paceline_host::text::now("%Y-%m-%d %H:%M:%S"),
         command: command.join(" "),
         link: plan.comm.link.map(|link| link.to_string()),
+        device: plan.device,
         memory_bandwidth_gb_s: None,
         rows: Vec::new(),
         skipped: Vec::new(),

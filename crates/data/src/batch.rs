@@ -13,7 +13,8 @@ use paceline_memory::{Allocator, Category, DType, MemoryError, Tensor};
 
 use crate::field::TensorShape;
 use crate::sample::{Column, Values};
-use crate::{BatchShape, DataError, Dataset, EpochPlan, Field, Sample, Sampler};
+use crate::sampler::{Share, Shares};
+use crate::{BatchShape, DataError, Dataset, Field, Sample};
 
 /// One rank's share of one global batch. Dropping it returns its memory for a later batch.
 #[derive(Debug)]
@@ -51,72 +52,68 @@ pub struct Position {
     pub batch: usize,
 }
 
-/// Makes the batches from a position up to the start of an epoch.
+/// Makes the batches of a rank in memory of the host.
+#[derive(Debug)]
 pub(crate) struct Producer {
-    dataset: Arc<dyn Dataset>,
-    sampler: Sampler,
-    allocator: Allocator,
-    next: Position,
-    end_epoch: u64,
-    plan: EpochPlan,
-    shape: BatchShape,
-}
-
-impl fmt::Debug for Producer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Producer").field("next", &self.next).finish_non_exhaustive()
-    }
+    shares: Shares,
+    maker: Maker,
 }
 
 impl Producer {
     pub(crate) fn new(
         dataset: Arc<dyn Dataset>,
-        sampler: Sampler,
+        shares: Shares,
         allocator: Allocator,
-        start: Position,
-        end_epoch: u64,
     ) -> Result<Self, DataError> {
-        let setting = |setting, needs, got| Err(DataError::Setting { setting, needs, got });
-        let (len, batches) = (dataset.len(), sampler.batches_per_epoch());
+        let (len, sampler) = (dataset.len(), shares.sampler());
         if sampler.len() != len {
+            let setting = "the sampler's number of samples";
             let needs = format!("the data set's length {len}");
-            return setting("the sampler's number of samples", needs, sampler.len());
-        }
-        if start.batch > batches {
-            return setting("the first batch", format!("at most {batches}"), start.batch);
+            return Err(DataError::Setting { setting, needs, got: sampler.len() });
         }
         let shape = BatchShape::of(&*dataset);
         shape.check()?;
-        let plan = sampler.epoch(start.epoch);
-        let next = start;
-        Ok(Self { dataset, sampler, allocator, next, end_epoch, plan, shape })
+        let max_rows = sampler.local_batch_max();
+        Ok(Self { shares, maker: Maker { dataset, allocator, shape, max_rows } })
     }
 
     /// Allocates the memory of `count` batches and returns it, so that the pool has it from now on.
     pub(crate) fn reserve(&self, count: usize) -> Result<(), DataError> {
-        let batches: Result<Vec<_>, MemoryError> = (0..count).map(|_| self.tensors()).collect();
+        let batches: Result<Vec<_>, MemoryError> =
+            (0..count).map(|_| self.maker.tensors()).collect();
         batches?;
         Ok(())
     }
 
     /// The next batch. `None` after the last one, or once `stop` is set.
     pub(crate) fn next_batch(&mut self, stop: &AtomicBool) -> Option<Result<Batch, DataError>> {
-        if self.next.batch >= self.sampler.batches_per_epoch() {
-            self.next = Position { epoch: self.next.epoch + 1, batch: 0 };
-        }
-        let position = self.next;
-        if position.epoch >= self.end_epoch {
-            return None;
-        }
-        self.next.batch += 1;
-        if self.plan.epoch() != position.epoch {
-            self.plan = self.sampler.epoch(position.epoch);
-        }
-        self.batch(position, stop).transpose()
+        let (position, share) = self.shares.next()?;
+        self.maker.batch(position, share, stop).transpose()
     }
+}
 
-    fn batch(&self, position: Position, stop: &AtomicBool) -> Result<Option<Batch>, DataError> {
-        let Some(share) = self.plan.batch(position.batch) else { return Ok(None) };
+/// Reads the samples of a batch.
+struct Maker {
+    dataset: Arc<dyn Dataset>,
+    allocator: Allocator,
+    shape: BatchShape,
+    /// The most samples of a batch.
+    max_rows: usize,
+}
+
+impl fmt::Debug for Maker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Maker").field("shape", &self.shape).finish_non_exhaustive()
+    }
+}
+
+impl Maker {
+    fn batch(
+        &self,
+        position: Position,
+        share: Share<'_>,
+        stop: &AtomicBool,
+    ) -> Result<Option<Batch>, DataError> {
         let epoch = position.epoch;
         let rows = share.indices.len();
         let memory = self.tensors()?;
@@ -177,7 +174,7 @@ impl Producer {
     /// The tensors of the largest batch. All batches use memory of these sizes, so that the pool can give the same
     /// blocks to each of them, however many samples it has and however long they are.
     fn tensors(&self) -> Result<Vec<Tensor>, MemoryError> {
-        let shapes = self.shape.largest(self.sampler.local_batch_max());
+        let shapes = self.shape.largest(self.max_rows);
         let tensor = |TensorShape { dtype, dims, .. }: TensorShape| {
             let num_bytes = dims.iter().fold(dtype.size_bytes(), |n, dim| n.saturating_mul(*dim));
             let buffer = self.allocator.host(num_bytes, Category::Data)?;

@@ -120,7 +120,7 @@ pub use field::{BatchShape, Field, TensorShape};
 pub use loader::{Loader, LoaderConfig, Prefetch};
 pub use mnist::Mnist;
 pub use sample::{OwnedSample, Sample};
-pub use sampler::{EpochPlan, Order, SampleCounts, Sampler, Share};
+pub use sampler::{EpochPlan, Order, SampleCounts, Sampler, Share, Shares};
 pub use subset::Subset;
 pub use synthetic_images::{SyntheticImages, SyntheticImagesConfig};
 pub use synthetic_regression::SyntheticRegression;

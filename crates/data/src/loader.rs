@@ -12,7 +12,7 @@ use paceline_memory::Allocator;
 use paceline_trace::{Track, thread_builder};
 
 use crate::batch::{Producer, panic_message};
-use crate::{Batch, DataError, Dataset, Position, Sampler};
+use crate::{Batch, DataError, Dataset, Position, Sampler, Shares};
 
 /// Whether batches are made before they are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl Loader {
         config: LoaderConfig,
     ) -> Result<Self, DataError> {
         let LoaderConfig { start, end_epoch, prefetch, track } = config;
-        let producer = Producer::new(dataset, sampler, allocator, start, end_epoch)?;
+        let producer = Producer::new(dataset, Shares::new(sampler, start, end_epoch)?, allocator)?;
         let producer = Recorded { producer, track };
         Ok(Self(match prefetch {
             Prefetch::None => {

@@ -255,3 +255,46 @@ impl EpochPlan {
         Some(Share { indices: &self.order[own], global_count })
     }
 }
+/// The shares of a rank in order, from a position up to the start of an epoch.
+#[derive(Debug)]
+pub struct Shares {
+    sampler: Sampler,
+    next: Position,
+    end_epoch: u64,
+    plan: EpochPlan,
+}
+
+impl Shares {
+    /// Errors if the position lies outside an epoch.
+    pub fn new(sampler: Sampler, start: Position, end_epoch: u64) -> Result<Self, DataError> {
+        let (batches, got) = (sampler.batches_per_epoch(), start.batch);
+        if got > batches {
+            let needs = format!("at most {batches}");
+            return Err(DataError::Setting { setting: "the first batch", needs, got });
+        }
+        let plan = sampler.epoch(start.epoch);
+        Ok(Self { sampler, next: start, end_epoch, plan })
+    }
+
+    /// Where the shares come from.
+    pub fn sampler(&self) -> &Sampler {
+        &self.sampler
+    }
+
+    /// The next share, and the position of its batch. `None` after the last one.
+    #[expect(clippy::should_implement_trait, reason = "an iterator cannot lend")]
+    pub fn next(&mut self) -> Option<(Position, Share<'_>)> {
+        if self.next.batch >= self.sampler.batches_per_epoch() {
+            self.next = Position { epoch: self.next.epoch + 1, batch: 0 };
+        }
+        let position = self.next;
+        if position.epoch >= self.end_epoch {
+            return None;
+        }
+        self.next.batch += 1;
+        if self.plan.epoch() != position.epoch {
+            self.plan = self.sampler.epoch(position.epoch);
+        }
+        Some((position, self.plan.batch(position.batch)?))
+    }
+}

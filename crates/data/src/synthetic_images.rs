@@ -47,11 +47,16 @@ pub struct SyntheticImagesConfig {
 /// them. They are strong enough for a small convolutional network to learn them within a few hundred steps of
 /// plain SGD.
 ///
-/// All images are made once, at construction, and kept as f32: reading is a copy.
+/// They are made once and kept as f32, so that reading is a copy; or each is made when it is read, with the same bits.
 #[derive(Debug)]
 pub struct SyntheticImages {
-    shape: [usize; 3],
-    num_classes: usize,
+    config: SyntheticImagesConfig,
+    templates: Vec<Vec<f32>>,
+    stored: Option<Stored>,
+}
+
+#[derive(Debug)]
+struct Stored {
     images: Vec<f32>, // (len, height, width, channels)
     labels: Vec<i64>, // (len)
 }
@@ -59,61 +64,86 @@ pub struct SyntheticImages {
 impl SyntheticImages {
     /// Makes the images. Errors if an extent is zero, or if memory does not suffice.
     pub fn new(config: SyntheticImagesConfig) -> Result<Self, DataError> {
-        let SyntheticImagesConfig { height, width, channels, num_classes, len, seed, split } =
-            config;
-        DataError::at_least_one("the height", height)?;
-        DataError::at_least_one("the width", width)?;
-        DataError::at_least_one("the number of channels", channels)?;
-        DataError::at_least_one("the number of classes", num_classes)?;
-        DataError::at_least_one("the number of samples", len)?;
-        let num_elems =
-            [height, width, channels, len].iter().fold(1u128, |n, &x| n.saturating_mul(x as u128));
+        let mut made = Self::on_demand(config)?;
+        let (len, image_elems) = (made.config.len, made.image_elems());
+        let num_elems = len as u128 * image_elems as u128;
         let mut images = Vec::new();
         if usize::try_from(num_elems).map(|n| images.try_reserve_exact(n)) != Ok(Ok(())) {
             return Err(DataError::TooLarge { num_elems });
         }
         images.resize(num_elems as usize, 0.0);
+        let each = images.chunks_exact_mut(image_elems).enumerate();
+        let labels = each.map(|(index, image)| made.make(index, image)).collect();
+        made.stored = Some(Stored { images, labels });
+        Ok(made)
+    }
 
-        let shape = [height, width, channels];
-        let templates = templates(shape, num_classes, seed);
-        let purpose = match split {
+    /// Keeps nothing: makes an image when it is read. Errors if an extent is zero, or if memory does not suffice for an
+    /// image of each class.
+    pub fn on_demand(config: SyntheticImagesConfig) -> Result<Self, DataError> {
+        let SyntheticImagesConfig { height, width, channels, num_classes, len, .. } = config;
+        DataError::at_least_one("the height", height)?;
+        DataError::at_least_one("the width", width)?;
+        DataError::at_least_one("the number of channels", channels)?;
+        DataError::at_least_one("the number of classes", num_classes)?;
+        DataError::at_least_one("the number of samples", len)?;
+        let extents = [height, width, channels, num_classes];
+        let num_elems = extents.iter().fold(1u128, |n, &x| n.saturating_mul(x as u128));
+        let fits = |n| Vec::<f32>::new().try_reserve_exact(n).is_ok();
+        if !usize::try_from(num_elems).is_ok_and(fits) {
+            return Err(DataError::TooLarge { num_elems });
+        }
+        let templates = templates([height, width, channels], num_classes, config.seed);
+        Ok(Self { config, templates, stored: None })
+    }
+
+    /// Makes an image, and returns its label.
+    fn make(&self, index: usize, image: &mut [f32]) -> i64 {
+        let Self { config, templates, .. } = self;
+        let purpose = match config.split {
             Split::Train => Purpose::TrainImages,
             Split::Test => Purpose::TestImages,
         };
-        let image_elems = height * width * channels;
-        let amplitude = (SIGNAL * (image_elems as f32).sqrt()).max(MIN_AMPLITUDE);
-        let mut labels = Vec::with_capacity(len);
-        for (index, image) in images.chunks_exact_mut(image_elems).enumerate() {
-            let mut generator = generator(seed, purpose, 0, index as u64);
-            let drawn = generator.random_range(0..num_classes);
-            fill_normal(&mut generator, image);
-            for (value, pattern) in image.iter_mut().zip(&templates[drawn]) {
-                *value += amplitude * pattern;
-            }
-            let mut noise = vec![0.0; num_classes];
-            fill_normal(&mut generator, &mut noise);
-            let scores =
-                templates.iter().zip(noise).map(|(t, noise)| dot(image, t) + LABEL_NOISE * noise);
-            labels.push(argmax(scores) as i64);
+        let amplitude = (SIGNAL * (image.len() as f32).sqrt()).max(MIN_AMPLITUDE);
+        let mut generator = generator(config.seed, purpose, 0, index as u64);
+        let drawn = generator.random_range(0..config.num_classes);
+        fill_normal(&mut generator, image);
+        for (value, pattern) in image.iter_mut().zip(&templates[drawn]) {
+            *value += amplitude * pattern;
         }
-        Ok(Self { shape, num_classes, images, labels })
+        let mut noise = vec![0.0; config.num_classes];
+        fill_normal(&mut generator, &mut noise);
+        let scores =
+            templates.iter().zip(noise).map(|(t, noise)| dot(image, t) + LABEL_NOISE * noise);
+        argmax(scores) as i64
+    }
+
+    fn image_elems(&self) -> usize {
+        self.config.height * self.config.width * self.config.channels
     }
 }
 
 impl Dataset for SyntheticImages {
     fn len(&self) -> usize {
-        self.labels.len()
+        self.config.len
     }
 
     fn fields(&self) -> Vec<Field> {
-        vec![Field::f32("inputs", self.shape), Field::class(self.num_classes)]
+        let SyntheticImagesConfig { height, width, channels, num_classes, .. } = self.config;
+        vec![Field::f32("inputs", [height, width, channels]), Field::class(num_classes)]
     }
 
     fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {
         let input = sample.f32("inputs");
-        let image_elems = input.len();
-        input.copy_from_slice(&self.images[index * image_elems..][..image_elems]);
-        sample.set_class(self.labels[index]);
+        let class = match &self.stored {
+            Some(Stored { images, labels }) => {
+                let image_elems = input.len();
+                input.copy_from_slice(&images[index * image_elems..][..image_elems]);
+                labels[index]
+            }
+            None => self.make(index, input),
+        };
+        sample.set_class(class);
     }
 }
 
@@ -179,6 +209,7 @@ fn argmax(scores: impl Iterator<Item = f32>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::OwnedSample;
 
     fn images(height: usize, width: usize, channels: usize, split: Split) -> SyntheticImages {
         let (num_classes, len, seed) = (10, 1000, 42);
@@ -187,13 +218,18 @@ mod tests {
         SyntheticImages::new(config).unwrap()
     }
 
+    fn stored(data: &SyntheticImages) -> &Stored {
+        data.stored.as_ref().unwrap()
+    }
+
     /// The fraction of samples whose label is the class of the most similar template.
     fn accuracy(data: &SyntheticImages, templates: &[Vec<f32>]) -> f64 {
         let elems = templates[0].len();
         let guess = |image: &[f32]| argmax(templates.iter().map(|t| dot(image, t))) as i64;
-        let guesses = data.images.chunks_exact(elems).map(guess);
-        let right = guesses.zip(&data.labels).filter(|(guess, label)| guess == *label).count();
-        right as f64 / data.labels.len() as f64
+        let Stored { images, labels } = stored(data);
+        let guesses = images.chunks_exact(elems).map(guess);
+        let right = guesses.zip(labels).filter(|(guess, label)| guess == *label).count();
+        right as f64 / labels.len() as f64
     }
 
     #[test]
@@ -211,7 +247,8 @@ mod tests {
     fn what_is_learned_from_the_train_split_holds_for_the_test_split() {
         let (train, test) = (images(28, 28, 1, Split::Train), images(28, 28, 1, Split::Test));
         let mut means = vec![vec![0.0; 784]; 10];
-        for (image, &label) in train.images.chunks_exact(784).zip(&train.labels) {
+        let Stored { images, labels } = stored(&train);
+        for (image, &label) in images.chunks_exact(784).zip(labels) {
             for (mean, value) in means[label as usize].iter_mut().zip(image) {
                 *mean += value;
             }
@@ -221,14 +258,14 @@ mod tests {
             mean.iter_mut().for_each(|value| *value /= norm);
         }
         assert!(accuracy(&test, &means) >= 0.99);
-        assert!(train.images.chunks_exact(784).all(|image| image != &test.images[..784]));
+        assert!(images.chunks_exact(784).all(|image| image != &stored(&test).images[..784]));
     }
 
     #[test]
     fn every_class_occurs_about_equally_often() {
         let data = images(28, 28, 1, Split::Train);
         for class in 0..10 {
-            let count = data.labels.iter().filter(|&&label| label == class).count();
+            let count = stored(&data).labels.iter().filter(|&&label| label == class).count();
             // The expected count is 100, with a standard deviation of 9.5. The seed is fixed.
             assert!((60..=140).contains(&count), "class {class}: {count}");
         }
@@ -243,9 +280,22 @@ mod tests {
             SyntheticImages::new(config).unwrap()
         };
         let (short, long, other) = (make(1, 10), make(1, 20), make(2, 10));
-        assert_eq!(short.images, long.images[..150]);
-        assert_eq!(short.labels, long.labels[..10]);
-        assert_ne!(short.images, other.images);
+        assert_eq!(stored(&short).images, stored(&long).images[..150]);
+        assert_eq!(stored(&short).labels, stored(&long).labels[..10]);
+        assert_ne!(stored(&short).images, stored(&other).images);
+    }
+
+    #[test]
+    fn images_made_on_demand_are_those_that_are_kept() {
+        let kept = images(7, 13, 2, Split::Test);
+        let on_demand = SyntheticImages::on_demand(kept.config.clone()).unwrap();
+        for index in [999, 0, 500] {
+            let [a, b] = [&kept, &on_demand].map(|data| {
+                let mut sample = OwnedSample::read(data, 0, index).unwrap();
+                (sample.f32("inputs"), sample.i64("targets"))
+            });
+            assert_eq!(a, b);
+        }
     }
 
     #[test]

@@ -62,7 +62,7 @@ fn flops(factors: impl IntoIterator<Item = usize>) -> u64 {
     factors.into_iter().fold(2, |all, factor| all.saturating_mul(factor as u64))
 }
 
-/// What an operation works on: one operand, a tuple or an array of them, or an `Option` of one.
+/// What an operation works on: one operand, a tuple or a `Vec` of them, or an `Option` of one.
 ///
 /// [`read`], [`write()`], [`update`] and [`scratch`] make operands. A body gets slices in the same form.
 pub trait Operands {
@@ -343,6 +343,28 @@ impl<A: Operands> Operands for Option<A> {
         if let Some(operand) = self {
             operand.inputs(show);
         }
+    }
+}
+
+impl<A: Operands> Operands for Vec<A> {
+    type Held = Vec<A::Held>;
+    type Views<'a> = Vec<A::Views<'a>>;
+
+    fn hold(self, to: &Holding<'_>) -> Result<Self::Held> {
+        self.into_iter().map(|operand| operand.hold(to)).collect()
+    }
+
+    fn release(held: &mut Self::Held, claims: &mut Vec<Claim>) {
+        held.iter_mut().for_each(|held| A::release(held, claims));
+    }
+
+    unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
+        // SAFETY: the caller's.
+        held.iter_mut().map(|held| unsafe { A::views(held) }).collect()
+    }
+
+    fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
+        self.iter().for_each(|operand| operand.inputs(show));
     }
 }
 

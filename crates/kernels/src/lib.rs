@@ -52,7 +52,7 @@ mod stored;
 
 pub use compute::{Compute, Processor, Threads};
 pub use error::KernelError;
-pub use launch::{Op, Operands, Read, Scratch, Write, read, scratch, update, write};
+pub use launch::{Either, Op, Operands, Read, Scratch, Write, read, scratch, update, write};
 pub use paceline_numeric::SimdLevel;
 pub use real::Real;
 pub use stored::Stored;

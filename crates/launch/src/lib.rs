@@ -7,6 +7,7 @@
 
 pub mod comm;
 pub mod connect;
+pub mod device;
 pub mod environment;
 pub mod launcher;
 pub mod stop;

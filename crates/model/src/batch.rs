@@ -27,7 +27,9 @@ impl Batch {
         Self::of(vec![(Self::INPUTS, inputs), (Self::TARGETS, targets)])
     }
 
-    /// A batch of these tensors. The first one is what the first block takes. Panics without tensors.
+    /// A batch of these tensors. The first one is what the first block takes. The host cannot look into those of an
+    /// accelerator: all their targets count, and no sample is padded; otherwise use [`Batch::to_device`]. Panics without
+    /// tensors.
     pub fn of(tensors: Vec<(&'static str, Tensor)>) -> Self {
         assert!(!tensors.is_empty(), "a batch has at least the tensor that the first block takes");
         Self { tensors, on_host: None }
@@ -56,10 +58,11 @@ impl Batch {
         Ok(Self { tensors, on_host: Some(self.tensors) })
     }
 
-    /// The tensor of this name where the host can read it.
+    /// The tensor of this name where the host can read it: there is none in a batch that was made on an accelerator.
     pub fn on_host(&self, name: &str) -> Option<&Tensor> {
         let tensors = self.on_host.as_ref().unwrap_or(&self.tensors);
-        tensors.iter().find(|(own, _)| *own == name).map(|(_, tensor)| tensor)
+        let found = tensors.iter().find(|(own, _)| *own == name).map(|(_, tensor)| tensor);
+        found.filter(|tensor| tensor.buffer().allocator().home().is_none())
     }
 
     /// The same batch with one more tensor, for example a mask.

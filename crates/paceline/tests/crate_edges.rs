@@ -35,7 +35,7 @@ fn allowed(name: &str) -> &'static [&'static str] {
             "table",
         ],
         "hub" => &["data", "failure", "files", "host", "model"],
-        "launch" => &["collectives", "failure", "files", "host", "rendezvous", "trace"],
+        "launch" => &["collectives", "failure", "files", "host", "memory", "rendezvous", "trace"],
         "commbench" => &["collectives", "failure", "files", "host", "launch", "memory", "table"],
         "checkpoint" => {
             &["data", "failure", "files", "host", "memory", "model", "strategies", "table", "trace"]

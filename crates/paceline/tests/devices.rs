@@ -40,9 +40,69 @@ fn an_emulated_accelerator_ends_with_the_weights_of_the_processor() {
         ("--pin-memory", "--pin-memory", "pass --device sim"),
         ("--device cpu --non-blocking", "--non-blocking", "pass --device sim"),
         ("--copy-stream", "--copy-stream", "pass --device sim"),
+        ("--generate-on-host", "--generate-on-host", "pass --device sim"),
+        ("--device sim --pin-memory", "--pin-memory", "pass --generate-on-host too"),
     ] {
         Sandbox::new().train(&format!("{small} {flags}")).refused(&[flag, words]);
     }
+}
+
+#[test]
+fn synthetic_data_made_on_the_device_are_those_of_the_host() {
+    let cnn = "--channels 4 --hidden 8";
+    let mlp = "--model mlp --input-dim 16 --hidden-dim 32 --output-dim 4";
+    let llama = "--model llama --layers 1 --width 32 --heads 4 --kv-heads 2 --intermediate 48 --vocab 301 --seq-len 16";
+    let uneven = "--rank-samples 40 24 --samples 64 --strategy simple_ddp";
+    for model in [cnn, mlp, llama, &format!("{cnn} {uneven}")] {
+        let flags = format!(
+            "{model} --nproc 2 --batch-size 4 --epochs 2 --steps-per-epoch 5 --accumulate 2"
+        );
+        let expected = weights_of(&flags);
+        let sandbox = Sandbox::new();
+        let run = sandbox.train(&format!("{flags} --device sim")).ok();
+        assert_eq!(run.weights(), expected, "{model}");
+        assert_eq!(
+            common::json(&sandbox.run_folder().join("summary.json"))["copy_ms"],
+            0.0,
+            "{model}: nothing is copied"
+        );
+        let sandbox = Sandbox::new();
+        let copied = "--generate-on-host --pin-memory --non-blocking --copy-stream";
+        let run = sandbox.train(&format!("{flags} --device sim {copied}")).ok();
+        assert_eq!(run.weights(), expected, "{model}");
+        assert!(
+            common::json(&sandbox.run_folder().join("summary.json"))["copy_ms"].as_f64().unwrap()
+                > 0.0,
+            "{model}"
+        );
+    }
+    let reviews = "--recipe tiny-llama --device sim --generate-on-host";
+    Sandbox::new().train(reviews).refused(&["--generate-on-host", "this data is read"]);
+}
+
+#[test]
+fn a_benchmark_of_a_device_checks_and_names_it() {
+    let sandbox = Sandbox::new();
+    let bench = |flags: &str| {
+        let mut bench = sandbox.paceline();
+        bench.args(["bench", "all_reduce", "--nproc", "2", "-b", "1K", "-e", "4K", "-J", "b.json"]);
+        bench.args(flags.split_whitespace());
+        Run::of(bench)
+    };
+    for transport in ["thread", "shm", "tcp"] {
+        let device = "sim:copy=16gbit,10us,launch=5us";
+        let run = bench(&format!("--device {device} --transport {transport}")).ok();
+        assert!(run.stdout.contains(&format!("in memory of {device}")), "{}", run.stdout);
+        let report = common::json(&sandbox.path("b.json"));
+        assert_eq!(report["device"], device);
+        for row in report["results"].as_array().unwrap() {
+            // Its input is copied to the host, and its result back, each with this latency.
+            assert!(row["in_place"]["time"].as_f64().unwrap() >= 20.0, "{row}");
+            assert_eq!(row["in_place"]["nwrong"], 0.0, "{row}");
+        }
+    }
+    bench("--device sim --private").refused(&["--private", "--device"]);
+    bench("--device cuda").refused(&["--device", "no code for CUDA"]);
 }
 
 #[test]

@@ -118,7 +118,7 @@ fn threads_and_copies_have_lanes_of_their_own() {
 fn an_emulated_device_has_streams_launches_queues_and_causes_of_idle_time() {
     let sandbox = Sandbox::new();
     let flags = format!(
-        "{TINY} --nproc 2 --global-batch-size 20 --profile --profile-active 4 --device sim:copy=8gbit,20us,launch=20us --pin-memory \
+        "{TINY} --nproc 2 --global-batch-size 20 --profile --profile-active 4 --device sim:copy=8gbit,20us,launch=20us --generate-on-host --pin-memory \
          --non-blocking --copy-stream"
     );
     sandbox.train(&flags).ok();

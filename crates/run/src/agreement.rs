@@ -21,9 +21,9 @@ use paceline_choices::models::ModelConfig;
 use paceline_collectives::Group;
 use paceline_failure::{Failure, Result};
 use paceline_host::text::placement_line;
+use paceline_launch::device::Device;
 use paceline_observe::figures::event::Placed;
 use paceline_settings::config::TrainConfig;
-use paceline_settings::device::Device;
 use paceline_settings::flags;
 use paceline_settings::open_data::OpenData;
 use serde::{Deserialize, Serialize};
@@ -31,13 +31,14 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 /// The settings of a run that may differ from rank to rank, by their places in `config.json`.
-const OF_A_HOST: [&str; 20] = [
+const OF_A_HOST: [&str; 21] = [
     // What a host computes with, how it is reached, and how long it waits.
     "threads",
     "pin_cores",
     "copies.pinned",
     "copies.non_blocking",
     "copies.own_stream",
+    "copies.of_generated",
     "comm.host",
     "comm.timeout_s",
     "init_method",

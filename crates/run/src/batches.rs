@@ -7,20 +7,23 @@ use std::iter::Peekable;
 use std::sync::Arc;
 
 use paceline_data::{
-    Batch, BatchShape, DataError, Dataset, Loader, LoaderConfig, Order, Position, Prefetch,
-    SampleCounts, Sampler, Subset,
+    Batch, BatchShape, Dataset, Loader, LoaderConfig, Order, Position, Prefetch, SampleCounts,
+    Sampler, Shares, Subset,
 };
 use paceline_failure::Result;
+use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category, Device, MemoryError};
 use paceline_model::Batch as ModelBatch;
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::{AccumulationOrder, Join, MicroBatch, Replica};
 use paceline_trace::Track;
 
+use crate::generated::Generated;
+
 /// The source of a rank's batches.
 pub struct BatchStream {
     /// `None` on a rank without samples.
-    loader: Option<Peekable<Loader>>,
+    batches: Option<Peekable<Box<dyn Iterator<Item = Result<Batch>>>>>,
     /// Samples that lie before the first batch of the stream.
     before: SampleCounts,
 }
@@ -49,7 +52,7 @@ impl BatchStream {
             }
         };
         let Some(sampler) = samplers.into_iter().nth(rank).flatten() else {
-            return Ok(Self { loader: None, before });
+            return Ok(Self { batches: None, before });
         };
         let dataset = match &config.rank_samples {
             None => dataset,
@@ -65,19 +68,28 @@ impl BatchStream {
         };
         // A rank with fewer samples than others may be at the end of its epoch already.
         let start = Position { batch: start.batch.min(sampler.batches_per_epoch()), ..start };
-        // Generated samples are not prefetched: a thread that makes them would slow down the step that is
-        // being measured.
-        let is_generated = config.data.is_generated();
-        let prefetch =
-            if is_generated { Prefetch::None } else { Prefetch::Background { depth: 2 } };
-        let settings = LoaderConfig { start, end_epoch: config.epochs as u64, prefetch, track };
-        let memory = match compute.device() {
-            // Without a flag, batches lie where the data set's own reader would put them.
-            Device::Sim if !config.copies.pinned => Allocator::new(),
-            _ => compute.host.clone(),
+        let (end_epoch, is_generated) = (config.epochs as u64, config.data.is_generated());
+        let batches: Box<dyn Iterator<Item = _>> = if config.makes_on_device() {
+            let shares = Shares::new(sampler, start, end_epoch)?;
+            let compute = Compute::new(1, compute.allocator.clone())?;
+            Box::new(Generated { dataset, shares, compute })
+        } else {
+            // Generated samples are not prefetched: a thread that makes them would slow down the step that is
+            // being measured.
+            let prefetch = match is_generated {
+                true => Prefetch::None,
+                false => Prefetch::Background { depth: 2 },
+            };
+            let settings = LoaderConfig { start, end_epoch, prefetch, track };
+            let memory = match compute.device() {
+                // Without a flag, batches lie where the data set's own reader would put them.
+                Device::Sim if !config.copies.pinned => Allocator::new(),
+                _ => compute.host.clone(),
+            };
+            let loader = Loader::new(dataset, sampler, memory, settings)?;
+            Box::new(loader.map(|batch| Ok(batch?)))
         };
-        let loader = Loader::new(dataset, sampler, memory, settings)?;
-        Ok(Self { loader: Some(loader.peekable()), before })
+        Ok(Self { batches: Some(batches.peekable()), before })
     }
 
     /// The samples that lie before the position where the stream began.
@@ -92,18 +104,17 @@ impl BatchStream {
     }
 
     fn next(&mut self, epoch: u64) -> Result<Option<Batch>> {
-        let belongs = |next: &std::result::Result<Batch, DataError>| {
+        let belongs = |next: &Result<Batch>| {
             next.as_ref().map_or(true, |batch| batch.position.epoch == epoch)
         };
-        let next = self.loader.as_mut().and_then(|loader| loader.next_if(belongs));
-        Ok(next.transpose()?)
+        self.batches.as_mut().and_then(|batches| batches.next_if(belongs)).transpose()
     }
 }
 
 /// The sampler of a rank for `len` training samples: its shares of every batch, or the batches of its own
 /// shard. `None` for a rank without samples.
 fn sampler(config: &TrainConfig, len: usize, rank: usize, world: usize) -> Result<Option<Sampler>> {
-    let order = match config.data.is_generated() {
+    let order = match config.data.is_new_each_epoch() {
         true => Order::Sequential,
         false => Order::Shuffled { seed: config.seed },
     };

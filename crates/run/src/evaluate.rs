@@ -22,10 +22,10 @@ use paceline_host::streams;
 use paceline_host::text::{plural, say, warn};
 use paceline_kernels::Compute;
 use paceline_launch::comm;
+use paceline_launch::device::Device;
 use paceline_launch::environment::{self, Placement};
 use paceline_memory::Allocator;
 use paceline_observe::views::console::evaluation_lines;
-use paceline_settings::device::Device;
 use paceline_settings::flags::RunFlags;
 use paceline_settings::named::PrecisionName;
 use paceline_settings::ranks::{InitMethod, Ranks};
@@ -174,6 +174,7 @@ fn resolve(
         samples: model.samples(),
         global_batch_size,
         steps_per_epoch: None,
+        on_device: false,
         tokenizer: tokenizer.as_deref(),
     };
     let data = DataConfig::resolve(&args.data, &settings, &needs)?;

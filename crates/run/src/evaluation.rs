@@ -11,7 +11,7 @@ use paceline_data::{Dataset, Loader, LoaderConfig, Order, Sampler};
 use paceline_failure::{Failure, Result};
 use paceline_kernels::loss::SUMS_LEN;
 use paceline_memory::{Category, DType};
-use paceline_settings::device::Copies;
+use paceline_settings::copies::Copies;
 use paceline_strategies::{Replica, Strategy};
 use paceline_trace::SpanTrack;
 

@@ -20,6 +20,7 @@ pub mod equality;
 pub mod evaluate;
 pub mod evaluation;
 pub mod folder;
+mod generated;
 pub mod precision;
 pub mod recorded;
 pub mod resolve;

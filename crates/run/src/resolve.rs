@@ -10,12 +10,12 @@ use paceline_choices::strategies::{Models, STRATEGIES};
 use paceline_data::{Dataset, Field};
 use paceline_failure::outputs::{check_file, check_folder};
 use paceline_failure::{Failure, Result};
+use paceline_launch::device::Device;
 use paceline_launch::environment::Placement;
 use paceline_model::{Model, ModelError};
 use paceline_settings::config::TrainConfig;
-use paceline_settings::device::{Copies, Device};
+use paceline_settings::copies::Copies;
 use paceline_settings::flags::{Comparison, RunFlags, Several};
-use paceline_settings::named::TransportName;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_settings::profile::{self, ProfileConfig};
@@ -133,6 +133,7 @@ pub fn resolve_unchecked(
         samples: model.samples(),
         global_batch_size,
         steps_per_epoch: flags.steps_per_epoch,
+        on_device: flags.device != Device::Cpu && !flags.generate_on_host,
         tokenizer: tokenizer.as_deref(),
     };
     let data = DataConfig::resolve(&flags.data, &settings, &needs)?;
@@ -206,6 +207,7 @@ pub fn resolve_unchecked(
             pinned: flags.pin_memory,
             non_blocking: flags.non_blocking,
             own_stream: flags.copy_stream,
+            of_generated: flags.generate_on_host,
         },
         precision: flags.precision,
         world_size,
@@ -247,31 +249,45 @@ pub fn resolve_unchecked(
     config.schedule.check(config.lr_steps())?;
     let (total, choice) = (config.total_steps(), config.strategy.name());
     config.profile = profile::resolve(&flags.profile, choice, total, &mut config.warnings)?;
-    if let Device::Sim(_) = config.device {
-        let refused = |what| usage(format!("--device sim: {what}"));
-        if config.transport == TransportName::Mpi {
-            return refused("--transport mpi does not reach its memory; pass shm or tcp");
-        }
-        config.warnings.push(
-            "--device sim: the device is emulated on the processor, so no time of it is that of a card"
-                .into(),
-        );
-    } else {
-        let Copies { pinned, non_blocking, own_stream } = config.copies;
-        let flags = [
-            ("--pin-memory", pinned),
-            ("--non-blocking", non_blocking),
-            ("--copy-stream", own_stream),
-        ];
-        if let Some((flag, _)) = flags.iter().find(|(_, is_given)| *is_given) {
-            return usage(format!(
-                "{flag}: on the processor no batch is copied to a device; leave {flag} out, or pass --device sim"
-            ));
-        }
-    }
+    check_device(&mut config)?;
     let evaluates = config.evaluate || config.eval_every.is_some();
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
     Ok((config, OpenData { train: dataset, test }, built))
+}
+
+/// Checks that the device can do what the settings ask for, and that batches are copied to it if they say how.
+fn check_device(config: &mut TrainConfig) -> Result<()> {
+    let Copies { pinned, non_blocking, own_stream, of_generated } = config.copies;
+    let switches =
+        [("--pin-memory", pinned), ("--non-blocking", non_blocking), ("--copy-stream", own_stream)];
+    let switch = switches.iter().find(|(_, is_given)| *is_given).map(|(flag, _)| *flag);
+    let of_generated_flag = of_generated.then_some("--generate-on-host");
+    if config.device == Device::Cpu {
+        let Some(flag) = switch.or(of_generated_flag) else { return Ok(()) };
+        return usage(format!(
+            "{flag}: on the processor no batch is copied to a device; leave {flag} out, or pass --device sim"
+        ));
+    }
+    config.device.check_transports(&[config.transport])?;
+    match (config.data.is_synthetic(), switch, of_generated_flag) {
+        (true, Some(flag), None) => {
+            return usage(format!(
+                "{flag}: synthetic data is made on the device, so no batch is copied; leave {flag} out, or pass \
+                 --generate-on-host too"
+            ));
+        }
+        (false, _, Some(flag)) => {
+            return usage(format!(
+                "{flag} is about synthetic data, and this data is read; leave it out"
+            ));
+        }
+        _ => {}
+    }
+    config.warnings.push(
+        "--device sim: the device is emulated on the processor, so no time of it is that of a card"
+            .into(),
+    );
+    Ok(())
 }
 
 fn usage<T>(reason: String) -> Result<T> {

@@ -12,14 +12,13 @@ use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_kernels::{Compute, peak};
 use paceline_launch::stop::StopRequest;
-use paceline_memory::{Allocator, Sim};
+use paceline_memory::Allocator;
 use paceline_observe::figures::event::{Event, Listeners};
 use paceline_observe::insight::memory::{Needs, Shape};
 use paceline_observe::record::memory;
 use paceline_observe::views;
 use paceline_observe::views::profiler::Profiler;
 use paceline_settings::config::TrainConfig;
-use paceline_settings::device::Device;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_strategies::Replica;
@@ -124,10 +123,7 @@ pub(crate) fn build<'a>(
     Agreed { mesh, mut listeners, mut saving }: Agreed<'a>,
     Host { disk, allocator, stop, is_launched }: Host,
 ) -> Result<(Trainer<'a>, BatchStream, Progress)> {
-    let allocator = match config.device {
-        Device::Cpu => allocator,
-        Device::Sim(spec) => Allocator::on(&Sim::new(spec).stream("compute")?),
-    };
+    let allocator = config.device.memory(allocator)?;
     let mut compute = Compute::new(config.threads, allocator.clone())?;
     let mut loader_track = None;
     if let Some(profile) = &config.profile {

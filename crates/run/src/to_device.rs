@@ -8,7 +8,7 @@
 use paceline_data::Batch;
 use paceline_failure::Result;
 use paceline_memory::{Allocator, Event, SimStream};
-use paceline_settings::device::Copies;
+use paceline_settings::copies::Copies;
 use paceline_strategies::MicroBatch;
 
 use crate::batches::share_of;

@@ -9,10 +9,11 @@ use paceline_choices::models::ModelConfig;
 use paceline_choices::optimizers::OptimizerSettings;
 use paceline_collectives::MeshShape;
 use paceline_launch::comm::CommConfig;
+use paceline_launch::device::Device;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::device::{Copies, Device};
+use super::copies::Copies;
 use super::named::{PrecisionName, TransportName};
 use super::origin::Resume;
 use super::ranks::{InitMethod, Ranks};
@@ -115,6 +116,11 @@ pub struct TrainConfig {
 }
 
 impl TrainConfig {
+    /// Whether the device makes the training data, instead of the host.
+    pub fn makes_on_device(&self) -> bool {
+        self.device != Device::Cpu && !self.copies.of_generated && self.data.is_synthetic()
+    }
+
     /// The contents of `config.json`: the stated settings, from which the run can be repeated, and the
     /// resolved ones.
     pub fn to_json(&self) -> Value {

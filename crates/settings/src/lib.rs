@@ -8,7 +8,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod config;
-pub mod device;
+pub mod copies;
 pub mod flags;
 pub mod named;
 pub mod open_data;

@@ -1,4 +1,4 @@
-//! The values that flags of every run can name: transports (of `paceline-launch`), devices (in [`device`](crate::device)),
+//! The values that flags of every run can name: transports and devices (both of `paceline-launch`),
 //! element types, orders of accumulation, learning rate schedules.
 //!
 //! This file does not know what they mean.

@@ -70,6 +70,8 @@ pub struct RunNeeds<'a> {
     pub global_batch_size: usize,
     /// Batches of an epoch, if the run states them.
     pub steps_per_epoch: Option<usize>,
+    /// Whether a device makes samples that are computed from the seed.
+    pub on_device: bool,
     /// The `tokenizer.json` of the model, if it has one.
     pub tokenizer: Option<&'a Path>,
 }
@@ -120,8 +122,18 @@ pub trait DataSettings: Debug + Send + Sync {
         true
     }
 
+    /// Whether samples are computed from the seed, so that a device can make them.
+    fn is_synthetic(&self) -> bool {
+        false
+    }
+
     /// Whether samples are generated each time they are read, which takes time.
     fn is_generated(&self) -> bool {
+        false
+    }
+
+    /// Whether each epoch has new samples, so that their order does not matter.
+    fn is_new_each_epoch(&self) -> bool {
         false
     }
 

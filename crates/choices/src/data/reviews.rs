@@ -145,6 +145,7 @@ mod tests {
                 samples,
                 global_batch_size: 2,
                 steps_per_epoch: None,
+                on_device: false,
                 tokenizer: None,
             };
             let error = Reviews.resolve(&settings, &run).unwrap_err().to_string();

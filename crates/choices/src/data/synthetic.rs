@@ -63,7 +63,7 @@ impl DataChoice for Synthetic {
     fn resolve(&self, settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
         let flags: Flags = read(settings)?;
         match run.samples {
-            Samples::Any | Samples::Images => images(&flags),
+            Samples::Any | Samples::Images => images(&flags, run.on_device),
             Samples::Vectors { input_dim, output_dim } => {
                 vectors(&flags, input_dim, output_dim, run)
             }
@@ -81,7 +81,7 @@ fn usage<T>(problem: String) -> Result<T> {
     Err(Failure::Usage(problem))
 }
 
-fn images(flags: &Flags) -> Result<Arc<dyn DataSettings>> {
+fn images(flags: &Flags, on_device: bool) -> Result<Arc<dyn DataSettings>> {
     if flags.seq_len.is_some() {
         return usage("--seq-len is for synthetic tokens only; leave it out".into());
     }
@@ -97,8 +97,10 @@ fn images(flags: &Flags) -> Result<Arc<dyn DataSettings>> {
     if samples == 0 {
         return usage("--samples 0: pass the number of images to train on, at least 1".into());
     }
-    check_images_fit(samples, image)?;
-    Ok(Arc::new(Images { samples, image }))
+    if !on_device {
+        check_images_fit(samples, image)?;
+    }
+    Ok(Arc::new(Images { samples, image, on_device }))
 }
 
 /// Fails if the images do not fit into memory, before they are made.
@@ -173,6 +175,9 @@ fn opened<T: Dataset + 'static>(
 struct Images {
     samples: usize,
     image: [usize; 3],
+    /// Otherwise the host makes all of them once, and keeps them.
+    #[serde(skip)]
+    on_device: bool,
 }
 
 impl DataSettings for Images {
@@ -189,7 +194,18 @@ impl DataSettings for Images {
         let num_classes = CLASSES;
         let config =
             SyntheticImagesConfig { height, width, channels, num_classes, len, seed, split };
-        opened(SyntheticImages::new(config))
+        opened(match self.on_device {
+            true => SyntheticImages::on_demand(config),
+            false => SyntheticImages::new(config),
+        })
+    }
+
+    fn is_synthetic(&self) -> bool {
+        true
+    }
+
+    fn is_generated(&self) -> bool {
+        self.on_device
     }
 
     fn identity(&self) -> Option<Vec<(&'static str, String)>> {
@@ -218,7 +234,15 @@ impl DataSettings for Vectors {
         false
     }
 
+    fn is_synthetic(&self) -> bool {
+        true
+    }
+
     fn is_generated(&self) -> bool {
+        true
+    }
+
+    fn is_new_each_epoch(&self) -> bool {
         true
     }
 
@@ -251,7 +275,15 @@ impl DataSettings for Tokens {
         false
     }
 
+    fn is_synthetic(&self) -> bool {
+        true
+    }
+
     fn is_generated(&self) -> bool {
+        true
+    }
+
+    fn is_new_each_epoch(&self) -> bool {
         true
     }
 

@@ -50,7 +50,10 @@ impl Objective for LanguageModelHead {
     }
 
     fn count(&self, batch: &Batch) -> Result<usize> {
-        let Some(targets) = batch.on_host(Batch::TARGETS) else { return Ok(0) };
+        let Some(targets) = batch.on_host(Batch::TARGETS) else {
+            // The host cannot look; what is made on a device has a target for each token, see `Batch::of`.
+            return Ok(batch.get(Batch::TARGETS).map_or(0, Tensor::num_elems));
+        };
         let (count, len) = match batch.on_host(Batch::LENGTHS) {
             Some(lengths) => return Ok(linear_cross_entropy::count_within(targets, lengths)?),
             None => (linear_cross_entropy::count(targets)?, targets.num_elems()),

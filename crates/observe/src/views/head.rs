@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use paceline_collectives::Group;
 use paceline_host::text::{plural, thousands};
+use paceline_launch::device::Device;
 use paceline_model::Model;
 use paceline_settings::config::TrainConfig;
-use paceline_settings::device::Device;
 use paceline_settings::named::PrecisionName;
 
 use crate::figures::event::Placed;

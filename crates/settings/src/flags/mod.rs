@@ -15,8 +15,8 @@ use paceline_choices::models::MODELS;
 use paceline_choices::optimizers::OPTIMIZERS;
 use paceline_choices::registry::{self, flags_of};
 use paceline_choices::strategies::STRATEGIES;
+use paceline_launch::device::{Device, DeviceParser};
 
-use super::device::{Device, DeviceParser};
 use super::named::{AccumulationName, Course, PrecisionName, TransportName};
 
 pub use compare::{CompareFlags, Comparison, Several};
@@ -66,6 +66,9 @@ pub struct RunFlags {
     /// Copy the next batch to the device on a stream of its own, beside the step
     #[arg(long, help_heading = "Data")]
     pub copy_stream: bool,
+    /// Make synthetic data on the host and copy it to the device, like data that is read
+    #[arg(long, help_heading = "Data")]
+    pub generate_on_host: bool,
     /// Element type in which products are computed and activations are kept
     #[arg(long, value_enum, default_value_t = PrecisionName::F32, help_heading = "Ranks")]
     pub precision: PrecisionName,

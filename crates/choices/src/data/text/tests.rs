@@ -35,6 +35,7 @@ fn resolve(samples: Samples, folder: Option<&TempDir>, flags: &str) -> Result<Da
         samples,
         global_batch_size: 2,
         steps_per_epoch: None,
+        on_device: false,
         tokenizer: None,
     };
     DataConfig::resolve("text", &settings, &needs)

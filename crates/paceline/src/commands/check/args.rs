@@ -1,7 +1,7 @@
 //! Flags of `paceline check`.
 
 use clap::Args;
-use paceline_settings::device::{Device, DeviceParser};
+use paceline_launch::device::{Device, DeviceParser};
 use paceline_settings::flags::CommArgs;
 use paceline_settings::named::TransportName;
 

@@ -17,11 +17,11 @@ use paceline_host::resources;
 use paceline_host::text::{placement_line, plural, say};
 use paceline_launch::comm::{self, CommConfig};
 use paceline_launch::connect::connect;
+use paceline_launch::device::Device;
 use paceline_launch::environment::Placement;
 use paceline_launch::launcher::{self, Launch};
 use paceline_launch::threads;
-use paceline_memory::{Allocator, Category, DType, Sim};
-use paceline_settings::device::Device;
+use paceline_memory::DType;
 use paceline_settings::named::TransportName;
 
 use self::args::CheckArgs;
@@ -80,10 +80,7 @@ pub fn check(args: &CheckArgs, placement: Option<Placement>) -> Result<u8> {
     if let Some(reason) = comm.refusal(transport, world).filter(|_| is_one_host) {
         return Err(Failure::Usage(format!("--transport {}: {reason}", transport.name())));
     }
-    if matches!(args.device, Device::Sim(_)) && transport == TransportName::Mpi {
-        let problem = "--device sim: --transport mpi does not reach its memory; pass shm or tcp";
-        return Err(Failure::Usage(problem.into()));
-    }
+    args.device.check_transports(&[transport])?;
     if let Some(placement) = placement {
         return as_rank(&placement, transport, &comm, args.device);
     }
@@ -211,14 +208,7 @@ fn all_reduce(group: &Group, device: Device, answers: &mut Answers) -> Result<()
     let operation =
         Operation { kind: OpKind::AllReduce, redop: ReduceOp::Sum, root: 0, dtype: DType::F32 };
     let most = SIZES.into_iter().max().unwrap_or(0);
-    let buffers = match device {
-        Device::Cpu => buffers(operation, group, most, false)?,
-        Device::Sim(spec) => {
-            let memory = Allocator::on(&Sim::new(spec).stream("compute")?);
-            let buffer = || memory.tensor(operation.dtype, [most], Category::Communication);
-            (buffer()?, buffer()?)
-        }
-    };
+    let buffers = buffers(operation, group, most, device, false)?;
     let mut wrong = 0;
     for elements in SIZES {
         wrong += Exchange::new(operation, group, &buffers, elements, true)?.check()?;

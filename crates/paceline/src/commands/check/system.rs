@@ -1,7 +1,7 @@
 //! Reports what the system allows this process: memory, locked memory, open files.
 
 use paceline_host::resources;
-use paceline_settings::device::Device;
+use paceline_launch::device::Device;
 use rustix::process::{Resource, getrlimit};
 
 use super::{Answers, Status};

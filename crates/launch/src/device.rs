@@ -1,4 +1,4 @@
-//! Where a run computes: the values of `--device`.
+//! Where ranks compute: the values of `--device`.
 //!
 //! Input: a name with settings, such as `sim:copy=16gbit,10us,launch=5us`. Output: a [`Device`], which is written the same
 //! way. This file does not know what a device does.
@@ -11,9 +11,12 @@ use std::time::Duration;
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::error::ErrorKind;
 use paceline_collectives::{Link, parse_seconds};
+use paceline_failure::Failure;
 use paceline_files::Printable;
-use paceline_memory::SimSpec;
+use paceline_memory::{Allocator, MemoryError, Sim, SimSpec};
 use serde::{Serialize, Serializer};
+
+use crate::TransportName;
 
 /// Where to compute.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,15 +27,24 @@ pub enum Device {
     Sim(SimSpec),
 }
 
-/// How batches come to a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Copies {
-    /// From pinned memory.
-    pub pinned: bool,
-    /// While the host goes on.
-    pub non_blocking: bool,
-    /// The next one, on a stream of its own, beside the step.
-    pub own_stream: bool,
+impl Device {
+    /// The memory of a rank that computes there: `of_host` on the processor. Errors if the system refuses a thread.
+    pub fn memory(self, of_host: Allocator) -> Result<Allocator, MemoryError> {
+        match self {
+            Device::Cpu => Ok(of_host),
+            Device::Sim(spec) => Ok(Allocator::on(&Sim::new(spec).stream("compute")?)),
+        }
+    }
+
+    /// Checks that collectives over `transports` reach the device's memory.
+    pub fn check_transports(self, transports: &[TransportName]) -> paceline_failure::Result<()> {
+        match self != Device::Cpu && transports.contains(&TransportName::Mpi) {
+            true => Err(Failure::Usage(
+                "--device sim: --transport mpi does not reach its memory; pass shm or tcp".into(),
+            )),
+            false => Ok(()),
+        }
+    }
 }
 
 impl fmt::Display for Device {
