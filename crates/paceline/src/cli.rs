@@ -18,6 +18,7 @@ use crate::commands::check::args::CheckArgs;
 use crate::commands::compare::args::CompareRunsArgs;
 use crate::commands::fetch::args::FetchCommand;
 use crate::commands::generate::args::GenerateArgs;
+use crate::commands::schedule::ScheduleArgs;
 use crate::commands::show::ShowArgs;
 use crate::commands::trace::args::TraceCommand;
 
@@ -77,6 +78,8 @@ pub enum Command {
     Analyze(Box<AnalyzeArgs>),
     /// Compare runs: time, samples/s, the anatomy of the step, memory, accuracy and cost
     Compare(CompareRunsArgs),
+    /// Draw what each rank of a pipeline does in a step, and count its idle time
+    Schedule(ScheduleArgs),
     /// Show all that a run has reported: where each rank was, operation by operation, and memory by phase
     Show(ShowArgs),
     /// Work with the trace files that --profile writes

@@ -26,7 +26,7 @@ use signal_hook::consts::SIGXFSZ;
 
 use crate::cli::{Cli, Command};
 use crate::commands::bench::BenchCommand;
-use crate::commands::{self, analyze, check, compare, fetch, generate, show, trace};
+use crate::commands::{self, analyze, check, compare, fetch, generate, schedule, show, trace};
 use crate::mistakes;
 
 /// The command line of paceline, with choices of its user's own.
@@ -118,6 +118,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Predict(args) => predict::predict(&args, place()?),
         Command::Analyze(args) => analyze::analyze(&args),
         Command::Compare(args) => compare::compare(&args),
+        Command::Schedule(args) => schedule::schedule(&args),
         Command::Show(args) => show::show(&args),
         Command::Links(args) => links::links_command(&args),
         Command::Trace(command) => trace::trace(&command),

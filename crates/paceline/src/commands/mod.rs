@@ -7,6 +7,7 @@ pub mod check;
 pub mod compare;
 pub mod fetch;
 pub mod generate;
+pub mod schedule;
 pub mod show;
 pub mod trace;
 pub mod train;

@@ -1,0 +1,204 @@
+//! `paceline schedule`: what each rank of a pipeline does in a step, drawn and counted before anything runs.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use paceline_failure::outputs::{check_file, write_bytes};
+use paceline_failure::{Failure, Result};
+use paceline_host::disk::Disk;
+use paceline_host::text::{line_width, say, say_unbroken};
+use paceline_schedule::{Costs, Plan, SCHEDULES, Schedule, Timeline, drawing, named};
+use paceline_table::table::{Columns, Table, grouped};
+
+/// The most actions of all ranks together. More are drawn by nobody, and the lists of all ranks are kept.
+const MAX_ACTIONS: usize = 1 << 20;
+
+/// The most characters of a line of a drawing.
+const MAX_WIDTH: usize = 400;
+
+/// Flags of `paceline schedule`.
+#[derive(Debug, Args)]
+pub struct ScheduleArgs {
+    /// The schedule; without a name, all are compared
+    #[arg(value_name = "NAME")]
+    pub name: Option<String>,
+    /// Ranks of the pipeline; some schedules give each of them two stages
+    #[arg(long, value_name = "P", default_value_t = 4)]
+    pub stages: usize,
+    /// Into how many micro-batches a batch is divided
+    #[arg(long, value_name = "M", default_value_t = 8)]
+    pub micro_batches: usize,
+    /// Durations of a rank's forward pass of a micro-batch, and of the input half and the weight half of its backward pass
+    #[arg(long, value_name = "F,I,W", value_delimiter = ',', default_value = "1,1,1", value_parser = duration)]
+    pub costs: Vec<f64>,
+    /// Duration of a message between two ranks
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = duration)]
+    pub message: f64,
+    /// A device runs the two passes of a pair side by side, in this part of the time of one after the other
+    #[arg(long, value_name = "PART", value_parser = duration)]
+    pub side_by_side: Option<f64>,
+    /// Write the lists to this file, in the form of PyTorch's pipelining: one row for each rank
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+}
+
+/// A duration, in a unit that the user chooses.
+fn duration(text: &str) -> std::result::Result<f64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(time) if (0.0..=1e9).contains(&time) => Ok(time),
+        _ => Err("pass a number from 0 to 1e9".to_owned()),
+    }
+}
+
+/// A plan and its rehearsal.
+struct Rehearsed {
+    schedule: &'static dyn Schedule,
+    plan: Plan,
+    timeline: Timeline,
+}
+
+/// Runs `paceline schedule`.
+///
+/// # Errors
+///
+/// If there is no schedule of this name, or if it does not know such a step.
+pub fn schedule(args: &ScheduleArgs) -> Result<u8> {
+    let &[forward, input, weight] = args.costs.as_slice() else {
+        return usage("--costs: pass three durations, such as 1,1,1".to_owned());
+    };
+    if forward + input + weight == 0.0 {
+        return usage("--costs 0,0,0: pass a duration above zero".to_owned());
+    }
+    let (ranks, micro_batches) = (args.stages, args.micro_batches);
+    if ranks.saturating_mul(micro_batches) > MAX_ACTIONS / 6 {
+        return usage(format!(
+            "--stages {ranks} --micro-batches {micro_batches}: more than a million actions; lower one of them"
+        ));
+    }
+    if let Some(file) = &args.csv {
+        check_file("--csv", file)?;
+    }
+    let rehearse = |schedule: &'static dyn Schedule| {
+        let costs = |stages: &_| Costs {
+            message: args.message,
+            side_by_side: args.side_by_side,
+            ..Costs::even(stages, forward, input, weight)
+        };
+        let plan = Plan::new(schedule, ranks, micro_batches, costs)?;
+        let timeline = Timeline::of(&plan, &costs(&plan.shape().placement))?;
+        Ok(Rehearsed { schedule, plan, timeline })
+    };
+    let Some(name) = &args.name else {
+        if args.csv.is_some() {
+            return usage("--csv writes the lists of one schedule; name it".to_owned());
+        }
+        let all: Vec<_> = SCHEDULES.into_iter().map(|of| (of, rehearse(of))).collect();
+        say_all(ranks, micro_batches, &all);
+        return Ok(0);
+    };
+    let Some(schedule) = named(name) else {
+        let names: Vec<&str> = SCHEDULES.iter().map(|schedule| schedule.name()).collect();
+        return usage(format!("there is no schedule {name:?}; there are {}", names.join(", ")));
+    };
+    let of = rehearse(schedule).map_err(|error: paceline_schedule::PlanError| {
+        Failure::Usage(format!("--micro-batches {micro_batches}: {error}"))
+    })?;
+    say_one(&of);
+    if let Some(file) = &args.csv {
+        write_bytes(&Disk::default(), file, of.plan.csv().as_bytes())?;
+    }
+    Ok(0)
+}
+
+/// Prints a schedule: its drawing, and what it costs each rank.
+fn say_one(Rehearsed { schedule, plan, timeline }: &Rehearsed) {
+    let shape = plan.shape();
+    let (ranks, stages) = (shape.placement.ranks(), shape.placement.stages());
+    say(&format!("{}: {}", schedule.name(), schedule.about()));
+    say(&format!("{ranks} ranks, {stages} stages, {} micro-batches", shape.micro_batches));
+    say("");
+    let width = line_width().map_or(MAX_WIDTH, |width| width.min(MAX_WIDTH));
+    drawing(plan, timeline, width).lines().for_each(say_unbroken);
+    say("");
+    let table = Columns::new().add("rank", "rank", ("", 0), "The rank.", |rank: &usize| *rank);
+    let busy: Vec<f64> = (0..ranks).map(|rank| timeline.busy(rank)).collect();
+    let (makespan, of_busy) = (timeline.makespan, busy.clone());
+    let in_flight: Vec<f64> = (0..ranks).map(|rank| plan.in_flight(rank)).collect();
+    let table = table
+        .add("busy", "computes", ("", 1), "The time in which the rank computes.", move |rank| {
+            of_busy[*rank]
+        })
+        .add(
+            "idle",
+            "idle",
+            ("", 1),
+            "The time until the last rank is done in which it does not.",
+            move |rank| makespan - busy[*rank],
+        )
+        .add(
+            "in_flight",
+            "in flight",
+            ("", 1),
+            "The most micro-batches between their forward pass and the end of their backward pass.",
+            move |rank| in_flight[*rank],
+        )
+        .table((0..ranks).collect::<Vec<_>>());
+    say_table(&table);
+    say("");
+    say(&format!(
+        "The step takes {}, of which {:.1} % are bubble; no rank takes longer than {} from its first action to its last.",
+        grouped(makespan, 1),
+        100.0 * timeline.bubble(),
+        grouped(timeline.longest_rank(), 1)
+    ));
+}
+
+/// Prints what all schedules cost.
+fn say_all(
+    ranks: usize,
+    micro_batches: usize,
+    all: &[(&'static dyn Schedule, std::result::Result<Rehearsed, paceline_schedule::PlanError>)],
+) {
+    say(&format!("{ranks} ranks, {micro_batches} micro-batches"));
+    say("");
+    let most = move |plan: &Plan| (0..ranks).map(|rank| plan.in_flight(rank)).fold(0.0, f64::max);
+    let table = Columns::new()
+        .add("schedule", "schedule", ("", 0), "The schedule.", |of: &&Rehearsed| of.schedule.name())
+        .add("step", "step", ("", 1), "The time until the last rank is done.", |of| {
+            of.timeline.makespan
+        })
+        .add(
+            "bubble",
+            "bubble",
+            ("%", 1),
+            "The part of the ranks' time in which they do not compute.",
+            |of| 100.0 * of.timeline.bubble(),
+        )
+        .add(
+            "rank",
+            "longest rank",
+            ("", 1),
+            "The longest time from a rank's first action to its last.",
+            |of| of.timeline.longest_rank(),
+        )
+        .add(
+            "in_flight",
+            "in flight",
+            ("", 1),
+            "The most micro-batches in flight on a rank.",
+            move |of| most(&of.plan),
+        )
+        .table(all.iter().filter_map(|(_, of)| of.as_ref().ok()).collect::<Vec<_>>());
+    say_table(&table);
+    for (schedule, error) in all.iter().filter_map(|(of, made)| Some((of, made.as_ref().err()?))) {
+        say(&format!("{}: {error}", schedule.name()));
+    }
+}
+
+fn say_table(table: &Table) {
+    table.fitted(line_width()).lines().for_each(say_unbroken);
+}
+
+fn usage<T>(reason: String) -> Result<T> {
+    Err(Failure::Usage(reason))
+}
