@@ -1,12 +1,13 @@
 //! Which gradients a training step has written, and which of them are final.
 //!
 //! A step has one pass per micro-batch, and in each pass every layer that holds a parameter uses it once. The first
-//! use overwrites the gradient, and all other uses add to it. After the last use in a pass, the gradient is final for
-//! that pass. This file does not know the values of gradients.
+//! use overwrites the gradient, and all other uses add to it. After the last use of the step the gradient is final, in
+//! whichever order the passes come; or after the last use of each pass, if a pass is all that is added up. This file does not
+//! know the values of gradients.
 
 use crate::{Layout, ParamId, UnitId};
 
-/// Records which gradients have been written, and which uses remain in the current pass.
+/// Records which gradients have been written, and which uses remain.
 #[derive(Clone, Debug, Default)]
 pub struct GradReadiness {
     entries: Vec<Entry>,
@@ -15,23 +16,46 @@ pub struct GradReadiness {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     unit: UnitId,
+    /// Uses in a pass.
     num_uses: u32,
-    /// Uses that remain in the current pass.
+    /// Uses that remain before the gradient is final.
     num_left: u32,
+    /// Whether the gradient is final after each pass, and not only after the step.
+    is_of_pass: bool,
+    is_root: bool,
     is_written: bool,
 }
 
 impl GradReadiness {
-    /// The state of a step in which nothing has been written. Frozen parameters are not tracked.
+    /// Nothing has been written, and a single pass follows. Frozen parameters are not tracked.
     pub fn new(layout: &Layout) -> Self {
         let entry = |param: &crate::Param| {
             let num_uses = if param.is_frozen { 0 } else { param.num_uses };
-            Entry { unit: param.unit, num_uses, num_left: num_uses, is_written: false }
+            let (unit, is_root) = (param.unit, layout.unit(param.unit).is_root);
+            Entry {
+                unit,
+                num_uses,
+                num_left: num_uses,
+                is_of_pass: true,
+                is_root,
+                is_written: false,
+            }
         };
         Self { entries: layout.params().iter().map(entry).collect() }
     }
 
-    /// Begins a step: the next use of each gradient overwrites it.
+    /// Begins a step of `num_passes` passes: the next use of each gradient overwrites it. If `each_pass`, the gradients of
+    /// all units but roots are final after each pass.
+    pub fn begin_step(&mut self, num_passes: usize, each_pass: bool) {
+        for entry in &mut self.entries {
+            entry.is_of_pass = each_pass && !entry.is_root;
+            let passes = if entry.is_of_pass { 0 } else { num_passes as u32 };
+            entry.num_left = entry.num_uses * passes;
+            entry.is_written = false;
+        }
+    }
+
+    /// The next use of each gradient overwrites it, because its sum has been put aside.
     pub fn start_over(&mut self) {
         for entry in &mut self.entries {
             entry.is_written = false;
@@ -45,9 +69,9 @@ impl GradReadiness {
         }
     }
 
-    /// Begins the pass of a new micro-batch, in which all uses remain.
+    /// Begins the pass of a new micro-batch, in which all uses of a pass remain.
     pub fn begin_pass(&mut self) {
-        for entry in &mut self.entries {
+        for entry in self.entries.iter_mut().filter(|entry| entry.is_of_pass) {
             entry.num_left = entry.num_uses;
         }
     }
@@ -57,7 +81,7 @@ impl GradReadiness {
         self.entries[id.0].is_written
     }
 
-    /// Records one use. Returns whether it was the last use in this pass. Errors if no use was left.
+    /// Records one use. Returns whether the gradient is final now. Errors if no use was left.
     pub(crate) fn write(&mut self, id: ParamId) -> Result<bool, &'static str> {
         let entry = &mut self.entries[id.0];
         entry.num_left = entry.num_left.checked_sub(1).ok_or("more often than it is used")?;
@@ -65,9 +89,11 @@ impl GradReadiness {
         Ok(entry.num_left == 0)
     }
 
-    /// The parameters whose gradients are not final in the current pass.
-    pub fn unfinished(&self) -> impl Iterator<Item = ParamId> {
+    /// The parameters whose gradients should be final at the end of a pass and are not; or, after the last pass, at the end of
+    /// the step.
+    pub fn unfinished(&self, is_last: bool) -> impl Iterator<Item = ParamId> {
         let entries = self.entries.iter().enumerate();
-        entries.filter(|(_, entry)| entry.num_left > 0).map(|(at, _)| ParamId(at))
+        let is_meant = move |entry: &Entry| entry.num_left > 0 && (is_last || entry.is_of_pass);
+        entries.filter(move |(_, entry)| is_meant(entry)).map(|(at, _)| ParamId(at))
     }
 }

@@ -53,9 +53,10 @@ impl OpenUnits {
     }
 
     /// Begins a new step: all units are closed, also after a step that has failed, and all gradients start again.
-    pub fn begin_step(&mut self) {
+    /// See [`GradReadiness::begin_step`].
+    pub fn begin_step(&mut self, num_passes: usize, each_pass: bool) {
         self.views.fill(None);
-        self.readiness.start_over();
+        self.readiness.begin_step(num_passes, each_pass);
     }
 
     pub(crate) fn is_open(&self, unit: UnitId) -> bool {

@@ -74,7 +74,7 @@ impl Bench {
         };
         let mut units = self.units.borrow_mut();
         if !accumulate {
-            units.begin_step();
+            units.begin_step(1, true);
         }
         let mut cx = Context::training(&self.compute, &self.storage, &mut units, &mut ready);
         cx.open_roots().unwrap();

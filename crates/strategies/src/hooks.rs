@@ -39,11 +39,11 @@ impl<'a> Hooks<'a> {
         self.strategy.gradient_ready(self.replica, self.track, id)
     }
 
-    /// Whether the strategy is told of the gradient in this pass.
-    fn announces(&self, id: ParamId) -> bool {
+    /// Whether the strategy is told of a gradient that no step uses in this pass: in each one, if each is reduced.
+    fn announces_unused(&self, id: ParamId) -> bool {
         let layout = &self.replica.model.layout;
         let is_root = layout.unit(layout.param(id).unit).is_root;
-        self.is_last || self.strategy.reduces_every_pass() && !is_root
+        self.is_last || !is_root || !self.strategy.reduces_every_pass()
     }
 
     /// Sets a gradient that no layer has written to zero, unless it lies in memory of its unit that the strategy clears.
@@ -71,7 +71,7 @@ impl<'a> Hooks<'a> {
     fn announce_never_used(&mut self) -> Result<()> {
         if std::mem::take(self.leaves_out) {
             for &id in self.never_used() {
-                if self.announces(id) {
+                if self.announces_unused(id) {
                     self.clear(id)?;
                     self.announce(id)?;
                 }
@@ -91,11 +91,9 @@ impl<'a> Hooks<'a> {
             return Err(self.used_after_all(id));
         }
         let is_meant = |id: &ParamId| {
-            !self.never_used().contains(id)
-                && owned.computes(model, model.layout.param(*id))
-                && self.announces(*id)
+            !self.never_used().contains(id) && owned.computes(model, model.layout.param(*id))
         };
-        let left_out: Vec<ParamId> = readiness.unfinished().filter(is_meant).collect();
+        let left_out: Vec<ParamId> = readiness.unfinished(self.is_last).filter(is_meant).collect();
         let is_known = |id: &ParamId| known.as_ref().is_some_and(|k| k.unfinished.contains(id));
         let new: Vec<&ParamId> = left_out.iter().filter(|id| !is_known(id)).collect();
         if !new.is_empty() && (!options.find_unused_parameters || known.is_some()) {
@@ -135,11 +133,8 @@ impl PassHooks for Hooks<'_> {
         if self.never_used().contains(&id) {
             return Err(self.used_after_all(id).into());
         }
-        if self.announces(id) {
-            self.announce_never_used()?;
-            self.announce(id)?;
-        }
-        Ok(())
+        self.announce_never_used()?;
+        Ok(self.announce(id)?)
     }
 
     fn syncs_statistics(&self) -> bool {

@@ -120,7 +120,7 @@ impl<'a> Step<'a> {
         own_sums.fill_zero()?;
         let num_levels = options.accumulation.num_partial_sums(micro_batches.len());
         partial_sums.begin_step(compute, storage.grads().tensor(), num_levels)?;
-        units.begin_step();
+        units.begin_step(micro_batches.len(), strategy.reduces_every_pass());
         let count = Count::begin(replica, micro_batches, is_shared)?;
         let (num_losses, backward, leaves_out, pending) = (0, (None, 0), true, None);
         let mut step = Self {
