@@ -81,6 +81,11 @@ impl Batch {
         &self.tensors[0].1
     }
 
+    /// All tensors, by name.
+    pub fn tensors(&self) -> &[(&'static str, Tensor)] {
+        &self.tensors
+    }
+
     /// The number of tokens without padding: the sum of the lengths, or all inputs if there are none. Zero if the inputs are
     /// no integers. Errors if the memory is in use.
     pub fn num_tokens(&self) -> Result<usize> {

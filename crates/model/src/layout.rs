@@ -75,12 +75,15 @@ pub struct Param {
     pub num_uses: u32,
     /// Whether the parameter is frozen: it does not change, and has no gradient and no optimizer state.
     pub is_frozen: bool,
+    /// Whether another stage of a pipeline has the parameter, and this storage nothing of it.
+    pub is_elsewhere: bool,
 }
 
 impl Param {
-    /// The parameter's elements in flat storage, without padding.
+    /// The parameter's elements in flat storage, without padding. None if it is elsewhere.
     pub fn range(&self) -> Range<usize> {
-        self.start..self.start + self.shape.num_elems()
+        let len = if self.is_elsewhere { 0 } else { self.shape.num_elems() };
+        self.start..self.start + len
     }
 }
 
@@ -115,11 +118,13 @@ pub struct Unit {
     pub is_root: bool,
     /// Whether its parameters are frozen.
     pub is_frozen: bool,
+    /// Whether another stage of a pipeline has it.
+    pub is_elsewhere: bool,
 }
 
 impl Unit {
     fn new(name: String) -> Self {
-        Self { name, range: 0..0, is_root: false, is_frozen: false }
+        Self { name, range: 0..0, is_root: false, is_frozen: false, is_elsewhere: false }
     }
 }
 
@@ -156,10 +161,10 @@ impl Layout {
         &self.units[id.0]
     }
 
-    /// The parameters that are trained, in order of registration.
+    /// The parameters that are trained here, in order of registration.
     pub fn trained(&self) -> impl DoubleEndedIterator<Item = (ParamId, &Param)> {
         let all = self.params.iter().enumerate().map(|(at, param)| (ParamId(at), param));
-        all.filter(|(_, param)| !param.is_frozen)
+        all.filter(|(_, param)| !param.is_frozen && !param.is_elsewhere)
     }
 
     /// Elements of the trained parameters, with padding, which is also the length of gradients and of
@@ -239,6 +244,25 @@ impl Layout {
         Ok(Self { buffers: self.buffers.clone(), ..layout })
     }
 
+    /// The part of these units, for a stage of a pipeline: parameters keep their numbers and their initial values, and those of
+    /// other units are elsewhere. Errors if `is_here` leaves nothing to train.
+    pub fn part(&self, is_here: impl Fn(UnitId) -> bool) -> Result<Self> {
+        let (mut params, mut units) = (self.params.clone(), self.units.clone());
+        for (at, unit) in units.iter_mut().enumerate() {
+            unit.is_elsewhere = !is_here(UnitId(at));
+        }
+        for param in &mut params {
+            param.is_elsewhere = units[param.unit.0].is_elsewhere;
+        }
+        if params.iter().all(|param| param.is_frozen || param.is_elsewhere) {
+            let reason =
+                "a stage of a pipeline has nothing to train; choose fewer stages, or freeze less";
+            return Err(ModelError::Config(reason.into()));
+        }
+        let layout = Self::laid_out(params, units, self.world_size);
+        Ok(Self { buffers: self.buffers.clone(), ..layout })
+    }
+
     /// Gives every parameter its place in storage: first the units that are trained, then the frozen units. The
     /// result has no buffers. The caller adds them.
     fn laid_out(mut params: Vec<Param>, mut units: Vec<Unit>, world_size: usize) -> Self {
@@ -249,7 +273,7 @@ impl Layout {
                 let begin = len;
                 for param in params.iter_mut().filter(|param| param.unit.0 == at) {
                     param.start = len.next_multiple_of(ALIGN_ELEMS);
-                    len = param.range().end;
+                    len = param.range().end.max(len);
                 }
                 len = begin + (len - begin).next_multiple_of(ALIGN_ELEMS * world_size);
                 unit.range = begin..len;
@@ -329,6 +353,7 @@ impl LayoutBuilder {
             init,
             num_uses: 1,
             is_frozen: false,
+            is_elsewhere: false,
         });
         ParamId(self.params.len() - 1)
     }

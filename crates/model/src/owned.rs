@@ -1,8 +1,8 @@
-//! What a rank owns of a model: blocks to compute, and ranges of flat storage to hold.
+//! What a rank owns of a model: ranges of flat storage to hold.
 
 use std::ops::Range;
 
-use crate::{Model, Param};
+use crate::Model;
 
 /// What belongs to one rank. The ranges are in order and do not overlap. They begin and end where a parameter or its
 /// padding does, or at a multiple of 16 elements of a parameter.
@@ -11,8 +11,6 @@ use crate::{Model, Param};
 /// after a step's backward passes. The owner of state updates the values in that range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owned {
-    /// The blocks that the rank computes. It computes gradients of their parameters, whoever owns these afterwards.
-    pub blocks: Range<usize>,
     /// Values.
     pub values: Vec<Range<usize>>,
     /// Gradients.
@@ -27,14 +25,6 @@ impl Owned {
         let layout = &model.layout;
         let (all, trained) = (0..layout.len(), 0..layout.trained_len());
         let (grads, state) = (vec![trained.clone()], vec![trained]);
-        Self { blocks: 0..model.blocks.len(), values: vec![all], grads, state }
-    }
-
-    /// Whether the rank computes the gradient of a parameter: no block of another rank does. A parameter that no block
-    /// uses counts as computed, since its gradient is known to be zero.
-    pub fn computes(&self, model: &Model, param: &Param) -> bool {
-        let is_of = |at: usize| model.blocks[at].unit == param.unit;
-        let mut all = 0..model.blocks.len();
-        !param.is_frozen && (self.blocks.clone().any(is_of) || !all.any(is_of))
+        Self { values: vec![all], grads, state }
     }
 }

@@ -30,7 +30,8 @@ impl GradReadiness {
     /// Nothing has been written, and a single pass follows. Frozen parameters are not tracked.
     pub fn new(layout: &Layout) -> Self {
         let entry = |param: &crate::Param| {
-            let num_uses = if param.is_frozen { 0 } else { param.num_uses };
+            let is_here = !param.is_frozen && !param.is_elsewhere;
+            let num_uses = if is_here { param.num_uses } else { 0 };
             let (unit, is_root) = (param.unit, layout.unit(param.unit).is_root);
             Entry {
                 unit,

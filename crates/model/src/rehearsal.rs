@@ -6,14 +6,15 @@
 //! nothing of ranks, or of what a strategy adds.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use paceline_kernels::loss::SUMS_LEN;
 use paceline_kernels::{Compute, norm};
-use paceline_memory::{Category, DType, Device, PhaseUsage, Tensor, Usage};
+use paceline_memory::{Category, DType, Device, PhaseUsage, Shape, Tensor, Usage};
 
 use crate::{
-    Batch, Context, Layer, Model, ModelError, OpenUnits, ParamId, PassHooks, Precision, Result,
-    Storage,
+    Batch, Context, Layer, Layout, Model, ModelError, OpenUnits, ParamId, PassHooks, Precision,
+    Result, Storage,
 };
 
 /// The memory of a step by phase.
@@ -47,13 +48,7 @@ impl Rehearsal {
         clipped: Option<&[Range<usize>]>,
         syncs_statistics: bool,
     ) -> Result<Self> {
-        match compute.device() {
-            Device::Meta => {}
-            device @ (Device::Cpu | Device::Sim) => {
-                let reason = format!("a rehearsal needs the device meta, not {device}");
-                return Err(ModelError::Config(reason));
-            }
-        }
+        check_meta(compute)?;
         let allocator = &compute.allocator;
         let storage = Storage::host(model.layout.clone(), precision, allocator)?;
         let sums = allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
@@ -128,6 +123,49 @@ impl Rehearsal {
         most(|phase| phase.reserved)
             .unwrap_or(0)
             .saturating_sub(most(|phase| phase.total).unwrap_or(0))
+    }
+}
+
+/// The shapes and element types of the inputs of the blocks `starts`, in order, in a forward pass of a batch with these extents.
+/// `layout` is that of the whole model. Errors if `compute` is not of [`Device::Meta`].
+pub fn boundaries(
+    model: &Model,
+    layout: Arc<Layout>,
+    precision: Precision,
+    compute: &Compute,
+    batch: &Batch,
+    starts: &[usize],
+) -> Result<Vec<(Shape, DType)>> {
+    check_meta(compute)?;
+    let allocator = &compute.allocator;
+    let storage = Storage::host(layout, precision, allocator)?;
+    let shaped_like = |(name, tensor): &(&'static str, Tensor)| {
+        Ok((*name, allocator.tensor(tensor.dtype(), tensor.shape(), Category::Data)?))
+    };
+    let batch = Batch::of(batch.tensors().iter().map(shaped_like).collect::<Result<_>>()?);
+    let mut units = OpenUnits::new(storage.layout());
+    let mut hooks = Hooks { syncs_statistics: false };
+    let cx = Context::evaluation(compute, &storage, &mut units, &mut hooks);
+    let mut cx = cx.with_batch(&batch);
+    cx.open_roots()?;
+    let (mut value, mut found) = (batch.inputs().clone(), Vec::new());
+    for (at, block) in model.blocks.iter().enumerate() {
+        if starts.contains(&at) {
+            found.push((value.shape(), value.dtype()));
+        }
+        value = block.forward(&mut cx, value)?.0;
+    }
+    Ok(found)
+}
+
+/// Errors unless nothing is computed.
+fn check_meta(compute: &Compute) -> Result<()> {
+    match compute.device() {
+        Device::Meta => Ok(()),
+        device @ (Device::Cpu | Device::Sim) => {
+            let reason = format!("a rehearsal needs the device meta, not {device}");
+            Err(ModelError::Config(reason))
+        }
     }
 }
 

@@ -11,7 +11,7 @@ pub use paceline_model::{
     Batch, Block, Context, CrossEntropy, Init, Layer, LayoutBuilder, MeanSquaredError, Model,
     ModelError, Objective, ParamId, Saved, layers,
 };
-pub use paceline_strategies::{Exactness, Replica, Schedule, Step, Strategy, StrategyError, span};
+pub use paceline_strategies::{Exactness, Replica, Strategy, StrategyError, span};
 pub use paceline_trace::SpanTrack;
 
 pub use crate::{Failure, FinishedRun, Program};

@@ -21,7 +21,9 @@ fn allowed(name: &str) -> &'static [&'static str] {
         "data" => &["files", "memory", "trace"],
         "model" => &["files", "kernels", "memory", "trace"],
         "schedule" => &[],
-        "strategies" => &["model", "collectives", "kernels", "memory", "numeric", "trace"],
+        "strategies" => {
+            &["model", "collectives", "kernels", "memory", "numeric", "schedule", "trace"]
+        }
         "failure" => &[
             "analysis",
             "collectives",

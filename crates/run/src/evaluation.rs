@@ -26,7 +26,7 @@ pub fn evaluate(
     global_batch: usize,
     track: &mut SpanTrack,
 ) -> Result<TestResult> {
-    let Replica { compute, group, model, .. } = replica;
+    let Replica { compute, world: all, group, model, .. } = replica;
     let (rank, world) = (group.rank(), group.world_size());
     let samples = dataset.len();
     let sampler = Sampler::new(samples, global_batch, rank, world, Order::Sequential)?;
@@ -40,7 +40,7 @@ pub fn evaluate(
             paceline_strategies::evaluate(strategy, replica, &share.batch, &sums, track)?;
         }
     }
-    group.all_reduce(&sums, ReduceOp::Sum)?;
+    all.all_reduce(&sums, ReduceOp::Sum)?;
     let sums = sums.to_host()?;
     let sums = sums.read::<f64>()?;
     let (loss, correct, count) = (sums[0], sums[1], sums[2]);

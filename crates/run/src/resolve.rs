@@ -7,6 +7,7 @@ use paceline_choices::models::{MODELS, ModelConfig};
 use paceline_choices::optimizers::{OPTIMIZERS, OptimizerSettings};
 use paceline_choices::registry::{Choice, Registry, read};
 use paceline_choices::strategies::{Models, STRATEGIES};
+use paceline_collectives::Axis;
 use paceline_data::{Dataset, Field};
 use paceline_failure::outputs::{check_file, check_folder};
 use paceline_failure::{Failure, Result};
@@ -24,7 +25,8 @@ use paceline_settings::spec::RunSpec;
 use paceline_settings::strategy::{self, StrategyConfig};
 
 use crate::resolve_ranks::{
-    check_ranks, resolve_batch, resolve_comm, resolve_init_method, resolve_mesh, resolve_world_size,
+    check_ranks, resolve_batch, resolve_comm, resolve_init_method, resolve_mesh, resolve_pipeline,
+    resolve_world_size,
 };
 use crate::{folder, precision, recorded, resume, shards, shortage};
 
@@ -80,7 +82,9 @@ pub fn resolve_unchecked(
     let mut warnings = Vec::new();
     let strategy = strategy::resolve(&flags, &spec, &settings, &model, world_size, &mut warnings)?;
     let mesh = resolve_mesh(flags.mesh.as_deref(), &strategy, world_size)?;
-    let strategy = strategy.on(&mesh)?;
+    let strategy = strategy.on(&mesh.without(Axis::Pp))?;
+    // The ranks of all stages work on the same samples.
+    let num_shares = world_size / mesh.size(Axis::Pp);
     let optimizer = OptimizerSettings::resolve(&flags.optimizer, &settings)?;
     if let Some(norm) = flags.clip_grad_norm.filter(|norm| !(*norm > 0.0 && norm.is_finite())) {
         return usage(format!("--clip-grad-norm {norm}: pass a number above zero"));
@@ -94,7 +98,7 @@ pub fn resolve_unchecked(
     }
     check_drift(&flags, &strategy, &mut warnings)?;
     let schedule = Schedule::resolve(&flags, optimizer.lr())?;
-    let global_batch_size = resolve_batch(&flags, world_size, model.defaults().batch_size)?;
+    let global_batch_size = resolve_batch(&flags, num_shares, model.defaults().batch_size)?;
     let lengths = [
         ("--epochs", flags.epochs == Some(0)),
         ("--steps", flags.steps == Some(0)),
@@ -196,6 +200,7 @@ pub fn resolve_unchecked(
     check_padding(dataset.as_ref(), &built, &data, &model)?;
     precision::check(flags.precision, &model, &built, dataset.as_ref())?;
     warnings.extend(strategy.settings().check(&built, world_size)?);
+    let pipeline = resolve_pipeline(&flags, &strategy, &mesh, &built)?;
     let mut config = TrainConfig {
         spec,
         model,
@@ -212,6 +217,7 @@ pub fn resolve_unchecked(
         precision: flags.precision,
         world_size,
         mesh,
+        pipeline,
         threads: flags.threads,
         pin_cores: flags.pin_cores,
         init_method: resolve_init_method(&flags.init_method)?,
@@ -219,7 +225,7 @@ pub fn resolve_unchecked(
         steps: flags.steps,
         steps_per_epoch,
         warmup_steps: flags.warmup_steps,
-        batch_size: global_batch_size.div_ceil(world_size),
+        batch_size: global_batch_size.div_ceil(num_shares),
         global_batch_size,
         rank_samples: flags.rank_samples.clone(),
         optimizer,

@@ -6,11 +6,14 @@ use paceline_collectives::{Axis, MeshShape};
 use paceline_failure::{Failure, Result};
 use paceline_host::resources;
 use paceline_launch::comm::{self, CommConfig};
+use paceline_launch::device::Device;
 use paceline_launch::environment::Placement;
 use paceline_launch::launcher;
+use paceline_model::Model;
 use paceline_settings::flags::RunFlags;
 use paceline_settings::ranks::InitMethod;
 use paceline_settings::strategy::StrategyConfig;
+use paceline_strategies::schedule;
 
 /// The largest number of threads per rank, which is more than any host has cores.
 const MAX_THREADS: usize = 1024;
@@ -101,7 +104,8 @@ pub fn resolve_mesh(
     let Some(stated) = stated else { return Ok(default_mesh(strategy, world_size)) };
     let shape: MeshShape = stated.parse().or_else(|e| usage(format!("--mesh {stated}: {e}")))?;
     let known = strategy.axes();
-    if let Some((axis, _)) = shape.axes().iter().find(|(axis, _)| !known.contains(axis)) {
+    let is_unknown = |axis: &Axis| *axis != Axis::Pp && !known.contains(axis);
+    if let Some((axis, _)) = shape.axes().iter().find(|(axis, _)| is_unknown(axis)) {
         let able = STRATEGIES.all().into_iter().filter(|choice| choice.axes().contains(axis));
         let able: Vec<&str> = able.map(|choice| choice.name()).collect();
         let other = match able.as_slice() {
@@ -126,6 +130,71 @@ pub fn resolve_mesh(
     }
     let axes: Vec<_> = std::iter::once((Axis::Dp, 1)).chain(shape.axes().iter().copied()).collect();
     MeshShape::new(&axes).or_else(|e| usage(format!("--mesh {stated}: {e}")))
+}
+
+/// The schedule of a pipeline, if the grid has stages: checks that all that the run asks for works with stages.
+pub fn resolve_pipeline(
+    flags: &RunFlags,
+    strategy: &StrategyConfig,
+    mesh: &MeshShape,
+    model: &Model,
+) -> Result<Option<&'static str>> {
+    let stages = mesh.size(Axis::Pp);
+    if stages == 1 {
+        return match &flags.schedule {
+            None => Ok(None),
+            Some(name) => usage(format!(
+                "--schedule {name}: there are no stages to schedule; pass --mesh pp=2 too, or leave it out"
+            )),
+        };
+    }
+    let name = flags.schedule.as_deref().unwrap_or("1f1b");
+    let Some(schedule) = schedule::named(name) else {
+        let names: Vec<&str> = schedule::SCHEDULES.iter().map(|of| of.name()).collect();
+        return usage(format!(
+            "--schedule {name}: there is none of this name; pass one of {}",
+            names.join(", ")
+        ));
+    };
+    let refused = |flag: &str, why: &str| {
+        usage(format!("{flag}: {why}; leave it out, or the axis pp of --mesh"))
+    };
+    if !strategy.keeps_replicas_equal() && !strategy.is_alone() {
+        return refused(
+            &strategy.words(),
+            "the stages of a pipeline are equal on all ranks that hold them after each step",
+        );
+    }
+    for (flag, is_given) in [
+        ("--save", flags.save.is_some()),
+        ("--resume", flags.resume.is_some()),
+        ("--rank-samples", flags.rank_samples.is_some()),
+        ("--find-unused-parameters", strategy.options.find_unused_parameters),
+        ("--device", flags.device != Device::Cpu),
+        ("--profile", flags.profile.profile),
+    ] {
+        if is_given {
+            return refused(flag, "pipelines cannot do this yet");
+        }
+    }
+    let (placement, micro_batches) = (schedule.placement(stages), strategy.accumulate);
+    if placement.stages() > model.blocks.len() {
+        return usage(format!(
+            "--mesh {mesh}: {name} needs {} stages, and the model has {} blocks; pass fewer, or more layers",
+            placement.stages(),
+            model.blocks.len()
+        ));
+    }
+    if model.layout.units().iter().any(|unit| unit.is_root) {
+        return usage(format!(
+            "--mesh {mesh}: layers that share parameters cannot be in a pipeline yet; untie them"
+        ));
+    }
+    let costs = |stages: &_| schedule::Costs::even(stages, 1.0, 1.0, 1.0);
+    match schedule::Plan::new(schedule, stages, micro_batches, costs) {
+        Ok(_) => Ok(Some(schedule.name())),
+        Err(error) => usage(format!("--schedule {name} --accumulate {micro_batches}: {error}")),
+    }
 }
 
 /// Where ranks of another launcher meet.

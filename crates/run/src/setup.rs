@@ -21,7 +21,7 @@ use paceline_observe::views::profiler::Profiler;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
-use paceline_strategies::Replica;
+use paceline_strategies::{Replica, Stages, schedule};
 use paceline_trace::SpanTrack;
 
 use crate::agreement::{self, Settings};
@@ -134,7 +134,8 @@ pub(crate) fn build<'a>(
     }
     let model = config.model.build(dataset.as_ref(), mesh.world().world_size())?;
     let predicted = match mesh.world().rank() {
-        0 => {
+        // Of a stage, nothing is predicted yet.
+        0 if config.pipeline.is_none() => {
             let data = OpenData { train: dataset.clone(), test: test.clone() };
             Needs::of(&Shape::of(config, &data), &model)?
         }
@@ -144,9 +145,19 @@ pub(crate) fn build<'a>(
 
     let mut strategy = config.strategy.build()?;
     let options = config.strategy.options;
-    let mut replica = Replica::new(strategy.as_mut(), model, compute, mesh, config.seed, options)?;
+    let seed = config.seed;
+    let build = || config.model.build(dataset.as_ref(), mesh.world().world_size());
+    let whole = config.pipeline.map(|_| build()).transpose()?;
+    let mut replica = match config.pipeline.and_then(schedule::named) {
+        None => Replica::new(strategy.as_mut(), model, compute, mesh, seed, options)?,
+        Some(schedule) => {
+            let stages = Stages::even(schedule);
+            let settings = (seed, options);
+            Replica::in_stages(strategy.as_mut(), model, compute, mesh, &stages, settings)?
+        }
+    };
     let load = || config.model.load(&replica.storage);
-    together(&replica.group, "read the first weights", SAVE_LIMIT, load)?;
+    together(&replica.world, "read the first weights", SAVE_LIMIT, load)?;
     let mut optimizer = replica.optimizer(config.optimizer.config())?;
     let (num_samples, samples) = (dataset.len(), BatchShape::of(dataset.as_ref()));
     let Begin { progress, previous } =
@@ -154,7 +165,7 @@ pub(crate) fn build<'a>(
     if let (Some(saving), Some(previous)) = (&mut saving, previous) {
         saving.follow(previous);
     }
-    let exactness = strategy.exactness(&config.mesh);
+    let exactness = strategy.exactness(replica.mesh.shape());
     equality::check(&replica, &exactness, progress.steps)?;
     let initialization = allocator.end_phase(memory::INITIALIZATION);
 
@@ -175,6 +186,7 @@ pub(crate) fn build<'a>(
         samples,
         peak_flops_per_s,
         stepper: Stepper { replica, optimizer, strategy, track, to_device, join, max_norm },
+        whole,
         exactness,
         initialization,
         predicted,

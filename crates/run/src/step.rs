@@ -122,12 +122,12 @@ impl Stepper {
         };
         let is_divided = replica.owned.state != Owned::everything(&replica.model).state;
         let found = match is_divided {
-            true => replica.group.all_gather_object(&own)?.into_iter().flatten().next(),
+            true => replica.world.all_gather_object(&own)?.into_iter().flatten().next(),
             false => own,
         };
         let Some(found) = found else { return Ok(()) };
         let problem = format!("after step {steps}, {found} is not finite");
-        Err(match replica.group.rank() {
+        Err(match replica.world.rank() {
             0 => Failure::NotFinite {
                 step: steps,
                 message: format!(
@@ -151,7 +151,7 @@ impl Stepper {
                  --lr, or look at the data"
             ),
         };
-        let group = &self.replica.group;
+        let group = &self.replica.world;
         if loss.loss.is_finite() {
             let Some(norm) = grad_norm.filter(|norm| !norm.is_finite()) else { return Ok(()) };
             // The gradients are combined from all ranks, so no single rank is to blame, and rank 0

@@ -14,6 +14,7 @@ use paceline_failure::{Failure, Result};
 use paceline_host::streams;
 use paceline_launch::stop::{StopRequest, left};
 use paceline_memory::PhaseUsage;
+use paceline_model::Model;
 use paceline_observe::figures::event::{Event, Listeners, Save, StepDone};
 use paceline_observe::figures::facts::{Facts, Outcome};
 use paceline_observe::insight::flops;
@@ -83,6 +84,8 @@ pub(crate) struct Trainer<'a> {
     /// The most floating-point operations per second that this rank can make.
     pub(crate) peak_flops_per_s: f64,
     pub(crate) stepper: Stepper,
+    /// The model of all stages of a pipeline.
+    pub(crate) whole: Option<Model>,
     /// What the strategy guarantees about the weights.
     pub(crate) exactness: Exactness,
     /// The memory after initialization.
@@ -192,7 +195,7 @@ impl Trainer<'_> {
                 self.save(&progress, is_last)?;
             }
         }
-        self.listeners.tell(Event::TrainingEnded(&self.stepper.replica.group))?;
+        self.listeners.tell(Event::TrainingEnded(&self.stepper.replica.world))?;
         Ok(Trained { steps, meter, num_steps: made, last, is_stopped })
     }
 
@@ -259,7 +262,7 @@ impl Trainer<'_> {
             return Ok(false);
         }
         let mut votes = [f64::from(u8::from(loss.stops))];
-        self.stepper.replica.group.all_reduce_slice(&mut votes, ReduceOp::Sum)?;
+        self.stepper.replica.world.all_reduce_slice(&mut votes, ReduceOp::Sum)?;
         Ok(votes[0] > 0.0)
     }
 
@@ -278,7 +281,7 @@ impl Trainer<'_> {
     /// How the run ends after it was asked to stop: in order, with a word about the checkpoint, unless the launcher has the
     /// last word.
     fn stopped_after(&self, steps: u64) -> Failure {
-        let world = &self.stepper.replica.group;
+        let world = &self.stepper.replica.world;
         // All ranks end with one code, although some may not have had the signal, or have it only now.
         let own = self.stop.signal();
         let mut num_interrupted = [f64::from(u8::from(own == Some(SIGINT)))];
@@ -353,8 +356,10 @@ impl Trainer<'_> {
     ) -> Result<()> {
         let Stepper { replica, strategy, .. } = &mut self.stepper;
         let digest = strategy.digest(replica)?;
-        let Replica { compute, model, .. } = &self.stepper.replica;
-        let world = &self.stepper.replica.group;
+        let Replica { compute, .. } = &self.stepper.replica;
+        // Of all stages.
+        let model = self.whole.as_ref().unwrap_or(&self.stepper.replica.model);
+        let world = &self.stepper.replica.world;
         let Trained { steps, meter, num_steps, last, .. } = trained;
         let memory = RankMemory::new(&self.initialization, &compute.allocator);
         let mut report = RankReport::new(steps, meter, memory, &self.stepper.track, digest);

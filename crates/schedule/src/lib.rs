@@ -65,3 +65,25 @@ pub trait Schedule: Send + Sync {
     /// What a rank computes in a step, in order. Messages follow from it.
     fn list(&self, shape: &Shape, rank: usize, costs: &Costs) -> Vec<Entry>;
 }
+
+impl<S: Schedule + ?Sized> Schedule for &S {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+
+    fn about(&self) -> &'static str {
+        (**self).about()
+    }
+
+    fn placement(&self, ranks: usize) -> Placement {
+        (**self).placement(ranks)
+    }
+
+    fn check(&self, shape: &Shape) -> Result<(), PlanError> {
+        (**self).check(shape)
+    }
+
+    fn list(&self, shape: &Shape, rank: usize, costs: &Costs) -> Vec<Entry> {
+        (**self).list(shape, rank, costs)
+    }
+}

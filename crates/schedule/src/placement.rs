@@ -55,6 +55,11 @@ impl Placement {
         }
     }
 
+    /// As which of its rank's stages a stage runs.
+    pub const fn chunk(&self, stage: usize) -> usize {
+        stage / self.ranks
+    }
+
     /// The rank of a stage.
     pub const fn rank(&self, stage: usize) -> usize {
         match self.order {
@@ -77,6 +82,7 @@ mod tests {
                 let own: Vec<usize> = own.collect();
                 assert!(own.iter().all(|stage| placement.rank(*stage) == rank), "{placement:?}");
                 assert!(own.is_sorted(), "{placement:?}");
+                assert!(own.iter().map(|stage| placement.chunk(*stage)).eq(0..own.len()));
                 stages.extend(own);
             }
             stages.sort_unstable();

@@ -47,6 +47,8 @@ pub struct TrainConfig {
     pub world_size: usize,
     /// The grid of ranks.
     pub mesh: MeshShape,
+    /// The schedule of a pipeline, if the grid has stages.
+    pub pipeline: Option<&'static str>,
     /// Compute threads per rank.
     pub threads: usize,
     /// Whether each rank has cores of its own.

@@ -7,7 +7,8 @@ use paceline_trace::SpanTrack;
 use crate::{Replica, Result, Strategy};
 
 /// Adds the objective's sums over this rank's share of a batch to `sums`: f64 (3), see
-/// [`Objective`](paceline_model::Objective). Computes no gradients. All ranks call this together.
+/// [`Objective`](paceline_model::Objective). In a pipeline, only the last stage adds any. Computes no gradients. All ranks call this
+/// together.
 pub fn evaluate(
     strategy: &mut dyn Strategy,
     replica: &Replica,
@@ -20,8 +21,30 @@ pub fn evaluate(
     let mut hooks = Hooks { strategy, replica, track };
     let mut cx = Context::evaluation(compute, storage, &mut units, &mut hooks).with_batch(batch);
     cx.open_roots()?;
-    let (output, _) = model.network().forward(&mut cx, batch.inputs().clone())?;
-    model.evaluate(&mut cx, &output, sums)?;
+    let pipeline = &replica.pipeline;
+    let (placement, rank) = (pipeline.placement(), pipeline.rank());
+    let is_here = |stage: usize| placement.rank(stage) == rank;
+    let mut made: Option<Tensor> = None;
+    for stage in (0..placement.stages()).filter(|stage| is_here(*stage)) {
+        let input = match (stage, made.take()) {
+            (0, _) => batch.inputs().clone(),
+            (_, Some(made)) if is_here(stage - 1) => made,
+            _ => {
+                let input = pipeline.input(replica, batch, stage)?;
+                pipeline.receive(stage, true, &input)?.wait()?;
+                input
+            }
+        };
+        let blocks = pipeline.blocks_of(stage).clone();
+        let (output, _) = model.stage(blocks).forward(&mut cx, input)?;
+        if stage + 1 == placement.stages() {
+            model.evaluate(&mut cx, &output, sums)?;
+        } else if is_here(stage + 1) {
+            made = Some(output);
+        } else {
+            pipeline.send(stage, true, &output)?.wait()?;
+        }
+    }
     Ok(cx.close_roots()?)
 }
 

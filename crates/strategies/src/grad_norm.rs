@@ -1,37 +1,70 @@
 //! The norm of gradients of which each rank holds a part.
 
+use std::ops::Range;
+
 use paceline_collectives::Group;
 use paceline_kernels::norm;
 use paceline_kernels::norm::tree::{Node, ROW_ELEMS, RowTree};
 
+use paceline_model::Owned;
+
 use crate::{Replica, Result};
 
-/// The norm of all gradients, of which each rank of `group` owns a part. The squares are added up as a tree over all rows.
-/// Each rank sends the largest nodes of this tree that lie within its part. So the norm has the same bits however the
-/// gradients are divided. A rank that owns all gradients computes the norm alone.
+/// A node of the tree over all rows: its level, its place there, and its sums.
+type Sent = (u32, usize, [f64; ROW_ELEMS]);
+
+/// The norm of all gradients, of which each rank of `group` owns a part, and each stage of a pipeline its own. The squares are
+/// added up as a tree over all rows. Each rank sends the largest nodes of this tree that lie within its part. So the norm has the
+/// same bits however the gradients are divided. A rank that owns all gradients computes the norm alone.
 ///
 /// Bytes sent: about 140 per node, and at most two nodes of each level of the tree for each owned range.
 pub fn over(group: &Group, replica: &Replica) -> Result<f64> {
-    let rows = norm::RowRanges::new(replica.model.layout.trained().map(|(_, param)| param.range()));
-    let mut own = Vec::new();
-    for owned in &replica.owned.grads {
-        let range = rows.within(owned);
-        let grads = replica.storage.grads().slice(owned.clone())?;
-        let start = owned.start;
+    let layout = replica.pipeline.layout();
+    let rows = norm::RowRanges::new(layout.trained().map(|(_, param)| param.range()));
+    let mut own: Vec<Sent> = Vec::new();
+    for (owned, whole) in in_whole_model(replica) {
+        let range = rows.within(&whole);
+        let grads = replica.storage.grads().slice(owned)?;
         let is_everything = range.len() == rows.count();
-        let squares = norm::squares(&replica.compute, &grads, start, &rows, range)?;
+        let squares = norm::squares(&replica.compute, &grads, whole.start, &rows, range)?;
         let tree = squares.read()?;
         if is_everything {
             return Ok(tree.total().sqrt());
         }
         own.extend(tree.nodes().iter().map(|node| (node.level, node.index, node.sum)));
     }
-    let mut all: Vec<(u32, usize, [f64; ROW_ELEMS])> =
-        group.all_gather_object(&own)?.into_iter().flatten().collect();
+    let mut all = own;
+    // All ranks of the group own their whole stage, or none does.
+    if replica.owned.grads != Owned::everything(&replica.model).grads {
+        all = group.all_gather_object(&all)?.into_iter().flatten().collect();
+    }
+    if let Some(stages) = replica.pipeline.ranks() {
+        all = stages.all_gather_object(&all)?.into_iter().flatten().collect();
+    }
     all.sort_unstable_by_key(|(level, index, _)| index << level);
     let mut tree = RowTree::default();
     for (level, index, sum) in all {
         tree.push(Node { level, index, sum });
     }
     Ok(tree.total().sqrt())
+}
+
+/// The gradients that this rank owns, as elements of its own storage and as those of the storage of the whole model.
+fn in_whole_model(replica: &Replica) -> Vec<(Range<usize>, Range<usize>)> {
+    let owned = &replica.owned.grads;
+    if replica.pipeline.ranks().is_none() {
+        return owned.iter().map(|range| (range.clone(), range.clone())).collect();
+    }
+    let units = replica.model.layout.units().iter().zip(replica.pipeline.layout().units());
+    let mut parts = Vec::new();
+    for (here, whole) in units {
+        for range in owned {
+            let own = range.start.max(here.range.start)..range.end.min(here.range.end);
+            if !own.is_empty() {
+                let at = |place: usize| whole.range.start + place - here.range.start;
+                parts.push((own.clone(), at(own.start)..at(own.end)));
+            }
+        }
+    }
+    parts
 }

@@ -82,17 +82,14 @@ impl<'a> Hooks<'a> {
 
     /// Announces the parameters that the step has not used, or used only in part, and returns them. Errors
     /// if there are any that [`ReplicaOptions`](crate::ReplicaOptions) does not allow, or, with a static
-    /// graph, any that the first step did not leave out. Parameters of blocks that other ranks compute are none of
-    /// these.
+    /// graph, any that the first step did not leave out.
     pub(crate) fn finish_left_out(&mut self, readiness: &GradReadiness) -> Result<LeftOut> {
-        let Replica { model, options, left_out: known, owned, .. } = self.replica;
+        let Replica { model, options, left_out: known, .. } = self.replica;
         self.announce_never_used()?;
         if let Some(&id) = self.never_used().iter().find(|id| readiness.is_written(**id)) {
             return Err(self.used_after_all(id));
         }
-        let is_meant = |id: &ParamId| {
-            !self.never_used().contains(id) && owned.computes(model, model.layout.param(*id))
-        };
+        let is_meant = |id: &ParamId| !self.never_used().contains(id);
         let left_out: Vec<ParamId> = readiness.unfinished(self.is_last).filter(is_meant).collect();
         let is_known = |id: &ParamId| known.as_ref().is_some_and(|k| k.unfinished.contains(id));
         let new: Vec<&ParamId> = left_out.iter().filter(|id| !is_known(id)).collect();

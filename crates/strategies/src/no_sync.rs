@@ -11,7 +11,7 @@ use paceline_memory::Tensor;
 use paceline_model::{Held, Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
 use paceline_trace::SpanTrack;
 
-use crate::{Exactness, Footprint, Replica, Result, Schedule, Strategy, StrategyError};
+use crate::{Exactness, Footprint, Replica, Result, Strategy, StrategyError};
 
 /// Every rank trains independently. The loss is not shared either.
 #[derive(Debug, Default)]
@@ -209,9 +209,5 @@ impl Strategy for Alternating {
 
     fn state(&self) -> Vec<(String, Tensor)> {
         self.inner.state()
-    }
-
-    fn schedule(&self) -> Box<dyn Schedule> {
-        self.inner.schedule()
     }
 }

@@ -5,18 +5,20 @@
 
 use std::ops::Range;
 
-use paceline_collectives::{Group, Mesh, ReduceOp};
+use paceline_collectives::{Axis, Group, Mesh, ReduceOp};
 use paceline_kernels::Compute;
 use paceline_kernels::loss::SUMS_LEN;
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{
     Batch, Model, OpenUnits, Optimizer, OptimizerConfig, Owned, ParamId, Precision, Storage,
 };
+use paceline_schedule::Plan;
 use paceline_trace::SpanTrack;
 
 use crate::accumulation::PartialSums;
+use crate::pipeline::Pipeline;
 use crate::strategy::span;
-use crate::{AccumulationOrder, Result, Strategy};
+use crate::{AccumulationOrder, Result, Stages, Strategy};
 
 /// The number of sums that the ranks share in a step: the loss, the correct samples, and the ranks that ask to stop.
 pub(crate) const NUM_SHARED_SUMS: usize = 3;
@@ -83,7 +85,9 @@ pub struct Replica {
     pub storage: Storage,
     /// Threads, instructions and memory.
     pub compute: Compute,
-    /// The ranks that train together.
+    /// All ranks.
+    pub world: Group,
+    /// The ranks that compute the same part of the model: all ranks, or those of a stage of a pipeline.
     pub group: Group,
     /// The same ranks as a grid, and the groups of its axes.
     pub mesh: Mesh,
@@ -105,6 +109,10 @@ pub struct Replica {
     pub(crate) partial_sums: PartialSums,
     /// The number of samples on which this rank has trained.
     pub(crate) num_samples: u64,
+    /// Which blocks this rank computes, in which order, and its messages.
+    pub(crate) pipeline: Pipeline,
+    /// What the ranks do in a step of as many micro-batches as the last one.
+    pub(crate) plan: Option<Plan>,
     /// The parameters that the first step left out, if the graph is static.
     pub(crate) left_out: Option<LeftOut>,
 }
@@ -157,11 +165,46 @@ impl Replica {
         options: ReplicaOptions,
     ) -> Result<Self> {
         let mesh = ranks.into();
+        let (world, pipeline) = (mesh.world().clone(), Pipeline::alone(&model, options.precision));
+        Self::of_stage(strategy, model, compute, (world, mesh), pipeline, (seed, options))
+    }
+
+    /// A replica whose model is divided along the axis `pp` of the mesh: this rank has the parameters of its stages only, and
+    /// shares them with the ranks of the same place on this axis. The strategy keeps those equal.
+    ///
+    /// Errors also if the model cannot be divided like this, or if the schedule needs something that the options or the
+    /// strategy do not have.
+    pub fn in_stages(
+        strategy: &mut dyn Strategy,
+        mut model: Model,
+        compute: Compute,
+        mesh: Mesh,
+        stages: &Stages,
+        (seed, options): (u64, ReplicaOptions),
+    ) -> Result<Self> {
+        let pipeline = Pipeline::new(&model, options.precision, &mesh, stages)?;
+        let world = mesh.world().clone();
+        pipeline.check(options.accumulation, strategy)?;
+        model.layout = pipeline.part(&model)?;
+        let stage = world.split(Some(mesh.coordinate(Axis::Pp) as u32))?;
+        let stage = stage.expect("a rank that passes a color gets a group");
+        let mesh = Mesh::new(stage, &mesh.shape().without(Axis::Pp))?;
+        Self::of_stage(strategy, model, compute, (world, mesh), pipeline, (seed, options))
+    }
+
+    fn of_stage(
+        strategy: &mut dyn Strategy,
+        model: Model,
+        compute: Compute,
+        (world, mesh): (Group, Mesh),
+        pipeline: Pipeline,
+        (seed, options): (u64, ReplicaOptions),
+    ) -> Result<Self> {
         let group = mesh.world().clone();
         let storage = strategy.allocate(&model, options.precision, &compute, &mesh)?;
         let owned = strategy.owned(&model, mesh.shape(), group.rank());
         // The host reads and writes them.
-        let sums = shared_tensor(&group, &compute.host, DType::F64, NUM_SHARED_SUMS)?;
+        let sums = shared_tensor(&world, &compute.host, DType::F64, NUM_SHARED_SUMS)?;
         let loss_sums = match compute.allocator.home() {
             Some(_) => {
                 let memory = &compute.allocator;
@@ -170,9 +213,10 @@ impl Replica {
             None => sums.clone(),
         };
         let own_sums = compute.allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
-        let of_ranks = group.all_gather_object(&(seed, storage.values().ranges().to_vec()))?;
-        let (seeds, held): (Vec<u64>, Vec<Vec<Range<usize>>>) = of_ranks.into_iter().unzip();
-        storage.initialize(seeds[0])?;
+        let mut seeds = [seed as i64];
+        world.broadcast_slice(&mut seeds, 0)?;
+        storage.initialize(seeds[0] as u64)?;
+        let held = group.all_gather_object(&storage.values().ranges().to_vec())?;
         share_values(&mesh, &storage, &held)?;
         let units = OpenUnits::new(&model.layout);
         let replica = Self {
@@ -180,6 +224,7 @@ impl Replica {
             owned,
             storage,
             compute,
+            world,
             group,
             mesh,
             options,
@@ -190,6 +235,8 @@ impl Replica {
             units,
             partial_sums: PartialSums::default(),
             num_samples: 0,
+            pipeline,
+            plan: None,
             left_out: None,
         };
         strategy.prepare(&replica)?;

@@ -114,8 +114,7 @@ impl Strategy for Sharded3 {
     fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {
         let place = ShardPlace::new(mesh, rank);
         let [values, shards] = [false, true].map(|trained| place.shards(&model.layout, trained));
-        let everything = Owned::everything(model);
-        Owned { values, grads: shards.clone(), state: shards, ..everything }
+        Owned { values, grads: shards.clone(), state: shards }
     }
 
     fn footprint(

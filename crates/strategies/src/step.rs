@@ -1,17 +1,18 @@
 //! The training step that all strategies share: it runs passes over blocks, and calls the strategy at the right moments.
 //!
 //! Input: a strategy, a replica and micro-batches. Output: the loss, and gradients that the strategy has
-//! synchronized. A [`Schedule`](crate::Schedule) decides the order of the passes. This file knows nothing of how gradients
-//! are communicated.
+//! synchronized. A plan has the order of the passes. This file knows nothing of how gradients are communicated.
 
 use std::ops::Range;
 
 use paceline_collectives::{Purpose, ReduceOp, Work};
 use paceline_memory::Tensor;
 use paceline_model::{Context, Layer, OpenUnits, Saved};
+use paceline_schedule::Plan;
 use paceline_trace::{Span, SpanTrack, now_ns};
 
 use crate::accumulation::{AccumulationOrder, PartialSums};
+use crate::executor;
 use crate::hooks::Hooks;
 use crate::replica::LeftOut;
 use crate::strategy::span;
@@ -59,12 +60,17 @@ pub fn train_step(
     // The passes change these fields while they borrow the rest of the replica, so the fields are taken out.
     let mut units = std::mem::take(&mut replica.units);
     let mut partial_sums = std::mem::take(&mut replica.partial_sums);
-    let schedule = strategy.schedule();
+    let is_known = |plan: &Plan| plan.shape().micro_batches == micro_batches.len();
+    let plan = match replica.plan.take().filter(is_known) {
+        Some(plan) => plan,
+        None => replica.pipeline.plan(micro_batches.len())?,
+    };
     let outcome =
         Step::begin(strategy, replica, micro_batches, &mut units, &mut partial_sums, track)
-            .and_then(|mut step| schedule.run(&mut step).and_then(|()| step.finish()));
+            .and_then(|mut step| executor::run(&mut step, &plan).and_then(|()| step.finish()));
     replica.units = units;
     replica.partial_sums = partial_sums;
+    replica.plan = Some(plan);
     let (loss, left_out, num_samples) = outcome?;
     replica.num_samples += num_samples as u64;
     if replica.options.static_graph {
@@ -73,8 +79,8 @@ pub fn train_step(
     Ok(loss)
 }
 
-/// A training step in progress. A [`Schedule`](crate::Schedule) calls its passes.
-pub struct Step<'a> {
+/// A training step in progress.
+pub(crate) struct Step<'a> {
     strategy: &'a mut dyn Strategy,
     replica: &'a Replica,
     micro_batches: &'a [MicroBatch],
@@ -142,18 +148,18 @@ impl<'a> Step<'a> {
     }
 
     /// This rank's shares of the micro-batches.
-    pub fn micro_batches(&self) -> &'a [MicroBatch] {
+    pub(crate) fn micro_batches(&self) -> &'a [MicroBatch] {
         self.micro_batches
     }
 
     /// The replica that is trained.
-    pub fn replica(&self) -> &'a Replica {
+    pub(crate) fn replica(&self) -> &'a Replica {
         self.replica
     }
 
     /// The forward pass of micro-batch number `at` through `blocks`. `input` is the input of the first of these blocks.
     /// Returns the output of the last block, and what the backward pass needs.
-    pub fn forward(
+    pub(crate) fn forward(
         &mut self,
         at: usize,
         blocks: Range<usize>,
@@ -168,7 +174,7 @@ impl<'a> Step<'a> {
     ///
     /// If the objective has parameters, the backward pass begins here. Then the loss of a micro-batch must come right before
     /// its backward pass.
-    pub fn loss(&mut self, at: usize, output: Tensor) -> Result<Tensor> {
+    pub(crate) fn loss(&mut self, at: usize, output: Tensor) -> Result<Tensor> {
         if self.replica.model.objective.has_parameters() {
             self.begin_backward_of(at)?;
         }
@@ -189,7 +195,7 @@ impl<'a> Step<'a> {
 
     /// The backward pass of micro-batch number `at` through `blocks`, from the gradient of their output and what their
     /// forward pass saved. Returns the gradient of their input, unless they begin with the model's first block.
-    pub fn backward(
+    pub(crate) fn backward(
         &mut self,
         at: usize,
         blocks: Range<usize>,
@@ -202,6 +208,42 @@ impl<'a> Step<'a> {
         self.timed(span::BACKWARD, |step| {
             step.pass(Some(at), |cx| stage.backward(cx, saved, d_output, wants_input))
         })
+    }
+
+    /// The input half of [`Step::backward`]. What the weight half needs stays in `saved`.
+    pub(crate) fn backward_input(
+        &mut self,
+        at: usize,
+        blocks: Range<usize>,
+        saved: &mut Saved,
+        d_output: &Tensor,
+    ) -> Result<Option<Tensor>> {
+        self.begin_backward_of(at)?;
+        let wants_input = blocks.start > 0;
+        let stage = self.replica.model.stage(blocks);
+        self.timed(span::BACKWARD, |step| {
+            step.pass(Some(at), |cx| stage.input_half(cx, saved, d_output, wants_input))
+        })
+    }
+
+    /// The weight half of [`Step::backward`].
+    pub(crate) fn backward_weight(
+        &mut self,
+        at: usize,
+        blocks: Range<usize>,
+        mut saved: Saved,
+        d_output: &Tensor,
+    ) -> Result<()> {
+        let stage = self.replica.model.stage(blocks);
+        self.timed(span::BACKWARD, |step| {
+            step.pass(Some(at), |cx| stage.backward_weight(cx, &mut saved, d_output))
+        })
+    }
+
+    /// Waits for a message.
+    pub(crate) fn wait(&mut self, work: Work) -> Result<()> {
+        self.track.record(span::EXPOSED, || work.wait())?;
+        Ok(())
     }
 
     /// Begins the backward pass of a micro-batch, unless it has begun, and ends the one before it.
@@ -305,14 +347,14 @@ impl<'a> Step<'a> {
     fn send_sums(&mut self) -> Result<()> {
         // The count travels in the same memory.
         self.count_of_all()?;
-        let Replica { group, own_sums, loss_sums, asks_to_stop, .. } = self.replica;
+        let Replica { world, own_sums, loss_sums, asks_to_stop, .. } = self.replica;
         let stop = f64::from(u8::from(*asks_to_stop));
         loss_sums.slice(0..2)?.copy_from(&own_sums.slice(0..2)?)?;
         loss_sums.slice(2..3)?.overwrite::<f64, _>(|last| last[0] = stop)?;
         let mut work = None;
         if self.is_shared {
-            group.next_is(Purpose::Loss);
-            work = Some(group.all_reduce_async(loss_sums, ReduceOp::Sum)?);
+            world.next_is(Purpose::Loss);
+            work = Some(world.all_reduce_async(loss_sums, ReduceOp::Sum)?);
         }
         self.pending = Some(work);
         Ok(())

@@ -1,7 +1,7 @@
-//! The interface of a strategy: three choices, each with a default.
+//! The interface of a strategy: two choices, each with a default.
 //!
 //! *Placement*: which blocks a rank computes, and which ranges of values, gradients and optimizer state it owns.
-//! *Synchronization*: when and how gradients are combined. *Schedule*: the order of the passes over the micro-batches.
+//! *Synchronization*: when and how gradients are combined. The order of the passes is that of a schedule, with which every strategy goes.
 //! The defaults are those of a replica: every rank owns everything, and the micro-batches follow each other.
 //!
 //! Input: a replica, units that are opened and closed, and announcements of final gradients. Output: gradients that are
@@ -15,7 +15,7 @@ use paceline_model::{
 };
 use paceline_trace::SpanTrack;
 
-use crate::{Exactness, Footprint, OneByOne, Replica, Result, Schedule, grad_norm};
+use crate::{Exactness, Footprint, Replica, Result, grad_norm};
 
 /// Names of the spans and marks that a training step records on the main track.
 pub mod span {
@@ -160,9 +160,13 @@ pub trait Strategy: Send {
         // The time belongs to no step.
         let mut track = SpanTrack::with_capacity(0);
         for unit in (0..layout.units().len()).map(UnitId) {
-            let values = self.gather_unit(replica, &mut track, unit)?;
+            let values = match layout.unit(unit).is_elsewhere {
+                true => None,
+                false => Some(self.gather_unit(replica, &mut track, unit)?),
+            };
             for param in layout.params().iter().filter(|param| param.unit == unit) {
-                digest.add(&values.slice(param.range())?)?;
+                let own = values.as_ref().map(|values| values.slice(param.range())).transpose()?;
+                digest.add(&replica.pipeline.shared(replica, param, own)?)?;
             }
         }
         Ok(digest.finish())
@@ -211,12 +215,5 @@ pub trait Strategy: Send {
     /// statistics.
     fn sync_replicas(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         replica.sync_buffers(track)
-    }
-
-    // Schedule.
-
-    /// The order of the passes of the next step.
-    fn schedule(&self) -> Box<dyn Schedule> {
-        Box::new(OneByOne)
     }
 }

@@ -62,7 +62,7 @@ impl Strategy for Zero3 {
     fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {
         let place = ShardPlace::new(mesh, rank);
         let [values, own] = [false, true].map(|trained| place.params(&model.layout, trained));
-        Owned { values, grads: own.clone(), state: own, ..Owned::everything(model) }
+        Owned { values, grads: own.clone(), state: own }
     }
 
     fn footprint(

@@ -28,7 +28,7 @@ fn batch(net: Net, allocator: &Allocator, rows: usize) -> Batch {
         Net::Cnn | Net::BatchNormCnn | Net::FrozenCnn => {
             Batch::new(tensor(DType::F32, &[rows, 12, 12, 1]), tensor(DType::I64, &[rows]))
         }
-        Net::Mlp | Net::TiedMlp => {
+        Net::Mlp | Net::TiedMlp | Net::DeepMlp => {
             Batch::new(tensor(DType::F32, &[rows, 12]), tensor(DType::F32, &[rows, 3]))
         }
         Net::Llama | Net::TiedLlama | Net::RaggedLlama => {

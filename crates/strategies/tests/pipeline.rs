@@ -1,135 +1,176 @@
-//! A pipeline of two stages as a short program over the public step.
-#![allow(clippy::result_large_err, reason = "what a strategy returns is its own error")]
+//! Pipelines end with the weights of one process on the same micro-batches.
 
 mod common;
 
-use std::ops::Range;
-use std::sync::Arc;
-
-use paceline_collectives::{Group, MeshShape};
-use paceline_memory::{Category, DType, Tensor};
-use paceline_model::{Model, Owned};
+use paceline_collectives::{Group, Mesh, ReduceOp};
+use paceline_memory::{Category, DType};
+use paceline_strategies::schedule::{self, SCHEDULES, Schedule};
 use paceline_strategies::{
-    Exactness, Replica, Result, Schedule, Single, Step, Strategy, clip_grad_norm, grad_norm,
-    train_step,
+    ShardAccumulation, ShardOptions, Sharded2, Single, Stages, StrategyError, clip_grad_norm,
+    evaluate, train_step,
 };
-use paceline_trace::SpanTrack;
 
-use common::{Net, Optim, Trainer, on_ranks};
+use common::{EXACT, Make, Net, Trainer, WHOLE, all_exact, on_ranks};
 
-/// Rank 0 has the first blocks, rank 1 the rest. All micro-batches pass forward, then all pass backward (GPipe).
-#[derive(Clone)]
-struct Pipeline {
-    ranks: Arc<Group>,
-    blocks: Range<usize>,
-    /// The extents of a sample between the stages.
-    boundary: &'static [usize],
-}
+/// Sizes of the micro-batches of a step, which differ.
+const SIZES: [usize; 8] = [4, 3, 4, 5, 2, 4, 3, 4];
 
-impl Pipeline {
-    fn receive(&self, step: &Step, at: usize) -> Result<Tensor> {
-        let rows = step.micro_batches()[at].batch.num_samples();
-        let shape = [&[rows], self.boundary].concat();
-        let allocator = &step.replica().compute.allocator;
-        let tensor = allocator.tensor(DType::F32, shape.as_slice(), Category::Activations)?;
-        self.ranks.recv(&tensor, 1 - self.ranks.rank())?;
-        Ok(tensor)
-    }
-}
-
-impl Schedule for Pipeline {
-    fn run(&self, step: &mut Step) -> Result<()> {
-        let is_first = self.ranks.rank() == 0;
-        let mut in_flight = Vec::new();
-        for (at, micro_batch) in step.micro_batches().iter().enumerate() {
-            let input = match is_first {
-                true => micro_batch.batch.inputs().clone(),
-                false => self.receive(step, at)?,
-            };
-            let (output, saved) = step.forward(at, self.blocks.clone(), input)?;
-            let d_output = match is_first {
-                true => self.ranks.send(&output, 1).map(|_| None)?,
-                false => Some(step.loss(at, output)?),
-            };
-            in_flight.push((saved, d_output));
-        }
-        for (at, (saved, d_output)) in in_flight.into_iter().enumerate() {
-            let d_output = d_output.map_or_else(|| self.receive(step, at), Ok)?;
-            if let Some(d_input) = step.backward(at, self.blocks.clone(), saved, d_output)? {
-                self.ranks.send(&d_input, 0)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Strategy for Pipeline {
-    fn name(&self) -> &'static str {
-        "pipeline"
-    }
-
-    fn exactness(&self, _: &MeshShape) -> Exactness {
-        Exactness::Exact
-    }
-
-    fn owned(&self, model: &Model, _: &MeshShape, _: usize) -> Owned {
-        let unit = |block: &paceline_model::Block| model.layout.unit(block.unit).range.clone();
-        let ranges: Vec<_> = model.blocks[self.blocks.clone()].iter().map(unit).collect();
-        let [values, grads, state] = [ranges.clone(), ranges.clone(), ranges];
-        Owned { blocks: self.blocks.clone(), values, grads, state }
-    }
-
-    fn finish_gradients(&mut self, _: &Replica, _: &mut SpanTrack) -> Result<()> {
-        Ok(())
-    }
-
-    fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {
-        grad_norm::over(&self.ranks, replica)
-    }
-
-    /// Both ranks take the parameters of the other's stage.
-    fn sync_replicas(&mut self, replica: &Replica, _: &mut SpanTrack) -> Result<()> {
-        for (at, block) in replica.model.blocks.iter().enumerate() {
-            let stage = usize::from(self.blocks.contains(&at) != (self.ranks.rank() == 0));
-            let range = replica.model.layout.unit(block.unit).range.clone();
-            self.ranks.broadcast(&replica.storage.values().slice(range)?, stage)?;
-        }
-        Ok(())
-    }
-
-    fn schedule(&self) -> Box<dyn Schedule> {
-        Box::new(self.clone())
-    }
-}
-
-/// The digest after six steps of four micro-batches, with clipping. Micro-batches differ in size.
-fn digest(net: Net, group: Group, strategy: Box<dyn Strategy>) -> String {
-    // All ranks train on whole micro-batches, so gradients are combined over one rank only.
-    let mut trainer = Trainer::with_optimizer(net, group, strategy, Optim::Momentum);
-    for _ in 0..6 {
-        let shares = trainer.shares(&[5, 4, 3, 5]);
-        let Trainer { strategy, replica, track, optimizer, .. } = &mut trainer;
+/// Trains for four steps with clipping. Returns the digest, and the losses of the steps.
+fn train(trainer: &mut Trainer, micro_batches: usize) -> (String, Vec<f64>) {
+    let mut losses = Vec::new();
+    for _ in 0..4 {
+        let shares = trainer.shares(&SIZES[..micro_batches]);
+        let Trainer { strategy, replica, track, optimizer, .. } = &mut *trainer;
         track.clear();
-        train_step(strategy.as_mut(), replica, &shares, track).unwrap();
+        let loss = train_step(strategy.as_mut(), replica, &shares, track).unwrap();
+        losses.push(loss.loss);
         let norm = clip_grad_norm(strategy.as_mut(), replica, 0.05, track).unwrap();
         assert!(norm > 0.05, "the gradients are clipped: {norm}");
         strategy.optimizer_step(replica, optimizer, track).unwrap();
     }
-    trainer.strategy.sync_replicas(&trainer.replica, &mut trainer.track).unwrap();
-    trainer.strategy.digest(&trainer.replica).unwrap()
+    (trainer.digest(), losses)
+}
+
+fn alone(net: Net, micro_batches: usize) -> (String, Vec<f64>) {
+    let group = Group::single().unwrap();
+    train(&mut Trainer::new(net, group, Box::new(Single)), micro_batches)
+}
+
+/// The digest and losses on each rank of a mesh.
+fn in_stages(
+    net: Net,
+    mesh: &str,
+    make: Make,
+    of: &'static dyn Schedule,
+    micro_batches: usize,
+) -> Vec<(String, Vec<f64>)> {
+    let shape: paceline_collectives::MeshShape = mesh.parse().unwrap();
+    on_ranks(shape.num_ranks().unwrap(), |group| {
+        let mesh = Mesh::new(group, &shape).unwrap();
+        let mut trainer = Trainer::in_stages(net, mesh, make(), &Stages::even(of)).unwrap();
+        let whole = net.build(shape.num_ranks().unwrap()).layout.len();
+        assert!(trainer.replica.storage.values().tensor().num_elems() < whole);
+        train(&mut trainer, micro_batches)
+    })
 }
 
 #[test]
-fn two_stages_end_with_the_digest_of_one_process() {
-    let cases: [(Net, &[usize]); 2] = [(Net::Cnn, &[3, 3, 16]), (Net::Mlp, &[24])];
-    for (net, boundary) in cases {
-        let alone = digest(net, Group::single().unwrap(), Box::new(Single));
-        let stages = on_ranks(2, |group| {
-            let num_blocks = net.build(1).blocks.len();
-            let blocks = if group.rank() == 0 { 0..2 } else { 2..num_blocks };
-            let pipeline = Pipeline { ranks: Arc::new(group), blocks, boundary };
-            digest(net, Group::single().unwrap(), Box::new(pipeline))
-        });
-        assert_eq!(stages, [alone.clone(), alone], "{net:?}");
+fn every_schedule_ends_with_the_weights_of_one_process() {
+    for micro_batches in [1, 2, 3, 4, 8] {
+        let expected = alone(Net::DeepMlp, micro_batches);
+        for of in SCHEDULES {
+            for ranks in [2, 3, 4] {
+                let shape = schedule::Shape { placement: of.placement(ranks), micro_batches };
+                if of.check(&shape).is_err() {
+                    continue;
+                }
+                let single: Make = || Box::new(Single);
+                let found =
+                    in_stages(Net::DeepMlp, &format!("pp={ranks}"), single, of, micro_batches);
+                for (rank, found) in found.iter().enumerate() {
+                    let what = format!(
+                        "{} on {ranks}, {micro_batches} micro-batches, rank {rank}",
+                        of.name()
+                    );
+                    // The last micro-batch comes first, so gradients are added up in another order.
+                    if of.name() == "looped_bfs" {
+                        assert_eq!(found.1[0], expected.1[0], "{what}");
+                    } else {
+                        assert_eq!(*found, expected, "{what}");
+                    }
+                }
+            }
+        }
     }
+}
+
+#[test]
+fn stages_of_several_replicas_end_with_the_weights_of_one_process() {
+    let cases = [
+        (Net::DeepMlp, &["1f1b", "interleaved_1f1b", "zb_h1", "zbv", "dualpipev"][..]),
+        (Net::Llama, &["1f1b", "zb_h2", "zbv"]),
+        (Net::FrozenCnn, &["1f1b", "zb_h1"]),
+    ];
+    for (net, schedules) in cases {
+        let expected = alone_on_two(net);
+        for (make, name) in
+            all_exact().flat_map(|make| schedules.iter().map(move |name| (make, name)))
+        {
+            let of = schedule::named(name).unwrap();
+            let found = in_stages(net, "pp=2,dp=2", make, of, 4);
+            for (rank, (digest, _)) in found.iter().enumerate() {
+                assert_eq!(*digest, expected, "{net:?}, {name}, {}, rank {rank}", make().name());
+            }
+        }
+    }
+}
+
+/// The digest of two replicas without stages.
+fn alone_on_two(net: Net) -> String {
+    let ends = on_ranks(2, |group| train(&mut Trainer::new(net, group, EXACT[0]()), 4).0);
+    assert_eq!(ends[0], ends[1]);
+    ends[0].clone()
+}
+
+#[test]
+fn an_evaluation_adds_up_the_sums_of_the_last_stage() {
+    for (net, name) in [(Net::DeepMlp, "zbv"), (Net::DeepMlp, "1f1b"), (Net::Llama, "1f1b")] {
+        let sums = |trainer: &mut Trainer| {
+            let shares = trainer.shares(&[5, 2]);
+            let memory = &trainer.replica.compute.allocator;
+            let sums = memory.tensor(DType::F64, [3], Category::Workspace).unwrap();
+            sums.fill_zero().unwrap();
+            let Trainer { strategy, replica, track, .. } = &mut *trainer;
+            for share in &shares {
+                evaluate(strategy.as_mut(), replica, &share.batch, &sums, track).unwrap();
+            }
+            replica.world.all_reduce(&sums, ReduceOp::Sum).unwrap();
+            sums.read::<f64>().unwrap().to_vec()
+        };
+        let alone = sums(&mut Trainer::new(net, Group::single().unwrap(), Box::new(Single)));
+        let of = Stages::even(schedule::named(name).unwrap());
+        let found = on_ranks(2, |group| {
+            let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
+            sums(&mut Trainer::in_stages(net, mesh, Box::new(Single), &of).unwrap())
+        });
+        assert_eq!(found, [alone.clone(), alone], "{net:?} {name}");
+    }
+}
+
+#[test]
+fn what_cannot_be_divided_is_refused() {
+    let refused = |net: Net, ranks: usize, name: &str| {
+        let errors = on_ranks(ranks, |group| {
+            let mesh = Mesh::new(group, &format!("pp={ranks}").parse().unwrap()).unwrap();
+            let of = Stages::even(schedule::named(name).unwrap());
+            match Trainer::in_stages(net, mesh, Box::new(Single), &of) {
+                Err(StrategyError::Setting(problem)) => problem,
+                Err(other) => panic!("{other}"),
+                Ok(_) => panic!("{net:?} was divided"),
+            }
+        });
+        errors[0].clone()
+    };
+    assert!(refused(Net::Mlp, 4, "1f1b").contains("4 stages of at least one block"));
+    assert!(refused(Net::Mlp, 2, "zbv").contains("the model has 3 blocks"));
+    assert!(refused(Net::TiedMlp, 2, "1f1b").contains("share parameters"));
+    // Gradients that are reduced after each micro-batch need its backward passes together.
+    let errors = on_ranks(2, |group| {
+        let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
+        let of = Stages::even(schedule::named("interleaved_1f1b").unwrap());
+        let each = Box::new(Sharded2::new(ShardOptions {
+            accumulation: ShardAccumulation::Shards,
+            ..WHOLE
+        }));
+        Trainer::in_stages(Net::DeepMlp, mesh, each, &of).err().unwrap().to_string()
+    });
+    assert!(errors[0].contains("goes back to micro-batches that it has left"), "{}", errors[0]);
+    // No rank starts a step that its schedule does not know.
+    let errors = on_ranks(2, |group| {
+        let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
+        let of = Stages::even(schedule::named("dualpipev").unwrap());
+        let mut trainer = Trainer::in_stages(Net::DeepMlp, mesh, Box::new(Single), &of).unwrap();
+        trainer.step(&[4, 4]).unwrap_err().to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("2 are too few, pass 4")), "{errors:?}");
 }

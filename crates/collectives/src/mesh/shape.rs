@@ -127,6 +127,12 @@ impl MeshShape {
         &self.axes
     }
 
+    /// The mesh without an axis; with only the axis `dp` of one rank if no axis is left.
+    pub fn without(&self, axis: Axis) -> Self {
+        let axes: Vec<_> = self.axes.iter().filter(|(own, _)| *own != axis).copied().collect();
+        if axes.is_empty() { Self::replicas(1) } else { Self { axes } }
+    }
+
     /// The size of an axis. 1 if the mesh does not have the axis.
     pub fn size(&self, axis: Axis) -> usize {
         self.axes.iter().find(|(own, _)| *own == axis).map_or(1, |(_, size)| *size)

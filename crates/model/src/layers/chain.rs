@@ -9,6 +9,20 @@ use crate::{Context, Layer, Result, Saved};
 pub struct Chain<'a, L>(pub &'a [L]);
 
 impl<L: Layer> Chain<'_, L> {
+    /// The input half of the backward pass, which leaves out the gradient of the first layer's input unless `wants_input`.
+    pub fn input_half(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: &Tensor,
+        wants_input: bool,
+    ) -> Result<Option<Tensor>> {
+        match wants_input {
+            true => self.backward_input(cx, saved, d_output).map(Some),
+            false => self.d_output_of(0, cx, saved, d_output).map(|_| None),
+        }
+    }
+
     /// The gradient of the output of layer `at`. The first half of the backward pass computes it and keeps it for the
     /// second half, so that neither repeats work of the other.
     fn d_output_of(

@@ -116,8 +116,8 @@ impl<'a> Facts<'a> {
         let strategy = &config.strategy;
         let anatomy = Anatomy::new(&steps, reports, layout, &strategy.bucket_units(layout));
         let (observed, gathers) = observed(reports);
-        let told = match (strategy.sync_blocks, config.device) {
-            (None, Device::Cpu) => advice(Situation {
+        let told = match (strategy.sync_blocks, config.device, config.pipeline) {
+            (None, Device::Cpu, None) => advice(Situation {
                 strategy: strategy.name(),
                 kind: strategy.settings().advice(),
                 caps: strategy.caps_for_ddp(),
@@ -130,7 +130,8 @@ impl<'a> Facts<'a> {
                     .map(|link| on_link(link, config.comm.algorithm, config.world_size)),
                 conversion: &|| conversion(layout, config.threads),
             }),
-            // On an accelerator the host's times say when work was launched, and not when it ran.
+            // On an accelerator the host's times say when work was launched, and not when it ran. In a pipeline ranks wait for
+            // each other by plan.
             _ => None,
         };
         let (advice, advised) = told.map(|told| (told.text, told.account)).unzip();

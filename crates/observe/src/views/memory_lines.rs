@@ -27,14 +27,18 @@ pub(crate) fn memory_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
     let mut lines = vec![
         "Memory after each phase, and the most at once within it (Peak), MB:".to_owned(),
         phase_table(&ranks, width),
-        match is_at_least {
-            false => "Memory of a step, the most at once by category, MB:".to_owned(),
-            true => "Memory of a step, the most at once by category, MB (activations are predicted as a lower bound, \
-                     because a layer of this model cannot be rehearsed):"
-                .to_owned(),
-        },
-        prediction_table(&ranks, &predicted, width),
     ];
+    // Of a stage of a pipeline, nothing is predicted yet.
+    if !predicted.is_empty() {
+        let which = match is_at_least {
+            false => "",
+            true => {
+                " (activations are predicted as a lower bound, because a layer of this model cannot be rehearsed)"
+            }
+        };
+        lines.push(format!("Memory of a step, the most at once by category, MB{which}:"));
+        lines.push(prediction_table(&ranks, &predicted, width));
+    }
     lines.extend(ranks.iter().enumerate().filter_map(|(rank, memory)| rank_line(rank, memory)));
     lines
 }

@@ -107,7 +107,7 @@ pub const TABLES: &[Table] = &[
             "--mesh 2 --nproc 2",
             "--mesh dp=2, --nproc 2",
             "--mesh dp=2,tp=2 --nproc 4",
-            "--strategy local_sgd --mesh dp=2,pp=1 --nproc 2",
+            "--strategy local_sgd --mesh dp=2,tp=1 --nproc 2",
             "--transport pigeon",
             "--device abacus",
             "--max-restarts 2",

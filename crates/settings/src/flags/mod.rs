@@ -47,6 +47,9 @@ pub struct RunFlags {
     /// [default: dp, of all ranks]
     #[arg(long, value_name = "AXIS=N,...", help_heading = "Ranks")]
     pub mesh: Option<String>,
+    /// The schedule of a pipeline, whose stages lie along the axis pp of --mesh (paceline schedule lists them) [default: 1f1b]
+    #[arg(long, value_name = "NAME", help_heading = "Ranks")]
+    pub schedule: Option<String>,
     /// Compute threads per rank
     #[arg(long, value_name = "T", default_value_t = 1, help_heading = "Ranks")]
     pub threads: usize,

@@ -85,7 +85,8 @@ impl Gathers {
         track: &mut SpanTrack,
         unit: UnitId,
     ) -> Result<()> {
-        if !matches!(self.states[unit.0], State::Closed) {
+        let is_empty = replica.model.layout.unit(unit).range.is_empty();
+        if is_empty || !matches!(self.states[unit.0], State::Closed) {
             return Ok(());
         }
         if let GatherTarget::Arena(arena, _) = &self.room {

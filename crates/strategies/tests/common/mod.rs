@@ -14,8 +14,8 @@ use paceline_model::{
 use paceline_strategies::{
     BucketCaps, BucketDdpAsync, CommHook, Ddp, Exactness, FlatDdp, MicroBatch, Replica,
     ReplicaOptions, Result, ShardAccumulation, ShardOptions, Sharded1, Sharded2, Sharded3,
-    SimpleDdp, SimpleDdpAsync, SimpleDdpGa, SimpleDdpHook, StepLoss, Strategy, TopK, Zero1, Zero2,
-    Zero3, train_step,
+    SimpleDdp, SimpleDdpAsync, SimpleDdpGa, SimpleDdpHook, Stages, StepLoss, Strategy, TopK, Zero1,
+    Zero2, Zero3, train_step,
 };
 use paceline_trace::SpanTrack;
 
@@ -26,6 +26,8 @@ pub enum Net {
     /// The first convolution and the hidden layer are frozen.
     FrozenCnn,
     Mlp,
+    /// Eight blocks.
+    DeepMlp,
     /// Three hidden layers share their parameters.
     TiedMlp,
     /// A language model, whose objective has parameters.
@@ -100,11 +102,15 @@ impl Net {
                 }
                 .build(world_size)
             }
-            Net::Mlp | Net::TiedMlp => MlpConfig {
+            Net::Mlp | Net::TiedMlp | Net::DeepMlp => MlpConfig {
                 input_dim: 12,
                 hidden_dim: 24,
                 output_dim: 3,
-                num_layers: if matches!(self, Net::Mlp) { 2 } else { 4 },
+                num_layers: match self {
+                    Net::Mlp => 2,
+                    Net::TiedMlp => 4,
+                    _ => 7,
+                },
                 tie_layers: matches!(self, Net::TiedMlp),
             }
             .build(world_size),
@@ -201,7 +207,7 @@ impl Net {
                 };
                 (tokens(0), targets)
             }
-            Net::Mlp | Net::TiedMlp => {
+            Net::Mlp | Net::TiedMlp | Net::DeepMlp => {
                 (tensor(&[mine.len(), 12], elems(12, 0)), tensor(&[mine.len(), 3], elems(3, 1000)))
             }
         }
@@ -361,7 +367,27 @@ impl Trainer {
         let seed = 1 + mesh.world().rank() as u64;
         let options = ReplicaOptions { precision: net.precision(), ..Default::default() };
         let replica = Replica::new(strategy.as_mut(), model, compute, mesh, seed, options);
-        let replica = replica.unwrap();
+        Self::of_replica(net, replica.unwrap(), strategy, optim)
+    }
+
+    /// One rank of a pipeline.
+    #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
+    pub fn in_stages(
+        net: Net,
+        mesh: Mesh,
+        mut strategy: Box<dyn Strategy>,
+        stages: &Stages,
+    ) -> Result<Self> {
+        let compute = Compute::new(1, Allocator::new())?;
+        let options = ReplicaOptions { precision: net.precision(), ..Default::default() };
+        let model = net.build(mesh.world().world_size());
+        let seed = 1 + mesh.world().rank() as u64;
+        let setting = (seed, options);
+        let replica = Replica::in_stages(strategy.as_mut(), model, compute, mesh, stages, setting)?;
+        Ok(Self::of_replica(net, replica, strategy, Optim::Momentum))
+    }
+
+    fn of_replica(net: Net, replica: Replica, strategy: Box<dyn Strategy>, optim: Optim) -> Self {
         let config = OptimizerConfig::Sgd(match optim {
             Optim::Plain => Sgd { lr: 0.3, momentum: 0.0, weight_decay: 0.0 },
             Optim::Momentum => Sgd { lr: 0.05, momentum: 0.9, weight_decay: 1e-4 },

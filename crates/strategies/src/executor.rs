@@ -1,0 +1,115 @@
+//! Carries out a rank's list of actions. What is drawn is what runs.
+//!
+//! Input: a step and a plan. Output: the passes of all micro-batches, in the order of the list. A plain training step is a
+//! list too, of one stage. This file knows nothing of how gradients are synchronized.
+
+use paceline_collectives::Work;
+use paceline_memory::Tensor;
+use paceline_model::Saved;
+use paceline_schedule::{Action, Kind, Plan};
+
+use crate::Result;
+use crate::step::Step;
+
+/// What a stage has of a micro-batch between its actions.
+#[derive(Default)]
+struct Flight {
+    /// The input, while it arrives from another rank.
+    input: Option<Arriving>,
+    output: Option<Tensor>,
+    saved: Option<Saved>,
+    /// The gradient of the output: while it arrives from another rank, or for the weight half.
+    d_output: Option<Arriving>,
+    d_input: Option<Tensor>,
+}
+
+struct Arriving {
+    tensor: Tensor,
+    work: Option<Work>,
+}
+
+/// Carries out the actions of this rank.
+pub(crate) fn run(step: &mut Step, plan: &Plan) -> Result<()> {
+    let pipeline = &step.replica().pipeline;
+    let (placement, rank) = (*pipeline.placement(), pipeline.rank());
+    let (micro_batches, stages) = (plan.shape().micro_batches, placement.stages());
+    let place = |stage: usize, at: usize| placement.chunk(stage) * micro_batches + at;
+    let mut flights: Vec<Flight> = Vec::new();
+    flights.resize_with(placement.chunks() * micro_batches, Flight::default);
+    let mut sending: Vec<(Work, Tensor)> = Vec::new();
+    let is_here = |stage: usize| placement.rank(stage) == rank;
+    for &Action { stage, kind, micro_batch: at } in plan.actions(rank) {
+        let own = place(stage, at);
+        let blocks = pipeline.blocks_of(stage);
+        match kind {
+            Kind::Forward => {
+                let input = match stage.checked_sub(1) {
+                    None => step.micro_batches()[at].batch.inputs().clone(),
+                    Some(before) if is_here(before) => {
+                        flights[place(before, at)].output.take().expect("checked with the plan")
+                    }
+                    Some(_) => arrived(step, flights[own].input.take())?,
+                };
+                let (output, saved) = step.forward(at, blocks.clone(), input)?;
+                flights[own].output = Some(output);
+                flights[own].saved = Some(saved);
+            }
+            Kind::Backward | Kind::BackwardInput => {
+                let d_output = if stage + 1 == stages {
+                    let output = flights[own].output.take().expect("checked with the plan");
+                    step.loss(at, output)?
+                } else if is_here(stage + 1) {
+                    flights[place(stage + 1, at)].d_input.take().expect("checked with the plan")
+                } else {
+                    arrived(step, flights[own].d_output.take())?
+                };
+                let mut saved = flights[own].saved.take().expect("checked with the plan");
+                if kind == Kind::Backward {
+                    flights[own].d_input = step.backward(at, blocks.clone(), saved, d_output)?;
+                } else {
+                    let d_input = step.backward_input(at, blocks.clone(), &mut saved, &d_output)?;
+                    flights[own].d_input = d_input;
+                    flights[own].saved = Some(saved);
+                    flights[own].d_output = Some(Arriving { tensor: d_output, work: None });
+                }
+            }
+            Kind::BackwardWeight => {
+                let saved = flights[own].saved.take().expect("checked with the plan");
+                let d_output = arrived(step, flights[own].d_output.take())?;
+                step.backward_weight(at, blocks.clone(), saved, &d_output)?;
+            }
+            Kind::SendForward | Kind::SendBackward => {
+                let is_forward = kind == Kind::SendForward;
+                let flight = &mut flights[own];
+                let made = if is_forward { &mut flight.output } else { &mut flight.d_input };
+                let tensor = made.take().expect("checked with the plan");
+                sending.push((pipeline.send(stage, is_forward, &tensor)?, tensor));
+            }
+            Kind::ReceiveForward | Kind::ReceiveBackward => {
+                let is_forward = kind == Kind::ReceiveForward;
+                let batch = &step.micro_batches()[at].batch;
+                // The gradient of an output has the shape of the next stage's input.
+                let shaped_like = if is_forward { stage } else { stage + 1 };
+                let tensor = pipeline.input(step.replica(), batch, shaped_like)?;
+                let work = Some(pipeline.receive(stage, is_forward, &tensor)?);
+                let arriving = Some(Arriving { tensor, work });
+                let flight = &mut flights[own];
+                match is_forward {
+                    true => flight.input = arriving,
+                    false => flight.d_output = arriving,
+                }
+            }
+        }
+    }
+    for (work, _) in sending {
+        step.wait(work)?;
+    }
+    Ok(())
+}
+
+/// What has been received, once it is there.
+fn arrived(step: &mut Step, arriving: Option<Arriving>) -> Result<Tensor> {
+    let Arriving { tensor, work } = arriving.expect("checked with the plan");
+    work.map_or(Ok(()), |work| step.wait(work))?;
+    Ok(tensor)
+}
