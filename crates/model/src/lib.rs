@@ -100,7 +100,7 @@ pub use optimizer::{Optimizer, OptimizerConfig};
 pub use owned::Owned;
 pub use precision::Precision;
 pub use readiness::GradReadiness;
-pub use rehearsal::{Rehearsal, boundaries};
+pub use rehearsal::{Rehearsal, block_flops, boundaries};
 pub use storage::{Storage, WeightsDigest};
 pub use view::{OpenUnits, View};
 

@@ -8,6 +8,7 @@ use paceline_choices::optimizers::{OPTIMIZERS, OptimizerSettings};
 use paceline_choices::registry::{Choice, Registry, read};
 use paceline_choices::strategies::{Models, STRATEGIES};
 use paceline_collectives::Axis;
+use paceline_data::BatchShape;
 use paceline_data::{Dataset, Field};
 use paceline_failure::outputs::{check_file, check_folder};
 use paceline_failure::{Failure, Result};
@@ -55,7 +56,10 @@ pub fn resolve_inputs(
     }
     let world_size = config.world_size;
     let local_ranks = placement.map_or(world_size, |placement| placement.place.local_world_size);
-    shortage::check(&config, local_ranks, &model, &data)?;
+    // Of a stage, nothing is predicted yet.
+    if config.pipeline.is_none() {
+        shortage::check(&config, local_ranks, &model, &data)?;
+    }
     config.warnings.extend(resume::check(&config, &model, data.train.len())?);
     Ok((config, data))
 }
@@ -200,7 +204,8 @@ pub fn resolve_unchecked(
     check_padding(dataset.as_ref(), &built, &data, &model)?;
     precision::check(flags.precision, &model, &built, dataset.as_ref())?;
     warnings.extend(strategy.settings().check(&built, world_size)?);
-    let pipeline = resolve_pipeline(&flags, &strategy, &mesh, &built)?;
+    let samples = BatchShape::of(dataset.as_ref());
+    let pipeline = resolve_pipeline(&flags, &strategy, &mesh, (&built, &samples))?;
     let mut config = TrainConfig {
         spec,
         model,

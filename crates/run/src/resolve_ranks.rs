@@ -3,6 +3,7 @@
 
 use paceline_choices::strategies::STRATEGIES;
 use paceline_collectives::{Axis, MeshShape};
+use paceline_data::BatchShape;
 use paceline_failure::{Failure, Result};
 use paceline_host::resources;
 use paceline_launch::comm::{self, CommConfig};
@@ -10,7 +11,9 @@ use paceline_launch::device::Device;
 use paceline_launch::environment::Placement;
 use paceline_launch::launcher;
 use paceline_model::Model;
+use paceline_observe::insight::flops;
 use paceline_settings::flags::RunFlags;
+use paceline_settings::pipeline::PipelineConfig;
 use paceline_settings::ranks::InitMethod;
 use paceline_settings::strategy::StrategyConfig;
 use paceline_strategies::schedule;
@@ -137,15 +140,17 @@ pub fn resolve_pipeline(
     flags: &RunFlags,
     strategy: &StrategyConfig,
     mesh: &MeshShape,
-    model: &Model,
-) -> Result<Option<&'static str>> {
+    (model, samples): (&Model, &BatchShape),
+) -> Result<Option<PipelineConfig>> {
     let stages = mesh.size(Axis::Pp);
     if stages == 1 {
-        return match &flags.schedule {
+        let given =
+            [("--schedule", flags.schedule.is_some()), ("--stages", !flags.stages.is_empty())];
+        return match given.iter().find(|(_, is_given)| *is_given) {
             None => Ok(None),
-            Some(name) => usage(format!(
-                "--schedule {name}: there are no stages to schedule; pass --mesh pp=2 too, or leave it out"
-            )),
+            Some((flag, _)) => {
+                usage(format!("{flag}: there are no stages; pass --mesh pp=2 too, or leave it out"))
+            }
         };
     }
     let name = flags.schedule.as_deref().unwrap_or("1f1b");
@@ -190,11 +195,56 @@ pub fn resolve_pipeline(
             "--mesh {mesh}: layers that share parameters cannot be in a pipeline yet; untie them"
         ));
     }
-    let costs = |stages: &_| schedule::Costs::even(stages, 1.0, 1.0, 1.0);
-    match schedule::Plan::new(schedule, stages, micro_batches, costs) {
-        Ok(_) => Ok(Some(schedule.name())),
-        Err(error) => usage(format!("--schedule {name} --accumulate {micro_batches}: {error}")),
+    let even = |stages: &_| schedule::Costs::even(stages, 1.0, 1.0, 1.0);
+    if let Err(error) = schedule::Plan::new(schedule, stages, micro_batches, even) {
+        return usage(format!("--schedule {name} --accumulate {micro_batches}: {error}"));
     }
+    let cut = match flags.stages.as_slice() {
+        [] => {
+            let flops = flops::per_block(model, samples, &strategy.options)?;
+            let costs = flops.map(|flops| flops.into_iter().map(|flops| flops as f64).collect());
+            let costs: Vec<f64> = costs.unwrap_or_else(|| vec![1.0; model.blocks.len()]);
+            schedule::cut(&costs, placement.stages()).unwrap_or_default()
+        }
+        names => cut_at(names, model, placement.stages())?,
+    };
+    let begins = cut.iter().map(|at| unit_of(model, *at).to_owned()).collect();
+    Ok(Some(PipelineConfig { schedule: schedule.name(), cut, begins }))
+}
+
+/// The unit of a block.
+fn unit_of(model: &Model, block: usize) -> &str {
+    &model.layout.unit(model.blocks[block].unit).name
+}
+
+/// The blocks that begin with these units.
+fn cut_at(names: &[String], model: &Model, stages: usize) -> Result<Vec<usize>> {
+    let stated = names.join(",");
+    let units: Vec<&str> = (0..model.blocks.len()).map(|at| unit_of(model, at)).collect();
+    if names.len() + 1 != stages {
+        return usage(format!(
+            "--stages {stated}: these begin {} stages besides the first one, and the schedule needs {}",
+            names.len(),
+            stages - 1
+        ));
+    }
+    let mut cut = Vec::new();
+    for name in names {
+        let Some(at) = units.iter().position(|unit| unit == name) else {
+            return usage(format!(
+                "--stages {stated}: no block has the unit {name}; there are {}",
+                units.join(", ")
+            ));
+        };
+        if at <= cut.last().copied().unwrap_or(0) {
+            return usage(format!(
+                "--stages {stated}: each begins after the one before, and the first stage has a block: {}",
+                units.join(", ")
+            ));
+        }
+        cut.push(at);
+    }
+    Ok(cut)
 }
 
 /// Where ranks of another launcher meet.

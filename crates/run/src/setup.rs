@@ -2,6 +2,7 @@
 //! memory and its batches, and begins where the run begins.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use paceline_checkpoint::progress::Progress;
 use paceline_checkpoint::{Folder, SAVE_LIMIT};
@@ -21,6 +22,7 @@ use paceline_observe::views::profiler::Profiler;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
+use paceline_settings::pipeline::PipelineConfig;
 use paceline_strategies::{Replica, Stages, schedule};
 use paceline_trace::SpanTrack;
 
@@ -147,11 +149,12 @@ pub(crate) fn build<'a>(
     let options = config.strategy.options;
     let seed = config.seed;
     let build = || config.model.build(dataset.as_ref(), mesh.world().world_size());
-    let whole = config.pipeline.map(|_| build()).transpose()?;
-    let mut replica = match config.pipeline.and_then(schedule::named) {
+    let whole = config.pipeline.as_ref().map(|_| build()).transpose()?;
+    let stages = config.pipeline.as_ref().and_then(|of| Some((of, schedule::named(of.schedule)?)));
+    let mut replica = match stages {
         None => Replica::new(strategy.as_mut(), model, compute, mesh, seed, options)?,
-        Some(schedule) => {
-            let stages = Stages::even(schedule);
+        Some((PipelineConfig { cut, .. }, schedule)) => {
+            let stages = Stages { schedule: Arc::new(schedule), cut: cut.clone() };
             let settings = (seed, options);
             Replica::in_stages(strategy.as_mut(), model, compute, mesh, &stages, settings)?
         }

@@ -23,6 +23,7 @@
 
 mod action;
 mod costs;
+mod cut;
 mod draw;
 mod error;
 mod list;
@@ -33,6 +34,7 @@ mod timeline;
 
 pub use action::{Action, Kind};
 pub use costs::Costs;
+pub use cut::cut;
 pub use draw::drawing;
 pub use error::{PlanError, Waiting};
 pub use list::{Entry, List};

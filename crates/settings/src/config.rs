@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::copies::Copies;
 use super::named::{PrecisionName, TransportName};
 use super::origin::Resume;
+use super::pipeline::PipelineConfig;
 use super::ranks::{InitMethod, Ranks};
 use super::schedule::Schedule;
 use super::spec::RunSpec;
@@ -47,8 +48,8 @@ pub struct TrainConfig {
     pub world_size: usize,
     /// The grid of ranks.
     pub mesh: MeshShape,
-    /// The schedule of a pipeline, if the grid has stages.
-    pub pipeline: Option<&'static str>,
+    /// The stages of a pipeline, if the grid has any.
+    pub pipeline: Option<PipelineConfig>,
     /// Compute threads per rank.
     pub threads: usize,
     /// Whether each rank has cores of its own.

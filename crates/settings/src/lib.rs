@@ -14,6 +14,7 @@ pub mod named;
 pub mod open_data;
 pub mod origin;
 pub mod part;
+pub mod pipeline;
 pub mod profile;
 pub mod ranks;
 pub mod recipes;

@@ -6,10 +6,12 @@ use paceline_settings::part::{Part, Selection};
 
 /// Flags that studies do not pass on: the studies set them, or they make no sense
 /// in a run that only measures.
-const NOT_PASSED_ON: [&str; 23] = [
+const NOT_PASSED_ON: [&str; 25] = [
     "nproc",
     // It depends on the number of ranks.
     "mesh",
+    "schedule",
+    "stages",
     // Measurements count --steps-per-epoch and --epochs.
     "steps",
     "json",

@@ -116,7 +116,7 @@ impl<'a> Facts<'a> {
         let strategy = &config.strategy;
         let anatomy = Anatomy::new(&steps, reports, layout, &strategy.bucket_units(layout));
         let (observed, gathers) = observed(reports);
-        let told = match (strategy.sync_blocks, config.device, config.pipeline) {
+        let told = match (strategy.sync_blocks, config.device, &config.pipeline) {
             (None, Device::Cpu, None) => advice(Situation {
                 strategy: strategy.name(),
                 kind: strategy.settings().advice(),

@@ -6,7 +6,7 @@ use paceline_data::BatchShape;
 use paceline_failure::{Failure, Result};
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
-use paceline_model::{Model, ModelError, Rehearsal};
+use paceline_model::{Model, ModelError, Rehearsal, block_flops};
 use paceline_strategies::ReplicaOptions;
 
 use crate::insight::memory::{batch_of, if_possible};
@@ -29,4 +29,19 @@ pub fn per_sample(
         Failure::Run(format!("the floating-point operations of a step: {error}"))
     })?;
     Ok(rehearsal.map(|rehearsal| rehearsal.forward_flops + rehearsal.backward_flops))
+}
+
+/// The same for each block, for samples of the largest length. The last block has those of the objective too.
+pub fn per_block(
+    model: &Model,
+    samples: &BatchShape,
+    options: &ReplicaOptions,
+) -> Result<Option<Vec<u64>>> {
+    let rehearse = || -> std::result::Result<Vec<u64>, ModelError> {
+        let compute = Compute::new(1, Allocator::meta())?;
+        let batch = batch_of(samples, &compute.allocator, 1, samples.max_length().unwrap_or(1))?;
+        block_flops(model, options.precision, &compute, &batch)
+    };
+    if_possible(rehearse())
+        .map_err(|error| Failure::Run(format!("the floating-point operations of a block: {error}")))
 }

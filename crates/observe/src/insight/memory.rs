@@ -52,9 +52,9 @@ pub fn batch_of(
 }
 
 /// The outcome of a rehearsal. `None` if the model has a layer of the user's own that reads values, so that it cannot be rehearsed.
-pub(super) fn if_possible(
-    rehearsed: std::result::Result<Rehearsal, ModelError>,
-) -> std::result::Result<Option<Rehearsal>, ModelError> {
+pub(super) fn if_possible<T>(
+    rehearsed: std::result::Result<T, ModelError>,
+) -> std::result::Result<Option<T>, ModelError> {
     match rehearsed {
         Ok(rehearsal) => Ok(Some(rehearsal)),
         Err(

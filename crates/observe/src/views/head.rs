@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use paceline_collectives::{Axis, Group};
+use paceline_collectives::Group;
 use paceline_host::text::{plural, thousands};
 use paceline_launch::device::Device;
 use paceline_model::Model;
@@ -19,8 +19,9 @@ pub(crate) fn title(config: &TrainConfig, group: &Group) -> String {
     };
     let link =
         group.link().map_or(String::new(), |link| format!(", on an emulated link of {link}"));
-    let stages = config.pipeline.map_or(String::new(), |schedule| {
-        format!(", a pipeline of {} ({schedule})", plural(config.mesh.size(Axis::Pp), "stage"))
+    let stages = config.pipeline.as_ref().map_or(String::new(), |of| {
+        let count = plural(of.cut.len() + 1, "stage");
+        format!(", a pipeline of {count} ({}, cut at {})", of.schedule, of.begins.join(", "))
     });
     format!(
         "paceline train: {}, {} over {}, {} x {}{stages}{precision}{link}",

@@ -22,8 +22,21 @@ Examples:
 const HEADINGS: [&str; 4] = ["Model", "Ranks", "Communication", "Data"];
 /// Other flags that it takes.
 const ALSO: [&str; 3] = ["batch-size", "global-batch-size", "seed"];
-/// Flags in these groups that are of use in training only.
-const ONLY_TRAINING: [&str; 3] = ["rank-samples", "evaluate", "eval-every"];
+/// Flags in these groups that are of use in training only. An evaluation of a checkpoint computes on the processor, and each rank
+/// has the whole model.
+const ONLY_TRAINING: [&str; 11] = [
+    "rank-samples",
+    "evaluate",
+    "eval-every",
+    "mesh",
+    "schedule",
+    "stages",
+    "device",
+    "pin-memory",
+    "non-blocking",
+    "copy-stream",
+    "generate-on-host",
+];
 
 /// Flags of `paceline evaluate`.
 #[derive(Debug, Args)]

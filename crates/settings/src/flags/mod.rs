@@ -50,6 +50,10 @@ pub struct RunFlags {
     /// The schedule of a pipeline, whose stages lie along the axis pp of --mesh (paceline schedule lists them) [default: 1f1b]
     #[arg(long, value_name = "NAME", help_heading = "Ranks")]
     pub schedule: Option<String>,
+    /// Units with which the stages of a pipeline begin, but the first one, such as fc0 for two stages [default: a cut by which
+    /// the stage with most arithmetic has as little as can be]
+    #[arg(long, num_args = 1.., value_name = "UNIT", value_delimiter = ',', help_heading = "Ranks")]
+    pub stages: Vec<String>,
     /// Compute threads per rank
     #[arg(long, value_name = "T", default_value_t = 1, help_heading = "Ranks")]
     pub threads: usize,
