@@ -49,7 +49,7 @@ fn the_mesh() {
         refused(&format!("--mesh dp={size} --nproc 2"), &words);
     }
     for strategy in ["ddp", "simple_ddp", "local_sgd"] {
-        for axis in ["shard", "pp", "tp"] {
+        for axis in ["shard", "tp"] {
             let words = [
                 &format!("--mesh dp=2,{axis}=2"),
                 &format!("the strategy {strategy} does not know the axis {axis}, only dp"),
