@@ -53,7 +53,7 @@ fn shown(checkpoint: &Checkpoint, folder: &Path) -> String {
             format!(
                 "{} complete, and {} of the next",
                 thousands(progress.position.epoch),
-                plural(progress.position.batch, "batch").replace("batchs", "batches")
+                plural(progress.position.batch, "batch")
             ),
         ),
         ("Samples", thousands(progress.samples)),

@@ -54,9 +54,14 @@ pub fn ms(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
-/// A count and what is counted, such as `1 rank` or `2 ranks`.
+/// A count and what is counted, such as `1 rank`, `2 ranks` or `2 batches`.
 pub fn plural(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+    let ending = match count {
+        1 => "",
+        _ if what.ends_with("tch") => "es",
+        _ => "s",
+    };
+    format!("{count} {what}{ending}")
 }
 
 /// The line that says on which device a rank computes.
