@@ -5,6 +5,7 @@ use paceline_choices::strategies::STRATEGIES;
 use paceline_collectives::{Axis, MeshShape};
 use paceline_data::BatchShape;
 use paceline_failure::{Failure, Result};
+use paceline_files::printable;
 use paceline_host::resources;
 use paceline_launch::comm::{self, CommConfig};
 use paceline_launch::device::Device;
@@ -157,7 +158,8 @@ pub fn resolve_pipeline(
     let Some(schedule) = schedule::named(name) else {
         let names: Vec<&str> = schedule::SCHEDULES.iter().map(|of| of.name()).collect();
         return usage(format!(
-            "--schedule {name}: there is none of this name; pass one of {}",
+            "--schedule {}: there is none of this name; pass one of {}",
+            printable(name),
             names.join(", ")
         ));
     };
@@ -219,7 +221,7 @@ fn unit_of(model: &Model, block: usize) -> &str {
 
 /// The blocks that begin with these units.
 fn cut_at(names: &[String], model: &Model, stages: usize) -> Result<Vec<usize>> {
-    let stated = names.join(",");
+    let stated = printable(&names.join(",")).into_owned();
     let units: Vec<&str> = (0..model.blocks.len()).map(|at| unit_of(model, at)).collect();
     if names.len() + 1 != stages {
         return usage(format!(
@@ -232,7 +234,8 @@ fn cut_at(names: &[String], model: &Model, stages: usize) -> Result<Vec<usize>> 
     for name in names {
         let Some(at) = units.iter().position(|unit| unit == name) else {
             return usage(format!(
-                "--stages {stated}: no block has the unit {name}; there are {}",
+                "--stages {stated}: no block has the unit {}; there are {}",
+                printable(name),
                 units.join(", ")
             ));
         };
