@@ -3,13 +3,25 @@
 //! Input: a step and a plan. Output: the passes of all micro-batches, in the order of the list. A plain training step is a
 //! list too, of one stage. This file knows nothing of how gradients are synchronized.
 
-use paceline_collectives::Work;
+use paceline_collectives::{OpTimes, Work};
 use paceline_memory::Tensor;
 use paceline_model::Saved;
 use paceline_schedule::{Action, Kind, Plan};
+use paceline_trace::{Span, now_ns};
 
 use crate::Result;
 use crate::step::Step;
+
+/// An action as it was carried out. Times are nanoseconds of [`now_ns`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acted {
+    /// The action.
+    pub action: Action,
+    /// Arithmetic: when it ran. A message: when it was handed to its queue.
+    pub span: Span,
+    /// Since when the rank had nothing else to do, and the message for which it waited, if the arithmetic needs one.
+    pub awaited: Option<(u64, OpTimes)>,
+}
 
 /// What a stage has of a micro-batch between its actions.
 #[derive(Default)]
@@ -28,8 +40,8 @@ struct Arriving {
     work: Option<Work>,
 }
 
-/// Carries out the actions of this rank.
-pub(crate) fn run(step: &mut Step, plan: &Plan) -> Result<()> {
+/// Carries out the actions of this rank, and notes each.
+pub(crate) fn run(step: &mut Step, plan: &Plan, acted: &mut Vec<Acted>) -> Result<()> {
     let pipeline = &step.replica().pipeline;
     let (placement, rank) = (*pipeline.placement(), pipeline.rank());
     let (micro_batches, stages) = (plan.shape().micro_batches, placement.stages());
@@ -41,6 +53,8 @@ pub(crate) fn run(step: &mut Step, plan: &Plan) -> Result<()> {
     for &Action { stage, kind, micro_batch: at } in plan.actions(rank) {
         let own = place(stage, at);
         let blocks = pipeline.blocks_of(stage);
+        let asked_ns = now_ns();
+        let mut message = None;
         match kind {
             Kind::Forward => {
                 let input = match stage.checked_sub(1) {
@@ -48,7 +62,7 @@ pub(crate) fn run(step: &mut Step, plan: &Plan) -> Result<()> {
                     Some(before) if is_here(before) => {
                         flights[place(before, at)].output.take().expect("checked with the plan")
                     }
-                    Some(_) => arrived(step, flights[own].input.take())?,
+                    Some(_) => arrived(step, flights[own].input.take(), &mut message)?,
                 };
                 let (output, saved) = step.forward(at, blocks.clone(), input)?;
                 flights[own].output = Some(output);
@@ -61,7 +75,7 @@ pub(crate) fn run(step: &mut Step, plan: &Plan) -> Result<()> {
                 } else if is_here(stage + 1) {
                     flights[place(stage + 1, at)].d_input.take().expect("checked with the plan")
                 } else {
-                    arrived(step, flights[own].d_output.take())?
+                    arrived(step, flights[own].d_output.take(), &mut message)?
                 };
                 let mut saved = flights[own].saved.take().expect("checked with the plan");
                 if kind == Kind::Backward {
@@ -75,7 +89,7 @@ pub(crate) fn run(step: &mut Step, plan: &Plan) -> Result<()> {
             }
             Kind::BackwardWeight => {
                 let saved = flights[own].saved.take().expect("checked with the plan");
-                let d_output = arrived(step, flights[own].d_output.take())?;
+                let d_output = arrived(step, flights[own].d_output.take(), &mut message)?;
                 step.backward_weight(at, blocks.clone(), saved, &d_output)?;
             }
             Kind::SendForward | Kind::SendBackward => {
@@ -100,6 +114,12 @@ pub(crate) fn run(step: &mut Step, plan: &Plan) -> Result<()> {
                 }
             }
         }
+        let start_ns = message.map_or(asked_ns, |(_, there_ns)| there_ns);
+        acted.push(Acted {
+            action: Action { stage, kind, micro_batch: at },
+            span: Span { start_ns, end_ns: now_ns() },
+            awaited: message.map(|(times, _)| (asked_ns, times)),
+        });
     }
     for (work, _) in sending {
         step.wait(work)?;
@@ -107,9 +127,16 @@ pub(crate) fn run(step: &mut Step, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// What has been received, once it is there.
-fn arrived(step: &mut Step, arriving: Option<Arriving>) -> Result<Tensor> {
+/// What has been received, once it is there. Notes the times of the message, and when the rank had it.
+fn arrived(
+    step: &mut Step,
+    arriving: Option<Arriving>,
+    message: &mut Option<(OpTimes, u64)>,
+) -> Result<Tensor> {
     let Arriving { tensor, work } = arriving.expect("checked with the plan");
-    work.map_or(Ok(()), |work| step.wait(work))?;
+    if let Some(work) = work {
+        let times = step.wait(work)?;
+        *message = Some((times, now_ns()));
+    }
     Ok(tensor)
 }

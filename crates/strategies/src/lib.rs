@@ -73,6 +73,7 @@ pub use ddp::Ddp;
 pub use error::StrategyError;
 pub use evaluate::evaluate;
 pub use exactness::Exactness;
+pub use executor::Acted;
 pub use flat_ddp::FlatDdp;
 pub use footprint::Footprint;
 pub use half::HalfPrecision;

@@ -16,6 +16,7 @@ use paceline_schedule::Plan;
 use paceline_trace::SpanTrack;
 
 use crate::accumulation::PartialSums;
+use crate::executor::Acted;
 use crate::pipeline::Pipeline;
 use crate::strategy::span;
 use crate::{AccumulationOrder, Result, Stages, Strategy};
@@ -113,6 +114,8 @@ pub struct Replica {
     pub(crate) pipeline: Pipeline,
     /// What the ranks do in a step of as many micro-batches as the last one.
     pub(crate) plan: Option<Plan>,
+    /// What this rank has done in the last step, in order.
+    pub(crate) acted: Vec<Acted>,
     /// The parameters that the first step left out, if the graph is static.
     pub(crate) left_out: Option<LeftOut>,
 }
@@ -237,10 +240,16 @@ impl Replica {
             num_samples: 0,
             pipeline,
             plan: None,
+            acted: Vec::new(),
             left_out: None,
         };
         strategy.prepare(&replica)?;
         Ok(replica)
+    }
+
+    /// What this rank has done in the last step, in order.
+    pub fn acted(&self) -> &[Acted] {
+        &self.acted
     }
 
     /// Continues a run in which this rank has trained on `num_samples` samples.

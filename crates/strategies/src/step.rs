@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use paceline_collectives::{Purpose, ReduceOp, Work};
+use paceline_collectives::{OpTimes, Purpose, ReduceOp, Work};
 use paceline_memory::Tensor;
 use paceline_model::{Context, Layer, OpenUnits, Saved};
 use paceline_schedule::Plan;
@@ -60,6 +60,8 @@ pub fn train_step(
     // The passes change these fields while they borrow the rest of the replica, so the fields are taken out.
     let mut units = std::mem::take(&mut replica.units);
     let mut partial_sums = std::mem::take(&mut replica.partial_sums);
+    let mut acted = std::mem::take(&mut replica.acted);
+    acted.clear();
     let is_known = |plan: &Plan| plan.shape().micro_batches == micro_batches.len();
     let plan = match replica.plan.take().filter(is_known) {
         Some(plan) => plan,
@@ -67,8 +69,12 @@ pub fn train_step(
     };
     let outcome =
         Step::begin(strategy, replica, micro_batches, &mut units, &mut partial_sums, track)
-            .and_then(|mut step| executor::run(&mut step, &plan).and_then(|()| step.finish()));
+            .and_then(|mut step| {
+                executor::run(&mut step, &plan, &mut acted)?;
+                step.finish()
+            });
     replica.units = units;
+    replica.acted = acted;
     replica.partial_sums = partial_sums;
     replica.plan = Some(plan);
     let (loss, left_out, num_samples) = outcome?;
@@ -241,9 +247,8 @@ impl<'a> Step<'a> {
     }
 
     /// Waits for a message.
-    pub(crate) fn wait(&mut self, work: Work) -> Result<()> {
-        self.track.record(span::EXPOSED, || work.wait())?;
-        Ok(())
+    pub(crate) fn wait(&mut self, work: Work) -> Result<OpTimes> {
+        Ok(self.track.record(span::EXPOSED, || work.wait())?)
     }
 
     /// Begins the backward pass of a micro-batch, unless it has begun, and ends the one before it.
