@@ -151,7 +151,12 @@ impl Trainer<'_> {
                     self.agree_to_stop(&loss, ended.is_some())? && progress.steps < total_steps;
                 meter.read(&self.stepper.replica.group);
                 let counts = made > config.warmup_steps as u64;
-                let times = meter.times(whole, data_ns, &device, &self.stepper.track, counts);
+                let acted = match &config.pipeline {
+                    Some(_) => self.stepper.replica.acted(),
+                    None => &[],
+                };
+                let counted = counts.then_some(acted);
+                let times = meter.times(whole, data_ns, &device, &self.stepper.track, counted);
                 if counts {
                     steps.push(made - 1, &times, &loss);
                 }
@@ -169,6 +174,10 @@ impl Trainer<'_> {
                     times,
                     track: &self.stepper.track,
                     records: meter.records(),
+                    acted: match &config.pipeline {
+                        Some(_) => self.stepper.replica.acted(),
+                        None => &[],
+                    },
                     group: &self.stepper.replica.group,
                 }))?;
                 if self.evaluates_after(progress.steps) && !is_stopped {

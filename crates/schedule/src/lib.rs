@@ -3,7 +3,7 @@
 //! A pipeline divides a model into stages, and a batch into micro-batches. A [`Schedule`] says in which order a rank takes
 //! them. Its lists for all ranks make a [`Plan`], with the messages between the ranks. A plan is checked as a whole before a
 //! rank starts: it is complete, its messages match, and no ranks wait for each other for ever. A [`Timeline`] rehearses it with
-//! given durations, which shows where ranks are idle.
+//! given durations, which shows where ranks are idle. A [`Ledger`] says why they were idle in a step that has been measured.
 //!
 //! Input: ranks, micro-batches, durations. Output: lists, and when each action would run. This crate knows nothing of
 //! tensors, layers or transports.
@@ -22,10 +22,12 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod action;
+mod choose;
 mod costs;
 mod cut;
 mod draw;
 mod error;
+mod ledger;
 mod list;
 mod placement;
 mod plan;
@@ -33,10 +35,14 @@ mod schedules;
 mod timeline;
 
 pub use action::{Action, Kind};
+pub use choose::{Blocks, Choice, best_cut, choose};
 pub use costs::Costs;
 pub use cut::cut;
 pub use draw::drawing;
 pub use error::{PlanError, Waiting};
+pub use ledger::{
+    Account, Cause, Gap, Ledger, Measured, RankStep, Usual, as_run, on_one_clock, usual,
+};
 pub use list::{Entry, List};
 pub use placement::Placement;
 pub use plan::{Plan, Shape};

@@ -78,16 +78,25 @@ impl Plan {
     /// The most micro-batches that are between their forward pass and the end of their backward pass on a rank at once.
     /// With several chunks, each holds a part of a micro-batch.
     pub fn in_flight(&self, rank: usize) -> f64 {
-        let (mut now, mut most) = (0usize, 0usize);
-        for action in self.lists[rank].iter().flat_map(|entry| entry.actions()) {
-            match action.kind {
-                Kind::Forward => now += 1,
-                Kind::Backward | Kind::BackwardWeight => now -= 1,
-                _ => {}
+        let placement = &self.shape.placement;
+        self.kept(&vec![1.0; placement.stages()])[rank] / placement.chunks() as f64
+    }
+
+    /// The most that each rank keeps of micro-batches in flight, if each keeps so much in each stage.
+    pub fn kept(&self, of_stages: &[f64]) -> Vec<f64> {
+        let of_rank = |list: &Vec<Entry>| {
+            let (mut now, mut most) = (0.0f64, 0.0f64);
+            for action in list.iter().flat_map(|entry| entry.actions()) {
+                match action.kind {
+                    Kind::Forward => now += of_stages[action.stage],
+                    Kind::Backward | Kind::BackwardWeight => now -= of_stages[action.stage],
+                    _ => {}
+                }
+                most = most.max(now);
             }
-            most = most.max(now);
-        }
-        most as f64 / self.shape.placement.chunks() as f64
+            most
+        };
+        self.lists.iter().map(of_rank).collect()
     }
 
     /// The lists as CSV, one row for each rank, in the form of PyTorch's pipelining.
@@ -162,7 +171,7 @@ fn with_messages(placement: &Placement, list: &[Entry]) -> Vec<Action> {
 }
 
 /// The message that an action needs, if it comes from another rank.
-fn received_for(placement: &Placement, action: &Action) -> Option<Action> {
+pub(crate) fn received_for(placement: &Placement, action: &Action) -> Option<Action> {
     let Action { stage, kind, micro_batch } = *action;
     let (from, kind) = match kind {
         Kind::Forward => (stage.checked_sub(1)?, Kind::ReceiveForward),

@@ -35,8 +35,20 @@ impl Timeline {
     ///
     /// If messages do not match, or if ranks wait for each other for ever.
     pub fn of(plan: &Plan, costs: &Costs) -> Result<Self, PlanError> {
+        let times = Times {
+            cost: &|action| costs.of(action),
+            message: &|_| costs.message,
+            begin: vec![0.0; plan.shape().placement.ranks()],
+            in_order: true,
+            side_by_side: costs.side_by_side,
+        };
+        Self::with(plan, times)
+    }
+
+    /// Rehearses a plan in which each action and each message takes its own time.
+    pub(crate) fn with(plan: &Plan, times: Times) -> Result<Self, PlanError> {
         let placement = plan.shape().placement;
-        let mut rehearsal = Rehearsal::new(plan, costs);
+        let mut rehearsal = Rehearsal::new(plan, times);
         let lists: Vec<&[Action]> = (0..placement.ranks()).map(|rank| plan.actions(rank)).collect();
         loop {
             let mut moved = false;
@@ -77,6 +89,20 @@ impl Timeline {
     }
 }
 
+/// What things take in a rehearsal.
+pub(crate) struct Times<'a> {
+    /// Arithmetic.
+    pub(crate) cost: &'a dyn Fn(&Action) -> f64,
+    /// A message, named by how it is received.
+    pub(crate) message: &'a dyn Fn(&Action) -> f64,
+    /// When each rank begins.
+    pub(crate) begin: Vec<f64>,
+    /// Whether a message waits for those before it in its queue.
+    pub(crate) in_order: bool,
+    /// See [`Costs::side_by_side`].
+    pub(crate) side_by_side: Option<f64>,
+}
+
 /// Messages of one kind from one rank to another.
 #[derive(Debug, Default)]
 struct Queue {
@@ -95,7 +121,7 @@ type Route = (usize, usize, bool);
 
 struct Rehearsal<'a> {
     placement: Placement,
-    costs: &'a Costs,
+    times: Times<'a>,
     /// The next action of each rank, and when the rank is free for it.
     at: Vec<usize>,
     free: Vec<f64>,
@@ -107,7 +133,7 @@ struct Rehearsal<'a> {
 }
 
 impl<'a> Rehearsal<'a> {
-    fn new(plan: &Plan, costs: &'a Costs) -> Self {
+    fn new(plan: &Plan, times: Times<'a>) -> Self {
         let placement = plan.shape().placement;
         let ranks = placement.ranks();
         let entries = (0..ranks).flat_map(|rank| plan.list(rank));
@@ -117,8 +143,8 @@ impl<'a> Rehearsal<'a> {
         };
         let second = entries.filter_map(pair).collect();
         let (done, queues) = (HashMap::new(), HashMap::new());
-        let (at, free, ran) = (vec![0; ranks], vec![0.0; ranks], vec![Vec::new(); ranks]);
-        Self { placement, costs, at, free, ran, done, second, queues }
+        let (at, free, ran) = (vec![0; ranks], times.begin.clone(), vec![Vec::new(); ranks]);
+        Self { placement, times, at, free, ran, done, second, queues }
     }
 
     /// Carries an action out, or says what has to be done before.
@@ -133,7 +159,7 @@ impl<'a> Rehearsal<'a> {
             self.at[rank] += 1;
             return Ok(None);
         }
-        let second = self.costs.side_by_side.and_then(|_| self.second.get(action).copied());
+        let second = self.times.side_by_side.and_then(|_| self.second.get(action).copied());
         let mut start = self.free[rank];
         for action in std::iter::once(*action).chain(second) {
             for needs in needs(&self.placement, &action).into_iter().flatten() {
@@ -146,11 +172,11 @@ impl<'a> Rehearsal<'a> {
                 }
             }
         }
-        let part = self.costs.side_by_side.filter(|_| second.is_some()).unwrap_or(1.0);
+        let part = self.times.side_by_side.filter(|_| second.is_some()).unwrap_or(1.0);
         let actions = || std::iter::once(*action).chain(second);
-        let end = start + part * actions().map(|action| self.costs.of(&action)).sum::<f64>();
+        let end = start + part * actions().map(|action| (self.times.cost)(&action)).sum::<f64>();
         for action in actions() {
-            let own_end = (start + part * self.costs.of(&action)).min(end);
+            let own_end = (start + part * (self.times.cost)(&action)).min(end);
             self.ran[rank].push(Ran { action, start, end: own_end });
             start = own_end;
             self.done.insert(action, end);
@@ -203,8 +229,9 @@ impl<'a> Rehearsal<'a> {
                 let messages = (Some(*sent), Some(*awaited));
                 return Err(PlanError::Order { ranks: (route.0, route.1), messages });
             }
-            let before = queue.arrived.last().copied().unwrap_or(0.0);
-            queue.arrived.push(since.max(*wanted).max(before) + self.costs.message);
+            let before = queue.arrived.last().copied().filter(|_| self.times.in_order);
+            let begin = since.max(*wanted).max(before.unwrap_or(f64::MIN));
+            queue.arrived.push(begin + (self.times.message)(awaited));
         }
         Ok(())
     }
@@ -215,7 +242,7 @@ impl<'a> Rehearsal<'a> {
         if let Some(first) = stuck {
             return Err(self.cycle(first, lists));
         }
-        let mut makespan = self.free.iter().copied().fold(0.0, f64::max);
+        let mut makespan = self.free.iter().copied().fold(f64::MIN, f64::max);
         for (&(from, to, _), queue) in &self.queues {
             let at = queue.arrived.len();
             let at = |side: &[(Action, f64)]| side.get(at).map(|(action, _)| *action);

@@ -3,7 +3,7 @@
 //! This module knows nothing of how gradients are distributed over the ranks: the strategy computes their
 //! norm and scales them.
 
-use paceline_trace::SpanTrack;
+use paceline_trace::{SpanTrack, now_ns};
 
 use crate::strategy::span;
 use crate::{Replica, Result, Strategy};
@@ -23,8 +23,10 @@ pub fn clip_grad_norm(
     max_norm: f64,
     track: &mut SpanTrack,
 ) -> Result<f64> {
+    let start_ns = now_ns();
+    let norm = track.record(span::OPTIMIZER, || strategy.grad_norm(replica))?;
+    replica.ends_barrier(start_ns, track);
     track.record(span::OPTIMIZER, || {
-        let norm = strategy.grad_norm(replica)?;
         let factor = max_norm / (norm + EPS);
         if norm.is_finite() && factor < 1.0 {
             strategy.scale_grads(replica, factor)?;

@@ -40,15 +40,28 @@ struct Arriving {
     work: Option<Work>,
 }
 
+/// What a step leaves behind.
+#[derive(Debug, Default)]
+pub(crate) struct Executed {
+    /// What has been carried out, in order.
+    pub(crate) acted: Vec<Acted>,
+    /// Messages that may still travel, with what they carry. Who sends need not wait for who receives: its optimizer is next.
+    sending: Vec<(Work, Tensor)>,
+}
+
 /// Carries out the actions of this rank, and notes each.
-pub(crate) fn run(step: &mut Step, plan: &Plan, acted: &mut Vec<Acted>) -> Result<()> {
+pub(crate) fn run(step: &mut Step, plan: &Plan, executed: &mut Executed) -> Result<()> {
+    let Executed { acted, sending } = executed;
+    for (work, _) in sending.drain(..) {
+        step.wait(work)?;
+    }
+    acted.clear();
     let pipeline = &step.replica().pipeline;
     let (placement, rank) = (*pipeline.placement(), pipeline.rank());
     let (micro_batches, stages) = (plan.shape().micro_batches, placement.stages());
     let place = |stage: usize, at: usize| placement.chunk(stage) * micro_batches + at;
     let mut flights: Vec<Flight> = Vec::new();
     flights.resize_with(placement.chunks() * micro_batches, Flight::default);
-    let mut sending: Vec<(Work, Tensor)> = Vec::new();
     let is_here = |stage: usize| placement.rank(stage) == rank;
     for &Action { stage, kind, micro_batch: at } in plan.actions(rank) {
         let own = place(stage, at);
@@ -120,9 +133,6 @@ pub(crate) fn run(step: &mut Step, plan: &Plan, acted: &mut Vec<Acted>) -> Resul
             span: Span { start_ns, end_ns: now_ns() },
             awaited: message.map(|(times, _)| (asked_ns, times)),
         });
-    }
-    for (work, _) in sending {
-        step.wait(work)?;
     }
     Ok(())
 }

@@ -165,6 +165,11 @@ impl Pipeline {
         &self.blocks[stage]
     }
 
+    /// Whether this rank computes the loss.
+    pub(crate) fn has_last_stage(&self) -> bool {
+        self.placement.rank(self.placement.stages() - 1) == self.rank
+    }
+
     /// The stages of all ranks.
     pub(crate) fn placement(&self) -> &Placement {
         &self.placement

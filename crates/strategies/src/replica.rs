@@ -13,10 +13,10 @@ use paceline_model::{
     Batch, Model, OpenUnits, Optimizer, OptimizerConfig, Owned, ParamId, Precision, Storage,
 };
 use paceline_schedule::Plan;
-use paceline_trace::SpanTrack;
+use paceline_trace::{Span, SpanTrack, now_ns};
 
 use crate::accumulation::PartialSums;
-use crate::executor::Acted;
+use crate::executor::{Acted, Executed};
 use crate::pipeline::Pipeline;
 use crate::strategy::span;
 use crate::{AccumulationOrder, Result, Stages, Strategy};
@@ -114,8 +114,8 @@ pub struct Replica {
     pub(crate) pipeline: Pipeline,
     /// What the ranks do in a step of as many micro-batches as the last one.
     pub(crate) plan: Option<Plan>,
-    /// What this rank has done in the last step, in order.
-    pub(crate) acted: Vec<Acted>,
+    /// What this rank has done in the last step.
+    pub(crate) executed: Executed,
     /// The parameters that the first step left out, if the graph is static.
     pub(crate) left_out: Option<LeftOut>,
 }
@@ -240,16 +240,23 @@ impl Replica {
             num_samples: 0,
             pipeline,
             plan: None,
-            acted: Vec::new(),
+            executed: Executed::default(),
             left_out: None,
         };
         strategy.prepare(&replica)?;
         Ok(replica)
     }
 
+    /// Records that the ranks of a pipeline have waited for each other until now.
+    pub(crate) fn ends_barrier(&self, start_ns: u64, track: &mut SpanTrack) {
+        if self.pipeline.ranks().is_some() {
+            track.push(span::BARRIER, Span { start_ns, end_ns: now_ns() });
+        }
+    }
+
     /// What this rank has done in the last step, in order.
     pub fn acted(&self) -> &[Acted] {
-        &self.acted
+        &self.executed.acted
     }
 
     /// Continues a run in which this rank has trained on `num_samples` samples.

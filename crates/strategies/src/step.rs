@@ -60,8 +60,7 @@ pub fn train_step(
     // The passes change these fields while they borrow the rest of the replica, so the fields are taken out.
     let mut units = std::mem::take(&mut replica.units);
     let mut partial_sums = std::mem::take(&mut replica.partial_sums);
-    let mut acted = std::mem::take(&mut replica.acted);
-    acted.clear();
+    let mut executed = std::mem::take(&mut replica.executed);
     let is_known = |plan: &Plan| plan.shape().micro_batches == micro_batches.len();
     let plan = match replica.plan.take().filter(is_known) {
         Some(plan) => plan,
@@ -70,11 +69,11 @@ pub fn train_step(
     let outcome =
         Step::begin(strategy, replica, micro_batches, &mut units, &mut partial_sums, track)
             .and_then(|mut step| {
-                executor::run(&mut step, &plan, &mut acted)?;
+                executor::run(&mut step, &plan, &mut executed)?;
                 step.finish()
             });
     replica.units = units;
-    replica.acted = acted;
+    replica.executed = executed;
     replica.partial_sums = partial_sums;
     replica.plan = Some(plan);
     let (loss, left_out, num_samples) = outcome?;
@@ -150,6 +149,10 @@ impl<'a> Step<'a> {
             pending,
         };
         step.pass(None, |cx| cx.open_roots())?;
+        if !replica.pipeline.has_last_stage() {
+            // It takes part in the sum with zeros. If it did so at the end, all ranks would wait for it there.
+            step.send_sums()?;
+        }
         Ok(step)
     }
 
@@ -367,7 +370,7 @@ impl<'a> Step<'a> {
 
     /// Ends the step. Returns the loss, the parameters that were left out, and the number of this rank's samples.
     fn finish(mut self) -> Result<(StepLoss, LeftOut, usize)> {
-        // A rank that computes no loss takes part in the sum with zeros.
+        // A step may be without micro-batches.
         if self.pending.is_none() {
             self.send_sums()?;
         }
@@ -379,7 +382,9 @@ impl<'a> Step<'a> {
         self.strategy.finish_gradients(replica, self.track)?;
         self.track.push(span::GRAD_SYNC, Span { start_ns, end_ns: now_ns() });
         if let Some(work) = self.pending.take().flatten() {
+            let start_ns = now_ns();
             self.track.record(span::EXPOSED, || work.wait())?;
+            replica.ends_barrier(start_ns, self.track);
         }
         let (mut num_samples, mut own_count, mut own_tokens) = (0, 0, 0);
         for MicroBatch { batch, .. } in self.micro_batches {

@@ -36,6 +36,9 @@ pub mod span {
     pub const REDUCE_SCATTER: &str = "reduce-scatter";
     /// The parameters of a unit are gathered from their owners.
     pub const GATHER: &str = "gather";
+    /// All ranks of a pipeline wait for each other: for the sums of the loss, or for the norm of the gradients, with which each
+    /// computes its own part.
+    pub const BARRIER: &str = "barrier";
     /// The optimizer.
     pub const OPTIMIZER: &str = "optimizer_step";
     /// Mark: this rank's gradient of a parameter is final.

@@ -93,6 +93,17 @@ pub enum Event {
         /// When the thread did it.
         span: Span,
     },
+    /// A stage of a pipeline did something with a micro-batch.
+    Pass {
+        /// The stage.
+        stage: usize,
+        /// What was done.
+        letters: &'static str,
+        /// The micro-batch.
+        micro_batch: usize,
+        /// When.
+        span: Span,
+    },
     /// A kernel ran.
     Kernel {
         /// The kernel's name.

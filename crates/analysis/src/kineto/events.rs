@@ -140,6 +140,11 @@ impl<'a, W: Write> Events<'a, W> {
                 }
                 self.close()
             }
+            Event::Pass { stage, letters, micro_batch, span } => {
+                let name = format!("{stage}{letters}{micro_batch}");
+                self.complete("user_annotation", &name, pid, tid, span);
+                self.close()
+            }
             Event::Kernel { name, launched, span, shapes } => {
                 self.kernel(self.stream(thread), name, (launched, span), &shapes)
             }

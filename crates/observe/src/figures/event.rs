@@ -9,7 +9,7 @@ use paceline_checkpoint::progress::{EpochSums, Evaluation, Progress};
 use paceline_collectives::{Group, OpRecord};
 use paceline_failure::Result;
 use paceline_model::Model;
-use paceline_strategies::StepLoss;
+use paceline_strategies::{Acted, StepLoss};
 use paceline_trace::{Span, SpanTrack};
 
 use crate::figures::facts::Facts;
@@ -122,6 +122,8 @@ pub struct StepDone<'a> {
     pub track: &'a SpanTrack,
     /// The operations of this rank.
     pub records: &'a [OpRecord],
+    /// What this rank did as a part of a pipeline, in order.
+    pub acted: &'a [Acted],
     /// The ranks.
     pub group: &'a Group,
 }

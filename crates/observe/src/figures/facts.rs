@@ -14,6 +14,7 @@ use paceline_launch::device::Device;
 use paceline_model::Layout;
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::Alternating;
+use paceline_strategies::schedule::Cause;
 use paceline_table::stats::nearest_rank;
 use serde::Serialize;
 
@@ -23,6 +24,7 @@ use crate::insight::conversion::half_costs;
 use crate::insight::gathers::Uses;
 use crate::insight::memory::{Need, Needs};
 use crate::insight::observed::observed;
+use crate::insight::pipeline::PipelineFacts;
 use crate::record::memory::{Bytes, RESERVED, RankMemory};
 use crate::record::rank_report::RankReport;
 use crate::record::ranks::Ranks;
@@ -72,6 +74,8 @@ pub struct Facts<'a> {
     pub sync_cost: Option<SyncCost>,
     /// The gathers of a step, if the strategy gathers units.
     pub gathers: Option<GatherFacts>,
+    /// The idle time of the ranks, if they are a pipeline.
+    pub pipeline: Option<PipelineFacts>,
     /// The advice for the user.
     pub advice: Option<String>,
     /// The numbers of the advice.
@@ -137,7 +141,24 @@ impl<'a> Facts<'a> {
         let (advice, advised) = told.map(|told| (told.text, told.account)).unzip();
         let sync_cost = strategy.sync_blocks.and_then(|block| SyncCost::new(&steps, block));
         let gathers = GatherFacts::new(&anatomy, strategy.settings().advice());
-        Self { config, outcome, reports, steps, anatomy, sync_cost, gathers, advice, advised }
+        let pipeline = PipelineFacts::new(config, reports);
+        Self {
+            config,
+            outcome,
+            reports,
+            steps,
+            anatomy,
+            sync_cost,
+            gathers,
+            pipeline,
+            advice,
+            advised,
+        }
+    }
+
+    /// A part of the idle time of a pipeline, in milliseconds per step and rank.
+    pub fn idle(&self, cause: Cause) -> Option<f64> {
+        Some(self.pipeline.as_ref()?.mean().of(cause))
     }
 
     /// Whether all ranks hold the same parameters.

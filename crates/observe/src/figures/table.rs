@@ -4,6 +4,7 @@
 //! To add a figure, add an entry here. A new time of a step also needs a field of `StepTimes`, where it
 //! is computed.
 
+use paceline_strategies::schedule::Cause;
 use serde_json::{Value, json};
 
 use crate::figures::figure::Better::{Higher, Lower};
@@ -63,6 +64,16 @@ const fn run(
     definition: &'static str,
 ) -> Figure {
     Figure::new(name, shown, ranks, Source::Run(of), definition).summary()
+}
+
+/// A part of the idle time of a pipeline.
+const fn idle(
+    name: &'static str,
+    label: &'static str,
+    of: fn(&crate::figures::facts::Facts, Ranks) -> Value,
+    definition: &'static str,
+) -> Figure {
+    run(name, (label, "ms", 2), Mean, of, definition)
 }
 
 /// A figure that a comparison adds to those of its runs.
@@ -238,6 +249,29 @@ pub static TABLE: &[Figure] = &[
     run("comm_overhead_pct", ("exposed comm. of step", "%", 2), Mean,
         |f, ranks| json!(f.steps.pct(ranks, |t| t.exposed, |t| t.step)),
         "`comm_exposed_ms` in percent of `step_ms`. Earlier versions called this communication overhead.").console().first(),
+    run("bubble_pct", ("bubble", "%", 2), Mean,
+        |f, _| json!(f.pipeline.as_ref().map(|of| of.mean()).map(|of| 100.0 * (1.0 - of.busy / of.step))),
+        "The part of a step of a pipeline in which ranks are idle, over the steps of which each action is kept; the mean over \
+         ranks. The following figures are its parts, by cause.").console(),
+    idle("bubble_fill_ms", "fill", |f, _| json!(f.idle(Cause::Fill)),
+        "Ranks wait for an input, and would with equal stages and messages that take no time."),
+    idle("bubble_drain_ms", "drain", |f, _| json!(f.idle(Cause::Drain)),
+        "Ranks wait for a gradient, and would with equal stages and messages that take no time."),
+    idle("bubble_imbalance_ms", "imbalance", |f, _| json!(f.idle(Cause::Imbalance)),
+        "Stages usually take longer than others: the idle time of a rehearsal with the median duration of each, beyond that \
+         with equal ones. Below zero if ranks are idle for less time."),
+    idle("bubble_late_peer_ms", "late peer", |f, _| json!(f.idle(Cause::LatePeer)),
+        "Actions took longer than they usually do, or a rank began the step late: what a rehearsal with the step's own durations \
+         adds."),
+    idle("bubble_transfer_ms", "transfer", |f, _| json!(f.idle(Cause::Transfer)),
+        "Messages travel: what a rehearsal with the times of the messages adds."),
+    idle("bubble_head_of_line_ms", "head of line", |f, _| json!(f.idle(Cause::HeadOfLine)),
+        "Messages wait for those before them in their queue: what a rehearsal with queues adds."),
+    idle("bubble_barrier_ms", "barrier", |f, _| json!(f.idle(Cause::Barrier)),
+        "Ranks wait at the end of the step until all have the sums of the loss, or the norm of all gradients, of which each \
+         computes its own part in this time."),
+    idle("bubble_rest_ms", "unexplained", |f, _| json!(f.pipeline.as_ref().map(|of| of.mean().rest)),
+        "Idle time that no rehearsal explains: how far the parts can be believed."),
     time("comm_wait_ms", "waiting", |t| t.wait,
         "Time in which operations, all of them, wait for the last rank to arrive: the sum over operations, exposed or hidden.")
         .metrics().console().curve("communication/wait_ms").second().swept(Lower),

@@ -8,6 +8,7 @@
 //! | [`observed`] | how did all ranks see a step, on one clock, as advice takes it? |
 //! | [`conversion`] | what does rounding to half precision take here? |
 //! | [`advice`] | which changes fit the strategy, and what would they gain? |
+//! | [`pipeline`] | why are the ranks of a pipeline idle? |
 //! | [`flops`] | how many floating-point operations does the model make for a sample? |
 //! | [`memory`] | how much memory does a rank need, before the run? |
 
@@ -19,3 +20,4 @@ pub mod flops;
 pub mod gathers;
 pub mod memory;
 pub mod observed;
+pub mod pipeline;

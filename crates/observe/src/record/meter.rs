@@ -4,13 +4,13 @@
 //! step's times. This file does not know what is done with them.
 
 use paceline_collectives::{Group, OpRecord, OpTimes, Purpose};
-use paceline_strategies::span;
+use paceline_strategies::{Acted, span};
 use paceline_trace::{IntervalSet, Span, SpanTrack};
 use serde::{Deserialize, Serialize};
 
 use crate::record::gathers;
 use crate::record::readiness::AlikeSteps;
-use crate::record::samples::StepSample;
+use crate::record::samples::{StagedStep, StepSample};
 
 /// The spans in which the main thread computes, or the device does.
 const COMPUTING: [&str; 4] = [span::FORWARD, span::BACKWARD, span::GRAD_SYNC, span::OPTIMIZER];
@@ -151,14 +151,15 @@ impl Meter {
     }
 
     /// The times of the step that `whole` spans, from the main track's spans and the records. `device` is what
-    /// the host had a device do. Only if the step `counts`, it enters the means of operations and gradients.
+    /// the host had a device do. Only if the step is `counted`, it enters the means of operations and gradients; then this has what
+    /// the rank did as a part of a pipeline.
     pub fn times(
         &mut self,
         whole: Span,
         data_ns: u64,
         device: &DeviceWork,
         track: &SpanTrack,
-        counts: bool,
+        counted: Option<&[Acted]>,
     ) -> StepTimes {
         let next_ns = gathers::next_step_ns(track);
         self.ahead.extend(self.records.extract_if(.., |of| of.times.submitted_ns >= next_ns));
@@ -205,14 +206,17 @@ impl Meter {
             ops: self.records.len() as u64,
             bytes: self.records.iter().map(|record| record.bytes as u64).sum(),
         };
-        if counts {
+        if let Some(acted) = counted {
             let uses = gathers::uses(whole.start_ns, track, &self.records);
             let records = &self.records;
             let is_alike = self.alike.add(whole.start_ns, records, track, &computing, &uses);
             if self.alike.samples.takes_next() {
                 let followed = &records[..self.alike.ops.len().min(records.len())];
                 let sample = StepSample::new(whole.start_ns, &times, followed, track, &uses);
-                self.alike.samples.push(if is_alike { sample } else { sample.unlike() });
+                let sample = if is_alike { sample } else { sample.unlike() };
+                let staged = StagedStep::new(whole, data_ns, acted, track);
+                let staged = Some(staged).filter(|_| !acted.is_empty());
+                self.alike.samples.push(StepSample { staged, ..sample });
             } else {
                 self.alike.samples.skip();
             }
@@ -267,7 +271,7 @@ mod tests {
         track.push(span::OPTIMIZER, span(340, 350));
         let mut meter = Meter::new();
         meter.records.push(record(0, [140, 150, 255, 320]));
-        let times = meter.times(span(0, 360), 7, &DeviceWork::default(), &track, true);
+        let times = meter.times(span(0, 360), 7, &DeviceWork::default(), &track, Some(&[]));
         assert_eq!((times.step, times.data), (360, 7));
         assert_eq!((times.forward, times.backward, times.optimizer), (100, 185, 10));
         assert_eq!((times.sync, times.exposed, times.hidden), (5, 50, 140));
@@ -283,7 +287,7 @@ mod tests {
         let mut meter = Meter::new();
         meter.records.push(OpRecord { purpose: Purpose::Loss, ..record(0, [6, 7, 90, 95]) });
         meter.records.push(record(1, [100, 110, 120, 150]));
-        let times = meter.times(span(0, 300), 0, &DeviceWork::default(), &track, true);
+        let times = meter.times(span(0, 300), 0, &DeviceWork::default(), &track, Some(&[]));
         assert_eq!((times.communicating, times.hidden), (40, 40));
         assert_eq!((times.ops, times.wait), (2, 93));
     }

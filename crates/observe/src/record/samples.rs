@@ -5,8 +5,8 @@
 //! advice is computed for each of them. All ranks keep the same steps.
 
 use paceline_collectives::OpRecord;
-use paceline_strategies::span;
-use paceline_trace::SpanTrack;
+use paceline_strategies::{Acted, span};
+use paceline_trace::{Span, SpanTrack};
 use serde::{Deserialize, Serialize};
 
 use crate::record::gathers::GatherMean;
@@ -42,6 +42,44 @@ pub struct StepSample {
     /// For each use of a gathered unit: when its gather was submitted and started, when all ranks were there and when it
     /// was done, when the pass needed the unit, and how long the pass waited.
     pub gathers: Vec<[f32; 6]>,
+    /// What the rank did as a part of a pipeline.
+    pub staged: Option<StagedStep>,
+}
+
+/// What a rank of a pipeline did in a step. All times are in milliseconds; moments count from the begin of the step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StagedStep {
+    /// For each piece of arithmetic, in order: when the rank had nothing to do before it, when it began and ended, when the
+    /// message that it needs could be received, and when that had arrived. The last two are zero if it needs none.
+    pub actions: Vec<[f32; 5]>,
+    /// How long the rank waited for its samples before the step.
+    pub data: f32,
+    /// How long it waited for all other ranks.
+    pub barrier: f32,
+    /// The whole step.
+    pub step: f32,
+}
+
+impl StagedStep {
+    /// The step that `whole` spans, before which the rank has waited `data_ns` for its samples.
+    pub fn new(whole: Span, data_ns: u64, acted: &[Acted], track: &SpanTrack) -> Self {
+        let ms = |ns: u64| (ns as f64 / 1e6) as f32;
+        let since = |ns: u64| ms(ns.saturating_sub(whole.start_ns));
+        let action = |of: &Acted| {
+            let (asked_ns, message) = match of.awaited {
+                Some((asked_ns, times)) => {
+                    (asked_ns, [times.submitted_ns, times.finished_ns].map(since))
+                }
+                None => (of.span.start_ns, [0.0; 2]),
+            };
+            let [asked, start, end] = [asked_ns, of.span.start_ns, of.span.end_ns].map(since);
+            [asked, start, end, message[0], message[1]]
+        };
+        let arithmetic = acted.iter().filter(|of| of.action.kind.computes());
+        let actions: Vec<_> = arithmetic.map(action).collect();
+        let barrier = track.named(span::BARRIER).map(|span| span.len_ns()).sum();
+        Self { actions, data: ms(data_ns), barrier: ms(barrier), step: ms(whole.len_ns()) }
+    }
 }
 
 impl StepSample {
@@ -75,6 +113,7 @@ impl StepSample {
             ready: track.marked(span::GRADIENT_READY).map(|mark| since(mark.at_ns)).collect(),
             ops: records.iter().map(op).collect(),
             gathers: gathers.iter().map(gather).collect(),
+            staged: None,
         }
     }
 
@@ -85,7 +124,8 @@ impl StepSample {
     }
 
     fn numbers(&self) -> usize {
-        11 + self.ready.len() + 4 * self.ops.len() + 6 * self.gathers.len()
+        let staged = self.staged.as_ref().map_or(0, |staged| 3 + 5 * staged.actions.len());
+        11 + self.ready.len() + 4 * self.ops.len() + 6 * self.gathers.len() + staged
     }
 }
 

@@ -12,6 +12,7 @@ use crate::insight::anatomy::{Anatomy, BucketLine, GatherLine};
 use crate::record::memory::TOTAL;
 use crate::record::steps::AllSteps;
 use crate::views::memory_lines::memory_lines;
+use crate::views::pipeline_lines;
 
 /// A number of a run as it is shown; a dash if nothing was measured.
 fn number(facts: &Facts, name: &str) -> String {
@@ -89,6 +90,9 @@ pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> 
         if has_anatomy(facts) {
             lines.extend(anatomy_lines(&facts.steps, &facts.anatomy, width));
         }
+        if let Some(pipeline) = &facts.pipeline {
+            lines.extend(pipeline_lines::ledger(pipeline, width));
+        }
     }
     lines.extend(facts.advice.iter().map(|advice| format!("Advice: {advice}.")));
     if let Some(cost) = &facts.sync_cost {
@@ -141,6 +145,9 @@ pub(crate) fn detail_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
         lines.extend((!anatomy.buckets.is_empty()).then(|| bucket_table(anatomy, width)));
         lines.extend((!anatomy.gathers.is_empty()).then(|| gather_table(anatomy, width)));
         lines.extend(unlike_line(facts));
+    }
+    if let Some(pipeline) = &facts.pipeline {
+        lines.extend(pipeline_lines::drawings(pipeline, width));
     }
     lines.extend(memory_lines(facts, width));
     lines

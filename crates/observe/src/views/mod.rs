@@ -6,6 +6,7 @@
 //! | [`jsonl`] | `metrics.jsonl`, a line for each step, epoch and checkpoint |
 //! | [`summary`], [`summary_text`] | `summary.json`, the file of `--json`, and `summary.txt` |
 //! | [`tensorboard`] | event files of TensorBoard |
+//! | [`pipeline_page`], `pipeline_lines` | why the ranks of a pipeline were idle, for a browser and on the terminal |
 //! | [`profiler`] | traces of some of the steps |
 
 pub mod blocks;
@@ -13,6 +14,8 @@ pub mod console;
 mod head;
 pub mod jsonl;
 pub mod memory_lines;
+mod pipeline_lines;
+pub mod pipeline_page;
 pub mod profiler;
 pub mod summary;
 pub mod summary_text;
@@ -38,6 +41,9 @@ pub fn listeners<'a>(
     listeners.add(summary::SummaryFile::new(disk.clone(), folder, config.json.as_deref()));
     let Some(folder) = folder else { return Ok(listeners) };
     listeners.add(summary_text::SummaryText::new(disk.clone(), config, folder));
+    if config.pipeline.is_some() {
+        listeners.add(pipeline_page::PipelinePage::new(disk.clone(), folder));
+    }
     listeners.add(jsonl::MetricsFile::create(disk, folder)?);
     if config.tensorboard {
         listeners.add(tensorboard::TensorBoard::create(disk, folder)?);

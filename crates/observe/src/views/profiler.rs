@@ -17,6 +17,8 @@ use paceline_host::resources;
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Device};
 use paceline_settings::profile::ProfileConfig;
+use paceline_strategies::Acted;
+use paceline_strategies::schedule::Action;
 use paceline_trace::{self as trace, Recorder, Span, Track, realtime_at_zero_ns};
 
 use crate::figures::event::{Event, Listener, StepDone};
@@ -145,6 +147,11 @@ impl Profiler {
                 at_ns: mark.at_ns,
                 id: mark.id,
             });
+        }
+        for Acted { action, span, .. } in step.acted {
+            let (letters, span) = (action.kind.letters(), *span);
+            let Action { stage, micro_batch, .. } = *action;
+            self.main.record(trace::Event::Pass { stage, letters, micro_batch, span });
         }
         for record in step.records {
             self.communication.record(trace::Event::Operation(record.traced()));

@@ -1,0 +1,154 @@
+//! Where the idle time of a pipeline comes from, and what would shorten its step.
+//!
+//! Takes the steps that all ranks have kept. Returns the ledger of each rank, the step as planned and as run, and advice. This
+//! module does not know how a plan is made or rehearsed.
+
+use std::collections::HashMap;
+
+use paceline_collectives::Axis;
+use paceline_settings::config::TrainConfig;
+use paceline_strategies::schedule::{
+    Account, Cause, Costs, Gap, Kind, Ledger, Measured, Plan, RankStep, Timeline, Usual, as_run,
+    named, on_one_clock, usual,
+};
+
+use crate::record::rank_report::RankReport;
+use crate::record::samples::StepSample;
+
+/// Clocks that differ by less, in milliseconds, are one clock.
+const ONE_CLOCK_MS: f64 = 20.0;
+
+/// What is known of the idle time of a pipeline. Times are in milliseconds.
+#[derive(Clone, Debug)]
+pub struct PipelineFacts {
+    /// What the ranks do in a full step.
+    pub plan: Plan,
+    /// Number of steps that the means are taken over.
+    pub num_steps: usize,
+    /// The accounts of all ranks, in rank order: means over the steps.
+    pub ranks: Vec<Account>,
+    /// What each kind of action usually takes in each stage.
+    pub usual: Usual,
+    /// How long a message usually travels.
+    pub message: f64,
+    /// The step as planned: with the usual durations, and messages that take no time.
+    pub planned: Timeline,
+    /// The first pipeline in the step whose duration is the median.
+    pub run: Timeline,
+    /// Its idle intervals.
+    pub gaps: Vec<Vec<Gap>>,
+}
+
+impl PipelineFacts {
+    /// What the ranks report. `None` if there is no pipeline, or no step in which all ranks did what the plan says.
+    pub fn new(config: &TrainConfig, reports: &[RankReport]) -> Option<Self> {
+        let schedule = named(config.pipeline.as_ref()?.schedule)?;
+        let mesh = &config.mesh;
+        let micro_batches = config.strategy.accumulate.min(config.steps_per_epoch);
+        let costs = |of: &_| Costs::even(of, 1.0, 1.0, 1.0);
+        let plan = Plan::new(schedule, mesh.size(Axis::Pp), micro_batches, costs).ok()?;
+        let is_first = |rank: &usize| mesh.coordinate(Axis::Pp, *rank) == 0;
+        let mut ranks = vec![Account::default(); reports.len()];
+        let mut shown = None;
+        for first in (0..reports.len()).filter(is_first) {
+            let members = mesh.along(Axis::Pp, first);
+            let of_pipeline: Vec<&RankReport> =
+                members.iter().map(|rank| &reports[*rank]).collect();
+            let steps = steps(&plan, &of_pipeline);
+            let usual = usual(&plan, steps.iter().map(Vec::as_slice));
+            let ledgers = steps.iter().map(|step| Ledger::of(&plan, step, &usual).ok());
+            let ledgers = ledgers.collect::<Option<Vec<Ledger>>>()?;
+            for (at, rank) in members.iter().enumerate() {
+                ranks[*rank] = Account::mean(ledgers.iter().map(|ledger| &ledger.ranks[at]));
+            }
+            if shown.is_none() && !steps.is_empty() {
+                shown = Some((steps, ledgers, usual));
+            }
+        }
+        let (steps, ledgers, usual) = shown?;
+        let mut by_length: Vec<usize> = (0..steps.len()).collect();
+        let length = |at: &usize| ledgers[*at].ranks.iter().map(|of| of.step).fold(0.0, f64::max);
+        by_length.sort_by(|a, b| length(a).total_cmp(&length(b)));
+        let median = by_length[steps.len() / 2];
+        let planned = Timeline::of(&plan, &costs_of(&plan, &usual)).ok()?;
+        let run = as_run(&plan, &steps[median]);
+        let begin = steps[median].iter().map(|of| of.begin).fold(f64::INFINITY, f64::min);
+        let mut gaps = ledgers[median].gaps.clone();
+        for gap in gaps.iter_mut().flatten() {
+            *gap = Gap { start: gap.start - begin, end: gap.end - begin, ..*gap };
+        }
+        let messages =
+            ledgers.iter().flat_map(|of| of.ranks.iter().map(|of| of.of(Cause::Transfer)));
+        let message = messages.sum::<f64>().max(0.0) / (ledgers.len() * ranks.len()).max(1) as f64;
+        Some(Self { num_steps: steps.len(), plan, ranks, usual, message, planned, run, gaps })
+    }
+
+    /// The mean over the ranks.
+    pub fn mean(&self) -> Account {
+        Account::mean(&self.ranks)
+    }
+}
+
+/// The costs of the stages.
+fn costs_of(plan: &Plan, usual: &Usual) -> Costs {
+    let of = |stage, kind| usual.get(&(stage, kind)).copied();
+    let stages = 0..plan.shape().placement.stages();
+    let each = |part: &dyn Fn(usize) -> f64| stages.clone().map(part).collect::<Vec<f64>>();
+    let whole = |stage| of(stage, Kind::Backward).unwrap_or(0.0);
+    Costs {
+        forward: each(&|stage| of(stage, Kind::Forward).unwrap_or(0.0)),
+        // A schedule without halves only ever adds them up.
+        backward_input: each(&|stage| of(stage, Kind::BackwardInput).unwrap_or(whole(stage) / 2.0)),
+        backward_weight: each(&|stage| {
+            of(stage, Kind::BackwardWeight).unwrap_or(whole(stage) / 2.0)
+        }),
+        message: 0.0,
+        side_by_side: None,
+    }
+}
+
+/// The steps that all these ranks have kept, and in which they did what the plan says, each on one clock.
+fn steps(plan: &Plan, reports: &[&RankReport]) -> Vec<Vec<RankStep>> {
+    let fits = |rank: usize, sample: &StepSample| {
+        let planned = plan.list(rank).iter().flat_map(|entry| entry.actions()).count();
+        sample.staged.as_ref().is_some_and(|staged| staged.actions.len() == planned)
+    };
+    let kept = |rank: usize| {
+        let kept = reports[rank].alike.samples.kept.iter();
+        let kept = kept.filter(move |sample| fits(rank, sample));
+        kept.map(|sample| (sample.number, sample)).collect::<HashMap<u64, &StepSample>>()
+    };
+    let kept: Vec<HashMap<u64, &StepSample>> = (0..reports.len()).map(kept).collect();
+    let mut numbers: Vec<u64> = kept[0].keys().copied().collect();
+    numbers.sort_unstable();
+    let of_step = |number: u64| {
+        let samples = kept.iter().map(|of| of.get(&number).copied());
+        let samples = samples.collect::<Option<Vec<&StepSample>>>()?;
+        let first_ns = samples[0].begin_ns;
+        let mut step: Vec<RankStep> =
+            samples.iter().map(|sample| rank_step(sample, first_ns)).collect::<Option<_>>()?;
+        on_one_clock(plan, &mut step, ONE_CLOCK_MS);
+        Some(step)
+    };
+    numbers.into_iter().filter_map(of_step).collect()
+}
+
+/// A rank's step, in milliseconds since rank 0 began it, each on its own clock.
+fn rank_step(sample: &StepSample, first_ns: u64) -> Option<RankStep> {
+    let staged = sample.staged.as_ref()?;
+    let begin = (i128::from(sample.begin_ns) - i128::from(first_ns)) as f64 / 1e6;
+    let at = |ms: f32| begin + f64::from(ms);
+    let action = |&[asked, start, end, posted, arrived]: &[f32; 5]| Measured {
+        asked: at(asked),
+        start: at(start),
+        end: at(end),
+        message: (at(posted), at(arrived)),
+    };
+    Some(RankStep {
+        asked: begin - f64::from(staged.data),
+        begin,
+        actions: staged.actions.iter().map(action).collect(),
+        barrier: f64::from(staged.barrier),
+        end: at(staged.step),
+    })
+}

@@ -1,0 +1,58 @@
+//! The idle time of a pipeline as lines of text.
+
+use paceline_host::text::plural;
+use paceline_strategies::schedule::{Account, Cause, drawing};
+use paceline_table::table::{Columns, Table};
+
+use crate::insight::pipeline::PipelineFacts;
+
+/// How wide a drawing is at most, and where no width is known.
+const DRAWING: usize = 80;
+
+/// How long each rank was idle, and why.
+pub(crate) fn ledger(facts: &PipelineFacts, width: Option<usize>) -> Vec<String> {
+    let mean = facts.mean();
+    vec![
+        format!(
+            "Bubble: {:.1} % of the step; why ranks are idle, means over {}:",
+            100.0 * (1.0 - mean.busy / mean.step),
+            plural(facts.num_steps, "step")
+        ),
+        table(facts).fitted(width),
+    ]
+}
+
+/// The ledger, a row for each rank and one for their mean.
+pub(crate) fn table(facts: &PipelineFacts) -> Table {
+    type Row = (String, Account);
+    let mut columns = Columns::new()
+        .add("rank", "rank", ("", 0), "The rank.", |(rank, _): &Row| rank.clone())
+        .add("step", "step", ("ms", 2), "The step of the rank.", |(_, of)| of.step)
+        .add(
+            "busy",
+            "busy",
+            ("ms", 2),
+            "Arithmetic, the optimizer, synchronization.",
+            |(_, of)| of.busy,
+        );
+    for cause in Cause::ALL {
+        let (key, name) = (cause.name().replace(' ', "_"), cause.name());
+        columns = columns.add(key, name, ("ms", 2), "Idle time.", move |(_, of)| of.of(cause));
+    }
+    let ranks = facts.ranks.iter().enumerate().map(|(rank, of)| (rank.to_string(), of.clone()));
+    columns
+        .add("rest", "rest", ("ms", 2), "Idle time that no rehearsal explains.", |(_, of)| of.rest)
+        .table(ranks.chain([("mean".to_owned(), facts.mean())]).collect::<Vec<Row>>())
+}
+
+/// The step as planned and as run.
+pub(crate) fn drawings(facts: &PipelineFacts, width: Option<usize>) -> Vec<String> {
+    let width = width.unwrap_or(DRAWING).min(DRAWING);
+    let draw = |timeline| drawing(&facts.plan, timeline, width).trim_end().to_owned();
+    vec![
+        format!("The step as planned, {:.1} ms if messages take no time:", facts.planned.makespan),
+        draw(&facts.planned),
+        format!("The step as run, {:.1} ms, of median length:", facts.run.makespan),
+        draw(&facts.run),
+    ]
+}

@@ -1,0 +1,141 @@
+//! `pipeline.html`: the step of a pipeline as planned and as run, and why its ranks were idle.
+
+use std::path::{Path, PathBuf};
+
+use paceline_analysis::report::chart::{Lane, Lanes, PageColor, Segment};
+use paceline_analysis::report::{self, Body, Figure, Note, Panel, Report, Section, Weight, Width};
+use paceline_failure::Result;
+use paceline_failure::outputs::write_bytes;
+use paceline_host::disk::Disk;
+use paceline_host::text::plural;
+use paceline_strategies::schedule::{Cause, Gap, Kind, Timeline};
+use paceline_table::table::{Cell, Head};
+
+use crate::figures::event::{Event, Listener};
+use crate::figures::facts::Facts;
+use crate::insight::pipeline::PipelineFacts;
+use crate::views::pipeline_lines::table;
+
+/// The name of the page in the run folder.
+pub const FILE_NAME: &str = "pipeline.html";
+
+/// Writes the page when the run has ended, if its ranks were a pipeline.
+#[derive(Debug)]
+pub struct PipelinePage {
+    disk: Disk,
+    file: PathBuf,
+}
+
+impl PipelinePage {
+    /// The page of a run folder.
+    pub fn new(disk: Disk, folder: &Path) -> Self {
+        Self { disk, file: folder.join(FILE_NAME) }
+    }
+}
+
+impl Listener for PipelinePage {
+    fn on(&mut self, event: &Event) -> Result<()> {
+        let Event::Ended(facts) = event else { return Ok(()) };
+        let Some(pipeline) = &facts.pipeline else { return Ok(()) };
+        let files = report::files(&page(facts, pipeline))?;
+        let html = files.iter().find(|(ending, _)| *ending == "html");
+        html.map_or(Ok(()), |(_, text)| write_bytes(&self.disk, &self.file, text.as_bytes()))
+    }
+}
+
+fn page(facts: &Facts, of: &PipelineFacts) -> Report {
+    let name = facts.config.pipeline.as_ref().map_or("", |of| of.schedule);
+    let shape = of.plan.shape();
+    let mean = of.mean();
+    let bubble = Head::new(
+        "bubble_pct",
+        "bubble",
+        ("%", 1),
+        "The part of the step in which ranks are idle.",
+    );
+    let panel = |id: &str, title: &str, definition: &str, body: Body| Panel {
+        id: id.to_owned(),
+        title: title.to_owned(),
+        unit: "ms".to_owned(),
+        definition: definition.to_owned(),
+        width: Width::Full,
+        body,
+    };
+    let notes = facts.advice.iter().map(|text| Note { weight: Weight::Advice, text: text.clone() });
+    Report {
+        title: format!("{name} on {}", plural(shape.placement.ranks(), "rank")),
+        subtitle: format!(
+            "{}, {} stages, {}",
+            facts.config.model.name(),
+            shape.placement.stages(),
+            plural(shape.micro_batches, "micro-batch")
+        ),
+        figures: vec![Figure {
+            column: bubble,
+            value: Cell::Number(100.0 * (1.0 - mean.busy / mean.step)),
+        }],
+        notes: notes.collect(),
+        sections: vec![Section {
+            id: "pipeline".to_owned(),
+            title: "Pipeline".to_owned(),
+            lead: "What each stage did in a step, and why it waited.".to_owned(),
+            panels: vec![
+                panel(
+                    "planned",
+                    "As planned",
+                    "The schedule's list, rehearsed with the median duration of each action and messages that take no time.",
+                    Body::Lanes(lanes(of, &of.planned, &[])),
+                ),
+                panel(
+                    "run",
+                    "As run",
+                    "The step of median length. Idle time has the color and the name of what most of it comes from.",
+                    Body::Lanes(lanes(of, &of.run, &of.gaps)),
+                ),
+                panel(
+                    "ledger",
+                    "Idle time by cause",
+                    "Means over the steps. The step is rehearsed with equal stages, with the usual ones, with its own durations, \
+                     with its messages and with their queues; each adds idle time, which is that cause's.",
+                    Body::Table(table(of)),
+                ),
+            ],
+        }],
+        csv_table: "ledger".to_owned(),
+    }
+}
+
+/// A row for each stage.
+fn lanes(of: &PipelineFacts, timeline: &Timeline, gaps: &[Vec<Gap>]) -> Lanes {
+    let placement = of.plan.shape().placement;
+    let lane = |stage: usize| {
+        let rank = placement.rank(stage);
+        let ran = timeline.ranks[rank].iter().filter(|ran| ran.action.stage == stage);
+        let mut segments: Vec<Segment> = ran
+            .map(|ran| {
+                let (kind, color) = match ran.action.kind {
+                    Kind::Forward => ("forward", PageColor::Forward),
+                    Kind::BackwardWeight => ("backward, weights", PageColor::Optimizer),
+                    Kind::BackwardInput => ("backward, inputs", PageColor::Backward),
+                    _ => ("backward", PageColor::Backward),
+                };
+                let name = ran.action.to_string();
+                Segment { start: ran.start, end: ran.end, name, kind: kind.to_owned(), color }
+            })
+            .collect();
+        // A rank with several stages waits in the row of its first one.
+        let waits = gaps.get(rank).filter(|_| placement.chunk(stage) == 0);
+        segments.extend(waits.into_iter().flatten().map(|gap| {
+            let kind = gap.cause.map_or("unexplained", Cause::name).to_owned();
+            let color = match gap.cause {
+                Some(Cause::Fill | Cause::Drain) => PageColor::Idle,
+                Some(Cause::Transfer | Cause::HeadOfLine) => PageColor::Communication,
+                _ => PageColor::Wait,
+            };
+            Segment { start: gap.start, end: gap.end, name: kind.clone(), kind, color }
+        }));
+        Lane { label: format!("stage {stage}"), segments }
+    };
+    let lanes = (0..placement.stages()).map(lane).collect();
+    Lanes { unit: "ms".to_owned(), lanes, jumps: Vec::new() }
+}
