@@ -5,7 +5,7 @@
 
 use half::bf16;
 use paceline_kernels::attention::{self, AttentionSpec};
-use paceline_kernels::linear_cross_entropy::{self, Gradients, IGNORED};
+use paceline_kernels::linear_cross_entropy::{self, Gradients, IGNORED, Then};
 use paceline_kernels::rotary::{self, RotaryConfig, RotaryTable};
 use paceline_kernels::{Compute, SimdLevel, embedding, reference, rms_norm, swiglu};
 use paceline_memory::{Allocator, Category, DType, Element, Tensor};
@@ -192,8 +192,8 @@ fn a_head_has_wide_outputs_and_losses() {
                     true => floats(&before, &[classes, inputs]),
                     false => poison(DType::F32, &[classes, inputs]),
                 };
-                let (d_input, d_weight) = (&dxs, Some(&dws));
-                let gradients = Gradients { d_input, d_weight, accumulate };
+                let then = Then::Weight { d_weight: &dws, accumulate };
+                let gradients = Gradients { d_input: &dxs, then };
                 let sums = of(&[0.0f64; 3], &[3]);
                 linear_cross_entropy::differentiate(
                     compute, &xs, &ws, &ids, scale, gradients, &sums,
@@ -206,6 +206,28 @@ fn a_head_has_wide_outputs_and_losses() {
                 // share of the sum of the sizes of its products, which is at most two of the largest weights times scale.
                 close(&dxs, &dx, ROUNDING * 4.0 * scale + FINE, "dx");
                 close(&dws, dw, ROUNDING * 2.0 + FINE, "dw");
+                // The same in halves, bit by bit.
+                let kept = poison(DType::F32, &[rows, classes]);
+                let apart = poison(DType::BF16, &[rows, inputs]);
+                let gradients = Gradients { d_input: &apart, then: Then::Keep(&kept) };
+                linear_cross_entropy::differentiate(
+                    compute,
+                    &xs,
+                    &ws,
+                    &ids,
+                    scale,
+                    gradients,
+                    &of(&[0.0f64; 3], &[3]),
+                )
+                .unwrap();
+                let weight = match accumulate {
+                    true => floats(&before, &[classes, inputs]),
+                    false => poison(DType::F32, &[classes, inputs]),
+                };
+                linear_cross_entropy::backward_weight(compute, &xs, &kept, &weight, accumulate)
+                    .unwrap();
+                assert_eq!(*apart.read::<bf16>().unwrap(), *dxs.read::<bf16>().unwrap());
+                assert_eq!(*weight.read::<f32>().unwrap(), *dws.read::<f32>().unwrap());
             }
             let sums = of(&[0.0f64; 3], &[3]);
             linear_cross_entropy::evaluate(compute, &xs, &ws, &ids, &sums).unwrap();

@@ -1,6 +1,6 @@
 //! The kernels of a language model, compared with plain formulas in f64 on random inputs.
 
-use paceline_kernels::linear_cross_entropy::{self, Gradients, IGNORED};
+use paceline_kernels::linear_cross_entropy::{self, Gradients, IGNORED, Then};
 use paceline_kernels::{Compute, SimdLevel, embedding, rms_norm, swiglu};
 use paceline_memory::{Allocator, Category, DType, Element, Tensor};
 use rand::{RngExt, SeedableRng};
@@ -210,8 +210,9 @@ fn linear_cross_entropy_and_its_gradients() {
             let dxs = reals(dtype, &vec![9.0; rows * inputs], &[rows, inputs]);
             let dws = reals(dtype, &vec![1.0; classes * inputs], &[classes, inputs]);
             for accumulate in [true, false] {
-                let d_weight = Some(&dws);
-                let gradients = Gradients { d_input: &dxs, d_weight, accumulate };
+                let then = Then::Weight { d_weight: &dws, accumulate };
+                let gradients = Gradients { d_input: &dxs, then };
+                let weight_before = reals(dtype, &read(&dws), &[classes, inputs]);
                 let found = of(&[0.0f64; 3], &[3]);
                 linear_cross_entropy::differentiate(
                     compute, &xs, &ws, &label, scale, gradients, &found,
@@ -221,6 +222,24 @@ fn linear_cross_entropy_and_its_gradients() {
                 close(&dxs, &dx, "dx");
                 let before = if accumulate { 1.0 } else { 0.0 };
                 close(&dws, &dw.iter().map(|dw| dw + before).collect::<Vec<_>>(), "dw");
+                // The same in halves, bit by bit.
+                let kept = reals(dtype, &vec![7.0; rows * classes], &[rows, classes]);
+                let apart = reals(dtype, &vec![9.0; rows * inputs], &[rows, inputs]);
+                let gradients = Gradients { d_input: &apart, then: Then::Keep(&kept) };
+                linear_cross_entropy::differentiate(
+                    compute, &xs, &ws, &label, scale, gradients, &found,
+                )
+                .unwrap();
+                linear_cross_entropy::backward_weight(
+                    compute,
+                    &xs,
+                    &kept,
+                    &weight_before,
+                    accumulate,
+                )
+                .unwrap();
+                assert_eq!(read(&apart), read(&dxs));
+                assert_eq!(read(&weight_before), read(&dws));
             }
         };
         // A plain sum of 65,536 terms takes long.

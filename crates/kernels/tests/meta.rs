@@ -4,7 +4,7 @@ use paceline_kernels::attention::{self, AttentionSpec};
 use paceline_kernels::batch_norm::{self, BatchNorm};
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::linear::{self, Activation};
-use paceline_kernels::linear_cross_entropy::{self, Gradients};
+use paceline_kernels::linear_cross_entropy::{self, Gradients, Then};
 use paceline_kernels::pool2d::{self, MaxPool2d};
 use paceline_kernels::rotary::{self, RotaryConfig, RotaryTable};
 use paceline_kernels::{
@@ -206,8 +206,13 @@ fn a_language_model_takes_the_scratch_memory_of_the_cpu() {
             embedding::forward(compute, &ids, &tensor(stored, &[11, 8]), &x)?;
             embedding::backward(compute, &ids, &x, &tensor(stored, &[11, 8]), true)?;
             let d_weight = tensor(DType::F32, &[11, 8]);
-            let gradients = Gradients { d_input: &y, d_weight: Some(&d_weight), accumulate: false };
+            let then = Then::Weight { d_weight: &d_weight, accumulate: false };
+            let gradients = Gradients { d_input: &y, then };
             let sums = tensor(DType::F64, &[3]);
+            let kept = tensor(DType::F32, &[rows, 11]);
+            let keeps = Gradients { d_input: &y, then: Then::Keep(&kept) };
+            linear_cross_entropy::differentiate(compute, &x, &table, &ids, 1.0, keeps, &sums)?;
+            linear_cross_entropy::backward_weight(compute, &x, &kept, &d_weight, false)?;
             linear_cross_entropy::differentiate(compute, &x, &table, &ids, 1.0, gradients, &sums)
         });
         assert_eq!(cpu, meta, "{rows} rows of {stored}");

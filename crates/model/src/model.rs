@@ -7,7 +7,7 @@ use std::sync::Arc;
 use paceline_memory::Tensor;
 
 use crate::layers::Chain;
-use crate::{Block, Context, Layout, Objective, Result};
+use crate::{Block, Context, Layout, Objective, Result, Saved};
 
 /// Blocks that are computed one after the other, and an objective for the output of the last block.
 pub struct Model {
@@ -62,7 +62,33 @@ impl Model {
         scale: f64,
         sums: &Tensor,
     ) -> Result<Tensor> {
-        let run = |cx: &mut Context| self.objective.differentiate(cx, output, scale, sums);
+        self.with_objective(cx, |cx| self.objective.differentiate(cx, output, scale, sums))
+    }
+
+    /// [`Objective::differentiate_input`], with the objective's unit open.
+    pub fn differentiate_input(
+        &self,
+        cx: &mut Context,
+        output: &Tensor,
+        scale: f64,
+        sums: &Tensor,
+        saved: &mut Saved,
+    ) -> Result<Tensor> {
+        let run =
+            |cx: &mut Context| self.objective.differentiate_input(cx, output, scale, sums, saved);
+        self.with_objective(cx, run)
+    }
+
+    /// [`Objective::backward_weight`], with the objective's unit open.
+    pub fn backward_weight_of_objective(&self, cx: &mut Context, saved: &Saved) -> Result<()> {
+        self.with_objective(cx, |cx| self.objective.backward_weight(cx, saved))
+    }
+
+    fn with_objective<T>(
+        &self,
+        cx: &mut Context,
+        run: impl FnOnce(&mut Context) -> Result<T>,
+    ) -> Result<T> {
         match self.objective.unit() {
             Some(unit) => cx.backward_unit(unit, run),
             None => run(cx),

@@ -6,7 +6,7 @@
 use paceline_kernels::{Compute, loss};
 use paceline_memory::Tensor;
 
-use crate::{Batch, Context, Result, UnitId};
+use crate::{Batch, Context, Result, Saved, UnitId};
 
 /// The last part of a model, which compares its output with the batch. It may own parameters, for example a head that
 /// is fused with the loss. Then it registers them in a unit, and writes and announces their gradients like any layer.
@@ -58,6 +58,24 @@ pub trait Objective: Send + Sync {
         scale: f64,
         sums: &Tensor,
     ) -> Result<Tensor>;
+
+    /// Like [`Objective::differentiate`], without the gradients of parameters. What [`Objective::backward_weight`] needs for
+    /// these stays in `saved`. By default all is computed at once.
+    fn differentiate_input(
+        &self,
+        cx: &mut Context,
+        output: &Tensor,
+        scale: f64,
+        sums: &Tensor,
+        _saved: &mut Saved,
+    ) -> Result<Tensor> {
+        self.differentiate(cx, output, scale, sums)
+    }
+
+    /// The gradients that [`Objective::differentiate_input`] has put off. By default there are none.
+    fn backward_weight(&self, _cx: &mut Context, _saved: &Saved) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// The arithmetic of a loss: output, targets, scale, gradient of the output if it is wanted, sums.

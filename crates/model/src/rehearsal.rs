@@ -158,45 +158,6 @@ pub fn boundaries(
     Ok(found)
 }
 
-/// The floating-point operations of the products of each block in a step over a batch: forward and backward. The last block has
-/// those of the objective too. Errors if `compute` is not of [`Device::Meta`].
-pub fn block_flops(
-    model: &Model,
-    precision: Precision,
-    compute: &Compute,
-    batch: &Batch,
-) -> Result<Vec<u64>> {
-    check_meta(compute)?;
-    let allocator = &compute.allocator;
-    let storage = Storage::host(model.layout.clone(), precision, allocator)?;
-    let sums = allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
-    let mut units = OpenUnits::new(&model.layout);
-    let mut hooks = Hooks { syncs_statistics: false };
-    let cx = Context::training(compute, &storage, &mut units, &mut hooks);
-    let mut cx = cx.with_batch(batch);
-    cx.open_roots()?;
-    let counted = || compute.forward_flops() + compute.backward_flops();
-    let (mut flops, mut before) = (vec![0; model.blocks.len()], counted());
-    let mut count = |at: usize| {
-        flops[at] += counted() - before;
-        before = counted();
-    };
-    let (mut value, mut all_saved) = (batch.inputs().clone(), Vec::new());
-    for (at, block) in model.blocks.iter().enumerate() {
-        let (output, saved) = block.forward(&mut cx, value)?;
-        value = output;
-        all_saved.push(saved);
-        count(at);
-    }
-    let mut gradient = Some(model.differentiate(&mut cx, &value, 1.0, &sums)?);
-    for (at, saved) in all_saved.into_iter().enumerate().rev() {
-        let Some(d_output) = gradient else { break };
-        gradient = model.blocks[at].backward(&mut cx, saved, d_output, at > 0)?;
-        count(at);
-    }
-    Ok(flops)
-}
-
 /// Errors unless nothing is computed.
 fn check_meta(compute: &Compute) -> Result<()> {
     match compute.device() {

@@ -30,6 +30,7 @@ pub mod saving;
 pub mod setup;
 pub mod shards;
 pub mod shortage;
+mod staging;
 pub mod step;
 pub mod to_device;
 pub mod together;

@@ -14,10 +14,12 @@ use paceline_launch::launcher;
 use paceline_model::Model;
 use paceline_observe::insight::flops;
 use paceline_settings::flags::RunFlags;
-use paceline_settings::pipeline::PipelineConfig;
+use paceline_settings::pipeline::{Cut, PipelineConfig};
 use paceline_settings::ranks::InitMethod;
 use paceline_settings::strategy::StrategyConfig;
 use paceline_strategies::schedule;
+
+use crate::staging::{AUTO, unit_of};
 
 /// The largest number of threads per rank, which is more than any host has cores.
 const MAX_THREADS: usize = 1024;
@@ -145,8 +147,12 @@ pub fn resolve_pipeline(
 ) -> Result<Option<PipelineConfig>> {
     let stages = mesh.size(Axis::Pp);
     if stages == 1 {
-        let given =
-            [("--schedule", flags.schedule.is_some()), ("--stages", !flags.stages.is_empty())];
+        let given = [
+            ("--schedule", flags.schedule.is_some()),
+            ("--stages", !flags.stages.is_empty()),
+            ("--head-at-once", flags.head_at_once),
+            ("--pipeline-memory", flags.pipeline_memory.is_some()),
+        ];
         return match given.iter().find(|(_, is_given)| *is_given) {
             None => Ok(None),
             Some((flag, _)) => {
@@ -155,14 +161,15 @@ pub fn resolve_pipeline(
         };
     }
     let name = flags.schedule.as_deref().unwrap_or("1f1b");
-    let Some(schedule) = schedule::named(name) else {
+    let schedule = schedule::named(name);
+    if schedule.is_none() && name != AUTO {
         let names: Vec<&str> = schedule::SCHEDULES.iter().map(|of| of.name()).collect();
         return usage(format!(
-            "--schedule {}: there is none of this name; pass one of {}",
+            "--schedule {}: there is none of this name; pass {AUTO} or one of {}",
             printable(name),
             names.join(", ")
         ));
-    };
+    }
     let refused = |flag: &str, why: &str| {
         usage(format!("{flag}: {why}; leave it out, or the axis pp of --mesh"))
     };
@@ -178,17 +185,16 @@ pub fn resolve_pipeline(
         ("--rank-samples", flags.rank_samples.is_some()),
         ("--find-unused-parameters", strategy.options.find_unused_parameters),
         ("--device", flags.device != Device::Cpu),
-        ("--profile", flags.profile.profile),
     ] {
         if is_given {
             return refused(flag, "pipelines cannot do this yet");
         }
     }
-    let (placement, micro_batches) = (schedule.placement(stages), strategy.accumulate);
-    if placement.stages() > model.blocks.len() {
+    let micro_batches = strategy.accumulate;
+    let least = schedule.map_or(stages, |of| of.placement(stages).stages());
+    if least > model.blocks.len() {
         return usage(format!(
-            "--mesh {mesh}: {name} needs {} stages, and the model has {} blocks; pass fewer, or more layers",
-            placement.stages(),
+            "--mesh {mesh}: {name} needs {least} stages, and the model has {} blocks; pass fewer, or more layers",
             model.blocks.len()
         ));
     }
@@ -198,32 +204,58 @@ pub fn resolve_pipeline(
         ));
     }
     let even = |stages: &_| schedule::Costs::even(stages, 1.0, 1.0, 1.0);
-    if let Err(error) = schedule::Plan::new(schedule, stages, micro_batches, even) {
+    let plan = schedule.map(|of| schedule::Plan::new(of, stages, micro_batches, even));
+    if let Some(Err(error)) = plan {
         return usage(format!("--schedule {name} --accumulate {micro_batches}: {error}"));
     }
     let cut = match flags.stages.as_slice() {
-        [] => {
-            let flops = flops::per_block(model, samples, &strategy.options)?;
-            let costs = flops.map(|flops| flops.into_iter().map(|flops| flops as f64).collect());
-            let costs: Vec<f64> = costs.unwrap_or_else(|| vec![1.0; model.blocks.len()]);
-            schedule::cut(&costs, placement.stages()).unwrap_or_default()
-        }
-        names => cut_at(names, model, placement.stages())?,
+        [] if name == AUTO => Cut::Measured,
+        [] => Cut::Counted,
+        [word] if word == MEASURED => Cut::Measured,
+        _ => Cut::ByHand,
     };
-    let begins = cut.iter().map(|at| unit_of(model, *at).to_owned()).collect();
-    Ok(Some(PipelineConfig { schedule: schedule.name(), cut, begins }))
+    let begins_at = match cut {
+        Cut::Measured => Vec::new(),
+        Cut::Counted => {
+            let costs = flops::per_block(model, samples, &strategy.options)?;
+            let costs = costs.unwrap_or_else(|| vec![1.0; model.blocks.len()]);
+            schedule::cut(&costs, least).unwrap_or_default()
+        }
+        // Schedules that are still to be chosen from may need other numbers of stages.
+        Cut::ByHand => cut_at(&flags.stages, model, schedule.map(|_| least))?,
+    };
+    let memory_bytes = match flags.pipeline_memory {
+        Some(mb) if !(mb > 0.0 && mb < 1e12) => {
+            return usage(format!("--pipeline-memory {mb}: pass a number of MB above zero"));
+        }
+        Some(_) if cut != Cut::Measured && schedule.is_some() => {
+            return usage(
+                "--pipeline-memory: it limits what --schedule auto or --stages measured choose from; pass one of \
+                 them too, or leave it out"
+                    .to_owned(),
+            );
+        }
+        mb => mb.map(|mb| (mb * 1e6) as u64),
+    };
+    Ok(Some(PipelineConfig {
+        schedule: schedule.map_or(AUTO, |of| of.name()),
+        cut,
+        begins: begins_at.iter().map(|at| unit_of(model, *at).to_owned()).collect(),
+        begins_at,
+        head_at_once: flags.head_at_once,
+        memory_bytes,
+        candidates: Vec::new(),
+    }))
 }
 
-/// The unit of a block.
-fn unit_of(model: &Model, block: usize) -> &str {
-    &model.layout.unit(model.blocks[block].unit).name
-}
+/// The word of `--stages` that has the ranks measure.
+const MEASURED: &str = "measured";
 
 /// The blocks that begin with these units.
-fn cut_at(names: &[String], model: &Model, stages: usize) -> Result<Vec<usize>> {
+fn cut_at(names: &[String], model: &Model, stages: Option<usize>) -> Result<Vec<usize>> {
     let stated = printable(&names.join(",")).into_owned();
     let units: Vec<&str> = (0..model.blocks.len()).map(|at| unit_of(model, at)).collect();
-    if names.len() + 1 != stages {
+    if let Some(stages) = stages.filter(|stages| names.len() + 1 != *stages) {
         return usage(format!(
             "--stages {stated}: these begin {} stages besides the first one, and the schedule needs {}",
             names.len(),

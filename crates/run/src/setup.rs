@@ -14,7 +14,7 @@ use paceline_host::disk::Disk;
 use paceline_kernels::{Compute, peak};
 use paceline_launch::stop::StopRequest;
 use paceline_memory::Allocator;
-use paceline_observe::figures::event::{Event, Listeners};
+use paceline_observe::figures::event::{Event, Listeners, Placed};
 use paceline_observe::insight::memory::{Needs, Shape};
 use paceline_observe::record::memory;
 use paceline_observe::views;
@@ -61,25 +61,31 @@ pub(crate) struct Agreed<'a> {
     saving: Option<Saving>,
 }
 
-/// The ranks compare their settings before anything is written. Then rank 0 makes the run folder, takes the folder for
-/// checkpoints, and says where the ranks are.
+/// The ranks compare their settings before anything is written. Returns where they are.
+pub(crate) fn compare(
+    config: &TrainConfig,
+    data: &OpenData,
+    world: &Group,
+    local_rank: usize,
+) -> Result<Vec<Placed>> {
+    agreement::check(world, local_rank, config.device, &Settings::of_run(config, data))
+}
+
+/// Rank 0 makes the run folder, takes the folder for checkpoints, and says where the ranks are.
 pub(crate) fn agree<'a>(
     config: &'a TrainConfig,
-    data: &OpenData,
     world: Group,
-    local_rank: usize,
+    placements: &[Placed],
     make_folder: impl FnOnce() -> Result<Option<PathBuf>>,
     host: &Host,
 ) -> Result<Agreed<'a>> {
-    let placements =
-        agreement::check(&world, local_rank, config.device, &Settings::of_run(config, data))?;
     let folder = together(&world, "make the run folder", SAVE_LIMIT, || match world.rank() {
         0 => make_folder(),
         _ => Ok(None),
     })?;
     let own = take_save_folder(config, &world, folder.as_deref(), &host.disk)?;
     let mut listeners = views::listeners(&host.disk, config, folder.as_deref())?;
-    listeners.tell(Event::Placed { group: &world, placements: &placements })?;
+    listeners.tell(Event::Placed { group: &world, placements })?;
     let saving = match &config.save {
         Some(path) => Some(Saving::new(config, path, own, &host.disk, &world)?),
         None => None,
@@ -153,8 +159,9 @@ pub(crate) fn build<'a>(
     let stages = config.pipeline.as_ref().and_then(|of| Some((of, schedule::named(of.schedule)?)));
     let mut replica = match stages {
         None => Replica::new(strategy.as_mut(), model, compute, mesh, seed, options)?,
-        Some((PipelineConfig { cut, .. }, schedule)) => {
-            let stages = Stages { schedule: Arc::new(schedule), cut: cut.clone() };
+        Some((PipelineConfig { begins_at, head_at_once, .. }, schedule)) => {
+            let (schedule, cut) = (Arc::new(schedule), begins_at.clone());
+            let stages = Stages { schedule, cut, head_at_once: *head_at_once };
             let settings = (seed, options);
             Replica::in_stages(strategy.as_mut(), model, compute, mesh, &stages, settings)?
         }

@@ -35,7 +35,7 @@ use crate::saving::Saving;
 use crate::setup::{self, Host};
 use crate::step::{StepOutcome, Stepper};
 use crate::to_device::Loaded;
-use crate::{equality, evaluation};
+use crate::{equality, evaluation, staging};
 
 /// Trains as one rank of `world`, which is arranged as the mesh of the configuration. Rank 0 writes to the console and to the
 /// folder that `make_folder` returns, if it does. All ranks end after the same step if one of them is asked to stop.
@@ -48,7 +48,10 @@ pub fn run_rank(
     host: Host,
 ) -> Result<()> {
     let begin = Instant::now();
-    let agreed = setup::agree(config, &data, world, local_rank, make_folder, &host)?;
+    let placements = setup::compare(config, &data, &world, local_rank)?;
+    let chosen = staging::choose(config, &data, &world)?;
+    let config = chosen.as_ref().unwrap_or(config);
+    let agreed = setup::agree(config, world, &placements, make_folder, &host)?;
     let (mut trainer, stream, progress) = setup::build(config, data, agreed, host)?;
     let trained = trainer.train(stream, progress).map_err(|failure| trainer.noted(failure))?;
     let steps = progress.steps + trained.num_steps;

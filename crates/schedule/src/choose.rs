@@ -1,10 +1,12 @@
 //! Chooses where to cut a model and in which order to run its stages, by rehearsal.
 //!
-//! Input: what each block takes. Output: the cut with the shortest step for each schedule. Steps follow each other: a rank that
+//! Input: what each block takes. Output: the cut with the shortest step. Steps follow each other: a rank that
 //! is done with one begins the next, unless something makes all ranks wait.
 
+use std::cmp::Ordering;
+
 use crate::timeline::Times;
-use crate::{Costs, Placement, Plan, PlanError, SCHEDULES, Schedule, cut};
+use crate::{Costs, Placement, Plan, PlanError, Schedule, cut};
 
 /// What the blocks of a model take of a rank.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -71,31 +73,19 @@ impl std::fmt::Debug for Choice {
 /// How many actions are rehearsed for a choice, at most.
 const MAX_ACTIONS: usize = 1 << 20;
 
-/// The best cut for each schedule that knows such a step, the shortest step first. Of steps that are as long, the one that keeps
-/// less comes first. Schedules that keep more than `limit` on a rank are left out.
-pub fn choose(
-    ranks: usize,
-    micro_batches: usize,
-    blocks: &Blocks,
-    limit: Option<f64>,
-) -> Vec<Choice> {
-    let best = |schedule| best_cut(schedule, ranks, micro_batches, blocks, limit).ok().flatten();
-    let mut all: Vec<Choice> = SCHEDULES.into_iter().filter_map(best).collect();
-    all.sort_by(by_step);
-    all
-}
-
-/// Steps that differ by less than a thousandth are as long.
-fn by_step(a: &Choice, b: &Choice) -> std::cmp::Ordering {
-    let is_as_long = (a.step - b.step).abs() <= 1e-3 * a.step.max(b.step);
-    match is_as_long {
-        true => a.kept.total_cmp(&b.kept),
-        false => a.step.total_cmp(&b.step),
+impl Choice {
+    /// The shorter step comes first. Steps that differ by less than a thousandth are as long; then the one that keeps less does.
+    pub fn by_step(&self, other: &Self) -> Ordering {
+        match (self.step - other.step).abs() <= 1e-3 * self.step.max(other.step) {
+            true => self.kept.total_cmp(&other.kept),
+            false => self.step.total_cmp(&other.step),
+        }
     }
 }
 
 /// The best cut for a schedule: of all cuts if there are few, and otherwise the one that no single boundary can be moved from
-/// for the better. `None` if there are too few blocks, or if each cut keeps more than `limit`.
+/// for the better. If a cut is `fixed`, it is the only one. `None` if there are too few blocks, or if each cut keeps more than
+/// `limit`.
 ///
 /// # Errors
 ///
@@ -105,19 +95,25 @@ pub fn best_cut(
     ranks: usize,
     micro_batches: usize,
     blocks: &Blocks,
-    limit: Option<f64>,
+    (limit, fixed): (Option<f64>, Option<&[usize]>),
 ) -> Result<Option<Choice>, PlanError> {
     let (num_blocks, stages) = (blocks.forward.len(), schedule.placement(ranks).stages());
     let Some(even) = cut(&blocks.each(), stages) else { return Ok(None) };
     let rehearsed = |cut: Vec<usize>| rehearsed(schedule, ranks, micro_batches, blocks, cut);
     let fits = |choice: &Choice| limit.is_none_or(|limit| choice.kept <= limit);
+    if let Some(fixed) = fixed {
+        let fits_blocks =
+            fixed.len() + 1 == stages && fixed.last().is_none_or(|at| *at < num_blocks);
+        let only = fits_blocks.then(|| rehearsed(fixed.to_vec())).transpose()?;
+        return Ok(only.filter(fits));
+    }
     let mut left = MAX_ACTIONS / (6 * stages * micro_batches).max(1);
     let mut best = Some(rehearsed(even.clone())?);
     if num_cuts(num_blocks, stages, left).is_some() {
         for cut in all_cuts(num_blocks, stages) {
             let other = rehearsed(cut)?;
             let is_better =
-                best.as_ref().is_none_or(|best| !fits(best) || by_step(&other, best).is_lt());
+                best.as_ref().is_none_or(|best| !fits(best) || other.by_step(best).is_lt());
             if fits(&other) && is_better {
                 best = Some(other);
             }
@@ -131,7 +127,7 @@ pub fn best_cut(
             left = left.saturating_sub(1);
             let other = rehearsed(cut)?;
             let is_better =
-                !fits(&current) || by_step(&other, next.as_ref().unwrap_or(&current)).is_lt();
+                !fits(&current) || other.by_step(next.as_ref().unwrap_or(&current)).is_lt();
             if is_better && (fits(&other) || other.kept < current.kept) {
                 next = Some(other);
             }
@@ -211,6 +207,7 @@ pub(crate) fn step_time(plan: &Plan, costs: &Costs, has_barrier: bool) -> Result
     for step in 0..3 {
         let times = Times {
             cost: &cost,
+            before: &|_| 0.0,
             message: &message,
             begin: begin.clone(),
             in_order: true,
@@ -231,7 +228,7 @@ pub(crate) fn step_time(plan: &Plan, costs: &Costs, has_barrier: bool) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{OneFOneB, ZbH2, Zbv};
+    use crate::{OneFOneB, SCHEDULES, ZbH2, Zbv};
 
     fn blocks(each: &[f64]) -> Blocks {
         let ones = each.to_vec();
@@ -257,9 +254,9 @@ mod tests {
     fn the_heavy_block_decides_where_the_cut_is() {
         // A V gives the first rank the first and the last stage, so the heavy last block wants little beside it.
         let blocks = blocks(&[1.0, 1.0, 1.0, 1.0, 1.0, 3.0]);
-        let line = best_cut(&OneFOneB, 2, 8, &blocks, None).unwrap().unwrap();
+        let line = best_cut(&OneFOneB, 2, 8, &blocks, (None, None)).unwrap().unwrap();
         assert_eq!(line.cut, [4]);
-        let v = best_cut(&Zbv, 2, 8, &blocks, None).unwrap().unwrap();
+        let v = best_cut(&Zbv, 2, 8, &blocks, (None, None)).unwrap().unwrap();
         let costs = blocks.costs(&v.cut);
         assert_eq!(
             (costs.forward[0] + costs.forward[3], costs.forward[1] + costs.forward[2]),
@@ -271,13 +268,16 @@ mod tests {
     #[test]
     fn a_limit_of_memory_leaves_schedules_out() {
         let blocks = blocks(&[1.0; 8]);
-        let all = choose(4, 16, &blocks, None);
-        assert!(all.windows(2).all(|pair| pair[0].step <= 1.001 * pair[1].step), "{all:?}");
-        let some = choose(4, 16, &blocks, Some(8.0));
+        let choose = |ranks, limit| {
+            let best = |of| best_cut(of, ranks, 16, &blocks, (limit, None)).unwrap();
+            SCHEDULES.into_iter().filter_map(best).collect::<Vec<_>>()
+        };
+        assert_eq!(choose(4, None).len(), SCHEDULES.len());
+        let some = choose(4, Some(8.0));
         assert!(some.iter().all(|choice| choice.kept <= 8.0), "{some:?}");
-        assert!(!some.is_empty() && some.len() < all.len(), "{some:?}");
-        assert!(choose(4, 16, &blocks, Some(0.5)).is_empty());
-        assert!(choose(9, 16, &blocks, None).is_empty());
+        assert!(!some.is_empty() && some.len() < SCHEDULES.len(), "{some:?}");
+        assert!(choose(4, Some(0.5)).is_empty());
+        assert!(choose(9, None).is_empty());
     }
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
         let each: Vec<f64> = (0..200).map(|at| 1.0 + (at % 7) as f64).collect();
         assert_eq!(num_cuts(200, 8, 1 << 16), None);
         let blocks = blocks(&each);
-        let found = best_cut(&OneFOneB, 8, 16, &blocks, None).unwrap().unwrap();
+        let found = best_cut(&OneFOneB, 8, 16, &blocks, (None, None)).unwrap().unwrap();
         let even = rehearsed(&OneFOneB, 8, 16, &blocks, cut(&each, 8).unwrap()).unwrap();
         assert!(found.step <= even.step, "{found:?} {even:?}");
     }

@@ -207,8 +207,8 @@ pub fn usual<'a>(plan: &Plan, steps: impl IntoIterator<Item = &'a [RankStep]>) -
     let mut all: HashMap<(usize, Kind), Vec<f64>> = HashMap::new();
     for step in steps {
         for (rank, own) in step.iter().enumerate() {
-            for (action, took) in arithmetic(plan, rank).zip(durations(own)) {
-                all.entry((action.stage, action.kind)).or_default().push(took);
+            for (action, (took, before)) in arithmetic(plan, rank).zip(durations(own)) {
+                all.entry((action.stage, action.kind)).or_default().push(took + before);
             }
         }
     }
@@ -265,17 +265,17 @@ fn arithmetic(plan: &Plan, rank: usize) -> impl Iterator<Item = Action> {
     plan.list(rank).iter().flat_map(|entry| entry.actions())
 }
 
-/// What the actions of a rank took. What it does between two actions, such as handing over a message, is part of the second.
-fn durations(own: &RankStep) -> impl Iterator<Item = f64> {
+/// What the actions of a rank took, and what it did before each, such as handing over a message.
+fn durations(own: &RankStep) -> impl Iterator<Item = (f64, f64)> {
     let before = std::iter::once(own.begin).chain(own.actions.iter().map(|of| of.end));
-    own.actions.iter().zip(before).map(|(of, before)| (of.asked - before) + (of.end - of.start))
+    own.actions.iter().zip(before).map(|(of, before)| (of.end - of.start, of.asked - before))
 }
 
 /// For each rehearsal, each rank and each of its actions: how long the rank is idle before it.
 fn layers(plan: &Plan, step: &[RankStep], usual: &Usual) -> Result<Vec<Vec<Vec<f64>>>, PlanError> {
     let placement = plan.shape().placement;
     let ranks = 0..placement.ranks();
-    let took: HashMap<Action, f64> =
+    let took: HashMap<Action, (f64, f64)> =
         ranks.clone().flat_map(|rank| arithmetic(plan, rank).zip(durations(&step[rank]))).collect();
     let ends = ends(plan, step);
     let travels = travels(plan, step, &ends);
@@ -289,26 +289,30 @@ fn layers(plan: &Plan, step: &[RankStep], usual: &Usual) -> Result<Vec<Vec<Vec<f
     let none = |_: &Action| 0.0;
     let alike = |action: &Action| even[&action.kind];
     let often = |action: &Action| usual.get(&(action.stage, action.kind)).copied().unwrap_or(0.0);
-    let now = |action: &Action| took[action];
+    let now = |action: &Action| took[action].0;
+    let handing = |action: &Action| took[action].1;
     let message = |action: &Action| travels.get(action).copied().unwrap_or(0.0);
     let wanted: Vec<f64> = step.iter().map(|own| own.asked).collect();
     let begun: Vec<f64> = step.iter().map(|own| own.begin).collect();
     type Cost<'a> = &'a dyn Fn(&Action) -> f64;
-    let all: [(Cost, Cost, &Vec<f64>, bool); 5] = [
-        (&alike, &none, &wanted, true),
-        (&often, &none, &wanted, true),
-        (&now, &none, &begun, true),
-        (&now, &message, &begun, false),
-        (&now, &message, &begun, true),
+    let all: [(Cost, Cost, Cost, &Vec<f64>, bool); 5] = [
+        (&alike, &none, &none, &wanted, true),
+        (&often, &none, &none, &wanted, true),
+        (&now, &handing, &none, &begun, true),
+        (&now, &handing, &message, &begun, false),
+        (&now, &handing, &message, &begun, true),
     ];
-    let idle = |(cost, message, begin, in_order): (Cost, Cost, &Vec<f64>, bool)| {
-        let times = Times { cost, message, begin: begin.clone(), in_order, side_by_side: None };
+    let idle = |(cost, before, message, begin, in_order): (Cost, Cost, Cost, &Vec<f64>, bool)| {
+        let begin = begin.clone();
+        let times =
+            Times { cost, before, message, begin: begin.clone(), in_order, side_by_side: None };
         let timeline = Timeline::with(plan, times)?;
         let of_rank = |(own, begin): (&Vec<Ran>, &f64)| {
-            let before = std::iter::once(*begin).chain(own.iter().map(|ran| ran.end));
-            own.iter().zip(before).map(|(ran, before)| ran.start - before).collect()
+            let ends = std::iter::once(*begin).chain(own.iter().map(|ran| ran.end));
+            let idle = |(ran, end): (&Ran, f64)| ran.start - end - before(&ran.action);
+            own.iter().zip(ends).map(idle).collect()
         };
-        Ok(timeline.ranks.iter().zip(begin).map(of_rank).collect())
+        Ok(timeline.ranks.iter().zip(&begin).map(of_rank).collect())
     };
     all.into_iter().map(idle).collect()
 }
@@ -415,6 +419,7 @@ mod tests {
         let travel = |_: &Action| message;
         let times = Times {
             cost,
+            before: &|_| 0.0,
             message: &travel,
             begin: vec![0.0; ranks],
             in_order: true,

@@ -35,7 +35,7 @@ mod schedules;
 mod timeline;
 
 pub use action::{Action, Kind};
-pub use choose::{Blocks, Choice, best_cut, choose};
+pub use choose::{Blocks, Choice, best_cut};
 pub use costs::Costs;
 pub use cut::cut;
 pub use draw::drawing;

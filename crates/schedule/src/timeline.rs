@@ -37,6 +37,7 @@ impl Timeline {
     pub fn of(plan: &Plan, costs: &Costs) -> Result<Self, PlanError> {
         let times = Times {
             cost: &|action| costs.of(action),
+            before: &|_| 0.0,
             message: &|_| costs.message,
             begin: vec![0.0; plan.shape().placement.ranks()],
             in_order: true,
@@ -93,6 +94,8 @@ impl Timeline {
 pub(crate) struct Times<'a> {
     /// Arithmetic.
     pub(crate) cost: &'a dyn Fn(&Action) -> f64,
+    /// What the rank does before it could wait for what the arithmetic needs.
+    pub(crate) before: &'a dyn Fn(&Action) -> f64,
     /// A message, named by how it is received.
     pub(crate) message: &'a dyn Fn(&Action) -> f64,
     /// When each rank begins.
@@ -160,7 +163,7 @@ impl<'a> Rehearsal<'a> {
             return Ok(None);
         }
         let second = self.times.side_by_side.and_then(|_| self.second.get(action).copied());
-        let mut start = self.free[rank];
+        let mut start = self.free[rank] + (self.times.before)(action);
         for action in std::iter::once(*action).chain(second) {
             for needs in needs(&self.placement, &action).into_iter().flatten() {
                 match self.known(rank, &action, &needs) {

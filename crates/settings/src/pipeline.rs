@@ -3,12 +3,50 @@
 use serde::Serialize;
 
 /// How a model is divided into stages, and in which order they run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PipelineConfig {
-    /// The name of the schedule.
+    /// The name of the schedule, or `auto` until the ranks have chosen one.
     pub schedule: &'static str,
-    /// The first block of each stage but the first one.
-    pub cut: Vec<usize>,
+    /// How the model is cut.
+    pub cut: Cut,
+    /// The first block of each stage but the first one; empty until the ranks have chosen.
+    pub begins_at: Vec<usize>,
     /// The units of these blocks.
     pub begins: Vec<String>,
+    /// The objective computes the gradients of its parameters with its loss.
+    pub head_at_once: bool,
+    /// The most that a rank may keep of micro-batches in flight.
+    pub memory_bytes: Option<u64>,
+    /// What the ranks have chosen from, the best first.
+    pub candidates: Vec<Candidate>,
+}
+
+/// How a model is cut into stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cut {
+    /// The user has said where.
+    ByHand,
+    /// By counted floating-point operations.
+    Counted,
+    /// By measured times, for the schedule that runs.
+    Measured,
+}
+
+/// A schedule that ranks can choose.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Candidate {
+    /// Its name.
+    pub schedule: &'static str,
+    /// The time from step to step, by rehearsal.
+    pub step_ms: f64,
+    /// The most that a rank keeps of micro-batches in flight.
+    pub kept_bytes: u64,
+}
+
+impl PipelineConfig {
+    /// Whether the ranks have to measure before they can begin.
+    pub fn is_open(&self) -> bool {
+        self.begins_at.is_empty() || self.schedule == "auto"
+    }
 }

@@ -30,6 +30,8 @@ struct Flight {
     input: Option<Arriving>,
     output: Option<Tensor>,
     saved: Option<Saved>,
+    /// What the weight half of the loss needs, if it is put off.
+    of_loss: Option<Saved>,
     /// The gradient of the output: while it arrives from another rank, or for the weight half.
     d_output: Option<Arriving>,
     d_input: Option<Tensor>,
@@ -84,7 +86,9 @@ pub(crate) fn run(step: &mut Step, plan: &Plan, executed: &mut Executed) -> Resu
             Kind::Backward | Kind::BackwardInput => {
                 let d_output = if stage + 1 == stages {
                     let output = flights[own].output.take().expect("checked with the plan");
-                    step.loss(at, output)?
+                    let puts_off = kind == Kind::BackwardInput && !pipeline.head_at_once;
+                    flights[own].of_loss = puts_off.then(Saved::default);
+                    step.loss(at, output, flights[own].of_loss.as_mut())?
                 } else if is_here(stage + 1) {
                     flights[place(stage + 1, at)].d_input.take().expect("checked with the plan")
                 } else {
@@ -103,13 +107,16 @@ pub(crate) fn run(step: &mut Step, plan: &Plan, executed: &mut Executed) -> Resu
             Kind::BackwardWeight => {
                 let saved = flights[own].saved.take().expect("checked with the plan");
                 let d_output = arrived(step, flights[own].d_output.take(), &mut message)?;
-                step.backward_weight(at, blocks.clone(), saved, &d_output)?;
+                let of_loss = flights[own].of_loss.take();
+                step.backward_weight(at, blocks.clone(), saved, &d_output, of_loss)?;
             }
             Kind::SendForward | Kind::SendBackward => {
                 let is_forward = kind == Kind::SendForward;
                 let flight = &mut flights[own];
                 let made = if is_forward { &mut flight.output } else { &mut flight.d_input };
                 let tensor = made.take().expect("checked with the plan");
+                let sent = sending.extract_if(.., |(work, _)| work.is_finished());
+                sent.map(|(work, _)| step.wait(work)).collect::<Result<Vec<_>>>()?;
                 sending.push((pipeline.send(stage, is_forward, &tensor)?, tensor));
             }
             Kind::ReceiveForward | Kind::ReceiveBackward => {

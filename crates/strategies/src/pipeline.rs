@@ -23,12 +23,15 @@ pub struct Stages {
     pub schedule: Arc<dyn Schedule>,
     /// The first block of each stage but the first one. Empty if each stage has about as many blocks as the others.
     pub cut: Vec<usize>,
+    /// The objective computes the gradients of its parameters with its loss, even if the schedule puts off those of the other
+    /// layers. What it would keep for them is as large as its outputs: for a language model, an element for each token and word.
+    pub head_at_once: bool,
 }
 
 impl Stages {
     /// Stages with about as many blocks each.
     pub fn even(schedule: impl Schedule + 'static) -> Self {
-        Self { schedule: Arc::new(schedule), cut: Vec::new() }
+        Self { schedule: Arc::new(schedule), cut: Vec::new(), head_at_once: false }
     }
 
     /// The blocks of each stage.
@@ -66,6 +69,8 @@ pub(crate) struct Pipeline {
     rank: usize,
     /// The blocks of all stages.
     blocks: Vec<Range<usize>>,
+    /// See [`Stages::head_at_once`].
+    pub(crate) head_at_once: bool,
     /// The layout of all stages.
     layout: Arc<Layout>,
     precision: Precision,
@@ -110,6 +115,7 @@ impl Pipeline {
             placement,
             rank,
             blocks,
+            head_at_once: stages.head_at_once,
             layout: model.layout.clone(),
             precision,
             ranks: group,
@@ -125,6 +131,7 @@ impl Pipeline {
             placement: Placement::line(1),
             rank: 0,
             blocks: std::iter::once(0..model.blocks.len()).collect(),
+            head_at_once: false,
             layout: model.layout.clone(),
             precision,
             ranks: None,

@@ -183,7 +183,14 @@ impl<'a> Step<'a> {
     ///
     /// If the objective has parameters, the backward pass begins here. Then the loss of a micro-batch must come right before
     /// its backward pass.
-    pub(crate) fn loss(&mut self, at: usize, output: Tensor) -> Result<Tensor> {
+    ///
+    /// With `saved`, the gradients of the objective's parameters are put off: [`Step::backward_weight`] takes it.
+    pub(crate) fn loss(
+        &mut self,
+        at: usize,
+        output: Tensor,
+        saved: Option<&mut Saved>,
+    ) -> Result<Tensor> {
         if self.replica.model.objective.has_parameters() {
             self.begin_backward_of(at)?;
         }
@@ -191,8 +198,10 @@ impl<'a> Step<'a> {
             let Replica { model, own_sums, group, .. } = step.replica;
             // The gradients of this rank's samples are scaled.
             let scale = group.world_size() as f64 / step.count_of_all()? as f64;
-            let d_output =
-                step.pass(Some(at), |cx| model.differentiate(cx, &output, scale, own_sums))?;
+            let d_output = step.pass(Some(at), |cx| match saved {
+                None => model.differentiate(cx, &output, scale, own_sums),
+                Some(saved) => model.differentiate_input(cx, &output, scale, own_sums, saved),
+            })?;
             drop(output);
             step.num_losses += 1;
             if step.num_losses == step.micro_batches.len() {
@@ -235,17 +244,24 @@ impl<'a> Step<'a> {
         })
     }
 
-    /// The weight half of [`Step::backward`].
+    /// The weight half of [`Step::backward`], and of the loss if that was put off.
     pub(crate) fn backward_weight(
         &mut self,
         at: usize,
         blocks: Range<usize>,
         mut saved: Saved,
         d_output: &Tensor,
+        of_loss: Option<Saved>,
     ) -> Result<()> {
-        let stage = self.replica.model.stage(blocks);
+        let model = &self.replica.model;
+        let stage = model.stage(blocks);
         self.timed(span::BACKWARD, |step| {
-            step.pass(Some(at), |cx| stage.backward_weight(cx, &mut saved, d_output))
+            step.pass(Some(at), |cx| {
+                if let Some(of_loss) = of_loss {
+                    model.backward_weight_of_objective(cx, &of_loss)?;
+                }
+                stage.backward_weight(cx, &mut saved, d_output)
+            })
         })
     }
 

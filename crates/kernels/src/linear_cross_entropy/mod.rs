@@ -37,10 +37,31 @@ const CHUNK_ELEMS: usize = 8 << 20;
 pub struct Gradients<'a> {
     /// (n, inputs); overwritten.
     pub d_input: &'a Tensor,
-    /// (classes, inputs); `None` if the weight is not trained.
-    pub d_weight: Option<&'a Tensor>,
-    /// Whether to add to `d_weight` instead of overwriting it.
-    pub accumulate: bool,
+    /// What becomes of the gradient of the outputs.
+    pub then: Then<'a>,
+}
+
+/// What [`differentiate`] does with the gradient of the outputs, besides that of the input.
+#[derive(Clone, Copy, Debug)]
+pub enum Then<'a> {
+    /// Nothing: the weight is not trained.
+    Nothing,
+    /// The gradient of the weight, (classes, inputs).
+    Weight {
+        /// Where it is written.
+        d_weight: &'a Tensor,
+        /// Whether to add to it instead of overwriting it.
+        accumulate: bool,
+    },
+    /// It is written to this tensor, (n, classes) of the type of the weight, for [`backward_weight`]: as large as all outputs.
+    Keep(&'a Tensor),
+}
+
+impl<'a> Then<'a> {
+    /// The gradient of the weight, if it is trained.
+    pub fn weight(d_weight: Option<&'a Tensor>, accumulate: bool) -> Self {
+        d_weight.map_or(Self::Nothing, |d_weight| Self::Weight { d_weight, accumulate })
+    }
 }
 
 /// The rows of a chunk.
@@ -141,6 +162,48 @@ pub fn differentiate(
     run(compute, input, weight, labels, scale, Some(gradients), sums)
 }
 
+/// The gradient of the weight, from the gradient of the outputs that [`Then::Keep`] has kept, with the bits that
+/// [`Then::Weight`] gives. Adds to `d_weight` if it is to `accumulate`, and overwrites it otherwise.
+///
+/// Shapes: input (n, inputs), d_outputs (n, classes), d_weight (classes, inputs).
+pub fn backward_weight(
+    compute: &Compute,
+    input: &Tensor,
+    d_outputs: &Tensor,
+    d_weight: &Tensor,
+    accumulate: bool,
+) -> Result<()> {
+    let (&[rows, inputs], &[_, classes]) = (input.dims(), d_outputs.dims()) else {
+        let (expected, got) = ([0, 0].into(), input.shape());
+        return Err(KernelError::Shape { op: OP, operand: "input and d_outputs", expected, got });
+    };
+    let chunk = chunk_rows(rows, classes);
+    let op = Op::new("linear_cross_entropy_weight").backward_product([rows, classes, inputs, 1]);
+    for_stored!(OP, input.dtype(), S => {
+        let wants = (false, true);
+        let packed = |n| S::scratch_len(compute.processor(), [n, classes, inputs], wants);
+        let operands = (
+            read::<S>("input", input, [rows, inputs]),
+            read::<<S as Stored>::Real>("d_outputs", d_outputs, [rows, classes]),
+            write_or_update(accumulate, "d_weight", d_weight, [classes, inputs]),
+            scratch::<f32>(if rows == 0 { 0 } else { packed(chunk).max(packed(rows % chunk)) }),
+        );
+        compute.launch(op, operands, move |cpu, (x, dz, dw, packed)| {
+            if rows == 0 && !accumulate {
+                dw.fill(Default::default());
+            }
+            // In the chunks in which it is added up elsewhere.
+            for begin in (0..rows).step_by(chunk.max(1)) {
+                let end = rows.min(begin + chunk);
+                let x = Matrix::new(&x[begin * inputs..end * inputs], end - begin, inputs);
+                let dz = Matrix::new(&dz[begin * classes..end * classes], end - begin, classes);
+                S::d_weight(cpu, dz, x, dw, accumulate || begin > 0, packed);
+            }
+            Ok(())
+        })
+    })
+}
+
 fn run(
     compute: &Compute,
     input: &Tensor,
@@ -154,8 +217,11 @@ fn run(
         let (expected, got) = ([0, 0].into(), input.shape());
         return Err(KernelError::Shape { op: OP, operand: "input and weight", expected, got });
     };
-    let d_weight = gradients.and_then(|g| g.d_weight);
-    let accumulate = gradients.is_some_and(|g| g.accumulate);
+    let (d_weight, accumulate, kept) = match gradients.map_or(Then::Nothing, |g| g.then) {
+        Then::Nothing => (None, false, None),
+        Then::Weight { d_weight, accumulate } => (Some(d_weight), accumulate, None),
+        Then::Keep(kept) => (None, false, Some(kept)),
+    };
     let num_gradients = usize::from(gradients.is_some()) + usize::from(d_weight.is_some());
     let op = Op::new(OP).forward_product([rows, classes, inputs]).backward_product([
         rows,
@@ -180,12 +246,13 @@ fn run(
             gradients.map(|g| write::<S>("d_input", g.d_input, [rows, inputs])),
             d_weight.map(|d| write_or_update(accumulate, "d_weight", d, [classes, inputs])),
             update::<f64>("sums", sums, [SUMS_LEN]),
-            scratch::<<S as Stored>::Real>(chunk * classes),
+            kept.map(|kept| write::<<S as Stored>::Real>("d_outputs", kept, [rows, classes])),
+            scratch::<<S as Stored>::Real>(if kept.is_some() { 0 } else { chunk * classes }),
             scratch::<f32>(packed),
         );
-        compute.launch(op, operands, move |cpu, (x, w, labels, dx, dw, sums, z, packed)| {
+        compute.launch(op, operands, move |cpu, (x, w, labels, dx, dw, sums, kept, z, packed)| {
             let head = Head { w: Matrix::new(w, classes, inputs), chunk, scale, accumulate };
-            head.run::<S>(cpu, (x, labels), (dx, dw, sums), (z, packed))
+            head.run::<S>(cpu, (x, labels), (dx, dw, sums), (kept, z, packed))
         })
     })
 }
@@ -204,7 +271,7 @@ impl<T: Real> Head<'_, T> {
         cpu: &Processor,
         (x, labels): (&[S], &[i64]),
         (mut dx, mut dw, sums): (Option<&mut [S]>, Option<&mut [T]>, &mut [f64]),
-        (z, packed): (&mut [T], &mut [f32]),
+        (mut kept, scratch, packed): (Option<&mut [T]>, &mut [T], &mut [f32]),
     ) -> Result<()> {
         let Self { w, chunk, scale, mut accumulate } = *self;
         let (rows, num_classes, inputs) = (labels.len(), w.rows(), w.columns());
@@ -221,7 +288,10 @@ impl<T: Real> Head<'_, T> {
         for begin in (0..rows).step_by(chunk.max(1)) {
             let labels = &labels[begin..rows.min(begin + chunk)];
             let n = labels.len();
-            let z = &mut z[..n * num_classes];
+            let z = match &mut kept {
+                Some(kept) => &mut kept[begin * num_classes..][..n * num_classes],
+                None => &mut scratch[..n * num_classes],
+            };
             let part = begin * inputs..(begin + n) * inputs;
             let x = Matrix::new(&x[part.clone()], n, inputs);
             S::outputs(cpu, x, w, z, packed);

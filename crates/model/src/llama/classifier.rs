@@ -1,7 +1,7 @@
 //! The objective of a sequence classifier: a linear layer on the last token of each sequence, and the cross-entropy.
 
 use paceline_kernels::embedding;
-use paceline_kernels::linear_cross_entropy::{self, Gradients};
+use paceline_kernels::linear_cross_entropy::{self, Gradients, Then};
 use paceline_memory::{DType, Tensor};
 
 use crate::{Batch, Context, Objective, ParamId, Result, UnitId};
@@ -60,7 +60,8 @@ impl Objective for Classifier {
         let trains = cx.trains(self.weight);
         let d_weight = trains.then(|| cx.grad(self.weight)).transpose()?;
         let accumulate = cx.accumulates(self.weight);
-        let gradients = Gradients { d_input: &d_last, d_weight: d_weight.as_ref(), accumulate };
+        let gradients =
+            Gradients { d_input: &d_last, then: Then::weight(d_weight.as_ref(), accumulate) };
         linear_cross_entropy::differentiate(
             cx.compute, &last, &weight, targets, scale, gradients, sums,
         )?;

@@ -1,9 +1,9 @@
 //! The objective of a language model: its head and the cross-entropy, fused.
 
-use paceline_kernels::linear_cross_entropy::{self, Gradients};
-use paceline_memory::{DType, Tensor};
+use paceline_kernels::linear_cross_entropy::{self, Gradients, Then};
+use paceline_memory::{Category, DType, Tensor};
 
-use crate::{Batch, Context, ModelError, Objective, ParamId, Result, UnitId};
+use crate::{Batch, Context, ModelError, Objective, ParamId, Result, Saved, UnitId};
 
 /// Predicts a target for each position: (batch * seq, width) becomes logits over the vocabulary, a chunk at a time, and
 /// these are compared with the targets, (batch, seq) of i64. The mean is over all tokens that have a target: if the batch has
@@ -97,7 +97,8 @@ impl Objective for LanguageModelHead {
         let trains = cx.trains(self.weight);
         let d_weight = trains.then(|| cx.grad(self.weight)).transpose()?;
         let accumulate = cx.accumulates(self.weight);
-        let gradients = Gradients { d_input: &d_input, d_weight: d_weight.as_ref(), accumulate };
+        let gradients =
+            Gradients { d_input: &d_input, then: Then::weight(d_weight.as_ref(), accumulate) };
         linear_cross_entropy::differentiate(
             cx.compute, output, &weight, &targets, scale, gradients, sums,
         )?;
@@ -105,5 +106,41 @@ impl Objective for LanguageModelHead {
             cx.gradient_ready(self.weight)?;
         }
         Ok(d_input)
+    }
+
+    fn differentiate_input(
+        &self,
+        cx: &mut Context,
+        output: &Tensor,
+        scale: f64,
+        sums: &Tensor,
+        saved: &mut Saved,
+    ) -> Result<Tensor> {
+        if !cx.trains(self.weight) {
+            return self.differentiate(cx, output, scale, sums);
+        }
+        let (weight, targets) = (cx.param(self.weight)?, self.targets(cx)?);
+        let d_input = cx.gradient_of(output)?;
+        let (rows, classes) = (targets.num_elems(), weight.dims()[0]);
+        let d_outputs =
+            cx.compute.allocator.tensor(weight.dtype(), [rows, classes], Category::Activations)?;
+        let gradients = Gradients { d_input: &d_input, then: Then::Keep(&d_outputs) };
+        linear_cross_entropy::differentiate(
+            cx.compute, output, &weight, &targets, scale, gradients, sums,
+        )?;
+        *saved = Saved::of([output.clone(), d_outputs]);
+        Ok(d_input)
+    }
+
+    fn backward_weight(&self, cx: &mut Context, saved: &Saved) -> Result<()> {
+        if !cx.trains(self.weight) {
+            return Ok(());
+        }
+        let [output, d_outputs] = saved.tensors()?;
+        let (d_weight, accumulate) = (cx.grad(self.weight)?, cx.accumulates(self.weight));
+        linear_cross_entropy::backward_weight(
+            cx.compute, output, d_outputs, &d_weight, accumulate,
+        )?;
+        cx.gradient_ready(self.weight)
     }
 }

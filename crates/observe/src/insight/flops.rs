@@ -6,7 +6,7 @@ use paceline_data::BatchShape;
 use paceline_failure::{Failure, Result};
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
-use paceline_model::{Model, ModelError, Rehearsal, block_flops};
+use paceline_model::{BlockCost, Model, ModelError, Rehearsal, block_costs};
 use paceline_strategies::ReplicaOptions;
 
 use crate::insight::memory::{batch_of, if_possible};
@@ -36,12 +36,16 @@ pub fn per_block(
     model: &Model,
     samples: &BatchShape,
     options: &ReplicaOptions,
-) -> Result<Option<Vec<u64>>> {
-    let rehearse = || -> std::result::Result<Vec<u64>, ModelError> {
+) -> Result<Option<Vec<f64>>> {
+    let rehearse = || -> std::result::Result<Vec<BlockCost>, ModelError> {
         let compute = Compute::new(1, Allocator::meta())?;
         let batch = batch_of(samples, &compute.allocator, 1, samples.max_length().unwrap_or(1))?;
-        block_flops(model, options.precision, &compute, &batch)
+        let mut counted = || (compute.forward_flops() + compute.backward_flops()) as f64;
+        let clock: &mut dyn FnMut() -> f64 = &mut counted;
+        block_costs(model, options.precision, &compute, &batch, |_| true, (clock, 0))
     };
-    if_possible(rehearse())
-        .map_err(|error| Failure::Run(format!("the floating-point operations of a block: {error}")))
+    let costs = if_possible(rehearse()).map_err(|error| {
+        Failure::Run(format!("the floating-point operations of a block: {error}"))
+    })?;
+    Ok(costs.map(|costs| costs.iter().map(BlockCost::total).collect()))
 }

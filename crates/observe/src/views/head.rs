@@ -20,8 +20,18 @@ pub(crate) fn title(config: &TrainConfig, group: &Group) -> String {
     let link =
         group.link().map_or(String::new(), |link| format!(", on an emulated link of {link}"));
     let stages = config.pipeline.as_ref().map_or(String::new(), |of| {
-        let count = plural(of.cut.len() + 1, "stage");
-        format!(", a pipeline of {count} ({}, cut at {})", of.schedule, of.begins.join(", "))
+        let count = plural(of.begins.len() + 1, "stage");
+        let head = if of.head_at_once { ", the head at once" } else { "" };
+        let chosen = match of.candidates.iter().find(|other| other.schedule != of.schedule) {
+            Some(next) => {
+                let step_ms = of.candidates[0].step_ms;
+                let (other, other_ms) = (next.schedule, next.step_ms);
+                format!(", {step_ms:.1} ms a step by rehearsal; {other} {other_ms:.1}")
+            }
+            None => String::new(),
+        };
+        let begins = of.begins.join(", ");
+        format!(", a pipeline of {count} ({}, cut at {begins}{head}{chosen})", of.schedule)
     });
     format!(
         "paceline train: {}, {} over {}, {} x {}{stages}{precision}{link}",

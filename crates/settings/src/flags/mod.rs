@@ -47,13 +47,21 @@ pub struct RunFlags {
     /// [default: dp, of all ranks]
     #[arg(long, value_name = "AXIS=N,...", help_heading = "Ranks")]
     pub mesh: Option<String>,
-    /// The schedule of a pipeline, whose stages lie along the axis pp of --mesh (paceline schedule lists them) [default: 1f1b]
+    /// The schedule of a pipeline, whose stages lie along the axis pp of --mesh (paceline schedule lists them), or auto: the best
+    /// by rehearsal with measured costs [default: 1f1b]
     #[arg(long, value_name = "NAME", help_heading = "Ranks")]
     pub schedule: Option<String>,
-    /// Units with which the stages of a pipeline begin, but the first one, such as fc0 for two stages [default: a cut by which
-    /// the stage with most arithmetic has as little as can be]
+    /// Units with which the stages of a pipeline begin, but the first one, such as fc0 for two stages, or measured: the best by
+    /// rehearsal with measured costs [default: a cut by which the stage with most arithmetic has as little as can be]
     #[arg(long, num_args = 1.., value_name = "UNIT", value_delimiter = ',', help_heading = "Ranks")]
     pub stages: Vec<String>,
+    /// Schedules that put off the gradients of weights do so for those of a language model's head too, which keeps as much as
+    /// all its outputs; with this they are computed with the loss
+    #[arg(long, help_heading = "Ranks")]
+    pub head_at_once: bool,
+    /// The most that a rank of a pipeline may keep of micro-batches in flight, in MB, for --schedule auto and --stages measured
+    #[arg(long, value_name = "MB", help_heading = "Ranks")]
+    pub pipeline_memory: Option<f64>,
     /// Compute threads per rank
     #[arg(long, value_name = "T", default_value_t = 1, help_heading = "Ranks")]
     pub threads: usize,

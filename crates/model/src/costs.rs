@@ -1,0 +1,172 @@
+//! What each block of a model takes, counted or measured.
+//!
+//! Input: a model, a batch, and a clock: that of the machine, or the operations that a rehearsal has counted. Output: the cost
+//! of each pass of each block. Blocks are run alone, so that a model need not fit into memory. This file knows nothing of
+//! stages.
+
+use std::sync::Arc;
+
+use paceline_kernels::Compute;
+use paceline_kernels::loss::SUMS_LEN;
+use paceline_memory::{Allocator, Category, DType, Device, Shape, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::rehearsal::boundaries;
+use crate::{
+    Batch, Context, Layer, Layout, Model, OpenUnits, ParamId, Precision, Result, Saved, Storage,
+    UnitId,
+};
+
+/// What a block takes for a micro-batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BlockCost {
+    /// The forward pass.
+    pub forward: f64,
+    /// The input half of the backward pass.
+    pub backward_input: f64,
+    /// The weight half.
+    pub backward_weight: f64,
+    /// If it is the last block: the loss and its gradient.
+    pub loss: f64,
+    /// The gradients of the objective's parameters.
+    pub loss_weight: f64,
+    /// Bytes of its output.
+    pub output_bytes: u64,
+    /// Bytes of activations from the forward pass to the end of the backward pass.
+    pub kept_bytes: u64,
+}
+
+impl BlockCost {
+    /// All of it together.
+    pub fn total(&self) -> f64 {
+        self.forward + self.backward_input + self.backward_weight + self.loss + self.loss_weight
+    }
+
+    /// The lesser of both times of each part.
+    fn least(self, other: Self) -> Self {
+        Self {
+            forward: self.forward.min(other.forward),
+            backward_input: self.backward_input.min(other.backward_input),
+            backward_weight: self.backward_weight.min(other.backward_weight),
+            loss: self.loss.min(other.loss),
+            loss_weight: self.loss_weight.min(other.loss_weight),
+            ..self
+        }
+    }
+}
+
+/// What the blocks take that `wants` chooses; zero for the others. `clock` tells the time, or the work that has been done. Each
+/// pass runs `times + 1` times, and the least of the last ones counts.
+///
+/// On the processor, all inputs are zeros, lengths are the longest, and parameters have their first values.
+pub fn block_costs(
+    model: &Model,
+    precision: Precision,
+    compute: &Compute,
+    batch: &Batch,
+    wants: impl Fn(usize) -> bool,
+    (clock, times): (&mut dyn FnMut() -> f64, usize),
+) -> Result<Vec<BlockCost>> {
+    let all: Vec<usize> = (0..model.blocks.len()).collect();
+    let meta = Compute::new(1, Allocator::meta())?;
+    let inputs = boundaries(model, model.layout.clone(), precision, &meta, batch, &all)?;
+    let mut costs = vec![BlockCost::default(); all.len()];
+    for at in all.into_iter().filter(|at| wants(*at)) {
+        let is_last = at + 1 == costs.len();
+        let block = &model.blocks[at];
+        let objective = model.objective.unit().filter(|_| is_last);
+        let is_used = |unit: UnitId| {
+            unit == block.unit || Some(unit) == objective || model.layout.unit(unit).is_root
+        };
+        let run = Alone { model, precision, compute, batch, at, is_last };
+        let layout = Arc::new(model.layout.part(is_used)?);
+        costs[at] = run.cost(layout, inputs[at], clock, times)?;
+    }
+    Ok(costs)
+}
+
+/// A block that is run alone.
+struct Alone<'a> {
+    model: &'a Model,
+    precision: Precision,
+    compute: &'a Compute,
+    batch: &'a Batch,
+    at: usize,
+    is_last: bool,
+}
+
+impl Alone<'_> {
+    fn cost(
+        &self,
+        layout: Arc<Layout>,
+        (shape, dtype): (Shape, DType),
+        clock: &mut dyn FnMut() -> f64,
+        times: usize,
+    ) -> Result<BlockCost> {
+        let allocator = &self.compute.allocator;
+        let storage = Storage::host(layout.clone(), self.precision, allocator)?;
+        if self.compute.device() != Device::Meta {
+            storage.initialize(0)?;
+        }
+        let input = match self.at {
+            0 => self.batch.inputs().clone(),
+            _ => allocator.tensor(dtype, shape, Category::Activations)?,
+        };
+        let mut least: Option<BlockCost> = None;
+        for time in 0..=times {
+            let mut units = OpenUnits::new(&layout);
+            let cost = self.once(&storage, &mut units, &input, clock)?;
+            let before = least.filter(|_| time > 1).unwrap_or(cost);
+            least = Some(cost.least(before));
+        }
+        Ok(least.unwrap_or_default())
+    }
+
+    fn once(
+        &self,
+        storage: &Storage,
+        units: &mut OpenUnits,
+        input: &Tensor,
+        clock: &mut dyn FnMut() -> f64,
+    ) -> Result<BlockCost> {
+        let Self { model, compute, batch, at, is_last, .. } = *self;
+        let allocator = &compute.allocator;
+        let sums = allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
+        let block = &model.blocks[at];
+        let mut hooks = |_: ParamId| Ok(());
+        let cx = Context::training(compute, storage, units, &mut hooks);
+        let mut cx = cx.with_batch(batch);
+        cx.open_roots()?;
+        let before = allocator.usage(Category::Activations).current_bytes;
+        let begin = clock();
+        let (output, mut saved) = block.forward(&mut cx, input.clone())?;
+        let forward = clock();
+        let after = allocator.usage(Category::Activations).current_bytes;
+        let (mut of_loss, before_loss) = (Saved::default(), clock());
+        let d_output = match is_last {
+            true => model.differentiate_input(&mut cx, &output, 1.0, &sums, &mut of_loss)?,
+            false => cx.gradient_of(&output)?,
+        };
+        let loss = clock();
+        if is_last {
+            model.backward_weight_of_objective(&mut cx, &of_loss)?;
+        }
+        let loss_weight = clock();
+        if at > 0 {
+            block.backward_input(&mut cx, &mut saved, &d_output)?;
+        }
+        let input_half = clock();
+        block.backward_weight(&mut cx, &mut saved, &d_output)?;
+        let weight_half = clock();
+        cx.close_roots()?;
+        Ok(BlockCost {
+            forward: forward - begin,
+            backward_input: input_half - loss_weight,
+            backward_weight: weight_half - input_half,
+            loss: loss - before_loss,
+            loss_weight: loss_weight - loss,
+            output_bytes: (output.num_elems() * output.dtype().size_bytes()) as u64,
+            kept_bytes: after.saturating_sub(before),
+        })
+    }
+}
