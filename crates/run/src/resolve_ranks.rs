@@ -11,7 +11,7 @@ use paceline_launch::comm::{self, CommConfig};
 use paceline_launch::device::Device;
 use paceline_launch::environment::Placement;
 use paceline_launch::launcher;
-use paceline_model::Model;
+use paceline_model::{BlockCost, Model};
 use paceline_observe::insight::flops;
 use paceline_settings::flags::RunFlags;
 use paceline_settings::pipeline::{Cut, PipelineConfig};
@@ -218,7 +218,10 @@ pub fn resolve_pipeline(
         Cut::Measured => Vec::new(),
         Cut::Counted => {
             let costs = flops::per_block(model, samples, &strategy.options)?;
-            let costs = costs.unwrap_or_else(|| vec![1.0; model.blocks.len()]);
+            let costs = costs.map_or_else(
+                || vec![1.0; model.blocks.len()],
+                |costs| costs.iter().map(BlockCost::total).collect(),
+            );
             schedule::cut(&costs, least).unwrap_or_default()
         }
         // Schedules that are still to be chosen from may need other numbers of stages.

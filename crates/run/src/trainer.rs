@@ -33,9 +33,10 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use crate::batches::BatchStream;
 use crate::saving::Saving;
 use crate::setup::{self, Host};
+use crate::staging::{self, unit_of};
 use crate::step::{StepOutcome, Stepper};
 use crate::to_device::Loaded;
-use crate::{equality, evaluation, staging};
+use crate::{equality, evaluation};
 
 /// Trains as one rank of `world`, which is arranged as the mesh of the configuration. Rank 0 writes to the console and to the
 /// folder that `make_folder` returns, if it does. All ranks end after the same step if one of them is asked to stop.
@@ -395,6 +396,11 @@ impl Trainer<'_> {
             evaluated,
             total,
             flops_per_sample,
+            block_flops: match &self.config.pipeline {
+                Some(_) => flops::per_block(model, &self.samples, options)?,
+                None => None,
+            },
+            block_names: (0..model.blocks.len()).map(|at| unit_of(model, at).to_owned()).collect(),
         };
         let facts = Facts::new(self.config, &outcome, &reports, &model.layout);
         self.listeners.tell(Event::Ended(&facts))

@@ -86,8 +86,21 @@ pub struct RankStep {
     pub end: f64,
 }
 
-/// What actions usually take.
-pub type Usual = HashMap<(usize, Kind), f64>;
+/// What things usually take: medians over steps and micro-batches.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Usual {
+    /// Each kind of action in each stage.
+    pub actions: HashMap<(usize, Kind), f64>,
+    /// A message, once it is sent and awaited.
+    pub message: f64,
+}
+
+impl Usual {
+    /// What an action usually takes; zero if there was none like it.
+    pub fn of(&self, stage: usize, kind: Kind) -> f64 {
+        self.actions.get(&(stage, kind)).copied().unwrap_or(0.0)
+    }
+}
 
 /// The idle time of a rank in a step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -202,21 +215,25 @@ impl Ledger {
     }
 }
 
-/// What each kind of action usually takes in each stage: the median over steps and micro-batches.
+/// What actions and messages usually take in these steps.
 pub fn usual<'a>(plan: &Plan, steps: impl IntoIterator<Item = &'a [RankStep]>) -> Usual {
-    let mut all: HashMap<(usize, Kind), Vec<f64>> = HashMap::new();
+    let mut actions: HashMap<(usize, Kind), Vec<f64>> = HashMap::new();
+    let mut messages = Vec::new();
     for step in steps {
         for (rank, own) in step.iter().enumerate() {
             for (action, (took, before)) in arithmetic(plan, rank).zip(durations(own)) {
-                all.entry((action.stage, action.kind)).or_default().push(took + before);
+                actions.entry((action.stage, action.kind)).or_default().push(took + before);
             }
         }
+        messages.extend(travels(plan, step, &ends(plan, step)).into_values());
     }
-    let median = |mut of: Vec<f64>| {
-        of.sort_unstable_by(f64::total_cmp);
-        of[of.len() / 2]
-    };
-    all.into_iter().map(|(key, of)| (key, median(of))).collect()
+    let actions = actions.into_iter().map(|(key, of)| (key, median(of))).collect();
+    Usual { actions, message: median(messages) }
+}
+
+fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_unstable_by(f64::total_cmp);
+    of.get(of.len() / 2).copied().unwrap_or(0.0)
 }
 
 /// Puts the times of all ranks on the clock of the first one. Between two clocks a message one way seems to take as much longer
@@ -280,7 +297,8 @@ fn layers(plan: &Plan, step: &[RankStep], usual: &Usual) -> Result<Vec<Vec<Vec<f
     let ends = ends(plan, step);
     let travels = travels(plan, step, &ends);
     let even = |action: &Action| {
-        let stages = (0..placement.stages()).filter_map(|stage| usual.get(&(stage, action.kind)));
+        let stages =
+            (0..placement.stages()).filter_map(|stage| usual.actions.get(&(stage, action.kind)));
         let stages: Vec<f64> = stages.copied().collect();
         stages.iter().sum::<f64>() / stages.len().max(1) as f64
     };
@@ -288,7 +306,7 @@ fn layers(plan: &Plan, step: &[RankStep], usual: &Usual) -> Result<Vec<Vec<Vec<f
         Kind::ALL.map(|kind| (kind, even(&Action::new(0, kind, 0)))).into_iter().collect();
     let none = |_: &Action| 0.0;
     let alike = |action: &Action| even[&action.kind];
-    let often = |action: &Action| usual.get(&(action.stage, action.kind)).copied().unwrap_or(0.0);
+    let often = |action: &Action| usual.of(action.stage, action.kind);
     let now = |action: &Action| took[action].0;
     let handing = |action: &Action| took[action].1;
     let message = |action: &Action| travels.get(action).copied().unwrap_or(0.0);
@@ -543,6 +561,6 @@ mod tests {
         let plan = plan(&OneFOneB);
         let mut step = measured(&plan, &even, 0.0, 0.0);
         step[1].actions.pop();
-        assert!(Ledger::of(&plan, &step, &usual(&plan, [])).is_err());
+        assert!(Ledger::of(&plan, &step, &Usual::default()).is_err());
     }
 }

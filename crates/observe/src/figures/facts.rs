@@ -11,7 +11,7 @@ use paceline_choices::strategies::Advice;
 use paceline_collectives::{Algorithm, Link, OpKind, Transport};
 use paceline_host::text::ms;
 use paceline_launch::device::Device;
-use paceline_model::Layout;
+use paceline_model::{BlockCost, Layout};
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::Alternating;
 use paceline_strategies::schedule::Cause;
@@ -25,6 +25,7 @@ use crate::insight::gathers::Uses;
 use crate::insight::memory::{Need, Needs};
 use crate::insight::observed::observed;
 use crate::insight::pipeline::PipelineFacts;
+use crate::insight::pipeline_advice;
 use crate::record::memory::{Bytes, RESERVED, RankMemory};
 use crate::record::rank_report::RankReport;
 use crate::record::ranks::Ranks;
@@ -55,6 +56,10 @@ pub struct Outcome {
     pub total: Duration,
     /// Floating-point operations of the model's products for a sample in a step; `None` if they cannot be counted.
     pub flops_per_sample: Option<u64>,
+    /// The arithmetic of each block, if the ranks are a pipeline.
+    pub block_flops: Option<Vec<BlockCost>>,
+    /// The unit of each block.
+    pub block_names: Vec<String>,
 }
 
 /// Everything that is known about a run at its end.
@@ -138,10 +143,15 @@ impl<'a> Facts<'a> {
             // each other by plan.
             _ => None,
         };
+        let pipeline = PipelineFacts::new(config, reports);
+        let told = told.or_else(|| {
+            let (facts, flops) = (pipeline.as_ref()?, outcome.block_flops.as_ref()?);
+            let name = |block: usize| outcome.block_names[block].clone();
+            pipeline_advice::advise(facts, config, &anatomy.means, flops, name)
+        });
         let (advice, advised) = told.map(|told| (told.text, told.account)).unzip();
         let sync_cost = strategy.sync_blocks.and_then(|block| SyncCost::new(&steps, block));
         let gathers = GatherFacts::new(&anatomy, strategy.settings().advice());
-        let pipeline = PipelineFacts::new(config, reports);
         Self {
             config,
             outcome,

@@ -31,12 +31,12 @@ pub fn per_sample(
     Ok(rehearsal.map(|rehearsal| rehearsal.forward_flops + rehearsal.backward_flops))
 }
 
-/// The same for each block, for samples of the largest length. The last block has those of the objective too.
+/// The same for each pass of each block, for samples of the largest length.
 pub fn per_block(
     model: &Model,
     samples: &BatchShape,
     options: &ReplicaOptions,
-) -> Result<Option<Vec<f64>>> {
+) -> Result<Option<Vec<BlockCost>>> {
     let rehearse = || -> std::result::Result<Vec<BlockCost>, ModelError> {
         let compute = Compute::new(1, Allocator::meta())?;
         let batch = batch_of(samples, &compute.allocator, 1, samples.max_length().unwrap_or(1))?;
@@ -44,8 +44,6 @@ pub fn per_block(
         let clock: &mut dyn FnMut() -> f64 = &mut counted;
         block_costs(model, options.precision, &compute, &batch, |_| true, (clock, 0))
     };
-    let costs = if_possible(rehearse()).map_err(|error| {
-        Failure::Run(format!("the floating-point operations of a block: {error}"))
-    })?;
-    Ok(costs.map(|costs| costs.iter().map(BlockCost::total).collect()))
+    if_possible(rehearse())
+        .map_err(|error| Failure::Run(format!("the floating-point operations of a block: {error}")))
 }

@@ -9,6 +9,7 @@
 //! | [`conversion`] | what does rounding to half precision take here? |
 //! | [`advice`] | which changes fit the strategy, and what would they gain? |
 //! | [`pipeline`] | why are the ranks of a pipeline idle? |
+//! | [`pipeline_advice`] | which schedule, cut or number of micro-batches would shorten its step? |
 //! | [`flops`] | how many floating-point operations does the model make for a sample? |
 //! | [`memory`] | how much memory does a rank need, before the run? |
 
@@ -21,3 +22,4 @@ pub mod gathers;
 pub mod memory;
 pub mod observed;
 pub mod pipeline;
+pub mod pipeline_advice;

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use paceline_collectives::Axis;
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::schedule::{
-    Account, Cause, Costs, Gap, Kind, Ledger, Measured, Plan, RankStep, Timeline, Usual, as_run,
-    named, on_one_clock, usual,
+    Account, Costs, Gap, Kind, Ledger, Measured, Plan, RankStep, Timeline, Usual, as_run, named,
+    on_one_clock, usual,
 };
 
 use crate::record::rank_report::RankReport;
@@ -27,10 +27,10 @@ pub struct PipelineFacts {
     pub num_steps: usize,
     /// The accounts of all ranks, in rank order: means over the steps.
     pub ranks: Vec<Account>,
-    /// What each kind of action usually takes in each stage.
+    /// What actions and messages usually take.
     pub usual: Usual,
-    /// How long a message usually travels.
-    pub message: f64,
+    /// The longest step of a rank, in each of the steps.
+    pub lengths: Vec<f64>,
     /// The step as planned: with the usual durations, and messages that take no time.
     pub planned: Timeline,
     /// The first pipeline in the step whose duration is the median.
@@ -77,10 +77,8 @@ impl PipelineFacts {
         for gap in gaps.iter_mut().flatten() {
             *gap = Gap { start: gap.start - begin, end: gap.end - begin, ..*gap };
         }
-        let messages =
-            ledgers.iter().flat_map(|of| of.ranks.iter().map(|of| of.of(Cause::Transfer)));
-        let message = messages.sum::<f64>().max(0.0) / (ledgers.len() * ranks.len()).max(1) as f64;
-        Some(Self { num_steps: steps.len(), plan, ranks, usual, message, planned, run, gaps })
+        let lengths = (0..steps.len()).map(|at| length(&at)).collect();
+        Some(Self { num_steps: steps.len(), plan, ranks, usual, lengths, planned, run, gaps })
     }
 
     /// The mean over the ranks.
@@ -89,19 +87,16 @@ impl PipelineFacts {
     }
 }
 
-/// The costs of the stages.
+/// The costs of the stages, if messages take no time.
 fn costs_of(plan: &Plan, usual: &Usual) -> Costs {
-    let of = |stage, kind| usual.get(&(stage, kind)).copied();
     let stages = 0..plan.shape().placement.stages();
     let each = |part: &dyn Fn(usize) -> f64| stages.clone().map(part).collect::<Vec<f64>>();
-    let whole = |stage| of(stage, Kind::Backward).unwrap_or(0.0);
+    // A schedule without halves only ever adds them up.
+    let half = |stage| usual.of(stage, Kind::Backward) / 2.0;
     Costs {
-        forward: each(&|stage| of(stage, Kind::Forward).unwrap_or(0.0)),
-        // A schedule without halves only ever adds them up.
-        backward_input: each(&|stage| of(stage, Kind::BackwardInput).unwrap_or(whole(stage) / 2.0)),
-        backward_weight: each(&|stage| {
-            of(stage, Kind::BackwardWeight).unwrap_or(whole(stage) / 2.0)
-        }),
+        forward: each(&|stage| usual.of(stage, Kind::Forward)),
+        backward_input: each(&|stage| usual.of(stage, Kind::BackwardInput) + half(stage)),
+        backward_weight: each(&|stage| usual.of(stage, Kind::BackwardWeight) + half(stage)),
         message: 0.0,
         side_by_side: None,
     }
