@@ -56,11 +56,10 @@ impl GradReadiness {
         }
     }
 
-    /// The next use of each gradient overwrites it, because its sum has been put aside.
-    pub fn start_over(&mut self) {
-        for entry in &mut self.entries {
-            entry.is_written = false;
-        }
+    /// Says whether the next use of a gradient adds to it or overwrites it, because what was there has been put aside or
+    /// brought back.
+    pub fn set_written(&mut self, id: ParamId, is_written: bool) {
+        self.entries[id.0].is_written = is_written;
     }
 
     /// The next use of each gradient of one unit overwrites it, because the unit has a new place in memory.

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use paceline_collectives::{OpTimes, Purpose, ReduceOp, Work};
 use paceline_memory::Tensor;
-use paceline_model::{Context, Layer, OpenUnits, Saved};
+use paceline_model::{Context, Layer, OpenUnits, Saved, UnitId};
 use paceline_schedule::Plan;
 use paceline_trace::{Span, SpanTrack, now_ns};
 
@@ -116,7 +116,7 @@ impl<'a> Step<'a> {
         partial_sums: &'a mut PartialSums,
         track: &'a mut SpanTrack,
     ) -> Result<Self> {
-        let Replica { storage, compute, options, own_sums, .. } = replica;
+        let Replica { options, own_sums, .. } = replica;
         if let Some(most) = strategy.max_micro_batches().filter(|most| micro_batches.len() > *most)
         {
             return Err(StrategyError::Setting(format!(
@@ -130,8 +130,7 @@ impl<'a> Step<'a> {
             replica.broadcast_buffers(0, track)?;
         }
         own_sums.fill_zero()?;
-        let num_levels = options.accumulation.num_partial_sums(micro_batches.len());
-        partial_sums.begin_step(compute, storage.grads().tensor(), num_levels)?;
+        partial_sums.begin_step(micro_batches.len());
         units.begin_step(micro_batches.len(), strategy.reduces_every_pass());
         let count = Count::begin(replica, micro_batches, is_shared)?;
         let (num_losses, backward, leaves_out, pending) = (0, (None, 0), true, None);
@@ -182,7 +181,9 @@ impl<'a> Step<'a> {
     /// its backward pass.
     pub(crate) fn loss(&mut self, at: usize, output: Tensor) -> Result<Tensor> {
         if self.replica.model.objective.has_parameters() {
+            let units = self.replica.pipeline.units_of_objective(&self.replica.model);
             self.begin_backward_of(at)?;
+            self.visit(at, &units)?;
         }
         self.timed(span::FORWARD, |step| {
             let Replica { model, own_sums, group, .. } = step.replica;
@@ -209,6 +210,7 @@ impl<'a> Step<'a> {
         d_output: Tensor,
     ) -> Result<Option<Tensor>> {
         self.begin_backward_of(at)?;
+        self.visit(at, &self.units_of(&blocks))?;
         let wants_input = blocks.start > 0;
         let stage = self.replica.model.stage(blocks);
         self.timed(span::BACKWARD, |step| {
@@ -240,6 +242,7 @@ impl<'a> Step<'a> {
         mut saved: Saved,
         d_output: &Tensor,
     ) -> Result<()> {
+        self.visit(at, &self.units_of(&blocks))?;
         let stage = self.replica.model.stage(blocks);
         self.timed(span::BACKWARD, |step| {
             step.pass(Some(at), |cx| stage.backward_weight(cx, &mut saved, d_output))
@@ -259,27 +262,26 @@ impl<'a> Step<'a> {
         if self.backward.0.is_some() && self.strategy.reduces_every_pass() {
             self.end_backward(false)?;
         }
-        self.begin_backward(at)
-    }
-
-    /// Begins the backward pass of a micro-batch. If gradients are added up as a tree, the gradients of the micro-batch
-    /// before it are put aside.
-    fn begin_backward(&mut self, at: usize) -> Result<()> {
-        let Replica { model, storage, compute, options, .. } = self.replica;
-        if options.accumulation == AccumulationOrder::Tree {
-            if self.backward.0.is_some() {
-                for (id, _) in model.layout.trained() {
-                    if !self.units.readiness.is_written(id) {
-                        storage.grad(id)?.fill_zero()?;
-                    }
-                }
-                self.partial_sums.push(compute, storage.grads().tensor())?;
-            }
-            self.units.readiness.start_over();
-        }
         self.units.readiness.begin_pass();
         self.backward = (Some(at), self.backward.1 + 1);
         Ok(())
+    }
+
+    /// The units of some blocks.
+    fn units_of(&self, blocks: &Range<usize>) -> Vec<UnitId> {
+        self.replica.model.blocks[blocks.clone()].iter().map(|block| block.unit).collect()
+    }
+
+    /// Makes room for the gradients of a micro-batch, if gradients are added up as a tree.
+    fn visit(&mut self, at: usize, units: &[UnitId]) -> Result<()> {
+        let Replica { storage, compute, options, .. } = self.replica;
+        match options.accumulation {
+            AccumulationOrder::Sequential => Ok(()),
+            AccumulationOrder::Tree => {
+                let readiness = &mut self.units.readiness;
+                self.partial_sums.visit(compute, storage, readiness, at, units)
+            }
+        }
     }
 
     /// Ends a backward pass whose gradients are reduced: announces the parameters that it has not used. Returns them.
@@ -377,6 +379,7 @@ impl<'a> Step<'a> {
         self.pass(None, |cx| cx.close_roots())?;
         let start_ns = now_ns();
         self.strategy.finish_gradients(replica, self.track)?;
+        replica.pipeline.sum_tied(replica, self.track)?;
         self.track.push(span::GRAD_SYNC, Span { start_ns, end_ns: now_ns() });
         if let Some(work) = self.pending.take().flatten() {
             self.track.record(span::EXPOSED, || work.wait())?;

@@ -45,6 +45,10 @@ impl Objective for LanguageModelHead {
         true
     }
 
+    fn tied(&self) -> Option<ParamId> {
+        self.unit.is_none().then_some(self.weight)
+    }
+
     fn classifies(&self) -> bool {
         true
     }
