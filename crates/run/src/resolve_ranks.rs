@@ -192,11 +192,6 @@ pub fn resolve_pipeline(
             model.blocks.len()
         ));
     }
-    if model.layout.units().iter().any(|unit| unit.is_root) {
-        return usage(format!(
-            "--mesh {mesh}: layers that share parameters cannot be in a pipeline yet; untie them"
-        ));
-    }
     let even = |stages: &_| schedule::Costs::even(stages, 1.0, 1.0, 1.0);
     if let Err(error) = schedule::Plan::new(schedule, stages, micro_batches, even) {
         return usage(format!("--schedule {name} --accumulate {micro_batches}: {error}"));
