@@ -69,9 +69,10 @@ impl GradReadiness {
         }
     }
 
-    /// Begins the pass of a new micro-batch, in which all uses of a pass remain.
-    pub fn begin_pass(&mut self) {
-        for entry in self.entries.iter_mut().filter(|entry| entry.is_of_pass) {
+    /// Begins the pass of a new micro-batch through some units, in which all uses of a pass remain.
+    pub fn begin_pass(&mut self, is_of_pass: impl Fn(UnitId) -> bool) {
+        let is_meant = |entry: &&mut Entry| entry.is_of_pass && is_of_pass(entry.unit);
+        for entry in self.entries.iter_mut().filter(is_meant) {
             entry.num_left = entry.num_uses;
         }
     }

@@ -12,7 +12,7 @@ use paceline_collectives::{Axis, Group, Mesh, Work};
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
 use paceline_model::{Batch, Layout, Model, Param, Precision, UnitId, boundaries};
-use paceline_schedule::{Costs, Kind, OneFOneB, Placement, Plan, Schedule};
+use paceline_schedule::{Costs, OneFOneB, Placement, Plan, Schedule};
 
 use crate::accumulation::PartialSums;
 use crate::{AccumulationOrder, Replica, ReplicaOptions, Result, Strategy, StrategyError};
@@ -151,24 +151,17 @@ impl Pipeline {
         Ok(Arc::new(parts.swap_remove(self.rank)))
     }
 
-    /// Errors if the schedule needs something that the options or the strategy do not have.
+    /// Errors if parameters may be left out, and their gradients are put aside or reduced after each micro-batch: the stages of a
+    /// rank end a micro-batch at different moments.
     pub(crate) fn check(&self, options: &ReplicaOptions, strategy: &dyn Strategy) -> Result<()> {
-        let list = self.plan(2 * self.placement.stages())?;
-        let list = list.list(self.rank).iter().flat_map(|entry| entry.actions());
-        let backward = list.filter(|action| action.kind != Kind::Forward);
-        let order: Vec<usize> = backward.map(|action| action.micro_batch).collect();
-        if strategy.reduces_every_pass() && !order.is_sorted() {
+        let each_apart =
+            options.accumulation == AccumulationOrder::Tree || strategy.reduces_every_pass();
+        if each_apart && options.find_unused_parameters {
             return Err(StrategyError::Setting(format!(
-                "{} goes back to micro-batches that it has left, and {} needs all backward passes of one together: add up \
-                 whole gradients, or choose gpipe or 1f1b",
-                self.schedule.name(),
+                "a pipeline with {} cannot leave out parameters if the gradients of each micro-batch are put aside or reduced: \
+                 add up whole gradients in sequence",
                 strategy.name()
             )));
-        }
-        let is_tree = options.accumulation == AccumulationOrder::Tree;
-        if is_tree && options.find_unused_parameters && self.placement.stages() > 1 {
-            let reason = "a pipeline that adds up micro-batches as a tree cannot leave out parameters: add them up in sequence";
-            return Err(StrategyError::Setting(reason.to_owned()));
         }
         Ok(())
     }
@@ -179,6 +172,11 @@ impl Pipeline {
             &model.layout,
             (!self.is_alone).then_some(|unit| self.num_visits(model, unit)),
         )
+    }
+
+    /// Whether the rank has the whole model, and takes one micro-batch after the other.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.is_alone
     }
 
     /// The blocks of a stage.

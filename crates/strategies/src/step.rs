@@ -182,8 +182,7 @@ impl<'a> Step<'a> {
     pub(crate) fn loss(&mut self, at: usize, output: Tensor) -> Result<Tensor> {
         if self.replica.model.objective.has_parameters() {
             let units = self.replica.pipeline.units_of_objective(&self.replica.model);
-            self.begin_backward_of(at)?;
-            self.visit(at, &units)?;
+            self.begin_backward(at, &units)?;
         }
         self.timed(span::FORWARD, |step| {
             let Replica { model, own_sums, group, .. } = step.replica;
@@ -209,8 +208,7 @@ impl<'a> Step<'a> {
         saved: Saved,
         d_output: Tensor,
     ) -> Result<Option<Tensor>> {
-        self.begin_backward_of(at)?;
-        self.visit(at, &self.units_of(&blocks))?;
+        self.begin_backward(at, &self.units_of(&blocks))?;
         let wants_input = blocks.start > 0;
         let stage = self.replica.model.stage(blocks);
         self.timed(span::BACKWARD, |step| {
@@ -226,7 +224,6 @@ impl<'a> Step<'a> {
         saved: &mut Saved,
         d_output: &Tensor,
     ) -> Result<Option<Tensor>> {
-        self.begin_backward_of(at)?;
         let wants_input = blocks.start > 0;
         let stage = self.replica.model.stage(blocks);
         self.timed(span::BACKWARD, |step| {
@@ -242,7 +239,7 @@ impl<'a> Step<'a> {
         mut saved: Saved,
         d_output: &Tensor,
     ) -> Result<()> {
-        self.visit(at, &self.units_of(&blocks))?;
+        self.begin_backward(at, &self.units_of(&blocks))?;
         let stage = self.replica.model.stage(blocks);
         self.timed(span::BACKWARD, |step| {
             step.pass(Some(at), |cx| stage.backward_weight(cx, &mut saved, d_output))
@@ -254,34 +251,35 @@ impl<'a> Step<'a> {
         Ok(self.track.record(span::EXPOSED, || work.wait())?)
     }
 
-    /// Begins the backward pass of a micro-batch, unless it has begun, and ends the one before it.
-    fn begin_backward_of(&mut self, at: usize) -> Result<()> {
-        if self.backward.0 == Some(at) {
-            return Ok(());
+    /// Begins the part of a micro-batch's backward pass that writes the gradients of these units. If it is another micro-batch
+    /// than before, ends the pass of that one, or puts its gradients aside if they are added up as a tree.
+    fn begin_backward(&mut self, at: usize, units: &[UnitId]) -> Result<()> {
+        let Replica { storage, compute, options, pipeline, .. } = self.replica;
+        let is_new = self.backward.0 != Some(at);
+        if is_new {
+            if self.backward.0.is_some() && self.strategy.reduces_every_pass() {
+                self.end_backward(false)?;
+            }
+            self.backward = (Some(at), self.backward.1 + 1);
         }
-        if self.backward.0.is_some() && self.strategy.reduces_every_pass() {
-            self.end_backward(false)?;
+        let readiness = &mut self.units.readiness;
+        match pipeline.is_alone() {
+            // Also the units that this pass leaves out.
+            true if is_new => readiness.begin_pass(|_| true),
+            true => {}
+            false => readiness.begin_pass(|unit| units.contains(&unit)),
         }
-        self.units.readiness.begin_pass();
-        self.backward = (Some(at), self.backward.1 + 1);
-        Ok(())
+        match options.accumulation {
+            AccumulationOrder::Sequential => Ok(()),
+            AccumulationOrder::Tree => {
+                self.partial_sums.visit(compute, storage, readiness, at, units)
+            }
+        }
     }
 
     /// The units of some blocks.
     fn units_of(&self, blocks: &Range<usize>) -> Vec<UnitId> {
         self.replica.model.blocks[blocks.clone()].iter().map(|block| block.unit).collect()
-    }
-
-    /// Makes room for the gradients of a micro-batch, if gradients are added up as a tree.
-    fn visit(&mut self, at: usize, units: &[UnitId]) -> Result<()> {
-        let Replica { storage, compute, options, .. } = self.replica;
-        match options.accumulation {
-            AccumulationOrder::Sequential => Ok(()),
-            AccumulationOrder::Tree => {
-                let readiness = &mut self.units.readiness;
-                self.partial_sums.visit(compute, storage, readiness, at, units)
-            }
-        }
     }
 
     /// Ends a backward pass whose gradients are reduced: announces the parameters that it has not used. Returns them.

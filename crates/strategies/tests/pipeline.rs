@@ -3,11 +3,12 @@
 mod common;
 
 use paceline_collectives::{Axis, Group, Mesh, ReduceOp};
-use paceline_memory::{Category, DType};
+use paceline_kernels::Compute;
+use paceline_memory::{Allocator, Category, DType};
 use paceline_strategies::schedule::{self, SCHEDULES, Schedule};
 use paceline_strategies::{
-    AccumulationOrder, ShardAccumulation, ShardOptions, Sharded2, Single, Stages, StrategyError,
-    clip_grad_norm, evaluate, train_step,
+    AccumulationOrder, Replica, ReplicaOptions, ShardAccumulation, ShardOptions, Sharded2,
+    Sharded3, Single, Stages, StrategyError, Zero2, Zero3, clip_grad_norm, evaluate, train_step,
 };
 
 use common::{EXACT, Make, Net, Trainer, WHOLE, all_exact, largest_difference, on_ranks};
@@ -212,7 +213,7 @@ fn stages_of_several_replicas_end_with_the_weights_of_one_process() {
         (Net::FrozenCnn, &["1f1b", "zb_h1"]),
     ];
     for (net, schedules) in cases {
-        let expected = alone_on_two(net);
+        let expected = alone_on_two(net, EXACT[0], 4);
         for (make, name) in
             all_exact().flat_map(|make| schedules.iter().map(move |name| (make, name)))
         {
@@ -226,9 +227,56 @@ fn stages_of_several_replicas_end_with_the_weights_of_one_process() {
     }
 }
 
+/// Gradients are reduced after each micro-batch.
+const SHARDS: ShardOptions = ShardOptions { accumulation: ShardAccumulation::Shards, ..WHOLE };
+
+/// A gradient is reduced when its weight half has been computed, and not when the input half has been.
+#[test]
+fn gradients_are_reduced_after_their_weight_half() {
+    let whole: [Make; 4] = [
+        || Box::<Zero2>::default(),
+        || Box::<Zero3>::default(),
+        || Box::<Sharded2>::default(),
+        || Box::<Sharded3>::default(),
+    ];
+    let each: [Make; 4] = [
+        || Box::new(Zero2::new(SHARDS)),
+        || Box::new(Zero3::new(SHARDS)),
+        || Box::new(Sharded2::new(SHARDS)),
+        || Box::new(Sharded3::new(SHARDS)),
+    ];
+    for (net, makes, micro_batches) in [
+        (Net::DeepMlp, whole, 1),
+        (Net::Llama, whole, 1),
+        (Net::DeepMlp, each, 4),
+        (Net::Llama, each, 4),
+    ] {
+        for make in makes {
+            let expected = alone_on_two(net, make, micro_batches);
+            // The last micro-batch comes first with looped_bfs, so its shards are added up in another order.
+            let exact =
+                SCHEDULES.iter().filter(|of| micro_batches == 1 || of.name() != "looped_bfs");
+            for of in exact {
+                let shape = schedule::Shape { placement: of.placement(2), micro_batches };
+                if of.check(&shape).is_err() {
+                    continue;
+                }
+                let order = AccumulationOrder::Sequential;
+                let found = in_stages(net, "pp=2,dp=2", make, *of, order, micro_batches);
+                let what = format!("{net:?}, {}, {}, {micro_batches}", make().name(), of.name());
+                assert!(found.iter().all(|(digest, _)| *digest == expected), "{what}");
+            }
+        }
+    }
+    for make in each {
+        let of = schedule::named("zb_h1").unwrap();
+        check_tied(Net::TiedLlama, "pp=2,dp=2", make, of, AccumulationOrder::Sequential);
+    }
+}
+
 /// The digest of two replicas without stages.
-fn alone_on_two(net: Net) -> String {
-    let ends = on_ranks(2, |group| train(&mut Trainer::new(net, group, EXACT[0]()), 4).0);
+fn alone_on_two(net: Net, make: Make, micro_batches: usize) -> String {
+    let ends = on_ranks(2, |group| train(&mut Trainer::new(net, group, make()), micro_batches).0);
     assert_eq!(ends[0], ends[1]);
     ends[0].clone()
 }
@@ -274,17 +322,18 @@ fn what_cannot_be_divided_is_refused() {
     };
     assert!(refused(Net::Mlp, 4, "1f1b").contains("4 stages of at least one block"));
     assert!(refused(Net::Mlp, 2, "zbv").contains("the model has 3 blocks"));
-    // Gradients that are reduced after each micro-batch need its backward passes together.
+    // The stages of a rank end a micro-batch at different moments, so no moment shows what the micro-batch has left out.
     let errors = on_ranks(2, |group| {
         let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
-        let of = Stages::even(schedule::named("interleaved_1f1b").unwrap());
-        let each = Box::new(Sharded2::new(ShardOptions {
-            accumulation: ShardAccumulation::Shards,
-            ..WHOLE
-        }));
-        Trainer::in_stages(Net::DeepMlp, mesh, each, &of).err().unwrap().to_string()
+        let of = Stages::even(schedule::named("zbv").unwrap());
+        let (model, compute) = (Net::DeepMlp.build(2), Compute::new(1, Allocator::new()).unwrap());
+        let (mut strategy, find_unused_parameters) = (Sharded2::new(SHARDS), true);
+        let options = ReplicaOptions { find_unused_parameters, ..Default::default() };
+        let setting = (1, options);
+        let replica = Replica::in_stages(&mut strategy, model, compute, mesh, &of, setting);
+        replica.err().unwrap().to_string()
     });
-    assert!(errors[0].contains("goes back to micro-batches that it has left"), "{}", errors[0]);
+    assert!(errors[0].contains("cannot leave out parameters"), "{}", errors[0]);
     // No rank starts a step that its schedule does not know.
     let errors = on_ranks(2, |group| {
         let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
