@@ -23,7 +23,7 @@ pub trait Objective: Send + Sync {
         self.unit().is_some()
     }
 
-    /// The parameter of a root unit that the objective uses, if it uses one.
+    /// The parameter of a root unit that the objective uses, if it uses one. A pipeline keeps a copy of it in its last stage.
     fn tied(&self) -> Option<ParamId> {
         None
     }

@@ -22,9 +22,9 @@ pub enum AccumulationOrder {
     /// same order. So if the numbers of ranks and of micro-batches are powers of two, the bits of the sum depend only on their
     /// product. The stages of a pipeline give the same bits too, in whichever order they take the micro-batches.
     ///
-    /// The gradients in place are those of one micro-batch. When another one begins, they are added to the sums beside them in
-    /// the tree that are there already, and copied: in a step of `m` micro-batches, `m - 1` additions and `m - 1` copies of each
-    /// gradient. Memory: see [`AccumulationOrder::num_partial_sums`].
+    /// The gradients in place are those of one micro-batch. When another micro-batch begins, they are added to the sums beside
+    /// them in the tree, as far as these are complete, and copied. So a step of `m` micro-batches takes `m - 1` additions and
+    /// `m - 1` copies of each gradient. Memory: see [`AccumulationOrder::num_partial_sums`].
     Tree,
 }
 
@@ -32,9 +32,10 @@ impl AccumulationOrder {
     /// The number of copies of the gradients that this order keeps during a step of `num_micro_batches`, which follow each
     /// other. For the tree, this is the logarithm of `num_micro_batches`, rounded down.
     ///
-    /// It is the same in a pipeline, with two exceptions. Micro-batches in the opposite order (`looped_bfs`) need
-    /// one copy more unless their number is a power of two. If two stages of a rank share parameters, the gradients of these
-    /// wait for their second stage: one copy for each micro-batch between its two backward passes.
+    /// It is the same in a pipeline, with two exceptions. Micro-batches in the opposite order (`looped_bfs`) can need one copy
+    /// more, unless their number is a power of two. If two stages of a rank share parameters, the gradients of these parameters
+    /// wait for their second stage: one copy for each micro-batch between its two backward passes. The first step allocates what
+    /// its schedule needs.
     pub fn num_partial_sums(self, num_micro_batches: usize) -> usize {
         match self {
             AccumulationOrder::Sequential => 0,
@@ -134,13 +135,17 @@ impl PartialSums {
                     storage.grad(*id)?.fill_zero()?;
                 }
             }
-            let grads = storage.grads().slice(set.range.clone())?;
-            set.put_aside(compute, &grads, self.num_micro_batches)?;
+            // A step of one micro-batch needs no gradients in storage.
+            let range = set.range.clone();
+            let grads = || storage.grads().slice(range.clone());
+            if let Some(current) = set.in_place.take() {
+                set.put_aside(compute, &grads()?, current, self.num_micro_batches)?;
+            }
             let was_here = set.unfinished.iter().position(|(of, ..)| *of == micro_batch);
             let mut visits = 0;
             if let Some(at) = was_here {
                 let (_, before, memory) = set.unfinished.swap_remove(at);
-                compute.copy(&memory, &grads)?;
+                compute.copy(&memory, &grads()?)?;
                 set.free.push(memory);
                 visits = before;
             }
@@ -170,9 +175,15 @@ impl PartialSums {
 }
 
 impl GradSet {
-    /// Moves the gradients in place to memory of their own, added to all that is beside them in the tree. Overwrites `grads`.
-    fn put_aside(&mut self, compute: &Compute, grads: &Tensor, num_leaves: usize) -> Result<()> {
-        let Some((micro_batch, visits)) = self.in_place.take() else { return Ok(()) };
+    /// Moves the gradients of a micro-batch, which has come so many times, to memory of their own, added to all that is beside
+    /// them in the tree. Overwrites `grads`.
+    fn put_aside(
+        &mut self,
+        compute: &Compute,
+        grads: &Tensor,
+        (micro_batch, visits): (usize, usize),
+        num_leaves: usize,
+    ) -> Result<()> {
         let (mut level, mut number) = (0, micro_batch);
         let is_finished = visits >= self.num_visits;
         while is_finished && level < tree::height(num_leaves) {

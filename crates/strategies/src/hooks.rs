@@ -17,7 +17,7 @@ use crate::{Replica, Result, Strategy, StrategyError};
 pub(crate) struct Hooks<'a> {
     pub(crate) strategy: &'a mut dyn Strategy,
     pub(crate) replica: &'a Replica,
-    /// The gradients of earlier micro-batches, if they are not in place.
+    /// The gradients of other micro-batches, if they are not in place.
     pub(crate) partial_sums: &'a PartialSums,
     pub(crate) track: &'a mut SpanTrack,
     /// Whether the loss is summed over the ranks.

@@ -106,7 +106,7 @@ pub struct Replica {
     pub(crate) loss_sums: Tensor,
     /// Which units are open, and which gradients the step has written.
     pub(crate) units: OpenUnits,
-    /// The gradients of earlier micro-batches of the step, if they are not in place.
+    /// The gradients of other micro-batches of the step, if they are not in place.
     pub(crate) partial_sums: PartialSums,
     /// The number of samples on which this rank has trained.
     pub(crate) num_samples: u64,

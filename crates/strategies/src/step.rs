@@ -177,8 +177,7 @@ impl<'a> Step<'a> {
     /// The loss of micro-batch number `at`, from the output of the model's last block. Returns the gradient of the
     /// output. After the loss of the last micro-batch, the all-reduce of the losses starts.
     ///
-    /// If the objective has parameters, the backward pass begins here. Then the loss of a micro-batch must come right before
-    /// its backward pass.
+    /// If the objective has parameters, their gradients are written here.
     pub(crate) fn loss(&mut self, at: usize, output: Tensor) -> Result<Tensor> {
         if self.replica.model.objective.has_parameters() {
             let units = self.replica.pipeline.units_of_objective(&self.replica.model);

@@ -37,7 +37,8 @@ impl Pipeline {
             let known = self.uses(model, unit, self.is_of_objective(model, ParamId(at))).len();
             if param.unit == unit && known != param.num_uses as usize {
                 return Err(StrategyError::Setting(format!(
-                    "{} cannot be in a pipeline: {} layers use it, and {known} of them are blocks of its unit or the objective",
+                    "{} cannot be in a pipeline: {} layers use it, and {known} of them are blocks of its unit, or the objective, \
+                     if that names it as tied",
                     param.name, param.num_uses
                 )));
             }

@@ -268,6 +268,14 @@ fn gradients_are_reduced_after_their_weight_half() {
             }
         }
     }
+    // A tree over one micro-batch puts nothing aside, so no rank needs whole gradients.
+    for make in whole {
+        let expected = alone_on_two(Net::Llama, make, 1);
+        let of = schedule::named("zb_h1").unwrap();
+        let order = AccumulationOrder::Tree;
+        let found = in_stages(Net::Llama, "pp=2,dp=2", make, of, order, 1);
+        assert!(found.iter().all(|(digest, _)| *digest == expected), "{}", make().name());
+    }
     for make in each {
         let of = schedule::named("zb_h1").unwrap();
         check_tied(Net::TiedLlama, "pp=2,dp=2", make, of, AccumulationOrder::Sequential);
@@ -283,7 +291,13 @@ fn alone_on_two(net: Net, make: Make, micro_batches: usize) -> String {
 
 #[test]
 fn an_evaluation_adds_up_the_sums_of_the_last_stage() {
-    for (net, name) in [(Net::DeepMlp, "zbv"), (Net::DeepMlp, "1f1b"), (Net::Llama, "1f1b")] {
+    for (net, name) in [
+        (Net::DeepMlp, "zbv"),
+        (Net::DeepMlp, "1f1b"),
+        (Net::Llama, "1f1b"),
+        (Net::TiedLlama, "1f1b"),
+        (Net::TiedLlama, "zbv"),
+    ] {
         let sums = |trainer: &mut Trainer| {
             let shares = trainer.shares(&[5, 2]);
             let memory = &trainer.replica.compute.allocator;
