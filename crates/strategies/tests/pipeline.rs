@@ -5,6 +5,7 @@ mod common;
 use paceline_collectives::{Axis, Group, Mesh, ReduceOp};
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category, DType};
+use paceline_model::MeanSquaredError;
 use paceline_strategies::schedule::{self, SCHEDULES, Schedule};
 use paceline_strategies::{
     AccumulationOrder, Replica, ReplicaOptions, ShardAccumulation, ShardOptions, Sharded2,
@@ -348,6 +349,19 @@ fn what_cannot_be_divided_is_refused() {
         replica.err().unwrap().to_string()
     });
     assert!(errors[0].contains("cannot leave out parameters"), "{}", errors[0]);
+    // The head is a layer of which the pipeline does not know.
+    let errors = on_ranks(2, |group| {
+        let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
+        let of = Stages::even(schedule::named("1f1b").unwrap());
+        let (mut model, compute) =
+            (Net::TiedLlama.build(2), Compute::new(1, Allocator::new()).unwrap());
+        model.objective = Box::new(MeanSquaredError);
+        let setting = (1, ReplicaOptions::DEFAULT);
+        let replica = Replica::in_stages(&mut Single, model, compute, mesh, &of, setting);
+        replica.err().unwrap().to_string()
+    });
+    let words = "model.embed_tokens.weight cannot be in a pipeline: 2 layers use it, and 1 of them";
+    assert!(errors[0].contains(words), "{}", errors[0]);
     // No rank starts a step that its schedule does not know.
     let errors = on_ranks(2, |group| {
         let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
