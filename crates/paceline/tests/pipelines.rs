@@ -52,7 +52,7 @@ fn stages_end_with_the_weights_and_the_accuracy_of_one_process() {
 fn a_tree_of_micro_batches_has_the_same_weights_with_every_order_of_them() {
     let weights = |flags: &str| {
         let sandbox = Sandbox::new();
-        let model = "--model mlp --num-layers 5 --global-batch-size 16 --accumulate 4 --steps 4";
+        let model = "--model mlp --num-layers 5 --input-dim 16 --hidden-dim 24 --output-dim 3 --global-batch-size 16 --accumulate 4 --steps 4";
         let flags = format!("{model} --accumulation-order tree --clip-grad-norm 1 {flags}");
         sandbox.train(&flags).ok().weights().to_owned()
     };
