@@ -61,7 +61,7 @@ impl Layer for Block {
         d_output: &Tensor,
     ) -> Result<Tensor> {
         let outcome =
-            cx.backward_unit(self.unit, |cx| self.layer.backward_input(cx, saved, d_output));
+            cx.input_half_unit(self.unit, |cx| self.layer.backward_input(cx, saved, d_output));
         outcome.map_err(|error| error.in_unit(cx.unit_name(self.unit)))
     }
 

@@ -23,13 +23,19 @@ pub trait PassHooks {
     }
 
     /// Called before the backward pass of a unit. Opens the unit: returns where its values are and where its gradients
-    /// go. By default both are in `storage`.
-    fn pre_backward(&mut self, storage: &Storage, _unit: UnitId) -> Result<View> {
+    /// go. The input half of a backward pass writes no gradients of parameters: then `writes_grads` is false. By default both
+    /// are in `storage`.
+    fn pre_backward(
+        &mut self,
+        storage: &Storage,
+        _unit: UnitId,
+        _writes_grads: bool,
+    ) -> Result<View> {
         Ok(View::whole(storage))
     }
 
-    /// Called after the backward pass of a unit. Its view is no longer used.
-    fn post_backward(&mut self, _unit: UnitId) -> Result<()> {
+    /// Called after the backward pass of a unit, or after its input half. Its view is no longer used.
+    fn post_backward(&mut self, _unit: UnitId, _writes_grads: bool) -> Result<()> {
         Ok(())
     }
 
@@ -63,6 +69,15 @@ pub enum Mode {
     Evaluate,
 }
 
+/// What a unit is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    Forward,
+    Backward { writes_grads: bool },
+}
+
+const WHOLE_BACKWARD: Pass = Pass::Backward { writes_grads: true };
+
 /// What a layer works with during one pass.
 ///
 /// A layer fetches parameters through the context when it uses them, and does not keep them. So the code that runs the
@@ -87,7 +102,7 @@ impl<'a> Context<'a> {
         units: &'a mut OpenUnits,
         hooks: &'a mut dyn PassHooks,
     ) -> Self {
-        units.readiness.begin_pass();
+        units.readiness.begin_pass(|_| true);
         Self::resumed(compute, storage, units, hooks)
     }
 
@@ -144,7 +159,7 @@ impl<'a> Context<'a> {
     fn open_each(&mut self, is_meant: impl Fn(&crate::Unit) -> bool) -> Result<()> {
         let layout = self.storage.layout();
         for (at, _) in layout.units().iter().enumerate().filter(|(_, unit)| is_meant(unit)) {
-            self.open(UnitId(at), self.mode == Mode::Train)?;
+            self.open(UnitId(at), self.whole_step())?;
         }
         Ok(())
     }
@@ -153,9 +168,17 @@ impl<'a> Context<'a> {
     pub fn close_roots(&mut self) -> Result<()> {
         let layout = self.storage.layout();
         for (at, _) in layout.units().iter().enumerate().filter(|(_, unit)| unit.is_root) {
-            self.close(UnitId(at), self.mode == Mode::Train)?;
+            self.close(UnitId(at), self.whole_step())?;
         }
         Ok(())
+    }
+
+    /// What a unit is opened for that stays open.
+    fn whole_step(&self) -> Pass {
+        match self.mode {
+            Mode::Train => WHOLE_BACKWARD,
+            Mode::Evaluate => Pass::Forward,
+        }
     }
 
     /// Runs a part of a forward pass with a unit open. A unit that is open already stays open.
@@ -164,7 +187,7 @@ impl<'a> Context<'a> {
         unit: UnitId,
         run: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
-        self.within(unit, false, run)
+        self.within(unit, Pass::Forward, run)
     }
 
     /// Runs a part of a backward pass with a unit open. A unit that is open already stays open.
@@ -173,40 +196,53 @@ impl<'a> Context<'a> {
         unit: UnitId,
         run: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
-        self.within(unit, true, run)
+        self.within(unit, WHOLE_BACKWARD, run)
+    }
+
+    /// Like [`Context::backward_unit`], for the input half, which writes no gradients of parameters.
+    pub fn input_half_unit<T>(
+        &mut self,
+        unit: UnitId,
+        run: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        self.within(unit, Pass::Backward { writes_grads: false }, run)
     }
 
     fn within<T>(
         &mut self,
         unit: UnitId,
-        is_backward: bool,
+        pass: Pass,
         run: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
         if self.units.is_open(unit) {
             return run(self);
         }
-        self.open(unit, is_backward)?;
+        self.open(unit, pass)?;
         let outcome = run(self)?;
-        self.close(unit, is_backward)?;
+        self.close(unit, pass)?;
         Ok(outcome)
     }
 
-    fn open(&mut self, unit: UnitId, is_backward: bool) -> Result<()> {
-        let view = match is_backward {
-            true => self.hooks.pre_backward(self.storage, unit)?,
-            false => self.hooks.pre_forward(self.storage, unit)?,
+    fn open(&mut self, unit: UnitId, pass: Pass) -> Result<()> {
+        let view = match pass {
+            Pass::Forward => self.hooks.pre_forward(self.storage, unit)?,
+            Pass::Backward { writes_grads } => {
+                self.hooks.pre_backward(self.storage, unit, writes_grads)?
+            }
         };
         self.units.open(unit, view);
         Ok(())
     }
 
-    fn close(&mut self, unit: UnitId, is_backward: bool) -> Result<()> {
-        if is_backward {
-            self.units.close_backward(self.storage.layout(), unit)?;
-            return self.hooks.post_backward(unit);
+    fn close(&mut self, unit: UnitId, pass: Pass) -> Result<()> {
+        match pass {
+            WHOLE_BACKWARD => self.units.close_backward(self.storage.layout(), unit)?,
+            _ => self.units.close(unit),
         }
-        self.units.close(unit);
-        self.hooks.post_forward(unit)
+        match pass {
+            Pass::Forward => self.hooks.post_forward(unit),
+            Pass::Backward { writes_grads } => self.hooks.post_backward(unit, writes_grads),
+        }
     }
 
     /// The name of a unit.

@@ -79,7 +79,8 @@ pub fn block_costs(
             unit == block.unit || Some(unit) == objective || model.layout.unit(unit).is_root
         };
         let run = Alone { model, precision, compute, batch, at, is_last };
-        let layout = Arc::new(model.layout.part(is_used)?);
+        let num_uses = |id| model.layout.param(id).num_uses;
+        let layout = Arc::new(model.layout.part(is_used, num_uses));
         costs[at] = run.cost(layout, inputs[at], clock, times)?;
     }
     Ok(costs)
@@ -143,12 +144,16 @@ impl Alone<'_> {
         let forward = clock();
         let after = allocator.usage(Category::Activations).current_bytes;
         let (mut of_loss, before_loss) = (Saved::default(), clock());
+        let has_halves = is_last && model.objective.has_halves();
         let d_output = match is_last {
-            true => model.differentiate_input(&mut cx, &output, 1.0, &sums, &mut of_loss)?,
+            true if has_halves => {
+                model.differentiate_input(&mut cx, &output, 1.0, &sums, &mut of_loss)?
+            }
+            true => model.differentiate(&mut cx, &output, 1.0, &sums)?,
             false => cx.gradient_of(&output)?,
         };
         let loss = clock();
-        if is_last {
+        if has_halves {
             model.backward_weight_of_objective(&mut cx, &of_loss)?;
         }
         let loss_weight = clock();

@@ -245,22 +245,22 @@ impl Layout {
     }
 
     /// The part of these units, for a stage of a pipeline: parameters keep their numbers and their initial values, and those of
-    /// other units are elsewhere. Errors if `is_here` leaves nothing to train.
-    pub fn part(&self, is_here: impl Fn(UnitId) -> bool) -> Result<Self> {
+    /// other units are elsewhere. `num_uses` says how often a pass uses a parameter here.
+    pub fn part(
+        &self,
+        is_here: impl Fn(UnitId) -> bool,
+        num_uses: impl Fn(ParamId) -> u32,
+    ) -> Self {
         let (mut params, mut units) = (self.params.clone(), self.units.clone());
         for (at, unit) in units.iter_mut().enumerate() {
             unit.is_elsewhere = !is_here(UnitId(at));
         }
-        for param in &mut params {
+        for (at, param) in params.iter_mut().enumerate() {
             param.is_elsewhere = units[param.unit.0].is_elsewhere;
-        }
-        if params.iter().all(|param| param.is_frozen || param.is_elsewhere) {
-            let reason =
-                "a stage of a pipeline has nothing to train; choose fewer stages, or freeze less";
-            return Err(ModelError::Config(reason.into()));
+            param.num_uses = num_uses(ParamId(at));
         }
         let layout = Self::laid_out(params, units, self.world_size);
-        Ok(Self { buffers: self.buffers.clone(), ..layout })
+        Self { buffers: self.buffers.clone(), ..layout }
     }
 
     /// Gives every parameter its place in storage: first the units that are trained, then the frozen units. The

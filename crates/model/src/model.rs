@@ -74,9 +74,12 @@ impl Model {
         sums: &Tensor,
         saved: &mut Saved,
     ) -> Result<Tensor> {
-        let run =
+        let mut run =
             |cx: &mut Context| self.objective.differentiate_input(cx, output, scale, sums, saved);
-        self.with_objective(cx, run)
+        match self.objective.unit() {
+            Some(unit) => cx.input_half_unit(unit, run),
+            None => run(cx),
+        }
     }
 
     /// [`Objective::backward_weight`], with the objective's unit open.

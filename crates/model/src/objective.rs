@@ -6,7 +6,7 @@
 use paceline_kernels::{Compute, loss};
 use paceline_memory::Tensor;
 
-use crate::{Batch, Context, Result, Saved, UnitId};
+use crate::{Batch, Context, ParamId, Result, Saved, UnitId};
 
 /// The last part of a model, which compares its output with the batch. It may own parameters, for example a head that
 /// is fused with the loss. Then it registers them in a unit, and writes and announces their gradients like any layer.
@@ -21,6 +21,11 @@ pub trait Objective: Send + Sync {
     /// backward pass of a micro-batch begins with its loss.
     fn has_parameters(&self) -> bool {
         self.unit().is_some()
+    }
+
+    /// The parameter of a root unit that the objective uses, if it uses one. A pipeline keeps a copy of it in its last stage.
+    fn tied(&self) -> Option<ParamId> {
+        None
     }
 
     /// Whether predictions are right or wrong, so that there is an accuracy. If not, the number of correct predictions stays
@@ -59,8 +64,13 @@ pub trait Objective: Send + Sync {
         sums: &Tensor,
     ) -> Result<Tensor>;
 
+    /// Whether the gradients of parameters can be put off: see [`Objective::differentiate_input`].
+    fn has_halves(&self) -> bool {
+        false
+    }
+
     /// Like [`Objective::differentiate`], without the gradients of parameters. What [`Objective::backward_weight`] needs for
-    /// these stays in `saved`. By default all is computed at once.
+    /// these stays in `saved`. Called only if there are halves.
     fn differentiate_input(
         &self,
         cx: &mut Context,

@@ -56,11 +56,10 @@ impl GradReadiness {
         }
     }
 
-    /// The next use of each gradient overwrites it, because its sum has been put aside.
-    pub fn start_over(&mut self) {
-        for entry in &mut self.entries {
-            entry.is_written = false;
-        }
+    /// Says whether the next use of a gradient adds to it or overwrites it, because what was there has been put aside or
+    /// brought back.
+    pub fn set_written(&mut self, id: ParamId, is_written: bool) {
+        self.entries[id.0].is_written = is_written;
     }
 
     /// The next use of each gradient of one unit overwrites it, because the unit has a new place in memory.
@@ -70,9 +69,10 @@ impl GradReadiness {
         }
     }
 
-    /// Begins the pass of a new micro-batch, in which all uses of a pass remain.
-    pub fn begin_pass(&mut self) {
-        for entry in self.entries.iter_mut().filter(|entry| entry.is_of_pass) {
+    /// Begins the pass of a new micro-batch through some units, in which all uses of a pass remain.
+    pub fn begin_pass(&mut self, is_of_pass: impl Fn(UnitId) -> bool) {
+        let is_meant = |entry: &&mut Entry| entry.is_of_pass && is_of_pass(entry.unit);
+        for entry in self.entries.iter_mut().filter(is_meant) {
             entry.num_left = entry.num_uses;
         }
     }

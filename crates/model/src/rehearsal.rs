@@ -64,7 +64,7 @@ impl Rehearsal {
             let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
             let mut cx = cx.with_batch(batch);
             let (output, saved) = model.network().forward(&mut cx, batch.inputs().clone())?;
-            units.readiness.begin_pass();
+            units.readiness.begin_pass(|_| true);
             let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
             let mut cx = cx.with_batch(batch);
             let d_output = model.differentiate(&mut cx, &output, 1.0, &sums)?;

@@ -111,6 +111,8 @@ fn outcome() -> Outcome {
         evaluated: None,
         total: Duration::from_secs(1),
         flops_per_sample: Some(1_000_000),
+        block_flops: None,
+        block_names: Vec::new(),
     }
 }
 
@@ -238,6 +240,7 @@ fn figures_of_a_steps_samples_follow_their_rules() {
             times: StepTimes::default(),
             track: &track,
             records: &[],
+            acted: &[],
             group: &group,
         };
         figure.of_step(&step)?.as_f64()
@@ -271,6 +274,7 @@ fn a_model_without_classes_has_no_accuracy_anywhere() {
         times: StepTimes { step: 1, ..StepTimes::default() },
         track: &track,
         records: &[],
+        acted: &[],
         group: &group,
     };
     for name in ["correct", "accuracy", "train_accuracy", "eval_accuracy"] {

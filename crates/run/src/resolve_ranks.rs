@@ -198,11 +198,6 @@ pub fn resolve_pipeline(
             model.blocks.len()
         ));
     }
-    if model.layout.units().iter().any(|unit| unit.is_root) {
-        return usage(format!(
-            "--mesh {mesh}: layers that share parameters cannot be in a pipeline yet; untie them"
-        ));
-    }
     let even = |stages: &_| schedule::Costs::even(stages, 1.0, 1.0, 1.0);
     let plan = schedule.map(|of| schedule::Plan::new(of, stages, micro_batches, even));
     if let Some(Err(error)) = plan {

@@ -1,7 +1,13 @@
 //! The order in which a rank adds up the gradients of its micro-batches.
+//!
+//! Input: the micro-batch whose gradients come next, in whichever order a schedule takes them. Output: the sum over all
+//! micro-batches, in the place of the last one. This file does not know which micro-batch comes when.
+
+use std::ops::Range;
 
 use paceline_kernels::{Compute, elementwise};
 use paceline_memory::{Category, Tensor};
+use paceline_model::{GradReadiness, Layout, ParamId, Storage, UnitId};
 use paceline_numeric::tree;
 
 use crate::Result;
@@ -12,72 +18,198 @@ pub enum AccumulationOrder {
     /// One after the other, in place. Needs no further memory.
     #[default]
     Sequential,
-    /// As the balanced binary tree of [`paceline_numeric::tree`]. Ranks are added up in the same order. So if the numbers
-    /// of ranks and of micro-batches are powers of two, the bits of the sum depend only on their product. Needs [`AccumulationOrder::num_partial_sums`] copies of the gradients.
+    /// As the balanced binary tree of [`paceline_numeric::tree`], by the number of the micro-batch. Ranks are added up in the
+    /// same order. So if the numbers of ranks and of micro-batches are powers of two, the bits of the sum depend only on their
+    /// product. The stages of a pipeline give the same bits too, in whichever order they take the micro-batches.
+    ///
+    /// The gradients in place are those of one micro-batch. When another micro-batch begins, they are added to the sums beside
+    /// them in the tree, as far as these are complete, and copied. So a step of `m` micro-batches takes `m - 1` additions and
+    /// `m - 1` copies of each gradient. Memory: see [`AccumulationOrder::num_partial_sums`].
     Tree,
 }
 
 impl AccumulationOrder {
-    /// The number of copies of the gradients that this order keeps during a step of `num_micro_batches`. For the tree, this
-    /// is its height, the number of binary digits of `num_micro_batches - 1`.
+    /// The number of copies of the gradients that this order keeps during a step of `num_micro_batches`, which follow each
+    /// other. For the tree, this is the logarithm of `num_micro_batches`, rounded down.
+    ///
+    /// It is the same in a pipeline, with two exceptions. Micro-batches in the opposite order (`looped_bfs`) can need one copy
+    /// more, unless their number is a power of two. If two stages of a rank share parameters, the gradients of these parameters
+    /// wait for their second stage: one copy for each micro-batch between its two backward passes. The first step allocates what
+    /// its schedule needs.
     pub fn num_partial_sums(self, num_micro_batches: usize) -> usize {
         match self {
             AccumulationOrder::Sequential => 0,
-            AccumulationOrder::Tree => tree::height(num_micro_batches),
+            AccumulationOrder::Tree => num_micro_batches.max(1).ilog2() as usize,
         }
     }
 }
 
-/// The sums over complete nodes of the tree, which have not been added to each other yet.
+/// The gradients of a step as trees: what is not in place.
 #[derive(Debug, Default)]
 pub(crate) struct PartialSums {
-    /// The sum over `1 << level` micro-batches, by level.
-    levels: Vec<Tensor>,
-    /// The levels that hold a sum, as binary digits: the number of micro-batches so far.
-    count: usize,
+    sets: Vec<GradSet>,
+    num_micro_batches: usize,
+}
+
+/// Gradients that go from one micro-batch to another together.
+#[derive(Debug)]
+struct GradSet {
+    /// The unit to which they belong. `None` if they are all gradients, because the rank has a single stage.
+    unit: Option<UnitId>,
+    ids: Vec<ParamId>,
+    /// Where they lie in flat storage.
+    range: Range<usize>,
+    /// How many times a micro-batch comes back to them.
+    num_visits: usize,
+    /// The micro-batch whose gradients are in place, and how many times it has come.
+    in_place: Option<(usize, usize)>,
+    /// Micro-batches that will come back, how many times they have come, and their gradients.
+    unfinished: Vec<(usize, usize, Tensor)>,
+    /// The sums over nodes of the tree whose siblings are not there yet, smallest first: level, number, and sum.
+    nodes: Vec<(usize, usize, Tensor)>,
+    /// Memory that holds no gradients now.
+    free: Vec<Tensor>,
 }
 
 impl PartialSums {
-    /// Begins a step with this many partial sums at most.
-    pub(crate) fn begin_step(
+    /// The gradients of a rank. `num_visits` says how many times a micro-batch comes to those of a unit. Without it, each
+    /// micro-batch comes to all gradients once.
+    pub(crate) fn new(layout: &Layout, num_visits: Option<impl Fn(UnitId) -> usize>) -> Self {
+        let set = |unit: Option<UnitId>, range: Range<usize>, num_visits| GradSet {
+            unit,
+            ids: layout
+                .trained()
+                .filter(|(_, param)| unit.is_none_or(|unit| param.unit == unit))
+                .map(|(id, _)| id)
+                .collect(),
+            range,
+            num_visits,
+            in_place: None,
+            unfinished: Vec::new(),
+            nodes: Vec::new(),
+            free: Vec::new(),
+        };
+        let sets = match num_visits {
+            None => vec![set(None, 0..layout.trained_len(), 1)],
+            Some(num_visits) => {
+                let all = (0..).map(UnitId).zip(layout.units());
+                let trained = all.filter(|(_, unit)| !unit.is_frozen && !unit.is_elsewhere);
+                trained
+                    .map(|(id, unit)| set(Some(id), unit.range.clone(), num_visits(id)))
+                    .collect()
+            }
+        };
+        Self { sets, num_micro_batches: 0 }
+    }
+
+    /// Begins a step, also after a step that has failed.
+    pub(crate) fn begin_step(&mut self, num_micro_batches: usize) {
+        self.num_micro_batches = num_micro_batches;
+        for set in &mut self.sets {
+            set.in_place = None;
+            let held = set.unfinished.drain(..).chain(set.nodes.drain(..));
+            set.free.extend(held.map(|(_, _, memory)| memory));
+        }
+    }
+
+    /// Makes room for the gradients of a micro-batch in some units: puts those aside that are in place. The next use of each
+    /// gradient overwrites it, unless the micro-batch was here before and its gradients are brought back.
+    pub(crate) fn visit(
+        &mut self,
+        compute: &Compute,
+        storage: &Storage,
+        readiness: &mut GradReadiness,
+        micro_batch: usize,
+        units: &[UnitId],
+    ) -> Result<()> {
+        for set in &mut self.sets {
+            if set.unit.is_some_and(|unit| !units.contains(&unit)) {
+                continue;
+            }
+            if let Some((current, visits)) = &mut set.in_place {
+                if *current == micro_batch {
+                    *visits += 1;
+                    continue;
+                }
+                for id in set.ids.iter().filter(|id| !readiness.is_written(**id)) {
+                    storage.grad(*id)?.fill_zero()?;
+                }
+            }
+            // A step of one micro-batch needs no gradients in storage.
+            let range = set.range.clone();
+            let grads = || storage.grads().slice(range.clone());
+            if let Some(current) = set.in_place.take() {
+                set.put_aside(compute, &grads()?, current, self.num_micro_batches)?;
+            }
+            let was_here = set.unfinished.iter().position(|(of, ..)| *of == micro_batch);
+            let mut visits = 0;
+            if let Some(at) = was_here {
+                let (_, before, memory) = set.unfinished.swap_remove(at);
+                compute.copy(&memory, &grads()?)?;
+                set.free.push(memory);
+                visits = before;
+            }
+            set.ids.iter().for_each(|id| readiness.set_written(*id, was_here.is_some()));
+            set.in_place = Some((micro_batch, visits + 1));
+        }
+        Ok(())
+    }
+
+    /// Whether nothing has been put aside.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.sets.iter().all(|set| set.nodes.is_empty())
+    }
+
+    /// Adds the sums of all other micro-batches to a part of the gradients of the last one. The part begins at `start`.
+    pub(crate) fn add_to(&self, compute: &Compute, grad: &Tensor, start: usize) -> Result<()> {
+        // Of all that is left, the smallest sum is next to the last micro-batch in the tree.
+        for set in self.sets.iter().filter(|set| set.range.contains(&start)) {
+            for (_, _, sum) in &set.nodes {
+                let begin = start - set.range.start;
+                let other = sum.slice(begin..begin + grad.num_elems())?.view(grad.shape())?;
+                elementwise::add(compute, &other, grad)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl GradSet {
+    /// Moves the gradients of a micro-batch, which has come so many times, to memory of their own, added to all that is beside
+    /// them in the tree. Overwrites `grads`.
+    fn put_aside(
         &mut self,
         compute: &Compute,
         grads: &Tensor,
-        num_levels: usize,
+        (micro_batch, visits): (usize, usize),
+        num_leaves: usize,
     ) -> Result<()> {
-        self.count = 0;
-        while self.levels.len() < num_levels {
-            let (dtype, shape) = (grads.dtype(), grads.shape());
-            self.levels.push(compute.allocator.tensor(dtype, shape, Category::Gradients)?);
-        }
-        Ok(())
-    }
-
-    /// Takes in the gradients of a micro-batch that is not the last one. Overwrites `grads`.
-    pub(crate) fn push(&mut self, compute: &Compute, grads: &Tensor) -> Result<()> {
-        // Each merge doubles the number of micro-batches of the sum.
-        let level = tree::merges_before_last(self.count);
-        for left in &self.levels[..level] {
-            elementwise::add(compute, left, grads)?;
-        }
-        compute.copy(grads, &self.levels[level])?;
-        self.count += 1;
-        Ok(())
-    }
-
-    /// Whether there are no sums of earlier micro-batches.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    /// Adds the sums of all earlier micro-batches to a part of the last micro-batch's gradients. The part begins at `start`.
-    pub(crate) fn add_to(&self, compute: &Compute, grad: &Tensor, start: usize) -> Result<()> {
-        // The smallest sums are over the latest micro-batches, which are next to the last micro-batch in the tree.
-        for (level, sum) in self.levels.iter().enumerate() {
-            if self.count >> level & 1 == 1 {
-                let left = sum.slice(start..start + grad.num_elems())?.view(grad.shape())?;
-                elementwise::add(compute, &left, grad)?;
+        let (mut level, mut number) = (0, micro_batch);
+        let is_finished = visits >= self.num_visits;
+        while is_finished && level < tree::height(num_leaves) {
+            let sibling = number ^ 1;
+            // The tree is a complete one that is cut off after its last leaf.
+            if sibling << level < num_leaves {
+                let is_sibling =
+                    |node: &(usize, usize, Tensor)| (node.0, node.1) == (level, sibling);
+                let Some(at) = self.nodes.iter().position(is_sibling) else { break };
+                let (_, _, sum) = self.nodes.remove(at);
+                elementwise::add(compute, &sum, grads)?;
+                self.free.push(sum);
             }
+            (level, number) = (level + 1, number / 2);
+        }
+        let memory = match self.free.pop() {
+            Some(memory) => memory,
+            None => compute.allocator.tensor(grads.dtype(), grads.shape(), Category::Gradients)?,
+        };
+        compute.copy(grads, &memory)?;
+        match is_finished {
+            true => {
+                let at = self.nodes.partition_point(|node| node.0 < level);
+                self.nodes.insert(at, (level, number, memory));
+            }
+            false => self.unfinished.push((micro_batch, visits, memory)),
         }
         Ok(())
     }
@@ -85,7 +217,10 @@ impl PartialSums {
 
 #[cfg(test)]
 mod tests {
-    use paceline_memory::{Allocator, DType};
+    use std::sync::Arc;
+
+    use paceline_memory::Allocator;
+    use paceline_model::{Init, LayoutBuilder, Precision};
 
     use super::*;
 
@@ -105,26 +240,58 @@ mod tests {
         }
     }
 
-    #[test]
-    fn partial_sums_make_the_balanced_tree_in_the_stated_memory() {
+    /// Adds up the gradients of micro-batches that come in the order of `visits`. Each comes `num_visits` times, and brings its
+    /// number and then zeros. Returns the sum, and the number of copies that it took.
+    fn sum(visits: &[usize], num_visits: usize) -> (f32, usize) {
         let compute = Compute::new(1, Allocator::new()).unwrap();
-        let grads = compute.allocator.tensor(DType::F32, [2], Category::Gradients).unwrap();
-        for num_micro_batches in 1..20 {
-            let mut sums = PartialSums::default();
-            let num_levels = AccumulationOrder::Tree.num_partial_sums(num_micro_batches);
-            let digits = format!("{:b}", num_micro_batches - 1).trim_start_matches('0').len();
-            assert_eq!(num_levels, digits);
-            sums.begin_step(&compute, &grads, num_levels).unwrap();
-            let leaves: Vec<f32> = (0..num_micro_batches).map(number).collect();
-            for (at, leaf) in leaves.iter().enumerate() {
-                grads.write::<f32>().unwrap().copy_from_slice(&[0.0, *leaf]);
-                if at + 1 < num_micro_batches {
-                    sums.push(&compute, &grads).unwrap();
+        let mut builder = LayoutBuilder::new();
+        builder.unit("other");
+        builder.param("weight", [5], Init::Constant(0.0));
+        let unit = builder.unit("unit");
+        let id = builder.param("weight", [2], Init::Constant(0.0));
+        let layout = Arc::new(builder.finish(1));
+        let storage = Storage::host(layout.clone(), Precision::F32, &compute.allocator).unwrap();
+        let mut readiness = GradReadiness::new(&layout);
+        let mut sums = PartialSums::new(&layout, Some(|_| num_visits));
+        let grad = storage.grad(id).unwrap();
+        // A step that fails leaves nothing behind.
+        for part in [&visits[..visits.len() / 2], visits] {
+            sums.begin_step(visits.len() / num_visits);
+            readiness.set_written(id, false);
+            for &at in part {
+                sums.visit(&compute, &storage, &mut readiness, at, &[unit]).unwrap();
+                let is_first = !readiness.is_written(id);
+                let mut grad = grad.write::<f32>().unwrap();
+                grad[1] = if is_first { number(at) } else { grad[1] + 0.0 };
+                readiness.set_written(id, true);
+            }
+        }
+        sums.add_to(&compute, &grad, layout.param(id).start).unwrap();
+        let of_unit = &sums.sets[unit.0];
+        let copies = of_unit.free.len() + of_unit.nodes.len() + of_unit.unfinished.len();
+        (grad.read::<f32>().unwrap()[1], copies)
+    }
+
+    #[test]
+    fn micro_batches_make_the_balanced_tree_in_any_order() {
+        for count in 1..20 {
+            let expected = tree(&(0..count).map(number).collect::<Vec<_>>());
+            let in_order: Vec<usize> = (0..count).collect();
+            let stated = AccumulationOrder::Tree.num_partial_sums(count);
+            assert_eq!(sum(&in_order, 1), (expected, stated), "{count}");
+            let (found, copies) = sum(&in_order.iter().rev().copied().collect::<Vec<_>>(), 1);
+            let one_more = usize::from(!count.is_power_of_two());
+            assert_eq!(found, expected, "{count} backward");
+            assert!(copies <= stated + one_more, "{copies} copies for {count} backward");
+            for step in (1..count).filter(|step| count % step != 0 || *step == 1) {
+                let mut order: Vec<usize> = (0..count).map(|at| at * step % count).collect();
+                if (0..count).all(|at| order.contains(&at)) {
+                    assert_eq!(sum(&order, 1).0, expected, "{order:?}");
+                    // Each comes again after all have come once.
+                    order.extend(0..count);
+                    assert_eq!(sum(&order, 2).0, expected, "{order:?} twice");
                 }
             }
-            sums.add_to(&compute, &grads.slice(1..2).unwrap(), 1).unwrap();
-            assert_eq!(sums.levels.len(), num_levels);
-            assert_eq!(grads.read::<f32>().unwrap()[1], tree(&leaves), "{num_micro_batches}");
         }
         // With these numbers, another order would give another result.
         let running = (0..16).map(number).sum::<f32>();

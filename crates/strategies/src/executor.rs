@@ -86,7 +86,9 @@ pub(crate) fn run(step: &mut Step, plan: &Plan, executed: &mut Executed) -> Resu
             Kind::Backward | Kind::BackwardInput => {
                 let d_output = if stage + 1 == stages {
                     let output = flights[own].output.take().expect("checked with the plan");
-                    let puts_off = kind == Kind::BackwardInput && !pipeline.head_at_once;
+                    let has_halves = step.replica().model.objective.has_halves();
+                    let puts_off =
+                        kind == Kind::BackwardInput && has_halves && !pipeline.head_at_once;
                     flights[own].of_loss = puts_off.then(Saved::default);
                     step.loss(at, output, flights[own].of_loss.as_mut())?
                 } else if is_here(stage + 1) {

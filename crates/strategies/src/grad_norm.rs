@@ -6,7 +6,7 @@ use paceline_collectives::Group;
 use paceline_kernels::norm;
 use paceline_kernels::norm::tree::{Node, ROW_ELEMS, RowTree};
 
-use paceline_model::Owned;
+use paceline_model::{Owned, UnitId};
 
 use crate::{Replica, Result};
 
@@ -57,7 +57,11 @@ fn in_whole_model(replica: &Replica) -> Vec<(Range<usize>, Range<usize>)> {
     }
     let units = replica.model.layout.units().iter().zip(replica.pipeline.layout().units());
     let mut parts = Vec::new();
-    for (here, whole) in units {
+    for (at, (here, whole)) in units.enumerate() {
+        // Another stage has counted the gradients of its copy.
+        if !replica.pipeline.speaks_for(&replica.model, UnitId(at)) {
+            continue;
+        }
         for range in owned {
             let own = range.start.max(here.range.start)..range.end.min(here.range.end);
             if !own.is_empty() {

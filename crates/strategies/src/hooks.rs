@@ -17,7 +17,7 @@ use crate::{Replica, Result, Strategy, StrategyError};
 pub(crate) struct Hooks<'a> {
     pub(crate) strategy: &'a mut dyn Strategy,
     pub(crate) replica: &'a Replica,
-    /// The gradients of earlier micro-batches, if they are not in place.
+    /// The gradients of other micro-batches, if they are not in place.
     pub(crate) partial_sums: &'a PartialSums,
     pub(crate) track: &'a mut SpanTrack,
     /// Whether the loss is summed over the ranks.
@@ -118,12 +118,17 @@ impl PassHooks for Hooks<'_> {
         Ok(self.strategy.post_forward(self.replica, self.track, unit)?)
     }
 
-    fn pre_backward(&mut self, _: &Storage, unit: UnitId) -> paceline_model::Result<View> {
-        Ok(self.strategy.pre_backward(self.replica, self.track, unit)?)
+    fn pre_backward(
+        &mut self,
+        _: &Storage,
+        unit: UnitId,
+        writes_grads: bool,
+    ) -> paceline_model::Result<View> {
+        Ok(self.strategy.pre_backward(self.replica, self.track, unit, writes_grads)?)
     }
 
-    fn post_backward(&mut self, unit: UnitId) -> paceline_model::Result<()> {
-        Ok(self.strategy.post_backward(self.replica, self.track, unit)?)
+    fn post_backward(&mut self, unit: UnitId, writes_grads: bool) -> paceline_model::Result<()> {
+        Ok(self.strategy.post_backward(self.replica, self.track, unit, writes_grads)?)
     }
 
     fn gradient_ready(&mut self, id: ParamId) -> paceline_model::Result<()> {

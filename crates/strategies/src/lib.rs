@@ -59,6 +59,7 @@ mod simple_ddp_hook;
 mod single;
 mod step;
 mod strategy;
+mod tied;
 mod top_k;
 mod zero1;
 mod zero2;

@@ -127,8 +127,9 @@ impl Strategy for Alternating {
         replica: &Replica,
         track: &mut SpanTrack,
         unit: UnitId,
+        writes_grads: bool,
     ) -> Result<View> {
-        self.inner.pre_backward(replica, track, unit)
+        self.inner.pre_backward(replica, track, unit, writes_grads)
     }
 
     fn post_backward(
@@ -136,8 +137,9 @@ impl Strategy for Alternating {
         replica: &Replica,
         track: &mut SpanTrack,
         unit: UnitId,
+        writes_grads: bool,
     ) -> Result<()> {
-        self.inner.post_backward(replica, track, unit)
+        self.inner.post_backward(replica, track, unit, writes_grads)
     }
 
     fn max_micro_batches(&self) -> Option<usize> {

@@ -2,7 +2,7 @@
 //!
 //! Input: the axis `pp` of a mesh, a [`Schedule`] and where the model is cut. Output: a rank's list of actions for each number
 //! of micro-batches, and a queue for each kind of message to or from each neighbor, so that none waits for another. A rank
-//! without the axis has one stage, which is the whole model. This module knows nothing of gradients.
+//! without the axis has one stage, which is the whole model. Stages that share parameters have a copy each: see `tied.rs`.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,9 +12,10 @@ use paceline_collectives::{Axis, Group, Mesh, Work};
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
 use paceline_model::{Batch, Layout, Model, Param, Precision, UnitId, boundaries};
-use paceline_schedule::{Costs, Kind, OneFOneB, Placement, Plan, Schedule};
+use paceline_schedule::{Costs, OneFOneB, Placement, Plan, Schedule};
 
-use crate::{AccumulationOrder, Replica, Result, Strategy, StrategyError};
+use crate::accumulation::PartialSums;
+use crate::{AccumulationOrder, Replica, ReplicaOptions, Result, Strategy, StrategyError};
 
 /// How a model is divided into stages, and in which order they run.
 #[derive(Clone)]
@@ -77,6 +78,10 @@ pub(crate) struct Pipeline {
     /// The ranks of all stages that share this rank's micro-batches; `None` without the axis.
     ranks: Option<Group>,
     queues: Vec<(Route, Group)>,
+    /// Whether the rank has the whole model, and takes one micro-batch after the other.
+    is_alone: bool,
+    /// The units of which this rank and others have a copy each, and these ranks.
+    pub(crate) tied: Vec<(UnitId, Group)>,
     /// Inputs of the stages, by the extents of a batch.
     inputs: Mutex<HashMap<Vec<usize>, Inputs>>,
 }
@@ -101,16 +106,12 @@ impl Pipeline {
         let (ranks, rank) = (mesh.shape().size(Axis::Pp), mesh.coordinate(Axis::Pp));
         let placement = stages.schedule.placement(ranks);
         let blocks = stages.blocks(model.blocks.len(), placement.stages())?;
-        if ranks > 1 && model.layout.units().iter().any(|unit| unit.is_root) {
-            let reason = "layers that share parameters cannot be in a pipeline yet: untie them";
-            return Err(StrategyError::Setting(reason.to_owned()));
-        }
         let group = mesh.group(Axis::Pp).filter(|_| ranks > 1).cloned();
         let queues = match &group {
             Some(group) => queues(group, &placement)?,
             None => Vec::new(),
         };
-        Ok(Self {
+        let mut pipeline = Self {
             schedule: stages.schedule.clone(),
             placement,
             rank,
@@ -120,8 +121,12 @@ impl Pipeline {
             precision,
             ranks: group,
             queues,
+            is_alone: false,
+            tied: Vec::new(),
             inputs: Mutex::default(),
-        })
+        };
+        pipeline.tied = pipeline.tie(model)?;
+        Ok(pipeline)
     }
 
     /// One stage, which takes the micro-batches one after the other.
@@ -136,35 +141,54 @@ impl Pipeline {
             precision,
             ranks: None,
             queues: Vec::new(),
+            is_alone: true,
+            tied: Vec::new(),
             inputs: Mutex::default(),
         }
     }
 
     /// The part of the model that this rank computes. Errors, on every rank, if one of them has nothing to train.
     pub(crate) fn part(&self, model: &Model) -> Result<Arc<Layout>> {
-        let part = |rank| model.layout.part(|unit| self.rank_of_unit(model, unit) == rank);
-        let parts = (0..self.placement.ranks()).map(part);
-        let mut parts = parts.collect::<std::result::Result<Vec<_>, _>>()?;
+        let part = |rank| {
+            let is_here = |unit| self.ranks_of(model, unit).contains(&rank);
+            model.layout.part(is_here, |id| self.num_uses(model, id, rank))
+        };
+        let mut parts: Vec<Layout> = (0..self.placement.ranks()).map(part).collect();
+        if parts.iter().any(|part| part.trained_len() == 0) {
+            return Err(StrategyError::Setting(
+                "a stage of a pipeline has nothing to train; choose fewer stages, or freeze less"
+                    .to_owned(),
+            ));
+        }
         Ok(Arc::new(parts.swap_remove(self.rank)))
     }
 
-    /// Errors if gradients have to be put aside or reduced after each micro-batch, and the schedule goes from one to another
-    /// and back.
-    pub(crate) fn check(&self, order: AccumulationOrder, strategy: &dyn Strategy) -> Result<()> {
-        let each_apart = order == AccumulationOrder::Tree || strategy.reduces_every_pass();
-        let list = self.plan(2 * self.placement.stages())?;
-        let list = list.list(self.rank).iter().flat_map(|entry| entry.actions());
-        let backward = list.filter(|action| action.kind != Kind::Forward);
-        let order: Vec<usize> = backward.map(|action| action.micro_batch).collect();
-        if each_apart && !order.is_sorted() {
+    /// Errors if parameters may be left out, and their gradients are put aside or reduced after each micro-batch: the stages of a
+    /// rank end a micro-batch at different moments.
+    pub(crate) fn check(&self, options: &ReplicaOptions, strategy: &dyn Strategy) -> Result<()> {
+        let each_apart =
+            options.accumulation == AccumulationOrder::Tree || strategy.reduces_every_pass();
+        if each_apart && options.find_unused_parameters {
             return Err(StrategyError::Setting(format!(
-                "{} goes back to micro-batches that it has left, and {} needs all backward passes of one together: accumulate \
-                 in sequence, or choose gpipe or 1f1b",
-                self.schedule.name(),
+                "a pipeline with {} cannot leave out parameters if the gradients of each micro-batch are put aside or reduced: \
+                 add up whole gradients in sequence",
                 strategy.name()
             )));
         }
         Ok(())
+    }
+
+    /// The gradients that this rank adds up.
+    pub(crate) fn partial_sums(&self, model: &Model) -> PartialSums {
+        PartialSums::new(
+            &model.layout,
+            (!self.is_alone).then_some(|unit| self.num_visits(model, unit)),
+        )
+    }
+
+    /// Whether the rank has the whole model, and takes one micro-batch after the other.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.is_alone
     }
 
     /// The blocks of a stage.
@@ -192,15 +216,6 @@ impl Pipeline {
         self.ranks.as_ref()
     }
 
-    /// The rank that has a unit, on the axis `pp`. That of the last stage has the objective's, and what nobody uses.
-    fn rank_of_unit(&self, model: &Model, unit: UnitId) -> usize {
-        let uses = |blocks: &Range<usize>| {
-            model.blocks[blocks.clone()].iter().any(|block| block.unit == unit)
-        };
-        let stage = self.blocks.iter().position(uses);
-        self.placement.rank(stage.unwrap_or(self.placement.stages() - 1))
-    }
-
     /// A parameter on all stages. `own` is its value on the stage that has it. Every rank calls this.
     pub(crate) fn shared(
         &self,
@@ -213,12 +228,10 @@ impl Pipeline {
         };
         let (dtype, memory) = (self.precision.master, &replica.compute.allocator);
         let shared = memory.tensor(dtype, param.shape, Category::Communication)?;
+        let root = self.ranks_of(&replica.model, param.unit)[0];
+        let own = own.filter(|_| root == self.rank);
         let own = own.map(|own| own.view(param.shape)).transpose()?;
-        ranks.broadcast_into(
-            own.as_ref(),
-            &shared,
-            self.rank_of_unit(&replica.model, param.unit),
-        )?;
+        ranks.broadcast_into(own.as_ref(), &shared, root)?;
         Ok(shared)
     }
 

@@ -106,7 +106,7 @@ pub struct Replica {
     pub(crate) loss_sums: Tensor,
     /// Which units are open, and which gradients the step has written.
     pub(crate) units: OpenUnits,
-    /// The gradients of earlier micro-batches of the step, if they are not in place.
+    /// The gradients of other micro-batches of the step, if they are not in place.
     pub(crate) partial_sums: PartialSums,
     /// The number of samples on which this rank has trained.
     pub(crate) num_samples: u64,
@@ -173,7 +173,8 @@ impl Replica {
     }
 
     /// A replica whose model is divided along the axis `pp` of the mesh: this rank has the parameters of its stages only, and
-    /// shares them with the ranks of the same place on this axis. The strategy keeps those equal.
+    /// shares them with the ranks of the same place on this axis. The strategy keeps those equal. Each rank that uses a
+    /// parameter of a root unit has a copy of it, and all copies get the sum of their gradients.
     ///
     /// Errors also if the model cannot be divided like this, or if the schedule needs something that the options or the
     /// strategy do not have.
@@ -187,7 +188,7 @@ impl Replica {
     ) -> Result<Self> {
         let pipeline = Pipeline::new(&model, options.precision, &mesh, stages)?;
         let world = mesh.world().clone();
-        pipeline.check(options.accumulation, strategy)?;
+        pipeline.check(&options, strategy)?;
         model.layout = pipeline.part(&model)?;
         let stage = world.split(Some(mesh.coordinate(Axis::Pp) as u32))?;
         let stage = stage.expect("a rank that passes a color gets a group");
@@ -221,7 +222,9 @@ impl Replica {
         storage.initialize(seeds[0] as u64)?;
         let held = group.all_gather_object(&storage.values().ranges().to_vec())?;
         share_values(&mesh, &storage, &held)?;
+        pipeline.share_tied(&model.layout, &storage)?;
         let units = OpenUnits::new(&model.layout);
+        let partial_sums = pipeline.partial_sums(&model);
         let replica = Self {
             model,
             owned,
@@ -236,7 +239,7 @@ impl Replica {
             sums,
             loss_sums,
             units,
-            partial_sums: PartialSums::default(),
+            partial_sums,
             num_samples: 0,
             pipeline,
             plan: None,

@@ -95,6 +95,7 @@ impl Strategy for Sharded1 {
         replica: &Replica,
         track: &mut SpanTrack,
         unit: UnitId,
+        _: bool,
     ) -> Result<View> {
         self.pre_forward(replica, track, unit)
     }

@@ -120,15 +120,28 @@ impl Strategy for Sharded2 {
         replica: &Replica,
         track: &mut SpanTrack,
         unit: UnitId,
+        writes_grads: bool,
     ) -> Result<View> {
         let Running { gathers, reductions } = self.running();
         let values = gathers.open(replica, track, unit)?;
+        if !writes_grads {
+            return Ok(View::new(values, None, false));
+        }
         let (grads, starts_over) = reductions.open(replica, track, unit)?;
         Ok(View::new(values, grads, starts_over))
     }
 
-    fn post_backward(&mut self, replica: &Replica, _: &mut SpanTrack, unit: UnitId) -> Result<()> {
-        self.running().reductions.close(replica, unit)
+    fn post_backward(
+        &mut self,
+        replica: &Replica,
+        _: &mut SpanTrack,
+        unit: UnitId,
+        writes_grads: bool,
+    ) -> Result<()> {
+        match writes_grads {
+            true => self.running().reductions.close(replica, unit),
+            false => Ok(()),
+        }
     }
 
     fn max_micro_batches(&self) -> Option<usize> {

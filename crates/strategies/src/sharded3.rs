@@ -200,15 +200,27 @@ impl Strategy for Sharded3 {
         replica: &Replica,
         track: &mut SpanTrack,
         unit: UnitId,
+        writes_grads: bool,
     ) -> Result<View> {
         let values = self.open(replica, track, unit, true)?;
+        if !writes_grads {
+            return Ok(View::new(values, None, false));
+        }
         let (grads, starts_over) = self.running().reductions.open(replica, track, unit)?;
         Ok(View::new(values, grads, starts_over))
     }
 
-    fn post_backward(&mut self, replica: &Replica, _: &mut SpanTrack, unit: UnitId) -> Result<()> {
+    fn post_backward(
+        &mut self,
+        replica: &Replica,
+        _: &mut SpanTrack,
+        unit: UnitId,
+        writes_grads: bool,
+    ) -> Result<()> {
         let Running { gathers, reductions, .. } = self.running();
-        reductions.close(replica, unit)?;
+        if writes_grads {
+            reductions.close(replica, unit)?;
+        }
         gathers.close(unit);
         Ok(())
     }

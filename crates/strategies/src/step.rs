@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use paceline_collectives::{OpTimes, Purpose, ReduceOp, Work};
 use paceline_memory::Tensor;
-use paceline_model::{Context, Layer, OpenUnits, Saved};
+use paceline_model::{Context, Layer, OpenUnits, Saved, UnitId};
 use paceline_schedule::Plan;
 use paceline_trace::{Span, SpanTrack, now_ns};
 
@@ -115,7 +115,7 @@ impl<'a> Step<'a> {
         partial_sums: &'a mut PartialSums,
         track: &'a mut SpanTrack,
     ) -> Result<Self> {
-        let Replica { storage, compute, options, own_sums, .. } = replica;
+        let Replica { options, own_sums, .. } = replica;
         if let Some(most) = strategy.max_micro_batches().filter(|most| micro_batches.len() > *most)
         {
             return Err(StrategyError::Setting(format!(
@@ -129,8 +129,7 @@ impl<'a> Step<'a> {
             replica.broadcast_buffers(0, track)?;
         }
         own_sums.fill_zero()?;
-        let num_levels = options.accumulation.num_partial_sums(micro_batches.len());
-        partial_sums.begin_step(compute, storage.grads().tensor(), num_levels)?;
+        partial_sums.begin_step(micro_batches.len());
         units.begin_step(micro_batches.len(), strategy.reduces_every_pass());
         let count = Count::begin(replica, micro_batches, is_shared)?;
         let (num_losses, backward, leaves_out, pending) = (0, (None, 0), true, None);
@@ -181,18 +180,17 @@ impl<'a> Step<'a> {
     /// The loss of micro-batch number `at`, from the output of the model's last block. Returns the gradient of the
     /// output. After the loss of the last micro-batch, the all-reduce of the losses starts.
     ///
-    /// If the objective has parameters, the backward pass begins here. Then the loss of a micro-batch must come right before
-    /// its backward pass.
-    ///
-    /// With `saved`, the gradients of the objective's parameters are put off: [`Step::backward_weight`] takes it.
+    /// If the objective has parameters, their gradients are written here. With `saved` they are put off: [`Step::backward_weight`]
+    /// takes it.
     pub(crate) fn loss(
         &mut self,
         at: usize,
         output: Tensor,
         saved: Option<&mut Saved>,
     ) -> Result<Tensor> {
-        if self.replica.model.objective.has_parameters() {
-            self.begin_backward_of(at)?;
+        if self.replica.model.objective.has_parameters() && saved.is_none() {
+            let units = self.replica.pipeline.units_of_objective(&self.replica.model);
+            self.begin_backward(at, &units)?;
         }
         self.timed(span::FORWARD, |step| {
             let Replica { model, own_sums, group, .. } = step.replica;
@@ -220,7 +218,7 @@ impl<'a> Step<'a> {
         saved: Saved,
         d_output: Tensor,
     ) -> Result<Option<Tensor>> {
-        self.begin_backward_of(at)?;
+        self.begin_backward(at, &self.units_of(&blocks))?;
         let wants_input = blocks.start > 0;
         let stage = self.replica.model.stage(blocks);
         self.timed(span::BACKWARD, |step| {
@@ -236,7 +234,6 @@ impl<'a> Step<'a> {
         saved: &mut Saved,
         d_output: &Tensor,
     ) -> Result<Option<Tensor>> {
-        self.begin_backward_of(at)?;
         let wants_input = blocks.start > 0;
         let stage = self.replica.model.stage(blocks);
         self.timed(span::BACKWARD, |step| {
@@ -253,7 +250,12 @@ impl<'a> Step<'a> {
         d_output: &Tensor,
         of_loss: Option<Saved>,
     ) -> Result<()> {
-        let model = &self.replica.model;
+        let (model, pipeline) = (&self.replica.model, &self.replica.pipeline);
+        let mut units = self.units_of(&blocks);
+        if of_loss.is_some() {
+            units.extend(pipeline.units_of_objective(model));
+        }
+        self.begin_backward(at, &units)?;
         let stage = model.stage(blocks);
         self.timed(span::BACKWARD, |step| {
             step.pass(Some(at), |cx| {
@@ -270,35 +272,35 @@ impl<'a> Step<'a> {
         Ok(self.track.record(span::EXPOSED, || work.wait())?)
     }
 
-    /// Begins the backward pass of a micro-batch, unless it has begun, and ends the one before it.
-    fn begin_backward_of(&mut self, at: usize) -> Result<()> {
-        if self.backward.0 == Some(at) {
-            return Ok(());
+    /// Begins the part of a micro-batch's backward pass that writes the gradients of these units. If it is another micro-batch
+    /// than before, ends the pass of that one, or puts its gradients aside if they are added up as a tree.
+    fn begin_backward(&mut self, at: usize, units: &[UnitId]) -> Result<()> {
+        let Replica { storage, compute, options, pipeline, .. } = self.replica;
+        let is_new = self.backward.0 != Some(at);
+        if is_new {
+            if self.backward.0.is_some() && self.strategy.reduces_every_pass() {
+                self.end_backward(false)?;
+            }
+            self.backward = (Some(at), self.backward.1 + 1);
         }
-        if self.backward.0.is_some() && self.strategy.reduces_every_pass() {
-            self.end_backward(false)?;
+        let readiness = &mut self.units.readiness;
+        match pipeline.is_alone() {
+            // Also the units that this pass leaves out.
+            true if is_new => readiness.begin_pass(|_| true),
+            true => {}
+            false => readiness.begin_pass(|unit| units.contains(&unit)),
         }
-        self.begin_backward(at)
+        match options.accumulation {
+            AccumulationOrder::Sequential => Ok(()),
+            AccumulationOrder::Tree => {
+                self.partial_sums.visit(compute, storage, readiness, at, units)
+            }
+        }
     }
 
-    /// Begins the backward pass of a micro-batch. If gradients are added up as a tree, the gradients of the micro-batch
-    /// before it are put aside.
-    fn begin_backward(&mut self, at: usize) -> Result<()> {
-        let Replica { model, storage, compute, options, .. } = self.replica;
-        if options.accumulation == AccumulationOrder::Tree {
-            if self.backward.0.is_some() {
-                for (id, _) in model.layout.trained() {
-                    if !self.units.readiness.is_written(id) {
-                        storage.grad(id)?.fill_zero()?;
-                    }
-                }
-                self.partial_sums.push(compute, storage.grads().tensor())?;
-            }
-            self.units.readiness.start_over();
-        }
-        self.units.readiness.begin_pass();
-        self.backward = (Some(at), self.backward.1 + 1);
-        Ok(())
+    /// The units of some blocks.
+    fn units_of(&self, blocks: &Range<usize>) -> Vec<UnitId> {
+        self.replica.model.blocks[blocks.clone()].iter().map(|block| block.unit).collect()
     }
 
     /// Ends a backward pass whose gradients are reduced: announces the parameters that it has not used. Returns them.
@@ -396,6 +398,7 @@ impl<'a> Step<'a> {
         self.pass(None, |cx| cx.close_roots())?;
         let start_ns = now_ns();
         self.strategy.finish_gradients(replica, self.track)?;
+        replica.pipeline.sum_tied(replica, self.track)?;
         self.track.push(span::GRAD_SYNC, Span { start_ns, end_ns: now_ns() });
         if let Some(work) = self.pending.take().flatten() {
             let start_ns = now_ns();

@@ -112,15 +112,28 @@ pub trait Strategy: Send {
         Ok(())
     }
 
-    /// Opens a unit before its backward pass: returns where its values are and where its gradients go. By default both are
-    /// in the replica's storage.
-    fn pre_backward(&mut self, replica: &Replica, _: &mut SpanTrack, _: UnitId) -> Result<View> {
+    /// Opens a unit before its backward pass: returns where its values are and where its gradients go. The input half of a
+    /// backward pass writes no gradients of parameters: then `writes_grads` is false. By default both are in the replica's
+    /// storage.
+    fn pre_backward(
+        &mut self,
+        replica: &Replica,
+        _: &mut SpanTrack,
+        _: UnitId,
+        _writes_grads: bool,
+    ) -> Result<View> {
         Ok(View::whole(&replica.storage))
     }
 
-    /// Closes a unit after its backward pass, or, if it is a root unit, at the end of the step's passes. Its view is no
-    /// longer used.
-    fn post_backward(&mut self, _: &Replica, _: &mut SpanTrack, _: UnitId) -> Result<()> {
+    /// Closes a unit after its backward pass, or after the input half, or, if it is a root unit, at the end of the step's
+    /// passes. Its view is no longer used.
+    fn post_backward(
+        &mut self,
+        _: &Replica,
+        _: &mut SpanTrack,
+        _: UnitId,
+        _writes_grads: bool,
+    ) -> Result<()> {
         Ok(())
     }
 

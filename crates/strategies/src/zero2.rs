@@ -94,9 +94,19 @@ impl Strategy for Zero2 {
         Ok(())
     }
 
-    fn pre_backward(&mut self, replica: &Replica, _: &mut SpanTrack, unit: UnitId) -> Result<View> {
+    fn pre_backward(
+        &mut self,
+        replica: &Replica,
+        _: &mut SpanTrack,
+        unit: UnitId,
+        writes_grads: bool,
+    ) -> Result<View> {
+        let values = replica.storage.values().clone();
+        if !writes_grads {
+            return Ok(View::new(values, None, false));
+        }
         let (grads, starts_over) = self.reductions().open(replica, unit)?;
-        Ok(View::new(replica.storage.values().clone(), grads, starts_over))
+        Ok(View::new(values, grads, starts_over))
     }
 
     fn post_backward(
@@ -104,8 +114,12 @@ impl Strategy for Zero2 {
         replica: &Replica,
         track: &mut SpanTrack,
         unit: UnitId,
+        writes_grads: bool,
     ) -> Result<()> {
-        self.reductions().close(replica, track, unit)
+        match writes_grads {
+            true => self.reductions().close(replica, track, unit),
+            false => Ok(()),
+        }
     }
 
     fn max_micro_batches(&self) -> Option<usize> {

@@ -128,8 +128,12 @@ impl Strategy for Zero3 {
         replica: &Replica,
         track: &mut SpanTrack,
         unit: UnitId,
+        writes_grads: bool,
     ) -> Result<View> {
         let values = self.open(replica, track, unit)?;
+        if !writes_grads {
+            return Ok(View::new(values, None, false));
+        }
         let (grads, starts_over) = self.running().reductions.open(replica, unit)?;
         Ok(View::new(values, grads, starts_over))
     }
@@ -139,8 +143,11 @@ impl Strategy for Zero3 {
         replica: &Replica,
         track: &mut SpanTrack,
         unit: UnitId,
+        writes_grads: bool,
     ) -> Result<()> {
-        self.running().reductions.close(replica, track, unit)?;
+        if writes_grads {
+            self.running().reductions.close(replica, track, unit)?;
+        }
         self.running().values.free(unit)
     }
 

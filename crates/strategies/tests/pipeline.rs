@@ -2,15 +2,17 @@
 
 mod common;
 
-use paceline_collectives::{Group, Mesh, ReduceOp};
-use paceline_memory::{Category, DType};
+use paceline_collectives::{Axis, Group, Mesh, ReduceOp};
+use paceline_kernels::Compute;
+use paceline_memory::{Allocator, Category, DType};
+use paceline_model::MeanSquaredError;
 use paceline_strategies::schedule::{self, SCHEDULES, Schedule};
 use paceline_strategies::{
-    ShardAccumulation, ShardOptions, Sharded2, Single, Stages, StrategyError, clip_grad_norm,
-    evaluate, train_step,
+    AccumulationOrder, Replica, ReplicaOptions, ShardAccumulation, ShardOptions, Sharded2,
+    Sharded3, Single, Stages, StrategyError, Zero2, Zero3, clip_grad_norm, evaluate, train_step,
 };
 
-use common::{EXACT, Make, Net, Trainer, WHOLE, all_exact, on_ranks};
+use common::{EXACT, Make, Net, Trainer, WHOLE, all_exact, largest_difference, on_ranks};
 
 /// Sizes of the micro-batches of a step, which differ.
 const SIZES: [usize; 8] = [4, 3, 4, 5, 2, 4, 3, 4];
@@ -31,9 +33,11 @@ fn train(trainer: &mut Trainer, micro_batches: usize) -> (String, Vec<f64>) {
     (trainer.digest(), losses)
 }
 
-fn alone(net: Net, micro_batches: usize) -> (String, Vec<f64>) {
+fn alone(net: Net, order: AccumulationOrder, micro_batches: usize) -> (String, Vec<f64>) {
     let group = Group::single().unwrap();
-    train(&mut Trainer::new(net, group, Box::new(Single)), micro_batches)
+    let mut trainer = Trainer::new(net, group, Box::new(Single));
+    trainer.replica.options.accumulation = order;
+    train(&mut trainer, micro_batches)
 }
 
 /// The digest and losses on each rank of a mesh.
@@ -42,44 +46,162 @@ fn in_stages(
     mesh: &str,
     make: Make,
     of: &'static dyn Schedule,
+    order: AccumulationOrder,
     micro_batches: usize,
 ) -> Vec<(String, Vec<f64>)> {
     let shape: paceline_collectives::MeshShape = mesh.parse().unwrap();
     on_ranks(shape.num_ranks().unwrap(), |group| {
         let mesh = Mesh::new(group, &shape).unwrap();
-        let mut trainer = Trainer::in_stages(net, mesh, make(), &Stages::even(of)).unwrap();
+        let stages = Stages::even(of);
+        let mut trainer = Trainer::in_stages_with(net, mesh, make(), &stages, order).unwrap();
         let whole = net.build(shape.num_ranks().unwrap()).layout.len();
         assert!(trainer.replica.storage.values().tensor().num_elems() < whole);
         train(&mut trainer, micro_batches)
     })
 }
 
+/// All schedules on two to four ranks, in steps of one to eight micro-batches that they know.
+fn all_schedules() -> impl Iterator<Item = (&'static dyn Schedule, usize, usize)> {
+    let steps =
+        [1, 2, 3, 4, 5, 8].into_iter().flat_map(|step| [2, 3, 4].map(|ranks| (ranks, step)));
+    let all = steps.flat_map(|(ranks, step)| SCHEDULES.map(move |of| (of, ranks, step)));
+    all.filter(|(of, ranks, micro_batches)| {
+        let placement = of.placement(*ranks);
+        of.check(&schedule::Shape { placement, micro_batches: *micro_batches }).is_ok()
+    })
+}
+
+const SINGLE: Make = || Box::new(Single);
+
 #[test]
 fn every_schedule_ends_with_the_weights_of_one_process() {
-    for micro_batches in [1, 2, 3, 4, 8] {
-        let expected = alone(Net::DeepMlp, micro_batches);
-        for of in SCHEDULES {
-            for ranks in [2, 3, 4] {
-                let shape = schedule::Shape { placement: of.placement(ranks), micro_batches };
-                if of.check(&shape).is_err() {
+    for order in [AccumulationOrder::Sequential, AccumulationOrder::Tree] {
+        for (of, ranks, micro_batches) in all_schedules() {
+            let expected = alone(Net::DeepMlp, order, micro_batches);
+            let mesh = format!("pp={ranks}");
+            let found = in_stages(Net::DeepMlp, &mesh, SINGLE, of, order, micro_batches);
+            for (rank, found) in found.iter().enumerate() {
+                let what = format!(
+                    "{} on {ranks}, {micro_batches} micro-batches, rank {rank}, {order:?}",
+                    of.name()
+                );
+                if of.name() != "looped_bfs" {
+                    assert_eq!(*found, expected, "{what}");
                     continue;
                 }
-                let single: Make = || Box::new(Single);
-                let found =
-                    in_stages(Net::DeepMlp, &format!("pp={ranks}"), single, of, micro_batches);
-                for (rank, found) in found.iter().enumerate() {
-                    let what = format!(
-                        "{} on {ranks}, {micro_batches} micro-batches, rank {rank}",
-                        of.name()
-                    );
-                    // The last micro-batch comes first, so gradients are added up in another order.
-                    if of.name() == "looped_bfs" {
-                        assert_eq!(found.1[0], expected.1[0], "{what}");
-                    } else {
-                        assert_eq!(*found, expected, "{what}");
-                    }
+                // The last micro-batch comes first, so its loss does, and without a tree its gradient.
+                let off = largest_difference(&found.1, &expected.1);
+                assert!(off < 1e-6, "losses are off by {off}, {what}");
+                if order == AccumulationOrder::Tree {
+                    assert_eq!(found.0, expected.0, "{what}");
                 }
             }
+        }
+    }
+}
+
+/// The objective has parameters, whose gradients come with the loss.
+#[test]
+fn a_tree_of_micro_batches_is_the_same_with_a_language_model() {
+    for micro_batches in [4, 7] {
+        let expected = alone(Net::Llama, AccumulationOrder::Tree, micro_batches);
+        for name in ["zb_h1", "zbv", "looped_bfs", "dualpipev"] {
+            let of = schedule::named(name).unwrap();
+            let order = AccumulationOrder::Tree;
+            let found = in_stages(Net::Llama, "pp=2", SINGLE, of, order, micro_batches);
+            assert_eq!(found, [expected.clone(), expected.clone()], "{name}, {micro_batches}");
+        }
+    }
+}
+
+/// The values of this rank's parameters, by their numbers.
+fn own_weights(trainer: &mut Trainer) -> Vec<Vec<f32>> {
+    let Trainer { strategy, replica, track, .. } = trainer;
+    strategy.sync_replicas(replica, track).unwrap();
+    let layout = replica.model.layout.clone();
+    let values = layout.params().iter().map(|param| {
+        let unit = strategy.gather_unit(replica, track, param.unit).unwrap();
+        match layout.unit(param.unit).is_elsewhere {
+            true => Vec::new(),
+            false => unit.slice(param.range()).unwrap().read::<f32>().unwrap().to_vec(),
+        }
+    });
+    values.collect()
+}
+
+/// Trains in stages that share parameters. All copies are equal, and all weights, losses and norms near those of `ranks` ranks
+/// without stages.
+fn check_tied(
+    net: Net,
+    mesh: &str,
+    make: Make,
+    of: &'static dyn Schedule,
+    order: AccumulationOrder,
+) {
+    let what = format!("{net:?}, {mesh}, {}, {}, {order:?}", make().name(), of.name());
+    let shape: paceline_collectives::MeshShape = mesh.parse().unwrap();
+    let replicas = shape.without(Axis::Pp).num_ranks().unwrap();
+    let alone = on_ranks(replicas, |group| {
+        let mut trainer = Trainer::new(net, group, EXACT[0]());
+        trainer.replica.options.accumulation = order;
+        let losses = train(&mut trainer, 4).1;
+        (losses, own_weights(&mut trainer))
+    });
+    let (expected_losses, expected) = &alone[0];
+    let found = on_ranks(shape.num_ranks().unwrap(), |group| {
+        let mesh = Mesh::new(group, &shape).unwrap();
+        let stages = Stages::even(of);
+        let mut trainer = Trainer::in_stages_with(net, mesh, make(), &stages, order).unwrap();
+        let (digest, losses) = train(&mut trainer, 4);
+        (digest, losses, own_weights(&mut trainer))
+    });
+    for (digest, losses, weights) in &found {
+        assert_eq!(*digest, found[0].0, "{what}");
+        // The gradient of a tied parameter is added up in another order, so it differs by some units in the last place.
+        assert!(largest_difference(losses, expected_losses) < 1e-5, "{losses:?} {what}");
+        for (at, own) in weights.iter().enumerate().filter(|(_, own)| !own.is_empty()) {
+            let off = largest_difference(own, &expected[at]);
+            assert!(off < 1e-6, "parameter {at} is off by {off}, {what}");
+        }
+    }
+    for at in 0..expected.len() {
+        let mut copies = found.iter().map(|of| &of.2[at]).filter(|copy| !copy.is_empty());
+        let first = copies.next().expect("a rank has it");
+        assert!(copies.all(|copy| copy == first), "parameter {at}, {what}");
+    }
+}
+
+#[test]
+fn stages_that_share_parameters_keep_their_copies_equal() {
+    use AccumulationOrder::{Sequential, Tree};
+    for order in [Sequential, Tree] {
+        for name in ["gpipe", "1f1b", "zb_h2", "looped_bfs", "interleaved_1f1b", "zbv"] {
+            let of = schedule::named(name).unwrap();
+            check_tied(Net::TiedLlama, "pp=2", SINGLE, of, order);
+        }
+        for (net, name) in
+            [(Net::TiedLlama, "1f1b"), (Net::TiedLlama, "zb_h1"), (Net::TiedMlp, "1f1b")]
+        {
+            check_tied(net, "pp=3", SINGLE, schedule::named(name).unwrap(), order);
+        }
+        check_tied(Net::TiedMlp, "pp=2", SINGLE, schedule::named("zbv").unwrap(), order);
+    }
+    for make in all_exact() {
+        let of = schedule::named("zb_h1").unwrap();
+        check_tied(Net::TiedLlama, "pp=2,dp=2", make, of, Sequential);
+    }
+}
+
+/// The copies of a rank are one, and its gradient is that of one process.
+#[test]
+fn parameters_that_two_stages_of_a_rank_share_have_the_bits_of_one_process() {
+    for name in ["zbv", "dualpipev"] {
+        let of = schedule::named(name).unwrap();
+        for micro_batches in [4, 7] {
+            let expected = alone(Net::TiedLlama, AccumulationOrder::Tree, micro_batches);
+            let order = AccumulationOrder::Tree;
+            let found = in_stages(Net::TiedLlama, "pp=2", SINGLE, of, order, micro_batches);
+            assert_eq!(found, [expected.clone(), expected], "{name}, {micro_batches}");
         }
     }
 }
@@ -92,12 +214,13 @@ fn stages_of_several_replicas_end_with_the_weights_of_one_process() {
         (Net::FrozenCnn, &["1f1b", "zb_h1"]),
     ];
     for (net, schedules) in cases {
-        let expected = alone_on_two(net);
+        let expected = alone_on_two(net, EXACT[0], 4);
         for (make, name) in
             all_exact().flat_map(|make| schedules.iter().map(move |name| (make, name)))
         {
             let of = schedule::named(name).unwrap();
-            let found = in_stages(net, "pp=2,dp=2", make, of, 4);
+            let order = AccumulationOrder::Sequential;
+            let found = in_stages(net, "pp=2,dp=2", make, of, order, 4);
             for (rank, (digest, _)) in found.iter().enumerate() {
                 assert_eq!(*digest, expected, "{net:?}, {name}, {}, rank {rank}", make().name());
             }
@@ -105,16 +228,77 @@ fn stages_of_several_replicas_end_with_the_weights_of_one_process() {
     }
 }
 
+/// Gradients are reduced after each micro-batch.
+const SHARDS: ShardOptions = ShardOptions { accumulation: ShardAccumulation::Shards, ..WHOLE };
+
+/// A gradient is reduced when its weight half has been computed, and not when the input half has been.
+#[test]
+fn gradients_are_reduced_after_their_weight_half() {
+    let whole: [Make; 4] = [
+        || Box::<Zero2>::default(),
+        || Box::<Zero3>::default(),
+        || Box::<Sharded2>::default(),
+        || Box::<Sharded3>::default(),
+    ];
+    let each: [Make; 4] = [
+        || Box::new(Zero2::new(SHARDS)),
+        || Box::new(Zero3::new(SHARDS)),
+        || Box::new(Sharded2::new(SHARDS)),
+        || Box::new(Sharded3::new(SHARDS)),
+    ];
+    for (net, makes, micro_batches) in [
+        (Net::DeepMlp, whole, 1),
+        (Net::Llama, whole, 1),
+        (Net::DeepMlp, each, 4),
+        (Net::Llama, each, 4),
+    ] {
+        for make in makes {
+            let expected = alone_on_two(net, make, micro_batches);
+            // The last micro-batch comes first with looped_bfs, so its shards are added up in another order.
+            let exact =
+                SCHEDULES.iter().filter(|of| micro_batches == 1 || of.name() != "looped_bfs");
+            for of in exact {
+                let shape = schedule::Shape { placement: of.placement(2), micro_batches };
+                if of.check(&shape).is_err() {
+                    continue;
+                }
+                let order = AccumulationOrder::Sequential;
+                let found = in_stages(net, "pp=2,dp=2", make, *of, order, micro_batches);
+                let what = format!("{net:?}, {}, {}, {micro_batches}", make().name(), of.name());
+                assert!(found.iter().all(|(digest, _)| *digest == expected), "{what}");
+            }
+        }
+    }
+    // A tree over one micro-batch puts nothing aside, so no rank needs whole gradients.
+    for make in whole {
+        let expected = alone_on_two(Net::Llama, make, 1);
+        let of = schedule::named("zb_h1").unwrap();
+        let order = AccumulationOrder::Tree;
+        let found = in_stages(Net::Llama, "pp=2,dp=2", make, of, order, 1);
+        assert!(found.iter().all(|(digest, _)| *digest == expected), "{}", make().name());
+    }
+    for make in each {
+        let of = schedule::named("zb_h1").unwrap();
+        check_tied(Net::TiedLlama, "pp=2,dp=2", make, of, AccumulationOrder::Sequential);
+    }
+}
+
 /// The digest of two replicas without stages.
-fn alone_on_two(net: Net) -> String {
-    let ends = on_ranks(2, |group| train(&mut Trainer::new(net, group, EXACT[0]()), 4).0);
+fn alone_on_two(net: Net, make: Make, micro_batches: usize) -> String {
+    let ends = on_ranks(2, |group| train(&mut Trainer::new(net, group, make()), micro_batches).0);
     assert_eq!(ends[0], ends[1]);
     ends[0].clone()
 }
 
 #[test]
 fn an_evaluation_adds_up_the_sums_of_the_last_stage() {
-    for (net, name) in [(Net::DeepMlp, "zbv"), (Net::DeepMlp, "1f1b"), (Net::Llama, "1f1b")] {
+    for (net, name) in [
+        (Net::DeepMlp, "zbv"),
+        (Net::DeepMlp, "1f1b"),
+        (Net::Llama, "1f1b"),
+        (Net::TiedLlama, "1f1b"),
+        (Net::TiedLlama, "zbv"),
+    ] {
         let sums = |trainer: &mut Trainer| {
             let shares = trainer.shares(&[5, 2]);
             let memory = &trainer.replica.compute.allocator;
@@ -153,18 +337,31 @@ fn what_cannot_be_divided_is_refused() {
     };
     assert!(refused(Net::Mlp, 4, "1f1b").contains("4 stages of at least one block"));
     assert!(refused(Net::Mlp, 2, "zbv").contains("the model has 3 blocks"));
-    assert!(refused(Net::TiedMlp, 2, "1f1b").contains("share parameters"));
-    // Gradients that are reduced after each micro-batch need its backward passes together.
+    // The stages of a rank end a micro-batch at different moments, so no moment shows what the micro-batch has left out.
     let errors = on_ranks(2, |group| {
         let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
-        let of = Stages::even(schedule::named("interleaved_1f1b").unwrap());
-        let each = Box::new(Sharded2::new(ShardOptions {
-            accumulation: ShardAccumulation::Shards,
-            ..WHOLE
-        }));
-        Trainer::in_stages(Net::DeepMlp, mesh, each, &of).err().unwrap().to_string()
+        let of = Stages::even(schedule::named("zbv").unwrap());
+        let (model, compute) = (Net::DeepMlp.build(2), Compute::new(1, Allocator::new()).unwrap());
+        let (mut strategy, find_unused_parameters) = (Sharded2::new(SHARDS), true);
+        let options = ReplicaOptions { find_unused_parameters, ..Default::default() };
+        let setting = (1, options);
+        let replica = Replica::in_stages(&mut strategy, model, compute, mesh, &of, setting);
+        replica.err().unwrap().to_string()
     });
-    assert!(errors[0].contains("goes back to micro-batches that it has left"), "{}", errors[0]);
+    assert!(errors[0].contains("cannot leave out parameters"), "{}", errors[0]);
+    // The head is a layer of which the pipeline does not know.
+    let errors = on_ranks(2, |group| {
+        let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
+        let of = Stages::even(schedule::named("1f1b").unwrap());
+        let (mut model, compute) =
+            (Net::TiedLlama.build(2), Compute::new(1, Allocator::new()).unwrap());
+        model.objective = Box::new(MeanSquaredError);
+        let setting = (1, ReplicaOptions::DEFAULT);
+        let replica = Replica::in_stages(&mut Single, model, compute, mesh, &of, setting);
+        replica.err().unwrap().to_string()
+    });
+    let words = "model.embed_tokens.weight cannot be in a pipeline: 2 layers use it, and 1 of them";
+    assert!(errors[0].contains(words), "{}", errors[0]);
     // No rank starts a step that its schedule does not know.
     let errors = on_ranks(2, |group| {
         let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();

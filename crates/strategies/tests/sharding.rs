@@ -333,6 +333,7 @@ impl Strategy for Leaves {
         _: &Replica,
         _: &mut SpanTrack,
         _: UnitId,
+        _: bool,
     ) -> paceline_strategies::Result<View> {
         Err(StrategyError::Setting("leaves".into()))
     }

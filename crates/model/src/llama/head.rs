@@ -45,6 +45,10 @@ impl Objective for LanguageModelHead {
         true
     }
 
+    fn tied(&self) -> Option<ParamId> {
+        self.unit.is_none().then_some(self.weight)
+    }
+
     fn classifies(&self) -> bool {
         true
     }
@@ -106,6 +110,10 @@ impl Objective for LanguageModelHead {
             cx.gradient_ready(self.weight)?;
         }
         Ok(d_input)
+    }
+
+    fn has_halves(&self) -> bool {
+        true
     }
 
     fn differentiate_input(

@@ -235,8 +235,8 @@ pub struct StrategyFlags {
     /// Batches whose gradients add up before each optimizer step [default: 1, or 4 for simple_ddp_ga]
     #[arg(long, value_name = "N")]
     pub accumulate: Option<usize>,
-    /// The order in which a rank adds up the gradients of its batches. tree takes a copy of the gradients for each binary
-    /// digit of --accumulate minus 1
+    /// The order in which a rank adds up the gradients of its batches. tree takes one copy of the gradients for 2 or 3
+    /// batches, two for 4 to 7, three for 8 to 15
     #[arg(long, value_enum, value_name = "ORDER", default_value_t = AccumulationName::Sequential)]
     pub accumulation_order: AccumulationName,
     /// Allow parameters that get no gradient in a step; their gradient is then zero

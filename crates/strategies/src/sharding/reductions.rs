@@ -2,7 +2,8 @@
 //!
 //! Input: announcements of final gradients. Output: this rank's shard of the mean over the ranks, in the storage of the
 //! replica. A unit is sent when all its gradients are final. Units are sent in one order on all ranks, because all ranks
-//! must call the same operations in the same order. This file does not know where values lie.
+//! must call the same operations in the same order: that of the layers, or, if gradients are reduced after each micro-batch, the
+//! order of the rank's list. This file does not know where values lie.
 
 use std::collections::VecDeque;
 
@@ -81,8 +82,8 @@ pub(crate) struct Reductions {
     in_flight: VecDeque<InFlight>,
     /// Whether other operations of the group run between the reductions.
     is_beside_gathers: bool,
-    /// The backward passes of this step that are over.
-    passes: usize,
+    /// How often each unit has been sent in this step.
+    sent: Vec<usize>,
 }
 
 /// An operation that has not been awaited.
@@ -126,10 +127,10 @@ impl Reductions {
             pending: num_params.clone(),
             moved: num_params.iter().map(|_| None).collect(),
             holds: vec![false; num_params.len()],
+            sent: vec![0; num_params.len()],
             num_params,
             in_flight: VecDeque::new(),
             is_beside_gathers: false,
-            passes: 0,
         }
     }
 
@@ -185,7 +186,8 @@ impl Reductions {
         }
         let param = replica.model.layout.param(id);
         let is_inner = !replica.model.layout.unit(param.unit).is_root;
-        if is_inner && self.adds_passes() && self.next == self.num_inner {
+        let sends_at_once = is_inner && self.sends_at_once(replica);
+        if is_inner && self.adds_passes() && !sends_at_once && self.next == self.num_inner {
             self.begin_next_pass();
         }
         let pending = &mut self.pending[param.unit.0];
@@ -193,6 +195,10 @@ impl Reductions {
             name: param.name.clone(),
             problem: "more than once",
         })?;
+        if sends_at_once && *pending == 0 {
+            *pending = self.num_params[param.unit.0];
+            return self.send(replica, param.unit);
+        }
         while self.next < self.num_inner && self.pending[self.order[self.next].0] == 0 {
             self.send(replica, self.order[self.next])?;
             self.next += 1;
@@ -229,10 +235,15 @@ impl Reductions {
         self.arena.as_ref().is_some_and(|of| of.shards.is_some())
     }
 
+    /// Whether a unit is sent as soon as its gradients are final. The stages of a rank take micro-batches in an order of their
+    /// own. It is the same on all ranks that have these stages, unless layers may be left out.
+    fn sends_at_once(&self, replica: &Replica) -> bool {
+        self.adds_passes() && !replica.options.find_unused_parameters
+    }
+
     /// Begins another backward pass of the same step.
     fn begin_next_pass(&mut self) {
         self.next = 0;
-        self.passes += 1;
         for unit in &self.order[..self.num_inner] {
             self.pending[unit.0] = self.num_params[unit.0];
         }
@@ -240,6 +251,13 @@ impl Reductions {
 
     /// Ends the step: sends the root units, and waits for everything.
     pub(crate) fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        if self.sends_at_once(replica) {
+            let inner = &self.order[..self.num_inner];
+            let is_late = |unit: &UnitId| {
+                self.sent[unit.0] == 0 || self.pending[unit.0] != self.num_params[unit.0]
+            };
+            self.next = inner.iter().position(is_late).unwrap_or(self.num_inner);
+        }
         let sends_all = self.sends_at_close(replica);
         while self.next < self.order.len()
             && (sends_all || self.pending[self.order[self.next].0] == 0)
@@ -252,7 +270,7 @@ impl Reductions {
             self.receive(replica, track)?;
         }
         self.next = 0;
-        self.passes = 0;
+        self.sent.fill(0);
         self.pending.clone_from(&self.num_params);
         Ok(())
     }
@@ -288,7 +306,9 @@ impl Reductions {
         let is_inner = !layout.unit(unit).is_root;
         let shard = replica.storage.grads().slice(own)?;
         let added = match &self.arena {
-            Some(GradArena { arena, shards: Some(shards), .. }) if self.passes > 0 && is_inner => {
+            Some(GradArena { arena, shards: Some(shards), .. })
+                if self.sent[unit.0] > 0 && is_inner =>
+            {
                 let (at, count) = (arena.place(unit), self.place.count);
                 Some(shards.slice(at.start / count..at.end / count)?)
             }
@@ -297,6 +317,7 @@ impl Reductions {
         self.group.next_is(Purpose::Bucket(unit.0));
         let result = added.as_ref().unwrap_or(&shard);
         let work = Some(self.group.reduce_scatter_async(&source, result, ReduceOp::Mean)?);
+        self.sent[unit.0] += 1;
         let is_partial = self.replicas.is_some();
         self.in_flight.push_back(InFlight { unit, work, is_partial, added, _source: source });
         self.average_finished(replica)

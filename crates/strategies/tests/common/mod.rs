@@ -12,8 +12,8 @@ use paceline_model::{
     Precision, SpecialTokens,
 };
 use paceline_strategies::{
-    BucketCaps, BucketDdpAsync, CommHook, Ddp, Exactness, FlatDdp, MicroBatch, Replica,
-    ReplicaOptions, Result, ShardAccumulation, ShardOptions, Sharded1, Sharded2, Sharded3,
+    AccumulationOrder, BucketCaps, BucketDdpAsync, CommHook, Ddp, Exactness, FlatDdp, MicroBatch,
+    Replica, ReplicaOptions, Result, ShardAccumulation, ShardOptions, Sharded1, Sharded2, Sharded3,
     SimpleDdp, SimpleDdpAsync, SimpleDdpGa, SimpleDdpHook, Stages, StepLoss, Strategy, TopK, Zero1,
     Zero2, Zero3, train_step,
 };
@@ -375,11 +375,24 @@ impl Trainer {
     pub fn in_stages(
         net: Net,
         mesh: Mesh,
-        mut strategy: Box<dyn Strategy>,
+        strategy: Box<dyn Strategy>,
         stages: &Stages,
     ) -> Result<Self> {
+        Self::in_stages_with(net, mesh, strategy, stages, AccumulationOrder::Sequential)
+    }
+
+    /// One rank of a pipeline that adds up micro-batches in this order.
+    #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
+    pub fn in_stages_with(
+        net: Net,
+        mesh: Mesh,
+        mut strategy: Box<dyn Strategy>,
+        stages: &Stages,
+        accumulation: AccumulationOrder,
+    ) -> Result<Self> {
         let compute = Compute::new(1, Allocator::new())?;
-        let options = ReplicaOptions { precision: net.precision(), ..Default::default() };
+        let precision = net.precision();
+        let options = ReplicaOptions { precision, accumulation, ..Default::default() };
         let model = net.build(mesh.world().world_size());
         let seed = 1 + mesh.world().rank() as u64;
         let setting = (seed, options);
