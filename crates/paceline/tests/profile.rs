@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use common::{Run, Sandbox, TINY};
 use flate2::read::GzDecoder;
+use paceline_schedule as schedule;
 use serde_json::Value;
 
 /// The only trace of a rank.
@@ -180,4 +181,27 @@ fn flags_that_record_nothing_are_refused() {
     let words = ["1 + 2 + 10 steps", "the run has 6", "lower --profile-active"];
     refused("--profile --epochs 3 --global-batch-size 100", &words);
     refused("--profile --profile-active 1 --profile-dir /proc/nobody", &["--profile-dir", "/proc"]);
+}
+
+#[test]
+fn stages_of_a_pipeline_name_what_they_do() {
+    let sandbox = Sandbox::new();
+    let flags = "--channels 4 4 --hidden 8 --global-batch-size 16 --accumulate 4 --steps 4 --samples 256 --nproc 2 \
+                 --mesh pp=2 --schedule zb_h1 --profile --profile-wait 0 --profile-warmup 1 --profile-active 2";
+    sandbox.train(flags).ok();
+    let even = |stages: &_| schedule::Costs::even(stages, 1.0, 1.0, 1.0);
+    let plan = schedule::Plan::new(&schedule::ZbH1, 2, 4, even).unwrap();
+    for rank in 0..2 {
+        let trace = trace(&sandbox, "ddp", rank);
+        let mut acted: Vec<(f64, String)> = events(&trace, "user_annotation")
+            .into_iter()
+            .map(|event| (begin_end(event).1, event["name"].as_str().unwrap().to_owned()))
+            .filter(|(_, name)| name.parse::<schedule::Action>().is_ok())
+            .collect();
+        acted.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let planned = plan.actions(rank).iter().map(ToString::to_string);
+        let planned: Vec<String> = planned.collect();
+        let twice = planned.iter().chain(&planned);
+        assert!(acted.iter().map(|(_, name)| name).eq(twice), "{acted:?}");
+    }
 }

@@ -46,9 +46,12 @@ pub(crate) fn choose(
     choices.sort_by(Choice::by_step);
     let Some(best) = choices.first() else {
         let limit = open.memory_bytes.unwrap_or(0) as f64 / 1e6;
-        return Err(Failure::Usage(format!(
-            "--pipeline-memory {limit}: no schedule keeps so little in flight; raise it, or lower --batch-size"
-        )));
+        let problem = format!("--pipeline-memory {limit}: no schedule keeps so little in flight");
+        // All ranks find the same, and one says so.
+        return Err(match world.rank() {
+            0 => Failure::Usage(format!("{problem}; raise it, or lower --batch-size")),
+            _ => Failure::Consequence(problem),
+        });
     };
     let candidate = |choice: &Choice| Candidate {
         schedule: choice.schedule.name(),
