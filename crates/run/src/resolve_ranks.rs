@@ -173,8 +173,6 @@ pub fn resolve_pipeline(
         );
     }
     for (flag, is_given) in [
-        ("--save", flags.save.is_some()),
-        ("--resume", flags.resume.is_some()),
         ("--rank-samples", flags.rank_samples.is_some()),
         ("--find-unused-parameters", strategy.options.find_unused_parameters),
         ("--device", flags.device != Device::Cpu),
@@ -198,9 +196,8 @@ pub fn resolve_pipeline(
         ));
     }
     let even = |stages: &_| schedule::Costs::even(stages, 1.0, 1.0, 1.0);
-    if let Err(error) = schedule::Plan::new(schedule, stages, micro_batches, even) {
-        return usage(format!("--schedule {name} --accumulate {micro_batches}: {error}"));
-    }
+    let plan = schedule::Plan::new(schedule, stages, micro_batches, even)
+        .or_else(|e| usage(format!("--schedule {name} --accumulate {micro_batches}: {e}")))?;
     let cut = match flags.stages.as_slice() {
         [] => {
             let flops = flops::per_block(model, samples, &strategy.options)?;
@@ -211,7 +208,8 @@ pub fn resolve_pipeline(
         names => cut_at(names, model, placement.stages())?,
     };
     let begins = cut.iter().map(|at| unit_of(model, *at).to_owned()).collect();
-    Ok(Some(PipelineConfig { schedule: schedule.name(), cut, begins }))
+    let (schedule, adds_in_order) = (schedule.name(), plan.adds_in_order());
+    Ok(Some(PipelineConfig { schedule, cut, begins, adds_in_order }))
 }
 
 /// The unit of a block.

@@ -11,4 +11,6 @@ pub struct PipelineConfig {
     pub cut: Vec<usize>,
     /// The units of these blocks.
     pub begins: Vec<String>,
+    /// Whether the gradients of micro-batches are added up in their order, as in one process.
+    pub adds_in_order: bool,
 }
