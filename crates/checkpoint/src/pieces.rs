@@ -153,11 +153,13 @@ pub fn of_ranges(
     Ok(pieces)
 }
 
-/// All running statistics.
+/// All running statistics, but those of other stages of a pipeline.
 pub fn of_buffers(storage: &Storage) -> Result<Vec<Piece>> {
-    let buffers = storage.layout().buffers().iter().enumerate();
+    let layout = storage.layout();
+    let buffers = layout.buffers().iter().enumerate();
     buffers
         .filter(|(_, buffer)| buffer.shape.num_elems() > 0)
+        .filter(|(_, buffer)| !layout.unit(buffer.unit).is_elsewhere)
         .map(|(at, buffer)| {
             let data = storage.buffer(BufferId(at))?;
             let (name, shape) = (format!("model.{}", buffer.name), data.dims().to_vec());

@@ -96,6 +96,8 @@ pub struct StateBuffer {
     pub shape: Shape,
     /// First element in the storage of buffers.
     pub start: usize,
+    /// The unit to which the buffer belongs.
+    pub unit: UnitId,
     /// The initial value of all elements.
     pub init: f64,
 }
@@ -361,10 +363,10 @@ impl LayoutBuilder {
     /// Registers a buffer of the current unit, whose elements all begin as `init`. Panics if no unit was
     /// begun.
     pub fn buffer(&mut self, name: &str, shape: impl Into<Shape>, init: f64) -> BufferId {
-        let unit = self.units.last().expect("a buffer belongs to a unit");
+        let unit = self.units.len().checked_sub(1).expect("a buffer belongs to a unit");
         let start = self.buffers.last().map_or(0, |buffer| buffer.range().end);
-        let name = format!("{}.{name}", unit.name);
-        self.buffers.push(StateBuffer { name, shape: shape.into(), start, init });
+        let (name, unit) = (format!("{}.{name}", self.units[unit].name), UnitId(unit));
+        self.buffers.push(StateBuffer { name, shape: shape.into(), start, unit, init });
         BufferId(self.buffers.len() - 1)
     }
 

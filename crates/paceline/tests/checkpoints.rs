@@ -83,6 +83,11 @@ fn what_ranks_keep_for_lossy_strategies_goes_on_too() {
         assert_eq!(rest.weights(), whole.weights(), "{flags}");
         assert_eq!(rest.stderr.matches("warning: --resume").count(), 0, "{rest:#?}");
     }
+    // With k = 1 everything is sent, so nothing is kept.
+    let sandbox = Sandbox::new();
+    losses(&sandbox, "--strategy ddp --nproc 2 --steps 4 --save saved");
+    losses(&sandbox, "--strategy top_k --top-k 1 --nproc 2 --steps 8 --save saved --resume saved");
+    losses(&sandbox, "--strategy ddp --nproc 2 --steps 9 --resume saved");
     let sandbox = Sandbox::new();
     let flags = "--strategy top_k --top-k 0.2 --save saved";
     losses(&sandbox, &format!("{flags} --nproc 3 --steps 4"));

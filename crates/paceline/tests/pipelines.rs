@@ -161,7 +161,6 @@ fn what_a_pipeline_cannot_do_is_refused_before_a_rank_starts() {
         ),
         ("--nproc 3 --mesh pp=2", ["--mesh pp=2", "another number of ranks"]),
         ("--nproc 8 --mesh pp=8", ["needs 8 stages", "the model has 4 blocks"]),
-        ("--nproc 2 --mesh pp=2 --save here", ["--save", "pipelines cannot do this yet"]),
         ("--nproc 2 --mesh pp=2 --device sim", ["--device", "pipelines cannot do this yet"]),
         ("--nproc 2 --mesh pp=2 --strategy local_sgd", ["local_sgd", "equal on all ranks"]),
     ] {

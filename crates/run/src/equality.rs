@@ -1,7 +1,7 @@
 //! Whether the ranks that a strategy keeps equal are equal.
 //!
 //! Input: what each rank holds of the parameters. The ranks compare checksums of each parameter, or of the part of it that
-//! several ranks hold. A difference comes from weights that differ from the beginning (another folder of a pretrained
+//! several ranks hold. Ranks of other stages of a pipeline hold other parameters. A difference comes from weights that differ from the beginning (another folder of a pretrained
 //! model on another host), from a program or a machine that computes something else, or from a strategy that does not keep
 //! its promise. Training would go on, and a checkpoint would mix the models. This file does not know how a strategy keeps
 //! ranks equal.
@@ -14,26 +14,29 @@ use paceline_strategies::{Exactness, Replica};
 
 use crate::agreement::listed;
 
-/// The checksums of a range of flat storage: each with the ranks that hold it.
+/// The checksums of a part of a parameter: each with the ranks that hold it.
 type Found = Vec<(u32, Vec<usize>)>;
 
 /// Fails if ranks that hold the same parameters hold other values, unless the strategy lets the ranks' models diverge.
 /// The replicas have been synchronized, after `steps` steps. All ranks call this together. Rank 0 reports.
 pub fn check(replica: &Replica, exactness: &Exactness, steps: u64) -> Result<()> {
-    let Replica { group, storage, .. } = replica;
+    let Replica { world, group, storage, .. } = replica;
     if group.world_size() == 1 || matches!(exactness, Exactness::Unsynchronized(_)) {
         return Ok(());
     }
-    let mut own: Vec<(Range<usize>, u32)> = Vec::new();
-    for param in storage.layout().params() {
-        for (range, part) in storage.values().within(&param.range())? {
-            own.push((range, crc32c::crc32c(&part.to_host()?.as_bytes().read::<u8>()?)));
+    let params = storage.layout().params();
+    // By the number of the parameter, which is the same on all stages.
+    let mut own: Vec<((usize, usize, usize), u32)> = Vec::new();
+    for (at, param) in params.iter().enumerate() {
+        for (Range { start, end }, part) in storage.values().within(&param.range())? {
+            let sum = crc32c::crc32c(&part.to_host()?.as_bytes().read::<u8>()?);
+            own.push(((at, start - param.start, end - param.start), sum));
         }
     }
-    let mut found: BTreeMap<(usize, usize), Found> = BTreeMap::new();
-    for (rank, of_rank) in group.all_gather_object(&own)?.into_iter().enumerate() {
-        for (Range { start, end }, sum) in of_rank {
-            let sums = found.entry((start, end)).or_default();
+    let mut found: BTreeMap<(usize, usize, usize), Found> = BTreeMap::new();
+    for (rank, of_rank) in world.all_gather_object(&own)?.into_iter().enumerate() {
+        for (part, sum) in of_rank {
+            let sums = found.entry(part).or_default();
             match sums.iter_mut().find(|(known, _)| *known == sum) {
                 Some((_, ranks)) => ranks.push(rank),
                 None => sums.push((sum, vec![rank])),
@@ -41,12 +44,10 @@ pub fn check(replica: &Replica, exactness: &Exactness, steps: u64) -> Result<()>
         }
     }
     let num_differing = found.values().filter(|sums| sums.len() > 1).count();
-    let Some(((start, _), sums)) = found.iter().find(|(_, sums)| sums.len() > 1) else {
+    let Some(((at, ..), sums)) = found.iter().find(|(_, sums)| sums.len() > 1) else {
         return Ok(());
     };
-    let params = storage.layout().params();
-    let name = params.iter().find(|param| param.range().contains(start));
-    let name = name.map_or("a parameter", |param| &param.name);
+    let name = &params[*at].name;
     let ranks = |ranks: &[usize]| match ranks {
         [rank] => format!("rank {rank}"),
         ranks => format!("ranks {}", listed(ranks)),
@@ -61,7 +62,7 @@ pub fn check(replica: &Replica, exactness: &Exactness, steps: u64) -> Result<()>
         parts[1..].join(" and on "),
         parts[0]
     );
-    Err(match group.rank() {
+    Err(match world.rank() {
         0 => Failure::Run(format!(
             "{problem} ({num_differing} of {} parameters or parts of them differ), although the ranks must hold the same; \
              no checkpoint is written: look whether all hosts have the same files and the same program, \
@@ -74,11 +75,12 @@ pub fn check(replica: &Replica, exactness: &Exactness, steps: u64) -> Result<()>
 
 #[cfg(test)]
 mod tests {
-    use paceline_collectives::{Group, Mesh};
+    use paceline_collectives::{Axis, Group, Mesh};
     use paceline_kernels::Compute;
     use paceline_memory::Allocator;
     use paceline_model::MlpConfig;
-    use paceline_strategies::{ReplicaOptions, Sharded3, SimpleDdp, Strategy};
+    use paceline_strategies::schedule::OneFOneB;
+    use paceline_strategies::{ReplicaOptions, Sharded3, SimpleDdp, Stages, Strategy};
 
     use super::*;
 
@@ -99,9 +101,14 @@ mod tests {
                     let mut strategy = make();
                     let compute = Compute::new(1, Allocator::new()).unwrap();
                     let model = config.build(4).unwrap();
-                    let options = ReplicaOptions::DEFAULT;
-                    let replica =
-                        Replica::new(strategy.as_mut(), model, compute, mesh, 1, options).unwrap();
+                    let (strategy, options) = (strategy.as_mut(), ReplicaOptions::DEFAULT);
+                    let replica = if mesh.shape().size(Axis::Pp) > 1 {
+                        let (stages, settings) = (Stages::even(OneFOneB), (1, options));
+                        Replica::in_stages(strategy, model, compute, mesh, &stages, settings)
+                    } else {
+                        Replica::new(strategy, model, compute, mesh, 1, options)
+                    };
+                    let replica = replica.unwrap();
                     if wrong.contains(&rank) {
                         replica.storage.values().tensor().write::<f32>().unwrap()[0] += 0.5;
                     }
@@ -122,6 +129,8 @@ mod tests {
             (ddp, "dp=4", &[0], "on ranks 1-3 than on rank 0"),
             // Ranks 1 and 3 hold the same shard.
             (sharded, "dp=2,shard=2", &[3], "on rank 3 than on rank 1"),
+            // Ranks 2 and 3 hold the second stage.
+            (ddp, "pp=2,dp=2", &[3], "on rank 3 than on rank 2"),
         ] {
             let all = told(make, mesh, wrong);
             let first = all[0].as_ref().unwrap_err();

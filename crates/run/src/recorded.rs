@@ -32,7 +32,7 @@ pub const NO_STATE: &str = "its state would be of no use";
 /// The groups of flags that are recorded, by their headings in the help.
 const HEADINGS: [&str; 4] = ["Model", "Strategy", "Training", "Data"];
 /// Other flags that are recorded.
-const ALSO: [&str; 2] = ["mesh", "precision"];
+const ALSO: [&str; 4] = ["mesh", "schedule", "stages", "precision"];
 /// Flags of these groups that are not: how files get to a host, and what is measured.
 const NOT: [&str; 4] = ["download", "mirror", "token-cache", "warmup-steps"];
 
@@ -96,9 +96,18 @@ pub fn under(
     };
     let recorded = recorded.with(|spec| {
         let theirs = strategy_of(spec);
-        // A mesh fits the ranks and the strategy that it was stated for.
         let is_other = strategy_of(&stated).is_some_and(|ours| Some(ours) != theirs);
-        let spec = if is_same && !is_other { spec.clone() } else { spec.without(&["mesh"]) };
+        let differs = |key| stated.get(key).is_some_and(|ours| Some(ours) != spec.get(key));
+        let unfit: &[&str] = if !is_same || is_other || differs("mesh") {
+            // A mesh fits the ranks and the strategy that it was stated for, and a pipeline fits its mesh.
+            &["mesh", "schedule", "stages"]
+        } else if differs("schedule") {
+            // A schedule decides how many stages there are.
+            &["stages"]
+        } else {
+            &[]
+        };
+        let spec = spec.without(unfit);
         // The strategy of one rank says nothing about several.
         if !is_same && theirs == Some(ALONE) { spec.without(&[STRATEGIES.key]) } else { spec }
     });

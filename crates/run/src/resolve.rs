@@ -206,6 +206,10 @@ pub fn resolve_unchecked(
     warnings.extend(strategy.settings().check(&built, world_size)?);
     let samples = BatchShape::of(dataset.as_ref());
     let pipeline = resolve_pipeline(&flags, &strategy, &mesh, (&built, &samples))?;
+    let strategy = match &pipeline {
+        Some(pipeline) => strategy.in_stages(pipeline, &mesh),
+        None => strategy,
+    };
     let mut config = TrainConfig {
         spec,
         model,

@@ -180,8 +180,6 @@ pub fn resolve_pipeline(
         );
     }
     for (flag, is_given) in [
-        ("--save", flags.save.is_some()),
-        ("--resume", flags.resume.is_some()),
         ("--rank-samples", flags.rank_samples.is_some()),
         ("--find-unused-parameters", strategy.options.find_unused_parameters),
         ("--device", flags.device != Device::Cpu),
@@ -200,9 +198,9 @@ pub fn resolve_pipeline(
     }
     let even = |stages: &_| schedule::Costs::even(stages, 1.0, 1.0, 1.0);
     let plan = schedule.map(|of| schedule::Plan::new(of, stages, micro_batches, even));
-    if let Some(Err(error)) = plan {
-        return usage(format!("--schedule {name} --accumulate {micro_batches}: {error}"));
-    }
+    let plan = plan
+        .transpose()
+        .or_else(|e| usage(format!("--schedule {name} --accumulate {micro_batches}: {e}")))?;
     let cut = match flags.stages.as_slice() {
         [] if name == AUTO => Cut::Measured,
         [] => Cut::Counted,
@@ -243,6 +241,8 @@ pub fn resolve_pipeline(
         head_at_once: flags.head_at_once,
         memory_bytes,
         candidates: Vec::new(),
+        // The ranks choose from those that do.
+        adds_in_order: plan.is_none_or(|plan| plan.adds_in_order()),
     }))
 }
 

@@ -69,29 +69,29 @@ pub fn begin(
     num_samples: usize,
 ) -> Result<Begin> {
     let Some(resume) = &config.resume else { return Ok(Begin::default()) };
-    let Replica { group, model, .. } = replica;
-    let is_first = group.rank() == 0;
+    let Replica { world, .. } = replica;
+    let is_first = world.rank() == 0;
     let mut left = if is_first && is_given(resume) { find(resume)?.found } else { Vec::new() };
     loop {
         let first = match left.is_empty() {
             true => None,
-            false => Some(open(resume, &left, config, &model.layout, num_samples)?),
+            false => Some(open(resume, &left, config, replica.whole_layout(), num_samples)?),
         };
         let found = first.as_ref().map(|first| {
             let is_whole_folder = first.checkpoint.path() == resume.folder();
             let name = (!is_whole_folder).then(|| first.checkpoint.name());
             (name, first.checkpoint.digest())
         });
-        let Some((name, digest)) = group.broadcast_object(Some(&found), 0)? else {
+        let Some((name, digest)) = world.broadcast_object(Some(&found), 0)? else {
             return Ok(Begin::default());
         };
         let place = first.as_ref().map_or(0, |first| first.place);
         let opened = match first {
             Some(first) => Ok(first.checkpoint),
-            None => open_same(group, resume, name.as_deref(), &digest),
+            None => open_same(world, resume, name.as_deref(), &digest),
         };
         // Ranks whose disk is slower take longer. How it went they tell each other below.
-        let restored = together(group, "read the checkpoint", SAVE_LIMIT, || {
+        let restored = together(world, "read the checkpoint", SAVE_LIMIT, || {
             Ok(opened.map(|checkpoint| {
                 (restore(config, replica, strategy, optimizer, &checkpoint), checkpoint)
             }))
@@ -101,7 +101,7 @@ pub fn begin(
             Ok((Err(failure), _)) => Outcome::Damaged(failure.to_string()),
             Err(_) => Outcome::Failed,
         };
-        let outcomes = group.all_gather_object(&outcome)?;
+        let outcomes = world.all_gather_object(&outcome)?;
         let (_, checkpoint) = restored?;
         let Some((rank, problem)) = first_problem(&outcomes) else {
             let previous = config.save.as_ref().and_then(|save| checkpoint.as_previous(save));
@@ -113,7 +113,7 @@ pub fn begin(
             )));
         };
         left.drain(..(place + 1).min(left.len()));
-        let before: Option<String> = group.broadcast_object(
+        let before: Option<String> = world.broadcast_object(
             Some(
                 &Checkpoint::open_last_good(&left)
                     .ok()
@@ -164,8 +164,8 @@ fn restore(
     optimizer: &mut Optimizer,
     checkpoint: &Checkpoint,
 ) -> Result<()> {
-    let Replica { group, storage, .. } = replica;
-    let (rank, world_size) = (group.rank(), group.world_size());
+    let Replica { world, storage, .. } = replica;
+    let (rank, world_size) = (world.rank(), world.world_size());
     let place = RankOfRun { rank, world_size, strategy: config.strategy.kind() };
     // A rank may hold values that other ranks own.
     let values = storage.values().ranges().to_vec();
@@ -175,7 +175,7 @@ fn restore(
 
 /// Opens the checkpoint that rank 0 has found.
 fn open_same(
-    group: &Group,
+    world: &Group,
     resume: &Resume,
     name: Option<&str>,
     digest: &str,
@@ -187,7 +187,7 @@ fn open_same(
     if checkpoint.digest() == digest {
         return Ok(checkpoint);
     }
-    Err(another(group, &resume.flag()))
+    Err(another(world, &resume.flag()))
 }
 
 /// Fails unless all ranks have found the checkpoint with this digest. `flag` is for the error message.

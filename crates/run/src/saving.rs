@@ -30,7 +30,7 @@ pub struct Saving {
     saver: Saver,
     /// On rank 0: the folder, which belongs to this run. It is given back after the last save has ended.
     _folder: Option<Folder>,
-    /// What each rank owns, from the first save on.
+    /// What each rank of the group owns, from the first save on. A stage of a pipeline is divided among its own ranks.
     owned: Vec<Ranges>,
     /// Whether all ranks have begun a save and have not agreed on its outcome. The same on all ranks.
     is_under_way: bool,
@@ -105,13 +105,13 @@ impl Saving {
         waits: bool,
     ) -> Result<()> {
         let Stepper { replica, optimizer, strategy, .. } = stepper;
-        let Replica { group: world, model, mesh, compute, .. } = replica;
+        let Replica { world, group, model, mesh, compute, .. } = replica;
         self.finish(world)?;
         if self.owned.is_empty() {
             let owned = |rank| Ranges::from(&strategy.owned(model, mesh.shape(), rank));
-            self.owned = (0..world.world_size()).map(owned).collect();
+            self.owned = (0..group.world_size()).map(owned).collect();
         }
-        let pieces = self.pieces(config, world.rank(), stepper)?;
+        let pieces = self.pieces(config, stepper)?;
         self.warn_of_budget(config, world.rank(), &pieces);
         let settings = resume::settings(config, num_samples);
         let kind = config.strategy.kind();
@@ -154,9 +154,10 @@ impl Saving {
     }
 
     /// What this rank writes.
-    fn pieces(&self, config: &TrainConfig, rank: usize, stepper: &Stepper) -> Result<Vec<Piece>> {
+    fn pieces(&self, config: &TrainConfig, stepper: &Stepper) -> Result<Vec<Piece>> {
         let Stepper { replica, optimizer, strategy, .. } = stepper;
-        let storage = &replica.storage;
+        let Replica { world, group, storage, .. } = replica;
+        let rank = group.rank();
         let is_first = rank == 0;
         let mut pieces = if config.strategy.is_alone() || config.strategy.keeps_replicas_equal() {
             let own = pieces::share(&self.owned, rank);
@@ -173,7 +174,7 @@ impl Saving {
         if is_first {
             pieces.extend(pieces::of_buffers(storage)?);
         }
-        pieces.extend(pieces::of_strategy(rank, strategy.state()));
+        pieces.extend(pieces::of_strategy(world.rank(), strategy.state()));
         Ok(pieces)
     }
 

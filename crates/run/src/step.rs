@@ -120,7 +120,8 @@ impl Stepper {
             Some(name) => Some(name.to_owned()),
             None => optimizer.first_not_finite()?.map(|name| format!("the optimizer's {name}")),
         };
-        let is_divided = replica.owned.state != Owned::everything(&replica.model).state;
+        let is_shard = replica.owned.state != Owned::everything(&replica.model).state;
+        let is_divided = is_shard || replica.is_stage();
         let found = match is_divided {
             true => replica.world.all_gather_object(&own)?.into_iter().flatten().next(),
             false => own,

@@ -99,6 +99,19 @@ impl Plan {
         self.lists.iter().map(of_rank).collect()
     }
 
+    /// Whether each stage adds up the gradients of the micro-batches in their order, as one process does.
+    pub fn adds_in_order(&self) -> bool {
+        let mut next = vec![0; self.shape.placement.stages()];
+        let all = self.lists.iter().flatten().flat_map(|entry| entry.actions());
+        all.filter(|action| matches!(action.kind, Kind::Backward | Kind::BackwardWeight)).all(
+            |action| {
+                let next = &mut next[action.stage];
+                *next += 1;
+                action.micro_batch + 1 == *next
+            },
+        )
+    }
+
     /// The lists as CSV, one row for each rank, in the form of PyTorch's pipelining.
     pub fn csv(&self) -> String {
         let text = |entry: &Entry| match entry {

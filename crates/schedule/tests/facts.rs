@@ -40,6 +40,16 @@ fn times_and_memory_are_those_of_the_papers() {
     }
 }
 
+#[test]
+fn all_but_one_add_up_gradients_like_one_process() {
+    for of in SCHEDULES {
+        for (ranks, micro_batches) in [(2, 4), (4, 8), (3, 12)] {
+            let is_in_order = plan_of(of, ranks, micro_batches).adds_in_order();
+            assert_eq!(is_in_order, of.name() != "looped_bfs", "{} on {ranks}", of.name());
+        }
+    }
+}
+
 /// Beyond the time in which a rank computes, as formulas of the ranks p and of the durations F, I and W.
 #[test]
 fn idle_times_follow_their_formulas() {

@@ -19,6 +19,8 @@ pub struct PipelineConfig {
     pub memory_bytes: Option<u64>,
     /// What the ranks have chosen from, the best first.
     pub candidates: Vec<Candidate>,
+    /// Whether the gradients of micro-batches are added up in their order, as in one process.
+    pub adds_in_order: bool,
 }
 
 /// How a model is cut into stages.

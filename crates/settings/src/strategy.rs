@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 
 use super::flags::{RunFlags, StrategyFlags};
 use super::named::AccumulationName;
+use super::pipeline::PipelineConfig;
 use super::spec::RunSpec;
 
 /// A strategy with its settings, all defaults filled in.
@@ -178,6 +179,21 @@ impl StrategyConfig {
     pub fn on(self, mesh: &MeshShape) -> Result<Self> {
         let exactness = self.settings.build()?.exactness(mesh);
         Ok(Self { exactness, ..self })
+    }
+
+    /// The same in a pipeline on such a mesh. The weights may depend on its schedule, and those that follow from buckets depend
+    /// on the stages, each of which has buckets of its own.
+    pub fn in_stages(self, pipeline: &PipelineConfig, mesh: &MeshShape) -> Self {
+        let PipelineConfig { schedule, begins, adds_in_order, .. } = pipeline;
+        let words = self.exactness.words();
+        let words = if self.settings.weights_follow_from_buckets() {
+            format!("{words} --mesh {mesh} --schedule {schedule} --stages {}", begins.join(","))
+        } else if !adds_in_order {
+            format!("{words} --schedule {schedule}")
+        } else {
+            return self;
+        };
+        Self { exactness: Exactness::Lossy(words), ..self }
     }
 
     /// The axes of a mesh that the strategy knows.

@@ -10,7 +10,7 @@ use paceline_kernels::Compute;
 use paceline_kernels::loss::SUMS_LEN;
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{
-    Batch, Model, OpenUnits, Optimizer, OptimizerConfig, Owned, ParamId, Precision, Storage,
+    Batch, Layout, Model, OpenUnits, Optimizer, OptimizerConfig, Owned, ParamId, Precision, Storage,
 };
 use paceline_schedule::Plan;
 use paceline_trace::{Span, SpanTrack, now_ns};
@@ -252,9 +252,19 @@ impl Replica {
 
     /// Records that the ranks of a pipeline have waited for each other until now.
     pub(crate) fn ends_barrier(&self, start_ns: u64, track: &mut SpanTrack) {
-        if self.pipeline.ranks().is_some() {
+        if self.is_stage() {
             track.push(span::BARRIER, Span { start_ns, end_ns: now_ns() });
         }
+    }
+
+    /// The layout of the model of all stages. Without a pipeline it is that of this replica.
+    pub fn whole_layout(&self) -> &Layout {
+        self.pipeline.layout()
+    }
+
+    /// Whether this rank has a stage of a pipeline, and other ranks have the others.
+    pub fn is_stage(&self) -> bool {
+        self.pipeline.ranks().is_some()
     }
 
     /// What this rank has done in the last step, in order.

@@ -103,6 +103,11 @@ pub trait StrategySettings: Debug + Send + Sync {
         None
     }
 
+    /// Whether the weights, and what the strategy keeps from step to step, depend on which gradients share a bucket.
+    fn weights_follow_from_buckets(&self) -> bool {
+        false
+    }
+
     /// How the ranks' models relate between two steps.
     fn models(&self) -> Models {
         Models::Equal

@@ -57,6 +57,10 @@ impl StrategySettings for Settings {
         Some(self.ddp.caps())
     }
 
+    fn weights_follow_from_buckets(&self) -> bool {
+        self.top_k < 1.0
+    }
+
     fn advice(&self) -> Advice {
         Advice::CompareWithDdp
     }
