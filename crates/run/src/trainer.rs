@@ -121,11 +121,11 @@ impl Trainer<'_> {
             self.listeners.tell(Event::EpochBegun { epoch })?;
             let mut ended = None;
             while ended.is_none() && progress.steps < total_steps && !is_stopped {
-                let Replica { group, compute, .. } = &self.stepper.replica;
+                let Replica { world, group, compute, .. } = &self.stepper.replica;
                 if made == config.warmup_steps as u64 {
                     compute.allocator.forget_phases();
                 }
-                self.listeners.tell(Event::StepBegun { number: made, group })?;
+                self.listeners.tell(Event::StepBegun { number: made, group: world })?;
                 // Operations outside of steps (rendezvous, checkpoints, evaluation) do not count for any
                 // step.
                 meter.forget(group);
@@ -182,7 +182,7 @@ impl Trainer<'_> {
                         Some(_) => self.stepper.replica.acted(),
                         None => &[],
                     },
-                    group: &self.stepper.replica.group,
+                    group: &self.stepper.replica.world,
                 }))?;
                 if self.evaluates_after(progress.steps) && !is_stopped {
                     self.evaluate_midway(progress.steps, epoch)?;
