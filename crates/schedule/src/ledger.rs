@@ -1,8 +1,8 @@
 //! Where the idle time of a measured step comes from.
 //!
 //! The step is rehearsed several times, each time with one thing more of what was measured: with equal stages, with the
-//! stages as they usually are, as long as each action took in this step, with the messages, with their order. What a rank is
-//! idle longer each time is what that thing costs. What the last rehearsal does not explain is the rest; if it is small,
+//! stages as they usually are, with the messages, with their order, and with what each action took in this step. What a rank
+//! is idle longer each time is what that thing costs. What the last rehearsal does not explain is the rest; if it is small,
 //! the parts can be believed.
 //!
 //! Input: a plan, and when each rank did what. Output: idle time by cause.
@@ -22,12 +22,12 @@ pub enum Cause {
     Drain,
     /// Stages do not take equally long.
     Imbalance,
-    /// In this step a rank began later, or took longer, than it usually does.
-    LatePeer,
     /// A message travels, or was not taken at once.
     Transfer,
     /// A message waits for those before it in its queue.
     HeadOfLine,
+    /// In this step a rank began later, or took longer, than it usually does.
+    LatePeer,
     /// All ranks wait for each other: for the loss, or for the norm of all gradients.
     Barrier,
 }
@@ -38,9 +38,9 @@ impl Cause {
         Self::Fill,
         Self::Drain,
         Self::Imbalance,
-        Self::LatePeer,
         Self::Transfer,
         Self::HeadOfLine,
+        Self::LatePeer,
         Self::Barrier,
     ];
 
@@ -184,7 +184,7 @@ impl Ledger {
                     _ => Cause::Drain,
                 };
                 let causes =
-                    [first, Cause::Imbalance, Cause::LatePeer, Cause::Transfer, Cause::HeadOfLine];
+                    [first, Cause::Imbalance, Cause::Transfer, Cause::HeadOfLine, Cause::LatePeer];
                 let mut before = 0.0;
                 for (cause, layer) in causes.into_iter().zip(&layers) {
                     parts[cause as usize] += layer[rank][at] - before;
@@ -288,51 +288,92 @@ fn durations(own: &RankStep) -> impl Iterator<Item = (f64, f64)> {
     own.actions.iter().zip(before).map(|(of, before)| (of.end - of.start, of.asked - before))
 }
 
-/// For each rehearsal, each rank and each of its actions: how long the rank is idle before it.
-fn layers(plan: &Plan, step: &[RankStep], usual: &Usual) -> Result<Vec<Vec<Vec<f64>>>, PlanError> {
+/// For each rank and each of its actions: how long the rank is idle before it.
+type Idle = Vec<Vec<f64>>;
+
+/// The idle times of each rehearsal.
+fn layers(plan: &Plan, step: &[RankStep], usual: &Usual) -> Result<[Idle; 5], PlanError> {
     let placement = plan.shape().placement;
     let ranks = 0..placement.ranks();
     let took: HashMap<Action, (f64, f64)> =
         ranks.clone().flat_map(|rank| arithmetic(plan, rank).zip(durations(&step[rank]))).collect();
-    let ends = ends(plan, step);
-    let travels = travels(plan, step, &ends);
-    let even = |action: &Action| {
-        let stages =
-            (0..placement.stages()).filter_map(|stage| usual.actions.get(&(stage, action.kind)));
+    let travels = travels(plan, step, &ends(plan, step));
+    let mean = |kind: Kind| {
+        let stages = (0..placement.stages()).filter_map(|at| usual.actions.get(&(at, kind)));
         let stages: Vec<f64> = stages.copied().collect();
         stages.iter().sum::<f64>() / stages.len().max(1) as f64
     };
-    let even: HashMap<Kind, f64> =
-        Kind::ALL.map(|kind| (kind, even(&Action::new(0, kind, 0)))).into_iter().collect();
+    let even: HashMap<Kind, f64> = Kind::ALL.map(|kind| (kind, mean(kind))).into_iter().collect();
     let none = |_: &Action| 0.0;
     let alike = |action: &Action| even[&action.kind];
     let often = |action: &Action| usual.of(action.stage, action.kind);
-    let now = |action: &Action| took[action].0;
-    let handing = |action: &Action| took[action].1;
     let message = |action: &Action| travels.get(action).copied().unwrap_or(0.0);
-    let wanted: Vec<f64> = step.iter().map(|own| own.asked).collect();
-    let begun: Vec<f64> = step.iter().map(|own| own.begin).collect();
-    type Cost<'a> = &'a dyn Fn(&Action) -> f64;
-    let all: [(Cost, Cost, Cost, &Vec<f64>, bool); 5] = [
-        (&alike, &none, &none, &wanted, true),
-        (&often, &none, &none, &wanted, true),
-        (&now, &handing, &none, &begun, true),
-        (&now, &handing, &message, &begun, false),
-        (&now, &handing, &message, &begun, true),
-    ];
-    let idle = |(cost, before, message, begin, in_order): (Cost, Cost, Cost, &Vec<f64>, bool)| {
-        let begin = begin.clone();
-        let times =
-            Times { cost, before, message, begin: begin.clone(), in_order, side_by_side: None };
-        let timeline = Timeline::with(plan, times)?;
-        let of_rank = |(own, begin): (&Vec<Ran>, &f64)| {
-            let ends = std::iter::once(*begin).chain(own.iter().map(|ran| ran.end));
-            let idle = |(ran, end): (&Ran, f64)| ran.start - end - before(&ran.action);
-            own.iter().zip(ends).map(idle).collect()
-        };
-        Ok(timeline.ranks.iter().zip(&begin).map(of_rank).collect())
+    let usually = |cost, message, in_order| {
+        settled(plan, step, |begin| Times {
+            cost,
+            before: &none,
+            message,
+            begin,
+            in_order,
+            side_by_side: None,
+        })
     };
-    all.into_iter().map(idle).collect()
+    let now = Times {
+        cost: &|action| took[action].0,
+        before: &|action| took[action].1,
+        message: &message,
+        begin: step.iter().map(|own| own.begin).collect(),
+        in_order: true,
+        side_by_side: None,
+    };
+    Ok([
+        usually(&alike, &none, true)?,
+        usually(&often, &none, true)?,
+        usually(&often, &message, false)?,
+        usually(&often, &message, true)?,
+        idle(plan, now)?.0,
+    ])
+}
+
+/// A rehearsal of a step that follows others like it: a rank begins when it is done with the one before.
+fn settled<'a>(
+    plan: &Plan,
+    step: &[RankStep],
+    times: impl Fn(Vec<f64>) -> Times<'a>,
+) -> Result<Idle, PlanError> {
+    let longest = step.iter().map(|own| own.end - own.begin).fold(0.0, f64::max);
+    let barrier = step.iter().map(|own| own.barrier).fold(0.0, f64::max);
+    let mut begin = vec![0.0; step.len()];
+    // A wait of all ranks for each other has them begin the next step together.
+    if barrier < BARRIER * longest {
+        for _ in 0..2 {
+            let ends = idle(plan, times(begin))?.1;
+            let tail = |own: &RankStep| {
+                own.end - own.barrier - own.actions.last().map_or(own.begin, |of| of.end)
+            };
+            begin = ends.iter().zip(step).map(|(end, own)| end + tail(own)).collect();
+            let first = begin.iter().copied().fold(f64::INFINITY, f64::min);
+            begin.iter_mut().for_each(|at| *at -= first);
+        }
+    }
+    Ok(idle(plan, times(begin))?.0)
+}
+
+/// The part of a step from which on waiting at its end counts as a barrier between steps.
+const BARRIER: f64 = 0.01;
+
+/// How long each rank is idle before each action in a rehearsal, and when it is done with the last one.
+fn idle(plan: &Plan, times: Times) -> Result<(Idle, Vec<f64>), PlanError> {
+    let (begin, before) = (times.begin.clone(), times.before);
+    let timeline = Timeline::with(plan, times)?;
+    let of_rank = |(own, begin): (&Vec<Ran>, &f64)| {
+        let ends = std::iter::once(*begin).chain(own.iter().map(|ran| ran.end));
+        let idle = |(ran, end): (&Ran, f64)| ran.start - end - before(&ran.action);
+        own.iter().zip(ends).map(idle).collect()
+    };
+    let idle = timeline.ranks.iter().zip(&begin).map(of_rank).collect();
+    let last = |(own, begin): (&Vec<Ran>, &f64)| own.last().map_or(*begin, |ran| ran.end);
+    Ok((idle, timeline.ranks.iter().zip(&begin).map(last).collect()))
 }
 
 /// When each action was done.
@@ -400,167 +441,4 @@ fn travels(plan: &Plan, step: &[RankStep], ends: &HashMap<Action, f64>) -> HashM
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{OneFOneB, SCHEDULES};
-
-    /// A step as it would be measured if the parts took so long, and the steps before it were as `cost` says.
-    struct Planted<'a> {
-        cost: &'a dyn Fn(&Action) -> f64,
-        message: f64,
-        late: Option<(Action, f64)>,
-        barrier: f64,
-    }
-
-    impl Planted<'_> {
-        fn ledger(&self, plan: &Plan) -> Ledger {
-            let quiet = measured(plan, self.cost, self.message, self.barrier);
-            let late = |action: &Action| {
-                let extra =
-                    self.late.filter(|(of, _)| of == action).map_or(0.0, |(_, extra)| extra);
-                (self.cost)(action) + extra
-            };
-            let step = measured(plan, &late, self.message, self.barrier);
-            let usual = usual(plan, [&quiet[..], &quiet[..], &step[..]]);
-            Ledger::of(plan, &step, &usual).unwrap()
-        }
-    }
-
-    /// What ranks would measure.
-    fn measured(
-        plan: &Plan,
-        cost: &dyn Fn(&Action) -> f64,
-        message: f64,
-        barrier: f64,
-    ) -> Vec<RankStep> {
-        let ranks = plan.shape().placement.ranks();
-        let travel = |_: &Action| message;
-        let times = Times {
-            cost,
-            before: &|_| 0.0,
-            message: &travel,
-            begin: vec![0.0; ranks],
-            in_order: true,
-            side_by_side: None,
-        };
-        let timeline = Timeline::with(plan, times).unwrap();
-        let ran: HashMap<Action, Ran> =
-            timeline.ranks.iter().flatten().map(|ran| (ran.action, *ran)).collect();
-        let mut steps = Vec::new();
-        for rank in 0..ranks {
-            let mut own = RankStep::default();
-            let mut ends = vec![0.0, 0.0];
-            for action in arithmetic(plan, rank) {
-                let Ran { start, end, .. } = ran[&action];
-                let (asked, posted) = (ends[ends.len() - 1], ends[ends.len() - 2]);
-                // As long as a message is not late, it does not matter when it has arrived.
-                let arrived = if start > asked { start } else { asked };
-                own.actions.push(Measured { asked, start, end, message: (posted, arrived) });
-                ends.push(end);
-            }
-            own.end = ends[ends.len() - 1] + barrier;
-            own.barrier = barrier;
-            steps.push(own);
-        }
-        steps
-    }
-
-    fn plan(schedule: &dyn crate::Schedule) -> Plan {
-        Plan::new(schedule, 4, 8, |of| crate::Costs::even(of, 1.0, 1.0, 1.0)).unwrap()
-    }
-
-    fn total(ledger: &Ledger, cause: Cause) -> f64 {
-        ledger.ranks.iter().map(|account| account.of(cause)).sum()
-    }
-
-    fn even(action: &Action) -> f64 {
-        if action.kind == Kind::Backward { 2.0 } else { 1.0 }
-    }
-
-    #[test]
-    fn idle_time_closes_to_the_step_under_each_schedule() {
-        for schedule in SCHEDULES {
-            let plan = plan(schedule);
-            let uneven = |action: &Action| even(action) * (1.0 + 0.25 * action.stage as f64);
-            let late = Some((Action::new(1, Kind::Forward, 2), 3.0));
-            let planted = Planted { cost: &uneven, message: 0.0, late, barrier: 0.5 };
-            let ledger = planted.ledger(&plan);
-            for account in &ledger.ranks {
-                let sum = account.busy + account.idle.iter().sum::<f64>() + account.rest;
-                assert!((sum - account.step).abs() < 1e-9, "{}: {account:?}", schedule.name());
-                assert!(account.rest.abs() < 1e-9, "{}: {account:?}", schedule.name());
-                assert_eq!(account.of(Cause::Barrier), 0.5);
-            }
-        }
-    }
-
-    #[test]
-    fn equal_stages_only_fill_and_drain() {
-        let planted = Planted { cost: &even, message: 0.0, late: None, barrier: 0.0 };
-        let ledger = planted.ledger(&plan(&OneFOneB));
-        for (rank, account) in ledger.ranks.iter().enumerate() {
-            let (fill, drain) = (rank as f64, 2.0 * (3 - rank) as f64 + (3 - rank) as f64);
-            assert_eq!((account.of(Cause::Fill), account.of(Cause::Drain)), (fill, drain));
-        }
-        let others = [Cause::Imbalance, Cause::LatePeer, Cause::Transfer, Cause::HeadOfLine];
-        assert!(others.iter().all(|cause| total(&ledger, *cause) == 0.0), "{ledger:?}");
-    }
-
-    #[test]
-    fn a_slow_stage_is_imbalance_and_a_slow_moment_is_a_late_peer() {
-        let plan = plan(&OneFOneB);
-        // Stage 2 takes twice as long: the others wait for it.
-        let slow = |action: &Action| even(action) * if action.stage == 2 { 2.0 } else { 1.0 };
-        let ledger = Planted { cost: &slow, message: 0.0, late: None, barrier: 0.0 }.ledger(&plan);
-        assert!(total(&ledger, Cause::Imbalance) > 40.0, "{ledger:?}");
-        assert_eq!(total(&ledger, Cause::LatePeer), 0.0);
-        // One pass takes 6 longer, once. The step is 6 longer, and the three other ranks wait.
-        let late = Some((Action::new(3, Kind::Backward, 4), 6.0));
-        let ledger = Planted { cost: &even, message: 0.0, late, barrier: 0.0 }.ledger(&plan);
-        assert_eq!(total(&ledger, Cause::Imbalance), 0.0);
-        let waited: Vec<f64> = ledger.ranks.iter().map(|of| of.of(Cause::LatePeer)).collect();
-        assert_eq!(waited, [6.0, 6.0, 6.0, 0.0]);
-        let named = ledger.gaps[0].iter().filter(|gap| gap.cause == Some(Cause::LatePeer)).count();
-        assert!(named >= 1, "{ledger:?}");
-    }
-
-    #[test]
-    fn messages_that_take_time_are_transfers() {
-        let plan = plan(&OneFOneB);
-        let ledger = Planted { cost: &even, message: 0.25, late: None, barrier: 0.0 }.ledger(&plan);
-        // Rank 3 waits for the first input of three messages, and for each further one behind its own gradient.
-        let none = Planted { cost: &even, message: 0.0, late: None, barrier: 0.0 }.ledger(&plan);
-        let longer = ledger.ranks[0].step - none.ranks[0].step;
-        assert!(longer > 0.0);
-        let idle: f64 = total(&ledger, Cause::Transfer) + total(&ledger, Cause::HeadOfLine);
-        let all: f64 = ledger.ranks.iter().zip(&none.ranks).map(|(a, b)| a.step - b.step).sum();
-        assert!((idle - all).abs() < 1e-9, "{idle} {all}: {ledger:?}");
-        assert_eq!(total(&ledger, Cause::Imbalance) + total(&ledger, Cause::LatePeer), 0.0);
-    }
-
-    #[test]
-    fn clocks_that_are_apart_are_put_together() {
-        let plan = plan(&OneFOneB);
-        let step = measured(&plan, &even, 0.5, 0.0);
-        let mut apart = step.clone();
-        for of in &mut apart[2].actions {
-            for at in
-                [&mut of.asked, &mut of.start, &mut of.end, &mut of.message.0, &mut of.message.1]
-            {
-                *at += 1e6;
-            }
-        }
-        on_one_clock(&plan, &mut apart, 1.0);
-        let error = |at: usize| (apart[2].actions[at].start - step[2].actions[at].start).abs();
-        assert!((0..16).all(|at| error(at) < 1.0), "{apart:?}");
-        assert_eq!(apart[3].actions[0].start, step[3].actions[0].start);
-    }
-
-    #[test]
-    fn a_step_of_another_plan_is_refused() {
-        let plan = plan(&OneFOneB);
-        let mut step = measured(&plan, &even, 0.0, 0.0);
-        step[1].actions.pop();
-        assert!(Ledger::of(&plan, &step, &Usual::default()).is_err());
-    }
-}
+mod tests;

@@ -95,8 +95,8 @@ fn page(facts: &Facts, of: &PipelineFacts) -> Report {
                 panel(
                     "ledger",
                     "Idle time by cause",
-                    "Means over the steps. The step is rehearsed with equal stages, with the usual ones, with its own durations, \
-                     with its messages and with their queues; each adds idle time, which is that cause's.",
+                    "Means over the steps. The step is rehearsed with equal stages, with the usual ones, with its messages, with \
+                     their queues and with its own durations; each adds idle time, which is that cause's.",
                     Body::Table(table(of)),
                 ),
             ],
