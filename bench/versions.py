@@ -166,11 +166,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--after", type=Path, default=Path("target/release/paceline"), metavar="PATH")
     parts = ["digests", "agree", *PARTS]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="(default: all)")
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help="steps: only these, such as 'CNN, 2 ranks' (default: all)")
     parser.add_argument("--pairs", type=int, default=10, help="runs of each build (default: 10)")
     parser.add_argument("--out", type=Path, default=Path("results/versions.json"), metavar="FILE")
     arguments = parser.parse_args()
     if arguments.pairs < 2:
         parser.error("--pairs must be at least 2: one pair has no spread")
+    if arguments.cases:
+        unknown = set(arguments.cases) - set(STEPS)
+        if unknown:
+            parser.error(f"--cases: there is no {', '.join(sorted(unknown))}; there are {'; '.join(STEPS)}")
+        PARTS["steps"] = steps({name: STEPS[name] for name in arguments.cases})
     for build in (arguments.before, arguments.after):
         if not build.is_file():
             parser.error(f"{build}: no such file; `cargo build --release` makes it")

@@ -34,6 +34,8 @@ pub struct BlockCost {
     pub output_bytes: u64,
     /// Bytes of activations from the forward pass to the end of the backward pass.
     pub kept_bytes: u64,
+    /// Bytes that the objective keeps for the gradients of its parameters, if it has halves.
+    pub loss_kept_bytes: u64,
 }
 
 impl BlockCost {
@@ -138,11 +140,12 @@ impl Alone<'_> {
         let cx = Context::training(compute, storage, units, &mut hooks);
         let mut cx = cx.with_batch(batch);
         cx.open_roots()?;
-        let before = allocator.usage(Category::Activations).current_bytes;
+        let in_use = || allocator.usage(Category::Activations).current_bytes;
+        let before = in_use();
         let begin = clock();
         let (output, mut saved) = block.forward(&mut cx, input.clone())?;
         let forward = clock();
-        let after = allocator.usage(Category::Activations).current_bytes;
+        let after = in_use();
         let (mut of_loss, before_loss) = (Saved::default(), clock());
         let has_halves = is_last && model.objective.has_halves();
         let d_output = match is_last {
@@ -153,6 +156,11 @@ impl Alone<'_> {
             false => cx.gradient_of(&output)?,
         };
         let loss = clock();
+        let gradient_bytes = num_bytes(&d_output);
+        let loss_kept_bytes = match has_halves {
+            true => in_use().saturating_sub(after + gradient_bytes),
+            false => 0,
+        };
         if has_halves {
             model.backward_weight_of_objective(&mut cx, &of_loss)?;
         }
@@ -170,8 +178,13 @@ impl Alone<'_> {
             backward_weight: weight_half - input_half,
             loss: loss - before_loss,
             loss_weight: loss_weight - loss,
-            output_bytes: (output.num_elems() * output.dtype().size_bytes()) as u64,
+            output_bytes: num_bytes(&output),
             kept_bytes: after.saturating_sub(before),
+            loss_kept_bytes,
         })
     }
+}
+
+fn num_bytes(tensor: &Tensor) -> u64 {
+    (tensor.num_elems() * tensor.dtype().size_bytes()) as u64
 }

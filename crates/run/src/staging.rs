@@ -123,10 +123,13 @@ fn measured(
         message,
         has_barrier: config.clip_grad_norm.is_some(),
     };
-    if !puts_off {
-        let last = model.blocks.len() - 1;
-        blocks.backward_input[last] += of(last).loss_weight;
-        blocks.backward_weight[last] -= of(last).loss_weight;
+    let last = model.blocks.len() - 1;
+    match puts_off {
+        true => blocks.kept[last] += of(last).loss_kept_bytes as f64,
+        false => {
+            blocks.backward_input[last] += of(last).loss_weight;
+            blocks.backward_weight[last] -= of(last).loss_weight;
+        }
     }
     Ok(blocks)
 }

@@ -112,6 +112,10 @@ pub static TABLE: &[Figure] = &[
     run("samples_per_step", plain("samples of a step"), Same, |f, _| json!(f.config.samples_per_step()),
         "Samples of a full optimizer step on all ranks: those of a batch on all ranks, times the batches of a step. If ranks have \
          their own shards (`--rank-samples`), the mean over an epoch.").console(),
+    run("schedule", plain("schedule"), Same, |f, _| json!(f.config.pipeline.as_ref().map(|of| of.schedule)),
+        "The schedule of a pipeline; null if the ranks are none."),
+    run("stages", plain("stages begin with"), Same, |f, _| json!(f.config.pipeline.as_ref().map(|of| &of.begins)),
+        "The units with which the stages of a pipeline begin, but the first one."),
     run("steps", plain("steps"), Same, |f, _| json!(f.steps.count()),
         "Measured steps: those after `--warmup-steps`.").console(),
     run("kept_steps", plain("kept steps"), Same, |f, _| json!(f.steps.num_kept()),
