@@ -164,7 +164,7 @@ impl Trainer<'_> {
                 if counts {
                     steps.push(made - 1, &times, &loss);
                 }
-                self.listeners.tell(Event::Step(StepDone {
+                self.listeners.tell(Event::Step(&StepDone {
                     number: made - 1,
                     steps: progress.steps,
                     epoch,

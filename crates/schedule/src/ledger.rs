@@ -246,13 +246,12 @@ pub fn on_one_clock(plan: &Plan, step: &mut [RankStep], tolerance: f64) {
         *took = took.min(message.arrived - message.sent);
     }
     let mut ahead = 0.0;
-    for rank in 1..step.len() {
+    for (rank, own) in step.iter_mut().enumerate().skip(1) {
         let way = |from, to| least.get(&(from, to)).copied();
         if let (Some(there), Some(back)) = (way(rank - 1, rank), way(rank, rank - 1)) {
             let apart = (there - back) / 2.0;
             ahead += if apart.abs() < tolerance { 0.0 } else { apart };
         }
-        let own = &mut step[rank];
         let moments = own.actions.iter_mut().flat_map(|of| {
             [&mut of.asked, &mut of.start, &mut of.end, &mut of.message.0, &mut of.message.1]
         });

@@ -57,7 +57,7 @@ pub enum Event<'a> {
         group: &'a Group,
     },
     /// A step is done.
-    Step(StepDone<'a>),
+    Step(&'a StepDone<'a>),
     /// The test set has been evaluated.
     Evaluated(Evaluation),
     /// An epoch is done, or the run ends within it.

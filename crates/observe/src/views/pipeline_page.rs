@@ -124,13 +124,17 @@ fn lanes(of: &PipelineFacts, timeline: &Timeline, gaps: &[Vec<Gap>]) -> Lanes {
             })
             .collect();
         // A rank with several stages waits in the row of its first one.
-        let waits = gaps.get(rank).filter(|_| placement.chunk(stage) == 0);
-        segments.extend(waits.into_iter().flatten().map(|gap| {
+        let waits = gaps.get(rank).filter(|_| placement.chunk(stage) == 0).into_iter().flatten();
+        let is_seen = |gap: &&Gap| gap.end - gap.start > timeline.makespan / 1000.0;
+        segments.extend(waits.filter(is_seen).map(|gap| {
             let kind = gap.cause.map_or("unexplained", Cause::name).to_owned();
             let color = match gap.cause {
                 Some(Cause::Fill | Cause::Drain) => PageColor::Idle,
                 Some(Cause::Transfer | Cause::HeadOfLine) => PageColor::Communication,
-                _ => PageColor::Wait,
+                Some(Cause::Imbalance) => PageColor::Wait,
+                Some(Cause::LatePeer) => PageColor::NonCompute,
+                Some(Cause::Barrier) => PageColor::Sync,
+                None => PageColor::Other,
             };
             Segment { start: gap.start, end: gap.end, name: kind.clone(), kind, color }
         }));

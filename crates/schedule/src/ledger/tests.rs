@@ -52,8 +52,7 @@ fn measured(
     let ran: HashMap<Action, Ran> =
         timeline.ranks.iter().flatten().map(|ran| (ran.action, *ran)).collect();
     let mut steps = Vec::new();
-    for rank in 0..ranks {
-        let at = begin[rank];
+    for (rank, at) in begin.into_iter().enumerate() {
         let mut own = RankStep { asked: at, begin: at, ..RankStep::default() };
         let mut ends = vec![at, at];
         for action in arithmetic(plan, rank) {
