@@ -149,6 +149,10 @@ fn what_a_pipeline_cannot_do_is_refused_before_a_rank_starts() {
         ("--nproc 2 --head-at-once", ["--head-at-once", "there are no stages"]),
         ("--nproc 2 --mesh pp=2 --pipeline-memory 10", ["--pipeline-memory", "--schedule auto"]),
         (
+            "--nproc 2 --mesh pp=2 --schedule auto --stages conv1,fc0",
+            ["these make 3 stages", "have 2 or 4"],
+        ),
+        (
             "--nproc 2 --mesh pp=2 --schedule auto --pipeline-memory -1",
             ["--pipeline-memory -1", "above zero"],
         ),

@@ -220,9 +220,19 @@ pub fn resolve_pipeline(
         // Schedules that are still to be chosen from may need other numbers of stages.
         Cut::ByHand => cut_at(&flags.stages, model, schedule.map(|_| least))?,
     };
+    let has_as_many =
+        |of: &&dyn schedule::Schedule| of.placement(stages).stages() == begins_at.len() + 1;
+    if cut == Cut::ByHand && !schedule::SCHEDULES.iter().any(has_as_many) {
+        return usage(format!(
+            "--stages {}: these make {} stages, and schedules on {stages} ranks have {stages} or {}",
+            printable(&flags.stages.join(",")),
+            begins_at.len() + 1,
+            2 * stages
+        ));
+    }
     let memory_bytes = match flags.pipeline_memory {
         Some(mb) if !(mb > 0.0 && mb < 1e12) => {
-            return usage(format!("--pipeline-memory {mb}: pass a number of MB above zero"));
+            return usage(format!("--pipeline-memory {mb:?}: pass a number of MB above zero"));
         }
         Some(_) if cut != Cut::Measured && schedule.is_some() => {
             return usage(

@@ -45,11 +45,16 @@ pub(crate) fn choose(
     let mut choices: Vec<Choice> = all.into_iter().filter_map(cut_of).collect();
     choices.sort_by(Choice::by_step);
     let Some(best) = choices.first() else {
-        let limit = open.memory_bytes.unwrap_or(0) as f64 / 1e6;
-        let problem = format!("--pipeline-memory {limit}: no schedule keeps so little in flight");
+        let problem = match open.memory_bytes {
+            Some(bytes) => {
+                let limit = bytes as f64 / 1e6;
+                format!("--pipeline-memory {limit}: no schedule keeps so little in flight")
+            }
+            None => format!("--accumulate {micro_batches}: no schedule knows such a step"),
+        };
         // All ranks find the same, and one says so.
         return Err(match world.rank() {
-            0 => Failure::Usage(format!("{problem}; raise it, or lower --batch-size")),
+            0 => Failure::Usage(format!("{problem}; raise it, or pass a smaller --batch-size")),
             _ => Failure::Consequence(problem),
         });
     };
