@@ -16,7 +16,7 @@ use loom::cell::UnsafeCell;
 use loom::model::Builder;
 use loom::thread;
 
-use super::fate::WaitError;
+use super::fate::{Fate, WaitError};
 use super::mail::{Counts, MAX_READY};
 use super::phases::{Barrier, WakeUp};
 use super::sync::{AtomicU32, Ordering, SLEEP, Sleep};
@@ -198,6 +198,31 @@ fn loom_a_phase_that_is_given_up_wakes_a_sleeper() {
     };
     check(2, None, FirstPhase::default, impatient_first, |first| {
         assert_eq!([first.found[0].get(), first.found[1].get()], [2, 3]);
+    });
+}
+
+/// A first phase that a third rank has left, which the alarm tells.
+#[derive(Default)]
+struct Left {
+    barrier: Barrier,
+    alarm: AtomicU32,
+    found: [Data; MAX_WORLD],
+}
+
+#[test]
+fn loom_a_phase_that_is_closed_for_an_alarm_tells_all_its_reason() {
+    let gone = WaitError::Gone { peer: 2, fate: Fate::Lost };
+    let rank = move |left: &Left, rank: usize| {
+        if rank == 0 {
+            left.alarm.store(1, Ordering::Release);
+        }
+        let alarm = || (left.alarm.load(Ordering::Acquire) != 0).then_some(gone);
+        left.barrier.arrive(1, 3);
+        let found = left.barrier.wait_present(1, PATIENT, alarm, || false).unwrap_err();
+        left.found[rank].set(if found == gone { 1 } else { 2 });
+    };
+    check(2, None, Left::default, rank, |left| {
+        assert_eq!([left.found[0].get(), left.found[1].get()], [1, 1]);
     });
 }
 

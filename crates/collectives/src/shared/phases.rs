@@ -132,14 +132,14 @@ impl Barrier {
 }
 
 impl Phase {
-    /// Waits until the phase has completed for round `seq`. `alarm` returns the reason if the phase will never
-    /// complete. `has_accused` is called from time to time and looks for such a reason. If there is a reason,
+    /// Waits until the phase has completed for round `seq`. `alarm_now` returns the reason if the phase will
+    /// never complete. `has_accused` is called from time to time and looks for such a reason. If there is a reason,
     /// `has_accused` raises the alarm and returns true.
     fn wait(
         &self,
         seq: u32,
         policy: WaitPolicy,
-        alarm: impl Fn() -> Option<WaitError>,
+        alarm_now: impl Fn() -> Option<WaitError>,
         has_accused: impl Fn() -> bool,
     ) -> Result<(), WaitError> {
         if self.is_complete(seq) {
@@ -155,7 +155,7 @@ impl Phase {
             }
         }
         loop {
-            let alarm = alarm();
+            let alarm = alarm_now();
             // The phase is checked after the alarm: a rank that left in order may have completed the phase
             // just before it left, and then the alarm does not concern this round.
             if self.is_complete(seq) {
@@ -168,7 +168,9 @@ impl Phase {
                 continue;
             }
             if self.is_closed() {
-                return Err(WaitError::GivenUp);
+                // Asked again: the rank that closed the phase may have done so because of an alarm that was
+                // raised after this rank had looked.
+                return Err(alarm_now().unwrap_or(WaitError::GivenUp));
             }
             let left = policy.limit.saturating_sub(waited.until(now_ns()));
             if left.is_zero() {
