@@ -94,6 +94,7 @@
 mod batch;
 mod cifar10;
 mod dataset;
+mod decoded;
 mod digest;
 mod error;
 mod field;
@@ -115,6 +116,7 @@ pub mod text;
 pub use batch::{Batch, Position};
 pub use cifar10::Cifar10;
 pub use dataset::{Dataset, Split};
+pub use decoded::Decoded;
 pub use error::DataError;
 pub use field::{BatchShape, Field, TensorShape};
 pub use loader::{Loader, LoaderConfig, Prefetch};

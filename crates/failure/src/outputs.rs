@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use paceline_analysis::report::{self, Report};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
-use paceline_table::plot::{LineChart, PlotError};
+use paceline_table::plot::{Picture, PlotError};
 use serde::Serialize;
 
 use crate::{Failure, Result};
@@ -46,7 +46,7 @@ pub fn check_outputs(files: &[(&str, &Option<PathBuf>)], charts: Option<&Path>) 
 pub fn write_charts(
     disk: &Disk,
     folder: &Path,
-    charts: &[(String, LineChart)],
+    charts: &[(String, impl Picture)],
 ) -> Result<Vec<PathBuf>> {
     make_folder(disk, folder)?;
     let mut written = Vec::new();

@@ -8,6 +8,7 @@ use paceline_checkpoint::args::CheckpointCommand;
 use paceline_launch::LaunchArgs;
 use paceline_run::evaluate::args::EvaluateArgs;
 use paceline_run::train::args::TrainCommand;
+use paceline_study::lab::args::LabArgs;
 use paceline_study::links::args::LinksArgs;
 use paceline_study::predict::PredictArgs;
 use paceline_study::sweep::args::SweepArgs;
@@ -33,6 +34,7 @@ Examples:
   paceline links --model cnn                          what a link costs a model
   paceline predict --nproc 2,8 --links 10gbe          what more ranks on a network would take
   paceline train --profile && paceline analyze profile/ddp    traces, and a report of them
+  paceline lab async-copy                             one knob of training, where it pays
   paceline sweep --vary nproc=1,2 --output sweeps/a   any settings, in turns, ranked
   paceline show runs/20260131-120000-cnn-ddp          all that a run has reported
   paceline compare runs/*                             runs side by side
@@ -68,6 +70,8 @@ pub enum Command {
     Bench(BenchCommand),
     /// Check that ranks can start, see their devices, and reach each other
     Check(CheckArgs),
+    /// Turn one knob of training at a time, where it pays and where it does not
+    Lab(Box<LabArgs>),
     /// Print the speeds of links, and the time that a model would spend on communication over one
     Links(Box<LinksArgs>),
     /// Run training with every combination of some settings, and rank the results

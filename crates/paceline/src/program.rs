@@ -21,7 +21,7 @@ use paceline_host::streams;
 use paceline_launch::{environment, launcher};
 use paceline_run::evaluate;
 use paceline_run::train::{self, FinishedRun};
-use paceline_study::{links, predict, sweep};
+use paceline_study::{lab, links, predict, sweep};
 use signal_hook::consts::SIGXFSZ;
 
 use crate::cli::{Cli, Command};
@@ -114,6 +114,7 @@ fn run(command: Command) -> Result<u8> {
         }
         Command::Bench(BenchCommand::Study(study, typed)) => study.make(&typed, place()?),
         Command::Check(args) => check::check(&args, place()?),
+        Command::Lab(args) => lab::lab(&args, place()?),
         Command::Sweep(args) => sweep::sweep(&args, place()?),
         Command::Predict(args) => predict::predict(&args, place()?),
         Command::Analyze(args) => analyze::analyze(&args),

@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 /// The settings of a run that may differ from rank to rank, by their places in `config.json`.
-const OF_A_HOST: [&str; 21] = [
+const OF_A_HOST: [&str; 23] = [
     // What a host computes with, how it is reached, and how long it waits.
     "threads",
     "pin_cores",
@@ -39,6 +39,8 @@ const OF_A_HOST: [&str; 21] = [
     "copies.non_blocking",
     "copies.own_stream",
     "copies.of_generated",
+    "loading.ahead",
+    "loading.decode_us",
     "comm.host",
     "comm.timeout_s",
     "init_method",

@@ -5,10 +5,11 @@
 
 use std::iter::Peekable;
 use std::sync::Arc;
+use std::time::Duration;
 
 use paceline_data::{
-    Batch, BatchShape, Dataset, Loader, LoaderConfig, Order, Position, Prefetch, SampleCounts,
-    Sampler, Shares, Subset,
+    Batch, BatchShape, Dataset, Decoded, Loader, LoaderConfig, Order, Position, Prefetch,
+    SampleCounts, Sampler, Shares, Subset,
 };
 use paceline_failure::Result;
 use paceline_kernels::Compute;
@@ -68,17 +69,20 @@ impl BatchStream {
         };
         // A rank with fewer samples than others may be at the end of its epoch already.
         let start = Position { batch: start.batch.min(sampler.batches_per_epoch()), ..start };
-        let (end_epoch, is_generated) = (config.epochs as u64, config.data.is_generated());
+        let end_epoch = config.epochs as u64;
         let batches: Box<dyn Iterator<Item = _>> = if config.makes_on_device() {
             let shares = Shares::new(sampler, start, end_epoch)?;
             let compute = Compute::new(1, compute.allocator.clone())?;
             Box::new(Generated { dataset, shares, compute })
         } else {
-            // Generated samples are not prefetched: a thread that makes them would slow down the step that is
-            // being measured.
-            let prefetch = match is_generated {
-                true => Prefetch::None,
-                false => Prefetch::Background { depth: 2 },
+            let prefetch = match config.loading.ahead {
+                0 => Prefetch::None,
+                depth => Prefetch::Background { depth },
+            };
+            let decode = Duration::from_secs_f64(config.loading.decode_us * 1e-6);
+            let dataset = match decode.is_zero() {
+                true => dataset,
+                false => Arc::new(Decoded::new(dataset, decode)),
             };
             let settings = LoaderConfig { start, end_epoch, prefetch, track };
             let memory = match compute.device() {

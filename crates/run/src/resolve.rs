@@ -16,7 +16,7 @@ use paceline_launch::device::Device;
 use paceline_launch::environment::Placement;
 use paceline_model::{Model, ModelError};
 use paceline_settings::config::TrainConfig;
-use paceline_settings::copies::Copies;
+use paceline_settings::copies::{Copies, Loading};
 use paceline_settings::flags::{Comparison, RunFlags, Several};
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
@@ -30,6 +30,11 @@ use crate::resolve_ranks::{
     resolve_world_size,
 };
 use crate::{folder, precision, recorded, resume, shards, shortage};
+
+/// The most batches that a thread makes ahead of the step.
+const MOST_AHEAD: usize = 1000;
+/// The longest that a sample may take to decode, in microseconds: a second.
+const MOST_DECODE_US: f64 = 1e6;
 
 /// Checks all settings together and fills in the defaults. Opens the data and the checkpoint, so that
 /// problems with them are reported now. Writes nothing except data that have to be downloaded. At the
@@ -203,6 +208,13 @@ pub fn resolve_unchecked(
     })?;
     check_padding(dataset.as_ref(), &built, &data, &model)?;
     precision::check(flags.precision, &model, &built, dataset.as_ref())?;
+    if !strategy.options.no_sync && built.layout.units().iter().any(|unit| unit.is_root) {
+        return usage(
+            "--no-sync=false: the gradients of parameters that several layers share are final only after the last batch; \
+             leave it out, or let no layers share parameters"
+                .into(),
+        );
+    }
     warnings.extend(strategy.settings().check(&built, world_size)?);
     let samples = BatchShape::of(dataset.as_ref());
     let pipeline = resolve_pipeline(&flags, &strategy, &mesh, (&built, &samples))?;
@@ -222,6 +234,12 @@ pub fn resolve_unchecked(
             non_blocking: flags.non_blocking,
             own_stream: flags.copy_stream,
             of_generated: flags.generate_on_host,
+        },
+        loading: Loading {
+            // Generated samples are not prefetched: a thread that makes them would slow down the step that is being
+            // measured.
+            ahead: flags.load_ahead.unwrap_or(if data.is_generated() { 0 } else { 2 }),
+            decode_us: flags.decode_us,
         },
         precision: flags.precision,
         world_size,
@@ -264,10 +282,34 @@ pub fn resolve_unchecked(
     config.schedule.check(config.lr_steps())?;
     let (total, choice) = (config.total_steps(), config.strategy.name());
     config.profile = profile::resolve(&flags.profile, choice, total, &mut config.warnings)?;
+    check_loading(&config)?;
     check_device(&mut config)?;
     let evaluates = config.evaluate || config.eval_every.is_some();
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
     Ok((config, OpenData { train: dataset, test }, built))
+}
+
+/// Checks how batches are made.
+fn check_loading(config: &TrainConfig) -> Result<()> {
+    let Loading { ahead, decode_us } = config.loading;
+    if ahead > MOST_AHEAD {
+        return usage(format!(
+            "--load-ahead {ahead}: so many batches take much memory; pass {MOST_AHEAD} or less"
+        ));
+    }
+    if !(0.0..=MOST_DECODE_US).contains(&decode_us) {
+        return usage(format!(
+            "--decode-us {decode_us}: pass microseconds from 0 to {MOST_DECODE_US}"
+        ));
+    }
+    if config.makes_on_device() && (config.spec.has("load-ahead") || decode_us > 0.0) {
+        let flag = if decode_us > 0.0 { "--decode-us" } else { "--load-ahead" };
+        return usage(format!(
+            "{flag}: synthetic data is made on the device, so no sample is loaded; leave {flag} out, or pass \
+             --generate-on-host too"
+        ));
+    }
+    Ok(())
 }
 
 /// Checks that the device can do what the settings ask for, and that batches are copied to it if they say how.

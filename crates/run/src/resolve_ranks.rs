@@ -183,6 +183,7 @@ pub fn resolve_pipeline(
         ("--rank-samples", flags.rank_samples.is_some()),
         ("--find-unused-parameters", strategy.options.find_unused_parameters),
         ("--device", flags.device != Device::Cpu),
+        ("--no-sync=false", !strategy.options.no_sync),
     ] {
         if is_given {
             return refused(flag, "pipelines cannot do this yet");

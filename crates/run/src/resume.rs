@@ -313,6 +313,7 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     let decays = schedule.name != Course::Constant;
     let lr_steps = if decays { config.lr_steps().to_string() } else { "any".into() };
     let accumulation = match strategy.options.accumulation {
+        _ if !strategy.options.no_sync => format!("{} --no-sync=false", strategy.accumulate),
         AccumulationOrder::Sequential => strategy.accumulate.to_string(),
         AccumulationOrder::Tree => format!("{} --accumulation-order tree", strategy.accumulate),
     };

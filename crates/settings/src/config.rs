@@ -13,7 +13,7 @@ use paceline_launch::device::Device;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::copies::Copies;
+use super::copies::{Copies, Loading};
 use super::named::{PrecisionName, TransportName};
 use super::origin::Resume;
 use super::pipeline::PipelineConfig;
@@ -42,6 +42,8 @@ pub struct TrainConfig {
     pub device: Device,
     /// How batches come to the device.
     pub copies: Copies,
+    /// How batches are made.
+    pub loading: Loading,
     /// The element type of products.
     pub precision: PrecisionName,
     /// Number of ranks.

@@ -47,6 +47,11 @@ pub struct Candidate {
 }
 
 impl PipelineConfig {
+    /// The step that the rehearsal of the chosen schedule promised, in milliseconds, if the ranks have measured.
+    pub fn rehearsed_ms(&self) -> Option<f64> {
+        self.candidates.iter().find(|of| of.schedule == self.schedule).map(|of| of.step_ms)
+    }
+
     /// Whether the ranks have to measure before they can begin.
     pub fn is_open(&self) -> bool {
         self.begins_at.is_empty() || self.schedule == "auto"

@@ -107,6 +107,7 @@ pub fn resolve(
              or pass another --strategy"
         ));
     }
+    check_no_sync(flags, choice, accumulate, warnings)?;
     let has_no_effect = |flag: &str| warnings.push(format!("--{flag} has no effect on {name}"));
     let foreign = STRATEGIES.foreign_to(choice);
     let communicates = !matches!(synchronizes, Synchronizes::Alone | Synchronizes::Never);
@@ -127,12 +128,11 @@ pub fn resolve(
     }
     let own_flags = FlagValues::of(choice, settings);
     let settings = choice.resolve(settings, &model.defaults())?;
-    let exactness = settings.build()?.exactness(&MeshShape::replicas(world_size));
-    Ok(StrategyConfig {
+    let config = StrategyConfig {
         choice,
         settings,
         flags: own_flags,
-        exactness,
+        exactness: Exactness::Exact,
         accumulate,
         sync_blocks: flags.sync_blocks,
         default_caps: default_caps(&model.defaults()),
@@ -142,9 +142,39 @@ pub fn resolve(
             sync_batch_norm: flags.sync_batch_norm,
             broadcast_buffers: flags.broadcast_buffers,
             accumulation: flags.accumulation_order.into(),
+            no_sync: flags.no_sync || accumulate == 1,
             precision,
         },
-    })
+    };
+    config.on(&MeshShape::replicas(world_size))
+}
+
+/// Fails if the gradients of each batch of a step are to be reduced, and the strategy cannot do so.
+fn check_no_sync(
+    flags: &StrategyFlags,
+    choice: &dyn StrategyChoice,
+    accumulate: usize,
+    warnings: &mut Vec<String>,
+) -> Result<()> {
+    if flags.no_sync {
+        return Ok(());
+    }
+    let name = choice.name();
+    if choice.synchronizes() != Synchronizes::EveryStep || choice.is_sharded() {
+        return usage(format!(
+            "--no-sync=false reduces whole gradients after each batch, which {name} never does; leave it out, or pass \
+             another --strategy (simple_ddp, ddp)"
+        ));
+    }
+    if flags.sync_blocks.is_some() {
+        return usage(
+            "--no-sync=false reduces after each batch, and --sync-blocks leaves out whole steps; pass one of them".into(),
+        );
+    }
+    if accumulate == 1 {
+        warnings.push("--no-sync=false has no effect with one batch per step".into());
+    }
+    Ok(())
 }
 
 fn usage<T>(reason: String) -> Result<T> {
@@ -177,7 +207,11 @@ impl StrategyConfig {
 
     /// The same on such a mesh, on which the weights may depend.
     pub fn on(self, mesh: &MeshShape) -> Result<Self> {
-        let exactness = self.settings.build()?.exactness(mesh);
+        let mut exactness = self.settings.build()?.exactness(mesh);
+        if !self.options.no_sync {
+            // The mean over the ranks is taken before the micro-batches are added up.
+            exactness = Exactness::Lossy(format!("{} --no-sync=false", exactness.words()));
+        }
         Ok(Self { exactness, ..self })
     }
 
@@ -279,6 +313,7 @@ impl Serialize for StrategyConfig {
         value["name"] = json!(self.name());
         value["accumulate"] = json!(self.accumulate);
         let is_tree = self.options.accumulation == AccumulationOrder::Tree;
+        value["no_sync"] = json!(self.options.no_sync);
         value["accumulation_order"] = json!(if is_tree { "tree" } else { "sequential" });
         value["find_unused_parameters"] = json!(self.options.find_unused_parameters);
         value["static_graph"] = json!(self.options.static_graph);

@@ -31,7 +31,7 @@ pub(crate) struct Hooks<'a> {
 impl<'a> Hooks<'a> {
     fn announce(&mut self, id: ParamId) -> Result<()> {
         let Replica { model, storage, compute, .. } = self.replica;
-        if !self.partial_sums.is_empty() {
+        if !self.partial_sums.is_empty() && self.replica.options.no_sync {
             let start = model.layout.param(id).start;
             self.partial_sums.add_to(compute, &storage.grad(id)?, start)?;
         }
@@ -43,7 +43,8 @@ impl<'a> Hooks<'a> {
     fn announces_unused(&self, id: ParamId) -> bool {
         let layout = &self.replica.model.layout;
         let is_root = layout.unit(layout.param(id).unit).is_root;
-        self.is_last || !is_root || !self.strategy.reduces_every_pass()
+        let is_each = self.strategy.reduces_every_pass() || !self.replica.options.no_sync;
+        self.is_last || !is_root || !is_each
     }
 
     /// Sets a gradient that no layer has written to zero, unless it lies in memory of its unit that the strategy clears.

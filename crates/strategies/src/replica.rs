@@ -53,6 +53,9 @@ pub struct ReplicaOptions {
     pub static_graph: bool,
     /// The order in which a rank adds up the gradients of its micro-batches.
     pub accumulation: AccumulationOrder,
+    /// Whether gradients are reduced only after the last micro-batch of a step, as in PyTorch's `no_sync`. Otherwise they are
+    /// reduced after each one, and the reduced gradients are added up as a tree, whatever `accumulation` says.
+    pub no_sync: bool,
     /// The element types of parameters, gradients and activations.
     pub precision: Precision,
 }
@@ -65,8 +68,18 @@ impl ReplicaOptions {
         find_unused_parameters: false,
         static_graph: true,
         accumulation: AccumulationOrder::Sequential,
+        no_sync: true,
         precision: Precision::F32,
     };
+}
+
+impl ReplicaOptions {
+    /// The number of copies of the gradients that a step of `num_micro_batches` keeps: see
+    /// [`AccumulationOrder::num_partial_sums`].
+    pub fn num_partial_sums(&self, num_micro_batches: usize) -> usize {
+        let order = if self.no_sync { self.accumulation } else { AccumulationOrder::Tree };
+        order.num_partial_sums(num_micro_batches)
+    }
 }
 
 impl Default for ReplicaOptions {

@@ -42,7 +42,8 @@ pub struct StepLoss {
 
 /// Computes the gradients of a batch, given as this rank's shares of its micro-batches, and synchronizes
 /// them after the last micro-batch. The earlier micro-batches correspond to PyTorch's `no_sync`: their
-/// gradients are added up on this rank, in the order of [`ReplicaOptions`](crate::ReplicaOptions).
+/// gradients are added up on this rank, in the order of [`ReplicaOptions`](crate::ReplicaOptions). Without that option the
+/// gradients of each micro-batch are synchronized, and added up afterwards.
 ///
 /// Every sample or token has the same weight, however unevenly the batch is divided: each rank's gradient is
 /// scaled by `world_size / count of all ranks`, so that the mean over the ranks is the mean over the
@@ -130,7 +131,7 @@ impl<'a> Step<'a> {
         }
         own_sums.fill_zero()?;
         partial_sums.begin_step(micro_batches.len());
-        units.begin_step(micro_batches.len(), strategy.reduces_every_pass());
+        units.begin_step(micro_batches.len(), strategy.reduces_every_pass() || !options.no_sync);
         let count = Count::begin(replica, micro_batches, is_shared)?;
         let (num_losses, backward, leaves_out, pending) = (0, (None, 0), true, None);
         let mut step = Self {
@@ -278,8 +279,13 @@ impl<'a> Step<'a> {
         let Replica { storage, compute, options, pipeline, .. } = self.replica;
         let is_new = self.backward.0 != Some(at);
         if is_new {
-            if self.backward.0.is_some() && self.strategy.reduces_every_pass() {
-                self.end_backward(false)?;
+            if self.backward.0.is_some() {
+                if self.strategy.reduces_every_pass() || !options.no_sync {
+                    self.end_backward(false)?;
+                }
+                if !options.no_sync {
+                    self.finish_gradients()?;
+                }
             }
             self.backward = (Some(at), self.backward.1 + 1);
         }
@@ -290,12 +296,19 @@ impl<'a> Step<'a> {
             true => {}
             false => readiness.begin_pass(|unit| units.contains(&unit)),
         }
-        match options.accumulation {
-            AccumulationOrder::Sequential => Ok(()),
-            AccumulationOrder::Tree => {
-                self.partial_sums.visit(compute, storage, readiness, at, units)
-            }
+        if options.no_sync && options.accumulation == AccumulationOrder::Sequential {
+            return Ok(());
         }
+        self.partial_sums.visit(compute, storage, readiness, at, units)
+    }
+
+    /// Lets the strategy end the synchronization of the gradients in place.
+    fn finish_gradients(&mut self) -> Result<()> {
+        let start_ns = now_ns();
+        self.strategy.finish_gradients(self.replica, self.track)?;
+        self.replica.pipeline.sum_tied(self.replica, self.track)?;
+        self.track.push(span::GRAD_SYNC, Span { start_ns, end_ns: now_ns() });
+        Ok(())
     }
 
     /// The units of some blocks.
@@ -396,10 +409,12 @@ impl<'a> Step<'a> {
         let Self { replica, is_shared, .. } = self;
         let left_out = self.end_backward(true)?;
         self.pass(None, |cx| cx.close_roots())?;
-        let start_ns = now_ns();
-        self.strategy.finish_gradients(replica, self.track)?;
-        replica.pipeline.sum_tied(replica, self.track)?;
-        self.track.push(span::GRAD_SYNC, Span { start_ns, end_ns: now_ns() });
+        self.finish_gradients()?;
+        if !replica.options.no_sync {
+            let add =
+                || self.partial_sums.add_to(&replica.compute, replica.storage.grads().tensor(), 0);
+            self.track.record(span::GRAD_SYNC, add)?;
+        }
         if let Some(work) = self.pending.take().flatten() {
             let start_ns = now_ns();
             self.track.record(span::EXPOSED, || work.wait())?;

@@ -11,6 +11,7 @@
 //! | [`sweep`], [`show`] | `paceline sweep`, and its result as table, files and chart |
 //! | [`study`], [`step`], [`flags`] | what all studies share |
 //! | [`studies`] | studies with reports of their own |
+//! | [`lab`] | `paceline lab`: one knob at a time, where it pays and where not |
 //! | [`predict`] | `paceline predict`: links and ranks with which nothing was run |
 //! | [`links`] | `paceline links`: what links deliver, and what models would spend on them |
 //!
@@ -20,6 +21,7 @@
 
 pub mod execute;
 pub mod flags;
+pub mod lab;
 pub mod ledger;
 pub mod links;
 pub mod plan;

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use paceline_failure::{Failure, Result};
+use paceline_files::printable;
 
 use crate::spec::{self, Spec};
 
@@ -20,14 +21,14 @@ pub struct Vary {
 }
 
 impl Vary {
-    /// Reads `KEY=A,B`. Semicolons separate alternatives that have commas themselves.
-    pub fn parse(text: &str) -> Result<Self> {
-        let refused = |why: &str| Err(Failure::Usage(format!("--vary {text}: {why}")));
+    /// Reads `KEY=A,B`, the value of `flag`. Semicolons separate alternatives that have commas themselves.
+    pub fn parse(flag: &str, text: &str) -> Result<Self> {
+        let refused = |why: &str| Err(Failure::Usage(format!("{flag} {}: {why}", printable(text))));
         let Some((key, values)) = text.split_once('=') else {
             return refused("pass the name of a flag and its values, as nproc=1,2");
         };
         let key = key.trim().trim_start_matches('-');
-        spec::check_key(key)?;
+        spec::check_key(flag, key)?;
         let separator = if values.contains(';') { ';' } else { ',' };
         // A single alternative that contains commas is written with a semicolon at its end.
         let values = values.strip_suffix(';').unwrap_or(values);
@@ -74,16 +75,18 @@ pub fn cases(base: &Spec, vary: &[Vary]) -> Result<(Vec<Case>, Vec<String>)> {
     for (at, Vary { key, .. }) in vary.iter().enumerate() {
         if vary[..at].iter().any(|other| other.key == *key) {
             return Err(Failure::Usage(format!(
-                "--vary {key}: it is there twice; pass all its values at once, as {key}=A,B"
+                "{key}: it is there twice; pass all its values at once, as {key}=A,B"
             )));
         }
         if base.has(key) {
-            return Err(Failure::Usage(format!("--{key}: --vary {key} sets it; leave it out")));
+            return Err(Failure::Usage(format!(
+                "--{key}: it is varied, so it has no value of its own; leave it out"
+            )));
         }
     }
     let count = vary.iter().try_fold(1usize, |count, of| count.checked_mul(of.alternatives.len()));
     let count = count.filter(|count| *count <= MAX_CASES).ok_or_else(|| {
-        Failure::Usage(format!("--vary: these are more than {MAX_CASES} cases; pass fewer values"))
+        Failure::Usage(format!("these are more than {MAX_CASES} cases; pass fewer values"))
     })?;
     let mut warnings: BTreeMap<String, ()> = BTreeMap::new();
     let mut cases = Vec::new();
@@ -126,11 +129,11 @@ mod tests {
     use super::*;
 
     fn vary(text: &str) -> Vary {
-        Vary::parse(text).unwrap()
+        Vary::parse("--vary", text).unwrap()
     }
 
     fn refused(text: &str) -> String {
-        Vary::parse(text).unwrap_err().to_string()
+        Vary::parse("--vary", text).unwrap_err().to_string()
     }
 
     #[test]

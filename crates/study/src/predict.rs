@@ -353,7 +353,7 @@ fn network(
 
 /// The link with this name. For `measured`, it is fitted to the times of all-reduces of a few sizes over
 /// the transport, which are measured here.
-fn link_of(name: &str, ranks: usize, config: &TrainConfig, way: Route) -> Result<Link> {
+pub(crate) fn link_of(name: &str, ranks: usize, config: &TrainConfig, way: Route) -> Result<Link> {
     if name != MEASURED {
         return flags::link("--links", name);
     }

@@ -13,7 +13,7 @@ use paceline_table::stats;
 pub const MIN_ROUNDS: usize = 3;
 
 /// A figure over the rounds of a case.
-#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Spread {
     /// The median.
     pub median: f64,

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use paceline_failure::{Failure, Result};
+use paceline_files::printable;
 use paceline_host::disk::Disk;
 use paceline_run::resolve::resolve_inputs;
 use paceline_settings::config::TrainConfig;
@@ -61,9 +62,9 @@ pub fn shown(spec: &Spec) -> String {
 
 /// Fails for a key that is not the name of a setting, or of a setting that cannot be varied. The error
 /// suggests the most similar name.
-pub fn check_key(key: &str) -> Result<()> {
+pub fn check_key(flag: &str, key: &str) -> Result<()> {
     if let Some((_, why)) = NOT_SWEPT.iter().find(|(name, _)| *name == key) {
-        return Err(Failure::Usage(format!("--vary {key}: it cannot be varied: {why}")));
+        return Err(Failure::Usage(format!("{flag} {key}: it cannot be varied: {why}")));
     }
     let swept = Swept::flags();
     let keys: Vec<&str> = swept.iter().map(flags::key).collect();
@@ -72,7 +73,8 @@ pub fn check_key(key: &str) -> Result<()> {
     }
     let nearest = keys.into_iter().min_by_key(|known| levenshtein(key, known));
     let hint = nearest.map_or(String::new(), |name| format!("; the nearest one is {name}"));
-    Err(Failure::Usage(format!("--vary {key}: paceline train has no flag --{key}{hint}")))
+    let key = printable(key);
+    Err(Failure::Usage(format!("{flag} {key}: paceline train has no flag --{key}{hint}")))
 }
 
 /// The specification with a setting changed to `alternative`. Values of a list are separated by spaces; a
@@ -86,7 +88,7 @@ pub fn with(spec: &Spec, key: &str, alternative: &str) -> Result<Spec> {
         false => vec![alternative],
     };
     let spec = spec.with_values(key, values);
-    let refused = |e: Failure| Failure::Usage(format!("--vary {key}={alternative}: {e}"));
+    let refused = |e: Failure| Failure::Usage(format!("{key}={}: {e}", printable(alternative)));
     spec.parse().map_err(refused)?;
     Ok(spec)
 }

@@ -19,7 +19,8 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     refuse_ranks("a sweep", placement)?;
     let limit = run_limit(args.rounds, args.run_limit)?;
     let ranking = show::ranked_by(&args.rank_by)?;
-    let vary = args.vary.iter().map(|text| Vary::parse(text)).collect::<Result<Vec<_>>>()?;
+    let vary =
+        args.vary.iter().map(|text| Vary::parse("--vary", text)).collect::<Result<Vec<_>>>()?;
     let (cases, warnings) = plan::cases(&args.train.0, &vary)?;
     check_folder("--output", &args.output, "pass a folder that you can write to")?;
     let varied = vary.iter().map(Vary::text).collect::<Vec<_>>().join(" --vary ");

@@ -15,9 +15,12 @@ pub(crate) type Point = (f64, f64);
 
 /// How text is aligned to its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Align {
+pub enum Align {
+    /// It begins there.
     Left,
+    /// Its middle is there.
     Middle,
+    /// It ends there.
     Right,
     /// In the middle, and read from below.
     Rising,

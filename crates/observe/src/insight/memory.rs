@@ -124,10 +124,11 @@ impl<'a> Shape<'a> {
             rows: rows(config, dataset.len()),
             num_batches,
             num_batches_of_run: config.steps_per_epoch.saturating_mul(config.epochs),
-            num_ahead: match (has_streams, config.data.is_generated()) {
+            num_ahead: match (has_streams, config.loading.ahead) {
                 (true, _) if config.copies.own_stream => num_batches,
-                (true, _) | (_, true) => 0,
-                _ => BATCHES_AHEAD,
+                (true, _) | (_, 0) => 0,
+                // One more is being made.
+                (_, depth) => depth + 1,
             },
             num_ahead_evaluated: if has_streams { 0 } else { BATCHES_AHEAD },
             data_set_bytes: config.data.resident_bytes(dataset) + of_test,
@@ -323,7 +324,7 @@ fn need(
     let owned = strategy.owned(model, shape.mesh, rank);
     let state: usize = owned.state.iter().map(|range| range.len()).sum();
     let state_bytes = state * precision.master.size_bytes();
-    let num_partial_sums = options.accumulation.num_partial_sums(shape.num_batches);
+    let num_partial_sums = options.num_partial_sums(shape.num_batches);
     let bytes_of = |category: Category| -> u64 {
         match category {
             Category::Parameters => footprint.parameters as u64,

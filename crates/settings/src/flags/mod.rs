@@ -9,6 +9,7 @@ mod profile;
 
 use std::path::PathBuf;
 
+use clap::builder::BoolishValueParser;
 use clap::{Arg, ArgAction, Args, Command};
 use paceline_choices::data::DATA_SETS;
 use paceline_choices::models::MODELS;
@@ -81,6 +82,13 @@ pub struct RunFlags {
     /// Copy the next batch to the device on a stream of its own, beside the step
     #[arg(long, help_heading = "Data")]
     pub copy_stream: bool,
+    /// Batches that a thread makes ahead of the step; with 0, each is made in line, when the step asks for it
+    /// [default: 2, or 0 for data made from the seed]
+    #[arg(long, value_name = "N", help_heading = "Data")]
+    pub load_ahead: Option<usize>,
+    /// Spend this many microseconds of a core on each sample that is loaded for training, as if it had to be decoded
+    #[arg(long, value_name = "US", default_value_t = 0.0, help_heading = "Data")]
+    pub decode_us: f64,
     /// Make synthetic data on the host and copy it to the device, like data that is read
     #[arg(long, help_heading = "Data")]
     pub generate_on_host: bool,
@@ -239,6 +247,18 @@ pub struct StrategyFlags {
     /// batches, two for 4 to 7, three for 8 to 15
     #[arg(long, value_enum, value_name = "ORDER", default_value_t = AccumulationName::Sequential)]
     pub accumulation_order: AccumulationName,
+    /// Reduce the gradients only after the last batch of a step; with --no-sync off after each, which sends --accumulate times
+    /// as much
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        default_value_t = true,
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new(),
+        action = ArgAction::Set
+    )]
+    pub no_sync: bool,
     /// Allow parameters that get no gradient in a step; their gradient is then zero
     #[arg(long)]
     pub find_unused_parameters: bool,

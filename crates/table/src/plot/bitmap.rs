@@ -13,7 +13,7 @@ use crate::canvas::{Align, HALF_CAPITAL, Point};
 static FONT: &[u8] = include_bytes!("../../assets/DejaVuSans.ttf");
 
 /// The font. It measures the text of an SVG too.
-pub(super) struct Font(Face<'static>);
+pub struct Font(Face<'static>);
 
 impl Font {
     pub(super) fn new() -> Result<Self, String> {

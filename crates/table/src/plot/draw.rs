@@ -14,7 +14,7 @@ use crate::canvas::{Align, Point};
 pub(super) type Color = [u8; 3];
 
 /// What a chart is drawn on. Lengths are pixels.
-pub(super) trait Surface {
+pub trait Surface {
     /// Fills a shape.
     fn fill(&mut self, corners: &[Point], color: Color);
 

@@ -8,7 +8,7 @@ use crate::canvas::Point;
 
 /// The palette of Okabe and Ito, whose colors people with any color vision can tell apart. Its yellow is left
 /// out, because it is too pale for a line on white. Charts with few lines use the first colors.
-const COLORS: [Color; 7] = [
+pub(super) const COLORS: [Color; 7] = [
     [0, 114, 178],
     [213, 94, 0],
     [0, 158, 115],

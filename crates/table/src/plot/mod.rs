@@ -1,24 +1,29 @@
-//! Line charts, each axis logarithmic or linear, as PNG and SVG.
+//! Line charts, each axis logarithmic or linear, and charts of bars, as PNG and SVG.
 //!
-//! A title, two axes with units and named series of points go in. The contents of a file come out. This module
+//! A title, axes with units and named series of points, or named bars, go in. The contents of a file come out. This module
 //! knows neither what was measured nor where the file goes. The same drawing code serves both formats. The text of a PNG
 //! is drawn with a font that the program contains, so a chart looks the same on a machine without fonts.
 
 use std::fmt;
 
 mod axis;
+mod bars;
 mod bitmap;
 mod chart;
 mod draw;
 mod legend;
 mod line;
 
-use bitmap::{Bitmap, Font};
-use draw::{Color, Surface, WHITE};
+pub use bitmap::Font;
+pub use draw::Surface;
+
+use bitmap::Bitmap;
+use draw::{Color, WHITE};
 
 use crate::canvas::{Align, Canvas, Point};
 
 pub use axis::Unit;
+pub use bars::{BarChart, BarGroup, RangedBar};
 pub use chart::{Axis, LineChart, SIZE, Series, Spacing, Stroke};
 
 /// Why a chart could not be drawn.
@@ -47,22 +52,36 @@ impl fmt::Debug for PlotError {
     }
 }
 
-impl LineChart {
+/// A chart that becomes a file.
+pub trait Picture {
+    /// Its title, for messages.
+    fn title(&self) -> &str;
+
+    /// Draws it. Errors if there is nothing to draw.
+    #[doc(hidden)]
+    fn draw(&self, surface: &mut dyn Surface, font: &Font) -> Result<(), PlotError>;
+
     /// The chart as an SVG. The only font name in it is the generic `sans-serif`.
-    pub fn svg(&self) -> Result<String, PlotError> {
+    fn svg(&self) -> Result<String, PlotError> {
         let size = (f64::from(SIZE.0), f64::from(SIZE.1));
         let mut canvas = Canvas::new(size.0, size.1);
         canvas.rect((0.0, 0.0), size, hex(WHITE), "");
-        self.draw(&mut canvas, &self.font()?)?;
+        self.draw(&mut canvas, &font(self)?)?;
         Ok(canvas.file())
     }
 
     /// The chart as a PNG.
-    pub fn png(&self) -> Result<Vec<u8>, PlotError> {
-        let font = self.font()?;
-        let mut bitmap = Bitmap::new(SIZE, &font).ok_or_else(|| self.failed("it is too large"))?;
+    fn png(&self) -> Result<Vec<u8>, PlotError> {
+        let font = font(self)?;
+        let mut bitmap = Bitmap::new(SIZE, &font).ok_or_else(|| failed(self, "it is too large"))?;
         self.draw(&mut bitmap, &font)?;
-        bitmap.png().map_err(|error| self.failed(error))
+        bitmap.png().map_err(|error| failed(self, error))
+    }
+}
+
+impl Picture for LineChart {
+    fn title(&self) -> &str {
+        &self.title
     }
 
     fn draw(&self, surface: &mut dyn Surface, font: &Font) -> Result<(), PlotError> {
@@ -72,14 +91,24 @@ impl LineChart {
         draw::chart(surface, self, font);
         Ok(())
     }
+}
 
-    fn font(&self) -> Result<Font, PlotError> {
-        Font::new().map_err(|error| self.failed(error))
+impl<P: Picture + ?Sized> Picture for Box<P> {
+    fn title(&self) -> &str {
+        (**self).title()
     }
 
-    fn failed(&self, reason: impl fmt::Display) -> PlotError {
-        PlotError::Draw { title: self.title.clone(), reason: reason.to_string() }
+    fn draw(&self, surface: &mut dyn Surface, font: &Font) -> Result<(), PlotError> {
+        (**self).draw(surface, font)
     }
+}
+
+fn font<P: Picture + ?Sized>(picture: &P) -> Result<Font, PlotError> {
+    Font::new().map_err(|error| failed(picture, error))
+}
+
+fn failed<P: Picture + ?Sized>(picture: &P, reason: impl fmt::Display) -> PlotError {
+    PlotError::Draw { title: picture.title().to_owned(), reason: reason.to_string() }
 }
 
 impl Surface for Canvas {

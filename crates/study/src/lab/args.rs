@@ -1,0 +1,111 @@
+//! The flags of `paceline lab`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use paceline_failure::outputs::check_folder;
+use paceline_failure::{Failure, Result};
+use paceline_settings::part::Part;
+
+use crate::flags::Swept;
+use crate::{run_limit, usage};
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline lab                                        the experiments, a line each
+  paceline lab async-copy                             about two minutes
+  paceline lab grad-accum --links default,1gbe        on links of one's own choice
+  paceline lab combine --grid precision=f32,bf16 --grid layout=nchw,nhwc
+  paceline lab memory-layout --data cifar10 --data-dir ~/cifar
+  paceline lab --report lab                           one page of all that is in a folder
+";
+
+/// Flags of `paceline lab`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, allow_negative_numbers = true)]
+pub struct LabArgs {
+    /// The experiment; without it, all are listed
+    #[arg(value_name = "NAME")]
+    pub experiment: Option<String>,
+    /// Make one page of all experiments in this folder and those inside it
+    #[arg(long, value_name = "DIR", conflicts_with = "experiment", help_heading = "Lab")]
+    pub report: Option<PathBuf>,
+    /// combine: the name of a flag below, and its values, as precision=f32,bf16. The first value of each is the base
+    #[arg(long, value_name = "KEY=A,B", num_args = 1.., help_heading = "Lab")]
+    pub grid: Vec<String>,
+    /// combine: change one flag of the grid at a time, instead of every combination
+    #[arg(long, help_heading = "Lab")]
+    pub one_at_a_time: bool,
+    /// combine: make more than a thousand runs
+    #[arg(long, help_heading = "Lab")]
+    pub yes: bool,
+    /// parallelism, grad-accum, buckets: links to emulate, separated by commas, by name or as 10gbit:50us; default is none
+    #[arg(long, value_name = "LINK", value_delimiter = ',', help_heading = "Lab")]
+    pub links: Vec<String>,
+    /// The most times that each variant is run. The runs alternate in rounds
+    #[arg(long, value_name = "R", default_value_t = 9, help_heading = "Lab")]
+    pub rounds: usize,
+    /// No more rounds than three are made once this many seconds have passed
+    #[arg(long, value_name = "SECONDS", default_value_t = 80.0, help_heading = "Lab")]
+    pub seconds: f64,
+    /// No more rounds than three are made once each effect is known to this many percent, up and down
+    #[arg(long, value_name = "PCT", default_value_t = 1.0, help_heading = "Lab")]
+    pub within: f64,
+    /// Seconds that a run may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 600.0, help_heading = "Lab")]
+    pub run_limit: f64,
+    /// Folder for all files. The same command again continues an experiment that was interrupted [default:
+    /// lab/TIME-NAME]
+    #[arg(long, value_name = "DIR", help_heading = "Lab")]
+    pub output: Option<PathBuf>,
+    /// Flags of the runs.
+    #[command(flatten)]
+    pub train: Part<Swept>,
+}
+
+/// The longest time for rounds, in seconds: a day.
+const MOST_SECONDS: f64 = 86_400.0;
+
+impl LabArgs {
+    /// Checks what all experiments share.
+    pub(super) fn check(&self) -> Result<()> {
+        run_limit(self.rounds, self.run_limit)?;
+        if !(0.0..=MOST_SECONDS).contains(&self.seconds) {
+            return usage(format!("--seconds {}: pass 0 to {MOST_SECONDS}", self.seconds));
+        }
+        if !(self.within > 0.0 && self.within <= 100.0) {
+            return usage(format!("--within {}: pass percent above 0, at most 100", self.within));
+        }
+        let only = [
+            ("--grid", !self.grid.is_empty(), &["combine"][..]),
+            ("--one-at-a-time", self.one_at_a_time, &["combine"]),
+            ("--yes", self.yes, &["combine"]),
+            ("--links", !self.links.is_empty(), &["parallelism", "grad-accum", "buckets"]),
+        ];
+        let name = self.experiment.as_deref().unwrap_or_default();
+        let misplaced = only.iter().find(|(_, is_given, of)| *is_given && !of.contains(&name));
+        if let Some((flag, _, of)) = misplaced {
+            return usage(format!("{flag} is for {}; leave it out", of.join(", ")));
+        }
+        self.output.as_deref().map_or(Ok(()), |folder| {
+            check_folder("--output", folder, "pass a folder that you can write to")
+        })
+    }
+
+    /// The links to emulate, with `none` standing for the transport as it is, or these.
+    pub(super) fn links_or(&self, otherwise: &[&str]) -> Result<Vec<Option<String>>> {
+        let given = self.links.iter().map(String::as_str);
+        let names: Vec<&str> =
+            if self.links.is_empty() { otherwise.to_vec() } else { given.collect() };
+        let link = |name: &str| match name {
+            "default" | "none" => Ok(None),
+            name => {
+                let text = name.replace(':', ",");
+                crate::predict::flags::link("--links", &text)
+                    .map(|_| Some(text))
+                    .map_err(|failure| Failure::Usage(failure.to_string()))
+            }
+        };
+        names.into_iter().map(link).collect()
+    }
+}

@@ -1,0 +1,166 @@
+//! `async-copy`: how batches come to the step: made in line or ahead, copied while the step waits or beside it.
+//!
+//! On the processor a batch is made (read, decoded, collated) straight into the memory that the step reads, in line or by a
+//! thread that is ahead. To a device it is then copied: from ordinary or pinned memory, with the host waiting or not, on the
+//! stream of the kernels or on one of its own. Scenes differ in what a sample takes to decode, and in the bandwidth of copies.
+
+use std::path::Path;
+
+use paceline_failure::Result;
+use paceline_table::plot::{Axis, LineChart, Series, Stroke, Unit};
+use paceline_table::table::Columns;
+
+use super::args::LabArgs;
+use super::outcome::{Beside, Row};
+use super::scene::Scene;
+use super::{Experiment, Made, runs};
+use crate::spec::Spec;
+
+/// The experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "async-copy",
+    about: "batches made ahead of the step, and copied beside it",
+    question: "When does it pay to make batches ahead, to pin memory, and to copy beside the step?",
+    set_here: &[
+        ("load-ahead", "it is what the experiment turns"),
+        ("decode-us", "it is what the experiment sweeps"),
+        ("pin-memory", "it is what the experiment turns"),
+        ("non-blocking", "it is what the experiment turns"),
+        ("copy-stream", "it is what the experiment turns"),
+    ],
+    figures: &["data_ms", "copy_ms", "to_device_ms", "copy_hidden_ms"],
+    scene_label: None,
+    scenes,
+    beside,
+};
+
+/// What a sample takes to decode on the processor, in microseconds.
+const DECODE_US: [f64; 5] = [0.0, 50.0, 100.0, 200.0, 400.0];
+/// The bandwidths of copies to the emulated device, in Gbit/s.
+const COPY_GBIT: [f64; 3] = [4.0, 0.4, 0.1];
+/// The device, but for the bandwidth of its copies.
+const SIM: &str = "sim:copy";
+
+fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
+    let base = runs(args, &[("nproc", "1"), ("steps", "20"), ("warmup-steps", "3")]);
+    let device = base.get("device").and_then(|of| of.first()).map(String::as_str);
+    let mut scenes = Vec::new();
+    if device.is_none_or(|name| name == "cpu") {
+        let on_cpu = |base: &Spec, decode: f64| {
+            let base = base.with("decode-us", decode);
+            move |scene: Scene| {
+                let with = |ahead| base.with("load-ahead", ahead);
+                scene.with("in line", with(0)).with("a thread ahead", with(2))
+            }
+        };
+        for decode in DECODE_US {
+            let name = format!("processor, a sample takes {decode} us");
+            scenes.push(on_cpu(&base, decode)(Scene::new(name).at(decode)));
+        }
+        if !args.train.0.has("nproc") {
+            // As many ranks as cores: the thread has to take its time from a rank.
+            let ranks = paceline_host::resources::num_cores().max(2);
+            let full = base.with("nproc", ranks);
+            let name = format!("processor, {ranks} ranks and no spare core, a sample takes 200 us");
+            scenes.push(on_cpu(&full, 200.0)(Scene::new(name)));
+        }
+    }
+    let devices: Vec<(String, String)> = match device {
+        None => COPY_GBIT
+            .iter()
+            .map(|gbit| {
+                (format!("{SIM}={gbit}gbit,10us"), format!("emulated device, {gbit} Gbit/s"))
+            })
+            .collect(),
+        Some("cpu") => Vec::new(),
+        Some(other) => vec![(other.to_owned(), format!("device {other}"))],
+    };
+    for (device, name) in devices {
+        let base = base.with("device", device);
+        let synthetic = base.get("data").is_none_or(|of| of == ["synthetic"]);
+        let base = if synthetic { base.with("generate-on-host", "true") } else { base };
+        // Data that is read would be made ahead otherwise.
+        let base = base.with("load-ahead", 0);
+        let with =
+            |keys: &[&str]| keys.iter().fold(base.clone(), |spec, key| spec.with(key, "true"));
+        let all = ["pin-memory", "non-blocking", "copy-stream"];
+        scenes.push(
+            Scene::new(name)
+                .with("in line", base.clone())
+                .with("pinned", with(&all[..1]))
+                .with("non-blocking", with(&all[1..2]))
+                .with("copy stream", with(&all[2..]))
+                .with("all three", with(&all))
+                .with("all three, and a thread ahead", with(&all).with("load-ahead", 2)),
+        );
+    }
+    Ok(scenes)
+}
+
+/// The load that is hidden and exposed on the processor, and what would be if a thread ahead hid all that it can.
+fn beside(made: &Made) -> Result<Vec<Beside>> {
+    let of = |row: &Row, name: &str| row.figures.get(name).map(|spread| spread.median);
+    let pair = |rows: &[Row]| -> Option<[f64; 6]> {
+        let [line, ahead] = rows else { return None };
+        let (at, load, step) = (line.at?, of(line, "data_ms")?, of(line, "step_ms")?);
+        let exposed = of(ahead, "data_ms")?;
+        let most = (step + load) / step.max(load);
+        Some([at, load, step, exposed, most, ahead.effect.map_or(f64::NAN, |effect| effect.ratio)])
+    };
+    let rows: Vec<[f64; 6]> = made.outcome.scenes().filter_map(pair).collect();
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let table = Columns::new()
+        .add("decode_us", "a sample takes", ("us", 0), "", |row: &[f64; 6]| row[0])
+        .add("load_ms", "load of a batch", ("ms", 2), "In line: all of it is exposed.", |row| {
+            row[1]
+        })
+        .add("step_ms", "step", ("ms", 2), "Without the wait for its batch.", |row| row[2])
+        .add(
+            "exposed_ms",
+            "exposed, a thread ahead",
+            ("ms", 2),
+            "What the step still waits.",
+            |row| row[3],
+        )
+        .add("hidden_ms", "hidden", ("ms", 2), "The load less what is exposed.", |row| {
+            row[1] - row[3]
+        })
+        .add(
+            "most",
+            "the most it can bring",
+            ("", 2),
+            "(step + load) / the longer of both",
+            |row| row[4],
+        )
+        .add("measured", "measured", ("", 2), "", |row| row[5])
+        .table(&rows);
+    let line = |name: &str, at: usize, stroke, look| {
+        Series::line(name, rows.iter().map(|row| (row[0], row[at]))).stroke(stroke).look(look)
+    };
+    let chart = LineChart {
+        title: "async-copy: what a thread ahead brings".to_owned(),
+        subtitle: format!("{}, {}", made.outcome.machine, made.outcome.date),
+        x: Axis::linear("microseconds that a sample takes to decode", Unit::Count),
+        y: Axis::linear("throughput, to loading in line", Unit::Count),
+        series: vec![
+            line("measured", 5, Stroke::Solid, 0),
+            line("(step + load) / the longer of both", 4, Stroke::Dotted, 1),
+        ],
+    };
+    Ok(vec![Beside {
+        id: "hidden_load",
+        title: "Load of a batch on the processor, hidden and exposed",
+        definition: "A thread ahead hides the load behind the step, at most all of the shorter of both; it needs a core of its \
+                     own."
+            .to_owned(),
+        table,
+        lines: vec![
+            "A thread ahead brings most where a batch takes as long to load as to train on; a load longer than the step needs \
+             more threads or cheaper decoding."
+                .to_owned(),
+        ],
+        chart: Some(("async-copy-load".to_owned(), Box::new(chart))),
+    }])
+}

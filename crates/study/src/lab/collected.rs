@@ -1,0 +1,139 @@
+//! `paceline lab --report DIR`: all experiments of a folder on one page.
+
+use std::path::{Path, PathBuf};
+
+use paceline_analysis::report::{Body, Note, Panel, Report, Section, Weight, Width};
+use paceline_failure::outputs::write_report;
+use paceline_failure::{Failure, Result};
+use paceline_files::Printable;
+use paceline_host::disk::Disk;
+use paceline_host::text::{line_width, plural, say};
+use paceline_table::table::{Columns, Table};
+
+use super::outcome::{FILE_NAME, Outcome, Row};
+use super::show::verdicts;
+use crate::usage;
+
+/// The most bytes of the rows of an experiment.
+const MAX_BYTES: u64 = 64 << 20;
+/// How deep experiments are looked for.
+const DEPTH: usize = 4;
+/// The name of the page, without its ending.
+const PAGE: &str = "lab";
+
+/// Makes the page, and prints its table. Returns the exit code.
+pub fn page(folder: &Path) -> Result<u8> {
+    let mut files = Vec::new();
+    find(folder, DEPTH, &mut files)
+        .map_err(|e| Failure::Usage(format!("--report {}: {e}", folder.printable())))?;
+    files.sort();
+    let mut all: Vec<(PathBuf, Outcome)> = Vec::new();
+    for file in files {
+        let read = paceline_files::read(&file, MAX_BYTES)
+            .map_err(|e| e.to_string())
+            .and_then(|bytes| serde_json::from_slice(&bytes).map_err(|e| e.to_string()));
+        let outcome = read.map_err(|e| {
+            Failure::Usage(format!("--report: {} cannot be read: {e}", file.printable()))
+        })?;
+        all.push((file, outcome));
+    }
+    if all.is_empty() {
+        return usage(format!(
+            "--report {}: there is no experiment in it; make one with paceline lab NAME --output {}",
+            folder.printable(),
+            folder.join("NAME").printable()
+        ));
+    }
+    let report = report(&all);
+    write_report(&Disk::default(), folder, PAGE, &report)?;
+    say(&format!("{}\n\n{}", plural(all.len(), "experiment"), overview(&all).fitted(line_width())));
+    say(&format!("Files in {}: {PAGE}.html, .csv, .json, .md", folder.printable()));
+    Ok(0)
+}
+
+/// The files with the rows of experiments, in a folder and those inside it. Links to folders are not followed.
+fn find(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() && depth > 0 {
+            find(&entry.path(), depth - 1, found)?;
+        } else if entry.file_name() == FILE_NAME {
+            found.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+/// The variants of all experiments that differ from their base, and those that do not.
+fn overview(all: &[(PathBuf, Outcome)]) -> Table {
+    let rows = all.iter().flat_map(|(_, outcome)| {
+        let others = outcome.rows.iter().filter(|row| !row.is_base);
+        others.map(move |row| (outcome, row))
+    });
+    type One<'a> = (&'a Outcome, &'a Row);
+    let rows: Vec<(Outcome, Row)> = rows
+        .map(|(outcome, row): One| (Outcome { rows: Vec::new(), ..outcome.clone() }, row.clone()))
+        .collect();
+    Columns::new()
+        .add("experiment", "experiment", ("", 0), "", |(of, _): &(Outcome, Row)| {
+            of.experiment.clone()
+        })
+        .add("date", "date", ("", 0), "", |(of, _)| of.date.clone())
+        .add("machine", "machine", ("", 0), "", |(of, _)| of.machine.clone())
+        .add("version", "version", ("", 0), "", |(of, _)| of.version.clone())
+        .add("scene", "scene", ("", 0), "", |(_, row)| row.scene.clone())
+        .add("variant", "variant", ("", 0), "", |(_, row)| row.variant.clone())
+        .add("effect", "throughput, to the base", ("", 0), "", |(_, row)| {
+            match (&row.failure, row.effect) {
+                (Some(_), _) => "failed".to_owned(),
+                (None, Some(effect)) => effect.words(),
+                (None, None) => "too few rounds".to_owned(),
+            }
+        })
+        .table(&rows)
+}
+
+fn report(all: &[(PathBuf, Outcome)]) -> Report {
+    let table = Section {
+        id: "all".to_owned(),
+        title: "All variants".to_owned(),
+        lead: "What each knob did to the throughput, by experiment, date and machine.".to_owned(),
+        panels: vec![Panel {
+            id: "overview".to_owned(),
+            title: "Variants".to_owned(),
+            unit: String::new(),
+            definition:
+                "Throughput over that of the base of the same scene, with its 95 % interval."
+                    .to_owned(),
+            width: Width::Full,
+            body: Body::Table(overview(all)),
+        }],
+    };
+    let section = |(at, (_, outcome)): (usize, &(PathBuf, Outcome))| Section {
+        id: format!("experiment_{at}"),
+        title: outcome.experiment.clone(),
+        lead: format!("{}, {}; {}", outcome.machine, outcome.date, outcome.command),
+        panels: vec![Panel {
+            id: format!("table_{at}"),
+            title: "All variants".to_owned(),
+            unit: String::new(),
+            definition: verdicts(outcome).join(" / "),
+            width: Width::Full,
+            body: Body::Table(outcome.table(&[])).or("nothing was run"),
+        }],
+    };
+    let failed =
+        all.iter().filter(|(_, outcome)| outcome.has_failures()).map(|(file, outcome)| Note {
+            weight: Weight::Warning,
+            text: format!("{}: some runs have failed ({})", outcome.experiment, file.printable()),
+        });
+    Report {
+        title: "Lab".to_owned(),
+        subtitle: plural(all.len(), "experiment"),
+        figures: Vec::new(),
+        notes: failed.collect(),
+        sections: std::iter::once(table).chain(all.iter().enumerate().map(section)).collect(),
+        csv_table: "overview".to_owned(),
+    }
+}

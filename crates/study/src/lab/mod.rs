@@ -1,0 +1,157 @@
+//! `paceline lab`: one knob of training at a time, turned where it pays and where it does not.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | [`args`] | the flags |
+//! | [`scene`] | what an experiment runs |
+//! | [`measure`] | makes the runs in rounds, until the effects are known |
+//! | [`effect`] | a ratio with its interval |
+//! | [`outcome`], [`show`] | what was found; as table, chart and page |
+//! | [`collected`] | all experiments of a folder on one page |
+//!
+//! The other files are the experiments, one each. A new one is such a file and a line in [`EXPERIMENTS`]. docs/lab/ has a page
+//! for each: what to expect and why, and how it is done wrong.
+
+pub mod args;
+pub mod collected;
+pub mod effect;
+pub mod measure;
+pub mod outcome;
+pub mod scene;
+pub mod show;
+
+pub mod async_copy;
+pub mod buckets;
+pub mod combine;
+pub mod grad_accum;
+pub mod parallelism;
+pub mod profiling;
+
+use std::path::{Path, PathBuf};
+
+use paceline_failure::Result;
+use paceline_failure::outputs::check_folder;
+use paceline_files::printable;
+use paceline_host::text::say;
+use paceline_launch::environment::Placement;
+use strsim::levenshtein;
+
+use self::args::LabArgs;
+use self::outcome::{Beside, Outcome};
+use self::scene::Scene;
+use crate::ledger::Ledger;
+use crate::spec::{self, Spec};
+use crate::{refuse_ranks, usage};
+
+/// An experiment about one knob.
+pub struct Experiment {
+    /// Its name: the word after `paceline lab`.
+    pub name: &'static str,
+    /// What it turns, in a line.
+    pub about: &'static str,
+    /// The question that its page answers.
+    pub question: &'static str,
+    /// The flags that it sets itself, each with what to do instead.
+    set_here: &'static [(&'static str, &'static str)],
+    /// Figures that it shows beside those of all experiments, by name.
+    figures: &'static [&'static str],
+    /// What the numbers of its scenes are, if they have any.
+    scene_label: Option<&'static str>,
+    /// What it runs.
+    scenes: fn(&LabArgs, &Path) -> Result<Vec<Scene>>,
+    /// What it measures beside the runs.
+    beside: fn(&Made) -> Result<Vec<Beside>>,
+}
+
+/// An experiment whose runs are made.
+pub struct Made<'a> {
+    /// The flags.
+    pub args: &'a LabArgs,
+    /// What was run.
+    pub scenes: &'a [Scene],
+    /// The rows.
+    pub outcome: &'a Outcome,
+    /// The summaries of the runs.
+    pub ledger: &'a Ledger,
+    /// The folder of the experiment.
+    pub folder: &'a Path,
+}
+
+/// The experiments, in the order of the list.
+pub const EXPERIMENTS: &[Experiment] = &[
+    async_copy::EXPERIMENT,
+    parallelism::EXPERIMENT,
+    grad_accum::EXPERIMENT,
+    profiling::EXPERIMENT,
+    buckets::EXPERIMENT,
+    combine::EXPERIMENT,
+];
+
+/// The folder in which experiments are made by default.
+const FOLDER: &str = "lab";
+
+/// Runs `paceline lab`. Returns the exit code.
+pub fn lab(args: &LabArgs, placement: Option<Placement>) -> Result<u8> {
+    refuse_ranks("the lab", placement)?;
+    args.check()?;
+    if let Some(folder) = &args.report {
+        return collected::page(folder);
+    }
+    let Some(name) = &args.experiment else {
+        if !args.train.0.words().is_empty() || args.output.is_some() {
+            return usage(format!("paceline lab: say which experiment: {}", names()));
+        }
+        list();
+        return Ok(0);
+    };
+    let Some(experiment) = EXPERIMENTS.iter().find(|of| of.name == name) else {
+        let nearest = EXPERIMENTS.iter().min_by_key(|of| levenshtein(of.name, name));
+        let nearest = nearest.map_or("", |of| of.name);
+        return usage(format!(
+            "paceline lab {}: there is no such experiment; did you mean {nearest}? They are {}",
+            printable(name),
+            names()
+        ));
+    };
+    crate::study::refuse_flags(&args.train.0, experiment.set_here)?;
+    let folder = args.output.clone().unwrap_or_else(|| {
+        let time = paceline_host::text::now("%Y%m%d-%H%M%S");
+        PathBuf::from(FOLDER).join(format!("{time}-{}", experiment.name))
+    });
+    check_folder("--output", &folder, "pass a folder that you can write to")?;
+    let scenes = (experiment.scenes)(args, &folder)?;
+    let cases = scene::cases(&scenes)?;
+    let settings = cases.iter().enumerate().map(|(at, case)| {
+        (format!("case {at}"), format!("{} ({})", case.name, spec::shown(&case.spec)))
+    });
+    let settings = settings.chain([("experiment".to_owned(), experiment.name.to_owned())]);
+    let limits = (args.rounds, args.run_limit);
+    let mut ledger = Ledger::of_runs(&folder, cases.len() * args.rounds, limits, settings)?;
+    let rounds = measure::measure(args, &scenes, &cases, &mut ledger)?;
+    let outcome = Outcome::new(experiment.name, &scenes, rounds, &ledger);
+    let made = Made { args, scenes: &scenes, outcome: &outcome, ledger: &ledger, folder: &folder };
+    let beside = (experiment.beside)(&made)?;
+    show::publish(experiment, &outcome, beside, &folder)?;
+    Ok(u8::from(outcome.has_failures()))
+}
+
+/// Prints the experiments.
+fn list() {
+    let widest = EXPERIMENTS.iter().map(|of| of.name.len()).max().unwrap_or(0);
+    for Experiment { name, about, .. } in EXPERIMENTS {
+        say(&format!("{name:widest$}  {about}"));
+    }
+    say("\npaceline lab NAME makes one, in about two minutes; docs/lab/ says what to expect.");
+}
+
+fn names() -> String {
+    EXPERIMENTS.iter().map(|of| of.name).collect::<Vec<_>>().join(", ")
+}
+
+/// The specification that the runs of an experiment share: the user's flags over these defaults.
+fn runs(args: &LabArgs, defaults: &[(&str, &str)]) -> Spec {
+    defaults.iter().fold(args.train.0.clone(), |spec, (key, value)| match spec.has(key) {
+        true => spec,
+        false => spec.with_values(key, value.split_whitespace()),
+    })
+}

@@ -1,0 +1,233 @@
+//! Shows an experiment: lines for the console, a chart, and a page.
+
+use std::path::Path;
+
+use paceline_analysis::report::chart::{Bar, Bars, PageColor};
+use paceline_analysis::report::{Body, Note, Panel, Report, Section, Weight, Width};
+use paceline_failure::Result;
+use paceline_failure::outputs::{write_charts, write_json, write_report};
+use paceline_files::Printable;
+use paceline_host::disk::Disk;
+use paceline_host::text::{line_width, plural, say};
+use paceline_table::plot::{Axis, BarChart, BarGroup, LineChart, Picture, RangedBar, Series, Unit};
+
+use super::Experiment;
+use super::measure::FIGURE;
+use super::outcome::{Beside, FILE_NAME, Outcome, Row};
+use crate::rank::Spread;
+
+/// The name of the page, without its ending.
+pub const REPORT: &str = "report";
+
+/// Prints everything and writes all files into `folder`.
+pub fn publish(
+    experiment: &Experiment,
+    outcome: &Outcome,
+    beside: Vec<Beside>,
+    folder: &Path,
+) -> Result<()> {
+    let disk = Disk::default();
+    say(&format!(
+        "{}: {}\n{}, {}",
+        experiment.name,
+        experiment.about,
+        outcome.machine,
+        plural(outcome.rounds, "round")
+    ));
+    for rows in outcome.scenes() {
+        let table = outcome.table_of(rows, experiment.figures).fitted(line_width());
+        let name = &rows[0].scene;
+        say(&if name.is_empty() { format!("\n{table}") } else { format!("\n{name}\n{table}") });
+    }
+    say(&format!("\nThroughput beside the base of each scene, with the 95 % interval:\n{}", verdicts(outcome).join("\n")));
+    for of in &beside {
+        say(&format!("\n{}\n{}", of.title, of.table.fitted(line_width())));
+        of.lines.iter().for_each(|line| say(line));
+    }
+    for row in &outcome.rows {
+        if let Some(failure) = &row.failure {
+            say(&format!("failed: {} {}: {failure}", row.scene, row.variant));
+        }
+    }
+    write_json(&disk, &folder.join(FILE_NAME), outcome)?;
+    write_report(&disk, folder, REPORT, &report(experiment, outcome, &beside))?;
+    let own = chart(experiment, outcome).map(|chart| (experiment.name.to_owned(), chart));
+    let charts: Vec<_> =
+        own.into_iter().chain(beside.into_iter().filter_map(|of| of.chart)).collect();
+    write_charts(&disk, folder, &charts)?;
+    let names = charts.iter().map(|(name, _)| format!("{name}.png")).collect::<Vec<_>>().join(", ");
+    say(&format!(
+        "\nFiles in {}: {REPORT}.html, .csv, .json, .md; {FILE_NAME}; {names} and .svg; docs/lab/{}.md says what to expect",
+        folder.printable(),
+        experiment.name
+    ));
+    Ok(())
+}
+
+/// What follows from the rows, a line for each scene.
+pub fn verdicts(outcome: &Outcome) -> Vec<String> {
+    let verdict = |rows: &[Row]| {
+        let [base, others @ ..] = rows else { return None };
+        let mut pays = Vec::new();
+        let (mut costs, mut none) = (Vec::new(), Vec::new());
+        for row in others {
+            let Some(effect) = row.effect else { continue };
+            match (effect.is_none(), effect.ratio > 1.0) {
+                (true, _) => none.push(row),
+                (false, true) => pays.push(row),
+                (false, false) => costs.push(row),
+            }
+        }
+        let ratio = |row: &Row| row.effect.map_or(1.0, |effect| effect.ratio);
+        pays.sort_by(|a, b| ratio(b).total_cmp(&ratio(a)));
+        costs.sort_by(|a, b| ratio(a).total_cmp(&ratio(b)));
+        let named = |what: &str, rows: Vec<&Row>| {
+            let words = rows
+                .iter()
+                .filter_map(|row| Some(format!("{} {}", row.variant, row.effect?.words())));
+            let words: Vec<String> = words.collect();
+            (!words.is_empty()).then(|| format!("{what} {}", words.join(", ")))
+        };
+        let parts = [named("pays:", pays), named("costs:", costs), named("no difference:", none)];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        let scene = if base.scene.is_empty() { String::new() } else { format!("{}: ", base.scene) };
+        (!parts.is_empty()).then(|| format!("{scene}beside {}, {}", base.variant, parts.join("; ")))
+    };
+    outcome.scenes().filter_map(verdict).collect()
+}
+
+/// The chart: lines over the scenes if these have numbers, otherwise bars.
+fn chart(experiment: &Experiment, outcome: &Outcome) -> Option<Box<dyn Picture>> {
+    let subtitle =
+        format!("{}, {}; {}", outcome.machine, outcome.date, plural(outcome.rounds, "round"));
+    let of = |row: &Row| row.figures.get(FIGURE).copied();
+    if !outcome.rows.iter().any(|row| of(row).is_some_and(|spread| spread.median > 0.0)) {
+        return None;
+    }
+    let has_numbers = outcome.rows.iter().all(|row| row.at.is_some());
+    let is_line = has_numbers && outcome.scenes().count() > 2;
+    if let Some(label) = experiment.scene_label.filter(|_| is_line) {
+        let mut series: Vec<Series> = Vec::new();
+        for row in outcome.rows.iter().filter(|row| !row.is_base) {
+            let (Some(at), Some(effect)) = (row.at, row.effect) else { continue };
+            if !series.iter().any(|line| line.name == row.variant) {
+                let look = series.len();
+                series.push(Series::line(row.variant.clone(), []).look(look));
+            }
+            for line in series.iter_mut().filter(|line| line.name == row.variant) {
+                line.points.push((at, effect.ratio));
+                line.ranges.push((at, effect.low, effect.high));
+            }
+        }
+        if !series.is_empty() {
+            return Some(Box::new(LineChart {
+                title: format!("{}: what each variant brings", experiment.name),
+                subtitle,
+                x: Axis::linear(label, Unit::Count),
+                y: Axis::linear("throughput, to the base", Unit::Count),
+                series,
+            }));
+        }
+    }
+    let bar = |row: &Row| {
+        let Spread { median, min, max, .. } = of(row)?;
+        Some(RangedBar {
+            name: row.variant.clone(),
+            value: median,
+            range: (min, max),
+            words: match &row.effect {
+                Some(effect) => format!("{median:.0}, {}", effect.words()),
+                None => format!("{median:.0}"),
+            },
+        })
+    };
+    let group = |rows: &[Row]| BarGroup {
+        name: rows[0].scene.clone(),
+        bars: rows.iter().filter_map(bar).collect(),
+    };
+    Some(Box::new(BarChart {
+        title: format!("{}: {}", experiment.name, experiment.about),
+        subtitle,
+        label: "samples/s; in brackets the ratio to the base, and the thin line from the slowest to the fastest round"
+            .to_owned(),
+        groups: outcome.scenes().map(group).collect(),
+    }))
+}
+
+/// The page.
+fn report(experiment: &Experiment, outcome: &Outcome, beside: &[Beside]) -> Report {
+    let panel = |id: &str, title: &str, unit: &str, definition: &str, width, body| Panel {
+        id: id.to_owned(),
+        title: title.to_owned(),
+        unit: unit.to_owned(),
+        definition: definition.to_owned(),
+        width,
+        body,
+    };
+    let bars = |(at, rows): (usize, &[Row])| {
+        let bar = |(place, row): (usize, &Row)| Bar {
+            label: row.variant.clone(),
+            value: row.figures.get(FIGURE).map(|of| of.median),
+            color: PageColor::Series(place),
+        };
+        let bars = rows.iter().enumerate().map(bar).collect();
+        let title = if rows[0].scene.is_empty() { "Throughput" } else { &rows[0].scene };
+        panel(
+            &format!("scene_{at}"),
+            title,
+            "samples/s",
+            "Samples of the measured steps of all ranks, divided by the time of these steps with the wait for their data; \
+             medians over the rounds.",
+            Width::Half,
+            Body::Bars(Bars { unit: "samples/s".to_owned(), whole: None, bars })
+                .or("no run has finished"),
+        )
+    };
+    let mut panels: Vec<Panel> = outcome.scenes().enumerate().map(bars).collect();
+    let table = outcome.table(experiment.figures);
+    panels.push(panel(
+        "variants",
+        "All variants",
+        "",
+        "Medians over the rounds. The effect compares throughput round by round.",
+        Width::Full,
+        Body::Table(table).or("nothing was run"),
+    ));
+    let mut sections = vec![Section {
+        id: "runs".to_owned(),
+        title: "Runs".to_owned(),
+        lead: experiment.question.to_owned(),
+        panels,
+    }];
+    if !beside.is_empty() {
+        let panels = beside.iter().map(|of| {
+            panel(of.id, of.title, "", &of.definition, Width::Full, Body::Table(of.table.clone()))
+        });
+        sections.push(Section {
+            id: "beside".to_owned(),
+            title: "Beside the runs".to_owned(),
+            lead: "What was measured or computed beside them.".to_owned(),
+            panels: panels.collect(),
+        });
+    }
+    let lines = verdicts(outcome).into_iter().chain(beside.iter().flat_map(|of| of.lines.clone()));
+    let note = |text| Note { weight: Weight::Note, text };
+    let failed = outcome.rows.iter().filter_map(|row| {
+        let text = format!("failed: {} {}: {}", row.scene, row.variant, row.failure.as_ref()?);
+        Some(Note { weight: Weight::Warning, text })
+    });
+    Report {
+        title: format!("Lab: {}", experiment.name),
+        subtitle: format!(
+            "{}, {}; {}; {}",
+            outcome.machine,
+            outcome.date,
+            plural(outcome.rounds, "round"),
+            outcome.command
+        ),
+        figures: Vec::new(),
+        notes: lines.map(note).chain(failed).collect(),
+        sections,
+        csv_table: "variants".to_owned(),
+    }
+}
