@@ -7,7 +7,7 @@ use paceline_kernels::linear::Activation;
 use paceline_kernels::pool2d;
 
 use crate::layers;
-use crate::layers::{BatchNorm, ConvReluPool, Flatten, Linear, MaxPool2d, Sequence};
+use crate::layers::{BatchNorm, ConvReluPool, Flatten, Linear, MaxPool2d, Relu, Sequence};
 use crate::{Block, CrossEntropy, LayoutBuilder, Model, ModelError, Result};
 
 /// Convolutions (3x3, padding 1), each followed by ReLU and a 2x2 max-pool, then a hidden layer with ReLU,
@@ -33,6 +33,16 @@ impl CnnConfig {
     /// Builds the model for `world_size` ranks. Errors if a size or the number of ranks is zero, or if the
     /// image is too small for the number of pools.
     pub fn build(&self, world_size: usize) -> Result<Model> {
+        self.build_of(world_size, true)
+    }
+
+    /// The same model of operations that are not fused: each convolution, bias, activation, pool and normalization writes its
+    /// result to memory, where the next one reads it.
+    pub fn build_unfused(&self, world_size: usize) -> Result<Model> {
+        self.build_of(world_size, false)
+    }
+
+    fn build_of(&self, world_size: usize, is_fused: bool) -> Result<Model> {
         let [mut height, mut width, mut c_in] = self.image;
         if self.channels.is_empty() || self.channels.contains(&0) || self.hidden == 0 {
             let reason = format!("a CNN needs channels and a hidden width above zero: {self:?}");
@@ -57,23 +67,28 @@ impl CnnConfig {
             if self.batch_norm {
                 blocks.push(Block::new(unit, layers::Conv2d::new(&mut layout, geometry)?));
                 let unit = layout.unit(format!("bn{at}"));
-                let norm = BatchNorm::new(&mut layout, c_out, Activation::Relu);
-                let (channels, window, stride) = (c_out, 2, 2);
-                let pool = pool2d::MaxPool2d { height, width, channels, window, stride };
-                let pool = MaxPool2d::new(pool)?;
-                blocks.push(Block::new(unit, Sequence::new().then(norm).then(pool)));
+                let norm = |of| BatchNorm::new(&mut layout, c_out, of);
+                let parts = Sequence::new().then_relu(is_fused, norm);
+                blocks.push(Block::new(unit, parts.then(pool_of(height, width, c_out)?)));
                 // The normalization keeps the image from before the pool until the backward pass.
                 activation_elems += height * width * c_out;
-            } else {
+            } else if is_fused {
                 blocks.push(Block::new(unit, ConvReluPool::new(&mut layout, geometry)?));
+            } else {
+                let convolution = layers::Conv2d::new(&mut layout, geometry)?;
+                let pool = pool_of(height, width, c_out)?;
+                let parts = Sequence::new().then(convolution).then(Relu).then(pool);
+                blocks.push(Block::new(unit, parts));
+                activation_elems += 2 * height * width * c_out;
             }
             (height, width, c_in) = (height / 2, width / 2, c_out);
             activation_elems += height * width * c_out;
         }
         let unit = layout.unit("fc0");
         let flat = height * width * c_in;
-        let linear = Linear::new(&mut layout, flat, self.hidden, Activation::Relu);
-        blocks.push(Block::new(unit, Sequence::new().then(Flatten).then(linear)));
+        let linear = |of| Linear::new(&mut layout, flat, self.hidden, of);
+        let parts = Sequence::new().then(Flatten).then_relu(is_fused, linear);
+        blocks.push(Block::new(unit, parts));
         let unit = layout.unit("fc1");
         let head = Linear::new(&mut layout, self.hidden, self.num_classes, Activation::None);
         blocks.push(Block::new(unit, head));
@@ -89,4 +104,9 @@ impl CnnConfig {
             activation_elems: activation_elems + self.hidden + self.num_classes,
         })
     }
+}
+
+/// A 2x2 max-pool of images of this size.
+fn pool_of(height: usize, width: usize, channels: usize) -> Result<MaxPool2d> {
+    MaxPool2d::new(pool2d::MaxPool2d { height, width, channels, window: 2, stride: 2 })
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use paceline_kernels::linear::Activation;
 
-use crate::layers::Linear;
+use crate::layers::{Linear, Relu, Sequence};
 use crate::{Block, LayoutBuilder, MeanSquaredError, Model, ModelError, Result, UnitId};
 
 /// `num_layers` linear layers with ReLU, then a linear layer without ReLU. The loss is the mean squared error.
@@ -25,6 +25,16 @@ pub struct MlpConfig {
 impl MlpConfig {
     /// Builds the model for `world_size` ranks. Errors if a width or the number of ranks is zero.
     pub fn build(&self, world_size: usize) -> Result<Model> {
+        self.build_of(world_size, true)
+    }
+
+    /// The same model of operations that are not fused: each product with its bias, and each activation, writes its result to
+    /// memory, where the next one reads it.
+    pub fn build_unfused(&self, world_size: usize) -> Result<Model> {
+        self.build_of(world_size, false)
+    }
+
+    fn build_of(&self, world_size: usize, is_fused: bool) -> Result<Model> {
         let Self { input_dim, hidden_dim, output_dim, num_layers, tie_layers } = *self;
         if [input_dim, hidden_dim, output_dim].contains(&0) {
             return Err(ModelError::Config(format!("an MLP needs widths above zero: {self:?}")));
@@ -34,17 +44,21 @@ impl MlpConfig {
         let mut blocks = Vec::new();
         let mut inputs = input_dim;
         let mut last: Option<(UnitId, Linear)> = None;
+        let with = if is_fused { Activation::Relu } else { Activation::None };
         for at in 0..num_layers {
             let (unit, layer) = match &last {
                 Some((unit, last)) if tie_layers && at > 1 => {
-                    (*unit, Linear::tied_to(&mut layout, last, Activation::Relu))
+                    (*unit, Linear::tied_to(&mut layout, last, with))
                 }
                 _ => {
                     let unit = layout.unit(format!("fc{at}"));
-                    (unit, Linear::new(&mut layout, inputs, hidden_dim, Activation::Relu))
+                    (unit, Linear::new(&mut layout, inputs, hidden_dim, with))
                 }
             };
-            blocks.push(Block::new(unit, layer.clone()));
+            blocks.push(match is_fused {
+                true => Block::new(unit, layer.clone()),
+                false => Block::new(unit, Sequence::new().then(layer.clone()).then(Relu)),
+            });
             last = Some((unit, layer));
             inputs = hidden_dim;
         }

@@ -7,7 +7,7 @@ use paceline_data::Dataset;
 use paceline_failure::{Failure, Result};
 use paceline_model::{CnnConfig, Model, ModelError};
 
-use super::{ModelChoice, ModelSettings, Samples};
+use super::{FuseFlag, ModelChoice, ModelSettings, Samples};
 use crate::registry::{Choice, flags_of, read, spaced, width};
 
 /// The choice.
@@ -35,6 +35,9 @@ struct Flags {
     /// CNN: a second head that the loss does not use, so that its parameters get no gradient
     #[arg(long)]
     unused_head: bool,
+    /// Whether operations are fused.
+    #[command(flatten)]
+    fuse: FuseFlag,
 }
 
 impl Choice for Cnn {
@@ -99,6 +102,9 @@ impl ModelSettings for Flags {
             batch_norm: self.batch_norm,
             unused_head: self.unused_head,
         };
-        config.build(world_size)
+        match self.fuse.fuse {
+            true => config.build(world_size),
+            false => config.build_unfused(world_size),
+        }
     }
 }

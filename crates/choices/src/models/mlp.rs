@@ -7,7 +7,7 @@ use paceline_data::Dataset;
 use paceline_failure::{Failure, Result};
 use paceline_model::{MlpConfig, Model, ModelError};
 
-use super::{Defaults, ModelChoice, ModelSettings, Samples};
+use super::{Defaults, FuseFlag, ModelChoice, ModelSettings, Samples};
 use crate::registry::{Choice, flags_of, read, width};
 
 /// A larger number of hidden layers is taken for a mistake.
@@ -35,6 +35,9 @@ struct Flags {
     /// MLP: all hidden layers after the first share their parameters
     #[arg(long)]
     tie_layers: bool,
+    /// Whether operations are fused.
+    #[command(flatten)]
+    fuse: FuseFlag,
 }
 
 impl Choice for Mlp {
@@ -101,6 +104,9 @@ impl ModelSettings for Flags {
             num_layers: self.num_layers,
             tie_layers: self.tie_layers,
         };
-        config.build(world_size)
+        match self.fuse.fuse {
+            true => config.build(world_size),
+            false => config.build_unfused(world_size),
+        }
     }
 }

@@ -14,7 +14,8 @@ use std::fmt::{self, Debug};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::ArgMatches;
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, ArgMatches, Args};
 use paceline_data::Dataset;
 use paceline_failure::Result;
 use paceline_model::{Model, ModelError, Storage};
@@ -107,6 +108,25 @@ pub trait ModelSettings: Debug + Send + Sync {
         dataset: &dyn Dataset,
         world_size: usize,
     ) -> std::result::Result<Model, ModelError>;
+}
+
+/// The flag of models whose operations can be computed one by one.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model")]
+struct FuseFlag {
+    /// CNN, MLP: compute each layer with its bias, activation and pool as one operation, without memory between them; off
+    /// shows what that saves
+    #[arg(
+        long,
+        alias = "jit",
+        value_name = "BOOL",
+        num_args = 0..=1,
+        default_value = "true",
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new(),
+        action = ArgAction::Set
+    )]
+    fuse: bool,
 }
 
 /// The kind of samples that a model trains on.

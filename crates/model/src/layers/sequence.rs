@@ -1,8 +1,9 @@
 //! A sequence of layers of different kinds, as one layer.
 
+use paceline_kernels::linear::Activation;
 use paceline_memory::Tensor;
 
-use super::Chain;
+use super::{Chain, Relu};
 use crate::{Context, Layer, Result, Saved};
 
 /// Each layer's output is the next one's input.
@@ -26,6 +27,18 @@ impl Sequence {
     pub fn then(mut self, layer: impl Layer + 'static) -> Self {
         self.push(layer);
         self
+    }
+
+    /// The same sequence with a layer and ReLU, as one fused operation or as two.
+    pub fn then_relu<L: Layer + 'static>(
+        self,
+        is_fused: bool,
+        layer: impl FnOnce(Activation) -> L,
+    ) -> Self {
+        match is_fused {
+            true => self.then(layer(Activation::Relu)),
+            false => self.then(layer(Activation::None)).then(Relu),
+        }
     }
 }
 

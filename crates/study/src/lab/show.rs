@@ -39,7 +39,10 @@ pub fn publish(
         let name = &rows[0].scene;
         say(&if name.is_empty() { format!("\n{table}") } else { format!("\n{name}\n{table}") });
     }
-    say(&format!("\nThroughput beside the base of each scene, with the 95 % interval:\n{}", verdicts(outcome).join("\n")));
+    say(&format!(
+        "\nThroughput beside the base of each scene, with the 95 % interval:\n{}",
+        verdicts(outcome).join("\n")
+    ));
     for of in &beside {
         say(&format!("\n{}\n{}", of.title, of.table.fitted(line_width())));
         of.lines.iter().for_each(|line| say(line));
