@@ -39,6 +39,8 @@ pub struct Compute {
     forward_flops: AtomicU64,
     /// Those of the products of backward passes.
     backward_flops: AtomicU64,
+    /// Bytes of the operands of all operations that were rehearsed.
+    moved_bytes: AtomicU64,
 }
 
 impl Compute {
@@ -62,6 +64,7 @@ impl Compute {
             is_timing: AtomicBool::new(false),
             forward_flops: AtomicU64::new(0),
             backward_flops: AtomicU64::new(0),
+            moved_bytes: AtomicU64::new(0),
         })
     }
 
@@ -82,6 +85,18 @@ impl Compute {
     /// attention computes again in its backward pass is left out.
     pub fn backward_flops(&self) -> u64 {
         self.backward_flops.load(Ordering::Relaxed)
+    }
+
+    /// The bytes of the tensors that all operations so far have read and written: those of each operand, twice if it is
+    /// changed in place. Only a handle of [`Device::Meta`] counts them. Scratch memory is left out. This is what operations move
+    /// if nothing stays in a cache from one to the next.
+    pub fn moved_bytes(&self) -> u64 {
+        self.moved_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Counts an operand of an operation.
+    pub(crate) fn count_bytes(&self, bytes: usize) {
+        self.moved_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Counts the products of an operation.

@@ -159,8 +159,8 @@ struct Stated<'t> {
 }
 
 impl Stated<'_> {
-    /// Checks shape, device and element type, and claims the tensor.
-    fn hold<T: Element>(&self, to: &Holding<'_>, access: Access) -> Result<Held<T>> {
+    /// Checks shape, device and element type, and claims the tensor, whose bytes are moved so many times.
+    fn hold<T: Element>(&self, to: &Holding<'_>, access: Access, times: usize) -> Result<Held<T>> {
         let (op, compute) = (to.op, to.compute);
         expect_shape(op, self.operand, self.tensor.shape(), self.shape)?;
         if self.tensor.device() != compute.device() {
@@ -170,6 +170,9 @@ impl Stated<'_> {
         if self.tensor.dtype() != T::DTYPE && !self.is_bytes {
             let (expected, got) = (T::DTYPE, self.tensor.dtype());
             return Err(MemoryError::WrongType { expected, got }.into());
+        }
+        if compute.device() == Device::Meta {
+            compute.count_bytes(times * self.tensor.num_elems() * self.tensor.dtype().size_bytes());
         }
         to.claim(self.tensor, access)
     }
@@ -258,7 +261,7 @@ impl<'t, T: Element> Operands for Read<'t, T> {
     type Views<'a> = &'a [T];
 
     fn hold(self, to: &Holding<'_>) -> Result<Held<T>> {
-        self.0.hold(to, Access::Read)
+        self.0.hold(to, Access::Read, 1)
     }
 
     fn release(held: &mut Held<T>, claims: &mut Vec<Claim>) {
@@ -280,7 +283,7 @@ impl<'t, T: Element> Operands for Write<'t, T> {
     type Views<'a> = &'a mut [T];
 
     fn hold(self, to: &Holding<'_>) -> Result<Held<T>> {
-        self.stated.hold(to, Access::Write)
+        self.stated.hold(to, Access::Write, 1 + usize::from(self.is_read))
     }
 
     fn release(held: &mut Held<T>, claims: &mut Vec<Claim>) {

@@ -32,6 +32,8 @@ pub struct Rehearsal {
     /// Those of the backward passes ([`Compute::backward_flops`]): a frozen layer has no gradient of its weight, and the
     /// first block of a model no gradient of its input.
     pub backward_flops: u64,
+    /// The bytes that the operations of both passes and of the loss read and write ([`Compute::moved_bytes`]).
+    pub moved_bytes: u64,
 }
 
 impl Rehearsal {
@@ -56,6 +58,7 @@ impl Rehearsal {
         let mut hooks = Hooks { syncs_statistics };
         let mut forward_flops = 0;
         let backward_before = compute.backward_flops();
+        let moved_before = compute.moved_bytes();
         allocator.begin_phase();
         allocator.forget_phases();
         Context::resumed(compute, &storage, &mut units, &mut hooks).open_roots()?;
@@ -75,6 +78,7 @@ impl Rehearsal {
             model.network().backward(&mut cx.with_batch(batch), saved, d_output, false)?;
             allocator.end_phase(BACKWARD);
         }
+        let moved_bytes = compute.moved_bytes() - moved_before;
         if let Some(ranges) = clipped {
             let rows = norm::RowRanges::new(model.layout.trained().map(|(_, param)| param.range()));
             for range in ranges {
@@ -90,7 +94,7 @@ impl Rehearsal {
         };
         let backward_flops = compute.backward_flops() - backward_before;
         let (forward, backward) = (named(FORWARD), named(BACKWARD));
-        Ok(Self { forward, backward, step, forward_flops, backward_flops })
+        Ok(Self { forward, backward, step, forward_flops, backward_flops, moved_bytes })
     }
 
     /// The most bytes of a category at once in the whole step.

@@ -109,6 +109,7 @@ fn allowed(name: &str) -> &'static [&'static str] {
             "choices",
             "collectives",
             "commbench",
+            "data",
             "failure",
             "files",
             "host",

@@ -25,6 +25,7 @@ pub mod buckets;
 pub mod combine;
 pub mod grad_accum;
 pub mod parallelism;
+pub mod precision_fusion;
 pub mod profiling;
 
 use std::path::{Path, PathBuf};
@@ -80,6 +81,7 @@ pub struct Made<'a> {
 /// The experiments, in the order of the list.
 pub const EXPERIMENTS: &[Experiment] = &[
     async_copy::EXPERIMENT,
+    precision_fusion::EXPERIMENT,
     parallelism::EXPERIMENT,
     grad_accum::EXPERIMENT,
     profiling::EXPERIMENT,
