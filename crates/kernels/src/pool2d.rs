@@ -7,6 +7,7 @@
 
 use paceline_memory::{Element, Tensor};
 
+use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored};
 use crate::{Compute, ImageLayout, KernelError, Op, Real, Result, read, scratch, write};
 
@@ -107,8 +108,11 @@ pub fn forward(
             write::<u8>("winners", winners, pool.output_shape(batch)),
         );
         let (pool, batch) = pool.with_channels_last(batch);
-        compute.launch(op, operands, move |_, (x, y, winners)| {
-            forward_of::<S>(&pool, batch, x, y, winners);
+        compute.launch(op, operands, move |cpu, (x, y, winners)| {
+            match pool.channels {
+                1 => forward_of_planes::<S>(cpu.simd, &pool, x, y, winners),
+                _ => forward_of::<S>(&pool, batch, x, y, winners),
+            }
             Ok(())
         })
     })
@@ -159,6 +163,53 @@ fn forward_of<S: Stored>(pool: &MaxPool2d, batch: usize, x: &[S], y: &mut [S], w
             }
         }
     });
+}
+
+multiversion! {
+    /// [`forward_of`] for images of one channel.
+    fn forward_of_planes<S: Stored>(
+        pool: &MaxPool2d,
+        x: &[S],
+        y: &mut [S],
+        winners: &mut [u8],
+    ) = planes_body
+}
+
+#[inline(always)]
+fn planes_body<S: Stored>(pool: &MaxPool2d, x: &[S], y: &mut [S], winners: &mut [u8]) {
+    // A constant distance between the elements of a row lets the compiler use vector instructions.
+    match pool.stride {
+        1 => planes_with_stride(pool, 1, x, y, winners),
+        2 => planes_with_stride(pool, 2, x, y, winners),
+        stride => planes_with_stride(pool, stride, x, y, winners),
+    }
+}
+
+#[inline(always)]
+fn planes_with_stride<S: Stored>(
+    pool: &MaxPool2d,
+    stride: usize,
+    x: &[S],
+    y: &mut [S],
+    winners: &mut [u8],
+) {
+    let [_, rows, columns, _] = pool.output_shape(1);
+    let lines = y.chunks_exact_mut(columns).zip(winners.chunks_exact_mut(columns));
+    for (line, (y, winners)) in lines.enumerate() {
+        let first = (line / rows * pool.height + line % rows * stride) * pool.width;
+        y.iter_mut().zip(x[first..].iter().step_by(stride)).for_each(|(y, x)| *y = *x);
+        winners.fill(0);
+        for at in 1..pool.window * pool.window {
+            let from = &x[first + at / pool.window * pool.width + at % pool.window..];
+            let from = &from[..(columns - 1) * stride + 1];
+            for (j, (y, winner)) in y.iter_mut().zip(winners.iter_mut()).enumerate() {
+                let x = from[j * stride];
+                let wins = x.load() > y.load() || x.load().is_nan();
+                *y = if wins { x } else { *y };
+                *winner = if wins { at as u8 } else { *winner };
+            }
+        }
+    }
 }
 
 /// Writes the gradient of the input. If that is stored in another type than gradients add up in, they add up in `sums`, one

@@ -143,7 +143,7 @@ pub fn backward_weight(
                     ImageLayout::Nhwc => elementwise::add_rows(cpu.simd, dy, db, true),
                     ImageLayout::Nchw => {
                         let positions = conv.output_elems() / conv.c_out;
-                        add_positions(cpu.simd, cpu.simd, dy, positions, db);
+                        add_positions(cpu.simd, cpu.simd, dy, None, positions, db);
                     }
                 }
                 Ok(())

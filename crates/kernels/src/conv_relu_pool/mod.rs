@@ -19,9 +19,10 @@ use crate::conv2d::Conv2d;
 use crate::conv2d::direct::{Product, image_parts};
 use crate::conv2d::input_gradient::InputGradient;
 use crate::conv2d::weight_gradient::WeightGradient;
+use crate::layout::square::add_positions;
 use crate::stored::for_images;
 use crate::{Compute, ImageLayout, KernelError, Op, Result, read, reference, update, write};
-use windows::{add_won, pool, unpool_images};
+use windows::{NOTHING, add_won, pool, unpool_images};
 
 /// Shape of a batch of outputs: (n, h' / 2, w' / 2, c_out), rounded down, or (n, c_out, h' / 2, w' / 2).
 pub fn output_shape(conv: &Conv2d, batch: usize) -> [usize; 4] {
@@ -147,11 +148,8 @@ pub fn backward_weight(
                 match conv.layout {
                     ImageLayout::Nhwc => add_won::<S>(cpu.simd, dy, winners, db),
                     ImageLayout::Nchw => {
-                        let image = rows * columns * c_out;
-                        let images = dy.chunks_exact(image).zip(winners.chunks_exact(image));
-                        for (dy, winners) in images {
-                            planes::add_won::<S>(cpu.simd, cpu.simd, dy, winners, db);
-                        }
+                        let (cut, windows) = (Some((winners, NOTHING)), rows * columns);
+                        add_positions(cpu.simd, cpu.simd, dy, cut, windows, db);
                     }
                 }
                 Ok(())

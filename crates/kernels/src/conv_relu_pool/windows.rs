@@ -15,16 +15,16 @@ pub(super) const NOTHING: u8 = 4;
 
 /// The value of a window of sums and its winner, after bias and ReLU.
 #[inline(always)]
-pub(super) fn choose([first, rest @ ..]: [f32; 4], bias: f32) -> (f32, u8) {
+pub(super) fn choose([first, rest @ ..]: [f32; 4], bias: f32) -> (f32, u32) {
     let (mut most, mut winner) = (first, 0);
-    for (candidate, at) in rest.into_iter().zip(1u8..) {
+    for (candidate, at) in rest.into_iter().zip(1u32..) {
         let wins = candidate > most || candidate.is_nan();
         most = if wins { candidate } else { most };
         winner = if wins { at } else { winner };
     }
     let sum = most + bias;
     let passes = sum > 0.0 || sum.is_nan();
-    (if passes { sum } else { 0.0 }, if passes { winner } else { NOTHING })
+    (if passes { sum } else { 0.0 }, if passes { winner } else { NOTHING.into() })
 }
 
 /// Writes gradients before the pool into grids, image by image: see [`unpool`]. `dy` and `winners` are those of a batch.
@@ -83,7 +83,7 @@ fn pool_body<S: SinglePrecision>(
         for o in 0..channels {
             let (value, winner) = choose([a[o], b[o], c[o], d[o]], bias[o]);
             y[o] = S::store(value);
-            winners[o] = winner;
+            winners[o] = winner as u8;
         }
     }
 }

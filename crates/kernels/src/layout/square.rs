@@ -113,7 +113,8 @@ pub(crate) fn columns_to_rows<A: Copy, B>(
 ) {
     let (mut square, mut turned) = (Square::ZERO, Square::ZERO);
     for column in (0..columns).step_by(SIDE) {
-        let starts: [usize; SIDE] = std::array::from_fn(|k| start(column + k));
+        let mut starts = [0; SIDE];
+        (column..).zip(&mut starts).for_each(|(column, to)| *to = start(column));
         let width = SIDE.min(columns - column);
         for row in (0..rows).step_by(SIDE) {
             let height = SIDE.min(rows - row);
@@ -188,10 +189,12 @@ fn positions_body<S: SinglePrecision>(
 
 multiversion! {
     /// Adds each position of the planes of a batch to `sums`, one number for each plane of an image: image by image, and
-    /// position by position, as with the channels of a position next to each other.
+    /// position by position, as with the channels of a position next to each other. With `cut`, a value counts as zero if its
+    /// byte is this one.
     pub(crate) fn add_positions<S: SinglePrecision>(
         simd: SimdLevel,
         planes: &[S],
+        cut: Option<(&[u8], u8)>,
         positions: usize,
         sums: &mut [f32],
     ) = add_positions_body
@@ -201,23 +204,37 @@ multiversion! {
 fn add_positions_body<S: SinglePrecision>(
     simd: SimdLevel,
     planes: &[S],
+    cut: Option<(&[u8], u8)>,
     positions: usize,
     sums: &mut [f32],
 ) {
-    let (mut square, mut turned) = (Square::ZERO, Square::ZERO);
-    for image in planes.chunks_exact(positions * sums.len()) {
+    let [mut square, mut turned, mut bytes] = [Square::ZERO; 3];
+    for image in (0..planes.len()).step_by(positions * sums.len()) {
         for (group, sums) in sums.chunks_mut(SIDE).enumerate() {
-            let planes = &image[group * SIDE * positions..];
             let mut own = [0.0; SIDE];
             own[..sums.len()].copy_from_slice(sums);
-            for at in (0..positions).step_by(SIDE) {
+            for first in (0..positions).step_by(SIDE) {
+                let at = image + group * SIDE * positions + first;
                 square.gather(&planes[at..], positions, sums.len(), S::load);
+                if let Some((all, byte)) = cut {
+                    bytes.gather(&all[at..], positions, sums.len(), byte_to_lane);
+                    let values = square.0.as_flattened_mut().iter_mut();
+                    for (x, found) in values.zip(bytes.0.as_flattened()) {
+                        *x = if found.to_bits() == u32::from(byte) { 0.0 } else { *x };
+                    }
+                }
                 transpose(simd, &square, &mut turned);
-                for line in turned.0.iter().take(positions - at) {
+                for line in turned.0.iter().take(positions - first) {
                     own.iter_mut().zip(line).for_each(|(sum, x)| *sum += x);
                 }
             }
             sums.copy_from_slice(&own[..sums.len()]);
         }
     }
+}
+
+/// A byte as the bits of an f32, which a square holds.
+#[inline(always)]
+pub(crate) fn byte_to_lane(byte: u8) -> f32 {
+    f32::from_bits(byte.into())
 }
