@@ -14,7 +14,7 @@
 //! Fast paths exist for f32, chosen at run time by [`SimdLevel`]. Each fast path has a plain implementation
 //! in [`mod@reference`], which also computes in f64 for gradient checks.
 //!
-//! Layouts: images are NHWC (batch, height, width, channels); convolution weights are (kernel
+//! Layouts: images are NHWC (batch, height, width, channels) or NCHW, see [`ImageLayout`]; convolution weights are (kernel
 //! height, kernel width, channels in, channels out); linear weights are (out, in).
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
@@ -25,6 +25,7 @@ pub mod conv2d;
 pub mod conv_relu_pool;
 pub mod elementwise;
 pub mod embedding;
+pub mod layout;
 pub mod linear;
 pub mod linear_cross_entropy;
 pub mod loss;
@@ -53,6 +54,7 @@ mod stored;
 pub use compute::{Compute, Processor, Threads};
 pub use error::KernelError;
 pub use launch::{Either, Op, Operands, Read, Scratch, Write, read, scratch, update, write};
+pub use layout::ImageLayout;
 pub use paceline_numeric::SimdLevel;
 pub use real::Real;
 pub use stored::Stored;

@@ -1,12 +1,15 @@
-//! Max-pooling of NHWC images with any window and stride.
+//! Max-pooling of images with any window and stride.
 //!
 //! `y[n, i, j, c] = max over u, v < window of x[n, i*s + u, j*s + v, c]`, without padding; rows and
 //! columns that no window covers are ignored. Among equal values the first wins, and NaN always wins.
+//!
+//! Channels do not meet, so the planes of NCHW images are pooled as images of one channel.
 
 use paceline_memory::{Element, Tensor};
 
+use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored};
-use crate::{Compute, KernelError, Op, Real, Result, read, scratch, write};
+use crate::{Compute, ImageLayout, KernelError, Op, Real, Result, read, scratch, write};
 
 /// The geometry of a max-pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +24,8 @@ pub struct MaxPool2d {
     pub window: usize,
     /// Distance between neighboring windows, in both directions.
     pub stride: usize,
+    /// How the images of input and output lie in memory.
+    pub layout: ImageLayout,
 }
 
 impl MaxPool2d {
@@ -42,13 +47,22 @@ impl MaxPool2d {
 
     /// Shape of a batch of inputs.
     pub fn input_shape(&self, batch: usize) -> [usize; 4] {
-        [batch, self.height, self.width, self.channels]
+        self.layout.shape(batch, [self.height, self.width, self.channels])
     }
 
     /// Shape of a batch of outputs.
     pub fn output_shape(&self, batch: usize) -> [usize; 4] {
         let out = |size: usize| (size - self.window) / self.stride + 1;
-        [batch, out(self.height), out(self.width), self.channels]
+        self.layout.shape(batch, [out(self.height), out(self.width), self.channels])
+    }
+
+    /// The same pool of images whose channels lie next to each other, and the number of these images.
+    fn with_channels_last(self, batch: usize) -> (Self, usize) {
+        let layout = ImageLayout::Nhwc;
+        match self.layout {
+            ImageLayout::Nhwc => (self, batch),
+            ImageLayout::Nchw => (Self { channels: 1, layout, ..self }, batch * self.channels),
+        }
     }
 
     /// Elements of one image of the input, and of the output.
@@ -93,8 +107,12 @@ pub fn forward(
             write::<S>("output", output, pool.output_shape(batch)),
             write::<u8>("winners", winners, pool.output_shape(batch)),
         );
-        compute.launch(op, operands, move |_, (x, y, winners)| {
-            forward_of::<S>(&pool, batch, x, y, winners);
+        let (pool, batch) = pool.with_channels_last(batch);
+        compute.launch(op, operands, move |cpu, (x, y, winners)| {
+            match pool.channels {
+                1 => forward_of_planes::<S>(cpu.simd, &pool, x, y, winners),
+                _ => forward_of::<S>(&pool, batch, x, y, winners),
+            }
             Ok(())
         })
     })
@@ -114,14 +132,16 @@ pub fn backward(
     let batch = d_input.dims().first().copied().unwrap_or(0);
     for_stored!(op.name, d_output.dtype(), S => {
         let is_rounded = S::DTYPE != <S as Stored>::Real::DTYPE;
+        let (whole, shape) = (pool, pool.output_shape(batch));
+        let (pool, num_images) = pool.with_channels_last(batch);
         let operands = (
-            read::<u8>("winners", winners, pool.output_shape(batch)),
-            read::<S>("d_output", d_output, pool.output_shape(batch)),
-            write::<S>("d_input", d_input, pool.input_shape(batch)),
+            read::<u8>("winners", winners, shape),
+            read::<S>("d_output", d_output, shape),
+            write::<S>("d_input", d_input, whole.input_shape(batch)),
             is_rounded.then(|| scratch::<<S as Stored>::Real>(pool.image_elems()[0])),
         );
         compute.launch(op, operands, move |_, (winners, dy, dx, sums)| {
-            backward_rounded::<S>(&pool, batch, winners, dy, dx, sums);
+            backward_rounded::<S>(&pool, num_images, winners, dy, dx, sums);
             Ok(())
         })
     })
@@ -143,6 +163,53 @@ fn forward_of<S: Stored>(pool: &MaxPool2d, batch: usize, x: &[S], y: &mut [S], w
             }
         }
     });
+}
+
+multiversion! {
+    /// [`forward_of`] for images of one channel.
+    fn forward_of_planes<S: Stored>(
+        pool: &MaxPool2d,
+        x: &[S],
+        y: &mut [S],
+        winners: &mut [u8],
+    ) = planes_body
+}
+
+#[inline(always)]
+fn planes_body<S: Stored>(pool: &MaxPool2d, x: &[S], y: &mut [S], winners: &mut [u8]) {
+    // A constant distance between the elements of a row lets the compiler use vector instructions.
+    match pool.stride {
+        1 => planes_with_stride(pool, 1, x, y, winners),
+        2 => planes_with_stride(pool, 2, x, y, winners),
+        stride => planes_with_stride(pool, stride, x, y, winners),
+    }
+}
+
+#[inline(always)]
+fn planes_with_stride<S: Stored>(
+    pool: &MaxPool2d,
+    stride: usize,
+    x: &[S],
+    y: &mut [S],
+    winners: &mut [u8],
+) {
+    let [_, rows, columns, _] = pool.output_shape(1);
+    let lines = y.chunks_exact_mut(columns).zip(winners.chunks_exact_mut(columns));
+    for (line, (y, winners)) in lines.enumerate() {
+        let first = (line / rows * pool.height + line % rows * stride) * pool.width;
+        y.iter_mut().zip(x[first..].iter().step_by(stride)).for_each(|(y, x)| *y = *x);
+        winners.fill(0);
+        for at in 1..pool.window * pool.window {
+            let from = &x[first + at / pool.window * pool.width + at % pool.window..];
+            let from = &from[..(columns - 1) * stride + 1];
+            for (j, (y, winner)) in y.iter_mut().zip(winners.iter_mut()).enumerate() {
+                let x = from[j * stride];
+                let wins = x.load() > y.load() || x.load().is_nan();
+                *y = if wins { x } else { *y };
+                *winner = if wins { at as u8 } else { *winner };
+            }
+        }
+    }
 }
 
 /// Writes the gradient of the input. If that is stored in another type than gradients add up in, they add up in `sums`, one

@@ -12,11 +12,13 @@ use crate::conv2d::Conv2d;
 /// Every product of the sum that defines a convolution: `(n, i, j, o)` of the output, the input
 /// element and the weight element.
 fn for_each_product(conv: &Conv2d, batch: usize, mut visit: impl FnMut(usize, usize, usize)) {
-    let Conv2d { height, width, c_in, c_out, kernel: (kh, kw), stride, padding } = *conv;
+    let Conv2d { height, width, c_in, c_out, kernel: (kh, kw), stride, padding, layout } = *conv;
+    let [in_row, in_position, in_channel] = layout.strides(conv.input_image());
+    let [out_row, out_position, out_channel] = layout.strides(conv.output_image());
     for n in 0..batch {
         for i in 0..conv.out_height() {
             for j in 0..conv.out_width() {
-                let position = (n * conv.out_height() + i) * conv.out_width() + j;
+                let position = n * conv.output_elems() + i * out_row + j * out_position;
                 for u in 0..kh {
                     for v in 0..kw {
                         let y = (i * stride + u).wrapping_sub(padding);
@@ -25,10 +27,13 @@ fn for_each_product(conv: &Conv2d, batch: usize, mut visit: impl FnMut(usize, us
                             continue;
                         }
                         for c in 0..c_in {
-                            let input = ((n * height + y) * width + x) * c_in + c;
+                            let input = n * conv.input_elems()
+                                + y * in_row
+                                + x * in_position
+                                + c * in_channel;
                             let weight = ((u * kw + v) * c_in + c) * c_out;
                             for o in 0..c_out {
-                                visit(position * c_out + o, input, weight + o);
+                                visit(position + o * out_channel, input, weight + o);
                             }
                         }
                     }
@@ -42,7 +47,7 @@ fn for_each_product(conv: &Conv2d, batch: usize, mut visit: impl FnMut(usize, us
 pub fn conv2d_forward<T: Real>(conv: &Conv2d, x: &[T], w: &[T], b: &[T], y: &mut [T]) {
     let batch = x.len() / conv.input_elems();
     for (at, y) in y.iter_mut().enumerate() {
-        *y = b[at % conv.c_out];
+        *y = b[conv.layout.channel(conv.output_image(), at)];
     }
     for_each_product(conv, batch, |out, input, weight| y[out] += x[input] * w[weight]);
 }
@@ -57,7 +62,7 @@ pub fn conv2d_backward_weight<T: Real>(
 ) {
     let batch = x.len() / conv.input_elems();
     for (at, dy) in dy.iter().enumerate() {
-        db[at % conv.c_out] += *dy;
+        db[conv.layout.channel(conv.output_image(), at)] += *dy;
     }
     for_each_product(conv, batch, |out, input, weight| dw[weight] += x[input] * dy[out]);
 }
@@ -95,7 +100,7 @@ pub fn conv_relu_pool_forward<T: Real>(
     });
 }
 
-/// The gradient before pooling and ReLU, (n, h', w', c_out), from the gradient after them, `dy`.
+/// The gradient before pooling and ReLU, of [`Conv2d::output_shape`], from the gradient after them, `dy`.
 pub fn unpool<T: Real>(conv: &Conv2d, dy: &[T], winners: &[u8]) -> Vec<T> {
     let pooled = conv.out_height() / 2 * (conv.out_width() / 2) * conv.c_out;
     let batch = dy.len() / pooled;
@@ -110,16 +115,21 @@ pub fn unpool<T: Real>(conv: &Conv2d, dy: &[T], winners: &[u8]) -> Vec<T> {
 
 /// Every pooled element, and the four elements of its window.
 fn for_each_window(conv: &Conv2d, batch: usize, mut visit: impl FnMut(usize, [usize; 4])) {
-    let (height, width, c) = (conv.out_height(), conv.out_width(), conv.c_out);
-    let mut out = 0;
+    let [height, width, c] = conv.output_image();
+    let pooled = [height / 2, width / 2, c];
+    let [row, position, channel] = conv.layout.strides([height, width, c]);
+    let out = conv.layout.strides(pooled);
     for n in 0..batch {
-        for i in 0..height / 2 {
-            for j in 0..width / 2 {
+        for i in 0..pooled[0] {
+            for j in 0..pooled[1] {
                 for o in 0..c {
-                    let at = |y: usize, x: usize| ((n * height + y) * width + x) * c + o;
+                    let at = |y: usize, x: usize| {
+                        n * conv.output_elems() + y * row + x * position + o * channel
+                    };
                     let (y, x) = (2 * i, 2 * j);
-                    visit(out, [at(y, x), at(y, x + 1), at(y + 1, x), at(y + 1, x + 1)]);
-                    out += 1;
+                    let pooled_at =
+                        n * pooled.iter().product::<usize>() + i * out[0] + j * out[1] + o * out[2];
+                    visit(pooled_at, [at(y, x), at(y, x + 1), at(y + 1, x), at(y + 1, x + 1)]);
                 }
             }
         }

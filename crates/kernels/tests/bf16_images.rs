@@ -6,7 +6,7 @@ use common::numbers;
 use half::bf16;
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::pool2d::{self, MaxPool2d};
-use paceline_kernels::{Compute, SimdLevel, conv_relu_pool, reference};
+use paceline_kernels::{Compute, ImageLayout, SimdLevel, conv_relu_pool, reference};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
 
 fn wide(elems: &[f32]) -> Vec<f64> {
@@ -66,7 +66,8 @@ fn assert_close(got: &[f64], want: &[f64], rounding: f64, what: &str) {
 
 fn geometries() -> Vec<Conv2d> {
     let conv = |[height, width]: [usize; 2], [c_in, c_out]: [usize; 2], kernel, stride, padding| {
-        Conv2d { height, width, c_in, c_out, kernel, stride, padding }
+        let layout = ImageLayout::Nhwc;
+        Conv2d { height, width, c_in, c_out, kernel, stride, padding, layout }
     };
     vec![
         // Narrow images, whose patches are laid out in full, and wide ones.
@@ -252,6 +253,7 @@ fn pools_choose_the_largest_and_round_gradients_once() {
         channels,
         window,
         stride,
+        layout: ImageLayout::Nhwc,
     };
     let compute = Compute::new(1, Allocator::new()).unwrap();
     // Windows side by side, windows that overlap, and windows with gaps.

@@ -7,7 +7,7 @@ use common::numbers;
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::linear::{self, Activation};
 use paceline_kernels::optimizer::{self, AdamW, Sgd};
-use paceline_kernels::{Compute, SimdLevel, conv_relu_pool, elementwise, reference};
+use paceline_kernels::{Compute, ImageLayout, SimdLevel, conv_relu_pool, elementwise, reference};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
 
 fn tensor(allocator: &Allocator, shape: impl Into<Shape>, elems: &[f32]) -> Tensor {
@@ -50,6 +50,7 @@ fn geometries() -> Vec<Conv2d> {
         kernel,
         stride,
         padding,
+        layout: ImageLayout::Nhwc,
     };
     vec![
         Conv2d::same3x3(6, 5, 3, 5),

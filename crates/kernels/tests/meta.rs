@@ -8,7 +8,8 @@ use paceline_kernels::linear_cross_entropy::{self, Gradients, Then};
 use paceline_kernels::pool2d::{self, MaxPool2d};
 use paceline_kernels::rotary::{self, RotaryConfig, RotaryTable};
 use paceline_kernels::{
-    Compute, Result, cast, conv_relu_pool, elementwise, embedding, loss, norm, rms_norm, swiglu,
+    Compute, ImageLayout, Result, cast, conv_relu_pool, elementwise, embedding, loss, norm,
+    rms_norm, swiglu,
 };
 use paceline_memory::{Access, Allocator, Category, DType, Device, PhaseUsage, Tensor};
 
@@ -107,7 +108,8 @@ fn images_of_bf16_take_the_scratch_memory_of_the_cpu() {
 fn rows_of_bf16_take_the_scratch_memory_of_the_cpu() {
     for batch in [0, 3] {
         let [cpu, meta] = on_both(1, |compute, tensor| {
-            let pool = MaxPool2d { height: 9, width: 8, channels: 6, window: 3, stride: 2 };
+            let layout = ImageLayout::Nhwc;
+            let pool = MaxPool2d { height: 9, width: 8, channels: 6, window: 3, stride: 2, layout };
             let (input, output) = (pool.input_shape(batch), pool.output_shape(batch));
             let [x, y] = [input, output].map(|shape| tensor(DType::BF16, &shape));
             let winners = tensor(DType::U8, &output);

@@ -54,6 +54,12 @@ pub trait Layer: Send + Sync {
         std::any::type_name::<Self>()
     }
 
+    /// Whether the layer may have parameters. A chain whose input needs no gradient stops behind the layers that begin it
+    /// without parameters.
+    fn has_parameters(&self) -> bool {
+        true
+    }
+
     /// Computes the output. Returns the output, and what the backward pass needs. The output is of the type
     /// [`Context::dtype`], unless the layer says that it is wide; an input may be of either type.
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)>;
@@ -100,6 +106,10 @@ const D_OUTPUT: &str = "gradient of the output";
 impl Layer for Box<dyn Layer> {
     fn name(&self) -> &'static str {
         (**self).name()
+    }
+
+    fn has_parameters(&self) -> bool {
+        (**self).has_parameters()
     }
 
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {

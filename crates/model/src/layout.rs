@@ -440,7 +440,15 @@ mod tests {
         let mlp = MlpConfig { input_dim, hidden_dim, output_dim, num_layers, tie_layers: false };
         let (image, channels, num_classes) = ([12, 12, 1], vec![4], 10);
         let (batch_norm, unused_head) = (false, false);
-        let cnn = CnnConfig { image, channels, hidden: 4, num_classes, batch_norm, unused_head };
+        let cnn = CnnConfig {
+            image,
+            channels,
+            hidden: 4,
+            num_classes,
+            batch_norm,
+            unused_head,
+            layout: Default::default(),
+        };
         for built in [mlp.build(0), cnn.build(0)] {
             let error = built.err().unwrap().to_string();
             assert_eq!(error, "a model is built for at least one rank, not for 0");

@@ -42,6 +42,7 @@ impl Case {
                 num_classes: 10,
                 batch_norm,
                 unused_head: false,
+                layout: Default::default(),
             };
             let model = config.build(1).unwrap();
             Self {
@@ -77,7 +78,14 @@ impl Case {
     fn with_product_last() -> Self {
         let mut layout = LayoutBuilder::new();
         let unit = layout.unit("all");
-        let pool = pool2d::MaxPool2d { height: 9, width: 9, channels: 2, window: 3, stride: 2 };
+        let pool = pool2d::MaxPool2d {
+            height: 9,
+            width: 9,
+            channels: 2,
+            window: 3,
+            stride: 2,
+            layout: Default::default(),
+        };
         let norm = BatchNorm::new(&mut layout, 2, Activation::None);
         let first = Sequence::new().then(MaxPool2d::new(pool).unwrap()).then(norm).then(Relu);
         let conv = Conv2d::new(&mut layout, common::conv([4, 4], [2, 8], (3, 3), 1, 1)).unwrap();

@@ -140,7 +140,14 @@ fn layers_without_parameters() {
     let layout = LayoutBuilder::new().finish(1);
     for (height, width, window, stride) in [(8, 7, 3, 2), (6, 5, 2, 2), (5, 5, 2, 3), (4, 4, 3, 1)]
     {
-        let geometry = pool2d::MaxPool2d { height, width, channels: 3, window, stride };
+        let geometry = pool2d::MaxPool2d {
+            height,
+            width,
+            channels: 3,
+            window,
+            stride,
+            layout: Default::default(),
+        };
         let layer = MaxPool2d::new(geometry).unwrap();
         check(&layer, &layout, &geometry.input_shape(2), &format!("{geometry:?}"));
     }

@@ -4,8 +4,8 @@ mod common;
 
 use std::sync::Arc;
 
-use paceline_kernels::Compute;
 use paceline_kernels::linear::Activation;
+use paceline_kernels::{Compute, ImageLayout};
 use paceline_memory::{Allocator, Category, DType, PhaseUsage};
 use paceline_model::layers::{Linear, Sequence};
 use paceline_model::{
@@ -92,14 +92,28 @@ fn check_in(precision: Precision, model: &Model, input: &[usize], targets: Targe
 
 fn cnn(batch_norm: bool) -> CnnConfig {
     let (image, channels) = ([12, 12, 3], vec![8, 16]);
-    CnnConfig { image, channels, hidden: 32, num_classes: 10, batch_norm, unused_head: false }
+    CnnConfig {
+        image,
+        channels,
+        hidden: 32,
+        num_classes: 10,
+        batch_norm,
+        unused_head: false,
+        layout: Default::default(),
+    }
+}
+
+/// With and without batch normalization, in both layouts.
+fn variants() -> impl Iterator<Item = (bool, ImageLayout)> {
+    let both = |batch_norm| ImageLayout::ALL.map(|layout| (batch_norm, layout));
+    [false, true].into_iter().flat_map(both)
 }
 
 #[test]
 fn a_cnn_needs_what_the_rehearsal_says() {
     for precision in [Precision::F32, BF16] {
-        for batch_norm in [false, true] {
-            let model = cnn(batch_norm).build(2).unwrap();
+        for (batch_norm, layout) in variants() {
+            let model = CnnConfig { layout, ..cnn(batch_norm) }.build(2).unwrap();
             check_in(precision, &model, &[12, 12, 3], Targets::Classes);
         }
         // A number of channels that fills no vector register, and an odd image.
@@ -176,8 +190,8 @@ fn forward_products_are_counted() {
     assert_eq!(rehearsed(&mlp, Precision::F32, 4, &[20], Targets::Values(5)).forward_flops, once);
 
     // In a CNN, each weight of a kernel meets every position: 12 x 12, and 6 x 6 after the first pooling.
-    for batch_norm in [false, true] {
-        let cnn = cnn(batch_norm).build(1).unwrap();
+    for (batch_norm, layout) in variants() {
+        let cnn = CnnConfig { layout, ..cnn(batch_norm) }.build(1).unwrap();
         let kernels = 144 * 9 * 3 * 8 + 36 * 9 * 8 * 16;
         let rest = 3 * 3 * 16 * 32 + 32 * 10;
         let flops =
@@ -213,8 +227,8 @@ fn backward_products_are_those_that_a_step_needs() {
     mlp.blocks = mlp.blocks.drain(..).map(Block::checkpointed).collect();
     assert_eq!(flops(&mlp, &dims, Targets::Values(5)), second + 2 * last);
 
-    for batch_norm in [false, true] {
-        let mut cnn = cnn(batch_norm).build(1).unwrap();
+    for (batch_norm, layout) in variants() {
+        let mut cnn = CnnConfig { layout, ..cnn(batch_norm) }.build(1).unwrap();
         let kernels = [144 * 9 * 3 * 8, 36 * 9 * 8 * 16].map(|pairs| 2 * 4 * pairs);
         let rest = 2 * 4 * (3 * 3 * 16 * 32 + 32 * 10);
         let dims = [12, 12, 3];

@@ -254,6 +254,7 @@ fn convolutions() {
         kernel,
         stride,
         padding,
+        layout: Default::default(),
     };
     for setup in Setup::all() {
         for (case, geometry) in [
@@ -273,8 +274,14 @@ fn convolutions() {
 
 #[test]
 fn other_layers() {
-    let pool =
-        |height, width, window| pool2d::MaxPool2d { height, width, channels: 3, window, stride: 2 };
+    let pool = |height, width, window| pool2d::MaxPool2d {
+        height,
+        width,
+        channels: 3,
+        window,
+        stride: 2,
+        layout: Default::default(),
+    };
     for setup in Setup::all() {
         setup.check_layer("relu", |_| Box::new(Relu));
         for (case, geometry) in [("max_pool", pool(7, 6, 2)), ("max_pool3s2", pool(8, 9, 3))] {
@@ -362,6 +369,7 @@ fn models() {
         num_classes: 10,
         batch_norm: false,
         unused_head: false,
+        layout: Default::default(),
     };
     let with_batch_norm = CnnConfig { batch_norm: true, ..cnn.clone() };
     let mlp =

@@ -1,8 +1,8 @@
 //! After the first steps, a training step takes no memory from the system: every block returns to the pool
 //! and serves the next step.
 
-use paceline_kernels::Compute;
 use paceline_kernels::optimizer::AdamW;
+use paceline_kernels::{Compute, ImageLayout};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{
     Batch, CnnConfig, Context, Layer, MlpConfig, Model, OpenUnits, Optimizer, OptimizerConfig,
@@ -61,8 +61,13 @@ fn a_cnn_allocates_nothing_after_two_steps() {
         num_classes: 10,
         batch_norm: false,
         unused_head: false,
+        layout: Default::default(),
     };
-    for config in [CnnConfig { batch_norm: true, ..plain.clone() }, plain] {
+    for config in [
+        CnnConfig { batch_norm: true, ..plain.clone() },
+        CnnConfig { layout: ImageLayout::Nchw, ..plain.clone() },
+        plain,
+    ] {
         check(config.build(1).unwrap(), &[BATCH, 12, 12, 3], |allocator| {
             let labels = allocator.tensor(DType::I64, [BATCH], Category::Data).unwrap();
             labels.write::<i64>().unwrap().fill(3);

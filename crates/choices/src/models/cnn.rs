@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgMatches, Args};
 use paceline_data::Dataset;
 use paceline_failure::{Failure, Result};
+use paceline_kernels::ImageLayout;
 use paceline_model::{CnnConfig, Model, ModelError};
 
 use super::{FuseFlag, ModelChoice, ModelSettings, Samples};
@@ -35,9 +37,31 @@ struct Flags {
     /// CNN: a second head that the loss does not use, so that its parameters get no gradient
     #[arg(long)]
     unused_head: bool,
+    /// CNN: how images lie in memory between the convolutions. It changes no bit of the weights
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "nhwc",
+        value_parser = layouts().map(|name| layout_of(&name))
+    )]
+    layout: ImageLayout,
     /// Whether operations are fused.
     #[command(flatten)]
     fuse: FuseFlag,
+}
+
+/// The names of the layouts.
+fn layouts() -> PossibleValuesParser {
+    PossibleValuesParser::new([
+        PossibleValue::new(ImageLayout::Nhwc.name()).help("(batch, height, width, channels)"),
+        PossibleValue::new(ImageLayout::Nchw.name()).help("(batch, channels, height, width)"),
+    ])
+}
+
+/// The layout of this name, which is one of [`layouts`].
+fn layout_of(name: &str) -> ImageLayout {
+    let named = ImageLayout::ALL.into_iter().find(|layout| layout.name() == name);
+    named.unwrap_or_default()
 }
 
 impl Choice for Cnn {
@@ -101,6 +125,7 @@ impl ModelSettings for Flags {
             num_classes,
             batch_norm: self.batch_norm,
             unused_head: self.unused_head,
+            layout: self.layout,
         };
         match self.fuse.fuse {
             true => config.build(world_size),

@@ -1,6 +1,6 @@
 //! The sizes of a convolution, and the shapes that follow from them.
 
-use crate::{KernelError, Result};
+use crate::{ImageLayout, KernelError, Result};
 
 /// The geometry of a convolution: one image size, one kernel size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,12 +19,15 @@ pub struct Conv2d {
     pub stride: usize,
     /// Rows and columns of zeros around the image, on every side.
     pub padding: usize,
+    /// How the images of input and output lie in memory.
+    pub layout: ImageLayout,
 }
 
 impl Conv2d {
-    /// A 3x3 convolution that keeps the image size.
+    /// A 3x3 convolution of NHWC images that keeps the image size.
     pub fn same3x3(height: usize, width: usize, c_in: usize, c_out: usize) -> Self {
-        Self { height, width, c_in, c_out, kernel: (3, 3), stride: 1, padding: 1 }
+        let layout = ImageLayout::Nhwc;
+        Self { height, width, c_in, c_out, kernel: (3, 3), stride: 1, padding: 1, layout }
     }
 
     /// Checks the sizes: none is zero, the kernel is not larger than the padded image, and the padding
@@ -61,22 +64,32 @@ impl Conv2d {
 
     /// Shape of a batch of inputs.
     pub fn input_shape(&self, batch: usize) -> [usize; 4] {
-        [batch, self.height, self.width, self.c_in]
+        self.layout.shape(batch, self.input_image())
     }
 
     /// Shape of a batch of outputs.
     pub fn output_shape(&self, batch: usize) -> [usize; 4] {
-        [batch, self.out_height(), self.out_width(), self.c_out]
+        self.layout.shape(batch, self.output_image())
+    }
+
+    /// Height, width and channels of an input image.
+    pub(crate) fn input_image(&self) -> [usize; 3] {
+        [self.height, self.width, self.c_in]
+    }
+
+    /// Height, width and channels of an output image.
+    pub(crate) fn output_image(&self) -> [usize; 3] {
+        [self.out_height(), self.out_width(), self.c_out]
     }
 
     /// Elements of one input image.
     pub(crate) fn input_elems(&self) -> usize {
-        self.height * self.width * self.c_in
+        self.input_image().iter().product()
     }
 
     /// Elements of one output image.
     pub(crate) fn output_elems(&self) -> usize {
-        self.out_height() * self.out_width() * self.c_out
+        self.output_image().iter().product()
     }
 
     /// The factors of the number of multiply-adds of a forward pass; zeros of the padding count.

@@ -8,9 +8,10 @@ use paceline_memory::DType;
 use super::Conv2d;
 use super::direct::{Columns, Memory, Product, Slices, image_parts};
 use super::prepare::Reading;
+use crate::layout::square::{planes_to_positions, positions_to_planes};
 use crate::simd::multiversion;
 use crate::stored::SinglePrecision;
-use crate::{Processor, SimdLevel, Threads};
+use crate::{ImageLayout, Processor, SimdLevel, Threads};
 
 /// A rectangle of positions in a larger array, `channels` contiguous values at each.
 pub(crate) struct Grid<'a> {
@@ -22,14 +23,22 @@ pub(crate) struct Grid<'a> {
     pub(crate) position_stride: usize,
 }
 
-/// Copies gradients `d_output` (n, h', w', c_out) into grids, image by image.
+/// Copies gradients `d_output` of a batch into grids, image by image.
 pub(super) fn copy_images<S: SinglePrecision>(
+    level: SimdLevel,
     conv: &Conv2d,
     d_output: &[S],
 ) -> impl Fn(usize, Grid<'_>) + Send + Sync {
     let (elems, width, channels) = (conv.output_elems(), conv.out_width(), conv.c_out);
+    let layout = conv.layout;
     move |n, grid| {
         let d_output = &d_output[n * elems..(n + 1) * elems];
+        if layout == ImageLayout::Nchw {
+            let sizes = [channels, elems / channels];
+            let strides = [grid.row_stride, grid.position_stride];
+            let to = grid.elems;
+            return planes_to_positions::<S, S>(level, level, d_output, sizes, width, strides, to);
+        }
         for (position, from) in d_output.chunks_exact(channels).enumerate() {
             let (i, j) = (position / width, position % width);
             let at = i * grid.row_stride + j * grid.position_stride;
@@ -56,17 +65,19 @@ impl InputGradient {
         Self(Product { conv: *conv, reading, columns, rows: height, positions: width })
     }
 
-    /// The scratch memory for a batch whose input gradients are `X`. A result whose columns are not padded and that is not
-    /// rounded is computed in place.
+    /// The scratch memory for a batch whose input gradients are `X`. A result whose columns are not padded, that is not
+    /// rounded, and whose channels lie next to each other is computed in place.
     pub(crate) fn memory<X: SinglePrecision>(&self, threads: &Threads, batch: usize) -> Memory {
         self.0.memory(threads, batch, self.is_in_place::<X>())
     }
 
     fn is_in_place<X: SinglePrecision>(&self) -> bool {
-        self.0.columns.padded == self.0.conv.c_in && X::DTYPE == DType::F32
+        let Self(Product { conv, columns, .. }) = self;
+        let is_padded = columns.padded != conv.c_in;
+        !is_padded && X::DTYPE == DType::F32 && conv.layout == ImageLayout::Nhwc
     }
 
-    /// Writes `d_input` (n, h, w, c_in) from the weight, which is rounded to `S`. `fill(n, grid)` writes the gradients of
+    /// Writes `d_input` from the weight, which is rounded to `S`. `fill(n, grid)` writes the gradients of
     /// image `n` into a grid of (h', w', c_out). The grid starts as zeros; elements that `fill` does not write keep their
     /// values.
     pub(crate) fn run<X: SinglePrecision, S: SinglePrecision>(
@@ -98,7 +109,14 @@ impl InputGradient {
                 product.run(cpu.simd, panels, image, d_input);
             } else {
                 product.run(cpu.simd, panels, image, sums);
-                crop::<X>(cpu.simd, sums, product.columns.padded, c_in, d_input);
+                let stride = product.columns.padded;
+                match product.conv.layout {
+                    ImageLayout::Nhwc => crop::<X>(cpu.simd, sums, stride, c_in, d_input),
+                    ImageLayout::Nchw => {
+                        let sizes = [product.rows * product.positions, c_in];
+                        positions_to_planes(cpu.simd, cpu.simd, sums, stride, sizes, None, d_input);
+                    }
+                }
             }
         });
     }

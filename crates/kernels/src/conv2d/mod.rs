@@ -1,9 +1,12 @@
-//! Two-dimensional convolution of NHWC images.
+//! Two-dimensional convolution of images.
 //!
 //! `y[n, i, j, o] = b[o] + sum over u, v, c of x[n, i*s + u - p, j*s + v - p, c] * w[u, v, c, o]`
 //!
 //! with stride `s` and padding `p`, zeros outside the image. This is the cross-correlation that
 //! deep-learning frameworks call convolution.
+//!
+//! Images of either [layout](crate::ImageLayout) are convolved, with the same bits: while an image is prepared, its channels
+//! come to lie next to each other, and results go into planes while they are still in the cache.
 //!
 //! Images are convolved directly, without a matrix of patches: positions are the rows and output
 //! channels the columns of register tiles (see `tile`), and the order of loops keeps a panel of weights
@@ -24,16 +27,17 @@ pub(crate) mod weight_gradient;
 
 use paceline_memory::{Shape, Tensor};
 
+use crate::layout::square::{add_positions, positions_to_planes};
 use crate::simd::multiversion;
 use crate::stored::{SinglePrecision, for_images};
-use crate::{Compute, Op, Result, elementwise, read, reference, update, write};
+use crate::{Compute, ImageLayout, Op, Result, elementwise, read, reference, update, write};
 use direct::{Product, image_parts};
 pub use geometry::Conv2d;
 use input_gradient::{InputGradient, copy_images};
 use weight_gradient::WeightGradient;
 
-/// Writes the convolution of `input` (n, h, w, c_in) with `weight` and `bias` into `output` (n, h',
-/// w', c_out). f32, f64, or mixed with bf16; overwrites.
+/// Writes the convolution of `input` ([`Conv2d::input_shape`]) with `weight` and `bias` into `output`
+/// ([`Conv2d::output_shape`]). f32, f64, or mixed with bf16; overwrites.
 pub fn forward(
     compute: &Compute,
     conv: &Conv2d,
@@ -62,8 +66,15 @@ pub fn forward(
             let operands = (operands, product.memory(compute.threads(), batch, false));
             compute.launch(op, operands, move |cpu, ((x, w, b, y), memory)| {
                 let outputs = image_parts(cpu, y, conv.output_elems());
+                let (simd, stride) = (cpu.simd, product.columns.padded);
+                let sizes = [conv.output_elems() / conv.c_out, conv.c_out];
                 product.forward::<X, S, _>(cpu, (x, w), memory, outputs, |sums, y| {
-                    add_bias::<S>(cpu.simd, sums, product.columns.padded, b, y);
+                    match conv.layout {
+                        ImageLayout::Nhwc => add_bias::<S>(simd, sums, stride, b, y),
+                        ImageLayout::Nchw => {
+                            positions_to_planes::<S>(simd, simd, sums, stride, sizes, Some(b), y)
+                        }
+                    }
                 });
                 Ok(())
             })
@@ -85,7 +96,7 @@ fn add_bias_body<S: SinglePrecision>(raw: &[f32], stride: usize, bias: &[f32], y
     }
 }
 
-/// Gradients of weight and bias from `d_output` (n, h', w', c_out). Overwrites, or adds to what is
+/// Gradients of weight and bias from `d_output` ([`Conv2d::output_shape`]). Overwrites, or adds to what is
 /// there if `accumulate`. f32, f64, or mixed with bf16.
 pub fn backward_weight(
     compute: &Compute,
@@ -123,17 +134,26 @@ pub fn backward_weight(
         f32: |operands| {
             let operands = (operands, gradient.memory::<S>(compute.threads(), batch));
             compute.launch(op, operands, move |cpu, ((x, dy, dw, db), memory)| {
-                let fill = copy_images(&conv, dy);
+                let fill = copy_images(cpu.simd, &conv, dy);
                 gradient.run::<X, S>(cpu, x, memory, fill, dw, accumulate);
-                elementwise::add_rows(cpu.simd, dy, db, accumulate);
+                if !accumulate {
+                    db.fill(0.0);
+                }
+                match conv.layout {
+                    ImageLayout::Nhwc => elementwise::add_rows(cpu.simd, dy, db, true),
+                    ImageLayout::Nchw => {
+                        let positions = conv.output_elems() / conv.c_out;
+                        add_positions(cpu.simd, cpu.simd, dy, None, positions, db);
+                    }
+                }
                 Ok(())
             })
         },
     )
 }
 
-/// Gradient of the input (n, h, w, c_in) from `d_output` (n, h', w', c_out). f32, f64, or mixed with bf16;
-/// overwrites.
+/// Gradient of the input ([`Conv2d::input_shape`]) from `d_output` ([`Conv2d::output_shape`]). f32, f64, or mixed with
+/// bf16; overwrites.
 pub fn backward_input(
     compute: &Compute,
     conv: &Conv2d,
@@ -159,7 +179,7 @@ pub fn backward_input(
         f32: |operands| {
             let operands = (operands, gradient.memory::<X>(compute.threads(), batch));
             compute.launch(op, operands, move |cpu, ((w, dy, dx), memory)| {
-                gradient.run::<X, S>(cpu, w, memory, copy_images(&conv, dy), dx);
+                gradient.run::<X, S>(cpu, w, memory, copy_images(cpu.simd, &conv, dy), dx);
                 Ok(())
             })
         },

@@ -4,9 +4,10 @@
 
 use super::Conv2d;
 use super::direct::Columns;
-use crate::SimdLevel;
+use crate::layout::square::planes_to_positions;
 use crate::simd::multiversion;
 use crate::stored::{SinglePrecision, operand};
+use crate::{ImageLayout, SimdLevel};
 
 /// With fewer input values per kernel row, the inner loop of a tile is too short to be fast.
 const SHORTEST_RUN: usize = 16;
@@ -82,21 +83,29 @@ fn is_narrow(conv: &Conv2d) -> bool {
     conv.kernel.1 * conv.c_in < SHORTEST_RUN
 }
 
-/// Copies `image` (h, w, c_in), rounded to `S`, into `to`, whose border is zero, as [`Reading::input`] expects it.
+/// Copies `image`, rounded to `S`, into `to`, whose border is zero, as [`Reading::input`] expects it: with the channels of a
+/// position next to each other, whatever the layout of the image.
 pub(crate) fn fill_image<X: SinglePrecision, S: SinglePrecision>(
     level: SimdLevel,
     conv: &Conv2d,
     image: &[X],
     to: &mut [f32],
 ) {
-    match is_narrow(conv) {
-        true => expand::<X, S>(level, conv, image, to),
-        false => copy::<X, S>(level, conv, image, to),
+    match conv.layout {
+        _ if is_narrow(conv) => expand::<X, S>(level, conv, image, to),
+        ImageLayout::Nhwc => copy::<X, S>(level, conv, image, to),
+        ImageLayout::Nchw => {
+            let Conv2d { height, width, c_in, padding, .. } = *conv;
+            let row = (width + 2 * padding) * c_in;
+            let to = &mut to[padding * (row + c_in)..];
+            let sizes = [c_in, height * width];
+            planes_to_positions::<X, S>(level, level, image, sizes, width, [row, c_in], to);
+        }
     }
 }
 
 multiversion! {
-    /// Writes the image into the inner part of `to`.
+    /// Writes an NHWC image into the inner part of `to`.
     fn copy<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X], to: &mut [f32]) = copy_body
 }
 
@@ -124,13 +133,14 @@ fn expand_body<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X
     let Conv2d { width, c_in: c, kernel: (kh, kw), stride, padding, .. } = *conv;
     let patch = kh * kw * c;
     let positions = conv.out_width();
+    let [row_stride, position_stride, channel_stride] = conv.layout.strides(conv.input_image());
     for (i, row) in to.chunks_exact_mut(positions * patch).enumerate() {
         for u in 0..kh {
             let y = (i * stride + u).wrapping_sub(padding);
             if y >= conv.height {
                 continue;
             }
-            let line = &image[y * width * c..][..width * c];
+            let line = &image[y * row_stride..];
             for v in 0..kw {
                 // The positions j whose column j * stride + v - padding lies in the image.
                 let first = padding.saturating_sub(v).div_ceil(stride);
@@ -138,11 +148,12 @@ fn expand_body<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X
                 // The innermost loop goes over patches, not within a patch, so that it is long.
                 for ch in 0..c {
                     let mut at = first * patch + (u * kw + v) * c + ch;
-                    let mut from = (first * stride + v - padding) * c + ch;
+                    let mut from =
+                        (first * stride + v - padding) * position_stride + ch * channel_stride;
                     for _ in first..end {
                         row[at] = operand::<X, S>(line[from]);
                         at += patch;
-                        from += stride * c;
+                        from += stride * position_stride;
                     }
                 }
             }

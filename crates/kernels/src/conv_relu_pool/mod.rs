@@ -10,6 +10,7 @@
 //! Element types are those of [`conv2d`](crate::conv2d): all f32, all f64, or mixed with bf16. The largest value is chosen
 //! before it is rounded to bf16.
 
+mod planes;
 mod windows;
 
 use paceline_memory::{Shape, Tensor};
@@ -18,13 +19,19 @@ use crate::conv2d::Conv2d;
 use crate::conv2d::direct::{Product, image_parts};
 use crate::conv2d::input_gradient::InputGradient;
 use crate::conv2d::weight_gradient::WeightGradient;
+use crate::layout::square::add_positions;
 use crate::stored::for_images;
-use crate::{Compute, KernelError, Op, Result, read, reference, update, write};
-use windows::{add_won, pool, unpool_images};
+use crate::{Compute, ImageLayout, KernelError, Op, Result, read, reference, update, write};
+use windows::{NOTHING, add_won, pool, unpool_images};
 
-/// Shape of a batch of outputs: (n, h' / 2, w' / 2, c_out), rounded down.
+/// Shape of a batch of outputs: (n, h' / 2, w' / 2, c_out), rounded down, or (n, c_out, h' / 2, w' / 2).
 pub fn output_shape(conv: &Conv2d, batch: usize) -> [usize; 4] {
-    [batch, conv.out_height() / 2, conv.out_width() / 2, conv.c_out]
+    conv.layout.shape(batch, pooled_image(conv))
+}
+
+/// Height, width and channels of an output image.
+fn pooled_image(conv: &Conv2d) -> [usize; 3] {
+    [conv.out_height() / 2, conv.out_width() / 2, conv.c_out]
 }
 
 /// Checks the geometry: a valid convolution, and at least one window.
@@ -38,7 +45,7 @@ pub fn check(conv: &Conv2d) -> Result<()> {
     Ok(())
 }
 
-/// Writes `output` and `winners` (u8), both (n, h'/2, w'/2, c_out), from `input` (n, h, w, c_in).
+/// Writes `output` and `winners` (u8), both of [`output_shape`], from `input` ([`Conv2d::input_shape`]).
 /// f32, f64, or mixed with bf16; overwrites.
 pub fn forward(
     compute: &Compute,
@@ -52,7 +59,7 @@ pub fn forward(
     check(conv)?;
     let (conv, batch) = (*conv, input.dims().first().copied().unwrap_or(0));
     let op = Op::new("conv_relu_pool_forward").forward_product(conv.products(batch));
-    let [_, rows, columns, c_out] = output_shape(&conv, batch);
+    let [rows, columns, c_out] = pooled_image(&conv);
     let product = Product::new(compute.simd(), &conv, 2 * rows, 2 * columns);
     for_images!(
         op.name, (input, output),
@@ -76,7 +83,13 @@ pub fn forward(
                 let outputs = outputs.map(|((first, y), (_, winners))| (first, y.zip(winners)));
                 let stride = product.columns.padded;
                 let finish = |sums: &[f32], (y, winners): (&mut [S], &mut [u8])| {
-                    pool::<S>(cpu.simd, sums, stride, columns, b, y, winners);
+                    let simd = cpu.simd;
+                    match conv.layout {
+                        ImageLayout::Nhwc => pool::<S>(simd, sums, stride, columns, b, y, winners),
+                        ImageLayout::Nchw => {
+                            planes::pool::<S>(simd, simd, sums, stride, columns, b, y, winners)
+                        }
+                    }
                 };
                 product.forward::<X, S, _>(cpu, (x, w), memory, outputs.collect(), finish);
                 Ok(())
@@ -85,7 +98,7 @@ pub fn forward(
     )
 }
 
-/// Gradients of weight and bias from `d_output` (n, h'/2, w'/2, c_out). Overwrites, or adds to what
+/// Gradients of weight and bias from `d_output` ([`output_shape`]). Overwrites, or adds to what
 /// is there if `accumulate`. f32, f64, or mixed with bf16.
 #[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
 pub fn backward_weight(
@@ -101,7 +114,7 @@ pub fn backward_weight(
     check(conv)?;
     let (conv, batch) = (*conv, input.dims().first().copied().unwrap_or(0));
     let op = Op::new("conv_relu_pool_backward_weight").backward_product(conv.products(batch));
-    let [_, rows, columns, _] = output_shape(&conv, batch);
+    let [rows, columns, c_out] = pooled_image(&conv);
     let gradient = WeightGradient::new(compute.simd(), &conv, 2 * rows, 2 * columns);
     for_images!(
         op.name, (input, d_output),
@@ -112,7 +125,7 @@ pub fn backward_weight(
                 read::<S>("d_output", d_output, output_shape(&conv, batch)),
                 read::<u8>("winners", winners, output_shape(&conv, batch)),
                 result("d_weight", d_weight, Shape::from(conv.weight_shape())),
-                result("d_bias", d_bias, Shape::from([conv.c_out])),
+                result("d_bias", d_bias, Shape::from([c_out])),
             )
         },
         f64: |operands| compute.launch(op, operands, move |_, (x, dy, winners, dw, db)| {
@@ -132,14 +145,20 @@ pub fn backward_weight(
                 if !accumulate {
                     db.fill(0.0);
                 }
-                add_won::<S>(cpu.simd, dy, winners, db);
+                match conv.layout {
+                    ImageLayout::Nhwc => add_won::<S>(cpu.simd, dy, winners, db),
+                    ImageLayout::Nchw => {
+                        let (cut, windows) = (Some((winners, NOTHING)), rows * columns);
+                        add_positions(cpu.simd, cpu.simd, dy, cut, windows, db);
+                    }
+                }
                 Ok(())
             })
         },
     )
 }
 
-/// Gradient of the input (n, h, w, c_in) from `d_output` (n, h'/2, w'/2, c_out). f32, f64, or mixed with bf16;
+/// Gradient of the input ([`Conv2d::input_shape`]) from `d_output` ([`output_shape`]). f32, f64, or mixed with bf16;
 /// overwrites.
 pub fn backward_input(
     compute: &Compute,
@@ -152,7 +171,7 @@ pub fn backward_input(
     check(conv)?;
     let (conv, batch) = (*conv, d_output.dims().first().copied().unwrap_or(0));
     let op = Op::new("conv_relu_pool_backward_input").backward_product(conv.products(batch));
-    let [_, rows, _, _] = output_shape(&conv, batch);
+    let [rows, ..] = pooled_image(&conv);
     let gradient = InputGradient::new(compute.simd(), &conv, 2 * rows);
     for_images!(
         op.name, (d_input, d_output),

@@ -1,17 +1,31 @@
-//! The loops over the windows of one image: pooling, and its gradients.
+//! The loops over the windows of one image whose channels lie next to each other: pooling, and its gradients.
 //!
 //! In: sums of a convolution in f32, or gradients and winners. Out: pooled values and winners, or gradients in f32. Pooled
 //! values and their gradients are f32 or bf16.
 
-use super::output_shape;
-use crate::SimdLevel;
+use super::{planes, pooled_image};
 use crate::conv2d::Conv2d;
 use crate::conv2d::input_gradient::Grid;
 use crate::simd::multiversion;
 use crate::stored::SinglePrecision;
+use crate::{ImageLayout, SimdLevel};
 
 /// The value of a winner if ReLU has set the result to zero.
-const NOTHING: u8 = 4;
+pub(super) const NOTHING: u8 = 4;
+
+/// The value of a window of sums and its winner, after bias and ReLU.
+#[inline(always)]
+pub(super) fn choose([first, rest @ ..]: [f32; 4], bias: f32) -> (f32, u32) {
+    let (mut most, mut winner) = (first, 0);
+    for (candidate, at) in rest.into_iter().zip(1u32..) {
+        let wins = candidate > most || candidate.is_nan();
+        most = if wins { candidate } else { most };
+        winner = if wins { at } else { winner };
+    }
+    let sum = most + bias;
+    let passes = sum > 0.0 || sum.is_nan();
+    (if passes { sum } else { 0.0 }, if passes { winner } else { NOTHING.into() })
+}
 
 /// Writes gradients before the pool into grids, image by image: see [`unpool`]. `dy` and `winners` are those of a batch.
 pub(super) fn unpool_images<S: SinglePrecision>(
@@ -20,12 +34,20 @@ pub(super) fn unpool_images<S: SinglePrecision>(
     dy: &[S],
     winners: &[u8],
 ) -> impl Fn(usize, Grid<'_>) + Send + Sync {
-    let [_, rows, columns, channels] = output_shape(conv, 1);
-    let image_elems = rows * columns * channels;
+    let [rows, columns, channels] = pooled_image(conv);
+    let (layout, image_elems) = (conv.layout, rows * columns * channels);
     move |n, Grid { elems, row_stride, position_stride }| {
         let image = n * image_elems..(n + 1) * image_elems;
         let (dy, winners) = (&dy[image.clone()], &winners[image]);
-        unpool::<S>(level, dy, winners, columns, channels, elems, row_stride, position_stride);
+        let (row, position) = (row_stride, position_stride);
+        match layout {
+            ImageLayout::Nhwc => {
+                unpool::<S>(level, dy, winners, columns, channels, elems, row, position)
+            }
+            ImageLayout::Nchw => planes::unpool::<S>(
+                level, level, dy, winners, columns, channels, elems, row, position,
+            ),
+        }
     }
 }
 
@@ -59,16 +81,9 @@ fn pool_body<S: SinglePrecision>(
         let (a, b) = (&top[..channels], &top[stride..stride + channels]);
         let (c, d) = (&bottom[..channels], &bottom[stride..stride + channels]);
         for o in 0..channels {
-            let (mut most, mut winner) = (a[o], 0u8);
-            for (candidate, at) in [(b[o], 1u8), (c[o], 2), (d[o], 3)] {
-                let wins = candidate > most || candidate.is_nan();
-                most = if wins { candidate } else { most };
-                winner = if wins { at } else { winner };
-            }
-            let sum = most + bias[o];
-            let passes = sum > 0.0 || sum.is_nan();
-            y[o] = S::store(if passes { sum } else { 0.0 });
-            winners[o] = if passes { winner } else { NOTHING };
+            let (value, winner) = choose([a[o], b[o], c[o], d[o]], bias[o]);
+            y[o] = S::store(value);
+            winners[o] = winner as u8;
         }
     }
 }

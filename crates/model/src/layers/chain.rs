@@ -23,6 +23,11 @@ impl<L: Layer> Chain<'_, L> {
         }
     }
 
+    /// The first layer that may have parameters.
+    fn first_with_parameters(&self) -> usize {
+        self.0.iter().take_while(|layer| !layer.has_parameters()).count()
+    }
+
     /// The gradient of the output of layer `at`. The first half of the backward pass computes it and keeps it for the
     /// second half, so that neither repeats work of the other.
     fn d_output_of(
@@ -65,7 +70,7 @@ impl<L: Layer> Layer for Chain<'_, L> {
         saved: &mut Saved,
         d_output: &Tensor,
     ) -> Result<()> {
-        for at in (0..self.0.len()).rev() {
+        for at in (self.first_with_parameters()..self.0.len()).rev() {
             let d_output = self.d_output_of(at, cx, saved, d_output)?;
             self.0[at].backward_weight(cx, &mut saved.parts[at], &d_output)?;
         }
@@ -91,10 +96,12 @@ impl<L: Layer> Layer for Chain<'_, L> {
         wants_input: bool,
     ) -> Result<Option<Tensor>> {
         let mut gradient = d_output;
+        let first = self.first_with_parameters();
         // What a layer saved is freed as soon as the layer is done.
         for (at, part) in saved.parts.into_iter().enumerate().rev() {
-            // Only the first layer can leave out the gradient of its input. The layers before the others need theirs.
-            match self.0[at].backward(cx, part, gradient, wants_input || at > 0)? {
+            // Only the first layer with parameters can leave out the gradient of its input. The layers before the others need
+            // theirs.
+            match self.0[at].backward(cx, part, gradient, wants_input || at > first)? {
                 Some(d_input) => gradient = d_input,
                 None => return Ok(None),
             }

@@ -6,7 +6,8 @@ use paceline_memory::{DType, Tensor};
 
 use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
 
-/// Maps (n, h, w, c_in) to (n, h'/2, w'/2, c_out). An input of f32 is fine where the network computes in bf16.
+/// Maps (n, h, w, c_in) to (n, h'/2, w'/2, c_out), or (n, c_in, h, w) to (n, c_out, h'/2, w'/2). An input of f32 is fine where
+/// the network computes in bf16.
 #[derive(Debug)]
 pub struct ConvReluPool {
     geometry: Conv2d,

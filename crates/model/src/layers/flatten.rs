@@ -9,6 +9,10 @@ use crate::{Context, Layer, Result, Saved};
 pub struct Flatten;
 
 impl Layer for Flatten {
+    fn has_parameters(&self) -> bool {
+        false
+    }
+
     fn forward(&self, _cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let (batch, rest) = (input.dims()[0], input.dims()[1..].iter().product::<usize>());
         Ok((input.view([batch, rest])?, Saved::of([input])))

@@ -5,7 +5,7 @@ use paceline_memory::{DType, Tensor};
 
 use crate::{Context, Layer, Result, Saved};
 
-/// Maps (n, h, w, c) to (n, h', w', c), in the type of its input.
+/// Maps (n, h, w, c) to (n, h', w', c), or planes to planes, in the type of its input.
 #[derive(Debug)]
 pub struct MaxPool2d {
     geometry: pool2d::MaxPool2d,
@@ -20,6 +20,10 @@ impl MaxPool2d {
 }
 
 impl Layer for MaxPool2d {
+    fn has_parameters(&self) -> bool {
+        false
+    }
+
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let shape = self.geometry.output_shape(input.dims()[0]);
         let output = cx.scratch(input.dtype(), shape)?;

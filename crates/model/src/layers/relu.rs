@@ -10,6 +10,10 @@ use crate::{Context, Layer, Result, Saved};
 pub struct Relu;
 
 impl Layer for Relu {
+    fn has_parameters(&self) -> bool {
+        false
+    }
+
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let output = cx.scratch(input.dtype(), input.shape())?;
         elementwise::relu(cx.compute, &input, &output)?;

@@ -20,7 +20,16 @@ pub fn conv(
     stride: usize,
     padding: usize,
 ) -> conv2d::Conv2d {
-    conv2d::Conv2d { height, width, c_in, c_out, kernel, stride, padding }
+    conv2d::Conv2d {
+        height,
+        width,
+        c_in,
+        c_out,
+        kernel,
+        stride,
+        padding,
+        layout: Default::default(),
+    }
 }
 
 /// Inputs (n, 9, 8, 2), outputs (n, 5).
@@ -41,6 +50,7 @@ fn cnn_config() -> CnnConfig {
         num_classes: 5,
         batch_norm: false,
         unused_head: false,
+        layout: Default::default(),
     }
 }
 
@@ -55,7 +65,14 @@ pub fn mlp() -> Model {
 pub fn every_layer() -> Model {
     let mut layout = LayoutBuilder::new();
     let unit = layout.unit("conv0");
-    let pool = pool2d::MaxPool2d { height: 9, width: 9, channels: 3, window: 3, stride: 2 };
+    let pool = pool2d::MaxPool2d {
+        height: 9,
+        width: 9,
+        channels: 3,
+        window: 3,
+        stride: 2,
+        layout: Default::default(),
+    };
     let conv0 = Conv2d::new(&mut layout, conv([9, 9], [2, 3], (3, 3), 1, 1)).unwrap();
     let conv0 = Sequence::new().then(conv0).then(Relu).then(MaxPool2d::new(pool).unwrap());
     let mut blocks = vec![Block::new(unit, conv0)];

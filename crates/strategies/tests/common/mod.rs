@@ -99,6 +99,7 @@ impl Net {
                     num_classes: 10,
                     batch_norm: matches!(self, Net::BatchNormCnn),
                     unused_head: false,
+                    layout: Default::default(),
                 }
                 .build(world_size)
             }

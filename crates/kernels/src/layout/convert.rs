@@ -1,0 +1,126 @@
+//! The conversion of images from one layout to the other.
+
+use half::bf16;
+use paceline_memory::{DType, Element, Shape, Tensor};
+
+use super::ImageLayout;
+use super::square::columns_to_rows;
+use crate::compute::batches;
+use crate::simd::multiversion;
+use crate::{Compute, KernelError, Op, Result, SimdLevel, read, write};
+
+/// Writes the images of `input` into `output`, whose layout is `to`: (n, h, w, c) to (n, c, h, w) for
+/// [`ImageLayout::Nchw`], and (n, c, h, w) to (n, h, w, c) for [`ImageLayout::Nhwc`]. f32, f64, bf16 and u8, without a change
+/// of a bit; overwrites. Errors if `input` has not four extents.
+pub fn convert(compute: &Compute, to: ImageLayout, input: &Tensor, output: &Tensor) -> Result<()> {
+    let op = Op::new("convert_layout");
+    let &[batch, a, b, c] = input.dims() else {
+        let reason = format!("images have four extents, not those of {}", input.shape());
+        return Err(KernelError::Geometry { op: op.name, reason });
+    };
+    // Each image is a matrix that is transposed.
+    let (shape, sizes) = match to {
+        ImageLayout::Nchw => ([batch, c, a, b], [a * b, c]),
+        ImageLayout::Nhwc => ([batch, b, c, a], [a, b * c]),
+    };
+    match input.dtype() {
+        DType::F32 => launch::<f32>(compute, op, input, output, shape, sizes),
+        DType::F64 => launch::<f64>(compute, op, input, output, shape, sizes),
+        DType::BF16 => launch::<bf16>(compute, op, input, output, shape, sizes),
+        DType::U8 => launch::<u8>(compute, op, input, output, shape, sizes),
+        dtype => Err(KernelError::DType { op: op.name, dtype }),
+    }
+}
+
+fn launch<A: Movable>(
+    compute: &Compute,
+    op: Op,
+    input: &Tensor,
+    output: &Tensor,
+    shape: [usize; 4],
+    [rows, columns]: [usize; 2],
+) -> Result<()> {
+    let operands = (
+        read::<A>("input", input, input.shape()),
+        write::<A>("output", output, Shape::from(shape)),
+    );
+    compute.launch(op, operands, move |cpu, (x, y)| {
+        let elems = rows * columns;
+        if elems == 0 {
+            return Ok(());
+        }
+        let parts = batches(cpu, y, elems, shape[0]);
+        cpu.threads.for_each(parts, |(first, y)| {
+            let x = &x[first * elems..][..y.len()];
+            for (x, y) in x.chunks_exact(elems).zip(y.chunks_exact_mut(elems)) {
+                A::transpose(cpu.simd, x, [rows, columns], y);
+            }
+        });
+        Ok(())
+    })
+}
+
+/// An element that a transpose moves.
+trait Movable: Element {
+    /// Writes the transpose of `x` (rows, columns) to `y`.
+    fn transpose(level: SimdLevel, x: &[Self], sizes: [usize; 2], y: &mut [Self]);
+}
+
+impl Movable for f64 {
+    fn transpose(_: SimdLevel, x: &[f64], [rows, columns]: [usize; 2], y: &mut [f64]) {
+        for (column, y) in y.chunks_exact_mut(rows).enumerate() {
+            y.iter_mut().zip(x[column..].iter().step_by(columns)).for_each(|(y, x)| *y = *x);
+        }
+    }
+}
+
+/// An element of at most 32 bits, which is moved as the bits of an f32.
+trait Small: Element {
+    fn to_bits(self) -> u32;
+    fn from_bits(bits: u32) -> Self;
+}
+
+macro_rules! small {
+    ($($t:ty: $to:expr, $from:expr;)+) => {$(
+        impl Small for $t {
+            #[inline(always)]
+            fn to_bits(self) -> u32 {
+                $to(self)
+            }
+            #[inline(always)]
+            fn from_bits(bits: u32) -> Self {
+                $from(bits)
+            }
+        }
+        impl Movable for $t {
+            fn transpose(level: SimdLevel, x: &[Self], sizes: [usize; 2], y: &mut [Self]) {
+                transpose_small(level, level, x, sizes, y);
+            }
+        }
+    )+};
+}
+small! {
+    f32: f32::to_bits, f32::from_bits;
+    bf16: |x: bf16| u32::from(x.to_bits()), |bits| bf16::from_bits(bits as u16);
+    u8: u32::from, |bits| bits as u8;
+}
+
+multiversion! {
+    fn transpose_small<A: Small>(
+        simd: SimdLevel,
+        x: &[A],
+        sizes: [usize; 2],
+        y: &mut [A],
+    ) = transpose_body
+}
+
+#[inline(always)]
+fn transpose_body<A: Small>(simd: SimdLevel, x: &[A], [rows, columns]: [usize; 2], y: &mut [A]) {
+    // A single row or column is its own transpose.
+    if rows == 1 || columns == 1 {
+        return y.copy_from_slice(x);
+    }
+    let load = |x: A| f32::from_bits(x.to_bits());
+    let store = |x: f32, _| A::from_bits(x.to_bits());
+    columns_to_rows(simd, (x, columns), [rows, columns], y, |column| column * rows, load, store);
+}
