@@ -19,10 +19,15 @@ use super::pieces::{Ranges, params_in, strategy_prefix};
 use super::reader::Reader;
 use super::steps::{self, INDEX, SINGLE_FILE};
 use super::{Missing, Setting};
-use crate::progress::{EpochSums, Progress};
+use crate::progress::{EpochSums, LossScaling, Progress};
 
 /// The names of tensors that only one rank needs begin like this.
 const STRATEGY: &str = "strategy.";
+
+// The keys of the loss scale, which an index has if the loss was scaled.
+const SCALE: &str = "scaling-scale";
+const GOOD_STEPS: &str = "scaling-good-steps";
+const SKIPPED_STEPS: &str = "scaling-skipped-steps";
 
 /// A checkpoint whose index has been read, and whose files are there.
 #[derive(Debug)]
@@ -40,7 +45,7 @@ pub fn head(
     optimizer_steps: u64,
     progress: &Progress,
 ) -> Index {
-    let Progress { position, steps, samples, epoch } = progress;
+    let Progress { position, steps, samples, epoch, scaling } = progress;
     let mut run = BTreeMap::from(
         [
             ("epochs", position.epoch.to_string()),
@@ -55,6 +60,11 @@ pub fn head(
         ]
         .map(|(key, value)| (key.to_owned(), value)),
     );
+    if let Some(LossScaling { scale, good_steps, skipped_steps }) = scaling {
+        run.insert(SCALE.into(), format!("{scale:?}"));
+        run.insert(GOOD_STEPS.into(), good_steps.to_string());
+        run.insert(SKIPPED_STEPS.into(), skipped_steps.to_string());
+    }
     for Setting { key, value, .. } in settings {
         run.insert(key.clone(), value.clone());
     }
@@ -145,11 +155,20 @@ impl Checkpoint {
             count: number(run, "epoch-samples")?,
         };
         let position = Position { epoch: number(run, "epochs")?, batch: number(run, "batches")? };
+        let scaling = match run.contains_key(SCALE) {
+            true => Some(LossScaling {
+                scale: number(run, SCALE)?,
+                good_steps: number(run, GOOD_STEPS)?,
+                skipped_steps: number(run, SKIPPED_STEPS)?,
+            }),
+            false => None,
+        };
         let progress = Progress {
             position,
             steps: number(run, "steps")?,
             samples: number(run, "samples-trained")?,
             epoch,
+            scaling,
         };
         let optimizer_steps = number(run, "optimizer-steps")?;
         Ok(Self { reader, progress, optimizer_steps })

@@ -12,12 +12,25 @@ pub struct Progress {
     /// The next batch: the number of complete epochs, and the number of batches that are consumed of the
     /// next epoch.
     pub position: Position,
-    /// Optimizer steps made, over all epochs.
+    /// Optimizer steps made, over all epochs, those with a skipped update included.
     pub steps: u64,
     /// Samples that these steps trained on, on all ranks together.
     pub samples: u64,
     /// Sums over the steps so far of the current epoch.
     pub epoch: EpochSums,
+    /// The scale of the loss, if it is scaled.
+    pub scaling: Option<LossScaling>,
+}
+
+/// The scale by which the loss is multiplied before its backward pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossScaling {
+    /// The scale of the next step.
+    pub scale: f64,
+    /// Steps since the scale changed or gradients overflowed.
+    pub good_steps: u64,
+    /// Steps whose update was left out because their gradients overflowed.
+    pub skipped_steps: u64,
 }
 
 impl Progress {
@@ -147,7 +160,7 @@ mod tests {
             position: Position { epoch: 1, batch: 0 },
             steps: 3,
             samples: 20,
-            epoch: EpochSums::default(),
+            ..Progress::default()
         };
         assert_eq!(progress, expected);
         assert_eq!(progress.last_epoch(), 0, "none of the next one's is made");

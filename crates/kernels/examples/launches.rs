@@ -32,7 +32,7 @@ fn main() -> paceline_kernels::Result<()> {
         ("add, 16 elements", &|| elementwise::add(&compute, &x, &y)),
         ("relu, 16 elements", &|| elementwise::relu(&compute, &x, &y)),
         ("divide, 16 elements", &|| elementwise::divide(&compute, &x, 3.0)),
-        ("adamw, 16 elements", &|| optimizer::adamw(&compute, &adamw, 1, &p, &g, &m, &v)),
+        ("adamw, 16 elements", &|| optimizer::adamw(&compute, &adamw, 1, &p, (&g, 1.0), &m, &v)),
         ("linear, 2 x 4 x 4", &|| {
             linear::forward(&compute, &input, &weight, Some(&bias), Activation::None, &output)
         }),

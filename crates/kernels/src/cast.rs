@@ -52,7 +52,8 @@ pub fn widen(compute: &Compute, rounded: &Tensor, x: &Tensor) -> Result<()> {
     }
 }
 
-fn in_blocks<A: Sync, B: Send>(
+/// Converts blocks of the same places of both slices, on all threads.
+pub(crate) fn in_blocks<A: Sync, B: Send>(
     cpu: &Processor,
     from: &[A],
     to: &mut [B],

@@ -8,7 +8,7 @@
 //! ([`Compute::launch`]). Tensors of another device are refused. An operation returns no number that it has computed: sums
 //! stay in tensors until they are read.
 //!
-//! Activations may be stored in bf16 where an operation says so: it computes in f32, and rounds each result once, when it
+//! Activations may be stored in bf16 or f16 where an operation says so: it computes in f32, and rounds each result once, when it
 //! stores it.
 //!
 //! Fast paths exist for f32, chosen at run time by [`SimdLevel`]. Each fast path has a plain implementation
@@ -62,7 +62,10 @@ pub use stored::Stored;
 /// What the macro [`for_stored`] names.
 #[doc(hidden)]
 pub mod in_macro {
-    pub use {half::bf16, paceline_memory::DType};
+    pub use {
+        half::{bf16, f16},
+        paceline_memory::DType,
+    };
 }
 
 /// The result of a kernel.

@@ -1,8 +1,10 @@
 //! Matrix products of slices.
 //!
 //! In: matrices that are row-major, or transposes of such. Out: a row-major product. [`matmul`] computes in f32 or f64, by
-//! the `gemm` crate; [`product`] rounds its operands to bf16 and sums in f32, by code of this crate. Nothing here knows
-//! tensors or layers.
+//! the `gemm` crate; [`product`] rounds its operands to bf16 and sums in f32, by code of this crate. `emulated` does the
+//! same for f16. Nothing here knows tensors or layers.
+
+mod emulated;
 
 use std::ops::Range;
 
@@ -10,6 +12,7 @@ use half::bf16;
 
 use crate::activation::Activation;
 use crate::product::{self, Elems, Output, Product, Sizes};
+use crate::stored::SinglePrecision;
 use crate::{Processor, Real};
 
 /// A row-major matrix in a slice, or its transpose.
@@ -150,14 +153,14 @@ fn expect_strided(len: usize, rows: usize, columns: usize, row_stride: usize) {
 
 /// An operand of [`product`].
 #[derive(Clone, Copy, Debug)]
-pub enum Operand<'a> {
-    /// Rounded to bf16 by the product.
+pub enum Operand<'a, H = bf16> {
+    /// Rounded to `H` by the product.
     F32(Matrix<'a, f32>),
     /// Used exactly.
-    Bf16(Matrix<'a, bf16>),
+    Half(Matrix<'a, H>),
 }
 
-impl<'a> From<Matrix<'a, f32>> for Operand<'a> {
+impl<'a, H> From<Matrix<'a, f32>> for Operand<'a, H> {
     fn from(matrix: Matrix<'a, f32>) -> Self {
         Operand::F32(matrix)
     }
@@ -165,16 +168,16 @@ impl<'a> From<Matrix<'a, f32>> for Operand<'a> {
 
 impl<'a> From<Matrix<'a, bf16>> for Operand<'a> {
     fn from(matrix: Matrix<'a, bf16>) -> Self {
-        Operand::Bf16(matrix)
+        Operand::Half(matrix)
     }
 }
 
-impl Operand<'_> {
+impl<H> Operand<'_, H> {
     /// The transpose, without moving data.
     pub fn transposed(self) -> Self {
         match self {
             Operand::F32(matrix) => Operand::F32(matrix.transposed()),
-            Operand::Bf16(matrix) => Operand::Bf16(matrix.transposed()),
+            Operand::Half(matrix) => Operand::Half(matrix.transposed()),
         }
     }
 
@@ -182,17 +185,19 @@ impl Operand<'_> {
     fn dims(&self) -> (usize, usize) {
         match self {
             Operand::F32(matrix) => (matrix.rows, matrix.columns),
-            Operand::Bf16(matrix) => (matrix.rows, matrix.columns),
+            Operand::Half(matrix) => (matrix.rows, matrix.columns),
         }
     }
+}
 
+impl Operand<'_> {
     /// The operand with its rows as lanes. It is only ever read.
     fn rows_as_lanes(&self) -> product::Operand {
         let (elems, lane_stride, k_stride) = match self {
             Operand::F32(m) => {
                 (Elems::F32(m.elems.as_ptr().cast_mut()), m.row_stride, m.column_stride)
             }
-            Operand::Bf16(m) => {
+            Operand::Half(m) => {
                 (Elems::Bf16(m.elems.as_ptr().cast_mut()), m.row_stride, m.column_stride)
             }
         };
@@ -208,14 +213,14 @@ impl Operand<'_> {
 
 /// The elements that [`product`] writes.
 #[derive(Debug)]
-pub enum Elements<'a> {
+pub enum Elements<'a, H = bf16> {
     /// Sums as they are.
     F32(&'a mut [f32]),
     /// Sums rounded to nearest, ties to even.
-    Bf16(&'a mut [bf16]),
+    Half(&'a mut [H]),
 }
 
-impl<'a> From<&'a mut [f32]> for Elements<'a> {
+impl<'a, H> From<&'a mut [f32]> for Elements<'a, H> {
     fn from(elems: &'a mut [f32]) -> Self {
         Elements::F32(elems)
     }
@@ -223,14 +228,14 @@ impl<'a> From<&'a mut [f32]> for Elements<'a> {
 
 impl<'a> From<&'a mut [bf16]> for Elements<'a> {
     fn from(elems: &'a mut [bf16]) -> Self {
-        Elements::Bf16(elems)
+        Elements::Half(elems)
     }
 }
 
 /// Where [`product`] writes, and what it does with a sum before.
 #[derive(Debug)]
-pub struct Destination<'a> {
-    elems: Elements<'a>,
+pub struct Destination<'a, H = bf16> {
+    elems: Elements<'a, H>,
     rows: usize,
     columns: usize,
     row_stride: usize,
@@ -238,13 +243,13 @@ pub struct Destination<'a> {
     activation: Activation,
 }
 
-impl<'a> Destination<'a> {
+impl<'a, H> Destination<'a, H> {
     /// `elems` as (rows, columns), row-major. Panics if the sizes do not agree.
-    pub fn new(elems: impl Into<Elements<'a>>, rows: usize, columns: usize) -> Self {
+    pub fn new(elems: impl Into<Elements<'a, H>>, rows: usize, columns: usize) -> Self {
         let elems = elems.into();
         let len = match &elems {
             Elements::F32(elems) => elems.len(),
-            Elements::Bf16(elems) => elems.len(),
+            Elements::Half(elems) => elems.len(),
         };
         assert_eq!(Some(len), rows.checked_mul(columns), "a matrix of {rows} x {columns}");
         Self { elems, rows, columns, row_stride: columns, bias: None, activation: Activation::None }
@@ -253,7 +258,7 @@ impl<'a> Destination<'a> {
     /// The first `columns` of each `row_stride` elements; the others are left alone. Panics if `elems` is too short, or
     /// rows overlap.
     pub fn strided(
-        elems: impl Into<Elements<'a>>,
+        elems: impl Into<Elements<'a, H>>,
         rows: usize,
         columns: usize,
         row_stride: usize,
@@ -261,7 +266,7 @@ impl<'a> Destination<'a> {
         let elems = elems.into();
         let len = match &elems {
             Elements::F32(elems) => elems.len(),
-            Elements::Bf16(elems) => elems.len(),
+            Elements::Half(elems) => elems.len(),
         };
         expect_strided(len, rows, columns, row_stride);
         Self { elems, rows, columns, row_stride, bias: None, activation: Activation::None }
@@ -302,7 +307,7 @@ pub fn product<'a>(
     assert!(scratch.as_ptr().addr().is_multiple_of(64), "scratch memory begins on a cache line");
     let elems = match c.elems {
         Elements::F32(elems) => Elems::F32(elems.as_mut_ptr()),
-        Elements::Bf16(elems) => Elems::Bf16(elems.as_mut_ptr()),
+        Elements::Half(elems) => Elems::Bf16(elems.as_mut_ptr()),
     };
     let c = Output {
         elems,
@@ -320,4 +325,37 @@ pub fn product<'a>(
 /// The number of f32 elements of scratch memory that [`product`] takes for `c` (m, n) and sums of k products.
 pub fn scratch_len(cpu: &Processor, m: usize, n: usize, k: usize, is_c_bf16: bool) -> usize {
     product::scratch_len(cpu, Sizes { m, n, k }, is_c_bf16)
+}
+
+/// A number of 16 bits to which products round their operands, with sums in f32.
+pub(crate) trait Half: SinglePrecision {
+    /// What [`product`] does, for this type.
+    fn product(
+        cpu: &Processor,
+        a: Operand<'_, Self>,
+        b: Operand<'_, Self>,
+        c: Destination<'_, Self>,
+        accumulate: bool,
+        scratch: &mut [f32],
+    );
+
+    /// The elements of scratch memory that [`Half::product`] takes, as [`scratch_len`].
+    fn scratch_len(cpu: &Processor, m: usize, n: usize, k: usize, is_c_half: bool) -> usize;
+}
+
+impl Half for bf16 {
+    fn product(
+        cpu: &Processor,
+        a: Operand<'_>,
+        b: Operand<'_>,
+        c: Destination<'_>,
+        accumulate: bool,
+        scratch: &mut [f32],
+    ) {
+        product(cpu, a, b, c, accumulate, scratch);
+    }
+
+    fn scratch_len(cpu: &Processor, m: usize, n: usize, k: usize, is_c_half: bool) -> usize {
+        scratch_len(cpu, m, n, k, is_c_half)
+    }
 }

@@ -33,13 +33,13 @@ pub struct AdamW {
     pub weight_decay: f64,
 }
 
-/// `g' = g + weight_decay * p; v = momentum * v + g'; p -= lr * v`, without `v` if there is no
-/// momentum (`velocity` is `None`). All tensors have the same length, f32 or f64; updates in place.
+/// `g' = factor * g + weight_decay * p; v = momentum * v + g'; p -= lr * v`, without `v` if there is no momentum (`velocity`
+/// is `None`). The factor stands beside the gradients; it is 1 unless they are scaled. All tensors have the same length, f32 or f64; updates in place.
 pub fn sgd(
     compute: &Compute,
     config: &Sgd,
     params: &Tensor,
-    grads: &Tensor,
+    (grads, factor): (&Tensor, f64),
     velocity: Option<&Tensor>,
 ) -> Result<()> {
     let op = Op::new("sgd");
@@ -50,7 +50,7 @@ pub fn sgd(
             read::<T>("gradients", grads, shape),
             velocity.map(|velocity| update::<T>("velocity", velocity, shape)),
         );
-        let factors = SgdFactors::<T>::new(config);
+        let factors = SgdFactors::<T>::new(config, factor);
         compute.launch(op, operands, move |cpu, (p, g, v)| {
             let len = p.len();
             let v: &mut [T] = v.unwrap_or_default();
@@ -71,14 +71,17 @@ pub fn sgd(
 
 #[derive(Clone, Copy)]
 struct SgdFactors<T> {
+    /// Of the gradient.
+    factor: T,
     lr: T,
     momentum: T,
     weight_decay: T,
 }
 
 impl<T: Real> SgdFactors<T> {
-    fn new(config: &Sgd) -> Self {
+    fn new(config: &Sgd, factor: f64) -> Self {
         Self {
+            factor: T::from_f64(factor),
             lr: T::from_f64(config.lr),
             momentum: T::from_f64(config.momentum),
             weight_decay: T::from_f64(config.weight_decay),
@@ -92,9 +95,9 @@ multiversion! {
 
 #[inline(always)]
 fn sgd_plain_body<T: Real>(factors: SgdFactors<T>, p: &mut [T], g: &[T]) {
-    let SgdFactors { lr, weight_decay, .. } = factors;
+    let SgdFactors { factor, lr, weight_decay, .. } = factors;
     for (p, g) in p.iter_mut().zip(g) {
-        *p = *p - lr * (*g + weight_decay * *p);
+        *p = *p - lr * (factor * *g + weight_decay * *p);
     }
 }
 
@@ -109,14 +112,14 @@ multiversion! {
 
 #[inline(always)]
 fn sgd_momentum_body<T: Real>(factors: SgdFactors<T>, p: &mut [T], g: &[T], v: &mut [T]) {
-    let SgdFactors { lr, momentum, weight_decay } = factors;
+    let SgdFactors { factor, lr, momentum, weight_decay } = factors;
     for ((p, g), v) in p.iter_mut().zip(g).zip(v) {
-        *v = momentum * *v + (*g + weight_decay * *p);
+        *v = momentum * *v + (factor * *g + weight_decay * *p);
         *p = *p - lr * *v;
     }
 }
 
-/// One step, the `step`-th counted from 1:
+/// One step, the `step`-th counted from 1, with `g` as `factor` times the gradient, see [`sgd`]:
 /// `m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2;
 /// p = p (1 - lr weight_decay) - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps)`.
 /// All tensors have the same length, f32 or f64; updates in place.
@@ -125,7 +128,7 @@ pub fn adamw(
     config: &AdamW,
     step: u64,
     params: &Tensor,
-    grads: &Tensor,
+    (grads, factor): (&Tensor, f64),
     first: &Tensor,
     second: &Tensor,
 ) -> Result<()> {
@@ -138,7 +141,7 @@ pub fn adamw(
             update::<T>("first moment", first, shape),
             update::<T>("second moment", second, shape),
         );
-        let factors = AdamWFactors::<T>::new(config, step);
+        let factors = AdamWFactors::<T>::new(config, step, factor);
         compute.launch(op, operands, move |cpu, (p, g, m, v)| {
             let len = p.len();
             let moments = batches(cpu, m, 1, len).into_iter().zip(batches(cpu, v, 1, len));
@@ -153,6 +156,8 @@ pub fn adamw(
 
 #[derive(Clone, Copy)]
 struct AdamWFactors<T> {
+    /// Of the gradient.
+    factor: T,
     beta1: T,
     rest1: T,
     beta2: T,
@@ -166,9 +171,10 @@ struct AdamWFactors<T> {
 }
 
 impl<T: Real> AdamWFactors<T> {
-    fn new(config: &AdamW, step: u64) -> Self {
+    fn new(config: &AdamW, step: u64, factor: f64) -> Self {
         let AdamW { lr, beta1, beta2, eps, weight_decay } = *config;
         Self {
+            factor: T::from_f64(factor),
             beta1: T::from_f64(beta1),
             rest1: T::from_f64(1.0 - beta1),
             beta2: T::from_f64(beta2),
@@ -194,8 +200,9 @@ multiversion! {
 #[inline(always)]
 fn adamw_body<T: Real>(f: AdamWFactors<T>, p: &mut [T], g: &[T], m: &mut [T], v: &mut [T]) {
     for (((p, g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
-        *m = f.beta1 * *m + f.rest1 * *g;
-        *v = f.beta2 * *v + f.rest2 * (*g * *g);
+        let g = f.factor * *g;
+        *m = f.beta1 * *m + f.rest1 * g;
+        *v = f.beta2 * *v + f.rest2 * (g * g);
         *p = *p * f.shrink - f.rate * *m / ((*v).sqrt() * f.root + f.eps);
     }
 }

@@ -1,11 +1,10 @@
 //! Numbers as they lie in memory, and the types in which kernels compute with them.
 //!
-//! f32 and f64 are computed with as they are. bf16 is widened to f32 when it is loaded, and results are rounded once, when
-//! they are stored. So one loop serves all three, and has the bits of a plain f32 loop for f32.
+//! f32 and f64 are computed with as they are. bf16 and f16 are widened to f32 when they are loaded, and results are rounded
+//! once, when they are stored. So one loop serves all of them, and has the bits of a plain f32 loop for f32.
 
-use half::bf16;
+use half::{bf16, f16};
 use paceline_memory::Element;
-use paceline_numeric::bf16::{round, widen};
 
 use crate::Real;
 
@@ -42,25 +41,32 @@ macro_rules! stored_as_it_is {
 stored_as_it_is!(f32);
 stored_as_it_is!(f64);
 
-impl Stored for bf16 {
-    type Real = f32;
-    #[inline(always)]
-    fn load(self) -> f32 {
-        widen(self)
-    }
-    #[inline(always)]
-    fn store(x: f32) -> Self {
-        round(x)
-    }
-    fn as_reals(_: &mut [Self]) -> Option<&mut [f32]> {
-        None
-    }
+macro_rules! stored_in_16_bits {
+    ($half:ident) => {
+        impl Stored for $half {
+            type Real = f32;
+            #[inline(always)]
+            fn load(self) -> f32 {
+                paceline_numeric::$half::widen(self)
+            }
+            #[inline(always)]
+            fn store(x: f32) -> Self {
+                paceline_numeric::$half::round(x)
+            }
+            fn as_reals(_: &mut [Self]) -> Option<&mut [f32]> {
+                None
+            }
+        }
+    };
 }
+stored_in_16_bits!(bf16);
+stored_in_16_bits!(f16);
 
-/// A number with which kernels compute in f32: f32 or bf16.
+/// A number with which kernels compute in f32: f32, bf16 or f16.
 pub(crate) trait SinglePrecision: Stored<Real = f32> {}
 impl SinglePrecision for f32 {}
 impl SinglePrecision for bf16 {}
+impl SinglePrecision for f16 {}
 
 /// A number as the operand of a product whose operands are rounded to `S`.
 #[inline(always)]
@@ -68,8 +74,8 @@ pub(crate) fn operand<X: SinglePrecision, S: SinglePrecision>(x: X) -> f32 {
     S::store(x.load()).load()
 }
 
-/// Runs a body with the element type of a tensor under a name: f32, f64 or bf16. So an operation is written once. For any
-/// other type the result is [`KernelError::DType`](crate::KernelError::DType), or an error that is made from it.
+/// Runs a body with the element type of a tensor under a name: f32, f64, bf16 or f16. So an operation is written once. For
+/// any other type the result is [`KernelError::DType`](crate::KernelError::DType), or an error that is made from it.
 ///
 /// ```
 /// use paceline_kernels::{Result, Stored, for_stored};
@@ -101,6 +107,10 @@ macro_rules! for_stored {
                 type $S = $crate::in_macro::bf16;
                 $body
             }
+            $crate::in_macro::DType::F16 => {
+                type $S = $crate::in_macro::f16;
+                $body
+            }
             dtype => Err($crate::KernelError::DType { op: $op, dtype }.into()),
         }
     };
@@ -108,8 +118,8 @@ macro_rules! for_stored {
 pub(crate) use for_stored;
 
 /// Launches an operation on images with the element types of a layer: `$X` of its input (or the input's gradient), `$S` of its
-/// output (or the output's gradient), and `$P` of its parameters. All are f32, or all are f64, or `$S` is bf16; then `$X` is
-/// f32 or bf16, and `$P` is f32. `$operands` is stated once, for all types. The operation is launched with it by `$plain` in
+/// output (or the output's gradient), and `$P` of its parameters. All are f32, or all are f64, or `$S` is of 16 bits
+/// (bf16 or f16); then `$X` is f32 or `$S`, and `$P` is f32. `$operands` is stated once, for all types. The operation is launched with it by `$plain` in
 /// f64, and by `$fast` otherwise.
 macro_rules! for_images {
     (
@@ -117,7 +127,7 @@ macro_rules! for_images {
         f64: |$plain_name:ident| $plain:expr,
         f32: |$name:ident| $fast:expr $(,)?
     ) => {{
-        use paceline_memory::DType::{BF16, F32, F64};
+        use paceline_memory::DType::{BF16, F16, F32, F64};
         macro_rules! with {
             ($x:ty, $s:ty, $p:ty, $held:ident => $body:expr) => {{
                 type $X = $x;
@@ -132,8 +142,10 @@ macro_rules! for_images {
             (F32, F32) => with!(f32, f32, f32, $name => $fast),
             (F32, BF16) => with!(f32, half::bf16, f32, $name => $fast),
             (BF16, BF16) => with!(half::bf16, half::bf16, f32, $name => $fast),
+            (F32, F16) => with!(f32, half::f16, f32, $name => $fast),
+            (F16, F16) => with!(half::f16, half::f16, f32, $name => $fast),
             // The input is fine by itself, so the output is of the wrong type.
-            (expected @ (F32 | F64 | BF16), got) => {
+            (expected @ (F32 | F64 | BF16 | F16), got) => {
                 Err(paceline_memory::MemoryError::WrongType { expected, got }.into())
             }
             (dtype, _) => Err($crate::KernelError::DType { op: $op, dtype }),

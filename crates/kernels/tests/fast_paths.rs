@@ -235,12 +235,13 @@ fn optimizers_give_the_same_bits_at_every_level_and_place() {
         let g = tensor(a, [len], &numbers(2, len));
         let state: Vec<Tensor> = (0..3).map(|_| tensor(a, [len], &vec![0.0; len])).collect();
         for step in 1..=3 {
-            optimizer::sgd(&compute, &sgd, &p, &g, Some(&state[0])).unwrap();
-            optimizer::adamw(&compute, &adamw, step, &p, &g, &state[1], &state[2]).unwrap();
+            optimizer::sgd(&compute, &sgd, &p, (&g, 1.0), Some(&state[0])).unwrap();
+            optimizer::adamw(&compute, &adamw, step, &p, (&g, 1.0), &state[1], &state[2]).unwrap();
             // In two unaligned parts, as with shards.
             for part in [0..501, 501..len] {
                 let (p, g) = (p.slice(part.clone()).unwrap(), g.slice(part).unwrap());
-                optimizer::sgd(&compute, &Sgd { momentum: 0.0, ..sgd }, &p, &g, None).unwrap();
+                optimizer::sgd(&compute, &Sgd { momentum: 0.0, ..sgd }, &p, (&g, 1.0), None)
+                    .unwrap();
             }
         }
         seen.push(p.read::<f32>().unwrap().iter().map(|x| x.to_bits()).collect());

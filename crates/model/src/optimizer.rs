@@ -38,6 +38,8 @@ pub struct Optimizer {
     /// For each name, the state of all ranges, one after the other.
     state: Vec<Tensor>,
     steps: u64,
+    /// By which gradients are multiplied: one over the scale of the loss.
+    grad_factor: f64,
 }
 
 impl Optimizer {
@@ -61,7 +63,7 @@ impl Optimizer {
             Ok(state)
         };
         let state = config.state_names().iter().map(zeros).collect::<Result<_>>()?;
-        Ok(Self { config, ranges, state, steps: 0 })
+        Ok(Self { config, ranges, state, steps: 0, grad_factor: 1.0 })
     }
 
     /// Updates the parameters of its ranges from their gradients, which lie at their places in `storage`.
@@ -79,16 +81,17 @@ impl Optimizer {
         self.steps += 1;
         let mut begin = 0;
         for (values, grads) in parts {
+            let scaled = (grads, self.grad_factor);
             let range = begin..begin + values.num_elems();
             begin = range.end;
             let of_range = |state: &Tensor| Ok(state.slice(range.clone())?);
             let state = self.state.iter().map(of_range).collect::<Result<Vec<_>>>()?;
             match (&self.config, state.as_slice()) {
                 (OptimizerConfig::Sgd(config), state) => {
-                    sgd(compute, config, values, grads, state.first())?;
+                    sgd(compute, config, values, scaled, state.first())?;
                 }
                 (OptimizerConfig::AdamW(config), [first, second]) => {
-                    adamw(compute, config, self.steps, values, grads, first, second)?;
+                    adamw(compute, config, self.steps, values, scaled, first, second)?;
                 }
                 (OptimizerConfig::AdamW(_), state) => {
                     unreachable!("AdamW is made with two moments, not {}", state.len())
@@ -105,6 +108,11 @@ impl Optimizer {
                 *lr = rate;
             }
         }
+    }
+
+    /// Sets the factor by which gradients are multiplied from the next step on, in the same pass as the update. 1 by default.
+    pub fn set_grad_factor(&mut self, factor: f64) {
+        self.grad_factor = factor;
     }
 
     /// The number of steps so far, including those before a checkpoint.

@@ -1,6 +1,6 @@
 //! The element types of a model's numbers.
 //!
-//! With bf16, like `autocast` of PyTorch, products have operands of 16 bits, and everything that is added up over a whole
+//! With bf16 and fp16, like `autocast` of PyTorch, products have operands of 16 bits, and everything that is added up over a whole
 //! network or a whole run stays f32: parameters, gradients of parameters, optimizer state, the residual stream, statistics
 //! and losses.
 
@@ -24,6 +24,10 @@ impl Precision {
 
     /// Products in bf16, everything else in single precision.
     pub const BF16: Self = Self { compute: DType::BF16, ..Self::F32 };
+
+    /// Products in fp16, everything else in single precision. Gradients of activations have the range of fp16, so the loss
+    /// has to be scaled.
+    pub const FP16: Self = Self { compute: DType::F16, ..Self::F32 };
 }
 
 impl From<DType> for Precision {

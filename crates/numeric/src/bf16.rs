@@ -1,7 +1,7 @@
 //! Conversions between f32 and bf16 for loops of plain code.
 //!
-//! They have no branches, so that the compiler can use vector instructions. This file does not know whole tensors, and
-//! converts no f16: compilers do not vectorize that in plain code.
+//! They have no branches, so that the compiler can use vector instructions. This file does not know whole
+//! tensors.
 
 use half::bf16;
 

@@ -76,10 +76,16 @@ const HABITS: &[Habit] = &[
     habit(&["--output-dir", "--output_dir"], "the folder in which run folders are made", "run-dir"),
     habit(&["--run-name", "--run_name", "--experiment-name"], "the name of a run", "name"),
     Habit {
-        theirs: &["--bf16", "--amp", "--mixed-precision", "--mixed_precision"],
+        theirs: &["--bf16", "--mixed-precision", "--mixed_precision"],
         what: "mixed precision",
         flag: "precision",
         value: Some("bf16"),
+    },
+    Habit {
+        theirs: &["--fp16"],
+        what: "mixed precision with fp16",
+        flag: "precision",
+        value: Some("fp16"),
     },
 ];
 

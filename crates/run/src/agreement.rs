@@ -63,7 +63,7 @@ const OF_A_HOST: [&str; 23] = [
 /// The folders of which only matters whether they are stated.
 const FOLDERS: [&str; 3] = ["save", "resume", "profile.folder"];
 /// Settings whose flags are not named like their places.
-const FLAGS: [(&str, &str); 8] = [
+const FLAGS: [(&str, &str); 10] = [
     ("schedule.name", "lr-schedule"),
     ("schedule.warmup_steps", "lr-warmup-steps"),
     ("schedule.steps", "lr-steps"),
@@ -72,6 +72,8 @@ const FLAGS: [(&str, &str); 8] = [
     ("strategy.static_graph", "no-static-graph"),
     ("profile.folder", "profile"),
     ("comm.link", "link"),
+    ("loss_scale.initial", "loss-scale"),
+    ("loss_scale.window", "loss-scale-window"),
 ];
 /// The most settings that an error names.
 const MOST_NAMED: usize = 6;
@@ -342,6 +344,7 @@ mod tests {
             "--clip-grad-norm 1",
             "--accumulate 2",
             "--precision bf16",
+            "--loss-scale 1024",
             "--batch-norm",
             "--freeze conv0",
             "--lr-warmup-steps 3",

@@ -88,10 +88,12 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
     if !spec.has("precision") {
         config.precision = precision::of_checkpoint(&checkpoint).map_err(refuse)?;
     }
+    precision::check_processor(config.precision, train.emulate_fp16)?;
     precision::check(config.precision, &config.model, &model, test.as_ref())?;
     let was_said = |placement: &Placement| placement.is_of_evaluation || placement.place.rank > 0;
     if !placement.is_some_and(was_said) {
         notes.iter().for_each(|note| warn(note));
+        precision::note(config.precision, train.emulate_fp16).iter().for_each(|note| warn(note));
         warn_of_other_data(&checkpoint, &config);
         if !train.quiet {
             let found = [config.model.notes(), config.data.notes()].concat();
@@ -124,10 +126,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
         if is_first {
             let model = config.model.name();
             let (world, transport) = (plural(config.world_size, "rank"), group.transport().name());
-            let precision = match config.precision {
-                PrecisionName::F32 => String::new(),
-                precision => format!(", in {}", precision.name()),
-            };
+            let precision = config.precision.in_title();
             say(&format!("paceline evaluate: {model} over {transport}, {world}{precision}"));
             let steps = plural(checkpoint.progress().steps as usize, "step");
             say(&format!("Checkpoint: {}, after {steps}", args.checkpoint.printable()));

@@ -18,6 +18,29 @@ use paceline_settings::named::PrecisionName;
 /// The flag.
 pub const FLAG: &str = "--precision";
 
+/// Fails if a processor would have to compute in fp16, and was not told to emulate it. The ranks compute on processors,
+/// an emulated device included.
+pub fn check_processor(precision: PrecisionName, emulates_fp16: bool) -> Result<()> {
+    match (precision, emulates_fp16) {
+        (PrecisionName::Fp16, false) => Err(Failure::Usage(format!(
+            "{FLAG} fp16: this processor computes no fp16; pass --emulate-fp16 too, which rounds as fp16 would and takes longer than \
+             f32, or {FLAG} bf16"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What the user has to know about `--emulate-fp16`, if it is stated.
+pub fn note(precision: PrecisionName, emulates_fp16: bool) -> Option<String> {
+    let text = match precision {
+        PrecisionName::Fp16 => {
+            "--emulate-fp16: fp16 is emulated on the processor, so no time of it is that of fp16 in hardware"
+        }
+        _ => "--emulate-fp16 has no effect without --precision fp16",
+    };
+    emulates_fp16.then(|| text.into())
+}
+
 /// Fails if a layer of the model, or its loss, does not compute in this element type. A layer of the user's own that
 /// reads values cannot be tested here; its first step tells.
 pub fn check(

@@ -18,6 +18,8 @@ use paceline_model::{Model, ModelError};
 use paceline_settings::config::TrainConfig;
 use paceline_settings::copies::{Copies, Loading};
 use paceline_settings::flags::{Comparison, RunFlags, Several};
+use paceline_settings::loss_scale::LossScale;
+use paceline_settings::named::PrecisionName;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_settings::profile::{self, ProfileConfig};
@@ -88,7 +90,9 @@ pub fn resolve_unchecked(
     let world_size = resolve_world_size(&flags, placement)?;
     check_ranks(&flags, placement, world_size)?;
     let comm = resolve_comm(&flags, placement, world_size)?;
+    precision::check_processor(flags.precision, flags.emulate_fp16)?;
     let mut warnings = Vec::new();
+    warnings.extend(precision::note(flags.precision, flags.emulate_fp16));
     let strategy = strategy::resolve(&flags, &spec, &settings, &model, world_size, &mut warnings)?;
     let mesh = resolve_mesh(flags.mesh.as_deref(), &strategy, world_size)?;
     let strategy = strategy.on(&mesh.without(Axis::Pp))?;
@@ -106,6 +110,7 @@ pub fn resolve_unchecked(
         ));
     }
     check_drift(&flags, &strategy, &mut warnings)?;
+    let loss_scale = LossScale::resolve(&flags, &strategy, &mut warnings)?;
     let schedule = Schedule::resolve(&flags, optimizer.lr())?;
     let global_batch_size = resolve_batch(&flags, num_shares, model.defaults().batch_size)?;
     let lengths = [
@@ -242,6 +247,7 @@ pub fn resolve_unchecked(
             decode_us: flags.decode_us,
         },
         precision: flags.precision,
+        emulate_fp16: flags.emulate_fp16 && flags.precision == PrecisionName::Fp16,
         world_size,
         mesh,
         pipeline,
@@ -258,6 +264,7 @@ pub fn resolve_unchecked(
         optimizer,
         schedule,
         clip_grad_norm: flags.clip_grad_norm,
+        loss_scale,
         seed: flags.seed,
         data,
         training_data,
@@ -351,12 +358,26 @@ fn usage<T>(reason: String) -> Result<T> {
     Err(Failure::Usage(reason))
 }
 
-/// The specification with one name for each setting: `--synthetic` is `--data synthetic`, and a single
+/// The specification with one name for each setting: `--synthetic` is `--data synthetic`, `--amp` is `--precision`, and a single
 /// `--ddp-choice` or `--shard-choice` is `--strategy`.
 pub fn with_one_name(spec: &RunSpec) -> Result<RunSpec> {
     let mut spec = spec.clone();
     if spec.get("synthetic").is_some_and(|values| values != ["false"]) {
         spec = spec.without(&["synthetic"]).with(DATA_SETS.key, DATA_SETS.default_name());
+    }
+    if let Some(amp) = spec.get("amp").and_then(<[String]>::first).cloned() {
+        let meant = match &amp[..] {
+            "true" => "bf16",
+            "false" | "off" => "f32",
+            other => other,
+        };
+        let stated = spec.get("precision").and_then(<[String]>::first);
+        if let Some(stated) = stated.filter(|stated| *stated != meant) {
+            return usage(format!(
+                "--amp {amp} means --precision {meant}, and --precision {stated} is stated too; pass one of them"
+            ));
+        }
+        spec = spec.without(&["amp"]).with("precision", meant);
     }
     for comparison in Comparison::EACH {
         let key = comparison.key();

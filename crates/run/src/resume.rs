@@ -309,6 +309,9 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     }));
     let shards = config.rank_samples.as_ref().map_or("none".into(), |samples| spaced(samples));
     let clipped = config.clip_grad_norm.map_or("none".into(), |norm| norm.to_string());
+    let scale = config.loss_scale.map_or("none".into(), |scale| scale.words());
+    let window = config.loss_scale.and_then(|scale| scale.window);
+    let window = window.map_or("none".into(), |window| window.to_string());
     // A constant rate does not depend on the length of the run.
     let decays = schedule.name != Course::Constant;
     let lr_steps = if decays { config.lr_steps().to_string() } else { "any".into() };
@@ -355,6 +358,10 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         Setting::of_flag(precision::FLAG, config.precision.name(), other)
             .that_may_differ()
             .or_else_it_was("f32"),
+        Setting::of_flag("--loss-scale", scale, other).that_may_differ().or_else_it_was("none"),
+        Setting::of_flag("--loss-scale-window", window, other)
+            .that_may_differ()
+            .or_else_it_was("none"),
         Setting::of_flag("--sync-batch-norm", strategy.options.sync_batch_norm, sync),
         Setting::of_flag("--lr-schedule", schedule.name.name(), course),
         Setting::of_flag("--lr-warmup-steps", schedule.warmup_steps, course),

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use paceline_checkpoint::progress::Progress;
+use paceline_checkpoint::progress::{LossScaling, Progress};
 use paceline_checkpoint::{Folder, SAVE_LIMIT};
 use paceline_collectives::{Group, Mesh};
 use paceline_data::BatchShape;
@@ -170,8 +170,15 @@ pub(crate) fn build<'a>(
     together(&replica.world, "read the first weights", SAVE_LIMIT, load)?;
     let mut optimizer = replica.optimizer(config.optimizer.config())?;
     let (num_samples, samples) = (dataset.len(), BatchShape::of(dataset.as_ref()));
-    let Begin { progress, previous } =
+    let Begin { mut progress, previous } =
         resume::begin(config, &replica, &*strategy, &mut optimizer, num_samples)?;
+    progress.scaling = config.loss_scale.map(|setting| match progress.scaling {
+        Some(LossScaling { skipped_steps, .. }) if setting.window.is_none() => {
+            LossScaling { scale: setting.initial, good_steps: 0, skipped_steps }
+        }
+        Some(of_checkpoint) => of_checkpoint,
+        None => LossScaling { scale: setting.initial, good_steps: 0, skipped_steps: 0 },
+    });
     if let (Some(saving), Some(previous)) = (&mut saving, previous) {
         saving.follow(previous);
     }
@@ -189,13 +196,22 @@ pub(crate) fn build<'a>(
     // The ranks measure at about the same time, and no step is near.
     let compute_type = replica.storage.precision().compute;
     let peak_flops_per_s = peak::of_threads(&replica.compute, compute_type);
-    let max_norm = config.clip_grad_norm;
+    let (max_norm, scales_loss) = (config.clip_grad_norm, config.loss_scale.is_some());
     let trainer = Trainer {
         config,
         num_samples,
         samples,
         peak_flops_per_s,
-        stepper: Stepper { replica, optimizer, strategy, track, to_device, join, max_norm },
+        stepper: Stepper {
+            replica,
+            optimizer,
+            strategy,
+            track,
+            to_device,
+            join,
+            max_norm,
+            scales_loss,
+        },
         whole,
         exactness,
         initialization,

@@ -126,7 +126,7 @@ fn measured(
         backward_weight: each(|of| of.backward_weight + of.loss_weight),
         kept: each(|of| of.kept_bytes as f64),
         message,
-        has_barrier: config.clip_grad_norm.is_some(),
+        has_barrier: config.takes_grad_norm(),
     };
     let last = model.blocks.len() - 1;
     match puts_off {

@@ -21,7 +21,7 @@ pub struct StepOutcome {
     pub loss: StepLoss,
     /// Samples of all ranks together, whether or not they share the loss.
     pub samples: usize,
-    /// The norm of the gradients before clipping, if they are clipped.
+    /// The norm of the gradients before clipping, if they are clipped or the loss is scaled.
     pub grad_norm: Option<f64>,
     /// From the arrival of the batches to the end of the optimizer.
     pub whole: Span,
@@ -45,6 +45,8 @@ pub struct Stepper {
     pub join: Option<Join>,
     /// The largest norm of the gradients, if they are clipped.
     pub max_norm: Option<f64>,
+    /// Whether the loss is scaled. Then a step whose gradients overflow is skipped, and is no error.
+    pub scales_loss: bool,
 }
 
 impl Stepper {
@@ -71,12 +73,13 @@ impl Stepper {
         let loss = train_step(self.strategy.as_mut(), &mut self.replica, &shares, &mut self.track)?;
         let Self { strategy, replica, track, .. } = self;
         let mut grad_norm = None;
-        if let Some(max_norm) = self.max_norm
-            && loss.loss.is_finite()
-        {
+        if (self.max_norm.is_some() || self.scales_loss) && loss.loss.is_finite() {
+            // All ranks know the norm of all gradients, so they skip the same steps.
+            let max_norm = self.max_norm.unwrap_or(f64::INFINITY);
             grad_norm = Some(clip_grad_norm(strategy.as_mut(), replica, max_norm, track)?);
         }
         if loss.loss.is_finite() && grad_norm.is_none_or(f64::is_finite) {
+            self.optimizer.set_grad_factor(1.0 / replica.loss_scale);
             strategy.optimizer_step(replica, &mut self.optimizer, track)?;
         }
         replica.compute.synchronize()?;
@@ -140,7 +143,7 @@ impl Stepper {
         })
     }
 
-    /// Fails if the loss or the norm is not finite. If all ranks know the same loss and norm, all stop
+    /// Fails if the loss is not finite, or the norm unless the loss is scaled. If all ranks know the same loss and norm, all stop
     /// together, before the optimizer has changed a parameter, and tell each other whose loss it was.
     /// `step` is the number of the step, counted from 1.
     pub fn stop_if_not_finite(&self, step: u64, lr: f64, outcome: &StepOutcome) -> Result<()> {
@@ -154,7 +157,8 @@ impl Stepper {
         };
         let group = &self.replica.world;
         if loss.loss.is_finite() {
-            let Some(norm) = grad_norm.filter(|norm| !norm.is_finite()) else { return Ok(()) };
+            let bad_norm = grad_norm.filter(|norm| !norm.is_finite());
+            let Some(norm) = bad_norm.filter(|_| !self.scales_loss) else { return Ok(()) };
             // The gradients are combined from all ranks, so no single rank is to blame, and rank 0
             // reports.
             let problem = format!("the gradient norm of step {step} is not finite ({norm})");

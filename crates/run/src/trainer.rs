@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use paceline_checkpoint::progress::{EpochSums, Evaluation, Progress, TestResult};
+use paceline_checkpoint::progress::{EpochSums, Evaluation, LossScaling, Progress, TestResult};
 use paceline_collectives::{Group, ReduceOp};
 use paceline_data::{BatchShape, Dataset};
 use paceline_failure::{Failure, Result};
@@ -74,6 +74,8 @@ struct Trained {
     /// The last epoch and its sums. If the run ended within an epoch, the sums of the part that was
     /// trained.
     last: Option<(u64, EpochSums)>,
+    /// The loss scale at the end, if the loss is scaled.
+    scaling: Option<LossScaling>,
     /// Whether the run has ended early because somebody asked for it.
     is_stopped: bool,
 }
@@ -141,11 +143,15 @@ impl Trainer<'_> {
 
                 self.stepper.replica.asks_to_stop = self.stop.signal().is_some();
                 let lr = config.lr(progress.steps);
+                self.stepper.replica.loss_scale = progress.scaling.map_or(1.0, |of| of.scale);
                 let Some(outcome) = self.stepper.step(Loaded { now, next }, lr)? else {
                     return Err(Failure::Run(format!("no rank has data in epoch {}", epoch + 1)));
                 };
                 self.stepper.stop_if_not_finite(progress.steps + 1, lr, &outcome)?;
                 let StepOutcome { loss, samples, grad_norm, whole, device } = outcome;
+                let grad_norm = grad_norm.filter(|norm| norm.is_finite());
+                let is_skipped = self.stepper.scales_loss && grad_norm.is_none();
+                progress.scaling = self.rescaled(progress.scaling, is_skipped);
 
                 let batches = progress.position.batch + num_batches;
                 ended = progress.advance(num_batches, config.steps_per_epoch, samples, &loss);
@@ -173,6 +179,8 @@ impl Trainer<'_> {
                     has_classes: self.has_classes(),
                     lr,
                     grad_norm,
+                    scaling: progress.scaling,
+                    is_skipped,
                     asked_ns,
                     whole,
                     times,
@@ -209,7 +217,8 @@ impl Trainer<'_> {
             }
         }
         self.listeners.tell(Event::TrainingEnded(&self.stepper.replica.world))?;
-        Ok(Trained { steps, meter, num_steps: made, last, is_stopped })
+        let scaling = progress.scaling;
+        Ok(Trained { steps, meter, num_steps: made, last, scaling, is_stopped })
     }
 
     /// The epoch and the number of batches of the step after the next one, which makes `num_batches`; `None` if there is none,
@@ -226,6 +235,14 @@ impl Trainer<'_> {
             left => (position.epoch, left),
         };
         Some((epoch, self.config.strategy.accumulate.min(left)))
+    }
+
+    /// The loss scale of the next step.
+    fn rescaled(&self, now: Option<LossScaling>, is_skipped: bool) -> Option<LossScaling> {
+        let (setting, now) = self.config.loss_scale.as_ref().zip(now)?;
+        let (scale, good_steps) = setting.after(now.scale, now.good_steps, is_skipped);
+        let skipped_steps = now.skipped_steps + u64::from(is_skipped);
+        Some(LossScaling { scale, good_steps, skipped_steps })
     }
 
     /// Ends a run that was asked to stop: in order, with the figures of its steps so far.
@@ -373,7 +390,7 @@ impl Trainer<'_> {
         // Of all stages.
         let model = self.whole.as_ref().unwrap_or(&self.stepper.replica.model);
         let world = &self.stepper.replica.world;
-        let Trained { steps, meter, num_steps, last, .. } = trained;
+        let Trained { steps, meter, num_steps, last, scaling, .. } = trained;
         let memory = RankMemory::new(&self.initialization, &compute.allocator);
         let mut report = RankReport::new(steps, meter, memory, &self.stepper.track, digest);
         report.peak_flops_per_s = self.peak_flops_per_s;
@@ -393,6 +410,7 @@ impl Trainer<'_> {
             trained: last.map(|(_, sums)| sums),
             has_classes: model.objective.classifies(),
             predicted: self.predicted.clone(),
+            scaling,
             evaluated,
             total,
             flops_per_sample,

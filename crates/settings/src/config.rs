@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::copies::{Copies, Loading};
+use super::loss_scale::LossScale;
 use super::named::{PrecisionName, TransportName};
 use super::origin::Resume;
 use super::pipeline::PipelineConfig;
@@ -46,6 +47,8 @@ pub struct TrainConfig {
     pub loading: Loading,
     /// The element type of products.
     pub precision: PrecisionName,
+    /// Whether the processor emulates fp16.
+    pub emulate_fp16: bool,
     /// Number of ranks.
     pub world_size: usize,
     /// The grid of ranks.
@@ -78,6 +81,8 @@ pub struct TrainConfig {
     pub schedule: Schedule,
     /// The largest norm of the gradients, if they are clipped.
     pub clip_grad_norm: Option<f64>,
+    /// How the loss is scaled, if it is.
+    pub loss_scale: Option<LossScale>,
     /// The seed of all random numbers.
     pub seed: u64,
     /// The data.
@@ -124,6 +129,11 @@ impl TrainConfig {
     /// Whether the device makes the training data, instead of the host.
     pub fn makes_on_device(&self) -> bool {
         self.device != Device::Cpu && !self.copies.of_generated && self.data.is_synthetic()
+    }
+
+    /// Whether each step takes the norm of all gradients, for which all ranks wait.
+    pub fn takes_grad_norm(&self) -> bool {
+        self.clip_grad_norm.is_some() || self.loss_scale.is_some()
     }
 
     /// The contents of `config.json`: the stated settings, from which the run can be repeated, and the

@@ -10,6 +10,7 @@
 pub mod config;
 pub mod copies;
 pub mod flags;
+pub mod loss_scale;
 pub mod named;
 pub mod open_data;
 pub mod origin;

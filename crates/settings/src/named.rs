@@ -17,6 +17,21 @@ pub enum PrecisionName {
     F32,
     /// The operands of products in 16 bits; weights, gradients of weights, sums and losses in single precision
     Bf16,
+    /// As bf16, with fp16, whose range is smaller: the loss is scaled (see --loss-scale). A processor emulates it
+    Fp16,
+}
+
+/// Mixed precision as PyTorch users name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AmpName {
+    /// --precision bf16
+    #[value(alias = "true")]
+    Bf16,
+    /// --precision fp16
+    Fp16,
+    /// --precision f32
+    #[value(alias = "false")]
+    Off,
 }
 
 impl PrecisionName {
@@ -25,6 +40,16 @@ impl PrecisionName {
         match self {
             PrecisionName::F32 => "f32",
             PrecisionName::Bf16 => "bf16",
+            PrecisionName::Fp16 => "fp16",
+        }
+    }
+
+    /// What the first line of a run adds.
+    pub fn in_title(self) -> &'static str {
+        match self {
+            PrecisionName::F32 => "",
+            PrecisionName::Bf16 => ", in bf16",
+            PrecisionName::Fp16 => ", in fp16 (emulated)",
         }
     }
 }
@@ -34,6 +59,7 @@ impl From<PrecisionName> for Precision {
         match name {
             PrecisionName::F32 => Precision::F32,
             PrecisionName::Bf16 => Precision::BF16,
+            PrecisionName::Fp16 => Precision::FP16,
         }
     }
 }

@@ -12,11 +12,11 @@ use crate::{Replica, Result, Strategy};
 const EPS: f64 = 1e-6;
 
 /// Scales the gradients of the last training step so that the norm of all gradients together is at most
-/// `max_norm`. Returns the norm before scaling. Like PyTorch's `clip_grad_norm_`: the factor is
+/// `max_norm`. Returns the norm before scaling, without the scale of the loss ([`Replica::loss_scale`]). Like PyTorch's `clip_grad_norm_`: the factor is
 /// `max_norm / (norm + 1e-6)`, and at most 1. Every rank must call this.
 ///
 /// If the norm is not finite, it is returned and the gradients are left unchanged; the caller should then
-/// stop training. The time is recorded as part of the optimizer.
+/// stop training, or skip the step. With an infinite `max_norm` nothing is clipped. The time is recorded as part of the optimizer.
 pub fn clip_grad_norm(
     strategy: &mut dyn Strategy,
     replica: &Replica,
@@ -25,6 +25,7 @@ pub fn clip_grad_norm(
 ) -> Result<f64> {
     let start_ns = now_ns();
     let norm = track.record(span::OPTIMIZER, || strategy.grad_norm(replica))?;
+    let norm = norm / replica.loss_scale;
     replica.ends_barrier(start_ns, track);
     track.record(span::OPTIMIZER, || {
         let factor = max_norm / (norm + EPS);

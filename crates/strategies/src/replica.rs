@@ -110,6 +110,9 @@ pub struct Replica {
     /// Whether this rank asks all ranks to stop after the next step. The ranks learn of it with the loss, so all of them
     /// stop after the same step.
     pub asks_to_stop: bool,
+    /// The factor of the loss in the next step, the same on all ranks. Gradients have it too, and whoever reads them divides
+    /// by it: [`clip_grad_norm`](crate::clip_grad_norm), and the optimizer by [`Optimizer::set_grad_factor`]. 1 by default.
+    pub loss_scale: f64,
     /// The objective's sums over this rank's shares in the current step: f64 (3).
     pub(crate) own_sums: Tensor,
     /// Over all ranks: the sum of losses, the correct samples, and the number of ranks that ask to stop: f64 (3). Each rank
@@ -248,6 +251,7 @@ impl Replica {
             mesh,
             options,
             asks_to_stop: false,
+            loss_scale: 1.0,
             own_sums,
             sums,
             loss_sums,

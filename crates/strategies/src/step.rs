@@ -194,9 +194,9 @@ impl<'a> Step<'a> {
             self.begin_backward(at, &units)?;
         }
         self.timed(span::FORWARD, |step| {
-            let Replica { model, own_sums, group, .. } = step.replica;
-            // The gradients of this rank's samples are scaled.
-            let scale = group.world_size() as f64 / step.count_of_all()? as f64;
+            let Replica { model, own_sums, group, loss_scale, .. } = step.replica;
+            // The gradients of this rank's samples are scaled. A loss scale that is a power of two changes no digit.
+            let scale = loss_scale * (group.world_size() as f64 / step.count_of_all()? as f64);
             let d_output = step.pass(Some(at), |cx| match saved {
                 None => model.differentiate(cx, &output, scale, own_sums),
                 Some(saved) => model.differentiate_input(cx, &output, scale, own_sums, saved),

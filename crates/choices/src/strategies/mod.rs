@@ -120,6 +120,11 @@ pub trait StrategySettings: Debug + Send + Sync {
         None
     }
 
+    /// Whether it keeps gradients for later steps. The loss is then not scaled, because they would be of another scale.
+    fn keeps_gradients(&self) -> bool {
+        false
+    }
+
     /// The kind of advice about communication that fits.
     fn advice(&self) -> Advice {
         Advice::UseBuckets

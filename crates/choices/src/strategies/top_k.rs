@@ -61,6 +61,10 @@ impl StrategySettings for Settings {
         self.top_k < 1.0
     }
 
+    fn keeps_gradients(&self) -> bool {
+        self.top_k < 1.0
+    }
+
     fn advice(&self) -> Advice {
         Advice::CompareWithDdp
     }

@@ -18,7 +18,7 @@
 
 use std::borrow::Cow;
 
-use half::bf16;
+use half::{bf16, f16};
 use paceline_memory::{DType, Tensor};
 
 use crate::compute::batches;
@@ -135,8 +135,8 @@ fn real_lengths<'a>(
 /// first, or `None` if there is no padding; output [`AttentionSpec::output_shape`]; log_sums (batch * heads * seq), for
 /// [`backward()`].
 ///
-/// Types: all f32, all f64, or qkv and output in bf16 with log_sums and table in f32; everything is then computed in f32.
-/// Overwrites output and log_sums. Padding is not read, and its output and log_sums are zero. Errors if a length is not
+/// Types: all f32, all f64, or qkv and output in bf16 or f16 with log_sums and table in f32; everything is then computed in
+/// f32. Overwrites output and log_sums. Padding is not read, and its output and log_sums are zero. Errors if a length is not
 /// within `0..=seq`, or the table is too short.
 #[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
 pub fn forward(
@@ -176,6 +176,7 @@ pub fn forward(
     match qkv.dtype() {
         DType::F32 => forward!(f32, of_threads, forward_pairs::<f32>),
         DType::BF16 => forward!(bf16, of_threads, forward_pairs::<bf16>),
+        DType::F16 => forward!(f16, of_threads, forward_pairs::<f16>),
         DType::F64 => forward!(f64, 0, plain_forward),
         dtype => Err(KernelError::DType { op: op.name, dtype }),
     }
@@ -222,7 +223,7 @@ fn forward_pairs<S: Stored<Real = f32>>(
 /// `dq[i] = R_i^T sum over j <= i of ds[i, j] R_j k[j]` and `dk[j] = R_j^T sum over i >= j of ds[i, j] R_i q[i]`. Heads that
 /// share keys and values add to their gradients in the order of the heads.
 ///
-/// Shapes: as for [`forward()`]; d_output as output, d_qkv as qkv. f32 and f64; gradients are bf16 if qkv is. Overwrites
+/// Shapes: as for [`forward()`]; d_output as output, d_qkv as qkv. f32 and f64; gradients are bf16 or f16 if qkv is. Overwrites
 /// d_qkv. Padding is not read, and its gradient is zero. Errors as [`forward()`].
 #[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
 pub fn backward(
@@ -267,6 +268,7 @@ pub fn backward(
     match qkv.dtype() {
         DType::F32 => backward!(f32, of_threads, backward_pairs::<f32>),
         DType::BF16 => backward!(bf16, of_threads, backward_pairs::<bf16>),
+        DType::F16 => backward!(f16, of_threads, backward_pairs::<f16>),
         DType::F64 => backward!(f64, 0, plain_backward),
         dtype => Err(KernelError::DType { op: op.name, dtype }),
     }

@@ -22,14 +22,14 @@ const ROWS_BYTES: usize = 24 << 10;
 /// Images and gradients of this size stay in the second-level cache (1 MB or more).
 const GROUP_BYTES: usize = 512 << 10;
 
-/// The most parts of a batch in bf16. More would take more memory, because each part has its own sums.
+/// The most parts of a batch in 16 bits. More would take more memory, because each part has its own sums.
 const MOST_PARTS: usize = 8;
 
 /// The parts of a batch, each of which has sums of its own. In f32 there is one for each thread, so the bits depend on the
-/// number of threads. In bf16 the parts depend on the batch only, and so do the bits.
+/// number of threads. In 16 bits the parts depend on the batch only, and so do the bits.
 fn parts<S: SinglePrecision>(threads: &Threads, batch: usize) -> Vec<Range<usize>> {
     match S::DTYPE {
-        DType::BF16 => even_parts(batch, batch.div_ceil(MOST_PARTS).max(1)).collect(),
+        DType::BF16 | DType::F16 => even_parts(batch, batch.div_ceil(MOST_PARTS).max(1)).collect(),
         _ => threads.split(batch),
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! Shapes: x (m, k), w (n, k), b (n), y (m, n).
 //!
-//! Element types: all f32, all f64, or mixed with bf16. The mixed form is chosen by the activations, which are x and y or
-//! their gradients: if at least one of the two is bf16, each other tensor is f32 or bf16. Products then round their
-//! operands to bf16 and sum in f32, see [`matmul::product`](crate::matmul::product); a bias is added in f32.
+//! Element types: all f32, all f64, or mixed with bf16 or f16. The mixed form is chosen by the activations, which are x and
+//! y or their gradients: if at least one of the two is of 16 bits, each other tensor is f32 or of that type. Products then
+//! round their operands to it and sum in f32, see [`matmul::product`](crate::matmul::product); a bias is added in f32.
 
 mod mixed;
 
@@ -36,12 +36,26 @@ impl Sizes {
     }
 }
 
-/// Whether an activation is bf16.
-fn is_mixed(activations: [&Tensor; 2]) -> bool {
-    activations.iter().any(|tensor| tensor.dtype() == DType::BF16)
+/// Returns what the body returns with the type of 16 bits of an activation under a name, if one of the two has such a type.
+macro_rules! if_mixed {
+    ($activations:expr, $H:ident => $body:expr) => {
+        for tensor in $activations {
+            match tensor.dtype() {
+                DType::BF16 => {
+                    type $H = half::bf16;
+                    return $body;
+                }
+                DType::F16 => {
+                    type $H = half::f16;
+                    return $body;
+                }
+                _ => {}
+            }
+        }
+    };
 }
 
-/// Writes `output` (m, n). f32, f64, or mixed with bf16; overwrites.
+/// Writes `output` (m, n). f32, f64, or mixed with bf16 or f16; overwrites.
 pub fn forward(
     compute: &Compute,
     input: &Tensor,
@@ -53,9 +67,9 @@ pub fn forward(
     let op = Op::new("linear_forward");
     let sizes @ Sizes { m, n, k } = Sizes::of(op, input, weight)?;
     let op = op.forward_product([m, n, k]);
-    if is_mixed([input, output]) {
-        return mixed::forward(compute, op, sizes, (input, weight, bias), activation, output);
-    }
+    if_mixed!([input, output], H => {
+        mixed::forward::<H>(compute, op, sizes, (input, weight, bias), activation, output)
+    });
     for_real!(op.name, input.dtype(), T => {
         let operands = (
             read::<T>("input", input, [m, k]),
@@ -115,7 +129,7 @@ impl<'a, T: Real> Bias<'a, T> {
 
 /// Gradients of weight and bias from `d_output` (m, n), the gradient before the activation:
 /// `dw = dy^T x`, `db = sum over rows of dy`. Overwrites, or adds to what is there if `accumulate`.
-/// f32, f64, or mixed with bf16.
+/// f32, f64, or mixed with bf16 or f16.
 pub fn backward_weight(
     compute: &Compute,
     input: &Tensor,
@@ -127,10 +141,10 @@ pub fn backward_weight(
     let op = Op::new("linear_backward_weight");
     let sizes @ Sizes { m, n, k } = Sizes::of(op, input, d_weight)?;
     let op = op.backward_product([m, n, k]);
-    if is_mixed([input, d_output]) {
+    if_mixed!([input, d_output], H => {
         let (operands, results) = ((input, d_output), (d_weight, d_bias));
-        return mixed::backward_weight(compute, op, sizes, operands, results, accumulate);
-    }
+        mixed::backward_weight::<H>(compute, op, sizes, operands, results, accumulate)
+    });
     for_real!(op.name, input.dtype(), T => {
         let operands = (
             read::<T>("input", input, [m, k]),
@@ -149,7 +163,7 @@ pub fn backward_weight(
     })
 }
 
-/// Gradient of the input: `dx = dy w`, (m, k). f32, f64, or mixed with bf16; overwrites.
+/// Gradient of the input: `dx = dy w`, (m, k). f32, f64, or mixed with bf16 or f16; overwrites.
 pub fn backward_input(
     compute: &Compute,
     weight: &Tensor,
@@ -159,9 +173,9 @@ pub fn backward_input(
     let op = Op::new("linear_backward_input");
     let sizes @ Sizes { m, n, k } = Sizes::of(op, d_output, weight)?;
     let op = op.backward_product([m, n, k]);
-    if is_mixed([d_output, d_input]) {
-        return mixed::backward_input(compute, op, sizes, (weight, d_output), d_input);
-    }
+    if_mixed!([d_output, d_input], H => {
+        mixed::backward_input::<H>(compute, op, sizes, (weight, d_output), d_input)
+    });
     for_real!(op.name, d_output.dtype(), T => {
         let operands = (
             read::<T>("weight", weight, [n, k]),

@@ -1,12 +1,12 @@
 //! The three products of a head: its outputs, and the gradients of its input and of its weight.
 //!
-//! In and out: matrices. f32 and f64 are multiplied as they are. An input of bf16 makes products whose operands are rounded
-//! to bf16; outputs and the gradient of the weight are f32. This file knows nothing of losses or chunks.
+//! In and out: matrices. f32 and f64 are multiplied as they are. An input of bf16 or f16 makes products whose operands are
+//! rounded to it; outputs and the gradient of the weight are f32. This file knows nothing of losses or chunks.
 
-use half::bf16;
+use half::{bf16, f16};
 
 use crate::Processor;
-use crate::matmul::{Destination, Matrix, Operand, matmul, product, scratch_len};
+use crate::matmul::{Destination, Elements, Half, Matrix, Operand, matmul};
 use crate::stored::Stored;
 
 /// The most classes whose gradients one product of f32 or f64 computes. `gemm` copies the first operand as a whole, into
@@ -96,48 +96,67 @@ macro_rules! products_as_they_are {
 products_as_they_are!(f32);
 products_as_they_are!(f64);
 
-impl Products for bf16 {
-    fn scratch_len(
-        cpu: &Processor,
-        [n, classes, inputs]: [usize; 3],
-        (wants_input, wants_weight): (bool, bool),
-    ) -> usize {
-        let d_input = if wants_input { scratch_len(cpu, n, inputs, classes, true) } else { 0 };
-        let d_weight = if wants_weight { scratch_len(cpu, classes, inputs, n, false) } else { 0 };
-        scratch_len(cpu, n, classes, inputs, false).max(d_input).max(d_weight)
-    }
+macro_rules! products_in_16_bits {
+    ($half:ident) => {
+        impl Products for $half {
+            fn scratch_len(
+                cpu: &Processor,
+                [n, classes, inputs]: [usize; 3],
+                (wants_input, wants_weight): (bool, bool),
+            ) -> usize {
+                let d_input = if wants_input {
+                    <$half as Half>::scratch_len(cpu, n, inputs, classes, true)
+                } else {
+                    0
+                };
+                let d_weight = if wants_weight {
+                    <$half as Half>::scratch_len(cpu, classes, inputs, n, false)
+                } else {
+                    0
+                };
+                <$half as Half>::scratch_len(cpu, n, classes, inputs, false)
+                    .max(d_input)
+                    .max(d_weight)
+            }
 
-    fn outputs(
-        cpu: &Processor,
-        x: Matrix<'_, bf16>,
-        w: Matrix<'_, f32>,
-        z: &mut [f32],
-        packed: &mut [f32],
-    ) {
-        let z = Destination::new(z, x.rows(), w.rows());
-        product(cpu, Operand::from(x), Operand::from(w.transposed()), z, false, packed);
-    }
+            fn outputs(
+                cpu: &Processor,
+                x: Matrix<'_, $half>,
+                w: Matrix<'_, f32>,
+                z: &mut [f32],
+                packed: &mut [f32],
+            ) {
+                let z = Destination::new(Elements::F32(z), x.rows(), w.rows());
+                let (x, w) = (Operand::Half(x), Operand::F32(w.transposed()));
+                <$half>::product(cpu, x, w, z, false, packed);
+            }
 
-    fn d_input(
-        cpu: &Processor,
-        dz: Matrix<'_, f32>,
-        w: Matrix<'_, f32>,
-        dx: &mut [bf16],
-        packed: &mut [f32],
-    ) {
-        let dx = Destination::new(dx, dz.rows(), w.columns());
-        product(cpu, dz, w, dx, false, packed);
-    }
+            fn d_input(
+                cpu: &Processor,
+                dz: Matrix<'_, f32>,
+                w: Matrix<'_, f32>,
+                dx: &mut [$half],
+                packed: &mut [f32],
+            ) {
+                let dx = Destination::new(Elements::Half(dx), dz.rows(), w.columns());
+                let (dz, w) = (Operand::F32(dz), Operand::F32(w));
+                <$half>::product(cpu, dz, w, dx, false, packed);
+            }
 
-    fn d_weight(
-        cpu: &Processor,
-        dz: Matrix<'_, f32>,
-        x: Matrix<'_, bf16>,
-        dw: &mut [f32],
-        accumulate: bool,
-        packed: &mut [f32],
-    ) {
-        let dw = Destination::new(dw, dz.columns(), x.columns());
-        product(cpu, dz.transposed(), Operand::from(x), dw, accumulate, packed);
-    }
+            fn d_weight(
+                cpu: &Processor,
+                dz: Matrix<'_, f32>,
+                x: Matrix<'_, $half>,
+                dw: &mut [f32],
+                accumulate: bool,
+                packed: &mut [f32],
+            ) {
+                let dw = Destination::new(Elements::F32(dw), dz.columns(), x.columns());
+                let (dz, x) = (Operand::F32(dz.transposed()), Operand::Half(x));
+                <$half>::product(cpu, dz, x, dw, accumulate, packed);
+            }
+        }
+    };
 }
+products_in_16_bits!(bf16);
+products_in_16_bits!(f16);

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use paceline_checkpoint::progress::{EpochSums, Evaluation, Progress};
+use paceline_checkpoint::progress::{EpochSums, Evaluation, LossScaling, Progress};
 use paceline_collectives::{Group, OpRecord};
 use paceline_failure::Result;
 use paceline_model::Model;
@@ -110,8 +110,12 @@ pub struct StepDone<'a> {
     pub has_classes: bool,
     /// The learning rate that it used.
     pub lr: f64,
-    /// The norm of the gradients before clipping, if they are clipped.
+    /// The norm of the gradients before clipping, if they are clipped or the loss is scaled, and nothing overflowed.
     pub grad_norm: Option<f64>,
+    /// The loss scale after the step, if the loss is scaled.
+    pub scaling: Option<LossScaling>,
+    /// Whether the update was skipped, because gradients overflowed.
+    pub is_skipped: bool,
     /// The time at which its batches were requested, in nanoseconds.
     pub asked_ns: u64,
     /// The time from the arrival of the batches to the end of the optimizer.

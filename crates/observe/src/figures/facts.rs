@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use paceline_analysis::advice::Account;
 use paceline_analysis::advice::cost::Cost;
-use paceline_checkpoint::progress::{EpochSums, Evaluation};
+use paceline_checkpoint::progress::{EpochSums, Evaluation, LossScaling};
 use paceline_choices::strategies::Advice;
 use paceline_collectives::{Algorithm, Link, OpKind, Transport};
 use paceline_host::text::ms;
@@ -50,6 +50,8 @@ pub struct Outcome {
     pub has_classes: bool,
     /// The memory that the ranks need by prediction.
     pub predicted: Needs,
+    /// The loss scale at the end, if the loss is scaled.
+    pub scaling: Option<LossScaling>,
     /// The evaluation at the end.
     pub evaluated: Option<Evaluation>,
     /// Wall-clock time of the whole run on rank 0.

@@ -2,7 +2,7 @@
 //!
 //! The figures themselves are in [`table`](crate::figures::table).
 
-use paceline_checkpoint::progress::Evaluation;
+use paceline_checkpoint::progress::{Evaluation, LossScaling};
 use paceline_table::table::Head;
 use serde_json::Value;
 
@@ -60,6 +60,8 @@ pub enum Source {
     Step(fn(&StepDone) -> Option<Value>),
     /// An evaluation, if it has this figure. The value of a run is that of the evaluation at its end.
     Evaluation(fn(&Evaluation) -> Option<f64>),
+    /// The loss scale after a step, or at the end of a run, if the loss is scaled.
+    Scaling(fn(&LossScaling) -> Value),
     /// The time that saving a checkpoint took.
     Save(fn(&Save) -> f64),
     /// A run, and the rule by which the values of its ranks are combined.
@@ -183,6 +185,7 @@ impl Figure {
             Source::Times(of, 1.0) => Some(of(&step.times).into()),
             Source::Times(of, factor) => Some((of(&step.times) as f64 * factor).into()),
             Source::Step(of) => of(step),
+            Source::Scaling(of) => step.scaling.as_ref().map(of),
             _ => None,
         }
     }
@@ -210,6 +213,7 @@ impl Figure {
         match self.source {
             Source::Run(of) => Some(of(facts, self.ranks)),
             Source::Evaluation(of) => Some(facts.outcome.evaluated.as_ref().and_then(of).into()),
+            Source::Scaling(of) => Some(facts.outcome.scaling.as_ref().map(of).into()),
             Source::Times(..) => Some(self.of_steps(&facts.steps).into()),
             _ => None,
         }

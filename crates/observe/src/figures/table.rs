@@ -102,6 +102,8 @@ pub static TABLE: &[Figure] = &[
     run("device", plain("device"), Same, |f, _| json!(f.config.device), "Where ranks compute.").console(),
     run("precision", plain("precision"), Same, |f, _| json!(f.config.precision),
         "The element type of products, and of activations between them."),
+    run("emulates_fp16", plain("emulates fp16"), Same, |f, _| json!(f.config.emulate_fp16),
+        "Whether processors emulate fp16: numbers are those of fp16, and times say nothing about fp16."),
     run("transport", plain("transport"), Same, |f, _| json!(f.outcome.transport.name()),
         "How the ranks reach each other.").console().first(),
     run("link", plain("link"), Same, |f, _| json!(f.outcome.link.map(|link| link.to_string())),
@@ -148,7 +150,14 @@ pub static TABLE: &[Figure] = &[
     step("lr", ("learning rate", "", 6), Same, Source::Step(|s| Some(json!(s.lr))),
         "The learning rate of the step.").curve("train/learning_rate"),
     step("grad_norm", ("gradient norm", "", 4), Same, Source::Step(|s| s.grad_norm.map(Value::from)),
-        "The norm of the gradients before they are clipped; only where they are.").curve("train/grad_norm"),
+        "The norm of the gradients before they are clipped, without the loss scale; only where they are clipped or the loss is scaled, \
+         and not where they overflow.").curve("train/grad_norm"),
+    step("loss_scale", plain("loss scale"), Same, Source::Scaling(|s| json!(s.scale)),
+        "The scale by which the loss of the next step is multiplied (`--loss-scale`); null or left out if the loss is not scaled.")
+        .summary().curve("train/loss_scale"),
+    step("skipped_steps", plain("skipped steps"), Same, Source::Scaling(|s| json!(s.skipped_steps)),
+        "Steps so far whose update was skipped because gradients overflowed, those before a resumption included; null or left out if \
+         the loss is not scaled.").summary().curve("train/skipped_steps"),
     run("train_loss", ("training loss", "", 4), MeanOfSamples, |f, _| json!(f.outcome.trained.map(|sums| sums.mean_loss())),
         "Mean loss of the samples of the last epoch (of their tokens with a language model), each before the update of its step.").console().first().swept(Lower)
         .elsewhere("/loss", 1.0),

@@ -74,7 +74,7 @@ pub struct Shape<'a> {
     pub mesh: &'a MeshShape,
     /// The optimizer.
     pub optimizer: &'a OptimizerSettings,
-    /// Whether gradients are clipped.
+    /// Whether the norm of the gradients is taken.
     pub clips: bool,
     /// Compute threads of a rank.
     pub threads: usize,
@@ -118,7 +118,7 @@ impl<'a> Shape<'a> {
             strategy: &config.strategy,
             mesh: &config.mesh,
             optimizer: &config.optimizer,
-            clips: config.clip_grad_norm.is_some(),
+            clips: config.takes_grad_norm(),
             threads: config.threads,
             samples: BatchShape::of(dataset),
             rows: rows(config, dataset.len()),

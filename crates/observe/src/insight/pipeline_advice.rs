@@ -129,7 +129,7 @@ fn blocks(
     let input = |of: &BlockCost| of.backward_input + of.loss + of.loss_weight - loss_weight(of);
     let mut blocks = Blocks {
         message: facts.usual.message,
-        has_barrier: config.clip_grad_norm.is_some(),
+        has_barrier: config.takes_grad_norm(),
         kept: vec![1.0; flops.len()],
         ..Blocks::default()
     };

@@ -20,6 +20,8 @@ use crate::views::head;
 
 /// Without a terminal, a line is printed after this many batches.
 const LINE_EVERY: usize = 10;
+/// After a line that says that an update was skipped, the next one follows at least so many steps later.
+const SKIPPED_EVERY: u64 = 10;
 
 /// The console of rank 0.
 #[derive(Debug)]
@@ -36,6 +38,8 @@ pub struct Console<'a> {
     run: Batches,
     /// When the first epoch began.
     begin: Option<Instant>,
+    /// The last step that a line said was skipped.
+    said_skipped: Option<u64>,
 }
 
 /// The times of batches on rank 0.
@@ -80,6 +84,7 @@ impl<'a> Console<'a> {
             epoch: Batches::default(),
             run: Batches::default(),
             begin: None,
+            said_skipped: None,
         }
     }
 
@@ -143,6 +148,19 @@ impl<'a> Console<'a> {
         self.say(format!(
             "Resumed from {folder}: {epochs}{begun} and {} are complete; {samples}",
             plural(*steps as usize, "step")
+        ));
+    }
+
+    /// Says that an update was skipped, unless a line of the last steps said so.
+    fn skipped(&mut self, StepDone { steps, scaling, .. }: &StepDone) {
+        let is_due = self.said_skipped.is_none_or(|said| said + SKIPPED_EVERY <= *steps);
+        let Some(scaling) = scaling.filter(|_| is_due) else { return };
+        self.said_skipped = Some(*steps);
+        let skipped = plural(scaling.skipped_steps as usize, "step");
+        self.say(format!(
+            "Step {steps}: its gradients overflowed, so the update was skipped; the loss scale is {} now, and {skipped} were \
+             skipped so far",
+            scaling.scale
         ));
     }
 
@@ -225,7 +243,12 @@ impl Listener for Console<'_> {
                 self.batches_per_s.mark(Instant::now(), self.run.count as u64);
                 self.show(*epoch, 0, None);
             }
-            Event::Step(step) => self.step(step),
+            Event::Step(step) => {
+                if step.is_skipped {
+                    self.skipped(step);
+                }
+                self.step(step);
+            }
             Event::Evaluated(evaluation) => self.evaluated(evaluation),
             Event::EpochEnded { epoch, sums, has_classes, cut_after, took } => {
                 let accuracy = match has_classes {

@@ -7,16 +7,12 @@ use paceline_host::text::{plural, thousands};
 use paceline_launch::device::Device;
 use paceline_model::Model;
 use paceline_settings::config::TrainConfig;
-use paceline_settings::named::PrecisionName;
 
 use crate::figures::event::Placed;
 
 /// What runs.
 pub(crate) fn title(config: &TrainConfig, group: &Group) -> String {
-    let precision = match config.precision {
-        PrecisionName::F32 => String::new(),
-        precision => format!(", in {}", precision.name()),
-    };
+    let precision = config.precision.in_title();
     let link =
         group.link().map_or(String::new(), |link| format!(", on an emulated link of {link}"));
     let stages = config.pipeline.as_ref().map_or(String::new(), |of| {

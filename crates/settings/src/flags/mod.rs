@@ -18,7 +18,7 @@ use paceline_choices::registry::{self, flags_of};
 use paceline_choices::strategies::STRATEGIES;
 use paceline_launch::device::{Device, DeviceParser};
 
-use super::named::{AccumulationName, Course, PrecisionName, TransportName};
+use super::named::{AccumulationName, AmpName, Course, PrecisionName, TransportName};
 
 pub use compare::{CompareFlags, Comparison, Several};
 pub use paceline_launch::CommArgs;
@@ -95,6 +95,20 @@ pub struct RunFlags {
     /// Element type in which products are computed and activations are kept
     #[arg(long, value_enum, default_value_t = PrecisionName::F32, help_heading = "Ranks")]
     pub precision: PrecisionName,
+    /// Mixed precision, as PyTorch names it: --precision bf16, or that of the type
+    #[arg(
+        long,
+        value_enum,
+        value_name = "TYPE",
+        num_args = 0..=1,
+        default_missing_value = "bf16",
+        help_heading = "Ranks"
+    )]
+    pub amp: Option<AmpName>,
+    /// Compute --precision fp16 on a processor: each result is rounded as fp16 would round it. Shows what fp16 does to the numbers,
+    /// and takes longer than f32
+    #[arg(long, help_heading = "Ranks")]
+    pub emulate_fp16: bool,
     /// How the ranks talk to each other.
     #[command(flatten)]
     pub comm: CommArgs,
@@ -156,6 +170,14 @@ pub struct RunFlags {
     /// Scale all gradients down if their common norm is larger than this
     #[arg(long, value_name = "X", help_heading = "Training")]
     pub clip_grad_norm: Option<f64>,
+    /// Multiply the loss by a power of two before the backward pass, so that small gradients stay within the range of fp16, and
+    /// skip steps whose gradients overflow: a number, or dynamic, which begins at 65536 (or dynamic:N) and is halved and doubled
+    /// as PyTorch's GradScaler does [default: dynamic with --precision fp16]
+    #[arg(long, value_name = "N|dynamic", help_heading = "Training")]
+    pub loss_scale: Option<String>,
+    /// Good steps after which --loss-scale dynamic is doubled [default: 2000]
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub loss_scale_window: Option<u64>,
     /// Decides initial weights, the order of samples and synthetic data
     #[arg(long, value_name = "N", default_value_t = 42, help_heading = "Training")]
     pub seed: u64,

@@ -1,4 +1,4 @@
-//! Small networks that compute in bf16, beside the same networks in f32: parameters, their gradients and the optimizer's
+//! Small networks that compute in bf16 or fp16, beside the same networks in f32: parameters, their gradients and the optimizer's
 //! state stay f32, and training goes as well.
 
 mod common;
@@ -16,6 +16,7 @@ use paceline_model::{
 };
 
 const BF16: Precision = Precision { compute: DType::BF16, grads: DType::F32, master: DType::F32 };
+const HALVES: [Precision; 2] = [BF16, Precision::FP16];
 
 const BATCH: usize = 32;
 
@@ -219,9 +220,9 @@ fn losses(case: &Case, precision: Precision) -> Vec<f64> {
 
 #[test]
 fn gradients_point_where_those_of_f32_point() {
-    for case in Case::all() {
-        let mut single = Run::new(&case, Precision::F32, 1);
-        let mut half = Run::new(&case, BF16, 1);
+    for (case, precision) in Case::all().iter().flat_map(|case| HALVES.map(|half| (case, half))) {
+        let mut single = Run::new(case, Precision::F32, 1);
+        let mut half = Run::new(case, precision, 1);
         let (want, want_input) = single.differentiate(&case.model);
         let (got, got_input) = half.differentiate(&case.model);
         let (got_input, want_input) =
@@ -252,8 +253,8 @@ fn gradients_point_where_those_of_f32_point() {
 
 #[test]
 fn ten_steps_reduce_the_loss_as_in_f32() {
-    for case in Case::all() {
-        let (got, want) = (losses(&case, BF16), losses(&case, Precision::F32));
+    for (case, precision) in Case::all().iter().flat_map(|case| HALVES.map(|half| (case, half))) {
+        let (got, want) = (losses(case, precision), losses(case, Precision::F32));
         println!("{}: {got:.4?}, {want:.4?} in f32", case.name);
         for (step, (got, want)) in got.iter().zip(&want).enumerate() {
             let apart = (got - want).abs() / want;

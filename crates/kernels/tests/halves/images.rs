@@ -1,13 +1,10 @@
-//! Convolutions and pools whose images are bf16, against the plain implementation in f64 on the same rounded operands.
-
-mod common;
-
-use common::numbers;
-use half::bf16;
+use super::common::numbers;
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::pool2d::{self, MaxPool2d};
 use paceline_kernels::{Compute, ImageLayout, SimdLevel, conv_relu_pool, reference};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
+
+const HALF: DType = <Half as paceline_memory::Element>::DTYPE;
 
 fn wide(elems: &[f32]) -> Vec<f64> {
     elems.iter().copied().map(f64::from).collect()
@@ -15,7 +12,7 @@ fn wide(elems: &[f32]) -> Vec<f64> {
 
 /// What a convolution computes with.
 fn rounded(elems: &[f32]) -> Vec<f64> {
-    elems.iter().map(|x| bf16::from_f32(*x).to_f64()).collect()
+    elems.iter().map(|x| Half::from_f32(*x).to_f64()).collect()
 }
 
 fn tensor(compute: &Compute, dtype: DType, shape: impl Into<Shape>, elems: &[f32]) -> Tensor {
@@ -24,8 +21,8 @@ fn tensor(compute: &Compute, dtype: DType, shape: impl Into<Shape>, elems: &[f32
         DType::F32 => tensor.write::<f32>().unwrap().copy_from_slice(elems),
         DType::F64 => tensor.write::<f64>().unwrap().copy_from_slice(&wide(elems)),
         _ => {
-            let halves: Vec<_> = elems.iter().copied().map(bf16::from_f32).collect();
-            tensor.write::<bf16>().unwrap().copy_from_slice(&halves);
+            let halves: Vec<_> = elems.iter().copied().map(Half::from_f32).collect();
+            tensor.write::<Half>().unwrap().copy_from_slice(&halves);
         }
     }
     tensor
@@ -41,7 +38,7 @@ fn values(tensor: &Tensor) -> Vec<f64> {
     match tensor.dtype() {
         DType::F32 => wide(&tensor.read::<f32>().unwrap()),
         DType::F64 => tensor.read::<f64>().unwrap().to_vec(),
-        _ => tensor.read::<bf16>().unwrap().iter().map(|x| x.to_f64()).collect(),
+        _ => tensor.read::<Half>().unwrap().iter().map(|x| x.to_f64()).collect(),
     }
 }
 
@@ -49,9 +46,8 @@ fn values(tensor: &Tensor) -> Vec<f64> {
 /// numbers below one, in a different order.
 const SUMS: f64 = 1e-5;
 
-/// bf16 has 8 significant binary digits, so neighbors are at most 2^-7 of their size apart. Rounding changes a number by at
-/// most half of that.
-const ROUNDING: f64 = 1.0 / 256.0;
+/// Neighbors are at most `EPSILON` of their size apart. Rounding changes a number by at most half of that.
+const ROUNDING: f64 = Half::EPSILON.to_f64_const() / 2.0;
 
 #[track_caller]
 fn assert_close(got: &[f64], want: &[f64], rounding: f64, what: &str) {
@@ -121,8 +117,8 @@ impl Case {
         let f32_of = |shape: &[usize], elems: &[f32]| tensor(compute, DType::F32, shape, elems);
         let x = tensor(compute, input, conv.input_shape(*batch), &x);
         let (w, b) = (f32_of(&conv.weight_shape(), &w), f32_of(&[conv.c_out], &b));
-        let dy = tensor(compute, DType::BF16, self.out_shape(), &dy);
-        let y = poisoned(compute, DType::BF16, self.out_shape());
+        let dy = tensor(compute, HALF, self.out_shape(), &dy);
+        let y = poisoned(compute, HALF, self.out_shape());
         let dx = poisoned(compute, input, conv.input_shape(*batch));
         let winners = compute.allocator.tensor(DType::U8, self.out_shape(), Category::Data);
         let winners = winners.unwrap();
@@ -192,7 +188,7 @@ fn convolutions_round_operands_and_results_and_sum_in_f32() {
             for level in SimdLevel::available() {
                 let what = format!("{level:?} {conv:?} batch {batch}, fused {is_fused}");
                 let compute = Compute::new(1, Allocator::new()).unwrap().with_simd(level).unwrap();
-                let (halves, winners) = case.run(&compute, DType::BF16);
+                let (halves, winners) = case.run(&compute, HALF);
                 let [y, dw, db, dx] = case.expected(&winners);
                 assert_close(&halves[0], &y, ROUNDING, &format!("y, {what}"));
                 assert_close(&halves[1], &dw, 0.0, &format!("dw, {what}"));
@@ -204,7 +200,7 @@ fn convolutions_round_operands_and_results_and_sum_in_f32() {
                 assert!(singles[..3] == halves[..3] && same_winners == winners, "{what}");
                 assert_close(&singles[3], &dx, 0.0, &format!("dx in f32, {what}"));
                 let once: Vec<_> =
-                    singles[3].iter().map(|x| bf16::from_f32(*x as f32).to_f64()).collect();
+                    singles[3].iter().map(|x| Half::from_f32(*x as f32).to_f64()).collect();
                 assert!(once == halves[3], "rounded dx, {what}");
             }
         }
@@ -216,7 +212,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
     for conv in [Conv2d::same3x3(6, 5, 3, 5), Conv2d::same3x3(5, 4, 16, 32)] {
         for (is_fused, batch) in [(false, 3), (true, 11), (false, 21)] {
             let case = Case { conv, batch, is_fused, accumulate: true };
-            for input in [DType::F32, DType::BF16] {
+            for input in [DType::F32, HALF] {
                 let run =
                     |threads| case.run(&Compute::new(threads, Allocator::new()).unwrap(), input);
                 let one = run(1);
@@ -236,9 +232,9 @@ fn a_not_a_number_gets_through_a_convolution() {
     x[5] = f32::NAN;
     let w = tensor(&compute, DType::F32, conv.weight_shape(), &numbers(2, 9 * 16));
     let b = tensor(&compute, DType::F32, [16], &[0.0; 16]);
-    for input in [DType::F32, DType::BF16] {
+    for input in [DType::F32, HALF] {
         let x = tensor(&compute, input, conv.input_shape(1), &x);
-        let y = tensor(&compute, DType::BF16, [1, 2, 2, 16], &[0.0; 64]);
+        let y = tensor(&compute, HALF, [1, 2, 2, 16], &[0.0; 64]);
         let winners = compute.allocator.tensor(DType::U8, [1, 2, 2, 16], Category::Data).unwrap();
         conv_relu_pool::forward(&compute, &conv, &x, &w, &b, &y, &winners).unwrap();
         assert!(values(&y).iter().all(|y| y.is_nan()));
@@ -261,9 +257,9 @@ fn pools_choose_the_largest_and_round_gradients_once() {
         for batch in [0, 1, 3] {
             let (input, output) = (pool.input_shape(batch), pool.output_shape(batch));
             let len = |shape: [usize; 4]| shape.iter().product::<usize>();
-            // Many ties, because few numbers of bf16 occur.
+            // Many ties, because few numbers of 16 bits occur.
             let x: Vec<f32> = numbers(1, len(input)).iter().map(|x| (x * 8.0).round()).collect();
-            // Numbers of eight digits, whose sums need more digits than bf16 has and fewer than f32 has.
+            // Numbers of eight digits, whose sums need more digits than `Half` has and fewer than f32 has.
             let dy: Vec<f32> =
                 numbers(2, len(output)).iter().map(|x| (x * 255.0).round()).collect();
             let run = |dtype| {
@@ -276,8 +272,8 @@ fn pools_choose_the_largest_and_round_gradients_once() {
                 (values(&y), winners.read::<u8>().unwrap().to_vec(), values(&dx))
             };
             let (y, winners, dx) = run(DType::F64);
-            let dx: Vec<f64> = dx.iter().map(|x| bf16::from_f32(*x as f32).to_f64()).collect();
-            assert_eq!(run(DType::BF16), (y, winners, dx), "{pool:?}, batch {batch}");
+            let dx: Vec<f64> = dx.iter().map(|x| Half::from_f32(*x as f32).to_f64()).collect();
+            assert_eq!(run(HALF), (y, winners, dx), "{pool:?}, batch {batch}");
         }
     }
 }
@@ -295,15 +291,20 @@ fn types_that_do_not_go_together_are_refused_on_both_devices() {
             let (x, y) = (of(input, &conv.input_shape(1)), of(output, &conv.output_shape(1)));
             conv2d::forward(&compute, &conv, &x, &w, &b, &y).map_err(|error| error.to_string())
         };
-        assert_eq!(forward(DType::F32, DType::BF16), Ok(()));
-        let error = forward(DType::BF16, DType::F32).unwrap_err();
-        assert!(error.contains("expected elements of type bf16, got f32"), "{error}");
-        let error = forward(DType::F16, DType::BF16).unwrap_err();
-        assert_eq!(error, "conv2d_forward is not defined for elements of type f16");
-        let w = of(DType::BF16, &conv.weight_shape());
+        assert_eq!(forward(DType::F32, HALF), Ok(()));
+        let other = <Other as paceline_memory::Element>::DTYPE;
+        for wrong in [DType::F32, other] {
+            let error = forward(HALF, wrong).unwrap_err();
+            let said = format!("expected elements of type {HALF}, got {wrong}");
+            assert!(error.contains(&said), "{error}");
+        }
+        let error = forward(DType::I32, HALF).unwrap_err();
+        assert_eq!(error, "conv2d_forward is not defined for elements of type i32");
+        let w = of(HALF, &conv.weight_shape());
         let (x, y) =
-            (of(DType::BF16, &conv.input_shape(1)), of(DType::BF16, &conv.output_shape(1)));
+            (of(HALF, &conv.input_shape(1)), of(HALF, &conv.output_shape(1)));
         let error = conv2d::forward(&compute, &conv, &x, &w, &b, &y).unwrap_err().to_string();
-        assert!(error.contains("expected elements of type f32, got bf16"), "{error}");
+        let said = format!("expected elements of type f32, got {HALF}");
+        assert!(error.contains(&said), "{error}");
     }
 }

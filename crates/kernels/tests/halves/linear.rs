@@ -1,12 +1,11 @@
-//! The fully connected layer with tensors of bf16, against sums in f64 of the same numbers.
-
-use half::bf16;
 use paceline_kernels::linear::{self, Activation};
 use paceline_kernels::{Compute, SimdLevel, elementwise};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 
+const HALF: DType = <Half as paceline_memory::Element>::DTYPE;
+
 /// Small integers: every product and sum below 2^24 is exact in f32, in any order, so the one rounding at the end decides
-/// the bits. The sums exceed 256, so bf16 rounds some of them.
+/// the bits. The sums exceed 256, so bf16 rounds some of them, and f16 some of those beyond 2048.
 fn numbers(seed: u32, len: usize) -> Vec<f32> {
     let at = |i: usize| (i as u32).wrapping_add(seed).wrapping_mul(2_654_435_761) >> 27;
     (0..len).map(|i| at(i) as f32 - 15.0).collect()
@@ -17,8 +16,8 @@ fn tensor(compute: &Compute, dtype: DType, dims: &[usize], elems: &[f32]) -> Ten
     match dtype {
         DType::F32 => tensor.write::<f32>().unwrap().copy_from_slice(elems),
         _ => {
-            let halves: Vec<_> = elems.iter().copied().map(bf16::from_f32).collect();
-            tensor.write::<bf16>().unwrap().copy_from_slice(&halves);
+            let halves: Vec<_> = elems.iter().copied().map(Half::from_f32).collect();
+            tensor.write::<Half>().unwrap().copy_from_slice(&halves);
         }
     }
     tensor
@@ -29,8 +28,8 @@ fn assert_equal(got: &Tensor, want: &[f64], what: &str) {
     let got: Vec<f64> = match got.dtype() {
         DType::F32 => got.read::<f32>().unwrap().iter().copied().map(f64::from).collect(),
         _ => {
-            let want: Vec<_> = want.iter().copied().map(bf16::from_f64).collect();
-            assert_eq!(&got.read::<bf16>().unwrap()[..], want, "{what}");
+            let want: Vec<_> = want.iter().copied().map(Half::from_f64).collect();
+            assert_eq!(&got.read::<Half>().unwrap()[..], want, "{what}");
             return;
         }
     };
@@ -51,7 +50,7 @@ fn computes() -> Vec<Compute> {
 
 #[test]
 fn forward_and_gradients_round_once() {
-    let (bf, f) = (DType::BF16, DType::F32);
+    let (bf, f) = (HALF, DType::F32);
     for compute in computes() {
         for (m, n, k) in [(1, 1, 1), (3, 5, 7), (33, 129, 64), (70, 40, 700), (2, 3, 0), (0, 2, 3)]
         {
@@ -115,8 +114,8 @@ fn forward_and_gradients_round_once() {
 /// The first layer of a network has an input of f32, and one that ends in f32 has a gradient of f32. Values beyond 8 bits
 /// show whether f32 operands are rounded.
 #[test]
-fn one_activation_of_bf16_is_enough() {
-    let (bf, f) = (DType::BF16, DType::F32);
+fn one_activation_of_16_bits_is_enough() {
+    let (bf, f) = (HALF, DType::F32);
     let (m, n, k) = (33, 40, 70);
     let odd = |seed, len| numbers(seed, len).iter().map(|x| x + x / 1024.0).collect::<Vec<_>>();
     let (x, w, dy) = (odd(1, m * k), odd(2, n * k), odd(3, m * n));
@@ -153,11 +152,12 @@ fn one_activation_of_bf16_is_enough() {
 #[test]
 fn relu_stops_the_gradient_of_what_it_cut() {
     for compute in computes() {
-        let y = [0.0, -0.0, 1.0, f32::NAN, 1e-40, 3.0];
-        let bf = |elems: &[f32]| tensor(&compute, DType::BF16, &[6], elems);
+        let least = Half::MIN_POSITIVE_SUBNORMAL.to_f32_const();
+        let y = [0.0, -0.0, 1.0, f32::NAN, least, 3.0];
+        let bf = |elems: &[f32]| tensor(&compute, HALF, &[6], elems);
         let (dy, dx) = (bf(&[1.0, 2.0, 3.0, 4.0, 5.0, f32::INFINITY]), bf(&[9.0; 6]));
         elementwise::relu_backward(&compute, &bf(&y), &dy, &dx).unwrap();
-        let got = dx.read::<bf16>().unwrap().iter().map(|x| x.to_f32()).collect::<Vec<_>>();
+        let got = dx.read::<Half>().unwrap().iter().map(|x| x.to_f32()).collect::<Vec<_>>();
         assert_eq!(got, [0.0, 0.0, 3.0, 4.0, 5.0, f32::INFINITY]);
     }
 }
@@ -169,22 +169,18 @@ fn other_types_are_refused_on_both_devices() {
         let of = |dtype, dims: [usize; 2]| {
             compute.allocator.tensor(dtype, dims, Category::Data).unwrap()
         };
-        let (x, w) = (of(DType::BF16, [4, 3]), of(DType::F16, [2, 3]));
-        let y = of(DType::BF16, [4, 2]);
+        let other = <Other as paceline_memory::Element>::DTYPE;
+        let (x, w) = (of(HALF, [4, 3]), of(other, [2, 3]));
+        let y = of(HALF, [4, 2]);
+        let is_refused = |op: &str| format!("{op} is not defined for elements of type {other}");
         let error = linear::forward(&compute, &x, &w, None, Activation::None, &y).unwrap_err();
-        assert_eq!(error.to_string(), "linear_forward is not defined for elements of type f16");
+        assert_eq!(error.to_string(), is_refused("linear_forward"));
         let error = linear::backward_input(&compute, &w, &y, &x).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "linear_backward_input is not defined for elements of type f16"
-        );
+        assert_eq!(error.to_string(), is_refused("linear_backward_input"));
         let error = linear::backward_weight(&compute, &x, &y, &w, None, false).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "linear_backward_weight is not defined for elements of type f16"
-        );
-        // A bf16 weight needs an activation of bf16.
-        let (x, w) = (of(DType::F32, [4, 3]), of(DType::BF16, [2, 3]));
+        assert_eq!(error.to_string(), is_refused("linear_backward_weight"));
+        // A weight of 16 bits needs such an activation.
+        let (x, w) = (of(DType::F32, [4, 3]), of(HALF, [2, 3]));
         let y = of(DType::F32, [4, 2]);
         assert!(linear::forward(&compute, &x, &w, None, Activation::None, &y).is_err());
     }

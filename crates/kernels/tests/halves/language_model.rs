@@ -1,9 +1,3 @@
-//! The kernels of a language model with activations of bf16, against f64 formulas of the same numbers.
-//!
-//! Inputs are numbers that bf16 has, so what is off comes from the kernels: f32 arithmetic, and one rounding of each result
-//! that is stored in bf16. Outputs are poisoned before.
-
-use half::bf16;
 use paceline_kernels::attention::{self, AttentionSpec};
 use paceline_kernels::linear_cross_entropy::{self, Gradients, IGNORED, Then};
 use paceline_kernels::rotary::{self, RotaryConfig, RotaryTable};
@@ -12,10 +6,12 @@ use paceline_memory::{Allocator, Category, DType, Element, Tensor};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// Between -2 and 2, with the 8 bits of bf16.
+const HALF: DType = <Half as paceline_memory::Element>::DTYPE;
+
+/// Between -2 and 2, with the digits of `Half`.
 fn random(len: usize, seed: u64) -> Vec<f64> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    (0..len).map(|_| bf16::from_f32(rng.random::<f32>() * 4.0 - 2.0).to_f64()).collect()
+    (0..len).map(|_| Half::from_f32(rng.random::<f32>() * 4.0 - 2.0).to_f64()).collect()
 }
 
 /// A compute handle of each form of products on this processor, with 1 and 3 threads.
@@ -38,7 +34,7 @@ fn of<T: Element>(elems: &[T], shape: &[usize]) -> Tensor {
 }
 
 fn halves(elems: &[f64], shape: &[usize]) -> Tensor {
-    of(&elems.iter().map(|x| bf16::from_f64(*x)).collect::<Vec<_>>(), shape)
+    of(&elems.iter().map(|x| Half::from_f64(*x)).collect::<Vec<_>>(), shape)
 }
 
 fn floats(elems: &[f64], shape: &[usize]) -> Tensor {
@@ -48,24 +44,24 @@ fn floats(elems: &[f64], shape: &[usize]) -> Tensor {
 /// What a kernel has to overwrite.
 fn poison(dtype: DType, shape: &[usize]) -> Tensor {
     let nan = vec![f64::NAN; shape.iter().product()];
-    if dtype == DType::BF16 { halves(&nan, shape) } else { floats(&nan, shape) }
+    if dtype == HALF { halves(&nan, shape) } else { floats(&nan, shape) }
 }
 
 fn read(tensor: &Tensor) -> Vec<f64> {
     match tensor.dtype() {
-        DType::BF16 => tensor.read::<bf16>().unwrap().iter().map(|x| x.to_f64()).collect(),
+        HALF => tensor.read::<Half>().unwrap().iter().map(|x| x.to_f64()).collect(),
         _ => tensor.read::<f32>().unwrap().iter().map(|x| f64::from(*x)).collect(),
     }
 }
 
-/// Half of the distance between neighbors, relative to the smaller one: bf16 has 8 bits of mantissa.
-const ROUNDING: f64 = 1.0 / 256.0;
+/// Half of the distance between neighbors, relative to the smaller one.
+const ROUNDING: f64 = Half::EPSILON.to_f64_const() / 2.0;
 
-/// Each element may be off by its own rounding, if it is bf16, and by `within` of the largest element or one.
+/// Each element may be off by its own rounding, if it is `Half`, and by `within` of the largest element or one.
 #[track_caller]
 fn close(got: &Tensor, want: &[f64], within: f64, what: &str) {
     let scale = want.iter().fold(1.0f64, |most, x| most.max(x.abs()));
-    let rounding = if got.dtype() == DType::BF16 { ROUNDING } else { 0.0 };
+    let rounding = if got.dtype() == HALF { ROUNDING } else { 0.0 };
     let got = read(got);
     assert_eq!(got.len(), want.len(), "{what}");
     for (at, (got, want)) in got.iter().zip(want).enumerate() {
@@ -80,7 +76,7 @@ const FINE: f64 = 4e-6;
 #[test]
 fn rms_norm_reads_a_wide_stream_and_writes_a_rounded_one() {
     for (rows, columns) in [(1, 1), (5, 7), (3, 32), (9, 101), (0, 4)] {
-        // The stream has more bits than bf16.
+        // The stream has more bits than `Half`.
         let x: Vec<f64> =
             random(rows * columns, 1).iter().map(|x| f64::from(*x as f32 / 3.0)).collect();
         let (w, dy) = (random(columns, 2), random(rows * columns, 3));
@@ -101,7 +97,7 @@ fn rms_norm_reads_a_wide_stream_and_writes_a_rounded_one() {
         let dw: Vec<f64> = (0..columns).map(sum).collect();
         for compute in &computes() {
             let (xs, ws) = (floats(&x, &wide), floats(&w, &[columns]));
-            let (ys, rs) = (poison(DType::BF16, &wide), poison(DType::F32, &[rows]));
+            let (ys, rs) = (poison(HALF, &wide), poison(DType::F32, &[rows]));
             rms_norm::forward(compute, &xs, &ws, eps, &ys, &rs).unwrap();
             close(&ys, &y, FINE, "y");
             close(&rs, &r, FINE, "r");
@@ -133,10 +129,10 @@ fn swiglu_computes_wide_and_rounds_once() {
         }
         for compute in &computes() {
             let (xs, dys) = (halves(&x, &[rows, 2 * columns]), halves(&dy, &[rows, columns]));
-            let ys = poison(DType::BF16, &[rows, columns]);
+            let ys = poison(HALF, &[rows, columns]);
             swiglu::forward(compute, &xs, &ys).unwrap();
             close(&ys, &y, FINE, "y");
-            let dxs = poison(DType::BF16, &[rows, 2 * columns]);
+            let dxs = poison(HALF, &[rows, 2 * columns]);
             swiglu::backward(compute, &xs, &dys, &dxs).unwrap();
             close(&dxs, &dx, FINE, "dx");
         }
@@ -147,11 +143,11 @@ fn swiglu_computes_wide_and_rounds_once() {
 fn rows_are_selected_and_put_back_exactly() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
     let table = random(7 * 5, 7);
-    let (ids, rows) = (of(&[6i64, 0, 3], &[3]), poison(DType::BF16, &[3, 5]));
+    let (ids, rows) = (of(&[6i64, 0, 3], &[3]), poison(HALF, &[3, 5]));
     embedding::forward(&compute, &ids, &halves(&table, &[7, 5]), &rows).unwrap();
     let row = |id: usize| table[id * 5..(id + 1) * 5].to_vec();
     assert_eq!(read(&rows), [row(6), row(0), row(3)].concat());
-    let back = poison(DType::BF16, &[7, 5]);
+    let back = poison(HALF, &[7, 5]);
     embedding::backward(&compute, &ids, &rows, &back, false).unwrap();
     let zero = vec![0.0; 5];
     let of_row = |id| if [6, 0, 3].contains(&id) { row(id) } else { zero.clone() };
@@ -186,7 +182,7 @@ fn a_head_has_wide_outputs_and_losses() {
         let added: Vec<f64> = dw.iter().zip(&before).map(|(dw, before)| dw + before).collect();
         for compute in &computes() {
             let (xs, ws) = (halves(&x, &[rows, inputs]), floats(&w, &[classes, inputs]));
-            let (ids, dxs) = (of(&labels, &[rows]), poison(DType::BF16, &[rows, inputs]));
+            let (ids, dxs) = (of(&labels, &[rows]), poison(HALF, &[rows, inputs]));
             for (accumulate, dw) in [(false, &dw), (true, &added)] {
                 let dws = match accumulate {
                     true => floats(&before, &[classes, inputs]),
@@ -208,7 +204,7 @@ fn a_head_has_wide_outputs_and_losses() {
                 close(&dws, dw, ROUNDING * 2.0 + FINE, "dw");
                 // The same in halves, bit by bit.
                 let kept = poison(DType::F32, &[rows, classes]);
-                let apart = poison(DType::BF16, &[rows, inputs]);
+                let apart = poison(HALF, &[rows, inputs]);
                 let gradients = Gradients { d_input: &apart, then: Then::Keep(&kept) };
                 linear_cross_entropy::differentiate(
                     compute,
@@ -226,7 +222,7 @@ fn a_head_has_wide_outputs_and_losses() {
                 };
                 linear_cross_entropy::backward_weight(compute, &xs, &kept, &weight, accumulate)
                     .unwrap();
-                assert_eq!(*apart.read::<bf16>().unwrap(), *dxs.read::<bf16>().unwrap());
+                assert_eq!(*apart.read::<Half>().unwrap(), *dxs.read::<Half>().unwrap());
                 assert_eq!(*weight.read::<f32>().unwrap(), *dws.read::<f32>().unwrap());
             }
             let sums = of(&[0.0f64; 3], &[3]);
@@ -267,7 +263,7 @@ fn attention_is_wide_inside() {
             let [qkvs, dys] = [(&qkv, spec.qkv_shape()), (&dy, spec.output_shape())]
                 .map(|(elems, shape)| halves(elems, &shape));
             let (ids, narrow) = (of(&lengths, &[3]), table(DType::F32));
-            let ys = poison(DType::BF16, &spec.output_shape());
+            let ys = poison(HALF, &spec.output_shape());
             let sums = poison(DType::F32, &[spec.log_sums_len()]);
             attention::forward(compute, &qkvs, Some(&ids), &narrow, &spec, &ys, &sums).unwrap();
             close(&ys, &y, 1e-5, "output");
@@ -276,7 +272,7 @@ fn attention_is_wide_inside() {
             let (stored, mut d_qkv) = (read(&ys), vec![0.0; qkv.len()]);
             let results = (&*stored, &*log_sums, &*dy);
             reference::attention_backward(&spec, &qkv, &lengths, &angles, results, &mut d_qkv);
-            let d_qkvs = poison(DType::BF16, &spec.qkv_shape());
+            let d_qkvs = poison(HALF, &spec.qkv_shape());
             attention::backward(
                 compute,
                 &qkvs,
@@ -318,7 +314,7 @@ fn mixtures_that_no_layer_makes_are_refused_on_both_devices() {
         let compute = Compute::new(1, allocator).unwrap();
         let tensor =
             |dtype, dims: &[usize]| compute.allocator.tensor(dtype, dims, Category::Data).unwrap();
-        let (f, b) = (DType::F32, DType::BF16);
+        let (f, b) = (DType::F32, HALF);
         let (wide, half, w, r) =
             (tensor(f, &[2, 4]), tensor(b, &[2, 4]), tensor(f, &[4]), tensor(f, &[2]));
         assert!(rms_norm::forward(&compute, &half, &w, 1e-5, &half.clone(), &r).is_err());

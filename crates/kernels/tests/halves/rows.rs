@@ -1,19 +1,18 @@
-//! Batch normalization, element-wise operations and losses on tensors of bf16, against f64 on the same numbers.
-
-use half::bf16;
 use paceline_kernels::batch_norm::{self, BatchNorm};
 use paceline_kernels::linear::Activation;
 use paceline_kernels::{Compute, SimdLevel, elementwise, loss, reference};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
 
-/// Pseudorandom numbers in -1..1 without short cycles, rounded to bf16.
+const HALF: DType = <Half as paceline_memory::Element>::DTYPE;
+
+/// Pseudorandom numbers in -1..1 without short cycles, rounded to `Half`.
 fn halves(seed: u64, len: usize) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let next = |_| {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        bf16::from_f64((state >> 40) as f64 / (1u64 << 23) as f64 - 1.0).to_f64()
+        Half::from_f64((state >> 40) as f64 / (1u64 << 23) as f64 - 1.0).to_f64()
     };
     (0..len).map(next).collect()
 }
@@ -27,8 +26,8 @@ fn tensor(compute: &Compute, dtype: DType, shape: impl Into<Shape>, elems: &[f64
             to.iter_mut().zip(elems).for_each(|(to, x)| *to = *x as f32);
         }
         _ => {
-            let mut to = tensor.write::<bf16>().unwrap();
-            to.iter_mut().zip(elems).for_each(|(to, x)| *to = bf16::from_f32(*x as f32));
+            let mut to = tensor.write::<Half>().unwrap();
+            to.iter_mut().zip(elems).for_each(|(to, x)| *to = Half::from_f32(*x as f32));
         }
     }
     tensor
@@ -44,13 +43,12 @@ fn values(tensor: &Tensor) -> Vec<f64> {
     match tensor.dtype() {
         DType::F64 => tensor.read::<f64>().unwrap().to_vec(),
         DType::F32 => tensor.read::<f32>().unwrap().iter().copied().map(f64::from).collect(),
-        _ => tensor.read::<bf16>().unwrap().iter().map(|x| x.to_f64()).collect(),
+        _ => tensor.read::<Half>().unwrap().iter().map(|x| x.to_f64()).collect(),
     }
 }
 
-/// bf16 has 8 significant binary digits, so neighbors are at most 2^-7 of their size apart. Rounding changes a number by at
-/// most half of that.
-const ROUNDING: f64 = 1.0 / 256.0;
+/// Neighbors are at most `EPSILON` of their size apart. Rounding changes a number by at most half of that.
+const ROUNDING: f64 = Half::EPSILON.to_f64_const() / 2.0;
 
 /// The errors of a handful of operations in f32 on numbers of size one, relative to the largest result.
 const SINGLE: f64 = 1e-6;
@@ -85,8 +83,8 @@ fn normalize(
 ) -> [Vec<f64>; 5] {
     let small = |elems: &[f64]| tensor(compute, DType::F32, [elems.len()], elems);
     let [weight, bias] = [weight, bias].map(small);
-    let [x, dy] = [x, dy].map(|elems| tensor(compute, DType::BF16, dims, elems));
-    let [y, dx] = [(); 2].map(|()| poisoned(compute, DType::BF16, dims));
+    let [x, dy] = [x, dy].map(|elems| tensor(compute, HALF, dims, elems));
+    let [y, dx] = [(); 2].map(|()| poisoned(compute, HALF, dims));
     let [sums, moments] = [(); 2].map(|()| poisoned(compute, DType::F64, [config.sums_len()]));
     batch_norm::sums(compute, config, &x, &sums).unwrap();
     batch_norm::moments(compute, config, &sums, &moments).unwrap();
@@ -142,18 +140,18 @@ fn element_wise_operations() {
     for compute in computes() {
         for len in [0, 1, 15, 67] {
             let (a, b) = (halves(1, len), halves(2, len));
-            let of = |elems: &[f64]| tensor(&compute, DType::BF16, [len], elems);
-            let y = poisoned(&compute, DType::BF16, [len]);
+            let of = |elems: &[f64]| tensor(&compute, HALF, [len], elems);
+            let y = poisoned(&compute, HALF, [len]);
             elementwise::relu(&compute, &of(&a), &y).unwrap();
             assert_eq!(values(&y), a.iter().map(|x| x.max(0.0)).collect::<Vec<_>>());
             // Sums of two such numbers are exact in f32, so only the last rounding counts.
             let sum = of(&b);
             elementwise::add(&compute, &of(&a), &sum).unwrap();
-            let exact = a.iter().zip(&b).map(|(a, b)| bf16::from_f32((a + b) as f32).to_f64());
+            let exact = a.iter().zip(&b).map(|(a, b)| Half::from_f32((a + b) as f32).to_f64());
             assert_eq!(values(&sum), exact.collect::<Vec<_>>());
         }
-        let not_a_number = poisoned(&compute, DType::BF16, [3]);
-        let y = tensor(&compute, DType::BF16, [3], &[0.0; 3]);
+        let not_a_number = poisoned(&compute, HALF, [3]);
+        let y = tensor(&compute, HALF, [3], &[0.0; 3]);
         elementwise::relu(&compute, &not_a_number, &y).unwrap();
         assert!(values(&y).iter().all(|y| y.is_nan()));
     }
@@ -183,12 +181,12 @@ fn losses_are_those_of_the_rounded_outputs_and_gradients_are_rounded_once() {
             [&of_classes, &of_values, &first, &second].map(values)
         };
         let want = run(DType::F64, DType::F64, true);
-        let got = run(DType::BF16, DType::F32, true);
+        let got = run(HALF, DType::F32, true);
         let what = format!("{rows} x {columns}");
         assert_close(&got[0], &want[0], 0.0, &what);
         assert_close(&got[1], &want[1], 0.0, &what);
         assert_close(&got[2], &want[2], ROUNDING, &what);
         assert_close(&got[3], &want[3], ROUNDING, &what);
-        assert_eq!(run(DType::BF16, DType::F32, false)[..2], got[..2], "{what}");
+        assert_eq!(run(HALF, DType::F32, false)[..2], got[..2], "{what}");
     }
 }

@@ -1,0 +1,13 @@
+//! The fully connected layer with tensors of bf16 or f16, against sums in f64 of the same numbers.
+
+mod of_bf16 {
+    use half::bf16 as Half;
+    type Other = half::f16;
+    include!("halves/linear.rs");
+}
+
+mod of_f16 {
+    use half::f16 as Half;
+    type Other = half::bf16;
+    include!("halves/linear.rs");
+}
