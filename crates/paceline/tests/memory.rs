@@ -64,6 +64,8 @@ fn a_run_needs_what_was_predicted() {
     check(&format!("{CNN} --nproc 2 --strategy sharded3 --batch-norm --momentum 0.9"));
     let accumulate = "--accumulate 3 --accumulation-order tree";
     check(&format!("{CNN} --nproc 2 --strategy simple_ddp {accumulate} --transport thread"));
+    let each = "--accumulate 5 --no-sync off";
+    check(&format!("{CNN} --nproc 2 --strategy ddp {each} --transport thread"));
     let llama = "--model llama --layers 2 --width 32 --heads 4 --kv-heads 2 --intermediate 48 --vocab 301 --seq-len 20";
     let llama = format!("{llama} --batch-size 6 --nproc 2 --optimizer adamw --precision bf16");
     check(&format!("{llama} --strategy ddp --clip-grad-norm 0.5"));

@@ -81,6 +81,40 @@ fn exact_strategies_end_with_the_same_bits() {
     assert_eq!(copies, weights("--strategy pytorch_ddp --transport tcp"));
 }
 
+/// Without `no_sync` the mean over the ranks is taken of each batch: other roundings, the same for every strategy.
+#[test]
+fn gradients_can_be_reduced_after_each_batch() {
+    let each = "--accumulate 3 --no-sync off";
+    let names = [
+        "simple_ddp",
+        "simple_ddp_hook",
+        "bucket_ddp_async",
+        "ddp --bucket-cap-mb 0.001",
+        "flat_ddp",
+    ];
+    let all = names.map(|name| weights(&format!("--strategy {name} {each}")));
+    assert!(all.iter().all(|digest| *digest == all[0]), "{all:?}");
+    assert_ne!(all[0], weights("--strategy ddp --accumulate 3"), "it is reduced only once");
+    // Averages of one batch are averages of all.
+    assert_eq!(weights("--strategy ddp --no-sync off"), weights("--strategy ddp --no-sync"));
+    let sent = |flags: &str| {
+        let (sandbox, _) = train(&format!("--strategy ddp --accumulate 3 {flags}"));
+        summary(&sandbox)["comm_mb_per_step"].as_f64().unwrap()
+    };
+    let ratio = sent("--no-sync=false") / sent("");
+    assert!((ratio - 3.0).abs() < 0.01, "{ratio} times as much is sent");
+    let sandbox = Sandbox::new();
+    for (flags, what) in [
+        ("--strategy zero1", "--strategy (simple_ddp, ddp)"),
+        ("--strategy local_sgd", "--strategy (simple_ddp, ddp)"),
+        ("--mesh pp=2", "pipelines cannot do this yet"),
+        ("--sync-blocks 2", "--sync-blocks"),
+    ] {
+        let run = sandbox.train(&format!("{NET} --accumulate 3 --no-sync=false {flags}"));
+        run.refused(&[what]);
+    }
+}
+
 #[test]
 fn accumulation_is_a_larger_batch() {
     let (sandbox, run) = train("--strategy simple_ddp_ga");

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use paceline_failure::Result;
+use paceline_files::Printable;
 use paceline_table::table::Columns;
 use paceline_trace::{Recorder, SpanTrack, now_ns};
 
@@ -11,6 +12,7 @@ use super::args::LabArgs;
 use super::outcome::Beside;
 use super::scene::Scene;
 use super::{Experiment, Made, runs};
+use crate::usage;
 
 /// The experiment.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -34,9 +36,12 @@ const STEPS: usize = 30;
 fn scenes(args: &LabArgs, folder: &Path) -> Result<Vec<Scene>> {
     let base = runs(args, &[("steps", "30"), ("warmup-steps", "3")]);
     let steps = base.number("steps").unwrap_or(STEPS);
+    let Some(folder) = folder.to_str() else {
+        return usage(format!("--output {}: pass a path that is valid UTF-8", folder.printable()));
+    };
     let profile = |name: &str, wait: usize, active: usize| {
         base.with("profile", "true")
-            .with("profile-dir", folder.join("traces").join(name).display())
+            .with("profile-dir", format!("{folder}/traces/{name}"))
             .with("profile-wait", wait)
             .with("profile-warmup", 0)
             .with("profile-active", active)
@@ -114,12 +119,12 @@ fn beside(made: &Made) -> Result<Vec<Beside>> {
         .table(&costs);
     let mut lines = Vec::new();
     if let Some(trace) = trace_of(made) {
-        lines.push(format!("A trace to look at: {}", trace.display()));
+        lines.push(format!("A trace to look at: {}", trace.printable()));
         lines.push("  in ui.perfetto.dev: each rank is a process; forward, backward and optimizer_step are spans of its main thread".to_owned());
         lines.push("  below them its kernels, and the operations of its communication thread: what lies under backward is hidden".to_owned());
         lines.push(format!(
             "  paceline analyze {} says the same in figures, and what to do",
-            trace.display()
+            trace.printable()
         ));
     }
     Ok(vec![Beside {
