@@ -111,6 +111,19 @@ pub fn open_or_create(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Opens a regular file that is there already, for writing alone: a file of the kernel's, such as one of tracefs.
+///
+/// # Errors
+/// Those of [`open`], and [`io::ErrorKind::InvalidInput`] for a link.
+pub fn open_to_write(path: &Path) -> io::Result<File> {
+    check_own(path)?;
+    let flags =
+        OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    regular(&file.metadata()?.file_type())?;
+    Ok(file)
+}
+
 /// Checks, before any work is done, that nothing stands at a name that this program chooses which [`create`] would refuse.
 ///
 /// # Errors

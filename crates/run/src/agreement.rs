@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 /// The settings of a run that may differ from rank to rank, by their places in `config.json`.
-const OF_A_HOST: [&str; 23] = [
+const OF_A_HOST: [&str; 24] = [
     // What a host computes with, how it is reached, and how long it waits.
     "threads",
     "pin_cores",
@@ -41,6 +41,7 @@ const OF_A_HOST: [&str; 23] = [
     "copies.of_generated",
     "loading.ahead",
     "loading.decode_us",
+    "mark_ranges",
     "comm.host",
     "comm.timeout_s",
     "init_method",

@@ -29,6 +29,7 @@ use paceline_trace::SpanTrack;
 use crate::agreement::{self, Settings};
 use crate::batches::{self, BatchStream};
 use crate::equality;
+use crate::resolve;
 use crate::resume::{self, Begin};
 use crate::saving::Saving;
 use crate::step::Stepper;
@@ -186,7 +187,8 @@ pub(crate) fn build<'a>(
     equality::check(&replica, &exactness, progress.steps)?;
     let initialization = allocator.end_phase(memory::INITIALIZATION);
 
-    let track = SpanTrack::with_capacity(TRACK_CAPACITY);
+    let markers = config.mark_ranges.then(resolve::markers).transpose()?;
+    let track = SpanTrack::with_capacity(TRACK_CAPACITY).marking(markers);
     let join = batches::join(config, dataset.as_ref(), &replica)?;
     let to_device = ToDevice::new(&replica.compute.allocator, config.copies)?;
     let stream = BatchStream::new(config, dataset, &replica, progress.position, loader_track)?;

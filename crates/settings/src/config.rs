@@ -95,6 +95,8 @@ pub struct TrainConfig {
     pub eval_every: Option<u64>,
     /// Which steps to record.
     pub profile: Option<ProfileConfig>,
+    /// Whether steps and their parts are marked in the trace of the kernel.
+    pub mark_ranges: bool,
     /// The name of the run's folder, if the user has given one.
     pub name: Option<String>,
     /// The folder in which the run's folder is made, if the user has named one.

@@ -9,7 +9,7 @@ use paceline_collectives::{OpTimes, Purpose, ReduceOp, Work};
 use paceline_memory::Tensor;
 use paceline_model::{Context, Layer, OpenUnits, Saved, UnitId};
 use paceline_schedule::Plan;
-use paceline_trace::{Span, SpanTrack, now_ns};
+use paceline_trace::{SpanTrack, now_ns};
 
 use crate::accumulation::{AccumulationOrder, PartialSums};
 use crate::executor;
@@ -304,10 +304,10 @@ impl<'a> Step<'a> {
 
     /// Lets the strategy end the synchronization of the gradients in place.
     fn finish_gradients(&mut self) -> Result<()> {
-        let start_ns = now_ns();
+        let start_ns = self.track.begin(span::GRAD_SYNC);
         self.strategy.finish_gradients(self.replica, self.track)?;
         self.replica.pipeline.sum_tied(self.replica, self.track)?;
-        self.track.push(span::GRAD_SYNC, Span { start_ns, end_ns: now_ns() });
+        self.track.end(span::GRAD_SYNC, start_ns);
         Ok(())
     }
 
@@ -361,9 +361,9 @@ impl<'a> Step<'a> {
         name: &'static str,
         run: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
-        let start_ns = now_ns();
+        let start_ns = self.track.begin(name);
         let outcome = run(self)?;
-        self.track.push(name, Span { start_ns, end_ns: now_ns() });
+        self.track.end(name, start_ns);
         self.replica.compute.allocator.end_phase(name);
         Ok(outcome)
     }

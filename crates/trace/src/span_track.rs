@@ -1,6 +1,6 @@
 //! The spans and marks of one thread, in buffers of fixed size.
 
-use crate::{Span, now_ns};
+use crate::{Markers, Span, now_ns};
 
 /// A time at which something happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub struct SpanTrack {
     /// The spans before [`SpanTrack::move_to`].
     on_host: Vec<(&'static str, Span)>,
     dropped: u64,
+    /// Where spans are marked too, while they run.
+    markers: Option<Markers>,
 }
 
 impl SpanTrack {
@@ -31,15 +33,41 @@ impl SpanTrack {
     /// [`SpanTrack::clear`].
     pub fn with_capacity(capacity: usize) -> Self {
         let (spans, marks) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
-        Self { spans, marks, on_host: Vec::new(), dropped: 0 }
+        Self { spans, marks, on_host: Vec::new(), dropped: 0, markers: None }
+    }
+
+    /// The same track, which also marks its spans for other tools while they run.
+    pub fn marking(self, markers: Option<Markers>) -> Self {
+        Self { markers, ..self }
+    }
+
+    /// Where spans are marked, if they are.
+    pub fn markers(&self) -> Option<&Markers> {
+        self.markers.as_ref()
     }
 
     /// Runs `work` and records it under `name`.
     pub fn record<R>(&mut self, name: &'static str, work: impl FnOnce() -> R) -> R {
-        let start_ns = now_ns();
+        let start_ns = self.begin(name);
         let result = work();
-        self.push(name, Span { start_ns, end_ns: now_ns() });
+        self.end(name, start_ns);
         result
+    }
+
+    /// Begins a span, for work that uses the track itself. Returns the time.
+    pub fn begin(&self, name: &'static str) -> u64 {
+        if let Some(markers) = &self.markers {
+            markers.begin(name);
+        }
+        now_ns()
+    }
+
+    /// Ends the span that has begun last, at `start_ns`, and records it.
+    pub fn end(&mut self, name: &'static str, start_ns: u64) {
+        self.push(name, Span { start_ns, end_ns: now_ns() });
+        if let Some(markers) = &self.markers {
+            markers.end();
+        }
     }
 
     /// Records a span that was measured elsewhere.

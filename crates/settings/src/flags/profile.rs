@@ -11,6 +11,9 @@ pub struct ProfileArgs {
     /// Write a trace of some steps per rank, for Perfetto, Holistic Trace Analysis and paceline analyze
     #[arg(long)]
     pub profile: bool,
+    /// Mark each step and its parts in the trace of the kernel (tracefs), for perf and Perfetto: scripts/perf_capture.sh
+    #[arg(long)]
+    pub mark_ranges: bool,
     /// Number of steps that are skipped first [default: 1]
     #[arg(long, value_name = "N")]
     pub profile_wait: Option<u64>,
