@@ -1,0 +1,135 @@
+"""Makes all experiments of `paceline lab`, on synthetic and on real images, and puts the CNN's layouts and types beside PyTorch's.
+
+    cargo build --release
+    python3 bench/lab.py                                    # about 40 minutes
+    python3 bench/lab.py --parts experiments --experiments grad-accum
+    python3 bench/lab.py --parts digits --digits FOLDER     # FOLDER: see bench/digits.py
+    python3 bench/lab.py --parts peer --peer-python .peer/bin/python
+
+experiments  each experiment with its defaults, as `paceline lab NAME` makes it
+digits       the same on real images
+peer         the CNN's step in both layouts and in f32 and bf16, on one rank of one thread, in turns with PyTorch's: contiguous and
+             channels_last, f32 and autocast
+
+Prints what the experiments say and a table of the peer, and writes all rows and tables to `results/lab.json`; parts that are not
+asked for stay as they are there. The exit code is 1 if something could not be run.
+"""
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from common import ROOT, Record, RunFailed, aligned, program, provenance, run
+
+EXPERIMENTS = [
+    "async-copy", "memory-layout", "precision-fusion", "parallelism", "grad-accum", "profiling", "buckets",
+    "combine --grid precision=f32,bf16 fuse=true,false layout=nhwc,nchw",
+]
+OF_MODELS = {"precision-fusion": "--model cnn", "parallelism": "--model cnn"}
+PEER = Path(__file__).resolve().with_name("peer") / "step.py"
+CNNS = {"cnn": "--model cnn", "cnn32": "--model cnn --channels 16 32 --hidden 64 --image 32 32 3"}
+LIMIT_S = 1800
+
+
+def experiment(binary: Path, words: str, flags: str) -> Record:
+    """The rows and tables of an experiment, and what it printed."""
+    with tempfile.TemporaryDirectory(prefix="lab_") as folder:
+        command = [binary, "lab", *words.split(), "--output", "out", *flags.split()]
+        printed = run(command, Path(folder), timeout_s=LIMIT_S)
+        out = Path(folder) / "out"
+        return {
+            "lab": json.loads((out / "lab.json").read_text()),
+            "tables": json.loads((out / "report.json").read_text())["tables"],
+            "printed": printed.splitlines(),
+        }
+
+
+def experiments(binary: Path, names: list[str], flags: str) -> dict[str, Record]:
+    found = {}
+    for words in EXPERIMENTS:
+        name = words.split()[0]
+        if names and name not in names:
+            continue
+        own = f"{flags} {OF_MODELS.get(name, '')}" if flags else ""
+        found[name] = experiment(binary, words, own)
+        print("\n".join(found[name]["printed"]), end="\n\n", flush=True)
+    return found
+
+
+def ours(binary: Path, flags: str, layout: str, precision: str, seconds: float, step_ms: float) -> float:
+    steps = max(10, int(1000 * seconds / step_ms))
+    words = f"train {flags} --nproc 1 --layout {layout} --precision {precision} --steps {steps} --warmup-steps 5 --quiet --json s.json"
+    with tempfile.TemporaryDirectory(prefix="lab_") as folder:
+        run(["taskset", "-c", "0", binary, *words.split()], Path(folder), timeout_s=LIMIT_S)
+        return json.loads((Path(folder) / "s.json").read_text())["step_ms_median"]
+
+
+def theirs(python: Path, model: str, layout: str, precision: str, seconds: float) -> Record:
+    flags = ["--model", model, "--ranks", "1", "--seconds", str(seconds)]
+    flags += ["--channels-last" if layout == "nhwc" else "--no-channels-last"]
+    flags += ["--amp", "bf16" if precision == "bf16" else "off"]
+    printed = run(["taskset", "-c", "0", python, PEER, *flags], ROOT, timeout_s=LIMIT_S)
+    return json.loads(printed.strip().splitlines()[-1])
+
+
+def peer(binary: Path, python: Path, rounds: int, seconds: float) -> Record:
+    cases = list(itertools.product(CNNS, ("nhwc", "nchw"), ("f32", "bf16")))
+    steps: dict[str, dict[str, list[float]]] = {" ".join(case): {"ours": [], "theirs": []} for case in cases}
+    torch = ""
+    for _ in range(rounds):
+        for case in cases:
+            model, layout, precision = case
+            of = steps[" ".join(case)]
+            record = theirs(python, model, layout, precision, seconds)
+            torch = record["torch"]
+            of["theirs"].append(record["step_ms"])
+            of["ours"].append(ours(binary, CNNS[model], layout, precision, seconds, record["step_ms"] / 2))
+    rows = [["model, layout, type", "ours ms", "PyTorch ms", "ratio", "least", "most"]]
+    for name, of in steps.items():
+        ratios = [their / our for our, their in zip(of["ours"], of["theirs"])]
+        medians = [statistics.median(of["ours"]), statistics.median(of["theirs"]), statistics.median(ratios)]
+        rows.append([name, *(f"{value:.2f}" for value in (*medians, min(ratios), max(ratios)))])
+    print(aligned(rows))
+    return {"torch": torch, "rounds": rounds, "step_ms": steps}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Make all experiments of the lab, and put layouts and types beside PyTorch's.")
+    parser.add_argument("--binary", type=Path, default=Path("target/release/paceline"), metavar="PATH")
+    parser.add_argument("--out", type=Path, default=Path("results/lab.json"), metavar="FILE")
+    parser.add_argument("--parts", nargs="+", choices=["experiments", "digits", "peer"], default=["experiments", "peer"])
+    parser.add_argument("--experiments", nargs="+", default=[], metavar="NAME", help="only these")
+    parser.add_argument("--digits", type=Path, metavar="FOLDER", help="what bench/digits.py has written")
+    parser.add_argument("--peer-python", type=Path, default=Path(".peer/bin/python"), metavar="PATH")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of the peer (default: 5)")
+    parser.add_argument("--seconds", type=float, default=2, help="of the peer's runs (default: 2)")
+    args = parser.parse_args()
+    binary = program(parser, "--binary", args.binary)
+    if "digits" in args.parts and not (args.digits and args.digits.is_dir()):
+        parser.error("--digits: pass the folder that bench/digits.py has written")
+    results = json.loads(args.out.read_text()) if args.out.is_file() else {}
+    try:
+        if "experiments" in args.parts:
+            made = experiments(binary, args.experiments, "")
+            results["experiments"] = {**results.get("experiments", {}), **made}
+        if "digits" in args.parts:
+            made = experiments(binary, args.experiments, f"--data cifar10 --data-dir {os.path.abspath(args.digits)}")
+            results["digits"] = {**results.get("digits", {}), **made}
+        if "peer" in args.parts:
+            python = Path(os.path.abspath(args.peer_python))
+            results["peer"] = peer(binary, python, args.rounds, args.seconds)
+    except (RunFailed, subprocess.SubprocessError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        args.out.write_text(json.dumps({**results, **provenance()}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
