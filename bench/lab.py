@@ -94,7 +94,7 @@ def peer(binary: Path, python: Path, rounds: int, seconds: float) -> Record:
         ratios = [their / our for our, their in zip(of["ours"], of["theirs"])]
         medians = [statistics.median(of["ours"]), statistics.median(of["theirs"]), statistics.median(ratios)]
         rows.append([name, *(f"{value:.2f}" for value in (*medians, min(ratios), max(ratios)))])
-    print(aligned(rows))
+    print(aligned(rows, left={0}))
     return {"torch": torch, "rounds": rounds, "step_ms": steps}
 
 

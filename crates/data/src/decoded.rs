@@ -67,7 +67,8 @@ mod tests {
         let decoded = Decoded::new(plain.clone(), Duration::from_millis(2));
         assert_eq!((decoded.len(), decoded.fields()), (plain.len(), plain.fields()));
         let start = thread_time();
-        let (of, other) = (OwnedSample::read(&decoded, 5, 7)?, OwnedSample::read(&*plain, 5, 7)?);
+        let (mut of, mut other) =
+            (OwnedSample::read(&decoded, 5, 7)?, OwnedSample::read(&*plain, 5, 7)?);
         assert!(thread_time() - start >= Duration::from_millis(2));
         assert_eq!(of.f32("inputs"), other.f32("inputs"));
         Ok(())

@@ -52,7 +52,7 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
         runs(args, &[("nproc", "2"), ("steps", "12"), ("warmup-steps", "2"), ("strategy", "ddp")]);
     let samples = base.number("global-batch-size").unwrap_or(SAMPLES);
     let least = BATCHES[3] * base.number("nproc").unwrap_or(2);
-    if samples % least != 0 {
+    if !samples.is_multiple_of(least) {
         return usage(format!(
             "--global-batch-size {samples}: pass a multiple of {least}, which 8 batches divide on all ranks"
         ));

@@ -66,7 +66,7 @@ const ALONE: &str = "2 ranks that do not communicate";
 fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     let common = runs(args, &[("steps", "15"), ("warmup-steps", "3")]);
     let samples = common.number("global-batch-size").unwrap_or(SAMPLES);
-    if samples % (2 * MICRO_BATCHES) != 0 {
+    if !samples.is_multiple_of(2 * MICRO_BATCHES) {
         return usage(format!(
             "--global-batch-size {samples}: pass a multiple of {}, which {MICRO_BATCHES} micro-batches on 2 ranks divide",
             2 * MICRO_BATCHES
