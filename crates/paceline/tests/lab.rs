@@ -210,8 +210,12 @@ fn mistakes_are_told_before_anything_runs() {
         ("combine --grid precision=f32,f33", "f33"),
         ("combine --grid presision=f32,bf16", "the nearest one is precision"),
         ("combine --grid precision=f32,fp16", "--emulate-fp16"),
+        (
+            "combine --one-at-a-time --grid precision=f32,bf16 --precision f32",
+            "--grid precision sets it",
+        ),
         ("combine --grid precision=f32,bf16 --grid precision=f32,bf16", "there twice"),
-        ("combine --grid precision=f32,bf16 --precision f32", "it is varied"),
+        ("combine --grid precision=f32,bf16 --precision f32", "--grid precision sets it"),
         (
             "combine --grid lr=0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,1 seed=1,2,3,4,5,6,7,8,9,10,11,12",
             "pass --yes",

@@ -14,6 +14,8 @@ const MAX_CASES: usize = 10_000;
 /// A flag that is varied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vary {
+    /// The flag of the study that names it, such as `--vary`.
+    pub given_by: &'static str,
     /// The name of the flag.
     pub key: String,
     /// Its values, as text.
@@ -22,7 +24,7 @@ pub struct Vary {
 
 impl Vary {
     /// Reads `KEY=A,B`, the value of `flag`. Semicolons separate alternatives that have commas themselves.
-    pub fn parse(flag: &str, text: &str) -> Result<Self> {
+    pub fn parse(flag: &'static str, text: &str) -> Result<Self> {
         let refused = |why: &str| Err(Failure::Usage(format!("{flag} {}: {why}", printable(text))));
         let Some((key, values)) = text.split_once('=') else {
             return refused("pass the name of a flag and its values, as nproc=1,2");
@@ -41,7 +43,13 @@ impl Vary {
         if alternatives.iter().enumerate().any(is_twice) {
             return refused("a value is there twice");
         }
-        Ok(Self { key: key.to_owned(), alternatives })
+        Ok(Self { given_by: flag, key: key.to_owned(), alternatives })
+    }
+
+    /// The specification with the flag set to one of its alternatives. Errors name both flags.
+    pub fn set(&self, spec: &Spec, alternative: &str) -> Result<Spec> {
+        spec::with(spec, &self.key, alternative)
+            .map_err(|failure| Failure::Usage(format!("{} {failure}", self.given_by)))
     }
 
     /// The text from which [`Vary::parse`] reads the same value.
@@ -69,21 +77,25 @@ impl Case {
     }
 }
 
-/// All combinations of the alternatives of all flags, in an order in which the last flag changes fastest.
-/// Each case is resolved. Also returns the warnings of all cases.
-pub fn cases(base: &Spec, vary: &[Vary]) -> Result<(Vec<Case>, Vec<String>)> {
-    for (at, Vary { key, .. }) in vary.iter().enumerate() {
+/// Fails if a flag is varied twice, or has a value of its own in `base`.
+pub fn check(base: &Spec, vary: &[Vary]) -> Result<()> {
+    for (at, Vary { given_by, key, .. }) in vary.iter().enumerate() {
         if vary[..at].iter().any(|other| other.key == *key) {
             return Err(Failure::Usage(format!(
-                "{key}: it is there twice; pass all its values at once, as {key}=A,B"
+                "{given_by} {key}: it is there twice; pass all its values at once, as {key}=A,B"
             )));
         }
         if base.has(key) {
-            return Err(Failure::Usage(format!(
-                "--{key}: it is varied, so it has no value of its own; leave it out"
-            )));
+            return Err(Failure::Usage(format!("--{key}: {given_by} {key} sets it; leave it out")));
         }
     }
+    Ok(())
+}
+
+/// All combinations of the alternatives of all flags, in an order in which the last flag changes fastest.
+/// Each case is resolved. Also returns the warnings of all cases.
+pub fn cases(base: &Spec, vary: &[Vary]) -> Result<(Vec<Case>, Vec<String>)> {
+    check(base, vary)?;
     let count = vary.iter().try_fold(1usize, |count, of| count.checked_mul(of.alternatives.len()));
     let count = count.filter(|count| *count <= MAX_CASES).ok_or_else(|| {
         Failure::Usage(format!("these are more than {MAX_CASES} cases; pass fewer values"))
@@ -101,7 +113,7 @@ pub fn cases(base: &Spec, vary: &[Vary]) -> Result<(Vec<Case>, Vec<String>)> {
         values.reverse();
         let mut spec = base.clone();
         for (of, value) in vary.iter().zip(&values) {
-            spec = spec::with(&spec, &of.key, value)?;
+            spec = of.set(&spec, value)?;
         }
         let named = vary.iter().zip(&values).map(|(of, value)| format!("{}={value}", of.key));
         let name = named.collect::<Vec<_>>().join(", ");

@@ -11,7 +11,7 @@ use super::outcome::{Beside, Row};
 use super::scene::Scene;
 use super::{Experiment, Made, measure, runs};
 use crate::plan::{self, Vary};
-use crate::spec::{self, Spec};
+use crate::spec::Spec;
 use crate::usage;
 
 /// The experiment.
@@ -38,12 +38,13 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
             cases.into_iter().map(|case| (case.name, case.spec)).collect()
         }
         true => {
-            let first = |spec: Spec, of: &Vary| spec::with(&spec, &of.key, &of.alternatives[0]);
+            plan::check(&base, &grid)?;
+            let first = |spec: Spec, of: &Vary| of.set(&spec, &of.alternatives[0]);
             let base = grid.iter().try_fold(base, first)?;
             let mut cases = vec![("base".to_owned(), base.clone())];
             for of in &grid {
                 for value in &of.alternatives[1..] {
-                    let spec = spec::with(&base, &of.key, value)?;
+                    let spec = of.set(&base, value)?;
                     cases.push((format!("{}={value}", of.key), spec));
                 }
             }

@@ -24,6 +24,7 @@ pub mod async_copy;
 pub mod buckets;
 pub mod combine;
 pub mod grad_accum;
+pub mod memory_layout;
 pub mod parallelism;
 pub mod precision_fusion;
 pub mod profiling;
@@ -81,6 +82,7 @@ pub struct Made<'a> {
 /// The experiments, in the order of the list.
 pub const EXPERIMENTS: &[Experiment] = &[
     async_copy::EXPERIMENT,
+    memory_layout::EXPERIMENT,
     precision_fusion::EXPERIMENT,
     parallelism::EXPERIMENT,
     grad_accum::EXPERIMENT,

@@ -1,0 +1,360 @@
+//! `memory-layout`: images as NHWC or as NCHW, in whole steps and operation by operation.
+//!
+//! In the runs nothing but the layout differs. Beside them each operation on images is timed alone, in both layouts in turn, and
+//! so is the conversion from one layout to the other. What this file does not know: how the operations work.
+
+use std::path::Path;
+use std::time::Instant;
+
+use paceline_failure::Result;
+use paceline_kernels::conv2d::{self, Conv2d};
+use paceline_kernels::pool2d::{self, MaxPool2d};
+use paceline_kernels::{Compute, ImageLayout, conv_relu_pool, layout, peak};
+use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
+use paceline_table::plot::{BarChart, BarGroup, RangedBar};
+use paceline_table::stats::median;
+use paceline_table::table::Columns;
+
+use super::args::LabArgs;
+use super::effect::Effect;
+use super::outcome::Beside;
+use super::scene::Scene;
+use super::{Experiment, Made, runs};
+use crate::spec::{self, Spec};
+
+/// The experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "memory-layout",
+    about: "images as NHWC and as NCHW, in whole steps and operation by operation",
+    question: "Which layout of images is faster, in which operation, and what does it cost to convert?",
+    set_here: &[("layout", "it is what the experiment turns")],
+    figures: &["forward_ms", "backward_ms", "mfu_pct"],
+    scene_label: None,
+    scenes,
+    beside,
+};
+
+/// The networks: name, and flags.
+const NETWORKS: [(&str, &[(&str, &str)]); 3] = [
+    ("28x28x1, channels 32 64 128", &[("channels", "32 64 128")]),
+    ("32x32x3, channels 16 32", &[("image", "32 32 3"), ("channels", "16 32"), ("hidden", "64")]),
+    (
+        "32x32x3, channels 64 128 256",
+        &[("image", "32 32 3"), ("channels", "64 128 256"), ("batch-size", "32")],
+    ),
+];
+/// Flags of which one makes the network that of the user.
+const OWN: [&str; 4] = ["channels", "image", "data", "recipe"];
+/// The convolutions: height and width, channels in and out.
+const IMAGES: [([usize; 2], [usize; 2]); 7] = [
+    ([28, 28], [1, 32]),
+    ([32, 32], [3, 32]),
+    ([16, 16], [16, 16]),
+    ([16, 16], [64, 64]),
+    ([16, 16], [256, 256]),
+    ([7, 7], [128, 128]),
+    ([56, 56], [64, 64]),
+];
+
+fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
+    let common = runs(args, &[("nproc", "1"), ("steps", "20"), ("warmup-steps", "3")]);
+    let networks: Vec<(String, Spec)> = match has_own_network(args) {
+        true => vec![(String::new(), common.clone())],
+        false => {
+            let with = |flags: &[(&str, &str)]| {
+                flags.iter().fold(common.clone(), |spec, (key, value)| match spec.has(key) {
+                    true => spec,
+                    false => spec.with_values(key, value.split_whitespace()),
+                })
+            };
+            NETWORKS.iter().map(|(name, flags)| ((*name).to_owned(), with(flags))).collect()
+        }
+    };
+    let scene = |(name, base): (String, Spec)| {
+        let add = |scene: Scene, layout: ImageLayout| {
+            scene.with(layout.name(), base.with("layout", layout.name()))
+        };
+        ImageLayout::ALL.into_iter().fold(Scene::new(name), add)
+    };
+    Ok(networks.into_iter().map(scene).collect())
+}
+
+fn has_own_network(args: &LabArgs) -> bool {
+    OWN.iter().any(|key| args.train.0.has(key))
+}
+
+/// The convolutions to time: those of the user's network, or [`IMAGES`].
+fn convolutions(made: &Made) -> Result<Vec<Conv2d>> {
+    if !has_own_network(made.args) {
+        let conv = |([h, w], [c_in, c_out]): &([usize; 2], [usize; 2])| {
+            Conv2d::same3x3(*h, *w, *c_in, *c_out)
+        };
+        return Ok(IMAGES.iter().map(conv).collect());
+    }
+    let config = spec::resolve(&made.scenes[0].variants[0].spec)?;
+    let dataset = config.data.open_train(config.seed)?;
+    let model = config.model.build(dataset.as_ref(), config.world_size)?;
+    let image = dataset.input_shape();
+    let kernels = model.layout.params().iter().filter_map(|param| match *param.shape.dims() {
+        [_, _, c_in, c_out] => Some((c_in, c_out)),
+        _ => None,
+    });
+    // A pool that halves the image follows each convolution.
+    let conv = |(at, (c_in, c_out))| Conv2d::same3x3(image[0] >> at, image[1] >> at, c_in, c_out);
+    Ok(kernels.enumerate().map(conv).collect())
+}
+
+/// What an operation is to a layer of a network that is not fused.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A product, and a part of its step.
+    Product,
+    /// A product with all that follows, as fused networks have it.
+    Fused,
+    /// A part of its step that only moves numbers.
+    Move,
+    /// What it does not need.
+    Conversion,
+}
+
+/// What an operation takes on a batch of images, in both layouts.
+struct Cost {
+    images: String,
+    batch: usize,
+    operation: &'static str,
+    kind: Kind,
+    /// Billions of floating-point operations; `None` for operations that only move images.
+    gflop: Option<f64>,
+    /// Milliseconds as NHWC and as NCHW. The conversion takes its images from one layout to the other: to NHWC and to NCHW.
+    ms: [f64; 2],
+    /// The speed as NCHW to that as NHWC.
+    effect: Option<Effect>,
+}
+
+/// Floating-point operations of a batch, about: enough for milliseconds.
+const BATCH_FLOP: f64 = 0.25e9;
+/// The most images of a batch.
+const MOST_IMAGES: usize = 64;
+/// How often each operation is timed in each layout.
+const REPETITIONS: usize = 21;
+
+fn beside(made: &Made) -> Result<Vec<Beside>> {
+    let compute = Compute::new(1, Allocator::new())?;
+    let peak_gflop_s = peak::of_threads(&compute, DType::F32) / 1e9;
+    let (mut costs, mut groups, mut lines) = (Vec::new(), Vec::new(), Vec::new());
+    for conv in convolutions(made)? {
+        let of_conv = costs_of(&compute, conv)?;
+        let share = |at: usize| {
+            let products = of_conv.iter().filter(|cost| cost.kind == Kind::Product);
+            let (gflop, ms) = products.fold((0.0, 0.0), |(gflop, ms), cost| {
+                (gflop + cost.gflop.unwrap_or(0.0), ms + cost.ms[at])
+            });
+            100.0 * gflop / ms * 1e3 / peak_gflop_s
+        };
+        let (nhwc, nchw) = (share(0), share(1));
+        lines.push(format!(
+            "{}: the products reach {nhwc:.0} % of the peak as NHWC and {nchw:.0} % as NCHW, {:.0} % of that",
+            of_conv[0].images,
+            100.0 * nchw / nhwc
+        ));
+        groups.push(bars(&of_conv));
+        costs.extend(of_conv);
+    }
+    if costs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let share =
+        |at: usize| move |cost: &Cost| Some(100.0 * cost.gflop? / cost.ms[at] * 1e3 / peak_gflop_s);
+    let table = Columns::new()
+        .add("name", "channels and operation", ("", 0), "", |cost: &Cost| {
+            format!("{}: {}", cost.images.trim_end_matches(" channels"), cost.operation)
+        })
+        .add("images", "", ("", 0), "", |cost| cost.images.clone())
+        .add("operation", "", ("", 0), "", |cost| cost.operation)
+        .add("batch", "images", ("", 0), "", |cost| cost.batch)
+        .add("nhwc_ms", "NHWC", ("ms", 3), "", |cost| cost.ms[0])
+        .add("nchw_ms", "NCHW", ("ms", 3), "", |cost| cost.ms[1])
+        .add(
+            "effect",
+            "NCHW's speed",
+            ("", 0),
+            "Beside NHWC: the geometric mean over the repetitions, and its 95 % interval.",
+            |cost| cost.effect.map(|effect| effect.words()),
+        )
+        .add("nhwc_gflop_s", "NHWC", ("GFLOP/s", 1), "", |cost| {
+            Some(cost.gflop? / cost.ms[0] * 1e3)
+        })
+        .add("nchw_gflop_s", "NCHW", ("GFLOP/s", 1), "", |cost| {
+            Some(cost.gflop? / cost.ms[1] * 1e3)
+        })
+        .add("nhwc_pct", "of peak", ("%", 0), "As NHWC.", share(0))
+        .add("nchw_pct", "of peak", ("%", 0), "As NCHW.", share(1))
+        .table(&costs);
+    lines
+        .push(format!("The peak of one thread in f32 is {peak_gflop_s:.1} GFLOP/s, measured now."));
+    let chart = BarChart {
+        title: "memory-layout: a convolution with its pool, and the conversion".to_owned(),
+        subtitle: format!("{}, {}", made.outcome.machine, made.outcome.date),
+        label: "milliseconds of both passes of a batch, one thread".to_owned(),
+        groups,
+    };
+    Ok(vec![Beside {
+        id: "operations",
+        title: "Operation by operation",
+        definition: format!(
+            "One thread, f32, both layouts in turn; medians of {REPETITIONS} repetitions. The conversion is that of \
+             the output, to NHWC and to NCHW."
+        ),
+        table,
+        lines,
+        chart: Some(("memory-layout-operations".to_owned(), Box::new(chart))),
+    }])
+}
+
+/// Both passes of a layer in each layout, and the conversion of its output forth and back, as bars.
+fn bars(costs: &[Cost]) -> BarGroup {
+    let sum = |kinds: &[Kind], at: usize| {
+        let of_kinds = costs.iter().filter(|cost| kinds.contains(&cost.kind));
+        of_kinds.map(|cost| cost.ms[at]).sum::<f64>()
+    };
+    let bar = |name: &str, value: f64| RangedBar {
+        name: name.to_owned(),
+        value,
+        range: (value, value),
+        words: format!("{value:.2}"),
+    };
+    BarGroup {
+        name: costs[0].images.clone(),
+        bars: vec![
+            bar("NHWC", sum(&[Kind::Product, Kind::Move], 0)),
+            bar("NCHW", sum(&[Kind::Product, Kind::Move], 1)),
+            bar("conversion, forth and back", (0..2).map(|at| sum(&[Kind::Conversion], at)).sum()),
+        ],
+    }
+}
+
+/// The tensors of a convolution and a 2x2 max-pool in one layout.
+struct Images {
+    conv: Conv2d,
+    pool: MaxPool2d,
+    input: Tensor,
+    /// Of the convolution: output, gradient of the output, gradient of the input.
+    output: Tensor,
+    d_output: Tensor,
+    d_input: Tensor,
+    /// Of the pool: output, the places of the largest values, gradient of the output.
+    pooled: Tensor,
+    winners: Tensor,
+    d_pooled: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    d_weight: Tensor,
+    d_bias: Tensor,
+}
+
+/// Numbers between -1 and 1 that no product sees as zeros.
+fn filled(compute: &Compute, shape: impl Into<Shape>) -> Result<Tensor> {
+    let tensor = compute.allocator.tensor(DType::F32, shape, Category::Data)?;
+    for (at, value) in tensor.write::<f32>()?.iter_mut().enumerate() {
+        *value = (at * 2_654_435_761 % 1_000_003) as f32 / 500_001.5 - 1.0;
+    }
+    Ok(tensor)
+}
+
+impl Images {
+    fn new(compute: &Compute, conv: Conv2d, layout: ImageLayout, batch: usize) -> Result<Self> {
+        let conv = Conv2d { layout, ..conv };
+        let Conv2d { height, width, c_out: channels, .. } = conv;
+        let pool = MaxPool2d { height, width, channels, window: 2, stride: 2, layout };
+        let of = |shape: [usize; 4]| filled(compute, shape);
+        let winners =
+            compute.allocator.tensor(DType::U8, pool.output_shape(batch), Category::Data)?;
+        winners.fill_zero()?;
+        Ok(Self {
+            input: of(conv.input_shape(batch))?,
+            output: of(conv.output_shape(batch))?,
+            d_output: of(conv.output_shape(batch))?,
+            d_input: of(conv.input_shape(batch))?,
+            pooled: of(pool.output_shape(batch))?,
+            winners,
+            d_pooled: of(pool.output_shape(batch))?,
+            weight: of(conv.weight_shape())?,
+            bias: filled(compute, [channels])?,
+            d_weight: of(conv.weight_shape())?,
+            d_bias: filled(compute, [channels])?,
+            conv,
+            pool,
+        })
+    }
+}
+
+/// An operation on images in a layout.
+type Operation = fn(&Compute, &Images) -> paceline_kernels::Result<()>;
+
+/// The operations.
+const OPERATIONS: [(&str, Kind, Operation); 6] = [
+    ("forward", Kind::Product, |c, i| {
+        conv2d::forward(c, &i.conv, &i.input, &i.weight, &i.bias, &i.output)
+    }),
+    ("with ReLU and pool", Kind::Fused, |c, i| {
+        let (input, weight, bias) = (&i.input, &i.weight, &i.bias);
+        conv_relu_pool::forward(c, &i.conv, input, weight, bias, &i.pooled, &i.winners)
+    }),
+    ("input gradient", Kind::Product, |c, i| {
+        conv2d::backward_input(c, &i.conv, &i.weight, &i.d_output, &i.d_input)
+    }),
+    ("weight gradient", Kind::Product, |c, i| {
+        conv2d::backward_weight(c, &i.conv, &i.input, &i.d_output, &i.d_weight, &i.d_bias, false)
+    }),
+    ("pool", Kind::Move, |c, i| pool2d::forward(c, &i.pool, &i.output, &i.pooled, &i.winners)),
+    ("pool gradient", Kind::Move, |c, i| {
+        pool2d::backward(c, &i.pool, &i.winners, &i.d_pooled, &i.d_output)
+    }),
+];
+
+/// Times all operations on images of this convolution.
+fn costs_of(compute: &Compute, conv: Conv2d) -> Result<Vec<Cost>> {
+    let Conv2d { height, width, c_in, c_out, .. } = conv;
+    let flop = 2.0 * (height * width * 9 * c_in * c_out) as f64;
+    let batch = ((BATCH_FLOP / flop).round() as usize).clamp(1, MOST_IMAGES);
+    let [nhwc, nchw] = ImageLayout::ALL.map(|layout| Images::new(compute, conv, layout, batch));
+    let layouts = [nhwc?, nchw?];
+    let images = format!("{height}x{width}, {c_in} to {c_out} channels");
+    let cost = |&(operation, kind, run): &(&'static str, Kind, Operation)| {
+        let (ms, effect) = in_turn(|at| run(compute, &layouts[at]))?;
+        // Rows and columns that no window of the pool covers are not computed if it is fused.
+        let computed = match kind {
+            Kind::Fused => ((height & !1) * (width & !1)) as f64 / (height * width) as f64,
+            _ => 1.0,
+        };
+        let gflop = (kind != Kind::Move).then(|| batch as f64 * flop * computed / 1e9);
+        Ok(Cost { images: images.clone(), batch, operation, kind, gflop, ms, effect })
+    };
+    let mut costs = OPERATIONS.iter().map(cost).collect::<Result<Vec<Cost>>>()?;
+    let (ms, _) = in_turn(|to| {
+        layout::convert(compute, ImageLayout::ALL[to], &layouts[1 - to].output, &layouts[to].output)
+    })?;
+    let operation = "conversion";
+    let kind = Kind::Conversion;
+    costs.push(Cost { images, batch, operation, kind, gflop: None, ms, effect: None });
+    Ok(costs)
+}
+
+/// Milliseconds of two operations that are timed in turn, and the speed of the second to that of the first.
+fn in_turn(
+    run: impl Fn(usize) -> paceline_kernels::Result<()>,
+) -> Result<([f64; 2], Option<Effect>)> {
+    let mut ms = [Vec::new(), Vec::new()];
+    for repetition in 0..=REPETITIONS {
+        for at in [repetition % 2, 1 - repetition % 2] {
+            let begin = Instant::now();
+            run(at)?;
+            // The first one finds cold caches.
+            if repetition > 0 {
+                ms[at].push(begin.elapsed().as_secs_f64() * 1e3);
+            }
+        }
+    }
+    let effect = Effect::of(&ms[1], &ms[0]);
+    Ok((ms.map(|of| median(of).unwrap_or(f64::NAN)), effect))
+}
