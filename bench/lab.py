@@ -8,6 +8,8 @@
 
 experiments  each experiment with its defaults, as `paceline lab NAME` makes it
 digits       the same on real images
+buckets      steps of PyTorch's DistributedDataParallel on two ranks and a slow loopback (a network namespace, so root), with the
+             bucket_cap_mb that `paceline lab buckets --trace` advises from a trace, in turns with the default: promise and gain
 peer         the CNN's step in both layouts and in f32 and bf16, on one rank of one thread, in turns with PyTorch's: contiguous and
              channels_last, f32 and autocast
 
@@ -18,6 +20,7 @@ import argparse
 import itertools
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -98,11 +101,55 @@ def peer(binary: Path, python: Path, rounds: int, seconds: float) -> Record:
     return {"torch": torch, "rounds": rounds, "step_ms": steps}
 
 
+# What to train, and how fast the loopback is. Both ranks share it.
+BUCKET_CASES = {
+    "mlp 4 x 1024, 2 Gbit/s": ("--model mlp --features 1024 1024 1024 1024 1024 --batch-size 512", "2gbit"),
+    "mlp 4 x 1024, 500 Mbit/s": ("--model mlp --features 1024 1024 1024 1024 1024 --batch-size 512", "500mbit"),
+    "mlp 8 x 512, 2 Gbit/s": ("--model mlp --features 512 512 512 512 512 512 512 512 512 --batch-size 512", "2gbit"),
+    "llama 7.4 M, 1 Gbit/s": ("--model llama", "1gbit"),
+    "cnn, 1 Gbit/s": ("--model cnn", "1gbit"),
+}
+
+
+def on_link(python: Path, flags: str, rate: str, seconds: float) -> Record:
+    """PyTorch's step in a network of its own whose loopback has this rate."""
+    link = f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate} burst 256kbit latency 400ms"
+    command = f"{link} && exec {python} {PEER} --ranks 2 --seconds {seconds} {flags}"
+    printed = run(["unshare", "--net", "sh", "-c", command], ROOT, timeout_s=LIMIT_S)
+    return json.loads(printed.strip().splitlines()[-1])
+
+
+def torch_buckets(binary: Path, python: Path, rounds: int, seconds: float) -> Record:
+    found = {}
+    rows = [["case", "advice", "promise ms", "gain ms", "least", "most", "gain / promise"]]
+    for name, (flags, rate) in BUCKET_CASES.items():
+        with tempfile.TemporaryDirectory(prefix="lab_") as folder:
+            on_link(python, f"{flags} --profile {folder}/traces", rate, seconds)
+            printed = run([binary, "lab", "buckets", "--trace", "traces", "--output", "out"], Path(folder), timeout_s=LIMIT_S)
+            table = json.loads((Path(folder) / "out" / "buckets-of-trace.json").read_text())["tables"]
+        advice = re.search(r"Set bucket_cap_mb=([0-9.]+): ([0-9.]+) ms less", printed)
+        steps: dict[str, list[float]] = {"default": [], "advised": []}
+        for _ in range(rounds if advice else 0):
+            steps["default"].append(on_link(python, flags, rate, seconds)["step_ms"])
+            advised = f"{flags} --bucket-cap-mb {advice[1]}"
+            steps["advised"].append(on_link(python, advised, rate, seconds)["step_ms"])
+        found[name] = {"flags": flags, "rate": rate, "printed": printed.splitlines(), "tables": table, "step_ms": steps}
+        gains = [before - after for before, after in zip(*steps.values())]
+        if advice:
+            gain, promise = statistics.median(gains), float(advice[2])
+            figures = [f"{value:.1f}" for value in (promise, gain, min(gains), max(gains))]
+            rows.append([name, f"bucket_cap_mb={advice[1]}", *figures, f"{gain / promise:.2f}"])
+        else:
+            rows.append([name, "leave it", "", "", "", "", ""])
+        print(aligned(rows, left={0, 1}), end="\n\n", flush=True)
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make all experiments of the lab, and put layouts and types beside PyTorch's.")
     parser.add_argument("--binary", type=Path, default=Path("target/release/paceline"), metavar="PATH")
     parser.add_argument("--out", type=Path, default=Path("results/lab.json"), metavar="FILE")
-    parser.add_argument("--parts", nargs="+", choices=["experiments", "digits", "peer"], default=["experiments", "peer"])
+    parser.add_argument("--parts", nargs="+", choices=["experiments", "digits", "buckets", "peer"], default=["experiments", "peer"])
     parser.add_argument("--experiments", nargs="+", default=[], metavar="NAME", help="only these")
     parser.add_argument("--digits", type=Path, metavar="FOLDER", help="what bench/digits.py has written")
     parser.add_argument("--peer-python", type=Path, default=Path(".peer/bin/python"), metavar="PATH")
@@ -120,8 +167,10 @@ def main() -> int:
         if "digits" in args.parts:
             made = experiments(binary, args.experiments, f"--data cifar10 --data-dir {os.path.abspath(args.digits)}")
             results["digits"] = {**results.get("digits", {}), **made}
+        python = Path(os.path.abspath(args.peer_python))
+        if "buckets" in args.parts:
+            results["torch_buckets"] = torch_buckets(binary, python, args.rounds, args.seconds)
         if "peer" in args.parts:
-            python = Path(os.path.abspath(args.peer_python))
             results["peer"] = peer(binary, python, args.rounds, args.seconds)
     except (RunFailed, subprocess.SubprocessError) as error:
         print(f"error: {error}", file=sys.stderr)

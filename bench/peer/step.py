@@ -74,6 +74,8 @@ def parse_arguments() -> argparse.Namespace:
         help="zero1: ZeroRedundancyOptimizer; kept and resharded: fully_shard, each layer with parameters (of a llama each block) "
         "a unit, which stays whole after the forward pass or does not (default: none)",
     )
+    parser.add_argument("--bucket-cap-mb", type=float, metavar="MIB", help="of DistributedDataParallel (default: PyTorch's)")
+    parser.add_argument("--profile", metavar="DIR", help="record ten steps after the warm-up, and write a trace of each rank there")
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--seconds", type=float, default=5, help="time the steps for this long (default: 5)")
     parser.add_argument("--warmup-steps", type=int, default=5, help="steps before the timed ones (default: 5)")
@@ -141,10 +143,11 @@ def build(arguments: argparse.Namespace) -> tuple[nn.Module, Loss, Tensor, Tenso
     return model, F.cross_entropy, inputs, targets
 
 
-def distributed(model: nn.Module, sharding: str) -> nn.Module:
+def distributed(model: nn.Module, sharding: str, bucket_cap_mb: float | None) -> nn.Module:
     """The model on several ranks."""
     if sharding in ("none", "zero1"):
-        return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
+        settings = {"gradient_as_bucket_view": True, "static_graph": True, "bucket_cap_mb": bucket_cap_mb}
+        return nn.parallel.DistributedDataParallel(model, **settings)
     is_llama = isinstance(model, Llama)
     units = (Block,) if is_llama else (nn.Linear, nn.Conv2d)
     for unit in [module for module in model.modules() if isinstance(module, units)]:
@@ -180,6 +183,20 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return sorted(values)[max(math.ceil(len(values) * percent / 100), 1) - 1]
 
 
+def record(step: Callable[[], Tensor], path: str) -> None:
+    """Write a trace of ten steps, with the shapes of the operators' inputs. One more step warms up the profiler."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=10, repeat=1),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(path),
+        record_shapes=True,
+    ) as profiler:
+        for _ in range(11):
+            step()
+            profiler.step()
+
+
 def train(rank: int, arguments: argparse.Namespace) -> dict[str, object]:
     """Train one rank, whose process group exists if there are several, and describe the run."""
     num_ranks = arguments.ranks
@@ -187,7 +204,7 @@ def train(rank: int, arguments: argparse.Namespace) -> dict[str, object]:
     model, loss_function, inputs, targets = build(arguments)
     num_params = sum(parameter.numel() for parameter in model.parameters())
     if num_ranks > 1:
-        model = distributed(model, arguments.sharding)
+        model = distributed(model, arguments.sharding, arguments.bucket_cap_mb)
     optimizer = optimizer_of(model, arguments)
 
     def step() -> Tensor:
@@ -200,6 +217,9 @@ def train(rank: int, arguments: argparse.Namespace) -> dict[str, object]:
 
     for _ in range(arguments.warmup_steps):
         step()
+
+    if arguments.profile:
+        record(step, f"{arguments.profile}/rank_{rank}/worker_{rank}.pt.trace.json")
 
     # Ranks that disagree about the end would wait for each other forever, so rank 0 decides.
     step_seconds: list[float] = []

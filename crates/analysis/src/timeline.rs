@@ -152,6 +152,15 @@ pub struct Operator {
     pub collective: Option<u32>,
 }
 
+/// A gradient of PyTorch's autograd that is final.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FinalGradient {
+    /// When autograd had added it up.
+    pub at_ns: i64,
+    /// Its elements.
+    pub num_elems: u64,
+}
+
 /// A span that the program named (`user_annotation`, or `gpu_user_annotation`).
 #[derive(Clone, Copy, Debug)]
 pub struct Annotation {
@@ -239,6 +248,8 @@ pub struct Timeline {
     pub launches: Vec<Launch>,
     /// Operators, in the order of the file.
     pub operators: Vec<Operator>,
+    /// Gradients whose size the file gives, in the order of the file.
+    pub gradients: Vec<FinalGradient>,
     /// Annotations, in the order of the file.
     pub annotations: Vec<Annotation>,
     /// The collectives that kernels and operators refer to.

@@ -116,7 +116,7 @@ impl Call {
     /// The record of this call as operation `seq` of a group.
     pub(crate) fn record(
         &self,
-        group: u32,
+        (group, ranks): (u32, usize),
         seq: u32,
         purpose: Purpose,
         times: OpTimes,
@@ -125,6 +125,7 @@ impl Call {
             kind: self.kind,
             group,
             seq,
+            ranks,
             bytes: self.message_bytes(),
             dtype: self.dtype,
             op: self.op,

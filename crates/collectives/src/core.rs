@@ -98,7 +98,7 @@ impl Core {
         let started_ns = now_ns();
         let submitted_ns = submitted.at_ns;
         let times = OpTimes { submitted_ns, started_ns, present_ns: 0, finished_ns: 0 };
-        let record = call.record(self.group, seq, submitted.purpose, times);
+        let record = call.record((self.group, self.world), seq, submitted.purpose, times);
         lock(&self.records).begin(record);
         self.flight_recorder.begins(call, seq);
         let context = OpContext {

@@ -159,6 +159,8 @@ pub struct OpRecord {
     pub group: u32,
     /// The sequence number in the group.
     pub seq: u32,
+    /// The number of ranks of the group. In a group of one, nothing is sent.
+    pub ranks: usize,
     /// Size of the message in bytes.
     pub bytes: usize,
     /// Element type.

@@ -9,7 +9,7 @@ use paceline_memory::{Element, Tensor};
 
 use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored};
-use crate::{Compute, ImageLayout, KernelError, Op, Real, Result, read, scratch, write};
+use crate::{Compute, ImageLayout, KernelError, Op, Real, Result, SimdLevel, read, scratch, write};
 
 /// The geometry of a max-pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +77,7 @@ impl MaxPool2d {
     }
 
     /// Calls `visit` with the index of the first output element of every position, and with the position.
+    #[inline(always)]
     fn for_each_position(&self, batch: usize, mut visit: impl FnMut(usize, (usize, usize, usize))) {
         let [_, rows, columns, channels] = self.output_shape(batch);
         for n in 0..batch {
@@ -111,7 +112,7 @@ pub fn forward(
         compute.launch(op, operands, move |cpu, (x, y, winners)| {
             match pool.channels {
                 1 => forward_of_planes::<S>(cpu.simd, &pool, x, y, winners),
-                _ => forward_of::<S>(&pool, batch, x, y, winners),
+                _ => forward_of_channels::<S>(cpu.simd, &pool, batch, x, y, winners),
             }
             Ok(())
         })
@@ -140,14 +141,32 @@ pub fn backward(
             write::<S>("d_input", d_input, whole.input_shape(batch)),
             is_rounded.then(|| scratch::<<S as Stored>::Real>(pool.image_elems()[0])),
         );
-        compute.launch(op, operands, move |_, (winners, dy, dx, sums)| {
-            backward_rounded::<S>(&pool, num_images, winners, dy, dx, sums);
+        compute.launch(op, operands, move |cpu, (winners, dy, dx, sums)| {
+            backward_rounded::<S>(cpu.simd, &pool, num_images, winners, dy, dx, sums);
             Ok(())
         })
     })
 }
 
-fn forward_of<S: Stored>(pool: &MaxPool2d, batch: usize, x: &[S], y: &mut [S], winners: &mut [u8]) {
+multiversion! {
+    /// The forward pass of images whose channels lie next to each other.
+    fn forward_of_channels<S: Stored>(
+        pool: &MaxPool2d,
+        batch: usize,
+        x: &[S],
+        y: &mut [S],
+        winners: &mut [u8],
+    ) = channels_body
+}
+
+#[inline(always)]
+fn channels_body<S: Stored>(
+    pool: &MaxPool2d,
+    batch: usize,
+    x: &[S],
+    y: &mut [S],
+    winners: &mut [u8],
+) {
     let channels = pool.channels;
     pool.for_each_position(batch, |out, position| {
         let (y, winners) = (&mut y[out..][..channels], &mut winners[out..][..channels]);
@@ -166,7 +185,7 @@ fn forward_of<S: Stored>(pool: &MaxPool2d, batch: usize, x: &[S], y: &mut [S], w
 }
 
 multiversion! {
-    /// [`forward_of`] for images of one channel.
+    /// The same for images of one channel.
     fn forward_of_planes<S: Stored>(
         pool: &MaxPool2d,
         x: &[S],
@@ -215,6 +234,7 @@ fn planes_with_stride<S: Stored>(
 /// Writes the gradient of the input. If that is stored in another type than gradients add up in, they add up in `sums`, one
 /// image at a time.
 fn backward_rounded<S: Stored>(
+    simd: SimdLevel,
     pool: &MaxPool2d,
     batch: usize,
     winners: &[u8],
@@ -224,17 +244,29 @@ fn backward_rounded<S: Stored>(
 ) {
     let Some(sums) = sums else {
         let dx = S::as_reals(dx).expect("what is not rounded adds up in place");
-        return backward_of(pool, batch, winners, dy, dx);
+        return backward_of::<S>(simd, pool, batch, winners, dy, dx);
     };
     let [in_elems, out_elems] = pool.image_elems();
     let images = dy.chunks_exact(out_elems).zip(winners.chunks_exact(out_elems));
     for ((dy, winners), dx) in images.zip(dx.chunks_exact_mut(in_elems)) {
-        backward_of(pool, 1, winners, dy, sums);
+        backward_of::<S>(simd, pool, 1, winners, dy, sums);
         dx.iter_mut().zip(&*sums).for_each(|(dx, sum)| *dx = S::store(*sum));
     }
 }
 
-fn backward_of<S: Stored>(
+multiversion! {
+    /// Writes the gradient of the input in the type in which gradients add up.
+    fn backward_of<S: Stored>(
+        pool: &MaxPool2d,
+        batch: usize,
+        winners: &[u8],
+        dy: &[S],
+        dx: &mut [S::Real],
+    ) = backward_body
+}
+
+#[inline(always)]
+fn backward_body<S: Stored>(
     pool: &MaxPool2d,
     batch: usize,
     winners: &[u8],
@@ -242,10 +274,18 @@ fn backward_of<S: Stored>(
     dx: &mut [S::Real],
 ) {
     dx.fill(S::Real::default());
-    pool.for_each_position(batch, |out, position| {
-        for c in 0..pool.channels {
-            let at = usize::from(winners[out + c]);
-            dx[pool.input_at(position, at) + c] += dy[out + c].load();
+    pool.for_each_position(batch, |out, position| match pool.channels {
+        1 => dx[pool.input_at(position, usize::from(winners[out]))] += dy[out].load(),
+        channels => {
+            let (dy, winners) = (&dy[out..][..channels], &winners[out..][..channels]);
+            for at in 0..pool.window * pool.window {
+                let dx = &mut dx[pool.input_at(position, at)..][..channels];
+                for ((dx, dy), winner) in dx.iter_mut().zip(dy).zip(winners) {
+                    // Others gain a zero, so that the compiler can use vector instructions.
+                    let won = usize::from(*winner) == at;
+                    *dx += if won { dy.load() } else { S::Real::default() };
+                }
+            }
         }
     });
 }

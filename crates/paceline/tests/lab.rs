@@ -93,7 +93,8 @@ fn images_lie_in_two_layouts() {
 #[test]
 fn types_and_fusion_are_crossed() {
     let (sandbox, run, rows) = make("precision-fusion", "");
-    assert_eq!(rows.len(), 5);
+    assert_eq!(rows.len(), 6);
+    assert!(rows[4..].iter().all(|row| row["is_timed"] == false));
     for line in ["Bytes moved, and the roofline", "The losses, and how far they are apart"] {
         run.line(line);
     }
@@ -101,6 +102,12 @@ fn types_and_fusion_are_crossed() {
     let tables = json(&sandbox.path("out/report.json"));
     let moved = tables["tables"]["roofline"].to_string();
     assert!(moved.contains("moved_mb"), "{moved}");
+    // The scale that is too large overflows in each of the four steps, and each is skipped.
+    let losses = tables["tables"]["losses"].to_string();
+    assert!(losses.contains("skipped"), "{losses}");
+    let row = run.stdout.lines().filter(|line| line.contains("2^28")).next_back().unwrap();
+    let skipped: u32 = row.split_whitespace().next_back().unwrap().parse().unwrap();
+    assert!(skipped >= 2, "{row}");
 }
 
 #[test]
@@ -142,10 +149,85 @@ fn recording_has_its_price() {
 fn buckets_are_measured_and_replayed() {
     let (sandbox, run, rows) = make("buckets", "--links default,1gbit:50us");
     run.line("Measured and replayed");
-    assert!(run.stdout.contains("set --bucket-cap-mb "), "{}", run.stdout);
+    assert!(run.stdout.contains("leave --bucket-cap-mb as it is"), "{}", run.stdout);
     assert!(sandbox.path("out/buckets-curve.svg").is_file());
     let with_buckets = rows.iter().filter(|row| row["variant"] != "no communication");
     assert!(with_buckets.into_iter().all(|row| row["has_bits_of_base"] == true));
+}
+
+/// A trace of PyTorch on the processor: six steps with gradients of 1, 1, 1 and 3 MiB, final every 10 ms, the last one at the end
+/// of the backward pass. They travel in buckets of 2 and 4 MiB, at 8 ms for each MiB.
+fn trace_of_ddp(rank: usize, with_shapes: bool) -> String {
+    let mut events = Vec::new();
+    let mut event = |category: &str,
+                     name: &str,
+                     tid: usize,
+                     from: usize,
+                     to: usize,
+                     elems: usize| {
+        let shapes = match with_shapes && elems > 0 {
+            true => format!(r#","Input Dims":[[{elems}]],"Input type":["float"]"#),
+            false => String::new(),
+        };
+        events.push(format!(
+            r#"{{"ph":"X","cat":"{category}","name":"{name}","pid":1,"tid":{tid},"ts":{},"dur":{},"args":{{"Ev Idx":0{shapes}}}}}"#,
+            1000 * from,
+            1000 * (to - from)
+        ));
+    };
+    const MIB: usize = (1 << 20) / 4;
+    for step in 0..6 {
+        let begin = 200 * step;
+        event("user_annotation", &format!("ProfilerStep#{step}"), 1, begin, begin + 150, 0);
+        event("cpu_op", "aten::linear", 1, begin, begin + 20, 0);
+        for (at, elems) in [(30, MIB), (40, MIB), (50, MIB), (60, 3 * MIB)] {
+            let name = "torch::autograd::AccumulateGrad";
+            let function = format!("autograd::engine::evaluate_function: {name}");
+            event("cpu_op", &function, 1, begin + at - 8, begin + at, 0);
+            event("cpu_op", name, 1, begin + at - 1, begin + at, elems);
+        }
+        event("user_annotation", "gloo:all_reduce", 2, begin + 40, begin + 56, 2 * MIB);
+        event("user_annotation", "gloo:all_reduce", 2, begin + 60, begin + 92, 4 * MIB);
+        event("cpu_op", "aten::add_", 1, begin + 100, begin + 110, 0);
+    }
+    format!(
+        r#"{{"traceEvents":[{}],"distributedInfo":{{"backend":"gloo","rank":{rank},"world_size":2}}}}"#,
+        events.join(",")
+    )
+}
+
+#[test]
+fn buckets_of_a_run_of_pytorch_are_replayed() {
+    let sandbox = Sandbox::new();
+    let write = |with_shapes: bool| {
+        for rank in 0..2 {
+            let name = format!("traces/rank_{rank}.pt.trace.json");
+            std::fs::create_dir_all(sandbox.path("traces")).unwrap();
+            std::fs::write(sandbox.path(&name), trace_of_ddp(rank, with_shapes)).unwrap();
+        }
+    };
+    write(true);
+    let run = lab(&sandbox, "buckets --trace traces --output out").ok();
+    run.line("traces, 6 steps of 2 ranks, 4 gradients in 2 buckets");
+    // Each gradient by itself: the last one travels from 60 to 84 ms.
+    run.line("Set bucket_cap_mb=1: 8.00 ms less per step");
+    let rows = json(&sandbox.path("out/buckets-of-trace.json"))["tables"]["curve"].to_string();
+    assert!(rows.contains("bucket_cap_mb"), "{rows}");
+    assert!(sandbox.path("out/buckets-of-trace.png").is_file());
+    lab(&sandbox, "buckets --trace traces --links 1gbe").refused(&["leave out --links"]);
+    lab(&sandbox, "buckets --trace traces --steps 3").refused(&["the flags of runs"]);
+    lab(&sandbox, "grad-accum --trace traces").refused(&["--trace is for buckets"]);
+    let refused = |part: &str| {
+        let run = lab(&sandbox, "buckets --trace traces --output other");
+        assert!(run.code == Some(1) && run.stderr.contains(part), "{run:?}");
+    };
+    write(false);
+    refused("record_shapes=True");
+    std::fs::remove_file(sandbox.path("traces/rank_1.pt.trace.json")).unwrap();
+    refused("two ranks or more");
+    std::fs::write(sandbox.path("traces/rank_0.pt.trace.json"), "{\"traceEvents\":[{").unwrap();
+    refused("rank_0.pt.trace.json");
+    assert!(!sandbox.path("other").exists(), "nothing is written");
 }
 
 /// The records of a folder, in the order of the runs.

@@ -12,6 +12,7 @@
 //! | here | whether there is something to gain, and the words |
 //! | [`observed`] | steps as all ranks saw them, on one clock |
 //! | [`cost`] | what an operation takes, from its bytes |
+//! | [`reducer`] | the same from traces of PyTorch's `DistributedDataParallel` |
 //! | [`replay`] | a backward pass replayed with a queue of operations |
 //! | [`passes`] | what other buckets, fewer bytes, or no blocking operations would gain |
 //! | [`gain`] | a gain with its spread, and the choice between changes |
@@ -22,6 +23,7 @@ pub mod cost;
 pub mod gain;
 pub mod observed;
 pub mod passes;
+pub mod reducer;
 pub mod replay;
 
 use blame::Slowest;

@@ -10,8 +10,8 @@ use super::args::Args;
 use super::event::Event;
 use crate::json::{JsonError, Pull, lossy};
 use crate::timeline::{
-    Annotation, Collective, DeviceWork, Kernel, LaneInfo, Launch, MemorySample, Names, Operator,
-    SyncWait, TimeRange, Timeline, TrackId,
+    Annotation, Collective, DeviceWork, FinalGradient, Kernel, LaneInfo, Launch, MemorySample,
+    Names, Operator, SyncWait, TimeRange, Timeline, TrackId,
 };
 
 /// What an event is used as.
@@ -42,6 +42,9 @@ impl Kind {
         }
     }
 }
+
+/// The function of autograd after which a gradient is final.
+const FINAL_GRADIENT: &[u8] = b"torch::autograd::AccumulateGrad";
 
 /// Whether PyTorch uses this name for a collective on the host.
 fn is_host_collective(name: &[u8]) -> bool {
@@ -137,7 +140,9 @@ impl Reader {
             if !wants_args(event) {
                 return pull.skip();
             }
-            let with_inputs = event.name.is_empty() || is_host_collective(&event.name);
+            let with_inputs = event.name.is_empty()
+                || event.name == FINAL_GRADIENT
+                || is_host_collective(&event.name);
             self.args.take(pull, with_inputs)
         })
     }
@@ -262,6 +267,10 @@ impl Reader {
             }
             // PyTorch writes transfers of the host as annotations, although the program did not name them.
             Kind::Operator | Kind::Annotation | Kind::DeviceAnnotation => {
+                if let (FINAL_GRADIENT, Some(num_elems)) = (name, args.input_elems) {
+                    let at_ns = time.end_ns();
+                    timeline.gradients.push(FinalGradient { at_ns, num_elems });
+                }
                 timeline.operators.push(Operator { name: id, time, lane, collective });
             }
             Kind::Skipped => {}

@@ -117,6 +117,7 @@ mod tests {
             kind: OpKind::AllGather,
             group: 0,
             seq: 0,
+            ranks: 2,
             bytes: 8,
             dtype,
             op,

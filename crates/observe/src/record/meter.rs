@@ -70,7 +70,7 @@ step_times! {
         moving,
         /// Number of operations.
         ops,
-        /// Bytes of the operations.
+        /// Bytes of the operations of groups of two ranks or more.
         bytes,
     }
 }
@@ -187,6 +187,7 @@ impl Meter {
             end_ns: record.times.present_ns,
         }));
         let total = |part: fn(&OpTimes) -> u64| self.records.iter().map(|r| part(&r.times)).sum();
+        let sent = self.records.iter().filter(|record| record.ranks > 1);
         let times = StepTimes {
             step: whole.len_ns(),
             data: data_ns,
@@ -204,7 +205,7 @@ impl Meter {
             wait: total(OpTimes::wait_ns),
             moving: total(OpTimes::move_ns),
             ops: self.records.len() as u64,
-            bytes: self.records.iter().map(|record| record.bytes as u64).sum(),
+            bytes: sent.map(|record| record.bytes as u64).sum(),
         };
         if let Some(acted) = counted {
             let uses = gathers::uses(whole.start_ns, track, &self.records);
@@ -250,6 +251,7 @@ mod tests {
             kind,
             group: 0,
             seq,
+            ranks: 2,
             bytes: 8,
             dtype,
             op,

@@ -178,6 +178,7 @@ mod tests {
             kind,
             group: 0,
             seq: 0,
+            ranks: 2,
             bytes,
             dtype,
             op,

@@ -35,14 +35,14 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 /// What a sample takes to decode on the processor, in microseconds.
-const DECODE_US: [f64; 5] = [0.0, 50.0, 100.0, 200.0, 400.0];
+const DECODE_US: [f64; 4] = [0.0, 100.0, 200.0, 400.0];
 /// The bandwidths of copies to the emulated device, in Gbit/s.
 const COPY_GBIT: [f64; 3] = [4.0, 0.4, 0.1];
 /// The device, but for the bandwidth of its copies.
 const SIM: &str = "sim:copy";
 
 fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
-    let base = runs(args, &[("nproc", "1"), ("steps", "20"), ("warmup-steps", "3")]);
+    let base = runs(args, &[("nproc", "1"), ("steps", "12"), ("warmup-steps", "2")]);
     let device = base.get("device").and_then(|of| of.first()).map(String::as_str);
     let mut scenes = Vec::new();
     if device.is_none_or(|name| name == "cpu") {

@@ -9,6 +9,7 @@ use paceline_table::plot::{Axis, LineChart, Series, Stroke, Unit};
 use paceline_table::table::Columns;
 
 use super::args::LabArgs;
+use super::effect::Effect;
 use super::outcome::Beside;
 use super::scene::Scene;
 use super::{Experiment, Made, runs};
@@ -79,6 +80,8 @@ struct Point {
     scene: String,
     mib: f64,
     measured: Option<Spread>,
+    /// Beside the size that `ddp` has by default.
+    effect: Option<Effect>,
     replayed_ms: f64,
 }
 
@@ -100,6 +103,7 @@ fn beside(made: &Made) -> Result<Vec<Beside>> {
                 scene: scene.name.clone(),
                 mib,
                 measured: row.figures.get("step_ms_median").copied(),
+                effect: row.effect,
                 replayed_ms,
             })
             .collect();
@@ -172,10 +176,13 @@ fn verdict(scene: &Scene, curve: &[Point]) -> Option<String> {
     let (best, best_ms) = measured.min_by(|a, b| a.1.total_cmp(&b.1))?;
     let by_replay = curve.iter().min_by(|a, b| a.replayed_ms.total_cmp(&b.replayed_ms))?;
     let at_it = by_replay.measured?.median;
+    let advice = match best.effect.filter(|effect| !effect.is_none() && effect.ratio > 1.0) {
+        Some(effect) => format!("set --bucket-cap-mb {} ({})", best.mib, effect.words()),
+        None => "leave --bucket-cap-mb as it is: no size pays by more than the noise".to_owned(),
+    };
     Some(format!(
-        "{}: set --bucket-cap-mb {} ({best_ms:.2} ms measured); the replay says {}, whose measured step is {:+.1} % longer",
+        "{}: {advice}; the replay says {} MiB, whose measured step is {:+.1} % longer than the shortest ({best_ms:.2} ms)",
         scene.name,
-        best.mib,
         by_replay.mib,
         100.0 * (at_it / best_ms - 1.0)
     ))

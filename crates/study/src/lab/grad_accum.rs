@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use paceline_failure::Result;
+use paceline_host::text::plural;
 use paceline_table::table::Columns;
 
 use super::args::LabArgs;
@@ -91,7 +92,8 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     };
     let mut scene = Scene::new(BITS);
     for (ranks, batches) in [(4, 1), (2, 2), (1, 4)] {
-        scene = scene.with(format!("{ranks} ranks, {batches} batches, tree"), of(ranks, batches));
+        let name = format!("{}, {}, tree", plural(ranks, "rank"), plural(batches, "batch"));
+        scene = scene.with(name, of(ranks, batches));
     }
     scenes.push(scene);
     Ok(scenes)

@@ -8,6 +8,7 @@
 //! | [`effect`] | a ratio with its interval |
 //! | [`outcome`], [`show`] | what was found; as table, chart and page |
 //! | [`collected`] | all experiments of a folder on one page |
+//! | [`traced`] | sizes of buckets for a run of PyTorch, from its traces |
 //!
 //! The other files are the experiments, one each. A new one is such a file and a line in [`EXPERIMENTS`]. docs/lab/ has a page
 //! for each: what to expect and why, and how it is done wrong.
@@ -19,6 +20,7 @@ pub mod measure;
 pub mod outcome;
 pub mod scene;
 pub mod show;
+pub mod traced;
 
 pub mod async_copy;
 pub mod buckets;
@@ -123,6 +125,9 @@ pub fn lab(args: &LabArgs, placement: Option<Placement>) -> Result<u8> {
         PathBuf::from(FOLDER).join(format!("{time}-{}", experiment.name))
     });
     check_folder("--output", &folder, "pass a folder that you can write to")?;
+    if let Some(traces) = &args.trace {
+        return traced::buckets(traces, &folder);
+    }
     let scenes = (experiment.scenes)(args, &folder)?;
     let cases = scene::cases(&scenes)?;
     let settings = cases.iter().enumerate().map(|(at, case)| {

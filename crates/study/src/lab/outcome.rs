@@ -53,7 +53,10 @@ pub struct Row {
     pub variant: String,
     /// Whether it is the base of its scene.
     pub is_base: bool,
-    /// What it does to the throughput, compared with the base. `None` for the base, and with fewer than three rounds.
+    /// Whether its time means something.
+    pub is_timed: bool,
+    /// What it does to the throughput, compared with the base. `None` for the base, with fewer than three rounds, and if its time
+    /// means nothing.
     pub effect: Option<Effect>,
     /// The figures of its runs over the rounds, by name.
     pub figures: BTreeMap<String, Spread>,
@@ -99,7 +102,9 @@ impl Outcome {
                     at: scene.at,
                     variant: variant.name.clone(),
                     is_base: case == base,
-                    effect: Effect::of(&at_base, &figures(ledger, case)).filter(|_| case != base),
+                    is_timed: variant.is_timed,
+                    effect: Effect::of(&at_base, &figures(ledger, case))
+                        .filter(|_| case != base && variant.is_timed),
                     figures: spreads(&runs),
                     has_bits_of_base: !weights.is_empty() && weights == bits,
                     weights,
@@ -153,6 +158,7 @@ impl Outcome {
                     (Some(_), ..) => "failed".to_owned(),
                     (None, true, _) => "base".to_owned(),
                     (None, false, Some(effect)) => effect.words(),
+                    (None, false, None) if !row.is_timed => "numerics only".to_owned(),
                     (None, false, None) => "too few rounds".to_owned(),
                 },
             );

@@ -53,7 +53,7 @@ const MICRO_BATCHES: usize = 4;
 const MODELS: [(&str, &[(&str, &str)]); 2] = [
     ("CNN, 0.7 M parameters", &[("model", "cnn")]),
     (
-        "MLP, 8.9 M parameters",
+        "MLP, 11 M parameters",
         &[("model", "mlp"), ("input-dim", "1024"), ("hidden-dim", "2048"), ("output-dim", "256")],
     ),
 ];

@@ -26,6 +26,8 @@ pub struct Variant {
     pub name: String,
     /// The specification of its runs.
     pub spec: Spec,
+    /// Whether its time means something.
+    pub is_timed: bool,
 }
 
 impl Scene {
@@ -41,7 +43,13 @@ impl Scene {
 
     /// The same scene with another variant.
     pub fn with(mut self, name: impl Into<String>, spec: Spec) -> Self {
-        self.variants.push(Variant { name: name.into(), spec });
+        self.variants.push(Variant { name: name.into(), spec, is_timed: true });
+        self
+    }
+
+    /// The same with a variant whose time means nothing.
+    pub fn with_untimed(mut self, name: impl Into<String>, spec: Spec) -> Self {
+        self.variants.push(Variant { name: name.into(), spec, is_timed: false });
         self
     }
 }

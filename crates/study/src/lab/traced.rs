@@ -1,0 +1,167 @@
+//! `paceline lab buckets --trace DIR`: which `bucket_cap_mb` suits a run of PyTorch.
+//!
+//! Traces of all ranks go in. Each measured step is replayed with buckets of other sizes: gradients become final when they were,
+//! and all-reduces take what those of the traces took, by their bytes. Nothing is run.
+
+use std::path::{Path, PathBuf};
+
+use paceline_analysis::advice::gain::Gain;
+use paceline_analysis::advice::passes::Passes;
+use paceline_analysis::advice::reducer::Reducer;
+use paceline_analysis::advice::replay::Bucket;
+use paceline_analysis::read::{self, Select};
+use paceline_analysis::report::{Body, Note, Panel, Report, Section, Weight, Width};
+use paceline_failure::outputs::{write_charts, write_report};
+use paceline_failure::{Failure, Result};
+use paceline_files::Printable;
+use paceline_host::disk::Disk;
+use paceline_host::text::{line_width, plural, say};
+use paceline_table::plot::{Axis, LineChart, Picture, Series, Unit};
+use paceline_table::table::{Columns, Table};
+
+use crate::studies::bucket_cost::MIB;
+
+/// Sizes in MiB.
+const SIZES: [f64; 13] =
+    [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 32.0, 64.0, 128.0, 256.0, 512.0];
+/// A gain below this part of the backward pass is not worth a change.
+const LEAST_PART: f64 = 0.01;
+/// The name of the files, without their ending.
+const NAME: &str = "buckets-of-trace";
+
+/// A size, and the steps with it.
+struct Point {
+    mib: f64,
+    plan: Vec<Bucket>,
+    whole_ms: f64,
+    exposed_ms: f64,
+}
+
+/// Replays the traces in `traces`, and writes the curve into `folder`. Returns the exit code.
+pub fn buckets(traces: &Path, folder: &Path) -> Result<u8> {
+    let refused = |why: String| Failure::Run(format!("--trace {}: {why}", traces.printable()));
+    let windows = read::find(&[PathBuf::from(traces)], Select::Latest)?;
+    let files = windows.into_iter().next().map_or_else(Vec::new, |window| window.files);
+    let mut timelines = Vec::new();
+    for file in files {
+        let mut timeline = read::open(&file.path)?;
+        timeline.rank = Some(file.rank);
+        timelines.push(timeline);
+    }
+    let reducer = Reducer::of(&timelines).map_err(refused)?;
+    let cost = reducer.cost();
+    let passes = Passes::measured(&reducer.observed, reducer.plan.clone(), None, &*cost);
+    let passes = passes.ok_or_else(|| refused("no step has all gradients".to_owned()))?;
+    let now = passes.with_buckets(&reducer.plan).unwrap_or_default();
+    let mut points: Vec<Point> = Vec::new();
+    for mib in SIZES {
+        let plan = reducer.buckets((mib * MIB) as u64);
+        let Some([whole_ms, exposed_ms]) = passes.with_buckets(&plan) else { continue };
+        match points.last_mut().filter(|last| last.plan == plan) {
+            // The same buckets.
+            Some(last) => last.mib = mib,
+            None => points.push(Point { mib, plan, whole_ms, exposed_ms }),
+        }
+    }
+    let plans = points.iter().rev().map(|of| (of.mib, of.plan.clone()));
+    let (best, _) = passes.other_buckets(plans, LEAST_PART * now[0]);
+    let best = best.filter(|(_, gain)| gain.holds(LEAST_PART * now[0]));
+    let lines = lines(&reducer, &passes, now, best);
+    let table = table(&points, now);
+    say(&format!(
+        "{}, {} of {}, {} in {}\n\n{}",
+        traces.printable(),
+        plural(reducer.observed.steps.len(), "step"),
+        plural(timelines.len(), "rank"),
+        plural(reducer.gradient_bytes.len(), "gradient"),
+        plural(reducer.plan.len(), "bucket"),
+        table.fitted(line_width())
+    ));
+    lines.iter().for_each(|line| say(line));
+    let disk = Disk::default();
+    write_report(&disk, folder, NAME, &report(traces, &table, &lines))?;
+    let line = points.iter().map(|of| (of.mib * MIB, of.whole_ms * 1e3));
+    let charts: [(String, Box<dyn Picture>); 1] = [(
+        NAME.to_owned(),
+        Box::new(LineChart {
+            title: "buckets: the backward pass over bucket_cap_mb, replayed".to_owned(),
+            subtitle: traces.printable().to_string(),
+            x: Axis::logarithmic("bucket_cap_mb, in bytes", Unit::Bytes),
+            y: Axis::linear("until all gradients are there", Unit::Microseconds),
+            series: vec![Series::line("replayed", line)],
+        }),
+    )];
+    write_charts(&disk, folder, &charts)?;
+    say(&format!("\nFiles in {}: {NAME}.html, .csv, .json, .md, .png, .svg", folder.printable()));
+    Ok(0)
+}
+
+fn table(points: &[Point], [now_ms, _]: [f64; 2]) -> Table {
+    Columns::new()
+        .add("bucket_cap_mb", "bucket_cap_mb", ("", 2), "PyTorch's, in MiB.", |of: &Point| of.mib)
+        .add("operations", "all-reduces", ("", 0), "", |of| of.plan.len())
+        .add(
+            "whole_ms",
+            "backward pass",
+            ("ms", 2),
+            "From its begin until it has ended and all gradients are there: median of the replayed steps.",
+            |of| of.whole_ms,
+        )
+        .add("exposed_ms", "exposed", ("ms", 2), "Of it, communication that nothing hides.", |of| {
+            of.exposed_ms
+        })
+        .add("gain_ms", "less than now", ("ms", 2), "Than the replay of the buckets of the traces.", move |of| {
+            now_ms - of.whole_ms
+        })
+        .table(points)
+}
+
+fn lines(
+    reducer: &Reducer,
+    passes: &Passes,
+    [now_ms, exposed_ms]: [f64; 2],
+    best: Option<(f64, Gain)>,
+) -> Vec<String> {
+    let bytes: Vec<String> =
+        reducer.plan.iter().map(|of| format!("{:.2}", of.bytes as f64 / MIB)).collect();
+    let missed = passes.unexplained_ms().unwrap_or_default();
+    let mut lines = vec![format!(
+        "Now: buckets of {} MiB; the replay takes {now_ms:.2} ms, {exposed_ms:.2} of them exposed, and the steps took {missed:+.2} ms \
+         beside it",
+        bytes.join(", ")
+    )];
+    lines.push(match best {
+        Some((mib, gain)) => format!(
+            "Set bucket_cap_mb={mib}: {}. In PyTorch: DistributedDataParallel(model, bucket_cap_mb={mib})",
+            gain.words("less per step")
+        ),
+        None => "No size of buckets gains more than 1 % of the backward pass and the noise of these steps; leave bucket_cap_mb as it is"
+            .to_owned(),
+    });
+    lines
+}
+
+fn report(traces: &Path, table: &Table, lines: &[String]) -> Report {
+    Report {
+        title: "Lab: buckets of a run of PyTorch".to_owned(),
+        subtitle: traces.printable().to_string(),
+        figures: Vec::new(),
+        notes: lines.iter().map(|text| Note { weight: Weight::Note, text: text.clone() }).collect(),
+        sections: vec![Section {
+            id: "sizes".to_owned(),
+            title: "Sizes of buckets".to_owned(),
+            lead: "Each step of the traces, replayed with other buckets.".to_owned(),
+            panels: vec![Panel {
+                id: "curve".to_owned(),
+                title: "bucket_cap_mb".to_owned(),
+                unit: String::new(),
+                definition: "Gradients become final when they did; all-reduces travel one after the other and take what those of \
+                             the traces took: a latency and a time per byte."
+                    .to_owned(),
+                width: Width::Full,
+                body: Body::Table(table.clone()),
+            }],
+        }],
+        csv_table: "curve".to_owned(),
+    }
+}
