@@ -45,9 +45,11 @@ def experiment(binary: Path, words: str, flags: str) -> Record:
         command = [binary, "lab", *words.split(), "--output", "out", *flags.split()]
         printed = run(command, Path(folder), timeout_s=LIMIT_S)
         out = Path(folder) / "out"
+        # All variants are in the rows already.
+        tables = json.loads((out / "report.json").read_text())["tables"]
         return {
             "lab": json.loads((out / "lab.json").read_text()),
-            "tables": json.loads((out / "report.json").read_text())["tables"],
+            "tables": {name: table for name, table in tables.items() if name != "variants"},
             "printed": printed.splitlines(),
         }
 
@@ -113,7 +115,7 @@ BUCKET_CASES = {
 
 def on_link(python: Path, flags: str, rate: str, seconds: float) -> Record:
     """PyTorch's step in a network of its own whose loopback has this rate."""
-    link = f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate} burst 256kbit latency 400ms"
+    link = f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate} burst 256kb latency 400ms"
     command = f"{link} && exec {python} {PEER} --ranks 2 --seconds {seconds} {flags}"
     printed = run(["unshare", "--net", "sh", "-c", command], ROOT, timeout_s=LIMIT_S)
     return json.loads(printed.strip().splitlines()[-1])

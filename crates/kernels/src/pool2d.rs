@@ -65,6 +65,11 @@ impl MaxPool2d {
         }
     }
 
+    /// Whether its windows are 2x2 and do not overlap.
+    fn halves(&self) -> bool {
+        self.window == 2 && self.stride == 2
+    }
+
     /// Elements of one image of the input, and of the output.
     fn image_elems(&self) -> [usize; 2] {
         [self.input_shape(1), self.output_shape(1)].map(|dims| dims.iter().product())
@@ -112,7 +117,8 @@ pub fn forward(
         compute.launch(op, operands, move |cpu, (x, y, winners)| {
             match pool.channels {
                 1 => forward_of_planes::<S>(cpu.simd, &pool, x, y, winners),
-                _ => forward_of_channels::<S>(cpu.simd, &pool, batch, x, y, winners),
+                _ if pool.halves() => forward_of_halves::<S>(cpu.simd, &pool, batch, x, y, winners),
+                _ => forward_of::<S>(&pool, batch, x, y, winners),
             }
             Ok(())
         })
@@ -148,25 +154,7 @@ pub fn backward(
     })
 }
 
-multiversion! {
-    /// The forward pass of images whose channels lie next to each other.
-    fn forward_of_channels<S: Stored>(
-        pool: &MaxPool2d,
-        batch: usize,
-        x: &[S],
-        y: &mut [S],
-        winners: &mut [u8],
-    ) = channels_body
-}
-
-#[inline(always)]
-fn channels_body<S: Stored>(
-    pool: &MaxPool2d,
-    batch: usize,
-    x: &[S],
-    y: &mut [S],
-    winners: &mut [u8],
-) {
+fn forward_of<S: Stored>(pool: &MaxPool2d, batch: usize, x: &[S], y: &mut [S], winners: &mut [u8]) {
     let channels = pool.channels;
     pool.for_each_position(batch, |out, position| {
         let (y, winners) = (&mut y[out..][..channels], &mut winners[out..][..channels]);
@@ -185,7 +173,43 @@ fn channels_body<S: Stored>(
 }
 
 multiversion! {
-    /// The same for images of one channel.
+    /// [`forward_of`] for windows of 2x2 that do not overlap, in one pass over the channels.
+    fn forward_of_halves<S: Stored>(
+        pool: &MaxPool2d,
+        batch: usize,
+        x: &[S],
+        y: &mut [S],
+        winners: &mut [u8],
+    ) = halves_body
+}
+
+#[inline(always)]
+fn halves_body<S: Stored>(
+    pool: &MaxPool2d,
+    batch: usize,
+    x: &[S],
+    y: &mut [S],
+    winners: &mut [u8],
+) {
+    let channels = pool.channels;
+    pool.for_each_position(batch, |out, position| {
+        let (y, winners) = (&mut y[out..][..channels], &mut winners[out..][..channels]);
+        let [a, b, c, d] = [0, 1, 2, 3].map(|at| &x[pool.input_at(position, at)..][..channels]);
+        for o in 0..channels {
+            let (mut most, mut winner) = (a[o], 0u32);
+            for (candidate, at) in [b[o], c[o], d[o]].into_iter().zip(1u32..) {
+                let wins = candidate.load() > most.load() || candidate.load().is_nan();
+                most = if wins { candidate } else { most };
+                winner = if wins { at } else { winner };
+            }
+            y[o] = most;
+            winners[o] = winner as u8;
+        }
+    });
+}
+
+multiversion! {
+    /// [`forward_of`] for images of one channel.
     fn forward_of_planes<S: Stored>(
         pool: &MaxPool2d,
         x: &[S],
@@ -254,38 +278,74 @@ fn backward_rounded<S: Stored>(
     }
 }
 
-multiversion! {
-    /// Writes the gradient of the input in the type in which gradients add up.
-    fn backward_of<S: Stored>(
-        pool: &MaxPool2d,
-        batch: usize,
-        winners: &[u8],
-        dy: &[S],
-        dx: &mut [S::Real],
-    ) = backward_body
-}
-
-#[inline(always)]
-fn backward_body<S: Stored>(
+fn backward_of<S: Stored>(
+    simd: SimdLevel,
     pool: &MaxPool2d,
     batch: usize,
     winners: &[u8],
     dy: &[S],
     dx: &mut [S::Real],
 ) {
+    if pool.halves() {
+        return backward_of_halves::<S>(simd, pool, batch, winners, dy, dx);
+    }
     dx.fill(S::Real::default());
-    pool.for_each_position(batch, |out, position| match pool.channels {
-        1 => dx[pool.input_at(position, usize::from(winners[out]))] += dy[out].load(),
-        channels => {
-            let (dy, winners) = (&dy[out..][..channels], &winners[out..][..channels]);
-            for at in 0..pool.window * pool.window {
-                let dx = &mut dx[pool.input_at(position, at)..][..channels];
-                for ((dx, dy), winner) in dx.iter_mut().zip(dy).zip(winners) {
-                    // Others gain a zero, so that the compiler can use vector instructions.
-                    let won = usize::from(*winner) == at;
-                    *dx += if won { dy.load() } else { S::Real::default() };
+    pool.for_each_position(batch, |out, position| {
+        for c in 0..pool.channels {
+            let at = usize::from(winners[out + c]);
+            dx[pool.input_at(position, at) + c] += dy[out + c].load();
+        }
+    });
+}
+
+multiversion! {
+    /// [`backward_of`] for windows of 2x2 that do not overlap: each gradient of the input is written once.
+    fn backward_of_halves<S: Stored>(
+        pool: &MaxPool2d,
+        batch: usize,
+        winners: &[u8],
+        dy: &[S],
+        dx: &mut [S::Real],
+    ) = backward_halves_body
+}
+
+#[inline(always)]
+fn backward_halves_body<S: Stored>(
+    pool: &MaxPool2d,
+    batch: usize,
+    winners: &[u8],
+    dy: &[S],
+    dx: &mut [S::Real],
+) {
+    let zero = S::Real::default();
+    // A sum with zero, as where windows overlap: it makes zero of minus zero.
+    let won = |winner: u8, at: u8, dy: S| if winner == at { zero + dy.load() } else { zero };
+    let [_, rows, columns, channels] = pool.output_shape(batch);
+    let row_elems = pool.width * channels;
+    if 2 * rows < pool.height || 2 * columns < pool.width {
+        // No window covers the last row or column.
+        dx.fill(zero);
+    }
+    let lines = dy.chunks_exact(columns * channels).zip(winners.chunks_exact(columns * channels));
+    for (line, (dy, winners)) in lines.enumerate() {
+        let first = (line / rows * pool.height + line % rows * 2) * row_elems;
+        for (u, at) in [(0, 0u8), (1, 2)] {
+            let dx = &mut dx[first + u * row_elems..][..2 * columns * channels];
+            if channels == 1 {
+                for ((dx, dy), winner) in dx.chunks_exact_mut(2).zip(dy).zip(winners) {
+                    (dx[0], dx[1]) = (won(*winner, at, *dy), won(*winner, at + 1, *dy));
+                }
+                continue;
+            }
+            let windows = dy.chunks_exact(channels).zip(winners.chunks_exact(channels));
+            for (dx, (dy, winners)) in dx.chunks_exact_mut(2 * channels).zip(windows) {
+                let (left, right) = dx.split_at_mut(channels);
+                for (dx, at) in [(left, at), (right, at + 1)] {
+                    for ((dx, dy), winner) in dx.iter_mut().zip(dy).zip(winners) {
+                        *dx = won(*winner, at, *dy);
+                    }
                 }
             }
         }
-    });
+    }
 }

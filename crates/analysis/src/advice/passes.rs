@@ -91,12 +91,14 @@ impl<'a> Passes<'a> {
         gain.filter(|gain| usual.abs() <= gain.ms)
     }
 
-    /// The milliseconds from the begin of the backward pass until it has ended and these buckets are there, and the part of them
-    /// that is exposed communication: medians over the replayed steps.
-    pub fn with_buckets(&self, plan: &[Bucket]) -> Option<[f64; 2]> {
+    /// The milliseconds from the begin of the backward pass until it has ended and these buckets are there; the part of them that
+    /// is exposed communication; and what the step gains beside the buckets as they are: medians over the replayed steps.
+    pub fn with_buckets(&self, plan: &[Bucket]) -> Option<[f64; 3]> {
         let played = || self.steps.iter().map(|step| (step, step.last.play(plan, self.cost)));
         let whole = median(played().map(|(step, of)| of.finish() - step.last.begin))?;
-        Some([whole, median(played().map(|(_, of)| of.exposed()))?])
+        let exposed = median(played().map(|(_, of)| of.exposed()))?;
+        let gain = played().map(|(step, of)| self.play(&step.last).finish() - of.finish());
+        Some([whole, exposed, median(gain)?])
     }
 
     /// The best of other buckets, each with its name, and its gain. The second value is whether it is certain that none would
