@@ -146,7 +146,7 @@ fn chart(experiment: &Experiment, outcome: &Outcome) -> Option<Box<dyn Picture>>
     };
     let group = |rows: &[Row]| BarGroup {
         name: rows[0].scene.clone(),
-        bars: rows.iter().filter_map(bar).collect(),
+        bars: rows.iter().filter(|row| row.is_timed).filter_map(bar).collect(),
     };
     Some(Box::new(BarChart {
         title: format!("{}: {}", experiment.name, experiment.about),
@@ -173,7 +173,7 @@ fn report(experiment: &Experiment, outcome: &Outcome, beside: &[Beside]) -> Repo
             value: row.figures.get(FIGURE).map(|of| of.median),
             color: PageColor::Series(place),
         };
-        let bars = rows.iter().enumerate().map(bar).collect();
+        let bars = rows.iter().filter(|row| row.is_timed).enumerate().map(bar).collect();
         let title = if rows[0].scene.is_empty() { "Throughput" } else { &rows[0].scene };
         panel(
             &format!("scene_{at}"),
