@@ -103,7 +103,7 @@ mod tests {
                     let model = config.build(4).unwrap();
                     let (strategy, options) = (strategy.as_mut(), ReplicaOptions::DEFAULT);
                     let replica = if mesh.shape().size(Axis::Pp) > 1 {
-                        let (stages, settings) = (Stages::even(OneFOneB), (1, options));
+                        let (stages, settings) = (Stages::even(OneFOneB, 1), (1, options));
                         Replica::in_stages(strategy, model, compute, mesh, &stages, settings)
                     } else {
                         Replica::new(strategy, model, compute, mesh, 1, options)

@@ -197,6 +197,7 @@ pub fn resolve_pipeline(
             model.blocks.len()
         ));
     }
+    // Nothing has been measured. If the ranks measure, they check their plan again.
     let even = |stages: &_| schedule::Costs::even(stages, 1.0, 1.0, 1.0);
     let plan = schedule.map(|of| schedule::Plan::new(of, stages, micro_batches, even));
     let plan = plan
@@ -231,6 +232,9 @@ pub fn resolve_pipeline(
             2 * stages
         ));
     }
+    if let Some(schedule) = schedule.filter(|_| cut != Cut::Measured) {
+        check_trained(model, &schedule.placement(stages), &begins_at)?;
+    }
     let memory_bytes = match flags.pipeline_memory {
         Some(mb) if !(mb > 0.0 && mb < 1e12) => {
             return usage(format!("--pipeline-memory {mb:?}: pass a number of MB above zero"));
@@ -249,6 +253,7 @@ pub fn resolve_pipeline(
         cut,
         begins: begins_at.iter().map(|at| unit_of(model, *at).to_owned()).collect(),
         begins_at,
+        costs: None,
         head_at_once: flags.head_at_once,
         memory_bytes,
         candidates: Vec::new(),
@@ -289,6 +294,33 @@ fn cut_at(names: &[String], model: &Model, stages: Option<usize>) -> Result<Vec<
         cut.push(at);
     }
     Ok(cut)
+}
+
+/// Errors if a rank of a pipeline would have nothing to train.
+fn check_trained(
+    model: &Model,
+    placement: &schedule::Placement,
+    begins_at: &[usize],
+) -> Result<()> {
+    let is_trained = |unit| {
+        let unit = model.layout.unit(unit);
+        !unit.is_frozen && !unit.range.is_empty()
+    };
+    let mut trains = vec![false; placement.ranks()];
+    for (at, block) in model.blocks.iter().enumerate() {
+        let stage = begins_at.partition_point(|begin| *begin <= at);
+        trains[placement.rank(stage)] |= is_trained(block.unit);
+    }
+    let tied = model.objective.tied().map(|id| model.layout.param(id).unit);
+    let last = placement.rank(placement.stages() - 1);
+    trains[last] |= model.objective.unit().into_iter().chain(tied).any(is_trained);
+    match trains.iter().position(|trains| !trains) {
+        None => Ok(()),
+        Some(place) => usage(format!(
+            "--freeze: rank {place} of the pipeline would have nothing to train; freeze less, or pass other --stages or fewer \
+             of them"
+        )),
+    }
 }
 
 /// Where ranks of another launcher meet.

@@ -160,9 +160,14 @@ pub(crate) fn build<'a>(
     let stages = config.pipeline.as_ref().and_then(|of| Some((of, schedule::named(of.schedule)?)));
     let mut replica = match stages {
         None => Replica::new(strategy.as_mut(), model, compute, mesh, seed, options)?,
-        Some((PipelineConfig { begins_at, head_at_once, .. }, schedule)) => {
-            let (schedule, cut) = (Arc::new(schedule), begins_at.clone());
-            let stages = Stages { schedule, cut, head_at_once: *head_at_once };
+        Some((PipelineConfig { begins_at, costs, head_at_once, .. }, schedule)) => {
+            let stages = Stages {
+                schedule: Arc::new(schedule),
+                cut: begins_at.clone(),
+                micro_batches: config.strategy.accumulate.min(config.steps_per_epoch),
+                costs: costs.clone(),
+                head_at_once: *head_at_once,
+            };
             let settings = (seed, options);
             Replica::in_stages(strategy.as_mut(), model, compute, mesh, &stages, settings)?
         }

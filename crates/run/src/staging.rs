@@ -67,6 +67,7 @@ pub(crate) fn choose(
         schedule: best.schedule.name(),
         begins: best.cut.iter().map(|at| unit_of(&model, *at).to_owned()).collect(),
         begins_at: best.cut.clone(),
+        costs: Some(blocks.costs(&best.cut)),
         candidates: choices.iter().map(candidate).collect(),
         ..open.clone()
     };

@@ -9,11 +9,11 @@ use std::str::FromStr;
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// The forward pass; in the last stage also the loss.
+    /// The forward pass, without the loss.
     Forward,
-    /// Both halves of the backward pass.
+    /// Both halves of the backward pass; in the last stage first the loss.
     Backward,
-    /// The gradient of the stage's input, which the stage before waits for.
+    /// The gradient of the stage's input, which the stage before waits for; in the last stage first the loss.
     BackwardInput,
     /// The gradients of the stage's parameters, which nobody waits for before the optimizer.
     BackwardWeight,

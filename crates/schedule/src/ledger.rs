@@ -107,7 +107,7 @@ impl Usual {
 pub struct Account {
     /// The whole step.
     pub step: f64,
-    /// What is not idle: arithmetic, the optimizer, and the synchronization of replicas.
+    /// What is not idle: arithmetic, the optimizer, the hand-over of messages, and the synchronization of replicas with its waits.
     pub busy: f64,
     /// Idle time by cause, in the order of [`Cause::ALL`]. It is below zero where a cause takes away more of the idle time of
     /// others than it adds.

@@ -25,7 +25,8 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// If the schedule does not know such a step, or if its lists do not fit together: see [`Plan::of_lists`].
+    /// If the schedule does not know such a step, if the costs are not those of its stages, or if its lists do not fit together:
+    /// see [`Plan::of_lists`].
     pub fn new(
         schedule: &dyn Schedule,
         ranks: usize,
@@ -40,7 +41,12 @@ impl Plan {
         }
         let shape = Shape { placement: schedule.placement(ranks), micro_batches };
         schedule.check(&shape)?;
-        let costs = costs(&shape.placement);
+        let (costs, stages) = (costs(&shape.placement), shape.placement.stages());
+        let parts = [&costs.forward, &costs.backward_input, &costs.backward_weight];
+        if let Some(part) = parts.into_iter().find(|part| part.len() != stages) {
+            let reason = format!("{stages} stages, and costs of {}", part.len());
+            return Err(PlanError::Setting(reason));
+        }
         let lists = (0..ranks).map(|rank| schedule.list(&shape, rank, &costs)).collect();
         Self::of_lists(shape, lists)
     }

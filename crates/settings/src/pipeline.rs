@@ -1,5 +1,6 @@
 //! The stages of a pipeline.
 
+use paceline_strategies::schedule::Costs;
 use serde::Serialize;
 
 /// How a model is divided into stages, and in which order they run.
@@ -13,6 +14,10 @@ pub struct PipelineConfig {
     pub begins_at: Vec<usize>,
     /// The units of these blocks.
     pub begins: Vec<String>,
+    /// What the ranks have measured of the stages, in milliseconds, from which a schedule may make its lists; `None` if they have
+    /// not measured, and stages count as equal.
+    #[serde(skip)]
+    pub costs: Option<Costs>,
     /// The objective computes the gradients of its parameters with its loss.
     pub head_at_once: bool,
     /// The most that a rank may keep of micro-batches in flight.

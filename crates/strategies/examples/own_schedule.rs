@@ -59,7 +59,9 @@ fn main() -> Result<()> {
     let timeline = Timeline::of(&plan, &even(&plan.shape().placement))?;
     print!("{}", drawing(&plan, &timeline, 80));
     println!("in flight on rank 0: {}", plan.in_flight(0));
-    for (name, stages) in [("waves", Stages::even(waves)), ("1f1b", Stages::even(OneFOneB))] {
+    let of_waves = Stages::even(waves, MICRO_BATCHES);
+    let of_1f1b = Stages::even(OneFOneB, MICRO_BATCHES);
+    for (name, stages) in [("waves", of_waves), ("1f1b", of_1f1b)] {
         let digests = thread::scope(|scope| {
             let ranks = Group::threads(2).into_iter();
             let ranks: Vec<_> = ranks.map(|group| scope.spawn(|| train(group, &stages))).collect();

@@ -24,15 +24,21 @@ pub struct Stages {
     pub schedule: Arc<dyn Schedule>,
     /// The first block of each stage but the first one. Empty if each stage has about as many blocks as the others.
     pub cut: Vec<usize>,
+    /// Into how many micro-batches a step divides its batch. The lists for this number are made and checked with the replica, those
+    /// for another number when such a step begins.
+    pub micro_batches: usize,
+    /// What actions take, from which a schedule may make its lists: the same on all ranks. `None` if all stages count as equal.
+    pub costs: Option<Costs>,
     /// The objective computes the gradients of its parameters with its loss, even if the schedule puts off those of the other
     /// layers. What it would keep for them is as large as its outputs: for a language model, an element for each token and word.
     pub head_at_once: bool,
 }
 
 impl Stages {
-    /// Stages with about as many blocks each.
-    pub fn even(schedule: impl Schedule + 'static) -> Self {
-        Self { schedule: Arc::new(schedule), cut: Vec::new(), head_at_once: false }
+    /// Stages with about as many blocks each, which count as equal.
+    pub fn even(schedule: impl Schedule + 'static, micro_batches: usize) -> Self {
+        let (schedule, cut) = (Arc::new(schedule), Vec::new());
+        Self { schedule, cut, micro_batches, costs: None, head_at_once: false }
     }
 
     /// The blocks of each stage.
@@ -70,6 +76,8 @@ pub(crate) struct Pipeline {
     rank: usize,
     /// The blocks of all stages.
     blocks: Vec<Range<usize>>,
+    /// See [`Stages::costs`].
+    costs: Option<Costs>,
     /// See [`Stages::head_at_once`].
     pub(crate) head_at_once: bool,
     /// The layout of all stages.
@@ -116,6 +124,7 @@ impl Pipeline {
             placement,
             rank,
             blocks,
+            costs: stages.costs.clone(),
             head_at_once: stages.head_at_once,
             layout: model.layout.clone(),
             precision,
@@ -136,6 +145,7 @@ impl Pipeline {
             placement: Placement::line(1),
             rank: 0,
             blocks: std::iter::once(0..model.blocks.len()).collect(),
+            costs: None,
             head_at_once: false,
             layout: model.layout.clone(),
             precision,
@@ -240,11 +250,13 @@ impl Pipeline {
         &self.layout
     }
 
-    /// The lists of a step. All durations count as equal.
+    /// The lists of a step.
     pub(crate) fn plan(&self, micro_batches: usize) -> Result<Plan> {
         let (schedule, ranks) = (self.schedule.as_ref(), self.placement.ranks());
-        let even = |stages: &Placement| Costs::even(stages, 1.0, 1.0, 1.0);
-        Plan::new(schedule, ranks, micro_batches, even).map_err(|error| {
+        let costs = |stages: &Placement| {
+            self.costs.clone().unwrap_or_else(|| Costs::even(stages, 1.0, 1.0, 1.0))
+        };
+        Plan::new(schedule, ranks, micro_batches, costs).map_err(|error| {
             StrategyError::Setting(format!(
                 "{} in {micro_batches} micro-batches: {error}",
                 schedule.name()

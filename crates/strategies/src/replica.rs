@@ -192,8 +192,8 @@ impl Replica {
     /// shares them with the ranks of the same place on this axis. The strategy keeps those equal. Each rank that uses a
     /// parameter of a root unit has a copy of it, and all copies get the sum of their gradients.
     ///
-    /// Errors also if the model cannot be divided like this, or if the schedule needs something that the options or the
-    /// strategy do not have.
+    /// Errors also if the model cannot be divided like this, if the lists of the schedule do not fit together, or if the schedule
+    /// needs something that the options or the strategy do not have.
     pub fn in_stages(
         strategy: &mut dyn Strategy,
         mut model: Model,
@@ -204,12 +204,16 @@ impl Replica {
     ) -> Result<Self> {
         let pipeline = Pipeline::new(&model, options.precision, &mesh, stages)?;
         let world = mesh.world().clone();
+        let plan = pipeline.plan(stages.micro_batches)?;
         pipeline.check(&options, strategy)?;
         model.layout = pipeline.part(&model)?;
         let stage = world.split(Some(mesh.coordinate(Axis::Pp) as u32))?;
         let stage = stage.expect("a rank that passes a color gets a group");
         let mesh = Mesh::new(stage, &mesh.shape().without(Axis::Pp))?;
-        Self::of_stage(strategy, model, compute, (world, mesh), pipeline, (seed, options))
+        let mut replica =
+            Self::of_stage(strategy, model, compute, (world, mesh), pipeline, (seed, options))?;
+        replica.plan = Some(plan);
+        Ok(replica)
     }
 
     fn of_stage(

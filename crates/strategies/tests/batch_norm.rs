@@ -3,8 +3,9 @@
 
 mod common;
 
-use paceline_collectives::Group;
-use paceline_strategies::{Alternating, FlatDdp, LocalSgd, NoSync, ReplicaOptions, Single};
+use paceline_collectives::{Group, Mesh};
+use paceline_strategies::schedule::named;
+use paceline_strategies::{Alternating, FlatDdp, LocalSgd, NoSync, ReplicaOptions, Single, Stages};
 
 use common::{EXACT, Make, Net, Trainer, largest_difference, on_ranks};
 
@@ -187,4 +188,34 @@ fn ranks_that_are_not_synchronized_do_not_communicate() {
         trainer.replica.group.fresh_records(&mut records);
         assert!(records.is_empty(), "{records:?}");
     });
+}
+
+/// Statistics are those of each micro-batch, with stages and without.
+#[test]
+fn stages_normalize_as_one_rank_does() {
+    let end = |trainer: &mut Trainer, options| {
+        trainer.replica.options = options;
+        for _ in 0..3 {
+            trainer.step(&[5, 4, 6, 3]).unwrap();
+        }
+        (trainer.digest(), buffers(trainer))
+    };
+    for options in [PLAIN, SYNC, BROADCAST] {
+        let whole = on_ranks(2, |group| {
+            end(&mut Trainer::new(Net::BatchNormCnn, group, EXACT[0]()), options)
+        });
+        let (digest, statistics) = &whole[0];
+        for name in ["1f1b", "zb_h1", "interleaved_1f1b", "zbv"] {
+            let stages = Stages::even(named(name).unwrap(), 4);
+            let parts = on_ranks(4, |group| {
+                let mesh = Mesh::new(group, &"pp=2,dp=2".parse().unwrap()).unwrap();
+                let net = Net::BatchNormCnn;
+                end(&mut Trainer::in_stages(net, mesh, EXACT[0](), &stages).unwrap(), options)
+            });
+            assert!(parts.iter().all(|(own, _)| own == digest), "{name} {options:?}");
+            // A rank changes those of its own stages.
+            let is_somewhere = |at: usize| parts.iter().any(|(_, own)| own[at] == statistics[at]);
+            assert!((0..statistics.len()).all(is_somewhere), "{name} {options:?}");
+        }
+    }
 }

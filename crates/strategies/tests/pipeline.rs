@@ -6,7 +6,7 @@ use paceline_collectives::{Axis, Group, Mesh, ReduceOp};
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category, DType};
 use paceline_model::MeanSquaredError;
-use paceline_strategies::schedule::{self, SCHEDULES, Schedule};
+use paceline_strategies::schedule::{self, Costs, SCHEDULES, Schedule};
 use paceline_strategies::{
     AccumulationOrder, Replica, ReplicaOptions, ShardAccumulation, ShardOptions, Sharded2,
     Sharded3, Single, Stages, StrategyError, Zero2, Zero3, clip_grad_norm, evaluate, train_step,
@@ -52,7 +52,7 @@ fn in_stages(
     let shape: paceline_collectives::MeshShape = mesh.parse().unwrap();
     on_ranks(shape.num_ranks().unwrap(), |group| {
         let mesh = Mesh::new(group, &shape).unwrap();
-        let stages = Stages::even(of);
+        let stages = Stages::even(of, micro_batches);
         let mut trainer = Trainer::in_stages_with(net, mesh, make(), &stages, order).unwrap();
         let whole = net.build(shape.num_ranks().unwrap()).layout.len();
         assert!(trainer.replica.storage.values().tensor().num_elems() < whole);
@@ -150,7 +150,7 @@ fn check_tied(
     let (expected_losses, expected) = &alone[0];
     let found = on_ranks(shape.num_ranks().unwrap(), |group| {
         let mesh = Mesh::new(group, &shape).unwrap();
-        let stages = Stages::even(of);
+        let stages = Stages::even(of, 4);
         let mut trainer = Trainer::in_stages_with(net, mesh, make(), &stages, order).unwrap();
         let (digest, losses) = train(&mut trainer, 4);
         (digest, losses, own_weights(&mut trainer))
@@ -312,7 +312,7 @@ fn an_evaluation_adds_up_the_sums_of_the_last_stage() {
             sums.read::<f64>().unwrap().to_vec()
         };
         let alone = sums(&mut Trainer::new(net, Group::single().unwrap(), Box::new(Single)));
-        let of = Stages::even(schedule::named(name).unwrap());
+        let of = Stages::even(schedule::named(name).unwrap(), 1);
         let found = on_ranks(2, |group| {
             let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
             sums(&mut Trainer::in_stages(net, mesh, Box::new(Single), &of).unwrap())
@@ -326,7 +326,7 @@ fn what_cannot_be_divided_is_refused() {
     let refused = |net: Net, ranks: usize, name: &str| {
         let errors = on_ranks(ranks, |group| {
             let mesh = Mesh::new(group, &format!("pp={ranks}").parse().unwrap()).unwrap();
-            let of = Stages::even(schedule::named(name).unwrap());
+            let of = Stages::even(schedule::named(name).unwrap(), 1);
             match Trainer::in_stages(net, mesh, Box::new(Single), &of) {
                 Err(StrategyError::Setting(problem)) => problem,
                 Err(other) => panic!("{other}"),
@@ -337,10 +337,11 @@ fn what_cannot_be_divided_is_refused() {
     };
     assert!(refused(Net::Mlp, 4, "1f1b").contains("4 stages of at least one block"));
     assert!(refused(Net::Mlp, 2, "zbv").contains("the model has 3 blocks"));
+    assert!(refused(Net::DeepMlp, 2, "dualpipev").contains("1 are too few, pass 4"));
     // The stages of a rank end a micro-batch at different moments, so no moment shows what the micro-batch has left out.
     let errors = on_ranks(2, |group| {
         let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
-        let of = Stages::even(schedule::named("zbv").unwrap());
+        let of = Stages::even(schedule::named("zbv").unwrap(), 1);
         let (model, compute) = (Net::DeepMlp.build(2), Compute::new(1, Allocator::new()).unwrap());
         let (mut strategy, find_unused_parameters) = (Sharded2::new(SHARDS), true);
         let options = ReplicaOptions { find_unused_parameters, ..Default::default() };
@@ -352,7 +353,7 @@ fn what_cannot_be_divided_is_refused() {
     // The head is a layer of which the pipeline does not know.
     let errors = on_ranks(2, |group| {
         let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
-        let of = Stages::even(schedule::named("1f1b").unwrap());
+        let of = Stages::even(schedule::named("1f1b").unwrap(), 1);
         let (mut model, compute) =
             (Net::TiedLlama.build(2), Compute::new(1, Allocator::new()).unwrap());
         model.objective = Box::new(MeanSquaredError);
@@ -365,9 +366,53 @@ fn what_cannot_be_divided_is_refused() {
     // No rank starts a step that its schedule does not know.
     let errors = on_ranks(2, |group| {
         let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
-        let of = Stages::even(schedule::named("dualpipev").unwrap());
+        let of = Stages::even(schedule::named("dualpipev").unwrap(), 4);
         let mut trainer = Trainer::in_stages(Net::DeepMlp, mesh, Box::new(Single), &of).unwrap();
         trainer.step(&[4, 4]).unwrap_err().to_string()
     });
     assert!(errors.iter().all(|error| error.contains("2 are too few, pass 4")), "{errors:?}");
+}
+
+/// The first rank wants a gradient before it has sent the second micro-batch, for which the second rank waits.
+struct Crossed;
+
+impl Schedule for Crossed {
+    fn name(&self) -> &'static str {
+        "crossed"
+    }
+
+    fn about(&self) -> &'static str {
+        "lists of ranks that wait for each other"
+    }
+
+    fn list(&self, shape: &schedule::Shape, rank: usize, _: &Costs) -> Vec<schedule::Entry> {
+        let mut list = schedule::List::new(shape, rank);
+        list.forward(0);
+        if rank == 0 {
+            list.backward(0);
+        }
+        list.forward(0);
+        (0..2).for_each(|_| list.backward(0));
+        list.finish()
+    }
+}
+
+#[test]
+fn a_plan_that_cannot_run_is_refused_with_the_replica() {
+    let refused = |stages: &Stages| {
+        let errors = on_ranks(2, |group| {
+            let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
+            let made = Trainer::in_stages(Net::DeepMlp, mesh, Box::new(Single), stages);
+            made.err().expect("the lists do not fit together").to_string()
+        });
+        assert_eq!(errors[0], errors[1]);
+        errors[0].clone()
+    };
+    let cycle = "crossed in 2 micro-batches: the ranks wait for each other: ";
+    let error = refused(&Stages::even(Crossed, 2));
+    assert!(error.contains(cycle), "{error}");
+    assert!(error.contains("rank 0 cannot do 0B0 before 1I0 of rank 1"), "{error}");
+    let costs = Some(Costs::even(&schedule::Placement::line(3), 1.0, 1.0, 1.0));
+    let error = refused(&Stages { costs, ..Stages::even(schedule::OneFOneB, 2) });
+    assert!(error.contains("2 stages, and costs of 3"), "{error}");
 }

@@ -288,6 +288,9 @@ pub static TABLE: &[Figure] = &[
          computes its own part in this time."),
     idle("bubble_rest_ms", "unexplained", |f, _| json!(f.pipeline.as_ref().map(|of| of.mean().rest)),
         "Idle time that no rehearsal explains: how far the parts can be believed."),
+    run("bubble_rest_most_pct", ("unexplained, at most", "%", 2), Max,
+        |f, _| json!(f.pipeline.as_ref().map(|of| of.most_rest_pct)),
+        "The same, above or below zero, in percent of the step: the most of any rank in any of these steps."),
     time("comm_wait_ms", "waiting", |t| t.wait,
         "Time in which operations, all of them, wait for the last rank to arrive: the sum over operations, exposed or hidden.")
         .metrics().console().curve("communication/wait_ms").second().swept(Lower),

@@ -27,6 +27,8 @@ pub struct PipelineFacts {
     pub num_steps: usize,
     /// The accounts of all ranks, in rank order: means over the steps.
     pub ranks: Vec<Account>,
+    /// The largest part of a step of a rank that no cause explains, in percent.
+    pub most_rest_pct: f64,
     /// What actions and messages usually take.
     pub usual: Usual,
     /// The longest step of a rank, in each of the steps.
@@ -42,14 +44,15 @@ pub struct PipelineFacts {
 impl PipelineFacts {
     /// What the ranks report. `None` if there is no pipeline, or no step in which all ranks did what the plan says.
     pub fn new(config: &TrainConfig, reports: &[RankReport]) -> Option<Self> {
-        let schedule = named(config.pipeline.as_ref()?.schedule)?;
-        let mesh = &config.mesh;
+        let pipeline = config.pipeline.as_ref()?;
+        let (schedule, mesh) = (named(pipeline.schedule)?, &config.mesh);
         let micro_batches = config.strategy.accumulate.min(config.steps_per_epoch);
-        let costs = |of: &_| Costs::even(of, 1.0, 1.0, 1.0);
+        let even = |of: &_| Costs::even(of, 1.0, 1.0, 1.0);
+        let costs = |of: &_| pipeline.costs.clone().unwrap_or_else(|| even(of));
         let plan = Plan::new(schedule, mesh.size(Axis::Pp), micro_batches, costs).ok()?;
         let is_first = |rank: &usize| mesh.coordinate(Axis::Pp, *rank) == 0;
         let mut ranks = vec![Account::default(); reports.len()];
-        let mut shown = None;
+        let (mut shown, mut most_rest_pct) = (None, 0.0f64);
         for first in (0..reports.len()).filter(is_first) {
             let members = mesh.along(Axis::Pp, first);
             let of_pipeline: Vec<&RankReport> =
@@ -58,6 +61,9 @@ impl PipelineFacts {
             let usual = usual(&plan, steps.iter().map(Vec::as_slice));
             let ledgers = steps.iter().map(|step| Ledger::of(&plan, step, &usual).ok());
             let ledgers = ledgers.collect::<Option<Vec<Ledger>>>()?;
+            for of in ledgers.iter().flat_map(|ledger| &ledger.ranks) {
+                most_rest_pct = most_rest_pct.max(100.0 * (of.rest / of.step).abs());
+            }
             for (at, rank) in members.iter().enumerate() {
                 ranks[*rank] = Account::mean(ledgers.iter().map(|ledger| &ledger.ranks[at]));
             }
@@ -78,7 +84,8 @@ impl PipelineFacts {
             *gap = Gap { start: gap.start - begin, end: gap.end - begin, ..*gap };
         }
         let lengths = (0..steps.len()).map(|at| length(&at)).collect();
-        Some(Self { num_steps: steps.len(), plan, ranks, usual, lengths, planned, run, gaps })
+        let num_steps = steps.len();
+        Some(Self { plan, num_steps, ranks, most_rest_pct, usual, lengths, planned, run, gaps })
     }
 
     /// The mean over the ranks.

@@ -1,8 +1,8 @@
 //! What would shorten the step of a pipeline: another schedule, another cut, or more micro-batches.
 //!
 //! Input: what actions took in the measured steps, and the arithmetic of each block, by which the time of a stage is divided
-//! among its blocks. Each change is rehearsed, as the step itself is. Output: advice. This module does not know how a rehearsal
-//! works.
+//! among its blocks. Each change is rehearsed, as the step itself is. What would keep more than `--pipeline-memory` is left out.
+//! Output: advice. This module does not know how a rehearsal works.
 
 use paceline_analysis::advice::gain::{Gain, best};
 use paceline_analysis::advice::{Account, Means, Told};
@@ -14,13 +14,17 @@ use paceline_strategies::schedule::{Blocks, Cause, Choice, Kind, SCHEDULES, best
 
 use crate::insight::pipeline::PipelineFacts;
 
-/// A change, and what it would gain.
+/// A change, what it would gain, and what it would cost.
 struct Change {
     words: String,
     gain: Gain,
+    /// The most bytes of micro-batches in flight on a rank.
+    kept: f64,
+    /// By how much these are more than now.
+    more: f64,
 }
 
-/// Advice for a pipeline. `flops` is the arithmetic of each block, `name` the unit of a block. `None` if there are too few steps
+/// Advice for a pipeline. `flops` is the arithmetic and memory of each block for a sample, `name` the unit of a block. `None` if there are too few steps
 /// to tell.
 pub fn advise(
     facts: &PipelineFacts,
@@ -49,8 +53,16 @@ pub fn advise(
         ..Account::default()
     };
     let tail = match &chosen {
-        Some(change) => {
-            format!("With {} the step would take {}", change.words, change.gain.words("less"))
+        Some(Change { words, gain, kept, more }) => {
+            let memory = match *more > 0.0 {
+                true => format!(
+                    ". A rank would keep up to {:.2} MB of micro-batches in flight, {:.2} MB more",
+                    kept / 1e6,
+                    more / 1e6
+                ),
+                false => String::new(),
+            };
+            format!("With {words} the step would take {}{memory}", gain.words("less"))
         }
         None => format!(
             "No other schedule, cut or number of micro-batches would gain more than {:.2} ms by rehearsal",
@@ -73,14 +85,16 @@ fn changes(
     let cut = Some(now.begins_at.as_slice());
     let own = named(now.schedule)?;
     let as_is = best_cut(own, ranks, micro_batches, blocks, (None, cut)).ok()??;
-    let gain = |choice: &Choice| {
+    let limit = now.memory_bytes.map(|bytes| bytes as f64);
+    let change = |words: String, choice: &Choice| {
         let share = 1.0 - choice.step / as_is.step;
-        Gain::of(facts.lengths.iter().map(|step| step * share))
+        let gain = Gain::of(facts.lengths.iter().map(|step| step * share))?;
+        Some(Change { words, gain, kept: choice.kept, more: choice.kept - as_is.kept })
     };
     let is_tree = config.strategy.options.accumulation == AccumulationOrder::Tree;
     let mut changes = Vec::new();
     for schedule in SCHEDULES.into_iter().filter(|of| is_tree || of.name() != "looped_bfs") {
-        let found = best_cut(schedule, ranks, micro_batches, blocks, (None, None));
+        let found = best_cut(schedule, ranks, micro_batches, blocks, (limit, None));
         let Ok(Some(choice)) = found else { continue };
         let begins: Vec<String> = choice.cut.iter().map(|at| name(*at)).collect();
         let mut words = Vec::new();
@@ -91,7 +105,7 @@ fn changes(
             words.push(format!("--stages {}", begins.join(",")));
         }
         if !words.is_empty() {
-            changes.push(Change { words: format!("`{}`", words.join(" ")), gain: gain(&choice)? });
+            changes.push(change(format!("`{}`", words.join(" ")), &choice)?);
         }
     }
     if config.batch_size > 1 && config.batch_size.is_multiple_of(2) {
@@ -100,22 +114,24 @@ fn changes(
             forward: half(&blocks.forward),
             backward_input: half(&blocks.backward_input),
             backward_weight: half(&blocks.backward_weight),
+            kept: half(&blocks.kept),
             message: blocks.message / 2.0,
             ..blocks.clone()
         };
-        if let Ok(Some(choice)) = best_cut(own, ranks, 2 * micro_batches, &blocks, (None, cut)) {
+        if let Ok(Some(choice)) = best_cut(own, ranks, 2 * micro_batches, &blocks, (limit, cut)) {
             let words = format!(
                 "`--accumulate {} --global-batch-size {}`, if half a micro-batch takes half as long,",
                 2 * micro_batches,
                 config.global_batch_size / 2
             );
-            changes.push(Change { words, gain: gain(&choice)? });
+            changes.push(change(words, &choice)?);
         }
     }
     Some(changes)
 }
 
-/// What the blocks take: the time of each stage, divided among its blocks as their arithmetic is.
+/// What the blocks take: the time of each stage, divided among its blocks as their arithmetic is, and the memory of a rank's
+/// micro-batch.
 fn blocks(
     facts: &PipelineFacts,
     config: &TrainConfig,
@@ -127,10 +143,13 @@ fn blocks(
     let loss_weight = |of: &BlockCost| if now.head_at_once { 0.0 } else { of.loss_weight };
     let weight = |of: &BlockCost| of.backward_weight + loss_weight(of);
     let input = |of: &BlockCost| of.backward_input + of.loss + of.loss_weight - loss_weight(of);
+    let loss_kept = |of: &BlockCost| if now.head_at_once { 0 } else { of.loss_kept_bytes };
+    // The memory has been counted for one sample.
+    let kept = |of: &BlockCost| config.batch_size as f64 * (of.kept_bytes + loss_kept(of)) as f64;
     let mut blocks = Blocks {
         message: facts.usual.message,
         has_barrier: config.takes_grad_norm(),
-        kept: vec![1.0; flops.len()],
+        kept: flops.iter().map(kept).collect(),
         ..Blocks::default()
     };
     for (stage, range) in begins.zip(ends).map(|(begin, end)| begin..end).enumerate() {
