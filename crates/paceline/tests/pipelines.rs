@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Sandbox, column, json};
+use paceline_schedule::SCHEDULES;
 
 const SMALL: &str = "--channels 4 4 --hidden 8 --global-batch-size 16 --accumulate 4 --steps 4 --samples 256 --clip-grad-norm 1";
 
@@ -59,6 +60,48 @@ fn a_tree_of_micro_batches_has_the_same_weights_with_every_order_of_them() {
     for schedule in ["1f1b", "looped_bfs", "interleaved_1f1b", "zb_h2", "zbv"] {
         let found = weights(&format!("--nproc 2 --mesh pp=2 --schedule {schedule}"));
         assert_eq!(found, alone, "{schedule}");
+    }
+}
+
+#[test]
+fn every_schedule_has_the_same_weights_over_every_transport() {
+    let weights = |flags: &str| {
+        let mlp = "--model mlp --num-layers 7 --input-dim 16 --hidden-dim 24 --output-dim 3 --global-batch-size 16 --accumulate 4 \
+                   --steps 3 --clip-grad-norm 1";
+        let run = Sandbox::new().train(&format!("{mlp} {flags}"));
+        run.ok().weights().to_owned()
+    };
+    let tree = " --accumulation-order tree";
+    let (in_sequence, as_a_tree) = (weights("--nproc 2"), weights(&format!("--nproc 2{tree}")));
+    let mut strategies = ["ddp", "sharded1", "sharded2", "sharded3"].into_iter().cycle();
+    for schedule in SCHEDULES {
+        for transport in ["shm", "tcp", "hybrid"] {
+            let (name, strategy) = (schedule.name(), strategies.next().unwrap());
+            // The last micro-batch comes first, so only a tree adds up in the same order.
+            let (order, expected) = match name == "looped_bfs" {
+                true => (tree, &as_a_tree),
+                false => ("", &in_sequence),
+            };
+            let flags = format!(
+                "--nproc 4 --mesh pp=2,dp=2 --schedule {name} --transport {transport} --strategy {strategy}{order}"
+            );
+            assert_eq!(weights(&flags), *expected, "{flags}");
+        }
+    }
+}
+
+#[test]
+fn a_language_model_in_stages_can_compute_parts_again_and_its_head_at_once() {
+    let weights = |flags: &str| {
+        let llama = "--model llama --layers 3 --width 32 --heads 4 --kv-heads 2 --intermediate 48 --vocab 301 --seq-len 16 \
+                     --global-batch-size 16 --accumulate 4 --steps 3 --optimizer adamw";
+        let run = Sandbox::new().train(&format!("{llama} {flags}"));
+        run.ok().weights().to_owned()
+    };
+    let alone = weights("--nproc 1");
+    for flag in ["--checkpoint-activations", "--head-at-once"] {
+        let flags = format!("--nproc 2 --mesh pp=2 --schedule zb_h1 {flag}");
+        assert_eq!(weights(&flags), alone, "{flags}");
     }
 }
 
@@ -164,6 +207,10 @@ fn what_a_pipeline_cannot_do_is_refused_before_a_rank_starts() {
         (
             "--nproc 2 --mesh pp=2 --stages conv1,fc0",
             ["--stages conv1,fc0", "the schedule needs 1"],
+        ),
+        (
+            "--nproc 2 --mesh pp=2 --stages conv1 --freeze conv0",
+            ["--freeze", "rank 0 of the pipeline"],
         ),
         ("--nproc 3 --mesh pp=2", ["--mesh pp=2", "another number of ranks"]),
         ("--nproc 8 --mesh pp=8", ["needs 8 stages", "the model has 4 blocks"]),
