@@ -188,6 +188,10 @@ fn what_a_pipeline_cannot_do_is_refused_before_a_rank_starts() {
             ["--schedule 1f1bee", "pass auto or one of gpipe, 1f1b"],
         ),
         ("--nproc 2 --mesh pp=2 --schedule dualpipev --accumulate 2", ["--accumulate 2", "pass 4"]),
+        (
+            "--nproc 2 --mesh pp=2 --schedule dualpipev --accumulate 4 --steps-per-epoch 6",
+            ["at the end of an epoch of 6 batches has 2", "pass 4"],
+        ),
         ("--nproc 2 --stages fc0", ["--stages", "there are no stages"]),
         ("--nproc 2 --head-at-once", ["--head-at-once", "there are no stages"]),
         ("--nproc 2 --mesh pp=2 --pipeline-memory 10", ["--pipeline-memory", "--schedule auto"]),

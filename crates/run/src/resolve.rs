@@ -225,7 +225,7 @@ pub fn resolve_unchecked(
     }
     warnings.extend(strategy.settings().check(&built, world_size)?);
     let samples = BatchShape::of(dataset.as_ref());
-    let pipeline = resolve_pipeline(&flags, &strategy, &mesh, (&built, &samples))?;
+    let pipeline = resolve_pipeline(&flags, &strategy, &mesh, (&built, &samples, steps_per_epoch))?;
     let strategy = match &pipeline {
         Some(pipeline) => strategy.in_stages(pipeline, &mesh),
         None => strategy,

@@ -143,7 +143,7 @@ pub fn resolve_pipeline(
     flags: &RunFlags,
     strategy: &StrategyConfig,
     mesh: &MeshShape,
-    (model, samples): (&Model, &BatchShape),
+    (model, samples, batches_per_epoch): (&Model, &BatchShape, usize),
 ) -> Result<Option<PipelineConfig>> {
     let stages = mesh.size(Axis::Pp);
     if stages == 1 {
@@ -189,7 +189,6 @@ pub fn resolve_pipeline(
             return refused(flag, "pipelines cannot do this yet");
         }
     }
-    let micro_batches = strategy.accumulate;
     let least = schedule.map_or(stages, |of| of.placement(stages).stages());
     if least > model.blocks.len() {
         return usage(format!(
@@ -199,10 +198,18 @@ pub fn resolve_pipeline(
     }
     // Nothing has been measured. If the ranks measure, they check their plan again.
     let even = |stages: &_| schedule::Costs::even(stages, 1.0, 1.0, 1.0);
-    let plan = schedule.map(|of| schedule::Plan::new(of, stages, micro_batches, even));
-    let plan = plan
-        .transpose()
-        .or_else(|e| usage(format!("--schedule {name} --accumulate {micro_batches}: {e}")))?;
+    let mut adds_in_order = true;
+    for micro_batches in sizes_of_steps(strategy.accumulate, batches_per_epoch) {
+        let Some(of) = schedule else { break };
+        let plan = schedule::Plan::new(of, stages, micro_batches, even).or_else(|e| {
+            let step = match micro_batches == strategy.accumulate {
+                true => String::new(),
+                false => format!(", and a step at the end of an epoch of {batches_per_epoch} batches has {micro_batches}"),
+            };
+            usage(format!("--schedule {name} --accumulate {}{step}: {e}", strategy.accumulate))
+        })?;
+        adds_in_order &= plan.adds_in_order();
+    }
     let cut = match flags.stages.as_slice() {
         [] if name == AUTO => Cut::Measured,
         [] => Cut::Counted,
@@ -258,7 +265,7 @@ pub fn resolve_pipeline(
         memory_bytes,
         candidates: Vec::new(),
         // The ranks choose from those that do.
-        adds_in_order: plan.is_none_or(|plan| plan.adds_in_order()),
+        adds_in_order,
     }))
 }
 
@@ -294,6 +301,12 @@ fn cut_at(names: &[String], model: &Model, stages: Option<usize>) -> Result<Vec<
         cut.push(at);
     }
     Ok(cut)
+}
+
+/// How many micro-batches steps have: all of an epoch but the last one, and that one if it has fewer.
+pub(crate) fn sizes_of_steps(accumulate: usize, batches: usize) -> impl Iterator<Item = usize> {
+    let most = accumulate.min(batches);
+    [most, batches % most.max(1)].into_iter().filter(|of| *of > 0)
 }
 
 /// Errors if a rank of a pipeline would have nothing to train.

@@ -16,8 +16,12 @@ use paceline_settings::config::TrainConfig;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::pipeline::{Candidate, Cut, PipelineConfig};
 use paceline_strategies::AccumulationOrder;
-use paceline_strategies::schedule::{Blocks, Choice, SCHEDULES, Schedule, best_cut, named};
+use paceline_strategies::schedule::{
+    Blocks, Choice, Costs, Plan, SCHEDULES, Schedule, best_cut, named,
+};
 use paceline_trace::now_ns;
+
+use crate::resolve_ranks::sizes_of_steps;
 
 /// How often each pass is measured.
 const TIMES: usize = 3;
@@ -38,11 +42,17 @@ pub(crate) fn choose(
     let limit = open.memory_bytes.map(|bytes| bytes as f64);
     let ranks = config.mesh.size(Axis::Pp);
     let all = candidates(open, config.strategy.options.accumulation);
+    // The last step of an epoch may have fewer micro-batches than others.
+    let goes = |schedule: &&'static dyn Schedule| {
+        let even = |stages: &_| Costs::even(stages, 1.0, 1.0, 1.0);
+        let mut sizes = sizes_of_steps(config.strategy.accumulate, config.steps_per_epoch);
+        sizes.all(|micro_batches| Plan::new(*schedule, ranks, micro_batches, even).is_ok())
+    };
     let cut_of = |schedule: &'static dyn Schedule| {
         let fixed = (open.cut == Cut::ByHand).then_some(open.begins_at.as_slice());
         best_cut(schedule, ranks, micro_batches, &blocks, (limit, fixed)).ok().flatten()
     };
-    let mut choices: Vec<Choice> = all.into_iter().filter_map(cut_of).collect();
+    let mut choices: Vec<Choice> = all.into_iter().filter(goes).filter_map(cut_of).collect();
     choices.sort_by(Choice::by_step);
     let Some(best) = choices.first() else {
         let problem = match open.memory_bytes {

@@ -7,13 +7,22 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::cost::{Cost, cost_of};
+use paceline_table::stats::two_term_fit;
+
+use super::cost::Cost;
 use super::observed::{Observed, RankStep, Seen};
 use super::replay::Bucket;
 use crate::backward::{self, BackwardPass};
 use crate::ranks::{MatchedCollective, align, match_collectives};
 use crate::steps::{self, Step};
 use crate::timeline::{FinalGradient, TimeRange, Timeline};
+
+/// A time in which the link was busy.
+struct Busy {
+    operations: f64,
+    bytes: f64,
+    ms: f64,
+}
 
 /// The gradients and buckets of a training run.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,13 +81,6 @@ impl Reducer {
         let elems = elems.ok_or("the all-reduces have no sizes; pass record_shapes=True")?;
         let elem_bytes = elem_bytes(timelines);
         let plan = plan_of(&sizes, &elems, elem_bytes)?;
-        if plan.iter().all(|bucket| bucket.bytes == plan[0].bytes) {
-            let mib = (plan[0].bytes as f64 / f64::from(1 << 20) / 2.0).max(0.01);
-            return Err(format!(
-                "all buckets have one size, so latency and bandwidth cannot be told apart; record the run with \
-                 bucket_cap_mb={mib:.2} too"
-            ));
-        }
         let mut seen = Vec::new();
         for (found, operations) in &of_steps {
             let is_alike =
@@ -135,9 +137,47 @@ impl Reducer {
         buckets
     }
 
-    /// What an all-reduce takes, in milliseconds, from its bytes.
-    pub fn cost(&self) -> Cost {
-        cost_of(&self.observed, None)
+    /// What an all-reduce takes, in milliseconds, from its bytes: a latency, if the steps tell it, and a time per byte.
+    ///
+    /// A backend with several threads carries several all-reduces at once, which share the link. So the times of single ones mean
+    /// little, and what is fitted is how long the link was busy with how many of them.
+    pub fn cost(&self) -> (Option<f64>, Cost) {
+        let busy: Vec<Busy> = self.observed.alike().flat_map(|step| self.busy(step)).collect();
+        let sum = |part: fn(&Busy) -> f64| busy.iter().map(part).sum::<f64>();
+        let size = |of: &Busy| of.bytes / of.operations;
+        let least = busy.iter().map(size).fold(f64::INFINITY, f64::min);
+        let most = busy.iter().map(size).fold(0.0, f64::max);
+        let point = |of: &Busy| ([of.operations, of.bytes], of.ms, 1.0);
+        let fitted = two_term_fit(busy.iter().map(point));
+        // Times of one size tell nothing of the latency.
+        let fitted = fitted.filter(|[latency, per_byte]| {
+            most > 1.1 * least && *latency >= 0.0 && *per_byte >= 0.0
+        });
+        let by_bytes = sum(|of| of.ms * of.bytes) / sum(|of| of.bytes * of.bytes);
+        let [latency, per_byte] = fitted.unwrap_or([0.0, by_bytes]);
+        let cost = move |bytes: u64| latency + per_byte * bytes as f64;
+        (fitted.map(|[latency, _]| latency), Box::new(cost))
+    }
+
+    /// The times in which the link was busy in a step: from when all ranks had come to an all-reduce until none was left.
+    fn busy(&self, step: &Seen) -> Vec<Busy> {
+        let latest = |at: usize, part: usize| {
+            step.ranks.iter().map(|rank| rank.ops[at][part]).fold(f64::NEG_INFINITY, f64::max)
+        };
+        let (mut all, mut free) = (Vec::<Busy>::new(), f64::NEG_INFINITY);
+        for (at, bucket) in self.plan.iter().enumerate() {
+            let (begin, done, bytes) = (latest(at, 0), latest(at, 3), bucket.bytes as f64);
+            match all.last_mut().filter(|_| begin < free) {
+                Some(last) => {
+                    last.operations += 1.0;
+                    last.bytes += bytes;
+                    last.ms += (done - free).max(0.0);
+                }
+                None => all.push(Busy { operations: 1.0, bytes, ms: done - begin }),
+            }
+            free = free.max(done);
+        }
+        all
     }
 }
 

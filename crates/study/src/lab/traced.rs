@@ -50,7 +50,7 @@ pub fn buckets(traces: &Path, folder: &Path) -> Result<u8> {
         timelines.push(timeline);
     }
     let reducer = Reducer::of(&timelines).map_err(refused)?;
-    let cost = reducer.cost();
+    let (latency_ms, cost) = reducer.cost();
     let passes = Passes::measured(&reducer.observed, reducer.plan.clone(), None, &*cost);
     let passes = passes.ok_or_else(|| refused("no step has all gradients".to_owned()))?;
     let now = passes.with_buckets(&reducer.plan).unwrap_or_default();
@@ -64,10 +64,17 @@ pub fn buckets(traces: &Path, folder: &Path) -> Result<u8> {
             None => points.push(Point { mib, plan, whole_ms, exposed_ms, gain_ms }),
         }
     }
-    let plans = points.iter().rev().map(|of| (of.mib, of.plan.clone()));
+    // Without a latency, only sizes like the measured ones are believed.
+    let least = match latency_ms {
+        Some(_) => 0,
+        None => reducer.plan.iter().map(|of| of.bytes).min().unwrap_or(0) / 2,
+    };
+    // The last bucket has what is left.
+    let is_known = |of: &&Point| of.plan.iter().rev().skip(1).all(|bucket| bucket.bytes >= least);
+    let plans = points.iter().rev().filter(is_known).map(|of| (of.mib, of.plan.clone()));
     let (best, _) = passes.other_buckets(plans, LEAST_PART * now[0]);
     let best = best.filter(|(_, gain)| gain.holds(LEAST_PART * now[0]));
-    let lines = lines(&reducer, &passes, now, best);
+    let lines = lines(&reducer, &passes, now, latency_ms, best);
     let table = table(&points);
     say(&format!(
         "{}, {} of {}, {} in {}\n\n{}",
@@ -121,6 +128,7 @@ fn lines(
     reducer: &Reducer,
     passes: &Passes,
     [now_ms, exposed_ms, _]: [f64; 3],
+    latency_ms: Option<f64>,
     best: Option<(f64, Gain)>,
 ) -> Vec<String> {
     let bytes: Vec<String> =
@@ -131,6 +139,10 @@ fn lines(
          beside it",
         bytes.join(", ")
     )];
+    lines.push(match latency_ms {
+        Some(ms) => format!("The latency of an all-reduce is {ms:.2} ms in these steps"),
+        None => "These steps do not tell the latency of an all-reduce, so buckets below half of the smallest one are not advised".to_owned(),
+    });
     lines.push(match best {
         Some((mib, gain)) => format!(
             "Set bucket_cap_mb={mib}: {}. In PyTorch: DistributedDataParallel(model, bucket_cap_mb={mib})",
