@@ -105,7 +105,7 @@ fn types_and_fusion_are_crossed() {
     // The scale that is too large overflows in each of the four steps, and each is skipped.
     let losses = tables["tables"]["losses"].to_string();
     assert!(losses.contains("skipped"), "{losses}");
-    let row = run.stdout.lines().filter(|line| line.contains("2^28")).next_back().unwrap();
+    let row = run.stdout.lines().rfind(|line| line.contains("2^28")).unwrap();
     let skipped: u32 = row.split_whitespace().next_back().unwrap().parse().unwrap();
     assert!(skipped >= 2, "{row}");
 }

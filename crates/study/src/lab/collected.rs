@@ -11,7 +11,6 @@ use paceline_host::text::{line_width, plural, say};
 use paceline_table::table::{Columns, Table};
 
 use super::outcome::{FILE_NAME, Outcome, Row};
-use super::show::verdicts;
 use crate::usage;
 
 /// The most bytes of the rows of an experiment.
@@ -79,18 +78,14 @@ fn overview(all: &[(PathBuf, Outcome)]) -> Table {
         .add("experiment", "experiment", ("", 0), "", |(of, _): &(Outcome, Row)| {
             of.experiment.clone()
         })
+        .add("scene", "scene", ("", 0), "", |(_, row)| row.scene.clone())
+        .add("variant", "variant", ("", 0), "", |(_, row)| row.variant.clone())
+        .add("effect", "to the base", ("", 0), "Throughput, with its 95 % interval.", |(_, row)| {
+            row.verdict()
+        })
         .add("date", "date", ("", 0), "", |(of, _)| of.date.clone())
         .add("machine", "machine", ("", 0), "", |(of, _)| of.machine.clone())
         .add("version", "version", ("", 0), "", |(of, _)| of.version.clone())
-        .add("scene", "scene", ("", 0), "", |(_, row)| row.scene.clone())
-        .add("variant", "variant", ("", 0), "", |(_, row)| row.variant.clone())
-        .add("effect", "throughput, to the base", ("", 0), "", |(_, row)| {
-            match (&row.failure, row.effect) {
-                (Some(_), _) => "failed".to_owned(),
-                (None, Some(effect)) => effect.words(),
-                (None, None) => "too few rounds".to_owned(),
-            }
-        })
         .table(&rows)
 }
 
@@ -118,7 +113,8 @@ fn report(all: &[(PathBuf, Outcome)]) -> Report {
             id: format!("table_{at}"),
             title: "All variants".to_owned(),
             unit: String::new(),
-            definition: verdicts(outcome).join(" / "),
+            definition: "Medians over the rounds. The effect compares throughput round by round."
+                .to_owned(),
             width: Width::Full,
             body: Body::Table(outcome.table(&[])).or("nothing was run"),
         }],

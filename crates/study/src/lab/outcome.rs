@@ -68,6 +68,19 @@ pub struct Row {
     pub failure: Option<String>,
 }
 
+impl Row {
+    /// What it does to the throughput, in words.
+    pub fn verdict(&self) -> String {
+        match (&self.failure, &self.effect) {
+            (Some(_), _) => "failed".to_owned(),
+            (None, Some(effect)) => effect.words(),
+            (None, None) if self.is_base => "base".to_owned(),
+            (None, None) if !self.is_timed => "numerics only".to_owned(),
+            (None, None) => "too few rounds".to_owned(),
+        }
+    }
+}
+
 /// Something that was measured or computed beside the runs.
 pub struct Beside {
     /// Its name in files.
@@ -154,13 +167,7 @@ impl Outcome {
                 ("", 0),
                 "Samples per second over those of the base in the same round: the geometric mean over the rounds, and its \
                  95 % interval. None: the interval contains 1.",
-                |row| match (&row.failure, row.is_base, &row.effect) {
-                    (Some(_), ..) => "failed".to_owned(),
-                    (None, true, _) => "base".to_owned(),
-                    (None, false, Some(effect)) => effect.words(),
-                    (None, false, None) if !row.is_timed => "numerics only".to_owned(),
-                    (None, false, None) => "too few rounds".to_owned(),
-                },
+                Row::verdict,
             );
         let shown = ["samples_per_s", "step_ms_median", "step_ms_p99", BUSY.0, "peak_mb"];
         let all = self.rows.iter().flat_map(|row| row.figures.keys());
