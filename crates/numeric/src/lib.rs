@@ -1,7 +1,7 @@
 //! What arithmetic and communication must agree on, so that all ways to compute a result give the same bits.
 //!
 //! - [`tree`]: the order in which values are added up.
-//! - [`bf16`], [`f16`]: rounding to 16 bits.
+//! - [`mod@bf16`], [`mod@f16`]: rounding to 16 bits.
 //! - [`SimdLevel`]: the vector instructions that a loop is compiled for.
 //!
 //! This crate has no loops of its own. It does not know tensors, threads or ranks.
