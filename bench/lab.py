@@ -48,6 +48,7 @@ def experiment(binary: Path, words: str, flags: str) -> Record:
         # All variants are in the rows already.
         tables = json.loads((out / "report.json").read_text())["tables"]
         return {
+            **provenance(),
             "lab": json.loads((out / "lab.json").read_text()),
             "tables": {name: table for name, table in tables.items() if name != "variants"},
             "printed": printed.splitlines(),
@@ -100,7 +101,7 @@ def peer(binary: Path, python: Path, rounds: int, seconds: float) -> Record:
         medians = [statistics.median(of["ours"]), statistics.median(of["theirs"]), statistics.median(ratios)]
         rows.append([name, *(f"{value:.2f}" for value in (*medians, min(ratios), max(ratios)))])
     print(aligned(rows, left={0}))
-    return {"torch": torch, "rounds": rounds, "step_ms": steps}
+    return {**provenance(), "torch": torch, "rounds": rounds, "step_ms": steps}
 
 
 # What to train, and how fast the loopback is. Both ranks share it.
@@ -122,7 +123,7 @@ def on_link(python: Path, flags: str, rate: str, seconds: float) -> Record:
 
 
 def torch_buckets(binary: Path, python: Path, rounds: int, seconds: float) -> Record:
-    found = {}
+    found: Record = {"made": provenance()}
     rows = [["case", "advice", "promise ms", "gain ms", "least", "most", "gain / promise"]]
     for name, (flags, rate) in BUCKET_CASES.items():
         with tempfile.TemporaryDirectory(prefix="lab_") as folder:

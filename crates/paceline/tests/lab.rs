@@ -211,7 +211,8 @@ fn buckets_of_a_run_of_pytorch_are_replayed() {
     run.line("traces, 6 steps of 2 ranks, 4 gradients in 2 buckets");
     // Each gradient by itself: the last one travels from 60 to 84 ms.
     run.line("Set bucket_cap_mb=1: 8.00 ms less per step");
-    let rows = json(&sandbox.path("out/buckets-of-trace.json"))["tables"]["curve"].to_string();
+    let rows =
+        json(&sandbox.path("out/buckets-of-trace.json"))["tables"]["buckets-of-trace"].to_string();
     assert!(rows.contains("bucket_cap_mb"), "{rows}");
     assert!(sandbox.path("out/buckets-of-trace.png").is_file());
     lab(&sandbox, "buckets --trace traces --links 1gbe").refused(&["leave out --links"]);

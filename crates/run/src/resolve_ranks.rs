@@ -199,16 +199,19 @@ pub fn resolve_pipeline(
     // Nothing has been measured. If the ranks measure, they check their plan again.
     let even = |stages: &_| schedule::Costs::even(stages, 1.0, 1.0, 1.0);
     let mut adds_in_order = true;
-    for micro_batches in sizes_of_steps(strategy.accumulate, batches_per_epoch) {
-        let Some(of) = schedule else { break };
-        let plan = schedule::Plan::new(of, stages, micro_batches, even).or_else(|e| {
-            let step = match micro_batches == strategy.accumulate {
-                true => String::new(),
-                false => format!(", and a step at the end of an epoch of {batches_per_epoch} batches has {micro_batches}"),
-            };
-            usage(format!("--schedule {name} --accumulate {}{step}: {e}", strategy.accumulate))
-        })?;
-        adds_in_order &= plan.adds_in_order();
+    if let Some(of) = schedule {
+        for micro_batches in sizes_of_steps(strategy.accumulate, batches_per_epoch) {
+            let plan = schedule::Plan::new(of, stages, micro_batches, even).or_else(|e| {
+                let step = match micro_batches == strategy.accumulate {
+                    true => String::new(),
+                    false => format!(
+                        ", and a step at the end of an epoch of {batches_per_epoch} batches has {micro_batches}"
+                    ),
+                };
+                usage(format!("--schedule {name} --accumulate {}{step}: {e}", strategy.accumulate))
+            })?;
+            adds_in_order &= plan.adds_in_order();
+        }
     }
     let cut = match flags.stages.as_slice() {
         [] if name == AUTO => Cut::Measured,

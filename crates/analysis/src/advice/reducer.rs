@@ -15,7 +15,7 @@ use super::replay::Bucket;
 use crate::backward::{self, BackwardPass};
 use crate::ranks::{MatchedCollective, align, match_collectives};
 use crate::steps::{self, Step};
-use crate::timeline::{FinalGradient, TimeRange, Timeline};
+use crate::timeline::{FinalGradient, Timeline};
 
 /// A time in which the link was busy.
 struct Busy {
@@ -42,7 +42,7 @@ impl Reducer {
             return Err("buckets need the traces of two ranks or more".to_owned());
         }
         if timelines.iter().any(|timeline| !timeline.kernels.is_empty()) {
-            return Err("the backward pass ran on a device; gradients are read from passes of the processor".to_owned());
+            return Err("these traces have work of a device; only passes of PyTorch on the processor are read".to_owned());
         }
         if timelines.iter().any(|timeline| timeline.gradients.is_empty()) {
             return Err(
@@ -52,31 +52,37 @@ impl Reducer {
         }
         let clocks = align(timelines);
         let matched = match_collectives(timelines, &clocks);
-        let passes: Vec<Vec<BackwardPass>> = timelines.iter().map(backward::passes).collect();
-        let all_steps: Vec<Vec<Step>> = timelines.iter().map(steps::of).collect();
+        let mut of_step: HashMap<u64, Vec<&MatchedCollective>> = HashMap::new();
+        let is_whole = |of: &&MatchedCollective| {
+            of.arrivals.len() == timelines.len() && is_all_reduce(&of.name)
+        };
+        for of in matched.all.iter().filter(is_whole) {
+            of_step.entry(of.step.unwrap_or(u64::MAX)).or_default().push(of);
+        }
+        let passes: Vec<HashMap<u64, BackwardPass>> = timelines.iter().map(last_passes).collect();
         let mut of_steps = Vec::new();
-        for Step { number, .. } in &all_steps[0] {
-            let step_of =
-                |place: usize| all_steps[place].iter().find(|step| step.number == *number);
-            let pass_of = |place: usize| last_within(&passes[place], step_of(place)?.time);
-            let found: Option<Vec<BackwardPass>> = (0..timelines.len()).map(pass_of).collect();
+        for Step { number, .. } in steps::of(&timelines[0]) {
+            let pass_of = |passes: &HashMap<u64, BackwardPass>| passes.get(&number).copied();
+            let found: Option<Vec<BackwardPass>> = passes.iter().map(pass_of).collect();
             let Some(found) = found else { continue };
             let begin =
                 found.iter().zip(&clocks.ranks).map(|(of, clock)| clock.align(of.time.start_ns));
             let begin_ns = begin.min().unwrap_or_default();
-            let operations = matched.all.iter().filter(|of| {
-                of.step == Some(*number)
-                    && of.arrivals.len() == timelines.len()
-                    && is_all_reduce(&of.name)
-                    && of.last().end_ns > begin_ns
-            });
-            of_steps.push((found, operations.collect::<Vec<&MatchedCollective>>()));
+            let mut operations = of_step.remove(&number).unwrap_or_default();
+            operations.retain(|of| of.last().end_ns > begin_ns);
+            of_steps.push((found, operations));
         }
         let Some((first, operations)) = of_steps.first() else {
             return Err("no step has a backward pass on every rank".to_owned());
         };
-        let gradients = finals(&timelines[0], &first[0]);
-        let sizes: Vec<u64> = gradients.iter().map(|of| of.num_elems).collect();
+        let sorted = |timeline: &Timeline| {
+            let mut gradients = timeline.gradients.clone();
+            gradients.sort_unstable();
+            gradients
+        };
+        let gradients: Vec<Vec<FinalGradient>> = timelines.iter().map(sorted).collect();
+        let sizes: Vec<u64> =
+            finals(&gradients[0], &first[0]).iter().map(|of| of.num_elems).collect();
         let elems: Option<Vec<u64>> = operations.iter().map(|of| of.num_elems).collect();
         let elems = elems.ok_or("the all-reduces have no sizes; pass record_shapes=True")?;
         let elem_bytes = elem_bytes(timelines);
@@ -86,18 +92,18 @@ impl Reducer {
             let is_alike =
                 operations.iter().map(|of| of.num_elems.unwrap_or(0)).eq(elems.iter().copied());
             let base_ns = clocks.ranks[0].align(found[0].time.start_ns);
-            let ms = |at_ns: i64| (at_ns - base_ns) as f64 / 1e6;
+            let ms = |at_ns: i64| at_ns.saturating_sub(base_ns) as f64 / 1e6;
             let rank = |place: usize| {
                 let (clock, pass) = (&clocks.ranks[place], found[place]);
-                let ready = in_order(&sizes, &finals(&timelines[place], &pass))?;
+                let ready = in_order(&sizes, finals(&gradients[place], &pass))?;
                 let ready: Vec<f64> = ready.into_iter().map(|at| ms(clock.align(at))).collect();
                 let op = |(of, bucket): (&&MatchedCollective, &Bucket)| {
                     let arrival = of.arrivals.iter().find(|arrival| arrival.place == place)?;
                     let submitted =
                         bucket.gradients.iter().map(|id| ready[*id]).fold(f64::MIN, f64::max);
-                    let times =
-                        [arrival.start_ns, arrival.start_ns + arrival.wait_ns, arrival.end_ns];
-                    let [started, present, done] = times.map(ms);
+                    let present_ns = arrival.start_ns.saturating_add(arrival.wait_ns);
+                    let [started, present, done] =
+                        [arrival.start_ns, present_ns, arrival.end_ns].map(ms);
                     Some([submitted, started, present, done])
                 };
                 let ops = operations.iter().zip(&plan).map(op).collect::<Option<Vec<_>>>()?;
@@ -118,7 +124,7 @@ impl Reducer {
             bucket_ops: (0..plan.len()).collect(),
             blocking_ops: Vec::new(),
         };
-        let gradient_bytes = sizes.iter().map(|elems| elems * elem_bytes).collect();
+        let gradient_bytes = sizes.iter().map(|elems| elems.saturating_mul(elem_bytes)).collect();
         Ok(Self { observed, plan, gradient_bytes })
     }
 
@@ -128,7 +134,7 @@ impl Reducer {
         for (id, bytes) in self.gradient_bytes.iter().enumerate() {
             match buckets.last_mut().filter(|last| last.bytes < cap_bytes) {
                 Some(last) => {
-                    last.bytes += bytes;
+                    last.bytes = last.bytes.saturating_add(*bytes);
                     last.gradients.push(id);
                 }
                 None => buckets.push(Bucket { gradients: vec![id], bytes: *bytes }),
@@ -185,21 +191,21 @@ fn is_all_reduce(name: &str) -> bool {
     name.replace('_', "").to_ascii_lowercase().contains("allreduce")
 }
 
-/// The last pass that begins in this step. Earlier ones of the step accumulate.
-fn last_within(passes: &[BackwardPass], step: TimeRange) -> Option<BackwardPass> {
-    let within =
-        |pass: &&BackwardPass| (step.start_ns..step.end_ns()).contains(&pass.time.start_ns);
-    passes.iter().rfind(within).copied()
+/// The last backward pass that begins in each step. Earlier ones of a step accumulate.
+fn last_passes(timeline: &Timeline) -> HashMap<u64, BackwardPass> {
+    let steps = steps::of(timeline);
+    let of_step = |pass: BackwardPass| {
+        let step = steps::at(&steps, pass.time.start_ns)?;
+        (pass.time.start_ns < step.time.end_ns()).then_some((step.number, pass))
+    };
+    backward::passes(timeline).into_iter().filter_map(of_step).collect()
 }
 
-/// The gradients of a pass, in the order in which they were final.
-fn finals(timeline: &Timeline, pass: &BackwardPass) -> Vec<FinalGradient> {
-    let within =
-        |of: &&FinalGradient| (pass.time.start_ns..=pass.time.end_ns()).contains(&of.at_ns);
-    let mut finals: Vec<FinalGradient> =
-        timeline.gradients.iter().filter(within).copied().collect();
-    finals.sort_unstable();
-    finals
+/// The gradients of a pass, in the order in which they were final. `sorted` has those of the whole trace by time.
+fn finals<'a>(sorted: &'a [FinalGradient], pass: &BackwardPass) -> &'a [FinalGradient] {
+    let begin = sorted.partition_point(|of| of.at_ns < pass.time.start_ns);
+    let end = sorted.partition_point(|of| of.at_ns <= pass.time.end_ns());
+    &sorted[begin.min(end)..end]
 }
 
 /// When the gradients of these sizes were final, if those of the pass have just these sizes in any order. Of several with the
@@ -218,10 +224,10 @@ fn in_order(sizes: &[u64], finals: &[FinalGradient]) -> Option<Vec<i64>> {
 fn plan_of(sizes: &[u64], elems: &[u64], elem_bytes: u64) -> Result<Vec<Bucket>, String> {
     let (mut plan, mut next) = (Vec::new(), 0);
     for &of_bucket in elems {
-        let (mut gradients, mut sum) = (Vec::new(), 0);
+        let (mut gradients, mut sum) = (Vec::new(), 0u64);
         while sum < of_bucket && next < sizes.len() {
             gradients.push(next);
-            sum += sizes[next];
+            sum = sum.saturating_add(sizes[next]);
             next += 1;
         }
         if sum != of_bucket {
@@ -230,7 +236,7 @@ fn plan_of(sizes: &[u64], elems: &[u64], elem_bytes: u64) -> Result<Vec<Bucket>,
                  DistributedDataParallel without hooks?"
             ));
         }
-        plan.push(Bucket { gradients, bytes: of_bucket * elem_bytes });
+        plan.push(Bucket { gradients, bytes: of_bucket.saturating_mul(elem_bytes) });
     }
     match next == sizes.len() && !plan.is_empty() {
         true => Ok(plan),
@@ -250,5 +256,65 @@ fn elem_bytes(timelines: &[Timeline]) -> u64 {
         Some(name) if name.contains("half") || name.contains("bfloat16") => 2,
         Some(name) if name.contains("double") => 8,
         _ => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A run of buckets of these MiB, whose all-reduces were submitted and done at these times in every one of six steps.
+    fn reducer(buckets: &[(u64, [f64; 2])]) -> Reducer {
+        let ops = buckets.iter().map(|(_, [begin, done])| [*begin, *begin, *begin, *done]);
+        let ready = buckets.iter().map(|(_, [begin, _])| *begin).collect();
+        let rank = RankStep { backward: [0.0, 50.0], ready, ops: ops.collect(), waiting: 0.0 };
+        let seen = Seen { is_alike: true, ranks: vec![rank; 2], ..Seen::default() };
+        let gradient_bytes: Vec<u64> = buckets.iter().map(|(mib, _)| mib << 20).collect();
+        let bucket = |(id, bytes): (usize, &u64)| Bucket { gradients: vec![id], bytes: *bytes };
+        let plan: Vec<Bucket> = gradient_bytes.iter().enumerate().map(bucket).collect();
+        let observed = Observed {
+            steps: vec![seen; 6],
+            gradients: (0..buckets.len()).collect(),
+            bytes: gradient_bytes.clone(),
+            bucket_ops: (0..buckets.len()).collect(),
+            blocking_ops: Vec::new(),
+        };
+        Reducer { observed, plan, gradient_bytes }
+    }
+
+    #[test]
+    fn all_reduces_that_share_the_link_tell_no_latency() {
+        // 8 ms for each MiB. The first one is slowed down by the second one, which begins before it is done.
+        let shared = reducer(&[(1, [10.0, 24.0]), (3, [12.0, 42.0])]);
+        let (latency_ms, cost) = shared.cost();
+        assert_eq!((latency_ms, cost(1 << 20)), (None, 8.0));
+        // One after the other they do: 2 ms each, and 8 for each MiB.
+        let (latency_ms, cost) = reducer(&[(1, [10.0, 20.0]), (3, [30.0, 56.0])]).cost();
+        assert!((latency_ms.unwrap() - 2.0).abs() < 1e-9 && (cost(1 << 20) - 10.0).abs() < 1e-9);
+        // Times that grow more slowly than the bytes by chance give no negative latency.
+        let (latency_ms, cost) = reducer(&[(1, [10.0, 16.0]), (3, [30.0, 56.0])]).cost();
+        assert!(latency_ms.is_none() && cost(0) == 0.0);
+    }
+
+    #[test]
+    fn a_bucket_is_closed_by_the_gradient_that_fills_it() {
+        let of = reducer(&[(1, [0.0; 2]), (1, [0.0; 2]), (3, [0.0; 2]), (1, [0.0; 2])]);
+        let sizes = |cap: u64| -> Vec<usize> {
+            of.buckets(cap).iter().map(|bucket| bucket.gradients.len()).collect()
+        };
+        assert_eq!(sizes(1), [1, 1, 1, 1]);
+        assert_eq!(sizes(2 << 20), [2, 1, 1]);
+        assert_eq!(sizes(3 << 20), [3, 1]);
+        assert_eq!(sizes(u64::MAX), [4]);
+    }
+
+    #[test]
+    fn buckets_that_are_no_sums_of_gradients_are_told() {
+        let planned = plan_of(&[2, 3, 5], &[5, 5], 4).unwrap();
+        let gradients: Vec<_> = planned.into_iter().map(|bucket| bucket.gradients).collect();
+        assert_eq!(gradients, [vec![0, 1], vec![2]]);
+        assert!(plan_of(&[2, 3, 5], &[4, 6], 4).unwrap_err().contains("4 elements"));
+        assert!(plan_of(&[2, 3, 5], &[5], 4).unwrap_err().contains("2 of 3 gradients"));
+        assert!(plan_of(&[u64::MAX, 9], &[7], 4).is_err());
     }
 }

@@ -1,8 +1,12 @@
-use super::common::numbers;
+//! Convolutions and pools with images of `Half`, for each of the two types by `half_images.rs`.
+
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::pool2d::{self, MaxPool2d};
 use paceline_kernels::{Compute, ImageLayout, SimdLevel, conv_relu_pool, reference};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
+
+use super::{Half, Other};
+use crate::common::numbers;
 
 const HALF: DType = <Half as paceline_memory::Element>::DTYPE;
 
@@ -301,8 +305,7 @@ fn types_that_do_not_go_together_are_refused_on_both_devices() {
         let error = forward(DType::I32, HALF).unwrap_err();
         assert_eq!(error, "conv2d_forward is not defined for elements of type i32");
         let w = of(HALF, &conv.weight_shape());
-        let (x, y) =
-            (of(HALF, &conv.input_shape(1)), of(HALF, &conv.output_shape(1)));
+        let (x, y) = (of(HALF, &conv.input_shape(1)), of(HALF, &conv.output_shape(1)));
         let error = conv2d::forward(&compute, &conv, &x, &w, &b, &y).unwrap_err().to_string();
         let said = format!("expected elements of type f32, got {HALF}");
         assert!(error.contains(&said), "{error}");

@@ -1,3 +1,5 @@
+//! The kernels of a language model with activations of `Half`, for each of the two types by `half_language_model.rs`.
+
 use paceline_kernels::attention::{self, AttentionSpec};
 use paceline_kernels::linear_cross_entropy::{self, Gradients, IGNORED, Then};
 use paceline_kernels::rotary::{self, RotaryConfig, RotaryTable};
@@ -5,6 +7,8 @@ use paceline_kernels::{Compute, SimdLevel, embedding, reference, rms_norm, swigl
 use paceline_memory::{Allocator, Category, DType, Element, Tensor};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+
+use super::Half;
 
 const HALF: DType = <Half as paceline_memory::Element>::DTYPE;
 

@@ -1,6 +1,10 @@
+//! The fully connected layer with tensors of `Half`, for each of the two types by `half_linear.rs`.
+
 use paceline_kernels::linear::{self, Activation};
 use paceline_kernels::{Compute, SimdLevel, elementwise};
 use paceline_memory::{Allocator, Category, DType, Tensor};
+
+use super::{Half, Other};
 
 const HALF: DType = <Half as paceline_memory::Element>::DTYPE;
 

@@ -1,7 +1,11 @@
+//! Batch normalization, element-wise operations and losses on tensors of `Half`, for each of the two types by `half_rows.rs`.
+
 use paceline_kernels::batch_norm::{self, BatchNorm};
 use paceline_kernels::linear::Activation;
 use paceline_kernels::{Compute, SimdLevel, elementwise, loss, reference};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
+
+use super::Half;
 
 const HALF: DType = <Half as paceline_memory::Element>::DTYPE;
 

@@ -306,7 +306,7 @@ pub static TABLE: &[Figure] = &[
     Figure::new("comm_ops_per_step", ("operations", "", 2), Mean, Source::Times(|t| t.ops, 1.0),
         "Operations of a step: mean.").summary().swept(Lower),
     Figure::new("comm_mb_per_step", ("messages", "MB", 2), Mean, Source::Times(|t| t.bytes, 1e-6),
-        "Bytes of the messages of a step's operations, in MB of 1e6 bytes: mean.").summary().swept(Lower),
+        "Bytes of the messages of a step's operations in groups of two ranks or more, in MB of 1e6 bytes: mean.").summary().swept(Lower),
     run("gather_exposed_ms", ("waiting for gathers", "ms", 2), Mean, |f, _| json!(f.gathers.map(|of| of.exposed_ms)),
         "Time in which the passes of a step wait for units that are gathered: the sum over gathers.").console(),
     run("gather_ms", ("gathers", "ms", 2), Mean, |f, _| json!(f.gathers.map(|of| of.moving_ms)),

@@ -43,10 +43,7 @@ pub fn publish(
         "\nThroughput beside the base of each scene, with the 95 % interval:\n{}",
         verdicts(outcome).join("\n")
     ));
-    for of in &beside {
-        say(&format!("\n{}\n{}", of.title, of.table.fitted(line_width())));
-        of.lines.iter().for_each(|line| say(line));
-    }
+    beside.iter().for_each(say_beside);
     for row in &outcome.rows {
         if let Some(failure) = &row.failure {
             say(&format!("failed: {} {}: {failure}", row.scene, row.variant));
@@ -65,6 +62,51 @@ pub fn publish(
         experiment.name
     ));
     Ok(())
+}
+
+/// Prints what was found without runs, and writes its files into `folder`, under its name.
+pub fn publish_alone(title: &str, subtitle: String, of: Beside, folder: &Path) -> Result<()> {
+    let (disk, name) = (Disk::default(), of.id);
+    say(&subtitle);
+    say_beside(&of);
+    let report = Report {
+        title: title.to_owned(),
+        subtitle,
+        figures: Vec::new(),
+        notes: of.lines.iter().cloned().map(note).collect(),
+        sections: vec![Section {
+            id: "found".to_owned(),
+            title: title.to_owned(),
+            lead: String::new(),
+            panels: vec![panel_of(&of)],
+        }],
+        csv_table: of.id.to_owned(),
+    };
+    write_report(&disk, folder, name, &report)?;
+    let charts: Vec<_> = of.chart.into_iter().collect();
+    write_charts(&disk, folder, &charts)?;
+    say(&format!("\nFiles in {}: {name}.html, .csv, .json, .md, .png, .svg", folder.printable()));
+    Ok(())
+}
+
+fn say_beside(of: &Beside) {
+    say(&format!("\n{}\n{}", of.title, of.table.fitted(line_width())));
+    of.lines.iter().for_each(|line| say(line));
+}
+
+fn panel_of(of: &Beside) -> Panel {
+    Panel {
+        id: of.id.to_owned(),
+        title: of.title.to_owned(),
+        unit: String::new(),
+        definition: of.definition.clone(),
+        width: Width::Full,
+        body: Body::Table(of.table.clone()),
+    }
+}
+
+fn note(text: String) -> Note {
+    Note { weight: Weight::Note, text }
 }
 
 /// What follows from the rows, a line for each scene.
@@ -203,18 +245,14 @@ fn report(experiment: &Experiment, outcome: &Outcome, beside: &[Beside]) -> Repo
         panels,
     }];
     if !beside.is_empty() {
-        let panels = beside.iter().map(|of| {
-            panel(of.id, of.title, "", &of.definition, Width::Full, Body::Table(of.table.clone()))
-        });
         sections.push(Section {
             id: "beside".to_owned(),
             title: "Beside the runs".to_owned(),
             lead: "What was measured or computed beside them.".to_owned(),
-            panels: panels.collect(),
+            panels: beside.iter().map(panel_of).collect(),
         });
     }
     let lines = verdicts(outcome).into_iter().chain(beside.iter().flat_map(|of| of.lines.clone()));
-    let note = |text| Note { weight: Weight::Note, text };
     let failed = outcome.rows.iter().filter_map(|row| {
         let text = format!("failed: {} {}: {}", row.scene, row.variant, row.failure.as_ref()?);
         Some(Note { weight: Weight::Warning, text })

@@ -10,15 +10,14 @@ use paceline_analysis::advice::passes::Passes;
 use paceline_analysis::advice::reducer::Reducer;
 use paceline_analysis::advice::replay::Bucket;
 use paceline_analysis::read::{self, Select};
-use paceline_analysis::report::{Body, Note, Panel, Report, Section, Weight, Width};
-use paceline_failure::outputs::{write_charts, write_report};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
-use paceline_host::disk::Disk;
-use paceline_host::text::{line_width, plural, say};
-use paceline_table::plot::{Axis, LineChart, Picture, Series, Unit};
+use paceline_host::text::plural;
+use paceline_table::plot::{Axis, LineChart, Series, Unit};
 use paceline_table::table::{Columns, Table};
 
+use super::outcome::Beside;
+use super::show;
 use crate::studies::bucket_cost::MIB;
 
 /// Sizes in MiB.
@@ -74,33 +73,35 @@ pub fn buckets(traces: &Path, folder: &Path) -> Result<u8> {
     let plans = points.iter().rev().filter(is_known).map(|of| (of.mib, of.plan.clone()));
     let (best, _) = passes.other_buckets(plans, LEAST_PART * now[0]);
     let best = best.filter(|(_, gain)| gain.holds(LEAST_PART * now[0]));
-    let lines = lines(&reducer, &passes, now, latency_ms, best);
-    let table = table(&points);
-    say(&format!(
-        "{}, {} of {}, {} in {}\n\n{}",
+    let chart = LineChart {
+        title: "buckets: the backward pass over bucket_cap_mb, replayed".to_owned(),
+        subtitle: traces.printable().to_string(),
+        x: Axis::logarithmic("bucket_cap_mb, in bytes", Unit::Bytes),
+        y: Axis::linear("until all gradients are there", Unit::Microseconds),
+        series: vec![Series::line(
+            "replayed",
+            points.iter().map(|of| (of.mib * MIB, of.whole_ms * 1e3)),
+        )],
+    };
+    let subtitle = format!(
+        "{}, {} of {}, {} in {}",
         traces.printable(),
         plural(reducer.observed.steps.len(), "step"),
         plural(timelines.len(), "rank"),
         plural(reducer.gradient_bytes.len(), "gradient"),
         plural(reducer.plan.len(), "bucket"),
-        table.fitted(line_width())
-    ));
-    lines.iter().for_each(|line| say(line));
-    let disk = Disk::default();
-    write_report(&disk, folder, NAME, &report(traces, &table, &lines))?;
-    let line = points.iter().map(|of| (of.mib * MIB, of.whole_ms * 1e3));
-    let charts: [(String, Box<dyn Picture>); 1] = [(
-        NAME.to_owned(),
-        Box::new(LineChart {
-            title: "buckets: the backward pass over bucket_cap_mb, replayed".to_owned(),
-            subtitle: traces.printable().to_string(),
-            x: Axis::logarithmic("bucket_cap_mb, in bytes", Unit::Bytes),
-            y: Axis::linear("until all gradients are there", Unit::Microseconds),
-            series: vec![Series::line("replayed", line)],
-        }),
-    )];
-    write_charts(&disk, folder, &charts)?;
-    say(&format!("\nFiles in {}: {NAME}.html, .csv, .json, .md, .png, .svg", folder.printable()));
+    );
+    let found = Beside {
+        id: NAME,
+        title: "Each step of the traces, replayed with other buckets",
+        definition: "Gradients become final when they did; all-reduces travel one after the other and take what those of the \
+                     traces took: a latency and a time per byte."
+            .to_owned(),
+        table: table(&points),
+        lines: lines(&reducer, &passes, now, latency_ms, best),
+        chart: Some((NAME.to_owned(), Box::new(chart))),
+    };
+    show::publish_alone("Lab: buckets of a run of PyTorch", subtitle, found, folder)?;
     Ok(0)
 }
 
@@ -152,29 +153,4 @@ fn lines(
             .to_owned(),
     });
     lines
-}
-
-fn report(traces: &Path, table: &Table, lines: &[String]) -> Report {
-    Report {
-        title: "Lab: buckets of a run of PyTorch".to_owned(),
-        subtitle: traces.printable().to_string(),
-        figures: Vec::new(),
-        notes: lines.iter().map(|text| Note { weight: Weight::Note, text: text.clone() }).collect(),
-        sections: vec![Section {
-            id: "sizes".to_owned(),
-            title: "Sizes of buckets".to_owned(),
-            lead: "Each step of the traces, replayed with other buckets.".to_owned(),
-            panels: vec![Panel {
-                id: "curve".to_owned(),
-                title: "bucket_cap_mb".to_owned(),
-                unit: String::new(),
-                definition: "Gradients become final when they did; all-reduces travel one after the other and take what those of \
-                             the traces took: a latency and a time per byte."
-                    .to_owned(),
-                width: Width::Full,
-                body: Body::Table(table.clone()),
-            }],
-        }],
-        csv_table: "curve".to_owned(),
-    }
 }
