@@ -15,6 +15,8 @@ pub struct Saved {
     kept: Vec<Tensor>,
     /// What the parts of a composed layer have saved, in order of the forward pass.
     pub parts: Vec<Saved>,
+    /// The gradient of this part's output, from when it is known until the other half of the backward pass has used it.
+    pub(crate) d_output: Option<Tensor>,
 }
 
 impl Saved {

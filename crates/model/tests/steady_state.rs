@@ -1,12 +1,16 @@
 //! After the first steps, a training step takes no memory from the system: every block returns to the pool
 //! and serves the next step.
 
+use std::sync::Arc;
+
+use paceline_kernels::linear::Activation;
 use paceline_kernels::optimizer::AdamW;
 use paceline_kernels::{Compute, ImageLayout};
 use paceline_memory::{Allocator, Category, DType, Tensor};
+use paceline_model::layers::{Linear, Projection, Sequence, SwiGlu};
 use paceline_model::{
-    Batch, CnnConfig, Context, Layer, MlpConfig, Model, OpenUnits, Optimizer, OptimizerConfig,
-    Storage,
+    Batch, Block, CnnConfig, Context, Init, Layer, LayoutBuilder, MlpConfig, Model, OpenUnits,
+    Optimizer, OptimizerConfig, Storage,
 };
 
 const BATCH: usize = 4;
@@ -90,4 +94,45 @@ fn an_mlp_allocates_nothing_after_two_steps() {
         values.write::<f32>().unwrap().fill(-0.5);
         values
     });
+}
+
+/// Between the halves of the backward pass only the inputs and the gradients of the outputs of layers with parameters are
+/// needed: neither what SwiGLU saved nor the gradient that it passed on, nor a gradient from before a ReLU.
+#[test]
+fn between_its_halves_a_backward_pass_keeps_what_the_second_one_needs() {
+    const WIDTH: usize = 64;
+    const ELEM_BYTES: usize = 4;
+    let mut layout = LayoutBuilder::new();
+    let unit = layout.unit("all");
+    let init = Init::fan_in(WIDTH);
+    let up = Projection::new(&mut layout, WIDTH, &[("up", 4 * WIDTH)], init).unwrap();
+    let down = Projection::new(&mut layout, 2 * WIDTH, &[("down", WIDTH)], init).unwrap();
+    let last = Linear::new(&mut layout, WIDTH, 3 * WIDTH, Activation::Relu);
+    let block = Block::new(unit, Sequence::new().then(up).then(SwiGlu).then(down).then(last));
+    let layout = Arc::new(layout.finish(1));
+
+    let allocator = Allocator::new();
+    let compute = Compute::new(1, allocator.clone()).unwrap();
+    let storage = Storage::host(layout.clone(), DType::F32, &allocator).unwrap();
+    storage.initialize(1).unwrap();
+    let input = allocator.tensor(DType::F32, [BATCH, WIDTH], Category::Data).unwrap();
+    input.write::<f32>().unwrap().fill(0.5);
+    let d_output = allocator.tensor(DType::F32, [BATCH, 3 * WIDTH], Category::Data).unwrap();
+    d_output.write::<f32>().unwrap().fill(0.25);
+
+    let (mut units, mut ready) = (OpenUnits::new(&layout), |_| Ok(()));
+    let mut cx = Context::training(&compute, &storage, &mut units, &mut ready);
+    let in_use = || allocator.usage(Category::Activations).current_bytes;
+    let (output, mut saved) = block.forward(&mut cx, input).unwrap();
+    drop(output);
+    let d_input = block.backward_input(&mut cx, &mut saved, &d_output).unwrap();
+    drop(d_input);
+    // Of `down` and `last` the inputs, of all three the gradients of the outputs, and of `last` the output.
+    let inputs = 2 * WIDTH + WIDTH;
+    let gradients = 4 * WIDTH + WIDTH + 3 * WIDTH;
+    let elems = BATCH * (inputs + gradients + 3 * WIDTH);
+    assert_eq!(in_use(), (elems * ELEM_BYTES) as u64);
+    block.backward_weight(&mut cx, &mut saved, &d_output).unwrap();
+    drop(saved);
+    assert_eq!(in_use(), 0);
 }

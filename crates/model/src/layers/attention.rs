@@ -66,6 +66,10 @@ impl Attention {
 }
 
 impl Layer for Attention {
+    fn has_parameters(&self) -> bool {
+        false
+    }
+
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let spec = self.spec(cx)?;
         let output = cx.activation(spec.output_shape())?;

@@ -28,8 +28,8 @@ impl<L: Layer> Chain<'_, L> {
         self.0.iter().take_while(|layer| !layer.has_parameters()).count()
     }
 
-    /// The gradient of the output of layer `at`. The first half of the backward pass computes it and keeps it for the
-    /// second half, so that neither repeats work of the other.
+    /// The gradient of the output of layer `at`. The half of the backward pass that comes first computes it and keeps it
+    /// for the other, so that neither repeats work. Layers without parameters keep nothing once they are passed.
     fn d_output_of(
         &self,
         at: usize,
@@ -37,19 +37,27 @@ impl<L: Layer> Chain<'_, L> {
         saved: &mut Saved,
         d_output: &Tensor,
     ) -> Result<Tensor> {
-        // The kept gradients are those of the last layers, the last layer's first.
-        if saved.kept().is_empty() {
-            saved.keep(d_output.clone());
-        }
         let last = self.0.len() - 1;
-        while saved.kept().len() <= last - at {
-            let next = last + 1 - saved.kept().len();
-            let d_output = saved.kept()[last - next].clone();
+        // The first one that is kept is that of the layer that was reached last.
+        let reached = saved.parts.iter().position(|part| part.d_output.is_some());
+        let reached = reached.unwrap_or_else(|| {
+            saved.parts[last].d_output = Some(d_output.clone());
+            last
+        });
+        for next in (at + 1..=reached).rev() {
+            let d_output = kept(&saved.parts[next]);
             let d_input = self.0[next].backward_input(cx, &mut saved.parts[next], &d_output)?;
-            saved.keep(d_input);
+            if !self.0[next].has_parameters() {
+                saved.parts[next] = Saved::default();
+            }
+            saved.parts[next - 1].d_output = Some(d_input);
         }
-        Ok(saved.kept()[last - at].clone())
+        Ok(kept(&saved.parts[at]))
     }
+}
+
+fn kept(part: &Saved) -> Tensor {
+    part.d_output.clone().expect("a gradient is kept until its layer has passed it on")
 }
 
 impl<L: Layer> Layer for Chain<'_, L> {
@@ -70,7 +78,8 @@ impl<L: Layer> Layer for Chain<'_, L> {
         saved: &mut Saved,
         d_output: &Tensor,
     ) -> Result<()> {
-        for at in (self.first_with_parameters()..self.0.len()).rev() {
+        let with_parameters = |at: &usize| self.0[*at].has_parameters();
+        for at in (0..self.0.len()).rev().filter(with_parameters) {
             let d_output = self.d_output_of(at, cx, saved, d_output)?;
             self.0[at].backward_weight(cx, &mut saved.parts[at], &d_output)?;
         }

@@ -48,6 +48,10 @@ impl Linear {
         let d_sum = cx.activation(output.shape())?;
         elementwise::relu_backward(cx.compute, output, d_output, &d_sum)?;
         saved.keep(d_sum.clone());
+        // The weight half asks for nothing else.
+        if let Some(d_output) = &mut saved.d_output {
+            *d_output = d_sum.clone();
+        }
         Ok(d_sum)
     }
 }

@@ -10,6 +10,10 @@ use crate::{Context, Layer, Result, Saved};
 pub struct SwiGlu;
 
 impl Layer for SwiGlu {
+    fn has_parameters(&self) -> bool {
+        false
+    }
+
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let output = cx.activation([input.dims()[0], input.dims()[1] / 2])?;
         swiglu::forward(cx.compute, &input, &output)?;
