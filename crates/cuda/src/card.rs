@@ -1,0 +1,237 @@
+//! A card: what it is like, its memory, and the kernels that it has loaded.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_int};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::driver::{Driver, Handle, OUT_OF_MEMORY, count};
+use crate::kernel::Source;
+use crate::product::Products;
+use crate::{CudaError, Result, compiler};
+
+const MULTIPROCESSORS: u32 = 16;
+const CAPABILITY_MAJOR: u32 = 75;
+const CAPABILITY_MINOR: u32 = 76;
+
+/// A card with its context. Clones are the same card.
+#[derive(Clone)]
+pub struct Card(Arc<Inner>);
+
+struct Inner {
+    driver: &'static Driver,
+    index: usize,
+    name: String,
+    capability: (u32, u32),
+    multiprocessors: usize,
+    context: Handle,
+    functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
+    products: Mutex<Option<Arc<Products>>>,
+}
+
+// SAFETY: a context, and the functions loaded into it, may be used from any thread that has made the context current.
+unsafe impl Send for Inner {}
+// SAFETY: as for `Send`; what changes is behind mutexes.
+unsafe impl Sync for Inner {}
+
+/// A kernel that is loaded. It stays loaded as long as the process runs.
+#[derive(Clone, Copy)]
+pub(crate) struct Function(pub(crate) Handle);
+
+// SAFETY: the handle is a number for the driver.
+unsafe impl Send for Function {}
+
+impl Card {
+    /// The card of this number. Errors if there is none, or no driver.
+    pub fn open(index: usize) -> Result<Self> {
+        let driver = Driver::ready()?;
+        let count = count()?;
+        if index >= count {
+            return Err(CudaError::NoCard { index, count });
+        }
+        let (mut device, mut context) = (0, std::ptr::null_mut());
+        let mut name = [0; 256];
+        // SAFETY: the addresses are those of variables of the right types, and the name has room for 256 bytes.
+        unsafe {
+            driver.check("cuDeviceGet", (driver.cuDeviceGet)(&mut device, index as c_int))?;
+            let status = (driver.cuDeviceGetName)(name.as_mut_ptr(), 256, device);
+            driver.check("cuDeviceGetName", status)?;
+            let status = (driver.cuDevicePrimaryCtxRetain)(&mut context, device);
+            driver.check("cuDevicePrimaryCtxRetain", status)?;
+        }
+        name[255] = 0;
+        // SAFETY: the last byte is zero.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let attribute = |which| {
+            let mut value = 0;
+            // SAFETY: the address is that of a number.
+            let status = unsafe { (driver.cuDeviceGetAttribute)(&mut value, which, device) };
+            driver.check("cuDeviceGetAttribute", status).map(|()| value.max(0) as u32)
+        };
+        let inner = Inner {
+            driver,
+            index,
+            name,
+            capability: (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
+            multiprocessors: attribute(MULTIPROCESSORS)? as usize,
+            context,
+            functions: Mutex::default(),
+            products: Mutex::default(),
+        };
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// Its number, as the driver counts.
+    pub fn index(&self) -> usize {
+        self.0.index
+    }
+
+    /// What the driver calls it.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Its compute capability, such as (9, 0).
+    pub fn capability(&self) -> (u32, u32) {
+        self.0.capability
+    }
+
+    /// The number of its multiprocessors.
+    pub fn multiprocessors(&self) -> usize {
+        self.0.multiprocessors
+    }
+
+    /// Whether both are the same card.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Free and total memory in bytes.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        let driver = self.current()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the addresses are those of numbers.
+        driver.check("cuMemGetInfo", unsafe { (driver.cuMemGetInfo_v2)(&mut free, &mut total) })?;
+        Ok((free, total))
+    }
+
+    /// The address of new memory of the card, with unspecified contents, until [`Card::free`].
+    pub fn allocate(&self, bytes: usize) -> Result<u64> {
+        let driver = self.current()?;
+        let mut address = 0;
+        // SAFETY: the address is that of a number.
+        let status = unsafe { (driver.cuMemAlloc_v2)(&mut address, bytes) };
+        self.check_memory("cuMemAlloc", status, bytes)?;
+        Ok(address)
+    }
+
+    /// Gives memory of [`Card::allocate`] back.
+    ///
+    /// # Safety
+    ///
+    /// No work uses the memory any longer.
+    pub unsafe fn free(&self, address: u64) {
+        if let Ok(driver) = self.current() {
+            // SAFETY: the caller's. After a fault of the card nothing can be given back, and nothing has to be.
+            let _ = unsafe { (driver.cuMemFree_v2)(address) };
+        }
+    }
+
+    /// The address of new memory of the host that the card can copy by itself, until [`Card::free_pinned`].
+    pub fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8> {
+        let driver = self.current()?;
+        let mut address = std::ptr::null_mut();
+        // Not write-combined: the host reads this memory too.
+        // SAFETY: the address is that of an address.
+        let status = unsafe { (driver.cuMemHostAlloc)(&mut address, bytes, 0) };
+        self.check_memory("cuMemHostAlloc", status, bytes)?;
+        Ok(address.cast())
+    }
+
+    /// Gives memory of [`Card::allocate_pinned`] back.
+    ///
+    /// # Safety
+    ///
+    /// Nothing uses the memory any longer.
+    pub unsafe fn free_pinned(&self, address: *mut u8) {
+        if let Ok(driver) = self.current() {
+            // SAFETY: the caller's.
+            let _ = unsafe { (driver.cuMemFreeHost)(address.cast()) };
+        }
+    }
+
+    fn check_memory(&self, function: &'static str, status: u32, bytes: usize) -> Result<()> {
+        if status != OUT_OF_MEMORY {
+            return self.0.driver.check(function, status);
+        }
+        let (free, total) = self.memory()?;
+        let on = match function {
+            "cuMemAlloc" => format!("card {} ({})", self.0.index, self.0.name),
+            _ => "the host's pinned memory".to_owned(),
+        };
+        Err(CudaError::OutOfMemory { on, bytes, free, total })
+    }
+
+    /// The driver, with the context of this card current in this thread.
+    pub(crate) fn current(&self) -> Result<&'static Driver> {
+        let driver = self.0.driver;
+        // SAFETY: the context is retained as long as the process runs.
+        driver.check("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(self.0.context) })?;
+        Ok(driver)
+    }
+
+    /// A kernel of a source, compiled for this card when it is first asked for.
+    pub(crate) fn function(&self, source: &Source, kernel: &'static str) -> Result<Function> {
+        let mut functions = self.0.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = functions.get(&(source.file, kernel)) {
+            return Ok(*function);
+        }
+        let driver = self.current()?;
+        let image = compiler::compile(source, self.target())?;
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the image ends with a zero byte, if it is text, and is read during the call only.
+        let status = unsafe { (driver.cuModuleLoadData)(&mut module, image.as_ptr().cast()) };
+        driver.check("cuModuleLoadData", status)?;
+        for name in source.kernels {
+            let symbol = CString::new(*name).unwrap_or_default();
+            let mut function = std::ptr::null_mut();
+            // SAFETY: the module is loaded, and the name ends with a zero byte.
+            let status =
+                unsafe { (driver.cuModuleGetFunction)(&mut function, module, symbol.as_ptr()) };
+            driver.check("cuModuleGetFunction", status)?;
+            functions.insert((source.file, *name), Function(function));
+        }
+        functions.get(&(source.file, kernel)).copied().ok_or(CudaError::Compile {
+            file: source.file,
+            log: format!("it has no kernel {kernel}"),
+        })
+    }
+
+    /// What kernels are compiled for: machine code for a card, and text for an emulated one, which has none.
+    pub(crate) fn target(&self) -> compiler::Target {
+        match self.0.name == EMULATED {
+            true => compiler::Target::Text(80),
+            false => compiler::Target::Code(self.0.capability.0 * 10 + self.0.capability.1),
+        }
+    }
+
+    /// Matrix products on this card.
+    pub(crate) fn products(&self) -> Result<Arc<Products>> {
+        let mut products = self.0.products.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(products) = &*products {
+            return Ok(products.clone());
+        }
+        let opened = Arc::new(Products::open(self)?);
+        *products = Some(opened.clone());
+        Ok(opened)
+    }
+}
+
+/// The name of a card that is emulated for tests.
+pub const EMULATED: &str = "emulated card";
+
+impl fmt::Debug for Card {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Card({}, {})", self.0.index, self.0.name)
+    }
+}

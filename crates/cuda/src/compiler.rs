@@ -1,0 +1,199 @@
+//! From a source to code for a card, by the vendor's run-time compiler (NVRTC). What was compiled is kept on disk.
+//!
+//! Input: a source and a target. Output: machine code, or text for a card that is emulated. A file of the cache begins with
+//! the digest of what follows and has the digest of source, target and compiler as its name, so neither an older compiler's
+//! nor a broken file is used. The folder belongs to the user alone.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fs::{self, DirBuilder};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::PathBuf;
+
+use sha2::{Digest, Sha256};
+
+use crate::kernel::Source;
+use crate::library::{Names, functions};
+use crate::{CudaError, Result};
+
+/// The version that is known to work: newer ones make text that drivers at hand refuse, which does not matter for machine
+/// code.
+const NAMES: Names = Names {
+    files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+    hint: "install it with `pip install nvidia-cuda-nvrtc==13.0.88`, and name its folder in PACELINE_CUDA_LIBRARIES",
+};
+
+functions! {
+    /// The functions of the compiler.
+    Compiler in NAMES;
+    fn nvrtcVersion(major: *mut c_int, minor: *mut c_int);
+    fn nvrtcCreateProgram(
+        program: *mut *mut c_void, text: *const c_char, name: *const c_char,
+        num_headers: c_int, headers: *const *const c_char, names: *const *const c_char,
+    );
+    fn nvrtcDestroyProgram(program: *mut *mut c_void);
+    fn nvrtcCompileProgram(program: *mut c_void, num_options: c_int, options: *const *const c_char);
+    fn nvrtcGetProgramLogSize(program: *mut c_void, bytes: *mut usize);
+    fn nvrtcGetProgramLog(program: *mut c_void, log: *mut c_char);
+    fn nvrtcGetPTXSize(program: *mut c_void, bytes: *mut usize);
+    fn nvrtcGetPTX(program: *mut c_void, text: *mut c_char);
+    fn nvrtcGetCUBINSize(program: *mut c_void, bytes: *mut usize);
+    fn nvrtcGetCUBIN(program: *mut c_void, code: *mut c_char);
+}
+
+/// What a source is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Machine code of this architecture, such as 90.
+    Code(u32),
+    /// Text (PTX) of this virtual architecture.
+    Text(u32),
+}
+
+impl Target {
+    fn option(self) -> String {
+        match self {
+            Target::Code(number) => format!("--gpu-architecture=sm_{number}"),
+            Target::Text(number) => format!("--gpu-architecture=compute_{number}"),
+        }
+    }
+}
+
+/// The version of the compiler. Errors if it is missing, with where it was sought.
+pub fn version() -> Result<(i32, i32)> {
+    let compiler = Compiler::get()?;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the addresses are those of numbers.
+    let status = unsafe { (compiler.nvrtcVersion)(&mut major, &mut minor) };
+    check("nvrtcVersion", status)?;
+    Ok((major, minor))
+}
+
+/// The code of a source, from the cache or compiled now.
+pub fn compile(source: &Source, target: Target) -> Result<Vec<u8>> {
+    let (major, minor) = version()?;
+    let text = [source.preludes.concat().as_str(), source.text].concat();
+    let mut digest = Sha256::new();
+    digest.update(format!("{major}.{minor} {} {OPTIONS:?}\n", target.option()));
+    digest.update(&text);
+    let name = hex(&digest.finalize());
+    let folder = cache_folder();
+    if let Some(code) = folder.as_ref().and_then(|folder| kept(&folder.join(&name))) {
+        return Ok(code);
+    }
+    let code = compile_now(source.file, &text, target)?;
+    if let Some(folder) = folder {
+        // Without a cache the next run compiles again, which takes a moment and is no error.
+        let _ = keep(&folder, &name, &code);
+    }
+    Ok(code)
+}
+
+/// No contraction of a product and a sum into one rounding, unless the source says so: kernels have the processor's bits.
+const OPTIONS: [&str; 5] =
+    ["--fmad=false", "--std=c++17", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"];
+
+fn compile_now(file: &'static str, text: &str, target: Target) -> Result<Vec<u8>> {
+    let compiler = Compiler::get()?;
+    let broken = |log: &str| CudaError::Compile { file, log: log.to_owned() };
+    let text = CString::new(text).map_err(|_| broken("it holds a zero byte"))?;
+    let name = CString::new(file).unwrap_or_default();
+    let options = OPTIONS.map(str::to_owned).into_iter().chain([target.option()]);
+    let options: Vec<CString> = options.filter_map(|option| CString::new(option).ok()).collect();
+    let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+    let mut program = std::ptr::null_mut();
+    // SAFETY: texts end with a zero byte and outlive the calls, lists have the stated lengths, and buffers the sizes that the
+    // compiler has named.
+    unsafe {
+        let no_texts = std::ptr::null();
+        let (text, name) = (text.as_ptr(), name.as_ptr());
+        let create = compiler.nvrtcCreateProgram;
+        check("nvrtcCreateProgram", create(&mut program, text, name, 0, no_texts, no_texts))?;
+        let count = options.len() as c_int;
+        let status = (compiler.nvrtcCompileProgram)(program, count, options.as_ptr());
+        let outcome = if status == 0 {
+            match target {
+                Target::Code(_) => {
+                    bytes(program, compiler.nvrtcGetCUBINSize, compiler.nvrtcGetCUBIN)
+                }
+                Target::Text(_) => bytes(program, compiler.nvrtcGetPTXSize, compiler.nvrtcGetPTX),
+            }
+        } else {
+            let log = bytes(program, compiler.nvrtcGetProgramLogSize, compiler.nvrtcGetProgramLog);
+            let log = log.unwrap_or_default();
+            let log = CStr::from_bytes_until_nul(&log).unwrap_or_default();
+            Err(broken(&log.to_string_lossy()))
+        };
+        (compiler.nvrtcDestroyProgram)(&mut program);
+        outcome
+    }
+}
+
+/// # Safety
+///
+/// The program is one of the compiler, and the functions are its: one for a size, one that fills so many bytes.
+unsafe fn bytes(
+    program: *mut c_void,
+    size: unsafe extern "C" fn(*mut c_void, *mut usize) -> u32,
+    fill: unsafe extern "C" fn(*mut c_void, *mut c_char) -> u32,
+) -> Result<Vec<u8>> {
+    let mut len = 0;
+    // SAFETY: the caller's.
+    check("the size of compiled code", unsafe { size(program, &mut len) })?;
+    let mut bytes = vec![0u8; len];
+    // SAFETY: the caller's, and the buffer has this size.
+    check("compiled code", unsafe { fill(program, bytes.as_mut_ptr().cast()) })?;
+    Ok(bytes)
+}
+
+fn check(function: &'static str, status: u32) -> Result<()> {
+    match status {
+        0 => Ok(()),
+        _ => Err(CudaError::Failed {
+            function,
+            status,
+            name: "NVRTC".to_owned(),
+            text: "the run-time compiler refuses".to_owned(),
+        }),
+    }
+}
+
+/// Where compiled code is kept; `None` if the user has no such place, or others can write there.
+fn cache_folder() -> Option<PathBuf> {
+    let base =
+        std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = base.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
+    let folder = base.join("paceline").join("kernels");
+    DirBuilder::new().recursive(true).mode(0o700).create(&folder).ok()?;
+    let found = fs::symlink_metadata(&folder).ok()?;
+    // Whoever can write there can choose the code that runs.
+    let own = found.is_dir() && found.permissions().mode() & 0o022 == 0;
+    let is_mine = fs::metadata("/proc/self").ok()?.uid() == found.uid();
+    (own && is_mine).then_some(folder)
+}
+
+/// The most that a file of the cache may have.
+const MOST_BYTES: u64 = 64 << 20;
+
+fn kept(path: &PathBuf) -> Option<Vec<u8>> {
+    let found = fs::symlink_metadata(path).ok()?;
+    if !found.is_file() || found.len() > MOST_BYTES {
+        return None;
+    }
+    let bytes = fs::read(path).ok()?;
+    let (digest, code) = bytes.split_at_checked(32)?;
+    (Sha256::digest(code).as_slice() == digest).then(|| code.to_vec())
+}
+
+fn keep(folder: &std::path::Path, name: &str, code: &[u8]) -> std::io::Result<()> {
+    let part = folder.join(format!("{name}.{}", std::process::id()));
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&part)?;
+    let written = file.write_all(&Sha256::digest(code)).and_then(|()| file.write_all(code));
+    written.and_then(|()| fs::rename(&part, folder.join(name))).inspect_err(|_| {
+        let _ = fs::remove_file(&part);
+    })
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,307 @@
+//! Kernels: where their sources are, and calls with their arguments.
+//!
+//! [`kernels!`](crate::kernels) states the kernels of a source once, with the types of their arguments, and makes a function
+//! for each that builds a call. [`Source::check`] compares that with the compiled code, so a wrong type is found by a test.
+
+use std::marker::PhantomData;
+
+use crate::{CudaError, Result, compiler};
+
+/// A source in CUDA C++ and the kernels in it.
+#[derive(Debug)]
+pub struct Source {
+    /// The name of the file.
+    pub file: &'static str,
+    /// What it says, in front of which [`Source::preludes`] are put.
+    pub text: &'static str,
+    /// What comes before the text: functions that several sources use.
+    pub preludes: &'static [&'static str],
+    /// The kernels, by name.
+    pub kernels: &'static [&'static str],
+    /// The types of each kernel's arguments.
+    pub kinds: &'static [&'static [Kind]],
+}
+
+/// The type of an argument, as far as a caller can mix it up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// An address or an integer of 64 bits.
+    Word,
+    /// An integer of 32 bits.
+    Half,
+    /// A number of f32.
+    Single,
+    /// A number of f64.
+    Double,
+}
+
+impl Kind {
+    /// What the text of compiled code calls it.
+    fn of_code(word: &str) -> Option<Self> {
+        match word {
+            ".u64" | ".b64" | ".s64" => Some(Kind::Word),
+            ".u32" | ".b32" | ".s32" => Some(Kind::Half),
+            ".f32" => Some(Kind::Single),
+            ".f64" => Some(Kind::Double),
+            _ => None,
+        }
+    }
+}
+
+/// A value that a kernel gets.
+pub trait Argument {
+    /// Its type.
+    const KIND: Kind;
+
+    /// Its bits, in the low bytes.
+    fn bits(self) -> u64;
+}
+
+/// A number type that kernels are made for.
+pub trait Scalar: Copy {
+    /// The end of the names of its kernels.
+    const NAME: &'static str;
+}
+
+macro_rules! scalars {
+    ($($ty:ty, $name:literal;)*) => {$(
+        impl Scalar for $ty {
+            const NAME: &'static str = $name;
+        }
+    )*};
+}
+scalars! {
+    f32, "f32";
+    f64, "f64";
+    half::f16, "f16";
+    half::bf16, "bf16";
+    u8, "u8";
+    i32, "i32";
+    i64, "i64";
+}
+
+/// The address of elements that a kernel reads.
+#[derive(Debug)]
+pub struct In<T>(pub u64, pub PhantomData<T>);
+
+/// The address of elements that a kernel writes.
+#[derive(Debug)]
+pub struct Out<T>(pub u64, pub PhantomData<T>);
+
+macro_rules! addresses {
+    ($($name:ident)*) => {$(
+        impl<T> Clone for $name<T> {
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+        impl<T> Copy for $name<T> {}
+        impl<T> Argument for $name<T> {
+            const KIND: Kind = Kind::Word;
+            fn bits(self) -> u64 {
+                self.0
+            }
+        }
+    )*};
+}
+addresses!(In Out);
+
+/// No elements: the kernel gets a null pointer.
+impl<T> In<T> {
+    /// Stands for an operand that is left out.
+    pub const NONE: Self = Self(0, PhantomData);
+}
+
+impl<T> Out<T> {
+    /// Stands for an operand that is left out.
+    pub const NONE: Self = Self(0, PhantomData);
+
+    /// The same elements, for reading.
+    pub fn as_in(self) -> In<T> {
+        In(self.0, PhantomData)
+    }
+}
+
+macro_rules! numbers {
+    ($($ty:ty, $kind:ident, $value:ident => $bits:expr;)*) => {$(
+        impl Argument for $ty {
+            const KIND: Kind = Kind::$kind;
+            fn bits(self) -> u64 {
+                let $value = self;
+                $bits
+            }
+        }
+    )*};
+}
+numbers! {
+    u64, Word, x => x;
+    u32, Half, x => u64::from(x);
+    i32, Half, x => u64::from(x as u32);
+    f32, Single, x => u64::from(x.to_bits());
+    f64, Double, x => x.to_bits();
+}
+
+/// A kernel with its arguments.
+#[derive(Clone, Debug)]
+pub struct Call<'a> {
+    pub(crate) source: &'a Source,
+    pub(crate) kernel: &'static str,
+    pub(crate) values: Vec<u64>,
+}
+
+impl<'a> Call<'a> {
+    /// A call of the kernel `name`, or of the one for elements of type `scalar` among `names`.
+    #[doc(hidden)]
+    pub fn new(
+        source: &'a Source,
+        name: &'static str,
+        variants: &[(&'static str, &'static str)],
+        scalar: &'static str,
+        values: Vec<u64>,
+    ) -> Result<Self> {
+        let kernel = match variants {
+            [] => name,
+            _ => {
+                let of_scalar = variants.iter().find(|(of, _)| *of == scalar);
+                of_scalar.ok_or(CudaError::NoKernel { name, scalar })?.1
+            }
+        };
+        Ok(Self { source, kernel, values })
+    }
+}
+
+/// How many threads run a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks, by axis.
+    pub blocks: [u32; 3],
+    /// Threads of a block, by axis.
+    pub threads: [u32; 3],
+    /// Shared memory of a block besides what the kernel states, in bytes.
+    pub shared_bytes: u32,
+}
+
+impl Grid {
+    /// The threads of a block, unless a kernel says otherwise.
+    pub const BLOCK: u32 = 256;
+
+    /// A thread for each of `count` elements.
+    pub fn elements(count: usize) -> Self {
+        let blocks = count.div_ceil(Self::BLOCK as usize).min(u32::MAX as usize / 2) as u32;
+        Self::blocks(blocks, Self::BLOCK)
+    }
+
+    /// Blocks along one axis.
+    pub fn blocks(blocks: u32, threads: u32) -> Self {
+        Self { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared_bytes: 0 }
+    }
+
+    /// The same with shared memory.
+    pub fn with_shared(self, bytes: usize) -> Self {
+        Self { shared_bytes: bytes as u32, ..self }
+    }
+}
+
+impl Source {
+    /// Compares the stated kernels with those of the text, compiled for an emulated card. Errors with what differs.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        let code =
+            compiler::compile(self, compiler::Target::Text(80)).map_err(|e| e.to_string())?;
+        let code = String::from_utf8_lossy(&code);
+        let found: Vec<(&str, Vec<Kind>)> = code.split(".entry").skip(1).map(entry).collect();
+        for (name, kinds) in self.kernels.iter().zip(self.kinds) {
+            match found.iter().find(|(of, _)| of == name) {
+                None => return Err(format!("{} has no kernel {name}", self.file)),
+                Some((_, found)) if found == kinds => {}
+                Some((_, found)) => {
+                    return Err(format!("{name} takes {found:?}, and {kinds:?} are stated"));
+                }
+            }
+        }
+        match found.iter().find(|(name, _)| !self.kernels.contains(name)) {
+            Some((name, _)) => Err(format!("{} has a kernel {name} that is not stated", self.file)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The name of an entry of compiled code, and the types of its arguments.
+fn entry(text: &str) -> (&str, Vec<Kind>) {
+    let head = text.split('{').next().unwrap_or_default();
+    let (name, arguments) = head.split_once('(').unwrap_or((head, ""));
+    let arguments = arguments.split(')').next().unwrap_or_default();
+    let of = |argument: &str| argument.split_whitespace().find_map(Kind::of_code);
+    (name.trim(), arguments.split(',').filter_map(of).collect())
+}
+
+/// States the kernels of a source:
+///
+/// ```
+/// use paceline_cuda::kernel::{In, Out};
+///
+/// paceline_cuda::kernels! {
+///     SCALE = "scale.cu", "extern \"C\" __global__ void scale_f32(const float* x, float* y, unsigned n) {}", [];
+///     /// `y = x` for the first `n` elements.
+///     fn scale<T: f32>(x: In<T>, y: Out<T>, n: u32);
+/// }
+/// assert_eq!(SCALE.kernels, ["scale_f32"]);
+/// let call = scale::<f32>(In::NONE, Out::NONE, 3).unwrap();
+/// ```
+#[macro_export]
+macro_rules! kernels {
+    ($source:ident = $file:expr, $text:expr, [$($prelude:expr),*];
+     $($(#[$about:meta])* fn $name:ident$(<$t:ident: $($scalar:ident)|+>)?($($arg:ident: $ty:ty),* $(,)?);)*) => {
+        /// The kernels of this file.
+        pub static $source: $crate::Source = $crate::Source {
+            file: $file,
+            text: $text,
+            preludes: &[$($prelude),*],
+            kernels: &$crate::kernels!(@flat [] $([$name $($($scalar)+)?])*),
+            kinds: &$crate::kernels!(@kinds [] $([($($ty),*) $name $($t $($scalar)+)?])*),
+        };
+        $(
+            $(#[$about])*
+            #[allow(clippy::too_many_arguments)]
+            pub fn $name$(<$t: $crate::kernel::Scalar>)?($($arg: $ty),*) -> $crate::Result<$crate::Call<'static>> {
+                let values = vec![$($crate::Argument::bits($arg)),*];
+                let variants = &[$($((stringify!($scalar), concat!(stringify!($name), "_", stringify!($scalar)))),+)?];
+                let scalar = $crate::kernels!(@scalar $($t)?);
+                $crate::Call::new(&$source, stringify!($name), variants, scalar, values)
+            }
+        )*
+    };
+    (@scalar) => { "" };
+    (@scalar $t:ident) => { <$t as $crate::kernel::Scalar>::NAME };
+    (@flat [$($done:expr),*]) => { [$($done),*] };
+    (@flat [$($done:expr),*] [$name:ident] $($rest:tt)*) => {
+        $crate::kernels!(@flat [$($done,)* stringify!($name)] $($rest)*)
+    };
+    (@flat [$($done:expr),*] [$name:ident $($scalar:ident)+] $($rest:tt)*) => {
+        $crate::kernels!(@flat [$($done,)* $(concat!(stringify!($name), "_", stringify!($scalar))),+] $($rest)*)
+    };
+    (@kinds [$($done:expr),*]) => { [$($done),*] };
+    (@kinds [$($done:expr),*] [($($ty:ty),*) $name:ident] $($rest:tt)*) => {
+        $crate::kernels!(@kinds [$($done,)* &[$(<$ty as $crate::Argument>::KIND),*] as &[$crate::Kind]] $($rest)*)
+    };
+    (@kinds [$($done:expr),*] [$types:tt $name:ident $t:ident $($scalar:ident)+] $($rest:tt)*) => {
+        $crate::kernels!(@kinds [$($done,)* $($crate::kernels!(@of $t $scalar $types)),+] $($rest)*)
+    };
+    (@of $t:ident $scalar:ident ($($ty:ty),*)) => {{
+        #[allow(dead_code)]
+        type $t = $crate::kernel::scalar::$scalar;
+        &[$(<$ty as $crate::Argument>::KIND),*] as &[$crate::Kind]
+    }};
+}
+
+/// The types of elements, by the ends of kernels' names.
+#[doc(hidden)]
+pub mod scalar {
+    #![allow(non_camel_case_types)]
+    pub type f32 = core::primitive::f32;
+    pub type f64 = core::primitive::f64;
+    pub type f16 = half::f16;
+    pub type bf16 = half::bf16;
+    pub type u8 = core::primitive::u8;
+    pub type i32 = core::primitive::i32;
+    pub type i64 = core::primitive::i64;
+}

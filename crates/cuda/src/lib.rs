@@ -1,0 +1,35 @@
+//! NVIDIA cards. The libraries of the vendor are loaded when a card is first asked for, so one program runs with and
+//! without them, and nothing of theirs is needed to build it.
+//!
+//! Input: addresses, sizes and the sources of kernels. Output: memory of a card, streams of work, events behind it. This
+//! crate knows neither tensors nor layers, and orders nothing by itself: whoever submits work says what waits for what.
+//!
+//! | file | what it has |
+//! |---|---|
+//! | [`library`] | finds and opens a library, and says where it was sought |
+//! | [`driver`] | the functions of the driver, and their errors |
+//! | [`card`] | a card: its properties, memory, and loaded kernels |
+//! | [`stream`] | queues of work, and events |
+//! | [`compiler`] | from a source in CUDA C++ to code for a card, kept on disk |
+//! | [`kernel`] | a kernel with its arguments |
+//! | [`product`] | matrix products by cuBLASLt |
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
+pub mod card;
+pub mod compiler;
+pub mod driver;
+pub mod kernel;
+pub mod library;
+pub mod product;
+pub mod stream;
+
+mod error;
+
+pub use card::Card;
+pub use error::CudaError;
+pub use kernel::{Argument, Call, Grid, Kind, Source};
+pub use product::{Epilogue, Factor, Number, Product};
+pub use stream::{Event, Stream};
+
+/// The result of this crate.
+pub type Result<T> = std::result::Result<T, CudaError>;

@@ -1,0 +1,120 @@
+//! Libraries of the vendor: where they are, and the functions in them.
+//!
+//! Input: names of files and functions. Output: addresses of functions. This module does not know what they do.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use libloading::os::unix::{Library as Opened, RTLD_LOCAL, RTLD_NOW};
+
+use crate::{CudaError, Result};
+
+/// Folders that are searched before those of the system, separated by colons.
+pub const FOLDERS: &str = "PACELINE_CUDA_LIBRARIES";
+
+/// A library, by the names of its file.
+#[derive(Clone, Copy, Debug)]
+pub struct Names {
+    /// The file, newest version first.
+    pub files: &'static [&'static str],
+    /// What helps if it is missing or too old.
+    pub hint: &'static str,
+}
+
+/// A library that stays open.
+#[derive(Debug)]
+pub struct Library {
+    opened: Opened,
+    path: String,
+    hint: &'static str,
+}
+
+impl Library {
+    /// Opens the first file that is there, in the folders of [`FOLDERS`] and then where the system looks. Errors with all
+    /// places where it was sought.
+    pub fn open(names: Names) -> Result<Self> {
+        let mut sought = Vec::new();
+        for candidate in candidates(names.files) {
+            // SAFETY: running the initializers of the vendor's libraries is what opening them is for. A file of another
+            // kind at these places is a choice of whoever set up the system or the variable.
+            match unsafe { Opened::open(Some(&candidate), RTLD_NOW | RTLD_LOCAL) } {
+                Ok(opened) => {
+                    let path = candidate.to_string_lossy().into_owned();
+                    return Ok(Self { opened, path, hint: names.hint });
+                }
+                Err(error) => sought.push(reason(&candidate, &error.to_string())),
+            }
+        }
+        let (library, sought) = (names.files[0], sought.join(", "));
+        Err(CudaError::Missing { library, sought, hint: names.hint })
+    }
+
+    /// Where it was found.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The address of a function.
+    ///
+    /// # Safety
+    ///
+    /// `F` is the type of the function of this name.
+    pub unsafe fn function<F: Copy>(&self, function: &'static str) -> Result<F> {
+        // SAFETY: the caller's. The library is never closed.
+        match unsafe { self.opened.get::<F>(function.as_bytes()) } {
+            Ok(symbol) => Ok(*symbol),
+            Err(_) => Err(CudaError::TooOld { path: self.path.clone(), function, hint: self.hint }),
+        }
+    }
+}
+
+fn candidates(files: &[&str]) -> Vec<OsString> {
+    let folders = std::env::var_os(FOLDERS).unwrap_or_default();
+    let folders: Vec<PathBuf> =
+        std::env::split_paths(&folders).filter(|path| path.is_absolute()).collect();
+    let in_folders =
+        folders.iter().flat_map(|folder| files.iter().map(|file| folder.join(file).into()));
+    in_folders.chain(files.iter().map(OsString::from)).collect()
+}
+
+/// A place and, if something is there, why it cannot be used.
+fn reason(candidate: &OsString, error: &str) -> String {
+    let name = candidate.to_string_lossy();
+    match error.contains("No such file") {
+        true => name.into_owned(),
+        false => format!("{name} ({error})"),
+    }
+}
+
+/// A table of a library's functions, which is filled when it is first asked for.
+macro_rules! functions {
+    ($(#[$about:meta])* $table:ident in $names:expr; $(fn $name:ident($($arg:ident: $ty:ty),* $(,)?);)*) => {
+        $(#[$about])*
+        #[allow(non_snake_case)]
+        pub(crate) struct $table {
+            $(pub(crate) $name: unsafe extern "C" fn($($ty),*) -> u32,)*
+            #[allow(dead_code)]
+            pub(crate) library: $crate::library::Library,
+        }
+
+        impl $table {
+            /// The table of this process. The library is opened once; that it is missing is remembered too.
+            pub(crate) fn get() -> $crate::Result<&'static Self> {
+                static TABLE: std::sync::OnceLock<$crate::Result<$table>> = std::sync::OnceLock::new();
+                TABLE.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+            }
+
+            fn load() -> $crate::Result<Self> {
+                let library = $crate::library::Library::open($names)?;
+                // SAFETY: the types are those of the vendor's headers, with the status as a number.
+                unsafe {
+                    Ok(Self {
+                        $($name: library.function(stringify!($name))?,)*
+                        library,
+                    })
+                }
+            }
+        }
+    };
+}
+pub(crate) use functions;

@@ -1,0 +1,289 @@
+//! Queues of work of a card, and events behind the work.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::driver::{Driver, Handle, NOT_READY};
+use crate::kernel::{Call, Grid};
+use crate::{Card, Product, Result};
+
+/// Streams do not wait for the driver's default stream, which nothing uses.
+const NON_BLOCKING: u32 = 1;
+
+/// A queue of work of a card. Clones are the same queue. It is given back with the last clone; work that is queued then still
+/// runs.
+#[derive(Clone)]
+pub struct Stream(Arc<Inner>);
+
+struct Inner {
+    card: Card,
+    handle: Handle,
+}
+
+// SAFETY: a stream may be used from any thread that has made its context current.
+unsafe impl Send for Inner {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Inner {}
+
+impl Stream {
+    /// A new stream.
+    pub fn new(card: &Card) -> Result<Self> {
+        let driver = card.current()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the address is that of a handle.
+        let status = unsafe { (driver.cuStreamCreate)(&mut handle, NON_BLOCKING) };
+        driver.check("cuStreamCreate", status)?;
+        Ok(Self(Arc::new(Inner { card: card.clone(), handle })))
+    }
+
+    /// The card.
+    pub fn card(&self) -> &Card {
+        &self.0.card
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.0.handle
+    }
+
+    fn driver(&self) -> Result<&'static Driver> {
+        self.0.card.current()
+    }
+
+    /// Lets all later work wait for an event.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        let driver = self.driver()?;
+        // SAFETY: both handles are alive.
+        let status = unsafe { (driver.cuStreamWaitEvent)(self.0.handle, event.0.handle, 0) };
+        driver.check("cuStreamWaitEvent", status)
+    }
+
+    /// Puts an event behind all work so far.
+    pub fn record(&self, event: &Event) -> Result<()> {
+        let driver = self.driver()?;
+        // SAFETY: both handles are alive.
+        driver.check("cuEventRecord", unsafe {
+            (driver.cuEventRecord)(event.0.handle, self.0.handle)
+        })
+    }
+
+    /// Blocks until all work is done.
+    pub fn synchronize(&self) -> Result<()> {
+        let driver = self.driver()?;
+        // SAFETY: the handle is alive.
+        driver.check("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(self.0.handle) })
+    }
+
+    /// Copies bytes from the host to the card.
+    ///
+    /// # Safety
+    ///
+    /// Both ranges have this length. Until the work is done they stay in place, and nobody writes to the first or uses the
+    /// second.
+    pub unsafe fn copy_to_card(&self, from: *const u8, to: u64, bytes: usize) -> Result<()> {
+        let driver = self.driver()?;
+        // SAFETY: the caller's.
+        let status =
+            unsafe { (driver.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, self.0.handle) };
+        driver.check("cuMemcpyHtoDAsync", status)
+    }
+
+    /// Copies bytes from the card to the host.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Stream::copy_to_card`].
+    pub unsafe fn copy_to_host(&self, from: u64, to: *mut u8, bytes: usize) -> Result<()> {
+        let driver = self.driver()?;
+        // SAFETY: the caller's.
+        let status =
+            unsafe { (driver.cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, self.0.handle) };
+        driver.check("cuMemcpyDtoHAsync", status)
+    }
+
+    /// Copies bytes on the card.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Stream::copy_to_card`].
+    pub unsafe fn copy_on_card(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        let driver = self.driver()?;
+        // SAFETY: the caller's.
+        let status = unsafe { (driver.cuMemcpyDtoDAsync_v2)(to, from, bytes, self.0.handle) };
+        driver.check("cuMemcpyDtoDAsync", status)
+    }
+
+    /// Sets bytes of the card.
+    ///
+    /// # Safety
+    ///
+    /// The range has this length, stays in place until the work is done, and nobody else uses it until then.
+    pub unsafe fn fill(&self, at: u64, value: u8, bytes: usize) -> Result<()> {
+        let driver = self.driver()?;
+        // SAFETY: the caller's.
+        let status = unsafe { (driver.cuMemsetD8Async)(at, value, bytes, self.0.handle) };
+        driver.check("cuMemsetD8Async", status)
+    }
+
+    /// Calls `function` on a thread of the driver once all work before is done; work behind waits for it. The function must
+    /// not call the driver.
+    pub fn call(&self, function: impl FnOnce() + Send + 'static) -> Result<()> {
+        unsafe extern "C" fn run(data: *mut c_void) {
+            // SAFETY: the address comes from `Box::into_raw` below, and the driver calls once.
+            let function = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
+            // A panic must not reach the driver; whoever waits for what the function should have done finds out.
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(*function));
+        }
+        let driver = self.driver()?;
+        let function: Box<Box<dyn FnOnce() + Send>> = Box::new(Box::new(function));
+        let data = Box::into_raw(function).cast();
+        // SAFETY: `run` is of the right type and gets the address that it expects.
+        let status = unsafe { (driver.cuLaunchHostFunc)(self.0.handle, run, data) };
+        driver.check("cuLaunchHostFunc", status).inspect_err(|_| {
+            // SAFETY: the driver has refused the call, so the box is still ours.
+            drop(unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) });
+        })
+    }
+
+    /// Launches a kernel.
+    ///
+    /// # Safety
+    ///
+    /// The kernel touches nothing but what its arguments name; that memory stays in place until the work is done, and
+    /// nobody else uses it against the kernel's access until then.
+    pub unsafe fn launch(&self, call: Call<'_>, grid: Grid) -> Result<()> {
+        if grid.blocks.contains(&0) {
+            return Ok(());
+        }
+        let function = self.0.card.function(call.source, call.kernel)?;
+        let driver = self.driver()?;
+        let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (grid.blocks, grid.threads);
+        let mut values = call.values;
+        let mut addresses: Vec<*mut c_void> =
+            values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
+        if grid.shared_bytes > DEFAULT_SHARED_BYTES {
+            // SAFETY: the function is loaded.
+            let status = unsafe {
+                (driver.cuFuncSetAttribute)(function.0, MAX_SHARED_BYTES, grid.shared_bytes as i32)
+            };
+            driver.check("cuFuncSetAttribute", status)?;
+        }
+        // SAFETY: the arguments have the kernel's types, which a test compares with its code; the caller's for the memory.
+        let status = unsafe {
+            (driver.cuLaunchKernel)(
+                function.0,
+                grid_x,
+                grid_y,
+                grid_z,
+                block_x,
+                block_y,
+                block_z,
+                grid.shared_bytes,
+                self.0.handle,
+                addresses.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        driver.check("cuLaunchKernel", status)
+    }
+
+    /// Launches a matrix product.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Stream::launch`].
+    pub unsafe fn multiply(&self, product: &Product) -> Result<()> {
+        let products = self.0.card.products()?;
+        // SAFETY: the caller's.
+        unsafe { products.launch(product, self) }
+    }
+}
+
+/// The shared memory that every kernel may have.
+const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+/// The attribute of a function that allows more.
+const MAX_SHARED_BYTES: i32 = 8;
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Ok(driver) = self.card.current() {
+            // SAFETY: this was the last handle.
+            let _ = unsafe { (driver.cuStreamDestroy_v2)(self.handle) };
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:?})", self.0.card)
+    }
+}
+
+/// A point in the work of a stream. Clones are the same point.
+#[derive(Clone)]
+pub struct Event(Arc<Point>);
+
+struct Point {
+    card: Card,
+    handle: Handle,
+}
+
+// SAFETY: an event may be used from any thread that has made its context current.
+unsafe impl Send for Point {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Point {}
+
+impl Event {
+    /// An event that tells times, and that no stream has yet.
+    pub fn new(card: &Card) -> Result<Self> {
+        let driver = card.current()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the address is that of a handle.
+        driver.check("cuEventCreate", unsafe { (driver.cuEventCreate)(&mut handle, 0) })?;
+        Ok(Self(Arc::new(Point { card: card.clone(), handle })))
+    }
+
+    /// Whether all work before it is done.
+    pub fn is_done(&self) -> Result<bool> {
+        let driver = self.0.card.current()?;
+        // SAFETY: the handle is alive.
+        match unsafe { (driver.cuEventQuery)(self.0.handle) } {
+            NOT_READY => Ok(false),
+            status => driver.check("cuEventQuery", status).map(|()| true),
+        }
+    }
+
+    /// Blocks until all work before it is done.
+    pub fn synchronize(&self) -> Result<()> {
+        let driver = self.0.card.current()?;
+        // SAFETY: the handle is alive.
+        driver.check("cuEventSynchronize", unsafe { (driver.cuEventSynchronize)(self.0.handle) })
+    }
+
+    /// The time from an earlier event to this one, in nanoseconds, with a resolution of about half a microsecond. Both are
+    /// done.
+    pub fn ns_since(&self, earlier: &Self) -> Result<u64> {
+        let driver = self.0.card.current()?;
+        let mut ms = 0.0;
+        // SAFETY: both handles are alive, and the address is that of a number.
+        let status =
+            unsafe { (driver.cuEventElapsedTime)(&mut ms, earlier.0.handle, self.0.handle) };
+        driver.check("cuEventElapsedTime", status)?;
+        Ok((f64::from(ms) * 1e6).max(0.0) as u64)
+    }
+}
+
+impl Drop for Point {
+    fn drop(&mut self) {
+        if let Ok(driver) = self.card.current() {
+            // SAFETY: this was the last handle. The driver keeps what a stream still needs.
+            let _ = unsafe { (driver.cuEventDestroy_v2)(self.handle) };
+        }
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Event({:?})", self.0.card)
+    }
+}
