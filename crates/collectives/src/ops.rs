@@ -376,7 +376,8 @@ impl Group {
                 Device::Meta => {
                     return self.refuse(kind, "a tensor on the device meta has no contents");
                 }
-                Device::Sim => {}
+                // Through memory of the host.
+                Device::Sim | Device::Cuda => {}
             }
         }
         let mut used = Used::default();

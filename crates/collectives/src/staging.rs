@@ -7,14 +7,14 @@
 //!
 //! Input: tensors. Output: tensors of the host that stand for them. This module knows nothing of operations.
 
-use paceline_memory::{Allocator, Category, Event, MemoryError, SimStream, Tensor};
+use paceline_memory::{Allocator, Category, DeviceStream, Event, MemoryError, Tensor};
 
 /// The streams of a group's copies.
 #[derive(Debug)]
 pub(crate) struct Staging {
     host: Allocator,
-    from_device: SimStream,
-    to_device: SimStream,
+    from_device: DeviceStream,
+    to_device: DeviceStream,
 }
 
 /// Memory of the host that an operation uses, and the copy that fills it, if the operation reads it.
@@ -34,10 +34,10 @@ pub(crate) struct Staged {
 
 impl Staging {
     /// The streams for a device, of which `home` is a stream.
-    pub(crate) fn new(home: &SimStream) -> Result<Self, MemoryError> {
-        let stream = |name| home.sim().stream(name);
+    pub(crate) fn new(home: &DeviceStream) -> Result<Self, MemoryError> {
+        let stream = |name| home.accelerator().stream(name);
         let (from_device, to_device) = (stream("from device")?, stream("to device")?);
-        Ok(Self { host: Allocator::pinned(), from_device, to_device })
+        Ok(Self { host: Allocator::pinned(home.accelerator()), from_device, to_device })
     }
 
     /// Memory of the host that stands for `tensor`. If it is read, its contents are copied there; if it is written, they

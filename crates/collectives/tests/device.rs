@@ -1,7 +1,9 @@
 //! Operations on the memory of an emulated accelerator: who waits for them, and what a forgotten wait does.
 
 use paceline_collectives::{Group, ReduceOp};
-use paceline_memory::{Allocator, Category, DType, MemoryError, Sim, SimSpec, SimStream, Tensor};
+use paceline_memory::{
+    Accelerator, Allocator, Category, DType, DeviceStream, MemoryError, SimSpec, Tensor,
+};
 
 const LEN: usize = 1000;
 
@@ -14,8 +16,8 @@ fn on_ranks(world: usize, body: impl Fn(Group) + Sync) {
 }
 
 /// Memory of a device of its own with `value` in each element, and the stream of the memory.
-fn filled(spec: SimSpec, value: f32) -> (Tensor, SimStream) {
-    let home = Sim::new(spec).stream("compute").unwrap();
+fn filled(spec: SimSpec, value: f32) -> (Tensor, DeviceStream) {
+    let home = Accelerator::sim(spec).stream("compute").unwrap();
     let data = Allocator::on(&home).tensor(DType::F32, [LEN], Category::Gradients).unwrap();
     data.overwrite::<f32, _>(|data| data.fill(value)).unwrap();
     (data, home)

@@ -112,7 +112,7 @@ impl Layer {
         let tensor = |rows, columns, elems: &[f32]| {
             let tensor = compute.allocator.tensor(DType::F32, [rows, columns], Category::Data)?;
             tensor.write::<f32>()?[..elems.len()].copy_from_slice(elems);
-            Ok(tensor)
+            Ok::<_, MemoryError>(tensor)
         };
         Ok(Self { x: tensor(m, k, x)?, w: tensor(n, k, w)?, y: tensor(m, n, &[])? })
     }

@@ -7,7 +7,7 @@ use paceline_memory::{Allocator, Device, MemoryError, Tensor};
 use paceline_trace::{Event, Place, STACK_BYTES, Shapes, Span, Track, now_ns};
 use rayon::prelude::*;
 
-use crate::launch::{read_bytes, write_bytes};
+use crate::launch::{OnCard, read_bytes, write_bytes};
 use crate::{KernelError, Op, Result, SimdLevel, simd};
 
 /// The name of the span in which a thread of a pool computes its part of the current kernel.
@@ -50,7 +50,8 @@ impl Compute {
     pub fn new(num_threads: usize, allocator: Allocator) -> Result<Self> {
         let threads = match allocator.device() {
             Device::Cpu | Device::Sim => Threads::new(num_threads)?,
-            Device::Meta => Threads::none(num_threads),
+            // A card has its own.
+            Device::Cuda | Device::Meta => Threads::none(num_threads),
         };
         Ok(Self {
             processor: Arc::new(Processor {
@@ -58,7 +59,10 @@ impl Compute {
                 has_bf16_dots: simd::prefers_bf16_dots(),
                 threads,
             }),
-            host: if allocator.home().is_some() { Allocator::pinned() } else { allocator.clone() },
+            host: match allocator.home() {
+                Some(stream) => Allocator::pinned(stream.accelerator()),
+                None => allocator.clone(),
+            },
             allocator,
             track: None,
             is_timing: AtomicBool::new(false),
@@ -145,10 +149,16 @@ impl Compute {
         let track = track.filter(|_| self.device() == Device::Cpu);
         let start_ns = track.map(|_| now_ns());
         let operands = (read_bytes("from", &from, to.shape()), write_bytes("to", to, to.shape()));
-        self.run(Op::new("copy"), operands, |_, (from, to)| {
+        let bytes = to.num_bytes();
+        let body = |_: &Processor, (from, to): (&[u8], &mut [u8])| {
             to.copy_from_slice(from);
             Ok(())
-        })?;
+        };
+        let on_card = move |card: &OnCard, (from, to)| {
+            // SAFETY: both operands have the shape of `to`, whose bytes these are.
+            unsafe { card.copy::<u8>(from, to, bytes) }
+        };
+        self.run(Op::new("copy"), operands, body, Some(on_card))?;
         let (Some(track), Some(start_ns)) = (track, start_ns) else { return Ok(()) };
         let span = Span { start_ns, end_ns: now_ns() };
         let (launched, bytes) = (Span::at(start_ns), from.num_bytes() as u64);

@@ -1,11 +1,13 @@
 //! Element-wise operations: ReLU, bias, sums over rows.
 
+use paceline_cuda::Grid;
 use paceline_memory::Tensor;
 
+use crate::card::elementwise as kernels;
 use crate::real::for_real;
 use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored};
-use crate::{Compute, Op, Real, Result, SimdLevel, read, update, write};
+use crate::{Compute, Op, Processor, Real, Result, SimdLevel, read, update, write};
 
 /// `y = max(0, x)`; NaN stays NaN. f32, f64 and bf16; overwrites.
 pub fn relu(compute: &Compute, input: &Tensor, output: &Tensor) -> Result<()> {
@@ -13,9 +15,14 @@ pub fn relu(compute: &Compute, input: &Tensor, output: &Tensor) -> Result<()> {
     for_stored!(op.name, input.dtype(), S => {
         let shape = input.shape();
         let operands = (read::<S>("input", input, shape), write::<S>("output", output, shape));
-        compute.launch(op, operands, |cpu, (x, y)| {
+        let n = input.num_elems();
+        let body = |cpu: &Processor, (x, y): (&[S], &mut [S])| {
             relu_of::<S>(cpu.simd, x, y);
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (x, y)| {
+            // SAFETY: both have `n` elements.
+            unsafe { card.launch(kernels::relu(x, y, n as u64)?, Grid::elements(n)) }
         })
     })
 }
@@ -35,9 +42,14 @@ pub fn relu_backward(
             read::<S>("d_output", d_output, shape),
             write::<S>("d_input", d_input, shape),
         );
-        compute.launch(op, operands, |cpu, (y, dy, dx)| {
+        let n = output.num_elems();
+        let body = |cpu: &Processor, (y, dy, dx): (&[S], &[S], &mut [S])| {
             relu_backward_of::<S>(cpu.simd, y, dy, dx);
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (y, dy, dx)| {
+            // SAFETY: all have `n` elements.
+            unsafe { card.launch(kernels::relu_backward(y, dy, dx, n as u64)?, Grid::elements(n)) }
         })
     })
 }
@@ -156,9 +168,14 @@ pub fn add(compute: &Compute, x: &Tensor, y: &Tensor) -> Result<()> {
     let op = Op::new("add");
     for_stored!(op.name, y.dtype(), S => {
         let operands = (read::<S>("x", x, y.shape()), update::<S>("y", y, y.shape()));
-        compute.launch(op, operands, |cpu, (x, y)| {
+        let n = y.num_elems();
+        let body = |cpu: &Processor, (x, y): (&[S], &mut [S])| {
             add_of::<S>(cpu.simd, x, y);
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (x, y)| {
+            // SAFETY: both have `n` elements.
+            unsafe { card.launch(kernels::add(x, y, n as u64)?, Grid::elements(n)) }
         })
     })
 }
@@ -179,9 +196,14 @@ pub fn divide(compute: &Compute, tensor: &Tensor, divisor: f64) -> Result<()> {
     let op = Op::new("divide");
     for_real!(op.name, tensor.dtype(), T => {
         let x = update::<T>("x", tensor, tensor.shape());
-        compute.launch(op, x, move |cpu, x| {
+        let n = tensor.num_elems();
+        let body = move |cpu: &Processor, x: &mut [T]| {
             divide_of::<T>(cpu.simd, x, divisor);
             Ok(())
+        };
+        compute.launch_with_card(op, x, body, move |card, x| {
+            // SAFETY: it has `n` elements.
+            unsafe { card.launch(kernels::divide(x, divisor, n as u64)?, Grid::elements(n)) }
         })
     })
 }

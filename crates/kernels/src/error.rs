@@ -7,6 +7,9 @@ use paceline_memory::{DType, Device, MemoryError, Shape};
 /// An error of this crate.
 #[derive(thiserror::Error)]
 pub enum KernelError {
+    /// The operation has no kernel for cards.
+    #[error("{0} has no kernel for cards of NVIDIA's yet; pass --device cpu")]
+    NoCardBody(&'static str),
     /// A tensor does not have the shape that the operation needs.
     #[error("{op}: {operand} must have shape {expected}, got {got}")]
     Shape {

@@ -21,8 +21,10 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
+use paceline_cuda::kernel::{In, Out};
+use paceline_cuda::{Grid, Product};
 use paceline_memory::{
-    Access, Body, Category, Claim, Device, Element, Event, MemoryError, Shape, Tensor,
+    Access, Body, Category, Claim, Device, DeviceStream, Element, Event, MemoryError, Shape, Tensor,
 };
 use paceline_trace::Shapes;
 
@@ -88,6 +90,13 @@ pub trait Operands {
     #[doc(hidden)]
     unsafe fn views(held: &mut Self::Held) -> Self::Views<'_>;
 
+    /// The addresses that a card's kernels get.
+    type OnCard: Send + 'static;
+
+    /// The addresses of what is held.
+    #[doc(hidden)]
+    fn on_card(held: &Self::Held) -> Self::OnCard;
+
     /// Shows the tensors that are read, in order.
     #[doc(hidden)]
     fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor));
@@ -129,6 +138,10 @@ pub struct Held<T> {
 unsafe impl<T: Element> Send for Held<T> {}
 
 impl<T: Element> Held<T> {
+    fn address(&self) -> u64 {
+        self.base.as_ptr().addr() as u64
+    }
+
     /// # Safety
     ///
     /// As for [`Operands::views`].
@@ -273,6 +286,12 @@ impl<'t, T: Element> Operands for Read<'t, T> {
         unsafe { held.elems() }
     }
 
+    type OnCard = In<T>;
+
+    fn on_card(held: &Self::Held) -> Self::OnCard {
+        In(held.address(), PhantomData)
+    }
+
     fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
         show(self.0.tensor);
     }
@@ -293,6 +312,12 @@ impl<'t, T: Element> Operands for Write<'t, T> {
     unsafe fn views(held: &mut Held<T>) -> &mut [T] {
         // SAFETY: the caller's, and `hold` has claimed the range for writing.
         unsafe { held.elems_mut() }
+    }
+
+    type OnCard = Out<T>;
+
+    fn on_card(held: &Self::Held) -> Self::OnCard {
+        Out(held.address(), PhantomData)
     }
 
     fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
@@ -320,6 +345,12 @@ impl<T: Element> Operands for Scratch<T> {
         unsafe { held.elems_mut() }
     }
 
+    type OnCard = Out<T>;
+
+    fn on_card(held: &Self::Held) -> Self::OnCard {
+        Out(held.address(), PhantomData)
+    }
+
     fn inputs<'a>(&'a self, _: &mut dyn FnMut(&'a Tensor)) {}
 }
 
@@ -340,6 +371,12 @@ impl<A: Operands> Operands for Option<A> {
     unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
         // SAFETY: the caller's.
         held.as_mut().map(|held| unsafe { A::views(held) })
+    }
+
+    type OnCard = Option<A::OnCard>;
+
+    fn on_card(held: &Self::Held) -> Self::OnCard {
+        held.as_ref().map(A::on_card)
     }
 
     fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
@@ -364,6 +401,12 @@ impl<A: Operands> Operands for Vec<A> {
     unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
         // SAFETY: the caller's.
         held.iter_mut().map(|held| unsafe { A::views(held) }).collect()
+    }
+
+    type OnCard = Vec<A::OnCard>;
+
+    fn on_card(held: &Self::Held) -> Self::OnCard {
+        held.iter().map(A::on_card).collect()
     }
 
     fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
@@ -407,6 +450,15 @@ impl<A: Operands, B: Operands> Operands for Either<A, B> {
         }
     }
 
+    type OnCard = Either<A::OnCard, B::OnCard>;
+
+    fn on_card(held: &Self::Held) -> Self::OnCard {
+        match held {
+            Either::A(held) => Either::A(A::on_card(held)),
+            Either::B(held) => Either::B(B::on_card(held)),
+        }
+    }
+
     fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
         match self {
             Either::A(operand) => operand.inputs(show),
@@ -434,6 +486,12 @@ macro_rules! operands_in_tuples {
                 unsafe { ($($A::views(&mut held.$at),)+) }
             }
 
+            type OnCard = ($($A::OnCard,)+);
+
+            fn on_card(held: &Self::Held) -> Self::OnCard {
+                ($($A::on_card(&held.$at),)+)
+            }
+
             fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
                 $(self.$at.inputs(show);)+
             }
@@ -459,7 +517,8 @@ impl Compute {
     /// The processor runs the body at once. A device without contents checks and claims the operands, takes the scratch
     /// memory, counts the floating-point operations, and computes nothing; so a pass there has the peaks of memory of the
     /// same pass on the processor. An accelerator runs the body later, behind all that was launched before; what the body
-    /// returns then stops the device, and [`Compute::synchronize`] tells it.
+    /// returns then stops the device, and [`Compute::synchronize`] tells it. A card cannot run the body, which is code of the
+    /// processor: [`Compute::launch_with_card`] states another.
     ///
     /// Errors if an operand has another shape or element type than stated, lies on another device, or is in use; and with
     /// what the body returns.
@@ -470,7 +529,20 @@ impl Compute {
         body: impl for<'a> FnOnce(&Processor, O::Views<'a>) -> Result<()> + Send + 'static,
     ) -> Result<()> {
         let _time = self.time(op.name, || shapes_of(&operands));
-        self.run(op, operands, body)
+        self.run(op, operands, body, None::<fn(&OnCard, O::OnCard) -> _>)
+    }
+
+    /// The same, with a second body for cards. It gets the addresses of the operands in the form in which they were stated,
+    /// and launches kernels on them.
+    pub fn launch_with_card<O: Operands>(
+        &self,
+        op: Op,
+        operands: O,
+        body: impl for<'a> FnOnce(&Processor, O::Views<'a>) -> Result<()> + Send + 'static,
+        on_card: impl FnOnce(&OnCard, O::OnCard) -> paceline_cuda::Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let _time = self.time(op.name, || shapes_of(&operands));
+        self.run(op, operands, body, Some(on_card))
     }
 
     /// Runs an operation without recording it.
@@ -479,6 +551,9 @@ impl Compute {
         op: Op,
         operands: O,
         body: impl for<'a> FnOnce(&Processor, O::Views<'a>) -> Result<()> + Send + 'static,
+        on_card: Option<
+            impl FnOnce(&OnCard, O::OnCard) -> paceline_cuda::Result<()> + Send + 'static,
+        >,
     ) -> Result<()> {
         let at_once = Holding { compute: self, op: op.name, queued: None };
         match self.device() {
@@ -492,22 +567,110 @@ impl Compute {
                 self.count(op);
                 Ok(())
             }
-            Device::Sim => {
-                let stream = self.allocator.home().expect("memory of a device has a stream");
+            Device::Sim => self.queue(op, operands, |mut held| {
                 let processor = self.processor.clone();
-                let mut claims = Vec::new();
-                stream.launch(op.name, shapes_of(&operands), |event| {
-                    let mut held = operands.hold(&Holding { queued: Some(event), ..at_once })?;
-                    O::release(&mut held, &mut claims);
-                    let body: Body = Box::new(move || {
-                        // SAFETY: this thread runs the work of the emulated device, whose memory it can reach.
-                        body(&processor, unsafe { O::views(&mut held) }).map_err(|e| e.to_string())
-                    });
-                    Ok::<_, KernelError>(body)
-                })?;
-                Ok(())
+                Box::new(move || {
+                    // SAFETY: this thread runs the work of the emulated device, whose memory it can reach.
+                    body(&processor, unsafe { O::views(&mut held) }).map_err(|e| e.to_string())
+                })
+            }),
+            Device::Cuda => {
+                let on_card = on_card.ok_or(KernelError::NoCardBody(op.name))?;
+                let stream = self.stream().card().expect("memory of a card has its stream").clone();
+                self.queue(op, operands, |held| {
+                    Box::new(move || {
+                        on_card(&OnCard(stream), O::on_card(&held)).map_err(|e| e.to_string())
+                    })
+                })
             }
         }
+    }
+
+    /// Puts an operation into the stream of this handle.
+    fn queue<O: Operands>(
+        &self,
+        op: Op,
+        operands: O,
+        body: impl FnOnce(O::Held) -> Body,
+    ) -> Result<()> {
+        let mut claims = Vec::new();
+        self.stream().launch(op.name, shapes_of(&operands), |event| {
+            let holding = Holding { compute: self, op: op.name, queued: Some(event) };
+            let mut held = operands.hold(&holding)?;
+            O::release(&mut held, &mut claims);
+            Ok::<_, KernelError>(body(held))
+        })?;
+        Ok(())
+    }
+
+    fn stream(&self) -> &DeviceStream {
+        self.allocator.home().expect("memory of a device has a stream")
+    }
+}
+
+/// Where the body of an operation puts its kernels.
+#[derive(Debug)]
+pub struct OnCard(paceline_cuda::Stream);
+
+impl OnCard {
+    /// Puts a kernel into the stream.
+    ///
+    /// # Safety
+    ///
+    /// The kernel touches nothing but the elements of the operands that its arguments name, and writes to none that were
+    /// stated to be read.
+    pub unsafe fn launch(
+        &self,
+        call: paceline_cuda::Call<'_>,
+        grid: Grid,
+    ) -> paceline_cuda::Result<()> {
+        // SAFETY: the caller's, and the operands are queued for this operation.
+        unsafe { self.0.launch(call, grid) }
+    }
+
+    /// Puts a matrix product into the stream.
+    ///
+    /// # Safety
+    ///
+    /// As for [`OnCard::launch`].
+    pub unsafe fn multiply(&self, product: &Product) -> paceline_cuda::Result<()> {
+        // SAFETY: as for `launch`.
+        unsafe { self.0.multiply(product) }
+    }
+
+    /// Sets all bytes of elements.
+    ///
+    /// # Safety
+    ///
+    /// There are so many elements.
+    pub unsafe fn fill<T>(
+        &self,
+        elems: Out<T>,
+        value: u8,
+        count: usize,
+    ) -> paceline_cuda::Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.0.fill(elems.0, value, count * size_of::<T>()) }
+    }
+
+    /// Copies elements.
+    ///
+    /// # Safety
+    ///
+    /// There are so many on each side.
+    pub unsafe fn copy<T>(
+        &self,
+        from: In<T>,
+        to: Out<T>,
+        count: usize,
+    ) -> paceline_cuda::Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.0.copy_on_card(from.0, to.0, count * size_of::<T>()) }
+    }
+
+    /// The card.
+    pub fn card(&self) -> &paceline_cuda::Card {
+        self.0.card()
     }
 }
 

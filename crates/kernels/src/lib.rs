@@ -20,6 +20,7 @@
 
 pub mod attention;
 pub mod batch_norm;
+pub mod card;
 pub mod cast;
 pub mod conv2d;
 pub mod conv_relu_pool;
@@ -53,7 +54,9 @@ mod stored;
 
 pub use compute::{Compute, Processor, Threads};
 pub use error::KernelError;
-pub use launch::{Either, Op, Operands, Read, Scratch, Write, read, scratch, update, write};
+pub use launch::{
+    Either, OnCard, Op, Operands, Read, Scratch, Write, read, scratch, update, write,
+};
 pub use layout::ImageLayout;
 pub use paceline_numeric::SimdLevel;
 pub use real::Real;

@@ -147,9 +147,10 @@ impl RotaryTable {
             (Device::Cpu, DType::F64) => fill::<f64>(&frequencies, &mut values.write()?),
             (Device::Cpu, _) => fill::<f32>(&frequencies, &mut values.write()?),
             (Device::Meta, _) => {}
-            (Device::Sim, _) => {
-                let host = Self::new(&Allocator::pinned(), config, max_len, dtype)?;
+            (Device::Sim | Device::Cuda, _) => {
                 let stream = allocator.home().expect("memory of a device has a stream");
+                let host = Allocator::pinned(stream.accelerator());
+                let host = Self::new(&host, config, max_len, dtype)?;
                 stream.copy(&host.values, &values)?;
             }
         }

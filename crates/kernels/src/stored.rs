@@ -9,7 +9,7 @@ use paceline_memory::Element;
 use crate::Real;
 
 /// A number in memory.
-pub trait Stored: Element + Default {
+pub trait Stored: Element + Default + paceline_cuda::kernel::Scalar {
     /// The type in which kernels compute with this number.
     type Real: Real;
     /// The same value, exactly.

@@ -13,7 +13,7 @@ use clap::error::ErrorKind;
 use paceline_collectives::{Link, parse_seconds};
 use paceline_failure::Failure;
 use paceline_files::Printable;
-use paceline_memory::{Allocator, MemoryError, Sim, SimSpec};
+use paceline_memory::{Accelerator, Allocator, MemoryError, SimSpec};
 use serde::{Serialize, Serializer};
 
 use crate::TransportName;
@@ -32,7 +32,7 @@ impl Device {
     pub fn memory(self, of_host: Allocator) -> Result<Allocator, MemoryError> {
         match self {
             Device::Cpu => Ok(of_host),
-            Device::Sim(spec) => Ok(Allocator::on(&Sim::new(spec).stream("compute")?)),
+            Device::Sim(spec) => Ok(Allocator::on(&Accelerator::sim(spec).stream("compute")?)),
         }
     }
 

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use paceline_trace::Track;
 
+use crate::accelerator::{Accelerator, DeviceStream};
 use crate::account::Account;
 use crate::buffer::Buffer;
 use crate::heap::{Block, Heap, Shortage};
-use crate::sim::SimStream;
 use crate::uses::Uses;
 use crate::{
     Category, DType, Device, Event, EventState, MemoryError, PhaseUsage, Shape, Tensor, Usage,
@@ -33,7 +33,7 @@ pub(crate) struct Pool {
     /// Whether a device can copy this memory of the host without the driver's help.
     is_pinned: bool,
     /// The stream whose work uses the memory of a device.
-    home: Option<SimStream>,
+    home: Option<DeviceStream>,
     /// Free blocks of a device, and the work of other streams that still uses them.
     parked: Mutex<Vec<(Block, Vec<Event>)>>,
 }
@@ -42,7 +42,17 @@ impl Pool {
     fn new(device: Device, shortage: Shortage) -> Self {
         let mut pool = Self::default();
         pool.device = device;
-        pool.heap = Mutex::new(Heap::new(device, shortage));
+        pool.heap = Mutex::new(Heap::new(device, shortage, None));
+        pool
+    }
+
+    /// The memory of an accelerator, or memory of the host that it copies by itself.
+    fn of(accelerator: &Accelerator, device: Device) -> Self {
+        let mut pool = Self::default();
+        pool.device = device;
+        pool.is_pinned = device == Device::Cpu;
+        let card = accelerator.card().cloned();
+        pool.heap = Mutex::new(Heap::new(device, Shortage::None, card));
         pool
     }
 
@@ -59,7 +69,10 @@ impl Pool {
             Some(more) => self.account.reserve(more),
             None => self.account.release(before - heap.reserved_bytes),
         }
-        block.ok_or(MemoryError::OutOfMemory { bytes: len_bytes, category })
+        block.ok_or_else(|| match heap.refusal.take() {
+            Some(refusal) => MemoryError::CardMemory { category, refusal },
+            None => MemoryError::OutOfMemory { bytes: len_bytes, category },
+        })
     }
 
     /// Takes a block back whose uses were these. The next user of a device's block is work of its home stream, so the block
@@ -79,7 +92,7 @@ impl Pool {
     fn unpark(&self) {
         let Some(home) = &self.home else { return };
         let is_done =
-            |event: &Event| home.stream().is_behind(event) || event.peek() == EventState::Complete;
+            |event: &Event| home.stream().is_behind(event) || event.poll() == EventState::Complete;
         let free: Vec<_> =
             self.parked().extract_if(.., |(_, events)| events.iter().all(is_done)).collect();
         for (block, _) in free {
@@ -117,22 +130,20 @@ impl Allocator {
     }
 
     /// An allocator of memory of the host that a device can copy by itself.
-    pub fn pinned() -> Self {
-        let mut pool = Pool::default();
-        pool.is_pinned = true;
-        Self(Arc::new(pool))
+    pub fn pinned(accelerator: &Accelerator) -> Self {
+        Self(Arc::new(Pool::of(accelerator, Device::Cpu)))
     }
 
     /// An allocator of a device's memory, which is used by work of `home` above all: what is freed serves later work of this
     /// stream at once, and that of others behind an event only.
-    pub fn on(home: &SimStream) -> Self {
-        let mut pool = Pool::new(Device::Sim, Shortage::None);
+    pub fn on(home: &DeviceStream) -> Self {
+        let mut pool = Pool::of(home.accelerator(), home.accelerator().device());
         pool.home = Some(home.clone());
         Self(Arc::new(pool))
     }
 
     /// The stream whose work uses this memory of a device.
-    pub fn home(&self) -> Option<&SimStream> {
+    pub fn home(&self) -> Option<&DeviceStream> {
         self.0.home.as_ref()
     }
 

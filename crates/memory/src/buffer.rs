@@ -114,7 +114,9 @@ impl Buffer {
         }
         match allocator.device() {
             Device::Cpu => {}
-            device @ (Device::Meta | Device::Sim) => return Err(MemoryError::NotHost(device)),
+            device @ (Device::Meta | Device::Sim | Device::Cuda) => {
+                return Err(MemoryError::NotHost(device));
+            }
         }
         // SAFETY: the check above makes sure that the start lies within the mapping.
         let base = unsafe { mapping.base().add(range.start) };
@@ -215,6 +217,11 @@ impl Claim {
         match self.buffer.0.device {
             // SAFETY: `claim` checked that the range lies within the buffer.
             Device::Cpu | Device::Sim => unsafe { self.buffer.0.base.add(self.range.start) },
+            // An address of the card's, which the host does not follow.
+            Device::Cuda => {
+                let start = self.buffer.0.base.as_ptr().wrapping_add(self.range.start);
+                NonNull::new(start).unwrap_or(self.buffer.0.base)
+            }
             // No memory lies at the base either, so an offset to it has no meaning.
             Device::Meta => self.buffer.0.base,
         }

@@ -14,8 +14,10 @@ pub enum Device {
     /// No memory at all: buffers have sizes and are counted, and operations on them check shapes and compute nothing.
     /// A pass on this device shows how much memory the same pass needs on the host. PyTorch has a device of this name.
     Meta,
-    /// An accelerator with memory of its own, emulated on the processor: see [`Sim`](crate::Sim).
+    /// An accelerator with memory of its own, emulated on the processor: see [`Accelerator`](crate::Accelerator).
     Sim,
+    /// A card of NVIDIA's.
+    Cuda,
 }
 
 impl fmt::Display for Device {
@@ -24,6 +26,7 @@ impl fmt::Display for Device {
             Device::Cpu => "cpu",
             Device::Meta => "meta",
             Device::Sim => "sim",
+            Device::Cuda => "cuda",
         })
     }
 }

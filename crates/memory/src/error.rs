@@ -85,6 +85,17 @@ pub enum MemoryError {
     /// Work of a device has failed, so nothing runs on it any longer.
     #[error("work on the device has failed: {0}")]
     DeviceFailed(String),
+    /// A card has no memory left for this request.
+    #[error("{refusal}, for {category}")]
+    CardMemory {
+        /// What the memory was to be used for.
+        category: Category,
+        /// What the driver says.
+        refusal: paceline_cuda::CudaError,
+    },
+    /// A card or its driver refuses.
+    #[error(transparent)]
+    Card(#[from] paceline_cuda::CudaError),
     /// The system refused a thread that runs the work of a stream.
     #[error("the system refuses a thread for a stream of the device: {0}")]
     NoThread(std::io::Error),

@@ -6,11 +6,11 @@
 //! Input: whoever runs the work says when it is done. Output: memory is given back, waiters go on. This module knows
 //! nothing of what the work is.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use paceline_trace::{Span, now_ns};
 
-use crate::sim::Sim;
+use crate::accelerator::{Accelerator, Point};
 use crate::stream::{Clock, Place};
 use crate::{Buffer, Device};
 
@@ -37,10 +37,20 @@ struct Flag {
     place: Place,
     /// What the stream had waited for.
     before: Clock,
-    /// The device that runs the work only when somebody waits for it.
-    late: Option<Sim>,
+    waiter: Waiter,
     progress: Mutex<Progress>,
     changed: Condvar,
+}
+
+/// What somebody does who waits for the work.
+#[derive(Debug)]
+pub(crate) enum Waiter {
+    /// Sleeps until whoever runs the work says that it is done.
+    Sleeps,
+    /// Runs it: the device is late.
+    Runs(Accelerator),
+    /// Asks a card, once the work is in its stream.
+    Asks(OnceLock<Arc<Point>>),
 }
 
 #[derive(Debug)]
@@ -60,16 +70,15 @@ impl Event {
         Self(None)
     }
 
-    /// The event of the work at `place`, which the holder of the [`Signal`] runs. The stream has waited for `before`. Work of
-    /// a `late` device runs when somebody waits for it.
-    pub(crate) fn pending(place: Place, before: Clock, late: Option<Sim>) -> (Self, Signal) {
+    /// The event of the work at `place`, which the holder of the [`Signal`] runs. The stream has waited for `before`.
+    pub(crate) fn pending(place: Place, before: Clock, waiter: Waiter) -> (Self, Signal) {
         let progress = Mutex::new(Progress {
             state: EventState::Pending,
             is_withdrawn: false,
             kept: Vec::new(),
             ran: Span::at(0),
         });
-        let flag = Arc::new(Flag { place, before, late, progress, changed: Condvar::new() });
+        let flag = Arc::new(Flag { place, before, waiter, progress, changed: Condvar::new() });
         (Self(Some(flag.clone())), Signal(Some(flag)))
     }
 
@@ -85,7 +94,34 @@ impl Event {
         self.0.as_ref().map(|flag| (&flag.place, &flag.before))
     }
 
-    /// How far the work has come, without ordering anything behind it.
+    /// The work is in the stream of a card, which tells at `point` how far it has come.
+    pub(crate) fn ask(&self, point: Arc<Point>) {
+        let Some(flag) = &self.0 else { return };
+        if let Waiter::Asks(place) = &flag.waiter {
+            let _ = place.set(point);
+            // Whoever looks while the lock is held finds it.
+            drop(flag.progress());
+            flag.changed.notify_all();
+        }
+    }
+
+    /// Where a card tells how far the work has come.
+    pub(crate) fn point(&self) -> Option<&Arc<Point>> {
+        match &self.0.as_ref()?.waiter {
+            Waiter::Asks(place) => place.get(),
+            Waiter::Sleeps | Waiter::Runs(_) => None,
+        }
+    }
+
+    /// How far the work has come, asking the card if there is one, without ordering anything behind it.
+    pub(crate) fn poll(&self) -> EventState {
+        if let (EventState::Pending, Some(point)) = (self.peek(), self.point()) {
+            point.poll();
+        }
+        self.peek()
+    }
+
+    /// How far the work is known to have come, without ordering anything behind it.
     pub(crate) fn peek(&self) -> EventState {
         self.0.as_ref().map_or(EventState::Complete, |flag| flag.progress().state)
     }
@@ -96,7 +132,7 @@ impl Event {
 
     /// How far the work has come. If it is complete, everything that comes now is ordered behind it.
     pub fn state(&self) -> EventState {
-        let state = self.peek();
+        let state = self.poll();
         self.observe(state);
         state
     }
@@ -113,12 +149,18 @@ impl Event {
     /// threads that run work, whose own stream says what comes behind what.
     pub fn block(&self) -> EventState {
         let Some(flag) = &self.0 else { return EventState::Complete };
-        if let (Some(sim), EventState::Pending) = (&flag.late, self.peek()) {
-            sim.run_before(self);
+        if let (Waiter::Runs(late), EventState::Pending) = (&flag.waiter, self.peek()) {
+            late.run_before(self);
         }
         let mut progress = flag.progress();
         while progress.state == EventState::Pending {
-            progress = flag.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
+            if let Some(point) = self.point() {
+                drop(progress);
+                point.wait();
+                progress = flag.progress();
+            } else {
+                progress = flag.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
+            }
         }
         progress.state
     }
@@ -176,7 +218,9 @@ impl Flag {
     fn settle(&self, state: EventState) {
         let mut progress = self.progress();
         progress.state = state;
-        progress.ran.end_ns = now_ns();
+        if progress.ran.end_ns == 0 {
+            progress.ran.end_ns = now_ns();
+        }
         if progress.ran.start_ns == 0 {
             progress.ran.start_ns = progress.ran.end_ns;
         }
@@ -211,6 +255,14 @@ impl Signal {
         if let Some(flag) = self.0.take() {
             flag.settle(EventState::Complete);
         }
+    }
+
+    /// The work is done, and ran at these times.
+    pub(crate) fn complete_in(self, ran: Span) {
+        if let Some(flag) = &self.0 {
+            flag.progress().ran = ran;
+        }
+        self.complete();
     }
 
     /// The work is not put into the stream after all, as its memory was refused.

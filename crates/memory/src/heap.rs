@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use paceline_cuda::{Card, CudaError};
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap,
 };
@@ -33,6 +34,9 @@ const CHUNK: usize = 64 << 30;
 
 /// Addresses that are reserved at once if they are limited (`ulimit -v`), or else the size of the block.
 const SMALL_CHUNK: usize = 8 << 20;
+
+/// What a card's driver is asked for at once, or else the size of the block.
+const CARD_CHUNK: usize = 32 << 20;
 
 /// The addresses of the device without contents: more than any machine has, and few enough that sums are still numbers.
 const META_CHUNK: usize = 1 << 62;
@@ -91,6 +95,10 @@ pub(crate) enum Shortage {
 pub(crate) struct Heap {
     device: Device,
     shortage: Shortage,
+    /// The card whose memory this is; or, on the host, that copies this memory by itself.
+    card: Option<Card>,
+    /// Why the card had no memory.
+    pub(crate) refusal: Option<CudaError>,
     chunks: BTreeMap<u32, Chunk>,
     /// The number of the next chunk.
     next_chunk: u32,
@@ -102,13 +110,23 @@ pub(crate) struct Heap {
     pub(crate) num_requests: u64,
 }
 
+/// What has to be given back with a chunk.
+#[derive(Debug)]
+enum Mapped {
+    /// Nothing: there is no memory.
+    Nothing,
+    /// What `mmap` has returned.
+    System(NonNull<u8>, usize),
+    /// Memory of a card, or of the host that the card's driver has locked.
+    ByDriver { card: Card, is_of_host: bool },
+}
+
 /// A range of addresses, of which the first ones hold blocks and gaps.
 #[derive(Debug)]
 struct Chunk {
     base: NonNull<u8>,
     len_bytes: usize,
-    /// What `mmap` has returned. `None` on the device without contents.
-    mapping: Option<(NonNull<u8>, usize)>,
+    mapping: Mapped,
     /// From here on there are no blocks and no gaps.
     end: usize,
     /// Up to here the addresses can be written.
@@ -123,8 +141,8 @@ struct Chunk {
 unsafe impl Send for Heap {}
 
 impl Heap {
-    pub(crate) fn new(device: Device, shortage: Shortage) -> Self {
-        Self { device, shortage, ..Self::default() }
+    pub(crate) fn new(device: Device, shortage: Shortage, card: Option<Card>) -> Self {
+        Self { device, shortage, card, ..Self::default() }
     }
 
     /// A block of at least `len_bytes` bytes. `None` if the system has no memory left.
@@ -139,11 +157,16 @@ impl Heap {
         let base = match self.device {
             // SAFETY: the start lies within the chunk.
             Device::Cpu | Device::Sim => unsafe { chunk.base.add(start) },
+            Device::Cuda => NonNull::new(chunk.base.as_ptr().wrapping_add(start))?,
             Device::Meta => chunk.base,
         };
         let block = Block { base, chunk: id, start, len_bytes };
-        let fresh_bytes = chunk.occupy(block.range());
+        let mut fresh_bytes = chunk.occupy(block.range());
         self.in_use_bytes += len_bytes;
+        if self.card.is_some() {
+            // The driver gave the whole chunk.
+            fresh_bytes = 0;
+        }
         self.reserved_bytes += fresh_bytes;
         if fresh_bytes > 0 && !self.supply(&block) {
             self.give_back(block);
@@ -192,7 +215,7 @@ impl Heap {
     /// first, because they are needed last.
     fn trim(&mut self, at_least_bytes: usize) {
         // A block of a device may be free while work that uses it is still queued.
-        if self.device == Device::Sim {
+        if self.device == Device::Sim || self.card.is_some() {
             return;
         }
         let mut left = at_least_bytes;
@@ -215,6 +238,8 @@ impl Heap {
     /// Reserves addresses for at least one block of this length. Returns the number of the chunk.
     fn add_chunk(&mut self, len_bytes: usize) -> Option<u32> {
         let chunk = match self.device {
+            _ if self.card.is_some() => self.by_driver(len_bytes)?,
+            Device::Cuda => return None,
             Device::Cpu | Device::Sim => {
                 let is_limited = getrlimit(Resource::As).current.is_some();
                 let small = len_bytes.max(SMALL_CHUNK).checked_next_multiple_of(LARGE_PAGE)?;
@@ -227,17 +252,43 @@ impl Heap {
             }
             Device::Meta if len_bytes > META_CHUNK || !self.chunks.is_empty() => return None,
             // Nobody reads or writes there, so an aligned address that is never null is enough.
-            Device::Meta => Chunk::new(NonNull::<Aligned>::dangling().cast(), META_CHUNK, None),
+            Device::Meta => {
+                Chunk::new(NonNull::<Aligned>::dangling().cast(), META_CHUNK, Mapped::Nothing)
+            }
         };
         let id = self.next_chunk;
         self.next_chunk += 1;
         self.chunks.insert(id, chunk);
         Some(id)
     }
+
+    /// A chunk of the card's memory, or of memory of the host that the card copies by itself.
+    fn by_driver(&mut self, len_bytes: usize) -> Option<Chunk> {
+        let card = self.card.clone()?;
+        let allocate = |bytes| match self.device {
+            Device::Cuda => card.allocate(bytes).map(|at| at as usize as *mut u8),
+            _ => card.allocate_pinned(bytes),
+        };
+        let small = len_bytes.checked_next_multiple_of(LARGE_PAGE)?;
+        // Small requests share chunks, so that the driver is asked rarely.
+        let large = small.max(CARD_CHUNK);
+        let taken = allocate(large).map(|base| (base, large));
+        let (base, bytes) = match taken.or_else(|_| allocate(small).map(|base| (base, small))) {
+            Ok(taken) => taken,
+            Err(error) => {
+                self.refusal = Some(error);
+                return None;
+            }
+        };
+        self.reserved_bytes += bytes;
+        self.num_requests += 1;
+        let is_of_host = self.device != Device::Cuda;
+        Some(Chunk::new(NonNull::new(base)?, bytes, Mapped::ByDriver { card, is_of_host }))
+    }
 }
 
 impl Chunk {
-    fn new(base: NonNull<u8>, len_bytes: usize, mapping: Option<(NonNull<u8>, usize)>) -> Self {
+    fn new(base: NonNull<u8>, len_bytes: usize, mapping: Mapped) -> Self {
         let (gaps, absent) = Default::default();
         Self { base, len_bytes, mapping, end: 0, writable: 0, gaps, absent }
     }
@@ -253,7 +304,8 @@ impl Chunk {
         };
         let lead = start.addr().next_multiple_of(LARGE_PAGE) - start.addr();
         let base = NonNull::new(start.wrapping_byte_add(lead).cast())?;
-        Some(Self::new(base, len_bytes, Some((NonNull::new(start.cast())?, mapped_bytes))))
+        let mapping = Mapped::System(NonNull::new(start.cast())?, mapped_bytes);
+        Some(Self::new(base, len_bytes, mapping))
     }
 
     /// The start of the first gap of at least this length, if there is one.
@@ -320,7 +372,7 @@ impl Chunk {
 
     /// Makes sure that the addresses of a block can be written. Returns whether the system lets them.
     fn make_writable(&mut self, range: Range<usize>) -> bool {
-        if self.mapping.is_none() {
+        if !matches!(self.mapping, Mapped::System(..)) {
             return true;
         }
         if range.end > self.writable {
@@ -371,7 +423,7 @@ impl Chunk {
         } else {
             self.absent.insert(range.start, range.end);
         }
-        if self.mapping.is_some() {
+        if matches!(self.mapping, Mapped::System(..)) {
             let pages = range.start..range.end.next_multiple_of(GRAIN).min(self.writable);
             // With an MPI library, these pages may be registered with the network card. It then has to see the call, so the
             // feature `mpi` of paceline-collectives makes rustix call libc here and for `munmap`.
@@ -387,10 +439,20 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        if let Some((start, len_bytes)) = self.mapping {
+        match &self.mapping {
+            Mapped::Nothing => {}
             // SAFETY: `reserved` made this mapping with this length, and nobody uses its blocks. A failure would leak the
             // mapping, which is harmless.
-            let _ = unsafe { munmap(start.as_ptr().cast(), len_bytes) };
+            Mapped::System(start, len_bytes) => {
+                let _ = unsafe { munmap(start.as_ptr().cast(), *len_bytes) };
+            }
+            // SAFETY: `by_driver` got this memory from the card, and the pool has waited for the work that used its blocks.
+            Mapped::ByDriver { card, is_of_host } => unsafe {
+                match is_of_host {
+                    true => card.free_pinned(self.base.as_ptr()),
+                    false => card.free(self.base.as_ptr().addr() as u64),
+                }
+            },
         }
     }
 }
@@ -440,7 +502,10 @@ mod tests {
             }
             assert!(absent.windows(2).all(|pair| pair[0].end <= pair[1].start), "{chunk:?}");
             let end = chunk.end;
-            assert!(chunk.mapping.is_none() || end <= chunk.writable, "{chunk:?}");
+            assert!(
+                !matches!(chunk.mapping, Mapped::System(..)) || end <= chunk.writable,
+                "{chunk:?}"
+            );
             reserved += end - absent.iter().map(Range::len).sum::<usize>();
             gaps += ranges.iter().map(Range::len).sum::<usize>();
         }
@@ -505,7 +570,7 @@ mod tests {
     #[test]
     fn free_memory_goes_back_before_an_allocation_fails() {
         const PIECE: usize = 1 << 20;
-        let mut heap = Heap::new(Device::Cpu, Shortage::AboveBytes(8 * PIECE));
+        let mut heap = Heap::new(Device::Cpu, Shortage::AboveBytes(8 * PIECE), None);
         let blocks: Vec<Block> = (0..8).map(|_| heap.take(PIECE).unwrap()).collect();
         blocks.iter().for_each(|block| fill(block, 1));
         assert!(heap.take(64).is_none());

@@ -9,6 +9,7 @@
 //! This crate knows nothing of arithmetic, layers or ranks.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod accelerator;
 mod account;
 mod allocator;
 mod buffer;
@@ -18,11 +19,11 @@ mod error;
 mod event;
 mod heap;
 mod mapping;
-mod sim;
 mod stream;
 mod tensor;
 mod uses;
 
+pub use accelerator::{Accelerator, Body, DeviceStream, DoneTimes, SimSpec};
 pub use account::{Category, PhaseUsage, Usage};
 pub use allocator::Allocator;
 pub use buffer::{Access, Buffer, Claim, ReadGuard, WriteGuard};
@@ -31,6 +32,5 @@ pub use dtype::{DType, Element};
 pub use error::MemoryError;
 pub use event::{Event, EventState, Signal};
 pub use mapping::Mapping;
-pub use sim::{Body, DoneTimes, Sim, SimSpec, SimStream};
 pub use stream::Stream;
 pub use tensor::{Shape, Tensor};

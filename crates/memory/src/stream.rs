@@ -15,8 +15,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::event::{Event, Signal};
-use crate::sim::Sim;
+use crate::event::{Event, Signal, Waiter};
 
 /// A queue of work that runs in order. Clones are the same stream.
 #[derive(Clone, Debug)]
@@ -57,18 +56,18 @@ impl Stream {
 
     /// Takes the next position of the stream. Returns the event behind it, and the right to say that the work is done.
     pub fn submit(&self) -> (Event, Signal) {
-        self.submit_on(None)
+        self.submit_on(Waiter::Sleeps)
     }
 
-    /// The same for work of a device that runs it when somebody waits for it.
-    pub(crate) fn submit_on(&self, late: Option<Sim>) -> (Event, Signal) {
+    /// The same for work of a device.
+    pub(crate) fn submit_on(&self, waiter: Waiter) -> (Event, Signal) {
         let mut submitted = self.submitted();
         submitted.position += 1;
         submitted.seen.forget_observed();
         let place = Place { mark: self.0.mark.clone(), position: submitted.position };
         let before = submitted.seen.clone();
         drop(submitted);
-        Event::pending(place, before, late)
+        Event::pending(place, before, waiter)
     }
 
     /// Orders all later work of this stream behind the event. Whoever runs the work sees to it that it waits.

@@ -6,9 +6,9 @@
 use std::fmt;
 use std::ops::Range;
 
+use crate::accelerator::DeviceStream;
 use crate::buffer::{Access, Buffer, Claim, ReadGuard, WriteGuard};
-use crate::sim::SimStream;
-use crate::{Allocator, Category, DType, Device, Element, Event, MemoryError};
+use crate::{Category, DType, Device, Element, Event, MemoryError};
 
 const MAX_DIMS: usize = 4;
 
@@ -193,9 +193,10 @@ impl Tensor {
     /// The tensor where the host can read it: itself, or a copy of what an accelerator holds once all work before is done.
     pub fn to_host(&self) -> Result<Tensor, MemoryError> {
         let Some(stream) = self.home() else { return Ok(self.clone()) };
-        let host = Allocator::pinned().tensor(self.dtype, self.shape, Category::Data)?;
+        let host =
+            stream.accelerator().host_memory().tensor(self.dtype, self.shape, Category::Data)?;
         stream.copy(self, &host)?.wait();
-        stream.sim().check()?;
+        stream.accelerator().check()?;
         Ok(host)
     }
 
@@ -207,14 +208,15 @@ impl Tensor {
         fill: impl FnOnce(&mut [T]) -> R,
     ) -> Result<R, MemoryError> {
         let Some(stream) = self.home() else { return Ok(fill(&mut self.write()?)) };
-        let host = Allocator::pinned().tensor(self.dtype, self.shape, Category::Data)?;
+        let host =
+            stream.accelerator().host_memory().tensor(self.dtype, self.shape, Category::Data)?;
         let filled = fill(&mut host.write()?);
         stream.copy(&host, self)?;
         Ok(filled)
     }
 
     /// The stream of the accelerator's memory in which the tensor lies.
-    fn home(&self) -> Option<&SimStream> {
+    fn home(&self) -> Option<&DeviceStream> {
         self.buffer.allocator().home()
     }
 
@@ -250,7 +252,7 @@ impl Tensor {
         match self.device() {
             Device::Cpu => {}
             device @ Device::Meta => return Err(MemoryError::NoContents(device)),
-            device @ Device::Sim => return Err(MemoryError::NotReachable(device)),
+            device @ (Device::Sim | Device::Cuda) => return Err(MemoryError::NotReachable(device)),
         }
         if self.dtype == T::DTYPE {
             return Ok(());
@@ -262,6 +264,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Allocator;
 
     #[test]
     fn slices_and_views_share_memory() {

@@ -1,6 +1,6 @@
 //! A batch as a model sees it: tensors with names.
 
-use paceline_memory::{Allocator, Category, DType, Event, SimStream, Tensor};
+use paceline_memory::{Allocator, Category, DType, DeviceStream, Event, Tensor};
 
 use crate::Result;
 
@@ -41,7 +41,7 @@ impl Batch {
     pub fn to_device(
         self,
         memory: &Allocator,
-        stream: &SimStream,
+        stream: &DeviceStream,
         copies: &mut Vec<Event>,
     ) -> Result<Self> {
         if memory.device() == self.inputs().device() {

@@ -166,7 +166,7 @@ pub fn boundaries(
 fn check_meta(compute: &Compute) -> Result<()> {
     match compute.device() {
         Device::Meta => Ok(()),
-        device @ (Device::Cpu | Device::Sim) => {
+        device @ (Device::Cpu | Device::Sim | Device::Cuda) => {
             let reason = format!("a rehearsal needs the device meta, not {device}");
             Err(ModelError::Config(reason))
         }

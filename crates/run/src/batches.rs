@@ -87,7 +87,7 @@ impl BatchStream {
             let settings = LoaderConfig { start, end_epoch, prefetch, track };
             let memory = match compute.device() {
                 // Without a flag, batches lie where the data set's own reader would put them.
-                Device::Sim if !config.copies.pinned => Allocator::new(),
+                Device::Sim | Device::Cuda if !config.copies.pinned => Allocator::new(),
                 _ => compute.host.clone(),
             };
             let loader = Loader::new(dataset, sampler, memory, settings)?;

@@ -4,7 +4,7 @@
 //! checkpoints or reports.
 
 use paceline_failure::{Failure, Result};
-use paceline_memory::{Event, SimStream};
+use paceline_memory::{DeviceStream, Event};
 use paceline_model::{Optimizer, Owned};
 use paceline_observe::record::memory;
 use paceline_observe::record::meter::DeviceWork;
@@ -56,7 +56,7 @@ impl Stepper {
         self.optimizer.set_lr(lr);
         let start_ns = now_ns();
         let stream = self.replica.compute.allocator.home().cloned();
-        stream.iter().for_each(SimStream::begin_times);
+        stream.iter().for_each(DeviceStream::begin_times);
         let Brought { batches, copies } = match &stream {
             Some(_) => self.track.record(span::TO_DEVICE, || self.to_device.bring(loaded))?,
             None => self.to_device.bring(loaded)?,

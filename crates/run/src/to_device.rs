@@ -7,7 +7,7 @@
 
 use paceline_data::Batch;
 use paceline_failure::Result;
-use paceline_memory::{Allocator, Event, SimStream};
+use paceline_memory::{Allocator, DeviceStream, Event};
 use paceline_settings::copies::Copies;
 use paceline_strategies::MicroBatch;
 
@@ -36,7 +36,7 @@ pub struct Brought {
 pub struct ToDevice {
     memory: Allocator,
     /// The stream of the copies, and that of the kernels, if there is a device to copy to.
-    streams: Option<(SimStream, SimStream)>,
+    streams: Option<(DeviceStream, DeviceStream)>,
     is_non_blocking: bool,
     looks_ahead: bool,
     next: Option<Brought>,
@@ -46,7 +46,9 @@ impl ToDevice {
     /// To `memory`. Errors if the system refuses a thread for a stream.
     pub fn new(memory: &Allocator, copies: Copies) -> Result<Self> {
         let streams = match memory.home() {
-            Some(home) if copies.own_stream => Some((home.sim().stream("copy")?, home.clone())),
+            Some(home) if copies.own_stream => {
+                Some((home.accelerator().stream("copy")?, home.clone()))
+            }
             Some(home) => Some((home.clone(), home.clone())),
             None => None,
         };

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{EXACT, Make, Net, Optim, SHARDED, Trainer, all_exact, on_ranks};
-use paceline_memory::{Allocator, Sim, SimSpec};
+use paceline_memory::{Accelerator, Allocator, SimSpec};
 use paceline_strategies::{ShardOptions, Zero2};
 
 /// What a rank trains in: memory of the host, or of a device.
@@ -12,7 +12,7 @@ type Memory = fn() -> Allocator;
 const STEPS: usize = 3;
 
 fn on_sim(spec: SimSpec) -> Allocator {
-    Allocator::on(&Sim::new(spec).stream("compute").unwrap())
+    Allocator::on(&Accelerator::sim(spec).stream("compute").unwrap())
 }
 
 /// Two micro-batches, the second of which has fewer samples.

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use host_links::HostLinks;
 pub(crate) use lineage::Lineage;
-use paceline_memory::{Event, SimStream};
+use paceline_memory::{DeviceStream, Event};
 
 use crate::core::Core;
 use crate::cost::Link;
@@ -105,7 +105,7 @@ impl Group {
     }
 
     /// The streams through which operations reach the memory of an accelerator, of which `home` is a stream.
-    pub(crate) fn staging(&self, home: &SimStream) -> Result<&Staging, CollectiveError> {
+    pub(crate) fn staging(&self, home: &DeviceStream) -> Result<&Staging, CollectiveError> {
         if let Some(staging) = self.0.staging.get() {
             return Ok(staging);
         }

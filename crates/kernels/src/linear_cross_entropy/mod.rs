@@ -75,7 +75,7 @@ pub fn count(labels: &Tensor) -> Result<usize> {
         Device::Cpu => Ok(labels.read::<i64>()?.iter().filter(|label| **label != IGNORED).count()),
         // All of them, as if none were ignored.
         Device::Meta => Ok(labels.num_elems()),
-        device @ Device::Sim => Err(MemoryError::NotReachable(device).into()),
+        device @ (Device::Sim | Device::Cuda) => Err(MemoryError::NotReachable(device).into()),
     }
 }
 
@@ -90,7 +90,7 @@ pub fn count_within(labels: &Tensor, lengths: &Tensor) -> Result<usize> {
             Ok(real.filter(|label| **label != IGNORED).count())
         }
         Device::Meta => Ok(labels.num_elems()),
-        device @ Device::Sim => Err(MemoryError::NotReachable(device).into()),
+        device @ (Device::Sim | Device::Cuda) => Err(MemoryError::NotReachable(device).into()),
     }
 }
 

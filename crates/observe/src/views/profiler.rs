@@ -83,7 +83,7 @@ impl Profiler {
         let kernels = track("compute", KERNEL_EVENTS);
         if let Some(home) = home {
             let copies = COPY_STREAMS.map(|name| track(name, COPY_EVENTS));
-            home.sim().record_on([kernels.clone()].into_iter().chain(copies).collect());
+            home.accelerator().record_on([kernels.clone()].into_iter().chain(copies).collect());
         }
         let communication = track("communication", COMMUNICATION_EVENTS);
         let loader = track("loader", LOADER_EVENTS);

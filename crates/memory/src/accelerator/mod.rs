@@ -1,7 +1,8 @@
-//! An accelerator that every machine has: memory of its own, streams, and copy engines, emulated on the processor.
+//! Accelerators: memory of their own, streams, and copies. One is emulated on the processor, and so on every machine; the
+//! others are cards of NVIDIA's.
 //!
-//! Work that is put into a [`SimStream`] runs later, as on a graphics card. The host cannot reach the memory of the device;
-//! copies bring data there and back. There are two modes:
+//! Work that is put into a [`DeviceStream`] runs later. The host cannot reach the memory of the device; copies bring data
+//! there and back. A card runs what its driver was told. The emulated accelerator has two modes:
 //!
 //! - *timed*: each stream has a thread that runs its work in order. A copy takes the stated latency and bandwidth, and the
 //!   two directions have one engine each. Kernels take what they take.
@@ -14,10 +15,12 @@
 //! | here | the device, its settings, its streams |
 //! | [`timed`] | work on threads |
 //! | [`late`] | work in a drawn order |
+//! | [`card`] | work on a card |
 //! | [`times`] | when work was done, for each moment of the host |
 //!
 //! This module does not know what kernels compute.
 
+mod card;
 mod late;
 mod timed;
 mod times;
@@ -29,9 +32,11 @@ use std::time::Duration;
 
 use paceline_trace::{self as trace, Place, Shapes, Span, Track, now_ns};
 
-use crate::event::{Event, EventState};
+use crate::event::{Event, EventState, Waiter};
 use crate::stream::Stream;
-use crate::{Access, Device, MemoryError, Tensor};
+use crate::{Access, Allocator, Device, MemoryError, Tensor};
+pub(crate) use card::Point;
+use card::Queued;
 use late::Late;
 use timed::{CopyEngines, Thread};
 pub use times::DoneTimes;
@@ -73,33 +78,54 @@ impl SimSpec {
     }
 }
 
-/// An emulated device. Clones are the same device.
+/// A device. Clones are the same device.
 #[derive(Clone)]
-pub struct Sim(Arc<Engine>);
+pub struct Accelerator(Arc<Engine>);
 
 struct Engine {
-    spec: SimSpec,
-    copies: CopyEngines,
-    late: Late,
+    kind: Kind,
+    /// Memory of the host for what is on its way to the device.
+    host: OnceLock<Allocator>,
     /// Where traces of the work of streams with these names go.
     tracks: OnceLock<Vec<Arc<Track>>>,
     /// What the first work that failed has said. Later work is not run.
     failure: Mutex<Option<String>>,
 }
 
+enum Kind {
+    Emulated(Emulated),
+    Card(paceline_cuda::Card),
+}
+
+struct Emulated {
+    spec: SimSpec,
+    copies: CopyEngines,
+    late: Late,
+}
+
 /// A queue of a device. Clones are the same queue.
 #[derive(Clone, Debug)]
-pub struct SimStream(Arc<Queue>);
+pub struct DeviceStream(Arc<Queue>);
 
 #[derive(Debug)]
 struct Queue {
-    sim: Sim,
+    accelerator: Accelerator,
     stream: Stream,
     state: Mutex<QueueState>,
     /// When another thread may put work into the stream.
     is_free: Condvar,
-    /// Runs the work in the timed mode.
-    thread: Option<Thread>,
+    runs: Runs,
+}
+
+/// Who runs the work of a stream.
+#[derive(Debug)]
+enum Runs {
+    /// A thread, as soon as it can.
+    Thread(Thread),
+    /// Whoever waits for it.
+    Late,
+    /// A card.
+    Card(Arc<Queued>),
 }
 
 #[derive(Debug, Default)]
@@ -180,28 +206,71 @@ impl What {
     }
 }
 
-impl Sim {
-    /// A device without work.
-    pub fn new(spec: SimSpec) -> Self {
+impl Accelerator {
+    /// An emulated device.
+    pub fn sim(spec: SimSpec) -> Self {
         let late = Late::new(spec.late.unwrap_or_default());
-        let (copies, failure) = (CopyEngines::default(), Mutex::default());
-        Self(Arc::new(Engine { spec, copies, late, tracks: OnceLock::new(), failure }))
+        Self::new(Kind::Emulated(Emulated { spec, copies: CopyEngines::default(), late }))
     }
 
-    /// What the device is like.
-    pub fn spec(&self) -> &SimSpec {
-        &self.0.spec
+    /// A card.
+    pub fn cuda(card: paceline_cuda::Card) -> Self {
+        Self::new(Kind::Card(card))
     }
 
-    /// A new stream. Errors if the system refuses a thread for it.
-    pub fn stream(&self, name: &str) -> Result<SimStream, MemoryError> {
+    fn new(kind: Kind) -> Self {
+        Self(Arc::new(Engine {
+            kind,
+            host: OnceLock::new(),
+            tracks: OnceLock::new(),
+            failure: Mutex::default(),
+        }))
+    }
+
+    /// The device that tensors in its memory name.
+    pub fn device(&self) -> Device {
+        match self.0.kind {
+            Kind::Emulated(_) => Device::Sim,
+            Kind::Card(_) => Device::Cuda,
+        }
+    }
+
+    /// The card; `None` on the emulated device.
+    pub fn card(&self) -> Option<&paceline_cuda::Card> {
+        match &self.0.kind {
+            Kind::Emulated(_) => None,
+            Kind::Card(card) => Some(card),
+        }
+    }
+
+    /// Memory of the host, which the device copies by itself, for what is on its way.
+    pub(crate) fn host_memory(&self) -> &Allocator {
+        self.0.host.get_or_init(|| Allocator::pinned(self))
+    }
+
+    fn emulated(&self) -> Option<&Emulated> {
+        match &self.0.kind {
+            Kind::Emulated(emulated) => Some(emulated),
+            Kind::Card(_) => None,
+        }
+    }
+
+    fn is_late(&self) -> bool {
+        self.emulated().is_some_and(|emulated| emulated.spec.late.is_some())
+    }
+
+    /// A new stream. Errors if the system refuses a thread for it, or the driver a stream.
+    pub fn stream(&self, name: &str) -> Result<DeviceStream, MemoryError> {
         let stream = Stream::new(name);
-        let thread = match self.0.spec.late {
-            Some(_) => None,
-            None => Some(Thread::start(name, self.clone()).map_err(MemoryError::NoThread)?),
+        let runs = match &self.0.kind {
+            Kind::Card(card) => Runs::Card(Arc::new(Queued::new(card)?)),
+            Kind::Emulated(_) if self.is_late() => Runs::Late,
+            Kind::Emulated(_) => {
+                Runs::Thread(Thread::start(name, self.clone()).map_err(MemoryError::NoThread)?)
+            }
         };
-        let (sim, state, is_free) = (self.clone(), Mutex::default(), Condvar::new());
-        Ok(SimStream(Arc::new(Queue { sim, stream, state, is_free, thread })))
+        let (accelerator, state, is_free) = (self.clone(), Mutex::default(), Condvar::new());
+        Ok(DeviceStream(Arc::new(Queue { accelerator, stream, state, is_free, runs })))
     }
 
     /// Records the work of each stream on the track with the stream's name, while the recorder is on. Only the first call
@@ -218,8 +287,14 @@ impl Sim {
         }
     }
 
-    /// Runs the body of a task, unless earlier work has failed.
+    /// Notes that work has failed, so that no later work is run.
+    fn fail(&self, message: String) {
+        lock(&self.0.failure).get_or_insert(message);
+    }
+
+    /// Runs the body of a task on the emulated device, unless earlier work has failed.
     fn run(&self, task: Task) {
+        let Some(emulated) = self.emulated() else { return task.signal.fail() };
         // What waits for failed work, such as a collective that has lost a peer, is not done either.
         let has_failed = |event: &Event| event.peek() == EventState::Failed;
         if lock(&self.0.failure).is_some() || task.waits.iter().any(has_failed) {
@@ -229,12 +304,12 @@ impl Sim {
             What::Copy(copy) if copy.uses_bus() => Some(copy),
             _ => None,
         };
-        let engine = copy.map(|copy| self.0.copies.lock(copy.to_device()));
+        let engine = copy.map(|copy| emulated.copies.lock(copy.to_device()));
         let started = std::time::Instant::now();
         task.signal.begin();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task.body));
-        if let (Some(copy), None) = (copy, self.0.spec.late) {
-            timed::sleep_until(started + self.0.spec.copy_time(&copy));
+        if let (Some(copy), None) = (copy, emulated.spec.late) {
+            timed::sleep_until(started + emulated.spec.copy_time(&copy));
         }
         drop(engine);
         let failed = match outcome {
@@ -251,13 +326,15 @@ impl Sim {
             Ok(Err(message)) => message,
             Err(panic) => format!("a kernel panicked: {}", words_of(&*panic)),
         };
-        lock(&self.0.failure).get_or_insert(failed);
+        self.fail(failed);
         task.signal.fail();
     }
 
     /// In the late mode, runs what comes before an event, and its own work.
     pub(crate) fn run_before(&self, event: &Event) {
-        self.0.late.run_before(self, event);
+        if let Some(emulated) = self.emulated() {
+            emulated.late.run_before(self, event);
+        }
     }
 }
 
@@ -266,9 +343,12 @@ fn words_of(panic: &(dyn std::any::Any + Send)) -> &str {
     text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("for an unknown reason")
 }
 
-impl fmt::Debug for Sim {
+impl fmt::Debug for Accelerator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Sim").field(&self.0.spec).finish()
+        match &self.0.kind {
+            Kind::Emulated(emulated) => f.debug_tuple("Sim").field(&emulated.spec).finish(),
+            Kind::Card(card) => card.fmt(f),
+        }
     }
 }
 
@@ -286,10 +366,18 @@ impl QueueState {
     }
 }
 
-impl SimStream {
+impl DeviceStream {
     /// The device.
-    pub fn sim(&self) -> &Sim {
-        &self.0.sim
+    pub fn accelerator(&self) -> &Accelerator {
+        &self.0.accelerator
+    }
+
+    /// The queue of a card; `None` on the emulated device.
+    pub fn card(&self) -> Option<&paceline_cuda::Stream> {
+        match &self.0.runs {
+            Runs::Card(queued) => Some(queued.stream()),
+            Runs::Thread(_) | Runs::Late => None,
+        }
     }
 
     /// Its order.
@@ -310,12 +398,12 @@ impl SimStream {
         lock(&self.0.state).last.clone().unwrap_or_else(Event::complete)
     }
 
-    /// From now until [`SimStream::end_times`], keeps when work was put into this stream, and when it was done.
+    /// From now until [`DeviceStream::end_times`], keeps when work was put into this stream, and when it was done.
     pub fn begin_times(&self) {
         lock(&self.0.state).log = Some(Log::default());
     }
 
-    /// When the work was done since [`SimStream::begin_times`]. Blocks until it is.
+    /// When the work was done since [`DeviceStream::begin_times`]. Blocks until it is.
     pub fn end_times(&self) -> DoneTimes {
         let log = lock(&self.0.state).log.take();
         log.unwrap_or_default().done()
@@ -352,6 +440,9 @@ impl SimStream {
             let target = to.queue(Access::Write, "copy", event)?;
             let (source, target, len) =
                 (Address::of(&source), Address::of(&target), from.num_bytes());
+            if let Some(stream) = self.card() {
+                return Ok(card::copy(stream.clone(), (source, target), copy.places, len));
+            }
             let body: Body = Box::new(move || {
                 // SAFETY: both ranges have this length. They are queued for this work, so they stay in place, nobody else
                 // writes to them meanwhile, and they do not overlap, since one is read and one is written.
@@ -362,7 +453,7 @@ impl SimStream {
         })?;
         if copy.is_pageable() {
             event.wait();
-            self.0.sim.check()?;
+            self.0.accelerator.check()?;
             let launched = Span { start_ns: started_ns, end_ns: now_ns() };
             if let (Some(track), Some(ran)) = (self.track(), event.ran()) {
                 what.event(launched, ran).into_iter().for_each(|event| track.record(event));
@@ -376,6 +467,9 @@ impl SimStream {
         self.launch("fill", Shapes::default(), |event| {
             let claim = tensor.queue(Access::Write, "fill", event)?;
             let (address, len) = (Address::of(&claim), tensor.num_bytes());
+            if let Some(stream) = self.card() {
+                return Ok(card::fill(stream.clone(), address, value, len));
+            }
             let body: Body = Box::new(move || {
                 // SAFETY: the range has this length, and is queued for this work.
                 unsafe { address.pointer().write_bytes(value, len) };
@@ -399,11 +493,11 @@ impl SimStream {
     /// Blocks until all work of this stream is done. Errors with what work of the device has said that failed.
     pub fn synchronize(&self) -> Result<(), MemoryError> {
         self.record().wait();
-        self.0.sim.check()
+        self.0.accelerator.check()
     }
 
     fn track(&self) -> Option<&Arc<Track>> {
-        let tracks = self.0.sim.0.tracks.get()?;
+        let tracks = self.0.accelerator.0.tracks.get()?;
         tracks.iter().find(|track| track.name() == self.0.stream.name())
     }
 
@@ -412,19 +506,25 @@ impl SimStream {
         what: What,
         prepare: impl FnOnce(&Event) -> Result<Body, E>,
     ) -> Result<Event, E> {
-        self.0.sim.check()?;
+        self.0.accelerator.check()?;
         let (started, started_ns) = (std::time::Instant::now(), now_ns());
         let mut state = lock(&self.0.state);
         while state.preparing.is_some() {
             state = self.0.is_free.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.preparing = Some(std::thread::current().id());
-        let late = self.0.sim.0.spec.late.is_some().then(|| self.0.sim.clone());
-        let (event, signal) = self.0.stream.submit_on(late);
+        let waiter = match &self.0.runs {
+            Runs::Thread(_) => Waiter::Sleeps,
+            Runs::Late => Waiter::Runs(self.0.accelerator.clone()),
+            Runs::Card(_) => Waiter::Asks(OnceLock::new()),
+        };
+        let (event, signal) = self.0.stream.submit_on(waiter);
         drop(state);
         let prepared = prepare(&event);
-        if self.0.thread.is_some() && !matches!(what, What::Poison) {
-            timed::spin_until(started + self.0.sim.0.spec.launch);
+        if let (Runs::Thread(_), Some(emulated)) = (&self.0.runs, self.0.accelerator.emulated())
+            && !matches!(what, What::Poison)
+        {
+            timed::spin_until(started + emulated.spec.launch);
         }
         let mut state = lock(&self.0.state);
         state.preparing = None;
@@ -439,9 +539,14 @@ impl SimStream {
                 let launched = Span { start_ns: started_ns, end_ns: now_ns() };
                 let traced = track.map(|track| (launched, track.clone()));
                 let task = Task { waits, before, what, body, event: event.clone(), signal, traced };
-                match &self.0.thread {
-                    Some(thread) => thread.push(task),
-                    None => self.0.sim.0.late.push(task),
+                match &self.0.runs {
+                    Runs::Thread(thread) => thread.push(task),
+                    Runs::Late => {
+                        if let Some(emulated) = self.0.accelerator.emulated() {
+                            emulated.late.push(task);
+                        }
+                    }
+                    Runs::Card(queued) => Queued::push(queued, &self.0.accelerator, task),
                 }
                 Ok(event)
             }
@@ -459,7 +564,7 @@ impl SimStream {
 
     /// In the late mode, overwrites memory that has been freed, behind all work of this stream so far.
     pub(crate) fn poison(&self, base: *mut u8, len_bytes: usize) {
-        if self.0.sim.0.spec.late.is_none() {
+        if !self.0.accelerator.is_late() {
             return;
         }
         let address = Address(base);
@@ -493,6 +598,11 @@ impl Address {
 
     fn pointer(self) -> *mut u8 {
         self.0
+    }
+
+    /// The same as a card counts.
+    fn number(self) -> u64 {
+        self.0.addr() as u64
     }
 }
 

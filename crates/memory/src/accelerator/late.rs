@@ -5,7 +5,7 @@
 
 use std::sync::Mutex;
 
-use super::{Sim, Task, lock};
+use super::{Accelerator, Task, lock};
 use crate::event::{Event, EventState};
 
 /// The work that nobody has waited for.
@@ -28,7 +28,7 @@ impl Late {
     }
 
     /// Runs the work of `event` and all that comes before it.
-    pub(super) fn run_before(&self, sim: &Sim, event: &Event) {
+    pub(super) fn run_before(&self, sim: &Accelerator, event: &Event) {
         loop {
             let mut state = lock(&self.0);
             let wanted = state.before(event);
@@ -71,7 +71,7 @@ impl State {
     }
 
     /// Runs these tasks in a drawn order.
-    fn run(&mut self, sim: &Sim, wanted: Vec<usize>) {
+    fn run(&mut self, sim: &Accelerator, wanted: Vec<usize>) {
         let mut left: Vec<Task> =
             wanted.into_iter().rev().map(|at| self.tasks.remove(at)).collect();
         while !left.is_empty() {

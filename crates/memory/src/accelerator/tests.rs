@@ -1,13 +1,13 @@
 //! The emulated accelerator: its order, its memory and its time.
 
 use super::*;
-use crate::{Allocator, Buffer, Category, DType, EventState};
+use crate::{Buffer, Category, DType, EventState};
 
 /// A device in each mode: the timed one, and a few orders of the late one.
-fn devices() -> Vec<Sim> {
+fn devices() -> Vec<Accelerator> {
     let quick = SimSpec { launch: Duration::ZERO, ..SimSpec::DEFAULT };
-    let late = (0..8).map(|seed| Sim::new(SimSpec { late: Some(seed), ..quick }));
-    std::iter::once(Sim::new(quick)).chain(late).collect()
+    let late = (0..8).map(|seed| Accelerator::sim(SimSpec { late: Some(seed), ..quick }));
+    std::iter::once(Accelerator::sim(quick)).chain(late).collect()
 }
 
 fn tensor(allocator: &Allocator) -> Tensor {
@@ -19,7 +19,7 @@ fn values(tensor: &Tensor) -> Vec<f32> {
 }
 
 /// A kernel: `x = factor * x`, in place.
-fn scale(stream: &SimStream, x: &Tensor, factor: f32) -> Result<Event, MemoryError> {
+fn scale(stream: &DeviceStream, x: &Tensor, factor: f32) -> Result<Event, MemoryError> {
     stream.launch("scale", Shapes::default(), |event| {
         let claim = x.queue(Access::Write, "scale", event)?;
         let (address, len) = (Address::of(&claim), x.num_elems());
@@ -37,7 +37,7 @@ fn scale(stream: &SimStream, x: &Tensor, factor: f32) -> Result<Event, MemoryErr
 fn copies_and_kernels_run_in_the_order_of_their_streams_and_events() {
     for sim in devices() {
         let (compute, copy) = (sim.stream("compute").unwrap(), sim.stream("copy").unwrap());
-        let (host, memory) = (Allocator::pinned(), Allocator::on(&compute));
+        let (host, memory) = (Allocator::pinned(&sim), Allocator::on(&compute));
         let (from, there, back) = (tensor(&host), tensor(&memory), tensor(&host));
         from.write::<f32>().unwrap().copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
         let arrived = copy.copy(&from, &there).unwrap();
@@ -55,7 +55,7 @@ fn copies_and_kernels_run_in_the_order_of_their_streams_and_events() {
 fn a_wait_that_is_missing_is_an_error_at_once() {
     for sim in devices() {
         let (compute, copy) = (sim.stream("compute").unwrap(), sim.stream("copy").unwrap());
-        let (host, memory) = (Allocator::pinned(), Allocator::on(&compute));
+        let (host, memory) = (Allocator::pinned(&sim), Allocator::on(&compute));
         let (from, there) = (tensor(&host), tensor(&memory));
         copy.copy(&from, &there).unwrap();
         // However long ago: the program has not said so.
@@ -102,7 +102,7 @@ fn the_host_cannot_reach_the_memory_of_the_device() {
 fn freed_memory_serves_the_same_stream_at_once_and_others_behind_an_event() {
     for sim in devices() {
         let (compute, copy) = (sim.stream("compute").unwrap(), sim.stream("copy").unwrap());
-        let (host, memory) = (Allocator::pinned(), Allocator::on(&compute));
+        let (host, memory) = (Allocator::pinned(&sim), Allocator::on(&compute));
         let base = |of: &Buffer| of.claim(0..0, Access::Read, "look").unwrap().base();
         let first = tensor(&memory);
         let place = base(first.buffer());
@@ -125,9 +125,9 @@ fn freed_memory_serves_the_same_stream_at_once_and_others_behind_an_event() {
 
 #[test]
 fn in_the_late_mode_nothing_runs_before_a_wait_and_then_only_what_comes_before_it() {
-    let sim = Sim::new(SimSpec::late(3));
+    let sim = Accelerator::sim(SimSpec::late(3));
     let (one, two) = (sim.stream("one").unwrap(), sim.stream("two").unwrap());
-    let (host, memory) = (Allocator::pinned(), Allocator::on(&one));
+    let (host, memory) = (Allocator::pinned(&sim), Allocator::on(&one));
     let (a, b) = (tensor(&host), tensor(&host));
     let (on_one, on_two) = (tensor(&memory), tensor(&Allocator::on(&two)));
     let first = one.copy(&a, &on_one).unwrap();
@@ -145,7 +145,7 @@ fn in_the_late_mode_nothing_runs_before_a_wait_and_then_only_what_comes_before_i
 fn the_order_follows_from_the_seed() {
     // Eight streams write their numbers into memory that the program has not divided among them.
     let order = |seed: u64| {
-        let sim = Sim::new(SimSpec::late(seed));
+        let sim = Accelerator::sim(SimSpec::late(seed));
         let log = Arc::new(Mutex::new(Vec::new()));
         let last = sim.stream("last").unwrap();
         for number in 0..8 {
@@ -174,9 +174,9 @@ fn the_order_follows_from_the_seed() {
 
 #[test]
 fn freed_memory_is_overwritten_in_the_late_mode() {
-    let sim = Sim::new(SimSpec::late(1));
+    let sim = Accelerator::sim(SimSpec::late(1));
     let compute = sim.stream("compute").unwrap();
-    let (host, memory) = (Allocator::pinned(), Allocator::on(&compute));
+    let (host, memory) = (Allocator::pinned(&sim), Allocator::on(&compute));
     let (from, back) = (tensor(&host), tensor(&host));
     from.write::<f32>().unwrap().fill(1.0);
     let there = tensor(&memory);
@@ -191,10 +191,10 @@ fn freed_memory_is_overwritten_in_the_late_mode() {
 fn copies_take_their_time_and_pageable_ones_that_of_the_host() {
     // 1 MiB at 100 MB/s takes 10 ms, pageable 20 ms.
     let spec = SimSpec { copy_bytes_per_s: 1e8, launch: Duration::ZERO, ..SimSpec::DEFAULT };
-    let sim = Sim::new(spec);
+    let sim = Accelerator::sim(spec);
     let copy = sim.stream("copy").unwrap();
     let memory = Allocator::on(&copy);
-    for (host, ms, waits) in [(Allocator::pinned(), 10, false), (Allocator::new(), 20, true)] {
+    for (host, ms, waits) in [(Allocator::pinned(&sim), 10, false), (Allocator::new(), 20, true)] {
         let [from, to] = [&host, &memory]
             .map(|allocator| allocator.tensor(DType::U8, [1 << 20], Category::Data).unwrap());
         let started = std::time::Instant::now();
@@ -225,7 +225,7 @@ fn what_fails_is_told_at_the_next_synchronization_and_stops_the_device() {
         assert_eq!(error, words);
         assert_eq!(scale(&compute, &there, 2.0).unwrap_err().to_string(), words);
     }
-    let sim = Sim::new(SimSpec::late(0));
+    let sim = Accelerator::sim(SimSpec::late(0));
     let compute = sim.stream("compute").unwrap();
     let body: Body = Box::new(|| panic!("a bug"));
     compute.launch("work", Shapes::default(), |_| Ok::<_, MemoryError>(body)).unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use paceline_trace::thread_builder;
 
-use super::{Sim, Task, lock};
+use super::{Accelerator, Task, lock};
 
 /// The thread of a stream.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(super) struct Thread {
 }
 
 impl Thread {
-    pub(super) fn start(name: &str, sim: Sim) -> std::io::Result<Self> {
+    pub(super) fn start(name: &str, sim: Accelerator) -> std::io::Result<Self> {
         let (tasks, queue) = mpsc::channel::<Task>();
         let handle = thread_builder(format!("sim-{name}")).spawn(move || {
             for task in queue {

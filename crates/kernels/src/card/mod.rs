@@ -1,0 +1,12 @@
+//! The kernels of cards: for each source (`.cu`) the names and arguments of what is in it.
+//!
+//! Element-wise operations and optimizers compute in the processor's order and round as it does, so they have its bits. Each
+//! other operation says how far it may be off. The sources are compiled when a card first needs them.
+
+pub(crate) mod elementwise;
+
+/// What every source begins with.
+const NUMBERS: &str = include_str!("numbers.cuh");
+
+/// All sources, for tests that compile them.
+pub static SOURCES: &[&paceline_cuda::Source] = &[&elementwise::ELEMENTWISE];

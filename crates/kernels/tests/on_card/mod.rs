@@ -1,0 +1,152 @@
+//! Tensors that lie twice: in the processor's memory and in that of a card.
+
+use half::{bf16, f16};
+use paceline_cuda::{Card, compiler};
+use paceline_kernels::{Compute, Result};
+use paceline_memory::{Accelerator, Allocator, Category, DType, Tensor};
+
+/// The version of the run-time compiler; without one, says so.
+pub fn compiler() -> Option<(i32, i32)> {
+    skip(compiler::version())
+}
+
+/// What there is; otherwise the reason is printed, or the test fails if there has to be a card.
+fn skip<T>(found: paceline_cuda::Result<T>) -> Option<T> {
+    match found {
+        Ok(found) => Some(found),
+        Err(error) if std::env::var_os("PACELINE_CARD").is_some_and(|value| value == "1") => {
+            panic!("PACELINE_CARD=1, but {error}")
+        }
+        Err(error) => {
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+/// The processor and a card.
+pub struct Pair {
+    cpu: Compute,
+    card: Compute,
+}
+
+/// A tensor on both.
+pub struct Both {
+    cpu: Tensor,
+    card: Tensor,
+}
+
+/// How far a result of the card may be off.
+#[derive(Clone, Copy, Debug)]
+pub enum Promise {
+    /// Not at all.
+    Bits,
+    /// The difference, relative to the largest element.
+    Within(f64),
+}
+
+impl Pair {
+    /// `None`, with the reason printed, if there is no card or no compiler.
+    pub fn new() -> Option<Self> {
+        compiler()?;
+        let card = skip(Card::open(0))?;
+        let stream = Accelerator::cuda(card).stream("compute").unwrap();
+        Some(Self {
+            cpu: Compute::new(1, Allocator::new()).unwrap(),
+            card: Compute::new(1, Allocator::on(&stream)).unwrap(),
+        })
+    }
+
+    /// Pseudorandom numbers around zero, the same on both.
+    pub fn random(&self, dtype: DType, shape: &[usize], seed: u64) -> Both {
+        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        let values: Vec<f64> = (0..shape.iter().product())
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+            })
+            .collect();
+        self.of(dtype, shape, &values)
+    }
+
+    /// NaN everywhere, or the largest integer, so that an element that is not written shows.
+    pub fn poisoned(&self, dtype: DType, shape: &[usize]) -> Both {
+        self.of(dtype, shape, &vec![f64::NAN; shape.iter().product()])
+    }
+
+    /// These values, rounded to the type.
+    pub fn of(&self, dtype: DType, shape: &[usize], values: &[f64]) -> Both {
+        let cpu = self.cpu.allocator.tensor(dtype, shape, Category::Data).unwrap();
+        write(&cpu, values);
+        let host = self.card.host.tensor(dtype, shape, Category::Data).unwrap();
+        write(&host, values);
+        let card = self.card.allocator.tensor(dtype, shape, Category::Data).unwrap();
+        self.card.copy(&host, &card).unwrap();
+        Both { cpu, card }
+    }
+
+    /// The same operation on both.
+    pub fn run<const N: usize>(
+        &self,
+        op: impl Fn(&Compute, [&Tensor; N]) -> Result<()>,
+        tensors: [&Both; N],
+    ) {
+        op(&self.cpu, tensors.map(|both| &both.cpu)).unwrap();
+        op(&self.card, tensors.map(|both| &both.card)).unwrap();
+    }
+
+    /// Panics with the first element that is further off than promised.
+    #[track_caller]
+    pub fn compare(&self, both: &Both, promise: Promise) {
+        self.card.synchronize().unwrap();
+        let (want, got) = (values(&both.cpu), values(&both.card.to_host().unwrap()));
+        let largest = want.iter().fold(0f64, |most, x| most.max(x.abs()));
+        for (at, (want, got)) in want.iter().zip(&got).enumerate() {
+            let is_kept = match promise {
+                Promise::Bits => want.to_bits() == got.to_bits() || (want.is_nan() && got.is_nan()),
+                Promise::Within(part) => (want - got).abs() <= part * largest,
+            };
+            let dtype = both.cpu.dtype();
+            assert!(
+                is_kept,
+                "{dtype}, element {at}: {got} on the card, {want}; promised {promise:?}"
+            );
+        }
+    }
+}
+
+fn write(to: &Tensor, values: &[f64]) {
+    macro_rules! as_type {
+        ($T:ty, $round:expr) => {
+            to.write::<$T>().unwrap().iter_mut().zip(values).for_each(|(to, x)| *to = $round(*x))
+        };
+    }
+    match to.dtype() {
+        DType::F32 => as_type!(f32, |x| x as f32),
+        DType::F64 => as_type!(f64, |x| x),
+        DType::BF16 => as_type!(bf16, bf16::from_f64),
+        DType::F16 => as_type!(f16, f16::from_f64),
+        DType::I32 => as_type!(i32, |x: f64| if x.is_nan() { i32::MAX } else { x as i32 }),
+        DType::I64 => as_type!(i64, |x: f64| if x.is_nan() { i64::MAX } else { x as i64 }),
+        DType::U8 => as_type!(u8, |x: f64| if x.is_nan() { u8::MAX } else { x as u8 }),
+    }
+}
+
+fn values(of: &Tensor) -> Vec<f64> {
+    macro_rules! as_type {
+        ($T:ty, $widen:expr) => {
+            of.read::<$T>().unwrap().iter().map(|x| $widen(*x)).collect()
+        };
+    }
+    match of.dtype() {
+        DType::F32 => as_type!(f32, f64::from),
+        DType::F64 => as_type!(f64, |x| x),
+        DType::BF16 => as_type!(bf16, f64::from),
+        DType::F16 => as_type!(f16, f64::from),
+        DType::I32 => as_type!(i32, f64::from),
+        DType::I64 => as_type!(i64, |x| x as f64),
+        DType::U8 => as_type!(u8, f64::from),
+    }
+}

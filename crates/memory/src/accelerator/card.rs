@@ -1,0 +1,250 @@
+//! Work on a card.
+//!
+//! The driver runs what a stream was told, in order. An event of the card stands behind each piece of work: whoever waits
+//! asks for it, and later submissions ask for the oldest, so that memory of the host which work has used is given back.
+//! Times of the card are told in its own clock, from one event to the next; they are put on the host's clock at a moment when
+//! the card is known to be idle.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use paceline_cuda as cuda;
+use paceline_trace::{Place, Span, now_ns};
+
+use super::{Accelerator, Address, Body, Task, What, lock};
+use crate::MemoryError;
+use crate::event::Signal;
+
+/// A stream of a card, and the work in it that is not known to be done.
+pub(super) struct Queued {
+    stream: cuda::Stream,
+    pending: Mutex<Pending>,
+}
+
+struct Pending {
+    points: VecDeque<Arc<Point>>,
+    /// An event that is done, and when it was, on the host's clock.
+    known: (cuda::Event, u64),
+}
+
+/// Where a card tells how far work has come.
+pub(crate) struct Point {
+    started: Option<cuda::Event>,
+    done: cuda::Event,
+    queued: Arc<Queued>,
+    accelerator: Accelerator,
+    task: Mutex<Option<Told>>,
+}
+
+/// What is told when the work is done.
+struct Told {
+    signal: Signal,
+    what: What,
+    traced: Option<(Span, Arc<paceline_trace::Track>)>,
+}
+
+/// As many pieces of work may be pending before the oldest is asked for.
+const MOST_PENDING: usize = 64;
+
+impl Queued {
+    pub(super) fn new(card: &cuda::Card) -> Result<Self, MemoryError> {
+        let (stream, begun) = (cuda::Stream::new(card)?, cuda::Event::new(card)?);
+        stream.record(&begun)?;
+        begun.synchronize()?;
+        let pending = Pending { points: VecDeque::new(), known: (begun, now_ns()) };
+        Ok(Self { stream, pending: Mutex::new(pending) })
+    }
+
+    pub(super) fn stream(&self) -> &cuda::Stream {
+        &self.stream
+    }
+
+    /// Puts a task into the stream.
+    pub(super) fn push(queued: &Arc<Self>, accelerator: &Accelerator, task: Task) {
+        let Task { waits, what, body, event, signal, traced, .. } = task;
+        let told = Told { signal, what, traced };
+        let submitted = queued.submit(accelerator, &waits, body, told.traced.is_some());
+        let (started, done) = match submitted {
+            Ok(events) => events,
+            Err(message) => {
+                accelerator.fail(message);
+                return told.signal.fail();
+            }
+        };
+        let (queued, accelerator) = (queued.clone(), accelerator.clone());
+        let task = Mutex::new(Some(told));
+        let point = Arc::new(Point { started, done, queued, accelerator, task });
+        let is_full = {
+            let mut pending = lock(&point.queued.pending);
+            pending.points.push_back(point.clone());
+            pending.points.len() > MOST_PENDING
+        };
+        event.ask(point.clone());
+        if is_full {
+            point.queued.settle_done();
+        }
+    }
+
+    /// Tells the driver. Returns the events around the work.
+    fn submit(
+        &self,
+        accelerator: &Accelerator,
+        waits: &[crate::Event],
+        body: Body,
+        is_timed: bool,
+    ) -> Result<(Option<cuda::Event>, cuda::Event), String> {
+        let words = |error: cuda::CudaError| error.to_string();
+        for event in waits {
+            match event.point() {
+                Some(point) => self.stream.wait(&point.done).map_err(words)?,
+                None if event.peek() == crate::EventState::Complete => {}
+                // Work of the host, such as a collective. The card waits for it, and this thread goes on.
+                None => {
+                    let (event, accelerator) = (event.clone(), accelerator.clone());
+                    let wait = move || {
+                        if event.block() == crate::EventState::Failed {
+                            accelerator.fail("work that the card waits for has failed".to_owned());
+                        }
+                    };
+                    self.stream.call(wait).map_err(words)?;
+                }
+            }
+        }
+        let record = || {
+            let event = cuda::Event::new(self.stream.card())?;
+            self.stream.record(&event)?;
+            Ok(event)
+        };
+        let started = is_timed.then(record).transpose().map_err(words)?;
+        body()?;
+        Ok((started, record().map_err(words)?))
+    }
+
+    /// Settles work that is done, oldest first.
+    fn settle_done(&self) {
+        loop {
+            let Some(point) = lock(&self.pending).points.front().cloned() else { return };
+            if !point.poll() {
+                return;
+            }
+        }
+    }
+
+    /// Settles the work up to a point, which is done.
+    fn settle_to(&self, last: &Point) {
+        loop {
+            // The lock is not held while memory is given back, which may submit work.
+            let (told, ran, accelerator) = {
+                let mut pending = lock(&self.pending);
+                if lock(&last.task).is_none() {
+                    return;
+                }
+                let Some(point) = pending.points.pop_front() else { return };
+                let ran = pending.times(&point);
+                (lock(&point.task).take(), ran, point.accelerator.clone())
+            };
+            let Some(told) = told else { continue };
+            match accelerator.check() {
+                Ok(()) => {
+                    told.signal.complete_in(ran);
+                    if let Some((launched, track)) = told.traced {
+                        let event = told.what.event(launched, ran);
+                        event.into_iter().for_each(|event| track.record(event));
+                    }
+                }
+                Err(_) => told.signal.fail(),
+            }
+        }
+    }
+
+    /// The card has failed: nothing of what is pending will be done.
+    fn fail_all(&self) {
+        let points = std::mem::take(&mut lock(&self.pending).points);
+        points
+            .iter()
+            .filter_map(|point| lock(&point.task).take())
+            .for_each(|told| told.signal.fail());
+    }
+}
+
+impl Pending {
+    /// When the work before a point ran, which is the oldest and is done.
+    fn times(&mut self, point: &Point) -> Span {
+        let (known, known_ns) = &self.known;
+        let after =
+            |event: &cuda::Event| event.ns_since(known).map_or(*known_ns, |ns| known_ns + ns);
+        let end_ns = after(&point.done);
+        let start_ns = point.started.as_ref().map_or(end_ns, after);
+        self.known = (point.done.clone(), end_ns);
+        Span { start_ns, end_ns }
+    }
+}
+
+impl Point {
+    /// Asks the card whether the work is done, and settles it if it is. Returns whether nothing is pending any more.
+    pub(crate) fn poll(&self) -> bool {
+        match self.done.is_done() {
+            Ok(true) => self.queued.settle_to(self),
+            Ok(false) => return false,
+            Err(error) => self.fail(&error),
+        }
+        true
+    }
+
+    /// Blocks until the work is done.
+    pub(crate) fn wait(&self) {
+        match self.done.synchronize() {
+            Ok(()) => self.queued.settle_to(self),
+            Err(error) => self.fail(&error),
+        }
+        // Another thread may be about to tell.
+        std::thread::yield_now();
+    }
+
+    fn fail(&self, error: &cuda::CudaError) {
+        self.accelerator.fail(error.to_string());
+        self.queued.fail_all();
+    }
+}
+
+/// The body of a copy.
+pub(super) fn copy(
+    stream: cuda::Stream,
+    (from, to): (Address, Address),
+    places: (Place, Place),
+    bytes: usize,
+) -> Body {
+    Box::new(move || {
+        // SAFETY: both ranges have this length. They are queued for this work, so they stay in place, nobody else writes to
+        // them meanwhile, and they do not overlap, since one is read and one is written.
+        let copied = unsafe {
+            match (places.0 == Place::Device, places.1 == Place::Device) {
+                (false, _) => stream.copy_to_card(from.pointer(), to.number(), bytes),
+                (true, false) => stream.copy_to_host(from.number(), to.pointer(), bytes),
+                (true, true) => stream.copy_on_card(from.number(), to.number(), bytes),
+            }
+        };
+        copied.map_err(|error| error.to_string())
+    })
+}
+
+/// The body of setting all bytes of a range.
+pub(super) fn fill(stream: cuda::Stream, at: Address, value: u8, bytes: usize) -> Body {
+    Box::new(move || {
+        // SAFETY: the range has this length, and is queued for this work.
+        unsafe { stream.fill(at.number(), value, bytes) }.map_err(|error| error.to_string())
+    })
+}
+
+impl fmt::Debug for Queued {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.stream)
+    }
+}
+
+impl fmt::Debug for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.done)
+    }
+}
