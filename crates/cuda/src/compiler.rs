@@ -20,6 +20,7 @@ use crate::{CudaError, Result};
 /// code.
 const NAMES: Names = Names {
     files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+    companion: Some("libnvrtc-builtins"),
     hint: "install it with `pip install nvidia-cuda-nvrtc==13.0.88`, and name its folder in PACELINE_CUDA_LIBRARIES",
 };
 

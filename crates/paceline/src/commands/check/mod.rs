@@ -80,7 +80,7 @@ pub fn check(args: &CheckArgs, placement: Option<Placement>) -> Result<u8> {
     if let Some(reason) = comm.refusal(transport, world).filter(|_| is_one_host) {
         return Err(Failure::Usage(format!("--transport {}: {reason}", transport.name())));
     }
-    args.device.check_transports(&[transport])?;
+    args.device.check(&[transport])?;
     if let Some(placement) = placement {
         return as_rank(&placement, transport, &comm, args.device);
     }
