@@ -4,6 +4,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use libloading::os::unix::{Library as Opened, RTLD_LOCAL, RTLD_NOW};
 
@@ -11,6 +12,14 @@ use crate::{CudaError, Result};
 
 /// Folders that are searched before those of the system, separated by colons.
 pub const FOLDERS: &str = "PACELINE_CUDA_LIBRARIES";
+
+static PREFERRED: OnceLock<PathBuf> = OnceLock::new();
+
+/// Searches `folder` before all others: for tests, whose card is emulated. Only the first call counts, and only for
+/// libraries that are opened later.
+pub fn prefer(folder: PathBuf) {
+    PREFERRED.get_or_init(|| folder);
+}
 
 /// A library, by the names of its file.
 #[derive(Clone, Copy, Debug)]
@@ -76,8 +85,8 @@ impl Library {
 
 fn candidates(files: &[&str]) -> Vec<OsString> {
     let folders = std::env::var_os(FOLDERS).unwrap_or_default();
-    let folders: Vec<PathBuf> =
-        std::env::split_paths(&folders).filter(|path| path.is_absolute()).collect();
+    let folders = PREFERRED.get().cloned().into_iter().chain(std::env::split_paths(&folders));
+    let folders: Vec<PathBuf> = folders.filter(|path| path.is_absolute()).collect();
     let in_folders =
         folders.iter().flat_map(|folder| files.iter().map(|file| folder.join(file).into()));
     in_folders.chain(files.iter().map(OsString::from)).collect()

@@ -22,6 +22,29 @@ fn sources_have_the_kernels_that_are_stated() {
     }
 }
 
+/// The most registers of a thread: two blocks of 256 threads fit onto a multiprocessor.
+const MOST_REGISTERS: u32 = 128;
+
+#[test]
+fn kernels_fit_into_the_registers_of_cards() {
+    if on_card::compiler().is_none() {
+        return;
+    }
+    let mut count = 0;
+    for (source, architecture) in
+        paceline_kernels::card::SOURCES.iter().flat_map(|source| [80, 90].map(|of| (source, of)))
+    {
+        let all = paceline_cuda::compiler::resources(source, architecture).unwrap();
+        assert_eq!(all.len(), source.kernels.len(), "{}", source.file);
+        for kernel in &all {
+            assert_eq!(kernel.spilled_bytes, 0, "{kernel:?} for sm_{architecture}");
+            assert!(kernel.registers <= MOST_REGISTERS, "{kernel:?} for sm_{architecture}");
+        }
+        count += all.len();
+    }
+    println!("COMPILE: {count} kernels for sm_80 and sm_90 fit");
+}
+
 #[test]
 fn elementwise_operations_have_the_processors_bits() {
     let Some(pair) = Pair::new() else { return };

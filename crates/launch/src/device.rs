@@ -42,6 +42,18 @@ impl Device {
         Ok(Allocator::on(&accelerator.stream("compute")?))
     }
 
+    /// Where the rank `local_rank` of a host computes, as [`placement_line`](paceline_host::text::placement_line) ends.
+    pub fn place(self, local_rank: usize) -> String {
+        let card = |index| Card::open(card_of(index, local_rank)?);
+        match self {
+            Device::Cpu | Device::Sim(_) => format!("device={self}"),
+            Device::Cuda(index) => match card(index) {
+                Ok(card) => format!("current_device=cuda:{}, name={}", card.index(), card.name()),
+                Err(error) => format!("device={self}: {error}"),
+            },
+        }
+    }
+
     /// Checks that the device is there, and that collectives over `transports` reach its memory.
     pub fn check(self, transports: &[TransportName]) -> paceline_failure::Result<()> {
         let refuse =

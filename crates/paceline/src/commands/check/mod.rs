@@ -167,7 +167,7 @@ fn devices(
     device: Device,
     answers: &mut Answers,
 ) -> Result<()> {
-    let own = placement_line(group.rank(), local_rank, &device.to_string());
+    let own = placement_line(group.rank(), local_rank, &device.place(local_rank));
     let own = (own, resources::core_list().unwrap_or("unknown".into()));
     let Some(all) = group.gather_object(&own, 0)? else { return Ok(()) };
     for (line, cores) in &all {
