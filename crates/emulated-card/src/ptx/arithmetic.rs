@@ -216,6 +216,8 @@ operations! {
         BrevB64 => a.reverse_bits(),
         FindU32 => u32_of(31u32.wrapping_sub((a as u32).leading_zeros())),
         FindU64 => u32_of(63u32.wrapping_sub(a.leading_zeros())),
+        ShiftToFirst32 => if a as u32 == 0 { u64::from(u32::MAX) } else { u32_of((a as u32).leading_zeros()) },
+        ShiftToFirst64 => if a == 0 { u64::from(u32::MAX) } else { u32_of(a.leading_zeros()) },
         ZeroExtend8 => a as u8 as u64,
         ZeroExtend16 => a as u16 as u64,
         ZeroExtend32 => a as u32 as u64,

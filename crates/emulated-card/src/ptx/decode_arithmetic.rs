@@ -27,8 +27,7 @@ pub(super) fn arithmetic(names: &mut Names, s: &Statement) -> Result<Op, String>
         "cvta" => return cvta(names, s),
         "cvt" => return cvt(names, s),
         "prmt" if s.words.len() > 2 => return Err("this mode of `prmt` is not emulated".into()),
-        "shf" | "lop3" | "prmt" => {}
-        "bfind" if s.has("shiftamt") => return Err("`.shiftamt` is not emulated".into()),
+        "shf" | "lop3" | "prmt" | "bfind" => {}
         _ => s.only(&MODIFIERS)?,
     }
     let scalar = s.scalar()?;
@@ -43,7 +42,7 @@ pub(super) fn arithmetic(names: &mut Names, s: &Statement) -> Result<Op, String>
     }
     match *sources.as_slice() {
         [a] => {
-            let op = unary_op(name, scalar)?;
+            let op = unary_op(&full_name(name, s), scalar)?;
             match is_modified {
                 true if modifiers.rounding != Rounding::Nearest => Err(rounding_error(name)),
                 true => Ok(Op::UnaryModified(op, modifiers, to, a)),
@@ -110,7 +109,7 @@ fn rounding_error(name: &str) -> String {
 
 /// `mul.wide` and `max.NaN` are operations of their own.
 fn full_name(name: &str, s: &Statement) -> String {
-    let part = ["wide", "hi", "NaN"].into_iter().find(|part| s.has(part));
+    let part = ["wide", "hi", "NaN", "shiftamt"].into_iter().find(|part| s.has(part));
     part.map_or(name.into(), |part| format!("{name}.{part}"))
 }
 
@@ -218,6 +217,8 @@ fn unary_op(name: &str, scalar: Scalar) -> Result<UnaryOp, String> {
         ("clz", _, 8) => ClzB64,
         ("brev", _, 4) => BrevB32,
         ("brev", _, 8) => BrevB64,
+        ("bfind.shiftamt", Kind::Unsigned, 4) => ShiftToFirst32,
+        ("bfind.shiftamt", Kind::Unsigned, 8) => ShiftToFirst64,
         ("bfind", Kind::Unsigned, 4) => FindU32,
         ("bfind", Kind::Unsigned, 8) => FindU64,
         _ => return Err(unknown(name, scalar)),

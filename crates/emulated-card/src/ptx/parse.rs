@@ -32,7 +32,7 @@ impl std::error::Error for ParseError {}
 
 /// Parses a text.
 pub fn parse(text: &str) -> Result<Module, ParseError> {
-    let lines: Arc<[String]> = text.lines().map(|l| l.trim().to_owned()).collect();
+    let lines: Arc<[String]> = text.lines().map(tidy).collect();
     let mut parser = Parser::default();
     for (line, part) in split(text) {
         parser.part(line, part, &lines).map_err(|message| {
@@ -299,4 +299,9 @@ impl Builder {
         std::mem::take(&mut self.names).finish(&mut kernel);
         Ok(kernel)
     }
+}
+
+/// A line as it is shown.
+fn tidy(line: &str) -> String {
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
 }

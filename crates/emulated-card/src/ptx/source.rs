@@ -25,7 +25,7 @@ pub fn split(text: &str) -> Vec<(u32, Part)> {
     for (index, line) in text.lines().enumerate() {
         let number = index as u32 + 1;
         let line = without_comments(line, &mut in_comment);
-        let ignored = IGNORED_LINES.iter().any(|d| line.trim_start().starts_with(d));
+        let ignored = IGNORED_LINES.contains(&line.split_whitespace().next().unwrap_or_default());
         if buffer.trim().is_empty() && ignored {
             continue;
         }
