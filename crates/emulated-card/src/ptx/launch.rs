@@ -45,10 +45,15 @@ impl Launch<'_> {
             random.shuffle(&mut lane_order);
         }
         let shared_start = kernel.shared_bytes.next_multiple_of(16);
+        // Without dynamic memory the padding in front of it does not belong to the kernel.
+        let shared_bytes = match self.dynamic_shared_bytes {
+            0 => kernel.shared_bytes,
+            dynamic => shared_start + dynamic,
+        };
         let mut block = Block {
             kernel,
             memory,
-            shared: SharedMemory::new(shared_start + self.dynamic_shared_bytes),
+            shared: SharedMemory::new(shared_bytes),
             params: self.params,
             place: [0; 3],
             size: self.block,
