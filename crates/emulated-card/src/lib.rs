@@ -9,6 +9,8 @@
 //! would have given, with a message that says more. This crate knows nothing of paceline.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod boundary;
+mod driver;
 mod fault;
 mod memory;
 pub mod ptx;

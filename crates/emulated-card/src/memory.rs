@@ -7,6 +7,8 @@ use crate::fault::Fault;
 
 /// Every device address has this bit, so that no pointer of the host is one.
 const DEVICE: u64 = 1 << 56;
+/// Addresses of the host are below this one on every machine that has a CUDA card.
+const HOST_END: u64 = 1 << 47;
 /// The bits below this one of an address are the place within a card; the card's number is above.
 const CARD_SHIFT: u32 = 48;
 /// Allocations begin at multiples of this many bytes, and one such unit behind each stays empty: an access that runs
@@ -205,7 +207,7 @@ impl DeviceMemory {
         }
         Fault::illegal(match address {
             0..0x1000 => format!("{access}: a null pointer"),
-            _ if address & DEVICE == 0 => format!("{access}: an address of the host"),
+            0x1000..HOST_END => format!("{access}: an address of the host"),
             _ if address >> CARD_SHIFT != self.base >> CARD_SHIFT => {
                 format!("{access}: memory of another card")
             }

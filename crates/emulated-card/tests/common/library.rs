@@ -10,7 +10,7 @@ unsafe extern "C" {
 }
 
 /// A library that stays open until the process ends.
-pub struct Library(*mut c_void);
+pub struct Library(usize);
 
 impl Library {
     /// Opens a file.
@@ -23,7 +23,7 @@ impl Library {
                 library if library.is_null() => {
                     Err(CStr::from_ptr(dlerror()).to_string_lossy().into_owned())
                 }
-                library => Ok(Self(library)),
+                library => Ok(Self(library as usize)),
             }
         }
     }
@@ -32,7 +32,7 @@ impl Library {
     pub fn symbol(&self, name: &str) -> Option<*mut c_void> {
         let name = CString::new(name).expect("a name");
         // SAFETY: the library is open and the name ends with a zero byte.
-        let symbol = unsafe { dlsym(self.0, name.as_ptr()) };
+        let symbol = unsafe { dlsym(self.0 as *mut c_void, name.as_ptr()) };
         (!symbol.is_null()).then_some(symbol)
     }
 

@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod bench;
+pub mod cuda;
 pub mod library;
 pub mod nvrtc;
 
