@@ -12,6 +12,7 @@
 mod boundary;
 mod driver;
 mod fault;
+mod lt;
 mod memory;
 pub mod ptx;
 mod random;

@@ -18,5 +18,25 @@ mod status;
 mod streams;
 mod work;
 
-pub(crate) use state::{enter, lock};
-pub(crate) use work::{Progress, Task, Work};
+pub(crate) use work::{Progress, Task};
+
+use std::sync::Arc;
+
+use crate::boundary::{Outcome, Status};
+
+/// Puts work of another library into a stream of the thread's card.
+pub(crate) fn submit(stream: usize, task: Arc<dyn Task>) -> Outcome {
+    let (mut driver, card) = state::enter()?;
+    let stream = driver.stream_handle(card, stream)?;
+    driver.submit(stream, work::Work::Task(task))
+}
+
+/// Whether the thread has a context whose card works.
+pub(crate) fn ready() -> Outcome {
+    state::enter().map(|_| ())
+}
+
+/// Remembers why a call of another library is refused.
+pub(crate) fn refuse(status: Status, why: impl Into<String>) -> Status {
+    state::lock().refuse(status, why)
+}

@@ -6,7 +6,8 @@ use crate::boundary::Status;
 
 macro_rules! statuses {
     ($($name:ident = $code:literal, $symbol:literal, $text:literal;)*) => {
-        #[allow(missing_docs)]
+        // Some codes are only named: faults give them as numbers.
+        #[allow(missing_docs, dead_code)]
         impl Status {
             $(pub const $name: Self = Self($code);)*
         }

@@ -88,6 +88,22 @@ functions! {
     cuGraphLaunch(executable: usize, stream: usize);
     cuGraphDestroy(graph: usize);
     cuGraphExecDestroy(executable: usize);
+    cublasLtCreate(library: *mut usize);
+    cublasLtDestroy(library: usize);
+    cublasLtMatmulDescCreate(description: *mut usize, compute: u32, scale: u32);
+    cublasLtMatmulDescDestroy(description: usize);
+    cublasLtMatmulDescSetAttribute(description: usize, which: u32, value: *const c_void, len: usize);
+    cublasLtMatrixLayoutCreate(layout: *mut usize, element: u32, rows: u64, cols: u64, ld: i64);
+    cublasLtMatrixLayoutDestroy(layout: usize);
+    cublasLtMatrixLayoutSetAttribute(layout: usize, which: u32, value: *const c_void, len: usize);
+    cublasLtMatmulPreferenceCreate(preference: *mut usize);
+    cublasLtMatmulPreferenceDestroy(preference: usize);
+    cublasLtMatmulPreferenceSetAttribute(preference: usize, which: u32, value: *const c_void, len: usize);
+    cublasLtMatmulAlgoGetHeuristic(library: usize, description: usize, a: usize, b: usize, c: usize, d: usize,
+        preference: usize, requested: i32, results: *mut [u64; 12], found: *mut i32);
+    cublasLtMatmul(library: usize, description: usize, alpha: *const f32, a: u64, a_layout: usize, b: u64,
+        b_layout: usize, beta: *const f32, c: u64, c_layout: usize, d: u64, d_layout: usize,
+        algorithm: *const u64, workspace: u64, workspace_bytes: usize, stream: usize);
     paceline_emulated_fault(text: *mut u8, len: usize);
     paceline_emulated_counts(numbers: *mut u64, len: usize);
     paceline_emulated_forget(at: u64, len: usize);
