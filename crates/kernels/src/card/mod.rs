@@ -4,9 +4,14 @@
 //! other operation says how far it may be off. The sources are compiled when a card first needs them.
 
 pub(crate) mod elementwise;
+pub(crate) mod loss;
+pub(crate) mod optimizer;
 
 /// What every source begins with.
 const NUMBERS: &str = include_str!("numbers.cuh");
+/// Sums over a block.
+const REDUCE: &str = include_str!("reduce.cuh");
 
 /// All sources, for tests that compile them.
-pub static SOURCES: &[&paceline_cuda::Source] = &[&elementwise::ELEMENTWISE];
+pub static SOURCES: &[&paceline_cuda::Source] =
+    &[&elementwise::ELEMENTWISE, &loss::LOSS, &optimizer::OPTIMIZER];
