@@ -5,13 +5,19 @@
 
 pub(crate) mod elementwise;
 pub(crate) mod loss;
+pub(crate) mod norm;
 pub(crate) mod optimizer;
+pub(crate) mod rows;
 
 /// What every source begins with.
 const NUMBERS: &str = include_str!("numbers.cuh");
+
+/// The exponential function.
+const EXP: &str = include_str!("exp.cuh");
+
 /// Sums over a block.
 const REDUCE: &str = include_str!("reduce.cuh");
 
 /// All sources, for tests that compile them.
 pub static SOURCES: &[&paceline_cuda::Source] =
-    &[&elementwise::ELEMENTWISE, &loss::LOSS, &optimizer::OPTIMIZER];
+    &[&elementwise::ELEMENTWISE, &loss::LOSS, &norm::NORM, &optimizer::OPTIMIZER, &rows::ROWS];
