@@ -14,6 +14,7 @@ mod driver;
 mod fault;
 mod lt;
 mod memory;
+mod nccl;
 pub mod ptx;
 mod random;
 

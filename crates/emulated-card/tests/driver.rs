@@ -98,7 +98,7 @@ fn copies_run_late() {
     assert_eq!(cuda.cuStreamQuery(stream), 0);
     assert_eq!(back, [5.0, 4.0]);
     // Registered memory counts as pinned.
-    let own = vec![6.0f32, 7.0];
+    let own = [6.0f32, 7.0];
     assert_eq!(cuda.cuMemHostRegister_v2(own.as_ptr() as usize, 8, 0), 0);
     assert_eq!(cuda.cuMemHostRegister_v2(own.as_ptr() as usize + 4, 4, 0), 712);
     assert_eq!(cuda.cuMemcpyHtoDAsync_v2(at, own.as_ptr().cast(), 8, stream), 0);
