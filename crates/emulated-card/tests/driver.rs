@@ -25,7 +25,8 @@ fn every_function_is_exported() {
         cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize cuEventElapsedTime \
         cuEventElapsedTime_v2 cuLaunchHostFunc cuModuleLoadData cuModuleUnload cuModuleGetFunction \
         cuFuncGetAttribute cuFuncSetAttribute cuLaunchKernel cuStreamBeginCapture_v2 cuStreamEndCapture \
-        cuStreamIsCapturing cuGraphInstantiateWithFlags cuGraphLaunch cuGraphDestroy cuGraphExecDestroy";
+        cuStreamIsCapturing cuGraphInstantiateWithFlags cuGraphLaunch cuGraphDestroy cuGraphExecDestroy \
+        cuGetExportTable";
     let library = Library::open(&path()).unwrap();
     for name in names.split_whitespace() {
         assert!(library.symbol(name).is_some(), "{name}");

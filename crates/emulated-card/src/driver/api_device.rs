@@ -153,6 +153,12 @@ fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
     let memory = &driver.cards[card].memory;
     give(free.set(memory.capacity() - memory.used()) && total.set(memory.capacity()))
 }
+/// NVIDIA's libraries ask for tables that no header describes, NVRTC too, and call this without a look whether it is
+/// there. There are none.
+fn cuGetExportTable(table: Out<usize>, _id: usize) {
+    table.set(0);
+    Err(Status::NOT_FOUND)
+}
 /// The name of an error.
 fn cuGetErrorName(code: u32, name: Out<StaticText>) {
     let text = status::name(code);
