@@ -1,4 +1,4 @@
-//! The stored PTX is what NVRTC makes of the sources. `PACELINE_WRITE_PTX=1` writes it again.
+//! NVRTC compiles the sources to PTX that the interpreter understands. `PACELINE_WRITE_PTX=1` stores it.
 
 mod common;
 

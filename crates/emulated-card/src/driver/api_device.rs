@@ -153,8 +153,8 @@ fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
     let memory = &driver.cards[card].memory;
     give(free.set(memory.capacity() - memory.used()) && total.set(memory.capacity()))
 }
-/// NVIDIA's libraries ask for tables that no header describes, NVRTC too, and call this without a look whether it is
-/// there. There are none.
+/// Tables that no header describes. The card has no such table, but NVRTC calls this function in every
+/// `libcuda.so.1` that it finds, and crashes if the function does not exist.
 fn cuGetExportTable(table: Out<usize>, _id: usize) {
     table.set(0);
     Err(Status::NOT_FOUND)

@@ -25,7 +25,7 @@ pub const INVALID_USAGE: Status = Status(5);
 /// How long ranks wait for each other when a communicator begins.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The version of the library: 2.28.9, unless `PACELINE_EMULATED_NCCL_VERSION` says another one.
+/// The version of the library: 2.28.9, unless `PACELINE_EMULATED_NCCL_VERSION` is set.
 pub fn version() -> i32 {
     let version = std::env::var("PACELINE_EMULATED_NCCL_VERSION").ok();
     version.and_then(|text| text.parse().ok()).unwrap_or(22_809)

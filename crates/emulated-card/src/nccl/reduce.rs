@@ -133,7 +133,7 @@ fn divide_one(element: Element, a: &mut [u8], count: usize) {
 }
 
 /// Reduces the ranks' contributions, which are equally long. As in a ring, part `k` of the elements begins with rank
-/// `k + 1`, so the order is another one than that of the ranks.
+/// `k + 1`, so the order of the sum differs from that of the ranks.
 pub fn reduce(element: Element, reduction: Reduction, ranks: &[Vec<u8>]) -> Vec<u8> {
     let (size, bytes) = (ranks.len(), element.bytes());
     let count = ranks[0].len() / bytes;
