@@ -157,10 +157,12 @@ fn ncclCommInitRank(communicator: Out<usize>, size: i32, id: UniqueId, rank: i32
     Ok(())
 }
 /// Leaves a communicator.
-fn ncclCommDestroy(communicator: usize) { remove(communicator).map(|_| ()) }
+fn ncclCommDestroy(communicator: usize) { remove(communicator).map(|communicator| communicator.leave()) }
 /// Leaves a communicator and ends its waiting work.
 fn ncclCommAbort(communicator: usize) {
-    remove(communicator)?.abort();
+    let communicator = remove(communicator)?;
+    communicator.abort();
+    communicator.leave();
     Ok(())
 }
 /// The error that happened while work ran.

@@ -47,6 +47,7 @@ pub struct Communicator {
     /// The number of ranks.
     pub size: usize,
     aborted: AtomicBool,
+    left: AtomicBool,
     error: AtomicU32,
     /// How many messages went to each rank and came from each rank.
     numbers: Mutex<HashMap<(End, usize), u64>>,
@@ -61,9 +62,10 @@ impl Communicator {
             |error: io::Error| refuse(SYSTEM_ERROR, format!("{}: {error}", folder.display()));
         fs::create_dir_all(&folder).map_err(system)?;
         write(&folder, &format!("rank-{rank}"), entry.as_bytes()).map_err(system)?;
-        let (aborted, error) = (AtomicBool::new(false), AtomicU32::new(0));
+        let (aborted, left) = (AtomicBool::new(false), AtomicBool::new(false));
+        let error = AtomicU32::new(0);
         let numbers = Mutex::default();
-        Ok(Self { folder, rank, size, aborted, error, numbers })
+        Ok(Self { folder, rank, size, aborted, left, error, numbers })
     }
 
     /// Waits until all ranks have entered, and compares what they say.
@@ -151,15 +153,25 @@ impl Communicator {
     }
 }
 
-impl Drop for Communicator {
-    fn drop(&mut self) {
-        // The last rank that leaves removes the folder. Until then a rank that comes late finds all entries.
+impl Communicator {
+    /// Leaves the group. The last rank that leaves removes the folder; until then a rank that comes late finds all
+    /// entries.
+    pub fn leave(&self) {
+        if self.left.swap(true, Ordering::SeqCst) {
+            return;
+        }
         let _ = write(&self.folder, &format!("left-{}", self.rank), b"");
         let names = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let left = names.filter(|entry| entry.file_name().to_string_lossy().starts_with("left-"));
         if left.count() == self.size {
             let _ = fs::remove_dir_all(&self.folder);
         }
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 
