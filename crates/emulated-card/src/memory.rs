@@ -208,7 +208,9 @@ impl DeviceMemory {
         Fault::illegal(match address {
             0..0x1000 => format!("{access}: a null pointer"),
             0x1000..HOST_END => format!("{access}: an address of the host"),
-            _ if address >> CARD_SHIFT != self.base >> CARD_SHIFT => {
+            _ if address >> 56 == DEVICE >> 56
+                && address >> CARD_SHIFT != self.base >> CARD_SHIFT =>
+            {
                 format!("{access}: memory of another card")
             }
             _ => format!("{access}: never allocated"),

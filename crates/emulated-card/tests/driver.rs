@@ -25,7 +25,8 @@ fn every_function_is_exported() {
         cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize cuEventElapsedTime \
         cuEventElapsedTime_v2 cuLaunchHostFunc cuModuleLoadData cuModuleUnload cuModuleGetFunction \
         cuFuncGetAttribute cuFuncSetAttribute cuLaunchKernel cuStreamBeginCapture_v2 cuStreamEndCapture \
-        cuStreamIsCapturing cuGraphInstantiateWithFlags cuGraphLaunch cuGraphDestroy cuGraphExecDestroy";
+        cuStreamIsCapturing cuGraphInstantiateWithFlags cuGraphLaunch cuGraphDestroy cuGraphExecDestroy \
+        cuGetExportTable";
     let library = Library::open(&path()).unwrap();
     for name in names.split_whitespace() {
         assert!(library.symbol(name).is_some(), "{name}");
@@ -98,7 +99,7 @@ fn copies_run_late() {
     assert_eq!(cuda.cuStreamQuery(stream), 0);
     assert_eq!(back, [5.0, 4.0]);
     // Registered memory counts as pinned.
-    let own = vec![6.0f32, 7.0];
+    let own = [6.0f32, 7.0];
     assert_eq!(cuda.cuMemHostRegister_v2(own.as_ptr() as usize, 8, 0), 0);
     assert_eq!(cuda.cuMemHostRegister_v2(own.as_ptr() as usize + 4, 4, 0), 712);
     assert_eq!(cuda.cuMemcpyHtoDAsync_v2(at, own.as_ptr().cast(), 8, stream), 0);

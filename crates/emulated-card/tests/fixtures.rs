@@ -1,4 +1,4 @@
-//! The stored PTX is what NVRTC makes of the sources. `PACELINE_WRITE_PTX=1` writes it again.
+//! NVRTC compiles the sources to PTX that the interpreter understands. `PACELINE_WRITE_PTX=1` stores it.
 
 mod common;
 
@@ -7,7 +7,7 @@ use paceline_emulated_card::ptx;
 
 #[test]
 fn stored_ptx_is_current_and_understood() {
-    for name in ["ordinary", "faults"] {
+    for name in ["ordinary", "faults", "halves"] {
         let file = path("ptx").join(format!("{name}.ptx"));
         if let Some(library) = nvrtc::open() {
             let made = nvrtc::compile(&library, &source(&format!("{name}.cu")), &[]).unwrap();

@@ -213,7 +213,7 @@ fn fold_integers(a: u32, b: u32) -> u64 {
         wa * wb,
         (i64::from(sa) * i64::from(sb)) as u64,
         (wa * wb) >> 32,
-        u((i64::from(sa) * i64::from(sb) >> 32) as u32),
+        u(((i64::from(sa) * i64::from(sb)) >> 32) as u32),
         ((u128::from(wa << 20 | wb) * u128::from(wb << 13 | wa)) >> 64) as u64,
         u(a >> (b & 31)),
         u((sa >> (b & 31)) as u32),

@@ -33,7 +33,7 @@ fn each_fault_is_told() {
         ("shared_uninitialized", LaunchFailed, "never written"),
         ("global_overrun", IllegalAddress, "offset 256 of an allocation of 256 bytes"),
         ("global_underrun", IllegalAddress, "never allocated"),
-        ("through_pointer", IllegalAddress, "an address of the host"),
+        ("through_pointer", IllegalAddress, "never allocated"),
         ("uninitialized", LaunchFailed, "never written"),
         ("endless", Timeout, "still running after 1000000 instructions"),
     ];

@@ -327,7 +327,7 @@ fn wrong_products_are_refused() {
     let mut half = 0;
     assert_eq!(cuda.cublasLtMatrixLayoutCreate(&mut half, BF16, 5, 3, 5), 0);
     assert_eq!(call(s.at, [half, lb, lc, lc]).0, 15);
-    // An attribute of the wrong size, an epilogue that is not there.
+    // An attribute of the wrong size, an epilogue that is not emulated.
     let set =
         |which, (value, len)| cuda.cublasLtMatmulDescSetAttribute(s.description, which, value, len);
     assert_eq!(set(TRANSA, raw(&0u64)), 7);

@@ -153,6 +153,12 @@ fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
     let memory = &driver.cards[card].memory;
     give(free.set(memory.capacity() - memory.used()) && total.set(memory.capacity()))
 }
+/// Tables that no header describes. The card has no such table, but NVRTC calls this function in every
+/// `libcuda.so.1` that it finds, and crashes if the function does not exist.
+fn cuGetExportTable(table: Out<usize>, _id: usize) {
+    table.set(0);
+    Err(Status::NOT_FOUND)
+}
 /// The name of an error.
 fn cuGetErrorName(code: u32, name: Out<StaticText>) {
     let text = status::name(code);

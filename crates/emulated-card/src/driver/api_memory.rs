@@ -144,7 +144,7 @@ fn cuMemHostRegister_v2(address: usize, bytes: usize, _flags: u32) {
     }
     if driver.pinned.register(address, bytes) { Ok(()) } else { Err(Status::HOST_ALREADY_REGISTERED) }
 }
-/// Ends that.
+/// Unpins memory of the program.
 fn cuMemHostUnregister(address: usize) {
     let (mut driver, _) = enter()?;
     driver.refuse_unsafe("cuMemHostUnregister")?;

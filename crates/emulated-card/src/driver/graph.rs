@@ -1,7 +1,7 @@
 //! Captured work: what ran before what, and a run that keeps to it.
 //!
 //! A capture collects the work of one or more streams with its dependencies. A run takes the nodes in any order that
-//! the dependencies allow, so a wait that is missing within a capture is found too.
+//! the dependencies allow, so a missing wait within a capture is found too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -116,7 +116,7 @@ impl Capture {
         self.nodes.push(Node { work, after });
     }
 
-    /// What an event that is recorded now stands for.
+    /// The nodes that an event covers if it is recorded now.
     pub fn front(&self, stream: usize) -> Vec<usize> {
         self.fronts.get(&stream).cloned().unwrap_or_default()
     }

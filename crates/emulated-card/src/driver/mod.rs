@@ -31,12 +31,12 @@ pub(crate) fn submit(stream: usize, task: Arc<dyn Task>) -> Outcome {
     driver.submit(stream, work::Work::Task(task))
 }
 
-/// Whether the thread has a context whose card works.
-pub(crate) fn ready() -> Outcome {
-    state::enter().map(|_| ())
-}
-
 /// Remembers why a call of another library is refused.
 pub(crate) fn refuse(status: Status, why: impl Into<String>) -> Status {
     state::lock().refuse(status, why)
+}
+
+/// The number of the card of the thread's context.
+pub(crate) fn current_card() -> Result<usize, Status> {
+    state::enter().map(|(_, card)| card)
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::boundary::{In, Out, Outcome, StaticText, Status, export, stop_panics};
-use crate::driver::{ready, refuse, submit};
+use crate::driver::{current_card, refuse, submit};
 
 use super::objects::*;
 use super::product::{Matrix, Product, check};
@@ -100,7 +100,7 @@ export! { guard;
 /// Makes the library ready.
 fn cublasLtCreate(library: Out<usize>) {
     // CUBLAS_STATUS_NOT_INITIALIZED
-    ready().map_err(|_| refuse(Status(1), "cublasLtCreate without a context"))?;
+    current_card().map_err(|_| refuse(Status(1), "cublasLtCreate without a context"))?;
     give(library, Object::Library)
 }
 /// Ends the library.

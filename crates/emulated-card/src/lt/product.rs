@@ -1,7 +1,7 @@
 //! One product: checks of its shapes, and its computation on the card's memory.
 //!
-//! `d = epilogue(alpha * op(a) op(b) + beta * c)`, all matrices by columns. Sums are f32 in ascending order of the inner
-//! index; a card's order is another one. `c` is not read if beta is zero.
+//! `d = epilogue(alpha * op(a) op(b) + beta * c)`, all matrices by columns. Sums are f32 in ascending order of the
+//! inner index; a card adds in another order. `c` is not read if beta is zero.
 
 use crate::boundary::Status;
 use crate::driver::{Progress, Task, refuse};

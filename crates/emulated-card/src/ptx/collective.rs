@@ -118,7 +118,7 @@ impl Warp {
         }
         for lane in 0..LANES {
             let (g, t) = (lane / 4, lane % 4);
-            // All parts of c are read before d is written: they may be the same registers, also in parts.
+            // `c` and `d` may share registers, so all of `c` is read before `d` is written.
             let sums: [u64; 4] = std::array::from_fn(|k| {
                 let (row, column) = (g + 8 * (k / 2), 2 * t + k % 2);
                 let start = f64::from(f32_of(self.registers[c[k] as usize][lane]));

@@ -26,7 +26,7 @@ impl Conversion {
     /// The converted bits.
     pub fn apply(&self, bits: u64) -> u64 {
         match (self.from.is_float(), self.to.is_float()) {
-            (true, true) => self.to_float(self.float_operand(bits)),
+            (true, true) => self.float_to_float(self.float_operand(bits)),
             (true, false) => self.float_to_integer(self.float_operand(bits)),
             (false, true) => self.integer_to_float(self.from.extend(bits)),
             (false, false) => self.integer_to_integer(self.from.extend(bits)),
@@ -59,7 +59,7 @@ impl Conversion {
         }
     }
 
-    fn to_float(&self, value: f64) -> u64 {
+    fn float_to_float(&self, value: f64) -> u64 {
         let mut value = if self.to_integer { self.whole(value) } else { value };
         if self.relu && (value.is_nan() || value < 0.0) {
             value = 0.0;

@@ -76,7 +76,7 @@ pub enum ShuffleMode {
     Index,
 }
 
-/// What `vote` and `barrier.red` make of one predicate per thread.
+/// What `vote` and `barrier.red` compute from one predicate per thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vote {
     /// Whether all are true.

@@ -1,8 +1,8 @@
 //! PTX: a parser and an interpreter.
 //!
-//! [`parse()`] turns a text into a [`Module`]; [`Launch::run`] runs one of its kernels on a [`DeviceMemory`]. Every access
-//! is checked: bounds, alignment, freed and uninitialized memory, races between the warps of a block, barriers that
-//! not all threads reach, shuffles whose lanes are absent. A [`Fault`] names kernel, block, thread and line. The
+//! [`parse()`] turns a text into a [`Module`]; [`Launch::run`] runs one of its kernels on a [`DeviceMemory`]. Every
+//! access is checked: bounds, alignment, freed and uninitialized memory, races between the warps of a block, barriers
+//! that not all threads reach, shuffles whose lanes are absent. A [`Fault`] names kernel, block, thread and line. The
 //! interpreter knows nothing of streams, handles or error codes of CUDA.
 //!
 //! [`DeviceMemory`]: crate::DeviceMemory

@@ -21,7 +21,8 @@ const IGNORED_LINES: [&str; 5] = [".version", ".target", ".address_size", ".loc"
 /// Cuts a text into parts, each with the number of the line on which it begins.
 pub fn split(text: &str) -> Vec<(u32, Part)> {
     let mut parts = Vec::new();
-    let (mut buffer, mut begin, mut depth, mut in_comment) = (String::new(), 0, 0, false);
+    let (mut buffer, mut begin, mut depth) = (String::new(), 0, 0);
+    let (mut in_comment, mut in_section) = (false, false);
     for (index, line) in text.lines().enumerate() {
         let number = index as u32 + 1;
         let line = without_comments(line, &mut in_comment);
@@ -31,12 +32,22 @@ pub fn split(text: &str) -> Vec<(u32, Part)> {
         }
         for c in line.chars().chain(['\n']) {
             let head = buffer.trim();
+            if in_section {
+                in_section = c != '}';
+                continue;
+            }
             if head.is_empty() {
                 begin = number;
             }
             let is_header = head.contains(".entry") || head.contains(".func");
             let is_label = depth == 0 && !head.is_empty() && !head.contains(char::is_whitespace);
             let part = match c {
+                // Information for debuggers.
+                '{' if head.starts_with(".section") => {
+                    in_section = true;
+                    buffer.clear();
+                    continue;
+                }
                 '{' if head.is_empty() || is_header => Part::Open(head.into()),
                 '}' if head.is_empty() => Part::Close,
                 ':' if is_label && !head.starts_with('@') => Part::Label(head.into()),
@@ -105,14 +116,14 @@ mod tests {
     #[test]
     fn parts_know_their_lines() {
         let text = ".version 9.0\n.entry k(\n .param .u32 p // first\n)\n{\nret; /* a\nb */ $L:\n@%p bra $L;\n\
-            mov.b64 {%a,\n%b}, %c;\n}";
+            mov.b64 {%a,\n%b}, %c;\n}\n.section .debug_str\n{\n$a:\n.b8 1, 2\n}";
         let parts = split(text);
         assert_eq!(parts[0], (2, Part::Open(".entry k(  .param .u32 p  )".into())));
         assert_eq!(parts[1], (6, Part::Statement("ret".into())));
         assert_eq!(parts[2], (7, Part::Label("$L".into())));
         assert_eq!(parts[3], (8, Part::Statement("@%p bra $L".into())));
         assert_eq!(parts[4], (9, Part::Statement("mov.b64 {%a, %b}, %c".into())));
-        assert_eq!(parts[5], (11, Part::Close));
+        assert_eq!(parts[5..], [(11, Part::Close)]);
         assert_eq!(split_list("{a, b}, [c+4], d"), ["{a, b}", "[c+4]", "d"]);
     }
 }

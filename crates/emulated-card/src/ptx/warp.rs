@@ -1,8 +1,8 @@
 //! A warp: 32 threads that run in step where they stand at the same instruction.
 //!
 //! Threads that branched apart form groups. The group that stands first in the code runs until it reaches the next
-//! one, so groups meet again behind a branch. Threads wait for each other at operations of the warp (shuffles, votes) and
-//! at barriers of the block. Some seeds cut a warp in two and run one half first: code that counts on threads
+//! one, so groups meet again behind a branch. Threads wait for each other at operations of the warp (shuffles, votes)
+//! and at barriers of the block. Some seeds cut a warp in two and run one half first: code that counts on threads
 //! running in step without asking for it goes wrong.
 
 use crate::fault::{Fault, FaultKind};

@@ -104,11 +104,33 @@ functions! {
     cublasLtMatmul(library: usize, description: usize, alpha: *const f32, a: u64, a_layout: usize, b: u64,
         b_layout: usize, beta: *const f32, c: u64, c_layout: usize, d: u64, d_layout: usize,
         algorithm: *const u64, workspace: u64, workspace_bytes: usize, stream: usize);
+    ncclGetVersion(version: *mut i32);
+    ncclGetUniqueId(id: *mut UniqueId);
+    ncclCommInitRank(communicator: *mut usize, size: i32, id: UniqueId, rank: i32);
+    ncclCommDestroy(communicator: usize);
+    ncclCommAbort(communicator: usize);
+    ncclCommGetAsyncError(communicator: usize, result: *mut u32);
+    ncclGroupStart();
+    ncclGroupEnd();
+    ncclAllReduce(send: u64, receive: u64, count: usize, element: u32, op: u32, communicator: usize, stream: usize);
+    ncclAllGather(send: u64, receive: u64, count: usize, element: u32, communicator: usize, stream: usize);
+    ncclReduceScatter(send: u64, receive: u64, count: usize, element: u32, op: u32, communicator: usize,
+        stream: usize);
+    ncclBroadcast(send: u64, receive: u64, count: usize, element: u32, root: i32, communicator: usize, stream: usize);
+    ncclReduce(send: u64, receive: u64, count: usize, element: u32, op: u32, root: i32, communicator: usize,
+        stream: usize);
+    ncclSend(send: u64, count: usize, element: u32, to: i32, communicator: usize, stream: usize);
+    ncclRecv(receive: u64, count: usize, element: u32, from: i32, communicator: usize, stream: usize);
     paceline_emulated_fault(text: *mut u8, len: usize);
     paceline_emulated_counts(numbers: *mut u64, len: usize);
     paceline_emulated_forget(at: u64, len: usize);
     paceline_emulated_reset();
 }
+
+/// `ncclUniqueId`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct UniqueId(pub [u8; 128]);
 
 /// Stream flag: not ordered with stream 0.
 pub const NON_BLOCKING: u32 = 1;
@@ -173,8 +195,8 @@ impl Cuda {
         at
     }
 
-    /// Pinned memory with these values.
-    pub fn pinned(&self, values: &[f32]) -> &mut [f32] {
+    /// Pinned memory with these values. It lives until it is freed or the process ends.
+    pub fn pinned(&self, values: &[f32]) -> &'static mut [f32] {
         let mut at = 0;
         assert_eq!(self.cuMemHostAlloc(&mut at, size_of_val(values), 0), 0);
         // SAFETY: the card gave this much memory, which starts at a page and is zero.
