@@ -3,10 +3,17 @@
 //! Element-wise operations and optimizers compute in the processor's order and round as it does, so they have its bits. Each
 //! other operation says how far it may be off. The sources are compiled when a card first needs them.
 
+pub(crate) mod conv;
+pub(crate) mod conv_relu_pool;
 pub(crate) mod elementwise;
+pub(crate) mod linear_cross_entropy;
+pub(crate) mod products;
 
 /// What every source begins with.
 const NUMBERS: &str = include_str!("numbers.cuh");
 
+/// The exponential function.
+const EXP: &str = include_str!("exp.cuh");
+
 /// All sources, for tests that compile them.
-pub static SOURCES: &[&paceline_cuda::Source] = &[&elementwise::ELEMENTWISE];
+pub static SOURCES: &[&paceline_cuda::Source] = &[&elementwise::ELEMENTWISE, &products::PRODUCTS];
