@@ -194,6 +194,8 @@ const BIAS_ADDRESS: u32 = 8;
 const BATCH: u32 = 5;
 const BATCH_STRIDE: u32 = 6;
 const MOST_WORKSPACE: u32 = 1;
+/// How far a, b, c and d are aligned, in bytes.
+const ALIGNMENTS: [u32; 4] = [5, 6, 7, 8];
 const TRANSPOSED: i32 = 1;
 
 impl Products {
@@ -274,6 +276,13 @@ impl Products {
             let set = library.cublasLtMatmulPreferenceSetAttribute;
             let status = set(preference.handle, MOST_WORKSPACE, most, size_of::<usize>());
             check("cublasLtMatmulPreferenceSetAttribute", status)?;
+            // The library takes 256 bytes for granted. Its a is our b, and its d our c.
+            let [a, b, c] = shape.alignments.map(|power| 1u32 << power);
+            for (attribute, bytes) in ALIGNMENTS.into_iter().zip([b, a, c, c]) {
+                let value = std::ptr::from_ref(&bytes).cast();
+                let status = set(preference.handle, attribute, value, size_of::<u32>());
+                check("cublasLtMatmulPreferenceSetAttribute", status)?;
+            }
             let status = (library.cublasLtMatmulAlgoGetHeuristic)(
                 self.handle,
                 plan.desc.handle,

@@ -77,6 +77,11 @@ impl Compute {
         self.allocator.device()
     }
 
+    /// Whether a card computes: some scratch memory has another size there.
+    pub(crate) fn is_card(&self) -> bool {
+        self.device() == Device::Cuda
+    }
+
     /// The floating-point operations of all forward products so far, a multiplication and an addition each counting as
     /// one. Only a handle of [`Device::Meta`] counts them. Products are those of linear layers, heads, convolutions and
     /// attention, of which attention counts the pairs of positions that the causal mask leaves. Element-wise operations,

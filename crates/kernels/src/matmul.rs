@@ -11,6 +11,7 @@ use std::ops::Range;
 use half::bf16;
 
 use crate::activation::Activation;
+use crate::card::products::Multiplied;
 use crate::product::{self, Elems, Output, Product, Sizes};
 use crate::stored::SinglePrecision;
 use crate::{Processor, Real};
@@ -328,7 +329,7 @@ pub fn scratch_len(cpu: &Processor, m: usize, n: usize, k: usize, is_c_bf16: boo
 }
 
 /// A number of 16 bits to which products round their operands, with sums in f32.
-pub(crate) trait Half: SinglePrecision {
+pub(crate) trait Half: SinglePrecision + Multiplied {
     /// What [`product`] does, for this type.
     fn product(
         cpu: &Processor,

@@ -3,10 +3,14 @@
 //! Element-wise operations and optimizers compute in the processor's order and round as it does, so they have its bits. Each
 //! other operation says how far it may be off. The sources are compiled when a card first needs them.
 
+pub(crate) mod conv;
+pub(crate) mod conv_relu_pool;
 pub(crate) mod elementwise;
+pub(crate) mod linear_cross_entropy;
 pub(crate) mod loss;
 pub(crate) mod norm;
 pub(crate) mod optimizer;
+pub(crate) mod products;
 pub(crate) mod rows;
 
 /// What every source begins with.
@@ -19,5 +23,14 @@ const EXP: &str = include_str!("exp.cuh");
 const REDUCE: &str = include_str!("reduce.cuh");
 
 /// All sources, for tests that compile them.
-pub static SOURCES: &[&paceline_cuda::Source] =
-    &[&elementwise::ELEMENTWISE, &loss::LOSS, &norm::NORM, &optimizer::OPTIMIZER, &rows::ROWS];
+pub static SOURCES: &[&paceline_cuda::Source] = &[
+    &conv::CONV2D,
+    &conv_relu_pool::CONV_RELU_POOL,
+    &elementwise::ELEMENTWISE,
+    &linear_cross_entropy::LINEAR_CROSS_ENTROPY,
+    &loss::LOSS,
+    &norm::NORM,
+    &optimizer::OPTIMIZER,
+    &products::PRODUCTS,
+    &rows::ROWS,
+];

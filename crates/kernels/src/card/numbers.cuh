@@ -53,3 +53,7 @@ template <> struct As<f16> {
 
 // The place of this thread among all of a grid of one axis.
 __device__ __forceinline__ u64 place() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
+
+// a b + c, rounded once.
+__device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__device__ __forceinline__ double fused(double a, double b, double c) { return __fma_rn(a, b, c); }

@@ -9,19 +9,24 @@
 //!
 //! Element types are those of [`conv2d`](crate::conv2d): all f32, all f64, or mixed with bf16. The largest value is chosen
 //! before it is rounded to bf16.
+//!
+//! A card is off as for [`conv2d`](crate::conv2d), so among values that are almost equal another one may win.
 
 mod planes;
 mod windows;
 
 use paceline_memory::{Shape, Tensor};
 
-use crate::conv2d::Conv2d;
+use crate::card::conv::CardConv;
 use crate::conv2d::direct::{Product, image_parts};
 use crate::conv2d::input_gradient::InputGradient;
 use crate::conv2d::weight_gradient::WeightGradient;
+use crate::conv2d::{Conv2d, memory_of};
 use crate::layout::square::add_positions;
 use crate::stored::for_images;
-use crate::{Compute, ImageLayout, KernelError, Op, Result, read, reference, update, write};
+use crate::{
+    Compute, ImageLayout, KernelError, Op, Result, read, reference, scratch, update, write,
+};
 use windows::{NOTHING, add_won, pool, unpool_images};
 
 /// Shape of a batch of outputs: (n, h' / 2, w' / 2, c_out), rounded down, or (n, c_out, h' / 2, w' / 2).
@@ -61,6 +66,7 @@ pub fn forward(
     let op = Op::new("conv_relu_pool_forward").forward_product(conv.products(batch));
     let [rows, columns, c_out] = pooled_image(&conv);
     let product = Product::new(compute.simd(), &conv, 2 * rows, 2 * columns);
+    let on_card = CardConv::new(compute, op.name, &conv, true, batch)?;
     for_images!(
         op.name, (input, output),
         (X, S, P) => (
@@ -70,13 +76,16 @@ pub fn forward(
             write::<S>("output", output, output_shape(&conv, batch)),
             write::<u8>("winners", winners, output_shape(&conv, batch)),
         ),
-        f64: |operands| compute.launch(op, operands, move |_, (x, w, b, y, winners)| {
+        f64: |operands| compute.launch_with_card(op, operands, move |_, (x, w, b, y, winners)| {
             reference::conv_relu_pool_forward(&conv, x, w, b, y, winners);
             Ok(())
+        }, move |card, (x, w, b, y, winners)| {
+            // SAFETY: the operands are those of this convolution.
+            unsafe { on_card.forward::<X, S>(card, (x, w, b), y, Some(winners)) }
         }),
         f32: |operands| {
-            let operands = (operands, product.memory(compute.threads(), batch, false));
-            compute.launch(op, operands, move |cpu, ((x, w, b, y, winners), memory)| {
+            let memory = memory_of(compute, || product.memory(compute.threads(), batch, false));
+            compute.launch_with_card(op, (operands, memory), move |cpu, ((x, w, b, y, winners), memory)| {
                 let out_elems = rows * columns * c_out;
                 let outputs = image_parts(cpu, y, out_elems).into_iter();
                 let outputs = outputs.zip(image_parts(cpu, winners, out_elems));
@@ -93,6 +102,9 @@ pub fn forward(
                 };
                 product.forward::<X, S, _>(cpu, (x, w), memory, outputs.collect(), finish);
                 Ok(())
+            }, move |card, ((x, w, b, y, winners), _)| {
+                // SAFETY: the operands are those of this convolution.
+                unsafe { on_card.forward::<X, S>(card, (x, w, b), y, Some(winners)) }
             })
         },
     )
@@ -116,6 +128,7 @@ pub fn backward_weight(
     let op = Op::new("conv_relu_pool_backward_weight").backward_product(conv.products(batch));
     let [rows, columns, c_out] = pooled_image(&conv);
     let gradient = WeightGradient::new(compute.simd(), &conv, 2 * rows, 2 * columns);
+    let on_card = CardConv::new(compute, op.name, &conv, true, batch)?;
     for_images!(
         op.name, (input, d_output),
         (X, S, P) => {
@@ -126,9 +139,10 @@ pub fn backward_weight(
                 read::<u8>("winners", winners, output_shape(&conv, batch)),
                 result("d_weight", d_weight, Shape::from(conv.weight_shape())),
                 result("d_bias", d_bias, Shape::from([c_out])),
+                compute.is_card().then(|| scratch::<P>(on_card.scratch_len())),
             )
         },
-        f64: |operands| compute.launch(op, operands, move |_, (x, dy, winners, dw, db)| {
+        f64: |operands| compute.launch_with_card(op, operands, move |_, (x, dy, winners, dw, db, _)| {
             if !accumulate {
                 dw.fill(0.0);
                 db.fill(0.0);
@@ -136,10 +150,15 @@ pub fn backward_weight(
             let full = reference::unpool(&conv, dy, winners);
             reference::conv2d_backward_weight(&conv, x, &full, dw, db);
             Ok(())
+        }, move |card, (x, dy, winners, dw, db, partials)| {
+            let partials = partials.expect("a card has partial sums");
+            let read = (x, dy, Some(winners));
+            // SAFETY: the operands are those of this convolution.
+            unsafe { on_card.backward_weight::<X, S>(card, read, (dw, db), accumulate, partials) }
         }),
         f32: |operands| {
-            let operands = (operands, gradient.memory::<S>(compute.threads(), batch));
-            compute.launch(op, operands, move |cpu, ((x, dy, winners, dw, db), memory)| {
+            let memory = memory_of(compute, || gradient.memory::<S>(compute.threads(), batch));
+            compute.launch_with_card(op, (operands, memory), move |cpu, ((x, dy, winners, dw, db, _), memory)| {
                 let fill = unpool_images(cpu.simd, &conv, dy, winners);
                 gradient.run::<X, S>(cpu, x, memory, fill, dw, accumulate);
                 if !accumulate {
@@ -153,6 +172,11 @@ pub fn backward_weight(
                     }
                 }
                 Ok(())
+            }, move |card, ((x, dy, winners, dw, db, partials), _)| {
+                let partials = partials.expect("a card has partial sums");
+                let read = (x, dy, Some(winners));
+                // SAFETY: the operands are those of this convolution.
+                unsafe { on_card.backward_weight::<X, S>(card, read, (dw, db), accumulate, partials) }
             })
         },
     )
@@ -173,6 +197,7 @@ pub fn backward_input(
     let op = Op::new("conv_relu_pool_backward_input").backward_product(conv.products(batch));
     let [rows, ..] = pooled_image(&conv);
     let gradient = InputGradient::new(compute.simd(), &conv, 2 * rows);
+    let on_card = CardConv::new(compute, op.name, &conv, true, batch)?;
     for_images!(
         op.name, (d_input, d_output),
         (X, S, P) => (
@@ -181,17 +206,23 @@ pub fn backward_input(
             read::<u8>("winners", winners, output_shape(&conv, batch)),
             write::<X>("d_input", d_input, conv.input_shape(batch)),
         ),
-        f64: |operands| compute.launch(op, operands, move |_, (w, dy, winners, dx)| {
+        f64: |operands| compute.launch_with_card(op, operands, move |_, (w, dy, winners, dx)| {
             let full = reference::unpool(&conv, dy, winners);
             reference::conv2d_backward_input(&conv, w, &full, dx);
             Ok(())
+        }, move |card, (w, dy, winners, dx)| {
+            // SAFETY: the operands are those of this convolution.
+            unsafe { on_card.backward_input::<X, S>(card, (w, dy, Some(winners)), dx) }
         }),
         f32: |operands| {
-            let operands = (operands, gradient.memory::<X>(compute.threads(), batch));
-            compute.launch(op, operands, move |cpu, ((w, dy, winners, dx), memory)| {
+            let memory = memory_of(compute, || gradient.memory::<X>(compute.threads(), batch));
+            compute.launch_with_card(op, (operands, memory), move |cpu, ((w, dy, winners, dx), memory)| {
                 let fill = unpool_images(cpu.simd, &conv, dy, winners);
                 gradient.run::<X, S>(cpu, w, memory, fill, dx);
                 Ok(())
+            }, move |card, ((w, dy, winners, dx), _)| {
+                // SAFETY: the operands are those of this convolution.
+                unsafe { on_card.backward_input::<X, S>(card, (w, dy, Some(winners)), dx) }
             })
         },
     )

@@ -2,12 +2,18 @@
 //!
 //! In and out: tensors of f32 or `H`, in any mixture. Everything is summed in f32, and rounded once if the result is `H`.
 
+use paceline_cuda::Grid;
+use paceline_cuda::kernel::{In, Out};
 use paceline_memory::{DType, Tensor};
 
 use super::{Activation, Sizes};
+use crate::card::products::{self, CardMatrix, RowParts, narrow, widen};
 use crate::launch::{Either, write_or_update};
 use crate::matmul::{Destination, Elements, Half, Matrix, Operand};
-use crate::{Compute, KernelError, Op, Processor, Read, Result, Write, elementwise, read, scratch};
+use crate::{
+    Compute, KernelError, OnCard, Op, Processor, Read, Result, Scratch, Write, elementwise, read,
+    scratch,
+};
 
 /// See [`super::forward`].
 pub(super) fn forward<H: Half>(
@@ -19,27 +25,63 @@ pub(super) fn forward<H: Half>(
     output: &Tensor,
 ) -> Result<()> {
     let has_half_bias = bias.is_some_and(is_half::<H>);
+    // A card adds a bias of the output's type.
+    let narrows_bias =
+        compute.is_card() && is_half::<H>(output) && bias.is_some() && !has_half_bias;
     let operands = (
         read_either::<H, _>(op, "input", input, [m, k])?,
         read_either::<H, _>(op, "weight", weight, [n, k])?,
         bias.map(|bias| read_either::<H, _>(op, "bias", bias, [n])).transpose()?,
         write_either::<H, _>(op, "output", output, [m, n], false)?,
         has_half_bias.then(|| scratch::<f32>(n)),
-        scratch::<f32>(H::scratch_len(compute.processor(), m, n, k, is_half::<H>(output))),
+        packed::<H>(compute, [m, n, k], output),
+        (
+            rounded::<H>(compute, input),
+            rounded::<H>(compute, weight),
+            narrows_bias.then(|| scratch::<H>(n)),
+        ),
     );
-    compute.launch(op, operands, move |cpu, (x, w, bias, y, widened, packed)| {
-        let bias = match (bias, widened) {
-            (Some(Either::B(bias)), Some(widened)) => {
-                widened.iter_mut().zip(bias).for_each(|(wide, x)| *wide = x.load());
-                Some(&*widened)
+    compute.launch_with_card(
+        op,
+        operands,
+        move |cpu, (x, w, bias, y, widened, packed, _)| {
+            let bias = match (bias, widened) {
+                (Some(Either::B(bias)), Some(widened)) => {
+                    widened.iter_mut().zip(bias).for_each(|(wide, x)| *wide = x.load());
+                    Some(&*widened)
+                }
+                (Some(Either::A(bias)), _) => Some(bias),
+                _ => None,
+            };
+            let y = destination(y, m, n).with_bias(bias).with_activation(activation);
+            H::product(cpu, matrix(&x, m, k), matrix(&w, n, k).transposed(), y, false, packed);
+            Ok(())
+        },
+        move |card, (x, w, bias, y, widened, _, (x_rounded, w_rounded, narrowed))| {
+            // SAFETY: the operands have these shapes, and each scratch memory is as long as what is converted into it.
+            unsafe {
+                let x = CardMatrix::new(round(card, x, x_rounded, m * k)?, m, k);
+                let w = CardMatrix::new(round(card, w, w_rounded, n * k)?, n, k);
+                match y {
+                    Either::A(y) => {
+                        let bias = match (bias, widened) {
+                            (Some(Either::B(bias)), Some(widened)) => {
+                                card.launch(widen(bias, widened, n as u64)?, Grid::elements(n))?;
+                                Some(widened.as_in())
+                            }
+                            (Some(Either::A(bias)), _) => Some(bias),
+                            _ => None,
+                        };
+                        products::linear(card, x, w, bias, activation, y)
+                    }
+                    Either::B(y) => {
+                        let bias = bias.map(|bias| round(card, bias, narrowed, n)).transpose()?;
+                        products::linear(card, x, w, bias, activation, y)
+                    }
+                }
             }
-            (Some(Either::A(bias)), _) => Some(bias),
-            _ => None,
-        };
-        let y = destination(y, m, n).with_bias(bias).with_activation(activation);
-        H::product(cpu, matrix(&x, m, k), matrix(&w, n, k).transposed(), y, false, packed);
-        Ok(())
-    })
+        },
+    )
 }
 
 /// See [`super::backward_weight`].
@@ -52,29 +94,63 @@ pub(super) fn backward_weight<H: Half>(
     accumulate: bool,
 ) -> Result<()> {
     let has_half_bias = d_bias.is_some_and(is_half::<H>);
+    let parts = RowParts::new(m, n);
+    let partials =
+        (compute.is_card() && d_bias.is_some()).then(|| scratch::<f32>(parts.scratch_len()));
     let operands = (
         read_either::<H, _>(op, "input", input, [m, k])?,
         read_either::<H, _>(op, "d_output", d_output, [m, n])?,
         write_either::<H, _>(op, "d_weight", d_weight, [n, k], accumulate)?,
         d_bias.map(|db| write_either::<H, _>(op, "d_bias", db, [n], accumulate)).transpose()?,
         has_half_bias.then(|| scratch::<f32>(n)),
-        scratch::<f32>(H::scratch_len(compute.processor(), n, k, m, is_half::<H>(d_weight))),
+        packed::<H>(compute, [n, k, m], d_weight),
+        (rounded::<H>(compute, input), rounded::<H>(compute, d_output), partials),
     );
-    compute.launch(op, operands, move |cpu, (x, dy, dw, db, sums, packed)| {
-        match (db, sums) {
-            (Some(Either::A(db)), _) => add_rows(cpu, &dy, db, accumulate),
-            (Some(Either::B(db)), Some(sums)) => {
-                add_rows(cpu, &dy, sums, false);
-                for (db, sum) in db.iter_mut().zip(sums) {
-                    *db = H::store(if accumulate { db.load() + *sum } else { *sum });
+    compute.launch_with_card(
+        op,
+        operands,
+        move |cpu, (x, dy, dw, db, sums, packed, _)| {
+            match (db, sums) {
+                (Some(Either::A(db)), _) => add_rows(cpu, &dy, db, accumulate),
+                (Some(Either::B(db)), Some(sums)) => {
+                    add_rows(cpu, &dy, sums, false);
+                    for (db, sum) in db.iter_mut().zip(sums) {
+                        *db = H::store(if accumulate { db.load() + *sum } else { *sum });
+                    }
                 }
+                _ => {}
             }
-            _ => {}
-        }
-        let (dy, x) = (matrix(&dy, m, n).transposed(), matrix(&x, m, k));
-        H::product(cpu, dy, x, destination(dw, n, k), accumulate, packed);
-        Ok(())
-    })
+            let (dy, x) = (matrix(&dy, m, n).transposed(), matrix(&x, m, k));
+            H::product(cpu, dy, x, destination(dw, n, k), accumulate, packed);
+            Ok(())
+        },
+        move |card, (x, dy, dw, db, _, _, (x_rounded, dy_rounded, partials))| {
+            // SAFETY: the operands have these shapes, each scratch memory is as long as what is converted into it, and that
+            // for partial sums is that of the parts.
+            unsafe {
+                if let (Some(db), Some(partials)) = (db, partials) {
+                    let partials = products::untyped(partials);
+                    match (dy, db) {
+                        (Either::A(dy), Either::A(db)) => {
+                            products::sum_over_rows(card, parts, dy, partials, accumulate, db)?
+                        }
+                        (Either::A(dy), Either::B(db)) => {
+                            products::sum_over_rows(card, parts, dy, partials, accumulate, db)?
+                        }
+                        (Either::B(dy), Either::A(db)) => {
+                            products::sum_over_rows(card, parts, dy, partials, accumulate, db)?
+                        }
+                        (Either::B(dy), Either::B(db)) => {
+                            products::sum_over_rows(card, parts, dy, partials, accumulate, db)?
+                        }
+                    }
+                }
+                let x = CardMatrix::new(round(card, x, x_rounded, m * k)?, m, k);
+                let dy = CardMatrix::new(round(card, dy, dy_rounded, m * n)?, m, n).transposed();
+                multiply(card, dy, x, dw, accumulate)
+            }
+        },
+    )
 }
 
 /// See [`super::backward_input`].
@@ -89,13 +165,80 @@ pub(super) fn backward_input<H: Half>(
         read_either::<H, _>(op, "weight", weight, [n, k])?,
         read_either::<H, _>(op, "d_output", d_output, [m, n])?,
         write_either::<H, _>(op, "d_input", d_input, [m, k], false)?,
-        scratch::<f32>(H::scratch_len(compute.processor(), m, k, n, is_half::<H>(d_input))),
+        packed::<H>(compute, [m, k, n], d_input),
+        (rounded::<H>(compute, weight), rounded::<H>(compute, d_output)),
     );
-    compute.launch(op, operands, move |cpu, (w, dy, dx, packed)| {
-        let (dy, w) = (matrix(&dy, m, n), matrix(&w, n, k));
-        H::product(cpu, dy, w, destination(dx, m, k), false, packed);
-        Ok(())
-    })
+    compute.launch_with_card(
+        op,
+        operands,
+        move |cpu, (w, dy, dx, packed, _)| {
+            let (dy, w) = (matrix(&dy, m, n), matrix(&w, n, k));
+            H::product(cpu, dy, w, destination(dx, m, k), false, packed);
+            Ok(())
+        },
+        move |card, (w, dy, dx, _, (w_rounded, dy_rounded))| {
+            // SAFETY: the operands have these shapes, and each scratch memory is as long as what is converted into it.
+            unsafe {
+                let w = CardMatrix::new(round(card, w, w_rounded, n * k)?, n, k);
+                let dy = CardMatrix::new(round(card, dy, dy_rounded, m * n)?, m, n);
+                multiply(card, dy, w, dx, false)
+            }
+        },
+    )
+}
+
+/// The processor's scratch memory for a product of these sizes. Cards need none.
+fn packed<H: Half>(compute: &Compute, [m, n, k]: [usize; 3], result: &Tensor) -> Scratch<f32> {
+    match compute.is_card() {
+        true => scratch(0),
+        false => scratch(H::scratch_len(compute.processor(), m, n, k, is_half::<H>(result))),
+    }
+}
+
+/// A card's scratch memory for an operand that a product rounds.
+fn rounded<H: Half>(compute: &Compute, operand: &Tensor) -> Option<Scratch<H>> {
+    (compute.is_card() && !is_half::<H>(operand)).then(|| scratch(operand.num_elems()))
+}
+
+/// The operand in 16 bits.
+///
+/// # Safety
+///
+/// The operand has `len` elements, and so has the scratch memory, if the operand is f32.
+unsafe fn round<H: Half>(
+    card: &OnCard,
+    operand: Either<In<f32>, In<H>>,
+    rounded: Option<Out<H>>,
+    len: usize,
+) -> paceline_cuda::Result<In<H>> {
+    match (operand, rounded) {
+        (Either::B(operand), _) => Ok(operand),
+        (Either::A(operand), rounded) => {
+            let rounded = rounded.expect("an operand of f32 has scratch memory");
+            // SAFETY: the caller's.
+            unsafe { card.launch(narrow(operand, rounded, len as u64)?, Grid::elements(len))? };
+            Ok(rounded.as_in())
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for [`products::multiply`].
+unsafe fn multiply<H: Half>(
+    card: &OnCard,
+    a: CardMatrix<H>,
+    b: CardMatrix<H>,
+    c: Either<Out<f32>, Out<H>>,
+    accumulate: bool,
+) -> paceline_cuda::Result<()> {
+    // SAFETY: the caller's.
+    unsafe {
+        match c {
+            Either::A(c) => products::multiply(card, a, b, c, accumulate),
+            Either::B(c) => products::multiply(card, a, b, c, accumulate),
+        }
+    }
 }
 
 /// `sums (+)= sum over rows of dy`.

@@ -4,11 +4,15 @@
 //! computed for a chunk of rows at a time, and turned into their gradient in place, in scratch memory that does not
 //! depend on the number of rows. Chunks are large, because each one reads and writes the gradient of the weight once.
 
+mod card;
 mod products;
 
+use paceline_cuda::Grid;
 use paceline_memory::{Device, MemoryError, Tensor};
 
+use self::card::CardHead;
 use self::products::Products;
+use crate::card::linear_cross_entropy as kernels;
 use crate::compute::batches;
 use crate::error::expect_shape;
 use crate::launch::write_or_update;
@@ -108,13 +112,23 @@ pub fn ignore_padding(
         read::<i64>("lengths", lengths, [n]),
         write::<i64>("real", real, [n, seq]),
     );
-    compute.launch(Op::new("ignore_padding"), operands, move |_, (labels, lengths, real)| {
-        real.copy_from_slice(labels);
-        for (row, length) in real.chunks_exact_mut(seq.max(1)).zip(lengths) {
-            row[within(*length, seq)..].fill(IGNORED);
-        }
-        Ok(())
-    })
+    let (op, count) = (Op::new("ignore_padding"), labels.num_elems());
+    compute.launch_with_card(
+        op,
+        operands,
+        move |_, (labels, lengths, real)| {
+            real.copy_from_slice(labels);
+            for (row, length) in real.chunks_exact_mut(seq.max(1)).zip(lengths) {
+                row[within(*length, seq)..].fill(IGNORED);
+            }
+            Ok(())
+        },
+        move |card, (labels, lengths, real)| {
+            let call = kernels::ignore_padding(labels, lengths, seq as u64, real, count as u64)?;
+            // SAFETY: labels and `real` have `count` elements, and there is a length for each `seq` of them.
+            unsafe { card.launch(call, Grid::elements(count)) }
+        },
+    )
 }
 
 /// The extents of labels (n, seq) of sequences with lengths (n).
@@ -139,6 +153,9 @@ fn within(length: i64, seq: usize) -> usize {
 /// target. f32 and f64; or an input of bf16 and a weight of f32: products then round their operands to bf16, and the
 /// outputs and their losses are f32. Scratch memory: a chunk of outputs, of at most 512 rows and about 32 MiB, and that
 /// of products in bf16.
+///
+/// Errors if a label is no class. A card cannot tell: there the loss and the gradients become NaN. Results of a card are off
+/// by as much as those of its products, see [`linear`](crate::linear).
 pub fn evaluate(
     compute: &Compute,
     input: &Tensor,
@@ -186,9 +203,14 @@ pub fn backward_weight(
             read::<S>("input", input, [rows, inputs]),
             read::<<S as Stored>::Real>("d_outputs", d_outputs, [rows, classes]),
             write_or_update(accumulate, "d_weight", d_weight, [classes, inputs]),
-            scratch::<f32>(if rows == 0 { 0 } else { packed(chunk).max(packed(rows % chunk)) }),
+            scratch::<f32>(match rows {
+                0 => 0,
+                _ if compute.is_card() => 0,
+                _ => packed(chunk).max(packed(rows % chunk)),
+            }),
+            card::rounded::<S>(compute, chunk * classes),
         );
-        compute.launch(op, operands, move |cpu, (x, dz, dw, packed)| {
+        compute.launch_with_card(op, operands, move |cpu, (x, dz, dw, packed, _)| {
             if rows == 0 && !accumulate {
                 dw.fill(Default::default());
             }
@@ -200,6 +222,10 @@ pub fn backward_weight(
                 S::d_weight(cpu, dz, x, dw, accumulate || begin > 0, packed);
             }
             Ok(())
+        }, move |card, (x, dz, dw, _, rounded)| {
+            let sizes = [rows, classes, inputs];
+            // SAFETY: the operands have these sizes, and the scratch memory is that of a chunk.
+            unsafe { card::backward_weight(card, sizes, chunk, (x, dz), (dw, accumulate), rounded) }
         })
     })
 }
@@ -237,6 +263,7 @@ fn run(
         let packed = |n| S::scratch_len(compute.processor(), [n, classes, inputs], wants);
         let packed = match rows {
             0 => 0,
+            _ if compute.is_card() => 0,
             _ => packed(chunk).max(packed(rows % chunk)),
         };
         let operands = (
@@ -247,12 +274,19 @@ fn run(
             d_weight.map(|d| write_or_update(accumulate, "d_weight", d, [classes, inputs])),
             update::<f64>("sums", sums, [SUMS_LEN]),
             kept.map(|kept| write::<<S as Stored>::Real>("d_outputs", kept, [rows, classes])),
-            scratch::<<S as Stored>::Real>(if kept.is_some() { 0 } else { chunk * classes }),
-            scratch::<f32>(packed),
+            (
+                scratch::<<S as Stored>::Real>(if kept.is_some() { 0 } else { chunk * classes }),
+                scratch::<f32>(packed),
+            ),
+            card::memory::<S>(compute, [rows, classes, inputs], chunk, gradients.is_some()),
         );
-        compute.launch(op, operands, move |cpu, (x, w, labels, dx, dw, sums, kept, z, packed)| {
+        compute.launch_with_card(op, operands, move |cpu, (x, w, labels, dx, dw, sums, kept, (z, packed), _)| {
             let head = Head { w: Matrix::new(w, classes, inputs), chunk, scale, accumulate };
             head.run::<S>(cpu, (x, labels), (dx, dw, sums), (kept, z, packed))
+        }, move |card, (x, w, labels, dx, dw, sums, kept, (z, _), memory)| {
+            let head = CardHead { rows, classes, inputs, chunk, scale, accumulate };
+            // SAFETY: the operands and the scratch memory have these sizes.
+            unsafe { head.run::<S>(card, (x, w, labels), (dx, dw, sums), (kept, z, memory)) }
         })
     })
 }

@@ -1,4 +1,5 @@
 //! Tensors that lie twice: in the processor's memory and in that of a card.
+#![allow(dead_code, reason = "each file of tests uses a part")]
 
 use half::{bf16, f16};
 use paceline_cuda::{Card, compiler};

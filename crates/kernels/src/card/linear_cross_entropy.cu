@@ -1,0 +1,120 @@
+// The loss of a linear layer's outputs, row by row: the products around it are those of the library.
+
+// The label of a row without a target.
+enum : i64 { IGNORED = -100 };
+
+// The largest element of some, the place where it is first, and the sum of exp(element - largest).
+template <typename Real> struct Softmax {
+    Real largest, sum;
+    u64 place;
+
+    __device__ void take(Real x, u64 at) {
+        if (x > largest) {
+            sum = sum * fast_exp(largest - x) + 1;
+            largest = x;
+            place = at;
+        } else if (x != lowest()) {
+            sum += fast_exp(x - largest);
+        }
+    }
+
+    __device__ void take(Softmax other) {
+        Real most = other.largest > largest ? other.largest : largest;
+        Real of_this = largest == most ? 1 : fast_exp(largest - most);
+        Real of_other = other.largest == most ? 1 : fast_exp(other.largest - most);
+        bool is_other = other.largest > largest || (other.largest == largest && other.place < place);
+        sum = sum * of_this + other.sum * of_other;
+        largest = most;
+        place = is_other ? other.place : place;
+    }
+
+    __device__ Softmax of_lane(u32 mask) const {
+        return Softmax{__shfl_xor_sync(~0u, largest, mask), __shfl_xor_sync(~0u, sum, mask),
+                       __shfl_xor_sync(~0u, place, mask)};
+    }
+
+    static __device__ Real lowest() { return -(Real)__int_as_float(0x7f800000); }
+};
+
+// A block for each row of z (rows, classes): z becomes the gradient of scale times the loss, which is also stored rounded if
+// `rounded` is given. mark is 0 for an ignored row, else 1, and 3 if the label has the largest output.
+template <typename S> __device__ void row_losses(const i64* labels, u64 classes, double scale, u32 wants_gradient,
+                                                 typename As<S>::Real* all_z, S* all_rounded, double* losses, i32* marks) {
+    typedef typename As<S>::Real Real;
+    __shared__ Softmax<Real> of_warps[32];
+    Real* z = all_z + blockIdx.x * classes;
+    S* rounded = all_rounded ? all_rounded + blockIdx.x * classes : 0;
+    i64 label = labels[blockIdx.x];
+    if (label == IGNORED) {
+        if (threadIdx.x == 0) marks[blockIdx.x] = 0;
+        if (!wants_gradient) return;
+        for (u64 j = threadIdx.x; j < classes; j += blockDim.x) {
+            z[j] = 0;
+            if (rounded) rounded[j] = As<S>::store(0);
+        }
+        return;
+    }
+    Softmax<Real> row = {Softmax<Real>::lowest(), 0, ~0ull};
+    for (u64 j = threadIdx.x; j < classes; j += blockDim.x) row.take(z[j], j);
+    for (u32 mask = 16; mask > 0; mask /= 2) row.take(row.of_lane(mask));
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = row;
+    __syncthreads();
+    row = of_warps[0];
+    for (u32 warp = 1; warp < blockDim.x / 32; ++warp) row.take(of_warps[warp]);
+    // A label that is no class has no output.
+    bool is_class = label >= 0 && (u64)label < classes;
+    Real of_label = is_class ? z[label] : (Real)__int_as_float(0x7fffffff);
+    if (threadIdx.x == 0) {
+        losses[blockIdx.x] = (double)(log(row.sum) + row.largest - of_label);
+        bool is_correct = row.place == (u64)label && row.sum == row.sum;
+        marks[blockIdx.x] = is_correct ? 3 : 1;
+    }
+    if (!wants_gradient) return;
+    __syncthreads();
+    Real factor = is_class ? (Real)scale / row.sum : of_label;
+    for (u64 j = threadIdx.x; j < classes; j += blockDim.x) {
+        Real x = fast_exp(z[j] - row.largest) * factor;
+        if (j == (u64)label) x -= (Real)scale;
+        z[j] = x;
+        if (rounded) rounded[j] = As<S>::store(x);
+    }
+}
+
+// One block of 256 threads. Each sums every 256th row, in order; these sums are added in pairs.
+extern "C" __global__ void add_losses(const double* losses, const i32* marks, u64 rows, double* sums) {
+    __shared__ double parts[3][256];
+    double loss = 0, correct = 0, count = 0;
+    for (u64 row = threadIdx.x; row < rows; row += 256) {
+        if (marks[row] == 0) continue;
+        loss += losses[row];
+        correct += marks[row] / 2;
+        count += 1;
+    }
+    parts[0][threadIdx.x] = loss;
+    parts[1][threadIdx.x] = correct;
+    parts[2][threadIdx.x] = count;
+    for (u32 half = 128; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x >= half) continue;
+        for (u32 k = 0; k < 3; ++k) parts[k][threadIdx.x] += parts[k][threadIdx.x + half];
+    }
+    if (threadIdx.x == 0) {
+        for (u32 k = 0; k < 3; ++k) sums[k] += parts[k][0];
+    }
+}
+
+extern "C" __global__ void ignore_padding(const i64* labels, const i64* lengths, u64 seq, i64* real, u64 n) {
+    u64 i = place();
+    if (i < n) real[i] = (i64)(i % seq) < lengths[i / seq] ? labels[i] : IGNORED;
+}
+
+#define FOR_STORED(S)                                                                                                      \
+    extern "C" __global__ void row_losses_##S(const i64* labels, u64 classes, double scale, u32 wants_gradient,            \
+                                              As<S>::Real* z, S* rounded, double* losses, i32* marks) {                    \
+        row_losses<S>(labels, classes, scale, wants_gradient, z, rounded, losses, marks);                                  \
+    }
+
+FOR_STORED(f32)
+FOR_STORED(f64)
+FOR_STORED(f16)
+FOR_STORED(bf16)

@@ -1,0 +1,74 @@
+// What goes with the matrix products of the library: conversion to 16 bits, biases, and sums over rows.
+
+template <typename S> __device__ void narrow(const f32* x, S* y, u64 n) {
+    u64 i = place();
+    if (i < n) y[i] = As<S>::store(x[i]);
+}
+
+template <typename S> __device__ void widen(const S* x, f32* y, u64 n) {
+    u64 i = place();
+    if (i < n) y[i] = load(x[i]);
+}
+
+template <typename S> __device__ void add_bias(const S* bias, u32 with_relu, S* y, u64 columns, u64 n) {
+    u64 i = place();
+    if (i >= n) return;
+    auto sum = load(y[i]) + load(bias[i % columns]);
+    y[i] = As<S>::store(with_relu && sum <= 0 ? 0 : sum);
+}
+
+template <typename S> __device__ void cut(S* y, u64 n) {
+    u64 i = place();
+    if (i < n && load(y[i]) <= 0) y[i] = As<S>::store(0);
+}
+
+// A block has 32 columns and 8 rows of threads. Each of its 8 rows sums every 8th row of the block's part, in order; the
+// 8 sums are added in order. partials is (parts, columns).
+template <typename S> __device__ void sum_rows(const S* x, u64 rows, u64 columns, u64 rows_of_part,
+                                               typename As<S>::Real* partials) {
+    typedef typename As<S>::Real Real;
+    __shared__ Real sums[8][32];
+    u64 column = (u64)blockIdx.x * 32 + threadIdx.x, first = blockIdx.y * rows_of_part;
+    u64 end = first + rows_of_part < rows ? first + rows_of_part : rows;
+    Real sum = 0;
+    if (column < columns) {
+        for (u64 row = first + threadIdx.y; row < end; row += 8) sum += load(x[row * columns + column]);
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y != 0 || column >= columns) return;
+    for (u32 k = 1; k < 8; ++k) sum += sums[k][threadIdx.x];
+    partials[blockIdx.y * columns + column] = sum;
+}
+
+// partials is (parts, n). They are added in order.
+template <typename S> __device__ void add_parts(const typename As<S>::Real* partials, u64 parts, u64 n, u32 accumulate,
+                                                S* sums) {
+    u64 i = place();
+    if (i >= n) return;
+    typename As<S>::Real sum = 0;
+    for (u64 part = 0; part < parts; ++part) sum += partials[part * n + i];
+    sums[i] = As<S>::store(accumulate ? load(sums[i]) + sum : sum);
+}
+
+#define FOR_STORED(S)                                                                                                   \
+    extern "C" __global__ void add_bias_##S(const S* bias, u32 with_relu, S* y, u64 columns, u64 n) {                   \
+        add_bias(bias, with_relu, y, columns, n);                                                                       \
+    }                                                                                                                   \
+    extern "C" __global__ void cut_##S(S* y, u64 n) { cut(y, n); }                                                      \
+    extern "C" __global__ void sum_rows_##S(const S* x, u64 rows, u64 columns, u64 rows_of_part, As<S>::Real* partials) { \
+        sum_rows(x, rows, columns, rows_of_part, partials);                                                             \
+    }                                                                                                                   \
+    extern "C" __global__ void add_parts_##S(const As<S>::Real* partials, u64 parts, u64 n, u32 accumulate, S* sums) {  \
+        add_parts(partials, parts, n, accumulate, sums);                                                                \
+    }
+#define FOR_HALF(S)                                                                             \
+    extern "C" __global__ void narrow_##S(const f32* x, S* y, u64 n) { narrow(x, y, n); }       \
+    extern "C" __global__ void widen_##S(const S* x, f32* y, u64 n) { widen(x, y, n); }
+
+FOR_STORED(f32)
+FOR_STORED(f64)
+FOR_STORED(f16)
+FOR_STORED(bf16)
+FOR_HALF(f16)
+FOR_HALF(bf16)

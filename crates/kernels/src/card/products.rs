@@ -1,0 +1,251 @@
+//! Matrix products on a card, and the kernels that go with them.
+//!
+//! In and out: addresses of matrices that lie row after row. Products are those of the vendor's library; f32 keeps all its
+//! bits. This file does not know which operation multiplies.
+
+use half::{bf16, f16};
+use paceline_cuda::kernel::{In, Out, Scalar};
+use paceline_cuda::{Epilogue, Factor, Grid, Number, Product, Result};
+
+use super::NUMBERS;
+use crate::activation::Activation;
+use crate::launch::OnCard;
+
+paceline_cuda::kernels! {
+    PRODUCTS = "products.cu", include_str!("products.cu"), [NUMBERS];
+    /// `y = x`, rounded.
+    fn narrow<T: f16 | bf16>(x: In<f32>, y: Out<T>, n: u64);
+    /// `y = x`.
+    fn widen<T: f16 | bf16>(x: In<T>, y: Out<f32>, n: u64);
+    /// `y[i, j] += bias[j]`, and ReLU if that is asked for.
+    fn add_bias<T: f32 | f64 | f16 | bf16>(bias: In<T>, with_relu: u32, y: Out<T>, columns: u64, n: u64);
+    /// `y = max(0, y)`; NaN stays NaN.
+    fn cut<T: f32 | f64 | f16 | bf16>(y: Out<T>, n: u64);
+    /// The sums over the rows of each part, in the type that kernels compute in: (parts, columns).
+    fn sum_rows<T: f32 | f64 | f16 | bf16>(
+        x: In<T>, rows: u64, columns: u64, rows_of_part: u64, partials: Out<u8>,
+    );
+    /// `sums (+)= the sum over the parts`, of partial sums (parts, n) in the type that kernels compute in.
+    fn add_parts<T: f32 | f64 | f16 | bf16>(
+        partials: In<u8>, parts: u64, n: u64, accumulate: u32, sums: Out<T>,
+    );
+}
+
+/// A type of elements that the library multiplies.
+pub(crate) trait Multiplied: Scalar {
+    /// The library's name for it.
+    const NUMBER: Number;
+}
+
+impl Multiplied for f32 {
+    const NUMBER: Number = Number::Single;
+}
+
+impl Multiplied for f64 {
+    const NUMBER: Number = Number::Double;
+}
+
+impl Multiplied for f16 {
+    const NUMBER: Number = Number::Half;
+}
+
+impl Multiplied for bf16 {
+    const NUMBER: Number = Number::Brain;
+}
+
+/// The address of elements, for a kernel to which their type follows from another one.
+pub(crate) fn untyped<T>(elems: Out<T>) -> Out<u8> {
+    Out(elems.0, std::marker::PhantomData)
+}
+
+/// The same elements under another type, which the caller knows to be theirs.
+pub(crate) fn retyped<T, U>(elems: In<T>) -> In<U> {
+    In(elems.0, std::marker::PhantomData)
+}
+
+/// The elements from `first` on.
+pub(crate) fn behind<T>(elems: In<T>, first: usize) -> In<T> {
+    In(elems.0 + (first * size_of::<T>()) as u64, std::marker::PhantomData)
+}
+
+/// The elements from `first` on, for writing.
+pub(crate) fn behind_mut<T>(elems: Out<T>, first: usize) -> Out<T> {
+    Out(elems.0 + (first * size_of::<T>()) as u64, std::marker::PhantomData)
+}
+
+/// A matrix on a card, row after row, or its transpose.
+#[derive(Clone, Copy)]
+pub(crate) struct CardMatrix<T> {
+    elems: In<T>,
+    rows: usize,
+    columns: usize,
+    is_transposed: bool,
+}
+
+impl<T: Multiplied> CardMatrix<T> {
+    pub(crate) fn new(elems: In<T>, rows: usize, columns: usize) -> Self {
+        Self { elems, rows, columns, is_transposed: false }
+    }
+
+    pub(crate) fn transposed(self) -> Self {
+        let Self { elems, rows, columns, is_transposed } = self;
+        Self { elems, rows: columns, columns: rows, is_transposed: !is_transposed }
+    }
+
+    fn factor(&self) -> Factor {
+        let stride = if self.is_transposed { self.rows } else { self.columns };
+        let (address, is_transposed) = (self.elems.0, self.is_transposed);
+        Factor { address, stride, batch_stride: 0, is_transposed }
+    }
+}
+
+/// `c = a b`, or `c += a b` if `accumulate`. Sums of no products are zero.
+///
+/// # Safety
+///
+/// The elements are those of operands of the operation, `c` (rows of a, columns of b) of one that is written.
+pub(crate) unsafe fn multiply<S: Multiplied, C: Multiplied>(
+    card: &OnCard,
+    a: CardMatrix<S>,
+    b: CardMatrix<S>,
+    c: Out<C>,
+    accumulate: bool,
+) -> Result<()> {
+    // SAFETY: the caller's.
+    unsafe { multiply_with(card, a, b, c, accumulate, Epilogue::None) }
+}
+
+/// # Safety
+///
+/// As for [`multiply`]; the bias has an element for each column of b.
+unsafe fn multiply_with<S: Multiplied, C: Multiplied>(
+    card: &OnCard,
+    a: CardMatrix<S>,
+    b: CardMatrix<S>,
+    c: Out<C>,
+    accumulate: bool,
+    epilogue: Epilogue,
+) -> Result<()> {
+    let (rows, inner, columns) = (a.rows, a.columns, b.columns);
+    debug_assert_eq!(inner, b.rows, "the sizes of a product");
+    if inner == 0 {
+        // The library has no empty matrices.
+        return match accumulate {
+            true => Ok(()),
+            // SAFETY: `c` has so many elements.
+            false => unsafe { card.fill(c, 0, rows * columns) },
+        };
+    }
+    let product = Product {
+        number: S::NUMBER,
+        result: C::NUMBER,
+        rows,
+        inner,
+        columns,
+        batch: 1,
+        a: a.factor(),
+        b: b.factor(),
+        c: CardMatrix::new(c.as_in(), rows, columns).factor(),
+        scale: 1.0,
+        keep: if accumulate { 1.0 } else { 0.0 },
+        epilogue,
+    };
+    // SAFETY: the caller's.
+    unsafe { card.multiply(&product) }
+}
+
+/// `y = x w^T`, plus the bias, and then the activation. Shapes: x (m, k), w (n, k), bias (n), y (m, n).
+///
+/// # Safety
+///
+/// As for [`multiply`]; the bias has n elements.
+pub(crate) unsafe fn linear<S: Multiplied, C: Multiplied>(
+    card: &OnCard,
+    x: CardMatrix<S>,
+    w: CardMatrix<S>,
+    bias: Option<In<C>>,
+    activation: Activation,
+    y: Out<C>,
+) -> Result<()> {
+    /// What the library's vector instructions need of the address of a bias.
+    const ALIGNMENT: u64 = 16;
+    let with_relu = activation == Activation::Relu;
+    let is_aligned = bias.is_none_or(|bias| bias.0.is_multiple_of(ALIGNMENT));
+    // The library has epilogues for sums in f32 only.
+    let is_fused = C::NUMBER != Number::Double && is_aligned && x.columns > 0;
+    let epilogue = match bias {
+        Some(bias) if is_fused && with_relu => Epilogue::BiasRelu(bias.0),
+        Some(bias) if is_fused => Epilogue::Bias(bias.0),
+        None if is_fused && with_relu => Epilogue::Relu,
+        _ => Epilogue::None,
+    };
+    let (n, count) = (w.rows, x.rows * w.rows);
+    // SAFETY: the caller's; `y` has `count` elements.
+    unsafe {
+        multiply_with(card, x, w.transposed(), y, false, epilogue)?;
+        match bias {
+            _ if is_fused => Ok(()),
+            Some(bias) => {
+                let call = add_bias(bias, with_relu.into(), y, n as u64, count as u64)?;
+                card.launch(call, Grid::elements(count))
+            }
+            None if with_relu => card.launch(cut(y, count as u64)?, Grid::elements(count)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// How rows are divided for sums over them. It follows from the shape, so the bits do too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowParts {
+    rows: usize,
+    columns: usize,
+    parts: usize,
+}
+
+impl RowParts {
+    pub(crate) fn new(rows: usize, columns: usize) -> Self {
+        /// Blocks that keep a large card busy.
+        const BLOCKS: usize = 512;
+        /// The fewest rows that are worth a block.
+        const FEWEST_ROWS: usize = 64;
+        let blocks = columns.div_ceil(32).max(1);
+        let parts = (BLOCKS / blocks).min(rows.div_ceil(FEWEST_ROWS)).max(1);
+        Self { rows, columns, parts }
+    }
+
+    /// The elements of [`sum_over_rows`]'s scratch memory.
+    pub(crate) fn scratch_len(&self) -> usize {
+        self.parts * self.columns
+    }
+}
+
+/// `sums (+)= sum over rows of x`.
+///
+/// # Safety
+///
+/// `x` has the elements of all rows, `partials` [`RowParts::scratch_len`] in the type that kernels compute in, and `sums` an
+/// element for each column.
+pub(crate) unsafe fn sum_over_rows<S: Multiplied, T: Multiplied>(
+    card: &OnCard,
+    sizes: RowParts,
+    x: In<S>,
+    partials: Out<u8>,
+    accumulate: bool,
+    sums: Out<T>,
+) -> Result<()> {
+    let RowParts { rows, columns, parts } = sizes;
+    let [rows, n] = [rows, columns].map(|size| size as u64);
+    let rows_of_part = rows.div_ceil(parts as u64);
+    let grid = Grid {
+        blocks: [columns.div_ceil(32) as u32, parts as u32, 1],
+        threads: [32, 8, 1],
+        shared_bytes: 0,
+    };
+    // SAFETY: a block reads rows below `rows` and writes a row of `partials` (parts, columns), which the second kernel reads.
+    unsafe {
+        card.launch(sum_rows(x, rows, n, rows_of_part, partials)?, grid)?;
+        let call = add_parts(partials.as_in(), parts as u64, n, accumulate.into(), sums)?;
+        card.launch(call, Grid::elements(columns))
+    }
+}

@@ -1,0 +1,273 @@
+//! Products, convolutions and attention on a card against the same operations on the processor, on fresh inputs, with odd
+//! sizes. What an operation writes holds NaN before, and is compared whole.
+//!
+//! Tolerances are about ten times the largest differences that were measured, relative to the largest element of a result:
+//! cards add in another order than the processor.
+
+mod on_card;
+
+use on_card::{Pair, Promise};
+use paceline_kernels::conv2d::{self, Conv2d};
+use paceline_kernels::linear::{self, Activation};
+use paceline_kernels::linear_cross_entropy::{self, Gradients, IGNORED, Then};
+use paceline_kernels::{ImageLayout, conv_relu_pool};
+use paceline_memory::{DType, Tensor};
+
+use DType::{BF16, F16, F32, F64, I64, U8};
+
+/// How far results of a type may be off that are summed in another order.
+fn reordered(dtype: DType) -> Promise {
+    Promise::Within(match dtype {
+        F64 => 1e-14,
+        BF16 => 2.0 / 256.0,
+        F16 => 2.0 / 2048.0,
+        _ => 2e-6,
+    })
+}
+
+/// The element types of a layer: activations, parameters, gradients of parameters.
+const LINEAR_TYPES: [[DType; 3]; 7] = [
+    [F32, F32, F32],
+    [F64, F64, F64],
+    [BF16, F32, F32],
+    [BF16, BF16, F32],
+    [BF16, BF16, BF16],
+    [F16, F32, F32],
+    [F16, F16, F16],
+];
+
+#[test]
+fn linear_layers() {
+    let Some(pair) = Pair::new() else { return };
+    let sizes = [(1, 1, 1), (5, 7, 3), (33, 40, 17), (2, 65, 130), (0, 3, 2), (3, 2, 0)];
+    for [activations, parameters, gradients] in LINEAR_TYPES {
+        for (at, (m, n, k)) in sizes.into_iter().enumerate() {
+            let with_bias = at % 3 != 2;
+            let activation = if at % 2 == 0 { Activation::Relu } else { Activation::None };
+            let x = pair.random(activations, &[m, k], 1);
+            let w = pair.random(parameters, &[n, k], 2);
+            let bias = pair.random(parameters, &[n], 3);
+            let y = pair.poisoned(activations, &[m, n]);
+            let forward = |on: &_, [x, w, bias, y]: [&Tensor; 4]| {
+                linear::forward(on, x, w, with_bias.then_some(bias), activation, y)
+            };
+            pair.run(forward, [&x, &w, &bias, &y]);
+            pair.compare(&y, reordered(activations));
+
+            let dy = pair.random(activations, &[m, n], 4);
+            let dw = pair.poisoned(gradients, &[n, k]);
+            let db = pair.poisoned(gradients, &[n]);
+            for accumulate in [false, true] {
+                let backward = |on: &_, [x, dy, dw, db]: [&Tensor; 4]| {
+                    linear::backward_weight(on, x, dy, dw, with_bias.then_some(db), accumulate)
+                };
+                pair.run(backward, [&x, &dy, &dw, &db]);
+                pair.compare(&dw, reordered(gradients));
+                if with_bias {
+                    pair.compare(&db, reordered(gradients));
+                }
+            }
+            let dx = pair.poisoned(activations, &[m, k]);
+            pair.run(|on, [w, dy, dx]| linear::backward_input(on, w, dy, dx), [&w, &dy, &dx]);
+            pair.compare(&dx, reordered(activations));
+        }
+    }
+}
+
+/// Activations may differ from one side of a layer to the other, and a bias from both.
+#[test]
+fn linear_layers_with_mixed_types() {
+    let Some(pair) = Pair::new() else { return };
+    let (m, n, k) = (9, 12, 20);
+    for [input, weight, bias, output] in
+        [[F32, F32, BF16, BF16], [BF16, F32, BF16, F32], [F32, F16, F32, F16], [F16, F16, F16, F32]]
+    {
+        let x = pair.random(input, &[m, k], 1);
+        let w = pair.random(weight, &[n, k], 2);
+        let bias = pair.random(bias, &[n], 3);
+        let y = pair.poisoned(output, &[m, n]);
+        let forward = |on: &_, [x, w, bias, y]: [&Tensor; 4]| {
+            linear::forward(on, x, w, Some(bias), Activation::None, y)
+        };
+        pair.run(forward, [&x, &w, &bias, &y]);
+        pair.compare(&y, reordered(output));
+        let dy = pair.random(output, &[m, n], 4);
+        let (dw, db) = (pair.poisoned(F32, &[n, k]), pair.poisoned(weight, &[n]));
+        let gradients = |on: &_, [x, dy, dw, db]: [&Tensor; 4]| {
+            linear::backward_weight(on, x, dy, dw, Some(db), false)
+        };
+        pair.run(gradients, [&x, &dy, &dw, &db]);
+        pair.compare(&dw, reordered(F32));
+        pair.compare(&db, reordered(weight));
+        let dx = pair.poisoned(input, &[m, k]);
+        pair.run(|on, [w, dy, dx]| linear::backward_input(on, w, dy, dx), [&w, &dy, &dx]);
+        pair.compare(&dx, reordered(input));
+    }
+}
+
+#[test]
+fn heads_of_language_models() {
+    let Some(pair) = Pair::new() else { return };
+    // More rows than a chunk, more classes than a block has threads, and neither.
+    for (rows, classes, inputs) in [(1, 1, 1), (70, 33, 5), (5, 700, 9), (520, 3, 2), (0, 3, 2)] {
+        let labels: Vec<f64> = (0..rows)
+            .map(|row| if row % 5 == 3 { IGNORED as f64 } else { (row * 7 % classes) as f64 })
+            .collect();
+        let labels = pair.of(I64, &[rows], &labels);
+        for [activations, real] in [[F32, F32], [F64, F64], [BF16, F32], [F16, F32]] {
+            // Differences of 16 bits come from outputs that are rounded on their way, not from the type of the result.
+            let tolerance = reordered(if real == F64 { F64 } else { activations });
+            let x = pair.random(activations, &[rows, inputs], 1);
+            let w = pair.random(real, &[classes, inputs], 2);
+            let sums = pair.of(F64, &[3], &[1.0, 2.0, 3.0]);
+            let evaluate = |on: &_, [x, w, labels, sums]: [&Tensor; 4]| {
+                linear_cross_entropy::evaluate(on, x, w, labels, sums)
+            };
+            pair.run(evaluate, [&x, &w, &labels, &sums]);
+            pair.compare(&sums, tolerance);
+
+            let dx = pair.poisoned(activations, &[rows, inputs]);
+            let dw = pair.poisoned(real, &[classes, inputs]);
+            let kept = pair.poisoned(real, &[rows, classes]);
+            for accumulate in [false, true] {
+                let backward = |on: &_, [x, w, labels, dx, dw, sums]: [&Tensor; 6]| {
+                    let gradients =
+                        Gradients { d_input: dx, then: Then::weight(Some(dw), accumulate) };
+                    linear_cross_entropy::differentiate(on, x, w, labels, 0.5, gradients, sums)
+                };
+                pair.run(backward, [&x, &w, &labels, &dx, &dw, &sums]);
+                for tensor in [&sums, &dx, &dw] {
+                    pair.compare(tensor, tolerance);
+                }
+                let keep = |on: &_, [x, w, labels, dx, kept, sums]: [&Tensor; 6]| {
+                    let gradients = Gradients { d_input: dx, then: Then::Keep(kept) };
+                    linear_cross_entropy::differentiate(on, x, w, labels, 0.5, gradients, sums)
+                };
+                pair.run(keep, [&x, &w, &labels, &dx, &kept, &sums]);
+                let weight = |on: &_, [x, kept, dw]: [&Tensor; 3]| {
+                    linear_cross_entropy::backward_weight(on, x, kept, dw, accumulate)
+                };
+                pair.run(weight, [&x, &kept, &dw]);
+                for tensor in [&sums, &dx, &kept, &dw] {
+                    pair.compare(tensor, tolerance);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn labels_behind_the_ends_of_sequences_are_ignored() {
+    let Some(pair) = Pair::new() else { return };
+    for (n, seq) in [(1, 1), (5, 13), (3, 200)] {
+        let labels: Vec<f64> = (0..n * seq).map(|at| at as f64).collect();
+        let labels = pair.of(I64, &[n, seq], &labels);
+        let lengths: Vec<f64> = (0..n).map(|row| (row * 5) as f64 - 1.0).collect();
+        let lengths = pair.of(I64, &[n], &lengths);
+        let real = pair.poisoned(I64, &[n, seq]);
+        let ignore = |on: &_, [labels, lengths, real]: [&Tensor; 3]| {
+            linear_cross_entropy::ignore_padding(on, labels, lengths, real)
+        };
+        pair.run(ignore, [&labels, &lengths, &real]);
+        pair.compare(&real, Promise::Bits);
+    }
+}
+
+/// The element types of images: input, output, and parameters.
+const IMAGE_TYPES: [[DType; 3]; 6] = [
+    [F32, F32, F32],
+    [F64, F64, F64],
+    [F32, BF16, F32],
+    [BF16, BF16, F32],
+    [F32, F16, F32],
+    [F16, F16, F32],
+];
+
+/// A batch and a convolution. They have more positions, channels and steps than a tile, or fewer.
+fn convolutions() -> Vec<(usize, Conv2d)> {
+    let same = Conv2d::same3x3;
+    let other = |kernel, stride, padding| Conv2d { kernel, stride, padding, ..same(7, 6, 5, 3) };
+    vec![
+        (1, same(2, 2, 1, 1)),
+        (3, same(5, 7, 3, 6)),
+        (1, same(4, 4, 9, 70)),
+        (2, other((3, 2), 2, 1)),
+        (1, other((1, 1), 1, 0)),
+        (0, same(4, 4, 2, 2)),
+    ]
+}
+
+#[test]
+fn convolutions_of_images() {
+    let Some(pair) = Pair::new() else { return };
+    for (at, [input, output, real]) in IMAGE_TYPES.into_iter().enumerate() {
+        for (n, (batch, conv)) in convolutions().into_iter().enumerate() {
+            let conv = Conv2d { layout: ImageLayout::ALL[(at + n) % 2], ..conv };
+            let x = pair.random(input, &conv.input_shape(batch), 1);
+            let w = pair.random(real, &conv.weight_shape(), 2);
+            let bias = pair.random(real, &[conv.c_out], 3);
+            let y = pair.poisoned(output, &conv.output_shape(batch));
+            let forward =
+                |on: &_, [x, w, bias, y]: [&Tensor; 4]| conv2d::forward(on, &conv, x, w, bias, y);
+            pair.run(forward, [&x, &w, &bias, &y]);
+            pair.compare(&y, reordered(output));
+
+            let dy = pair.random(output, &conv.output_shape(batch), 4);
+            let dw = pair.poisoned(real, &conv.weight_shape());
+            let db = pair.poisoned(real, &[conv.c_out]);
+            for accumulate in [false, true] {
+                let backward = |on: &_, [x, dy, dw, db]: [&Tensor; 4]| {
+                    conv2d::backward_weight(on, &conv, x, dy, dw, db, accumulate)
+                };
+                pair.run(backward, [&x, &dy, &dw, &db]);
+                pair.compare(&dw, reordered(real));
+                pair.compare(&db, reordered(real));
+            }
+            let dx = pair.poisoned(input, &conv.input_shape(batch));
+            let backward =
+                |on: &_, [w, dy, dx]: [&Tensor; 3]| conv2d::backward_input(on, &conv, w, dy, dx);
+            pair.run(backward, [&w, &dy, &dx]);
+            pair.compare(&dx, reordered(input));
+        }
+    }
+}
+
+#[test]
+fn convolutions_that_are_pooled() {
+    let Some(pair) = Pair::new() else { return };
+    for (at, [input, output, real]) in IMAGE_TYPES.into_iter().enumerate() {
+        for (n, (batch, conv)) in convolutions().into_iter().enumerate() {
+            let conv = Conv2d { layout: ImageLayout::ALL[(at + n) % 2], ..conv };
+            let pooled = conv_relu_pool::output_shape(&conv, batch);
+            let x = pair.random(input, &conv.input_shape(batch), 1);
+            let w = pair.random(real, &conv.weight_shape(), 2);
+            let bias = pair.random(real, &[conv.c_out], 3);
+            let y = pair.poisoned(output, &pooled);
+            let winners = pair.poisoned(U8, &pooled);
+            let forward = |on: &_, [x, w, bias, y, winners]: [&Tensor; 5]| {
+                conv_relu_pool::forward(on, &conv, x, w, bias, y, winners)
+            };
+            pair.run(forward, [&x, &w, &bias, &y, &winners]);
+            pair.compare(&y, reordered(output));
+            pair.compare(&winners, Promise::Bits);
+
+            let dy = pair.random(output, &pooled, 4);
+            let dw = pair.poisoned(real, &conv.weight_shape());
+            let db = pair.poisoned(real, &[conv.c_out]);
+            for accumulate in [false, true] {
+                let backward = |on: &_, [x, winners, dy, dw, db]: [&Tensor; 5]| {
+                    conv_relu_pool::backward_weight(on, &conv, x, winners, dy, dw, db, accumulate)
+                };
+                pair.run(backward, [&x, &winners, &dy, &dw, &db]);
+                pair.compare(&dw, reordered(real));
+                pair.compare(&db, reordered(real));
+            }
+            let dx = pair.poisoned(input, &conv.input_shape(batch));
+            let backward = |on: &_, [w, winners, dy, dx]: [&Tensor; 4]| {
+                conv_relu_pool::backward_input(on, &conv, w, winners, dy, dx)
+            };
+            pair.run(backward, [&w, &winners, &dy, &dx]);
+            pair.compare(&dx, reordered(input));
+        }
+    }
+}
