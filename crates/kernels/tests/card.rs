@@ -25,8 +25,9 @@ fn sources_have_the_kernels_that_are_stated() {
     }
 }
 
-/// The most registers of a thread: two blocks of 256 threads fit onto a multiprocessor.
-const MOST_REGISTERS: u32 = 128;
+/// The most registers of a thread. Up to 128, two blocks of 256 threads fit onto a multiprocessor; only convolutions in f64 need
+/// more.
+const MOST_REGISTERS: u32 = 160;
 
 #[test]
 fn kernels_fit_into_the_registers_of_cards() {

@@ -31,6 +31,15 @@ pub struct HeuristicResult {
 
 const _: () = assert!(size_of::<HeuristicResult>() == 96);
 
+/// alpha or beta, of the type in which products are computed.
+fn scale(compute: Compute, value: In<u8>) -> Result<f64, Status> {
+    let bytes = |len| value.bytes(len).ok_or(INVALID_VALUE);
+    Ok(match compute {
+        Compute::F64 => f64::from_bits(long(&bytes(8)?)?),
+        Compute::F32 | Compute::Tf32 => f64::from(f32::from_bits(word(&bytes(4)?)?)),
+    })
+}
+
 fn guard(body: impl FnOnce() -> Outcome) -> u32 {
     stop_panics(INTERNAL_ERROR.0, body)
 }
@@ -180,12 +189,12 @@ fn cublasLtMatmulAlgoGetHeuristic(
 fn cublasLtMatmul(
     _library: usize,
     description: usize,
-    alpha: In<f32>,
+    alpha: In<u8>,
     a: u64,
     a_layout: usize,
     b: u64,
     b_layout: usize,
-    beta: In<f32>,
+    beta: In<u8>,
     c: u64,
     c_layout: usize,
     d: u64,
@@ -204,8 +213,8 @@ fn cublasLtMatmul(
             b: matrix("B", b, b_layout)?,
             c: matrix("C", c, c_layout)?,
             d: matrix("D", d, d_layout)?,
-            alpha: alpha.get().ok_or(INVALID_VALUE)?,
-            beta: beta.get().ok_or(INVALID_VALUE)?,
+            alpha: scale(objects.description(description)?.compute, alpha)?,
+            beta: scale(objects.description(description)?.compute, beta)?,
         }
     };
     let matrices = [product.a, product.b, product.c, product.d];

@@ -20,6 +20,8 @@ pub const NOT_SUPPORTED: Status = Status(15);
 pub enum Element {
     /// `CUDA_R_32F`
     F32,
+    /// `CUDA_R_64F`
+    F64,
     /// `CUDA_R_16F`
     F16,
     /// `CUDA_R_16BF`
@@ -31,6 +33,7 @@ impl Element {
     pub fn new(number: u32) -> Result<Self, Status> {
         match number {
             0 => Ok(Self::F32),
+            1 => Ok(Self::F64),
             2 => Ok(Self::F16),
             14 => Ok(Self::Bf16),
             _ => Err(refuse(NOT_SUPPORTED, format!("the data type {number} is not emulated"))),
@@ -39,7 +42,11 @@ impl Element {
 
     /// Bytes of an element.
     pub fn bytes(self) -> usize {
-        if self == Self::F32 { 4 } else { 2 }
+        match self {
+            Self::F64 => 8,
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
     }
 }
 
@@ -48,6 +55,8 @@ impl Element {
 pub enum Compute {
     /// `CUBLAS_COMPUTE_32F` and its pedantic form.
     F32,
+    /// `CUBLAS_COMPUTE_64F` and its pedantic form.
+    F64,
     /// `CUBLAS_COMPUTE_32F_FAST_TF32`: f32 operands are rounded to 10 bits of mantissa.
     Tf32,
 }
@@ -56,6 +65,7 @@ impl Compute {
     fn new(number: u32) -> Result<Self, Status> {
         match number {
             68 | 69 => Ok(Self::F32),
+            70 | 71 => Ok(Self::F64),
             77 => Ok(Self::Tf32),
             _ => Err(refuse(NOT_SUPPORTED, format!("the compute type {number} is not emulated"))),
         }
@@ -94,8 +104,9 @@ impl Description {
     /// The default descriptor.
     pub fn new(compute: u32, scale: u32) -> Result<Self, Status> {
         let compute = Compute::new(compute)?;
-        if Element::new(scale)? != Element::F32 {
-            return Err(refuse(NOT_SUPPORTED, "alpha and beta are f32"));
+        let own = if compute == Compute::F64 { Element::F64 } else { Element::F32 };
+        if Element::new(scale)? != own {
+            return Err(refuse(NOT_SUPPORTED, format!("alpha and beta are not {own:?}")));
         }
         Ok(Self {
             compute,
@@ -213,12 +224,12 @@ impl Preference {
     }
 }
 
-fn word(bytes: &[u8]) -> Result<u32, Status> {
+pub fn word(bytes: &[u8]) -> Result<u32, Status> {
     let wrong = |_| refuse(INVALID_VALUE, format!("{} bytes for an attribute of 4", bytes.len()));
     bytes.try_into().map(u32::from_le_bytes).map_err(wrong)
 }
 
-fn long(bytes: &[u8]) -> Result<u64, Status> {
+pub fn long(bytes: &[u8]) -> Result<u64, Status> {
     let wrong = |_| refuse(INVALID_VALUE, format!("{} bytes for an attribute of 8", bytes.len()));
     bytes.try_into().map(u64::from_le_bytes).map_err(wrong)
 }

@@ -1,7 +1,7 @@
 //! One product: checks of its shapes, and its computation on the card's memory.
 //!
-//! `d = epilogue(alpha * op(a) op(b) + beta * c)`, all matrices by columns. Sums are f32 in ascending order of the
-//! inner index; a card adds in another order. `c` is not read if beta is zero.
+//! `d = epilogue(alpha * op(a) op(b) + beta * c)`, all matrices by columns. Sums are f32, or f64 if the elements are, in
+//! ascending order of the inner index; a card adds in another order. `c` is not read if beta is zero.
 
 use crate::boundary::Status;
 use crate::driver::{Progress, Task, refuse};
@@ -36,9 +36,9 @@ pub struct Product {
     /// The result.
     pub d: Matrix,
     /// The product's factor.
-    pub alpha: f32,
+    pub alpha: f64,
     /// The factor of `c`.
-    pub beta: f32,
+    pub beta: f64,
 }
 
 /// Checks that layouts fit each other. Answers as the library does, before anything runs.
@@ -86,26 +86,28 @@ fn shape(layout: &MatrixLayout, transposed: bool) -> (u64, u64) {
     if transposed { (layout.cols, layout.rows) } else { (layout.rows, layout.cols) }
 }
 
-fn decode(element: Element, bytes: &[u8], out: &mut Vec<f32>) {
+fn decode(element: Element, bytes: &[u8], out: &mut Vec<f64>) {
     match element {
+        Element::F64 => out.extend(bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b))),
         Element::F32 => {
-            out.extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+            out.extend(bytes.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))));
         }
         Element::F16 | Element::Bf16 => {
             let half = if element == Element::F16 { Half::F16 } else { Half::Bf16 };
             let bits = |b: &[u8]| u64::from(u16::from_le_bytes([b[0], b[1]]));
-            out.extend(bytes.chunks_exact(2).map(|b| half.value(bits(b))));
+            out.extend(bytes.chunks_exact(2).map(|b| f64::from(half.value(bits(b)))));
         }
     }
 }
 
-fn encode(element: Element, values: &[f32]) -> Vec<u8> {
+fn encode(element: Element, values: &[f64]) -> Vec<u8> {
     let half = match element {
-        Element::F32 => return values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        Element::F64 => return values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        Element::F32 => return values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect(),
         Element::F16 => Half::F16,
         Element::Bf16 => Half::Bf16,
     };
-    values.iter().flat_map(|v| (half.bits(*v) as u16).to_le_bytes()).collect()
+    values.iter().flat_map(|v| (half.bits(*v as f32) as u16).to_le_bytes()).collect()
 }
 
 impl Matrix {
@@ -115,7 +117,7 @@ impl Matrix {
     }
 
     /// All columns of one matrix, one after the other.
-    fn read(&self, memory: &DeviceMemory, batch: i64) -> Result<Vec<f32>, Fault> {
+    fn read(&self, memory: &DeviceMemory, batch: i64) -> Result<Vec<f64>, Fault> {
         let MatrixLayout { element, rows, cols, .. } = self.layout;
         let mut values = Vec::with_capacity((rows * cols) as usize);
         for column in 0..cols {
@@ -128,7 +130,7 @@ impl Matrix {
         Ok(values)
     }
 
-    fn write(&self, memory: &mut DeviceMemory, batch: i64, values: &[f32]) -> Result<(), Fault> {
+    fn write(&self, memory: &mut DeviceMemory, batch: i64, values: &[f64]) -> Result<(), Fault> {
         for (column, values) in values.chunks_exact(self.layout.rows as usize).enumerate() {
             let at = self.column_address(batch, column as u64);
             memory
@@ -140,7 +142,7 @@ impl Matrix {
 }
 
 /// The matrix with rows and columns exchanged.
-fn transpose(values: &[f32], rows: usize) -> Vec<f32> {
+fn transpose(values: &[f64], rows: usize) -> Vec<f64> {
     let columns = values.len() / rows;
     (0..values.len()).map(|k| values[k % columns * rows + k / columns]).collect()
 }
@@ -159,13 +161,16 @@ impl Product {
         }
         if description.compute == Compute::Tf32 && a.layout.element == Element::F32 {
             for value in left.iter_mut().chain(&mut right) {
-                *value = to_tf32(*value);
+                *value = f64::from(to_tf32(*value as f32));
             }
         }
+        // Results of f32 are rounded from f64, which has the bits of operations on f32: f64 has more than twice the digits.
+        let is_f64 = description.compute == Compute::F64;
+        let rounded = |x: f64| if is_f64 { x } else { f64::from(x as f32) };
         let n = right.len() / k;
         let mut result = match beta {
             0.0 => vec![0.0; m * n],
-            _ => c.read(memory, batch)?.iter().map(|c| beta * c).collect(),
+            _ => c.read(memory, batch)?.iter().map(|c| rounded(beta * c)).collect(),
         };
         let bias = match description.epilogue & BIAS {
             0 => None,
@@ -176,13 +181,13 @@ impl Product {
             sums.fill(0.0);
             for (factor, column) in factors.iter().zip(left.chunks_exact(m)) {
                 for (sum, value) in sums.iter_mut().zip(column) {
-                    *sum += value * factor;
+                    *sum = rounded(*sum + rounded(value * factor));
                 }
             }
             for (i, (value, sum)) in column.iter_mut().zip(&sums).enumerate() {
-                *value += alpha * sum;
+                *value = rounded(*value + rounded(alpha * sum));
                 if let Some(bias) = &bias {
-                    *value += bias[i];
+                    *value = rounded(*value + bias[i]);
                 }
                 // A NaN stays one.
                 if description.epilogue & RELU != 0 && *value < 0.0 {
@@ -195,12 +200,15 @@ impl Product {
             BIAS_GRADIENT_A => {
                 let mut sums = vec![0.0; m];
                 for column in left.chunks_exact(m) {
-                    sums.iter_mut().zip(column).for_each(|(sum, value)| *sum += value);
+                    sums.iter_mut()
+                        .zip(column)
+                        .for_each(|(sum, value)| *sum = rounded(*sum + value));
                 }
                 self.bias(m, batch).write(memory, 0, &sums)
             }
             BIAS_GRADIENT_B => {
-                let sums: Vec<f32> = right.chunks_exact(k).map(|c| c.iter().sum()).collect();
+                let sum = |c: &[f64]| c.iter().fold(0.0, |sum, value| rounded(sum + value));
+                let sums: Vec<f64> = right.chunks_exact(k).map(sum).collect();
                 self.bias(n, batch).write(memory, 0, &sums)
             }
             _ => Ok(()),
