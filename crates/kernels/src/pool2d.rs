@@ -5,11 +5,15 @@
 //!
 //! Channels do not meet, so the planes of NCHW images are pooled as images of one channel.
 
-use paceline_memory::{Element, Tensor};
+use paceline_cuda::Grid;
+use paceline_memory::{Device, Element, Tensor};
 
+use crate::card::images as kernels;
 use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored};
-use crate::{Compute, ImageLayout, KernelError, Op, Real, Result, SimdLevel, read, scratch, write};
+use crate::{
+    Compute, ImageLayout, KernelError, Op, Processor, Real, Result, SimdLevel, read, scratch, write,
+};
 
 /// The geometry of a max-pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +74,13 @@ impl MaxPool2d {
         self.window == 2 && self.stride == 2
     }
 
+    /// Height, width, channels, window, stride, rows and columns of the output, for a card's kernels.
+    fn words(&self) -> [u32; 7] {
+        let Self { height, width, channels, window, stride, .. } = *self;
+        let out = |size: usize| (size - window) / stride + 1;
+        [height, width, channels, window, stride, out(height), out(width)].map(|size| size as u32)
+    }
+
     /// Elements of one image of the input, and of the output.
     fn image_elems(&self) -> [usize; 2] {
         [self.input_shape(1), self.output_shape(1)].map(|dims| dims.iter().product())
@@ -114,13 +125,22 @@ pub fn forward(
             write::<u8>("winners", winners, pool.output_shape(batch)),
         );
         let (pool, batch) = pool.with_channels_last(batch);
-        compute.launch(op, operands, move |cpu, (x, y, winners)| {
+        let body = move |cpu: &Processor, (x, y, winners): (&[S], &mut [S], &mut [u8])| {
             match pool.channels {
                 1 => forward_of_planes::<S>(cpu.simd, &pool, x, y, winners),
                 _ if pool.halves() => forward_of_halves::<S>(cpu.simd, &pool, batch, x, y, winners),
                 _ => forward_of::<S>(&pool, batch, x, y, winners),
             }
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (x, y, winners)| {
+            let [height, width, channels, window, stride, rows, columns] = pool.words();
+            let n = batch * pool.image_elems()[1];
+            let call = kernels::pool(
+                x, y, winners, height, width, channels, window, stride, rows, columns, n as u64,
+            )?;
+            // SAFETY: the output has `n` elements, and the input those of `batch` images.
+            unsafe { card.launch(call, Grid::elements(n)) }
         })
     })
 }
@@ -145,14 +165,28 @@ pub fn backward(
             read::<u8>("winners", winners, shape),
             read::<S>("d_output", d_output, shape),
             write::<S>("d_input", d_input, whole.input_shape(batch)),
-            is_rounded.then(|| scratch::<<S as Stored>::Real>(pool.image_elems()[0])),
+            (is_rounded && compute.device() != Device::Cuda)
+                .then(|| scratch::<<S as Stored>::Real>(pool.image_elems()[0])),
         );
-        compute.launch(op, operands, move |cpu, (winners, dy, dx, sums)| {
+        let body = move |cpu: &Processor, (winners, dy, dx, sums): BackwardSlices<'_, S>| {
             backward_rounded::<S>(cpu.simd, &pool, num_images, winners, dy, dx, sums);
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (winners, dy, dx, _)| {
+            let [height, width, channels, window, stride, rows, columns] = pool.words();
+            let n = num_images * pool.image_elems()[0];
+            let call = kernels::pool_backward(
+                winners, dy, dx, height, width, channels, window, stride, rows, columns, n as u64,
+            )?;
+            // SAFETY: the input has `n` elements, and the output those of as many images.
+            unsafe { card.launch(call, Grid::elements(n)) }
         })
     })
 }
+
+/// Winners, both gradients and scratch memory.
+type BackwardSlices<'a, S> =
+    (&'a [u8], &'a [S], &'a mut [S], Option<&'a mut [<S as Stored>::Real]>);
 
 fn forward_of<S: Stored>(pool: &MaxPool2d, batch: usize, x: &[S], y: &mut [S], winners: &mut [u8]) {
     let channels = pool.channels;

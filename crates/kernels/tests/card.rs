@@ -7,10 +7,13 @@
 mod on_card;
 
 use on_card::{Pair, Promise};
+use paceline_kernels::batch_norm::{self, BatchNorm};
+use paceline_kernels::linear::Activation;
 use paceline_kernels::norm::{self, RowRanges};
 use paceline_kernels::optimizer::{self, AdamW, Sgd};
+use paceline_kernels::pool2d::{self, MaxPool2d};
 use paceline_kernels::rotary::{self, RotaryConfig, RotaryTable};
-use paceline_kernels::{cast, elementwise, embedding, loss, rms_norm, swiglu};
+use paceline_kernels::{ImageLayout, cast, elementwise, embedding, layout, loss, rms_norm, swiglu};
 use paceline_memory::DType;
 
 const STORED: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
@@ -276,5 +279,112 @@ fn sums_of_squares_have_the_processors_bits() {
         }
         pair.run(|on, [x]| norm::scale(on, x, 0.3), [&x]);
         pair.compare(&x, Promise::Bits);
+    }
+}
+
+#[test]
+fn pools_have_the_processors_bits() {
+    let Some(pair) = Pair::new() else { return };
+    let sizes = [(2, 6, 4, 3, 2, 2), (1, 7, 9, 5, 3, 2), (3, 5, 5, 1, 2, 1), (2, 9, 8, 2, 3, 3)];
+    for (dtype, layout) in STORED
+        .into_iter()
+        .flat_map(|dtype| [ImageLayout::Nhwc, ImageLayout::Nchw].map(|of| (dtype, of)))
+    {
+        for (batch, height, width, channels, window, stride) in sizes {
+            let pool = MaxPool2d { height, width, channels, window, stride, layout };
+            let x = pair.random(dtype, &pool.input_shape(batch), 1);
+            let y = pair.poisoned(dtype, &pool.output_shape(batch));
+            let winners = pair.poisoned(DType::U8, &pool.output_shape(batch));
+            let op = |on: &_, [x, y, winners]: [&_; 3]| pool2d::forward(on, &pool, x, y, winners);
+            pair.run(op, [&x, &y, &winners]);
+            pair.compare(&y, Promise::Bits);
+            pair.compare(&winners, Promise::Bits);
+            let dy = pair.random(dtype, &pool.output_shape(batch), 2);
+            let dx = pair.poisoned(dtype, &pool.input_shape(batch));
+            let op =
+                |on: &_, [winners, dy, dx]: [&_; 3]| pool2d::backward(on, &pool, winners, dy, dx);
+            pair.run(op, [&winners, &dy, &dx]);
+            pair.compare(&dx, Promise::Bits);
+        }
+    }
+}
+
+#[test]
+fn layouts_are_converted_without_a_change_of_a_bit() {
+    let Some(pair) = Pair::new() else { return };
+    for (dtype, [height, width, channels]) in [DType::F32, DType::F64, DType::BF16, DType::U8]
+        .into_iter()
+        .flat_map(|dtype| [[1, 1, 1], [5, 7, 3], [9, 8, 65]].map(|sizes| (dtype, sizes)))
+    {
+        let x = pair.random(dtype, &[3, height, width, channels], 1);
+        let y = pair.poisoned(dtype, &[3, channels, height, width]);
+        let back = pair.poisoned(dtype, &[3, height, width, channels]);
+        pair.run(|on, [x, y]| layout::convert(on, ImageLayout::Nchw, x, y), [&x, &y]);
+        pair.compare(&y, Promise::Bits);
+        pair.run(|on, [y, x]| layout::convert(on, ImageLayout::Nhwc, y, x), [&y, &back]);
+        pair.compare(&back, Promise::Bits);
+    }
+}
+
+#[test]
+fn batch_normalization_has_the_processors_bits() {
+    let Some(pair) = Pair::new() else { return };
+    for (dtype, activation) in STORED
+        .into_iter()
+        .flat_map(|dtype| [Activation::None, Activation::Relu].map(|of| (dtype, of)))
+    {
+        for [rows, channels] in [[1, 3], [300, 5], [20, 70]] {
+            let (wide, config) = (wide(dtype), BatchNorm::new(channels, activation));
+            let (x, dy) = (
+                pair.random(dtype, &[rows, channels], 1),
+                pair.random(dtype, &[rows, channels], 2),
+            );
+            let [weight, bias, mean] = [3, 4, 5].map(|seed| pair.random(wide, &[channels], seed));
+            let var = pair.of(wide, &[channels], &vec![0.75; channels]);
+            let sums = pair.poisoned(DType::F64, &[config.sums_len()]);
+            let moments = pair.poisoned(DType::F64, &[config.sums_len()]);
+            let gradient_sums = pair.poisoned(DType::F64, &[config.gradient_sums_len()]);
+            let (y, dx) =
+                (pair.poisoned(dtype, &[rows, channels]), pair.poisoned(dtype, &[rows, channels]));
+            let (dw, db) = (pair.poisoned(wide, &[channels]), pair.random(wide, &[channels], 6));
+            let op = |on: &_, [mean, var, moments]: [&_; 3]| {
+                batch_norm::running_moments(on, &config, mean, var, moments)
+            };
+            pair.run(op, [&mean, &var, &moments]);
+            pair.compare(&moments, Promise::Bits);
+            pair.run(|on, [x, sums]| batch_norm::sums(on, &config, x, sums), [&x, &sums]);
+            pair.compare(&sums, Promise::Bits);
+            pair.run(|on, [s, m]| batch_norm::moments(on, &config, s, m), [&sums, &moments]);
+            pair.compare(&moments, Promise::Bits);
+            let op = |on: &_, [moments, mean, var]: [&_; 3]| {
+                batch_norm::update_running(on, &config, moments, mean, var)
+            };
+            pair.run(op, [&moments, &mean, &var]);
+            pair.compare(&mean, Promise::Bits);
+            pair.compare(&var, Promise::Bits);
+            let op = |on: &_, [x, m, w, b, y]: [&_; 5]| {
+                batch_norm::normalize(on, &config, x, m, w, b, y)
+            };
+            pair.run(op, [&x, &moments, &weight, &bias, &y]);
+            pair.compare(&y, Promise::Bits);
+            let op = |on: &_, [x, m, w, b, dy, sums]: [&_; 6]| {
+                batch_norm::gradient_sums(on, &config, x, m, w, b, dy, sums)
+            };
+            pair.run(op, [&x, &moments, &weight, &bias, &dy, &gradient_sums]);
+            pair.compare(&gradient_sums, Promise::Bits);
+            let op = |on: &_, [x, m, w, b, dy, sums, dx]: [&_; 7]| {
+                batch_norm::backward_input(on, &config, x, m, w, b, dy, sums, dx)
+            };
+            pair.run(op, [&x, &moments, &weight, &bias, &dy, &gradient_sums, &dx]);
+            pair.compare(&dx, Promise::Bits);
+            for accumulate in [false, true] {
+                let op = |on: &_, [sums, dw, db]: [&_; 3]| {
+                    batch_norm::backward_weight(on, &config, sums, dw, db, accumulate)
+                };
+                pair.run(op, [&gradient_sums, &dw, &db]);
+                pair.compare(&dw, Promise::Bits);
+                pair.compare(&db, Promise::Bits);
+            }
+        }
     }
 }

@@ -10,19 +10,36 @@
 //! several shares of a batch before the second half begins; a share may be empty. Sums are taken over
 //! blocks of rows, and then over the blocks in order, so no result depends on the number of threads.
 
+use std::marker::PhantomData;
+
+use paceline_cuda::Grid;
+use paceline_cuda::kernel::Out;
 use paceline_memory::{Shape, Tensor};
 
 use crate::activation::Activation;
+use crate::card::batch_norm as kernels;
 use crate::compute::batches;
 use crate::real::for_real;
-use crate::stored::for_stored;
+use crate::stored::{Stored, for_stored};
 use crate::{
-    Compute, KernelError, Op, Processor, Read, Real, Result, read, scratch, update, write,
+    Compute, KernelError, OnCard, Op, Processor, Read, Real, Result, read, scratch, update, write,
 };
 
 mod rows;
 
 use rows::{Factors, add_gradient_sums, add_sums, input_rows, normalize_rows};
+
+/// Moments, weight and bias.
+type Parameters<'a, S> = (&'a [f64], &'a [<S as Stored>::Real], &'a [<S as Stored>::Real]);
+
+/// Input, parameters and output.
+type NormalizeSlices<'a, S> = (&'a [S], Parameters<'a, S>, &'a mut [S]);
+
+/// Input, gradient of the output, parameters, sums and scratch memory.
+type GradientSlices<'a, S> = (&'a [S], &'a [S], Parameters<'a, S>, &'a mut [f64], &'a mut [f64]);
+
+/// Input, gradient of the output, parameters, sums and gradient of the input.
+type InputSlices<'a, S> = (&'a [S], &'a [S], Parameters<'a, S>, &'a [f64], &'a mut [S]);
 
 /// Number of rows (positions of all images) in a block.
 const ROWS_PER_BLOCK: usize = 256;
@@ -76,6 +93,39 @@ impl BatchNorm {
         rows.div_ceil(ROWS_PER_BLOCK).saturating_mul(2 * self.channels)
     }
 
+    /// On a card: a thread for each channel and block of rows.
+    fn grid(&self, rows: usize) -> Grid {
+        let mut grid = Grid::elements(self.channels);
+        grid.blocks[1] = rows.div_ceil(ROWS_PER_BLOCK) as u32;
+        grid
+    }
+
+    /// What a card's kernels need to know besides: the addend of the variance, and whether ReLU follows.
+    fn words(&self) -> (f64, u32) {
+        (self.eps, u32::from(self.activation == Activation::Relu))
+    }
+
+    /// Adds the sums of blocks of rows, and says in `count` how many rows there are, if it is there.
+    ///
+    /// # Safety
+    ///
+    /// There are two sums for each channel and block.
+    unsafe fn add_blocks_on(
+        &self,
+        card: &OnCard,
+        blocks: Out<f64>,
+        sums: Out<f64>,
+        count: Out<f64>,
+        rows: usize,
+    ) -> paceline_cuda::Result<()> {
+        let (len, num_blocks) = (2 * self.channels, rows.div_ceil(ROWS_PER_BLOCK) as u32);
+        let (blocks, len_word) = (blocks.as_in(), len as u32);
+        let call =
+            kernels::norm_add_blocks(blocks, sums, count, len_word, num_blocks, rows as f64)?;
+        // SAFETY: the caller's.
+        unsafe { card.launch(call, Grid::elements(len)) }
+    }
+
     /// The operands from which [`Factors`] are made.
     fn parameters<'t, T: Real>(
         &self,
@@ -107,7 +157,8 @@ pub fn sums(compute: &Compute, config: &BatchNorm, input: &Tensor, sums: &Tensor
             write::<f64>("sums", sums, [config.sums_len()]),
             scratch::<f64>(config.blocks_len(input)),
         );
-        compute.launch(op, operands, move |cpu, (x, sums, blocks)| {
+        let rows = input.num_elems() / config.channels;
+        let body = move |cpu: &Processor, (x, sums, blocks): (&[S], &mut [f64], &mut [f64])| {
             let channels = config.channels;
             sums[0] = (x.len() / channels) as f64;
             add_blocks(cpu, x.len() / channels, &mut sums[1..], blocks, |range, sums| {
@@ -115,6 +166,16 @@ pub fn sums(compute: &Compute, config: &BatchNorm, input: &Tensor, sums: &Tensor
                 add_sums::<S>(cpu.simd, x, sums);
             });
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (x, sums, blocks)| {
+            let (channels, rows_of_block) = (config.channels as u32, ROWS_PER_BLOCK as u32);
+            let call = kernels::norm_sums(x, blocks, channels, rows as u64, rows_of_block)?;
+            let behind = Out(sums.0 + size_of::<f64>() as u64, PhantomData);
+            // SAFETY: the input has `rows` times `channels` elements; there are two sums for each channel and block.
+            unsafe {
+                card.launch(call, config.grid(rows))?;
+                config.add_blocks_on(card, blocks, behind, sums, rows)
+            }
         })
     })
 }
@@ -130,7 +191,7 @@ pub fn moments(
     let channels = config.channels;
     let shape = [config.sums_len()];
     let operands = (read::<f64>("sums", sums, shape), write::<f64>("moments", moments, shape));
-    compute.launch(Op::new("batch_norm_moments"), operands, move |_, (sums, moments)| {
+    let body = move |_: &Processor, (sums, moments): (&[f64], &mut [f64])| {
         let count = sums[0];
         moments.fill(0.0);
         moments[0] = count;
@@ -144,6 +205,14 @@ pub fn moments(
             }
         }
         Ok(())
+    };
+    let op = Op::new("batch_norm_moments");
+    compute.launch_with_card(op, operands, body, move |card, (sums, moments)| {
+        // SAFETY: both have a count and two numbers for each channel.
+        unsafe {
+            let call = kernels::norm_moments(sums, moments, channels as u32)?;
+            card.launch(call, Grid::elements(channels))
+        }
     })
 }
 
@@ -164,11 +233,17 @@ pub fn running_moments(
             read::<T>("running_var", running_var, shape),
             write::<f64>("moments", moments, [config.sums_len()]),
         );
-        compute.launch(op, operands, |_, (mean, var, moments)| {
+        let channels = config.channels;
+        let body = |_: &Processor, (mean, var, moments): (&[T], &[T], &mut [f64])| {
             moments[0] = f64::INFINITY;
             let running = mean.iter().chain(var);
             moments[1..].iter_mut().zip(running).for_each(|(to, from)| *to = from.to_f64());
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (mean, var, moments)| {
+            let call = kernels::norm_running_moments(mean, var, moments, channels as u32)?;
+            // SAFETY: the statistics have `channels` elements, the moments twice as many and a count.
+            unsafe { card.launch(call, Grid::elements(channels)) }
         })
     })
 }
@@ -191,7 +266,8 @@ pub fn update_running(
             update::<T>("running_mean", running_mean, shape),
             update::<T>("running_var", running_var, shape),
         );
-        compute.launch(op, operands, move |_, (moments, mean, var)| {
+        let channels = config.channels;
+        let body = move |_: &Processor, (moments, mean, var): (&[f64], &mut [T], &mut [T])| {
             let count = moments[0];
             if count < 2.0 {
                 return Ok(());
@@ -200,6 +276,11 @@ pub fn update_running(
             follow(mean, means, 1.0, momentum);
             follow(var, variances, count / (count - 1.0), momentum);
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (moments, mean, var)| {
+            let call = kernels::norm_update_running(moments, mean, var, momentum, channels as u32)?;
+            // SAFETY: the statistics have `channels` elements, the moments twice as many and a count.
+            unsafe { card.launch(call, Grid::elements(channels)) }
         })
     })
 }
@@ -229,13 +310,22 @@ pub fn normalize(
             config.parameters(moments, weight, bias),
             write::<S>("output", output, shape),
         );
-        compute.launch(op, operands, move |cpu, (x, parameters, y)| {
+        let n = input.num_elems();
+        let body = move |cpu: &Processor, (x, parameters, y): NormalizeSlices<'_, S>| {
             let (factors, channels) = (Factors::new(&config, parameters), config.channels);
             let parts = batches(cpu, y, channels, x.len() / channels);
             cpu.threads.for_each(parts, |(first, y)| {
                 normalize_rows::<S>(cpu.simd, &factors, &x[first * channels..][..y.len()], y);
             });
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (x, (moments, weight, bias), y)| {
+            let ((eps, relu), channels) = (config.words(), config.channels as u32);
+            let call = kernels::norm_normalize(
+                x, moments, weight, bias, eps, relu, y, channels, n as u64,
+            )?;
+            // SAFETY: both images have `n` elements, and the parameters `channels`.
+            unsafe { card.launch(call, Grid::elements(n)) }
         })
     })
 }
@@ -263,13 +353,28 @@ pub fn gradient_sums(
             write::<f64>("gradient_sums", gradient_sums, [config.gradient_sums_len()]),
             scratch::<f64>(config.blocks_len(input)),
         );
-        compute.launch(op, operands, move |cpu, (x, dy, parameters, sums, blocks)| {
+        let rows = input.num_elems() / config.channels;
+        let body = move |cpu: &Processor, operands: GradientSlices<'_, S>| {
+            let (x, dy, parameters, sums, blocks) = operands;
             let (factors, channels) = (Factors::new(&config, parameters), config.channels);
             add_blocks(cpu, x.len() / channels, sums, blocks, |range, sums| {
                 let range = range.start * channels..range.end * channels;
                 add_gradient_sums::<S>(cpu.simd, &factors, &x[range.clone()], &dy[range], sums);
             });
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, operands| {
+            let (x, dy, (moments, weight, bias), sums, blocks) = operands;
+            let ((eps, relu), channels) = (config.words(), config.channels as u32);
+            let (height, rows_of_block) = (rows as u64, ROWS_PER_BLOCK as u32);
+            let call = kernels::norm_gradient_sums(
+                x, dy, moments, weight, bias, eps, relu, blocks, channels, height, rows_of_block,
+            )?;
+            // SAFETY: the images have `rows` times `channels` elements; there are two sums for each channel and block.
+            unsafe {
+                card.launch(call, config.grid(rows))?;
+                config.add_blocks_on(card, blocks, sums, Out::NONE, rows)
+            }
         })
     })
 }
@@ -293,11 +398,18 @@ pub fn backward_weight(
             gradient("d_weight", d_weight, shape),
             gradient("d_bias", d_bias, shape),
         );
-        compute.launch(op, operands, move |_, (sums, d_weight, d_bias)| {
+        let channels = config.channels;
+        let body = move |_: &Processor, (sums, d_weight, d_bias): (&[f64], &mut [T], &mut [T])| {
             let (of_bias, of_weight) = sums.split_at(d_bias.len());
             put(of_weight, d_weight, accumulate);
             put(of_bias, d_bias, accumulate);
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (sums, d_weight, d_bias)| {
+            let (adds, channels_word) = (u32::from(accumulate), channels as u32);
+            let call = kernels::norm_backward_weight(sums, d_weight, d_bias, adds, channels_word)?;
+            // SAFETY: the gradients have `channels` elements, and the sums twice as many.
+            unsafe { card.launch(call, Grid::elements(channels)) }
         })
     })
 }
@@ -334,7 +446,9 @@ pub fn backward_input(
             read::<f64>("gradient_sums", gradient_sums, [config.gradient_sums_len()]),
             write::<S>("d_input", d_input, shape),
         );
-        compute.launch(op, operands, move |cpu, (x, dy, parameters, gradient_sums, dx)| {
+        let n = input.num_elems();
+        let body = move |cpu: &Processor, operands: InputSlices<'_, S>| {
+            let (x, dy, parameters, gradient_sums, dx) = operands;
             let (mut factors, channels) = (Factors::new(&config, parameters), config.channels);
             factors.set_means(gradient_sums, parameters.0[0]);
             let parts = batches(cpu, dx, channels, x.len() / channels);
@@ -343,6 +457,15 @@ pub fn backward_input(
                 input_rows::<S>(cpu.simd, &factors, &x[range.clone()], &dy[range], dx);
             });
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, operands| {
+            let (x, dy, (moments, weight, bias), sums, dx) = operands;
+            let ((eps, relu), channels) = (config.words(), config.channels as u32);
+            let call = kernels::norm_backward_input(
+                x, dy, moments, weight, bias, eps, relu, sums, dx, channels, n as u64,
+            )?;
+            // SAFETY: the images have `n` elements, the parameters `channels`, and the sums twice as many.
+            unsafe { card.launch(call, Grid::elements(n)) }
         })
     })
 }

@@ -3,9 +3,11 @@
 //! Element-wise operations and optimizers compute in the processor's order and round as it does, so they have its bits. Each
 //! other operation says how far it may be off. The sources are compiled when a card first needs them.
 
+pub(crate) mod batch_norm;
 pub(crate) mod conv;
 pub(crate) mod conv_relu_pool;
 pub(crate) mod elementwise;
+pub(crate) mod images;
 pub(crate) mod linear_cross_entropy;
 pub(crate) mod loss;
 pub(crate) mod norm;
@@ -24,9 +26,11 @@ const REDUCE: &str = include_str!("reduce.cuh");
 
 /// All sources, for tests that compile them.
 pub static SOURCES: &[&paceline_cuda::Source] = &[
+    &batch_norm::BATCH_NORM,
     &conv::CONV2D,
     &conv_relu_pool::CONV_RELU_POOL,
     &elementwise::ELEMENTWISE,
+    &images::IMAGES,
     &linear_cross_entropy::LINEAR_CROSS_ENTROPY,
     &loss::LOSS,
     &norm::NORM,

@@ -1,13 +1,16 @@
 //! The conversion of images from one layout to the other.
 
 use half::bf16;
+use paceline_cuda::Grid;
+use paceline_cuda::kernel::Scalar;
 use paceline_memory::{DType, Element, Shape, Tensor};
 
 use super::ImageLayout;
 use super::square::columns_to_rows;
+use crate::card::images as kernels;
 use crate::compute::batches;
 use crate::simd::multiversion;
-use crate::{Compute, KernelError, Op, Result, SimdLevel, read, write};
+use crate::{Compute, KernelError, Op, Processor, Result, SimdLevel, read, write};
 
 /// Writes the images of `input` into `output`, whose layout is `to`: (n, h, w, c) to (n, c, h, w) for
 /// [`ImageLayout::Nchw`], and (n, c, h, w) to (n, h, w, c) for [`ImageLayout::Nhwc`]. f32, f64, bf16 and u8, without a change
@@ -44,7 +47,7 @@ fn launch<A: Movable>(
         read::<A>("input", input, input.shape()),
         write::<A>("output", output, Shape::from(shape)),
     );
-    compute.launch(op, operands, move |cpu, (x, y)| {
+    let body = move |cpu: &Processor, (x, y): (&[A], &mut [A])| {
         let elems = rows * columns;
         if elems == 0 {
             return Ok(());
@@ -57,11 +60,23 @@ fn launch<A: Movable>(
             }
         });
         Ok(())
+    };
+    compute.launch_with_card(op, operands, body, move |card, (x, y)| {
+        let (tiles, images) = (rows.div_ceil(TILE), shape[0]);
+        let (height, width, tiles_word) = (rows as u32, columns as u32, tiles as u32);
+        let call = kernels::transpose(x, y, height, width, tiles_word)?;
+        let blocks = [columns.div_ceil(TILE) as u32, (images * tiles) as u32, 1];
+        let grid = Grid { blocks, threads: [TILE as u32, 8, 1], shared_bytes: 0 };
+        // SAFETY: both have `images` matrices of this size.
+        unsafe { card.launch(call, grid) }
     })
 }
 
+/// Rows and columns that a block of a card's threads transposes.
+const TILE: usize = 32;
+
 /// An element that a transpose moves.
-trait Movable: Element {
+trait Movable: Element + Scalar {
     /// Writes the transpose of `x` (rows, columns) to `y`.
     fn transpose(level: SimdLevel, x: &[Self], sizes: [usize; 2], y: &mut [Self]);
 }
@@ -75,7 +90,7 @@ impl Movable for f64 {
 }
 
 /// An element of at most 32 bits, which is moved as the bits of an f32.
-trait Small: Element {
+trait Small: Element + Scalar {
     fn to_bits(self) -> u32;
     fn from_bits(bits: u32) -> Self;
 }

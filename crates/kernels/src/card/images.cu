@@ -1,0 +1,96 @@
+// Pools of images and the layouts of images. Pools have the processor's bits.
+//
+// Images are those of channels that lie next to each other; planes are images of one channel.
+
+// A thread for each element of the output: its window's largest value, and where that is.
+template <typename S>
+__device__ __forceinline__ void pool(
+    const S* x, S* y, u8* winners, u32 height, u32 width, u32 channels, u32 window, u32 stride, u32 rows, u32 columns, u64 n) {
+    u64 at = place();
+    if (at >= n) return;
+    u32 c = at % channels;
+    u64 rest = at / channels;
+    u32 j = rest % columns;
+    rest /= columns;
+    u32 i = rest % rows;
+    u64 image = rest / rows;
+    const S* first = x + ((image * height + (u64)i * stride) * width + (u64)j * stride) * channels + c;
+    S most = *first;
+    u32 winner = 0;
+    for (u32 place = 1; place < window * window; ++place) {
+        S value = first[((u64)(place / window) * width + place % window) * channels];
+        auto candidate = load(value);
+        bool wins = candidate > load(most) || candidate != candidate;
+        most = wins ? value : most;
+        winner = wins ? place : winner;
+    }
+    y[at] = most;
+    winners[at] = winner;
+}
+
+// A thread for each element of the input: the gradients of the windows that it has won, in order.
+template <typename S>
+__device__ __forceinline__ void pool_backward(
+    const u8* winners, const S* dy, S* dx, u32 height, u32 width, u32 channels, u32 window, u32 stride, u32 rows,
+    u32 columns, u64 n) {
+    u64 at = place();
+    if (at >= n) return;
+    u32 c = at % channels;
+    u64 rest = at / channels;
+    u32 x = rest % width;
+    rest /= width;
+    u32 y = rest % height;
+    u64 image = rest / height;
+    u32 first_row = y < window ? 0 : (y - window) / stride + 1, last_row = y / stride;
+    u32 first_column = x < window ? 0 : (x - window) / stride + 1, last_column = x / stride;
+    typename As<S>::Real sum = 0;
+    for (u32 i = first_row; i <= last_row && i < rows; ++i) {
+        for (u32 j = first_column; j <= last_column && j < columns; ++j) {
+            u64 out = ((image * rows + i) * columns + j) * channels + c;
+            if (winners[out] == (y - i * stride) * window + (x - j * stride)) sum = sum + load(dy[out]);
+        }
+    }
+    dx[at] = As<S>::store(sum);
+}
+
+// Transposes each of some matrices (rows, columns), in tiles of 32 x 32, with 32 x 8 threads.
+template <typename T> __device__ __forceinline__ void transpose(const T* x, T* y, u32 rows, u32 columns, u32 tiles) {
+    __shared__ T tile[32][33];
+    u64 matrix = (u64)(blockIdx.y / tiles) * rows * columns;
+    u32 column = blockIdx.x * 32 + threadIdx.x, row = blockIdx.y % tiles * 32 + threadIdx.y;
+    for (u32 k = 0; k < 32; k += 8) {
+        if (row + k < rows && column < columns)
+            tile[threadIdx.y + k][threadIdx.x] = x[matrix + (u64)(row + k) * columns + column];
+    }
+    __syncthreads();
+    u32 to_row = blockIdx.x * 32 + threadIdx.y, to_column = blockIdx.y % tiles * 32 + threadIdx.x;
+    for (u32 k = 0; k < 32; k += 8) {
+        if (to_row + k < columns && to_column < rows)
+            y[matrix + (u64)(to_row + k) * rows + to_column] = tile[threadIdx.x][threadIdx.y + k];
+    }
+}
+
+#define FOR_STORED(S)                                                                                                \
+    extern "C" __global__ void pool_##S(                                                                             \
+        const S* x, S* y, u8* winners, u32 height, u32 width, u32 channels, u32 window, u32 stride, u32 rows,         \
+        u32 columns, u64 n) {                                                                                        \
+        pool(x, y, winners, height, width, channels, window, stride, rows, columns, n);                               \
+    }                                                                                                                \
+    extern "C" __global__ void pool_backward_##S(                                                                    \
+        const u8* winners, const S* dy, S* dx, u32 height, u32 width, u32 channels, u32 window, u32 stride, u32 rows, \
+        u32 columns, u64 n) {                                                                                        \
+        pool_backward(winners, dy, dx, height, width, channels, window, stride, rows, columns, n);                    \
+    }
+FOR_STORED(f32)
+FOR_STORED(f64)
+FOR_STORED(f16)
+FOR_STORED(bf16)
+
+#define FOR_MOVED(T)                                                                                        \
+    extern "C" __global__ void transpose_##T(const T* x, T* y, u32 rows, u32 columns, u32 tiles) {           \
+        transpose(x, y, rows, columns, tiles);                                                              \
+    }
+FOR_MOVED(f32)
+FOR_MOVED(f64)
+FOR_MOVED(bf16)
+FOR_MOVED(u8)
