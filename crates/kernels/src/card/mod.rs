@@ -3,6 +3,7 @@
 //! Element-wise operations and optimizers compute in the processor's order and round as it does, so they have its bits. Each
 //! other operation says how far it may be off. The sources are compiled when a card first needs them.
 
+pub(crate) mod attention;
 pub(crate) mod conv;
 pub(crate) mod conv_relu_pool;
 pub(crate) mod elementwise;

@@ -98,11 +98,25 @@ impl Pair {
         op(&self.card, tensors.map(|both| &both.card)).unwrap();
     }
 
+    /// An operation on the card alone.
+    pub fn run_on_card<const N: usize>(
+        &self,
+        op: impl Fn(&Compute, [&Tensor; N]) -> Result<()>,
+        tensors: [&Both; N],
+    ) {
+        op(&self.card, tensors.map(|both| &both.card)).unwrap();
+    }
+
+    /// The elements on the card.
+    pub fn on_card(&self, both: &Both) -> Vec<f64> {
+        self.card.synchronize().unwrap();
+        values(&both.card.to_host().unwrap())
+    }
+
     /// Panics with the first element that is further off than promised.
     #[track_caller]
     pub fn compare(&self, both: &Both, promise: Promise) {
-        self.card.synchronize().unwrap();
-        let (want, got) = (values(&both.cpu), values(&both.card.to_host().unwrap()));
+        let (want, got) = (values(&both.cpu), self.on_card(both));
         let largest = want.iter().fold(0f64, |most, x| most.max(x.abs()));
         for (at, (want, got)) in want.iter().zip(&got).enumerate() {
             let is_kept = match promise {
