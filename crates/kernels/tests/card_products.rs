@@ -169,6 +169,24 @@ fn heads_of_language_models() {
 }
 
 #[test]
+fn labels_that_are_no_class_make_nan_on_a_card() {
+    let Some(pair) = Pair::new() else { return };
+    let (x, w) = (pair.random(F32, &[3, 2], 1), pair.random(F32, &[4, 2], 2));
+    let labels = pair.of(I64, &[3], &[0.0, 4.0, -1.0]);
+    let (dx, sums) = (pair.poisoned(F32, &[3, 2]), pair.of(F64, &[3], &[0.0; 3]));
+    pair.run_on_card(
+        |on, [x, w, labels, dx, sums]| {
+            let gradients = Gradients { d_input: dx, then: Then::Nothing };
+            linear_cross_entropy::differentiate(on, x, w, labels, 1.0, gradients, sums)
+        },
+        [&x, &w, &labels, &dx, &sums],
+    );
+    assert!(pair.on_card(&sums)[0].is_nan());
+    let dx: Vec<bool> = pair.on_card(&dx).iter().map(|x| x.is_nan()).collect();
+    assert_eq!(dx, [false, false, true, true, true, true]);
+}
+
+#[test]
 fn labels_behind_the_ends_of_sequences_are_ignored() {
     let Some(pair) = Pair::new() else { return };
     for (n, seq) in [(1, 1), (5, 13), (3, 200)] {
@@ -182,6 +200,27 @@ fn labels_behind_the_ends_of_sequences_are_ignored() {
         };
         pair.run(ignore, [&labels, &lengths, &real]);
         pair.compare(&real, Promise::Bits);
+    }
+}
+
+/// Parameters lie behind each other in one buffer, so addresses are multiples of an element's size only.
+#[test]
+fn linear_layers_at_odd_addresses() {
+    let Some(pair) = Pair::new() else { return };
+    let (m, n, k) = (3, 5, 7);
+    for dtype in [F32, F64, BF16, F16] {
+        let x = pair.random(dtype, &[m * k + 1], 1);
+        let parameters = pair.random(dtype, &[1 + n * k + n], 2);
+        // Its first element is not written.
+        let y = pair.random(dtype, &[m * n + 1], 3);
+        let forward = |on: &_, [x, parameters, y]: [&Tensor; 3]| {
+            let weight = parameters.slice(1..1 + n * k)?.view([n, k])?;
+            let bias = parameters.slice(1 + n * k..1 + n * k + n)?;
+            let (x, y) = (x.slice(1..1 + m * k)?.view([m, k])?, y.slice(1..1 + m * n)?);
+            linear::forward(on, &x, &weight, Some(&bias), Activation::Relu, &y.view([m, n])?)
+        };
+        pair.run(forward, [&x, &parameters, &y]);
+        pair.compare(&y, reordered(dtype));
     }
 }
 

@@ -105,15 +105,19 @@ struct Columns {
     u32 half, first, lane;
 
     __device__ Columns(u32 head_dim, u32 part, u32 lane) : half(head_dim / 2), first(part * HALF_COLUMNS), lane(lane) {}
+    // Whether this thread has any.
+    __device__ bool is_live() const { return first + lane < half; }
     __device__ bool has(u32 c) const { return first + c % (COLUMNS / 2) * LANES + lane < half; }
     __device__ u32 at(u32 c) const { return first + c % (COLUMNS / 2) * LANES + lane + (c < COLUMNS / 2 ? 0 : half); }
 };
 
-// sums += weights b, where a row of weights belongs to a row of this thread and has `len` elements, and b has a row for each.
+// sums += weights b, where a row of weights belongs to a row of this thread. Their elements from begin to end are not zero,
+// and each has a row of b.
 template <typename Real>
-__device__ void add_weighted(Square<Real> weights, u32 len, const Real* b, u32 pitch, Place at,
+__device__ void add_weighted(Square<Real> weights, u32 begin, u32 end, const Real* b, u32 pitch, Place at,
                              const Columns& columns, Real (&sums)[OWN][COLUMNS]) {
-    for (u32 k = 0; k < len; ++k) {
+    if (!columns.is_live()) return;
+    for (u32 k = begin; k < end; ++k) {
         Real left[OWN];
         for (u32 i = 0; i < OWN; ++i) left[i] = weights[at.row + i][k];
         #pragma unroll
@@ -149,6 +153,11 @@ struct Work {
         row = rest / heads;
     }
 };
+
+// The keys of the tile from `first` on that a query of this thread attends to. All are before `end`.
+__device__ u32 keys_of(const Work& work, Place at, u32 first, u32 end) {
+    return min(SIDE, min(end, work.first + at.row + OWN) - first);
+}
 
 template <typename S>
 __device__ void attention_forward(const Attention& spec, const S* qkv, const i64* lengths,
@@ -200,11 +209,11 @@ __device__ void attention_forward(const Attention& spec, const S* qkv, const i64
                     sum += weight;
                 }
                 total[i] = total[i] * factor + sum_of_lanes(sum);
-                for (u32 c = 0; c < COLUMNS; ++c) sums[i][c] *= factor;
+                for (u32 c = 0; columns.is_live() && c < COLUMNS; ++c) sums[i][c] *= factor;
             }
             // Weights go from lane to lane of a warp only, for its rows.
             __syncwarp();
-            add_weighted(p, min(SIDE, end - first), v, pitch, at, columns, sums);
+            add_weighted(p, 0, keys_of(work, at, first, end), v, pitch, at, columns, sums);
         }
     }
     for (u32 i = 0; i < OWN; ++i) {
@@ -232,20 +241,22 @@ template <typename Real> struct Pair {
     }
 };
 
-// The logarithms of a tile of queries, and the products of the output with its gradient. A warp for each query.
+// The logarithms of a tile of queries, and the products of the output with its gradient. The threads that share rows of a tile
+// sum for these rows.
 template <typename S>
-__device__ void load_results(const Attention& spec, const Work& work, u32 head, u32 first, u32 end, const S* output,
-                             const typename As<S>::Real* log_sums, const S* d_output, typename As<S>::Real* logs,
-                             typename As<S>::Real* products) {
+__device__ void load_results(const Attention& spec, const Work& work, u32 head, u32 first, u32 end, Place at,
+                             const S* output, const typename As<S>::Real* log_sums, const S* d_output,
+                             typename As<S>::Real* logs, typename As<S>::Real* products) {
     typedef typename As<S>::Real Real;
-    u32 lane = threadIdx.x % 32;
-    for (u32 i = threadIdx.x / 32; i < SIDE; i += THREADS / 32) {
+    for (u32 i = at.row; i < at.row + OWN; ++i) {
         Real sum = 0;
         bool is_there = first + i < end;
-        u64 at = is_there ? spec.output_at(work.row, first + i, head) : 0;
-        for (u32 c = lane; is_there && c < spec.head_dim; c += 32) sum += load(d_output[at + c]) * load(output[at + c]);
-        for (u32 mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
-        if (lane == 0) {
+        u64 from = is_there ? spec.output_at(work.row, first + i, head) : 0;
+        for (u32 c = at.lane; is_there && c < spec.head_dim; c += LANES) {
+            sum = fused(load(d_output[from + c]), load(output[from + c]), sum);
+        }
+        sum = sum_of_lanes(sum);
+        if (at.lane == 0) {
             products[i] = sum;
             logs[i] = is_there ? log_sums[spec.log_sum_at(work.row, head, first + i)] : 0;
         }
@@ -306,7 +317,7 @@ __device__ void attention_backward_queries(const Attention& spec, const S* qkv, 
         load_tile(of_row + (u64)work.head * head_dim, stride, work.first, end, head_dim, pitch, angles, scale, q);
         load_tile(d_output + spec.output_at(work.row, 0, work.head), output_stride, work.first, end, head_dim, pitch,
                   (const Real*)0, (Real)1, dy);
-        load_results(spec, work, work.head, work.first, end, output, log_sums, d_output, logs, products);
+        load_results(spec, work, work.head, work.first, end, at, output, log_sums, d_output, logs, products);
         for (u32 first = 0; first < end; first += SIDE) {
             __syncthreads();
             load_tile(of_row + (u64)key_head * head_dim, stride, first, end, head_dim, pitch, angles, (Real)1, k);
@@ -327,7 +338,7 @@ __device__ void attention_backward_queries(const Attention& spec, const S* qkv, 
             }
             // Gradients of scores go from lane to lane of a warp only, for its rows.
             __syncwarp();
-            add_weighted(ds, min(SIDE, end - first), k, pitch, at, columns, sums);
+            add_weighted(ds, 0, keys_of(work, at, first, end), k, pitch, at, columns, sums);
         }
     }
     store_turned(spec, work, length, work.head, at, columns, angles, scale, sums, d_qkv);
@@ -364,7 +375,7 @@ __device__ void attention_backward_keys(const Attention& spec, const S* qkv, con
                 load_tile(of_row + (u64)head * head_dim, stride, first, real, head_dim, pitch, angles, scale, q);
                 load_tile(d_output + spec.output_at(work.row, 0, head), output_stride, first, real, head_dim, pitch,
                           (const Real*)0, (Real)1, dy);
-                load_results(spec, work, head, first, real, output, log_sums, d_output, logs, products);
+                load_results(spec, work, head, first, real, at, output, log_sums, d_output, logs, products);
                 __syncthreads();
                 Real scores[OWN][PAIRED], dp[OWN][PAIRED];
                 square(k, q, head_dim, pitch, at, scores);
@@ -380,9 +391,10 @@ __device__ void attention_backward_keys(const Attention& spec, const S* qkv, con
                     }
                 }
                 __syncwarp();
-                u32 queries = min(SIDE, real - first);
-                add_weighted(p, queries, dy, pitch, at, columns, dv);
-                add_weighted(ds, queries, q, pitch, at, columns, dk);
+                // Queries before the keys of this thread do not attend to them.
+                u32 begin = first == work.first ? at.row : 0, queries = min(SIDE, real - first);
+                add_weighted(p, begin, queries, dy, pitch, at, columns, dv);
+                add_weighted(ds, begin, queries, q, pitch, at, columns, dk);
             }
         }
     }
