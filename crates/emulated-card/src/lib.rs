@@ -6,7 +6,8 @@
 //! missing wait, memory that is freed too early, and a kernel that touches memory it must not touch.
 //!
 //! Input: calls of the three libraries, and PTX. Output: what a card would have computed, or the error code that it
-//! would have given, with a message that says more (`paceline_emulated_fault`). This crate knows nothing of paceline.
+//! would have given, with a message that says more (`paceline_emulated_fault`). But for [`for_tests`], this crate knows
+//! nothing of paceline.
 //!
 //! | environment variable | meaning | default |
 //! |---|---|---|
@@ -25,6 +26,7 @@
 mod boundary;
 mod driver;
 mod fault;
+pub mod for_tests;
 mod lt;
 mod memory;
 mod nccl;

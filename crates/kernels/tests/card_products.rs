@@ -1,16 +1,18 @@
 //! Products, convolutions and attention on a card against the same operations on the processor, on fresh inputs, with odd
 //! sizes. What an operation writes holds NaN before, and is compared whole.
 //!
-//! Tolerances are about ten times the largest differences that were measured, relative to the largest element of a result:
-//! cards add in another order than the processor.
+//! Tolerances are small multiples of the largest differences that were measured, relative to the largest element of a
+//! result: cards add in another order than the processor.
 
 mod on_card;
 
 use on_card::{Pair, Promise};
+use paceline_kernels::attention::{self, AttentionSpec};
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::linear::{self, Activation};
 use paceline_kernels::linear_cross_entropy::{self, Gradients, IGNORED, Then};
-use paceline_kernels::{ImageLayout, conv_relu_pool};
+use paceline_kernels::rotary::{RotaryConfig, RotaryTable};
+use paceline_kernels::{Compute, ImageLayout, conv_relu_pool};
 use paceline_memory::{DType, Tensor};
 
 use DType::{BF16, F16, F32, F64, I64, U8};
@@ -22,6 +24,16 @@ fn reordered(dtype: DType) -> Promise {
         BF16 => 2.0 / 256.0,
         F16 => 2.0 / 2048.0,
         _ => 2e-6,
+    })
+}
+
+/// The same for attention, whose exponentials make more of a difference.
+fn attended(dtype: DType) -> Promise {
+    Promise::Within(match dtype {
+        F64 => 1e-13,
+        BF16 => 4.0 / 256.0,
+        F16 => 4.0 / 2048.0,
+        _ => 1e-5,
     })
 }
 
@@ -157,6 +169,24 @@ fn heads_of_language_models() {
 }
 
 #[test]
+fn labels_that_are_no_class_make_nan_on_a_card() {
+    let Some(pair) = Pair::new() else { return };
+    let (x, w) = (pair.random(F32, &[3, 2], 1), pair.random(F32, &[4, 2], 2));
+    let labels = pair.of(I64, &[3], &[0.0, 4.0, -1.0]);
+    let (dx, sums) = (pair.poisoned(F32, &[3, 2]), pair.of(F64, &[3], &[0.0; 3]));
+    pair.run_on_card(
+        |on, [x, w, labels, dx, sums]| {
+            let gradients = Gradients { d_input: dx, then: Then::Nothing };
+            linear_cross_entropy::differentiate(on, x, w, labels, 1.0, gradients, sums)
+        },
+        [&x, &w, &labels, &dx, &sums],
+    );
+    assert!(pair.on_card(&sums)[0].is_nan());
+    let dx: Vec<bool> = pair.on_card(&dx).iter().map(|x| x.is_nan()).collect();
+    assert_eq!(dx, [false, false, true, true, true, true]);
+}
+
+#[test]
 fn labels_behind_the_ends_of_sequences_are_ignored() {
     let Some(pair) = Pair::new() else { return };
     for (n, seq) in [(1, 1), (5, 13), (3, 200)] {
@@ -170,6 +200,27 @@ fn labels_behind_the_ends_of_sequences_are_ignored() {
         };
         pair.run(ignore, [&labels, &lengths, &real]);
         pair.compare(&real, Promise::Bits);
+    }
+}
+
+/// Parameters lie behind each other in one buffer, so addresses are multiples of an element's size only.
+#[test]
+fn linear_layers_at_odd_addresses() {
+    let Some(pair) = Pair::new() else { return };
+    let (m, n, k) = (3, 5, 7);
+    for dtype in [F32, F64, BF16, F16] {
+        let x = pair.random(dtype, &[m * k + 1], 1);
+        let parameters = pair.random(dtype, &[1 + n * k + n], 2);
+        // Its first element is not written.
+        let y = pair.random(dtype, &[m * n + 1], 3);
+        let forward = |on: &_, [x, parameters, y]: [&Tensor; 3]| {
+            let weight = parameters.slice(1..1 + n * k)?.view([n, k])?;
+            let bias = parameters.slice(1 + n * k..1 + n * k + n)?;
+            let (x, y) = (x.slice(1..1 + m * k)?.view([m, k])?, y.slice(1..1 + m * n)?);
+            linear::forward(on, &x, &weight, Some(&bias), Activation::Relu, &y.view([m, n])?)
+        };
+        pair.run(forward, [&x, &parameters, &y]);
+        pair.compare(&y, reordered(dtype));
     }
 }
 
@@ -268,6 +319,102 @@ fn convolutions_that_are_pooled() {
             };
             pair.run(backward, [&w, &winners, &dy, &dx]);
             pair.compare(&dx, reordered(input));
+        }
+    }
+}
+
+/// Sizes of attention, and the lengths of the rows if they have padding. There are more tokens than a tile has, or fewer,
+/// and heads of more columns than a block computes.
+fn attentions() -> Vec<(AttentionSpec, Option<Vec<f64>>)> {
+    let spec = |[batch, seq, heads, kv_heads, head_dim]: [usize; 5]| AttentionSpec {
+        batch,
+        seq,
+        heads,
+        kv_heads,
+        head_dim,
+    };
+    vec![
+        (spec([1, 1, 1, 1, 2]), None),
+        (spec([3, 37, 4, 2, 6]), Some(vec![35.0, 0.0, 37.0])),
+        (spec([1, 70, 2, 1, 34]), None),
+        (spec([1, 5, 1, 1, 132]), None),
+        (spec([0, 5, 1, 1, 2]), None),
+    ]
+}
+
+fn table(on: &Compute, spec: &AttentionSpec, dtype: DType) -> RotaryTable {
+    let config = RotaryConfig { head_dim: spec.head_dim, theta: 100.0, scaling: None };
+    RotaryTable::new(&on.allocator, config, spec.seq, dtype).unwrap()
+}
+
+#[test]
+fn attention_and_its_gradients() {
+    let Some(pair) = Pair::new() else { return };
+    for (dtype, real) in [(F32, F32), (F64, F64), (BF16, F32), (F16, F32)] {
+        for (spec, lengths) in attentions() {
+            let has_lengths = lengths.is_some();
+            let lengths = pair.of(I64, &[spec.batch], &lengths.unwrap_or(vec![0.0; spec.batch]));
+            let qkv = pair.random(dtype, &spec.qkv_shape(), 1);
+            let output = pair.poisoned(dtype, &spec.output_shape());
+            let log_sums = pair.poisoned(real, &[spec.log_sums_len()]);
+            let forward = |on: &Compute, [qkv, lengths, output, log_sums]: [&Tensor; 4]| {
+                let (lengths, table) = (has_lengths.then_some(lengths), table(on, &spec, real));
+                attention::forward(on, qkv, lengths, &table, &spec, output, log_sums)
+            };
+            pair.run(forward, [&qkv, &lengths, &output, &log_sums]);
+            pair.compare(&output, attended(dtype));
+            pair.compare(&log_sums, attended(real));
+
+            let d_output = pair.random(dtype, &spec.output_shape(), 2);
+            let d_qkv = pair.poisoned(dtype, &spec.qkv_shape());
+            let backward = |on: &Compute, [qkv, lengths, y, log_sums, dy, to]: [&Tensor; 6]| {
+                let (lengths, table) = (has_lengths.then_some(lengths), table(on, &spec, real));
+                attention::backward(on, qkv, lengths, &table, &spec, y, log_sums, dy, to)
+            };
+            pair.run(backward, [&qkv, &lengths, &output, &log_sums, &d_output, &d_qkv]);
+            pair.compare(&d_qkv, attended(dtype));
+        }
+    }
+}
+
+#[test]
+fn lengths_that_are_wrong_make_nan_on_a_card() {
+    let Some(pair) = Pair::new() else { return };
+    let spec = AttentionSpec { batch: 2, seq: 3, heads: 1, kv_heads: 1, head_dim: 2 };
+    let qkv = pair.random(F32, &spec.qkv_shape(), 1);
+    let lengths = pair.of(I64, &[2], &[4.0, -1.0]);
+    let output = pair.random(F32, &spec.output_shape(), 2);
+    let log_sums = pair.random(F32, &[spec.log_sums_len()], 3);
+    pair.run_on_card(
+        |on, [qkv, lengths, output, log_sums]| {
+            let table = table(on, &spec, F32);
+            attention::forward(on, qkv, Some(lengths), &table, &spec, output, log_sums)
+        },
+        [&qkv, &lengths, &output, &log_sums],
+    );
+    for result in [&output, &log_sums] {
+        assert!(pair.on_card(result).iter().all(|x| x.is_nan()));
+    }
+}
+
+#[test]
+fn attention_of_new_tokens() {
+    let Some(pair) = Pair::new() else { return };
+    for dtype in [F32, F64] {
+        for (spec, _) in attentions() {
+            let keys = pair.poisoned(dtype, &spec.cache_shape());
+            let values = pair.poisoned(dtype, &spec.cache_shape());
+            for position in 0..spec.seq.min(12) {
+                let shape = [spec.batch, spec.qkv_shape()[1]];
+                let qkv = pair.random(dtype, &shape, position as u64 + 1);
+                let output = pair.poisoned(dtype, &[spec.batch, spec.output_shape()[1]]);
+                let step = |on: &Compute, [qkv, keys, values, output]: [&Tensor; 4]| {
+                    let table = table(on, &spec, dtype);
+                    attention::step(on, qkv, &table, &spec, position, keys, values, output)
+                };
+                pair.run(step, [&qkv, &keys, &values, &output]);
+                pair.compare(&output, attended(dtype));
+            }
         }
     }
 }

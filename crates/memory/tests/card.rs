@@ -3,23 +3,16 @@
 use std::time::Duration;
 
 use paceline_cuda::Card;
+use paceline_emulated_card::for_tests::is_ready;
 use paceline_memory::{
     Accelerator, Access, Allocator, Category, DType, DeviceStream, EventState, MemoryError, Stream,
     Tensor,
 };
 
-/// A stream of a card, or the reason why there is none.
+/// A stream of a card, if there is one.
 fn compute() -> Option<DeviceStream> {
-    match Card::open(0) {
-        Ok(card) => Some(Accelerator::cuda(card).stream("compute").unwrap()),
-        Err(error) if std::env::var_os("PACELINE_CARD").is_some_and(|value| value == "1") => {
-            panic!("PACELINE_CARD=1, but {error}")
-        }
-        Err(error) => {
-            println!("skipped: {error}");
-            None
-        }
-    }
+    let card = is_ready().then(|| Card::open(0).unwrap())?;
+    Some(Accelerator::cuda(card).stream("compute").unwrap())
 }
 
 fn tensor(allocator: &Allocator, len: usize) -> Tensor {

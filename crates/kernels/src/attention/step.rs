@@ -9,6 +9,7 @@
 use paceline_memory::Tensor;
 
 use super::AttentionSpec;
+use crate::card::attention as on_card;
 use crate::compute::batches;
 use crate::real::for_real;
 use crate::rotary::{RotaryTable, turn};
@@ -29,7 +30,9 @@ impl AttentionSpec {
 ///
 /// Shapes: qkv (batch, (heads + 2 * kv_heads) * head_dim), not rotated; keys and values [`AttentionSpec::cache_shape`];
 /// output (batch, heads * head_dim). f32 and f64, like the table. Overwrites output. Errors if the position is not below
-/// `seq`, or if the table is too short. Each thread takes `position + 1 + head_dim` elements of scratch memory.
+/// `seq`, or if the table is too short. Each thread takes `position + 1 + head_dim` elements of scratch memory. A card takes
+/// `position + 1` for each head of each row, and is off as for [`forward`](super::forward()); what it puts into the cache has
+/// the processor's bits.
 #[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
 pub fn step(
     compute: &Compute,
@@ -59,9 +62,12 @@ pub fn step(
             update::<T>("keys", keys, spec.cache_shape()),
             update::<T>("values", values, spec.cache_shape()),
             write::<T>("output", output, [spec.batch, spec.output_shape()[1]]),
-            scratch::<T>(spec.num_parts(compute.processor()) * scratch_len),
+            scratch::<T>(match compute.is_card() {
+                true => spec.batch * spec.heads * (position + 1),
+                false => spec.num_parts(compute.processor()) * scratch_len,
+            }),
         );
-        compute.launch(op, operands, move |cpu, (qkv, angles, keys, values, output, space)| {
+        compute.launch_with_card(op, operands, move |cpu, (qkv, angles, keys, values, output, space)| {
             let angles = &angles[position * spec.head_dim..][..spec.head_dim];
             let keys = batches(cpu, keys, cache_len, spec.pairs());
             let values = batches(cpu, values, cache_len, spec.pairs());
@@ -73,6 +79,10 @@ pub fn step(
                 pairs::<T>(cpu.simd, token, keys, values, output, space);
             });
             Ok(())
+        }, move |card, (qkv, angles, keys, values, output, scores)| {
+            let (read, cache) = ((qkv, angles), (keys, values));
+            // SAFETY: the operands are those of this attention, and the scratch memory has the scores.
+            unsafe { on_card::step(card, &spec, position, read, cache, output, scores) }
         })
     })
 }

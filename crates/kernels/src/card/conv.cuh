@@ -135,8 +135,9 @@ template <typename S, bool POOLED> struct Gradients {
     typedef u64 Column;
 
     __device__ Gradients(const Conv& conv, const S* dy, const u8* winners)
-        : dy(dy), winners(winners), layout(conv, conv.out_height() / (POOLED ? 2 : 1), conv.out_width() / (POOLED ? 2 : 1), conv.c_out),
-          height(conv.out_height() / (POOLED ? 2 : 1)), width(conv.out_width() / (POOLED ? 2 : 1)) {}
+        : Gradients(conv, dy, winners, conv.out_height() / (POOLED ? 2 : 1), conv.out_width() / (POOLED ? 2 : 1)) {}
+    __device__ Gradients(const Conv& conv, const S* dy, const u8* winners, u32 height, u32 width)
+        : dy(dy), winners(winners), layout(conv, height, width, conv.c_out), height(height), width(width) {}
 
     __device__ Row row(u32 m) const {
         Position p = position_of<POOLED>(m, height, width);
@@ -238,35 +239,37 @@ template <typename F> struct Transposed {
 // Rows and columns of a tile of the result, and steps that are in shared memory at a time. A thread has 4 x 4 results.
 enum { SIDE = 64, DEPTH = 16, THREADS = 256 };
 // Behind each row of a tile in shared memory there are 4 elements, which spreads columns over the banks.
-enum { PITCH = SIDE + 4, OWN = SIDE * DEPTH / THREADS };
+enum { PITCH = SIDE + 4 };
+// The elements that a thread loads of each factor's tile, and their distance in rows.
+enum { OWN = SIDE * DEPTH / THREADS, DISTANCE = THREADS / DEPTH };
 
-// Loads a tile of (SIDE, DEPTH) elements, 4 by each thread: neighbors along the rows of the tile, or along its columns.
+// Loads a tile of (SIDE, DEPTH) elements: each thread loads 4 elements of one step. Neighbors load along the rows of the tile,
+// or along its steps.
 template <typename F> struct Loader {
     typedef typename F::Real Real;
     F factor;
-    u32 rows, first;
-    bool is_along_rows;
+    u32 rows, row, step;
+    u32 row_of_tile;
     decltype(factor.row(0)) own[OWN];
     Real elems[OWN];
 
     __device__ Loader(F factor, u32 rows, u32 first, bool is_along_rows)
-        : factor(factor), rows(rows), first(first), is_along_rows(is_along_rows) {
-        for (u32 r = 0; r < OWN; ++r) own[r] = factor.row(min(first + row_of(r), rows - 1));
+        : factor(factor), rows(rows), row_of_tile(is_along_rows ? threadIdx.x % DEPTH : threadIdx.x / DEPTH) {
+        row = first + row_of_tile;
+        step = is_along_rows ? threadIdx.x / DEPTH : threadIdx.x % DEPTH;
+        for (u32 r = 0; r < OWN; ++r) own[r] = factor.row(min(row + r * DISTANCE, rows - 1));
     }
 
-    __device__ u32 row_of(u32 r) const { return is_along_rows ? threadIdx.x % SIDE : threadIdx.x / DEPTH + r * (SIDE / OWN); }
-    __device__ u32 step_of(u32 r) const { return is_along_rows ? threadIdx.x / SIDE + r * (DEPTH / OWN) : threadIdx.x % DEPTH; }
-
     __device__ void load_from(u32 begin, u32 end) {
+        bool is_there = begin + step < end;
+        auto column = factor.column(begin + step);
         for (u32 r = 0; r < OWN; ++r) {
-            u32 k = begin + step_of(r);
-            bool is_there = first + row_of(r) < rows && k < end;
-            elems[r] = is_there ? factor.at(own[r], factor.column(k)) : 0;
+            elems[r] = is_there && row + r * DISTANCE < rows ? factor.at(own[r], column) : 0;
         }
     }
 
     __device__ void store_to(Real (*tile)[PITCH]) const {
-        for (u32 r = 0; r < OWN; ++r) tile[step_of(r)][row_of(r)] = elems[r];
+        for (u32 r = 0; r < OWN; ++r) tile[step][row_of_tile + r * DISTANCE] = elems[r];
     }
 };
 

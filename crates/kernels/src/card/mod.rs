@@ -3,6 +3,7 @@
 //! Element-wise operations and optimizers compute in the processor's order and round as it does, so they have its bits. Each
 //! other operation says how far it may be off. The sources are compiled when a card first needs them.
 
+pub(crate) mod attention;
 pub(crate) mod batch_norm;
 pub(crate) mod conv;
 pub(crate) mod conv_relu_pool;
@@ -26,6 +27,7 @@ const REDUCE: &str = include_str!("reduce.cuh");
 
 /// All sources, for tests that compile them.
 pub static SOURCES: &[&paceline_cuda::Source] = &[
+    &attention::ATTENTION,
     &batch_norm::BATCH_NORM,
     &conv::CONV2D,
     &conv_relu_pool::CONV_RELU_POOL,

@@ -167,7 +167,8 @@ pub(crate) unsafe fn linear<S: Multiplied, C: Multiplied>(
     activation: Activation,
     y: Out<C>,
 ) -> Result<()> {
-    /// What the library's vector instructions need of the address of a bias.
+    /// What the library's vector instructions need of the address of a bias. A plan is chosen for the addresses of the
+    /// matrices, and then serves any bias.
     const ALIGNMENT: u64 = 16;
     let with_relu = activation == Activation::Relu;
     let is_aligned = bias.is_none_or(|bias| bias.0.is_multiple_of(ALIGNMENT));

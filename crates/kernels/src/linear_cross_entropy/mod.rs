@@ -180,7 +180,8 @@ pub fn differentiate(
 }
 
 /// The gradient of the weight, from the gradient of the outputs that [`Then::Keep`] has kept, with the bits that
-/// [`Then::Weight`] gives. Adds to `d_weight` if it is to `accumulate`, and overwrites it otherwise.
+/// [`Then::Weight`] gives; on a card only if `classes` is a multiple of 64, because the library chooses a product by the
+/// alignment of its operands. Adds to `d_weight` if it is to `accumulate`, and overwrites it otherwise.
 ///
 /// Shapes: input (n, inputs), d_outputs (n, classes), d_weight (classes, inputs).
 pub fn backward_weight(

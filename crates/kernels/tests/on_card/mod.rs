@@ -2,28 +2,10 @@
 #![allow(dead_code, reason = "each file of tests uses a part")]
 
 use half::{bf16, f16};
-use paceline_cuda::{Card, compiler};
+use paceline_cuda::Card;
+use paceline_emulated_card::for_tests::is_ready;
 use paceline_kernels::{Compute, Result};
 use paceline_memory::{Accelerator, Allocator, Category, DType, Tensor};
-
-/// The version of the run-time compiler; without one, says so.
-pub fn compiler() -> Option<(i32, i32)> {
-    skip(compiler::version())
-}
-
-/// What there is; otherwise the reason is printed, or the test fails if there has to be a card.
-fn skip<T>(found: paceline_cuda::Result<T>) -> Option<T> {
-    match found {
-        Ok(found) => Some(found),
-        Err(error) if std::env::var_os("PACELINE_CARD").is_some_and(|value| value == "1") => {
-            panic!("PACELINE_CARD=1, but {error}")
-        }
-        Err(error) => {
-            println!("skipped: {error}");
-            None
-        }
-    }
-}
 
 /// The processor and a card.
 pub struct Pair {
@@ -56,8 +38,7 @@ pub enum Promise {
 impl Pair {
     /// `None`, with the reason printed, if there is no card or no compiler.
     pub fn new() -> Option<Self> {
-        compiler()?;
-        let card = skip(Card::open(0))?;
+        let card = is_ready().then(|| Card::open(0).unwrap())?;
         let stream = Accelerator::cuda(card).stream("compute").unwrap();
         Some(Self {
             cpu: Compute::new(1, Allocator::new()).unwrap(),
@@ -110,11 +91,25 @@ impl Pair {
         Both { cpu: op(&self.cpu, &x.cpu).unwrap(), card: op(&self.card, &x.card).unwrap() }
     }
 
+    /// An operation on the card alone.
+    pub fn run_on_card<const N: usize>(
+        &self,
+        op: impl Fn(&Compute, [&Tensor; N]) -> Result<()>,
+        tensors: [&Both; N],
+    ) {
+        op(&self.card, tensors.map(|both| &both.card)).unwrap();
+    }
+
+    /// The elements on the card.
+    pub fn on_card(&self, both: &Both) -> Vec<f64> {
+        self.card.synchronize().unwrap();
+        values(&both.card.to_host().unwrap())
+    }
+
     /// Panics with the first element that is further off than promised.
     #[track_caller]
     pub fn compare(&self, both: &Both, promise: Promise) {
-        self.card.synchronize().unwrap();
-        let (want, got) = (values(&both.cpu), values(&both.card.to_host().unwrap()));
+        let (want, got) = (values(&both.cpu), self.on_card(both));
         let largest = want.iter().fold(0f64, |most, x| most.max(x.abs()));
         for (at, (want, got)) in want.iter().zip(&got).enumerate() {
             let is_kept = match promise {

@@ -1,0 +1,505 @@
+// Causal attention, tile by tile: 32 queries and 32 keys at a time, in shared memory, with the online softmax.
+//
+// A block has 8 x 16 threads. A thread has 4 queries (or keys, in the gradients of keys) and 2 of the other side of a square
+// of scores, and the same 4 of a tile of results with every 16th of up to 128 columns. A head of more columns is divided
+// between blocks, which compute its scores again.
+
+enum { SIDE = 32, ROWS = 8, LANES = 16, THREADS = ROWS * LANES, OWN = SIDE / ROWS, PAIRED = SIDE / LANES };
+// The columns of a thread, and the columns of a block in each half of a head: columns are rotated in pairs, one of each half.
+enum { COLUMNS = 8, HALF_COLUMNS = COLUMNS * LANES / 2 };
+// Behind each row of a square there is an element, which spreads its columns over the banks.
+enum { PITCH = SIDE + 1 };
+
+struct Attention {
+    u32 batch, seq, heads, kv_heads, head_dim;
+
+    __device__ u64 qkv_columns() const { return (u64)(heads + 2 * kv_heads) * head_dim; }
+    // The first element of a token's head in qkv, counted from queries over keys to values.
+    __device__ u64 at(u32 row, u32 token, u32 head) const {
+        return ((u64)row * seq + token) * qkv_columns() + (u64)head * head_dim;
+    }
+    __device__ u64 output_at(u32 row, u32 token, u32 head) const {
+        return (((u64)row * seq + token) * heads + head) * head_dim;
+    }
+    __device__ u64 log_sum_at(u32 row, u32 head, u32 token) const { return ((u64)row * heads + head) * seq + token; }
+    __device__ u32 keys_of(u32 head) const { return heads + head / (heads / kv_heads); }
+    // Rows of tiles of a head are longer by one element, which spreads them over the banks.
+    __device__ u32 pitch() const { return head_dim + 1; }
+};
+
+#define ATTENTION_ARGUMENTS u32 batch, u32 seq, u32 heads, u32 kv_heads, u32 head_dim
+#define ATTENTION \
+    Attention { batch, seq, heads, kv_heads, head_dim }
+
+// The real tokens of a row; a length that is not within 0..=seq makes the row's results NaN.
+struct Length {
+    u32 real;
+    bool is_wrong;
+
+    __device__ Length(const i64* lengths, u32 row, u32 seq) {
+        i64 length = lengths ? lengths[row] : (i64)seq;
+        is_wrong = length < 0 || length > (i64)seq;
+        real = is_wrong ? 0 : (u32)length;
+    }
+};
+
+// What results of tokens that are not real hold.
+template <typename Real> __device__ Real behind(const Length& length) {
+    return length.is_wrong ? (Real)__int_as_float(0x7fffffff) : 0;
+}
+
+// All shared memory of a block: tiles of (SIDE, head_dim), then squares of (SIDE, SIDE), then numbers of a tile's tokens.
+extern __shared__ __align__(16) unsigned char shared_bytes[];
+
+template <typename Real> using Square = Real (*)[PITCH];
+
+// Copies a head of the tokens from `first` on, rotated and times a factor if there are angles. Behind the real ones are zeros.
+template <typename S>
+__device__ void load_tile(const S* from, u64 stride, u32 first, u32 end, u32 head_dim, u32 pitch,
+                          const typename As<S>::Real* angles, typename As<S>::Real factor, typename As<S>::Real* tile) {
+    typedef typename As<S>::Real Real;
+    u32 half = head_dim / 2;
+    for (u32 i = threadIdx.x; i < SIDE * half; i += THREADS) {
+        u32 r = i / half, c = i % half, token = first + r;
+        Real x = 0, y = 0;
+        if (token < end) {
+            const S* head = from + token * stride;
+            x = load(head[c]);
+            y = load(head[c + half]);
+            if (angles) {
+                Real cosine = angles[(u64)token * head_dim + c], sine = angles[(u64)token * head_dim + half + c];
+                Real turned = (x * cosine - y * sine) * factor;
+                y = (y * cosine + x * sine) * factor;
+                x = turned;
+            }
+        }
+        tile[r * pitch + c] = x;
+        tile[r * pitch + half + c] = y;
+    }
+}
+
+// Where this thread is: its rows begin at OWN * row, and its columns are lane, lane + LANES, ...
+struct Place {
+    u32 row, lane;
+    __device__ Place() : row(threadIdx.x / LANES * OWN), lane(threadIdx.x % LANES) {}
+};
+
+// The scalar products of this thread's rows of a with its columns, which are rows of b.
+template <typename Real>
+__device__ void square(const Real* a, const Real* b, u32 head_dim, u32 pitch, Place at, Real (&sums)[OWN][PAIRED]) {
+    for (u32 i = 0; i < OWN; ++i) {
+        for (u32 j = 0; j < PAIRED; ++j) sums[i][j] = 0;
+    }
+    for (u32 c = 0; c < head_dim; ++c) {
+        Real left[OWN], right[PAIRED];
+        for (u32 i = 0; i < OWN; ++i) left[i] = a[(at.row + i) * pitch + c];
+        for (u32 j = 0; j < PAIRED; ++j) right[j] = b[(at.lane + j * LANES) * pitch + c];
+        for (u32 i = 0; i < OWN; ++i) {
+            for (u32 j = 0; j < PAIRED; ++j) sums[i][j] = fused(left[i], right[j], sums[i][j]);
+        }
+    }
+}
+
+// The columns of this thread: the first half of them is in the first half of the head.
+struct Columns {
+    u32 half, first, lane;
+
+    __device__ Columns(u32 head_dim, u32 part, u32 lane) : half(head_dim / 2), first(part * HALF_COLUMNS), lane(lane) {}
+    // Whether this thread has any.
+    __device__ bool is_live() const { return first + lane < half; }
+    __device__ bool has(u32 c) const { return first + c % (COLUMNS / 2) * LANES + lane < half; }
+    __device__ u32 at(u32 c) const { return first + c % (COLUMNS / 2) * LANES + lane + (c < COLUMNS / 2 ? 0 : half); }
+};
+
+// sums += weights b, where a row of weights belongs to a row of this thread. Their elements from begin to end are not zero,
+// and each has a row of b.
+template <typename Real>
+__device__ void add_weighted(Square<Real> weights, u32 begin, u32 end, const Real* b, u32 pitch, Place at,
+                             const Columns& columns, Real (&sums)[OWN][COLUMNS]) {
+    if (!columns.is_live()) return;
+    for (u32 k = begin; k < end; ++k) {
+        Real left[OWN];
+        for (u32 i = 0; i < OWN; ++i) left[i] = weights[at.row + i][k];
+        #pragma unroll
+        for (u32 c = 0; c < COLUMNS; ++c) {
+            if (!columns.has(c)) continue;
+            Real right = b[k * pitch + columns.at(c)];
+            for (u32 i = 0; i < OWN; ++i) sums[i][c] = fused(left[i], right, sums[i][c]);
+        }
+    }
+}
+
+// The largest, and the sum, over the 16 threads that share rows.
+template <typename Real> __device__ Real largest_of_lanes(Real x) {
+    for (u32 mask = LANES / 2; mask > 0; mask /= 2) {
+        Real other = __shfl_xor_sync(~0u, x, mask);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+template <typename Real> __device__ Real sum_of_lanes(Real x) {
+    for (u32 mask = LANES / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
+    return x;
+}
+
+// What a block computes: a tile of a head of a row of the batch. The last tiles, whose rows are longest, come first.
+struct Work {
+    u32 first, head, row;
+
+    __device__ Work(u32 seq, u32 heads) {
+        u32 tiles = (seq + SIDE - 1) / SIDE, rest = blockIdx.x / tiles;
+        first = (tiles - 1 - blockIdx.x % tiles) * SIDE;
+        head = rest % heads;
+        row = rest / heads;
+    }
+};
+
+// The keys of the tile from `first` on that a query of this thread attends to. All are before `end`.
+__device__ u32 keys_of(const Work& work, Place at, u32 first, u32 end) {
+    return min(SIDE, min(end, work.first + at.row + OWN) - first);
+}
+
+template <typename S>
+__device__ void attention_forward(const Attention& spec, const S* qkv, const i64* lengths,
+                                  const typename As<S>::Real* angles, typename As<S>::Real scale, S* output,
+                                  typename As<S>::Real* log_sums) {
+    typedef typename As<S>::Real Real;
+    u32 pitch = spec.pitch(), head_dim = spec.head_dim;
+    Real* q = (Real*)shared_bytes;
+    Real* k = q + SIDE * pitch;
+    Real* v = k + SIDE * pitch;
+    Square<Real> p = (Square<Real>)(v + SIDE * pitch);
+    Work work(spec.seq, spec.heads);
+    Length length(lengths, work.row, spec.seq);
+    Place at;
+    Columns columns(head_dim, blockIdx.y, at.lane);
+    const S* of_row = qkv + spec.at(work.row, 0, 0);
+    u64 stride = spec.qkv_columns();
+    u32 key_head = spec.keys_of(work.head);
+    const Real lowest = -(Real)__int_as_float(0x7f800000);
+    Real most[OWN], total[OWN], sums[OWN][COLUMNS] = {};
+    for (u32 i = 0; i < OWN; ++i) {
+        most[i] = lowest;
+        total[i] = 0;
+    }
+    u32 end = min(work.first + SIDE, length.real);
+    if (work.first < length.real) {
+        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, end, head_dim, pitch, angles, scale, q);
+        for (u32 first = 0; first < end; first += SIDE) {
+            __syncthreads();
+            load_tile(of_row + (u64)key_head * head_dim, stride, first, end, head_dim, pitch, angles, (Real)1, k);
+            load_tile(of_row + (u64)(key_head + spec.kv_heads) * head_dim, stride, first, end, head_dim, pitch,
+                      (const Real*)0, (Real)1, v);
+            __syncthreads();
+            Real scores[OWN][PAIRED];
+            square(q, k, head_dim, pitch, at, scores);
+            for (u32 i = 0; i < OWN; ++i) {
+                // A query of padding has its own key too, so no row is without scores.
+                Real best = most[i];
+                for (u32 j = 0; j < PAIRED; ++j) {
+                    if (first + at.lane + j * LANES > work.first + at.row + i) scores[i][j] = lowest;
+                    best = scores[i][j] > best ? scores[i][j] : best;
+                }
+                best = largest_of_lanes(best);
+                Real factor = fast_exp(most[i] - best), sum = 0;
+                most[i] = best;
+                for (u32 j = 0; j < PAIRED; ++j) {
+                    Real weight = fast_exp(scores[i][j] - best);
+                    p[at.row + i][at.lane + j * LANES] = weight;
+                    sum += weight;
+                }
+                total[i] = total[i] * factor + sum_of_lanes(sum);
+                for (u32 c = 0; columns.is_live() && c < COLUMNS; ++c) sums[i][c] *= factor;
+            }
+            // Weights go from lane to lane of a warp only, for its rows.
+            __syncwarp();
+            add_weighted(p, 0, keys_of(work, at, first, end), v, pitch, at, columns, sums);
+        }
+    }
+    for (u32 i = 0; i < OWN; ++i) {
+        u32 token = work.first + at.row + i;
+        if (token >= spec.seq) continue;
+        bool is_real = token < length.real;
+        S* to = output + spec.output_at(work.row, token, work.head);
+        for (u32 c = 0; c < COLUMNS; ++c) {
+            if (columns.has(c)) to[columns.at(c)] = As<S>::store(is_real ? sums[i][c] / total[i] : behind<Real>(length));
+        }
+        if (at.lane == 0 && blockIdx.y == 0) {
+            log_sums[spec.log_sum_at(work.row, work.head, token)] = is_real ? most[i] + log(total[i]) : behind<Real>(length);
+        }
+    }
+}
+
+// What the gradients of a square of queries and keys need, for this thread's pairs: the probability, and the gradient of the
+// score. `log_sums` and `products` belong to queries.
+template <typename Real> struct Pair {
+    Real p, ds;
+
+    __device__ Pair(bool is_there, Real score, Real log_sum, Real dp, Real product) {
+        p = is_there ? fast_exp(score - log_sum) : 0;
+        ds = is_there ? p * (dp - product) : 0;
+    }
+};
+
+// The logarithms of a tile of queries, and the products of the output with its gradient. The threads that share rows of a tile
+// sum for these rows.
+template <typename S>
+__device__ void load_results(const Attention& spec, const Work& work, u32 head, u32 first, u32 end, Place at,
+                             const S* output, const typename As<S>::Real* log_sums, const S* d_output,
+                             typename As<S>::Real* logs, typename As<S>::Real* products) {
+    typedef typename As<S>::Real Real;
+    for (u32 i = at.row; i < at.row + OWN; ++i) {
+        Real sum = 0;
+        bool is_there = first + i < end;
+        u64 from = is_there ? spec.output_at(work.row, first + i, head) : 0;
+        for (u32 c = at.lane; is_there && c < spec.head_dim; c += LANES) {
+            sum = fused(load(d_output[from + c]), load(output[from + c]), sum);
+        }
+        sum = sum_of_lanes(sum);
+        if (at.lane == 0) {
+            products[i] = sum;
+            logs[i] = is_there ? log_sums[spec.log_sum_at(work.row, head, first + i)] : 0;
+        }
+    }
+}
+
+// Writes gradients of rotated rows, rotated back and times a factor. The partner of a column is in the same thread.
+template <typename S>
+__device__ void store_turned(const Attention& spec, const Work& work, const Length& length, u32 head, Place at,
+                             const Columns& columns, const typename As<S>::Real* angles, typename As<S>::Real factor,
+                             const typename As<S>::Real (&sums)[OWN][COLUMNS], S* d_qkv) {
+    typedef typename As<S>::Real Real;
+    u32 half = columns.half;
+    for (u32 i = 0; i < OWN; ++i) {
+        u32 token = work.first + at.row + i;
+        if (token >= spec.seq) continue;
+        S* to = d_qkv + spec.at(work.row, token, head);
+        for (u32 c = 0; c < COLUMNS / 2; ++c) {
+            if (!columns.has(c)) continue;
+            u32 column = columns.at(c);
+            Real x = behind<Real>(length), y = x;
+            if (token < length.real) {
+                Real cosine = angles[(u64)token * spec.head_dim + column];
+                Real sine = angles[(u64)token * spec.head_dim + half + column];
+                Real first = sums[i][c], second = sums[i][c + COLUMNS / 2];
+                x = (first * cosine + second * sine) * factor;
+                y = (second * cosine - first * sine) * factor;
+            }
+            to[column] = As<S>::store(x);
+            to[half + column] = As<S>::store(y);
+        }
+    }
+}
+
+// The gradient of queries: a block has a tile of queries, and visits their keys.
+template <typename S>
+__device__ void attention_backward_queries(const Attention& spec, const S* qkv, const i64* lengths,
+                                           const typename As<S>::Real* angles, typename As<S>::Real scale,
+                                           const S* output, const typename As<S>::Real* log_sums, const S* d_output,
+                                           S* d_qkv) {
+    typedef typename As<S>::Real Real;
+    u32 pitch = spec.pitch(), head_dim = spec.head_dim;
+    Real* q = (Real*)shared_bytes;
+    Real* dy = q + SIDE * pitch;
+    Real* k = dy + SIDE * pitch;
+    Real* v = k + SIDE * pitch;
+    Square<Real> ds = (Square<Real>)(v + SIDE * pitch);
+    Real *logs = (Real*)(ds + SIDE), *products = logs + SIDE;
+    Work work(spec.seq, spec.heads);
+    Length length(lengths, work.row, spec.seq);
+    Place at;
+    Columns columns(head_dim, blockIdx.y, at.lane);
+    const S* of_row = qkv + spec.at(work.row, 0, 0);
+    u64 stride = spec.qkv_columns(), output_stride = (u64)spec.heads * head_dim;
+    u32 key_head = spec.keys_of(work.head), end = min(work.first + SIDE, length.real);
+    Real sums[OWN][COLUMNS] = {};
+    if (work.first < length.real) {
+        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, end, head_dim, pitch, angles, scale, q);
+        load_tile(d_output + spec.output_at(work.row, 0, work.head), output_stride, work.first, end, head_dim, pitch,
+                  (const Real*)0, (Real)1, dy);
+        load_results(spec, work, work.head, work.first, end, at, output, log_sums, d_output, logs, products);
+        for (u32 first = 0; first < end; first += SIDE) {
+            __syncthreads();
+            load_tile(of_row + (u64)key_head * head_dim, stride, first, end, head_dim, pitch, angles, (Real)1, k);
+            load_tile(of_row + (u64)(key_head + spec.kv_heads) * head_dim, stride, first, end, head_dim, pitch,
+                      (const Real*)0, (Real)1, v);
+            __syncthreads();
+            Real scores[OWN][PAIRED], dp[OWN][PAIRED];
+            square(q, k, head_dim, pitch, at, scores);
+            square(dy, v, head_dim, pitch, at, dp);
+            for (u32 i = 0; i < OWN; ++i) {
+                u32 query = at.row + i;
+                for (u32 j = 0; j < PAIRED; ++j) {
+                    u32 key = at.lane + j * LANES;
+                    bool is_there = first + key <= work.first + query && work.first + query < end;
+                    Pair<Real> pair(is_there, scores[i][j], logs[query], dp[i][j], products[query]);
+                    ds[query][key] = pair.ds;
+                }
+            }
+            // Gradients of scores go from lane to lane of a warp only, for its rows.
+            __syncwarp();
+            add_weighted(ds, 0, keys_of(work, at, first, end), k, pitch, at, columns, sums);
+        }
+    }
+    store_turned(spec, work, length, work.head, at, columns, angles, scale, sums, d_qkv);
+}
+
+// The gradients of keys and values: a block has a tile of keys, and visits the queries that attend to them, head by head.
+template <typename S>
+__device__ void attention_backward_keys(const Attention& spec, const S* qkv, const i64* lengths,
+                                        const typename As<S>::Real* angles, typename As<S>::Real scale, const S* output,
+                                        const typename As<S>::Real* log_sums, const S* d_output, S* d_qkv) {
+    typedef typename As<S>::Real Real;
+    u32 pitch = spec.pitch(), head_dim = spec.head_dim;
+    Real* k = (Real*)shared_bytes;
+    Real* v = k + SIDE * pitch;
+    Real* q = v + SIDE * pitch;
+    Real* dy = q + SIDE * pitch;
+    Square<Real> p = (Square<Real>)(dy + SIDE * pitch), ds = p + SIDE;
+    Real *logs = (Real*)(ds + SIDE), *products = logs + SIDE;
+    Work work(spec.seq, spec.kv_heads);
+    Length length(lengths, work.row, spec.seq);
+    Place at;
+    Columns columns(head_dim, blockIdx.y, at.lane);
+    const S* of_row = qkv + spec.at(work.row, 0, 0);
+    u64 stride = spec.qkv_columns(), output_stride = (u64)spec.heads * head_dim;
+    u32 group = spec.heads / spec.kv_heads, key_head = spec.heads + work.head, real = length.real;
+    Real dk[OWN][COLUMNS] = {}, dv[OWN][COLUMNS] = {};
+    if (work.first < real) {
+        load_tile(of_row + (u64)key_head * head_dim, stride, work.first, real, head_dim, pitch, angles, (Real)1, k);
+        load_tile(of_row + (u64)(key_head + spec.kv_heads) * head_dim, stride, work.first, real, head_dim, pitch,
+                  (const Real*)0, (Real)1, v);
+        for (u32 head = work.head * group; head < (work.head + 1) * group; ++head) {
+            for (u32 first = work.first; first < real; first += SIDE) {
+                __syncthreads();
+                load_tile(of_row + (u64)head * head_dim, stride, first, real, head_dim, pitch, angles, scale, q);
+                load_tile(d_output + spec.output_at(work.row, 0, head), output_stride, first, real, head_dim, pitch,
+                          (const Real*)0, (Real)1, dy);
+                load_results(spec, work, head, first, real, at, output, log_sums, d_output, logs, products);
+                __syncthreads();
+                Real scores[OWN][PAIRED], dp[OWN][PAIRED];
+                square(k, q, head_dim, pitch, at, scores);
+                square(v, dy, head_dim, pitch, at, dp);
+                for (u32 i = 0; i < OWN; ++i) {
+                    u32 key = at.row + i;
+                    for (u32 j = 0; j < PAIRED; ++j) {
+                        u32 query = at.lane + j * LANES;
+                        bool is_there = work.first + key <= first + query && first + query < real;
+                        Pair<Real> pair(is_there, scores[i][j], logs[query], dp[i][j], products[query]);
+                        p[key][query] = pair.p;
+                        ds[key][query] = pair.ds;
+                    }
+                }
+                __syncwarp();
+                // Queries before the keys of this thread do not attend to them.
+                u32 begin = first == work.first ? at.row : 0, queries = min(SIDE, real - first);
+                add_weighted(p, begin, queries, dy, pitch, at, columns, dv);
+                add_weighted(ds, begin, queries, q, pitch, at, columns, dk);
+            }
+        }
+    }
+    store_turned(spec, work, length, key_head, at, columns, angles, (Real)1, dk, d_qkv);
+    for (u32 i = 0; i < OWN; ++i) {
+        u32 token = work.first + at.row + i;
+        if (token >= spec.seq) continue;
+        S* to = d_qkv + spec.at(work.row, token, key_head + spec.kv_heads);
+        for (u32 c = 0; c < COLUMNS; ++c) {
+            if (columns.has(c)) to[columns.at(c)] = As<S>::store(token < real ? dv[i][c] : behind<Real>(length));
+        }
+    }
+}
+
+// One new token for each row, at `position` of a cache (batch, kv_heads, seq, head_dim). A block has a row and a head. The
+// first head of a group puts the key and the value into the cache; no block reads them from there. Scores are
+// (batch, heads, position + 1).
+template <typename Real>
+__device__ void attention_step(const Attention& spec, const Real* qkv, const Real* angles, Real scale, u32 position,
+                               Real* keys, Real* values, Real* output, Real* all_scores) {
+    const u32 warps = 8;
+    __shared__ Real parts[warps][32];
+    u32 head_dim = spec.head_dim, half = head_dim / 2, group = spec.heads / spec.kv_heads;
+    u32 row = blockIdx.x / spec.heads, head = blockIdx.x % spec.heads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u64 cache = ((u64)row * spec.kv_heads + head / group) * spec.seq * head_dim, place = cache + (u64)position * head_dim;
+    const Real* token = qkv + row * spec.qkv_columns();
+    const Real* new_value = token + (u64)(spec.keys_of(head) + spec.kv_heads) * head_dim;
+    const Real* of_position = angles + (u64)position * head_dim;
+    Real* query = (Real*)shared_bytes;
+    Real* new_key = query + head_dim;
+    Real* scores = all_scores + (u64)blockIdx.x * (position + 1);
+    for (u32 c = threadIdx.x; c < half; c += blockDim.x) {
+        Real cosine = of_position[c], sine = of_position[half + c];
+        const Real *q = token + (u64)head * head_dim, *k = token + (u64)spec.keys_of(head) * head_dim;
+        query[c] = (q[c] * cosine - q[half + c] * sine) * scale;
+        query[half + c] = (q[half + c] * cosine + q[c] * sine) * scale;
+        new_key[c] = k[c] * cosine - k[half + c] * sine;
+        new_key[half + c] = k[half + c] * cosine + k[c] * sine;
+    }
+    __syncthreads();
+    for (u32 c = threadIdx.x; head % group == 0 && c < head_dim; c += blockDim.x) {
+        keys[place + c] = new_key[c];
+        values[place + c] = new_value[c];
+    }
+    // Each warp has every 8th key.
+    Real most = -(Real)__int_as_float(0x7f800000);
+    for (u32 j = warp; j <= position; j += warps) {
+        const Real* key = j == position ? new_key : keys + cache + (u64)j * head_dim;
+        Real score = 0;
+        for (u32 c = lane; c < head_dim; c += 32) score = fused(query[c], key[c], score);
+        for (u32 mask = 16; mask > 0; mask /= 2) score += __shfl_xor_sync(~0u, score, mask);
+        if (lane == 0) scores[j] = score;
+        most = score > most ? score : most;
+    }
+    parts[warp][lane] = most;
+    __syncthreads();
+    for (u32 k = 0; k < warps; ++k) most = parts[k][0] > most ? parts[k][0] : most;
+    // Each warp computes the weights of its keys, and sums them.
+    Real total = 0;
+    for (u32 j = warp; j <= position; j += warps) total += fast_exp(scores[j] - most);
+    __syncthreads();
+    parts[warp][lane] = total;
+    __syncthreads();
+    total = 0;
+    for (u32 k = 0; k < warps; ++k) total += parts[k][0];
+    for (u32 first = 0; first < head_dim; first += 32) {
+        u32 c = first + lane;
+        Real sum = 0;
+        for (u32 j = warp; c < head_dim && j <= position; j += warps) {
+            Real value = j == position ? new_value[c] : values[cache + (u64)j * head_dim + c];
+            sum = fused(fast_exp(scores[j] - most), value, sum);
+        }
+        __syncthreads();
+        parts[warp][lane] = sum;
+        __syncthreads();
+        if (warp != 0 || c >= head_dim) continue;
+        for (u32 k = 1; k < warps; ++k) sum += parts[k][lane];
+        output[(u64)blockIdx.x * head_dim + c] = sum / total;
+    }
+}
+
+#define STEP(S)                                                                                                            \
+    extern "C" __global__ void attention_step_##S(ATTENTION_ARGUMENTS, const S* qkv, const S* angles, double scale,        \
+                                                  u32 position, S* keys, S* values, S* output, S* scores) {                \
+        attention_step<S>(ATTENTION, qkv, angles, scale, position, keys, values, output, scores);                          \
+    }
+
+#define BACKWARD(S, NAME)                                                                                                  \
+    extern "C" __global__ void NAME##_##S(ATTENTION_ARGUMENTS, const S* qkv, const i64* lengths,                           \
+                                          const As<S>::Real* angles, double scale, const S* output,                        \
+                                          const As<S>::Real* log_sums, const S* d_output, S* d_qkv) {                      \
+        NAME<S>(ATTENTION, qkv, lengths, angles, scale, output, log_sums, d_output, d_qkv);                                \
+    }
+#define FOR_STORED(S)                                                                                                      \
+    extern "C" __global__ void attention_forward_##S(ATTENTION_ARGUMENTS, const S* qkv, const i64* lengths,                \
+                                                     const As<S>::Real* angles, double scale, S* output,                   \
+                                                     As<S>::Real* log_sums) {                                              \
+        attention_forward<S>(ATTENTION, qkv, lengths, angles, scale, output, log_sums);                                    \
+    }                                                                                                                      \
+    BACKWARD(S, attention_backward_queries)                                                                                \
+    BACKWARD(S, attention_backward_keys)
+
+FOR_STORED(f32)
+FOR_STORED(f64)
+FOR_STORED(f16)
+FOR_STORED(bf16)
+STEP(f32)
+STEP(f64)
