@@ -29,9 +29,8 @@ fn sources_have_the_kernels_that_are_stated() {
     }
 }
 
-/// The most registers of a thread. Up to 128, two blocks of 256 threads fit onto a multiprocessor; only convolutions in f64 need
-/// more.
-const MOST_REGISTERS: u32 = 160;
+/// The most registers of a thread, with which a block of 256 threads fits onto a multiprocessor, and in f64, which is for checks.
+const MOST_REGISTERS: [u32; 2] = [192, 255];
 
 #[test]
 fn kernels_fit_into_the_registers_of_cards() {
@@ -46,11 +45,12 @@ fn kernels_fit_into_the_registers_of_cards() {
         assert_eq!(all.len(), source.kernels.len(), "{}", source.file);
         for kernel in &all {
             assert_eq!(kernel.spilled_bytes, 0, "{kernel:?} for sm_{architecture}");
-            assert!(kernel.registers <= MOST_REGISTERS, "{kernel:?} for sm_{architecture}");
+            let most = MOST_REGISTERS[usize::from(kernel.kernel.ends_with("f64"))];
+            assert!(kernel.registers <= most, "{kernel:?} for sm_{architecture}");
         }
         count += all.len();
     }
-    println!("COMPILE: {count} kernels for sm_80 and sm_90 fit");
+    println!("COMPILE: {} kernels for sm_80 and sm_90, none spills", count);
 }
 
 #[test]
