@@ -3,26 +3,74 @@
 //! A selection of `k` elements is a tensor of i32 (2 k): their indices in ascending order, then their
 //! values as bits.
 
+use std::marker::PhantomData;
+
+use paceline_cuda::Grid;
+use paceline_cuda::kernel::Out;
 use paceline_memory::Tensor;
 use paceline_numeric::tree;
 
+use crate::card::top_k as kernels;
+use crate::launch::card_scratch;
 use crate::simd::multiversion;
-use crate::{Compute, KernelError, Op, Result, SimdLevel, read, update, write};
+use crate::{Compute, KernelError, Op, Processor, Result, SimdLevel, read, update, write};
 
 /// `residual += x`; then the `k` elements of `residual` that are largest in magnitude move to `selected`,
 /// an i32 (2 k), and become -0 in `residual`. Among elements of equal magnitude the first are taken. NaN
 /// counts as larger than every number. `x` and `residual` are f32 of the same shape.
 pub fn select(compute: &Compute, x: &Tensor, residual: &Tensor, selected: &Tensor) -> Result<()> {
+    let (n, k) = (x.num_elems(), selected.num_elems() / 2);
+    let num_blocks = Grid::elements(n).blocks[0] as usize;
     let operands = (
         read::<f32>("x", x, x.shape()),
         update::<f32>("residual", residual, x.shape()),
         write::<i32>("selected", selected, selected.shape()),
+        card_scratch::<i32>(compute, STATE + kernels::COUNTS + 2 * num_blocks),
     );
-    compute.launch(Op::new("top_k_select"), operands, |cpu, (x, residual, selected)| {
+    let body = |cpu: &Processor, (x, residual, selected, _): SelectSlices<'_>| {
         select_on_cpu(cpu.simd, x, residual, selected);
         Ok(())
+    };
+    compute.launch_with_card(Op::new("top_k_select"), operands, body, move |card, operands| {
+        let (x, residual, selected, state) = operands;
+        let after = |elems: usize| Out(state.0 + (elems * size_of::<i32>()) as u64, PhantomData);
+        let (counts, of_blocks): (Out<i32>, Out<i32>) =
+            (after(STATE), after(STATE + kernels::COUNTS));
+        let (all, one) = (Grid::elements(n), Grid::blocks(1, 1));
+        let (k_word, blocks, len) = (k as u32, num_blocks as u32, n as u64);
+        let (values, now) = (residual.as_in(), state.as_in());
+        // SAFETY: `x` and the residual have `n` elements, the selection `2 k`, and the scratch memory a state, the counts of
+        // digits, and two counts for each block of threads.
+        unsafe {
+            card.launch(kernels::top_k_add(x, residual, len)?, all)?;
+            card.launch(kernels::top_k_begin(state, counts, k_word)?, one)?;
+            for (shift, bits) in DIGITS {
+                let few = Grid::blocks(blocks.min(MOST_BLOCKS), Grid::BLOCK);
+                let count = kernels::top_k_count(values, now, counts, shift, bits, len)?;
+                card.launch(count, few)?;
+                card.launch(kernels::top_k_digit(state, counts, bits)?, one)?;
+            }
+            card.launch(kernels::top_k_count_blocks(values, now, of_blocks, len)?, all)?;
+            let sum = kernels::top_k_sum_blocks(of_blocks, blocks)?;
+            card.launch(sum, Grid::blocks(1, Grid::BLOCK))?;
+            let (before, len) = (of_blocks.as_in(), n as u64);
+            let moving = kernels::top_k_move(residual, now, before, selected, k_word, len)?;
+            card.launch(moving, all)
+        }
     })
 }
+
+/// Elements, residual, selection and scratch memory.
+type SelectSlices<'a> = (&'a [f32], &'a mut [f32], &'a mut [i32], &'a mut [i32]);
+
+/// Elements of the state of a card's selection.
+const STATE: usize = 2;
+
+/// The most blocks of threads that count digits, each in memory of its own.
+const MOST_BLOCKS: u32 = 512;
+
+/// Where the digits of a magnitude begin, and their bits.
+const DIGITS: [(u32, u32); 3] = [(21, 10), (10, 11), (0, 10)];
 
 fn select_on_cpu(simd: SimdLevel, x: &[f32], residual: &mut [f32], selected: &mut [i32]) {
     let k = selected.len() / 2;
@@ -69,7 +117,7 @@ fn magnitude(x: f32) -> u32 {
 fn threshold(values: &[f32], k: usize) -> (u32, usize) {
     let mut known = 0;
     let mut left = k;
-    for (shift, bits) in [(21, 10), (10, 11), (0, 10)] {
+    for (shift, bits) in DIGITS {
         let mut counts = [0usize; 1 << 11];
         let above = shift + bits;
         for size in values.iter().map(|x| magnitude(*x)).filter(|size| size >> above == known) {
@@ -98,8 +146,14 @@ pub fn scatter_mean(compute: &Compute, selections: &Tensor, n: usize, mean: &Ten
         read::<i32>("selections", selections, selections.shape()),
         write::<f32>("mean", mean, mean.shape()),
     );
-    compute.launch(op, operands, move |_, (selections, mean)| {
+    let (k, len) = (selections.num_elems() / (2 * n), mean.num_elems());
+    let body = move |_: &Processor, (selections, mean): (&[i32], &mut [f32])| {
         scatter_mean_on_cpu(op.name, selections, n, mean)
+    };
+    compute.launch_with_card(op, operands, body, move |card, (selections, mean)| {
+        let call = kernels::top_k_mean(selections, mean, k as u32, n as u32, len as u64)?;
+        // SAFETY: there are `n` selections of `2 k` elements, and `len` means.
+        unsafe { card.launch(call, Grid::elements(len)) }
     })
 }
 

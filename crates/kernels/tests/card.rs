@@ -14,7 +14,9 @@ use paceline_kernels::norm::{self, RowRanges};
 use paceline_kernels::optimizer::{self, AdamW, Sgd};
 use paceline_kernels::pool2d::{self, MaxPool2d};
 use paceline_kernels::rotary::{self, RotaryConfig, RotaryTable};
-use paceline_kernels::{ImageLayout, cast, elementwise, embedding, layout, loss, rms_norm, swiglu};
+use paceline_kernels::{
+    ImageLayout, cast, elementwise, embedding, layout, loss, rms_norm, swiglu, top_k,
+};
 use paceline_memory::DType;
 
 const STORED: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
@@ -387,5 +389,40 @@ fn batch_normalization_has_the_processors_bits() {
                 pair.compare(&db, Promise::Bits);
             }
         }
+    }
+}
+
+#[test]
+fn selections_have_the_processors_bits() {
+    let Some(pair) = Pair::new() else { return };
+    for (len, k) in [(1, 1), (300, 7), (1000, 1000), (5000, 260)] {
+        let selections: Vec<_> = (0..3)
+            .map(|rank| {
+                let (x, residual) =
+                    (pair.random(DType::F32, &[len], rank), pair.random(DType::F32, &[len], 9));
+                let selected = pair.poisoned(DType::I32, &[2 * k]);
+                let op = |on: &_, [x, residual, selected]: [&_; 3]| {
+                    top_k::select(on, x, residual, selected)
+                };
+                pair.run(op, [&x, &residual, &selected]);
+                pair.compare(&selected, Promise::Bits);
+                pair.compare(&residual, Promise::Bits);
+                selected
+            })
+            .collect();
+        // Equal magnitudes: the first ones are taken.
+        let equal = pair.of(
+            DType::F32,
+            &[len],
+            &(0..len).map(|at| [0.5, -0.5, 0.25][at % 3]).collect::<Vec<_>>(),
+        );
+        let residual = pair.of(DType::F32, &[len], &vec![0.0; len]);
+        let selected = pair.poisoned(DType::I32, &[2 * k]);
+        pair.run(|on, [x, r, s]| top_k::select(on, x, r, s), [&equal, &residual, &selected]);
+        pair.compare(&selected, Promise::Bits);
+        let all = pair.joined(&selections);
+        let mean = pair.poisoned(DType::F32, &[len]);
+        pair.run(|on, [all, mean]| top_k::scatter_mean(on, all, 3, mean), [&all, &mean]);
+        pair.compare(&mean, Promise::Bits);
     }
 }

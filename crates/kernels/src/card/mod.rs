@@ -15,6 +15,7 @@ pub(crate) mod norm;
 pub(crate) mod optimizer;
 pub(crate) mod products;
 pub(crate) mod rows;
+pub(crate) mod top_k;
 
 /// What every source begins with.
 const NUMBERS: &str = include_str!("numbers.cuh");
@@ -39,4 +40,5 @@ pub static SOURCES: &[&paceline_cuda::Source] = &[
     &optimizer::OPTIMIZER,
     &products::PRODUCTS,
     &rows::ROWS,
+    &top_k::TOP_K,
 ];

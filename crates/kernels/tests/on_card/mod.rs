@@ -91,6 +91,12 @@ impl Pair {
         Both { cpu: op(&self.cpu, &x.cpu).unwrap(), card: op(&self.card, &x.card).unwrap() }
     }
 
+    /// Tensors one after the other.
+    pub fn joined(&self, parts: &[Both]) -> Both {
+        let values: Vec<f64> = parts.iter().flat_map(|part| values(&part.cpu)).collect();
+        self.of(parts[0].cpu.dtype(), &[values.len()], &values)
+    }
+
     /// An operation on the card alone.
     pub fn run_on_card<const N: usize>(
         &self,
