@@ -24,7 +24,7 @@ pub fn buffers(
     device: Device,
     private: bool,
 ) -> Result<(Tensor, Tensor)> {
-    let allocator = device.memory(Allocator::new())?;
+    let allocator = device.memory(Allocator::new(), group.rank())?;
     let len = elements * operation.dtype.size_bytes();
     let buffer = || -> Result<Tensor> {
         if device != Device::Cpu {

@@ -87,7 +87,7 @@ pub fn resolve(args: &BenchArgs, placement: Option<&Placement>, is_inner: bool) 
         ));
     }
     let transports = resolve_transports(&ranks.transport, placement.filter(|_| !is_inner))?;
-    ranks.device.check_transports(&transports)?;
+    ranks.device.check(&transports)?;
     if ranks.device != Device::Cpu && ranks.private {
         return usage(
             "--private is about memory of the processor; leave it or --device out".into(),

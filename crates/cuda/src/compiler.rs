@@ -20,6 +20,7 @@ use crate::{CudaError, Result};
 /// code.
 const NAMES: Names = Names {
     files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+    companion: Some("libnvrtc-builtins"),
     hint: "install it with `pip install nvidia-cuda-nvrtc==13.0.88`, and name its folder in PACELINE_CUDA_LIBRARIES",
 };
 
@@ -81,7 +82,7 @@ pub fn compile(source: &Source, target: Target) -> Result<Vec<u8>> {
     if let Some(code) = folder.as_ref().and_then(|folder| kept(&folder.join(&name))) {
         return Ok(code);
     }
-    let code = compile_now(source.file, &text, target)?;
+    let (code, _) = compile_now(source.file, &text, target, &[])?;
     if let Some(folder) = folder {
         // Without a cache the next run compiles again, which takes a moment and is no error.
         let _ = keep(&folder, &name, &code);
@@ -93,12 +94,58 @@ pub fn compile(source: &Source, target: Target) -> Result<Vec<u8>> {
 const OPTIONS: [&str; 5] =
     ["--fmad=false", "--std=c++17", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"];
 
-fn compile_now(file: &'static str, text: &str, target: Target) -> Result<Vec<u8>> {
+/// What a kernel needs of a multiprocessor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resources {
+    /// The kernel.
+    pub kernel: String,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes of a thread that did not fit into registers, written and read.
+    pub spilled_bytes: u32,
+    /// Shared memory of a block, besides what a launch adds.
+    pub shared_bytes: u32,
+}
+
+/// What the kernels of a source need as machine code of an architecture, such as 90. No card is needed for that.
+pub fn resources(source: &Source, architecture: u32) -> Result<Vec<Resources>> {
+    let text = [source.preludes.concat().as_str(), source.text].concat();
+    let target = Target::Code(architecture);
+    let (_, log) = compile_now(source.file, &text, target, &["--ptxas-options=-v"])?;
+    let mut all: Vec<Resources> = Vec::new();
+    for line in log.lines() {
+        // The number before a word.
+        let before = |word: &str| {
+            let words = line.split(word).next().filter(|_| line.contains(word));
+            words
+                .and_then(|words| words.split_whitespace().last()?.parse::<u32>().ok())
+                .unwrap_or(0)
+        };
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
+            all.push(Resources { kernel, registers: 0, spilled_bytes: 0, shared_bytes: 0 });
+        } else if let Some(last) = all.last_mut() {
+            last.spilled_bytes += before(" bytes spill stores") + before(" bytes spill loads");
+            last.registers += before(" registers");
+            last.shared_bytes += before(" bytes smem");
+        }
+    }
+    Ok(all)
+}
+
+/// The code, and what the compiler says of it.
+fn compile_now(
+    file: &'static str,
+    text: &str,
+    target: Target,
+    more_options: &[&str],
+) -> Result<(Vec<u8>, String)> {
     let compiler = Compiler::get()?;
     let broken = |log: &str| CudaError::Compile { file, log: log.to_owned() };
     let text = CString::new(text).map_err(|_| broken("it holds a zero byte"))?;
     let name = CString::new(file).unwrap_or_default();
-    let options = OPTIONS.map(str::to_owned).into_iter().chain([target.option()]);
+    let target_option = target.option();
+    let options = OPTIONS.iter().chain(more_options).copied().chain([target_option.as_str()]);
     let options: Vec<CString> = options.filter_map(|option| CString::new(option).ok()).collect();
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
     let mut program = std::ptr::null_mut();
@@ -111,6 +158,9 @@ fn compile_now(file: &'static str, text: &str, target: Target) -> Result<Vec<u8>
         check("nvrtcCreateProgram", create(&mut program, text, name, 0, no_texts, no_texts))?;
         let count = options.len() as c_int;
         let status = (compiler.nvrtcCompileProgram)(program, count, options.as_ptr());
+        let log = bytes(program, compiler.nvrtcGetProgramLogSize, compiler.nvrtcGetProgramLog);
+        let log = log.unwrap_or_default();
+        let log = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy();
         let outcome = if status == 0 {
             match target {
                 Target::Code(_) => {
@@ -119,13 +169,10 @@ fn compile_now(file: &'static str, text: &str, target: Target) -> Result<Vec<u8>
                 Target::Text(_) => bytes(program, compiler.nvrtcGetPTXSize, compiler.nvrtcGetPTX),
             }
         } else {
-            let log = bytes(program, compiler.nvrtcGetProgramLogSize, compiler.nvrtcGetProgramLog);
-            let log = log.unwrap_or_default();
-            let log = CStr::from_bytes_until_nul(&log).unwrap_or_default();
-            Err(broken(&log.to_string_lossy()))
+            Err(broken(&log))
         };
         (compiler.nvrtcDestroyProgram)(&mut program);
-        outcome
+        Ok((outcome?, log.into_owned()))
     }
 }
 

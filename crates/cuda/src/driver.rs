@@ -12,6 +12,7 @@ pub(crate) type Handle = *mut c_void;
 
 const NAMES: Names = Names {
     files: &["libcuda.so.1", "libcuda.so"],
+    companion: None,
     hint: "install the NVIDIA driver, or pass --device cpu",
 };
 

@@ -61,23 +61,29 @@ pub trait Argument {
 pub trait Scalar: Copy {
     /// The end of the names of its kernels.
     const NAME: &'static str;
+    /// The type in which kernels compute with it.
+    type Wide: Scalar + Argument;
 }
 
+/// The type in which kernels compute with numbers of a type.
+pub type Wide<S> = <S as Scalar>::Wide;
+
 macro_rules! scalars {
-    ($($ty:ty, $name:literal;)*) => {$(
+    ($($ty:ty, $name:literal, $wide:ty;)*) => {$(
         impl Scalar for $ty {
             const NAME: &'static str = $name;
+            type Wide = $wide;
         }
     )*};
 }
 scalars! {
-    f32, "f32";
-    f64, "f64";
-    half::f16, "f16";
-    half::bf16, "bf16";
-    u8, "u8";
-    i32, "i32";
-    i64, "i64";
+    f32, "f32", f32;
+    f64, "f64", f64;
+    half::f16, "f16", f32;
+    half::bf16, "bf16", f32;
+    u8, "u8", i32;
+    i32, "i32", i32;
+    i64, "i64", i64;
 }
 
 /// The address of elements that a kernel reads.
@@ -135,6 +141,7 @@ macro_rules! numbers {
 }
 numbers! {
     u64, Word, x => x;
+    i64, Word, x => x as u64;
     u32, Half, x => u64::from(x);
     i32, Half, x => u64::from(x as u32);
     f32, Single, x => u64::from(x.to_bits());

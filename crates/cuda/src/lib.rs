@@ -31,5 +31,16 @@ pub use kernel::{Argument, Call, Grid, Kind, Source};
 pub use product::{Epilogue, Factor, Number, Product};
 pub use stream::{Event, Stream};
 
+/// Whether everything is there that computing on a card needs: driver, card, compiler and the library of products. Errors
+/// with the first that is missing, and where it was sought. `None` stands for any card.
+pub fn probe(index: Option<usize>) -> Result<()> {
+    let count = driver::count()?;
+    if index.unwrap_or_default() >= count {
+        return Err(CudaError::NoCard { index: index.unwrap_or_default(), count });
+    }
+    compiler::version()?;
+    product::probe()
+}
+
 /// The result of this crate.
 pub type Result<T> = std::result::Result<T, CudaError>;

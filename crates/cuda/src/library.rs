@@ -3,7 +3,8 @@
 //! Input: names of files and functions. Output: addresses of functions. This module does not know what they do.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use libloading::os::unix::{Library as Opened, RTLD_LOCAL, RTLD_NOW};
 
@@ -12,11 +13,21 @@ use crate::{CudaError, Result};
 /// Folders that are searched before those of the system, separated by colons.
 pub const FOLDERS: &str = "PACELINE_CUDA_LIBRARIES";
 
+static PREFERRED: OnceLock<PathBuf> = OnceLock::new();
+
+/// Searches `folder` before all others: for tests, whose card is emulated. Only the first call counts, and only for
+/// libraries that are opened later.
+pub fn prefer(folder: PathBuf) {
+    PREFERRED.get_or_init(|| folder);
+}
+
 /// A library, by the names of its file.
 #[derive(Clone, Copy, Debug)]
 pub struct Names {
     /// The file, newest version first.
     pub files: &'static [&'static str],
+    /// The beginning of the names of files that the library opens itself, which it finds only once they are open.
+    pub companion: Option<&'static str>,
     /// What helps if it is missing or too old.
     pub hint: &'static str,
 }
@@ -25,6 +36,8 @@ pub struct Names {
 #[derive(Debug)]
 pub struct Library {
     opened: Opened,
+    /// They are never closed, as the library.
+    _companions: Vec<Opened>,
     path: String,
     hint: &'static str,
 }
@@ -35,12 +48,14 @@ impl Library {
     pub fn open(names: Names) -> Result<Self> {
         let mut sought = Vec::new();
         for candidate in candidates(names.files) {
+            let begin = names.companion;
+            let companions = begin.map(|begin| companions(&candidate, begin)).unwrap_or_default();
             // SAFETY: running the initializers of the vendor's libraries is what opening them is for. A file of another
             // kind at these places is a choice of whoever set up the system or the variable.
             match unsafe { Opened::open(Some(&candidate), RTLD_NOW | RTLD_LOCAL) } {
                 Ok(opened) => {
                     let path = candidate.to_string_lossy().into_owned();
-                    return Ok(Self { opened, path, hint: names.hint });
+                    return Ok(Self { opened, _companions: companions, path, hint: names.hint });
                 }
                 Err(error) => sought.push(reason(&candidate, &error.to_string())),
             }
@@ -70,11 +85,25 @@ impl Library {
 
 fn candidates(files: &[&str]) -> Vec<OsString> {
     let folders = std::env::var_os(FOLDERS).unwrap_or_default();
-    let folders: Vec<PathBuf> =
-        std::env::split_paths(&folders).filter(|path| path.is_absolute()).collect();
+    let folders = PREFERRED.get().cloned().into_iter().chain(std::env::split_paths(&folders));
+    let folders: Vec<PathBuf> = folders.filter(|path| path.is_absolute()).collect();
     let in_folders =
         folders.iter().flat_map(|folder| files.iter().map(|file| folder.join(file).into()));
     in_folders.chain(files.iter().map(OsString::from)).collect()
+}
+
+/// Opens the files in the folder of a library whose names begin like this.
+fn companions(library: &OsString, begin: &str) -> Vec<Opened> {
+    let folder = Path::new(library).parent().filter(|folder| folder.is_absolute());
+    let entries = folder.and_then(|folder| std::fs::read_dir(folder).ok());
+    let files = entries.into_iter().flatten().flatten().map(|entry| entry.path());
+    let named = files.filter(|path| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(begin))
+    });
+    // SAFETY: as for the library beside which they lie.
+    named
+        .filter_map(|path| unsafe { Opened::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.ok())
+        .collect()
 }
 
 /// A place and, if something is there, why it cannot be used.

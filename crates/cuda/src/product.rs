@@ -15,6 +15,7 @@ use crate::{Card, CudaError, Result, Stream};
 
 const NAMES: Names = Names {
     files: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+    companion: None,
     hint: "install it with `pip install nvidia-cublas`, and name its folder in PACELINE_CUDA_LIBRARIES",
 };
 
@@ -417,6 +418,11 @@ impl Plan {
         let c = layout(&product.c, product.result, rows, columns)?;
         Ok(Self { desc, a, b, c })
     }
+}
+
+/// Whether the library is there.
+pub(crate) fn probe() -> Result<()> {
+    Library::get().map(drop)
 }
 
 const NOT_SUPPORTED: u32 = 15;

@@ -2,8 +2,10 @@
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use paceline_cuda::Grid;
 use paceline_memory::{DType, Tensor};
 
+use crate::card::rows as kernels;
 use crate::{Compute, KernelError, Op, Processor, Result, read, write};
 
 /// Number of elements that a thread converts at a time.
@@ -17,9 +19,14 @@ pub fn narrow(compute: &Compute, x: &Tensor, rounded: &Tensor) -> Result<()> {
         ($half:ty) => {{
             let operands =
                 (read::<f32>("x", x, x.shape()), write::<$half>("rounded", rounded, x.shape()));
-            compute.launch(op, operands, |cpu, (x, rounded)| {
+            let n = x.num_elems();
+            let body = |cpu: &Processor, (x, rounded): (&[f32], &mut [$half])| {
                 in_blocks(cpu, x, rounded, |x, rounded| rounded.convert_from_f32_slice(x));
                 Ok(())
+            };
+            compute.launch_with_card(op, operands, body, move |card, (x, rounded)| {
+                // SAFETY: both have `n` elements.
+                unsafe { card.launch(kernels::narrow(x, rounded, n as u64)?, Grid::elements(n)) }
             })
         }};
     }
@@ -39,9 +46,14 @@ pub fn widen(compute: &Compute, rounded: &Tensor, x: &Tensor) -> Result<()> {
                 read::<$half>("rounded", rounded, rounded.shape()),
                 write::<f32>("x", x, rounded.shape()),
             );
-            compute.launch(op, operands, |cpu, (rounded, x)| {
+            let n = x.num_elems();
+            let body = |cpu: &Processor, (rounded, x): (&[$half], &mut [f32])| {
                 in_blocks(cpu, rounded, x, |rounded, x| rounded.convert_to_f32_slice(x));
                 Ok(())
+            };
+            compute.launch_with_card(op, operands, body, move |card, (rounded, x)| {
+                // SAFETY: both have `n` elements.
+                unsafe { card.launch(kernels::widen(rounded, x, n as u64)?, Grid::elements(n)) }
             })
         }};
     }

@@ -1,10 +1,15 @@
 //! Rows of a table, selected by numbers.
+//!
+//! Numbers that are no rows are errors. On a card, which tells no errors, they give rows of NaN, and no gradient; lengths that are
+//! too short or too long count as 1 and as the length of the sequence.
 
+use paceline_cuda::Grid;
 use paceline_memory::Tensor;
 
+use crate::card::rows as kernels;
 use crate::launch::write_or_update;
 use crate::stored::{Stored, for_stored};
-use crate::{Compute, KernelError, Op, Result, read, write};
+use crate::{Compute, KernelError, Op, Processor, Result, read, write};
 
 /// The sizes of the table: rows, columns.
 fn sizes(op: Op, table: &Tensor) -> Result<(usize, usize)> {
@@ -34,12 +39,18 @@ pub fn forward(compute: &Compute, ids: &Tensor, table: &Tensor, output: &Tensor)
             read::<S>("table", table, table.shape()),
             write::<S>("output", output, [ids.num_elems(), width]),
         );
-        compute.launch(op, operands, move |_, (ids, table, output)| {
+        let count = ids.num_elems();
+        let body = move |_: &Processor, (ids, table, output): (&[i64], &[S], &mut [S])| {
             check(op, ids, len)?;
             for (row, &id) in output.chunks_exact_mut(width.max(1)).zip(ids) {
                 row.copy_from_slice(&table[id as usize * width..][..width]);
             }
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (ids, table, output)| {
+            let call = kernels::embedding(ids, table, output, len as u64, width as u32)?;
+            // SAFETY: there are `count` ids and rows of the output, and `len` rows of the table.
+            unsafe { card.launch(call, Grid::blocks(count as u32, Grid::BLOCK)) }
         })
     })
 }
@@ -61,7 +72,8 @@ pub fn backward(
             read::<S>("d_output", d_output, [ids.num_elems(), width]),
             write_or_update::<S>(accumulate, "d_table", d_table, d_table.shape()),
         );
-        compute.launch(op, operands, move |_, (ids, d_output, d_table)| {
+        let count = ids.num_elems();
+        let body = move |_: &Processor, (ids, d_output, d_table): (&[i64], &[S], &mut [S])| {
             check(op, ids, len)?;
             if !accumulate {
                 d_table.fill(S::default());
@@ -73,6 +85,18 @@ pub fn backward(
                 }
             }
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (ids, d_output, d_table)| {
+            let (ids_word, rows, width_word) = (count as u64, len as u64, width as u32);
+            let call =
+                kernels::embedding_backward(ids, d_output, d_table, ids_word, rows, width_word)?;
+            // SAFETY: there are `count` ids and rows of the gradient, and `len` rows of the table.
+            unsafe {
+                if !accumulate {
+                    card.fill(d_table, 0, len * width)?;
+                }
+                card.launch(call, Grid::blocks(count as u32, Grid::BLOCK))
+            }
         })
     })
 }
@@ -98,7 +122,7 @@ pub fn last_rows(
         read::<i64>("lengths", lengths, [n]),
         write::<i64>("rows", rows, [n]),
     );
-    compute.launch(op, operands, move |_, (ids, lengths, rows)| {
+    let body = move |_: &Processor, (ids, lengths, rows): (&[i64], &[i64], &mut [i64])| {
         for (at, (row, &length)) in rows.iter_mut().zip(lengths).enumerate() {
             if !(1..=seq as i64).contains(&length) {
                 return Err(KernelError::Index { op: op.name, index: length - 1, len: seq });
@@ -111,5 +135,11 @@ pub fn last_rows(
             *row = (at * seq + last) as i64;
         }
         Ok(())
+    };
+    compute.launch_with_card(op, operands, body, move |card, (ids, lengths, rows)| {
+        let (has_pad, pad) = (u32::from(pad.is_some()), pad.unwrap_or_default());
+        let call = kernels::last_rows(ids, lengths, rows, n as u64, seq as u64, has_pad, pad)?;
+        // SAFETY: there are `n` sequences of `seq` ids, `n` lengths and `n` rows.
+        unsafe { card.launch(call, Grid::elements(n)) }
     })
 }

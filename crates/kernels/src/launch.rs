@@ -269,6 +269,11 @@ pub fn scratch<T: Element>(len: usize) -> Scratch<T> {
     Scratch(len, PhantomData)
 }
 
+/// The same for what only a card's kernels need: no elements on other devices.
+pub(crate) fn card_scratch<T: Element>(compute: &Compute, len: usize) -> Scratch<T> {
+    scratch(if compute.device() == Device::Cuda { len } else { 0 })
+}
+
 impl<'t, T: Element> Operands for Read<'t, T> {
     type Held = Held<T>;
     type Views<'a> = &'a [T];

@@ -1,11 +1,14 @@
 //! Optimizer steps over flat storage, in one pass.
 
+use paceline_cuda::Grid;
+use paceline_cuda::kernel::Out;
 use paceline_memory::Tensor;
 
+use crate::card::optimizer as kernels;
 use crate::compute::batches;
 use crate::real::for_real;
 use crate::simd::multiversion;
-use crate::{Compute, Op, Real, Result, read, update};
+use crate::{Compute, Op, Processor, Real, Result, read, update};
 
 /// Stochastic gradient descent, as in PyTorch's `SGD` without dampening and Nesterov.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,7 +54,8 @@ pub fn sgd(
             velocity.map(|velocity| update::<T>("velocity", velocity, shape)),
         );
         let factors = SgdFactors::<T>::new(config, factor);
-        compute.launch(op, operands, move |cpu, (p, g, v)| {
+        let n = params.num_elems();
+        let body = move |cpu: &Processor, (p, g, v): (&mut [T], &[T], Option<&mut [T]>)| {
             let len = p.len();
             let v: &mut [T] = v.unwrap_or_default();
             let v_elems = usize::from(!v.is_empty());
@@ -65,6 +69,12 @@ pub fn sgd(
                 }
             });
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (p, g, v)| {
+            let (v, SgdFactors { factor, lr, momentum, weight_decay }) = (v.unwrap_or(Out::NONE), factors);
+            let call = kernels::sgd(p, g, v, factor, lr, momentum, weight_decay, n as u64)?;
+            // SAFETY: all that are there have `n` elements.
+            unsafe { card.launch(call, Grid::elements(n)) }
         })
     })
 }
@@ -142,7 +152,8 @@ pub fn adamw(
             update::<T>("second moment", second, shape),
         );
         let factors = AdamWFactors::<T>::new(config, step, factor);
-        compute.launch(op, operands, move |cpu, (p, g, m, v)| {
+        let n = params.num_elems();
+        let body = move |cpu: &Processor, (p, g, m, v): AdamWSlices<'_, T>| {
             let len = p.len();
             let moments = batches(cpu, m, 1, len).into_iter().zip(batches(cpu, v, 1, len));
             let parts = batches(cpu, p, 1, len).into_iter().zip(moments).collect();
@@ -150,9 +161,21 @@ pub fn adamw(
                 adamw_of::<T>(cpu.simd, factors, p, &g[first..first + p.len()], m, v);
             });
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (p, g, m, v)| {
+            let AdamWFactors { factor, beta1, rest1, beta2, rest2, eps, shrink, rate, root } = factors;
+            let n_words = n as u64;
+            let call = kernels::adamw(
+                p, g, m, v, factor, beta1, rest1, beta2, rest2, eps, shrink, rate, root, n_words,
+            )?;
+            // SAFETY: all have `n` elements.
+            unsafe { card.launch(call, Grid::elements(n)) }
         })
     })
 }
+
+/// Parameters, gradients and both moments.
+type AdamWSlices<'a, T> = (&'a mut [T], &'a [T], &'a mut [T], &'a mut [T]);
 
 #[derive(Clone, Copy)]
 struct AdamWFactors<T> {

@@ -1,5 +1,6 @@
 //! The floating-point types that kernels compute in.
 
+use paceline_cuda::Argument;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
 use crate::stored::Stored;
@@ -7,6 +8,7 @@ use crate::stored::Stored;
 /// What kernels need of f32 and f64, which are stored as they are.
 pub trait Real:
     Stored<Real = Self>
+    + Argument
     + PartialOrd
     + Add<Output = Self>
     + Sub<Output = Self>

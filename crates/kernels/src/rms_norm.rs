@@ -2,13 +2,15 @@
 //!
 //! Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019), as in PyTorch's `RMSNorm`.
 
+use paceline_cuda::Grid;
 use paceline_memory::Tensor;
 
+use crate::card::rows as kernels;
 use crate::compute::batches;
-use crate::launch::write_or_update;
+use crate::launch::{card_scratch, write_or_update};
 use crate::simd::multiversion;
-use crate::stored::{Stored, for_stored};
-use crate::{Compute, KernelError, Op, Real, Result, lanes, read, write};
+use crate::stored::{Stored, for_stored, wide};
+use crate::{Compute, KernelError, Op, Processor, Real, Result, lanes, read, write};
 
 /// Rows and columns of x.
 fn sizes(op: Op, x: &Tensor) -> Result<(usize, usize)> {
@@ -40,13 +42,19 @@ pub fn forward(
             write::<Y>("output", y, x.shape()),
             write::<<Y as Stored>::Real>("r", r, [rows]),
         );
-        compute.launch(op, operands, move |cpu, (x, w, y, r)| {
+        let body = move |cpu: &Processor, (x, w, y, r): ForwardSlices<'_, Y>| {
             let parts = batches(cpu, y, columns, rows).into_iter().zip(batches(cpu, r, 1, rows));
             cpu.threads.for_each(parts.collect(), |((first, y), (_, r))| {
                 let x = &x[columns * first..][..y.len()];
                 forward_of::<Y>(cpu.simd, x, w, eps, y, r);
             });
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (x, w, y, r)| {
+            let (width, height) = (columns as u32, rows as u64);
+            let call = kernels::rms_norm(x, w, wide::<Y>(eps), y, r, width, height)?;
+            // SAFETY: the matrices have `rows` times `columns` elements, the weight `columns`, `r` has `rows`.
+            unsafe { card.launch(call, Grid::elements(32 * rows)) }
         })
     })
 }
@@ -94,12 +102,18 @@ pub fn backward_input(
             read::<D>("d_output", dy, x.shape()),
             write::<<D as Stored>::Real>("d_input", dx, x.shape()),
         );
-        compute.launch(op, operands, move |cpu, (x, w, r, dy, dx)| {
+        let body = move |cpu: &Processor, (x, w, r, dy, dx): InputSlices<'_, D>| {
             cpu.threads.for_each(batches(cpu, dx, columns, rows), |(first, dx)| {
                 let part = columns * first..columns * first + dx.len();
                 input_of::<D>(cpu.simd, &x[part.clone()], w, &r[first..], &dy[part], dx);
             });
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (x, w, r, dy, dx)| {
+            let (width, height) = (columns as u32, rows as u64);
+            let call = kernels::rms_norm_backward_input(x, w, r, dy, dx, width, height)?;
+            // SAFETY: as for the forward pass.
+            unsafe { card.launch(call, Grid::elements(32 * rows)) }
         })
     })
 }
@@ -134,8 +148,39 @@ fn input_body<D: Stored>(
     }
 }
 
+/// Matrix, weight, output and `r`.
+type ForwardSlices<'a, Y> = (
+    &'a [<Y as Stored>::Real],
+    &'a [<Y as Stored>::Real],
+    &'a mut [Y],
+    &'a mut [<Y as Stored>::Real],
+);
+
+/// Matrix, weight, `r` and both gradients.
+type InputSlices<'a, D> = (
+    &'a [<D as Stored>::Real],
+    &'a [<D as Stored>::Real],
+    &'a [<D as Stored>::Real],
+    &'a [D],
+    &'a mut [<D as Stored>::Real],
+);
+
+/// Matrix, `r`, both gradients and scratch memory.
+type WeightSlices<'a, D> = (
+    &'a [<D as Stored>::Real],
+    &'a [<D as Stored>::Real],
+    &'a [D],
+    &'a mut [<D as Stored>::Real],
+    &'a mut [<D as Stored>::Real],
+);
+
+/// On a card: how many rows a thread adds at least, and the most runs of rows.
+const ROWS_OF_RUN: usize = 64;
+const MOST_RUNS: usize = 64;
+
 /// `dw[j] = sum over rows of dy[i, j] * x[i, j] * r[i]`, row by row. Shapes as in [`forward`]. f32 and f64; dy may be
-/// bf16 if the others are f32. Overwrites, or adds to what is there if `accumulate`.
+/// bf16 if the others are f32. Overwrites, or adds to what is there if `accumulate`. A card adds runs of rows first, and is within
+/// 1e-5 of the largest element.
 pub fn backward_weight(
     compute: &Compute,
     x: &Tensor,
@@ -146,19 +191,35 @@ pub fn backward_weight(
 ) -> Result<()> {
     let op = Op::new("rms_norm_backward_weight");
     let (rows, columns) = sizes(op, x)?;
+    let runs = rows.div_ceil(ROWS_OF_RUN).clamp(1, MOST_RUNS);
     for_stored!(op.name, dy.dtype(), D => {
         let operands = (
             read::<<D as Stored>::Real>("input", x, x.shape()),
             read::<<D as Stored>::Real>("r", r, [rows]),
             read::<D>("d_output", dy, x.shape()),
             write_or_update::<<D as Stored>::Real>(accumulate, "d_weight", dw, [columns]),
+            card_scratch::<<D as Stored>::Real>(compute, runs * columns),
         );
-        compute.launch(op, operands, move |cpu, (x, r, dy, dw)| {
+        let body = move |cpu: &Processor, (x, r, dy, dw, _): WeightSlices<'_, D>| {
             if !accumulate {
                 dw.fill(Default::default());
             }
             weight_of::<D>(cpu.simd, x, r, dy, dw);
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (x, r, dy, dw, of_runs)| {
+            let (width, height) = (columns as u32, rows as u64);
+            let per_run = rows.div_ceil(runs) as u32;
+            let sum = kernels::rms_norm_backward_weight(x, r, dy, of_runs, width, height, per_run)?;
+            let (all, adds) = (of_runs.as_in(), u32::from(accumulate));
+            let add = kernels::add_runs::<<D as Stored>::Real>(all, dw, width, runs as u32, adds)?;
+            let mut grid = Grid::elements(columns);
+            grid.blocks[1] = runs as u32;
+            // SAFETY: as for the forward pass, and there are `columns` sums for each run.
+            unsafe {
+                card.launch(sum, grid)?;
+                card.launch(add, Grid::elements(columns))
+            }
         })
     })
 }

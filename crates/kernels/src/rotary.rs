@@ -10,10 +10,12 @@
 
 use std::f64::consts::TAU;
 
+use paceline_cuda::Grid;
 use paceline_memory::{Allocator, Category, DType, Device, Tensor};
 
+use crate::card::rows as kernels;
 use crate::stored::{Stored, for_stored};
-use crate::{Compute, KernelError, Op, Real, Result, read, update};
+use crate::{Compute, KernelError, Op, Processor, Real, Result, read, update};
 
 const OP: &str = "rotary";
 
@@ -231,7 +233,7 @@ pub fn rotate(
             read::<<S as Stored>::Real>("table", &table.values, table.values.shape()),
             update::<S>("x", x, [rows, columns.max(used)]),
         );
-        compute.launch(op, operands, move |_, (table, x)| {
+        let body = move |_: &Processor, (table, x): (&[<S as Stored>::Real], &mut [S])| {
             for (i, row) in x.chunks_exact_mut(columns.max(1)).enumerate() {
                 let at = (offset + i % seq) * head_dim;
                 for head in row[..used].chunks_exact_mut(head_dim) {
@@ -239,6 +241,15 @@ pub fn rotate(
                 }
             }
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (table, x)| {
+            let half = head_dim / 2;
+            let [offset, seq, columns, height] = [offset, seq, columns, rows].map(|n| n as u64);
+            let (half_word, heads_word) = (half as u32, heads as u32);
+            let call =
+                kernels::rotate(table, x, half_word, heads_word, columns, offset, seq, height)?;
+            // SAFETY: the rows have at least `heads` heads, and the table has all positions.
+            unsafe { card.launch(call, Grid::elements(rows * heads * half)) }
         })
     })
 }

@@ -4,12 +4,13 @@
 //! once, when they are stored. So one loop serves all of them, and has the bits of a plain f32 loop for f32.
 
 use half::{bf16, f16};
+use paceline_cuda::kernel::Scalar;
 use paceline_memory::Element;
 
 use crate::Real;
 
 /// A number in memory.
-pub trait Stored: Element + Default + paceline_cuda::kernel::Scalar {
+pub trait Stored: Element + Default + Scalar<Wide = <Self as Stored>::Real> {
     /// The type in which kernels compute with this number.
     type Real: Real;
     /// The same value, exactly.
@@ -61,6 +62,11 @@ macro_rules! stored_in_16_bits {
 }
 stored_in_16_bits!(bf16);
 stored_in_16_bits!(f16);
+
+/// The nearest value of the type in which kernels compute with numbers of a type.
+pub(crate) fn wide<S: Stored>(x: f64) -> S::Real {
+    S::Real::from_f64(x)
+}
 
 /// A number with which kernels compute in f32: f32, bf16 or f16.
 pub(crate) trait SinglePrecision: Stored<Real = f32> {}

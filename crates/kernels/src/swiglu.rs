@@ -2,12 +2,14 @@
 //!
 //! Source: Shazeer, GLU Variants Improve Transformer (2020).
 
+use paceline_cuda::Grid;
 use paceline_memory::Tensor;
 
+use crate::card::rows as kernels;
 use crate::compute::batches;
 use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored};
-use crate::{Compute, KernelError, Op, Real, Result, read, write};
+use crate::{Compute, KernelError, Op, Processor, Real, Result, read, write};
 
 /// Rows and columns of the output, or of its gradient.
 fn sizes(op: Op, operand: &'static str, output: &Tensor) -> Result<(usize, usize)> {
@@ -30,12 +32,18 @@ pub fn forward(compute: &Compute, gate_up: &Tensor, output: &Tensor) -> Result<(
             read::<S>("gate_up", gate_up, [rows, 2 * columns]),
             write::<S>("output", output, [rows, columns]),
         );
-        compute.launch(op, operands, move |cpu, (x, y)| {
+        let body = move |cpu: &Processor, (x, y): (&[S], &mut [S])| {
             cpu.threads.for_each(batches(cpu, y, columns, rows), |(first, y)| {
                 let x = &x[2 * columns * first..][..2 * y.len()];
                 forward_of::<S>(cpu.simd, columns, x, y);
             });
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (x, y)| {
+            let n = rows * columns;
+            let call = kernels::swiglu(x, y, columns as u32, n as u64)?;
+            // SAFETY: the output has `n` elements, and the input twice as many.
+            unsafe { card.launch(call, Grid::elements(n)) }
         })
     })
 }
@@ -73,13 +81,19 @@ pub fn backward(
             read::<S>("d_output", d_output, [rows, columns]),
             write::<S>("d_gate_up", d_gate_up, [rows, 2 * columns]),
         );
-        compute.launch(op, operands, move |cpu, (x, dy, dx)| {
+        let body = move |cpu: &Processor, (x, dy, dx): (&[S], &[S], &mut [S])| {
             cpu.threads.for_each(batches(cpu, dx, 2 * columns, rows), |(first, dx)| {
                 let x = &x[2 * columns * first..][..dx.len()];
                 let dy = &dy[columns * first..][..dx.len() / 2];
                 backward_of::<S>(cpu.simd, columns, x, dy, dx);
             });
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (x, dy, dx)| {
+            let n = rows * columns;
+            let call = kernels::swiglu_backward(x, dy, dx, columns as u32, n as u64)?;
+            // SAFETY: the gradient of the output has `n` elements, and the others twice as many.
+            unsafe { card.launch(call, Grid::elements(n)) }
         })
     })
 }

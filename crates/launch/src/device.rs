@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::error::ErrorKind;
 use paceline_collectives::{Link, parse_seconds};
+use paceline_cuda::Card;
 use paceline_failure::Failure;
 use paceline_files::Printable;
 use paceline_memory::{Accelerator, Allocator, MemoryError, SimSpec};
@@ -25,31 +26,59 @@ pub enum Device {
     Cpu,
     /// An accelerator that is emulated on the processor.
     Sim(SimSpec),
+    /// A card of NVIDIA's: this one, or one for each rank of a host as far as there are.
+    Cuda(Option<usize>),
 }
 
 impl Device {
-    /// The memory of a rank that computes there: `of_host` on the processor. Errors if the system refuses a thread.
-    pub fn memory(self, of_host: Allocator) -> Result<Allocator, MemoryError> {
+    /// The memory of the rank `local_rank` of a host that computes there: `of_host` on the processor. Errors if the system
+    /// refuses a thread, or the driver the card.
+    pub fn memory(self, of_host: Allocator, local_rank: usize) -> Result<Allocator, MemoryError> {
+        let accelerator = match self {
+            Device::Cpu => return Ok(of_host),
+            Device::Sim(spec) => Accelerator::sim(spec),
+            Device::Cuda(index) => Accelerator::cuda(Card::open(card_of(index, local_rank)?)?),
+        };
+        Ok(Allocator::on(&accelerator.stream("compute")?))
+    }
+
+    /// Where the rank `local_rank` of a host computes, as [`placement_line`](paceline_host::text::placement_line) ends.
+    pub fn place(self, local_rank: usize) -> String {
+        let card = |index| Card::open(card_of(index, local_rank)?);
         match self {
-            Device::Cpu => Ok(of_host),
-            Device::Sim(spec) => Ok(Allocator::on(&Accelerator::sim(spec).stream("compute")?)),
+            Device::Cpu | Device::Sim(_) => format!("device={self}"),
+            Device::Cuda(index) => match card(index) {
+                Ok(card) => format!("current_device=cuda:{}, name={}", card.index(), card.name()),
+                Err(error) => format!("device={self}: {error}"),
+            },
         }
     }
 
-    /// Checks that collectives over `transports` reach the device's memory.
-    pub fn check_transports(self, transports: &[TransportName]) -> paceline_failure::Result<()> {
-        match self != Device::Cpu && transports.contains(&TransportName::Mpi) {
-            true => Err(Failure::Usage(
-                "--device sim: --transport mpi does not reach its memory; pass shm or tcp".into(),
-            )),
-            false => Ok(()),
+    /// Checks that the device is there, and that collectives over `transports` reach its memory.
+    pub fn check(self, transports: &[TransportName]) -> paceline_failure::Result<()> {
+        let refuse =
+            |why: &dyn fmt::Display| Err(Failure::Usage(format!("--device {self}: {why}")));
+        if self != Device::Cpu && transports.contains(&TransportName::Mpi) {
+            return refuse(&"--transport mpi does not reach its memory; pass shm or tcp");
+        }
+        match self {
+            Device::Cpu | Device::Sim(_) => Ok(()),
+            Device::Cuda(index) => match paceline_cuda::probe(index) {
+                Ok(()) => Ok(()),
+                Err(error) => refuse(&error),
+            },
         }
     }
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Device::Sim(spec) = self else { return f.write_str("cpu") };
+        let spec = match self {
+            Device::Cpu => return f.write_str("cpu"),
+            Device::Cuda(None) => return f.write_str("cuda"),
+            Device::Cuda(Some(index)) => return write!(f, "cuda:{index}"),
+            Device::Sim(spec) => spec,
+        };
         if let Some(seed) = spec.late {
             return write!(f, "sim:late,seed={seed}");
         }
@@ -76,10 +105,28 @@ impl FromStr for Device {
         match (name.to_ascii_lowercase().as_str(), settings) {
             ("cpu", "") => Ok(Device::Cpu),
             ("sim", settings) => sim(settings).map(Device::Sim),
+            ("cuda", "") => Ok(Device::Cuda(None)),
+            ("cuda", index) => match index.parse() {
+                Ok(index) => Ok(Device::Cuda(Some(index))),
+                Err(_) => Err(format!("{index} is no number of a card; pass cuda or cuda:0")),
+            },
+            // Whatever is there.
+            ("auto", "") => match paceline_cuda::probe(None) {
+                Ok(()) => Ok(Device::Cuda(None)),
+                Err(_) => Ok(Device::Cpu),
+            },
             _ => Err(format!(
-                "there is no device of this name; pass cpu, or for an emulated one {FORM}"
+                "there is no device of this name; pass cpu, cuda, cuda:0 or auto, or for an emulated one {FORM}"
             )),
         }
+    }
+}
+
+/// The card for a rank of a host: cards are given out in turn, so ranks share one if there are fewer.
+fn card_of(index: Option<usize>, local_rank: usize) -> paceline_cuda::Result<usize> {
+    match index {
+        Some(index) => Ok(index),
+        None => Ok(local_rank % paceline_cuda::driver::count()?.max(1)),
     }
 }
 
@@ -147,14 +194,8 @@ fn time(seconds: f64, text: &str) -> Result<Duration, String> {
 pub struct DeviceParser;
 
 /// How the names of devices begin that other programs have.
-const ACCELERATORS: [(&str, &str); 6] = [
-    ("cuda", "CUDA"),
-    ("gpu", "GPUs"),
-    ("rocm", "ROCm"),
-    ("hip", "ROCm"),
-    ("mps", "Metal"),
-    ("xpu", "XPUs"),
-];
+const ACCELERATORS: [(&str, &str); 4] =
+    [("rocm", "ROCm"), ("hip", "ROCm"), ("mps", "Metal"), ("xpu", "XPUs")];
 
 impl TypedValueParser for DeviceParser {
     type Value = Device;
@@ -168,9 +209,9 @@ impl TypedValueParser for DeviceParser {
         let name = value.to_string_lossy().to_ascii_lowercase();
         let named = ACCELERATORS.iter().find(|(begin, _)| name.starts_with(begin));
         let problem = match named {
-            Some((_, what)) => format!(
-                "this build computes on the processor only, and has no code for {what}; leave --device out, or pass cpu"
-            ),
+            Some((_, what)) => {
+                format!("paceline has no code for {what}; leave --device out, or pass cpu or cuda")
+            }
             None => match name.parse() {
                 Ok(device) => return Ok(device),
                 Err(problem) => problem,
@@ -194,7 +235,8 @@ mod tests {
         let device = |text: &str| text.parse::<Device>();
         assert_eq!(device("cpu"), Ok(Device::Cpu));
         assert_eq!(device("sim"), Ok(Device::Sim(SimSpec::DEFAULT)));
-        for text in ["sim:copy=16gbit,10us,launch=5us", "sim:late,seed=7", "cpu"] {
+        for text in ["sim:copy=16gbit,10us,launch=5us", "sim:late,seed=7", "cpu", "cuda", "cuda:1"]
+        {
             assert_eq!(device(text).unwrap().to_string(), text);
         }
         let spec = SimSpec {
@@ -210,6 +252,9 @@ mod tests {
     fn settings_that_make_no_sense_are_refused() {
         for (text, words) in [
             ("tpu", "no device of this name"),
+            ("cuda:x", "x is no number"),
+            ("cuda:-1", "-1 is no number"),
+            ("cuda:99999999999999999999", "is no number"),
             ("cpu:0", "no device of this name"),
             ("sim:1", "1 is no setting"),
             ("sim:seed=7", "pass late too"),

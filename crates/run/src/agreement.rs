@@ -20,7 +20,7 @@ use paceline_choices::data::DataConfig;
 use paceline_choices::models::ModelConfig;
 use paceline_collectives::Group;
 use paceline_failure::{Failure, Result};
-use paceline_host::text::placement_line;
+use paceline_host::text::{placement_line, warn};
 use paceline_launch::device::Device;
 use paceline_observe::figures::event::Placed;
 use paceline_settings::config::TrainConfig;
@@ -214,6 +214,18 @@ struct Told {
     device: String,
 }
 
+/// The first ranks that share a card, in words.
+fn shared_card(all: &[Told]) -> Option<String> {
+    let card = |told: &Told| Some(told.device.split_once("current_device=")?.1.to_owned());
+    let same = |(a, b): (&Told, &Told)| a.host == b.host && card(a).is_some() && card(a) == card(b);
+    let mut pairs = (0..all.len()).flat_map(|b| (0..b).map(move |a| (a, b)));
+    let (a, b) = pairs.find(|(a, b)| same((&all[*a], &all[*b])))?;
+    let card = card(&all[a])?;
+    Some(format!(
+        "ranks {a} and {b} share a card ({card}): they compute in turn, so more ranks than cards are no faster"
+    ))
+}
+
 /// Fails unless all ranks have the same settings. Returns where each rank is. All ranks call this
 /// together, before anything else. The first rank of each host reports what differs.
 pub fn check(
@@ -223,10 +235,13 @@ pub fn check(
     own: &Settings,
 ) -> Result<Vec<Placed>> {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let device = placement_line(group.rank(), local_rank, &device.to_string());
+    let device = placement_line(group.rank(), local_rank, &device.place(local_rank));
     let told = Told { digest: own.digest(), host, device };
     let all = group.all_gather_object(&told)?;
     if all.iter().all(|other| other.digest == told.digest) {
+        if let Some(words) = shared_card(&all).filter(|_| group.rank() == 0) {
+            warn(&words);
+        }
         return Ok(all
             .into_iter()
             .map(|Told { host, device, .. }| Placed { host, device })

@@ -336,7 +336,7 @@ fn check_device(config: &mut TrainConfig) -> Result<()> {
             "{flag}: on the processor no batch is copied to a device; leave {flag} out, or pass --device sim"
         ));
     }
-    config.device.check_transports(&[config.transport])?;
+    config.device.check(&[config.transport])?;
     match (config.data.is_synthetic(), switch, of_generated_flag) {
         (true, Some(flag), None) => {
             return usage(format!(

@@ -48,6 +48,8 @@ pub struct Host {
     pub disk: Disk,
     /// Where memory comes from.
     pub allocator: Allocator,
+    /// The number of the rank on its host.
+    pub local_rank: usize,
     /// Whether the run is to end early.
     pub stop: StopRequest,
     /// Whether `paceline train` has started this rank. Then it says what a run leaves that ends early.
@@ -130,9 +132,9 @@ pub(crate) fn build<'a>(
     config: &'a TrainConfig,
     OpenData { train: dataset, test }: OpenData,
     Agreed { mesh, mut listeners, mut saving }: Agreed<'a>,
-    Host { disk, allocator, stop, is_launched }: Host,
+    Host { disk, allocator, local_rank, stop, is_launched }: Host,
 ) -> Result<(Trainer<'a>, BatchStream, Progress)> {
-    let allocator = config.device.memory(allocator)?;
+    let allocator = config.device.memory(allocator, local_rank)?;
     let mut compute = Compute::new(config.threads, allocator.clone())?;
     let mut loader_track = None;
     if let Some(profile) = &config.profile {

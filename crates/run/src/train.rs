@@ -84,7 +84,8 @@ pub fn train(
                 folder::create(&disk, &folder::runs(config.run_dir.as_deref()), &config).map(Some)
             }
         };
-        let host = Host { disk: disk.clone(), stop: stop.clone(), is_launched, ..Host::default() };
+        let (disk, stop) = (disk.clone(), stop.clone());
+        let host = Host { disk, stop, is_launched, local_rank, ..Host::default() };
         trainer::run_rank(&config, data.clone(), group, local_rank, make_folder, host)
     });
     // All ranks have ended if they are threads of this process. Otherwise their launcher does this.
@@ -143,7 +144,7 @@ pub fn train_here<W: Into<OsString> + Clone>(
     let disk = Disk::default();
     let folder = folder::create(&disk, &folder::runs(config.run_dir.as_deref()), &config)?;
     ranks.run(None, None, |group, local_rank| {
-        let host = Host { disk: disk.clone(), ..Host::default() };
+        let host = Host { disk: disk.clone(), local_rank, ..Host::default() };
         let make_folder = || Ok(Some(folder.clone()));
         trainer::run_rank(&config, data.clone(), group, local_rank, make_folder, host)
     })?;

@@ -8,7 +8,11 @@ pub(crate) mod conv;
 pub(crate) mod conv_relu_pool;
 pub(crate) mod elementwise;
 pub(crate) mod linear_cross_entropy;
+pub(crate) mod loss;
+pub(crate) mod norm;
+pub(crate) mod optimizer;
 pub(crate) mod products;
+pub(crate) mod rows;
 
 /// What every source begins with.
 const NUMBERS: &str = include_str!("numbers.cuh");
@@ -16,5 +20,19 @@ const NUMBERS: &str = include_str!("numbers.cuh");
 /// The exponential function.
 const EXP: &str = include_str!("exp.cuh");
 
+/// Sums over a block.
+const REDUCE: &str = include_str!("reduce.cuh");
+
 /// All sources, for tests that compile them.
-pub static SOURCES: &[&paceline_cuda::Source] = &[&elementwise::ELEMENTWISE, &products::PRODUCTS];
+pub static SOURCES: &[&paceline_cuda::Source] = &[
+    &attention::ATTENTION,
+    &conv::CONV2D,
+    &conv_relu_pool::CONV_RELU_POOL,
+    &elementwise::ELEMENTWISE,
+    &linear_cross_entropy::LINEAR_CROSS_ENTROPY,
+    &loss::LOSS,
+    &norm::NORM,
+    &optimizer::OPTIMIZER,
+    &products::PRODUCTS,
+    &rows::ROWS,
+];

@@ -5,8 +5,8 @@
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
-typedef unsigned long long u64;
 typedef int i32;
+typedef unsigned long long u64;
 typedef long long i64;
 typedef float f32;
 typedef double f64;

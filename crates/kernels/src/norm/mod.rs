@@ -6,16 +6,21 @@
 
 pub mod tree;
 
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use paceline_memory::{Category, DType, Tensor};
+use paceline_cuda::Grid;
+use paceline_cuda::kernel::In;
+use paceline_memory::{Category, DType, Device, Tensor};
 use paceline_numeric::tree::largest_nodes;
 
 use self::tree::{Lanes, Node, ROW_ELEMS, RowTree, added};
+use crate::card::norm as kernels;
 use crate::compute::batches;
 use crate::real::for_real;
 use crate::simd::multiversion;
+use crate::stored::wide;
 use crate::{Compute, Op, Processor, Real, Result, read, scratch, update, write};
 
 /// RowRanges of a block, a node of the tree that one thread computes.
@@ -114,22 +119,68 @@ pub fn squares(
     let op = Op::new("squares");
     let shape = [largest_nodes(range.clone()).count(), ROW_ELEMS];
     let nodes = compute.allocator.tensor(DType::F64, shape, Category::Workspace)?;
+    let (num_runs, tables) = match compute.device() {
+        Device::Cuda => {
+            let (num_runs, values) = tables_of(rows, &range, start);
+            let table =
+                compute.allocator.tensor(DType::I64, [values.len()], Category::Workspace)?;
+            table.overwrite::<i64, _>(|to| to.copy_from_slice(&values))?;
+            (num_runs, Some(table))
+        }
+        Device::Cpu | Device::Meta | Device::Sim => (blocks_of(&range).len(), None),
+    };
     for_real!(op.name, tensor.dtype(), T => {
         let operands = (
             read::<T>("tensor", tensor, tensor.shape()),
             write::<f64>("nodes", &nodes, shape),
-            scratch::<f64>(blocks_of(&range).len() * ROW_ELEMS),
+            scratch::<f64>(num_runs * ROW_ELEMS),
+            tables.as_ref().map(|table| read::<i64>("rows", table, table.shape())),
         );
         let (rows, range) = (rows.clone(), range.clone());
-        compute.launch(op, operands, move |cpu, (elems, nodes, sums)| {
+        let (num_pieces, num_nodes) = (rows.pieces.len(), shape[0]);
+        let body = move |cpu: &Processor, operands: SquareSlices<'_, T>| {
+            let (elems, nodes, sums, _) = operands;
             let tree = of_range(cpu, Part { elems, start }, &rows, range, sums)?;
             for (sum, node) in nodes.as_chunks_mut::<ROW_ELEMS>().0.iter_mut().zip(tree.nodes()) {
                 *sum = node.sum;
             }
             Ok(())
+        };
+        compute.launch_with_card(op, operands, body, move |card, (elems, nodes, sums, tables)| {
+            let pieces = tables.unwrap_or(In::NONE);
+            let of_nodes = In(pieces.0 + (num_pieces * 3 * size_of::<i64>()) as u64, PhantomData);
+            let (num_pieces, num_nodes) = (num_pieces as u32, num_nodes as u32);
+            let runs =
+                kernels::squares_of_runs(elems, pieces, num_pieces, of_nodes, num_nodes, sums)?;
+            let all = kernels::squares_of_nodes(sums.as_in(), of_nodes, nodes)?;
+            // SAFETY: the tables say which elements of the tensor are rows, and there are 16 sums for each run and node.
+            unsafe {
+                card.launch(runs, Grid::blocks(num_runs as u32, Grid::BLOCK))?;
+                card.launch(all, Grid::blocks(num_nodes, Grid::BLOCK))
+            }
         })
     })?;
     Ok(Squares { rows: range, nodes })
+}
+
+/// Elements, nodes, scratch memory, and tables for a card.
+type SquareSlices<'a, T> = (&'a [T], &'a mut [f64], &'a mut [f64], Option<&'a [i64]>);
+
+/// For a card's kernels: the number of runs of at most [`BLOCK_ROWS`] rows in which it computes the nodes, and two tables. The
+/// first has for each piece its first row, its first element and the element behind it, counted from `start`; the second for each
+/// node its first run, its first row and its number of rows.
+fn tables_of(rows: &RowRanges, range: &Range<usize>, start: usize) -> (usize, Vec<i64>) {
+    let from_start = |elem: usize| elem as i64 - start as i64;
+    let pieces = rows.pieces.iter();
+    let mut values: Vec<i64> = pieces
+        .flat_map(|(first, elems)| [*first as i64, from_start(elems.start), from_start(elems.end)])
+        .collect();
+    let mut num_runs = 0;
+    for (level, index) in largest_nodes(range.clone()) {
+        values.extend([num_runs as i64, (index << level) as i64, 1i64 << level]);
+        num_runs += (1usize << level).div_ceil(BLOCK_ROWS);
+    }
+    (num_runs, values)
 }
 
 /// Elements that follow each other, and the place of the first one.
@@ -238,12 +289,18 @@ pub fn scale(compute: &Compute, tensor: &Tensor, factor: f64) -> Result<()> {
     let op = Op::new("scale");
     for_real!(op.name, tensor.dtype(), T => {
         let x = update::<T>("x", tensor, tensor.shape());
-        compute.launch(op, x, move |cpu, x| {
+        let n = tensor.num_elems();
+        let body = move |cpu: &Processor, x: &mut [T]| {
             let len = x.len();
             cpu.threads.for_each(batches(cpu, x, 1, len), |(_, x)| {
                 scale_of::<T>(cpu.simd, x, factor);
             });
             Ok(())
+        };
+        compute.launch_with_card(op, x, body, move |card, x| {
+            let call = kernels::scale(x, wide::<T>(factor), n as u64)?;
+            // SAFETY: it has `n` elements.
+            unsafe { card.launch(call, Grid::elements(n)) }
         })
     })
 }

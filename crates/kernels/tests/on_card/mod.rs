@@ -37,6 +37,13 @@ pub struct Both {
     card: Tensor,
 }
 
+impl Both {
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.cpu.num_elems()
+    }
+}
+
 /// How far a result of the card may be off.
 #[derive(Clone, Copy, Debug)]
 pub enum Promise {
@@ -111,6 +118,11 @@ impl Pair {
     pub fn on_card(&self, both: &Both) -> Vec<f64> {
         self.card.synchronize().unwrap();
         values(&both.card.to_host().unwrap())
+    }
+
+    /// What an operation makes of a tensor, on both.
+    pub fn both(&self, x: &Both, op: impl Fn(&Compute, &Tensor) -> Result<Tensor>) -> Both {
+        Both { cpu: op(&self.cpu, &x.cpu).unwrap(), card: op(&self.card, &x.card).unwrap() }
     }
 
     /// Panics with the first element that is further off than promised.

@@ -80,7 +80,7 @@ pub fn check(args: &CheckArgs, placement: Option<Placement>) -> Result<u8> {
     if let Some(reason) = comm.refusal(transport, world).filter(|_| is_one_host) {
         return Err(Failure::Usage(format!("--transport {}: {reason}", transport.name())));
     }
-    args.device.check_transports(&[transport])?;
+    args.device.check(&[transport])?;
     if let Some(placement) = placement {
         return as_rank(&placement, transport, &comm, args.device);
     }
@@ -167,7 +167,7 @@ fn devices(
     device: Device,
     answers: &mut Answers,
 ) -> Result<()> {
-    let own = placement_line(group.rank(), local_rank, &device.to_string());
+    let own = placement_line(group.rank(), local_rank, &device.place(local_rank));
     let own = (own, resources::core_list().unwrap_or("unknown".into()));
     let Some(all) = group.gather_object(&own, 0)? else { return Ok(()) };
     for (line, cores) in &all {

@@ -1,0 +1,174 @@
+//! `cuInit`, devices, contexts and error names.
+
+use crate::boundary::{Out, StaticText, Status, export, write_text};
+
+use super::state::{card_of, context_of, current_context, enter, guard, lock, set_current_context};
+use super::status;
+use super::streams::wait;
+
+/// What `cuDeviceGetAttribute` answers: the numbers of an H100. Attributes that are not here are 0.
+const ATTRIBUTES: [(u32, i32); 32] = [
+    (1, 1024), // threads of a block
+    (2, 1024), // and its sizes
+    (3, 1024),
+    (4, 64),
+    (5, 2_147_483_647), // sizes of a grid
+    (6, 65_535),
+    (7, 65_535),
+    (8, 49_152),      // shared memory of a block
+    (9, 65_536),      // constant memory
+    (10, 32),         // threads of a warp
+    (12, 65_536),     // registers of a block
+    (13, 1_755_000),  // clock rate in kHz
+    (16, 132),        // multiprocessors
+    (19, 1),          // maps host memory
+    (31, 1),          // runs several kernels at once
+    (32, 1),          // ECC
+    (36, 2_619_000),  // memory's clock rate in kHz
+    (37, 5_120),      // width of the memory's bus
+    (38, 52_428_800), // L2 cache
+    (39, 2_048),      // threads of a multiprocessor
+    (40, 3),          // copy engines
+    (41, 1),          // one address space with the host
+    (75, 9),          // compute capability
+    (76, 0),
+    (78, 1),       // priorities of streams
+    (81, 233_472), // shared memory of a multiprocessor
+    (82, 65_536),  // registers of a multiprocessor
+    (97, 232_448), // shared memory of a block that asks for more
+    (106, 32),     // blocks of a multiprocessor
+    (111, 1_024),  // shared memory of a block that the system keeps
+    (115, 0),      // no memory pools
+    (119, 0),
+];
+
+fn check(device: i32) -> Result<usize, Status> {
+    let driver = lock();
+    if !driver.initialized {
+        return Err(Status::NOT_INITIALIZED);
+    }
+    usize::try_from(device).ok().filter(|d| *d < driver.cards.len()).ok_or(Status::INVALID_DEVICE)
+}
+
+fn give(given: bool) -> Result<(), Status> {
+    if given { Ok(()) } else { Err(Status::INVALID_VALUE) }
+}
+
+export! { guard;
+/// Makes the driver ready.
+fn cuInit(flags: u32) {
+    let mut driver = lock();
+    if flags != 0 {
+        return Err(Status::INVALID_VALUE);
+    }
+    if driver.cards.is_empty() {
+        return Err(Status::NO_DEVICE);
+    }
+    driver.initialized = true;
+    Ok(())
+}
+/// The driver's version.
+fn cuDriverGetVersion(version: Out<i32>) { give(version.set(lock().settings.version)) }
+/// The number of cards.
+fn cuDeviceGetCount(count: Out<i32>) {
+    let driver = lock();
+    if !driver.initialized {
+        return Err(Status::NOT_INITIALIZED);
+    }
+    give(count.set(driver.cards.len() as i32))
+}
+/// The card with a number.
+fn cuDeviceGet(device: Out<i32>, ordinal: i32) {
+    check(ordinal)?;
+    give(device.set(ordinal))
+}
+/// The card's name.
+fn cuDeviceGetName(name: Out<u8>, len: i32, device: i32) {
+    check(device)?;
+    write_text(name, len.max(0) as usize, "emulated card");
+    Ok(())
+}
+/// The card's memory.
+fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: i32) {
+    let card = check(device)?;
+    give(bytes.set(lock().cards[card].memory.capacity()))
+}
+/// A number of the card.
+fn cuDeviceGetAttribute(value: Out<i32>, attribute: u32, device: i32) {
+    let card = check(device)?;
+    let known = ATTRIBUTES.iter().find(|(a, _)| *a == attribute);
+    give(value.set(match attribute {
+        // The card's slot on the PCI bus.
+        33 => card as i32 + 1,
+        _ => known.map_or(0, |(_, value)| *value),
+    }))
+}
+/// 16 bytes that name the card.
+fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: i32) {
+    let card = check(device)?;
+    let mut bytes = *b"emulated card  #";
+    bytes[15] = card as u8;
+    give(uuid.set(bytes))
+}
+/// The card's place on the PCI bus.
+fn cuDeviceGetPCIBusId(name: Out<u8>, len: i32, device: i32) {
+    let card = check(device)?;
+    write_text(name, len.max(0) as usize, &format!("0000:{:02x}:00.0", card + 1));
+    Ok(())
+}
+/// The card's context.
+fn cuDevicePrimaryCtxRetain(context: Out<usize>, device: i32) {
+    let card = check(device)?;
+    lock().cards[card].retained += 1;
+    give(context.set(context_of(card)))
+}
+/// Gives the context back.
+fn cuDevicePrimaryCtxRelease_v2(device: i32) {
+    let card = check(device)?;
+    let retained = &mut lock().cards[card].retained;
+    *retained = retained.checked_sub(1).ok_or(Status::INVALID_CONTEXT)?;
+    Ok(())
+}
+/// Sets the thread's context.
+fn cuCtxSetCurrent(context: usize) {
+    if context != 0 && card_of(context, lock().cards.len()).is_none() {
+        return Err(Status::INVALID_CONTEXT);
+    }
+    set_current_context(context);
+    Ok(())
+}
+/// The thread's context.
+fn cuCtxGetCurrent(context: Out<usize>) { give(context.set(current_context())) }
+/// Runs everything that the card has to do.
+fn cuCtxSynchronize() {
+    let (mut driver, card) = enter()?;
+    driver.refuse_card(card, "cuCtxSynchronize")?;
+    let needed = driver.all_of_card(card);
+    drop(driver);
+    wait(card, needed)
+}
+/// Free and total memory.
+fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+    let (driver, card) = enter()?;
+    let memory = &driver.cards[card].memory;
+    give(free.set(memory.capacity() - memory.used()) && total.set(memory.capacity()))
+}
+/// Tables that no header describes. The card has no such table, but NVRTC calls this function in every
+/// `libcuda.so.1` that it finds, and crashes if the function does not exist.
+fn cuGetExportTable(table: Out<usize>, _id: usize) {
+    table.set(0);
+    Err(Status::NOT_FOUND)
+}
+/// The name of an error.
+fn cuGetErrorName(code: u32, name: Out<StaticText>) {
+    let text = status::name(code);
+    name.set(text.map_or(StaticText::null(), StaticText::new));
+    if text.is_some() { Ok(()) } else { Err(Status::INVALID_VALUE) }
+}
+/// A sentence about an error.
+fn cuGetErrorString(code: u32, text: Out<StaticText>) {
+    let sentence = status::description(code);
+    text.set(sentence.map_or(StaticText::null(), StaticText::new));
+    if sentence.is_some() { Ok(()) } else { Err(Status::INVALID_VALUE) }
+}
+}

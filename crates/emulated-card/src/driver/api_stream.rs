@@ -1,0 +1,222 @@
+//! Streams, events, functions of the host, captures and graphs.
+
+use crate::boundary::{Out, Status, export};
+
+use super::graph::{CaptureMode, GraphRun};
+use super::state::{Driver, Event, Recorded, enter, guard};
+use super::streams::{Needed, Stream, query, wait};
+use super::work::{HostFunction, Work};
+
+/// `CU_STREAM_NON_BLOCKING`
+const NON_BLOCKING: u32 = 1;
+/// `CU_EVENT_DISABLE_TIMING`
+const DISABLE_TIMING: u32 = 2;
+
+/// The work before an event. An event that was never recorded has none.
+fn before_event(driver: &mut Driver, handle: usize, call: &str) -> Result<Needed, Status> {
+    match &driver.events.get(&handle).ok_or(Status::INVALID_HANDLE)?.recorded {
+        Recorded::Never => Ok(Needed::new()),
+        Recorded::Stream { stream, number } => Ok(Needed::from([(*stream, *number)])),
+        Recorded::Capture { capture, .. } => {
+            let id = *capture;
+            if let Some(capture) = driver.captures.get_mut(&id) {
+                capture.invalid = true;
+            }
+            let why = format!("{call} of an event that was recorded in a capture");
+            Err(driver.refuse(Status::CAPTURED_EVENT, why))
+        }
+    }
+}
+
+fn create_stream(stream: Out<usize>, flags: u32) -> Result<(), Status> {
+    let (mut driver, card) = enter()?;
+    if flags > 1 || stream.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    let handle = driver.handle();
+    driver.streams.insert(handle, Stream::new(card, flags & NON_BLOCKING == 0));
+    stream.set(handle);
+    Ok(())
+}
+
+fn elapsed(milliseconds: Out<f32>, start: usize, end: usize) -> Result<(), Status> {
+    let (mut driver, _) = enter()?;
+    let mut times = Vec::new();
+    for handle in [start, end] {
+        let needed = before_event(&mut driver, handle, "cuEventElapsedTime")?;
+        let event = driver.events.get(&handle).ok_or(Status::INVALID_HANDLE)?;
+        if !event.has_time || needed.is_empty() {
+            return Err(Status::INVALID_HANDLE);
+        }
+        times.push(event.at.ok_or(Status::NOT_READY)?);
+    }
+    let time = match times[1].checked_duration_since(times[0]) {
+        Some(time) => time.as_secs_f32(),
+        None => -times[0].duration_since(times[1]).as_secs_f32(),
+    };
+    if milliseconds.set(time * 1e3) { Ok(()) } else { Err(Status::INVALID_VALUE) }
+}
+
+export! { guard;
+/// A new stream.
+fn cuStreamCreate(stream: Out<usize>, flags: u32) { create_stream(stream, flags) }
+/// A new stream; its priority has no effect.
+fn cuStreamCreateWithPriority(stream: Out<usize>, flags: u32, _priority: i32) {
+    create_stream(stream, flags)
+}
+/// Ends a stream. Its work still runs when somebody waits for it.
+fn cuStreamDestroy_v2(stream: usize) {
+    let (mut driver, card) = enter()?;
+    let handle = driver.stream_handle(card, stream)?;
+    if Driver::is_null_stream(handle) {
+        return Err(Status::INVALID_HANDLE);
+    }
+    let _ = driver.refuse_captured(handle, "cuStreamDestroy");
+    if let Some(stream) = driver.streams.get_mut(&handle) {
+        stream.destroyed = true;
+    }
+    driver.bury(handle);
+    Ok(())
+}
+/// Runs the stream's work.
+fn cuStreamSynchronize(stream: usize) {
+    let (mut driver, card) = enter()?;
+    let stream = driver.stream_handle(card, stream)?;
+    driver.refuse_captured(stream, "cuStreamSynchronize")?;
+    let needed = driver.all_of(stream);
+    drop(driver);
+    wait(card, needed)
+}
+/// Whether the stream's work is done.
+fn cuStreamQuery(stream: usize) {
+    let (mut driver, card) = enter()?;
+    let stream = driver.stream_handle(card, stream)?;
+    driver.refuse_captured(stream, "cuStreamQuery")?;
+    let needed = driver.all_of(stream);
+    drop(driver);
+    query(card, needed)
+}
+/// Lets later work of a stream wait for an event.
+fn cuStreamWaitEvent(stream: usize, event: usize, _flags: u32) {
+    let (mut driver, card) = enter()?;
+    let stream = driver.stream_handle(card, stream)?;
+    driver.wait_event(stream, event)
+}
+/// A new event.
+fn cuEventCreate(event: Out<usize>, flags: u32) {
+    let (mut driver, card) = enter()?;
+    if event.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    let handle = driver.handle();
+    let has_time = flags & DISABLE_TIMING == 0;
+    let new = Event { card, has_time, recorded: Recorded::Never, at: None };
+    driver.events.insert(handle, new);
+    event.set(handle);
+    Ok(())
+}
+/// Ends an event. What waits for it still does.
+fn cuEventDestroy_v2(event: usize) {
+    let (mut driver, _) = enter()?;
+    driver.events.remove(&event).map(|_| ()).ok_or(Status::INVALID_HANDLE)
+}
+/// Records an event behind the stream's work.
+fn cuEventRecord(event: usize, stream: usize) {
+    let (mut driver, card) = enter()?;
+    let stream = driver.stream_handle(card, stream)?;
+    let owner = driver.events.get(&event).ok_or(Status::INVALID_HANDLE)?.card;
+    if driver.streams.get(&stream).is_none_or(|s| s.card != owner) {
+        return Err(driver.refuse(Status::INVALID_HANDLE, "event and stream are of different cards"));
+    }
+    driver.record_event(event, stream)
+}
+/// Whether the work before an event is done.
+fn cuEventQuery(event: usize) {
+    let (mut driver, card) = enter()?;
+    let needed = before_event(&mut driver, event, "cuEventQuery")?;
+    driver.refuse_unsafe("cuEventQuery")?;
+    drop(driver);
+    query(card, needed)
+}
+/// Runs the work before an event.
+fn cuEventSynchronize(event: usize) {
+    let (mut driver, card) = enter()?;
+    let needed = before_event(&mut driver, event, "cuEventSynchronize")?;
+    driver.refuse_unsafe("cuEventSynchronize")?;
+    drop(driver);
+    wait(card, needed)
+}
+/// The time between two events.
+fn cuEventElapsedTime(milliseconds: Out<f32>, start: usize, end: usize) {
+    elapsed(milliseconds, start, end)
+}
+/// The time between two events.
+fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: usize, end: usize) {
+    elapsed(milliseconds, start, end)
+}
+/// Runs a function of the program in stream order.
+fn cuLaunchHostFunc(stream: usize, function: Option<HostFunction>, data: usize) {
+    let (mut driver, card) = enter()?;
+    let stream = driver.stream_handle(card, stream)?;
+    let function = function.ok_or(Status::INVALID_VALUE)?;
+    driver.submit(stream, Work::Host { function, data })
+}
+
+/// Begins to capture a stream's work.
+fn cuStreamBeginCapture_v2(stream: usize, mode: u32) {
+    let (mut driver, card) = enter()?;
+    let stream = driver.stream_handle(card, stream)?;
+    let mode = match mode {
+        0 => CaptureMode::Global,
+        1 => CaptureMode::ThreadLocal,
+        2 => CaptureMode::Relaxed,
+        _ => return Err(Status::INVALID_VALUE),
+    };
+    driver.begin_capture(stream, mode)
+}
+/// Ends the capture. An invalid one gives no graph.
+fn cuStreamEndCapture(stream: usize, graph: Out<usize>) {
+    let (mut driver, card) = enter()?;
+    let stream = driver.stream_handle(card, stream)?;
+    graph.set(0);
+    let captured = driver.end_capture(stream)?;
+    let handle = driver.handle();
+    driver.graphs.insert(handle, captured);
+    if graph.set(handle) { Ok(()) } else { Err(Status::INVALID_VALUE) }
+}
+/// 0 for no, 1 for yes, 2 for an invalid capture.
+fn cuStreamIsCapturing(stream: usize, status: Out<u32>) {
+    let (driver, card) = enter()?;
+    let stream = driver.stream_handle(card, stream)?;
+    if status.set(driver.capture_status(stream)) { Ok(()) } else { Err(Status::INVALID_VALUE) }
+}
+/// A graph that can be launched.
+fn cuGraphInstantiateWithFlags(executable: Out<usize>, graph: usize, _flags: u64) {
+    let (mut driver, _) = enter()?;
+    let graph = driver.graphs.get(&graph).cloned().ok_or(Status::INVALID_HANDLE)?;
+    let handle = driver.handle();
+    driver.executables.insert(handle, graph);
+    if executable.set(handle) { Ok(()) } else { Err(Status::INVALID_VALUE) }
+}
+/// Runs a graph in stream order, as one piece of work.
+fn cuGraphLaunch(executable: usize, stream: usize) {
+    let (mut driver, card) = enter()?;
+    let stream = driver.stream_handle(card, stream)?;
+    let graph = driver.executables.get(&executable).cloned().ok_or(Status::INVALID_HANDLE)?;
+    driver.refuse_captured(stream, "cuGraphLaunch")?;
+    if graph.is_empty() {
+        return Ok(());
+    }
+    driver.submit(stream, Work::Graph(GraphRun::new(graph)))
+}
+/// Ends a graph.
+fn cuGraphDestroy(graph: usize) {
+    let (mut driver, _) = enter()?;
+    driver.graphs.remove(&graph).map(|_| ()).ok_or(Status::INVALID_HANDLE)
+}
+/// Ends a graph that can be launched.
+fn cuGraphExecDestroy(executable: usize) {
+    let (mut driver, _) = enter()?;
+    driver.executables.remove(&executable).map(|_| ()).ok_or(Status::INVALID_HANDLE)
+}
+}

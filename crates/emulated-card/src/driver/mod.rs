@@ -1,0 +1,42 @@
+//! The functions of the CUDA driver (`libcuda.so.1`).
+//!
+//! Work waits in its stream until a program waits for it, and then exactly what comes before runs, in an order that the
+//! seed decides. A kernel's fault breaks its card as on real hardware: every later call answers with the code.
+//! This module knows PTX only as something that runs, and neither matrices nor ranks.
+
+mod api_device;
+mod api_extra;
+mod api_memory;
+mod api_module;
+mod api_stream;
+mod capturing;
+mod graph;
+mod pinned;
+mod settings;
+mod state;
+mod status;
+mod streams;
+mod work;
+
+pub(crate) use work::{Progress, Task};
+
+use std::sync::Arc;
+
+use crate::boundary::{Outcome, Status};
+
+/// Puts work of another library into a stream of the thread's card.
+pub(crate) fn submit(stream: usize, task: Arc<dyn Task>) -> Outcome {
+    let (mut driver, card) = state::enter()?;
+    let stream = driver.stream_handle(card, stream)?;
+    driver.submit(stream, work::Work::Task(task))
+}
+
+/// Remembers why a call of another library is refused.
+pub(crate) fn refuse(status: Status, why: impl Into<String>) -> Status {
+    state::lock().refuse(status, why)
+}
+
+/// The number of the card of the thread's context.
+pub(crate) fn current_card() -> Result<usize, Status> {
+    state::enter().map(|(_, card)| card)
+}

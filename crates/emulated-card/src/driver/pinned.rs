@@ -1,0 +1,138 @@
+//! Pinned memory of the host: which ranges there are, and copies that use them late.
+//!
+//! A copy from or to pinned memory touches it when the copy runs. By then the memory may have been freed, which is a
+//! fault that a real card would not always show.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::BTreeMap;
+
+use crate::fault::Fault;
+
+/// Like a real driver's, the allocations begin at pages.
+const PAGE: usize = 4096;
+
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    len: usize,
+    id: u64,
+    /// Whether the memory is the card's own. Otherwise the program registered memory of its own.
+    owned: bool,
+}
+
+/// A range of host memory that a copy uses.
+#[derive(Clone, Copy, Debug)]
+pub struct HostRange {
+    address: usize,
+    /// Bytes.
+    pub len: usize,
+    /// The pinned allocation that it lies in, or none if the caller waits for the copy.
+    pin: Option<u64>,
+}
+
+/// All pinned memory of the process.
+#[derive(Debug, Default)]
+pub struct PinnedMemory {
+    ranges: BTreeMap<usize, Range>,
+    next_id: u64,
+}
+
+impl PinnedMemory {
+    /// How many ranges there are.
+    pub fn live(&self) -> usize {
+        self.ranges.len()
+    }
+
+    fn insert(&mut self, address: usize, len: usize, owned: bool) {
+        self.next_id += 1;
+        self.ranges.insert(address, Range { len, id: self.next_id, owned });
+    }
+
+    /// New memory, or `None` if the host has none.
+    pub fn allocate(&mut self, len: usize) -> Option<usize> {
+        let layout = Layout::from_size_align(len.max(1), PAGE).ok()?;
+        // SAFETY: the layout's size is not zero.
+        let address = unsafe { alloc_zeroed(layout) } as usize;
+        if address == 0 {
+            return None;
+        }
+        self.insert(address, len, true);
+        Some(address)
+    }
+
+    /// Frees memory of [`allocate`](Self::allocate). `false` if there is none at this address.
+    pub fn free(&mut self, address: usize) -> bool {
+        let Some(range) = self.ranges.get(&address).filter(|range| range.owned) else {
+            return false;
+        };
+        let layout = Layout::from_size_align(range.len.max(1), PAGE).expect("it was allocated");
+        // SAFETY: `allocate` made this memory with this layout, and the entry goes away with it. Copies that are
+        // still queued look their range up before they touch it.
+        unsafe { dealloc(address as *mut u8, layout) };
+        self.ranges.remove(&address);
+        true
+    }
+
+    /// Takes the program's own memory as pinned. `false` if a part of it is already.
+    pub fn register(&mut self, address: usize, len: usize) -> bool {
+        let before = self.ranges.range(..address + len).next_back();
+        if before.is_some_and(|(start, range)| start + range.len > address) {
+            return false;
+        }
+        self.insert(address, len, false);
+        true
+    }
+
+    /// Ends [`register`](Self::register).
+    pub fn unregister(&mut self, address: usize) -> bool {
+        let found = self.ranges.get(&address).is_some_and(|range| !range.owned);
+        if found {
+            self.ranges.remove(&address);
+        }
+        found
+    }
+
+    /// The range, if it lies in pinned memory.
+    pub fn find(&self, address: usize, len: usize) -> Option<HostRange> {
+        let (start, range) = self.ranges.range(..=address).next_back()?;
+        let inside = address.checked_add(len)? <= start + range.len;
+        inside.then_some(HostRange { address, len, pin: Some(range.id) })
+    }
+
+    /// Ordinary memory, for a copy that the caller waits for.
+    pub fn unpinned(address: usize, len: usize) -> HostRange {
+        HostRange { address, len, pin: None }
+    }
+
+    fn check(&self, range: &HostRange) -> Result<(), Fault> {
+        let found = self.find(range.address, range.len).and_then(|found| found.pin);
+        if range.pin.is_some() && found != range.pin {
+            return Err(Fault::illegal(format!(
+                "{} bytes of pinned memory at {:#x} were freed before their copy ran",
+                range.len, range.address
+            )));
+        }
+        Ok(())
+    }
+
+    /// Reads a range, for a copy to the card.
+    pub fn read(&self, range: &HostRange) -> Result<Vec<u8>, Fault> {
+        self.check(range)?;
+        let mut bytes = vec![0; range.len];
+        // SAFETY: the range is pinned memory that still exists, or memory of a caller that waits for this copy. The
+        // interface demands that the program does not write to it meanwhile.
+        unsafe {
+            std::ptr::copy_nonoverlapping(range.address as *const u8, bytes.as_mut_ptr(), range.len)
+        };
+        Ok(bytes)
+    }
+
+    /// Writes a range, for a copy to the host.
+    pub fn write(&self, range: &HostRange, bytes: &[u8]) -> Result<(), Fault> {
+        self.check(range)?;
+        // SAFETY: as in `read`; the program uses the range only after it has waited for the copy.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), range.address as *mut u8, bytes.len())
+        };
+        Ok(())
+    }
+}

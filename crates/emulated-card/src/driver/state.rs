@@ -1,0 +1,261 @@
+//! Everything that the driver remembers: cards, streams, events, modules, and the handles that name them.
+//!
+//! One lock protects it all. Functions of the program never run under the lock.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::boundary::{Outcome, Status, stop_panics};
+use crate::fault::Fault;
+use crate::memory::DeviceMemory;
+use crate::ptx::Kernel;
+use crate::random::Random;
+
+use super::graph::{Capture, Graph};
+use super::pinned::PinnedMemory;
+use super::settings::Settings;
+use super::streams::Stream;
+use super::work::Counts;
+
+/// Contexts are named by this number and the card's.
+const CONTEXT: usize = 0xc0de_0000;
+/// The stream 0 of each card.
+const NULL_STREAM: usize = 0x100;
+
+/// One card.
+pub struct Card {
+    /// Its memory.
+    pub memory: DeviceMemory,
+    /// The first fault. Every later call answers with its code.
+    pub fault: Option<Fault>,
+    /// How often its context is retained.
+    pub retained: u32,
+}
+
+/// A loaded module.
+pub struct Module {
+    /// The card that it was loaded on.
+    pub card: usize,
+    /// The handles of its kernels.
+    pub functions: HashMap<String, usize>,
+    /// The addresses of its variables.
+    pub variables: Arc<[u64]>,
+}
+
+/// A kernel that can be launched.
+#[derive(Clone)]
+pub struct Function {
+    /// The kernel.
+    pub kernel: Arc<Kernel>,
+    /// The addresses of its module's variables.
+    pub variables: Arc<[u64]>,
+    /// The most dynamic shared memory that a launch may ask for.
+    pub dynamic_shared_limit: usize,
+}
+
+/// What an event was last recorded on.
+#[derive(Clone, Debug, Default)]
+pub enum Recorded {
+    /// Nothing.
+    #[default]
+    Never,
+    /// A stream, when it had so many pieces of work.
+    Stream {
+        /// The stream's handle.
+        stream: usize,
+        /// Its pieces of work then.
+        number: u64,
+    },
+    /// A capture, behind these nodes.
+    Capture {
+        /// The capture's number.
+        capture: usize,
+        /// The nodes.
+        nodes: Vec<usize>,
+    },
+}
+
+/// An event.
+pub struct Event {
+    /// The card of its context.
+    pub card: usize,
+    /// Whether it keeps a time.
+    pub has_time: bool,
+    /// What it was last recorded on.
+    pub recorded: Recorded,
+    /// When the record ran.
+    pub at: Option<Instant>,
+}
+
+/// The driver.
+pub struct Driver {
+    /// From the environment.
+    pub settings: Settings,
+    /// Whether `cuInit` was called.
+    pub initialized: bool,
+    /// The cards.
+    pub cards: Vec<Card>,
+    /// Streams that exist, or still have work.
+    pub streams: BTreeMap<usize, Stream>,
+    /// Events.
+    pub events: HashMap<usize, Event>,
+    /// Loaded modules.
+    pub modules: HashMap<usize, Module>,
+    /// Kernels.
+    pub functions: HashMap<usize, Function>,
+    /// Captures that have begun.
+    pub captures: BTreeMap<usize, Capture>,
+    /// Captured graphs.
+    pub graphs: HashMap<usize, Graph>,
+    /// Graphs that can be launched.
+    pub executables: HashMap<usize, Graph>,
+    /// Pinned memory.
+    pub pinned: PinnedMemory,
+    /// Numbers of what has run.
+    pub counts: Counts,
+    /// Draws the orders.
+    pub random: Random,
+    /// Why the last call was refused.
+    pub refusal: String,
+    next_handle: usize,
+}
+
+impl Driver {
+    fn new() -> Self {
+        let settings = Settings::from_environment();
+        let cards = (0..settings.cards).map(|card| Card {
+            memory: DeviceMemory::new(card, settings.memory_bytes),
+            fault: None,
+            retained: 0,
+        });
+        let streams = (0..settings.cards).map(|card| (NULL_STREAM + card, Stream::new(card, true)));
+        Self {
+            cards: cards.collect(),
+            streams: streams.collect(),
+            random: Random::new(settings.seed),
+            initialized: false,
+            events: HashMap::new(),
+            modules: HashMap::new(),
+            functions: HashMap::new(),
+            captures: BTreeMap::new(),
+            graphs: HashMap::new(),
+            executables: HashMap::new(),
+            pinned: PinnedMemory::default(),
+            counts: Counts::default(),
+            refusal: String::new(),
+            next_handle: 0x1000,
+            settings,
+        }
+    }
+
+    /// A handle that was never given out.
+    pub fn handle(&mut self) -> usize {
+        self.next_handle += 16;
+        self.next_handle
+    }
+
+    /// Remembers why a call is refused.
+    pub fn refuse(&mut self, status: Status, why: impl Into<String>) -> Status {
+        self.refusal = why.into();
+        status
+    }
+
+    /// The handle of a stream: 0 is the card's own stream.
+    pub fn stream_handle(&self, card: usize, handle: usize) -> Result<usize, Status> {
+        match handle {
+            // 1 is its other name, CU_STREAM_LEGACY.
+            0 | 1 => Ok(NULL_STREAM + card),
+            _ => match self.streams.get(&handle) {
+                Some(stream) if !stream.destroyed => Ok(handle),
+                _ => Err(Status::INVALID_HANDLE),
+            },
+        }
+    }
+
+    /// Whether this is the stream 0 of a card.
+    pub fn is_null_stream(handle: usize) -> bool {
+        (NULL_STREAM..0x1000).contains(&handle)
+    }
+
+    /// The sticky status of a card.
+    pub fn healthy(&self, card: usize) -> Outcome {
+        match self.cards.get(card).and_then(|card| card.fault.as_ref()) {
+            Some(fault) => Err(Status(fault.kind.code())),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts over as if the process had just begun, with the settings of the environment now.
+    pub fn reset(&mut self) {
+        *self = Self::new();
+        CURRENT.set(0);
+    }
+}
+
+static DRIVER: LazyLock<Mutex<Driver>> = LazyLock::new(|| Mutex::new(Driver::new()));
+
+thread_local! {
+    /// The thread's current context.
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+    /// Whether the thread runs a function of the program on behalf of a stream.
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Locks the driver.
+pub fn lock() -> MutexGuard<'static, Driver> {
+    DRIVER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The context of a card.
+pub fn context_of(card: usize) -> usize {
+    CONTEXT + 16 * card
+}
+
+/// The card of a context.
+pub fn card_of(context: usize, cards: usize) -> Option<usize> {
+    let card = context.checked_sub(CONTEXT)? / 16;
+    (context_of(card) == context && card < cards).then_some(card)
+}
+
+/// The thread's current context, or 0.
+pub fn current_context() -> usize {
+    CURRENT.get()
+}
+
+/// Makes a context the thread's current one.
+pub fn set_current_context(context: usize) {
+    CURRENT.set(context);
+}
+
+/// Runs a function of the program. The functions of the driver refuse calls from it.
+pub fn in_host_function(body: impl FnOnce()) {
+    IN_HOST_FUNCTION.set(true);
+    body();
+    IN_HOST_FUNCTION.set(false);
+}
+
+/// Guards an exported function of the driver.
+pub fn guard(body: impl FnOnce() -> Outcome) -> u32 {
+    stop_panics(Status::UNKNOWN.0, || {
+        if IN_HOST_FUNCTION.get() {
+            return Err(Status::NOT_PERMITTED);
+        }
+        body()
+    })
+}
+
+/// The driver and the card of the thread's context. An error if there is none, or if the card has failed.
+pub fn enter() -> Result<(MutexGuard<'static, Driver>, usize), Status> {
+    let driver = lock();
+    if !driver.initialized {
+        return Err(Status::NOT_INITIALIZED);
+    }
+    let card = card_of(current_context(), driver.cards.len()).ok_or(Status::INVALID_CONTEXT)?;
+    if driver.cards[card].retained == 0 {
+        return Err(Status::INVALID_CONTEXT);
+    }
+    driver.healthy(card)?;
+    Ok((driver, card))
+}

@@ -1,0 +1,317 @@
+//! Streams: queues of work, and waits that run exactly what comes before them.
+//!
+//! Nothing runs when it is submitted. A wait names pieces of work; they and what they wait for in other streams are
+//! run, one after the other, and where several streams could go on the seed picks one.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use crate::boundary::{Outcome, Status};
+use crate::fault::Fault;
+
+use super::state::{Driver, in_host_function, lock};
+use super::work::{HostFunction, Machine, Progress, Work};
+
+/// A stream.
+pub struct Stream {
+    /// The card of its context.
+    pub card: usize,
+    /// Whether it is ordered with stream 0.
+    pub blocking: bool,
+    /// The capture that it takes part in.
+    pub capture: Option<usize>,
+    /// Destroyed streams live until their work is done.
+    pub destroyed: bool,
+    queue: VecDeque<Work>,
+    submitted: u64,
+    /// A function of the program runs for this stream on some thread.
+    busy: bool,
+}
+
+impl Stream {
+    /// An empty stream.
+    pub fn new(card: usize, blocking: bool) -> Self {
+        Self {
+            card,
+            blocking,
+            capture: None,
+            destroyed: false,
+            queue: VecDeque::new(),
+            submitted: 0,
+            busy: false,
+        }
+    }
+
+    /// How many pieces of work were submitted.
+    pub fn submitted(&self) -> u64 {
+        self.submitted
+    }
+
+    fn done(&self) -> u64 {
+        self.submitted - self.queue.len() as u64
+    }
+}
+
+/// Pieces of work by their streams: so many of each.
+pub type Needed = BTreeMap<usize, u64>;
+
+/// What one attempt to go on came to.
+enum Advance {
+    Ran,
+    Call(usize, HostFunction, usize),
+    /// Only other processes or threads can help.
+    Blocked,
+}
+
+impl Driver {
+    /// Puts work at the end of a stream, or into the capture that the stream takes part in.
+    pub fn submit(&mut self, stream: usize, work: Work) -> Outcome {
+        if Self::is_null_stream(stream) {
+            self.refuse_null_stream(stream)?;
+        }
+        let Some(queue) = self.streams.get(&stream) else { return Err(Status::INVALID_HANDLE) };
+        let card = queue.card;
+        if let Some(id) = queue.capture {
+            let capture = self.captures.get_mut(&id).ok_or(Status::UNKNOWN)?;
+            if capture.invalid {
+                return Err(Status::CAPTURE_INVALIDATED);
+            }
+            capture.push(stream, work);
+            return Ok(());
+        }
+        // Stream 0 waits for every blocking stream, and they wait for it.
+        let null = Self::is_null_stream(stream);
+        let blocking = queue.blocking;
+        let is_before = |handle: usize, other: &Stream| {
+            let ordered = if null { other.blocking } else { Self::is_null_stream(handle) };
+            blocking && ordered && handle != stream && other.card == card && !other.queue.is_empty()
+        };
+        let waits: Vec<Work> = (self.streams.iter())
+            .filter(|(handle, other)| is_before(**handle, other))
+            .map(|(handle, other)| Work::Wait { stream: *handle, number: other.submitted })
+            .collect();
+        let queue = self.streams.get_mut(&stream).ok_or(Status::INVALID_HANDLE)?;
+        for work in waits.into_iter().chain([work]) {
+            queue.queue.push_back(work);
+            queue.submitted += 1;
+        }
+        Ok(())
+    }
+
+    /// All work that was submitted to a stream so far.
+    pub fn all_of(&self, stream: usize) -> Needed {
+        let submitted = self.streams.get(&stream).map_or(0, |s| s.submitted);
+        Needed::from([(stream, submitted)])
+    }
+
+    /// Adds the work that the needed work waits for.
+    fn with_dependencies(&self, mut needed: Needed) -> Needed {
+        let mut open: Vec<(usize, u64)> = needed.iter().map(|(s, n)| (*s, *n)).collect();
+        while let Some((handle, number)) = open.pop() {
+            let Some(stream) = self.streams.get(&handle) else { continue };
+            let count = number.saturating_sub(stream.done()) as usize;
+            for work in stream.queue.iter().take(count) {
+                if let Work::Wait { stream, number } = work {
+                    let known = needed.entry(*stream).or_insert(0);
+                    if *known < *number {
+                        *known = *number;
+                        open.push((*stream, *number));
+                    }
+                }
+            }
+        }
+        needed
+    }
+
+    /// Whether a stream has finished so many pieces of work. A stream that is gone has finished them all.
+    pub fn is_done(&self, stream: usize, number: u64) -> bool {
+        self.streams.get(&stream).is_none_or(|s| s.done() >= number)
+    }
+
+    fn is_met(&self, needed: &Needed) -> bool {
+        needed.iter().all(|(stream, number)| self.is_done(*stream, *number))
+    }
+
+    fn is_ready(&self, stream: usize, number: u64) -> bool {
+        let Some(stream) = self.streams.get(&stream) else { return false };
+        let waits = match stream.queue.front() {
+            Some(Work::Wait { stream, number }) => !self.is_done(*stream, *number),
+            Some(_) => false,
+            None => true,
+        };
+        !waits && !stream.busy && stream.done() < number
+    }
+
+    /// Runs one piece of the needed work.
+    fn advance(&mut self, needed: &Needed) -> Advance {
+        let mut ready: Vec<usize> = (needed.iter())
+            .filter(|(stream, number)| self.is_ready(**stream, **number))
+            .map(|(stream, _)| *stream)
+            .collect();
+        if self.settings.seed != 0 {
+            self.random.shuffle(&mut ready);
+        }
+        for stream in ready {
+            match self.run_front(stream) {
+                Advance::Blocked => continue,
+                advance => return advance,
+            }
+        }
+        Advance::Blocked
+    }
+
+    fn run_front(&mut self, handle: usize) -> Advance {
+        let Some(stream) = self.streams.get_mut(&handle) else { return Advance::Blocked };
+        let (card, Some(work)) = (stream.card, stream.queue.front().cloned()) else {
+            return Advance::Blocked;
+        };
+        match work {
+            Work::Host { function, data } => {
+                stream.busy = true;
+                return Advance::Call(handle, function, data);
+            }
+            Work::Graph(mut run) => {
+                let mut ready = run.ready();
+                if self.settings.seed != 0 {
+                    self.random.shuffle(&mut ready);
+                }
+                let mut advance = Advance::Blocked;
+                for node in ready {
+                    let work = run.work(node).clone();
+                    if let Work::Host { function, data } = work {
+                        run.finish(node);
+                        advance = Advance::Call(handle, function, data);
+                        break;
+                    }
+                    if self.run_work(card, &work) == Some(Progress::Done) {
+                        run.finish(node);
+                        advance = Advance::Ran;
+                        break;
+                    }
+                }
+                let (done, is_call) = (run.is_done(), matches!(advance, Advance::Call(..)));
+                if let Some(stream) = self.streams.get_mut(&handle) {
+                    stream.busy = is_call;
+                    // The function that is about to run ends with the piece of work at the front.
+                    match done && !is_call {
+                        true => _ = stream.queue.pop_front(),
+                        false => stream.queue[0] = Work::Graph(run),
+                    }
+                }
+                self.bury(handle);
+                return advance;
+            }
+            Work::Record { event } => {
+                if let Some(event) = self.events.get_mut(&event) {
+                    event.at = Some(Instant::now());
+                }
+            }
+            work => {
+                if self.run_work(card, &work) != Some(Progress::Done) {
+                    return Advance::Blocked;
+                }
+            }
+        }
+        self.finish_front(handle);
+        Advance::Ran
+    }
+
+    /// Runs work of a card. `None` is a fault, which the card remembers.
+    fn run_work(&mut self, card: usize, work: &Work) -> Option<Progress> {
+        let seed = if self.settings.seed == 0 { 0 } else { self.random.next() };
+        let mut machine = Machine {
+            memory: &mut self.cards[card].memory,
+            pinned: &self.pinned,
+            counts: &mut self.counts,
+            seed,
+            limit: self.settings.steps,
+        };
+        match machine.run(work) {
+            Ok(progress) => Some(progress),
+            Err(fault) => {
+                self.fail(card, fault);
+                None
+            }
+        }
+    }
+
+    /// Breaks a card for good.
+    pub fn fail(&mut self, card: usize, fault: Fault) {
+        self.cards[card].fault.get_or_insert(fault);
+    }
+
+    fn finish_front(&mut self, handle: usize) {
+        if let Some(stream) = self.streams.get_mut(&handle) {
+            stream.queue.pop_front();
+            stream.busy = false;
+        }
+        self.bury(handle);
+    }
+
+    /// Ends a call of [`Advance::Call`].
+    fn finish_call(&mut self, handle: usize) {
+        let Some(stream) = self.streams.get_mut(&handle) else { return };
+        match stream.queue.front() {
+            Some(Work::Graph(run)) if !run.is_done() => stream.busy = false,
+            _ => self.finish_front(handle),
+        }
+    }
+
+    /// Removes a destroyed stream that has no work left.
+    pub fn bury(&mut self, handle: usize) {
+        if self.streams.get(&handle).is_some_and(|s| s.destroyed && s.queue.is_empty()) {
+            self.streams.remove(&handle);
+        }
+    }
+
+    /// Everything that a card has to do.
+    pub fn all_of_card(&self, card: usize) -> Needed {
+        let streams = self.streams.iter().filter(|(_, s)| s.card == card);
+        streams.map(|(handle, s)| (*handle, s.submitted)).collect()
+    }
+}
+
+/// Runs what is needed and returns when it is done, or when the card fails.
+pub fn wait(card: usize, needed: Needed) -> Outcome {
+    let mut driver = lock();
+    let needed = driver.with_dependencies(needed);
+    loop {
+        driver.healthy(card)?;
+        if driver.is_met(&needed) {
+            return Ok(());
+        }
+        match driver.advance(&needed) {
+            Advance::Ran => {}
+            Advance::Call(stream, function, data) => {
+                drop(driver);
+                in_host_function(|| function(data as *mut std::ffi::c_void));
+                driver = lock();
+                driver.finish_call(stream);
+            }
+            Advance::Blocked => {
+                driver.healthy(card)?;
+                drop(driver);
+                std::thread::sleep(Duration::from_micros(50));
+                driver = lock();
+            }
+        }
+    }
+}
+
+/// Runs one piece of what is needed, and says whether all of it is done. So a program that asks again and again gets
+/// there, and one that asks once too early is told so.
+pub fn query(card: usize, needed: Needed) -> Outcome {
+    let mut driver = lock();
+    if driver.is_met(&needed) {
+        return driver.healthy(card);
+    }
+    let all = driver.with_dependencies(needed);
+    if let Advance::Call(stream, function, data) = driver.advance(&all) {
+        drop(driver);
+        in_host_function(|| function(data as *mut std::ffi::c_void));
+        driver = lock();
+        driver.finish_call(stream);
+    }
+    driver.healthy(card)?;
+    Err(Status::NOT_READY)
+}

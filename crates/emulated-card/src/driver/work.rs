@@ -1,0 +1,199 @@
+//! Pieces of work that wait in a stream, and what each does when its turn comes.
+//!
+//! A piece of work holds everything that it needs. It knows neither streams nor handles.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use crate::fault::Fault;
+use crate::memory::DeviceMemory;
+use crate::ptx::{Kernel, Launch};
+
+use super::pinned::{HostRange, PinnedMemory};
+
+/// A function of the program that runs in stream order.
+pub type HostFunction = extern "C" fn(*mut c_void);
+
+/// What became of a piece of work that was tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It is finished.
+    Done,
+    /// It waits for another process and must be tried again.
+    Pending,
+}
+
+/// Work of another library: a product, a collective.
+pub trait Task: Send + Sync {
+    /// Does as much as it can without waiting.
+    fn advance(&self, memory: &mut DeviceMemory) -> Result<Progress, Fault>;
+}
+
+/// A kernel with everything that it runs with.
+#[derive(Debug)]
+pub struct KernelLaunch {
+    /// The kernel.
+    pub kernel: Arc<Kernel>,
+    /// The addresses of its module's variables.
+    pub variables: Arc<[u64]>,
+    /// Its parameters' memory.
+    pub params: Vec<u8>,
+    /// The number of blocks.
+    pub grid: [u32; 3],
+    /// The number of threads of a block.
+    pub block: [u32; 3],
+    /// Dynamic shared memory.
+    pub shared_bytes: usize,
+}
+
+/// A piece of work.
+#[derive(Clone)]
+pub enum Work {
+    /// A kernel.
+    Kernel(Arc<KernelLaunch>),
+    /// A copy to the card from bytes that were read when the copy was asked for.
+    UploadStaged {
+        /// The card's address.
+        to: u64,
+        /// The bytes.
+        bytes: Arc<[u8]>,
+    },
+    /// A copy to the card that reads host memory when it runs.
+    Upload {
+        /// The card's address.
+        to: u64,
+        /// Where it reads.
+        from: HostRange,
+    },
+    /// A copy to the host.
+    Download {
+        /// Where it writes.
+        to: HostRange,
+        /// The card's address.
+        from: u64,
+    },
+    /// A copy within the card.
+    Copy {
+        /// Where it writes.
+        to: u64,
+        /// Where it reads.
+        from: u64,
+        /// How many bytes.
+        len: usize,
+    },
+    /// A repeated pattern.
+    Fill {
+        /// Where it writes.
+        at: u64,
+        /// The pattern.
+        pattern: Arc<[u8]>,
+        /// How often.
+        count: usize,
+    },
+    /// Notes the time in an event.
+    Record {
+        /// The event's handle.
+        event: usize,
+    },
+    /// Waits until another stream has finished so many pieces of work.
+    Wait {
+        /// The stream's handle.
+        stream: usize,
+        /// How many pieces of work.
+        number: u64,
+    },
+    /// A function of the program.
+    Host {
+        /// The function.
+        function: HostFunction,
+        /// Its argument.
+        data: usize,
+    },
+    /// A graph that runs as one piece.
+    Graph(super::graph::GraphRun),
+    /// Work of another library.
+    Task(Arc<dyn Task>),
+}
+
+/// Numbers of what has run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// PTX instructions of all threads.
+    pub instructions: u64,
+    /// Kernels.
+    pub launches: u64,
+    /// Products and collectives.
+    pub tasks: u64,
+    /// Copies and fills.
+    pub copies: u64,
+}
+
+/// What work runs on.
+pub struct Machine<'a> {
+    /// The card's memory.
+    pub memory: &'a mut DeviceMemory,
+    /// The host's pinned memory.
+    pub pinned: &'a PinnedMemory,
+    /// Counts what runs.
+    pub counts: &'a mut Counts,
+    /// The seed of a kernel's order.
+    pub seed: u64,
+    /// The most instructions of a launch.
+    pub limit: u64,
+}
+
+impl Machine<'_> {
+    /// Runs work that concerns the card's memory alone. Events, waits, graphs and functions of the host belong to the
+    /// streams and do nothing here.
+    pub fn run(&mut self, work: &Work) -> Result<Progress, Fault> {
+        self.counts.copies += u64::from(matches!(
+            work,
+            Work::UploadStaged { .. }
+                | Work::Upload { .. }
+                | Work::Download { .. }
+                | Work::Copy { .. }
+                | Work::Fill { .. }
+        ));
+        match work {
+            Work::Kernel(launch) => {
+                self.counts.launches += 1;
+                let run = Launch {
+                    kernel: &launch.kernel,
+                    params: &launch.params,
+                    grid: launch.grid,
+                    block: launch.block,
+                    dynamic_shared_bytes: launch.shared_bytes,
+                    variables: &launch.variables,
+                    seed: self.seed,
+                    limit: self.limit,
+                };
+                self.counts.instructions += run.run(self.memory)?;
+            }
+            Work::UploadStaged { to, bytes } => {
+                self.memory.store(*to, bytes).map_err(|f| f.at("copy to the card"))?;
+            }
+            Work::Upload { to, from } => {
+                let bytes = self.pinned.read(from).map_err(|f| f.at("copy to the card"))?;
+                self.memory.store(*to, &bytes).map_err(|f| f.at("copy to the card"))?;
+            }
+            Work::Download { to, from } => {
+                let mut bytes = vec![0; to.len];
+                self.memory.read_out(*from, &mut bytes).map_err(|f| f.at("copy to the host"))?;
+                self.pinned.write(to, &bytes).map_err(|f| f.at("copy to the host"))?;
+            }
+            Work::Copy { to, from, len } => {
+                self.memory.copy(*to, *from, *len).map_err(|f| f.at("copy within the card"))?;
+            }
+            Work::Fill { at, pattern, count } => {
+                self.memory.fill(*at, pattern, *count).map_err(|f| f.at("memset"))?;
+            }
+            Work::Task(task) => {
+                let progress = task.advance(self.memory)?;
+                self.counts.tasks += u64::from(progress == Progress::Done);
+                return Ok(progress);
+            }
+            Work::Record { .. } | Work::Wait { .. } | Work::Host { .. } | Work::Graph(_) => {}
+        }
+        Ok(Progress::Done)
+    }
+}

@@ -1,0 +1,35 @@
+//! A CUDA card without a card, for tests.
+//!
+//! The shared library `libpaceline_emulated_card.so` exports the functions of the CUDA driver, of cuBLASLt and of
+//! NCCL that paceline uses. A test opens it in their place. Kernels run on an interpreter of PTX that checks every
+//! access. Work runs as late as the program allows, in an order that a seed decides. So tests on any machine find a
+//! missing wait, memory that is freed too early, and a kernel that touches memory it must not touch.
+//!
+//! Input: calls of the three libraries, and PTX. Output: what a card would have computed, or the error code that it
+//! would have given, with a message that says more (`paceline_emulated_fault`). This crate knows nothing of paceline.
+//!
+//! | environment variable | meaning | default |
+//! |---|---|---|
+//! | `PACELINE_EMULATED_SEED` | decides every order that CUDA leaves open; 0 is the plain order | 0 |
+//! | `PACELINE_EMULATED_CARDS` | number of cards | 1 |
+//! | `PACELINE_EMULATED_MEMORY` | bytes of memory of each card | 1 GiB |
+//! | `PACELINE_EMULATED_VERSION` | version of the driver | 13000 |
+//! | `PACELINE_EMULATED_STEPS` | a launch with more instructions is a timeout | 4,000,000,000 |
+//! | `PACELINE_EMULATED_NCCL_VERSION` | version of NCCL | 22809 |
+//!
+//! Where CUDA only warns, the card is strict. It reports a read of uninitialized memory, a barrier that some threads
+//! of a block skip, memory that is freed while queued work still uses it, and a copy between the card and memory that
+//! is not pinned during a capture.
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
+mod boundary;
+mod driver;
+mod fault;
+mod lt;
+mod memory;
+mod nccl;
+pub mod ptx;
+mod random;
+
+pub use fault::{Fault, FaultKind};
+pub use memory::DeviceMemory;

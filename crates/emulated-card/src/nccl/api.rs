@@ -1,0 +1,229 @@
+//! The exported functions of NCCL.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use crate::boundary::{Out, Outcome, StaticText, Status, export, stop_panics};
+use crate::driver::{current_card, refuse, submit};
+
+use super::collective::{Call, Group, Kind};
+use super::communicator::*;
+use super::reduce::{Element, Reduction};
+
+/// `ncclUnhandledCudaError`
+const CUDA_ERROR: Status = Status(1);
+
+/// `ncclUniqueId`: a text and zeros.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct UniqueId([u8; 128]);
+
+/// All communicators of the process. Handles are never used again.
+#[derive(Default)]
+struct Communicators {
+    known: HashMap<usize, Arc<Communicator>>,
+    last: usize,
+}
+
+fn communicators() -> MutexGuard<'static, Communicators> {
+    static COMMUNICATORS: LazyLock<Mutex<Communicators>> = LazyLock::new(Mutex::default);
+    COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn find(handle: usize) -> Result<Arc<Communicator>, Status> {
+    let found = communicators().known.get(&handle).cloned();
+    found.ok_or_else(|| refuse(INVALID_ARGUMENT, "not a communicator"))
+}
+
+/// What a thread has called since its outermost `ncclGroupStart`.
+#[derive(Default)]
+struct OpenGroup {
+    depth: u32,
+    calls: BTreeMap<usize, Vec<Call>>,
+    entered: Vec<Arc<Communicator>>,
+}
+
+thread_local! {
+    static GROUP: RefCell<OpenGroup> = RefCell::default();
+}
+
+fn guard(body: impl FnOnce() -> Outcome) -> u32 {
+    stop_panics(INTERNAL_ERROR.0, body)
+}
+
+/// Queues a call, now or when the group ends.
+fn issue(
+    kind: Kind,
+    [send, receive]: [u64; 2],
+    count: usize,
+    element: u32,
+    handle: usize,
+    stream: usize,
+) -> Outcome {
+    let communicator = find(handle)?;
+    let size = communicator.size;
+    let peer = match kind {
+        Kind::Broadcast { root } | Kind::Reduce(_, root) => root,
+        Kind::Send { to: peer } | Kind::Receive { from: peer } => peer,
+        Kind::AllReduce(_) | Kind::AllGather | Kind::ReduceScatter(_) => 0,
+    };
+    if peer >= size {
+        return Err(refuse(INVALID_ARGUMENT, format!("rank {peer} of {size}")));
+    }
+    if communicator.is_aborted() {
+        return Err(refuse(INVALID_USAGE, "the communicator was aborted"));
+    }
+    let element = Element::new(element)?;
+    let call = Call { communicator, kind, send, receive, count, element };
+    let in_group = GROUP.with_borrow_mut(|group| {
+        if group.depth > 0 {
+            group.calls.entry(stream).or_default().push(call.clone());
+        }
+        group.depth > 0
+    });
+    if in_group { Ok(()) } else { run(stream, vec![call]) }
+}
+
+fn run(stream: usize, calls: Vec<Call>) -> Outcome {
+    submit(stream, Arc::new(Group::new(calls))).map_err(|_| CUDA_ERROR)
+}
+
+fn peer(rank: i32) -> Result<usize, Status> {
+    usize::try_from(rank).map_err(|_| refuse(INVALID_ARGUMENT, format!("rank {rank}")))
+}
+
+fn remove(handle: usize) -> Result<Arc<Communicator>, Status> {
+    communicators().known.remove(&handle).ok_or(INVALID_ARGUMENT)
+}
+
+/// A sentence about a result.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+pub extern "C" fn ncclGetErrorString(result: u32) -> StaticText {
+    StaticText::new(match result {
+        0 => c"no error",
+        1 => c"unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        2 => c"unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        3 => c"internal error",
+        4 => c"invalid argument (run with NCCL_DEBUG=WARN for details)",
+        5 => c"invalid usage (run with NCCL_DEBUG=WARN for details)",
+        6 => c"remote process exited or there was a network error",
+        7 => c"NCCL operation in progress",
+        _ => c"unknown result code",
+    })
+}
+
+export! { guard;
+/// The library's version.
+fn ncclGetVersion(number: Out<i32>) {
+    if number.set(version()) { Ok(()) } else { Err(INVALID_ARGUMENT) }
+}
+/// A name for a new communicator, to be given to all ranks.
+fn ncclGetUniqueId(id: Out<UniqueId>) {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let text = new_name(NEXT.fetch_add(1, Ordering::SeqCst));
+    let mut bytes = [0; 128];
+    bytes[..text.len()].copy_from_slice(text.as_bytes());
+    if id.set(UniqueId(bytes)) { Ok(()) } else { Err(INVALID_ARGUMENT) }
+}
+/// Enters a communicator and waits for the other ranks; in a group, its end waits.
+fn ncclCommInitRank(communicator: Out<usize>, size: i32, id: UniqueId, rank: i32) {
+    let card = current_card().map_err(|_| CUDA_ERROR)?;
+    if size < 1 || rank < 0 || rank >= size || communicator.is_null() {
+        return Err(refuse(INVALID_ARGUMENT, format!("rank {rank} of {size}")));
+    }
+    let end = id.0.iter().position(|byte| *byte == 0).unwrap_or(128);
+    let name = String::from_utf8_lossy(&id.0[..end]).into_owned();
+    if !is_name(&name) {
+        return Err(refuse(INVALID_ARGUMENT, "an id that ncclGetUniqueId did not give"));
+    }
+    let entered = Arc::new(Communicator::enter(&name, rank as usize, size as usize, card)?);
+    let in_group = GROUP.with_borrow_mut(|group| {
+        if group.depth > 0 {
+            group.entered.push(entered.clone());
+        }
+        group.depth > 0
+    });
+    if !in_group {
+        entered.meet()?;
+    }
+    let mut communicators = communicators();
+    communicators.last += 16;
+    let handle = 0x2c_0000 + communicators.last;
+    communicators.known.insert(handle, entered);
+    communicator.set(handle);
+    Ok(())
+}
+/// Leaves a communicator.
+fn ncclCommDestroy(communicator: usize) { remove(communicator).map(|communicator| communicator.leave()) }
+/// Leaves a communicator and ends its waiting work.
+fn ncclCommAbort(communicator: usize) {
+    let communicator = remove(communicator)?;
+    communicator.abort();
+    communicator.leave();
+    Ok(())
+}
+/// The error that happened while work ran.
+fn ncclCommGetAsyncError(communicator: usize, result: Out<u32>) {
+    let error = find(communicator)?.error();
+    if result.set(error) { Ok(()) } else { Err(INVALID_ARGUMENT) }
+}
+/// The number of ranks.
+fn ncclCommCount(communicator: usize, count: Out<i32>) {
+    let size = find(communicator)?.size as i32;
+    if count.set(size) { Ok(()) } else { Err(INVALID_ARGUMENT) }
+}
+/// The own rank.
+fn ncclCommUserRank(communicator: usize, rank: Out<i32>) {
+    let own = find(communicator)?.rank as i32;
+    if rank.set(own) { Ok(()) } else { Err(INVALID_ARGUMENT) }
+}
+/// Later calls of this thread wait together.
+fn ncclGroupStart() {
+    GROUP.with_borrow_mut(|group| group.depth += 1);
+    Ok(())
+}
+/// Queues the calls since the start.
+fn ncclGroupEnd() {
+    let group = GROUP.with_borrow_mut(|group| {
+        group.depth = group.depth.checked_sub(1)?;
+        Some(if group.depth == 0 { std::mem::take(group) } else { OpenGroup::default() })
+    });
+    let group = group.ok_or_else(|| refuse(INVALID_USAGE, "ncclGroupEnd without a start"))?;
+    for communicator in &group.entered {
+        communicator.meet()?;
+    }
+    group.calls.into_iter().try_for_each(|(stream, calls)| run(stream, calls))
+}
+/// Every rank gets the reduction of all.
+fn ncclAllReduce(send: u64, receive: u64, count: usize, element: u32, op: u32, comm: usize, stream: usize) {
+    issue(Kind::AllReduce(Reduction::new(op)?), [send, receive], count, element, comm, stream)
+}
+/// Every rank gets the parts of all.
+fn ncclAllGather(send: u64, receive: u64, count: usize, element: u32, comm: usize, stream: usize) {
+    issue(Kind::AllGather, [send, receive], count, element, comm, stream)
+}
+/// Every rank gets its part of the reduction.
+fn ncclReduceScatter(send: u64, receive: u64, count: usize, element: u32, op: u32, comm: usize, stream: usize) {
+    issue(Kind::ReduceScatter(Reduction::new(op)?), [send, receive], count, element, comm, stream)
+}
+/// Every rank gets the root's data.
+fn ncclBroadcast(send: u64, receive: u64, count: usize, element: u32, root: i32, comm: usize, stream: usize) {
+    issue(Kind::Broadcast { root: peer(root)? }, [send, receive], count, element, comm, stream)
+}
+/// The root gets the reduction of all.
+fn ncclReduce(send: u64, receive: u64, count: usize, element: u32, op: u32, root: i32, comm: usize, stream: usize) {
+    let kind = Kind::Reduce(Reduction::new(op)?, peer(root)?);
+    issue(kind, [send, receive], count, element, comm, stream)
+}
+/// Sends to a rank.
+fn ncclSend(send: u64, count: usize, element: u32, to: i32, comm: usize, stream: usize) {
+    issue(Kind::Send { to: peer(to)? }, [send, 0], count, element, comm, stream)
+}
+/// Receives from a rank.
+fn ncclRecv(receive: u64, count: usize, element: u32, from: i32, comm: usize, stream: usize) {
+    issue(Kind::Receive { from: peer(from)? }, [0, receive], count, element, comm, stream)
+}
+}

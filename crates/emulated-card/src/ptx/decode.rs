@@ -1,0 +1,417 @@
+//! Instructions: control flow, memory, predicates, and operations of warps and blocks.
+//!
+//! Input: the text of one instruction without its guard. Output: an operation, or what is unknown about it.
+//! Arithmetic is in [`super::decode_arithmetic`].
+
+use super::decode_arithmetic::{arithmetic, binary_op};
+use super::float::Half;
+use super::instruction::*;
+use super::operand::{Place, vector};
+use super::parse::Builder;
+use super::scalar::{Kind, Scalar};
+use super::source::split_list;
+
+/// An instruction, cut into the words of its name and its operands.
+pub(super) struct Statement<'a> {
+    /// `ld`, `global`, `v4`, `f32`
+    pub(super) words: Vec<&'a str>,
+    /// Its operands.
+    pub(super) operands: Vec<&'a str>,
+}
+
+impl<'a> Statement<'a> {
+    fn new(text: &'a str) -> Self {
+        let (name, rest) = text.split_once(' ').unwrap_or((text, ""));
+        let words = name.split(['.', ':']).filter(|w| !w.is_empty()).collect();
+        Self { words, operands: split_list(rest) }
+    }
+
+    pub(super) fn has(&self, word: &str) -> bool {
+        self.words[1..].contains(&word)
+    }
+
+    /// The types in the name, in order.
+    pub(super) fn scalars(&self) -> Vec<Scalar> {
+        self.words[1..].iter().filter_map(|w| Scalar::parse(w)).collect()
+    }
+
+    pub(super) fn scalar(&self) -> Result<Scalar, String> {
+        self.scalars().last().copied().ok_or_else(|| "no type".into())
+    }
+
+    pub(super) fn operand(&self, index: usize) -> Result<&'a str, String> {
+        self.operands.get(index).copied().ok_or_else(|| format!("operand {index} is missing"))
+    }
+
+    /// An error unless every word is one of those that are understood, or a type.
+    pub(super) fn only(&self, known: &[&str]) -> Result<(), String> {
+        let unknown = |w: &&&str| !known.contains(w) && Scalar::parse(w).is_none();
+        match self.words[1..].iter().find(unknown) {
+            Some(word) => Err(format!("`.{word}` is not emulated")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Decodes one instruction.
+pub(super) fn decode(builder: &mut Builder, text: &str) -> Result<Op, String> {
+    let s = Statement::new(text);
+    let names = &mut builder.names;
+    Ok(match s.words[0] {
+        "bra" => {
+            let target = s.operand(0)?.to_owned();
+            builder.branches.push((builder.kernel.code.len(), vec![target]));
+            Op::Branch(0)
+        }
+        "brx" => {
+            let index = names.source(s.operand(0)?)?;
+            builder.table_branches.push((builder.kernel.code.len(), s.operand(1)?.to_owned()));
+            Op::BranchTable { index, targets: Vec::new() }
+        }
+        "ret" | "exit" => Op::Exit,
+        "trap" => Op::Trap,
+        "membar" | "fence" | "nanosleep" | "prefetch" | "prefetchu" => Op::Nothing,
+        "call" => return Err("calls are not emulated; force-inline the function".into()),
+        "activemask" => Op::ActiveMask(names.target(s.operand(0)?)?),
+        "mov" if matches!(s.operand(1)?, "%clock" | "%clock64") => {
+            Op::Clock(names.target(s.operand(0)?)?)
+        }
+        "ld" | "ldu" => load(builder, &s)?,
+        "st" => store(builder, &s)?,
+        "atom" | "red" => atomic(builder, &s)?,
+        "setp" => setp(builder, &s)?,
+        "selp" => Op::Select {
+            to: names.target(s.operand(0)?)?,
+            a: names.source(s.operand(1)?)?,
+            b: names.source(s.operand(2)?)?,
+            pred: names.pred_operand(s.operand(3)?)?,
+        },
+        "bar" | "barrier" if s.has("warp") => Op::Warp(WarpOp::Sync, names.source(s.operand(0)?)?),
+        "bar" | "barrier" => barrier(builder, &s)?,
+        "shfl" | "vote" | "match" | "redux" | "mma" | "ldmatrix" => warp(builder, &s)?,
+        name if s.has("pred") => predicate(builder, name, &s)?,
+        _ => arithmetic(names, &s)?,
+    })
+}
+
+fn predicate(builder: &mut Builder, name: &str, s: &Statement) -> Result<Op, String> {
+    let names = &mut builder.names;
+    let logic = match name {
+        "mov" => match s.operand(1)? {
+            "0" => None,
+            "1" | "-1" => Some(true),
+            from => {
+                let from = names.pred_operand(from)?;
+                return Ok(Op::PredMove { to: names.pred(s.operand(0)?)?, from });
+            }
+        },
+        "not" => {
+            let from = names.pred_operand(s.operand(1)?)?;
+            let from = PredOperand { negated: !from.negated, ..from };
+            return Ok(Op::PredMove { to: names.pred(s.operand(0)?)?, from });
+        }
+        "and" | "or" | "xor" => {
+            let logic = logic(name)?;
+            let a = names.pred_operand(s.operand(1)?)?;
+            let b = names.pred_operand(s.operand(2)?)?;
+            return Ok(Op::PredLogic { logic, to: names.pred(s.operand(0)?)?, a, b });
+        }
+        _ => return Err(format!("unknown instruction `{name}`")),
+    };
+    Ok(Op::PredConstant { to: names.pred(s.operand(0)?)?, value: logic.unwrap_or(false) })
+}
+
+fn logic(name: &str) -> Result<Logic, String> {
+    match name {
+        "and" => Ok(Logic::And),
+        "or" => Ok(Logic::Or),
+        "xor" => Ok(Logic::Xor),
+        _ => Err(format!("unknown operation `{name}`")),
+    }
+}
+
+fn space(s: &Statement) -> Space {
+    match () {
+        () if s.has("global") || s.has("const") => Space::Global,
+        () if s.has("shared") => Space::Shared,
+        () if s.has("local") => Space::Local,
+        () => Space::Generic,
+    }
+}
+
+/// Words of loads and stores that say how to cache, not what to do.
+const ACCESS: [&str; 30] = [
+    "global",
+    "shared",
+    "local",
+    "param",
+    "const",
+    "v2",
+    "v4",
+    "v8",
+    "nc",
+    "ca",
+    "cg",
+    "cs",
+    "lu",
+    "cv",
+    "wb",
+    "wt",
+    "volatile",
+    "relaxed",
+    "acquire",
+    "release",
+    "acq_rel",
+    "weak",
+    "sys",
+    "gpu",
+    "cta",
+    "cluster",
+    "L1",
+    "L2",
+    "evict_last",
+    "no_allocate",
+];
+
+fn address(builder: &mut Builder, s: &Statement, operand: usize) -> Result<Address, String> {
+    match builder.names.place(s.operand(operand)?)? {
+        Place::Register(base, offset) => Ok(Address { space: space(s), base, offset }),
+        Place::Param(_) => Err("parameters can only be loaded".into()),
+    }
+}
+
+fn check_vector(count: usize, scalar: Scalar, s: &Statement) -> Result<(), String> {
+    let named = match () {
+        () if s.has("v2") => 2,
+        () if s.has("v4") => 4,
+        () if s.has("v8") => 8,
+        () => 1,
+    };
+    if named != count || count * scalar.bytes > 32 {
+        return Err(format!("{count} registers for a vector of {named}"));
+    }
+    Ok(())
+}
+
+fn load(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
+    s.only(&ACCESS)?;
+    let scalar = s.scalar()?;
+    let to = builder.names.targets(s.operand(0)?)?;
+    check_vector(to.len(), scalar, s)?;
+    if s.has("param") {
+        return match builder.names.place(s.operand(1)?)? {
+            Place::Param(offset) => Ok(Op::LoadParam { scalar, offset, to }),
+            Place::Register(..) => Err("a parameter at an offset that is not constant".into()),
+        };
+    }
+    Ok(Op::Load { scalar, address: address(builder, s, 1)?, to })
+}
+
+fn store(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
+    s.only(&ACCESS)?;
+    let scalar = s.scalar()?;
+    let from = builder.names.sources(s.operand(1)?)?;
+    check_vector(from.len(), scalar, s)?;
+    Ok(Op::Store { scalar, address: address(builder, s, 0)?, from })
+}
+
+fn atomic(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
+    let scalar = s.scalar()?;
+    let returns = s.words[0] == "atom";
+    let first = usize::from(returns);
+    let old = match returns && s.operand(0)? != "_" {
+        true => Some(builder.names.target(s.operand(0)?)?),
+        false => None,
+    };
+    let address = address(builder, s, first)?;
+    let operand = builder.names.source(s.operand(first + 1)?)?;
+    let op = match () {
+        () if s.has("cas") => {
+            let new = builder.names.source(s.operand(first + 2)?)?;
+            return Ok(Op::Atomic {
+                op: AtomicOp::CompareAndSwap(operand),
+                scalar,
+                address,
+                operand: new,
+                old,
+            });
+        }
+        () if s.has("exch") => AtomicOp::Combine(binary_op("exch", scalar)?),
+        () if s.has("inc") => AtomicOp::Increment,
+        () if s.has("dec") => AtomicOp::Decrement,
+        () => {
+            let known = |w: &&&str| matches!(**w, "add" | "min" | "max" | "and" | "or" | "xor");
+            let word = s.words[1..].iter().find(known).ok_or("unknown atomic operation")?;
+            match scalar.kind {
+                Kind::FloatPair | Kind::BrainPair => {
+                    let kind =
+                        if scalar.kind == Kind::FloatPair { Kind::Float } else { Kind::Brain };
+                    AtomicOp::CombinePair(binary_op(word, Scalar { kind, bytes: 2 })?)
+                }
+                _ => AtomicOp::Combine(binary_op(word, scalar)?),
+            }
+        }
+    };
+    Ok(Op::Atomic { op, scalar, address, operand, old })
+}
+
+fn setp(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
+    use super::arithmetic::Comparison::*;
+    let names = &mut builder.names;
+    let scalar = s.scalar()?;
+    if !matches!(scalar.bytes, 2 | 4 | 8)
+        || matches!(scalar.kind, Kind::FloatPair | Kind::BrainPair | Kind::Predicate)
+    {
+        return Err("comparison of this type is not emulated".into());
+    }
+    let (comparison, if_unordered) = match s.words.get(1).copied().unwrap_or_default() {
+        "eq" => (Equal, false),
+        // An ordered comparison: false if one side is not a number.
+        "ne" => (NotEqual, false),
+        "lt" | "lo" => (Less, false),
+        "le" | "ls" => (LessEqual, false),
+        "gt" | "hi" => (Greater, false),
+        "ge" | "hs" => (GreaterEqual, false),
+        "equ" => (Equal, true),
+        "neu" => (NotEqual, true),
+        "ltu" => (Less, true),
+        "leu" => (LessEqual, true),
+        "gtu" => (Greater, true),
+        "geu" => (GreaterEqual, true),
+        "num" => (Ordered, false),
+        "nan" => (Unordered, true),
+        word => return Err(format!("comparison `{word}`")),
+    };
+    let combine = match s.words.get(2).copied().unwrap_or_default() {
+        name @ ("and" | "or" | "xor") => Some((logic(name)?, names.pred_operand(s.operand(3)?)?)),
+        _ => None,
+    };
+    let (a, b) = (names.source(s.operand(1)?)?, names.source(s.operand(2)?)?);
+    let target = s.operand(0)?;
+    let (to, complement) = match target.split_once('|') {
+        Some((to, complement)) => (to, Some(names.pred(complement)?)),
+        None => (target, None),
+    };
+    let to = names.pred(to)?;
+    let flush = s.has("ftz");
+    Ok(Op::Compare(Compare {
+        comparison,
+        if_unordered,
+        scalar,
+        flush,
+        to,
+        complement,
+        a,
+        b,
+        combine,
+    }))
+}
+
+fn barrier(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
+    let names = &mut builder.names;
+    let is_reduction = s.has("red");
+    let at = usize::from(is_reduction);
+    let number = s.operand(at)?.parse().map_err(|_| "a barrier whose number is not constant")?;
+    let count = if is_reduction { 3 } else { 1 };
+    if s.has("arrive") || s.operands.len() > count {
+        return Err("barriers for a part of the block are not emulated".into());
+    }
+    let result = match is_reduction {
+        false => BarrierResult::None,
+        true => {
+            let from = names.pred_operand(s.operand(2)?)?;
+            match () {
+                () if s.has("popc") => BarrierResult::Count(names.target(s.operand(0)?)?, from),
+                () => {
+                    let vote = if s.has("and") { Vote::All } else { Vote::Any };
+                    BarrierResult::Pred(vote, names.pred(s.operand(0)?)?, from)
+                }
+            }
+        }
+    };
+    Ok(Op::Barrier { number, result })
+}
+
+fn warp(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
+    let names = &mut builder.names;
+    if !s.has("sync") {
+        return Err("warp operations without `.sync` are not emulated".into());
+    }
+    let last = s.operands.len().checked_sub(1).ok_or("no operands")?;
+    let everyone =
+        |names: &mut super::operand::Names| names.constant(Constant::Value(u64::from(u32::MAX)));
+    Ok(match s.words[0] {
+        "shfl" => {
+            let mode = match () {
+                () if s.has("up") => ShuffleMode::Up,
+                () if s.has("down") => ShuffleMode::Down,
+                () if s.has("bfly") => ShuffleMode::Butterfly,
+                () => ShuffleMode::Index,
+            };
+            let target = s.operand(0)?;
+            let (to, in_range) = match target.split_once('|') {
+                Some((to, pred)) => (to, Some(names.pred(pred)?)),
+                None => (target, None),
+            };
+            let to = names.target(to)?;
+            let mut operand = |k| names.source(s.operand(k)?);
+            let (value, lane, clamp) = (operand(1)?, operand(2)?, operand(3)?);
+            let mask = operand(4)?;
+            Op::Warp(WarpOp::Shuffle { mode, to, in_range, value, lane, clamp }, mask)
+        }
+        "vote" => {
+            let from = names.pred_operand(s.operand(1)?)?;
+            let mask = names.source(s.operand(2)?)?;
+            let vote = match () {
+                () if s.has("ballot") => {
+                    let to = names.target(s.operand(0)?)?;
+                    return Ok(Op::Warp(WarpOp::Ballot { to, from }, mask));
+                }
+                () if s.has("all") => Vote::All,
+                () if s.has("any") => Vote::Any,
+                () => Vote::Uniform,
+            };
+            Op::Warp(WarpOp::VotePred { vote, to: names.pred(s.operand(0)?)?, from }, mask)
+        }
+        "match" if s.has("any") => {
+            let (to, value) = (names.target(s.operand(0)?)?, names.source(s.operand(1)?)?);
+            let bytes = s.scalar()?.bytes;
+            Op::Warp(WarpOp::MatchAny { to, value, bytes }, names.source(s.operand(last)?)?)
+        }
+        "redux" => {
+            let op = binary_op(s.words.get(2).copied().unwrap_or_default(), s.scalar()?)?;
+            let (to, value) = (names.target(s.operand(0)?)?, names.source(s.operand(1)?)?);
+            Op::Warp(WarpOp::Reduce { op, to, value }, names.source(s.operand(last)?)?)
+        }
+        "mma" => {
+            let name = s.words[1..].join(".");
+            let half = match name.as_str() {
+                "sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" => Half::Bf16,
+                "sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" => Half::F16,
+                _ => return Err(format!("the product `{name}` is not emulated")),
+            };
+            let d = vector(s.operand(0)?);
+            let d: Result<Vec<Reg>, _> = d.into_iter().map(|t| names.target(t)).collect();
+            let mut fragment = |k| names.sources(s.operand(k)?);
+            let (d, a, b, c) = (d?, fragment(1)?, fragment(2)?, fragment(3)?);
+            let size = |_| "a fragment of the wrong size";
+            let product = MatrixProduct {
+                half,
+                d: d.try_into().map_err(size)?,
+                a: a.try_into().map_err(size)?,
+                b: b.try_into().map_err(size)?,
+                c: c.try_into().map_err(size)?,
+            };
+            Op::Warp(WarpOp::MatrixProduct(Box::new(product)), everyone(names))
+        }
+        "ldmatrix" if s.has("m8n8") && s.has("b16") => {
+            let to: Result<Vec<Reg>, _> =
+                vector(s.operand(0)?).into_iter().map(|t| names.target(t)).collect();
+            let (to, transposed) = (to?, s.has("trans"));
+            let address = address(builder, s, 1)?;
+            let mask = everyone(&mut builder.names);
+            Op::Warp(WarpOp::LoadMatrix { to, address, transposed }, mask)
+        }
+        name => return Err(format!("this form of `{name}` is not emulated")),
+    })
+}

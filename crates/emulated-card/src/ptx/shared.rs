@@ -1,0 +1,153 @@
+//! The shared memory of a block, with the accesses of each byte since the last barrier.
+//!
+//! Two warps race if both touch a byte between two barriers and one of them writes. Atomic operations of several warps
+//! do not race with each other. A byte that nobody wrote in this block cannot be read.
+
+use crate::fault::Fault;
+
+/// No warp, or one warp (its number plus one), or several of them.
+type Who = u8;
+const NOBODY: Who = 0;
+const SEVERAL: Who = u8::MAX;
+
+#[derive(Clone, Copy, Default)]
+struct Touch {
+    epoch: u32,
+    writer: Who,
+    reader: Who,
+    atomic: Who,
+    written: bool,
+}
+
+/// The kinds of accesses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// A load.
+    Read,
+    /// A store.
+    Write,
+    /// A load and a store that nothing comes between.
+    Atomic,
+}
+
+/// The shared memory of one block.
+pub struct SharedMemory {
+    bytes: Vec<u8>,
+    touches: Vec<Touch>,
+    epoch: u32,
+}
+
+impl SharedMemory {
+    /// Memory of this size, uninitialized.
+    pub fn new(len: usize) -> Self {
+        Self { bytes: vec![0; len], touches: vec![Touch::default(); len], epoch: 1 }
+    }
+
+    /// Forgets everything, for the next block.
+    pub fn reset(&mut self) {
+        self.touches.fill(Touch::default());
+        self.epoch = 1;
+    }
+
+    /// Later accesses do not race with earlier ones.
+    pub fn barrier(&mut self) {
+        self.epoch += 1;
+    }
+
+    /// The bytes of an access by a warp, once it is known to be in range and alone.
+    #[inline]
+    pub fn access(
+        &mut self,
+        warp: u32,
+        address: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<&mut [u8], Fault> {
+        let size = self.bytes.len();
+        let at = usize::try_from(address).unwrap_or(usize::MAX);
+        let end = at.checked_add(len).filter(|end| *end <= size).ok_or_else(|| {
+            Fault::illegal(format!(
+                "access of {len} bytes at {address:#x} of {size} bytes of shared memory"
+            ))
+        })?;
+        let who = warp as Who + 1;
+        for (k, touch) in self.touches[at..end].iter_mut().enumerate() {
+            if touch.epoch != self.epoch {
+                let written = touch.written;
+                *touch = Touch { epoch: self.epoch, written, ..Touch::default() };
+            }
+            if access != Access::Write && !touch.written {
+                return Err(Fault::failed(format!(
+                    "reads shared memory at {:#x} that was never written",
+                    at + k
+                )));
+            }
+            let other = |x: Who| x != NOBODY && x != who;
+            let conflict = match access {
+                Access::Read => [touch.writer, touch.atomic, NOBODY],
+                Access::Write => [touch.writer, touch.atomic, touch.reader],
+                Access::Atomic => [touch.writer, NOBODY, touch.reader],
+            };
+            if let Some(first) = conflict.into_iter().find(|x| other(*x)) {
+                return Err(race(access, at + k, first, touch.reader == first));
+            }
+            let mark = |x: Who| if other(x) { SEVERAL } else { who };
+            match access {
+                Access::Read => touch.reader = mark(touch.reader),
+                Access::Write => (touch.writer, touch.written) = (who, true),
+                Access::Atomic => touch.atomic = mark(touch.atomic),
+            }
+        }
+        Ok(&mut self.bytes[at..end])
+    }
+}
+
+#[cold]
+fn race(access: Access, at: usize, other: Who, was_read: bool) -> Fault {
+    let verb = match access {
+        Access::Read => "reads",
+        Access::Write => "writes",
+        Access::Atomic => "updates",
+    };
+    let by = match other {
+        SEVERAL => "other warps have".to_owned(),
+        warp => format!("warp {} has", warp - 1),
+    };
+    let what = if was_read { "read" } else { "written" };
+    Fault::failed(format!(
+        "race: {verb} shared memory at {at:#x}, which {by} {what} since the last barrier"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn races_are_told() {
+        use Access::*;
+        let mut shared = SharedMemory::new(8);
+        let mut run = |accesses: &[(u32, u64, Access)]| {
+            shared.reset();
+            let mut result = Ok(());
+            for (warp, at, access) in accesses {
+                match *warp {
+                    99 => shared.barrier(),
+                    warp => result = result.and(shared.access(warp, *at, 4, *access).map(|_| ())),
+                }
+            }
+            result.map_err(|e| e.message)
+        };
+        assert!(run(&[(0, 0, Write), (0, 0, Read), (1, 4, Write)]).is_ok());
+        assert!(run(&[(0, 0, Write), (99, 0, Read), (1, 0, Read), (2, 0, Read)]).is_ok());
+        let told = run(&[(0, 0, Write), (1, 0, Read)]).unwrap_err();
+        assert!(told.contains("race: reads") && told.contains("warp 0 has written"), "{told}");
+        let told = run(&[(0, 0, Write), (99, 0, Read), (0, 0, Read), (1, 0, Write)]).unwrap_err();
+        assert!(told.contains("warp 0 has read"), "{told}");
+        assert!(run(&[(0, 0, Read)]).unwrap_err().contains("never written"));
+        assert!(run(&[(0, 6, Write)]).unwrap_err().contains("of 8 bytes"));
+        let begin = [(0, 0, Write), (99, 0, Read), (0, 0, Atomic), (1, 0, Atomic)];
+        assert!(run(&begin).is_ok());
+        assert!(run(&[&begin[..], &[(1, 0, Read)]].concat()).is_err());
+    }
+}

@@ -1,0 +1,360 @@
+//! A warp: 32 threads that run in step where they stand at the same instruction.
+//!
+//! Threads that branched apart form groups. The group that stands first in the code runs until it reaches the next
+//! one, so groups meet again behind a branch. Threads wait for each other at operations of the warp (shuffles, votes)
+//! and at barriers of the block. Some seeds cut a warp in two and run one half first: code that counts on threads
+//! running in step without asking for it goes wrong.
+
+use crate::fault::{Fault, FaultKind};
+use crate::memory::DeviceMemory;
+use crate::random::Random;
+
+use super::arithmetic::{LANES, Register};
+use super::instruction::*;
+use super::shared::SharedMemory;
+
+/// What a block's warps share while they run.
+pub(super) struct Block<'a> {
+    pub(super) kernel: &'a Kernel,
+    pub(super) memory: &'a mut DeviceMemory,
+    pub(super) shared: SharedMemory,
+    pub(super) params: &'a [u8],
+    /// The block's place in the grid, for messages.
+    pub(super) place: [u32; 3],
+    /// The block's size.
+    pub(super) size: [u32; 3],
+    /// The order in which the lanes of a warp carry out an atomic operation.
+    pub(super) lane_order: [usize; LANES],
+    /// Instructions so far, one for each thread that runs one.
+    pub(super) steps: u64,
+    /// More instructions than this are a fault.
+    pub(super) limit: u64,
+}
+
+/// A fault of one lane, before the place is known.
+pub(super) struct LaneFault {
+    pub(super) lane: usize,
+    pub(super) fault: Fault,
+}
+
+pub(super) type Laned<T> = Result<T, LaneFault>;
+
+/// Names the lane of a fault.
+pub(super) fn on_lane(lane: usize) -> impl Fn(Fault) -> LaneFault {
+    move |fault| LaneFault { lane, fault }
+}
+
+/// Threads that stand at the same instruction.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Group {
+    pub(super) pc: u32,
+    pub(super) mask: u32,
+}
+
+/// Why a warp no longer runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// Every thread has exited.
+    Done,
+    /// Threads wait at a barrier.
+    Barrier,
+    /// It is another warp's turn.
+    Turn,
+}
+
+/// Instructions until it is another warp's turn, so that a thread that waits for another warp does not wait forever.
+const TURN: u64 = 200_000;
+
+pub(super) struct Warp {
+    pub(super) number: u32,
+    pub(super) registers: Vec<Register>,
+    /// For each predicate the lanes where it is true.
+    pub(super) predicates: Vec<u32>,
+    /// Local memory, lane after lane.
+    pub(super) local: Vec<u8>,
+    /// The lanes that have not exited.
+    pub(super) live: u32,
+    /// The lanes that the block has.
+    pub(super) threads: u32,
+    running: Vec<Group>,
+    /// A half that runs only when the other one cannot.
+    held: Vec<Group>,
+    /// Threads at an operation of the warp whose partners have not arrived.
+    parked: Vec<Group>,
+    /// Threads at a barrier.
+    pub(super) waiting: Option<Group>,
+}
+
+impl Warp {
+    pub(super) fn new(kernel: &Kernel, number: u32, threads: u32) -> Self {
+        Self {
+            number,
+            registers: vec![[0; LANES]; kernel.registers as usize],
+            predicates: vec![0; kernel.predicates as usize],
+            local: vec![0; kernel.local_bytes * LANES],
+            live: threads,
+            threads,
+            running: Vec::new(),
+            held: Vec::new(),
+            parked: Vec::new(),
+            waiting: None,
+        }
+    }
+
+    /// Stands all threads at the first instruction.
+    pub(super) fn start(&mut self) {
+        self.live = self.threads;
+        self.running = vec![Group { pc: 0, mask: self.threads }];
+        self.waiting = None;
+    }
+
+    /// Lets the threads go on behind the barrier.
+    pub(super) fn release(&mut self) {
+        if let Some(group) = self.waiting.take() {
+            self.running.push(Group { pc: group.pc + 1, mask: group.mask });
+        }
+    }
+
+    pub(super) fn test(&self, operand: PredOperand) -> u32 {
+        let lanes = self.predicates[operand.pred as usize];
+        if operand.negated { !lanes } else { lanes }
+    }
+
+    /// Cuts the warp in two at random.
+    pub(super) fn split(&mut self, random: &mut Random) {
+        if let [group] = self.running[..] {
+            let half = random.next() as u32;
+            self.running[0].mask = group.mask & half;
+            self.held.push(Group { pc: group.pc, mask: group.mask & !half });
+            self.running.retain(|g| g.mask != 0);
+            self.held.retain(|g| g.mask != 0);
+        }
+    }
+
+    /// The group that stands first, and how far it may run until it meets the next one.
+    fn next_group(&mut self) -> Option<(Group, u32)> {
+        if self.running.is_empty() {
+            std::mem::swap(&mut self.running, &mut self.held);
+        }
+        let pc = self.running.iter().map(|g| g.pc).min()?;
+        let mut group = Group { pc, mask: 0 };
+        let mut limit = u32::MAX;
+        self.running.retain(|g| {
+            let here = g.pc == pc;
+            if here {
+                group.mask |= g.mask;
+            } else {
+                limit = limit.min(g.pc);
+            }
+            !here
+        });
+        Some((group, limit))
+    }
+
+    /// Runs until no thread can go on.
+    pub(super) fn run(&mut self, block: &mut Block) -> Result<Stop, Fault> {
+        let end = block.steps + TURN;
+        while let Some((group, limit)) = self.next_group() {
+            if block.steps > end {
+                self.running.push(group);
+                return Ok(Stop::Turn);
+            }
+            self.run_group(block, group, limit)?;
+        }
+        if let Some(group) = self.parked.first() {
+            return Err(self.absent(block, *group));
+        }
+        Ok(if self.waiting.is_some() { Stop::Barrier } else { Stop::Done })
+    }
+
+    fn run_group(&mut self, block: &mut Block, group: Group, limit: u32) -> Result<(), Fault> {
+        let kernel = block.kernel;
+        let Group { mut pc, mut mask } = group;
+        let mut count = u64::from(mask.count_ones());
+        while pc < limit {
+            let instruction = &kernel.code[pc as usize];
+            block.steps += count;
+            let active = match instruction.guard {
+                Some(guard) => self.test(guard) & mask,
+                None => mask,
+            };
+            pc += 1;
+            if active == 0 {
+                continue;
+            }
+            match &instruction.op {
+                Op::Branch(target) => {
+                    if block.steps > block.limit {
+                        return Err(self.too_long(block, pc - 1, active));
+                    }
+                    if active == mask && *target > pc {
+                        pc = *target;
+                        continue;
+                    }
+                    self.running.push(Group { pc: *target, mask: active });
+                    self.leave(pc, mask & !active);
+                    return Ok(());
+                }
+                Op::BranchTable { index, targets } => {
+                    for lane in super::arithmetic::lanes_of(active) {
+                        let index = self.registers[*index as usize][lane] as u32 as usize;
+                        let Some(target) = targets.get(index) else {
+                            let fault = Fault::failed(format!(
+                                "entry {index} of a table of {} branches",
+                                targets.len()
+                            ));
+                            return Err(self.place(block, pc - 1, LaneFault { lane, fault }));
+                        };
+                        self.running.push(Group { pc: *target, mask: 1 << lane });
+                    }
+                    self.leave(pc, mask & !active);
+                    return Ok(());
+                }
+                Op::Exit => {
+                    self.live &= !active;
+                    self.leave(pc, mask & !active);
+                    return Ok(());
+                }
+                Op::Barrier { .. } => {
+                    self.arrive(block, Group { pc: pc - 1, mask: active })?;
+                    self.leave(pc, mask & !active);
+                    return Ok(());
+                }
+                Op::Warp(op, named) => {
+                    let done = self.meet(block, Group { pc: pc - 1, mask: active }, op, *named)?;
+                    mask = mask & !active | done;
+                    if mask == 0 {
+                        return Ok(());
+                    }
+                    count = u64::from(mask.count_ones());
+                }
+                op => {
+                    if let Err(fault) = self.step(block, op, active) {
+                        return Err(self.place(block, pc - 1, fault));
+                    }
+                }
+            }
+        }
+        self.leave(pc, mask);
+        Ok(())
+    }
+
+    fn leave(&mut self, pc: u32, mask: u32) {
+        if mask != 0 {
+            self.running.push(Group { pc, mask });
+        }
+    }
+
+    fn arrive(&mut self, block: &Block, group: Group) -> Result<(), Fault> {
+        match &mut self.waiting {
+            Some(waiting) if waiting.pc != group.pc => {
+                let (pc, lane) = (waiting.pc, waiting.mask.trailing_zeros());
+                let line = block.kernel.code[pc as usize].line;
+                let fault = Fault::failed(format!(
+                    "divergent barrier: lane {lane} of this warp waits at line {line}"
+                ));
+                let lane = group.mask.trailing_zeros() as usize;
+                return Err(self.place(block, group.pc, LaneFault { lane, fault }));
+            }
+            Some(waiting) => waiting.mask |= group.mask,
+            None => self.waiting = Some(group),
+        }
+        Ok(())
+    }
+
+    /// Runs an operation of the warp for the lanes whose partners have all arrived, and parks the others.
+    fn meet(
+        &mut self,
+        block: &mut Block,
+        group: Group,
+        op: &WarpOp,
+        named: Reg,
+    ) -> Result<u32, Fault> {
+        let mut arrived = group.mask;
+        self.parked.retain(|parked| {
+            let here = parked.pc == group.pc;
+            if here {
+                arrived |= parked.mask;
+            }
+            !here
+        });
+        let (mut done, mut left) = (0, arrived);
+        while left != 0 {
+            let lane = left.trailing_zeros() as usize;
+            let mask = self.registers[named as usize][lane] as u32;
+            let fail = |message: String| LaneFault { lane, fault: Fault::failed(message) };
+            if mask >> lane & 1 == 0 {
+                let fault = fail(format!("the mask {mask:#x} does not name the lane itself"));
+                return Err(self.place(block, group.pc, fault));
+            }
+            let gone = mask & !self.live;
+            if gone != 0 {
+                let missing = gone.trailing_zeros();
+                let why = match self.threads >> missing & 1 {
+                    1 => "has exited",
+                    _ => "is not in the block",
+                };
+                let fault = fail(format!(
+                    "absent lane: the mask {mask:#x} names lane {missing}, which {why}"
+                ));
+                return Err(self.place(block, group.pc, fault));
+            }
+            if mask & !arrived != 0 {
+                // Those that stand here with other masks may still be complete.
+                left &= !mask;
+                continue;
+            }
+            let others = super::arithmetic::lanes_of(mask)
+                .find(|other| self.registers[named as usize][*other] as u32 != mask);
+            if let Some(other) = others {
+                let fault = fail(format!("lane {other} has another mask than {mask:#x}"));
+                return Err(self.place(block, group.pc, fault));
+            }
+            if let Err(fault) = self.together(block, op, mask) {
+                return Err(self.place(block, group.pc, fault));
+            }
+            done |= mask;
+            left &= !mask;
+        }
+        if arrived & !done != 0 {
+            self.parked.push(Group { pc: group.pc, mask: arrived & !done });
+        }
+        Ok(done)
+    }
+
+    #[cold]
+    fn absent(&self, block: &Block, group: Group) -> Fault {
+        let lane = group.mask.trailing_zeros() as usize;
+        let mut mask = 0;
+        if let Op::Warp(_, named) = block.kernel.code[group.pc as usize].op {
+            mask = self.registers[named as usize][lane] as u32;
+        }
+        let missing = mask & !group.mask;
+        let fault = Fault::failed(format!(
+            "absent lanes: the mask {mask:#x} names lanes {missing:#x}, which never arrive"
+        ));
+        self.place(block, group.pc, LaneFault { lane, fault })
+    }
+
+    #[cold]
+    fn too_long(&self, block: &Block, pc: u32, mask: u32) -> Fault {
+        let message = format!("still running after {} instructions", block.limit);
+        let fault = Fault { kind: FaultKind::Timeout, message };
+        self.place(block, pc, LaneFault { lane: mask.trailing_zeros() as usize, fault })
+    }
+
+    /// Says where a fault happened.
+    #[cold]
+    pub(super) fn place(&self, block: &Block, pc: u32, fault: LaneFault) -> Fault {
+        let thread = self.number * LANES as u32 + fault.lane as u32;
+        let [x, y, _] = block.size;
+        let (tx, ty, tz) = (thread % x, thread / x % y, thread / x / y);
+        let [bx, by, bz] = block.place;
+        let line = block.kernel.code[pc as usize].line;
+        let text = block.kernel.lines.get(line as usize - 1).map_or("", |t| t.as_str());
+        let name = &block.kernel.name;
+        fault.fault.at(format!(
+            "kernel {name}, block ({bx}, {by}, {bz}), thread ({tx}, {ty}, {tz}), PTX line {line} `{text}`"
+        ))
+    }
+}

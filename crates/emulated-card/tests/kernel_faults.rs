@@ -1,0 +1,94 @@
+//! Planted faults in kernels: each is told, with its class and its place.
+
+mod common;
+
+use common::bench::Bench;
+use common::stored_ptx;
+use paceline_emulated_card::ptx::parse;
+use paceline_emulated_card::{Fault, FaultKind};
+
+/// Runs a kernel of 64 threads on 64 initialized floats.
+fn run(name: &str, seed: u64) -> Result<u64, Fault> {
+    let mut bench = Bench::new(&stored_ptx("faults.ptx"));
+    bench.seed = seed;
+    bench.limit = 1_000_000;
+    let x = bench.upload(&[0.5f32; 64]);
+    let y = bench.memory.allocate(256).unwrap();
+    let arguments = if bench.kernel(name).params.len() == 2 { vec![x, y] } else { vec![x] };
+    bench.launch(name, [1, 1, 1], [64, 1, 1], 0, &arguments)
+}
+
+#[test]
+fn each_fault_is_told() {
+    use FaultKind::*;
+    let cases = [
+        ("misaligned", Misaligned, "not aligned to 16 bytes"),
+        ("divergent_barrier", LaunchFailed, "divergent barrier"),
+        ("divergent_warps", LaunchFailed, "divergent barrier: thread 32"),
+        ("absent_lane", LaunchFailed, "absent lane"),
+        ("unnamed_lane", LaunchFailed, "does not name"),
+        ("race", LaunchFailed, "race: "),
+        ("no_barrier", LaunchFailed, "shared memory"),
+        ("shared_overrun", IllegalAddress, "of 252 bytes of shared memory"),
+        ("shared_uninitialized", LaunchFailed, "never written"),
+        ("global_overrun", IllegalAddress, "offset 256 of an allocation of 256 bytes"),
+        ("global_underrun", IllegalAddress, "never allocated"),
+        ("through_pointer", IllegalAddress, "never allocated"),
+        ("uninitialized", LaunchFailed, "never written"),
+        ("endless", Timeout, "still running after 1000000 instructions"),
+    ];
+    for (name, kind, words) in cases {
+        for seed in 0..6 {
+            let fault = run(name, seed).expect_err(name);
+            assert_eq!(fault.kind, kind, "{name}: {fault}");
+            assert!(fault.message.contains(words), "{name}, seed {seed}: {fault}");
+            let place = format!("kernel {name}, block (0, 0, 0), thread (");
+            assert!(fault.message.starts_with(&place), "{fault}");
+            assert!(fault.message.contains("PTX line ") && fault.message.contains('`'), "{fault}");
+        }
+    }
+}
+
+/// Threads of a warp that read what others have written, without `__syncwarp`, are found by some seeds.
+#[test]
+fn missing_syncwarp_is_found_by_some_seeds() {
+    let results: Vec<Vec<u32>> = (0..20)
+        .map(|seed| {
+            let mut bench = Bench::new(&stored_ptx("faults.ptx"));
+            bench.seed = seed;
+            let x = bench.upload(&[0u32; 128]);
+            bench.launch("counts_on_step", [1, 1, 1], [32, 1, 1], 0, &[x]).unwrap();
+            bench.download(x + 256, 32)
+        })
+        .collect();
+    let in_step: Vec<u32> = (0..32).map(|t| (t ^ 16) + 1).collect();
+    assert_eq!(results[0], in_step);
+    assert!(results.iter().any(|r| *r != in_step));
+}
+
+#[test]
+fn what_cannot_run_is_an_error_with_its_line() {
+    let head =
+        ".version 9.0\n.target sm_80\n.address_size 64\n.visible .entry k(\n.param .u64 p\n)\n{\n";
+    let cases = [
+        ("call.uni foo, ();", "calls are not emulated"),
+        ("fma.rm.f64 %fd1, %fd2, %fd3, %fd4;", "rounding"),
+        ("wmma.load.a.sync.aligned.row.m16n16k16.f16 {%r1}, [%rd1];", "not emulated"),
+        ("cp.async.ca.shared.global [%r1], [%rd1], 16;", "`.async` is not emulated"),
+        ("bra $L__nowhere;", "label `$L__nowhere` does not exist"),
+        ("ld.global.u32 %r1, [nothing];", "unknown operand `nothing`"),
+        ("mov.u32 %r1, %smid;", "special register"),
+        ("add.cc.u32 %r1, %r2, %r3;", "`.cc` is not emulated"),
+        ("bar.sync 1, 64;", "part of the block"),
+        ("ld.global.u32.v2 %r1, [%rd1];", "vector"),
+    ];
+    for (line, words) in cases {
+        let error = parse(&format!("{head}{line}\nret;\n}}\n")).expect_err(line);
+        assert!(error.message.contains(words), "{line}: {error}");
+        assert!(error.message.contains("kernel k"), "{error}");
+        assert!(error.line == 8 || line.starts_with("bra"), "{line}: {error}");
+    }
+    let function = "// nothing\n.func foo(.param .b32 a)\n{\nret;\n}\n";
+    let error = parse(function).unwrap_err();
+    assert!(error.line == 2 && error.message.contains("functions are not emulated"), "{error}");
+}

@@ -1,0 +1,38 @@
+// Optimizer steps: a thread for each parameter, with the processor's operations in its order.
+
+template <typename T>
+__device__ __forceinline__ void sgd(T* p, const T* g, T* v, T factor, T lr, T momentum, T weight_decay, u64 n) {
+    u64 i = place();
+    if (i >= n) return;
+    T step = factor * g[i] + weight_decay * p[i];
+    if (v) {
+        step = momentum * v[i] + step;
+        v[i] = step;
+    }
+    p[i] = p[i] - lr * step;
+}
+
+template <typename T>
+__device__ __forceinline__ void adamw(
+    T* p, const T* g, T* m, T* v, T factor, T beta1, T rest1, T beta2, T rest2, T eps, T shrink, T rate, T root, u64 n) {
+    u64 i = place();
+    if (i >= n) return;
+    T gradient = factor * g[i];
+    T first = beta1 * m[i] + rest1 * gradient;
+    T second = beta2 * v[i] + rest2 * (gradient * gradient);
+    m[i] = first;
+    v[i] = second;
+    p[i] = p[i] * shrink - rate * first / (sqrt(second) * root + eps);
+}
+
+#define FOR_REAL(T)                                                                                                     \
+    extern "C" __global__ void sgd_##T(T* p, const T* g, T* v, T factor, T lr, T momentum, T weight_decay, u64 n) {      \
+        sgd(p, g, v, factor, lr, momentum, weight_decay, n);                                                             \
+    }                                                                                                                   \
+    extern "C" __global__ void adamw_##T(                                                                               \
+        T* p, const T* g, T* m, T* v, T factor, T beta1, T rest1, T beta2, T rest2, T eps, T shrink, T rate, T root,     \
+        u64 n) {                                                                                                        \
+        adamw(p, g, m, v, factor, beta1, rest1, beta2, rest2, eps, shrink, rate, root, n);                               \
+    }
+FOR_REAL(f32)
+FOR_REAL(f64)

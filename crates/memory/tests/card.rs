@@ -1,0 +1,118 @@
+//! Memory and streams of a card, which may be emulated. Without one each test says so and passes, unless `PACELINE_CARD=1`.
+
+use std::time::Duration;
+
+use paceline_cuda::Card;
+use paceline_memory::{
+    Accelerator, Access, Allocator, Category, DType, DeviceStream, EventState, MemoryError, Stream,
+    Tensor,
+};
+
+/// A stream of a card, or the reason why there is none.
+fn compute() -> Option<DeviceStream> {
+    match Card::open(0) {
+        Ok(card) => Some(Accelerator::cuda(card).stream("compute").unwrap()),
+        Err(error) if std::env::var_os("PACELINE_CARD").is_some_and(|value| value == "1") => {
+            panic!("PACELINE_CARD=1, but {error}")
+        }
+        Err(error) => {
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+fn tensor(allocator: &Allocator, len: usize) -> Tensor {
+    allocator.tensor(DType::F32, [len], Category::Data).unwrap()
+}
+
+fn values(tensor: &Tensor) -> Vec<f32> {
+    tensor.read::<f32>().unwrap().to_vec()
+}
+
+#[test]
+fn copies_wait_for_each_other_by_streams_and_events() {
+    let Some(compute) = compute() else { return };
+    let copy = compute.accelerator().stream("copy").unwrap();
+    let (host, memory) = (Allocator::pinned(compute.accelerator()), Allocator::on(&compute));
+    let (from, there, other) = (tensor(&host, 5), tensor(&memory, 5), tensor(&memory, 5));
+    from.write::<f32>().unwrap().copy_from_slice(&[1.0, -2.0, 3.5, f32::MAX, 0.0]);
+    let arrived = copy.copy(&from, &there).unwrap();
+    compute.wait(&arrived);
+    let moved = compute.copy(&there, &other).unwrap();
+    let cleared = compute.fill(&there, 0).unwrap();
+    copy.wait(&moved);
+    let back = tensor(&host, 5);
+    copy.copy(&other, &back).unwrap().wait();
+    assert_eq!(values(&back), values(&from));
+    cleared.wait();
+    assert_eq!(values(&there.to_host().unwrap()), [0.0; 5]);
+    let ran = moved.ran().unwrap();
+    assert!(ran.start_ns <= ran.end_ns, "{ran:?}");
+}
+
+#[test]
+fn a_wait_that_is_missing_is_an_error_at_once() {
+    let Some(compute) = compute() else { return };
+    let copy = compute.accelerator().stream("copy").unwrap();
+    let (host, memory) = (Allocator::pinned(compute.accelerator()), Allocator::on(&compute));
+    let (from, there) = (tensor(&host, 4), tensor(&memory, 4));
+    from.write::<f32>().unwrap().fill(1.0);
+    copy.copy(&from, &there).unwrap();
+    let error = compute.fill(&there, 0).unwrap_err();
+    assert!(matches!(error, MemoryError::Unordered { .. }), "{error}");
+    assert!(there.read::<f32>().is_err(), "the host cannot reach it");
+    compute.wait(&copy.record());
+    compute.fill(&there, 0).unwrap();
+}
+
+#[test]
+fn the_card_waits_for_work_of_the_host_and_the_program_goes_on() {
+    let Some(compute) = compute() else { return };
+    let back = compute.accelerator().stream("to device").unwrap();
+    let (host, memory) = (Allocator::pinned(compute.accelerator()), Allocator::on(&compute));
+    let (sum, there) = (tensor(&host, 3), tensor(&memory, 3));
+    let (done, signal) = Stream::new("dp").submit();
+    let claimed = sum.queue(Access::Write, "all_reduce", &done).unwrap();
+    back.wait(&done);
+    let copied = back.copy(&sum, &there).unwrap();
+    let address = claimed.base().as_ptr().addr();
+    let worker = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(20));
+        // SAFETY: the range has three elements and is queued for this work.
+        let sum = unsafe { std::slice::from_raw_parts_mut(address as *mut f32, 3) };
+        sum.copy_from_slice(&[4.0, 5.0, 6.0]);
+        signal.complete();
+    });
+    assert_eq!(copied.wait(), EventState::Complete);
+    worker.join().unwrap();
+    compute.wait(&copied);
+    assert_eq!(values(&there.to_host().unwrap()), [4.0, 5.0, 6.0]);
+}
+
+#[test]
+fn memory_of_the_host_stays_while_the_card_copies_it_and_goes_back_afterwards() {
+    let Some(compute) = compute() else { return };
+    let (host, memory) = (Allocator::pinned(compute.accelerator()), Allocator::on(&compute));
+    let there = tensor(&memory, 1000);
+    for round in 0..200 {
+        let from = tensor(&host, 1000);
+        from.write::<f32>().unwrap().fill(round as f32);
+        compute.copy(&from, &there).unwrap();
+    }
+    compute.synchronize().unwrap();
+    assert_eq!(values(&there.to_host().unwrap()), [199.0; 1000]);
+    assert_eq!(host.total().current_bytes, 0);
+}
+
+#[test]
+fn too_large_a_request_says_what_is_free() {
+    let Some(compute) = compute() else { return };
+    let memory = Allocator::on(&compute);
+    let error = memory.tensor(DType::F32, [1 << 44], Category::Gradients).unwrap_err().to_string();
+    for words in ["out of memory", "70368744177664 bytes", "are free", "gradients"] {
+        assert!(error.contains(words), "{error}");
+    }
+    // What was refused does not stand in the way.
+    tensor(&memory, 4);
+}
