@@ -1,12 +1,15 @@
 // Causal attention, tile by tile: 32 queries and 32 keys at a time, in shared memory, with the online softmax.
 //
 // A block has 8 x 16 threads. A thread has 4 queries (or keys, in the gradients of keys) and 2 of the other side of a square
-// of scores, and the same 4 of a tile of results with every 16th of up to 128 columns. A head of more columns is divided
-// between blocks, which compute its scores again.
+// of scores, and the same 4 of a tile of results with every 16th of up to 128 columns (64 in f64, which saves registers). A
+// head of more columns is divided between blocks, which compute its scores again.
 
 enum { SIDE = 32, ROWS = 8, LANES = 16, THREADS = ROWS * LANES, OWN = SIDE / ROWS, PAIRED = SIDE / LANES };
-// The columns of a thread, and the columns of a block in each half of a head: columns are rotated in pairs, one of each half.
-enum { COLUMNS = 8, HALF_COLUMNS = COLUMNS * LANES / 2 };
+// The columns of a thread, those of them in each half of a head, and the columns of a block in each half: columns are rotated
+// in pairs, one of each half.
+template <typename Real> struct Share {
+    enum { COLUMNS = 32 / sizeof(Real), HALF = COLUMNS / 2, OF_BLOCK = HALF * LANES };
+};
 // Behind each row of a square there is an element, which spreads its columns over the banks.
 enum { PITCH = SIDE + 1 };
 
@@ -101,27 +104,28 @@ __device__ void square(const Real* a, const Real* b, u32 head_dim, u32 pitch, Pl
 }
 
 // The columns of this thread: the first half of them is in the first half of the head.
-struct Columns {
+template <typename Real> struct Columns {
+    typedef Share<Real> Of;
     u32 half, first, lane;
 
-    __device__ Columns(u32 head_dim, u32 part, u32 lane) : half(head_dim / 2), first(part * HALF_COLUMNS), lane(lane) {}
+    __device__ Columns(u32 head_dim, u32 part, u32 lane) : half(head_dim / 2), first(part * Of::OF_BLOCK), lane(lane) {}
     // Whether this thread has any.
     __device__ bool is_live() const { return first + lane < half; }
-    __device__ bool has(u32 c) const { return first + c % (COLUMNS / 2) * LANES + lane < half; }
-    __device__ u32 at(u32 c) const { return first + c % (COLUMNS / 2) * LANES + lane + (c < COLUMNS / 2 ? 0 : half); }
+    __device__ bool has(u32 c) const { return first + c % Of::HALF * LANES + lane < half; }
+    __device__ u32 at(u32 c) const { return first + c % Of::HALF * LANES + lane + (c < Of::HALF ? 0 : half); }
 };
 
 // sums += weights b, where a row of weights belongs to a row of this thread. Their elements from begin to end are not zero,
 // and each has a row of b.
 template <typename Real>
 __device__ void add_weighted(Square<Real> weights, u32 begin, u32 end, const Real* b, u32 pitch, Place at,
-                             const Columns& columns, Real (&sums)[OWN][COLUMNS]) {
+                             const Columns<Real>& columns, Real (&sums)[OWN][Share<Real>::COLUMNS]) {
     if (!columns.is_live()) return;
     for (u32 k = begin; k < end; ++k) {
         Real left[OWN];
         for (u32 i = 0; i < OWN; ++i) left[i] = weights[at.row + i][k];
         #pragma unroll
-        for (u32 c = 0; c < COLUMNS; ++c) {
+        for (u32 c = 0; c < Share<Real>::COLUMNS; ++c) {
             if (!columns.has(c)) continue;
             Real right = b[k * pitch + columns.at(c)];
             for (u32 i = 0; i < OWN; ++i) sums[i][c] = fused(left[i], right, sums[i][c]);
@@ -172,12 +176,12 @@ __device__ void attention_forward(const Attention& spec, const S* qkv, const i64
     Work work(spec.seq, spec.heads);
     Length length(lengths, work.row, spec.seq);
     Place at;
-    Columns columns(head_dim, blockIdx.y, at.lane);
+    Columns<Real> columns(head_dim, blockIdx.y, at.lane);
     const S* of_row = qkv + spec.at(work.row, 0, 0);
     u64 stride = spec.qkv_columns();
     u32 key_head = spec.keys_of(work.head);
     const Real lowest = -(Real)__int_as_float(0x7f800000);
-    Real most[OWN], total[OWN], sums[OWN][COLUMNS] = {};
+    Real most[OWN], total[OWN], sums[OWN][Share<Real>::COLUMNS] = {};
     for (u32 i = 0; i < OWN; ++i) {
         most[i] = lowest;
         total[i] = 0;
@@ -209,7 +213,7 @@ __device__ void attention_forward(const Attention& spec, const S* qkv, const i64
                     sum += weight;
                 }
                 total[i] = total[i] * factor + sum_of_lanes(sum);
-                for (u32 c = 0; columns.is_live() && c < COLUMNS; ++c) sums[i][c] *= factor;
+                for (u32 c = 0; columns.is_live() && c < Share<Real>::COLUMNS; ++c) sums[i][c] *= factor;
             }
             // Weights go from lane to lane of a warp only, for its rows.
             __syncwarp();
@@ -221,7 +225,7 @@ __device__ void attention_forward(const Attention& spec, const S* qkv, const i64
         if (token >= spec.seq) continue;
         bool is_real = token < length.real;
         S* to = output + spec.output_at(work.row, token, work.head);
-        for (u32 c = 0; c < COLUMNS; ++c) {
+        for (u32 c = 0; c < Share<Real>::COLUMNS; ++c) {
             if (columns.has(c)) to[columns.at(c)] = As<S>::store(is_real ? sums[i][c] / total[i] : behind<Real>(length));
         }
         if (at.lane == 0 && blockIdx.y == 0) {
@@ -266,22 +270,23 @@ __device__ void load_results(const Attention& spec, const Work& work, u32 head, 
 // Writes gradients of rotated rows, rotated back and times a factor. The partner of a column is in the same thread.
 template <typename S>
 __device__ void store_turned(const Attention& spec, const Work& work, const Length& length, u32 head, Place at,
-                             const Columns& columns, const typename As<S>::Real* angles, typename As<S>::Real factor,
-                             const typename As<S>::Real (&sums)[OWN][COLUMNS], S* d_qkv) {
+                             const Columns<typename As<S>::Real>& columns, const typename As<S>::Real* angles,
+                             typename As<S>::Real factor,
+                             const typename As<S>::Real (&sums)[OWN][Share<typename As<S>::Real>::COLUMNS], S* d_qkv) {
     typedef typename As<S>::Real Real;
     u32 half = columns.half;
     for (u32 i = 0; i < OWN; ++i) {
         u32 token = work.first + at.row + i;
         if (token >= spec.seq) continue;
         S* to = d_qkv + spec.at(work.row, token, head);
-        for (u32 c = 0; c < COLUMNS / 2; ++c) {
+        for (u32 c = 0; c < Share<Real>::HALF; ++c) {
             if (!columns.has(c)) continue;
             u32 column = columns.at(c);
             Real x = behind<Real>(length), y = x;
             if (token < length.real) {
                 Real cosine = angles[(u64)token * spec.head_dim + column];
                 Real sine = angles[(u64)token * spec.head_dim + half + column];
-                Real first = sums[i][c], second = sums[i][c + COLUMNS / 2];
+                Real first = sums[i][c], second = sums[i][c + Share<Real>::HALF];
                 x = (first * cosine + second * sine) * factor;
                 y = (second * cosine - first * sine) * factor;
             }
@@ -308,11 +313,11 @@ __device__ void attention_backward_queries(const Attention& spec, const S* qkv, 
     Work work(spec.seq, spec.heads);
     Length length(lengths, work.row, spec.seq);
     Place at;
-    Columns columns(head_dim, blockIdx.y, at.lane);
+    Columns<Real> columns(head_dim, blockIdx.y, at.lane);
     const S* of_row = qkv + spec.at(work.row, 0, 0);
     u64 stride = spec.qkv_columns(), output_stride = (u64)spec.heads * head_dim;
     u32 key_head = spec.keys_of(work.head), end = min(work.first + SIDE, length.real);
-    Real sums[OWN][COLUMNS] = {};
+    Real sums[OWN][Share<Real>::COLUMNS] = {};
     if (work.first < length.real) {
         load_tile(of_row + (u64)work.head * head_dim, stride, work.first, end, head_dim, pitch, angles, scale, q);
         load_tile(d_output + spec.output_at(work.row, 0, work.head), output_stride, work.first, end, head_dim, pitch,
@@ -360,11 +365,11 @@ __device__ void attention_backward_keys(const Attention& spec, const S* qkv, con
     Work work(spec.seq, spec.kv_heads);
     Length length(lengths, work.row, spec.seq);
     Place at;
-    Columns columns(head_dim, blockIdx.y, at.lane);
+    Columns<Real> columns(head_dim, blockIdx.y, at.lane);
     const S* of_row = qkv + spec.at(work.row, 0, 0);
     u64 stride = spec.qkv_columns(), output_stride = (u64)spec.heads * head_dim;
     u32 group = spec.heads / spec.kv_heads, key_head = spec.heads + work.head, real = length.real;
-    Real dk[OWN][COLUMNS] = {}, dv[OWN][COLUMNS] = {};
+    Real dk[OWN][Share<Real>::COLUMNS] = {}, dv[OWN][Share<Real>::COLUMNS] = {};
     if (work.first < real) {
         load_tile(of_row + (u64)key_head * head_dim, stride, work.first, real, head_dim, pitch, angles, (Real)1, k);
         load_tile(of_row + (u64)(key_head + spec.kv_heads) * head_dim, stride, work.first, real, head_dim, pitch,
@@ -403,7 +408,7 @@ __device__ void attention_backward_keys(const Attention& spec, const S* qkv, con
         u32 token = work.first + at.row + i;
         if (token >= spec.seq) continue;
         S* to = d_qkv + spec.at(work.row, token, key_head + spec.kv_heads);
-        for (u32 c = 0; c < COLUMNS; ++c) {
+        for (u32 c = 0; c < Share<Real>::COLUMNS; ++c) {
             if (columns.has(c)) to[columns.at(c)] = As<S>::store(token < real ? dv[i][c] : behind<Real>(length));
         }
     }

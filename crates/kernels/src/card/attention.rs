@@ -39,8 +39,8 @@ paceline_cuda::kernels! {
 const SIDE: usize = 32;
 /// Threads of a block.
 const THREADS: u32 = 128;
-/// Columns of each half of a head that a block computes.
-const HALF_COLUMNS: usize = 64;
+/// Bytes of the columns of each half of a head that a block computes.
+const HALF_BYTES: usize = 256;
 
 /// The first arguments of a kernel.
 fn sizes(spec: &AttentionSpec) -> [u32; 5] {
@@ -56,7 +56,7 @@ fn grid<S: Stored>(
     [tiles, squares, numbers]: [usize; 3],
 ) -> Grid {
     let blocks = spec.batch * heads * spec.seq.div_ceil(SIDE);
-    let parts = (spec.head_dim / 2).div_ceil(HALF_COLUMNS);
+    let parts = (spec.head_dim / 2).div_ceil(HALF_BYTES / size_of::<S::Real>());
     let of_token = tiles * (spec.head_dim + 1) + squares * (SIDE + 1) + numbers;
     let grid = Grid {
         blocks: [blocks as u32, parts as u32, 1],
