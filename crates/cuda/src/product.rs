@@ -152,8 +152,6 @@ pub(crate) struct Products {
     library: &'static Library,
     handle: Handle,
     chosen: Mutex<HashMap<Shape, [u64; 8]>>,
-    /// The workspace of each stream.
-    workspaces: Mutex<HashMap<usize, u64>>,
 }
 
 // SAFETY: the handle may be used from any thread; what changes is behind mutexes.
@@ -185,7 +183,7 @@ pub(crate) struct Found {
 }
 
 /// The workspace that the vendor advises for its newer cards.
-const WORKSPACE_BYTES: usize = 32 << 20;
+pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
 
 const TRANSPOSE_A: u32 = 3;
 const TRANSPOSE_B: u32 = 4;
@@ -205,7 +203,7 @@ impl Products {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the address is that of a handle, and the card's context is current.
         check("cublasLtCreate", unsafe { (library.cublasLtCreate)(&mut handle) })?;
-        Ok(Self { library, handle, chosen: Mutex::default(), workspaces: Mutex::default() })
+        Ok(Self { library, handle, chosen: Mutex::default() })
     }
 
     /// # Safety
@@ -219,7 +217,7 @@ impl Products {
         let Self { library, handle, .. } = self;
         let plan = Plan::new(library, product)?;
         let algorithm = self.choose(&plan, product)?;
-        let workspace = self.workspace(stream)?;
+        let workspace = stream.workspace()?;
         let (single, double) =
             ([product.scale as f32, product.keep as f32], [product.scale, product.keep]);
         let scales: [*const c_void; 2] = match product.number {
@@ -302,17 +300,6 @@ impl Products {
         }
         lock(&self.chosen).insert(shape, found.algorithm);
         Ok(found.algorithm)
-    }
-
-    fn workspace(&self, stream: &Stream) -> Result<u64> {
-        let mut workspaces = lock(&self.workspaces);
-        let key = stream.handle() as usize;
-        if let Some(workspace) = workspaces.get(&key) {
-            return Ok(*workspace);
-        }
-        let workspace = stream.card().allocate(WORKSPACE_BYTES)?;
-        workspaces.insert(key, workspace);
-        Ok(workspace)
     }
 }
 

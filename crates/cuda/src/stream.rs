@@ -2,10 +2,11 @@
 
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::driver::{Driver, Handle, NOT_READY};
 use crate::kernel::{Call, Grid};
+use crate::product::WORKSPACE_BYTES;
 use crate::{Card, Product, Result};
 
 /// Streams do not wait for the driver's default stream, which nothing uses.
@@ -19,6 +20,8 @@ pub struct Stream(Arc<Inner>);
 struct Inner {
     card: Card,
     handle: Handle,
+    /// Memory of the card for products of this stream.
+    workspace: Mutex<Option<u64>>,
 }
 
 // SAFETY: a stream may be used from any thread that has made its context current.
@@ -34,7 +37,8 @@ impl Stream {
         // SAFETY: the address is that of a handle.
         let status = unsafe { (driver.cuStreamCreate)(&mut handle, NON_BLOCKING) };
         driver.check("cuStreamCreate", status)?;
-        Ok(Self(Arc::new(Inner { card: card.clone(), handle })))
+        let (card, workspace) = (card.clone(), Mutex::default());
+        Ok(Self(Arc::new(Inner { card, handle, workspace })))
     }
 
     /// The card.
@@ -44,6 +48,15 @@ impl Stream {
 
     pub(crate) fn handle(&self) -> Handle {
         self.0.handle
+    }
+
+    /// Memory that products of this stream may use while they run, of [`WORKSPACE_BYTES`].
+    pub(crate) fn workspace(&self) -> Result<u64> {
+        let mut workspace = self.0.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        match *workspace {
+            Some(address) => Ok(address),
+            None => Ok(*workspace.insert(self.0.card.allocate(WORKSPACE_BYTES)?)),
+        }
     }
 
     fn driver(&self) -> Result<&'static Driver> {
@@ -206,9 +219,15 @@ const MAX_SHARED_BYTES: i32 = 8;
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Ok(driver) = self.card.current() {
-            // SAFETY: this was the last handle.
-            let _ = unsafe { (driver.cuStreamDestroy_v2)(self.handle) };
+        let Ok(driver) = self.card.current() else { return };
+        let workspace = self.workspace.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        // SAFETY: this was the last handle. The work that uses the workspace is done before it is given back.
+        unsafe {
+            if let Some(workspace) = workspace {
+                let _ = (driver.cuStreamSynchronize)(self.handle);
+                self.card.free(workspace);
+            }
+            let _ = (driver.cuStreamDestroy_v2)(self.handle);
         }
     }
 }
