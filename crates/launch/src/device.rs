@@ -42,6 +42,21 @@ impl Device {
         Ok(Allocator::on(&accelerator.stream("compute")?))
     }
 
+    /// Whether it is emulated on the processor.
+    pub fn is_emulated(self) -> bool {
+        match self {
+            Device::Cpu => false,
+            Device::Sim(_) => true,
+            Device::Cuda(index) => Card::open(index.unwrap_or_default())
+                .is_ok_and(|card| card.name() == paceline_cuda::card::EMULATED),
+        }
+    }
+
+    /// Whether synthetic data is made there. For others the host makes it, and it is copied.
+    pub fn makes_data(self) -> bool {
+        matches!(self, Device::Sim(_))
+    }
+
     /// Where the rank `local_rank` of a host computes, as [`placement_line`](paceline_host::text::placement_line) ends.
     pub fn place(self, local_rank: usize) -> String {
         let card = |index| Card::open(card_of(index, local_rank)?);

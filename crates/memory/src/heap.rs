@@ -441,9 +441,9 @@ impl Drop for Chunk {
     fn drop(&mut self) {
         match &self.mapping {
             Mapped::Nothing => {}
-            // SAFETY: `reserved` made this mapping with this length, and nobody uses its blocks. A failure would leak the
-            // mapping, which is harmless.
             Mapped::System(start, len_bytes) => {
+                // SAFETY: `reserved` made this mapping with this length, and nobody uses its blocks. A failure would leak
+                // the mapping, which is harmless.
                 let _ = unsafe { munmap(start.as_ptr().cast(), *len_bytes) };
             }
             // SAFETY: `by_driver` got this memory from the card, and the pool has waited for the work that used its blocks.

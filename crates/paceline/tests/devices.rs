@@ -35,7 +35,8 @@ fn an_emulated_accelerator_ends_with_the_weights_of_the_processor() {
     for (flags, flag, words) in [
         ("--device sim:seed=7", "--device", "pass late too"),
         ("--device sim:copy=0gbit,1us", "--device", "a bandwidth and a latency"),
-        ("--device cuda:1", "--device", "has no code for CUDA"),
+        ("--device cuda:x", "--device", "x is no number of a card"),
+        ("--device rocm", "--device", "has no code for ROCm"),
         ("--device tpu", "--device", "there is no device of this name"),
         ("--pin-memory", "--pin-memory", "pass --device sim"),
         ("--device cpu --non-blocking", "--non-blocking", "pass --device sim"),

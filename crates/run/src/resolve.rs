@@ -154,7 +154,7 @@ pub fn resolve_unchecked(
         samples: model.samples(),
         global_batch_size,
         steps_per_epoch: flags.steps_per_epoch,
-        on_device: flags.device != Device::Cpu && !flags.generate_on_host,
+        on_device: flags.device.makes_data() && !flags.generate_on_host,
         tokenizer: tokenizer.as_deref(),
     };
     let data = DataConfig::resolve(&flags.data, &settings, &needs)?;
@@ -338,7 +338,7 @@ fn check_device(config: &mut TrainConfig) -> Result<()> {
     }
     config.device.check(&[config.transport])?;
     match (config.data.is_synthetic(), switch, of_generated_flag) {
-        (true, Some(flag), None) => {
+        (true, Some(flag), None) if config.device.makes_data() => {
             return usage(format!(
                 "{flag}: synthetic data is made on the device, so no batch is copied; leave {flag} out, or pass \
                  --generate-on-host too"
@@ -351,10 +351,15 @@ fn check_device(config: &mut TrainConfig) -> Result<()> {
         }
         _ => {}
     }
-    config.warnings.push(
-        "--device sim: the device is emulated on the processor, so no time of it is that of a card"
-            .into(),
-    );
+    if config.device.is_emulated() {
+        config.warnings.push(format!(
+            "--device {}: the device is emulated on the processor, so no time of it is that of a card",
+            match config.device {
+                Device::Sim(_) => "sim".to_owned(),
+                device => device.to_string(),
+            }
+        ));
+    }
     Ok(())
 }
 

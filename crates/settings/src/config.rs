@@ -130,7 +130,7 @@ pub struct TrainConfig {
 impl TrainConfig {
     /// Whether the device makes the training data, instead of the host.
     pub fn makes_on_device(&self) -> bool {
-        self.device != Device::Cpu && !self.copies.of_generated && self.data.is_synthetic()
+        self.device.makes_data() && !self.copies.of_generated && self.data.is_synthetic()
     }
 
     /// Whether each step takes the norm of all gradients, for which all ranks wait.
