@@ -65,7 +65,7 @@ fn header() -> kineto::Header {
         run_id: "17".into(),
         transport: "shm".into(),
         device: "none".into(),
-        is_emulated: false,
+        ran_on: kineto::RanOn::Host,
         pid: std::process::id(),
         base_ns: paceline_trace::realtime_at_zero_ns(),
         run_facts: Vec::new(),

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use paceline_analysis::kineto::{self, Header};
+use paceline_analysis::kineto::{self, Header, RanOn};
 use paceline_analysis::read::{Select, find, open};
 use paceline_analysis::timeline::{Collective, MemorySample, TimeRange};
 use paceline_trace::{Event, Operation, Place, Recorder, Shapes, Span, Track};
@@ -18,7 +18,7 @@ fn header(rank: usize) -> Header {
         run_id: "17".into(),
         transport: "shm".into(),
         device: "a processor".into(),
-        is_emulated: false,
+        ran_on: RanOn::Host,
         pid: 500,
         base_ns: 1_700_000_000_000_000_000,
         run_facts: vec![("dropped_events".into(), "0".into())],

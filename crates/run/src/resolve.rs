@@ -93,7 +93,9 @@ pub fn resolve_unchecked(
     let world_size = resolve_world_size(&flags, placement)?;
     check_ranks(&flags, placement, world_size)?;
     let comm = resolve_comm(&flags, placement, world_size)?;
-    precision::check_processor(flags.precision, flags.emulate_fp16)?;
+    if !matches!(flags.device, Device::Cuda(_)) {
+        precision::check_processor(flags.precision, flags.emulate_fp16)?;
+    }
     let mut warnings = Vec::new();
     warnings.extend(precision::note(flags.precision, flags.emulate_fp16));
     let strategy = strategy::resolve(&flags, &spec, &settings, &model, world_size, &mut warnings)?;

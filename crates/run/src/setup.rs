@@ -144,9 +144,10 @@ pub(crate) fn build<'a>(
         listeners.add(profiler);
     }
     let model = config.model.build(dataset.as_ref(), mesh.world().world_size())?;
+    let is_card = allocator.device() == paceline_memory::Device::Cuda;
     let predicted = match mesh.world().rank() {
-        // Of a stage, nothing is predicted yet.
-        0 if config.pipeline.is_none() => {
+        // Of a stage, and of a card and its driver, nothing is predicted yet.
+        0 if config.pipeline.is_none() && !is_card => {
             let data = OpenData { train: dataset.clone(), test: test.clone() };
             Needs::of(&Shape::of(config, &data), &model)?
         }
@@ -204,7 +205,11 @@ pub(crate) fn build<'a>(
     listeners.tell(Event::Begun { progress, samples_before: before.all })?;
     // The ranks measure at about the same time, and no step is near.
     let compute_type = replica.storage.precision().compute;
-    let peak_flops_per_s = peak::of_threads(&replica.compute, compute_type);
+    // That of a card is not measured.
+    let peak_flops_per_s = match is_card {
+        true => 0.0,
+        false => peak::of_threads(&replica.compute, compute_type),
+    };
     let (max_norm, scales_loss) = (config.clip_grad_norm, config.loss_scale.is_some());
     let trainer = Trainer {
         config,

@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 
-use super::Header;
 use super::text::Text;
+use super::{Header, RanOn};
 use paceline_trace::{Event, Operation, Place, Shapes, Span, Track};
 
 /// The stream on which compute kernels are written. Further streams of a device follow.
@@ -58,10 +58,11 @@ impl<'a, W: Write> Events<'a, W> {
         text.string(device).raw("}],\n\"displayTimeUnit\": \"ms\",\n\"baseTimeNanoseconds\": ");
         text.int(*base_ns).raw(",\n\"paceline\": {\"version\": ");
         text.string(env!("CARGO_PKG_VERSION")).raw(", \"transport\": ").string(transport);
-        match header.is_emulated {
-            true => text.raw(", \"emulated_device\": ").string(EMULATED),
-            false => text.raw(", \"lanes\": ").string(ON_HOST),
-        };
+        match header.ran_on {
+            RanOn::Host => _ = text.raw(", \"lanes\": ").string(ON_HOST),
+            RanOn::Emulated => _ = text.raw(", \"emulated_device\": ").string(EMULATED),
+            RanOn::Card => {}
+        }
         for (key, value) in run_facts {
             text.raw(", ").string(key).raw(": ").string(value);
         }

@@ -30,8 +30,8 @@ pub struct Header {
     pub transport: String,
     /// The name of the device that computed.
     pub device: String,
-    /// Whether the device is an accelerator that is emulated on the processor.
-    pub is_emulated: bool,
+    /// Where the work ran.
+    pub ran_on: RanOn,
     /// The number of the process in the file.
     pub pid: u32,
     /// Time of day, in nanoseconds since 1970, at the zero of the clock.
@@ -40,6 +40,17 @@ pub struct Header {
     pub run_facts: Vec<(String, String)>,
     /// The steps that were recorded, with their numbers since the run began.
     pub steps: Vec<(u64, Span)>,
+}
+
+/// Where the work of a trace ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RanOn {
+    /// On threads of the processor.
+    Host,
+    /// On an accelerator that is emulated on the processor.
+    Emulated,
+    /// On a card.
+    Card,
 }
 
 /// Writes the compressed JSON of a trace and returns how many events it has. Memory does not grow with the number of

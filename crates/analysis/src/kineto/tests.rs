@@ -18,7 +18,7 @@ fn header() -> Header {
         run_id: "17".into(),
         transport: "shm".into(),
         device: "a processor".into(),
-        is_emulated: false,
+        ran_on: RanOn::Host,
         pid: 500,
         base_ns: 1_700_000_000_000_000_000,
         run_facts: vec![("dropped_events".into(), "0".into())],

@@ -243,6 +243,11 @@ impl Accelerator {
         }
     }
 
+    /// Whether its work runs on the processor.
+    pub fn is_emulated(&self) -> bool {
+        self.card().is_none_or(|card| card.name() == paceline_cuda::card::EMULATED)
+    }
+
     /// Memory of the host, which the device copies by itself, for what is on its way.
     pub(crate) fn host_memory(&self) -> &Allocator {
         self.0.host.get_or_init(|| Allocator::pinned(self))

@@ -8,14 +8,14 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use paceline_analysis::kineto;
+use paceline_analysis::kineto::{self, RanOn};
 use paceline_collectives::{ClockOffset, Group, measure_clock};
 use paceline_failure::Result;
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::resources;
 use paceline_kernels::Compute;
-use paceline_memory::{Allocator, Device};
+use paceline_memory::Allocator;
 use paceline_settings::profile::ProfileConfig;
 use paceline_strategies::Acted;
 use paceline_strategies::schedule::Action;
@@ -36,7 +36,9 @@ pub struct Profiler {
     kernels: Arc<Track>,
     communication: Arc<Track>,
     loader: Arc<Track>,
-    is_emulated: bool,
+    ran_on: RanOn,
+    /// The card that computes.
+    card: Option<String>,
     /// Steps that were recorded.
     steps: Vec<(u64, Span)>,
     clock_at_begin: ClockOffset,
@@ -74,6 +76,7 @@ impl Profiler {
     ) -> (Self, Compute) {
         let num_threads = num_recorded(compute.threads().count());
         let home = compute.allocator.home();
+        let accelerator = home.map(|home| home.accelerator());
         let num_steps = num_steps_with_room(config, num_threads, home.is_some());
         let mut recorder = Recorder::new();
         let mut track =
@@ -92,7 +95,12 @@ impl Profiler {
         let threads = names.map(|name| track(&name, THREAD_EVENTS)).collect();
         let profiler = Self {
             config: config.clone(),
-            is_emulated: compute.device() == Device::Sim,
+            ran_on: match accelerator {
+                None => RanOn::Host,
+                Some(accelerator) if accelerator.is_emulated() => RanOn::Emulated,
+                Some(_) => RanOn::Card,
+            },
+            card: accelerator.and_then(|of| of.card()).map(|card| card.name().to_owned()),
             main,
             kernels: kernels.clone(),
             communication,
@@ -211,11 +219,14 @@ impl Profiler {
             world_size: group.world_size(),
             run_id: run_id.to_string(),
             transport: group.transport().name().into(),
-            device: match self.is_emulated {
-                true => format!("an emulated accelerator on {}", resources::machine()),
-                false => resources::machine(),
+            device: match (&self.card, self.ran_on) {
+                (Some(card), RanOn::Card) => card.clone(),
+                (_, RanOn::Emulated) => {
+                    format!("an emulated accelerator on {}", resources::machine())
+                }
+                _ => resources::machine(),
             },
-            is_emulated: self.is_emulated,
+            ran_on: self.ran_on,
             pid: std::process::id(),
             base_ns: realtime_at_zero_ns(),
             run_facts,
