@@ -20,6 +20,7 @@ const NAMES: Names = Names {
 const LEAST_VERSION: c_int = 12_000;
 
 pub(crate) const OUT_OF_MEMORY: u32 = 2;
+const NO_CARD: u32 = 100;
 pub(crate) const NOT_READY: u32 = 600;
 
 functions! {
@@ -77,7 +78,10 @@ impl Driver {
 
     fn start(&self) -> Result<()> {
         // SAFETY: starting the driver has no condition.
-        self.check("cuInit", unsafe { (self.cuInit)(0) })?;
+        match unsafe { (self.cuInit)(0) } {
+            NO_CARD => return Err(CudaError::NoCard { index: 0, count: 0 }),
+            status => self.check("cuInit", status)?,
+        }
         let mut version = 0;
         // SAFETY: the address is that of a number.
         self.check("cuDriverGetVersion", unsafe { (self.cuDriverGetVersion)(&mut version) })?;

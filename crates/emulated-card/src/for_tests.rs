@@ -37,6 +37,16 @@ pub fn is_ready() -> bool {
     })
 }
 
+/// The value of `PACELINE_CUDA_LIBRARIES` with which a program of its own finds the same card; `None` if something is missing.
+pub fn variable() -> Option<String> {
+    let found = std::env::var(paceline_cuda::library::FOLDERS).unwrap_or_default();
+    if !is_ready() || std::env::var_os("PACELINE_CARD").is_some_and(|value| value == "1") {
+        return is_ready().then_some(found);
+    }
+    let folder = folder(&library()).expect("a folder for the emulated card's library");
+    Some(format!("{}:{found}", folder.display()))
+}
+
 /// The library, which is built with the crate and lies where its users' programs do.
 fn library() -> PathBuf {
     let program = std::env::current_exe().expect("the path of this program");

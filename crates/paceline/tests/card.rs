@@ -1,0 +1,82 @@
+//! `--device cuda` on a card that is emulated. Without the run-time compiler each test says so and passes.
+
+mod common;
+
+use common::Sandbox;
+use paceline_emulated_card::for_tests::variable;
+
+const CNN: &str = "--nproc 2 --image 8 8 3 --channels 4 8 --hidden 16 --batch-size 4 --device cuda";
+const MLP: &str = "--nproc 2 --model mlp --input-dim 16 --hidden-dim 16 --output-dim 4 --batch-size 4 --device cuda";
+const LLAMA: &str = "--nproc 2 --model llama --layers 2 --width 32 --heads 4 --kv-heads 2 --intermediate 48 --vocab 64 \
+                     --seq-len 32 --batch-size 1 --device cuda";
+
+/// The variables with which a program finds the emulated card, and others. All programs keep compiled kernels in one place.
+fn variables<'a>(found: &'a str, others: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    let own = [("PACELINE_CUDA_LIBRARIES", found), ("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"))];
+    own.into_iter().chain(others.iter().copied()).collect()
+}
+
+#[test]
+fn ranks_that_share_a_card_end_with_the_same_weights_whatever_the_strategy() {
+    let Some(found) = variable() else { return };
+    for model in [CNN, MLP, LLAMA] {
+        let run = |strategy: &str, seed: &str| {
+            let sandbox = Sandbox::new();
+            let variables = variables(&found, &[("PACELINE_EMULATED_SEED", seed)]);
+            let flags = format!("{model} --steps 3 --strategy {strategy}");
+            let run = sandbox.train_with(&flags, &variables).ok();
+            assert!(run.stderr.contains("the device is emulated"), "{}", run.stderr);
+            assert!(run.stderr.contains("ranks 0 and 1 share a card (cuda:0"), "{}", run.stderr);
+            run.weights().to_owned()
+        };
+        let expected = run("ddp", "0");
+        for (strategy, seed) in
+            [("simple_ddp", "1"), ("zero3", "2"), ("sharded3", "3"), ("ddp", "7")]
+        {
+            assert_eq!(run(strategy, seed), expected, "{model} with {strategy}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_run_on_a_card_is_saved_profiled_and_continued() {
+    let Some(found) = variable() else { return };
+    let variables = variables(&found, &[]);
+    let whole = Sandbox::new().train_with(&format!("{CNN} --steps 16"), &variables).ok();
+    let sandbox = Sandbox::new();
+    let flags = format!("{CNN} --steps 14 --profile --save saved --save-every 7 --evaluate");
+    let run = sandbox.train_with(&flags, &variables).ok();
+    assert!(!run.stdout.contains("Model FLOP/s"), "the peak of a card is not measured");
+    assert!(!run.stdout.contains(", predicted "), "what a driver takes is not predicted");
+    let mut analyze = sandbox.paceline();
+    analyze.args(["analyze", "profile/ddp"]);
+    let report = common::Run::of(analyze).ok();
+    let words = "These ranks have computed on an emulated accelerator";
+    assert!(report.stdout.contains(words), "{}", report.stdout);
+    let resumed = sandbox.train_with("--resume saved --steps 16 --device cuda", &variables).ok();
+    assert_eq!(resumed.weights(), whole.weights());
+    // On the processor, a checkpoint of a card is continued too.
+    sandbox.train("--resume saved --steps 16 --device cpu").ok();
+}
+
+#[test]
+fn what_a_card_cannot_do_is_told_before_a_rank_starts() {
+    let Some(found) = variable() else { return };
+    let with = |flags: &str, others: &[(&str, &str)]| {
+        Sandbox::new().train_with(flags, &variables(&found, others))
+    };
+    with(&format!("{CNN}:3"), &[]).refused(&["--device cuda:3", "the driver sees one, number 0"]);
+    with(CNN, &[("PACELINE_EMULATED_VERSION", "11080")])
+        .refused(&["CUDA 11.8", "install driver 525"]);
+    with(CNN, &[("PACELINE_EMULATED_CARDS", "0")])
+        .refused(&["--device cuda", "the driver sees none"]);
+    with(&format!("{CNN} --mesh pp=2"), &[]).refused(&["--device", "pipelines cannot do this yet"]);
+    // Whatever is there.
+    with(&format!("{CNN} --steps 1").replace("cuda", "auto"), &[]).ok().line("Ranks: 2 on ");
+    // Memory runs out while ranks run.
+    let run = with(&format!("{CNN} --steps 2"), &[("PACELINE_EMULATED_MEMORY", "1000000")]);
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    for words in ["out of memory", "bytes were asked for", "are free"] {
+        assert!(run.stderr.contains(words), "{}", run.stderr);
+    }
+}
