@@ -7,6 +7,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use paceline_cuda::library::{Library, Names};
+
 /// The names under which the emulated card's library stands for those of the vendor.
 const NAMES: [&str; 3] = ["libcuda.so.1", "libcublasLt.so.13", "libnccl.so.2"];
 
@@ -21,10 +23,7 @@ pub fn is_ready() -> bool {
     *READY.get_or_init(|| {
         let is_real = std::env::var_os("PACELINE_CARD").is_some_and(|value| value == "1");
         if !is_real {
-            let library = library();
-            paceline_cuda::library::prefer(
-                folder(&library).expect("a folder for the emulated card's library"),
-            );
+            paceline_cuda::library::prefer(folder().to_owned());
         }
         match paceline_cuda::probe(None) {
             Ok(()) => true,
@@ -43,8 +42,21 @@ pub fn variable() -> Option<String> {
     if !is_ready() || std::env::var_os("PACELINE_CARD").is_some_and(|value| value == "1") {
         return is_ready().then_some(found);
     }
-    let folder = folder(&library()).expect("a folder for the emulated card's library");
-    Some(format!("{}:{found}", folder.display()))
+    Some(format!("{}:{found}", folder().display()))
+}
+
+/// The instructions that all threads of kernels have run in this process; `None` on a real card.
+pub fn instructions() -> Option<u64> {
+    let names = Names { files: &["libcuda.so.1"], companion: None, hint: "" };
+    let library = Library::open(names).ok()?;
+    // SAFETY: this is the function's type; a real driver has no function of this name.
+    let counts = unsafe {
+        library.function::<unsafe extern "C" fn(*mut u64, usize) -> u32>("paceline_emulated_counts")
+    };
+    let mut number = 0;
+    // SAFETY: there is room for the one number.
+    let status = unsafe { counts.ok()?(&mut number, 1) };
+    (status == 0).then_some(number)
 }
 
 /// The library, which is built with the crate and lies where its users' programs do.
@@ -55,14 +67,22 @@ fn library() -> PathBuf {
     beside
 }
 
-/// A folder in which the library has the vendor's names, beside the library, for programs that search it.
-pub fn folder(library: &Path) -> std::io::Result<PathBuf> {
+/// A folder in which the library has the vendor's names, beside the library. Programs that are started search it.
+fn folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| linked(&library()).expect("a folder for the emulated card's library"))
+}
+
+fn linked(library: &Path) -> std::io::Result<PathBuf> {
     let folder = library.with_file_name("emulated-card");
     std::fs::create_dir_all(&folder)?;
     for name in NAMES {
-        // Other tests make the same links at the same time.
+        // Other tests make the same links at the same time, and one that was killed left a part of its own behind.
         let part = folder.join(format!("{name}.{}", std::process::id()));
-        std::os::unix::fs::symlink(library, &part)?;
+        match std::fs::remove_file(&part) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => std::os::unix::fs::symlink(library, &part)?,
+        }
         std::fs::rename(&part, folder.join(name))?;
     }
     Ok(folder)

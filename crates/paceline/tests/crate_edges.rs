@@ -5,19 +5,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The crates that may hold unsafe code.
-const MAY_BE_UNSAFE: [&str; 3] = ["collectives", "kernels", "memory"];
+const MAY_BE_UNSAFE: [&str; 5] = ["collectives", "cuda", "emulated-card", "kernels", "memory"];
 
 /// What each crate may depend on. `paceline` puts all of them together.
 fn allowed(name: &str) -> &'static [&'static str] {
     match name {
-        "files" | "numeric" | "trace" => &[],
-        "memory" => &["trace"],
+        "cuda" | "files" | "numeric" | "trace" => &[],
+        "emulated-card" => &["cuda"],
+        "memory" => &["cuda", "trace"],
         "table" => &["files"],
         "host" => &["files", "table", "trace"],
         "analysis" => &["files", "table", "trace"],
         "rendezvous" => &["files", "trace"],
         "collectives" => &["files", "rendezvous", "memory", "numeric", "trace"],
-        "kernels" => &["memory", "numeric", "trace"],
+        "kernels" => &["cuda", "memory", "numeric", "trace"],
         "data" => &["files", "memory", "trace"],
         "model" => &["files", "kernels", "memory", "trace"],
         "schedule" => &[],
@@ -38,7 +39,9 @@ fn allowed(name: &str) -> &'static [&'static str] {
             "table",
         ],
         "hub" => &["data", "failure", "files", "host", "model"],
-        "launch" => &["collectives", "failure", "files", "host", "memory", "rendezvous", "trace"],
+        "launch" => {
+            &["collectives", "cuda", "failure", "files", "host", "memory", "rendezvous", "trace"]
+        }
         "commbench" => &["collectives", "failure", "files", "host", "launch", "memory", "table"],
         "checkpoint" => {
             &["data", "failure", "files", "host", "memory", "model", "strategies", "table", "trace"]

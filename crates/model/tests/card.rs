@@ -1,0 +1,98 @@
+//! Steps of small models on a card, which may be emulated: how many instructions they take, so that tests of training stay short.
+
+use paceline_cuda::Card;
+use paceline_emulated_card::for_tests::{instructions, is_ready};
+use paceline_kernels::Compute;
+use paceline_memory::{Accelerator, Allocator, Category, DType, Tensor};
+use paceline_model::{
+    Batch, CnnConfig, Context, Layer, LlamaConfig, LlamaTask, MlpConfig, Model, OpenUnits,
+    SpecialTokens, Storage,
+};
+
+/// The instructions of a training step on one batch, without the optimizer's; `None` on a real card.
+fn instructions_of(
+    model: &Model,
+    inputs: (DType, &[usize]),
+    targets: (DType, &[usize]),
+) -> Option<u64> {
+    let accelerator = Accelerator::cuda(Card::open(0).unwrap());
+    let allocator = Allocator::on(&accelerator.stream("compute").unwrap());
+    let compute = Compute::new(1, allocator.clone()).unwrap();
+    let storage = Storage::host(model.layout.clone(), DType::F32, &allocator).unwrap();
+    storage.initialize(1).unwrap();
+    let tensor = |(dtype, shape): (DType, &[usize])| {
+        let tensor = allocator.tensor(dtype, shape, Category::Data).unwrap();
+        match dtype {
+            DType::I64 => tensor.overwrite::<i64, _>(|to| to.fill(3)).unwrap(),
+            _ => tensor.overwrite::<f32, _>(|to| to.fill(0.5)).unwrap(),
+        }
+        tensor
+    };
+    let (inputs, targets): (Tensor, Tensor) = (tensor(inputs), tensor(targets));
+    let sums = allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
+    sums.fill_zero().unwrap();
+    compute.synchronize().unwrap();
+    let before = instructions()?;
+    let batch = Batch::new(inputs.clone(), targets);
+    let (mut units, mut ready) = (OpenUnits::new(storage.layout()), |_| Ok(()));
+    let cx = Context::training(&compute, &storage, &mut units, &mut ready);
+    let mut cx = cx.with_batch(&batch);
+    cx.open_roots().unwrap();
+    let (output, saved) = model.network().forward(&mut cx, inputs).unwrap();
+    let d_output = model.differentiate(&mut cx, &output, 0.25, &sums).unwrap();
+    model.network().backward(&mut cx, saved, d_output, false).unwrap();
+    cx.close_roots().unwrap();
+    compute.synchronize().unwrap();
+    Some(instructions()? - before)
+}
+
+#[test]
+fn steps_of_small_models_take_few_instructions() {
+    if !is_ready() {
+        return;
+    }
+    let cnn = CnnConfig {
+        image: [8, 8, 3],
+        channels: vec![4, 8],
+        hidden: 16,
+        num_classes: 10,
+        batch_norm: false,
+        unused_head: false,
+        layout: Default::default(),
+    };
+    let mlp = MlpConfig {
+        input_dim: 16,
+        hidden_dim: 16,
+        output_dim: 4,
+        num_layers: 2,
+        tie_layers: false,
+    };
+    let llama = LlamaConfig {
+        vocab_size: 64,
+        hidden_size: 32,
+        intermediate_size: 48,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 8,
+        max_position_embeddings: 32,
+        rope_theta: 1e4,
+        rope_scaling: None,
+        rms_norm_eps: 1e-5,
+        initializer_range: 0.02,
+        tie_word_embeddings: false,
+        task: LlamaTask::LanguageModel,
+        special_tokens: SpecialTokens::default(),
+    };
+    let (cnn, mlp, llama) = (cnn.build(1).unwrap(), mlp.build(1).unwrap(), llama.build(1).unwrap());
+    // Attention has tiles for longer sequences.
+    for (name, most, model, inputs, targets) in [
+        ("cnn", 2_000_000, &cnn, (DType::F32, &[4, 8, 8, 3][..]), (DType::I64, &[4][..])),
+        ("mlp", 2_000_000, &mlp, (DType::F32, &[4, 16]), (DType::F32, &[4, 4])),
+        ("llama", 7_000_000, &llama, (DType::I64, &[1, 32]), (DType::I64, &[1, 32])),
+    ] {
+        let Some(count) = instructions_of(model, inputs, targets) else { return };
+        println!("{name}: {count} instructions of threads");
+        assert!(count <= most, "{name}: {count} instructions, {most} at most");
+    }
+}
