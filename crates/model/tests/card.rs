@@ -89,7 +89,7 @@ fn steps_of_small_models_take_few_instructions() {
     for (name, most, model, inputs, targets) in [
         ("cnn", 2_000_000, &cnn, (DType::F32, &[4, 8, 8, 3][..]), (DType::I64, &[4][..])),
         ("mlp", 2_000_000, &mlp, (DType::F32, &[4, 16]), (DType::F32, &[4, 4])),
-        ("llama", 7_000_000, &llama, (DType::I64, &[1, 32]), (DType::I64, &[1, 32])),
+        ("llama", 11_000_000, &llama, (DType::I64, &[1, 32]), (DType::I64, &[1, 32])),
     ] {
         let Some(count) = instructions_of(model, inputs, targets) else { return };
         println!("{name}: {count} instructions of threads");
