@@ -63,6 +63,8 @@ pub(crate) struct Call {
     pub(crate) recv: Region,
     /// Elements to and from each rank, for an all-to-all only.
     pub(crate) blocks: Option<Box<Blocks>>,
+    /// Whether both regions are memory of a card, whose addresses the host does not follow.
+    pub(crate) is_on_card: bool,
 }
 
 /// How the data of an all-to-all are divided into blocks: the elements for and from each rank.
@@ -75,7 +77,7 @@ pub(crate) struct Blocks {
 /// The part of a rank's call that every other rank sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CallHeader {
-    /// Operation, element type, reduction and root, packed.
+    /// Operation, element type, reduction, kind of memory and root, packed.
     pub(crate) signature: u64,
     /// Elements that the rank sends.
     pub(crate) send_count: u64,
@@ -105,7 +107,8 @@ pub(crate) enum Disagreement {
 impl Call {
     pub(crate) fn new(kind: OpKind, dtype: DType) -> Self {
         let (send, recv) = (Region::EMPTY, Region::EMPTY);
-        Self { kind, dtype, op: ReduceOp::Sum, root: 0, from: 0, send, recv, blocks: None }
+        let (blocks, is_on_card) = (None, false);
+        Self { kind, dtype, op: ReduceOp::Sum, root: 0, from: 0, send, recv, blocks, is_on_card }
     }
 
     /// The size of the message as benchmarks count it: the longer of the two sides.
@@ -174,6 +177,7 @@ impl Call {
         u64::from(self.kind as u8)
             | u64::from(self.dtype as u8) << 8
             | u64::from(reduces) << 16
+            | u64::from(self.is_on_card) << 24
             | root << 32
     }
 

@@ -62,6 +62,8 @@ pub(crate) struct OpContext<'a> {
     /// errors with the group's own numbers, and `Core` translates them later. So only texts use this field.
     pub(crate) members: &'a [usize],
     pub(crate) call: &'a Call,
+    /// The call that errors name, of which `call` may be a part.
+    pub(crate) named: &'a Call,
     pub(crate) seq: u32,
     pub(crate) started_ns: u64,
     pub(crate) policy: WaitPolicy,
@@ -73,29 +75,35 @@ impl OpContext<'_> {
     }
 
     pub(crate) fn lost(&self, peer: usize) -> CollectiveError {
-        let (op, bytes) = (self.call.kind.name(), self.call.message_bytes());
+        let (op, bytes) = (self.named.kind.name(), self.named.message_bytes());
         let (rank, peer) = (self.first + self.rank, self.first + peer);
         let (seq, waited) = (self.seq, self.waited());
         CollectiveError::PeerLost { rank, peer, op, seq, bytes, waited }
     }
 
     pub(crate) fn left(&self, peer: usize) -> CollectiveError {
-        let (op, bytes) = (self.call.kind.name(), self.call.message_bytes());
+        let (op, bytes) = (self.named.kind.name(), self.named.message_bytes());
         let (rank, peer) = (self.first + self.rank, self.first + peer);
         CollectiveError::PeerLeft { rank, peer, op, seq: self.seq, bytes }
     }
 
     pub(crate) fn timed_out(&self, mut missing: Vec<usize>) -> CollectiveError {
         missing.iter_mut().for_each(|rank| *rank += self.first);
-        let (op, bytes) = (self.call.kind.name(), self.call.message_bytes());
+        let (op, bytes) = (self.named.kind.name(), self.named.message_bytes());
         let (rank, seq, waited) = (self.first + self.rank, self.seq, self.waited());
         CollectiveError::TimedOut { rank, missing, op, seq, bytes, waited }
+    }
+
+    /// The error after a card has failed, or NCCL.
+    pub(crate) fn on_card(&self, reason: String) -> CollectiveError {
+        let (op, bytes) = (self.named.kind.name(), self.named.message_bytes());
+        CollectiveError::Card { rank: self.first + self.rank, op, seq: self.seq, bytes, reason }
     }
 
     /// The error after another rank has timed out. `missing` are the ranks that have not arrived.
     pub(crate) fn given_up(&self, mut missing: Vec<usize>) -> CollectiveError {
         missing.iter_mut().for_each(|rank| *rank += self.first);
-        let (op, seq) = (self.call.kind.name(), self.seq);
+        let (op, seq) = (self.named.kind.name(), self.seq);
         let named = |rank: &usize| self.members.get(*rank).copied().unwrap_or(*rank);
         let names: Vec<usize> = missing.iter().map(named).collect();
         let cause = match missing.is_empty() {
@@ -153,7 +161,7 @@ impl OpContext<'_> {
                 })
             }
             Disagreement::Counts(reason) => {
-                let (rank, seq, call) = (self.first + self.rank, self.seq, self.call.describe());
+                let (rank, seq, call) = (self.first + self.rank, self.seq, self.named.describe());
                 CollectiveError::Counts { rank, call, seq, reason }
             }
         }

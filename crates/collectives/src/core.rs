@@ -17,6 +17,7 @@ use crate::emulator::LinkEmulator;
 use crate::engine::Engine;
 use crate::flight_recorder::FlightRecorder;
 use crate::group::Lineage;
+use crate::nccl::Nccl;
 use crate::record::{OpRecord, OpTimes, Purpose, RecentRecords, Submitted};
 use crate::shared::Fate;
 
@@ -26,6 +27,8 @@ pub(crate) struct Core {
     pub(crate) rank: usize,
     pub(crate) world: usize,
     pub(crate) engine: Engine,
+    /// Carries out the calls on memory of cards, once it is set.
+    pub(crate) nccl: OnceLock<Nccl>,
     /// The emulated link, if one has been set.
     pub(crate) emulator: OnceLock<LinkEmulator>,
     flight_recorder: FlightRecorder,
@@ -60,6 +63,7 @@ impl Core {
             rank,
             world,
             engine,
+            nccl: OnceLock::new(),
             emulator: OnceLock::new(),
             flight_recorder,
             group: origin.number,
@@ -107,11 +111,16 @@ impl Core {
             first: 0,
             members: &self.members,
             call,
+            named: call,
             seq,
             started_ns,
             policy,
         };
-        let outcome = self.engine.run(&context).map(|present_ns| {
+        let ran = match self.nccl.get().filter(|_| call.is_on_card) {
+            Some(nccl) => nccl.run(&context, &self.engine),
+            None => self.engine.run(&context),
+        };
+        let outcome = ran.map(|present_ns| {
             // For the rank that arrives last, the recorded end of the barrier phase may lie just before the
             // start that this rank read from the clock.
             let present_ns = present_ns.max(started_ns);

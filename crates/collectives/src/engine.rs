@@ -54,6 +54,13 @@ impl Engine {
         }
     }
 
+    /// A rank that is known to have died. Ranks that are connected by sockets are noticed only in an operation.
+    pub(crate) fn gone(&self) -> Option<usize> {
+        let Engine::Shared(shared) = self else { return None };
+        let control = shared.control();
+        (0..shared.world).find(|peer| control.is_gone(*peer) && !control.has_left(*peer))
+    }
+
     /// Ends this rank's part in the group after a panic in the middle of an operation.
     pub(crate) fn abandon(&self) {
         if let Some(shared) = self.shared() {

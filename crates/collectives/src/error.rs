@@ -238,6 +238,20 @@ pub enum CollectiveError {
         /// The library's message.
         reason: String,
     },
+    /// A card has failed during an operation, or NCCL.
+    #[error("rank {rank}: {op} #{seq} ({bytes} bytes) has failed: {reason}")]
+    Card {
+        /// The rank that reports.
+        rank: usize,
+        /// The operation.
+        op: &'static str,
+        /// Its sequence number in the group.
+        seq: u32,
+        /// Its message size in bytes.
+        bytes: usize,
+        /// What the driver says, or NCCL.
+        reason: String,
+    },
     /// An object could not be turned into bytes, or back.
     #[error("cannot turn this object into bytes or back: {0}")]
     Object(String),
@@ -305,6 +319,7 @@ impl CollectiveError {
             | NoThread { rank, .. }
             | Counts { rank, .. }
             | Buffers { rank, .. }
+            | Card { rank, .. }
             | Mpi { rank, .. } => named(rank),
             // These name no rank, or count ranks in their own way.
             NoSuchRank { .. }

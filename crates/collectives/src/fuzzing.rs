@@ -55,6 +55,7 @@ pub fn tcp_header(bytes: &[u8]) -> Result<(), String> {
         world,
         first: 0,
         members: &[],
+        named: &own,
         call: &own,
         seq: operation,
         started_ns: now_ns(),
@@ -111,7 +112,7 @@ fn own_call(header: &CallHeader, world: usize, memory: &mut [Vec<u8>; 2]) -> Opt
         let end = begin.checked_add(small.len_bytes).filter(|end| *end <= large.len_bytes)?;
         *small = large.part(begin..end);
     }
-    let call = Call { kind, dtype, op, root, from: 0, send, recv, blocks: None };
+    let call = Call { kind, dtype, op, root, from: 0, send, recv, blocks: None, is_on_card: false };
     (call.header() == *header).then_some(call)
 }
 

@@ -219,6 +219,7 @@ mod meet;
 mod mesh;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod nccl;
 mod objects;
 mod ops;
 mod options;
@@ -240,6 +241,7 @@ pub use from_env::TRANSPORT;
 pub use group::{Dumper, Group};
 pub use header::HEADER_BYTES;
 pub use mesh::{Axis, Mesh, MeshError, MeshShape, Neighbor};
+pub use nccl::NcclOrder;
 pub use options::{GroupOptions, Transport};
 pub use record::{OpKind, OpRecord, OpTimes, Purpose};
 pub use reduce::{ReduceElement, ReduceOp};

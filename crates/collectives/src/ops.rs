@@ -10,7 +10,7 @@
 use paceline_memory::{Access, Claim, DType, Device, Event, Tensor};
 
 use crate::call::{Blocks, Call, Region, fill};
-use crate::staging::Staged;
+use crate::staging::{Operand, Staged};
 use crate::worker::Claims;
 use crate::{CollectiveError, Group, OpKind, OpTimes, ReduceOp, Work};
 
@@ -376,15 +376,22 @@ impl Group {
                 Device::Meta => {
                     return self.refuse(kind, "a tensor on the device meta has no contents");
                 }
-                // Through memory of the host.
+                // By NCCL, or through memory of the host.
                 Device::Sim | Device::Cuda => {}
             }
         }
         let mut used = Used::default();
+        let is_on_card = [send, recv].into_iter().flatten().all(|tensor| self.reaches(tensor));
         // `contents` says whether the operation reads the tensor, and whether it writes to it.
         let mut region = |place: usize, tensor: &Tensor, contents: (bool, bool)| {
             if let Some(home) = tensor.buffer().allocator().home() {
                 let staged = used.staged.get_or_insert_default();
+                if is_on_card {
+                    let access = if contents.1 { Access::Write } else { Access::Read };
+                    let (memory, ready) = (tensor.clone(), home.record());
+                    staged.operands.push(Operand { memory, access, ready });
+                    return Ok(Region { len_bytes: tensor.num_bytes(), ..address(tensor)? });
+                }
                 let host = self.staging(home)?.stage(tensor, contents, staged)?;
                 // Whoever runs the operation notes its use of this memory, behind the copies to it.
                 let base = host.buffer().claim(0..0, Access::Read, kind.name())?.base().as_ptr();
@@ -399,7 +406,7 @@ impl Group {
             used.claims[place] = Some(claim);
             Ok::<_, CollectiveError>(region)
         };
-        let mut call = Call { op, root, ..Call::new(kind, dtype) };
+        let mut call = Call { op, root, is_on_card, ..Call::new(kind, dtype) };
         if let (Some(send), Some(recv)) = (send, recv) {
             if send.dtype() != recv.dtype() {
                 let reason = format!("got both {} and {}", send.dtype(), recv.dtype());
@@ -450,15 +457,21 @@ impl Group {
         let mut staged = None;
         let work = self.worker().submit(|event| {
             let (call, used) = prepare(Some(event))?;
-            let on_host = used.staged.as_ref().map_or_else(Vec::new, |of| of.on_host.clone());
+            let operands = used.staged.as_ref().map_or_else(Vec::new, |of| of.operands.clone());
             staged = used.staged;
-            Ok((call, on_host))
+            Ok((call, operands))
         })?;
         let Some(staged) = staged else { return Ok(work) };
         let copied_back = self.copy_back(&staged, work.event())?;
-        let arrived = staged.on_host.into_iter().map(|of| of.arrived);
-        Ok(work.between(arrived.chain([copied_back]).collect()))
+        let ready = staged.operands.into_iter().map(|of| of.ready);
+        Ok(work.between(ready.chain([copied_back]).collect()))
     }
+}
+
+/// Where the memory of a tensor begins.
+pub(crate) fn address(tensor: &Tensor) -> Result<Region, CollectiveError> {
+    let start = tensor.byte_range().start;
+    Ok(claimed_region(&tensor.buffer().claim(start..start, Access::Read, "collective")?))
 }
 
 fn claimed_region(claim: &Claim) -> Region {

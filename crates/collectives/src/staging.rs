@@ -7,7 +7,7 @@
 //!
 //! Input: tensors. Output: tensors of the host that stand for them. This module knows nothing of operations.
 
-use paceline_memory::{Allocator, Category, DeviceStream, Event, MemoryError, Tensor};
+use paceline_memory::{Access, Allocator, Category, DeviceStream, Event, MemoryError, Tensor};
 
 /// The streams of a group's copies.
 #[derive(Debug)]
@@ -17,17 +17,19 @@ pub(crate) struct Staging {
     to_device: DeviceStream,
 }
 
-/// Memory of the host that an operation uses, and the copy that fills it, if the operation reads it.
+/// Memory that an operation uses behind the work of a device: memory of the host that stands for it, or the device's own.
 #[derive(Clone, Debug)]
-pub(crate) struct OnHost {
+pub(crate) struct Operand {
     pub(crate) memory: Tensor,
-    pub(crate) arrived: Event,
+    pub(crate) access: Access,
+    /// The operation begins behind this: the copy that fills memory of the host, or all work so far.
+    pub(crate) ready: Event,
 }
 
-/// What an operation on staged memory uses, and what is copied back.
+/// What an operation on memory of a device uses, and what is copied back.
 #[derive(Debug, Default)]
 pub(crate) struct Staged {
-    pub(crate) on_host: Vec<OnHost>,
+    pub(crate) operands: Vec<Operand>,
     /// The memory of the host, and that of the device.
     result: Option<(Tensor, Tensor)>,
 }
@@ -49,15 +51,15 @@ impl Staging {
         staged: &mut Staged,
     ) -> Result<Tensor, MemoryError> {
         let host = self.host.tensor(tensor.dtype(), tensor.shape(), Category::Communication)?;
-        let mut arrived = Event::complete();
+        let mut ready = Event::complete();
         if is_read {
             let home = tensor.buffer().allocator().home().expect("memory of a device");
             self.from_device.wait(&home.record());
             // Behind what has been copied back there, too.
             self.from_device.wait(&self.to_device.record());
-            arrived = self.from_device.copy(tensor, &host)?;
+            ready = self.from_device.copy(tensor, &host)?;
         }
-        staged.on_host.push(OnHost { memory: host.clone(), arrived });
+        staged.operands.push(Operand { memory: host.clone(), access: Access::Write, ready });
         if is_written {
             staged.result = Some((host.clone(), tensor.clone()));
         }

@@ -11,14 +11,14 @@ use std::mem::ManuallyDrop;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
-use paceline_memory::{Access, Claim, Event, EventState, Signal, Stream};
+use paceline_memory::{Claim, Event, EventState, Signal, Stream};
 use paceline_trace::thread_builder;
 
 use crate::call::Call;
 use crate::context::WaitPolicy;
 use crate::core::Core;
 use crate::record::{OpTimes, Submitted};
-use crate::staging::OnHost;
+use crate::staging::Operand;
 
 use crate::{CollectiveError, GroupOptions};
 
@@ -111,8 +111,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[derive(Debug)]
 struct Job {
-    /// Memory that stands for that of an accelerator.
-    on_host: Vec<OnHost>,
+    /// Memory that is used behind the work of an accelerator.
+    operands: Vec<Operand>,
     call: Call,
     submitted: Submitted,
     promise: Promise,
@@ -204,14 +204,14 @@ impl Worker {
         claims.into_iter().map(ManuallyDrop::into_inner).for_each(drop);
     }
 
-    /// Queues the call that `prepare` makes for the event of its end, with the memory that stands for that of an accelerator.
+    /// Queues the call that `prepare` makes for the event of its end, with the memory that it uses behind the work of an accelerator.
     pub(crate) fn submit(
         &self,
-        prepare: impl FnOnce(&Event) -> Result<(Call, Vec<OnHost>), CollectiveError>,
+        prepare: impl FnOnce(&Event) -> Result<(Call, Vec<Operand>), CollectiveError>,
     ) -> Result<Work, CollectiveError> {
         let stream = lock(&self.stream);
         let (event, signal) = stream.submit();
-        let (call, on_host) = match prepare(&event) {
+        let (call, operands) = match prepare(&event) {
             Ok(prepared) => prepared,
             Err(refused) => {
                 signal.withdraw();
@@ -220,16 +220,16 @@ impl Worker {
         };
         let mut ends = [Some((event.clone(), signal)), None];
         let mut event = event;
-        if !on_host.is_empty() {
-            // What the operation does to memory that stands for a device's is a place of its own, behind the copies to it.
-            on_host.iter().for_each(|of| stream.wait(&of.arrived));
+        if !operands.is_empty() {
+            // What the operation does to this memory is a place of its own, behind the work before.
+            operands.iter().for_each(|of| stream.wait(&of.ready));
             let (behind, signal) = stream.submit();
             event = behind;
             ends[1] = Some((event.clone(), signal));
             let name = call.kind.name();
-            on_host
+            operands
                 .iter()
-                .try_for_each(|of| of.memory.queue(Access::Write, name, &event).map(drop))?;
+                .try_for_each(|of| of.memory.queue(of.access, name, &event).map(drop))?;
         }
         let (promise, work) = Promise::new(event, ends);
         if let Err(error) = self.ensure_thread() {
@@ -238,7 +238,7 @@ impl Worker {
             promise.keep(Err(error), &self.shared.fenced);
             return Ok(work);
         }
-        let job = Job { on_host, call, submitted: self.shared.core.submitted(), promise };
+        let job = Job { operands, call, submitted: self.shared.core.submitted(), promise };
         lock(&self.shared.state).jobs.push_back(job);
         self.shared.changed.notify_all();
         Ok(work)
@@ -289,8 +289,8 @@ impl Queue {
                 }
             };
             let turn = Turn(self);
-            for of in &job.on_host {
-                of.arrived.block();
+            for of in &job.operands {
+                of.ready.block();
             }
             let outcome = self.core.execute(&job.call, job.submitted, policy);
             job.promise.keep(outcome, &self.fenced);

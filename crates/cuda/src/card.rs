@@ -101,6 +101,21 @@ impl Card {
         self.0.multiprocessors
     }
 
+    /// Where it is on the bus of its host, such as `0000:17:00.0`. With the host it names the card in all processes.
+    pub fn place(&self) -> Result<String> {
+        let driver = self.current()?;
+        let (mut device, mut place) = (0, [0; 32]);
+        // SAFETY: the address is that of a number.
+        let status = unsafe { (driver.cuDeviceGet)(&mut device, self.0.index as c_int) };
+        driver.check("cuDeviceGet", status)?;
+        // SAFETY: there is room for 32 bytes.
+        let status = unsafe { (driver.cuDeviceGetPCIBusId)(place.as_mut_ptr(), 32, device) };
+        driver.check("cuDeviceGetPCIBusId", status)?;
+        place[31] = 0;
+        // SAFETY: the last byte is zero.
+        Ok(unsafe { CStr::from_ptr(place.as_ptr()) }.to_string_lossy().into_owned())
+    }
+
     /// Whether both are the same card.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

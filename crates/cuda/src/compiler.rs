@@ -223,18 +223,14 @@ fn cache_folder() -> Option<PathBuf> {
 const MOST_BYTES: u64 = 64 << 20;
 
 fn kept(path: &PathBuf) -> Option<Vec<u8>> {
-    let found = fs::symlink_metadata(path).ok()?;
-    if !found.is_file() || found.len() > MOST_BYTES {
-        return None;
-    }
-    let bytes = fs::read(path).ok()?;
+    let bytes = paceline_files::read(path, MOST_BYTES).ok()?;
     let (digest, code) = bytes.split_at_checked(32)?;
     (Sha256::digest(code).as_slice() == digest).then(|| code.to_vec())
 }
 
 fn keep(folder: &std::path::Path, name: &str, code: &[u8]) -> std::io::Result<()> {
     let part = folder.join(format!("{name}.{}", std::process::id()));
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&part)?;
+    let mut file = paceline_files::create(&part)?;
     let written = file.write_all(&Sha256::digest(code)).and_then(|()| file.write_all(code));
     written.and_then(|()| fs::rename(&part, folder.join(name))).inspect_err(|_| {
         let _ = fs::remove_file(&part);

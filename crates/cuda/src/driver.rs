@@ -31,6 +31,7 @@ functions! {
     fn cuDeviceGetCount(count: *mut c_int);
     fn cuDeviceGet(device: *mut c_int, ordinal: c_int);
     fn cuDeviceGetName(name: *mut c_char, len: c_int, device: c_int);
+    fn cuDeviceGetPCIBusId(place: *mut c_char, len: c_int, device: c_int);
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int);
     fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int);
     fn cuCtxSetCurrent(context: Handle);

@@ -7,6 +7,9 @@ use std::marker::PhantomData;
 
 use crate::{CudaError, Result, compiler};
 
+/// What sources begin with: the types of numbers, and conversions between them.
+pub const NUMBERS: &str = include_str!("numbers.cuh");
+
 /// A source in CUDA C++ and the kernels in it.
 #[derive(Debug)]
 pub struct Source {

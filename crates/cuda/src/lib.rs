@@ -13,6 +13,7 @@
 //! | [`compiler`] | from a source in CUDA C++ to code for a card, kept on disk |
 //! | [`kernel`] | a kernel with its arguments |
 //! | [`product`] | matrix products by cuBLASLt |
+//! | [`nccl`] | communication between cards by NCCL |
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod card;
@@ -20,6 +21,7 @@ pub mod compiler;
 pub mod driver;
 pub mod kernel;
 pub mod library;
+pub mod nccl;
 pub mod product;
 pub mod stream;
 

@@ -69,7 +69,8 @@ impl Group {
         let options = GroupOptions { link: None, ..self.options().clone() };
         let lineage = self.sub_origin(label, color);
         let host_links = HostLinks::Threads(Arc::default());
-        Self::assemble(0, 1, Engine::Shared(engine), self.transport(), host_links, options, lineage)
+        let (engine, transport) = (Engine::Shared(engine), self.transport());
+        self.like_this(Self::assemble(0, 1, engine, transport, host_links, options, lineage)?)
     }
 
     /// Meets the other processes of this host and forms a group with them that shares memory.

@@ -26,12 +26,13 @@ use std::time::{Duration, Instant};
 
 use host_links::HostLinks;
 pub(crate) use lineage::Lineage;
-use paceline_memory::{DeviceStream, Event};
+use paceline_memory::{DeviceStream, Event, Tensor};
 
 use crate::core::Core;
 use crate::cost::Link;
 use crate::engine::Engine;
 use crate::flight_recorder::FlightRecorder;
+use crate::nccl::{Nccl, NcclOrder};
 use crate::record::{OpRecord, Purpose};
 use crate::shared::links::Monitor;
 use crate::shared::{Fate, SharedState};
@@ -145,14 +146,42 @@ impl Group {
         Ok(())
     }
 
+    /// Whether operations on a tensor's memory are carried out by NCCL.
+    pub(crate) fn reaches(&self, tensor: &Tensor) -> bool {
+        let home = tensor.buffer().allocator().home();
+        self.0.core.nccl.get().zip(home).is_some_and(|(nccl, home)| nccl.reaches(home))
+    }
+
+    pub(crate) fn set_nccl(&self, nccl: Nccl) {
+        // What was set before stays.
+        let _ = self.0.core.nccl.set(nccl);
+    }
+
+    /// The order in which NCCL's ranks add up; `None` if the group does not use NCCL.
+    pub fn nccl_order(&self) -> Option<NcclOrder> {
+        self.0.core.nccl.get().map(|nccl| nccl.like().1)
+    }
+
+    /// A group that descends from this one uses NCCL as this one does.
+    fn like_this(&self, group: Self) -> Result<Self, CollectiveError> {
+        if let Some(nccl) = self.0.core.nccl.get() {
+            let (memory, order) = nccl.like();
+            group.use_nccl(memory, order)?;
+        }
+        Ok(group)
+    }
+
     /// See [`Staging::copy_back`].
     pub(crate) fn copy_back(
         &self,
         staged: &Staged,
         done: &Event,
     ) -> Result<Event, CollectiveError> {
-        let staging = self.0.staging.get().expect("memory was staged before");
-        Ok(staging.copy_back(staged, done)?)
+        match self.0.staging.get() {
+            Some(staging) => Ok(staging.copy_back(staged, done)?),
+            // The operation works in place.
+            None => Ok(done.clone()),
+        }
     }
 
     pub(crate) fn check_rank(&self, rank: usize) -> Result<(), CollectiveError> {

@@ -123,7 +123,7 @@ impl Group {
                 formed.map_err(|error| error.named_by(&ranks))?
             }
         };
-        Ok(Some(group))
+        self.like_this(group).map(Some)
     }
 
     /// What a sub-group of these members can reach of this group's memory.

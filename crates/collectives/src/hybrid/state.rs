@@ -66,7 +66,14 @@ impl Hybrid {
     /// The context for the part of an operation that this host's ranks carry out among themselves.
     pub(super) fn within_host<'a>(&self, context: &OpContext<'a>, call: &'a Call) -> OpContext<'a> {
         let (rank, world) = (self.local.rank, self.local.world);
-        OpContext { rank, world, first: self.ranks_of(self.node()).start, call, ..*context }
+        OpContext {
+            rank,
+            world,
+            first: self.ranks_of(self.node()).start,
+            call,
+            named: call,
+            ..*context
+        }
     }
 
     /// The ranks on the other hosts with the same local rank as this one.

@@ -17,8 +17,7 @@ pub(crate) mod products;
 pub(crate) mod rows;
 pub(crate) mod top_k;
 
-/// What every source begins with.
-const NUMBERS: &str = include_str!("numbers.cuh");
+use paceline_cuda::kernel::NUMBERS;
 
 /// The exponential function.
 const EXP: &str = include_str!("exp.cuh");
