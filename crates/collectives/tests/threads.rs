@@ -309,3 +309,35 @@ fn roots_must_exist() {
     let labels = Allocator::new().tensor(DType::I64, [3], Category::Data).unwrap();
     assert!(matches!(group.broadcast(&labels, 1), Err(CollectiveError::NoSuchRank { .. })));
 }
+
+/// Rank 1 has all that it gets from rank 0, which still waits for rank 2, which waits for rank 3.
+#[test]
+fn a_peer_whose_half_is_done_may_leave_while_the_other_half_goes_on() {
+    let mut groups = Group::threads(4).into_iter();
+    let mut next = || groups.next().unwrap();
+    let (zero, one, two, three) = (next(), next(), next(), next());
+    let (left, has_left) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut received = [0f32; 3];
+            zero.send_recv_slice(&[1.0; 3], 1, &mut received, 2).unwrap();
+            assert_eq!(received, [2.0; 3]);
+        });
+        scope.spawn(move || {
+            let mut received = [0f32; 3];
+            one.recv_slice(&mut received, 0).unwrap();
+            drop(one);
+            left.send(()).unwrap();
+        });
+        scope.spawn(move || {
+            let mut received = [0f32; 3];
+            two.send_recv_slice(&[2.0; 3], 0, &mut received, 3).unwrap();
+        });
+        scope.spawn(move || {
+            has_left.recv().unwrap();
+            // Rank 0 is told meanwhile that rank 1 has left.
+            std::thread::sleep(Duration::from_millis(200));
+            three.send_slice(&[3.0f32; 3], 2).unwrap();
+        });
+    });
+}

@@ -358,18 +358,18 @@ impl Control {
     }
 
     /// Waits until `is_done` returns true. `is_done` checks shared words, and a rank that changes them wakes
-    /// this rank. The wait needs only the ranks in `peers`. `is_stuck`, called from time to time, returns the
+    /// this rank. The wait needs only the ranks that `peers` returns. `is_stuck`, called from time to time, returns the
     /// reason if one of these peers can never do its part.
     pub(crate) fn wait_for_wake_up(
         &self,
         rank: usize,
-        peers: &[usize],
+        peers: impl Fn() -> Vec<usize>,
         policy: WaitPolicy,
         is_done: impl FnMut() -> bool,
         is_stuck: impl Fn() -> Option<Conflict>,
     ) -> Result<(), WaitError> {
         let accuse = |conflict: &Conflict| self.accuse(conflict);
-        self.wake_ups[rank].wait(policy, is_done, || self.alarm_among(peers), is_stuck, accuse)
+        self.wake_ups[rank].wait(policy, is_done, || self.alarm_among(&peers()), is_stuck, accuse)
     }
 
     /// Whether `rank` left in order.

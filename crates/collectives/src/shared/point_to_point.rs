@@ -33,7 +33,13 @@ pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, Coll
         sender.as_ref().is_none_or(Sender::is_expected)
             && receiver.as_ref().is_none_or(Receiver::is_expected)
     };
-    wait(shared, context, is_met, || {
+    // A peer that has met and gets nothing may leave.
+    let awaited = || {
+        let to = sender.as_ref().filter(|half| !half.is_expected() || half.num_pieces() > 0);
+        let from = receiver.as_ref().filter(|half| !half.is_expected() || half.data.len_bytes > 0);
+        to.map(|half| half.to).into_iter().chain(from.map(|half| half.from)).collect()
+    };
+    wait(shared, context, awaited, is_met, || {
         let to = sender.as_ref().filter(|half| !half.is_expected()).map(|half| half.to);
         let from = receiver.as_ref().filter(|half| !half.is_expected()).map(|half| half.from);
         to.into_iter().chain(from).find_map(|peer| shared.is_elsewhere(context, peer))
@@ -64,8 +70,14 @@ pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, Coll
             let receiver = receiver.as_ref().filter(|_| !is_received);
             sender.is_some_and(Sender::can_go_on) || receiver.is_some_and(Receiver::can_go_on)
         };
+        // A peer whose half is done may leave while the other half goes on.
+        let awaited = || {
+            let to = sender.as_ref().filter(|_| !is_sent).map(|half| half.to);
+            let from = receiver.as_ref().filter(|_| !is_received).map(|half| half.from);
+            to.into_iter().chain(from).collect()
+        };
         // Both sides have met, so the other side will do its part, and no reason to be stuck is looked for.
-        if let Err(error) = wait(shared, context, can_go_on, || None) {
+        if let Err(error) = wait(shared, context, awaited, can_go_on, || None) {
             if let Some(half) = sender.filter(|_| !is_sent) {
                 half.withdraw(shared);
             }
@@ -77,12 +89,13 @@ pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, Coll
 fn wait(
     shared: &SharedState,
     context: &OpContext,
+    awaited: impl Fn() -> Vec<usize>,
     is_done: impl FnMut() -> bool,
     is_stuck: impl Fn() -> Option<Conflict>,
 ) -> Result<(), CollectiveError> {
-    let (control, peers) = (shared.control(), peers(context));
-    let outcome = control.wait_for_wake_up(shared.rank, &peers, context.policy, is_done, is_stuck);
-    outcome.map_err(|error| shared.explain(context, error, || peers))
+    let (control, policy) = (shared.control(), context.policy);
+    let outcome = control.wait_for_wake_up(shared.rank, &awaited, policy, is_done, is_stuck);
+    outcome.map_err(|error| shared.explain(context, error, awaited))
 }
 
 /// The ranks that this call needs.
