@@ -58,12 +58,12 @@ MUTANTS = [
     Mutant("copies", "back, for the kernels before", "collectives/src/staging.rs",
            "self.to_device.wait(&home.record());", "--strategy zero1"),
     Mutant("copies", "back, for the operation", "collectives/src/staging.rs", "self.to_device.wait(done);", "--strategy ddp"),
-    Mutant("copies", "the operation, for the copy to the host", "collectives/src/worker.rs", "of.arrived.block();", "--strategy ddp"),
+    Mutant("copies", "the operation, for the copy to the host", "collectives/src/worker.rs", "of.ready.block();", "--strategy ddp"),
     Mutant("copies", "whoever waits for an operation, for the copy back", "collectives/src/worker.rs",
            "copy.wait();", "--strategy ddp"),
     Mutant("copies", "the host, for what it reads", "memory/src/tensor.rs", "stream.copy(self, &host)?.wait();", "--strategy ddp",
            without="stream.copy(self, &host)?;"),
-    Mutant("copies", "the host, for a copy from pageable memory", "memory/src/sim/mod.rs", "event.wait();", "--strategy ddp",
+    Mutant("copies", "the host, for a copy from pageable memory", "memory/src/accelerator/mod.rs", "event.wait();", "--strategy ddp",
            after="if copy.is_pageable() {",
            redundant="the host's memory is claimed until the copy is done, so nobody changes it; only the time is that of a card"),
     Mutant("reductions", "ddp, for a bucket", "strategies/src/ddp.rs", "track.record(span::EXPOSED, || work.wait())?;",
@@ -113,10 +113,10 @@ MUTANTS = [
            "memory.home().into_iter().for_each(|home| stream.wait(&home.record()));", f"--strategy ddp {STREAM}",
            redundant="a step ends with the device synchronized, so no kernel still uses memory that the next batches get"),
     Mutant("memory", "another stream's use, before freed memory is used again", "memory/src/allocator.rs",
-           "self.parked().push((block, others));", "-p paceline-memory --lib sim",
+           "self.parked().push((block, others));", "-p paceline-memory --lib accelerator",
            without="{ home.poison(block.base.as_ptr(), block.len_bytes()); self.heap().give_back(block); }"),
     Mutant("memory", "the end of that use", "memory/src/allocator.rs",
-           "home.stream().is_behind(event) || event.peek() == EventState::Complete;", "-p paceline-memory --lib sim", without="true;"),
+           "home.stream().is_behind(event) || event.poll() == EventState::Complete;", "-p paceline-memory --lib accelerator", without="true;"),
 ]
 
 
@@ -130,6 +130,15 @@ def switched(number: int, mutant: Mutant) -> str:
     if without == "true;":
         return f"!({condition}) || {wait}"
     return f"if {condition} {{ {wait} }} else {{ {without} }}"
+
+
+def copy_tree(tree: Path) -> None:
+    """Copies the tracked files."""
+    shutil.rmtree(tree, ignore_errors=True)
+    for name in subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0"):
+        if name and (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tree / name)
 
 
 def mutate(tree: Path) -> None:
@@ -212,11 +221,7 @@ def main() -> int:
     begin, record = time.monotonic(), provenance() | {"mutants": []}
     target = Path(os.path.abspath(args.target_dir))
     tree = target / "tree"
-    shutil.rmtree(tree, ignore_errors=True)
-    for name in subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0"):
-        if name and (ROOT / name).is_file():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, tree / name)
+    copy_tree(tree)
     mutate(tree)
     build(tree, target)
     for number, mutant in enumerate(MUTANTS):

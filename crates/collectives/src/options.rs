@@ -20,6 +20,8 @@ pub enum Transport {
     Hybrid,
     /// An MPI library carries the bytes.
     Mpi,
+    /// Cards send to each other by NCCL. The rest goes as with one of the others.
+    Nccl,
 }
 
 impl Transport {
@@ -31,6 +33,7 @@ impl Transport {
             Transport::Tcp => "tcp",
             Transport::Hybrid => "hybrid",
             Transport::Mpi => "mpi",
+            Transport::Nccl => "nccl",
         }
     }
 }

@@ -47,6 +47,7 @@ impl Configuration<'_> {
             // Only all-reduce has a choice.
             TransportName::Tcp if operation.kind == OpKind::AllReduce => comm.algorithm.name(),
             TransportName::Mpi => "library",
+            TransportName::Nccl => comm.nccl_order.name(),
             _ => Algorithm::Direct.name(),
         }
     }
@@ -115,7 +116,10 @@ impl Configuration<'_> {
                 SOCKET_BYTES + f64::from(slices) * bytes as f64 / ranks_per_host as f64
             }
             TransportName::Tcp | TransportName::Hybrid => SOCKET_BYTES,
-            TransportName::Thread | TransportName::Shm | TransportName::Mpi => 0.0,
+            TransportName::Thread
+            | TransportName::Shm
+            | TransportName::Mpi
+            | TransportName::Nccl => 0.0,
         }
     }
 }

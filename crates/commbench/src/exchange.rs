@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use paceline_collectives::{CollectiveError, Group, OpKind, ReduceOp};
+use paceline_collectives::{CollectiveError, Group, NcclOrder, OpKind, ReduceOp};
 use paceline_failure::Result;
 use paceline_launch::device::Device;
 use paceline_memory::{Allocator, Category, MemoryError, Tensor};
@@ -16,15 +16,18 @@ use super::operation::Operation;
 use super::pattern::Pattern;
 
 /// Allocates two buffers for messages of up to `elements` elements: in the memory of the device, which on the processor
-/// is memory that the other ranks can reach, or `private` memory.
+/// is memory that the other ranks can reach, or `private` memory. On cards, NCCL moves the messages if an order is given.
 pub fn buffers(
     operation: Operation,
     group: &Group,
     elements: usize,
-    device: Device,
+    (device, nccl): (Device, Option<NcclOrder>),
     private: bool,
 ) -> Result<(Tensor, Tensor)> {
     let allocator = device.memory(Allocator::new(), group.rank())?;
+    if let Some(order) = nccl {
+        group.use_nccl(&allocator, order)?;
+    }
     let len = elements * operation.dtype.size_bytes();
     let buffer = || -> Result<Tensor> {
         if device != Device::Cpu {

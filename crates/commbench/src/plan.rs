@@ -87,7 +87,9 @@ pub fn resolve(args: &BenchArgs, placement: Option<&Placement>, is_inner: bool) 
         ));
     }
     let transports = resolve_transports(&ranks.transport, placement.filter(|_| !is_inner))?;
-    ranks.device.check(&transports)?;
+    let most_ranks = nprocs.iter().copied().max().unwrap_or(1);
+    let local_ranks = placement.map_or(most_ranks, |placement| placement.place.local_world_size);
+    ranks.device.check(&transports, local_ranks)?;
     if ranks.device != Device::Cpu && ranks.private {
         return usage(
             "--private is about memory of the processor; leave it or --device out".into(),

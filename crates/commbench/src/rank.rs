@@ -35,7 +35,8 @@ pub(super) fn measure(
         reporter.report(Found::MemoryBandwidth(gb_s))?;
     }
     let most = sizes.iter().map(|&bytes| operation.elements(bytes, world)).max().unwrap_or(0);
-    let buffers = buffers(operation, group, most, plan.device, plan.private)?;
+    let nccl = (transport == TransportName::Nccl).then_some(plan.comm.nccl_order);
+    let buffers = buffers(operation, group, most, (plan.device, nccl), plan.private)?;
     for &size in sizes {
         let elements = operation.elements(size, world);
         let bytes = (elements * operation.dtype.size_bytes()) as u64;

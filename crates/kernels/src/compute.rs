@@ -33,6 +33,8 @@ pub struct Compute {
     pub host: Allocator,
     /// The track on which kernels are recorded.
     track: Option<Arc<Track>>,
+    /// Whether a card may round the factors of products in f32 to TF32.
+    pub(crate) rounds_to_tf32: bool,
     /// Whether a kernel is being timed. Kernels that it calls count as part of it.
     is_timing: AtomicBool,
     /// The floating-point operations of forward products that were rehearsed with this handle.
@@ -65,11 +67,18 @@ impl Compute {
             },
             allocator,
             track: None,
+            rounds_to_tf32: false,
             is_timing: AtomicBool::new(false),
             forward_flops: AtomicU64::new(0),
             backward_flops: AtomicU64::new(0),
             moved_bytes: AtomicU64::new(0),
         })
+    }
+
+    /// Lets a card multiply matrices in f32 on its tensor cores, which round the factors to 10 bits of mantissa (TF32).
+    /// Changes nothing on other devices.
+    pub fn with_tf32(self) -> Self {
+        Self { rounds_to_tf32: true, ..self }
     }
 
     /// The device that computes.

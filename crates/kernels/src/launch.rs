@@ -22,7 +22,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use paceline_cuda::kernel::{In, Out};
-use paceline_cuda::{Grid, Product};
+use paceline_cuda::{Grid, Number, Product};
 use paceline_memory::{
     Access, Body, Category, Claim, Device, DeviceStream, Element, Event, MemoryError, Shape, Tensor,
 };
@@ -582,10 +582,9 @@ impl Compute {
             Device::Cuda => {
                 let on_card = on_card.ok_or(KernelError::NoCardBody(op.name))?;
                 let stream = self.stream().card().expect("memory of a card has its stream").clone();
+                let card = OnCard { stream, rounds_to_tf32: self.rounds_to_tf32 };
                 self.queue(op, operands, |held| {
-                    Box::new(move || {
-                        on_card(&OnCard(stream), O::on_card(&held)).map_err(|e| e.to_string())
-                    })
+                    Box::new(move || on_card(&card, O::on_card(&held)).map_err(|e| e.to_string()))
                 })
             }
         }
@@ -615,7 +614,10 @@ impl Compute {
 
 /// Where the body of an operation puts its kernels.
 #[derive(Debug)]
-pub struct OnCard(paceline_cuda::Stream);
+pub struct OnCard {
+    stream: paceline_cuda::Stream,
+    rounds_to_tf32: bool,
+}
 
 impl OnCard {
     /// Puts a kernel into the stream.
@@ -630,7 +632,7 @@ impl OnCard {
         grid: Grid,
     ) -> paceline_cuda::Result<()> {
         // SAFETY: the caller's, and the operands are queued for this operation.
-        unsafe { self.0.launch(call, grid) }
+        unsafe { self.stream.launch(call, grid) }
     }
 
     /// Puts a matrix product into the stream.
@@ -639,8 +641,12 @@ impl OnCard {
     ///
     /// As for [`OnCard::launch`].
     pub unsafe fn multiply(&self, product: &Product) -> paceline_cuda::Result<()> {
+        let number = match product.number {
+            Number::Single if self.rounds_to_tf32 => Number::Rounded,
+            number => number,
+        };
         // SAFETY: as for `launch`.
-        unsafe { self.0.multiply(product) }
+        unsafe { self.stream.multiply(&Product { number, ..*product }) }
     }
 
     /// Sets all bytes of elements.
@@ -655,7 +661,7 @@ impl OnCard {
         count: usize,
     ) -> paceline_cuda::Result<()> {
         // SAFETY: the caller's.
-        unsafe { self.0.fill(elems.0, value, count * size_of::<T>()) }
+        unsafe { self.stream.fill(elems.0, value, count * size_of::<T>()) }
     }
 
     /// Copies elements.

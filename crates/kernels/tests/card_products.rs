@@ -86,6 +86,23 @@ fn linear_layers() {
     }
 }
 
+/// TF32 keeps 10 bits of the mantissa of each factor.
+#[test]
+fn products_on_tensor_cores_are_off_by_the_rounding_of_their_factors() {
+    let Some(pair) = Pair::new() else { return };
+    let pair = pair.with_tf32();
+    let (m, n, k) = (33, 40, 17);
+    let (x, w) = (pair.random(F32, &[m, k], 1), pair.random(F32, &[n, k], 2));
+    let y = pair.poisoned(F32, &[m, n]);
+    let forward =
+        |on: &_, [x, w, y]: [&Tensor; 3]| linear::forward(on, x, w, None, Activation::None, y);
+    pair.run(forward, [&x, &w, &y]);
+    pair.compare(&y, Promise::Within(2e-3));
+    let (on_card, exact) = (pair.on_card(&y), pair.on_processor(&y));
+    let is_rounded = on_card.iter().zip(&exact).any(|(a, b)| (a - b).abs() > 1e-5);
+    assert!(is_rounded, "the products have every bit of their factors");
+}
+
 /// Activations may differ from one side of a layer to the other, and a bias from both.
 #[test]
 fn linear_layers_with_mixed_types() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use paceline_collectives::{Algorithm, COMM_LOG, CommLog, GroupOptions, Link};
+use paceline_collectives::{Algorithm, COMM_LOG, CommLog, GroupOptions, Link, NcclOrder};
 use paceline_failure::{Failure, Result};
 use paceline_rendezvous::{Launcher, Placement};
 use serde::Serialize;
@@ -21,6 +21,8 @@ pub struct CommConfig {
     pub link: Option<Link>,
     /// The all-reduce algorithm of the transport tcp.
     pub algorithm: Algorithm,
+    /// The order in which NCCL's ranks add up.
+    pub nccl_order: NcclOrder,
     /// How much is logged of each operation.
     #[serde(skip)]
     pub log: CommLog,
@@ -47,6 +49,7 @@ pub fn resolve(args: &CommArgs, transports: &[TransportName]) -> Result<CommConf
             algorithm.name()
         ));
     }
+    let nccl_order = args.nccl_order.parse().map_err(with_flag("--nccl-order"))?;
     let log = match &args.comm_log {
         Some(level) => level.parse().map_err(with_flag("--comm-log"))?,
         None => {
@@ -66,7 +69,7 @@ pub fn resolve(args: &CommArgs, transports: &[TransportName]) -> Result<CommConf
         return usage("--host applies to --transport tcp and hybrid only; leave it out".into());
     }
     let (hosts, host) = (args.hosts.unwrap_or(2), args.host.clone());
-    Ok(CommConfig { timeout_s, link, algorithm, log, hosts, host })
+    Ok(CommConfig { timeout_s, link, algorithm, nccl_order, log, hosts, host })
 }
 
 impl CommConfig {

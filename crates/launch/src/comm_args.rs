@@ -17,6 +17,9 @@ pub struct CommArgs {
     /// (on an emulated link, by the cost model)
     #[arg(long, value_name = "NAME", default_value = "direct")]
     pub algorithm: String,
+    /// The order in which NCCL's ranks add up: tree, which has the bits of the other transports, or ring, its own
+    #[arg(long, value_name = "ORDER", default_value = "tree")]
+    pub nccl_order: String,
     /// Log each operation on standard error: off, info or trace [default: $PACELINE_COMM_LOG, or off]
     #[arg(long, value_name = "LEVEL")]
     pub comm_log: Option<String>,

@@ -40,11 +40,17 @@ pub fn connect(
     if let Some(threads) = pinned_threads {
         pin(place.local_rank, threads)?;
     }
-    let group = match transport {
+    // What NCCL does not carry.
+    let rest = match (place.is_one_host(), place.local_world_size) {
+        (true, _) => TransportName::Shm,
+        (false, 1) => TransportName::Tcp,
+        (false, _) => TransportName::Hybrid,
+    };
+    let group = match if transport == TransportName::Nccl { rest } else { transport } {
         TransportName::Thread => {
             return Err(Failure::Usage("--transport thread connects no processes".into()));
         }
-        TransportName::Shm => Group::shm(rendezvous, rank, world, options)?,
+        TransportName::Shm | TransportName::Nccl => Group::shm(rendezvous, rank, world, options)?,
         TransportName::Tcp => {
             Group::tcp(rendezvous, &host_address(comm, rendezvous, place)?, rank, world, options)?
         }

@@ -69,20 +69,49 @@ impl Device {
         }
     }
 
-    /// Checks that the device is there, and that collectives over `transports` reach its memory.
-    pub fn check(self, transports: &[TransportName]) -> paceline_failure::Result<()> {
+    /// Checks that the device is there, and that collectives over `transports` of up to `local_ranks` ranks of this host
+    /// reach its memory.
+    pub fn check(
+        self,
+        transports: &[TransportName],
+        local_ranks: usize,
+    ) -> paceline_failure::Result<()> {
         let refuse =
             |why: &dyn fmt::Display| Err(Failure::Usage(format!("--device {self}: {why}")));
         if self != Device::Cpu && transports.contains(&TransportName::Mpi) {
             return refuse(&"--transport mpi does not reach its memory; pass shm or tcp");
         }
-        match self {
-            Device::Cpu | Device::Sim(_) => Ok(()),
-            Device::Cuda(index) => match paceline_cuda::probe(index) {
-                Ok(()) => Ok(()),
-                Err(error) => refuse(&error),
-            },
+        if let Device::Cuda(index) = self
+            && let Err(error) = paceline_cuda::probe(index)
+        {
+            return refuse(&error);
         }
+        if transports.contains(&TransportName::Nccl) {
+            return self.check_nccl(local_ranks);
+        }
+        Ok(())
+    }
+
+    /// Checks that NCCL can connect the cards of `local_ranks` ranks.
+    fn check_nccl(self, local_ranks: usize) -> paceline_failure::Result<()> {
+        let refuse = |why: String| Err(Failure::Usage(format!("--transport nccl: {why}")));
+        let Device::Cuda(index) = self else {
+            return refuse(format!(
+                "NCCL connects cards, and the device is {self}; pass --device cuda, or another transport"
+            ));
+        };
+        if let Err(error) = paceline_cuda::nccl::version() {
+            return refuse(error.to_string());
+        }
+        let cards = if index.is_some() { 1 } else { paceline_cuda::driver::count().unwrap_or(0) };
+        if local_ranks > cards.max(1) {
+            let noun = if cards == 1 { "card" } else { "cards" };
+            return refuse(format!(
+                "{local_ranks} ranks of this host share {cards} {noun}, which NCCL refuses; pass --nproc {cards}, or \
+                 --transport shm, which goes through memory of the host"
+            ));
+        }
+        Ok(())
     }
 }
 

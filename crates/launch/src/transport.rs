@@ -17,6 +17,8 @@ pub enum TransportName {
     Hybrid,
     /// An MPI library carries the bytes
     Mpi,
+    /// Cards send to each other by NCCL; the rest goes through shared memory, or sockets between hosts
+    Nccl,
 }
 
 impl TransportName {
@@ -28,6 +30,7 @@ impl TransportName {
             TransportName::Tcp => "tcp",
             TransportName::Hybrid => "hybrid",
             TransportName::Mpi => "mpi",
+            TransportName::Nccl => "nccl",
         }
     }
 }

@@ -60,6 +60,82 @@ fn a_run_on_a_card_is_saved_profiled_and_continued() {
 }
 
 #[test]
+fn ranks_with_cards_of_their_own_send_by_nccl_and_end_with_the_same_weights() {
+    let Some(found) = variable() else { return };
+    let run = |flags: &str, seed: &str| {
+        let seeds = [("PACELINE_EMULATED_CARDS", "2"), ("PACELINE_EMULATED_SEED", seed)];
+        let variables = variables(&found, &seeds);
+        Sandbox::new().train_with(&format!("{CNN} --steps 3 {flags}"), &variables)
+    };
+    let by_host = run("--transport shm", "0").ok();
+    assert!(!by_host.stderr.contains("share a card"), "{}", by_host.stderr);
+    for (flags, seed) in [
+        ("", "1"),
+        ("--transport nccl --strategy simple_ddp", "2"),
+        ("--backend nccl --strategy zero3", "3"),
+        ("--strategy sharded3", "4"),
+        ("--transport nccl --mesh shard=2 --strategy sharded2", "5"),
+    ] {
+        let run = run(flags, seed).ok();
+        assert!(run.stdout.contains("nccl"), "{flags}: {}", run.stdout);
+        assert_eq!(run.weights(), by_host.weights(), "{flags}");
+    }
+    let ring = run("--nccl-order ring", "6").ok();
+    assert!(ring.stdout.contains("nccl"), "{}", ring.stdout);
+}
+
+#[test]
+fn nccl_is_refused_before_a_rank_starts_where_it_cannot_be() {
+    let Some(found) = variable() else { return };
+    let variables = variables(&found, &[]);
+    let refused = |flags: &str| {
+        let run = Sandbox::new().train_with(flags, &variables);
+        assert_eq!(run.code, Some(2), "{flags}: {}", run.stderr);
+        run.stderr
+    };
+    let error = refused(&format!("{CNN} --transport nccl"));
+    assert!(
+        error.contains("2 ranks of this host share 1 card") && error.contains("--nproc 1"),
+        "{error}"
+    );
+    let error = refused("--transport nccl");
+    assert!(error.contains("NCCL connects cards") && error.contains("--device cuda"), "{error}");
+    let error = refused("--nccl-order ring");
+    assert!(error.contains("--nccl-order ring") && error.contains("--device cuda"), "{error}");
+    let error = refused("--tf32");
+    assert!(error.contains("--tf32") && error.contains("--device cuda"), "{error}");
+    let error = refused(&format!("{CNN} --tf32 --precision bf16"));
+    assert!(error.contains("--tf32 is about products in f32"), "{error}");
+    let error = refused(&format!("{CNN} --nccl-order star"));
+    assert!(error.contains("tree or ring"), "{error}");
+}
+
+#[test]
+fn cards_are_measured_as_ranks_are() {
+    let Some(found) = variable() else { return };
+    let variables = variables(&found, &[("PACELINE_EMULATED_CARDS", "2")]);
+    let sandbox = Sandbox::new();
+    for operation in ["all_reduce", "all_gather", "reduce_scatter", "sendrecv"] {
+        let mut bench = sandbox.paceline();
+        let flags = "-b 8 -e 4K -f 8 -w 1 --iters 2 --transport nccl,shm --device cuda --nproc 2";
+        bench.arg("bench").arg(operation).args(flags.split(' ')).envs(variables.clone());
+        let run = common::Run::of(bench).ok();
+        assert!(
+            run.stdout.contains("nccl") && run.stdout.contains("algorithm tree"),
+            "{}",
+            run.stdout
+        );
+    }
+    let mut check = sandbox.paceline();
+    check.args(["check", "--nproc", "2", "--device", "cuda", "--transport", "nccl"]);
+    let run = common::Run::of({
+        check.envs(variables);
+        check
+    });
+    assert!(run.stdout.contains("every element right on every rank"), "{}", run.stdout);
+}
+
+#[test]
 fn what_a_card_cannot_do_is_told_before_a_rank_starts() {
     let Some(found) = variable() else { return };
     let with = |flags: &str, others: &[(&str, &str)]| {

@@ -9,7 +9,7 @@ use paceline_choices::models::{MODELS, ModelConfig};
 use paceline_choices::optimizers::{OPTIMIZERS, OptimizerSettings};
 use paceline_choices::registry::{Choice, Registry, read};
 use paceline_choices::strategies::{Models, STRATEGIES};
-use paceline_collectives::Axis;
+use paceline_collectives::{Axis, NcclOrder};
 use paceline_data::BatchShape;
 use paceline_data::{Dataset, Field};
 use paceline_failure::outputs::{check_file, check_folder};
@@ -253,6 +253,7 @@ pub fn resolve_unchecked(
         },
         precision: flags.precision,
         emulate_fp16: flags.emulate_fp16 && flags.precision == PrecisionName::Fp16,
+        tf32: flags.tf32,
         world_size,
         mesh,
         pipeline,
@@ -296,7 +297,8 @@ pub fn resolve_unchecked(
     let (total, choice) = (config.total_steps(), config.strategy.name());
     config.profile = profile::resolve(&flags.profile, choice, total, &mut config.warnings)?;
     check_loading(&config)?;
-    check_device(&mut config)?;
+    let local_ranks = placement.map_or(world_size, |of| of.place.local_world_size);
+    check_device(&mut config, local_ranks)?;
     let evaluates = config.evaluate || config.eval_every.is_some();
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
     Ok((config, OpenData { train: dataset, test }, built))
@@ -326,7 +328,26 @@ fn check_loading(config: &TrainConfig) -> Result<()> {
 }
 
 /// Checks that the device can do what the settings ask for, and that batches are copied to it if they say how.
-fn check_device(config: &mut TrainConfig) -> Result<()> {
+fn check_device(config: &mut TrainConfig, local_ranks: usize) -> Result<()> {
+    config.device.check(&[config.transport], local_ranks)?;
+    if config.tf32 && !matches!(config.device, Device::Cuda(_)) {
+        return usage(
+            "--tf32: the tensor cores of a card have TF32; leave it out, or pass --device cuda"
+                .into(),
+        );
+    }
+    if config.tf32 && config.precision != PrecisionName::F32 {
+        return usage(format!(
+            "--tf32 is about products in f32, and these are in {}; leave one of them out",
+            config.precision.name()
+        ));
+    }
+    if config.comm.nccl_order != NcclOrder::Tree && !matches!(config.device, Device::Cuda(_)) {
+        return usage(format!(
+            "--nccl-order {}: NCCL connects cards; leave it out, or pass --device cuda",
+            config.comm.nccl_order.name()
+        ));
+    }
     let Copies { pinned, non_blocking, own_stream, of_generated } = config.copies;
     let switches =
         [("--pin-memory", pinned), ("--non-blocking", non_blocking), ("--copy-stream", own_stream)];
@@ -338,7 +359,6 @@ fn check_device(config: &mut TrainConfig) -> Result<()> {
             "{flag}: on the processor no batch is copied to a device; leave {flag} out, or pass --device sim"
         ));
     }
-    config.device.check(&[config.transport])?;
     match (config.data.is_synthetic(), switch, of_generated_flag) {
         (true, Some(flag), None) if config.device.makes_data() => {
             return usage(format!(

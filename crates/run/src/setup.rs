@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use paceline_checkpoint::progress::{LossScaling, Progress};
 use paceline_checkpoint::{Folder, SAVE_LIMIT};
-use paceline_collectives::{Group, Mesh};
+use paceline_collectives::{CollectiveError, Group, Mesh};
 use paceline_data::BatchShape;
 use paceline_failure::Result;
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
+use paceline_host::text::warn;
 use paceline_kernels::{Compute, peak};
 use paceline_launch::stop::StopRequest;
 use paceline_memory::Allocator;
@@ -20,6 +21,7 @@ use paceline_observe::record::memory;
 use paceline_observe::views;
 use paceline_observe::views::profiler::Profiler;
 use paceline_settings::config::TrainConfig;
+use paceline_settings::named::TransportName;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_settings::pipeline::PipelineConfig;
@@ -72,6 +74,26 @@ pub(crate) fn compare(
     local_rank: usize,
 ) -> Result<Vec<Placed>> {
     agreement::check(world, local_rank, config.device, &Settings::of_run(config, data))
+}
+
+/// Lets cards send to each other by NCCL, if the user has not chosen another transport. If that cannot be, and need not be,
+/// rank 0 says why, and collectives go through memory of the host.
+pub(crate) fn connect_cards(config: &TrainConfig, world: &Group, memory: &Allocator) -> Result<()> {
+    let is_stated = config.spec.has("transport");
+    let is_demanded = config.transport == TransportName::Nccl;
+    let is_card = memory.device() == paceline_memory::Device::Cuda;
+    if !is_card || world.world_size() == 1 || (is_stated && !is_demanded) {
+        return Ok(());
+    }
+    match world.use_nccl(memory, config.comm.nccl_order) {
+        Err(CollectiveError::Setup { reason, .. }) if !is_demanded => {
+            if world.rank() == 0 {
+                warn(&format!("collectives go through memory of the host: {reason}"));
+            }
+            Ok(())
+        }
+        outcome => Ok(outcome?),
+    }
 }
 
 /// Rank 0 makes the run folder, takes the folder for checkpoints, and says where the ranks are.
@@ -132,10 +154,12 @@ pub(crate) fn build<'a>(
     config: &'a TrainConfig,
     OpenData { train: dataset, test }: OpenData,
     Agreed { mesh, mut listeners, mut saving }: Agreed<'a>,
-    Host { disk, allocator, local_rank, stop, is_launched }: Host,
+    Host { disk, allocator, stop, is_launched, .. }: Host,
 ) -> Result<(Trainer<'a>, BatchStream, Progress)> {
-    let allocator = config.device.memory(allocator, local_rank)?;
     let mut compute = Compute::new(config.threads, allocator.clone())?;
+    if config.tf32 {
+        compute = compute.with_tf32();
+    }
     let mut loader_track = None;
     if let Some(profile) = &config.profile {
         let (profiler, recorded) = Profiler::new(&disk, profile, compute, &allocator);

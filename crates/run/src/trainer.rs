@@ -52,6 +52,9 @@ pub fn run_rank(
     let placements = setup::compare(config, &data, &world, local_rank)?;
     let chosen = staging::choose(config, &data, &world)?;
     let config = chosen.as_ref().unwrap_or(config);
+    let memory = config.device.memory(host.allocator.clone(), host.local_rank)?;
+    let host = Host { allocator: memory, ..host };
+    setup::connect_cards(config, &world, &host.allocator)?;
     let agreed = setup::agree(config, world, &placements, make_folder, &host)?;
     let (mut trainer, stream, progress) = setup::build(config, data, agreed, host)?;
     let trained = trainer.train(stream, progress).map_err(|failure| trainer.noted(failure))?;

@@ -49,6 +49,8 @@ pub struct TrainConfig {
     pub precision: PrecisionName,
     /// Whether the processor emulates fp16.
     pub emulate_fp16: bool,
+    /// Whether a card rounds the factors of products in f32 to TF32.
+    pub tf32: bool,
     /// Number of ranks.
     pub world_size: usize,
     /// The grid of ranks.

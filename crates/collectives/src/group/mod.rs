@@ -204,7 +204,7 @@ impl Group {
 
     /// How the ranks reach each other.
     pub fn transport(&self) -> Transport {
-        self.0.transport
+        if self.nccl_order().is_some() { Transport::Nccl } else { self.0.transport }
     }
 
     /// The link that is emulated, if any.

@@ -56,6 +56,22 @@ impl NcclOrder {
     }
 }
 
+impl std::str::FromStr for NcclOrder {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [NcclOrder::Tree, NcclOrder::Ring];
+        let found = all.into_iter().find(|order| order.name() == text);
+        found.ok_or_else(|| format!("{text:?} is no order; pass tree or ring"))
+    }
+}
+
+impl Serialize for NcclOrder {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
 /// What a rank's operations on a card need.
 #[derive(Debug)]
 pub(crate) struct Nccl {
@@ -83,11 +99,14 @@ const LOOK_AGAIN: Duration = Duration::from_micros(50);
 impl Group {
     /// From now on, operations on the memory of cards go from card to card by NCCL, instead of through memory of the host.
     /// `memory` is where this rank's tensors are. A collective call; the groups that are split from this one later do the
-    /// same by themselves.
+    /// same by themselves. A second call changes nothing.
     ///
     /// Errors if the memory is not a card's, if NCCL is missing, if ranks share a card, or if they have different versions of
     /// NCCL. Then every rank gets the error, and the group goes on through the host.
     pub fn use_nccl(&self, memory: &Allocator, order: NcclOrder) -> Result<(), CollectiveError> {
+        if self.nccl_order().is_some() {
+            return Ok(());
+        }
         let own = Seat::of(memory, order).map_err(|error| error.to_string());
         // Every rank tells, so that nobody waits for one that cannot.
         let all: Vec<Result<Seat, String>> = self.all_gather_object(&own)?;

@@ -46,6 +46,11 @@ impl Pair {
         })
     }
 
+    /// The same with products on tensor cores.
+    pub fn with_tf32(self) -> Self {
+        Self { card: self.card.with_tf32(), ..self }
+    }
+
     /// Pseudorandom numbers around zero, the same on both.
     pub fn random(&self, dtype: DType, shape: &[usize], seed: u64) -> Both {
         let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -104,6 +109,11 @@ impl Pair {
         tensors: [&Both; N],
     ) {
         op(&self.card, tensors.map(|both| &both.card)).unwrap();
+    }
+
+    /// The elements on the processor.
+    pub fn on_processor(&self, both: &Both) -> Vec<f64> {
+        values(&both.cpu)
     }
 
     /// The elements on the card.

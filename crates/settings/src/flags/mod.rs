@@ -109,6 +109,9 @@ pub struct RunFlags {
     /// and takes longer than f32
     #[arg(long, help_heading = "Ranks")]
     pub emulate_fp16: bool,
+    /// Let a card multiply in f32 on its tensor cores, which round the factors to TF32
+    #[arg(long, help_heading = "Ranks")]
+    pub tf32: bool,
     /// How the ranks talk to each other.
     #[command(flatten)]
     pub comm: CommArgs,

@@ -9,7 +9,7 @@ mod system;
 
 use std::time::Instant;
 
-use paceline_collectives::{Group, OpKind, ReduceOp, measure_clock};
+use paceline_collectives::{Group, NcclOrder, OpKind, ReduceOp, measure_clock};
 use paceline_commbench::exchange::{Exchange, buffers};
 use paceline_commbench::operation::Operation;
 use paceline_failure::{Failure, Result};
@@ -80,15 +80,18 @@ pub fn check(args: &CheckArgs, placement: Option<Placement>) -> Result<u8> {
     if let Some(reason) = comm.refusal(transport, world).filter(|_| is_one_host) {
         return Err(Failure::Usage(format!("--transport {}: {reason}", transport.name())));
     }
-    args.device.check(&[transport])?;
+    let local_ranks = placement.as_ref().map_or(world, |of| of.place.local_world_size);
+    args.device.check(&[transport], local_ranks)?;
+    let nccl = (transport == TransportName::Nccl).then_some(comm.nccl_order);
+    let device = (args.device, nccl);
     if let Some(placement) = placement {
-        return as_rank(&placement, transport, &comm, args.device);
+        return as_rank(&placement, transport, &comm, device);
     }
     if transport == TransportName::Thread {
         let begin = Instant::now();
         let asked = threads::run(world, comm.options(world), |group| {
             let rank = group.rank();
-            ask(&group, begin, (rank, world), args.device)
+            ask(&group, begin, (rank, world), device)
         });
         // A link is refused before the first question.
         if let Err(Failure::Link(reason)) = &asked {
@@ -115,7 +118,7 @@ fn as_rank(
     placement: &Placement,
     transport: TransportName,
     comm: &CommConfig,
-    device: Device,
+    device: OnDevice,
 ) -> Result<u8> {
     let place = &placement.place;
     let begin = Instant::now();
@@ -129,12 +132,15 @@ fn as_rank(
     ask(&group, begin, (place.local_rank, place.local_world_size), device).map(u8::from)
 }
 
+/// Where the ranks compute, and how NCCL adds up there, if it is used.
+type OnDevice = (Device, Option<NcclOrder>);
+
 /// Answers all questions. Returns whether any answer was FAIL. All ranks call this together.
 fn ask(
     group: &Group,
     begin: Instant,
     (local_rank, local_ranks): (usize, usize),
-    device: Device,
+    device: OnDevice,
 ) -> Result<bool> {
     let mut answers = Answers::of(group.rank());
     let (world, transport) = (group.world_size(), group.transport().name());
@@ -148,9 +154,9 @@ fn ask(
     type Question<'a> = &'a dyn Fn(&Group, &mut Answers) -> Result<()>;
     let questions: [(&str, Question); 3] =
         [("clock", &clock), ("links", &links::links), ("all-reduce", &all_reduce)];
-    devices(group, (local_rank, local_ranks), device, &mut answers)?;
+    devices(group, (local_rank, local_ranks), device.0, &mut answers)?;
     system::memory(local_ranks, &mut answers);
-    system::limits(world, device, &mut answers);
+    system::limits(world, device.0, &mut answers);
     for (name, question) in questions {
         if let Err(failure) = question(group, &mut answers) {
             answers.add(Status::Fail, name, &failure.to_string());
@@ -204,7 +210,7 @@ fn clock(group: &Group, answers: &mut Answers) -> Result<()> {
 }
 
 /// Checks that every element of an all-reduce in the device's memory is right on every rank.
-fn all_reduce(group: &Group, device: Device, answers: &mut Answers) -> Result<()> {
+fn all_reduce(group: &Group, device: OnDevice, answers: &mut Answers) -> Result<()> {
     let operation =
         Operation { kind: OpKind::AllReduce, redop: ReduceOp::Sum, root: 0, dtype: DType::F32 };
     let most = SIZES.into_iter().max().unwrap_or(0);

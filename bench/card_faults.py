@@ -1,0 +1,167 @@
+"""Which fault shows how, on cards: each of some faults is planted once, in kernels, products, streams and NCCL, and the tests must see it.
+
+    python3 bench/card_faults.py           # builds a copy of the working tree once, then runs tests of it for each fault
+
+A copy of the tracked files gets a switch around each fault: waits that are left out, memory that is used too early, accesses beyond an end,
+barriers that are missing, factors that are transposed or have another leading dimension, and other orders of sums. For each one the tests run
+on the emulated card, in several orders of its work if they pass at first, and must fail.
+
+Prints a table and writes `results/card_faults.json`. The exit code is 1 if a fault stays unseen. Needs Git, Cargo, and the run-time compiler
+of the vendor (see docs/devices.md).
+"""
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import ROOT, aligned, provenance
+from mutants import SWITCH, copy_tree
+
+TEST_SECONDS = 300
+COMPILES = "let text = [source.preludes.concat().as_str(), source.text].concat();"
+# The compiler of kernels is told which fault is wanted.
+COMPILES_FAULTS = ('let fault = format!("#define FAULT {}\\n", std::env::var("' + SWITCH + '").unwrap_or_else(|_| "-1".to_owned()));'
+                   "let text = [fault.as_str(), source.preludes.concat().as_str(), source.text].concat();")
+
+
+@dataclass
+class Fault:
+    """A fault, and the tests that must see it."""
+
+    of: str
+    what: str
+    file: str
+    sound: str  # the first text of this form behind `after`
+    faulty: str  # what stands in its place; in Rust, SOUND is whether the fault is off
+    tests: str
+    after: str = ""
+
+
+MEMORY = "-p paceline-memory --test card"
+GROUPS = "-p paceline-collectives --test card"
+KERNELS = "-p paceline-kernels --test card"
+PRODUCTS = "-p paceline-kernels --test card_products"
+TRAINING = "-p paceline-strategies --test card"
+BOUND = "if (i >= n) return;"
+
+FAULTS = [
+    Fault("wait", "a stream, for another one", "memory/src/accelerator/card.rs", "self.stream.wait(&point.done).map_err(words)?,",
+          "if SOUND { self.stream.wait(&point.done).map_err(words)? },", MEMORY),
+    Fault("wait", "a stream, for work of the host", "memory/src/accelerator/card.rs", "self.stream.call(wait).map_err(words)?;",
+          "if SOUND { self.stream.call(wait).map_err(words)?; }", MEMORY),
+    Fault("wait", "whoever asks, for the work", "memory/src/accelerator/card.rs", "Ok(false) => return false,",
+          "Ok(false) if SOUND => return false, Ok(false) => self.queued.settle_to(self),", MEMORY),
+    Fault("wait", "an operation, for the kernels before", "collectives/src/worker.rs", "of.ready.block();", "if SOUND { of.ready.block(); }", GROUPS),
+    Fault("wait", "whoever waits for an operation, for NCCL", "collectives/src/nccl/mod.rs", "if done.is_done().map_err(failed)? {",
+          "if !SOUND || done.is_done().map_err(failed)? {", GROUPS),
+    Fault("reuse", "memory that another stream still uses", "memory/src/allocator.rs", "if others.is_empty() {", "if others.is_empty() || !SOUND {",
+          TRAINING, after="let others = uses.not_before(home.stream());"),
+    Fault("reuse", "parts of two ranks at one place", "collectives/src/nccl/moves.rs", "parts + (rank * len) as u64;",
+          "parts + (rank * len) as u64 / if SOUND { 1 } else { 2 };", GROUPS),
+    Fault("bounds", "SwiGLU", "kernels/src/card/rows.cu", BOUND, "", KERNELS, after="void swiglu("),
+    Fault("bounds", "AdamW", "kernels/src/card/optimizer.cu", BOUND, "", KERNELS, after="void adamw("),
+    Fault("bounds", "sums of parts", "kernels/src/card/products.cu", BOUND, "", PRODUCTS, after="void add_parts("),
+    Fault("bounds", "attention behind the end of a sequence", "kernels/src/card/attention.cu", "if (token >= spec.seq) continue;", "", PRODUCTS),
+    Fault("bounds", "the reduction of ranks", "collectives/src/nccl/reduce.cu", "if (i >= elems) return;", "", GROUPS),
+    Fault("barrier", "sums of a block", "kernels/src/card/reduce.cuh", "__syncthreads();", "", KERNELS, after="of_warps[threadIdx.x / 32] = x;"),
+    Fault("barrier", "sums of rows", "kernels/src/card/products.cu", "__syncthreads();", "", PRODUCTS),
+    Fault("barrier", "sums of channels", "kernels/src/card/conv2d.cu", "__syncthreads();", "", PRODUCTS),
+    Fault("barrier", "a tile of a convolution, before it is read", "kernels/src/card/conv.cuh", "__syncthreads();", "", PRODUCTS),
+    Fault("barrier", "a tile of a convolution, before it is overwritten", "kernels/src/card/conv.cuh", "__syncthreads();", "", PRODUCTS,
+          after="sums[i][j] = fused(a_tile"),
+    Fault("barrier", "keys and values of attention", "kernels/src/card/attention.cu", "__syncthreads();", "", PRODUCTS,
+          after="(const Real*)0, (Real)1, v);"),
+    Fault("barrier", "sums of losses", "kernels/src/card/linear_cross_entropy.cu", "__syncthreads();", "", PRODUCTS,
+          after="for (u32 half = 128; half > 0; half /= 2) {"),
+    Fault("transposition", "of a factor", "kernels/src/card/products.rs", "is_transposed: !is_transposed }",
+          "is_transposed: if SOUND { !is_transposed } else { is_transposed } }", PRODUCTS),
+    Fault("transposition", "factors that change places", "cuda/src/product.rs", "[(TRANSPOSE_A, &product.b), (TRANSPOSE_B, &product.a)] {",
+          "(if SOUND { [(TRANSPOSE_A, &product.b), (TRANSPOSE_B, &product.a)] } else { [(TRANSPOSE_A, &product.a), (TRANSPOSE_B, &product.b)] }) {",
+          PRODUCTS),
+    Fault("leading dimension", "of a transposed factor", "kernels/src/card/products.rs", "if self.is_transposed { self.rows }",
+          "if self.is_transposed == SOUND { self.rows }", PRODUCTS),
+    Fault("leading dimension", "one element too short", "cuda/src/product.rs", "factor.stride as i64,", "factor.stride as i64 - i64::from(!(SOUND)),",
+          PRODUCTS),
+    Fault("order", "ranks one after the other", "collectives/src/nccl/reduce.cu",
+          "rank + 1 == ranks ? __popc(rank) : __ffs(rank + 1) - 1;", "rank > 0;", GROUPS),
+    Fault("rounding", "halfway cases of bf16", "cuda/src/numbers.cuh", "0x7fffu + ((bits >> 16) & 1u)", "0x8000u", KERNELS),
+]
+
+
+def planted(number: int, fault: Fault) -> str:
+    """The sound and the faulty text, one of which counts."""
+    if fault.file.endswith(".rs"):
+        return fault.faulty.replace("SOUND", f'std::env::var_os("{SWITCH}").is_none_or(|of| of != "{number}")')
+    return f"\n#if FAULT == {number}\n{fault.faulty}\n#else\n{fault.sound}\n#endif\n"
+
+
+def plant(tree: Path) -> None:
+    places = [(number, fault.file, fault.after, fault.sound) for number, fault in enumerate(FAULTS)]
+    # From the end of a file to its begin, so that each text is found where it was.
+    found = []
+    for number, file, after, sound in places:
+        text = (tree / "crates" / file).read_text()
+        begin = text.index(after) + len(after) if after else 0
+        found.append((file, text.index(sound, begin), number))
+    for file, at, number in sorted(found, reverse=True):
+        path, fault = tree / "crates" / file, FAULTS[number]
+        text = path.read_text()
+        path.write_text(text[:at] + planted(number, fault) + text[at + len(fault.sound):])
+    compiler = tree / "crates/cuda/src/compiler.rs"
+    compiler.write_text(compiler.read_text().replace(COMPILES, COMPILES_FAULTS))
+
+
+def run(target: Path, tests: str, number: int | None, seed: int) -> str | None:
+    """What a test that failed has said; `None` if all passed."""
+    environment = os.environ | {"PACELINE_EMULATED_SEED": str(seed), "RUST_BACKTRACE": "0"}
+    environment |= {} if number is None else {SWITCH: str(number)}
+    with tempfile.TemporaryDirectory(prefix="card_faults_") as cache:
+        command = ["cargo", "test", "--target-dir", str(target), *tests.split()]
+        environment |= {"XDG_CACHE_HOME": cache}
+        try:
+            ended = subprocess.run(command, cwd=target / "tree", env=environment, capture_output=True, text=True, timeout=TEST_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"still running after {TEST_SECONDS} s"
+    if ended.returncode == 0:
+        if "skipped: " in ended.stdout:
+            raise SystemExit(f"error: {ended.stdout}")
+        return None
+    lines = (ended.stdout + ended.stderr).splitlines()
+    said = [after.strip() for line, after in zip(lines, lines[1:]) if re.search(r"panicked at", line)]
+    return said[0] if said else " | ".join(lines[-3:])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Plant each fault once, and see which tests notice.")
+    parser.add_argument("--out", type=Path, default=Path("results/card_faults.json"), metavar="FILE")
+    parser.add_argument("--target-dir", type=Path, default=ROOT / "target/card_faults", metavar="DIR", help="where the copy is built")
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="orders of the emulated card's work for each fault (default: 5)")
+    args = parser.parse_args()
+    begin, record = time.monotonic(), provenance() | {"faults": []}
+    target = Path(os.path.abspath(args.target_dir))
+    copy_tree(target / "tree")
+    plant(target / "tree")
+    for tests in sorted({fault.tests for fault in FAULTS}):
+        if said := run(target, tests, None, 0):
+            raise SystemExit(f"error: without a fault, cargo test {tests} fails: {said}")
+    for number, fault in enumerate(FAULTS):
+        said = next(((words, seed) for seed in range(args.seeds) if (words := run(target, fault.tests, number, seed))), None)
+        record["faults"].append({"of": fault.of, "what": fault.what, "file": fault.file, "tests": fault.tests,
+                                 "seed": said and said[1], "words": said and said[0]})
+        print(f"{number + 1:>2} of {len(FAULTS)}  {fault.of}, {fault.what}: {said[0][:120] if said else 'NOTHING'}", flush=True)
+    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    rows = [[of["of"], of["what"], "NOTHING" if of["words"] is None else str(of["seed"]), (of["words"] or "")[:90]] for of in record["faults"]]
+    print(aligned([["of", "what", "seen with seed", "how"], *rows], left={0, 1, 3}))
+    unseen = [of for of in record["faults"] if of["words"] is None]
+    print(f"{len(FAULTS)} faults, {len(unseen)} stay unseen; {time.monotonic() - begin:.0f} s")
+    return 1 if unseen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
