@@ -676,12 +676,12 @@ impl OnCard {
         count: usize,
     ) -> paceline_cuda::Result<()> {
         // SAFETY: the caller's.
-        unsafe { self.0.copy_on_card(from.0, to.0, count * size_of::<T>()) }
+        unsafe { self.stream.copy_on_card(from.0, to.0, count * size_of::<T>()) }
     }
 
     /// The card.
     pub fn card(&self) -> &paceline_cuda::Card {
-        self.0.card()
+        self.stream.card()
     }
 }
 
