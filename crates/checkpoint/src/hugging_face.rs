@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+use paceline_data::text::TokenizerSource;
 use paceline_failure::Result;
 use paceline_failure::outputs::{write_bytes, write_json};
 use paceline_files::Printable;
@@ -17,6 +18,8 @@ use serde_json::Value;
 
 /// The key of the file that the tokens were made with.
 const TOKENIZER_FILE: &str = "tokenizer-file";
+/// The key of the tokenizer that the program carries.
+const TOKENIZER_NAME: &str = "tokenizer";
 /// The key of the folder that the model was published in.
 const MODEL_FOLDER: &str = "model-folder";
 
@@ -26,12 +29,22 @@ const GENERATION_CONFIG: &str = "generation_config.json";
 
 /// What a checkpoint records of where its run has read a tokenizer, and a model. A continuation may have read them
 /// elsewhere.
-pub fn origin(tokenizer: Option<&Path>, model: Option<&Path>) -> BTreeMap<String, String> {
+pub fn origin(
+    tokenizer: Option<&TokenizerSource>,
+    model: Option<&Path>,
+) -> BTreeMap<String, String> {
     let path = |key: &str, path: Option<&Path>| {
         let path = std::path::absolute(path?).ok()?;
         Some((key.to_owned(), path.to_str()?.to_owned()))
     };
-    [path(TOKENIZER_FILE, tokenizer), path(MODEL_FOLDER, model)].into_iter().flatten().collect()
+    let tokenizer = match tokenizer {
+        Some(TokenizerSource::Bytes) => {
+            Some((TOKENIZER_NAME.to_owned(), TokenizerSource::BYTES.to_owned()))
+        }
+        Some(TokenizerSource::File(file)) => path(TOKENIZER_FILE, Some(file)),
+        None => None,
+    };
+    tokenizer.into_iter().chain(path(MODEL_FOLDER, model)).collect()
 }
 
 /// The files of a folder, without the weights.
@@ -60,7 +73,11 @@ impl HuggingFace {
         let model = run.get(MODEL_FOLDER).map(PathBuf::from);
         let carried = run.get("data").and_then(|name| carried(name));
         let of_model = || model.as_ref().map(|model| model.join(TOKENIZER));
+        let is_bytes = run.get(TOKENIZER_NAME).is_some_and(|name| name == TokenizerSource::BYTES);
         match (run.get(TOKENIZER_FILE).map(PathBuf::from), carried) {
+            _ if is_bytes => {
+                folder.copies.push((TOKENIZER, Cow::Owned(TokenizerSource::bytes_json())));
+            }
             (None, Some(carried)) => {
                 folder.copies.push((TOKENIZER, Cow::Borrowed(carried.as_bytes())));
             }
@@ -100,6 +117,22 @@ impl HuggingFace {
     /// The names of the copies.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         self.copies.iter().map(|(name, _)| *name)
+    }
+
+    /// The settings of the model.
+    pub fn config(&self) -> &Value {
+        &self.config
+    }
+
+    /// The contents of a copy, or why there is none.
+    pub fn copied(&self, name: &str) -> std::result::Result<Option<&[u8]>, &str> {
+        let missing = self.missing.iter().find(|(missing, _)| *missing == name);
+        match missing {
+            Some((_, reason)) => Err(reason),
+            None => {
+                Ok(self.copies.iter().find(|(copy, _)| *copy == name).map(|(_, bytes)| &**bytes))
+            }
+        }
     }
 
     /// Writes the files into a folder.
@@ -148,7 +181,8 @@ mod tests {
         }
         let copies = |tokenizer: Option<&Path>, model: Option<&Path>| {
             let to = tempfile::tempdir().unwrap();
-            let folder = folder(&origin(tokenizer, model));
+            let tokenizer = tokenizer.map(|file| TokenizerSource::File(file.to_owned()));
+            let folder = folder(&origin(tokenizer.as_ref(), model));
             folder.write(&Disk::default(), to.path()).unwrap();
             let copies = folder.names().map(|name| {
                 let text = fs::read_to_string(to.path().join(name)).unwrap();
@@ -177,6 +211,13 @@ mod tests {
         let gone = advice(None, Some(&from.path().join("gone")));
         let all = "Copy tokenizer.json, tokenizer_config.json, generation_config.json into to from";
         assert!(gone.starts_with(all), "{gone}");
+    }
+
+    #[test]
+    fn the_tokenizer_of_bytes_needs_no_file() {
+        let folder = folder(&origin(Some(&TokenizerSource::Bytes), None));
+        assert_eq!(folder.names().collect::<Vec<_>>(), ["tokenizer.json"]);
+        assert_eq!(folder.advice(Path::new("to")), None);
     }
 
     #[test]

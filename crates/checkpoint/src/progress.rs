@@ -110,6 +110,12 @@ impl TestResult {
         Some(self.sums.count).filter(|count| *count != self.samples as f64)
     }
 
+    /// The perplexity, if the means are over tokens: `exp(loss)`, which is the number of equally likely tokens between which
+    /// a model with this loss would have to choose.
+    pub fn perplexity(&self) -> Option<f64> {
+        self.tokens().map(|_| self.sums.mean_loss().exp())
+    }
+
     /// The fraction that was classified correctly, if the model classifies.
     pub fn accuracy(&self) -> Option<f64> {
         self.has_classes.then(|| self.sums.accuracy())

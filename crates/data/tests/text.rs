@@ -12,7 +12,7 @@ use paceline_data::{Dataset, OwnedSample, Split};
 use parquet::basic::Compression;
 use tempfile::TempDir;
 
-use common::{write, write_parquet};
+use common::{source, write, write_parquet};
 
 const TEXTS: [&str; 5] =
     ["good food", "bad, \"bad\" food\nand more", "good", "more good food", "\u{e4} good"];
@@ -298,7 +298,8 @@ fn open(
     settings: &TextSettings,
 ) -> Result<(Vec<u32>, bool, Vec<String>), TextError> {
     let cache = Some(folder.path().join("cache"));
-    let source = TextSource::new(folder.path(), &folder.path().join("tokenizer.json"), cache)?;
+    let tokenizer = Tokenizer::load(&folder.path().join("tokenizer.json"))?;
+    let source = TextSource::new(TextFiles::find(folder.path())?, tokenizer, cache);
     let (mut made, mut warnings) = (false, Vec::new());
     let report =
         Report { progress: &mut |_, _| made = true, warn: &mut |text| warnings.push(text) };
@@ -405,10 +406,10 @@ fn running_text_is_cut_into_blocks() {
     write(&folder, "train-0.txt", "good food\nand more");
     write(&folder, "train-1.txt", "bad food good and");
     let cache = Some(folder.path().join("cache"));
-    let source = TextSource::new(folder.path(), &tokenizer, cache).unwrap();
+    let source = source(&folder, &tokenizer, cache);
     let blocks = |seq_len| {
         let report = Report { progress: &mut |_, _| (), warn: &mut |text| panic!("{text}") };
-        source.blocks(Split::Train, seq_len, report)
+        source.blocks(Split::Train, seq_len, None, report)
     };
     let data = blocks(3).unwrap();
     assert_eq!(data.len(), 2);
@@ -421,7 +422,10 @@ fn running_text_is_cut_into_blocks() {
     // 8 tokens: a block of 7 has a token after it, a block of 8 has none.
     assert_eq!(blocks(7).unwrap().len(), 1);
     let error = blocks(8).err().unwrap().to_string();
-    assert!(error.contains("has 8 tokens in its Train files, too few for a block of 8"), "{error}");
+    assert!(
+        error.contains("the training part has 8 tokens, too few for a sequence of 8"),
+        "{error}"
+    );
 }
 
 /// A tokenizer of characters and of some pairs of them, with these parts in front.
@@ -503,9 +507,9 @@ fn a_mark_of_byte_order_is_no_text() {
     }
     let tokenizer = write(&folder, "tokenizer.json", TOKENIZER);
     write(&folder, "train.txt", marked("good food more".to_owned()));
-    let source = TextSource::new(folder.path(), &tokenizer, None).unwrap();
+    let source = source(&folder, &tokenizer, None);
     let report = Report { progress: &mut |_, _| (), warn: &mut |_| () };
-    let blocks = source.blocks(Split::Train, 2, report).unwrap();
+    let blocks = source.blocks(Split::Train, 2, None, report).unwrap();
     assert_eq!(OwnedSample::read(&blocks, 0, 0).unwrap().i64("inputs"), [1, 3]);
 }
 
@@ -528,7 +532,7 @@ fn empty_texts_are_kept() {
         ),
     ] {
         let tokenizer = write(&folder, "tokenizer.json", tokenizer);
-        let source = TextSource::new(folder.path(), &tokenizer, None).unwrap();
+        let source = source(&folder, &tokenizer, None);
         let settings = TextSettings {
             max_length: 3,
             num_classes: 2,

@@ -11,7 +11,7 @@ use parquet::basic::{Compression, Encoding};
 use parquet::file::properties::{WriterProperties, WriterVersion};
 use tempfile::TempDir;
 
-use common::{write, write_parquet, write_parquet_with};
+use common::{source, write, write_parquet, write_parquet_with};
 
 /// The most bytes of a text, unless its last character reaches beyond.
 const MOST: usize = 8 << 20;
@@ -144,7 +144,7 @@ fn a_long_text_has_the_tokens_of_the_whole_text() {
         let mut warned = Vec::new();
         let mut warn = |warning| warned.push(warning);
         let report = Report { progress: &mut |_, _| (), warn: &mut warn };
-        let source = TextSource::new(folder.path(), &tokenizer, None).unwrap();
+        let source = source(&folder, &tokenizer, None);
         let dataset = source.classified(Split::Train, &settings, report).unwrap();
         assert_eq!(OwnedSample::read(&dataset, 0, 0).unwrap().i64("inputs"), expected);
         assert_eq!(warned, warnings);

@@ -7,7 +7,7 @@ use paceline_kernels::optimizer::{AdamW, Sgd, adamw, sgd};
 use paceline_memory::{Allocator, Category, Tensor};
 
 use crate::storage::is_finite;
-use crate::{ModelError, Result, Storage};
+use crate::{Layout, ModelError, Result, Storage};
 
 /// An optimizer's kind and settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,6 +29,34 @@ impl OptimizerConfig {
     }
 }
 
+impl OptimizerConfig {
+    /// These settings, or the same without weight decay.
+    fn with_decay(mut self, decays: bool) -> Self {
+        let (Self::Sgd(Sgd { weight_decay, .. }) | Self::AdamW(AdamW { weight_decay, .. })) =
+            &mut self;
+        if !decays {
+            *weight_decay = 0.0;
+        }
+        self
+    }
+}
+
+/// The pieces of a range that lie within one of `undecayed`, and those between them, for which this is `true`.
+fn pieces(range: &Range<usize>, undecayed: &[Range<usize>]) -> Vec<(Range<usize>, bool)> {
+    let (mut pieces, mut at) = (Vec::new(), range.start);
+    for flat in undecayed {
+        let (start, end) = (flat.start.max(at), flat.end.min(range.end));
+        if start < end {
+            pieces.push((at..start, true));
+            pieces.push((start..end, false));
+            at = end;
+        }
+    }
+    pieces.push((at..range.end, true));
+    pieces.retain(|(piece, _)| !piece.is_empty());
+    pieces
+}
+
 /// An optimizer and its state.
 #[derive(Debug)]
 pub struct Optimizer {
@@ -40,6 +68,8 @@ pub struct Optimizer {
     steps: u64,
     /// By which gradients are multiplied: one over the scale of the loss.
     grad_factor: f64,
+    /// Ranges of flat storage without weight decay, in their order.
+    undecayed: Vec<Range<usize>>,
 }
 
 impl Optimizer {
@@ -63,7 +93,17 @@ impl Optimizer {
             Ok(state)
         };
         let state = config.state_names().iter().map(zeros).collect::<Result<_>>()?;
-        Ok(Self { config, ranges, state, steps: 0, grad_factor: 1.0 })
+        Ok(Self { config, ranges, state, steps: 0, grad_factor: 1.0, undecayed: Vec::new() })
+    }
+
+    /// The same, with weight decay for matrices and convolutions only: biases, norms and whatever else has one dimension have
+    /// none. The layout is that of the storage.
+    pub fn decaying_matrices_only(mut self, layout: &Layout) -> Self {
+        let params = layout.params().iter();
+        let vectors = params.filter(|param| param.shape.dims().len() < 2);
+        self.undecayed = vectors.map(|param| param.range()).collect();
+        self.undecayed.sort_by_key(|range| range.start);
+        self
     }
 
     /// Updates the parameters of its ranges from their gradients, which lie at their places in `storage`.
@@ -76,27 +116,33 @@ impl Optimizer {
         self.step_on(compute, &parts)
     }
 
-    /// Updates the parameters of its ranges, given as values and gradients of each range, in order.
+    /// Updates the parameters of its ranges, given as values and gradients of each range, in order. An empty range has no work.
     pub fn step_on(&mut self, compute: &Compute, parts: &[(Tensor, Tensor)]) -> Result<()> {
         self.steps += 1;
+        // Where the state of a range begins.
         let mut begin = 0;
-        for (values, grads) in parts {
-            let scaled = (grads, self.grad_factor);
-            let range = begin..begin + values.num_elems();
-            begin = range.end;
-            let of_range = |state: &Tensor| Ok(state.slice(range.clone())?);
-            let state = self.state.iter().map(of_range).collect::<Result<Vec<_>>>()?;
-            match (&self.config, state.as_slice()) {
-                (OptimizerConfig::Sgd(config), state) => {
-                    sgd(compute, config, values, scaled, state.first())?;
-                }
-                (OptimizerConfig::AdamW(config), [first, second]) => {
-                    adamw(compute, config, self.steps, values, scaled, first, second)?;
-                }
-                (OptimizerConfig::AdamW(_), state) => {
-                    unreachable!("AdamW is made with two moments, not {}", state.len())
+        for (range, (values, grads)) in self.ranges.iter().zip(parts) {
+            for (piece, decays) in pieces(range, &self.undecayed) {
+                let within = piece.start - range.start..piece.end - range.start;
+                let of_piece =
+                    |state: &Tensor| Ok(state.slice(begin + within.start..begin + within.end)?);
+                let state = self.state.iter().map(of_piece).collect::<Result<Vec<_>>>()?;
+                let values = values.slice(within.clone())?;
+                let grads = grads.slice(within.clone())?;
+                let scaled = (&grads, self.grad_factor);
+                match (self.config.with_decay(decays), state.as_slice()) {
+                    (OptimizerConfig::Sgd(config), state) => {
+                        sgd(compute, &config, &values, scaled, state.first())?;
+                    }
+                    (OptimizerConfig::AdamW(config), [first, second]) => {
+                        adamw(compute, &config, self.steps, &values, scaled, first, second)?;
+                    }
+                    (OptimizerConfig::AdamW(_), state) => {
+                        unreachable!("AdamW is made with two moments, not {}", state.len())
+                    }
                 }
             }
+            begin += range.len();
         }
         Ok(())
     }

@@ -118,10 +118,10 @@ fn greedy_tokens_are_those_of_transformers() {
             let max_len = prompt.len() + want.len();
             let mut generator = Generator::new(&compute, &config, &storage, max_len).unwrap();
             let mut sampler = Sampler::new(Sampling::Greedy).unwrap();
-            prompt.iter().for_each(|token| generator.read(*token).unwrap());
+            generator.read_all(&prompt).unwrap();
             let mut got = Vec::new();
             for _ in 0..want.len() {
-                let token = sampler.choose(generator.logits().unwrap()).unwrap();
+                let token = sampler.choose(generator.logits().unwrap(), &[]).unwrap();
                 generator.read(token).unwrap();
                 got.push(token);
             }
@@ -153,6 +153,36 @@ fn what_no_generator_can_read_is_refused() {
     assert_eq!(error, "a classifier predicts no tokens");
 }
 
+/// A prompt of several passes has the logits of one that is read token by token, and a text that is forgotten leaves nothing.
+#[test]
+fn tokens_that_are_read_at_once_are_those_that_are_read_one_by_one() {
+    for (compute, dtype) in computes() {
+        let (config, storage) = model(TEXTS, "grouped_tied", dtype);
+        let config = LlamaConfig { max_position_embeddings: 600, ..config };
+        let tokens: Vec<u32> = (0..600).map(|at| at * 7 % 61).collect();
+        let mut generator = Generator::new(&compute, &config, &storage, 600).unwrap();
+        tokens.iter().for_each(|token| generator.read(*token).unwrap());
+        let want = values(generator.logits().unwrap());
+        for parts in [&[600][..], &[1, 599], &[300, 256, 44]] {
+            generator.forget();
+            let mut rest = &tokens[..];
+            for len in parts {
+                let (part, left) = rest.split_at(*len);
+                generator.read_all(part).unwrap();
+                rest = left;
+            }
+            assert_eq!(generator.position(), 600);
+            let got = values(generator.logits().unwrap());
+            let off = got.iter().zip(&want).map(|(got, want)| (got - want).abs());
+            let off = off.fold(0.0f64, f64::max);
+            // Products of several rows may add up in another order. The logits are about one.
+            assert!(off <= 1e-4, "{dtype} {:?} {parts:?}: {off}", compute.simd());
+        }
+        let error = generator.read_all(&[1]).unwrap_err().to_string();
+        assert!(error.contains("has no place 600"), "{error}");
+    }
+}
+
 /// Logits of f32.
 fn logits(elems: &[f64]) -> Tensor {
     let tensor = Allocator::new().tensor(DType::F32, [1, elems.len()], Category::Data).unwrap();
@@ -162,7 +192,7 @@ fn logits(elems: &[f64]) -> Tensor {
 
 fn draws(sampling: Sampling, elems: &[f64], count: usize) -> Vec<u32> {
     let (mut sampler, logits) = (Sampler::new(sampling).unwrap(), logits(elems));
-    (0..count).map(|_| sampler.choose(&logits).unwrap()).collect()
+    (0..count).map(|_| sampler.choose(&logits, &[]).unwrap()).collect()
 }
 
 #[test]
@@ -172,7 +202,7 @@ fn tokens_are_drawn_with_the_probabilities_of_their_logits() {
     for (temperature, top_k) in
         [(1.0, None), (0.5, None), (2.0, Some(3)), (1.0, Some(1)), (1.5, Some(9))]
     {
-        let sampling = Sampling::Random { temperature, top_k, seed: 7 };
+        let sampling = Sampling::Random { temperature, top_k, top_p: None, seed: 7 };
         let drawn = draws(sampling, &elems, count);
         assert_eq!(drawn, draws(sampling, &elems, count), "the same seed");
         // The best tokens are 2, 3, 0, 1, 4; the first one of equals counts as better.
@@ -188,25 +218,74 @@ fn tokens_are_drawn_with_the_probabilities_of_their_logits() {
             assert!(want > 0.0 || got == 0, "{temperature} {top_k:?}: {token} was chosen");
         }
     }
-    let with = |seed| Sampling::Random { temperature: 1.0, top_k: None, seed };
+    let with = |seed| Sampling::Random { temperature: 1.0, top_k: None, top_p: None, seed };
     assert_ne!(draws(with(1), &elems, 100), draws(with(2), &elems, 100));
     assert_eq!(draws(Sampling::Greedy, &elems, 2), [2, 2]);
 }
 
 #[test]
+fn top_p_keeps_the_likeliest_tokens_that_reach_it() {
+    // Probabilities of 0.5, 0.25, 0.125 and 0.125.
+    let elems: Vec<f64> = [4.0f64, 2.0, 1.0, 1.0].map(f64::ln).to_vec();
+    for (top_p, top_k, kept) in [
+        (0.4, None, 1),
+        (0.5, None, 1),
+        (0.51, None, 2),
+        (0.76, None, 3),
+        (0.9, None, 4),
+        (1.0, None, 4),
+        (0.9, Some(2), 2),
+        (0.6, Some(2), 1),
+    ] {
+        let sampling = Sampling::Random { temperature: 1.0, top_k, top_p: Some(top_p), seed: 3 };
+        let drawn = draws(sampling, &elems, 400);
+        let largest = drawn.iter().max().unwrap();
+        assert_eq!(*largest, kept - 1, "{top_p} {top_k:?}");
+    }
+}
+
+#[test]
+fn a_repetition_penalty_makes_tokens_that_occurred_less_likely() {
+    let choose = |penalty: f64, elems: &[f64], before: &[u32]| {
+        let sampler = Sampler::new(Sampling::Greedy).unwrap();
+        let mut sampler = sampler.with_repetition_penalty(penalty).unwrap();
+        sampler.choose(&logits(elems), before).unwrap()
+    };
+    assert_eq!(choose(1.0, &[3.0, 2.0], &[0]), 0);
+    assert_eq!(choose(2.0, &[3.0, 2.0], &[0]), 1);
+    assert_eq!(choose(1.4, &[3.0, 2.0], &[0, 0, 0]), 0, "each token counts once");
+    assert_eq!(choose(2.0, &[-2.0, -3.0], &[0]), 1, "below zero it multiplies");
+    assert_eq!(choose(2.0, &[3.0, 2.0], &[9]), 0);
+    for penalty in [0.0, -1.0, f64::NAN] {
+        let sampler = Sampler::new(Sampling::Greedy).unwrap();
+        let error = sampler.with_repetition_penalty(penalty).unwrap_err().to_string();
+        assert!(error.ends_with("must be above zero"), "{error}");
+    }
+}
+
+#[test]
 fn settings_and_logits_that_allow_no_choice_are_refused() {
     let refusal = |temperature, top_k| {
-        Sampler::new(Sampling::Random { temperature, top_k, seed: 0 }).unwrap_err().to_string()
+        Sampler::new(Sampling::Random { temperature, top_k, top_p: None, seed: 0 })
+            .unwrap_err()
+            .to_string()
     };
     for temperature in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         let expected = format!("the temperature is {temperature}, and must be above zero");
         assert_eq!(refusal(temperature, None), expected);
     }
+    for top_p in [0.0, 1.1, f64::NAN] {
+        let sampling =
+            Sampling::Random { temperature: 1.0, top_k: None, top_p: Some(top_p), seed: 0 };
+        let error = Sampler::new(sampling).unwrap_err().to_string();
+        assert!(error.ends_with("is not above zero and at most one"), "{error}");
+    }
     assert_eq!(refusal(1.0, Some(0)), "the best 0 tokens leave none to choose");
-    for sampling in [Sampling::Greedy, Sampling::Random { temperature: 1.0, top_k: None, seed: 0 }]
+    for sampling in
+        [Sampling::Greedy, Sampling::Random { temperature: 1.0, top_k: None, top_p: None, seed: 0 }]
     {
         let mut sampler = Sampler::new(sampling).unwrap();
-        let error = sampler.choose(&logits(&[0.0, f64::NAN, 1.0])).unwrap_err().to_string();
+        let error = sampler.choose(&logits(&[0.0, f64::NAN, 1.0]), &[]).unwrap_err().to_string();
         assert!(error.starts_with("the logit of token 1 is NaN"), "{error}");
     }
 }

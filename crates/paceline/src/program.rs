@@ -104,7 +104,7 @@ fn run(command: Command) -> Result<u8> {
     match command {
         Command::Train(args) => commands::train::train(&args, place()?),
         Command::Evaluate(args) => evaluate::evaluate(&args, place()?),
-        Command::Generate(args) => generate::generate(&args),
+        Command::Generate(args) => generate::generate(&args, carried_tokenizer),
         Command::Fetch(command) => fetch::fetch(&command),
         Command::Checkpoint(command) => {
             paceline_checkpoint::command::checkpoint(&command, carried_tokenizer)

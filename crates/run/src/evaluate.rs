@@ -64,6 +64,9 @@ struct Found<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     tokens: Option<f64>,
     loss: f64,
+    /// With a language model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    perplexity: Option<f64>,
     /// Left out if the model does not classify.
     #[serde(skip_serializing_if = "Option::is_none")]
     accuracy: Option<f64>,
@@ -144,6 +147,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
             samples: result.samples as f64,
             tokens: result.tokens(),
             loss: result.sums.mean_loss(),
+            perplexity: result.perplexity(),
             accuracy: result.accuracy(),
         };
         write_json(&Disk::default(), file, &found)

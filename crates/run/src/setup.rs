@@ -202,6 +202,9 @@ pub(crate) fn build<'a>(
     let load = || config.model.load(&replica.storage);
     together(&replica.world, "read the first weights", SAVE_LIMIT, load)?;
     let mut optimizer = replica.optimizer(config.optimizer.config())?;
+    if config.optimizer.decays_matrices_only() {
+        optimizer = optimizer.decaying_matrices_only(replica.storage.layout());
+    }
     let (num_samples, samples) = (dataset.len(), BatchShape::of(dataset.as_ref()));
     let Begin { mut progress, previous } =
         resume::begin(config, &replica, &*strategy, &mut optimizer, num_samples)?;

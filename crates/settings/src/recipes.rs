@@ -20,12 +20,18 @@ struct Recipe {
     toml: &'static str,
 }
 
-static RECIPES: [Recipe; 2] = [
+static RECIPES: [Recipe; 3] = [
     Recipe {
         name: "tiny-llama",
         about: "A small Llama learns to tell good reviews from bad ones, in seconds, without a download",
         path: "recipes/tiny-llama.toml",
         toml: include_str!("../recipes/tiny-llama.toml"),
+    },
+    Recipe {
+        name: "tiny-lm",
+        about: "A small language model learns any text in --data-dir, byte by byte, in minutes, without a download",
+        path: "recipes/tiny-lm.toml",
+        toml: include_str!("../recipes/tiny-lm.toml"),
     },
     Recipe {
         name: "smollm2-yelp",

@@ -16,7 +16,7 @@ use super::{DataSettings, RunNeeds};
 #[derive(Clone, Debug, Args, Serialize)]
 #[command(next_help_heading = "Data")]
 pub(super) struct FileFlags {
-    /// Folder of the data set's files; for texts also a data set of the Hugging Face Hub (paceline fetch data)
+    /// Folder of the data set's files; for texts also one file, or a data set of the Hugging Face Hub (paceline fetch data)
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Download the data set's files into --data-dir first, unless they are there

@@ -20,6 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::ArgMatches;
+use paceline_data::text::TokenizerSource;
 use paceline_data::{BatchShape, Dataset, Field, Split};
 use paceline_failure::{Failure, Result};
 use paceline_hub::download::Source;
@@ -112,8 +113,8 @@ pub trait DataSettings: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// The `tokenizer.json` that makes its tokens, if it reads one.
-    fn tokenizer(&self) -> Option<&Path> {
+    /// What makes its tokens, if it reads texts.
+    fn tokenizer(&self) -> Option<&TokenizerSource> {
         None
     }
 

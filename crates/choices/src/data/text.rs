@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use clap::{Arg, ArgMatches, Args};
-use paceline_data::text::{Report, TextError, TextFiles, TextSettings, TextSource};
+use paceline_data::text::{
+    Report, TableSettings, TextError, TextFiles, TextSettings, TextSource, TokenizerSource,
+};
 use paceline_data::{Dataset, Split};
 use paceline_failure::{Failure, Result};
-use paceline_files::Printable;
+use paceline_files::{Printable, printable};
 use paceline_host::bar::{TaskBar, Unit};
 use paceline_hub::{self as hub, Found};
 
@@ -28,13 +30,28 @@ pub(super) struct Text;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Data")]
 struct Flags {
-    /// Folder of the data set's files; for texts also a data set of the Hugging Face Hub (paceline fetch data)
+    /// Folder of the data set's files; for texts also one file, or a data set of the Hugging Face Hub (paceline fetch data)
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Text: the tokenizer.json of the model, or a model of the Hugging Face Hub [default: the one in --data-dir, or else
-    /// that of --pretrained]
+    /// Text: the tokenizer.json of the model, a model of the Hugging Face Hub, or bytes: each byte is a token, which needs no
+    /// file [default: the one in --data-dir, or else that of --pretrained]
     #[arg(long, value_name = "FILE|NAME")]
     tokenizer: Option<PathBuf>,
+    /// Text: the column of tables that has the texts; without a header, its number from 1 [default: text]
+    #[arg(long, value_name = "NAME")]
+    text_column: Option<String>,
+    /// Text: the column of tables that has the labels; without a header, its number from 1 [default: label]
+    #[arg(long, value_name = "NAME")]
+    label_column: Option<String>,
+    /// Text: the labels that are words, in the order of their classes [default: labels are numbers from 0]
+    #[arg(long, value_name = "WORD", num_args = 1..)]
+    label_names: Vec<String>,
+    /// Text: the first line of CSV files is a row
+    #[arg(long)]
+    no_header: bool,
+    /// Text: leave out and count rows that are empty or cannot be used, instead of refusing the file
+    #[arg(long)]
+    skip_bad_rows: bool,
     /// Text: cut each text to this many tokens [default: 512]
     #[arg(long, value_name = "N")]
     max_length: Option<usize>,
@@ -44,8 +61,8 @@ struct Flags {
     /// Text: number of rows to train on, chosen by --seed [default: all]
     #[arg(long, value_name = "N")]
     train_samples: Option<usize>,
-    /// Text: number of rows to test with, of the test files, or of the training files if there are no others [default:
-    /// all of the test files]
+    /// Text: number of rows, or of blocks of running text, to test with, of the test files, or of the training files if there
+    /// are no others; of running text the last ones [default: all of the test files]
     #[arg(long, value_name = "N")]
     test_samples: Option<usize>,
     /// Text: make batches of texts of like length, so that little is padded
@@ -66,7 +83,7 @@ impl Choice for Text {
     }
 
     fn about(&self) -> &'static str {
-        "Texts in --data-dir: train*.parquet, .csv or .jsonl with text and label; .txt for language models"
+        "Texts in --data-dir: train*.parquet, .csv or .jsonl with text and label; for language models any texts"
     }
 
     fn flags(&self) -> Vec<Arg> {
@@ -123,31 +140,46 @@ impl DataChoice for Text {
         let mut revisions: Vec<String> = revision.into_iter().collect();
         let is_named = note.is_some();
         let mut notes: Vec<String> = note.into_iter().collect();
+        // Of a single file, the folder that it is in.
+        let beside = match folder.is_dir() {
+            true => folder.clone(),
+            false => folder.parent().unwrap_or(Path::new("")).to_owned(),
+        };
         let tokenizer = match &flags.tokenizer {
+            Some(stated) if stated == Path::new(TokenizerSource::BYTES) => TokenizerSource::Bytes,
             Some(stated) => {
                 let found = hub::find("--tokenizer", stated, hub::Wanted::Tokenizer)?;
                 let is_file = found.note.is_none();
                 notes.extend(found.note);
                 revisions.extend(found.revision);
-                if is_file { found.path } else { found.path.join(TOKENIZER) }
+                let path = if is_file { found.path } else { found.path.join(TOKENIZER) };
+                TokenizerSource::File(path)
             }
-            None => match (folder.join(TOKENIZER), run.tokenizer) {
-                (beside, Some(of_model)) if !beside.is_file() => of_model.to_owned(),
-                (beside, _) => beside,
-            },
+            None => TokenizerSource::File(match (beside.join(TOKENIZER), run.tokenizer) {
+                (there, Some(of_model)) if !there.is_file() => of_model.to_owned(),
+                (there, _) => there,
+            }),
         };
-        if !tokenizer.is_file() {
+        if let TokenizerSource::File(path) = &tokenizer
+            && !path.is_file()
+        {
             return usage(format!(
-                "--tokenizer: {} is no file; pass the tokenizer.json that the model was published with",
-                tokenizer.printable()
+                "--tokenizer: {} is no file; pass the tokenizer.json that the model was published with, or bytes, whose \
+                 tokens are the bytes of a text",
+                path.printable()
             ));
         }
-        let files = TextFiles::find(&folder).map_err(in_folder)?;
+        let table = table(&flags, &kind)?;
+        let files = match kind {
+            Kind::Classified { .. } => TextFiles::find(&folder),
+            Kind::Running { .. } => TextFiles::find_any(&folder),
+        };
+        let files = files.map_err(in_folder)?;
         let has_test = !files.of(Split::Test).is_empty() || flags.test_samples.is_some();
         let cache = match flags.token_cache.clone() {
             Some(cache) => cache,
             None if is_named => hub::tokens_folder()?,
-            None => folder.join("tokens"),
+            None => beside.join("tokens"),
         };
         let known = match run.samples {
             Samples::Tokens { vocab, .. } => Some((run.model.to_owned(), vocab)),
@@ -156,7 +188,8 @@ impl DataChoice for Text {
         let quiet = OnceLock::new();
         Ok(Arc::new(Texts {
             flags,
-            folder,
+            files,
+            table,
             tokenizer,
             cache,
             kind,
@@ -176,9 +209,50 @@ fn in_folder(error: TextError) -> Failure {
             "; pass the number of classes (--num-labels for a Llama, otherwise --classes), or correct the label"
         }
         TextError::NoRoom { .. } => "; pass a larger --max-length",
+        TextError::Column { .. } => {
+            "; name the columns with --text-column and --label-column, or pass --no-header if the first line is a row"
+        }
+        TextError::Row { .. } => "; correct the row, or pass --skip-bad-rows",
+        TextError::TooShort { .. } => "; pass more text, or a smaller --seq-len",
+        TextError::NoTexts { .. } => "; pass a folder or a file with text as --data-dir",
         _ => "",
     };
     Failure::Usage(format!("--data text: {error}{fix}"))
+}
+
+/// How tables are read.
+fn table(flags: &Flags, kind: &Kind) -> Result<TableSettings> {
+    let default = TableSettings::default();
+    let table = TableSettings {
+        text_column: flags.text_column.clone().unwrap_or(default.text_column),
+        label_column: flags.label_column.clone().or(default.label_column),
+        label_names: flags.label_names.clone(),
+        has_header: !flags.no_header,
+        skip_bad_rows: flags.skip_bad_rows,
+    };
+    if matches!(kind, Kind::Running { .. }) {
+        return Ok(table);
+    }
+    let (names, columns) = (&table.label_names, (&table.text_column, &table.label_column));
+    if columns.1.as_ref() == Some(columns.0) {
+        return usage(format!(
+            "--text-column {0} is --label-column too; pass two columns",
+            printable(columns.0)
+        ));
+    }
+    let is_twice = |(at, name): &(usize, &String)| names[..*at].contains(name);
+    if let Some((_, name)) = names.iter().enumerate().find(is_twice) {
+        return usage(format!("--label-names has {} twice; name each class once", printable(name)));
+    }
+    match kind {
+        Kind::Classified { num_classes, .. } if ![0, *num_classes].contains(&names.len()) => {
+            usage(format!(
+                "--label-names names {} classes, and the model has {num_classes}; name each class once",
+                names.len()
+            ))
+        }
+        _ => Ok(table),
+    }
 }
 
 /// What the texts are for.
@@ -203,7 +277,8 @@ impl Kind {
             ("--max-length", flags.max_length.is_some()),
             ("--classes", flags.classes.is_some()),
             ("--train-samples", flags.train_samples.is_some()),
-            ("--test-samples", flags.test_samples.is_some()),
+            ("--label-column", flags.label_column.is_some()),
+            ("--label-names", !flags.label_names.is_empty()),
             ("--group-by-length", flags.group_by_length),
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
@@ -219,8 +294,9 @@ impl Kind {
 #[derive(Debug)]
 struct Texts {
     flags: Flags,
-    folder: PathBuf,
-    tokenizer: PathBuf,
+    files: TextFiles,
+    table: TableSettings,
+    tokenizer: TokenizerSource,
     cache: PathBuf,
     kind: Kind,
     /// The name of the model and the number of tokens that it knows, if it states one.
@@ -244,23 +320,26 @@ impl DataSettings for Texts {
                 }
             },
         };
-        let source = TextSource::new(&self.folder, &self.tokenizer, Some(self.cache.clone()));
-        let source = source.map_err(|error| match error {
-            TextError::File { path, problem } if path == self.tokenizer => Failure::Usage(format!(
+        let tokenizer = self.tokenizer.load().map_err(|error| match error {
+            TextError::File { path, problem } => Failure::Usage(format!(
                 "--tokenizer: {} {problem}; pass the tokenizer.json that the model was published with",
                 path.printable()
             )),
             other => in_folder(other),
         })?;
+        let source = TextSource::new(self.files.clone(), tokenizer, Some(self.cache.clone()));
+        let source = source.with_table(self.table.clone());
         // Before the texts are tokenized, and the tokens are kept.
         if let Some((model, vocab)) = &self.known {
             check_vocab("text", source.vocab(), model, *vocab)?;
         }
+        let Flags { train_samples, test_samples, .. } = self.flags;
         let open = || -> std::result::Result<Arc<dyn Dataset>, TextError> {
             Ok(match self.kind {
-                Kind::Running { seq_len } => Arc::new(source.blocks(split, seq_len, report)?),
+                Kind::Running { seq_len } => {
+                    Arc::new(source.blocks(split, seq_len, test_samples, report)?)
+                }
                 Kind::Classified { num_classes, max_length } => {
-                    let Flags { train_samples, test_samples, .. } = self.flags;
                     let settings =
                         TextSettings { max_length, num_classes, seed, train_samples, test_samples };
                     Arc::new(source.classified(split, &settings, report)?)
@@ -278,7 +357,7 @@ impl DataSettings for Texts {
         self.revisions.clone()
     }
 
-    fn tokenizer(&self) -> Option<&Path> {
+    fn tokenizer(&self) -> Option<&TokenizerSource> {
         Some(&self.tokenizer)
     }
 
@@ -317,7 +396,11 @@ impl DataSettings for Texts {
     fn identity(&self) -> Option<Vec<(&'static str, String)>> {
         let all = |number: Option<usize>| number.map_or("all".to_owned(), |n| n.to_string());
         Some(match self.kind {
-            Kind::Running { seq_len } => vec![("--seq-len", seq_len.to_string())],
+            Kind::Running { seq_len } => {
+                let mut all = vec![("--seq-len", seq_len.to_string())];
+                all.extend(self.flags.test_samples.map(|n| ("--test-samples", n.to_string())));
+                all
+            }
             Kind::Classified { num_classes, max_length } => vec![
                 ("--classes", num_classes.to_string()),
                 ("--max-length", max_length.to_string()),

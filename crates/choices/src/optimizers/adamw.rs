@@ -1,15 +1,30 @@
-//! `--optimizer adamw`: Adam with decoupled weight decay, with PyTorch's betas and epsilon.
+//! `--optimizer adamw`: Adam with decoupled weight decay. PyTorch's betas and epsilon are the defaults.
 
-use clap::{Arg, ArgMatches};
-use paceline_failure::Result;
+use clap::{Arg, ArgMatches, Args};
+use paceline_failure::{Failure, Result};
 use paceline_kernels::optimizer::AdamW;
 use paceline_model::OptimizerConfig;
+use serde_json::json;
 
 use super::{CommonFlags, OptimizerChoice, OptimizerSettings, check, others};
 use crate::registry::{Choice, flags_of, read};
 
 /// The choice.
 pub(super) struct ChooseAdamW;
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Training")]
+struct Flags {
+    /// AdamW: the part of the mean of gradients that a step keeps
+    #[arg(long, value_name = "X", default_value_t = 0.9)]
+    beta1: f64,
+    /// AdamW: the part of the mean of squared gradients that a step keeps
+    #[arg(long, value_name = "X", default_value_t = 0.999)]
+    beta2: f64,
+    /// AdamW: added to the root of the mean of squared gradients, by which a step is divided
+    #[arg(long, value_name = "X", default_value_t = 1e-8)]
+    eps: f64,
+}
 
 impl Choice for ChooseAdamW {
     fn name(&self) -> &'static str {
@@ -21,20 +36,39 @@ impl Choice for ChooseAdamW {
     }
 
     fn flags(&self) -> Vec<Arg> {
-        flags_of::<CommonFlags>()
+        [flags_of::<CommonFlags>(), flags_of::<Flags>()].concat()
     }
 }
 
 impl OptimizerChoice for ChooseAdamW {
     fn resolve(&self, settings: &ArgMatches) -> Result<OptimizerSettings> {
-        let flags: CommonFlags = read(settings)?;
-        let (lr, weight_decay) = (flags.lr.unwrap_or(0.001), flags.weight_decay.unwrap_or(0.01));
+        let (common, flags) = (read::<CommonFlags>(settings)?, read::<Flags>(settings)?);
+        let (lr, weight_decay) = (common.lr.unwrap_or(0.001), common.weight_decay.unwrap_or(0.01));
         check(&[("--lr", lr), ("--weight-decay", weight_decay)])?;
-        let (beta1, beta2, eps) = (0.9, 0.999, 1e-8);
+        let Flags { beta1, beta2, eps } = flags;
+        for (flag, beta) in [("--beta1", beta1), ("--beta2", beta2)] {
+            if !(0.0..1.0).contains(&beta) {
+                return Err(Failure::Usage(format!(
+                    "{flag} {beta}: pass a number from 0 to below 1"
+                )));
+            }
+        }
+        if !(eps > 0.0 && eps.is_finite()) {
+            return Err(Failure::Usage(format!(
+                "--eps {eps}: pass a number above zero; without it, a step is divided by zero"
+            )));
+        }
         Ok(OptimizerSettings {
             name: self.name(),
             lr,
-            others: others(&[("weight_decay", weight_decay)]),
+            others: others(&[
+                ("weight_decay", json!(weight_decay)),
+                ("decay_matrices_only", json!(common.decay_matrices_only)),
+                ("beta1", json!(beta1)),
+                ("beta2", json!(beta2)),
+                ("eps", json!(eps)),
+            ]),
+            decays_matrices_only: common.decay_matrices_only,
             config: OptimizerConfig::AdamW(AdamW { lr, beta1, beta2, eps, weight_decay }),
         })
     }

@@ -7,7 +7,7 @@ use clap::{ArgMatches, Args};
 use paceline_failure::{Failure, Result};
 use paceline_model::OptimizerConfig;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::registry::{Choice, Registry};
 
@@ -29,6 +29,8 @@ pub struct OptimizerSettings {
     /// The other settings, as `config.json` has them.
     #[serde(flatten)]
     others: Value,
+    #[serde(skip)]
+    decays_matrices_only: bool,
     #[serde(skip)]
     config: OptimizerConfig,
 }
@@ -62,6 +64,11 @@ impl OptimizerSettings {
         self.config
     }
 
+    /// Whether parameters of one dimension have no weight decay.
+    pub fn decays_matrices_only(&self) -> bool {
+        self.decays_matrices_only
+    }
+
     /// Whether it keeps state between steps.
     pub fn has_state(&self) -> bool {
         !self.config.state_names().is_empty()
@@ -78,6 +85,9 @@ struct CommonFlags {
     /// Weight decay [default: 0, or 0.01 for AdamW]
     #[arg(long, value_name = "X")]
     weight_decay: Option<f64>,
+    /// Weight decay for matrices and convolutions only: biases, norms and other parameters of one dimension have none
+    #[arg(long)]
+    decay_matrices_only: bool,
 }
 
 /// Fails for values that are negative or not finite.
@@ -91,6 +101,6 @@ fn check(flags: &[(&str, f64)]) -> Result<()> {
 }
 
 /// The settings other than the learning rate.
-fn others(settings: &[(&str, f64)]) -> Value {
-    settings.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect()
+fn others(settings: &[(&str, Value)]) -> Value {
+    settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect()
 }

@@ -4,6 +4,7 @@ use clap::{Arg, ArgMatches, Args};
 use paceline_failure::Result;
 use paceline_kernels::optimizer::Sgd;
 use paceline_model::OptimizerConfig;
+use serde_json::json;
 
 use super::{CommonFlags, OptimizerChoice, OptimizerSettings, check, others};
 use crate::registry::{Choice, flags_of, read};
@@ -41,7 +42,12 @@ impl OptimizerChoice for ChooseSgd {
         Ok(OptimizerSettings {
             name: self.name(),
             lr,
-            others: others(&[("momentum", momentum), ("weight_decay", weight_decay)]),
+            others: others(&[
+                ("momentum", json!(momentum)),
+                ("weight_decay", json!(weight_decay)),
+                ("decay_matrices_only", json!(common.decay_matrices_only)),
+            ]),
+            decays_matrices_only: common.decay_matrices_only,
             config: OptimizerConfig::Sgd(Sgd { lr, momentum, weight_decay }),
         })
     }

@@ -1,40 +1,51 @@
 //! Texts with labels in CSV files.
 //!
-//! Input: the contents of a file, with a header line. Fields may be in quotes. Output: rows. Long fields are cut while
+//! Input: the contents of a file. Fields may be in quotes. Output: rows. Long fields are cut while
 //! they are read. This module checks no label's range.
 
 use std::io::{self, BufRead, Read};
 use std::path::Path;
 
-use super::TextError;
-use super::rows::{Kept, MAX_TEXT_BYTES, Row, Sink, begins_character, column, no_integer};
+use super::rows::{Kept, Label, MAX_TEXT_BYTES, Row, Sink, begins_character, column};
+use super::{TableSettings, TextError};
 
 /// Reads the rows of a file. Errors name the file `path`.
-pub(super) fn read(path: &Path, contents: impl BufRead, sink: Sink<'_>) -> Result<(), TextError> {
-    let mut reader = csv::Reader::from_reader(Cut::new(contents, MAX_TEXT_BYTES));
-    let header = reader.headers().map_err(|error| TextError::file(path, error))?;
-    let header: Vec<String> = header.iter().map(str::to_owned).collect();
-    let (text, label) = (column(path, &header, "text")?, column(path, &header, "label")?);
+pub(super) fn read(
+    path: &Path,
+    contents: impl BufRead,
+    table: &TableSettings,
+    sink: Sink<'_>,
+) -> Result<(), TextError> {
+    let contents = Cut::new(contents, MAX_TEXT_BYTES);
+    let mut reader = csv::ReaderBuilder::new().has_headers(table.has_header).from_reader(contents);
+    // Without a header, this is the first row, which is read again below.
+    let first = reader.headers().map_err(|error| TextError::file(path, error))?;
+    let names: Vec<String> = match table.has_header {
+        true => first.iter().map(str::to_owned).collect(),
+        false => (1..=first.len()).map(|number| number.to_string()).collect(),
+    };
+    let text = column(path, &names, &table.text_column)?;
+    let label = table.label_column.as_ref().map(|name| column(path, &names, name)).transpose()?;
+    let first_line = if table.has_header { "the header" } else { "the first row" };
     let mut record = csv::StringRecord::new();
     for number in 1.. {
-        let read = reader.read_record(&mut record).map_err(|error| {
+        let row = match reader.read_record(&mut record) {
+            Ok(false) => break,
+            Ok(true) => Ok(Row {
+                text: record[text].to_owned(),
+                label: label.map(|at| label_of(record[at].trim())),
+            }),
             // Without the position of the crate, which counts the header.
-            let problem = match error.kind() {
-                csv::ErrorKind::UnequalLengths { expected_len, len, .. } => format!(
-                    "has {len} fields, and the header has {expected_len}; is the file cut off?"
-                ),
-                _ => error.to_string(),
-            };
-            TextError::row(path, number, problem)
-        })?;
-        if !read {
-            break;
-        }
-        let given = record[label].trim();
-        let label = given
-            .parse()
-            .map_err(|_| TextError::row(path, number, no_integer(format!("{given:?}"))))?;
-        sink(number, Row { text: record[text].to_owned(), label })?;
+            Err(error) => match error.kind() {
+                csv::ErrorKind::UnequalLengths { expected_len, len, .. } => Err(format!(
+                    "has {len} fields, and {first_line} has {expected_len}; is the file cut off?"
+                )),
+                csv::ErrorKind::Utf8 { .. } => Err(error.to_string()),
+                // Nothing can be read behind it.
+                _ => return Err(TextError::row(path, number, error.to_string())),
+            },
+        };
+        sink(number, row)?;
     }
     // The reader takes the end of the file for the end of a quoted field.
     if reader.get_ref().quotes % 2 == 1 {
@@ -43,6 +54,10 @@ pub(super) fn read(path: &Path, contents: impl BufRead, sink: Sink<'_>) -> Resul
         return Err(TextError::file(path, problem));
     }
     Ok(())
+}
+
+fn label_of(field: &str) -> Label {
+    field.parse().map_or_else(|_| Label::Word(field.to_owned()), Label::Number)
 }
 
 /// Contents whose long fields are cut, before anything keeps them.

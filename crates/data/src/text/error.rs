@@ -17,6 +17,30 @@ pub enum TextError {
         /// `train` or `test`.
         part: &'static str,
     },
+    /// The folder has no text at all.
+    #[error(
+        "found no .txt, .md, .jsonl, .csv or .parquet file in {} and its subfolders",
+        folder.display()
+    )]
+    NoTexts {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The text is too short for one sequence.
+    #[error(
+        "{}: the {part} part has {num_tokens} tokens, too few for a sequence of {seq_len} and the token after it",
+        path.display()
+    )]
+    TooShort {
+        /// The folder or the file.
+        path: PathBuf,
+        /// `training` or `test`.
+        part: &'static str,
+        /// The tokens that are there.
+        num_tokens: usize,
+        /// The tokens of a sequence.
+        seq_len: usize,
+    },
     /// The folder has nothing to train on, and several of its subfolders have.
     #[error("{} and {} both have files to train on; pass one of these folders", first.display(), second.display())]
     Subfolders {
@@ -39,7 +63,7 @@ pub enum TextError {
         /// The file.
         path: PathBuf,
         /// The column that is missing.
-        name: &'static str,
+        name: String,
         /// The columns that are there, or the first of them.
         present: Vec<String>,
     },

@@ -1,6 +1,6 @@
 //! Finds the text files of a folder.
 //!
-//! Input: a folder. Output: the files of the training part and of the test part, in the order of their names, and their
+//! Input: a folder, or one file. Output: the files of the training part and of the test part, in the order of their names, and their
 //! format. This module opens no file.
 
 use std::fs;
@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 
 use super::TextError;
 use crate::Split;
+
+/// A folder with more files is taken for a mistake.
+const MAX_FILES: usize = 1_000_000;
 
 /// A format of text files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,9 +48,16 @@ pub struct TextFiles {
 }
 
 impl TextFiles {
-    /// Looks into a folder, and if that has nothing to train on, into the one subfolder that has. Errors if there is no such
+    /// Texts with classes. Looks into a folder, and if that has nothing to train on, into the one subfolder that has. Errors if there is no such
     /// folder, or several, or if a part has files of several formats.
     pub fn find(folder: &Path) -> Result<Self, TextError> {
+        if folder.exists() && !folder.is_dir() {
+            return Ok(Self {
+                folder: folder.into(),
+                train: vec![folder.into()],
+                test: Vec::new(),
+            });
+        }
         let found = match Self::in_folder(folder) {
             Err(TextError::NoFiles { .. }) => subfolders(folder)?,
             outcome => return outcome,
@@ -65,6 +75,46 @@ impl TextFiles {
                 Err(TextError::Subfolders { first: first.folder, second: second.folder })
             }
             (None, _) => Err(TextError::NoFiles { folder: folder.into(), part: "train" }),
+        }
+    }
+
+    /// Any text for a language model: as [`TextFiles::find`], and if there is nothing of such names, all text files of a
+    /// folder and of its subfolders, whatever their names. Hidden files, and subfolders that are links, are left out.
+    pub fn find_any(path: &Path) -> Result<Self, TextError> {
+        match Self::find(path) {
+            Err(TextError::NoFiles { .. }) => {}
+            outcome => return outcome,
+        }
+        let (mut train, mut folders) = (Vec::new(), vec![path.to_owned()]);
+        while let Some(folder) = folders.pop() {
+            for entry in entries(&folder)? {
+                let is_hidden =
+                    entry.file_name().is_some_and(|name| name.as_encoded_bytes()[0] == b'.');
+                if is_hidden {
+                    continue;
+                }
+                // What has the name of a text and is none, such as a FIFO, is refused where it is opened.
+                let is_text = TextFormat::of(&entry).is_some()
+                    || entry.extension().is_some_and(|end| end == "md");
+                if !entry.is_dir() && is_text {
+                    train.push(entry);
+                } else if entry.is_dir() && !entry.is_symlink() {
+                    folders.push(entry);
+                }
+            }
+            if train.len() + folders.len() > MAX_FILES {
+                return Err(TextError::file(
+                    path,
+                    format!(
+                        "has more than {MAX_FILES} files and folders; join them, or pass a smaller folder"
+                    ),
+                ));
+            }
+        }
+        train.sort();
+        match train.is_empty() {
+            true => Err(TextError::NoTexts { folder: path.into() }),
+            false => Ok(Self { folder: path.into(), train, test: Vec::new() }),
         }
     }
 
@@ -92,7 +142,7 @@ impl TextFiles {
         Ok(Self { folder: folder.into(), train, test })
     }
 
-    /// The folder of the files.
+    /// The folder of the files, or the only file.
     pub fn folder(&self) -> &Path {
         &self.folder
     }

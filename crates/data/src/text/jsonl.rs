@@ -7,44 +7,56 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::TextError;
 use super::error::excerpt;
-use super::rows::{Kept, MAX_TEXT_BYTES, Row, Sink, begins_character, column, no_integer};
+use super::rows::{Kept, Label, MAX_TEXT_BYTES, Row, Sink, begins_character, column, no_integer};
+use super::{TableSettings, TextError};
 
 /// Reads the rows of a file. Errors name the file `path`. Empty lines are left out, but counted.
 pub(super) fn read(
     path: &Path,
     mut contents: impl BufRead,
+    table: &TableSettings,
     sink: Sink<'_>,
 ) -> Result<(), TextError> {
     for number in 1.. {
-        let problem = |problem: String| TextError::row(path, number, problem);
+        // Nothing can be read behind a line that is too long.
         let Some(line) = Line::read(&mut contents, MAX_TEXT_BYTES)
-            .map_err(|error| problem(error.to_string()))?
+            .map_err(|error| TextError::row(path, number, error.to_string()))?
         else {
             break;
         };
-        let line = str::from_utf8(&line.bytes).map_err(|error| problem(error.to_string()))?;
-        if line.trim().is_empty() {
-            continue;
+        let line = match str::from_utf8(&line.bytes) {
+            Ok(line) if line.trim().is_empty() => continue,
+            Ok(line) => Ok(line),
+            Err(error) => Err(error.to_string()),
+        };
+        let object = line.and_then(|line| {
+            serde_json::from_str::<Map<String, Value>>(line).map_err(|error| {
+                let hint = if error.is_eof() { "; is the file cut off?" } else { "" };
+                format!("is not a JSON object ({error}){hint}")
+            })
+        });
+        // A column that is missing is no bad row: with another name, no row would be left.
+        if let Ok(object) = &object {
+            let present: Vec<String> = object.keys().cloned().collect();
+            table.columns().try_for_each(|name| column(path, &present, name).map(drop))?;
         }
-        let object: Map<String, Value> = serde_json::from_str(line).map_err(|error| {
-            let hint = if error.is_eof() { "; is the file cut off?" } else { "" };
-            problem(format!("is not a JSON object ({error}){hint}"))
-        })?;
-        let present: Vec<String> = object.keys().cloned().collect();
-        column(path, &present, "text")?;
-        column(path, &present, "label")?;
-        let Some(text) = object["text"].as_str() else {
-            let text = excerpt(&object["text"].to_string());
-            return Err(problem(format!("the text {text} is not a string")));
-        };
-        let Some(label) = object["label"].as_i64() else {
-            return Err(problem(no_integer(&object["label"])));
-        };
-        sink(number, Row { text: text.to_owned(), label })?;
+        sink(number, object.and_then(|object| row(&object, table)))?;
     }
     Ok(())
+}
+
+/// The row of an object that has the columns.
+fn row(object: &Map<String, Value>, table: &TableSettings) -> Result<Row, String> {
+    let Some(text) = object[&table.text_column].as_str() else {
+        let text = excerpt(&object[&table.text_column].to_string());
+        return Err(format!("the text {text} is not a string"));
+    };
+    let label = table.label_column.as_ref().map(|name| match &object[name] {
+        Value::String(word) => Ok(Label::Word(word.clone())),
+        other => other.as_i64().map(Label::Number).ok_or_else(|| no_integer(other)),
+    });
+    Ok(Row { text: text.to_owned(), label: label.transpose()? })
 }
 
 /// A line whose long strings are cut, before anything keeps them.

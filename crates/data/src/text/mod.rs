@@ -2,8 +2,10 @@
 //!
 //! | file | what it does |
 //! |---|---|
+//! | `bytes.rs` | the tokenizer that the program carries: a token for each byte |
 //! | `files.rs` | finds the files of a folder |
 //! | `rows.rs` | rows with a text and a class, from `parquet.rs`, `csv.rs` and `jsonl.rs` |
+//! | `table.rs` | which columns of a table are read, and which rows are left out |
 //! | `tokenizer.rs` | texts to tokens |
 //! | `cuts.rs` | where a text can be cut without other tokens |
 //! | `guarded.rs` | calls of a library that may panic |
@@ -13,6 +15,7 @@
 //! | `fuzzing.rs` | arbitrary bytes as rows |
 //! | `source.rs` | all of it, from a folder to a data set |
 
+mod bytes;
 mod cache;
 mod csv;
 mod cuts;
@@ -26,8 +29,10 @@ mod parquet;
 mod rows;
 mod source;
 mod stream;
+mod table;
 mod tokenizer;
 
+pub use bytes::TokenizerSource;
 pub use cache::TokenRows;
 pub use dataset::{TokenBlocks, TokenDataset};
 pub use error::TextError;
@@ -35,4 +40,5 @@ pub use files::{TextFiles, TextFormat};
 pub use rows::TextRows;
 pub use source::{Report, TextSettings, TextSource};
 pub use stream::TextStream;
+pub use table::TableSettings;
 pub use tokenizer::{Progress, Tokenizer};

@@ -7,7 +7,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use super::error::excerpt;
-use super::{TextError, TextFormat, csv, jsonl, parquet};
+use super::table::LeftOut;
+use super::{TableSettings, TextError, TextFormat, csv, jsonl, parquet};
 
 /// What some programs write in front of a text.
 pub(super) const BYTE_ORDER_MARK: &str = "\u{feff}";
@@ -37,20 +38,42 @@ pub struct TextRows {
 #[derive(Debug)]
 pub(super) struct Row {
     pub text: String,
-    pub label: i64,
+    /// Nothing if only texts are read.
+    pub label: Option<Label>,
 }
 
-/// Takes the rows of a file one after the other, each with its number, counted from one.
-pub(super) type Sink<'a> = &'a mut dyn FnMut(usize, Row) -> Result<(), TextError>;
+/// A label as a file has it.
+#[derive(Debug)]
+pub(super) enum Label {
+    Number(i64),
+    Word(String),
+}
+
+/// Takes the rows of a file one after the other, each with its number, counted from one; or what is wrong with a row that
+/// others may follow.
+pub(super) type Sink<'a> = &'a mut dyn FnMut(usize, Result<Row, String>) -> Result<(), TextError>;
 
 impl TextRows {
-    /// Reads the files one after the other. Errors name the file and the row: a file that is cut off, a column that is
-    /// missing, and a label that is not one of `num_classes` classes. Of a text of more than 8 MiB, its beginning is kept.
+    /// Reads the files one after the other, with the columns `text` and `label`. Errors name the file and the row: a file that
+    /// is cut off, a column that is missing, and a label that is not one of `num_classes` classes. Of a text of more than
+    /// 8 MiB, its beginning is kept.
     pub fn read(paths: &[PathBuf], num_classes: usize) -> Result<Self, TextError> {
+        Self::read_table(paths, num_classes, &TableSettings::default(), &mut |_| {})
+    }
+
+    /// The same, with columns by choice. `warn` is told of rows that were left out.
+    pub fn read_table(
+        paths: &[PathBuf],
+        num_classes: usize,
+        table: &TableSettings,
+        warn: &mut dyn FnMut(String),
+    ) -> Result<Self, TextError> {
         let mut rows = Self::default();
         for path in paths {
             let before = rows.texts.len();
-            rows.read_file(path, num_classes)?;
+            let mut left_out = LeftOut::default();
+            rows.read_file(path, num_classes, table, &mut left_out)?;
+            left_out.note(path).into_iter().for_each(&mut *warn);
             if rows.texts.len() == before {
                 return Err(TextError::file(path, "has no rows"));
             }
@@ -60,20 +83,29 @@ impl TextRows {
 
     /// Reads the contents of a CSV file that a program carries. Errors name it by `name`.
     pub fn from_csv(name: &Path, contents: &[u8], num_classes: usize) -> Result<Self, TextError> {
-        let mut rows = Self::default();
-        csv::read(name, unmarked(name, contents)?, &mut rows.checked(name, num_classes))?;
+        let (mut rows, table) = (Self::default(), TableSettings::default());
+        let mut left_out = LeftOut::default();
+        let mut sink = rows.checked(name, num_classes, &table, &mut left_out);
+        csv::read(name, unmarked(name, contents)?, &table, &mut sink)?;
+        drop(sink);
         match rows.texts.is_empty() {
             true => Err(TextError::file(name, "has no rows")),
             false => Ok(rows),
         }
     }
 
-    fn read_file(&mut self, path: &Path, num_classes: usize) -> Result<(), TextError> {
-        let mut sink = self.checked(path, num_classes);
+    fn read_file(
+        &mut self,
+        path: &Path,
+        num_classes: usize,
+        table: &TableSettings,
+        left_out: &mut LeftOut,
+    ) -> Result<(), TextError> {
+        let mut sink = self.checked(path, num_classes, table, left_out);
         match TextFormat::of(path) {
-            Some(TextFormat::Parquet) => parquet::read(path, &mut sink),
-            Some(TextFormat::Csv) => csv::read(path, open(path)?, &mut sink),
-            Some(TextFormat::JsonLines) => jsonl::read(path, open(path)?, &mut sink),
+            Some(TextFormat::Parquet) => parquet::read(path, table, &mut sink),
+            Some(TextFormat::Csv) => csv::read(path, open(path)?, table, &mut sink),
+            Some(TextFormat::JsonLines) => jsonl::read(path, open(path)?, table, &mut sink),
             Some(TextFormat::Plain) => Err(TextError::file(path, "plain text has no labels")),
             None => Err(TextError::file(path, "is not a .parquet, .csv or .jsonl file")),
         }
@@ -84,19 +116,37 @@ impl TextRows {
         &'a mut self,
         path: &'a Path,
         num_classes: usize,
-    ) -> impl FnMut(usize, Row) -> Result<(), TextError> + 'a {
-        move |number, Row { text, label }| {
-            if usize::try_from(label).map_or(true, |label| label >= num_classes) {
-                return Err(TextError::Label {
-                    path: path.into(),
-                    row: number,
-                    label,
-                    num_classes,
-                });
+        table: &'a TableSettings,
+        left_out: &'a mut LeftOut,
+    ) -> impl FnMut(usize, Result<Row, String>) -> Result<(), TextError> + 'a {
+        move |number, row| {
+            let row = row.and_then(|row| match table.skip_bad_rows && row.text.trim().is_empty() {
+                true => Err("the text is empty".to_owned()),
+                false => Ok(row),
+            });
+            let checked = row
+                .and_then(|Row { text, label }| Ok((text, table.class_of(label)?)))
+                .map_err(|problem| TextError::row(path, number, problem));
+            let checked = checked.and_then(|(text, label)| {
+                match usize::try_from(label).is_ok_and(|label| label < num_classes) {
+                    true => Ok((text, label)),
+                    false => {
+                        Err(TextError::Label { path: path.into(), row: number, label, num_classes })
+                    }
+                }
+            });
+            match checked {
+                Ok((text, label)) => {
+                    self.texts.push(text);
+                    self.labels.push(label);
+                    Ok(())
+                }
+                Err(problem) if table.skip_bad_rows => {
+                    left_out.add(problem);
+                    Ok(())
+                }
+                Err(problem) => Err(problem),
             }
-            self.texts.push(text);
-            self.labels.push(label);
-            Ok(())
         }
     }
 }
@@ -158,20 +208,16 @@ pub(super) fn begins_character(byte: u8) -> bool {
 /// What is wrong with a label that is a word or another value.
 pub(super) fn no_integer(label: impl std::fmt::Display) -> String {
     format!(
-        "the label {} is not an integer; labels are the numbers of the classes from 0",
+        "the label {} is not an integer; labels are the numbers of the classes from 0, or words that are listed",
         excerpt(&label.to_string())
     )
 }
 
 /// The column of this name.
-pub(super) fn column(
-    path: &Path,
-    present: &[String],
-    name: &'static str,
-) -> Result<usize, TextError> {
+pub(super) fn column(path: &Path, present: &[String], name: &str) -> Result<usize, TextError> {
     present.iter().position(|column| column == name).ok_or_else(|| TextError::Column {
         path: path.into(),
-        name,
+        name: excerpt(name),
         present: vec![excerpt(&present.join(", "))],
     })
 }

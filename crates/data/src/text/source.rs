@@ -10,7 +10,8 @@ use rand::seq::SliceRandom;
 use super::cache::{CacheFile, Key};
 use super::rows::{BYTE_ORDER_MARK, MAX_TEXT_BYTES};
 use super::{
-    TextError, TextFiles, TextFormat, TextRows, TokenBlocks, TokenDataset, TokenRows, Tokenizer,
+    TableSettings, TextError, TextFiles, TextFormat, TextRows, TokenBlocks, TokenDataset,
+    TokenRows, Tokenizer,
 };
 use crate::Split;
 use crate::random::{Purpose, generator};
@@ -45,14 +46,19 @@ pub struct Report<'a> {
 pub struct TextSource {
     files: TextFiles,
     tokenizer: Tokenizer,
+    table: TableSettings,
     cache: Option<PathBuf>,
 }
 
 impl TextSource {
-    /// The texts in a folder. Tokens are kept in the folder `cache`, if there is one.
-    pub fn new(folder: &Path, tokenizer: &Path, cache: Option<PathBuf>) -> Result<Self, TextError> {
-        let files = TextFiles::find(folder)?;
-        Ok(Self { files, tokenizer: Tokenizer::load(tokenizer)?, cache })
+    /// The texts of these files. Tokens are kept in the folder `cache`, if there is one.
+    pub fn new(files: TextFiles, tokenizer: Tokenizer, cache: Option<PathBuf>) -> Self {
+        Self { files, tokenizer, table: TableSettings::default(), cache }
+    }
+
+    /// The same, with tables that are read in another way.
+    pub fn with_table(self, table: TableSettings) -> Self {
+        Self { table, ..self }
     }
 
     /// The number above all tokens.
@@ -69,8 +75,10 @@ impl TextSource {
         report: Report<'_>,
     ) -> Result<TokenDataset, TextError> {
         let files = self.files_of(split);
-        let rows = self.cached(files, &format!("{split:?} {settings:?}"), report, |report| {
-            let mut rows = TextRows::read(files, settings.num_classes)?;
+        let key = self.with_table_key(format!("{split:?} {settings:?}"));
+        let rows = self.cached(files, &key, report, |report| {
+            let (table, warn) = (&self.table, &mut *report.warn);
+            let mut rows = TextRows::read_table(files, settings.num_classes, table, warn)?;
             let chosen = self.choose(split, rows.texts.len(), settings)?;
             let texts = chosen.iter().map(|row| std::mem::take(&mut rows.texts[*row])).collect();
             let labels = chosen.iter().map(|row| rows.labels[*row]).collect();
@@ -81,44 +89,87 @@ impl TextSource {
         Ok(TokenDataset::new(rows, self.vocab(), settings.num_classes))
     }
 
-    /// Running text in blocks of `seq_len` tokens.
+    /// Running text in blocks of `seq_len` tokens. Without test files, the last `test_samples` blocks of the training files
+    /// are those to test with. The rows of tables are joined by line breaks.
     pub fn blocks(
         &self,
         split: Split,
         seq_len: usize,
+        test_samples: Option<usize>,
         report: Report<'_>,
     ) -> Result<TokenBlocks, TextError> {
-        let files = self.files.of(split);
+        let is_divided = self.files.of(Split::Test).is_empty();
+        let num_test = test_samples.filter(|_| is_divided).unwrap_or(0);
+        let files = match self.files.of(split) {
+            [] if num_test > 0 => self.files.of(Split::Train),
+            files => files,
+        };
+        let folder = self.files.folder();
         if files.is_empty() {
-            return Err(TextError::NoFiles { folder: self.files.folder().into(), part: "test" });
+            return Err(TextError::NoFiles { folder: folder.into(), part: "test" });
         }
         // An earlier version cut texts at other places, and other tokens than those of the whole text may be in its files.
-        let rows = self.cached(
-            files,
-            "running text, as a whole, without a mark of byte order",
-            report,
-            |report| {
-                let mut tokens = Vec::new();
-                for path in files {
-                    if TextFormat::of(path) != Some(TextFormat::Plain) {
-                        return Err(TextError::file(path, "running text is in .txt files"));
-                    }
-                    let text = paceline_files::read_text(path, MAX_RUNNING_BYTES)
-                        .map_err(|error| TextError::file(path, error))?;
-                    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
-                    tokens.extend(self.tokenizer.encode_running_text(text, &mut *report.progress)?);
-                }
-                Ok(TokenRows { ends: vec![tokens.len() as u64], tokens, labels: vec![0] })
-            },
-        )?;
-        if rows.tokens.len() <= seq_len {
-            let problem = format!(
-                "has {} tokens in its {split:?} files, too few for a block of {seq_len} and the token after it",
-                rows.tokens.len()
-            );
-            return Err(TextError::file(self.files.folder(), problem));
+        let key = "running text, as a whole, without a mark of byte order".to_owned();
+        let key = match files.iter().any(|path| is_table(path)) {
+            true => self.with_table_key(key + ", rows joined"),
+            false => key,
+        };
+        let rows = self.cached(files, &key, report, |report| {
+            let mut tokens = Vec::new();
+            for path in files {
+                let text = self.running_text(path, report)?;
+                tokens.extend(self.tokenizer.encode_running_text(&text, &mut *report.progress)?);
+            }
+            Ok(TokenRows { ends: vec![tokens.len() as u64], tokens, labels: vec![0] })
+        })?;
+        let mut tokens = rows.tokens;
+        let too_short = |part, num_tokens| TextError::TooShort {
+            path: folder.into(),
+            part,
+            num_tokens,
+            seq_len,
+        };
+        let part = if split == Split::Train { "training" } else { "test" };
+        let num_blocks = tokens.len().saturating_sub(1) / seq_len;
+        if num_blocks == 0 {
+            return Err(too_short(part, tokens.len()));
         }
-        Ok(TokenBlocks::new(rows.tokens, seq_len, self.vocab()))
+        let num_train = num_blocks.checked_sub(num_test).filter(|left| *left > 0);
+        let num_train = num_train.ok_or_else(|| TextError::TooFew {
+            part: "test",
+            wanted: num_test,
+            available: num_blocks - 1,
+            folder: folder.into(),
+        })?;
+        if num_test > 0 {
+            // The last token of a block is a target only, so both parts have the one between them.
+            match split {
+                Split::Train => tokens.truncate(num_train * seq_len + 1),
+                Split::Test => drop(tokens.drain(..num_train * seq_len)),
+            }
+        }
+        Ok(TokenBlocks::new(tokens, seq_len, self.vocab()))
+    }
+
+    /// The text of a file, of whatever format.
+    fn running_text(&self, path: &Path, report: &mut Report<'_>) -> Result<String, TextError> {
+        if is_table(path) {
+            let table = TableSettings { label_column: None, ..self.table.clone() };
+            let rows = TextRows::read_table(&[path.to_owned()], 1, &table, &mut *report.warn)?;
+            return Ok(rows.texts.join("\n") + "\n");
+        }
+        let text = paceline_files::read_text(path, MAX_RUNNING_BYTES)
+            .map_err(|error| TextError::file(path, error))?;
+        Ok(text.strip_prefix(BYTE_ORDER_MARK).map(str::to_owned).unwrap_or(text))
+    }
+
+    /// The key of tokens that depend on how tables are read.
+    fn with_table_key(&self, key: String) -> String {
+        // Tokens of earlier versions have no such part.
+        match self.table == TableSettings::default() {
+            true => key,
+            false => format!("{key} {:?}", self.table),
+        }
     }
 
     /// The files that a part is made of: without test files, both parts are made of the training files.
@@ -204,6 +255,11 @@ impl TokenDataset {
         let rows = tokenized(texts, tokenizer, max_length, &mut report)?;
         Ok(Self::new(rows, tokenizer.vocab(), num_classes))
     }
+}
+
+/// Whether a file has rows. What has no known format is taken for text.
+fn is_table(path: &Path) -> bool {
+    !matches!(TextFormat::of(path), None | Some(TextFormat::Plain))
 }
 
 /// The tokens of texts. A text without any, because it is empty and the tokenizer adds none, becomes one token of padding: in

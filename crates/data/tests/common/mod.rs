@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use paceline_data::text::{TextFiles, TextSource, Tokenizer};
 use parquet::basic::Compression;
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
 use parquet::file::properties::WriterProperties;
@@ -55,4 +56,10 @@ pub fn write_parquet_with(
         group.close().unwrap();
     }
     writer.close().unwrap();
+}
+
+/// The texts of a folder, with the tokenizer of a file.
+pub fn source(folder: &TempDir, tokenizer: &Path, cache: Option<PathBuf>) -> TextSource {
+    let files = TextFiles::find(folder.path()).unwrap();
+    TextSource::new(files, Tokenizer::load(tokenizer).unwrap(), cache)
 }

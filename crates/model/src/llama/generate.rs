@@ -1,17 +1,21 @@
-//! A Llama that reads a text token by token, to predict the next one. Keys and values of earlier tokens are kept.
+//! A Llama that reads a text to predict its next token. Keys and values of earlier tokens are kept. Several tokens that are
+//! known, such as those of a prompt, are read in one pass over the weights.
 //!
 //! Input: the weights of a language model, and tokens. Output: the logits of the token that follows. The passes are
-//! not those of training: there is one row, nothing is saved, and parameters are found by their names in Hugging Face's
+//! not those of training: there is one text, nothing is saved, and parameters are found by their names in Hugging Face's
 //! files. This module does not know texts, nor how a token is chosen from its logits.
 
 use paceline_kernels::attention::{self, AttentionSpec};
 use paceline_kernels::linear::{self, Activation};
 use paceline_kernels::rotary::RotaryTable;
 use paceline_kernels::{Compute, elementwise, embedding, rms_norm, swiglu};
-use paceline_memory::{Category, DType, Tensor};
+use paceline_memory::{Allocator, Category, DType, Tensor};
 
 use super::{LlamaConfig, LlamaTask};
 use crate::{ModelError, Result, Storage};
+
+/// Tokens that are read at once, so that what is computed for them takes little memory.
+const MAX_ROWS: usize = 256;
 
 /// A language model in the middle of a text.
 #[derive(Debug)]
@@ -27,8 +31,21 @@ pub struct Generator<'a> {
     norm: Tensor,
     /// (vocabulary, width).
     head: Tensor,
+    /// (1, vocabulary).
+    logits: Tensor,
+    widths: Widths,
+    /// Of one token; at the end of a pass the last one.
     rows: TokenActivations,
     position: usize,
+}
+
+/// Columns of what is computed for a token.
+#[derive(Clone, Copy, Debug)]
+struct Widths {
+    stream: usize,
+    qkv: usize,
+    attended: usize,
+    gated: usize,
 }
 
 /// The parameters of a block, and its part of the cache.
@@ -52,29 +69,44 @@ struct Block {
     values: Tensor,
 }
 
-/// What is computed for a token: one row each. Every token overwrites them.
+/// What is computed for tokens: one row each. Every pass overwrites them.
 #[derive(Debug)]
 struct TokenActivations {
-    /// (1), of i64.
-    token: Tensor,
-    /// The residual stream, (1, width).
+    /// (tokens), of i64.
+    tokens: Tensor,
+    /// The residual stream, (tokens, width).
     stream: Tensor,
-    /// (1, width).
+    /// (tokens, width).
     normed: Tensor,
-    /// (1), which only a backward pass would read.
+    /// (tokens), which only a backward pass would read.
     r: Tensor,
-    /// (1, (heads + 2 * kv_heads) * head_dim).
+    /// (tokens, (heads + 2 * kv_heads) * head_dim).
     qkv: Tensor,
-    /// (1, heads * head_dim).
+    /// (tokens, heads * head_dim).
     attended: Tensor,
-    /// (1, 2 * intermediate).
+    /// (tokens, 2 * intermediate).
     gate_up: Tensor,
-    /// (1, intermediate).
+    /// (tokens, intermediate).
     gated: Tensor,
-    /// What a layer adds to the stream, (1, width).
+    /// What a layer adds to the stream, (tokens, width).
     change: Tensor,
-    /// (1, vocabulary).
-    logits: Tensor,
+}
+
+impl TokenActivations {
+    fn new(allocator: &Allocator, dtype: DType, widths: Widths, len: usize) -> Result<Self> {
+        let rows = |columns: usize| allocator.tensor(dtype, [len, columns], Category::Activations);
+        Ok(Self {
+            tokens: allocator.tensor(DType::I64, [len], Category::Data)?,
+            stream: rows(widths.stream)?,
+            normed: rows(widths.stream)?,
+            r: allocator.tensor(dtype, [len], Category::Activations)?,
+            qkv: rows(widths.qkv)?,
+            attended: rows(widths.attended)?,
+            gate_up: rows(2 * widths.gated)?,
+            gated: rows(widths.gated)?,
+            change: rows(widths.stream)?,
+        })
+    }
 }
 
 impl<'a> Generator<'a> {
@@ -144,23 +176,31 @@ impl<'a> Generator<'a> {
             true => embedding.clone(),
             false => table_of("lm_head.weight")?,
         };
-        let row = |columns: usize| allocator.tensor(dtype, [1, columns], Category::Activations);
-        let rows = TokenActivations {
-            token: allocator.tensor(DType::I64, [1], Category::Data)?,
-            stream: row(width)?,
-            normed: row(width)?,
-            r: allocator.tensor(dtype, [1], Category::Activations)?,
-            qkv: row(qkv_width)?,
-            attended: row(attended_width)?,
-            gate_up: row(2 * intermediate_size)?,
-            gated: row(intermediate_size)?,
-            change: row(width)?,
-            logits: row(vocab_size)?,
+        let widths = Widths {
+            stream: width,
+            qkv: qkv_width,
+            attended: attended_width,
+            gated: intermediate_size,
         };
+        let rows = TokenActivations::new(allocator, dtype, widths, 1)?;
+        let logits = allocator.tensor(dtype, [1, vocab_size], Category::Activations)?;
         let table = RotaryTable::new(allocator, config.rotary(), max_len, dtype)?;
         let norm = rows_of(storage, &["model.norm.weight".to_owned()])?;
         let eps = config.rms_norm_eps;
-        Ok(Self { compute, eps, spec, table, embedding, blocks, norm, head, rows, position: 0 })
+        Ok(Self {
+            compute,
+            eps,
+            spec,
+            table,
+            embedding,
+            blocks,
+            norm,
+            head,
+            logits,
+            widths,
+            rows,
+            position: 0,
+        })
     }
 
     /// The number of tokens that have been read.
@@ -168,19 +208,54 @@ impl<'a> Generator<'a> {
         self.position
     }
 
-    /// Reads the next token of the text. Errors if the model does not have the token, or if the text has `max_len` tokens
-    /// already.
+    /// Forgets the text. The next token is the first one of another.
+    pub fn forget(&mut self) {
+        self.position = 0;
+    }
+
+    /// Reads the next token of the text. Errors as [`Generator::read_all`].
     pub fn read(&mut self, token: u32) -> Result<()> {
-        let Self { compute, spec, table, rows, .. } = self;
-        rows.token.write::<i64>()?.fill(token.into());
-        embedding::forward(compute, &rows.token, &self.embedding, &rows.stream)?;
+        self.pass(&self.rows, &[token])?;
+        self.position += 1;
+        Ok(())
+    }
+
+    /// Reads the next tokens of the text, in one pass over the weights for every 256 of them. Errors if the model does not
+    /// have one of the tokens, or if the text would have more than `max_len` tokens.
+    pub fn read_all(&mut self, tokens: &[u32]) -> Result<()> {
+        for tokens in tokens.chunks(MAX_ROWS) {
+            let (len, width) = (tokens.len(), self.widths.stream);
+            let dtype = self.rows.stream.dtype();
+            let rows = TokenActivations::new(&self.compute.allocator, dtype, self.widths, len)?;
+            self.pass(&rows, tokens)?;
+            self.rows.stream.copy_from(&rows.stream.slice((len - 1) * width..len * width)?)?;
+            self.position += len;
+        }
+        Ok(())
+    }
+
+    /// Computes the residual stream of the next tokens, and keeps their keys and values.
+    fn pass(&self, rows: &TokenActivations, tokens: &[u32]) -> Result<()> {
+        let Self { compute, spec, table, widths, .. } = self;
+        let Widths { qkv: qkv_width, attended: attended_width, .. } = *widths;
+        for (to, token) in rows.tokens.write::<i64>()?.iter_mut().zip(tokens) {
+            *to = i64::from(*token);
+        }
+        embedding::forward(compute, &rows.tokens, &self.embedding, &rows.stream)?;
         for block in &self.blocks {
             let Block { keys, values, .. } = block;
             let norm = &block.attention_norm;
             rms_norm::forward(compute, &rows.stream, norm, self.eps, &rows.normed, &rows.r)?;
             product(compute, &rows.normed, &block.qkv, &rows.qkv)?;
-            let (at, attended) = (self.position, &rows.attended);
-            attention::step(compute, &rows.qkv, table, spec, at, keys, values, attended)?;
+            // Each token attends to those before it, whose keys and values are in the cache by then.
+            for at in 0..tokens.len() {
+                let row = |of: &Tensor, width: usize| -> Result<Tensor> {
+                    Ok(of.slice(at * width..(at + 1) * width)?.view([1, width])?)
+                };
+                let qkv = row(&rows.qkv, qkv_width)?;
+                let (place, output) = (self.position + at, row(&rows.attended, attended_width)?);
+                attention::step(compute, &qkv, table, spec, place, keys, values, &output)?;
+            }
             product(compute, &rows.attended, &block.out, &rows.change)?;
             elementwise::add(compute, &rows.change, &rows.stream)?;
 
@@ -191,7 +266,6 @@ impl<'a> Generator<'a> {
             product(compute, &rows.gated, &block.down, &rows.change)?;
             elementwise::add(compute, &rows.change, &rows.stream)?;
         }
-        self.position += 1;
         Ok(())
     }
 
@@ -203,8 +277,8 @@ impl<'a> Generator<'a> {
         }
         let Self { compute, rows, .. } = self;
         rms_norm::forward(compute, &rows.stream, &self.norm, self.eps, &rows.normed, &rows.r)?;
-        product(compute, &rows.normed, &self.head, &rows.logits)?;
-        Ok(&rows.logits)
+        product(compute, &rows.normed, &self.head, &self.logits)?;
+        Ok(&self.logits)
     }
 }
 

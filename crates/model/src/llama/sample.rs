@@ -19,6 +19,9 @@ pub enum Sampling {
         temperature: f64,
         /// Only that many tokens, those with the largest logits, can be chosen.
         top_k: Option<usize>,
+        /// Only the likeliest tokens can be chosen that together have this probability: as few as reach it. Above zero, at
+        /// most one. Source: Holtzman and others, The Curious Case of Neural Text Degeneration (2019).
+        top_p: Option<f64>,
         /// Decides the choices: the same seed and the same logits give the same tokens.
         seed: u64,
     },
@@ -28,6 +31,8 @@ pub enum Sampling {
 #[derive(Debug)]
 pub struct Sampler {
     sampling: Sampling,
+    /// By which the logits of tokens that occurred are made less likely.
+    repetition_penalty: f64,
     rng: ChaCha8Rng,
 }
 
@@ -36,12 +41,16 @@ impl Sampler {
     pub fn new(sampling: Sampling) -> Result<Self> {
         let (problem, seed) = match sampling {
             Sampling::Greedy => (None, 0),
-            Sampling::Random { temperature, top_k, seed } => {
+            Sampling::Random { temperature, top_k, top_p, seed } => {
                 let is_positive = temperature > 0.0 && temperature.is_finite();
                 let problem = if !is_positive {
                     Some(format!("the temperature is {temperature}, and must be above zero"))
                 } else if top_k == Some(0) {
                     Some("the best 0 tokens leave none to choose".to_owned())
+                } else if let Some(top_p) = top_p.filter(|p| !(*p > 0.0 && *p <= 1.0)) {
+                    Some(format!(
+                        "the probability {top_p} of the likeliest tokens is not above zero and at most one"
+                    ))
                 } else {
                     None
                 };
@@ -50,24 +59,48 @@ impl Sampler {
         };
         match problem {
             Some(problem) => Err(ModelError::Config(problem)),
-            None => Ok(Self { sampling, rng: ChaCha8Rng::seed_from_u64(seed) }),
+            None => {
+                Ok(Self { sampling, repetition_penalty: 1.0, rng: ChaCha8Rng::seed_from_u64(seed) })
+            }
         }
     }
 
-    /// The next token. `logits` has an element of f32 or f64 for each token. Errors if one of them is not finite.
-    pub fn choose(&mut self, logits: &Tensor) -> Result<u32> {
-        let logits: Vec<f64> = match logits.dtype() {
+    /// Makes tokens that occurred less likely: logits above zero are divided by `penalty`, and the others are multiplied by
+    /// it. 1, which changes nothing, by default. Errors if it is not a number above zero. Source: Keskar and others, CTRL
+    /// (2019).
+    pub fn with_repetition_penalty(self, penalty: f64) -> Result<Self> {
+        match penalty > 0.0 && penalty.is_finite() {
+            true => Ok(Self { repetition_penalty: penalty, ..self }),
+            false => Err(ModelError::Config(format!(
+                "the repetition penalty is {penalty}, and must be above zero"
+            ))),
+        }
+    }
+
+    /// The next token, behind the tokens `before`. `logits` has an element of f32 or f64 for each token. Errors if one of them
+    /// is not finite.
+    pub fn choose(&mut self, logits: &Tensor, before: &[u32]) -> Result<u32> {
+        let mut logits: Vec<f64> = match logits.dtype() {
             DType::F64 => logits.read::<f64>()?.to_vec(),
             _ => logits.read::<f32>()?.iter().map(|logit| f64::from(*logit)).collect(),
         };
         if let Some(token) = logits.iter().position(|logit| !logit.is_finite()) {
             return Err(ModelError::Logit { token, value: logits[token] });
         }
+        let (penalty, mut seen) = (self.repetition_penalty, before.to_vec());
+        // Each token once, however often it occurred.
+        seen.sort_unstable();
+        seen.dedup();
+        for token in seen.iter().filter(|_| penalty != 1.0) {
+            if let Some(logit) = logits.get_mut(*token as usize) {
+                *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+            }
+        }
         // Larger logits first, and among equals the first token: a strict order, so the choice has no freedom.
         let order = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
         let best = (0..logits.len()).min_by(order);
         let best = best.ok_or_else(|| ModelError::Config("there are no tokens".into()))?;
-        let Sampling::Random { temperature, top_k, .. } = self.sampling else {
+        let Sampling::Random { temperature, top_k, top_p, .. } = self.sampling else {
             return Ok(best as u32);
         };
         let mut tokens: Vec<usize> = (0..logits.len()).collect();
@@ -77,6 +110,18 @@ impl Sampler {
             tokens.sort_unstable();
         }
         let weight = |token: &usize| ((logits[*token] - logits[best]) / temperature).exp();
+        if let Some(top_p) = top_p.filter(|p| *p < 1.0) {
+            tokens.sort_unstable_by(order);
+            let mut missing = top_p * tokens.iter().map(weight).sum::<f64>();
+            let is_needed = |token: &&usize| {
+                let was_missing = missing > 0.0;
+                missing -= weight(token);
+                was_missing
+            };
+            let count = tokens.iter().take_while(is_needed).count();
+            tokens.truncate(count);
+            tokens.sort_unstable();
+        }
         let mut left = self.rng.random::<f64>() * tokens.iter().map(weight).sum::<f64>();
         for token in &tokens {
             left -= weight(token);

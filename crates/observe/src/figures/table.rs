@@ -174,6 +174,10 @@ pub static TABLE: &[Figure] = &[
     step("eval_loss", ("evaluation loss", "", 4), MeanOfSamples, Source::Evaluation(|e| Some(e.result.sums.mean_loss())),
         "Mean loss over the test set; in `summary.json` after the last step.")
         .console().summary().curve("evaluation/loss").first().swept(Lower),
+    step("eval_perplexity", ("evaluation perplexity", "", 2), Same, Source::Evaluation(|e| e.result.perplexity()),
+        "`exp(eval_loss)` of a language model: the number of equally likely tokens between which a model with this loss would \
+         have to choose; null if the means are not over tokens.")
+        .console().summary().curve("evaluation/perplexity"),
     step("eval_accuracy", ("evaluation accuracy", "", 4), MeanOfSamples, Source::Evaluation(|e| e.result.accuracy()),
         "The part of the test set that is classified correctly; in `summary.json` after the last step, and null there if the \
          model does not classify.")

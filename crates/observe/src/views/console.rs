@@ -199,7 +199,11 @@ impl<'a> Console<'a> {
             let accuracy = result.accuracy();
             let accuracy =
                 accuracy.map_or(String::new(), |part| format!("accuracy {}, ", shown(part)));
-            self.say(format!("Step {steps}: evaluation loss {loss}, {accuracy}{}", over(result)));
+            let perplexity = perplexity(result);
+            self.say(format!(
+                "Step {steps}: evaluation loss {loss}, {perplexity}{accuracy}{}",
+                over(result)
+            ));
         }
     }
 
@@ -294,11 +298,18 @@ impl Listener for Console<'_> {
 /// The lines for an evaluation of a finished model.
 pub fn evaluation_lines(result: &TestResult) -> Vec<String> {
     let loss = printed("eval_loss").shown(result.sums.mean_loss());
-    let mut lines = vec![format!("Evaluation loss: {loss}, {}", over(result))];
+    let mut lines =
+        vec![format!("Evaluation loss: {loss}, {}{}", perplexity(result), over(result))];
     let accuracy = result.accuracy();
     let shown = |part| printed("eval_accuracy_pct").shown(100.0 * part);
     lines.extend(accuracy.map(|part| format!("Evaluation accuracy: {}%", shown(part))));
     lines
+}
+
+/// The perplexity of a language model, with a comma behind it.
+fn perplexity(result: &TestResult) -> String {
+    let shown = |of: f64| format!("perplexity {}, ", printed("eval_perplexity").shown(of));
+    result.perplexity().map_or(String::new(), shown)
 }
 
 /// What the means of an evaluation are over.

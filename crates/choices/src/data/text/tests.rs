@@ -96,7 +96,6 @@ fn mistakes_name_the_flag_and_the_fix() {
         (CLASSIFIES, "--train-samples 9", "9 training samples are wanted"),
         (Samples::Any, "--classes 1", "train.csv: row 1: the label is 1"),
         (Samples::Tokens { vocab: 3, classes: Some(2) }, "", "pass --vocab 4"),
-        (PREDICTS, "", "train.csv: running text is in .txt files"),
     ] {
         let data = resolve(samples, Some(&whole), flags).unwrap();
         let opened = data.open_train(1).map(|data| data.len());

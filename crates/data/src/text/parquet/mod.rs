@@ -14,10 +14,10 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 use parquet::schema::types::Type;
 
-use super::TextError;
 use super::error::excerpt;
 use super::guarded::guarded;
-use super::rows::{MAX_TEXT_BYTES, Row, Sink, column, no_integer};
+use super::rows::{Label, MAX_TEXT_BYTES, Row, Sink, column, no_integer};
+use super::{TableSettings, TextError};
 
 /// The most bytes of the texts of a file for each byte of the file, and how many are read of a small file. Texts compress
 /// to a fifth; those of a few words that repeat, in a dictionary, to less.
@@ -26,11 +26,11 @@ const ALWAYS_BYTES: u64 = 128 << 20;
 /// What a row takes besides the bytes of its text: where the text lies, the label, and what the heap adds.
 const ROW_BYTES: u64 = 64;
 
-/// Reads the rows of a file. Columns other than `text` and `label` are not read.
-pub(super) fn read(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
+/// Reads the rows of a file. Other columns than those of `table` are not read.
+pub(super) fn read(path: &Path, table: &TableSettings, sink: Sink<'_>) -> Result<(), TextError> {
     // The library panics on some damaged files.
     let broken = |error: String| TextError::file(path, library(&error));
-    guarded(|| read_rows(path, sink)).map_err(broken)?
+    guarded(|| read_rows(path, table, sink)).map_err(broken)?
 }
 
 /// An error of the library, in words of this program.
@@ -81,7 +81,7 @@ fn check_pages(
     Ok(())
 }
 
-fn read_rows(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
+fn read_rows(path: &Path, table: &TableSettings, sink: Sink<'_>) -> Result<(), TextError> {
     let broken =
         |error: parquet::errors::ParquetError| TextError::file(path, library(&error.to_string()));
     let open = || {
@@ -94,47 +94,57 @@ fn read_rows(path: &Path, sink: Sink<'_>) -> Result<(), TextError> {
     let schema = reader.metadata().file_metadata().schema();
     let present: Vec<String> =
         schema.get_fields().iter().map(|field| field.name().to_owned()).collect();
-    let columns = [column(path, &present, "text")?, column(path, &present, "label")?];
+    let columns = table.columns().map(|name| column(path, &present, name));
+    let columns = columns.collect::<Result<Vec<usize>, _>>()?;
     check_pages(&again, &reader, &columns).map_err(|problem| TextError::file(path, problem))?;
     let mut num_bytes = 0;
-    let fields = columns.map(|at| schema.get_fields()[at].clone()).to_vec();
+    let fields = columns.iter().map(|at| schema.get_fields()[*at].clone()).collect();
     let projection = Type::group_type_builder(schema.name()).with_fields(fields).build();
     let rows = projection.and_then(|projection| reader.get_row_iter(Some(projection)));
     // A value keeps the page that it lies in, so of a column one value is read at a time.
     for (number, row) in (1..).zip(rows.map_err(broken)?.with_batch_size(1)) {
         let problem = |problem: String| TextError::row(path, number, problem);
         let row = row.map_err(|error| problem(excerpt(&error.to_string())))?;
-        let (mut text, mut label) = (None, None);
-        for (name, field) in row.get_column_iter() {
-            match (name.as_str(), field) {
-                ("text", Field::Str(value)) => {
-                    text = Some(value[..value.ceil_char_boundary(MAX_TEXT_BYTES)].to_owned());
-                }
-                ("text", other) => {
-                    let other = excerpt(&other.to_string());
-                    return Err(problem(format!("the text {other} is not a string")));
-                }
-                (_, field) => {
-                    let Some(integer) = integer(field) else {
-                        return Err(problem(no_integer(field)));
-                    };
-                    label = Some(integer);
-                }
-            }
-        }
-        let (Some(text), Some(label)) = (text, label) else {
-            return Err(problem("lacks its text or its label".to_owned()));
-        };
-        num_bytes += text.len() as u64 + ROW_BYTES;
+        let row = row_of(row.get_column_iter(), table);
+        num_bytes += row.as_ref().map_or(0, |row| row.text.len()) as u64 + ROW_BYTES;
         if num_bytes > most_bytes {
             return Err(problem(format!(
                 "the rows up to here take {} MB, more than {MOST_PER_BYTE} times the file; divide the file",
                 num_bytes / 1_000_000
             )));
         }
-        sink(number, Row { text, label })?;
+        sink(number, row)?;
     }
     Ok(())
+}
+
+/// The row that the values of its columns make.
+fn row_of<'a>(
+    columns: impl Iterator<Item = (&'a String, &'a Field)>,
+    table: &TableSettings,
+) -> Result<Row, String> {
+    let (mut text, mut label) = (None, None);
+    for (name, field) in columns {
+        match (*name == table.text_column, field) {
+            (_, Field::Null) => {}
+            (true, Field::Str(value)) => {
+                text = Some(value[..value.ceil_char_boundary(MAX_TEXT_BYTES)].to_owned());
+            }
+            (true, other) => {
+                return Err(format!("the text {} is not a string", excerpt(&other.to_string())));
+            }
+            (false, Field::Str(word)) => label = Some(Label::Word(word.clone())),
+            (false, other) => {
+                let number = integer(other).ok_or_else(|| no_integer(other))?;
+                label = Some(Label::Number(number));
+            }
+        }
+    }
+    match (text, label, &table.label_column) {
+        (Some(text), label, None) => Ok(Row { text, label }),
+        (Some(text), Some(label), _) => Ok(Row { text, label: Some(label) }),
+        _ => Err("lacks its text or its label".to_owned()),
+    }
 }
 
 /// The value of a field of integers, whatever their width.

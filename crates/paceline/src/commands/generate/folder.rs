@@ -1,4 +1,5 @@
-//! A folder with a language model, as Hugging Face stores it: settings, weights, tokenizer, and the tokens that end a text.
+//! A folder with a language model: settings, weights, tokenizer, and the tokens that end a text. It is a folder as Hugging
+//! Face stores it, or one that training has left.
 //!
 //! Input: the name of the folder. Output: its contents, or what is missing and where it comes from. This module does not
 //! know what the model is used for.
@@ -6,6 +7,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use paceline_checkpoint::Checkpoint;
+use paceline_checkpoint::command::Carried;
+use paceline_checkpoint::hugging_face::HuggingFace;
 use paceline_data::text::Tokenizer;
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
@@ -29,37 +33,89 @@ pub(super) struct Folder {
     pub tokenizer: Tokenizer,
     /// The tokens that end a text.
     pub ends: Vec<u32>,
+    /// The tokens of a sequence that the model was trained on, if the folder says so.
+    pub trained_len: Option<usize>,
     layout: Arc<Layout>,
-    weights: Pretrained,
-    /// Parameters that the weights do not have. A language model has none.
-    new: Vec<NewParam>,
+    weights: Weights,
+}
+
+/// Where the values of the weights are.
+enum Weights {
+    /// Parameters that the files do not have are new. A language model has none.
+    Files(Pretrained, Vec<NewParam>),
+    Checkpoint(Box<Checkpoint>),
 }
 
 impl Folder {
-    /// Reads all files but the values of the weights, and checks that they fit together.
-    pub fn open(path: &Path) -> Result<Self> {
-        let refused = |reason: String| usage(format!("--model {}: {reason}", path.printable()));
-        let of_weights = |e: ModelError| usage(format!("--model {e}"));
+    /// Reads all files but the values of the weights, and checks that they fit together. `carried` gives the tokenizer of a
+    /// data set that the program carries.
+    pub fn open(path: &Path, carried: Carried) -> Result<Self> {
         if !path.is_dir() {
             return Err(refused(
-                "there is no such folder; pass one with config.json, model.safetensors and tokenizer.json".into(),
+                path,
+                "there is no such folder; pass one with config.json, model.safetensors and tokenizer.json, or what --save \
+                 of paceline train has written",
             ));
         }
-        let text = read(path, CONFIG_FILE)?.ok_or_else(|| {
-            refused(format!("there is no {CONFIG_FILE}; pass a folder as Hugging Face stores it"))
-        })?;
-        let config = LlamaConfig::from_json(&text)
-            .map_err(|e| usage(format!("--model {}: {e}", path.join(CONFIG_FILE).printable())))?;
-        if let LlamaTask::Classification { num_labels } = config.task {
-            return Err(refused(format!(
-                "this is a classifier of {num_labels} classes, which predicts no tokens; pass the folder of a language model"
-            )));
+        match saved_by_run(path)? {
+            Some(saved) => Self::of_checkpoint(&saved, carried),
+            None if paceline_checkpoint::is_in(path) => Self::of_checkpoint(path, carried),
+            None => Self::of_files(path),
         }
+    }
+
+    /// A checkpoint, or the latest one of several.
+    fn of_checkpoint(path: &Path, carried: Carried) -> Result<Self> {
+        let checkpoint = Checkpoint::open(path).map_err(|e| refused(path, e))?;
+        let files = HuggingFace::of(&checkpoint.index().run, carried);
+        let files = files.map_err(|e| refused(path, format!("{CONFIG_FILE} in its index: {e}")))?;
+        let files = files.ok_or_else(|| {
+            let model = checkpoint.setting("--model").unwrap_or("another model");
+            refused(path, format!("the checkpoint is of {model}, which predicts no tokens; pass one of a language model"))
+        })?;
+        let config = language_model(path, &files.config().to_string(), path)?;
+        let tokenizer = files.copied(TOKENIZER).map_err(|reason| {
+            refused(
+                path,
+                format!(
+                    "{TOKENIZER} of the run is missing ({reason}); put it there again, or export the checkpoint (paceline \
+                     checkpoint export {} --hugging-face --to DIR) and copy it into that folder",
+                    path.printable()
+                ),
+            )
+        })?;
+        let tokenizer =
+            Tokenizer::from_json(&path.join(TOKENIZER), tokenizer.unwrap_or_default().to_vec());
+        let tokenizer = tokenizer.map_err(|e| usage(format!("--model {e}")))?;
+        let generation = files.copied(GENERATION_CONFIG).ok().flatten();
+        let ends = match generation.map(String::from_utf8_lossy) {
+            Some(text) => ends(&path.join(GENERATION_CONFIG), &text)?,
+            None => None,
+        };
+        let ends = ends.unwrap_or_else(|| config.special_tokens.ends.clone());
+        let layout = LlamaConfig { max_position_embeddings: 1, ..config.clone() }.build(1);
+        let layout = layout.map_err(|e| refused(path, e.to_string()))?.layout;
+        checkpoint.check_model(&layout).map_err(|e| refused(path, e))?;
+        let trained_len = checkpoint.setting("--seq-len").and_then(|len| len.parse().ok());
+        let (path, weights) = (path.to_owned(), Weights::Checkpoint(Box::new(checkpoint)));
+        Ok(Self { path, config, tokenizer, ends, trained_len, layout, weights })
+    }
+
+    /// A folder as Hugging Face stores it.
+    fn of_files(path: &Path) -> Result<Self> {
+        let of_weights = |e: ModelError| usage(format!("--model {e}"));
+        let text = read(path, CONFIG_FILE)?.ok_or_else(|| {
+            refused(path, format!("there is no {CONFIG_FILE}; pass a folder as Hugging Face stores it, or a checkpoint"))
+        })?;
+        let config = language_model(path, &text, &path.join(CONFIG_FILE))?;
         let tokenizer = path.join(TOKENIZER);
         if !tokenizer.exists() {
-            return Err(refused(format!(
-                "there is no {TOKENIZER}; copy it from the folder of the model that training began with"
-            )));
+            return Err(refused(
+                path,
+                format!(
+                    "there is no {TOKENIZER}; copy it from the folder of the model that training began with"
+                ),
+            ));
         }
         let tokenizer = Tokenizer::load(&tokenizer).map_err(|e| usage(format!("--model {e}")))?;
         let ends = match read(path, GENERATION_CONFIG)? {
@@ -67,9 +123,10 @@ impl Folder {
             None => None,
         };
         let ends = ends.unwrap_or_else(|| config.special_tokens.ends.clone());
-        let weights = Pretrained::open(path).map_err(of_weights)?;
-        let (layout, new) = config.check_weights(&weights).map_err(of_weights)?;
-        Ok(Self { path: path.to_owned(), config, tokenizer, ends, layout, weights, new })
+        let file = Pretrained::open(path).map_err(of_weights)?;
+        let (layout, new) = config.check_weights(&file).map_err(of_weights)?;
+        let (path, weights) = (path.to_owned(), Weights::Files(file, new));
+        Ok(Self { path, config, tokenizer, ends, trained_len: None, layout, weights })
     }
 
     /// The weights, without memory for gradients.
@@ -82,10 +139,53 @@ impl Folder {
         let (values, grads) = ((values, vec![all]), (none, Vec::new()));
         let storage = Storage::of_ranges(self.layout.clone(), dtype, values, grads, allocator);
         let storage = storage.map_err(failed)?;
-        self.weights
-            .load(&storage, &self.new)
-            .map_err(|e| Failure::Run(format!("--model {}: {e}", self.path.printable())))?;
+        match &self.weights {
+            Weights::Files(file, new) => file
+                .load(&storage, new)
+                .map_err(|e| Failure::Run(format!("--model {}: {e}", self.path.printable())))?,
+            Weights::Checkpoint(checkpoint) => {
+                checkpoint.restore_model(&storage, storage.values().ranges())?;
+            }
+        }
         Ok(storage)
+    }
+}
+
+fn refused(path: &Path, reason: impl std::fmt::Display) -> Failure {
+    usage(format!("--model {}: {reason}", path.printable()))
+}
+
+/// The settings of a language model, from the text of a `config.json`. Errors name `file`.
+fn language_model(path: &Path, text: &str, file: &Path) -> Result<LlamaConfig> {
+    let config = LlamaConfig::from_json(text).map_err(|e| refused(file, e))?;
+    match config.task {
+        LlamaTask::LanguageModel => Ok(config),
+        LlamaTask::Classification { num_labels } => Err(refused(
+            path,
+            format!(
+                "this is a classifier of {num_labels} classes, which predicts no tokens; pass the folder of a language model"
+            ),
+        )),
+    }
+}
+
+/// The folder of checkpoints of the run whose folder this is. `None` for other folders. Errors if the run has saved none.
+fn saved_by_run(path: &Path) -> Result<Option<PathBuf>> {
+    let Some(text) = read(path, CONFIG_FILE)? else { return Ok(None) };
+    // What is wrong with another file is said where it is read.
+    let Ok(file) = serde_json::from_str::<Value>(&text) else { return Ok(None) };
+    let Some(resolved) = file.get("stated").and(file.get("resolved")) else { return Ok(None) };
+    let saved = resolved["save"].as_str().map(PathBuf::from);
+    match saved {
+        Some(saved) if paceline_checkpoint::is_in(&saved) => Ok(Some(saved)),
+        Some(saved) => Err(refused(
+            path,
+            format!(
+                "its run has saved to {}, and there is no checkpoint; pass the folder to which it was moved",
+                saved.printable()
+            ),
+        )),
+        None => Err(refused(path, "its run has saved no checkpoint; train with --save DIR")),
     }
 }
 
