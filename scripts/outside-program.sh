@@ -1,38 +1,27 @@
 #!/usr/bin/env bash
-# Builds a program outside of the workspace as `cargo build` does, without the workspace's profile and therefore without
-# optimization, and runs training and every collective operation in it. Frames on the stack are many times as large there.
+# Writes a project with `paceline new`, builds it outside of the workspace as `cargo build` does, without the workspace's profile
+# and therefore without optimization, and runs its test, training and every collective operation in it. Frames on the stack
+# are many times as large there.
 #
 #   scripts/outside-program.sh
 #
-# Builds in CARGO_TARGET_DIR/outside. Takes about three minutes on two cores the first time, and seconds afterwards.
+# Builds in CARGO_TARGET_DIR/outside. Takes about three minutes on two cores the first time, and seconds afterwards, once the
+# workspace is built.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-root=$PWD
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}/outside")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-mkdir -p "$work/src/bin"
-cp Cargo.lock "$work"
-{
-  printf '[package]\nname = "outside"\nversion = "0.0.0"\nedition = "2024"\n\n[workspace]\n\n'
-  printf '[profile.dev]\nopt-level = 0\ndebug = false\n\n[dependencies]\n'
-  printf 'paceline = { path = "%s/crates/paceline" }\n' "$root"
-  printf 'paceline-collectives = { path = "%s/crates/collectives" }\n' "$root"
-  printf 'paceline-memory = { path = "%s/crates/memory" }\n' "$root"
-} >"$work/Cargo.toml"
-
-cat >"$work/src/bin/outside.rs" <<'END'
-fn main() -> std::process::ExitCode {
-    paceline::Program::new().main()
-}
-END
+cargo run --quiet --locked -p paceline -- new "$work/outside"
+mkdir "$work/outside/src/bin"
+cp Cargo.lock "$work/outside"
 
 # Every reduction of every element type, on the communication thread and on the caller's, whose stack is that of the
 # standard library.
-cat >"$work/src/bin/reductions.rs" <<'END'
-use paceline_collectives::{Group, ReduceOp};
-use paceline_memory::{Allocator, Category, DType};
+cat >"$work/outside/src/bin/reductions.rs" <<'END'
+use paceline::collectives::{Group, ReduceOp};
+use paceline::memory::{Allocator, Category, DType};
 
 fn main() {
     for world in [1, 2, 3, 16] {
@@ -54,11 +43,20 @@ fn main() {
 }
 END
 
-(cd "$work" && CARGO_TARGET_DIR="$target" cargo build --quiet)
+cd "$work/outside"
+export CARGO_TARGET_DIR="$target" CARGO_PROFILE_DEV_DEBUG=false
+cargo build --quiet
 echo "built after $SECONDS s"
-cd "$work"
+cargo test --quiet
 "$target/debug/reductions"
-small="--samples 64 --global-batch-size 16 --steps 3 --warmup-steps 0 --timeout 60 --quiet"
+small="--warmup-steps 0 --timeout 60 --quiet"
+weights=
+for strategy in one_reduce ddp sharded3; do
+  "$target/debug/outside" train $small --model scaled_net --data circle --strategy "$strategy" --steps 20 --json summary.json
+  digest=$(grep '"weights_sha256"' summary.json)
+  [ "$digest" = "${weights:=$digest}" ] || { echo "$strategy ends with other weights"; exit 1; }
+done
+small="$small --samples 64 --global-batch-size 16 --steps 3"
 for transport in thread shm tcp; do
   "$target/debug/outside" train $small --channels 4 --hidden 8 --transport "$transport" --strategy bucket_ddp_async
 done

@@ -2,16 +2,17 @@
 //!
 //! This file does not know which programs there are.
 
+use std::ffi::OsString;
 use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use clap::{Arg, ArgMatches, Args};
-use paceline_failure::Result;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command};
+use paceline_failure::{Failure, Result};
 
 use super::data::{DataChoice, DataSettings, RunNeeds};
 use super::models::{Defaults, ModelChoice, ModelSettings};
-use super::registry::{Choice, flags_of, read};
+use super::registry::{Choice, flags_of, read, takes_list};
 use super::strategies::{StrategyChoice, StrategySettings, Synchronizes};
 
 /// A choice that a program adds. The fields of the type are its flags: each field has the help, the accepted values and the
@@ -25,6 +26,10 @@ pub trait Own: Args + Debug + Send + Sync + 'static {
 
     /// One line of help.
     const ABOUT: &'static str;
+
+    /// A word that its flags begin with, for flags that would have the name of another one: with `net`, the field `hidden` is
+    /// the flag `--net-hidden`. Flags that name each other, as with `conflicts_with`, cannot have one.
+    const PREFIX: &'static str = "";
 }
 
 /// A strategy that a program adds.
@@ -46,19 +51,19 @@ impl<T: Own> Choice for Entry<T> {
     }
 
     fn flags(&self) -> Vec<Arg> {
-        flags_of::<T>()
+        flags_of::<T>().into_iter().map(|flag| prefixed(T::PREFIX, flag)).collect()
     }
 }
 
 impl<T: Own + ModelSettings> ModelChoice for Entry<T> {
     fn resolve(&self, settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
-        Ok(Arc::new(read::<T>(settings)?))
+        Ok(Arc::new(read_own::<T>(settings)?))
     }
 }
 
 impl<T: Own + DataSettings> DataChoice for Entry<T> {
     fn resolve(&self, settings: &ArgMatches, _: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
-        Ok(Arc::new(read::<T>(settings)?))
+        Ok(Arc::new(read_own::<T>(settings)?))
     }
 }
 
@@ -68,6 +73,50 @@ impl<T: OwnStrategy> StrategyChoice for Entry<T> {
     }
 
     fn resolve(&self, settings: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {
-        Ok(Arc::new(read::<T>(settings)?))
+        Ok(Arc::new(read_own::<T>(settings)?))
     }
+}
+
+/// A flag with the prefix in all its names.
+fn prefixed(prefix: &str, flag: Arg) -> Arg {
+    let (false, Some(long)) = (prefix.is_empty(), flag.get_long().map(str::to_owned)) else {
+        return flag;
+    };
+    let aliases = flag.get_all_aliases().unwrap_or_default();
+    let aliases: Vec<String> = aliases.iter().map(|alias| format!("{prefix}-{alias}")).collect();
+    let id = id_of(prefix, &flag);
+    flag.id(id).long(format!("{prefix}-{long}")).alias(None).aliases(aliases)
+}
+
+/// The name of a flag among the settings of a run.
+fn id_of(prefix: &str, flag: &Arg) -> String {
+    format!("{}_{}", prefix.replace('-', "_"), flag.get_id())
+}
+
+/// Reads the type from the settings of a run, where its flags have the prefix.
+fn read_own<T: Own>(settings: &ArgMatches) -> Result<T> {
+    if T::PREFIX.is_empty() {
+        return read(settings);
+    }
+    // The type knows its flags without the prefix, so their values are parsed again under these names.
+    let mut words = Vec::new();
+    for flag in flags_of::<T>() {
+        let Some(long) = flag.get_long() else { continue };
+        for value in settings.get_raw(&id_of(T::PREFIX, &flag)).into_iter().flatten() {
+            let mut word = OsString::from(format!("--{long}="));
+            word.push(value);
+            words.push(word);
+        }
+    }
+    let command = T::augment_args(Command::new(T::NAME).no_binary_name(true)).mut_args(one_by_one);
+    let typed = command.try_get_matches_from(words).map_err(|e| Failure::Usage(e.to_string()))?;
+    read(&typed)
+}
+
+/// A flag whose values are stated one by one, and a switch with its value.
+fn one_by_one(flag: Arg) -> Arg {
+    if matches!(flag.get_action(), ArgAction::SetTrue) {
+        return flag.action(ArgAction::Set).value_parser(clap::value_parser!(bool));
+    }
+    if takes_list(&flag) { flag.action(ArgAction::Append).num_args(1) } else { flag }
 }

@@ -59,6 +59,12 @@ impl<C: ?Sized> Registry<C> {
         Self { key, heading, built_in, added: RwLock::new(Vec::new()) }
     }
 
+    /// The choices that the program adds.
+    pub fn added(&self) -> Vec<&'static C> {
+        let added = self.added.read().unwrap_or_else(PoisonError::into_inner);
+        added.iter().map(|(_, choice)| *choice).collect()
+    }
+
     /// Whether the choice of this type has been added.
     pub fn has(&self, of_type: TypeId) -> bool {
         let added = self.added.read().unwrap_or_else(PoisonError::into_inner);
@@ -67,8 +73,7 @@ impl<C: ?Sized> Registry<C> {
 
     /// All choices, in the order of the help.
     pub fn all(&self) -> Vec<&'static C> {
-        let added = self.added.read().unwrap_or_else(PoisonError::into_inner);
-        self.built_in.iter().copied().chain(added.iter().map(|(_, choice)| *choice)).collect()
+        self.built_in.iter().copied().chain(self.added()).collect()
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use paceline_files::Printable;
 use paceline_memory::MemoryError;
 
 use crate::text::TextError;
@@ -136,6 +137,27 @@ pub enum DataError {
         /// The largest label of this data set.
         largest: u8,
     },
+    /// A file or a folder of the user's does not have what a data set needs.
+    #[error("{} {problem}", path.printable())]
+    Content {
+        /// The file or the folder.
+        path: PathBuf,
+        /// What is wrong with it, as the end of a sentence.
+        problem: String,
+    },
+    /// An image has another size than the first one.
+    #[error(
+        "{} has height, width and channels {found:?}, and the first image has {expected:?}",
+        path.printable()
+    )]
+    ImageSize {
+        /// The file.
+        path: PathBuf,
+        /// Its height, width and channels.
+        found: [usize; 3],
+        /// Those of the first image.
+        expected: [usize; 3],
+    },
     /// A file is well-formed but holds no samples.
     #[error("{}: holds no samples", path.display())]
     NoSamples {
@@ -229,6 +251,11 @@ impl fmt::Debug for DataError {
 }
 
 impl DataError {
+    /// What is wrong with a file or a folder of the user's.
+    pub(crate) fn content(path: &Path, problem: impl Into<String>) -> Self {
+        Self::Content { path: path.to_owned(), problem: problem.into() }
+    }
+
     /// Errors if a setting is zero.
     pub(crate) fn at_least_one(setting: &'static str, got: usize) -> Result<(), Self> {
         if got == 0 {

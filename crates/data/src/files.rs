@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::DataError;
 
-/// Opens the first of `names` that exists in `root` or in `root/subfolder`. Returns its path and the file.
+/// Opens the first of `names` that exists in `root` or in `root/subfolder`, if there is a subfolder. Returns its path and the file.
 pub(crate) fn open(
     root: &Path,
     subfolder: &str,
@@ -18,7 +18,10 @@ pub(crate) fn open(
 ) -> Result<(PathBuf, File), DataError> {
     // The folder is checked first, so that a mistyped folder is not reported as a missing file.
     fs::read_dir(root).map_err(|source| DataError::Directory { path: root.to_owned(), source })?;
-    let directories = vec![root.to_owned(), root.join(subfolder)];
+    let mut directories = vec![root.to_owned()];
+    if !subfolder.is_empty() {
+        directories.push(root.join(subfolder));
+    }
     for directory in &directories {
         for name in names {
             let path = directory.join(name);
@@ -30,6 +33,23 @@ pub(crate) fn open(
         }
     }
     Err(DataError::Missing { names: names.to_vec(), directories, hint })
+}
+
+/// Opens a file of a folder that has at most `limit_bytes`. Returns its path, the file and its length.
+pub(crate) fn open_up_to(
+    root: &Path,
+    name: String,
+    hint: &'static str,
+    limit_bytes: u64,
+) -> Result<(PathBuf, File, u64), DataError> {
+    let (path, file) = open(root, "", &[name], hint)?;
+    match file.metadata() {
+        Ok(found) if found.len() > limit_bytes => {
+            Err(DataError::content(&path, format!("has more than {} GiB", limit_bytes >> 30)))
+        }
+        Ok(found) => Ok((path, file, found.len())),
+        Err(source) => Err(DataError::Read { path, source }),
+    }
 }
 
 /// Errors on the first label that is not one of ten classes.
@@ -50,4 +70,9 @@ pub(crate) fn check_labels(
 /// torchvision's `ToTensor` and `Normalize`, so that both give the same bits.
 pub(crate) fn normalized(mean: f32, std: f32) -> [f32; 256] {
     std::array::from_fn(|x| (x as f32 / 255.0 - mean) / std)
+}
+
+/// A pixel as a number from -1 to 1.
+pub(crate) fn centered(pixel: u8) -> f32 {
+    f32::from(pixel) / 127.5 - 1.0
 }

@@ -91,6 +91,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod arrays;
 mod batch;
 mod cifar10;
 mod dataset;
@@ -102,8 +103,11 @@ mod files;
 #[doc(hidden)]
 pub mod fuzzing;
 mod idx;
+mod image_folder;
 mod loader;
 mod mnist;
+mod npy;
+mod number_table;
 mod random;
 mod sample;
 mod sampler;
@@ -113,14 +117,18 @@ mod synthetic_regression;
 mod synthetic_tokens;
 pub mod text;
 
+pub use arrays::Arrays;
 pub use batch::{Batch, Position};
 pub use cifar10::Cifar10;
 pub use dataset::{Dataset, Split};
 pub use decoded::Decoded;
 pub use error::DataError;
 pub use field::{BatchShape, Field, TensorShape};
+pub use image_folder::ImageFolder;
 pub use loader::{Loader, LoaderConfig, Prefetch};
 pub use mnist::Mnist;
+pub use npy::NpyFolder;
+pub use number_table::NumberTable;
 pub use sample::{OwnedSample, Sample};
 pub use sampler::{EpochPlan, Order, SampleCounts, Sampler, Share, Shares};
 pub use subset::Subset;

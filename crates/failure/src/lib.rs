@@ -170,6 +170,18 @@ impl From<EnvironmentError> for Failure {
     }
 }
 
+impl From<String> for Failure {
+    fn from(message: String) -> Self {
+        Failure::Run(message)
+    }
+}
+
+impl From<&str> for Failure {
+    fn from(message: &str) -> Self {
+        Failure::Run(message.to_owned())
+    }
+}
+
 macro_rules! failure_while_running {
     ($($error:ty),*) => {$(
         impl From<$error> for Failure {
@@ -180,6 +192,7 @@ macro_rules! failure_while_running {
     )*};
 }
 failure_while_running!(
+    std::io::Error,
     paceline_data::DataError,
     paceline_kernels::KernelError,
     paceline_memory::MemoryError,

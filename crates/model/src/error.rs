@@ -47,7 +47,7 @@ pub enum ModelError {
         /// The parameter.
         name: String,
     },
-    /// A layer does not compute with tensors of the types that it got.
+    /// A layer does not compute with the tensors that it got.
     #[error("layer {layer}{}, whose {} is of type {}: {source}", of(unit), given.0, given.1)]
     Layer {
         /// The layer.
@@ -133,22 +133,34 @@ fn of(unit: &str) -> String {
 impl ModelError {
     /// Whether an operation does not know an element type, or got another one than it expects.
     pub fn is_about_types(&self) -> bool {
-        matches!(
-            self,
-            Self::Layer { .. }
-                | Self::Memory(MemoryError::WrongType { .. })
-                | Self::Kernel(
-                    KernelError::DType { .. } | KernelError::Memory(MemoryError::WrongType { .. })
-                )
-        )
+        match self {
+            Self::Layer { source, .. } => source.is_about_types(),
+            Self::Memory(MemoryError::WrongType { .. })
+            | Self::Kernel(
+                KernelError::DType { .. } | KernelError::Memory(MemoryError::WrongType { .. }),
+            ) => true,
+            _ => false,
+        }
     }
 
-    /// Names the layer whose pass has failed, if this is about element types. The innermost layer counts. `given` is what the
-    /// layer got, and its type.
+    /// Whether the code of a layer is wrong, or gets tensors for which it was not written.
+    fn is_of_layer(&self) -> bool {
+        let refused = |error: &KernelError| {
+            matches!(error, KernelError::Shape { .. } | KernelError::Geometry { .. })
+        };
+        match self {
+            Self::Kernel(error) if refused(error) => true,
+            Self::Saved { .. } => true,
+            other => other.is_about_types(),
+        }
+    }
+
+    /// Names the layer whose pass has failed, if this is about the tensors that it got. The innermost layer counts. `given` is
+    /// what the layer got, and its type.
     pub(crate) fn in_layer(self, layer: &'static str, given: (&'static str, DType)) -> Self {
         match self {
             named @ Self::Layer { .. } => named,
-            other if other.is_about_types() => {
+            other if other.is_of_layer() => {
                 Self::Layer { layer, unit: String::new(), given, source: Box::new(other) }
             }
             other => other,

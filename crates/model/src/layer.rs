@@ -104,7 +104,7 @@ pub trait Layer: Send + Sync {
 /// What the backward pass gives to a layer.
 const D_OUTPUT: &str = "gradient of the output";
 
-/// Names the layer in its errors about element types.
+/// Names the layer in its errors about the tensors that it got.
 impl Layer for Box<dyn Layer> {
     fn name(&self) -> &'static str {
         (**self).name()

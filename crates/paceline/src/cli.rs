@@ -17,8 +17,10 @@ use crate::commands::analyze::args::AnalyzeArgs;
 use crate::commands::bench::BenchCommand;
 use crate::commands::check::args::CheckArgs;
 use crate::commands::compare::args::CompareRunsArgs;
+use crate::commands::completions::CompletionsArgs;
 use crate::commands::fetch::args::FetchCommand;
 use crate::commands::generate::args::GenerateArgs;
+use crate::commands::new::NewArgs;
 use crate::commands::schedule::ScheduleArgs;
 use crate::commands::show::ShowArgs;
 use crate::commands::trace::args::TraceCommand;
@@ -38,6 +40,7 @@ Examples:
   paceline sweep --vary nproc=1,2 --output sweeps/a   any settings, in turns, ranked
   paceline show runs/20260131-120000-cnn-ddp          all that a run has reported
   paceline compare runs/*                             runs side by side
+  paceline new my-project                             a model, a data set and a strategy of your own
 ";
 
 /// Distributed training that shows where every millisecond and megabyte goes.
@@ -86,6 +89,10 @@ pub enum Command {
     Schedule(ScheduleArgs),
     /// Show all that a run has reported: where each rank was, operation by operation, and memory by phase
     Show(ShowArgs),
+    /// Write a small project with a model, a data set and a strategy of its own
+    New(NewArgs),
+    /// Print the script with which a shell completes commands and flags
+    Completions(CompletionsArgs),
     /// Work with the trace files that --profile writes
     #[command(subcommand)]
     Trace(TraceCommand),

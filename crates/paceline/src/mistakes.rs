@@ -6,18 +6,26 @@
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Command, CommandFactory, Error, Parser};
+use clap::{Command, CommandFactory, Error, FromArgMatches};
 use paceline_failure::{Failure, Result};
 use paceline_host::text::named;
+use paceline_run::train::help;
 use paceline_settings::spec::message;
 use strsim::levenshtein;
 
 use crate::cli::Cli;
 use crate::habits;
 
+/// The flag that prints all flags, of a command whose help has only some.
+const ALL_FLAGS: &str = "--help-all";
+
 /// Reads a command line, the name of the program included. Prints the help and ends the process if the words ask for it.
 pub fn read(words: &[OsString]) -> Result<Cli> {
-    Cli::try_parse_from(words).map_err(|error| match error.kind() {
+    let shows_all = words.iter().any(|word| word == ALL_FLAGS);
+    let program = Cli::command();
+    let program = if shows_all { program } else { program.mut_subcommand("train", help::short) };
+    let parsed = program.try_get_matches_from(words);
+    parsed.and_then(|typed| Cli::from_arg_matches(&typed)).map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.exit(),
@@ -33,7 +41,9 @@ fn answer(words: &[OsString], error: &Error) -> String {
     if let Some(text) = habits::answer(&typed, command, &path, error) {
         return text;
     }
-    let help = format!("\n\nFor all flags: {path} --help");
+    let has = |long: &str| command.get_arguments().any(|own| own.get_long() == Some(long));
+    let help = if has(&ALL_FLAGS[2..]) { ALL_FLAGS } else { "--help" };
+    let help = format!("\n\nFor all flags: {path} {help}");
     let text = message(error);
     match error.kind() {
         ErrorKind::InvalidUtf8 => not_utf8(words).unwrap_or(text),

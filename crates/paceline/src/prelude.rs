@@ -1,5 +1,7 @@
 //! The names that a program with its own model, data set or strategy needs: `use paceline::prelude::*`.
 
+pub use std::sync::Arc;
+
 pub use clap;
 pub use clap::Args;
 pub use paceline_collectives::{Group, MeshShape, ReduceOp, Work};
@@ -11,6 +13,7 @@ pub use paceline_model::{
     Batch, Block, Context, CrossEntropy, Init, Layer, LayoutBuilder, MeanSquaredError, Model,
     ModelError, Objective, ParamId, Saved, layers,
 };
+pub use paceline_strategies::Result as StrategyResult;
 pub use paceline_strategies::{Exactness, Replica, Strategy, StrategyError, span};
 pub use paceline_trace::SpanTrack;
 

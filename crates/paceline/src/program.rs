@@ -26,7 +26,9 @@ use signal_hook::consts::SIGXFSZ;
 
 use crate::cli::{Cli, Command};
 use crate::commands::bench::BenchCommand;
-use crate::commands::{self, analyze, check, compare, fetch, generate, schedule, show, trace};
+use crate::commands::{
+    self, analyze, check, compare, completions, fetch, generate, new, schedule, show, trace,
+};
 use crate::mistakes;
 
 /// The command line of paceline, with choices of its user's own.
@@ -34,8 +36,8 @@ use crate::mistakes;
 /// Choices belong to the process: each [`Program`] has those that an earlier one has added.
 #[derive(Debug, Default)]
 pub struct Program {
-    /// Why a choice could not be added.
-    problem: Option<String>,
+    /// Why choices could not be added.
+    problems: Vec<String>,
 }
 
 impl Program {
@@ -59,12 +61,16 @@ impl Program {
         self.adding(add(&STRATEGIES, &Entry::<S>(PhantomData), TypeId::of::<S>()))
     }
 
-    fn adding(self, outcome: Result<()>) -> Self {
-        Self { problem: self.problem.or(outcome.err().map(|failure| failure.to_string())) }
+    fn adding(mut self, outcome: std::result::Result<(), Vec<String>>) -> Self {
+        self.problems.extend(outcome.err().into_iter().flatten());
+        self
     }
 
     fn check(&self) -> Result<()> {
-        self.problem.clone().map_or(Ok(()), |problem| Err(Failure::Usage(problem)))
+        match self.problems.is_empty() {
+            true => Ok(()),
+            false => Err(Failure::Usage(self.problems.join("\n"))),
+        }
     }
 
     /// Reads the command line of this process, and does what it asks for.
@@ -121,6 +127,8 @@ fn run(command: Command) -> Result<u8> {
         Command::Compare(args) => compare::compare(&args),
         Command::Schedule(args) => schedule::schedule(&args),
         Command::Show(args) => show::show(&args),
+        Command::Completions(args) => completions::completions(&args),
+        Command::New(args) => new::new(&args),
         Command::Links(args) => links::links_command(&args),
         Command::Trace(command) => trace::trace(&command),
         Command::Launch(args) => launcher::launch_command(&args),
@@ -134,31 +142,33 @@ fn carried_tokenizer(data: &str) -> Option<&'static str> {
     DATA_SETS.get(data).ok()?.carried_tokenizer()
 }
 
-/// Adds a choice, if its name and the names of its flags are free.
+/// Adds a choice, if its name and the names of its flags are free. Says all that is wrong.
 fn add<C: Choice + ?Sized>(
     registry: &Registry<C>,
     choice: &'static C,
     of_type: TypeId,
-) -> Result<()> {
+) -> std::result::Result<(), Vec<String>> {
     if registry.has(of_type) {
         return Ok(());
     }
     let cli = Cli::command();
-    for flag in choice.flags() {
-        let words = format!("--{} {}, which this program adds", registry.key, choice.name());
+    let words = format!("--{} {}, which this program adds", registry.key, choice.name());
+    let problem = |flag: Arg| {
         let Some(long) = flag.get_long() else {
             let flag = flag.get_id();
-            return Err(Failure::Usage(format!(
-                "{words}: its flag {flag} has no long name; give it one"
-            )));
+            return Some(format!("{words}: its flag {flag} has no long name; give it one"));
         };
-        if let Some(command) = clash(&cli, registry.key, &flag) {
-            return Err(Failure::Usage(format!(
-                "{words}: its flag --{long} is a flag of {command} already; give it another name"
-            )));
-        }
+        let command = clash(&cli, registry.key, &flag)?;
+        Some(format!(
+            "{words}: its flag --{long} is a flag of {command} already; give it another name, or all flags a prefix \
+             (Own::PREFIX)"
+        ))
+    };
+    let problems: Vec<String> = choice.flags().into_iter().filter_map(problem).collect();
+    if !problems.is_empty() {
+        return Err(problems);
     }
-    registry.add(choice, of_type)
+    registry.add(choice, of_type).map_err(|failure| vec![failure.to_string()])
 }
 
 /// The command, among those that choose by `--key` and so would have `flag` too, in which another flag has one of its

@@ -222,6 +222,69 @@ fn a_flag_that_exists_is_refused() {
 }
 
 #[test]
+fn all_that_is_wrong_with_flags_is_said_at_once() {
+    strategy!(Greedy, "greedy", {
+        /// A flag of every run
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Another one
+        #[arg(long)]
+        epochs: Option<u64>,
+    });
+    strategy!(Homonym, "ddp", {});
+    let program = Program::new().strategy::<Greedy>().strategy::<Homonym>();
+    let words = ["--seed is a flag of", "--epochs is a flag of", "Own::PREFIX", "one of this name"];
+    refused(&program, "", &words);
+}
+
+/// The flags of this strategy would be those of a run and of the CNN.
+#[derive(Debug, Args)]
+struct Prefixed {
+    /// Prefixed: a number
+    #[arg(long, alias = "hidden-size", default_value_t = 3)]
+    hidden: i64,
+    /// Prefixed: a list
+    #[arg(long, num_args = 1.., default_values = ["1", "2"])]
+    channels: Vec<i64>,
+    /// Prefixed: a switch
+    #[arg(long)]
+    quiet: bool,
+}
+
+impl Own for Prefixed {
+    const NAME: &str = "prefixed";
+    const ABOUT: &str = "One all-reduce";
+    const PREFIX: &str = "my";
+}
+
+impl OwnStrategy for Prefixed {
+    const SYNCHRONIZES: Synchronizes = Synchronizes::EveryStep;
+}
+
+impl StrategySettings for Prefixed {
+    fn build(&self) -> paceline::Result<Box<dyn Strategy>> {
+        match (self.hidden, &self.channels[..], self.quiet) {
+            (3, [1, 2], false) | (-7, [-4, 5, 6], true) => Ok(Box::new(FlatDdp)),
+            other => Err(format!("{other:?}").into()),
+        }
+    }
+}
+
+#[test]
+fn a_prefix_keeps_flags_apart() {
+    let program = Program::new().strategy::<Prefixed>();
+    // The flags of the CNN are there too, in `TINY`.
+    let flags = "--strategy prefixed";
+    train(&program, flags).unwrap();
+    train(&program, &format!("{flags} --my-hidden=-7 --my-channels -4 5 6 --my-quiet")).unwrap();
+    train(&program, &format!("{flags} --my-hidden-size=-7 --my-channels -4 5 6 --my-quiet=true"))
+        .unwrap();
+    let other = train(&program, &format!("{flags} --my-hidden 4")).unwrap_err().to_string();
+    assert_eq!(other, "(4, [1, 2], false)");
+    refused(&program, &format!("{flags} --my-hidden many"), &["--my-hidden <HIDDEN>"]);
+}
+
+#[test]
 fn wrong_flags_are_refused() {
     let program = Program::new();
     refused(&program, "--transport shm", &["--transport shm", "ranks are threads"]);

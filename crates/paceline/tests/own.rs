@@ -85,9 +85,12 @@ fn a_layer_with_parameters_trains_alike_on_any_ranks() {
 fn the_name_of_a_model_and_its_flags_are_known_everywhere() {
     let sandbox = Sandbox::new();
     let help = run(&sandbox, "own_model", "train --help").ok().stdout;
-    for words in
-        ["- powers: One hidden layer", "--hidden-width <N>", "Powers: width of the hidden layer"]
-    {
+    for words in [
+        "--model powers",
+        "One hidden layer",
+        "--hidden-width N",
+        "Powers: width of the hidden layer",
+    ] {
         assert!(help.contains(words), "no {words:?} in: {help}");
     }
     let refused = |args: &str, words: &[&str]| {
@@ -122,11 +125,14 @@ fn a_data_set_teaches_a_model_of_paceline() {
     assert!(accuracy(&ended) > 90.0, "{}", ended.stdout);
     assert_eq!(ended.line("Evaluation loss: ").split_once("over ").unwrap().1, "500 samples");
     let help = run(&sandbox, "own_dataset", "train --help").ok().stdout;
-    assert!(help.contains("- waves:     Noisy waves"), "{help}");
+    assert!(help.contains("--data waves             Noisy waves"), "{help}");
     let refused = |args: &str, words: &[&str]| {
         run(&sandbox, "own_dataset", &format!("train {args}")).refused(words);
     };
-    refused("--data wave", &["possible values: synthetic, mnist, cifar10, text, reviews, waves"]);
+    refused(
+        "--data wave",
+        &["possible values: synthetic, mnist, cifar10, text, reviews, images, csv, npy, waves"],
+    );
     refused("--data waves --samples 9", &["--samples does not apply to --data waves"]);
     refused("--data waves --images 0", &["--data waves", "has no samples"]);
     let mlp = ["--data waves has inputs of [16, 16, 1]", "--model mlp trains on vectors of 4096"];
@@ -180,6 +186,28 @@ fn a_strategy_is_swept_and_compared_like_any_other() {
     assert!(line.is_some(), "{}", compared.stdout);
 }
 
+#[test]
+fn the_project_of_paceline_new_trains_alike_with_any_strategy() {
+    let sandbox = Sandbox::new();
+    let flags =
+        "train --model scaled_net --data circle --lr 0.1 --momentum 0.9 --evaluate --nproc 2";
+    let train = |strategy: &str| {
+        run(&sandbox, "template", &format!("{flags} --epochs 4 --strategy {strategy}")).ok()
+    };
+    let ddp = train("ddp");
+    // By guessing it would reach 50 %.
+    assert!(accuracy(&ddp) > 90.0, "{}", ddp.stdout);
+    for strategy in ["sharded3", "one_reduce"] {
+        assert_eq!(train(strategy).weights(), ddp.weights(), "{strategy}");
+    }
+    let accumulated = run(&sandbox, "template", &format!("{flags} --accumulate 2 --steps 4"));
+    accumulated.ok();
+    let help = run(&sandbox, "template", "train --help").ok().stdout;
+    for words in ["--model scaled_net", "--data circle", "--strategy one_reduce", "--net-width"] {
+        assert!(help.contains(words), "no {words:?} in: {help}");
+    }
+}
+
 /// The pages of the documentation show the examples as they are.
 #[test]
 fn the_documentation_shows_code_of_the_examples() {
@@ -198,5 +226,27 @@ fn the_documentation_shows_code_of_the_examples() {
     for block in blocks {
         let is_shown = examples.iter().any(|example| example.contains(block));
         assert!(is_shown, "no example has this code of docs/extending.md:\n{block}");
+    }
+}
+
+/// What a program needs is explained on one page.
+#[test]
+fn the_documentation_has_every_name_of_the_prelude() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("../../docs/extending.md")).unwrap();
+    let (_, rest) = page.split_once("## The prelude\n").unwrap();
+    let part = rest.split("\n## ").next().unwrap();
+    let prelude = fs::read_to_string(root.join("src/prelude.rs")).unwrap();
+    let uses = prelude.split("pub use ").skip(1).map(|rest| rest.split(';').next().unwrap());
+    let names: Vec<&str> = uses
+        .flat_map(|path| match path.split_once('{') {
+            Some((_, list)) => list.trim_end_matches('}').split(',').map(str::trim).collect(),
+            None => vec![path.rsplit([':', ' ']).next().unwrap()],
+        })
+        .filter(|name| !name.is_empty())
+        .collect();
+    assert!(names.len() > 40, "{names:?}");
+    for name in names {
+        assert!(part.contains(&format!("`{name}`")), "{name} is not explained");
     }
 }

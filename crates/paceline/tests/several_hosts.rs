@@ -5,6 +5,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::Command;
 
 use common::marked::{Marked, names_only_rank};
@@ -303,5 +304,56 @@ fn a_host_that_fails_before_the_ranks_have_met_takes_the_other_one_along() {
     assert!(there[0].starts_with("a rank on another host failed after "), "{first:#?}");
     for said in [here, there] {
         assert_eq!(said[1..], ["restart 1 of 2"], "{said:?}");
+    }
+}
+
+/// The commands of the manifests in docs/launching.md, in their order.
+fn commands_of_manifests() -> Vec<String> {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/launching.md");
+    let page = fs::read_to_string(page).unwrap();
+    let manifests = page.split("```yaml").skip(1).map(|rest| rest.split("```").next().unwrap());
+    let command = |manifest: &str| {
+        let (_, block) = manifest.split_once(">-\n").unwrap();
+        let indent = block.len() - block.trim_start().len();
+        let lines = block
+            .lines()
+            .take_while(|line| line.len() > indent && line[..indent].trim().is_empty());
+        lines.map(str::trim).collect::<Vec<_>>().join(" ")
+    };
+    manifests.map(command).collect()
+}
+
+/// Two pods on one machine, with the variables that the operators set.
+#[test]
+fn the_commands_of_the_manifests_train_on_two_pods() {
+    let commands = commands_of_manifests();
+    let names = ["WORLD_SIZE", "PET_NNODES"];
+    assert_eq!(commands.len(), names.len(), "{commands:#?}");
+    for (command, of_hosts) in commands.iter().zip(names) {
+        assert!(command.contains(of_hosts), "{command}");
+        let sandbox = Sandbox::new();
+        let command = command.replace("/checkpoints", "checkpoints");
+        let command = format!("{command} {TINY} --steps 2 --batch-size 4");
+        let folder = Path::new(env!("CARGO_BIN_EXE_paceline")).parent().unwrap();
+        let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+        let port = free_port().to_string();
+        let pods = ["0", "1"].map(|pod| {
+            let mut shell = sandbox.command(Path::new("sh"));
+            shell.args(["-c", &command]).env("PATH", &path).env("POD_IP", "127.0.0.1");
+            shell.env("PACELINE_SECRET", "of this test").env("TMPDIR", sandbox.path(""));
+            let (address, ranks) = ("127.0.0.1", "4");
+            match of_hosts {
+                "WORLD_SIZE" => shell.envs([("WORLD_SIZE", "2"), ("RANK", pod)]),
+                _ => shell.envs([("PET_NNODES", "2"), ("PET_NODE_RANK", pod)]),
+            };
+            shell.envs([("MASTER_ADDR", address), ("MASTER_PORT", &port)]);
+            shell.envs([("PET_MASTER_ADDR", address), ("PET_MASTER_PORT", &port)]);
+            shell.env("PET_NPROC_PER_NODE", ranks);
+            Running::start(shell)
+        });
+        let [first, second] = pods.map(Running::end);
+        second.ok();
+        assert!(first.ok().stdout.contains("8 ranks x 1 thread"), "{command}");
+        assert!(sandbox.path("checkpoints/step-000000002").exists(), "{command}");
     }
 }

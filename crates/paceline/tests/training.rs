@@ -552,7 +552,7 @@ fn pinned_ranks_and_threads_train_the_same() {
 fn help_opens_with_examples() {
     let sandbox = Sandbox::new();
     let mut command = sandbox.paceline();
-    command.args(["train", "--help"]).env("COLUMNS", "100");
+    command.args(["train", "--help-all"]).env("COLUMNS", "100");
     let run = Run::of(command).ok();
     let head: Vec<&str> =
         run.stdout.lines().take_while(|line| !line.starts_with("Usage")).collect();
@@ -583,4 +583,34 @@ fn help_opens_with_examples() {
     ] {
         assert!(run.stdout.lines().any(|line| line == heading), "no {heading}");
     }
+}
+
+#[test]
+fn help_has_the_first_flags_by_purpose() {
+    let sandbox = Sandbox::new();
+    let help = |words: &[&str]| {
+        let mut command = sandbox.paceline();
+        command.args(words);
+        Run::of(command).ok().stdout
+    };
+    let long = help(&["train", "--help"]);
+    for words in [&["train", "-h"][..], &["help", "train"]] {
+        assert_eq!(help(words), long);
+    }
+    let (_, flags) = long.split_once("Usage: ").unwrap();
+    insta::assert_snapshot!(flags);
+}
+
+#[test]
+fn a_flag_may_have_the_word_of_other_programs() {
+    let sandbox = Sandbox::new();
+    let flags = format!("{TINY} --nproc 1 --steps 1 --quiet");
+    let words = "--learning-rate 0.5 --gradient-accumulation-steps 2 --precision bfloat16";
+    sandbox.train(&format!("{flags} {words}")).ok();
+    let stated = &json(&sandbox.run_folder().join("config.json"))["stated"];
+    assert_eq!(
+        (&stated["lr"], &stated["accumulate"]),
+        (&serde_json::json!(0.5), &serde_json::json!(2))
+    );
+    sandbox.train("--data cifar-10").refused(&["--data cifar10 needs --data-dir"]);
 }

@@ -1,6 +1,7 @@
 //! From a specification to running ranks: in this process, or in processes that it launches and watches.
 
 pub mod args;
+pub mod help;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -14,10 +14,13 @@ use serde::Serialize;
 #[serde(rename_all = "snake_case")]
 pub enum PrecisionName {
     /// Single precision everywhere
+    #[value(aliases = ["fp32", "float32"])]
     F32,
     /// The operands of products in 16 bits; weights, gradients of weights, sums and losses in single precision
+    #[value(alias = "bfloat16")]
     Bf16,
     /// As bf16, with fp16, whose range is smaller: the loss is scaled (see --loss-scale). A processor emulates it
+    #[value(alias = "float16")]
     Fp16,
 }
 

@@ -38,6 +38,10 @@ impl Choice for Cifar10Files {
         "cifar10"
     }
 
+    fn aliases(&self) -> &'static [&'static str] {
+        &["cifar-10"]
+    }
+
     fn about(&self) -> &'static str {
         "Binary batches in --data-dir"
     }

@@ -6,8 +6,10 @@
 //! | `mnist.rs` | MNIST, and other data sets in its format |
 //! | `cifar10.rs` | CIFAR-10 |
 //! | `text.rs` | texts with a class each, or running text |
+//! | `arrays.rs` | the user's own: folders of images, tables of numbers, arrays of NumPy |
 //! | `reviews.rs` | short reviews that the program carries |
 
+mod arrays;
 mod cifar10;
 mod files;
 mod mnist;
@@ -28,7 +30,7 @@ use paceline_memory::DType;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::models::Samples;
+use super::models::{MODELS, Samples};
 use super::registry::{Choice, FlagValues, Registry};
 
 /// The data sets. The first one is the default.
@@ -41,6 +43,9 @@ pub static DATA_SETS: Registry<dyn DataChoice> = Registry::new(
         &cifar10::Cifar10Files,
         &text::Text,
         &reviews::Reviews,
+        &arrays::Images,
+        &arrays::Csv,
+        &arrays::Npy,
     ],
 );
 
@@ -233,11 +238,25 @@ impl DataConfig {
             check_vocab(name, limit, model, vocab)?;
         }
         let has = described(&*dataset);
+        let fix =
+            sizes(*samples, model, &*dataset).unwrap_or_else(|| "leave --data out".to_owned());
         Err(Failure::Usage(format!(
-            "--data {name} has {has} each, and --model {model} trains on {samples}; \
-             leave --data out, or pass another --model"
+            "--data {name} has {has} each, and --model {model} trains on {samples}; {fix}, or pass another --model"
         )))
     }
+}
+
+/// The flags with which a model of vectors fits the vectors of a data set.
+fn sizes(samples: Samples, model: &str, dataset: &dyn Dataset) -> Option<String> {
+    let flags = MODELS.get(model).ok()?.flags();
+    let has = |flag: &str| flags.iter().any(|own| own.get_long() == Some(flag));
+    let shape = dataset.input_shape();
+    let (&[inputs], Samples::Vectors { .. }) = (shape.as_slice(), samples) else { return None };
+    let targets = dataset.field(Field::TARGETS)?;
+    let outputs = targets.num_classes().unwrap_or(targets.max_elems());
+    let fits = fits(Samples::Vectors { input_dim: inputs, output_dim: outputs }, dataset);
+    (fits && has("input-dim") && has("output-dim"))
+        .then(|| format!("pass --input-dim {inputs} --output-dim {outputs}"))
 }
 
 /// Fails if a data set whose tokens are below `limit` has more than the model knows.
@@ -267,7 +286,10 @@ fn fits(samples: Samples, dataset: &dyn Dataset) -> bool {
             is_image && !inputs.is_ragged() && dataset.num_classes().is_some()
         }
         Samples::Vectors { input_dim, output_dim } => {
-            vector(inputs, input_dim) && targets.is_some_and(|field| vector(&field, output_dim))
+            let is_fitting = |field: Field| {
+                field.num_classes() == Some(output_dim) || vector(&field, output_dim)
+            };
+            vector(inputs, input_dim) && targets.is_some_and(is_fitting)
         }
         Samples::Tokens { vocab, classes } => {
             let is_sequence = |field: &Field| {

@@ -13,9 +13,10 @@ use paceline_host::resources;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::arrays::ImageFlag;
 use super::{DataChoice, DataSettings, RunNeeds};
 use crate::models::Samples;
-use crate::registry::{Choice, flags_of, read, spaced, width};
+use crate::registry::{Choice, flags_of, read};
 
 /// Default number of training images.
 const SAMPLES: usize = 8192;
@@ -37,9 +38,8 @@ struct Flags {
     /// Number of synthetic training images [default: 8192]; a quarter as many are for evaluation
     #[arg(long, value_name = "N")]
     samples: Option<usize>,
-    /// Height, width and channels of synthetic images [default: 28 28 1]
-    #[arg(long, num_args = 3, value_names = ["H", "W", "C"], value_parser = width())]
-    image: Option<Vec<usize>>,
+    #[command(flatten)]
+    image: ImageFlag,
     /// Tokens of each synthetic sequence, or of each block of running text [default: 128]
     #[arg(long, value_name = "N")]
     seq_len: Option<usize>,
@@ -86,14 +86,7 @@ fn images(flags: &Flags, on_device: bool) -> Result<Arc<dyn DataSettings>> {
         return usage("--seq-len is for synthetic tokens only; leave it out".into());
     }
     let samples = flags.samples.unwrap_or(SAMPLES);
-    let image = match flags.image.as_deref() {
-        None => IMAGE,
-        Some(&[height, width, channels]) => [height, width, channels],
-        Some(_) => return usage("--image takes height, width and channels".into()),
-    };
-    if image.contains(&0) {
-        return usage(format!("--image {}: pass numbers above zero", spaced(&image)));
-    }
+    let image = flags.image.size()?.unwrap_or(IMAGE);
     if samples == 0 {
         return usage("--samples 0: pass the number of images to train on, at least 1".into());
     }
@@ -124,7 +117,7 @@ fn vectors(
     output_dim: usize,
     run: &RunNeeds,
 ) -> Result<Arc<dyn DataSettings>> {
-    let given = [("--samples", flags.samples.is_some()), ("--image", flags.image.is_some())];
+    let given = [("--samples", flags.samples.is_some()), ("--image", flags.image.image.is_some())];
     if let Some((flag, _)) = given.iter().find(|(_, is_given)| *is_given) {
         return usage(format!("{flag} is for synthetic images only; leave it out"));
     }
@@ -135,7 +128,7 @@ fn vectors(
 }
 
 fn tokens(flags: &Flags, vocab: usize, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
-    if flags.image.is_some() {
+    if flags.image.image.is_some() {
         return usage("--image is for synthetic images only; leave it out".into());
     }
     let seq_len = flags.seq_len.unwrap_or(SEQ_LEN);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use clap::{Arg, ArgMatches, Args};
 use paceline_data::Dataset;
 use paceline_failure::{Failure, Result};
-use paceline_model::{MlpConfig, Model, ModelError};
+use paceline_model::{CrossEntropy, MlpConfig, Model, ModelError};
 
 use super::{Defaults, FuseFlag, ModelChoice, ModelSettings, Samples};
 use crate::registry::{Choice, flags_of, read, width};
@@ -96,7 +96,12 @@ impl ModelSettings for Flags {
         true
     }
 
-    fn build(&self, _: &dyn Dataset, world_size: usize) -> std::result::Result<Model, ModelError> {
+    /// The loss is the mean squared error, or the cross-entropy if the data set has classes.
+    fn build(
+        &self,
+        dataset: &dyn Dataset,
+        world_size: usize,
+    ) -> std::result::Result<Model, ModelError> {
         let config = MlpConfig {
             input_dim: self.input_dim,
             hidden_dim: self.hidden_dim,
@@ -104,9 +109,13 @@ impl ModelSettings for Flags {
             num_layers: self.num_layers,
             tie_layers: self.tie_layers,
         };
-        match self.fuse.fuse {
+        let mut model = match self.fuse.fuse {
             true => config.build(world_size),
             false => config.build_unfused(world_size),
+        }?;
+        if dataset.num_classes().is_some() {
+            model.objective = Box::new(CrossEntropy);
         }
+        Ok(model)
     }
 }

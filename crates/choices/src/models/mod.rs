@@ -136,11 +136,11 @@ pub enum Samples {
     Any,
     /// Images with a class each.
     Images,
-    /// Vectors, with vectors as targets.
+    /// Vectors, with vectors or classes as targets.
     Vectors {
         /// Number of elements of an input.
         input_dim: usize,
-        /// Number of elements of a target.
+        /// Number of elements of a target, or of classes.
         output_dim: usize,
     },
     /// Sequences of tokens.
@@ -170,7 +170,10 @@ impl fmt::Display for Samples {
             Samples::Any => f.write_str("any samples"),
             Samples::Images => f.write_str("images with a class each"),
             Samples::Vectors { input_dim, output_dim } => {
-                write!(f, "vectors of {input_dim} elements with {output_dim} values each")
+                write!(
+                    f,
+                    "vectors of {input_dim} elements with {output_dim} values or one of {output_dim} classes each"
+                )
             }
             Samples::Tokens { vocab, classes: None } => {
                 write!(

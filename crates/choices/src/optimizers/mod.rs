@@ -80,7 +80,7 @@ impl OptimizerSettings {
 #[command(next_help_heading = "Training")]
 struct CommonFlags {
     /// Learning rate [default: 0.01, or 0.001 for AdamW]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", aliases = ["learning-rate", "learning_rate"])]
     lr: Option<f64>,
     /// Weight decay [default: 0, or 0.01 for AdamW]
     #[arg(long, value_name = "X")]

@@ -131,6 +131,13 @@ pub trait StrategySettings: Debug + Send + Sync {
     }
 }
 
+/// A strategy without settings of its own is a copy of itself.
+impl<S: Strategy + Clone + Debug + Sync + 'static> StrategySettings for S {
+    fn build(&self) -> Result<Box<dyn Strategy>> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
 /// How the ranks' models relate when one of them is evaluated or saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Models {

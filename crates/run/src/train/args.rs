@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use paceline_failure::Result;
 use paceline_launch::StartFlags;
 use paceline_settings::spec::RunSpec;
 use paceline_settings::spec_file::SpecFile;
 use paceline_settings::{flags, recipes};
 
-const EXAMPLES: &str = "\
+pub(super) const EXAMPLES: &str = "\
 Examples:
   paceline train                                      2 ranks, a CNN on synthetic images
   paceline train --nproc 4 --strategy simple_ddp      another strategy, more ranks
@@ -62,8 +62,12 @@ impl Args for TrainCommand {
             .help_heading("Configuration")
             .help("Begin with the settings of a recipe that the program carries");
         // With negative numbers allowed, "--lr -1" is rejected as a value, not as an unknown flag.
-        let command =
-            command.before_help(EXAMPLES).allow_negative_numbers(true).args([config, recipe]);
+        let all = Arg::new("help-all")
+            .long("help-all")
+            .action(ArgAction::HelpLong)
+            .help("Print all flags; --help prints those that one needs first");
+        let command = command.before_help(EXAMPLES).allow_negative_numbers(true);
+        let command = command.args([config, recipe, all]);
         StartFlags::augment_args(command.args(flags::all()))
     }
 

@@ -158,7 +158,7 @@ pub struct RunFlags {
     )]
     pub optimizer: String,
     /// How the learning rate changes until the end of the run
-    #[arg(long, value_enum, default_value_t = Course::Constant, help_heading = "Training")]
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = Course::Constant, help_heading = "Training")]
     pub lr_schedule: Course,
     /// Number of first optimizer steps over which the learning rate rises; unlike --warmup-steps, which
     /// is about measuring
@@ -266,7 +266,11 @@ pub struct StrategyFlags {
     #[arg(long = "strategy", value_parser = STRATEGIES.parser(), value_name = "NAME")]
     pub name: Option<String>,
     /// Batches whose gradients add up before each optimizer step [default: 1, or 4 for simple_ddp_ga]
-    #[arg(long, value_name = "N")]
+    #[arg(
+        long,
+        value_name = "N",
+        aliases = ["gradient-accumulation-steps", "gradient_accumulation_steps"]
+    )]
     pub accumulate: Option<usize>,
     /// The order in which a rank adds up the gradients of its batches. tree takes one copy of the gradients for 2 or 3
     /// batches, two for 4 to 7, three for 8 to 15

@@ -1,93 +1,20 @@
 //! Words that users know from other programs: mpirun's `-np`, nccl-tests' `-g`, torchrun's and transformers' flags.
 //!
 //! A command line that has one of them is not guessed at. It is answered with the word to write here, once `clap` has
-//! refused it. A word is answered only in commands that have the flag in question.
+//! refused it. A word is answered only in commands that have the flag in question. The words are in `table.rs`, and values of
+//! flags in `values.rs`.
+
+mod table;
+mod values;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
 use paceline_collectives::OpKind;
 use paceline_commbench::operation::OPS;
+use paceline_files::printable;
 
-/// The words of others for one thing.
-struct Habit {
-    theirs: &'static [&'static str],
-    /// What it is.
-    what: &'static str,
-    /// The flag here, without dashes.
-    flag: &'static str,
-    /// The value that has to be passed, if not the one that was typed.
-    value: Option<&'static str>,
-}
-
-const fn habit(theirs: &'static [&'static str], what: &'static str, flag: &'static str) -> Habit {
-    Habit { theirs, what, flag, value: None }
-}
-
-const RANKS: &[&str] = &[
-    "-np",
-    "-n",
-    "--np",
-    "-g",
-    "--ngpus",
-    "--gpus",
-    "--num-gpus",
-    "--num_gpus",
-    "--num-processes",
-    "--num_processes",
-    "--nproc-per-node",
-    "--nproc_per_node",
-    "--world-size",
-    "--world_size",
-];
-const RENDEZVOUS: &[&str] =
-    &["--rdzv-endpoint", "--rdzv_endpoint", "--rdzv-backend", "--rdzv_backend", "--rdzv-id"];
-
-const HABITS: &[Habit] = &[
-    habit(RANKS, "the number of ranks", "nproc"),
-    habit(RENDEZVOUS, "the place where hosts meet", "master-addr"),
-    habit(&["--learning-rate", "--learning_rate"], "the learning rate", "lr"),
-    habit(
-        &["--num-epochs", "--num_epochs", "--num_train_epochs"],
-        "the number of epochs",
-        "epochs",
-    ),
-    habit(&["--max-steps", "--max_steps", "--num-steps"], "the number of steps", "steps"),
-    habit(&["--bs", "--per_device_train_batch_size"], "the batch of a rank", "batch-size"),
-    habit(
-        &["--gradient-accumulation-steps", "--gradient_accumulation_steps", "--grad-accum"],
-        "the number of batches of an optimizer step",
-        "accumulate",
-    ),
-    habit(
-        &["--max-grad-norm", "--max_grad_norm"],
-        "the largest norm of all gradients",
-        "clip-grad-norm",
-    ),
-    habit(
-        &["--checkpoint-dir", "--checkpoint_dir", "--save-dir", "--save_dir"],
-        "the folder of checkpoints",
-        "save",
-    ),
-    habit(
-        &["--resume-from-checkpoint", "--resume_from_checkpoint"],
-        "the checkpoint to go on from",
-        "resume",
-    ),
-    habit(&["--output-dir", "--output_dir"], "the folder in which run folders are made", "run-dir"),
-    habit(&["--run-name", "--run_name", "--experiment-name"], "the name of a run", "name"),
-    Habit {
-        theirs: &["--bf16", "--mixed-precision", "--mixed_precision"],
-        what: "mixed precision",
-        flag: "precision",
-        value: Some("bf16"),
-    },
-    Habit {
-        theirs: &["--fp16"],
-        what: "mixed precision with fp16",
-        flag: "precision",
-        value: Some("fp16"),
-    },
-];
+use self::table::{EXPLAINED, HABITS, Habit};
+use self::values::letters;
 
 /// What to write instead of a word of another program, if one is what `clap` stumbled over.
 pub(super) fn answer(
@@ -98,7 +25,7 @@ pub(super) fn answer(
 ) -> Option<String> {
     operation(command, path, error)
         .or_else(|| program(typed, command, path, error))
-        .or_else(|| backend(error))
+        .or_else(|| value_of_others(typed, error))
         .or_else(|| flag(typed, command, path, error))
 }
 
@@ -127,17 +54,20 @@ fn program(typed: &[String], command: &Command, path: &str, error: &Error) -> Op
     Some(format!("{word}: two dashes come before the program; write {path} {}", words.join(" ")))
 }
 
-/// PyTorch's backends.
-fn backend(error: &Error) -> Option<String> {
+/// A value as another program spells it.
+fn value_of_others(typed: &[String], error: &Error) -> Option<String> {
+    let accepted = match error.get(ContextKind::ValidValue) {
+        Some(ContextValue::Strings(accepted)) => accepted.as_slice(),
+        _ => &[],
+    };
+    let flag = text(error, ContextKind::InvalidArg).split([' ', '[']).next()?;
     let value = text(error, ContextKind::InvalidValue);
-    let is_backend = text(error, ContextKind::InvalidArg).starts_with("--transport")
-        && ["nccl", "gloo", "ucc"].contains(&value);
-    is_backend.then(|| {
-        format!(
-            "--backend {value}: this is a backend of PyTorch; pass --transport shm for ranks of one host, or tcp for \
-             ranks of several"
-        )
-    })
+    let text = (!value.is_empty()).then(|| values::answer(flag, value, accepted)).flatten()?;
+    // The alias is what the user knows.
+    let is_backend =
+        flag == "--transport" && typed.iter().any(|word| word.starts_with("--backend"));
+    let flag = if is_backend { "--backend" } else { flag };
+    Some(format!("{flag} {}: {text}", printable(value)))
 }
 
 fn flag(typed: &[String], command: &Command, path: &str, error: &Error) -> Option<String> {
@@ -161,11 +91,28 @@ fn flag(typed: &[String], command: &Command, path: &str, error: &Error) -> Optio
             "{word}: {path} needs no such flag: the ranks of one host meet at a port that it chooses; leave it out"
         ));
     }
+    let explained = EXPLAINED.iter().find(|(words, flag, _)| words.contains(&word) && has(flag));
+    if let Some((.., text)) = explained {
+        return Some(format!("{word}: {text}"));
+    }
     let is_known = |habit: &&Habit| habit.theirs.contains(&word) && has(habit.flag);
     let habit = HABITS.iter().find(is_known)?;
+    let own = command.get_arguments().find(|own| own.get_long() == Some(habit.flag))?;
+    let is_switch = own.get_num_args().is_some_and(|num| num.min_values() == 0);
     let value = value(typed, word);
     let shown = value.as_ref().map_or(word.to_owned(), |value| format!("{word} {value}"));
-    let pass = habit.value.map(str::to_owned).or(value).unwrap_or_else(|| "N".to_owned());
+    if is_switch && habit.value.is_none() {
+        let Habit { what, flag, .. } = habit;
+        return Some(format!("{shown}: {path} calls {what} --{flag}; pass --{flag}"));
+    }
+    let names = own.get_possible_values();
+    let names: Vec<String> = names.iter().map(|name| name.get_name().to_owned()).collect();
+    let own_flag = format!("--{}", habit.flag);
+    if let Some(text) = value.as_ref().and_then(|value| values::answer(&own_flag, value, &names)) {
+        return Some(format!("{shown}: {path} calls {} {own_flag}, and {text}", habit.what));
+    }
+    let of_flag = || own.get_value_names().map_or("N".to_owned(), |names| names.concat());
+    let pass = habit.value.map(str::to_owned).or(value).unwrap_or_else(of_flag);
     if word == "-n" && has("iters") {
         // Here two habits meet.
         return Some(format!(
@@ -184,7 +131,9 @@ fn value(typed: &[String], flag: &str) -> Option<String> {
     let (at, rest) = typed
         .iter()
         .enumerate()
-        .find_map(|(at, word)| word.strip_prefix(flag).map(|rest| (at, rest)))?;
+        .filter_map(|(at, word)| word.strip_prefix(flag).map(|rest| (at, rest)))
+        // A long flag may begin like another one.
+        .find(|(_, rest)| rest.is_empty() || rest.starts_with('=') || !flag.starts_with("--"))?;
     let within = rest.strip_prefix('=').unwrap_or(rest);
     let next = typed.get(at + 1).filter(|next| !next.starts_with('-'));
     if within.is_empty() { next.cloned() } else { Some(within.to_owned()) }
@@ -200,12 +149,9 @@ fn operation(command: &Command, path: &str, error: &Error) -> Option<String> {
         Some(ContextValue::String(text)) => Some(text),
         _ => None,
     })?;
-    let letters = |text: &str| -> String {
-        let text = text.to_ascii_lowercase();
-        let text = text.strip_suffix("_perf").unwrap_or(&text);
-        text.chars().filter(char::is_ascii_alphanumeric).collect()
-    };
-    let is_it = |kind: &OpKind| letters(kind.name()) == letters(typed);
+    let spoken = letters(typed);
+    let spoken = spoken.strip_suffix("perf").unwrap_or(&spoken);
+    let is_it = |kind: &OpKind| letters(kind.name()) == spoken;
     let name = OPS.iter().map(|(kind, ..)| *kind).find(is_it)?.name();
     Some(format!("{path} {typed}: the operation is spelled {name} here; write {path} {name}"))
 }
@@ -223,6 +169,7 @@ mod tests {
         for words in ["-g 2", "-g=2", "-g2", "all_reduce -g 2 -c 0"] {
             assert_eq!(of(words, "-g").as_deref(), Some("2"), "{words}");
         }
+        assert_eq!(of("--load-ahead 3 --load 2", "--load").as_deref(), Some("2"));
         assert_eq!(of("-g -c 0", "-g"), None);
         assert_eq!(of("-c 0", "-g"), None);
     }

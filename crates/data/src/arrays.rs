@@ -1,0 +1,83 @@
+//! Samples as two arrays in memory: the inputs, and a class or values for each.
+//!
+//! Input: arrays that another module has read and checked. Output: a data set. This module knows nothing of files.
+
+use crate::digest::Contents;
+use crate::{Dataset, Field, Sample, files};
+
+/// Inputs of one shape, each with a class or with values as its target.
+#[derive(Debug)]
+pub struct Arrays {
+    pub(crate) inputs: Inputs,
+    /// Of one input.
+    pub(crate) extents: Vec<usize>,
+    pub(crate) targets: Targets,
+}
+
+/// The inputs, one after the other: (count, extents...).
+#[derive(Debug)]
+pub(crate) enum Inputs {
+    /// Pixels. When they are read they become numbers from -1 to 1, `x / 127.5 - 1`.
+    Bytes(Vec<u8>),
+    /// Numbers as they are.
+    Reals(Vec<f32>),
+}
+
+#[derive(Debug)]
+pub(crate) enum Targets {
+    /// A class for each input.
+    Classes { labels: Vec<u32>, num_classes: usize },
+    /// Values for each input: (count, len).
+    Values { values: Vec<f32>, len: usize },
+}
+
+impl Dataset for Arrays {
+    fn len(&self) -> usize {
+        match &self.targets {
+            Targets::Classes { labels, .. } => labels.len(),
+            Targets::Values { values, len } => values.len() / len,
+        }
+    }
+
+    fn fields(&self) -> Vec<Field> {
+        let targets = match self.targets {
+            Targets::Classes { num_classes, .. } => Field::class(num_classes),
+            Targets::Values { len, .. } => Field::f32(Field::TARGETS, [len]),
+        };
+        vec![Field::f32(Field::INPUTS, self.extents.clone()), targets]
+    }
+
+    fn digest(&self) -> Option<String> {
+        let extents: Vec<u64> = self.extents.iter().map(|extent| *extent as u64).collect();
+        let contents = Contents::default().numbers(&extents, u64::to_le_bytes);
+        let contents = match &self.inputs {
+            Inputs::Bytes(bytes) => contents.bytes(bytes),
+            Inputs::Reals(reals) => contents.numbers(reals, f32::to_le_bytes),
+        };
+        let contents = match &self.targets {
+            Targets::Classes { labels, .. } => contents.numbers(labels, u32::to_le_bytes),
+            Targets::Values { values, .. } => contents.numbers(values, f32::to_le_bytes),
+        };
+        Some(contents.finish())
+    }
+
+    fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {
+        let to = sample.f32(Field::INPUTS);
+        let range = index * to.len()..(index + 1) * to.len();
+        match &self.inputs {
+            Inputs::Bytes(bytes) => {
+                for (value, pixel) in to.iter_mut().zip(&bytes[range]) {
+                    *value = files::centered(*pixel);
+                }
+            }
+            Inputs::Reals(reals) => to.copy_from_slice(&reals[range]),
+        }
+        match &self.targets {
+            Targets::Classes { labels, .. } => sample.set_class(i64::from(labels[index])),
+            Targets::Values { values, len } => {
+                let values = &values[index * len..(index + 1) * len];
+                sample.f32(Field::TARGETS).copy_from_slice(values);
+            }
+        }
+    }
+}

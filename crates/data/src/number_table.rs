@@ -1,0 +1,258 @@
+//! Tables of numbers with a column of classes, as CSV files.
+//!
+//! Input: a folder with `train.csv` and, to test with, `test.csv`. The first line names the columns. Output: a part of the
+//! data set. The mean of each column becomes 0 and its standard deviation 1, both of the file to train on. This module
+//! knows nothing of flags.
+
+use std::collections::BTreeSet;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use paceline_files::printable;
+
+use crate::arrays::{Arrays, Inputs, Targets};
+use crate::{DataError, Split, files};
+
+/// The most bytes of a file.
+const MAX_FILE_BYTES: u64 = 4 << 30;
+/// The most bytes of a line.
+const MAX_LINE_BYTES: usize = 16 << 20;
+/// The most classes. A column of measurements is no column of classes.
+const MAX_CLASSES: usize = 100_000;
+/// The most letters of a cell in a message.
+const MAX_SHOWN: usize = 40;
+const ODD: &str = "has a line with an odd number of quotes";
+const HINT: &str = "a folder of tables has train.csv and, to test with, test.csv";
+
+/// Where a table lies, and which of its columns has the classes.
+#[derive(Clone, Debug)]
+pub struct NumberTable {
+    folder: PathBuf,
+    label: String,
+}
+
+/// The rows of a file.
+struct Rows {
+    path: PathBuf,
+    /// The columns of numbers.
+    columns: Vec<String>,
+    /// (rows, columns)
+    values: Vec<f32>,
+    labels: Vec<String>,
+}
+
+impl NumberTable {
+    /// The table in `folder` whose column `label` has the classes.
+    pub fn new(folder: PathBuf, label: String) -> Self {
+        Self { folder, label }
+    }
+
+    /// Whether there is a file to test with.
+    pub fn has_test(&self) -> bool {
+        self.folder.join("test.csv").exists()
+    }
+
+    /// Reads a part. Inputs have the extents `size`, or are vectors. Classes are the whole numbers from 0 to the largest one, or
+    /// the words in the order of the alphabet, of the file to train on.
+    pub fn load(&self, split: Split, size: Option<[usize; 3]>) -> Result<Arrays, DataError> {
+        let train = self.rows("train.csv")?;
+        let classes = Classes::of(&train)?;
+        let scales = scales(&train);
+        let mut rows = match split {
+            Split::Train => train,
+            Split::Test => {
+                let test = self.rows("test.csv")?;
+                if test.columns != train.columns {
+                    let problem = format!("has other columns than {}", train.path.display());
+                    return Err(DataError::content(&test.path, problem));
+                }
+                test
+            }
+        };
+        let columns = rows.columns.len();
+        for (at, value) in rows.values.iter_mut().enumerate() {
+            let (mean, deviation) = scales[at % columns];
+            *value = ((f64::from(*value) - mean) / deviation) as f32;
+        }
+        let extents = size.map_or(vec![columns], Vec::from);
+        if extents.iter().product::<usize>() != columns {
+            let problem =
+                format!("has {columns} columns of numbers, which are no image of {extents:?}");
+            return Err(DataError::content(&rows.path, problem));
+        }
+        let labels =
+            (1..).zip(&rows.labels).map(|(row, label)| classes.find(&rows.path, row, label));
+        let labels = labels.collect::<Result<_, _>>()?;
+        let targets = Targets::Classes { labels, num_classes: classes.len() };
+        Ok(Arrays { inputs: Inputs::Reals(rows.values), extents, targets })
+    }
+
+    fn rows(&self, name: &str) -> Result<Rows, DataError> {
+        let (path, file, _) =
+            files::open_up_to(&self.folder, name.to_owned(), HINT, MAX_FILE_BYTES)?;
+        Rows::read(path, BufReader::new(file), &self.label)
+    }
+}
+
+impl Rows {
+    /// Reads the contents of a file.
+    fn read(path: PathBuf, contents: impl BufRead, label: &str) -> Result<Self, DataError> {
+        let fail = |problem: String| DataError::content(&path, problem);
+        let mut reader = csv::Reader::from_reader(Lines { contents, line_bytes: 0, quotes: 0 });
+        let failed = |error: csv::Error| match error.kind() {
+            csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
+                let line = pos.as_ref().map_or(0, csv::Position::line);
+                fail(format!(
+                    "line {line} has {len} cells, and the first line {expected_len}; is the file cut off?"
+                ))
+            }
+            _ => fail(error.to_string()),
+        };
+        let header = reader.headers().map_err(failed)?;
+        let header: Vec<String> = header.iter().map(|name| name.trim().to_owned()).collect();
+        let mut places = header.iter().enumerate().filter(|(_, name)| *name == label);
+        let at = match (places.next(), places.next()) {
+            (Some((at, _)), None) => at,
+            (Some(_), Some(_)) => return Err(fail(format!("has two columns {}", shown(label)))),
+            (None, _) if header.is_empty() => {
+                return Err(fail("has no line with the names of its columns".to_owned()));
+            }
+            (None, _) => {
+                let names: Vec<String> = header.iter().take(10).map(|name| shown(name)).collect();
+                let more = if header.len() > 10 { ", ..." } else { "" };
+                let problem =
+                    format!("has no column {}, but {}{more}", shown(label), names.join(", "));
+                return Err(fail(problem));
+            }
+        };
+        let mut columns = header;
+        columns.remove(at);
+        if columns.is_empty() {
+            return Err(fail("has no column of numbers beside the classes".to_owned()));
+        }
+        let (mut values, mut labels) = (Vec::new(), Vec::new());
+        let mut record = csv::StringRecord::new();
+        while reader.read_record(&mut record).map_err(failed)? {
+            let row = labels.len() + 1;
+            labels.push(record[at].trim().to_owned());
+            let cells = record.iter().enumerate().filter(|(place, _)| *place != at);
+            for ((_, cell), column) in cells.zip(&columns) {
+                let value = cell.trim().parse().ok().filter(|value: &f32| value.is_finite());
+                values.push(value.ok_or_else(|| {
+                    let (cell, column) = (shown(cell), shown(column));
+                    fail(format!(
+                        "row {row} has {cell} in the column {column}, which is no finite number"
+                    ))
+                })?);
+            }
+        }
+        match labels.is_empty() {
+            true => Err(DataError::NoSamples { path }),
+            false => Ok(Self { path, columns, values, labels }),
+        }
+    }
+}
+
+/// The classes of a column.
+enum Classes {
+    Numbers(usize),
+    Words(Vec<String>),
+}
+
+impl Classes {
+    fn of(rows: &Rows) -> Result<Self, DataError> {
+        let words: BTreeSet<&str> = rows.labels.iter().map(String::as_str).collect();
+        let numbers: Option<Vec<usize>> = words.iter().map(|word| word.parse().ok()).collect();
+        let classes = match numbers {
+            Some(numbers) => {
+                let largest = numbers.into_iter().max().unwrap_or(0);
+                Self::Numbers(largest.saturating_add(1))
+            }
+            None => Self::Words(words.into_iter().map(str::to_owned).collect()),
+        };
+        match classes.len() {
+            2..=MAX_CLASSES => Ok(classes),
+            count => Err(DataError::content(
+                &rows.path,
+                format!(
+                    "its column of labels has {count} classes, and 2 to {MAX_CLASSES} are possible"
+                ),
+            )),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Numbers(count) => *count,
+            Self::Words(words) => words.len(),
+        }
+    }
+
+    fn find(&self, path: &Path, row: usize, label: &str) -> Result<u32, DataError> {
+        let class = match self {
+            Self::Numbers(count) => label.parse().ok().filter(|class| class < count),
+            Self::Words(words) => words.binary_search_by(|word| word.as_str().cmp(label)).ok(),
+        };
+        class.map(|class| class as u32).ok_or_else(|| {
+            let label = shown(label);
+            DataError::content(
+                path,
+                format!("row {row} has the label {label}, which no row to train on has"),
+            )
+        })
+    }
+}
+
+/// The mean and the standard deviation of each column; 1 for the latter if all rows are equal.
+fn scales(rows: &Rows) -> Vec<(f64, f64)> {
+    let columns = rows.columns.len();
+    let count = rows.labels.len() as f64;
+    let mut sums = vec![(0.0, 0.0); columns];
+    for (at, value) in rows.values.iter().enumerate() {
+        sums[at % columns].0 += f64::from(*value) / count;
+    }
+    for (at, value) in rows.values.iter().enumerate() {
+        let (mean, squares) = &mut sums[at % columns];
+        *squares += (f64::from(*value) - *mean).powi(2) / count;
+    }
+    let deviation = |squares: f64| if squares > 0.0 { squares.sqrt() } else { 1.0 };
+    sums.into_iter().map(|(mean, squares)| (mean, deviation(squares))).collect()
+}
+
+/// A cell in a message.
+fn shown(cell: &str) -> String {
+    let start: String = cell.chars().take(MAX_SHOWN).collect();
+    let more = if start.len() < cell.len() { "..." } else { "" };
+    format!("\"{}{more}\"", printable(&start))
+}
+
+/// Contents whose lines have a limit, and whose quotes end on their line. So no cell fills the memory.
+struct Lines<R> {
+    contents: R,
+    line_bytes: usize,
+    quotes: usize,
+}
+
+impl<R: BufRead> Read for Lines<R> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let len = self.contents.read(to)?;
+        if len == 0 && !to.is_empty() && self.quotes % 2 == 1 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, ODD));
+        }
+        for byte in &to[..len] {
+            self.line_bytes += 1;
+            self.quotes += usize::from(*byte == b'"');
+            let problem = match byte {
+                b'\n' if self.quotes % 2 == 1 => ODD,
+                _ if self.line_bytes > MAX_LINE_BYTES => "has a line of more than 16 MiB",
+                b'\n' => {
+                    (self.line_bytes, self.quotes) = (0, 0);
+                    continue;
+                }
+                _ => continue,
+            };
+            return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
+        }
+        Ok(len)
+    }
+}
