@@ -64,7 +64,7 @@ fn write(sandbox: &Sandbox, name: &str, trace: &Value) {
 #[test]
 fn advice_is_on_the_console_and_in_the_report() {
     let sandbox = Sandbox::new();
-    write(&sandbox, "slow", &steps(300.0, false));
+    write(&sandbox, "slow", &steps(180.0, false));
     let run = paceline(&sandbox, "analyze slow --output out").ok();
     let line = run.line("advice: The device waits for launches");
     assert!(line.contains("torch.compile") && line.contains("ms per step"), "{line}");
@@ -73,8 +73,8 @@ fn advice_is_on_the_console_and_in_the_report() {
     assert_eq!(advice["cause"], "host_bound");
     let [low, high, step] =
         ["low_ms", "high_ms", "step_ms"].map(|key| advice[key].as_f64().unwrap());
-    // 300 of each 405 us are waited for.
-    assert!(0.3 * step < low && low < high && high < 0.8 * step, "{low} {high} {step}");
+    // 78 of each 183 us are waited for, at most.
+    assert!(0.2 * step < low && low <= high && high < 0.6 * step, "{low} {high} {step}");
     let page = std::fs::read_to_string(sandbox.path("out/summary.html")).unwrap();
     assert!(page.contains("id=\"advice-1\""));
     // A sound run gets none.

@@ -121,14 +121,37 @@ impl Recorded<'_> {
             call.waits_for = call.waits_for.map(|of| new[of as usize]);
             call.after = call.after.map(|of| new[of as usize]);
         }
-        self.connect_streams();
+        let (gap_ns, launch_ns) = self.connect_streams();
+        self.follow_streams(gap_ns, launch_ns);
         self.connect_collectives();
-        self.usual_delays();
+        self.keep_delays(gap_ns, launch_ns);
     }
 
-    /// Work follows its stream, and what ended shortly before on another one.
-    fn connect_streams(&mut self) {
+    /// Work follows its stream. Returns the usual gap between two pieces of work, and the usual delay from a launch into an idle
+    /// stream.
+    fn connect_streams(&mut self) -> (i64, i64) {
         let mut last_of: HashMap<i64, u32> = HashMap::new();
+        let (mut gaps, mut launches) = (Vec::new(), Vec::new());
+        for index in 0..self.works.len() {
+            let work = self.works[index];
+            let start_ns = work.time.start_ns;
+            let before = last_of.insert(work.stream, index as u32);
+            self.works[index].before = before;
+            let end_ns = before.map(|of| self.works[of as usize].time.end_ns());
+            let call_ns = work.call.map(|of| self.calls[of as usize].time.start_ns);
+            match (end_ns, call_ns) {
+                (Some(end), Some(call)) if end > call => gaps.push(start_ns - end),
+                (_, Some(call)) => launches.push(start_ns - call),
+                _ => {}
+            }
+        }
+        let usual =
+            |all: Vec<i64>| median(all.into_iter().filter(|ns| (0..SHORTLY_NS).contains(ns)));
+        (usual(gaps).unwrap_or(1_000), usual(launches).unwrap_or(5_000))
+    }
+
+    /// Work that begins later than its stream and its launch explain follows what ended shortly before on another stream.
+    fn follow_streams(&mut self, usual_gap: i64, usual_launch: i64) {
         let mut running: BinaryHeap<Reverse<(i64, u32)>> = BinaryHeap::new();
         let mut ended: Option<(i64, u32)> = None;
         for index in 0..self.works.len() {
@@ -140,18 +163,17 @@ impl Recorded<'_> {
                 running.pop();
                 ended = Some(done);
             }
-            let before = last_of.insert(work.stream, index as u32);
-            let call_ns = work.call.map(|call| self.calls[call as usize].time.start_ns);
-            let before_ns = before.map(|of| self.works[of as usize].time.end_ns());
+            let call_ns =
+                work.call.map(|call| self.calls[call as usize].time.start_ns + usual_launch);
+            let before_ns = work.before.map(|of| self.works[of as usize].time.end_ns() + usual_gap);
             let explained_ns = call_ns.max(before_ns).unwrap_or(i64::MIN);
             let follows = ended.filter(|(end_ns, other)| {
-                *end_ns > explained_ns
+                start_ns > explained_ns.saturating_add(SLACK_NS)
+                    && *end_ns > explained_ns
                     && start_ns - end_ns <= SHORTLY_NS
                     && self.works[*other as usize].stream != work.stream
             });
-            let of = &mut self.works[index];
-            of.before = before;
-            of.after[0] = follows.map(|(end_ns, other)| (other, start_ns - end_ns));
+            self.works[index].after[0] = follows.map(|(end_ns, other)| (other, start_ns - end_ns));
             running.push(Reverse((work.time.end_ns(), index as u32)));
         }
     }
@@ -201,22 +223,7 @@ impl Recorded<'_> {
     }
 
     /// The delays that stay when something else decides: those that were seen, but no longer than usual.
-    fn usual_delays(&mut self) {
-        let (mut gaps, mut launches) = (Vec::new(), Vec::new());
-        for work in &self.works {
-            let start_ns = work.time.start_ns;
-            let end_ns = work.before.map(|of| self.works[of as usize].time.end_ns());
-            let call_ns = work.call.map(|of| self.calls[of as usize].time.start_ns);
-            match (end_ns, call_ns) {
-                (Some(end), Some(call)) if end > call => gaps.push(start_ns - end),
-                (_, Some(call)) => launches.push(start_ns - call),
-                _ => {}
-            }
-        }
-        let usual =
-            |all: Vec<i64>| median(all.into_iter().filter(|ns| (0..SHORTLY_NS).contains(ns)));
-        let usual_gap = usual(gaps).unwrap_or(1_000);
-        let usual_launch = usual(launches).unwrap_or(5_000);
+    fn keep_delays(&mut self, usual_gap: i64, usual_launch: i64) {
         for index in 0..self.works.len() {
             let work = self.works[index];
             let start_ns = work.time.start_ns;

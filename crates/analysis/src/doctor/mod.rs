@@ -34,9 +34,14 @@ mod together;
 #[cfg(test)]
 mod planted;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
-use paceline_table::stats::{median, quantile};
+use paceline_table::stats::median;
+use paceline_trace::thread_builder;
 use serde::Serialize;
 
 use crate::advice::gain::Gain;
@@ -91,7 +96,7 @@ pub struct Advice {
     /// What to write in the program.
     pub change: String,
     /// What a step would gain, in milliseconds: the low end if the change does as little as can be expected of it, the high end
-    /// if it does as much, both with the spread of the steps.
+    /// if it does as much. Means over the steps.
     pub gain: Gain,
     /// The mean length of a step, in milliseconds.
     pub step_ms: f64,
@@ -175,12 +180,10 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
         return Diagnosis { unseen, ..Diagnosis::default() };
     }
     let rank = |(place, of): (usize, &Timeline)| (place, of.rank.unwrap_or(place));
-    let recorded: Vec<Recorded> = timelines
-        .iter()
-        .enumerate()
-        .map(rank)
-        .filter_map(|(place, rank)| Recorded::of(&timelines[place], rank, options))
-        .collect();
+    let ranks: Vec<(usize, usize)> = timelines.iter().enumerate().map(rank).collect();
+    let recorded =
+        on_all_cores(&ranks, |_, (place, rank)| Recorded::of(&timelines[*place], *rank, options));
+    let recorded: Vec<Recorded> = recorded.into_iter().flatten().collect();
     if recorded.len() < timelines.len() {
         unseen.push(
             "The steps of a rank have no operators, or nothing says which call launched which kernel, so they cannot be \
@@ -200,21 +203,19 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     let plain = bases.clone();
     let least_ms = NEGLIGIBLE * step_ms;
     for (cause, find) in FINDERS {
-        let mut said = Vec::new();
-        let mut changed = Vec::new();
-        for (place, rank) in recorded.iter().enumerate() {
-            let Some(found) = find(rank, &plain[place]) else { continue };
-            let Some(beyond) = find(rank, &bases[place]) else { continue };
+        let found = on_all_cores(&recorded, |place, rank| {
+            let found = find(rank, &plain[place])?;
+            let beyond = find(rank, &bases[place])?.most;
             // The change must gain something beside those that come before it.
-            let more = median(rank.gains_ms(&bases[place], &beyond.most)).unwrap_or(0.0);
-            if more < least_ms {
-                continue;
+            if mean(&rank.gains_ms(&bases[place], &beyond)) < least_ms {
+                return None;
             }
-            let low_ms = range_end(rank.gains_ms(&plain[place], &found.least), 0.1);
-            let high_ms = range_end(rank.gains_ms(&plain[place], &found.most), 0.9);
-            changed.push((place, beyond.most));
-            said.push(Said { low_ms, high_ms, found, place });
-        }
+            let low_ms = mean(&rank.gains_ms(&plain[place], &found.least)).max(0.0);
+            let high_ms = mean(&rank.gains_ms(&plain[place], &found.most)).max(0.0);
+            Some((Said { low_ms, high_ms, found, place }, beyond))
+        });
+        let (said, changed): (Vec<Said>, Vec<Plan>) = found.into_iter().flatten().unzip();
+        let places: Vec<usize> = said.iter().map(|of| of.place).collect();
         // A cause of few ranks is what makes these ranks slow: the straggler, which has advice of its own.
         let are_few = recorded.len() > 1 && 2 * said.len() <= recorded.len();
         if said.is_empty() || are_few {
@@ -222,7 +223,7 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
         }
         if let Some(of) = combined(cause, said, &recorded, step_ms, least_ms) {
             advice.push(of);
-            for (place, plan) in changed {
+            for (place, plan) in places.into_iter().zip(changed) {
                 bases[place] = plan;
             }
         }
@@ -233,10 +234,33 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     Diagnosis { advice, unseen, step_ms: Some(step_ms), steps, lengths_ms: lengths }
 }
 
-/// A part of the sorted gains of steps. A change that nothing says to be harmful gains at least nothing.
-fn range_end(mut gains: Vec<f64>, part: f64) -> f64 {
-    gains.sort_unstable_by(f64::total_cmp);
-    quantile(&gains, part).unwrap_or(0.0).max(0.0)
+/// What `of` makes of each item and its index, on as many threads as there are cores.
+fn on_all_cores<T: Sync, R: Send>(items: &[T], of: impl Fn(usize, &T) -> R + Sync) -> Vec<R> {
+    let num_threads = thread::available_parallelism().map_or(1, NonZero::get).min(items.len());
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(items.len())));
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(at) else { break };
+            let made = of(at, item);
+            done.lock().unwrap_or_else(PoisonError::into_inner).push((at, made));
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..num_threads {
+            // Without the thread, the others do its part: that takes longer and changes nothing else.
+            let _ = thread_builder("doctor").spawn_scoped(scope, work);
+        }
+        work();
+    });
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, made)| made).collect()
+}
+
+/// The mean over steps. Steps share a queue of work, so what one of them gains may show in the next one only.
+fn mean(gains: &[f64]) -> f64 {
+    gains.iter().sum::<f64>() / gains.len().max(1) as f64
 }
 
 /// The advice from what the ranks say: medians over them, and the evidence of the rank that shows it most.
@@ -306,7 +330,7 @@ fn around(of: &Recorded, at: TimeRange) -> Vec<Strip> {
     let calls =
         calls.filter_map(|call| piece(call.time, of.text(call.name).chars().take(48).collect()));
     let mut strips = vec![Strip { label: "host".to_owned(), pieces: calls.take(PIECES).collect() }];
-    let mut streams: std::collections::BTreeMap<i64, Vec<_>> = std::collections::BTreeMap::new();
+    let mut streams: BTreeMap<i64, Vec<_>> = BTreeMap::new();
     for work in &of.works {
         let pieces = streams.entry(work.stream).or_default();
         if pieces.len() < PIECES {

@@ -252,7 +252,7 @@ fn run(mut m: Machine, fault: Fault, slow: f64) -> Timeline {
             });
         });
         if is(Cause::HostBound) {
-            m.pace = 400.0;
+            m.pace = 150.0;
         }
         for layer in 0..16 {
             if is(Cause::Gathers) {

@@ -5,8 +5,8 @@
 //! rules below, and the rest of the delay is kept as it was:
 //!
 //! - A call follows the call, on any thread that launches work, that ended last before it. The time between is the host's.
-//! - Work follows the work before it on its stream, and its launch. If work of another stream ended shortly before, it
-//!   follows that too.
+//! - Work follows the work before it on its stream, and its launch. If it begins later than these explain, and work of another
+//!   stream ended shortly before, it follows that too.
 //! - A collective follows the computation that was launched before it, as c10d makes it do. The first kernel of an optimizer
 //!   step follows all collectives before it.
 //! - A call that waits returns after the work that ended last before it returned. So does a slow launch into a long queue.

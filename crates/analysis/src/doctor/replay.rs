@@ -24,10 +24,10 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Takes a call with the host's time before it away.
-    pub(super) fn remove_call(&mut self, call: u32) {
+    /// Takes a call away, and all but `lag_ns` of the host's time before it.
+    pub(super) fn remove_call(&mut self, call: u32, lag_ns: i64) {
         let at = call as usize;
-        (self.lag_ns[at], self.call_ns[at], self.blocks[at]) = (0, 0, false);
+        (self.lag_ns[at], self.call_ns[at], self.blocks[at]) = (lag_ns, 0, false);
     }
 }
 

@@ -14,7 +14,7 @@ const QUEUED_NS: i64 = 10_000;
 pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let [mut least, mut most] = [base.clone(), base.clone()];
-    let (mut pageable, mut bytes) = (0usize, 0u64);
+    let (mut pageable, mut bytes, mut waited_ns) = (0usize, 0u64, 0i64);
     for (at, work) in of.works.iter().enumerate() {
         let Some(call) = work.call.map(|call| call as usize) else { continue };
         let is_value = of.is_launched_within(work, "aten::_local_scalar_dense")
@@ -31,6 +31,8 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         tally.add_work(of, work);
         pageable += usize::from(of.text(work.name).contains("Pageable"));
         bytes = bytes.saturating_add(work.bytes.unwrap_or(0));
+        let (begin_ns, end_ns) = (of.calls[call].time.start_ns, of.calls[call].time.end_ns());
+        waited_ns += if blocks { end_ns - begin_ns } else { 0 };
         for plan in [&mut least, &mut most] {
             plan.blocks[call] = false;
             plan.call_ns[call] = plan.call_ns[call].min(QUEUED_NS);
@@ -46,6 +48,7 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             && !of.is_within(call, names::LOADER)
         {
             (least.blocks[at], most.blocks[at]) = (false, false);
+            waited_ns += call.time.dur_ns;
         }
     }
     let (count, ms) = tally.per_step(of);
@@ -54,8 +57,10 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         (bytes, ns) => format!(" at {:.1} GB/s", bytes as f64 / ns as f64),
     };
     let text = format!(
-        "{count:.1} copies per step take {ms:.2} ms{speed}, {:.0} % of them from or to pageable memory",
-        100.0 * pageable as f64 / tally.count as f64
+        "{count:.1} copies per step take {ms:.2} ms{speed}, {:.0} % of them from or to pageable memory, and the host waits \
+         {:.2} ms for them",
+        100.0 * pageable as f64 / tally.count as f64,
+        of.per_step(waited_ns as f64 / 1e6)
     );
     let change =
         "DataLoader(dataset, pin_memory=True)\nbatch = batch.to(device, non_blocking=True)";

@@ -1,12 +1,12 @@
 //! The device is idle because its work is launched late: the host cannot prepare kernels as fast as the device executes them.
 //!
-//! Seen: launches that come when all work before them has ended. Taken away, on top of all other causes: at most the
-//! host's time before and in all launches, as a CUDA graph does; at least half of it, as compiled code does.
+//! Seen: launches that come when all work before them has ended. Taken away, on top of all other causes: at most the host's time
+//! before all launches, up to 200 us each, and in them, as a CUDA graph does; at least half of it, as compiled code does.
 
 use super::super::names::brief;
 use super::super::recorded::{CallKind, Recorded};
 use super::super::replay::Plan;
-use super::{Found, Tally, scaled};
+use super::{Found, Tally, scaled, unprepared};
 use crate::timeline::TimeRange;
 
 pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
@@ -15,9 +15,10 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     }
     let [mut least, mut most] = [base.clone(), base.clone()];
     for (at, _) in of.calls_of(CallKind::Launch) {
-        least.lag_ns[at] = scaled(base.lag_ns[at], 0.5);
+        let kept_ns = unprepared(base.lag_ns[at]);
+        least.lag_ns[at] = kept_ns + (base.lag_ns[at] - kept_ns) / 2;
         least.call_ns[at] = scaled(base.call_ns[at], 0.5);
-        (most.lag_ns[at], most.call_ns[at]) = (base.lag_ns[at].min(0), 0);
+        (most.lag_ns[at], most.call_ns[at]) = (kept_ns, 0);
     }
     // What the device waited for: launches that came when it had nothing left to do.
     let mut tally = Tally::default();
@@ -41,7 +42,16 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         of.per_step(count as f64),
         busy_ns as f64 / 1e3 / count as f64
     );
-    let change = "model = torch.compile(model, mode=\"reduce-overhead\")  (CUDA graphs)\n\
-                  or: a larger batch; torch.cuda.make_graphed_callables(model, (sample,))";
+    // Other devices have no graphs that PyTorch records.
+    let mut launches = of.calls_of(CallKind::Launch).map(|(_, call)| of.text(call.name));
+    let has_graphs =
+        launches.any(|name| ["cuda", "cu", "hip"].iter().any(|of| name.starts_with(of)));
+    let change = match has_graphs {
+        true => {
+            "model = torch.compile(model, mode=\"reduce-overhead\")  (CUDA graphs)\n\
+             or: a larger batch; torch.cuda.make_graphed_callables(model, (sample,))"
+        }
+        false => "model = torch.compile(model)\nor: a larger batch",
+    };
     Some(tally.found(text, change, [least, most]))
 }

@@ -202,6 +202,15 @@ impl Tally {
     }
 }
 
+/// The longest that a host prepares a launch. What takes longer before it is something else, which no change of the launches takes
+/// away: a lock, a message, work of the program's own.
+const PREPARED_NS: i64 = 200_000;
+
+/// The host's time before a launch without the part that prepared it.
+fn unprepared(lag_ns: i64) -> i64 {
+    (lag_ns - PREPARED_NS).max(lag_ns.min(0))
+}
+
 /// A duration made shorter by a factor.
 fn scaled(ns: i64, by: f64) -> i64 {
     (ns as f64 * by).round() as i64

@@ -6,7 +6,7 @@
 use super::super::names::{Class, OPTIMIZER};
 use super::super::recorded::{CallKind, Recorded};
 use super::super::replay::Plan;
-use super::{Found, Tally, scaled};
+use super::{Found, Tally, scaled, unprepared};
 
 /// A fused optimizer launches about so many kernels.
 const FEW: usize = 4;
@@ -55,7 +55,7 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         *step += 1;
         if *step > FEW {
             for plan in [&mut least, &mut most] {
-                plan.lag_ns[at] = plan.lag_ns[at].min(0);
+                plan.lag_ns[at] = unprepared(base.lag_ns[at]);
                 if call.kind == CallKind::Launch {
                     plan.call_ns[at] = 0;
                 }

@@ -6,7 +6,7 @@
 use super::super::names::Class;
 use super::super::recorded::Recorded;
 use super::super::replay::Plan;
-use super::{Found, Tally, scaled};
+use super::{Found, Tally, scaled, unprepared};
 use crate::hta::CollectiveKind;
 use paceline_table::stats::quantile;
 
@@ -38,7 +38,9 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             if place % every != 0 {
                 plan.work_ns[at] -= scaled(latency_ns as i64, 1.0).min(base.work_ns[at]);
                 // What is not called takes no time of the host.
-                of.works[at].call.into_iter().for_each(|call| plan.remove_call(call));
+                if let Some(call) = of.works[at].call {
+                    plan.remove_call(call, unprepared(base.lag_ns[call as usize]));
+                }
             }
         }
     }

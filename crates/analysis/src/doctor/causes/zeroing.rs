@@ -5,7 +5,7 @@
 use super::super::names::ZERO_GRAD;
 use super::super::recorded::{CallKind, Recorded};
 use super::super::replay::Plan;
-use super::{Found, Tally};
+use super::{Found, Tally, unprepared};
 
 pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
@@ -22,7 +22,7 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             if !of.on_device {
                 tally.add(of.text(call.name).to_owned(), call.time);
             }
-            most.remove_call(at as u32);
+            most.remove_call(at as u32, unprepared(base.lag_ns[at]));
         }
     }
     tally.longest?;

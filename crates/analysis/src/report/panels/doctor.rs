@@ -61,9 +61,8 @@ fn table(diagnosis: &Diagnosis) -> Panel {
         .add("number", "advice", COUNT, "Its place in order of the gain.", |of| of.0 + 1)
         .add("cause", "cause", COUNT, "The kind of cause, as files name it.", |of| of.1.cause.key())
         .add("title", "what", COUNT, "What takes the time.", |of| of.1.title.clone())
-        .add("low_ms", "gains at least", MS, "What a step would gain if the change did as little as can be expected of it; \
-             a tenth of the steps gain less.", |of| of.1.gain.low_ms)
-        .add("high_ms", "gains at most", MS, "The same if it did as much; a tenth of the steps gain more.", |of| of.1.gain.high_ms)
+        .add("low_ms", "gains at least", MS, "What a step would gain if the change did as little as can be expected of it.", |of| of.1.gain.low_ms)
+        .add("high_ms", "gains at most", MS, "The same if it did as much as can be expected.", |of| of.1.gain.high_ms)
         .add("step_ms", "step now", MS, "The mean length of a step.", |of| of.1.step_ms)
         .add("change", "change", COUNT, "What to write in the program.", |of| of.1.change.replace('\n', "; "))
         .add("evidence", "evidence", COUNT, "Times and counts in the traces.", |of| of.1.evidence.text.clone())
