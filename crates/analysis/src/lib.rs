@@ -8,6 +8,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod advice;
+pub mod doctor;
 pub mod hta;
 pub mod json;
 pub mod kineto;

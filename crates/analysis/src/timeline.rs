@@ -152,6 +152,23 @@ pub struct Operator {
     pub collective: Option<u32>,
 }
 
+/// A product or convolution whose shapes the file gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Product {
+    /// Its name, for example `aten::addmm`.
+    pub name: NameId,
+    /// When the operator ran on the host.
+    pub time: TimeRange,
+    /// Its row.
+    pub lane: TrackId,
+    /// Its floating-point operations: a multiplication and an addition count as one each.
+    pub flops: u64,
+    /// The element type of its first input, as written; empty if it is not.
+    pub dtype: NameId,
+    /// The shapes of its inputs, in words.
+    pub shape: NameId,
+}
+
 /// A gradient of PyTorch's autograd that is final.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FinalGradient {
@@ -248,6 +265,8 @@ pub struct Timeline {
     pub launches: Vec<Launch>,
     /// Operators, in the order of the file.
     pub operators: Vec<Operator>,
+    /// Products and convolutions whose shapes the file gives, in the order of the file.
+    pub products: Vec<Product>,
     /// Gradients whose size the file gives, in the order of the file.
     pub gradients: Vec<FinalGradient>,
     /// Annotations, in the order of the file.

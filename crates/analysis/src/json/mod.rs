@@ -82,6 +82,20 @@ pub struct JsonError {
     pub fault: Fault,
 }
 
+impl JsonError {
+    /// Whether the input ended in the middle.
+    pub fn is_cut_off(&self) -> bool {
+        match &self.fault {
+            Fault::Expected { found, .. } => found == END,
+            Fault::Input(err) => err.kind() == io::ErrorKind::UnexpectedEof,
+            Fault::TooDeep | Fault::TooLong => false,
+        }
+    }
+}
+
+/// How a fault names the end of the input.
+const END: &str = "the end of the file";
+
 impl fmt::Debug for JsonError {
     /// The message, because `main` and `unwrap` print this form.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -448,7 +448,7 @@ impl<R: Read> Pull<R> {
 
     fn expected<T>(&self, what: &'static str) -> Result<T> {
         let found = match self.window.rest().first() {
-            None => "the end of the file".to_owned(),
+            None => super::END.to_owned(),
             Some(byte @ 0x21..=0x7e) => format!("'{}'", char::from(*byte)),
             Some(byte) => format!("the byte 0x{byte:02x}"),
         };

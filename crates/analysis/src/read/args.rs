@@ -23,10 +23,25 @@ pub(super) struct Args {
     pub(super) input_elems: Option<u64>,
     /// Element type of the first input tensor, for the same operators.
     pub(super) input_type: Option<String>,
+    /// The shape of each input, in order; empty for inputs that are no tensors. Only for products.
+    pub(super) shapes: Vec<Vec<u64>>,
+    /// The values of the inputs that are no tensors, as written. Only for products.
+    pub(super) values: Vec<String>,
     pub(super) device_type: Option<i64>,
     pub(super) allocated_bytes: Option<u64>,
     pub(super) reserved_bytes: Option<u64>,
     pub(super) delta_bytes: Option<i64>,
+}
+
+/// What is read of the inputs of an operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Inputs {
+    /// Nothing.
+    Skip,
+    /// The number of elements.
+    Elems,
+    /// Every shape, and the values.
+    Shapes,
 }
 
 /// The keys that are used.
@@ -50,6 +65,7 @@ enum Key {
     Queue,
     InputDims,
     InputType,
+    InputValues,
     DeviceType,
     TotalAllocated,
     TotalReserved,
@@ -78,6 +94,7 @@ impl Key {
             b"queue (us)" => Self::Queue,
             b"Input Dims" => Self::InputDims,
             b"Input type" => Self::InputType,
+            b"Concrete Inputs" => Self::InputValues,
             b"Device Type" => Self::DeviceType,
             b"Total Allocated" => Self::TotalAllocated,
             b"Total Reserved" => Self::TotalReserved,
@@ -88,11 +105,11 @@ impl Key {
 }
 
 impl Args {
-    /// Reads an `args` object. The inputs of operators are read only if `with_inputs` is true.
+    /// Reads an `args` object, and of the inputs of operators what `inputs` says.
     pub(super) fn take<R: Read>(
         &mut self,
         pull: &mut Pull<R>,
-        with_inputs: bool,
+        inputs: Inputs,
     ) -> Result<(), JsonError> {
         if !pull.at_object()? {
             return pull.skip();
@@ -100,10 +117,16 @@ impl Args {
         pull.begin_object()?;
         while let Some(key) = pull.next_key()? {
             match Key::of(key) {
-                Some(Key::InputDims) if with_inputs && pull.at_array()? => {
+                Some(Key::InputDims) if inputs == Inputs::Shapes && pull.at_array()? => {
+                    self.shapes = shapes(pull)?;
+                }
+                Some(Key::InputValues) if inputs == Inputs::Shapes && pull.at_array()? => {
+                    self.values = values(pull)?;
+                }
+                Some(Key::InputDims) if inputs == Inputs::Elems && pull.at_array()? => {
                     self.input_elems = Some(elems(pull)?.unwrap_or(0));
                 }
-                Some(Key::InputType) if with_inputs && pull.at_array()? => {
+                Some(Key::InputType) if inputs != Inputs::Skip && pull.at_array()? => {
                     self.input_type = first_type(pull)?;
                 }
                 Some(key) => self.set(key, pull.value()?),
@@ -127,7 +150,7 @@ impl Args {
             Key::TotalAllocated => self.allocated_bytes = unsigned(bytes),
             Key::TotalReserved => self.reserved_bytes = unsigned(bytes),
             Key::DeltaBytes => self.delta_bytes = signed(bytes),
-            Key::InputDims | Key::InputType => {}
+            Key::InputDims | Key::InputType | Key::InputValues => {}
             key => {
                 let words = || value.words().map(Into::into);
                 // Some writers give a list of ranks as an array, which is not used.
@@ -169,6 +192,49 @@ fn elems<R: Read>(pull: &mut Pull<R>) -> Result<Option<u64>, JsonError> {
         }
     }
     Ok(product.unwrap_or(sum))
+}
+
+/// The most inputs and dimensions that are kept of a product.
+const MOST: usize = 16;
+
+/// The shape of each input. A list of tensors counts as an input without a shape.
+fn shapes<R: Read>(pull: &mut Pull<R>) -> Result<Vec<Vec<u64>>, JsonError> {
+    pull.begin_array()?;
+    let mut shapes = Vec::new();
+    while pull.next_item()? {
+        let mut shape = Vec::new();
+        if pull.at_array()? {
+            pull.begin_array()?;
+            while pull.next_item()? {
+                if pull.at_array()? {
+                    pull.skip()?;
+                } else if let Some(size) = pull.value()?.bytes().and_then(unsigned)
+                    && shape.len() < MOST
+                {
+                    shape.push(size);
+                }
+            }
+        } else {
+            pull.skip()?;
+        }
+        if shapes.len() < MOST {
+            shapes.push(shape);
+        }
+    }
+    Ok(shapes)
+}
+
+/// The values of the inputs that are no tensors, as words.
+fn values<R: Read>(pull: &mut Pull<R>) -> Result<Vec<String>, JsonError> {
+    pull.begin_array()?;
+    let mut values = Vec::new();
+    while pull.next_item()? {
+        let words = pull.value()?.words().unwrap_or_default();
+        if values.len() < MOST {
+            values.push(words.chars().take(64).collect());
+        }
+    }
+    Ok(values)
 }
 
 /// The first element type in a list of types. `["TensorList", ""]` has none.

@@ -6,12 +6,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 
-use super::args::Args;
+use super::args::{Args, Inputs};
 use super::event::Event;
+use super::flops;
 use crate::json::{JsonError, Pull, lossy};
 use crate::timeline::{
     Annotation, Collective, DeviceWork, FinalGradient, Kernel, LaneInfo, Launch, MemorySample,
-    Names, Operator, SyncWait, TimeRange, Timeline, TrackId,
+    Names, Operator, Product, SyncWait, TimeRange, Timeline, TrackId,
 };
 
 /// What an event is used as.
@@ -34,7 +35,9 @@ impl Kind {
             b"gpu_memcpy" | b"Memcpy" => Self::Device(DeviceWork::Copy),
             b"gpu_memset" | b"Memset" => Self::Device(DeviceWork::Set),
             b"cuda_sync" => Self::Device(DeviceWork::Sync),
-            b"cuda_runtime" | b"cuda_driver" | b"Runtime" => Self::Launch,
+            // MTIA, whose waits and copies are events of this category too.
+            MTIA => Self::Device(DeviceWork::Kernel),
+            b"cuda_runtime" | b"cuda_driver" | b"Runtime" | b"mtia_runtime" => Self::Launch,
             b"cpu_op" | b"Operator" => Self::Operator,
             b"user_annotation" => Self::Annotation,
             b"gpu_user_annotation" => Self::DeviceAnnotation,
@@ -42,6 +45,9 @@ impl Kind {
         }
     }
 }
+
+/// The category of the work of MTIA's devices.
+const MTIA: &[u8] = b"mtia_ccp_events";
 
 /// The function of autograd after which a gradient is final.
 const FINAL_GRADIENT: &[u8] = b"torch::autograd::AccumulateGrad";
@@ -140,10 +146,14 @@ impl Reader {
             if !wants_args(event) {
                 return pull.skip();
             }
-            let with_inputs = event.name.is_empty()
-                || event.name == FINAL_GRADIENT
-                || is_host_collective(&event.name);
-            self.args.take(pull, with_inputs)
+            let inputs = match &event.name {
+                name if flops::is_product(name) => Inputs::Shapes,
+                name if name.is_empty() || name == FINAL_GRADIENT || is_host_collective(name) => {
+                    Inputs::Elems
+                }
+                _ => Inputs::Skip,
+            };
+            self.args.take(pull, inputs)
         })
     }
 
@@ -177,7 +187,9 @@ impl Reader {
         let time = TimeRange { start_ns, dur_ns };
         self.last_end_ns = self.last_end_ns.max(Some(time.end_ns()));
         let kind = Kind::of(&self.event.category);
-        if kind == Kind::Skipped {
+        // Of MTIA's events, HTA counts those of a stream.
+        let is_of_no_stream = self.event.category == MTIA && self.args.stream.is_none();
+        if kind == Kind::Skipped || is_of_no_stream {
             return self.skip();
         }
         let lane = self.lane();
@@ -270,6 +282,11 @@ impl Reader {
                 if let (FINAL_GRADIENT, Some(num_elems)) = (name, args.input_elems) {
                     let at_ns = time.end_ns();
                     timeline.gradients.push(FinalGradient { at_ns, num_elems });
+                }
+                if let Some(flops) = flops::of(name, &args.shapes, &args.values) {
+                    let dtype = timeline.names.intern(args.input_type.as_deref().unwrap_or(""));
+                    let shape = timeline.names.intern(&flops::shape(&args.shapes));
+                    timeline.products.push(Product { name: id, time, lane, flops, dtype, shape });
                 }
                 timeline.operators.push(Operator { name: id, time, lane, collective });
             }
@@ -376,7 +393,13 @@ impl Reader {
         counts[id.0 as usize] += 1;
     }
 
-    fn odd(&mut self, what: &'static str) {
+    /// Whether an event was kept.
+    pub(super) fn has_events(&self) -> bool {
+        let of = &self.timeline;
+        !(of.kernels.is_empty() && of.operators.is_empty() && of.annotations.is_empty())
+    }
+
+    pub(super) fn odd(&mut self, what: &'static str) {
         *self.oddities.entry(what).or_default() += 1;
     }
 

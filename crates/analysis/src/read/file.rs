@@ -13,9 +13,9 @@ use super::{ReadError, find};
 use crate::json::{Fault, JsonError, Pull};
 use crate::timeline::Timeline;
 
-/// Reads a whole trace. Its rank comes from `distributedInfo`, or from the path if that is missing.
+/// Reads a whole trace, or the beginning of one that is cut off. Its rank comes from `distributedInfo`, or from the path if that is missing.
 pub fn open(path: &Path) -> Result<Timeline, ReadError> {
-    let mut timeline = with_json(path, |input| top::parse(input))?;
+    let mut timeline = with_json(path, |input| top::parse_beginning(input))?;
     timeline.source = path.display().to_string();
     timeline.rank = timeline.rank.or_else(|| find::rank_of_path(path));
     Ok(timeline)

@@ -11,6 +11,7 @@ mod event;
 mod events;
 mod file;
 mod find;
+mod flops;
 mod top;
 mod work;
 

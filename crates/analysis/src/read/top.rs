@@ -17,13 +17,30 @@ pub fn parse(input: impl Read) -> Result<Timeline, JsonError> {
 /// Like [`parse`], from a parser that has not read anything yet.
 pub fn parse_from<R: Read>(mut pull: Pull<R>) -> Result<Timeline, JsonError> {
     let mut reader = Reader::default();
-    if pull.at_array()? {
-        reader.events(&mut pull)?;
-    } else {
-        top(&mut reader, &mut pull)?;
-    }
-    pull.end()?;
+    whole(&mut reader, &mut pull)?;
     Ok(reader.finish())
+}
+
+/// Like [`parse`], but of a file that ends in the middle of its events, the events before that are kept, and the oddities say so.
+/// Profilers leave such files when a job is killed or a disk is full.
+pub(super) fn parse_beginning(input: impl Read) -> Result<Timeline, JsonError> {
+    let mut reader = Reader::default();
+    match whole(&mut reader, &mut Pull::new(input)) {
+        Err(err) if err.is_cut_off() && reader.has_events() => {
+            reader.odd("the file is cut off, and what came after is missing");
+        }
+        done => done?,
+    }
+    Ok(reader.finish())
+}
+
+fn whole<R: Read>(reader: &mut Reader, pull: &mut Pull<R>) -> Result<(), JsonError> {
+    if pull.at_array()? {
+        reader.events(pull)?;
+    } else {
+        top(reader, pull)?;
+    }
+    pull.end()
 }
 
 /// Whether these are events, or an object around events.
@@ -69,19 +86,25 @@ impl Header {
     /// Reads a trace up to its `distributedInfo`, or to its end if there is none.
     pub(super) fn first<R: Read>(pull: &mut Pull<R>) -> Result<Self, JsonError> {
         let mut header = Self::default();
+        match header.find(pull) {
+            // A file that is cut off has no more facts. Whether it has events is found when it is read.
+            Err(err) if err.is_cut_off() => Ok(header),
+            done => done.map(|()| header),
+        }
+    }
+
+    fn find<R: Read>(&mut self, pull: &mut Pull<R>) -> Result<(), JsonError> {
         if pull.at_array()? {
-            pull.skip()?;
-            return Ok(header);
+            return pull.skip();
         }
         pull.begin_object()?;
         while let Some(key) = pull.next_key()? {
             if key == b"distributedInfo" {
-                header.take(pull)?;
-                break;
+                return self.take(pull);
             }
             pull.skip()?;
         }
-        Ok(header)
+        Ok(())
     }
 
     fn take<R: Read>(&mut self, pull: &mut Pull<R>) -> Result<(), JsonError> {

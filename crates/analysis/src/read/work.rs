@@ -17,27 +17,31 @@ const ENOUGH: usize = 10_000;
 /// Whether a trace has steps with work: a kernel, or an operator that does not only load data. A trace that names no
 /// steps counts as one step.
 pub(super) fn has_work(path: &Path) -> Result<bool, ReadError> {
-    with_json(path, |input| read(&mut Pull::new(input)))
+    with_json(path, |input| {
+        let mut reader = Reader::default();
+        match has_enough(&mut reader, &mut Pull::new(input)) {
+            Ok(true) => Ok(true),
+            // What is there before the end of a file that is cut off counts.
+            Err(err) if !err.is_cut_off() => Err(err),
+            _ => Ok(works(&reader.finish())),
+        }
+    })
 }
 
-fn read<R: Read>(pull: &mut Pull<R>) -> Result<bool, JsonError> {
-    let mut reader = Reader::default();
+fn has_enough<R: Read>(reader: &mut Reader, pull: &mut Pull<R>) -> Result<bool, JsonError> {
     if pull.at_array()? {
-        if reader.events_until(pull, ENOUGH)? {
+        return reader.events_until(pull, ENOUGH);
+    }
+    pull.begin_object()?;
+    while let Some(key) = pull.next_key()? {
+        let is_events = key == b"traceEvents";
+        if !is_events || !pull.at_array()? {
+            pull.skip()?;
+        } else if reader.events_until(pull, ENOUGH)? {
             return Ok(true);
         }
-    } else {
-        pull.begin_object()?;
-        while let Some(key) = pull.next_key()? {
-            let is_events = key == b"traceEvents";
-            if !is_events || !pull.at_array()? {
-                pull.skip()?;
-            } else if reader.events_until(pull, ENOUGH)? {
-                return Ok(true);
-            }
-        }
     }
-    Ok(works(&reader.finish()))
+    Ok(false)
 }
 
 fn works(timeline: &Timeline) -> bool {

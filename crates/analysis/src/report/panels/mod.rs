@@ -6,6 +6,7 @@
 mod across;
 mod device;
 mod diff;
+mod doctor;
 mod kernels;
 mod memory;
 mod names;
@@ -19,6 +20,7 @@ mod summary;
 mod tests;
 
 pub use diff::of_diff;
+pub use doctor::{add_against, add_examination};
 pub use shared::About;
 pub use summary::console;
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use paceline_collectives::Link;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -10,6 +11,7 @@ Examples:
   paceline analyze profile/ddp --select all           a report for every time that the run was profiled
   paceline analyze --trace-files rank0.pt.trace.json rank1.pt.trace.json.gz --output out
   paceline analyze diff profile/simple_ddp profile/ddp
+  paceline analyze traces/before --against traces/after    did the change help, and as much as was promised?
 ";
 
 /// Flags of `paceline analyze`.
@@ -35,9 +37,15 @@ pub struct AnalyzeArgs {
     /// Look at the last step too, which may have been cut off
     #[arg(long)]
     pub include_last_step: bool,
-    /// Read the traces of the ranks in parallel
+    /// Say how many traces are read at a time; all cores are used with or without it
     #[arg(long)]
     pub enable_multiprocessing: bool,
+    /// The traces of the same job after a change: what got faster, and whether the promised gain came
+    #[arg(long, value_name = "AFTER", conflicts_with_all = ["select", "kind", "link"])]
+    pub against: Option<PathBuf>,
+    /// The link between ranks, such as 25gbe or 100gbit,5us: collectives are judged by it
+    #[arg(long, value_name = "LINK")]
+    pub link: Option<Link>,
     /// Which columns and panels; auto chooses by the collectives in the traces
     #[arg(long, value_enum, value_name = "KIND", default_value_t = KindName::Auto)]
     pub kind: KindName,

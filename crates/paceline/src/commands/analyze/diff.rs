@@ -61,7 +61,7 @@ fn timelines(place: &Path, notes: &mut Vec<Note>) -> Result<Vec<Timeline>> {
     notes.extend(windows.iter().filter_map(left_out));
     // The comparison uses only the lowest rank of each run.
     let files = windows.first().map_or(&[][..], |window| &window.files[..1]);
-    read_all(files, false)
+    read_all(files)
 }
 
 /// The default folder of the report, `reports/diff/<A>-<B>`.
@@ -70,9 +70,9 @@ fn default_output(first: &Path, second: &Path) -> PathBuf {
     Path::new("reports").join("diff").join(name)
 }
 
-fn console(report: &Report) -> String {
+pub(super) fn console(report: &Report) -> String {
     let mut out = format!("{}\n{}", report.title, printable(&report.subtitle));
-    if let Some(table) = report.table(NAME) {
+    if let Some(table) = report.table("diff") {
         let (head, left_out) = table.head(ROWS);
         out += &format!("\n{}", head.fitted(line_width()));
         if left_out > 0 {

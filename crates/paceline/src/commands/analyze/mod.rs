@@ -4,6 +4,7 @@
 //! and Markdown in a folder. Nothing is written before all reports are made. `paceline-analysis` defines how
 //! traces are read and analyzed, and what a report looks like.
 
+mod against;
 pub mod args;
 mod diff;
 mod output;
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use paceline_analysis::doctor;
 use paceline_analysis::hta::{self, Analysis, Kind, Options};
 use paceline_analysis::ranks::{across_ranks, apart};
 use paceline_analysis::read::{self, ReadError, Select, TraceFile, Window};
@@ -35,6 +37,9 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
         return diff::diff(args);
     }
     let places = places(args)?;
+    if let Some(after) = &args.against {
+        return against::against(args, &places, after);
+    }
     let (folder, name) = output::named_after(&places);
     let fix = "pass a folder that you can write to";
     match (&args.output, args.kind) {
@@ -121,7 +126,14 @@ struct Made {
 }
 
 fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<Made> {
-    let timelines = read_all(&window.files, args.enable_multiprocessing)?;
+    if args.enable_multiprocessing {
+        say(&format!(
+            "Reading {} in parallel, {} at a time",
+            plural(window.files.len(), "trace"),
+            at_a_time(&window.files)
+        ));
+    }
+    let timelines = read_all(&window.files)?;
     let kind = match args.kind {
         KindName::Auto => None,
         KindName::Ddp => Some(Kind::Ddp),
@@ -131,7 +143,11 @@ fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<M
     let analysis = hta::analyze(&timelines, &options)?;
     let across = (timelines.len() > 1).then(|| across_ranks(&timelines, &options));
     let about = about(window, &timelines, &analysis, folder);
-    let report = panels::of_analysis(&analysis, across.as_ref(), &timelines, about);
+    let mut report = panels::of_analysis(&analysis, across.as_ref(), &timelines, about);
+    let link = args.link.map(|link| link.bytes_per_s);
+    if let Some(examination) = doctor::examine(&timelines, &options, link) {
+        panels::add_examination(&mut report, &examination);
+    }
     Ok(Made { analysis, report })
 }
 
@@ -238,22 +254,19 @@ fn ranks_in_words(ranks: &[usize]) -> String {
     format!("{what} {}{}", numbers.join(", "), and_more(ranks.len()))
 }
 
-/// Reads the traces one after the other, or several at a time on threads.
-fn read_all(files: &[TraceFile], in_parallel: bool) -> Result<Vec<Timeline>> {
+/// How many traces are read at a time: one for each core.
+fn at_a_time(files: &[TraceFile]) -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(files.len())
+}
+
+/// Reads the traces, several at a time on threads.
+fn read_all(files: &[TraceFile]) -> Result<Vec<Timeline>> {
     let open = |file: &TraceFile| -> std::result::Result<Timeline, ReadError> {
         let mut timeline = read::open(&file.path)?;
         timeline.rank = Some(file.rank);
         Ok(timeline)
     };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let num_threads = if in_parallel { cores.min(files.len()) } else { 1 };
-    if in_parallel {
-        say(&format!(
-            "Reading {} in parallel, {} at a time",
-            plural(files.len(), "trace"),
-            num_threads
-        ));
-    }
+    let num_threads = at_a_time(files);
     if num_threads < 2 {
         return Ok(files.iter().map(open).collect::<std::result::Result<_, _>>()?);
     }

@@ -1,0 +1,119 @@
+"""Follows the advice that `paceline analyze` gives on traces of PyTorch, and compares what was promised with what came.
+
+    cargo build --release
+    python3 bench/doctor.py --peer .peer/bin/python                  # on the CPU: about ten minutes
+    python3 bench/doctor.py --peer .peer/bin/python --device cuda    # on a card, all cases
+
+Each case is a training step of PyTorch with one fault (`peer/doctor_step.py`). The script records its traces, reads the advice,
+records the step with the change that is advised, and asks `paceline analyze BEFORE --against AFTER` whether the promise came. Both
+steps are also timed without the profiler, in turn, `--rounds` times, because the profiler slows the host down. The case `sound` has
+no fault; whatever it is told is listed.
+
+Prints one table and writes `results/doctor.json`, or `results/doctor_cuda.json`, with date, machine and commit. Exits with 0 if every
+case was measured, whatever came, and with 1 otherwise.
+"""
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from common import ROOT, Record, RunFailed, aligned, program, provenance, run, shown
+
+STEP = ROOT / "bench/peer/doctor_step.py"
+RUN_SECONDS = 600
+ANYWHERE = ["loader", "first_bucket", "no_sync", "optimizer", "zeroing", "straggler", "exposed", "sound"]
+ON_A_CARD = ["host_bound", "synchronizations", "copies", "layout", "tensor_cores", "elementwise", "allocation"]
+
+
+class Bench:
+    """Where programs are, and where traces go."""
+
+    def __init__(self, binary: Path, peer: Path, device: str, folder: Path) -> None:
+        self.binary, self.peer, self.device, self.folder = binary, peer, device, folder
+
+    def step(self, case: str, followed: bool, *flags: str | Path) -> str:
+        command = [self.peer, STEP, "--case", case, "--device", self.device, *flags]
+        return run(command + (["--followed"] if followed else []), self.folder, RUN_SECONDS)
+
+    def timed(self, case: str, followed: bool) -> float:
+        return json.loads(self.step(case, followed).strip().splitlines()[-1])["step_ms"]
+
+    def advice(self, traces: Path) -> list[Record]:
+        """All advice on these traces, the largest gain first."""
+        out = traces.with_name(traces.name + "_report")
+        run([self.binary, "analyze", traces, "--output", out], self.folder, RUN_SECONDS)
+        tables = json.loads((out / "summary.json").read_text())["tables"]
+        return tables.get("advice", {}).get("rows", [])
+
+    def case(self, case: str, rounds: int) -> Record:
+        before, after = (self.folder / case / name for name in ("before", "after"))
+        self.step(case, False, "--out", before)
+        told = self.advice(before)
+        result: Record = {"case": case, "told": [of["cause"] for of in told]}
+        promised = next((of for of in told if of["cause"] == case), None)
+        if promised is None:
+            return result
+        result |= {"low_ms": promised["low_ms"], "high_ms": promised["high_ms"], "change": promised["change"]}
+        self.step(case, True, "--out", after)
+        out = self.folder / case / "against"
+        run([self.binary, "analyze", before, "--against", after, "--output", out], self.folder, RUN_SECONDS)
+        result["against"] = next(note["text"] for note in json.loads((out / "against.json").read_text())["notes"])
+        pairs = [(self.timed(case, False), self.timed(case, True)) for _ in range(rounds)]
+        steps = [statistics.median(of) for of in zip(*pairs)]
+        gains = [was - then for was, then in pairs]
+        result |= {"step_ms": steps[0], "followed_ms": steps[1], "gain_ms": statistics.median(gains), "gains_ms": gains}
+        result["is_within"] = promised["low_ms"] <= result["gain_ms"] <= promised["high_ms"]
+        return result
+
+
+def row(result: Record) -> list[str]:
+    told = ", ".join(result["told"]) or "nothing"
+    if "gain_ms" not in result:
+        return [result["case"], *["-"] * 5, told]
+    promise = f"{result['low_ms']:.2f} to {result['high_ms']:.2f}"
+    numbers = [f"{result[key]:.2f}" for key in ("step_ms", "followed_ms")]
+    within = "yes" if result["is_within"] else "no"
+    return [result["case"], *numbers, promise, f"{result['gain_ms']:.2f}", within, told]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--paceline", type=Path, default=ROOT / "target/release/paceline", metavar="PATH")
+    parser.add_argument("--peer", type=Path, default=ROOT / ".peer/bin/python", metavar="PATH", help="a Python with torch")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--cases", nargs="+", metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each pair of timed runs (default: 5)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: results/doctor.json, or results/doctor_cuda.json")
+    arguments = parser.parse_args()
+    name = "results/doctor.json" if arguments.device == "cpu" else "results/doctor_cuda.json"
+    out = arguments.out or ROOT / name
+    possible = ANYWHERE + (ON_A_CARD if arguments.device == "cuda" else [])
+    wanted = arguments.cases or possible
+    if unknown := [case for case in wanted if case not in possible]:
+        parser.error(f"no such case on this device: {', '.join(unknown)}; pass some of {', '.join(possible)}")
+    if arguments.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    results: list[Record] = []
+    failures: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        binary = program(parser, "--paceline", arguments.paceline)
+        bench = Bench(binary, program(parser, "--peer", arguments.peer), arguments.device, Path(folder))
+        for case in wanted:
+            try:
+                results.append(bench.case(case, arguments.rounds))
+                print("  ".join(row(results[-1])), file=sys.stderr, flush=True)
+            except RunFailed as error:
+                failures.append(f"{case}: {error}")
+    print(aligned([["case", "step ms", "followed ms", "promise ms", "gain ms", "within", "told"], *map(row, results)], left={0, 6}))
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    record = provenance() | {"binary": shown(binary), "device": arguments.device, "cases": results, "failures": failures}
+    out.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"wrote {shown(out)}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

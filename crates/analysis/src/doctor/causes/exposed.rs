@@ -1,0 +1,74 @@
+//! Communication during which nothing is computed, and which no other cause of communication explains.
+//!
+//! Seen: collectives beside which the device does not compute. Taken away: half of their time at most, as bf16 does for gradients of
+//! f32, and a quarter at least, because latency stays.
+
+use std::collections::BTreeMap;
+
+use super::super::names::Class;
+use super::super::recorded::Recorded;
+use super::super::replay::Plan;
+use super::{Found, Tally, scaled};
+use crate::hta::CollectiveKind;
+use paceline_trace::{IntervalSet, Span};
+
+pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+    let mut tally = Tally::default();
+    let [mut least, mut most] = [base.clone(), base.clone()];
+    let mut kinds: BTreeMap<CollectiveKind, i64> = BTreeMap::new();
+    let origin_ns = of.works.iter().map(|work| work.time.start_ns).min()?;
+    let at = |ns: i64| ns.saturating_sub(origin_ns).max(0) as u64;
+    let span = |time: crate::timeline::TimeRange| Span {
+        start_ns: at(time.start_ns),
+        end_ns: at(time.end_ns()),
+    };
+    for (at, work) in of.works.iter().enumerate() {
+        let kind = of.collective(work);
+        if work.class != Class::Communication || kind == CollectiveKind::Barrier {
+            continue;
+        }
+        tally.add_work(of, work);
+        *kinds.entry(kind).or_default() += base.work_ns[at];
+        least.work_ns[at] = scaled(base.work_ns[at], 0.75);
+        most.work_ns[at] = scaled(base.work_ns[at], 0.5);
+    }
+    tally.longest?;
+    let is_communication =
+        |work: &&super::super::recorded::Work| work.class == Class::Communication;
+    let all = of.works.iter().filter(is_communication).map(|work| span(work.time));
+    let all = IntervalSet::union(all);
+    let computation: Vec<Span> = match of.on_device {
+        true => of
+            .works
+            .iter()
+            .filter(|work| !is_communication(work))
+            .map(|work| span(work.time))
+            .collect(),
+        false => of.calls.iter().map(|call| span(call.time)).collect(),
+    };
+    let exposed_ns = all.difference(&IntervalSet::union(computation)).len_ns();
+    let (kind, _) = kinds.into_iter().max_by_key(|(_, ns)| *ns)?;
+    let (count, ms) = tally.per_step(of);
+    let text = format!(
+        "{:.2} of {ms:.2} ms of communication per step ({count:.0} calls, mostly {}) run while nothing is computed",
+        of.per_step(exposed_ns as f64 / 1e6),
+        kind.name()
+    );
+    let change = match kind {
+        CollectiveKind::AllToAll => {
+            "send half the bytes (bf16 or fp16), or exchange the next batch beside this step: \
+             torchrec.distributed.train_pipeline.TrainPipelineSparseDist"
+        }
+        CollectiveKind::ReduceScatter | CollectiveKind::AllGather => {
+            "FSDP(model, mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))"
+        }
+        CollectiveKind::PointToPoint => {
+            "batch the messages: torch.distributed.batch_isend_irecv; more micro-batches per step"
+        }
+        _ => {
+            "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook\n\
+             model.register_comm_hook(None, bf16_compress_hook)"
+        }
+    };
+    Some(tally.found(text, change, [least, most]))
+}

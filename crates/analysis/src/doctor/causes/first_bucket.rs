@@ -1,0 +1,67 @@
+//! The first bucket of gradients is sent when most of the backward pass is over, so that little of its time is hidden.
+//!
+//! Seen: the first all-reduce of a backward pass begins in its second half. Taken away: what buckets of an even size would hide.
+//! With `m` buckets that are full one after the other, the exchange of a pass ends a bucket after the pass, or when all of it
+//! has been sent: `max(T / m, T - B (m - 1) / m)` of its time `T` stay exposed beside a pass of time `B`; two buckets at least,
+//! and eight at most.
+
+use super::super::names::Class;
+use super::super::recorded::Recorded;
+use super::super::replay::Plan;
+use super::{Found, Tally, scaled};
+use crate::backward;
+use crate::hta::CollectiveKind;
+
+pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+    let mut tally = Tally::default();
+    let [mut least, mut most] = [base.clone(), base.clone()];
+    let (mut late, mut passes) = (0.0, 0usize);
+    for pass in backward::passes(of.timeline) {
+        let works: Vec<usize> = (0..of.works.len())
+            .filter(|at| {
+                let call = of.works[*at].call.map(|call| of.calls[call as usize].time.start_ns);
+                call.is_some_and(|at| {
+                    pass.time.start_ns <= at && at < pass.wait.end_ns().max(pass.time.end_ns())
+                })
+            })
+            .collect();
+        let is_exchange = |at: &usize| of.collective(&of.works[*at]) == CollectiveKind::AllReduce;
+        let (exchange, rest): (Vec<usize>, Vec<usize>) =
+            works.into_iter().partition(|at| of.works[*at].class == Class::Communication);
+        let exchange: Vec<usize> = exchange.into_iter().filter(is_exchange).collect();
+        let time = |at: &usize| of.works[*at].time;
+        let (begin_ns, end_ns) = match of.on_device {
+            true => (
+                rest.iter().map(|at| time(at).start_ns).min(),
+                rest.iter().map(|at| time(at).end_ns()).max(),
+            ),
+            false => (Some(pass.time.start_ns), Some(pass.time.end_ns())),
+        };
+        let first_ns = exchange.iter().map(|at| time(at).start_ns).min();
+        let (Some(begin_ns), Some(end_ns), Some(first_ns)) = (begin_ns, end_ns, first_ns) else {
+            continue;
+        };
+        let whole = (end_ns - begin_ns).max(1) as f64;
+        let part = (first_ns - begin_ns) as f64 / whole;
+        passes += 1;
+        late += part.min(1.0);
+        if part < 0.5 {
+            continue;
+        }
+        let total = exchange.iter().map(|at| base.work_ns[*at]).sum::<i64>() as f64;
+        let exposed = |m: f64| (total / m).max(total - whole * (m - 1.0) / m) / total.max(1.0);
+        for at in exchange {
+            tally.add_work(of, &of.works[at]);
+            least.work_ns[at] = scaled(base.work_ns[at], exposed(2.0));
+            most.work_ns[at] = scaled(base.work_ns[at], exposed(8.0));
+        }
+    }
+    tally.longest?;
+    let (count, ms) = tally.per_step(of);
+    let text = format!(
+        "the first of {count:.0} all-reduces ({ms:.2} ms per step) begins when {:.0} % of the backward pass are over",
+        100.0 * late / passes as f64
+    );
+    let change = "DistributedDataParallel(model, bucket_cap_mb=5, static_graph=True)";
+    Some(tally.found(text, change, [least, most]))
+}

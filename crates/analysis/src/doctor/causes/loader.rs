@@ -1,0 +1,67 @@
+//! The loop waits for the next batch: the time that the thread of the steps spends in the `DataLoader`.
+//!
+//! Seen: spans `enumerate(DataLoader)`, which PyTorch records by itself. Taken away: at most all of that time, which workers
+//! make beside the step, and at least half of it, because workers have only as many cores as there are.
+
+use super::super::names::LOADER;
+use super::super::recorded::{CallKind, Recorded};
+use super::super::replay::Plan;
+use super::{Found, Tally};
+use crate::timeline::TimeRange;
+
+/// The spans of the loader in the steps, by start.
+pub(super) fn spans(of: &Recorded) -> Vec<TimeRange> {
+    let names = &of.timeline.names;
+    let is_loader: Vec<bool> = names.iter().map(|name| name.starts_with(LOADER)).collect();
+    let annotations = of.timeline.annotations.iter().filter(|span| !span.is_device);
+    let annotations = annotations.map(|span| (span.name, span.time));
+    let operators = of.timeline.operators.iter().map(|operator| (operator.name, operator.time));
+    let (first, last) = (of.steps.first().copied(), of.steps.last().copied());
+    let begin_ns = first.map_or(0, |step| step.start_ns);
+    let end_ns = last.map_or(0, |step| step.end_ns());
+    let all = annotations.chain(operators).filter(|(name, time)| {
+        is_loader[name.0 as usize] && time.start_ns >= begin_ns && time.end_ns() <= end_ns
+    });
+    let mut spans: Vec<TimeRange> = all.map(|(_, time)| time).collect();
+    spans.sort_unstable();
+    // A span within another one counts once.
+    let mut until_ns = i64::MIN;
+    spans.retain(|span| {
+        let is_outer = span.start_ns >= until_ns;
+        until_ns = until_ns.max(span.end_ns());
+        is_outer
+    });
+    spans
+}
+
+pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+    let spans = spans(of);
+    let mut tally = Tally::default();
+    spans.iter().for_each(|span| tally.add(LOADER.to_owned(), *span));
+    tally.longest?;
+    let [mut least, mut most] = [base.clone(), base.clone()];
+    for (at, call) in of.calls.iter().enumerate() {
+        let lag_ns = base.lag_ns[at];
+        let lag = TimeRange { start_ns: call.time.start_ns - lag_ns, dur_ns: lag_ns };
+        let ns = overlap_ns(&spans, lag).min(lag_ns);
+        most.lag_ns[at] -= ns;
+        least.lag_ns[at] -= ns / 2;
+        if call.kind == CallKind::Operator && overlap_ns(&spans, call.time) == call.time.dur_ns {
+            most.call_ns[at] = 0;
+            least.call_ns[at] /= 2;
+        }
+    }
+    let (count, ms) = tally.per_step(of);
+    let text = format!(
+        "the thread of the steps spends {ms:.2} ms per step in the DataLoader, in {count:.1} calls"
+    );
+    let change = "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)";
+    Some(tally.found(text, change, [least, most]))
+}
+
+/// For how long any of the spans, which are sorted and apart, overlaps with a range.
+fn overlap_ns(spans: &[TimeRange], with: TimeRange) -> i64 {
+    let first = spans.partition_point(|span| span.end_ns() <= with.start_ns);
+    let near = spans[first..].iter().take_while(|span| span.start_ns < with.end_ns());
+    near.map(|span| span.end_ns().min(with.end_ns()) - span.start_ns.max(with.start_ns)).sum()
+}

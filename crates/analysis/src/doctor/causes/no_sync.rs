@@ -1,0 +1,47 @@
+//! Gradients are exchanged after every micro-batch of a step, although only their sum is needed.
+//!
+//! Seen: two or more backward passes in a step, each with all-reduces that the reducer launched. Taken away: the all-reduces of all
+//! passes but the last.
+
+use super::super::recorded::Recorded;
+use super::super::replay::Plan;
+use super::{Found, Tally};
+use crate::backward;
+use crate::hta::CollectiveKind;
+
+pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+    let passes = backward::passes(of.timeline);
+    let mut tally = Tally::default();
+    let mut most = base.clone();
+    let mut repeated = 0usize;
+    for step in 0..of.steps.len() {
+        let is_in = |at_ns: i64| of.step_at(at_ns) == Some(step);
+        let of_step = passes.iter().filter(|pass| is_in(pass.time.start_ns));
+        // The all-reduces that each pass launched.
+        let mut all: Vec<Vec<usize>> = of_step
+            .map(|pass| {
+                let works = of.works.iter().enumerate().filter(|(_, work)| {
+                    let call = work.call.map(|call| of.calls[call as usize].time.start_ns);
+                    call.is_some_and(|at| pass.time.start_ns <= at && at < pass.time.end_ns())
+                        && of.collective(work) == CollectiveKind::AllReduce
+                });
+                works.map(|(at, _)| at).collect()
+            })
+            .collect();
+        all.retain(|works| !works.is_empty());
+        all.pop();
+        repeated += all.len();
+        for at in all.into_iter().flatten() {
+            tally.add_work(of, &of.works[at]);
+            most.is_gone[at] = true;
+        }
+    }
+    tally.longest?;
+    let (count, ms) = tally.per_step(of);
+    let text = format!(
+        "{:.1} backward passes per step exchange gradients before the last one does: {count:.0} all-reduces, {ms:.2} ms",
+        of.per_step(repeated as f64)
+    );
+    let change = "with model.no_sync():  # for all micro-batches but the last\n    loss.backward()";
+    Some(tally.found(text, change, [most.clone(), most]))
+}

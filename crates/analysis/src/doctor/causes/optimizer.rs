@@ -1,0 +1,89 @@
+//! The optimizer launches kernels for each parameter and operation, in the place of one that does all.
+//!
+//! Seen: more than 20 kernels within an `Optimizer.step` of which none is fused. Taken away: at least the time of the host between
+//! all launches but a few; at most two thirds of the kernels' time too, because a fused step reads and writes each value once.
+
+use super::super::names::{Class, OPTIMIZER};
+use super::super::recorded::{CallKind, Recorded};
+use super::super::replay::Plan;
+use super::{Found, Tally, scaled, unprepared};
+
+/// A fused optimizer launches about so many kernels.
+const FEW: usize = 4;
+/// Fewer kernels than this per step are not worth fusing.
+const MANY: f64 = 20.0;
+/// Optimizers of PyTorch that have a fused form.
+const FUSED: [&str; 4] = ["AdamW", "Adam", "SGD", "Adagrad"];
+
+/// Whether a call launched a kernel that a fused step replaces: one that works element by element. Products, as Shampoo has
+/// them, stay.
+fn is_simple(of: &Recorded, call: usize) -> bool {
+    let launched = of.launched[call].map(|work| &of.works[work as usize]);
+    launched.is_some_and(|work| {
+        work.class == Class::Elementwise || of.text(work.name).contains("multi_tensor_apply")
+    })
+}
+
+pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+    let mut tally = Tally::default();
+    let [mut least, mut most] = [base.clone(), base.clone()];
+    let mut kept = vec![0usize; of.steps.len()];
+    let mut name = None;
+    let (mut is_foreach, mut is_fused) = (false, false);
+    for (at, call) in of.calls.iter().enumerate() {
+        if !matches!(call.kind, CallKind::Launch | CallKind::Operator) {
+            continue;
+        }
+        let Some(around) = of.around(call).find(|frame| of.text(frame.name).starts_with(OPTIMIZER))
+        else {
+            continue;
+        };
+        let launched = of.on_device.then(|| is_simple(of, at));
+        if launched == Some(false) {
+            continue;
+        }
+        name = name.or_else(|| of.text(around.name).split('#').nth(1)?.strip_suffix(".step"));
+        if call.kind == CallKind::Operator {
+            tally.add(of.text(call.name).to_owned(), call.time);
+            is_fused |= of.text(call.name).contains("fused");
+            least.call_ns[at] = scaled(base.call_ns[at], 0.5);
+            most.call_ns[at] = scaled(base.call_ns[at], 1.0 / 3.0);
+        }
+        let Some(step) = of.step_at(call.time.start_ns).and_then(|step| kept.get_mut(step)) else {
+            continue;
+        };
+        *step += 1;
+        if *step > FEW {
+            for plan in [&mut least, &mut most] {
+                plan.lag_ns[at] = unprepared(base.lag_ns[at]);
+                if call.kind == CallKind::Launch {
+                    plan.call_ns[at] = 0;
+                }
+            }
+        }
+    }
+    for (at, work) in of.works.iter().enumerate() {
+        let call = work.call.filter(|_| of.on_device).map(|call| call as usize);
+        if call.is_some_and(|call| is_simple(of, call)) && of.is_launched_within(work, OPTIMIZER) {
+            tally.add_work(of, work);
+            let name = of.text(work.name);
+            is_fused |= name.contains("Fused") || name.contains("fused_");
+            is_foreach |= name.contains("multi_tensor_apply");
+            most.work_ns[at] = scaled(base.work_ns[at], 1.0 / 3.0);
+        }
+    }
+    is_fused |= name.is_some_and(|name| name.contains("Fused"));
+    let (count, ms) = tally.per_step(of);
+    if is_fused || count < MANY {
+        return None;
+    }
+    let kind = if of.on_device { "kernels" } else { "operators" };
+    let how = if is_foreach { " (foreach)" } else { "" };
+    let named = name.unwrap_or("the optimizer");
+    let text = format!("{count:.0} {kind} per step in {named}.step{how}, {ms:.2} ms");
+    let change = match name.filter(|name| FUSED.contains(name)) {
+        Some(name) => format!("torch.optim.{name}(params, fused=True)"),
+        None => "torch.compile(optimizer.step)".to_owned(),
+    };
+    Some(tally.found(text, change, [least, most]))
+}

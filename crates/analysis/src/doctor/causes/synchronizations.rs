@@ -1,0 +1,83 @@
+//! The host waits for the device within the loop, so that afterwards the device waits for the next launches.
+//!
+//! Seen: calls such as `cudaStreamSynchronize` and copies to the host that block, in at least half of the steps. The operator
+//! around them says what needs the value: `aten::item` for `.item()`, `float()` and `if tensor`, `aten::nonzero` for masks.
+//! Waits within copies to the device and for allocations are other causes. Taken away: the waits; at least all but the last one
+//! of each step, if there are several.
+
+use super::super::names::{self, Class};
+use super::super::recorded::{Call, CallKind, Recorded};
+use super::super::replay::Plan;
+use super::{Found, Tally};
+
+/// Operators that need a value of the device on the host, and what to write instead.
+const OPERATORS: [(&str, &str); 6] = [
+    ("aten::nonzero", "use torch.where(mask, a, b) in the place of masks that change a shape"),
+    (
+        "aten::masked_select",
+        "use torch.where(mask, a, b) in the place of masks that change a shape",
+    ),
+    ("aten::unique", "move unique() out of the loop, or to the loader"),
+    ("aten::is_nonzero", "keep conditions on tensors on the device: torch.where"),
+    ("aten::item", "keep sums on the device: total += loss.detach(); call .item() every 100 steps"),
+    (
+        "aten::_local_scalar_dense",
+        "keep sums on the device: total += loss.detach(); call .item() every 100 steps",
+    ),
+];
+
+/// Whether a call that waits belongs to this cause.
+fn is_it(of: &Recorded, call: &Call) -> bool {
+    let Some(work) = call.waits_for.map(|work| &of.works[work as usize]) else { return false };
+    let is_value = || {
+        let mut around = of.around(call).map(|frame| of.text(frame.name));
+        around.any(|name| OPERATORS.iter().any(|(operator, _)| *operator == name))
+    };
+    match call.kind {
+        // A copy to the device is the cause `copies`, unless an operator of this cause made it.
+        CallKind::Wait => {
+            let is_copy = matches!(work.class, Class::CopyIn { .. } | Class::CopyOut);
+            !of.is_within(call, names::LOADER) && (!is_copy || is_value())
+        }
+        CallKind::Launch => is_value(),
+        CallKind::Allocate | CallKind::Operator | CallKind::Mark => false,
+    }
+}
+
+pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+    let mut tally = Tally::default();
+    let mut changes: Vec<&str> = Vec::new();
+    let [mut least, mut most] = [base.clone(), base.clone()];
+    let mut last_of: Vec<(usize, Option<usize>)> = vec![(0, None); of.steps.len()];
+    for (at, call) in of.calls.iter().enumerate() {
+        if !is_it(of, call) {
+            continue;
+        }
+        tally.add_call(of, call);
+        let around: Vec<&str> = of.around(call).map(|frame| of.text(frame.name)).collect();
+        let change =
+            OPERATORS.iter().find(|(name, _)| around.contains(name)).map(|(_, change)| *change);
+        let change = change
+            .unwrap_or("remove torch.cuda.synchronize() and Event.synchronize() from the loop");
+        if !changes.contains(&change) {
+            changes.push(change);
+        }
+        (most.blocks[at], least.blocks[at]) = (false, false);
+        if let Some(step) = of.step_at(call.time.start_ns).and_then(|step| last_of.get_mut(step)) {
+            *step = (step.0 + 1, Some(at));
+        }
+    }
+    let steps = last_of.iter().filter(|(count, _)| *count > 0).count();
+    if steps == 0 || 2 * steps < last_of.len() {
+        return None;
+    }
+    for (_, last) in last_of.iter().filter(|(count, _)| *count > 1) {
+        if let Some(last) = last {
+            least.blocks[*last] = base.blocks[*last];
+        }
+    }
+    let (count, ms) = tally.per_step(of);
+    let text =
+        format!("{count:.1} waits per step, {ms:.2} ms, after which the device has to be fed anew");
+    Some(tally.found(text, changes.join("\n"), [least, most]))
+}

@@ -1,0 +1,226 @@
+//! Reads the calls, the work and the operators of a rank's steps from its timeline.
+//!
+//! Input: a timeline. Output: the lists of a [`Recorded`], with what launched what and the operators around each call. This file
+//! does not know what follows what.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+
+use super::names::{self, Class};
+use super::recorded::{Call, CallKind, Frame, Recorded, Work};
+use crate::hta::backend_of;
+use crate::steps;
+use crate::timeline::{DeviceWork, NameId, TimeRange, TrackId};
+
+impl Recorded<'_> {
+    /// The calls of the threads that launch work, and that work.
+    pub(super) fn add_launches(&mut self) {
+        let timeline = self.timeline;
+        let mut launched: HashMap<u64, Vec<u32>> = HashMap::new();
+        for (kernel, index) in timeline.kernels.iter().zip(0u32..) {
+            if let (Some(number), true) = (kernel.correlation, kernel.work != DeviceWork::Sync) {
+                launched.entry(number).or_default().push(index);
+            }
+        }
+        let of_call = |number: Option<u64>| number.and_then(|number| launched.get(&number));
+        let mut threads: Vec<bool> = vec![false; timeline.lanes.len()];
+        for launch in timeline.launches.iter().filter(|of| of_call(of.correlation).is_some()) {
+            threads[launch.lane.0 as usize] = true;
+        }
+        let (waits, allocates): (Vec<bool>, Vec<bool>) =
+            timeline.names.iter().map(|name| (names::waits(name), names::allocates(name))).unzip();
+        let mut kernels: Vec<(u32, u32)> = Vec::new();
+        for launch in &timeline.launches {
+            if !threads[launch.lane.0 as usize] || !self.holds(launch.time.start_ns) {
+                continue;
+            }
+            let name = launch.name.0 as usize;
+            let works = of_call(launch.correlation);
+            let kind = match works {
+                Some(_) => CallKind::Launch,
+                None if waits[name] => CallKind::Wait,
+                None if allocates[name] => CallKind::Allocate,
+                None => continue,
+            };
+            let call = self.calls.len() as u32;
+            kernels.extend(works.into_iter().flatten().map(|kernel| (*kernel, call)));
+            self.calls.push(Call {
+                name: launch.name,
+                kind,
+                time: launch.time,
+                lane: launch.lane,
+                before: None,
+                waits_for: None,
+                after: None,
+                frame: None,
+            });
+        }
+        let new = self.sort_calls();
+        let classes: Vec<Class> = timeline.names.iter().map(Class::of).collect();
+        for (index, call) in kernels {
+            let kernel = &timeline.kernels[index as usize];
+            let call = new[call as usize];
+            self.works.push(Work {
+                name: kernel.name,
+                class: classes[kernel.name.0 as usize],
+                time: kernel.time,
+                stream: kernel.stream,
+                bytes: kernel.bytes,
+                collective: kernel.collective,
+                call: Some(call),
+                launch_ns: 0,
+                before: None,
+                gap_ns: 0,
+                after: [None; 2],
+                step: self.step_at(self.calls[call as usize].time.start_ns),
+            });
+        }
+        self.add_frames();
+    }
+
+    /// The operators that no other operator called, and the transfers.
+    pub(super) fn add_operators(&mut self) {
+        let timeline = self.timeline;
+        let is_transfer: Vec<bool> =
+            timeline.names.iter().map(|name| backend_of(name).is_some()).collect();
+        let mut lanes: BTreeMap<TrackId, Vec<&crate::timeline::Operator>> = BTreeMap::new();
+        for operator in timeline.operators.iter().filter(|of| self.holds(of.time.start_ns)) {
+            lanes.entry(operator.lane).or_default().push(operator);
+        }
+        let numbers = steps::numbers(timeline);
+        let mut transfers = Vec::new();
+        for (lane, operators) in &mut lanes {
+            operators.sort_by_key(|of| (of.time.start_ns, Reverse(of.time.end_ns())));
+            let mut until_ns = i64::MIN;
+            for operator in operators {
+                let name = operator.name.0 as usize;
+                if is_transfer[name] {
+                    transfers.push((**operator, lane.0));
+                } else if operator.time.start_ns >= until_ns && numbers[name].is_none() {
+                    until_ns = operator.time.end_ns();
+                    self.calls.push(Call {
+                        name: operator.name,
+                        kind: CallKind::Operator,
+                        time: operator.time,
+                        lane: *lane,
+                        before: None,
+                        waits_for: None,
+                        after: None,
+                        frame: None,
+                    });
+                }
+            }
+        }
+        self.sort_calls();
+        for (operator, lane) in transfers {
+            let begun =
+                self.calls.partition_point(|call| call.time.start_ns <= operator.time.start_ns);
+            self.works.push(Work {
+                name: operator.name,
+                class: Class::Communication,
+                time: operator.time,
+                stream: i64::from(lane),
+                bytes: None,
+                collective: operator.collective,
+                call: begun.checked_sub(1).map(|call| call as u32),
+                launch_ns: 0,
+                before: None,
+                gap_ns: 0,
+                after: [None; 2],
+                step: self.step_at(operator.time.start_ns),
+            });
+        }
+        self.add_frames();
+    }
+
+    /// Adds the marks of the steps, sorts the calls, and returns the new index of each.
+    fn sort_calls(&mut self) -> Vec<u32> {
+        let lane = steps::lane(self.timeline).unwrap_or_default();
+        let (_, end_ns) = self.window();
+        let starts = self.steps.iter().map(|step| step.start_ns).chain([end_ns]);
+        let first_mark = self.calls.len();
+        for start_ns in starts.collect::<Vec<_>>() {
+            self.calls.push(Call {
+                name: NameId(0),
+                kind: CallKind::Mark,
+                time: TimeRange { start_ns, dur_ns: 0 },
+                lane,
+                before: None,
+                waits_for: None,
+                after: None,
+                frame: None,
+            });
+        }
+        let mut sorted: Vec<u32> = (0..self.calls.len() as u32).collect();
+        sorted.sort_by_key(|&at| {
+            let call = &self.calls[at as usize];
+            (call.time.start_ns, call.kind != CallKind::Mark)
+        });
+        let mut new = vec![0; sorted.len()];
+        for (place, &at) in sorted.iter().enumerate() {
+            new[at as usize] = place as u32;
+        }
+        self.calls = sorted.iter().map(|&at| self.calls[at as usize]).collect();
+        self.marks = new[first_mark..].to_vec();
+        new
+    }
+
+    /// Finds the operators and spans around each call.
+    fn add_frames(&mut self) {
+        let mut threads: Vec<bool> = vec![false; self.timeline.lanes.len()];
+        for call in &self.calls {
+            if let Some(is_thread) = threads.get_mut(call.lane.0 as usize) {
+                *is_thread = true;
+            }
+        }
+        let is_thread = |lane: TrackId| threads.get(lane.0 as usize).copied().unwrap_or(false);
+        let operators = self.timeline.operators.iter().map(|of| (of.lane, of.time, of.name));
+        let spans = self.timeline.annotations.iter().filter(|of| !of.is_device);
+        let spans = spans.map(|of| (of.lane, of.time, of.name));
+        let (begin_ns, end_ns) = self.window();
+        let mut all: Vec<(TrackId, TimeRange, NameId)> = operators
+            .chain(spans)
+            .filter(|(lane, time, _)| {
+                is_thread(*lane) && time.end_ns() > begin_ns && time.start_ns < end_ns
+            })
+            .collect();
+        all.sort_by_key(|(lane, time, _)| (*lane, time.start_ns, Reverse(time.end_ns())));
+        let mut of_lane: BTreeMap<TrackId, Vec<u32>> = BTreeMap::new();
+        for (call, index) in self.calls.iter().zip(0u32..) {
+            of_lane.entry(call.lane).or_default().push(index);
+        }
+        for chunk in all.chunk_by(|a, b| a.0 == b.0) {
+            let mut calls = of_lane.remove(&chunk[0].0).unwrap_or_default().into_iter().peekable();
+            let mut open: Vec<u32> = Vec::new();
+            let mut next = chunk.iter().peekable();
+            // Frames and calls of a thread, by start. A call is in all frames that are open when it begins.
+            loop {
+                let frame_ns = next.peek().map(|of| of.1.start_ns);
+                let call_ns = calls.peek().map(|of| self.calls[*of as usize].time.start_ns);
+                let (at_ns, is_frame) = match (frame_ns, call_ns) {
+                    (Some(frame), Some(call)) if frame <= call => (frame, true),
+                    (_, Some(call)) => (call, false),
+                    (Some(frame), None) => (frame, true),
+                    (None, None) => break,
+                };
+                while let Some(last) = open.last()
+                    && self.frames[*last as usize].time.end_ns() <= at_ns
+                {
+                    open.pop();
+                }
+                match is_frame {
+                    true => {
+                        let Some(&(_, time, name)) = next.next() else { break };
+                        let parent = open.last().copied();
+                        open.push(self.frames.len() as u32);
+                        self.frames.push(Frame { name, time, parent });
+                    }
+                    false => {
+                        let Some(call) = calls.next() else { break };
+                        self.calls[call as usize].frame = open.last().copied();
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! The trace doctor: which change of a PyTorch program would make its steps shorter, by how much, and what in the traces says
+//! so.
+//!
+//! Input: the timelines of the ranks. Output: a [`Diagnosis`], advice in order of what it gains, each with its evidence, the
+//! lines of Python and the gain as a range. For the gain, the steps of each rank are replayed with the cause taken away: once
+//! as little as can be expected of the change, and once as much. What would gain less than 2 % of a step is not said, and
+//! neither is a cause that another piece of advice has taken away already.
+//!
+//! This module knows PyTorch by its traces only. It does not know how a report looks.
+//!
+//! | file | what it has |
+//! |---|---|
+//! | here | the order of the causes, and the choice |
+//! | `recorded` | the calls and the work of a rank's steps; `collect` reads them, `connect` infers what each had to wait for |
+//! | `replay` | the steps replayed with a changed plan |
+//! | `together` | the waits in collectives, and which rank came last |
+//! | `names` | what the names of kernels and calls mean |
+//! | `causes/` | one file for each cause: how it is seen, and what the change takes away |
+//! | [`cards`] | the published speeds of cards |
+//! | [`products`] | products and collectives judged by what the hardware could do |
+//! | [`against`] | the same job before and after a change |
+
+pub mod against;
+pub mod cards;
+mod causes;
+mod collect;
+mod connect;
+mod names;
+pub mod products;
+mod recorded;
+mod replay;
+mod together;
+
+#[cfg(test)]
+mod planted;
+
+use std::collections::{BTreeMap, HashMap};
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use paceline_table::stats::median;
+use paceline_trace::thread_builder;
+use serde::Serialize;
+
+use crate::advice::gain::Gain;
+use crate::hta::{Options, check_times};
+use crate::steps;
+use crate::timeline::{TimeRange, Timeline};
+pub use causes::Cause;
+use causes::{FINDERS, Found, pipeline, straggler};
+use recorded::Recorded;
+use replay::Plan;
+use together::Together;
+
+/// No gain below this part of a step is advised.
+const NEGLIGIBLE: f64 = 0.02;
+
+/// What in the traces says so.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Evidence {
+    /// The rank that shows it most.
+    pub rank: usize,
+    /// The trace of that rank.
+    pub file: String,
+    /// Times and counts, in a sentence without full stop.
+    pub text: String,
+    /// The operators or kernels that take most of the time, at most three.
+    pub names: Vec<String>,
+    /// Where it is longest, on the clock of the trace: what to look for in a viewer.
+    pub start_us: f64,
+    /// How long it is there.
+    pub dur_us: f64,
+    /// What the device and the host did around that moment.
+    #[serde(skip)]
+    pub around: Vec<Strip>,
+}
+
+/// A row of a time line: its name, and what ran when, in milliseconds from the begin of the cut.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Strip {
+    /// The row: the host's calls, or a stream.
+    pub label: String,
+    /// Begin, end and name. The last value says whether it is what the advice is about.
+    pub pieces: Vec<(f64, f64, String, bool)>,
+}
+
+/// A change that would make steps shorter.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Advice {
+    /// What takes the time.
+    pub cause: Cause,
+    /// In which form, if the cause has several: the collective, for example.
+    pub title: String,
+    /// What to write in the program.
+    pub change: String,
+    /// What a step would gain, in milliseconds: the low end if the change does as little as can be expected of it, the high end
+    /// if it does as much. Means over the steps.
+    pub gain: Gain,
+    /// The mean length of a step, in milliseconds.
+    pub step_ms: f64,
+    /// What says so.
+    pub evidence: Evidence,
+}
+
+impl Advice {
+    /// The advice in sentences, for a console.
+    pub fn words(&self) -> String {
+        let Gain { low_ms, high_ms, .. } = self.gain;
+        let pct = |ms: f64| 100.0 * ms / self.step_ms;
+        let change = self.change.replace('\n', "; ");
+        format!(
+            "{}: {}. {change}. Expected: {low_ms:.2} to {high_ms:.2} ms of {:.2} ms per step ({:.0} to {:.0} %)",
+            self.title,
+            self.evidence.text,
+            self.step_ms,
+            pct(low_ms),
+            pct(high_ms),
+        )
+    }
+}
+
+/// What the doctor found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Diagnosis {
+    /// The advice, the largest gain first.
+    pub advice: Vec<Advice>,
+    /// What cannot be seen in these traces, and what to record for it, in whole sentences.
+    pub unseen: Vec<String>,
+    /// The mean length of a step, over steps and ranks, in milliseconds; `None` if nothing could be replayed.
+    pub step_ms: Option<f64>,
+    /// How many steps were replayed on each rank.
+    pub steps: usize,
+    /// The length of each replayed step of each rank, in milliseconds.
+    pub lengths_ms: Vec<f64>,
+}
+
+/// A diagnosis, and what the hardware could do.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Examination {
+    /// The advice.
+    pub diagnosis: Diagnosis,
+    /// The products that lose most time.
+    pub products: Vec<products::Product>,
+    /// The collectives that lose most time.
+    pub collectives: Vec<products::Collective>,
+}
+
+/// Examines the traces of a run of PyTorch; `None` for traces of paceline, whose runs get advice of their own. A link between
+/// ranks carries `link` bytes per second, if that is known.
+pub fn examine(
+    timelines: &[Timeline],
+    options: &Options,
+    link: Option<f64>,
+) -> Option<Examination> {
+    if timelines.iter().any(|of| !of.run_facts.is_empty() || check_times(of).is_err()) {
+        return None;
+    }
+    let together = Together::of(timelines);
+    Some(Examination {
+        diagnosis: diagnose(timelines, &together, options),
+        products: products::products(timelines),
+        collectives: products::collectives(timelines, &together, link),
+    })
+}
+
+/// What one rank says about a cause.
+struct Said {
+    low_ms: f64,
+    high_ms: f64,
+    found: Found,
+    place: usize,
+}
+
+/// Diagnoses the traces of a run.
+fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> Diagnosis {
+    let mut unseen = unseen(timelines);
+    if timelines.iter().any(|of| steps::of(of).is_empty()) {
+        return Diagnosis { unseen, ..Diagnosis::default() };
+    }
+    let rank = |(place, of): (usize, &Timeline)| (place, of.rank.unwrap_or(place));
+    let ranks: Vec<(usize, usize)> = timelines.iter().enumerate().map(rank).collect();
+    let recorded =
+        on_all_cores(&ranks, |_, (place, rank)| Recorded::of(&timelines[*place], *rank, options));
+    let recorded: Vec<Recorded> = recorded.into_iter().flatten().collect();
+    if recorded.len() < timelines.len() {
+        unseen.push(
+            "The steps of a rank have no operators, or nothing says which call launched which kernel, so they cannot be \
+             replayed: record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
+                .to_owned(),
+        );
+    }
+    let lengths: Vec<f64> =
+        recorded.iter().flat_map(|of| of.lengths_ms(&of.as_recorded())).collect();
+    if lengths.is_empty() {
+        return Diagnosis { unseen, ..Diagnosis::default() };
+    }
+    let step_ms = lengths.iter().sum::<f64>() / lengths.len() as f64;
+    let steps = recorded.iter().map(|of| of.steps.len()).min().unwrap_or(0);
+    let mut advice = Vec::new();
+    let mut bases: Vec<Plan> = recorded.iter().map(|of| without_waits(of, together)).collect();
+    let plain = bases.clone();
+    let least_ms = NEGLIGIBLE * step_ms;
+    for (cause, find) in FINDERS {
+        let found = on_all_cores(&recorded, |place, rank| {
+            let found = find(rank, &plain[place])?;
+            let beyond = find(rank, &bases[place])?.most;
+            // The change must gain something beside those that come before it.
+            if mean(&rank.gains_ms(&bases[place], &beyond)) < least_ms {
+                return None;
+            }
+            let low_ms = mean(&rank.gains_ms(&plain[place], &found.least)).max(0.0);
+            let high_ms = mean(&rank.gains_ms(&plain[place], &found.most)).max(0.0);
+            Some((Said { low_ms, high_ms, found, place }, beyond))
+        });
+        let (said, changed): (Vec<Said>, Vec<Plan>) = found.into_iter().flatten().unzip();
+        let places: Vec<usize> = said.iter().map(|of| of.place).collect();
+        // A cause of few ranks is what makes these ranks slow: the straggler, which has advice of its own.
+        let are_few = recorded.len() > 1 && 2 * said.len() <= recorded.len();
+        if said.is_empty() || are_few {
+            continue;
+        }
+        if let Some(of) = combined(cause, said, &recorded, step_ms, least_ms) {
+            advice.push(of);
+            for (place, plan) in places.into_iter().zip(changed) {
+                bases[place] = plan;
+            }
+        }
+    }
+    advice.extend(straggler::advise(together, &recorded, step_ms, least_ms));
+    advice.extend(pipeline::advise(&recorded, step_ms, least_ms));
+    advice.sort_by(|a, b| b.gain.ms.total_cmp(&a.gain.ms));
+    Diagnosis { advice, unseen, step_ms: Some(step_ms), steps, lengths_ms: lengths }
+}
+
+/// What `of` makes of each item and its index, on as many threads as there are cores.
+fn on_all_cores<T: Sync, R: Send>(items: &[T], of: impl Fn(usize, &T) -> R + Sync) -> Vec<R> {
+    let num_threads = thread::available_parallelism().map_or(1, NonZero::get).min(items.len());
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(items.len())));
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(at) else { break };
+            let made = of(at, item);
+            done.lock().unwrap_or_else(PoisonError::into_inner).push((at, made));
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..num_threads {
+            // Without the thread, the others do its part: that takes longer and changes nothing else.
+            let _ = thread_builder("doctor").spawn_scoped(scope, work);
+        }
+        work();
+    });
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, made)| made).collect()
+}
+
+/// The mean over steps. Steps share a queue of work, so what one of them gains may show in the next one only.
+fn mean(gains: &[f64]) -> f64 {
+    gains.iter().sum::<f64>() / gains.len().max(1) as f64
+}
+
+/// The advice from what the ranks say: medians over them, and the evidence of the rank that shows it most.
+fn combined(
+    cause: Cause,
+    mut said: Vec<Said>,
+    recorded: &[Recorded],
+    step_ms: f64,
+    least_ms: f64,
+) -> Option<Advice> {
+    let low_ms = median(said.iter().map(|of| of.low_ms))?;
+    let high_ms = median(said.iter().map(|of| of.high_ms))?.max(low_ms);
+    let gain = Gain {
+        ms: (low_ms + high_ms) / 2.0,
+        low_ms,
+        high_ms,
+        steps: recorded.iter().map(|of| of.steps.len()).min().unwrap_or(0),
+    };
+    if gain.ms < least_ms {
+        return None;
+    }
+    let most = (0..said.len()).max_by(|a, b| said[*a].high_ms.total_cmp(&said[*b].high_ms))?;
+    let Said { found, place, .. } = said.swap_remove(most);
+    let evidence = evidence(&recorded[place], found.text, &found.what, found.at);
+    let (title, change) = (found.title.unwrap_or_else(|| cause.title().to_owned()), found.change);
+    Some(Advice { cause, title, change, gain, step_ms, evidence })
+}
+
+/// The most names that a piece of advice lists.
+const NAMES: usize = 3;
+/// The most pieces of a row in the cut of the time line.
+const PIECES: usize = 200;
+
+/// Evidence on a rank: `what` are names with the time that each takes.
+fn evidence(
+    of: &Recorded,
+    text: String,
+    what: &HashMap<String, i64>,
+    at: Option<TimeRange>,
+) -> Evidence {
+    let mut names: Vec<(&String, &i64)> = what.iter().collect();
+    names.sort_by(|a, b| b.1.cmp(a.1).then_with(|| a.0.cmp(b.0)));
+    let names = names.into_iter().take(NAMES).map(|(name, _)| name.clone()).collect();
+    let at = at.or_else(|| of.steps.first().copied()).unwrap_or_default();
+    Evidence {
+        rank: of.rank,
+        file: of.timeline.source.clone(),
+        text,
+        names,
+        start_us: at.start_ns as f64 / 1e3,
+        dur_us: at.dur_ns as f64 / 1e3,
+        around: around(of, at),
+    }
+}
+
+/// What ran around a range of time: as long before it and after it as it is itself, within its limits.
+fn around(of: &Recorded, at: TimeRange) -> Vec<Strip> {
+    let margin_ns = at.dur_ns.clamp(50_000, 20_000_000);
+    let (begin_ns, end_ns) = (at.start_ns - margin_ns, at.end_ns() + margin_ns);
+    let ms = |ns: i64| (ns - begin_ns) as f64 / 1e6;
+    let piece = |time: TimeRange, name: String| {
+        let is_it = time.start_ns < at.end_ns() && time.end_ns() > at.start_ns;
+        let (from, to) = (time.start_ns.max(begin_ns), time.end_ns().min(end_ns));
+        (from < to).then(|| (ms(from), ms(to), name, is_it))
+    };
+    let calls = of.calls.iter().filter(|call| call.time.dur_ns > 0);
+    let calls =
+        calls.filter_map(|call| piece(call.time, of.text(call.name).chars().take(48).collect()));
+    let mut strips = vec![Strip { label: "host".to_owned(), pieces: calls.take(PIECES).collect() }];
+    let mut streams: BTreeMap<i64, Vec<_>> = BTreeMap::new();
+    for work in &of.works {
+        let pieces = streams.entry(work.stream).or_default();
+        if pieces.len() < PIECES {
+            pieces.extend(piece(work.time, names::brief(of.text(work.name))));
+        }
+    }
+    let streams = streams.into_iter().filter(|(_, pieces)| !pieces.is_empty()).take(8);
+    let kind = if of.on_device { "stream" } else { "thread" };
+    strips.extend(
+        streams.map(|(stream, pieces)| Strip { label: format!("{kind} {stream}"), pieces }),
+    );
+    strips
+}
+
+/// The plan of the recording, in which no collective waits for a slower rank. What remains is the transfer.
+fn without_waits(of: &Recorded, together: &Together) -> Plan {
+    let mut plan = of.as_recorded();
+    for (at, work) in of.works.iter().enumerate() {
+        if work.class == names::Class::Communication {
+            let wait_ns = together.wait_ns(of.rank, work.time.start_ns);
+            plan.work_ns[at] = (plan.work_ns[at] - wait_ns).max(0);
+        }
+    }
+    plan
+}
+
+/// What these traces do not show, and what to record for it.
+fn unseen(timelines: &[Timeline]) -> Vec<String> {
+    let mut unseen = Vec::new();
+    let none = |has: fn(&Timeline) -> bool| !timelines.iter().any(has);
+    if none(|of| !steps::of(of).is_empty()) {
+        unseen.push(
+            "No step is named, so work of the loop cannot be told from work that is done once, and nothing is advised: call \
+             prof.step() after each step."
+                .to_owned(),
+        );
+    }
+    if none(|of| !of.products.is_empty()) {
+        unseen.push(
+            "No product has shapes, so its speed cannot be judged: record with record_shapes=True."
+                .to_owned(),
+        );
+    }
+    if none(|of| !of.memory.is_empty()) {
+        unseen.push(
+            "No allocation is recorded, so memory cannot be judged: record with profile_memory=True.".to_owned(),
+        );
+    }
+    let world = timelines.iter().filter_map(|of| of.world_size).max().unwrap_or(1);
+    if timelines.len() < 2 && world > 1 {
+        unseen.push(format!(
+            "Only one of {world} ranks has a trace, so time in collectives may be waiting for slower ranks: record every rank."
+        ));
+    }
+    unseen
+}

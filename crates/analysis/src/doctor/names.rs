@@ -1,0 +1,170 @@
+//! What the names in a trace mean: which kernels copy, convert layouts, multiply f32 without tensor cores or work element
+//! by element, and which calls wait or allocate.
+//!
+//! A name goes in, and what it says comes out. Names are those of CUDA 10 to 13, ROCm 5 and 6, cuDNN, cuBLAS, CUTLASS and
+//! PyTorch 1.8 to 2.9. A name that is not known says nothing.
+
+use crate::hta::KernelKind;
+
+/// What a piece of a device's work does, as far as causes of lost time need it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// A collective, or a message between two ranks.
+    Communication,
+    /// A copy to the device. `is_pageable`: from memory that the device cannot read by itself.
+    CopyIn { is_pageable: bool },
+    /// A copy to the host.
+    CopyOut,
+    /// A copy within the device or between devices, or memory that is set.
+    Move,
+    /// A conversion between NCHW and NHWC.
+    Layout,
+    /// A product or convolution of f32 that uses no tensor cores.
+    SinglePrecision,
+    /// One operation on each element.
+    Elementwise,
+    /// Any other computation.
+    Other,
+}
+
+/// Parts of the names of products and convolutions of f32 without tensor cores.
+const SINGLE: [&str; 7] = [
+    "sgemm",
+    "scudnn",
+    "_simt_",
+    "convolve_sgemm",
+    "dgrad_engine<float",
+    "wgrad_alg0_engine<float",
+    "conv2d_c1_k1_nhwc_kernel<float",
+];
+/// Parts of the names of kernels that use tensor cores, although one of [`SINGLE`] may be in them.
+const TENSOR_CORES: [&str; 8] =
+    ["tensorop", "tf32", "s1688", "s16816", "h884", "h1688", "h16816", "s884"];
+
+impl Class {
+    pub(super) fn of(name: &str) -> Self {
+        match KernelKind::of_name(name) {
+            KernelKind::Communication => return Self::Communication,
+            KernelKind::Memory | KernelKind::Other => {
+                return match name {
+                    _ if name.contains("HtoD") => {
+                        Self::CopyIn { is_pageable: name.contains("Pageable") }
+                    }
+                    _ if name.contains("DtoH") => Self::CopyOut,
+                    _ => Self::Move,
+                };
+            }
+            KernelKind::Computation => {}
+        }
+        let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
+        if has(&["nchwToNhwc", "nhwcToNchw", "nchw2nhwc", "nhwc2nchw", "batched_transpose"]) {
+            Self::Layout
+        } else if has(&SINGLE) && !has(&TENSOR_CORES) {
+            Self::SinglePrecision
+        } else if name.contains("elementwise_kernel") {
+            Self::Elementwise
+        } else {
+            Self::Other
+        }
+    }
+}
+
+/// Calls that return only when work of the device has ended.
+pub(super) fn waits(call: &str) -> bool {
+    [
+        "cudaStreamSynchronize",
+        "cudaDeviceSynchronize",
+        "cudaEventSynchronize",
+        "cuStreamSynchronize",
+        "cuCtxSynchronize",
+        "hipStreamSynchronize",
+        "hipDeviceSynchronize",
+        "hipEventSynchronize",
+    ]
+    .contains(&call)
+}
+
+/// Calls that take memory from the driver or give it back.
+pub(super) fn allocates(call: &str) -> bool {
+    [
+        "cudaMalloc",
+        "cudaFree",
+        "cudaHostAlloc",
+        "cudaMallocHost",
+        "cudaFreeHost",
+        "hipMalloc",
+        "hipFree",
+        "hipHostMalloc",
+        "hipHostFree",
+    ]
+    .contains(&call)
+}
+
+/// The batch that PyTorch's `DataLoader` hands to the loop.
+pub(super) const LOADER: &str = "enumerate(DataLoader)";
+/// The step of an optimizer of PyTorch.
+pub(super) const OPTIMIZER: &str = "Optimizer.step";
+/// The zeroing of the gradients by an optimizer of PyTorch.
+pub(super) const ZERO_GRAD: &str = "Optimizer.zero_grad";
+
+/// A kernel's name as people read it: without its arguments and without the parts that all such names have.
+pub(super) fn brief(name: &str) -> String {
+    let name = name.strip_prefix("void ").unwrap_or(name).replace("(anonymous namespace)::", "");
+    let name = match name.as_str() {
+        copy if copy.starts_with("Memcpy") || copy.starts_with("Memset") => copy,
+        // CUTLASS names what it computes within the brackets.
+        name => match name.split_once("::Kernel<") {
+            Some((_, inside)) => inside.split(['<', '>', ',']).next().unwrap_or(inside),
+            None => name.split(['<', '(']).next().unwrap_or(name),
+        },
+    };
+    let name = name.rsplit("::").next().filter(|of| !of.is_empty()).unwrap_or(name);
+    name.chars().take(48).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_real_kernels_say_what_they_do() {
+        for (name, class) in [
+            ("volta_sgemm_128x32_nt", Class::SinglePrecision),
+            ("cudnn_infer_volta_scudnn_128x64_relu_medium_nn_v1", Class::SinglePrecision),
+            (
+                "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_align4>",
+                Class::Other,
+            ),
+            (
+                "void cutlass::Kernel<cutlass_80_simt_sgemm_128x64_8x5_nn_align1>",
+                Class::SinglePrecision,
+            ),
+            ("sm80_xmma_wgrad_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc", Class::Other),
+            ("void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>", Class::Layout),
+            (
+                "void at::native::vectorized_elementwise_kernel<4, at::native::X>",
+                Class::Elementwise,
+            ),
+            ("Memcpy HtoD (Pageable -> Device)", Class::CopyIn { is_pageable: true }),
+            ("Memcpy HtoD (Pinned -> Device)", Class::CopyIn { is_pageable: false }),
+            ("Memcpy DtoH (Device -> Pageable)", Class::CopyOut),
+            ("Memset (Device)", Class::Move),
+            ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", Class::Communication),
+        ] {
+            assert_eq!(Class::of(name), class, "{name}");
+        }
+        assert_eq!(
+            brief("void at::native::vectorized_elementwise_kernel<4, X>(int)"),
+            "vectorized_elementwise_kernel"
+        );
+        assert_eq!(brief("Memcpy HtoD (Pageable -> Device)"), "Memcpy HtoD (Pageable -> Device)");
+        let cutlass =
+            "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64>(cutlass_80::Params)";
+        assert_eq!(brief(cutlass), "cutlass_80_tensorop_s1688gemm_64x64");
+        assert_eq!(
+            brief("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float>"),
+            "CatArrayBatchedCopy"
+        );
+        assert_eq!(brief("(x"), "");
+    }
+}

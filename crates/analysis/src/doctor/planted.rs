@@ -1,0 +1,477 @@
+//! One fault of each kind planted in steps of a GPU that are sound otherwise. The doctor must find it and nothing else, and the
+//! gain that it promises must hold what the sound steps gain.
+//!
+//! The steps are made by a small model of a host that launches work into streams. It shares nothing with the replay.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::{Cause, Diagnosis, examine};
+use crate::hta::Options;
+use crate::timeline::{
+    Annotation, Collective, DeviceWork, Kernel, LaneInfo, Launch, Operator, TimeRange, Timeline,
+    TrackId,
+};
+
+const COMPUTE: i64 = 7;
+const NCCL: i64 = 20;
+const STEPS: u64 = 7;
+const GEMM: &str = "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x128_32x3_nn_align4>(X)";
+const ELEMENTWISE: &str =
+    "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor>(int)";
+const ALL_REDUCE: &str =
+    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)";
+const FUSED: &str = "void at::native::multi_tensor_apply_kernel<at::native::FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor>";
+
+/// A host and its device. Times are in microseconds.
+struct Machine {
+    now: f64,
+    /// How long the host prepares each launch.
+    pace: f64,
+    free: HashMap<i64, f64>,
+    correlation: u64,
+    timeline: Timeline,
+    open: Vec<(String, f64, bool)>,
+    /// When the collectives end on the slower rank.
+    others: VecDeque<f64>,
+}
+
+impl Machine {
+    fn new(rank: usize) -> Self {
+        let timeline = Timeline {
+            source: format!("rank_{rank}.json"),
+            rank: Some(rank),
+            devices: vec!["NVIDIA A100-SXM4-80GB".into()],
+            lanes: vec![LaneInfo { pid: "1".into(), tid: "1".into(), name: None }],
+            ..Timeline::default()
+        };
+        Self {
+            now: 0.0,
+            pace: 5.0,
+            free: HashMap::new(),
+            correlation: 0,
+            timeline,
+            open: Vec::new(),
+            others: VecDeque::new(),
+        }
+    }
+
+    fn range(from: f64, to: f64) -> TimeRange {
+        let ns = |us: f64| (us * 1e3).round() as i64;
+        TimeRange { start_ns: ns(from), dur_ns: ns(to) - ns(from) }
+    }
+
+    fn call(&mut self, name: &str, from: f64, correlation: Option<u64>) {
+        let name = self.timeline.names.intern(name);
+        let time = Self::range(from, self.now);
+        self.timeline.launches.push(Launch { name, time, lane: TrackId(0), correlation });
+    }
+
+    /// Launches work, and returns when it ends. It begins when its stream and `after` are done.
+    fn launch(&mut self, name: &str, stream: i64, us: f64, after: f64) -> f64 {
+        self.now += self.pace;
+        let from = self.now;
+        self.now += 3.0;
+        self.correlation += 1;
+        let free = self.free.entry(stream).or_insert(0.0);
+        let start = (*free + 1.0).max(from + 6.0).max(after + 1.0);
+        let end = start + us;
+        *free = end;
+        let correlation = Some(self.correlation);
+        let work = match name {
+            name if name.starts_with("Memcpy") => DeviceWork::Copy,
+            name if name.starts_with("Memset") => DeviceWork::Set,
+            _ => DeviceWork::Kernel,
+        };
+        let id = self.timeline.names.intern(name);
+        self.timeline.kernels.push(Kernel {
+            name: id,
+            work,
+            time: Self::range(start, end),
+            lane: TrackId(0),
+            stream,
+            correlation,
+            bytes: None,
+            bandwidth_gb_s: None,
+            collective: None,
+        });
+        let call = if work == DeviceWork::Kernel { "cudaLaunchKernel" } else { "cudaMemcpyAsync" };
+        self.call(call, from, correlation);
+        end
+    }
+
+    fn compute(&mut self, name: &str, us: f64) -> f64 {
+        self.launch(name, COMPUTE, us, 0.0)
+    }
+
+    /// A collective over everything computed so far.
+    fn collective(&mut self, name: &str, kernel: &str, us: f64) -> f64 {
+        let after = self.free.get(&COMPUTE).copied().unwrap_or(0.0);
+        let end = self.launch(kernel, NCCL, us, after);
+        let collectives = &mut self.timeline.collectives;
+        let at = collectives.len() as u32;
+        let (name, group, seq) = (name.into(), Some("0".into()), Some(u64::from(at)));
+        collectives.push(Collective { name, group, seq, ..Collective::default() });
+        let kernel = self.timeline.kernels.last_mut().unwrap();
+        kernel.collective = Some(at);
+        let end = self.others.pop_front().unwrap_or(end).max(end);
+        kernel.time = Self::range(kernel.time.start_ns as f64 / 1e3, end);
+        self.free.insert(NCCL, end);
+        end
+    }
+
+    /// The next work of the stream of computation waits for all communication.
+    fn join(&mut self) {
+        let done = self.free.get(&NCCL).copied().unwrap_or(0.0);
+        let free = self.free.entry(COMPUTE).or_insert(0.0);
+        *free = free.max(done);
+    }
+
+    /// The host waits for the stream of computation.
+    fn synchronize(&mut self, call: &str) {
+        let from = self.now + 1.0;
+        let done = self.free.get(&COMPUTE).copied().unwrap_or(0.0);
+        self.now = (from + 2.0).max(done + 3.0);
+        self.call(call, from, None);
+    }
+
+    fn host(&mut self, us: f64) {
+        self.now += us;
+    }
+
+    fn begin(&mut self, name: &str, is_operator: bool) {
+        self.now += 0.5;
+        self.open.push((name.to_owned(), self.now, is_operator));
+    }
+
+    fn end(&mut self) {
+        self.now += 0.5;
+        let (name, from, is_operator) = self.open.pop().unwrap();
+        let name = self.timeline.names.intern(&name);
+        let (time, lane) = (Self::range(from, self.now), TrackId(0));
+        match is_operator {
+            true => self.timeline.operators.push(Operator { name, time, lane, collective: None }),
+            false => {
+                self.timeline.annotations.push(Annotation { name, time, lane, is_device: false })
+            }
+        }
+    }
+
+    fn span(&mut self, name: &str, inside: impl FnOnce(&mut Self)) {
+        self.begin(name, false);
+        inside(self);
+        self.end();
+    }
+
+    fn operator(&mut self, name: &str, inside: impl FnOnce(&mut Self)) {
+        self.begin(name, true);
+        inside(self);
+        self.end();
+    }
+
+    fn gemms(&mut self, count: usize, us: f64) {
+        for _ in 0..count {
+            self.operator("aten::mm", |m| {
+                m.compute(GEMM, us);
+            });
+        }
+    }
+}
+
+/// What differs from a sound step.
+#[derive(Clone, Copy, PartialEq)]
+enum Fault {
+    None,
+    Planted(Cause),
+    /// What the step becomes by the change that is advised.
+    Cured(Cause),
+}
+
+const BACKWARD: &str = "autograd::engine::evaluate_function: MmBackward0";
+
+/// A backward pass of 16 products whose gradients travel in four buckets.
+fn backward(m: &mut Machine, fault: Fault) {
+    let is = |cause| fault == Fault::Planted(cause);
+    let cured = |cause| fault == Fault::Cured(cause);
+    for layer in 0..16 {
+        m.operator(BACKWARD, |m| {
+            m.gemms(2, 100.0);
+            if layer % 4 == 3 && !is(Cause::FirstBucket) && !is(Cause::Gathers) {
+                let us = match () {
+                    () if is(Cause::Exposed) => 1500.0,
+                    () if cured(Cause::Exposed) => 800.0,
+                    () if is(Cause::NoSync) => 300.0,
+                    () => 150.0,
+                };
+                if !is(Cause::SmallCollectives) || layer == 15 {
+                    m.collective("allreduce", ALL_REDUCE, us);
+                }
+            }
+            if is(Cause::SmallCollectives) {
+                for _ in 0..6 {
+                    m.collective("allreduce", ALL_REDUCE, 60.0);
+                }
+            }
+            if is(Cause::FirstBucket) && layer == 15 {
+                m.collective("allreduce", ALL_REDUCE, 1600.0);
+            }
+        });
+    }
+}
+
+/// Sound steps of rank 0, whose collectives end with those of a slower rank.
+fn steps_beside(ends: VecDeque<f64>) -> Timeline {
+    let mut machine = Machine::new(0);
+    machine.others = ends;
+    run(machine, Fault::None, 1.0)
+}
+
+fn steps(rank: usize, fault: Fault, slow: f64) -> Timeline {
+    run(Machine::new(rank), fault, slow)
+}
+
+fn run(mut m: Machine, fault: Fault, slow: f64) -> Timeline {
+    let is = |cause| fault == Fault::Planted(cause);
+    let cured = |cause| fault == Fault::Cured(cause);
+    for number in 0..STEPS {
+        m.begin(&format!("ProfilerStep#{number}"), false);
+        m.span("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", |m| {
+            m.host(if is(Cause::Loader) { 15_000.0 } else { 20.0 });
+        });
+        let copy = match is(Cause::Copies) {
+            true => ("Memcpy HtoD (Pageable -> Device)", 1500.0),
+            false if cured(Cause::Copies) => ("Memcpy HtoD (Pinned -> Device)", 800.0),
+            false => ("Memcpy HtoD (Pinned -> Device)", 50.0),
+        };
+        m.operator("aten::to", |m| {
+            m.operator("aten::copy_", |m| {
+                m.compute(copy.0, copy.1);
+                if is(Cause::Copies) {
+                    m.synchronize("cudaStreamSynchronize");
+                    m.host(300.0);
+                }
+            });
+        });
+        if is(Cause::HostBound) {
+            m.pace = 150.0;
+        }
+        for layer in 0..16 {
+            if is(Cause::Gathers) {
+                let done =
+                    m.collective("_allgather_base", "ncclDevKernel_AllGather_RING_LL", 150.0);
+                let free = m.free.entry(COMPUTE).or_insert(0.0);
+                *free = free.max(done);
+            }
+            if is(Cause::Layout) {
+                m.compute(
+                    "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>",
+                    60.0,
+                );
+            }
+            match is(Cause::TensorCores) {
+                true => m.operator("aten::mm", |m| {
+                    m.compute("ampere_sgemm_128x64_nn", 200.0 * slow);
+                }),
+                false => m.gemms(1, 200.0 * slow),
+            }
+            if is(Cause::Elementwise) || cured(Cause::Elementwise) {
+                for _ in 0..if is(Cause::Elementwise) { 5 } else { 1 } {
+                    m.compute(ELEMENTWISE, 60.0);
+                }
+            }
+            if is(Cause::Synchronizations) && layer % 4 == 0 {
+                m.operator("aten::item", |m| {
+                    m.operator("aten::_local_scalar_dense", |m| {
+                        m.compute("Memcpy DtoH (Device -> Pageable)", 2.0);
+                        m.synchronize("cudaStreamSynchronize");
+                    });
+                });
+                m.host(400.0);
+            }
+            if is(Cause::Allocation) && layer % 4 == 0 {
+                let from = m.now;
+                m.host(300.0);
+                m.call("cudaMalloc", from, None);
+                m.synchronize("cudaFree");
+                m.host(100.0);
+            }
+        }
+        backward(&mut m, fault);
+        for _ in 0..if is(Cause::NoSync) { 3 } else { 0 } {
+            // DDP joins its streams at the end of each pass.
+            m.join();
+            m.gemms(2, 100.0);
+            backward(&mut m, fault);
+        }
+        if is(Cause::Gathers) {
+            m.collective(
+                "_reduce_scatter_base",
+                "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL",
+                50.0,
+            );
+        }
+        m.span("Optimizer.step#AdamW.step", |m| {
+            m.join();
+            match is(Cause::Optimizer) {
+                true => (0..200).for_each(|_| {
+                    m.compute(ELEMENTWISE, 12.0);
+                }),
+                false => {
+                    m.compute(FUSED, if cured(Cause::Optimizer) { 900.0 } else { 100.0 });
+                }
+            }
+        });
+        m.span("Optimizer.zero_grad#AdamW.zero_grad", |m| {
+            if is(Cause::Zeroing) {
+                (0..60).for_each(|_| {
+                    m.compute("Memset (Device)", 12.0);
+                });
+            }
+        });
+        m.end();
+    }
+    m.timeline
+}
+
+/// With the default options, and without a link.
+fn diagnose(timelines: &[Timeline]) -> Diagnosis {
+    examine(timelines, &Options::default(), None).unwrap().diagnosis
+}
+
+fn found(diagnosis: &Diagnosis) -> Vec<Cause> {
+    diagnosis.advice.iter().map(|of| of.cause).collect()
+}
+
+#[test]
+fn sound_steps_get_no_advice() {
+    let diagnosis = diagnose(&[steps(0, Fault::None, 1.0)]);
+    let said: Vec<String> = diagnosis.advice.iter().map(|of| of.words()).collect();
+    assert_eq!(said, [""; 0]);
+    assert_eq!(diagnosis.steps, STEPS as usize - 1);
+}
+
+#[test]
+fn a_planted_fault_is_found_and_nothing_else() {
+    let step_ms = |fault| {
+        let diagnosis = diagnose(&[steps(0, fault, 1.0)]);
+        diagnosis.step_ms.unwrap()
+    };
+    let mut wrong = Vec::new();
+    for cause in [
+        Cause::Loader,
+        Cause::Allocation,
+        Cause::Synchronizations,
+        Cause::Copies,
+        Cause::Zeroing,
+        Cause::Optimizer,
+        Cause::Layout,
+        Cause::TensorCores,
+        Cause::Elementwise,
+        Cause::NoSync,
+        Cause::Gathers,
+        Cause::SmallCollectives,
+        Cause::FirstBucket,
+        Cause::Exposed,
+        Cause::HostBound,
+    ] {
+        let timeline = steps(0, Fault::Planted(cause), 1.0);
+        let diagnosis = diagnose(std::slice::from_ref(&timeline));
+        let said: Vec<String> = diagnosis.advice.iter().map(|of| of.words()).collect();
+        if found(&diagnosis) != [cause] {
+            wrong.push(format!("{cause:?}: {said:#?}"));
+            continue;
+        }
+        let advice = &diagnosis.advice[0];
+        assert!(advice.gain.low_ms <= advice.gain.high_ms && !advice.change.is_empty());
+        assert!(
+            !advice.evidence.names.is_empty() && !advice.evidence.around.is_empty(),
+            "{cause:?}"
+        );
+        // What the machine itself gains. A sound step with fewer passes, or gathers that are ahead, would be another job.
+        let gained = diagnosis.step_ms.unwrap() - step_ms(Fault::Cured(cause));
+        let is_same_job = !matches!(cause, Cause::NoSync | Cause::TensorCores | Cause::Gathers);
+        if is_same_job {
+            let (low, high) = (advice.gain.low_ms, advice.gain.high_ms);
+            if !(0.9 * low <= gained && gained <= 1.1 * high) {
+                wrong.push(format!(
+                    "{cause:?} gains {gained:.2}, and was promised {low:.2} to {high:.2}"
+                ));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_replay_of_the_recording_is_the_recording() {
+    for fault in
+        [Fault::None, Fault::Planted(Cause::Synchronizations), Fault::Planted(Cause::Exposed)]
+    {
+        let timeline = steps(0, fault, 1.0);
+        let recorded = super::Recorded::of(&timeline, 0, &Options::default()).unwrap();
+        let sum: f64 = recorded.lengths_ms(&recorded.as_recorded()).iter().sum();
+        let (first, last) = (recorded.steps[0], recorded.steps[recorded.steps.len() - 1]);
+        let ends = recorded.works.iter().map(|work| work.time.end_ns()).chain([last.end_ns()]);
+        let whole = (ends.max().unwrap() - first.start_ns) as f64 / 1e6;
+        assert!((sum - whole).abs() < 1e-6, "{sum} {whole}");
+    }
+}
+
+/// Two ranks of which the second is slower, and all-reduces that wait for it.
+#[test]
+fn a_straggler_is_told_from_communication() {
+    for (slow, by) in [(1.4, "by computation"), (1.0, "by data")] {
+        let fault = if slow > 1.0 { Fault::None } else { Fault::Planted(Cause::Loader) };
+        let late = steps(1, fault, slow);
+        let ends = late.kernels.iter().filter(|of| of.collective.is_some());
+        let ends = ends.map(|of| of.time.end_ns() as f64 / 1e3).collect();
+        let timelines = [steps_beside(ends), late];
+        let diagnosis = diagnose(&timelines);
+        let said: Vec<String> = diagnosis.advice.iter().map(|of| of.words()).collect();
+        assert_eq!(found(&diagnosis), [Cause::Straggler], "{said:#?}");
+        let straggler = &diagnosis.advice[0];
+        assert_eq!(straggler.evidence.rank, 1);
+        assert!(straggler.title.ends_with(by), "{}", straggler.title);
+        let [first, second] = [1.0, slow].map(|slow| {
+            diagnose(&[steps(0, if slow > 1.0 { Fault::None } else { fault }, slow)])
+                .step_ms
+                .unwrap()
+        });
+        let sound = diagnose(&[steps(0, Fault::None, 1.0)]).step_ms.unwrap();
+        let gained = first.max(second) - sound;
+        let (low, high) = (straggler.gain.low_ms, straggler.gain.high_ms);
+        assert!(low <= gained && gained <= 1.1 * high, "{gained} of {low} to {high}");
+    }
+}
+
+#[test]
+fn unequal_stages_of_a_pipeline_are_found() {
+    let stage = |rank: usize, slow: f64| {
+        let mut m = Machine::new(rank);
+        for number in 0..STEPS {
+            m.begin(&format!("ProfilerStep#{number}"), false);
+            for _ in 0..8 {
+                m.gemms(4, 200.0 * slow);
+                m.collective(
+                    "send",
+                    "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)",
+                    20.0,
+                );
+            }
+            m.end();
+        }
+        m.timeline
+    };
+    let timelines = [stage(0, 1.0), stage(1, 1.6)];
+    let diagnosis = diagnose(&timelines);
+    let said: Vec<String> = diagnosis.advice.iter().map(|of| of.words()).collect();
+    assert_eq!(found(&diagnosis), [Cause::Pipeline], "{said:#?}");
+}
+
+#[test]
+fn a_trace_without_steps_gets_no_advice_but_a_word() {
+    let mut timeline = steps(0, Fault::Planted(Cause::HostBound), 1.0);
+    timeline.annotations.clear();
+    let diagnosis = diagnose(&[timeline]);
+    assert!(diagnosis.advice.is_empty());
+    assert!(diagnosis.unseen[0].contains("prof.step()"), "{:?}", diagnosis.unseen);
+}

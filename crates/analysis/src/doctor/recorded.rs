@@ -1,0 +1,226 @@
+//! What a rank's trace shows of its steps, in the form in which they are replayed: the calls of the host and the work of the
+//! device, each with what it had to wait for.
+//!
+//! Input: a timeline. Output: a [`Recorded`]. A trace does not say why something began when it began. It is inferred, by the
+//! rules below, and the rest of the delay is kept as it was:
+//!
+//! - A call follows the call, on any thread that launches work, that ended last before it. The time between is the host's.
+//! - Work follows the work before it on its stream, and its launch. If it begins later than these explain, and work of another
+//!   stream ended shortly before, it follows that too.
+//! - A collective follows the computation that was launched before it, as c10d makes it do. The first kernel of an optimizer
+//!   step follows all collectives before it.
+//! - A call that waits returns after the work that ended last before it returned. So does a slow launch into a long queue.
+//!
+//! A trace without kernels, as PyTorch writes it on a CPU, has operators in the place of calls, and transfers of the backend's
+//! threads in the place of work.
+
+use super::names::Class;
+use crate::hta::{CollectiveKind, Options, backend_of, collective_kind};
+use crate::steps;
+use crate::timeline::{DeviceWork, NameId, TimeRange, Timeline, TrackId};
+
+/// What a call of the host is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CallKind {
+    /// It launched work.
+    Launch,
+    /// It waited for work.
+    Wait,
+    /// It took memory from the driver, or gave it back.
+    Allocate,
+    /// An operator of a trace without kernels.
+    Operator,
+    /// The begin of a step, or the end of the last one.
+    Mark,
+}
+
+/// A call of the host.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call {
+    pub(super) name: NameId,
+    pub(super) kind: CallKind,
+    pub(super) time: TimeRange,
+    pub(super) lane: TrackId,
+    /// The call that it follows.
+    pub(super) before: Option<u32>,
+    /// The work that had to end before the call returned.
+    pub(super) waits_for: Option<u32>,
+    /// The work that had to end before the call began.
+    pub(super) after: Option<u32>,
+    /// The innermost operator or span around it, in [`Recorded::frames`].
+    pub(super) frame: Option<u32>,
+}
+
+/// A piece of work of the device, or a transfer by a thread of the backend.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    pub(super) name: NameId,
+    pub(super) class: Class,
+    pub(super) time: TimeRange,
+    pub(super) stream: i64,
+    pub(super) bytes: Option<u64>,
+    pub(super) collective: Option<u32>,
+    /// The call that launched it, and by how much it began later at least.
+    pub(super) call: Option<u32>,
+    pub(super) launch_ns: i64,
+    /// The work before it on its stream, and the gap between.
+    pub(super) before: Option<u32>,
+    pub(super) gap_ns: i64,
+    /// Work of other streams that had to end before it, and by how much it began later at least.
+    pub(super) after: [Option<(u32, i64)>; 2],
+    /// The index of its step; `None` before the first one.
+    pub(super) step: Option<usize>,
+}
+
+/// An operator or a span on a thread of the host.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame {
+    pub(super) name: NameId,
+    pub(super) time: TimeRange,
+    pub(super) parent: Option<u32>,
+}
+
+/// When something happens in a replay, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Event {
+    Return(u32),
+    Begin(u32),
+    Work(u32),
+}
+
+/// The steps of a rank.
+pub(super) struct Recorded<'a> {
+    pub(super) timeline: &'a Timeline,
+    pub(super) rank: usize,
+    /// Whether the trace has kernels.
+    pub(super) on_device: bool,
+    pub(super) steps: Vec<TimeRange>,
+    pub(super) calls: Vec<Call>,
+    pub(super) works: Vec<Work>,
+    /// The first work that each call launched.
+    pub(super) launched: Vec<Option<u32>>,
+    pub(super) frames: Vec<Frame>,
+    /// The calls that mark the begin of each step, and the end of the last one.
+    pub(super) marks: Vec<u32>,
+    pub(super) order: Vec<Event>,
+}
+
+impl<'a> Recorded<'a> {
+    /// Reads a timeline. `None` if the trace has no work whose launch is known.
+    pub(super) fn of(timeline: &'a Timeline, rank: usize, options: &Options) -> Option<Self> {
+        let on_device = timeline.kernels.iter().any(|of| of.work != DeviceWork::Sync);
+        let mut steps: Vec<TimeRange> = steps::of(timeline).iter().map(|step| step.time).collect();
+        if steps.len() > 1 && !options.include_last_step {
+            steps.pop();
+        }
+        if steps.is_empty() {
+            let (start_ns, end_ns) = timeline.extent()?;
+            steps = vec![TimeRange { start_ns, dur_ns: end_ns.saturating_sub(start_ns) }];
+        }
+        let mut this = Self {
+            timeline,
+            rank,
+            on_device,
+            steps,
+            calls: Vec::new(),
+            works: Vec::new(),
+            launched: Vec::new(),
+            frames: Vec::new(),
+            marks: Vec::new(),
+            order: Vec::new(),
+        };
+        match on_device {
+            true => this.add_launches(),
+            false => this.add_operators(),
+        }
+        let is_known = this.works.iter().any(|work| work.call.is_some()) || !on_device;
+        if this.calls.len() <= this.marks.len() || !is_known {
+            return None;
+        }
+        this.connect_calls();
+        this.connect_works();
+        this.launched = vec![None; this.calls.len()];
+        for (work, at) in this.works.iter().zip(0u32..) {
+            if let Some(call) = work.call {
+                this.launched[call as usize].get_or_insert(at);
+            }
+        }
+        this.put_in_order();
+        Some(this)
+    }
+
+    pub(super) fn text(&self, name: NameId) -> &'a str {
+        self.timeline.names.text(name)
+    }
+
+    /// The part of the trace that is replayed.
+    pub(super) fn window(&self) -> (i64, i64) {
+        let last = self.steps.last().map_or(0, TimeRange::end_ns);
+        (self.steps.first().map_or(0, |step| step.start_ns), last)
+    }
+
+    pub(super) fn holds(&self, at_ns: i64) -> bool {
+        let (begin_ns, end_ns) = self.window();
+        (begin_ns..end_ns).contains(&at_ns)
+    }
+
+    /// The step in which a moment lies.
+    pub(super) fn step_at(&self, at_ns: i64) -> Option<usize> {
+        self.steps.partition_point(|step| step.start_ns <= at_ns).checked_sub(1)
+    }
+
+    /// The operators and spans around a call, the innermost first.
+    pub(super) fn around(&self, call: &Call) -> impl Iterator<Item = &Frame> {
+        let frame = |of: Option<u32>| of.map(|of| &self.frames[of as usize]);
+        std::iter::successors(frame(call.frame), move |of| frame(of.parent))
+    }
+
+    /// Whether a span or operator with this begin of its name is around a call.
+    pub(super) fn is_within(&self, call: &Call, begin: &str) -> bool {
+        self.around(call).any(|frame| self.text(frame.name).starts_with(begin))
+    }
+
+    /// Whether work was launched within such a span or operator.
+    pub(super) fn is_launched_within(&self, work: &Work, begin: &str) -> bool {
+        work.call.is_some_and(|call| self.is_within(&self.calls[call as usize], begin))
+    }
+
+    /// Which collective a piece of communication is: by its arguments, by what launched it, or by its name. A kernel of NCCL
+    /// that sends and receives may be an all-to-all.
+    pub(super) fn collective(&self, work: &Work) -> CollectiveKind {
+        let told = work.collective.map(|of| &self.timeline.collectives[of as usize]);
+        let told = told.and_then(|of| collective_kind(&of.name));
+        let launched = || {
+            let call = &self.calls[work.call? as usize];
+            let names = self.around(call).map(|frame| self.text(frame.name));
+            let mut names =
+                names.filter(|name| backend_of(name).is_some() || name.starts_with("c10d::"));
+            names.find_map(collective_kind)
+        };
+        told.or_else(launched)
+            .or_else(|| collective_kind(self.text(work.name)))
+            .unwrap_or(CollectiveKind::Unknown)
+    }
+
+    /// The number of steps, for means.
+    pub(super) fn per_step(&self, sum: f64) -> f64 {
+        sum / self.steps.len() as f64
+    }
+
+    fn put_in_order(&mut self) {
+        let mut order: Vec<(i64, Event)> = Vec::new();
+        for (call, at) in self.calls.iter().zip(0u32..) {
+            order.push((call.time.start_ns, Event::Begin(at)));
+            if call.waits_for.is_some() {
+                order.push((call.time.end_ns(), Event::Return(at)));
+            }
+        }
+        for (work, at) in self.works.iter().zip(0u32..) {
+            let call_ns =
+                work.call.map_or(i64::MIN, |call| self.calls[call as usize].time.start_ns);
+            order.push((work.time.start_ns.max(call_ns), Event::Work(at)));
+        }
+        order.sort_unstable();
+        self.order = order.into_iter().map(|(_, event)| event).collect();
+    }
+}

@@ -1,0 +1,139 @@
+//! A rank's steps replayed with something changed.
+//!
+//! A [`Plan`] says how long each call and each piece of work takes, and what is gone. The replay begins everything as soon as
+//! what it follows has happened ([`Recorded`]), and returns how long each step takes then. With the plan of the recording
+//! itself, it returns the times of the recording.
+
+use super::recorded::{CallKind, Event, Recorded};
+
+/// What is replayed. Indices are those of [`Recorded::calls`] and [`Recorded::works`].
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Plan {
+    /// How long each piece of work takes.
+    pub(super) work_ns: Vec<i64>,
+    /// Work that is not done.
+    pub(super) is_gone: Vec<bool>,
+    /// Work that waits only for its stream and for the begin of its step.
+    pub(super) is_ahead: Vec<bool>,
+    /// The host's time before each call.
+    pub(super) lag_ns: Vec<i64>,
+    /// How long each call takes, without the wait for work.
+    pub(super) call_ns: Vec<i64>,
+    /// Whether the call waits for work.
+    pub(super) blocks: Vec<bool>,
+}
+
+impl Plan {
+    /// Takes a call away, and all but `lag_ns` of the host's time before it.
+    pub(super) fn remove_call(&mut self, call: u32, lag_ns: i64) {
+        let at = call as usize;
+        (self.lag_ns[at], self.call_ns[at], self.blocks[at]) = (lag_ns, 0, false);
+    }
+}
+
+impl Recorded<'_> {
+    /// The plan of the recording.
+    pub(super) fn as_recorded(&self) -> Plan {
+        let end_ns = |call: u32| self.calls[call as usize].time.end_ns();
+        let works = self.works.len();
+        let lag = |call: &super::recorded::Call| {
+            let follows = match call.after {
+                Some(work) => Some(self.works[work as usize].time.end_ns()),
+                None => call.before.map(end_ns),
+            };
+            follows.map_or(0, |end_ns| call.time.start_ns - end_ns)
+        };
+        let call = |call: &super::recorded::Call| match call.waits_for {
+            // The time from the end of the work to the return.
+            Some(work) => {
+                let tail = call.time.end_ns() - self.works[work as usize].time.end_ns();
+                tail.min(call.time.dur_ns)
+            }
+            None => call.time.dur_ns,
+        };
+        Plan {
+            work_ns: self.works.iter().map(|work| work.time.dur_ns).collect(),
+            is_gone: vec![false; works],
+            is_ahead: vec![false; works],
+            lag_ns: self.calls.iter().map(lag).collect(),
+            call_ns: self.calls.iter().map(call).collect(),
+            blocks: self.calls.iter().map(|call| call.waits_for.is_some()).collect(),
+        }
+    }
+
+    /// How long each step takes with this plan, in milliseconds. A step ends when the next one has begun and all its work has
+    /// ended.
+    pub(super) fn lengths_ms(&self, plan: &Plan) -> Vec<f64> {
+        let mut begins: Vec<i64> = self.calls.iter().map(|call| call.time.start_ns).collect();
+        let mut returns: Vec<i64> = self.calls.iter().map(|call| call.time.end_ns()).collect();
+        let mut ends: Vec<i64> = self.works.iter().map(|work| work.time.end_ns()).collect();
+        for event in &self.order {
+            match *event {
+                Event::Begin(at) => {
+                    let at = at as usize;
+                    let call = &self.calls[at];
+                    let returned = call.before.map(|of| returns[of as usize]);
+                    begins[at] = match (call.after.map(|of| ends[of as usize]), returned) {
+                        (Some(work), before) => before.unwrap_or(work).max(work) + plan.lag_ns[at],
+                        (None, Some(before)) => before + plan.lag_ns[at],
+                        (None, None) => call.time.start_ns,
+                    };
+                    returns[at] = begins[at] + plan.call_ns[at].max(0);
+                }
+                Event::Return(at) => {
+                    let at = at as usize;
+                    if let (Some(work), true) = (self.calls[at].waits_for, plan.blocks[at]) {
+                        returns[at] = returns[at].max(ends[work as usize] + plan.call_ns[at]);
+                    }
+                }
+                Event::Work(at) => {
+                    ends[at as usize] = self.end_of(at as usize, plan, &begins, &ends);
+                }
+            }
+        }
+        let mut finish: Vec<i64> = self.marks.iter().map(|mark| begins[*mark as usize]).collect();
+        for (work, end_ns) in self.works.iter().zip(&ends) {
+            let of_step = work.step.map_or(0, |step| step + 1).min(finish.len() - 1);
+            finish[of_step] = finish[of_step].max(*end_ns);
+        }
+        for at in 1..finish.len() {
+            finish[at] = finish[at].max(finish[at - 1]);
+        }
+        finish.windows(2).map(|ends| (ends[1] - ends[0]) as f64 / 1e6).collect()
+    }
+
+    /// When a piece of work ends.
+    fn end_of(&self, at: usize, plan: &Plan, begins: &[i64], ends: &[i64]) -> i64 {
+        let work = &self.works[at];
+        let stream = work.before.map(|of| ends[of as usize]);
+        if plan.is_gone[at] {
+            return stream
+                .unwrap_or_else(|| work.call.map_or(work.time.start_ns, |of| begins[of as usize]));
+        }
+        let stream = stream.map(|end_ns| end_ns + work.gap_ns);
+        let start_ns = if plan.is_ahead[at] {
+            let begin =
+                work.step.and_then(|step| self.marks.get(step)).map(|of| begins[*of as usize]);
+            stream.max(begin)
+        } else {
+            let launch = work.call.map(|of| begins[of as usize] + work.launch_ns);
+            let after = work.after.map(|of| of.map(|(other, ns)| ends[other as usize] + ns));
+            stream.max(launch).max(after[0]).max(after[1])
+        };
+        start_ns.unwrap_or(work.time.start_ns) + plan.work_ns[at]
+    }
+
+    /// What a step gains by a plan in the place of another, in milliseconds: one number per step.
+    pub(super) fn gains_ms(&self, now: &Plan, changed: &Plan) -> Vec<f64> {
+        let (now, changed) = (self.lengths_ms(now), self.lengths_ms(changed));
+        now.iter().zip(&changed).map(|(now, changed)| now - changed).collect()
+    }
+
+    /// The calls of a kind.
+    pub(super) fn calls_of(
+        &self,
+        kind: CallKind,
+    ) -> impl Iterator<Item = (usize, &super::recorded::Call)> {
+        self.calls.iter().enumerate().filter(move |(_, call)| call.kind == kind)
+    }
+}

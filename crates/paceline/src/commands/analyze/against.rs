@@ -1,0 +1,87 @@
+//! `paceline analyze A --against B`: the same job before and after a change.
+//!
+//! Input: the traces of both. Output: what got faster, by cause and by operator, and whether the gain that was promised before
+//! came. Both are examined as `analyze` does, and names are compared as `analyze diff` does.
+
+use std::path::{Path, PathBuf};
+
+use paceline_analysis::doctor;
+use paceline_analysis::hta::{self, Options, StepChoice};
+use paceline_analysis::read::{self, Select};
+use paceline_analysis::report::panels::{self, About};
+use paceline_analysis::report::{Note, Weight};
+use paceline_analysis::timeline::Timeline;
+use paceline_failure::outputs::{check_folder, write_report};
+use paceline_failure::{Failure, Result};
+use paceline_files::Printable;
+use paceline_host::disk::Disk;
+use paceline_host::text::say;
+
+use super::args::AnalyzeArgs;
+use super::diff::console;
+use super::output::{free, run_name};
+use super::{left_out, read_all};
+
+/// The name of the report's files.
+const NAME: &str = "against";
+
+/// Compares the traces at `places` with those of `after`.
+pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> Result<u8> {
+    let first = places.first().map_or(Path::new(""), PathBuf::as_path);
+    let (what, output) = match &args.output {
+        Some(output) => ("--output", output.clone()),
+        None => {
+            let name = format!("{}-{}", run_name(first), run_name(after));
+            ("the folder of reports", Path::new("reports").join(NAME).join(name))
+        }
+    };
+    check_folder(what, &output, "pass --output with a folder that you can write to")?;
+    let mut notes = Vec::new();
+    let options = Options { include_last_step: args.include_last_step, ..Options::default() };
+    let [before, then] = [places.to_vec(), vec![after.to_owned()]];
+    let (before, then) = (timelines(&before, &mut notes)?, timelines(&then, &mut notes)?);
+    let examined = |of: &[Timeline], place: &Path| {
+        doctor::examine(of, &options, None).ok_or_else(|| {
+            Failure::Usage(format!(
+                "--against compares traces of PyTorch, and {} has traces of paceline; pass both to `paceline analyze diff` \
+                 or `paceline compare`",
+                place.printable()
+            ))
+        })
+    };
+    let [was, is] = [examined(&before, first)?, examined(&then, after)?];
+    let diff = hta::diff(&before, &then, &StepChoice::All, &options)?;
+    let about = About {
+        title: "Before and after a change".into(),
+        subtitle: format!("before: {}, after: {}", first.printable(), after.printable()),
+        notes,
+    };
+    let all: Vec<Timeline> = before.into_iter().chain(then).collect();
+    let mut report = panels::of_diff(&diff, &all, about);
+    match doctor::against::against(&was.diagnosis, &is.diagnosis) {
+        Some(against) => panels::add_against(&mut report, &against),
+        None => {
+            let unseen = was.diagnosis.unseen.first().or(is.diagnosis.unseen.first());
+            let text = format!(
+                "Steps cannot be compared by cause. {}",
+                unseen.map_or("They cannot be replayed.", String::as_str)
+            );
+            report.notes.insert(0, Note { weight: Weight::Warning, text });
+        }
+    }
+    let output = match args.output {
+        Some(_) => output,
+        None => free(output, NAME, |other| other["subtitle"] == report.subtitle.as_str()),
+    };
+    write_report(&Disk::default(), &output, NAME, &report)?;
+    say(&console(&report));
+    say(&format!("Report: {0}/{NAME}.html, and .csv, .json, .md beside it", output.printable()));
+    Ok(0)
+}
+
+/// The traces of all ranks, of the latest time that the run was profiled.
+fn timelines(places: &[PathBuf], notes: &mut Vec<Note>) -> Result<Vec<Timeline>> {
+    let windows = read::find(places, Select::Latest)?;
+    notes.extend(windows.iter().filter_map(left_out));
+    read_all(windows.first().map_or(&[][..], |window| &window.files))
+}
