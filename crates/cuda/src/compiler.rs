@@ -8,7 +8,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs::{self, DirBuilder};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
@@ -222,13 +222,13 @@ fn cache_folder() -> Option<PathBuf> {
 /// The most that a file of the cache may have.
 const MOST_BYTES: u64 = 64 << 20;
 
-fn kept(path: &PathBuf) -> Option<Vec<u8>> {
+fn kept(path: &Path) -> Option<Vec<u8>> {
     let bytes = paceline_files::read(path, MOST_BYTES).ok()?;
     let (digest, code) = bytes.split_at_checked(32)?;
     (Sha256::digest(code).as_slice() == digest).then(|| code.to_vec())
 }
 
-fn keep(folder: &std::path::Path, name: &str, code: &[u8]) -> std::io::Result<()> {
+fn keep(folder: &Path, name: &str, code: &[u8]) -> std::io::Result<()> {
     let part = folder.join(format!("{name}.{}", std::process::id()));
     let mut file = paceline_files::create(&part)?;
     let written = file.write_all(&Sha256::digest(code)).and_then(|()| file.write_all(code));
