@@ -9,5 +9,6 @@ pub mod fetch;
 pub mod generate;
 pub mod schedule;
 pub mod show;
+pub mod tokenizer;
 pub mod trace;
 pub mod train;
