@@ -148,7 +148,7 @@ fn bad_and_empty_rows_are_left_out_and_counted() {
         let path = write(&folder, name, contents);
         let mut warnings = Vec::new();
         let mut warn = |text| warnings.push(text);
-        let rows = TextRows::read_table(&[path.clone()], 2, &table, &mut warn).unwrap();
+        let rows = TextRows::read_table(std::slice::from_ref(&path), 2, &table, &mut warn).unwrap();
         assert_eq!((rows.texts, rows.labels), (vec!["good".into(), "bad".into()], vec![1, 0]));
         let [warning] = &warnings[..] else { panic!("{warnings:?}") };
         let expected =

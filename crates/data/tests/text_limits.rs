@@ -5,7 +5,7 @@ mod common;
 use std::fmt::Write;
 use std::fs;
 
-use paceline_data::text::{Report, TextRows, TextSettings, TextSource};
+use paceline_data::text::{Report, TextRows, TextSettings};
 use paceline_data::{OwnedSample, Split};
 use parquet::basic::{Compression, Encoding};
 use parquet::file::properties::{WriterProperties, WriterVersion};

@@ -202,3 +202,61 @@ impl Optimizer {
         &self.config
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use paceline_memory::DType;
+
+    use super::*;
+    use crate::{Init, LayoutBuilder, ParamId};
+
+    #[test]
+    fn a_range_is_divided_at_parameters_without_decay() {
+        let undecayed = [2..4, 4..5, 8..12];
+        let all = [(0..2, true), (2..4, false), (4..5, false), (5..8, true), (8..10, false)];
+        assert_eq!(pieces(&(0..10), &undecayed), all);
+        assert_eq!(pieces(&(3..4), &undecayed), [(3..4, false)]);
+        assert_eq!(pieces(&(5..8), &undecayed), [(5..8, true)]);
+        assert_eq!(pieces(&(6..6), &undecayed), []);
+        assert_eq!(pieces(&(1..9), &[]), [(1..9, true)]);
+    }
+
+    #[test]
+    fn only_matrices_decay_whatever_ranges_a_rank_has() {
+        let mut layout = LayoutBuilder::new();
+        layout.unit("unit");
+        let init = Init::Normal { std: 1.0 };
+        let params = [
+            layout.param("norm", [3], init),
+            layout.param("weight", [5, 4], init),
+            layout.param("bias", [5], init),
+        ];
+        let layout = Arc::new(layout.finish(1));
+        let compute = Compute::new(1, Allocator::new()).unwrap();
+        let adamw = AdamW { lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.5 };
+        let sgd = Sgd { lr: 0.1, momentum: 0.5, weight_decay: 0.5 };
+        for config in [OptimizerConfig::AdamW(adamw), OptimizerConfig::Sgd(sgd)] {
+            let whole = 0..layout.len();
+            for ranges in [vec![whole.clone()], vec![0..1, 1..18, 18..whole.end]] {
+                let storage =
+                    Storage::host(layout.clone(), DType::F32, &compute.allocator).unwrap();
+                storage.initialize(1).unwrap();
+                storage.grads().tensor().fill_zero().unwrap();
+                let value =
+                    |id: ParamId| storage.value(id).unwrap().read::<f32>().unwrap().to_vec();
+                let before = params.map(value);
+                let optimizer = Optimizer::of_ranges(config, &storage, ranges, &compute.allocator);
+                let mut optimizer = optimizer.unwrap().decaying_matrices_only(&layout);
+                optimizer.step(&compute, &storage).unwrap();
+                let [norm, weight, bias] = params.map(value);
+                assert_eq!((&norm, &bias), (&before[0], &before[2]), "without a gradient");
+                for (now, before) in weight.iter().zip(&before[1]) {
+                    // One step multiplies by 1 - 0.1 * 0.5, rounded once or twice.
+                    assert!((now - 0.95 * before).abs() <= 1e-6 * before.abs(), "{now} {before}");
+                }
+            }
+        }
+    }
+}

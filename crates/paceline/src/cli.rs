@@ -23,6 +23,7 @@ use crate::commands::generate::args::GenerateArgs;
 use crate::commands::new::NewArgs;
 use crate::commands::schedule::ScheduleArgs;
 use crate::commands::show::ShowArgs;
+use crate::commands::tokenizer::args::TokenizerCommand;
 use crate::commands::trace::args::TraceCommand;
 
 const EXAMPLES: &str = "\
@@ -61,6 +62,9 @@ pub enum Command {
     Evaluate(Box<EvaluateArgs>),
     /// Go on from a text with a language model, to see what it has learned
     Generate(GenerateArgs),
+    /// Make a tokenizer from texts
+    #[command(subcommand)]
+    Tokenizer(TokenizerCommand),
     /// Fetch a model or a data set by its name, so that training finds it
     #[command(subcommand)]
     Fetch(FetchCommand),

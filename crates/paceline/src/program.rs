@@ -27,7 +27,7 @@ use signal_hook::consts::SIGXFSZ;
 use crate::cli::{Cli, Command};
 use crate::commands::bench::BenchCommand;
 use crate::commands::{
-    self, analyze, check, compare, completions, fetch, generate, new, schedule, show, trace,
+    self, analyze, check, compare, completions, fetch, generate, new, schedule, show, tokenizer, trace,
 };
 use crate::mistakes;
 
@@ -111,6 +111,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Train(args) => commands::train::train(&args, place()?),
         Command::Evaluate(args) => evaluate::evaluate(&args, place()?),
         Command::Generate(args) => generate::generate(&args, carried_tokenizer),
+        Command::Tokenizer(command) => tokenizer::tokenizer(&command),
         Command::Fetch(command) => fetch::fetch(&command),
         Command::Checkpoint(command) => {
             paceline_checkpoint::command::checkpoint(&command, carried_tokenizer)

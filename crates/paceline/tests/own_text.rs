@@ -158,3 +158,142 @@ fn a_folder_without_a_language_model_is_refused() {
     fs::write(&index, &text[..text.len() / 2]).unwrap();
     generate("moved", &[], &["--model moved: "]);
 }
+
+#[test]
+fn texts_show_what_a_model_learns_whatever_holds_its_parameters() {
+    let sandbox = Sandbox::new();
+    texts(&sandbox);
+    let train = |flags: &str| {
+        let flags = format!(
+            "{TINY_LM} --data-dir texts --steps 4 --sample-every 2 --global-batch-size 4 {flags}"
+        );
+        sandbox.train(&flags.replace("--epochs 1 ", "").replace("--nproc 1 ", "")).ok()
+    };
+    let samples = |run: &Run| -> Vec<String> {
+        let lines = run.stdout.lines().filter(|line| line.contains(", a text: "));
+        lines.map(str::to_owned).collect()
+    };
+    let whole = train("--nproc 2 --evaluate=false");
+    let [first, second] = &samples(&whole)[..] else { panic!("{}", whole.stdout) };
+    assert!(first.starts_with("Step 2, a text: ") && second.starts_with("Step 4, a text: "));
+    // The ranks end with the same weights, so the texts are the same.
+    for strategy in ["zero1", "sharded1", "sharded3"] {
+        let run = train(&format!("--nproc 2 --strategy {strategy} --evaluate=false"));
+        assert_eq!(samples(&run), [first.clone(), second.clone()], "{strategy}");
+        assert_eq!(run.weights(), whole.weights(), "{strategy}");
+    }
+    let without = sandbox.train(&format!(
+        "{} --data-dir texts --steps 4 --global-batch-size 4 --nproc 2",
+        TINY_LM.replace("--epochs 1", "").replace("--nproc 1 ", "")
+    ));
+    assert_eq!(without.ok().weights(), whole.weights(), "a text changes nothing");
+    for (flags, expected) in [
+        (
+            format!("{TINY_LM} --data-dir texts --sample-every 0"),
+            "--sample-every 0: pass the number of",
+        ),
+        ("--sample-every 2".to_owned(), "--sample-every: --model cnn predicts no tokens"),
+        ("--model llama --sample-every 2".to_owned(), "--data synthetic has no tokenizer"),
+        (
+            format!("{TINY_LM} --data-dir texts --sample-every 2 --nproc 2 --mesh pp=2"),
+            "no rank of a pipeline has the whole model",
+        ),
+    ] {
+        sandbox
+            .train(&flags.replace(
+                "--nproc 1 --epochs 1 --data-dir texts --sample-every 2",
+                "--epochs 1 --data-dir texts --sample-every 2",
+            ))
+            .refused(&[expected]);
+    }
+}
+
+#[test]
+fn the_best_weights_are_kept_and_the_run_ends_when_the_loss_no_longer_falls() {
+    let sandbox = Sandbox::new();
+    texts(&sandbox);
+    let train = |flags: &str| {
+        let flags = format!(
+            "{TINY_LM} --data-dir texts --lr-schedule constant --eval-every 2 --save model --save-best {flags}"
+        );
+        sandbox.train(&flags.replace("--epochs 1", "")).ok()
+    };
+    // Weights that do not change have the same loss each time, so the first evaluation is the best.
+    let run = train("--lr 0 --weight-decay 0 --steps 40 --early-stop 3");
+    let line =
+        run.line("Step 8: the evaluation loss was not lower in 3 evaluations, so the run ends; ");
+    assert!(line.starts_with("the lowest was ") && line.ends_with(" after step 2"), "{line}");
+    let latest = |folder: &str| fs::read_to_string(sandbox.path(folder).join("latest")).unwrap();
+    assert_eq!(latest("model").trim(), "step-000000008");
+    assert_eq!(latest("model/best").trim(), "step-000000002");
+    let summary = json(&sandbox.run_folder().join("summary.json"));
+    assert_eq!(
+        (&summary["stopped_after"], summary["eval_loss"].is_number()),
+        (&serde_json::Value::Null, true)
+    );
+    // A run that goes on knows what was best.
+    let run = train("--lr 0 --weight-decay 0 --steps 40 --early-stop 2 --resume auto");
+    let line =
+        run.line("Step 12: the evaluation loss was not lower in 2 evaluations, so the run ends; ");
+    assert!(line.ends_with(" after step 2"), "{line}");
+    let run = train("--lr 0.01 --steps 16 --resume auto");
+    assert!(!run.stdout.contains("so the run ends"), "{}", run.stdout);
+    assert_eq!(latest("model/best").trim(), "step-000000016");
+    paceline(
+        &sandbox,
+        &["generate", "--model", "model/best", "--prompt", "the", "--max-tokens", "3"],
+    )
+    .ok();
+    for (flags, expected) in [
+        ("--early-stop 3", "--eval-every"),
+        ("--eval-every 2 --early-stop 0", "--early-stop 0: pass the number of evaluations"),
+        ("--eval-every 2 --save-best", "--save"),
+    ] {
+        sandbox.train(&format!("{TINY_LM} --data-dir texts {flags}")).refused(&[expected]);
+    }
+}
+
+#[test]
+fn a_tokenizer_of_ones_own_texts_is_used_from_training_to_generation() {
+    let sandbox = Sandbox::new();
+    texts(&sandbox);
+    let train = |flags: &[&str]| {
+        paceline(
+            &sandbox,
+            &[&["tokenizer", "train", "--to", "tok.json", "--data-dir"], flags].concat(),
+        )
+    };
+    train(&["texts", "--vocab", "255"]).refused(&["--vocab: ", "cannot have 255 tokens: pass 256"]);
+    train(&["gone", "--vocab", "300"]).refused(&["--data-dir: gone: No such file"]);
+    train(&["texts", "--vocab", "99999999999999999999"]).refused(&["--vocab"]);
+    assert!(!sandbox.path("tok.json").exists());
+    let run = train(&["texts", "--vocab", "270"]).ok();
+    assert!(run.stdout.starts_with("tok.json: 270 tokens, from 2 files; "), "{}", run.stdout);
+    train(&["texts", "--vocab", "270"]).refused(&["--to tok.json is there already; pass --force"]);
+    let most = train(&["texts", "--vocab", "9999", "--force"]).ok();
+    assert!(most.stderr.contains("--vocab 9999: no more neighbors occur twice"), "{}", most.stderr);
+    train(&["texts", "--vocab", "264", "--force"]).ok();
+    let flags = format!("{TINY_LM} --data-dir texts --tokenizer tok.json --save model");
+    sandbox.train(&flags).refused(&["has tokens up to 263", "pass --vocab 264"]);
+    sandbox.train(&format!("{flags} --vocab 264")).ok();
+    let words = ["generate", "--model", "model", "--prompt", "the cat", "--max-tokens", "9"];
+    let run = paceline(&sandbox, &words).ok();
+    assert!(run.stdout.starts_with("the cat"), "{}", run.stdout);
+    fs::remove_file(sandbox.path("tok.json")).unwrap();
+    paceline(&sandbox, &words)
+        .refused(&["--model model: tokenizer.json of the run is missing (", "tok.json"]);
+}
+
+#[test]
+fn settings_of_adamw_are_checked() {
+    let sandbox = Sandbox::new();
+    for (flags, expected) in [
+        ("--beta1 1", "--beta1 1: pass a number from 0 to below 1"),
+        ("--beta2 -0.1", "--beta2 -0.1: pass a number from 0 to below 1"),
+        ("--beta2 NaN", "--beta2 NaN: pass a number"),
+        ("--eps 0", "--eps 0: pass a number above zero"),
+    ] {
+        sandbox.train(&format!("--optimizer adamw {flags}")).refused(&[expected]);
+    }
+    sandbox.train("--beta1 0.5").refused(&["--beta1"]);
+}

@@ -16,6 +16,7 @@
 
 pub mod agreement;
 pub mod batches;
+mod best;
 pub mod equality;
 pub mod evaluate;
 pub mod evaluation;
@@ -26,7 +27,8 @@ pub mod recorded;
 pub mod resolve;
 pub mod resolve_ranks;
 pub mod resume;
-pub mod saving;
+pub mod sample;
+mod saving;
 pub mod setup;
 pub mod shards;
 pub mod shortage;

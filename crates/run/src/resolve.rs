@@ -34,7 +34,7 @@ use crate::resolve_ranks::{
     check_ranks, resolve_batch, resolve_comm, resolve_init_method, resolve_mesh, resolve_pipeline,
     resolve_world_size,
 };
-use crate::{folder, precision, recorded, resume, shards, shortage};
+use crate::{folder, precision, recorded, resume, sample, shards, shortage};
 
 /// The most batches that a thread makes ahead of the step.
 const MOST_AHEAD: usize = 1000;
@@ -147,6 +147,12 @@ pub fn resolve_unchecked(
             "--eval-every 0: pass the number of optimizer steps between two evaluations".into(),
         );
     }
+    if flags.early_stop == Some(0) {
+        return usage(
+            "--early-stop 0: pass the number of evaluations without a lower loss, at least 1"
+                .into(),
+        );
+    }
     if flags.log_every == Some(0) {
         return usage("--log-every 0: pass the number of batches per line, at least 1".into());
     }
@@ -161,6 +167,7 @@ pub fn resolve_unchecked(
     };
     let data = DataConfig::resolve(&flags.data, &settings, &needs)?;
     check_evaluation(&flags, &model, &data)?;
+    sample::check(&flags, &model, &data, &mesh)?;
     if !placement.is_some_and(Placement::is_of_train) {
         data.prepare(flags.quiet)?;
     }
@@ -276,17 +283,20 @@ pub fn resolve_unchecked(
         training_data,
         evaluate: flags.evaluate,
         eval_every: flags.eval_every,
+        early_stop: flags.early_stop,
         profile: None,
         mark_ranges: flags.profile.mark_ranges,
         name: flags.name.clone(),
         run_dir: flags.run_dir.clone(),
         save: flags.save.clone(),
+        save_best: flags.save_best,
         save_every: flags.save_every,
         save_keep: flags.save_keep,
         save_budget_bytes: flags.save_budget_mb.map(|mb| mb.saturating_mul(1 << 20)),
         save_sync: flags.save_sync,
         resume,
         log_every: flags.log_every,
+        sample_every: flags.sample_every,
         tensorboard: flags.tensorboard,
         json: flags.json.clone(),
         verbose: flags.verbose,
@@ -459,6 +469,15 @@ fn check_foreign<C: Choice + ?Sized>(
 }
 
 fn check_evaluation(flags: &RunFlags, model: &ModelConfig, data: &DataConfig) -> Result<()> {
+    let of_evaluations =
+        [("--early-stop", flags.early_stop.is_some()), ("--save-best", flags.save_best)];
+    if let (Some((flag, _)), None) =
+        (of_evaluations.iter().find(|(_, is_given)| *is_given), flags.eval_every)
+    {
+        return usage(format!(
+            "{flag} compares evaluations during training; add --eval-every N, or leave it out"
+        ));
+    }
     let flag = match (flags.evaluate, flags.eval_every) {
         (true, _) => "--evaluate",
         (_, Some(_)) => "--eval-every",
@@ -505,6 +524,7 @@ fn check_drift(
         ("--save", flags.save.is_some()),
         ("--evaluate", flags.evaluate),
         ("--eval-every", flags.eval_every.is_some()),
+        ("--sample-every", flags.sample_every.is_some()),
     ];
     let wanted = outputs.iter().find(|(_, is_given)| *is_given).map(|(flag, _)| *flag);
     let models = match strategy.sync_blocks {
@@ -528,6 +548,7 @@ fn check_drift(
             let early = [
                 ("--eval-every", flags.eval_every.is_some(), "evaluation"),
                 ("--save-every", flags.save_every.is_some(), "checkpoint"),
+                ("--sample-every", flags.sample_every.is_some(), "text"),
             ];
             for (flag, _, what) in early.iter().filter(|(_, is_given, _)| *is_given) {
                 warnings.push(format!(

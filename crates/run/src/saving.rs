@@ -10,7 +10,7 @@ use std::path::Path;
 use paceline_checkpoint::pieces::{self, Piece, Ranges};
 use paceline_checkpoint::progress::Progress;
 use paceline_checkpoint::{
-    self as checkpoint, Folder, Previous, SAVE_LIMIT, SaveSettings, Saver, hugging_face,
+    self as checkpoint, Checkpoint, Folder, Previous, SAVE_LIMIT, SaveSettings, Saver, hugging_face,
 };
 use paceline_collectives::Group;
 use paceline_failure::{Failure, Result};
@@ -35,6 +35,19 @@ pub struct Saving {
     /// Whether all ranks have begun a save and have not agreed on its outcome. The same on all ranks.
     is_under_way: bool,
     has_warned: bool,
+    /// The loss of the weights over the test set, if they are saved because of it.
+    eval_loss: Option<f64>,
+}
+
+/// The key of the loss over the test set, in the checkpoint of the best weights.
+const EVAL_LOSS: &str = "eval-loss";
+
+/// The lowest loss of an earlier part of the run and its steps, if its weights are in this folder, and what the next
+/// checkpoint there says of this one.
+pub(crate) fn best_of(folder: &Path) -> Option<((f64, u64), Option<Previous>)> {
+    let checkpoint = Checkpoint::open(folder).ok()?;
+    let loss = checkpoint.setting(EVAL_LOSS)?.parse().ok()?;
+    Some(((loss, checkpoint.progress().steps), checkpoint.as_previous(folder)))
 }
 
 impl Saving {
@@ -80,7 +93,13 @@ impl Saving {
             owned: Vec::new(),
             is_under_way: false,
             has_warned: false,
+            eval_loss: None,
         })
+    }
+
+    /// What the next checkpoint says of its loss over the test set.
+    pub fn note_loss(&mut self, loss: f64) {
+        self.eval_loss = Some(loss);
     }
 
     /// Tells it that the run goes on from this checkpoint in the folder.
@@ -118,6 +137,7 @@ impl Saving {
         let steps = optimizer.steps();
         let mut head = checkpoint::head(world.world_size(), kind, &settings, steps, progress);
         head.run.insert(recorded::KEY.into(), recorded::of_run(config));
+        head.run.extend(self.eval_loss.map(|loss| (EVAL_LOSS.to_owned(), format!("{loss:?}"))));
         head.run.extend(hugging_face::origin(config.data.tokenizer(), config.model.folder()));
         self.is_under_way = true;
         let limit = self.saver.limit();

@@ -30,10 +30,12 @@ use paceline_trace::SpanTrack;
 
 use crate::agreement::{self, Settings};
 use crate::batches::{self, BatchStream};
+use crate::best::Best;
 use crate::equality;
 use crate::resolve;
 use crate::resume::{self, Begin};
-use crate::saving::Saving;
+use crate::sample::TextSampler;
+use crate::saving::{self, Saving};
 use crate::step::Stepper;
 use crate::to_device::ToDevice;
 use crate::together::together;
@@ -42,6 +44,9 @@ use crate::trainer::Trainer;
 /// The largest number of spans, and of marks, that a step can record. A strategy records a few per
 /// parameter.
 const TRACK_CAPACITY: usize = 1 << 14;
+
+/// The folder of the best weights, within that of `--save`.
+const BEST: &str = "best";
 
 /// What a rank takes from its host. A test passes a disk or memory that fails.
 #[derive(Clone, Debug, Default)]
@@ -64,6 +69,8 @@ pub(crate) struct Agreed<'a> {
     listeners: Listeners<'a>,
     /// Writes this rank's part of checkpoints, if the run saves.
     saving: Option<Saving>,
+    /// Does so for the best weights, if the run keeps them.
+    saving_best: Option<Saving>,
 }
 
 /// The ranks compare their settings before anything is written. Returns where they are.
@@ -108,25 +115,32 @@ pub(crate) fn agree<'a>(
         0 => make_folder(),
         _ => Ok(None),
     })?;
-    let own = take_save_folder(config, &world, folder.as_deref(), &host.disk)?;
+    let take = |path: &Path| take_save_folder(config, path, &world, folder.as_deref(), &host.disk);
+    let own = config.save.as_deref().map_or(Ok(None), take)?;
+    let best = config.save.as_ref().filter(|_| config.save_best).map(|path| path.join(BEST));
+    let own_best = best.as_deref().map_or(Ok(None), take)?;
     let mut listeners = views::listeners(&host.disk, config, folder.as_deref())?;
     listeners.tell(Event::Placed { group: &world, placements })?;
     let saving = match &config.save {
         Some(path) => Some(Saving::new(config, path, own, &host.disk, &world)?),
         None => None,
     };
+    let saving_best = match &best {
+        Some(path) => Some(Saving::new(config, path, own_best, &host.disk, &world)?),
+        None => None,
+    };
     let mesh = Mesh::new(world, &config.mesh)?;
-    Ok(Agreed { mesh, listeners, saving })
+    Ok(Agreed { mesh, listeners, saving, saving_best })
 }
 
-/// On rank 0 of a run that saves: the folder of `--save`, which no other run may write to meanwhile.
+/// On rank 0 of a run that saves: the folder `path` of `--save`, which no other run may write to meanwhile.
 fn take_save_folder(
     config: &TrainConfig,
+    path: &Path,
     world: &Group,
     run_folder: Option<&Path>,
     disk: &Disk,
 ) -> Result<Option<Folder>> {
-    let Some(path) = &config.save else { return Ok(None) };
     together(world, "take the folder of --save", SAVE_LIMIT, || {
         if world.rank() > 0 {
             return Ok(None);
@@ -153,7 +167,7 @@ fn this_run(folder: Option<&Path>) -> String {
 pub(crate) fn build<'a>(
     config: &'a TrainConfig,
     OpenData { train: dataset, test }: OpenData,
-    Agreed { mesh, mut listeners, mut saving }: Agreed<'a>,
+    Agreed { mesh, mut listeners, mut saving, mut saving_best }: Agreed<'a>,
     Host { disk, allocator, stop, is_launched, .. }: Host,
 ) -> Result<(Trainer<'a>, BatchStream, Progress)> {
     let mut compute = Compute::new(config.threads, allocator.clone())?;
@@ -224,6 +238,19 @@ pub(crate) fn build<'a>(
 
     let markers = config.mark_ranges.then(resolve::markers).transpose()?;
     let track = SpanTrack::with_capacity(TRACK_CAPACITY).marking(markers);
+    let mut best = Best::default();
+    if let (Some(path), Some(_), 1.., Some(saving)) =
+        (&config.save, &config.resume, progress.steps, &mut saving_best)
+        && let Some((lowest, previous)) = saving::best_of(&path.join(BEST))
+    {
+        // What was best before the run was interrupted.
+        best = Best::of_earlier(Some(lowest));
+        previous.into_iter().for_each(|previous| saving.follow(previous));
+    }
+    let texts = match replica.world.rank() {
+        0 => TextSampler::new(config, test.as_deref().unwrap_or(dataset.as_ref()))?,
+        _ => None,
+    };
     let join = batches::join(config, dataset.as_ref(), &replica)?;
     let to_device = ToDevice::new(&replica.compute.allocator, config.copies)?;
     let stream = BatchStream::new(config, dataset, &replica, progress.position, loader_track)?;
@@ -260,6 +287,9 @@ pub(crate) fn build<'a>(
         listeners,
         test,
         saving,
+        saving_best,
+        best,
+        texts,
         stop,
         is_launched,
     };

@@ -31,6 +31,8 @@ use paceline_trace::{Markers, now_ns};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::batches::BatchStream;
+use crate::best::Best;
+use crate::sample::{self, TextSampler};
 use crate::saving::Saving;
 use crate::setup::{self, Host};
 use crate::staging::{self, unit_of};
@@ -106,6 +108,12 @@ pub(crate) struct Trainer<'a> {
     pub(crate) test: Option<Arc<dyn Dataset>>,
     /// Writes this rank's part of checkpoints, if the run saves.
     pub(crate) saving: Option<Saving>,
+    /// Does so for the best weights, if the run keeps them.
+    pub(crate) saving_best: Option<Saving>,
+    /// The lowest evaluation loss.
+    pub(crate) best: Best,
+    /// On rank 0: makes texts, if the run does.
+    pub(crate) texts: Option<TextSampler>,
     pub(crate) stop: StopRequest,
     pub(crate) is_launched: bool,
 }
@@ -114,7 +122,8 @@ impl Trainer<'_> {
     /// Makes all steps of the run, epoch after epoch.
     fn train(&mut self, mut stream: BatchStream, mut progress: Progress) -> Result<Trained> {
         let config = self.config;
-        let total_steps = config.total_steps();
+        // Fewer if the run ends early.
+        let mut total_steps = config.total_steps();
         let mut meter = Meter::new();
         let mut steps = StepLog::new(total_steps);
         let mut last = None;
@@ -200,7 +209,21 @@ impl Trainer<'_> {
                     group: &self.stepper.replica.world,
                 }))?;
                 if self.evaluates_after(progress.steps) && !is_stopped {
-                    self.evaluate_midway(progress.steps, epoch)?;
+                    self.evaluate_midway(&progress, epoch)?;
+                    let patience = config.early_stop;
+                    if let Some((best, best_steps)) = self.best.no_longer_falls(patience) {
+                        total_steps = progress.steps;
+                        let steps = progress.steps;
+                        self.listeners.tell(Event::EarlyStop { steps, best, best_steps })?;
+                    }
+                }
+                let is_due = config.sample_every.is_some_and(|n| progress.steps.is_multiple_of(n));
+                if is_due && !is_stopped {
+                    let text = sample::sample(self.texts.as_ref(), &mut self.stepper)?;
+                    let steps = progress.steps;
+                    text.map_or(Ok(()), |text| {
+                        self.listeners.tell(Event::Sampled { steps, text: &text })
+                    })?;
                 }
                 // At the end of an epoch, the code below synchronizes the replicas and saves.
                 let is_due = config.save_every.is_some_and(|n| progress.steps.is_multiple_of(n));
@@ -354,17 +377,27 @@ impl Trainer<'_> {
         self.listeners.tell(Event::Saved(Save { steps, epoch, took: begin.elapsed() }))
     }
 
-    /// Evaluates after a step, and tells the listeners.
-    fn evaluate_midway(&mut self, steps: u64, epoch: u64) -> Result<()> {
+    /// Evaluates after a step, tells the listeners, and saves the weights if the run keeps the best ones and these are.
+    fn evaluate_midway(&mut self, progress: &Progress, epoch: u64) -> Result<()> {
         self.stepper.sync_replicas()?;
         let Some(result) = self.evaluate()? else { return Ok(()) };
+        let (steps, loss) = (progress.steps, result.sums.mean_loss());
         self.listeners.tell(Event::Evaluated(Evaluation {
             steps,
             epoch,
             result,
             is_final: false,
             is_repeated: false,
-        }))
+        }))?;
+        match (self.best.note(loss, steps), &mut self.saving_best) {
+            (true, Some(saving)) => {
+                equality::check(&self.stepper.replica, &self.exactness, steps)?;
+                self.stepper.check_finite(steps)?;
+                saving.note_loss(loss);
+                saving.save(self.config, self.num_samples, &self.stepper, progress, true)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether the model classifies, so that there is an accuracy.

@@ -95,6 +95,8 @@ pub struct TrainConfig {
     pub evaluate: bool,
     /// Optimizer steps between two evaluations during training.
     pub eval_every: Option<u64>,
+    /// Evaluations in a row without a lower loss after which the run ends.
+    pub early_stop: Option<u64>,
     /// Which steps to record.
     pub profile: Option<ProfileConfig>,
     /// Whether steps and their parts are marked in the trace of the kernel.
@@ -105,6 +107,8 @@ pub struct TrainConfig {
     pub run_dir: Option<PathBuf>,
     /// Folder to write checkpoints to.
     pub save: Option<PathBuf>,
+    /// Whether the checkpoint with the lowest evaluation loss is kept.
+    pub save_best: bool,
     /// Optimizer steps between two checkpoints, if they are not written after every epoch.
     pub save_every: Option<u64>,
     /// How many checkpoints stay.
@@ -117,6 +121,8 @@ pub struct TrainConfig {
     pub resume: Option<Resume>,
     /// Batches per line on the console with their times, if the user wants these.
     pub log_every: Option<usize>,
+    /// Optimizer steps between two texts of a language model.
+    pub sample_every: Option<u64>,
     /// Whether to write scalars for TensorBoard.
     pub tensorboard: bool,
     /// File to write the summary to.

@@ -28,16 +28,16 @@ static RECIPES: [Recipe; 3] = [
         toml: include_str!("../recipes/tiny-llama.toml"),
     },
     Recipe {
-        name: "tiny-lm",
-        about: "A small language model learns any text in --data-dir, byte by byte, in minutes, without a download",
-        path: "recipes/tiny-lm.toml",
-        toml: include_str!("../recipes/tiny-lm.toml"),
-    },
-    Recipe {
         name: "smollm2-yelp",
         about: "SmolLM2-360M classifies Yelp reviews; fetch both first (paceline fetch), or pass their folders",
         path: "recipes/smollm2-yelp.toml",
         toml: include_str!("../recipes/smollm2-yelp.toml"),
+    },
+    Recipe {
+        name: "tiny-lm",
+        about: "A small language model learns any text in --data-dir, byte by byte, in minutes, without a download",
+        path: "recipes/tiny-lm.toml",
+        toml: include_str!("../recipes/tiny-lm.toml"),
     },
 ];
 

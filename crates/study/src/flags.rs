@@ -6,7 +6,7 @@ use paceline_settings::part::{Part, Selection};
 
 /// Flags that studies do not pass on: the studies set them, or they make no sense
 /// in a run that only measures.
-const NOT_PASSED_ON: [&str; 25] = [
+const NOT_PASSED_ON: [&str; 28] = [
     "nproc",
     // It depends on the number of ranks.
     "mesh",
@@ -20,7 +20,9 @@ const NOT_PASSED_ON: [&str; 25] = [
     "log-every",
     "name",
     "run-dir",
+    "sample-every",
     "save",
+    "save-best",
     "save-every",
     "save-keep",
     "save-budget-mb",
@@ -29,6 +31,7 @@ const NOT_PASSED_ON: [&str; 25] = [
     "resume",
     "evaluate",
     "eval-every",
+    "early-stop",
     "ddp-choice",
     "shard-choice",
     "like-for-like",
@@ -59,16 +62,18 @@ impl Selection for PassedOn {
 }
 
 /// Flags of `paceline train` that a sweep neither varies nor passes on, and why.
-pub const NOT_SWEPT: [(&str, &str); 19] = [
+pub const NOT_SWEPT: [(&str, &str); 21] = [
     ("config", "all runs start from one configuration"),
     ("recipe", "all runs start from one configuration"),
     ("json", "each run's summary goes into the folder of the sweep"),
     ("quiet", "the runs of a sweep print nothing"),
     ("verbose", "the runs of a sweep print nothing"),
     ("log-every", "the runs of a sweep print nothing"),
+    ("sample-every", "the runs of a sweep print nothing"),
     ("name", "each run's folder has a name of its own"),
     ("run-dir", "run folders go into the folder of the sweep"),
     ("save", "runs of several rounds would write the same checkpoint"),
+    ("save-best", "runs of several rounds would write the same checkpoint"),
     ("save-every", "runs of several rounds would write the same checkpoint"),
     ("save-keep", "runs of several rounds would write the same checkpoint"),
     ("save-budget-mb", "runs of several rounds would write the same checkpoint"),

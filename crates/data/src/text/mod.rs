@@ -7,6 +7,7 @@
 //! | `rows.rs` | rows with a text and a class, from `parquet.rs`, `csv.rs` and `jsonl.rs` |
 //! | `table.rs` | which columns of a table are read, and which rows are left out |
 //! | `tokenizer.rs` | texts to tokens |
+//! | `train.rs` | a tokenizer from texts |
 //! | `cuts.rs` | where a text can be cut without other tokens |
 //! | `guarded.rs` | calls of a library that may panic |
 //! | `stream.rs` | tokens to text, one after the other |
@@ -31,6 +32,7 @@ mod source;
 mod stream;
 mod table;
 mod tokenizer;
+mod train;
 
 pub use bytes::TokenizerSource;
 pub use cache::TokenRows;

@@ -117,7 +117,7 @@ impl TextSource {
         let rows = self.cached(files, &key, report, |report| {
             let mut tokens = Vec::new();
             for path in files {
-                let text = self.running_text(path, report)?;
+                let text = TextFiles::running_text(path, &self.table, &mut *report.warn)?;
                 tokens.extend(self.tokenizer.encode_running_text(&text, &mut *report.progress)?);
             }
             Ok(TokenRows { ends: vec![tokens.len() as u64], tokens, labels: vec![0] })
@@ -149,18 +149,6 @@ impl TextSource {
             }
         }
         Ok(TokenBlocks::new(tokens, seq_len, self.vocab()))
-    }
-
-    /// The text of a file, of whatever format.
-    fn running_text(&self, path: &Path, report: &mut Report<'_>) -> Result<String, TextError> {
-        if is_table(path) {
-            let table = TableSettings { label_column: None, ..self.table.clone() };
-            let rows = TextRows::read_table(&[path.to_owned()], 1, &table, &mut *report.warn)?;
-            return Ok(rows.texts.join("\n") + "\n");
-        }
-        let text = paceline_files::read_text(path, MAX_RUNNING_BYTES)
-            .map_err(|error| TextError::file(path, error))?;
-        Ok(text.strip_prefix(BYTE_ORDER_MARK).map(str::to_owned).unwrap_or(text))
     }
 
     /// The key of tokens that depend on how tables are read.
@@ -240,6 +228,25 @@ impl TextSource {
         let rows = make(&mut report)?;
         cache.write(&rows)?;
         Ok(rows)
+    }
+}
+
+impl TextFiles {
+    /// The text of a file of whatever format. The rows of a table are joined by line breaks; `warn` is told of those that were
+    /// left out.
+    pub fn running_text(
+        path: &Path,
+        table: &TableSettings,
+        warn: &mut dyn FnMut(String),
+    ) -> Result<String, TextError> {
+        if is_table(path) {
+            let table = TableSettings { label_column: None, ..table.clone() };
+            let rows = TextRows::read_table(&[path.to_owned()], 1, &table, warn)?;
+            return Ok(rows.texts.join("\n") + "\n");
+        }
+        let text = paceline_files::read_text(path, MAX_RUNNING_BYTES)
+            .map_err(|error| TextError::file(path, error))?;
+        Ok(text.strip_prefix(BYTE_ORDER_MARK).map(str::to_owned).unwrap_or(text))
     }
 }
 

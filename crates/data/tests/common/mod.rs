@@ -59,6 +59,7 @@ pub fn write_parquet_with(
 }
 
 /// The texts of a folder, with the tokenizer of a file.
+#[allow(dead_code, reason = "not every test has such a tokenizer")]
 pub fn source(folder: &TempDir, tokenizer: &Path, cache: Option<PathBuf>) -> TextSource {
     let files = TextFiles::find(folder.path()).unwrap();
     TextSource::new(files, Tokenizer::load(tokenizer).unwrap(), cache)

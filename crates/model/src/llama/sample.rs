@@ -47,12 +47,11 @@ impl Sampler {
                     Some(format!("the temperature is {temperature}, and must be above zero"))
                 } else if top_k == Some(0) {
                     Some("the best 0 tokens leave none to choose".to_owned())
-                } else if let Some(top_p) = top_p.filter(|p| !(*p > 0.0 && *p <= 1.0)) {
-                    Some(format!(
-                        "the probability {top_p} of the likeliest tokens is not above zero and at most one"
-                    ))
                 } else {
-                    None
+                    let wrong = top_p.filter(|top_p| !(*top_p > 0.0 && *top_p <= 1.0));
+                    wrong.map(|top_p| {
+                        format!("the probability {top_p} of the likeliest tokens is not above zero and at most one")
+                    })
                 };
                 (problem, seed)
             }

@@ -60,6 +60,22 @@ pub enum Event<'a> {
     Step(&'a StepDone<'a>),
     /// The test set has been evaluated.
     Evaluated(Evaluation),
+    /// A language model has made a text. Only rank 0 gets this event.
+    Sampled {
+        /// Optimizer steps so far.
+        steps: u64,
+        /// The text, with the beginning that it was given.
+        text: &'a str,
+    },
+    /// The run ends before its last step, because the evaluation loss no longer falls.
+    EarlyStop {
+        /// Optimizer steps so far.
+        steps: u64,
+        /// The lowest loss.
+        best: f64,
+        /// Optimizer steps before the evaluation with the lowest loss.
+        best_steps: u64,
+    },
     /// An epoch is done, or the run ends within it.
     EpochEnded {
         /// Which one.

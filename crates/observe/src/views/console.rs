@@ -254,6 +254,16 @@ impl Listener for Console<'_> {
                 self.step(step);
             }
             Event::Evaluated(evaluation) => self.evaluated(evaluation),
+            Event::Sampled { steps, text } => self.say(format!("Step {steps}, a text: {text}")),
+            Event::EarlyStop { steps, best, best_steps } => {
+                let evaluations = self.config.early_stop.unwrap_or_default() as usize;
+                self.say(format!(
+                    "Step {steps}: the evaluation loss was not lower in {}, so the run ends; the lowest was {} after step \
+                     {best_steps}",
+                    plural(evaluations, "evaluation"),
+                    printed("eval_loss").shown(*best)
+                ));
+            }
             Event::EpochEnded { epoch, sums, has_classes, cut_after, took } => {
                 let accuracy = match has_classes {
                     true => {

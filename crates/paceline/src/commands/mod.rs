@@ -11,5 +11,6 @@ pub mod generate;
 pub mod new;
 pub mod schedule;
 pub mod show;
+pub mod tokenizer;
 pub mod trace;
 pub mod train;

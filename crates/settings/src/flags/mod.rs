@@ -206,6 +206,9 @@ pub struct RunFlags {
     /// Evaluate on the test set after every N optimizer steps
     #[arg(long, value_name = "N", help_heading = "Data")]
     pub eval_every: Option<u64>,
+    /// End the run after N evaluations of --eval-every in a row without a lower loss
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub early_stop: Option<u64>,
 
     /// Whether to write traces.
     #[command(flatten)]
@@ -221,6 +224,9 @@ pub struct RunFlags {
     /// Write a checkpoint into this folder after every epoch and at the end of the run
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub save: Option<PathBuf>,
+    /// Also keep the checkpoint with the lowest loss of all evaluations of --eval-every, in the folder best within that of --save
+    #[arg(long, requires = "save", help_heading = "Output")]
+    pub save_best: bool,
     /// Write the checkpoint after every N optimizer steps instead of after every epoch
     #[arg(long, value_name = "N", requires = "save", help_heading = "Output")]
     pub save_every: Option<u64>,
@@ -242,6 +248,9 @@ pub struct RunFlags {
     /// [default: a line without times for every 10 batches, or a bar on a terminal]
     #[arg(long, value_name = "N", help_heading = "Output")]
     pub log_every: Option<usize>,
+    /// Print what a language model makes of the beginning of a text after every N optimizer steps
+    #[arg(long, value_name = "N", help_heading = "Output")]
+    pub sample_every: Option<u64>,
     /// Write scalars of each step and each evaluation for TensorBoard into the run folder, whose name TensorBoard shows
     #[arg(long, help_heading = "Output")]
     pub tensorboard: bool,
