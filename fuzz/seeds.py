@@ -8,6 +8,7 @@ import hmac
 import json
 import math
 import struct
+import zlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,6 +19,45 @@ def write(crate: str, target: str, inputs: dict[str, bytes]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in inputs.items():
         (folder / name).write_bytes(data)
+
+
+def array_files() -> dict[str, bytes]:
+    def npy(descr: str, shape: str, data: bytes, columns_first: bool = False, version: int = 1) -> bytes:
+        header = f"{{'descr': '{descr}', 'fortran_order': {columns_first}, 'shape': ({shape}), }}\n".encode()
+        length = struct.pack("<H" if version < 2 else "<I", len(header))
+        return b"\x93NUMPY" + bytes([version, 0]) + length + header + data
+
+    def png(width: int, height: int, color: int, rows: bytes, depth: int = 8) -> bytes:
+        def chunk(kind: bytes, data: bytes) -> bytes:
+            return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+        head = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
+        return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+    floats = npy("<f4", "2, 1", struct.pack("<2f", 1, 2))
+    gray = png(2, 2, 0, b"\0\1\2\0\3\4")
+    # The marker of a frame of 65,535 times 65,535 pixels.
+    frame = bytes.fromhex("ffd8ffe000104a46494600010100000100010000ffc0000b08ffffffff01011100")
+    return {
+        "valid-floats.npy": floats,
+        "valid-version-2.npy": npy("<f8", "1, 2", struct.pack("<2d", 1e300, -2), version=2),
+        "valid-bytes.npy": npy("|u1", "2, 2, 2", bytes(range(8))),
+        "valid-longs.npy": npy("<i8", "2,", struct.pack("<2q", -1, 5)),
+        "valid-words.csv": b'a,label,b\n1,cat,5\n3,dog,5\n"2",cat,5\n',
+        "valid-numbers.csv": b"\xef\xbb\xbflabel,x\n0,1e38\n1,-1e38\n",
+        "valid-gray.png": gray,
+        "valid-16-bits.png": png(1, 1, 2, b"\0" + b"\xff\1" * 3, depth=16),
+        "refused-empty": b"",
+        "refused-columns-first.npy": npy("<f4", "2, 1", struct.pack("<2f", 1, 2), columns_first=True),
+        "refused-objects.npy": npy("|O", "1,", b"\x80\4N."),
+        "refused-endless.npy": npy("<f4", f"{2**63 - 1}, {2**63 - 1}", b"abcd"),
+        "refused-cut.npy": floats[:-1],
+        "refused-open-quote.csv": b'a,label\n"1,0\n2,1\n',
+        "refused-short-row.csv": b"a,label\n1,0\n2\n",
+        "refused-huge.png": png(2**31 - 1, 2**31 - 1, 0, b"\0\0"),
+        "refused-cut.png": gray[:50],
+        "refused-frame.jpg": frame,
+    }
 
 
 def idx_files() -> dict[str, bytes]:
@@ -701,6 +741,7 @@ if __name__ == "__main__":
     write("collectives", "tcp_header", headers())
     write("rendezvous", "store_wire", stores())
     write("rendezvous", "hello", hellos())
+    write("data", "arrays", array_files())
     write("data", "idx", idx_files())
     write("data", "csv", text_rows())
     write("data", "parquet", parquet_files())

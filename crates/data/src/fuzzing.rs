@@ -15,7 +15,7 @@ use crate::idx::{self, Idx};
 use crate::mnist::Mnist;
 use crate::text::Tokenizer;
 use crate::text::fuzzing::rows;
-use crate::{Dataset, OwnedSample};
+use crate::{Dataset, OwnedSample, image_folder, npy, number_table};
 
 /// The items that the bytes are read as: labels, small images, and the images of MNIST.
 const ITEM_SHAPES: [&[usize]; 3] = [&[], &[2, 3], &[28, 28]];
@@ -41,6 +41,25 @@ pub fn idx(bytes: &[u8]) -> Result<(), String> {
         }
     }
     outcome
+}
+
+/// Reads the bytes as an array of NumPy, as a table of numbers, and as an image. What is accepted has the elements that it
+/// announces.
+pub fn arrays(bytes: &[u8]) -> Result<(), String> {
+    let path = PathBuf::from("file");
+    let as_array = npy::Array::read(path.clone(), bytes, bytes.len() as u64);
+    let as_table = number_table::rows_of(path.clone(), bytes);
+    let as_image = image_folder::of_bytes(&path, bytes);
+    if let Ok(array) = &as_array {
+        assert_eq!(array.shape.iter().product::<usize>(), array.elems.len());
+    }
+    if let Ok((rows, columns, values)) = as_table {
+        assert_eq!(rows * columns, values);
+        return Ok(());
+    }
+    let as_image = as_image.map(|image| assert!(image.width() > 0 && image.height() > 0));
+    let outcome = as_image.or(as_array.map(|_| ()));
+    outcome.map_err(|error| error.to_string())
 }
 
 /// Reads the bytes as a CSV file with texts and labels, and as lines of JSON. Rows that are accepted have their classes.

@@ -153,6 +153,14 @@ impl Rows {
     }
 }
 
+/// The numbers of rows, columns and values of a table whose classes are in the column `label`, for the fuzzer.
+pub(crate) fn rows_of(path: PathBuf, contents: &[u8]) -> Result<(usize, usize, usize), DataError> {
+    let rows = Rows::read(path, contents, "label")?;
+    Classes::of(&rows)?;
+    scales(&rows);
+    Ok((rows.labels.len(), rows.columns.len(), rows.values.len()))
+}
+
 /// The classes of a column.
 enum Classes {
     Numbers(usize),

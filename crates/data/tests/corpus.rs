@@ -10,6 +10,11 @@ fn kept_files_of_data_sets_are_read_or_refused() {
 }
 
 #[test]
+fn kept_arrays_tables_and_images_are_read_or_refused() {
+    replay::replay(env!("CARGO_MANIFEST_DIR"), "arrays", paceline_data::fuzzing::arrays);
+}
+
+#[test]
 fn kept_rows_of_texts_are_read_or_refused() {
     replay::replay(env!("CARGO_MANIFEST_DIR"), "csv", paceline_data::fuzzing::csv);
 }
