@@ -107,9 +107,12 @@ fn bad_input_is_refused_before_anything_is_written() {
     own["paceline"] = json!({"transport": "shm"});
     write(&sandbox, "own", &own);
     std::os::unix::fs::symlink("nowhere", sandbox.path("link")).unwrap();
+    let pipe = std::process::Command::new("mkfifo").arg(sandbox.path("pipe.json")).status();
+    assert!(pipe.unwrap().success());
     for (args, code, words) in [
         ("analyze a --against nowhere", 1, "nowhere"),
         ("analyze a --against link", 1, "link"),
+        ("analyze a --against pipe.json", 1, "pipe.json"),
         ("analyze a --against own", 2, "paceline analyze diff"),
         ("analyze a --against a --kind ddp", 2, "--kind"),
         ("analyze a --link 0gbit,1us", 2, "--link"),

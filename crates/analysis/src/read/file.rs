@@ -13,12 +13,20 @@ use super::{ReadError, find};
 use crate::json::{Fault, JsonError, Pull};
 use crate::timeline::Timeline;
 
-/// Reads a whole trace, or the beginning of one that is cut off. Its rank comes from `distributedInfo`, or from the path if that is missing.
+/// Reads a whole trace. Its rank comes from `distributedInfo`, or from the path if that is missing.
 pub fn open(path: &Path) -> Result<Timeline, ReadError> {
-    let mut timeline = with_json(path, |input| top::parse_beginning(input))?;
+    Ok(named(path, with_json(path, |input| top::parse(input))?))
+}
+
+/// Like [`open`], but of a trace that is cut off the events before that are kept, and the oddities say so.
+pub fn open_beginning(path: &Path) -> Result<Timeline, ReadError> {
+    Ok(named(path, with_json(path, |input| top::parse_beginning(input))?))
+}
+
+fn named(path: &Path, mut timeline: Timeline) -> Timeline {
     timeline.source = path.display().to_string();
     timeline.rank = timeline.rank.or_else(|| find::rank_of_path(path));
-    Ok(timeline)
+    timeline
 }
 
 /// Reads only the facts about the run of a trace. Reading stops as soon as they are found. Profilers write

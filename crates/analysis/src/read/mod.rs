@@ -19,6 +19,6 @@ pub use error::ReadError;
 pub(crate) use event::Event;
 use file::is_trace;
 pub(crate) use file::with_json;
-pub use file::{header, open};
+pub use file::{header, open, open_beginning};
 pub use find::{Select, TraceFile, Window, find, stem};
 pub use top::{Header, parse, parse_from};

@@ -3,7 +3,7 @@
 //! Seen: launches that come when all work before them has ended. Taken away, on top of all other causes: at most the host's time
 //! before all launches, up to 200 us each, and in them, as a CUDA graph does; at least half of it, as compiled code does.
 
-use super::super::names::brief;
+use super::super::names::{Class, brief};
 use super::super::recorded::{CallKind, Recorded};
 use super::super::replay::Plan;
 use super::{Found, Tally, scaled, unprepared};
@@ -20,10 +20,11 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         least.call_ns[at] = scaled(base.call_ns[at], 0.5);
         (most.lag_ns[at], most.call_ns[at]) = (kept_ns, 0);
     }
-    // What the device waited for: launches that came when it had nothing left to do.
+    // What computation waited for: launches that came when it had nothing left to do.
     let mut tally = Tally::default();
     let (mut busy_ns, mut done_ns) = (0i64, i64::MAX);
-    for work in &of.works {
+    let works = || of.works.iter().filter(|work| work.class != Class::Communication);
+    for work in works() {
         busy_ns = busy_ns.saturating_add(work.time.dur_ns);
         let call_ns = work.call.map(|call| of.calls[call as usize].time.start_ns);
         if work.time.start_ns > done_ns && call_ns.is_some_and(|call_ns| call_ns > done_ns) {
@@ -35,9 +36,9 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     }
     tally.longest?;
     let (late, ms) = tally.per_step(of);
-    let count = of.works.len().max(1);
+    let count = works().count().max(1);
     let text = format!(
-        "{late:.0} of {:.0} kernels per step are launched when the device has nothing left to do, and it is idle for {ms:.2} ms \
+        "{late:.0} of {:.0} kernels per step are launched when the device has nothing left to compute, and it computes nothing for {ms:.2} ms \
          until then; kernels take {:.1} us on average",
         of.per_step(count as f64),
         busy_ns as f64 / 1e3 / count as f64

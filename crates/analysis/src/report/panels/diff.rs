@@ -3,6 +3,7 @@
 //! A [`Diff`] goes in. A [`Report`] comes out. The rows come from `hta`.
 
 use super::names;
+use super::odd;
 use super::shared::{About, COUNT, MS, ms};
 use crate::hta::{Diff, DiffRow, Shift, Side};
 use crate::report::chart::{Bar, PageColor};
@@ -50,6 +51,11 @@ pub fn of_diff(diff: &Diff, timelines: &[Timeline], about: About) -> Report {
         "Operators and calls of the host, and kernels of the device; the difference is second minus first.",
         panels,
     )];
+    let odd = odd::notes(timelines);
+    if !odd.is_empty() {
+        report.sections.extend(odd::section(timelines));
+        report.notes.extend(odd);
+    }
     if on_cpu {
         names::make_plain(&mut report);
     }

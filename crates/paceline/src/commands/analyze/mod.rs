@@ -262,7 +262,7 @@ fn at_a_time(files: &[TraceFile]) -> usize {
 /// Reads the traces, several at a time on threads.
 fn read_all(files: &[TraceFile]) -> Result<Vec<Timeline>> {
     let open = |file: &TraceFile| -> std::result::Result<Timeline, ReadError> {
-        let mut timeline = read::open(&file.path)?;
+        let mut timeline = read::open_beginning(&file.path)?;
         timeline.rank = Some(file.rank);
         Ok(timeline)
     };
