@@ -27,7 +27,8 @@ use signal_hook::consts::SIGXFSZ;
 use crate::cli::{Cli, Command};
 use crate::commands::bench::BenchCommand;
 use crate::commands::{
-    self, analyze, check, compare, completions, fetch, generate, new, schedule, show, tokenizer, trace,
+    self, analyze, check, compare, completions, fetch, generate, new, schedule, show, tokenizer,
+    trace,
 };
 use crate::mistakes;
 
