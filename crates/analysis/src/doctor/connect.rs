@@ -48,8 +48,7 @@ impl Recorded<'_> {
                 call.is_none_or(|launched_ns| launched_ns <= from_ns)
             })
         };
-        let is_full = self.long_queues();
-        for index in 0..self.calls.len() {
+        for (index, is_full) in self.long_queues().into_iter().enumerate() {
             let call = self.calls[index];
             let (start_ns, end_ns) = (call.time.start_ns, call.time.end_ns());
             match call.kind {
@@ -62,7 +61,7 @@ impl Recorded<'_> {
                         call.before.map_or(start_ns, |of| self.calls[of as usize].time.end_ns());
                     self.calls[index].after = ended(before_ns, start_ns, &self.calls, &self.works);
                 }
-                CallKind::Launch if is_full[index] && call.time.dur_ns > SLOW_NS => {
+                CallKind::Launch if is_full && call.time.dur_ns > SLOW_NS => {
                     self.calls[index].waits_for = ended(start_ns, end_ns, &self.calls, &self.works);
                 }
                 _ => {}
