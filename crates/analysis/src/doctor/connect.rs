@@ -48,8 +48,7 @@ impl Recorded<'_> {
                 call.is_none_or(|launched_ns| launched_ns <= from_ns)
             })
         };
-        let is_full = self.long_queues();
-        for (index, is_full) in is_full.into_iter().enumerate() {
+        for (index, is_full) in self.long_queues().into_iter().enumerate() {
             let call = self.calls[index];
             let (start_ns, end_ns) = (call.time.start_ns, call.time.end_ns());
             match call.kind {

@@ -64,16 +64,12 @@ pub struct Collective {
     pub part: Option<f64>,
 }
 
+/// Calls, nanoseconds, operations, and the peak.
+type Sums = (u64, i64, u64, Option<f64>);
+
 /// The worst products of a run.
 pub(super) fn products(timelines: &[Timeline]) -> Vec<Product> {
-    #[derive(Default)]
-    struct Sum {
-        calls: u64,
-        time_ns: i64,
-        flops: u64,
-        peak: Option<f64>,
-    }
-    let mut all: BTreeMap<[String; 3], Sum> = BTreeMap::new();
+    let mut all: BTreeMap<[String; 3], Sums> = BTreeMap::new();
     for timeline in timelines {
         let card = timeline.devices.iter().find_map(|name| cards::of(name));
         let calls = CallsOf::of(timeline);
@@ -91,16 +87,15 @@ pub(super) fn products(timelines: &[Timeline]) -> Vec<Product> {
             };
             let text = |id| timeline.names.text(id).to_owned();
             let key = [text(product.name), text(product.shape), dtype.to_owned()];
-            let of = all.entry(key).or_insert(Sum { peak, ..Sum::default() });
-            of.calls += 1;
-            of.time_ns = of.time_ns.saturating_add(time_ns);
-            of.flops = of.flops.saturating_add(product.flops);
+            let of = all.entry(key).or_insert((0, 0, 0, peak));
+            *of =
+                (of.0 + 1, of.1.saturating_add(time_ns), of.2.saturating_add(product.flops), of.3);
         }
     }
     let mut products: Vec<Product> = all
         .into_iter()
-        .filter(|(_, of)| of.time_ns > 0)
-        .map(|([name, shape, dtype], Sum { calls, time_ns, flops, peak })| {
+        .filter(|(_, (_, time_ns, ..))| *time_ns > 0)
+        .map(|([name, shape, dtype], (calls, time_ns, flops, peak))| {
             let flops_per_s = flops as f64 / time_ns as f64 * 1e9;
             Product { name, shape, dtype, calls, time_ns, flops_per_s, peak }
         })
