@@ -205,13 +205,15 @@ fn texts_and_tokenizers() {
     refused(
         "train.csv",
         &labels("x"),
-        "--data text: texts/train.csv: row 2: the label \"x\" is not an integer; labels are the numbers of the classes from 0",
+        "--data text: texts/train.csv: row 2: the label \"x\" is not an integer; labels are the numbers of the classes from 0, \
+         or words that are listed; correct the row, or pass --skip-bad-rows",
     );
     refused("train.csv", b"text,label\n", "--data text: texts/train.csv: has no rows");
     refused(
         "train.csv",
         b"review,stars\ngood,1\n",
-        "--data text: texts/train.csv: has no column text; its columns are review, stars",
+        "--data text: texts/train.csv: has no column text; its columns are review, stars; name the columns with \
+         --text-column and --label-column, or pass --no-header if the first line is a row",
     );
     refused(
         "train.parquet",
@@ -229,7 +231,8 @@ fn texts_and_tokenizers() {
     let write = |file: &str, contents: &[u8]| sandbox.write(&format!("texts/{file}"), contents);
     fs::remove_dir_all(sandbox.path("texts")).unwrap();
     write("train.csv", &labels("0"));
-    let missing = "--tokenizer: texts/tokenizer.json is no file; pass the tokenizer.json that the model was published with";
+    let missing = "--tokenizer: texts/tokenizer.json is no file; pass the tokenizer.json that the model was published with, or \
+                   bytes, whose tokens are the bytes of a text";
     refused_with(&sandbox, &base, missing);
     write("tokenizer.json", b"{}");
     refused_with(

@@ -103,7 +103,7 @@ fn a_benchmark_of_a_device_checks_and_names_it() {
         }
     }
     bench("--device sim --private").refused(&["--private", "--device"]);
-    bench("--device cuda").refused(&["--device", "no code for CUDA"]);
+    bench("--device rocm").refused(&["--device", "no code for ROCm"]);
 }
 
 #[test]
@@ -117,6 +117,6 @@ fn a_check_names_the_device_and_uses_its_memory() {
         assert!(run.stdout.contains("every element right on every rank"), "{}", run.stdout);
     }
     let mut check = sandbox.paceline();
-    check.args(["check", "--device", "cuda:0"]);
-    Run::of(check).refused(&["--device", "has no code for CUDA"]);
+    check.args(["check", "--device", "rocm:0"]);
+    Run::of(check).refused(&["--device", "has no code for ROCm"]);
 }

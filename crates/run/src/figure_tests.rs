@@ -218,6 +218,13 @@ fn figures_of_evaluations_follow_their_rules() {
         figure.of_evaluation(&evaluation)?.as_f64()
     };
     for figure in TABLE.iter().filter(|of| matches!(of.source, Source::Evaluation(_))) {
+        // That of another figure, and no mean itself.
+        if figure.name == "eval_perplexity" {
+            let loss = find("eval_loss").unwrap();
+            let follows = |at| Some(of(figure, at)?.ln() - of(loss, at)?);
+            assert!([0, 1, 2].into_iter().all(|at| follows(at).unwrap().abs() < 1e-12));
+            continue;
+        }
         check(figure.name, of, [10.0, 30.0]);
     }
 }
@@ -294,5 +301,5 @@ fn a_model_without_classes_has_no_accuracy_anywhere() {
     assert_eq!(lines, ["Evaluation loss: 0.5000, over 6 samples"]);
     let tokens = TestResult { samples: 2, has_classes: true, ..result };
     let lines = paceline_observe::views::console::evaluation_lines(&tokens);
-    assert_eq!(lines[0], "Evaluation loss: 0.5000, over 6 tokens of 2 samples");
+    assert_eq!(lines[0], "Evaluation loss: 0.5000, perplexity 1.65, over 6 tokens of 2 samples");
 }

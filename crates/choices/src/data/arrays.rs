@@ -56,9 +56,9 @@ struct CsvFlags {
     folder: FolderFlag,
     #[command(flatten)]
     image: ImageFlag,
-    /// CSV: the column with the class of each row
-    #[arg(long, value_name = "NAME", default_value = "label")]
-    label_column: String,
+    /// Tables: the column with the class of each row [default: label]
+    #[arg(long, value_name = "NAME")]
+    label_column: Option<String>,
 }
 
 /// `--data images`.
@@ -158,9 +158,10 @@ impl DataChoice for Csv {
         let folder = flags
             .folder
             .folder(self.name(), "a folder with train.csv and, to test with, test.csv")?;
-        let table = NumberTable::new(folder, flags.label_column.clone());
+        let label_column = flags.label_column.unwrap_or_else(|| "label".to_owned());
+        let table = NumberTable::new(folder, label_column.clone());
         let mut settings = Settings::of(Files::Csv(table), &flags.image)?;
-        settings.identity.push(("--label-column", flags.label_column));
+        settings.identity.push(("--label-column", label_column));
         Ok(Arc::new(settings))
     }
 }

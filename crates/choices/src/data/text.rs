@@ -40,7 +40,7 @@ struct Flags {
     /// Text: the column of tables that has the texts; without a header, its number from 1 [default: text]
     #[arg(long, value_name = "NAME")]
     text_column: Option<String>,
-    /// Text: the column of tables that has the labels; without a header, its number from 1 [default: label]
+    /// Text and tables: the column with the label of each row; in a text without a header, its number from 1 [default: label]
     #[arg(long, value_name = "NAME")]
     label_column: Option<String>,
     /// Text: the labels that are words, in the order of their classes [default: labels are numbers from 0]

@@ -164,7 +164,11 @@ impl Communicator {
         let names = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let left = names.filter(|entry| entry.file_name().to_string_lossy().starts_with("left-"));
         if left.count() == self.size {
-            let _ = fs::remove_dir_all(&self.folder);
+            // Two ranks may be the last. Only one of them can rename the folder, and two that removed it would stop each other.
+            let removed = self.folder.with_extension("removed");
+            if fs::rename(&self.folder, &removed).is_ok() {
+                let _ = fs::remove_dir_all(removed);
+            }
         }
     }
 }
@@ -182,7 +186,7 @@ fn root() -> PathBuf {
 }
 
 /// Every communicator's name begins with this, and the process that named it follows.
-const PREFIX: &str = "paceline-emulated-nccl-";
+const PREFIX: &str = "emulated-nccl-";
 
 /// A name for a new communicator. What processes that no longer exist left behind is removed.
 pub fn new_name(number: u64) -> String {

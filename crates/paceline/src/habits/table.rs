@@ -227,7 +227,12 @@ pub(super) const EXPLAINED: &[(&[&str], &str, &str)] = &[
          --strategy ddp",
     ),
     (
-        &["--nccl", "--gloo"],
+        &["--nccl"],
+        "transport",
+        "NCCL connects cards, and is used by itself where each rank has one; pass --device cuda",
+    ),
+    (
+        &["--gloo"],
         "transport",
         "this is a backend of PyTorch; pass --transport shm for ranks of one host, or tcp for ranks of several",
     ),

@@ -6,7 +6,7 @@
 const EXPLAINED: &[(&str, &[&str], &str)] = &[
     (
         "--transport",
-        &["nccl", "gloo", "ucc"],
+        &["gloo", "ucc"],
         "this is a backend of PyTorch; pass --transport shm for ranks of one host, or tcp for ranks of several",
     ),
     (
