@@ -176,7 +176,7 @@ pub enum CollectiveError {
     StillThere {
         /// The rank that reports.
         rank: usize,
-        /// The ranks that have not left, by their numbers on this host; empty if an MPI library may write.
+        /// The ranks that have not left, by their numbers on this host; empty if an MPI library or NCCL may write.
         peers: Vec<usize>,
         /// How long the rank has waited.
         waited: Duration,

@@ -161,6 +161,17 @@ impl Communicator {
         Ok(Self { functions, handle, is_aborted: AtomicBool::new(false) })
     }
 
+    /// Calls a function that puts work into a stream.
+    fn queue(
+        &self,
+        stream: &Stream,
+        function: &'static str,
+        call: impl FnOnce(&Functions, Handle, Handle) -> u32,
+    ) -> Result<()> {
+        stream.card().current()?;
+        self.functions.check(function, call(self.functions, self.handle, stream.handle()))
+    }
+
     /// Moves messages, all at the same time.
     ///
     /// # Safety
@@ -200,11 +211,9 @@ impl Communicator {
         (from, to, bytes): (u64, u64, usize),
         root: usize,
     ) -> Result<()> {
-        stream.card().current()?;
-        let of = self.functions;
         // SAFETY: the caller's.
-        of.check("ncclBroadcast", unsafe {
-            (of.ncclBroadcast)(from, to, bytes, BYTES, root as c_int, self.handle, stream.handle())
+        self.queue(stream, "ncclBroadcast", |of, comm, stream| unsafe {
+            (of.ncclBroadcast)(from, to, bytes, BYTES, root as c_int, comm, stream)
         })
     }
 
@@ -220,11 +229,9 @@ impl Communicator {
         to: u64,
         bytes: usize,
     ) -> Result<()> {
-        stream.card().current()?;
-        let of = self.functions;
         // SAFETY: the caller's.
-        of.check("ncclAllGather", unsafe {
-            (of.ncclAllGather)(from, to, bytes, BYTES, self.handle, stream.handle())
+        self.queue(stream, "ncclAllGather", |of, comm, stream| unsafe {
+            (of.ncclAllGather)(from, to, bytes, BYTES, comm, stream)
         })
     }
 
@@ -239,11 +246,9 @@ impl Communicator {
         (from, to, count): (u64, u64, usize),
         by: Reduction,
     ) -> Result<()> {
-        stream.card().current()?;
-        let of = self.functions;
         // SAFETY: the caller's.
-        of.check("ncclAllReduce", unsafe {
-            (of.ncclAllReduce)(from, to, count, by.number, by.op, self.handle, stream.handle())
+        self.queue(stream, "ncclAllReduce", |of, comm, stream| unsafe {
+            (of.ncclAllReduce)(from, to, count, by.number, by.op, comm, stream)
         })
     }
 
@@ -258,11 +263,9 @@ impl Communicator {
         (from, to, count): (u64, u64, usize),
         by: Reduction,
     ) -> Result<()> {
-        stream.card().current()?;
-        let of = self.functions;
         // SAFETY: the caller's.
-        of.check("ncclReduceScatter", unsafe {
-            (of.ncclReduceScatter)(from, to, count, by.number, by.op, self.handle, stream.handle())
+        self.queue(stream, "ncclReduceScatter", |of, comm, stream| unsafe {
+            (of.ncclReduceScatter)(from, to, count, by.number, by.op, comm, stream)
         })
     }
 
@@ -278,11 +281,9 @@ impl Communicator {
         by: Reduction,
         root: usize,
     ) -> Result<()> {
-        stream.card().current()?;
-        let (of, root) = (self.functions, root as c_int);
         // SAFETY: the caller's.
-        of.check("ncclReduce", unsafe {
-            (of.ncclReduce)(from, to, count, by.number, by.op, root, self.handle, stream.handle())
+        self.queue(stream, "ncclReduce", |of, comm, stream| unsafe {
+            (of.ncclReduce)(from, to, count, by.number, by.op, root as c_int, comm, stream)
         })
     }
 

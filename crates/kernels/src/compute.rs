@@ -7,7 +7,8 @@ use paceline_memory::{Allocator, Device, MemoryError, Tensor};
 use paceline_trace::{Event, Place, STACK_BYTES, Shapes, Span, Track, now_ns};
 use rayon::prelude::*;
 
-use crate::launch::{OnCard, read_bytes, write_bytes};
+use crate::OnCard;
+use crate::launch::{read_bytes, write_bytes};
 use crate::{KernelError, Op, Result, SimdLevel, simd};
 
 /// The name of the span in which a thread of a pool computes its part of the current kernel.

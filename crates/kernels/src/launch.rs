@@ -22,7 +22,6 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use paceline_cuda::kernel::{In, Out};
-use paceline_cuda::{Grid, Number, Product};
 use paceline_memory::{
     Access, Body, Category, Claim, Device, DeviceStream, Element, Event, MemoryError, Shape, Tensor,
 };
@@ -30,7 +29,7 @@ use paceline_trace::Shapes;
 
 use crate::compute::Processor;
 use crate::error::expect_shape;
-use crate::{Compute, KernelError, Result};
+use crate::{Compute, KernelError, OnCard, Result};
 
 /// The name of an operation, and what it counts for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -582,7 +581,7 @@ impl Compute {
             Device::Cuda => {
                 let on_card = on_card.ok_or(KernelError::NoCardBody(op.name))?;
                 let stream = self.stream().card().expect("memory of a card has its stream").clone();
-                let card = OnCard { stream, rounds_to_tf32: self.rounds_to_tf32 };
+                let card = OnCard::new(stream, self.rounds_to_tf32);
                 self.queue(op, operands, |held| {
                     Box::new(move || on_card(&card, O::on_card(&held)).map_err(|e| e.to_string()))
                 })
@@ -609,79 +608,6 @@ impl Compute {
 
     fn stream(&self) -> &DeviceStream {
         self.allocator.home().expect("memory of a device has a stream")
-    }
-}
-
-/// Where the body of an operation puts its kernels.
-#[derive(Debug)]
-pub struct OnCard {
-    stream: paceline_cuda::Stream,
-    rounds_to_tf32: bool,
-}
-
-impl OnCard {
-    /// Puts a kernel into the stream.
-    ///
-    /// # Safety
-    ///
-    /// The kernel touches nothing but the elements of the operands that its arguments name, and writes to none that were
-    /// stated to be read.
-    pub unsafe fn launch(
-        &self,
-        call: paceline_cuda::Call<'_>,
-        grid: Grid,
-    ) -> paceline_cuda::Result<()> {
-        // SAFETY: the caller's, and the operands are queued for this operation.
-        unsafe { self.stream.launch(call, grid) }
-    }
-
-    /// Puts a matrix product into the stream.
-    ///
-    /// # Safety
-    ///
-    /// As for [`OnCard::launch`].
-    pub unsafe fn multiply(&self, product: &Product) -> paceline_cuda::Result<()> {
-        let number = match product.number {
-            Number::Single if self.rounds_to_tf32 => Number::Rounded,
-            number => number,
-        };
-        // SAFETY: as for `launch`.
-        unsafe { self.stream.multiply(&Product { number, ..*product }) }
-    }
-
-    /// Sets all bytes of elements.
-    ///
-    /// # Safety
-    ///
-    /// There are so many elements.
-    pub unsafe fn fill<T>(
-        &self,
-        elems: Out<T>,
-        value: u8,
-        count: usize,
-    ) -> paceline_cuda::Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.stream.fill(elems.0, value, count * size_of::<T>()) }
-    }
-
-    /// Copies elements.
-    ///
-    /// # Safety
-    ///
-    /// There are so many on each side.
-    pub unsafe fn copy<T>(
-        &self,
-        from: In<T>,
-        to: Out<T>,
-        count: usize,
-    ) -> paceline_cuda::Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.stream.copy_on_card(from.0, to.0, count * size_of::<T>()) }
-    }
-
-    /// The card.
-    pub fn card(&self) -> &paceline_cuda::Card {
-        self.stream.card()
     }
 }
 

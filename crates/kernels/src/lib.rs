@@ -47,6 +47,7 @@ mod error;
 mod exp;
 mod lanes;
 mod launch;
+mod on_card;
 mod product;
 mod real;
 mod simd;
@@ -54,10 +55,9 @@ mod stored;
 
 pub use compute::{Compute, Processor, Threads};
 pub use error::KernelError;
-pub use launch::{
-    Either, OnCard, Op, Operands, Read, Scratch, Write, read, scratch, update, write,
-};
+pub use launch::{Either, Op, Operands, Read, Scratch, Write, read, scratch, update, write};
 pub use layout::ImageLayout;
+pub use on_card::OnCard;
 pub use paceline_numeric::SimdLevel;
 pub use real::Real;
 pub use stored::Stored;

@@ -118,8 +118,8 @@ impl Group {
     /// the failure may still write there. Waits until all ranks that can reach this rank's memory have left the group or are
     /// lost, for at most the group's limit. Memory of an accelerator stays fenced.
     ///
-    /// Errors, and gives nothing back, if a rank has not left by then, or if an MPI library carries the bytes, which does not
-    /// tell.
+    /// Errors, and gives nothing back, if a rank has not left by then, or if an MPI library or NCCL carries the bytes, which do
+    /// not tell.
     pub fn give_back_failed(&self) -> Result<(), CollectiveError> {
         let begin = Instant::now();
         let still_there = |peers| {
@@ -128,6 +128,9 @@ impl Group {
         };
         #[cfg(feature = "mpi")]
         if let Engine::Mpi(_) = &self.0.core.engine {
+            return still_there(Vec::new());
+        }
+        if self.nccl_order().is_some() {
             return still_there(Vec::new());
         }
         // Over sockets, only this rank writes to its memory.

@@ -8,8 +8,8 @@ use paceline_cuda::kernel::{In, Out, Scalar};
 use paceline_cuda::{Epilogue, Factor, Grid, Number, Product, Result};
 
 use super::NUMBERS;
+use crate::OnCard;
 use crate::activation::Activation;
-use crate::launch::OnCard;
 
 paceline_cuda::kernels! {
     PRODUCTS = "products.cu", include_str!("products.cu"), [NUMBERS];

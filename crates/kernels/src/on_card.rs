@@ -1,0 +1,84 @@
+//! What the body of an operation can do on a card.
+//!
+//! Input: kernels with their arguments, products, addresses of operands. Output: work in the operation's stream. This file
+//! does not know what the kernels compute.
+
+use paceline_cuda::kernel::{In, Out};
+use paceline_cuda::{Grid, Number, Product};
+
+/// Where the body of an operation puts its kernels.
+#[derive(Debug)]
+pub struct OnCard {
+    stream: paceline_cuda::Stream,
+    rounds_to_tf32: bool,
+}
+
+impl OnCard {
+    pub(crate) fn new(stream: paceline_cuda::Stream, rounds_to_tf32: bool) -> Self {
+        Self { stream, rounds_to_tf32 }
+    }
+
+    /// Puts a kernel into the stream.
+    ///
+    /// # Safety
+    ///
+    /// The kernel touches nothing but the elements of the operands that its arguments name, and writes to none that were
+    /// stated to be read.
+    pub unsafe fn launch(
+        &self,
+        call: paceline_cuda::Call<'_>,
+        grid: Grid,
+    ) -> paceline_cuda::Result<()> {
+        // SAFETY: the caller's, and the operands are queued for this operation.
+        unsafe { self.stream.launch(call, grid) }
+    }
+
+    /// Puts a matrix product into the stream.
+    ///
+    /// # Safety
+    ///
+    /// As for [`OnCard::launch`].
+    pub unsafe fn multiply(&self, product: &Product) -> paceline_cuda::Result<()> {
+        let number = match product.number {
+            Number::Single if self.rounds_to_tf32 => Number::Rounded,
+            number => number,
+        };
+        // SAFETY: as for `launch`.
+        unsafe { self.stream.multiply(&Product { number, ..*product }) }
+    }
+
+    /// Sets all bytes of elements.
+    ///
+    /// # Safety
+    ///
+    /// There are so many elements.
+    pub unsafe fn fill<T>(
+        &self,
+        elems: Out<T>,
+        value: u8,
+        count: usize,
+    ) -> paceline_cuda::Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.stream.fill(elems.0, value, count * size_of::<T>()) }
+    }
+
+    /// Copies elements.
+    ///
+    /// # Safety
+    ///
+    /// There are so many on each side.
+    pub unsafe fn copy<T>(
+        &self,
+        from: In<T>,
+        to: Out<T>,
+        count: usize,
+    ) -> paceline_cuda::Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.stream.copy_on_card(from.0, to.0, count * size_of::<T>()) }
+    }
+
+    /// The card.
+    pub fn card(&self) -> &paceline_cuda::Card {
+        self.stream.card()
+    }
+}
