@@ -1,14 +1,19 @@
-"""Does an emulated accelerator end with the weights of the processor, in whatever order its work runs?
+"""Does an emulated accelerator, or an emulated card, end with the same weights in whatever order its work runs?
 
     python3 bench/late.py                  # all strategies, 2 and 4 ranks, 20 orders; 200 for ddp and sharded3
     python3 bench/late.py --orders 2       # a minute
+    python3 bench/late.py --device cuda    # the same on an emulated card, with smaller models, 1 to 3 ranks and 5 orders
 
-Runs a small CNN, an MLP and the Llama of the recipe tiny-llama with every strategy: on the processor, on the emulated device in its timed
-mode, and in its late mode, where nothing runs before somebody waits, in an order that the seed draws. Counts the runs that end with other
-weights. Prints a table and writes `results/late.json`. The exit code is 1 if there is such a run. Only the standard library is needed.
+Runs a small CNN, an MLP and a Llama with every strategy: on the processor, on the emulated device in its timed mode, and in its late mode, where
+nothing runs before somebody waits, in an order that the seed draws. The weights of the processor are expected. On a card, whose products have an
+order of their own, those of its first run with `simple_ddp` are, or of the first one with a strategy that has other weights by its nature. There, ranks share
+a card and send through the host, or have a card each and send by NCCL. Counts the runs that end with other weights. Prints a table and writes
+`results/late.json` or `results/late_cuda.json`. The exit code is 1 if there is such a run. Only the standard library is needed; for a card, also the
+run-time compiler of the vendor (see docs/devices.md) and `cargo build --release -p paceline-emulated-card`.
 """
 import argparse
 import json
+import os
 import re
 import sys
 import tempfile
@@ -22,6 +27,12 @@ MODELS = {
     "mlp": "--model mlp --input-dim 16 --hidden-dim 24 --output-dim 4 --num-layers 3 --batch-size 8 --steps 4",
     "llama": "--recipe tiny-llama --batch-size 4 --steps 2",
 }
+# Small enough for a card whose every instruction is interpreted.
+ON_A_CARD = {
+    "cnn": "--image 8 8 3 --channels 4 8 --hidden 16 --batch-size 4 --steps 3 --optimizer adamw",
+    "mlp": "--model mlp --input-dim 16 --hidden-dim 16 --output-dim 4 --batch-size 4 --steps 3",
+    "llama": "--model llama --layers 2 --width 32 --heads 4 --kv-heads 2 --intermediate 48 --vocab 64 --seq-len 32 --batch-size 1 --steps 2",
+}
 STRATEGIES = [
     "simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "ddp", "flat_ddp", "zero1", "zero2", "zero3",
     "sharded1", "sharded2", "sharded3", "top_k", "fp16", "bf16", "local_sgd", "no_sync",
@@ -30,42 +41,84 @@ LONG = {"ddp", "sharded3"}
 DIGEST = re.compile(r"sha256 ([0-9a-f]{64})")
 
 
-def digest(binary: Path, words: str) -> str:
-    with tempfile.TemporaryDirectory(prefix="late_") as folder:
-        output = run([binary, "train", *words.split()], Path(folder), timeout_s=120)
-    found = DIGEST.search(output)
-    return found[1] if found else "none"
+# The weights of each are its own.
+INEXACT = {"top_k", "fp16", "bf16", "local_sgd", "no_sync"}
+LIBRARIES = ["libcuda.so.1", "libcublasLt.so.13", "libnccl.so.2"]
+
+
+class Bench:
+    """A program, and how it computes."""
+
+    def __init__(self, binary: Path, variables: dict[str, str]) -> None:
+        self.binary, self.variables = binary, variables
+
+    def digest(self, words: str, **variables: int) -> str:
+        os.environ.update(self.variables | {f"PACELINE_EMULATED_{name}": str(value) for name, value in variables.items()})
+        with tempfile.TemporaryDirectory(prefix="late_") as folder:
+            output = run([self.binary, "train", *words.split()], Path(folder), timeout_s=120)
+        found = DIGEST.search(output)
+        return found[1] if found else "none"
+
+    def device_cases(self, words: str, orders: int) -> tuple[str, dict[str, str]]:
+        """The expected weights, and those of each run on the emulated device."""
+        devices = ["sim:copy=1gbit,5us,launch=0us", *(f"sim:late,seed={seed}" for seed in range(orders))]
+        return self.digest(words), {device: self.digest(f"{words} --device {device}") for device in devices}
+
+    def card_cases(self, words: str, expected: str | None, ranks: int, orders: int) -> tuple[str, dict[str, str]]:
+        """The same for a card: shared by the ranks, and, for more than one, with a card for each."""
+        words = f"{words} --device cuda"
+        cases = {f"seed {seed}": self.digest(words, SEED=seed) for seed in range(orders)}
+        if ranks > 1:
+            cases |= {f"nccl, seed {seed}": self.digest(f"{words} --transport nccl", SEED=seed, CARDS=ranks) for seed in range(orders)}
+        return expected or next(iter(cases.values())), cases
+
+
+def card_variables(parser: argparse.ArgumentParser, binary: Path, folder: Path) -> dict[str, str]:
+    """Where a program finds the emulated card, whose library lies beside it."""
+    library = program(parser, "--binary", binary.parent / "libpaceline_emulated_card.so")
+    for name in LIBRARIES:
+        (folder / name).symlink_to(library)
+    folders = f"{folder}:{os.environ.get('PACELINE_CUDA_LIBRARIES', '')}"
+    return {"PACELINE_CUDA_LIBRARIES": folders, "XDG_CACHE_HOME": str(folder)}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare the weights of an emulated accelerator with the processor's.")
+    parser = argparse.ArgumentParser(description="Compare the weights of an emulated accelerator, in many orders of its work.")
     parser.add_argument("--binary", type=Path, default=Path("target/release/paceline"), metavar="PATH")
-    parser.add_argument("--out", type=Path, default=Path("results/late.json"), metavar="FILE")
-    parser.add_argument("--orders", type=int, default=20, metavar="N", help="seeds of the late mode for each case")
-    parser.add_argument("--long-orders", type=int, metavar="N", help="the same for ddp and sharded3 (default: ten times as many)")
+    parser.add_argument("--device", choices=["sim", "cuda"], default="sim", help="sim (default), or cuda for an emulated card")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: results/late.json, or results/late_cuda.json")
+    parser.add_argument("--orders", type=int, metavar="N", help="orders of work for each case (default: 20; 5 on a card)")
+    parser.add_argument("--long-orders", type=int, metavar="N", help="the same for ddp and sharded3 (default: ten times as many; 4 times on a card)")
     args = parser.parse_args()
+    on_card = args.device == "cuda"
+    out = args.out or Path("results/late_cuda.json" if on_card else "results/late.json")
     binary = program(parser, "--binary", args.binary)
-    long_orders = 10 * args.orders if args.long_orders is None else args.long_orders
+    orders = args.orders or (5 if on_card else 20)
+    long_orders = args.long_orders or orders * (4 if on_card else 10)
     record: Record = provenance() | {"cases": {}}
     rows, num_runs, others, begin = [], 0, 0, time.monotonic()
-    for model, flags in MODELS.items():
-        for ranks in (2, 4):
-            for strategy in STRATEGIES:
-                # The recipe evaluates, and with no_sync there is no single model to evaluate.
-                if (model, strategy) == ("llama", "no_sync"):
-                    continue
-                words = f"{flags} --nproc {ranks} --strategy {strategy}"
-                expected = digest(binary, words)
-                orders = long_orders if strategy in LONG else args.orders
-                devices = ["sim:copy=1gbit,5us,launch=0us", *(f"sim:late,seed={seed}" for seed in range(orders))]
-                wrong = [device for device in devices if digest(binary, f"{words} --device {device}") != expected]
-                num_runs, others = num_runs + len(devices), others + len(wrong)
-                case = {"expected": expected, "orders": orders, "wrong": wrong}
-                record["cases"][f"{model}, {ranks} ranks, {strategy}"] = case
-                rows.append([model, str(ranks), strategy, expected[:12], str(orders), str(len(wrong))])
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    with tempfile.TemporaryDirectory(prefix="card_") as folder:
+        bench = Bench(binary, card_variables(parser, binary, Path(folder)) if on_card else {})
+        for model, flags in (ON_A_CARD if on_card else MODELS).items():
+            for ranks in (1, 2, 3) if on_card else (2, 4):
+                exact = None
+                for strategy in STRATEGIES:
+                    # The recipe evaluates, and with no_sync there is no single model to evaluate.
+                    if (model, strategy) == ("llama", "no_sync"):
+                        continue
+                    words, count = f"{flags} --nproc {ranks} --strategy {strategy}", long_orders if strategy in LONG else orders
+                    if on_card:
+                        expected, cases = bench.card_cases(words, None if strategy in INEXACT else exact, ranks, count)
+                        exact = exact or expected
+                    else:
+                        expected, cases = bench.device_cases(words, count)
+                    wrong = [name for name, digest in cases.items() if digest != expected]
+                    num_runs, others = num_runs + len(cases), others + len(wrong)
+                    record["cases"][f"{model}, {ranks} ranks, {strategy}"] = {"expected": expected, "orders": count, "wrong": wrong}
+                    rows.append([model, str(ranks), strategy, expected[:12], str(count), str(len(wrong))])
+    out.write_text(json.dumps(record, indent=1) + "\n")
     print(aligned([["model", "ranks", "strategy", "weights", "orders", "others"], *rows], left={0, 2, 3}))
-    print(f"{num_runs} runs on the emulated device in {time.monotonic() - begin:.0f} s, of which {others} end with other weights")
+    print(f"{num_runs} runs in {time.monotonic() - begin:.0f} s, of which {others} end with other weights")
     return 1 if others else 0
 
 

@@ -5,7 +5,7 @@ mod common;
 use common::Sandbox;
 use paceline_emulated_card::for_tests::variable;
 
-const CNN: &str = "--nproc 2 --image 8 8 3 --channels 4 8 --hidden 16 --batch-size 4 --device cuda";
+const CNN: &str = "--image 8 8 3 --channels 4 8 --hidden 16 --batch-size 4 --device cuda";
 const MLP: &str = "--nproc 2 --model mlp --input-dim 16 --hidden-dim 16 --output-dim 4 --batch-size 4 --device cuda";
 const LLAMA: &str = "--nproc 2 --model llama --layers 2 --width 32 --heads 4 --kv-heads 2 --intermediate 48 --vocab 64 \
                      --seq-len 32 --batch-size 1 --device cuda";
@@ -35,6 +35,44 @@ fn ranks_that_share_a_card_end_with_the_same_weights_whatever_the_strategy() {
         {
             assert_eq!(run(strategy, seed), expected, "{model} with {strategy}, seed {seed}");
         }
+    }
+}
+
+#[test]
+fn a_card_ends_with_the_same_weights_in_whatever_order_its_work_runs() {
+    let Some(found) = variable() else { return };
+    let run = |strategy: &str, seed: u32| {
+        let seed = seed.to_string();
+        let variables = variables(&found, &[("PACELINE_EMULATED_SEED", &seed)]);
+        let flags = format!("{CNN} --steps 2 --strategy {strategy}");
+        Sandbox::new().train_with(&flags, &variables).ok().weights().to_owned()
+    };
+    let expected = run("simple_ddp", 0);
+    for strategy in ["ddp", "zero3", "sharded3"] {
+        for seed in 1..=20 {
+            assert_eq!(run(strategy, seed), expected, "{strategy}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn stages_on_cards_end_with_the_weights_of_one() {
+    let Some(found) = variable() else { return };
+    let weights = |cards: &str, seed: &str, flags: &str| {
+        let seeds = [("PACELINE_EMULATED_CARDS", cards), ("PACELINE_EMULATED_SEED", seed)];
+        let flags = format!("{CNN} --global-batch-size 8 --accumulate 4 --steps 2 {flags}");
+        let flags = flags.replace("--batch-size 4 ", "");
+        Sandbox::new().train_with(&flags, &variables(&found, &seeds)).ok().weights().to_owned()
+    };
+    let alone = weights("1", "0", "--nproc 1");
+    for (cards, seed, flags) in [
+        ("1", "1", "--schedule 1f1b"),
+        ("1", "2", "--schedule zb_h1"),
+        ("2", "3", "--schedule interleaved_1f1b"),
+        ("2", "4", "--transport nccl --schedule zbv"),
+    ] {
+        let found = weights(cards, seed, &format!("--mesh pp=2 {flags}"));
+        assert_eq!(found, alone, "{cards} cards, {flags}");
     }
 }
 
@@ -146,7 +184,8 @@ fn what_a_card_cannot_do_is_told_before_a_rank_starts() {
         .refused(&["CUDA 11.8", "install driver 525"]);
     with(CNN, &[("PACELINE_EMULATED_CARDS", "0")])
         .refused(&["--device cuda", "the driver sees none"]);
-    with(&format!("{CNN} --mesh pp=2"), &[]).refused(&["--device", "pipelines cannot do this yet"]);
+    with(&format!("{CNN} --mesh pp=2 --schedule auto"), &[])
+        .refused(&["--device cuda", "--schedule"]);
     // Whatever is there.
     with(&format!("{CNN} --steps 1").replace("cuda", "auto"), &[]).ok().line("Ranks: 2 on ");
     // Memory runs out while ranks run.

@@ -91,6 +91,25 @@ fn every_schedule_has_the_same_weights_over_every_transport() {
 }
 
 #[test]
+fn stages_on_an_emulated_accelerator_have_the_weights_of_the_processor() {
+    let weights = |flags: &str| {
+        let run = Sandbox::new().train(&format!("{SMALL} {flags}")).ok();
+        assert!(!run.stdout.contains("idle"), "a ledger of the host's times: {}", run.stdout);
+        run.weights().to_owned()
+    };
+    let (alone, replicas) = (weights("--nproc 1"), weights("--nproc 2"));
+    for (seed, schedule) in ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zbv"].iter().enumerate()
+    {
+        let flags = format!("--schedule {schedule} --device sim:late,seed={seed}");
+        assert_eq!(weights(&format!("--nproc 2 --mesh pp=2 {flags}")), alone, "{flags}");
+    }
+    for (seed, strategy) in ["ddp", "sharded3"].iter().enumerate() {
+        let flags = format!("--strategy {strategy} --device sim:late,seed={seed}");
+        assert_eq!(weights(&format!("--nproc 4 --mesh pp=2,dp=2 {flags}")), replicas, "{flags}");
+    }
+}
+
+#[test]
 fn a_language_model_in_stages_can_compute_parts_again_and_its_head_at_once() {
     let weights = |flags: &str| {
         let llama = "--model llama --layers 3 --width 32 --heads 4 --kv-heads 2 --intermediate 48 --vocab 301 --seq-len 16 \
@@ -218,7 +237,11 @@ fn what_a_pipeline_cannot_do_is_refused_before_a_rank_starts() {
         ),
         ("--nproc 3 --mesh pp=2", ["--mesh pp=2", "another number of ranks"]),
         ("--nproc 8 --mesh pp=8", ["needs 8 stages", "the model has 4 blocks"]),
-        ("--nproc 2 --mesh pp=2 --device sim", ["--device", "pipelines cannot do this yet"]),
+        ("--nproc 2 --mesh pp=2 --device sim --schedule auto", ["--device sim", "--schedule"]),
+        (
+            "--nproc 2 --mesh pp=2 --device sim --stages measured",
+            ["--device sim", "--stages measured"],
+        ),
         ("--nproc 2 --mesh pp=2 --strategy local_sgd", ["local_sgd", "equal on all ranks"]),
     ] {
         let cnn = if flags.contains("mlp") { "" } else { "--channels 4 4 --hidden 8" };

@@ -182,7 +182,6 @@ pub fn resolve_pipeline(
     for (flag, is_given) in [
         ("--rank-samples", flags.rank_samples.is_some()),
         ("--find-unused-parameters", strategy.options.find_unused_parameters),
-        ("--device", flags.device != Device::Cpu),
         ("--no-sync=false", !strategy.options.no_sync),
     ] {
         if is_given {
@@ -219,6 +218,12 @@ pub fn resolve_pipeline(
         [word] if word == MEASURED => Cut::Measured,
         _ => Cut::ByHand,
     };
+    if flags.device != Device::Cpu && (cut == Cut::Measured || name == AUTO) {
+        return usage(format!(
+            "--device {}: blocks are measured on the processor; name a --schedule, and leave out --stages {MEASURED}",
+            flags.device
+        ));
+    }
     let begins_at = match cut {
         Cut::Measured => Vec::new(),
         Cut::Counted => {

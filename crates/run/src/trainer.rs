@@ -12,6 +12,7 @@ use paceline_collectives::{Group, ReduceOp};
 use paceline_data::{BatchShape, Dataset};
 use paceline_failure::{Failure, Result};
 use paceline_host::streams;
+use paceline_launch::device::Device;
 use paceline_launch::stop::{StopRequest, left};
 use paceline_memory::PhaseUsage;
 use paceline_model::Model;
@@ -177,10 +178,9 @@ impl Trainer<'_> {
                     self.agree_to_stop(&loss, ended.is_some())? && progress.steps < total_steps;
                 meter.read(&self.stepper.replica.group);
                 let counts = made > config.warmup_steps as u64;
-                let acted = match &config.pipeline {
-                    Some(_) => self.stepper.replica.acted(),
-                    None => &[],
-                };
+                // A device carries an action out later than the host asks for it.
+                let has_ledger = config.pipeline.is_some() && config.device == Device::Cpu;
+                let acted = if has_ledger { self.stepper.replica.acted() } else { &[] };
                 let counted = counts.then_some(acted);
                 let times = meter.times(whole, data_ns, &device, &self.stepper.track, counted);
                 if counts {
@@ -202,10 +202,7 @@ impl Trainer<'_> {
                     times,
                     track: &self.stepper.track,
                     records: meter.records(),
-                    acted: match &config.pipeline {
-                        Some(_) => self.stepper.replica.acted(),
-                        None => &[],
-                    },
+                    acted,
                     group: &self.stepper.replica.world,
                 }))?;
                 if self.evaluates_after(progress.steps) && !is_stopped {
