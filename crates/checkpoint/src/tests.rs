@@ -316,11 +316,16 @@ fn an_exported_checkpoint_is_a_weight_file() {
     }
 }
 
+/// A folder in memory, where that is possible: what thousands of states leave behind needs no disk.
+fn folder_in_memory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
 #[test]
 fn a_fault_at_any_operation_of_a_save_loses_no_checkpoint() {
     let model = model(mlp(400), 1, 1);
     let num_operations = at_each_operation(|disk, fault| {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_in_memory();
         let path = folder.path();
         save_alone(&Disk::default(), path, &model, 1).unwrap();
         save_alone(&Disk::default(), path, &model, 2).unwrap();
@@ -396,7 +401,7 @@ fn a_power_cut_after_any_operation_loses_no_checkpoint() {
         let first = (0..=num_names).map(Names::First);
         for names in first.chain((1..=num_names).map(Names::AllBut)) {
             for data in Unsynced::ALL {
-                let left = tempfile::tempdir().unwrap();
+                let left = folder_in_memory();
                 model_disk.leave(left.path(), data, names);
                 num_states += 1;
                 let found = last(&left.path().join("saved"));

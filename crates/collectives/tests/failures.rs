@@ -22,7 +22,7 @@ const STRAGGLER: usize = 2;
 /// A limit that no test reaches.
 const NEVER: Duration = Duration::from_secs(3600);
 /// The limit of operations where a rank is stopped; the ranks must meet within it too.
-const SHORT: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_secs(10);
 /// Printed by a rank whose error names the rank that has died or is stopped.
 const NAMES: &str = "names the victim";
 /// Elements of an operation that takes a while.

@@ -168,23 +168,25 @@ fn rank_process() {
     }
 }
 
+// Threads try every number of ranks up to 8, in `threads.rs`. Processes try those that make other trees and rings.
+
 #[test]
 fn every_operation_in_shared_memory() {
-    for world in 1..=8 {
+    for world in [1, 2, 3, 5, 8] {
         run("operations", world, &Place::port());
     }
 }
 
 #[test]
 fn every_operation_over_tcp() {
-    for world in 1..=8 {
+    for world in [2, 3, 5, 8] {
         run("operations", world, &Place::port().over("tcp", 1));
     }
 }
 
 #[test]
 fn every_operation_with_rings() {
-    for world in 2..=8 {
+    for world in [2, 4, 7] {
         run("operations", world, &Place::port().over("ring", 1));
     }
     run("operations", 3, &Place::port().over("auto", 1));
@@ -192,7 +194,7 @@ fn every_operation_with_rings() {
 
 #[test]
 fn every_operation_on_emulated_hosts() {
-    for (world, local) in [(2, 1), (3, 1), (4, 2), (5, 1), (6, 2), (6, 3), (7, 1), (8, 4)] {
+    for (world, local) in [(2, 1), (5, 1), (6, 2), (6, 3), (8, 4)] {
         run("operations", world, &Place::port().over("hybrid", local));
     }
 }

@@ -82,16 +82,21 @@ fn hosts(disk: &Disk) -> [Host; 2] {
     [(); 2].map(|()| Host { disk: disk.clone(), ..Host::default() })
 }
 
+/// A folder in memory, where that is possible: hundreds of runs need no disk.
+fn folder_in_memory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
 /// A folder with a checkpoint of two steps.
 fn begun() -> tempfile::TempDir {
-    let parent = tempfile::tempdir().unwrap();
+    let parent = folder_in_memory();
     run(&run_spec(parent.path(), 2), parent.path(), hosts(&Disk::without_fault())).unwrap();
     parent
 }
 
 /// A folder with the checkpoints of another one.
 fn copy_of(begun: &Path) -> tempfile::TempDir {
-    let parent = tempfile::tempdir().unwrap();
+    let parent = folder_in_memory();
     let saved = parent.path().join("saved");
     fs::create_dir(&saved).unwrap();
     for path in files(&begun.join("saved")) {
