@@ -167,8 +167,8 @@ CASES = [
 ]
 
 
-# Commands that print no single run, or need what another one leaves.
-NOT_ONE_RUN = ("--ddp-choice", "--shard-choice", "--resume", "--download")
+# Commands that print no single run, or need what another one leaves or a user has.
+NOT_ONE_RUN = ("--ddp-choice", "--shard-choice", "--resume", "--download", "--data-dir")
 KEPT = ["wall_ms", "step_ms_median", "comm_exposed_ms", "comm_exposed_wait_ms", "comm_wait_ms", "comm_move_ms", "sync_ms", "advice", "advised"]
 
 

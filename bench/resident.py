@@ -24,7 +24,7 @@ from common import ROOT, Record, aligned, program, provenance, run, shown
 RUN_SECONDS = 300
 PAGES = ["README.md", "docs/commands.md"]
 # Commands that print no single run, have no processes, or need what is not here.
-LEFT_OUT = ("--ddp-choice", "--shard-choice", "--transport thread", "--download", "--config", "smollm2", "~/")
+LEFT_OUT = ("--ddp-choice", "--shard-choice", "--transport thread", "--download", "--config", "smollm2", "--data-dir", "~/")
 PART, BYTES = 0.05, 4e6
 
 

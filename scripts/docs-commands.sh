@@ -11,7 +11,8 @@
 #   <!-- not run: it needs a network -->    the block is left out
 #   <!-- exit code: 7 -->                   its commands have to end with this code
 #
-# --one-folder runs all pages in the same folder, as a reader does who goes through all of them.
+# --one-folder runs all pages in the same folder, as a reader does who goes through all of them. PAGES is a copy of
+# the folder docs, the text that lesson 8 learns from.
 set -euo pipefail
 
 one_folder=false
@@ -57,7 +58,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/bin"
 ln -s "$program" "$work/bin/paceline"
-export PATH="$work/bin:$PATH"
+cp -r "$root/docs" "$work/pages"
+export PATH="$work/bin:$PATH" PAGES="$work/pages"
 
 failed=0 ran=0 left_out=0
 for page in "${pages[@]}"; do
