@@ -10,46 +10,9 @@ enum { SIDE = 32, ROWS = 8, LANES = 16, THREADS = ROWS * LANES, OWN = SIDE / ROW
 template <typename Real> struct Share {
     enum { COLUMNS = 32 / sizeof(Real), HALF = COLUMNS / 2, OF_BLOCK = HALF * LANES };
 };
-// Behind each row of a square there is an element, which spreads its columns over the banks.
+// Behind each row of a square, and of a tile, there is an element, which spreads columns over the banks.
 enum { PITCH = SIDE + 1 };
-
-struct Attention {
-    u32 batch, seq, heads, kv_heads, head_dim;
-
-    __device__ u64 qkv_columns() const { return (u64)(heads + 2 * kv_heads) * head_dim; }
-    // The first element of a token's head in qkv, counted from queries over keys to values.
-    __device__ u64 at(u32 row, u32 token, u32 head) const {
-        return ((u64)row * seq + token) * qkv_columns() + (u64)head * head_dim;
-    }
-    __device__ u64 output_at(u32 row, u32 token, u32 head) const {
-        return (((u64)row * seq + token) * heads + head) * head_dim;
-    }
-    __device__ u64 log_sum_at(u32 row, u32 head, u32 token) const { return ((u64)row * heads + head) * seq + token; }
-    __device__ u32 keys_of(u32 head) const { return heads + head / (heads / kv_heads); }
-    // Rows of tiles of a head are longer by one element, which spreads them over the banks.
-    __device__ u32 pitch() const { return head_dim + 1; }
-};
-
-#define ATTENTION_ARGUMENTS u32 batch, u32 seq, u32 heads, u32 kv_heads, u32 head_dim
-#define ATTENTION \
-    Attention { batch, seq, heads, kv_heads, head_dim }
-
-// The real tokens of a row; a length that is not within 0..=seq makes the row's results NaN.
-struct Length {
-    u32 real;
-    bool is_wrong;
-
-    __device__ Length(const i64* lengths, u32 row, u32 seq) {
-        i64 length = lengths ? lengths[row] : (i64)seq;
-        is_wrong = length < 0 || length > (i64)seq;
-        real = is_wrong ? 0 : (u32)length;
-    }
-};
-
-// What results of tokens that are not real hold.
-template <typename Real> __device__ Real behind(const Length& length) {
-    return length.is_wrong ? (Real)__int_as_float(0x7fffffff) : 0;
-}
+__device__ u32 pitch_of(u32 head_dim) { return head_dim + 1; }
 
 // All shared memory of a block: tiles of (SIDE, head_dim), then squares of (SIDE, SIDE), then numbers of a tile's tokens.
 extern __shared__ __align__(16) unsigned char shared_bytes[];
@@ -146,18 +109,6 @@ template <typename Real> __device__ Real sum_of_lanes(Real x) {
     return x;
 }
 
-// What a block computes: a tile of a head of a row of the batch. The last tiles, whose rows are longest, come first.
-struct Work {
-    u32 first, head, row;
-
-    __device__ Work(u32 seq, u32 heads) {
-        u32 tiles = (seq + SIDE - 1) / SIDE, rest = blockIdx.x / tiles;
-        first = (tiles - 1 - blockIdx.x % tiles) * SIDE;
-        head = rest % heads;
-        row = rest / heads;
-    }
-};
-
 // The keys of the tile from `first` on that a query of this thread attends to. All are before `end`.
 __device__ u32 keys_of(const Work& work, Place at, u32 first, u32 end) {
     return min(SIDE, min(end, work.first + at.row + OWN) - first);
@@ -168,12 +119,12 @@ __device__ void attention_forward(const Attention& spec, const S* qkv, const i64
                                   const typename As<S>::Real* angles, typename As<S>::Real scale, S* output,
                                   typename As<S>::Real* log_sums) {
     typedef typename As<S>::Real Real;
-    u32 pitch = spec.pitch(), head_dim = spec.head_dim;
+    u32 head_dim = spec.head_dim, pitch = pitch_of(head_dim);
     Real* q = (Real*)shared_bytes;
     Real* k = q + SIDE * pitch;
     Real* v = k + SIDE * pitch;
     Square<Real> p = (Square<Real>)(v + SIDE * pitch);
-    Work work(spec.seq, spec.heads);
+    Work work(spec.seq, spec.heads, SIDE);
     Length length(lengths, work.row, spec.seq);
     Place at;
     Columns<Real> columns(head_dim, blockIdx.y, at.lane);
@@ -188,7 +139,8 @@ __device__ void attention_forward(const Attention& spec, const S* qkv, const i64
     }
     u32 end = min(work.first + SIDE, length.real);
     if (work.first < length.real) {
-        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, end, head_dim, pitch, angles, scale, q);
+        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, end, head_dim, pitch, angles,
+                  scale * to_base_2<Real>(), q);
         for (u32 first = 0; first < end; first += SIDE) {
             __syncthreads();
             load_tile(of_row + (u64)key_head * head_dim, stride, first, end, head_dim, pitch, angles, (Real)1, k);
@@ -205,10 +157,10 @@ __device__ void attention_forward(const Attention& spec, const S* qkv, const i64
                     best = scores[i][j] > best ? scores[i][j] : best;
                 }
                 best = largest_of_lanes(best);
-                Real factor = fast_exp(most[i] - best), sum = 0;
+                Real factor = power(most[i] - best), sum = 0;
                 most[i] = best;
                 for (u32 j = 0; j < PAIRED; ++j) {
-                    Real weight = fast_exp(scores[i][j] - best);
+                    Real weight = power(scores[i][j] - best);
                     p[at.row + i][at.lane + j * LANES] = weight;
                     sum += weight;
                 }
@@ -229,7 +181,8 @@ __device__ void attention_forward(const Attention& spec, const S* qkv, const i64
             if (columns.has(c)) to[columns.at(c)] = As<S>::store(is_real ? sums[i][c] / total[i] : behind<Real>(length));
         }
         if (at.lane == 0 && blockIdx.y == 0) {
-            log_sums[spec.log_sum_at(work.row, work.head, token)] = is_real ? most[i] + log(total[i]) : behind<Real>(length);
+            Real log_sum = most[i] * to_base_e<Real>() + log(total[i]);
+            log_sums[spec.log_sum_at(work.row, work.head, token)] = is_real ? log_sum : behind<Real>(length);
         }
     }
 }
@@ -240,12 +193,12 @@ template <typename Real> struct Pair {
     Real p, ds;
 
     __device__ Pair(bool is_there, Real score, Real log_sum, Real dp, Real product) {
-        p = is_there ? fast_exp(score - log_sum) : 0;
+        p = is_there ? power(score - log_sum) : 0;
         ds = is_there ? p * (dp - product) : 0;
     }
 };
 
-// The logarithms of a tile of queries, and the products of the output with its gradient. The threads that share rows of a tile
+// The logarithms of a tile of queries, to the base 2, and the products of the output with its gradient. The threads that share rows of a tile
 // sum for these rows.
 template <typename S>
 __device__ void load_results(const Attention& spec, const Work& work, u32 head, u32 first, u32 end, Place at,
@@ -262,7 +215,7 @@ __device__ void load_results(const Attention& spec, const Work& work, u32 head, 
         sum = sum_of_lanes(sum);
         if (at.lane == 0) {
             products[i] = sum;
-            logs[i] = is_there ? log_sums[spec.log_sum_at(work.row, head, first + i)] : 0;
+            logs[i] = is_there ? log_sums[spec.log_sum_at(work.row, head, first + i)] * to_base_2<Real>() : 0;
         }
     }
 }
@@ -303,14 +256,14 @@ __device__ void attention_backward_queries(const Attention& spec, const S* qkv, 
                                            const S* output, const typename As<S>::Real* log_sums, const S* d_output,
                                            S* d_qkv) {
     typedef typename As<S>::Real Real;
-    u32 pitch = spec.pitch(), head_dim = spec.head_dim;
+    u32 head_dim = spec.head_dim, pitch = pitch_of(head_dim);
     Real* q = (Real*)shared_bytes;
     Real* dy = q + SIDE * pitch;
     Real* k = dy + SIDE * pitch;
     Real* v = k + SIDE * pitch;
     Square<Real> ds = (Square<Real>)(v + SIDE * pitch);
     Real *logs = (Real*)(ds + SIDE), *products = logs + SIDE;
-    Work work(spec.seq, spec.heads);
+    Work work(spec.seq, spec.heads, SIDE);
     Length length(lengths, work.row, spec.seq);
     Place at;
     Columns<Real> columns(head_dim, blockIdx.y, at.lane);
@@ -319,7 +272,8 @@ __device__ void attention_backward_queries(const Attention& spec, const S* qkv, 
     u32 key_head = spec.keys_of(work.head), end = min(work.first + SIDE, length.real);
     Real sums[OWN][Share<Real>::COLUMNS] = {};
     if (work.first < length.real) {
-        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, end, head_dim, pitch, angles, scale, q);
+        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, end, head_dim, pitch, angles,
+                  scale * to_base_2<Real>(), q);
         load_tile(d_output + spec.output_at(work.row, 0, work.head), output_stride, work.first, end, head_dim, pitch,
                   (const Real*)0, (Real)1, dy);
         load_results(spec, work, work.head, work.first, end, at, output, log_sums, d_output, logs, products);
@@ -355,14 +309,14 @@ __device__ void attention_backward_keys(const Attention& spec, const S* qkv, con
                                         const typename As<S>::Real* angles, typename As<S>::Real scale, const S* output,
                                         const typename As<S>::Real* log_sums, const S* d_output, S* d_qkv) {
     typedef typename As<S>::Real Real;
-    u32 pitch = spec.pitch(), head_dim = spec.head_dim;
+    u32 head_dim = spec.head_dim, pitch = pitch_of(head_dim);
     Real* k = (Real*)shared_bytes;
     Real* v = k + SIDE * pitch;
     Real* q = v + SIDE * pitch;
     Real* dy = q + SIDE * pitch;
     Square<Real> p = (Square<Real>)(dy + SIDE * pitch), ds = p + SIDE;
     Real *logs = (Real*)(ds + SIDE), *products = logs + SIDE;
-    Work work(spec.seq, spec.kv_heads);
+    Work work(spec.seq, spec.kv_heads, SIDE);
     Length length(lengths, work.row, spec.seq);
     Place at;
     Columns<Real> columns(head_dim, blockIdx.y, at.lane);
@@ -377,7 +331,8 @@ __device__ void attention_backward_keys(const Attention& spec, const S* qkv, con
         for (u32 head = work.head * group; head < (work.head + 1) * group; ++head) {
             for (u32 first = work.first; first < real; first += SIDE) {
                 __syncthreads();
-                load_tile(of_row + (u64)head * head_dim, stride, first, real, head_dim, pitch, angles, scale, q);
+                load_tile(of_row + (u64)head * head_dim, stride, first, real, head_dim, pitch, angles,
+                          scale * to_base_2<Real>(), q);
                 load_tile(d_output + spec.output_at(work.row, 0, head), output_stride, first, real, head_dim, pitch,
                           (const Real*)0, (Real)1, dy);
                 load_results(spec, work, head, first, real, at, output, log_sums, d_output, logs, products);
@@ -403,7 +358,7 @@ __device__ void attention_backward_keys(const Attention& spec, const S* qkv, con
             }
         }
     }
-    store_turned(spec, work, length, key_head, at, columns, angles, (Real)1, dk, d_qkv);
+    store_turned(spec, work, length, key_head, at, columns, angles, to_base_e<Real>(), dk, d_qkv);
     for (u32 i = 0; i < OWN; ++i) {
         u32 token = work.first + at.row + i;
         if (token >= spec.seq) continue;

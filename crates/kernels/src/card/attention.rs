@@ -1,18 +1,24 @@
 //! Kernels of attention, and how their work is divided.
 //!
-//! Angles, logarithms and scores are of the type that kernels compute in.
+//! Wide heads are worked on tile by tile; heads of 8 and 16 elements in f32 and f64 have kernels of their own, with a thread for
+//! each token of a head. Angles, logarithms and scores are of the type that kernels compute in.
 
 use paceline_cuda::kernel::{In, Out};
-use paceline_cuda::{Grid, Result};
+use paceline_cuda::{Call, Grid, Result};
+use paceline_memory::Element;
 
+use super::attention_narrow::{narrow_backward_keys, narrow_backward_queries, narrow_forward};
 use super::products::{retyped, untyped};
 use super::{EXP, NUMBERS};
 use crate::attention::AttentionSpec;
 use crate::stored::Stored;
 use crate::{OnCard, Real};
 
+/// What all sources of attention share.
+pub(super) const SHARED: &str = include_str!("attention.cuh");
+
 paceline_cuda::kernels! {
-    ATTENTION = "attention.cu", include_str!("attention.cu"), [NUMBERS, EXP];
+    ATTENTION = "attention.cu", include_str!("attention.cu"), [NUMBERS, EXP, SHARED];
     /// Outputs and logarithms.
     fn attention_forward<T: f32 | f64 | f16 | bf16>(
         batch: u32, seq: u32, heads: u32, kv_heads: u32, head_dim: u32, qkv: In<T>, lengths: In<i64>, angles: In<u8>,
@@ -35,6 +41,38 @@ paceline_cuda::kernels! {
     );
 }
 
+/// The kernels of forward passes.
+type Forward<T> = fn(
+    u32,
+    u32,
+    u32,
+    u32,
+    u32,
+    In<T>,
+    In<i64>,
+    In<u8>,
+    f64,
+    Out<T>,
+    Out<u8>,
+) -> Result<Call<'static>>;
+
+/// The kernels of backward passes.
+type Backward<T> = fn(
+    u32,
+    u32,
+    u32,
+    u32,
+    u32,
+    In<T>,
+    In<i64>,
+    In<u8>,
+    f64,
+    In<T>,
+    In<u8>,
+    In<T>,
+    Out<T>,
+) -> Result<Call<'static>>;
+
 /// Queries, and keys, of a tile.
 const SIDE: usize = 32;
 /// Threads of a block.
@@ -46,6 +84,21 @@ const HALF_BYTES: usize = 256;
 fn sizes(spec: &AttentionSpec) -> [u32; 5] {
     let AttentionSpec { batch, seq, heads, kv_heads, head_dim } = *spec;
     [batch, seq, heads, kv_heads, head_dim].map(|size| size as u32)
+}
+
+/// Whether the kernels for narrow heads compute it.
+fn is_narrow<S: Stored>(spec: &AttentionSpec) -> bool {
+    S::DTYPE == <S::Real as Element>::DTYPE && matches!(spec.head_dim, 8 | 16)
+}
+
+/// A block for each run of tokens of each head of each row, with shared memory for two rows of each token and two numbers.
+fn narrow_grid<S: Stored>(spec: &AttentionSpec, heads: usize) -> Grid {
+    /// The most tokens of a block, each of which has a thread.
+    const MOST: usize = 128;
+    let tokens = spec.seq.next_multiple_of(32).clamp(32, MOST);
+    let blocks = spec.batch * heads * spec.seq.div_ceil(tokens);
+    let of_token = 2 * spec.head_dim + 2;
+    Grid::blocks(blocks as u32, tokens as u32).with_shared(tokens * of_token * size_of::<S::Real>())
 }
 
 /// A block for each tile of each head of each row, and for each part of the columns; with shared memory for tiles, squares and
@@ -79,11 +132,15 @@ pub(crate) unsafe fn forward<S: Stored>(
     let [batch, seq, heads, kv_heads, head_dim] = sizes(spec);
     let (lengths, angles) = (lengths.unwrap_or(In::NONE), retyped(angles));
     let (scale, log_sums) = (spec.scale(), untyped(log_sums));
-    let call = attention_forward(
+    let (kernel, grid): (Forward<S>, _) = match is_narrow::<S>(spec) {
+        true => (narrow_forward, narrow_grid::<S>(spec, spec.heads)),
+        false => (attention_forward, grid::<S>(spec, spec.heads, [3, 1, 0])),
+    };
+    let call = kernel(
         batch, seq, heads, kv_heads, head_dim, qkv, lengths, angles, scale, output, log_sums,
     )?;
     // SAFETY: the caller's; a block writes what belongs to its tile of tokens below `seq`.
-    unsafe { card.launch(call, grid::<S>(spec, spec.heads, [3, 1, 0])) }
+    unsafe { card.launch(call, grid) }
 }
 
 /// # Safety
@@ -99,19 +156,31 @@ pub(crate) unsafe fn backward<S: Stored>(
     let [batch, seq, heads, kv_heads, head_dim] = sizes(spec);
     let (lengths, angles) = (lengths.unwrap_or(In::NONE), retyped(angles));
     let (scale, log_sums) = (spec.scale(), retyped(log_sums));
-    let of_queries = attention_backward_queries(
+    let (kernels, grids): ([Backward<S>; 2], _) = match is_narrow::<S>(spec) {
+        true => (
+            [narrow_backward_queries, narrow_backward_keys],
+            [spec.heads, spec.kv_heads].map(|heads| narrow_grid::<S>(spec, heads)),
+        ),
+        false => (
+            [attention_backward_queries, attention_backward_keys],
+            [(spec.heads, 1), (spec.kv_heads, 2)]
+                .map(|(heads, squares)| grid::<S>(spec, heads, [4, squares, 2])),
+        ),
+    };
+    let [of_queries, of_keys] = kernels;
+    let of_queries = of_queries(
         batch, seq, heads, kv_heads, head_dim, qkv, lengths, angles, scale, output, log_sums,
         d_output, d_qkv,
     )?;
-    let of_keys = attention_backward_keys(
+    let of_keys = of_keys(
         batch, seq, heads, kv_heads, head_dim, qkv, lengths, angles, scale, output, log_sums,
         d_output, d_qkv,
     )?;
     // SAFETY: the caller's; a block writes what belongs to its tile of tokens below `seq`, the first kernel the gradients of
     // queries and the second one those of keys and values.
     unsafe {
-        card.launch(of_queries, grid::<S>(spec, spec.heads, [4, 1, 2]))?;
-        card.launch(of_keys, grid::<S>(spec, spec.kv_heads, [4, 2, 2]))
+        card.launch(of_queries, grids[0])?;
+        card.launch(of_keys, grids[1])
     }
 }
 
