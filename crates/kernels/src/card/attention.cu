@@ -20,18 +20,17 @@ extern __shared__ __align__(16) unsigned char shared_bytes[];
 template <typename Real> using Square = Real (*)[PITCH];
 
 // Copies a head of the tokens from `first` on, rotated and times a factor if there are angles. Behind the real ones are zeros.
-template <typename S>
-__device__ void load_tile(const S* from, u64 stride, u32 first, u32 end, u32 head_dim, u32 pitch,
-                          const typename As<S>::Real* angles, typename As<S>::Real factor, typename As<S>::Real* tile) {
-    typedef typename As<S>::Real Real;
+template <typename Real>
+__device__ void load_tile(const Real* from, u64 stride, u32 first, u32 end, u32 head_dim, u32 pitch,
+                          const Real* angles, Real factor, Real* tile) {
     u32 half = head_dim / 2;
     for (u32 i = threadIdx.x; i < SIDE * half; i += THREADS) {
         u32 r = i / half, c = i % half, token = first + r;
         Real x = 0, y = 0;
         if (token < end) {
-            const S* head = from + token * stride;
-            x = load(head[c]);
-            y = load(head[c + half]);
+            const Real* head = from + token * stride;
+            x = head[c];
+            y = head[c + half];
             if (angles) {
                 Real cosine = angles[(u64)token * head_dim + c], sine = angles[(u64)token * head_dim + half + c];
                 Real turned = (x * cosine - y * sine) * factor;
@@ -114,11 +113,10 @@ __device__ u32 keys_of(const Work& work, Place at, u32 first, u32 end) {
     return min(SIDE, min(end, work.first + at.row + OWN) - first);
 }
 
-template <typename S>
-__device__ void attention_forward(const Attention& spec, const S* qkv, const i64* lengths,
-                                  const typename As<S>::Real* angles, typename As<S>::Real scale, S* output,
-                                  typename As<S>::Real* log_sums) {
-    typedef typename As<S>::Real Real;
+template <typename Real>
+__device__ void attention_forward(const Attention& spec, const Real* qkv, const i64* lengths,
+                                  const Real* angles, Real scale, Real* output,
+                                  Real* log_sums) {
     u32 head_dim = spec.head_dim, pitch = pitch_of(head_dim);
     Real* q = (Real*)shared_bytes;
     Real* k = q + SIDE * pitch;
@@ -128,7 +126,7 @@ __device__ void attention_forward(const Attention& spec, const S* qkv, const i64
     Length length(lengths, work.row, spec.seq);
     Place at;
     Columns<Real> columns(head_dim, blockIdx.y, at.lane);
-    const S* of_row = qkv + spec.at(work.row, 0, 0);
+    const Real* of_row = qkv + spec.at(work.row, 0, 0);
     u64 stride = spec.qkv_columns();
     u32 key_head = spec.keys_of(work.head);
     const Real lowest = -(Real)__int_as_float(0x7f800000);
@@ -176,9 +174,9 @@ __device__ void attention_forward(const Attention& spec, const S* qkv, const i64
         u32 token = work.first + at.row + i;
         if (token >= spec.seq) continue;
         bool is_real = token < length.real;
-        S* to = output + spec.output_at(work.row, token, work.head);
+        Real* to = output + spec.output_at(work.row, token, work.head);
         for (u32 c = 0; c < Share<Real>::COLUMNS; ++c) {
-            if (columns.has(c)) to[columns.at(c)] = As<S>::store(is_real ? sums[i][c] / total[i] : behind<Real>(length));
+            if (columns.has(c)) to[columns.at(c)] = is_real ? sums[i][c] / total[i] : behind<Real>(length);
         }
         if (at.lane == 0 && blockIdx.y == 0) {
             Real log_sum = most[i] * to_base_e<Real>() + log(total[i]);
@@ -200,17 +198,16 @@ template <typename Real> struct Pair {
 
 // The logarithms of a tile of queries, to the base 2, and the products of the output with its gradient. The threads that share rows of a tile
 // sum for these rows.
-template <typename S>
+template <typename Real>
 __device__ void load_results(const Attention& spec, const Work& work, u32 head, u32 first, u32 end, Place at,
-                             const S* output, const typename As<S>::Real* log_sums, const S* d_output,
-                             typename As<S>::Real* logs, typename As<S>::Real* products) {
-    typedef typename As<S>::Real Real;
+                             const Real* output, const Real* log_sums, const Real* d_output,
+                             Real* logs, Real* products) {
     for (u32 i = at.row; i < at.row + OWN; ++i) {
         Real sum = 0;
         bool is_there = first + i < end;
         u64 from = is_there ? spec.output_at(work.row, first + i, head) : 0;
         for (u32 c = at.lane; is_there && c < spec.head_dim; c += LANES) {
-            sum = fused(load(d_output[from + c]), load(output[from + c]), sum);
+            sum = fused(d_output[from + c], output[from + c], sum);
         }
         sum = sum_of_lanes(sum);
         if (at.lane == 0) {
@@ -221,17 +218,16 @@ __device__ void load_results(const Attention& spec, const Work& work, u32 head, 
 }
 
 // Writes gradients of rotated rows, rotated back and times a factor. The partner of a column is in the same thread.
-template <typename S>
+template <typename Real>
 __device__ void store_turned(const Attention& spec, const Work& work, const Length& length, u32 head, Place at,
-                             const Columns<typename As<S>::Real>& columns, const typename As<S>::Real* angles,
-                             typename As<S>::Real factor,
-                             const typename As<S>::Real (&sums)[OWN][Share<typename As<S>::Real>::COLUMNS], S* d_qkv) {
-    typedef typename As<S>::Real Real;
+                             const Columns<Real>& columns, const Real* angles,
+                             Real factor,
+                             const Real (&sums)[OWN][Share<Real>::COLUMNS], Real* d_qkv) {
     u32 half = columns.half;
     for (u32 i = 0; i < OWN; ++i) {
         u32 token = work.first + at.row + i;
         if (token >= spec.seq) continue;
-        S* to = d_qkv + spec.at(work.row, token, head);
+        Real* to = d_qkv + spec.at(work.row, token, head);
         for (u32 c = 0; c < Share<Real>::HALF; ++c) {
             if (!columns.has(c)) continue;
             u32 column = columns.at(c);
@@ -243,19 +239,18 @@ __device__ void store_turned(const Attention& spec, const Work& work, const Leng
                 x = (first * cosine + second * sine) * factor;
                 y = (second * cosine - first * sine) * factor;
             }
-            to[column] = As<S>::store(x);
-            to[half + column] = As<S>::store(y);
+            to[column] = x;
+            to[half + column] = y;
         }
     }
 }
 
 // The gradient of queries: a block has a tile of queries, and visits their keys.
-template <typename S>
-__device__ void attention_backward_queries(const Attention& spec, const S* qkv, const i64* lengths,
-                                           const typename As<S>::Real* angles, typename As<S>::Real scale,
-                                           const S* output, const typename As<S>::Real* log_sums, const S* d_output,
-                                           S* d_qkv) {
-    typedef typename As<S>::Real Real;
+template <typename Real>
+__device__ void attention_backward_queries(const Attention& spec, const Real* qkv, const i64* lengths,
+                                           const Real* angles, Real scale,
+                                           const Real* output, const Real* log_sums, const Real* d_output,
+                                           Real* d_qkv) {
     u32 head_dim = spec.head_dim, pitch = pitch_of(head_dim);
     Real* q = (Real*)shared_bytes;
     Real* dy = q + SIDE * pitch;
@@ -267,7 +262,7 @@ __device__ void attention_backward_queries(const Attention& spec, const S* qkv, 
     Length length(lengths, work.row, spec.seq);
     Place at;
     Columns<Real> columns(head_dim, blockIdx.y, at.lane);
-    const S* of_row = qkv + spec.at(work.row, 0, 0);
+    const Real* of_row = qkv + spec.at(work.row, 0, 0);
     u64 stride = spec.qkv_columns(), output_stride = (u64)spec.heads * head_dim;
     u32 key_head = spec.keys_of(work.head), end = min(work.first + SIDE, length.real);
     Real sums[OWN][Share<Real>::COLUMNS] = {};
@@ -304,11 +299,10 @@ __device__ void attention_backward_queries(const Attention& spec, const S* qkv, 
 }
 
 // The gradients of keys and values: a block has a tile of keys, and visits the queries that attend to them, head by head.
-template <typename S>
-__device__ void attention_backward_keys(const Attention& spec, const S* qkv, const i64* lengths,
-                                        const typename As<S>::Real* angles, typename As<S>::Real scale, const S* output,
-                                        const typename As<S>::Real* log_sums, const S* d_output, S* d_qkv) {
-    typedef typename As<S>::Real Real;
+template <typename Real>
+__device__ void attention_backward_keys(const Attention& spec, const Real* qkv, const i64* lengths,
+                                        const Real* angles, Real scale, const Real* output,
+                                        const Real* log_sums, const Real* d_output, Real* d_qkv) {
     u32 head_dim = spec.head_dim, pitch = pitch_of(head_dim);
     Real* k = (Real*)shared_bytes;
     Real* v = k + SIDE * pitch;
@@ -320,7 +314,7 @@ __device__ void attention_backward_keys(const Attention& spec, const S* qkv, con
     Length length(lengths, work.row, spec.seq);
     Place at;
     Columns<Real> columns(head_dim, blockIdx.y, at.lane);
-    const S* of_row = qkv + spec.at(work.row, 0, 0);
+    const Real* of_row = qkv + spec.at(work.row, 0, 0);
     u64 stride = spec.qkv_columns(), output_stride = (u64)spec.heads * head_dim;
     u32 group = spec.heads / spec.kv_heads, key_head = spec.heads + work.head, real = length.real;
     Real dk[OWN][Share<Real>::COLUMNS] = {}, dv[OWN][Share<Real>::COLUMNS] = {};
@@ -362,9 +356,9 @@ __device__ void attention_backward_keys(const Attention& spec, const S* qkv, con
     for (u32 i = 0; i < OWN; ++i) {
         u32 token = work.first + at.row + i;
         if (token >= spec.seq) continue;
-        S* to = d_qkv + spec.at(work.row, token, key_head + spec.kv_heads);
+        Real* to = d_qkv + spec.at(work.row, token, key_head + spec.kv_heads);
         for (u32 c = 0; c < Share<Real>::COLUMNS; ++c) {
-            if (columns.has(c)) to[columns.at(c)] = As<S>::store(token < real ? dv[i][c] : behind<Real>(length));
+            if (columns.has(c)) to[columns.at(c)] = token < real ? dv[i][c] : behind<Real>(length);
         }
     }
 }
@@ -443,23 +437,19 @@ __device__ void attention_step(const Attention& spec, const Real* qkv, const Rea
     }
 
 #define BACKWARD(S, NAME)                                                                                                  \
-    extern "C" __global__ void NAME##_##S(ATTENTION_ARGUMENTS, const S* qkv, const i64* lengths,                           \
-                                          const As<S>::Real* angles, double scale, const S* output,                        \
-                                          const As<S>::Real* log_sums, const S* d_output, S* d_qkv) {                      \
+    extern "C" __global__ void NAME##_##S(ATTENTION_ARGUMENTS, const S* qkv, const i64* lengths, const S* angles,          \
+                                          double scale, const S* output, const S* log_sums, const S* d_output,             \
+                                          S* d_qkv) {                                                                      \
         NAME<S>(ATTENTION, qkv, lengths, angles, scale, output, log_sums, d_output, d_qkv);                                \
     }
-#define FOR_STORED(S)                                                                                                      \
+#define FOR_REAL(S)                                                                                                        \
     extern "C" __global__ void attention_forward_##S(ATTENTION_ARGUMENTS, const S* qkv, const i64* lengths,                \
-                                                     const As<S>::Real* angles, double scale, S* output,                   \
-                                                     As<S>::Real* log_sums) {                                              \
+                                                     const S* angles, double scale, S* output, S* log_sums) {              \
         attention_forward<S>(ATTENTION, qkv, lengths, angles, scale, output, log_sums);                                    \
     }                                                                                                                      \
     BACKWARD(S, attention_backward_queries)                                                                                \
-    BACKWARD(S, attention_backward_keys)
+    BACKWARD(S, attention_backward_keys)                                                                                   \
+    STEP(S)
 
-FOR_STORED(f32)
-FOR_STORED(f64)
-FOR_STORED(f16)
-FOR_STORED(bf16)
-STEP(f32)
-STEP(f64)
+FOR_REAL(f32)
+FOR_REAL(f64)
