@@ -5,6 +5,10 @@
 // Scores of a warp stay in its registers: what a lane has of 16 x 16 results is what it needs of them as the left factor of the
 // next product.
 
+#if __CUDA_ARCH__ < 800
+#error "attention in 16 bits needs a card of compute capability 8.0 or newer; pass --precision f32"
+#endif
+
 enum { OWN = 16, SIDE = 32, TILES = SIDE / 8 };
 
 // All shared memory of a block: tiles of 16-bit numbers, then numbers of tokens.

@@ -274,7 +274,8 @@ template <typename F> struct Loader {
 };
 
 // The tiles of both factors in shared memory, and how they are multiplied: each thread has 4 x 4 results.
-template <typename Real> struct Tiles {
+template <typename S> struct Tiles {
+    typedef typename As<S>::Real Real;
     struct Tile {
         Real of[DEPTH][PITCH];
         __device__ void put(u32 row, u32 step, Real x) { of[step][row] = x; }
@@ -296,6 +297,8 @@ template <typename Real> struct Tiles {
     __device__ void collect(u32, u32, Real (&)[4][4]) {}
 };
 
+// Older cards have no tensor cores for bf16, and multiply 16 bits as f32.
+#if __CUDA_ARCH__ >= 800
 // The same in 16 bits, on tensor cores: a warp has 16 rows and 32 columns of results while it multiplies. Numbers of 16 bits lose
 // nothing on their way through the loaders.
 template <typename S> struct HalfTiles {
@@ -336,6 +339,7 @@ template <typename S> struct HalfTiles {
 static_assert(DEPTH == 16 && SIDE == 64 && THREADS == 256, "a warp has 16 of 64 rows and 32 of 64 columns, and 16 steps");
 template <> struct Tiles<f16> : HalfTiles<f16> {};
 template <> struct Tiles<bf16> : HalfTiles<bf16> {};
+#endif
 
 // c = a b for the tile of the result that begins at (row, column), with steps from begin to end. b comes transposed: both
 // factors have the steps as their columns. Sums are in the order of the steps, but for those of tensor cores. `finish` gets the first row and column of a
