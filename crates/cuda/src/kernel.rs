@@ -195,10 +195,11 @@ impl Grid {
     /// The threads of a block, unless a kernel says otherwise.
     pub const BLOCK: u32 = 256;
 
-    /// A thread for each of `count` elements.
+    /// A thread for each of `count` elements, in blocks of [`Grid::BLOCK`]; fewer elements have a block of whole warps.
     pub fn elements(count: usize) -> Self {
         let blocks = count.div_ceil(Self::BLOCK as usize).min(u32::MAX as usize / 2) as u32;
-        Self::blocks(blocks, Self::BLOCK)
+        let threads = count.clamp(1, Self::BLOCK as usize).next_multiple_of(32);
+        Self::blocks(blocks, threads as u32)
     }
 
     /// Blocks along one axis.

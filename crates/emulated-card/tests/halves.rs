@@ -86,3 +86,87 @@ fn threads_part_and_meet_again() {
         }
     }
 }
+
+/// A warp of `mma` with the fragments of each lane as its arguments lay them out, one after the other: a, b, and c, which
+/// becomes d.
+fn product(half: &str, before: &str) -> String {
+    let loads = |name: &str, kind: &str, at: &str, count: usize, skip: usize| -> String {
+        (0..count)
+            .map(|k| format!("ld.global.{kind} %{name}{}, [%rd{at}+{}];\n", k + 1 + skip, 4 * k))
+            .collect()
+    };
+    let stores: String =
+        (0..4).map(|k| format!("st.global.f32 [%rd6+{}], %f{};\n", 4 * k, k + 1)).collect();
+    format!(
+        ".version 8.0\n.target sm_80\n.address_size 64\n
+        .visible .entry product(.param .u64 a, .param .u64 b, .param .u64 c)\n{{\n
+        .reg .pred %p<2>;\n.reg .b32 %r<9>;\n.reg .f32 %f<5>;\n.reg .b64 %rd<7>;\n
+        ld.param.u64 %rd1, [a];\nld.param.u64 %rd2, [b];\nld.param.u64 %rd3, [c];\nmov.u32 %r7, %tid.x;\n
+        mad.wide.u32 %rd4, %r7, 16, %rd1;\nmad.wide.u32 %rd5, %r7, 8, %rd2;\n
+        mad.wide.u32 %rd6, %r7, 16, %rd3;\n{}{}{}{before}
+        mma.sync.aligned.m16n8k16.row.col.f32.{half}.{half}.f32 {{%f1,%f2,%f3,%f4}}, {{%r1,%r2,%r3,%r4}},
+        {{%r5,%r6}}, {{%f1,%f2,%f3,%f4}};\n{stores}ret;\n}}\n",
+        loads("r", "u32", "4", 4, 0),
+        loads("r", "u32", "5", 2, 4),
+        loads("f", "f32", "6", 4, 0),
+    )
+}
+
+/// The fragments of the PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type": which element each lane has.
+#[test]
+fn products_on_tensor_cores_have_the_documented_fragments() {
+    let (a, b, c) = (numbers(3, 256), numbers(4, 128), numbers(5, 128));
+    for (name, bits, exact) in [
+        (
+            "f16",
+            (|x| f16::from_f32(x).to_bits()) as fn(f32) -> u16,
+            (|x| f16::from_bits(x).to_f64()) as fn(u16) -> f64,
+        ),
+        ("bf16", |x| bf16::from_f32(x).to_bits(), |x| bf16::from_bits(x).to_f64()),
+    ] {
+        let (a, b): (Vec<u16>, Vec<u16>) =
+            (a.iter().map(|x| bits(*x)).collect(), b.iter().map(|x| bits(*x)).collect());
+        let lanes = |count: usize| {
+            (0..32).flat_map(move |lane| (0..count).map(move |i| (lane / 4, lane % 4, i)))
+        };
+        let a_fragments: Vec<u16> = lanes(8)
+            .map(|(group, in_group, i)| {
+                let row = if matches!(i, 0 | 1 | 4 | 5) { group } else { group + 8 };
+                a[row * 16 + in_group * 2 + (i & 1) + if i >= 4 { 8 } else { 0 }]
+            })
+            .collect();
+        let b_fragments: Vec<u16> = lanes(4)
+            .map(|(group, in_group, i)| {
+                b[(in_group * 2 + (i & 1) + if i >= 2 { 8 } else { 0 }) * 8 + group]
+            })
+            .collect();
+        let of_c = |(group, in_group, i): (usize, usize, usize)| {
+            (if i < 2 { group } else { group + 8 }) * 8 + in_group * 2 + (i & 1)
+        };
+        let c_fragments: Vec<f32> = lanes(4).map(|at| c[of_c(at)]).collect();
+        let mut bench = Bench::new(&product(name, ""));
+        let sums = bench.upload(&c_fragments);
+        let arguments = [bench.upload(&a_fragments), bench.upload(&b_fragments), sums];
+        bench.launch("product", [1, 1, 1], [32, 1, 1], 0, &arguments).unwrap();
+        for (got, at) in bench.download::<f32>(sums, 128).into_iter().zip(lanes(4).map(of_c)) {
+            let (row, column) = (at / 8, at % 8);
+            let sum: f64 = (0..16).map(|k| exact(a[row * 16 + k]) * exact(b[k * 8 + column])).sum();
+            assert!(
+                (f64::from(got) - (f64::from(c[at]) + sum)).abs() < 1e-6,
+                "{name}, element {at}: {got}"
+            );
+        }
+    }
+}
+
+#[test]
+fn products_on_tensor_cores_need_all_lanes() {
+    let mut bench = Bench::new(&product("bf16", "setp.lt.u32 %p1, %r7, 8;\n@%p1 ret;\n"));
+    let x = bench.upload(&[0u32; 128]);
+    let fault = bench.launch("product", [1, 1, 1], [32, 1, 1], 0, &[x, x, x]).unwrap_err();
+    assert!(fault.message.contains("absent lane"), "{}", fault.message);
+    let mut bench = Bench::new(&product("f16", ""));
+    let x = bench.upload(&[0u32; 128]);
+    let fault = bench.launch("product", [1, 1, 1], [16, 1, 1], 0, &[x, x, x]).unwrap_err();
+    assert!(fault.message.contains("absent lane"), "{}", fault.message);
+}

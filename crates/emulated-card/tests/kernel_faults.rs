@@ -66,6 +66,22 @@ fn missing_syncwarp_is_found_by_some_seeds() {
     assert!(results.iter().any(|r| *r != in_step));
 }
 
+/// The compiler's `__syncthreads_or` declares predicates by names that the kernel around it may use too.
+#[test]
+fn what_a_block_within_braces_declares_ends_with_it() {
+    let text = ".version 9.0\n.target sm_80\n.address_size 64\n.visible .entry k(\n.param .u64 p\n)\n{\n
+        .reg .pred %p<3>;\n.reg .b32 %r<4>;\n.reg .b64 %rd<2>;\nld.param.u64 %rd1, [p];\nmov.u32 %r1, %tid.x;\n
+        setp.lt.u32 %p1, %r1, 5;\nmov.u32 %r2, 7;\n
+        {\n.reg .pred %p1;\n.reg .b32 %r2;\nsetp.ge.u32 %p1, %r1, 9;\nselp.u32 %r2, 100, 200, %p1;\nmov.u32 %r3, %r2;\n}\n
+        add.u32 %r3, %r3, %r2;\n@%p1 add.u32 %r3, %r3, 1000;\nmad.wide.u32 %rd1, %r1, 4, %rd1;\n
+        st.global.u32 [%rd1], %r3;\nret;\n}\n";
+    let mut bench = Bench::new(text);
+    let x = bench.upload(&[0u32; 32]);
+    bench.launch("k", [1, 1, 1], [32, 1, 1], 0, &[x]).unwrap();
+    let want = |i: u32| if i >= 9 { 107 } else { 207 } + if i < 5 { 1000 } else { 0 };
+    assert_eq!(bench.download::<u32>(x, 32), (0..32).map(want).collect::<Vec<u32>>());
+}
+
 #[test]
 fn what_cannot_run_is_an_error_with_its_line() {
     let head =
@@ -74,6 +90,20 @@ fn what_cannot_run_is_an_error_with_its_line() {
         ("call.uni foo, ();", "calls are not emulated"),
         ("fma.rm.f64 %fd1, %fd2, %fd3, %fd4;", "rounding"),
         ("wmma.load.a.sync.aligned.row.m16n16k16.f16 {%r1}, [%rd1];", "not emulated"),
+        (
+            "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%f1}, {%r1}, {%r2}, {%f1};",
+            "not emulated",
+        ),
+        (
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1,%f2,%f3,%f4}, {%r1,%r2}, {%r3,%r4}, {%f1,%f2,%f3,%f4};",
+            "a fragment of the wrong size",
+        ),
+        (
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1,%f2,%f3,%f4}, {%r1,%r2,%r3,%r4}, {%r3,%r4};",
+            "3 operands instead of 4",
+        ),
+        ("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1,%r2}, [%r3];", "2 registers"),
+        ("ldmatrix.sync.aligned.m8n8.x2.b16 {%r1,%r2}, [%rd3];", "not emulated"),
         ("cp.async.ca.shared.global [%r1], [%rd1], 16;", "`.async` is not emulated"),
         ("bra $L__nowhere;", "label `$L__nowhere` does not exist"),
         ("ld.global.u32 %r1, [nothing];", "unknown operand `nothing`"),

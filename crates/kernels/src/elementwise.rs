@@ -175,7 +175,7 @@ pub fn add(compute: &Compute, x: &Tensor, y: &Tensor) -> Result<()> {
         };
         compute.launch_with_card(op, operands, body, move |card, (x, y)| {
             // SAFETY: both have `n` elements.
-            unsafe { card.launch(kernels::add(x, y, n as u64)?, Grid::elements(n)) }
+            unsafe { card.launch(kernels::add(x, y, n as u64)?, Grid::elements(n.div_ceil(4))) }
         })
     })
 }

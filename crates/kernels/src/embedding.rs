@@ -20,6 +20,11 @@ fn sizes(op: Op, table: &Tensor) -> Result<(usize, usize)> {
     Ok((len, width))
 }
 
+/// Threads of a block of a card, which has a row of the table.
+fn threads(width: usize) -> u32 {
+    width.next_multiple_of(32).clamp(32, Grid::BLOCK as usize) as u32
+}
+
 /// Errors if a number is not a row of the table.
 fn check(op: Op, ids: &[i64], len: usize) -> Result<()> {
     match ids.iter().find(|id| !(0..len as i64).contains(id)) {
@@ -50,7 +55,7 @@ pub fn forward(compute: &Compute, ids: &Tensor, table: &Tensor, output: &Tensor)
         compute.launch_with_card(op, operands, body, move |card, (ids, table, output)| {
             let call = kernels::embedding(ids, table, output, len as u64, width as u32)?;
             // SAFETY: there are `count` ids and rows of the output, and `len` rows of the table.
-            unsafe { card.launch(call, Grid::blocks(count as u32, Grid::BLOCK)) }
+            unsafe { card.launch(call, Grid::blocks(count as u32, threads(width))) }
         })
     })
 }
@@ -95,7 +100,7 @@ pub fn backward(
                 if !accumulate {
                     card.fill(d_table, 0, len * width)?;
                 }
-                card.launch(call, Grid::blocks(count as u32, Grid::BLOCK))
+                card.launch(call, Grid::blocks(count as u32, threads(width)))
             }
         })
     })

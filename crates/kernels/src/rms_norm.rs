@@ -23,6 +23,11 @@ fn sizes(op: Op, x: &Tensor) -> Result<(usize, usize)> {
     }
 }
 
+/// On a card: a warp for each row, or a thread if rows are short.
+fn of_rows(rows: usize, columns: usize) -> Grid {
+    Grid::elements(if columns > 32 { 32 * rows } else { rows })
+}
+
 /// `y = x * r * w` with `r = 1 / sqrt(mean(x^2) + eps)` of the row. Shapes: x and y (n, columns), w (columns), r (n),
 /// which the backward passes need. f32 and f64; a y of bf16 is computed in f32. Overwrites y and r.
 pub fn forward(
@@ -54,7 +59,7 @@ pub fn forward(
             let (width, height) = (columns as u32, rows as u64);
             let call = kernels::rms_norm(x, w, wide::<Y>(eps), y, r, width, height)?;
             // SAFETY: the matrices have `rows` times `columns` elements, the weight `columns`, `r` has `rows`.
-            unsafe { card.launch(call, Grid::elements(32 * rows)) }
+            unsafe { card.launch(call, of_rows(rows, columns)) }
         })
     })
 }
@@ -113,7 +118,7 @@ pub fn backward_input(
             let (width, height) = (columns as u32, rows as u64);
             let call = kernels::rms_norm_backward_input(x, w, r, dy, dx, width, height)?;
             // SAFETY: as for the forward pass.
-            unsafe { card.launch(call, Grid::elements(32 * rows)) }
+            unsafe { card.launch(call, of_rows(rows, columns)) }
         })
     })
 }

@@ -11,6 +11,9 @@ use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored};
 use crate::{Compute, KernelError, Op, Processor, Real, Result, read, write};
 
+/// Rows of which a thread of a card has an element each.
+const ROWS_OF_THREAD: usize = 4;
+
 /// Rows and columns of the output, or of its gradient.
 fn sizes(op: Op, operand: &'static str, output: &Tensor) -> Result<(usize, usize)> {
     match *output.dims() {
@@ -40,10 +43,10 @@ pub fn forward(compute: &Compute, gate_up: &Tensor, output: &Tensor) -> Result<(
             Ok(())
         };
         compute.launch_with_card(op, operands, body, move |card, (x, y)| {
-            let n = rows * columns;
-            let call = kernels::swiglu(x, y, columns as u32, n as u64)?;
-            // SAFETY: the output has `n` elements, and the input twice as many.
-            unsafe { card.launch(call, Grid::elements(n)) }
+            let runs = rows.div_ceil(ROWS_OF_THREAD);
+            let call = kernels::swiglu(x, y, columns as u32, rows as u64, runs as u64)?;
+            // SAFETY: the output has `rows` times `columns` elements, and the input twice as many.
+            unsafe { card.launch(call, Grid::elements(runs * columns)) }
         })
     })
 }
@@ -90,10 +93,11 @@ pub fn backward(
             Ok(())
         };
         compute.launch_with_card(op, operands, body, move |card, (x, dy, dx)| {
-            let n = rows * columns;
-            let call = kernels::swiglu_backward(x, dy, dx, columns as u32, n as u64)?;
-            // SAFETY: the gradient of the output has `n` elements, and the others twice as many.
-            unsafe { card.launch(call, Grid::elements(n)) }
+            let runs = rows.div_ceil(ROWS_OF_THREAD);
+            let (width, height) = (columns as u32, rows as u64);
+            let call = kernels::swiglu_backward(x, dy, dx, width, height, runs as u64)?;
+            // SAFETY: the gradient of the output has `rows` times `columns` elements, and the others twice as many.
+            unsafe { card.launch(call, Grid::elements(runs * columns)) }
         })
     })
 }

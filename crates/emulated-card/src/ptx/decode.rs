@@ -390,6 +390,9 @@ fn warp(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
                 "sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" => Half::F16,
                 _ => return Err(format!("the product `{name}` is not emulated")),
             };
+            if s.operands.len() != 4 {
+                return Err(format!("{} operands instead of 4", s.operands.len()));
+            }
             let d = vector(s.operand(0)?);
             let d: Result<Vec<Reg>, _> = d.into_iter().map(|t| names.target(t)).collect();
             let mut fragment = |k| names.sources(s.operand(k)?);
@@ -404,10 +407,14 @@ fn warp(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
             };
             Op::Warp(WarpOp::MatrixProduct(Box::new(product)), everyone(names))
         }
-        "ldmatrix" if s.has("m8n8") && s.has("b16") => {
+        "ldmatrix" if s.has("m8n8") && s.has("b16") && s.has("shared") && s.has("aligned") => {
+            s.only(&["sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared"])?;
             let to: Result<Vec<Reg>, _> =
                 vector(s.operand(0)?).into_iter().map(|t| names.target(t)).collect();
             let (to, transposed) = (to?, s.has("trans"));
+            if !s.has(&format!("x{}", to.len())) {
+                return Err(format!("{} registers for matrices of another number", to.len()));
+            }
             let address = address(builder, s, 1)?;
             let mask = everyone(&mut builder.names);
             Op::Warp(WarpOp::LoadMatrix { to, address, transposed }, mask)

@@ -20,6 +20,16 @@ pub struct Names {
     /// Offsets of variables in shared and local memory, and variables of the module.
     pub symbols: HashMap<String, Constant>,
     next_register: Reg,
+    next_predicate: Pred,
+    /// For each block within braces that is open, the names that it declares and what they meant before.
+    shadowed: Vec<Vec<(String, Meaning)>>,
+}
+
+/// What a name means, if anything.
+#[derive(Clone, Copy, Debug)]
+enum Meaning {
+    Register(Option<Reg>),
+    Predicate(Option<Pred>),
 }
 
 /// `[...]` before its space is known.
@@ -107,14 +117,45 @@ impl Names {
         Ok(register)
     }
 
+    /// Begins a block within braces: what it declares is another register of that name until its end.
+    pub fn open(&mut self) {
+        self.shadowed.push(Vec::new());
+    }
+
+    /// Ends a block within braces.
+    pub fn close(&mut self) {
+        for (name, meaning) in self.shadowed.pop().into_iter().flatten().rev() {
+            match meaning {
+                Meaning::Register(Some(register)) => _ = self.registers.insert(name, register),
+                Meaning::Register(None) => _ = self.registers.remove(&name),
+                Meaning::Predicate(Some(pred)) => _ = self.predicates.insert(name, pred),
+                Meaning::Predicate(None) => _ = self.predicates.remove(&name),
+            }
+        }
+    }
+
+    /// A declaration of a register, or of a predicate, by its whole name.
+    pub fn declaration(&mut self, name: &str, is_pred: bool) -> Result<(), String> {
+        if let Some(block) = self.shadowed.last_mut() {
+            let before = match is_pred {
+                true => Meaning::Predicate(self.predicates.remove(name)),
+                false => Meaning::Register(self.registers.remove(name)),
+            };
+            block.push((name.to_owned(), before));
+        }
+        if is_pred { self.pred(name).map(|_| ()) } else { self.declare(name).map(|_| ()) }
+    }
+
     /// A predicate that is written.
     pub fn pred(&mut self, text: &str) -> Result<Pred, String> {
-        let next = self.predicates.len() as Pred;
         let is_name = |c: char| c.is_alphanumeric() || "%_$".contains(c);
         if text.is_empty() || !text.chars().all(is_name) {
             return Err(format!("`{text}` is not a predicate"));
         }
-        Ok(*self.predicates.entry(text.into()).or_insert(next))
+        Ok(*self.predicates.entry(text.into()).or_insert_with(|| {
+            self.next_predicate += 1;
+            self.next_predicate - 1
+        }))
     }
 
     /// A predicate that is read, possibly as `!p`.
@@ -160,7 +201,7 @@ impl Names {
     /// Hands the numbers over to the kernel.
     pub fn finish(self, kernel: &mut Kernel) {
         kernel.registers = self.next_register;
-        kernel.predicates = self.predicates.len() as u32;
+        kernel.predicates = self.next_predicate;
         kernel.constants = self.constants.into_iter().map(|(c, r)| (r, c)).collect();
         kernel.specials = self.specials.into_iter().map(|(s, r)| (r, s)).collect();
         kernel.constants.sort_by_key(|(register, _)| *register);

@@ -73,9 +73,17 @@ impl Parser {
                     "`{head}`: functions are not emulated; force-inline them into the kernel"
                 ));
             }
-            (Part::Open(_), _) => self.depth += 1,
-            (Part::Close, _) => {
+            (Part::Open(_), builder) => {
+                self.depth += 1;
+                if let Some(builder) = builder {
+                    builder.names.open();
+                }
+            }
+            (Part::Close, builder) => {
                 self.depth = self.depth.checked_sub(1).ok_or("a brace too many")?;
+                if let Some(builder) = builder {
+                    builder.names.close();
+                }
                 if self.depth == 0
                     && let Some(builder) = self.kernel.as_mut()
                 {
@@ -271,8 +279,7 @@ impl Builder {
         for name in names.flat_map(|w| w.split(',')).filter(|n| !n.is_empty()) {
             match name.contains('<') {
                 true => continue,
-                false if is_pred => _ = self.names.pred(name)?,
-                false => _ = self.names.declare(name)?,
+                false => self.names.declaration(name, is_pred)?,
             }
         }
         Ok(())

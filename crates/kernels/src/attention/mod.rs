@@ -13,8 +13,10 @@
 //! of its row: neither on other rows, nor on the padding, nor on the number of threads.
 //!
 //! A card has tiles of 32, and computes scores a second time in the backward pass, for keys and for queries. Results differ
-//! from the processor's by at most 1e-5 of the largest element of a result in f32, 1e-13 in f64, and by one rounding more in
-//! 16 bits. A card cannot tell that a length is wrong: all results of the row become NaN.
+//! from the processor's by at most 1e-5 of the largest element of a result in f32 and 1e-13 in f64. In 16 bits its tensor cores
+//! multiply, so rotated queries and keys, probabilities and gradients of scores are rounded to the type too: results, and
+//! logarithms, are within 4/256 of the largest in bf16 and 4/2048 in f16. A card cannot tell that a length is wrong: all results of
+//! the row become NaN.
 //!
 //! Sources: Vaswani et al., "Attention Is All You Need", 2017; Su et al., "RoFormer", 2021 (rotation); Ainslie et al.,
 //! "GQA: Training Generalized Multi-Query Transformer Models", 2023 (grouped heads); Dao, "FlashAttention-2", 2023

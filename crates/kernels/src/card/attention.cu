@@ -10,46 +10,9 @@ enum { SIDE = 32, ROWS = 8, LANES = 16, THREADS = ROWS * LANES, OWN = SIDE / ROW
 template <typename Real> struct Share {
     enum { COLUMNS = 32 / sizeof(Real), HALF = COLUMNS / 2, OF_BLOCK = HALF * LANES };
 };
-// Behind each row of a square there is an element, which spreads its columns over the banks.
+// Behind each row of a square, and of a tile, there is an element, which spreads columns over the banks.
 enum { PITCH = SIDE + 1 };
-
-struct Attention {
-    u32 batch, seq, heads, kv_heads, head_dim;
-
-    __device__ u64 qkv_columns() const { return (u64)(heads + 2 * kv_heads) * head_dim; }
-    // The first element of a token's head in qkv, counted from queries over keys to values.
-    __device__ u64 at(u32 row, u32 token, u32 head) const {
-        return ((u64)row * seq + token) * qkv_columns() + (u64)head * head_dim;
-    }
-    __device__ u64 output_at(u32 row, u32 token, u32 head) const {
-        return (((u64)row * seq + token) * heads + head) * head_dim;
-    }
-    __device__ u64 log_sum_at(u32 row, u32 head, u32 token) const { return ((u64)row * heads + head) * seq + token; }
-    __device__ u32 keys_of(u32 head) const { return heads + head / (heads / kv_heads); }
-    // Rows of tiles of a head are longer by one element, which spreads them over the banks.
-    __device__ u32 pitch() const { return head_dim + 1; }
-};
-
-#define ATTENTION_ARGUMENTS u32 batch, u32 seq, u32 heads, u32 kv_heads, u32 head_dim
-#define ATTENTION \
-    Attention { batch, seq, heads, kv_heads, head_dim }
-
-// The real tokens of a row; a length that is not within 0..=seq makes the row's results NaN.
-struct Length {
-    u32 real;
-    bool is_wrong;
-
-    __device__ Length(const i64* lengths, u32 row, u32 seq) {
-        i64 length = lengths ? lengths[row] : (i64)seq;
-        is_wrong = length < 0 || length > (i64)seq;
-        real = is_wrong ? 0 : (u32)length;
-    }
-};
-
-// What results of tokens that are not real hold.
-template <typename Real> __device__ Real behind(const Length& length) {
-    return length.is_wrong ? (Real)__int_as_float(0x7fffffff) : 0;
-}
+__device__ u32 pitch_of(u32 head_dim) { return head_dim + 1; }
 
 // All shared memory of a block: tiles of (SIDE, head_dim), then squares of (SIDE, SIDE), then numbers of a tile's tokens.
 extern __shared__ __align__(16) unsigned char shared_bytes[];
@@ -57,18 +20,17 @@ extern __shared__ __align__(16) unsigned char shared_bytes[];
 template <typename Real> using Square = Real (*)[PITCH];
 
 // Copies a head of the tokens from `first` on, rotated and times a factor if there are angles. Behind the real ones are zeros.
-template <typename S>
-__device__ void load_tile(const S* from, u64 stride, u32 first, u32 end, u32 head_dim, u32 pitch,
-                          const typename As<S>::Real* angles, typename As<S>::Real factor, typename As<S>::Real* tile) {
-    typedef typename As<S>::Real Real;
+template <typename Real>
+__device__ void load_tile(const Real* from, u64 stride, u32 first, u32 end, u32 head_dim, u32 pitch,
+                          const Real* angles, Real factor, Real* tile) {
     u32 half = head_dim / 2;
     for (u32 i = threadIdx.x; i < SIDE * half; i += THREADS) {
         u32 r = i / half, c = i % half, token = first + r;
         Real x = 0, y = 0;
         if (token < end) {
-            const S* head = from + token * stride;
-            x = load(head[c]);
-            y = load(head[c + half]);
+            const Real* head = from + token * stride;
+            x = head[c];
+            y = head[c + half];
             if (angles) {
                 Real cosine = angles[(u64)token * head_dim + c], sine = angles[(u64)token * head_dim + half + c];
                 Real turned = (x * cosine - y * sine) * factor;
@@ -146,38 +108,25 @@ template <typename Real> __device__ Real sum_of_lanes(Real x) {
     return x;
 }
 
-// What a block computes: a tile of a head of a row of the batch. The last tiles, whose rows are longest, come first.
-struct Work {
-    u32 first, head, row;
-
-    __device__ Work(u32 seq, u32 heads) {
-        u32 tiles = (seq + SIDE - 1) / SIDE, rest = blockIdx.x / tiles;
-        first = (tiles - 1 - blockIdx.x % tiles) * SIDE;
-        head = rest % heads;
-        row = rest / heads;
-    }
-};
-
 // The keys of the tile from `first` on that a query of this thread attends to. All are before `end`.
 __device__ u32 keys_of(const Work& work, Place at, u32 first, u32 end) {
     return min(SIDE, min(end, work.first + at.row + OWN) - first);
 }
 
-template <typename S>
-__device__ void attention_forward(const Attention& spec, const S* qkv, const i64* lengths,
-                                  const typename As<S>::Real* angles, typename As<S>::Real scale, S* output,
-                                  typename As<S>::Real* log_sums) {
-    typedef typename As<S>::Real Real;
-    u32 pitch = spec.pitch(), head_dim = spec.head_dim;
+template <typename Real>
+__device__ void attention_forward(const Attention& spec, const Real* qkv, const i64* lengths,
+                                  const Real* angles, Real scale, Real* output,
+                                  Real* log_sums) {
+    u32 head_dim = spec.head_dim, pitch = pitch_of(head_dim);
     Real* q = (Real*)shared_bytes;
     Real* k = q + SIDE * pitch;
     Real* v = k + SIDE * pitch;
     Square<Real> p = (Square<Real>)(v + SIDE * pitch);
-    Work work(spec.seq, spec.heads);
+    Work work(spec.seq, spec.heads, SIDE);
     Length length(lengths, work.row, spec.seq);
     Place at;
     Columns<Real> columns(head_dim, blockIdx.y, at.lane);
-    const S* of_row = qkv + spec.at(work.row, 0, 0);
+    const Real* of_row = qkv + spec.at(work.row, 0, 0);
     u64 stride = spec.qkv_columns();
     u32 key_head = spec.keys_of(work.head);
     const Real lowest = -(Real)__int_as_float(0x7f800000);
@@ -188,7 +137,8 @@ __device__ void attention_forward(const Attention& spec, const S* qkv, const i64
     }
     u32 end = min(work.first + SIDE, length.real);
     if (work.first < length.real) {
-        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, end, head_dim, pitch, angles, scale, q);
+        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, end, head_dim, pitch, angles,
+                  scale * to_base_2<Real>(), q);
         for (u32 first = 0; first < end; first += SIDE) {
             __syncthreads();
             load_tile(of_row + (u64)key_head * head_dim, stride, first, end, head_dim, pitch, angles, (Real)1, k);
@@ -205,10 +155,10 @@ __device__ void attention_forward(const Attention& spec, const S* qkv, const i64
                     best = scores[i][j] > best ? scores[i][j] : best;
                 }
                 best = largest_of_lanes(best);
-                Real factor = fast_exp(most[i] - best), sum = 0;
+                Real factor = power(most[i] - best), sum = 0;
                 most[i] = best;
                 for (u32 j = 0; j < PAIRED; ++j) {
-                    Real weight = fast_exp(scores[i][j] - best);
+                    Real weight = power(scores[i][j] - best);
                     p[at.row + i][at.lane + j * LANES] = weight;
                     sum += weight;
                 }
@@ -224,12 +174,13 @@ __device__ void attention_forward(const Attention& spec, const S* qkv, const i64
         u32 token = work.first + at.row + i;
         if (token >= spec.seq) continue;
         bool is_real = token < length.real;
-        S* to = output + spec.output_at(work.row, token, work.head);
+        Real* to = output + spec.output_at(work.row, token, work.head);
         for (u32 c = 0; c < Share<Real>::COLUMNS; ++c) {
-            if (columns.has(c)) to[columns.at(c)] = As<S>::store(is_real ? sums[i][c] / total[i] : behind<Real>(length));
+            if (columns.has(c)) to[columns.at(c)] = is_real ? sums[i][c] / total[i] : behind<Real>(length);
         }
         if (at.lane == 0 && blockIdx.y == 0) {
-            log_sums[spec.log_sum_at(work.row, work.head, token)] = is_real ? most[i] + log(total[i]) : behind<Real>(length);
+            Real log_sum = most[i] * to_base_e<Real>() + log(total[i]);
+            log_sums[spec.log_sum_at(work.row, work.head, token)] = is_real ? log_sum : behind<Real>(length);
         }
     }
 }
@@ -240,45 +191,43 @@ template <typename Real> struct Pair {
     Real p, ds;
 
     __device__ Pair(bool is_there, Real score, Real log_sum, Real dp, Real product) {
-        p = is_there ? fast_exp(score - log_sum) : 0;
+        p = is_there ? power(score - log_sum) : 0;
         ds = is_there ? p * (dp - product) : 0;
     }
 };
 
-// The logarithms of a tile of queries, and the products of the output with its gradient. The threads that share rows of a tile
+// The logarithms of a tile of queries, to the base 2, and the products of the output with its gradient. The threads that share rows of a tile
 // sum for these rows.
-template <typename S>
+template <typename Real>
 __device__ void load_results(const Attention& spec, const Work& work, u32 head, u32 first, u32 end, Place at,
-                             const S* output, const typename As<S>::Real* log_sums, const S* d_output,
-                             typename As<S>::Real* logs, typename As<S>::Real* products) {
-    typedef typename As<S>::Real Real;
+                             const Real* output, const Real* log_sums, const Real* d_output,
+                             Real* logs, Real* products) {
     for (u32 i = at.row; i < at.row + OWN; ++i) {
         Real sum = 0;
         bool is_there = first + i < end;
         u64 from = is_there ? spec.output_at(work.row, first + i, head) : 0;
         for (u32 c = at.lane; is_there && c < spec.head_dim; c += LANES) {
-            sum = fused(load(d_output[from + c]), load(output[from + c]), sum);
+            sum = fused(d_output[from + c], output[from + c], sum);
         }
         sum = sum_of_lanes(sum);
         if (at.lane == 0) {
             products[i] = sum;
-            logs[i] = is_there ? log_sums[spec.log_sum_at(work.row, head, first + i)] : 0;
+            logs[i] = is_there ? log_sums[spec.log_sum_at(work.row, head, first + i)] * to_base_2<Real>() : 0;
         }
     }
 }
 
 // Writes gradients of rotated rows, rotated back and times a factor. The partner of a column is in the same thread.
-template <typename S>
+template <typename Real>
 __device__ void store_turned(const Attention& spec, const Work& work, const Length& length, u32 head, Place at,
-                             const Columns<typename As<S>::Real>& columns, const typename As<S>::Real* angles,
-                             typename As<S>::Real factor,
-                             const typename As<S>::Real (&sums)[OWN][Share<typename As<S>::Real>::COLUMNS], S* d_qkv) {
-    typedef typename As<S>::Real Real;
+                             const Columns<Real>& columns, const Real* angles,
+                             Real factor,
+                             const Real (&sums)[OWN][Share<Real>::COLUMNS], Real* d_qkv) {
     u32 half = columns.half;
     for (u32 i = 0; i < OWN; ++i) {
         u32 token = work.first + at.row + i;
         if (token >= spec.seq) continue;
-        S* to = d_qkv + spec.at(work.row, token, head);
+        Real* to = d_qkv + spec.at(work.row, token, head);
         for (u32 c = 0; c < Share<Real>::HALF; ++c) {
             if (!columns.has(c)) continue;
             u32 column = columns.at(c);
@@ -290,36 +239,36 @@ __device__ void store_turned(const Attention& spec, const Work& work, const Leng
                 x = (first * cosine + second * sine) * factor;
                 y = (second * cosine - first * sine) * factor;
             }
-            to[column] = As<S>::store(x);
-            to[half + column] = As<S>::store(y);
+            to[column] = x;
+            to[half + column] = y;
         }
     }
 }
 
 // The gradient of queries: a block has a tile of queries, and visits their keys.
-template <typename S>
-__device__ void attention_backward_queries(const Attention& spec, const S* qkv, const i64* lengths,
-                                           const typename As<S>::Real* angles, typename As<S>::Real scale,
-                                           const S* output, const typename As<S>::Real* log_sums, const S* d_output,
-                                           S* d_qkv) {
-    typedef typename As<S>::Real Real;
-    u32 pitch = spec.pitch(), head_dim = spec.head_dim;
+template <typename Real>
+__device__ void attention_backward_queries(const Attention& spec, const Real* qkv, const i64* lengths,
+                                           const Real* angles, Real scale,
+                                           const Real* output, const Real* log_sums, const Real* d_output,
+                                           Real* d_qkv) {
+    u32 head_dim = spec.head_dim, pitch = pitch_of(head_dim);
     Real* q = (Real*)shared_bytes;
     Real* dy = q + SIDE * pitch;
     Real* k = dy + SIDE * pitch;
     Real* v = k + SIDE * pitch;
     Square<Real> ds = (Square<Real>)(v + SIDE * pitch);
     Real *logs = (Real*)(ds + SIDE), *products = logs + SIDE;
-    Work work(spec.seq, spec.heads);
+    Work work(spec.seq, spec.heads, SIDE);
     Length length(lengths, work.row, spec.seq);
     Place at;
     Columns<Real> columns(head_dim, blockIdx.y, at.lane);
-    const S* of_row = qkv + spec.at(work.row, 0, 0);
+    const Real* of_row = qkv + spec.at(work.row, 0, 0);
     u64 stride = spec.qkv_columns(), output_stride = (u64)spec.heads * head_dim;
     u32 key_head = spec.keys_of(work.head), end = min(work.first + SIDE, length.real);
     Real sums[OWN][Share<Real>::COLUMNS] = {};
     if (work.first < length.real) {
-        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, end, head_dim, pitch, angles, scale, q);
+        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, end, head_dim, pitch, angles,
+                  scale * to_base_2<Real>(), q);
         load_tile(d_output + spec.output_at(work.row, 0, work.head), output_stride, work.first, end, head_dim, pitch,
                   (const Real*)0, (Real)1, dy);
         load_results(spec, work, work.head, work.first, end, at, output, log_sums, d_output, logs, products);
@@ -350,23 +299,22 @@ __device__ void attention_backward_queries(const Attention& spec, const S* qkv, 
 }
 
 // The gradients of keys and values: a block has a tile of keys, and visits the queries that attend to them, head by head.
-template <typename S>
-__device__ void attention_backward_keys(const Attention& spec, const S* qkv, const i64* lengths,
-                                        const typename As<S>::Real* angles, typename As<S>::Real scale, const S* output,
-                                        const typename As<S>::Real* log_sums, const S* d_output, S* d_qkv) {
-    typedef typename As<S>::Real Real;
-    u32 pitch = spec.pitch(), head_dim = spec.head_dim;
+template <typename Real>
+__device__ void attention_backward_keys(const Attention& spec, const Real* qkv, const i64* lengths,
+                                        const Real* angles, Real scale, const Real* output,
+                                        const Real* log_sums, const Real* d_output, Real* d_qkv) {
+    u32 head_dim = spec.head_dim, pitch = pitch_of(head_dim);
     Real* k = (Real*)shared_bytes;
     Real* v = k + SIDE * pitch;
     Real* q = v + SIDE * pitch;
     Real* dy = q + SIDE * pitch;
     Square<Real> p = (Square<Real>)(dy + SIDE * pitch), ds = p + SIDE;
     Real *logs = (Real*)(ds + SIDE), *products = logs + SIDE;
-    Work work(spec.seq, spec.kv_heads);
+    Work work(spec.seq, spec.kv_heads, SIDE);
     Length length(lengths, work.row, spec.seq);
     Place at;
     Columns<Real> columns(head_dim, blockIdx.y, at.lane);
-    const S* of_row = qkv + spec.at(work.row, 0, 0);
+    const Real* of_row = qkv + spec.at(work.row, 0, 0);
     u64 stride = spec.qkv_columns(), output_stride = (u64)spec.heads * head_dim;
     u32 group = spec.heads / spec.kv_heads, key_head = spec.heads + work.head, real = length.real;
     Real dk[OWN][Share<Real>::COLUMNS] = {}, dv[OWN][Share<Real>::COLUMNS] = {};
@@ -377,7 +325,8 @@ __device__ void attention_backward_keys(const Attention& spec, const S* qkv, con
         for (u32 head = work.head * group; head < (work.head + 1) * group; ++head) {
             for (u32 first = work.first; first < real; first += SIDE) {
                 __syncthreads();
-                load_tile(of_row + (u64)head * head_dim, stride, first, real, head_dim, pitch, angles, scale, q);
+                load_tile(of_row + (u64)head * head_dim, stride, first, real, head_dim, pitch, angles,
+                          scale * to_base_2<Real>(), q);
                 load_tile(d_output + spec.output_at(work.row, 0, head), output_stride, first, real, head_dim, pitch,
                           (const Real*)0, (Real)1, dy);
                 load_results(spec, work, head, first, real, at, output, log_sums, d_output, logs, products);
@@ -403,13 +352,13 @@ __device__ void attention_backward_keys(const Attention& spec, const S* qkv, con
             }
         }
     }
-    store_turned(spec, work, length, key_head, at, columns, angles, (Real)1, dk, d_qkv);
+    store_turned(spec, work, length, key_head, at, columns, angles, to_base_e<Real>(), dk, d_qkv);
     for (u32 i = 0; i < OWN; ++i) {
         u32 token = work.first + at.row + i;
         if (token >= spec.seq) continue;
-        S* to = d_qkv + spec.at(work.row, token, key_head + spec.kv_heads);
+        Real* to = d_qkv + spec.at(work.row, token, key_head + spec.kv_heads);
         for (u32 c = 0; c < Share<Real>::COLUMNS; ++c) {
-            if (columns.has(c)) to[columns.at(c)] = As<S>::store(token < real ? dv[i][c] : behind<Real>(length));
+            if (columns.has(c)) to[columns.at(c)] = token < real ? dv[i][c] : behind<Real>(length);
         }
     }
 }
@@ -488,23 +437,19 @@ __device__ void attention_step(const Attention& spec, const Real* qkv, const Rea
     }
 
 #define BACKWARD(S, NAME)                                                                                                  \
-    extern "C" __global__ void NAME##_##S(ATTENTION_ARGUMENTS, const S* qkv, const i64* lengths,                           \
-                                          const As<S>::Real* angles, double scale, const S* output,                        \
-                                          const As<S>::Real* log_sums, const S* d_output, S* d_qkv) {                      \
+    extern "C" __global__ void NAME##_##S(ATTENTION_ARGUMENTS, const S* qkv, const i64* lengths, const S* angles,          \
+                                          double scale, const S* output, const S* log_sums, const S* d_output,             \
+                                          S* d_qkv) {                                                                      \
         NAME<S>(ATTENTION, qkv, lengths, angles, scale, output, log_sums, d_output, d_qkv);                                \
     }
-#define FOR_STORED(S)                                                                                                      \
+#define FOR_REAL(S)                                                                                                        \
     extern "C" __global__ void attention_forward_##S(ATTENTION_ARGUMENTS, const S* qkv, const i64* lengths,                \
-                                                     const As<S>::Real* angles, double scale, S* output,                   \
-                                                     As<S>::Real* log_sums) {                                              \
+                                                     const S* angles, double scale, S* output, S* log_sums) {              \
         attention_forward<S>(ATTENTION, qkv, lengths, angles, scale, output, log_sums);                                    \
     }                                                                                                                      \
     BACKWARD(S, attention_backward_queries)                                                                                \
-    BACKWARD(S, attention_backward_keys)
+    BACKWARD(S, attention_backward_keys)                                                                                   \
+    STEP(S)
 
-FOR_STORED(f32)
-FOR_STORED(f64)
-FOR_STORED(f16)
-FOR_STORED(bf16)
-STEP(f32)
-STEP(f64)
+FOR_REAL(f32)
+FOR_REAL(f64)

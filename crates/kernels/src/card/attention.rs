@@ -1,30 +1,37 @@
 //! Kernels of attention, and how their work is divided.
 //!
-//! Angles, logarithms and scores are of the type that kernels compute in.
+//! Heads in f32 and f64 are worked on tile by tile; those of 8 and 16 elements have kernels of their own, with a thread for each
+//! token of a head, and heads in 16 bits are multiplied on tensor cores. Angles, logarithms and scores are of the type that kernels compute in.
 
 use paceline_cuda::kernel::{In, Out};
-use paceline_cuda::{Grid, Result};
+use paceline_cuda::{Call, Grid, Result};
+use paceline_memory::Element;
 
+use super::attention_halves::{halves_backward_keys, halves_backward_queries, halves_forward};
+use super::attention_narrow::{narrow_backward_keys, narrow_backward_queries, narrow_forward};
 use super::products::{retyped, untyped};
 use super::{EXP, NUMBERS};
 use crate::attention::AttentionSpec;
 use crate::stored::Stored;
 use crate::{OnCard, Real};
 
+/// What all sources of attention share.
+pub(super) const SHARED: &str = include_str!("attention.cuh");
+
 paceline_cuda::kernels! {
-    ATTENTION = "attention.cu", include_str!("attention.cu"), [NUMBERS, EXP];
+    ATTENTION = "attention.cu", include_str!("attention.cu"), [NUMBERS, EXP, SHARED];
     /// Outputs and logarithms.
-    fn attention_forward<T: f32 | f64 | f16 | bf16>(
+    fn attention_forward<T: f32 | f64>(
         batch: u32, seq: u32, heads: u32, kv_heads: u32, head_dim: u32, qkv: In<T>, lengths: In<i64>, angles: In<u8>,
         scale: f64, output: Out<T>, log_sums: Out<u8>,
     );
     /// The gradient of the queries.
-    fn attention_backward_queries<T: f32 | f64 | f16 | bf16>(
+    fn attention_backward_queries<T: f32 | f64>(
         batch: u32, seq: u32, heads: u32, kv_heads: u32, head_dim: u32, qkv: In<T>, lengths: In<i64>, angles: In<u8>,
         scale: f64, output: In<T>, log_sums: In<u8>, d_output: In<T>, d_qkv: Out<T>,
     );
     /// The gradients of keys and values.
-    fn attention_backward_keys<T: f32 | f64 | f16 | bf16>(
+    fn attention_backward_keys<T: f32 | f64>(
         batch: u32, seq: u32, heads: u32, kv_heads: u32, head_dim: u32, qkv: In<T>, lengths: In<i64>, angles: In<u8>,
         scale: f64, output: In<T>, log_sums: In<u8>, d_output: In<T>, d_qkv: Out<T>,
     );
@@ -34,6 +41,38 @@ paceline_cuda::kernels! {
         position: u32, keys: Out<T>, values: Out<T>, output: Out<T>, scores: Out<T>,
     );
 }
+
+/// The kernels of forward passes.
+type Forward<T> = fn(
+    u32,
+    u32,
+    u32,
+    u32,
+    u32,
+    In<T>,
+    In<i64>,
+    In<u8>,
+    f64,
+    Out<T>,
+    Out<u8>,
+) -> Result<Call<'static>>;
+
+/// The kernels of backward passes.
+type Backward<T> = fn(
+    u32,
+    u32,
+    u32,
+    u32,
+    u32,
+    In<T>,
+    In<i64>,
+    In<u8>,
+    f64,
+    In<T>,
+    In<u8>,
+    In<T>,
+    Out<T>,
+) -> Result<Call<'static>>;
 
 /// Queries, and keys, of a tile.
 const SIDE: usize = 32;
@@ -46,6 +85,58 @@ const HALF_BYTES: usize = 256;
 fn sizes(spec: &AttentionSpec) -> [u32; 5] {
     let AttentionSpec { batch, seq, heads, kv_heads, head_dim } = *spec;
     [batch, seq, heads, kv_heads, head_dim].map(|size| size as u32)
+}
+
+/// Which kernels compute an attention.
+enum Kernels {
+    /// Those of this file: f32 and f64.
+    Tiles,
+    /// A thread for each token: f32 and f64.
+    Narrow,
+    /// Tensor cores: 16 bits.
+    Halves,
+}
+
+impl Kernels {
+    fn of<S: Stored>(spec: &AttentionSpec) -> Self {
+        match spec.head_dim {
+            _ if S::DTYPE != <S::Real as Element>::DTYPE => Self::Halves,
+            8 | 16 => Self::Narrow,
+            _ => Self::Tiles,
+        }
+    }
+}
+
+/// A block for each run of 16 tokens for each of its warps, of which it has at most 4, and for each part of the columns, of which
+/// each half of a head has `columns`; with shared memory for tiles of its own tokens and of 32 others, and for two numbers of some
+/// tokens.
+fn halves_grid(
+    spec: &AttentionSpec,
+    heads: usize,
+    (tiles, columns): (usize, usize),
+    numbers_of: impl Fn(usize) -> usize,
+) -> Grid {
+    let warps = spec.seq.div_ceil(16).clamp(1, 4);
+    let blocks = spec.batch * heads * spec.seq.div_ceil(16 * warps);
+    let half = (spec.head_dim / 2).next_multiple_of(8);
+    let tokens = tiles * 16 * warps + 2 * SIDE;
+    let tile_bytes = tokens * (2 * half + 8) * size_of::<u16>();
+    let grid = Grid {
+        blocks: [blocks as u32, half.div_ceil(columns) as u32, 1],
+        threads: [32 * warps as u32, 1, 1],
+        shared_bytes: 0,
+    };
+    grid.with_shared(tile_bytes + 2 * numbers_of(16 * warps) * size_of::<f32>())
+}
+
+/// A block for each run of tokens of each head of each row, with shared memory for two rows of each token and two numbers.
+fn narrow_grid<S: Stored>(spec: &AttentionSpec, heads: usize) -> Grid {
+    /// The most tokens of a block, each of which has a thread.
+    const MOST: usize = 128;
+    let tokens = spec.seq.next_multiple_of(32).clamp(32, MOST);
+    let blocks = spec.batch * heads * spec.seq.div_ceil(tokens);
+    let of_token = 2 * spec.head_dim + 2;
+    Grid::blocks(blocks as u32, tokens as u32).with_shared(tokens * of_token * size_of::<S::Real>())
 }
 
 /// A block for each tile of each head of each row, and for each part of the columns; with shared memory for tiles, squares and
@@ -79,11 +170,16 @@ pub(crate) unsafe fn forward<S: Stored>(
     let [batch, seq, heads, kv_heads, head_dim] = sizes(spec);
     let (lengths, angles) = (lengths.unwrap_or(In::NONE), retyped(angles));
     let (scale, log_sums) = (spec.scale(), untyped(log_sums));
-    let call = attention_forward(
+    let (kernel, grid): (Forward<S>, _) = match Kernels::of::<S>(spec) {
+        Kernels::Tiles => (attention_forward, grid::<S>(spec, spec.heads, [3, 1, 0])),
+        Kernels::Narrow => (narrow_forward, narrow_grid::<S>(spec, spec.heads)),
+        Kernels::Halves => (halves_forward, halves_grid(spec, spec.heads, (1, 64), |_| 0)),
+    };
+    let call = kernel(
         batch, seq, heads, kv_heads, head_dim, qkv, lengths, angles, scale, output, log_sums,
     )?;
     // SAFETY: the caller's; a block writes what belongs to its tile of tokens below `seq`.
-    unsafe { card.launch(call, grid::<S>(spec, spec.heads, [3, 1, 0])) }
+    unsafe { card.launch(call, grid) }
 }
 
 /// # Safety
@@ -99,19 +195,38 @@ pub(crate) unsafe fn backward<S: Stored>(
     let [batch, seq, heads, kv_heads, head_dim] = sizes(spec);
     let (lengths, angles) = (lengths.unwrap_or(In::NONE), retyped(angles));
     let (scale, log_sums) = (spec.scale(), retyped(log_sums));
-    let of_queries = attention_backward_queries(
+    let (kernels, grids): ([Backward<S>; 2], _) = match Kernels::of::<S>(spec) {
+        Kernels::Tiles => (
+            [attention_backward_queries, attention_backward_keys],
+            [(spec.heads, 1), (spec.kv_heads, 2)]
+                .map(|(heads, squares)| grid::<S>(spec, heads, [4, squares, 2])),
+        ),
+        Kernels::Narrow => (
+            [narrow_backward_queries, narrow_backward_keys],
+            [spec.heads, spec.kv_heads].map(|heads| narrow_grid::<S>(spec, heads)),
+        ),
+        Kernels::Halves => (
+            [halves_backward_queries, halves_backward_keys],
+            [
+                halves_grid(spec, spec.heads, (2, 64), |own| own),
+                halves_grid(spec, spec.kv_heads, (2, 32), |_| SIDE),
+            ],
+        ),
+    };
+    let [of_queries, of_keys] = kernels;
+    let of_queries = of_queries(
         batch, seq, heads, kv_heads, head_dim, qkv, lengths, angles, scale, output, log_sums,
         d_output, d_qkv,
     )?;
-    let of_keys = attention_backward_keys(
+    let of_keys = of_keys(
         batch, seq, heads, kv_heads, head_dim, qkv, lengths, angles, scale, output, log_sums,
         d_output, d_qkv,
     )?;
     // SAFETY: the caller's; a block writes what belongs to its tile of tokens below `seq`, the first kernel the gradients of
     // queries and the second one those of keys and values.
     unsafe {
-        card.launch(of_queries, grid::<S>(spec, spec.heads, [4, 1, 2]))?;
-        card.launch(of_keys, grid::<S>(spec, spec.kv_heads, [4, 2, 2]))
+        card.launch(of_queries, grids[0])?;
+        card.launch(of_keys, grids[1])
     }
 }
 

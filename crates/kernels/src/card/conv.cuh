@@ -268,19 +268,87 @@ template <typename F> struct Loader {
         }
     }
 
-    __device__ void store_to(Real (*tile)[PITCH]) const {
-        for (u32 r = 0; r < OWN; ++r) tile[step][row_of_tile + r * DISTANCE] = elems[r];
+    template <typename Tile> __device__ void store_to(Tile& tile) const {
+        for (u32 r = 0; r < OWN; ++r) tile.put(row_of_tile + r * DISTANCE, step, elems[r]);
     }
 };
 
+// The tiles of both factors in shared memory, and how they are multiplied: each thread has 4 x 4 results.
+template <typename S> struct Tiles {
+    typedef typename As<S>::Real Real;
+    struct Tile {
+        Real of[DEPTH][PITCH];
+        __device__ void put(u32 row, u32 step, Real x) { of[step][row] = x; }
+    };
+    Tile a, b;
+
+    __device__ void multiply(u32 i0, u32 j0, bool is_live, Real (&sums)[4][4]) const {
+        if (!is_live) return;
+        #pragma unroll
+        for (u32 k = 0; k < DEPTH; ++k) {
+            #pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                #pragma unroll
+                for (u32 j = 0; j < 4; ++j) sums[i][j] = fused(a.of[k][i0 + i], b.of[k][j0 + j], sums[i][j]);
+            }
+        }
+    }
+
+    __device__ void collect(u32, u32, Real (&)[4][4]) {}
+};
+
+// Older cards have no tensor cores for bf16, and multiply 16 bits as f32.
+#if __CUDA_ARCH__ >= 800
+// The same in 16 bits, on tensor cores: a warp has 16 rows and 32 columns of results while it multiplies. Numbers of 16 bits lose
+// nothing on their way through the loaders.
+template <typename S> struct HalfTiles {
+    struct Tile {
+        // Behind each row there are 8 elements, which spreads rows over the banks.
+        S of[SIDE][DEPTH + 8];
+        __device__ void put(u32 row, u32 step, f32 x) { of[row][step] = As<S>::store(x); }
+    };
+    Tile a, b;
+    f32 results[SIDE][PITCH];
+
+    __device__ void multiply(u32, u32, bool, Sums (&sums)[4]) const {
+        u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        u32 x[4], y[4];
+        load_matrices(x, &a.of[warp % 4 * 16 + lane % 16][lane / 16 * 8]);
+        #pragma unroll
+        for (u32 j = 0; j < 4; j += 2) {
+            load_matrices(y, &b.of[warp / 4 * 32 + 8 * j + lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8]);
+            Tensor<S>::multiply(sums[j], x, y[0], y[1]);
+            Tensor<S>::multiply(sums[j + 1], x, y[2], y[3]);
+        }
+    }
+
+    // Gives each thread its 4 x 4 results.
+    __device__ void collect(u32 i0, u32 j0, Sums (&sums)[4]) {
+        u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        for (u32 j = 0; j < 4; ++j) {
+            for (u32 k = 0; k < 4; ++k) {
+                results[warp % 4 * 16 + lane / 4 + k / 2 * 8][warp / 4 * 32 + 8 * j + lane % 4 * 2 + k % 2] = sums[j][k];
+            }
+        }
+        __syncthreads();
+        for (u32 i = 0; i < 4; ++i) {
+            for (u32 j = 0; j < 4; ++j) sums[i][j] = results[i0 + i][j0 + j];
+        }
+    }
+};
+static_assert(DEPTH == 16 && SIDE == 64 && THREADS == 256, "a warp has 16 of 64 rows and 32 of 64 columns, and 16 steps");
+template <> struct Tiles<f16> : HalfTiles<f16> {};
+template <> struct Tiles<bf16> : HalfTiles<bf16> {};
+#endif
+
 // c = a b for the tile of the result that begins at (row, column), with steps from begin to end. b comes transposed: both
-// factors have the steps as their columns. Sums are in the order of the steps. `finish` gets the first row and column of a
+// factors have the steps as their columns. Sums are in the order of the steps, but for those of tensor cores. `finish` gets the first row and column of a
 // thread's 4 x 4 results.
-template <typename A, typename B, typename Finish>
+template <typename S, typename A, typename B, typename Finish>
 __device__ void multiply_tile(const A& a, const B& b, u32 rows, u32 columns, u32 row, u32 column, u32 begin, u32 end,
                               bool is_a_along_rows, bool is_b_along_rows, Finish finish) {
     typedef typename A::Real Real;
-    __shared__ __align__(16) Real a_tile[DEPTH][PITCH], b_tile[DEPTH][PITCH];
+    __shared__ __align__(16) Tiles<S> tiles;
     Loader<A> a_loader(a, rows, row, is_a_along_rows);
     Loader<B> b_loader(b, columns, column, is_b_along_rows);
     u32 i0 = threadIdx.x / (SIDE / 4) * 4, j0 = threadIdx.x % (SIDE / 4) * 4;
@@ -289,26 +357,18 @@ __device__ void multiply_tile(const A& a, const B& b, u32 rows, u32 columns, u32
     a_loader.load_from(begin, end);
     b_loader.load_from(begin, end);
     for (u32 k0 = begin; k0 < end; k0 += DEPTH) {
-        a_loader.store_to(a_tile);
-        b_loader.store_to(b_tile);
+        a_loader.store_to(tiles.a);
+        b_loader.store_to(tiles.b);
         __syncthreads();
         // The next elements are on their way while these are multiplied.
         if (k0 + DEPTH < end) {
             a_loader.load_from(k0 + DEPTH, end);
             b_loader.load_from(k0 + DEPTH, end);
         }
-        if (is_live) {
-            #pragma unroll
-            for (u32 k = 0; k < DEPTH; ++k) {
-                #pragma unroll
-                for (u32 i = 0; i < 4; ++i) {
-                    #pragma unroll
-                    for (u32 j = 0; j < 4; ++j) sums[i][j] = fused(a_tile[k][i0 + i], b_tile[k][j0 + j], sums[i][j]);
-                }
-            }
-        }
+        tiles.multiply(i0, j0, is_live, sums);
         __syncthreads();
     }
+    tiles.collect(i0, j0, sums);
     if (is_live) finish(row + i0, column + j0, sums);
 }
 
@@ -326,7 +386,7 @@ __device__ void weight_gradient(const Conv& conv, Images<S> x, const S* dy, cons
     u32 begin = blockIdx.z * positions_of_part, end = min(begin + positions_of_part, positions);
     Real* part = partials + (u64)blockIdx.z * steps * c_out;
     bool is_along_channels = !conv.has_planes;
-    multiply_tile(a, b, steps, c_out, TILE, begin, end, is_along_channels, is_along_channels,
+    multiply_tile<S>(a, b, steps, c_out, TILE, begin, end, is_along_channels, is_along_channels,
                   [=](u32 row, u32 column, Real(&sums)[4][4]) {
                       for (u32 i = 0; i < 4 && row + i < steps; ++i) {
                           for (u32 j = 0; j < 4 && column + j < c_out; ++j) {
@@ -344,7 +404,7 @@ __device__ void input_gradient(const Conv& conv, const typename As<S>::Real* w, 
     Spread<S, POOLED> a(conv, dy, winners);
     Transposed<WeightOfSpread<S>> b = {WeightOfSpread<S>{w, conv}};
     u32 steps = conv.kernel_height * conv.kernel_width * conv.c_out;
-    multiply_tile(a, b, positions, conv.c_in, TILE, 0, steps, conv.has_planes, false,
+    multiply_tile<S>(a, b, positions, conv.c_in, TILE, 0, steps, conv.has_planes, false,
                   [=](u32 row, u32 column, Real(&sums)[4][4]) {
                       Layout layout(conv, conv.height, conv.width, conv.c_in);
                       for (u32 i = 0; i < 4 && row + i < positions; ++i) {

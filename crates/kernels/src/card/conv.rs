@@ -8,7 +8,7 @@ use paceline_cuda::kernel::{In, Out};
 use paceline_cuda::{Grid, Result};
 use paceline_memory::Element;
 
-use super::NUMBERS;
+use super::{MMA, NUMBERS};
 use super::conv_relu_pool::{
     conv_relu_pool_backward_input, conv_relu_pool_backward_weight, conv_relu_pool_forward,
 };
@@ -21,7 +21,7 @@ use crate::{Compute, ImageLayout, KernelError, OnCard};
 pub(super) const CONV: &str = include_str!("conv.cuh");
 
 paceline_cuda::kernels! {
-    CONV2D = "conv2d.cu", include_str!("conv2d.cu"), [NUMBERS, CONV];
+    CONV2D = "conv2d.cu", include_str!("conv2d.cu"), [NUMBERS, MMA, CONV];
     /// The output of a convolution.
     fn conv2d_forward<T: f32 | f64 | f16 | bf16>(
         height: u32, width: u32, c_in: u32, c_out: u32, kernel_height: u32, kernel_width: u32, stride: u32, padding: u32,

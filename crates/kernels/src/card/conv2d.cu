@@ -7,7 +7,7 @@ __device__ void conv2d_forward(const Conv& conv, Images<S> x, const typename As<
     Patches<S, false> a(conv, x);
     Transposed<Weight<S>> b = {Weight<S>{w, conv.c_out}};
     u32 steps = conv.kernel_height * conv.kernel_width * conv.c_in;
-    multiply_tile(a, b, positions, conv.c_out, TILE, 0, steps, conv.has_planes, true,
+    multiply_tile<S>(a, b, positions, conv.c_out, TILE, 0, steps, conv.has_planes, true,
                   [=](u32 row, u32 column, Real(&sums)[4][4]) {
                       u32 height = conv.out_height(), width = conv.out_width();
                       Layout layout(conv, height, width, conv.c_out);

@@ -2,11 +2,11 @@
 
 use paceline_cuda::kernel::{In, Out};
 
-use super::NUMBERS;
 use super::conv::CONV;
+use super::{MMA, NUMBERS};
 
 paceline_cuda::kernels! {
-    CONV_RELU_POOL = "conv_relu_pool.cu", include_str!("conv_relu_pool.cu"), [NUMBERS, CONV];
+    CONV_RELU_POOL = "conv_relu_pool.cu", include_str!("conv_relu_pool.cu"), [NUMBERS, MMA, CONV];
     /// The pooled output, and the winners.
     fn conv_relu_pool_forward<T: f32 | f64 | f16 | bf16>(
         height: u32, width: u32, c_in: u32, c_out: u32, kernel_height: u32, kernel_width: u32, stride: u32,

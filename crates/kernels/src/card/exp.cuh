@@ -17,3 +17,15 @@ __device__ __forceinline__ float fast_exp(float x) {
 }
 
 __device__ __forceinline__ double fast_exp(double x) { return exp(x); }
+
+// log2(e), and ln(2).
+template <typename Real> __device__ Real to_base_2() { return (Real)1.4426950408889634; }
+template <typename Real> __device__ Real to_base_e() { return (Real)0.6931471805599453; }
+
+// 2 to the power of x: in f32 within 2 units of the last place, and zero below the normal numbers.
+__device__ __forceinline__ float power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ double power(double x) { return exp2(x); }

@@ -3,45 +3,39 @@
 // The label of a row without a target.
 enum : i64 { IGNORED = -100 };
 
-// The largest element of some, the place where it is first, and the sum of exp(element - largest).
+// What a thread knows of a row: the largest of its elements, the place where it is first, and the sum of
+// exp(element - largest).
 template <typename Real> struct Softmax {
     Real largest, sum;
     u64 place;
 
-    __device__ void take(Real x, u64 at) {
-        if (x > largest) {
-            sum = sum * fast_exp(largest - x) + 1;
-            largest = x;
-            place = at;
-        } else if (x != lowest()) {
-            sum += fast_exp(x - largest);
-        }
-    }
-
-    __device__ void take(Softmax other) {
-        Real most = other.largest > largest ? other.largest : largest;
-        Real of_this = largest == most ? 1 : fast_exp(largest - most);
-        Real of_other = other.largest == most ? 1 : fast_exp(other.largest - most);
-        bool is_other = other.largest > largest || (other.largest == largest && other.place < place);
-        sum = sum * of_this + other.sum * of_other;
-        largest = most;
-        place = is_other ? other.place : place;
-    }
-
-    __device__ Softmax of_lane(u32 mask) const {
-        return Softmax{__shfl_xor_sync(~0u, largest, mask), __shfl_xor_sync(~0u, sum, mask),
-                       __shfl_xor_sync(~0u, place, mask)};
-    }
-
     static __device__ Real lowest() { return -(Real)__int_as_float(0x7f800000); }
+
+    __device__ Softmax() : largest(lowest()), sum(0), place(~0ull) {}
+
+    __device__ void take(Real x, u64 at) {
+        bool is_larger = x > largest;
+        Real most = is_larger ? x : largest;
+        place = is_larger ? at : place;
+        rescale(most);
+        sum += x == lowest() ? (Real)0 : exponential(x - most);
+    }
+
+    static __device__ Real exponential(Real x) { return power(x * to_base_2<Real>()); }
+    __device__ void rescale(Real most) {
+        sum *= largest == most ? (Real)1 : exponential(largest - most);
+        largest = most;
+    }
 };
+
+template <typename Real> __device__ Real larger(Real x, Real y) { return y > x ? y : x; }
 
 // A block for each row of z (rows, classes): z becomes the gradient of scale times the loss, which is also stored rounded if
 // `rounded` is given. mark is 0 for an ignored row, else 1, and 3 if the label has the largest output.
 template <typename S> __device__ void row_losses(const i64* labels, u64 classes, double scale, u32 wants_gradient,
                                                  typename As<S>::Real* all_z, S* all_rounded, double* losses, i32* marks) {
     typedef typename As<S>::Real Real;
-    __shared__ Softmax<Real> of_warps[32];
+    __shared__ Real maxima[32], of_warps[32];
     Real* z = all_z + blockIdx.x * classes;
     S* rounded = all_rounded ? all_rounded + blockIdx.x * classes : 0;
     i64 label = labels[blockIdx.x];
@@ -54,26 +48,36 @@ template <typename S> __device__ void row_losses(const i64* labels, u64 classes,
         }
         return;
     }
-    Softmax<Real> row = {Softmax<Real>::lowest(), 0, ~0ull};
-    for (u64 j = threadIdx.x; j < classes; j += blockDim.x) row.take(z[j], j);
-    for (u32 mask = 16; mask > 0; mask /= 2) row.take(row.of_lane(mask));
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = row;
-    __syncthreads();
-    row = of_warps[0];
-    for (u32 warp = 1; warp < blockDim.x / 32; ++warp) row.take(of_warps[warp]);
+    u32 warps = blockDim.x / 32;
+    Softmax<Real> own;
+    const Real* at = z + threadIdx.x;
+    for (u64 j = threadIdx.x; j < classes; j += blockDim.x, at += blockDim.x) own.take(*at, j);
+    Real most = own.largest, largest = most;
+    for (u32 mask = 16; mask > 0; mask /= 2) most = larger(most, __shfl_xor_sync(~0u, most, mask));
+    if (threadIdx.x % 32 == 0) maxima[threadIdx.x / 32] = most;
     // A label that is no class has no output.
     bool is_class = label >= 0 && (u64)label < classes;
     Real of_label = is_class ? z[label] : (Real)__int_as_float(0x7fffffff);
+    __syncthreads();
+    most = maxima[0];
+    for (u32 warp = 1; warp < warps; ++warp) most = larger(most, maxima[warp]);
+    own.rescale(most);
+    Real sum = own.sum;
+    for (u32 mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
+    // The label is right if its output is the first of the largest ones.
+    int is_behind = __syncthreads_or(largest == most && own.place < (u64)label);
+    sum = of_warps[0];
+    for (u32 warp = 1; warp < warps; ++warp) sum += of_warps[warp];
     if (threadIdx.x == 0) {
-        losses[blockIdx.x] = (double)(log(row.sum) + row.largest - of_label);
-        bool is_correct = row.place == (u64)label && row.sum == row.sum;
+        losses[blockIdx.x] = (double)(log(sum) + most - of_label);
+        bool is_correct = of_label == most && !is_behind && sum == sum;
         marks[blockIdx.x] = is_correct ? 3 : 1;
     }
     if (!wants_gradient) return;
-    __syncthreads();
-    Real factor = is_class ? (Real)scale / row.sum : of_label;
+    Real factor = is_class ? (Real)scale / sum : of_label;
     for (u64 j = threadIdx.x; j < classes; j += blockDim.x) {
-        Real x = fast_exp(z[j] - row.largest) * factor;
+        Real x = Softmax<Real>::exponential(z[j] - most) * factor;
         if (j == (u64)label) x -= (Real)scale;
         z[j] = x;
         if (rounded) rounded[j] = As<S>::store(x);

@@ -4,6 +4,8 @@
 //! other operation says how far it may be off. The sources are compiled when a card first needs them.
 
 pub(crate) mod attention;
+pub(crate) mod attention_halves;
+pub(crate) mod attention_narrow;
 pub(crate) mod batch_norm;
 pub(crate) mod conv;
 pub(crate) mod conv_relu_pool;
@@ -22,12 +24,17 @@ use paceline_cuda::kernel::NUMBERS;
 /// The exponential function.
 const EXP: &str = include_str!("exp.cuh");
 
+/// Products on tensor cores.
+const MMA: &str = include_str!("mma.cuh");
+
 /// Sums over a block.
 const REDUCE: &str = include_str!("reduce.cuh");
 
 /// All sources, for tests that compile them.
 pub static SOURCES: &[&paceline_cuda::Source] = &[
     &attention::ATTENTION,
+    &attention_halves::ATTENTION_HALVES,
+    &attention_narrow::ATTENTION_NARROW,
     &batch_norm::BATCH_NORM,
     &conv::CONV2D,
     &conv_relu_pool::CONV_RELU_POOL,

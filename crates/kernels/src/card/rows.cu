@@ -15,63 +15,96 @@ template <typename S> __device__ __forceinline__ void widen(const S* rounded, fl
     if (i < n) x[i] = load(rounded[i]);
 }
 
-template <typename S> __device__ __forceinline__ void swiglu(const S* gate_up, S* y, u32 columns, u64 n) {
+// A thread has a column of every `runs`th row.
+template <typename S>
+__device__ __forceinline__ void swiglu(const S* gate_up, S* y, u32 columns, u64 rows, u64 runs) {
     typedef typename As<S>::Real Real;
-    u64 i = place();
-    if (i >= n) return;
-    u64 at = i / columns * 2 * columns + i % columns;
-    Real g = load(gate_up[at]), u = load(gate_up[at + columns]);
-    y[i] = As<S>::store(g / (Real(1) + fast_exp(-g)) * u);
+    u64 i = place(), row = i / columns;
+    if (row >= runs) return;
+    for (gate_up += row * columns + i, y += i; row < rows; row += runs, gate_up += 2 * runs * columns, y += runs * columns) {
+        Real g = load(gate_up[0]), u = load(gate_up[columns]);
+        *y = As<S>::store(g / (Real(1) + fast_exp(-g)) * u);
+    }
 }
 
 template <typename S>
-__device__ __forceinline__ void swiglu_backward(const S* gate_up, const S* dy, S* d_gate_up, u32 columns, u64 n) {
+__device__ __forceinline__ void swiglu_backward(
+    const S* gate_up, const S* dy, S* d_gate_up, u32 columns, u64 rows, u64 runs) {
     typedef typename As<S>::Real Real;
-    u64 i = place();
-    if (i >= n) return;
-    u64 at = i / columns * 2 * columns + i % columns;
-    Real g = load(gate_up[at]), u = load(gate_up[at + columns]), d = load(dy[i]);
-    Real s = Real(1) / (Real(1) + fast_exp(-g));
-    d_gate_up[at] = As<S>::store(d * u * s * (Real(1) + g * (Real(1) - s)));
-    d_gate_up[at + columns] = As<S>::store(d * g * s);
+    u64 i = place(), row = i / columns;
+    if (row >= runs) return;
+    u64 at = row * columns + i;
+    for (dy += i; row < rows; row += runs, at += 2 * runs * columns, dy += runs * columns) {
+        Real g = load(gate_up[at]), u = load(gate_up[at + columns]), d = load(*dy);
+        Real s = Real(1) / (Real(1) + fast_exp(-g));
+        d_gate_up[at] = As<S>::store(d * u * s * (Real(1) + g * (Real(1) - s)));
+        d_gate_up[at + columns] = As<S>::store(d * g * s);
+    }
 }
 
-// The sum of the partial sums of a warp's lanes, lane by lane, as on the processor.
+// The sum of the partial sums of a warp's lanes, lane by lane, as on the processor: one lane adds, which is less work than if
+// each lane fetched the sums of all. A kernel calls it once, in blocks of at most 8 warps.
 template <typename R> __device__ __forceinline__ R sum_in_order(R of_lane) {
+    __shared__ __align__(16) R all[8][32];
+    R* of_warp = all[threadIdx.x / 32];
+    of_warp[threadIdx.x % 32] = of_lane;
+    __syncwarp();
     R total = 0;
-    for (int lane = 0; lane < 32; ++lane) total = total + __shfl_sync(0xffffffffu, of_lane, lane);
-    return total;
+    if (threadIdx.x % 32 == 0) {
+        #pragma unroll
+        for (u32 lane = 0; lane < 32; ++lane) total = total + of_warp[lane];
+    }
+    return __shfl_sync(0xffffffffu, total, 0);
 }
 
-// A warp for each row, whose lanes have the processor's partial sums.
+// Who computes a row: a warp, whose lanes have the processor's partial sums; or if each of these has one column at most, a
+// thread, which adds them in the same order.
+struct RowOwner {
+    u64 row;
+    u32 first, step;
+
+    __device__ RowOwner(u32 columns)
+        : row(columns > 32 ? place() / 32 : place()), first(columns > 32 ? threadIdx.x % 32 : 0), step(columns > 32 ? 32 : 1) {}
+    template <typename R> __device__ R sum(R of_thread) const { return step > 1 ? sum_in_order(of_thread) : of_thread; }
+};
+
 template <typename S, typename R>
 __device__ __forceinline__ void rms_norm(const R* x, const R* w, R eps, S* y, R* r, u32 columns, u64 rows) {
-    u64 row = place() / 32;
-    u32 lane = threadIdx.x % 32;
-    if (row >= rows) return;
-    x += row * columns;
-    y += row * columns;
+    RowOwner own(columns);
+    if (own.row >= rows) return;
+    u64 begin = own.row * columns + own.first, step = own.step;
+    const R* at = x + begin;
     R sum = 0;
-    for (u32 j = lane; j < columns; j += 32) sum = sum + x[j] * x[j];
-    R scale = R(1) / sqrt(sum_in_order(sum) / R(columns) + eps);
-    if (lane == 0) r[row] = scale;
-    for (u32 j = lane; j < columns; j += 32) y[j] = As<S>::store(x[j] * scale * w[j]);
+    for (u32 j = own.first; j < columns; j += step, at += step) sum = sum + *at * *at;
+    R scale = R(1) / sqrt(own.sum(sum) / R(columns) + eps);
+    if (own.first == 0) r[own.row] = scale;
+    x += begin;
+    w += own.first;
+    y += begin;
+    for (u32 j = own.first; j < columns; j += step, x += step, w += step, y += step) *y = As<S>::store(*x * scale * *w);
 }
 
 template <typename S, typename R>
 __device__ __forceinline__ void rms_norm_backward_input(
     const R* x, const R* w, const R* r, const S* dy, R* dx, u32 columns, u64 rows) {
-    u64 row = place() / 32;
-    u32 lane = threadIdx.x % 32;
-    if (row >= rows) return;
-    x += row * columns;
-    dy += row * columns;
-    dx += row * columns;
-    R sum = 0, scale = r[row];
-    for (u32 j = lane; j < columns; j += 32) sum = sum + w[j] * load(dy[j]) * x[j];
-    R mean = sum_in_order(sum) / R(columns);
+    RowOwner own(columns);
+    if (own.row >= rows) return;
+    u64 begin = own.row * columns + own.first, step = own.step;
+    x += begin;
+    w += own.first;
+    dy += begin;
+    dx += begin;
+    const R *x_at = x, *w_at = w;
+    const S* dy_at = dy;
+    R sum = 0, scale = r[own.row];
+    for (u32 j = own.first; j < columns; j += step, x_at += step, w_at += step, dy_at += step) {
+        sum = sum + *w_at * load(*dy_at) * *x_at;
+    }
+    R mean = own.sum(sum) / R(columns);
     R factor = mean * scale * scale * scale;
-    for (u32 j = lane; j < columns; j += 32) dx[j] = scale * w[j] * load(dy[j]) - x[j] * factor;
+    for (u32 j = own.first; j < columns; j += step, x += step, w += step, dy += step, dx += step) {
+        *dx = scale * *w * load(*dy) - *x * factor;
+    }
 }
 
 // A thread for each column and run of rows: the sum over the run.
@@ -163,17 +196,20 @@ extern "C" __global__ void last_rows(
 #define FOR_HALF(S) \
     extern "C" __global__ void widen_##S(const S* rounded, float* x, u64 n) { widen(rounded, x, n); }
 #define FOR_STORED(S, R)                                                                                                 \
-    extern "C" __global__ void swiglu_##S(const S* gate_up, S* y, u32 columns, u64 n) { swiglu(gate_up, y, columns, n); } \
-    extern "C" __global__ void swiglu_backward_##S(                                                                      \
-        const S* gate_up, const S* dy, S* d_gate_up, u32 columns, u64 n) {                                               \
-        swiglu_backward(gate_up, dy, d_gate_up, columns, n);                                                             \
+    extern "C" __global__ void swiglu_##S(const S* gate_up, S* y, u32 columns, u64 rows, u64 runs) {                     \
+        swiglu(gate_up, y, columns, rows, runs);                                                                         \
     }                                                                                                                    \
-    extern "C" __global__ void rms_norm_##S(const R* x, const R* w, R eps, S* y, R* r, u32 columns, u64 rows) {           \
-        rms_norm(x, w, eps, y, r, columns, rows);                                                                        \
+    extern "C" __global__ void swiglu_backward_##S(                                                                      \
+        const S* gate_up, const S* dy, S* d_gate_up, u32 columns, u64 rows, u64 runs) {                                  \
+        swiglu_backward(gate_up, dy, d_gate_up, columns, rows, runs);                                                    \
+    }                                                                                                                    \
+    extern "C" __global__ void rms_norm_##S(                                                                             \
+        const R* x, const R* w, R eps, S* y, R* r, u32 columns, u64 rows) {                            \
+        rms_norm(x, w, eps, y, r, columns, rows);                                                          \
     }                                                                                                                    \
     extern "C" __global__ void rms_norm_backward_input_##S(                                                              \
-        const R* x, const R* w, const R* r, const S* dy, R* dx, u32 columns, u64 rows) {                                  \
-        rms_norm_backward_input(x, w, r, dy, dx, columns, rows);                                                         \
+        const R* x, const R* w, const R* r, const S* dy, R* dx, u32 columns, u64 rows) {               \
+        rms_norm_backward_input(x, w, r, dy, dx, columns, rows);                                           \
     }                                                                                                                    \
     extern "C" __global__ void rms_norm_backward_weight_##S(                                                             \
         const R* x, const R* r, const S* dy, R* of_runs, u32 columns, u64 rows, u32 rows_of_run) {                        \

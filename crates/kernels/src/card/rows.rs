@@ -10,15 +10,17 @@ paceline_cuda::kernels! {
     fn narrow<S: f16 | bf16>(x: In<f32>, rounded: Out<S>, n: u64);
     /// `x = rounded`.
     fn widen<S: f16 | bf16>(rounded: In<S>, x: Out<f32>, n: u64);
-    /// The gated activation.
-    fn swiglu<S: f32 | f64 | f16 | bf16>(gate_up: In<S>, y: Out<S>, columns: u32, n: u64);
+    /// The gated activation. A thread has a column of every `runs`th row.
+    fn swiglu<S: f32 | f64 | f16 | bf16>(gate_up: In<S>, y: Out<S>, columns: u32, rows: u64, runs: u64);
     /// Its backward pass.
-    fn swiglu_backward<S: f32 | f64 | f16 | bf16>(gate_up: In<S>, dy: In<S>, d_gate_up: Out<S>, columns: u32, n: u64);
-    /// A warp for each row: the norm.
+    fn swiglu_backward<S: f32 | f64 | f16 | bf16>(
+        gate_up: In<S>, dy: In<S>, d_gate_up: Out<S>, columns: u32, rows: u64, runs: u64,
+    );
+    /// A warp for each row, or a thread if there are at most 32 columns: the norm.
     fn rms_norm<S: f32 | f64 | f16 | bf16>(
         x: In<Wide<S>>, w: In<Wide<S>>, eps: Wide<S>, y: Out<S>, r: Out<Wide<S>>, columns: u32, rows: u64,
     );
-    /// A warp for each row: the gradient of its input.
+    /// The same for the gradient of its input.
     fn rms_norm_backward_input<S: f32 | f64 | f16 | bf16>(
         x: In<Wide<S>>, w: In<Wide<S>>, r: In<Wide<S>>, dy: In<S>, dx: Out<Wide<S>>, columns: u32, rows: u64,
     );

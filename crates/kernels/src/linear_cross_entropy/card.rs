@@ -115,7 +115,8 @@ impl CardHead {
     ) -> Result<()> {
         let Self { rows, classes, inputs, chunk, scale, mut accumulate } = *self;
         let (w_rounded, dz_rounded, losses, marks) = memory.expect("a card has this memory");
-        let threads = classes.next_multiple_of(32).clamp(32, 512) as u32;
+        // A thread has a few classes.
+        let threads = classes.div_ceil(4).next_multiple_of(32).clamp(32, 512) as u32;
         // SAFETY: chunks lie within the rows; the caller's for the rest.
         unsafe {
             if let (Some(dw), 0, false) = (dw, rows, accumulate) {

@@ -1,0 +1,52 @@
+// What all kernels of attention share: the places of tokens, the lengths of rows, and powers of two.
+//
+// Scores are logarithms to the base 2: queries are multiplied by log2(e) besides their scale, so a probability is one power of
+// two. Sums that are stored for the backward pass are natural logarithms.
+
+struct Attention {
+    u32 batch, seq, heads, kv_heads, head_dim;
+
+    __device__ u64 qkv_columns() const { return (u64)(heads + 2 * kv_heads) * head_dim; }
+    // The first element of a token's head in qkv, counted from queries over keys to values.
+    __device__ u64 at(u32 row, u32 token, u32 head) const {
+        return ((u64)row * seq + token) * qkv_columns() + (u64)head * head_dim;
+    }
+    __device__ u64 output_at(u32 row, u32 token, u32 head) const {
+        return (((u64)row * seq + token) * heads + head) * head_dim;
+    }
+    __device__ u64 log_sum_at(u32 row, u32 head, u32 token) const { return ((u64)row * heads + head) * seq + token; }
+    __device__ u32 keys_of(u32 head) const { return heads + head / (heads / kv_heads); }
+};
+
+#define ATTENTION_ARGUMENTS u32 batch, u32 seq, u32 heads, u32 kv_heads, u32 head_dim
+#define ATTENTION \
+    Attention { batch, seq, heads, kv_heads, head_dim }
+
+// The real tokens of a row; a length that is not within 0..=seq makes the row's results NaN.
+struct Length {
+    u32 real;
+    bool is_wrong;
+
+    __device__ Length(const i64* lengths, u32 row, u32 seq) {
+        i64 length = lengths ? lengths[row] : (i64)seq;
+        is_wrong = length < 0 || length > (i64)seq;
+        real = is_wrong ? 0 : (u32)length;
+    }
+};
+
+// What results of tokens that are not real hold.
+template <typename Real> __device__ Real behind(const Length& length) {
+    return length.is_wrong ? (Real)__int_as_float(0x7fffffff) : 0;
+}
+
+// What a block computes: a tile of a head of a row of the batch. The last tiles, whose rows are longest, come first.
+struct Work {
+    u32 first, head, row;
+
+    __device__ Work(u32 seq, u32 heads, u32 side) {
+        u32 tiles = (seq + side - 1) / side, rest = blockIdx.x / tiles;
+        first = (tiles - 1 - blockIdx.x % tiles) * side;
+        head = rest % heads;
+        row = rest / heads;
+    }
+};

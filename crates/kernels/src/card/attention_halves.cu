@@ -1,0 +1,404 @@
+// Causal attention in 16 bits on tensor cores: a warp has 16 queries (or keys, in the gradients of keys), and meets 32 tokens of
+// the other side at a time. Factors of products are rounded to 16 bits: rotated queries and keys, probabilities, and gradients
+// of scores. Sums are f32.
+//
+// Scores of a warp stay in its registers: what a lane has of 16 x 16 results is what it needs of them as the left factor of the
+// next product.
+
+#if __CUDA_ARCH__ < 800
+#error "attention in 16 bits needs a card of compute capability 8.0 or newer; pass --precision f32"
+#endif
+
+enum { OWN = 16, SIDE = 32, TILES = SIDE / 8 };
+
+// All shared memory of a block: tiles of 16-bit numbers, then numbers of tokens.
+extern __shared__ __align__(16) unsigned char shared_bytes[];
+
+// Where the columns of a head are in a tile. Each half of a head begins at a multiple of 8 and has zeros behind it, so the two
+// columns that are rotated together are at the same place of two matrices. Rows are longer by 8 numbers, which spreads them over
+// the banks.
+struct Slots {
+    u32 half, slots_of_half;
+
+    __device__ Slots(u32 head_dim) : half(head_dim / 2), slots_of_half((head_dim / 2 + 7) / 8 * 8) {}
+    __device__ u32 count() const { return 2 * slots_of_half; }
+    __device__ u32 pitch() const { return 2 * slots_of_half + 8; }
+};
+
+// Copies a head of `count` tokens from `first` on, rotated and times a factor if there are angles. Behind the real ones are zeros.
+template <typename S>
+__device__ void load_tile(const S* from, u64 stride, u32 first, u32 count, u32 end, Slots slots, const f32* angles,
+                          f32 factor, S* tile) {
+    for (u32 i = threadIdx.x; i < count * slots.slots_of_half; i += blockDim.x) {
+        u32 r = i / slots.slots_of_half, c = i % slots.slots_of_half, token = first + r;
+        f32 x = 0, y = 0;
+        if (token < end && c < slots.half) {
+            const S* head = from + token * stride;
+            x = load(head[c]);
+            y = load(head[c + slots.half]);
+            if (angles) {
+                const f32* of_token = angles + (u64)token * 2 * slots.half;
+                f32 cosine = of_token[c], sine = of_token[slots.half + c];
+                f32 turned = (x * cosine - y * sine) * factor;
+                y = (y * cosine + x * sine) * factor;
+                x = turned;
+            }
+        }
+        tile[r * slots.pitch() + c] = As<S>::store(x);
+        tile[r * slots.pitch() + slots.slots_of_half + c] = As<S>::store(y);
+    }
+}
+
+// This thread's place in its warp, and the first row of the warp in its block.
+struct Place {
+    u32 lane, row;
+
+    __device__ Place() : lane(threadIdx.x % 32), row(threadIdx.x / 32 * OWN) {}
+    // The row and the first column of its results in a tile of 8 columns: g, and g + 8 in the second half of them.
+    __device__ u32 row_of(u32 half) const { return row + lane / 4 + 8 * half; }
+    __device__ u32 column() const { return lane % 4 * 2; }
+};
+
+// The scalar products of the warp's rows of a with the rows of b, in tiles of 8 of them. Pairs of tiles outside of begin to end
+// are left out.
+template <typename S>
+__device__ void square(const S* a, const S* b, Slots slots, Place at, u32 begin, u32 end, Sums (&sums)[TILES]) {
+    for (u32 j = 0; j < TILES; ++j) {
+        for (u32 k = 0; k < 4; ++k) sums[j][k] = 0;
+    }
+    const S* left = a + (at.row + at.lane % 16) * slots.pitch() + at.lane / 16 * 8;
+    const S* right = b + (at.lane / 16 * 8 + at.lane % 8) * slots.pitch() + at.lane / 8 % 2 * 8;
+    for (u32 k = 0; k < slots.count(); k += 16) {
+        u32 x[4], y[4];
+        load_matrices(x, left + k);
+        #pragma unroll
+        for (u32 j = 0; j < TILES; j += 2) {
+            if (8 * j >= end || 8 * j + 16 <= begin) continue;
+            load_matrices(y, right + 8 * j * slots.pitch() + k);
+            Tensor<S>::multiply(sums[j], x, y[0], y[1]);
+            Tensor<S>::multiply(sums[j + 1], x, y[2], y[3]);
+        }
+    }
+}
+
+// Results for COLUMNS slots of each half of a head.
+template <u32 COLUMNS> struct Results {
+    enum { TILES_OF_HALF = COLUMNS / 8 };
+    Sums of[2][TILES_OF_HALF];
+    // The first of the slots in each half.
+    u32 first;
+
+    __device__ Results() : first(blockIdx.y * COLUMNS) {
+        for (u32 n = 0; n < TILES_OF_HALF; ++n) {
+            for (u32 k = 0; k < 4; ++k) of[0][n][k] = of[1][n][k] = 0;
+        }
+    }
+
+    // Adds weights b, where the columns of the weights are the rows of b. They are zero outside of begin to end.
+    template <typename S>
+    __device__ void add(const Sums (&weights)[TILES], const S* b, Slots slots, Place at, u32 begin, u32 end) {
+        const S* right = b + at.lane % 16 * slots.pitch() + first + at.lane / 16 * slots.slots_of_half;
+        #pragma unroll
+        for (u32 j = 0; j < TILES; j += 2) {
+            if (8 * j >= end || 8 * j + 16 <= begin) continue;
+            const Sums &low = weights[j], &high = weights[j + 1];
+            u32 x[4] = {Tensor<S>::pair(low[0], low[1]), Tensor<S>::pair(low[2], low[3]),
+                        Tensor<S>::pair(high[0], high[1]), Tensor<S>::pair(high[2], high[3])};
+            #pragma unroll
+            for (u32 n = 0; n < TILES_OF_HALF; ++n) {
+                if (first + 8 * n >= slots.slots_of_half) break;
+                u32 y[4];
+                load_transposed(y, right + 8 * j * slots.pitch() + 8 * n);
+                Tensor<S>::multiply(of[0][n], x, y[0], y[1]);
+                Tensor<S>::multiply(of[1][n], x, y[2], y[3]);
+            }
+        }
+    }
+
+    // Multiplies the results of row g, or g + 8.
+    __device__ void scale(u32 half, f32 factor) {
+        #pragma unroll
+        for (u32 n = 0; n < TILES_OF_HALF; ++n) {
+            for (u32 k = 2 * half; k < 2 * half + 2; ++k) {
+                of[0][n][k] *= factor;
+                of[1][n][k] *= factor;
+            }
+        }
+    }
+
+    // Calls store(column, x, y) for each column of the first half of a head that this thread has in row g, or g + 8, with the
+    // results of that column and of its partner.
+    template <typename Store> __device__ void for_each(u32 half, Slots slots, Place at, Store store) const {
+        #pragma unroll
+        for (u32 n = 0; n < TILES_OF_HALF; ++n) {
+            #pragma unroll
+            for (u32 k = 0; k < 2; ++k) {
+                u32 column = first + 8 * n + at.column() + k;
+                if (column < slots.half) store(column, of[0][n][2 * half + k], of[1][n][2 * half + k]);
+            }
+        }
+    }
+
+    // Writes gradients of rotated rows, rotated back and times a factor; or as they are, without angles.
+    template <typename S>
+    __device__ void store_turned(const Attention& spec, const Work& work, const Length& length, u32 head, Slots slots, Place at,
+                                 const f32* angles, f32 factor, S* d_qkv) const {
+        #pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+            u32 token = work.first + at.row_of(half);
+            if (token >= spec.seq) continue;
+            S* to = d_qkv + spec.at(work.row, token, head);
+            bool is_real = token < length.real;
+            for_each(half, slots, at, [=](u32 column, f32 first, f32 second) {
+                f32 x = first, y = second;
+                if (angles && is_real) {
+                    f32 cosine = angles[(u64)token * spec.head_dim + column];
+                    f32 sine = angles[(u64)token * spec.head_dim + slots.half + column];
+                    x = (first * cosine + second * sine) * factor;
+                    y = (second * cosine - first * sine) * factor;
+                }
+                to[column] = As<S>::store(is_real ? x : behind<f32>(length));
+                to[slots.half + column] = As<S>::store(is_real ? y : behind<f32>(length));
+            });
+        }
+    }
+};
+
+// The largest, and the sum, over the 4 lanes that share rows.
+__device__ f32 largest_of_lanes(f32 x) {
+    for (u32 mask = 1; mask < 4; mask *= 2) {
+        f32 other = __shfl_xor_sync(~0u, x, mask);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+__device__ f32 sum_of_lanes(f32 x) {
+    for (u32 mask = 1; mask < 4; mask *= 2) x += __shfl_xor_sync(~0u, x, mask);
+    return x;
+}
+
+// Columns of results of a block in each half of a head. The gradients of keys come with those of values, so they have fewer.
+enum { WIDE = 64, NARROW = 32 };
+
+template <typename S>
+__device__ void halves_forward(const Attention& spec, const S* qkv, const i64* lengths, const f32* angles, f32 scale, S* output,
+                               f32* log_sums) {
+    u32 head_dim = spec.head_dim, side = blockDim.x / 2;
+    Slots slots(head_dim);
+    S* q = (S*)shared_bytes;
+    S* k = q + side * slots.pitch();
+    S* v = k + SIDE * slots.pitch();
+    Work work(spec.seq, spec.heads, side);
+    Length length(lengths, work.row, spec.seq);
+    Place at;
+    const S* of_row = qkv + spec.at(work.row, 0, 0);
+    u64 stride = spec.qkv_columns();
+    u32 key_head = spec.keys_of(work.head), end = min(work.first + side, length.real);
+    const f32 lowest = -__int_as_float(0x7f800000);
+    f32 most[2] = {lowest, lowest}, total[2] = {0, 0};
+    Results<WIDE> sums;
+    if (work.first < length.real) {
+        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, side, end, slots, angles,
+                  scale * to_base_2<f32>(), q);
+    }
+    for (u32 first = 0; work.first < length.real && first < end; first += SIDE) {
+        __syncthreads();
+        load_tile(of_row + (u64)key_head * head_dim, stride, first, SIDE, end, slots, angles, 1.0f, k);
+        load_tile(of_row + (u64)(key_head + spec.kv_heads) * head_dim, stride, first, SIDE, end, slots, (const f32*)0, 1.0f, v);
+        __syncthreads();
+        // The keys that the last query of this warp attends to.
+        u32 last = work.first + at.row + OWN;
+        if (last <= first) continue;
+        Sums scores[TILES];
+        square(q, k, slots, at, 0, last - first, scores);
+        #pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+            // A query of padding has its own key too, so no row is without scores.
+            u32 query = work.first + at.row_of(half);
+            f32 best = most[half];
+            for (u32 j = 0; j < TILES; ++j) {
+                for (u32 c = 0; c < 2; ++c) {
+                    f32& score = scores[j][2 * half + c];
+                    if (first + 8 * j + at.column() + c > query) score = lowest;
+                    best = score > best ? score : best;
+                }
+            }
+            best = largest_of_lanes(best);
+            f32 factor = power(most[half] - best);
+            most[half] = best;
+            total[half] *= factor;
+            sums.scale(half, factor);
+            for (u32 j = 0; j < TILES; ++j) {
+                for (u32 c = 0; c < 2; ++c) {
+                    f32& score = scores[j][2 * half + c];
+                    score = power(score - best);
+                    total[half] += score;
+                }
+            }
+        }
+        sums.add(scores, v, slots, at, 0, last - first);
+    }
+    #pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+        f32 all = sum_of_lanes(total[half]);
+        u32 token = work.first + at.row_of(half);
+        if (token >= spec.seq) continue;
+        bool is_real = token < length.real;
+        S* to = output + spec.output_at(work.row, token, work.head);
+        sums.for_each(half, slots, at, [=](u32 column, f32 x, f32 y) {
+            to[column] = As<S>::store(is_real ? x / all : behind<f32>(length));
+            to[slots.half + column] = As<S>::store(is_real ? y / all : behind<f32>(length));
+        });
+        if (at.lane % 4 == 0 && blockIdx.y == 0) {
+            f32 log_sum = most[half] * to_base_e<f32>() + log(all);
+            log_sums[spec.log_sum_at(work.row, work.head, token)] = is_real ? log_sum : behind<f32>(length);
+        }
+    }
+}
+
+// The logarithms of `count` queries, to the base 2, and the products of the output with its gradient. 4 lanes sum for a query.
+template <typename S>
+__device__ void load_results(const Attention& spec, const Work& work, u32 head, u32 first, u32 count, u32 end, const S* output,
+                             const f32* log_sums, const S* d_output, f32* logs, f32* products) {
+    for (u32 i = threadIdx.x / 4; i < count; i += blockDim.x / 4) {
+        f32 sum = 0;
+        bool is_there = first + i < end;
+        u64 from = is_there ? spec.output_at(work.row, first + i, head) : 0;
+        for (u32 c = threadIdx.x % 4; is_there && c < spec.head_dim; c += 4) {
+            sum = fused(load(d_output[from + c]), load(output[from + c]), sum);
+        }
+        sum = sum_of_lanes(sum);
+        if (threadIdx.x % 4 == 0) {
+            products[i] = sum;
+            logs[i] = is_there ? log_sums[spec.log_sum_at(work.row, head, first + i)] * to_base_2<f32>() : 0;
+        }
+    }
+}
+
+// Turns a score into its probability, and the gradient of the probability into that of the score.
+__device__ void differentiate(bool is_there, f32 log_sum, f32 product, f32& score, f32& gradient) {
+    score = is_there ? power(score - log_sum) : 0;
+    gradient = is_there ? score * (gradient - product) : 0;
+}
+
+// The gradient of queries: a block has queries, and visits their keys.
+template <typename S>
+__device__ void halves_backward_queries(const Attention& spec, const S* qkv, const i64* lengths, const f32* angles, f32 scale,
+                                        const S* output, const f32* log_sums, const S* d_output, S* d_qkv) {
+    u32 head_dim = spec.head_dim, side = blockDim.x / 2;
+    Slots slots(head_dim);
+    S* q = (S*)shared_bytes;
+    S* dy = q + side * slots.pitch();
+    S* k = dy + side * slots.pitch();
+    S* v = k + SIDE * slots.pitch();
+    f32 *logs = (f32*)(v + SIDE * slots.pitch()), *products = logs + side;
+    Work work(spec.seq, spec.heads, side);
+    Length length(lengths, work.row, spec.seq);
+    Place at;
+    const S* of_row = qkv + spec.at(work.row, 0, 0);
+    u64 stride = spec.qkv_columns(), output_stride = (u64)spec.heads * head_dim;
+    u32 key_head = spec.keys_of(work.head), end = min(work.first + side, length.real);
+    Results<WIDE> sums;
+    if (work.first < length.real) {
+        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, side, end, slots, angles,
+                  scale * to_base_2<f32>(), q);
+        load_tile(d_output + spec.output_at(work.row, 0, work.head), output_stride, work.first, side, end, slots,
+                  (const f32*)0, 1.0f, dy);
+        load_results(spec, work, work.head, work.first, side, end, output, log_sums, d_output, logs, products);
+    }
+    for (u32 first = 0; work.first < length.real && first < end; first += SIDE) {
+        __syncthreads();
+        load_tile(of_row + (u64)key_head * head_dim, stride, first, SIDE, end, slots, angles, 1.0f, k);
+        load_tile(of_row + (u64)(key_head + spec.kv_heads) * head_dim, stride, first, SIDE, end, slots, (const f32*)0, 1.0f, v);
+        __syncthreads();
+        u32 last = work.first + at.row + OWN;
+        if (last <= first) continue;
+        Sums scores[TILES], gradients[TILES];
+        square(q, k, slots, at, 0, last - first, scores);
+        square(dy, v, slots, at, 0, last - first, gradients);
+        for (u32 half = 0; half < 2; ++half) {
+            u32 row = at.row_of(half), query = work.first + row;
+            for (u32 j = 0; j < TILES; ++j) {
+                for (u32 c = 0; c < 2; ++c) {
+                    bool is_there = first + 8 * j + at.column() + c <= query && query < end;
+                    differentiate(is_there, logs[row], products[row], scores[j][2 * half + c], gradients[j][2 * half + c]);
+                }
+            }
+        }
+        sums.add(gradients, k, slots, at, 0, last - first);
+    }
+    sums.store_turned(spec, work, length, work.head, slots, at, angles, scale, d_qkv);
+}
+
+// The gradients of keys and values: a block has keys, and visits the queries that attend to them, head by head.
+template <typename S>
+__device__ void halves_backward_keys(const Attention& spec, const S* qkv, const i64* lengths, const f32* angles, f32 scale,
+                                     const S* output, const f32* log_sums, const S* d_output, S* d_qkv) {
+    u32 head_dim = spec.head_dim, side = blockDim.x / 2;
+    Slots slots(head_dim);
+    S* k = (S*)shared_bytes;
+    S* v = k + side * slots.pitch();
+    S* q = v + side * slots.pitch();
+    S* dy = q + SIDE * slots.pitch();
+    f32 *logs = (f32*)(dy + SIDE * slots.pitch()), *products = logs + SIDE;
+    Work work(spec.seq, spec.kv_heads, side);
+    Length length(lengths, work.row, spec.seq);
+    Place at;
+    const S* of_row = qkv + spec.at(work.row, 0, 0);
+    u64 stride = spec.qkv_columns(), output_stride = (u64)spec.heads * head_dim;
+    u32 group = spec.heads / spec.kv_heads, key_head = spec.heads + work.head, real = length.real;
+    Results<NARROW> dk, dv;
+    if (work.first < real) {
+        load_tile(of_row + (u64)key_head * head_dim, stride, work.first, side, real, slots, angles, 1.0f, k);
+        load_tile(of_row + (u64)(key_head + spec.kv_heads) * head_dim, stride, work.first, side, real, slots, (const f32*)0,
+                  1.0f, v);
+    }
+    for (u32 head = work.head * group; head < (work.head + 1) * group; ++head) {
+        for (u32 first = work.first; first < real; first += SIDE) {
+            __syncthreads();
+            load_tile(of_row + (u64)head * head_dim, stride, first, SIDE, real, slots, angles, scale * to_base_2<f32>(), q);
+            load_tile(d_output + spec.output_at(work.row, 0, head), output_stride, first, SIDE, real, slots, (const f32*)0,
+                      1.0f, dy);
+            load_results(spec, work, head, first, SIDE, real, output, log_sums, d_output, logs, products);
+            __syncthreads();
+            // Queries before the first key of this warp do not attend to its keys.
+            u32 key = work.first + at.row, begin = key > first ? key - first : 0;
+            if (begin >= SIDE) continue;
+            Sums scores[TILES], gradients[TILES];
+            square(k, q, slots, at, begin, SIDE, scores);
+            square(v, dy, slots, at, begin, SIDE, gradients);
+            for (u32 half = 0; half < 2; ++half) {
+                u32 key = work.first + at.row_of(half);
+                for (u32 j = 0; j < TILES; ++j) {
+                    for (u32 c = 0; c < 2; ++c) {
+                        u32 column = 8 * j + at.column() + c, query = first + column;
+                        bool is_there = key <= query && query < real;
+                        differentiate(is_there, logs[column], products[column], scores[j][2 * half + c],
+                                      gradients[j][2 * half + c]);
+                    }
+                }
+            }
+            dv.add(scores, dy, slots, at, begin, SIDE);
+            dk.add(gradients, q, slots, at, begin, SIDE);
+        }
+    }
+    dk.store_turned(spec, work, length, key_head, slots, at, angles, to_base_e<f32>(), d_qkv);
+    dv.store_turned(spec, work, length, key_head + spec.kv_heads, slots, at, (const f32*)0, 1.0f, d_qkv);
+}
+
+#define BACKWARD(S, NAME)                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(128) NAME##_##S(                                                          \
+        ATTENTION_ARGUMENTS, const S* qkv, const i64* lengths, const f32* angles, double scale, const S* output,           \
+        const f32* log_sums, const S* d_output, S* d_qkv) {                                                                \
+        NAME<S>(ATTENTION, qkv, lengths, angles, scale, output, log_sums, d_output, d_qkv);                                \
+    }
+#define FOR_HALF(S)                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(128) halves_forward_##S(                                                  \
+        ATTENTION_ARGUMENTS, const S* qkv, const i64* lengths, const f32* angles, double scale, S* output, f32* log_sums) { \
+        halves_forward<S>(ATTENTION, qkv, lengths, angles, scale, output, log_sums);                                       \
+    }                                                                                                                      \
+    BACKWARD(S, halves_backward_queries)                                                                                   \
+    BACKWARD(S, halves_backward_keys)
+
+FOR_HALF(f16)
+FOR_HALF(bf16)
