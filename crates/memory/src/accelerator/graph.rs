@@ -42,10 +42,10 @@ impl Drop for Inner {
     }
 }
 
-/// Work that is captured when it is made for the second time, and launched from then on.
+/// Work that is captured when it is made for the third time, and launched from then on.
 ///
-/// The first time, what the work needs comes to its place: memory of the arena, compiled kernels, plans of products. A capture
-/// forbids to ask for any of these.
+/// The first time it is work like any other, and what it needs only once comes into being: compiled kernels, plans of products,
+/// tables. The second time, the arena gets as much memory as the work takes. A capture forbids to ask for any of these.
 #[derive(Debug)]
 pub struct Segment<T> {
     arena: Arena,
@@ -55,6 +55,7 @@ pub struct Segment<T> {
 #[derive(Debug)]
 enum State<T> {
     New,
+    Known,
     Warm,
     Captured(Graph, T),
 }
@@ -290,17 +291,23 @@ impl<T: Clone> Segment<T> {
         Self { arena: arena.clone(), state: State::New }
     }
 
-    /// Makes the work. `run` tells it, and is called the first two times only: then it has to do the same both times, and what it
-    /// returns the second time is returned from then on.
+    /// Makes the work. `run` tells it, and is called the first three times only: then it has to do the same each time, and what it
+    /// returns the third time is returned from then on.
     ///
-    /// Errors with what `run` does, and if it does what a graph cannot have: waits of the host or for other streams, copies from or
-    /// to memory of the host, memory that is still in use at its end, or, the second time, more memory than the first time.
+    /// Errors with what `run` does. From the second time on it must leave no memory in use that it takes, and the third time it must
+    /// do nothing that a graph cannot have: waits of the host or for other streams, copies from or to memory of the host, or more
+    /// memory than the second time.
     pub fn run<E: From<MemoryError>>(
         &mut self,
         run: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
         match &self.state {
             State::New => {
+                let made = run()?;
+                self.state = State::Known;
+                Ok(made)
+            }
+            State::Known => {
                 let made = self.arena.run(run)?;
                 self.state = State::Warm;
                 Ok(made)
