@@ -85,17 +85,19 @@ fn optimizer_steps_have_the_processors_bits() {
         let [p, g, m] = [1, 2, 3].map(|seed| pair.random(dtype, &[len], seed));
         let sgd = Sgd { lr: 0.03, momentum: 0.9, weight_decay: 1e-3 };
         let (with, without) = (sgd.numbers(0.5), Sgd { momentum: 0.0, ..sgd }.numbers(1.0));
-        let sgd = |on: &Compute, numbers: Numbers<'_, 4>, [p, g]: [&Tensor; 2], v| {
-            optimizer::sgd(on, numbers, p, g, v)
-        };
         let in_memory = |numbers: &[f64]| pair.of(dtype, &[numbers.len()], numbers);
-        let here = Numbers::Here;
-        pair.run(|on, [p, g, v]| sgd(on, here(with), [p, g], Some(v)), [&p, &g, &m]);
-        pair.run(|on, [p, g]| sgd(on, here(without), [p, g], None), [&p, &g]);
-        let [with, without] = [with, without].map(|numbers| in_memory(&numbers));
-        let there = |of| Numbers::InMemory(of);
-        pair.run(|on, [p, g, v, of]| sgd(on, there(of), [p, g], Some(v)), [&p, &g, &m, &with]);
-        pair.run(|on, [p, g, of]| sgd(on, there(of), [p, g], None), [&p, &g, &without]);
+        let (there, plain) = (in_memory(&with), in_memory(&without));
+        let (with, without) = (Numbers::Here(with), Numbers::Here(without));
+        pair.run(|on, [p, g, v]| optimizer::sgd(on, with, p, g, Some(v)), [&p, &g, &m]);
+        pair.run(|on, [p, g]| optimizer::sgd(on, without, p, g, None), [&p, &g]);
+        pair.run(
+            |on, [p, g, v, of]| optimizer::sgd(on, Numbers::InMemory(of), p, g, Some(v)),
+            [&p, &g, &m, &there],
+        );
+        pair.run(
+            |on, [p, g, of]| optimizer::sgd(on, Numbers::InMemory(of), p, g, None),
+            [&p, &g, &plain],
+        );
         pair.compare(&p, Promise::Bits);
         pair.compare(&m, Promise::Bits);
         let adamw = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
