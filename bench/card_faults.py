@@ -4,8 +4,7 @@
 
 A copy of the tracked files gets a switch around each fault: waits that are left out, memory that is used too early, accesses beyond an end,
 barriers that are missing, factors that are transposed or have another leading dimension, captures of what changes from step to step, and other
-orders of sums. For each one the tests run
-on the emulated card, in several orders of its work if they pass at first, and must fail.
+orders of sums. For each one the tests run on the emulated card, in several orders of its work if they pass at first, and must fail.
 
 Prints a table and writes `results/card_faults.json`. The exit code is 1 if a fault stays unseen. Needs Git, Cargo, and the run-time compiler
 of the vendor (see docs/devices.md).
