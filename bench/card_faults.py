@@ -1,10 +1,10 @@
-"""Which fault shows how, on cards: each of some faults is planted once, in kernels, products, streams and NCCL, and the tests must see it.
+"""Which fault shows how, on cards: each of some faults is planted once, in kernels, products, streams, graphs and NCCL, and the tests must see it.
 
     python3 bench/card_faults.py           # builds a copy of the working tree once, then runs tests of it for each fault
 
 A copy of the tracked files gets a switch around each fault: waits that are left out, memory that is used too early, accesses beyond an end,
-barriers that are missing, factors that are transposed or have another leading dimension, and other orders of sums. For each one the tests run
-on the emulated card, in several orders of its work if they pass at first, and must fail.
+barriers that are missing, factors that are transposed or have another leading dimension, captures of what changes from step to step, and other
+orders of sums. For each one the tests run on the emulated card, in several orders of its work if they pass at first, and must fail.
 
 Prints a table and writes `results/card_faults.json`. The exit code is 1 if a fault stays unseen. Needs Git, Cargo, and the run-time compiler
 of the vendor (see docs/devices.md).
@@ -48,6 +48,8 @@ GROUPS = "-p paceline-collectives --test card"
 KERNELS = "-p paceline-kernels --test card"
 PRODUCTS = "-p paceline-kernels --test card_products"
 TRAINING = "-p paceline-strategies --test card"
+GRAPH = "-p paceline-memory --test graph"
+GRAPHS = "-p paceline-strategies --test card_graphs"
 BOUND = "if (i >= n) return;"
 
 FAULTS = [
@@ -97,6 +99,17 @@ FAULTS = [
           PRODUCTS),
     Fault("order", "ranks one after the other", "collectives/src/nccl/reduce.cu",
           "rank + 1 == ranks ? __popc(rank) : __ffs(rank + 1) - 1;", "rank > 0;", GROUPS),
+    Fault("capture", "uses that a launch does not state", "memory/src/accelerator/graph.rs", "buffer.queue(range.clone(), *access, op, event)?;",
+          "if SOUND { buffer.queue(range.clone(), *access, op, event)?; }", GRAPH),
+    Fault("capture", "memory of a graph that others get", "memory/src/heap.rs", "chunk.arena == self.arena);",
+          "chunk.arena == self.arena || !(SOUND));", GRAPH),
+    Fault("capture", "memory that is asked for", "memory/src/accelerator/graph.rs", "state: State::New }",
+          "state: if SOUND { State::New } else { State::Warm } }", GRAPHS),
+    Fault("capture", "the learning rate as an argument", "model/src/optimizer.rs", "let of = |count| numbers.map(",
+          "let of = |count| numbers.filter(|_| SOUND).map(", GRAPHS),
+    Fault("capture", "the scale of the loss as an argument", "strategies/src/graphs.rs", "loss_scale: replica.loss_scale,",
+          "loss_scale: if SOUND { replica.loss_scale } else { 1.0 },", GRAPHS),
+    Fault("capture", "samples that stay elsewhere", "strategies/src/graphs.rs", "to.copy_from(from)?;", "if SOUND { to.copy_from(from)?; }", GRAPHS),
     Fault("rounding", "halfway cases of bf16", "cuda/src/numbers.cuh", "0x7fffu + ((bits >> 16) & 1u)", "0x8000u", KERNELS),
 ]
 

@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use paceline_collectives::{CollectiveError, Group, GroupOptions, NcclOrder, ReduceOp};
-use paceline_cuda::Card;
+use paceline_cuda::nccl::{Communicator, UniqueId};
+use paceline_cuda::{Card, CudaError};
 use paceline_emulated_card::for_tests::is_ready;
 use paceline_memory::{Accelerator, Allocator, Category, DType, Element, Tensor};
 
@@ -52,6 +53,24 @@ fn on_cards(world: usize, order: NcclOrder, body: impl Fn(Group, Allocator) + Sy
 fn of_card(index: usize) -> Allocator {
     let accelerator = Accelerator::cuda(Card::open(index).unwrap());
     Allocator::on(&accelerator.stream("compute").unwrap())
+}
+
+#[test]
+fn a_rank_that_never_joins_is_waited_for_within_a_limit() {
+    if !has_cards(1) {
+        return;
+    }
+    let (card, id) = (Card::open(0).unwrap(), UniqueId::new().unwrap());
+    let limit = Duration::from_millis(50);
+    let error = Communicator::join(&card, id, (0, 2), limit).unwrap_err();
+    assert!(matches!(error, CudaError::Late { .. }), "{error}");
+    assert!(error.to_string().contains("not every rank has come"), "{error}");
+    // The card goes on.
+    let id = UniqueId::new().unwrap();
+    Communicator::join(&card, id, (0, 1), Duration::from_secs(60)).unwrap();
+    let memory = of_card(0);
+    let data = tensor::<f32>(&memory, 10, 0);
+    assert_eq!(bits::<f32>(&data).len(), 10);
 }
 
 /// Elements that differ between ranks, some of them NaN, infinite or at the ends of their type.

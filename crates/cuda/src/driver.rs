@@ -57,6 +57,12 @@ functions! {
     fn cuEventSynchronize(event: Handle);
     fn cuEventElapsedTime(ms: *mut f32, from: Handle, to: Handle);
     fn cuLaunchHostFunc(stream: Handle, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void);
+    fn cuStreamBeginCapture_v2(stream: Handle, mode: c_uint);
+    fn cuStreamEndCapture(stream: Handle, graph: *mut Handle);
+    fn cuGraphInstantiateWithFlags(executable: *mut Handle, graph: Handle, flags: u64);
+    fn cuGraphLaunch(executable: Handle, stream: Handle);
+    fn cuGraphDestroy(graph: Handle);
+    fn cuGraphExecDestroy(executable: Handle);
     fn cuModuleLoadData(module: *mut Handle, image: *const c_void);
     fn cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char);
     fn cuFuncSetAttribute(function: Handle, attribute: c_int, value: c_int);

@@ -67,6 +67,14 @@ pub enum CudaError {
         /// The status in words.
         text: String,
     },
+    /// A library is still not done with what it was asked for.
+    #[error("{function} was not done within {limit:?}: not every rank has come")]
+    Late {
+        /// The function.
+        function: &'static str,
+        /// For how long it was waited for.
+        limit: std::time::Duration,
+    },
     /// There is no kernel for elements of this type.
     #[error("there is no kernel {name} for elements of {scalar}")]
     NoKernel {

@@ -10,6 +10,7 @@
 //! | [`driver`] | the functions of the driver, and their errors |
 //! | [`card`] | a card: its properties, memory, and loaded kernels |
 //! | [`stream`] | queues of work, and events |
+//! | [`graph`] | work of a queue that is told once and launched again |
 //! | [`compiler`] | from a source in CUDA C++ to code for a card, kept on disk |
 //! | [`kernel`] | a kernel with its arguments |
 //! | [`product`] | matrix products by cuBLASLt |
@@ -19,6 +20,7 @@
 pub mod card;
 pub mod compiler;
 pub mod driver;
+pub mod graph;
 pub mod kernel;
 pub mod library;
 pub mod nccl;
@@ -29,6 +31,7 @@ mod error;
 
 pub use card::Card;
 pub use error::CudaError;
+pub use graph::Graph;
 pub use kernel::{Argument, Call, Grid, Kind, Source};
 pub use product::{Epilogue, Factor, Number, Product};
 pub use stream::{Event, Stream};

@@ -2,10 +2,14 @@
 //!
 //! Input: addresses on a card, ranks, a stream. Output: work of the stream. All ranks of a communicator call the same
 //! functions in the same order; what happens if they do not is not defined, so whoever calls compares the calls first.
+//!
+//! No call blocks: the library says that it is in progress, and is asked until it is done, for at most a limit. Then the communicator
+//! is aborted by whoever gets the error, since a rank that never comes would be waited for without end.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::driver::Handle;
 use crate::library::{Names, functions};
@@ -22,7 +26,7 @@ functions! {
     Functions in NAMES;
     fn ncclGetVersion(version: *mut c_int);
     fn ncclGetUniqueId(id: *mut UniqueId);
-    fn ncclCommInitRank(communicator: *mut Handle, ranks: c_int, id: UniqueId, rank: c_int);
+    fn ncclCommInitRankConfig(communicator: *mut Handle, ranks: c_int, id: UniqueId, rank: c_int, config: *mut Config);
     fn ncclCommDestroy(communicator: Handle);
     fn ncclCommAbort(communicator: Handle);
     fn ncclCommGetAsyncError(communicator: Handle, error: *mut u32);
@@ -39,8 +43,24 @@ functions! {
 
 /// The type of bytes, and of u8.
 const BYTES: u32 = 1;
-/// More work is queued, and nothing has failed.
+/// The library is not done with what it was asked for, and nothing has failed.
 const IN_PROGRESS: u32 = 7;
+
+/// `ncclConfig_t` as of version 2.14. A later library takes what this does not have as not stated.
+#[repr(C)]
+pub(crate) struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+    /// What fills the size up.
+    rest: c_int,
+}
+
+/// How often a rank asks whether the library is done.
+const LOOK_AGAIN: Duration = Duration::from_micros(50);
+/// A longer time between two looks was that of a process that was suspended, and counts as this.
+const MOST_BETWEEN: Duration = Duration::from_secs(1);
 
 impl Functions {
     fn check(&self, function: &'static str, status: u32) -> Result<()> {
@@ -140,6 +160,7 @@ pub struct Communicator {
     functions: &'static Functions,
     handle: Handle,
     is_aborted: AtomicBool,
+    limit: Duration,
 }
 
 // SAFETY: a communicator may be used from any thread, one at a time.
@@ -148,17 +169,59 @@ unsafe impl Send for Communicator {}
 unsafe impl Sync for Communicator {}
 
 impl Communicator {
-    /// Joins the ranks with the same name, and blocks until all have joined. Errors if two of them use one card, or if the
-    /// library cannot connect them.
-    pub fn join(card: &Card, id: UniqueId, rank: usize, ranks: usize) -> Result<Self> {
+    /// Joins the ranks with the same name, and waits until all have joined, as for whatever is asked for later, for at most `limit`.
+    /// Errors if one does not come in time, if two of them use one card, or if the library cannot connect them.
+    pub fn join(
+        card: &Card,
+        id: UniqueId,
+        (rank, ranks): (usize, usize),
+        limit: Duration,
+    ) -> Result<Self> {
         let functions = Functions::get()?;
         card.current()?;
+        let size = size_of::<Config>();
+        let (magic, version) = (0xcafe_beef, 21_400);
+        let mut config = Config { size, magic, version, blocking: 0, rest: 0 };
         let mut handle = std::ptr::null_mut();
-        // SAFETY: the address is that of a handle, and the card of this thread is set.
-        let status =
-            unsafe { (functions.ncclCommInitRank)(&mut handle, ranks as c_int, id, rank as c_int) };
-        functions.check("ncclCommInitRank", status)?;
-        Ok(Self { functions, handle, is_aborted: AtomicBool::new(false) })
+        // SAFETY: the addresses are those of a handle and of a configuration that is read during the call, and the card of
+        // this thread is set.
+        let status = unsafe {
+            let (ranks, rank) = (ranks as c_int, rank as c_int);
+            (functions.ncclCommInitRankConfig)(&mut handle, ranks, id, rank, &mut config)
+        };
+        let began = functions.check("ncclCommInitRankConfig", status);
+        let began = match began {
+            // There is nothing that could be in progress.
+            Err(error) if handle.is_null() => return Err(error),
+            began => began,
+        };
+        let joined = Self { functions, handle, is_aborted: AtomicBool::new(false), limit };
+        match began.and_then(|()| joined.settle("ncclCommInitRankConfig", IN_PROGRESS)) {
+            Ok(()) => Ok(joined),
+            Err(error) => {
+                joined.abort();
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits until the library is done with a call that returned this status.
+    fn settle(&self, function: &'static str, status: u32) -> Result<()> {
+        let (mut state, mut waited, mut looked) = (status, Duration::ZERO, Instant::now());
+        while state == IN_PROGRESS {
+            // SAFETY: the address is that of a number.
+            let asked = unsafe { (self.functions.ncclCommGetAsyncError)(self.handle, &mut state) };
+            self.functions.check("ncclCommGetAsyncError", asked)?;
+            if state == IN_PROGRESS {
+                if waited > self.limit {
+                    return Err(CudaError::Late { function, limit: self.limit });
+                }
+                std::thread::sleep(LOOK_AGAIN);
+                waited += looked.elapsed().min(MOST_BETWEEN);
+                looked = Instant::now();
+            }
+        }
+        self.functions.check(function, state)
     }
 
     /// Calls a function that puts work into a stream.
@@ -169,7 +232,7 @@ impl Communicator {
         call: impl FnOnce(&Functions, Handle, Handle) -> u32,
     ) -> Result<()> {
         stream.card().current()?;
-        self.functions.check(function, call(self.functions, self.handle, stream.handle()))
+        self.settle(function, call(self.functions, self.handle, stream.handle()))
     }
 
     /// Moves messages, all at the same time.
@@ -195,8 +258,8 @@ impl Communicator {
                     (of.ncclRecv)(to, bytes, BYTES, from as c_int, comm, stream),
                 ),
             });
-            let ended = of.check("ncclGroupEnd", (of.ncclGroupEnd)());
-            called.and(ended)
+            let ended = (of.ncclGroupEnd)();
+            called.and_then(|()| self.settle("ncclGroupEnd", ended))
         }
     }
 

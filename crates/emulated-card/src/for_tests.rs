@@ -47,16 +47,26 @@ pub fn variable() -> Option<String> {
 
 /// The instructions that all threads of kernels have run in this process; `None` on a real card.
 pub fn instructions() -> Option<u64> {
+    counts().map(|counts| counts[0])
+}
+
+/// How often this process has put a kernel, a product or a graph into a stream; `None` on a real card.
+pub fn launches() -> Option<u64> {
+    counts().map(|counts| counts[12])
+}
+
+/// The numbers of `paceline_emulated_counts`.
+fn counts() -> Option<[u64; 13]> {
     let names = Names { files: &["libcuda.so.1"], companion: None, hint: "" };
     let library = Library::open(names).ok()?;
     // SAFETY: this is the function's type; a real driver has no function of this name.
     let counts = unsafe {
         library.function::<unsafe extern "C" fn(*mut u64, usize) -> u32>("paceline_emulated_counts")
     };
-    let mut number = 0;
-    // SAFETY: there is room for the one number.
-    let status = unsafe { counts.ok()?(&mut number, 1) };
-    (status == 0).then_some(number)
+    let mut numbers = [0; 13];
+    // SAFETY: there is room for as many numbers.
+    let status = unsafe { counts.ok()?(numbers.as_mut_ptr(), numbers.len()) };
+    (status == 0).then_some(numbers)
 }
 
 /// The library, which is built with the crate and lies where its users' programs do.

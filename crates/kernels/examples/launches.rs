@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use paceline_kernels::linear::Activation;
-use paceline_kernels::optimizer::{self, AdamW};
+use paceline_kernels::optimizer::{self, AdamW, Numbers};
 use paceline_kernels::{Compute, elementwise, linear, rms_norm};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 
@@ -32,7 +32,10 @@ fn main() -> paceline_kernels::Result<()> {
         ("add, 16 elements", &|| elementwise::add(&compute, &x, &y)),
         ("relu, 16 elements", &|| elementwise::relu(&compute, &x, &y)),
         ("divide, 16 elements", &|| elementwise::divide(&compute, &x, 3.0)),
-        ("adamw, 16 elements", &|| optimizer::adamw(&compute, &adamw, 1, &p, (&g, 1.0), &m, &v)),
+        ("adamw, 16 elements", &|| {
+            let numbers = Numbers::Here(adamw.numbers(1, 1.0));
+            optimizer::adamw(&compute, numbers, &p, &g, &m, &v)
+        }),
         ("linear, 2 x 4 x 4", &|| {
             linear::forward(&compute, &input, &weight, Some(&bias), Activation::None, &output)
         }),

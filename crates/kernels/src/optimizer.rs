@@ -1,4 +1,7 @@
 //! Optimizer steps over flat storage, in one pass.
+//!
+//! A step has a few numbers of its own, such as the learning rate and the corrections that follow from the number of the step.
+//! They are arguments of the step, or they lie in the memory of the device, for work that is told once and launched again.
 
 use paceline_cuda::Grid;
 use paceline_cuda::kernel::Out;
@@ -6,6 +9,7 @@ use paceline_memory::Tensor;
 
 use crate::card::optimizer as kernels;
 use crate::compute::batches;
+use crate::launch::Read;
 use crate::real::for_real;
 use crate::simd::multiversion;
 use crate::{Compute, Op, Processor, Real, Result, read, update};
@@ -36,26 +40,62 @@ pub struct AdamW {
     pub weight_decay: f64,
 }
 
+/// What a step computes with: its numbers, or where they lie on the device.
+#[derive(Clone, Copy, Debug)]
+pub enum Numbers<'t, const N: usize> {
+    /// The numbers.
+    Here([f64; N]),
+    /// A tensor of the parameters' type with these numbers, rounded to it.
+    InMemory(&'t Tensor),
+}
+
+impl<const N: usize> Numbers<'_, N> {
+    /// The numbers in the type of the parameters, as far as the host knows them, and the operand.
+    fn parts<T: Real>(&self) -> ([T; N], Option<Read<'_, T>>) {
+        match self {
+            Numbers::Here(numbers) => (numbers.map(T::from_f64), None),
+            Numbers::InMemory(tensor) => {
+                ([T::from_f64(0.0); N], Some(read::<T>("numbers", tensor, [N])))
+            }
+        }
+    }
+}
+
+/// The numbers of a body that got them as an operand, or not.
+fn found<T: Real, const N: usize>(here: [T; N], in_memory: Option<&[T]>) -> [T; N] {
+    in_memory.map_or(here, |numbers| std::array::from_fn(|at| numbers[at]))
+}
+
+impl Sgd {
+    /// The numbers of a step: the factor of the gradient, the learning rate, the momentum and the weight decay.
+    pub fn numbers(&self, factor: f64) -> [f64; 4] {
+        [factor, self.lr, self.momentum, self.weight_decay]
+    }
+}
+
 /// `g' = factor * g + weight_decay * p; v = momentum * v + g'; p -= lr * v`, without `v` if there is no momentum (`velocity`
-/// is `None`). The factor stands beside the gradients; it is 1 unless they are scaled. All tensors have the same length, f32 or f64; updates in place.
+/// is `None`), with the numbers of [`Sgd::numbers`]. The factor stands beside the gradients; it is 1 unless they are scaled. All
+/// tensors have the same length, f32 or f64; updates in place.
 pub fn sgd(
     compute: &Compute,
-    config: &Sgd,
+    numbers: Numbers<'_, 4>,
     params: &Tensor,
-    (grads, factor): (&Tensor, f64),
+    grads: &Tensor,
     velocity: Option<&Tensor>,
 ) -> Result<()> {
     let op = Op::new("sgd");
     for_real!(op.name, params.dtype(), T => {
         let shape = params.shape();
+        let (here, in_memory) = numbers.parts::<T>();
         let operands = (
             update::<T>("parameters", params, shape),
             read::<T>("gradients", grads, shape),
             velocity.map(|velocity| update::<T>("velocity", velocity, shape)),
+            in_memory,
         );
-        let factors = SgdFactors::<T>::new(config, factor);
         let n = params.num_elems();
-        let body = move |cpu: &Processor, (p, g, v): (&mut [T], &[T], Option<&mut [T]>)| {
+        let body = move |cpu: &Processor, (p, g, v, of): SgdSlices<'_, T>| {
+            let factors = found(here, of);
             let len = p.len();
             let v: &mut [T] = v.unwrap_or_default();
             let v_elems = usize::from(!v.is_empty());
@@ -70,42 +110,27 @@ pub fn sgd(
             });
             Ok(())
         };
-        compute.launch_with_card(op, operands, body, move |card, (p, g, v)| {
-            let (v, SgdFactors { factor, lr, momentum, weight_decay }) = (v.unwrap_or(Out::NONE), factors);
-            let call = kernels::sgd(p, g, v, factor, lr, momentum, weight_decay, n as u64)?;
-            // SAFETY: all that are there have `n` elements.
+        compute.launch_with_card(op, operands, body, move |card, (p, g, v, of)| {
+            let (v, [factor, lr, momentum, weight_decay], n_words) = (v.unwrap_or(Out::NONE), here, n as u64);
+            let call = match of {
+                Some(of) => kernels::sgd_from(p, g, v, of, n_words)?,
+                None => kernels::sgd(p, g, v, factor, lr, momentum, weight_decay, n_words)?,
+            };
+            // SAFETY: all that are there have `n` elements, and the numbers are four.
             unsafe { card.launch(call, Grid::elements(n)) }
         })
     })
 }
 
-#[derive(Clone, Copy)]
-struct SgdFactors<T> {
-    /// Of the gradient.
-    factor: T,
-    lr: T,
-    momentum: T,
-    weight_decay: T,
-}
-
-impl<T: Real> SgdFactors<T> {
-    fn new(config: &Sgd, factor: f64) -> Self {
-        Self {
-            factor: T::from_f64(factor),
-            lr: T::from_f64(config.lr),
-            momentum: T::from_f64(config.momentum),
-            weight_decay: T::from_f64(config.weight_decay),
-        }
-    }
-}
+/// Parameters, gradients, velocity and numbers.
+type SgdSlices<'a, T> = (&'a mut [T], &'a [T], Option<&'a mut [T]>, Option<&'a [T]>);
 
 multiversion! {
-    fn sgd_plain<T: Real>(factors: SgdFactors<T>, p: &mut [T], g: &[T]) = sgd_plain_body
+    fn sgd_plain<T: Real>(factors: [T; 4], p: &mut [T], g: &[T]) = sgd_plain_body
 }
 
 #[inline(always)]
-fn sgd_plain_body<T: Real>(factors: SgdFactors<T>, p: &mut [T], g: &[T]) {
-    let SgdFactors { factor, lr, weight_decay, .. } = factors;
+fn sgd_plain_body<T: Real>([factor, lr, _, weight_decay]: [T; 4], p: &mut [T], g: &[T]) {
     for (p, g) in p.iter_mut().zip(g) {
         *p = *p - lr * (factor * *g + weight_decay * *p);
     }
@@ -113,7 +138,7 @@ fn sgd_plain_body<T: Real>(factors: SgdFactors<T>, p: &mut [T], g: &[T]) {
 
 multiversion! {
     fn sgd_momentum<T: Real>(
-        factors: SgdFactors<T>,
+        factors: [T; 4],
         p: &mut [T],
         g: &[T],
         v: &mut [T],
@@ -121,39 +146,53 @@ multiversion! {
 }
 
 #[inline(always)]
-fn sgd_momentum_body<T: Real>(factors: SgdFactors<T>, p: &mut [T], g: &[T], v: &mut [T]) {
-    let SgdFactors { factor, lr, momentum, weight_decay } = factors;
+fn sgd_momentum_body<T: Real>(factors: [T; 4], p: &mut [T], g: &[T], v: &mut [T]) {
+    let [factor, lr, momentum, weight_decay] = factors;
     for ((p, g), v) in p.iter_mut().zip(g).zip(v) {
         *v = momentum * *v + (factor * *g + weight_decay * *p);
         *p = *p - lr * *v;
     }
 }
 
-/// One step, the `step`-th counted from 1, with `g` as `factor` times the gradient, see [`sgd`]:
+impl AdamW {
+    /// The numbers of a step, the `step`-th counted from 1: the factor of the gradient, `beta1`, `1 - beta1`, `beta2`, `1 - beta2`,
+    /// `eps`, by what parameters shrink, the learning rate over the bias correction of the first moment, and one over the square
+    /// root of that of the second.
+    pub fn numbers(&self, step: u64, factor: f64) -> [f64; 9] {
+        let AdamW { lr, beta1, beta2, eps, weight_decay } = *self;
+        let shrink = 1.0 - lr * weight_decay;
+        let rate = lr / (1.0 - beta1.powf(step as f64));
+        let root = 1.0 / (1.0 - beta2.powf(step as f64)).sqrt();
+        [factor, beta1, 1.0 - beta1, beta2, 1.0 - beta2, eps, shrink, rate, root]
+    }
+}
+
+/// One step with the numbers of [`AdamW::numbers`], with `g` as `factor` times the gradient, see [`sgd`]:
 /// `m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2;
 /// p = p (1 - lr weight_decay) - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps)`.
 /// All tensors have the same length, f32 or f64; updates in place.
 pub fn adamw(
     compute: &Compute,
-    config: &AdamW,
-    step: u64,
+    numbers: Numbers<'_, 9>,
     params: &Tensor,
-    (grads, factor): (&Tensor, f64),
+    grads: &Tensor,
     first: &Tensor,
     second: &Tensor,
 ) -> Result<()> {
     let op = Op::new("adamw");
     for_real!(op.name, params.dtype(), T => {
         let shape = params.shape();
+        let (here, in_memory) = numbers.parts::<T>();
         let operands = (
             update::<T>("parameters", params, shape),
             read::<T>("gradients", grads, shape),
             update::<T>("first moment", first, shape),
             update::<T>("second moment", second, shape),
+            in_memory,
         );
-        let factors = AdamWFactors::<T>::new(config, step, factor);
         let n = params.num_elems();
-        let body = move |cpu: &Processor, (p, g, m, v): AdamWSlices<'_, T>| {
+        let body = move |cpu: &Processor, (p, g, m, v, of): AdamWSlices<'_, T>| {
+            let factors = found(here, of);
             let len = p.len();
             let moments = batches(cpu, m, 1, len).into_iter().zip(batches(cpu, v, 1, len));
             let parts = batches(cpu, p, 1, len).into_iter().zip(moments).collect();
@@ -162,57 +201,27 @@ pub fn adamw(
             });
             Ok(())
         };
-        compute.launch_with_card(op, operands, body, move |card, (p, g, m, v)| {
-            let AdamWFactors { factor, beta1, rest1, beta2, rest2, eps, shrink, rate, root } = factors;
+        compute.launch_with_card(op, operands, body, move |card, (p, g, m, v, of)| {
+            let [factor, beta1, rest1, beta2, rest2, eps, shrink, rate, root] = here;
             let n_words = n as u64;
-            let call = kernels::adamw(
-                p, g, m, v, factor, beta1, rest1, beta2, rest2, eps, shrink, rate, root, n_words,
-            )?;
-            // SAFETY: all have `n` elements.
+            let call = match of {
+                Some(of) => kernels::adamw_from(p, g, m, v, of, n_words)?,
+                None => kernels::adamw(
+                    p, g, m, v, factor, beta1, rest1, beta2, rest2, eps, shrink, rate, root, n_words,
+                )?,
+            };
+            // SAFETY: all have `n` elements, and the numbers are nine.
             unsafe { card.launch(call, Grid::elements(n)) }
         })
     })
 }
 
-/// Parameters, gradients and both moments.
-type AdamWSlices<'a, T> = (&'a mut [T], &'a [T], &'a mut [T], &'a mut [T]);
-
-#[derive(Clone, Copy)]
-struct AdamWFactors<T> {
-    /// Of the gradient.
-    factor: T,
-    beta1: T,
-    rest1: T,
-    beta2: T,
-    rest2: T,
-    eps: T,
-    shrink: T,
-    /// Learning rate over the bias correction of the first moment.
-    rate: T,
-    /// One over the square root of the bias correction of the second moment.
-    root: T,
-}
-
-impl<T: Real> AdamWFactors<T> {
-    fn new(config: &AdamW, step: u64, factor: f64) -> Self {
-        let AdamW { lr, beta1, beta2, eps, weight_decay } = *config;
-        Self {
-            factor: T::from_f64(factor),
-            beta1: T::from_f64(beta1),
-            rest1: T::from_f64(1.0 - beta1),
-            beta2: T::from_f64(beta2),
-            rest2: T::from_f64(1.0 - beta2),
-            eps: T::from_f64(eps),
-            shrink: T::from_f64(1.0 - lr * weight_decay),
-            rate: T::from_f64(lr / (1.0 - beta1.powf(step as f64))),
-            root: T::from_f64(1.0 / (1.0 - beta2.powf(step as f64)).sqrt()),
-        }
-    }
-}
+/// Parameters, gradients, both moments and numbers.
+type AdamWSlices<'a, T> = (&'a mut [T], &'a [T], &'a mut [T], &'a mut [T], Option<&'a [T]>);
 
 multiversion! {
     fn adamw_of<T: Real>(
-        factors: AdamWFactors<T>,
+        factors: [T; 9],
         p: &mut [T],
         g: &[T],
         m: &mut [T],
@@ -221,11 +230,12 @@ multiversion! {
 }
 
 #[inline(always)]
-fn adamw_body<T: Real>(f: AdamWFactors<T>, p: &mut [T], g: &[T], m: &mut [T], v: &mut [T]) {
+fn adamw_body<T: Real>(factors: [T; 9], p: &mut [T], g: &[T], m: &mut [T], v: &mut [T]) {
+    let [factor, beta1, rest1, beta2, rest2, eps, shrink, rate, root] = factors;
     for (((p, g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
-        let g = f.factor * *g;
-        *m = f.beta1 * *m + f.rest1 * g;
-        *v = f.beta2 * *v + f.rest2 * (g * g);
-        *p = *p * f.shrink - f.rate * *m / ((*v).sqrt() * f.root + f.eps);
+        let g = factor * *g;
+        *m = beta1 * *m + rest1 * g;
+        *v = beta2 * *v + rest2 * (g * g);
+        *p = *p * shrink - rate * *m / ((*v).sqrt() * root + eps);
     }
 }

@@ -11,7 +11,7 @@ use paceline_emulated_card::for_tests::is_ready;
 use paceline_kernels::batch_norm::{self, BatchNorm};
 use paceline_kernels::linear::Activation;
 use paceline_kernels::norm::{self, RowRanges};
-use paceline_kernels::optimizer::{self, AdamW, Sgd};
+use paceline_kernels::optimizer::{self, AdamW, Numbers, Sgd};
 use paceline_kernels::pool2d::{self, MaxPool2d};
 use paceline_kernels::rotary::{self, RotaryConfig, RotaryTable};
 use paceline_kernels::{
@@ -84,17 +84,34 @@ fn optimizer_steps_have_the_processors_bits() {
     {
         let [p, g, m] = [1, 2, 3].map(|seed| pair.random(dtype, &[len], seed));
         let sgd = Sgd { lr: 0.03, momentum: 0.9, weight_decay: 1e-3 };
-        pair.run(|on, [p, g, v]| optimizer::sgd(on, &sgd, p, (g, 0.5), Some(v)), [&p, &g, &m]);
-        pair.run(|on, [p, g]| optimizer::sgd(on, &sgd, p, (g, 1.0), None), [&p, &g]);
+        let (with, without) = (sgd.numbers(0.5), Sgd { momentum: 0.0, ..sgd }.numbers(1.0));
+        let in_memory = |numbers: &[f64]| pair.of(dtype, &[numbers.len()], numbers);
+        let (there, plain) = (in_memory(&with), in_memory(&without));
+        let (with, without) = (Numbers::Here(with), Numbers::Here(without));
+        pair.run(|on, [p, g, v]| optimizer::sgd(on, with, p, g, Some(v)), [&p, &g, &m]);
+        pair.run(|on, [p, g]| optimizer::sgd(on, without, p, g, None), [&p, &g]);
+        pair.run(
+            |on, [p, g, v, of]| optimizer::sgd(on, Numbers::InMemory(of), p, g, Some(v)),
+            [&p, &g, &m, &there],
+        );
+        pair.run(
+            |on, [p, g, of]| optimizer::sgd(on, Numbers::InMemory(of), p, g, None),
+            [&p, &g, &plain],
+        );
         pair.compare(&p, Promise::Bits);
         pair.compare(&m, Promise::Bits);
         let adamw = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
         // The second moment is not negative.
         let second = pair.of(dtype, &[len], &vec![0.25; len]);
         for step in [1, 2, 30] {
+            let numbers = adamw.numbers(step, 0.25);
             pair.run(
-                |on, [p, g, m, v]| optimizer::adamw(on, &adamw, step, p, (g, 0.25), m, v),
+                |on, [p, g, m, v]| optimizer::adamw(on, Numbers::Here(numbers), p, g, m, v),
                 [&p, &g, &m, &second],
+            );
+            pair.run(
+                |on, [p, g, m, v, of]| optimizer::adamw(on, Numbers::InMemory(of), p, g, m, v),
+                [&p, &g, &m, &second, &in_memory(&numbers)],
             );
         }
         for tensor in [&p, &m, &second] {

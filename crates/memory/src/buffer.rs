@@ -154,6 +154,16 @@ impl Buffer {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// Where it begins, to tell buffers apart.
+    pub(crate) fn address(&self) -> usize {
+        self.0.base.addr().get()
+    }
+
+    /// Whether its memory is that of an arena.
+    pub(crate) fn is_in_arena(&self) -> bool {
+        matches!(self.0.storage, Storage::Pooled(block) if block.is_in_arena)
+    }
+
     /// The allocator that counts this buffer's bytes.
     pub fn allocator(&self) -> &Allocator {
         &self.0.allocator
@@ -185,7 +195,7 @@ impl Buffer {
     ) -> Result<Claim, MemoryError> {
         self.check_range(&range)?;
         self.uses().queue(&range, access, op, event)?;
-        event.keep(self.clone());
+        event.uses(self, &range, access, op);
         Ok(Claim { buffer: self.clone(), id: None, range })
     }
 

@@ -96,6 +96,9 @@ pub enum MemoryError {
     /// A card or its driver refuses.
     #[error(transparent)]
     Card(#[from] paceline_cuda::CudaError),
+    /// Something cannot be a part of a graph.
+    #[error("this cannot be a part of a graph of a card: {0}")]
+    NotCaptured(String),
     /// The system refused a thread that runs the work of a stream.
     #[error("the system refuses a thread for a stream of the device: {0}")]
     NoThread(std::io::Error),

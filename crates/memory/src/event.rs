@@ -6,13 +6,14 @@
 //! Input: whoever runs the work says when it is done. Output: memory is given back, waiters go on. This module knows
 //! nothing of what the work is.
 
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use paceline_trace::{Span, now_ns};
 
-use crate::accelerator::{Accelerator, Point};
+use crate::accelerator::{Accelerator, Noted, Point, Use};
 use crate::stream::{Clock, Place};
-use crate::{Buffer, Device};
+use crate::{Access, Buffer, Device};
 
 /// A point in the work of a stream. Clones stand for the same point.
 #[derive(Clone, Debug)]
@@ -49,8 +50,8 @@ pub(crate) enum Waiter {
     Sleeps,
     /// Runs it: the device is late.
     Runs(Accelerator),
-    /// Asks a card, once the work is in its stream.
-    Asks(OnceLock<Arc<Point>>),
+    /// Asks a card, once the work is in its stream. While it is captured, the uses of memory are noted for the graph.
+    Asks { point: OnceLock<Arc<Point>>, captured: Option<Noted> },
 }
 
 #[derive(Debug)]
@@ -60,6 +61,8 @@ struct Progress {
     is_withdrawn: bool,
     /// The memory that the work uses.
     kept: Vec<Buffer>,
+    /// Work that is done with this work.
+    parts: Vec<Signal>,
     /// When the work was done. It took no time if nobody has said when it began.
     ran: Span,
 }
@@ -76,6 +79,7 @@ impl Event {
             state: EventState::Pending,
             is_withdrawn: false,
             kept: Vec::new(),
+            parts: Vec::new(),
             ran: Span::at(0),
         });
         let flag = Arc::new(Flag { place, before, waiter, progress, changed: Condvar::new() });
@@ -97,7 +101,7 @@ impl Event {
     /// The work is in the stream of a card, which tells at `point` how far it has come.
     pub(crate) fn ask(&self, point: Arc<Point>) {
         let Some(flag) = &self.0 else { return };
-        if let Waiter::Asks(place) = &flag.waiter {
+        if let Waiter::Asks { point: place, .. } = &flag.waiter {
             let _ = place.set(point);
             // Whoever looks while the lock is held finds it.
             drop(flag.progress());
@@ -108,8 +112,29 @@ impl Event {
     /// Where a card tells how far the work has come.
     pub(crate) fn point(&self) -> Option<&Arc<Point>> {
         match &self.0.as_ref()?.waiter {
-            Waiter::Asks(place) => place.get(),
+            Waiter::Asks { point, .. } => point.get(),
             Waiter::Sleeps | Waiter::Runs(_) => None,
+        }
+    }
+
+    /// Where uses of memory are noted for a graph, if the work is captured and the graph was not launched yet.
+    fn captured(&self) -> Option<&Noted> {
+        match &self.0.as_ref()?.waiter {
+            Waiter::Asks { point, captured } if point.get().is_none() => captured.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// The work of a graph is done with this launch of the graph.
+    pub(crate) fn has_parts(&self, parts: Vec<Signal>) {
+        let Some(flag) = &self.0 else { return parts.into_iter().for_each(Signal::complete) };
+        let mut progress = flag.progress();
+        progress.parts.extend(parts);
+        let (state, ran) = (progress.state, progress.ran);
+        if state != EventState::Pending {
+            let parts = std::mem::take(&mut progress.parts);
+            drop(progress);
+            tell(parts, state, ran);
         }
     }
 
@@ -158,6 +183,9 @@ impl Event {
                 drop(progress);
                 point.wait();
                 progress = flag.progress();
+            } else if self.captured().is_some() {
+                // It does not run as long as somebody waits for it instead of launching the graph.
+                return EventState::Failed;
             } else {
                 progress = flag.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
             }
@@ -195,9 +223,25 @@ impl Event {
         }
     }
 
+    /// The work uses a range of memory: keeps it in place, and notes it if the work is captured.
+    pub(crate) fn uses(
+        &self,
+        buffer: &Buffer,
+        range: &Range<usize>,
+        access: Access,
+        op: &'static str,
+    ) {
+        // Memory of an arena goes back to it within the work.
+        if let Some(noted) = self.captured().filter(|_| !buffer.is_in_arena()) {
+            let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner);
+            noted.push(Use { buffer: buffer.clone(), range: range.clone(), access, op });
+        }
+        self.keep(buffer.clone());
+    }
+
     /// Keeps memory in place until the work is complete. If the work fails, the memory stays until [`Event::give_back`],
     /// because the work may still touch it: a peer that does not know of the failure may write there.
-    pub(crate) fn keep(&self, buffer: Buffer) {
+    fn keep(&self, buffer: Buffer) {
         let Some(flag) = &self.0 else { return };
         // The memory of a device goes back to its stream, behind the work.
         if buffer.device() != Device::Cpu {
@@ -229,10 +273,22 @@ impl Flag {
             EventState::Complete => std::mem::take(&mut progress.kept),
             _ => Vec::new(),
         };
+        let (parts, ran) = (std::mem::take(&mut progress.parts), progress.ran);
         drop(progress);
         self.changed.notify_all();
+        tell(parts, state, ran);
         // Outside of the lock: the last handle of a buffer asks this event for its state.
         drop(kept);
+    }
+}
+
+/// Tells the parts of a graph what became of its launch.
+fn tell(parts: Vec<Signal>, state: EventState, ran: Span) {
+    for part in parts {
+        match state {
+            EventState::Complete => part.complete_in(ran),
+            EventState::Pending | EventState::Failed => part.fail(),
+        }
     }
 }
 

@@ -61,6 +61,8 @@ pub(crate) struct Block {
     /// Where it lies in its chunk.
     start: usize,
     len_bytes: usize,
+    /// Whether it is memory of an arena.
+    pub(crate) is_in_arena: bool,
 }
 
 // SAFETY: a block is an address and lengths. Only its owner uses the memory.
@@ -102,6 +104,10 @@ pub(crate) struct Heap {
     chunks: BTreeMap<u32, Chunk>,
     /// The number of the next chunk.
     next_chunk: u32,
+    /// The arena from which blocks are taken now, if it is one.
+    arena: Option<u32>,
+    /// How many arenas there have been.
+    num_arenas: u32,
     in_use_bytes: usize,
     peak_bytes: usize,
     /// Memory from the system: in use, or free.
@@ -127,6 +133,8 @@ struct Chunk {
     base: NonNull<u8>,
     len_bytes: usize,
     mapping: Mapped,
+    /// The arena whose blocks it has, and no others.
+    arena: Option<u32>,
     /// From here on there are no blocks and no gaps.
     end: usize,
     /// Up to here the addresses can be written.
@@ -148,7 +156,8 @@ impl Heap {
     /// A block of at least `len_bytes` bytes. `None` if the system has no memory left.
     pub(crate) fn take(&mut self, len_bytes: usize) -> Option<Block> {
         let len_bytes = len_bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
-        let place = self.chunks.iter().find_map(|(&id, chunk)| Some((id, chunk.place(len_bytes)?)));
+        let mut chunks = self.chunks.iter().filter(|(_, chunk)| chunk.arena == self.arena);
+        let place = chunks.find_map(|(&id, chunk)| Some((id, chunk.place(len_bytes)?)));
         let (id, start) = match place {
             Some(place) => place,
             None => (self.add_chunk(len_bytes)?, 0),
@@ -160,7 +169,8 @@ impl Heap {
             Device::Cuda => NonNull::new(chunk.base.as_ptr().wrapping_add(start))?,
             Device::Meta => chunk.base,
         };
-        let block = Block { base, chunk: id, start, len_bytes };
+        let is_in_arena = self.arena.is_some();
+        let block = Block { base, chunk: id, start, len_bytes, is_in_arena };
         let mut fresh_bytes = chunk.occupy(block.range());
         self.in_use_bytes += len_bytes;
         if self.card.is_some() {
@@ -182,6 +192,37 @@ impl Heap {
             chunk.vacate(block.range());
             self.in_use_bytes -= block.len_bytes;
         }
+    }
+
+    /// The number of a new arena: chunks that have its blocks only, so that nothing else comes to lie among them.
+    pub(crate) fn new_arena(&mut self) -> u32 {
+        self.num_arenas += 1;
+        self.num_arenas
+    }
+
+    /// Takes blocks from this arena from now on, or from none. Returns what was before.
+    pub(crate) fn enter(&mut self, arena: Option<u32>) -> Option<u32> {
+        std::mem::replace(&mut self.arena, arena)
+    }
+
+    /// The bytes of an arena that are in use, and those that were at most.
+    pub(crate) fn arena_bytes(&self, arena: u32) -> (usize, usize) {
+        let chunks = self.chunks.values().filter(|chunk| chunk.arena == Some(arena));
+        chunks.fold((0, 0), |(in_use, most), chunk| {
+            let free: usize = chunk.gaps.values().sum();
+            (in_use + chunk.end - free, most + chunk.end)
+        })
+    }
+
+    /// Whether blocks are taken from an arena now.
+    pub(crate) fn is_in_arena(&self) -> bool {
+        self.arena.is_some()
+    }
+
+    /// Lets all blocks lie in the chunks of an arena.
+    pub(crate) fn dissolve(&mut self, arena: u32) {
+        let chunks = self.chunks.values_mut().filter(|chunk| chunk.arena == Some(arena));
+        chunks.for_each(|chunk| chunk.arena = None);
     }
 
     /// Gets what a block needs of the system, after free memory has gone back beyond the bound, or all of it if the system
@@ -237,7 +278,7 @@ impl Heap {
 
     /// Reserves addresses for at least one block of this length. Returns the number of the chunk.
     fn add_chunk(&mut self, len_bytes: usize) -> Option<u32> {
-        let chunk = match self.device {
+        let mut chunk = match self.device {
             _ if self.card.is_some() => self.by_driver(len_bytes)?,
             Device::Cuda => return None,
             Device::Cpu | Device::Sim => {
@@ -256,6 +297,7 @@ impl Heap {
                 Chunk::new(NonNull::<Aligned>::dangling().cast(), META_CHUNK, Mapped::Nothing)
             }
         };
+        chunk.arena = self.arena;
         let id = self.next_chunk;
         self.next_chunk += 1;
         self.chunks.insert(id, chunk);
@@ -290,7 +332,7 @@ impl Heap {
 impl Chunk {
     fn new(base: NonNull<u8>, len_bytes: usize, mapping: Mapped) -> Self {
         let (gaps, absent) = Default::default();
-        Self { base, len_bytes, mapping, end: 0, writable: 0, gaps, absent }
+        Self { base, len_bytes, mapping, arena: None, end: 0, writable: 0, gaps, absent }
     }
 
     /// New addresses, which begin at a large page and cannot be used yet. `None` if the system refuses.
@@ -458,148 +500,4 @@ impl Drop for Chunk {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Numbers that look random, the same in each run.
-    struct Chance(u64);
-
-    impl Chance {
-        fn below(&mut self, limit: usize) -> usize {
-            self.0 = self
-                .0
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            ((self.0 >> 33) as usize) % limit
-        }
-    }
-
-    fn fill(block: &Block, value: u8) {
-        // SAFETY: the block is in use by this test only.
-        unsafe { block.base.write_bytes(value, block.len_bytes) };
-    }
-
-    fn is_filled(block: &Block, value: u8) -> bool {
-        // SAFETY: the block is in use by this test only, which has filled it.
-        let bytes = unsafe { std::slice::from_raw_parts(block.base.as_ptr(), block.len_bytes) };
-        bytes.iter().all(|&byte| byte == value)
-    }
-
-    /// What the heap says of itself, counted from its chunks.
-    fn check(heap: &Heap) {
-        let mut reserved = 0;
-        let mut gaps = 0;
-        for chunk in heap.chunks.values() {
-            let ranges: Vec<_> =
-                chunk.gaps.iter().map(|(&start, &len)| start..start + len).collect();
-            assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start), "{chunk:?}");
-            assert!(ranges.iter().all(|gap| !gap.is_empty() && gap.end <= chunk.end), "{chunk:?}");
-            let absent: Vec<_> = chunk.absent.iter().map(|(&start, &end)| start..end).collect();
-            for absent in &absent {
-                assert!(
-                    ranges.iter().any(|gap| gap.start <= absent.start && absent.end <= gap.end)
-                );
-            }
-            assert!(absent.windows(2).all(|pair| pair[0].end <= pair[1].start), "{chunk:?}");
-            let end = chunk.end;
-            assert!(
-                !matches!(chunk.mapping, Mapped::System(..)) || end <= chunk.writable,
-                "{chunk:?}"
-            );
-            reserved += end - absent.iter().map(Range::len).sum::<usize>();
-            gaps += ranges.iter().map(Range::len).sum::<usize>();
-        }
-        let ends: usize = heap.chunks.values().map(|chunk| chunk.end).sum();
-        assert_eq!((heap.reserved_bytes, heap.in_use_bytes), (reserved, ends - gaps));
-    }
-
-    #[test]
-    fn blocks_in_any_order_keep_their_contents_and_the_bound_holds() {
-        for seed in 0..8 {
-            let mut chance = Chance(seed);
-            let mut heap = Heap::default();
-            let mut blocks: Vec<(Block, u8)> = Vec::new();
-            for round in 0..600 {
-                // Phases with many small blocks, with few large ones, and of giving back.
-                let largest = [3000, 200_000, 3_000_000][round / 60 % 3];
-                let gives_back = chance.below(10) < if round / 40 % 2 == 0 { 3 } else { 7 };
-                if gives_back && !blocks.is_empty() {
-                    let (block, value) = blocks.swap_remove(chance.below(blocks.len()));
-                    assert!(is_filled(&block, value), "seed {seed}, round {round}");
-                    heap.give_back(block);
-                } else if blocks.len() < 60 {
-                    let block = heap.take(1 + chance.below(largest)).unwrap();
-                    assert!(block.base.addr().get().is_multiple_of(ALIGNMENT));
-                    let value = (round % 251) as u8;
-                    fill(&block, value);
-                    blocks.push((block, value));
-                }
-                check(&heap);
-                // Up to a grain stays on either side of each block.
-                let rest = 2 * GRAIN * (blocks.len() + 1);
-                assert!(heap.reserved_bytes <= bound_bytes(heap.peak_bytes) + rest, "{heap:?}");
-            }
-            assert!(blocks.iter().all(|(block, value)| is_filled(block, *value)), "seed {seed}");
-            blocks.into_iter().for_each(|(block, _)| heap.give_back(block));
-            heap.trim(usize::MAX);
-            check(&heap);
-            assert_eq!(heap.reserved_bytes, 0, "{heap:?}");
-        }
-    }
-
-    /// The places depend on what is in use, and not on what was in use before.
-    #[test]
-    fn a_step_takes_the_same_places_after_any_other() {
-        let step = |heap: &mut Heap, unit: usize| {
-            let kept: Vec<Block> = (1..9).map(|n| heap.take(n * unit).unwrap()).collect();
-            let places: Vec<usize> = kept.iter().map(|block| block.start).collect();
-            kept.into_iter().rev().for_each(|block| heap.give_back(block));
-            places
-        };
-        let (mut first, mut second) = (Heap::default(), Heap::default());
-        let large = step(&mut first, 100_000);
-        let after_large = first.num_requests;
-        for unit in [7, 30_000, 99_999, 500] {
-            assert_eq!(step(&mut first, unit), step(&mut second, unit));
-        }
-        assert_eq!(first.num_requests, after_large);
-        assert_eq!(step(&mut second, 100_000), large);
-        assert_eq!(first.reserved_bytes, second.reserved_bytes);
-    }
-
-    #[test]
-    fn free_memory_goes_back_before_an_allocation_fails() {
-        const PIECE: usize = 1 << 20;
-        let mut heap = Heap::new(Device::Cpu, Shortage::AboveBytes(8 * PIECE), None);
-        let blocks: Vec<Block> = (0..8).map(|_| heap.take(PIECE).unwrap()).collect();
-        blocks.iter().for_each(|block| fill(block, 1));
-        assert!(heap.take(64).is_none());
-        check(&heap);
-        // Every other block is free: half of the memory, and no gap has room for two.
-        blocks.iter().step_by(2).for_each(|block| heap.give_back(*block));
-        let large = heap.take(4 * PIECE).unwrap();
-        fill(&large, 2);
-        check(&heap);
-        assert_eq!(heap.reserved_bytes, 8 * PIECE);
-        assert!(heap.take(PIECE).is_none());
-        // What was refused has left no trace.
-        check(&heap);
-        assert!(blocks.iter().skip(1).step_by(2).all(|block| is_filled(block, 1)));
-        assert!(is_filled(&large, 2));
-        heap.give_back(large);
-        heap.take(4 * PIECE).unwrap();
-    }
-
-    #[test]
-    fn memory_beyond_the_bound_goes_back() {
-        let mut heap = Heap::default();
-        // A gap behind a block that stays, and then a block that does not fit into it.
-        for len in [1 << 20, 2 << 20, 3 << 20, 4 << 20] {
-            let [gap, stays] = [len, 64].map(|len| heap.take(len).unwrap());
-            heap.give_back(gap);
-            check(&heap);
-            assert!(heap.reserved_bytes <= bound_bytes(heap.peak_bytes) + 2 * GRAIN, "{heap:?}");
-            assert_eq!(stays.len_bytes, 64);
-        }
-    }
-}
+mod tests;

@@ -23,7 +23,7 @@ mod stream;
 mod tensor;
 mod uses;
 
-pub use accelerator::{Accelerator, Body, DeviceStream, DoneTimes, SimSpec};
+pub use accelerator::{Accelerator, Arena, Body, DeviceStream, DoneTimes, Segment, SimSpec};
 pub use account::{Category, PhaseUsage, Usage};
 pub use allocator::Allocator;
 pub use buffer::{Access, Buffer, Claim, ReadGuard, WriteGuard};

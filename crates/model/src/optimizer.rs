@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use paceline_kernels::Compute;
-use paceline_kernels::optimizer::{AdamW, Sgd, adamw, sgd};
-use paceline_memory::{Allocator, Category, Tensor};
+use paceline_kernels::optimizer::{AdamW, Numbers, Sgd, adamw, sgd};
+use paceline_memory::{Allocator, Arena, Category, DType, Segment, Tensor};
 
 use crate::storage::is_finite;
 use crate::{Layout, ModelError, Result, Storage};
@@ -70,7 +70,22 @@ pub struct Optimizer {
     grad_factor: f64,
     /// Ranges of flat storage without weight decay, in their order.
     undecayed: Vec<Range<usize>>,
+    /// The step as a graph, if it is launched as one.
+    graph: Option<StepGraph>,
 }
+
+/// A step that is told once and launched again.
+#[derive(Debug)]
+struct StepGraph {
+    segment: Segment<()>,
+    /// The numbers of the step: those with weight decay, and behind them those without. Written before each launch.
+    numbers: Tensor,
+    /// The values and gradients with which the work was told.
+    parts: Vec<(Tensor, Tensor)>,
+}
+
+/// The most numbers that a step of an optimizer has.
+const MOST_NUMBERS: usize = 9;
 
 impl Optimizer {
     /// An optimizer of all trained parameters in `storage`, before its first step, with its state set to zero.
@@ -93,7 +108,8 @@ impl Optimizer {
             Ok(state)
         };
         let state = config.state_names().iter().map(zeros).collect::<Result<_>>()?;
-        Ok(Self { config, ranges, state, steps: 0, grad_factor: 1.0, undecayed: Vec::new() })
+        let (undecayed, graph) = (Vec::new(), None);
+        Ok(Self { config, ranges, state, steps: 0, grad_factor: 1.0, undecayed, graph })
     }
 
     /// The same, with weight decay for matrices and convolutions only: biases, norms and whatever else has one dimension have
@@ -116,9 +132,61 @@ impl Optimizer {
         self.step_on(compute, &parts)
     }
 
+    /// The same, with each step launched as a graph of a card, in whose memory all tensors lie. The learning rate, the factor of
+    /// gradients and what follows from the number of the step are written to that memory before. Errors on other devices.
+    pub fn as_graph(mut self, storage: &Storage, allocator: &Allocator) -> Result<Self> {
+        let dtype = storage.precision().master;
+        let numbers = allocator.tensor(dtype, [2 * MOST_NUMBERS], Category::Optimizer)?;
+        let segment = Segment::new(&Arena::new(allocator)?);
+        self.graph = Some(StepGraph { segment, numbers, parts: Vec::new() });
+        Ok(self)
+    }
+
     /// Updates the parameters of its ranges, given as values and gradients of each range, in order. An empty range has no work.
     pub fn step_on(&mut self, compute: &Compute, parts: &[(Tensor, Tensor)]) -> Result<()> {
         self.steps += 1;
+        let Some(mut graph) = self.graph.take() else {
+            return self.launch(compute, parts, None);
+        };
+        let outcome = self.write(&graph.numbers).and_then(|()| {
+            if !graph.is_about(parts) {
+                return self.launch(compute, parts, Some(&graph.numbers));
+            }
+            let numbers = &graph.numbers;
+            graph.segment.run(|| self.launch(compute, parts, Some(numbers)))
+        });
+        self.graph = Some(graph);
+        outcome
+    }
+
+    /// Writes the numbers of the step to where its work reads them.
+    fn write(&self, numbers: &Tensor) -> Result<()> {
+        let of_step = [true, false].map(|decays| match self.config.with_decay(decays) {
+            OptimizerConfig::Sgd(config) => config.numbers(self.grad_factor).to_vec(),
+            OptimizerConfig::AdamW(config) => config.numbers(self.steps, self.grad_factor).to_vec(),
+        });
+        let filled = of_step.into_iter().flat_map(|mut numbers| {
+            numbers.resize(MOST_NUMBERS, 0.0);
+            numbers
+        });
+        match numbers.dtype() {
+            DType::F64 => numbers.overwrite::<f64, _>(|to| {
+                to.iter_mut().zip(filled).for_each(|(to, number)| *to = number);
+            })?,
+            _ => numbers.overwrite::<f32, _>(|to| {
+                to.iter_mut().zip(filled).for_each(|(to, number)| *to = number as f32);
+            })?,
+        }
+        Ok(())
+    }
+
+    /// Launches the work of a step, whose numbers lie in memory if the work is launched again without this.
+    fn launch(
+        &self,
+        compute: &Compute,
+        parts: &[(Tensor, Tensor)],
+        numbers: Option<&Tensor>,
+    ) -> Result<()> {
         // Where the state of a range begins.
         let mut begin = 0;
         for (range, (values, grads)) in self.ranges.iter().zip(parts) {
@@ -129,13 +197,19 @@ impl Optimizer {
                 let state = self.state.iter().map(of_piece).collect::<Result<Vec<_>>>()?;
                 let values = values.slice(within.clone())?;
                 let grads = grads.slice(within.clone())?;
-                let scaled = (&grads, self.grad_factor);
+                let place = if decays { 0 } else { MOST_NUMBERS };
+                let of = |count| numbers.map(|all| all.slice(place..place + count)).transpose();
                 match (self.config.with_decay(decays), state.as_slice()) {
                     (OptimizerConfig::Sgd(config), state) => {
-                        sgd(compute, &config, &values, scaled, state.first())?;
+                        let (here, there) = (config.numbers(self.grad_factor), of(4)?);
+                        let numbers = there.as_ref().map_or(Numbers::Here(here), Numbers::InMemory);
+                        sgd(compute, numbers, &values, &grads, state.first())?;
                     }
                     (OptimizerConfig::AdamW(config), [first, second]) => {
-                        adamw(compute, &config, self.steps, &values, scaled, first, second)?;
+                        let (here, there) =
+                            (config.numbers(self.steps, self.grad_factor), of(MOST_NUMBERS)?);
+                        let numbers = there.as_ref().map_or(Numbers::Here(here), Numbers::InMemory);
+                        adamw(compute, numbers, &values, &grads, first, second)?;
                     }
                     (OptimizerConfig::AdamW(_), state) => {
                         unreachable!("AdamW is made with two moments, not {}", state.len())
@@ -200,6 +274,24 @@ impl Optimizer {
     /// The optimizer's settings.
     pub fn config(&self) -> &OptimizerConfig {
         &self.config
+    }
+}
+
+impl StepGraph {
+    /// Whether these values and gradients are those of the graph, or the first that it sees.
+    fn is_about(&mut self, parts: &[(Tensor, Tensor)]) -> bool {
+        if self.parts.is_empty() {
+            self.parts = parts.to_vec();
+        }
+        let is_same = |a: &Tensor, b: &Tensor| {
+            a.buffer().is_same(b.buffer()) && a.byte_range() == b.byte_range()
+        };
+        self.parts.len() == parts.len()
+            && self
+                .parts
+                .iter()
+                .zip(parts)
+                .all(|(of, to)| is_same(&of.0, &to.0) && is_same(&of.1, &to.1))
     }
 }
 

@@ -174,6 +174,68 @@ fn cards_are_measured_as_ranks_are() {
 }
 
 #[test]
+fn steps_as_graphs_end_with_the_same_weights() {
+    let Some(found) = variable() else { return };
+    let adamw =
+        "--steps 6 --optimizer adamw --lr-schedule cosine --lr-warmup-steps 2 --clip-grad-norm 1";
+    for model in [CNN, MLP, LLAMA] {
+        let run = |flags: &str, seed: &str| {
+            let variables = variables(&found, &[("PACELINE_EMULATED_SEED", seed)]);
+            let flags = format!("{} {adamw} {flags}", model.replace("--nproc 2", ""));
+            Sandbox::new().train_with(&flags, &variables).ok().weights().to_owned()
+        };
+        let expected = run("--nproc 1", "0");
+        assert_eq!(run("--nproc 1 --cuda-graph", "1"), expected, "{model}");
+        assert_eq!(
+            run("--nproc 1 --cuda-graph --copy-stream --pin-memory", "2"),
+            expected,
+            "{model}"
+        );
+        let expected = run("--nproc 2", "0");
+        assert_eq!(run("--nproc 2 --cuda-graph", "3"), expected, "{model}");
+        assert_eq!(run("--nproc 2 --cuda-graph --strategy zero1", "4"), expected, "{model}");
+    }
+    // The epochs end with a smaller batch, halves are scaled, and the run is evaluated, saved, profiled and continued.
+    let flags = "--image 8 8 3 --channels 4 8 --hidden 16 --batch-size 4 --device cuda --nproc 1 --samples 10 --precision fp16 \
+                 --loss-scale dynamic --loss-scale-window 8 --accumulate 2";
+    let run = |more: &str, seed: &str| {
+        let sandbox = Sandbox::new();
+        let seed = [("PACELINE_EMULATED_SEED", seed)];
+        let variables = variables(&found, &seed);
+        let weights =
+            sandbox.train_with(&format!("{flags} {more}"), &variables).ok().weights().to_owned();
+        (sandbox, weights)
+    };
+    let (_, expected) = run("--epochs 12", "0");
+    let save = "--epochs 8 --cuda-graph --save saved --eval-every 2 --evaluate --profile";
+    let (sandbox, _) = run(save, "5");
+    let resumed = "--resume saved --epochs 12 --device cuda --cuda-graph";
+    let resumed = sandbox.train_with(resumed, &variables(&found, &[])).ok();
+    assert_eq!(resumed.weights(), expected);
+}
+
+#[test]
+fn what_cannot_be_a_graph_is_told_before_a_rank_starts() {
+    let Some(found) = variable() else { return };
+    let refused = |flags: &str, words: &[&str]| {
+        let run = Sandbox::new().train_with(flags, &variables(&found, &[]));
+        run.refused(&[&["--cuda-graph: "], words].concat());
+    };
+    refused("--cuda-graph", &["pass --device cuda"]);
+    let cnn = format!("{CNN} --cuda-graph");
+    for strategy in ["zero2", "zero3", "sharded1", "sharded2", "sharded3"] {
+        let words = format!("--strategy {strategy} communicates within the passes");
+        refused(&format!("{cnn} --strategy {strategy}"), &[&words, "ddp, simple_ddp, zero1"]);
+    }
+    refused(&format!("{cnn} --batch-norm --sync-batch-norm"), &["--sync-batch-norm communicates"]);
+    refused(&format!("{cnn} --accumulate 2 --no-sync=false"), &["--no-sync=false communicates"]);
+    let tree = format!("{cnn} --accumulate 2 --accumulation-order tree");
+    refused(&tree, &["--accumulation-order tree keeps memory"]);
+    let open = format!("{cnn} --find-unused-parameters --no-static-graph");
+    refused(&open, &["--no-static-graph lets other parameters be used"]);
+}
+
+#[test]
 fn what_a_card_cannot_do_is_told_before_a_rank_starts() {
     let Some(found) = variable() else { return };
     let with = |flags: &str, others: &[(&str, &str)]| {

@@ -9,7 +9,7 @@ use paceline_choices::models::{MODELS, ModelConfig};
 use paceline_choices::optimizers::{OPTIMIZERS, OptimizerSettings};
 use paceline_choices::registry::{Choice, Registry, read};
 use paceline_choices::strategies::{Models, STRATEGIES};
-use paceline_collectives::{Axis, NcclOrder};
+use paceline_collectives::Axis;
 use paceline_data::BatchShape;
 use paceline_data::{Dataset, Field};
 use paceline_failure::outputs::{check_file, check_folder};
@@ -34,7 +34,7 @@ use crate::resolve_ranks::{
     check_ranks, resolve_batch, resolve_comm, resolve_init_method, resolve_mesh, resolve_pipeline,
     resolve_world_size,
 };
-use crate::{folder, precision, recorded, resume, sample, shards, shortage};
+use crate::{device_checks, folder, precision, recorded, resume, sample, shards, shortage};
 
 /// The most batches that a thread makes ahead of the step.
 const MOST_AHEAD: usize = 1000;
@@ -261,6 +261,7 @@ pub fn resolve_unchecked(
         precision: flags.precision,
         emulate_fp16: flags.emulate_fp16 && flags.precision == PrecisionName::Fp16,
         tf32: flags.tf32,
+        cuda_graph: flags.cuda_graph,
         world_size,
         mesh,
         pipeline,
@@ -308,7 +309,7 @@ pub fn resolve_unchecked(
     config.profile = profile::resolve(&flags.profile, choice, total, &mut config.warnings)?;
     check_loading(&config)?;
     let local_ranks = placement.map_or(world_size, |of| of.place.local_world_size);
-    check_device(&mut config, local_ranks)?;
+    device_checks::check(&mut config, local_ranks, &samples)?;
     let evaluates = config.evaluate || config.eval_every.is_some();
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
     Ok((config, OpenData { train: dataset, test }, built))
@@ -332,64 +333,6 @@ fn check_loading(config: &TrainConfig) -> Result<()> {
         return usage(format!(
             "{flag}: synthetic data is made on the device, so no sample is loaded; leave {flag} out, or pass \
              --generate-on-host too"
-        ));
-    }
-    Ok(())
-}
-
-/// Checks that the device can do what the settings ask for, and that batches are copied to it if they say how.
-fn check_device(config: &mut TrainConfig, local_ranks: usize) -> Result<()> {
-    config.device.check(&[config.transport], local_ranks)?;
-    if config.tf32 && !matches!(config.device, Device::Cuda(_)) {
-        return usage(
-            "--tf32: the tensor cores of a card have TF32; leave it out, or pass --device cuda"
-                .into(),
-        );
-    }
-    if config.tf32 && config.precision != PrecisionName::F32 {
-        return usage(format!(
-            "--tf32 is about products in f32, and these are in {}; leave one of them out",
-            config.precision.name()
-        ));
-    }
-    if config.comm.nccl_order != NcclOrder::Tree && !matches!(config.device, Device::Cuda(_)) {
-        return usage(format!(
-            "--nccl-order {}: NCCL connects cards; leave it out, or pass --device cuda",
-            config.comm.nccl_order.name()
-        ));
-    }
-    let Copies { pinned, non_blocking, own_stream, of_generated } = config.copies;
-    let switches =
-        [("--pin-memory", pinned), ("--non-blocking", non_blocking), ("--copy-stream", own_stream)];
-    let switch = switches.iter().find(|(_, is_given)| *is_given).map(|(flag, _)| *flag);
-    let of_generated_flag = of_generated.then_some("--generate-on-host");
-    if config.device == Device::Cpu {
-        let Some(flag) = switch.or(of_generated_flag) else { return Ok(()) };
-        return usage(format!(
-            "{flag}: on the processor no batch is copied to a device; leave {flag} out, or pass --device sim"
-        ));
-    }
-    match (config.data.is_synthetic(), switch, of_generated_flag) {
-        (true, Some(flag), None) if config.device.makes_data() => {
-            return usage(format!(
-                "{flag}: synthetic data is made on the device, so no batch is copied; leave {flag} out, or pass \
-                 --generate-on-host too"
-            ));
-        }
-        (false, _, Some(flag)) => {
-            return usage(format!(
-                "{flag} is about synthetic data, and this data is read; leave it out"
-            ));
-        }
-        _ => {}
-    }
-    if config.device.is_emulated() {
-        config.warnings.push(format!(
-            "--device {}: the device is emulated on the processor, so no time of it is that of a card",
-            match config.device {
-                Device::Sim(_) => "sim".to_owned(),
-                device => device.to_string(),
-            }
         ));
     }
     Ok(())

@@ -51,6 +51,8 @@ pub struct TrainConfig {
     pub emulate_fp16: bool,
     /// Whether a card rounds the factors of products in f32 to TF32.
     pub tf32: bool,
+    /// Whether a card launches the passes of a step as a graph.
+    pub cuda_graph: bool,
     /// Number of ranks.
     pub world_size: usize,
     /// The grid of ranks.

@@ -55,7 +55,8 @@ pub fn resolve(
     world_size: usize,
     warnings: &mut Vec<String>,
 ) -> Result<StrategyConfig> {
-    let (precision, flags) = (flags.precision.into(), &flags.strategy);
+    let (precision, as_graph) = (flags.precision.into(), flags.cuda_graph);
+    let flags = &flags.strategy;
     let default = if world_size == 1 { ALONE } else { TOGETHER };
     let choice = STRATEGIES.get(flags.name.as_deref().unwrap_or(default))?;
     let (name, synchronizes) = (choice.name(), choice.synchronizes());
@@ -144,6 +145,7 @@ pub fn resolve(
             accumulation: flags.accumulation_order.into(),
             no_sync: flags.no_sync || accumulate == 1,
             precision,
+            as_graph,
         },
     };
     config.on(&MeshShape::replicas(world_size))

@@ -26,6 +26,8 @@ pub(crate) struct Hooks<'a> {
     pub(crate) is_last: bool,
     /// Whether the parameters that no step uses still have to be announced in this pass.
     pub(crate) leaves_out: &'a mut bool,
+    /// The gradients of which the strategy is told behind the passes, if the passes are a graph.
+    pub(crate) later: Option<&'a mut Vec<ParamId>>,
 }
 
 impl<'a> Hooks<'a> {
@@ -35,8 +37,16 @@ impl<'a> Hooks<'a> {
             let start = model.layout.param(id).start;
             self.partial_sums.add_to(compute, &storage.grad(id)?, start)?;
         }
-        self.track.mark(span::GRADIENT_READY, id.0);
-        self.strategy.gradient_ready(self.replica, self.track, id)
+        match &mut self.later {
+            Some(later) => {
+                later.push(id);
+                Ok(())
+            }
+            None => {
+                self.track.mark(span::GRADIENT_READY, id.0);
+                self.strategy.gradient_ready(self.replica, self.track, id)
+            }
+        }
     }
 
     /// Whether the strategy is told of a gradient that no step uses in this pass: in each one, if each is reduced.

@@ -40,6 +40,7 @@ mod exactness;
 mod executor;
 mod flat_ddp;
 mod footprint;
+mod graphs;
 mod half;
 mod hooks;
 mod in_order;

@@ -146,6 +146,10 @@ impl Strategy for Alternating {
         self.inner.max_micro_batches()
     }
 
+    fn passes_are_local(&self) -> bool {
+        self.inner.passes_are_local()
+    }
+
     fn reduces_every_pass(&self) -> bool {
         self.inner.reduces_every_pass()
     }

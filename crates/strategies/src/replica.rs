@@ -17,6 +17,7 @@ use paceline_trace::{Span, SpanTrack, now_ns};
 
 use crate::accumulation::PartialSums;
 use crate::executor::{Acted, Executed};
+use crate::graphs::PassGraphs;
 use crate::pipeline::Pipeline;
 use crate::strategy::span;
 use crate::{AccumulationOrder, Result, Stages, Strategy};
@@ -58,6 +59,10 @@ pub struct ReplicaOptions {
     pub no_sync: bool,
     /// The element types of parameters, gradients and activations.
     pub precision: Precision,
+    /// Launches the passes of a step as one graph of a card, and the optimizer's work as another: see
+    /// [`train_step`](crate::train_step). The gradients of micro-batches have to be added up in place, and a pass must not
+    /// communicate.
+    pub as_graph: bool,
 }
 
 impl ReplicaOptions {
@@ -70,6 +75,7 @@ impl ReplicaOptions {
         accumulation: AccumulationOrder::Sequential,
         no_sync: true,
         precision: Precision::F32,
+        as_graph: false,
     };
 }
 
@@ -134,10 +140,12 @@ pub struct Replica {
     pub(crate) executed: Executed,
     /// The parameters that the first step left out, if the graph is static.
     pub(crate) left_out: Option<LeftOut>,
+    /// The passes of steps as graphs of a card, if they are launched as such.
+    pub(crate) graphs: Option<PassGraphs>,
 }
 
 /// The parameters that a step did not use, or used only in part.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LeftOut {
     /// The step wrote nothing to their gradients.
     pub(crate) unused: Vec<ParamId>,
@@ -237,6 +245,9 @@ impl Replica {
             None => sums.clone(),
         };
         let own_sums = compute.allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
+        let of_whole = (&compute, pipeline.ranks().is_some());
+        let graphs = options.as_graph.then(|| PassGraphs::new(strategy, &options, of_whole));
+        let graphs = graphs.transpose()?;
         let mut seeds = [seed as i64];
         world.broadcast_slice(&mut seeds, 0)?;
         storage.initialize(seeds[0] as u64)?;
@@ -266,6 +277,7 @@ impl Replica {
             plan: None,
             executed: Executed::default(),
             left_out: None,
+            graphs,
         };
         strategy.prepare(&replica)?;
         Ok(replica)
@@ -311,7 +323,12 @@ impl Replica {
     /// An optimizer of the parameters whose state this rank owns, before its first step.
     pub fn optimizer(&self, config: OptimizerConfig) -> Result<Optimizer> {
         let ranges = self.owned.state.clone();
-        Ok(Optimizer::of_ranges(config, &self.storage, ranges, &self.compute.allocator)?)
+        let memory = &self.compute.allocator;
+        let optimizer = Optimizer::of_ranges(config, &self.storage, ranges, memory)?;
+        Ok(match self.options.as_graph {
+            true => optimizer.as_graph(&self.storage, memory)?,
+            false => optimizer,
+        })
     }
 
     /// Gives all ranks the same buffers. Unless the statistics are synchronized, each rank's buffers follow

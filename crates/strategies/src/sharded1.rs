@@ -104,6 +104,10 @@ impl Strategy for Sharded1 {
         self.running().reductions.ready(replica, id)
     }
 
+    fn passes_are_local(&self) -> bool {
+        false
+    }
+
     fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         self.running().reductions.finish(replica, track)
     }

@@ -156,6 +156,10 @@ impl Strategy for Sharded2 {
         self.running().reductions.ready(replica, id)
     }
 
+    fn passes_are_local(&self) -> bool {
+        false
+    }
+
     fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         self.running().reductions.finish(replica, track)
     }

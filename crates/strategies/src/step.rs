@@ -6,13 +6,14 @@
 use std::ops::Range;
 
 use paceline_collectives::{OpTimes, Purpose, ReduceOp, Work};
-use paceline_memory::Tensor;
-use paceline_model::{Context, Layer, OpenUnits, Saved, UnitId};
+use paceline_memory::{Segment, Tensor};
+use paceline_model::{Context, Layer, OpenUnits, ParamId, Saved, UnitId};
 use paceline_schedule::Plan;
 use paceline_trace::{SpanTrack, now_ns};
 
 use crate::accumulation::{AccumulationOrder, PartialSums};
-use crate::executor;
+use crate::executor::{self, Executed};
+use crate::graphs::StepPasses;
 use crate::hooks::Hooks;
 use crate::replica::LeftOut;
 use crate::strategy::span;
@@ -52,10 +53,30 @@ pub struct StepLoss {
 /// If the objective does not know the count of all ranks before ([`Objective::count_of_all`](
 /// paceline_model::Objective::count_of_all)), the ranks add up their own: one more all-reduce, of 8 bytes, which travels
 /// while the forward pass runs. In a step whose loss is not shared, a rank then divides by its own count.
+///
+/// With [`ReplicaOptions::as_graph`](crate::ReplicaOptions::as_graph) the passes are one piece of work of a card from the third step
+/// on with micro-batches of the same shapes and the same factor of the loss. What communicates comes behind it.
 pub fn train_step(
     strategy: &mut dyn Strategy,
     replica: &mut Replica,
     micro_batches: &[MicroBatch],
+    track: &mut SpanTrack,
+) -> Result<StepLoss> {
+    let mut graphs = replica.graphs.take();
+    let graph = match &mut graphs {
+        Some(graphs) => graphs.of_step(replica, strategy.shares_loss(), micro_batches),
+        None => Ok(None),
+    };
+    let outcome = graph.and_then(|graph| make(strategy, replica, micro_batches, graph, track));
+    replica.graphs = graphs;
+    outcome
+}
+
+fn make(
+    strategy: &mut dyn Strategy,
+    replica: &mut Replica,
+    micro_batches: &[MicroBatch],
+    graph: Option<&mut StepPasses>,
     track: &mut SpanTrack,
 ) -> Result<StepLoss> {
     // The passes change these fields while they borrow the rest of the replica, so the fields are taken out.
@@ -67,11 +88,19 @@ pub fn train_step(
         Some(plan) => plan,
         None => replica.pipeline.plan(micro_batches.len())?,
     };
+    let (passed, segment) = match graph {
+        Some(StepPasses { batches, segment, .. }) => (&batches[..], Some(segment)),
+        None => (micro_batches, None),
+    };
+    let micro_batches = (micro_batches, passed);
     let outcome =
         Step::begin(strategy, replica, micro_batches, &mut units, &mut partial_sums, track)
             .and_then(|mut step| {
-                executor::run(&mut step, &plan, &mut executed)?;
-                step.finish()
+                let passed = match segment {
+                    Some(segment) => step.pass_as_graph(segment, &plan, &mut executed)?,
+                    None => step.pass_all(&plan, &mut executed)?,
+                };
+                step.finish(passed)
             });
     replica.units = units;
     replica.executed = executed;
@@ -85,11 +114,22 @@ pub fn train_step(
     Ok(loss)
 }
 
+/// What the passes of a step leave.
+#[derive(Clone, Debug)]
+pub(crate) struct Passed {
+    /// The parameters that the passes have not used.
+    left_out: LeftOut,
+    /// The gradients of which the strategy was not told yet, in the order in which they became final.
+    later: Vec<ParamId>,
+}
+
 /// A training step in progress.
 pub(crate) struct Step<'a> {
     strategy: &'a mut dyn Strategy,
     replica: &'a Replica,
     micro_batches: &'a [MicroBatch],
+    /// The same samples where the passes take them from: at places that stay, if the passes are a graph.
+    passed: &'a [MicroBatch],
     units: &'a mut OpenUnits,
     partial_sums: &'a mut PartialSums,
     track: &'a mut SpanTrack,
@@ -105,18 +145,20 @@ pub(crate) struct Step<'a> {
     leaves_out: bool,
     /// The all-reduce of the sums of the loss, once it has started.
     pending: Option<Option<Work>>,
+    /// The gradients that are final, if the passes are a graph: nothing communicates before their end.
+    later: Option<Vec<ParamId>>,
 }
 
 impl<'a> Step<'a> {
     fn begin(
         strategy: &'a mut dyn Strategy,
         replica: &'a Replica,
-        micro_batches: &'a [MicroBatch],
+        (micro_batches, passed): (&'a [MicroBatch], &'a [MicroBatch]),
         units: &'a mut OpenUnits,
         partial_sums: &'a mut PartialSums,
         track: &'a mut SpanTrack,
     ) -> Result<Self> {
-        let Replica { options, own_sums, .. } = replica;
+        let Replica { options, .. } = replica;
         if let Some(most) = strategy.max_micro_batches().filter(|most| micro_batches.len() > *most)
         {
             return Err(StrategyError::Setting(format!(
@@ -129,15 +171,13 @@ impl<'a> Step<'a> {
         if options.broadcast_buffers && is_shared {
             replica.broadcast_buffers(0, track)?;
         }
-        own_sums.fill_zero()?;
-        partial_sums.begin_step(micro_batches.len());
-        units.begin_step(micro_batches.len(), strategy.reduces_every_pass() || !options.no_sync);
         let count = Count::begin(replica, micro_batches, is_shared)?;
         let (num_losses, backward, leaves_out, pending) = (0, (None, 0), true, None);
-        let mut step = Self {
+        Ok(Self {
             strategy,
             replica,
             micro_batches,
+            passed,
             units,
             partial_sums,
             track,
@@ -147,18 +187,53 @@ impl<'a> Step<'a> {
             backward,
             leaves_out,
             pending,
-        };
-        step.pass(None, |cx| cx.open_roots())?;
-        if !replica.pipeline.has_last_stage() {
+            later: None,
+        })
+    }
+
+    /// All passes of the step.
+    fn pass_all(&mut self, plan: &Plan, executed: &mut Executed) -> Result<Passed> {
+        let Replica { options, own_sums, pipeline, .. } = self.replica;
+        let num_passes = self.micro_batches.len();
+        own_sums.fill_zero()?;
+        self.partial_sums.begin_step(num_passes);
+        let reduces_each = self.strategy.reduces_every_pass() || !options.no_sync;
+        self.units.begin_step(num_passes, reduces_each);
+        self.pass(None, |cx| cx.open_roots())?;
+        if !pipeline.has_last_stage() {
             // It takes part in the sum with zeros. If it did so at the end, all ranks would wait for it there.
-            step.send_sums()?;
+            self.send_sums()?;
         }
-        Ok(step)
+        executor::run(self, plan, executed)?;
+        // A step may be without micro-batches.
+        if self.pending.is_none() && self.later.is_none() {
+            self.send_sums()?;
+        }
+        let left_out = self.end_backward(true)?;
+        self.pass(None, |cx| cx.close_roots())?;
+        Ok(Passed { left_out, later: self.later.take().unwrap_or_default() })
+    }
+
+    /// The same as a graph, or told for one. Its parts have no times of their own.
+    fn pass_as_graph(
+        &mut self,
+        segment: &mut Segment<Passed>,
+        plan: &Plan,
+        executed: &mut Executed,
+    ) -> Result<Passed> {
+        let start_ns = self.track.begin(span::BACKWARD);
+        let passed = segment.run(|| {
+            self.later = Some(Vec::new());
+            self.pass_all(plan, executed)
+        })?;
+        self.track.end(span::BACKWARD, start_ns);
+        self.replica.compute.allocator.end_phase(span::BACKWARD);
+        Ok(passed)
     }
 
     /// This rank's shares of the micro-batches.
     pub(crate) fn micro_batches(&self) -> &'a [MicroBatch] {
-        self.micro_batches
+        self.passed
     }
 
     /// The replica that is trained.
@@ -203,7 +278,7 @@ impl<'a> Step<'a> {
             })?;
             drop(output);
             step.num_losses += 1;
-            if step.num_losses == step.micro_batches.len() {
+            if step.num_losses == step.micro_batches.len() && step.later.is_none() {
                 step.send_sums()?;
             }
             Ok(d_output)
@@ -326,6 +401,7 @@ impl<'a> Step<'a> {
             is_shared: self.is_shared,
             is_last,
             leaves_out: &mut self.leaves_out,
+            later: self.later.as_mut(),
         };
         let left_out = hooks.finish_left_out(&self.units.readiness)?;
         self.leaves_out = true;
@@ -347,10 +423,11 @@ impl<'a> Step<'a> {
             is_shared: self.is_shared,
             is_last: self.backward.1 == self.micro_batches.len(),
             leaves_out: &mut self.leaves_out,
+            later: self.later.as_mut(),
         };
         let mut cx = Context::resumed(compute, storage, &mut *self.units, &mut hooks);
         if let Some(at) = at {
-            cx = cx.with_batch(&self.micro_batches[at].batch);
+            cx = cx.with_batch(&self.passed[at].batch);
         }
         Ok(run(&mut cx)?)
     }
@@ -361,6 +438,9 @@ impl<'a> Step<'a> {
         name: &'static str,
         run: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
+        if self.later.is_some() {
+            return run(self);
+        }
         let start_ns = self.track.begin(name);
         let outcome = run(self)?;
         self.track.end(name, start_ns);
@@ -400,15 +480,16 @@ impl<'a> Step<'a> {
     }
 
     /// Ends the step. Returns the loss, the parameters that were left out, and the number of this rank's samples.
-    fn finish(mut self) -> Result<(StepLoss, LeftOut, usize)> {
-        // A step may be without micro-batches.
+    fn finish(mut self, Passed { left_out, later }: Passed) -> Result<(StepLoss, LeftOut, usize)> {
         if self.pending.is_none() {
             self.send_sums()?;
         }
         let count = self.count_of_all()?;
+        for id in later {
+            self.track.mark(span::GRADIENT_READY, id.0);
+            self.strategy.gradient_ready(self.replica, self.track, id)?;
+        }
         let Self { replica, is_shared, .. } = self;
-        let left_out = self.end_backward(true)?;
-        self.pass(None, |cx| cx.close_roots())?;
         self.finish_gradients()?;
         if !replica.options.no_sync {
             let add =

@@ -210,6 +210,13 @@ pub trait Strategy: Send {
         false
     }
 
+    /// Whether opening and closing units neither communicates nor waits, so that the passes of a step can be launched as a graph
+    /// ([`ReplicaOptions::as_graph`](crate::ReplicaOptions::as_graph)). Then this rank's gradients are announced behind the passes,
+    /// and not while they run.
+    fn passes_are_local(&self) -> bool {
+        true
+    }
+
     /// The most micro-batches that a step may have, if there is a limit.
     fn max_micro_batches(&self) -> Option<usize> {
         None

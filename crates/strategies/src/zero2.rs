@@ -126,6 +126,10 @@ impl Strategy for Zero2 {
         Some(self.options.max_micro_batches)
     }
 
+    fn passes_are_local(&self) -> bool {
+        false
+    }
+
     fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         self.reductions().finish(replica, track)
     }

@@ -155,6 +155,10 @@ impl Strategy for Zero3 {
         Some(self.options.max_micro_batches)
     }
 
+    fn passes_are_local(&self) -> bool {
+        false
+    }
+
     fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         self.running().reductions.finish(replica, track)
     }

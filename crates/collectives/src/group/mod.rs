@@ -155,6 +155,11 @@ impl Group {
         self.0.core.nccl.get().zip(home).is_some_and(|(nccl, home)| nccl.reaches(home))
     }
 
+    /// For how long a rank waits for others.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.0.options.timeout
+    }
+
     pub(crate) fn set_nccl(&self, nccl: Nccl) {
         // What was set before stays.
         let _ = self.0.core.nccl.set(nccl);

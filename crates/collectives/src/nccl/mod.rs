@@ -102,7 +102,8 @@ impl Group {
     /// same by themselves. A second call changes nothing.
     ///
     /// Errors if the memory is not a card's, if NCCL is missing, if ranks share a card, or if they have different versions of
-    /// NCCL. Then every rank gets the error, and the group goes on through the host.
+    /// NCCL. Then every rank gets the error, and the group goes on through the host. Errors too if NCCL has not connected the cards
+    /// within the group's timeout.
     pub fn use_nccl(&self, memory: &Allocator, order: NcclOrder) -> Result<(), CollectiveError> {
         if self.nccl_order().is_some() {
             return Ok(());
@@ -126,7 +127,8 @@ impl Group {
         let id: Result<Vec<u8>, String> = self.broadcast_object(id.as_ref(), 0)?;
         let id = id.map_err(|reason| self.no_nccl(reason))?;
         let id = UniqueId::of(id.try_into().map_err(|_| self.no_nccl("a name of no length"))?);
-        let nccl = Nccl::join(memory, id, self.rank(), self.world_size(), order);
+        let (place, limit) = ((self.rank(), self.world_size()), self.timeout());
+        let nccl = Nccl::join(memory, id, place, limit, order);
         self.set_nccl(nccl.map_err(|reason| self.no_nccl(reason))?);
         Ok(())
     }
@@ -190,15 +192,15 @@ impl Nccl {
     fn join(
         memory: &Allocator,
         id: UniqueId,
-        rank: usize,
-        world: usize,
+        place: (usize, usize),
+        limit: Duration,
         order: NcclOrder,
     ) -> Result<Self, String> {
         let home = memory.home().ok_or("its memory is not that of a card")?;
         let stream = home.accelerator().stream("nccl").map_err(|error| error.to_string())?;
         let card = home.accelerator().card().ok_or("its memory is not that of a card")?;
         let communicator =
-            Communicator::join(card, id, rank, world).map_err(|error| error.to_string())?;
+            Communicator::join(card, id, place, limit).map_err(|error| error.to_string())?;
         let (memory, scratch) = (memory.clone(), Mutex::default());
         Ok(Self { communicator, stream, memory, scratch, order })
     }

@@ -8,7 +8,7 @@ fn guard(body: impl FnOnce() -> Result<(), Status>) -> u32 {
     stop_panics(Status::UNKNOWN.0, body)
 }
 
-fn counts(driver: &Driver) -> [u64; 12] {
+fn counts(driver: &Driver) -> [u64; 13] {
     let counts = driver.counts;
     let memory = || driver.cards.iter().map(|card| &card.memory);
     let variables: usize = driver.modules.values().map(|module| module.variables.len()).sum();
@@ -23,9 +23,10 @@ fn counts(driver: &Driver) -> [u64; 12] {
         driver.graphs.len(),
         driver.executables.len(),
     ];
-    let mut all = [0; 12];
+    let mut all = [0; 13];
     all[..4].copy_from_slice(&[counts.instructions, counts.launches, counts.tasks, counts.copies]);
-    all[4..].copy_from_slice(&live.map(|count| count as u64));
+    all[4..12].copy_from_slice(&live.map(|count| count as u64));
+    all[12] = counts.told;
     all
 }
 
@@ -37,9 +38,9 @@ fn paceline_emulated_fault(text: Out<u8>, len: usize) {
     write_text(text, len, fault.map_or(&driver.refusal, |fault| &fault.message));
     Ok(())
 }
-/// Writes `len` numbers of these 12: PTX instructions, kernels, products and collectives, copies and fills; then what
+/// Writes `len` numbers of these 13: PTX instructions, kernels, products and collectives, copies and fills; then what
 /// is alive: allocations, their bytes (with variables of modules), pinned ranges, streams, events, modules, graphs, and
-/// graphs that can be launched.
+/// graphs that can be launched; and how often a kernel, a product or a graph was put into a stream.
 fn paceline_emulated_counts(numbers: Out<u64>, len: usize) {
     let all = counts(&lock());
     numbers.set_all(&all[..len.min(all.len())]);

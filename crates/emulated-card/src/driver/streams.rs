@@ -79,6 +79,8 @@ impl Driver {
             capture.push(stream, work);
             return Ok(());
         }
+        self.counts.told +=
+            u64::from(matches!(work, Work::Kernel(_) | Work::Task(_) | Work::Graph(_)));
         // Stream 0 waits for every blocking stream, and they wait for it.
         let null = Self::is_null_stream(stream);
         let blocking = queue.blocking;

@@ -126,6 +126,8 @@ pub struct Counts {
     pub tasks: u64,
     /// Copies and fills.
     pub copies: u64,
+    /// How often the program has put a kernel, a product or a graph into a stream.
+    pub told: u64,
 }
 
 /// What work runs on.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use crate::boundary::{Out, Outcome, StaticText, Status, export, stop_panics};
+use crate::boundary::{In, Out, Outcome, StaticText, Status, export, stop_panics};
 use crate::driver::{current_card, refuse, submit};
 
 use super::collective::{Call, Group, Kind};
@@ -20,10 +20,25 @@ const CUDA_ERROR: Status = Status(1);
 #[derive(Clone, Copy)]
 pub struct UniqueId([u8; 128]);
 
+/// `ncclConfig_t`, as far as it counts here.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: i32,
+}
+
+/// `NCCL_API_MAGIC`
+const MAGIC: u32 = 0xcafe_beef;
+
 /// All communicators of the process. Handles are never used again.
 #[derive(Default)]
 struct Communicators {
     known: HashMap<usize, Arc<Communicator>>,
+    /// The calls of those that do not block, which come into their streams when somebody asks.
+    in_progress: Vec<(usize, Vec<Call>)>,
     last: usize,
 }
 
@@ -75,6 +90,9 @@ fn issue(
     if communicator.is_aborted() {
         return Err(refuse(INVALID_USAGE, "the communicator was aborted"));
     }
+    if !communicator.blocks && is_in_progress(&communicator)? {
+        return Err(refuse(INVALID_USAGE, "the communicator is in progress with an earlier call"));
+    }
     let element = Element::new(element)?;
     let call = Call { communicator, kind, send, receive, count, element };
     let in_group = GROUP.with_borrow_mut(|group| {
@@ -86,8 +104,67 @@ fn issue(
     if in_group { Ok(()) } else { run(stream, vec![call]) }
 }
 
+/// Puts calls into a stream: now, or when somebody asks for a communicator that does not block.
 fn run(stream: usize, calls: Vec<Call>) -> Outcome {
+    if calls.iter().any(|call| !call.communicator.blocks) {
+        communicators().in_progress.push((stream, calls));
+        return Err(IN_PROGRESS);
+    }
     submit(stream, Arc::new(Group::new(calls))).map_err(|_| CUDA_ERROR)
+}
+
+/// Whether calls are those of a communicator.
+fn are_of(calls: &[Call], communicator: &Arc<Communicator>) -> bool {
+    calls.iter().any(|call| Arc::ptr_eq(&call.communicator, communicator))
+}
+
+/// Whether a communicator that does not block waits for other ranks, or has calls that are in no stream yet.
+fn is_in_progress(communicator: &Arc<Communicator>) -> Result<bool, Status> {
+    let calls = &communicators().in_progress;
+    Ok(calls.iter().any(|(_, calls)| are_of(calls, communicator)) || !communicator.has_met()?)
+}
+
+/// Lets a communicator that does not block go on. Returns whether it is in progress still.
+fn go_on(communicator: &Arc<Communicator>) -> Result<bool, Status> {
+    if !communicator.has_met()? {
+        return Ok(true);
+    }
+    let is_own = |(_, calls): &mut (usize, Vec<Call>)| are_of(calls, communicator);
+    let own: Vec<_> = communicators().in_progress.extract_if(.., is_own).collect();
+    for (stream, calls) in own {
+        submit(stream, Arc::new(Group::new(calls))).map_err(|_| CUDA_ERROR)?;
+    }
+    Ok(false)
+}
+
+/// Enters a communicator. If it blocks, waits for the other ranks; in a group, its end waits.
+fn init(communicator: Out<usize>, size: i32, id: UniqueId, rank: i32, blocks: bool) -> Outcome {
+    let card = current_card().map_err(|_| CUDA_ERROR)?;
+    if size < 1 || rank < 0 || rank >= size || communicator.is_null() {
+        return Err(refuse(INVALID_ARGUMENT, format!("rank {rank} of {size}")));
+    }
+    let end = id.0.iter().position(|byte| *byte == 0).unwrap_or(128);
+    let name = String::from_utf8_lossy(&id.0[..end]).into_owned();
+    if !is_name(&name) {
+        return Err(refuse(INVALID_ARGUMENT, "an id that ncclGetUniqueId did not give"));
+    }
+    let entered = Communicator::enter(&name, rank as usize, size as usize, card, blocks)?;
+    let entered = Arc::new(entered);
+    let in_group = GROUP.with_borrow_mut(|group| {
+        if group.depth > 0 && blocks {
+            group.entered.push(entered.clone());
+        }
+        group.depth > 0
+    });
+    if !in_group && blocks {
+        entered.meet()?;
+    }
+    let mut communicators = communicators();
+    communicators.last += 16;
+    let handle = 0x2c_0000 + communicators.last;
+    communicators.known.insert(handle, entered);
+    communicator.set(handle);
+    if blocks { Ok(()) } else { Err(IN_PROGRESS) }
 }
 
 fn peer(rank: i32) -> Result<usize, Status> {
@@ -130,44 +207,35 @@ fn ncclGetUniqueId(id: Out<UniqueId>) {
 }
 /// Enters a communicator and waits for the other ranks; in a group, its end waits.
 fn ncclCommInitRank(communicator: Out<usize>, size: i32, id: UniqueId, rank: i32) {
-    let card = current_card().map_err(|_| CUDA_ERROR)?;
-    if size < 1 || rank < 0 || rank >= size || communicator.is_null() {
-        return Err(refuse(INVALID_ARGUMENT, format!("rank {rank} of {size}")));
-    }
-    let end = id.0.iter().position(|byte| *byte == 0).unwrap_or(128);
-    let name = String::from_utf8_lossy(&id.0[..end]).into_owned();
-    if !is_name(&name) {
-        return Err(refuse(INVALID_ARGUMENT, "an id that ncclGetUniqueId did not give"));
-    }
-    let entered = Arc::new(Communicator::enter(&name, rank as usize, size as usize, card)?);
-    let in_group = GROUP.with_borrow_mut(|group| {
-        if group.depth > 0 {
-            group.entered.push(entered.clone());
-        }
-        group.depth > 0
-    });
-    if !in_group {
-        entered.meet()?;
-    }
-    let mut communicators = communicators();
-    communicators.last += 16;
-    let handle = 0x2c_0000 + communicators.last;
-    communicators.known.insert(handle, entered);
-    communicator.set(handle);
-    Ok(())
+    init(communicator, size, id, rank, true)
+}
+/// The same, without waiting if the configuration says so.
+fn ncclCommInitRankConfig(communicator: Out<usize>, size: i32, id: UniqueId, rank: i32, config: In<Config>) {
+    let config = config.get().filter(|of| of.magic == MAGIC && of.size >= size_of::<Config>());
+    let config = config.ok_or_else(|| refuse(INVALID_ARGUMENT, "not an ncclConfig_t"))?;
+    init(communicator, size, id, rank, config.version < 21_400 || config.blocking != 0)
 }
 /// Leaves a communicator.
 fn ncclCommDestroy(communicator: usize) { remove(communicator).map(|communicator| communicator.leave()) }
 /// Leaves a communicator and ends its waiting work.
 fn ncclCommAbort(communicator: usize) {
     let communicator = remove(communicator)?;
+    let is_own = |(_, calls): &mut (usize, Vec<Call>)| are_of(calls, &communicator);
+    communicators().in_progress.retain_mut(|calls| !is_own(calls));
     communicator.abort();
     communicator.leave();
     Ok(())
 }
 /// The error that happened while work ran.
 fn ncclCommGetAsyncError(communicator: usize, result: Out<u32>) {
-    let error = find(communicator)?.error();
+    let communicator = find(communicator)?;
+    let mut error = communicator.error();
+    if error == 0 && !communicator.blocks {
+        error = match go_on(&communicator) {
+            Ok(is_in_progress) => if is_in_progress { IN_PROGRESS.0 } else { 0 },
+            Err(Status(status)) => status,
+        };
+    }
     if result.set(error) { Ok(()) } else { Err(INVALID_ARGUMENT) }
 }
 /// The number of ranks.
@@ -195,7 +263,12 @@ fn ncclGroupEnd() {
     for communicator in &group.entered {
         communicator.meet()?;
     }
-    group.calls.into_iter().try_for_each(|(stream, calls)| run(stream, calls))
+    let ended = group.calls.into_iter().map(|(stream, calls)| run(stream, calls));
+    // All of them are told, also if they are in progress then.
+    ended.fold(Ok(()), |all, one| match all {
+        Ok(()) | Err(IN_PROGRESS) => one.and(all),
+        failed => failed,
+    })
 }
 /// Every rank gets the reduction of all.
 fn ncclAllReduce(send: u64, receive: u64, count: usize, element: u32, op: u32, comm: usize, stream: usize) {

@@ -21,6 +21,8 @@ pub const INTERNAL_ERROR: Status = Status(3);
 pub const INVALID_ARGUMENT: Status = Status(4);
 /// `ncclInvalidUsage`
 pub const INVALID_USAGE: Status = Status(5);
+/// `ncclInProgress`
+pub const IN_PROGRESS: Status = Status(7);
 
 /// How long ranks wait for each other when a communicator begins.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -46,6 +48,9 @@ pub struct Communicator {
     pub rank: usize,
     /// The number of ranks.
     pub size: usize,
+    /// Whether calls wait for other ranks. If not, they are in progress until somebody asks how far they are.
+    pub blocks: bool,
+    met: AtomicBool,
     aborted: AtomicBool,
     left: AtomicBool,
     error: AtomicU32,
@@ -55,36 +60,45 @@ pub struct Communicator {
 
 impl Communicator {
     /// Enters the group. The card's number and the process say which card this rank uses.
-    pub fn enter(id: &str, rank: usize, size: usize, card: usize) -> Result<Self, Status> {
+    pub fn enter(
+        id: &str,
+        rank: usize,
+        size: usize,
+        card: usize,
+        blocks: bool,
+    ) -> Result<Self, Status> {
         let folder = root().join(id);
         let entry = format!("{} {size} {} {card}", version(), std::process::id());
         let system =
             |error: io::Error| refuse(SYSTEM_ERROR, format!("{}: {error}", folder.display()));
         fs::create_dir_all(&folder).map_err(system)?;
         write(&folder, &format!("rank-{rank}"), entry.as_bytes()).map_err(system)?;
-        let (aborted, left) = (AtomicBool::new(false), AtomicBool::new(false));
-        let error = AtomicU32::new(0);
-        let numbers = Mutex::default();
-        Ok(Self { folder, rank, size, aborted, left, error, numbers })
+        let [met, aborted, left] = [(); 3].map(|()| AtomicBool::new(false));
+        let (error, numbers) = (AtomicU32::new(0), Mutex::default());
+        Ok(Self { folder, rank, size, blocks, met, aborted, left, error, numbers })
     }
 
     /// Waits until all ranks have entered, and compares what they say.
     pub fn meet(&self) -> Result<(), Status> {
         let begin = Instant::now();
+        while !self.has_met()? {
+            if begin.elapsed() > PATIENCE {
+                return Err(refuse(SYSTEM_ERROR, "not all ranks came"));
+            }
+            thread::sleep(Duration::from_micros(200));
+        }
+        Ok(())
+    }
+
+    /// Whether all ranks have entered. Compares what they say.
+    pub fn has_met(&self) -> Result<bool, Status> {
+        if self.met.load(Ordering::SeqCst) {
+            return Ok(true);
+        }
         let mut cards = HashMap::new();
         for rank in 0..self.size {
             let path = self.folder.join(format!("rank-{rank}"));
-            let entry = loop {
-                match fs::read_to_string(&path) {
-                    Ok(entry) => break entry,
-                    Err(_) if begin.elapsed() < PATIENCE => {
-                        thread::sleep(Duration::from_micros(200));
-                    }
-                    Err(_) => {
-                        return Err(refuse(SYSTEM_ERROR, format!("rank {rank} did not come")));
-                    }
-                }
-            };
+            let Ok(entry) = fs::read_to_string(&path) else { return Ok(false) };
             let fields: Vec<&str> = entry.split(' ').collect();
             let [other, size, process, card] = fields[..] else { return Err(INTERNAL_ERROR) };
             if size != self.size.to_string() {
@@ -106,7 +120,8 @@ impl Communicator {
                 return Err(refuse(INVALID_USAGE, why));
             }
         }
-        Ok(())
+        self.met.store(true, Ordering::SeqCst);
+        Ok(true)
     }
 
     /// Writes a message to a rank. Returns what tells whether it was taken.

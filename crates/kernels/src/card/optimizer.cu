@@ -1,4 +1,5 @@
-// Optimizer steps: a thread for each parameter, with the processor's operations in its order.
+// Optimizer steps: a thread for each parameter, with the processor's operations in its order. Those that end with `from` read the
+// numbers of the step from memory, in the same order.
 
 template <typename T>
 __device__ __forceinline__ void sgd(T* p, const T* g, T* v, T factor, T lr, T momentum, T weight_decay, u64 n) {
@@ -29,10 +30,16 @@ __device__ __forceinline__ void adamw(
     extern "C" __global__ void sgd_##T(T* p, const T* g, T* v, T factor, T lr, T momentum, T weight_decay, u64 n) {      \
         sgd(p, g, v, factor, lr, momentum, weight_decay, n);                                                             \
     }                                                                                                                   \
+    extern "C" __global__ void sgd_from_##T(T* p, const T* g, T* v, const T* of, u64 n) {                                \
+        sgd(p, g, v, of[0], of[1], of[2], of[3], n);                                                                     \
+    }                                                                                                                   \
     extern "C" __global__ void adamw_##T(                                                                               \
         T* p, const T* g, T* m, T* v, T factor, T beta1, T rest1, T beta2, T rest2, T eps, T shrink, T rate, T root,     \
         u64 n) {                                                                                                        \
         adamw(p, g, m, v, factor, beta1, rest1, beta2, rest2, eps, shrink, rate, root, n);                               \
+    }                                                                                                                   \
+    extern "C" __global__ void adamw_from_##T(T* p, const T* g, T* m, T* v, const T* of, u64 n) {                        \
+        adamw(p, g, m, v, of[0], of[1], of[2], of[3], of[4], of[5], of[6], of[7], of[8], n);                             \
     }
 FOR_REAL(f32)
 FOR_REAL(f64)

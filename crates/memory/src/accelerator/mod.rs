@@ -16,31 +16,39 @@
 //! | [`timed`] | work on threads |
 //! | [`late`] | work in a drawn order |
 //! | [`card`] | work on a card |
+//! | [`graph`] | work of a card that is told once and launched again |
+//! | [`what`] | kinds of work |
 //! | [`times`] | when work was done, for each moment of the host |
 //!
 //! This module does not know what kernels compute.
 
 mod card;
+mod graph;
 mod late;
 mod timed;
 mod times;
+mod what;
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use paceline_trace::{self as trace, Place, Shapes, Span, Track, now_ns};
+use paceline_trace::{Place, Shapes, Span, Track, now_ns};
 
 use crate::event::{Event, EventState, Waiter};
 use crate::stream::Stream;
 use crate::{Access, Allocator, Device, MemoryError, Tensor};
 pub(crate) use card::Point;
 use card::Queued;
+use graph::Capture;
+pub use graph::{Arena, Segment};
+pub(crate) use graph::{Noted, Use};
 use late::Late;
 use timed::{CopyEngines, Thread};
 pub use times::DoneTimes;
 use times::Log;
+use what::{Copy, What};
 
 /// What an emulated device is like.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -140,6 +148,8 @@ struct QueueState {
     freed: Vec<(Address, usize)>,
     /// What the host has put into the stream, while times are asked for.
     log: Option<Log>,
+    /// What has been captured, while work is noted and does not run.
+    capture: Option<Capture>,
 }
 
 /// What work does. An error is told to whoever synchronizes next.
@@ -157,53 +167,6 @@ struct Task {
     signal: crate::event::Signal,
     /// When the host put it into the stream, and where a trace of it goes.
     traced: Option<(Span, Arc<Track>)>,
-}
-
-/// What a piece of work is, for its time and for traces.
-#[derive(Clone, Copy, Debug)]
-enum What {
-    Kernel {
-        name: &'static str,
-        shapes: Shapes,
-    },
-    Copy(Copy),
-    /// Freed memory is overwritten.
-    Poison,
-}
-
-/// A copy from one place to another.
-#[derive(Clone, Copy, Debug)]
-struct Copy {
-    places: (Place, Place),
-    bytes: usize,
-}
-
-impl Copy {
-    fn to_device(self) -> bool {
-        self.places.1 == Place::Device
-    }
-
-    /// Whether one side is memory of the host.
-    fn uses_bus(&self) -> bool {
-        self.places != (Place::Device, Place::Device)
-    }
-
-    fn is_pageable(&self) -> bool {
-        self.places.0 == Place::Pageable || self.places.1 == Place::Pageable
-    }
-}
-
-impl What {
-    /// The same for traces.
-    fn event(self, launched: Span, span: Span) -> Option<trace::Event> {
-        Some(match self {
-            What::Kernel { name, shapes } => trace::Event::Kernel { name, launched, span, shapes },
-            What::Copy(Copy { places, bytes }) => {
-                trace::Event::Copy { launched, span, bytes: bytes as u64, places }
-            }
-            What::Poison => return None,
-        })
-    }
 }
 
 impl Accelerator {
@@ -497,6 +460,7 @@ impl DeviceStream {
 
     /// Blocks until all work of this stream is done. Errors with what work of the device has said that failed.
     pub fn synchronize(&self) -> Result<(), MemoryError> {
+        self.refuse_in_capture("the host waits for its stream")?;
         self.record().wait();
         self.0.accelerator.check()
     }
@@ -514,14 +478,18 @@ impl DeviceStream {
         self.0.accelerator.check()?;
         let (started, started_ns) = (std::time::Instant::now(), now_ns());
         let mut state = lock(&self.0.state);
-        while state.preparing.is_some() {
+        while state.preparing.is_some() || state.is_captured_elsewhere() {
             state = self.0.is_free.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let captured = state.capture.as_ref().map(Capture::noted);
+        if captured.is_some() {
+            graph::check(what, &state.waits)?;
         }
         state.preparing = Some(std::thread::current().id());
         let waiter = match &self.0.runs {
             Runs::Thread(_) => Waiter::Sleeps,
             Runs::Late => Waiter::Runs(self.0.accelerator.clone()),
-            Runs::Card(_) => Waiter::Asks(OnceLock::new()),
+            Runs::Card(_) => Waiter::Asks { point: OnceLock::new(), captured },
         };
         let (event, signal) = self.0.stream.submit_on(waiter);
         drop(state);
@@ -534,6 +502,7 @@ impl DeviceStream {
         let mut state = lock(&self.0.state);
         state.preparing = None;
         let outcome = match prepared {
+            Ok(body) if state.capture.is_some() => state.capture(body, event, signal),
             Ok(body) => {
                 let before = state.last.replace(event.clone());
                 let waits = std::mem::take(&mut state.waits);

@@ -112,6 +112,9 @@ pub struct RunFlags {
     /// Let a card multiply in f32 on its tensor cores, which round the factors to TF32
     #[arg(long, help_heading = "Ranks")]
     pub tf32: bool,
+    /// Launch the passes of a step as one graph of a card, and the optimizer's work as another
+    #[arg(long, help_heading = "Ranks")]
+    pub cuda_graph: bool,
     /// How the ranks talk to each other.
     #[command(flatten)]
     pub comm: CommArgs,

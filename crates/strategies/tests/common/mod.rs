@@ -360,15 +360,29 @@ impl Trainer {
         model: Model,
         net: Net,
         mesh: Mesh,
-        mut strategy: Box<dyn Strategy>,
+        strategy: Box<dyn Strategy>,
         optim: Optim,
     ) -> Self {
-        let compute = Compute::new(1, memory.clone()).unwrap();
+        let ranks = (memory, mesh);
+        Self::with_options(ranks, model, net, strategy, optim, ReplicaOptions::default()).unwrap()
+    }
+
+    /// The same with these options, but for the precision, which is that of the network.
+    #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
+    pub fn with_options(
+        (memory, mesh): (&Allocator, Mesh),
+        model: Model,
+        net: Net,
+        mut strategy: Box<dyn Strategy>,
+        optim: Optim,
+        options: ReplicaOptions,
+    ) -> Result<Self> {
+        let compute = Compute::new(1, memory.clone())?;
         // The seeds differ, and only rank 0's seed may have an effect.
         let seed = 1 + mesh.world().rank() as u64;
-        let options = ReplicaOptions { precision: net.precision(), ..Default::default() };
-        let replica = Replica::new(strategy.as_mut(), model, compute, mesh, seed, options);
-        Self::of_replica(net, replica.unwrap(), strategy, optim)
+        let options = ReplicaOptions { precision: net.precision(), ..options };
+        let replica = Replica::new(strategy.as_mut(), model, compute, mesh, seed, options)?;
+        Ok(Self::of_replica(net, replica, strategy, optim))
     }
 
     /// One rank of a pipeline.

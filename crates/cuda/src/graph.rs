@@ -1,0 +1,78 @@
+//! Graphs: the work of a stream, told once and launched many times.
+//!
+//! While a stream is captured, what is put into it does not run: the driver notes it with its arguments. A graph has all of it, and
+//! a launch of the graph is one piece of work. The driver refuses what a graph cannot have: memory that is asked for, waits of the
+//! host, and events from outside. Addresses are noted as they are, so who launches a graph says that its memory is still there.
+
+use std::fmt;
+
+use crate::driver::Handle;
+use crate::{Card, Result, Stream};
+
+/// Other threads may ask the driver for memory and events while this one captures.
+const THREAD_LOCAL: u32 = 1;
+
+/// Captured work that can be launched.
+pub struct Graph {
+    card: Card,
+    executable: Handle,
+}
+
+// SAFETY: a graph may be used from any thread that has made its context current.
+unsafe impl Send for Graph {}
+// SAFETY: as for `Send`; nothing changes it, and launches of it are put into streams one after the other.
+unsafe impl Sync for Graph {}
+
+impl Stream {
+    /// Begins to capture: from now on, the work of this stream is noted and does not run. The thread that begins also ends.
+    pub fn begin_capture(&self) -> Result<()> {
+        let driver = self.card().current()?;
+        // SAFETY: the handle is alive.
+        let status = unsafe { (driver.cuStreamBeginCapture_v2)(self.handle(), THREAD_LOCAL) };
+        driver.check("cuStreamBeginCapture", status)
+    }
+
+    /// Ends the capture. Errors if something was refused meanwhile; then what was noted is forgotten.
+    pub fn end_capture(&self) -> Result<Graph> {
+        let driver = self.card().current()?;
+        let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the handle is alive, and the address is that of a handle.
+        let status = unsafe { (driver.cuStreamEndCapture)(self.handle(), &mut graph) };
+        driver.check("cuStreamEndCapture", status)?;
+        // SAFETY: the graph has just been made, and nothing but its executable form is used behind its end.
+        let status = unsafe {
+            let status = (driver.cuGraphInstantiateWithFlags)(&mut executable, graph, 0);
+            let _ = (driver.cuGraphDestroy)(graph);
+            status
+        };
+        driver.check("cuGraphInstantiate", status)?;
+        Ok(Graph { card: self.card().clone(), executable })
+    }
+
+    /// Launches all work of a graph.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Stream::launch`], for each kernel, product, copy and fill that was captured.
+    pub unsafe fn replay(&self, graph: &Graph) -> Result<()> {
+        let driver = self.card().current()?;
+        // SAFETY: both handles are alive; the caller's for the memory.
+        let status = unsafe { (driver.cuGraphLaunch)(graph.executable, self.handle()) };
+        driver.check("cuGraphLaunch", status)
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if let Ok(driver) = self.card.current() {
+            // SAFETY: this was the last handle. The driver keeps a graph until its launches are done.
+            let _ = unsafe { (driver.cuGraphExecDestroy)(self.executable) };
+        }
+    }
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Graph({:?})", self.card)
+    }
+}

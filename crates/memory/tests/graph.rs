@@ -1,0 +1,170 @@
+//! Work of a card, which may be emulated, that is told once and launched again. Without a card each test says so and passes,
+//! unless `PACELINE_CARD=1`.
+
+use paceline_cuda::Card;
+use paceline_emulated_card::for_tests::is_ready;
+use paceline_memory::{
+    Accelerator, Allocator, Arena, Category, DType, DeviceStream, MemoryError, Segment, Tensor,
+};
+
+/// A stream of a card, if there is one, and memory of it.
+fn start() -> Option<(DeviceStream, Allocator)> {
+    let card = is_ready().then(|| Card::open(0).unwrap())?;
+    let stream = Accelerator::cuda(card).stream("compute").unwrap();
+    let memory = Allocator::on(&stream);
+    Some((stream, memory))
+}
+
+fn tensor(allocator: &Allocator, len: usize) -> Tensor {
+    allocator.tensor(DType::F32, [len], Category::Data).unwrap()
+}
+
+fn write(tensor: &Tensor, value: f32) {
+    tensor.overwrite::<f32, _>(|to| to.fill(value)).unwrap();
+}
+
+fn values(tensor: &Tensor) -> Vec<f32> {
+    tensor.to_host().unwrap().read::<f32>().unwrap().to_vec()
+}
+
+/// `y = x`, by way of memory that is taken and given back.
+fn copy_by_another(memory: &Allocator, x: &Tensor, y: &Tensor) -> Result<(), MemoryError> {
+    let between = memory.tensor(DType::F32, x.shape(), Category::Activations)?;
+    between.copy_from(x)?;
+    y.copy_from(&between)
+}
+
+#[test]
+fn work_that_is_launched_again_reads_what_is_there_now() {
+    let Some((stream, memory)) = start() else { return };
+    let (x, y) = (tensor(&memory, 100), tensor(&memory, 100));
+    let mut segment = Segment::new(&Arena::new(&memory).unwrap());
+    let mut told = 0;
+    for round in 0..6 {
+        write(&x, round as f32);
+        let mut run = || {
+            let told = &mut told;
+            segment.run(|| {
+                *told += 1;
+                copy_by_another(&memory, &x, &y).map(|()| round)
+            })
+        };
+        // From the third time on, nothing is told, and what is returned is that of the third time.
+        assert_eq!(run().unwrap(), round.min(2));
+        assert_eq!(values(&y), [round as f32; 100]);
+        if round > 2 {
+            // Others do not get the memory between the two copies.
+            let others = [(); 3].map(|()| tensor(&memory, 100));
+            others.iter().for_each(|other| write(other, -1.0));
+            run().unwrap();
+            assert!(others.iter().all(|other| values(other) == [-1.0; 100]), "round {round}");
+        }
+    }
+    assert_eq!(told, 3);
+    stream.synchronize().unwrap();
+    // The graph holds what it writes to.
+    let bytes = |memory: &Allocator| memory.total().current_bytes;
+    drop((x, y));
+    assert_eq!(bytes(&memory), 800);
+    drop(segment);
+    assert_eq!(bytes(&memory), 0);
+    let before = memory.fresh_blocks();
+    // More than there is without the arena, which has 32 MiB as all other memory.
+    let all: Vec<Tensor> = (0..10).map(|_| tensor(&memory, 1_500_000)).collect();
+    assert_eq!(
+        (all.len(), memory.fresh_blocks()),
+        (10, before),
+        "the arena's memory serves others"
+    );
+}
+
+#[test]
+fn a_launch_states_the_uses_of_its_work() {
+    let Some((stream, memory)) = start() else { return };
+    let copies = stream.accelerator().stream("copy").unwrap();
+    let host = Allocator::pinned(stream.accelerator());
+    let (from, x, y) = (tensor(&host, 8), tensor(&memory, 8), tensor(&memory, 8));
+    write(&x, 1.0);
+    let mut segment = Segment::new(&Arena::new(&memory).unwrap());
+    let mut run = || segment.run(|| copy_by_another(&memory, &x, &y));
+    for _ in 0..4 {
+        run().unwrap();
+    }
+    // What the graph reads is written by others in their turn.
+    let error = copies.copy(&from, &x).unwrap_err();
+    assert!(matches!(error, MemoryError::Unordered { .. }), "{error}");
+    from.write::<f32>().unwrap().fill(2.0);
+    copies.wait(&stream.record());
+    let copied = copies.copy(&from, &x).unwrap();
+    let error = run().unwrap_err();
+    assert!(matches!(error, MemoryError::Unordered { by: Some(_), .. }), "{error}");
+    stream.wait(&copied);
+    run().unwrap();
+    assert_eq!(values(&y), [2.0; 8]);
+    // The same for what it writes.
+    let back = copies.copy(&y, &from);
+    assert!(back.is_ok(), "the host has waited");
+    let error = run().unwrap_err();
+    assert!(matches!(error, MemoryError::Unordered { how: "read", .. }), "{error}");
+    stream.wait(&back.unwrap());
+    run().unwrap();
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn what_a_graph_cannot_have_is_refused_and_the_stream_goes_on() {
+    let Some((stream, memory)) = start() else { return };
+    let (x, y) = (tensor(&memory, 10), tensor(&memory, 10));
+    let other = stream.accelerator().stream("other").unwrap();
+    let host = Allocator::pinned(stream.accelerator());
+    let (from, elsewhere) = (tensor(&host, 10), tensor(&memory, 1));
+    write(&x, 3.0);
+    let arena = Arena::new(&memory).unwrap();
+    let refused = |words: &str, run: &dyn Fn() -> Result<(), MemoryError>| {
+        let mut segment = Segment::new(&arena);
+        // The first times it is no graph.
+        (0..2).for_each(|_| segment.run(|| copy_by_another(&memory, &x, &y)).unwrap());
+        let error = segment.run(run).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+        segment.run(|| copy_by_another(&memory, &x, &y)).unwrap();
+        segment.run(|| Ok::<_, MemoryError>(())).unwrap();
+        assert_eq!(values(&y), [3.0; 10]);
+    };
+    let part = "a part of a graph of a card: ";
+    refused(&format!("{part}a copy from or to memory"), &|| x.to_host().map(drop));
+    refused(&format!("{part}a copy from or to memory"), &|| y.copy_from(&from));
+    refused(&format!("{part}the host waits"), &|| stream.synchronize());
+    refused(&format!("{part}a wait for another stream"), &|| {
+        stream.wait(&other.fill(&elsewhere, 0)?);
+        y.copy_from(&x)
+    });
+    refused("was not captured", &|| {
+        // Whoever waits for captured work instead of launching it does not wait for ever.
+        let state = stream.fill(&y, 0)?.wait();
+        assert_eq!(state, paceline_memory::EventState::Failed);
+        Err(MemoryError::NotCaptured("was not captured".into()))
+    });
+    // More memory than the second time: the driver refuses to give some during a capture.
+    refused("STREAM_CAPTURE_UNSUPPORTED", &|| {
+        let large = memory.tensor(DType::F32, [20 << 20], Category::Activations)?;
+        large.copy_from(&large).or(Ok(()))
+    });
+    refused("another graph", &|| {
+        let mut inner = Segment::new(&arena);
+        (0..3).try_for_each(|_| inner.run(|| copy_by_another(&memory, &x, &y)))
+    });
+    // What is made once stays where others have memory too. What is made again would be overwritten by the next launch.
+    let mut segment = Segment::new(&arena);
+    let mut keeps = || segment.run(|| memory.tensor(DType::F32, [10], Category::Activations));
+    let _once = keeps().unwrap();
+    let error = keeps().unwrap_err().to_string();
+    assert!(error.contains("64 bytes of memory that it leaves in use"), "{error}");
+}
+
+#[test]
+fn only_cards_have_graphs() {
+    for memory in [Allocator::new(), Allocator::meta()] {
+        let error = Arena::new(&memory).unwrap_err();
+        assert!(matches!(error, MemoryError::NotCaptured(_)), "{error}");
+    }
+}

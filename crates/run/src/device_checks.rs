@@ -1,0 +1,117 @@
+//! What a device can do of what a run asks for, checked before a rank starts.
+//!
+//! Takes a configuration. Errors with the flag that does not fit, and what to pass instead.
+
+use paceline_collectives::NcclOrder;
+use paceline_data::BatchShape;
+use paceline_failure::{Failure, Result};
+use paceline_launch::device::Device;
+use paceline_settings::config::TrainConfig;
+use paceline_settings::copies::Copies;
+use paceline_settings::named::PrecisionName;
+use paceline_strategies::{AccumulationOrder, ReplicaOptions};
+
+/// Checks that the device can do what the settings ask for, and that batches are copied to it if they say how.
+pub(crate) fn check(
+    config: &mut TrainConfig,
+    local_ranks: usize,
+    samples: &BatchShape,
+) -> Result<()> {
+    config.device.check(&[config.transport], local_ranks)?;
+    if config.cuda_graph {
+        check_graph(config, samples)?;
+    }
+    if config.tf32 && !matches!(config.device, Device::Cuda(_)) {
+        return usage(
+            "--tf32: the tensor cores of a card have TF32; leave it out, or pass --device cuda"
+                .into(),
+        );
+    }
+    if config.tf32 && config.precision != PrecisionName::F32 {
+        return usage(format!(
+            "--tf32 is about products in f32, and these are in {}; leave one of them out",
+            config.precision.name()
+        ));
+    }
+    if config.comm.nccl_order != NcclOrder::Tree && !matches!(config.device, Device::Cuda(_)) {
+        return usage(format!(
+            "--nccl-order {}: NCCL connects cards; leave it out, or pass --device cuda",
+            config.comm.nccl_order.name()
+        ));
+    }
+    let Copies { pinned, non_blocking, own_stream, of_generated } = config.copies;
+    let switches =
+        [("--pin-memory", pinned), ("--non-blocking", non_blocking), ("--copy-stream", own_stream)];
+    let switch = switches.iter().find(|(_, is_given)| *is_given).map(|(flag, _)| *flag);
+    let of_generated_flag = of_generated.then_some("--generate-on-host");
+    if config.device == Device::Cpu {
+        let Some(flag) = switch.or(of_generated_flag) else { return Ok(()) };
+        return usage(format!(
+            "{flag}: on the processor no batch is copied to a device; leave {flag} out, or pass --device sim"
+        ));
+    }
+    match (config.data.is_synthetic(), switch, of_generated_flag) {
+        (true, Some(flag), None) if config.device.makes_data() => {
+            return usage(format!(
+                "{flag}: synthetic data is made on the device, so no batch is copied; leave {flag} out, or pass \
+                 --generate-on-host too"
+            ));
+        }
+        (false, _, Some(flag)) => {
+            return usage(format!(
+                "{flag} is about synthetic data, and this data is read; leave it out"
+            ));
+        }
+        _ => {}
+    }
+    if config.device.is_emulated() {
+        config.warnings.push(format!(
+            "--device {}: the device is emulated on the processor, so no time of it is that of a card",
+            match config.device {
+                Device::Sim(_) => "sim".to_owned(),
+                device => device.to_string(),
+            }
+        ));
+    }
+    Ok(())
+}
+
+/// Checks that the passes of a step can be launched as a graph: a card does it, all steps are alike, and nothing communicates
+/// within a pass.
+fn check_graph(config: &TrainConfig, samples: &BatchShape) -> Result<()> {
+    let refuse = |reason: String| usage(format!("--cuda-graph: {reason}"));
+    if !matches!(config.device, Device::Cuda(_)) {
+        return refuse("a card launches graphs; leave it out, or pass --device cuda".into());
+    }
+    let (strategy, options) = (&config.strategy, config.strategy.options);
+    if !strategy.build()?.passes_are_local() {
+        return refuse(format!(
+            "{} communicates within the passes of a step, and a graph cannot; leave it out, or pass another --strategy (ddp, \
+             simple_ddp, zero1)",
+            strategy.words()
+        ));
+    }
+    let flag = match options {
+        _ if config.pipeline.is_some() => "--mesh pp sends",
+        ReplicaOptions { sync_batch_norm: true, .. } => "--sync-batch-norm communicates",
+        ReplicaOptions { no_sync: false, .. } => "--no-sync=false communicates",
+        ReplicaOptions { static_graph: false, find_unused_parameters: true, .. } => {
+            "--no-static-graph lets other parameters be used"
+        }
+        ReplicaOptions { accumulation: AccumulationOrder::Tree, .. } if strategy.accumulate > 1 => {
+            "--accumulation-order tree keeps memory"
+        }
+        _ if samples.max_length().is_some() => {
+            return refuse(
+                "the samples of this data have different lengths, and a graph is about batches of one shape; leave it out"
+                    .into(),
+            );
+        }
+        _ => return Ok(()),
+    };
+    refuse(format!("{flag} within the passes of a step, and a graph cannot; leave one of them out"))
+}
+
+fn usage<T>(reason: String) -> Result<T> {
+    Err(Failure::Usage(reason))
+}

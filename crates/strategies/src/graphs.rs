@@ -1,0 +1,112 @@
+//! The passes of a training step as graphs of a card.
+//!
+//! Input: the micro-batches of a step. Output: the same samples at places that stay, and the graph of the steps that are like this
+//! one. Steps are alike if their micro-batches have the same shapes and their loss the same factor, because all else that the host
+//! decides in a pass follows from the model. This file does not know what a pass does.
+//!
+//! A graph has what lies between two communications: zero the sums, forward, loss, backward. The host reads the loss before it lets
+//! the optimizer change anything, so the optimizer's work is a graph of its own ([`paceline_model::Optimizer::as_graph`]).
+
+use paceline_kernels::Compute;
+use paceline_memory::{Arena, Category, DType, Segment, Shape, Tensor};
+use paceline_model::Batch;
+
+use crate::step::Passed;
+use crate::{MicroBatch, Replica, ReplicaOptions, Result, Strategy, StrategyError};
+
+/// As many graphs are kept, of the kinds of steps that were made last. A kind beyond them is told anew.
+const MOST_GRAPHS: usize = 8;
+
+/// The graphs of a replica's passes.
+#[derive(Debug)]
+pub(crate) struct PassGraphs {
+    arena: Arena,
+    /// The kinds of steps, that of the last step at the end.
+    known: Vec<StepPasses>,
+}
+
+/// The passes of steps that are alike.
+#[derive(Debug)]
+pub(crate) struct StepPasses {
+    kind: StepKind,
+    /// Where the passes find their samples.
+    pub(crate) batches: Vec<MicroBatch>,
+    pub(crate) segment: Segment<Passed>,
+}
+
+/// What the work of a step depends on.
+#[derive(Debug, PartialEq)]
+struct StepKind {
+    /// For each micro-batch its tensors.
+    tensors: Vec<Vec<(&'static str, DType, Shape)>>,
+    /// The samples or tokens of all ranks, by which the mean loss is divided.
+    count: usize,
+    loss_scale: f64,
+    is_shared: bool,
+}
+
+impl PassGraphs {
+    /// No graphs yet. Errors if the strategy or the options need more in a pass than a graph can have.
+    pub(crate) fn new(
+        strategy: &dyn Strategy,
+        options: &ReplicaOptions,
+        (compute, is_stage): (&Compute, bool),
+    ) -> Result<Self> {
+        let problem = match options {
+            _ if is_stage => "stages of a pipeline",
+            _ if !strategy.passes_are_local() => "a strategy that communicates within a pass",
+            ReplicaOptions { sync_batch_norm: true, .. } => "synchronized batch statistics",
+            ReplicaOptions { static_graph: false, find_unused_parameters: true, .. } => {
+                "steps that may use other parameters"
+            }
+            ReplicaOptions { no_sync: false, .. } => "gradients that are reduced in every pass",
+            _ => return Ok(Self { arena: Arena::new(&compute.allocator)?, known: Vec::new() }),
+        };
+        Err(StrategyError::Setting(format!("{problem}: this cannot be launched as a graph")))
+    }
+
+    /// The passes of a step on these micro-batches, whose samples are copied to their places. `None` if their number of tokens is
+    /// known in the step only: then it is no number of a graph.
+    pub(crate) fn of_step(
+        &mut self,
+        replica: &Replica,
+        is_shared: bool,
+        micro_batches: &[MicroBatch],
+    ) -> Result<Option<&mut StepPasses>> {
+        let objective = &replica.model.objective;
+        let of_all = |own: &MicroBatch| objective.count_of_all(&own.batch, own.global_count);
+        let Some(count) = micro_batches.iter().map(of_all).sum() else { return Ok(None) };
+        let tensor = |(name, of): &(&'static str, Tensor)| (*name, of.dtype(), of.shape());
+        let tensors = |own: &MicroBatch| own.batch.tensors().iter().map(tensor).collect();
+        let tensors = micro_batches.iter().map(tensors).collect();
+        let kind = StepKind { tensors, count, loss_scale: replica.loss_scale, is_shared };
+        let of_kind = match self.known.iter().position(|known| known.kind == kind) {
+            Some(at) => self.known.remove(at),
+            None => {
+                if self.known.len() == MOST_GRAPHS {
+                    self.known.remove(0);
+                }
+                let batches = micro_batches.iter().map(|own| place_for(replica, own));
+                let batches = batches.collect::<Result<_>>()?;
+                StepPasses { kind, batches, segment: Segment::new(&self.arena) }
+            }
+        };
+        for (place, own) in of_kind.batches.iter().zip(micro_batches) {
+            for ((_, to), (_, from)) in place.batch.tensors().iter().zip(own.batch.tensors()) {
+                to.copy_from(from)?;
+            }
+        }
+        self.known.push(of_kind);
+        Ok(self.known.last_mut())
+    }
+}
+
+/// A place for micro-batches like this one.
+fn place_for(replica: &Replica, own: &MicroBatch) -> Result<MicroBatch> {
+    let memory = &replica.compute.allocator;
+    let tensor = |(name, of): &(&'static str, Tensor)| -> Result<(&'static str, Tensor)> {
+        Ok((*name, memory.tensor(of.dtype(), of.shape(), Category::Data)?))
+    };
+    let tensors = own.batch.tensors().iter().map(tensor).collect::<Result<_>>()?;
+    Ok(MicroBatch { batch: Batch::of(tensors), global_count: own.global_count })
+}

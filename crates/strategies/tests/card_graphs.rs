@@ -1,0 +1,200 @@
+//! Steps that a card, which may be emulated, launches as graphs: they have the bits of the same steps without graphs.
+//!
+//! Without a card each test says so and passes, unless `PACELINE_CARD=1`.
+
+mod common;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use common::{Make, Net, Optim, Trainer, WHOLE, on_ranks};
+use paceline_collectives::Group;
+use paceline_cuda::Card;
+use paceline_emulated_card::for_tests::{is_ready, launches};
+use paceline_kernels::optimizer::AdamW;
+use paceline_memory::{Accelerator, Allocator, Category, DType, Tensor};
+use paceline_model::OptimizerConfig;
+use paceline_strategies::{
+    Alternating, Ddp, HalfPrecision, LocalSgd, Replica, ReplicaOptions, Result, Sharded1, Sharded2,
+    Sharded3, SimpleDdp, SimpleDdpHook, Single, TopK, Zero1, Zero2, Zero3, clip_grad_norm,
+};
+
+const GRAPHS: ReplicaOptions = ReplicaOptions { as_graph: true, ..ReplicaOptions::DEFAULT };
+
+/// Memory of the card. Ranks share it.
+fn on_card() -> Allocator {
+    let accelerator = Accelerator::cuda(Card::open(0).unwrap());
+    Allocator::on(&accelerator.stream("compute").unwrap())
+}
+
+#[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
+fn trainer(net: Net, group: Group, make: Make, options: ReplicaOptions) -> Result<Trainer> {
+    let model = net.build(group.world_size());
+    let ranks = (&on_card(), group.into());
+    Trainer::with_options(ranks, model, net, make(), Optim::Momentum, options)
+}
+
+/// The steps of a run, each third one with fewer micro-batches.
+const STEPS: usize = 18;
+
+/// The samples of the micro-batches of a step: two kinds of steps, each often enough that its graph is launched again.
+fn micro_batches(step: usize) -> &'static [usize] {
+    if step % 3 == 2 { &[2] } else { &[2, 3] }
+}
+
+/// Tests of this file take turns, because the card counts for the whole process.
+fn alone() -> Option<MutexGuard<'static, ()>> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    is_ready().then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// What a run ends with: the digest, and the bits of all losses.
+type Ending = (String, Vec<u64>);
+
+/// Trains with AdamW, whose learning rate and corrections change from step to step, and a scale of the loss that changes too.
+fn train(net: Net, make: Make, world_size: usize, options: ReplicaOptions) -> Ending {
+    let ranks = on_ranks(world_size, |group| {
+        let mut trainer = trainer(net, group, make, options).unwrap();
+        let adamw = AdamW { lr: 0.0, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
+        let replica = &trainer.replica;
+        let optimizer = replica.optimizer(OptimizerConfig::AdamW(adamw)).unwrap();
+        trainer.optimizer = optimizer.decaying_matrices_only(replica.storage.layout());
+        let memory = trainer.replica.compute.allocator.clone();
+        let (mut losses, mut other) = (Vec::new(), None::<Tensor>);
+        for at in 0..STEPS {
+            let scale = if at < 10 { 8.0 } else { 2.0 };
+            trainer.replica.loss_scale = scale;
+            trainer.optimizer.set_lr(0.05 / (1.0 + at as f64));
+            trainer.optimizer.set_grad_factor(1.0 / scale);
+            losses.push(trainer.step(micro_batches(at)).unwrap().loss.to_bits());
+            // Other work between two steps takes memory and writes to it, and no step changes it.
+            if let Some(other) = other {
+                assert!(other.to_host().unwrap().read::<f32>().unwrap().iter().all(|x| x.is_nan()));
+            }
+            let new = memory.tensor(DType::F32, [5000], Category::Workspace).unwrap();
+            new.fill_bytes(0xff).unwrap();
+            other = Some(new);
+        }
+        (trainer.digest(), losses)
+    });
+    ranks.into_iter().next().unwrap()
+}
+
+#[test]
+fn steps_as_graphs_have_the_bits_of_steps_without() {
+    let Some(_alone) = alone() else { return };
+    let single: Make = || Box::new(Single);
+    for net in [Net::Mlp, Net::FrozenCnn, Net::BatchNormCnn, Net::TiedLlamaBf16] {
+        let expected = train(net, single, 1, ReplicaOptions::DEFAULT);
+        assert_eq!(train(net, single, 1, GRAPHS), expected, "{net:?}");
+    }
+}
+
+#[test]
+fn what_ranks_send_comes_between_their_graphs() {
+    let Some(_alone) = alone() else { return };
+    let of_replicas: [Make; 7] = [
+        || Box::new(SimpleDdp),
+        || Box::new(SimpleDdpHook::default()),
+        || Box::new(Ddp::new(1024)),
+        || Box::new(Ddp::new(1024).without_view().with_hook(TopK::new(0.5).unwrap())),
+        || Box::new(Ddp::new(1024).with_hook(HalfPrecision::bf16())),
+        || Box::new(Zero1),
+        || Box::new(Alternating::new(Box::new(LocalSgd::new(2).unwrap()), 2).unwrap()),
+    ];
+    for make in of_replicas {
+        let expected = train(Net::Mlp, make, 2, ReplicaOptions::DEFAULT);
+        assert_eq!(train(Net::Mlp, make, 2, GRAPHS), expected, "{}", make().name());
+    }
+    let ddp: Make = || Box::new(Ddp::new(1024));
+    for net in [Net::Cnn, Net::TiedLlama] {
+        let expected = train(net, ddp, 2, ReplicaOptions::DEFAULT);
+        assert_eq!(train(net, ddp, 2, GRAPHS), expected, "{net:?}");
+    }
+}
+
+#[test]
+fn a_step_is_two_launches_once_it_is_a_graph() {
+    let Some(_alone) = alone() else { return };
+    let mut group = Group::threads(1);
+    let mut trainer = trainer(Net::Cnn, group.remove(0), || Box::new(Single), GRAPHS).unwrap();
+    let mut counts = Vec::new();
+    for _ in 0..6 {
+        let before = launches();
+        trainer.step(&[4, 4]).unwrap();
+        trainer.replica.compute.synchronize().unwrap();
+        counts.push(launches().zip(before).map(|(after, before)| after - before));
+        let Replica { compute, .. } = &trainer.replica;
+        // What the passes take is counted, though nothing is told any more.
+        let phase = compute.allocator.phases();
+        let backward = phase.iter().find(|(name, _)| *name == "backward").unwrap().1;
+        assert!(backward.of(Category::Activations).peak_bytes > 0);
+        compute.allocator.forget_phases();
+    }
+    // The emulated card counts.
+    if let [Some(first), Some(second), rest @ ..] = &counts[..] {
+        assert!(*first > 20 && first == second, "{counts:?}");
+        assert_eq!(rest, [Some(2); 4], "captured work runs by its graph only");
+    }
+}
+
+#[test]
+fn a_step_takes_no_memory_from_the_card_once_it_is_a_graph() {
+    let Some(_alone) = alone() else { return };
+    let mut group = Group::threads(1);
+    let mut trainer =
+        trainer(Net::TiedLlama, group.remove(0), || Box::new(Single), GRAPHS).unwrap();
+    let mut reserved = Vec::new();
+    for _ in 0..6 {
+        trainer.step(&[2]).unwrap();
+        clip_grad_norm(trainer.strategy.as_mut(), &trainer.replica, 1.0, &mut trainer.track)
+            .unwrap();
+        let memory = &trainer.replica.compute.allocator;
+        reserved.push((memory.fresh_blocks(), memory.total().current_bytes));
+    }
+    assert!(reserved[2..].windows(2).all(|pair| pair[0] == pair[1]), "{reserved:?}");
+}
+
+#[test]
+fn what_cannot_be_a_graph_is_refused_with_the_replica() {
+    let Some(_alone) = alone() else { return };
+    let refused = |make: Make, options: ReplicaOptions, words: &str| {
+        let group = Group::threads(1).remove(0);
+        let error = trainer(Net::Mlp, group, make, options).err().unwrap().to_string();
+        assert!(error.contains(words) && error.contains("as a graph"), "{error}");
+    };
+    let communicates: [Make; 6] = [
+        || Box::new(Zero2::new(WHOLE)),
+        || Box::new(Zero3::new(WHOLE)),
+        || Box::new(Sharded1::default()),
+        || Box::new(Sharded2::new(WHOLE)),
+        || Box::new(Sharded3::new(WHOLE)),
+        || Box::new(Alternating::new(Box::new(Sharded1::default()), 2).unwrap()),
+    ];
+    for make in communicates {
+        refused(make, GRAPHS, "a strategy that communicates within a pass");
+    }
+    let single: Make = || Box::new(Single);
+    let open = ReplicaOptions { static_graph: false, find_unused_parameters: true, ..GRAPHS };
+    refused(single, open, "other parameters");
+    refused(single, ReplicaOptions { sync_batch_norm: true, ..GRAPHS }, "batch statistics");
+    refused(single, ReplicaOptions { no_sync: false, ..GRAPHS }, "in every pass");
+    // Elsewhere there are no graphs.
+    let group = Group::threads(1).remove(0);
+    let (memory, model) = (Allocator::new(), Net::Mlp.build(1));
+    let ranks = (&memory, group.into());
+    let made = Trainer::with_options(ranks, model, Net::Mlp, single(), Optim::Plain, GRAPHS);
+    let error = made.err().unwrap().to_string();
+    assert!(error.contains("work of the device cpu"), "{error}");
+}
+
+/// Their number of tokens is known in the step only.
+#[test]
+fn sequences_of_different_lengths_are_told_in_each_step() {
+    let Some(_alone) = alone() else { return };
+    let losses = |options| {
+        let group = Group::threads(1).remove(0);
+        let mut trainer = trainer(Net::RaggedLlama, group, || Box::new(Single), options).unwrap();
+        [3, 2, 3, 3].map(|count| trainer.step(&[count]).unwrap().loss.to_bits())
+    };
+    assert_eq!(losses(GRAPHS), losses(ReplicaOptions::DEFAULT));
+}
