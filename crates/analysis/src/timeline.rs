@@ -178,6 +178,15 @@ pub struct FinalGradient {
     pub num_elems: u64,
 }
 
+/// A gradient of one of paceline's own runs that is final. Its size is among [`Timeline::run_facts`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GradientMark {
+    /// When the rank had computed it.
+    pub at_ns: i64,
+    /// The number of its parameter in the model.
+    pub param: u64,
+}
+
 /// A span that the program named (`user_annotation`, or `gpu_user_annotation`).
 #[derive(Clone, Copy, Debug)]
 pub struct Annotation {
@@ -269,6 +278,8 @@ pub struct Timeline {
     pub products: Vec<Product>,
     /// Gradients whose size the file gives, in the order of the file.
     pub gradients: Vec<FinalGradient>,
+    /// Gradients of paceline's own runs, in the order of the file.
+    pub gradient_marks: Vec<GradientMark>,
     /// Annotations, in the order of the file.
     pub annotations: Vec<Annotation>,
     /// The collectives that kernels and operators refer to.

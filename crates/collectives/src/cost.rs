@@ -191,17 +191,39 @@ pub struct Link {
     pub latency_s: f64,
 }
 
-/// Links with a name: (name, GB/s per direction, latency in microseconds, description). Bandwidths are
-/// nominal; latencies are those that well-tuned systems reach.
-pub const NAMED_LINKS: [(&str, f64, f64, &str); 7] = [
+/// Links with a name: (name, GB/s per direction, latency in microseconds, description), slowest first. Bandwidths are
+/// nominal; latencies are those that well-tuned systems reach. `docs/prediction.md` has the sources.
+pub const NAMED_LINKS: [(&str, f64, f64, &str); 16] = [
     ("1gbe", 0.125, 50.0, "Gigabit Ethernet"),
     ("10gbe", 1.25, 20.0, "10 Gbit/s Ethernet"),
     ("25gbe", 3.125, 10.0, "25 Gbit/s Ethernet"),
+    ("40gbe", 5.0, 10.0, "40 Gbit/s Ethernet"),
     ("100gbe", 12.5, 5.0, "100 Gbit/s Ethernet"),
+    ("edr", 12.5, 1.5, "InfiniBand EDR, 100 Gbit/s"),
+    ("200gbe", 25.0, 4.0, "200 Gbit/s Ethernet"),
     ("hdr", 25.0, 1.5, "InfiniBand HDR, 200 Gbit/s"),
     ("pcie4", 32.0, 2.0, "PCI Express 4.0 x16"),
-    ("nvlink4", 450.0, 1.0, "NVLink 4, 18 lanes of an H100"),
+    ("400gbe", 50.0, 3.0, "400 Gbit/s Ethernet"),
+    ("ndr", 50.0, 1.5, "InfiniBand NDR, 400 Gbit/s"),
+    ("pcie5", 64.0, 2.0, "PCI Express 5.0 x16"),
+    ("nvlink2", 150.0, 1.0, "NVLink 2, 6 links of a V100"),
+    ("nvlink3", 300.0, 1.0, "NVLink 3, 12 links of an A100"),
+    ("nvlink4", 450.0, 1.0, "NVLink 4, 18 links of an H100"),
+    ("nvlink5", 900.0, 1.0, "NVLink 5, 18 links of a B200"),
 ];
+
+/// How alike two names are, from 0 to 1, for one to be suggested instead of the other.
+const ALIKE: f64 = 0.8;
+
+/// The name of the link that was probably meant.
+fn nearest(typed: &str) -> Option<&'static str> {
+    let typed = typed.trim().to_ascii_lowercase();
+    let alike = |name: &&str| strsim::jaro_winkler(&typed, name);
+    let names = NAMED_LINKS.iter().map(|(name, ..)| *name);
+    // Of several that are equally alike, the fastest.
+    let best = names.max_by(|a, b| alike(a).total_cmp(&alike(b)))?;
+    (alike(&best) >= ALIKE).then_some(best)
+}
 
 impl Link {
     /// How long an operation takes on this link. [`Duration::MAX`] if the link carries nothing.
@@ -270,8 +292,10 @@ impl FromStr for Link {
                 return format!("latency missing: {},50us", text.trim());
             }
             let names: Vec<&str> = NAMED_LINKS.iter().map(|(name, ..)| *name).collect();
+            let meant = nearest(text).map(|name| format!("did you mean {name}? Use"));
+            let use_words = meant.as_deref().unwrap_or("use");
             format!(
-                "{text:?} is no link; use BANDWIDTH,LATENCY as in 10gbit,50us or 1.2GB/s,5us, or one \
+                "{text:?} is no link; {use_words} BANDWIDTH,LATENCY as in 10gbit,50us or 1.2GB/s,5us, or one \
                  of {}",
                 names.join(", ")
             )
@@ -302,6 +326,24 @@ mod tests {
             let error = bad.parse::<Link>().unwrap_err();
             assert!(error.contains("as in 10gbit,50us"), "{bad}: {error}");
         }
+    }
+
+    #[test]
+    fn links_have_names_slowest_first_and_slips_are_answered() {
+        assert!(NAMED_LINKS.is_sorted_by(|a, b| a.1 <= b.1));
+        for (name, gb_per_s, latency_us, _) in NAMED_LINKS {
+            let link: Link = name.parse().unwrap();
+            assert!(link.is_possible() && link.bytes_per_s == gb_per_s * 1e9, "{name}");
+            assert!((link.latency_s * 1e6 - latency_us).abs() < 1e-9, "{name}");
+        }
+        for (typed, meant) in
+            [("100ge", "100gbe"), ("400g", "400gbe"), ("NVLink-4", "nvlink4"), ("hdr200", "hdr")]
+        {
+            let error = typed.parse::<Link>().unwrap_err();
+            assert!(error.contains(&format!("did you mean {meant}?")), "{error}");
+        }
+        let error = "carrier pigeon".parse::<Link>().unwrap_err();
+        assert!(!error.contains("did you mean"), "{error}");
     }
 
     #[test]

@@ -334,7 +334,8 @@ fn runs_stand_side_by_side() {
         )
         .ok();
     // A folder of run folders means all of them.
-    let run = paceline(&sandbox, "compare runs --price-per-hour 3600 --output out").ok();
+    let flags = "--price-per-hour 3600 --output out --json numbers.json";
+    let run = paceline(&sandbox, &format!("compare runs {flags}")).ok();
     assert!(run.stderr.contains("warning: the runs have different models"), "{run:#?}");
     let report = json(&sandbox.path("out/compare.json"));
     let rows = report["tables"]["compare"]["rows"].as_array().unwrap();
@@ -358,6 +359,14 @@ fn runs_stand_side_by_side() {
     }
     let csv = fs::read_to_string(sandbox.path("out/compare.csv")).unwrap();
     assert_eq!(csv.lines().count(), 3);
+    let numbers = json(&sandbox.path("numbers.json"));
+    for (run, row) in numbers["runs"].as_array().unwrap().iter().zip(rows) {
+        assert_eq!((&run["name"], &run["figures"]["total_s"]), (&row["run"], &row["total_s"]));
+        assert!(run["settings"]["strategy.name"].is_string(), "{run}");
+    }
+    assert!(numbers["warnings"].to_string().contains("different models"), "{numbers}");
+    paceline(&sandbox, "compare runs --json none/x.json")
+        .refused(&["--json none/x.json", "folder"]);
 
     // With bad traces, a run loses its columns of traces, and nothing else.
     let summary = json(&first.join("summary.json"));

@@ -120,7 +120,10 @@ fn the_slowest_link_has_the_efficiency_that_was_asked_for() {
         assert!(efficiency(0.99 * slowest) < target, "{row}");
         // The next slower link with a name is not enough.
         let named = row["slowest_named"].as_str().unwrap();
-        let names = ["1gbe", "10gbe", "25gbe", "100gbe", "hdr", "pcie4", "nvlink4"];
+        let names = [
+            "1gbe", "10gbe", "25gbe", "40gbe", "100gbe", "edr", "200gbe", "hdr", "pcie4", "400gbe",
+            "ndr", "pcie5", "nvlink2", "nvlink3", "nvlink4", "nvlink5",
+        ];
         let all = rows(&format!("{flags} --links {}", names.join(" ")));
         let enough = all.iter().find(|row| number(row, "efficiency_pct") >= target).unwrap();
         assert_eq!(enough["link"], named);

@@ -90,6 +90,15 @@ fn two_keys_meet_and_rounds_alternate() {
     assert!(csv.starts_with("place,strategy,channels,to_the_best,failure,train_loss_median,"));
     let svg = std::fs::read_to_string(sandbox.path("out/sweep.svg")).unwrap();
     assert!(svg.contains("strategy=flat_ddp"), "each case is named");
+    let page = std::fs::read_to_string(sandbox.path("out/sweep.html")).unwrap();
+    for part in ["Ranking", "Effects of the settings", "Settings of all cases", "flat_ddp"] {
+        assert!(page.contains(part), "no {part} in the page");
+    }
+    // Each setting has two values, and each pair differs in one setting.
+    let effects = report["effects"].as_array().unwrap();
+    let effects: Vec<_> =
+        effects.iter().map(|of| (of["value"].as_str().unwrap(), of["pairs"].as_u64())).collect();
+    assert_eq!(effects, [("flat_ddp", Some(2)), ("4 8", Some(2))]);
     assert_eq!(&std::fs::read(sandbox.path("out/sweep.png")).unwrap()[1..4], b"PNG");
 
     let folders = run_folders(&sandbox);

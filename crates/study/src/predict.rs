@@ -9,6 +9,7 @@
 //! | file | what it does |
 //! |---|---|
 //! | [`flags`] | the flags, and how they fit together |
+//! | [`traced`] | traces of a run, for which nothing is run either |
 //! | [`stated`] | a model that is given as bytes and milliseconds, for which nothing is run |
 //! | [`network`] | what an operation costs on one link, or on hosts with a link inside and one between |
 //! | [`model`] | the prediction |
@@ -26,6 +27,7 @@ pub mod model;
 pub mod network;
 pub mod stated;
 pub mod table;
+pub mod traced;
 
 use compression::Compression;
 use efficiency::{efficiency_pct, least_bandwidth};
@@ -50,6 +52,7 @@ use flags::{MAX_RANKS, MEASURED};
 use model::{Calibration, Prediction, Step};
 use network::{Hosts, Network, Route};
 use stated::StatedModel;
+use traced::{Range, StrategyRow, TracedRun};
 
 /// Sizes in bytes of the all-reduces from which the speed of the transport itself is fitted.
 const PROBE_BYTES: [u64; 4] = [4 << 10, 256 << 10, 4 << 20, 32 << 20];
@@ -81,6 +84,9 @@ pub struct Row {
     pub measured_spread: Option<Spread>,
     /// The predicted step divided by the measured one.
     pub ratio: Option<f64>,
+    /// How far the prediction varies from step to step of a trace.
+    #[serde(flatten)]
+    pub range: Option<Range>,
 }
 
 /// What the JSON file holds beside the setting.
@@ -92,6 +98,8 @@ struct Report<'a> {
     link_in_host: &'a Option<String>,
     calibrations: &'a [Calibration],
     rows: &'a [Row],
+    #[serde(skip_serializing_if = "<[StrategyRow]>::is_empty")]
+    strategies: &'a [StrategyRow],
     compression: &'a [Compression],
 }
 
@@ -104,6 +112,9 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
     }
     flags::check_memory_flags(args)?;
     let runs = flags::resolve(args)?;
+    if let Some(traced) = TracedRun::read(args)? {
+        return of_traces(args, &traced, &runs);
+    }
     match StatedModel::of(args)? {
         Some(given) => of_numbers(args, &given, &runs),
         None => of_runs(args, &runs),
@@ -119,8 +130,8 @@ fn of_numbers(args: &PredictArgs, given: &StatedModel, flags: &Spec) -> Result<u
     let mut found = Found::default();
     for &ranks in &args.nproc {
         for name in &args.links {
-            let network = network(args, ranks, name, &config)?;
-            let row = Row::new(args, name, &calibration, &layout, caps, network)?;
+            let networks = networks(args, ranks, name, &config, flags::ways(args)?)?;
+            let row = Row::new(args, name, &calibration, &layout, caps, networks)?;
             // How many parameters the bytes belong to is not known.
             let prediction = Prediction { simple_step_ms: None, ..row.0.prediction };
             found.add((Row { prediction, ..row.0 }, row.1));
@@ -140,6 +151,42 @@ fn of_numbers(args: &PredictArgs, given: &StatedModel, flags: &Spec) -> Result<u
     let heading = format!("Predicted steps: {what}\nNothing was run.");
     let labels = (given.words(), "Predicted; nothing was run".to_owned());
     publish(args, &setting, &found, heading, labels)
+}
+
+/// The prediction from traces.
+fn of_traces(args: &PredictArgs, traced: &TracedRun, flags: &Spec) -> Result<u8> {
+    // The sizes of buckets do not depend on the model, so this takes the default one.
+    let config = spec::resolve(&flags.with("nproc", 1).with("strategy", "ddp"))?;
+    let caps = config.strategy.caps_for_ddp();
+    let ways = traced.ways(args)?;
+    let mut found = Found::default();
+    for &ranks in &args.nproc {
+        let (layout, calibration) = traced.model(ranks);
+        let steps = traced.steps(ranks, caps, &calibration)?;
+        for name in &args.links {
+            let networks = networks(args, ranks, name, &config, ways.clone())?;
+            let (row, chosen) = Row::new(args, name, &calibration, &layout, caps, networks)?;
+            let range = Some(Range::of(&steps, &chosen.network, args.efficiency));
+            let Chosen { network, step } = &chosen;
+            let knows_gradients = traced.knows_gradients();
+            let of_link = traced::strategies(name, network, &layout, step, &steps, knows_gradients);
+            found.strategies.extend(of_link);
+            let simple_step_ms = row.prediction.simple_step_ms.filter(|_| knows_gradients);
+            let prediction = Prediction { simple_step_ms, ..row.prediction };
+            found.add((Row { prediction, range, ..row }, chosen));
+        }
+        if found.calibrations.is_empty() {
+            found.calibrations.push(calibration);
+        }
+    }
+    let params = traced.gradient_bytes.div_ceil(4);
+    let setting = Setting {
+        model: "traced".to_owned(),
+        rounds: 0,
+        ..Setting::new(&args.study, &config, params)
+    };
+    let heading = format!("Predicted steps: {}\nNothing was run.", traced.words());
+    publish(args, &setting, &found, heading, traced.labels())
 }
 
 /// The prediction from runs without communication.
@@ -179,8 +226,8 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
         params = layout.num_params() as u64;
         let costs = compression::costs(&layout, &config)?;
         for name in &args.links {
-            let network = network(args, ranks, name, &config)?;
-            let (row, chosen) = Row::new(args, name, &calibration, &layout, caps, network)?;
+            let networks = networks(args, ranks, name, &config, flags::ways(args)?)?;
+            let (row, chosen) = Row::new(args, name, &calibration, &layout, caps, networks)?;
             let row = row.measured(measured.next().filter(|_| args.measure))?;
             let plain = &row.prediction;
             found.compression.push(Compression::new(
@@ -203,9 +250,10 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
 
 /// What was predicted, row by row.
 #[derive(Debug, Default)]
-struct Found {
+pub struct Found {
     calibrations: Vec<Calibration>,
     rows: Vec<Row>,
+    strategies: Vec<StrategyRow>,
     compression: Vec<Compression>,
     /// What charts need of each row.
     curves: Vec<Chosen>,
@@ -278,6 +326,7 @@ impl Row {
             measured_ms: None,
             measured_spread: None,
             ratio: None,
+            range: None,
         };
         Ok((row, chosen))
     }
@@ -303,7 +352,7 @@ fn publish(
     heading: String,
     (model, place): (String, String),
 ) -> Result<u8> {
-    let Found { calibrations, rows, compression, curves } = found;
+    let Found { calibrations, rows, strategies, compression, curves } = found;
     let hosts = args.link_in_host.as_ref().map(|inside| {
         format!(
             "Hosts have {} ranks each: {inside} inside a host, the links of the tables between hosts.",
@@ -314,7 +363,7 @@ fn publish(
     let findings = Findings {
         heading,
         notes: hosts.into_iter().collect(),
-        text: table::text(calibrations, rows, compression, args.efficiency, line_width()),
+        text: table::text(found, args.efficiency, line_width()),
         table: &table::table(rows),
         report: Report {
             target_efficiency_pct: args.efficiency,
@@ -322,6 +371,7 @@ fn publish(
             link_in_host: &args.link_in_host,
             calibrations,
             rows,
+            strategies,
             compression,
         },
         charts: chart::charts(rows, curves, calibrations, args.efficiency, &labels),
@@ -337,18 +387,19 @@ fn at(single: &Spec, ranks: usize) -> Spec {
     }
 }
 
-/// The network of `ranks` ranks on this link, for each way to all-reduce that was asked for.
-fn network(
+/// The network of `ranks` ranks on this link, for each of these ways to all-reduce.
+fn networks(
     args: &PredictArgs,
     ranks: usize,
     link: &str,
     config: &TrainConfig,
+    ways: Vec<Route>,
 ) -> Result<Vec<Network>> {
     let inside = args.link_in_host.as_deref().map(|name| flags::link("--link-in-host", name));
     let hosts = inside.transpose()?;
     let hosts = hosts.map(|inside| Hosts { ranks_per_host: args.ranks_per_host, inside });
     let of_way = |way| Ok(Network { ranks, link: link_of(link, ranks, config, way)?, hosts, way });
-    flags::ways(args)?.into_iter().map(of_way).collect()
+    ways.into_iter().map(of_way).collect()
 }
 
 /// The link with this name. For `measured`, it is fitted to the times of all-reduces of a few sizes over

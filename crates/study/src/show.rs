@@ -1,8 +1,12 @@
-//! Shows the result of `paceline sweep`: a table of the cases in the order of their ranking, files, and a
-//! chart.
+//! Shows the result of `paceline sweep`: a table of the cases in the order of their ranking, files, a chart
+//! and a page.
+
+mod effects;
+mod page;
 
 use std::path::Path;
 
+use paceline_analysis::report;
 use paceline_failure::outputs::{write_bytes, write_charts, write_json};
 use paceline_failure::{Failure, Result};
 use paceline_host::disk::Disk;
@@ -14,6 +18,7 @@ use paceline_table::plot::{Axis, LineChart, Series, Unit};
 use paceline_table::table::{Cell, Column, Columns, Head, Table};
 use serde::Serialize;
 
+use self::effects::{Effect, effects};
 use crate::ledger::Ledger;
 use crate::plan::{Case, Vary};
 use crate::rank::{self, Spread};
@@ -84,18 +89,23 @@ pub struct Report {
     rule: String,
     keys: Vec<String>,
     rows: Vec<Row>,
+    effects: Vec<Effect>,
+    /// What was stated for all cases.
+    #[serde(skip)]
+    settings: Vec<(String, String)>,
     #[serde(skip)]
     ranking: RankedBy,
 }
 
 impl Report {
-    /// Ranks `cases`.
+    /// Ranks `cases`, whose runs share these settings.
     pub fn new(
         vary: &[Vary],
         cases: &[Case],
         rounds: usize,
         ranking: RankedBy,
         ledger: &Ledger,
+        settings: Vec<(String, String)>,
     ) -> Self {
         let RankedBy { figure, better } = ranking;
         let found: Vec<_> = (0..cases.len()).map(|case| ledger.of_case(case)).collect();
@@ -135,6 +145,8 @@ impl Report {
             rule: rule(rounds),
             keys: vary.iter().map(|of| of.key.clone()).collect(),
             rows: order.into_iter().enumerate().map(row).collect(),
+            effects: effects(vary, cases, &spreads),
+            settings,
             ranking,
         }
     }
@@ -209,6 +221,10 @@ impl Report {
     pub fn write(&self, disk: &Disk, folder: &Path) -> Result<()> {
         write_json(disk, &folder.join("sweep.json"), self)?;
         write_bytes(disk, &folder.join("sweep.csv"), self.table().csv().as_bytes())?;
+        let files = report::files(&page::page(self))?;
+        for (_, page) in files.iter().filter(|(ending, _)| *ending == "html") {
+            write_bytes(disk, &folder.join("sweep.html"), page.as_bytes())?;
+        }
         // If no run has finished, there is nothing to draw, and the table says so.
         if self.rows.iter().any(|row| row.place.is_some()) {
             write_charts(disk, folder, &[("sweep".to_owned(), self.chart())])?;
@@ -315,6 +331,8 @@ mod tests {
             rule: "The rule.".to_owned(),
             keys: vec!["strategy".to_owned()],
             rows,
+            effects: Vec::new(),
+            settings: Vec::new(),
             ranking,
         };
         insta::assert_snapshot!(report.text(None), @r"
@@ -328,6 +346,13 @@ mod tests {
         Ranked by median step ms, less is better. The rule.
         failed: strategy=bf16: it ended early
         ");
+        let page = report::files(&page::page(&report)).unwrap();
+        let html = &page.iter().find(|(ending, _)| *ending == "html").unwrap().1;
+        for shown in
+            ["Sweep of strategy", "strategy=bf16 has failed: it ended early", "19.00 to 22.00"]
+        {
+            assert!(html.contains(shown), "{shown}");
+        }
         let csv = report.table().csv();
         assert!(csv.starts_with("place,strategy,to_the_best,failure,train_loss_median,"), "{csv}");
         assert!(csv.contains("\n1,ddp,best,,") && csv.contains(",20,19,22,"), "{csv}");

@@ -24,8 +24,8 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     let (cases, warnings) = plan::cases(&args.train.0, &vary)?;
     check_folder("--output", &args.output, "pass a folder that you can write to")?;
     let varied = vary.iter().map(Vary::text).collect::<Vec<_>>().join(" --vary ");
-    let settings = spec::settings(&args.train.0).into_iter();
-    let settings = [("--vary".to_owned(), varied)].into_iter().chain(settings);
+    let shared = spec::settings(&args.train.0);
+    let settings = [("--vary".to_owned(), varied)].into_iter().chain(shared.clone());
     let num_runs = cases.len() * args.rounds;
     let limits = (args.rounds, args.run_limit);
     let mut ledger = Ledger::of_runs(&args.output, num_runs, limits, settings)?;
@@ -33,11 +33,11 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
         warn(&warning);
     }
     execute::make(&cases, args.rounds, limit, None, &mut ledger)?;
-    let report = show::Report::new(&vary, &cases, args.rounds, ranking, &ledger);
+    let report = show::Report::new(&vary, &cases, args.rounds, ranking, &ledger, shared);
     report.write(&Disk::default(), &args.output)?;
     say(&report.text(line_width()));
     say(&format!(
-        "Files: {0}/sweep.csv, .json, .svg, .png; run folders: {0}/runs",
+        "Files: {0}/sweep.html, .csv, .json, .svg, .png; run folders: {0}/runs",
         args.output.printable()
     ));
     Ok(u8::from(report.has_failures()))

@@ -13,11 +13,13 @@
 //! | [`observed`] | steps as all ranks saw them, on one clock |
 //! | [`cost`] | what an operation takes, from its bytes |
 //! | [`reducer`] | the same from traces of PyTorch's `DistributedDataParallel` |
+//! | [`alone`] | the steps of traces without their communication, for predictions |
 //! | [`replay`] | a backward pass replayed with a queue of operations |
 //! | [`passes`] | what other buckets, fewer bytes, or no blocking operations would gain |
 //! | [`gain`] | a gain with its spread, and the choice between changes |
 //! | [`blame`] | whether a rank holds up the others |
 
+pub mod alone;
 pub mod blame;
 pub mod cost;
 pub mod gain;

@@ -192,7 +192,7 @@ fn is_all_reduce(name: &str) -> bool {
 }
 
 /// The last backward pass that begins in each step. Earlier ones of a step accumulate.
-fn last_passes(timeline: &Timeline) -> HashMap<u64, BackwardPass> {
+pub(super) fn last_passes(timeline: &Timeline) -> HashMap<u64, BackwardPass> {
     let steps = steps::of(timeline);
     let of_step = |pass: BackwardPass| {
         let step = steps::at(&steps, pass.time.start_ns)?;
@@ -202,7 +202,7 @@ fn last_passes(timeline: &Timeline) -> HashMap<u64, BackwardPass> {
 }
 
 /// The gradients of a pass, in the order in which they were final. `sorted` has those of the whole trace by time.
-fn finals<'a>(sorted: &'a [FinalGradient], pass: &BackwardPass) -> &'a [FinalGradient] {
+pub(super) fn finals<'a>(sorted: &'a [FinalGradient], pass: &BackwardPass) -> &'a [FinalGradient] {
     let begin = sorted.partition_point(|of| of.at_ns < pass.time.start_ns);
     let end = sorted.partition_point(|of| of.at_ns <= pass.time.end_ns());
     &sorted[begin.min(end)..end]
@@ -210,7 +210,7 @@ fn finals<'a>(sorted: &'a [FinalGradient], pass: &BackwardPass) -> &'a [FinalGra
 
 /// When the gradients of these sizes were final, if those of the pass have just these sizes in any order. Of several with the
 /// same size the first one is the first.
-fn in_order(sizes: &[u64], finals: &[FinalGradient]) -> Option<Vec<i64>> {
+pub(super) fn in_order(sizes: &[u64], finals: &[FinalGradient]) -> Option<Vec<i64>> {
     let mut by_size: HashMap<u64, VecDeque<i64>> = HashMap::new();
     for of in finals {
         by_size.entry(of.num_elems).or_default().push_back(of.at_ns);
@@ -248,7 +248,7 @@ fn plan_of(sizes: &[u64], elems: &[u64], elem_bytes: u64) -> Result<Vec<Bucket>,
 }
 
 /// Bytes of an element, by the type that the all-reduces name.
-fn elem_bytes(timelines: &[Timeline]) -> u64 {
+pub(super) fn elem_bytes(timelines: &[Timeline]) -> u64 {
     let collectives = timelines.iter().flat_map(|timeline| &timeline.collectives);
     let mut names =
         collectives.filter(|of| is_all_reduce(&of.name)).filter_map(|of| of.dtype.as_deref());

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Step;
+use super::collectives::CollectiveKind;
 use super::kernels::KernelKind;
 use super::nesting::{Nested, innermost};
 use super::options::rounded;
 use super::work::Work;
 use crate::backward;
-use crate::timeline::{Annotation, Timeline};
+use crate::timeline::{Annotation, TimeRange, Timeline};
 use paceline_trace::{IntervalSet, Span};
 
 /// A part of a step.
@@ -79,6 +80,17 @@ pub struct StepAnatomy {
     pub exposed_ns: i64,
 }
 
+/// When the parts of one step ran, and its communication.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepLine {
+    /// The step, whose length is the median.
+    pub step: Step,
+    /// The pieces of time of the main thread, in order and without overlap; the rest is left out.
+    pub parts: Vec<(Part, TimeRange)>,
+    /// The communication that the step launched, in order of start.
+    pub communication: Vec<(CollectiveKind, TimeRange)>,
+}
+
 /// The parts of all steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Anatomy {
@@ -90,6 +102,8 @@ pub struct Anatomy {
     pub exposed_mean_ns: f64,
     /// Mean length of a step, in nanoseconds.
     pub step_mean_ns: f64,
+    /// The step of median length.
+    pub line: Option<StepLine>,
 }
 
 /// The part to which a span belongs, by its name. Known are paceline's own names, those of PyTorch's data
@@ -134,18 +148,34 @@ impl Anatomy {
             return None;
         }
         let mut parts = vec![BTreeMap::<Part, i64>::new(); chosen.len()];
+        let mut by_length: Vec<usize> = (0..chosen.len()).collect();
+        by_length.sort_by_key(|at| chosen[*at].time.dur_ns);
+        let typical = by_length[by_length.len() / 2];
+        let mut of_typical = Vec::new();
         innermost(&mut spans(work), |piece| {
             let middle_ns = piece.start_ns.midpoint(piece.end_ns);
             if let Some(step) = work.steps.at(middle_ns) {
-                *parts[step].entry(piece.what).or_default() += piece.end_ns - piece.start_ns;
+                let dur_ns = piece.end_ns - piece.start_ns;
+                *parts[step].entry(piece.what).or_default() += dur_ns;
+                if step == typical && piece.what != Part::Rest {
+                    of_typical.push((piece.what, TimeRange { start_ns: piece.start_ns, dur_ns }));
+                }
             }
         });
+        let launched = work.of_kind(KernelKind::Communication);
+        let launched = launched.filter(|item| work.step_of(item) == Some(typical)).map(|item| {
+            let time = TimeRange { start_ns: item.start_ns, dur_ns: item.end_ns - item.start_ns };
+            (work.collective_kind(item), time)
+        });
+        let mut communication: Vec<_> = launched.collect();
+        communication.sort_by_key(|(_, time)| time.start_ns);
+        let line = StepLine { step: chosen[typical], parts: of_typical, communication };
         let exposed = exposed(work);
         let steps = chosen.iter().zip(parts).zip(exposed).map(|((&step, parts), exposed_ns)| {
             let parts = parts.into_iter().map(|(part, time_ns)| PartTime { part, time_ns });
             StepAnatomy { step, parts: parts.collect(), exposed_ns }
         });
-        Some(Self::mean(steps.collect()))
+        Some(Self { line: Some(line), ..Self::mean(steps.collect()) })
     }
 
     fn mean(steps: Vec<StepAnatomy>) -> Self {
@@ -158,7 +188,7 @@ impl Anatomy {
         let exposed: i64 = steps.iter().map(|step| step.exposed_ns).sum();
         let total: i64 = steps.iter().map(|step| step.step.time.dur_ns).sum();
         let (exposed_mean_ns, step_mean_ns) = (exposed as f64 / count, total as f64 / count);
-        Self { steps, mean_ns, exposed_mean_ns, step_mean_ns }
+        Self { steps, mean_ns, exposed_mean_ns, step_mean_ns, line: None }
     }
 }
 

@@ -32,7 +32,7 @@ mod work;
 pub use crate::stats::Summary;
 pub use crate::steps::Step;
 pub use analyze::{Analysis, RankAnalysis, analyze};
-pub use anatomy::{Anatomy, Part, PartTime, StepAnatomy};
+pub use anatomy::{Anatomy, Part, PartTime, StepAnatomy, StepLine};
 pub(crate) use chosen::Chosen;
 pub(crate) use collectives::backend_of;
 pub use collectives::{CollectiveKind, CollectiveTimes, kind_of as collective_kind};

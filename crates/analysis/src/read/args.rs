@@ -31,6 +31,8 @@ pub(super) struct Args {
     pub(super) allocated_bytes: Option<u64>,
     pub(super) reserved_bytes: Option<u64>,
     pub(super) delta_bytes: Option<i64>,
+    /// The number in a mark.
+    pub(super) id: Option<u64>,
 }
 
 /// What is read of the inputs of an operator.
@@ -70,6 +72,7 @@ enum Key {
     TotalAllocated,
     TotalReserved,
     DeltaBytes,
+    Id,
 }
 
 impl Key {
@@ -99,6 +102,7 @@ impl Key {
             b"Total Allocated" => Self::TotalAllocated,
             b"Total Reserved" => Self::TotalReserved,
             b"Bytes" => Self::DeltaBytes,
+            b"id" => Self::Id,
             _ => return None,
         })
     }
@@ -150,6 +154,7 @@ impl Args {
             Key::TotalAllocated => self.allocated_bytes = unsigned(bytes),
             Key::TotalReserved => self.reserved_bytes = unsigned(bytes),
             Key::DeltaBytes => self.delta_bytes = signed(bytes),
+            Key::Id => self.id = unsigned(bytes),
             Key::InputDims | Key::InputType | Key::InputValues => {}
             key => {
                 let words = || value.words().map(Into::into);

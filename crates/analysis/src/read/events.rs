@@ -11,8 +11,8 @@ use super::event::Event;
 use super::flops;
 use crate::json::{JsonError, Pull, lossy};
 use crate::timeline::{
-    Annotation, Collective, DeviceWork, FinalGradient, Kernel, LaneInfo, Launch, MemorySample,
-    Names, Operator, Product, SyncWait, TimeRange, Timeline, TrackId,
+    Annotation, Collective, DeviceWork, FinalGradient, GradientMark, Kernel, LaneInfo, Launch,
+    MemorySample, Names, Operator, Product, SyncWait, TimeRange, Timeline, TrackId,
 };
 
 /// What an event is used as.
@@ -52,6 +52,9 @@ const MTIA: &[u8] = b"mtia_ccp_events";
 /// The function of autograd after which a gradient is final.
 const FINAL_GRADIENT: &[u8] = b"torch::autograd::AccumulateGrad";
 
+/// The mark in paceline's own traces of a gradient that is final.
+const GRADIENT_MARK: &[u8] = b"gradient_ready";
+
 /// Whether PyTorch uses this name for a collective on the host.
 fn is_host_collective(name: &[u8]) -> bool {
     is_transfer(name) || name.starts_with(b"c10d::") || name == b"record_param_comms"
@@ -62,7 +65,7 @@ fn wants_args(event: &Event) -> bool {
     match event.phase.as_slice() {
         b"M" => event.name.is_empty() || event.name == b"thread_name",
         b"s" | b"t" | b"f" => false,
-        b"i" | b"I" => event.name.is_empty() || event.name == b"[memory]",
+        b"i" | b"I" => [b"", &b"[memory]"[..], GRADIENT_MARK].contains(&event.name.as_slice()),
         _ => event.category.is_empty() || Kind::of(&event.category) != Kind::Skipped,
     }
 }
@@ -164,6 +167,12 @@ impl Reader {
             b"B" => self.begin(),
             b"E" => self.end(),
             b"i" | b"I" | b"R" if self.event.name == b"[memory]" => self.memory(),
+            b"i" if self.event.name == GRADIENT_MARK => {
+                if let (Some(at_ns), Some(param)) = (self.event.ts_ns, self.args.id) {
+                    self.timeline.gradient_marks.push(GradientMark { at_ns, param });
+                }
+                self.skip();
+            }
             b"M" => self.row_name(),
             _ => self.skip(),
         }

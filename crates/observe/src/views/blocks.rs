@@ -12,7 +12,7 @@ use crate::insight::anatomy::{Anatomy, BucketLine, GatherLine};
 use crate::record::memory::TOTAL;
 use crate::record::steps::AllSteps;
 use crate::views::memory_lines::memory_lines;
-use crate::views::pipeline_lines;
+use crate::views::{pipeline_lines, step_lines};
 
 /// A number of a run as it is shown; a dash if nothing was measured.
 fn number(facts: &Facts, name: &str) -> String {
@@ -89,6 +89,7 @@ pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> 
         ));
         if has_anatomy(facts) {
             lines.extend(anatomy_lines(&facts.steps, &facts.anatomy, width));
+            lines.extend(step_lines::drawing(facts, width));
         }
         if let Some(pipeline) = &facts.pipeline {
             lines.extend(pipeline_lines::ledger(pipeline, width));

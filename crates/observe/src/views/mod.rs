@@ -3,6 +3,7 @@
 //! | file | what it shows |
 //! |---|---|
 //! | [`console`], [`blocks`], [`memory_lines`] | on the terminal: the epochs, the steps and the summary |
+//! | `step_lines` | the time line of a step, on the terminal |
 //! | [`jsonl`] | `metrics.jsonl`, a line for each step, epoch and checkpoint |
 //! | [`summary`], [`summary_text`] | `summary.json`, the file of `--json`, and `summary.txt` |
 //! | [`tensorboard`] | event files of TensorBoard |
@@ -17,6 +18,7 @@ pub mod memory_lines;
 mod pipeline_lines;
 pub mod pipeline_page;
 pub mod profiler;
+mod step_lines;
 pub mod summary;
 pub mod summary_text;
 pub mod tensorboard;

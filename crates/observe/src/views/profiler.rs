@@ -8,6 +8,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use paceline_analysis::advice::alone::{self, Gradient};
 use paceline_analysis::kineto::{self, RanOn};
 use paceline_collectives::{ClockOffset, Group, measure_clock};
 use paceline_failure::Result;
@@ -42,6 +43,8 @@ pub struct Profiler {
     /// Steps that were recorded.
     steps: Vec<(u64, Span)>,
     clock_at_begin: ClockOffset,
+    /// The sizes of the gradients, which marks in the trace name by number.
+    gradients: Vec<Gradient>,
     disk: Disk,
     /// The file, once it is written.
     trace: Option<PathBuf>,
@@ -52,6 +55,15 @@ pub struct Profiler {
 impl Listener for Profiler {
     fn on(&mut self, event: &Event) -> Result<()> {
         match event {
+            Event::Built(model) => {
+                let gradients = model.layout.trained().map(|(id, param)| Gradient {
+                    param: id.0 as u64,
+                    num_elems: param.range().len() as u64,
+                    name: param.name.clone(),
+                });
+                self.gradients = gradients.collect();
+                Ok(())
+            }
             Event::StepBegun { number, group } => self.begin_step(*number, group),
             Event::Step(step) => self.end_step(step),
             Event::TrainingEnded(group) => self.finish(group),
@@ -108,6 +120,7 @@ impl Profiler {
             recorder,
             steps: Vec::with_capacity(config.active.min(MAX_EVENTS) as usize),
             clock_at_begin: ClockOffset::default(),
+            gradients: Vec::new(),
             disk: disk.clone(),
             trace: None,
             missing: None,
@@ -206,6 +219,7 @@ impl Profiler {
     fn header(&self, group: &Group, run_id: i64, clock_at_end: ClockOffset) -> kineto::Header {
         let mut run_facts =
             vec![("dropped_events".to_owned(), self.recorder.dropped().to_string())];
+        run_facts.push((alone::GRADIENTS.to_owned(), Gradient::fact(self.gradients.iter())));
         if let Some(link) = group.link() {
             run_facts.push(("emulated_link".into(), link.to_string()));
         }

@@ -100,3 +100,44 @@ pub fn write_traces(sandbox: &Sandbox, folder: &str, world: usize, training: Tra
         sandbox.write(&file, text.as_bytes());
     }
 }
+
+/// A trace of PyTorch on the processor: six steps with gradients of 1, 1, 1 and 3 MiB, final every 10 ms, the last one at the end
+/// of the backward pass. They travel in buckets of 2 and 4 MiB, at 8 ms for each MiB.
+pub fn pytorch_ddp(rank: usize, with_shapes: bool) -> String {
+    let mut events = Vec::new();
+    let mut event = |category: &str,
+                     name: &str,
+                     tid: usize,
+                     from: usize,
+                     to: usize,
+                     elems: usize| {
+        let shapes = match with_shapes && elems > 0 {
+            true => format!(r#","Input Dims":[[{elems}]],"Input type":["float"]"#),
+            false => String::new(),
+        };
+        events.push(format!(
+            r#"{{"ph":"X","cat":"{category}","name":"{name}","pid":1,"tid":{tid},"ts":{},"dur":{},"args":{{"Ev Idx":0{shapes}}}}}"#,
+            1000 * from,
+            1000 * (to - from)
+        ));
+    };
+    const MIB: usize = (1 << 20) / 4;
+    for step in 0..6 {
+        let begin = 200 * step;
+        event("user_annotation", &format!("ProfilerStep#{step}"), 1, begin, begin + 150, 0);
+        event("cpu_op", "aten::linear", 1, begin, begin + 20, 0);
+        for (at, elems) in [(30, MIB), (40, MIB), (50, MIB), (60, 3 * MIB)] {
+            let name = "torch::autograd::AccumulateGrad";
+            let function = format!("autograd::engine::evaluate_function: {name}");
+            event("cpu_op", &function, 1, begin + at - 8, begin + at, 0);
+            event("cpu_op", name, 1, begin + at - 1, begin + at, elems);
+        }
+        event("user_annotation", "gloo:all_reduce", 2, begin + 40, begin + 56, 2 * MIB);
+        event("user_annotation", "gloo:all_reduce", 2, begin + 60, begin + 92, 4 * MIB);
+        event("cpu_op", "aten::add_", 1, begin + 100, begin + 110, 0);
+    }
+    format!(
+        r#"{{"traceEvents":[{}],"distributedInfo":{{"backend":"gloo","rank":{rank},"world_size":2}}}}"#,
+        events.join(",")
+    )
+}

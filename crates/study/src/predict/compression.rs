@@ -205,6 +205,7 @@ mod tests {
             backward_end_ms: 30.0,
             spread: None,
             ready: vec![ReadyLine { param: "a.weight".to_owned(), ready_ms: 30.0 }],
+            traced: None,
         };
         let link = link.parse().unwrap();
         let network = Network { ranks: 2, link, hosts: None, way: network::Route::Direct };

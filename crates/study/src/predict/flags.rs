@@ -1,5 +1,7 @@
 //! The flags of `paceline predict`, and the checks of how they fit together.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use paceline_collectives::{Algorithm, Link};
 use paceline_failure::{Failure, Result};
@@ -18,6 +20,7 @@ Examples:
   paceline predict --model mlp --links 25gbe measured --measure
   paceline predict --nproc 16,64 --ranks-per-host 8 --link-in-host nvlink4 --links 100gbe hdr
   paceline predict --gradient-bytes 500MB --compute-ms 180 --nproc 8 --algorithm ring
+  paceline predict --trace profile/ddp --nproc 8,64 --links 25gbe 100gbe
   paceline predict --memory --nproc 2,4,64 --model mlp --rank-gb 16
 ";
 
@@ -64,7 +67,6 @@ pub struct PredictArgs {
         long,
         value_name = "BYTES",
         value_parser = super::stated::bytes,
-        requires = "compute_ms",
         conflicts_with_all = ["measure", "rounds", "run_limit", "output"],
         help_heading = "Model given as bytes and milliseconds"
     )]
@@ -86,12 +88,30 @@ pub struct PredictArgs {
         help_heading = "Model given as bytes and milliseconds"
     )]
     pub backward_ms: Option<f64>,
+    /// Run nothing, and take computing times and gradients from the traces in this folder: of `train --profile`, or of
+    /// PyTorch's profiler on the processor
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        conflicts_with_all = ["measure", "rounds", "run_limit", "output", "compute_ms", "backward_ms"],
+        help_heading = "Traces"
+    )]
+    pub trace: Option<PathBuf>,
+    /// --trace: how many times as long the ranks compute, as 2 where two of them share what one had
+    #[arg(
+        long,
+        value_name = "FACTOR",
+        requires = "trace",
+        default_value_t = 1.0,
+        help_heading = "Traces"
+    )]
+    pub compute_scale: f64,
     /// Predict the memory of a rank instead, by strategy and number of ranks. Nothing is run
     #[arg(
         long,
         conflicts_with_all = [
             "links", "measure", "rounds", "run_limit", "charts", "ranks_per_host", "link_in_host", "efficiency",
-            "gradient_bytes",
+            "gradient_bytes", "trace",
         ],
         help_heading = "Memory"
     )]
@@ -123,6 +143,9 @@ pub struct PredictArgs {
 pub const MEASURED: &str = "measured";
 /// The largest number of ranks in a prediction. No link would stay the same for more.
 pub const MAX_RANKS: usize = 4096;
+/// The smallest and the largest factor of computing times.
+const MIN_SCALE: f64 = 1e-3;
+const MAX_SCALE: f64 = 1e3;
 /// Flags that a prediction cannot take into account, and what to do instead.
 const NOT_PREDICTED: [(&str, &str); 5] = [
     ("strategy", "what ddp would do is predicted; leave it out"),
@@ -132,7 +155,7 @@ const NOT_PREDICTED: [(&str, &str); 5] = [
     ("rank-samples", "the same batch on every rank is predicted; leave it out"),
 ];
 /// The flag that says how ranks reduce.
-const ALGORITHM: &str = "algorithm";
+pub(super) const ALGORITHM: &str = "algorithm";
 /// Flags of training that matter to a model that is given in numbers.
 const WITH_NUMBERS: [&str; 3] = [ALGORITHM, "bucket-cap-mb", "first-bucket-mb"];
 
@@ -157,8 +180,23 @@ pub fn resolve(args: &PredictArgs) -> Result<Spec> {
         ));
     }
     refuse_flags(&args.train.0, &NOT_PREDICTED)?;
-    if args.gradient_bytes.is_some() {
-        check_numbers(args)?;
+    if args.gradient_bytes.is_some() && args.compute_ms.is_none() && args.trace.is_none() {
+        return usage(
+            "--gradient-bytes needs --compute-ms, the computing time of a step in milliseconds, or --trace",
+        );
+    }
+    if !(MIN_SCALE..=MAX_SCALE).contains(&args.compute_scale) {
+        return usage(format!(
+            "--compute-scale {}: pass a factor from {MIN_SCALE} to {MAX_SCALE}",
+            args.compute_scale
+        ));
+    }
+    for (flag, is_given) in
+        [("trace", args.trace.is_some()), ("gradient-bytes", args.gradient_bytes.is_some())]
+    {
+        if is_given {
+            check_not_run(args, flag)?;
+        }
     }
     let is_run = args.measure || args.links.iter().any(|name| name == MEASURED);
     Ok(match is_run {
@@ -223,17 +261,17 @@ pub fn check_memory_flags(args: &PredictArgs) -> Result<()> {
     flags.iter().find(|(_, is_given)| *is_given).map_or(Ok(()), |(flag, _)| refuse(flag))
 }
 
-/// Checks that no flag is about a model that is run.
-fn check_numbers(args: &PredictArgs) -> Result<()> {
+/// Checks that no flag is about a model that is run, beside the flag `instead`, with which nothing is run.
+fn check_not_run(args: &PredictArgs, instead: &str) -> Result<()> {
     if args.links.iter().any(|name| name == MEASURED) {
         return usage(format!(
-            "--links {MEASURED} measures here; with --gradient-bytes nothing is run: pass other --links"
+            "--links {MEASURED} measures here; with --{instead} nothing is run: pass other --links"
         ));
     }
     match args.train.0.keys().find(|key| !WITH_NUMBERS.contains(key)) {
-        Some(flag) => usage(format!(
-            "--{flag} is about a run, and --gradient-bytes runs nothing; leave it out"
-        )),
+        Some(flag) => {
+            usage(format!("--{flag} is about a run, and --{instead} runs nothing; leave it out"))
+        }
         None => Ok(()),
     }
 }

@@ -1,5 +1,7 @@
 //! The prediction itself: the time that was measured without communication, plus the exposed communication of a link.
 
+use std::collections::HashMap;
+
 use paceline_analysis::advice::replay::{Backward, Bucket};
 use paceline_collectives::{Algorithm, Cost, Link, OpKind};
 use paceline_failure::{Failure, Result};
@@ -30,6 +32,24 @@ pub struct Calibration {
     pub spread: Option<Spread>,
     /// When each gradient was final, since the step began, in the order of time.
     pub ready: Vec<ReadyLine>,
+    /// What the traces say from which all of this comes; `None` if it comes from runs or numbers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub traced: Option<TracedSteps>,
+}
+
+/// The steps of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct TracedSteps {
+    /// How many steps count.
+    pub steps: usize,
+    /// The step without communication is at least this long in 9 of 10 steps, in milliseconds.
+    pub low_ms: f64,
+    /// The step without communication is at most this long in 9 of 10 steps, in milliseconds.
+    pub high_ms: f64,
+    /// The step as traced, communication included: the median, in milliseconds.
+    pub traced_ms: f64,
+    /// Whether the ranks sum up their loss when the backward pass begins, as those of paceline do.
+    pub sums_loss: bool,
 }
 
 impl Calibration {
@@ -58,23 +78,25 @@ impl Calibration {
             backward_end_ms: usual(&|_, of| Some(of.backward_end_ms))?,
             spread: spread_of(rounds, "step_ms_median"),
             ready: (0..first.ready.len()).map(ready_of).collect::<Result<_>>()?,
+            traced: None,
         })
     }
 
     /// The ready times for a layout with the same parameters.
     pub fn backward(&self, layout: &Layout) -> Result<Backward> {
+        let lines = self.ready.iter().map(|line| (line.param.as_str(), line.ready_ms));
+        let lines: HashMap<&str, f64> = lines.collect();
         let mut ready = vec![0.0; layout.params().len()];
         for (id, param) in layout.trained() {
-            let line =
-                self.ready.iter().find(|line| line.param == param.name).ok_or_else(|| {
-                    Failure::Run(
-                        "a run without communication has not followed all gradients".to_owned(),
-                    )
-                })?;
-            ready[id.0] = line.ready_ms;
+            ready[id.0] = *lines.get(param.name.as_str()).ok_or_else(|| {
+                Failure::Run(
+                    "a run without communication has not followed all gradients".to_owned(),
+                )
+            })?;
         }
         let pass = [self.backward_begin_ms, self.backward_end_ms];
-        Ok(Backward::new(ready, pass, Some(LOSS_BYTES), &[]))
+        let sums_loss = self.traced.is_none_or(|traced| traced.sums_loss);
+        Ok(Backward::new(ready, pass, sums_loss.then_some(LOSS_BYTES), &[]))
     }
 }
 
@@ -83,7 +105,7 @@ impl Calibration {
 pub struct Step {
     /// The step without communication, in milliseconds.
     pub alone_ms: f64,
-    backward: Backward,
+    pub(super) backward: Backward,
     plan: Vec<Bucket>,
 }
 
@@ -207,6 +229,7 @@ mod tests {
             backward_end_ms: 30.0,
             spread: None,
             ready,
+            traced: None,
         };
         (builder.finish(1), calibration)
     }

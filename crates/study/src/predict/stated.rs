@@ -19,7 +19,7 @@ const ALIGNED_ELEMS: u64 = 16;
 /// Bytes of a gradient.
 const ELEM_BYTES: u64 = 4;
 /// The most bytes of gradients, which are those of 1e13 parameters.
-const MAX_BYTES: f64 = 4e13;
+pub(super) const MAX_BYTES: f64 = 4e13;
 /// The part of the computation that is the backward pass: a layer's gradients of inputs and of weights each take as long as
 /// its outputs.
 const BACKWARD_PART: f64 = 2.0 / 3.0;
@@ -46,15 +46,11 @@ impl StatedModel {
         let (Some(bytes), Some(compute_ms)) = (args.gradient_bytes, args.compute_ms) else {
             return Ok(None);
         };
-        if !(ELEM_BYTES as f64..=MAX_BYTES).contains(&bytes) || bytes.fract() != 0.0 {
-            return usage(format!(
-                "--gradient-bytes {bytes}: pass a whole number of bytes, 4 or more, as 102.4e6 or 500MB"
-            ));
-        }
+        let bytes = check_bytes(bytes)?;
         if !(compute_ms > 0.0 && compute_ms.is_finite()) {
             return usage(format!("--compute-ms {compute_ms}: pass milliseconds above zero"));
         }
-        let usual = Self::with_usual_backward(bytes as u64, compute_ms);
+        let usual = Self::with_usual_backward(bytes, compute_ms);
         let backward_ms = args.backward_ms.unwrap_or(usual.backward_ms);
         if !(0.0..=compute_ms).contains(&backward_ms) {
             return usage(format!(
@@ -97,6 +93,7 @@ impl StatedModel {
             backward_end_ms: self.compute_ms,
             spread: None,
             ready: ready.collect(),
+            traced: None,
         };
         (layout, calibration)
     }
@@ -109,6 +106,16 @@ impl StatedModel {
             self.compute_ms
         )
     }
+}
+
+/// Checks the value of `--gradient-bytes`.
+pub(super) fn check_bytes(bytes: f64) -> Result<u64> {
+    if !(ELEM_BYTES as f64..=MAX_BYTES).contains(&bytes) || bytes.fract() != 0.0 {
+        return usage(format!(
+            "--gradient-bytes {bytes}: pass a whole number of bytes, 4 or more, as 102.4e6 or 500MB"
+        ));
+    }
+    Ok(bytes as u64)
 }
 
 /// Reads a number of bytes, which may have a unit. Units with `i` are powers of 1024, the others of 1000.

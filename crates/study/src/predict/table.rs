@@ -3,9 +3,10 @@
 use paceline_host::text::plural;
 use paceline_table::table::{Columns, Head, Table};
 
-use super::Row;
 use super::compression::Compression;
-use super::model::{Calibration, Prediction};
+use super::model::{Calibration, Prediction, TracedSteps};
+use super::traced::{Range, StrategyRow};
+use super::{Found, Row};
 use crate::rank::{MIN_ROUNDS, Spread};
 
 // Definitions that are too long for the list of columns.
@@ -21,11 +22,20 @@ const EFFICIENT: &str = "The step without communication, in percent of the step.
 const SLOWEST: &str = "The slowest link of this latency with the efficiency that was asked for.";
 const NAMED: &str = "The slowest link of `paceline links` with that efficiency.";
 
+const LOW: &str = "9 of 10 steps of the trace take at least this long on the link.";
+const HIGH: &str = "9 of 10 steps of the trace take at most this long on the link.";
+const LOW_LINK: &str =
+    "9 of 10 steps of the trace need a link of at least this bandwidth for the efficiency.";
+const HIGH_LINK: &str =
+    "For 9 of 10 steps of the trace this bandwidth is enough for the efficiency.";
+
 /// All columns.
 fn columns() -> Columns<Row> {
     let ms = ("ms", 2);
     let of = |get: fn(&Prediction) -> f64| move |row: &Row| get(&row.prediction);
     let spread = |get: fn(Spread) -> f64| move |row: &Row| row.measured_spread.map(get);
+    let range = |get: fn(Range) -> Option<f64>| move |row: &Row| row.range.and_then(get);
+    let gbit_s = ("Gbit/s", 2);
     Columns::new()
         .add("ranks", "ranks", ("", 0), "Number of ranks.", |row: &Row| row.ranks)
         .add("link", "link", ("", 0), LINK, |row| row.link.clone())
@@ -46,6 +56,16 @@ fn columns() -> Columns<Row> {
         .add("slowest_gbit_s", "slowest", ("Gbit/s", 2), SLOWEST, |row| row.slowest_gbit_s)
         .add("latency_us", "latency", ("us", 1), "Of the link.", |row| row.latency_us)
         .add("slowest_named", "named link", ("", 0), NAMED, |row| row.slowest_named)
+        .add("step_low_ms", "ddp from", ms, LOW, range(|of| Some(of.step_low_ms)))
+        .add("step_high_ms", "to", ms, HIGH, range(|of| Some(of.step_high_ms)))
+        .add(
+            "slowest_low_gbit_s",
+            "slowest from",
+            gbit_s,
+            LOW_LINK,
+            range(|of| of.slowest_low_gbit_s),
+        )
+        .add("slowest_high_gbit_s", "to", gbit_s, HIGH_LINK, range(|of| of.slowest_high_gbit_s))
 }
 
 /// The step and what it is made of.
@@ -57,6 +77,10 @@ const MEASURED: [&str; 5] =
     ["step_ms", "measured_ms", "measured_min_ms", "measured_max_ms", "ratio"];
 /// The efficiency, and the slowest link for the efficiency that was asked for.
 const EFFICIENCY: [&str; 4] = ["efficiency_pct", "slowest_gbit_s", "latency_us", "slowest_named"];
+
+/// How far the steps of a trace vary.
+const RANGE: [&str; 5] =
+    ["step_ms", "step_low_ms", "step_high_ms", "slowest_low_gbit_s", "slowest_high_gbit_s"];
 
 /// The rows with all columns, for files.
 pub fn table(rows: &[Row]) -> Table {
@@ -70,13 +94,8 @@ fn part(rows: &[Row], keys: &[&str], width: Option<usize>) -> String {
 }
 
 /// Everything that is printed below the first lines. `target` is the efficiency that was asked for, in percent. Tables fit `width`.
-pub fn text(
-    calibrations: &[Calibration],
-    rows: &[Row],
-    compression: &[Compression],
-    target: f64,
-    width: Option<usize>,
-) -> String {
+pub fn text(found: &Found, target: f64, width: Option<usize>) -> String {
+    let Found { calibrations, rows, strategies, compression, .. } = found;
     let bases = calibrations.iter().map(|calibration| {
         let side_by_side = if calibration.ranks > 1 { " side by side" } else { "" };
         let ranks = format!("{}{side_by_side}", plural(calibration.ranks, "rank"));
@@ -86,7 +105,10 @@ pub fn text(
              gradients are final from {first:.2} to {:.2} ms{}",
             calibration.step_ms,
             calibration.backward_end_ms,
-            calibration.spread.map_or(String::new(), |of| rounds_words(&of))
+            match &calibration.traced {
+                Some(traced) => traced_words(traced),
+                None => calibration.spread.map_or(String::new(), |of| rounds_words(&of)),
+            }
         )
     });
     let mut all: Vec<String> = bases.collect();
@@ -95,6 +117,16 @@ pub fn text(
         all.push(format!("\nMeasured on the emulated links:\n{}", part(rows, &MEASURED, width)));
     }
     all.extend(noise_words(calibrations, rows));
+    if rows.iter().any(|row| row.range.is_some()) {
+        all.push(format!(
+            "\nThe steps of the trace differ. Within these bounds are 8 of 10, and the slowest\n\
+             links that they need for {target} %:\n{}",
+            part(rows, &RANGE, width)
+        ));
+    }
+    if !strategies.is_empty() {
+        all.push(format!("\nThe step of each strategy (ms):\n{}", by_strategy(strategies, width)));
+    }
     all.push(format!(
         "\nEfficiency is the step without communication, in percent of the step.\n\
          Slowest link for {target} %: its bandwidth with the latency of the row, and the\n\
@@ -116,6 +148,28 @@ pub fn text(
         ));
     }
     all.join("\n")
+}
+
+/// The range of the steps of a trace, and how long they took.
+fn traced_words(of: &TracedSteps) -> String {
+    format!(
+        ";\nsteps of {:.2} to {:.2} in 8 of 10; as traced, with communication: {:.2}",
+        of.low_ms, of.high_ms, of.traced_ms
+    )
+}
+
+/// The table of strategies: a row for each number of ranks and link.
+fn by_strategy(strategies: &[StrategyRow], width: Option<usize>) -> String {
+    let of_links: Vec<&[StrategyRow]> =
+        strategies.chunk_by(|a, b| a.ranks == b.ranks && a.link == b.link).collect();
+    let mut columns = Columns::new()
+        .add("", "ranks", ("", 0), "Number of ranks.", |of: &&[StrategyRow]| of[0].ranks)
+        .add("", "link", ("", 0), LINK, |of| of[0].link.clone());
+    for (at, of) in of_links.first().copied().unwrap_or_default().iter().enumerate() {
+        columns = columns
+            .add("", of.strategy, ("", 2), "The step.", move |of| of.get(at).map(|of| of.step_ms));
+    }
+    columns.table(of_links).fitted(width)
 }
 
 /// The range of the rounds.
@@ -185,6 +239,7 @@ mod tests {
             measured_spread: measured_ms
                 .and_then(|ms| Spread::of([Some(ms), Some(ms - 1.0), Some(ms + 2.0)])),
             ratio: measured_ms.map(|ms| 46.0 / ms),
+            range: None,
         }
     }
 
@@ -197,7 +252,12 @@ mod tests {
             backward_end_ms: 30.0,
             spread: Spread::of([Some(39.0), Some(40.0), Some(43.5)]),
             ready: vec![ReadyLine { param: "a.weight".to_owned(), ready_ms: 20.0 }],
+            traced: None,
         }
+    }
+
+    fn found(calibration: Calibration, rows: Vec<Row>) -> Found {
+        Found { calibrations: vec![calibration], rows, ..Found::default() }
     }
 
     #[test]
@@ -212,7 +272,9 @@ mod tests {
         };
         let none = Row { slowest_gbit_s: None, slowest_named: None, ..row("1gbit,50ms", None) };
         let rows = [row("10gbe", Some(47.5)), none];
-        let shown = text(&[calibration(2)], &rows, &[compression], 90.0, None);
+        let mut found = found(calibration(2), rows.into());
+        found.compression.push(compression);
+        let shown = text(&found, 90.0, None);
         insta::assert_snapshot!(shown);
         let widest = shown.lines().map(|line| line.chars().count()).max();
         assert!(widest <= Some(80), "{shown}");
@@ -221,13 +283,13 @@ mod tests {
     #[test]
     fn noise_is_stated_or_said_to_be_unknown() {
         let one = Calibration { spread: Spread::of([Some(40.0)]), ..calibration(2) };
-        let shown = text(&[one], &[row("10gbe", None)], &[], 90.0, None);
+        let shown = text(&found(one, vec![row("10gbe", None)]), 90.0, None);
         assert!(shown.contains("to 30.00 ms; 1 round\n"), "{shown}");
         assert!(
             shown.contains("1 round cannot tell noise from a difference: pass --rounds 3"),
             "{shown}"
         );
-        let shown = text(&[calibration(2)], &[row("10gbe", None)], &[], 90.0, None);
+        let shown = text(&found(calibration(2), vec![row("10gbe", None)]), 90.0, None);
         assert!(shown.contains("; steps of 39.00 to 43.50 in 3 rounds\n"), "{shown}");
         assert!(shown.contains("differ by up to 11.2 %"), "{shown}");
     }
@@ -237,7 +299,7 @@ mod tests {
         let mut row = row("10gbe", None);
         row.prediction.simple_step_ms = None;
         let given = Calibration { spread: None, ..calibration(1) };
-        let shown = text(&[given], &[row], &[], 87.5, None);
+        let shown = text(&found(given, vec![row]), 87.5, None);
         for absent in ["simple_ddp", "Measured", "round", "fp16", "\u{2013}"] {
             assert!(!shown.contains(absent), "{absent} in: {shown}");
         }

@@ -4,12 +4,15 @@ use std::collections::BTreeSet;
 
 use super::shared::{COUNT, RANK, label, ms};
 use crate::hta::{Analysis, Anatomy, Part as StepPart, RankAnalysis, StepAnatomy};
-use crate::report::chart::{PageColor, Part, Stack};
+use crate::report::chart::{Lane, Lanes, PageColor, Part, Segment, Stack};
 use crate::report::{Body, Panel, Section};
 use crate::table::{Columns, Table};
+use crate::timeline::TimeRange;
 
 /// The most steps per rank that have a row of their own.
 const STEPS: usize = 100;
+/// The most ranks whose steps are drawn.
+const LINES: usize = 4;
 
 pub(super) fn section(analysis: &Analysis) -> Section {
     let with_steps: Vec<_> =
@@ -26,12 +29,45 @@ pub(super) fn section(analysis: &Analysis) -> Section {
     });
     let body = Body::stacked("ms", stacks).or("No trace names its steps (ProfilerStep#N).");
     let mut panels = vec![Panel::new("anatomy", "Anatomy of the step", "ms", definition, body)];
+    panels.push(time_line(&with_steps));
     if !with_steps.is_empty() {
         let definition = "Every step of every rank in parts, which add up to its length.";
         let body = Body::Table(table(&with_steps));
         panels.push(Panel::new("steps", "Steps", "", definition, body));
     }
     Section::new("step", "What a step consists of", lead, panels)
+}
+
+/// The step of median length of each rank, on a row for its main thread and one for its communication.
+fn time_line(all: &[(&RankAnalysis, &Anatomy)]) -> Panel {
+    let lines = all.iter().filter_map(|(rank, anatomy)| Some((rank, anatomy.line.as_ref()?)));
+    let lanes = lines.take(LINES).flat_map(|(rank, line)| {
+        let begin_ns = line.step.time.start_ns;
+        let segment = |name: &str, time: TimeRange, color: PageColor| Segment {
+            start: ms(time.start_ns - begin_ns).max(0.0),
+            end: ms(time.end_ns() - begin_ns).max(0.0),
+            name: name.to_owned(),
+            kind: name.to_owned(),
+            color,
+        };
+        let parts = line.parts.iter().map(|(part, time)| segment(part.name(), *time, color(*part)));
+        let sent = line.communication.iter().map(|(kind, time)| {
+            segment(&kind.name().replace('_', "-"), *time, PageColor::Communication)
+        });
+        let lane = |what: &str, segments: Vec<Segment>| Lane {
+            label: format!("{}, {what}", label(rank)),
+            segments,
+        };
+        [
+            lane(&format!("step {}", line.step.number), parts.collect()),
+            lane("communication", sent.collect()),
+        ]
+    });
+    let lanes = Lanes { unit: "ms".to_owned(), lanes: lanes.collect(), jumps: Vec::new() };
+    let definition = "The step of median length of each rank, since it began on that rank: what its main thread did, and the \
+        communication that it launched. Time outside of all spans is empty.";
+    let body = Body::Lanes(lanes).or("No trace names its steps (ProfilerStep#N).");
+    Panel::new("step-line", "Time line of a step", "ms", definition, body)
 }
 
 #[rustfmt::skip]

@@ -185,6 +185,7 @@ fn rank(rank: usize) -> RankAnalysis {
             mean_ns: step(1).parts.iter().map(|p| (p.part, p.time_ns as f64)).collect(),
             exposed_mean_ns: 1e6,
             step_mean_ns: 9.9e6,
+            line: None,
         }),
         critical_path: Some(CriticalPath {
             step: Some(1),

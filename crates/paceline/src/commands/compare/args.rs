@@ -20,6 +20,9 @@ pub struct CompareRunsArgs {
     /// Price of the machine per hour, which adds a column with the cost of each run
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub price_per_hour: Option<f64>,
+    /// Write all figures and settings of the runs to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
     /// Where compare.csv, .html, .json and .md are written
     #[arg(long, value_name = "DIR", default_value = "reports/compare")]
     pub output: PathBuf,

@@ -9,16 +9,21 @@ mod load;
 mod settings;
 mod table;
 
+use std::collections::BTreeMap;
+
 use load::Run;
 pub(super) use load::folders;
 use paceline_analysis::report::{Report, Weight};
-use paceline_failure::outputs::{check_folder, write_report};
+use paceline_failure::outputs::{check_file, check_folder, write_json, write_report};
 use paceline_failure::{Failure, Result};
 use paceline_files::{Printable, printable};
 use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, plural, say, warn};
+use paceline_table::table::Cell;
+use serde::Serialize;
 
 use self::args::CompareRunsArgs;
+use self::settings::Settings;
 
 /// The name of the report's files.
 const NAME: &str = "compare";
@@ -35,6 +40,7 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
             "--price-per-hour {price:?}: pass a price from 0 to {MAX_PRICE}"
         )));
     }
+    args.json.as_deref().map_or(Ok(()), |file| check_file("--json", file))?;
     check_folder("--output", &args.output, "pass a folder that you can write to")?;
     let (mut runs, mut left_out) = (Vec::new(), Vec::new());
     for folder in folders(&args.runs)? {
@@ -58,11 +64,54 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
         warn(&printable(&warning));
         report.note(Weight::Warning, warning);
     }
-    write_report(&Disk::default(), &args.output, NAME, &report)?;
+    let disk = Disk::default();
+    write_report(&disk, &args.output, NAME, &report)?;
+    if let Some(file) = &args.json {
+        write_json(&disk, file, &Numbers::of(&runs, &report))?;
+    }
     say(&console(&runs, &report));
     let folder = args.output.printable();
     say(&format!("Report: {folder}/{NAME}.html, and .csv, .json, .md beside it"));
     Ok(0)
+}
+
+/// What `--json` writes.
+#[derive(Serialize)]
+struct Numbers<'a> {
+    runs: Vec<RunNumbers<'a>>,
+    warnings: Vec<&'a str>,
+}
+
+/// A run in that file.
+#[derive(Serialize)]
+struct RunNumbers<'a> {
+    /// The name of its folder.
+    name: &'a str,
+    /// Its figures, by the names of the columns of compare.csv.
+    figures: BTreeMap<&'a str, &'a Cell>,
+    /// What decided it, from its config.json.
+    settings: &'a Settings,
+}
+
+impl<'a> Numbers<'a> {
+    fn of(runs: &'a [Run], report: &'a Report) -> Self {
+        let table = report.table(NAME);
+        let figures = |row: usize| {
+            let columns = table.into_iter().flat_map(|table| &table.columns);
+            let cells = table.and_then(|table| table.rows.get(row)).into_iter().flatten();
+            // The first column is the name.
+            columns.zip(cells).skip(1).map(|(head, cell)| (&*head.key, cell)).collect()
+        };
+        let run = |(at, run): (usize, &'a Run)| RunNumbers {
+            name: &run.name,
+            figures: figures(at),
+            settings: &run.settings,
+        };
+        Self {
+            runs: runs.iter().enumerate().map(run).collect(),
+            warnings: report.notes.iter().map(|note| note.text.as_str()).collect(),
+        }
+    }
 }
 
 /// Warnings about differences that make the runs' numbers hard to compare.

@@ -1,0 +1,455 @@
+//! The steps of traces without their communication: how long each computed, and when its gradients were final.
+//!
+//! Input: the timelines of all ranks of PyTorch on the processor, or of a run of ours. Output: steps, and the size of each
+//! gradient if the traces give it. The time in which the thread of the steps waited for communication is taken out, so what
+//! is left can be put on any link. This module knows no links and no buckets.
+
+use std::collections::HashMap;
+
+use super::reducer::{elem_bytes, finals, in_order, last_passes};
+use crate::backward;
+use crate::hta::{CollectiveKind, check_times, collective_kind};
+use crate::steps::{self, Step};
+use crate::timeline::{FinalGradient, Timeline};
+
+/// The key among the facts of a run under which its traces have the sizes of its gradients.
+pub const GRADIENTS: &str = "gradients";
+
+/// What wrote the traces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// PyTorch's profiler.
+    Pytorch,
+    /// The profiler of `paceline train`.
+    Paceline,
+}
+
+/// A gradient.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gradient {
+    /// The number of its parameter.
+    pub param: u64,
+    /// Its elements.
+    pub num_elems: u64,
+    /// The parameter's name; empty in traces of PyTorch.
+    pub name: String,
+}
+
+impl Gradient {
+    /// Gradients as a fact of a run: a line for each, with number, elements and name.
+    pub fn fact<'a>(gradients: impl Iterator<Item = &'a Self>) -> String {
+        let line = |of: &Self| format!("{} {} {}", of.param, of.num_elems, of.name);
+        gradients.map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    /// The gradients of such a fact. `None` if it has another form.
+    fn of_fact(words: &str) -> Option<Vec<Self>> {
+        let gradient = |line: &str| {
+            let mut parts = line.splitn(3, ' ');
+            let (param, num_elems) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+            Some(Self { param, num_elems, name: parts.next()?.to_owned() })
+        };
+        words.lines().map(gradient).collect()
+    }
+}
+
+/// A step without its communication: its times are those of the rank that comes last, in milliseconds since the step began
+/// on each rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AloneStep {
+    /// The step as measured, communication included.
+    pub measured_ms: f64,
+    /// The step without the time that a rank waited for communication.
+    pub alone_ms: f64,
+    /// Begin and end of the last backward pass.
+    pub backward: [f64; 2],
+    /// When each gradient was final, in the order of [`Alone::gradients`]. Empty if those are not known.
+    pub ready: Vec<f64>,
+}
+
+/// A training run without its communication.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alone {
+    /// What wrote the traces.
+    pub program: Program,
+    /// The number of ranks.
+    pub ranks: usize,
+    /// The gradients: those of PyTorch in the order in which they are final, others in the order of the model. `Err` says why
+    /// they are not known.
+    pub gradients: Result<Vec<Gradient>, &'static str>,
+    /// Bytes of an element of a gradient.
+    pub elem_bytes: u64,
+    /// The steps that are known of all ranks.
+    pub steps: Vec<AloneStep>,
+    /// How many steps the traces have.
+    pub num_traced: usize,
+}
+
+/// What is known of a step on one rank.
+struct RankStep {
+    whole_ms: f64,
+    alone_ms: f64,
+    backward: [f64; 2],
+    ready: Vec<f64>,
+}
+
+/// The time of a step without parts that are taken out of it.
+struct Shortened {
+    begin_ns: i64,
+    /// The parts, in order and without overlap.
+    out: Vec<(i64, i64)>,
+}
+
+impl Shortened {
+    fn new(begin_ns: i64, mut parts: Vec<(i64, i64)>) -> Self {
+        parts.sort_unstable();
+        let mut out: Vec<(i64, i64)> = Vec::new();
+        for (start, end) in parts {
+            match out.last_mut().filter(|last| start <= last.1) {
+                Some(last) => last.1 = last.1.max(end),
+                None => out.push((start.max(begin_ns), end.max(begin_ns))),
+            }
+        }
+        Self { begin_ns, out }
+    }
+
+    /// The milliseconds from the begin of the step to this moment, without the parts.
+    fn ms(&self, at_ns: i64) -> f64 {
+        let part = |of: &(i64, i64)| of.1.min(at_ns).saturating_sub(of.0).max(0);
+        let out = self.out.iter().map(part).fold(0, i64::saturating_add);
+        at_ns.saturating_sub(self.begin_ns).saturating_sub(out).max(0) as f64 / 1e6
+    }
+}
+
+impl Alone {
+    /// Reads the steps of all ranks. Errors say what the traces do not show, and what to do.
+    pub fn of(timelines: &[Timeline]) -> Result<Self, String> {
+        let program = program_of(timelines)?;
+        for timeline in timelines {
+            check_times(timeline).map_err(|e| e.to_string())?;
+            check_replicas(timeline)?;
+        }
+        let of_ranks: Vec<Vec<Step>> = timelines.iter().map(steps::of).collect();
+        if of_ranks.iter().any(Vec::is_empty) {
+            return Err(match program {
+                Program::Pytorch => "there are no steps; call step() of torch.profiler.profile after each step",
+                Program::Paceline => "there are no steps; trace a run that is long enough for its --profile-active steps",
+            }
+            .to_owned());
+        }
+        let gradients = match program {
+            Program::Pytorch => pytorch_gradients(timelines),
+            Program::Paceline => paceline_gradients(timelines),
+        }?;
+        let known = gradients.as_deref().ok();
+        let read = |timeline: &Timeline| match program {
+            Program::Pytorch => pytorch_steps(timeline, known),
+            Program::Paceline => paceline_steps(timeline, known),
+        };
+        let ranks: Vec<HashMap<u64, RankStep>> = timelines.iter().map(read).collect();
+        let step = |step: &Step| {
+            let ranks = ranks.iter().map(|of| of.get(&step.number)).collect::<Option<Vec<_>>>()?;
+            Some(last(&ranks))
+        };
+        let steps: Vec<AloneStep> = of_ranks[0].iter().filter_map(step).collect();
+        if steps.is_empty() {
+            return Err(match known {
+                Some(_) => "no step has a backward pass with all gradients on every rank",
+                None => "no step has a backward pass on every rank",
+            }
+            .to_owned());
+        }
+        Ok(Self {
+            program,
+            ranks: timelines.len(),
+            gradients,
+            elem_bytes: elem_bytes(timelines),
+            steps,
+            num_traced: of_ranks[0].len(),
+        })
+    }
+}
+
+/// What wrote the traces. Work of a device is refused: there, a gradient is final when its kernel ends.
+fn program_of(timelines: &[Timeline]) -> Result<Program, String> {
+    let is_ours = |of: &Timeline| !of.run_facts.is_empty();
+    let Some(first) = timelines.first() else { return Err("there are no traces".to_owned()) };
+    if timelines.iter().any(|of| is_ours(of) != is_ours(first)) {
+        return Err(
+            "some traces are of paceline and some are not; pass those of one run".to_owned()
+        );
+    }
+    let is_of_device = |of: &Timeline| match is_ours(of) {
+        true => !of.run_facts.contains_key("lanes"),
+        false => !of.kernels.is_empty(),
+    };
+    if timelines.iter().any(is_of_device) {
+        return Err("these traces have work of a device, whose gradients cannot be followed; pass --gradient-bytes and \
+                    --compute-ms instead of --trace"
+            .to_owned());
+    }
+    Ok(if is_ours(first) { Program::Paceline } else { Program::Pytorch })
+}
+
+/// Fails if the collectives of the steps are not those of replicas: then the ranks compute something else than replicas would.
+fn check_replicas(timeline: &Timeline) -> Result<(), String> {
+    use CollectiveKind::{AllReduce, Barrier, Broadcast, Unknown};
+    let steps = steps::of(timeline);
+    let (Some(first), Some(last)) = (steps.first(), steps.last()) else { return Ok(()) };
+    let is_within = |at_ns: i64| (first.time.start_ns..last.time.end_ns()).contains(&at_ns);
+    let operators = timeline.operators.iter().map(|of| (of.name, of.time, of.collective));
+    let kernels = timeline.kernels.iter().map(|of| (of.name, of.time, of.collective));
+    for (name, time, collective) in operators.chain(kernels) {
+        let Some(collective) = collective.filter(|_| is_within(time.start_ns)) else { continue };
+        let said = timeline.collectives.get(collective as usize).map_or("", |of| &of.name);
+        let kind = collective_kind(said).or_else(|| collective_kind(timeline.names.text(name)));
+        let kind = kind.unwrap_or(Unknown);
+        if ![AllReduce, Broadcast, Barrier, Unknown].contains(&kind) {
+            return Err(not_replicas(kind.name()));
+        }
+    }
+    match timeline.names.iter().any(|name| name == "param broadcast") {
+        true => Err(not_replicas("broadcasts of updated parameters")),
+        false => Ok(()),
+    }
+}
+
+fn not_replicas(what: &str) -> String {
+    format!(
+        "the steps have {what}, so these ranks are not plain replicas, and compute something else than replicas would; \
+         trace a run of ddp, or of PyTorch's DistributedDataParallel"
+    )
+}
+
+type Gradients = Result<Result<Vec<Gradient>, &'static str>, String>;
+
+/// The gradients of PyTorch, in the order in which they are final in the first step that has them all on every rank.
+fn pytorch_gradients(timelines: &[Timeline]) -> Gradients {
+    if timelines.iter().any(|timeline| timeline.gradients.is_empty()) {
+        return Ok(Err(
+            "no gradient has a size; pass record_shapes=True to torch.profiler.profile",
+        ));
+    }
+    // The most of a step: a step that was cut off has fewer.
+    let of_rank = |timeline: &Timeline| {
+        let sorted = sorted(timeline);
+        let passes = last_passes(timeline);
+        let first_of_most = |best: Vec<u64>, step: &Step| {
+            let pass = passes.get(&step.number);
+            let of_step = pass.map_or(&[][..], |pass| finals(&sorted, pass));
+            match of_step.len() > best.len() {
+                true => of_step.iter().map(|of| of.num_elems).collect(),
+                false => best,
+            }
+        };
+        steps::of(timeline).iter().fold(Vec::new(), first_of_most)
+    };
+    let of_ranks: Vec<Vec<u64>> = timelines.iter().map(of_rank).collect();
+    let mut by_size = of_ranks.clone();
+    by_size.iter_mut().for_each(|sizes| sizes.sort_unstable());
+    check_same(&by_size)?;
+    let gradient = |(param, num_elems): (u64, &u64)| Gradient {
+        param,
+        num_elems: *num_elems,
+        name: String::new(),
+    };
+    Ok(Ok((0..).zip(&of_ranks[0]).map(gradient).collect()))
+}
+
+/// The gradients that the facts of the run name.
+fn paceline_gradients(timelines: &[Timeline]) -> Gradients {
+    let of_rank = |of: &Timeline| of.run_facts.get(GRADIENTS).map(|words| Gradient::of_fact(words));
+    let Some(of_ranks) = timelines.iter().map(of_rank).collect::<Option<Vec<_>>>() else {
+        return Ok(Err(
+            "the traces do not say how large gradients are; trace the run with this version",
+        ));
+    };
+    let Some(mut of_ranks) = of_ranks.into_iter().collect::<Option<Vec<_>>>() else {
+        return Err(format!("the fact {GRADIENTS:?} about the run has an unknown form"));
+    };
+    check_same(&of_ranks)?;
+    Ok(Ok(of_ranks.swap_remove(0)))
+}
+
+fn check_same<T: PartialEq>(of_ranks: &[T]) -> Result<(), String> {
+    match of_ranks.windows(2).all(|pair| pair[0] == pair[1]) {
+        true => Ok(()),
+        false => Err("the ranks have different gradients; trace replicas of one model".to_owned()),
+    }
+}
+
+fn sorted(timeline: &Timeline) -> Vec<FinalGradient> {
+    let mut gradients = timeline.gradients.clone();
+    gradients.sort_unstable();
+    gradients
+}
+
+/// The steps of a rank of PyTorch, by number. It waits for communication when `backward` would return otherwise.
+fn pytorch_steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<u64, RankStep> {
+    let (passes, all_passes) = (last_passes(timeline), backward::passes(timeline));
+    let sorted = sorted(timeline);
+    let sizes: Option<Vec<u64>> = known.map(|all| all.iter().map(|of| of.num_elems).collect());
+    let read = |step: Step| {
+        let pass = passes.get(&step.number)?;
+        let (begin_ns, end_ns) = (step.time.start_ns, step.time.end_ns());
+        let waits = all_passes.iter().map(|of| (of.wait.start_ns, of.wait.end_ns()));
+        let waits = waits.filter(|(start, end)| *start >= begin_ns && *end <= end_ns);
+        let clock = Shortened::new(begin_ns, waits.collect());
+        let ready = match &sizes {
+            Some(sizes) => in_order(sizes, finals(&sorted, pass))?,
+            None => Vec::new(),
+        };
+        let of_step = RankStep {
+            whole_ms: step.time.dur_ns as f64 / 1e6,
+            alone_ms: clock.ms(end_ns),
+            backward: [pass.time.start_ns, pass.time.end_ns()].map(|at| clock.ms(at)),
+            ready: ready.into_iter().map(|at| clock.ms(at)).collect(),
+        };
+        Some((step.number, of_step))
+    };
+    steps::of(timeline).into_iter().filter_map(read).collect()
+}
+
+/// The steps of a rank of ours, by number, from when their batch was there. Its main thread says when it is blocked.
+fn paceline_steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<u64, RankStep> {
+    let lane = steps::lane(timeline);
+    // The spans with this name, by start.
+    let spans = |name: &str| {
+        let spans = timeline.annotations.iter().filter(|of| Some(of.lane) == lane && !of.is_device);
+        let spans = spans.filter(|of| timeline.names.text(of.name) == name);
+        let mut all: Vec<(i64, i64)> =
+            spans.map(|of| (of.time.start_ns, of.time.end_ns())).collect();
+        all.sort_unstable();
+        all
+    };
+    let [waits, blocked, passes] = ["data wait", "exposed", "backward"].map(spans);
+    let mut marks = timeline.gradient_marks.clone();
+    marks.sort_unstable();
+    let read = |step: Step| {
+        let (asked_ns, end_ns) = (step.time.start_ns, step.time.end_ns());
+        let in_step = |all: &[(i64, i64)]| {
+            let begin = all.partition_point(|of| of.0 < asked_ns);
+            let end = all.partition_point(|of| of.0 < end_ns);
+            begin..end.max(begin)
+        };
+        let begin_ns = waits[in_step(&waits)].first().map_or(asked_ns, |wait| wait.1);
+        let pass = passes[in_step(&passes)].last()?;
+        let clock = Shortened::new(begin_ns, blocked[in_step(&blocked)].to_vec());
+        let first = marks.partition_point(|of| of.at_ns < begin_ns);
+        let after = marks.partition_point(|of| of.at_ns <= end_ns);
+        // Of several micro-batches, the last one makes a gradient final.
+        let of_step = &marks[first.min(after)..after];
+        let ready: HashMap<u64, i64> = of_step.iter().map(|of| (of.param, of.at_ns)).collect();
+        let ready = match known {
+            Some(all) => all.iter().map(|of| ready.get(&of.param)).collect::<Option<Vec<_>>>()?,
+            None => Vec::new(),
+        };
+        let of_step = RankStep {
+            whole_ms: end_ns.saturating_sub(begin_ns) as f64 / 1e6,
+            alone_ms: clock.ms(end_ns),
+            backward: [pass.0, pass.1].map(|at| clock.ms(at)),
+            ready: ready.into_iter().map(|at| clock.ms(*at)).collect(),
+        };
+        Some((step.number, of_step))
+    };
+    steps::of(timeline).into_iter().filter_map(read).collect()
+}
+
+/// The step as the rank has it that comes last: an operation begins when all ranks have come to it.
+fn last(ranks: &[&RankStep]) -> AloneStep {
+    let latest =
+        |part: &dyn Fn(&RankStep) -> f64| ranks.iter().map(|rank| part(rank)).fold(0.0, f64::max);
+    let num_ready = ranks.iter().map(|rank| rank.ready.len()).min().unwrap_or(0);
+    AloneStep {
+        measured_ms: latest(&|of| of.whole_ms),
+        alone_ms: latest(&|of| of.alone_ms),
+        backward: [0, 1].map(|end| latest(&|of| of.backward[end])),
+        ready: (0..num_ready).map(|at| latest(&|of| of.ready[at])).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ranks::sample::timeline;
+    use crate::timeline::GradientMark;
+
+    /// A step of ours of 100 us, whose batch arrives at 10, and whose main thread is blocked from 60 to 80.
+    fn ours(rank: usize, late_us: i64) -> Timeline {
+        let mut of = timeline(rank).step(4, 0, 100 + late_us).phase("data wait", 0, 10);
+        of = of.phase("backward", 30, 60).phase("exposed", 60, 80).phase("exposed", 70, 80);
+        let mark = |param, at_us: i64| GradientMark { at_ns: (at_us + late_us) * 1000, param };
+        of.gradient_marks = vec![mark(7, 40), mark(3, 55)];
+        let fact = "3 16 a.weight\n7 4 a.bias".to_owned();
+        of.run_facts = [("lanes".to_owned(), String::new()), (GRADIENTS.to_owned(), fact)].into();
+        of
+    }
+
+    #[test]
+    fn steps_of_ours_lose_what_they_waited_for() {
+        let alone = Alone::of(&[ours(0, 0), ours(1, 2)]).unwrap();
+        assert_eq!((alone.program, alone.ranks, alone.num_traced), (Program::Paceline, 2, 1));
+        let names: Vec<_> = alone.gradients.unwrap().into_iter().map(|of| of.name).collect();
+        assert_eq!(names, ["a.weight", "a.bias"]);
+        let ms = |us: f64| us / 1000.0;
+        let close = |a: f64, us: f64| assert!((a - ms(us)).abs() < 1e-9, "{a}, not {us} us");
+        let step = &alone.steps[0];
+        close(step.measured_ms, 92.0);
+        close(step.alone_ms, 72.0);
+        close(step.backward[0], 20.0);
+        close(step.backward[1], 50.0);
+        close(step.ready[0], 47.0);
+        close(step.ready[1], 32.0);
+    }
+
+    #[test]
+    fn what_traces_lack_is_told() {
+        let told = |timelines: &[Timeline]| Alone::of(timelines).unwrap_err();
+        assert!(told(&[]).contains("no traces"));
+        let pytorch = timeline(0).operator("aten::mul", 0, 20);
+        assert!(told(std::slice::from_ref(&pytorch)).contains("call step() of torch.profiler"));
+        let pytorch = pytorch.step(0, 0, 100);
+        assert!(told(std::slice::from_ref(&pytorch)).contains("no step has a backward pass"));
+        assert!(told(&[ours(0, 0), pytorch.clone()]).contains("some traces are of paceline"));
+        assert!(told(&[pytorch.compute("gemm", 0, 20)]).contains("work of a device"));
+        let mut other = ours(1, 0);
+        other.run_facts.insert(GRADIENTS.to_owned(), "3 15 a.weight\n7 4 a.bias".to_owned());
+        assert!(told(&[ours(0, 0), other.clone()]).contains("different gradients"));
+        other.run_facts.insert(GRADIENTS.to_owned(), "x".to_owned());
+        assert!(told(&[other.clone()]).contains("unknown form"));
+        other.run_facts.remove(GRADIENTS);
+        let alone = Alone::of(&[other]).unwrap();
+        assert!(alone.gradients.is_err() && alone.steps[0].ready.is_empty());
+        let mut unmarked = ours(0, 0);
+        unmarked.gradient_marks.pop();
+        assert!(told(&[unmarked]).contains("all gradients"));
+        let mut divided = ours(0, 0).all_reduce(1, 20, 30);
+        assert!(Alone::of(std::slice::from_ref(&divided)).is_ok());
+        divided.collectives[0].name = "reduce_scatter".to_owned();
+        assert!(told(&[divided]).contains("reduce_scatter, so these ranks are not plain replicas"));
+    }
+
+    #[test]
+    fn steps_of_pytorch_lose_the_wait_at_the_end_of_the_pass() {
+        let function = |timeline: Timeline, start_us: i64, end_us: i64| {
+            timeline.operator("autograd::engine::evaluate_function: A", start_us, end_us)
+        };
+        let of = function(function(timeline(0).step(0, 0, 100), 20, 30), 31, 50);
+        let mut of = of.operator("gloo:all_reduce", 45, 75).operator("aten::add_", 85, 95);
+        for operator in &mut of.operators {
+            let is_transfer = of.names.text(operator.name).starts_with("gloo");
+            operator.lane = crate::timeline::TrackId(if is_transfer { 2 } else { 0 });
+        }
+        let alone = Alone::of(std::slice::from_ref(&of)).unwrap();
+        assert_eq!(
+            alone.gradients,
+            Err("no gradient has a size; pass record_shapes=True to torch.profiler.profile")
+        );
+        assert_eq!((alone.steps[0].measured_ms, alone.steps[0].alone_ms), (0.1, 0.075));
+        let gradient = |at_us: i64, num_elems| FinalGradient { at_ns: at_us * 1000, num_elems };
+        of.gradients = vec![gradient(50, 3), gradient(30, 9)];
+        let alone = Alone::of(&[of]).unwrap();
+        let sizes: Vec<u64> = alone.gradients.unwrap().iter().map(|of| of.num_elems).collect();
+        assert_eq!((sizes, &alone.steps[0].ready), (vec![9, 3], &vec![0.03, 0.05]));
+    }
+}

@@ -1,0 +1,149 @@
+//! The time line of a step as lines of text: what the main thread did, and beside it the buckets on their way.
+//!
+//! The anatomy of a run goes in. All times are means over ranks and steps, so the picture is of no single step. Strategies
+//! that communicate after the optimizer, and pipelines, have other pictures or none.
+
+use paceline_table::chart::{Lane, PageColor, Segment};
+
+use crate::figures::facts::Facts;
+use crate::insight::anatomy::{Anatomy, OpLine};
+
+/// How wide a picture is at most, and where no width is known.
+const WIDTH: usize = 80;
+/// The signs of buckets, by number.
+const NUMBERS: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+
+/// The picture of the usual step, or nothing if the steps do not have this form.
+pub(crate) fn drawing(facts: &Facts, width: Option<usize>) -> Vec<String> {
+    // These send parameters after the optimizer.
+    let sends_after_all = facts.config.strategy.name().starts_with("zero");
+    if facts.pipeline.is_some() || sends_after_all {
+        return Vec::new();
+    }
+    let mean = |part: fn(&crate::record::meter::StepTimes) -> u64| {
+        facts.steps.mean(part).map_or(0.0, |ns| ns / 1e6)
+    };
+    let lanes = lanes(&facts.anatomy, mean(|t| t.step), mean(|t| t.optimizer));
+    drawn(&lanes, width.unwrap_or(WIDTH).min(WIDTH))
+}
+
+/// The rows: the main thread, and the operations that carry gradients, if there are any. In milliseconds after the batch
+/// arrived.
+fn lanes(anatomy: &Anatomy, step_ms: f64, optimizer_ms: f64) -> Vec<Lane> {
+    let (begin, end) = (anatomy.backward_begin_ms, anatomy.backward_end_ms);
+    if !(end > begin && step_ms >= end) {
+        return Vec::new();
+    }
+    let updated = (step_ms - optimizer_ms).max(end);
+    let main = [
+        ("forward", 0.0, begin, PageColor::Forward),
+        ("backward", begin, end, PageColor::Backward),
+        ("wait", end, updated, PageColor::Wait),
+        ("optimizer", updated, step_ms, PageColor::Optimizer),
+    ];
+    let segment = |(name, start, end, color): (&str, f64, f64, PageColor)| Segment {
+        start,
+        end,
+        name: name.to_owned(),
+        kind: name.to_owned(),
+        color,
+    };
+    let mut lanes = vec![Lane { label: "main".to_owned(), segments: main.map(segment).into() }];
+    let bucket = |(at, op): (usize, &OpLine)| {
+        let name = format!("bucket {at}");
+        let wait = Segment {
+            start: op.sent_ms,
+            end: op.present_ms,
+            name: name.clone(),
+            kind: "-".to_owned(),
+            color: PageColor::Wait,
+        };
+        let sign = char::from(NUMBERS[at % NUMBERS.len()]);
+        let (start, end) = (op.present_ms, op.done_ms);
+        let color = PageColor::Communication;
+        [wait, Segment { start, end, name, kind: sign.to_string(), color }]
+    };
+    let buckets = anatomy.buckets.iter().map(|of| &of.op).enumerate().flat_map(bucket);
+    let segments: Vec<Segment> = buckets.collect();
+    if !segments.is_empty() {
+        lanes.push(Lane { label: "buckets".to_owned(), segments });
+    }
+    lanes
+}
+
+/// The rows as text, each segment as the first letter of its kind.
+fn drawn(lanes: &[Lane], width: usize) -> Vec<String> {
+    let Some(main) = lanes.first() else { return Vec::new() };
+    let ends = lanes.iter().flat_map(|lane| &lane.segments).map(|segment| segment.end);
+    let whole = ends.fold(0.0, f64::max);
+    let margin = lanes.iter().map(|lane| lane.label.len()).max().unwrap_or(0) + 2;
+    let room = width.saturating_sub(margin).max(1);
+    let column = |ms: f64| ((ms / whole * room as f64).round() as usize).min(room);
+    let names: Vec<&str> = main.segments.iter().map(|segment| segment.kind.as_str()).collect();
+    let beside = if lanes.len() > 1 { "; buckets (- waits)" } else { "" };
+    let last = main.segments.last().map_or(0.0, |segment| segment.end);
+    let mut lines = vec![format!("A step, {last:.2} ms: {}{beside}", names.join(", "))];
+    for Lane { label, segments } in lanes {
+        let mut row = vec![b' '; room];
+        for segment in segments {
+            let (start, end) = (column(segment.start), column(segment.end));
+            let is_short = start >= end && segment.end > segment.start && segment.kind != "-";
+            // What takes time is seen, if there is room.
+            let end = if is_short { (start + 1).min(room) } else { end };
+            let letter = segment.kind.as_bytes().first().copied().unwrap_or(b'?');
+            row[start.min(end)..end].fill(letter);
+        }
+        let row = String::from_utf8_lossy(&row).trim_end().to_owned();
+        lines.push(format!("{label:<margin$}{row}"));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::insight::anatomy::BucketLine;
+
+    fn anatomy(buckets: &[[f64; 3]]) -> Anatomy {
+        let bucket = |[sent_ms, present_ms, done_ms]: &[f64; 3]| {
+            let op = OpLine {
+                bytes: 8,
+                ready_ms: *sent_ms,
+                sent_ms: *sent_ms,
+                present_ms: *present_ms,
+                done_ms: *done_ms,
+                hidden_pct: 0.0,
+            };
+            BucketLine { op, units: Vec::new() }
+        };
+        let buckets = buckets.iter().map(bucket).collect();
+        Anatomy { backward_begin_ms: 10.0, backward_end_ms: 30.0, buckets, ..Anatomy::default() }
+    }
+
+    #[test]
+    fn what_is_drawn() {
+        let lanes = lanes(&anatomy(&[[14.0, 16.0, 20.0], [30.0, 30.0, 36.0]]), 40.0, 4.0);
+        let lines = drawn(&lanes, 49);
+        assert_eq!(
+            lines[0],
+            "A step, 40.00 ms: forward, backward, wait, optimizer; buckets (- waits)"
+        );
+        assert_eq!(lines[1], "main     ffffffffffbbbbbbbbbbbbbbbbbbbbwwwwwwoooo");
+        assert_eq!(lines[2], "buckets                --0000          111111");
+        let alone = drawn(&super::lanes(&anatomy(&[]), 40.0, 10.0), 46);
+        assert_eq!(alone[0], "A step, 40.00 ms: forward, backward, wait, optimizer");
+        assert_eq!(alone[1..], ["main  ffffffffffbbbbbbbbbbbbbbbbbbbboooooooooo"]);
+    }
+
+    #[test]
+    fn every_line_fits_and_nothing_is_drawn_of_nothing() {
+        let buckets: Vec<[f64; 3]> =
+            (0..50).map(|at| [f64::from(at); 3].map(|ms| ms * 0.7)).collect();
+        for width in [0, 1, 9, 10, 80] {
+            let lines = drawn(&lanes(&anatomy(&buckets), 40.0, 0.001), width);
+            let most = lines[1..].iter().map(|line| line.len()).max().unwrap_or(0);
+            assert!(most <= width.max(10), "{width}: {lines:?}");
+        }
+        assert!(drawn(&lanes(&Anatomy::default(), 0.0, 0.0), 80).is_empty());
+    }
+}

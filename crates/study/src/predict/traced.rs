@@ -1,0 +1,364 @@
+//! A prediction from the traces of a run, ours or PyTorch's, for which nothing is run.
+//!
+//! Traces and flags go in. A calibration comes out, as runs without communication would give it, and one for each step of the
+//! traces: from these follows how far a prediction varies because the steps differ. This file also predicts the other ways
+//! to send the same gradients.
+
+use std::path::PathBuf;
+
+use paceline_analysis::advice::alone::{Alone, AloneStep, Gradient, Program};
+use paceline_analysis::advice::replay::Bucket;
+use paceline_analysis::read::{self, Select, Window};
+use paceline_analysis::stats::{median, quantile};
+use paceline_failure::{Failure, Result};
+use paceline_files::Printable;
+use paceline_host::text::plural;
+use paceline_model::{Init, Layout, LayoutBuilder};
+use paceline_observe::insight::anatomy::ReadyLine;
+use paceline_observe::insight::buckets::ELEM_BYTES;
+use paceline_strategies::BucketCaps;
+use serde::Serialize;
+
+use super::efficiency::{efficiency_pct, least_bandwidth};
+use super::flags::{self, PredictArgs};
+use super::model::{Calibration, Step, TracedSteps};
+use super::network::{Network, Route};
+use super::stated::{MAX_BYTES, StatedModel, check_bytes};
+
+/// Of ten steps, eight are within these quantiles.
+const RANGE: [f64; 2] = [0.1, 0.9];
+
+/// What a prediction takes from traces.
+#[derive(Clone, Debug)]
+pub struct TracedRun {
+    alone: Alone,
+    /// The gradients, if the traces give them and no flag does.
+    gradients: Option<Vec<Gradient>>,
+    /// Bytes of all gradients.
+    pub gradient_bytes: u64,
+    scale: f64,
+    folder: String,
+}
+
+impl TracedRun {
+    /// Reads the traces that the flags name.
+    pub fn read(args: &PredictArgs) -> Result<Option<Self>> {
+        let Some(folder) = &args.trace else { return Ok(None) };
+        let refused =
+            |why: String| Failure::Usage(format!("--trace {}: {why}", folder.printable()));
+        let windows = read::find(&[PathBuf::from(folder)], Select::Latest);
+        let windows = windows.map_err(|e| refused(e.to_string()))?;
+        let window = windows.into_iter().next().ok_or_else(|| refused("no traces".to_owned()))?;
+        check_whole(&window).map_err(&refused)?;
+        let mut timelines = Vec::new();
+        for file in &window.files {
+            let mut timeline = read::open(&file.path).map_err(|e| refused(e.to_string()))?;
+            timeline.rank = Some(file.rank);
+            timelines.push(timeline);
+        }
+        let alone = Alone::of(&timelines).map_err(&refused)?;
+        let (gradients, gradient_bytes) = match (args.gradient_bytes, &alone.gradients) {
+            (Some(bytes), _) => (None, check_bytes(bytes)?),
+            (None, Ok(gradients)) => {
+                let bytes = gradients.iter().map(|of| of.num_elems).fold(0, u64::saturating_add);
+                (Some(gradients.clone()), bytes.saturating_mul(alone.elem_bytes))
+            }
+            (None, Err(why)) => {
+                return Err(refused(format!("{why}, or give --gradient-bytes")));
+            }
+        };
+        if !(1.0..=MAX_BYTES).contains(&(gradient_bytes as f64)) {
+            return Err(refused(format!("it claims {gradient_bytes} bytes of gradients")));
+        }
+        let (scale, folder) = (args.compute_scale, folder.printable().to_string());
+        Ok(Some(Self { alone, gradients, gradient_bytes, scale, folder }))
+    }
+
+    /// The ways to all-reduce of which the fastest is predicted. PyTorch's Gloo works in a ring.
+    pub fn ways(&self, args: &PredictArgs) -> Result<Vec<Route>> {
+        let is_open = args.ranks_per_host == 1 && !args.train.0.has(flags::ALGORITHM);
+        match self.alone.program {
+            Program::Pytorch if is_open => Ok(vec![Route::Ring]),
+            Program::Pytorch | Program::Paceline => flags::ways(args),
+        }
+    }
+
+    /// The layout of the gradients for this many ranks, and the usual step of the traces.
+    pub fn model(&self, ranks: usize) -> (Layout, Calibration) {
+        let (steps, scale) = (&self.alone.steps, self.scale);
+        let usual =
+            |part: &dyn Fn(&AloneStep) -> f64| median(steps.iter().map(part)).unwrap_or(0.0);
+        let usual_step = AloneStep {
+            measured_ms: usual(&|of| of.measured_ms),
+            alone_ms: usual(&|of| of.alone_ms),
+            backward: [0, 1].map(|end| usual(&|of| of.backward[end])),
+            ready: (0..steps[0].ready.len()).map(|at| usual(&|of| of.ready[at])).collect(),
+        };
+        let mut alone_ms: Vec<f64> = steps.iter().map(|of| scale * of.alone_ms).collect();
+        let [low_ms, high_ms] = range(&mut alone_ms);
+        let traced_ms = usual_step.measured_ms;
+        let sums_loss = self.alone.program == Program::Paceline;
+        let traced = TracedSteps { steps: steps.len(), low_ms, high_ms, traced_ms, sums_loss };
+        let (layout, calibration) = self.of_step(&usual_step, ranks);
+        (layout, Calibration { traced: Some(traced), ..calibration })
+    }
+
+    /// The layout and the times of one step.
+    fn of_step(&self, step: &AloneStep, ranks: usize) -> (Layout, Calibration) {
+        let [begin, end] = step.backward.map(|ms| self.scale * ms);
+        let Some(gradients) = &self.gradients else {
+            let (gradient_bytes, backward_ms) = (self.gradient_bytes, (end - begin).max(0.0));
+            let given = StatedModel { gradient_bytes, compute_ms: end, backward_ms };
+            let (layout, calibration) = given.model();
+            return (layout, self.calibration(calibration.ready, step));
+        };
+        let mut builder = LayoutBuilder::new();
+        let mut unit = None;
+        let mut add = |at: usize| {
+            let (of_unit, name) = self.name(&gradients[at], at);
+            if unit.as_ref() != Some(&of_unit) {
+                builder.unit(&of_unit);
+                unit = Some(of_unit);
+            }
+            let bytes = gradients[at].num_elems.saturating_mul(self.alone.elem_bytes);
+            let elems = bytes.div_ceil(ELEM_BYTES as u64) as usize;
+            builder.param(&name, [elems], Init::Constant(0.0));
+        };
+        match self.alone.program {
+            // They are in the order in which they are final, and buckets begin with the last parameter.
+            Program::Pytorch => (0..gradients.len()).rev().for_each(&mut add),
+            Program::Paceline => (0..gradients.len()).for_each(&mut add),
+        }
+        let line = |(at, ready_ms): (usize, &f64)| {
+            let (unit, name) = self.name(&gradients[at], at);
+            ReadyLine { param: format!("{unit}.{name}"), ready_ms: self.scale * ready_ms }
+        };
+        let mut ready: Vec<ReadyLine> = step.ready.iter().enumerate().map(line).collect();
+        ready.sort_by(|a, b| a.ready_ms.total_cmp(&b.ready_ms));
+        (builder.finish(ranks), self.calibration(ready, step))
+    }
+
+    /// The unit and the name of a parameter. The number makes it the only one of its name, whatever the traces say.
+    fn name(&self, gradient: &Gradient, at: usize) -> (String, String) {
+        let (unit, name) = gradient.name.rsplit_once('.').unwrap_or(("traced", &gradient.name));
+        (unit.to_owned(), format!("{name} {at}"))
+    }
+
+    fn calibration(&self, ready: Vec<ReadyLine>, step: &AloneStep) -> Calibration {
+        let [begin, end] = step.backward.map(|ms| self.scale * ms);
+        Calibration {
+            ranks: self.alone.ranks,
+            step_ms: self.scale * step.alone_ms,
+            compute_ms: self.scale * step.alone_ms,
+            backward_begin_ms: begin,
+            backward_end_ms: end,
+            spread: None,
+            ready,
+            traced: None,
+        }
+    }
+
+    /// Each step of the traces with buckets of these sizes.
+    pub fn steps(&self, ranks: usize, caps: BucketCaps, usual: &Calibration) -> Result<Vec<Step>> {
+        let step = |of: &AloneStep| {
+            let (layout, calibration) = self.of_step(of, ranks);
+            Step::new(&Calibration { traced: usual.traced, ..calibration }, &layout, caps)
+        };
+        self.alone.steps.iter().map(step).collect()
+    }
+
+    /// Whether it is known which gradients there are.
+    pub fn knows_gradients(&self) -> bool {
+        self.gradients.is_some()
+    }
+
+    /// What was read, in words.
+    pub fn words(&self) -> String {
+        let program = match self.alone.program {
+            Program::Pytorch => "PyTorch",
+            Program::Paceline => "paceline",
+        };
+        let Alone { ranks, steps, num_traced, .. } = &self.alone;
+        let gradients = match &self.gradients {
+            Some(all) => format!("{} of {:.2} MB", plural(all.len(), "gradient"), self.mb()),
+            None => format!("{:.2} MB of gradients, which are final at an even pace", self.mb()),
+        };
+        let scaled = match self.scale {
+            1.0 => String::new(),
+            scale => format!(
+                "\nComputing takes {scale} times what it took in the traces (--compute-scale)."
+            ),
+        };
+        format!(
+            "{} of {}, traced by {program} on {}; {gradients}{scaled}",
+            steps.len(),
+            plural(*num_traced, "step"),
+            plural(*ranks, "rank")
+        )
+    }
+
+    /// The same for a chart.
+    pub fn labels(&self) -> (String, String) {
+        let place = format!("Predicted from the traces in {}; nothing was run", self.folder);
+        (format!("{:.2} MB of gradients", self.mb()), place)
+    }
+
+    fn mb(&self) -> f64 {
+        self.gradient_bytes as f64 / 1e6
+    }
+}
+
+/// Checks that the traces of all ranks are there: the slowest one decides how long a step takes.
+fn check_whole(window: &Window) -> std::result::Result<(), String> {
+    if let Some(doubt) = window.doubts.first() {
+        return Err(doubt.clone());
+    }
+    let missing: Vec<String> = window.missing.iter().take(8).map(usize::to_string).collect();
+    match window.missing.len() {
+        0 => Ok(()),
+        1 => Err(format!(
+            "the trace of rank {} is missing; pass a folder with those of all ranks",
+            missing[0]
+        )),
+        count => Err(format!(
+            "the traces of {count} ranks are missing, {}{}; pass a folder with those of all ranks",
+            missing.join(", "),
+            if count > missing.len() { ", ..." } else { "" }
+        )),
+    }
+}
+
+/// The smallest and the largest of eight of ten values. Sorts them.
+fn range(values: &mut [f64]) -> [f64; 2] {
+    values.sort_by(f64::total_cmp);
+    RANGE.map(|part| quantile(values, part).unwrap_or(f64::NAN))
+}
+
+/// How far a prediction varies, because the steps of the traces differ: in 8 of 10 steps it is within these bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Range {
+    /// The shortest step, in milliseconds.
+    pub step_low_ms: f64,
+    /// The longest step, in milliseconds.
+    pub step_high_ms: f64,
+    /// The slowest link in Gbit/s with the efficiency that was asked for. `None` if no bandwidth is enough.
+    pub slowest_low_gbit_s: Option<f64>,
+    /// The same for the step that needs the fastest link.
+    pub slowest_high_gbit_s: Option<f64>,
+}
+
+impl Range {
+    /// The range for this network and target efficiency.
+    pub fn of(steps: &[Step], network: &Network, target: f64) -> Self {
+        let step_ms =
+            |step: &Step, network: &Network| step.step_ms(|bytes| network.all_reduce_ms(bytes));
+        let mut all_ms: Vec<f64> = steps.iter().map(|step| step_ms(step, network)).collect();
+        let least = |step: &Step| {
+            let efficiency = |bytes_per_s: f64| {
+                efficiency_pct(step.alone_ms, step_ms(step, &network.with_bandwidth(bytes_per_s)))
+            };
+            least_bandwidth(efficiency, target).map_or(f64::INFINITY, |least| least * 8e-9)
+        };
+        let mut least: Vec<f64> = steps.iter().map(least).collect();
+        let [step_low_ms, step_high_ms] = range(&mut all_ms);
+        let [low, high] = range(&mut least).map(|gbit_s| Some(gbit_s).filter(|of| of.is_finite()));
+        Self { step_low_ms, step_high_ms, slowest_low_gbit_s: low, slowest_high_gbit_s: high }
+    }
+}
+
+/// The step of one strategy on one link, in milliseconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StrategyRow {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// The link.
+    pub link: String,
+    /// The strategy.
+    pub strategy: &'static str,
+    /// The step.
+    pub step_ms: f64,
+    /// The shortest of eight of ten steps.
+    pub step_low_ms: f64,
+    /// The longest of eight of ten steps.
+    pub step_high_ms: f64,
+    /// The step without communication, in percent of this one.
+    pub efficiency_pct: f64,
+}
+
+/// The strategies that gradients and times determine, which keep replicas equal after every step. What compression and
+/// sharded models take besides is in no trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Ddp,
+    Flat,
+    OneByOneAsync,
+    OneByOne,
+}
+
+impl Way {
+    const EACH: [Way; 4] = [Way::Ddp, Way::Flat, Way::OneByOneAsync, Way::OneByOne];
+
+    fn name(self) -> &'static str {
+        match self {
+            Way::Ddp => "ddp",
+            Way::Flat => "flat_ddp",
+            Way::OneByOneAsync => "simple_ddp_async",
+            Way::OneByOne => "simple_ddp",
+        }
+    }
+
+    /// The step, if an all-reduce of `bytes` bytes takes `cost(bytes)` milliseconds.
+    fn step_ms(
+        self,
+        step: &Step,
+        each: &[Bucket],
+        all_bytes: u64,
+        cost: &dyn Fn(u64) -> f64,
+    ) -> f64 {
+        let backward = &step.backward;
+        let loss_ms = (backward.opening_done(cost) - backward.end).max(0.0);
+        match self {
+            Way::Ddp => step.step_ms(cost),
+            Way::Flat => step.alone_ms + loss_ms + cost(all_bytes),
+            Way::OneByOneAsync => step.alone_ms + backward.play(each, cost).exposed(),
+            Way::OneByOne => {
+                step.alone_ms + loss_ms + each.iter().map(|of| cost(of.bytes)).sum::<f64>()
+            }
+        }
+    }
+}
+
+/// The steps of all strategies on one link. `steps` are those of the traces, and `usual` is the usual one.
+pub fn strategies(
+    link: &str,
+    network: &Network,
+    layout: &Layout,
+    usual: &Step,
+    steps: &[Step],
+    knows_gradients: bool,
+) -> Vec<StrategyRow> {
+    let bytes_of = |elems: usize| (elems * ELEM_BYTES) as u64;
+    let each = layout
+        .trained()
+        .rev()
+        .map(|(id, param)| Bucket { gradients: vec![id.0], bytes: bytes_of(param.range().len()) });
+    let each: Vec<Bucket> = each.collect();
+    let all_bytes = bytes_of(layout.trained_len());
+    let cost = |bytes: u64| network.all_reduce_ms(bytes);
+    let is_known = |way: &Way| knows_gradients || [Way::Ddp, Way::Flat].contains(way);
+    let row = |way: Way| {
+        let ms = |step: &Step| way.step_ms(step, &each, all_bytes, &cost);
+        let [step_low_ms, step_high_ms] = range(&mut steps.iter().map(ms).collect::<Vec<_>>());
+        let step_ms = ms(usual);
+        StrategyRow {
+            ranks: network.ranks,
+            link: link.to_owned(),
+            strategy: way.name(),
+            step_ms,
+            step_low_ms,
+            step_high_ms,
+            efficiency_pct: efficiency_pct(usual.alone_ms, step_ms),
+        }
+    };
+    Way::EACH.into_iter().filter(is_known).map(row).collect()
+}
