@@ -231,6 +231,7 @@ fn what_cannot_be_a_graph_is_told_before_a_rank_starts() {
     refused(&format!("{cnn} --accumulate 2 --no-sync=false"), &["--no-sync=false communicates"]);
     let tree = format!("{cnn} --accumulate 2 --accumulation-order tree");
     refused(&tree, &["--accumulation-order tree keeps memory"]);
+    refused(&format!("{cnn} --mesh pp=2"), &["--mesh pp sends within the passes"]);
     let open = format!("{cnn} --find-unused-parameters --no-static-graph");
     refused(&open, &["--no-static-graph lets other parameters be used"]);
 }
