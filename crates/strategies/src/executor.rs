@@ -73,7 +73,7 @@ pub(crate) fn run(step: &mut Step, plan: &Plan, executed: &mut Executed) -> Resu
         match kind {
             Kind::Forward => {
                 let input = match stage.checked_sub(1) {
-                    None => step.micro_batches()[at].batch.inputs().clone(),
+                    None => step.passed()[at].batch.inputs().clone(),
                     Some(before) if is_here(before) => {
                         flights[place(before, at)].output.take().expect("checked with the plan")
                     }
@@ -123,7 +123,7 @@ pub(crate) fn run(step: &mut Step, plan: &Plan, executed: &mut Executed) -> Resu
             }
             Kind::ReceiveForward | Kind::ReceiveBackward => {
                 let is_forward = kind == Kind::ReceiveForward;
-                let batch = &step.micro_batches()[at].batch;
+                let batch = &step.passed()[at].batch;
                 // The gradient of an output has the shape of the next stage's input.
                 let shaped_like = if is_forward { stage } else { stage + 1 };
                 let tensor = pipeline.input(step.replica(), batch, shaped_like)?;

@@ -231,8 +231,8 @@ impl<'a> Step<'a> {
         Ok(passed)
     }
 
-    /// This rank's shares of the micro-batches.
-    pub(crate) fn micro_batches(&self) -> &'a [MicroBatch] {
+    /// This rank's shares of the micro-batches, where the passes take them from.
+    pub(crate) fn passed(&self) -> &'a [MicroBatch] {
         self.passed
     }
 

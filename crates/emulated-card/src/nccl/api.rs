@@ -263,12 +263,15 @@ fn ncclGroupEnd() {
     for communicator in &group.entered {
         communicator.meet()?;
     }
-    let ended = group.calls.into_iter().map(|(stream, calls)| run(stream, calls));
     // All of them are told, also if they are in progress then.
-    ended.fold(Ok(()), |all, one| match all {
-        Ok(()) | Err(IN_PROGRESS) => one.and(all),
-        failed => failed,
-    })
+    let mut ended = Ok(());
+    for (stream, calls) in group.calls {
+        match run(stream, calls) {
+            Err(IN_PROGRESS) => ended = Err(IN_PROGRESS),
+            outcome => outcome?,
+        }
+    }
+    ended
 }
 /// Every rank gets the reduction of all.
 fn ncclAllReduce(send: u64, receive: u64, count: usize, element: u32, op: u32, comm: usize, stream: usize) {
