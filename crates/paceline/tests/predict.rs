@@ -260,7 +260,7 @@ fn what_makes_no_sense_is_refused() {
         given(&format!("--efficiency {wrong}"), &words);
     }
     // A model in numbers.
-    refused("--gradient-bytes 1e6", &["--compute-ms <MS>"]);
+    refused("--gradient-bytes 1e6", &["--gradient-bytes needs --compute-ms"]);
     refused("--compute-ms 5", &["--gradient-bytes <BYTES>"]);
     refused("--gradient-bytes 0 --compute-ms 5", &["--gradient-bytes 0: pass", "4 or more"]);
     refused("--gradient-bytes 8.5 --compute-ms 5", &["--gradient-bytes 8.5: pass a whole number"]);

@@ -69,20 +69,18 @@ fn a_profile_of_pytorch_predicts_other_links() {
     let run = predict(&sandbox, "--trace traces --links 25gbe 40gbe ndr --nproc 8").ok();
     let widest = run.stdout.lines().map(|line| line.chars().count()).max();
     assert!(widest <= Some(80), "{}", run.stdout);
-    run.line("Predicted steps: 6 of 6 steps, traced by PyTorch on 2 ranks; 4 gradients of 6.29 MB");
+    run.line("Predicted steps: 4 gradients of 6.29 MB");
+    run.line("From 6 of 6 steps that PyTorch traced on 2 ranks");
     assert!(run.stdout.contains("simple_ddp_async"), "{}", run.stdout);
 }
 
 #[test]
 fn traces_of_our_own_predict_what_their_run_would_measure() {
     let sandbox = Sandbox::new();
-    sandbox
-        .train(
-            "--nproc 2 --strategy ddp --model mlp --steps-per-epoch 9 --epochs 1 --warmup-steps 1 --profile \
-             --profile-active 5 --profile-dir traces --quiet",
-        )
-        .ok();
-    let found = predicted(&sandbox, "--nproc 2 --links 100GB/s,0us 1gbit,50ms");
+    let train = "--nproc 2 --model mlp --input-dim 16 --hidden-dim 16 --output-dim 4 --num-layers 1 --epochs 1 \
+                 --steps-per-epoch 9 --warmup-steps 1 --profile --profile-active 5 --quiet";
+    sandbox.train(&format!("{train} --strategy ddp --profile-dir traces")).ok();
+    let found = predicted(&sandbox, "--nproc 2 --links 100GB/s,0us 1gbit,5s");
     let calibration = &found["calibrations"][0];
     assert_eq!((&calibration["ranks"], &calibration["traced"]["steps"]), (&2.into(), &5.into()));
     let number = |value: &Value| value.as_f64().unwrap();
@@ -94,14 +92,12 @@ fn traces_of_our_own_predict_what_their_run_would_measure() {
     let row = |at: usize| &found["rows"][at];
     assert!(number(&row(0)["step_ms"]) >= alone - 1e-9);
     // Three latencies of the last bucket, and three of the sums of the loss before it.
-    assert!(number(&row(1)["step_ms"]) >= alone + 150.0, "{}", row(1));
+    assert!(number(&row(1)["step_ms"]) >= alone + 15000.0, "{}", row(1));
     assert!(number(&row(1)["step_low_ms"]) <= number(&row(1)["step_high_ms"]));
     assert!(row(1)["slowest_gbit_s"].is_null() && row(1)["slowest_high_gbit_s"].is_null());
     assert!(number(step_ms(&found, "simple_ddp")) >= number(step_ms(&found, "flat_ddp")));
     // Ranks that divide the model compute something else.
-    let sharded = "--nproc 2 --strategy sharded3 --model mlp --steps-per-epoch 9 --epochs 1 --warmup-steps 1 \
-                   --profile --profile-active 5 --profile-dir sharded --quiet";
-    sandbox.train(sharded).ok();
+    sandbox.train(&format!("{train} --strategy sharded3 --profile-dir sharded")).ok();
     predict(&sandbox, "--trace sharded").refused(&["--trace sharded", "not plain replicas"]);
 }
 

@@ -189,10 +189,10 @@ impl TracedRun {
                 "\nComputing takes {scale} times what it took in the traces (--compute-scale)."
             ),
         };
+        let traced = plural(*num_traced, "step");
         format!(
-            "{} of {}, traced by {program} on {}; {gradients}{scaled}",
+            "{gradients}\nFrom {} of {traced} that {program} traced on {}{scaled}",
             steps.len(),
-            plural(*num_traced, "step"),
             plural(*ranks, "rank")
         )
     }
