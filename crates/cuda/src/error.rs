@@ -68,7 +68,7 @@ pub enum CudaError {
         text: String,
     },
     /// A library is still not done with what it was asked for.
-    #[error("{function} was not done within {limit:?}: not every rank has come")]
+    #[error("{function} was not done within {limit:?}: other ranks did not answer")]
     Late {
         /// The function.
         function: &'static str,

@@ -20,7 +20,7 @@ pub struct Graph {
 
 // SAFETY: a graph may be used from any thread that has made its context current.
 unsafe impl Send for Graph {}
-// SAFETY: as for `Send`; nothing changes it, and launches of it are put into streams one after the other.
+// SAFETY: as for `Send`. The driver wants calls with one graph to come one after the other, which `Stream::replay` demands.
 unsafe impl Sync for Graph {}
 
 impl Stream {
@@ -53,7 +53,7 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// As for [`Stream::launch`], for each kernel, product, copy and fill that was captured.
+    /// As for [`Stream::launch`], for each kernel, product, copy and fill that was captured. No other thread uses the graph meanwhile.
     pub unsafe fn replay(&self, graph: &Graph) -> Result<()> {
         let driver = self.card().current()?;
         // SAFETY: both handles are alive; the caller's for the memory.

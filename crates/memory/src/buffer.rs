@@ -159,9 +159,12 @@ impl Buffer {
         self.0.base.addr().get()
     }
 
-    /// Whether its memory is that of an arena.
-    pub(crate) fn is_in_arena(&self) -> bool {
-        matches!(self.0.storage, Storage::Pooled(block) if block.is_in_arena)
+    /// The arena in whose memory it lies.
+    pub(crate) fn arena(&self) -> Option<u32> {
+        match self.0.storage {
+            Storage::Pooled(block) => block.arena,
+            _ => None,
+        }
     }
 
     /// The allocator that counts this buffer's bytes.

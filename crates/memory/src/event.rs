@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use paceline_trace::{Span, now_ns};
 
-use crate::accelerator::{Accelerator, Noted, Point, Use};
+use crate::accelerator::{Accelerator, Noted, Point};
 use crate::stream::{Clock, Place};
 use crate::{Access, Buffer, Device};
 
@@ -231,10 +231,8 @@ impl Event {
         access: Access,
         op: &'static str,
     ) {
-        // Memory of an arena goes back to it within the work.
-        if let Some(noted) = self.captured().filter(|_| !buffer.is_in_arena()) {
-            let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner);
-            noted.push(Use { buffer: buffer.clone(), range: range.clone(), access, op });
+        if let Some(noted) = self.captured() {
+            noted.note(buffer, range, access, op);
         }
         self.keep(buffer.clone());
     }

@@ -61,8 +61,8 @@ pub(crate) struct Block {
     /// Where it lies in its chunk.
     start: usize,
     len_bytes: usize,
-    /// Whether it is memory of an arena.
-    pub(crate) is_in_arena: bool,
+    /// The arena that has it.
+    pub(crate) arena: Option<u32>,
 }
 
 // SAFETY: a block is an address and lengths. Only its owner uses the memory.
@@ -169,8 +169,7 @@ impl Heap {
             Device::Cuda => NonNull::new(chunk.base.as_ptr().wrapping_add(start))?,
             Device::Meta => chunk.base,
         };
-        let is_in_arena = self.arena.is_some();
-        let block = Block { base, chunk: id, start, len_bytes, is_in_arena };
+        let block = Block { base, chunk: id, start, len_bytes, arena: self.arena };
         let mut fresh_bytes = chunk.occupy(block.range());
         self.in_use_bytes += len_bytes;
         if self.card.is_some() {

@@ -162,6 +162,64 @@ fn what_a_graph_cannot_have_is_refused_and_the_stream_goes_on() {
 }
 
 #[test]
+fn a_capture_that_fails_or_panics_leaves_the_stream_as_it_was() {
+    let Some((stream, memory)) = start() else { return };
+    let (x, y) = (tensor(&memory, 1000), tensor(&memory, 1000));
+    let host = Allocator::pinned(stream.accelerator());
+    let to = tensor(&host, 1000);
+    let arena = Arena::new(&memory).unwrap();
+    for (round, panics) in [false, true].into_iter().enumerate() {
+        let value = 1.0 + round as f32;
+        write(&x, value);
+        write(&to, 0.0);
+        let mut segment = Segment::new(&arena);
+        (0..2).for_each(|_| segment.run(|| copy_by_another(&memory, &x, &y)).unwrap());
+        stream.copy(&x, &to).unwrap();
+        let mut fails = || {
+            segment.run(|| -> Result<(), MemoryError> {
+                stream.fill(&y, 0)?;
+                assert!(!panics, "within a capture");
+                Err(MemoryError::NotCaptured("on purpose".into()))
+            })
+        };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut fails));
+        assert_eq!(outcome.is_err(), panics);
+        // Whoever waits for the stream waits for what was put there before.
+        stream.synchronize().unwrap();
+        assert_eq!(to.read::<f32>().unwrap().to_vec(), [value; 1000]);
+        // Other threads go on.
+        std::thread::scope(|scope| scope.spawn(|| write(&y, 5.0)).join()).unwrap();
+        assert_eq!(values(&y), [5.0; 1000]);
+    }
+    drop((x, y));
+    assert_eq!(memory.total().current_bytes, 0, "nobody holds what would have been used");
+}
+
+#[test]
+fn memory_of_another_arena_is_held_and_stated() {
+    let Some((stream, memory)) = start() else { return };
+    let (of_one, of_other) = (Arena::new(&memory).unwrap(), Arena::new(&memory).unwrap());
+    let y = tensor(&memory, 10);
+    let mut leaves = Segment::new(&of_one);
+    let mut left = None;
+    leaves.run(|| Ok::<_, MemoryError>(())).unwrap();
+    let error = leaves.run(|| {
+        left = Some(tensor(&memory, 10));
+        Ok::<_, MemoryError>(())
+    });
+    assert!(error.is_err(), "it leaves memory in use");
+    let left = left.unwrap();
+    write(&left, 7.0);
+    let mut segment = Segment::new(&of_other);
+    (0..3).for_each(|_| segment.run(|| y.copy_from(&left)).unwrap());
+    drop(left);
+    assert_eq!(memory.total().current_bytes, 80, "the graph holds both");
+    segment.run(|| Ok::<_, MemoryError>(())).unwrap();
+    assert_eq!(values(&y), [7.0; 10]);
+    stream.synchronize().unwrap();
+}
+
+#[test]
 fn only_cards_have_graphs() {
     for memory in [Allocator::new(), Allocator::meta()] {
         let error = Arena::new(&memory).unwrap_err();

@@ -14,7 +14,7 @@ use paceline_model::Batch;
 use crate::step::Passed;
 use crate::{MicroBatch, Replica, ReplicaOptions, Result, Strategy, StrategyError};
 
-/// As many graphs are kept, of the kinds of steps that were made last. A kind beyond them is told anew.
+/// As many graphs are kept, of the kinds of steps that were made last. A kind beyond them is told again.
 const MOST_GRAPHS: usize = 8;
 
 /// The graphs of a replica's passes.
@@ -65,8 +65,8 @@ impl PassGraphs {
         Err(StrategyError::Setting(format!("{problem}: this cannot be launched as a graph")))
     }
 
-    /// The passes of a step on these micro-batches, whose samples are copied to their places. `None` if their number of tokens is
-    /// known in the step only: then it is no number of a graph.
+    /// The passes of a step on these micro-batches, whose samples are copied to their places. `None` if the number of their tokens
+    /// becomes known only within the step, since a graph has the numbers with which it was captured.
     pub(crate) fn of_step(
         &mut self,
         replica: &Replica,

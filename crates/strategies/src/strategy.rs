@@ -212,9 +212,10 @@ pub trait Strategy: Send {
 
     /// Whether opening and closing units neither communicates nor waits, so that the passes of a step can be launched as a graph
     /// ([`ReplicaOptions::as_graph`](crate::ReplicaOptions::as_graph)). Then this rank's gradients are announced behind the passes,
-    /// and not while they run.
+    /// and not while they run, and what a strategy does before a pass of a unit is not repeated. By default so, unless gradients
+    /// are reduced in every pass.
     fn passes_are_local(&self) -> bool {
-        true
+        !self.reduces_every_pass()
     }
 
     /// The most micro-batches that a step may have, if there is a limit.

@@ -102,8 +102,8 @@ impl Group {
     /// same by themselves. A second call changes nothing.
     ///
     /// Errors if the memory is not a card's, if NCCL is missing, if ranks share a card, or if they have different versions of
-    /// NCCL. Then every rank gets the error, and the group goes on through the host. Errors too if NCCL has not connected the cards
-    /// within the group's timeout.
+    /// NCCL, or if it has not connected them within the group's timeout. Then every rank gets the error, and the group goes on
+    /// through the host.
     pub fn use_nccl(&self, memory: &Allocator, order: NcclOrder) -> Result<(), CollectiveError> {
         if self.nccl_order().is_some() {
             return Ok(());
@@ -129,8 +129,22 @@ impl Group {
         let id = UniqueId::of(id.try_into().map_err(|_| self.no_nccl("a name of no length"))?);
         let (place, limit) = ((self.rank(), self.world_size()), self.timeout());
         let nccl = Nccl::join(memory, id, place, limit, order);
-        self.set_nccl(nccl.map_err(|reason| self.no_nccl(reason))?);
-        Ok(())
+        // NCCL may have connected some ranks and not others.
+        let all: Vec<Option<String>> = self.all_gather_object(&nccl.as_ref().err().cloned())?;
+        let missing = all.into_iter().enumerate().find_map(|(rank, why)| Some((rank, why?)));
+        match (nccl, missing) {
+            (Ok(nccl), None) => {
+                self.set_nccl(nccl);
+                Ok(())
+            }
+            (nccl, missing) => {
+                if let Ok(nccl) = &nccl {
+                    nccl.communicator.abort();
+                }
+                let (rank, why) = missing.expect("this rank told, too");
+                Err(self.no_nccl(format!("rank {}: {why}", self.outermost_rank(rank))))
+            }
+        }
     }
 
     fn no_nccl(&self, reason: impl Into<String>) -> CollectiveError {

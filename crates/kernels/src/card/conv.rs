@@ -8,11 +8,11 @@ use paceline_cuda::kernel::{In, Out};
 use paceline_cuda::{Grid, Result};
 use paceline_memory::Element;
 
-use super::{MMA, NUMBERS};
 use super::conv_relu_pool::{
     conv_relu_pool_backward_input, conv_relu_pool_backward_weight, conv_relu_pool_forward,
 };
 use super::products::{Multiplied, add_parts, retyped, untyped};
+use super::{MMA, NUMBERS};
 use crate::conv2d::Conv2d;
 use crate::stored::Stored;
 use crate::{Compute, ImageLayout, KernelError, OnCard};

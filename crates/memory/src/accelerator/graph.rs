@@ -11,7 +11,7 @@
 //! Input: work as it is put into a stream. Output: the same work, launched. This module does not know what the work computes.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use paceline_cuda as cuda;
 use paceline_trace::Shapes;
@@ -70,23 +70,83 @@ struct Graph {
 
 /// A use of memory by captured work.
 #[derive(Clone, Debug)]
-pub(crate) struct Use {
-    pub(crate) buffer: Buffer,
-    pub(crate) range: Range<usize>,
-    pub(crate) access: Access,
-    pub(crate) op: &'static str,
+struct Use {
+    buffer: Buffer,
+    range: Range<usize>,
+    access: Access,
+    op: &'static str,
 }
 
-/// The uses of work while it is captured.
-pub(crate) type Noted = Arc<Mutex<Vec<Use>>>;
+/// The uses of memory outside of the arena by work that is captured.
+#[derive(Clone, Debug)]
+pub(crate) struct Noted {
+    arena: u32,
+    uses: Arc<Mutex<Vec<Use>>>,
+}
+
+impl Noted {
+    /// Notes a use. Memory of the arena goes back to it within the work.
+    pub(crate) fn note(
+        &self,
+        buffer: &Buffer,
+        range: &Range<usize>,
+        access: Access,
+        op: &'static str,
+    ) {
+        if buffer.arena() != Some(self.arena) {
+            lock(&self.uses).push(Use { buffer: buffer.clone(), range: range.clone(), access, op });
+        }
+    }
+
+    fn take(&self) -> Vec<Use> {
+        std::mem::take(&mut *lock(&self.uses))
+    }
+}
 
 /// What a stream knows of a capture.
 #[derive(Debug)]
 pub(super) struct Capture {
     thread: std::thread::ThreadId,
     noted: Noted,
+    /// What was put into the stream last.
+    before: Option<Event>,
     /// The work, which is done when the graph is.
     work: Vec<(Event, Signal)>,
+}
+
+/// A capture that has begun. It ends with this value, also if something panics.
+struct Capturing<'a> {
+    stream: &'a DeviceStream,
+    on_card: &'a cuda::Stream,
+    is_open: bool,
+}
+
+impl Capturing<'_> {
+    /// The work, its uses of memory, and the graph.
+    fn end(&mut self) -> (Vec<(Event, Signal)>, Vec<Use>, cuda::Result<cuda::Graph>) {
+        self.is_open = false;
+        let mut state = lock(&self.stream.0.state);
+        let capture = state.capture.take().expect("begun with this value");
+        let ended = self.on_card.end_capture();
+        // None of the work is in the stream.
+        state.last = capture.before;
+        drop(state);
+        self.stream.0.is_free.notify_all();
+        (capture.work, capture.noted.take(), ended)
+    }
+}
+
+impl Drop for Capturing<'_> {
+    fn drop(&mut self) {
+        if self.is_open {
+            withdraw(self.end().0);
+        }
+    }
+}
+
+/// The work will not run.
+fn withdraw(work: Vec<(Event, Signal)>) {
+    work.into_iter().for_each(|(_, signal)| signal.withdraw());
 }
 
 impl Capture {
@@ -143,26 +203,24 @@ impl DeviceStream {
         }
     }
 
-    fn begin_capture(&self, stream: &cuda::Stream) -> Result<(), MemoryError> {
+    fn begin_capture<'a>(
+        &'a self,
+        on_card: &'a cuda::Stream,
+        arena: u32,
+    ) -> Result<Capturing<'a>, MemoryError> {
         self.refuse_in_capture("another graph")?;
         // What the stream waits for comes before the graph.
-        self.launch::<MemoryError>("before a graph", Shapes::default(), |_| {
-            Ok(Box::new(|| Ok(())))
-        })?;
+        self.launch::<MemoryError>("capture", Shapes::default(), |_| Ok(Box::new(|| Ok(()))))?;
         let mut state = lock(&self.0.state);
-        stream.begin_capture()?;
-        let (thread, noted) = (std::thread::current().id(), Noted::default());
-        state.capture = Some(Capture { thread, noted, work: Vec::new() });
-        Ok(())
-    }
-
-    fn end_capture(&self, stream: &cuda::Stream) -> (Capture, cuda::Result<cuda::Graph>) {
-        let mut state = lock(&self.0.state);
-        let capture = state.capture.take().expect("begun by the same function");
-        let ended = stream.end_capture();
-        drop(state);
-        self.0.is_free.notify_all();
-        (capture, ended)
+        // Work that another thread prepares goes into the stream, and is no part of the graph.
+        while state.preparing.is_some() || state.is_captured_elsewhere() {
+            state = self.0.is_free.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        on_card.begin_capture()?;
+        let (thread, uses) = (std::thread::current().id(), Arc::default());
+        let (noted, before) = (Noted { arena, uses }, state.last.clone());
+        state.capture = Some(Capture { thread, noted, before, work: Vec::new() });
+        Ok(Capturing { stream: self, on_card, is_open: true })
     }
 }
 
@@ -208,27 +266,17 @@ impl Arena {
     ) -> Result<(Graph, T), E> {
         let stream = &self.0.stream;
         let on_card = stream.card().expect("an arena is memory of a card").clone();
-        stream.begin_capture(&on_card)?;
+        let mut capturing = stream.begin_capture(&on_card, self.0.number)?;
         let made = self.run(run);
-        let (Capture { noted, work, .. }, ended) = stream.end_capture(&on_card);
-        let withdraw = |work: Vec<(Event, Signal)>| {
-            work.into_iter().for_each(|(_, signal)| signal.withdraw());
-        };
-        let (made, graph) = match (made, ended) {
-            (Ok(made), Ok(graph)) => (made, Arc::new(graph)),
-            (Err(error), _) => {
-                withdraw(work);
-                return Err(error);
-            }
-            (Ok(_), Err(error)) => {
-                withdraw(work);
-                return Err(MemoryError::from(error).into());
-            }
-        };
-        let uses = together(std::mem::take(&mut *lock(&noted)));
-        let graph = Graph { graph, arena: self.clone(), uses };
-        match graph.launch() {
-            Ok(launched) => {
+        let (work, uses, ended) = capturing.end();
+        let launched = made.and_then(|made| {
+            let graph = Arc::new(ended.map_err(MemoryError::from)?);
+            let graph = Graph { graph, arena: self.clone(), uses: together(uses) };
+            let launched = graph.launch()?;
+            Ok((graph, made, launched))
+        });
+        match launched {
+            Ok((graph, made, launched)) => {
                 if let Some(point) = launched.point() {
                     work.iter().for_each(|(event, _)| event.ask(point.clone()));
                 }
@@ -237,7 +285,7 @@ impl Arena {
             }
             Err(error) => {
                 withdraw(work);
-                Err(error.into())
+                Err(error)
             }
         }
     }
@@ -272,7 +320,8 @@ impl Graph {
             let body: Body = Box::new(move || {
                 // SAFETY: the captured work had the right to its uses of memory. Outside of the arena, the same uses are
                 // queued for this launch, of buffers that the graph holds. In the arena, nothing is in use between two
-                // pieces of work of this stream, and no other work gets memory there.
+                // pieces of work of this stream, and no other work gets memory there. The stream puts one piece of work after
+                // the other to the card, so no other thread uses the graph.
                 unsafe { on_card.replay(&graph) }.map_err(|error| error.to_string())
             });
             Ok::<_, MemoryError>(body)

@@ -42,8 +42,8 @@ use crate::{Access, Allocator, Device, MemoryError, Tensor};
 pub(crate) use card::Point;
 use card::Queued;
 use graph::Capture;
+pub(crate) use graph::Noted;
 pub use graph::{Arena, Segment};
-pub(crate) use graph::{Noted, Use};
 use late::Late;
 use timed::{CopyEngines, Thread};
 pub use times::DoneTimes;
@@ -482,7 +482,8 @@ impl DeviceStream {
             state = self.0.is_free.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let captured = state.capture.as_ref().map(Capture::noted);
-        if captured.is_some() {
+        let is_captured = captured.is_some();
+        if is_captured {
             graph::check(what, &state.waits)?;
         }
         state.preparing = Some(std::thread::current().id());
@@ -502,7 +503,7 @@ impl DeviceStream {
         let mut state = lock(&self.0.state);
         state.preparing = None;
         let outcome = match prepared {
-            Ok(body) if state.capture.is_some() => state.capture(body, event, signal),
+            Ok(body) if is_captured => state.capture(body, event, signal),
             Ok(body) => {
                 let before = state.last.replace(event.clone());
                 let waits = std::mem::take(&mut state.waits);
@@ -531,7 +532,8 @@ impl DeviceStream {
         };
         let freed = std::mem::take(&mut state.freed);
         drop(state);
-        self.0.is_free.notify_one();
+        // Whoever captures may go on, and others may not.
+        self.0.is_free.notify_all();
         freed.into_iter().for_each(|(address, len_bytes)| self.poison(address.0, len_bytes));
         outcome
     }

@@ -288,22 +288,23 @@ pub struct StrategyRow {
 /// The strategies that gradients and times determine, which keep replicas equal after every step. What compression and
 /// sharded models take besides is in no trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Sending {
     Ddp,
     Flat,
     OneByOneAsync,
     OneByOne,
 }
 
-impl Way {
-    const EACH: [Way; 4] = [Way::Ddp, Way::Flat, Way::OneByOneAsync, Way::OneByOne];
+impl Sending {
+    const EACH: [Sending; 4] =
+        [Sending::Ddp, Sending::Flat, Sending::OneByOneAsync, Sending::OneByOne];
 
     fn name(self) -> &'static str {
         match self {
-            Way::Ddp => "ddp",
-            Way::Flat => "flat_ddp",
-            Way::OneByOneAsync => "simple_ddp_async",
-            Way::OneByOne => "simple_ddp",
+            Sending::Ddp => "ddp",
+            Sending::Flat => "flat_ddp",
+            Sending::OneByOneAsync => "simple_ddp_async",
+            Sending::OneByOne => "simple_ddp",
         }
     }
 
@@ -318,10 +319,10 @@ impl Way {
         let backward = &step.backward;
         let loss_ms = (backward.opening_done(cost) - backward.end).max(0.0);
         match self {
-            Way::Ddp => step.step_ms(cost),
-            Way::Flat => step.alone_ms + loss_ms + cost(all_bytes),
-            Way::OneByOneAsync => step.alone_ms + backward.play(each, cost).exposed(),
-            Way::OneByOne => {
+            Sending::Ddp => step.step_ms(cost),
+            Sending::Flat => step.alone_ms + loss_ms + cost(all_bytes),
+            Sending::OneByOneAsync => step.alone_ms + backward.play(each, cost).exposed(),
+            Sending::OneByOne => {
                 step.alone_ms + loss_ms + each.iter().map(|of| cost(of.bytes)).sum::<f64>()
             }
         }
@@ -345,8 +346,8 @@ pub fn strategies(
     let each: Vec<Bucket> = each.collect();
     let all_bytes = bytes_of(layout.trained_len());
     let cost = |bytes: u64| network.all_reduce_ms(bytes);
-    let is_known = |way: &Way| knows_gradients || [Way::Ddp, Way::Flat].contains(way);
-    let row = |way: Way| {
+    let is_known = |way: &Sending| knows_gradients || [Sending::Ddp, Sending::Flat].contains(way);
+    let row = |way: Sending| {
         let ms = |step: &Step| way.step_ms(step, &each, all_bytes, &cost);
         let [step_low_ms, step_high_ms] = range(&mut steps.iter().map(ms).collect::<Vec<_>>());
         let step_ms = ms(usual);
@@ -360,5 +361,5 @@ pub fn strategies(
             efficiency_pct: efficiency_pct(usual.alone_ms, step_ms),
         }
     };
-    Way::EACH.into_iter().filter(is_known).map(row).collect()
+    Sending::EACH.into_iter().filter(is_known).map(row).collect()
 }

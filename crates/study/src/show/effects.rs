@@ -43,7 +43,7 @@ pub fn effects(vary: &[Vary], cases: &[Case], spreads: &[Option<Spread>]) -> Vec
             };
             let pairs: Vec<_> = cases.iter().zip(spreads).filter_map(pair).collect();
             let ratios = pairs.iter().map(|(base, spread)| spread.median / base.median);
-            let logs: Vec<f64> = ratios.filter(|ratio| *ratio > 0.0).map(f64::ln).collect();
+            let logs: Vec<f64> = ratios.map(f64::ln).collect();
             let mean = logs.iter().sum::<f64>() / logs.len() as f64;
             found.push(Effect {
                 key: of.key.clone(),
@@ -51,7 +51,8 @@ pub fn effects(vary: &[Vary], cases: &[Case], spreads: &[Option<Spread>]) -> Vec
                 beside: beside.clone(),
                 pairs: pairs.len(),
                 pairs_that_differ: pairs.iter().filter(|(a, b)| a.differs_from(b)).count(),
-                change_pct: Some(100.0 * (mean.exp() - 1.0)).filter(|pct| pct.is_finite()),
+                // A figure that is 0 has no ratio to another one.
+                change_pct: mean.is_finite().then(|| 100.0 * (mean.exp() - 1.0)),
             });
         }
     }

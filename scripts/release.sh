@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Builds the program for others: target/release/paceline-VERSION-TARGET.tar.gz, with the stripped program, the completions of
+# shells, the README and the licenses.
+#
+#   scripts/release.sh
+#
+# Fails if the program is larger than 30 MB.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}/release")
+cargo build --release --locked -p paceline
+triple=$(rustc -vV | sed -n 's/^host: //p')
+version=$("$target/paceline" --version | awk '{ print $2 }')
+name=paceline-$version-$triple
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/$name" "$work/$name/completions"
+strip -o "$work/$name/paceline" "$target/paceline"
+for shell in bash zsh fish; do
+  "$target/paceline" completions "$shell" >"$work/$name/completions/$shell"
+done
+cp README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT "$work/$name"
+size=$(stat -c %s "$work/$name/paceline")
+[ "$size" -le 30000000 ] || { echo "the program has $size bytes, and 30,000,000 are the limit" >&2; exit 1; }
+tar -C "$work" -czf "$target/$name.tar.gz" "$name"
+echo "$target/$name.tar.gz: the program has $size bytes"
