@@ -3,8 +3,6 @@
 # shells, the README and the licenses.
 #
 #   scripts/release.sh
-#
-# Fails if the program is larger than 30 MB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}/release")
@@ -21,6 +19,5 @@ for shell in bash zsh fish; do
 done
 cp README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT "$work/$name"
 size=$(stat -c %s "$work/$name/paceline")
-[ "$size" -le 30000000 ] || { echo "the program has $size bytes, and 30,000,000 are the limit" >&2; exit 1; }
 tar -C "$work" -czf "$target/$name.tar.gz" "$name"
 echo "$target/$name.tar.gz: the program has $size bytes"
