@@ -168,6 +168,7 @@ def main() -> int:
     copy_tree(target / "tree")
     plant(target / "tree")
     for tests in sorted({fault.tests for fault in FAULTS}):
+        subprocess.run(["cargo", "test", "--no-run", "--target-dir", str(target), *tests.split()], cwd=target / "tree", check=True)
         if said := run(target, tests, None, 0):
             raise SystemExit(f"error: without a fault, cargo test {tests} fails: {said}")
     for number, fault in enumerate(FAULTS):

@@ -76,6 +76,12 @@ impl Compute {
         })
     }
 
+    /// Runs `work` on one of the threads. Its operations then share their work without waking that thread each time, which
+    /// takes longer than many small operations.
+    pub fn on_threads<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.processor.threads.install(work)
+    }
+
     /// Lets a card multiply matrices in f32 on its tensor cores, which round the factors to 10 bits of mantissa (TF32).
     /// Changes nothing on other devices.
     pub fn with_tf32(self) -> Self {
@@ -310,17 +316,17 @@ impl Threads {
         self.count
     }
 
-    /// Runs `work` on every item, on all threads.
+    /// Runs `work` on every item, on all threads. A single item is done at once.
     pub(crate) fn for_each<T: Send>(&self, items: Vec<T>, work: impl Fn(T) + Send + Sync) {
         match &self.pool {
-            None => items.into_iter().for_each(work),
-            Some(pool) => {
+            Some(pool) if items.len() > 1 => {
                 let work = |item| match self.own_track() {
                     Some(track) => track.span(SHARE, || work(item)),
                     None => work(item),
                 };
                 pool.install(|| items.into_par_iter().for_each(work));
             }
+            _ => items.into_iter().for_each(work),
         }
     }
 
@@ -346,6 +352,24 @@ impl Threads {
     pub(crate) fn split(&self, len: usize) -> Vec<std::ops::Range<usize>> {
         let parts = self.num_parts(len);
         (0..parts).map(|part| part * len / parts..(part + 1) * len / parts).collect()
+    }
+}
+
+/// Elements that a thread touches at least: with fewer, waking it takes longer than its share of the work.
+const ELEMS_OF_THREAD: usize = 1 << 14;
+
+/// Splits elements among the threads as [`batches`] does, or leaves them in one part if the operation touches too few, `touched`
+/// of all operands together, for several threads.
+pub(crate) fn shares<'a, T>(
+    cpu: &Processor,
+    all: &'a mut [T],
+    elems: usize,
+    batch: usize,
+    touched: usize,
+) -> Vec<(usize, &'a mut [T])> {
+    match touched < ELEMS_OF_THREAD * cpu.threads.count() {
+        true => vec![(0, all)],
+        false => batches(cpu, all, elems, batch),
     }
 }
 

@@ -4,10 +4,11 @@ use paceline_cuda::Grid;
 use paceline_memory::Tensor;
 
 use crate::card::elementwise as kernels;
+use crate::compute::shares;
 use crate::real::for_real;
 use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored};
-use crate::{Compute, Op, Processor, Real, Result, SimdLevel, read, update, write};
+use crate::{Compute, Op, Processor, Real, Result, read, update, write};
 
 /// `y = max(0, x)`; NaN stays NaN. f32, f64 and bf16; overwrites.
 pub fn relu(compute: &Compute, input: &Tensor, output: &Tensor) -> Result<()> {
@@ -17,7 +18,9 @@ pub fn relu(compute: &Compute, input: &Tensor, output: &Tensor) -> Result<()> {
         let operands = (read::<S>("input", input, shape), write::<S>("output", output, shape));
         let n = input.num_elems();
         let body = |cpu: &Processor, (x, y): (&[S], &mut [S])| {
-            relu_of::<S>(cpu.simd, x, y);
+            cpu.threads.for_each(shares(cpu, y, 1, x.len(), x.len()), |(first, y)| {
+                relu_of::<S>(cpu.simd, &x[first..][..y.len()], y);
+            });
             Ok(())
         };
         compute.launch_with_card(op, operands, body, move |card, (x, y)| {
@@ -44,7 +47,10 @@ pub fn relu_backward(
         );
         let n = output.num_elems();
         let body = |cpu: &Processor, (y, dy, dx): (&[S], &[S], &mut [S])| {
-            relu_backward_of::<S>(cpu.simd, y, dy, dx);
+            cpu.threads.for_each(shares(cpu, dx, 1, y.len(), y.len()), |(first, dx)| {
+                let part = first..first + dx.len();
+                relu_backward_of::<S>(cpu.simd, &y[part.clone()], &dy[part], dx);
+            });
             Ok(())
         };
         compute.launch_with_card(op, operands, body, move |card, (y, dy, dx)| {
@@ -137,9 +143,10 @@ fn turn_add_bias_body<T: Real>(
     }
 }
 
-/// `sums[j] (+)= sum over rows of rows[i, j]`, row by row, in the type that kernels compute in.
+/// `sums[j] (+)= sum over rows of rows[i, j]`, row by row, in the type that kernels compute in. Each thread has some of the
+/// columns.
 pub(crate) fn add_rows<S: Stored>(
-    level: SimdLevel,
+    cpu: &Processor,
     rows: &[S],
     sums: &mut [S::Real],
     accumulate: bool,
@@ -147,17 +154,25 @@ pub(crate) fn add_rows<S: Stored>(
     if !accumulate {
         sums.fill(S::Real::default());
     }
-    add_rows_of::<S>(level, rows, sums);
+    let columns = sums.len();
+    cpu.threads.for_each(shares(cpu, sums, 1, columns, rows.len()), |(first, sums)| {
+        add_rows_of::<S>(cpu.simd, rows, columns, first, sums);
+    });
 }
 
 multiversion! {
-    fn add_rows_of<S: Stored>(rows: &[S], sums: &mut [S::Real]) = add_rows_body
+    fn add_rows_of<S: Stored>(
+        rows: &[S],
+        columns: usize,
+        first: usize,
+        sums: &mut [S::Real],
+    ) = add_rows_body
 }
 
 #[inline(always)]
-fn add_rows_body<S: Stored>(rows: &[S], sums: &mut [S::Real]) {
-    for row in rows.chunks_exact(sums.len()) {
-        for (sum, x) in sums.iter_mut().zip(row) {
+fn add_rows_body<S: Stored>(rows: &[S], columns: usize, first: usize, sums: &mut [S::Real]) {
+    for row in rows.chunks_exact(columns.max(1)) {
+        for (sum, x) in sums.iter_mut().zip(&row[first..]) {
             *sum += x.load();
         }
     }
@@ -170,7 +185,9 @@ pub fn add(compute: &Compute, x: &Tensor, y: &Tensor) -> Result<()> {
         let operands = (read::<S>("x", x, y.shape()), update::<S>("y", y, y.shape()));
         let n = y.num_elems();
         let body = |cpu: &Processor, (x, y): (&[S], &mut [S])| {
-            add_of::<S>(cpu.simd, x, y);
+            cpu.threads.for_each(shares(cpu, y, 1, x.len(), x.len()), |(first, y)| {
+                add_of::<S>(cpu.simd, &x[first..][..y.len()], y);
+            });
             Ok(())
         };
         compute.launch_with_card(op, operands, body, move |card, (x, y)| {
@@ -198,7 +215,10 @@ pub fn divide(compute: &Compute, tensor: &Tensor, divisor: f64) -> Result<()> {
         let x = update::<T>("x", tensor, tensor.shape());
         let n = tensor.num_elems();
         let body = move |cpu: &Processor, x: &mut [T]| {
-            divide_of::<T>(cpu.simd, x, divisor);
+            let len = x.len();
+            cpu.threads.for_each(shares(cpu, x, 1, len, len), |(_, x)| {
+                divide_of::<T>(cpu.simd, x, divisor);
+            });
             Ok(())
         };
         compute.launch_with_card(op, x, body, move |card, x| {

@@ -7,6 +7,7 @@ use paceline_cuda::Grid;
 use paceline_memory::Tensor;
 
 use crate::card::rows as kernels;
+use crate::compute::shares;
 use crate::launch::write_or_update;
 use crate::stored::{Stored, for_stored};
 use crate::{Compute, KernelError, Op, Processor, Result, read, write};
@@ -45,11 +46,14 @@ pub fn forward(compute: &Compute, ids: &Tensor, table: &Tensor, output: &Tensor)
             write::<S>("output", output, [ids.num_elems(), width]),
         );
         let count = ids.num_elems();
-        let body = move |_: &Processor, (ids, table, output): (&[i64], &[S], &mut [S])| {
+        let body = move |cpu: &Processor, (ids, table, output): (&[i64], &[S], &mut [S])| {
             check(op, ids, len)?;
-            for (row, &id) in output.chunks_exact_mut(width.max(1)).zip(ids) {
-                row.copy_from_slice(&table[id as usize * width..][..width]);
-            }
+            let touched = output.len();
+            cpu.threads.for_each(shares(cpu, output, width, count, touched), |(first, output)| {
+                for (row, &id) in output.chunks_exact_mut(width.max(1)).zip(&ids[first..]) {
+                    row.copy_from_slice(&table[id as usize * width..][..width]);
+                }
+            });
             Ok(())
         };
         compute.launch_with_card(op, operands, body, move |card, (ids, table, output)| {
@@ -78,17 +82,25 @@ pub fn backward(
             write_or_update::<S>(accumulate, "d_table", d_table, d_table.shape()),
         );
         let count = ids.num_elems();
-        let body = move |_: &Processor, (ids, d_output, d_table): (&[i64], &[S], &mut [S])| {
+        let body = move |cpu: &Processor, (ids, d_output, d_table): (&[i64], &[S], &mut [S])| {
             check(op, ids, len)?;
-            if !accumulate {
-                d_table.fill(S::default());
-            }
-            for (row, &id) in d_output.chunks_exact(width.max(1)).zip(ids) {
-                let sums = &mut d_table[id as usize * width..][..width];
-                for (sum, x) in sums.iter_mut().zip(row) {
-                    *sum = S::store(sum.load() + x.load());
+            // Each thread has some rows of the table, and looks for them among all ids.
+            let touched = d_output.len() + if accumulate { 0 } else { d_table.len() };
+            cpu.threads.for_each(shares(cpu, d_table, width, len, touched), |(first, d_table)| {
+                if !accumulate {
+                    d_table.fill(S::default());
                 }
-            }
+                let own = first..first + d_table.len() / width.max(1);
+                for (row, &id) in d_output.chunks_exact(width.max(1)).zip(ids) {
+                    if !own.contains(&(id as usize)) {
+                        continue;
+                    }
+                    let sums = &mut d_table[(id as usize - first) * width..][..width];
+                    for (sum, x) in sums.iter_mut().zip(row) {
+                        *sum = S::store(sum.load() + x.load());
+                    }
+                }
+            });
             Ok(())
         };
         compute.launch_with_card(op, operands, body, move |card, (ids, d_output, d_table)| {

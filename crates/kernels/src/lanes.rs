@@ -1,6 +1,6 @@
 //! Sums and maxima over a row, in an order that does not depend on the processor.
 
-use crate::Real;
+use crate::{Real, Stored};
 
 /// The number of partial results. Additions to different ones overlap, and a compiler keeps all of them in registers.
 const LANES: usize = 32;
@@ -24,6 +24,29 @@ pub(crate) fn sum<T: Real>(len: usize, f: impl Fn(usize) -> T) -> T {
         total += lane;
     }
     total
+}
+
+/// `x[0] * w[0] + ... `, where the second half of the partial sums is added to the first one until one is left: it is read as
+/// fast as memory gives it. `w` has the elements of `x`.
+#[inline(always)]
+pub(crate) fn dot<S: Stored>(x: &[S::Real], w: &[S]) -> S::Real {
+    let mut lanes = [S::Real::default(); LANES];
+    let ((xs, x_rest), (ws, w_rest)) = (x.as_chunks::<LANES>(), w.as_chunks::<LANES>());
+    for (x, w) in xs.iter().zip(ws) {
+        for (sum, (x, w)) in lanes.iter_mut().zip(x.iter().zip(w)) {
+            *sum += *x * w.load();
+        }
+    }
+    for (sum, (x, w)) in lanes.iter_mut().zip(x_rest.iter().zip(w_rest)) {
+        *sum += *x * w.load();
+    }
+    let mut half = LANES / 2;
+    while half > 0 {
+        let (first, second) = lanes.split_at_mut(half);
+        first.iter_mut().zip(second).for_each(|(sum, lane)| *sum += *lane);
+        half /= 2;
+    }
+    lanes[0]
 }
 
 /// The largest element. NaNs are passed over. Minus infinity, or NaN, if there is nothing else.

@@ -9,6 +9,7 @@ use paceline_cuda::Grid;
 use paceline_memory::{Device, Element, Tensor};
 
 use crate::card::images as kernels;
+use crate::compute::shares;
 use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored};
 use crate::{
@@ -126,11 +127,20 @@ pub fn forward(
         );
         let (pool, batch) = pool.with_channels_last(batch);
         let body = move |cpu: &Processor, (x, y, winners): (&[S], &mut [S], &mut [u8])| {
-            match pool.channels {
-                1 => forward_of_planes::<S>(cpu.simd, &pool, x, y, winners),
-                _ if pool.halves() => forward_of_halves::<S>(cpu.simd, &pool, batch, x, y, winners),
-                _ => forward_of::<S>(&pool, batch, x, y, winners),
-            }
+            let [in_elems, out_elems] = pool.image_elems();
+            let y = shares(cpu, y, out_elems, batch, x.len());
+            let winners = shares(cpu, winners, out_elems, batch, x.len());
+            let parts = y.into_iter().zip(winners).collect();
+            cpu.threads.for_each(parts, |((first, y), (_, winners))| {
+                let (x, batch) = (&x[first * in_elems..], y.len() / out_elems.max(1));
+                match pool.channels {
+                    1 => forward_of_planes::<S>(cpu.simd, &pool, x, y, winners),
+                    _ if pool.halves() => {
+                        forward_of_halves::<S>(cpu.simd, &pool, batch, x, y, winners);
+                    }
+                    _ => forward_of::<S>(&pool, batch, x, y, winners),
+                }
+            });
             Ok(())
         };
         compute.launch_with_card(op, operands, body, move |card, (x, y, winners)| {
@@ -161,15 +171,26 @@ pub fn backward(
         let is_rounded = S::DTYPE != <S as Stored>::Real::DTYPE;
         let (whole, shape) = (pool, pool.output_shape(batch));
         let (pool, num_images) = pool.with_channels_last(batch);
+        let [in_elems, out_elems] = pool.image_elems();
+        let sums_len = in_elems * compute.processor().threads.num_parts(num_images);
         let operands = (
             read::<u8>("winners", winners, shape),
             read::<S>("d_output", d_output, shape),
             write::<S>("d_input", d_input, whole.input_shape(batch)),
             (is_rounded && compute.device() != Device::Cuda)
-                .then(|| scratch::<<S as Stored>::Real>(pool.image_elems()[0])),
+                .then(|| scratch::<<S as Stored>::Real>(sums_len)),
         );
         let body = move |cpu: &Processor, (winners, dy, dx, sums): BackwardSlices<'_, S>| {
-            backward_rounded::<S>(cpu.simd, &pool, num_images, winners, dy, dx, sums);
+            let touched = dx.len();
+            let dx = shares(cpu, dx, in_elems, num_images, touched);
+            let sums = sums.map(|sums| sums.chunks_exact_mut(in_elems.max(1)));
+            let sums = sums.into_iter().flatten().map(Some).chain(std::iter::repeat_with(|| None));
+            cpu.threads.for_each(dx.into_iter().zip(sums).collect(), |((first, dx), sums)| {
+                let batch = dx.len() / in_elems.max(1);
+                let part = first * out_elems..(first + batch) * out_elems;
+                let (winners, dy) = (&winners[part.clone()], &dy[part]);
+                backward_rounded::<S>(cpu.simd, &pool, batch, winners, dy, dx, sums);
+            });
             Ok(())
         };
         compute.launch_with_card(op, operands, body, move |card, (winners, dy, dx, _)| {

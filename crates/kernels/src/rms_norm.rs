@@ -6,7 +6,7 @@ use paceline_cuda::Grid;
 use paceline_memory::Tensor;
 
 use crate::card::rows as kernels;
-use crate::compute::batches;
+use crate::compute::{batches, shares};
 use crate::launch::{card_scratch, write_or_update};
 use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored, wide};
@@ -209,7 +209,10 @@ pub fn backward_weight(
             if !accumulate {
                 dw.fill(Default::default());
             }
-            weight_of::<D>(cpu.simd, x, r, dy, dw);
+            let touched = 2 * x.len();
+            cpu.threads.for_each(shares(cpu, dw, 1, columns, touched), |(first, dw)| {
+                weight_of::<D>(cpu.simd, x, r, dy, (columns, first), dw);
+            });
             Ok(())
         };
         compute.launch_with_card(op, operands, body, move |card, (x, r, dy, dw, of_runs)| {
@@ -230,14 +233,27 @@ pub fn backward_weight(
 }
 
 multiversion! {
-    fn weight_of<D: Stored>(x: &[D::Real], r: &[D::Real], dy: &[D], dw: &mut [D::Real]) = weight_body
+    fn weight_of<D: Stored>(
+        x: &[D::Real],
+        r: &[D::Real],
+        dy: &[D],
+        part: (usize, usize),
+        dw: &mut [D::Real],
+    ) = weight_body
 }
 
+/// For some of the columns: `part` is the number of all, and the first one.
 #[inline(always)]
-fn weight_body<D: Stored>(x: &[D::Real], r: &[D::Real], dy: &[D], dw: &mut [D::Real]) {
-    let columns = dw.len().max(1);
-    for ((x, dy), r) in x.chunks_exact(columns).zip(dy.chunks_exact(columns)).zip(r) {
-        for ((sum, x), dy) in dw.iter_mut().zip(x).zip(dy) {
+fn weight_body<D: Stored>(
+    x: &[D::Real],
+    r: &[D::Real],
+    dy: &[D],
+    (columns, first): (usize, usize),
+    dw: &mut [D::Real],
+) {
+    let rows = x.chunks_exact(columns.max(1)).zip(dy.chunks_exact(columns.max(1)));
+    for ((x, dy), r) in rows.zip(r) {
+        for ((sum, x), dy) in dw.iter_mut().zip(&x[first..]).zip(&dy[first..]) {
             *sum += dy.load() * *x * *r;
         }
     }

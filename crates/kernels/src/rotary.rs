@@ -266,7 +266,12 @@ fn turn_in_place<S: Stored>(head: &mut [S], angles: &[S::Real]) {
 
 /// `to = factor * (from, rotated)`, where `angles` is a row of a table. All have the elements of a head.
 #[inline(always)]
-pub(crate) fn turn<S: Stored>(from: &[S], angles: &[S::Real], factor: S::Real, to: &mut [S::Real]) {
+pub(crate) fn turn<S: Stored, T: Stored<Real = S::Real>>(
+    from: &[S],
+    angles: &[S::Real],
+    factor: S::Real,
+    to: &mut [T],
+) {
     for_each_pair(from, angles, to, |[x, y], cos, sin| {
         [(x * cos - y * sin) * factor, (y * cos + x * sin) * factor]
     });

@@ -1,9 +1,10 @@
 //! Attention token by token against attention of the whole sequence, at every SIMD level of this machine, with one and three
 //! threads; what is refused; the device without contents.
 
+use half::bf16;
 use paceline_kernels::attention::{self, AttentionSpec};
 use paceline_kernels::rotary::{RotaryConfig, RotaryTable};
-use paceline_kernels::{Compute, Real, SimdLevel};
+use paceline_kernels::{Compute, Real, SimdLevel, cast};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -121,6 +122,81 @@ fn tokens_one_by_one_get_the_output_of_the_whole_sequence() {
                     assert_close(&got, &fast, 1e-5, &what);
                 }
             }
+        }
+    }
+}
+
+/// The numbers of a tensor, of f32 or bf16.
+fn elems(tensor: &Tensor) -> Vec<f32> {
+    match tensor.dtype() {
+        DType::F32 => tensor.read::<f32>().unwrap().to_vec(),
+        _ => tensor.read::<bf16>().unwrap().iter().map(|x| x.to_f32()).collect(),
+    }
+}
+
+/// The output of the last token and the cache, if the tokens before it are kept at once or come one by one.
+fn last_step(compute: &Compute, dtype: DType, spec: &AttentionSpec, at_once: bool) -> [Tensor; 3] {
+    let (columns, tokens) = (spec.qkv_shape()[1], spec.seq - 1);
+    let elems = random(5, spec.batch * spec.seq * columns);
+    let rows = |count: usize, from: &dyn Fn(usize) -> usize| {
+        let elems: Vec<f64> = (0..spec.batch)
+            .flat_map(|row| (0..count).map(move |at| (row, at)))
+            .flat_map(|(row, at)| {
+                elems[(row * spec.seq + from(at)) * columns..][..columns].to_vec()
+            })
+            .collect();
+        let wide = filled::<f32>(compute, DType::F32, [spec.batch * count, columns], &elems);
+        if dtype == DType::F32 {
+            return wide;
+        }
+        let narrow = tensor(compute, dtype, wide.shape());
+        cast::narrow(compute, &wide, &narrow).unwrap();
+        narrow
+    };
+    let table = table(&compute.allocator, spec, DType::F32);
+    let [keys, values] = [(); 2].map(|()| tensor(compute, dtype, spec.cache_shape()));
+    let output = tensor(compute, dtype, [spec.batch, spec.output_shape()[1]]);
+    let step = |qkv: &Tensor, position| {
+        attention::step(compute, qkv, &table, spec, position, &keys, &values, &output).unwrap();
+    };
+    if at_once {
+        let qkv = rows(tokens, &|at| at);
+        attention::keep(compute, &qkv, &table, spec, tokens, &keys, &values).unwrap();
+    } else {
+        (0..tokens).for_each(|position| step(&rows(1, &|_| position), position));
+    }
+    step(&rows(1, &|_| tokens), tokens);
+    [output, keys, values]
+}
+
+#[test]
+fn tokens_that_are_kept_at_once_are_those_of_steps() {
+    let spec = AttentionSpec { batch: 2, seq: 9, heads: 4, kv_heads: 2, head_dim: 16 };
+    for compute in computes() {
+        for dtype in [DType::F32, DType::BF16] {
+            let [want, got] =
+                [false, true].map(|at_once| last_step(&compute, dtype, &spec, at_once));
+            assert_eq!(got.each_ref().map(elems), want.each_ref().map(elems));
+        }
+    }
+    let compute = &computes()[0];
+    let [keys, values] = [(); 2].map(|()| tensor(compute, DType::F32, spec.cache_shape()));
+    let qkv = tensor(compute, DType::F32, [2 * 10, spec.qkv_shape()[1]]);
+    let table = table(&compute.allocator, &spec, DType::F32);
+    let error = attention::keep(compute, &qkv, &table, &spec, 10, &keys, &values).unwrap_err();
+    assert!(error.to_string().contains("9 places, and 10 tokens"), "{error}");
+}
+
+#[test]
+fn in_16_bits_a_step_is_near_that_of_f32() {
+    let spec = AttentionSpec { batch: 2, seq: 9, heads: 4, kv_heads: 2, head_dim: 16 };
+    for compute in computes() {
+        let [want, got] = [DType::F32, DType::BF16]
+            .map(|dtype| elems(&last_step(&compute, dtype, &spec, true)[0]));
+        for (got, want) in got.iter().zip(&want) {
+            let off = (got - want).abs();
+            // Means of numbers below one, whose weights come from rounded products.
+            assert!(off <= 0.03, "{:?}: {got}, not {want}", compute.simd());
         }
     }
 }

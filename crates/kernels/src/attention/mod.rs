@@ -40,7 +40,7 @@ mod product;
 mod step;
 mod tile;
 
-pub use self::step::step;
+pub use self::step::{keep, step};
 use self::tile::{Grid, Operands, TokenMatrix};
 
 /// The sizes of an attention.

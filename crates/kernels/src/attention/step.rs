@@ -6,7 +6,8 @@
 //!
 //! Source: Shazeer, "Fast Transformer Decoding: One Write-Head is All You Need", 2019, which describes the cache.
 
-use paceline_memory::Tensor;
+use half::{bf16, f16};
+use paceline_memory::{DType, Tensor};
 
 use super::AttentionSpec;
 use crate::card::attention as on_card;
@@ -14,7 +15,10 @@ use crate::compute::batches;
 use crate::real::for_real;
 use crate::rotary::{RotaryTable, turn};
 use crate::simd::multiversion;
-use crate::{Compute, KernelError, Op, Real, Result, lanes, read, scratch, update, write};
+use crate::stored::{Stored, for_stored, wide};
+use crate::{
+    Compute, KernelError, Op, Processor, Real, Result, lanes, read, scratch, update, write,
+};
 
 impl AttentionSpec {
     /// Shape of the cache of keys, and of that of values: (batch, kv_heads, seq, head_dim). Here `seq` is the largest
@@ -29,10 +33,10 @@ impl AttentionSpec {
 /// not read the places behind it. So calls with positions 0, 1, 2, ... need no other beginning than memory for the cache.
 ///
 /// Shapes: qkv (batch, (heads + 2 * kv_heads) * head_dim), not rotated; keys and values [`AttentionSpec::cache_shape`];
-/// output (batch, heads * head_dim). f32 and f64, like the table. Overwrites output. Errors if the position is not below
-/// `seq`, or if the table is too short. Each thread takes `position + 1 + head_dim` elements of scratch memory. A card takes
-/// `position + 1` for each head of each row, and is off as for [`forward`](super::forward()); what it puts into the cache has
-/// the processor's bits.
+/// output (batch, heads * head_dim). f32 and f64, like the table; or bf16 and f16 with a table of f32, in which everything is
+/// computed. Overwrites output. Errors if the position is not below `seq`, or if the table is too short. Each thread takes
+/// `position + 1 + head_dim` elements of scratch memory. A card takes `position + 1` for each head of each row, and is off as
+/// for [`forward`](super::forward()); what it puts into the cache has the processor's bits. It has no kernel for 16 bits.
 #[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
 pub fn step(
     compute: &Compute,
@@ -52,99 +56,190 @@ pub fn step(
     }
     table.check(op.name, spec.head_dim, position + 1)?;
     let spec = *spec;
-    let scratch_len = position + 1 + spec.head_dim;
-    // Elements of the cache, and of the output, of a head of keys.
-    let (cache_len, output_len) = (spec.seq * spec.head_dim, spec.group() * spec.head_dim);
-    for_real!(op.name, qkv.dtype(), T => {
-        let operands = (
-            read::<T>("qkv", qkv, [spec.batch, spec.qkv_shape()[1]]),
-            read::<T>("table", table.values(), table.values().shape()),
-            update::<T>("keys", keys, spec.cache_shape()),
-            update::<T>("values", values, spec.cache_shape()),
-            write::<T>("output", output, [spec.batch, spec.output_shape()[1]]),
-            scratch::<T>(match compute.is_card() {
-                true => spec.batch * spec.heads * (position + 1),
-                false => spec.num_parts(compute.processor()) * scratch_len,
-            }),
-        );
-        compute.launch_with_card(op, operands, move |cpu, (qkv, angles, keys, values, output, space)| {
-            let angles = &angles[position * spec.head_dim..][..spec.head_dim];
-            let keys = batches(cpu, keys, cache_len, spec.pairs());
-            let values = batches(cpu, values, cache_len, spec.pairs());
-            let output = batches(cpu, output, output_len, spec.pairs());
-            let caches = keys.into_iter().zip(values).zip(output);
-            let parts = caches.zip(space.chunks_exact_mut(scratch_len)).collect();
-            cpu.threads.for_each(parts, |((((first, keys), (_, values)), (_, output)), space)| {
-                let token = Token { spec: &spec, qkv, angles, position, first };
-                pairs::<T>(cpu.simd, token, keys, values, output, space);
-            });
-            Ok(())
-        }, move |card, (qkv, angles, keys, values, output, scores)| {
-            let (read, cache) = ((qkv, angles), (keys, values));
-            // SAFETY: the operands are those of this attention, and the scratch memory has the scores.
-            unsafe { on_card::step(card, &spec, position, read, cache, output, scores) }
-        })
-    })
+    macro_rules! operands {
+        ($S:ty, $scratch_len:expr) => {
+            (
+                read::<$S>("qkv", qkv, [spec.batch, spec.qkv_shape()[1]]),
+                read::<<$S as Stored>::Real>("table", table.values(), table.values().shape()),
+                update::<$S>("keys", keys, spec.cache_shape()),
+                update::<$S>("values", values, spec.cache_shape()),
+                write::<$S>("output", output, [spec.batch, spec.output_shape()[1]]),
+                scratch::<<$S as Stored>::Real>($scratch_len),
+            )
+        };
+    }
+    let of_threads = spec.num_parts(compute.processor()) * (position + 1 + spec.head_dim);
+    let of_card = spec.batch * spec.heads * (position + 1);
+    match qkv.dtype() {
+        DType::BF16 => {
+            compute.launch(op, operands!(bf16, of_threads), on_processor::<bf16>(spec, position))
+        }
+        DType::F16 => {
+            compute.launch(op, operands!(f16, of_threads), on_processor::<f16>(spec, position))
+        }
+        dtype => for_real!(op.name, dtype, T => {
+            let operands = operands!(T, if compute.is_card() { of_card } else { of_threads });
+            let body = on_processor::<T>(spec, position);
+            compute.launch_with_card(op, operands, body, move |card, (qkv, angles, keys, values, output, scores)| {
+                let (read, cache) = ((qkv, angles), (keys, values));
+                // SAFETY: the operands are those of this attention, and the scratch memory has the scores.
+                unsafe { on_card::step(card, &spec, position, read, cache, output, scores) }
+            })
+        }),
+    }
+}
+
+/// Queries, keys and values of the new tokens, values of the rotary table, both caches, output and scratch memory.
+type Slices<'a, S> = (
+    &'a [S],
+    &'a [<S as Stored>::Real],
+    &'a mut [S],
+    &'a mut [S],
+    &'a mut [S],
+    &'a mut [<S as Stored>::Real],
+);
+
+fn on_processor<S: Stored>(
+    spec: AttentionSpec,
+    position: usize,
+) -> impl for<'a> FnOnce(&Processor, Slices<'a, S>) -> Result<()> + Send + 'static {
+    move |cpu, (qkv, angles, keys, values, output, space)| {
+        // Elements of the cache, and of the output, of a head of keys.
+        let (cache_len, output_len) = (spec.seq * spec.head_dim, spec.group() * spec.head_dim);
+        let angles = &angles[position * spec.head_dim..][..spec.head_dim];
+        let keys = batches(cpu, keys, cache_len, spec.pairs());
+        let values = batches(cpu, values, cache_len, spec.pairs());
+        let output = batches(cpu, output, output_len, spec.pairs());
+        let caches = keys.into_iter().zip(values).zip(output);
+        let parts = caches.zip(space.chunks_exact_mut(position + 1 + spec.head_dim)).collect();
+        cpu.threads.for_each(parts, |((((first, keys), (_, values)), (_, output)), space)| {
+            let token = Token { spec: &spec, qkv, angles, position, first };
+            pairs::<S>(cpu.simd, token, keys, values, output, space);
+        });
+        Ok(())
+    }
 }
 
 /// What the new tokens of all rows bring, and the pair of a row and a head of keys at which a thread begins.
-struct Token<'a, T> {
+struct Token<'a, S: Stored> {
     spec: &'a AttentionSpec,
-    qkv: &'a [T],
+    qkv: &'a [S],
     /// The row of the table for `position`.
-    angles: &'a [T],
+    angles: &'a [S::Real],
     position: usize,
     first: usize,
 }
 
 multiversion! {
-    fn pairs<T: Real>(
-        token: Token<'_, T>,
-        keys: &mut [T],
-        values: &mut [T],
-        output: &mut [T],
-        scratch: &mut [T],
+    fn pairs<S: Stored>(
+        token: Token<'_, S>,
+        keys: &mut [S],
+        values: &mut [S],
+        output: &mut [S],
+        scratch: &mut [S::Real],
     ) = pairs_body
 }
 
 /// The pairs whose caches are `keys` and `values`, one after the other.
 #[inline(always)]
-fn pairs_body<T: Real>(
-    token: Token<'_, T>,
-    keys: &mut [T],
-    values: &mut [T],
-    output: &mut [T],
-    scratch: &mut [T],
+fn pairs_body<S: Stored>(
+    token: Token<'_, S>,
+    keys: &mut [S],
+    values: &mut [S],
+    output: &mut [S],
+    scratch: &mut [S::Real],
 ) {
     let Token { spec, qkv, angles, position, first } = token;
-    let AttentionSpec { heads, kv_heads, seq, head_dim, .. } = *spec;
+    let AttentionSpec { kv_heads, seq, head_dim, .. } = *spec;
     let (group, len) = (spec.group(), position + 1);
     let (query, scores) = scratch.split_at_mut(head_dim);
-    let (one, scale) = (T::from_f64(1.0), T::from_f64(spec.scale()));
+    let scale = wide::<S>(spec.scale());
     let caches = keys.chunks_exact_mut(seq * head_dim).zip(values.chunks_exact_mut(seq * head_dim));
     let outputs = output.chunks_exact_mut(group * head_dim);
     for (n, ((keys, values), output)) in caches.zip(outputs).enumerate() {
         let (row, kv_head) = ((first + n) / kv_heads, (first + n) % kv_heads);
         let qkv = &qkv[row * spec.qkv_shape()[1]..][..spec.qkv_shape()[1]];
         let head = |at: usize| &qkv[at * head_dim..][..head_dim];
-        let place = position * head_dim..len * head_dim;
-        turn(head(heads + kv_head), angles, one, &mut keys[place.clone()]);
-        values[place].copy_from_slice(head(heads + kv_heads + kv_head));
+        keep_token(spec, qkv, angles, kv_head, position, (keys, values));
         for (at, output) in output.chunks_exact_mut(head_dim).enumerate() {
             turn(head(kv_head * group + at), angles, scale, query);
             for (score, key) in scores.iter_mut().zip(keys.chunks_exact(head_dim)) {
-                *score = lanes::sum(head_dim, |j| query[j] * key[j]);
+                *score = lanes::dot(query, key);
             }
             let most = lanes::max(scores);
             scores.iter_mut().for_each(|score| *score = (*score - most).fast_exp());
             let sum = lanes::sum(len, |j| scores[j]);
-            output.fill(T::default());
+            // Weighted in the memory of the query, which has the type that is computed with.
+            let mean = &mut *query;
+            mean.fill(S::Real::default());
             for (weight, value) in scores.iter().zip(values.chunks_exact(head_dim)) {
-                for (output, value) in output.iter_mut().zip(value) {
-                    *output += *weight * *value;
+                for (mean, value) in mean.iter_mut().zip(value) {
+                    *mean += *weight * value.load();
                 }
             }
-            output.iter_mut().for_each(|output| *output = *output / sum);
+            output.iter_mut().zip(mean).for_each(|(y, mean)| *y = S::store(*mean / sum));
         }
     }
+}
+
+/// Puts the key of a head, rotated, and its value at their place in its caches.
+#[inline(always)]
+fn keep_token<S: Stored>(
+    spec: &AttentionSpec,
+    qkv: &[S],
+    angles: &[S::Real],
+    kv_head: usize,
+    position: usize,
+    (keys, values): (&mut [S], &mut [S]),
+) {
+    let AttentionSpec { heads, kv_heads, head_dim, .. } = *spec;
+    let head = |at: usize| &qkv[at * head_dim..][..head_dim];
+    let place = position * head_dim..(position + 1) * head_dim;
+    turn(head(heads + kv_head), angles, wide::<S>(1.0), &mut keys[place.clone()]);
+    values[place].copy_from_slice(head(heads + kv_heads + kv_head));
+}
+
+/// Puts the rotated keys and the values of the first `tokens` tokens of each row into the cache, as `tokens` calls of [`step`]
+/// do: the same bits. With [`forward`](super::forward()) this reads the beginning of a text in one pass.
+///
+/// Shapes: qkv (batch * tokens, (heads + 2 * kv_heads) * head_dim), a row behind the other; keys and values as for [`step`].
+/// Types and errors as there; a card has no kernel for it.
+pub fn keep(
+    compute: &Compute,
+    qkv: &Tensor,
+    table: &RotaryTable,
+    spec: &AttentionSpec,
+    tokens: usize,
+    keys: &Tensor,
+    values: &Tensor,
+) -> Result<()> {
+    let op = Op::new("attention_keep");
+    spec.check(op)?;
+    if tokens > spec.seq {
+        let reason = format!("the cache has {} places, and {tokens} tokens are given", spec.seq);
+        return Err(KernelError::Geometry { op: op.name, reason });
+    }
+    table.check(op.name, spec.head_dim, tokens)?;
+    let spec = *spec;
+    for_stored!(op.name, qkv.dtype(), S => {
+        let operands = (
+            read::<S>("qkv", qkv, [spec.batch * tokens, spec.qkv_shape()[1]]),
+            read::<<S as Stored>::Real>("table", table.values(), table.values().shape()),
+            update::<S>("keys", keys, spec.cache_shape()),
+            update::<S>("values", values, spec.cache_shape()),
+        );
+        compute.launch(op, operands, move |_, (qkv, angles, keys, values)| {
+            let (cache_len, columns) = (spec.seq * spec.head_dim, spec.qkv_shape()[1]);
+            let caches = keys.chunks_exact_mut(cache_len).zip(values.chunks_exact_mut(cache_len));
+            for (pair, (keys, values)) in caches.enumerate() {
+                let (row, kv_head) = (pair / spec.kv_heads, pair % spec.kv_heads);
+                for position in 0..tokens {
+                    let qkv = &qkv[(row * tokens + position) * columns..][..columns];
+                    let angles = &angles[position * spec.head_dim..][..spec.head_dim];
+                    keep_token(&spec, qkv, angles, kv_head, position, (&mut *keys, &mut *values));
+                }
+            }
+            Ok(())
+        })
+    })
 }

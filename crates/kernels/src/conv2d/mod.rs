@@ -165,7 +165,7 @@ pub fn backward_weight(
                     db.fill(0.0);
                 }
                 match conv.layout {
-                    ImageLayout::Nhwc => elementwise::add_rows(cpu.simd, dy, db, true),
+                    ImageLayout::Nhwc => elementwise::add_rows(cpu, dy, db, true),
                     ImageLayout::Nchw => {
                         let positions = conv.output_elems() / conv.c_out;
                         add_positions(cpu.simd, cpu.simd, dy, None, positions, db);

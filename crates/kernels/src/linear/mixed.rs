@@ -244,8 +244,8 @@ unsafe fn multiply<H: Half>(
 /// `sums (+)= sum over rows of dy`.
 fn add_rows<H: Half>(cpu: &Processor, dy: &Elems<H>, sums: &mut [f32], accumulate: bool) {
     match dy {
-        Either::A(dy) => elementwise::add_rows(cpu.simd, dy, sums, accumulate),
-        Either::B(dy) => elementwise::add_rows(cpu.simd, dy, sums, accumulate),
+        Either::A(dy) => elementwise::add_rows(cpu, dy, sums, accumulate),
+        Either::B(dy) => elementwise::add_rows(cpu, dy, sums, accumulate),
     }
 }
 

@@ -11,9 +11,11 @@
 //! one rounding more. A card rounds a bias to the type of y before it is added, and ReLU may make zero of NaN.
 
 mod mixed;
+mod row;
 
 use paceline_memory::{DType, Tensor};
 
+pub use self::row::forward_row;
 pub use crate::activation::Activation;
 use crate::card::products::{self, CardMatrix, RowParts};
 use crate::compute::batches;
@@ -167,7 +169,7 @@ pub fn backward_weight(
             let (a, b) = (Matrix::new(dy, m, n).transposed(), Matrix::new(x, m, k));
             matmul(cpu, a, b, dw, accumulate);
             if let Some(db) = db {
-                elementwise::add_rows(cpu.simd, dy, db, accumulate);
+                elementwise::add_rows(cpu, dy, db, accumulate);
             }
             Ok(())
         }, move |card, (x, dy, dw, db, partials)| {

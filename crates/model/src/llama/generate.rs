@@ -8,14 +8,14 @@
 use paceline_kernels::attention::{self, AttentionSpec};
 use paceline_kernels::linear::{self, Activation};
 use paceline_kernels::rotary::RotaryTable;
-use paceline_kernels::{Compute, elementwise, embedding, rms_norm, swiglu};
+use paceline_kernels::{Compute, cast, elementwise, embedding, rms_norm, swiglu};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 
 use super::{LlamaConfig, LlamaTask};
 use crate::{ModelError, Result, Storage};
 
 /// Tokens that are read at once, so that what is computed for them takes little memory.
-const MAX_ROWS: usize = 256;
+const MAX_ROWS: usize = 512;
 
 /// A language model in the middle of a text.
 #[derive(Debug)]
@@ -46,6 +46,15 @@ struct Widths {
     qkv: usize,
     attended: usize,
     gated: usize,
+    heads: usize,
+}
+
+/// The type of what is added up, if the weights have this type.
+fn wide(dtype: DType) -> DType {
+    match dtype {
+        DType::BF16 | DType::F16 => DType::F32,
+        dtype => dtype,
+    }
 }
 
 /// The parameters of a block, and its part of the cache.
@@ -69,7 +78,8 @@ struct Block {
     values: Tensor,
 }
 
-/// What is computed for tokens: one row each. Every pass overwrites them.
+/// What is computed for tokens: one row each. Every pass overwrites them. With weights of 16 bits the operands of products have
+/// 16 bits too, and the stream, what is added to it and statistics are f32, as in training.
 #[derive(Debug)]
 struct TokenActivations {
     /// (tokens), of i64.
@@ -80,6 +90,8 @@ struct TokenActivations {
     normed: Tensor,
     /// (tokens), which only a backward pass would read.
     r: Tensor,
+    /// Of several tokens, which only a backward pass would read.
+    log_sums: Option<Tensor>,
     /// (tokens, (heads + 2 * kv_heads) * head_dim).
     qkv: Tensor,
     /// (tokens, heads * head_dim).
@@ -94,24 +106,27 @@ struct TokenActivations {
 
 impl TokenActivations {
     fn new(allocator: &Allocator, dtype: DType, widths: Widths, len: usize) -> Result<Self> {
-        let rows = |columns: usize| allocator.tensor(dtype, [len, columns], Category::Activations);
+        let wide = wide(dtype);
+        let rows = |dtype, columns| allocator.tensor(dtype, [len, columns], Category::Activations);
+        let wide_row = |len: usize| allocator.tensor(wide, [len], Category::Activations);
         Ok(Self {
             tokens: allocator.tensor(DType::I64, [len], Category::Data)?,
-            stream: rows(widths.stream)?,
-            normed: rows(widths.stream)?,
-            r: allocator.tensor(dtype, [len], Category::Activations)?,
-            qkv: rows(widths.qkv)?,
-            attended: rows(widths.attended)?,
-            gate_up: rows(2 * widths.gated)?,
-            gated: rows(widths.gated)?,
-            change: rows(widths.stream)?,
+            stream: rows(wide, widths.stream)?,
+            normed: rows(dtype, widths.stream)?,
+            r: wide_row(len)?,
+            log_sums: (len > 1).then(|| wide_row(widths.heads * len)).transpose()?,
+            qkv: rows(dtype, widths.qkv)?,
+            attended: rows(dtype, widths.attended)?,
+            gate_up: rows(dtype, 2 * widths.gated)?,
+            gated: rows(dtype, widths.gated)?,
+            change: rows(wide, widths.stream)?,
         })
     }
 }
 
 impl<'a> Generator<'a> {
-    /// A generator for texts of at most `max_len` tokens. It computes in the element type of the storage's values, f32 or
-    /// f64, and takes `2 * layers * kv_heads * head_dim * max_len` elements for the cache.
+    /// A generator for texts of at most `max_len` tokens. It computes in the element type of the storage's values, f32, f64 or
+    /// bf16, whose sums are f32. It takes `2 * layers * kv_heads * head_dim * max_len` elements of this type for the cache.
     ///
     /// Errors if the model is a classifier, if it does not know `max_len` positions, if the storage lacks one of its
     /// parameters, or if there is no memory.
@@ -145,15 +160,22 @@ impl<'a> Generator<'a> {
         let [_, attended_width] = spec.output_shape();
         let allocator = &compute.allocator;
         let cache = || allocator.tensor(dtype, spec.cache_shape(), Category::Activations);
+        let norm = |name: &str| -> Result<Tensor> {
+            let stored = rows_of(storage, &[name.to_owned()])?;
+            if dtype == wide(dtype) {
+                return Ok(stored);
+            }
+            let widened = allocator.tensor(wide(dtype), stored.shape(), Category::Parameters)?;
+            cast::widen(compute, &stored, &widened)?;
+            Ok(widened)
+        };
         let block = |at: usize| -> Result<Block> {
             let param = |parts: &[&str], shape: [usize; 2]| {
                 let names: Vec<String> =
                     parts.iter().map(|part| format!("model.layers.{at}.{part}.weight")).collect();
                 Ok::<_, ModelError>(rows_of(storage, &names)?.view(shape)?)
             };
-            let norm = |part: &str| {
-                rows_of(storage, &[format!("model.layers.{at}.{part}_layernorm.weight")])
-            };
+            let norm = |part: &str| norm(&format!("model.layers.{at}.{part}_layernorm.weight"));
             let qkv = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
             let gate_up = ["mlp.gate_proj", "mlp.up_proj"];
             Ok(Block {
@@ -181,11 +203,12 @@ impl<'a> Generator<'a> {
             qkv: qkv_width,
             attended: attended_width,
             gated: intermediate_size,
+            heads: config.num_attention_heads,
         };
         let rows = TokenActivations::new(allocator, dtype, widths, 1)?;
-        let logits = allocator.tensor(dtype, [1, vocab_size], Category::Activations)?;
-        let table = RotaryTable::new(allocator, config.rotary(), max_len, dtype)?;
-        let norm = rows_of(storage, &["model.norm.weight".to_owned()])?;
+        let logits = allocator.tensor(wide(dtype), [1, vocab_size], Category::Activations)?;
+        let table = RotaryTable::new(allocator, config.rotary(), max_len, wide(dtype))?;
+        let norm = norm("model.norm.weight")?;
         let eps = config.rms_norm_eps;
         Ok(Self {
             compute,
@@ -220,12 +243,12 @@ impl<'a> Generator<'a> {
         Ok(())
     }
 
-    /// Reads the next tokens of the text, in one pass over the weights for every 256 of them. Errors if the model does not
+    /// Reads the next tokens of the text, in one pass over the weights for every 512 of them. Errors if the model does not
     /// have one of the tokens, or if the text would have more than `max_len` tokens.
     pub fn read_all(&mut self, tokens: &[u32]) -> Result<()> {
         for tokens in tokens.chunks(MAX_ROWS) {
             let (len, width) = (tokens.len(), self.widths.stream);
-            let dtype = self.rows.stream.dtype();
+            let dtype = self.embedding.dtype();
             let rows = TokenActivations::new(&self.compute.allocator, dtype, self.widths, len)?;
             self.pass(&rows, tokens)?;
             self.rows.stream.copy_from(&rows.stream.slice((len - 1) * width..len * width)?)?;
@@ -236,25 +259,61 @@ impl<'a> Generator<'a> {
 
     /// Computes the residual stream of the next tokens, and keeps their keys and values.
     fn pass(&self, rows: &TokenActivations, tokens: &[u32]) -> Result<()> {
+        self.compute.on_threads(|| self.pass_here(rows, tokens))
+    }
+
+    fn pass_here(&self, rows: &TokenActivations, tokens: &[u32]) -> Result<()> {
         let Self { compute, spec, table, widths, .. } = self;
         let Widths { qkv: qkv_width, attended: attended_width, .. } = *widths;
         for (to, token) in rows.tokens.write::<i64>()?.iter_mut().zip(tokens) {
             *to = i64::from(*token);
         }
-        embedding::forward(compute, &rows.tokens, &self.embedding, &rows.stream)?;
+        match rows.stream.dtype() == self.embedding.dtype() {
+            true => embedding::forward(compute, &rows.tokens, &self.embedding, &rows.stream)?,
+            false => {
+                embedding::forward(compute, &rows.tokens, &self.embedding, &rows.normed)?;
+                cast::widen(compute, &rows.normed, &rows.stream)?;
+            }
+        }
         for block in &self.blocks {
             let Block { keys, values, .. } = block;
             let norm = &block.attention_norm;
             rms_norm::forward(compute, &rows.stream, norm, self.eps, &rows.normed, &rows.r)?;
             product(compute, &rows.normed, &block.qkv, &rows.qkv)?;
-            // Each token attends to those before it, whose keys and values are in the cache by then.
-            for at in 0..tokens.len() {
-                let row = |of: &Tensor, width: usize| -> Result<Tensor> {
-                    Ok(of.slice(at * width..(at + 1) * width)?.view([1, width])?)
-                };
-                let qkv = row(&rows.qkv, qkv_width)?;
-                let (place, output) = (self.position + at, row(&rows.attended, attended_width)?);
-                attention::step(compute, &qkv, table, spec, place, keys, values, &output)?;
+            match &rows.log_sums {
+                Some(log_sums) if self.position == 0 => {
+                    let spec = AttentionSpec { seq: tokens.len(), ..*spec };
+                    attention::forward(
+                        compute,
+                        &rows.qkv,
+                        None,
+                        table,
+                        &spec,
+                        &rows.attended,
+                        log_sums,
+                    )?;
+                    attention::keep(
+                        compute,
+                        &rows.qkv,
+                        table,
+                        &self.spec,
+                        tokens.len(),
+                        keys,
+                        values,
+                    )?;
+                }
+                // Each token attends to those before it, whose keys and values are in the cache by then.
+                _ => {
+                    for at in 0..tokens.len() {
+                        let row = |of: &Tensor, width: usize| -> Result<Tensor> {
+                            Ok(of.slice(at * width..(at + 1) * width)?.view([1, width])?)
+                        };
+                        let qkv = row(&rows.qkv, qkv_width)?;
+                        let (place, output) =
+                            (self.position + at, row(&rows.attended, attended_width)?);
+                        attention::step(compute, &qkv, table, spec, place, keys, values, &output)?;
+                    }
+                }
             }
             product(compute, &rows.attended, &block.out, &rows.change)?;
             elementwise::add(compute, &rows.change, &rows.stream)?;
@@ -283,7 +342,11 @@ impl<'a> Generator<'a> {
 }
 
 fn product(compute: &Compute, input: &Tensor, weight: &Tensor, output: &Tensor) -> Result<()> {
-    Ok(linear::forward(compute, input, weight, None, Activation::None, output)?)
+    match input.dims() {
+        [1, _] => linear::forward_row(compute, input, weight, output)?,
+        _ => linear::forward(compute, input, weight, None, Activation::None, output)?,
+    }
+    Ok(())
 }
 
 /// The values of parameters that lie one behind the other, as those of a [`Projection`](crate::layers::Projection) do. Flat.

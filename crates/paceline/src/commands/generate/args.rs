@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use paceline_settings::named::PrecisionName;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -48,6 +49,9 @@ pub struct GenerateArgs {
     /// Decides the random choices: the same seed gives the same text [default: 0]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
+    /// The type of the weights and of the operands of products: f32, or bf16, which takes half the memory and less time
+    #[arg(long, value_enum, default_value_t = PrecisionName::F32)]
+    pub precision: PrecisionName,
     /// Compute threads [default: the number of cores]
     #[arg(long, value_name = "T")]
     pub threads: Option<usize>,

@@ -13,6 +13,7 @@ use paceline_checkpoint::hugging_face::HuggingFace;
 use paceline_data::text::Tokenizer;
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
+use paceline_kernels::{Compute, cast};
 use paceline_memory::{Allocator, Category, DType};
 use paceline_model::pretrained::{CONFIG_FILE, NewParam, Pretrained};
 use paceline_model::{Layout, LlamaConfig, LlamaTask, ModelError, Storage};
@@ -129,16 +130,9 @@ impl Folder {
         Ok(Self { path, config, tokenizer, ends, trained_len: None, layout, weights })
     }
 
-    /// The weights, without memory for gradients.
-    pub fn load(&self, dtype: DType, allocator: &Allocator) -> Result<Storage> {
-        let values = allocator
-            .host(self.layout.num_bytes(dtype), Category::Parameters)
-            .map_err(|e| Failure::Run(format!("there is no memory for the weights: {e}")))?;
-        let none = allocator.host(0, Category::Gradients).map_err(failed)?;
-        let all = 0..self.layout.len();
-        let (values, grads) = ((values, vec![all]), (none, Vec::new()));
-        let storage = Storage::of_ranges(self.layout.clone(), dtype, values, grads, allocator);
-        let storage = storage.map_err(failed)?;
+    /// The weights, without memory for gradients. Those of 16 bits are rounded from f32, which takes memory for both.
+    pub fn load(&self, dtype: DType, compute: &Compute) -> Result<Storage> {
+        let storage = self.unread(DType::F32, &compute.allocator)?;
         match &self.weights {
             Weights::Files(file, new) => file
                 .load(&storage, new)
@@ -147,7 +141,24 @@ impl Folder {
                 checkpoint.restore_model(&storage, storage.values().ranges())?;
             }
         }
-        Ok(storage)
+        if dtype == DType::F32 {
+            return Ok(storage);
+        }
+        let rounded = self.unread(dtype, &compute.allocator)?;
+        cast::narrow(compute, storage.values().tensor(), rounded.values().tensor())
+            .map_err(failed)?;
+        Ok(rounded)
+    }
+
+    /// Memory for the weights.
+    fn unread(&self, dtype: DType, allocator: &Allocator) -> Result<Storage> {
+        let values = allocator
+            .host(self.layout.num_bytes(dtype), Category::Parameters)
+            .map_err(|e| Failure::Run(format!("there is no memory for the weights: {e}")))?;
+        let none = allocator.host(0, Category::Gradients).map_err(failed)?;
+        let all = 0..self.layout.len();
+        let (values, grads) = ((values, vec![all]), (none, Vec::new()));
+        Storage::of_ranges(self.layout.clone(), dtype, values, grads, allocator).map_err(failed)
     }
 }
 

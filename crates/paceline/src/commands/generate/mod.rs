@@ -16,8 +16,8 @@ use paceline_host::streams;
 use paceline_host::text::plural;
 use paceline_hub as hub;
 use paceline_kernels::Compute;
-use paceline_memory::{Allocator, DType};
-use paceline_model::{Generator, ModelError, Sampler};
+use paceline_memory::Allocator;
+use paceline_model::{Generator, ModelError, Precision, Sampler};
 
 use self::args::GenerateArgs;
 use self::checks::{prompt, sampling, threads, window};
@@ -46,7 +46,7 @@ pub fn generate(args: &GenerateArgs, carried: Carried) -> Result<u8> {
     let most = window.unwrap_or(folder.config.max_position_embeddings);
     let max_len = most.min(longest.saturating_add(args.max_tokens));
     let compute = Compute::new(threads, Allocator::new()).map_err(failed)?;
-    let storage = folder.load(DType::F32, &compute.allocator)?;
+    let storage = folder.load(Precision::from(args.precision).compute, &compute)?;
     let mut generator =
         Generator::new(&compute, &folder.config, &storage, max_len).map_err(failed)?;
     for (at, (text, tokens)) in args.prompts.iter().zip(prompts).enumerate() {
