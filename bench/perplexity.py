@@ -25,6 +25,11 @@ PEER = ROOT / "bench/peer/perplexity.py"
 RUN_SECONDS = 1800
 GOAL = 0.02
 TEST_BYTES = 65_536
+# The recipe without the sizes of its model, which the folder of the first weights states.
+TRAINED = (
+    "--model llama --data text --tokenizer bytes --data-dir texts --seq-len 128 --nproc 2 --global-batch-size 8 --optimizer adamw"
+    " --lr 0.002 --lr-schedule cosine --beta2 0.95 --weight-decay 0.1 --decay-matrices-only --clip-grad-norm 1.0"
+)
 
 
 def write_text(folder: Path) -> None:
@@ -43,7 +48,7 @@ def measure(arguments: argparse.Namespace, folder: Path, seed: int) -> Record:
 
     first, steps = f"first_{seed}", str(arguments.steps)
     peer("make", "--to", first, "--seed", str(seed))
-    train = f"train --recipe tiny-lm --data-dir texts --test-samples 0 --pretrained {first} --steps {steps} --seed {seed} --save ours_{seed} --quiet"
+    train = f"train --pretrained {first} {TRAINED} --steps {steps} --seed {seed} --save ours_{seed} --quiet"
     run([arguments.paceline, *shlex.split(train)], folder, RUN_SECONDS)
     export = f"checkpoint export ours_{seed} --hugging-face --to exported_{seed}"
     run([arguments.paceline, *shlex.split(export)], folder, RUN_SECONDS)
@@ -69,7 +74,7 @@ def main() -> int:
         print(f"failed: {error}", file=sys.stderr)
         return 1
     off = math.exp(statistics.mean(math.log(of["ours"] / of["theirs"]) for of in runs)) - 1
-    print(aligned([["seed", "first", "ours", "theirs"], *([str(of["seed"]), *(f"{of[key]:.3f}" for key in ("first", "ours", "theirs"))] for of in runs)]))
+    print(aligned([["seed", "first", "ours", "theirs"], *([str(of["seed"]), *(f"{of[key]:.3f}" for key in ("first", "ours", "theirs"))] for of in runs)], left={0}))
     print(f"ours over theirs, geometric mean: {100 * off:+.2f} %")
     record = provenance() | {"steps": arguments.steps, "runs": runs, "off": off, "goal": GOAL}
     arguments.out.write_text(json.dumps(record, indent=1) + "\n")
