@@ -114,9 +114,10 @@ BUCKET_CASES = {
 }
 
 
-def on_link(python: Path, flags: str, rate: str, seconds: float) -> Record:
-    """PyTorch's step in a network of its own whose loopback has this rate."""
-    link = f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate} burst 256kb latency 400ms"
+def on_link(python: Path, flags: str, rate: str | None, seconds: float) -> Record:
+    """PyTorch's step in a network of its own whose loopback has this rate, or no limit."""
+    limit = f" && tc qdisc add dev lo root tbf rate {rate} burst 256kb latency 400ms" if rate else ""
+    link = f"ip link set lo up{limit}"
     command = f"{link} && exec {python} {PEER} --ranks 2 --seconds {seconds} {flags}"
     printed = run(["unshare", "--net", "sh", "-c", command], ROOT, timeout_s=LIMIT_S)
     return json.loads(printed.strip().splitlines()[-1])
