@@ -66,6 +66,11 @@ fn a_profile_of_pytorch_predicts_other_links() {
     let found = predicted(&sandbox, "--nproc 8,64 --links 400gbe nvlink4 --compute-scale 2");
     close(&found["calibrations"][0]["step_ms"], 236.0);
     assert_eq!(found["rows"].as_array().unwrap().len(), 4);
+    // Without the profiler a step takes 91 ms, of which it waits for 32 as before.
+    let found = predicted(&sandbox, "--nproc 2 --links 100GB/s,1ms --step-ms 91");
+    close(&found["calibrations"][0]["step_ms"], 59.0);
+    let found = predicted(&sandbox, "--nproc 2 --links 100GB/s,1ms --step-ms 91 --compute-scale 4");
+    close(&found["calibrations"][0]["step_ms"], 236.0);
     let run = predict(&sandbox, "--trace traces --links 25gbe 40gbe ndr --nproc 8").ok();
     let widest = run.stdout.lines().map(|line| line.chars().count()).max();
     assert!(widest <= Some(80), "{}", run.stdout);
@@ -116,6 +121,12 @@ fn traces_that_do_not_suffice_say_what_they_lack() {
     assert!(found["rows"][0]["simple_step_ms"].is_null());
     std::fs::remove_file(sandbox.path("p.json")).unwrap();
     refused(&sandbox, "--gradient-bytes 3", &["--gradient-bytes 3", "4 or more"]);
+    for (wrong, said) in
+        [("30", "30"), ("400", "400"), ("nan", "NaN"), ("-1", "-1"), ("inf", "inf")]
+    {
+        let flags = format!("--gradient-bytes 50MB --step-ms={wrong}");
+        refused(&sandbox, &flags, &[&format!("--step-ms {said}"), "took 150.00 ms"]);
+    }
     std::fs::remove_file(sandbox.path("traces/rank_1.pt.trace.json")).unwrap();
     refused(&sandbox, "", &["--trace traces", "the trace of rank 1 is missing"]);
     let write = |text: &str| sandbox.write("traces/rank_0.pt.trace.json", text.as_bytes());

@@ -1,8 +1,10 @@
 //! The steps of traces without their communication: how long each computed, and when its gradients were final.
 //!
-//! Input: the timelines of all ranks of PyTorch on the processor, or of a run of ours. Output: steps, and the size of each
-//! gradient if the traces give it. The time in which the thread of the steps waited for communication is taken out, so what
-//! is left can be put on any link. This module knows no links and no buckets.
+//! Input: the timelines of all ranks of PyTorch, or of a run of ours on the processor. Output: steps, and the size of each
+//! gradient if the traces give it. The time in which the thread of the steps waited for communication, or the device did nothing
+//! else, is taken out, so what is left can be put on any link. This module knows no links and no buckets.
+
+mod device;
 
 use std::collections::HashMap;
 
@@ -143,7 +145,8 @@ impl Alone {
         }?;
         let known = gradients.as_deref().ok();
         let read = |timeline: &Timeline| match program {
-            Program::Pytorch => pytorch_steps(timeline, known),
+            Program::Pytorch if timeline.kernels.is_empty() => pytorch_steps(timeline, known),
+            Program::Pytorch => device::steps(timeline, known),
             Program::Paceline => paceline_steps(timeline, known),
         };
         let ranks: Vec<HashMap<u64, RankStep>> = timelines.iter().map(read).collect();
@@ -170,7 +173,7 @@ impl Alone {
     }
 }
 
-/// What wrote the traces. Work of a device is refused: there, a gradient is final when its kernel ends.
+/// What wrote the traces. Work of a device is refused in ours, which do not say when its kernels end.
 fn program_of(timelines: &[Timeline]) -> Result<Program, String> {
     let is_ours = |of: &Timeline| !of.run_facts.is_empty();
     let Some(first) = timelines.first() else { return Err("there are no traces".to_owned()) };
@@ -179,13 +182,14 @@ fn program_of(timelines: &[Timeline]) -> Result<Program, String> {
             "some traces are of paceline and some are not; pass those of one run".to_owned()
         );
     }
-    let is_of_device = |of: &Timeline| match is_ours(of) {
-        true => !of.run_facts.contains_key("lanes"),
-        false => !of.kernels.is_empty(),
-    };
+    let is_of_device = |of: &Timeline| is_ours(of) && !of.run_facts.contains_key("lanes");
     if timelines.iter().any(is_of_device) {
-        return Err("these traces have work of a device, whose gradients cannot be followed; pass --gradient-bytes and \
-                    --compute-ms instead of --trace"
+        return Err("these traces of paceline have work of a device, whose gradients cannot be followed; pass \
+                    --gradient-bytes and --compute-ms instead of --trace"
+            .to_owned());
+    }
+    if timelines.iter().any(|of| of.kernels.is_empty() != first.kernels.is_empty()) {
+        return Err("some traces have work of a device and some have none; pass those of one run"
             .to_owned());
     }
     Ok(if is_ours(first) { Program::Paceline } else { Program::Pytorch })
@@ -411,7 +415,11 @@ mod tests {
         let pytorch = pytorch.step(0, 0, 100);
         assert!(told(std::slice::from_ref(&pytorch)).contains("no step has a backward pass"));
         assert!(told(&[ours(0, 0), pytorch.clone()]).contains("some traces are of paceline"));
-        assert!(told(&[pytorch.compute("gemm", 0, 20)]).contains("work of a device"));
+        let on_device = pytorch.clone().compute("gemm", 0, 20);
+        assert!(told(&[on_device, pytorch]).contains("some traces have work of a device"));
+        let mut ours_on_device = ours(0, 0);
+        ours_on_device.run_facts.remove("lanes");
+        assert!(told(&[ours_on_device]).contains("traces of paceline have work of a device"));
         let mut other = ours(1, 0);
         other.run_facts.insert(GRADIENTS.to_owned(), "3 15 a.weight\n7 4 a.bias".to_owned());
         assert!(told(&[ours(0, 0), other.clone()]).contains("different gradients"));

@@ -89,7 +89,7 @@ pub struct PredictArgs {
     )]
     pub backward_ms: Option<f64>,
     /// Run nothing, and take computing times and gradients from the traces in this folder: of `train --profile`, or of
-    /// PyTorch's profiler on the processor
+    /// PyTorch's profiler
     #[arg(
         long,
         value_name = "FOLDER",
@@ -106,6 +106,10 @@ pub struct PredictArgs {
         help_heading = "Traces"
     )]
     pub compute_scale: f64,
+    /// --trace: what a step takes without the profiler, with the ranks and the network of the traces, in milliseconds. Computing
+    /// is taken as shorter by what recording cost
+    #[arg(long, value_name = "MS", requires = "trace", help_heading = "Traces")]
+    pub step_ms: Option<f64>,
     /// Predict the memory of a rank instead, by strategy and number of ranks. Nothing is run
     #[arg(
         long,

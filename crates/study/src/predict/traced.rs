@@ -28,6 +28,9 @@ use super::stated::{MAX_BYTES, StatedModel, check_bytes};
 /// Of ten steps, eight are within these quantiles.
 const RANGE: [f64; 2] = [0.1, 0.9];
 
+/// How many times as long ranks may compute without a profiler; anything else is taken for a mistake.
+const RECORDING: std::ops::RangeInclusive<f64> = 0.2..=1.2;
+
 /// What a prediction takes from traces.
 #[derive(Clone, Debug)]
 pub struct TracedRun {
@@ -70,7 +73,9 @@ impl TracedRun {
         if !(1.0..=MAX_BYTES).contains(&(gradient_bytes as f64)) {
             return Err(refused(format!("it claims {gradient_bytes} bytes of gradients")));
         }
-        let (scale, folder) = (args.compute_scale, folder.printable().to_string());
+        let recorded =
+            args.step_ms.map_or(Ok(1.0), |step_ms| without_recording(&alone, step_ms))?;
+        let (scale, folder) = (args.compute_scale * recorded, folder.printable().to_string());
         Ok(Some(Self { alone, gradients, gradient_bytes, scale, folder }))
     }
 
@@ -186,7 +191,9 @@ impl TracedRun {
         let scaled = match self.scale {
             1.0 => String::new(),
             scale => format!(
-                "\nComputing takes {scale} times what it took in the traces (--compute-scale)."
+                "\nComputing takes {} times what it took in the traces (--compute-scale, --step-ms).",
+                // A factor that was passed is repeated as it is.
+                (scale * 1e4).round() / 1e4
             ),
         };
         let traced = plural(*num_traced, "step");
@@ -205,6 +212,23 @@ impl TracedRun {
 
     fn mb(&self) -> f64 {
         self.gradient_bytes as f64 / 1e6
+    }
+}
+
+/// How many times as long the ranks compute without a profiler: a step then takes `step_ms`, and waits for communication as long
+/// as it did in the traces.
+fn without_recording(alone: &Alone, step_ms: f64) -> Result<f64> {
+    let usual = |part: &dyn Fn(&AloneStep) -> f64| median(alone.steps.iter().map(part));
+    let measured_ms = usual(&|of| of.measured_ms).unwrap_or(0.0);
+    let alone_ms = usual(&|of| of.alone_ms).unwrap_or(0.0);
+    let factor = (step_ms - (measured_ms - alone_ms)) / alone_ms;
+    match RECORDING.contains(&factor) {
+        true => Ok(factor),
+        false => Err(Failure::Usage(format!(
+            "--step-ms {step_ms}: a step of the traces took {measured_ms:.2} ms, of which it waited for {:.2}; pass what it takes \
+             without the profiler on the same ranks and network, or --compute-scale for other ranks",
+            measured_ms - alone_ms
+        ))),
     }
 }
 

@@ -1,0 +1,223 @@
+//! The steps of a rank of PyTorch whose work is done by a device.
+//!
+//! The host is ahead of its device, so a moment of the host stands for the end of the work that it had launched until then: a
+//! gradient is final when the last kernel is done that was launched before the host held the gradient for final. A step lasts
+//! from the end of the work of the step before it to the end of its own. What is taken out of it is the time in which the
+//! device only communicated.
+
+use std::collections::HashMap;
+
+use super::super::reducer::{finals, in_order, last_passes};
+use super::{Gradient, RankStep, Shortened, sorted};
+use crate::steps;
+use crate::timeline::{DeviceWork, Timeline};
+
+/// A piece of work, with the moment at which the host launched it.
+struct Work {
+    launched_ns: i64,
+    time: (i64, i64),
+    communicates: bool,
+}
+
+/// The work of a device, in the order in which it was launched.
+struct Device {
+    work: Vec<Work>,
+    /// For each piece of work, when all computation is done that was launched up to it.
+    done_ns: Vec<i64>,
+}
+
+impl Device {
+    fn of(timeline: &Timeline) -> Self {
+        let launches = timeline.launches.iter();
+        let launches: HashMap<u64, i64> =
+            launches.filter_map(|of| Some((of.correlation?, of.time.start_ns))).collect();
+        let kernels = timeline.kernels.iter().filter(|of| of.work != DeviceWork::Sync);
+        let mut work: Vec<Work> = kernels
+            .map(|of| {
+                let time = (of.time.start_ns, of.time.end_ns());
+                let launched = of.correlation.and_then(|number| launches.get(&number).copied());
+                Work {
+                    launched_ns: launched.unwrap_or(time.0),
+                    time,
+                    communicates: of.collective.is_some(),
+                }
+            })
+            .collect();
+        work.sort_by_key(|of| of.launched_ns);
+        let mut latest = i64::MIN;
+        let done_ns = work.iter().map(|of| {
+            latest = latest.max(if of.communicates { i64::MIN } else { of.time.1 });
+            latest
+        });
+        let done_ns = done_ns.collect();
+        Self { work, done_ns }
+    }
+
+    /// When the computation is done that was launched until this moment of the host.
+    fn done_ns(&self, until_ns: i64) -> Option<i64> {
+        let count = self.work.partition_point(|of| of.launched_ns <= until_ns);
+        self.done_ns.get(count.checked_sub(1)?).copied().filter(|of| *of > i64::MIN)
+    }
+
+    /// The work that was launched within a span of the host.
+    fn within(&self, begin_ns: i64, end_ns: i64) -> &[Work] {
+        let [begin, end] =
+            [begin_ns, end_ns].map(|at| self.work.partition_point(|of| of.launched_ns < at));
+        &self.work[begin..end.max(begin)]
+    }
+}
+
+/// The steps of the rank, by number.
+pub(super) fn steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<u64, RankStep> {
+    let (device, passes, sorted) = (Device::of(timeline), last_passes(timeline), sorted(timeline));
+    let sizes: Option<Vec<u64>> = known.map(|all| all.iter().map(|of| of.num_elems).collect());
+    let mut all = HashMap::new();
+    let mut end_of_last = None;
+    for step in steps::of(timeline) {
+        let own = device.within(step.time.start_ns, step.time.end_ns());
+        let Some(end_ns) = own.iter().map(|of| of.time.1).max() else {
+            end_of_last = None;
+            continue;
+        };
+        let first_ns = own.iter().map(|of| of.time.0).min().unwrap_or(end_ns);
+        let begin_ns = end_of_last.replace(end_ns).unwrap_or(first_ns);
+        let of_step = || {
+            let pass = passes.get(&step.number)?;
+            let [computing, communicating] =
+                [false, true].map(|kind| spans(own.iter().filter(|of| of.communicates == kind)));
+            let clock = Shortened::new(begin_ns, minus(&communicating, &computing));
+            let ready = match &sizes {
+                Some(sizes) => in_order(sizes, finals(&sorted, pass))?,
+                None => Vec::new(),
+            };
+            let ready =
+                ready.into_iter().map(|at| device.done_ns(at)).collect::<Option<Vec<_>>>()?;
+            let launched_ns = pass.time.start_ns;
+            let pass_begin =
+                own.iter().find(|of| !of.communicates && of.launched_ns >= launched_ns)?;
+            let pass_ends = [pass_begin.time.0, device.done_ns(pass.time.end_ns())?];
+            Some(RankStep {
+                whole_ms: end_ns.saturating_sub(begin_ns).max(0) as f64 / 1e6,
+                alone_ms: clock.ms(end_ns),
+                backward: pass_ends.map(|at| clock.ms(at)),
+                ready: ready.into_iter().map(|at| clock.ms(at)).collect(),
+            })
+        };
+        all.extend(of_step().map(|of| (step.number, of)));
+    }
+    all
+}
+
+/// The spans of some work, in order.
+fn spans<'a>(work: impl Iterator<Item = &'a Work>) -> Vec<(i64, i64)> {
+    let mut spans: Vec<(i64, i64)> = work.map(|of| of.time).collect();
+    spans.sort_unstable();
+    spans
+}
+
+/// The parts of `spans` in which none of `others` lasts. Both are in order.
+fn minus(spans: &[(i64, i64)], others: &[(i64, i64)]) -> Vec<(i64, i64)> {
+    let mut left = Vec::new();
+    for &(start, end) in spans {
+        let mut from = start;
+        for &(other_start, other_end) in others {
+            if other_start >= end {
+                break;
+            }
+            if other_start > from {
+                left.push((from, other_start));
+            }
+            from = from.max(other_end);
+        }
+        if from < end {
+            left.push((from, end));
+        }
+    }
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Alone, Program};
+    use super::*;
+    use crate::ranks::sample::{time_range, timeline};
+    use crate::timeline::{FinalGradient, Launch, TrackId};
+
+    #[test]
+    fn what_others_cover_is_taken_away() {
+        assert_eq!(minus(&[(0, 10)], &[]), [(0, 10)]);
+        assert_eq!(
+            minus(&[(0, 10), (20, 30)], &[(2, 4), (3, 6), (9, 25)]),
+            [(0, 2), (6, 9), (25, 30)]
+        );
+        assert_eq!(minus(&[(5, 10)], &[(0, 20)]), []);
+    }
+
+    /// Each kernel is launched by a call of the host, at this moment.
+    fn launch(of: &mut Timeline, at_us: &[i64]) {
+        let name = of.names.intern("cudaLaunchKernel");
+        for ((kernel, at_us), number) in of.kernels.iter_mut().zip(at_us).zip(1..) {
+            kernel.correlation = Some(number);
+            let (time, lane) = (time_range(*at_us, at_us + 1), TrackId(0));
+            of.launches.push(Launch { name, time, lane, correlation: Some(number) });
+        }
+    }
+
+    /// Two steps of a device that is far behind its host. In each, two kernels of the backward pass take 100 us, an all-reduce goes on
+    /// for 30 us after them, and the update takes 20 us.
+    fn behind() -> Timeline {
+        let mut of = timeline(0).step(0, 0, 40).step(1, 40, 80);
+        for host in [0, 40] {
+            let function = "autograd::engine::evaluate_function: A";
+            of = of.operator(function, host + 10, host + 15).operator(
+                function,
+                host + 16,
+                host + 20,
+            );
+        }
+        for begin in [100, 250] {
+            of = of.compute("backward_a", begin, begin + 50).compute(
+                "backward_b",
+                begin + 50,
+                begin + 100,
+            );
+            of = of.all_reduce(1, begin + 50, begin + 130).compute(
+                "update",
+                begin + 130,
+                begin + 150,
+            );
+        }
+        launch(&mut of, &[11, 17, 18, 30, 51, 57, 58, 70]);
+        let gradient = |at_us: i64, num_elems| FinalGradient { at_ns: at_us * 1000, num_elems };
+        of.gradients = vec![gradient(14, 9), gradient(19, 3), gradient(54, 9), gradient(59, 3)];
+        of
+    }
+
+    #[test]
+    fn a_moment_of_the_host_is_the_end_of_what_it_had_launched() {
+        let alone = Alone::of(&[behind()]).unwrap();
+        assert_eq!((alone.program, alone.num_traced, alone.steps.len()), (Program::Pytorch, 2, 2));
+        let sizes: Vec<u64> = alone.gradients.unwrap().iter().map(|of| of.num_elems).collect();
+        assert_eq!(sizes, [9, 3]);
+        for step in &alone.steps {
+            let found = [step.measured_ms, step.alone_ms, step.ready[0], step.ready[1]];
+            let us = found.map(|ms| (ms * 1000.0).round());
+            // 150 us, of which the device only communicated for 30.
+            assert_eq!(us, [150.0, 120.0, 50.0, 100.0]);
+            assert_eq!(step.backward.map(|ms| (ms * 1000.0).round()), [0.0, 100.0]);
+        }
+    }
+
+    #[test]
+    fn a_step_without_work_or_without_all_gradients_is_left_out() {
+        let mut of = behind().step(2, 80, 120);
+        assert_eq!(Alone::of(std::slice::from_ref(&of)).unwrap().steps.len(), 2);
+        of.gradients.pop();
+        let alone = Alone::of(std::slice::from_ref(&of)).unwrap();
+        assert_eq!((alone.steps.len(), alone.num_traced), (1, 3));
+        of.launches.clear();
+        // Nothing was launched within the steps of the host.
+        let told = Alone::of(&[of]).unwrap_err();
+        assert!(told.contains("no step has a backward pass"), "{told}");
+    }
+}
