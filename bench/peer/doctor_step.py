@@ -99,8 +99,16 @@ def on_processor(case: str) -> tuple[nn.Module, tuple[int, ...], int]:
             return mlp(32, 64), (64,), 8
         case "sound_transformer":
             return Transformer(128), (64, 128), 16
-        case "first_bucket" | "small_buckets" | "exposed" | "sound" | "sound_one_rank" | "sound_loader":
+        case "first_bucket" | "exposed":
             return mlp(16, 256), (256,), 256
+        case "small_buckets":
+            return mlp(64, 64), (64,), 256
+        case "zeroing":
+            # Many parameters for each sample.
+            return mlp(4, 1024), (1024,), 16
+        case "sound" | "sound_one_rank" | "sound_loader":
+            # Much to compute for each byte that travels.
+            return mlp(16, 256), (256,), 1024
         case "no_sync":
             return mlp(16, 256), (256,), 64
         case _:
@@ -155,7 +163,10 @@ class Job:
         pinned = on_card and (case != "copies" or followed)
         data = Samples(shape, 1.0 if case == "loader" else 0.0)
         if workers is not None:
-            self.batches = iter(DataLoader(data, batch_size=batch, num_workers=workers, pin_memory=pinned))
+            # Forked workers begin at once; spawned ones import torch first.
+            how = "fork" if workers > 0 else None
+            loader = DataLoader(data, batch_size=batch, num_workers=workers, pin_memory=pinned, multiprocessing_context=how)
+            self.batches = iter(loader)
         else:
             inputs, targets = torch.randn(batch, *shape), torch.randint(0, CLASSES, (batch,))
             if pinned:
@@ -258,7 +269,7 @@ def main() -> None:
     if arguments.case in ONE_RANK + ["busy_core"] and on_card:
         parser.error(f"--case {arguments.case} is about the processor")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    alone = arguments.case in ONE_RANK or arguments.case == "sound_one_rank"
+    alone = arguments.case in [*ONE_RANK, "sound_one_rank"] or (arguments.case == "zeroing" and not on_card)
     world = 1 if alone else torch.cuda.device_count() if on_card else 2
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     other = multiprocessing.get_context("spawn").Process(target=keep_busy, args=(1,), daemon=True)

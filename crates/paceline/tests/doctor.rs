@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::traces::{Training, trace};
+use common::traces::{Training, pytorch_ddp, trace};
 use common::{Run, Sandbox, json};
 use serde_json::{Value, json};
 
@@ -95,6 +95,24 @@ fn a_promise_is_held_against_the_trace_after_the_change() {
     let cause = &report["tables"]["causes"]["rows"][0];
     assert_eq!((&cause["cause"], &cause["became"]), (&json!("zeroing"), &json!("gone")));
     assert!(!report["tables"]["diff"]["rows"].as_array().unwrap().is_empty());
+}
+
+/// On a processor, all ranks are replayed with other buckets, as `paceline lab buckets --trace` does.
+#[test]
+fn the_size_of_buckets_is_that_of_a_replay_of_all_ranks() {
+    let sandbox = Sandbox::new();
+    for rank in 0..2 {
+        let file = format!("traces/rank_{rank}/a.pt.trace.json");
+        sandbox.write(&file, pytorch_ddp(rank, true).as_bytes());
+    }
+    let run = paceline(&sandbox, "analyze traces --output out").ok();
+    assert!(run.stdout.contains("do not say how many cores are free"), "{}", run.stdout);
+    let rows = json(&sandbox.path("out/summary.json"))["tables"]["advice"]["rows"].clone();
+    let rows = rows.as_array().unwrap();
+    let buckets = rows.iter().find(|of| of["cause"] == "first_bucket").unwrap();
+    let change = buckets["change"].as_str().unwrap();
+    assert_eq!(change, "DistributedDataParallel(model, bucket_cap_mb=1)");
+    assert!((buckets["low_ms"].as_f64().unwrap() - 8.0).abs() < 0.01, "{buckets}");
 }
 
 /// Before, rank 1 comes 0.48 ms late to each all-reduce, and a step is 0.38 ms longer.

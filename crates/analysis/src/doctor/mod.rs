@@ -35,6 +35,8 @@ mod together;
 
 #[cfg(test)]
 mod planted;
+#[cfg(test)]
+mod planted_cpu;
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZero;
