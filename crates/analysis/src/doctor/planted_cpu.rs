@@ -34,7 +34,11 @@ fn diagnose(timeline: Timeline) -> Diagnosis {
 fn assert_found(timeline: Timeline, cause: Cause, low_ms: f64, high_ms: f64) {
     let diagnosis = diagnose(timeline);
     let said: Vec<String> = diagnosis.advice.iter().map(|of| of.words()).collect();
-    assert_eq!(diagnosis.advice.iter().map(|of| of.cause).collect::<Vec<_>>(), [cause], "{said:#?}");
+    assert_eq!(
+        diagnosis.advice.iter().map(|of| of.cause).collect::<Vec<_>>(),
+        [cause],
+        "{said:#?}"
+    );
     let gain = diagnosis.advice[0].gain;
     let is_close = (gain.low_ms - low_ms).abs() < 1e-6 && (gain.high_ms - high_ms).abs() < 1e-6;
     assert!(is_close, "{} to {}", gain.low_ms, gain.high_ms);
