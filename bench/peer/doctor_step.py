@@ -5,11 +5,13 @@
     .peer/bin/python bench/peer/doctor_step.py --case optimizer                      # only timed
 
 With --out, each rank writes the trace of `--active` steps to OUT/rank_<r>. Without it, rank 0 prints one line of JSON with the
-mean step in milliseconds. On a CPU there are two ranks over Gloo, with one thread each. With --device cuda there is a
-rank per card over NCCL, or a single rank without communication.
+mean time in milliseconds of a step, or of as many samples as the step with the fault has. On a CPU there are two ranks over Gloo, with
+one thread each, or a single one for cases that are not about ranks. With --device cuda there is a rank per card over NCCL, or a single
+rank without communication.
 """
 import argparse
 import contextlib
+import multiprocessing
 import json
 import os
 import sys
@@ -27,25 +29,27 @@ from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trac
 from torch.utils.data import DataLoader, Dataset
 
 CLASSES = 10
-# Cases that any machine can show, and those that need a card.
-ANYWHERE = ["loader", "first_bucket", "no_sync", "optimizer", "zeroing", "straggler", "exposed", "sound"]
+# Cases for ranks on any machine, for one rank on any machine, and those that need a card. Nothing is wrong with the `sound` ones.
+RANKS = ["loader", "first_bucket", "small_buckets", "no_sync", "optimizer", "zeroing", "straggler", "busy_core", "exposed"]
+ONE_RANK = ["channels_last", "compile", "batch"]
+SOUND = ["sound", "sound_cnn", "sound_transformer", "sound_one_rank", "sound_loader"]
 ON_A_CARD = ["host_bound", "synchronizations", "copies", "layout", "tensor_cores", "elementwise", "allocation"]
+LARGER_BATCH = 4
 WARMUP = 8
 
 
 class Samples(Dataset):
-    """Random samples. Each takes `decode_ms` of a core, as decoding an image does."""
+    """Samples that come from a slow disk: each takes `wait_ms`, in which nothing is computed."""
 
-    def __init__(self, shape: tuple[int, ...], decode_ms: float) -> None:
-        self.shape, self.decode_ms = shape, decode_ms
+    def __init__(self, shape: tuple[int, ...], wait_ms: float) -> None:
+        self.shape, self.wait_ms = shape, wait_ms
 
     def __len__(self) -> int:
         return 1 << 20
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        until = time.perf_counter() + self.decode_ms / 1e3
-        while time.perf_counter() < until:
-            pass
+        if self.wait_ms > 0:
+            time.sleep(self.wait_ms / 1e3)
         return torch.full(self.shape, float(index % 7)), index % CLASSES
 
 
@@ -71,6 +75,46 @@ def cnn(channels: int) -> nn.Module:
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES))
 
 
+class Transformer(nn.Module):
+    """Two layers of an encoder, and a mean over the tokens."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(x).mean(1))
+
+
+def on_processor(case: str) -> tuple[nn.Module, tuple[int, ...], int]:
+    """The model of a case, the shape of a sample, and the samples of a step."""
+    match case:
+        case "channels_last" | "sound_cnn":
+            return cnn(32), (3, 32, 32), 8
+        case "compile":
+            return nn.Sequential(nn.Flatten(), Chain(), nn.Linear(4096, CLASSES)), (4096,), 256
+        case "batch":
+            return mlp(32, 64), (64,), 8
+        case "sound_transformer":
+            return Transformer(128), (64, 128), 16
+        case "first_bucket" | "exposed":
+            return mlp(16, 256), (256,), 256
+        case "small_buckets":
+            return mlp(64, 64), (64,), 256
+        case "zeroing":
+            # Many parameters for each sample.
+            return mlp(4, 1024), (1024,), 16
+        case "sound" | "sound_one_rank" | "sound_loader":
+            # Much to compute for each byte that travels.
+            return mlp(16, 256), (256,), 1024
+        case "no_sync":
+            return mlp(16, 256), (256,), 64
+        case _:
+            return mlp(16, 256), (256,), 32
+
+
 class Job:
     """The model, its data and its step."""
 
@@ -93,28 +137,36 @@ class Job:
         elif on_card:
             model, shape, batch = mlp(48 if case == "host_bound" else 16, 512), (512,), 64 if case == "host_bound" else 8192
         else:
-            model, shape, batch = mlp(16, 256), (256,), 32
+            model, shape, batch = on_processor(case)
+        # A larger batch does the work of so many steps.
+        self.steps_in_one = LARGER_BATCH if case == "batch" and followed else 1
+        batch *= self.steps_in_one
         model = model.to(self.device)
-        if case == "layout" and followed:
+        self.is_channels_last = case == "sound_cnn" or (followed and case in ("layout", "channels_last"))
+        if self.is_channels_last:
             model = model.to(memory_format=torch.channels_last)
         self.ddp = None
         if world > 1:
-            caps = {"first_bucket": 5 if followed else 1000}
-            model = self.ddp = DistributedDataParallel(model, bucket_cap_mb=caps.get(case, 5))
+            caps = {"first_bucket": 1000, "small_buckets": 0.01}
+            cap_mb = arguments.bucket_cap_mb if followed and case in caps else caps.get(case, 1)
+            model = self.ddp = DistributedDataParallel(model, bucket_cap_mb=cap_mb)
             if case == "exposed" and followed:
                 model.register_comm_hook(None, bf16_compress_hook)
         kind = {"fused": True} if case != "optimizer" or followed else {"foreach": False}
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **kind)
         if followed and case == "host_bound":
             model = torch.compile(model, mode="reduce-overhead")
-        if followed and case == "elementwise":
+        if followed and case in ("elementwise", "compile"):
             model = torch.compile(model)
         self.model = model
-        workers = 2 if case != "loader" or followed else 0
+        workers = {"loader": 4 if followed else 0, "sound_loader": 1}.get(case)
         pinned = on_card and (case != "copies" or followed)
         data = Samples(shape, 1.0 if case == "loader" else 0.0)
-        if case == "loader":
-            self.batches = iter(DataLoader(data, batch_size=batch, num_workers=workers, pin_memory=pinned))
+        if workers is not None:
+            # Forked workers begin at once; spawned ones import torch first.
+            how = "fork" if workers > 0 else None
+            loader = DataLoader(data, batch_size=batch, num_workers=workers, pin_memory=pinned, multiprocessing_context=how)
+            self.batches = iter(loader)
         else:
             inputs, targets = torch.randn(batch, *shape), torch.randint(0, CLASSES, (batch,))
             if pinned:
@@ -135,7 +187,7 @@ class Job:
         inputs, targets = next(self.batches)
         inputs = inputs.to(self.device, non_blocking=self.non_blocking)
         targets = targets.to(self.device, non_blocking=self.non_blocking)
-        if self.case == "layout" and self.followed:
+        if self.is_channels_last:
             inputs = inputs.to(memory_format=torch.channels_last)
         if self.case == "straggler" and self.rank == 1 and not self.followed:
             time.sleep(0.02)
@@ -159,11 +211,20 @@ def measured(job: Job, count: int) -> float:
     for _ in range(count):
         job.step()
     finish()
-    return 1e3 * (time.perf_counter() - begin) / count
+    return 1e3 * (time.perf_counter() - begin) / count / job.steps_in_one
+
+
+def keep_busy(core: int) -> None:
+    """Another program that uses a core."""
+    os.sched_setaffinity(0, {core})
+    while True:
+        pass
 
 
 def run_rank(rank: int, world: int, arguments: argparse.Namespace, port: int) -> None:
     torch.set_num_threads(1)
+    if arguments.case == "busy_core":
+        os.sched_setaffinity(0, {rank % (os.cpu_count() or 1)})
     if world > 1:
         backend = "nccl" if arguments.device == "cuda" else "gloo"
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
@@ -194,19 +255,29 @@ def run_rank(rank: int, world: int, arguments: argparse.Namespace, port: int) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A training step with a fault, or without it.")
-    parser.add_argument("--case", choices=ANYWHERE + ON_A_CARD, required=True)
+    parser.add_argument("--case", choices=RANKS + ONE_RANK + SOUND + ON_A_CARD, required=True)
     parser.add_argument("--followed", action="store_true", help="with the change that is advised")
+    parser.add_argument("--bucket-cap-mb", type=float, default=1, help="the advised size of a bucket, for cases about buckets")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the traces go (default: only timed)")
     parser.add_argument("--steps", type=int, default=30, help="steps that are timed (default: 30)")
-    parser.add_argument("--active", type=int, default=6, help="steps that are recorded (default: 6)")
+    parser.add_argument("--active", type=int, default=8, help="steps that are recorded (default: 8)")
     arguments = parser.parse_args()
-    if arguments.case in ON_A_CARD and arguments.device == "cpu":
+    on_card = arguments.device == "cuda"
+    if arguments.case in ON_A_CARD and not on_card:
         parser.error(f"--case {arguments.case} needs --device cuda")
+    if arguments.case in ONE_RANK + ["busy_core"] and on_card:
+        parser.error(f"--case {arguments.case} is about the processor")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    world = torch.cuda.device_count() if arguments.device == "cuda" else 2
+    alone = arguments.case in [*ONE_RANK, "sound_one_rank"] or (arguments.case == "zeroing" and not on_card)
+    world = 1 if alone else torch.cuda.device_count() if on_card else 2
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    other = multiprocessing.get_context("spawn").Process(target=keep_busy, args=(1,), daemon=True)
+    if arguments.case == "busy_core" and not arguments.followed:
+        other.start()
     mp.spawn(run_rank, (world, arguments, store.port), world)
+    if other.is_alive():
+        other.kill()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     HTA_PYTHON bench/peer/hta_report.py TRACES... > hta.json
 
 TRACES are one file per rank, or folders that hold one file per rank. HTA_PYTHON is a Python that has
-HolisticTraceAnalysis (see traces.py). Times are microseconds, as HTA gives them, bandwidths GB/s, and
+Holistic Trace Analysis (see traces.py). Times are microseconds, as HTA gives them, bandwidths GB/s, and
 quantiles those of pandas. HTA is told not to round times to whole microseconds unless `--rounded` is given.
 
 With `--only-breakdowns`, only the parts run with which `paceline analyze` is compared in time, and only their
@@ -21,7 +21,7 @@ import resource
 import sys
 import time
 import warnings
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,14 @@ def rank_of(path: Path) -> int:
         text = file.read(1 << 20)
     at = text.index('"rank":')
     return int(text[at + 7 :].split(",")[0].split("}")[0])
+
+
+def hta_version() -> str:
+    """Since 0.6 the package has another name."""
+    try:
+        return version("traceinsight")
+    except PackageNotFoundError:
+        return version("HolisticTraceAnalysis")
 
 
 def plain(value: Any) -> Any:
@@ -158,8 +166,8 @@ def report(arguments: argparse.Namespace, files: list[Path]) -> dict[str, Any]:
     usage = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     times = {"load_s": loaded - begin, "analyse_s": done - loaded, "peak_rss_bytes": usage * 1024}
     if arguments.only_breakdowns:
-        return {"hta": version("HolisticTraceAnalysis")} | times
-    return {"hta": version("HolisticTraceAnalysis"), "rounded": arguments.rounded, "ranks": ranks} | found
+        return {"hta": hta_version()} | times
+    return {"hta": hta_version(), "rounded": arguments.rounded, "ranks": ranks} | found
 
 
 def main() -> None:

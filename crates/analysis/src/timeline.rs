@@ -167,6 +167,8 @@ pub struct Product {
     pub dtype: NameId,
     /// The shapes of its inputs, in words.
     pub shape: NameId,
+    /// Whether it is a convolution of images that lie in memory as NCHW.
+    pub is_nchw: bool,
 }
 
 /// A gradient of PyTorch's autograd that is final.
@@ -255,6 +257,8 @@ pub struct Timeline {
     pub world_size: Option<usize>,
     /// The communication backend, from `distributedInfo`.
     pub backend: Option<String>,
+    /// The host, from the file's name, if PyTorch has named the file.
+    pub host: Option<String>,
     /// Absolute time of the clock's zero in nanoseconds, if the file gives it.
     pub base_ns: Option<i64>,
     /// The names of the devices, `deviceProperties[].name`.

@@ -82,6 +82,24 @@ fn a_trace_that_is_cut_off_keeps_its_beginning() {
     open_beginning(&path).unwrap_err();
 }
 
+/// PyTorch's handler for TensorBoard names a file by host and process.
+#[test]
+fn the_host_is_in_the_name_of_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, host) in [
+        ("node_7_4711.1767189312000000000.pt.trace.json", Some("node_7")),
+        ("gpu-12.example_9.1767189312000000000.pt.trace.json", Some("gpu-12.example")),
+        ("worker_3.1767189312000000000.pt.trace.json", None),
+        ("rank_3.1767189312000000000.pt.trace.json", None),
+        ("node_7.pt.trace.json", None),
+        ("trace.json", None),
+    ] {
+        let path = folder.path().join(name);
+        fs::write(&path, "{\"traceEvents\":[]}").unwrap();
+        assert_eq!(open(&path).unwrap().host.as_deref(), host, "{name}");
+    }
+}
+
 /// HTA counts MTIA's events that have a stream.
 #[test]
 fn events_of_mtia_are_work_of_their_stream() {

@@ -13,6 +13,7 @@
 //! | [`observed`] | steps as all ranks saw them, on one clock |
 //! | [`cost`] | what an operation takes, from its bytes |
 //! | [`reducer`] | the same from traces of PyTorch's `DistributedDataParallel` |
+//! | [`sizes`] | which size of buckets suits those |
 //! | [`alone`] | the steps of traces without their communication, for predictions |
 //! | [`replay`] | a backward pass replayed with a queue of operations |
 //! | [`passes`] | what other buckets, fewer bytes, or no blocking operations would gain |
@@ -27,6 +28,7 @@ pub mod observed;
 pub mod passes;
 pub mod reducer;
 pub mod replay;
+pub mod sizes;
 
 use blame::Slowest;
 use gain::{Gain, Remedy, best};

@@ -6,7 +6,7 @@
 //! as little as can be expected of the change, and once as much. What would gain less than 2 % of a step is not said, and
 //! neither is a cause that another piece of advice has taken away already.
 //!
-//! This module knows PyTorch by its traces only. It does not know how a report looks.
+//! This module knows PyTorch by its traces only. Runs of paceline get advice of their own, elsewhere. It does not know how a report looks.
 //!
 //! | file | what it has |
 //! |---|---|
@@ -19,6 +19,7 @@
 //! | [`cards`] | the published speeds of cards |
 //! | [`products`] | products and collectives judged by what the hardware could do |
 //! | [`against`] | the same job before and after a change |
+//! | `own` | the diagnosis of a run of paceline, for such a comparison |
 
 pub mod against;
 pub mod cards;
@@ -26,6 +27,7 @@ mod causes;
 mod collect;
 mod connect;
 mod names;
+mod own;
 pub mod products;
 mod recorded;
 mod replay;
@@ -33,6 +35,8 @@ mod together;
 
 #[cfg(test)]
 mod planted;
+#[cfg(test)]
+mod planted_cpu;
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZero;
@@ -46,10 +50,11 @@ use serde::Serialize;
 
 use crate::advice::gain::Gain;
 use crate::hta::{Options, check_times};
+use crate::ranks::across_ranks;
 use crate::steps;
 use crate::timeline::{TimeRange, Timeline};
 pub use causes::Cause;
-use causes::{FINDERS, Found, pipeline, straggler};
+use causes::{FINDERS, Found, buckets, pipeline, straggler};
 use recorded::Recorded;
 use replay::Plan;
 use together::Together;
@@ -154,7 +159,7 @@ pub fn examine(
     options: &Options,
     link: Option<f64>,
 ) -> Option<Examination> {
-    if timelines.iter().any(|of| !of.run_facts.is_empty() || check_times(of).is_err()) {
+    if timelines.iter().any(|of| is_of_paceline(of) || check_times(of).is_err()) {
         return None;
     }
     let together = Together::of(timelines);
@@ -163,6 +168,20 @@ pub fn examine(
         products: products::products(timelines),
         collectives: products::collectives(timelines, &together, link),
     })
+}
+
+/// Whether a run of paceline has written this trace.
+pub fn is_of_paceline(timeline: &Timeline) -> bool {
+    !timeline.run_facts.is_empty()
+}
+
+/// Diagnoses the traces of a run for a comparison: of PyTorch as [`examine`] does, of paceline by the critical path across its
+/// ranks.
+pub fn diagnosis(timelines: &[Timeline], options: &Options) -> Diagnosis {
+    match examine(timelines, options, None) {
+        Some(examination) => examination.diagnosis,
+        None => own::diagnose(&across_ranks(timelines, options)),
+    }
 }
 
 /// What one rank says about a cause.
@@ -202,16 +221,31 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     let mut bases: Vec<Plan> = recorded.iter().map(|of| without_waits(of, together)).collect();
     let plain = bases.clone();
     let least_ms = NEGLIGIBLE * step_ms;
+    let sizes = buckets::sizes(timelines);
+    let is_answered = |cause| sizes.is_some() && buckets::answers_for(cause);
     for (cause, find) in FINDERS {
+        if is_answered(cause) && sizes.as_ref().is_some_and(|of| of.best.is_none()) {
+            continue;
+        }
         let found = on_all_cores(&recorded, |place, rank| {
-            let found = find(rank, &plain[place])?;
+            let mut found = find(rank, &plain[place])?;
             let beyond = find(rank, &bases[place])?.most;
             // The change must gain something beside those that come before it.
             if mean(&rank.gains_ms(&bases[place], &beyond)) < least_ms {
                 return None;
             }
             let low_ms = mean(&rank.gains_ms(&plain[place], &found.least)).max(0.0);
-            let high_ms = mean(&rank.gains_ms(&plain[place], &found.most)).max(0.0);
+            let high_ms = match cause {
+                // Ranks that do not meet do not wait for each other either.
+                Cause::NoSync => {
+                    let with_waits = rank.as_recorded();
+                    mean(&rank.gains_ms(&with_waits, &find(rank, &with_waits)?.most))
+                }
+                _ => mean(&rank.gains_ms(&plain[place], &found.most)),
+            };
+            let high_ms = high_ms.max(low_ms);
+            // Of many ranks, plans are as large as the traces.
+            (found.least, found.most) = (Plan::default(), Plan::default());
             Some((Said { low_ms, high_ms, found, place }, beyond))
         });
         let (said, changed): (Vec<Said>, Vec<Plan>) = found.into_iter().flatten().unzip();
@@ -222,15 +256,28 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
             continue;
         }
         if let Some(of) = combined(cause, said, &recorded, step_ms, least_ms) {
-            advice.push(of);
+            if !is_answered(cause) {
+                advice.push(of);
+            }
             for (place, plan) in places.into_iter().zip(changed) {
                 bases[place] = plan;
             }
         }
     }
+    let other_buckets =
+        sizes.and_then(|sizes| buckets::advise(&sizes, &recorded, step_ms, least_ms));
+    advice.extend(other_buckets);
     advice.extend(straggler::advise(together, &recorded, step_ms, least_ms));
     advice.extend(pipeline::advise(&recorded, step_ms, least_ms));
     advice.sort_by(|a, b| b.gain.ms.total_cmp(&a.gain.ms));
+    let on_cpu = recorded.iter().all(|of| !of.on_device);
+    if on_cpu && advice.iter().any(|of| of.cause.needs_cores()) {
+        unseen.push(
+            "Traces of a CPU do not say how many cores are free. Workers, and transfers beside the backward pass, gain less than is \
+             promised where all cores compute already and the transfer or the loader computes too, instead of waiting."
+                .to_owned(),
+        );
+    }
     Diagnosis { advice, unseen, step_ms: Some(step_ms), steps, lengths_ms: lengths }
 }
 

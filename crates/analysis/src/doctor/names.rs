@@ -100,6 +100,56 @@ pub(super) fn allocates(call: &str) -> bool {
     .contains(&call)
 }
 
+/// Operators of PyTorch that work element by element, without `aten::`. Those of the backward pass are named after them.
+const ELEMENTWISE: [&str; 31] = [
+    "abs",
+    "add",
+    "clamp",
+    "clamp_min",
+    "cos",
+    "div",
+    "elu",
+    "erf",
+    "exp",
+    "gelu",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "leaky_relu",
+    "log",
+    "mish",
+    "mul",
+    "neg",
+    "pow",
+    "reciprocal",
+    "relu",
+    "rsqrt",
+    "rsub",
+    "sigmoid",
+    "silu",
+    "sin",
+    "softplus",
+    "sqrt",
+    "square",
+    "sub",
+    "tanh",
+];
+/// Under which name autograd evaluates a function: `autograd::engine::evaluate_function: MulBackward0`.
+const EVALUATED: &str = "autograd::engine::evaluate_function: ";
+
+/// Whether an operator on a processor works element by element: `aten::mul_`, or autograd's `MulBackward0`.
+pub(super) fn is_elementwise(operator: &str) -> bool {
+    if let Some(name) = operator.strip_prefix("aten::") {
+        return ELEMENTWISE.contains(&name.strip_suffix('_').unwrap_or(name));
+    }
+    let function = operator.strip_prefix(EVALUATED).unwrap_or_default();
+    let Some((name, _)) = function.split_once("Backward") else { return false };
+    // `ClampMin` is `clamp_min`.
+    let is_it =
+        |of: &&str| of.split('_').flat_map(str::chars).eq(name.to_ascii_lowercase().chars());
+    ELEMENTWISE.iter().any(|of| is_it(&of))
+}
+
 /// The batch that PyTorch's `DataLoader` hands to the loop.
 pub(super) const LOADER: &str = "enumerate(DataLoader)";
 /// The step of an optimizer of PyTorch.
@@ -125,6 +175,26 @@ pub(super) fn brief(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn operators_that_work_element_by_element_are_known_forward_and_backward() {
+        let backward = |name: &str| format!("{EVALUATED}{name}");
+        for name in
+            ["aten::mul", "aten::add_", &backward("TanhBackward0"), &backward("ClampMinBackward1")]
+        {
+            assert!(is_elementwise(name), "{name}");
+        }
+        for name in [
+            "aten::mm",
+            "aten::addmm",
+            "aten::sum",
+            "mul",
+            &backward("AddmmBackward0"),
+            &backward("MulFoo"),
+        ] {
+            assert!(!is_elementwise(name), "{name}");
+        }
+    }
 
     #[test]
     fn names_of_real_kernels_say_what_they_do() {

@@ -222,17 +222,19 @@ fn backward(m: &mut Machine, fault: Fault) {
 fn steps_beside(ends: VecDeque<f64>) -> Timeline {
     let mut machine = Machine::new(0);
     machine.others = ends;
-    run(machine, Fault::None, 1.0)
+    run(machine, Fault::None, |_| 1.0)
 }
 
 fn steps(rank: usize, fault: Fault, slow: f64) -> Timeline {
-    run(Machine::new(rank), fault, slow)
+    run(Machine::new(rank), fault, |_| slow)
 }
 
-fn run(mut m: Machine, fault: Fault, slow: f64) -> Timeline {
+/// The steps of a machine that computes so much longer in each of them.
+fn run(mut m: Machine, fault: Fault, slow: impl Fn(u64) -> f64) -> Timeline {
     let is = |cause| fault == Fault::Planted(cause);
     let cured = |cause| fault == Fault::Cured(cause);
     for number in 0..STEPS {
+        let slow = slow(number);
         m.begin(&format!("ProfilerStep#{number}"), false);
         m.span("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", |m| {
             m.host(if is(Cause::Loader) { 15_000.0 } else { 20.0 });
@@ -422,9 +424,7 @@ fn a_straggler_is_told_from_communication() {
     for (slow, by) in [(1.4, "by computation"), (1.0, "by data")] {
         let fault = if slow > 1.0 { Fault::None } else { Fault::Planted(Cause::Loader) };
         let late = steps(1, fault, slow);
-        let ends = late.kernels.iter().filter(|of| of.collective.is_some());
-        let ends = ends.map(|of| of.time.end_ns() as f64 / 1e3).collect();
-        let timelines = [steps_beside(ends), late];
+        let timelines = [steps_beside(ends(&late)), late];
         let diagnosis = diagnose(&timelines);
         let said: Vec<String> = diagnosis.advice.iter().map(|of| of.words()).collect();
         assert_eq!(found(&diagnosis), [Cause::Straggler], "{said:#?}");
@@ -441,6 +441,67 @@ fn a_straggler_is_told_from_communication() {
         let (low, high) = (straggler.gain.low_ms, straggler.gain.high_ms);
         assert!(low <= gained && gained <= 1.1 * high, "{gained} of {low} to {high}");
     }
+}
+
+/// Two hosts with two ranks each. Those of the slower host take turns in coming last, so neither is last at most collectives.
+#[test]
+fn a_slow_host_is_named_and_not_only_a_rank() {
+    // How much longer each rank computes in a step.
+    type Slow = fn(u64) -> f64;
+    let fast: Slow = |_| 1.0;
+    let in_turns: [Slow; 2] = [
+        |step| if step % 2 == 0 { 1.4 } else { 1.3 },
+        |step| if step % 2 == 0 { 1.3 } else { 1.4 },
+    ];
+    let told = |slow: [Slow; 4]| {
+        let timelines = together(&slow).into_iter().enumerate().map(|(rank, timeline)| {
+            let host = if rank < 2 { "fast-host" } else { "slow-host" };
+            Timeline { host: Some(host.to_owned()), ..timeline }
+        });
+        let diagnosis = diagnose(&timelines.collect::<Vec<_>>());
+        diagnosis.advice.into_iter().map(|of| (of.cause, of.title)).collect::<Vec<_>>()
+    };
+    let title = "The host slow-host (ranks 2, 3) makes the others wait, by computation";
+    let expected = [(Cause::Straggler, title.to_owned())];
+    assert_eq!(told([fast, fast, in_turns[0], in_turns[1]]), expected);
+    // With a single slow rank, this rank is named, with its host.
+    let title = "Rank 3 (host slow-host) makes the others wait, by computation";
+    let expected = [(Cause::Straggler, title.to_owned())];
+    assert_eq!(told([fast, fast, fast, |_| 1.4]), expected);
+    // Ranks that are late in turns, by chance, are no straggler.
+    let nothing: [(Cause, String); 0] = [];
+    assert_eq!(told([in_turns[0], in_turns[1], in_turns[0], in_turns[1]]), nothing);
+}
+
+/// Ranks whose collectives end when they end on the last one.
+fn together(slow: &[fn(u64) -> f64]) -> Vec<Timeline> {
+    let mut last = VecDeque::new();
+    // A rank that waits is later at what follows. Each round settles one more collective.
+    for _ in 0..40 {
+        let ranks: Vec<Timeline> = slow
+            .iter()
+            .enumerate()
+            .map(|(rank, slow)| {
+                let mut machine = Machine::new(rank);
+                machine.others = last.clone();
+                run(machine, Fault::None, slow)
+            })
+            .collect();
+        let of_ranks: Vec<VecDeque<f64>> = ranks.iter().map(ends).collect();
+        let latest = |at: usize| of_ranks.iter().map(|of| of[at]).fold(0.0, f64::max);
+        let ends: VecDeque<f64> = (0..of_ranks[0].len()).map(latest).collect();
+        if ends == last {
+            return ranks;
+        }
+        last = ends;
+    }
+    panic!("the ranks have no common times");
+}
+
+/// When the collectives of a rank end, in microseconds.
+fn ends(of: &Timeline) -> VecDeque<f64> {
+    let kernels = of.kernels.iter().filter(|of| of.collective.is_some());
+    kernels.map(|of| of.time.end_ns() as f64 / 1e3).collect()
 }
 
 #[test]

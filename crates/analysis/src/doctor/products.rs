@@ -162,7 +162,7 @@ fn kernels_of(
 }
 
 /// The bytes of an element, by the names of PyTorch and c10d.
-fn elem_bytes(dtype: &str) -> Option<u64> {
+pub(super) fn elem_bytes(dtype: &str) -> Option<u64> {
     Some(match dtype {
         "Float" | "float" | "Int" | "int" => 4,
         "Half" | "c10::Half" | "BFloat16" | "c10::BFloat16" | "Short" => 2,

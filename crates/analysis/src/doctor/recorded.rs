@@ -15,6 +15,7 @@
 //! threads in the place of work.
 
 use super::names::Class;
+use super::products::elem_bytes;
 use crate::hta::{CollectiveKind, Options, backend_of, collective_kind};
 use crate::steps;
 use crate::timeline::{DeviceWork, NameId, TimeRange, Timeline, TrackId};
@@ -200,6 +201,13 @@ impl<'a> Recorded<'a> {
         told.or_else(launched)
             .or_else(|| collective_kind(self.text(work.name)))
             .unwrap_or(CollectiveKind::Unknown)
+    }
+
+    /// The larger buffer of a collective, if the trace gives its size.
+    pub(super) fn collective_bytes(&self, work: &Work) -> Option<u64> {
+        let told = &self.timeline.collectives[work.collective? as usize];
+        let bytes = elem_bytes(told.dtype.as_deref()?)?;
+        told.in_elems.max(told.out_elems)?.checked_mul(bytes)
     }
 
     /// The number of steps, for means.

@@ -7,7 +7,7 @@
 use super::recorded::{CallKind, Event, Recorded};
 
 /// What is replayed. Indices are those of [`Recorded::calls`] and [`Recorded::works`].
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Plan {
     /// How long each piece of work takes.
     pub(super) work_ns: Vec<i64>,

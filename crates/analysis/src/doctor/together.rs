@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::ranks::{MatchedCollective, align, match_collectives};
+use crate::ranks::{Arrival, MatchedCollective, align, match_collectives};
 use crate::timeline::Timeline;
 
 /// The collectives of all ranks.
@@ -45,19 +45,60 @@ impl Together {
         self.waits.get(&(rank, start_ns)).copied().unwrap_or(0)
     }
 
-    /// The rank that came last most often, at how many of all collectives, and what steps would gain if it came no later than the
-    /// next rank, in milliseconds per step.
+    /// Of the groups of ranks that `group_of` makes, the one whose ranks came last most often. `steps` is how many there are.
     ///
     /// A rank that is late is late at every collective of a step, and the step is longer by the longest of these only. Hosts run
     /// ahead of their devices, so the steps of the collectives are told by their number.
-    pub(super) fn last(&self, steps: usize) -> Option<(usize, usize, usize, f64)> {
-        let mut times: BTreeMap<usize, usize> = BTreeMap::new();
-        self.all.iter().for_each(|of| *times.entry(of.last().rank).or_default() += 1);
-        let (rank, count) = times.into_iter().max_by_key(|(_, count)| *count)?;
+    pub(super) fn last<G: Ord + Copy>(
+        &self,
+        steps: usize,
+        group_of: impl Fn(usize) -> G,
+    ) -> Option<Late<G>> {
+        let mut times: BTreeMap<G, usize> = BTreeMap::new();
+        for of in &self.all {
+            *times.entry(group_of(of.last().rank)).or_default() += 1;
+        }
+        let (group, times_last) = times.into_iter().max_by_key(|(_, count)| *count)?;
         let of_step = self.all.len().div_ceil(steps.max(1));
-        let lead = |of: &MatchedCollective| if of.last().rank == rank { of.lead_ns() } else { 0 };
-        let leads = self.all.chunks(of_step).map(|step| step.iter().map(lead).max().unwrap_or(0));
-        let gain_ms = leads.sum::<i64>() as f64 / 1e6 / steps.max(1) as f64;
-        Some((rank, count, self.all.len(), gain_ms))
+        let lead_ms = |of: &MatchedCollective| {
+            let is_last = group_of(of.last().rank) == group;
+            let of_group = |it: &&Arrival| group_of(it.rank) == group;
+            // Who waited least came last. Without others there is nothing to gain.
+            let wait = |is_it: bool| {
+                let arrivals = of.arrivals.iter().filter(|it| of_group(it) == is_it);
+                arrivals.map(|it| it.wait_ns).min()
+            };
+            let (Some(own), Some(others)) = (wait(true), wait(false)) else { return 0.0 };
+            let ms = (others - own) as f64 / 1e6;
+            if is_last { ms.max(0.0) } else { ms.min(0.0) }
+        };
+        let steps_ms = self.all.chunks(of_step).map(|step| {
+            let leads = step.iter().map(lead_ms);
+            leads.fold(0.0f64, |most, of| if of.abs() > most.abs() { of } else { most })
+        });
+        Some(Late { group, times_last, all: self.all.len(), steps_ms: steps_ms.collect() })
+    }
+}
+
+/// Ranks that came last more often than others.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Late<G> {
+    /// Which ones.
+    pub(super) group: G,
+    /// At how many collectives one of them came last, of how many.
+    pub(super) times_last: usize,
+    pub(super) all: usize,
+    /// In each step, by how many milliseconds they came later than the others at the collective where that is most; negative if
+    /// the others came later.
+    pub(super) steps_ms: Vec<f64>,
+}
+
+impl<G> Late<G> {
+    /// By how much they are late in the mean step, and the standard error of that; `None` if a single step is known.
+    pub(super) fn mean_ms(&self) -> (f64, Option<f64>) {
+        let count = self.steps_ms.len() as f64;
+        let mean = self.steps_ms.iter().sum::<f64>() / count.max(1.0);
+        let squares: f64 = self.steps_ms.iter().map(|ms| (ms - mean).powi(2)).sum();
+        (mean, (count > 1.0).then(|| (squares / (count - 1.0) / count).sqrt()))
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct Args {
     pub(super) input_type: Option<String>,
     /// The shape of each input, in order; empty for inputs that are no tensors. Only for products.
     pub(super) shapes: Vec<Vec<u64>>,
+    /// The strides of each input, in the same way.
+    pub(super) strides: Vec<Vec<u64>>,
     /// The values of the inputs that are no tensors, as written. Only for products.
     pub(super) values: Vec<String>,
     pub(super) device_type: Option<i64>,
@@ -42,7 +44,7 @@ pub(super) enum Inputs {
     Skip,
     /// The number of elements.
     Elems,
-    /// Every shape, and the values.
+    /// Every shape with its strides, and the values.
     Shapes,
 }
 
@@ -66,6 +68,7 @@ enum Key {
     Wait,
     Queue,
     InputDims,
+    InputStrides,
     InputType,
     InputValues,
     DeviceType,
@@ -96,6 +99,7 @@ impl Key {
             b"wait (us)" => Self::Wait,
             b"queue (us)" => Self::Queue,
             b"Input Dims" => Self::InputDims,
+            b"Input Strides" => Self::InputStrides,
             b"Input type" => Self::InputType,
             b"Concrete Inputs" => Self::InputValues,
             b"Device Type" => Self::DeviceType,
@@ -123,6 +127,9 @@ impl Args {
             match Key::of(key) {
                 Some(Key::InputDims) if inputs == Inputs::Shapes && pull.at_array()? => {
                     self.shapes = shapes(pull)?;
+                }
+                Some(Key::InputStrides) if inputs == Inputs::Shapes && pull.at_array()? => {
+                    self.strides = shapes(pull)?;
                 }
                 Some(Key::InputValues) if inputs == Inputs::Shapes && pull.at_array()? => {
                     self.values = values(pull)?;
@@ -155,7 +162,7 @@ impl Args {
             Key::TotalReserved => self.reserved_bytes = unsigned(bytes),
             Key::DeltaBytes => self.delta_bytes = signed(bytes),
             Key::Id => self.id = unsigned(bytes),
-            Key::InputDims | Key::InputType | Key::InputValues => {}
+            Key::InputDims | Key::InputStrides | Key::InputType | Key::InputValues => {}
             key => {
                 let words = || value.words().map(Into::into);
                 // Some writers give a list of ranks as an array, which is not used.
@@ -202,7 +209,7 @@ fn elems<R: Read>(pull: &mut Pull<R>) -> Result<Option<u64>, JsonError> {
 /// The most inputs and dimensions that are kept of a product.
 const MOST: usize = 16;
 
-/// The shape of each input. A list of tensors counts as an input without a shape.
+/// The shape of each input, or its strides. A list of tensors counts as an input without a shape.
 fn shapes<R: Read>(pull: &mut Pull<R>) -> Result<Vec<Vec<u64>>, JsonError> {
     pull.begin_array()?;
     let mut shapes = Vec::new();

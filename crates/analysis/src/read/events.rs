@@ -295,7 +295,9 @@ impl Reader {
                 if let Some(flops) = flops::of(name, &args.shapes, &args.values) {
                     let dtype = timeline.names.intern(args.input_type.as_deref().unwrap_or(""));
                     let shape = timeline.names.intern(&flops::shape(&args.shapes));
-                    timeline.products.push(Product { name: id, time, lane, flops, dtype, shape });
+                    let is_nchw = flops::is_nchw(name, &args.shapes, &args.strides);
+                    let product = Product { name: id, time, lane, flops, dtype, shape, is_nchw };
+                    timeline.products.push(product);
                 }
                 timeline.operators.push(Operator { name: id, time, lane, collective });
             }

@@ -26,6 +26,7 @@ pub fn open_beginning(path: &Path) -> Result<Timeline, ReadError> {
 fn named(path: &Path, mut timeline: Timeline) -> Timeline {
     timeline.source = path.display().to_string();
     timeline.rank = timeline.rank.or_else(|| find::rank_of_path(path));
+    timeline.host = find::host_of_path(path);
     timeline
 }
 

@@ -181,6 +181,16 @@ pub(super) fn rank_of_path(path: &Path) -> Option<usize> {
     })
 }
 
+/// The host in a file name, as PyTorch's handler for TensorBoard makes it: `HOST_PID.TIME.pt.trace.json`. `worker_<n>` and
+/// `rank_<n>` name a rank and no host.
+pub(super) fn host_of_path(path: &Path) -> Option<String> {
+    let stem = stem(path)?;
+    let name = stamp_of(path).and_then(|stamp| stem.strip_suffix(&stamp)?.strip_suffix('.'))?;
+    let (host, pid) = name.rsplit_once('_')?;
+    let is_pid = !pid.is_empty() && pid.bytes().all(|b| b.is_ascii_digit());
+    (is_pid && !host.is_empty() && !["worker", "rank"].contains(&host)).then(|| host.to_owned())
+}
+
 /// How the names of traces end that profilers have named.
 const PROFILERS: [&str; 2] = [".pt.trace.json", ".pt.trace.json.gz"];
 /// How the names of all traces in folders end.

@@ -13,6 +13,7 @@ pub(super) fn is_product(name: &[u8]) -> bool {
             | b"aten::baddbmm"
             | b"aten::cudnn_convolution"
             | b"aten::miopen_convolution"
+            | b"aten::mkldnn_convolution"
             | b"aten::convolution_backward"
     )
 }
@@ -25,11 +26,13 @@ pub(super) fn of(name: &[u8], shapes: &[Vec<u64>], values: &[String]) -> Option<
         b"aten::addmm" => product(shape(1)?, shape(2)?),
         b"aten::bmm" => batched(shape(0)?, shape(1)?),
         b"aten::baddbmm" => batched(shape(1)?, shape(2)?),
-        // Arguments: input, weight, padding, stride, dilation, groups.
-        b"aten::cudnn_convolution" | b"aten::miopen_convolution" => {
+        // Arguments: input, weight, in oneDNN bias, padding, stride, dilation, groups.
+        b"aten::cudnn_convolution" | b"aten::miopen_convolution" | b"aten::mkldnn_convolution" => {
             let (input, weight) = (shape(0)?, shape(1)?);
             let numbers = |at: usize| values.get(at).and_then(|words| list(words));
-            let (padding, stride, dilation) = (numbers(2)?, numbers(3)?, numbers(4)?);
+            let first = if name == b"aten::mkldnn_convolution" { 3 } else { 2 };
+            let (padding, stride, dilation) =
+                (numbers(first)?, numbers(first + 1)?, numbers(first + 2)?);
             let mut output = vec![*input.first()?, *weight.first()?];
             for (dim, size) in input.get(2..)?.iter().enumerate() {
                 let of = |list: &[u64]| list.get(dim).or(list.first()).copied();
@@ -51,6 +54,21 @@ pub(super) fn of(name: &[u8], shapes: &[Vec<u64>], values: &[String]) -> Option<
             one.checked_mul(parts)
         }
         _ => None,
+    }
+}
+
+/// Whether the images that go into a convolution lie in memory as NCHW, channel after channel.
+pub(super) fn is_nchw(name: &[u8], shapes: &[Vec<u64>], strides: &[Vec<u64>]) -> bool {
+    // The gradient of the output comes first in the backward pass.
+    let at = usize::from(name == b"aten::convolution_backward");
+    match (shapes.get(at).map(Vec::as_slice), strides.get(at).map(Vec::as_slice)) {
+        (Some(&[_, channels, height, width]), Some(&[_, apart, _, 1])) => {
+            let size = height.checked_mul(width);
+            (name.ends_with(b"convolution") || name.ends_with(b"convolution_backward"))
+                && channels > 1
+                && size.is_some_and(|size| size > 1 && size == apart)
+        }
+        _ => false,
     }
 }
 
@@ -113,7 +131,16 @@ mod tests {
         let expected = 2 * (2 * 16 * 4 * 4) * (3 * 3 * 3);
         assert_eq!(of(b"aten::cudnn_convolution", &convolution, &values), Some(expected));
         assert_eq!(of(b"aten::cudnn_convolution", &convolution, &[]), None);
+        // oneDNN has the bias among the arguments.
+        let values = words(&["", "", "", "[1, 1]", "[2, 2]", "[1, 1]", "1"]);
+        assert_eq!(of(b"aten::mkldnn_convolution", &convolution, &values), Some(expected));
+        let lies = |strides: &[u64]| {
+            is_nchw(b"aten::mkldnn_convolution", &convolution, &shapes(&[strides, &[27, 9, 3, 1]]))
+        };
+        assert!(lies(&[192, 64, 8, 1]) && !lies(&[192, 1, 24, 3]) && !lies(&[]));
         let backward = shapes(&[&[2, 16, 4, 4], &[2, 3, 8, 8], &[16, 3, 3, 3]]);
+        let strides = shapes(&[&[256, 1, 64, 16], &[192, 64, 8, 1], &[27, 9, 3, 1]]);
+        assert!(is_nchw(b"aten::convolution_backward", &backward, &strides));
         let both = words(&["[True, True, False]"]);
         assert_eq!(of(b"aten::convolution_backward", &backward, &both), Some(2 * expected));
         let first = words(&["[False, True, False]"]);

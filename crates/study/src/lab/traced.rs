@@ -5,10 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use paceline_analysis::advice::gain::Gain;
-use paceline_analysis::advice::passes::Passes;
 use paceline_analysis::advice::reducer::Reducer;
-use paceline_analysis::advice::replay::Bucket;
+use paceline_analysis::advice::sizes::{Point, Sizes};
 use paceline_analysis::read::{self, Select};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
@@ -20,22 +18,8 @@ use super::outcome::Beside;
 use super::show;
 use crate::studies::bucket_cost::MIB;
 
-/// Sizes in MiB.
-const SIZES: [f64; 13] =
-    [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 32.0, 64.0, 128.0, 256.0, 512.0];
-/// A gain below this part of the backward pass is not worth a change.
-const LEAST_PART: f64 = 0.01;
 /// The name of the files, without their ending.
 const NAME: &str = "buckets-of-trace";
-
-/// A size, and the steps with it.
-struct Point {
-    mib: f64,
-    plan: Vec<Bucket>,
-    whole_ms: f64,
-    exposed_ms: f64,
-    gain_ms: f64,
-}
 
 /// Replays the traces in `traces`, and writes the curve into `folder`. Returns the exit code.
 pub fn buckets(traces: &Path, folder: &Path) -> Result<u8> {
@@ -49,30 +33,8 @@ pub fn buckets(traces: &Path, folder: &Path) -> Result<u8> {
         timelines.push(timeline);
     }
     let reducer = Reducer::of(&timelines).map_err(refused)?;
-    let (latency_ms, cost) = reducer.cost();
-    let passes = Passes::measured(&reducer.observed, reducer.plan.clone(), None, &*cost);
-    let passes = passes.ok_or_else(|| refused("no step has all gradients".to_owned()))?;
-    let now = passes.with_buckets(&reducer.plan).unwrap_or_default();
-    let mut points: Vec<Point> = Vec::new();
-    for mib in SIZES {
-        let plan = reducer.buckets((mib * MIB) as u64);
-        let Some([whole_ms, exposed_ms, gain_ms]) = passes.with_buckets(&plan) else { continue };
-        match points.last_mut().filter(|last| last.plan == plan) {
-            // The same buckets.
-            Some(last) => last.mib = mib,
-            None => points.push(Point { mib, plan, whole_ms, exposed_ms, gain_ms }),
-        }
-    }
-    // Without a latency, only sizes like the measured ones are believed.
-    let least = match latency_ms {
-        Some(_) => 0,
-        None => reducer.plan.iter().map(|of| of.bytes).min().unwrap_or(0) / 2,
-    };
-    // The last bucket has what is left.
-    let is_known = |of: &&Point| of.plan.iter().rev().skip(1).all(|bucket| bucket.bytes >= least);
-    let plans = points.iter().rev().filter(is_known).map(|of| (of.mib, of.plan.clone()));
-    let (best, _) = passes.other_buckets(plans, LEAST_PART * now[0]);
-    let best = best.filter(|(_, gain)| gain.holds(LEAST_PART * now[0]));
+    let sizes =
+        Sizes::of(&reducer).ok_or_else(|| refused("no step has all gradients".to_owned()))?;
     let chart = LineChart {
         title: "buckets: the backward pass over bucket_cap_mb, replayed".to_owned(),
         subtitle: traces.printable().to_string(),
@@ -80,7 +42,7 @@ pub fn buckets(traces: &Path, folder: &Path) -> Result<u8> {
         y: Axis::linear("until all gradients are there", Unit::Microseconds),
         series: vec![Series::line(
             "replayed",
-            points.iter().map(|of| (of.mib * MIB, of.whole_ms * 1e3)),
+            sizes.points.iter().map(|of| (of.mib * MIB, of.whole_ms * 1e3)),
         )],
     };
     let subtitle = format!(
@@ -97,8 +59,8 @@ pub fn buckets(traces: &Path, folder: &Path) -> Result<u8> {
         definition: "Gradients become final when they did; all-reduces travel one after the other and take what those of the \
                      traces took: a latency and a time per byte."
             .to_owned(),
-        table: table(&points),
-        lines: lines(&reducer, &passes, now, latency_ms, best),
+        table: table(&sizes.points),
+        lines: lines(&reducer, &sizes),
         chart: Some((NAME.to_owned(), Box::new(chart))),
     };
     show::publish_alone("Lab: buckets of a run of PyTorch", subtitle, found, folder)?;
@@ -125,27 +87,21 @@ fn table(points: &[Point]) -> Table {
         .table(points)
 }
 
-fn lines(
-    reducer: &Reducer,
-    passes: &Passes,
-    [now_ms, exposed_ms, _]: [f64; 3],
-    latency_ms: Option<f64>,
-    best: Option<(f64, Gain)>,
-) -> Vec<String> {
+fn lines(reducer: &Reducer, sizes: &Sizes) -> Vec<String> {
     let bytes: Vec<String> =
         reducer.plan.iter().map(|of| format!("{:.2}", of.bytes as f64 / MIB)).collect();
-    let missed = passes.unexplained_ms().unwrap_or_default();
+    let ([now_ms, exposed_ms], missed) = (sizes.now_ms, sizes.missed_ms);
     let mut lines = vec![format!(
         "Now: buckets of {} MiB; the replay takes {now_ms:.2} ms, {exposed_ms:.2} of them exposed, and the steps took {missed:+.2} ms \
          beside it",
         bytes.join(", ")
     )];
-    lines.push(match latency_ms {
+    lines.push(match sizes.latency_ms {
         Some(ms) => format!("The latency of an all-reduce is {ms:.2} ms in these steps"),
         None => "These steps do not tell the latency of an all-reduce, so buckets below half of the smallest one are not advised".to_owned(),
     });
-    lines.push(match best {
-        Some((mib, gain)) => format!(
+    lines.push(match sizes.best {
+        Some((mib, _, gain)) => format!(
             "Set bucket_cap_mb={mib}: {}. In PyTorch: DistributedDataParallel(model, bucket_cap_mb={mib})",
             gain.words("less per step")
         ),

@@ -1,7 +1,7 @@
 //! Communication during which nothing is computed, and which no other cause of communication explains.
 //!
 //! Seen: collectives beside which the device does not compute. Taken away: half of their time at most, as bf16 does for gradients of
-//! f32, and a quarter at least, because latency stays.
+//! f32, and a quarter at least, because latency stays. On a processor, converting takes time of its own, which is added.
 
 use std::collections::BTreeMap;
 
@@ -11,6 +11,9 @@ use super::super::replay::Plan;
 use super::{Found, Tally, scaled};
 use crate::hta::CollectiveKind;
 use paceline_trace::{IntervalSet, Span};
+
+/// Converting f32 to bf16, dividing, and converting back, on one core: three passes over memory.
+const CONVERT_NS_PER_BYTE: f64 = 0.5;
 
 pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
@@ -29,8 +32,12 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         }
         tally.add_work(of, work);
         *kinds.entry(kind).or_default() += base.work_ns[at];
-        least.work_ns[at] = scaled(base.work_ns[at], 0.75);
-        most.work_ns[at] = scaled(base.work_ns[at], 0.5);
+        let convert_ns = match of.collective_bytes(work).filter(|_| !of.on_device) {
+            Some(bytes) => (bytes as f64 * CONVERT_NS_PER_BYTE) as i64,
+            None => 0,
+        };
+        least.work_ns[at] = scaled(base.work_ns[at], 0.75) + convert_ns;
+        most.work_ns[at] = scaled(base.work_ns[at], 0.5) + convert_ns;
     }
     tally.longest?;
     let is_communication =

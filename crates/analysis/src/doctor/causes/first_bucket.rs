@@ -12,10 +12,13 @@ use super::{Found, Tally, scaled};
 use crate::backward;
 use crate::hta::CollectiveKind;
 
+/// How many buckets are advised.
+const BUCKETS: f64 = 5.0;
+
 pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let [mut least, mut most] = [base.clone(), base.clone()];
-    let (mut late, mut passes) = (0.0, 0usize);
+    let (mut late, mut passes, mut bytes) = (0.0, 0usize, 0u64);
     for pass in backward::passes(of.timeline) {
         let works: Vec<usize> = (0..of.works.len())
             .filter(|at| {
@@ -51,6 +54,7 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         let total = exchange.iter().map(|at| base.work_ns[*at]).sum::<i64>() as f64;
         let exposed = |m: f64| (total / m).max(total - whole * (m - 1.0) / m) / total.max(1.0);
         for at in exchange {
+            bytes = bytes.saturating_add(of.collective_bytes(&of.works[at]).unwrap_or(0));
             tally.add_work(of, &of.works[at]);
             least.work_ns[at] = scaled(base.work_ns[at], exposed(2.0));
             most.work_ns[at] = scaled(base.work_ns[at], exposed(8.0));
@@ -62,6 +66,9 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         "the first of {count:.0} all-reduces ({ms:.2} ms per step) begins when {:.0} % of the backward pass are over",
         100.0 * late / passes as f64
     );
-    let change = "DistributedDataParallel(model, bucket_cap_mb=5, static_graph=True)";
+    // A fifth of what a pass exchanges, where the traces have sizes.
+    let mib = bytes as f64 / passes as f64 / BUCKETS / (1 << 20) as f64;
+    let cap = if bytes == 0 { "5".to_owned() } else { format!("{:.2}", mib.max(0.25)) };
+    let change = format!("DistributedDataParallel(model, bucket_cap_mb={cap}, static_graph=True)");
     Some(tally.found(text, change, [least, most]))
 }

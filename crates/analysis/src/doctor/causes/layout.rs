@@ -1,13 +1,26 @@
 //! Images lie in memory as NCHW, and convolutions that want NHWC convert them each time.
 //!
-//! Seen: kernels such as `nchwToNhwcKernel`. Taken away: at most all of them; at least half, because some layers may keep NCHW.
+//! Seen: kernels such as `nchwToNhwcKernel`. Taken away: at most all of them; at least half, because some layers may keep NCHW. On
+//! a processor oneDNN converts within a convolution, so the trace shows only that its images are NCHW, by their strides. Taken
+//! away there: at most half of the time of these convolutions, and at least nothing, because oneDNN may choose another algorithm.
 
 use super::super::names::Class;
-use super::super::recorded::Recorded;
+use super::super::recorded::{CallKind, Recorded};
 use super::super::replay::Plan;
 use super::{Found, Tally, scaled};
 
+const CHANGE: &str = "model = model.to(memory_format=torch.channels_last)\n\
+                      images = images.to(memory_format=torch.channels_last)";
+
 pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+    match of.on_device {
+        true => conversions(of, base),
+        false => convolutions(of, base),
+    }
+}
+
+/// The kernels of a device that convert.
+fn conversions(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let [mut least, mut most] = [base.clone(), base.clone()];
     for (at, work) in of.works.iter().enumerate() {
@@ -20,7 +33,28 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     tally.longest?;
     let (count, ms) = tally.per_step(of);
     let text = format!("{count:.0} kernels per step convert layouts, {ms:.2} ms");
-    let change = "model = model.to(memory_format=torch.channels_last)\n\
-                  images = images.to(memory_format=torch.channels_last)";
-    Some(tally.found(text, change, [least, most]))
+    Some(tally.found(text, CHANGE, [least, most]))
+}
+
+/// The convolutions of a processor.
+fn convolutions(of: &Recorded, base: &Plan) -> Option<Found> {
+    let mut tally = Tally::default();
+    let mut most = base.clone();
+    for product in of.timeline.products.iter().filter(|product| product.is_nchw) {
+        let begun = of.calls.partition_point(|call| call.time.start_ns <= product.time.start_ns);
+        // Calls of all threads are sorted by start, so the one around it is among the last ones.
+        let around = of.calls[..begun]
+            .iter()
+            .rposition(|call| call.kind == CallKind::Operator && call.lane == product.lane);
+        let Some(at) = around.filter(|at| of.calls[*at].time.end_ns() >= product.time.end_ns())
+        else {
+            continue;
+        };
+        tally.add(of.text(product.name).to_owned(), product.time);
+        most.call_ns[at] = (most.call_ns[at] - scaled(product.time.dur_ns, 0.5)).max(0);
+    }
+    tally.longest?;
+    let (count, ms) = tally.per_step(of);
+    let text = format!("{count:.0} convolutions per step of images that lie as NCHW, {ms:.2} ms");
+    Some(tally.found(text, CHANGE, [base.clone(), most]))
 }

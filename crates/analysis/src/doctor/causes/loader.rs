@@ -1,7 +1,8 @@
 //! The loop waits for the next batch: the time that the thread of the steps spends in the `DataLoader`.
 //!
 //! Seen: spans `enumerate(DataLoader)`, which PyTorch records by itself. Taken away: at most all of that time, which workers
-//! make beside the step, and at least half of it, because workers have only as many cores as there are.
+//! make beside the step, and at least half of it, because workers have only as many cores as there are. A trace does not say
+//! whether the loader computes or waits, nor how many cores are free; the advice says what it assumes.
 
 use super::super::names::LOADER;
 use super::super::recorded::{CallKind, Recorded};
@@ -53,7 +54,8 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     }
     let (count, ms) = tally.per_step(of);
     let text = format!(
-        "the thread of the steps spends {ms:.2} ms per step in the DataLoader, in {count:.1} calls"
+        "the thread of the steps spends {ms:.2} ms per step in the DataLoader, in {count:.1} calls; that workers can do this \
+         beside the step needs free cores, or a loader that waits for a disk or a network"
     );
     let change = "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)";
     Some(tally.found(text, change, [least, most]))

@@ -4,6 +4,7 @@
 //! the lines of Python, and two plans with the cause taken away. It does not judge whether the gain is worth a change.
 
 mod allocation;
+pub(super) mod buckets;
 mod copies;
 mod elementwise;
 mod exposed;
@@ -94,6 +95,11 @@ impl Cause {
             Self::Straggler => "One rank makes the others wait",
             Self::Pipeline => "The stages of the pipeline are unequal",
         }
+    }
+
+    /// Whether the change moves work beside other work, which needs a free core on a processor, unless this work only waits.
+    pub(super) fn needs_cores(self) -> bool {
+        matches!(self, Self::Loader | Self::FirstBucket | Self::Exposed)
     }
 
     /// Its name in files.

@@ -1,12 +1,12 @@
 //! Gradients are exchanged after every micro-batch of a step, although only their sum is needed.
 //!
 //! Seen: two or more backward passes in a step, each with all-reduces that the reducer launched. Taken away: the all-reduces of all
-//! passes but the last.
+//! passes but the last, at most with the waits for slower ranks in them.
 
 use super::super::recorded::Recorded;
 use super::super::replay::Plan;
 use super::{Found, Tally};
-use crate::backward;
+use crate::backward::{self, BackwardPass};
 use crate::hta::CollectiveKind;
 
 pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
@@ -14,15 +14,24 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let mut most = base.clone();
     let mut repeated = 0usize;
+    let next_of = |pass: &BackwardPass| {
+        let next = passes.iter().find(|next| next.time.start_ns > pass.time.start_ns);
+        next.map_or(i64::MAX, |next| next.time.start_ns)
+    };
     for step in 0..of.steps.len() {
         let is_in = |at_ns: i64| of.step_at(at_ns) == Some(step);
         let of_step = passes.iter().filter(|pass| is_in(pass.time.start_ns));
         // The all-reduces that each pass launched.
         let mut all: Vec<Vec<usize>> = of_step
             .map(|pass| {
+                // Threads of a backend may begin the last transfers after the pass, which waits for them.
+                let until_ns = match of.on_device {
+                    true => pass.time.end_ns(),
+                    false => next_of(pass),
+                };
                 let works = of.works.iter().enumerate().filter(|(_, work)| {
                     let call = work.call.map(|call| of.calls[call as usize].time.start_ns);
-                    call.is_some_and(|at| pass.time.start_ns <= at && at < pass.time.end_ns())
+                    call.is_some_and(|at| pass.time.start_ns <= at && at < until_ns)
                         && of.collective(work) == CollectiveKind::AllReduce
                 });
                 works.map(|(at, _)| at).collect()

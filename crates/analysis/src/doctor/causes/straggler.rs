@@ -1,19 +1,23 @@
-//! One rank makes the others wait: by its computation, by its loader or by its host.
+//! One rank, or the ranks of one host, make the others wait: by computation, by the loader or by their host.
 //!
-//! Seen: the rank comes last at most collectives. The gain is what the steps would gain if it came no later than the next rank: an
-//! upper bound, since something else may then take as long. At the low end, half of it.
+//! Seen: the rank comes last at most collectives, and later than the others by more than steps differ. The gain is what the steps
+//! would gain if it came no later than the others: an upper bound, since something else may then take as long. At the low end,
+//! half of it. Ranks of one host take turns in being last; then it is the host that comes last, if the traces name hosts.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use paceline_table::stats::median;
 
 use super::super::names::{Class, brief};
 use super::super::recorded::Recorded;
-use super::super::together::Together;
+use super::super::together::{Late, Together};
 use super::super::{Advice, evidence};
 use super::{Cause, loader};
 use crate::advice::gain::Gain;
 use crate::steps;
+
+/// A rank is late if its mean delay is larger than so many of its standard errors.
+const ERRORS: f64 = 3.0;
 
 /// A rank's mean times per step in milliseconds: computation, and the loader.
 fn times(of: &Recorded) -> [f64; 2] {
@@ -30,6 +34,14 @@ fn times(of: &Recorded) -> [f64; 2] {
     [ns, loading].map(|ns| of.per_step(ns as f64 / 1e6))
 }
 
+/// Whether ranks are late at most collectives and in the mean step, by more than chance. A single step has no chance.
+fn is_late<G>(late: &Late<G>, least_ms: f64) -> bool {
+    let (mean_ms, error_ms) = late.mean_ms();
+    2 * late.times_last > late.all
+        && 0.75 * mean_ms >= least_ms
+        && mean_ms > ERRORS * error_ms.unwrap_or(0.0)
+}
+
 pub(in super::super) fn advise(
     together: &Together,
     recorded: &[Recorded],
@@ -38,17 +50,48 @@ pub(in super::super) fn advise(
 ) -> Option<Advice> {
     // Collectives of the last step count here too.
     let steps = recorded.iter().map(|of| steps::of(of.timeline).len()).max()?;
-    let (rank, times_last, all, high_ms) = together.last(steps)?;
-    // It must be the same rank that comes last, not one after the other.
-    if 2 * times_last <= all || high_ms * 0.75 < least_ms || recorded.len() < 2 {
-        return None;
-    }
-    let it = recorded.iter().find(|of| of.rank == rank)?;
-    let own = times(it);
-    let others: Vec<[f64; 2]> = recorded.iter().filter(|of| of.rank != rank).map(times).collect();
-    let usual = [0, 1].map(|at| median(others.iter().map(|of| of[at])).unwrap_or(0.0));
+    let hosts: HashMap<usize, &str> =
+        recorded.iter().filter_map(|of| Some((of.rank, of.timeline.host.as_deref()?))).collect();
+    let of_rank = together.last(steps, |rank| rank)?;
+    let are_several = hosts.values().collect::<BTreeSet<_>>().len() > 1;
+    let of_host = match are_several {
+        true => together.last(steps, |rank| hosts.get(&rank).copied()),
+        false => None,
+    };
+    // If one rank of the host is the last most of the times, it is this rank.
+    let of_host = of_host.filter(|host| {
+        host.group.is_some()
+            && is_late(host, least_ms)
+            && 4 * of_rank.times_last < 3 * host.times_last
+    });
+    let (name, ranks, mean_ms, times_last, all): (String, Vec<usize>, f64, usize, usize) =
+        match of_host {
+            Some(late) => {
+                let host = late.group.unwrap_or_default();
+                let mut ranks: Vec<usize> =
+                    hosts.iter().filter(|(_, of)| **of == host).map(|(rank, _)| *rank).collect();
+                ranks.sort_unstable();
+                let numbers: Vec<String> = ranks.iter().take(8).map(usize::to_string).collect();
+                let name = format!("The host {} (ranks {})", named(host), numbers.join(", "));
+                (name, ranks, late.mean_ms().0, late.times_last, late.all)
+            }
+            None if is_late(&of_rank, least_ms) => {
+                let rank = of_rank.group;
+                let host = hosts.get(&rank).filter(|_| are_several);
+                let host = host.map_or(String::new(), |host| format!(" (host {})", named(host)));
+                let name = format!("Rank {rank}{host}");
+                (name, vec![rank], of_rank.mean_ms().0, of_rank.times_last, of_rank.all)
+            }
+            None => return None,
+        };
+    let is_it = |of: &&Recorded| ranks.contains(&of.rank);
+    let medians =
+        |all: Vec<[f64; 2]>| [0, 1].map(|at| median(all.iter().map(|of| of[at])).unwrap_or(0.0));
+    let own = medians(recorded.iter().filter(is_it).map(times).collect());
+    let usual = medians(recorded.iter().filter(|of| !is_it(of)).map(times).collect());
+    let it = recorded.iter().find(is_it)?;
     let excess = [own[0] - usual[0], own[1] - usual[1]];
-    let (by, text, change) = if excess[1] > high_ms / 3.0 && excess[1] > excess[0] {
+    let (by, text, change) = if excess[1] > mean_ms / 3.0 && excess[1] > excess[0] {
         (
             "data",
             format!(
@@ -57,11 +100,19 @@ pub(in super::super) fn advise(
             ),
             "give this rank's loader more workers, or move its files to a faster disk: DataLoader(..., num_workers=8)",
         )
-    } else if excess[0] > high_ms / 3.0 {
+    } else if excess[0] > mean_ms / 3.0 {
+        let change = match it.on_device {
+            true => {
+                "balance the batches (sequence lengths, samples per rank); compare clocks: nvidia-smi -q -d CLOCK,PERFORMANCE"
+            }
+            false => {
+                "balance the batches (sequence lengths, samples per rank); look for what else uses its cores: top"
+            }
+        };
         (
             "computation",
             format!("it computes for {:.2} ms per step, the others for {:.2}", own[0], usual[0]),
-            "balance the batches (sequence lengths, samples per rank); compare clocks: nvidia-smi -q -d CLOCK,PERFORMANCE",
+            change,
         )
     } else {
         (
@@ -74,9 +125,9 @@ pub(in super::super) fn advise(
         )
     };
     let text = format!(
-        "rank {rank} is last at {times_last} of {all} collectives, in each step by up to {high_ms:.2} ms; {text}"
+        "it is last at {times_last} of {all} collectives, in each step by {mean_ms:.2} ms; {text}"
     );
-    let gain = Gain { ms: 0.75 * high_ms, low_ms: high_ms / 2.0, high_ms, steps };
+    let gain = Gain { ms: 0.75 * mean_ms, low_ms: mean_ms / 2.0, high_ms: mean_ms, steps };
     let mut what: HashMap<String, i64> = HashMap::new();
     for work in it.works.iter().filter(|work| work.class != Class::Communication) {
         *what.entry(brief(it.text(work.name))).or_default() += work.time.dur_ns;
@@ -85,10 +136,15 @@ pub(in super::super) fn advise(
     let at = longest.max_by_key(|work| work.time.dur_ns).map(|work| work.time);
     Some(Advice {
         cause: Cause::Straggler,
-        title: format!("Rank {rank} makes the others wait, by {by}"),
+        title: format!("{name} makes the others wait, by {by}"),
         change: change.to_owned(),
         gain,
         step_ms,
         evidence: evidence(it, text, &what, at),
     })
+}
+
+/// A host's name, which may be as long as a file name.
+fn named(host: &str) -> String {
+    host.chars().take(48).collect()
 }

@@ -1,7 +1,8 @@
 //! `paceline analyze A --against B`: the same job before and after a change.
 //!
 //! Input: the traces of both. Output: what got faster, by cause and by operator, and whether the gain that was promised before
-//! came. Both are examined as `analyze` does, and names are compared as `analyze diff` does.
+//! came. Both are examined as `analyze` does, and names are compared as `analyze diff` does. Runs of paceline are examined by their
+//! critical path.
 
 use std::path::{Path, PathBuf};
 
@@ -40,17 +41,15 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
     let options = Options { include_last_step: args.include_last_step, ..Options::default() };
     let [before, then] = [places.to_vec(), vec![after.to_owned()]];
     let (before, then) = (timelines(&before, &mut notes)?, timelines(&then, &mut notes)?);
-    let examined = |of: &[Timeline], place: &Path| {
-        doctor::examine(of, &options, None).ok_or_else(|| {
-            Failure::Usage(format!(
-                "--against compares traces of PyTorch, and {} has traces of paceline; pass both to `paceline analyze diff` \
-                 or `paceline compare`",
-                place.printable()
-            ))
-        })
-    };
-    let [was, is] = [examined(&before, first)?, examined(&then, after)?];
+    if is_own(&before) != is_own(&then) {
+        return Err(Failure::Usage(format!(
+            "--against compares runs of the same program, and only one of {} and {} is of paceline",
+            first.printable(),
+            after.printable()
+        )));
+    }
     let diff = hta::diff(&before, &then, &StepChoice::All, &options)?;
+    let [was, is] = [&before, &then].map(|of| doctor::diagnosis(of, &options));
     let about = About {
         title: "Before and after a change".into(),
         subtitle: format!("before: {}, after: {}", first.printable(), after.printable()),
@@ -58,10 +57,10 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
     };
     let all: Vec<Timeline> = before.into_iter().chain(then).collect();
     let mut report = panels::of_diff(&diff, &all, about);
-    match doctor::against::against(&was.diagnosis, &is.diagnosis) {
+    match doctor::against::against(&was, &is) {
         Some(against) => panels::add_against(&mut report, &against),
         None => {
-            let unseen = was.diagnosis.unseen.first().or(is.diagnosis.unseen.first());
+            let unseen = was.unseen.first().or(is.unseen.first());
             let text = format!(
                 "Steps cannot be compared by cause. {}",
                 unseen.map_or("They cannot be replayed.", String::as_str)
@@ -77,6 +76,11 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
     say(&console(&report));
     say(&format!("Report: {0}/{NAME}.html, and .csv, .json, .md beside it", output.printable()));
     Ok(0)
+}
+
+/// Whether these are traces of paceline.
+fn is_own(timelines: &[Timeline]) -> bool {
+    timelines.iter().any(doctor::is_of_paceline)
 }
 
 /// The traces of all ranks, of the latest time that the run was profiled.

@@ -1,0 +1,124 @@
+//! One fault of each kind planted in steps of a processor that are sound otherwise. The doctor must find it and nothing else.
+
+use super::{Cause, Diagnosis, examine};
+use crate::hta::Options;
+use crate::ranks::sample::{time_range, timeline};
+use crate::timeline::{Product, Timeline, TrackId};
+
+const STEPS: u64 = 7;
+const EVALUATED: &str = "autograd::engine::evaluate_function";
+
+/// Steps that each begin with what `part` adds, followed by four products of 2 ms. `part` gets the begin of the step, and returns
+/// when its work ends. Times are in microseconds.
+fn steps(part: impl Fn(Timeline, i64) -> (Timeline, i64)) -> Timeline {
+    let mut all = timeline(0);
+    let mut now = 0;
+    for number in 0..STEPS {
+        let begin = now;
+        (all, now) = part(all, begin + 5);
+        for _ in 0..4 {
+            all = all.operator("aten::addmm", now + 5, now + 2005);
+            now += 2005;
+        }
+        now += 5;
+        all = all.step(number, begin, now);
+    }
+    all
+}
+
+fn diagnose(timeline: Timeline) -> Diagnosis {
+    examine(&[timeline], &Options::default(), None).unwrap().diagnosis
+}
+
+#[track_caller]
+fn assert_found(timeline: Timeline, cause: Cause, low_ms: f64, high_ms: f64) {
+    let diagnosis = diagnose(timeline);
+    let said: Vec<String> = diagnosis.advice.iter().map(|of| of.words()).collect();
+    assert_eq!(
+        diagnosis.advice.iter().map(|of| of.cause).collect::<Vec<_>>(),
+        [cause],
+        "{said:#?}"
+    );
+    let gain = diagnosis.advice[0].gain;
+    let is_close = (gain.low_ms - low_ms).abs() < 1e-6 && (gain.high_ms - high_ms).abs() < 1e-6;
+    assert!(is_close, "{} to {}", gain.low_ms, gain.high_ms);
+    assert!(!diagnosis.advice[0].evidence.names.is_empty());
+}
+
+#[test]
+fn sound_steps_of_a_processor_get_no_advice() {
+    let said: Vec<String> =
+        diagnose(steps(|all, now| (all, now))).advice.iter().map(|of| of.words()).collect();
+    assert_eq!(said, [""; 0]);
+    // Two element-wise operators are no chain.
+    let two = steps(|all, now| {
+        let all = all.operator("aten::mul", now, now + 500);
+        (all.operator("aten::add", now + 500, now + 1000), now + 1000)
+    });
+    assert!(diagnose(two).advice.is_empty());
+}
+
+#[test]
+fn a_chain_of_operators_could_be_one() {
+    let chain = steps(|mut all, now| {
+        let names = ["aten::mul", "aten::add_", "aten::tanh"].map(str::to_owned);
+        let backward = ["TanhBackward0", "MulBackward0"].map(|name| format!("{EVALUATED}: {name}"));
+        let mut end = now;
+        for name in names.iter().chain(&backward) {
+            all = all.operator(name, end, end + 400);
+            end += 400;
+        }
+        (all, end)
+    });
+    // Half of five times 0.4 ms, or all but one.
+    assert_found(chain, Cause::Elementwise, 1.0, 1.6);
+}
+
+#[test]
+fn operators_that_are_too_short_want_a_larger_batch() {
+    // 800 operators of 5 us, 10 us apart: 12 ms beside 8 ms of products.
+    let short = steps(|mut all, now| {
+        for at in 0..800 {
+            let begin = now + 10 + 15 * at;
+            all = all.operator("aten::view", begin, begin + 5);
+        }
+        (all, now + 15 * 800)
+    });
+    let diagnosis = diagnose(short);
+    let causes: Vec<Cause> = diagnosis.advice.iter().map(|of| of.cause).collect();
+    assert_eq!(causes, [Cause::HostBound]);
+    let gain = diagnosis.advice[0].gain;
+    // Half of 8 ms between operators, or three quarters of all 12; the products' own few microseconds come on top.
+    assert!((4.0..4.1).contains(&gain.low_ms) && (9.0..9.1).contains(&gain.high_ms), "{gain:?}");
+    assert!(diagnosis.advice[0].change.contains("batch"));
+}
+
+#[test]
+fn convolutions_of_images_in_nchw_are_seen_by_their_strides() {
+    let convolutions = |is_nchw: bool| {
+        steps(move |all, now| {
+            let mut all = all.operator("aten::conv2d", now, now + 2000);
+            let names = ["aten::mkldnn_convolution", "float", "8x32x32x32 32x32x3x3"];
+            let [name, dtype, shape] = names.map(|name| all.names.intern(name));
+            let time = time_range(now + 10, now + 1990);
+            let (lane, flops) = (TrackId(0), 1);
+            all.products.push(Product { name, time, lane, flops, dtype, shape, is_nchw });
+            (all, now + 2000)
+        })
+    };
+    // Nothing, or half of 1.98 ms.
+    assert_found(convolutions(true), Cause::Layout, 0.0, 0.99);
+    assert!(diagnose(convolutions(false)).advice.is_empty());
+}
+
+#[test]
+fn zeroed_gradients_are_added_to_as_well() {
+    let zeroed = steps(|all, now| {
+        let accumulate = format!("{EVALUATED}: torch::autograd::AccumulateGrad");
+        let all = all.operator(&accumulate, now, now + 500);
+        let all = all.operator("aten::add_", now + 50, now + 450);
+        let all = all.phase("Optimizer.zero_grad#SGD.zero_grad", now + 500, now + 1000);
+        (all.operator("aten::zero_", now + 500, now + 1000), now + 1000)
+    });
+    assert_found(zeroed, Cause::Zeroing, 0.5, 0.9);
+}
