@@ -8,7 +8,7 @@ use paceline_trace::{Event, Place, STACK_BYTES, Shapes, Span, Track, now_ns};
 use rayon::prelude::*;
 
 use crate::OnCard;
-use crate::launch::{read_bytes, write_bytes};
+use crate::operands::{read_bytes, write_bytes};
 use crate::{KernelError, Op, Result, SimdLevel, simd};
 
 /// The name of the span in which a thread of a pool computes its part of the current kernel.
