@@ -23,7 +23,7 @@ use paceline_trace::Shapes;
 
 use crate::compute::Processor;
 use crate::operands::{Holding, Operands};
-use crate::{Compute, KernelError, OnCard, Result};
+use crate::{CardNeeds, Compute, KernelError, OnCard, Result};
 
 /// The name of an operation, and what it counts for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,12 +32,14 @@ pub struct Op {
     pub(crate) name: &'static str,
     pub(crate) forward_flops: u64,
     pub(crate) backward_flops: u64,
+    pub(crate) card_needs: CardNeeds,
 }
 
 impl Op {
     /// The operation of this name. It counts for no floating-point operations.
     pub const fn new(name: &'static str) -> Self {
-        Self { name, forward_flops: 0, backward_flops: 0 }
+        let card_needs = CardNeeds { capability: (0, 0), shared_bytes: 0 };
+        Self { name, forward_flops: 0, backward_flops: 0, card_needs }
     }
 
     /// It is a product of a forward pass with as many multiply-adds as the product of `factors`, see
@@ -49,6 +51,11 @@ impl Op {
     /// It is a product of a backward pass, see [`Compute::backward_flops`].
     pub fn backward_product(self, factors: impl IntoIterator<Item = usize>) -> Self {
         Self { backward_flops: flops(factors), ..self }
+    }
+
+    /// Its kernels need this of a card, see [`Compute::card_needs`].
+    pub(crate) fn needs(self, card_needs: CardNeeds) -> Self {
+        Self { card_needs, ..self }
     }
 }
 

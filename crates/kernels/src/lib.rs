@@ -58,7 +58,7 @@ pub use compute::{Compute, Processor, Threads};
 pub use error::KernelError;
 pub use launch::Op;
 pub use layout::ImageLayout;
-pub use on_card::OnCard;
+pub use on_card::{CardNeeds, OnCard};
 pub use operands::{Either, Operands, Read, Scratch, Write, read, scratch, update, write};
 pub use paceline_numeric::SimdLevel;
 pub use real::Real;
