@@ -15,6 +15,7 @@
 //! | [`kernel`] | a kernel with its arguments |
 //! | [`product`] | matrix products by cuBLASLt |
 //! | [`nccl`] | communication between cards by NCCL |
+//! | [`nvml`] | how busy a card is, and its memory |
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod card;
@@ -24,6 +25,7 @@ pub mod graph;
 pub mod kernel;
 pub mod library;
 pub mod nccl;
+pub mod nvml;
 pub mod product;
 pub mod stream;
 

@@ -237,6 +237,42 @@ fn what_cannot_be_a_graph_is_told_before_a_rank_starts() {
 }
 
 #[test]
+fn the_driver_says_how_busy_cards_are_or_why_it_does_not() {
+    let Some(found) = variable() else { return };
+    let run = |others: &[(&str, &str)]| {
+        let sandbox = Sandbox::new();
+        let flags = format!("{CNN} --steps 3 --warmup-steps 1 --json summary.json");
+        let run = sandbox.train_with(&flags, &variables(&found, others)).ok();
+        let summary = common::json(&sandbox.path("summary.json"));
+        let figure = |name: &str| summary.get(name).unwrap_or_else(|| panic!("no {name}")).clone();
+        (run, figure("card_busy_pct"), figure("card_used_bytes"))
+    };
+    let (seen, busy, used) = run(&[("PACELINE_EMULATED_UTILIZATION", "37")]);
+    assert_eq!(busy, 37.0);
+    // The heap takes pieces of 32 MiB.
+    let used = used.as_u64().unwrap();
+    assert!(used > 0 && used % (32 << 20) == 0, "{used}");
+    let expected = format!("busy 37.0 %, {:.1} MB used", used as f64 / 1e6);
+    assert_eq!(seen.line("Card: "), expected);
+
+    let function = "nvmlDeviceGetUtilizationRates";
+    let (seen, busy, used) = run(&[("PACELINE_EMULATED_NVML", &format!("{function}:3"))]);
+    assert!(busy.is_null() && used.is_u64(), "{busy} {used}");
+    let words = format!("MB used, the rest is not known: {function} has failed");
+    assert!(seen.line("Card: ").contains(&words), "{}", seen.stdout);
+    assert!(seen.line("Card: ").ends_with("Not Supported"), "{}", seen.stdout);
+
+    for function in ["nvmlInit_v2:9", "nvmlDeviceGetHandleByPciBusId_v2:6"] {
+        let (seen, busy, used) = run(&[("PACELINE_EMULATED_NVML", function)]);
+        assert!(busy.is_null() && used.is_null(), "{busy} {used}");
+        let words = "how busy it is and its memory are not known: nvml";
+        assert!(seen.line("Card: ").starts_with(words), "{}", seen.stdout);
+        assert_eq!(seen.stdout.matches("not known").count(), 1, "{}", seen.stdout);
+        assert!(!seen.stderr.contains("nvml"), "{}", seen.stderr);
+    }
+}
+
+#[test]
 fn what_a_card_cannot_do_is_told_before_a_rank_starts() {
     let Some(found) = variable() else { return };
     let with = |flags: &str, others: &[(&str, &str)]| {

@@ -97,6 +97,7 @@ fn allowed(name: &str) -> &'static [&'static str] {
             "checkpoint",
             "choices",
             "collectives",
+            "cuda",
             "data",
             "failure",
             "files",

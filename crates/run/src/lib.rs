@@ -17,6 +17,7 @@
 pub mod agreement;
 pub mod batches;
 mod best;
+mod card_watch;
 mod device_checks;
 pub mod equality;
 pub mod evaluate;
