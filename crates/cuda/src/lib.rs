@@ -16,6 +16,7 @@
 //! | [`product`] | matrix products by cuBLASLt |
 //! | [`nccl`] | communication between cards by NCCL |
 //! | [`nvml`] | how busy a card is, and its memory |
+//! | [`nvtx`] | ranges that a profiler shows |
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod card;
@@ -26,6 +27,7 @@ pub mod kernel;
 pub mod library;
 pub mod nccl;
 pub mod nvml;
+pub mod nvtx;
 pub mod product;
 pub mod stream;
 

@@ -20,6 +20,7 @@
 //! | `PACELINE_EMULATED_NCCL_VERSION` | version of NCCL | 22809 |
 //! | `PACELINE_EMULATED_UTILIZATION` | for how much of the time the card is busy, in percent, says NVML | 50 |
 //! | `PACELINE_EMULATED_NVML` | a function of NVML that fails, and its status, such as `nvmlInit_v2:9` | none |
+//! | `PACELINE_EMULATED_NVTX` | a file to which ranges of NVTX are written | none |
 //!
 //! Where CUDA only warns, the card is strict. It reports a read of uninitialized memory, a barrier that some threads
 //! of a block skip, memory that is freed while queued work still uses it, and a copy between the card and memory that
@@ -34,6 +35,7 @@ mod lt;
 mod memory;
 mod nccl;
 mod nvml;
+mod nvtx;
 pub mod ptx;
 mod random;
 

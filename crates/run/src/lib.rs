@@ -24,6 +24,7 @@ pub mod evaluate;
 pub mod evaluation;
 pub mod folder;
 mod generated;
+mod markers;
 pub mod precision;
 pub mod recorded;
 pub mod resolve;

@@ -33,7 +33,7 @@ use crate::batches::{self, BatchStream};
 use crate::best::Best;
 use crate::card_watch::CardWatch;
 use crate::equality;
-use crate::resolve;
+use crate::markers;
 use crate::resume::{self, Begin};
 use crate::sample::TextSampler;
 use crate::saving::{self, Saving};
@@ -240,7 +240,7 @@ pub(crate) fn build<'a>(
     equality::check(&replica, &exactness, progress.steps)?;
     let initialization = allocator.end_phase(memory::INITIALIZATION);
 
-    let markers = config.mark_ranges.then(resolve::markers).transpose()?;
+    let markers = markers::all(config.mark_ranges, replica.world.rank())?;
     let track = SpanTrack::with_capacity(TRACK_CAPACITY).marking(markers);
     let mut best = Best::default();
     if let (Some(path), Some(_), 1.., Some(saving)) =
