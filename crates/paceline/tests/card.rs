@@ -287,6 +287,31 @@ fn what_a_card_cannot_do_is_told_before_a_rank_starts() {
         .refused(&["--device cuda", "--schedule"]);
     // Whatever is there.
     with(&format!("{CNN} --steps 1").replace("cuda", "auto"), &[]).ok().line("Ranks: 2 on ");
+    // Tensor cores of 16 bits, and shared memory.
+    let old = [("PACELINE_EMULATED_CAPABILITY", "7.5")];
+    for model in [CNN, LLAMA] {
+        for precision in ["bf16", "fp16"] {
+            let flag = format!("--precision {precision}");
+            with(&format!("{model} {flag}"), &old).refused(&[
+                &flag,
+                "need compute capability 8.0",
+                "has 7.5",
+                "pass --precision f32",
+            ]);
+        }
+        with(&format!("{model} --steps 1"), &old).ok();
+    }
+    with(&format!("{MLP} --steps 1 --precision fp16"), &old).ok();
+    let small = [("PACELINE_EMULATED_CAPABILITY", "8.6")];
+    let wide =
+        LLAMA.replace("--width 32 --heads 4 --kv-heads 2", "--width 256 --heads 1 --kv-heads 1");
+    with(&wide, &small).refused(&[
+        "--device cuda",
+        "140,288 bytes",
+        "has 101,376",
+        "--precision bf16",
+    ]);
+    with(&format!("{wide} --steps 1 --precision bf16"), &small).ok();
     // Memory runs out while ranks run.
     let run = with(&format!("{CNN} --steps 2"), &[("PACELINE_EMULATED_MEMORY", "1000000")]);
     assert_eq!(run.code, Some(1), "{}", run.stderr);

@@ -5,19 +5,25 @@
 use paceline_collectives::NcclOrder;
 use paceline_data::BatchShape;
 use paceline_failure::{Failure, Result};
+use paceline_host::text::thousands;
+use paceline_kernels::CardNeeds;
 use paceline_launch::device::Device;
+use paceline_model::Model;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::copies::Copies;
 use paceline_settings::named::PrecisionName;
 use paceline_strategies::{AccumulationOrder, ReplicaOptions};
 
+use crate::precision::{FLAG, rehearse};
+
 /// Checks that the device can do what the settings ask for, and that batches are copied to it if they say how.
 pub(crate) fn check(
     config: &mut TrainConfig,
     local_ranks: usize,
-    samples: &BatchShape,
+    (model, samples): (&Model, &BatchShape),
 ) -> Result<()> {
     config.device.check(&[config.transport], local_ranks)?;
+    check_cards(config, local_ranks, model, samples)?;
     if config.cuda_graph {
         check_graph(config, samples)?;
     }
@@ -72,6 +78,52 @@ pub(crate) fn check(
                 device => device.to_string(),
             }
         ));
+    }
+    Ok(())
+}
+
+/// Checks that the kernels of a step run on the cards of this host. A model with a layer of the user's own that cannot be rehearsed is
+/// not checked.
+fn check_cards(
+    config: &TrainConfig,
+    local_ranks: usize,
+    model: &Model,
+    samples: &BatchShape,
+) -> Result<()> {
+    let cards =
+        config.device.cards(local_ranks).map_err(|error| Failure::Usage(error.to_string()))?;
+    if cards.is_empty() {
+        return Ok(());
+    }
+    let Ok(CardNeeds { capability: least, shared_bytes }) =
+        rehearse(config.precision, model, samples)
+    else {
+        return Ok(());
+    };
+    let precision = config.precision.name();
+    for card in cards {
+        let (name, has) = (format!("card {} ({})", card.index(), card.name()), card.capability());
+        if has < least {
+            return usage(format!(
+                "{FLAG} {precision}: convolutions and attention in 16 bits need compute capability {}.{}, and {name} has {}.{}; \
+                 pass {FLAG} f32",
+                least.0, least.1, has.0, has.1
+            ));
+        }
+        if card.shared_bytes() < shared_bytes {
+            return usage(format!(
+                "--device {}: attention with heads of this size in {precision} needs {} bytes of shared memory, and {name} has {}; \
+                 choose a model with smaller heads{}",
+                config.device,
+                thousands(shared_bytes.into()),
+                thousands(card.shared_bytes().into()),
+                if config.precision == PrecisionName::F32 {
+                    format!(", or pass {FLAG} bf16")
+                } else {
+                    String::new()
+                }
+            ));
+        }
     }
     Ok(())
 }

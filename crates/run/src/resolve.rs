@@ -308,7 +308,7 @@ pub fn resolve_unchecked(
     config.profile = profile::resolve(&flags.profile, choice, total, &mut config.warnings)?;
     check_loading(&config)?;
     let local_ranks = placement.map_or(world_size, |of| of.place.local_world_size);
-    device_checks::check(&mut config, local_ranks, &samples)?;
+    device_checks::check(&mut config, local_ranks, (&built, &samples))?;
     let evaluates = config.evaluate || config.eval_every.is_some();
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
     Ok((config, OpenData { train: dataset, test }, built))
