@@ -12,7 +12,7 @@ use paceline_model::Model;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::copies::Copies;
 use paceline_settings::named::PrecisionName;
-use paceline_strategies::{AccumulationOrder, ReplicaOptions};
+use paceline_strategies::GraphObstacle;
 
 use crate::precision::{FLAG, rehearse};
 
@@ -135,33 +135,31 @@ fn check_graph(config: &TrainConfig, samples: &BatchShape) -> Result<()> {
     if !matches!(config.device, Device::Cuda(_)) {
         return refuse("a card launches graphs; leave it out, or pass --device cuda".into());
     }
-    let (strategy, options) = (&config.strategy, config.strategy.options);
-    if !strategy.build()?.passes_are_local() {
-        return refuse(format!(
-            "{} communicates within the passes of a step, and a graph cannot; leave it out, or pass another --strategy (ddp, \
-             simple_ddp, zero1)",
-            strategy.words()
-        ));
-    }
-    let flag = match options {
-        _ if config.pipeline.is_some() => "--mesh pp sends",
-        ReplicaOptions { sync_batch_norm: true, .. } => "--sync-batch-norm communicates",
-        ReplicaOptions { no_sync: false, .. } => "--no-sync=false communicates",
-        ReplicaOptions { static_graph: false, find_unused_parameters: true, .. } => {
-            "--no-static-graph lets other parameters be used"
-        }
-        ReplicaOptions { accumulation: AccumulationOrder::Tree, .. } if strategy.accumulate > 1 => {
-            "--accumulation-order tree keeps memory"
-        }
-        _ if samples.max_length().is_some() => {
-            return refuse(
+    let strategy = &config.strategy;
+    let (built, accumulate) = (strategy.build()?, strategy.accumulate);
+    let is_stage = config.pipeline.is_some();
+    let found = GraphObstacle::of(&*built, &strategy.options, is_stage, accumulate);
+    let Some(obstacle) = found else {
+        return match samples.max_length() {
+            None => Ok(()),
+            Some(_) => refuse(
                 "the samples of this data have different lengths, and a graph is about batches of one shape; leave it out"
                     .into(),
-            );
-        }
-        _ => return Ok(()),
+            ),
+        };
     };
-    refuse(format!("{flag} within the passes of a step, and a graph cannot; leave one of them out"))
+    let of_strategy = strategy.words();
+    refuse(match obstacle {
+        GraphObstacle::Strategy => format!(
+            "{}, or pass another --strategy (ddp, simple_ddp, zero1)",
+            obstacle.text(&of_strategy)
+        ),
+        GraphObstacle::Stages => obstacle.text("--mesh pp"),
+        GraphObstacle::SyncBatchNorm => obstacle.text("--sync-batch-norm"),
+        GraphObstacle::OpenGraph => obstacle.text("--no-static-graph"),
+        GraphObstacle::EveryPass => obstacle.text("--no-sync=false"),
+        GraphObstacle::Tree => obstacle.text("--accumulation-order tree"),
+    })
 }
 
 fn usage<T>(reason: String) -> Result<T> {
