@@ -18,6 +18,7 @@
 //! | `PACELINE_EMULATED_STEPS` | a launch with more instructions is a timeout | 4,000,000,000 |
 //! | `PACELINE_EMULATED_CAPABILITY` | compute capability, from which the shared memory of a block follows | 9.0 |
 //! | `PACELINE_EMULATED_NCCL_VERSION` | version of NCCL | 22809 |
+//! | `PACELINE_EMULATED_NCCL_FAILS` | the rank that NCCL does not connect | none |
 //! | `PACELINE_EMULATED_UTILIZATION` | for how much of the time the card is busy, in percent, says NVML | 50 |
 //! | `PACELINE_EMULATED_NVML` | a function of NVML that fails, and its status, such as `nvmlInit_v2:9` | none |
 //! | `PACELINE_EMULATED_NVTX` | a file to which ranges of NVTX are written | none |

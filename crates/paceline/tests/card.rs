@@ -123,6 +123,26 @@ fn ranks_with_cards_of_their_own_send_by_nccl_and_end_with_the_same_weights() {
 }
 
 #[test]
+fn all_ranks_know_if_nccl_cannot_connect_one() {
+    let Some(found) = variable() else { return };
+    let run = |flags: &str| {
+        let failing = [("PACELINE_EMULATED_CARDS", "3"), ("PACELINE_EMULATED_NCCL_FAILS", "1")];
+        let flags = format!("{CNN} --nproc 3 --steps 2 --timeout 12 {flags}");
+        Sandbox::new().train_with(&flags, &variables(&found, &failing))
+    };
+    let reason = "rank 1: ncclCommInitRankConfig has failed: ncclSystemError";
+    let by_host = run("").ok();
+    let words = format!("collectives go through memory of the host: {reason}");
+    assert_eq!(by_host.stderr.matches(&words).count(), 1, "{}", by_host.stderr);
+    let plain = run("--transport shm").ok();
+    assert_eq!(by_host.weights(), plain.weights());
+    let demanded = run("--transport nccl");
+    assert_eq!(demanded.code, Some(1), "{demanded:#?}");
+    assert!(demanded.stderr.contains(reason), "{}", demanded.stderr);
+    assert!(!demanded.stderr.contains("timeout"), "{}", demanded.stderr);
+}
+
+#[test]
 fn nccl_is_refused_before_a_rank_starts_where_it_cannot_be() {
     let Some(found) = variable() else { return };
     let variables = variables(&found, &[]);
