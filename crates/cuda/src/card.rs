@@ -11,6 +11,7 @@ use crate::product::Products;
 use crate::{CudaError, Result, compiler};
 
 const MULTIPROCESSORS: u32 = 16;
+const SHARED_BYTES: u32 = 97;
 const CAPABILITY_MAJOR: u32 = 75;
 const CAPABILITY_MINOR: u32 = 76;
 
@@ -24,6 +25,7 @@ struct Inner {
     name: String,
     capability: (u32, u32),
     multiprocessors: usize,
+    shared_bytes: u32,
     context: Handle,
     functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
     products: Mutex<Option<Arc<Products>>>,
@@ -74,6 +76,7 @@ impl Card {
             name,
             capability: (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
             multiprocessors: attribute(MULTIPROCESSORS)? as usize,
+            shared_bytes: attribute(SHARED_BYTES)?,
             context,
             functions: Mutex::default(),
             products: Mutex::default(),
@@ -99,6 +102,11 @@ impl Card {
     /// The number of its multiprocessors.
     pub fn multiprocessors(&self) -> usize {
         self.0.multiprocessors
+    }
+
+    /// The most shared memory of a block, in bytes.
+    pub fn shared_bytes(&self) -> u32 {
+        self.0.shared_bytes
     }
 
     /// Where it is on the bus of its host, such as `0000:17:00.0`. With the host it names the card in all processes.
@@ -224,9 +232,10 @@ impl Card {
 
     /// What kernels are compiled for: machine code for a card, and text for an emulated one, which has none.
     pub(crate) fn target(&self) -> compiler::Target {
+        let architecture = self.0.capability.0 * 10 + self.0.capability.1;
         match self.0.name == EMULATED {
-            true => compiler::Target::Text(80),
-            false => compiler::Target::Code(self.0.capability.0 * 10 + self.0.capability.1),
+            true => compiler::Target::Text(architecture.min(80)),
+            false => compiler::Target::Code(architecture),
         }
     }
 

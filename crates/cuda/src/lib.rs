@@ -15,6 +15,8 @@
 //! | [`kernel`] | a kernel with its arguments |
 //! | [`product`] | matrix products by cuBLASLt |
 //! | [`nccl`] | communication between cards by NCCL |
+//! | [`nvml`] | how busy a card is, and its memory |
+//! | [`nvtx`] | ranges that a profiler shows |
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod card;
@@ -24,6 +26,8 @@ pub mod graph;
 pub mod kernel;
 pub mod library;
 pub mod nccl;
+pub mod nvml;
+pub mod nvtx;
 pub mod product;
 pub mod stream;
 

@@ -169,7 +169,8 @@ unsafe impl Send for Communicator {}
 unsafe impl Sync for Communicator {}
 
 impl Communicator {
-    /// Joins the ranks with the same name, and waits until all have joined, as for whatever is asked for later, for at most `limit`.
+    /// Joins the ranks with the same name, and waits until all have joined, as for whatever is asked for later, for at most `limit`
+    /// (see [`Communicator::set_limit`]).
     /// Errors if one does not come in time, if two of them use one card, or if the library cannot connect them.
     pub fn join(
         card: &Card,
@@ -203,6 +204,11 @@ impl Communicator {
                 Err(error)
             }
         }
+    }
+
+    /// From now on, what is asked for may take this long.
+    pub fn set_limit(&mut self, limit: Duration) {
+        self.limit = limit;
     }
 
     /// Waits until the library is done with a call that returned this status.

@@ -7,7 +7,7 @@
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// A status code of one of the three libraries. Zero is success, and is never in an `Err`.
+/// A status code of one of the libraries. Zero is success, and is never in an `Err`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub u32);
 

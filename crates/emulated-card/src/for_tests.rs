@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use paceline_cuda::library::{Library, Names};
 
 /// The names under which the emulated card's library stands for those of the vendor.
-const NAMES: [&str; 3] = ["libcuda.so.1", "libcublasLt.so.13", "libnccl.so.2"];
+const NAMES: [&str; 4] = ["libcuda.so.1", "libcublasLt.so.13", "libnccl.so.2", "libnvidia-ml.so.1"];
 
 /// Whether this process has a card with all that it needs. Otherwise says what is missing.
 ///
@@ -70,7 +70,7 @@ fn counts() -> Option<[u64; 13]> {
 }
 
 /// The library, which is built with the crate and lies where its users' programs do.
-fn library() -> PathBuf {
+pub fn library() -> PathBuf {
     let program = std::env::current_exe().expect("the path of this program");
     let beside = program.parent().expect("a folder").join("libpaceline_emulated_card.so");
     assert!(beside.is_file(), "{} is missing: build paceline-emulated-card", beside.display());

@@ -1,15 +1,15 @@
 //! The resources of a kernel: its device, vector instructions, threads and scratch memory.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use paceline_memory::{Allocator, Device, MemoryError, Tensor};
 use paceline_trace::{Event, Place, STACK_BYTES, Shapes, Span, Track, now_ns};
 use rayon::prelude::*;
 
 use crate::OnCard;
-use crate::launch::{read_bytes, write_bytes};
-use crate::{KernelError, Op, Result, SimdLevel, simd};
+use crate::operands::{read_bytes, write_bytes};
+use crate::{CardNeeds, KernelError, Op, Result, SimdLevel, simd};
 
 /// The name of the span in which a thread of a pool computes its part of the current kernel.
 const SHARE: &str = "share of a kernel";
@@ -44,6 +44,8 @@ pub struct Compute {
     backward_flops: AtomicU64,
     /// Bytes of the operands of all operations that were rehearsed.
     moved_bytes: AtomicU64,
+    /// What the operations that were rehearsed need of a card.
+    card_needs: Mutex<CardNeeds>,
 }
 
 impl Compute {
@@ -73,6 +75,7 @@ impl Compute {
             forward_flops: AtomicU64::new(0),
             backward_flops: AtomicU64::new(0),
             moved_bytes: AtomicU64::new(0),
+            card_needs: Mutex::default(),
         })
     }
 
@@ -119,13 +122,20 @@ impl Compute {
         self.moved_bytes.load(Ordering::Relaxed)
     }
 
+    /// What the operations so far would need of a card. Only a handle of [`Device::Meta`] notes it.
+    pub fn card_needs(&self) -> CardNeeds {
+        *self.card_needs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Counts an operand of an operation.
     pub(crate) fn count_bytes(&self, bytes: usize) {
         self.moved_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Counts the products of an operation.
+    /// Counts the products of an operation, and notes what it needs of a card.
     pub(crate) fn count(&self, op: Op) {
+        let mut needs = self.card_needs.lock().unwrap_or_else(PoisonError::into_inner);
+        *needs = needs.and(op.card_needs);
         self.forward_flops.fetch_add(op.forward_flops, Ordering::Relaxed);
         self.backward_flops.fetch_add(op.backward_flops, Ordering::Relaxed);
     }

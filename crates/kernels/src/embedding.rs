@@ -8,7 +8,7 @@ use paceline_memory::Tensor;
 
 use crate::card::rows as kernels;
 use crate::compute::shares;
-use crate::launch::write_or_update;
+use crate::operands::write_or_update;
 use crate::stored::{Stored, for_stored};
 use crate::{Compute, KernelError, Op, Processor, Result, read, write};
 

@@ -17,7 +17,7 @@ use paceline_cuda::kernel::Out;
 use paceline_memory::Tensor;
 
 use crate::card::loss as kernels;
-use crate::launch::card_scratch;
+use crate::operands::card_scratch;
 use crate::stored::{Stored, for_stored, wide};
 use crate::{Compute, KernelError, Op, Processor, Real, Result, read, update, write};
 

@@ -5,6 +5,39 @@
 
 use paceline_cuda::kernel::{In, Out};
 use paceline_cuda::{Grid, Number, Product};
+use paceline_memory::Element;
+
+use crate::stored::Stored;
+
+/// What operations need of a card that not every card has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CardNeeds {
+    /// The least compute capability.
+    pub capability: (u32, u32),
+    /// Shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+}
+
+impl CardNeeds {
+    /// What products of elements of 16 bits on tensor cores need (`mma.m16n8k16`); nothing for wider ones.
+    pub(crate) fn of_products<S: Stored>() -> Self {
+        let is_half = S::DTYPE != <S::Real as Element>::DTYPE;
+        Self { capability: if is_half { (8, 0) } else { (0, 0) }, shared_bytes: 0 }
+    }
+
+    /// What a launch with this grid needs too.
+    pub(crate) fn and_grid(self, grid: Grid) -> Self {
+        self.and(Self { shared_bytes: grid.shared_bytes, ..self })
+    }
+
+    /// What both need.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            capability: self.capability.max(other.capability),
+            shared_bytes: self.shared_bytes.max(other.shared_bytes),
+        }
+    }
+}
 
 /// Where the body of an operation puts its kernels.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use paceline_memory::Tensor;
 
 use crate::card::optimizer as kernels;
 use crate::compute::batches;
-use crate::launch::Read;
+use crate::operands::Read;
 use crate::real::for_real;
 use crate::simd::multiversion;
 use crate::{Compute, Op, Processor, Real, Result, read, update};

@@ -7,7 +7,7 @@ use paceline_memory::Tensor;
 
 use crate::card::rows as kernels;
 use crate::compute::{batches, shares};
-use crate::launch::{card_scratch, write_or_update};
+use crate::operands::{card_scratch, write_or_update};
 use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored, wide};
 use crate::{Compute, KernelError, Op, Processor, Real, Result, lanes, read, write};

@@ -11,7 +11,7 @@ use paceline_memory::Tensor;
 use paceline_numeric::tree;
 
 use crate::card::top_k as kernels;
-use crate::launch::card_scratch;
+use crate::operands::card_scratch;
 use crate::simd::multiversion;
 use crate::{Compute, KernelError, Op, Processor, Result, SimdLevel, read, update, write};
 

@@ -40,9 +40,14 @@ fn kernels_fit_into_the_registers_of_cards() {
         return;
     }
     let mut count = 0;
-    for (source, architecture) in
-        paceline_kernels::card::SOURCES.iter().flat_map(|source| [80, 90].map(|of| (source, of)))
+    for (source, architecture) in paceline_kernels::card::SOURCES
+        .iter()
+        .flat_map(|source| [75, 80, 90].map(|of| (source, of)))
     {
+        // Attention in 16 bits is refused on older cards before a rank starts.
+        if architecture < 80 && source.file == "attention_halves.cu" {
+            continue;
+        }
         let all = paceline_cuda::compiler::resources(source, architecture).unwrap();
         assert_eq!(all.len(), source.kernels.len(), "{}", source.file);
         for kernel in &all {
@@ -52,7 +57,7 @@ fn kernels_fit_into_the_registers_of_cards() {
         }
         count += all.len();
     }
-    println!("COMPILE: {} kernels for sm_80 and sm_90, none spills", count);
+    println!("COMPILE: {} kernels for sm_75, sm_80 and sm_90, none spills", count);
 }
 
 #[test]

@@ -12,8 +12,8 @@ use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::linear::{self, Activation};
 use paceline_kernels::linear_cross_entropy::{self, Gradients, IGNORED, Then};
 use paceline_kernels::rotary::{RotaryConfig, RotaryTable};
-use paceline_kernels::{Compute, ImageLayout, conv_relu_pool};
-use paceline_memory::{DType, Tensor};
+use paceline_kernels::{CardNeeds, Compute, ImageLayout, conv_relu_pool};
+use paceline_memory::{Allocator, Category, DType, Tensor};
 
 use DType::{BF16, F16, F32, F64, I64, U8};
 
@@ -395,6 +395,102 @@ fn attention_and_its_gradients() {
             pair.compare(&d_qkv, attended(dtype));
         }
     }
+}
+
+#[test]
+fn infinite_numbers_of_a_token_reach_only_tokens_that_attend_to_it() {
+    let Some(pair) = Pair::new() else { return };
+    let specs = [(F32, 34), (F32, 16), (F64, 8), (BF16, 34), (F16, 64), (BF16, 8)];
+    for (dtype, head_dim) in specs {
+        let spec = AttentionSpec { batch: 1, seq: 70, heads: 2, kv_heads: 1, head_dim };
+        let real = if dtype == F64 { F64 } else { F32 };
+        // The output, and the gradient of qkv, with an infinite number in one place of qkv or of the gradient of the output.
+        let attend = |in_qkv: Option<usize>, in_d_output: Option<usize>| {
+            let with = |shape: [usize; 2], seed: u64, at: Option<usize>| {
+                let mut values = pair.on_processor(&pair.random(dtype, &shape, seed));
+                at.into_iter().for_each(|at| values[at] = f64::INFINITY);
+                pair.of(dtype, &shape, &values)
+            };
+            let qkv = with(spec.qkv_shape(), 1, in_qkv);
+            let dy = with(spec.output_shape(), 2, in_d_output);
+            let y = pair.poisoned(dtype, &spec.output_shape());
+            let log_sums = pair.poisoned(real, &[spec.log_sums_len()]);
+            let d_qkv = pair.poisoned(dtype, &spec.qkv_shape());
+            pair.run_on_card(
+                |on, [qkv, y, log_sums, dy, d_qkv]| {
+                    let table = table(on, &spec, real);
+                    attention::forward(on, qkv, None, &table, &spec, y, log_sums)?;
+                    attention::backward(on, qkv, None, &table, &spec, y, log_sums, dy, d_qkv)
+                },
+                [&qkv, &y, &log_sums, &dy, &d_qkv],
+            );
+            [pair.on_card(&y), pair.on_card(&d_qkv)]
+        };
+        let [wide, narrow] = [spec.qkv_shape()[1], spec.output_shape()[1]];
+        let same = |what: &str, got: &[f64], want: &[f64]| {
+            let Promise::Within(part) = attended(dtype) else { unreachable!() };
+            let largest = want.iter().fold(0f64, |most, x| most.max(x.abs()));
+            for (at, (got, want)) in got.iter().zip(want).enumerate() {
+                let is_close = (got - want).abs() <= part * largest;
+                assert!(is_close, "{what} of {dtype}, {head_dim}, {at}: {got}, {want}");
+            }
+        };
+        let [y, d_qkv] = attend(None, None);
+        // Within a tile, and the last token of one.
+        for token in [41, 31] {
+            let value = token * wide + 3 * head_dim;
+            let [other, _] = attend(Some(value), None);
+            same("output", &other[..token * narrow], &y[..token * narrow]);
+            assert!(!other[token * narrow].is_finite() && !other[69 * narrow].is_finite());
+
+            let key = token * wide + 2 * head_dim;
+            let [other, d_other] = attend(Some(key), None);
+            same("output", &other[..token * narrow], &y[..token * narrow]);
+            for row in 0..token {
+                let queries = row * wide..row * wide + 2 * head_dim;
+                same("gradient of queries", &d_other[queries.clone()], &d_qkv[queries]);
+            }
+
+            let [_, d_other] = attend(None, Some(token * narrow));
+            for row in token + 1..70 {
+                let keys = row * wide + 2 * head_dim..(row + 1) * wide;
+                same("gradients of keys", &d_other[keys.clone()], &d_qkv[keys]);
+            }
+            assert!(!d_other[value].is_finite());
+        }
+    }
+}
+
+#[test]
+fn heads_of_256_numbers_fit_into_the_shared_memory_of_small_cards() {
+    let Some(pair) = Pair::new() else { return };
+    let spec = AttentionSpec { batch: 1, seq: 70, heads: 1, kv_heads: 1, head_dim: 256 };
+    let qkv = pair.random(BF16, &spec.qkv_shape(), 1);
+    let (y, log_sums) =
+        (pair.poisoned(BF16, &spec.output_shape()), pair.poisoned(F32, &[spec.log_sums_len()]));
+    let (dy, d_qkv) =
+        (pair.random(BF16, &spec.output_shape(), 2), pair.poisoned(BF16, &spec.qkv_shape()));
+    pair.run(
+        |on, [qkv, y, log_sums, dy, d_qkv]| {
+            let table = table(on, &spec, F32);
+            attention::forward(on, qkv, None, &table, &spec, y, log_sums)?;
+            attention::backward(on, qkv, None, &table, &spec, y, log_sums, dy, d_qkv)
+        },
+        [&qkv, &y, &log_sums, &dy, &d_qkv],
+    );
+    pair.compare(&y, attended(BF16));
+    pair.compare(&d_qkv, attended(BF16));
+    // What a rehearsal says of it: 99 KB are what compute capability 8.6 and 8.9 have.
+    let meta = Compute::new(1, Allocator::meta()).unwrap();
+    let on_meta =
+        |dtype, shape: &[usize]| meta.allocator.tensor(dtype, shape, Category::Data).unwrap();
+    let table = table(&meta, &spec, F32);
+    let [qkv, d_qkv] = [1, 2].map(|_| on_meta(BF16, &spec.qkv_shape()));
+    let [y, dy] = [1, 2].map(|_| on_meta(BF16, &spec.output_shape()));
+    let log_sums = on_meta(F32, &[spec.log_sums_len()]);
+    attention::forward(&meta, &qkv, None, &table, &spec, &y, &log_sums).unwrap();
+    attention::backward(&meta, &qkv, None, &table, &spec, &y, &log_sums, &dy, &d_qkv).unwrap();
+    assert_eq!(meta.card_needs(), CardNeeds { capability: (8, 0), shared_bytes: 99 << 10 });
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! Input: a name with settings, such as `sim:copy=16gbit,10us,launch=5us`. Output: a [`Device`], which is written the same
 //! way. This file does not know what a device does.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt;
 use std::str::FromStr;
@@ -90,6 +91,18 @@ impl Device {
             return self.check_nccl(local_ranks);
         }
         Ok(())
+    }
+
+    /// The cards on which `local_ranks` ranks of this host compute, each once; none if they are no cards. Errors if the driver refuses
+    /// one.
+    pub fn cards(self, local_ranks: usize) -> paceline_cuda::Result<Vec<Card>> {
+        let Device::Cuda(index) = self else { return Ok(Vec::new()) };
+        let cards = (0..local_ranks).map(|rank| card_of(index, rank));
+        cards
+            .collect::<paceline_cuda::Result<BTreeSet<usize>>>()?
+            .into_iter()
+            .map(Card::open)
+            .collect()
     }
 
     /// Checks that NCCL can connect the cards of `local_ranks` ranks.

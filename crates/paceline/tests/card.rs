@@ -123,6 +123,26 @@ fn ranks_with_cards_of_their_own_send_by_nccl_and_end_with_the_same_weights() {
 }
 
 #[test]
+fn all_ranks_know_if_nccl_cannot_connect_one() {
+    let Some(found) = variable() else { return };
+    let run = |flags: &str| {
+        let failing = [("PACELINE_EMULATED_CARDS", "3"), ("PACELINE_EMULATED_NCCL_FAILS", "1")];
+        let flags = format!("{CNN} --nproc 3 --steps 2 --timeout 12 {flags}");
+        Sandbox::new().train_with(&flags, &variables(&found, &failing))
+    };
+    let reason = "rank 1: ncclCommInitRankConfig has failed: ncclSystemError";
+    let by_host = run("").ok();
+    let words = format!("collectives go through memory of the host: {reason}");
+    assert_eq!(by_host.stderr.matches(&words).count(), 1, "{}", by_host.stderr);
+    let plain = run("--transport shm").ok();
+    assert_eq!(by_host.weights(), plain.weights());
+    let demanded = run("--transport nccl");
+    assert_eq!(demanded.code, Some(1), "{demanded:#?}");
+    assert!(demanded.stderr.contains(reason), "{}", demanded.stderr);
+    assert!(!demanded.stderr.contains("timeout"), "{}", demanded.stderr);
+}
+
+#[test]
 fn nccl_is_refused_before_a_rank_starts_where_it_cannot_be() {
     let Some(found) = variable() else { return };
     let variables = variables(&found, &[]);
@@ -237,6 +257,42 @@ fn what_cannot_be_a_graph_is_told_before_a_rank_starts() {
 }
 
 #[test]
+fn the_driver_says_how_busy_cards_are_or_why_it_does_not() {
+    let Some(found) = variable() else { return };
+    let run = |others: &[(&str, &str)]| {
+        let sandbox = Sandbox::new();
+        let flags = format!("{CNN} --steps 3 --warmup-steps 1 --json summary.json");
+        let run = sandbox.train_with(&flags, &variables(&found, others)).ok();
+        let summary = common::json(&sandbox.path("summary.json"));
+        let figure = |name: &str| summary.get(name).unwrap_or_else(|| panic!("no {name}")).clone();
+        (run, figure("card_busy_pct"), figure("card_used_bytes"))
+    };
+    let (seen, busy, used) = run(&[("PACELINE_EMULATED_UTILIZATION", "37")]);
+    assert_eq!(busy, 37.0);
+    // The heap takes pieces of 32 MiB.
+    let used = used.as_u64().unwrap();
+    assert!(used > 0 && used % (32 << 20) == 0, "{used}");
+    let expected = format!("busy 37.0 %, {:.1} MB used", used as f64 / 1e6);
+    assert_eq!(seen.line("Card: "), expected);
+
+    let function = "nvmlDeviceGetUtilizationRates";
+    let (seen, busy, used) = run(&[("PACELINE_EMULATED_NVML", &format!("{function}:3"))]);
+    assert!(busy.is_null() && used.is_u64(), "{busy} {used}");
+    let words = format!("MB used, the rest is not known: {function} has failed");
+    assert!(seen.line("Card: ").contains(&words), "{}", seen.stdout);
+    assert!(seen.line("Card: ").ends_with("Not Supported"), "{}", seen.stdout);
+
+    for function in ["nvmlInit_v2:9", "nvmlDeviceGetHandleByPciBusId_v2:6"] {
+        let (seen, busy, used) = run(&[("PACELINE_EMULATED_NVML", function)]);
+        assert!(busy.is_null() && used.is_null(), "{busy} {used}");
+        let words = "how busy it is and its memory are not known: nvml";
+        assert!(seen.line("Card: ").starts_with(words), "{}", seen.stdout);
+        assert_eq!(seen.stdout.matches("not known").count(), 1, "{}", seen.stdout);
+        assert!(!seen.stderr.contains("nvml"), "{}", seen.stderr);
+    }
+}
+
+#[test]
 fn what_a_card_cannot_do_is_told_before_a_rank_starts() {
     let Some(found) = variable() else { return };
     let with = |flags: &str, others: &[(&str, &str)]| {
@@ -251,6 +307,31 @@ fn what_a_card_cannot_do_is_told_before_a_rank_starts() {
         .refused(&["--device cuda", "--schedule"]);
     // Whatever is there.
     with(&format!("{CNN} --steps 1").replace("cuda", "auto"), &[]).ok().line("Ranks: 2 on ");
+    // Tensor cores of 16 bits, and shared memory.
+    let old = [("PACELINE_EMULATED_CAPABILITY", "7.5")];
+    for model in [CNN, LLAMA] {
+        for precision in ["bf16", "fp16"] {
+            let flag = format!("--precision {precision}");
+            with(&format!("{model} {flag}"), &old).refused(&[
+                &flag,
+                "need compute capability 8.0",
+                "has 7.5",
+                "pass --precision f32",
+            ]);
+        }
+        with(&format!("{model} --steps 1"), &old).ok();
+    }
+    with(&format!("{MLP} --steps 1 --precision fp16"), &old).ok();
+    let small = [("PACELINE_EMULATED_CAPABILITY", "8.6")];
+    let wide =
+        LLAMA.replace("--width 32 --heads 4 --kv-heads 2", "--width 256 --heads 1 --kv-heads 1");
+    with(&wide, &small).refused(&[
+        "--device cuda",
+        "140,288 bytes",
+        "has 101,376",
+        "--precision bf16",
+    ]);
+    with(&format!("{wide} --steps 1 --precision bf16"), &small).ok();
     // Memory runs out while ranks run.
     let run = with(&format!("{CNN} --steps 2"), &[("PACELINE_EMULATED_MEMORY", "1000000")]);
     assert_eq!(run.code, Some(1), "{}", run.stderr);

@@ -14,7 +14,7 @@ const MAY_BE_UNSAFE: [&str; 5] = ["collectives", "cuda", "emulated-card", "kerne
 fn allowed(name: &str) -> &'static [&'static str] {
     match name {
         "files" | "numeric" | "trace" => &[],
-        "cuda" => &["files"],
+        "cuda" => &["files", "trace"],
         "emulated-card" => &["cuda"],
         "memory" => &["cuda", "trace"],
         "table" => &["files"],
@@ -97,6 +97,7 @@ fn allowed(name: &str) -> &'static [&'static str] {
             "checkpoint",
             "choices",
             "collectives",
+            "cuda",
             "data",
             "failure",
             "files",

@@ -1,12 +1,16 @@
-//! `paceline train --profile`: the contents of the traces, and that recording does not change the result.
+//! `paceline train --profile`: the contents of the traces, and that recording does not change the result. Ranges for other
+//! profilers.
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use common::{Run, Sandbox, TINY};
 use flate2::read::GzDecoder;
+use paceline_emulated_card::for_tests;
 use paceline_schedule as schedule;
 use serde_json::Value;
 
@@ -167,6 +171,94 @@ fn an_emulated_device_has_streams_launches_queues_and_causes_of_idle_time() {
     }
     let step = &summary["tables"]["steps"]["rows"][0];
     assert!(step["to_device_ms"].is_number() && step["forward_ms"].is_number(), "{step}");
+}
+
+/// The ranges that each thread has marked, as the names of a range and of those around it, in the order in which they began.
+fn ranges(text: &str) -> Vec<Vec<String>> {
+    let mut threads: BTreeMap<&str, (Vec<&str>, Vec<String>)> = BTreeMap::new();
+    for line in text.lines() {
+        let (thread, what) = line.split_once(' ').unwrap();
+        let (open, all) = threads.entry(thread).or_default();
+        match what.strip_prefix("begin ") {
+            Some(name) => {
+                open.push(name);
+                all.push(open.join("/"));
+            }
+            None => assert!(open.pop().is_some(), "{thread} ends what it has not begun"),
+        }
+    }
+    assert!(threads.values().all(|(open, _)| open.is_empty()), "a range has no end: {text}");
+    threads.into_values().map(|(_, all)| all).collect()
+}
+
+#[test]
+fn steps_and_their_parts_are_ranges_of_nvtx_if_a_profiler_asks() {
+    let sandbox = Sandbox::new();
+    let (profiler, file) = (for_tests::library(), sandbox.path("ranges"));
+    let (profiler, file) = (profiler.to_str().unwrap(), file.to_str().unwrap());
+    let flags = format!("{TINY} --nproc 2 --steps 2 --strategy sharded3");
+    let asked = [("NVTX_INJECTION64_PATH", profiler), ("PACELINE_EMULATED_NVTX", file)];
+    let run = sandbox.train_with(&flags, &asked).ok();
+    let ranges = ranges(&fs::read_to_string(file).unwrap());
+    assert_eq!(ranges.len(), 2, "a thread of each rank");
+    for of_rank in ranges {
+        let steps: Vec<&String> = of_rank.iter().filter(|of| !of.contains('/')).collect();
+        assert!(
+            steps.iter().filter(|of| of.starts_with("step ")).eq(["step 1", "step 2"].iter()),
+            "{steps:?}"
+        );
+        for part in
+            ["forward", "backward", "backward/reduce-scatter", "forward/gather", "optimizer_step"]
+        {
+            let ends = |of: &&String| of.starts_with("step 2/") && of.ends_with(part);
+            assert!(of_rank.iter().any(|of| ends(&of)), "no {part}: {of_rank:#?}");
+        }
+    }
+    // Nobody asks, and the profiler cannot start.
+    let plain = sandbox.train(&flags).ok();
+    assert_eq!(run.weights(), plain.weights());
+    for (path, words) in [(profiler, "did not start"), ("/no/such.so", "/no/such.so")] {
+        let run = sandbox.train_with(&flags, &[("NVTX_INJECTION64_PATH", path)]).ok();
+        assert_eq!(run.stderr.matches("no ranges of NVTX are marked").count(), 1, "{}", run.stderr);
+        assert!(run.stderr.contains(words), "{}", run.stderr);
+    }
+}
+
+#[test]
+fn the_capture_script_says_what_it_needs() {
+    let sandbox = Sandbox::new();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/nsys_capture.sh");
+    let capture = |args: &[&str], path: &str| {
+        let mut command = sandbox.command(Path::new("/bin/bash"));
+        command.arg(&script).args(args).env("PATH", path);
+        Run::of(command)
+    };
+    let usage = capture(&[], "/usr/bin:/bin");
+    assert_eq!(usage.code, Some(2), "{usage:#?}");
+    assert!(
+        usage.stderr.contains("nsys_capture.sh [--out FOLDER] -- paceline train"),
+        "{usage:#?}"
+    );
+    // A folder with the tools of the script, but for the profiler.
+    let tools = sandbox.path("tools");
+    fs::create_dir(&tools).unwrap();
+    for tool in ["sed", "mkdir"] {
+        let found = ["/usr/bin", "/bin"].map(|folder| Path::new(folder).join(tool));
+        let found = found.into_iter().find(|path| path.exists()).unwrap();
+        std::os::unix::fs::symlink(found, tools.join(tool)).unwrap();
+    }
+    let args = ["--out", "capture", "--", "program", "--flag"];
+    let run = capture(&args, tools.to_str().unwrap()).refused(&["nsys is not installed"]);
+    assert!(run.stderr.contains("Nsight Systems"), "{run:#?}");
+    assert!(!sandbox.path("capture").exists());
+    // With one that only says how it is called.
+    sandbox.write("tools/nsys", b"#!/bin/bash\necho \"nsys $*\"\n");
+    fs::set_permissions(tools.join("nsys"), fs::Permissions::from_mode(0o755)).unwrap();
+    let run = capture(&args, tools.to_str().unwrap()).ok();
+    let called: Vec<&str> = run.stdout.lines().filter(|line| line.starts_with("nsys ")).collect();
+    assert!(called[0].contains("--trace=cuda,nvtx"), "{called:#?}");
+    assert!(called[0].ends_with("-o capture/report program --flag"), "{called:#?}");
+    assert!(called[1].starts_with("nsys stats "), "{called:#?}");
 }
 
 #[test]

@@ -5,19 +5,25 @@
 use paceline_collectives::NcclOrder;
 use paceline_data::BatchShape;
 use paceline_failure::{Failure, Result};
+use paceline_host::text::thousands;
+use paceline_kernels::CardNeeds;
 use paceline_launch::device::Device;
+use paceline_model::Model;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::copies::Copies;
 use paceline_settings::named::PrecisionName;
-use paceline_strategies::{AccumulationOrder, ReplicaOptions};
+use paceline_strategies::GraphObstacle;
+
+use crate::precision::{FLAG, rehearse};
 
 /// Checks that the device can do what the settings ask for, and that batches are copied to it if they say how.
 pub(crate) fn check(
     config: &mut TrainConfig,
     local_ranks: usize,
-    samples: &BatchShape,
+    (model, samples): (&Model, &BatchShape),
 ) -> Result<()> {
     config.device.check(&[config.transport], local_ranks)?;
+    check_cards(config, local_ranks, model, samples)?;
     if config.cuda_graph {
         check_graph(config, samples)?;
     }
@@ -76,6 +82,52 @@ pub(crate) fn check(
     Ok(())
 }
 
+/// Checks that the kernels of a step run on the cards of this host. A model with a layer of the user's own that cannot be rehearsed is
+/// not checked.
+fn check_cards(
+    config: &TrainConfig,
+    local_ranks: usize,
+    model: &Model,
+    samples: &BatchShape,
+) -> Result<()> {
+    let cards =
+        config.device.cards(local_ranks).map_err(|error| Failure::Usage(error.to_string()))?;
+    if cards.is_empty() {
+        return Ok(());
+    }
+    let Ok(CardNeeds { capability: least, shared_bytes }) =
+        rehearse(config.precision, model, samples)
+    else {
+        return Ok(());
+    };
+    let precision = config.precision.name();
+    for card in cards {
+        let (name, has) = (format!("card {} ({})", card.index(), card.name()), card.capability());
+        if has < least {
+            return usage(format!(
+                "{FLAG} {precision}: convolutions and attention in 16 bits need compute capability {}.{}, and {name} has {}.{}; \
+                 pass {FLAG} f32",
+                least.0, least.1, has.0, has.1
+            ));
+        }
+        if card.shared_bytes() < shared_bytes {
+            return usage(format!(
+                "--device {}: attention with heads of this size in {precision} needs {} bytes of shared memory, and {name} has {}; \
+                 choose a model with smaller heads{}",
+                config.device,
+                thousands(shared_bytes.into()),
+                thousands(card.shared_bytes().into()),
+                if config.precision == PrecisionName::F32 {
+                    format!(", or pass {FLAG} bf16")
+                } else {
+                    String::new()
+                }
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Checks that the passes of a step can be launched as a graph: a card does it, all steps are alike, and nothing communicates
 /// within a pass.
 fn check_graph(config: &TrainConfig, samples: &BatchShape) -> Result<()> {
@@ -83,33 +135,31 @@ fn check_graph(config: &TrainConfig, samples: &BatchShape) -> Result<()> {
     if !matches!(config.device, Device::Cuda(_)) {
         return refuse("a card launches graphs; leave it out, or pass --device cuda".into());
     }
-    let (strategy, options) = (&config.strategy, config.strategy.options);
-    if !strategy.build()?.passes_are_local() {
-        return refuse(format!(
-            "{} communicates within the passes of a step, and a graph cannot; leave it out, or pass another --strategy (ddp, \
-             simple_ddp, zero1)",
-            strategy.words()
-        ));
-    }
-    let flag = match options {
-        _ if config.pipeline.is_some() => "--mesh pp sends",
-        ReplicaOptions { sync_batch_norm: true, .. } => "--sync-batch-norm communicates",
-        ReplicaOptions { no_sync: false, .. } => "--no-sync=false communicates",
-        ReplicaOptions { static_graph: false, find_unused_parameters: true, .. } => {
-            "--no-static-graph lets other parameters be used"
-        }
-        ReplicaOptions { accumulation: AccumulationOrder::Tree, .. } if strategy.accumulate > 1 => {
-            "--accumulation-order tree keeps memory"
-        }
-        _ if samples.max_length().is_some() => {
-            return refuse(
+    let strategy = &config.strategy;
+    let (built, accumulate) = (strategy.build()?, strategy.accumulate);
+    let is_stage = config.pipeline.is_some();
+    let found = GraphObstacle::of(&*built, &strategy.options, is_stage, accumulate);
+    let Some(obstacle) = found else {
+        return match samples.max_length() {
+            None => Ok(()),
+            Some(_) => refuse(
                 "the samples of this data have different lengths, and a graph is about batches of one shape; leave it out"
                     .into(),
-            );
-        }
-        _ => return Ok(()),
+            ),
+        };
     };
-    refuse(format!("{flag} within the passes of a step, and a graph cannot; leave one of them out"))
+    let of_strategy = strategy.words();
+    refuse(match obstacle {
+        GraphObstacle::Strategy => format!(
+            "{}, or pass another --strategy (ddp, simple_ddp, zero1)",
+            obstacle.text(&of_strategy)
+        ),
+        GraphObstacle::Stages => obstacle.text("--mesh pp"),
+        GraphObstacle::SyncBatchNorm => obstacle.text("--sync-batch-norm"),
+        GraphObstacle::OpenGraph => obstacle.text("--no-static-graph"),
+        GraphObstacle::EveryPass => obstacle.text("--no-sync=false"),
+        GraphObstacle::Tree => obstacle.text("--accumulation-order tree"),
+    })
 }
 
 fn usage<T>(reason: String) -> Result<T> {

@@ -13,6 +13,7 @@ use paceline_observe::figures::facts::{Facts, Outcome};
 use paceline_observe::figures::figure::{Figure, Source};
 use paceline_observe::figures::table::{TABLE, find};
 use paceline_observe::insight::memory::Needs;
+use paceline_observe::record::card_use::CardUse;
 use paceline_observe::record::meter::StepTimes;
 use paceline_observe::record::rank_report::RankReport;
 use paceline_observe::record::ranks::Ranks;
@@ -85,6 +86,9 @@ fn report(steps: [(u64, u64); 3], factor: u64) -> RankReport {
         ..RankReport::default()
     };
     report.alike.num_unlike = factor;
+    let mut card = CardUse::default();
+    card.add(Ok(10 * factor as u32), Ok(30 * factor));
+    report.card = Some(card);
     report.memory.peak_bytes = [("total".to_owned(), 5 * factor)].into();
     report
 }
@@ -155,6 +159,8 @@ fn each_figure_of_a_run_follows_its_rule_and_no_other() {
         ("unlike_steps", 5.0),
         ("peak_bytes", 25.0),
         ("resident_bytes", 35.0),
+        ("card_busy_pct", 35.0),
+        ("card_used_bytes", 150.0),
         ("dropped_spans", 49.0),
     ];
     for figure in TABLE {

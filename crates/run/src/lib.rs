@@ -17,12 +17,14 @@
 pub mod agreement;
 pub mod batches;
 mod best;
+mod card_watch;
 mod device_checks;
 pub mod equality;
 pub mod evaluate;
 pub mod evaluation;
 pub mod folder;
 mod generated;
+mod markers;
 pub mod precision;
 pub mod recorded;
 pub mod resolve;

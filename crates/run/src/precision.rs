@@ -9,7 +9,7 @@ use paceline_checkpoint::Checkpoint;
 use paceline_choices::models::ModelConfig;
 use paceline_data::{BatchShape, Dataset};
 use paceline_failure::{Failure, Result};
-use paceline_kernels::Compute;
+use paceline_kernels::{CardNeeds, Compute};
 use paceline_memory::Allocator;
 use paceline_model::{Model, ModelError, Rehearsal};
 use paceline_observe::insight::memory::batch_of;
@@ -61,13 +61,7 @@ fn check_step(
     if precision == PrecisionName::F32 {
         return Ok(());
     }
-    let rehearse = || -> std::result::Result<Rehearsal, ModelError> {
-        let compute = Compute::new(1, Allocator::meta())?;
-        let longest = samples.max_length().unwrap_or(1);
-        let batch = batch_of(samples, &compute.allocator, 1, longest)?;
-        Rehearsal::of(model, precision.into(), &compute, &[batch], None, false)
-    };
-    match rehearse() {
+    match rehearse(precision, model, samples) {
         Err(error) if error.is_about_types() => {
             let precision = precision.name();
             Err(Failure::Usage(format!(
@@ -77,6 +71,19 @@ fn check_step(
         // Whatever else is wrong does not depend on the element type, and is found by other checks.
         _ => Ok(()),
     }
+}
+
+/// Runs a step of one sample on the device without contents. Returns what its kernels would need of a card.
+pub(crate) fn rehearse(
+    precision: PrecisionName,
+    model: &Model,
+    samples: &BatchShape,
+) -> std::result::Result<CardNeeds, ModelError> {
+    let compute = Compute::new(1, Allocator::meta())?;
+    let longest = samples.max_length().unwrap_or(1);
+    let batch = batch_of(samples, &compute.allocator, 1, longest)?;
+    Rehearsal::of(model, precision.into(), &compute, &[batch], None, false)?;
+    Ok(compute.card_needs())
 }
 
 /// The element type of the run that wrote a checkpoint. Errors if this version does not know its name.

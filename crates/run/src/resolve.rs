@@ -1,8 +1,6 @@
 //! Turns a run specification into a resolved configuration, which is checked as a whole before any rank
 //! starts.
 
-use std::path::Path;
-
 use paceline_checkpoint::{Folder, MIN_BUDGET_BYTES};
 use paceline_choices::data::{DATA_SETS, DataConfig, RunNeeds};
 use paceline_choices::models::{MODELS, ModelConfig};
@@ -28,13 +26,14 @@ use paceline_settings::profile::{self, ProfileConfig};
 use paceline_settings::schedule::Schedule;
 use paceline_settings::spec::RunSpec;
 use paceline_settings::strategy::{self, StrategyConfig};
-use paceline_trace::{Markers, TRACE_MARKERS};
 
 use crate::resolve_ranks::{
     check_ranks, resolve_batch, resolve_comm, resolve_init_method, resolve_mesh, resolve_pipeline,
     resolve_world_size,
 };
-use crate::{device_checks, folder, precision, recorded, resume, sample, shards, shortage};
+use crate::{
+    device_checks, folder, markers, precision, recorded, resume, sample, shards, shortage,
+};
 
 /// The most batches that a thread makes ahead of the step.
 const MOST_AHEAD: usize = 1000;
@@ -309,7 +308,7 @@ pub fn resolve_unchecked(
     config.profile = profile::resolve(&flags.profile, choice, total, &mut config.warnings)?;
     check_loading(&config)?;
     let local_ranks = placement.map_or(world_size, |of| of.place.local_world_size);
-    device_checks::check(&mut config, local_ranks, &samples)?;
+    device_checks::check(&mut config, local_ranks, (&built, &samples))?;
     let evaluates = config.evaluate || config.eval_every.is_some();
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
     Ok((config, OpenData { train: dataset, test }, built))
@@ -522,24 +521,7 @@ fn check_outputs(config: &TrainConfig) -> Result<()> {
         check_file("--json", file)?;
     }
     if config.mark_ranges {
-        markers()?;
+        markers::of_kernel()?;
     }
     config.profile.as_ref().map_or(Ok(()), ProfileConfig::check)
-}
-
-/// The trace of the kernel, to mark ranges in.
-pub(crate) fn markers() -> Result<Markers> {
-    let open = |path: &&str| paceline_files::open_to_write(Path::new(path));
-    let mut refused = Vec::new();
-    for path in &TRACE_MARKERS {
-        match open(path) {
-            Ok(file) => return Ok(Markers::new(file)),
-            Err(error) => refused.push(format!("{path}: {error}")),
-        }
-    }
-    usage(format!(
-        "--mark-ranges: the kernel takes no marks here ({}); mount tracefs (mount -t tracefs nodev /sys/kernel/tracing), be \
-         root or be allowed to write there, or leave it out",
-        refused.join("; ")
-    ))
 }

@@ -14,7 +14,7 @@ use paceline_host::disk::Disk;
 use paceline_host::text::warn;
 use paceline_kernels::{Compute, peak};
 use paceline_launch::stop::StopRequest;
-use paceline_memory::Allocator;
+use paceline_memory::{Allocator, DeviceStream};
 use paceline_observe::figures::event::{Event, Listeners, Placed};
 use paceline_observe::insight::memory::{Needs, Shape};
 use paceline_observe::record::memory;
@@ -31,8 +31,9 @@ use paceline_trace::SpanTrack;
 use crate::agreement::{self, Settings};
 use crate::batches::{self, BatchStream};
 use crate::best::Best;
+use crate::card_watch::CardWatch;
 use crate::equality;
-use crate::resolve;
+use crate::markers;
 use crate::resume::{self, Begin};
 use crate::sample::TextSampler;
 use crate::saving::{self, Saving};
@@ -181,6 +182,9 @@ pub(crate) fn build<'a>(
         loader_track = Some(profiler.loader());
         listeners.add(profiler);
     }
+    if let Some(stream) = allocator.home().and_then(DeviceStream::card) {
+        listeners.add(CardWatch::new(stream.card(), config.warmup_steps as u64));
+    }
     let model = config.model.build(dataset.as_ref(), mesh.world().world_size())?;
     let is_card = allocator.device() == paceline_memory::Device::Cuda;
     let predicted = match mesh.world().rank() {
@@ -236,7 +240,7 @@ pub(crate) fn build<'a>(
     equality::check(&replica, &exactness, progress.steps)?;
     let initialization = allocator.end_phase(memory::INITIALIZATION);
 
-    let markers = config.mark_ranges.then(resolve::markers).transpose()?;
+    let markers = markers::all(config.mark_ranges, replica.world.rank())?;
     let track = SpanTrack::with_capacity(TRACK_CAPACITY).marking(markers);
     let mut best = Best::default();
     if let (Some(path), Some(_), 1.., Some(saving)) =

@@ -28,7 +28,7 @@ use paceline_settings::config::TrainConfig;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_strategies::{Exactness, Replica, StepLoss};
-use paceline_trace::{Markers, now_ns};
+use paceline_trace::now_ns;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::batches::BatchStream;
@@ -157,13 +157,11 @@ impl Trainer<'_> {
                 self.stepper.replica.asks_to_stop = self.stop.signal().is_some();
                 let lr = config.lr(progress.steps);
                 self.stepper.replica.loss_scale = progress.scaling.map_or(1.0, |of| of.scale);
-                if let Some(markers) = self.stepper.track.markers() {
-                    markers.begin(format_args!("step {}", progress.steps + 1));
-                }
+                self.stepper.track.mark_begin(format_args!("step {}", progress.steps + 1));
                 let Some(outcome) = self.stepper.step(Loaded { now, next }, lr)? else {
                     return Err(Failure::Run(format!("no rank has data in epoch {}", epoch + 1)));
                 };
-                self.stepper.track.markers().into_iter().for_each(Markers::end);
+                self.stepper.track.mark_end();
                 self.stepper.stop_if_not_finite(progress.steps + 1, lr, &outcome)?;
                 let StepOutcome { loss, samples, grad_norm, whole, device } = outcome;
                 let grad_norm = grad_norm.filter(|norm| norm.is_finite());

@@ -12,10 +12,80 @@ use paceline_memory::{Arena, Category, DType, Segment, Shape, Tensor};
 use paceline_model::Batch;
 
 use crate::step::Passed;
-use crate::{MicroBatch, Replica, ReplicaOptions, Result, Strategy, StrategyError};
+use crate::{
+    AccumulationOrder, MicroBatch, Replica, ReplicaOptions, Result, Strategy, StrategyError,
+};
 
 /// As many graphs are kept, of the kinds of steps that were made last. A kind beyond them is told again.
 const MOST_GRAPHS: usize = 8;
+
+/// What keeps the passes of a step from being launched as a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GraphObstacle {
+    /// The stages of a pipeline send to each other.
+    Stages,
+    /// The strategy communicates.
+    Strategy,
+    /// [`ReplicaOptions::sync_batch_norm`]
+    SyncBatchNorm,
+    /// [`ReplicaOptions::static_graph`] is off.
+    OpenGraph,
+    /// [`ReplicaOptions::no_sync`] is off.
+    EveryPass,
+    /// [`ReplicaOptions::accumulation`] keeps the gradients of several micro-batches.
+    Tree,
+}
+
+impl GraphObstacle {
+    /// What is in the way, if something is.
+    pub fn of(
+        strategy: &dyn Strategy,
+        options: &ReplicaOptions,
+        is_stage: bool,
+        num_micro_batches: usize,
+    ) -> Option<Self> {
+        Some(match options {
+            _ if is_stage => Self::Stages,
+            _ if !strategy.passes_are_local() => Self::Strategy,
+            ReplicaOptions { sync_batch_norm: true, .. } => Self::SyncBatchNorm,
+            ReplicaOptions { static_graph: false, find_unused_parameters: true, .. } => {
+                Self::OpenGraph
+            }
+            ReplicaOptions { no_sync: false, .. } => Self::EveryPass,
+            ReplicaOptions { accumulation: AccumulationOrder::Tree, .. }
+                if num_micro_batches > 1 =>
+            {
+                Self::Tree
+            }
+            _ => return None,
+        })
+    }
+
+    /// Why it is in the way, with the name that the reader knows it by.
+    pub fn text(self, name: &str) -> String {
+        let does = match self {
+            Self::Stages => "sends",
+            Self::Strategy | Self::SyncBatchNorm | Self::EveryPass => "communicates",
+            Self::OpenGraph => "lets other parameters be used",
+            Self::Tree => "keeps memory",
+        };
+        format!(
+            "{name} {does} within the passes of a step, and a graph cannot; leave one of them out"
+        )
+    }
+
+    /// The name for callers of this crate.
+    fn option(self) -> &'static str {
+        match self {
+            Self::Stages => "a stage of a pipeline",
+            Self::Strategy => "this strategy",
+            Self::SyncBatchNorm => "ReplicaOptions::sync_batch_norm",
+            Self::OpenGraph => "ReplicaOptions::static_graph = false",
+            Self::EveryPass => "ReplicaOptions::no_sync = false",
+            Self::Tree => "ReplicaOptions::accumulation",
+        }
+    }
+}
 
 /// The graphs of a replica's passes.
 #[derive(Debug)]
@@ -52,17 +122,10 @@ impl PassGraphs {
         options: &ReplicaOptions,
         (compute, is_stage): (&Compute, bool),
     ) -> Result<Self> {
-        let problem = match options {
-            _ if is_stage => "stages of a pipeline",
-            _ if !strategy.passes_are_local() => "a strategy that communicates within a pass",
-            ReplicaOptions { sync_batch_norm: true, .. } => "synchronized batch statistics",
-            ReplicaOptions { static_graph: false, find_unused_parameters: true, .. } => {
-                "steps that may use other parameters"
-            }
-            ReplicaOptions { no_sync: false, .. } => "gradients that are reduced in every pass",
-            _ => return Ok(Self { arena: Arena::new(&compute.allocator)?, known: Vec::new() }),
-        };
-        Err(StrategyError::Setting(format!("{problem}: this cannot be launched as a graph")))
+        match GraphObstacle::of(strategy, options, is_stage, 1) {
+            None => Ok(Self { arena: Arena::new(&compute.allocator)?, known: Vec::new() }),
+            Some(obstacle) => Err(StrategyError::Setting(obstacle.text(obstacle.option()))),
+        }
     }
 
     /// The passes of a step on these micro-batches, whose samples are copied to their places. `None` if the number of their tokens

@@ -78,6 +78,7 @@ pub use exactness::Exactness;
 pub use executor::Acted;
 pub use flat_ddp::FlatDdp;
 pub use footprint::Footprint;
+pub use graphs::GraphObstacle;
 pub use half::HalfPrecision;
 pub use join::Join;
 pub use local_sgd::LocalSgd;

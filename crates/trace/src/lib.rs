@@ -18,7 +18,7 @@ mod thread;
 
 pub use clock::{now_ns, realtime_at_zero_ns};
 pub use interval::{IntervalSet, Span};
-pub use markers::{Markers, TRACE_MARKERS};
+pub use markers::{KernelMarkers, Markers, TRACE_MARKERS};
 pub use recorder::{Event, Operation, Place, Recorder, Shapes, Track};
 pub use span_track::{Mark, SpanTrack};
 pub use thread::{STACK_BYTES, thread_builder};

@@ -1,11 +1,12 @@
-//! Marks in the trace of the kernel, among what other tools record there.
+//! Slices that other tools show, while they run.
 //!
+//! This file has the marks of one such tool, the trace of the kernel.
 //! Linux writes each line that comes to `trace_marker` (tracefs) into its own trace, with the time and the thread, by the clock
 //! that `perf` can use too. Perfetto shows such lines as slices: `B|PID|name` begins one, `E|PID` ends the last one that this
 //! thread has begun. A mark is one system call. Source: the kernel's documentation of ftrace; the form
 //! of the lines is Android's atrace.
 
-use std::fmt::Display;
+use std::fmt::{self, Debug};
 use std::fs::File;
 use std::io::Write;
 
@@ -16,30 +17,29 @@ pub const TRACE_MARKERS: [&str; 2] =
 /// The most bytes of a mark. A longer name is cut.
 const MOST_BYTES: usize = 128;
 
-/// Writes marks.
+/// Something that marks slices for other tools.
+pub trait Markers: Debug + Send {
+    /// Begins a slice of this thread.
+    fn begin(&self, name: fmt::Arguments);
+
+    /// Ends the slice that this thread has begun last.
+    fn end(&self);
+}
+
+/// Writes marks into the trace of the kernel.
 #[derive(Debug)]
-pub struct Markers {
+pub struct KernelMarkers {
     file: File,
     process: u32,
 }
 
-impl Markers {
+impl KernelMarkers {
     /// Marks go to this file, one of [`TRACE_MARKERS`].
     pub fn new(file: File) -> Self {
         Self { file, process: std::process::id() }
     }
 
-    /// Begins a slice.
-    pub fn begin(&self, name: impl Display) {
-        self.write(format_args!("B|{}|{name}", self.process));
-    }
-
-    /// Ends the slice that this thread has begun last.
-    pub fn end(&self) {
-        self.write(format_args!("E|{}", self.process));
-    }
-
-    fn write(&self, words: std::fmt::Arguments) {
+    fn write(&self, words: fmt::Arguments) {
         // The kernel takes a mark as one write, so it is put together first.
         let mut line = [0; MOST_BYTES];
         let mut rest = &mut line[..];
@@ -48,6 +48,16 @@ impl Markers {
         let left = rest.len();
         // A mark that the kernel refuses is lost, and nothing else.
         let _ = (&self.file).write(&line[..MOST_BYTES - left]);
+    }
+}
+
+impl Markers for KernelMarkers {
+    fn begin(&self, name: fmt::Arguments) {
+        self.write(format_args!("B|{}|{name}", self.process));
+    }
+
+    fn end(&self) {
+        self.write(format_args!("E|{}", self.process));
     }
 }
 
@@ -60,10 +70,10 @@ mod tests {
     #[test]
     fn marks_are_whole_writes_of_a_bounded_length() {
         let mut file = tempfile::tempfile().unwrap();
-        let markers = Markers::new(file.try_clone().unwrap());
-        markers.begin("forward");
+        let markers = KernelMarkers::new(file.try_clone().unwrap());
+        markers.begin(format_args!("forward"));
         markers.end();
-        markers.begin("x".repeat(1000));
+        markers.begin(format_args!("{}", "x".repeat(1000)));
         file.rewind().unwrap();
         let mut text = String::new();
         file.read_to_string(&mut text).unwrap();

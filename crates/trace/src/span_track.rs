@@ -1,5 +1,7 @@
 //! The spans and marks of one thread, in buffers of fixed size.
 
+use std::fmt;
+
 use crate::{Markers, Span, now_ns};
 
 /// A time at which something happened.
@@ -25,7 +27,7 @@ pub struct SpanTrack {
     on_host: Vec<(&'static str, Span)>,
     dropped: u64,
     /// Where spans are marked too, while they run.
-    markers: Option<Markers>,
+    markers: Vec<Box<dyn Markers>>,
 }
 
 impl SpanTrack {
@@ -33,17 +35,22 @@ impl SpanTrack {
     /// [`SpanTrack::clear`].
     pub fn with_capacity(capacity: usize) -> Self {
         let (spans, marks) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
-        Self { spans, marks, on_host: Vec::new(), dropped: 0, markers: None }
+        Self { spans, marks, on_host: Vec::new(), dropped: 0, markers: Vec::new() }
     }
 
     /// The same track, which also marks its spans for other tools while they run.
-    pub fn marking(self, markers: Option<Markers>) -> Self {
+    pub fn marking(self, markers: Vec<Box<dyn Markers>>) -> Self {
         Self { markers, ..self }
     }
 
-    /// Where spans are marked, if they are.
-    pub fn markers(&self) -> Option<&Markers> {
-        self.markers.as_ref()
+    /// Marks the beginning of something that is no span of the track, for other tools.
+    pub fn mark_begin(&self, name: fmt::Arguments) {
+        self.markers.iter().for_each(|markers| markers.begin(name));
+    }
+
+    /// Marks the end of what was marked or begun last.
+    pub fn mark_end(&self) {
+        self.markers.iter().for_each(|markers| markers.end());
     }
 
     /// Runs `work` and records it under `name`.
@@ -56,18 +63,14 @@ impl SpanTrack {
 
     /// Begins a span, for work that uses the track itself. Returns the time.
     pub fn begin(&self, name: &'static str) -> u64 {
-        if let Some(markers) = &self.markers {
-            markers.begin(name);
-        }
+        self.mark_begin(format_args!("{name}"));
         now_ns()
     }
 
     /// Ends the span that has begun last, at `start_ns`, and records it.
     pub fn end(&mut self, name: &'static str, start_ns: u64) {
         self.push(name, Span { start_ns, end_ns: now_ns() });
-        if let Some(markers) = &self.markers {
-            markers.end();
-        }
+        self.mark_end();
     }
 
     /// Records a span that was measured elsewhere.

@@ -102,7 +102,7 @@ impl Group {
     /// same by themselves. A second call changes nothing.
     ///
     /// Errors if the memory is not a card's, if NCCL is missing, if ranks share a card, or if they have different versions of
-    /// NCCL, or if it has not connected them within the group's timeout. Then every rank gets the error, and the group goes on
+    /// NCCL, or if it has not connected them within half of the group's timeout. Then every rank gets the error, and the group goes on
     /// through the host.
     pub fn use_nccl(&self, memory: &Allocator, order: NcclOrder) -> Result<(), CollectiveError> {
         if self.nccl_order().is_some() {
@@ -127,8 +127,8 @@ impl Group {
         let id: Result<Vec<u8>, String> = self.broadcast_object(id.as_ref(), 0)?;
         let id = id.map_err(|reason| self.no_nccl(reason))?;
         let id = UniqueId::of(id.try_into().map_err(|_| self.no_nccl("a name of no length"))?);
-        let (place, limit) = ((self.rank(), self.world_size()), self.timeout());
-        let nccl = Nccl::join(memory, id, place, limit, order);
+        let place = (self.rank(), self.world_size());
+        let nccl = Nccl::join(memory, id, place, self.timeout(), order);
         // NCCL may have connected some ranks and not others.
         let all: Vec<Option<String>> = self.all_gather_object(&nccl.as_ref().err().cloned())?;
         let missing = all.into_iter().enumerate().find_map(|(rank, why)| Some((rank, why?)));
@@ -213,8 +213,10 @@ impl Nccl {
         let home = memory.home().ok_or("its memory is not that of a card")?;
         let stream = home.accelerator().stream("nccl").map_err(|error| error.to_string())?;
         let card = home.accelerator().card().ok_or("its memory is not that of a card")?;
-        let communicator =
-            Communicator::join(card, id, place, limit).map_err(|error| error.to_string())?;
+        // A rank that NCCL cannot connect waits for the others to say so, which they do within its own limit.
+        let mut communicator =
+            Communicator::join(card, id, place, limit / 2).map_err(|error| error.to_string())?;
+        communicator.set_limit(limit);
         let (memory, scratch) = (memory.clone(), Mutex::default());
         Ok(Self { communicator, stream, memory, scratch, order })
     }

@@ -6,8 +6,9 @@ use super::state::{card_of, context_of, current_context, enter, guard, lock, set
 use super::status;
 use super::streams::wait;
 
-/// What `cuDeviceGetAttribute` answers: the numbers of an H100. Attributes that are not here are 0.
-const ATTRIBUTES: [(u32, i32); 32] = [
+/// What `cuDeviceGetAttribute` answers, besides what follows from the settings: the numbers of an H100. Attributes that are not here
+/// are 0.
+const ATTRIBUTES: [(u32, i32); 29] = [
     (1, 1024), // threads of a block
     (2, 1024), // and its sizes
     (3, 1024),
@@ -30,15 +31,12 @@ const ATTRIBUTES: [(u32, i32); 32] = [
     (39, 2_048),      // threads of a multiprocessor
     (40, 3),          // copy engines
     (41, 1),          // one address space with the host
-    (75, 9),          // compute capability
-    (76, 0),
-    (78, 1),       // priorities of streams
-    (81, 233_472), // shared memory of a multiprocessor
-    (82, 65_536),  // registers of a multiprocessor
-    (97, 232_448), // shared memory of a block that asks for more
-    (106, 32),     // blocks of a multiprocessor
-    (111, 1_024),  // shared memory of a block that the system keeps
-    (115, 0),      // no memory pools
+    (78, 1),          // priorities of streams
+    (81, 233_472),    // shared memory of a multiprocessor
+    (82, 65_536),     // registers of a multiprocessor
+    (106, 32),        // blocks of a multiprocessor
+    (111, 1_024),     // shared memory of a block that the system keeps
+    (115, 0),         // no memory pools
     (119, 0),
 ];
 
@@ -48,6 +46,11 @@ fn check(device: i32) -> Result<usize, Status> {
         return Err(Status::NOT_INITIALIZED);
     }
     usize::try_from(device).ok().filter(|d| *d < driver.cards.len()).ok_or(Status::INVALID_DEVICE)
+}
+
+/// A card's place on the PCI bus.
+pub(super) fn place_of(card: usize) -> String {
+    format!("0000:{:02x}:00.0", card + 1)
 }
 
 fn give(given: bool) -> Result<(), Status> {
@@ -97,7 +100,12 @@ fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: i32) {
 fn cuDeviceGetAttribute(value: Out<i32>, attribute: u32, device: i32) {
     let card = check(device)?;
     let known = ATTRIBUTES.iter().find(|(a, _)| *a == attribute);
+    let settings = lock().settings.clone();
     give(value.set(match attribute {
+        75 => settings.capability.0 as i32,
+        76 => settings.capability.1 as i32,
+        // Shared memory of a block that asks for more.
+        97 => settings.shared_bytes() as i32,
         // The card's slot on the PCI bus.
         33 => card as i32 + 1,
         _ => known.map_or(0, |(_, value)| *value),
@@ -112,8 +120,7 @@ fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: i32) {
 }
 /// The card's place on the PCI bus.
 fn cuDeviceGetPCIBusId(name: Out<u8>, len: i32, device: i32) {
-    let card = check(device)?;
-    write_text(name, len.max(0) as usize, &format!("0000:{:02x}:00.0", card + 1));
+    write_text(name, len.max(0) as usize, &place_of(check(device)?));
     Ok(())
 }
 /// The card's context.

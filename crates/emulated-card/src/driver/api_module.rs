@@ -9,14 +9,13 @@ use crate::ptx::parse;
 use super::state::{Driver, Function, Module, enter, guard};
 use super::work::{KernelLaunch, Work};
 
-/// Shared memory that a block has without asking for more, and that it can ask for.
+/// Shared memory that a block has without asking for more.
 const SHARED_BYTES: usize = 49_152;
-const SHARED_BYTES_MOST: usize = 232_448;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES` and `..._PREFERRED_SHARED_MEMORY_CARVEOUT`
 const DYNAMIC_SHARED: u32 = 8;
 const CARVEOUT: u32 = 9;
 
-/// Refuses what a driver of this version and a card of compute capability 9.0 would refuse.
+/// Refuses what a driver of this version and a card of this compute capability would refuse.
 fn check_target(driver: &mut Driver, text: &str) -> Outcome {
     let directive = |name: &str| {
         let line = text.lines().find_map(|line| line.trim().strip_prefix(name))?;
@@ -36,8 +35,10 @@ fn check_target(driver: &mut Driver, text: &str) -> Outcome {
         let (family, own) = digits.split_at(
             digits.len() - digits.chars().rev().take_while(|c| c.is_alphabetic()).count(),
         );
-        if number(family) > 90 || (!own.is_empty() && number(family) != 90) {
-            let why = format!("PTX for {target}; the emulated card is sm_90");
+        let (major, minor) = driver.settings.capability;
+        let card = 10 * major + minor;
+        if number(family) > card || (!own.is_empty() && number(family) != card) {
+            let why = format!("PTX for {target}; the emulated card is sm_{card}");
             return Err(driver.refuse(Status::INVALID_PTX, why));
         }
     }
@@ -121,11 +122,12 @@ fn cuFuncGetAttribute(value: Out<i32>, attribute: u32, function: usize) {
 /// Lets a kernel have more dynamic shared memory.
 fn cuFuncSetAttribute(function: usize, attribute: u32, value: i32) {
     let (mut driver, _) = enter()?;
+    let most = driver.settings.shared_bytes();
     let function = driver.functions.get_mut(&function).ok_or(Status::INVALID_HANDLE)?;
     let bytes = usize::try_from(value);
     match attribute {
         DYNAMIC_SHARED => match bytes {
-            Ok(bytes) if bytes + function.kernel.shared_bytes <= SHARED_BYTES_MOST => {
+            Ok(bytes) if bytes + function.kernel.shared_bytes <= most => {
                 function.dynamic_shared_limit = bytes;
                 Ok(())
             }

@@ -36,6 +36,30 @@ pub(crate) fn refuse(status: Status, why: impl Into<String>) -> Status {
     state::lock().refuse(status, why)
 }
 
+/// What a library that monitors cards shows of them.
+pub(crate) struct Monitored {
+    /// Used and all bytes of memory of each card.
+    pub memory: Vec<(u64, u64)>,
+    /// For how much of the time each card is busy, in percent.
+    pub utilization: u32,
+    /// A function of that library that fails, and its status.
+    pub failing: Option<(String, u32)>,
+}
+
+/// What is known of the cards, whether or not the driver has been started.
+pub(crate) fn monitored() -> Monitored {
+    let driver = state::lock();
+    let memory = driver.cards.iter().map(|card| &card.memory);
+    let memory = memory.map(|of| (of.used() as u64, of.capacity() as u64)).collect();
+    let settings = &driver.settings;
+    Monitored { memory, utilization: settings.utilization, failing: settings.nvml.clone() }
+}
+
+/// The number of the card at a place on the PCI bus.
+pub(crate) fn card_at(place: &str) -> Option<usize> {
+    (0..state::lock().cards.len()).find(|card| api_device::place_of(*card) == place)
+}
+
 /// The number of the card of the thread's context.
 pub(crate) fn current_card() -> Result<usize, Status> {
     state::enter().map(|(_, card)| card)

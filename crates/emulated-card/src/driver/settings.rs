@@ -5,6 +5,12 @@ use std::str::FromStr;
 /// The card's settings. Each can be given as an environment variable.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// `PACELINE_EMULATED_CAPABILITY`: the compute capability, 9.0 by default.
+    pub capability: (u32, u32),
+    /// `PACELINE_EMULATED_UTILIZATION`: for how much of the time the card is busy, in percent, says NVML.
+    pub utilization: u32,
+    /// `PACELINE_EMULATED_NVML`: a function of NVML that fails, and with which status, such as `nvmlInit_v2:9`.
+    pub nvml: Option<(String, u32)>,
     /// `PACELINE_EMULATED_SEED`: decides every order that CUDA leaves open.
     pub seed: u64,
     /// `PACELINE_EMULATED_MEMORY`: bytes of memory of each card.
@@ -18,14 +24,28 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads the environment. A variable that is not a number counts as not set.
+    /// Reads the environment. A variable that cannot be read counts as not set.
     pub fn from_environment() -> Self {
         Self {
+            capability: pair("PACELINE_EMULATED_CAPABILITY", '.').unwrap_or((9, 0)),
+            utilization: number("PACELINE_EMULATED_UTILIZATION", 50),
+            nvml: pair("PACELINE_EMULATED_NVML", ':'),
             seed: number("PACELINE_EMULATED_SEED", 0),
             memory_bytes: number("PACELINE_EMULATED_MEMORY", 1 << 30),
             cards: number("PACELINE_EMULATED_CARDS", 1),
             version: number("PACELINE_EMULATED_VERSION", 13_000),
             steps: number("PACELINE_EMULATED_STEPS", 4_000_000_000),
+        }
+    }
+
+    /// The most shared memory of a block ("CUDA C++ Programming Guide", table of technical specifications).
+    pub fn shared_bytes(&self) -> usize {
+        1024 * match self.capability {
+            (7, 5) => 64,
+            (7, _) => 96,
+            (8, 6 | 9) | (12, _) => 99,
+            (8, _) => 163,
+            _ => 227,
         }
     }
 
@@ -38,6 +58,12 @@ impl Settings {
             _ => (7, 8),
         }
     }
+}
+
+fn pair<A: FromStr, B: FromStr>(name: &str, between: char) -> Option<(A, B)> {
+    let text = std::env::var(name).ok()?;
+    let (first, second) = text.trim().split_once(between)?;
+    first.parse().ok().zip(second.parse().ok())
 }
 
 fn number<T: FromStr>(name: &str, default: T) -> T {

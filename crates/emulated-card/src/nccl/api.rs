@@ -148,6 +148,10 @@ fn init(communicator: Out<usize>, size: i32, id: UniqueId, rank: i32, blocks: bo
     if !is_name(&name) {
         return Err(refuse(INVALID_ARGUMENT, "an id that ncclGetUniqueId did not give"));
     }
+    let failing = std::env::var("PACELINE_EMULATED_NCCL_FAILS");
+    if failing.is_ok_and(|of| of == rank.to_string()) {
+        return Err(refuse(SYSTEM_ERROR, format!("rank {rank} is not to connect")));
+    }
     let entered = Communicator::enter(&name, rank as usize, size as usize, card, blocks)?;
     let entered = Arc::new(entered);
     let in_group = GROUP.with_borrow_mut(|group| {

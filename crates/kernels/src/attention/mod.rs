@@ -177,8 +177,9 @@ pub fn forward(
                 write::<<$stored as Stored>::Real>("log_sums", log_sums, [spec.log_sums_len()]),
                 scratch::<f32>($scratch_len),
             );
+            let [card_needs, _] = on_card::needs::<$stored>(&spec);
             compute.launch_with_card(
-                op,
+                op.needs(card_needs),
                 operands,
                 move |cpu, (qkv, lengths, angles, y, log_sums, space)| {
                     let lengths = &*real_lengths(op, &spec, lengths)?;
@@ -275,8 +276,9 @@ pub fn backward(
                 write::<$stored>("d_qkv", d_qkv, spec.qkv_shape()),
                 scratch::<f32>($scratch_len),
             );
+            let [_, card_needs] = on_card::needs::<$stored>(&spec);
             compute.launch_with_card(
-                op,
+                op.needs(card_needs),
                 operands,
                 move |cpu, (qkv, lengths, angles, output, log_sums, d_output, d_qkv, space)| {
                     let lengths = &*real_lengths(op, &spec, lengths)?;

@@ -77,11 +77,18 @@ template <typename Real> struct Columns {
     __device__ u32 at(u32 c) const { return first + c % Of::HALF * LANES + lane + (c < Of::HALF ? 0 : half); }
 };
 
+// All pairs of a row of this thread and a row of the other side.
+struct All {
+    __device__ bool operator()(u32, u32) const { return true; }
+};
+
 // sums += weights b, where a row of weights belongs to a row of this thread. Their elements from begin to end are not zero,
-// and each has a row of b.
-template <typename Real>
+// and each has a row of b. Only pairs (own row, row of b) that are there count: a weight of zero would not leave out a number that
+// is not finite.
+template <typename Real, typename IsThere = All>
 __device__ void add_weighted(Square<Real> weights, u32 begin, u32 end, const Real* b, u32 pitch, Place at,
-                             const Columns<Real>& columns, Real (&sums)[OWN][Share<Real>::COLUMNS]) {
+                             const Columns<Real>& columns, Real (&sums)[OWN][Share<Real>::COLUMNS],
+                             IsThere is_there = All()) {
     if (!columns.is_live()) return;
     for (u32 k = begin; k < end; ++k) {
         Real left[OWN];
@@ -90,9 +97,22 @@ __device__ void add_weighted(Square<Real> weights, u32 begin, u32 end, const Rea
         for (u32 c = 0; c < Share<Real>::COLUMNS; ++c) {
             if (!columns.has(c)) continue;
             Real right = b[k * pitch + columns.at(c)];
-            for (u32 i = 0; i < OWN; ++i) sums[i][c] = fused(left[i], right, sums[i][c]);
+            for (u32 i = 0; i < OWN; ++i) {
+                if (is_there(i, k)) sums[i][c] = fused(left[i], right, sums[i][c]);
+            }
         }
     }
+}
+
+// The same for queries and keys of a tile, of which the last ones are those of some of this thread's queries only.
+template <typename Real>
+__device__ void add_keys(Square<Real> weights, const Work& work, u32 first, u32 end, const Real* b, u32 pitch, Place at,
+                         const Columns<Real>& columns, Real (&sums)[OWN][Share<Real>::COLUMNS]) {
+    // The keys of the first query, and of the last one. All are before `end`.
+    u32 of_first = work.first + at.row + 1 - first, whole = min(SIDE, min(end - first, of_first));
+    u32 keys = min(SIDE, min(end - first, of_first + OWN - 1));
+    add_weighted(weights, 0, whole, b, pitch, at, columns, sums);
+    add_weighted(weights, whole, keys, b, pitch, at, columns, sums, [=](u32 i, u32 key) { return key < of_first + i; });
 }
 
 // The largest, and the sum, over the 16 threads that share rows.
@@ -106,11 +126,6 @@ template <typename Real> __device__ Real largest_of_lanes(Real x) {
 template <typename Real> __device__ Real sum_of_lanes(Real x) {
     for (u32 mask = LANES / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
     return x;
-}
-
-// The keys of the tile from `first` on that a query of this thread attends to. All are before `end`.
-__device__ u32 keys_of(const Work& work, Place at, u32 first, u32 end) {
-    return min(SIDE, min(end, work.first + at.row + OWN) - first);
 }
 
 template <typename Real>
@@ -167,7 +182,7 @@ __device__ void attention_forward(const Attention& spec, const Real* qkv, const 
             }
             // Weights go from lane to lane of a warp only, for its rows.
             __syncwarp();
-            add_weighted(p, 0, keys_of(work, at, first, end), v, pitch, at, columns, sums);
+            add_keys(p, work, first, end, v, pitch, at, columns, sums);
         }
     }
     for (u32 i = 0; i < OWN; ++i) {
@@ -292,7 +307,7 @@ __device__ void attention_backward_queries(const Attention& spec, const Real* qk
             }
             // Gradients of scores go from lane to lane of a warp only, for its rows.
             __syncwarp();
-            add_weighted(ds, 0, keys_of(work, at, first, end), k, pitch, at, columns, sums);
+            add_keys(ds, work, first, end, k, pitch, at, columns, sums);
         }
     }
     store_turned(spec, work, length, work.head, at, columns, angles, scale, sums, d_qkv);
@@ -345,10 +360,17 @@ __device__ void attention_backward_keys(const Attention& spec, const Real* qkv, 
                     }
                 }
                 __syncwarp();
-                // Queries before the keys of this thread do not attend to them.
-                u32 begin = first == work.first ? at.row : 0, queries = min(SIDE, real - first);
-                add_weighted(p, begin, queries, dy, pitch, at, columns, dv);
-                add_weighted(ds, begin, queries, q, pitch, at, columns, dk);
+                // Queries before the keys of this thread do not attend to them, and those before the last key not to all.
+                u32 queries = min(SIDE, real - first), begin = 0, whole = 0;
+                if (first == work.first) {
+                    begin = at.row;
+                    whole = min(queries, at.row + OWN - 1);
+                }
+                auto is_there = [=](u32 i, u32 query) { return begin + i <= query; };
+                add_weighted(p, begin, whole, dy, pitch, at, columns, dv, is_there);
+                add_weighted(p, whole, queries, dy, pitch, at, columns, dv);
+                add_weighted(ds, begin, whole, q, pitch, at, columns, dk, is_there);
+                add_weighted(ds, whole, queries, q, pitch, at, columns, dk);
             }
         }
     }

@@ -13,7 +13,7 @@ use super::products::{retyped, untyped};
 use super::{EXP, NUMBERS};
 use crate::attention::AttentionSpec;
 use crate::stored::Stored;
-use crate::{OnCard, Real};
+use crate::{CardNeeds, OnCard, Real};
 
 /// What all sources of attention share.
 pub(super) const SHARED: &str = include_str!("attention.cuh");
@@ -87,35 +87,55 @@ fn sizes(spec: &AttentionSpec) -> [u32; 5] {
     [batch, seq, heads, kv_heads, head_dim].map(|size| size as u32)
 }
 
-/// Which kernels compute an attention.
-enum Kernels {
-    /// Those of this file: f32 and f64.
-    Tiles,
-    /// A thread for each token: f32 and f64.
-    Narrow,
-    /// Tensor cores: 16 bits.
-    Halves,
+/// The kernels that compute an attention, and how their work is divided: the backward pass has one for queries, then one for keys
+/// and values.
+struct Kernels<S> {
+    forward: (Forward<S>, Grid),
+    backward: [(Backward<S>, Grid); 2],
 }
 
-impl Kernels {
-    fn of<S: Stored>(spec: &AttentionSpec) -> Self {
+impl<S: Stored> Kernels<S> {
+    fn of(spec: &AttentionSpec) -> Self {
+        let [heads, kv_heads] = [spec.heads, spec.kv_heads];
         match spec.head_dim {
-            _ if S::DTYPE != <S::Real as Element>::DTYPE => Self::Halves,
-            8 | 16 => Self::Narrow,
-            _ => Self::Tiles,
+            // Tensor cores: 16 bits.
+            _ if S::DTYPE != <S::Real as Element>::DTYPE => Self {
+                forward: (halves_forward, halves_grid(spec, heads, (1, 64))),
+                backward: [
+                    (halves_backward_queries, halves_grid(spec, heads, (2, 64))),
+                    (halves_backward_keys, halves_grid(spec, kv_heads, (2, 32))),
+                ],
+            },
+            // A thread for each token: f32 and f64.
+            8 | 16 => Self {
+                forward: (narrow_forward, narrow_grid::<S>(spec, heads)),
+                backward: [
+                    (narrow_backward_queries, narrow_grid::<S>(spec, heads)),
+                    (narrow_backward_keys, narrow_grid::<S>(spec, kv_heads)),
+                ],
+            },
+            // Those of this file: f32 and f64.
+            _ => Self {
+                forward: (attention_forward, grid::<S>(spec, heads, [3, 1, 0])),
+                backward: [
+                    (attention_backward_queries, grid::<S>(spec, heads, [4, 1, 2])),
+                    (attention_backward_keys, grid::<S>(spec, kv_heads, [4, 2, 2])),
+                ],
+            },
         }
     }
 }
 
+/// What a forward and a backward pass need of a card.
+pub(crate) fn needs<S: Stored>(spec: &AttentionSpec) -> [CardNeeds; 2] {
+    let Kernels { forward, backward } = Kernels::<S>::of(spec);
+    let all = CardNeeds::of_products::<S>();
+    [all.and_grid(forward.1), backward.iter().fold(all, |all, (_, grid)| all.and_grid(*grid))]
+}
+
 /// A block for each run of 16 tokens for each of its warps, of which it has at most 4, and for each part of the columns, of which
-/// each half of a head has `columns`; with shared memory for tiles of its own tokens and of 32 others, and for two numbers of some
-/// tokens.
-fn halves_grid(
-    spec: &AttentionSpec,
-    heads: usize,
-    (tiles, columns): (usize, usize),
-    numbers_of: impl Fn(usize) -> usize,
-) -> Grid {
+/// each half of a head has `columns`; with shared memory for tiles of its own tokens and of 32 others.
+fn halves_grid(spec: &AttentionSpec, heads: usize, (tiles, columns): (usize, usize)) -> Grid {
     let warps = spec.seq.div_ceil(16).clamp(1, 4);
     let blocks = spec.batch * heads * spec.seq.div_ceil(16 * warps);
     let half = (spec.head_dim / 2).next_multiple_of(8);
@@ -126,7 +146,7 @@ fn halves_grid(
         threads: [32 * warps as u32, 1, 1],
         shared_bytes: 0,
     };
-    grid.with_shared(tile_bytes + 2 * numbers_of(16 * warps) * size_of::<f32>())
+    grid.with_shared(tile_bytes)
 }
 
 /// A block for each run of tokens of each head of each row, with shared memory for two rows of each token and two numbers.
@@ -170,11 +190,7 @@ pub(crate) unsafe fn forward<S: Stored>(
     let [batch, seq, heads, kv_heads, head_dim] = sizes(spec);
     let (lengths, angles) = (lengths.unwrap_or(In::NONE), retyped(angles));
     let (scale, log_sums) = (spec.scale(), untyped(log_sums));
-    let (kernel, grid): (Forward<S>, _) = match Kernels::of::<S>(spec) {
-        Kernels::Tiles => (attention_forward, grid::<S>(spec, spec.heads, [3, 1, 0])),
-        Kernels::Narrow => (narrow_forward, narrow_grid::<S>(spec, spec.heads)),
-        Kernels::Halves => (halves_forward, halves_grid(spec, spec.heads, (1, 64), |_| 0)),
-    };
+    let (kernel, grid) = Kernels::<S>::of(spec).forward;
     let call = kernel(
         batch, seq, heads, kv_heads, head_dim, qkv, lengths, angles, scale, output, log_sums,
     )?;
@@ -195,39 +211,16 @@ pub(crate) unsafe fn backward<S: Stored>(
     let [batch, seq, heads, kv_heads, head_dim] = sizes(spec);
     let (lengths, angles) = (lengths.unwrap_or(In::NONE), retyped(angles));
     let (scale, log_sums) = (spec.scale(), retyped(log_sums));
-    let (kernels, grids): ([Backward<S>; 2], _) = match Kernels::of::<S>(spec) {
-        Kernels::Tiles => (
-            [attention_backward_queries, attention_backward_keys],
-            [(spec.heads, 1), (spec.kv_heads, 2)]
-                .map(|(heads, squares)| grid::<S>(spec, heads, [4, squares, 2])),
-        ),
-        Kernels::Narrow => (
-            [narrow_backward_queries, narrow_backward_keys],
-            [spec.heads, spec.kv_heads].map(|heads| narrow_grid::<S>(spec, heads)),
-        ),
-        Kernels::Halves => (
-            [halves_backward_queries, halves_backward_keys],
-            [
-                halves_grid(spec, spec.heads, (2, 64), |own| own),
-                halves_grid(spec, spec.kv_heads, (2, 32), |_| SIDE),
-            ],
-        ),
-    };
-    let [of_queries, of_keys] = kernels;
-    let of_queries = of_queries(
-        batch, seq, heads, kv_heads, head_dim, qkv, lengths, angles, scale, output, log_sums,
-        d_output, d_qkv,
-    )?;
-    let of_keys = of_keys(
-        batch, seq, heads, kv_heads, head_dim, qkv, lengths, angles, scale, output, log_sums,
-        d_output, d_qkv,
-    )?;
-    // SAFETY: the caller's; a block writes what belongs to its tile of tokens below `seq`, the first kernel the gradients of
-    // queries and the second one those of keys and values.
-    unsafe {
-        card.launch(of_queries, grids[0])?;
-        card.launch(of_keys, grids[1])
+    for (kernel, grid) in Kernels::<S>::of(spec).backward {
+        let call = kernel(
+            batch, seq, heads, kv_heads, head_dim, qkv, lengths, angles, scale, output, log_sums,
+            d_output, d_qkv,
+        )?;
+        // SAFETY: the caller's; a block writes what belongs to its tile of tokens below `seq`, the first kernel the gradients of
+        // queries and the second one those of keys and values.
+        unsafe { card.launch(call, grid)? };
     }
+    Ok(())
 }
 
 /// # Safety

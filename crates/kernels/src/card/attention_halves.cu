@@ -11,24 +11,30 @@
 
 enum { OWN = 16, SIDE = 32, TILES = SIDE / 8 };
 
-// All shared memory of a block: tiles of 16-bit numbers, then numbers of tokens.
+// All shared memory of a block: tiles of 16-bit numbers.
 extern __shared__ __align__(16) unsigned char shared_bytes[];
 
 // Where the columns of a head are in a tile. Each half of a head begins at a multiple of 8 and has zeros behind it, so the two
 // columns that are rotated together are at the same place of two matrices. Rows are longer by 8 numbers, which spreads them over
-// the banks.
+// the banks, and has room for two f32 of a row's token.
 struct Slots {
     u32 half, slots_of_half;
 
     __device__ Slots(u32 head_dim) : half(head_dim / 2), slots_of_half((head_dim / 2 + 7) / 8 * 8) {}
     __device__ u32 count() const { return 2 * slots_of_half; }
     __device__ u32 pitch() const { return 2 * slots_of_half + 8; }
+    // The two f32 behind a row. The row ends at a multiple of 32 bytes.
+    template <typename S> __device__ f32* behind(S* tile, u32 row) const { return (f32*)(tile + row * pitch() + count()); }
 };
 
+template <typename S> __device__ bool is_finite(S x) { return load(x) - load(x) == 0; }
+
 // Copies a head of `count` tokens from `first` on, rotated and times a factor if there are angles. Behind the real ones are zeros.
+// Whether this thread has met a number that is not finite.
 template <typename S>
-__device__ void load_tile(const S* from, u64 stride, u32 first, u32 count, u32 end, Slots slots, const f32* angles,
+__device__ bool load_tile(const S* from, u64 stride, u32 first, u32 count, u32 end, Slots slots, const f32* angles,
                           f32 factor, S* tile) {
+    bool has_infinite = false;
     for (u32 i = threadIdx.x; i < count * slots.slots_of_half; i += blockDim.x) {
         u32 r = i / slots.slots_of_half, c = i % slots.slots_of_half, token = first + r;
         f32 x = 0, y = 0;
@@ -44,9 +50,12 @@ __device__ void load_tile(const S* from, u64 stride, u32 first, u32 count, u32 e
                 x = turned;
             }
         }
-        tile[r * slots.pitch() + c] = As<S>::store(x);
-        tile[r * slots.pitch() + slots.slots_of_half + c] = As<S>::store(y);
+        S low = As<S>::store(x), high = As<S>::store(y);
+        tile[r * slots.pitch() + c] = low;
+        tile[r * slots.pitch() + slots.slots_of_half + c] = high;
+        has_infinite |= !is_finite(low) || !is_finite(high);
     }
+    return has_infinite;
 }
 
 // This thread's place in its warp, and the first row of the warp in its block.
@@ -111,6 +120,33 @@ template <u32 COLUMNS> struct Results {
                 load_transposed(y, right + 8 * j * slots.pitch() + 8 * n);
                 Tensor<S>::multiply(of[0][n], x, y[0], y[1]);
                 Tensor<S>::multiply(of[1][n], x, y[2], y[3]);
+            }
+        }
+    }
+
+    // The same, one number after the other and only where is_there(half, row of b): a weight of zero does not count even if it
+    // meets a number that is not finite, as it would in a product of matrices. This is rare, so it is short instead of fast.
+    template <typename S, typename IsThere>
+    __device__ void add_each(const Sums (&weights)[TILES], const S* b, Slots slots, Place at, IsThere is_there) {
+        f32 rounded[4 * TILES];
+        for (u32 k = 0; k < 4 * TILES; ++k) rounded[k] = load(As<S>::store(weights[k / 4][k % 4]));
+        #pragma unroll 1
+        for (u32 r = 0; r < SIDE; ++r, b += slots.pitch()) {
+            u32 from = at.lane / 4 * 4 + r % 8 / 2, place = r / 8 * 4 + r % 2;
+            f32 low = __shfl_sync(~0u, rounded[place], from), high = __shfl_sync(~0u, rounded[place + 2], from);
+            bool has_low = is_there(0, r), has_high = is_there(1, r);
+            #pragma unroll
+            for (u32 n = 0; n < TILES_OF_HALF; ++n) {
+                #pragma unroll
+                for (u32 k = 0; k < 2; ++k) {
+                    u32 column = first + 8 * n + at.column() + k;
+                    if (column >= slots.half) continue;
+                    f32 x = load(b[column]), y = load(b[slots.slots_of_half + column]);
+                    if (has_low) of[0][n][k] = fused(low, x, of[0][n][k]);
+                    if (has_low) of[1][n][k] = fused(low, y, of[1][n][k]);
+                    if (has_high) of[0][n][2 + k] = fused(high, x, of[0][n][2 + k]);
+                    if (has_high) of[1][n][2 + k] = fused(high, y, of[1][n][2 + k]);
+                }
             }
         }
     }
@@ -204,8 +240,9 @@ __device__ void halves_forward(const Attention& spec, const S* qkv, const i64* l
     for (u32 first = 0; work.first < length.real && first < end; first += SIDE) {
         __syncthreads();
         load_tile(of_row + (u64)key_head * head_dim, stride, first, SIDE, end, slots, angles, 1.0f, k);
-        load_tile(of_row + (u64)(key_head + spec.kv_heads) * head_dim, stride, first, SIDE, end, slots, (const f32*)0, 1.0f, v);
-        __syncthreads();
+        bool has_infinite = load_tile(of_row + (u64)(key_head + spec.kv_heads) * head_dim, stride, first, SIDE, end, slots,
+                                      (const f32*)0, 1.0f, v);
+        has_infinite = __syncthreads_or(has_infinite);
         // The keys that the last query of this warp attends to.
         u32 last = work.first + at.row + OWN;
         if (last <= first) continue;
@@ -236,7 +273,12 @@ __device__ void halves_forward(const Attention& spec, const S* qkv, const i64* l
                 }
             }
         }
-        sums.add(scores, v, slots, at, 0, last - first);
+        if (has_infinite) {
+            sums.add_each(scores, v, slots, at,
+                          [=](u32 half, u32 key) { return first + key <= work.first + at.row_of(half); });
+        } else {
+            sums.add(scores, v, slots, at, 0, last - first);
+        }
     }
     #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
@@ -256,10 +298,11 @@ __device__ void halves_forward(const Attention& spec, const S* qkv, const i64* l
     }
 }
 
-// The logarithms of `count` queries, to the base 2, and the products of the output with its gradient. 4 lanes sum for a query.
+// The logarithms of `count` queries, to the base 2, and the products of the output with its gradient, behind the rows of the
+// queries in their tile. 4 lanes sum for a query.
 template <typename S>
 __device__ void load_results(const Attention& spec, const Work& work, u32 head, u32 first, u32 count, u32 end, const S* output,
-                             const f32* log_sums, const S* d_output, f32* logs, f32* products) {
+                             const f32* log_sums, const S* d_output, Slots slots, S* q) {
     for (u32 i = threadIdx.x / 4; i < count; i += blockDim.x / 4) {
         f32 sum = 0;
         bool is_there = first + i < end;
@@ -269,16 +312,27 @@ __device__ void load_results(const Attention& spec, const Work& work, u32 head, 
         }
         sum = sum_of_lanes(sum);
         if (threadIdx.x % 4 == 0) {
-            products[i] = sum;
-            logs[i] = is_there ? log_sums[spec.log_sum_at(work.row, head, first + i)] * to_base_2<f32>() : 0;
+            f32* to = slots.behind(q, i);
+            to[0] = is_there ? log_sums[spec.log_sum_at(work.row, head, first + i)] * to_base_2<f32>() : 0;
+            to[1] = sum;
         }
     }
 }
 
-// Turns a score into its probability, and the gradient of the probability into that of the score.
-__device__ void differentiate(bool is_there, f32 log_sum, f32 product, f32& score, f32& gradient) {
-    score = is_there ? power(score - log_sum) : 0;
-    gradient = is_there ? score * (gradient - product) : 0;
+// Turns scores into probabilities, and gradients of probabilities into those of scores. results_of(half, column) are the two
+// numbers of the query of a pair, or null if the mask leaves the pair out.
+template <typename ResultsOf>
+__device__ void differentiate(Sums (&scores)[TILES], Sums (&gradients)[TILES], Place at, ResultsOf results_of) {
+    for (u32 half = 0; half < 2; ++half) {
+        for (u32 j = 0; j < TILES; ++j) {
+            for (u32 k = 2 * half; k < 2 * half + 2; ++k) {
+                const f32* results = results_of(half, 8 * j + at.column() + k % 2);
+                f32 &score = scores[j][k], &gradient = gradients[j][k];
+                score = results ? power(score - results[0]) : 0;
+                gradient = results ? score * (gradient - results[1]) : 0;
+            }
+        }
+    }
 }
 
 // The gradient of queries: a block has queries, and visits their keys.
@@ -291,7 +345,6 @@ __device__ void halves_backward_queries(const Attention& spec, const S* qkv, con
     S* dy = q + side * slots.pitch();
     S* k = dy + side * slots.pitch();
     S* v = k + SIDE * slots.pitch();
-    f32 *logs = (f32*)(v + SIDE * slots.pitch()), *products = logs + side;
     Work work(spec.seq, spec.heads, side);
     Length length(lengths, work.row, spec.seq);
     Place at;
@@ -304,28 +357,31 @@ __device__ void halves_backward_queries(const Attention& spec, const S* qkv, con
                   scale * to_base_2<f32>(), q);
         load_tile(d_output + spec.output_at(work.row, 0, work.head), output_stride, work.first, side, end, slots,
                   (const f32*)0, 1.0f, dy);
-        load_results(spec, work, work.head, work.first, side, end, output, log_sums, d_output, logs, products);
+        load_results(spec, work, work.head, work.first, side, end, output, log_sums, d_output, slots, q);
     }
     for (u32 first = 0; work.first < length.real && first < end; first += SIDE) {
         __syncthreads();
-        load_tile(of_row + (u64)key_head * head_dim, stride, first, SIDE, end, slots, angles, 1.0f, k);
+        bool has_infinite =
+            load_tile(of_row + (u64)key_head * head_dim, stride, first, SIDE, end, slots, angles, 1.0f, k);
         load_tile(of_row + (u64)(key_head + spec.kv_heads) * head_dim, stride, first, SIDE, end, slots, (const f32*)0, 1.0f, v);
-        __syncthreads();
+        has_infinite = __syncthreads_or(has_infinite);
         u32 last = work.first + at.row + OWN;
         if (last <= first) continue;
         Sums scores[TILES], gradients[TILES];
         square(q, k, slots, at, 0, last - first, scores);
         square(dy, v, slots, at, 0, last - first, gradients);
-        for (u32 half = 0; half < 2; ++half) {
-            u32 row = at.row_of(half), query = work.first + row;
-            for (u32 j = 0; j < TILES; ++j) {
-                for (u32 c = 0; c < 2; ++c) {
-                    bool is_there = first + 8 * j + at.column() + c <= query && query < end;
-                    differentiate(is_there, logs[row], products[row], scores[j][2 * half + c], gradients[j][2 * half + c]);
-                }
-            }
+        auto is_there = [=](u32 half, u32 key) {
+            u32 query = work.first + at.row_of(half);
+            return first + key <= query && query < end;
+        };
+        differentiate(scores, gradients, at, [=](u32 half, u32 key) {
+            return is_there(half, key) ? slots.behind(q, at.row_of(half)) : (const f32*)0;
+        });
+        if (has_infinite) {
+            sums.add_each(gradients, k, slots, at, is_there);
+        } else {
+            sums.add(gradients, k, slots, at, 0, last - first);
         }
-        sums.add(gradients, k, slots, at, 0, last - first);
     }
     sums.store_turned(spec, work, length, work.head, slots, at, angles, scale, d_qkv);
 }
@@ -340,7 +396,6 @@ __device__ void halves_backward_keys(const Attention& spec, const S* qkv, const 
     S* v = k + side * slots.pitch();
     S* q = v + side * slots.pitch();
     S* dy = q + SIDE * slots.pitch();
-    f32 *logs = (f32*)(dy + SIDE * slots.pitch()), *products = logs + SIDE;
     Work work(spec.seq, spec.kv_heads, side);
     Length length(lengths, work.row, spec.seq);
     Place at;
@@ -356,30 +411,31 @@ __device__ void halves_backward_keys(const Attention& spec, const S* qkv, const 
     for (u32 head = work.head * group; head < (work.head + 1) * group; ++head) {
         for (u32 first = work.first; first < real; first += SIDE) {
             __syncthreads();
-            load_tile(of_row + (u64)head * head_dim, stride, first, SIDE, real, slots, angles, scale * to_base_2<f32>(), q);
-            load_tile(d_output + spec.output_at(work.row, 0, head), output_stride, first, SIDE, real, slots, (const f32*)0,
-                      1.0f, dy);
-            load_results(spec, work, head, first, SIDE, real, output, log_sums, d_output, logs, products);
-            __syncthreads();
+            bool has_infinite = load_tile(of_row + (u64)head * head_dim, stride, first, SIDE, real, slots, angles,
+                                          scale * to_base_2<f32>(), q);
+            has_infinite |= load_tile(d_output + spec.output_at(work.row, 0, head), output_stride, first, SIDE, real, slots,
+                                      (const f32*)0, 1.0f, dy);
+            load_results(spec, work, head, first, SIDE, real, output, log_sums, d_output, slots, q);
+            has_infinite = __syncthreads_or(has_infinite);
             // Queries before the first key of this warp do not attend to its keys.
             u32 key = work.first + at.row, begin = key > first ? key - first : 0;
             if (begin >= SIDE) continue;
             Sums scores[TILES], gradients[TILES];
             square(k, q, slots, at, begin, SIDE, scores);
             square(v, dy, slots, at, begin, SIDE, gradients);
-            for (u32 half = 0; half < 2; ++half) {
-                u32 key = work.first + at.row_of(half);
-                for (u32 j = 0; j < TILES; ++j) {
-                    for (u32 c = 0; c < 2; ++c) {
-                        u32 column = 8 * j + at.column() + c, query = first + column;
-                        bool is_there = key <= query && query < real;
-                        differentiate(is_there, logs[column], products[column], scores[j][2 * half + c],
-                                      gradients[j][2 * half + c]);
-                    }
-                }
+            auto is_there = [=](u32 half, u32 query) {
+                return work.first + at.row_of(half) <= first + query && first + query < real;
+            };
+            differentiate(scores, gradients, at, [=](u32 half, u32 query) {
+                return is_there(half, query) ? slots.behind(q, query) : (const f32*)0;
+            });
+            if (has_infinite) {
+                dv.add_each(scores, dy, slots, at, is_there);
+                dk.add_each(gradients, q, slots, at, is_there);
+            } else {
+                dv.add(scores, dy, slots, at, begin, SIDE);
+                dk.add(gradients, q, slots, at, begin, SIDE);
             }
-            dv.add(scores, dy, slots, at, begin, SIDE);
-            dk.add(gradients, q, slots, at, begin, SIDE);
         }
     }
     dk.store_turned(spec, work, length, key_head, slots, at, angles, to_base_e<f32>(), d_qkv);

@@ -140,7 +140,8 @@ __device__ void forward(const Attention& spec, const Real* qkv, const i64* lengt
             for (u32 j = 0; j < SCORED; ++j) {
                 Real weight = power(scores[j] - best);
                 total += weight;
-                sum.add(weight, values[k + j]);
+                // A weight of zero would not leave out a value that is not finite.
+                if (k + j < count) sum.add(weight, values[k + j]);
             }
         }
     }

@@ -2,7 +2,13 @@
 //
 // Lane 4 g + t of a warp has of a, rows g and g + 8 and columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, two to a register; of b,
 // which comes by its columns, these rows of column g; and of the result, columns 2 t and 2 t + 1 of rows g and g + 8. All lanes
-// of a warp take part in each call. Needs compute capability 8.0.
+// of a warp take part in each call. Needs compute capability 8.0: on older cards these functions end the kernel, so the other
+// kernels of a source can be used there.
+#if __CUDA_ARCH__ >= 800
+#define ON_TENSOR_CORES(...) __VA_ARGS__
+#else
+#define ON_TENSOR_CORES(...) __trap()
+#endif
 
 // Numbers of the fragments of 8 x 8 results: 2 of row g, then 2 of row g + 8.
 typedef f32 Sums[4];
@@ -11,26 +17,26 @@ template <typename S> struct Tensor;
 template <> struct Tensor<bf16> {
     // sums += a b.
     static __device__ __forceinline__ void multiply(Sums& sums, const u32 (&a)[4], u32 b0, u32 b1) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        ON_TENSOR_CORES(asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)));
     }
     // Two numbers, rounded; the first one is in the low half.
     static __device__ __forceinline__ u32 pair(f32 first, f32 second) {
-        u32 bits;
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
+        u32 bits = 0;
+        ON_TENSOR_CORES(asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first)));
         return bits;
     }
 };
 template <> struct Tensor<f16> {
     static __device__ __forceinline__ void multiply(Sums& sums, const u32 (&a)[4], u32 b0, u32 b1) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        ON_TENSOR_CORES(asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)));
     }
     static __device__ __forceinline__ u32 pair(f32 first, f32 second) {
-        u32 bits;
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
+        u32 bits = 0;
+        ON_TENSOR_CORES(asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first)));
         return bits;
     }
 };

@@ -36,7 +36,8 @@ use crate::layout::square::{add_positions, positions_to_planes};
 use crate::simd::multiversion;
 use crate::stored::{SinglePrecision, for_images};
 use crate::{
-    Compute, ImageLayout, Op, Result, elementwise, read, reference, scratch, update, write,
+    CardNeeds, Compute, ImageLayout, Op, Result, elementwise, read, reference, scratch, update,
+    write,
 };
 use direct::{Memory, Product, image_parts};
 pub use geometry::Conv2d;
@@ -75,7 +76,7 @@ pub fn forward(
         }),
         f32: |operands| {
             let memory = memory_of(compute, || product.memory(compute.threads(), batch, false));
-            compute.launch_with_card(op, (operands, memory), move |cpu, ((x, w, b, y), memory)| {
+            compute.launch_with_card(op.needs(CardNeeds::of_products::<S>()), (operands, memory), move |cpu, ((x, w, b, y), memory)| {
                 let outputs = image_parts(cpu, y, conv.output_elems());
                 let (simd, stride) = (cpu.simd, product.columns.padded);
                 let sizes = [conv.output_elems() / conv.c_out, conv.c_out];
@@ -158,7 +159,7 @@ pub fn backward_weight(
         }),
         f32: |operands| {
             let memory = memory_of(compute, || gradient.memory::<S>(compute.threads(), batch));
-            compute.launch_with_card(op, (operands, memory), move |cpu, ((x, dy, dw, db, _), memory)| {
+            compute.launch_with_card(op.needs(CardNeeds::of_products::<S>()), (operands, memory), move |cpu, ((x, dy, dw, db, _), memory)| {
                 let fill = copy_images(cpu.simd, &conv, dy);
                 gradient.run::<X, S>(cpu, x, memory, fill, dw, accumulate);
                 if !accumulate {
@@ -211,7 +212,7 @@ pub fn backward_input(
         }),
         f32: |operands| {
             let memory = memory_of(compute, || gradient.memory::<X>(compute.threads(), batch));
-            compute.launch_with_card(op, (operands, memory), move |cpu, ((w, dy, dx), memory)| {
+            compute.launch_with_card(op.needs(CardNeeds::of_products::<S>()), (operands, memory), move |cpu, ((w, dy, dx), memory)| {
                 gradient.run::<X, S>(cpu, w, memory, copy_images(cpu.simd, &conv, dy), dx);
                 Ok(())
             }, move |card, ((w, dy, dx), _)| {

@@ -25,7 +25,8 @@ use crate::conv2d::{Conv2d, memory_of};
 use crate::layout::square::add_positions;
 use crate::stored::for_images;
 use crate::{
-    Compute, ImageLayout, KernelError, Op, Result, read, reference, scratch, update, write,
+    CardNeeds, Compute, ImageLayout, KernelError, Op, Result, read, reference, scratch, update,
+    write,
 };
 use windows::{NOTHING, add_won, pool, unpool_images};
 
@@ -85,7 +86,7 @@ pub fn forward(
         }),
         f32: |operands| {
             let memory = memory_of(compute, || product.memory(compute.threads(), batch, false));
-            compute.launch_with_card(op, (operands, memory), move |cpu, ((x, w, b, y, winners), memory)| {
+            compute.launch_with_card(op.needs(CardNeeds::of_products::<S>()), (operands, memory), move |cpu, ((x, w, b, y, winners), memory)| {
                 let out_elems = rows * columns * c_out;
                 let outputs = image_parts(cpu, y, out_elems).into_iter();
                 let outputs = outputs.zip(image_parts(cpu, winners, out_elems));
@@ -158,7 +159,7 @@ pub fn backward_weight(
         }),
         f32: |operands| {
             let memory = memory_of(compute, || gradient.memory::<S>(compute.threads(), batch));
-            compute.launch_with_card(op, (operands, memory), move |cpu, ((x, dy, winners, dw, db, _), memory)| {
+            compute.launch_with_card(op.needs(CardNeeds::of_products::<S>()), (operands, memory), move |cpu, ((x, dy, winners, dw, db, _), memory)| {
                 let fill = unpool_images(cpu.simd, &conv, dy, winners);
                 gradient.run::<X, S>(cpu, x, memory, fill, dw, accumulate);
                 if !accumulate {
@@ -216,7 +217,7 @@ pub fn backward_input(
         }),
         f32: |operands| {
             let memory = memory_of(compute, || gradient.memory::<X>(compute.threads(), batch));
-            compute.launch_with_card(op, (operands, memory), move |cpu, ((w, dy, winners, dx), memory)| {
+            compute.launch_with_card(op.needs(CardNeeds::of_products::<S>()), (operands, memory), move |cpu, ((w, dy, winners, dx), memory)| {
                 let fill = unpool_images(cpu.simd, &conv, dy, winners);
                 gradient.run::<X, S>(cpu, w, memory, fill, dx);
                 Ok(())

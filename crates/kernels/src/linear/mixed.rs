@@ -8,8 +8,8 @@ use paceline_memory::{DType, Tensor};
 
 use super::{Activation, Sizes};
 use crate::card::products::{self, CardMatrix, RowParts, narrow, widen};
-use crate::launch::{Either, write_or_update};
 use crate::matmul::{Destination, Elements, Half, Matrix, Operand};
+use crate::operands::{Either, write_or_update};
 use crate::{
     Compute, KernelError, OnCard, Op, Processor, Read, Result, Scratch, Write, elementwise, read,
     scratch,

@@ -19,8 +19,8 @@ pub use self::row::forward_row;
 pub use crate::activation::Activation;
 use crate::card::products::{self, CardMatrix, RowParts};
 use crate::compute::batches;
-use crate::launch::write_or_update;
 use crate::matmul::{Matrix, matmul};
+use crate::operands::write_or_update;
 use crate::real::for_real;
 use crate::{Compute, KernelError, Op, Real, Result, elementwise, read, scratch, write};
 

@@ -7,7 +7,7 @@ use paceline_memory::{Element, Tensor};
 
 use super::Sizes;
 use crate::compute::batches;
-use crate::launch::Either;
+use crate::operands::Either;
 use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored};
 use crate::{Compute, Op, Processor, Result, lanes, read, scratch, write};

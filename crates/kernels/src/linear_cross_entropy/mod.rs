@@ -15,9 +15,9 @@ use self::products::Products;
 use crate::card::linear_cross_entropy as kernels;
 use crate::compute::batches;
 use crate::error::expect_shape;
-use crate::launch::write_or_update;
 use crate::loss::SUMS_LEN;
 use crate::matmul::Matrix;
+use crate::operands::write_or_update;
 use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored};
 use crate::{

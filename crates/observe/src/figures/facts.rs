@@ -26,6 +26,7 @@ use crate::insight::memory::{Need, Needs};
 use crate::insight::observed::observed;
 use crate::insight::pipeline::PipelineFacts;
 use crate::insight::pipeline_advice;
+use crate::record::card_use::CardUse;
 use crate::record::memory::{Bytes, RESERVED, RankMemory};
 use crate::record::rank_report::RankReport;
 use crate::record::ranks::Ranks;
@@ -231,6 +232,11 @@ impl<'a> Facts<'a> {
     pub fn peak_flops_per_s(&self, ranks: Ranks) -> Option<f64> {
         let peaks = self.reports.iter().map(|report| report.peak_flops_per_s);
         ranks.combine(peaks).filter(|peak| *peak > 0.0)
+    }
+
+    /// What the driver said of the ranks' cards.
+    pub fn cards(&self) -> impl Iterator<Item = &CardUse> {
+        self.reports.iter().filter_map(|report| report.card.as_ref())
     }
 
     /// A number of each rank's report, combined, without a fraction.

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::figures::figure::Better::{Higher, Lower};
 use crate::figures::figure::{Figure, Source};
+use crate::record::card_use::CardUse;
 use crate::record::meter::StepTimes;
 use crate::record::ranks::Ranks::{
     self, Each, First, Max, Mean, MeanOfSamples, Same, SlowestOfStep, SlowestRank, Sum,
@@ -337,6 +338,12 @@ pub static TABLE: &[Figure] = &[
     run("resident_bytes", plain("resident"), Mean,
         |f, ranks| json!(f.combine(ranks, |r| r.resident_bytes)),
         "Proportional set size: a process's own pages, and its share of those that several have.").console(),
+    run("card_busy_pct", ("card busy", "%", 1), Mean, |f, ranks| json!(ranks.combine(f.cards().filter_map(CardUse::busy_pct))),
+        "For how much of the time a card ran a kernel of any process: the mean of what the driver (NVML) says of its last second or less, \
+         asked between measured steps, at most every 100 ms. Null on other devices, and where the driver does not say.").console(),
+    run("card_used_bytes", plain("card's memory"), Max,
+        |f, ranks| json!(ranks.combine(f.cards().filter_map(CardUse::most_bytes).map(|of| of as f64)).map(|of| of as u64)),
+        "The most bytes of a card's memory that all processes and the driver used at one of these times. Null as `card_busy_pct`.").console(),
 
     // Results.
     run("weights_sha256", plain("weights"), First, |f, _| json!(f.reports.first().map(|r| &r.weights_sha256)),

@@ -8,10 +8,12 @@
 //! | [`steps`] | the measured steps, in bounded memory |
 //! | [`samples`] | some of them with the times of operations and gradients, from which advice is computed |
 //! | [`memory`] | the memory of a rank by phase and category |
+//! | [`card_use`] | how busy its card is, and the card's memory |
 //! | [`rank_report`] | the report of a rank at the end |
 //! | [`ranks`] | the rules by which the values of the ranks are combined into one |
 //! | [`event_room`] | the room for the events of a profile |
 
+pub mod card_use;
 pub mod event_room;
 pub mod gathers;
 pub mod memory;

@@ -7,6 +7,7 @@ use paceline_host::{resources, streams};
 use paceline_trace::SpanTrack;
 use serde::{Deserialize, Serialize};
 
+use crate::record::card_use::CardUse;
 use crate::record::memory::RankMemory;
 use crate::record::meter::Meter;
 use crate::record::readiness::AlikeSteps;
@@ -33,6 +34,8 @@ pub struct RankReport {
     pub weights_sha256: String,
     /// The most floating-point operations per second that this rank's threads can make, as measured before its first step.
     pub peak_flops_per_s: f64,
+    /// What the driver says of the card, if this rank computes on one.
+    pub card: Option<CardUse>,
 }
 
 /// Warns that something could not be written that the run can do without. `what` names it with its file. Returns what is
@@ -63,6 +66,7 @@ impl RankReport {
             missing_files: Vec::new(),
             weights_sha256,
             peak_flops_per_s: 0.0,
+            card: None,
         }
     }
 }

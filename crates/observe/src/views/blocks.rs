@@ -118,6 +118,7 @@ pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> 
         format!(", predicted {:.1} MB ({off:+.1} %)", bytes / 1e6)
     });
     lines.push(format!("Resident (proportional) per rank: {:.1} MB{predicted}", resident / 1e6));
+    lines.extend(card_line(facts));
     let digest = facts.reports.first().map_or("", |report| &report.weights_sha256);
     lines.push(format!("Weights: sha256 {digest}"));
     if !facts.replicas_agree() {
@@ -184,6 +185,20 @@ fn unlike_line(facts: &Facts) -> Option<String> {
             thousands(facts.steps.count())
         )
     })
+}
+
+/// How busy the cards were and their memory, or why that is not known; none on other devices, and if nothing was measured.
+fn card_line(facts: &Facts) -> Option<String> {
+    let busy = value(facts, "card_busy_pct").map(|of| printed("card_busy_pct").with_unit(of));
+    let used = value(facts, "card_used_bytes").map(|of| format!("{:.1} MB used", of / 1e6));
+    let known: Vec<String> = busy.map(|of| format!("busy {of}")).into_iter().chain(used).collect();
+    let missing = facts.cards().find_map(|card| card.missing.as_deref());
+    let missing = missing.map(|reason| match known.is_empty() {
+        true => format!("how busy it is and its memory are not known: {reason}"),
+        false => format!("the rest is not known: {reason}"),
+    });
+    let parts: Vec<String> = known.into_iter().chain(missing).collect();
+    (!parts.is_empty()).then(|| format!("Card: {}", parts.join(", ")))
 }
 
 /// Where the time of a step goes.

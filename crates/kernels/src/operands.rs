@@ -1,0 +1,466 @@
+//! What an operation works on: tensors and scratch memory, stated before they are touched.
+//!
+//! Input: tensors with the shape, element type and access that an operation states. Output: claims, and then slices for the
+//! processor or addresses for a card's kernels. This module does not know when, or on which device, an operation runs.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use paceline_cuda::kernel::{In, Out};
+use paceline_memory::{
+    Access, Category, Claim, Device, Element, Event, MemoryError, Shape, Tensor,
+};
+
+use crate::error::expect_shape;
+use crate::{Compute, KernelError, Result};
+
+/// What an operation works on: one operand, a tuple or a `Vec` of them, or an `Option` of one.
+///
+/// [`read`], [`write()`], [`update`] and [`scratch`] make operands. A body gets slices in the same form.
+pub trait Operands {
+    /// What the operation keeps while it runs.
+    #[doc(hidden)]
+    type Held: Send + 'static;
+    /// The slices that a body gets.
+    type Views<'a>;
+
+    /// Checks each operand and claims it.
+    #[doc(hidden)]
+    fn hold(self, to: &Holding<'_>) -> Result<Self::Held>;
+
+    /// Moves what keeps the memory in place out of what is held.
+    #[doc(hidden)]
+    fn release(held: &mut Self::Held, claims: &mut Vec<Claim>);
+
+    /// The slices of what is held.
+    ///
+    /// # Safety
+    ///
+    /// The memory lies where this thread can reach it, and all that comes before the operation is done.
+    #[doc(hidden)]
+    unsafe fn views(held: &mut Self::Held) -> Self::Views<'_>;
+
+    /// The addresses that a card's kernels get.
+    type OnCard: Send + 'static;
+
+    /// The addresses of what is held.
+    #[doc(hidden)]
+    fn on_card(held: &Self::Held) -> Self::OnCard;
+
+    /// Shows the tensors that are read, in order.
+    #[doc(hidden)]
+    fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor));
+}
+
+/// Who claims operands, and for what.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Holding<'a> {
+    pub(crate) compute: &'a Compute,
+    pub(crate) op: &'static str,
+    /// The end of the operation, if it is put into a stream.
+    pub(crate) queued: Option<&'a Event>,
+}
+
+impl Holding<'_> {
+    fn claim<T: Element>(&self, tensor: &Tensor, access: Access) -> Result<Held<T>> {
+        let claim = match self.queued {
+            None => tensor.claim(access, self.op)?,
+            Some(event) => tensor.queue(access, self.op, event)?,
+        };
+        let (base, len) = (claim.base().cast(), claim.len_bytes() / size_of::<T>());
+        Ok(Held { base, len, claim: Some(claim) })
+    }
+}
+
+/// An operand that is claimed.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Held<T> {
+    base: NonNull<T>,
+    len: usize,
+    /// Keeps the memory: until the operation is done, or until it is in its stream. Memory of a device may be freed while
+    /// work that uses it is queued, because it goes back to the stream, behind the work.
+    claim: Option<Claim>,
+}
+
+// SAFETY: an address, and a claim on what lies there, which may move to another thread.
+unsafe impl<T: Element> Send for Held<T> {}
+
+impl<T: Element> Held<T> {
+    fn address(&self) -> u64 {
+        self.base.as_ptr().addr() as u64
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Operands::views`].
+    unsafe fn elems(&self) -> &[T] {
+        // SAFETY: the claim, or the place in the stream, keeps the range in place and excludes writers. `Stated::hold` has
+        // checked the element type, so the range is aligned and any bits in it are a valid `T`. The caller says that this
+        // thread can reach it.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Operands::views`], and the operand must be claimed for writing.
+    unsafe fn elems_mut(&mut self) -> &mut [T] {
+        // SAFETY: as for `elems`; a claim for writing excludes all other users.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
+    }
+}
+
+/// The part of a statement that all tensors have.
+#[derive(Clone, Copy, Debug)]
+struct Stated<'t> {
+    operand: &'static str,
+    tensor: &'t Tensor,
+    shape: Shape,
+    /// Whether the elements are taken as bytes, whatever their type.
+    is_bytes: bool,
+}
+
+impl Stated<'_> {
+    /// Checks shape, device and element type, and claims the tensor, whose bytes are moved so many times.
+    fn hold<T: Element>(&self, to: &Holding<'_>, access: Access, times: usize) -> Result<Held<T>> {
+        let (op, compute) = (to.op, to.compute);
+        expect_shape(op, self.operand, self.tensor.shape(), self.shape)?;
+        if self.tensor.device() != compute.device() {
+            let (operand, compute) = (self.tensor.device(), compute.device());
+            return Err(KernelError::Device { op, operand, compute });
+        }
+        if self.tensor.dtype() != T::DTYPE && !self.is_bytes {
+            let (expected, got) = (T::DTYPE, self.tensor.dtype());
+            return Err(MemoryError::WrongType { expected, got }.into());
+        }
+        if compute.device() == Device::Meta {
+            compute.count_bytes(times * self.tensor.num_elems() * self.tensor.dtype().size_bytes());
+        }
+        to.claim(self.tensor, access)
+    }
+}
+
+/// See [`read`].
+#[derive(Clone, Copy, Debug)]
+pub struct Read<'t, T>(Stated<'t>, PhantomData<T>);
+
+/// See [`write()`] and [`update`].
+#[derive(Clone, Copy, Debug)]
+pub struct Write<'t, T> {
+    stated: Stated<'t>,
+    is_read: bool,
+    elements: PhantomData<T>,
+}
+
+/// See [`scratch`].
+#[derive(Clone, Copy, Debug)]
+pub struct Scratch<T>(usize, PhantomData<T>);
+
+/// An operand that is only read. The tensor must have this shape; errors call it `operand`.
+pub fn read<'t, T: Element>(
+    operand: &'static str,
+    tensor: &'t Tensor,
+    shape: impl Into<Shape>,
+) -> Read<'t, T> {
+    Read(Stated { operand, tensor, shape: shape.into(), is_bytes: false }, PhantomData)
+}
+
+/// An operand that is overwritten as a whole: what it held before does not matter.
+pub fn write<'t, T: Element>(
+    operand: &'static str,
+    tensor: &'t Tensor,
+    shape: impl Into<Shape>,
+) -> Write<'t, T> {
+    let stated = Stated { operand, tensor, shape: shape.into(), is_bytes: false };
+    Write { stated, is_read: false, elements: PhantomData }
+}
+
+/// An operand that is changed: what it held before matters.
+pub fn update<'t, T: Element>(
+    operand: &'static str,
+    tensor: &'t Tensor,
+    shape: impl Into<Shape>,
+) -> Write<'t, T> {
+    Write { is_read: true, ..write(operand, tensor, shape) }
+}
+
+/// An operand of any type that is read as bytes.
+pub(crate) fn read_bytes<'t>(
+    operand: &'static str,
+    tensor: &'t Tensor,
+    shape: Shape,
+) -> Read<'t, u8> {
+    Read(Stated { operand, tensor, shape, is_bytes: true }, PhantomData)
+}
+
+/// An operand of any type that is overwritten as bytes.
+pub(crate) fn write_bytes<'t>(
+    operand: &'static str,
+    tensor: &'t Tensor,
+    shape: Shape,
+) -> Write<'t, u8> {
+    let stated = Stated { operand, tensor, shape, is_bytes: true };
+    Write { stated, is_read: false, elements: PhantomData }
+}
+
+/// A result to which the operation adds if `accumulate`, and which it overwrites otherwise.
+pub fn write_or_update<'t, T: Element>(
+    accumulate: bool,
+    operand: &'static str,
+    tensor: &'t Tensor,
+    shape: impl Into<Shape>,
+) -> Write<'t, T> {
+    Write { is_read: accumulate, ..write(operand, tensor, shape) }
+}
+
+/// Scratch memory of `len` elements, which have unspecified values when the body starts.
+pub fn scratch<T: Element>(len: usize) -> Scratch<T> {
+    Scratch(len, PhantomData)
+}
+
+/// The same for what only a card's kernels need: no elements on other devices.
+pub(crate) fn card_scratch<T: Element>(compute: &Compute, len: usize) -> Scratch<T> {
+    scratch(if compute.device() == Device::Cuda { len } else { 0 })
+}
+
+impl<'t, T: Element> Operands for Read<'t, T> {
+    type Held = Held<T>;
+    type Views<'a> = &'a [T];
+
+    fn hold(self, to: &Holding<'_>) -> Result<Held<T>> {
+        self.0.hold(to, Access::Read, 1)
+    }
+
+    fn release(held: &mut Held<T>, claims: &mut Vec<Claim>) {
+        claims.extend(held.claim.take());
+    }
+
+    unsafe fn views(held: &mut Held<T>) -> &[T] {
+        // SAFETY: the caller's.
+        unsafe { held.elems() }
+    }
+
+    type OnCard = In<T>;
+
+    fn on_card(held: &Self::Held) -> Self::OnCard {
+        In(held.address(), PhantomData)
+    }
+
+    fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
+        show(self.0.tensor);
+    }
+}
+
+impl<'t, T: Element> Operands for Write<'t, T> {
+    type Held = Held<T>;
+    type Views<'a> = &'a mut [T];
+
+    fn hold(self, to: &Holding<'_>) -> Result<Held<T>> {
+        self.stated.hold(to, Access::Write, 1 + usize::from(self.is_read))
+    }
+
+    fn release(held: &mut Held<T>, claims: &mut Vec<Claim>) {
+        claims.extend(held.claim.take());
+    }
+
+    unsafe fn views(held: &mut Held<T>) -> &mut [T] {
+        // SAFETY: the caller's, and `hold` has claimed the range for writing.
+        unsafe { held.elems_mut() }
+    }
+
+    type OnCard = Out<T>;
+
+    fn on_card(held: &Self::Held) -> Self::OnCard {
+        Out(held.address(), PhantomData)
+    }
+
+    fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
+        if self.is_read {
+            show(self.stated.tensor);
+        }
+    }
+}
+
+impl<T: Element> Operands for Scratch<T> {
+    type Held = Held<T>;
+    type Views<'a> = &'a mut [T];
+
+    fn hold(self, to: &Holding<'_>) -> Result<Held<T>> {
+        let tensor = to.compute.allocator.tensor(T::DTYPE, [self.0], Category::Workspace)?;
+        to.claim(&tensor, Access::Write)
+    }
+
+    fn release(held: &mut Held<T>, claims: &mut Vec<Claim>) {
+        claims.extend(held.claim.take());
+    }
+
+    unsafe fn views(held: &mut Held<T>) -> &mut [T] {
+        // SAFETY: the caller's, and `hold` has claimed the range for writing.
+        unsafe { held.elems_mut() }
+    }
+
+    type OnCard = Out<T>;
+
+    fn on_card(held: &Self::Held) -> Self::OnCard {
+        Out(held.address(), PhantomData)
+    }
+
+    fn inputs<'a>(&'a self, _: &mut dyn FnMut(&'a Tensor)) {}
+}
+
+impl<A: Operands> Operands for Option<A> {
+    type Held = Option<A::Held>;
+    type Views<'a> = Option<A::Views<'a>>;
+
+    fn hold(self, to: &Holding<'_>) -> Result<Self::Held> {
+        self.map(|operand| operand.hold(to)).transpose()
+    }
+
+    fn release(held: &mut Self::Held, claims: &mut Vec<Claim>) {
+        if let Some(held) = held {
+            A::release(held, claims);
+        }
+    }
+
+    unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
+        // SAFETY: the caller's.
+        held.as_mut().map(|held| unsafe { A::views(held) })
+    }
+
+    type OnCard = Option<A::OnCard>;
+
+    fn on_card(held: &Self::Held) -> Self::OnCard {
+        held.as_ref().map(A::on_card)
+    }
+
+    fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
+        if let Some(operand) = self {
+            operand.inputs(show);
+        }
+    }
+}
+
+impl<A: Operands> Operands for Vec<A> {
+    type Held = Vec<A::Held>;
+    type Views<'a> = Vec<A::Views<'a>>;
+
+    fn hold(self, to: &Holding<'_>) -> Result<Self::Held> {
+        self.into_iter().map(|operand| operand.hold(to)).collect()
+    }
+
+    fn release(held: &mut Self::Held, claims: &mut Vec<Claim>) {
+        held.iter_mut().for_each(|held| A::release(held, claims));
+    }
+
+    unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
+        // SAFETY: the caller's.
+        held.iter_mut().map(|held| unsafe { A::views(held) }).collect()
+    }
+
+    type OnCard = Vec<A::OnCard>;
+
+    fn on_card(held: &Self::Held) -> Self::OnCard {
+        held.iter().map(A::on_card).collect()
+    }
+
+    fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
+        self.iter().for_each(|operand| operand.inputs(show));
+    }
+}
+
+/// One of two operands, of which it depends on a tensor's element type which it is.
+#[derive(Clone, Copy, Debug)]
+pub enum Either<A, B> {
+    /// The first one.
+    A(A),
+    /// The second one.
+    B(B),
+}
+
+impl<A: Operands, B: Operands> Operands for Either<A, B> {
+    type Held = Either<A::Held, B::Held>;
+    type Views<'a> = Either<A::Views<'a>, B::Views<'a>>;
+
+    fn hold(self, to: &Holding<'_>) -> Result<Self::Held> {
+        Ok(match self {
+            Either::A(operand) => Either::A(operand.hold(to)?),
+            Either::B(operand) => Either::B(operand.hold(to)?),
+        })
+    }
+
+    fn release(held: &mut Self::Held, claims: &mut Vec<Claim>) {
+        match held {
+            Either::A(held) => A::release(held, claims),
+            Either::B(held) => B::release(held, claims),
+        }
+    }
+
+    unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
+        match held {
+            // SAFETY: the caller's.
+            Either::A(held) => Either::A(unsafe { A::views(held) }),
+            // SAFETY: the caller's.
+            Either::B(held) => Either::B(unsafe { B::views(held) }),
+        }
+    }
+
+    type OnCard = Either<A::OnCard, B::OnCard>;
+
+    fn on_card(held: &Self::Held) -> Self::OnCard {
+        match held {
+            Either::A(held) => Either::A(A::on_card(held)),
+            Either::B(held) => Either::B(B::on_card(held)),
+        }
+    }
+
+    fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
+        match self {
+            Either::A(operand) => operand.inputs(show),
+            Either::B(operand) => operand.inputs(show),
+        }
+    }
+}
+
+macro_rules! operands_in_tuples {
+    ($(($($A:ident $at:tt),+))+) => {$(
+        impl<$($A: Operands),+> Operands for ($($A,)+) {
+            type Held = ($($A::Held,)+);
+            type Views<'a> = ($($A::Views<'a>,)+);
+
+            fn hold(self, to: &Holding<'_>) -> Result<Self::Held> {
+                Ok(($(self.$at.hold(to)?,)+))
+            }
+
+            fn release(held: &mut Self::Held, claims: &mut Vec<Claim>) {
+                $($A::release(&mut held.$at, claims);)+
+            }
+
+            unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
+                // SAFETY: the caller's.
+                unsafe { ($($A::views(&mut held.$at),)+) }
+            }
+
+            type OnCard = ($($A::OnCard,)+);
+
+            fn on_card(held: &Self::Held) -> Self::OnCard {
+                ($($A::on_card(&held.$at),)+)
+            }
+
+            fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
+                $(self.$at.inputs(show);)+
+            }
+        }
+    )+};
+}
+operands_in_tuples! {
+    (A 0)
+    (A 0, B 1)
+    (A 0, B 1, C 2)
+    (A 0, B 1, C 2, D 3)
+    (A 0, B 1, C 2, D 3, E 4)
+    (A 0, B 1, C 2, D 3, E 4, F 5)
+    (A 0, B 1, C 2, D 3, E 4, F 5, G 6)
+    (A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7)
+    (A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8)
+}
