@@ -65,7 +65,7 @@ fn damaged_files_are_refused_with_their_name_and_the_fix() {
         (&too_large, "a.parquet: column text: a page does not unpack (", "so write it again"),
         (
             &checksum,
-            "a.parquet: row 1: Page CRC checksum mismatch",
+            "a.parquet: Page CRC checksum mismatch",
             "; is the file damaged or cut off, or not a Parquet file?",
         ),
         (
