@@ -1,16 +1,20 @@
 //! Texts with labels in Parquet files.
 //!
-//! Input: a file whose pages are uncompressed, or compressed by Snappy or gzip. Output: rows. This module checks no
-//! label's range.
+//! Input: a file whose pages are uncompressed, or compressed by Snappy, gzip, LZ4 or Zstandard. Output: rows. This module
+//! checks no label's range.
 
 mod delta;
+mod groups;
 mod pages;
 
 use std::fs::File;
 use std::io::{self, BufReader, Seek, SeekFrom};
 use std::path::Path;
+use std::sync::Arc;
 
-use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::basic::Compression;
+use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
+use parquet::file::reader::RowGroupReader;
 use parquet::record::Field;
 use parquet::schema::types::Type;
 
@@ -18,6 +22,7 @@ use super::error::excerpt;
 use super::guarded::guarded;
 use super::rows::{Label, MAX_TEXT_BYTES, Row, Sink, column, no_integer};
 use super::{TableSettings, TextError};
+use groups::Group;
 
 /// The most bytes of the texts of a file for each byte of the file, and how many are read of a small file. Texts compress
 /// to a fifth; those of a few words that repeat, in a dictionary, to less.
@@ -37,21 +42,20 @@ pub(super) fn read(path: &Path, table: &TableSettings, sink: Sink<'_>) -> Result
 fn library(error: &str) -> String {
     // The library says of some errors that they are its own.
     let error = error.strip_prefix("Parquet error: ").unwrap_or(error);
-    format!("{}; is the file cut off, or not a Parquet file?", excerpt(error))
+    format!("{}; is the file damaged or cut off, or not a Parquet file?", excerpt(error))
 }
 
 /// Checks the pages of these columns.
 fn check_pages(
-    file: &File,
-    reader: &SerializedFileReader<File>,
+    file: &Arc<File>,
+    metadata: &ParquetMetaData,
     columns: &[usize],
 ) -> Result<(), String> {
-    let metadata = reader.metadata();
     let mut first_row = 1i64;
     let names = metadata.file_metadata().schema().get_fields();
     let wanted = columns.iter().map(|at| names[*at].name());
     let wanted: Vec<&str> = wanted.collect();
-    for (at, group) in metadata.row_groups().iter().enumerate() {
+    for group in metadata.row_groups() {
         for (number, chunk) in group.columns().iter().enumerate() {
             // The parts of a nested column have its name first.
             let path = chunk.column_path().parts();
@@ -63,12 +67,24 @@ fn check_pages(
             let (Ok(start), Ok(len)) = (start, len) else {
                 return Err("a column has a negative offset or length; the file is damaged, so write it again".to_owned());
             };
-            let mut bytes = BufReader::new(file);
+            let codec = match chunk.compression() {
+                Compression::BROTLI(_) => "Brotli",
+                Compression::LZO => "LZO",
+                _ => "",
+            };
+            if !codec.is_empty() {
+                return Err(format!(
+                    "column {} is compressed by {codec}, which is not read; write the file with Zstandard, Snappy, gzip, \
+                     LZ4 or without compression",
+                    path.join(".")
+                ));
+            }
+            let mut bytes = BufReader::new(&**file);
             bytes.seek(SeekFrom::Start(start)).map_err(|error| error.to_string())?;
             let mut check = || {
                 if pages::check(&mut bytes, len, chunk.compression(), first_row)? {
-                    let pages = reader.get_row_group(at);
-                    let pages = pages.and_then(|group| group.get_column_page_reader(number));
+                    let group = Group { file: file.clone(), metadata: group };
+                    let pages = group.get_column_page_reader(number);
                     let mut pages = pages.map_err(|error| error.to_string())?;
                     delta::check(&mut *pages, chunk.column_descr())?;
                 }
@@ -86,34 +102,42 @@ fn read_rows(path: &Path, table: &TableSettings, sink: Sink<'_>) -> Result<(), T
         |error: parquet::errors::ParquetError| TextError::file(path, library(&error.to_string()));
     let open = || {
         let file = paceline_files::open(path)?;
-        Ok::<_, io::Error>((file.metadata()?.len(), file.try_clone()?, file))
+        Ok::<_, io::Error>((file.metadata()?.len(), Arc::new(file)))
     };
-    let (len, again, file) = open().map_err(|error| TextError::file(path, error))?;
+    let (len, file) = open().map_err(|error| TextError::file(path, error))?;
     let most_bytes = len.saturating_mul(MOST_PER_BYTE).max(ALWAYS_BYTES);
-    let reader = SerializedFileReader::new(file).map_err(broken)?;
-    let schema = reader.metadata().file_metadata().schema();
+    let metadata = ParquetMetaDataReader::new().parse_and_finish(&*file).map_err(broken)?;
+    let schema = metadata.file_metadata().schema();
     let present: Vec<String> =
         schema.get_fields().iter().map(|field| field.name().to_owned()).collect();
     let columns = table.columns().map(|name| column(path, &present, name));
     let columns = columns.collect::<Result<Vec<usize>, _>>()?;
-    check_pages(&again, &reader, &columns).map_err(|problem| TextError::file(path, problem))?;
+    check_pages(&file, &metadata, &columns).map_err(|problem| TextError::file(path, problem))?;
     let mut num_bytes = 0;
     let fields = columns.iter().map(|at| schema.get_fields()[*at].clone()).collect();
     let projection = Type::group_type_builder(schema.name()).with_fields(fields).build();
-    let rows = projection.and_then(|projection| reader.get_row_iter(Some(projection)));
-    // A value keeps the page that it lies in, so of a column one value is read at a time.
-    for (number, row) in (1..).zip(rows.map_err(broken)?.with_batch_size(1)) {
-        let problem = |problem: String| TextError::row(path, number, problem);
-        let row = row.map_err(|error| problem(excerpt(&error.to_string())))?;
-        let row = row_of(row.get_column_iter(), table);
-        num_bytes += row.as_ref().map_or(0, |row| row.text.len()) as u64 + ROW_BYTES;
-        if num_bytes > most_bytes {
-            return Err(problem(format!(
-                "the rows up to here take {} MB, more than {MOST_PER_BYTE} times the file; divide the file",
-                num_bytes / 1_000_000
-            )));
+    let projection = projection.map_err(broken)?;
+    let mut number = 0;
+    for metadata in metadata.row_groups() {
+        let group = Group { file: file.clone(), metadata };
+        let rows = group.get_row_iter(Some(projection.clone())).map_err(broken)?;
+        // A value keeps the page that it lies in, so of a column one value is read at a time.
+        for row in rows.with_batch_size(1) {
+            number += 1;
+            let row = row.map_err(|error| {
+                TextError::file(path, format!("row {number}: {}", library(&error.to_string())))
+            })?;
+            let row = row_of(row.get_column_iter(), table);
+            num_bytes += row.as_ref().map_or(0, |row| row.text.len()) as u64 + ROW_BYTES;
+            if num_bytes > most_bytes {
+                let problem = format!(
+                    "the rows up to here take {} MB, more than {MOST_PER_BYTE} times the file; divide the file",
+                    num_bytes / 1_000_000
+                );
+                return Err(TextError::row(path, number, problem));
+            }
+            sink(number, row)?;
         }
-        sink(number, row)?;
     }
     Ok(())
 }

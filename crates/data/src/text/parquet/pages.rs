@@ -9,6 +9,8 @@ use std::io::{self, Read};
 use flate2::read::MultiGzDecoder;
 use parquet::basic::Compression;
 
+use super::groups::unpack;
+
 /// The most bytes of an unpacked page. Pages have 1 MB, or the one large value that lies in them; old writers made a page of a
 /// whole row group.
 const MAX_PAGE_BYTES: u64 = 64 << 20;
@@ -67,7 +69,7 @@ pub(super) fn check(
         row = row.saturating_add(values.rows);
         has_differences |= values.are_differences;
         let mut body = chunk.take(packed);
-        if let Compression::GZIP(_) = compression {
+        if let Compression::GZIP(_) | Compression::ZSTD(_) = compression {
             // Of the levels in front of the values of a newer page, none is compressed.
             let levels = field(&page, 8).map_or(0, |v2| {
                 let len = |id| v2.field(id).and_then(Value::number).unwrap_or(0);
@@ -77,11 +79,23 @@ pub(super) fn check(
             skip(&mut body, levels.min(packed)).map_err(|error| error.to_string())?;
             if is_packed && packed > levels {
                 let most = unpacked.saturating_sub(levels);
-                let mut values = MultiGzDecoder::new(&mut body).take(most.saturating_add(1));
-                let found = io::copy(&mut values, &mut io::sink());
-                let found = found.map_err(|error| format!("a page does not unpack ({error})"))?;
-                if found > most {
-                    return Err("a page unpacks to more bytes than it states".to_owned());
+                let found = match compression {
+                    Compression::ZSTD(_) => unpack(&mut body, most, &mut io::sink()),
+                    _ => {
+                        let mut values = MultiGzDecoder::new(&mut body).take(most + 1);
+                        io::copy(&mut values, &mut io::sink())
+                    }
+                };
+                let problem = match found {
+                    Err(error) => format!("does not unpack ({error})"),
+                    Ok(found) if found > most => "unpacks to more bytes than it states".to_owned(),
+                    Ok(found) if found < most => "unpacks to fewer bytes than it states".to_owned(),
+                    Ok(_) => String::new(),
+                };
+                if !problem.is_empty() {
+                    return Err(format!(
+                        "a page {problem}; the file is damaged, so write it again"
+                    ));
                 }
             }
         }
