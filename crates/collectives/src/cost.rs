@@ -295,7 +295,7 @@ impl FromStr for Link {
             let meant = nearest(text).map(|name| format!("did you mean {name}? Use"));
             let use_words = meant.as_deref().unwrap_or("use");
             format!(
-                "{text:?} is no link; {use_words} BANDWIDTH,LATENCY as in 10gbit,50us or 1.2GB/s,5us, or one \
+                "{text:?} does not name a link; {use_words} BANDWIDTH,LATENCY as in 10gbit,50us or 1.2GB/s,5us, or one \
                  of {}",
                 names.join(", ")
             )

@@ -148,7 +148,8 @@ fn flags_beside_traces_are_checked_before_anything_is_read() {
     for (flags, words) in [
         ("--trace none --model mlp", &["--model is about a run, and --trace runs nothing"][..]),
         ("--trace none --links measured", &["--links measured", "with --trace nothing is run"]),
-        ("--trace none --compute-scale 0", &["--compute-scale 0", "pass a factor"]),
+        ("--trace none --compute-scale 0", &["--compute-scale 0.0", "pass a factor"]),
+        ("--trace none --compute-scale 1e300", &["--compute-scale 1e300: pass a factor"]),
         ("--trace none --compute-scale nan", &["--compute-scale NaN"]),
         ("--trace none --links 100ge", &["--links", "did you mean 100gbe?"]),
         ("--trace none --measure", &["--measure"]),

@@ -20,6 +20,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use clap::ArgMatches;
+use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use paceline_choices::registry::typed_value;
 use paceline_failure::outputs::write_json;
@@ -184,15 +185,30 @@ pub fn message(error: &clap::Error) -> String {
             text = format!("{start}{of_user}");
         }
     }
+    if let (true, Some(ContextValue::String(value))) =
+        (text.ends_with(NO_FRACTION), error.get(ContextKind::InvalidValue))
+        && let Some(number) = with_a_point(value)
+    {
+        text = format!("{text} with a point, as in {number}");
+    }
     text
 }
+
+/// A number in which a comma stands for the point.
+fn with_a_point(value: &str) -> Option<String> {
+    let number = value.replacen(',', ".", 1);
+    (number != value && number.parse::<f64>().is_ok()).then_some(number)
+}
+
+/// What is said about a text that is no number with a fraction.
+const NO_FRACTION: &str = "pass a number";
 
 /// What the standard library says about a text that is no number, and what a user can do.
 const NO_NUMBER: [(&str, &str); 4] = [
     ("invalid digit found in string", "pass a whole number, without a sign"),
     ("cannot parse integer from empty string", "pass a whole number, without a sign"),
     ("number too large to fit in target type", "pass a smaller number"),
-    ("invalid float literal", "pass a number"),
+    ("invalid float literal", NO_FRACTION),
 ];
 
 #[cfg(test)]

@@ -185,9 +185,10 @@ pub fn resolve(args: &PredictArgs) -> Result<Spec> {
             "--gradient-bytes needs --compute-ms, the computing time of a step in milliseconds, or --trace",
         );
     }
+    // A number of 300 digits is shown with its exponent.
     if !(MIN_SCALE..=MAX_SCALE).contains(&args.compute_scale) {
         return usage(format!(
-            "--compute-scale {}: pass a factor from {MIN_SCALE} to {MAX_SCALE}",
+            "--compute-scale {:?}: pass a factor from {MIN_SCALE} to {MAX_SCALE}",
             args.compute_scale
         ));
     }
