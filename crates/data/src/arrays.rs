@@ -12,6 +12,8 @@ pub struct Arrays {
     /// Of one input.
     pub(crate) extents: Vec<usize>,
     pub(crate) targets: Targets,
+    /// The names of the classes, if they have names.
+    pub(crate) class_names: Vec<String>,
 }
 
 /// The inputs, one after the other: (count, extents...).
@@ -45,6 +47,10 @@ impl Dataset for Arrays {
             Targets::Values { len, .. } => Field::f32(Field::TARGETS, [len]),
         };
         vec![Field::f32(Field::INPUTS, self.extents.clone()), targets]
+    }
+
+    fn class_names(&self) -> Vec<String> {
+        self.class_names.clone()
     }
 
     fn digest(&self) -> Option<String> {

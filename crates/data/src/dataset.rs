@@ -37,6 +37,11 @@ pub trait Dataset: Send + Sync {
         None
     }
 
+    /// The names of the classes, in their order, if the targets are classes that have names.
+    fn class_names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Whether there are no samples at all.
     fn is_empty(&self) -> bool {
         self.len() == 0

@@ -37,6 +37,10 @@ impl Dataset for Decoded {
         self.dataset.lengths()
     }
 
+    fn class_names(&self) -> Vec<String> {
+        self.dataset.class_names()
+    }
+
     fn digest(&self) -> Option<String> {
         self.dataset.digest()
     }

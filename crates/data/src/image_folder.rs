@@ -59,7 +59,7 @@ impl ImageFolder {
     pub fn load(&self, split: Split, size: Option<[usize; 3]>) -> Result<Arrays, DataError> {
         let train = Files::of(&self.train, None)?;
         let first = train.files.first().map(|(path, _)| path.clone());
-        let num_classes = train.classes.len();
+        let class_names = train.classes.clone();
         let part = match (split, &self.test) {
             (Split::Train, _) => train,
             (Split::Test, Some(test)) => Files::of(test, Some(train.classes))?,
@@ -92,7 +92,8 @@ impl ImageFolder {
         Ok(Arrays {
             inputs: Inputs::Bytes(pixels),
             extents: size.to_vec(),
-            targets: Targets::Classes { labels, num_classes },
+            targets: Targets::Classes { labels, num_classes: class_names.len() },
+            class_names,
         })
     }
 }

@@ -88,7 +88,8 @@ impl NpyFolder {
             extents.push(1); // an image without channels has one
         }
         let targets = y.targets()?;
-        Ok(Arrays { inputs, extents, targets: self.known(split, targets, &y.path)? })
+        let targets = self.known(split, targets, &y.path)?;
+        Ok(Arrays { inputs, extents, targets, class_names: Vec::new() })
     }
 
     fn array(&self, kind: &str, part: &str) -> Result<Array, DataError> {

@@ -84,7 +84,11 @@ impl NumberTable {
             (1..).zip(&rows.labels).map(|(row, label)| classes.find(&rows.path, row, label));
         let labels = labels.collect::<Result<_, _>>()?;
         let targets = Targets::Classes { labels, num_classes: classes.len() };
-        Ok(Arrays { inputs: Inputs::Reals(rows.values), extents, targets })
+        let class_names = match classes {
+            Classes::Words(words) => words,
+            Classes::Numbers(_) => Vec::new(),
+        };
+        Ok(Arrays { inputs: Inputs::Reals(rows.values), extents, targets, class_names })
     }
 
     fn rows(&self, name: &str) -> Result<Rows, DataError> {

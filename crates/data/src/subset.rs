@@ -39,6 +39,10 @@ impl Dataset for Subset {
         Some(self.dataset.lengths()?[self.range.clone()].to_vec())
     }
 
+    fn class_names(&self) -> Vec<String> {
+        self.dataset.class_names()
+    }
+
     fn digest(&self) -> Option<String> {
         Some(format!("{} {:?}", self.dataset.digest()?, self.range))
     }

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use paceline_files::printable;
 use paceline_table::fitted::fitted;
 use paceline_table::table::grouped;
 
@@ -31,6 +32,22 @@ pub fn named(word: &OsStr) -> String {
         text.extend(chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")));
     }
     text
+}
+
+/// The first of these names, safe in a line, with commas between them.
+pub fn listed(names: &[String]) -> String {
+    const MOST: usize = 10;
+    const MOST_CHARS: usize = 40;
+    let shown = |name: &String| {
+        let start: String = name.chars().take(MOST_CHARS).collect();
+        let more = if start.len() < name.len() { "..." } else { "" };
+        printable(&start).into_owned() + more
+    };
+    let mut all: Vec<String> = names.iter().take(MOST).map(shown).collect();
+    if names.len() > MOST {
+        all.push(format!("and {} more", names.len() - MOST));
+    }
+    all.join(", ")
 }
 
 /// The local date and time now, by a format of `strftime`.
@@ -101,6 +118,14 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
 
     use super::*;
+
+    #[test]
+    fn names_are_listed_up_to_a_limit() {
+        let names = |count: usize| (0..count).map(|at| format!("{at}\u{7}")).collect::<Vec<_>>();
+        assert_eq!(listed(&names(2)), "0\\u{7}, 1\\u{7}");
+        assert!(listed(&names(12)).ends_with("9\\u{7}, and 2 more"));
+        assert_eq!(listed(&["x".repeat(99)]), "x".repeat(40) + "...");
+    }
 
     #[test]
     fn a_clock_that_is_far_off_is_no_reason_to_end() {

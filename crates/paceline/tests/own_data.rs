@@ -57,8 +57,29 @@ fn a_cnn_learns_from_a_folder_of_images() {
     let ended = sandbox.train(&format!("{flags} --nproc 2 --epochs 12 --evaluate")).ok();
     assert!(accuracy(&ended) > 90.0, "{}", ended.stdout);
     assert!(ended.line("Evaluation loss: ").ends_with("16 samples"), "{}", ended.stdout);
+    assert_eq!(ended.line("Classes: "), "lying, standing");
+    let summary = fs::read(sandbox.run_folder().join("summary.json")).unwrap();
+    let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
+    assert_eq!(summary["class_names"], serde_json::json!(["lying", "standing"]));
     // A run goes on with images of the same size, wherever they lie, and with all of them.
     sandbox.train(&format!("{flags} --nproc 1 --steps 2 --save saved")).ok();
+    let evaluate = || {
+        let mut command = sandbox.paceline();
+        command.args(["evaluate", "--checkpoint", "saved"]);
+        Run::of(command)
+    };
+    assert_eq!(evaluate().ok().line("Classes: "), "lying, standing");
+    let rename = |from: &str, to: &str| {
+        for part in ["train", "test"] {
+            let path = |class| sandbox.path(&format!("images/{part}/{class}"));
+            fs::rename(path(from), path(to)).unwrap();
+        }
+    };
+    rename("standing", "kneeling");
+    let words =
+        "it was trained with the classes lying, standing, and the data have kneeling, lying";
+    evaluate().refused(&["--checkpoint saved", words]);
+    rename("kneeling", "standing");
     let other = format!("{flags} --nproc 1 --steps 4 --resume saved --image 16 16 1");
     sandbox.train(&other).refused(&["--resume saved", "shape"]);
     fs::rename(sandbox.path("images"), sandbox.path("moved")).unwrap();

@@ -111,7 +111,7 @@ fn a_run_learns_and_reports() {
     let rows = lines.iter().filter(|line| !line.contains(" Batch "));
     let rows: usize = rows.map(|line| line.chars().count().max(1).div_ceil(80)).sum();
     assert!(rows <= 39, "{rows} rows:\n{}", run.stdout);
-    let files = ["config.json", "metrics.jsonl", "summary.json", "summary.txt"]
+    let files = ["config.json", "metrics.jsonl", "step.svg", "summary.json", "summary.txt"]
         .map(|f| format!("runs/{name}/{f}"));
     let all = ["copy.json", "runs", &format!("runs/{name}")];
     let mut expected: Vec<String> =

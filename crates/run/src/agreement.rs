@@ -20,7 +20,7 @@ use paceline_choices::data::DataConfig;
 use paceline_choices::models::ModelConfig;
 use paceline_collectives::Group;
 use paceline_failure::{Failure, Result};
-use paceline_host::text::{placement_line, warn};
+use paceline_host::text::{listed, placement_line, warn};
 use paceline_launch::device::Device;
 use paceline_observe::figures::event::Placed;
 use paceline_settings::config::TrainConfig;
@@ -82,6 +82,7 @@ const MOST_NAMED: usize = 6;
 /// Flags that can name what a host has fetched. Their values are the commits that were found for the names.
 const NAMES: [&str; 3] = ["--pretrained", "--data-dir", "--tokenizer"];
 const TRAINING_DATA: &str = "the training data";
+const CLASS_NAMES: &str = "the names of the classes";
 const TEST_DATA: &str = "the test data";
 const PROGRAM: &str = "the version of paceline";
 
@@ -96,8 +97,10 @@ impl Settings {
         let mut json = json!(config);
         json["data"] = Value::Null;
         json["training_data"] = Value::Null;
+        json["class_names"] = Value::Null;
         all.add(&json);
         all.insert(TRAINING_DATA, config.training_data.as_deref().unwrap_or("computed"));
+        all.insert(CLASS_NAMES, listed(&config.class_names));
         all.insert("the number of training samples", data.train.len());
         all.with_test_data(data.test.as_ref().and_then(|test| test.digest()))
     }
@@ -294,7 +297,7 @@ fn difference(hosts: &[String], settings: &[BTreeMap<String, String>]) -> String
 /// What the user can do about a setting that differs.
 fn fix(name: &str) -> &'static str {
     match name {
-        TRAINING_DATA | TEST_DATA => "copy the same files to all hosts",
+        TRAINING_DATA | TEST_DATA | CLASS_NAMES => "copy the same files to all hosts",
         PROGRAM => "install the same version on all hosts",
         name if NAMES.contains(&name) => {
             "fetch the same revision on all hosts, or state a commit: OWNER/NAME@COMMIT"

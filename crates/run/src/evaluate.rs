@@ -19,7 +19,7 @@ use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::streams;
-use paceline_host::text::{plural, say, warn};
+use paceline_host::text::{listed, plural, say, warn};
 use paceline_kernels::Compute;
 use paceline_launch::comm;
 use paceline_launch::device::Device;
@@ -67,6 +67,9 @@ struct Found<'a> {
     /// With a language model.
     #[serde(skip_serializing_if = "Option::is_none")]
     perplexity: Option<f64>,
+    /// The names of the classes, if the checkpoint has names for them.
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    classes: &'a [String],
     /// Left out if the model does not classify.
     #[serde(skip_serializing_if = "Option::is_none")]
     accuracy: Option<f64>,
@@ -87,6 +90,15 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
     }
     let model = config.model.build(test.as_ref(), config.world_size);
     let model = model.map_err(|e| Failure::Usage(e.to_string()))?;
+    let classes = resume::class_names(&checkpoint);
+    let has = test.class_names();
+    if ![&classes, &has].iter().any(|names| names.is_empty()) && classes != has {
+        return Err(refuse(format!(
+            "it was trained with the classes {}, and the data have {}; pass a --data-dir with the same classes",
+            listed(&classes),
+            listed(&has)
+        )));
+    }
     checkpoint.check_model(&model.layout).map_err(refuse)?;
     if !spec.has("precision") {
         config.precision = precision::of_checkpoint(&checkpoint).map_err(refuse)?;
@@ -139,7 +151,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
         if !is_first {
             return Ok(());
         }
-        evaluation_lines(&result).iter().for_each(|line| say(line));
+        evaluation_lines(&result, &classes).iter().for_each(|line| say(line));
         let Some(file) = &args.json else { return Ok(()) };
         let found = Found {
             checkpoint: &args.checkpoint,
@@ -148,6 +160,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
             tokens: result.tokens(),
             loss: result.sums.mean_loss(),
             perplexity: result.perplexity(),
+            classes: &classes,
             accuracy: result.accuracy(),
         };
         write_json(&Disk::default(), file, &found)

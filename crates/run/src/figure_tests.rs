@@ -303,9 +303,9 @@ fn a_model_without_classes_has_no_accuracy_anywhere() {
             values.into_iter().flatten().filter(|value| !value.is_null()).collect();
         assert!(found.is_empty(), "{name}: {found:?}");
     }
-    let lines = paceline_observe::views::console::evaluation_lines(&result);
+    let lines = paceline_observe::views::console::evaluation_lines(&result, &[]);
     assert_eq!(lines, ["Evaluation loss: 0.5000, over 6 samples"]);
     let tokens = TestResult { samples: 2, has_classes: true, ..result };
-    let lines = paceline_observe::views::console::evaluation_lines(&tokens);
+    let lines = paceline_observe::views::console::evaluation_lines(&tokens, &[]);
     assert_eq!(lines[0], "Evaluation loss: 0.5000, perplexity 1.65, over 6 tokens of 2 samples");
 }

@@ -214,7 +214,7 @@ pub fn resolve_unchecked(
             strategy.accumulate
         ));
     }
-    let training_data = dataset.digest();
+    let (training_data, class_names) = (dataset.digest(), dataset.class_names());
     let built = model.build(dataset.as_ref(), world_size).map_err(|e| {
         if let (ModelError::TooLong { most, .. }, Some(flag)) = (&e, data.length_flag()) {
             return Failure::Usage(format!("{e}; pass {flag} {most} or less"));
@@ -281,6 +281,7 @@ pub fn resolve_unchecked(
         seed: flags.seed,
         data,
         training_data,
+        class_names,
         evaluate: flags.evaluate,
         eval_every: flags.eval_every,
         early_stop: flags.early_stop,

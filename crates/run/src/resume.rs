@@ -27,6 +27,9 @@ use serde::{Deserialize, Serialize};
 use crate::together::together;
 use crate::{precision, recorded};
 
+/// The key of the names of the classes in the index of a checkpoint.
+const CLASS_NAMES: &str = "class-names";
+
 /// Checks, before ranks start, that a run with `num_samples` training samples can begin where the flags
 /// say. Changes nothing. Returns what the user has to know: that the last checkpoint is broken, for example.
 pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<Vec<String>> {
@@ -204,6 +207,12 @@ fn another(group: &Group, flag: &str) -> Failure {
     ))
 }
 
+/// The names of the classes that a checkpoint was trained with, if it records any.
+pub fn class_names(checkpoint: &Checkpoint) -> Vec<String> {
+    let recorded = checkpoint.setting(CLASS_NAMES);
+    recorded.and_then(|names| serde_json::from_str(names).ok()).unwrap_or_default()
+}
+
 /// The settings that determine the samples, by flag.
 pub fn identity_of_data(data: &DataConfig, seed: u64) -> Vec<(String, String)> {
     let mut identity = data.identity();
@@ -345,6 +354,15 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
             },
             otherwise: "the samples would differ",
             fix: "pass a --data-dir with the same files, and the same --tokenizer".into(),
+            may_differ: false,
+            when_missing: Missing::Unknown,
+        },
+        Setting {
+            key: CLASS_NAMES.into(),
+            name: "the classes".into(),
+            value: serde_json::json!(config.class_names).to_string(),
+            otherwise: "the labels would mean other classes",
+            fix: "pass a --data-dir with the same labels".into(),
             may_differ: false,
             when_missing: Missing::Unknown,
         },

@@ -93,6 +93,9 @@ pub struct TrainConfig {
     pub data: DataConfig,
     /// The digest of what the training data were read from, if they come from files.
     pub training_data: Option<String>,
+    /// The names of the classes, in their order, if they have names.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub class_names: Vec<String>,
     /// Whether to evaluate after training.
     pub evaluate: bool,
     /// Optimizer steps between two evaluations during training.

@@ -6,12 +6,14 @@ use std::sync::{Arc, OnceLock};
 
 use clap::{Arg, ArgMatches, Args};
 use paceline_data::text::{
-    Report, TableSettings, TextError, TextFiles, TextSettings, TextSource, TokenizerSource,
+    Report, TableSettings, TextError, TextFiles, TextRows, TextSettings, TextSource,
+    TokenizerSource,
 };
 use paceline_data::{Dataset, Split};
 use paceline_failure::{Failure, Result};
 use paceline_files::{Printable, printable};
 use paceline_host::bar::{TaskBar, Unit};
+use paceline_host::text::listed;
 use paceline_hub::{self as hub, Found};
 
 use super::{DataChoice, DataSettings, RunNeeds, check_vocab};
@@ -43,7 +45,7 @@ struct Flags {
     /// Text and tables: the column with the label of each row; in a text without a header, its number from 1 [default: label]
     #[arg(long, value_name = "NAME")]
     label_column: Option<String>,
-    /// Text: the labels that are words, in the order of their classes [default: labels are numbers from 0]
+    /// Text: the labels that are words, in the order of their classes [default: that of the alphabet]
     #[arg(long, value_name = "WORD", num_args = 1..)]
     label_names: Vec<String>,
     /// Text: the first line of CSV files is a row
@@ -169,12 +171,17 @@ impl DataChoice for Text {
                 path.printable()
             ));
         }
-        let table = table(&flags, &kind)?;
+        let mut table = table(&flags, &kind)?;
         let files = match kind {
             Kind::Classified { .. } => TextFiles::find(&folder),
             Kind::Running { .. } => TextFiles::find_any(&folder),
         };
         let files = files.map_err(in_folder)?;
+        if let Kind::Classified { num_classes, .. } = kind
+            && table.label_names.is_empty()
+        {
+            table.label_names = label_names(&files, &table, num_classes)?;
+        }
         let has_test = !files.of(Split::Test).is_empty() || flags.test_samples.is_some();
         let cache = match flags.token_cache.clone() {
             Some(cache) => cache,
@@ -253,6 +260,26 @@ fn table(flags: &Flags, kind: &Kind) -> Result<TableSettings> {
         }
         _ => Ok(table),
     }
+}
+
+/// The labels of the files to train on, if they are words.
+fn label_names(
+    files: &TextFiles,
+    table: &TableSettings,
+    num_classes: usize,
+) -> Result<Vec<String>> {
+    let words = TextRows::label_words(files.of(Split::Train), table).map_err(in_folder)?;
+    let names: Vec<String> = words.into_iter().collect();
+    if [0, num_classes].contains(&names.len()) {
+        return Ok(names);
+    }
+    let count = names.len();
+    usage(format!(
+        "--data text: the labels in {} are {count} words ({}), and the model has {num_classes} classes; pass --num-labels {count} \
+         for a Llama, otherwise --classes {count}",
+        files.folder().printable(),
+        listed(&names)
+    ))
 }
 
 /// What the texts are for.

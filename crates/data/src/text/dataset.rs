@@ -17,13 +17,19 @@ pub struct TokenDataset {
     longest: usize,
     vocab: usize,
     num_classes: usize,
+    class_names: Vec<String>,
 }
 
 impl TokenDataset {
-    pub(super) fn new(rows: TokenRows, vocab: usize, num_classes: usize) -> Self {
+    pub(super) fn new(
+        rows: TokenRows,
+        vocab: usize,
+        num_classes: usize,
+        class_names: Vec<String>,
+    ) -> Self {
         let lengths = (0..rows.ends.len()).map(|row| rows.row(row).len());
         let longest = lengths.max().unwrap_or(0);
-        Self { rows, longest, vocab, num_classes }
+        Self { rows, longest, vocab, num_classes, class_names }
     }
 }
 
@@ -44,6 +50,10 @@ impl Dataset for TokenDataset {
             *value = i64::from(token);
         }
         sample.set_class(self.rows.labels[index]);
+    }
+
+    fn class_names(&self) -> Vec<String> {
+        self.class_names.clone()
     }
 
     fn digest(&self) -> Option<String> {

@@ -3,6 +3,7 @@
 //! Input: files. Output: their rows, checked. The formats are in `parquet.rs`, `csv.rs` and `jsonl.rs`. This module knows
 //! nothing of tokens.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
@@ -24,6 +25,11 @@ pub(super) const MAX_TEXT_BYTES: usize = 8 << 20;
 pub(super) const MAX_ROW_BYTES: usize = 4 * MAX_TEXT_BYTES;
 /// The most bytes of a row that are in no field: those between fields. Each may take many times its memory when it is parsed.
 pub(super) const MAX_MARK_BYTES: usize = 8 << 20;
+
+/// The most different words that are taken for names of classes.
+const MAX_LABEL_WORDS: usize = 1000;
+const TOO_MANY_WORDS: &str = "more than 1,000 different words are labels up to here; labels are the names or the numbers of \
+                              classes, so name another column with --label-column";
 
 /// Rows with a text and a class each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -94,6 +100,42 @@ impl TextRows {
         }
     }
 
+    /// The labels of these files that are words, in the order of the alphabet. None if the first label is a number. Rows that
+    /// cannot be used are left out here: reading the texts says what is wrong with them.
+    pub fn label_words(
+        paths: &[PathBuf],
+        table: &TableSettings,
+    ) -> Result<BTreeSet<String>, TextError> {
+        let mut words = BTreeSet::new();
+        for path in paths {
+            let mut are_numbers = false;
+            let mut sink = |number, row: Result<Row, String>| {
+                match row.ok().and_then(|row| row.label) {
+                    None => return Ok(()),
+                    Some(Label::Word(word)) => words.insert(word),
+                    Some(Label::Number(number)) if !words.is_empty() => {
+                        words.insert(number.to_string())
+                    }
+                    Some(Label::Number(_)) => {
+                        are_numbers = true;
+                        // Nothing behind it matters.
+                        return Err(TextError::row(path, number, "the label is a number"));
+                    }
+                };
+                match words.len() > MAX_LABEL_WORDS {
+                    true => Err(TextError::row(path, number, TOO_MANY_WORDS)),
+                    false => Ok(()),
+                }
+            };
+            let read = read_as_named(path, table, &mut sink);
+            if are_numbers {
+                break;
+            }
+            read?;
+        }
+        Ok(words)
+    }
+
     fn read_file(
         &mut self,
         path: &Path,
@@ -101,14 +143,7 @@ impl TextRows {
         table: &TableSettings,
         left_out: &mut LeftOut,
     ) -> Result<(), TextError> {
-        let mut sink = self.checked(path, num_classes, table, left_out);
-        match TextFormat::of(path) {
-            Some(TextFormat::Parquet) => parquet::read(path, table, &mut sink),
-            Some(TextFormat::Csv) => csv::read(path, open(path)?, table, &mut sink),
-            Some(TextFormat::JsonLines) => jsonl::read(path, open(path)?, table, &mut sink),
-            Some(TextFormat::Plain) => Err(TextError::file(path, "plain text has no labels")),
-            None => Err(TextError::file(path, "is not a .parquet, .csv or .jsonl file")),
-        }
+        read_as_named(path, table, &mut self.checked(path, num_classes, table, left_out))
     }
 
     /// Adds each row that it is given, after a check.
@@ -148,6 +183,17 @@ impl TextRows {
                 Err(problem) => Err(problem),
             }
         }
+    }
+}
+
+/// Reads a file in the format that its name states.
+fn read_as_named(path: &Path, table: &TableSettings, sink: Sink<'_>) -> Result<(), TextError> {
+    match TextFormat::of(path) {
+        Some(TextFormat::Parquet) => parquet::read(path, table, sink),
+        Some(TextFormat::Csv) => csv::read(path, open(path)?, table, sink),
+        Some(TextFormat::JsonLines) => jsonl::read(path, open(path)?, table, sink),
+        Some(TextFormat::Plain) => Err(TextError::file(path, "plain text has no labels")),
+        None => Err(TextError::file(path, "is not a .parquet, .csv or .jsonl file")),
     }
 }
 

@@ -86,7 +86,8 @@ impl TextSource {
             let rows = TextRows { texts, labels };
             tokenized(rows, &self.tokenizer, settings.max_length, report)
         })?;
-        Ok(TokenDataset::new(rows, self.vocab(), settings.num_classes))
+        let names = self.table.label_names.clone();
+        Ok(TokenDataset::new(rows, self.vocab(), settings.num_classes, names))
     }
 
     /// Running text in blocks of `seq_len` tokens. Without test files, the last `test_samples` blocks of the training files
@@ -260,7 +261,7 @@ impl TokenDataset {
     ) -> Result<Self, TextError> {
         let mut report = Report { progress: &mut |_, _| {}, warn: &mut |_| {} };
         let rows = tokenized(texts, tokenizer, max_length, &mut report)?;
-        Ok(Self::new(rows, tokenizer.vocab(), num_classes))
+        Ok(Self::new(rows, tokenizer.vocab(), num_classes, Vec::new()))
     }
 }
 

@@ -156,7 +156,7 @@ pub(crate) fn detail_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
 }
 
 /// Whether the parts of a step have a meaning: not if nothing was measured, nor if two kinds of steps alternate.
-fn has_anatomy(facts: &Facts) -> bool {
+pub(crate) fn has_anatomy(facts: &Facts) -> bool {
     facts.steps.count() > 0 && facts.sync_cost.is_none()
 }
 

@@ -9,14 +9,14 @@ use paceline_failure::Result;
 use paceline_files::Printable;
 use paceline_host::bar::{self, Bar, Speed, three_digits, time_left};
 use paceline_host::streams;
-use paceline_host::text::{line_width, plural, thousands};
+use paceline_host::text::{line_width, listed, plural, thousands};
 use paceline_settings::config::TrainConfig;
 
 use crate::figures::event::{Event, Listener, StepDone};
 use crate::figures::facts::Facts;
 use crate::figures::table::printed;
 use crate::views::blocks::{detail_lines, scaling_block, summary_lines};
-use crate::views::head;
+use crate::views::{head, step_lines};
 
 /// Without a terminal, a line is printed after this many batches.
 const LINE_EVERY: usize = 10;
@@ -192,7 +192,8 @@ impl<'a> Console<'a> {
 
     fn evaluated(&mut self, Evaluation { steps, result, is_final, .. }: &Evaluation) {
         if *is_final {
-            evaluation_lines(result).iter().for_each(|line| self.say(line));
+            let lines = evaluation_lines(result, &self.config.class_names);
+            lines.iter().for_each(|line| self.say(line));
         } else {
             let loss = printed("eval_loss").shown(result.sums.mean_loss());
             let shown = |part| printed("eval_accuracy_pct").with_unit(100.0 * part);
@@ -219,6 +220,10 @@ impl<'a> Console<'a> {
         facts.missing_files().iter().for_each(|what| self.say(format!("Not written: {what}")));
         let more = if self.config.verbose { "" } else { " (paceline show RUN prints all of it)" };
         self.say(format!("Run folder: {}/{more}", self.folder.printable()));
+        if !step_lines::lanes_of(facts).is_empty() {
+            let file = self.folder.join(step_lines::FILE_NAME);
+            self.say(format!("Picture of a step: {}", file.printable()));
+        }
         if let Some(profile) = &self.config.profile {
             let folder = profile.folder.printable();
             self.say(format!("Traces: {folder} (paceline analyze {folder}; or ui.perfetto.dev)"));
@@ -305,14 +310,17 @@ impl Listener for Console<'_> {
     }
 }
 
-/// The lines for an evaluation of a finished model.
-pub fn evaluation_lines(result: &TestResult) -> Vec<String> {
+/// The lines for an evaluation of a finished model, whose classes may have names.
+pub fn evaluation_lines(result: &TestResult, classes: &[String]) -> Vec<String> {
     let loss = printed("eval_loss").shown(result.sums.mean_loss());
     let mut lines =
         vec![format!("Evaluation loss: {loss}, {}{}", perplexity(result), over(result))];
     let accuracy = result.accuracy();
     let shown = |part| printed("eval_accuracy_pct").shown(100.0 * part);
     lines.extend(accuracy.map(|part| format!("Evaluation accuracy: {}%", shown(part))));
+    if !classes.is_empty() {
+        lines.push(format!("Classes: {}", listed(classes)));
+    }
     lines
 }
 

@@ -3,7 +3,7 @@
 //! | file | what it shows |
 //! |---|---|
 //! | [`console`], [`blocks`], [`memory_lines`] | on the terminal: the epochs, the steps and the summary |
-//! | `step_lines` | the time line of a step, on the terminal |
+//! | [`step_lines`] | the time line of a step, on the terminal and as `step.svg` |
 //! | [`jsonl`] | `metrics.jsonl`, a line for each step, epoch and checkpoint |
 //! | [`summary`], [`summary_text`] | `summary.json`, the file of `--json`, and `summary.txt` |
 //! | [`tensorboard`] | event files of TensorBoard |
@@ -18,7 +18,7 @@ pub mod memory_lines;
 mod pipeline_lines;
 pub mod pipeline_page;
 pub mod profiler;
-mod step_lines;
+pub mod step_lines;
 pub mod summary;
 pub mod summary_text;
 pub mod tensorboard;
@@ -43,6 +43,7 @@ pub fn listeners<'a>(
     listeners.add(summary::SummaryFile::new(disk.clone(), folder, config.json.as_deref()));
     let Some(folder) = folder else { return Ok(listeners) };
     listeners.add(summary_text::SummaryText::new(disk.clone(), config, folder));
+    listeners.add(step_lines::StepPicture::new(disk.clone(), folder));
     if config.pipeline.is_some() {
         listeners.add(pipeline_page::PipelinePage::new(disk.clone(), folder));
     }

@@ -1,30 +1,93 @@
-//! The time line of a step as lines of text: what the main thread did, and beside it the buckets on their way.
+//! The time line of a step: what the main thread did, and beside it the buckets on their way. As lines of text, and as
+//! `step.svg`.
 //!
 //! The anatomy of a run goes in. All times are means over ranks and steps, so the picture is of no single step. Strategies
 //! that communicate after the optimizer, and pipelines, have other pictures or none.
 
-use paceline_table::chart::{Lane, PageColor, Segment};
+use std::path::{Path, PathBuf};
 
+use paceline_failure::outputs::write_bytes;
+use paceline_failure::{Failure, Result};
+use paceline_host::disk::Disk;
+use paceline_host::text::plural;
+use paceline_table::chart::{Lane, PageColor, Segment};
+use paceline_table::plot::{LaneChart, Picture};
+
+use crate::figures::event::{Event, Listener};
 use crate::figures::facts::Facts;
 use crate::insight::anatomy::{Anatomy, OpLine};
+use crate::views::blocks::has_anatomy;
 
 /// How wide a picture is at most, and where no width is known.
 const WIDTH: usize = 80;
 /// The signs of buckets, by number.
 const NUMBERS: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyz";
 
-/// The picture of the usual step, or nothing if the steps do not have this form.
+/// The name of the picture in the run folder.
+pub(crate) const FILE_NAME: &str = "step.svg";
+
+/// Writes the picture when the run has ended, if its steps have this form.
+#[derive(Debug)]
+pub struct StepPicture {
+    disk: Disk,
+    file: PathBuf,
+}
+
+impl StepPicture {
+    /// The picture of a run folder.
+    pub fn new(disk: Disk, folder: &Path) -> Self {
+        Self { disk, file: folder.join(FILE_NAME) }
+    }
+}
+
+impl Listener for StepPicture {
+    fn on(&mut self, event: &Event) -> Result<()> {
+        let Event::Ended(facts) = event else { return Ok(()) };
+        let lanes = lanes_of(facts);
+        if lanes.is_empty() {
+            return Ok(());
+        }
+        let subtitle = format!(
+            "{}, {}, {}: means over ranks and steps",
+            facts.config.model.name(),
+            facts.config.strategy.name(),
+            plural(facts.config.world_size, "rank")
+        );
+        let svg = picture(lanes, subtitle).svg();
+        let svg = svg.map_err(|error| Failure::Run(format!("{FILE_NAME}: {error}")))?;
+        write_bytes(&self.disk, &self.file, svg.as_bytes())
+    }
+}
+
+/// The rows as a chart, whose legend says what the buckets do.
+fn picture(mut lanes: Vec<Lane>, subtitle: String) -> LaneChart {
+    for segment in lanes.iter_mut().skip(1).flat_map(|lane| &mut lane.segments) {
+        segment.kind = match segment.color {
+            PageColor::Wait => "bucket waits for the last rank",
+            _ => "bucket on its way",
+        }
+        .to_owned();
+    }
+    let title = "Where the time of a step goes".to_owned();
+    LaneChart { title, subtitle, unit: "ms".to_owned(), lanes }
+}
+
+/// The picture of the usual step as text, or nothing if the steps do not have this form.
 pub(crate) fn drawing(facts: &Facts, width: Option<usize>) -> Vec<String> {
+    drawn(&lanes_of(facts), width.unwrap_or(WIDTH).min(WIDTH))
+}
+
+/// The rows of the usual step, or nothing if the steps do not have this form.
+pub(crate) fn lanes_of(facts: &Facts) -> Vec<Lane> {
     // These send parameters after the optimizer.
     let sends_after_all = facts.config.strategy.name().starts_with("zero");
-    if facts.pipeline.is_some() || sends_after_all {
+    if facts.pipeline.is_some() || sends_after_all || !has_anatomy(facts) {
         return Vec::new();
     }
     let mean = |part: fn(&crate::record::meter::StepTimes) -> u64| {
         facts.steps.mean(part).map_or(0.0, |ns| ns / 1e6)
     };
-    let lanes = lanes(&facts.anatomy, mean(|t| t.step), mean(|t| t.optimizer));
-    drawn(&lanes, width.unwrap_or(WIDTH).min(WIDTH))
+    lanes(&facts.anatomy, mean(|t| t.step), mean(|t| t.optimizer))
 }
 
 /// The rows: the main thread, and the operations that carry gradients, if there are any. In milliseconds after the batch
@@ -133,6 +196,24 @@ mod tests {
         let alone = drawn(&super::lanes(&anatomy(&[]), 40.0, 10.0), 46);
         assert_eq!(alone[0], "A step, 40.00 ms: forward, backward, wait, optimizer");
         assert_eq!(alone[1..], ["main  ffffffffffbbbbbbbbbbbbbbbbbbbboooooooooo"]);
+    }
+
+    #[test]
+    fn the_picture_names_what_is_drawn() {
+        let lanes = lanes(&anatomy(&[[14.0, 16.0, 20.0], [30.0, 30.0, 36.0]]), 40.0, 4.0);
+        let svg = picture(lanes, "cnn, ddp, 2 ranks".to_owned()).svg().unwrap();
+        let shown = [
+            "cnn, ddp",
+            "forward",
+            "optimizer",
+            "bucket 1",
+            "bucket on its way",
+            "waits for the last",
+            "20 ms",
+        ];
+        for part in shown {
+            assert!(svg.contains(part), "{part}: {svg}");
+        }
     }
 
     #[test]

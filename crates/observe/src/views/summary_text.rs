@@ -40,7 +40,7 @@ impl Listener for SummaryText<'_> {
             }
             Event::Built(model) => self.lines.push(head::size(model)),
             Event::Evaluated(evaluation) if evaluation.is_final => {
-                self.lines.extend(evaluation_lines(&evaluation.result));
+                self.lines.extend(evaluation_lines(&evaluation.result, &self.config.class_names));
             }
             Event::Ended(facts) => {
                 self.lines.extend(summary_lines(facts, None));

@@ -23,6 +23,9 @@ fn furnished() -> Sandbox {
     sandbox.write("broken/summary.json", b"{\"strategy\": \"ddp\", ");
     sandbox.write("broken/config.json", b"{}");
     sandbox.write("other/summary.json", b"{}");
+    sandbox.write("short/a.txt", b"a text");
+    sandbox.write("binary/a.txt", b"\x00\x01\xff\xfe");
+    sandbox.write("untimed/rank_0.json", b"{\"traceEvents\": []}");
     std::fs::create_dir_all(sandbox.path("empty")).unwrap();
     std::fs::create_dir_all(sandbox.path("tmp")).unwrap();
     sandbox

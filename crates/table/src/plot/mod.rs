@@ -1,4 +1,4 @@
-//! Line charts, each axis logarithmic or linear, and charts of bars, as PNG and SVG.
+//! Line charts, each axis logarithmic or linear, and charts of bars and of time lines, as PNG and SVG.
 //!
 //! A title, axes with units and named series of points, or named bars, go in. The contents of a file come out. This module
 //! knows neither what was measured nor where the file goes. The same drawing code serves both formats. The text of a PNG
@@ -11,6 +11,7 @@ mod bars;
 mod bitmap;
 mod chart;
 mod draw;
+mod lanes;
 mod legend;
 mod line;
 
@@ -25,6 +26,7 @@ use crate::canvas::{Align, Canvas, Point};
 pub use axis::Unit;
 pub use bars::{BarChart, BarGroup, RangedBar};
 pub use chart::{Axis, LineChart, SIZE, Series, Spacing, Stroke};
+pub use lanes::LaneChart;
 
 /// Why a chart could not be drawn.
 #[derive(thiserror::Error)]
@@ -57,13 +59,19 @@ pub trait Picture {
     /// Its title, for messages.
     fn title(&self) -> &str;
 
+    /// Its width and height in pixels.
+    fn size(&self) -> (u32, u32) {
+        SIZE
+    }
+
     /// Draws it. Errors if there is nothing to draw.
     #[doc(hidden)]
     fn draw(&self, surface: &mut dyn Surface, font: &Font) -> Result<(), PlotError>;
 
     /// The chart as an SVG. The only font name in it is the generic `sans-serif`.
     fn svg(&self) -> Result<String, PlotError> {
-        let size = (f64::from(SIZE.0), f64::from(SIZE.1));
+        let (width, height) = self.size();
+        let size = (f64::from(width), f64::from(height));
         let mut canvas = Canvas::new(size.0, size.1);
         canvas.rect((0.0, 0.0), size, hex(WHITE), "");
         self.draw(&mut canvas, &font(self)?)?;
@@ -73,7 +81,8 @@ pub trait Picture {
     /// The chart as a PNG.
     fn png(&self) -> Result<Vec<u8>, PlotError> {
         let font = font(self)?;
-        let mut bitmap = Bitmap::new(SIZE, &font).ok_or_else(|| failed(self, "it is too large"))?;
+        let mut bitmap =
+            Bitmap::new(self.size(), &font).ok_or_else(|| failed(self, "it is too large"))?;
         self.draw(&mut bitmap, &font)?;
         bitmap.png().map_err(|error| failed(self, error))
     }
@@ -96,6 +105,10 @@ impl Picture for LineChart {
 impl<P: Picture + ?Sized> Picture for Box<P> {
     fn title(&self) -> &str {
         (**self).title()
+    }
+
+    fn size(&self) -> (u32, u32) {
+        (**self).size()
     }
 
     fn draw(&self, surface: &mut dyn Surface, font: &Font) -> Result<(), PlotError> {

@@ -3,6 +3,7 @@
 use std::fs;
 
 use clap::Command;
+use paceline_data::OwnedSample;
 use tempfile::TempDir;
 
 use super::*;
@@ -69,6 +70,33 @@ fn running_text_is_opened_for_a_language_model() {
     let flags = format!("--seq-len 2 --tokenizer {}", tokenizer.display());
     let data = resolve(PREDICTS, Some(&folder), &flags).unwrap();
     assert_eq!((data.open_train(1).unwrap().len(), data.has_test()), (2, false));
+}
+
+#[test]
+fn labels_that_are_words_need_no_list() {
+    let rows = "text,label\ngood,plus\nbad food,minus\ngood food,plus\n";
+    let files = [("train.csv", rows), ("test.csv", "text,label\nbad,minus\n")];
+    let folder = folder(&[files[0], files[1], ("tokenizer.json", TOKENIZER)]);
+    let classes = |flags| {
+        let data = resolve(CLASSIFIES, Some(&folder), flags).unwrap();
+        let test = data.open_test(1).unwrap();
+        let class = OwnedSample::read(&*test, 0, 0).unwrap().i64("targets")[0];
+        (data.open_train(1).unwrap().class_names().join(" "), class)
+    };
+    // The test part alone has one class, which is the first one of the training part.
+    assert_eq!(classes(""), ("minus plus".to_owned(), 0));
+    assert_eq!(classes("--label-names plus minus"), ("plus minus".to_owned(), 1));
+    let three = Samples::Tokens { vocab: 4, classes: Some(3) };
+    let error = resolve(three, Some(&folder), "").unwrap_err().to_string();
+    assert!(error.contains("are 2 words (minus, plus), and the model has 3 classes"), "{error}");
+    fs::write(folder.path().join("test.csv"), "text,label\nbad,zero\n").unwrap();
+    let data = resolve(CLASSIFIES, Some(&folder), "").unwrap();
+    let error = data.open_test(1).map(|data| data.len()).unwrap_err().to_string();
+    assert!(error.contains("test.csv: row 1: the label zero is none of minus, plus"), "{error}");
+    let many: String = (0..1001).map(|at| format!("good,w{at}\n")).collect();
+    fs::write(folder.path().join("train.csv"), format!("text,label\n{many}")).unwrap();
+    let error = resolve(CLASSIFIES, Some(&folder), "").unwrap_err().to_string();
+    assert!(error.contains("row 1001: more than 1,000 different words"), "{error}");
 }
 
 #[test]
