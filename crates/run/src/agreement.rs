@@ -311,12 +311,12 @@ fn place(ranks: &[usize], hosts: &[String]) -> String {
     let named: BTreeSet<&str> = ranks.iter().map(|rank| &hosts[*rank][..]).collect();
     let named: Vec<&str> = named.into_iter().collect();
     let s = |len: usize| if len == 1 { "" } else { "s" };
-    let list = listed(ranks);
+    let list = in_ranges(ranks);
     format!("rank{} {list} (host{} {})", s(ranks.len()), s(named.len()), named.join(", "))
 }
 
 /// Numbers in ascending order, with ranges: `0-3, 5`.
-pub(super) fn listed(numbers: &[usize]) -> String {
+pub(super) fn in_ranges(numbers: &[usize]) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for &number in numbers {
         match ranges.last_mut() {
@@ -411,6 +411,6 @@ mod tests {
             (0..9).map(|n| (format!("--flag{n}"), salt.to_owned())).collect()
         };
         assert!(difference(&hosts, &[many("a"), many("b")]).contains("; and 3 more; start"));
-        assert_eq!(listed(&[0, 1, 2, 3, 5, 7, 8]), "0-3, 5, 7, 8");
+        assert_eq!(in_ranges(&[0, 1, 2, 3, 5, 7, 8]), "0-3, 5, 7, 8");
     }
 }

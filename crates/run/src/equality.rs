@@ -12,7 +12,7 @@ use std::ops::Range;
 use paceline_failure::{Failure, Result};
 use paceline_strategies::{Exactness, Replica};
 
-use crate::agreement::listed;
+use crate::agreement::in_ranges;
 
 /// The checksums of a part of a parameter: each with the ranks that hold it.
 type Found = Vec<(u32, Vec<usize>)>;
@@ -50,7 +50,7 @@ pub fn check(replica: &Replica, exactness: &Exactness, steps: u64) -> Result<()>
     let name = &params[*at].name;
     let ranks = |ranks: &[usize]| match ranks {
         [rank] => format!("rank {rank}"),
-        ranks => format!("ranks {}", listed(ranks)),
+        ranks => format!("ranks {}", in_ranges(ranks)),
     };
     let parts: Vec<String> = sums.iter().map(|(_, of)| ranks(of)).collect();
     let when = match steps {
