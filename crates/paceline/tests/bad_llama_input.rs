@@ -218,13 +218,13 @@ fn texts_and_tokenizers() {
     refused(
         "train.parquet",
         b"PAR1 this is no footer PAR1",
-        "--data text: texts/train.parquet: EOF: Parquet file too small. Size is 27 but need 544367996; is the file cut off, or \
-         not a Parquet file?",
+        "--data text: texts/train.parquet: EOF: Parquet file too small. Size is 27 but need 544367996; is the file damaged or \
+         cut off, or not a Parquet file?",
     );
     refused(
         "train.parquet",
         b"version https://git-lfs.github.com/spec/v1\n",
-        "--data text: texts/train.parquet: Invalid Parquet file. Corrupt footer; is the file cut off, or not a \
+        "--data text: texts/train.parquet: Invalid Parquet file. Corrupt footer; is the file damaged or cut off, or not a \
          Parquet file?",
     );
 

@@ -160,7 +160,7 @@ fn what_cannot_be_a_graph_is_refused_with_the_replica() {
     let refused = |make: Make, options: ReplicaOptions, words: &str| {
         let group = Group::threads(1).remove(0);
         let error = trainer(Net::Mlp, group, make, options).err().unwrap().to_string();
-        assert!(error.contains(words) && error.contains("as a graph"), "{error}");
+        assert!(error.contains(words) && error.contains("and a graph cannot"), "{error}");
     };
     let communicates: [Make; 6] = [
         || Box::new(Zero2::new(WHOLE)),
@@ -171,13 +171,17 @@ fn what_cannot_be_a_graph_is_refused_with_the_replica() {
         || Box::new(Alternating::new(Box::new(Sharded1::default()), 2).unwrap()),
     ];
     for make in communicates {
-        refused(make, GRAPHS, "a strategy that communicates within a pass");
+        refused(make, GRAPHS, "this strategy communicates within the passes");
     }
     let single: Make = || Box::new(Single);
     let open = ReplicaOptions { static_graph: false, find_unused_parameters: true, ..GRAPHS };
-    refused(single, open, "other parameters");
-    refused(single, ReplicaOptions { sync_batch_norm: true, ..GRAPHS }, "batch statistics");
-    refused(single, ReplicaOptions { no_sync: false, ..GRAPHS }, "in every pass");
+    refused(single, open, "ReplicaOptions::static_graph = false lets other parameters");
+    refused(
+        single,
+        ReplicaOptions { sync_batch_norm: true, ..GRAPHS },
+        "ReplicaOptions::sync_batch_norm",
+    );
+    refused(single, ReplicaOptions { no_sync: false, ..GRAPHS }, "ReplicaOptions::no_sync = false");
     // Elsewhere there are no graphs.
     let group = Group::threads(1).remove(0);
     let (memory, model) = (Allocator::new(), Net::Mlp.build(1));

@@ -130,8 +130,10 @@ impl Group {
         let place = (self.rank(), self.world_size());
         let nccl = Nccl::join(memory, id, place, self.timeout(), order);
         // NCCL may have connected some ranks and not others.
-        let all: Vec<Option<String>> = self.all_gather_object(&nccl.as_ref().err().cloned())?;
-        let missing = all.into_iter().enumerate().find_map(|(rank, why)| Some((rank, why?)));
+        let all: Vec<Option<NotJoined>> = self.all_gather_object(&nccl.as_ref().err().cloned())?;
+        let missing = all.into_iter().enumerate().filter_map(|(rank, why)| Some((rank, why?)));
+        // A rank that waited in vain says less than one that failed.
+        let missing = missing.min_by_key(|(_, why)| why.waited);
         match (nccl, missing) {
             (Ok(nccl), None) => {
                 self.set_nccl(nccl);
@@ -142,7 +144,7 @@ impl Group {
                     nccl.communicator.abort();
                 }
                 let (rank, why) = missing.expect("this rank told, too");
-                Err(self.no_nccl(format!("rank {}: {why}", self.outermost_rank(rank))))
+                Err(self.no_nccl(format!("rank {}: {}", self.outermost_rank(rank), why.reason)))
             }
         }
     }
@@ -152,6 +154,14 @@ impl Group {
         let (what, reason) = ("NCCL", reason.into());
         CollectiveError::Setup { rank, world_size, what, reason }
     }
+}
+
+/// Why NCCL has not connected a rank.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct NotJoined {
+    /// Whether it waited for others in vain.
+    waited: bool,
+    reason: String,
 }
 
 impl Seat {
@@ -209,13 +219,19 @@ impl Nccl {
         place: (usize, usize),
         limit: Duration,
         order: NcclOrder,
-    ) -> Result<Self, String> {
-        let home = memory.home().ok_or("its memory is not that of a card")?;
-        let stream = home.accelerator().stream("nccl").map_err(|error| error.to_string())?;
-        let card = home.accelerator().card().ok_or("its memory is not that of a card")?;
+    ) -> Result<Self, NotJoined> {
+        let failed = |reason: String| NotJoined { waited: false, reason };
+        let no_card = || failed("its memory is not that of a card".to_owned());
+        let home = memory.home().ok_or_else(no_card)?;
+        let stream =
+            home.accelerator().stream("nccl").map_err(|error| failed(error.to_string()))?;
+        let card = home.accelerator().card().ok_or_else(no_card)?;
         // A rank that NCCL cannot connect waits for the others to say so, which they do within its own limit.
-        let mut communicator =
-            Communicator::join(card, id, place, limit / 2).map_err(|error| error.to_string())?;
+        let joined = Communicator::join(card, id, place, limit / 2);
+        let mut communicator = joined.map_err(|error| NotJoined {
+            waited: matches!(error, CudaError::Late { .. }),
+            reason: error.to_string(),
+        })?;
         communicator.set_limit(limit);
         let (memory, scratch) = (memory.clone(), Mutex::default());
         Ok(Self { communicator, stream, memory, scratch, order })
