@@ -88,7 +88,7 @@ class Bench:
         self.step(case, True, "--out", after, *flags)
         out = self.folder / case / "against"
         run([self.binary, "analyze", before, "--against", after, "--output", out], self.folder, RUN_SECONDS)
-        result["against"] = next(note["text"] for note in json.loads((out / "against.json").read_text())["notes"])
+        result["against"] = next(text for _, text in json.loads((out / "against.json").read_text())["notes"])
         pairs = [(self.timed(case, False), self.timed(case, True, *flags)) for _ in range(rounds)]
         steps = [statistics.median(of) for of in zip(*pairs)]
         gains = [was - then for was, then in pairs]

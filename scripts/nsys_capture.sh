@@ -3,7 +3,7 @@
 #
 #     scripts/nsys_capture.sh [--out FOLDER] -- paceline train --device cuda
 #
-# paceline marks its steps and their parts (forward, backward, gather, grad_sync, optimizer_step, ...) as ranges of NVTX whenever a
+# paceline marks its steps and their parts (forward, backward, grad_sync, exposed, optimizer_step) as ranges of NVTX whenever a
 # profiler asks for them, so the run needs no flag. Needs nsys.
 #
 # Writes FOLDER/report.nsys-rep (nsys-ui FOLDER/report.nsys-rep) and prints the sums of ranges, kernels and copies.

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-SEQ_LEN, BATCH = 128, 8
+SEQ_LEN = 128
 LEARNING_RATE, BETAS, DECAY, CLIP = 0.002, (0.9, 0.95), 0.1, 1.0
 SIZES = dict(
     vocab_size=256, hidden_size=128, intermediate_size=352, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4,
@@ -35,7 +35,7 @@ def loss_of(model: LlamaForCausalLM, rows: Tensor) -> Tensor:
     return F.cross_entropy(model(input_ids=rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten())
 
 
-def train(model: LlamaForCausalLM, rows: Tensor, steps: int, seed: int) -> None:
+def train(model: LlamaForCausalLM, rows: Tensor, steps: int, batch_size: int, seed: int) -> None:
     matrices = [param for param in model.parameters() if param.dim() > 1]
     others = [param for param in model.parameters() if param.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
@@ -45,9 +45,9 @@ def train(model: LlamaForCausalLM, rows: Tensor, steps: int, seed: int) -> None:
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * (1 + math.cos(math.pi * step / steps)) / 2
-        if len(order) < BATCH:
+        if len(order) < batch_size:
             order = torch.randperm(len(rows), generator=generator)
-        batch, order = order[:BATCH], order[BATCH:]
+        batch, order = order[:batch_size], order[batch_size:]
         optimizer.zero_grad()
         loss_of(model, rows[batch]).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -67,6 +67,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, metavar="FILE")
     parser.add_argument("--to", type=Path, metavar="DIR")
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
@@ -76,7 +77,7 @@ def main() -> None:
     model = LlamaForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
     rows = sequences(arguments.text)
     if arguments.what == "train":
-        train(model, rows, arguments.steps, arguments.seed)
+        train(model, rows, arguments.steps, arguments.batch, arguments.seed)
         model.save_pretrained(arguments.to)
     else:
         print(json.dumps({"sequences": len(rows), "perplexity": evaluate(model, rows)}))
