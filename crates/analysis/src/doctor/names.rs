@@ -147,7 +147,7 @@ pub(super) fn is_elementwise(operator: &str) -> bool {
     // `ClampMin` is `clamp_min`.
     let is_it =
         |of: &&str| of.split('_').flat_map(str::chars).eq(name.to_ascii_lowercase().chars());
-    ELEMENTWISE.iter().any(|of| is_it(&of))
+    ELEMENTWISE.iter().any(is_it)
 }
 
 /// The batch that PyTorch's `DataLoader` hands to the loop.
