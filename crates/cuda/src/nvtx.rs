@@ -8,6 +8,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fmt::{self, Write};
+use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -124,6 +125,9 @@ impl Nvtx {
             return Ok(None);
         };
         let refused = |why: &str| format!("{INJECTION}={}: {why}", path.to_string_lossy());
+        if is_special(Path::new(&path)) {
+            return Err(refused("it is no regular file"));
+        }
         // SAFETY: running the initializers of the profiler's library is what the variable asks for.
         let library = unsafe { Library::open(Some(&path), RTLD_LAZY | RTLD_LOCAL) }
             .map_err(|error| refused(&error.to_string()))?;
@@ -140,6 +144,12 @@ impl Nvtx {
         std::mem::forget(library);
         Ok(Some(Self(())))
     }
+}
+
+/// Whether this is a pipe, a device or a folder: opening a pipe would wait for a writer. A name without a folder is sought
+/// elsewhere.
+fn is_special(path: &Path) -> bool {
+    path.components().count() > 1 && path.metadata().is_ok_and(|found| !found.is_file())
 }
 
 impl Markers for Nvtx {
@@ -181,5 +191,20 @@ impl Write for Name {
         self.bytes[self.len..end].copy_from_slice(&text.as_bytes()[..end - self.len]);
         self.len = end;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_are_opened_as_libraries() {
+        for special in ["/dev/zero", "/tmp", "./src"] {
+            assert!(is_special(Path::new(special)), "{special}");
+        }
+        for other in ["Cargo.toml", "./Cargo.toml", "src", "/no/such.so", "libm.so.6"] {
+            assert!(!is_special(Path::new(other)), "{other}");
+        }
     }
 }

@@ -215,7 +215,11 @@ fn steps_and_their_parts_are_ranges_of_nvtx_if_a_profiler_asks() {
     // Nobody asks, and the profiler cannot start.
     let plain = sandbox.train(&flags).ok();
     assert_eq!(run.weights(), plain.weights());
-    for (path, words) in [(profiler, "did not start"), ("/no/such.so", "/no/such.so")] {
+    for (path, words) in [
+        (profiler, "did not start"),
+        ("/no/such.so", "/no/such.so"),
+        ("/dev/zero", "it is no regular file"),
+    ] {
         let run = sandbox.train_with(&flags, &[("NVTX_INJECTION64_PATH", path)]).ok();
         assert_eq!(run.stderr.matches("no ranges of NVTX are marked").count(), 1, "{}", run.stderr);
         assert!(run.stderr.contains(words), "{}", run.stderr);
