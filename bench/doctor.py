@@ -36,9 +36,9 @@ CAUSES = {
     "batch": "host_bound",
 }
 SOUND = ["sound", "sound_cnn", "sound_transformer", "sound_one_rank", "sound_loader"]
-ANYWHERE = ["loader", "first_bucket", "no_sync", "optimizer", "zeroing", "straggler", "exposed"]
+ANYWHERE = ["loader", "first_bucket", "no_sync", "optimizer", "straggler", "exposed"]
 ON_A_PROCESSOR = ["small_buckets", "busy_core", "channels_last", "compile", "batch"]
-ON_A_CARD = ["host_bound", "synchronizations", "copies", "layout", "tensor_cores", "elementwise", "allocation"]
+ON_A_CARD = ["host_bound", "synchronizations", "copies", "layout", "tensor_cores", "elementwise", "allocation", "zeroing"]
 # Of these, the trace does not determine the gain: other code would run.
 BOUNDS = ["optimizer", "layout", "tensor_cores", "elementwise", "host_bound"]
 # The rate of the loopback, which both ranks share, in cases about communication.

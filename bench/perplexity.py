@@ -4,7 +4,7 @@
     python3 bench/perplexity.py --peer .peer/bin/python           # about ten minutes
 
 For each seed, `transformers` makes the first weights of the recipe `tiny-lm`. Both train on our own pages, and `transformers` computes the
-perplexity per byte of both results on the last pages, which neither has seen. Part `same`: the text is one batch of 32 sequences, which every
+perplexity per byte of both results on the last pages, which neither has seen. Part `same`: the text is one batch of 128 sequences, which every
 step sees whole, so nothing but the programs differs. Part `own`: all pages but the last, where each program goes through the sequences in an
 order of its own, which makes perplexities of single runs differ by several percent.
 
@@ -28,7 +28,7 @@ GOAL = 0.02
 TEST_BYTES = 65_536
 SEQ_LEN = 128
 # Steps, and sequences of a step.
-PARTS = {"same": (150, 32), "own": (400, 8)}
+PARTS = {"same": (60, 128), "own": (400, 8)}
 # The recipe without the sizes of its model, which the folder of the first weights states.
 TRAINED = (
     "--model llama --data text --tokenizer bytes --data-dir texts --seq-len 128 --nproc 2 --optimizer adamw"

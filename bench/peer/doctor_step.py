@@ -30,10 +30,10 @@ from torch.utils.data import DataLoader, Dataset
 
 CLASSES = 10
 # Cases for ranks on any machine, for one rank on any machine, and those that need a card. Nothing is wrong with the `sound` ones.
-RANKS = ["loader", "first_bucket", "small_buckets", "no_sync", "optimizer", "zeroing", "straggler", "busy_core", "exposed"]
+RANKS = ["loader", "first_bucket", "small_buckets", "no_sync", "optimizer", "straggler", "busy_core", "exposed"]
 ONE_RANK = ["channels_last", "compile", "batch"]
 SOUND = ["sound", "sound_cnn", "sound_transformer", "sound_one_rank", "sound_loader"]
-ON_A_CARD = ["host_bound", "synchronizations", "copies", "layout", "tensor_cores", "elementwise", "allocation"]
+ON_A_CARD = ["host_bound", "synchronizations", "copies", "layout", "tensor_cores", "elementwise", "allocation", "zeroing"]
 LARGER_BATCH = 4
 WARMUP = 8
 
@@ -103,9 +103,6 @@ def on_processor(case: str) -> tuple[nn.Module, tuple[int, ...], int]:
             return mlp(16, 256), (256,), 256
         case "small_buckets":
             return mlp(64, 64), (64,), 256
-        case "zeroing":
-            # Many parameters for each sample.
-            return mlp(4, 1024), (1024,), 16
         case "sound" | "sound_one_rank" | "sound_loader":
             # Much to compute for each byte that travels.
             return mlp(16, 256), (256,), 1024
@@ -269,7 +266,7 @@ def main() -> None:
     if arguments.case in ONE_RANK + ["busy_core"] and on_card:
         parser.error(f"--case {arguments.case} is about the processor")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    alone = arguments.case in [*ONE_RANK, "sound_one_rank"] or (arguments.case == "zeroing" and not on_card)
+    alone = arguments.case in [*ONE_RANK, "sound_one_rank"]
     world = 1 if alone else torch.cuda.device_count() if on_card else 2
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     other = multiprocessing.get_context("spawn").Process(target=keep_busy, args=(1,), daemon=True)

@@ -52,9 +52,13 @@ impl Compute {
     /// Computes with `num_threads` threads and the best vector instructions of this processor, in the memory of the
     /// allocator's device. Errors if the system refuses the threads. On [`Device::Meta`] no thread is started, and
     /// operations take the scratch memory that they would take for this number of threads.
+    ///
+    /// On the processor the calling thread is one of the threads, if it is not one of another handle's already. Other
+    /// threads may use the handle too, without its help.
     pub fn new(num_threads: usize, allocator: Allocator) -> Result<Self> {
         let threads = match allocator.device() {
-            Device::Cpu | Device::Sim => Threads::new(num_threads)?,
+            Device::Cpu => Threads::with_caller(num_threads)?,
+            Device::Sim => Threads::new(num_threads)?,
             // A card has its own.
             Device::Cuda | Device::Meta => Threads::none(num_threads),
         };
@@ -303,8 +307,23 @@ impl Threads {
     /// `num_threads` threads. Errors if the system cannot start all of them: fewer threads would silently
     /// change results and times.
     pub fn new(num_threads: usize) -> Result<Self> {
+        Self::build(num_threads, rayon::ThreadPoolBuilder::new())
+    }
+
+    /// The same, where the calling thread is one of them. It then does its share of an operation at once, instead of waking
+    /// another thread and waiting to be woken. A thread is one of a pool for good, so a second pool of the same thread starts
+    /// all of its threads.
+    fn with_caller(num_threads: usize) -> Result<Self> {
+        let builder = rayon::ThreadPoolBuilder::new();
+        match rayon::current_thread_index() {
+            None => Self::build(num_threads, builder.use_current_thread()),
+            Some(_) => Self::build(num_threads, builder),
+        }
+    }
+
+    fn build(num_threads: usize, builder: rayon::ThreadPoolBuilder) -> Result<Self> {
         let build = || {
-            rayon::ThreadPoolBuilder::new()
+            builder
                 .num_threads(num_threads)
                 .thread_name(|index| format!("compute-{index}"))
                 .stack_size(STACK_BYTES)

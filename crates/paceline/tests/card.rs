@@ -84,6 +84,7 @@ fn a_run_on_a_card_is_saved_profiled_and_continued() {
     let sandbox = Sandbox::new();
     let flags = format!("{CNN} --steps 14 --profile --save saved --save-every 7 --evaluate");
     let run = sandbox.train_with(&flags, &variables).ok();
+    assert!(run.stdout.contains("Device           : cuda:0"), "{}", run.stdout);
     assert!(!run.stdout.contains("Model FLOP/s"), "the peak of a card is not measured");
     assert!(!run.stdout.contains(", predicted "), "what a driver takes is not predicted");
     let mut analyze = sandbox.paceline();

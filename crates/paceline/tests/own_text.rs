@@ -87,7 +87,9 @@ fn what_is_no_text_is_refused_before_a_rank_starts() {
     fs::create_dir(sandbox.path("texts")).unwrap();
     let refused = |flags: &str, expected: &[&str]| {
         sandbox.train(&format!("{TINY_LM} {flags}")).refused(expected);
-        assert!(!sandbox.path("runs").exists());
+        for written in ["runs", "tokens", "texts/tokens"] {
+            assert!(!sandbox.path(written).exists(), "{flags}: {written} was written");
+        }
     };
     refused("", &["--data text needs --data-dir"]);
     refused("--data-dir texts", &["found no .txt, .md, ", "pass a folder or a file with text"]);

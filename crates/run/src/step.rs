@@ -9,7 +9,7 @@ use paceline_model::{Optimizer, Owned};
 use paceline_observe::record::memory;
 use paceline_observe::record::meter::DeviceWork;
 use paceline_strategies::{
-    Join, MicroBatch, Replica, StepLoss, Strategy, clip_grad_norm, span, train_step,
+    Join, MicroBatch, Replica, StepLoss, Strategy, clip_factor, span, train_step,
 };
 use paceline_trace::{Span, SpanTrack, now_ns};
 
@@ -72,14 +72,16 @@ impl Stepper {
         let samples = shares.iter().map(|share| share.global_count).sum();
         let loss = train_step(self.strategy.as_mut(), &mut self.replica, &shares, &mut self.track)?;
         let Self { strategy, replica, track, .. } = self;
-        let mut grad_norm = None;
+        let (mut grad_norm, mut factor) = (None, 1.0);
         if (self.max_norm.is_some() || self.scales_loss) && loss.loss.is_finite() {
             // All ranks know the norm of all gradients, so they skip the same steps.
             let max_norm = self.max_norm.unwrap_or(f64::INFINITY);
-            grad_norm = Some(clip_grad_norm(strategy.as_mut(), replica, max_norm, track)?);
+            let (norm, clipped) = clip_factor(strategy.as_mut(), replica, max_norm, track)?;
+            (grad_norm, factor) = (Some(norm), clipped);
         }
         if loss.loss.is_finite() && grad_norm.is_none_or(f64::is_finite) {
-            self.optimizer.set_grad_factor(1.0 / replica.loss_scale);
+            // The scale of a loss is a power of two, so the bits are those of gradients that were clipped before.
+            self.optimizer.set_grad_factor(factor / replica.loss_scale);
             strategy.optimizer_step(replica, &mut self.optimizer, track)?;
         }
         replica.compute.synchronize()?;

@@ -23,15 +23,26 @@ pub fn clip_grad_norm(
     max_norm: f64,
     track: &mut SpanTrack,
 ) -> Result<f64> {
+    let (norm, factor) = clip_factor(strategy, replica, max_norm, track)?;
+    if factor < 1.0 {
+        track.record(span::OPTIMIZER, || strategy.scale_grads(replica, factor))?;
+    }
+    Ok(norm)
+}
+
+/// The norm as [`clip_grad_norm`] returns it, and the factor by which that would scale the gradients: for an optimizer that scales
+/// them in the same pass as the update ([`Optimizer::set_grad_factor`](paceline_model::Optimizer::set_grad_factor)). Every rank must
+/// call this.
+pub fn clip_factor(
+    strategy: &mut dyn Strategy,
+    replica: &Replica,
+    max_norm: f64,
+    track: &mut SpanTrack,
+) -> Result<(f64, f64)> {
     let start_ns = now_ns();
     let norm = track.record(span::OPTIMIZER, || strategy.grad_norm(replica))?;
     let norm = norm / replica.loss_scale;
     replica.ends_barrier(start_ns, track);
-    track.record(span::OPTIMIZER, || {
-        let factor = max_norm / (norm + EPS);
-        if norm.is_finite() && factor < 1.0 {
-            strategy.scale_grads(replica, factor)?;
-        }
-        Ok(norm)
-    })
+    let factor = max_norm / (norm + EPS);
+    Ok((norm, if norm.is_finite() { factor.min(1.0) } else { 1.0 }))
 }

@@ -69,7 +69,7 @@ mod zero3;
 pub use accumulation::AccumulationOrder;
 pub use bucket_ddp_async::BucketDdpAsync;
 pub use buckets::{Bucket, BucketCaps, plan_buckets};
-pub use clip::clip_grad_norm;
+pub use clip::{clip_factor, clip_grad_norm};
 pub use comm_hook::CommHook;
 pub use ddp::Ddp;
 pub use error::StrategyError;

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use paceline_table::stats::two_term_fit;
+use paceline_table::stats::{quantile, two_term_fit};
 
 use super::cost::Cost;
 use super::observed::{Observed, RankStep, Seen};
@@ -16,6 +16,9 @@ use crate::backward::{self, BackwardPass};
 use crate::ranks::{MatchedCollective, align, match_collectives};
 use crate::steps::{self, Step};
 use crate::timeline::{FinalGradient, Timeline};
+
+/// So many all-reduces in a step are many: most of their time may be latency.
+const MANY: usize = 20;
 
 /// A time in which the link was busy.
 struct Busy {
@@ -147,6 +150,9 @@ impl Reducer {
     ///
     /// A backend with several threads carries several all-reduces at once, which share the link. So the times of single ones mean
     /// little, and what is fitted is how long the link was busy with how many of them.
+    ///
+    /// Where sizes differ too little for a fit, but all-reduces are many, the bytes of each took no longer than the quickest did.
+    /// What the usual one takes longer is its latency.
     pub fn cost(&self) -> (Option<f64>, Cost) {
         let busy: Vec<Busy> = self.observed.alike().flat_map(|step| self.busy(step)).collect();
         let sum = |part: fn(&Busy) -> f64| busy.iter().map(part).sum::<f64>();
@@ -159,10 +165,30 @@ impl Reducer {
         let fitted = fitted.filter(|[latency, per_byte]| {
             most > 1.1 * least && *latency >= 0.0 && *per_byte >= 0.0
         });
+        let known = fitted.or_else(|| {
+            (self.plan.len() >= MANY).then_some(())?;
+            let usual_ms = sum(|of| of.ms) / sum(|of| of.operations);
+            let bytes_ms = self.quickest_ms()?.min(usual_ms);
+            Some([usual_ms - bytes_ms, bytes_ms * sum(|of| of.operations) / sum(|of| of.bytes)])
+        });
         let by_bytes = sum(|of| of.ms * of.bytes) / sum(|of| of.bytes * of.bytes);
-        let [latency, per_byte] = fitted.unwrap_or([0.0, by_bytes]);
+        let [latency, per_byte] = known.unwrap_or([0.0, by_bytes]);
         let cost = move |bytes: u64| latency + per_byte * bytes as f64;
-        (fitted.map(|[latency, _]| latency), Box::new(cost))
+        (known.map(|[latency, _]| latency), Box::new(cost))
+    }
+
+    /// What a twentieth of the all-reduces took at most, from when all ranks had started, in milliseconds.
+    fn quickest_ms(&self) -> Option<f64> {
+        let time = |step: &Seen, at: usize| {
+            let latest = |part: usize| {
+                step.ranks.iter().map(|rank| rank.ops[at][part]).fold(f64::NEG_INFINITY, f64::max)
+            };
+            latest(3) - latest(1)
+        };
+        let all = |step| (0..self.plan.len()).map(move |at| time(step, at));
+        let mut times: Vec<f64> = self.observed.alike().flat_map(all).collect();
+        times.sort_unstable_by(f64::total_cmp);
+        quantile(&times, 0.05)
     }
 
     /// The times in which the link was busy in a step: from when all ranks had come to an all-reduce until none was left.

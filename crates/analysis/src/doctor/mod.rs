@@ -222,9 +222,16 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     let plain = bases.clone();
     let least_ms = NEGLIGIBLE * step_ms;
     let sizes = buckets::sizes(timelines);
-    let is_answered = |cause| sizes.is_some() && buckets::answers_for(cause);
+    let is_answered =
+        |cause| sizes.as_ref().is_some_and(|sizes| buckets::answers_for(sizes, cause));
+    let other_buckets =
+        sizes.as_ref().and_then(|sizes| buckets::advise(sizes, &recorded, step_ms, least_ms));
     for (cause, find) in FINDERS {
-        if is_answered(cause) && sizes.as_ref().is_some_and(|of| of.best.is_none()) {
+        if is_answered(cause) {
+            if other_buckets.as_ref().is_some_and(|of| of.cause == cause) {
+                let left = sizes.as_ref().map_or(1.0, buckets::left);
+                recorded.iter().zip(&mut bases).for_each(|of| buckets::leave(left, of));
+            }
             continue;
         }
         let found = on_all_cores(&recorded, |place, rank| {
@@ -236,8 +243,8 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
             }
             let low_ms = mean(&rank.gains_ms(&plain[place], &found.least)).max(0.0);
             let high_ms = match cause {
-                // Ranks that do not meet do not wait for each other either.
-                Cause::NoSync => {
+                // Ranks that do not meet, or meet for a shorter time, wait less for each other, too.
+                Cause::NoSync | Cause::Exposed => {
                     let with_waits = rank.as_recorded();
                     mean(&rank.gains_ms(&with_waits, &find(rank, &with_waits)?.most))
                 }
@@ -256,19 +263,18 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
             continue;
         }
         if let Some(of) = combined(cause, said, &recorded, step_ms, least_ms) {
-            if !is_answered(cause) {
-                advice.push(of);
-            }
+            advice.push(of);
             for (place, plan) in places.into_iter().zip(changed) {
                 bases[place] = plan;
             }
         }
     }
-    let other_buckets =
-        sizes.and_then(|sizes| buckets::advise(&sizes, &recorded, step_ms, least_ms));
     advice.extend(other_buckets);
     advice.extend(straggler::advise(together, &recorded, step_ms, least_ms));
     advice.extend(pipeline::advise(&recorded, step_ms, least_ms));
+    for Advice { gain, .. } in &mut advice {
+        gain.high_ms = gain.high_ms.min(step_ms);
+    }
     advice.sort_by(|a, b| b.gain.ms.total_cmp(&a.gain.ms));
     let on_cpu = recorded.iter().all(|of| !of.on_device);
     if on_cpu && advice.iter().any(|of| of.cause.needs_cores()) {

@@ -111,14 +111,12 @@ fn convolutions_of_images_in_nchw_are_seen_by_their_strides() {
     assert!(diagnose(convolutions(false)).advice.is_empty());
 }
 
+/// Gradients that are allocated again take as long as gradients that are cleared.
 #[test]
-fn zeroed_gradients_are_added_to_as_well() {
+fn zeroed_gradients_are_no_fault_of_a_processor() {
     let zeroed = steps(|all, now| {
-        let accumulate = format!("{EVALUATED}: torch::autograd::AccumulateGrad");
-        let all = all.operator(&accumulate, now, now + 500);
-        let all = all.operator("aten::add_", now + 50, now + 450);
-        let all = all.phase("Optimizer.zero_grad#SGD.zero_grad", now + 500, now + 1000);
-        (all.operator("aten::zero_", now + 500, now + 1000), now + 1000)
+        let all = all.phase("Optimizer.zero_grad#SGD.zero_grad", now, now + 500);
+        (all.operator("aten::zero_", now, now + 500), now + 500)
     });
-    assert_found(zeroed, Cause::Zeroing, 0.5, 0.9);
+    assert!(diagnose(zeroed).advice.is_empty());
 }

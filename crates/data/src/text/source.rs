@@ -115,33 +115,34 @@ impl TextSource {
             true => self.with_table_key(key + ", rows joined"),
             false => key,
         };
+        let part = if split == Split::Train { "training" } else { "test" };
+        // The number of blocks to train on, out of this many tokens.
+        let num_train_of = |num_tokens: usize| {
+            let num_blocks = num_tokens.saturating_sub(1) / seq_len;
+            if num_blocks == 0 {
+                return Err(TextError::TooShort { path: folder.into(), part, num_tokens, seq_len });
+            }
+            num_blocks.checked_sub(num_test).filter(|left| *left > 0).ok_or_else(|| {
+                TextError::TooFew {
+                    part: "test",
+                    wanted: num_test,
+                    available: num_blocks - 1,
+                    folder: folder.into(),
+                }
+            })
+        };
         let rows = self.cached(files, &key, report, |report| {
             let mut tokens = Vec::new();
             for path in files {
                 let text = TextFiles::running_text(path, &self.table, &mut *report.warn)?;
                 tokens.extend(self.tokenizer.encode_running_text(&text, &mut *report.progress)?);
             }
+            // What is refused is not kept.
+            num_train_of(tokens.len())?;
             Ok(TokenRows { ends: vec![tokens.len() as u64], tokens, labels: vec![0] })
         })?;
         let mut tokens = rows.tokens;
-        let too_short = |part, num_tokens| TextError::TooShort {
-            path: folder.into(),
-            part,
-            num_tokens,
-            seq_len,
-        };
-        let part = if split == Split::Train { "training" } else { "test" };
-        let num_blocks = tokens.len().saturating_sub(1) / seq_len;
-        if num_blocks == 0 {
-            return Err(too_short(part, tokens.len()));
-        }
-        let num_train = num_blocks.checked_sub(num_test).filter(|left| *left > 0);
-        let num_train = num_train.ok_or_else(|| TextError::TooFew {
-            part: "test",
-            wanted: num_test,
-            available: num_blocks - 1,
-            folder: folder.into(),
-        })?;
+        let num_train = num_train_of(tokens.len())?;
         if num_test > 0 {
             // The last token of a block is a target only, so both parts have the one between them.
             match split {

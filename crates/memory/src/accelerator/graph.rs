@@ -162,12 +162,12 @@ impl QueueState {
     }
 
     /// Lets the driver note work of this thread.
-    pub(super) fn capture<E: From<MemoryError>>(
+    pub(super) fn capture(
         &mut self,
         body: Body,
         event: Event,
         signal: Signal,
-    ) -> Result<Event, E> {
+    ) -> Result<Event, MemoryError> {
         match (body(), &mut self.capture) {
             (Ok(()), Some(capture)) => {
                 capture.work.push((event.clone(), signal));
@@ -177,7 +177,7 @@ impl QueueState {
             (outcome, _) => {
                 signal.withdraw();
                 let problem = outcome.err().unwrap_or_default();
-                Err(MemoryError::NotCaptured(problem).into())
+                Err(MemoryError::NotCaptured(problem))
             }
         }
     }

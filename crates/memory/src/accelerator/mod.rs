@@ -32,7 +32,7 @@ mod what;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use paceline_trace::{Place, Shapes, Span, Track, now_ns};
 
@@ -169,6 +169,16 @@ struct Task {
     traced: Option<(Span, Arc<Track>)>,
 }
 
+/// Work that a stream has a place for, while it is prepared.
+struct Begun {
+    what: What,
+    event: Event,
+    signal: crate::event::Signal,
+    is_captured: bool,
+    started: Instant,
+    started_ns: u64,
+}
+
 impl Accelerator {
     /// An emulated device.
     pub fn sim(spec: SimSpec) -> Self {
@@ -273,7 +283,7 @@ impl Accelerator {
             _ => None,
         };
         let engine = copy.map(|copy| emulated.copies.lock(copy.to_device()));
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         task.signal.begin();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task.body));
         if let (Some(copy), None) = (copy, emulated.spec.late) {
@@ -470,13 +480,23 @@ impl DeviceStream {
         tracks.iter().find(|track| track.name() == self.0.stream.name())
     }
 
+    /// Puts work into the stream that `prepare` makes, which is told the event of its end. Nothing else comes between.
     fn submit<E: From<MemoryError>>(
         &self,
         what: What,
         prepare: impl FnOnce(&Event) -> Result<Body, E>,
     ) -> Result<Event, E> {
+        // Every operation of every program has a copy of this function, so it does nothing that needs `prepare`'s type.
+        let begun = self.begin(what)?;
+        let mut refused = None;
+        let body = prepare(&begun.event).map_err(|error| refused = Some(error)).ok();
+        let ended = self.end(begun, body);
+        refused.map_or_else(|| ended.map_err(E::from), Err)
+    }
+
+    fn begin(&self, what: What) -> Result<Begun, MemoryError> {
         self.0.accelerator.check()?;
-        let (started, started_ns) = (std::time::Instant::now(), now_ns());
+        let (started, started_ns) = (Instant::now(), now_ns());
         let mut state = lock(&self.0.state);
         while state.preparing.is_some() || state.is_captured_elsewhere() {
             state = self.0.is_free.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -493,8 +513,12 @@ impl DeviceStream {
             Runs::Card(_) => Waiter::Asks { point: OnceLock::new(), captured },
         };
         let (event, signal) = self.0.stream.submit_on(waiter);
-        drop(state);
-        let prepared = prepare(&event);
+        Ok(Begun { what, event, signal, is_captured, started, started_ns })
+    }
+
+    /// Hands over what was begun. Without a body it is withdrawn.
+    fn end(&self, begun: Begun, body: Option<Body>) -> Result<Event, MemoryError> {
+        let Begun { what, event, signal, is_captured, started, started_ns } = begun;
         if let (Runs::Thread(_), Some(emulated)) = (&self.0.runs, self.0.accelerator.emulated())
             && !matches!(what, What::Poison)
         {
@@ -502,9 +526,13 @@ impl DeviceStream {
         }
         let mut state = lock(&self.0.state);
         state.preparing = None;
-        let outcome = match prepared {
-            Ok(body) if is_captured => state.capture(body, event, signal),
-            Ok(body) => {
+        let outcome = match body {
+            None => {
+                signal.withdraw();
+                Ok(event)
+            }
+            Some(body) if is_captured => state.capture(body, event, signal),
+            Some(body) => {
                 let before = state.last.replace(event.clone());
                 let waits = std::mem::take(&mut state.waits);
                 state.log(started_ns, &event);
@@ -524,10 +552,6 @@ impl DeviceStream {
                     Runs::Card(queued) => Queued::push(queued, &self.0.accelerator, task),
                 }
                 Ok(event)
-            }
-            Err(refused) => {
-                signal.withdraw();
-                Err(refused)
             }
         };
         let freed = std::mem::take(&mut state.freed);

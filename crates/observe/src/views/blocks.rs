@@ -3,6 +3,7 @@
 
 use paceline_analysis::advice::blame::Slowest;
 use paceline_host::text::{plain_table, plural, thousands};
+use paceline_launch::device::Device;
 use paceline_memory::Category;
 use paceline_table::table::Cell;
 
@@ -300,10 +301,15 @@ fn bucket_table(anatomy: &Anatomy, width: Option<usize>) -> String {
 pub(crate) fn scaling_block(facts: &Facts) -> String {
     let config = facts.config;
     let num_measured = facts.steps.count();
+    // That of the first rank.
+    let device = match config.device {
+        Device::Cuda(None) => Device::Cuda(Some(0)),
+        device => device,
+    };
     let mut lines = vec![
         "=== DDP Scaling Benchmark ===".to_owned(),
         format!("World size       : {}", config.world_size),
-        "Device           : cpu".to_owned(),
+        format!("Device           : {device}"),
         format!("Config           : {}", serde_json::json!(config.model)),
         format!("Warmup steps     : {}", config.warmup_steps),
         format!("Measured steps   : {num_measured} / {}", facts.outcome.num_steps),

@@ -292,21 +292,28 @@ fn a_rank_of_an_earlier_attempt_is_turned_away_and_disturbs_nobody() {
     });
 }
 
+fn assert_absent_ranks_are_named(rendezvous: &Rendezvous) {
+    // Long enough for both to come within the limit of the other.
+    let open = |rank| Store::open(rendezvous, rank, 3, Duration::from_secs(10));
+    std::thread::scope(|scope| {
+        let came = [0, 1].map(|rank| scope.spawn(move || open(rank)));
+        for came in came {
+            let message = came.join().unwrap().unwrap_err().to_string();
+            assert!(message.contains("ranks [2] did not come in time"), "{message}");
+        }
+    });
+    let message = error(rendezvous, 1, 2);
+    assert!(message.contains("rank 0 did not come in time"), "{message}");
+}
+
 #[test]
 fn who_does_not_come_is_named() {
-    for rendezvous in [local(), tcp()] {
-        // Long enough for both to come within the limit of the other.
-        let open = |rank| Store::open(&rendezvous, rank, 3, Duration::from_secs(10));
-        std::thread::scope(|scope| {
-            let came = [0, 1].map(|rank| scope.spawn(move || open(rank)));
-            for came in came {
-                let message = came.join().unwrap().unwrap_err().to_string();
-                assert!(message.contains("ranks [2] did not come in time"), "{message}");
-            }
-        });
-        let message = error(&rendezvous, 1, 2);
-        assert!(message.contains("rank 0 did not come in time"), "{message}");
-    }
+    assert_absent_ranks_are_named(&local());
+}
+
+#[test]
+fn who_does_not_come_is_named_by_tcp() {
+    assert_absent_ranks_are_named(&tcp());
 }
 
 #[test]

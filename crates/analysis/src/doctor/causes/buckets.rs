@@ -2,29 +2,60 @@
 //! hidden, or too small, so that each pays the latency.
 //!
 //! Seen: on a processor, where the traces tell when each gradient was final, by a replay of all ranks with buckets of
-//! [several sizes](crate::advice::sizes). The gain is that of the best size, with the spread over the steps. It takes the place
-//! of what [`first_bucket`](super::first_bucket) and [`small_collectives`](super::small_collectives) see on one rank.
+//! [several sizes](crate::advice::sizes). The gain is that of the best size, with the spread over the steps. Where more buckets
+//! hide more, at least half of that comes: transfers beside the backward pass take a core to copy and to sum, which the ranks
+//! compute on if no other is free. It takes the place of what [`first_bucket`](super::first_bucket) and
+//! [`small_collectives`](super::small_collectives) see on one rank.
 
 use std::collections::HashMap;
 
 use super::super::names::Class;
 use super::super::recorded::Recorded;
+use super::super::replay::Plan;
 use super::super::{Advice, evidence};
-use super::Cause;
+use super::interrupted::Interrupted;
+use super::{Cause, scaled};
+use crate::advice::gain::Gain;
 use crate::advice::reducer::Reducer;
 use crate::advice::sizes::Sizes;
+use crate::hta::CollectiveKind;
 use crate::timeline::Timeline;
+
+/// The part of hidden transfers that is gained although their threads use the cores of the ranks.
+const HIDDEN_AT_LEAST: f64 = 0.5;
 
 /// What buckets of other sizes would do; `None` if the traces do not tell it.
 pub(in super::super) fn sizes(timelines: &[Timeline]) -> Option<Sizes> {
     Sizes::of(&Reducer::of(timelines).ok()?)
 }
 
-/// Whether the replay of all ranks answers for this cause.
-pub(in super::super) fn answers_for(cause: Cause) -> bool {
-    matches!(cause, Cause::FirstBucket | Cause::SmallCollectives)
+/// Whether the replay of all ranks answers for this cause. It does not know what fewer all-reduces gain if it knows no latency.
+pub(in super::super) fn answers_for(sizes: &Sizes, cause: Cause) -> bool {
+    match cause {
+        Cause::FirstBucket => true,
+        Cause::SmallCollectives => sizes.latency_ms.is_some(),
+        _ => false,
+    }
 }
 
+/// The part of the exposed communication that the best size leaves.
+pub(in super::super) fn left(sizes: &Sizes) -> f64 {
+    let best = sizes.best.as_ref().map(|(mib, ..)| *mib);
+    let point = sizes.points.iter().find(|of| Some(of.mib) == best);
+    point.map_or(1.0, |of| (of.exposed_ms / sizes.now_ms[1]).clamp(0.0, 1.0))
+}
+
+/// Leaves this part of the all-reduces of a rank, for the causes that come behind.
+pub(in super::super) fn leave(part: f64, (of, plan): (&Recorded, &mut Plan)) {
+    Interrupted::of(of, plan).relieve(plan, 1.0, |_| 1.0 - part);
+    for (at, work) in of.works.iter().enumerate() {
+        if work.class == Class::Communication && of.collective(work) == CollectiveKind::AllReduce {
+            plan.work_ns[at] = scaled(plan.work_ns[at], part);
+        }
+    }
+}
+
+/// The advice, if a size gains enough.
 pub(in super::super) fn advise(
     sizes: &Sizes,
     recorded: &[Recorded],
@@ -46,7 +77,11 @@ pub(in super::super) fn advise(
         *what.entry(it.text(work.name).to_owned()).or_default() += work.time.dur_ns;
     }
     let at = exchange.iter().max_by_key(|work| work.time.dur_ns).map(|work| work.time);
-    let cause = if (count as f64) < now { Cause::SmallCollectives } else { Cause::FirstBucket };
+    let (cause, at_least) = match (count as f64) < now {
+        true => (Cause::SmallCollectives, 1.0),
+        false => (Cause::FirstBucket, HIDDEN_AT_LEAST),
+    };
+    let gain = Gain { low_ms: at_least * gain.low_ms, ..gain };
     Some(Advice {
         cause,
         title: cause.title().to_owned(),

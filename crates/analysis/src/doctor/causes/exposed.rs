@@ -1,13 +1,15 @@
 //! Communication during which nothing is computed, and which no other cause of communication explains.
 //!
 //! Seen: collectives beside which the device does not compute. Taken away: half of their time at most, as bf16 does for gradients of
-//! f32, and a quarter at least, because latency stays. On a processor, converting takes time of its own, which is added.
+//! f32, and a quarter at least, because latency stays, at most with the waits for slower ranks in them. On a processor, converting
+//! takes time of its own, which is added at least, and the calls beside transfers [lose](super::interrupted) less.
 
 use std::collections::BTreeMap;
 
 use super::super::names::Class;
 use super::super::recorded::Recorded;
 use super::super::replay::Plan;
+use super::interrupted::Interrupted;
 use super::{Found, Tally, scaled};
 use crate::hta::CollectiveKind;
 use paceline_trace::{IntervalSet, Span};
@@ -37,9 +39,13 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             None => 0,
         };
         least.work_ns[at] = scaled(base.work_ns[at], 0.75) + convert_ns;
-        most.work_ns[at] = scaled(base.work_ns[at], 0.5) + convert_ns;
+        // Other buckets travel while one is converted.
+        most.work_ns[at] = scaled(base.work_ns[at], 0.5);
     }
     tally.longest?;
+    let interrupted = Interrupted::of(of, base);
+    interrupted.relieve(&mut least, 0.5, |_| 0.25);
+    interrupted.relieve(&mut most, 1.0, |_| 0.5);
     let is_communication =
         |work: &&super::super::recorded::Work| work.class == Class::Communication;
     let all = of.works.iter().filter(is_communication).map(|work| span(work.time));

@@ -11,6 +11,7 @@ mod exposed;
 mod first_bucket;
 mod gathers;
 mod host_bound;
+mod interrupted;
 mod layout;
 mod loader;
 mod no_sync;

@@ -1,10 +1,12 @@
 //! Gradients are exchanged after every micro-batch of a step, although only their sum is needed.
 //!
 //! Seen: two or more backward passes in a step, each with all-reduces that the reducer launched. Taken away: the all-reduces of all
-//! passes but the last, at most with the waits for slower ranks in them.
+//! passes but the last, at most with the waits for slower ranks in them. On a processor, what the calls beside them
+//! [lost](super::interrupted) comes back: half of it at least, and all of it at most.
 
 use super::super::recorded::Recorded;
 use super::super::replay::Plan;
+use super::interrupted::Interrupted;
 use super::{Found, Tally};
 use crate::backward::{self, BackwardPass};
 use crate::hta::CollectiveKind;
@@ -52,5 +54,11 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         of.per_step(repeated as f64)
     );
     let change = "with model.no_sync():  # for all micro-batches but the last\n    loss.backward()";
-    Some(tally.found(text, change, [most.clone(), most]))
+    let mut least = most.clone();
+    let interrupted = Interrupted::of(of, base);
+    let is_gone = most.is_gone.clone();
+    for (plan, part) in [(&mut least, 0.5), (&mut most, 1.0)] {
+        interrupted.relieve(plan, part, |at| f64::from(u8::from(is_gone[at as usize])));
+    }
+    Some(tally.found(text, change, [least, most]))
 }
