@@ -47,7 +47,6 @@ MEMORY = "-p paceline-memory --test card"
 GROUPS = "-p paceline-collectives --test card"
 KERNELS = "-p paceline-kernels --test card"
 PRODUCTS = "-p paceline-kernels --test card_products"
-TRAINING = "-p paceline-strategies --test card"
 GRAPH = "-p paceline-memory --test graph"
 GRAPHS = "-p paceline-strategies --test card_graphs"
 BOUND = "if (i >= n) return;"
@@ -63,7 +62,7 @@ FAULTS = [
     Fault("wait", "whoever waits for an operation, for NCCL", "collectives/src/nccl/mod.rs", "if done.is_done().map_err(failed)? {",
           "if !SOUND || done.is_done().map_err(failed)? {", GROUPS),
     Fault("reuse", "memory that another stream still uses", "memory/src/allocator.rs", "if others.is_empty() {", "if others.is_empty() || !SOUND {",
-          TRAINING, after="let others = uses.not_before(home.stream());"),
+          MEMORY, after="let others = uses.not_before(home.stream());"),
     Fault("reuse", "parts of two ranks at one place", "collectives/src/nccl/moves.rs", "parts + (rank * len) as u64;",
           "parts + (rank * len) as u64 / if SOUND { 1 } else { 2 };", GROUPS),
     Fault("bounds", "ReLU", "kernels/src/card/elementwise.cu", BOUND, "", KERNELS, after="void relu("),
@@ -161,17 +160,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Plant each fault once, and see which tests notice.")
     parser.add_argument("--out", type=Path, default=Path("results/card_faults.json"), metavar="FILE")
     parser.add_argument("--target-dir", type=Path, default=ROOT / "target/card_faults", metavar="DIR", help="where the copy is built")
+    parser.add_argument("--faults", type=int, nargs="+", metavar="NUMBER", help="only these; the others keep what --out says of them")
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="orders of the emulated card's work for each fault (default: 5)")
     args = parser.parse_args()
     begin, record = time.monotonic(), provenance() | {"faults": []}
+    wanted = [number - 1 for number in args.faults or range(1, len(FAULTS) + 1)]
+    if any(number not in range(len(FAULTS)) for number in wanted):
+        parser.error(f"--faults: numbers are from 1 to {len(FAULTS)}")
+    known = json.loads(args.out.read_text())["faults"] if args.faults else []
+    if args.faults and len(known) != len(FAULTS):
+        parser.error(f"--faults: {args.out} is not about these faults")
     target = Path(os.path.abspath(args.target_dir))
     copy_tree(target / "tree")
     plant(target / "tree")
-    for tests in sorted({fault.tests for fault in FAULTS}):
+    for tests in sorted({FAULTS[number].tests for number in wanted}):
         subprocess.run(["cargo", "test", "--no-run", "--target-dir", str(target), *tests.split()], cwd=target / "tree", check=True)
         if said := run(target, tests, None, 0):
             raise SystemExit(f"error: without a fault, cargo test {tests} fails: {said}")
     for number, fault in enumerate(FAULTS):
+        if number not in wanted:
+            record["faults"].append(known[number])
+            continue
         said = next(((words, seed) for seed in range(args.seeds) if (words := run(target, fault.tests, number, seed))), None)
         record["faults"].append({"of": fault.of, "what": fault.what, "file": fault.file, "tests": fault.tests,
                                  "seed": said and said[1], "words": said and said[0]})

@@ -222,33 +222,36 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     let plain = bases.clone();
     let least_ms = NEGLIGIBLE * step_ms;
     let sizes = buckets::sizes(timelines);
-    let is_answered =
-        |cause| sizes.as_ref().is_some_and(|sizes| buckets::answers_for(sizes, cause));
     let other_buckets =
         sizes.as_ref().and_then(|sizes| buckets::advise(sizes, &recorded, step_ms, least_ms));
     for (cause, find) in FINDERS {
-        if is_answered(cause) {
-            if other_buckets.as_ref().is_some_and(|of| of.cause == cause) {
-                let left = sizes.as_ref().map_or(1.0, buckets::left);
-                recorded.iter().zip(&mut bases).for_each(|of| buckets::leave(left, of));
-            }
+        if let (Some(sizes), Some(Advice { cause: advised, .. })) = (&sizes, &other_buckets)
+            && *advised == cause
+        {
+            let left = buckets::left(sizes);
+            recorded.iter().zip(&mut bases).for_each(|of| buckets::leave(left, of));
+            continue;
+        }
+        if sizes.is_some() && cause == Cause::FirstBucket {
+            // The replay of all ranks would have found it.
             continue;
         }
         let found = on_all_cores(&recorded, |place, rank| {
             let mut found = find(rank, &plain[place])?;
             let beyond = find(rank, &bases[place])?.most;
             // The change must gain something beside those that come before it.
-            if mean(&rank.gains_ms(&bases[place], &beyond)) < least_ms {
+            let gain = |now, changed| per_step(cause, rank, &rank.gains_ms(now, changed));
+            if gain(&bases[place], &beyond) < least_ms {
                 return None;
             }
-            let low_ms = mean(&rank.gains_ms(&plain[place], &found.least)).max(0.0);
+            let low_ms = gain(&plain[place], &found.least).max(0.0);
             let high_ms = match cause {
                 // Ranks that do not meet, or meet for a shorter time, wait less for each other, too.
                 Cause::NoSync | Cause::Exposed => {
                     let with_waits = rank.as_recorded();
-                    mean(&rank.gains_ms(&with_waits, &find(rank, &with_waits)?.most))
+                    gain(&with_waits, &find(rank, &with_waits)?.most)
                 }
-                _ => mean(&rank.gains_ms(&plain[place], &found.most)),
+                _ => gain(&plain[place], &found.most),
             };
             let high_ms = high_ms.max(low_ms);
             // Of many ranks, plans are as large as the traces.
@@ -311,9 +314,16 @@ fn on_all_cores<T: Sync, R: Send>(items: &[T], of: impl Fn(usize, &T) -> R + Syn
     done.into_iter().map(|(_, made)| made).collect()
 }
 
-/// The mean over steps. Steps share a queue of work, so what one of them gains may show in the next one only.
-fn mean(gains: &[f64]) -> f64 {
-    gains.iter().sum::<f64>() / gains.len().max(1) as f64
+/// What a step gains. It is the mean, because steps share a queue of work, so what one of them gains may show in the next one only.
+/// On a processor nothing is queued, and a thread that gets no core for a moment makes one all-reduce as long as a step: there it is
+/// the median, if the cause is in every step.
+fn per_step(cause: Cause, of: &Recorded, gains: &[f64]) -> f64 {
+    match cause {
+        Cause::NoSync | Cause::Exposed if !of.on_device => {
+            median(gains.iter().copied()).unwrap_or_default()
+        }
+        _ => gains.iter().sum::<f64>() / gains.len().max(1) as f64,
+    }
 }
 
 /// The advice from what the ranks say: medians over them, and the evidence of the rank that shows it most.

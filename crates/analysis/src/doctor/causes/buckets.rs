@@ -29,15 +29,6 @@ pub(in super::super) fn sizes(timelines: &[Timeline]) -> Option<Sizes> {
     Sizes::of(&Reducer::of(timelines).ok()?)
 }
 
-/// Whether the replay of all ranks answers for this cause. It does not know what fewer all-reduces gain if it knows no latency.
-pub(in super::super) fn answers_for(sizes: &Sizes, cause: Cause) -> bool {
-    match cause {
-        Cause::FirstBucket => true,
-        Cause::SmallCollectives => sizes.latency_ms.is_some(),
-        _ => false,
-    }
-}
-
 /// The part of the exposed communication that the best size leaves.
 pub(in super::super) fn left(sizes: &Sizes) -> f64 {
     let best = sizes.best.as_ref().map(|(mib, ..)| *mib);

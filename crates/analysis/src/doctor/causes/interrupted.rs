@@ -1,29 +1,29 @@
 //! What the calls of a processor lose to the transfers beside them: the threads of a backend copy and sum, and where no core is
 //! free they take the one on which a rank computes.
 //!
-//! Seen: calls beside a transfer that take longer than the same call usually does in the other steps, and calls that start a
-//! transfer beside those of the same name that start none. A plan that takes transfers away gives a part of this back.
+//! Seen: calls beside a transfer that take longer than the same call does in the quickest quarter of the steps, and calls that start
+//! a transfer beside those of the same name that start none. A plan that takes transfers away gives a part of this back.
 
 use std::collections::HashMap;
 
-use paceline_table::stats::median;
+use paceline_table::stats::quantile;
 
 use super::super::names::Class;
 use super::super::recorded::{Call, CallKind, Recorded};
 use super::super::replay::Plan;
 use crate::timeline::NameId;
 
-/// How long a call, and the host before it, usually take.
+/// How long a call takes, and the host before it.
 #[derive(Clone, Copy, Debug, Default)]
-struct Usual {
+struct Times {
     call_ns: i64,
     lag_ns: i64,
 }
 
 /// What the transfers cost, by call.
 pub(super) struct Interrupted {
-    /// The index of a call, by how much it takes longer than usual, and the transfers beside it.
-    calls: Vec<(usize, Usual, Vec<u32>)>,
+    /// The index of a call, by how much it takes longer than alone, and the transfers beside it.
+    calls: Vec<(usize, Times, Vec<u32>)>,
 }
 
 impl Interrupted {
@@ -43,17 +43,18 @@ impl Interrupted {
                 }
             }
         }
-        let usual = |calls: &Vec<usize>| {
-            let median = |of: &[i64]| median(calls.iter().map(|at| of[*at] as f64));
-            Some(Usual {
-                call_ns: median(&base.call_ns)? as i64,
-                lag_ns: median(&base.lag_ns)? as i64,
-            })
+        let alone = |calls: &Vec<usize>| {
+            let quick = |of: &[i64]| {
+                let mut times: Vec<f64> = calls.iter().map(|at| of[*at] as f64).collect();
+                times.sort_unstable_by(f64::total_cmp);
+                Some(quantile(&times, 0.25)? as i64)
+            };
+            Some(Times { call_ns: quick(&base.call_ns)?, lag_ns: quick(&base.lag_ns)? })
         };
-        let of_place: HashMap<Place, Usual> =
-            of_place.iter().filter_map(|(place, calls)| Some((*place, usual(calls)?))).collect();
-        let of_name: HashMap<NameId, Usual> =
-            of_name.iter().filter_map(|(name, calls)| Some((*name, usual(calls)?))).collect();
+        let of_place: HashMap<Place, Times> =
+            of_place.iter().filter_map(|(place, calls)| Some((*place, alone(calls)?))).collect();
+        let of_name: HashMap<NameId, Times> =
+            of_name.iter().filter_map(|(name, calls)| Some((*name, alone(calls)?))).collect();
         let mut transfers: Vec<(i64, i64, u32)> = (of.works.iter().zip(0u32..))
             .filter(|(work, _)| work.class == Class::Communication)
             .map(|(work, at)| (work.time.start_ns, work.time.end_ns(), at))
@@ -73,10 +74,10 @@ impl Interrupted {
                 true => of_name.get(&call.name),
                 false => of_place.get(&places[at]),
             };
-            let Some(usual) = known.filter(|_| call.waits_for.is_none()) else { continue };
-            let lag_ns = if call.after.is_none() { base.lag_ns[at] - usual.lag_ns } else { 0 };
+            let Some(alone) = known.filter(|_| call.waits_for.is_none()) else { continue };
+            let lag_ns = if call.after.is_none() { base.lag_ns[at] - alone.lag_ns } else { 0 };
             let more =
-                Usual { call_ns: (base.call_ns[at] - usual.call_ns).max(0), lag_ns: lag_ns.max(0) };
+                Times { call_ns: (base.call_ns[at] - alone.call_ns).max(0), lag_ns: lag_ns.max(0) };
             if more.call_ns + more.lag_ns > 0 {
                 let from_ns = call.time.start_ns - base.lag_ns[at].max(0);
                 calls.push((at, more, beside(from_ns, call.time.end_ns())));

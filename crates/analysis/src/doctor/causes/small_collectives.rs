@@ -1,17 +1,24 @@
 //! Gradients travel in many small collectives, each of which pays the latency of the network.
 //!
-//! Seen: 20 or more all-reduces per step, most of which take hardly longer than the shortest ones. That time is taken as the
-//! latency. Taken away: the latency and the launch of all but a twentieth of them at most, and of half of them at least.
+//! Seen: 20 or more all-reduces per step, most of which have few bytes, or take hardly longer than the shortest ones. The time of
+//! the shortest is the latency at least. Taken away: it and the launch of half of them at least; nearly all of the time and the
+//! launches of all but a twentieth at most. On a processor, the calls beside them [lose](super::interrupted) less.
 
 use super::super::names::Class;
 use super::super::recorded::Recorded;
 use super::super::replay::Plan;
-use super::{Found, Tally, scaled, unprepared};
+use super::interrupted::Interrupted;
+use super::{Found, Tally, unprepared};
 use crate::hta::CollectiveKind;
 use paceline_table::stats::quantile;
 
 /// Fewer per step are not many.
 const MANY: f64 = 20.0;
+/// More bytes are not few.
+const FEW_BYTES: u64 = 1 << 16;
+/// What the change takes away: of so many all-reduces one stays, and so much of what calls beside them lost comes back.
+const AT_LEAST: (usize, f64) = (2, 0.5);
+const AT_MOST: (usize, f64) = (20, 1.0);
 
 pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
@@ -29,23 +36,28 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut times: Vec<f64> = all.iter().map(|at| base.work_ns[*at] as f64).collect();
     times.sort_unstable_by(f64::total_cmp);
     let latency_ns = quantile(&times, 0.05)?;
-    if quantile(&times, 0.5)? > 2.0 * latency_ns {
+    let usual_ns = quantile(&times, 0.5)?;
+    let is_small = |at: &usize| of.collective_bytes(&of.works[*at]).is_some_and(|n| n <= FEW_BYTES);
+    let are_small = 2 * all.iter().filter(|at| is_small(at)).count() > all.len();
+    if usual_ns > 2.0 * latency_ns && !are_small {
         return None;
     }
+    let interrupted = Interrupted::of(of, base);
     let [mut least, mut most] = [base.clone(), base.clone()];
-    for (place, at) in all.into_iter().enumerate() {
-        for (plan, every) in [(&mut least, 2), (&mut most, 20)] {
-            if place % every != 0 {
-                plan.work_ns[at] -= scaled(latency_ns as i64, 1.0).min(base.work_ns[at]);
-                // What is not called takes no time of the host.
-                if let Some(call) = of.works[at].call {
-                    plan.remove_call(call, unprepared(base.lag_ns[call as usize]));
-                }
+    for (plan, (every, part), each_ns) in
+        [(&mut least, AT_LEAST, latency_ns), (&mut most, AT_MOST, usual_ns)]
+    {
+        interrupted.relieve(plan, part, |_| 1.0 - 1.0 / every as f64);
+        for (_, &at) in all.iter().enumerate().filter(|(place, _)| place % every != 0) {
+            plan.work_ns[at] -= (each_ns as i64).min(base.work_ns[at]);
+            // What is not called takes no time of the host.
+            if let Some(call) = of.works[at].call {
+                plan.remove_call(call, unprepared(base.lag_ns[call as usize]));
             }
         }
     }
     let text = format!(
-        "{count:.0} all-reduces per step take {ms:.2} ms, most of them hardly longer than the shortest ({:.0} us)",
+        "{count:.0} all-reduces per step take {ms:.2} ms; the shortest take {:.0} us, which is the latency",
         latency_ns / 1e3
     );
     let change = "DistributedDataParallel(model, bucket_cap_mb=25)\n\
