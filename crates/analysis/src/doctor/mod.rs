@@ -280,10 +280,10 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     }
     advice.sort_by(|a, b| b.gain.ms.total_cmp(&a.gain.ms));
     let on_cpu = recorded.iter().all(|of| !of.on_device);
-    if on_cpu && advice.iter().any(|of| of.cause.needs_cores()) {
+    if on_cpu && advice.iter().any(|of| of.cause == Cause::Loader) {
         unseen.push(
-            "Traces of a CPU do not say how many cores are free. Workers, and transfers beside the backward pass, gain less than is \
-             promised where all cores compute already and the transfer or the loader computes too, instead of waiting."
+            "Traces of a CPU do not say how many cores are free. Workers of a loader gain less than is promised where all cores \
+             compute already and the loader computes too, instead of waiting."
                 .to_owned(),
         );
     }

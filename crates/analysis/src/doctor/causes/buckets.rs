@@ -38,7 +38,7 @@ pub(in super::super) fn left(sizes: &Sizes) -> f64 {
 
 /// Leaves this part of the all-reduces of a rank, for the causes that come behind.
 pub(in super::super) fn leave(part: f64, (of, plan): (&Recorded, &mut Plan)) {
-    Interrupted::of(of, plan).relieve(plan, 1.0, |_| 1.0 - part);
+    Interrupted::of(of, plan).relieve_most(plan, |_| 1.0 - part);
     for (at, work) in of.works.iter().enumerate() {
         if work.class == Class::Communication && of.collective(work) == CollectiveKind::AllReduce {
             plan.work_ns[at] = scaled(plan.work_ns[at], part);

@@ -44,8 +44,8 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     }
     tally.longest?;
     let interrupted = Interrupted::of(of, base);
-    interrupted.relieve(&mut least, 0.5, |_| 0.25);
-    interrupted.relieve(&mut most, 1.0, |_| 0.5);
+    interrupted.relieve_least(&mut least, |_| 0.25);
+    interrupted.relieve_most(&mut most, |_| 0.5);
     let is_communication =
         |work: &&super::super::recorded::Work| work.class == Class::Communication;
     let all = of.works.iter().filter(is_communication).map(|work| span(work.time));

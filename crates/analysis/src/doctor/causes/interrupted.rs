@@ -1,10 +1,12 @@
 //! What the calls of a processor lose to the transfers beside them: the threads of a backend copy and sum, and where no core is
 //! free they take the one on which a rank computes.
 //!
-//! Seen: calls beside a transfer that take longer than the same call does in the quickest quarter of the steps, and calls that start
-//! a transfer beside those of the same name that start none. A plan that takes transfers away gives a part of this back.
+//! Seen: calls beside a transfer that take longer than the same call does in the quickest quarter of the steps, or than calls of
+//! its name take outside of transfers; and calls that start a transfer beside those of the same name that start none. A plan
+//! that takes transfers away gives this back: half of the first at least, and the larger of both at most.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 
 use paceline_table::stats::quantile;
 
@@ -13,6 +15,11 @@ use super::super::recorded::{Call, CallKind, Recorded};
 use super::super::replay::Plan;
 use crate::timeline::NameId;
 
+/// Fewer calls of a name do not say how long it takes.
+const FEW: usize = 5;
+/// A call that takes so many times as long as others of its name is about larger tensors.
+const SLOWEST: i64 = 3;
+
 /// How long a call takes, and the host before it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Times {
@@ -20,82 +27,131 @@ struct Times {
     lag_ns: i64,
 }
 
-/// What the transfers cost, by call.
-pub(super) struct Interrupted {
-    /// The index of a call, by how much it takes longer than alone, and the transfers beside it.
-    calls: Vec<(usize, Times, Vec<u32>)>,
+impl Times {
+    /// By how much these times are longer.
+    fn beyond(self, other: Self) -> Self {
+        let more = |now: i64, then: i64| now.saturating_sub(then).max(0);
+        Self { call_ns: more(self.call_ns, other.call_ns), lag_ns: more(self.lag_ns, other.lag_ns) }
+    }
 }
 
+/// What a call loses, and the transfers beside it.
+struct Lost {
+    call: usize,
+    least: Times,
+    most: Times,
+    beside: Vec<u32>,
+}
+
+/// What the transfers cost, by call. Nothing on a device, whose streams need no core.
+#[derive(Default)]
+pub(super) struct Interrupted(Vec<Lost>);
+
 impl Interrupted {
-    /// Nothing on a device, whose streams need no core.
     pub(super) fn of(of: &Recorded, base: &Plan) -> Self {
         if of.on_device {
-            return Self { calls: Vec::new() };
+            return Self::default();
         }
+        let is_operator = |at: &usize| of.calls[*at].kind == CallKind::Operator;
+        let operators: Vec<usize> = (0..of.calls.len()).filter(is_operator).collect();
+        let beside = beside(of, base);
         let places = places(of);
-        let mut of_place: HashMap<Place, Vec<usize>> = HashMap::new();
-        let mut of_name: HashMap<NameId, Vec<usize>> = HashMap::new();
-        for (at, call) in of.calls.iter().enumerate() {
-            if call.kind == CallKind::Operator {
-                of_place.entry(places[at]).or_default().push(at);
-                if of.launched[at].is_none() {
-                    of_name.entry(call.name).or_default().push(at);
-                }
-            }
-        }
-        let alone = |calls: &Vec<usize>| {
-            let quick = |of: &[i64]| {
-                let mut times: Vec<f64> = calls.iter().map(|at| of[*at] as f64).collect();
-                times.sort_unstable_by(f64::total_cmp);
-                Some(quantile(&times, 0.25)? as i64)
+        let name = |at: usize| of.calls[at].name;
+        let times = |at: usize| Times { call_ns: base.call_ns[at], lag_ns: base.lag_ns[at] };
+        let starts = |at: usize| of.launched[at].is_some();
+        let all = || operators.iter().copied();
+        let here = quick(all().map(|at| (places[at], times(at))), 1);
+        let not_starting =
+            quick(all().filter(|at| !starts(*at)).map(|at| (name(at), times(at))), 1);
+        let outside = all().filter(|at| !starts(*at) && beside[*at].is_empty());
+        let outside = quick(outside.map(|at| (name(at), times(at))), FEW);
+        let lost = |at: usize| {
+            let alone = match starts(at) {
+                true => not_starting.get(&name(at)),
+                false => here.get(&places[at]),
             };
-            Some(Times { call_ns: quick(&base.call_ns)?, lag_ns: quick(&base.lag_ns)? })
-        };
-        let of_place: HashMap<Place, Times> =
-            of_place.iter().filter_map(|(place, calls)| Some((*place, alone(calls)?))).collect();
-        let of_name: HashMap<NameId, Times> =
-            of_name.iter().filter_map(|(name, calls)| Some((*name, alone(calls)?))).collect();
-        let mut transfers: Vec<(i64, i64, u32)> = (of.works.iter().zip(0u32..))
-            .filter(|(work, _)| work.class == Class::Communication)
-            .map(|(work, at)| (work.time.start_ns, work.time.end_ns(), at))
-            .collect();
-        transfers.sort_unstable();
-        let longest = transfers.iter().map(|(from, to, _)| to - from).max().unwrap_or(0);
-        let beside = |from_ns: i64, to_ns: i64| -> Vec<u32> {
-            let first = transfers.partition_point(|of| of.0 < from_ns.saturating_sub(longest));
-            let last = transfers.partition_point(|of| of.0 < to_ns);
-            let these = transfers.get(first..last).unwrap_or_default();
-            these.iter().filter(|of| of.1 > from_ns).map(|of| of.2).collect()
-        };
-        let mut calls = Vec::new();
-        for (at, call) in of.calls.iter().enumerate() {
-            let starts = of.launched[at].is_some();
-            let known = match starts {
-                true => of_name.get(&call.name),
-                false => of_place.get(&places[at]),
-            };
-            let Some(alone) = known.filter(|_| call.waits_for.is_none()) else { continue };
-            let lag_ns = if call.after.is_none() { base.lag_ns[at] - alone.lag_ns } else { 0 };
-            let more =
-                Times { call_ns: (base.call_ns[at] - alone.call_ns).max(0), lag_ns: lag_ns.max(0) };
-            if more.call_ns + more.lag_ns > 0 {
-                let from_ns = call.time.start_ns - base.lag_ns[at].max(0);
-                calls.push((at, more, beside(from_ns, call.time.end_ns())));
+            let alone = *alone.filter(|_| of.calls[at].waits_for.is_none())?;
+            let mut now = times(at);
+            if of.calls[at].after.is_some() {
+                // The host waited for work.
+                now.lag_ns = alone.lag_ns;
             }
-        }
-        calls.retain(|(_, _, beside)| !beside.is_empty());
-        Self { calls }
+            let least = now.beyond(alone);
+            let is_alike = |of: &&Times| alone.call_ns <= SLOWEST.saturating_mul(of.call_ns);
+            let outside = outside.get(&name(at)).filter(is_alike).map(|of| now.beyond(*of));
+            let most = outside.map_or(least, |of| Times {
+                call_ns: of.call_ns.max(least.call_ns),
+                lag_ns: of.lag_ns.max(least.lag_ns),
+            });
+            Some(Lost { call: at, least, most, beside: beside[at].clone() })
+        };
+        Self(all().filter(|at| !beside[*at].is_empty()).filter_map(lost).collect())
     }
 
-    /// Gives `part` of what was lost back to the calls beside transfers, by how much of each transfer the plan takes away.
-    pub(super) fn relieve(&self, plan: &mut Plan, part: f64, less: impl Fn(u32) -> f64) {
-        for (at, more, beside) in &self.calls {
-            let less = beside.iter().map(|work| less(*work)).fold(0.0, f64::max);
+    /// Gives back what is lost at least, by how much of each transfer the plan takes away.
+    pub(super) fn relieve_least(&self, plan: &mut Plan, less: impl Fn(u32) -> f64) {
+        self.relieve(plan, |lost| (lost.least, 0.5), less);
+    }
+
+    /// Gives back what is lost at most.
+    pub(super) fn relieve_most(&self, plan: &mut Plan, less: impl Fn(u32) -> f64) {
+        self.relieve(plan, |lost| (lost.most, 1.0), less);
+    }
+
+    fn relieve(
+        &self,
+        plan: &mut Plan,
+        part: impl Fn(&Lost) -> (Times, f64),
+        less: impl Fn(u32) -> f64,
+    ) {
+        for lost in &self.0 {
+            let (times, part) = part(lost);
+            let less = lost.beside.iter().map(|work| less(*work)).fold(0.0, f64::max);
             let by = |ns: i64| (part * less * ns as f64) as i64;
-            plan.call_ns[*at] -= by(more.call_ns);
-            plan.lag_ns[*at] -= by(more.lag_ns);
+            plan.call_ns[lost.call] -= by(times.call_ns);
+            plan.lag_ns[lost.call] -= by(times.lag_ns);
         }
     }
+}
+
+/// The transfers beside each call and the host's time before it.
+fn beside(of: &Recorded, base: &Plan) -> Vec<Vec<u32>> {
+    let mut transfers: Vec<(i64, i64, u32)> = (of.works.iter().zip(0u32..))
+        .filter(|(work, _)| work.class == Class::Communication)
+        .map(|(work, at)| (work.time.start_ns, work.time.end_ns(), at))
+        .collect();
+    transfers.sort_unstable();
+    let longest = transfers.iter().map(|(from, to, _)| to - from).max().unwrap_or(0);
+    let of_call = |(call, lag_ns): (&Call, &i64)| {
+        let from_ns = call.time.start_ns.saturating_sub((*lag_ns).max(0));
+        let first = transfers.partition_point(|of| of.0 < from_ns.saturating_sub(longest));
+        let last = transfers.partition_point(|of| of.0 < call.time.end_ns());
+        let these = transfers.get(first..last).unwrap_or_default();
+        these.iter().filter(|of| of.1 > from_ns).map(|of| of.2).collect()
+    };
+    of.calls.iter().zip(&base.lag_ns).map(of_call).collect()
+}
+
+/// What calls with the same key take in the quickest quarter of cases, if there are `fewest` or more.
+fn quick<K: Eq + Hash>(
+    calls: impl Iterator<Item = (K, Times)>,
+    fewest: usize,
+) -> HashMap<K, Times> {
+    let mut groups: HashMap<K, Vec<Times>> = HashMap::new();
+    for (key, times) in calls {
+        groups.entry(key).or_default().push(times);
+    }
+    groups.retain(|_, calls| calls.len() >= fewest);
+    let quarter = |calls: &[Times], part: fn(&Times) -> i64| {
+        let mut sorted: Vec<f64> = calls.iter().map(|of| part(of) as f64).collect();
+        sorted.sort_unstable_by(f64::total_cmp);
+        quantile(&sorted, 0.25).unwrap_or_default() as i64
+    };
+    let times = |calls: Vec<Times>| Times {
+        call_ns: quarter(&calls, |of| of.call_ns),
+        lag_ns: quarter(&calls, |of| of.lag_ns),
+    };
+    groups.into_iter().map(|(key, calls)| (key, times(calls))).collect()
 }
 
 /// The name of a call, and how many calls of this name come before it in its step.

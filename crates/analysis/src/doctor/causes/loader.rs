@@ -2,13 +2,19 @@
 //!
 //! Seen: spans `enumerate(DataLoader)`, which PyTorch records by itself. Taken away: at most all of that time, which workers
 //! make beside the step, and at least half of it, because workers have only as many cores as there are. A trace does not say
-//! whether the loader computes or waits, nor how many cores are free; the advice says what it assumes.
+//! whether the loader computes or waits, nor how many cores are free; the advice says what it assumes. With workers already, a
+//! little time is taking over what they made, and more workers do not change that.
 
 use super::super::names::LOADER;
 use super::super::recorded::{CallKind, Recorded};
 use super::super::replay::Plan;
 use super::{Found, Tally};
 use crate::timeline::TimeRange;
+
+/// The iterator of a loader with workers, in the names of its spans.
+const WITH_WORKERS: &str = "_MultiProcessing";
+/// The part of the steps that taking over batches may have.
+const TAKING_OVER: f64 = 0.1;
 
 /// The spans of the loader in the steps, by start.
 pub(super) fn spans(of: &Recorded) -> Vec<TimeRange> {
@@ -40,6 +46,11 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     spans.iter().for_each(|span| tally.add(LOADER.to_owned(), *span));
     tally.longest?;
+    let has_workers = of.timeline.names.iter().any(|name| name.contains(WITH_WORKERS));
+    let (begin_ns, end_ns) = of.window();
+    if has_workers && (tally.total_ns as f64) < TAKING_OVER * (end_ns - begin_ns) as f64 {
+        return None;
+    }
     let [mut least, mut most] = [base.clone(), base.clone()];
     for (at, call) in of.calls.iter().enumerate() {
         let lag_ns = base.lag_ns[at];

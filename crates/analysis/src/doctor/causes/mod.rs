@@ -98,11 +98,6 @@ impl Cause {
         }
     }
 
-    /// Whether the change moves work beside other work, which needs a free core on a processor, unless this work only waits.
-    pub(super) fn needs_cores(self) -> bool {
-        matches!(self, Self::Loader | Self::FirstBucket | Self::Exposed)
-    }
-
     /// Its name in files.
     pub fn key(self) -> &'static str {
         match self {

@@ -2,7 +2,7 @@
 //!
 //! Seen: two or more backward passes in a step, each with all-reduces that the reducer launched. Taken away: the all-reduces of all
 //! passes but the last, at most with the waits for slower ranks in them. On a processor, what the calls beside them
-//! [lost](super::interrupted) comes back: half of it at least, and all of it at most.
+//! [lost](super::interrupted) comes back.
 
 use super::super::recorded::Recorded;
 use super::super::replay::Plan;
@@ -57,8 +57,8 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut least = most.clone();
     let interrupted = Interrupted::of(of, base);
     let is_gone = most.is_gone.clone();
-    for (plan, part) in [(&mut least, 0.5), (&mut most, 1.0)] {
-        interrupted.relieve(plan, part, |at| f64::from(u8::from(is_gone[at as usize])));
-    }
+    let less = |at: u32| if is_gone[at as usize] { 1.0 } else { 0.0 };
+    interrupted.relieve_least(&mut least, less);
+    interrupted.relieve_most(&mut most, less);
     Some(tally.found(text, change, [least, most]))
 }

@@ -16,9 +16,8 @@ use paceline_table::stats::quantile;
 const MANY: f64 = 20.0;
 /// More bytes are not few.
 const FEW_BYTES: u64 = 1 << 16;
-/// What the change takes away: of so many all-reduces one stays, and so much of what calls beside them lost comes back.
-const AT_LEAST: (usize, f64) = (2, 0.5);
-const AT_MOST: (usize, f64) = (20, 1.0);
+/// Of so many all-reduces one stays at least, and at most.
+const ONE_OF: [usize; 2] = [2, 20];
 
 pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
@@ -44,10 +43,12 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     }
     let interrupted = Interrupted::of(of, base);
     let [mut least, mut most] = [base.clone(), base.clone()];
-    for (plan, (every, part), each_ns) in
-        [(&mut least, AT_LEAST, latency_ns), (&mut most, AT_MOST, usual_ns)]
+    let part = |every: usize| 1.0 - 1.0 / every as f64;
+    interrupted.relieve_least(&mut least, |_| part(ONE_OF[0]));
+    interrupted.relieve_most(&mut most, |_| part(ONE_OF[1]));
+    for ((plan, each_ns), every) in
+        [(&mut least, latency_ns), (&mut most, usual_ns)].into_iter().zip(ONE_OF)
     {
-        interrupted.relieve(plan, part, |_| 1.0 - 1.0 / every as f64);
         for (_, &at) in all.iter().enumerate().filter(|(place, _)| place % every != 0) {
             plan.work_ns[at] -= (each_ns as i64).min(base.work_ns[at]);
             // What is not called takes no time of the host.
