@@ -1,6 +1,6 @@
 //! Memory and streams of a card, which may be emulated. Without one each test says so and passes, unless `PACELINE_CARD=1`.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use paceline_cuda::Card;
 use paceline_emulated_card::for_tests::is_ready;
@@ -8,6 +8,9 @@ use paceline_memory::{
     Accelerator, Access, Allocator, Category, DType, DeviceStream, EventState, MemoryError, Stream,
     Tensor,
 };
+
+/// How long work may take.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A stream of a card, if there is one.
 fn compute() -> Option<DeviceStream> {
@@ -57,6 +60,25 @@ fn a_wait_that_is_missing_is_an_error_at_once() {
     assert!(there.read::<f32>().is_err(), "the host cannot reach it");
     compute.wait(&copy.record());
     compute.fill(&there, 0).unwrap();
+}
+
+/// An emulated card does a piece of its work whenever it is asked.
+#[test]
+fn work_that_is_asked_for_is_done_when_it_says_so() {
+    let Some(compute) = compute() else { return };
+    let (host, memory) = (Allocator::pinned(compute.accelerator()), Allocator::on(&compute));
+    let (from, there, to) = (tensor(&host, 64), tensor(&memory, 64), tensor(&host, 64));
+    for round in 1..=10 {
+        from.write::<f32>().unwrap().fill(round as f32);
+        compute.copy(&from, &there).unwrap();
+        let arrived = compute.copy(&there, &to).unwrap();
+        let begin = Instant::now();
+        while arrived.state() != EventState::Complete {
+            assert!(begin.elapsed() < LIMIT, "{:?} after {LIMIT:?}", arrived.state());
+            std::thread::yield_now();
+        }
+        assert_eq!(values(&to), [round as f32; 64]);
+    }
 }
 
 /// On an emulated card the two streams run in an order that is drawn, so one of the rounds shows it if nobody waits.

@@ -3,7 +3,7 @@
 use super::{Cause, Diagnosis, examine};
 use crate::hta::Options;
 use crate::ranks::sample::{time_range, timeline};
-use crate::timeline::{Product, Timeline, TrackId};
+use crate::timeline::{Operator, Product, Timeline, TrackId};
 
 const STEPS: u64 = 7;
 const EVALUATED: &str = "autograd::engine::evaluate_function";
@@ -119,4 +119,41 @@ fn zeroed_gradients_are_no_fault_of_a_processor() {
         (all.operator("aten::zero_", now, now + 500), now + 500)
     });
     assert!(diagnose(zeroed).advice.is_empty());
+}
+
+/// Two passes in each step, with a transfer each of which 1 ms is exposed. In the first one a thread of the transfer takes the core of the
+/// rank for 4 ms, each time from another function.
+#[test]
+fn calls_that_transfers_interrupt_are_shorter_without_them() {
+    let pass = |mut all: Timeline, now: i64, interrupted: Option<i64>| {
+        all = all.operator("aten::addmm", now + 10, now + 1010);
+        let mut end = now + 1010;
+        let mut begin = end;
+        for function in 0..4 {
+            let took = if interrupted == Some(function) { 4500 } else { 500 };
+            all = all.operator(&format!("{EVALUATED}: AddmmBackward0"), end, end + took);
+            end += took;
+            begin = if function == 0 { end } else { begin };
+        }
+        let name = all.names.intern("gloo:all_reduce");
+        let (time, lane) = (time_range(begin, end + 1000), TrackId(2));
+        all.operators.push(Operator { name, time, lane, collective: None });
+        (all, end + 1000)
+    };
+    let mut all = timeline(0);
+    let mut now = 0;
+    for number in 0..STEPS {
+        let begin = now;
+        let (first, end) = pass(all, begin, Some(1 + number as i64 % 3));
+        let (second, end) = pass(first, end, None);
+        all = second.operator("Optimizer.step#SGD.step", end + 10, end + 510);
+        now = end + 520;
+        all = all.step(number, begin, now);
+    }
+    let diagnosis = diagnose(all);
+    let found = diagnosis.advice.iter().find(|of| of.cause == Cause::NoSync);
+    let gain = found.expect("gradients are exchanged twice").gain;
+    // The exposed transfer, and half of what its thread took, or all of it.
+    let is_close = (gain.low_ms - 3.0).abs() < 0.1 && (gain.high_ms - 5.0).abs() < 0.1;
+    assert!(is_close, "{gain:?}");
 }

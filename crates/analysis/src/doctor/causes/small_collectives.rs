@@ -1,8 +1,8 @@
 //! Gradients travel in many small collectives, each of which pays the latency of the network.
 //!
 //! Seen: 20 or more all-reduces per step, most of which have few bytes, or take hardly longer than the shortest ones. The time of
-//! the shortest is the latency at least. Taken away: it and the launch of half of them at least; nearly all of the time and the
-//! launches of all but a twentieth at most. On a processor, the calls beside them [lose](super::interrupted) less.
+//! the shortest is the latency at least. Taken away: it and the launch of half of them at least; all of the time and the launches of
+//! all but a twentieth at most. On a processor, the calls beside them [lose](super::interrupted) less.
 
 use super::super::names::Class;
 use super::super::recorded::Recorded;
@@ -35,10 +35,9 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut times: Vec<f64> = all.iter().map(|at| base.work_ns[*at] as f64).collect();
     times.sort_unstable_by(f64::total_cmp);
     let latency_ns = quantile(&times, 0.05)?;
-    let usual_ns = quantile(&times, 0.5)?;
     let is_small = |at: &usize| of.collective_bytes(&of.works[*at]).is_some_and(|n| n <= FEW_BYTES);
     let are_small = 2 * all.iter().filter(|at| is_small(at)).count() > all.len();
-    if usual_ns > 2.0 * latency_ns && !are_small {
+    if quantile(&times, 0.5)? > 2.0 * latency_ns && !are_small {
         return None;
     }
     let interrupted = Interrupted::of(of, base);
@@ -47,10 +46,10 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     interrupted.relieve_least(&mut least, |_| part(ONE_OF[0]));
     interrupted.relieve_most(&mut most, |_| part(ONE_OF[1]));
     for ((plan, each_ns), every) in
-        [(&mut least, latency_ns), (&mut most, usual_ns)].into_iter().zip(ONE_OF)
+        [(&mut least, latency_ns as i64), (&mut most, i64::MAX)].into_iter().zip(ONE_OF)
     {
         for (_, &at) in all.iter().enumerate().filter(|(place, _)| place % every != 0) {
-            plan.work_ns[at] -= (each_ns as i64).min(base.work_ns[at]);
+            plan.work_ns[at] -= each_ns.min(base.work_ns[at]);
             // What is not called takes no time of the host.
             if let Some(call) = of.works[at].call {
                 plan.remove_call(call, unprepared(base.lag_ns[call as usize]));
