@@ -342,7 +342,10 @@ fn combined(
         high_ms,
         steps: recorded.iter().map(|of| of.steps.len()).min().unwrap_or(0),
     };
-    if gain.ms < least_ms {
+    // Half of a short transfer beside the steps of a processor is within what such transfers differ by.
+    let on_cpu = recorded.iter().all(|of| !of.on_device);
+    let worth_ms = if on_cpu && cause == Cause::Exposed { gain.low_ms } else { gain.ms };
+    if worth_ms < least_ms {
         return None;
     }
     let most = (0..said.len()).max_by(|a, b| said[*a].high_ms.total_cmp(&said[*b].high_ms))?;
