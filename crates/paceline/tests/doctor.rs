@@ -105,14 +105,15 @@ fn the_size_of_buckets_is_that_of_a_replay_of_all_ranks() {
         let file = format!("traces/rank_{rank}/a.pt.trace.json");
         sandbox.write(&file, pytorch_ddp(rank, true).as_bytes());
     }
-    let run = paceline(&sandbox, "analyze traces --output out").ok();
-    assert!(run.stdout.contains("do not say how many cores are free"), "{}", run.stdout);
+    paceline(&sandbox, "analyze traces --output out").ok();
     let rows = json(&sandbox.path("out/summary.json"))["tables"]["advice"]["rows"].clone();
     let rows = rows.as_array().unwrap();
     let buckets = rows.iter().find(|of| of["cause"] == "first_bucket").unwrap();
     let change = buckets["change"].as_str().unwrap();
     assert_eq!(change, "DistributedDataParallel(model, bucket_cap_mb=1)");
-    assert!((buckets["low_ms"].as_f64().unwrap() - 8.0).abs() < 0.01, "{buckets}");
+    // Of 8 ms that would be hidden, half comes at least.
+    let [low, high] = ["low_ms", "high_ms"].map(|key| buckets[key].as_f64().unwrap());
+    assert!((low - 4.0).abs() < 0.01 && (high - 8.0).abs() < 0.01, "{buckets}");
 }
 
 /// Before, rank 1 comes 0.48 ms late to each all-reduce, and a step is 0.38 ms longer.
