@@ -1,4 +1,4 @@
-//! The causes of lost time, one file each.
+//! The causes of lost time, one file each, and [`interrupted`], which three of them need.
 //!
 //! A finder gets a rank's steps and a plan. It returns [`Found`], or `None` if the trace does not show the cause: the evidence,
 //! the lines of Python, and two plans with the cause taken away. It does not judge whether the gain is worth a change.
