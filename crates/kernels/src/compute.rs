@@ -154,11 +154,7 @@ impl Compute {
 
     /// Times an operation from now until the returned value is dropped. `shapes` are those of what it reads. An operation
     /// that is launched within another one is part of that one.
-    pub(crate) fn time(
-        &self,
-        name: &'static str,
-        shapes: impl FnOnce() -> Shapes,
-    ) -> KernelTimer<'_> {
+    pub(crate) fn time(&self, name: &'static str, shapes: &dyn Fn() -> Shapes) -> KernelTimer<'_> {
         // A stream records its work itself.
         let track = self.track.as_deref().filter(|track| track.is_on());
         let track = track.filter(|_| self.device() == Device::Cpu);
@@ -349,14 +345,29 @@ impl Threads {
     pub(crate) fn for_each<T: Send>(&self, items: Vec<T>, work: impl Fn(T) + Send + Sync) {
         match &self.pool {
             Some(pool) if items.len() > 1 => {
-                let work = |item| match self.own_track() {
-                    Some(track) => track.span(SHARE, || work(item)),
-                    None => work(item),
-                };
-                pool.install(|| items.into_par_iter().for_each(work));
+                let items: Vec<_> = items.into_iter().map(|item| Mutex::new(Some(item))).collect();
+                self.for_each_index(pool, items.len(), &|index| {
+                    let item = items[index].lock().unwrap_or_else(PoisonError::into_inner).take();
+                    work(item.expect("each item is done once"));
+                });
             }
             _ => items.into_iter().for_each(work),
         }
+    }
+
+    /// Runs `work` on every index below `count`. One function for all items, since what shares out work is large, and every
+    /// operation would have a copy of its own.
+    fn for_each_index(
+        &self,
+        pool: &rayon::ThreadPool,
+        count: usize,
+        work: &(dyn Fn(usize) + Sync),
+    ) {
+        let work = |index| match self.own_track() {
+            Some(track) => track.span(SHARE, || work(index)),
+            None => work(index),
+        };
+        pool.install(|| (0..count).into_par_iter().for_each(work));
     }
 
     /// The track of the calling thread of the pool.

@@ -22,7 +22,7 @@ use paceline_memory::{Body, Device, DeviceStream};
 use paceline_trace::Shapes;
 
 use crate::compute::Processor;
-use crate::operands::{Holding, Operands};
+use crate::operands::{Claims, Holding, Inputs, Operands};
 use crate::{CardNeeds, Compute, KernelError, OnCard, Result};
 
 /// The name of an operation, and what it counts for.
@@ -82,7 +82,7 @@ impl Compute {
         operands: O,
         body: impl for<'a> FnOnce(&Processor, O::Views<'a>) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        let _time = self.time(op.name, || shapes_of(&operands));
+        let _time = self.time(op.name, &|| shapes_of(&operands));
         self.run(op, operands, body, None::<fn(&OnCard, O::OnCard) -> _>)
     }
 
@@ -95,7 +95,7 @@ impl Compute {
         body: impl for<'a> FnOnce(&Processor, O::Views<'a>) -> Result<()> + Send + 'static,
         on_card: impl FnOnce(&OnCard, O::OnCard) -> paceline_cuda::Result<()> + Send + 'static,
     ) -> Result<()> {
-        let _time = self.time(op.name, || shapes_of(&operands));
+        let _time = self.time(op.name, &|| shapes_of(&operands));
         self.run(op, operands, body, Some(on_card))
     }
 
@@ -109,51 +109,68 @@ impl Compute {
             impl FnOnce(&OnCard, O::OnCard) -> paceline_cuda::Result<()> + Send + 'static,
         >,
     ) -> Result<()> {
-        let at_once = Holding { compute: self, op: op.name, queued: None };
+        // Every operation has a copy of this function, so it does nothing that needs no type of the operation.
         match self.device() {
             Device::Cpu => {
-                let mut held = operands.hold(&at_once)?;
-                // SAFETY: `hold` has refused operands of any other device than this one.
+                let mut claims = Claims::new();
+                let mut held = operands.hold(&mut self.at_once(op, &mut claims))?;
+                // SAFETY: the claims are there until this function ends. `hold` has refused operands of any other device than
+                // this one.
                 body(&self.processor, unsafe { O::views(&mut held) })
             }
             Device::Meta => {
-                operands.hold(&at_once)?;
+                operands.hold(&mut self.at_once(op, &mut Claims::new()))?;
                 self.count(op);
                 Ok(())
             }
-            Device::Sim => self.queue(op, operands, |mut held| {
-                let processor = self.processor.clone();
-                Box::new(move || {
-                    // SAFETY: this thread runs the work of the emulated device, whose memory it can reach.
-                    body(&processor, unsafe { O::views(&mut held) }).map_err(|e| e.to_string())
+            Device::Sim => {
+                let (shapes, mut work) = (shapes_of(&operands), Some((operands, body)));
+                self.queue(op, shapes, &mut |holding| {
+                    let (operands, body) = work.take().expect("work is prepared once");
+                    let (mut held, processor) = (operands.hold(holding)?, self.processor.clone());
+                    Ok(Box::new(move || {
+                        // SAFETY: this is the work's place in its stream. This thread runs the work of the emulated device,
+                        // whose memory it can reach.
+                        told(body(&processor, unsafe { O::views(&mut held) }))
+                    }))
                 })
-            }),
+            }
             Device::Cuda => {
                 let on_card = on_card.ok_or(KernelError::NoCardBody(op.name))?;
-                let stream = self.stream().card().expect("memory of a card has its stream").clone();
-                let card = OnCard::new(stream, self.rounds_to_tf32);
-                self.queue(op, operands, |held| {
-                    Box::new(move || on_card(&card, O::on_card(&held)).map_err(|e| e.to_string()))
+                let (shapes, mut work) = (shapes_of(&operands), Some((operands, on_card)));
+                self.queue(op, shapes, &mut |holding| {
+                    let (operands, on_card) = work.take().expect("work is prepared once");
+                    let (addresses, card) = (O::on_card(&operands.hold(holding)?), self.on_card());
+                    Ok(Box::new(move || told(on_card(&card, addresses))))
                 })
             }
         }
     }
 
-    /// Puts an operation into the stream of this handle.
-    fn queue<O: Operands>(
+    /// How an operation that runs at once holds its operands.
+    fn at_once<'a>(&'a self, op: Op, claims: &'a mut Claims) -> Holding<'a> {
+        Holding { compute: self, op: op.name, queued: None, claims }
+    }
+
+    /// Puts an operation into the stream of this handle. `prepare` is called once.
+    fn queue(
         &self,
         op: Op,
-        operands: O,
-        body: impl FnOnce(O::Held) -> Body,
+        shapes: Shapes,
+        prepare: &mut dyn FnMut(&mut Holding<'_>) -> Result<Body>,
     ) -> Result<()> {
-        let mut claims = Vec::new();
-        self.stream().launch(op.name, shapes_of(&operands), |event| {
-            let holding = Holding { compute: self, op: op.name, queued: Some(event) };
-            let mut held = operands.hold(&holding)?;
-            O::release(&mut held, &mut claims);
-            Ok::<_, KernelError>(body(held))
+        let mut claims = Claims::new();
+        self.stream().launch(op.name, shapes, |event| {
+            let (queued, claims) = (Some(event), &mut claims);
+            prepare(&mut Holding { compute: self, op: op.name, queued, claims })
         })?;
         Ok(())
+    }
+
+    /// What a body for cards launches kernels with.
+    fn on_card(&self) -> OnCard {
+        let stream = self.stream().card().expect("memory of a card has its stream").clone();
+        OnCard::new(stream, self.rounds_to_tf32)
     }
 
     fn stream(&self) -> &DeviceStream {
@@ -163,12 +180,12 @@ impl Compute {
 
 /// The shapes of the tensors that are read.
 fn shapes_of(operands: &impl Operands) -> Shapes {
-    let (mut inputs, mut len) = ([None; Shapes::TENSORS], 0);
-    operands.inputs(&mut |tensor| {
-        if let Some(place) = inputs.get_mut(len) {
-            *place = Some(tensor.dims());
-            len += 1;
-        }
-    });
-    Shapes::new(inputs.into_iter().flatten())
+    let mut inputs = Inputs::default();
+    operands.inputs(&mut inputs);
+    inputs.shapes()
+}
+
+/// The outcome of a body, as a stream tells it.
+fn told<E: ToString>(outcome: std::result::Result<(), E>) -> std::result::Result<(), String> {
+    outcome.map_err(|error| error.to_string())
 }

@@ -8,8 +8,10 @@ use std::ptr::NonNull;
 
 use paceline_cuda::kernel::{In, Out};
 use paceline_memory::{
-    Access, Category, Claim, Device, Element, Event, MemoryError, Shape, Tensor,
+    Access, Category, Claim, DType, Device, Element, Event, MemoryError, Shape, Tensor,
 };
+use paceline_trace::Shapes;
+use smallvec::SmallVec;
 
 use crate::error::expect_shape;
 use crate::{Compute, KernelError, Result};
@@ -18,7 +20,7 @@ use crate::{Compute, KernelError, Result};
 ///
 /// [`read`], [`write()`], [`update`] and [`scratch`] make operands. A body gets slices in the same form.
 pub trait Operands {
-    /// What the operation keeps while it runs.
+    /// Where the operands lie.
     #[doc(hidden)]
     type Held: Send + 'static;
     /// The slices that a body gets.
@@ -26,17 +28,14 @@ pub trait Operands {
 
     /// Checks each operand and claims it.
     #[doc(hidden)]
-    fn hold(self, to: &Holding<'_>) -> Result<Self::Held>;
-
-    /// Moves what keeps the memory in place out of what is held.
-    #[doc(hidden)]
-    fn release(held: &mut Self::Held, claims: &mut Vec<Claim>);
+    fn hold(self, to: &mut Holding<'_>) -> Result<Self::Held>;
 
     /// The slices of what is held.
     ///
     /// # Safety
     ///
-    /// The memory lies where this thread can reach it, and all that comes before the operation is done.
+    /// The claims of `hold` are there still, or the operation is in its place in a stream, and all that comes before it is
+    /// done. The memory lies where this thread can reach it.
     #[doc(hidden)]
     unsafe fn views(held: &mut Self::Held) -> Self::Views<'_>;
 
@@ -47,10 +46,35 @@ pub trait Operands {
     #[doc(hidden)]
     fn on_card(held: &Self::Held) -> Self::OnCard;
 
-    /// Shows the tensors that are read, in order.
+    /// Notes the tensors that are read, in order.
     #[doc(hidden)]
-    fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor));
+    fn inputs<'a>(&'a self, into: &mut Inputs<'a>);
 }
+
+/// The dimensions of the tensors that an operation reads.
+#[doc(hidden)]
+#[derive(Debug, Default)]
+pub struct Inputs<'a> {
+    dims: [Option<&'a [usize]>; Shapes::TENSORS],
+    len: usize,
+}
+
+impl<'a> Inputs<'a> {
+    fn push(&mut self, tensor: &'a Tensor) {
+        if let Some(place) = self.dims.get_mut(self.len) {
+            *place = Some(tensor.dims());
+            self.len += 1;
+        }
+    }
+
+    pub(crate) fn shapes(&self) -> Shapes {
+        Shapes::new(self.dims.into_iter().flatten())
+    }
+}
+
+/// What keeps the memory of operands in place: until the operation is done, or until it is in its stream. Memory of a device may
+/// be freed while work that uses it is queued, because it goes back to the stream, behind the work.
+pub(crate) type Claims = SmallVec<[Claim; 10]>;
 
 /// Who claims operands, and for what.
 #[doc(hidden)]
@@ -60,31 +84,35 @@ pub struct Holding<'a> {
     pub(crate) op: &'static str,
     /// The end of the operation, if it is put into a stream.
     pub(crate) queued: Option<&'a Event>,
+    pub(crate) claims: &'a mut Claims,
 }
 
 impl Holding<'_> {
-    fn claim<T: Element>(&self, tensor: &Tensor, access: Access) -> Result<Held<T>> {
+    fn claim<T: Element>(&mut self, tensor: &Tensor, access: Access) -> Result<Held<T>> {
+        let (base, len_bytes) = self.claim_bytes(tensor, access)?;
+        Ok(Held { base: base.cast(), len: len_bytes / size_of::<T>() })
+    }
+
+    fn claim_bytes(&mut self, tensor: &Tensor, access: Access) -> Result<(NonNull<u8>, usize)> {
         let claim = match self.queued {
             None => tensor.claim(access, self.op)?,
             Some(event) => tensor.queue(access, self.op, event)?,
         };
-        let (base, len) = (claim.base().cast(), claim.len_bytes() / size_of::<T>());
-        Ok(Held { base, len, claim: Some(claim) })
+        let place = (claim.base(), claim.len_bytes());
+        self.claims.push(claim);
+        Ok(place)
     }
 }
 
-/// An operand that is claimed.
+/// Where an operand lies that is claimed.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Held<T> {
     base: NonNull<T>,
     len: usize,
-    /// Keeps the memory: until the operation is done, or until it is in its stream. Memory of a device may be freed while
-    /// work that uses it is queued, because it goes back to the stream, behind the work.
-    claim: Option<Claim>,
 }
 
-// SAFETY: an address, and a claim on what lies there, which may move to another thread.
+// SAFETY: an address. Whoever uses it promises that what lies there is claimed.
 unsafe impl<T: Element> Send for Held<T> {}
 
 impl<T: Element> Held<T> {
@@ -96,9 +124,9 @@ impl<T: Element> Held<T> {
     ///
     /// As for [`Operands::views`].
     unsafe fn elems(&self) -> &[T] {
-        // SAFETY: the claim, or the place in the stream, keeps the range in place and excludes writers. `Stated::hold` has
-        // checked the element type, so the range is aligned and any bits in it are a valid `T`. The caller says that this
-        // thread can reach it.
+        // SAFETY: the caller promises the claim, or the place in the stream, which keeps the range in place and excludes writers,
+        // and that this thread can reach it. `Stated::hold` has checked the element type, so the range is aligned and any
+        // bits in it are a valid `T`.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 
@@ -122,22 +150,33 @@ struct Stated<'t> {
 }
 
 impl Stated<'_> {
-    /// Checks shape, device and element type, and claims the tensor, whose bytes are moved so many times.
-    fn hold<T: Element>(&self, to: &Holding<'_>, access: Access, times: usize) -> Result<Held<T>> {
+    /// Checks the tensor and claims it. Its bytes are moved so many times.
+    fn hold<T: Element>(
+        &self,
+        to: &mut Holding<'_>,
+        access: Access,
+        times: usize,
+    ) -> Result<Held<T>> {
+        self.check(to, T::DTYPE, times)?;
+        to.claim(self.tensor, access)
+    }
+
+    /// Checks shape, device and element type, and counts the bytes that are moved.
+    fn check(&self, to: &Holding<'_>, dtype: DType, times: usize) -> Result<()> {
         let (op, compute) = (to.op, to.compute);
         expect_shape(op, self.operand, self.tensor.shape(), self.shape)?;
         if self.tensor.device() != compute.device() {
             let (operand, compute) = (self.tensor.device(), compute.device());
             return Err(KernelError::Device { op, operand, compute });
         }
-        if self.tensor.dtype() != T::DTYPE && !self.is_bytes {
-            let (expected, got) = (T::DTYPE, self.tensor.dtype());
+        if self.tensor.dtype() != dtype && !self.is_bytes {
+            let (expected, got) = (dtype, self.tensor.dtype());
             return Err(MemoryError::WrongType { expected, got }.into());
         }
         if compute.device() == Device::Meta {
             compute.count_bytes(times * self.tensor.num_elems() * self.tensor.dtype().size_bytes());
         }
-        to.claim(self.tensor, access)
+        Ok(())
     }
 }
 
@@ -228,12 +267,8 @@ impl<'t, T: Element> Operands for Read<'t, T> {
     type Held = Held<T>;
     type Views<'a> = &'a [T];
 
-    fn hold(self, to: &Holding<'_>) -> Result<Held<T>> {
+    fn hold(self, to: &mut Holding<'_>) -> Result<Held<T>> {
         self.0.hold(to, Access::Read, 1)
-    }
-
-    fn release(held: &mut Held<T>, claims: &mut Vec<Claim>) {
-        claims.extend(held.claim.take());
     }
 
     unsafe fn views(held: &mut Held<T>) -> &[T] {
@@ -247,8 +282,8 @@ impl<'t, T: Element> Operands for Read<'t, T> {
         In(held.address(), PhantomData)
     }
 
-    fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
-        show(self.0.tensor);
+    fn inputs<'a>(&'a self, into: &mut Inputs<'a>) {
+        into.push(self.0.tensor);
     }
 }
 
@@ -256,12 +291,8 @@ impl<'t, T: Element> Operands for Write<'t, T> {
     type Held = Held<T>;
     type Views<'a> = &'a mut [T];
 
-    fn hold(self, to: &Holding<'_>) -> Result<Held<T>> {
+    fn hold(self, to: &mut Holding<'_>) -> Result<Held<T>> {
         self.stated.hold(to, Access::Write, 1 + usize::from(self.is_read))
-    }
-
-    fn release(held: &mut Held<T>, claims: &mut Vec<Claim>) {
-        claims.extend(held.claim.take());
     }
 
     unsafe fn views(held: &mut Held<T>) -> &mut [T] {
@@ -275,9 +306,9 @@ impl<'t, T: Element> Operands for Write<'t, T> {
         Out(held.address(), PhantomData)
     }
 
-    fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
+    fn inputs<'a>(&'a self, into: &mut Inputs<'a>) {
         if self.is_read {
-            show(self.stated.tensor);
+            into.push(self.stated.tensor);
         }
     }
 }
@@ -286,13 +317,9 @@ impl<T: Element> Operands for Scratch<T> {
     type Held = Held<T>;
     type Views<'a> = &'a mut [T];
 
-    fn hold(self, to: &Holding<'_>) -> Result<Held<T>> {
+    fn hold(self, to: &mut Holding<'_>) -> Result<Held<T>> {
         let tensor = to.compute.allocator.tensor(T::DTYPE, [self.0], Category::Workspace)?;
         to.claim(&tensor, Access::Write)
-    }
-
-    fn release(held: &mut Held<T>, claims: &mut Vec<Claim>) {
-        claims.extend(held.claim.take());
     }
 
     unsafe fn views(held: &mut Held<T>) -> &mut [T] {
@@ -306,21 +333,15 @@ impl<T: Element> Operands for Scratch<T> {
         Out(held.address(), PhantomData)
     }
 
-    fn inputs<'a>(&'a self, _: &mut dyn FnMut(&'a Tensor)) {}
+    fn inputs<'a>(&'a self, _: &mut Inputs<'a>) {}
 }
 
 impl<A: Operands> Operands for Option<A> {
     type Held = Option<A::Held>;
     type Views<'a> = Option<A::Views<'a>>;
 
-    fn hold(self, to: &Holding<'_>) -> Result<Self::Held> {
+    fn hold(self, to: &mut Holding<'_>) -> Result<Self::Held> {
         self.map(|operand| operand.hold(to)).transpose()
-    }
-
-    fn release(held: &mut Self::Held, claims: &mut Vec<Claim>) {
-        if let Some(held) = held {
-            A::release(held, claims);
-        }
     }
 
     unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
@@ -334,9 +355,9 @@ impl<A: Operands> Operands for Option<A> {
         held.as_ref().map(A::on_card)
     }
 
-    fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
+    fn inputs<'a>(&'a self, into: &mut Inputs<'a>) {
         if let Some(operand) = self {
-            operand.inputs(show);
+            operand.inputs(into);
         }
     }
 }
@@ -345,12 +366,8 @@ impl<A: Operands> Operands for Vec<A> {
     type Held = Vec<A::Held>;
     type Views<'a> = Vec<A::Views<'a>>;
 
-    fn hold(self, to: &Holding<'_>) -> Result<Self::Held> {
+    fn hold(self, to: &mut Holding<'_>) -> Result<Self::Held> {
         self.into_iter().map(|operand| operand.hold(to)).collect()
-    }
-
-    fn release(held: &mut Self::Held, claims: &mut Vec<Claim>) {
-        held.iter_mut().for_each(|held| A::release(held, claims));
     }
 
     unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
@@ -364,8 +381,8 @@ impl<A: Operands> Operands for Vec<A> {
         held.iter().map(A::on_card).collect()
     }
 
-    fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
-        self.iter().for_each(|operand| operand.inputs(show));
+    fn inputs<'a>(&'a self, into: &mut Inputs<'a>) {
+        self.iter().for_each(|operand| operand.inputs(into));
     }
 }
 
@@ -382,18 +399,11 @@ impl<A: Operands, B: Operands> Operands for Either<A, B> {
     type Held = Either<A::Held, B::Held>;
     type Views<'a> = Either<A::Views<'a>, B::Views<'a>>;
 
-    fn hold(self, to: &Holding<'_>) -> Result<Self::Held> {
+    fn hold(self, to: &mut Holding<'_>) -> Result<Self::Held> {
         Ok(match self {
             Either::A(operand) => Either::A(operand.hold(to)?),
             Either::B(operand) => Either::B(operand.hold(to)?),
         })
-    }
-
-    fn release(held: &mut Self::Held, claims: &mut Vec<Claim>) {
-        match held {
-            Either::A(held) => A::release(held, claims),
-            Either::B(held) => B::release(held, claims),
-        }
     }
 
     unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
@@ -414,10 +424,10 @@ impl<A: Operands, B: Operands> Operands for Either<A, B> {
         }
     }
 
-    fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
+    fn inputs<'a>(&'a self, into: &mut Inputs<'a>) {
         match self {
-            Either::A(operand) => operand.inputs(show),
-            Either::B(operand) => operand.inputs(show),
+            Either::A(operand) => operand.inputs(into),
+            Either::B(operand) => operand.inputs(into),
         }
     }
 }
@@ -428,12 +438,8 @@ macro_rules! operands_in_tuples {
             type Held = ($($A::Held,)+);
             type Views<'a> = ($($A::Views<'a>,)+);
 
-            fn hold(self, to: &Holding<'_>) -> Result<Self::Held> {
+            fn hold(self, to: &mut Holding<'_>) -> Result<Self::Held> {
                 Ok(($(self.$at.hold(to)?,)+))
-            }
-
-            fn release(held: &mut Self::Held, claims: &mut Vec<Claim>) {
-                $($A::release(&mut held.$at, claims);)+
             }
 
             unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
@@ -447,8 +453,8 @@ macro_rules! operands_in_tuples {
                 ($($A::on_card(&held.$at),)+)
             }
 
-            fn inputs<'a>(&'a self, show: &mut dyn FnMut(&'a Tensor)) {
-                $(self.$at.inputs(show);)+
+            fn inputs<'a>(&'a self, into: &mut Inputs<'a>) {
+                $(self.$at.inputs(into);)+
             }
         }
     )+};

@@ -72,6 +72,7 @@ impl Recorded<'_> {
                 before: None,
                 gap_ns: 0,
                 after: [None; 2],
+                after_ns: [0; 2],
                 step: self.step_at(self.calls[call as usize].time.start_ns),
             });
         }
@@ -127,6 +128,7 @@ impl Recorded<'_> {
                 before: None,
                 gap_ns: 0,
                 after: [None; 2],
+                after_ns: [0; 2],
                 step: self.step_at(operator.time.start_ns),
             });
         }

@@ -172,7 +172,9 @@ impl Recorded<'_> {
                     && start_ns - end_ns <= SHORTLY_NS
                     && self.works[*other as usize].stream != work.stream
             });
-            self.works[index].after[0] = follows.map(|(end_ns, other)| (other, start_ns - end_ns));
+            if let Some((end_ns, other)) = follows {
+                self.works[index].follow(0, other, start_ns - end_ns);
+            }
             running.push(Reverse((work.time.end_ns(), index as u32)));
         }
     }
@@ -200,7 +202,7 @@ impl Recorded<'_> {
             let start_ns = work.time.start_ns;
             if work.class == Class::Communication {
                 if let Some(of) = computation.filter(|of| end_of(*of) <= start_ns) {
-                    self.works[at as usize].after[1] = Some((of, start_ns - end_of(of)));
+                    self.works[at as usize].follow(1, of, start_ns - end_of(of));
                 }
                 communication = Some(
                     communication.map_or(at, |of| if end_of(of) > end_of(at) { of } else { at }),
@@ -210,7 +212,7 @@ impl Recorded<'_> {
             let is_in = self.is_launched_within(&work, names::OPTIMIZER);
             if is_in && !in_optimizer {
                 if let Some(of) = communication.filter(|of| end_of(*of) <= start_ns) {
-                    self.works[at as usize].after[1] = Some((of, start_ns - end_of(of)));
+                    self.works[at as usize].follow(1, of, start_ns - end_of(of));
                 }
                 communication = None;
             }
@@ -229,16 +231,14 @@ impl Recorded<'_> {
             let since = |end_ns: i64| start_ns - end_ns;
             let gap = work.before.map(|of| since(self.works[of as usize].time.end_ns()));
             let launch = work.call.map(|of| since(self.calls[of as usize].time.start_ns));
-            let after = work.after.map(|of| of.map(|(_, ns)| ns));
+            let after = [0, 1].map(|at| work.after[at].map(|_| work.after_ns[at]));
             // What decided keeps its delay, so that a replay of what was recorded ends when the recording did.
             let least = [gap, launch, after[0], after[1]].into_iter().flatten().min().unwrap_or(0);
             let kept = |ns: i64, usual: i64| if ns == least { ns } else { ns.min(usual) };
             let of = &mut self.works[index];
             of.gap_ns = gap.map_or(0, |ns| kept(ns, usual_gap));
             of.launch_ns = launch.map_or(0, |ns| kept(ns, usual_launch));
-            for (_, ns) in of.after.iter_mut().flatten() {
-                *ns = kept(*ns, usual_gap);
-            }
+            of.after_ns = of.after_ns.map(|ns| kept(ns, usual_gap));
         }
     }
 }

@@ -218,8 +218,8 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     let step_ms = lengths.iter().sum::<f64>() / lengths.len() as f64;
     let steps = recorded.iter().map(|of| of.steps.len()).min().unwrap_or(0);
     let mut advice = Vec::new();
+    // Plans are large: of many ranks, no more are kept than these.
     let mut bases: Vec<Plan> = recorded.iter().map(|of| without_waits(of, together)).collect();
-    let plain = bases.clone();
     let least_ms = NEGLIGIBLE * step_ms;
     let sizes = buckets::sizes(timelines);
     let other_buckets =
@@ -237,24 +237,24 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
             continue;
         }
         let found = on_all_cores(&recorded, |place, rank| {
-            let mut found = find(rank, &plain[place])?;
+            let plain = without_waits(rank, together);
+            let mut found = find(rank, &plain)?;
             let beyond = find(rank, &bases[place])?.most;
             // The change must gain something beside those that come before it.
             let gain = |now, changed| per_step(cause, rank, &rank.gains_ms(now, changed));
             if gain(&bases[place], &beyond) < least_ms {
                 return None;
             }
-            let low_ms = gain(&plain[place], &found.least).max(0.0);
+            let low_ms = gain(&plain, &found.least).max(0.0);
             let high_ms = match cause {
                 // Ranks that do not meet, or meet for a shorter time, wait less for each other, too.
                 Cause::NoSync | Cause::Exposed => {
                     let with_waits = rank.as_recorded();
                     gain(&with_waits, &find(rank, &with_waits)?.most)
                 }
-                _ => gain(&plain[place], &found.most),
+                _ => gain(&plain, &found.most),
             };
             let high_ms = high_ms.max(low_ms);
-            // Of many ranks, plans are as large as the traces.
             (found.least, found.most) = (Plan::default(), Plan::default());
             Some((Said { low_ms, high_ms, found, place }, beyond))
         });

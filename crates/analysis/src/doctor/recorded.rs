@@ -68,9 +68,17 @@ pub(super) struct Work {
     pub(super) before: Option<u32>,
     pub(super) gap_ns: i64,
     /// Work of other streams that had to end before it, and by how much it began later at least.
-    pub(super) after: [Option<(u32, i64)>; 2],
+    pub(super) after: [Option<u32>; 2],
+    pub(super) after_ns: [i64; 2],
     /// The index of its step; `None` before the first one.
-    pub(super) step: Option<usize>,
+    pub(super) step: Option<u32>,
+}
+
+impl Work {
+    /// It begins at least `ns` after other work has ended.
+    pub(super) fn follow(&mut self, place: usize, other: u32, ns: i64) {
+        (self.after[place], self.after_ns[place]) = (Some(other), ns);
+    }
 }
 
 /// An operator or a span on a thread of the host.
@@ -79,6 +87,18 @@ pub(super) struct Frame {
     pub(super) name: NameId,
     pub(super) time: TimeRange,
     pub(super) parent: Option<u32>,
+}
+
+/// Work by the time of its launch, see [`Recorded::by_launch`].
+pub(super) struct ByLaunch(Vec<(i64, u32)>);
+
+impl ByLaunch {
+    /// The work that was launched from one moment until before another.
+    pub(super) fn between(&self, begin_ns: i64, end_ns: i64) -> impl Iterator<Item = usize> {
+        let at = |ns: i64| self.0.partition_point(|(launched_ns, _)| *launched_ns < ns);
+        let range = at(begin_ns)..at(end_ns).max(at(begin_ns));
+        self.0[range].iter().map(|(_, work)| *work as usize)
+    }
 }
 
 /// When something happens in a replay, in order.
@@ -166,8 +186,8 @@ impl<'a> Recorded<'a> {
     }
 
     /// The step in which a moment lies.
-    pub(super) fn step_at(&self, at_ns: i64) -> Option<usize> {
-        self.steps.partition_point(|step| step.start_ns <= at_ns).checked_sub(1)
+    pub(super) fn step_at(&self, at_ns: i64) -> Option<u32> {
+        self.steps.partition_point(|step| step.start_ns <= at_ns).checked_sub(1).map(|at| at as u32)
     }
 
     /// The operators and spans around a call, the innermost first.
@@ -208,6 +228,16 @@ impl<'a> Recorded<'a> {
         let told = &self.timeline.collectives[work.collective? as usize];
         let bytes = elem_bytes(told.dtype.as_deref()?)?;
         told.in_elems.max(told.out_elems)?.checked_mul(bytes)
+    }
+
+    /// All work whose launch is known, by the time of the launch.
+    pub(super) fn by_launch(&self) -> ByLaunch {
+        let launched = self.works.iter().zip(0u32..).filter_map(|(work, at)| {
+            work.call.map(|call| (self.calls[call as usize].time.start_ns, at))
+        });
+        let mut all: Vec<(i64, u32)> = launched.collect();
+        all.sort_unstable();
+        ByLaunch(all)
     }
 
     /// The number of steps, for means.

@@ -93,7 +93,7 @@ impl Recorded<'_> {
         }
         let mut finish: Vec<i64> = self.marks.iter().map(|mark| begins[*mark as usize]).collect();
         for (work, end_ns) in self.works.iter().zip(&ends) {
-            let of_step = work.step.map_or(0, |step| step + 1).min(finish.len() - 1);
+            let of_step = work.step.map_or(0, |step| step as usize + 1).min(finish.len() - 1);
             finish[of_step] = finish[of_step].max(*end_ns);
         }
         for at in 1..finish.len() {
@@ -112,13 +112,15 @@ impl Recorded<'_> {
         }
         let stream = stream.map(|end_ns| end_ns + work.gap_ns);
         let start_ns = if plan.is_ahead[at] {
-            let begin =
-                work.step.and_then(|step| self.marks.get(step)).map(|of| begins[*of as usize]);
+            let begin = work
+                .step
+                .and_then(|step| self.marks.get(step as usize))
+                .map(|of| begins[*of as usize]);
             stream.max(begin)
         } else {
             let launch = work.call.map(|of| begins[of as usize] + work.launch_ns);
-            let after = work.after.map(|of| of.map(|(other, ns)| ends[other as usize] + ns));
-            stream.max(launch).max(after[0]).max(after[1])
+            let after = |at: usize| work.after[at].map(|of| ends[of as usize] + work.after_ns[at]);
+            stream.max(launch).max(after(0)).max(after(1))
         };
         start_ns.unwrap_or(work.time.start_ns) + plan.work_ns[at]
     }

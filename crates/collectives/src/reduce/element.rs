@@ -6,6 +6,7 @@ use paceline_memory::Element;
 use paceline_numeric::SimdLevel;
 use paceline_numeric::bf16::{round, widen};
 
+use super::blocks::Running;
 use super::half::{narrow_f16, widen_f16};
 
 /// A type in which values are combined.
@@ -49,8 +50,13 @@ pub(super) unsafe trait Reduce: Element {
         scratch: &'a mut [Self::Value],
     ) -> &'a [Self::Value];
 
-    /// Writes lanes to a block of the same length.
-    fn store(level: SimdLevel, lanes: &[Self::Value], block: &mut [Self]);
+    /// Finishes results, and writes them to a block of the same length.
+    fn store(
+        level: SimdLevel,
+        results: &mut [Running<Self>],
+        block: &mut [Self],
+        finish: impl Fn(Running<Self>) -> Running<Self>,
+    );
 }
 
 macro_rules! float_number {
@@ -184,8 +190,15 @@ macro_rules! lanes_in_memory {
                 block
             }
             #[inline(always)]
-            fn store(_: SimdLevel, lanes: &[Self], block: &mut [Self]) {
-                block.copy_from_slice(lanes);
+            fn store(
+                _: SimdLevel,
+                results: &mut [Running<Self>],
+                block: &mut [Self],
+                finish: impl Fn(Running<Self>) -> Running<Self>,
+            ) {
+                for (to, &mut x) in block.iter_mut().zip(results) {
+                    *to = Value::narrow(finish(x));
+                }
             }
         }
     )*};
@@ -203,7 +216,13 @@ unsafe impl Reduce for f16 {
         scratch
     }
     #[inline(always)]
-    fn store(level: SimdLevel, lanes: &[f32], block: &mut [Self]) {
-        narrow_f16(level, lanes, block);
+    fn store(
+        level: SimdLevel,
+        results: &mut [f32],
+        block: &mut [Self],
+        finish: impl Fn(f32) -> f32,
+    ) {
+        results.iter_mut().for_each(|x| *x = finish(*x));
+        narrow_f16(level, results, block);
     }
 }

@@ -1,26 +1,54 @@
-//! The loops that combine up to eight inputs in one pass, the whole tree in registers.
+//! The loops that combine a block of all inputs: up to four in one pass, with the whole tree in registers, and more in groups of
+//! four, each of which is a node of the tree.
 //!
 //! Each number of inputs has a loop of its own, so the compiler sees the tree and vectorizes it. The loops are
-//! compiled once for each element type, operation and vector level, whatever becomes of their results: they
-//! are most of what there is to compile.
+//! compiled once for each element type, operation and vector level, whatever becomes of their results.
 //!
-//! Input: a block of each input. Output: a block of running results, finished in the same loop if the caller says how.
+//! Input: a block of each input. Output: a block of running results.
 
 use std::slice::from_raw_parts;
 
-use paceline_numeric::SimdLevel;
+use paceline_numeric::{SimdLevel, tree};
 
-use super::blocks::{BLOCK, Running};
+use super::blocks::{BLOCK, Block, Running};
 use super::element::{Reduce, Value};
 
 /// The most inputs that are combined in one pass.
-pub(super) const GROUP: usize = 8;
+const GROUP: usize = 4;
 
-/// ScratchBlocks for the blocks of a group whose elements are converted before they are combined.
+/// Running results of nodes of the tree, while it is evaluated.
+pub(super) type Slots<T> = [Block<Running<T>>; tree::height(crate::MAX_RANKS) + 1];
+
+/// What is combined.
+#[derive(Clone, Copy)]
+pub(super) enum Source<'a> {
+    /// The elements of each rank.
+    Leaves(&'a [*const u8]),
+    /// Running results of nodes, and the number of merges after each.
+    Nodes(&'a [*const u8], &'a [u8]),
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn addresses(self) -> &'a [*const u8] {
+        match self {
+            Source::Leaves(all) | Source::Nodes(all, _) => all,
+        }
+    }
+
+    /// How many values are put on the stack of the tree.
+    pub(super) fn count(self) -> usize {
+        match self {
+            Source::Leaves(all) => all.len().div_ceil(GROUP),
+            Source::Nodes(all, _) => all.len(),
+        }
+    }
+}
+
+/// Room for the blocks of a group whose elements are converted before they are combined.
 #[repr(align(64))]
-pub(super) struct ScratchBlocks<T: Reduce>([T::Value; 2 * BLOCK]);
+pub(super) struct Room<T: Reduce>([T::Value; 2 * BLOCK]);
 
-impl<T: Reduce> ScratchBlocks<T> {
+impl<T: Reduce> Room<T> {
     pub(super) const EMPTY: Self = Self([T::Value::ZERO; 2 * BLOCK]);
 
     /// No room at all for elements that are not converted: then the compiler leaves the memory out.
@@ -42,32 +70,35 @@ pub(super) const fn block_elems<T: Reduce>(num_inputs: usize) -> usize {
 
 /// The value of the tree over the given values.
 macro_rules! tree {
-    ($f:ident; $a:expr) => { $a };
-    ($f:ident; $a:expr, $b:expr) => { $f($a, $b) };
-    ($f:ident; $a:expr, $b:expr, $c:expr) => { $f($f($a, $b), $c) };
-    ($f:ident; $a:expr, $b:expr, $c:expr, $d:expr) => { $f($f($a, $b), $f($c, $d)) };
-    ($f:ident; $a:expr, $b:expr, $c:expr, $d:expr, $($rest:expr),+) => {
-        $f(tree!($f; $a, $b, $c, $d), tree!($f; $($rest),+))
+    ($f:ident; $a:expr) => {
+        $a
+    };
+    ($f:ident; $a:expr, $b:expr) => {
+        $f($a, $b)
+    };
+    ($f:ident; $a:expr, $b:expr, $c:expr) => {
+        $f($f($a, $b), $c)
+    };
+    ($f:ident; $a:expr, $b:expr, $c:expr, $d:expr) => {
+        $f($f($a, $b), $f($c, $d))
     };
 }
 
 macro_rules! pass {
     ($name:ident: $($x:ident)+) => {
-        /// `to = finish(tree(inputs))`.
+        /// `to = tree(inputs)`.
         #[inline(always)]
-        #[allow(clippy::too_many_arguments, reason = "slices that are arguments are known to lie apart")]
         #[allow(clippy::needless_range_loop, reason = "the index is that of several slices")]
         #[allow(unused_variables, reason = "a single input is not combined")]
         fn $name<A: Value>(
             to: &mut [A::Running],
             $($x: &[A],)+
             combine: impl Fn(A::Running, A::Running) -> A::Running,
-            finish: impl Fn(A::Running) -> A::Running,
         ) {
             let len = to.len();
             $(let $x = &$x[..len];)+
             for i in 0..len {
-                to[i] = finish(tree!(combine; $($x[i].widen()),+));
+                to[i] = tree!(combine; $($x[i].widen()),+);
             }
         }
     };
@@ -76,38 +107,33 @@ pass!(pass1: a);
 pass!(pass2: a b);
 pass!(pass3: a b c);
 pass!(pass4: a b c d);
-pass!(pass5: a b c d e);
-pass!(pass6: a b c d e f);
-pass!(pass7: a b c d e f g);
-pass!(pass8: a b c d e f g h);
 
-/// Combines one to eight inputs: the elements from `start` on, as many as `to` has room for.
+/// Combines all inputs, or nodes, of a block: the elements from `start` on, as many as `to` has room for.
 ///
 /// # Safety
 ///
-/// The inputs are valid for these elements and aligned for `T`, and nobody writes to them. There are at
-/// least one and at most [`GROUP`] of them. `to` overlaps none. It has at most [`block_elems`] elements. The
-/// processor has `level`.
+/// What is combined is valid for these elements and aligned for its type, and nobody writes to it. `to` overlaps none of it, and has
+/// at most [`block_elems`] elements. `slots` are there unless there is only one value. The processor has `level`.
 #[inline(always)]
-pub(super) unsafe fn combine_leaves<T: Reduce>(
+pub(super) unsafe fn combine_block<T: Reduce, F>(
     level: SimdLevel,
-    inputs: &[*const u8],
+    source: Source,
     start: usize,
     to: &mut [Running<T>],
+    slots: &mut [Block<Running<T>>],
     scratch: &mut [T::Value],
-    combine: impl Fn(Running<T>, Running<T>) -> Running<T>,
-    finish: impl Fn(Running<T>) -> Running<T>,
-) {
+    combine: F,
+) where
+    F: Fn(Running<T>, Running<T>) -> Running<T> + Copy,
+{
     // SAFETY: as required of the caller.
     unsafe {
         match level {
             #[cfg(target_arch = "x86_64")]
-            SimdLevel::Avx512 => {
-                avx512::<T, _, _>(inputs, start, to, scratch, combine, finish);
-            }
+            SimdLevel::Avx512 => avx512::<T, F>(source, start, to, slots, scratch, combine),
             #[cfg(target_arch = "x86_64")]
-            SimdLevel::Avx2 => avx2::<T, _, _>(inputs, start, to, scratch, combine, finish),
-            _ => portable::<T, _, _>(inputs, start, to, scratch, combine, finish),
+            SimdLevel::Avx2 => avx2::<T, F>(source, start, to, slots, scratch, combine),
+            _ => portable::<T, F>(source, start, to, slots, scratch, combine),
         }
     }
 }
@@ -116,24 +142,22 @@ macro_rules! at_level {
     ($name:ident, $level:ident $(, $features:literal)?) => {
         /// # Safety
         ///
-        /// As for [`combine_leaves`], at this level.
+        /// As for [`combine_block`], at this level.
         #[inline(never)]
         $(#[cfg(target_arch = "x86_64")] #[target_feature(enable = $features)])?
-        unsafe fn $name<
-            T: Reduce,
-            F: Fn(Running<T>, Running<T>) -> Running<T>,
-            G: Fn(Running<T>) -> Running<T>,
-        >(
-            inputs: &[*const u8],
+        unsafe fn $name<T: Reduce, F>(
+            source: Source,
             start: usize,
             to: &mut [Running<T>],
+            slots: &mut [Block<Running<T>>],
             scratch: &mut [T::Value],
             combine: F,
-            finish: G,
-        ) {
+        ) where
+            F: Fn(Running<T>, Running<T>) -> Running<T> + Copy,
+        {
             let level = SimdLevel::$level;
             // SAFETY: as required of the caller.
-            unsafe { load_and_combine::<T>(level, inputs, start, to, scratch, combine, finish) }
+            unsafe { evaluate::<T, F>(level, source, start, to, slots, scratch, combine) }
         }
     };
 }
@@ -141,9 +165,66 @@ at_level!(portable, Portable);
 at_level!(avx2, Avx2, "avx2");
 at_level!(avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl");
 
+/// Evaluates the tree with a stack.
+///
 /// # Safety
 ///
-/// As for [`combine_leaves`].
+/// As for [`combine_block`].
+#[inline(always)]
+unsafe fn evaluate<T: Reduce, F>(
+    level: SimdLevel,
+    source: Source,
+    start: usize,
+    to: &mut [Running<T>],
+    slots: &mut [Block<Running<T>>],
+    scratch: &mut [T::Value],
+    combine: F,
+) where
+    F: Fn(Running<T>, Running<T>) -> Running<T> + Copy,
+{
+    let (size, count) = (to.len(), source.count());
+    let mut depth = 0;
+    for index in 0..count {
+        let slot = if count == 1 { &mut *to } else { &mut slots[depth].0[..size] };
+        let merges = match source {
+            Source::Leaves(all) => {
+                let group = &all[index * GROUP..all.len().min((index + 1) * GROUP)];
+                // SAFETY: as required of the caller.
+                unsafe { load_and_combine::<T>(level, group, start, slot, scratch, combine) };
+                tree::merges_after(index, count)
+            }
+            Source::Nodes(all, merges) => {
+                // SAFETY: the block lies within the node, to which nobody writes while it is read.
+                let node =
+                    unsafe { from_raw_parts(all[index].cast::<Running<T>>().add(start), size) };
+                slot.copy_from_slice(node);
+                usize::from(merges[index])
+            }
+        };
+        depth += 1;
+        // The last merge goes where the result belongs.
+        let is_last = usize::from(index + 1 == count);
+        for _ in is_last..merges {
+            depth -= 1;
+            let (before, from) = slots.split_at_mut(depth);
+            let (left, right) = (&mut before[depth - 1].0[..size], &from[0].0[..size]);
+            left.iter_mut().zip(right).for_each(|(x, &y)| *x = combine(*x, y));
+        }
+    }
+    if let [Block(left), Block(right), ..] = slots
+        && count > 1
+    {
+        for ((to, &x), &y) in to.iter_mut().zip(&left[..size]).zip(&right[..size]) {
+            *to = combine(x, y);
+        }
+    }
+}
+
+/// Combines one to four inputs.
+///
+/// # Safety
+///
+/// As for [`combine_block`].
 #[inline(always)]
 unsafe fn load_and_combine<T: Reduce>(
     level: SimdLevel,
@@ -152,7 +233,6 @@ unsafe fn load_and_combine<T: Reduce>(
     to: &mut [Running<T>],
     scratch: &mut [T::Value],
     combine: impl Fn(Running<T>, Running<T>) -> Running<T>,
-    finish: impl Fn(Running<T>) -> Running<T>,
 ) {
     let size = to.len();
     let room = if inputs.len() <= 2 { BLOCK } else { 2 * BLOCK / GROUP };
@@ -169,7 +249,7 @@ unsafe fn load_and_combine<T: Reduce>(
                 };
                 let $x = T::load(level, block, converted);
             )+
-            $pass(to, $($x,)+ combine, finish)
+            $pass(to, $($x,)+ combine)
         }};
     }
     match inputs.len() {
@@ -177,10 +257,6 @@ unsafe fn load_and_combine<T: Reduce>(
         2 => load_and_pass!(pass2: a b),
         3 => load_and_pass!(pass3: a b c),
         4 => load_and_pass!(pass4: a b c d),
-        5 => load_and_pass!(pass5: a b c d e),
-        6 => load_and_pass!(pass6: a b c d e f),
-        7 => load_and_pass!(pass7: a b c d e f g),
-        8 => load_and_pass!(pass8: a b c d e f g h),
         count => unreachable!("{count} inputs in a group"),
     }
 }

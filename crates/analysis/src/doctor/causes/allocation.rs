@@ -14,7 +14,9 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     for (at, call) in of.calls_of(CallKind::Allocate) {
         tally.add(of.text(call.name).to_owned(), call.time);
         (most.call_ns[at], most.blocks[at]) = (0, false);
-        if let Some(step) = of.step_at(call.time.start_ns).and_then(|step| in_step.get_mut(step)) {
+        if let Some(step) =
+            of.step_at(call.time.start_ns).and_then(|step| in_step.get_mut(step as usize))
+        {
             *step = true;
         }
     }

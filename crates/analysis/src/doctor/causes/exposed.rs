@@ -28,8 +28,11 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         end_ns: at(time.end_ns()),
     };
     for (at, work) in of.works.iter().enumerate() {
+        if work.class != Class::Communication {
+            continue;
+        }
         let kind = of.collective(work);
-        if work.class != Class::Communication || kind == CollectiveKind::Barrier {
+        if kind == CollectiveKind::Barrier {
             continue;
         }
         tally.add_work(of, work);

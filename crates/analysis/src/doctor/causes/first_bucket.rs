@@ -19,18 +19,13 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let [mut least, mut most] = [base.clone(), base.clone()];
     let (mut late, mut passes, mut bytes) = (0.0, 0usize, 0u64);
+    let by_launch = of.by_launch();
     for pass in backward::passes(of.timeline) {
-        let works: Vec<usize> = (0..of.works.len())
-            .filter(|at| {
-                let call = of.works[*at].call.map(|call| of.calls[call as usize].time.start_ns);
-                call.is_some_and(|at| {
-                    pass.time.start_ns <= at && at < pass.wait.end_ns().max(pass.time.end_ns())
-                })
-            })
-            .collect();
+        let until_ns = pass.wait.end_ns().max(pass.time.end_ns());
+        let works = by_launch.between(pass.time.start_ns, until_ns);
         let is_exchange = |at: &usize| of.collective(&of.works[*at]) == CollectiveKind::AllReduce;
         let (exchange, rest): (Vec<usize>, Vec<usize>) =
-            works.into_iter().partition(|at| of.works[*at].class == Class::Communication);
+            works.partition(|at| of.works[*at].class == Class::Communication);
         let exchange: Vec<usize> = exchange.into_iter().filter(is_exchange).collect();
         let time = |at: &usize| of.works[*at].time;
         let (begin_ns, end_ns) = match of.on_device {

@@ -20,7 +20,8 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         let next = passes.iter().find(|next| next.time.start_ns > pass.time.start_ns);
         next.map_or(i64::MAX, |next| next.time.start_ns)
     };
-    for step in 0..of.steps.len() {
+    let by_launch = of.by_launch();
+    for (step, _) in (0..).zip(&of.steps) {
         let is_in = |at_ns: i64| of.step_at(at_ns) == Some(step);
         let of_step = passes.iter().filter(|pass| is_in(pass.time.start_ns));
         // The all-reduces that each pass launched.
@@ -31,12 +32,10 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
                     true => pass.time.end_ns(),
                     false => next_of(pass),
                 };
-                let works = of.works.iter().enumerate().filter(|(_, work)| {
-                    let call = work.call.map(|call| of.calls[call as usize].time.start_ns);
-                    call.is_some_and(|at| pass.time.start_ns <= at && at < until_ns)
-                        && of.collective(work) == CollectiveKind::AllReduce
-                });
-                works.map(|(at, _)| at).collect()
+                let works = by_launch.between(pass.time.start_ns, until_ns);
+                let is_all_reduce =
+                    |at: &usize| of.collective(&of.works[*at]) == CollectiveKind::AllReduce;
+                works.filter(is_all_reduce).collect()
             })
             .collect();
         all.retain(|works| !works.is_empty());

@@ -49,7 +49,9 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             least.call_ns[at] = scaled(base.call_ns[at], 0.5);
             most.call_ns[at] = scaled(base.call_ns[at], 1.0 / 3.0);
         }
-        let Some(step) = of.step_at(call.time.start_ns).and_then(|step| kept.get_mut(step)) else {
+        let Some(step) =
+            of.step_at(call.time.start_ns).and_then(|step| kept.get_mut(step as usize))
+        else {
             continue;
         };
         *step += 1;

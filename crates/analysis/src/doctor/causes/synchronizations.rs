@@ -63,7 +63,9 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             changes.push(change);
         }
         (most.blocks[at], least.blocks[at]) = (false, false);
-        if let Some(step) = of.step_at(call.time.start_ns).and_then(|step| last_of.get_mut(step)) {
+        if let Some(step) =
+            of.step_at(call.time.start_ns).and_then(|step| last_of.get_mut(step as usize))
+        {
             *step = (step.0 + 1, Some(at));
         }
     }

@@ -1,0 +1,255 @@
+//! Which processors of this host each rank gets for itself.
+//!
+//! Input: the processors that this process may use, what the system says of them (sysfs), and how many ranks and threads there
+//! are. Output: for each rank, the processors of the threads that compute, and those of the threads beside them. This file does
+//! not know what threads do, and binds none.
+//!
+//! A *processor* is what the kernel schedules on. A *core* has one or, with simultaneous multithreading, several of them, which
+//! share its arithmetic. Cores are put in order by socket and last-level cache, and every rank gets as many of them in a row, so
+//! that the ranks are spread over caches and sockets, and the threads of a rank share theirs where they can.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+/// Processors are numbered below this: what a set of the kernel's interface holds.
+const MAX_PROCESSORS: usize = 1024;
+
+/// The processors of a rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankProcessors {
+    /// One for each thread that computes.
+    pub compute: Vec<usize>,
+    /// Those of the threads beside them, which communicate, load batches and write checkpoints.
+    pub beside: Vec<usize>,
+}
+
+/// The processors of each rank of this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pinning {
+    /// By local rank.
+    pub ranks: Vec<RankProcessors>,
+    /// What was found out and decided, in words.
+    pub told: Vec<String>,
+}
+
+/// Divides the processors `allowed` among `ranks` ranks with `threads` threads that compute. Errors, in words, if there are
+/// fewer processors than threads. `system` is the folder of the system's processors, `/sys/devices/system/cpu`.
+pub fn divide(
+    system: &Path,
+    allowed: &[usize],
+    ranks: usize,
+    threads: usize,
+) -> Result<Pinning, String> {
+    let wanted = ranks.saturating_mul(threads);
+    if wanted > allowed.len() {
+        return Err(format!(
+            "{ranks} x {threads} threads, but this process may use {} processors",
+            allowed.len()
+        ));
+    }
+    let mut told = Vec::new();
+    let cores = cores(system, allowed).unwrap_or_else(|reason| {
+        told.push(format!("{reason}, so each processor counts as a core of its own"));
+        allowed.iter().map(|processor| vec![*processor]).collect()
+    });
+    let share_cores = wanted > cores.len();
+    let units: Vec<Vec<usize>> = match share_cores {
+        false => cores,
+        // Threads of a rank lie side by side on the processors of its cores.
+        true => cores.into_iter().flatten().map(|processor| vec![processor]).collect(),
+    };
+    if share_cores && units.len() > wanted {
+        told.push("threads that compute share cores".into());
+    } else if share_cores {
+        told.push("threads that compute share cores, and none is left for others".into());
+    }
+    let of_rank = |rank: usize| {
+        let begin = rank * units.len() / ranks;
+        let end = (rank + 1) * units.len() / ranks;
+        let (own, spare) = units[begin..end].split_at(threads);
+        let compute: Vec<usize> = own.iter().map(|unit| unit[0]).collect();
+        let mut beside: Vec<usize> = spare.iter().flatten().copied().collect();
+        if beside.is_empty() {
+            beside = own.iter().flat_map(|unit| &unit[1..]).copied().collect();
+        }
+        if beside.is_empty() {
+            beside.clone_from(&compute);
+        }
+        RankProcessors { compute, beside }
+    };
+    let ranks = (0..ranks).map(of_rank).collect();
+    Ok(Pinning { ranks, told })
+}
+
+/// The processors of each core, in order of socket, last-level cache and number.
+fn cores(system: &Path, allowed: &[usize]) -> Result<Vec<Vec<usize>>, String> {
+    let mut cores: BTreeMap<(usize, usize, usize), Vec<usize>> = BTreeMap::new();
+    for &processor in allowed {
+        let folder = system.join(format!("cpu{processor}"));
+        let topology = folder.join("topology");
+        let core = first(&topology.join("thread_siblings_list"), processor)?;
+        // Systems without these files have one socket, or one cache, as far as can be seen.
+        let socket = number(&topology.join("physical_package_id")).unwrap_or(0);
+        let cache = last_cache(&folder.join("cache"), processor).unwrap_or(0);
+        cores.entry((socket, cache, core)).or_default().push(processor);
+    }
+    Ok(cores.into_values().collect())
+}
+
+/// The first of the processors that share the last-level cache with this one.
+fn last_cache(folder: &Path, processor: usize) -> Option<usize> {
+    let caches = fs::read_dir(folder).ok()?.filter_map(Result::ok);
+    let caches = caches.filter_map(|cache| Some((number(&cache.path().join("level"))?, cache)));
+    let (_, last) = caches.max_by_key(|(level, _)| *level)?;
+    first(&last.path().join("shared_cpu_list"), processor).ok()
+}
+
+fn number(path: &Path) -> Option<usize> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// The first processor of a list that must have this one.
+fn first(path: &Path, processor: usize) -> Result<usize, String> {
+    let text = fs::read_to_string(path)
+        .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let list = parse_list(text.trim()).filter(|list| list.contains(&processor));
+    let first = list.and_then(|list| list.into_iter().min());
+    first.ok_or_else(|| {
+        let short: String = text.trim().chars().take(40).collect();
+        format!("{} has {short:?} and no list with processor {processor}", path.display())
+    })
+}
+
+/// Reads a list such as `0-3,8`. `None` for anything else.
+fn parse_list(text: &str) -> Option<Vec<usize>> {
+    let mut all = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        if first > last || last >= MAX_PROCESSORS {
+            return None;
+        }
+        all.extend(first..=last);
+    }
+    Some(all)
+}
+
+/// Processors as a list such as `0-3,8`.
+pub fn list(processors: &[usize]) -> String {
+    let mut text = String::new();
+    for run in processors.chunk_by(|a, b| a + 1 == *b) {
+        let comma = if text.is_empty() { "" } else { "," };
+        let _ = match run {
+            [first, .., last] => write!(text, "{comma}{first}-{last}"),
+            _ => write!(text, "{comma}{}", run[0]),
+        };
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host: for each processor its core's processors, its socket, and the processors of its last cache.
+    fn host(processors: &[(&str, usize, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (number, (core, socket, cache)) in processors.iter().enumerate() {
+            let folder = root.path().join(format!("cpu{number}"));
+            let write = |file: &str, text: &str| {
+                let path = folder.join(file);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, format!("{text}\n")).unwrap();
+            };
+            write("topology/thread_siblings_list", core);
+            write("topology/physical_package_id", &socket.to_string());
+            write("cache/index0/level", "1");
+            write("cache/index0/shared_cpu_list", core);
+            write("cache/index3/level", "3");
+            write("cache/index3/shared_cpu_list", cache);
+        }
+        root
+    }
+
+    /// The compute processors and those beside them, of each rank.
+    fn divided(root: &Path, allowed: &[usize], ranks: usize, threads: usize) -> Vec<String> {
+        let pinning = divide(root, allowed, ranks, threads).unwrap();
+        let of = |rank: &RankProcessors| format!("{} {}", list(&rank.compute), list(&rank.beside));
+        pinning.ranks.iter().map(of).chain(pinning.told).collect()
+    }
+
+    /// A laptop: four cores of two processors each, whose numbers are far apart.
+    fn laptop() -> tempfile::TempDir {
+        let cores = ["0,4", "1,5", "2,6", "3,7"];
+        host(&[0, 1, 2, 3, 0, 1, 2, 3].map(|core: usize| (cores[core], 0, "0-7")))
+    }
+
+    #[test]
+    fn ranks_get_cores_and_not_halves_of_a_core() {
+        let (host, all) = (laptop(), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(divided(host.path(), &all, 2, 1), ["0 1,5", "2 3,7"]);
+        assert_eq!(divided(host.path(), &all, 2, 2), ["0-1 4-5", "2-3 6-7"]);
+        assert_eq!(divided(host.path(), &all, 4, 1), ["0 4", "1 5", "2 6", "3 7"]);
+        assert_eq!(divided(host.path(), &all, 3, 1), ["0 4", "1 5", "2 3,7"]);
+        // Neighbors by number may be of one core, too.
+        let host = self::host(&["0-1", "0-1", "2-3", "2-3"].map(|core| (core, 0, "0-3")));
+        assert_eq!(divided(host.path(), &[0, 1, 2, 3], 2, 1), ["0 1", "2 3"]);
+    }
+
+    #[test]
+    fn threads_share_cores_only_if_they_must() {
+        let (host, all) = (laptop(), [0, 1, 2, 3, 4, 5, 6, 7]);
+        let told = "threads that compute share cores, and none is left for others";
+        assert_eq!(divided(host.path(), &all, 2, 4), ["0,4,1,5 0,4,1,5", "2,6,3,7 2,6,3,7", told]);
+        let told = "threads that compute share cores";
+        assert_eq!(divided(host.path(), &all, 2, 3), ["0,4,1 5", "2,6,3 7", told]);
+        let error = divide(host.path(), &all, 3, 3).unwrap_err();
+        assert_eq!(error, "3 x 3 threads, but this process may use 8 processors");
+        assert!(divide(host.path(), &all, usize::MAX, 2).is_err());
+    }
+
+    #[test]
+    fn ranks_are_spread_over_sockets_and_stay_within_caches() {
+        // Two sockets of two caches of two cores each, numbered across the sockets.
+        let caches = ["0,4", "1,5", "2,6", "3,7"];
+        let of = |at: usize| (["0", "1", "2", "3", "4", "5", "6", "7"][at], at % 2, caches[at % 4]);
+        let host = host(&[0, 1, 2, 3, 4, 5, 6, 7].map(of));
+        let all = [0, 1, 2, 3, 4, 5, 6, 7];
+        assert_eq!(divided(host.path(), &all, 2, 2), ["0,4 2,6", "1,5 3,7"]);
+        assert_eq!(divided(host.path(), &all, 4, 1), ["0 4", "2 6", "1 5", "3 7"]);
+        // What another launcher has left.
+        assert_eq!(divided(host.path(), &[2, 3], 1, 1), ["2 3"]);
+    }
+
+    #[test]
+    fn an_odd_system_is_said_and_its_processors_are_used() {
+        let nothing = tempfile::tempdir().unwrap();
+        let told = divided(nothing.path(), &[0, 1], 2, 1);
+        assert_eq!(told[..2], ["0 0", "1 1"]);
+        assert!(told[2].contains("cpu0/topology/thread_siblings_list: No such file"), "{told:?}");
+        for odd in ["", "x", "7", "1-0", "0-4294967295", "0,", "-", "0-18446744073709551616"] {
+            let host = host(&[(odd, 0, "0-1"), ("1", 0, "0-1")]);
+            let told = divided(host.path(), &[0, 1], 2, 1);
+            assert_eq!(told[..2], ["0 0", "1 1"], "{odd}");
+            assert!(told[2].contains("no list with processor 0, so each"), "{told:?}");
+        }
+        // Without sockets and caches, cores are known all the same.
+        let host = laptop();
+        for processor in 0..8 {
+            let folder = host.path().join(format!("cpu{processor}"));
+            fs::remove_dir_all(folder.join("cache")).unwrap();
+            fs::write(folder.join("topology/physical_package_id"), "-1").unwrap();
+        }
+        assert_eq!(divided(host.path(), &[0, 1, 4, 5], 2, 1), ["0 4", "1 5"]);
+    }
+
+    #[test]
+    fn lists_are_as_the_system_writes_them() {
+        for text in ["0", "0-3,8", "1,3,5-6"] {
+            assert_eq!(list(&parse_list(text).unwrap()), text);
+        }
+        assert_eq!(list(&[]), "");
+    }
+}
