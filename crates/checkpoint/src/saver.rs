@@ -14,7 +14,7 @@ use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_memory::Allocator;
-use paceline_trace::thread_builder;
+use paceline_trace::{beside, thread_builder};
 
 use super::index::{Index, Previous};
 use super::pieces::Piece;
@@ -146,11 +146,12 @@ impl Saver {
         let keep =
             Keep { newest: self.settings.keep, also: self.line.to_keep(), good: self.line.good() };
         let completion = (rank == 0).then_some(Completion { head, steps, keep, limit: self.limit });
-        let thread = thread_builder("checkpoint").spawn(move || {
+        let write = move || {
             // Whatever happens in there, nobody waits for this rank's part any more.
             let _over = EndPart(job.status.clone());
             writer::run(&job, completion)
-        });
+        };
+        let thread = thread_builder("checkpoint").spawn(beside(write));
         let thread = thread.map_err(|e| Failure::io("cannot start a thread that saves", e))?;
         self.save = Some(Running { status, thread });
         snapshot::copy(pieces, allocator, &sender)

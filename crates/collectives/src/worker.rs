@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use paceline_memory::{Claim, Event, EventState, Signal, Stream};
-use paceline_trace::thread_builder;
+use paceline_trace::{beside, thread_builder};
 
 use crate::call::Call;
 use crate::context::WaitPolicy;
@@ -160,7 +160,7 @@ impl Worker {
             let shared = self.shared.clone();
             let rank = shared.core.rank;
             let builder = thread_builder(format!("comm-{rank}"));
-            let started = builder.spawn(move || shared.serve());
+            let started = builder.spawn(beside(move || shared.serve()));
             let refused = |error: std::io::Error| CollectiveError::NoThread {
                 rank,
                 reason: error.to_string(),

@@ -146,7 +146,7 @@ fn in_threads(configuration: Configuration<'_>, sizes: &[u64]) -> Reporter {
     let outcome = threads::run(nproc, plan.comm.options(nproc), |group| {
         let rank = group.rank();
         if plan.pin_cores {
-            connect::pin(rank, 1)?;
+            connect::pin(rank, nproc, 1)?;
         }
         let screen = (rank == 0).then_some((plan.screen, transport, nproc));
         let mut reporter = Reporter { screen, ..Reporter::default() };

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
 use paceline_memory::Allocator;
-use paceline_trace::{Track, thread_builder};
+use paceline_trace::{Track, beside, thread_builder};
 
 use crate::batch::{Producer, panic_message};
 use crate::{Batch, DataError, Dataset, Position, Sampler, Shares};
@@ -144,7 +144,7 @@ impl Prefetcher {
                 }
             }
         };
-        let thread = thread_builder("loader").spawn(work);
+        let thread = thread_builder("loader").spawn(beside(work));
         let thread = Some(thread.map_err(DataError::Thread)?);
         Ok(Self { stop, batches: Some(receiver), thread })
     }

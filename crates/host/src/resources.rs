@@ -1,12 +1,14 @@
 //! The resources of this host (cores, memory, caches), and how many of them this process may use.
 
 mod cgroup;
+pub mod pinning;
 
 use std::fs;
 use std::path::Path;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity};
 
+use self::pinning::Pinning;
 use crate::text::plural;
 
 /// The number of cores that this process may use.
@@ -68,28 +70,36 @@ pub fn machine() -> String {
     format!("{processor}, {}{memory}", plural(num_cores(), "core"))
 }
 
-/// The cores that the calling thread may run on, as in `0-3,8`.
-pub fn core_list() -> Option<String> {
-    let allowed = sched_getaffinity(None).ok()?;
-    let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
-    let ranges = cores.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
-        [only] => only.to_string(),
-        [first, .., last] => format!("{first}-{last}"),
-        [] => String::new(),
-    });
-    Some(ranges.collect::<Vec<_>>().join(","))
+/// The processors that the calling thread may run on.
+fn allowed() -> rustix::io::Result<Vec<usize>> {
+    let allowed = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor)).collect())
 }
 
-/// Pins the calling thread, and the threads that it starts later, to `threads` cores: those that follow
-/// the cores of the lower local ranks.
-pub fn pin(local_rank: usize, threads: usize) -> rustix::io::Result<()> {
-    let allowed = sched_getaffinity(None)?;
-    let cores = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core));
-    let mut own = CpuSet::new();
-    for core in cores.skip(local_rank * threads).take(threads) {
-        own.set(core);
-    }
-    sched_setaffinity(None, &own)
+/// The cores that the calling thread may run on, as in `0-3,8`.
+pub fn core_list() -> Option<String> {
+    Some(pinning::list(&allowed().ok()?))
+}
+
+/// Which processors each of the ranks on this host gets for itself. Errors, in words, if there are not enough for their threads
+/// that compute.
+pub fn pinning(local_ranks: usize, threads: usize) -> Result<Pinning, String> {
+    let allowed = allowed()
+        .map_err(|error| format!("the system does not say which processors there are: {error}"))?;
+    pinning::divide(Path::new("/sys/devices/system/cpu"), &allowed, local_ranks, threads)
+}
+
+/// Pins the calling thread, and the threads that it starts later, to the processors of a rank that compute. See
+/// [`paceline_trace::pin`] for those beside them. Without enough processors it changes nothing.
+pub fn pin(local_rank: usize, local_ranks: usize, threads: usize) -> rustix::io::Result<()> {
+    let Ok(pinning) = pinning(local_ranks, threads) else { return Ok(()) };
+    let Some(rank) = pinning.ranks.get(local_rank) else { return Ok(()) };
+    let set = |processors: &[usize]| {
+        let mut set = CpuSet::new();
+        processors.iter().for_each(|processor| set.set(*processor));
+        set
+    };
+    paceline_trace::pin(&set(&rank.compute), set(&rank.beside))
 }
 
 #[cfg(test)]
@@ -106,7 +116,7 @@ mod tests {
     #[test]
     fn a_pinned_thread_has_its_cores_only() {
         std::thread::spawn(|| {
-            pin(0, 1).unwrap();
+            pin(0, 1, 1).unwrap();
             assert_eq!(sched_getaffinity(None).unwrap().count(), 1);
         })
         .join()

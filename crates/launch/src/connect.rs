@@ -22,8 +22,8 @@ const EXIT_PANICKED: i32 = 101;
 /// panicking thread may hold a lock that the writing needs.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// Meets the other ranks and forms the group. If `pinned_threads` is given, this rank first gets that
-/// many cores of its own. From then on, SIGTERM makes this rank write its last operations to the dump
+/// Meets the other ranks and forms the group. If `pinned_threads` is given, this rank first gets processors of its own for that
+/// many threads that compute, if there are enough. From then on, SIGTERM makes this rank write its last operations to the dump
 /// folder before it ends, or before it asks for the end of the run if there is a request for that.
 pub fn connect(
     transport: TransportName,
@@ -38,7 +38,7 @@ pub fn connect(
     // comes before the group starts its threads.
     let options = comm.options(place.local_world_size);
     if let Some(threads) = pinned_threads {
-        pin(place.local_rank, threads)?;
+        pin(place.local_rank, place.local_world_size, threads)?;
     }
     // What NCCL does not carry.
     let rest = match (place.is_one_host(), place.local_world_size) {
@@ -70,9 +70,9 @@ pub fn connect(
     Ok(group)
 }
 
-/// Pins the calling thread, and the threads that it starts later, to cores of its own.
-pub fn pin(local_rank: usize, threads: usize) -> Result<()> {
-    resources::pin(local_rank, threads)
+/// Pins the calling thread, and the threads that it starts later, to processors of its own: see [`resources::pin`].
+pub fn pin(local_rank: usize, local_ranks: usize, threads: usize) -> Result<()> {
+    resources::pin(local_rank, local_ranks, threads)
         .map_err(|error| Failure::io("cannot pin this rank to its cores", error))
 }
 

@@ -547,4 +547,19 @@ fn an_epoch_that_asks_for_more_steps_than_there_are_is_warned_about() {
 fn pinned_ranks_and_threads_train_the_same() {
     let flags = format!("{TINY} --nproc 1");
     assert_eq!(weights_of(&format!("{flags} --pin-cores")), weights_of(&flags));
+    let run = Sandbox::new().train(&format!("{TINY} --nproc 1 --pin-cores")).ok();
+    assert!(run.stderr.starts_with("Pinned to processors: rank 0 computes on "), "{}", run.stderr);
+    let run = Sandbox::new().train(&format!("{TINY} --nproc 1 --pin-cores --quiet")).ok();
+    assert_eq!(run.stderr, "");
+}
+
+#[test]
+fn ranks_without_enough_processors_are_not_pinned_and_train_the_same() {
+    let cores = std::thread::available_parallelism().unwrap();
+    let flags = format!("{TINY} --nproc 2 --threads {cores}");
+    let run = Sandbox::new().train(&format!("{flags} --pin-cores")).ok();
+    let said = format!("warning: --pin-cores: 2 x {cores} thread");
+    assert!(run.stderr.starts_with(&said), "{}", run.stderr);
+    assert!(run.stderr.contains("threads run where the system puts them"), "{}", run.stderr);
+    assert_eq!(run.weights(), weights_of(&flags));
 }

@@ -18,6 +18,7 @@ use paceline_failure::outputs::{check_file, write_json};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
+use paceline_host::resources::pinning::Pinning;
 use paceline_host::streams;
 use paceline_host::text::{listed, plural, say, warn};
 use paceline_kernels::Compute;
@@ -105,13 +106,16 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
     }
     precision::check_processor(config.precision, train.emulate_fp16)?;
     precision::check(config.precision, &config.model, &model, test.as_ref())?;
+    let mut notes = notes;
+    let pinning = config::resolve_pinning(&train, placement, config.world_size, &mut notes);
     let was_said = |placement: &Placement| placement.is_of_evaluation || placement.place.rank > 0;
     if !placement.is_some_and(was_said) {
         notes.iter().for_each(|note| warn(note));
         precision::note(config.precision, train.emulate_fp16).iter().for_each(|note| warn(note));
         warn_of_other_data(&checkpoint, &config);
         if !train.quiet {
-            let found = [config.model.notes(), config.data.notes()].concat();
+            let pinned = pinning.iter().map(Pinning::words).collect();
+            let found = [config.model.notes(), config.data.notes(), pinned].concat();
             found.iter().for_each(|note| streams::stderr().line(note));
         }
     }
@@ -119,7 +123,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
     let ranks = Ranks {
         world_size: config.world_size,
         threads: train.threads,
-        pin_cores: train.pin_cores,
+        pin_cores: pinning.is_some(),
         transport: train.transport,
         comm: &config.comm,
         init_method: &config.init_method,
@@ -181,7 +185,7 @@ fn resolve(
     check_choices(&args, spec)?;
     let model = ModelConfig::resolve(&args.model, args.freeze.clone(), &settings)?;
     let world_size = config::resolve_world_size(&args, placement)?;
-    config::check_ranks(&args, placement, world_size)?;
+    config::check_ranks(&args, placement)?;
     let comm = config::resolve_comm(&args, placement, world_size)?;
     let global_batch_size = config::resolve_batch(&args, world_size, model.defaults().batch_size)?;
     let tokenizer = model.tokenizer();

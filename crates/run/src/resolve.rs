@@ -28,8 +28,8 @@ use paceline_settings::spec::RunSpec;
 use paceline_settings::strategy::{self, StrategyConfig};
 
 use crate::resolve_ranks::{
-    check_ranks, resolve_batch, resolve_comm, resolve_init_method, resolve_mesh, resolve_pipeline,
-    resolve_world_size,
+    check_ranks, resolve_batch, resolve_comm, resolve_init_method, resolve_mesh, resolve_pinning,
+    resolve_pipeline, resolve_world_size,
 };
 use crate::{
     device_checks, folder, markers, precision, recorded, resume, sample, shards, shortage,
@@ -90,13 +90,14 @@ pub fn resolve_unchecked(
     check_choices(&flags, &spec)?;
     let model = ModelConfig::resolve(&flags.model, flags.freeze.clone(), &settings)?;
     let world_size = resolve_world_size(&flags, placement)?;
-    check_ranks(&flags, placement, world_size)?;
+    check_ranks(&flags, placement)?;
     let comm = resolve_comm(&flags, placement, world_size)?;
     if !matches!(flags.device, Device::Cuda(_)) {
         precision::check_processor(flags.precision, flags.emulate_fp16)?;
     }
     let mut warnings = Vec::new();
     warnings.extend(precision::note(flags.precision, flags.emulate_fp16));
+    let pinning = resolve_pinning(&flags, placement, world_size, &mut warnings);
     let strategy = strategy::resolve(&flags, &spec, &settings, &model, world_size, &mut warnings)?;
     let mesh = resolve_mesh(flags.mesh.as_deref(), &strategy, world_size)?;
     let strategy = strategy.on(&mesh.without(Axis::Pp))?;
@@ -265,7 +266,7 @@ pub fn resolve_unchecked(
         mesh,
         pipeline,
         threads: flags.threads,
-        pin_cores: flags.pin_cores,
+        pin_cores: pinning.is_some(),
         init_method: resolve_init_method(&flags.init_method)?,
         epochs,
         steps: flags.steps,

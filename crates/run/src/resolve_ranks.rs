@@ -7,6 +7,7 @@ use paceline_data::BatchShape;
 use paceline_failure::{Failure, Result};
 use paceline_files::printable;
 use paceline_host::resources;
+use paceline_host::resources::pinning::Pinning;
 use paceline_launch::comm::{self, CommConfig};
 use paceline_launch::device::Device;
 use paceline_launch::environment::Placement;
@@ -44,24 +45,27 @@ pub fn resolve_world_size(flags: &RunFlags, placement: Option<&Placement>) -> Re
     }
 }
 
-/// Checks that this host and the launcher provide what the ranks need.
-pub fn check_ranks(
+/// Which processors the ranks of this host get for themselves, if that is asked for. If there are not enough, nobody is pinned,
+/// and a warning says so.
+pub fn resolve_pinning(
     flags: &RunFlags,
     placement: Option<&Placement>,
     world_size: usize,
-) -> Result<()> {
+    warnings: &mut Vec<String>,
+) -> Option<Pinning> {
+    let local_ranks = placement.map_or(world_size, |placement| placement.place.local_world_size);
+    let pinning = flags.pin_cores.then(|| resources::pinning(local_ranks, flags.threads))?;
+    let refused = |reason| {
+        warnings.push(format!("--pin-cores: {reason}; threads run where the system puts them"))
+    };
+    pinning.map_err(refused).ok()
+}
+
+/// Checks that this host and the launcher provide what the ranks need.
+pub fn check_ranks(flags: &RunFlags, placement: Option<&Placement>) -> Result<()> {
     if !(1..=MAX_THREADS).contains(&flags.threads) {
         return usage(format!(
             "--threads {}: a rank can have 1 to {MAX_THREADS} threads; pass a number in that range",
-            flags.threads
-        ));
-    }
-    let cores = resources::num_cores();
-    let local_ranks = placement.map_or(world_size, |placement| placement.place.local_world_size);
-    if flags.pin_cores && local_ranks * flags.threads > cores {
-        return usage(format!(
-            "--pin-cores needs a core for each of {local_ranks} x {} threads, but there are {cores}; \
-             leave it out, or lower --nproc or --threads",
             flags.threads
         ));
     }

@@ -63,6 +63,7 @@ pub fn train(
         }
         if !config.quiet {
             let mut notes = [config.model.notes(), config.data.notes()].concat();
+            notes.extend(pinned(&config, placement.as_ref()));
             if !matches!(config.resume, Some(Resume::From(_))) {
                 notes.extend(config.model.notes_at_start());
             }
@@ -185,6 +186,13 @@ pub fn check_start(
         );
     }
     Hosts::resolve(start)
+}
+
+/// Which processors the ranks of this host get for themselves, in words.
+fn pinned(config: &TrainConfig, placement: Option<&Placement>) -> Option<String> {
+    let local_ranks = placement.map_or(config.world_size, |of| of.place.local_world_size);
+    let pinning = config.pin_cores.then(|| resources::pinning(local_ranks, config.threads))?;
+    Some(pinning.ok()?.words())
 }
 
 /// The number of ranks of each host.

@@ -66,7 +66,7 @@ impl Ranks<'_> {
         rank: impl Fn(Group, usize) -> Result<()> + Sync,
     ) -> Result<()> {
         let pin = |local_rank| match self.pin_cores {
-            true => connect::pin(local_rank, self.threads),
+            true => connect::pin(local_rank, self.world_size, self.threads),
             false => Ok(()),
         };
         if placement.is_none() && request.is_some() {

@@ -1,8 +1,12 @@
-//! How this workspace starts threads: with a name and a stated stack.
+//! How this workspace starts threads: with a name, a stated stack, and on stated processors if ranks are pinned.
 //!
 //! Input: a name. Output: a builder of the standard library. This file does not know what threads do.
 
+use std::cell::Cell;
 use std::thread::Builder;
+
+use rustix::io;
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// The stack of every thread, in bytes: what the main thread of a process has by default. So code that runs on the main
 /// thread runs on every other, also in a build without optimization, whose frames are many times as large. The default of
@@ -14,9 +18,55 @@ pub fn thread_builder(name: impl Into<String>) -> Builder {
     Builder::new().name(name.into()).stack_size(STACK_BYTES)
 }
 
+thread_local! {
+    /// The processors of the threads beside the calling thread, if that is pinned.
+    static BESIDE: Cell<Option<CpuSet>> = const { Cell::new(None) };
+}
+
+/// Binds the calling thread, and the threads that it starts later, to the processors `own`. Those whose work is wrapped in
+/// [`beside`] go to the processors `others`.
+pub fn pin(own: &CpuSet, others: CpuSet) -> io::Result<()> {
+    sched_setaffinity(None, own)?;
+    BESIDE.set(Some(others));
+    Ok(())
+}
+
+/// The work of a thread beside the calling one, which computes: such as communication. It runs on processors of its own, if the
+/// calling thread is pinned and its rank has others.
+pub fn beside<R>(work: impl FnOnce() -> R) -> impl FnOnce() -> R {
+    let processors = BESIDE.get();
+    move || {
+        if let Some(processors) = processors {
+            // If they are gone meanwhile, the thread stays with those that it inherits.
+            let _ = sched_setaffinity(None, &processors);
+        }
+        work()
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use rustix::thread::sched_getaffinity;
+
     use super::*;
+
+    #[test]
+    fn work_beside_a_pinned_thread_has_the_other_processors() {
+        let allowed = sched_getaffinity(None).unwrap();
+        let pinned = move || {
+            let all = (0..CpuSet::MAX_CPU).filter(|processor| allowed.is_set(*processor));
+            let mut own = CpuSet::new();
+            own.set(all.min().unwrap());
+            pin(&own, allowed).unwrap();
+            let of = |work: fn() -> CpuSet| std::thread::spawn(work).join().unwrap();
+            let affinity = || sched_getaffinity(None).unwrap();
+            assert_eq!((affinity(), of(affinity)), (own, own));
+            assert_eq!(std::thread::spawn(beside(affinity)).join().unwrap(), allowed);
+        };
+        std::thread::spawn(pinned).join().unwrap();
+        // Another thread is not pinned.
+        beside(|| assert_eq!(sched_getaffinity(None).unwrap(), allowed))();
+    }
 
     /// Twice as much as the standard library's default.
     #[test]

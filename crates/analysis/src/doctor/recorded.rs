@@ -59,7 +59,8 @@ pub(super) struct Work {
     pub(super) class: Class,
     pub(super) time: TimeRange,
     pub(super) stream: i64,
-    pub(super) bytes: Option<u64>,
+    /// Of a copy; 0 if the trace does not say.
+    pub(super) bytes: u64,
     pub(super) collective: Option<u32>,
     /// The call that launched it, and by how much it began later at least.
     pub(super) call: Option<u32>,
@@ -118,8 +119,6 @@ pub(super) struct Recorded<'a> {
     pub(super) steps: Vec<TimeRange>,
     pub(super) calls: Vec<Call>,
     pub(super) works: Vec<Work>,
-    /// The first work that each call launched.
-    pub(super) launched: Vec<Option<u32>>,
     pub(super) frames: Vec<Frame>,
     /// The calls that mark the begin of each step, and the end of the last one.
     pub(super) marks: Vec<u32>,
@@ -145,7 +144,6 @@ impl<'a> Recorded<'a> {
             steps,
             calls: Vec::new(),
             works: Vec::new(),
-            launched: Vec::new(),
             frames: Vec::new(),
             marks: Vec::new(),
             order: Vec::new(),
@@ -160,12 +158,6 @@ impl<'a> Recorded<'a> {
         }
         this.connect_calls();
         this.connect_works();
-        this.launched = vec![None; this.calls.len()];
-        for (work, at) in this.works.iter().zip(0u32..) {
-            if let Some(call) = work.call {
-                this.launched[call as usize].get_or_insert(at);
-            }
-        }
         this.put_in_order();
         Some(this)
     }
@@ -228,6 +220,17 @@ impl<'a> Recorded<'a> {
         let told = &self.timeline.collectives[work.collective? as usize];
         let bytes = elem_bytes(told.dtype.as_deref()?)?;
         told.in_elems.max(told.out_elems)?.checked_mul(bytes)
+    }
+
+    /// The first work that each call launched.
+    pub(super) fn launched(&self) -> Vec<Option<u32>> {
+        let mut launched = vec![None; self.calls.len()];
+        for (work, at) in self.works.iter().zip(0u32..) {
+            if let Some(call) = work.call {
+                launched[call as usize].get_or_insert(at);
+            }
+        }
+        launched
     }
 
     /// All work whose launch is known, by the time of the launch.

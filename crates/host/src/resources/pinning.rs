@@ -13,6 +13,8 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
+use crate::text::plural;
+
 /// Processors are numbered below this: what a set of the kernel's interface holds.
 const MAX_PROCESSORS: usize = 1024;
 
@@ -34,6 +36,27 @@ pub struct Pinning {
     pub told: Vec<String>,
 }
 
+impl Pinning {
+    /// Who has which processors, in words.
+    pub fn words(&self) -> String {
+        const SHOWN: usize = 8;
+        let of = |(rank, processors): (usize, &RankProcessors)| {
+            let RankProcessors { compute, beside } = processors;
+            let others = match beside == compute {
+                true => String::new(),
+                false => format!(" (communication on {})", list(beside)),
+            };
+            format!("rank {rank} computes on {}{others}", list(compute))
+        };
+        let mut words: Vec<String> = self.ranks.iter().enumerate().take(SHOWN).map(of).collect();
+        if let more @ 1.. = self.ranks.len().saturating_sub(SHOWN) {
+            words.push(format!("and so on for {more} more"));
+        }
+        words.extend(self.told.iter().cloned());
+        format!("Pinned to processors: {}", words.join("; "))
+    }
+}
+
 /// Divides the processors `allowed` among `ranks` ranks with `threads` threads that compute. Errors, in words, if there are
 /// fewer processors than threads. `system` is the folder of the system's processors, `/sys/devices/system/cpu`.
 pub fn divide(
@@ -45,8 +68,9 @@ pub fn divide(
     let wanted = ranks.saturating_mul(threads);
     if wanted > allowed.len() {
         return Err(format!(
-            "{ranks} x {threads} threads, but this process may use {} processors",
-            allowed.len()
+            "{ranks} x {}, but this process may use {}",
+            plural(threads, "thread"),
+            plural(allowed.len(), "processor")
         ));
     }
     let mut told = Vec::new();
@@ -243,6 +267,28 @@ mod tests {
             fs::write(folder.join("topology/physical_package_id"), "-1").unwrap();
         }
         assert_eq!(divided(host.path(), &[0, 1, 4, 5], 2, 1), ["0 4", "1 5"]);
+    }
+
+    #[test]
+    fn what_was_decided_is_said() {
+        let (host, all) = (laptop(), [0, 1, 2, 3, 4, 5, 6, 7]);
+        let words = |ranks, threads| divide(host.path(), &all, ranks, threads).unwrap().words();
+        assert_eq!(
+            words(2, 1),
+            "Pinned to processors: rank 0 computes on 0 (communication on 1,5); rank 1 computes on 2 (communication on 3,7)"
+        );
+        assert_eq!(
+            words(1, 8),
+            "Pinned to processors: rank 0 computes on 0,4,1,5,2,6,3,7; \
+             threads that compute share cores, and none is left for others"
+        );
+        let nothing = tempfile::tempdir().unwrap();
+        let many: Vec<usize> = (0..100).collect();
+        let words = divide(nothing.path(), &many, 100, 1).unwrap().words();
+        assert!(
+            words.contains("rank 7 computes on 7; and so on for 92 more; cannot read"),
+            "{words}"
+        );
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         }
         tally.add_work(of, work);
         pageable += usize::from(of.text(work.name).contains("Pageable"));
-        bytes = bytes.saturating_add(work.bytes.unwrap_or(0));
+        bytes = bytes.saturating_add(work.bytes);
         let (begin_ns, end_ns) = (of.calls[call].time.start_ns, of.calls[call].time.end_ns());
         waited_ns += if blocks { end_ns - begin_ns } else { 0 };
         for plan in [&mut least, &mut most] {

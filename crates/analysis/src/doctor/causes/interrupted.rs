@@ -58,7 +58,8 @@ impl Interrupted {
         let places = places(of);
         let name = |at: usize| of.calls[at].name;
         let times = |at: usize| Times { call_ns: base.call_ns[at], lag_ns: base.lag_ns[at] };
-        let starts = |at: usize| of.launched[at].is_some();
+        let launched = of.launched();
+        let starts = |at: usize| launched[at].is_some();
         let all = || operators.iter().copied();
         let here = quick(all().map(|at| (places[at], times(at))), 1);
         let not_starting =

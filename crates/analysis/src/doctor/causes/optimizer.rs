@@ -17,9 +17,8 @@ const FUSED: [&str; 4] = ["AdamW", "Adam", "SGD", "Adagrad"];
 
 /// Whether a call launched a kernel that a fused step replaces: one that works element by element. Products, as Shampoo has
 /// them, stay.
-fn is_simple(of: &Recorded, call: usize) -> bool {
-    let launched = of.launched[call].map(|work| &of.works[work as usize]);
-    launched.is_some_and(|work| {
+fn is_simple(of: &Recorded, launched: Option<u32>) -> bool {
+    launched.map(|work| &of.works[work as usize]).is_some_and(|work| {
         work.class == Class::Elementwise || of.text(work.name).contains("multi_tensor_apply")
     })
 }
@@ -27,6 +26,7 @@ fn is_simple(of: &Recorded, call: usize) -> bool {
 pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let [mut least, mut most] = [base.clone(), base.clone()];
+    let launched = of.launched();
     let mut kept = vec![0usize; of.steps.len()];
     let mut name = None;
     let (mut is_foreach, mut is_fused) = (false, false);
@@ -38,8 +38,7 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         else {
             continue;
         };
-        let launched = of.on_device.then(|| is_simple(of, at));
-        if launched == Some(false) {
+        if of.on_device && !is_simple(of, launched[at]) {
             continue;
         }
         name = name.or_else(|| of.text(around.name).split('#').nth(1)?.strip_suffix(".step"));
@@ -66,7 +65,9 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     }
     for (at, work) in of.works.iter().enumerate() {
         let call = work.call.filter(|_| of.on_device).map(|call| call as usize);
-        if call.is_some_and(|call| is_simple(of, call)) && of.is_launched_within(work, OPTIMIZER) {
+        if call.is_some_and(|call| is_simple(of, launched[call]))
+            && of.is_launched_within(work, OPTIMIZER)
+        {
             tally.add_work(of, work);
             let name = of.text(work.name);
             is_fused |= name.contains("Fused") || name.contains("fused_");
