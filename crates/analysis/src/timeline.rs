@@ -109,7 +109,7 @@ pub struct Kernel {
     /// For copies and memory sets: the number of bytes.
     pub bytes: Option<u64>,
     /// For copies and memory sets: the bandwidth in GB/s, as the file gives it.
-    pub bandwidth_gb_s: Option<f64>,
+    pub bandwidth_gb_s: Option<f32>,
     /// Index into [`Timeline::collectives`].
     pub collective: Option<u32>,
 }

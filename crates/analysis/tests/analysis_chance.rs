@@ -75,7 +75,7 @@ fn timeline(
             stream,
             correlation: (piece.3 < 7).then_some(u64::from(piece.3)),
             bytes: Some(100),
-            bandwidth_gb_s: Some(0.1 * f64::from(piece.3)),
+            bandwidth_gb_s: Some(0.1 * piece.3 as f32),
             collective: None,
         });
     }

@@ -158,6 +158,7 @@ fn of_copies(work: &Work, name: &str, items: &[&Item]) -> CopyBandwidth {
     let mut changes = Vec::with_capacity(2 * items.len());
     for item in items {
         let Some(gb_s) = of_file(item).and_then(|kernel| kernel.bandwidth_gb_s) else { continue };
+        let gb_s = f64::from(gb_s);
         // Like HTA, treats a copy with a duration of zero as one of a microsecond.
         let dur_ns = if item.dur_ns == 0 { 1000 } else { item.dur_ns };
         changes.push((item.start_ns, 1i32, gb_s));

@@ -275,7 +275,7 @@ impl Reader {
                 stream: args.stream.unwrap_or(-1),
                 correlation: args.correlation,
                 bytes: args.bytes,
-                bandwidth_gb_s: args.bandwidth_gb_s,
+                bandwidth_gb_s: args.bandwidth_gb_s.map(|gb_s| gb_s as f32),
                 collective,
             }),
             Kind::Launch => {

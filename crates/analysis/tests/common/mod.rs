@@ -103,7 +103,7 @@ impl Build {
     pub fn copy(self, name: &str, from: f64, to: f64, bytes: u64, gb_s: f64) -> Self {
         let mut this = self.kernel(name, 22, from, to);
         let copy = this.timeline.kernels.last_mut().expect("it was just added");
-        (copy.bytes, copy.bandwidth_gb_s) = (Some(bytes), Some(gb_s));
+        (copy.bytes, copy.bandwidth_gb_s) = (Some(bytes), Some(gb_s as f32));
         this
     }
 

@@ -13,6 +13,8 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
+use paceline_files::Printable;
+
 use crate::text::plural;
 
 /// Processors are numbered below this: what a set of the kernel's interface holds.
@@ -137,12 +139,12 @@ fn number(path: &Path) -> Option<usize> {
 /// The first processor of a list that must have this one.
 fn first(path: &Path, processor: usize) -> Result<usize, String> {
     let text = fs::read_to_string(path)
-        .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        .map_err(|error| format!("cannot read {}: {error}", path.printable()))?;
     let list = parse_list(text.trim()).filter(|list| list.contains(&processor));
     let first = list.and_then(|list| list.into_iter().min());
     first.ok_or_else(|| {
         let short: String = text.trim().chars().take(40).collect();
-        format!("{} has {short:?} and no list with processor {processor}", path.display())
+        format!("{} has {short:?} and no list with processor {processor}", path.printable())
     })
 }
 

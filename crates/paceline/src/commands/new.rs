@@ -87,7 +87,7 @@ pub fn new(args: &NewArgs) -> Result<u8> {
     say(&format!("  cd {shown}"));
     say("  cargo test      # finite differences check the gradients of the layer");
     say(
-        "  cargo run --release -- train --model scaled_net --data circle --strategy one_reduce --nproc 2 --evaluate",
+        "  cargo run --release -- train --model scaled_net --data circle --strategy one_reduce --epochs 4 --lr 0.1 --momentum 0.9 --nproc 2 --evaluate",
     );
     Ok(0)
 }
