@@ -86,10 +86,14 @@ class Task:
             output, _ = process.communicate()
         kept = output if len(output) <= KEPT else f"{output[: KEPT // 2]}\n[...]\n{output[-KEPT // 2 :]}"
         seconds = round(time.monotonic() - begin, 1)
-        self.commands[-1].update(command=command, seconds=seconds, output=kept.replace(str(self.folder), "FOLDER"))
+        self.commands[-1].update(command=command, seconds=seconds, output=self.without_places(kept))
         self.check("it ends with 0", process.returncode == 0)
         print(f"{self.name}: {seconds:6.1f} s  {command}", flush=True)
         return output
+
+    def without_places(self, output: str) -> str:
+        """The output without the folders of this machine."""
+        return output.replace(str(self.folder), "FOLDER").replace(str(ROOT), "PACELINE")
 
     def check(self, what: str, holds: bool) -> None:
         """Notes whether something that the page says holds for the last command."""
