@@ -59,7 +59,7 @@ use recorded::Recorded;
 use replay::Plan;
 use together::Together;
 
-/// No gain below this part of a step is advised.
+/// No gain that is [worth](worth_ms) less than this part of a step is advised.
 const NEGLIGIBLE: f64 = 0.02;
 
 /// What in the traces says so.
@@ -222,8 +222,10 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     let mut bases: Vec<Plan> = recorded.iter().map(|of| without_waits(of, together)).collect();
     let least_ms = NEGLIGIBLE * step_ms;
     let sizes = buckets::sizes(timelines);
-    let other_buckets =
-        sizes.as_ref().and_then(|sizes| buckets::advise(sizes, &recorded, step_ms, least_ms));
+    let on_cpu = recorded.iter().all(|of| !of.on_device);
+    let is_worth = |of: &Advice| worth_ms(of.cause, &of.gain, on_cpu) >= least_ms;
+    let other_buckets = sizes.as_ref().and_then(|sizes| buckets::advise(sizes, &recorded, step_ms));
+    let other_buckets = other_buckets.filter(is_worth);
     for (cause, find) in FINDERS {
         if let (Some(sizes), Some(Advice { cause: advised, .. })) = (&sizes, &other_buckets)
             && *advised == cause
@@ -265,7 +267,7 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
         if said.is_empty() || are_few {
             continue;
         }
-        if let Some(of) = combined(cause, said, &recorded, step_ms, least_ms) {
+        if let Some(of) = combined(cause, said, &recorded, step_ms).filter(is_worth) {
             advice.push(of);
             for (place, plan) in places.into_iter().zip(changed) {
                 bases[place] = plan;
@@ -273,13 +275,12 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
         }
     }
     advice.extend(other_buckets);
-    advice.extend(straggler::advise(together, &recorded, step_ms, least_ms));
-    advice.extend(pipeline::advise(&recorded, step_ms, least_ms));
+    advice.extend(straggler::advise(together, &recorded, step_ms, least_ms).filter(is_worth));
+    advice.extend(pipeline::advise(&recorded, step_ms).filter(is_worth));
     for Advice { gain, .. } in &mut advice {
         gain.high_ms = gain.high_ms.min(step_ms);
     }
     advice.sort_by(|a, b| b.gain.ms.total_cmp(&a.gain.ms));
-    let on_cpu = recorded.iter().all(|of| !of.on_device);
     if on_cpu && advice.iter().any(|of| of.cause == Cause::Loader) {
         unseen.push(
             "Traces of a CPU do not say how many cores are free. Workers of a loader gain less than is promised where all cores \
@@ -314,6 +315,12 @@ fn on_all_cores<T: Sync, R: Send>(items: &[T], of: impl Fn(usize, &T) -> R + Syn
     done.into_iter().map(|(_, made)| made).collect()
 }
 
+/// The part of a gain that has to be worth the change. Steps of a processor differ by so much that the low end has to be, where the
+/// trace determines one.
+fn worth_ms(cause: Cause, gain: &Gain, on_cpu: bool) -> f64 {
+    if on_cpu && cause.is_determined() { gain.low_ms } else { gain.ms }
+}
+
 /// What a step gains. It is the mean, because steps share a queue of work, so what one of them gains may show in the next one only.
 /// On a processor nothing is queued, and a thread that gets no core for a moment makes one all-reduce as long as a step: there it is
 /// the median, if the cause is in every step.
@@ -332,7 +339,6 @@ fn combined(
     mut said: Vec<Said>,
     recorded: &[Recorded],
     step_ms: f64,
-    least_ms: f64,
 ) -> Option<Advice> {
     let low_ms = median(said.iter().map(|of| of.low_ms))?;
     let high_ms = median(said.iter().map(|of| of.high_ms))?.max(low_ms);
@@ -342,12 +348,6 @@ fn combined(
         high_ms,
         steps: recorded.iter().map(|of| of.steps.len()).min().unwrap_or(0),
     };
-    // Half of a short transfer beside the steps of a processor is within what such transfers differ by.
-    let on_cpu = recorded.iter().all(|of| !of.on_device);
-    let worth_ms = if on_cpu && cause == Cause::Exposed { gain.low_ms } else { gain.ms };
-    if worth_ms < least_ms {
-        return None;
-    }
     let most = (0..said.len()).max_by(|a, b| said[*a].high_ms.total_cmp(&said[*b].high_ms))?;
     let Said { found, place, .. } = said.swap_remove(most);
     let evidence = evidence(&recorded[place], found.text, &found.what, found.at);

@@ -46,14 +46,13 @@ pub(in super::super) fn leave(part: f64, (of, plan): (&Recorded, &mut Plan)) {
     }
 }
 
-/// The advice, if a size gains enough.
+/// The advice, if a size gains.
 pub(in super::super) fn advise(
     sizes: &Sizes,
     recorded: &[Recorded],
     step_ms: f64,
-    least_ms: f64,
 ) -> Option<Advice> {
-    let (mib, count, gain) = sizes.best.filter(|(_, _, gain)| gain.ms >= least_ms)?;
+    let (mib, count, gain) = sizes.best?;
     let it = recorded.first()?;
     let exchange = it.works.iter().filter(|work| work.class == Class::Communication);
     let exchange: Vec<_> = exchange.collect();

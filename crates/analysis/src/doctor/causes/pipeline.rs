@@ -17,11 +17,7 @@ fn compute_ms(of: &Recorded) -> f64 {
     of.per_step(works.map(|work| work.time.dur_ns).sum::<i64>() as f64 / 1e6)
 }
 
-pub(in super::super) fn advise(
-    recorded: &[Recorded],
-    step_ms: f64,
-    least_ms: f64,
-) -> Option<Advice> {
+pub(in super::super) fn advise(recorded: &[Recorded], step_ms: f64) -> Option<Advice> {
     let is_message = |of: &Recorded| {
         let mut works = of.works.iter().filter(|work| work.class == Class::Communication);
         works.any(|work| of.collective(work) == CollectiveKind::PointToPoint)
@@ -33,9 +29,6 @@ pub(in super::super) fn advise(
     let mean = all.iter().sum::<f64>() / all.len() as f64;
     let slowest = (0..all.len()).max_by(|a, b| all[*a].total_cmp(&all[*b]))?;
     let high_ms = all[slowest] - mean;
-    if 0.75 * high_ms < least_ms {
-        return None;
-    }
     let it = &recorded[slowest];
     let text = format!(
         "rank {} computes for {:.2} ms per step, and the mean of {} ranks is {mean:.2} ms",
