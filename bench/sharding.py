@@ -7,7 +7,7 @@
 
 The model is an MLP of three 2048-wide layers with 14.7 million parameters, batch 64 per rank, or a Llama of 4 blocks of width
 256 with 7.4 million parameters, batch 4 of 128 tokens per rank. It is trained with AdamW, on 2 ranks of 1 thread, each
-pinned to its own core, or on 1 rank. In every round each of our strategies runs, and then each counterpart in PyTorch:
+pinned to its own core, or on 1 rank of 1 or 2 threads. In every round each of our strategies runs, and then each counterpart in PyTorch:
 
     single     no group (`--ranks 1`)
 
@@ -54,6 +54,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, help="per rank (default: 64 for mlp, 4 for llama)")
     parser.add_argument("--precision", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--ranks", type=int, choices=[1, 2], default=2, help="(default: 2)")
+    parser.add_argument("--threads", type=int, choices=[1, 2], default=1, help="of each rank; 2 with --ranks 1 only (default: 1)")
     parser.add_argument("--strategies", nargs="+", choices=list(COUNTERPARTS), help="(default: all for this number of ranks)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each strategy and side (default: 5)")
     parser.add_argument("--seconds", type=float, default=5, help="timed seconds of each run of the peer (default: 5)")
@@ -66,6 +67,8 @@ def parse_arguments() -> argparse.Namespace:
     arguments.strategies = arguments.strategies or possible
     if not set(arguments.strategies) <= set(possible):
         parser.error(f"--strategies: with --ranks {arguments.ranks} there are {', '.join(possible)}")
+    if arguments.ranks * arguments.threads > 2:
+        parser.error("--threads 2 needs --ranks 1")
     if arguments.precision == "bf16":
         os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
     arguments.out = arguments.out or Path("results") / {"mlp": "sharding.json", "llama": "llama.json"}[arguments.model]
@@ -88,7 +91,7 @@ def our_arguments(arguments: argparse.Namespace, strategy: str) -> list[str]:
         )
     return shlex.split(
         f"train {model} --batch-size {arguments.batch_size} --optimizer adamw --strategy {strategy} --nproc {arguments.ranks}"
-        f" --threads 1 --pin-cores --epochs 1 --steps-per-epoch {total} --warmup-steps {WARMUP_STEPS} --quiet"
+        f" --threads {arguments.threads} --pin-cores --epochs 1 --steps-per-epoch {total} --warmup-steps {WARMUP_STEPS} --quiet"
         f" --precision {arguments.precision} --json step.json"
     )
 
@@ -99,7 +102,7 @@ def peer_arguments(arguments: argparse.Namespace, strategy: str) -> list[str]:
         model = f"--model mlp --features {' '.join(map(str, FEATURES))}"
     return shlex.split(
         f"{model} --batch-size {arguments.batch_size} --optimizer adamw --lr 0.001 --ranks {arguments.ranks}"
-        f" --amp {'bf16' if arguments.precision == 'bf16' else 'off'}"
+        f" --threads {arguments.threads} --amp {'bf16' if arguments.precision == 'bf16' else 'off'}"
         f" --sharding {COUNTERPARTS[strategy]} --warmup-steps {WARMUP_STEPS} --seconds {arguments.seconds:g}"
     )
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 from torch.utils.data import DataLoader, TensorDataset
 
-from step import CLASSES, CNNS, Cnn, pin_to_core
+from step import CLASSES, CNNS, Cnn, pin_to_cores
 
 WAIT_STEPS = 1
 WARMUP_STEPS = 1
@@ -70,7 +70,7 @@ def train(rank: int, arguments: argparse.Namespace) -> None:
 
 
 def run_rank(rank: int, arguments: argparse.Namespace, store_port: int) -> None:
-    pin_to_core(rank, arguments.ranks)
+    pin_to_cores(rank, arguments.ranks, 1)
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", store_port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=arguments.ranks)

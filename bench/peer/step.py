@@ -4,7 +4,7 @@
     .peer/bin/python bench/peer/step.py --model llama --optimizer adamw --amp bf16
     .peer/bin/python bench/peer/step.py --model mlp --features 2048 2048 2048 2048 1024 --sharding resharded
 
-Each rank has one thread, and is pinned to its own core if there are enough cores. The settings are the
+Each rank has one thread (or `--threads`), and is pinned to its own cores if there are enough. The settings are the
 fastest that PyTorch offers for this step: fused optimizer (SGD on sharded parameters has none), channels-last convolutions, gradients that live
 in the buckets, a static graph. The batch is drawn once and reused in every step, so no time goes into
 loading data.
@@ -58,6 +58,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time one data-parallel training step of PyTorch.")
     parser.add_argument("--model", choices=list(BATCH_SIZE), default="cnn")
     parser.add_argument("--ranks", type=int, default=2, help="1 trains without a process group (default: 2)")
+    parser.add_argument("--threads", type=int, default=1, help="of each rank (default: 1)")
     parser.add_argument("--batch-size", type=int, help="per rank (default: 64 for a cnn, 256 for mlp, 4 for llama)")
     parser.add_argument(
         "--features", type=int, nargs="+", default=MLP_FEATURES, help="of the mlp: input, hidden layers, output"
@@ -86,8 +87,8 @@ def parse_arguments() -> argparse.Namespace:
         help="memory format of a cnn; the mlp has none (default: on)",
     )
     arguments = parser.parse_args()
-    if arguments.ranks < 1:
-        parser.error("--ranks must be at least 1")
+    if arguments.ranks < 1 or arguments.threads < 1:
+        parser.error("--ranks and --threads must be at least 1")
     if arguments.warmup_steps < 0:
         parser.error("--warmup-steps must not be negative")
     if arguments.ranks == 1 and arguments.sharding != "none":
@@ -164,10 +165,10 @@ def optimizer_of(model: nn.Module, arguments: argparse.Namespace) -> torch.optim
     return kind(model.parameters(), lr=arguments.lr, fused=fused)
 
 
-def pin_to_core(rank: int, num_ranks: int) -> None:
+def pin_to_cores(rank: int, num_ranks: int, num_threads: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
-    if len(cores) >= num_ranks:
-        os.sched_setaffinity(0, {cores[rank]})
+    if len(cores) >= num_ranks * num_threads:
+        os.sched_setaffinity(0, cores[rank * num_threads : (rank + 1) * num_threads])
 
 
 def proportional_set_bytes() -> int:
@@ -257,8 +258,8 @@ def train(rank: int, arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def run_rank(rank: int, arguments: argparse.Namespace, store_port: int | None = None) -> None:
-    pin_to_core(rank, arguments.ranks)
-    torch.set_num_threads(1)
+    pin_to_cores(rank, arguments.ranks, arguments.threads)
+    torch.set_num_threads(arguments.threads)
     if store_port is not None:
         store = dist.TCPStore("127.0.0.1", store_port, is_master=False)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=arguments.ranks)

@@ -2,18 +2,16 @@
 //!
 //! Prints GFLOP/s of one thread for each size (m x n x k) and orientation: [`matmul::product`] with operands in bf16, to
 //! bf16 and to f32, with operands in f32, and in bf16 the way that is not the processor's best (with or without
-//! AVX512-BF16); and in f32 [`matmul::matmul`], but for a b^T [`linear::forward`], since layers compute that product the
-//! other way round. Beside them stand the processor's peaks, of loops that touch no memory, measured in the same run. Each
+//! AVX512-BF16); and all in f32. Beside them stand the processor's peaks, of loops that touch no memory, measured in the same run. Each
 //! number is the best of many short repetitions, taken in turns, so that work of others on the machine disturbs it little.
 //! Arguments choose the cases whose name contains one of them.
 
 use std::time::Instant;
 
 use half::bf16;
-use paceline_kernels::linear::{self, Activation};
 use paceline_kernels::matmul::{self, Destination, Matrix};
 use paceline_kernels::{Compute, SimdLevel, peak};
-use paceline_memory::{Allocator, Category, DType, MemoryError, Tensor};
+use paceline_memory::{Allocator, Category, DType};
 
 const SIZES: [(usize, usize, usize); 5] =
     [(512, 256, 256), (512, 704, 256), (512, 8192, 256), (256, 4096, 4096), (4096, 4096, 256)];
@@ -39,18 +37,29 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             if !wanted.is_empty() && !wanted.iter().any(|part| name.contains(part)) {
                 continue;
             }
-            let (a, b) = (numbers(m * k), numbers(k * n));
-            let halves = |x: &[f32]| x.iter().copied().map(bf16::from_f32).collect::<Vec<_>>();
-            let (a16, b16) = (halves(&a), halves(&b));
-            let (mut c, mut c16) = (vec![0.0; m * n], vec![bf16::ZERO; m * n]);
+            // Memory as layers have it: large pages, if there are some.
+            let tensor = |dtype, len: usize| compute.allocator.tensor(dtype, [len], Category::Data);
+            let [a, b, c] = [m * k, k * n, m * n].map(|len| tensor(DType::F32, len));
+            let [a16, b16, c16] = [m * k, k * n, m * n].map(|len| tensor(DType::BF16, len));
+            let (a, b, c, a16, b16, c16) = (a?, b?, c?, a16?, b16?, c16?);
+            for (whole, half) in [(&a, &a16), (&b, &b16)] {
+                let numbers = numbers(whole.num_elems());
+                whole.write::<f32>()?.copy_from_slice(&numbers);
+                let mut halves = half.write::<bf16>()?;
+                halves.iter_mut().zip(&numbers).for_each(|(to, x)| *to = bf16::from_f32(*x));
+            }
+            let (a, b, a16, b16) =
+                (a.read::<f32>()?, b.read::<f32>()?, a16.read::<bf16>()?, b16.read::<bf16>()?);
+            let (mut c, mut c16) = (c.write::<f32>()?, c16.write::<bf16>()?);
             let (ma, mb) = (view(&a, m, k, transposed.0), view(&b, k, n, transposed.1));
             let (ma16, mb16) = (view(&a16, m, k, transposed.0), view(&b16, k, n, transposed.1));
-            let layer = Layer::new(&compute, &a, &b, (m, n, k))?;
             let cpu = compute.processor();
             // Either form of the instructions, and of the result.
             let others = [Some(cpu), other.as_ref().map(Compute::processor)].into_iter().flatten();
             let lens = others.flat_map(|cpu| {
-                [false, true].map(|is_c_bf16| matmul::scratch_len(cpu, m, n, k, is_c_bf16))
+                let of_bf16 = [false, true]
+                    .map(|is_c_bf16| matmul::scratch_len::<bf16>(cpu, [m, n, k], is_c_bf16));
+                [of_bf16[0], of_bf16[1], matmul::scratch_len::<f32>(cpu, [m, n, k], true)]
             });
             let len = [lens.max().unwrap_or(0)];
             let packed = compute.allocator.tensor(DType::F32, len, Category::Workspace)?;
@@ -58,13 +67,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let mut best = [f64::INFINITY; 5];
             let start = Instant::now();
             while start.elapsed().as_secs_f64() < SECONDS {
-                let mut product = |which: usize| -> paceline_kernels::Result<()> {
-                    let (c, c16) = (&mut c[..], Destination::new(&mut c16[..], m, n));
+                let mut product = |which: usize| {
+                    let (c, c16) = (&mut c[..], Destination::<bf16>::new(&mut c16[..], m, n));
                     let packed = &mut packed[..];
                     match (which, &other) {
                         (0, _) => matmul::product(cpu, ma16, mb16, c16, false, packed),
                         (1, _) => {
-                            let c = Destination::new(c, m, n);
+                            let c = Destination::<bf16>::new(c, m, n);
                             matmul::product(cpu, ma16, mb16, c, false, packed);
                         }
                         (2, _) => matmul::product(cpu, ma, mb, c16, false, packed),
@@ -72,14 +81,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                             matmul::product(other.processor(), ma16, mb16, c16, false, packed);
                         }
                         (3, None) => {}
-                        _ if transposed.1 => layer.forward(&compute)?,
-                        _ => matmul::matmul(cpu, ma, mb, c, false),
+                        _ => {
+                            let c = Destination::<f32>::new(c, m, n);
+                            matmul::product(cpu, ma, mb, c, false, packed);
+                        }
                     }
-                    Ok(())
                 };
                 for (which, best) in best.iter_mut().enumerate() {
                     let before = Instant::now();
-                    product(which)?;
+                    product(which);
                     if which == 3 && other.is_none() {
                         continue;
                     }
@@ -93,33 +103,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     println!("peak: f32 {:.1}, bf16 {:.1}", peaks.f32, peaks.bf16);
     Ok(())
-}
-
-/// A linear layer without bias: `y = x w^T`.
-struct Layer {
-    x: Tensor,
-    w: Tensor,
-    y: Tensor,
-}
-
-impl Layer {
-    fn new(
-        compute: &Compute,
-        x: &[f32],
-        w: &[f32],
-        (m, n, k): (usize, usize, usize),
-    ) -> Result<Self, MemoryError> {
-        let tensor = |rows, columns, elems: &[f32]| {
-            let tensor = compute.allocator.tensor(DType::F32, [rows, columns], Category::Data)?;
-            tensor.write::<f32>()?[..elems.len()].copy_from_slice(elems);
-            Ok::<_, MemoryError>(tensor)
-        };
-        Ok(Self { x: tensor(m, k, x)?, w: tensor(n, k, w)?, y: tensor(m, n, &[])? })
-    }
-
-    fn forward(&self, compute: &Compute) -> paceline_kernels::Result<()> {
-        linear::forward(compute, &self.x, &self.w, None, Activation::None, &self.y)
-    }
 }
 
 /// A matrix of (rows, columns), stored as it is or transposed.

@@ -84,65 +84,6 @@ fn relu_backward_body<S: Stored>(y: &[S], dy: &[S], dx: &mut [S]) {
     }
 }
 
-multiversion! {
-    /// `y[i, j] = y[i, j] + bias[j]`, in place, optionally followed by ReLU.
-    pub(crate) fn add_bias<T: Real>(bias: &[T], with_relu: bool, y: &mut [T]) = add_bias_body
-}
-
-#[inline(always)]
-fn add_bias_body<T: Real>(bias: &[T], with_relu: bool, y: &mut [T]) {
-    for y in y.chunks_exact_mut(bias.len().max(1)) {
-        for (y, &bias) in y.iter_mut().zip(bias) {
-            *y = activated(*y + bias, with_relu);
-        }
-    }
-}
-
-/// `max(0, sum)` if `with_relu`; NaN stays NaN.
-#[inline(always)]
-fn activated<T: Real>(sum: T, with_relu: bool) -> T {
-    let is_cut = with_relu && !(sum > T::default() || sum.is_nan());
-    if is_cut { T::default() } else { sum }
-}
-
-multiversion! {
-    /// `y[i, j] = turned[j, first + i] + bias[j]`, optionally followed by ReLU. `turned` is transposed: it is
-    /// (columns of y, `rows`), row-major.
-    pub(crate) fn turn_add_bias<T: Real>(
-        turned: &[T],
-        rows: usize,
-        first: usize,
-        bias: &[T],
-        with_relu: bool,
-        y: &mut [T],
-    ) = turn_add_bias_body
-}
-
-#[inline(always)]
-fn turn_add_bias_body<T: Real>(
-    turned: &[T],
-    rows: usize,
-    first: usize,
-    bias: &[T],
-    with_relu: bool,
-    y: &mut [T],
-) {
-    // A square of this side length stays in the first-level cache in both matrices.
-    const SIDE: usize = 32;
-    let columns = bias.len();
-    for (block, y) in y.chunks_mut(SIDE * columns).enumerate() {
-        for j0 in (0..columns).step_by(SIDE) {
-            let js = j0..columns.min(j0 + SIDE);
-            for (i, y) in y.chunks_exact_mut(columns).enumerate() {
-                let i = first + block * SIDE + i;
-                for j in js.clone() {
-                    y[j] = activated(turned[j * rows + i] + bias[j], with_relu);
-                }
-            }
-        }
-    }
-}
-
 /// `sums[j] (+)= sum over rows of rows[i, j]`, row by row, in the type that kernels compute in. Each thread has some of the
 /// columns.
 pub(crate) fn add_rows<S: Stored>(

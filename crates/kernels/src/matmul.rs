@@ -1,20 +1,19 @@
 //! Matrix products of slices.
 //!
-//! In: matrices that are row-major, or transposes of such. Out: a row-major product. [`matmul`] computes in f32 or f64, by
-//! the `gemm` crate; [`product`] rounds its operands to bf16 and sums in f32, by code of this crate. `emulated` does the
-//! same for f16. Nothing here knows tensors or layers.
+//! In: matrices that are row-major, or transposes of such. Out: a row-major product. [`product`] computes in f32 or f64, or
+//! rounds its operands to bf16 or f16 and sums in f32. The arithmetic is that of [`crate::product`]; `emulated` uses it for f16,
+//! and `double` has plain loops for f64. Nothing here knows tensors or layers.
 
+mod double;
 mod emulated;
-
-use std::ops::Range;
 
 use half::bf16;
 
+use crate::Processor;
 use crate::activation::Activation;
 use crate::card::products::Multiplied;
-use crate::product::{self, Elems, Output, Product, Sizes};
-use crate::stored::SinglePrecision;
-use crate::{Processor, Real};
+use crate::product::{self, Elems, InBf16, Output, Product, Sizes};
+use crate::stored::{SinglePrecision, Stored};
 
 /// A row-major matrix in a slice, or its transpose.
 #[derive(Clone, Copy, Debug)]
@@ -40,17 +39,6 @@ impl<'a, T> Matrix<'a, T> {
         Self { elems, rows, columns, row_stride, column_stride: 1 }
     }
 
-    /// Some of its columns. Panics if it has not so many.
-    pub(crate) fn some_columns(self, range: Range<usize>) -> Self {
-        assert!(
-            range.start <= range.end && range.end <= self.columns,
-            "columns {range:?} of {}",
-            self.columns
-        );
-        let first = if self.rows == 0 { 0 } else { range.start * self.column_stride };
-        Self { elems: &self.elems[first..], columns: range.len(), ..self }
-    }
-
     /// The number of rows.
     pub fn rows(&self) -> usize {
         self.rows
@@ -71,71 +59,13 @@ impl<'a, T> Matrix<'a, T> {
             ..self
         }
     }
-}
 
-/// `c = a * b`, or `c += a * b` if `accumulate`; `c` is row-major (rows of a, columns of b). Panics
-/// if the sizes do not agree. The order of summation over the inner dimension is `gemm`'s own; it
-/// depends on the sizes and the processor, not on the values or their place in memory.
-pub fn matmul<T: Real>(
-    cpu: &Processor,
-    a: Matrix<'_, T>,
-    b: Matrix<'_, T>,
-    c: &mut [T],
-    accumulate: bool,
-) {
-    assert_eq!(a.columns, b.rows, "inner dimensions");
-    assert_eq!(Some(c.len()), a.rows.checked_mul(b.columns), "size of the product");
-    if a.columns == 0 {
-        // An empty sum, as on a rank without samples.
-        if !accumulate {
-            c.fill(T::default());
-        }
-        return;
+    /// The matrix with its rows as lanes, as elements of a type. It is only ever read.
+    fn rows_as_lanes(&self, elems: fn(*mut T) -> Elems) -> product::Operand {
+        let (lane_stride, k_stride) = (self.row_stride, self.column_stride);
+        product::Operand { elems: elems(self.elems.as_ptr().cast_mut()), lane_stride, k_stride }
     }
-    let one = T::from_f64(1.0);
-    let threads = cpu.threads.count();
-    let parallelism = match threads {
-        1 => gemm::Parallelism::None,
-        n => gemm::Parallelism::Rayon(n),
-    };
-    let out = Out(c.as_mut_ptr());
-    cpu.threads.install(move || {
-        let out = out;
-        // SAFETY: the strides describe exactly the elements of the three slices, whose sizes were
-        // checked, and `c` is borrowed for writing. With `read_dst` false the old contents of `c`
-        // are not used.
-        unsafe {
-            gemm::gemm(
-                a.rows,
-                b.columns,
-                a.columns,
-                out.0,
-                1,
-                b.columns as isize,
-                accumulate,
-                a.elems.as_ptr(),
-                a.column_stride as isize,
-                a.row_stride as isize,
-                b.elems.as_ptr(),
-                b.column_stride as isize,
-                b.row_stride as isize,
-                one,
-                one,
-                false,
-                false,
-                false,
-                parallelism,
-            )
-        }
-    });
 }
-
-/// The address of the destination, which is sent to the thread pool.
-#[derive(Clone, Copy)]
-struct Out<T>(*mut T);
-
-// SAFETY: the address points into a slice that `matmul` borrows for writing until the pool is done.
-unsafe impl<T: Send> Send for Out<T> {}
 
 fn expect_strided(len: usize, rows: usize, columns: usize, row_stride: usize) {
     assert!(
@@ -152,105 +82,84 @@ fn expect_strided(len: usize, rows: usize, columns: usize, row_stride: usize) {
     );
 }
 
-/// An operand of [`product`].
+/// An operand of a product of the type `S`.
 #[derive(Clone, Copy, Debug)]
-pub enum Operand<'a, H = bf16> {
-    /// Rounded to `H` by the product.
-    F32(Matrix<'a, f32>),
+pub enum Operand<'a, S: Stored = bf16> {
+    /// In the type that is computed with, and rounded to `S` by the product.
+    Real(Matrix<'a, S::Real>),
     /// Used exactly.
-    Half(Matrix<'a, H>),
+    Stored(Matrix<'a, S>),
 }
 
-impl<'a, H> From<Matrix<'a, f32>> for Operand<'a, H> {
+impl<'a> From<Matrix<'a, f32>> for Operand<'a, bf16> {
     fn from(matrix: Matrix<'a, f32>) -> Self {
-        Operand::F32(matrix)
+        Operand::Real(matrix)
     }
 }
 
-impl<'a> From<Matrix<'a, bf16>> for Operand<'a> {
-    fn from(matrix: Matrix<'a, bf16>) -> Self {
-        Operand::Half(matrix)
+impl<'a, S: Stored> From<Matrix<'a, S>> for Operand<'a, S> {
+    fn from(matrix: Matrix<'a, S>) -> Self {
+        Operand::Stored(matrix)
     }
 }
 
-impl<H> Operand<'_, H> {
+impl<S: Stored> Operand<'_, S> {
     /// The transpose, without moving data.
     pub fn transposed(self) -> Self {
         match self {
-            Operand::F32(matrix) => Operand::F32(matrix.transposed()),
-            Operand::Half(matrix) => Operand::Half(matrix.transposed()),
+            Operand::Real(matrix) => Operand::Real(matrix.transposed()),
+            Operand::Stored(matrix) => Operand::Stored(matrix.transposed()),
         }
     }
 
     /// Rows and columns.
     fn dims(&self) -> (usize, usize) {
         match self {
-            Operand::F32(matrix) => (matrix.rows, matrix.columns),
-            Operand::Half(matrix) => (matrix.rows, matrix.columns),
+            Operand::Real(matrix) => (matrix.rows, matrix.columns),
+            Operand::Stored(matrix) => (matrix.rows, matrix.columns),
         }
-    }
-}
-
-impl Operand<'_> {
-    /// The operand with its rows as lanes. It is only ever read.
-    fn rows_as_lanes(&self) -> product::Operand {
-        let (elems, lane_stride, k_stride) = match self {
-            Operand::F32(m) => {
-                (Elems::F32(m.elems.as_ptr().cast_mut()), m.row_stride, m.column_stride)
-            }
-            Operand::Half(m) => {
-                (Elems::Bf16(m.elems.as_ptr().cast_mut()), m.row_stride, m.column_stride)
-            }
-        };
-        product::Operand { elems, lane_stride, k_stride }
-    }
-
-    /// The operand with its columns as lanes.
-    fn columns_as_lanes(&self) -> product::Operand {
-        let product::Operand { elems, lane_stride, k_stride } = self.rows_as_lanes();
-        product::Operand { elems, lane_stride: k_stride, k_stride: lane_stride }
     }
 }
 
 /// The elements that [`product`] writes.
 #[derive(Debug)]
-pub enum Elements<'a, H = bf16> {
+pub enum Elements<'a, S: Stored = bf16> {
     /// Sums as they are.
-    F32(&'a mut [f32]),
+    Real(&'a mut [S::Real]),
     /// Sums rounded to nearest, ties to even.
-    Half(&'a mut [H]),
+    Stored(&'a mut [S]),
 }
 
-impl<'a, H> From<&'a mut [f32]> for Elements<'a, H> {
+impl<'a> From<&'a mut [f32]> for Elements<'a, bf16> {
     fn from(elems: &'a mut [f32]) -> Self {
-        Elements::F32(elems)
+        Elements::Real(elems)
     }
 }
 
-impl<'a> From<&'a mut [bf16]> for Elements<'a> {
-    fn from(elems: &'a mut [bf16]) -> Self {
-        Elements::Half(elems)
+impl<'a, S: Stored> From<&'a mut [S]> for Elements<'a, S> {
+    fn from(elems: &'a mut [S]) -> Self {
+        Elements::Stored(elems)
     }
 }
 
 /// Where [`product`] writes, and what it does with a sum before.
 #[derive(Debug)]
-pub struct Destination<'a, H = bf16> {
-    elems: Elements<'a, H>,
+pub struct Destination<'a, S: Stored = bf16> {
+    elems: Elements<'a, S>,
     rows: usize,
     columns: usize,
     row_stride: usize,
-    bias: Option<&'a [f32]>,
+    bias: Option<&'a [S::Real]>,
     activation: Activation,
 }
 
-impl<'a, H> Destination<'a, H> {
+impl<'a, S: Stored> Destination<'a, S> {
     /// `elems` as (rows, columns), row-major. Panics if the sizes do not agree.
-    pub fn new(elems: impl Into<Elements<'a, H>>, rows: usize, columns: usize) -> Self {
+    pub fn new(elems: impl Into<Elements<'a, S>>, rows: usize, columns: usize) -> Self {
         let elems = elems.into();
         let len = match &elems {
-            Elements::F32(elems) => elems.len(),
-            Elements::Half(elems) => elems.len(),
+            Elements::Real(elems) => elems.len(),
+            Elements::Stored(elems) => elems.len(),
         };
         assert_eq!(Some(len), rows.checked_mul(columns), "a matrix of {rows} x {columns}");
         Self { elems, rows, columns, row_stride: columns, bias: None, activation: Activation::None }
@@ -259,22 +168,22 @@ impl<'a, H> Destination<'a, H> {
     /// The first `columns` of each `row_stride` elements; the others are left alone. Panics if `elems` is too short, or
     /// rows overlap.
     pub fn strided(
-        elems: impl Into<Elements<'a, H>>,
+        elems: impl Into<Elements<'a, S>>,
         rows: usize,
         columns: usize,
         row_stride: usize,
     ) -> Self {
         let elems = elems.into();
         let len = match &elems {
-            Elements::F32(elems) => elems.len(),
-            Elements::Half(elems) => elems.len(),
+            Elements::Real(elems) => elems.len(),
+            Elements::Stored(elems) => elems.len(),
         };
         expect_strided(len, rows, columns, row_stride);
         Self { elems, rows, columns, row_stride, bias: None, activation: Activation::None }
     }
 
-    /// Adds a number to each column, in f32. Panics if there is not one for each column.
-    pub fn with_bias(self, bias: Option<&'a [f32]>) -> Self {
+    /// Adds a number to each column, in the type that is computed with. Panics if there is not one for each column.
+    pub fn with_bias(self, bias: Option<&'a [S::Real]>) -> Self {
         assert!(bias.is_none_or(|bias| bias.len() == self.columns), "a bias for each column");
         Self { bias, ..self }
     }
@@ -285,19 +194,19 @@ impl<'a, H> Destination<'a, H> {
     }
 }
 
-/// `c = a * b`, or `c += a * b` if `accumulate`, with `a` and `b` rounded to bf16 (to nearest, ties to even; NaN stays
-/// NaN), and products and sums in f32. Bias and activation of `c` follow, then one rounding if `c` is bf16. `scratch` has
-/// [`scratch_len`] elements, and begins at a multiple of 64 bytes, as memory of an allocator does. Panics if the sizes do not
-/// agree, or if the scratch memory begins elsewhere.
+/// `c = a * b`, or `c += a * b` if `accumulate`. Products of f32 and f64 are computed in that type; those of bf16 and f16 round
+/// `a` and `b` to it (to nearest, ties to even; NaN stays NaN), and have products and sums in f32. Bias and activation of `c`
+/// follow, then one rounding if `c` is of 16 bits. `scratch` has [`scratch_len`] elements, and begins at a multiple of 64 bytes,
+/// as memory of an allocator does. Panics if the sizes do not agree, or if the scratch memory begins elsewhere.
 ///
 /// The order of the sum of an element depends on the length of the sum only, so a row of `c` has the same bits whatever
-/// the other rows are, and for any number of threads. An f32 `c` is the first addend of its sum, a bf16 `c` the last.
-/// With AVX512-BF16, denormal numbers count as zero; other instructions give other bits.
-pub fn product<'a>(
+/// the other rows are, and for any number of threads. A `c` that is not of 16 bits is the first addend of its sum, another one
+/// the last. With AVX512-BF16, denormal numbers count as zero in products of bf16; other instructions give other bits.
+pub fn product<'a, S: Multiply>(
     cpu: &Processor,
-    a: impl Into<Operand<'a>>,
-    b: impl Into<Operand<'a>>,
-    c: Destination<'_>,
+    a: impl Into<Operand<'a, S>>,
+    b: impl Into<Operand<'a, S>>,
+    c: Destination<'_, S>,
     accumulate: bool,
     scratch: &mut [f32],
 ) {
@@ -306,31 +215,18 @@ pub fn product<'a>(
     assert_eq!(k, b_rows, "inner dimensions");
     assert_eq!((c.rows, c.columns), (m, n), "size of the product");
     assert!(scratch.as_ptr().addr().is_multiple_of(64), "scratch memory begins on a cache line");
-    let elems = match c.elems {
-        Elements::F32(elems) => Elems::F32(elems.as_mut_ptr()),
-        Elements::Half(elems) => Elems::Bf16(elems.as_mut_ptr()),
-    };
-    let c = Output {
-        elems,
-        row_stride: c.row_stride,
-        accumulate,
-        bias: c.bias.map(<[f32]>::as_ptr),
-        with_relu: c.activation == Activation::Relu,
-    };
-    let (a, b) = (a.rows_as_lanes(), b.columns_as_lanes());
-    // SAFETY: the constructors of matrices and destinations checked sizes and strides, the sizes agree, and the slices
-    // are borrowed until the product is done, that of `c` for writing.
-    unsafe { product::run(cpu, Product { sizes: Sizes { m, n, k }, a, b, c }, scratch) }
+    S::product(cpu, a, b, c, accumulate, scratch);
 }
 
 /// The number of f32 elements of scratch memory that [`product`] takes for `c` (m, n) and sums of k products.
-pub fn scratch_len(cpu: &Processor, m: usize, n: usize, k: usize, is_c_bf16: bool) -> usize {
-    product::scratch_len(cpu, Sizes { m, n, k }, is_c_bf16)
+pub fn scratch_len<S: Multiply>(cpu: &Processor, sizes: [usize; 3], is_c_stored: bool) -> usize {
+    S::scratch_len(cpu, sizes, is_c_stored)
 }
 
-/// A number of 16 bits to which products round their operands, with sums in f32.
-pub(crate) trait Half: SinglePrecision + Multiplied {
-    /// What [`product`] does, for this type.
+/// A type of numbers that [`product`] multiplies.
+pub trait Multiply: Stored {
+    /// What [`product`] does, for sizes that agree.
+    #[doc(hidden)]
     fn product(
         cpu: &Processor,
         a: Operand<'_, Self>,
@@ -340,11 +236,56 @@ pub(crate) trait Half: SinglePrecision + Multiplied {
         scratch: &mut [f32],
     );
 
-    /// The elements of scratch memory that [`Half::product`] takes, as [`scratch_len`].
-    fn scratch_len(cpu: &Processor, m: usize, n: usize, k: usize, is_c_half: bool) -> usize;
+    /// See [`scratch_len`].
+    #[doc(hidden)]
+    fn scratch_len(cpu: &Processor, sizes: [usize; 3], is_c_stored: bool) -> usize;
 }
 
-impl Half for bf16 {
+/// A number of 16 bits to which products round their operands, with sums in f32.
+pub(crate) trait Half: SinglePrecision + Multiply + Multiplied {}
+impl Half for bf16 {}
+impl Half for half::f16 {}
+
+impl<S: Stored<Real = f32>> Destination<'_, S> {
+    /// The same as an address.
+    fn output(self, accumulate: bool, elems: impl FnOnce(Elements<'_, S>) -> Elems) -> Output {
+        Output {
+            elems: elems(self.elems),
+            row_stride: self.row_stride,
+            accumulate,
+            bias: self.bias.map(<[f32]>::as_ptr),
+            with_relu: self.activation == Activation::Relu,
+        }
+    }
+}
+
+impl Multiply for f32 {
+    fn product(
+        cpu: &Processor,
+        a: Operand<'_, f32>,
+        b: Operand<'_, f32>,
+        c: Destination<'_, f32>,
+        accumulate: bool,
+        scratch: &mut [f32],
+    ) {
+        let sizes = Sizes { m: c.rows, n: c.columns, k: a.dims().1 };
+        let [a, b] = [a, b.transposed()].map(|of| match of {
+            Operand::Real(of) | Operand::Stored(of) => of.rows_as_lanes(Elems::F32),
+        });
+        let c = c.output(accumulate, |elems| match elems {
+            Elements::Real(elems) | Elements::Stored(elems) => Elems::F32(elems.as_mut_ptr()),
+        });
+        // SAFETY: the constructors of matrices and destinations checked sizes and strides, the sizes agree, and the slices
+        // are borrowed until the product is done, that of `c` for writing.
+        unsafe { product::run(cpu, Product { sizes, a, b, c }, scratch) }
+    }
+
+    fn scratch_len(cpu: &Processor, [m, n, k]: [usize; 3], _: bool) -> usize {
+        product::scratch_len(cpu, Sizes { m, n, k }, InBf16 { operands: false, c: false })
+    }
+}
+
+impl Multiply for bf16 {
     fn product(
         cpu: &Processor,
         a: Operand<'_>,
@@ -353,10 +294,20 @@ impl Half for bf16 {
         accumulate: bool,
         scratch: &mut [f32],
     ) {
-        product(cpu, a, b, c, accumulate, scratch);
+        let sizes = Sizes { m: c.rows, n: c.columns, k: a.dims().1 };
+        let [a, b] = [a, b.transposed()].map(|of| match of {
+            Operand::Real(of) => of.rows_as_lanes(Elems::Rounded),
+            Operand::Stored(of) => of.rows_as_lanes(Elems::Bf16),
+        });
+        let c = c.output(accumulate, |elems| match elems {
+            Elements::Real(elems) => Elems::F32(elems.as_mut_ptr()),
+            Elements::Stored(elems) => Elems::Bf16(elems.as_mut_ptr()),
+        });
+        // SAFETY: as for f32.
+        unsafe { product::run(cpu, Product { sizes, a, b, c }, scratch) }
     }
 
-    fn scratch_len(cpu: &Processor, m: usize, n: usize, k: usize, is_c_half: bool) -> usize {
-        scratch_len(cpu, m, n, k, is_c_half)
+    fn scratch_len(cpu: &Processor, [m, n, k]: [usize; 3], is_c_bf16: bool) -> usize {
+        product::scratch_len(cpu, Sizes { m, n, k }, InBf16 { operands: true, c: is_c_bf16 })
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! This file does not know what the loops compute. Which level a kernel uses is up to [`Compute`](crate::Compute).
 
+use half::bf16;
+
 /// Whether this processor has AVX512-BF16, which adds products of pairs of bf16 to f32. Few kernels use it, so it is no
 /// level of its own.
 pub(crate) fn has_bf16_dots() -> bool {
@@ -46,6 +48,9 @@ pub(crate) unsafe trait Vector: Copy {
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn store(self, to: *mut f32);
+    /// Writes the nearest bf16 of each lane, ties to even, as [`paceline_numeric::bf16::round`] does.
+    unsafe fn store_bf16(self, to: *mut bf16);
+    unsafe fn add(self, addend: Self) -> Self;
     /// `self * factor + addend`, rounded once if the processor can do so.
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
     /// Transposes a square of `LANES` rows: row `i` is read at `from + i * from_row`, and column `i` is written at
@@ -56,6 +61,8 @@ pub(crate) unsafe trait Vector: Copy {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::*;
+
+    use half::bf16;
 
     use super::Vector;
 
@@ -85,6 +92,26 @@ mod x86 {
         unsafe fn store(self, to: *mut f32) {
             // SAFETY: the caller guarantees the processor and 16 elements.
             unsafe { _mm512_storeu_ps(to, self.0) }
+        }
+        #[inline(always)]
+        unsafe fn store_bf16(self, to: *mut bf16) {
+            // SAFETY: the caller guarantees the processor and 16 elements.
+            unsafe {
+                let bits = _mm512_castps_si512(self.0);
+                let upper = _mm512_srli_epi32::<16>(bits);
+                let odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+                let sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+                let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+                let nearest = _mm512_srli_epi32::<16>(sum);
+                let quiet = _mm512_set1_epi32(0x40);
+                let nearest = _mm512_mask_or_epi32(nearest, is_nan, upper, quiet);
+                _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(nearest));
+            }
+        }
+        #[inline(always)]
+        unsafe fn add(self, addend: Self) -> Self {
+            // SAFETY: the caller guarantees the processor.
+            Self(unsafe { _mm512_add_ps(self.0, addend.0) })
         }
         #[inline(always)]
         unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
@@ -171,6 +198,27 @@ mod x86 {
             unsafe { _mm256_storeu_ps(to, self.0) }
         }
         #[inline(always)]
+        unsafe fn store_bf16(self, to: *mut bf16) {
+            // SAFETY: the caller guarantees the processor and 8 elements.
+            unsafe {
+                let bits = _mm256_castps_si256(self.0);
+                let upper = _mm256_srli_epi32::<16>(bits);
+                let odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+                let sum = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+                let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, self.0));
+                let quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+                let nearest = _mm256_blendv_epi8(_mm256_srli_epi32::<16>(sum), quiet, is_nan);
+                let (low, high) =
+                    (_mm256_castsi256_si128(nearest), _mm256_extracti128_si256::<1>(nearest));
+                _mm_storeu_si128(to.cast(), _mm_packus_epi32(low, high));
+            }
+        }
+        #[inline(always)]
+        unsafe fn add(self, addend: Self) -> Self {
+            // SAFETY: the caller guarantees the processor.
+            Self(unsafe { _mm256_add_ps(self.0, addend.0) })
+        }
+        #[inline(always)]
         unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
             // SAFETY: the caller guarantees the processor.
             Self(unsafe { _mm256_fmadd_ps(self.0, factor.0, addend.0) })
@@ -239,9 +287,21 @@ unsafe impl Vector for Portable {
         unsafe { to.cast::<[f32; 4]>().write(self.0) }
     }
     #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16) {
+        // SAFETY: the caller guarantees four elements.
+        unsafe { to.cast::<[bf16; 4]>().write(self.0.map(paceline_numeric::bf16::round)) };
+    }
+    #[inline(always)]
+    unsafe fn add(self, addend: Self) -> Self {
+        Self(std::array::from_fn(|i| self.0[i] + addend.0[i]))
+    }
+    #[inline(always)]
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
-        // Rounds twice: a fused form would be a function call on processors without one.
-        Self(std::array::from_fn(|i| self.0[i] * factor.0[i] + addend.0[i]))
+        // Every 64-bit Arm has a fused form. On other processors it may be a function call, so there the product is rounded, too.
+        Self(std::array::from_fn(|i| match cfg!(target_arch = "aarch64") {
+            true => self.0[i].mul_add(factor.0[i], addend.0[i]),
+            false => self.0[i] * factor.0[i] + addend.0[i],
+        }))
     }
     #[inline(always)]
     unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {

@@ -8,7 +8,7 @@ use paceline_memory::{DType, Tensor};
 
 use super::{Activation, Sizes};
 use crate::card::products::{self, CardMatrix, RowParts, narrow, widen};
-use crate::matmul::{Destination, Elements, Half, Matrix, Operand};
+use crate::matmul::{self, Destination, Elements, Half, Matrix, Operand, product};
 use crate::operands::{Either, write_or_update};
 use crate::{
     Compute, KernelError, OnCard, Op, Processor, Read, Result, Scratch, Write, elementwise, read,
@@ -54,7 +54,7 @@ pub(super) fn forward<H: Half>(
                 _ => None,
             };
             let y = destination(y, m, n).with_bias(bias).with_activation(activation);
-            H::product(cpu, matrix(&x, m, k), matrix(&w, n, k).transposed(), y, false, packed);
+            product(cpu, matrix::<H>(&x, m, k), matrix(&w, n, k).transposed(), y, false, packed);
             Ok(())
         },
         move |card, (x, w, bias, y, widened, _, (x_rounded, w_rounded, narrowed))| {
@@ -121,7 +121,7 @@ pub(super) fn backward_weight<H: Half>(
                 _ => {}
             }
             let (dy, x) = (matrix(&dy, m, n).transposed(), matrix(&x, m, k));
-            H::product(cpu, dy, x, destination(dw, n, k), accumulate, packed);
+            product(cpu, dy, x, destination::<H>(dw, n, k), accumulate, packed);
             Ok(())
         },
         move |card, (x, dy, dw, db, _, _, (x_rounded, dy_rounded, partials))| {
@@ -173,7 +173,7 @@ pub(super) fn backward_input<H: Half>(
         operands,
         move |cpu, (w, dy, dx, packed, _)| {
             let (dy, w) = (matrix(&dy, m, n), matrix(&w, n, k));
-            H::product(cpu, dy, w, destination(dx, m, k), false, packed);
+            product(cpu, dy, w, destination::<H>(dx, m, k), false, packed);
             Ok(())
         },
         move |card, (w, dy, dx, _, (w_rounded, dy_rounded))| {
@@ -191,7 +191,9 @@ pub(super) fn backward_input<H: Half>(
 fn packed<H: Half>(compute: &Compute, [m, n, k]: [usize; 3], result: &Tensor) -> Scratch<f32> {
     match compute.is_card() {
         true => scratch(0),
-        false => scratch(H::scratch_len(compute.processor(), m, n, k, is_half::<H>(result))),
+        false => {
+            scratch(matmul::scratch_len::<H>(compute.processor(), [m, n, k], is_half::<H>(result)))
+        }
     }
 }
 
@@ -258,8 +260,8 @@ type Elems<'a, H> = Either<&'a [f32], &'a [H]>;
 
 fn matrix<'a, H: Half>(elems: &Elems<'a, H>, rows: usize, columns: usize) -> Operand<'a, H> {
     match elems {
-        Either::A(elems) => Operand::F32(Matrix::new(elems, rows, columns)),
-        Either::B(elems) => Operand::Half(Matrix::new(elems, rows, columns)),
+        Either::A(elems) => Operand::Real(Matrix::new(elems, rows, columns)),
+        Either::B(elems) => Operand::Stored(Matrix::new(elems, rows, columns)),
     }
 }
 
@@ -269,8 +271,8 @@ fn destination<'a, H: Half>(
     columns: usize,
 ) -> Destination<'a, H> {
     match elems {
-        Either::A(elems) => Destination::new(Elements::F32(elems), rows, columns),
-        Either::B(elems) => Destination::new(Elements::Half(elems), rows, columns),
+        Either::A(elems) => Destination::new(Elements::Real(elems), rows, columns),
+        Either::B(elems) => Destination::new(Elements::Stored(elems), rows, columns),
     }
 }
 

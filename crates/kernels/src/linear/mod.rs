@@ -18,11 +18,10 @@ use paceline_memory::{DType, Tensor};
 pub use self::row::forward_row;
 pub use crate::activation::Activation;
 use crate::card::products::{self, CardMatrix, RowParts};
-use crate::compute::batches;
-use crate::matmul::{Matrix, matmul};
+use crate::matmul::{self, Destination, Matrix, Multiply, product};
 use crate::operands::write_or_update;
 use crate::real::for_real;
-use crate::{Compute, KernelError, Op, Real, Result, elementwise, read, scratch, write};
+use crate::{Compute, KernelError, Op, Result, Scratch, elementwise, read, scratch, write};
 
 /// The three sizes, of which the weight has two: rows of x, outputs, inputs.
 #[derive(Clone, Copy, Debug)]
@@ -83,26 +82,12 @@ pub fn forward(
             read::<T>("weight", weight, [n, k]),
             bias.map(|bias| read::<T>("bias", bias, [n])),
             write::<T>("output", output, [m, n]),
-            (!compute.is_card() && is_transposed(m, k)).then(|| scratch::<T>(m.saturating_mul(n))),
+            packed::<T>(compute, [m, n, k]),
         );
-         compute.launch_with_card(op, operands, move |cpu, (x, w, bias, y, turned)| {
+         compute.launch_with_card(op, operands, move |cpu, (x, w, bias, y, packed)| {
             let (x, w) = (Matrix::new(x, m, k), Matrix::new(w, n, k));
-            let with_relu = activation == Activation::Relu;
-            let Some(turned) = turned else {
-                matmul(cpu, x, w.transposed(), y, false);
-                if bias.is_some() || with_relu {
-                    let bias = Bias::of(bias, n);
-                    cpu.threads.for_each(batches(cpu, y, n, m), |(_, y)| {
-                        elementwise::add_bias(cpu.simd, bias.elems(), with_relu, y);
-                    });
-                }
-                return Ok(());
-            };
-            matmul(cpu, w, x.transposed(), turned, false);
-            let bias = Bias::of(bias, n);
-            cpu.threads.for_each(batches(cpu, y, n, m), |(first, y)| {
-                elementwise::turn_add_bias(cpu.simd, turned, m, first, bias.elems(), with_relu, y);
-            });
+            let y = Destination::<T>::new(y, m, n).with_bias(bias).with_activation(activation);
+            product(cpu, x, w.transposed(), y, false, packed);
             Ok(())
         }, move |card, (x, w, bias, y, _)| {
             let (x, w) = (CardMatrix::new(x, m, k), CardMatrix::new(w, n, k));
@@ -112,29 +97,11 @@ pub fn forward(
     })
 }
 
-/// Whether `w x^T` is computed instead of `x w^T`. The weights are then read in the order of memory, but the result has
-/// to be turned back. With few rows of x that costs less than to bring all weights into another order.
-/// The ratio is measured, see docs/log.md.
-fn is_transposed(m: usize, k: usize) -> bool {
-    k >= 2 * m
-}
-
-/// A bias, or zeros: adding these costs less than a second form of each loop.
-enum Bias<'a, T: Real> {
-    Given(&'a [T]),
-    Zeros(Vec<T>),
-}
-
-impl<'a, T: Real> Bias<'a, T> {
-    fn of(bias: Option<&'a [T]>, n: usize) -> Self {
-        bias.map_or_else(|| Self::Zeros(vec![T::default(); n]), Self::Given)
-    }
-
-    fn elems(&self) -> &[T] {
-        match self {
-            Self::Given(elems) => elems,
-            Self::Zeros(elems) => elems,
-        }
+/// The processor's scratch memory for a product of these sizes. Cards need none.
+fn packed<T: Multiply>(compute: &Compute, sizes: [usize; 3]) -> Scratch<f32> {
+    match compute.is_card() {
+        true => scratch(0),
+        false => scratch(matmul::scratch_len::<T>(compute.processor(), sizes, true)),
     }
 }
 
@@ -164,15 +131,16 @@ pub fn backward_weight(
             write_or_update::<T>(accumulate, "d_weight", d_weight, [n, k]),
             d_bias.map(|d_bias| write_or_update::<T>(accumulate, "d_bias", d_bias, [n])),
             (compute.is_card() && d_bias.is_some()).then(|| scratch::<T>(parts.scratch_len())),
+            packed::<T>(compute, [n, k, m]),
         );
-         compute.launch_with_card(op, operands, move |cpu, (x, dy, dw, db, _)| {
+         compute.launch_with_card(op, operands, move |cpu, (x, dy, dw, db, _, packed)| {
             let (a, b) = (Matrix::new(dy, m, n).transposed(), Matrix::new(x, m, k));
-            matmul(cpu, a, b, dw, accumulate);
+            product(cpu, a, b, Destination::<T>::new(dw, n, k), accumulate, packed);
             if let Some(db) = db {
                 elementwise::add_rows(cpu, dy, db, accumulate);
             }
             Ok(())
-        }, move |card, (x, dy, dw, db, partials)| {
+        }, move |card, (x, dy, dw, db, partials, _)| {
             let (a, b) = (CardMatrix::new(dy, m, n).transposed(), CardMatrix::new(x, m, k));
             // SAFETY: the operands have these shapes, and the scratch memory is that of the parts.
             unsafe {
@@ -207,11 +175,13 @@ pub fn backward_input(
             read::<T>("weight", weight, [n, k]),
             read::<T>("d_output", d_output, [m, n]),
             write::<T>("d_input", d_input, [m, k]),
+            packed::<T>(compute, [m, k, n]),
         );
-         compute.launch_with_card(op, operands, move |cpu, (w, dy, dx)| {
-            matmul(cpu, Matrix::new(dy, m, n), Matrix::new(w, n, k), dx, false);
+         compute.launch_with_card(op, operands, move |cpu, (w, dy, dx, packed)| {
+            let (dy, w) = (Matrix::new(dy, m, n), Matrix::new(w, n, k));
+            product(cpu, dy, w, Destination::<T>::new(dx, m, k), false, packed);
             Ok(())
-        }, move |card, (w, dy, dx)| {
+        }, move |card, (w, dy, dx, _)| {
             let (dy, w) = (CardMatrix::new(dy, m, n), CardMatrix::new(w, n, k));
             // SAFETY: the operands have these shapes.
             unsafe { products::multiply(card, dy, w, dx, false) }

@@ -11,12 +11,11 @@ use paceline_cuda::Grid;
 use paceline_memory::{Device, MemoryError, Tensor};
 
 use self::card::CardHead;
-use self::products::Products;
 use crate::card::linear_cross_entropy as kernels;
 use crate::compute::batches;
 use crate::error::expect_shape;
 use crate::loss::SUMS_LEN;
-use crate::matmul::Matrix;
+use crate::matmul::{Matrix, Multiply};
 use crate::operands::write_or_update;
 use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored};
@@ -199,7 +198,7 @@ pub fn backward_weight(
     let op = Op::new("linear_cross_entropy_weight").backward_product([rows, classes, inputs, 1]);
     for_stored!(OP, input.dtype(), S => {
         let wants = (false, true);
-        let packed = |n| S::scratch_len(compute.processor(), [n, classes, inputs], wants);
+        let packed = |n| products::scratch_len::<S>(compute.processor(), [n, classes, inputs], wants);
         let operands = (
             read::<S>("input", input, [rows, inputs]),
             read::<<S as Stored>::Real>("d_outputs", d_outputs, [rows, classes]),
@@ -220,7 +219,7 @@ pub fn backward_weight(
                 let end = rows.min(begin + chunk);
                 let x = Matrix::new(&x[begin * inputs..end * inputs], end - begin, inputs);
                 let dz = Matrix::new(&dz[begin * classes..end * classes], end - begin, classes);
-                S::d_weight(cpu, dz, x, dw, accumulate || begin > 0, packed);
+                products::d_weight(cpu, dz, x, dw, accumulate || begin > 0, packed);
             }
             Ok(())
         }, move |card, (x, dz, dw, _, rounded)| {
@@ -261,7 +260,7 @@ fn run(
     for_stored!(OP, input.dtype(), S => {
         let wants = (gradients.is_some(), d_weight.is_some());
         // All chunks but the last one are alike.
-        let packed = |n| S::scratch_len(compute.processor(), [n, classes, inputs], wants);
+        let packed = |n| products::scratch_len::<S>(compute.processor(), [n, classes, inputs], wants);
         let packed = match rows {
             0 => 0,
             _ if compute.is_card() => 0,
@@ -301,7 +300,7 @@ struct Head<'a, T> {
 }
 
 impl<T: Real> Head<'_, T> {
-    fn run<S: Products<Real = T>>(
+    fn run<S: Multiply<Real = T>>(
         &self,
         cpu: &Processor,
         (x, labels): (&[S], &[i64]),
@@ -329,7 +328,7 @@ impl<T: Real> Head<'_, T> {
             };
             let part = begin * inputs..(begin + n) * inputs;
             let x = Matrix::new(&x[part.clone()], n, inputs);
-            S::outputs(cpu, x, w, z, packed);
+            products::outputs(cpu, x, w, z, packed);
             let parts = batches(cpu, z, num_classes, n).into_iter();
             let parts = parts.zip(batches(cpu, &mut found[..n], 1, n)).collect();
             cpu.threads.for_each(parts, |((first, z), (_, found))| {
@@ -344,10 +343,10 @@ impl<T: Real> Head<'_, T> {
             }
             let dz = Matrix::new(z, n, num_classes);
             if let Some(dx) = &mut dx {
-                S::d_input(cpu, dz, w, &mut dx[part], packed);
+                products::d_input(cpu, dz, w, &mut dx[part], packed);
             }
             if let Some(dw) = &mut dw {
-                S::d_weight(cpu, dz, x, dw, accumulate, packed);
+                products::d_weight(cpu, dz, x, dw, accumulate, packed);
                 accumulate = true;
             }
         }

@@ -1,18 +1,18 @@
 //! Products in fp16 on a processor that computes none.
 //!
 //! In and out as for [`product`](super::product), with f16 in the place of bf16. Operands are rounded to f16 and widened to
-//! f32, which is exact, and [`matmul`] multiplies these. So the numbers are those of fp16 with sums in f32, up to the order of
+//! f32, which is exact, and multiplied in f32. So the numbers are those of fp16 with sums in f32, up to the order of
 //! the sums. The time is that of f32 and of the conversions.
 
 use half::f16;
 
-use super::{Activation, Destination, Elements, Half, Matrix, Operand, matmul};
+use super::{Activation, Destination, Elements, Matrix, Multiply, Operand};
+use crate::Processor;
 use crate::cast::in_blocks;
 use crate::simd::multiversion;
-use crate::stored::{SinglePrecision, operand};
-use crate::{Processor, SimdLevel};
+use crate::stored::{SinglePrecision, Stored, operand};
 
-impl Half for f16 {
+impl Multiply for f16 {
     fn product(
         cpu: &Processor,
         a: Operand<'_, f16>,
@@ -22,27 +22,35 @@ impl Half for f16 {
         scratch: &mut [f32],
     ) {
         let ((m, k), (_, n)) = (a.dims(), b.dims());
-        assert_eq!((c.rows, c.columns), (m, n), "size of the product");
-        let (wide_a, rest) = scratch.split_at_mut(m * k);
-        let (wide_b, rest) = rest.split_at_mut(k * n);
-        let sums = &mut rest[..m * n];
-        matmul(cpu, widened(cpu, a, wide_a), widened(cpu, b, wide_b), sums, false);
-        let Destination { row_stride, bias, activation, .. } = c;
-        let with_relu = activation == Activation::Relu;
+        let (scratch, rest) = scratch.split_at_mut(f32::scratch_len(cpu, [m, n, k], false));
+        let (wide_a, rest) = rest.split_at_mut(m * k);
+        let (wide_b, sums) = rest.split_at_mut(k * n);
+        let (a, b) = (widened(cpu, a, wide_a), widened(cpu, b, wide_b));
+        let Destination { rows, columns, row_stride, bias, activation, .. } = c;
         match c.elems {
-            Elements::F32(c) => {
-                store(cpu.simd, sums, n, bias, with_relu, accumulate, row_stride, c);
+            Elements::Real(c) => {
+                let elems = Elements::<f32>::Stored(c);
+                let c = Destination { elems, rows, columns, row_stride, bias, activation };
+                f32::product(cpu, a.into(), b.into(), c, accumulate, scratch);
             }
-            Elements::Half(c) => {
-                store(cpu.simd, sums, n, bias, with_relu, accumulate, row_stride, c);
+            Elements::Stored(c) => {
+                let to = Destination::<f32>::new(&mut sums[..m * n], m, n);
+                f32::product(cpu, a.into(), b.into(), to, false, scratch);
+                let rows = sums.chunks_exact(n.max(1)).zip(c.chunks_mut(row_stride.max(1)));
+                let with_relu = activation == Activation::Relu;
+                rows.for_each(|(sums, c)| {
+                    store_row(cpu.simd, sums, bias, with_relu, accumulate, c)
+                });
             }
         }
     }
 
-    /// Both operands and the sums in f32.
-    fn scratch_len(_: &Processor, m: usize, n: usize, k: usize, _: bool) -> usize {
-        let sizes = [(m, k), (k, n), (m, n)].map(|(rows, columns)| rows.saturating_mul(columns));
-        sizes.into_iter().fold(0, usize::saturating_add)
+    /// Both operands in f32, and the sums if c is f16, beside what a product of f32 takes.
+    fn scratch_len(cpu: &Processor, [m, n, k]: [usize; 3], is_c_f16: bool) -> usize {
+        let sums = if is_c_f16 { (m, n) } else { (0, 0) };
+        let sizes = [(m, k), (k, n), sums].map(|(rows, columns)| rows.saturating_mul(columns));
+        let of_product = f32::scratch_len(cpu, [m, n, k], false);
+        sizes.into_iter().fold(of_product, usize::saturating_add)
     }
 }
 
@@ -59,8 +67,8 @@ fn widened<'a>(cpu: &Processor, of: Operand<'_, f16>, to: &'a mut [f32]) -> Matr
         Matrix { elems: to, rows, columns, row_stride, column_stride }
     }
     match of {
-        Operand::F32(from) => copy(cpu, from, to),
-        Operand::Half(from) => copy(cpu, from, to),
+        Operand::Real(from) => copy(cpu, from, to),
+        Operand::Stored(from) => copy(cpu, from, to),
     }
 }
 
@@ -73,40 +81,24 @@ fn round_body<X: SinglePrecision>(from: &[X], to: &mut [f32]) {
     to.iter_mut().zip(from).for_each(|(to, x)| *to = operand::<X, f16>(*x));
 }
 
-/// Writes sums (rows, columns) to rows of `c` that begin `stride` elements after each other.
-#[allow(clippy::too_many_arguments, reason = "what is done with a sum")]
-fn store<C: SinglePrecision>(
-    level: SimdLevel,
-    sums: &[f32],
-    columns: usize,
-    bias: Option<&[f32]>,
-    with_relu: bool,
-    accumulate: bool,
-    stride: usize,
-    c: &mut [C],
-) {
-    let rows = sums.chunks_exact(columns.max(1)).zip(c.chunks_mut(stride.max(1)));
-    rows.for_each(|(sums, c)| store_row(level, sums, bias, with_relu, accumulate, c));
-}
-
 multiversion! {
     /// `c = activation(sums + c + bias)`, with the old `c` if `accumulate`.
-    fn store_row<C: SinglePrecision>(
+    fn store_row(
         sums: &[f32],
         bias: Option<&[f32]>,
         with_relu: bool,
         accumulate: bool,
-        c: &mut [C],
+        c: &mut [f16],
     ) = store_row_body
 }
 
 #[inline(always)]
-fn store_row_body<C: SinglePrecision>(
+fn store_row_body(
     sums: &[f32],
     bias: Option<&[f32]>,
     with_relu: bool,
     accumulate: bool,
-    c: &mut [C],
+    c: &mut [f16],
 ) {
     for (at, (c, sum)) in c.iter_mut().zip(sums).enumerate() {
         let mut x = if accumulate { sum + c.load() } else { *sum };
@@ -114,6 +106,6 @@ fn store_row_body<C: SinglePrecision>(
             x += bias[at];
         }
         // Not less or equal: above zero, or NaN.
-        *c = C::store(if with_relu && x <= 0.0 { 0.0 } else { x });
+        *c = f16::store(if with_relu && x <= 0.0 { 0.0 } else { x });
     }
 }

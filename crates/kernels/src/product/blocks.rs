@@ -4,18 +4,17 @@
 //! [`MicroKernel`].
 //!
 //! For each block of columns, for each block of k: pack the block of `b`; for each block of rows: pack the block of `a`;
-//! for each panel of `a`, for each panel of `b`: make a tile of `c`. The packed blocks stay in the second-level cache, and a
-//! panel of `a` in the first-level cache. The tiles of a panel of `a` lie side by side in `c`, so that long rows of `c` are
-//! written in order of memory; that was measured to be faster than the order of BLIS, in which they lie below each other.
+//! for each pair of panels: make a tile of `c`. A kernel chooses in which order, by [`MicroKernel::B_STAYS`]:
+//!
+//! - For each panel of `b`, for each of `a`, as in BLIS. The panel of `b` stays in the first-level cache, and the block of `a`
+//!   in the second-level cache. The block of `b` is read once for each block of `a`, so it may lie in the third-level cache.
+//! - For each panel of `a`, for each of `b`. The panel of `a` stays in the first-level cache, and both blocks in the
+//!   second-level cache. The tiles lie side by side in `c`, so that long rows of it are written in order of memory.
 
 use super::kernel::{MicroKernel, Panels};
 use super::store::{Buffer, Tile};
 use super::{Elems, Output, Product, Sizes};
 
-/// The largest packed block of `a`, in elements of 4 bytes: 512 KiB.
-const A_LEN: usize = 1 << 17;
-/// The largest packed block of `b`, in elements of 4 bytes: 512 KiB.
-const B_LEN: usize = 1 << 17;
 /// Lengths are rounded up to this number of elements, a cache line.
 const LINE: usize = 16;
 /// Blocks of k are a multiple of this, so that only the last one has units that are padded.
@@ -44,7 +43,7 @@ impl Blocks {
             let panels = len.div_ceil(panel).max(1);
             panels.div_ceil(panels.div_ceil((most / units / panel).max(1))) * panel
         };
-        let (m, n) = (block(sizes.m, K::ROWS, A_LEN), block(sizes.n, K::COLUMNS, B_LEN));
+        let (m, n) = (block(sizes.m, K::ROWS, K::A_LEN), block(sizes.n, K::COLUMNS, K::B_LEN));
         let has_sums = is_c_bf16 && num_k > 1;
         Self {
             m,
@@ -93,23 +92,22 @@ impl Blocks {
                         unsafe { K::pack_a(&a.from(m0, k0), m_len, k_len, packed_a) };
                         a_holds = Some((m0, k0));
                     }
-                    for i in (0..m_len).step_by(K::ROWS) {
-                        for j in (0..n_len).step_by(K::COLUMNS) {
-                            let rows_columns = (K::ROWS.min(m_len - i), K::COLUMNS.min(n_len - j));
-                            let row = m0 + i;
-                            let sums = sums.map(|s| (s.wrapping_add(row * self.n + j), self.n));
-                            let tile =
-                                tile(&c, (row, n0 + j), rows_columns, sums, k0 == 0, is_last);
-                            tile.prefetch();
-                            let (a, b) = (
-                                packed_a.wrapping_add(i * units),
-                                packed_b.wrapping_add(j * units),
-                            );
-                            let panels = Panels { units, a, b };
-                            // SAFETY: both panels are packed with `units` units, and the tile lies in `c` or in
-                            // the sums.
-                            unsafe { K::multiply(panels, &mut buffer, &tile) };
-                        }
+                    let mut make = |i: usize, j: usize| {
+                        let rows_columns = (K::ROWS.min(m_len - i), K::COLUMNS.min(n_len - j));
+                        let row = m0 + i;
+                        let sums = sums.map(|s| (s.wrapping_add(row * self.n + j), self.n));
+                        let tile = tile(&c, (row, n0 + j), rows_columns, sums, k0 == 0, is_last);
+                        tile.prefetch(K::COLUMNS);
+                        let (a, b) =
+                            (packed_a.wrapping_add(i * units), packed_b.wrapping_add(j * units));
+                        // SAFETY: both panels are packed with `units` units, and the tile lies in `c` or in the sums.
+                        unsafe { K::multiply(Panels { units, a, b }, &mut buffer, &tile) };
+                    };
+                    let (rows, columns) =
+                        (|| (0..m_len).step_by(K::ROWS), || (0..n_len).step_by(K::COLUMNS));
+                    match K::B_STAYS {
+                        true => columns().for_each(|j| rows().for_each(|i| make(i, j))),
+                        false => rows().for_each(|i| columns().for_each(|j| make(i, j))),
                     }
                 }
             }

@@ -20,8 +20,14 @@ pub(super) unsafe trait MicroKernel {
     const COLUMNS: usize;
     /// The number of k in a unit: 1 (f32) or 2 (bf16).
     const K_PER_UNIT: usize;
-    /// The largest block of k. A panel of `a` then takes a third of a first-level cache, and one of `b` 16 or 32 KiB.
+    /// The largest block of k.
     const K_BLOCK: usize;
+    /// The largest packed block of `a`, in units.
+    const A_LEN: usize;
+    /// The largest packed block of `b`, in units.
+    const B_LEN: usize;
+    /// Whether the panel that is used for several tiles in a row is one of `b`, see [`super::blocks`].
+    const B_STAYS: bool;
 
     /// Packs `k_len` elements of `lanes` lanes of `a` into panels, one after the other.
     unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32);
@@ -55,28 +61,49 @@ macro_rules! with_rows {
 ///
 /// # Safety
 ///
-/// The contract of [`MicroKernel::multiply`], for panels of `ROWS` and `2 * V::LANES` lanes.
+/// The contract of [`MicroKernel::multiply`], for panels of `LANES` and `2 * V::LANES` lanes.
 #[inline(always)]
 unsafe fn fused<V: Vector, const ROWS: usize, const LANES: usize>(
     Panels { units, a, b }: Panels,
-    sums: *mut f32,
-) {
-    let (a, b) = (a.cast::<f32>(), b.cast::<f32>());
-    // SAFETY: the caller's contract; unit `u` of the panels starts at `u` times their lanes.
+) -> [[V; 2]; ROWS] {
+    // Several units per turn of the loop. No closure: it would be compiled without the instructions if it were not inlined.
+    const TOGETHER: usize = 4;
+    let (mut a, mut b) = (a.cast::<f32>(), b.cast::<f32>());
+    // SAFETY: the caller's contract; the addresses move from unit to unit.
     unsafe {
         let mut acc = [[V::zero(); 2]; ROWS];
-        for u in 0..units {
-            let b = b.add(u * 2 * V::LANES);
-            let (b0, b1) = (V::load(b), V::load(b.add(V::LANES)));
-            for (i, acc) in acc.iter_mut().enumerate() {
-                let a = V::splat(*a.add(u * LANES + i));
-                acc[0] = a.mul_add(b0, acc[0]);
-                acc[1] = a.mul_add(b1, acc[1]);
+        for _ in 0..units / TOGETHER {
+            for _ in 0..TOGETHER {
+                add(a, b, &mut acc);
+                (a, b) = (a.add(LANES), b.add(2 * V::LANES));
             }
         }
-        for (i, acc) in acc.into_iter().enumerate() {
-            acc[0].store(sums.add(i * 2 * V::LANES));
-            acc[1].store(sums.add((2 * i + 1) * V::LANES));
+        for _ in 0..units % TOGETHER {
+            add(a, b, &mut acc);
+            (a, b) = (a.add(LANES), b.add(2 * V::LANES));
+        }
+        acc
+    }
+}
+
+/// Adds the products of a unit.
+///
+/// # Safety
+///
+/// The unit has `ROWS` lanes at `a` and `2 * V::LANES` lanes at `b`, and the processor has the instructions of `V`.
+#[inline(always)]
+unsafe fn add<V: Vector, const ROWS: usize>(
+    a: *const f32,
+    b: *const f32,
+    acc: &mut [[V; 2]; ROWS],
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let (b0, b1) = (V::load(b), V::load(b.add(V::LANES)));
+        for (i, acc) in acc.iter_mut().enumerate() {
+            let a = V::splat(*a.add(i));
+            acc[0] = a.mul_add(b0, acc[0]);
+            acc[1] = a.mul_add(b1, acc[1]);
         }
     }
 }
@@ -90,20 +117,22 @@ unsafe impl MicroKernel for Plain {
     const COLUMNS: usize = 2 * Portable::LANES;
     const K_PER_UNIT: usize = 1;
     const K_BLOCK: usize = 256;
+    const A_LEN: usize = 1 << 15;
+    const B_LEN: usize = 1 << 17;
+    const B_STAYS: bool = true;
 
     unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
         // SAFETY: the caller's contract.
-        unsafe { pack::pack::<{ Self::ROWS }>(a, lanes, k_len, panels) }
+        unsafe { pack::pack::<Portable, { Self::ROWS }>(a, lanes, k_len, panels) }
     }
     unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
         // SAFETY: the caller's contract.
-        unsafe { pack::pack::<{ Self::COLUMNS }>(b, lanes, k_len, panels) }
+        unsafe { pack::pack::<Portable, { Self::COLUMNS }>(b, lanes, k_len, panels) }
     }
     unsafe fn multiply(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
         // SAFETY: the caller's contract.
         unsafe {
-            fused::<Portable, 6, 6>(panels, buffer.0.as_mut_ptr());
-            store::store::<{ Self::COLUMNS }>(buffer.0.as_ptr(), tile);
+            store::store(fused::<Portable, 6, 6>(panels), buffer, tile);
         }
     }
 }
@@ -120,7 +149,10 @@ mod x86 {
     use super::*;
     use crate::simd;
 
-    /// AVX2 with fused multiply-add. The panels hold rounded numbers as f32.
+    /// Units of 4 bytes.
+    const HALF_MEBIBYTE: usize = 1 << 17;
+
+    /// AVX2 with fused multiply-add. The panels hold f32.
     pub(in super::super) struct Avx2;
 
     // SAFETY: each function enables the instructions that it needs, which the caller guarantees.
@@ -128,13 +160,19 @@ mod x86 {
         const ROWS: usize = 6;
         const COLUMNS: usize = 16;
         const K_PER_UNIT: usize = 1;
-        const K_BLOCK: usize = 256;
+        /// A panel of `b` takes 24 KiB.
+        const K_BLOCK: usize = 384;
+        /// 198 KiB: 132 rows.
+        const A_LEN: usize = 132 * Self::K_BLOCK;
+        /// 3 MiB: 2048 columns.
+        const B_LEN: usize = 2048 * Self::K_BLOCK;
+        const B_STAYS: bool = true;
 
         unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
             #[target_feature(enable = "avx2,fma")]
             unsafe fn inner(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
                 // SAFETY: the caller's contract.
-                unsafe { pack::pack::<6>(a, lanes, k_len, panels) }
+                unsafe { pack::pack::<simd::Avx2, 6>(a, lanes, k_len, panels) }
             }
             // SAFETY: the caller's contract.
             unsafe { inner(a, lanes, k_len, panels) }
@@ -143,7 +181,7 @@ mod x86 {
             #[target_feature(enable = "avx2,fma")]
             unsafe fn inner(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
                 // SAFETY: the caller's contract.
-                unsafe { pack::pack::<16>(b, lanes, k_len, panels) }
+                unsafe { pack::pack::<simd::Avx2, 16>(b, lanes, k_len, panels) }
             }
             // SAFETY: the caller's contract.
             unsafe { inner(b, lanes, k_len, panels) }
@@ -153,8 +191,7 @@ mod x86 {
             unsafe fn inner<const ROWS: usize>(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
                 // SAFETY: the caller's contract.
                 unsafe {
-                    fused::<simd::Avx2, ROWS, 6>(panels, buffer.0.as_mut_ptr());
-                    store::store::<16>(buffer.0.as_ptr(), tile);
+                    store::store(fused::<simd::Avx2, ROWS, 6>(panels), buffer, tile);
                 }
             }
             // SAFETY: the caller's contract.
@@ -162,7 +199,7 @@ mod x86 {
         }
     }
 
-    /// AVX-512 without BF16. The panels hold rounded numbers as f32.
+    /// AVX-512 without BF16. The panels hold f32.
     pub(in super::super) struct Avx512;
 
     // SAFETY: as for `Avx2`.
@@ -170,7 +207,11 @@ mod x86 {
         const ROWS: usize = 14;
         const COLUMNS: usize = 32;
         const K_PER_UNIT: usize = 1;
+        /// A panel of `a` takes 14 KiB.
         const K_BLOCK: usize = 256;
+        const A_LEN: usize = HALF_MEBIBYTE;
+        const B_LEN: usize = HALF_MEBIBYTE;
+        const B_STAYS: bool = false;
 
         unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
             // SAFETY: the caller's contract.
@@ -197,6 +238,9 @@ mod x86 {
         const COLUMNS: usize = 32;
         const K_PER_UNIT: usize = 2;
         const K_BLOCK: usize = 512;
+        const A_LEN: usize = HALF_MEBIBYTE;
+        const B_LEN: usize = HALF_MEBIBYTE;
+        const B_STAYS: bool = false;
 
         unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
             // SAFETY: the caller's contract.

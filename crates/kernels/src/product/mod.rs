@@ -1,4 +1,4 @@
-//! Matrix products with operands in bf16 and sums in f32.
+//! Matrix products of f32, or of operands in bf16 with sums in f32.
 //!
 //! In: the addresses and strides of `a`, `b` and `c` ([`Operand`], [`Output`]), whose sizes
 //! [`matmul::product`](crate::matmul::product) has checked. Out: `c`. This module knows nothing of tensors.
@@ -7,13 +7,13 @@
 //! 2008), one file for each part:
 //!
 //! - `blocks`: the loops over blocks of n, k and m, and the sizes of the blocks;
-//! - `pack`, `pack_avx512`: copy a block of an operand into panels, and round it to bf16 on the way;
+//! - `pack`, `pack_avx512`: copy a block of an operand into panels, and round it on the way if it is to be bf16;
 //! - `kernel`: multiplies a panel of `a` with a panel of `b`, in registers;
 //! - `store`: adds a finished tile to `c`, with bias and ReLU, and rounds it if `c` is bf16.
 //!
-//! A [`MicroKernel`](kernel::MicroKernel) chooses what the panels hold. With AVX512-BF16 that is pairs of bf16; without,
-//! it is the same rounded numbers as f32, so that the kernel is that of an f32 product. Which of the two is faster depends
-//! on the processor, see `prefers_bf16_dots`.
+//! A [`MicroKernel`](kernel::MicroKernel) chooses what the panels hold: f32, also for operands in bf16, which are widened. With
+//! AVX512-BF16 a panel holds pairs of bf16 instead. Which of the two is faster depends on the processor, see
+//! `prefers_bf16_dots`.
 //!
 //! **Order of sums.** k is cut into blocks by a rule that looks at k only. The products of a block are added one after
 //! the other (pair after pair with AVX512-BF16), starting from zero, then block after block. Neither m, n, the number of
@@ -40,6 +40,8 @@ use kernel::{Avx2, Avx512, Dots};
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Elems {
     F32(*mut f32),
+    /// An operand in f32 that is rounded to bf16.
+    Rounded(*mut f32),
     Bf16(*mut bf16),
 }
 
@@ -48,6 +50,7 @@ impl Elems {
     fn at(self, elems: usize) -> Self {
         match self {
             Elems::F32(start) => Elems::F32(start.wrapping_add(elems)),
+            Elems::Rounded(start) => Elems::Rounded(start.wrapping_add(elems)),
             Elems::Bf16(start) => Elems::Bf16(start.wrapping_add(elems)),
         }
     }
@@ -110,30 +113,20 @@ impl Product {
     }
 }
 
-/// The number of f32 elements of scratch memory of a product: for each part of `c` that a thread makes, one packed block
-/// of `a` and of `b`, and f32 sums of `part rows x block columns` if `c` is bf16 and k has several blocks.
-pub(crate) fn scratch_len(cpu: &Processor, sizes: Sizes, is_c_bf16: bool) -> usize {
-    let parts = parts(cpu, sizes);
-    parts.iter().map(|(rows, columns)| blocks(cpu, sizes, rows, columns, is_c_bf16).len()).sum()
+/// Which matrices of a product are bf16; the others are f32.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InBf16 {
+    /// Both operands, which may be rounded to it by the product.
+    pub(crate) operands: bool,
+    pub(crate) c: bool,
 }
 
-fn blocks(
-    cpu: &Processor,
-    sizes: Sizes,
-    rows: &Range<usize>,
-    columns: &Range<usize>,
-    is_c_bf16: bool,
-) -> Blocks {
-    let sizes = Sizes { m: rows.len(), n: columns.len(), ..sizes };
-    match instructions(cpu) {
-        #[cfg(target_arch = "x86_64")]
-        Instructions::Dots => Blocks::new::<Dots>(sizes, is_c_bf16),
-        #[cfg(target_arch = "x86_64")]
-        Instructions::Avx512 => Blocks::new::<Avx512>(sizes, is_c_bf16),
-        #[cfg(target_arch = "x86_64")]
-        Instructions::Avx2 => Blocks::new::<Avx2>(sizes, is_c_bf16),
-        Instructions::Plain => Blocks::new::<Plain>(sizes, is_c_bf16),
-    }
+/// The number of f32 elements of scratch memory of a product: for each part of `c` that a thread makes, one packed block
+/// of `a` and of `b`, and f32 sums of `part rows x block columns` if `c` is bf16 and k has several blocks.
+pub(crate) fn scratch_len(cpu: &Processor, sizes: Sizes, in_bf16: InBf16) -> usize {
+    let instructions = Instructions::of(cpu, in_bf16.operands);
+    let parts = parts(cpu, sizes).into_iter();
+    parts.map(|(rows, columns)| instructions.blocks(sizes, &rows, &columns, in_bf16.c).len()).sum()
 }
 
 /// Computes the product on all threads.
@@ -141,18 +134,18 @@ fn blocks(
 /// # Safety
 ///
 /// The addresses, strides and sizes describe memory that may be read, and written in the case of `c`; nobody else
-/// writes to it meanwhile, and `c` overlaps neither `a`, `b` nor the bias.
+/// writes to it meanwhile, and `c` overlaps neither `a`, `b` nor the bias. `a` and `b` are both exactly f32, or neither is.
 pub(crate) unsafe fn run(cpu: &Processor, product: Product, scratch: &mut [f32]) {
+    let instructions = Instructions::of(cpu, !matches!(product.a.elems, Elems::F32(_)));
     let is_c_bf16 = matches!(product.c.elems, Elems::Bf16(_));
     let mut rest = scratch;
     let with_scratch = |(rows, columns): (Range<usize>, Range<usize>)| {
-        let blocks = blocks(cpu, product.sizes, &rows, &columns, is_c_bf16);
+        let blocks = instructions.blocks(product.sizes, &rows, &columns, is_c_bf16);
         let (own, after) = std::mem::take(&mut rest).split_at_mut(blocks.len());
         rest = after;
         (product.part(&rows, &columns), blocks, own)
     };
     let items = parts(cpu, product.sizes).into_iter().map(with_scratch).collect();
-    let instructions = instructions(cpu);
     cpu.threads.for_each(items, |(part, blocks, scratch)| {
         // SAFETY: the caller's promise; parts are disjoint, and the processor has the chosen instructions.
         unsafe {
@@ -181,15 +174,37 @@ enum Instructions {
     Plain,
 }
 
-fn instructions(cpu: &Processor) -> Instructions {
-    match cpu.simd {
-        #[cfg(target_arch = "x86_64")]
-        SimdLevel::Avx512 if cpu.uses_bf16_dots() => Instructions::Dots,
-        #[cfg(target_arch = "x86_64")]
-        SimdLevel::Avx512 => Instructions::Avx512,
-        #[cfg(target_arch = "x86_64")]
-        SimdLevel::Avx2 => Instructions::Avx2,
-        _ => Instructions::Plain,
+impl Instructions {
+    fn of(cpu: &Processor, are_operands_bf16: bool) -> Self {
+        match cpu.simd {
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx512 if are_operands_bf16 && cpu.uses_bf16_dots() => Self::Dots,
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx512 => Self::Avx512,
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx2 => Self::Avx2,
+            _ => Self::Plain,
+        }
+    }
+
+    /// The blocks of a part of a product.
+    fn blocks(
+        self,
+        sizes: Sizes,
+        rows: &Range<usize>,
+        columns: &Range<usize>,
+        is_c_bf16: bool,
+    ) -> Blocks {
+        let sizes = Sizes { m: rows.len(), n: columns.len(), ..sizes };
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Dots => Blocks::new::<Dots>(sizes, is_c_bf16),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => Blocks::new::<Avx512>(sizes, is_c_bf16),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => Blocks::new::<Avx2>(sizes, is_c_bf16),
+            Self::Plain => Blocks::new::<Plain>(sizes, is_c_bf16),
+        }
     }
 }
 

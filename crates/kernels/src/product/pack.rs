@@ -1,12 +1,17 @@
-//! Packs panels of f32 in plain code, which the compiler vectorizes for the instructions of its caller.
+//! Packs panels of f32: transposes in registers where k is contiguous, copies where the lanes are.
 
-use half::bf16;
 use paceline_numeric::bf16::{round, widen};
 
 use super::{Elems, Operand};
+use crate::simd::Vector;
 
-/// Lanes are copied in strips of this many k, so that a strip of all lanes stays in the first-level cache.
+/// Lanes whose k is contiguous are transposed in strips of this many k, which stay in the first-level cache.
 const STRIP: usize = 16;
+/// The most lanes of a panel.
+const MOST_LANES: usize = 16;
+/// The number of panels that are filled side by side where the lanes are contiguous: more of each row is read while its page
+/// and lines are at hand.
+const TOGETHER: usize = 8;
 
 impl Operand {
     /// The same operand, starting at this lane and this k.
@@ -16,71 +21,183 @@ impl Operand {
     }
 }
 
-/// Packs `lanes` lanes of `k_len` elements into panels of `LANES` lanes, rounded to bf16 and kept as f32.
+/// Packs `lanes` lanes of `k_len` elements into panels of `LANES` lanes, as f32. Lanes that are missing in the last panel
+/// become zeros.
 ///
 /// # Safety
 ///
-/// The operand has these elements, and the panels have room for `k_len` units of their lanes.
+/// The operand has these elements, the panels have room for `k_len` units of their lanes, and the processor has the
+/// instructions of `V`.
 #[inline(always)]
-pub(super) unsafe fn pack<const LANES: usize>(
+pub(super) unsafe fn pack<V: Vector, const LANES: usize>(
     from: &Operand,
     lanes: usize,
     k_len: usize,
     panels: *mut u32,
 ) {
-    for lane in (0..lanes).step_by(LANES) {
-        let (from, lanes) = (&from.from(lane, 0), LANES.min(lanes - lane));
-        let panel = panels.wrapping_add(lane * k_len).cast::<f32>();
-        // SAFETY: the caller's contract.
-        unsafe {
-            match from.elems {
-                Elems::F32(start) => {
-                    copy::<f32, LANES>(start, from, lanes, k_len, panel, |x| widen(round(x)));
+    const { assert!(LANES <= MOST_LANES && STRIP.is_multiple_of(V::LANES)) };
+    let panels = panels.cast::<f32>();
+    let &Operand { elems, lane_stride, k_stride } = from;
+    // SAFETY: the caller's contract.
+    unsafe {
+        match (elems, k_stride) {
+            (Elems::F32(start), 1) => {
+                for lane in (0..lanes).step_by(LANES) {
+                    let (from, to) = (start.add(lane * lane_stride), panels.add(lane * k_len));
+                    let is_whole = lanes - lane >= LANES.next_multiple_of(V::LANES);
+                    if is_whole && k_len.is_multiple_of(STRIP) {
+                        // No rounding, so nothing has to be copied before.
+                        for k in (0..k_len).step_by(STRIP) {
+                            transpose::<V, LANES>(
+                                from.add(k),
+                                lane_stride,
+                                STRIP,
+                                to.add(k * LANES),
+                            );
+                        }
+                    } else {
+                        along_k::<_, V, LANES>(from, lane_stride, lanes - lane, k_len, to, |x| x);
+                    }
                 }
-                Elems::Bf16(start) => copy::<bf16, LANES>(start, from, lanes, k_len, panel, widen),
+            }
+            (Elems::Rounded(start), 1) => {
+                for lane in (0..lanes).step_by(LANES) {
+                    let (from, to) = (start.add(lane * lane_stride), panels.add(lane * k_len));
+                    let round = |x| widen(round(x));
+                    along_k::<_, V, LANES>(from, lane_stride, lanes - lane, k_len, to, round);
+                }
+            }
+            (Elems::Bf16(start), 1) => {
+                for lane in (0..lanes).step_by(LANES) {
+                    let (from, to) = (start.add(lane * lane_stride), panels.add(lane * k_len));
+                    along_k::<_, V, LANES>(from, lane_stride, lanes - lane, k_len, to, widen);
+                }
+            }
+            (Elems::F32(start), _) => {
+                across_lanes::<_, LANES>(start, k_stride, lanes, k_len, panels, |x| x);
+            }
+            (Elems::Rounded(start), _) => {
+                let round = |x| widen(round(x));
+                across_lanes::<_, LANES>(start, k_stride, lanes, k_len, panels, round);
+            }
+            (Elems::Bf16(start), _) => {
+                across_lanes::<_, LANES>(start, k_stride, lanes, k_len, panels, widen);
             }
         }
     }
 }
 
-/// Fills one panel.
+/// Fills a panel from up to `lanes` lanes whose elements are contiguous.
 ///
 /// # Safety
 ///
 /// As for [`pack`].
 #[inline(always)]
-unsafe fn copy<T: Copy, const LANES: usize>(
-    start: *const T,
-    from: &Operand,
+unsafe fn along_k<T: Copy, V: Vector, const LANES: usize>(
+    from: *const T,
+    lane_stride: usize,
     lanes: usize,
     k_len: usize,
     panel: *mut f32,
     unit: impl Fn(T) -> f32,
 ) {
-    let &Operand { lane_stride, k_stride, .. } = from;
+    let mut rows = [[0.0; STRIP]; MOST_LANES];
     for k0 in (0..k_len).step_by(STRIP) {
         let len = STRIP.min(k_len - k0);
-        let mut strip = [[0.0; LANES]; STRIP];
         // SAFETY: lanes below `lanes` and k below `k_len`, which the caller guarantees.
-        let at = |lane: usize, k: usize| unsafe {
-            unit(*start.add(lane * lane_stride + (k0 + k) * k_stride))
-        };
-        if k_stride == 1 {
-            for lane in 0..lanes {
-                for (k, strip) in strip[..len].iter_mut().enumerate() {
-                    strip[lane] = at(lane, k);
+        unsafe {
+            for (lane, row) in rows[..LANES.min(lanes)].iter_mut().enumerate() {
+                let from = from.add(lane * lane_stride + k0);
+                if len == STRIP {
+                    let mut units = [0.0; STRIP];
+                    for (k, x) in units.iter_mut().enumerate() {
+                        *x = unit(*from.add(k));
+                    }
+                    *row = units;
+                } else {
+                    for (k, x) in row[..len].iter_mut().enumerate() {
+                        *x = unit(*from.add(k));
+                    }
                 }
             }
-        } else {
-            for (k, strip) in strip[..len].iter_mut().enumerate() {
-                for (lane, x) in strip[..lanes].iter_mut().enumerate() {
-                    *x = at(lane, k);
+            transpose::<V, LANES>(rows.as_ptr().cast(), STRIP, len, panel.add(k0 * LANES));
+        }
+    }
+}
+
+/// Writes `len` units, up to a strip, of a panel from lanes that lie `stride` elements apart.
+///
+/// # Safety
+///
+/// At `from`, `LANES` lanes rounded up to a multiple of `V::LANES` have a strip of elements; `to` has room for `len` units. The
+/// processor has the instructions of `V`.
+#[inline(always)]
+unsafe fn transpose<V: Vector, const LANES: usize>(
+    from: *const f32,
+    stride: usize,
+    len: usize,
+    to: *mut f32,
+) {
+    for lane in (0..LANES).step_by(V::LANES) {
+        for k in (0..len).step_by(V::LANES) {
+            // SAFETY: the caller's contract; what is not written to the panel itself goes to a square, and from there as much
+            // as there is.
+            unsafe {
+                let (from, to) = (from.add(lane * stride + k), to.add(k * LANES + lane));
+                let (lanes, units) = (V::LANES.min(LANES - lane), V::LANES.min(len - k));
+                if lanes == V::LANES && units == V::LANES {
+                    V::transpose(from, stride, to, LANES);
+                    continue;
+                }
+                let mut square = [0.0; MOST_LANES * MOST_LANES];
+                V::transpose(from, stride, square.as_mut_ptr(), V::LANES);
+                for unit in 0..units {
+                    let from = square.as_ptr().add(unit * V::LANES);
+                    to.add(unit * LANES).copy_from_nonoverlapping(from, lanes);
                 }
             }
         }
-        // SAFETY: `len * LANES` units from `k0 * LANES` lie in the panel.
-        unsafe {
-            panel.add(k0 * LANES).copy_from_nonoverlapping(strip.as_ptr().cast(), len * LANES);
+    }
+}
+
+/// Fills panels from lanes that are contiguous.
+///
+/// # Safety
+///
+/// As for [`pack`].
+#[inline(always)]
+unsafe fn across_lanes<T: Copy, const LANES: usize>(
+    from: *const T,
+    k_stride: usize,
+    lanes: usize,
+    k_len: usize,
+    panels: *mut f32,
+    unit: impl Fn(T) -> f32,
+) {
+    // SAFETY: lanes below `lanes` and k below `k_len`, which the caller guarantees, and their places in the panels.
+    unsafe {
+        let whole = lanes - lanes % LANES;
+        for first in (0..whole).step_by(TOGETHER * LANES) {
+            let end = whole.min(first + TOGETHER * LANES);
+            for k in 0..k_len {
+                for lane in (first..end).step_by(LANES) {
+                    let from = from.add(k * k_stride + lane);
+                    let mut units = [0.0; LANES];
+                    for (i, x) in units.iter_mut().enumerate() {
+                        *x = unit(*from.add(i));
+                    }
+                    panels.add(lane * k_len + k * LANES).cast::<[f32; LANES]>().write(units);
+                }
+            }
+        }
+        if whole < lanes {
+            for k in 0..k_len {
+                let to = panels.add(whole * k_len + k * LANES);
+                for lane in 0..LANES {
+                    let from = from.wrapping_add(k * k_stride + whole + lane);
+                    *to.add(lane) = if whole + lane < lanes { unit(*from) } else { 0.0 };
+                }
+            }
         }
     }
 }

@@ -27,6 +27,8 @@ unsafe trait Units<T> {
 struct Pairs;
 /// A unit is a number that is rounded to bf16, as f32.
 struct Singles;
+/// A unit is a number of f32 as it is.
+struct Exact;
 
 /// The bits of the first `len` of 32 places.
 #[inline(always)]
@@ -130,6 +132,26 @@ unsafe impl Units<bf16> for Singles {
     }
 }
 
+// SAFETY: masked loads touch no element outside their mask.
+unsafe impl Units<f32> for Exact {
+    const K: usize = 1;
+    #[inline(always)]
+    unsafe fn along_k(from: *const f32, len: usize) -> __m512i {
+        // SAFETY: the caller guarantees `len` elements and the processor.
+        unsafe { _mm512_castps_si512(_mm512_maskz_loadu_ps(first(len) as u16, from)) }
+    }
+    #[inline(always)]
+    unsafe fn across_lanes(
+        from: *const f32,
+        _k_stride: usize,
+        _len: usize,
+        mask: __mmask16,
+    ) -> __m512i {
+        // SAFETY: the caller guarantees the lanes in `mask`, and the processor.
+        unsafe { _mm512_castps_si512(_mm512_maskz_loadu_ps(mask, from)) }
+    }
+}
+
 /// Pairs of the bf16 at the same place of both halves of a register.
 #[inline(always)]
 unsafe fn interleave(halves: __m512i) -> __m512i {
@@ -166,7 +188,7 @@ pub(super) unsafe fn round(x: __m512) -> __m512i {
 ///
 /// # Safety
 ///
-/// The operand has these elements, the panels have room for their units, and the processor has the instructions.
+/// The operand is not exactly f32 and has these elements, the panels have room for their units, and the processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) unsafe fn pack_pairs<const LANES: usize>(
     from: &Operand,
@@ -178,11 +200,11 @@ pub(super) unsafe fn pack_pairs<const LANES: usize>(
     unsafe { pack::<Pairs, LANES>(from, lanes, k_len, panels) }
 }
 
-/// The same, as single numbers.
+/// The same, as single numbers, for operands of any type.
 ///
 /// # Safety
 ///
-/// As for [`pack_pairs`].
+/// As for [`pack_pairs`], but for the type of the operand.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) unsafe fn pack_singles<const LANES: usize>(
     from: &Operand,
@@ -207,7 +229,8 @@ unsafe fn pack<U: Units<f32> + Units<bf16>, const LANES: usize>(
     // SAFETY: the caller's contract.
     unsafe {
         match from.elems {
-            Elems::F32(start) => copy::<f32, U, LANES>(start, from, lanes, k_len, panels),
+            Elems::F32(start) => copy::<f32, Exact, LANES>(start, from, lanes, k_len, panels),
+            Elems::Rounded(start) => copy::<f32, U, LANES>(start, from, lanes, k_len, panels),
             Elems::Bf16(start) => copy::<bf16, U, LANES>(start, from, lanes, k_len, panels),
         }
     }

@@ -1,12 +1,17 @@
 //! Writes a tile of sums to `c`: addend, bias, ReLU, and the one rounding if `c` is bf16.
 
+use half::bf16;
 use paceline_numeric::bf16::{round, widen};
 
 use super::Elems;
+use crate::simd::Vector;
+
+/// The most columns of a tile.
+const MOST_COLUMNS: usize = 32;
 
 /// Room for the largest tile of sums.
 #[repr(align(64))]
-pub(super) struct Buffer(pub(super) [f32; 14 * 32]);
+pub(super) struct Buffer(pub(super) [f32; 14 * MOST_COLUMNS]);
 
 /// Where a tile of sums goes and what is added to it, in this order: the addend, what a bf16 `c` holds, the bias.
 pub(super) struct Tile {
@@ -24,67 +29,117 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    /// Asks for the cache lines that the tile will be written to, while its sums are being made.
-    pub(super) fn prefetch(&self) {
+    /// Asks for the cache lines that the tile will be written to, while its sums are being made. `columns` is that of a whole
+    /// tile.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, columns: usize) {
         #[cfg(target_arch = "x86_64")]
         for row in 0..self.rows {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let row = match self.to.at(row * self.stride) {
+                Elems::F32(to) | Elems::Rounded(to) => to.cast::<i8>(),
+                Elems::Bf16(to) => to.cast(),
+            };
+            let bytes = columns * if matches!(self.to, Elems::Bf16(_)) { 2 } else { 4 };
             // SAFETY: a prefetch touches no memory that the program can observe, at any address.
             unsafe {
-                match self.to.at(row * self.stride) {
-                    Elems::F32(to) => {
-                        _mm_prefetch::<_MM_HINT_T0>(to.cast());
-                        _mm_prefetch::<_MM_HINT_T0>(to.wrapping_add(16).cast());
-                    }
-                    Elems::Bf16(to) => _mm_prefetch::<_MM_HINT_T0>(to.cast()),
+                for at in (0..bytes).step_by(64) {
+                    _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(at));
+                }
+                // Rows that begin within a line end in one more.
+                _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(bytes - 1));
+            }
+        }
+    }
+}
+
+/// Writes the rows of a tile, whose sums have rows of two registers: at once if there is at most an addend and all columns are
+/// there, otherwise by way of the buffer.
+///
+/// # Safety
+///
+/// All addresses of the tile may be read and written, and the processor has the instructions of `V`.
+#[inline(always)]
+pub(super) unsafe fn store<V: Vector, const ROWS: usize>(
+    sums: [[V; 2]; ROWS],
+    buffer: &mut Buffer,
+    tile: &Tile,
+) {
+    let columns = 2 * V::LANES;
+    let has_more = tile.bias.is_some() || tile.with_relu || tile.adds_to_bf16;
+    let is_plain = tile.columns == columns && !has_more;
+    // SAFETY: the caller's contract; rows and columns lie in the tile.
+    unsafe {
+        if !is_plain {
+            for (i, [x0, x1]) in sums.into_iter().enumerate() {
+                x0.store(buffer.0.as_mut_ptr().add(i * columns));
+                x1.store(buffer.0.as_mut_ptr().add(i * columns + V::LANES));
+            }
+            for i in 0..tile.rows {
+                let sums = &mut buffer.0[i * columns..][..columns];
+                // The same loops, of a length that the compiler knows.
+                match tile.columns == columns {
+                    true => store_row(sums, i, tile),
+                    false => store_row(&mut sums[..tile.columns], i, tile),
+                }
+            }
+            return;
+        }
+        for (i, sums) in sums.into_iter().enumerate().take(tile.rows) {
+            for (half, mut x) in sums.into_iter().enumerate() {
+                let column = half * V::LANES;
+                if let Some((addend, stride)) = tile.addend {
+                    x = V::load(addend.add(i * stride + column)).add(x);
+                }
+                match tile.to.at(i * tile.stride + column) {
+                    Elems::F32(to) | Elems::Rounded(to) => x.store(to),
+                    Elems::Bf16(to) => x.store_bf16(to),
                 }
             }
         }
     }
 }
 
-/// Writes a tile whose sums have rows of `COLUMNS`.
+/// Writes row `i` of a tile.
 ///
 /// # Safety
 ///
-/// All addresses of the tile may be read and written.
+/// As for [`store`].
 #[inline(always)]
-pub(super) unsafe fn store<const COLUMNS: usize>(sums: *const f32, tile: &Tile) {
-    for i in 0..tile.rows {
-        // SAFETY: the caller's contract; rows and columns lie in the tile.
-        unsafe {
-            let mut row = [0.0; COLUMNS];
-            row.copy_from_slice(std::slice::from_raw_parts(sums.add(i * COLUMNS), COLUMNS));
-            let row = &mut row[..tile.columns];
-            if let Some((addend, stride)) = tile.addend {
-                for (j, x) in row.iter_mut().enumerate() {
-                    *x += *addend.add(i * stride + j);
-                }
+unsafe fn store_row(row: &mut [f32], i: usize, tile: &Tile) {
+    // SAFETY: the caller's contract; the row lies in the tile.
+    unsafe {
+        if let Some((addend, stride)) = tile.addend {
+            for (j, x) in row.iter_mut().enumerate() {
+                *x += *addend.add(i * stride + j);
             }
-            if let (Elems::Bf16(to), true) = (tile.to, tile.adds_to_bf16) {
-                for (j, x) in row.iter_mut().enumerate() {
-                    *x += widen(*to.add(i * tile.stride + j));
-                }
+        }
+        if let (Elems::Bf16(to), true) = (tile.to, tile.adds_to_bf16) {
+            for (j, x) in row.iter_mut().enumerate() {
+                *x += widen(*to.add(i * tile.stride + j));
             }
-            if let Some(bias) = tile.bias {
-                for (j, x) in row.iter_mut().enumerate() {
-                    *x += *bias.add(j);
-                }
+        }
+        if let Some(bias) = tile.bias {
+            for (j, x) in row.iter_mut().enumerate() {
+                *x += *bias.add(j);
             }
-            if tile.with_relu {
-                for x in row.iter_mut() {
-                    *x = if *x > 0.0 || x.is_nan() { *x } else { 0.0 };
-                }
+        }
+        if tile.with_relu {
+            for x in row.iter_mut() {
+                *x = if *x > 0.0 || x.is_nan() { *x } else { 0.0 };
             }
-            match tile.to {
-                Elems::F32(to) => {
-                    to.add(i * tile.stride).copy_from_nonoverlapping(row.as_ptr(), row.len())
+        }
+        match tile.to {
+            Elems::F32(to) | Elems::Rounded(to) => {
+                to.add(i * tile.stride).copy_from_nonoverlapping(row.as_ptr(), row.len())
+            }
+            Elems::Bf16(to) => {
+                // In registers first: the compiler does not know that the sums lie elsewhere.
+                let mut rounded = [bf16::ZERO; MOST_COLUMNS];
+                for (to, x) in rounded.iter_mut().zip(row.iter()) {
+                    *to = round(*x);
                 }
-                Elems::Bf16(to) => {
-                    for (j, x) in row.iter().enumerate() {
-                        to.add(i * tile.stride + j).write(round(*x));
-                    }
-                }
+                to.add(i * tile.stride).copy_from_nonoverlapping(rounded.as_ptr(), row.len());
             }
         }
     }
@@ -125,7 +180,9 @@ pub(super) unsafe fn store_registers<const ROWS: usize>(
                     x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, addend), x);
                 }
                 match tile.to {
-                    Elems::F32(to) => _mm512_mask_storeu_ps(to.wrapping_add(at), mask, x),
+                    Elems::F32(to) | Elems::Rounded(to) => {
+                        _mm512_mask_storeu_ps(to.wrapping_add(at), mask, x)
+                    }
                     Elems::Bf16(to) => {
                         let x = super::pack_avx512::round(x);
                         let x = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(x));
@@ -182,7 +239,9 @@ unsafe fn store_avx512(sums: *const f32, tile: &Tile) {
                 }
                 let at = i * tile.stride + j;
                 match tile.to {
-                    Elems::F32(to) => _mm512_mask_storeu_ps(to.add(at), mask, x),
+                    Elems::F32(to) | Elems::Rounded(to) => {
+                        _mm512_mask_storeu_ps(to.add(at), mask, x)
+                    }
                     Elems::Bf16(to) => {
                         let high = super::pack_avx512::round(x);
                         let x = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(high));

@@ -1,12 +1,12 @@
-//! Products in bf16: all orientations, element types, instructions of this machine and numbers of threads, against
-//! products in f64 of the rounded operands.
+//! Products in bf16, f32 and f64: all orientations, element types, instructions of this machine and numbers of threads, against
+//! products in f64 of the operands, which are rounded for bf16.
 
 mod common;
 
 use common::numbers;
 use half::bf16;
 use paceline_kernels::linear::Activation;
-use paceline_kernels::matmul::{self, Destination, Matrix, Operand};
+use paceline_kernels::matmul::{self, Destination, Matrix, Multiply, Operand};
 use paceline_kernels::{Compute, SimdLevel};
 use paceline_memory::{Allocator, Category, DType};
 
@@ -60,10 +60,11 @@ impl Case {
         Self { m, n, k, transposed, strides, a, b }
     }
 
-    /// For each element of the product, the exact sum of products of rounded numbers, and that of their absolute values.
-    fn exact(&self) -> Vec<(f64, f64)> {
-        let rounded = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x).to_f64()).collect::<Vec<_>>();
-        let (a, b) = (rounded(&self.a), rounded(&self.b));
+    /// For each element of the product, the exact sum of products of the numbers that `value` makes, and that of their absolute
+    /// values.
+    fn exact(&self, value: impl Fn(f32) -> f64) -> Vec<(f64, f64)> {
+        let values = |x: &[f32]| x.iter().map(|x| value(*x)).collect::<Vec<_>>();
+        let (a, b) = (values(&self.a), values(&self.b));
         let steps = |is_turned, stride| if is_turned { (1, stride) } else { (stride, 1) };
         let (a_row, a_column) = steps(self.transposed.0, self.strides.0);
         let (b_row, b_column) = steps(self.transposed.1, self.strides.1);
@@ -79,6 +80,28 @@ impl Case {
         sums
     }
 
+    /// The product in f32.
+    fn single(&self, compute: &Compute) -> Vec<f32> {
+        let (m, n, k) = (self.m, self.n, self.k);
+        let mut c = vec![0.0; m * n];
+        let (a, b) = self.matrices(&self.a, &self.b);
+        product::<f32>(compute, (m, n, k), a, b, Destination::new(&mut c[..], m, n), false);
+        c
+    }
+
+    /// Both operands, of numbers that lie like those of the case.
+    fn matrices<'a, T: Copy>(&self, a: &'a [T], b: &'a [T]) -> (Matrix<'a, T>, Matrix<'a, T>) {
+        let matrix = |x, (rows, columns), stride, is_turned| match is_turned {
+            true => Matrix::strided(x, columns, rows, stride).transposed(),
+            false => Matrix::strided(x, rows, columns, stride),
+        };
+        let (a_dims, b_dims) = ((self.m, self.k), (self.k, self.n));
+        (
+            matrix(a, a_dims, self.strides.0, self.transposed.0),
+            matrix(b, b_dims, self.strides.1, self.transposed.1),
+        )
+    }
+
     fn product(
         &self,
         compute: &Compute,
@@ -88,42 +111,28 @@ impl Case {
     ) {
         let (a16, b16) = (halves(&self.a), halves(&self.b));
         let (m, n, k) = (self.m, self.n, self.k);
-        let (a_dims, b_dims) = (
-            if self.transposed.0 { (k, m) } else { (m, k) },
-            if self.transposed.1 { (n, k) } else { (k, n) },
-        );
-        fn operand<'a>(
-            (f, h): (&'a [f32], &'a [bf16]),
-            ty: Type,
-            (rows, columns): (usize, usize),
-            stride: usize,
-            transposed: bool,
-        ) -> Operand<'a> {
-            fn turn<T>(matrix: Matrix<'_, T>, transposed: bool) -> Matrix<'_, T> {
-                if transposed { matrix.transposed() } else { matrix }
-            }
-            match ty {
-                F32 => turn(Matrix::strided(f, rows, columns, stride), transposed).into(),
-                Bf16 => turn(Matrix::strided(h, rows, columns, stride), transposed).into(),
-            }
-        }
-        let a = operand((&self.a, &a16), types.0, a_dims, self.strides.0, self.transposed.0);
-        let b = operand((&self.b, &b16), types.1, b_dims, self.strides.1, self.transposed.1);
-        product(compute, (m, n, k), a, b, c, accumulate);
+        let ((a, b), (a16, b16)) = (self.matrices(&self.a, &self.b), self.matrices(&a16, &b16));
+        let operand = |f, h, ty| match ty {
+            F32 => Operand::Real(f),
+            Bf16 => Operand::Stored(h),
+        };
+        let (a, b) = (operand(a, a16, types.0), operand(b, b16, types.1));
+        product::<bf16>(compute, (m, n, k), a, b, c, accumulate);
     }
 }
 
 /// A product whose scratch memory has numbers in it.
-fn product<'a>(
+fn product<'a, S: Multiply>(
     compute: &Compute,
     (m, n, k): (usize, usize, usize),
-    a: impl Into<Operand<'a>>,
-    b: impl Into<Operand<'a>>,
-    c: Destination<'_>,
+    a: impl Into<Operand<'a, S>>,
+    b: impl Into<Operand<'a, S>>,
+    c: Destination<'_, S>,
     accumulate: bool,
 ) {
     let cpu = compute.processor();
-    let len = [false, true].map(|is_c_bf16| matmul::scratch_len(cpu, m, n, k, is_c_bf16));
+    let len =
+        [false, true].map(|is_c_stored| matmul::scratch_len::<S>(cpu, [m, n, k], is_c_stored));
     let len = [len[0].max(len[1])];
     let scratch = compute.allocator.tensor(DType::F32, len, Category::Workspace).unwrap();
     let mut scratch = scratch.write::<f32>().unwrap();
@@ -172,7 +181,7 @@ fn every_orientation_type_and_size() {
             // Every pair of types meets every orientation, over the sizes.
             let types = [(F32, F32), (Bf16, Bf16), (F32, Bf16), (Bf16, F32)][(at + m + k) % 4];
             let case = Case::new(sizes, transposed, at % 3);
-            let exact = case.exact();
+            let exact = case.exact(|x| bf16::from_f32(x).to_f64());
             for compute in &computes {
                 let what = format!("{}: {sizes:?} {transposed:?} {types:?}", name(compute));
                 let stride = n + 3;
@@ -225,6 +234,54 @@ fn every_orientation_type_and_size() {
     }
 }
 
+/// The product in the type of the numbers, with bias and ReLU, and added to old numbers: each near the exact one, where `unit` is
+/// half the distance from 1 to the next number. A product and its addition are two roundings where there is no fused form.
+fn is_near<S>(compute: &Compute, case: &Case, from: fn(f32) -> S, to: fn(S) -> f64, unit: f64)
+where
+    S: Multiply<Real = S> + Copy,
+{
+    let what = format!("{}: {:?} {:?}", name(compute), (case.m, case.n, case.k), case.transposed);
+    let all = |x: &[f32]| x.iter().map(|x| from(*x)).collect::<Vec<S>>();
+    let (m, n, k, stride) = (case.m, case.n, case.k, case.n + 3);
+    let (a, b, bias, old) =
+        (all(&case.a), all(&case.b), all(&numbers(4, n)), all(&numbers(3, m * stride)));
+    let (a, b) = case.matrices(&a, &b);
+    let (mut cut, mut added) = (old.clone(), old.clone());
+    let c = Destination::strided(&mut cut[..], m, n, stride);
+    let c = c.with_bias(Some(&bias)).with_activation(Activation::Relu);
+    product::<S>(compute, (m, n, k), a, b, c, false);
+    let c = Destination::strided(&mut added[..], m, n, stride);
+    product::<S>(compute, (m, n, k), a, b, c, true);
+    let rounding = (2 * k + 3) as f64 * unit;
+    for (at, (exact, size)) in case.exact(f64::from).into_iter().enumerate() {
+        let (j, at) = (at % n, at / n * stride + at % n);
+        let near = |got: S, want: f64, other: f64| {
+            let error = rounding / (1.0 - rounding) * (size + other.abs());
+            assert!((to(got) - want).abs() <= error, "{what} [{at}]: {}, not {want}", to(got));
+        };
+        let (bias, old) = (to(bias[j]), to(old[at]));
+        near(cut[at], (exact + bias).max(0.0), bias);
+        near(added[at], exact + old, old);
+    }
+    for (at, old) in old.iter().enumerate().filter(|(at, _)| at % stride >= n) {
+        assert_eq!([to(cut[at]), to(added[at])], [to(*old); 2], "{what}: between the rows");
+    }
+}
+
+#[test]
+fn products_of_single_and_double_precision() {
+    let computes: Vec<_> = [1, 3].into_iter().flat_map(instruction_sets).collect();
+    for sizes @ (_, _, k) in SIZES {
+        for (at, transposed) in ORIENTATIONS.into_iter().enumerate() {
+            let case = Case::new(sizes, transposed, (at + k) % 3);
+            for compute in &computes {
+                is_near::<f32>(compute, &case, |x| x, f64::from, f64::from(f32::EPSILON) / 2.0);
+                is_near::<f64>(compute, &case, f64::from, |x| x, f64::EPSILON / 2.0);
+            }
+        }
+    }
+}
+
 #[test]
 fn a_row_has_the_same_bits_whatever_the_others_are() {
     let (m, n, k) = (97, 150, 1100);
@@ -240,6 +297,8 @@ fn a_row_has_the_same_bits_whatever_the_others_are() {
             let first = whole(one);
             assert_eq!(first, whole(one), "{}: called again", name(one));
             assert_eq!(first, whole(three), "{}: with one thread", name(three));
+            let single = case.single(one);
+            assert_eq!(single, case.single(three), "{}: f32 with one thread", name(three));
             let mut rounded = vec![bf16::ZERO; m * n];
             case.product(one, (F32, Bf16), Destination::new(&mut rounded[..], m, n), false);
             assert_eq!(rounded, halves(&first), "{}: rounded once", name(one));
@@ -269,15 +328,14 @@ fn a_row_has_the_same_bits_whatever_the_others_are() {
                 let mut c = vec![0.0; rows.len() * columns.len()];
                 let to = Destination::new(&mut c[..], rows.len(), columns.len());
                 part.product(one, (F32, Bf16), to, false);
+                let of_part = part.single(one);
                 for i in rows.clone() {
-                    let start = (i - rows.start) * columns.len();
-                    let of_whole = &first[i * n + columns.start..i * n + columns.end];
-                    assert_eq!(
-                        &c[start..start + columns.len()],
-                        of_whole,
-                        "{}: row {i}",
-                        name(one)
-                    );
+                    let row =
+                        (i - rows.start) * columns.len()..(i - rows.start + 1) * columns.len();
+                    let of_whole = i * n + columns.start..i * n + columns.end;
+                    let what = format!("{}: row {i}", name(one));
+                    assert_eq!(c[row.clone()], first[of_whole.clone()], "{what}");
+                    assert_eq!(of_part[row], single[of_whole], "{what} of f32");
                 }
             }
         }
@@ -324,15 +382,15 @@ fn empty_sizes() {
         let (a, b) = (Matrix::new(&empty, 2, 0), Matrix::new(&empty, 0, 3));
         let mut c = [bf16::ONE; 6];
         let bias = [1.0, -2.0, 3.0];
-        let to = Destination::new(&mut c[..], 2, 3).with_bias(Some(&bias));
-        product(&compute, (2, 3, 0), a, b, to, false);
+        let to = Destination::<bf16>::new(&mut c[..], 2, 3).with_bias(Some(&bias));
+        product::<bf16>(&compute, (2, 3, 0), a, b, to, false);
         assert_eq!(c.map(bf16::to_f32), [1.0, -2.0, 3.0, 1.0, -2.0, 3.0]);
-        let to = Destination::new(&mut c[..], 2, 3);
-        product(&compute, (2, 3, 0), a, b, to, true);
+        let to = Destination::<bf16>::new(&mut c[..], 2, 3);
+        product::<bf16>(&compute, (2, 3, 0), a, b, to, true);
         assert_eq!(c.map(bf16::to_f32), [1.0, -2.0, 3.0, 1.0, -2.0, 3.0]);
         let (a, b) = (Matrix::new(&empty, 0, 3), Matrix::new(&[1.0f32; 6], 3, 2));
         let mut none: [f32; 0] = [];
-        let to = Destination::new(&mut none[..], 0, 2);
-        product(&compute, (0, 2, 3), a, b, to, false);
+        let to = Destination::<bf16>::new(&mut none[..], 0, 2);
+        product::<bf16>(&compute, (0, 2, 3), a, b, to, false);
     }
 }
