@@ -4,7 +4,7 @@
 //! The tracks of a recorder, trace files and named series of numbers go in. Figures, one file of all ranks,
 //! HTML, CSV, JSON and Markdown files come out. The crate knows of ranks and devices only what a trace file
 //! says about them. It knows nothing of training, models or layers.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod advice;
