@@ -5,8 +5,12 @@
 //! nanoseconds on the trace's own clock. They are signed, because a trace may begin before its clock's zero.
 //! Strings are interned: each distinct string is stored once.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use foldhash::HashMap;
+
+use crate::json::lossy;
 
 /// A range of time on a trace's clock, `[start_ns, start_ns + dur_ns)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,20 +35,30 @@ pub struct NameId(pub u32);
 /// Interned strings: each distinct string is stored once, under a number.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
-    ids: HashMap<Arc<str>, NameId>,
+    /// Keyed by bytes, so that a name need not be checked to be text each time that it comes. The hash has a
+    /// random seed, because names come from strangers.
+    ids: HashMap<Arc<[u8]>, NameId>,
     texts: Vec<Arc<str>>,
 }
 
 impl Names {
     /// The number of a string. A string that was not seen before gets a new number.
     pub fn intern(&mut self, text: &str) -> NameId {
-        if let Some(&id) = self.ids.get(text) {
+        if let Some(&id) = self.ids.get(text.as_bytes()) {
             return id;
         }
         let (id, text): (_, Arc<str>) = (NameId(self.texts.len() as u32), text.into());
         self.texts.push(text.clone());
-        self.ids.insert(text, id);
+        self.ids.insert(text.into(), id);
         id
+    }
+
+    /// The number of the string that these bytes become by [`lossy`].
+    pub(crate) fn intern_lossy(&mut self, bytes: &[u8]) -> NameId {
+        match self.ids.get(bytes) {
+            Some(&id) => id,
+            None => self.intern(&lossy(bytes)),
+        }
     }
 
     /// The string with a number that [`Names::intern`] returned.

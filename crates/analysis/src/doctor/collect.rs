@@ -4,7 +4,9 @@
 //! does not know what follows what.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+
+use foldhash::HashMap;
 
 use super::names::{self, Class};
 use super::recorded::{Call, CallKind, Frame, Recorded, Work};
@@ -16,7 +18,7 @@ impl Recorded<'_> {
     /// The calls of the threads that launch work, and that work.
     pub(super) fn add_launches(&mut self) {
         let timeline = self.timeline;
-        let mut launched: HashMap<u64, Vec<u32>> = HashMap::new();
+        let mut launched: HashMap<u64, Vec<u32>> = HashMap::default();
         for (kernel, index) in timeline.kernels.iter().zip(0u32..) {
             if let (Some(number), true) = (kernel.correlation, kernel.work != DeviceWork::Sync) {
                 launched.entry(number).or_default().push(index);

@@ -5,8 +5,9 @@
 //! else decides.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 
+use foldhash::HashMap;
 use paceline_table::stats::median;
 
 use super::names::{self, Class};
@@ -84,7 +85,7 @@ impl Recorded<'_> {
     /// Whether each call launched work into a long queue.
     fn long_queues(&self) -> Vec<bool> {
         let mut is_long = vec![false; self.calls.len()];
-        let mut streams: HashMap<i64, (Vec<i64>, Vec<u32>)> = HashMap::new();
+        let mut streams: HashMap<i64, (Vec<i64>, Vec<u32>)> = HashMap::default();
         for work in &self.works {
             let (starts, calls) = streams.entry(work.stream).or_default();
             starts.push(work.time.start_ns);
@@ -129,7 +130,7 @@ impl Recorded<'_> {
     /// Work follows its stream. Returns the usual gap between two pieces of work, and the usual delay from a launch into an idle
     /// stream.
     fn connect_streams(&mut self) -> (i64, i64) {
-        let mut last_of: HashMap<i64, u32> = HashMap::new();
+        let mut last_of: HashMap<i64, u32> = HashMap::default();
         let (mut gaps, mut launches) = (Vec::new(), Vec::new());
         for index in 0..self.works.len() {
             let work = self.works[index];

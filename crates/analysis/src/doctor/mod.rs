@@ -52,7 +52,7 @@ use crate::advice::gain::Gain;
 use crate::hta::{Options, check_times};
 use crate::ranks::across_ranks;
 use crate::steps;
-use crate::timeline::{TimeRange, Timeline};
+use crate::timeline::{NameId, TimeRange, Timeline};
 pub use causes::Cause;
 use causes::{FINDERS, Found, buckets, pipeline, straggler};
 use recorded::Recorded;
@@ -392,20 +392,20 @@ fn around(of: &Recorded, at: TimeRange) -> Vec<Strip> {
     let margin_ns = at.dur_ns.clamp(50_000, 20_000_000);
     let (begin_ns, end_ns) = (at.start_ns - margin_ns, at.end_ns() + margin_ns);
     let ms = |ns: i64| (ns - begin_ns) as f64 / 1e6;
-    let piece = |time: TimeRange, name: String| {
+    let piece = |time: TimeRange, name: NameId, shortened: fn(&str) -> String| {
         let is_it = time.start_ns < at.end_ns() && time.end_ns() > at.start_ns;
         let (from, to) = (time.start_ns.max(begin_ns), time.end_ns().min(end_ns));
-        (from < to).then(|| (ms(from), ms(to), name, is_it))
+        (from < to).then(|| (ms(from), ms(to), shortened(of.text(name)), is_it))
     };
     let calls = of.calls.iter().filter(|call| call.time.dur_ns > 0);
-    let calls =
-        calls.filter_map(|call| piece(call.time, of.text(call.name).chars().take(48).collect()));
+    let calls = calls
+        .filter_map(|call| piece(call.time, call.name, |name| name.chars().take(48).collect()));
     let mut strips = vec![Strip { label: "host".to_owned(), pieces: calls.take(PIECES).collect() }];
     let mut streams: BTreeMap<i64, Vec<_>> = BTreeMap::new();
     for work in &of.works {
         let pieces = streams.entry(work.stream).or_default();
         if pieces.len() < PIECES {
-            pieces.extend(piece(work.time, names::brief(of.text(work.name))));
+            pieces.extend(piece(work.time, work.name, names::brief));
         }
     }
     let streams = streams.into_iter().filter(|(_, pieces)| !pieces.is_empty()).take(8);

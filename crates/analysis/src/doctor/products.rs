@@ -4,7 +4,9 @@
 //! of the card ([`cards`]); for collectives whose sizes are recorded, bytes and bus bandwidth, against a stated link if there is
 //! one. The worst come first: those that lose most time to that bound.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+
+use foldhash::HashMap;
 
 use super::cards;
 use super::names::Class;
@@ -120,14 +122,14 @@ struct CallsOf<'a> {
 
 impl<'a> CallsOf<'a> {
     fn of(timeline: &'a Timeline) -> Self {
-        let mut lanes: HashMap<TrackId, Vec<(i64, u64)>> = HashMap::new();
+        let mut lanes: HashMap<TrackId, Vec<(i64, u64)>> = HashMap::default();
         for launch in &timeline.launches {
             if let Some(number) = launch.correlation {
                 lanes.entry(launch.lane).or_default().push((launch.time.start_ns, number));
             }
         }
         lanes.values_mut().for_each(|calls| calls.sort_unstable());
-        let mut kernels: HashMap<u64, Vec<&crate::timeline::Kernel>> = HashMap::new();
+        let mut kernels: HashMap<u64, Vec<&crate::timeline::Kernel>> = HashMap::default();
         for kernel in timeline.kernels.iter().filter(|kernel| kernel.work == DeviceWork::Kernel) {
             if let Some(number) = kernel.correlation {
                 kernels.entry(number).or_default().push(kernel);

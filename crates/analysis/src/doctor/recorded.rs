@@ -123,6 +123,8 @@ pub(super) struct Recorded<'a> {
     /// The calls that mark the begin of each step, and the end of the last one.
     pub(super) marks: Vec<u32>,
     pub(super) order: Vec<Event>,
+    /// The collective that each name means, by [`NameId`].
+    kinds: Vec<Option<CollectiveKind>>,
 }
 
 impl<'a> Recorded<'a> {
@@ -147,6 +149,7 @@ impl<'a> Recorded<'a> {
             frames: Vec::new(),
             marks: Vec::new(),
             order: Vec::new(),
+            kinds: timeline.names.iter().map(collective_kind).collect(),
         };
         match on_device {
             true => this.add_launches(),
@@ -203,16 +206,14 @@ impl<'a> Recorded<'a> {
     pub(super) fn collective(&self, work: &Work) -> CollectiveKind {
         let told = work.collective.map(|of| &self.timeline.collectives[of as usize]);
         let told = told.and_then(|of| collective_kind(&of.name));
+        let kind = |name: NameId| self.kinds[name.0 as usize];
         let launched = || {
             let call = &self.calls[work.call? as usize];
-            let names = self.around(call).map(|frame| self.text(frame.name));
-            let mut names =
-                names.filter(|name| backend_of(name).is_some() || name.starts_with("c10d::"));
-            names.find_map(collective_kind)
+            let is_of_host = |name: &str| backend_of(name).is_some() || name.starts_with("c10d::");
+            let mut names = self.around(call).map(|frame| frame.name);
+            names.find_map(|name| kind(name).filter(|_| is_of_host(self.text(name))))
         };
-        told.or_else(launched)
-            .or_else(|| collective_kind(self.text(work.name)))
-            .unwrap_or(CollectiveKind::Unknown)
+        told.or_else(launched).or_else(|| kind(work.name)).unwrap_or(CollectiveKind::Unknown)
     }
 
     /// The larger buffer of a collective, if the trace gives its size.

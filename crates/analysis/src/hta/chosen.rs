@@ -3,7 +3,7 @@
 //! Input: a timeline and options. Output: the choice from which the rank's figures were computed. An analysis
 //! across ranks that uses the same choice covers the same events, so its sums agree with the rank's row.
 
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 use super::kernels::KernelKind;
 use super::steps::{self, Window};

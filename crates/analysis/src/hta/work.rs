@@ -1,6 +1,6 @@
 //! The work of a rank in the analyzed steps, in one form for kernels and operators.
 
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 use super::collectives::{CollectiveKind, backend_of, kind_of};
 use super::kernels::KernelKind;
@@ -309,7 +309,7 @@ fn operator_items(timeline: &Timeline, options: &Options, window: Window) -> (Ve
     let (kinds, noted) = operator_kinds(timeline);
     let mut items = Vec::new();
     let mut submissions = Vec::new();
-    let mut lanes: HashMap<TrackId, Vec<Nested<u32>>> = HashMap::new();
+    let mut lanes: HashMap<TrackId, Vec<Nested<u32>>> = HashMap::default();
     for operator in &timeline.operators {
         let time = rounded(operator.time, options.rounding);
         if !window.holds(time.start_ns) {

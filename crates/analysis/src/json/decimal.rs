@@ -8,31 +8,74 @@ pub fn scaled(number: &[u8], places: i32) -> Option<i128> {
         [b'-', rest @ ..] => (true, rest),
         rest => (false, rest),
     };
-    let (mut mantissa, mut at, mut exponent) = (0u64, 0, places);
     // The fast path: profilers write only up to 18 digits, which fit in 64 bits.
-    let mut point = None;
-    while let Some(&byte) = digits.get(at) {
-        match byte {
-            b'0'..=b'9' if at < 18 => mantissa = 10 * mantissa + u64::from(byte - b'0'),
-            b'.' if point.is_none() && at > 0 => point = Some(at),
-            _ => break,
+    let (mut mantissa, num_whole) = leading(0, digits);
+    let mut num_fraction = 0;
+    if let Some(b'.') = digits.get(num_whole) {
+        (mantissa, num_fraction) = leading(mantissa, &digits[num_whole + 1..]);
+        if num_fraction == 0 {
+            return None;
         }
-        at += 1;
     }
-    if at == 0 || point == Some(at - 1) {
+    if num_whole == 0 {
         return None;
     }
-    let magnitude = if at == digits.len() {
-        if let Some(point) = point {
-            exponent = exponent.checked_sub(i32::try_from(at - point - 1).ok()?)?;
+    let len = num_whole + num_fraction + usize::from(num_fraction > 0);
+    let magnitude = if len == digits.len() && len <= 18 {
+        match places - num_fraction as i32 {
+            0 => u128::from(mantissa),
+            exponent => shifted(u128::from(mantissa), exponent)?,
         }
-        shifted(u128::from(mantissa), exponent)?
     } else {
         long(digits, places)?
     };
     let value = i128::try_from(magnitude).ok()?;
     Some(if negative { -value } else { value })
 }
+
+/// Appends the digits at the start of `text` to a number, and returns how many they are. With more than 18
+/// digits the number is of no use.
+fn leading(mut number: u64, mut text: &[u8]) -> (u64, usize) {
+    let len = text.len();
+    while let Some((eight, rest)) = text.split_first_chunk::<8>()
+        && num_digits(eight) == 8
+    {
+        number = number.wrapping_mul(100_000_000).wrapping_add(eight_digits(*eight));
+        text = rest;
+    }
+    while let [byte @ b'0'..=b'9', rest @ ..] = text {
+        number = number.wrapping_mul(10).wrapping_add(u64::from(byte - b'0'));
+        text = rest;
+    }
+    (number, len - text.len())
+}
+
+/// How many digits are at the start of a text.
+#[inline]
+pub(super) fn num_digits(text: &[u8]) -> usize {
+    let (eights, rest) = text.as_chunks::<8>();
+    for (eight, at) in eights.iter().zip((0..).step_by(8)) {
+        // Digits become 0 to 9, and all others more. The addition takes these over 127. It may carry into the
+        // bytes after the first one that is no digit, and they do not count.
+        let values = u64::from_le_bytes(*eight) ^ (EACH * 0x30);
+        let others = (values.wrapping_add(EACH * (0x80 - 10)) | values) & (EACH * 0x80);
+        if others != 0 {
+            return at + others.trailing_zeros() as usize / 8;
+        }
+    }
+    text.len() - rest.len() + rest.iter().take_while(|byte| byte.is_ascii_digit()).count()
+}
+
+/// The value of eight digits: neighbors are put together in three steps.
+fn eight_digits(digits: [u8; 8]) -> u64 {
+    let ones = u64::from_le_bytes(digits) ^ (EACH * 0x30);
+    let twos = (ones * 10 + (ones >> 8)) & 0x00ff_00ff_00ff_00ff;
+    let fours = (twos * 100 + (twos >> 16)) & 0x0000_ffff_0000_ffff;
+    (fours * 10_000 + (fours >> 32)) & 0xffff_ffff
+}
+
+/// A one in each byte.
+const EACH: u64 = 0x0101_0101_0101_0101;
 
 /// [`scaled`] for numbers with an exponent or many digits.
 fn long(digits: &[u8], places: i32) -> Option<u128> {
@@ -139,6 +182,32 @@ mod tests {
             ("4399414808115986000000000000000000000000e-27", 4_399_414_808_115_986),
         ] {
             assert_eq!(micros_ns(text.as_bytes()), Some(ns), "{text}");
+        }
+    }
+
+    #[test]
+    fn eight_digits_at_a_time_agree_with_single_ones() {
+        for (len, point) in (1..=40).flat_map(|len| (0..=len).map(move |point| (len, point))) {
+            let mut text: Vec<u8> = (0..len).map(|at| b'0' + (7 * at + len) as u8 % 10).collect();
+            assert_eq!(num_digits(&text), len);
+            if (1..len).contains(&point) {
+                text.insert(point, b'.');
+                assert_eq!(num_digits(&text), point);
+            }
+            for places in [-3, 0, 3] {
+                let expected = long(&text, places).and_then(|value| value.try_into().ok());
+                assert_eq!(
+                    scaled(&text, places),
+                    expected,
+                    "{} with {places}",
+                    text.escape_ascii()
+                );
+            }
+            for byte in 0..=255u8 {
+                text[point.min(len - 1)] = byte;
+                let expected = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+                assert_eq!(num_digits(&text), expected, "{}", text.escape_ascii());
+            }
         }
     }
 

@@ -9,6 +9,8 @@
 //! write, become [`Value::NonFinite`]. Strings may contain bytes that are not UTF-8, see [`lossy`].
 
 mod decimal;
+mod escape;
+mod index;
 mod pull;
 mod window;
 
@@ -18,12 +20,12 @@ use std::io;
 
 pub use decimal::{float, micros_ns, scaled, signed, unsigned};
 pub use pull::Pull;
+pub(crate) use window::WINDOW_BYTES;
 
 /// How deep objects and arrays may be nested.
 pub const MAX_DEPTH: u32 = 128;
 
-/// The largest length in bytes of a key, string or number that the caller asks for. A string with escapes may
-/// exceed it by one read. Skipped values have no limit.
+/// The largest length in bytes of a key, string or number that the caller asks for, as written. Skipped values have no limit.
 pub const MAX_TOKEN_BYTES: usize = 16 << 20;
 
 /// A value.

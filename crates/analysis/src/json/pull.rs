@@ -7,8 +7,8 @@
 use std::io::Read;
 use std::ops::Range;
 
-use memchr::memchr2;
-
+use super::decimal::num_digits;
+use super::escape::{self, BadEscape};
 use super::window::Window;
 use super::{Fault, JsonError, MAX_DEPTH, MAX_TOKEN_BYTES, Value};
 
@@ -77,7 +77,7 @@ impl<R: Read> Pull<R> {
         if self.depth == MAX_DEPTH {
             return Err(self.fault(Fault::TooDeep));
         }
-        self.window.pos += 1;
+        self.step();
         self.depth += 1;
         self.is_fresh = true;
         Ok(())
@@ -85,30 +85,46 @@ impl<R: Read> Pull<R> {
 
     /// The next key of the innermost object, with its escapes resolved. Its value must be read or skipped
     /// next. `None` closes the object.
+    #[inline]
     pub fn next_key(&mut self) -> Result<Option<&[u8]>> {
+        // Almost always, the comma, the quotes and the colon are the next marks.
+        let Window { bytes, index, .. } = &self.window;
+        let num_commas = usize::from(!self.is_fresh);
+        if let Some([start, end, colon]) = index.marks_from(num_commas)
+            && [start, end, colon].map(|at| bytes[at]) == *b"\"\":"
+            && (self.is_fresh || index.mark().is_some_and(|at| bytes[at] == b','))
+        {
+            self.is_fresh = false;
+            self.window.index.step(num_commas + 3);
+            self.window.pos = colon + 1;
+            return Ok(Some(&self.window.bytes[start + 1..end]));
+        }
+        self.any_key()
+    }
+
+    /// [`Pull::next_key`] in any case.
+    fn any_key(&mut self) -> Result<Option<&[u8]>> {
         if !self.goes_on(b'}', "',' or '}'")? {
             return Ok(None);
         }
         if self.peek()? != Some(b'"') {
             return self.expected("a key in quotes");
         }
-        self.window.pos += 1;
+        self.step();
         let mut text = self.string()?;
-        // The colon almost always follows at once. If it does not, the key is copied, so that it survives a
+        // The colon is almost always in the same piece. If it is not, the key is copied, so that it survives a
         // refill of the window.
-        if self.window.rest().first() == Some(&b':') {
-            self.window.pos += 1;
-        } else {
-            if let Text::Window(range) = text {
-                self.copied.clear();
-                self.copied.extend_from_slice(&self.window.bytes[range]);
-                text = Text::Copied;
-            }
-            if self.peek()? != Some(b':') {
-                return self.expected("':'");
-            }
-            self.window.pos += 1;
+        if self.window.index.mark().is_none()
+            && let Text::Window(range) = text
+        {
+            self.copied.clear();
+            self.copied.extend_from_slice(&self.window.bytes[range]);
+            text = Text::Copied;
         }
+        if self.peek()? != Some(b':') {
+            return self.expected("':'");
+        }
+        self.step();
         Ok(Some(self.bytes_of(text)))
     }
 
@@ -119,17 +135,18 @@ impl<R: Read> Pull<R> {
     }
 
     /// Consumes the comma before the next entry, or the end of the structure.
+    #[inline]
     fn goes_on(&mut self, close: u8, what: &'static str) -> Result<bool> {
         let is_fresh = std::mem::replace(&mut self.is_fresh, false);
         match self.peek()? {
             Some(byte) if byte == close => {
-                self.window.pos += 1;
+                self.step();
                 self.depth -= 1;
                 Ok(false)
             }
             _ if is_fresh => Ok(true),
             Some(b',') => {
-                self.window.pos += 1;
+                self.step();
                 Ok(true)
             }
             _ => self.expected(what),
@@ -137,10 +154,37 @@ impl<R: Read> Pull<R> {
     }
 
     /// Reads the next value. An object or array is skipped.
+    #[inline]
     pub fn value(&mut self) -> Result<Value<'_>> {
+        // Almost always, the value is a string or a number, and the next two marks say where it ends.
+        let Window { bytes, index, .. } = &self.window;
+        if let Some([start, next]) = index.marks_from(0) {
+            match bytes[start] {
+                b'"' if bytes[next] == b'"' => {
+                    self.window.index.step(2);
+                    self.window.pos = next + 1;
+                    return Ok(Value::Str(&self.window.bytes[start + 1..next]));
+                }
+                b'-' | b'0'..=b'9' => {
+                    let (len, is_number) = number(&bytes[start..]);
+                    let end = start + len;
+                    if is_number && (end == next || is_blank(bytes[end])) {
+                        self.window.index.step(1);
+                        self.window.pos = end;
+                        return Ok(Value::Num(&self.window.bytes[start..end]));
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.any_value()
+    }
+
+    /// [`Pull::value`] in any case.
+    fn any_value(&mut self) -> Result<Value<'_>> {
         match self.peek()? {
             Some(b'"') => {
-                self.window.pos += 1;
+                self.step();
                 let text = self.string()?;
                 Ok(Value::Str(self.bytes_of(text)))
             }
@@ -152,12 +196,19 @@ impl<R: Read> Pull<R> {
                 self.skip_nested()?;
                 Ok(Value::Nested)
             }
-            Some(b't') => self.word(b"true", Value::Bool(true)),
-            Some(b'f') => self.word(b"false", Value::Bool(false)),
-            Some(b'n') => self.word(b"null", Value::Null),
-            Some(b'N') => self.word(b"NaN", Value::NonFinite),
-            Some(b'I') => self.word(b"Infinity", Value::NonFinite),
-            _ => self.expected("a value"),
+            Some(byte) => {
+                let (word, value): (&'static [u8], _) = match byte {
+                    b't' => (b"true", Value::Bool(true)),
+                    b'f' => (b"false", Value::Bool(false)),
+                    b'n' => (b"null", Value::Null),
+                    b'N' => (b"NaN", Value::NonFinite),
+                    b'I' => (b"Infinity", Value::NonFinite),
+                    _ => return self.expected("a value"),
+                };
+                self.window.index.step(1);
+                self.word(word, value)
+            }
+            None => self.expected("a value"),
         }
     }
 
@@ -165,7 +216,7 @@ impl<R: Read> Pull<R> {
     pub fn skip(&mut self) -> Result<()> {
         match self.peek()? {
             Some(b'"') => {
-                self.window.pos += 1;
+                self.step();
                 self.skip_string()
             }
             Some(b'{' | b'[') => self.skip_nested(),
@@ -182,207 +233,155 @@ impl<R: Read> Pull<R> {
     }
 
     /// The next byte that is not white space, without consuming it; `None` at the end.
+    #[inline]
     fn peek(&mut self) -> Result<Option<u8>> {
         loop {
-            let rest = self.window.rest();
-            if let Some(at) = rest.iter().position(|b| !matches!(b, b' ' | b'\n' | b'\r' | b'\t')) {
-                let byte = rest[at];
-                self.window.pos += at;
-                return Ok(Some(byte));
+            if let Some(at) = self.window.index.mark() {
+                self.window.pos = at;
+                return Ok(Some(self.window.bytes[at]));
             }
-            self.window.pos = self.window.len;
-            if !self.more(self.window.len)? {
+            self.window.pos = self.window.indexed;
+            if !self.more()? {
                 return Ok(None);
             }
         }
     }
 
-    fn more(&mut self, keep: usize) -> Result<bool> {
-        if self.window.len - keep >= MAX_TOKEN_BYTES {
+    /// Consumes the byte that [`Pull::peek`] has returned.
+    #[inline]
+    fn step(&mut self) {
+        self.window.index.step(1);
+        self.window.pos += 1;
+    }
+
+    /// Indexes the next piece, once all marks are used. Keeps the bytes from the current position on, which may
+    /// move. Returns false at the end of the input.
+    #[cold]
+    fn more(&mut self) -> Result<bool> {
+        if self.window.is_all_indexed() && self.window.rest().len() >= MAX_TOKEN_BYTES {
             return Err(self.fault(Fault::TooLong));
         }
-        self.window.more(keep).map_err(|err| self.fault(Fault::Input(err)))
+        self.window.more().map_err(|err| self.fault(Fault::Input(err)))
     }
 
     /// Reads a string whose opening quote has been consumed.
     fn string(&mut self) -> Result<Text> {
-        let (mut start, mut from) = (self.window.pos, self.window.pos);
+        let mut has_escapes = false;
         loop {
-            match memchr2(b'"', b'\\', &self.window.bytes[from..self.window.len]) {
-                Some(at) if self.window.bytes[from + at] == b'"' => {
-                    self.window.pos = from + at + 1;
-                    return Ok(Text::Window(start..from + at));
+            if let Some(at) = self.window.index.mark() {
+                self.window.index.step(1);
+                if self.window.bytes[at] != b'"' {
+                    has_escapes = true;
+                    continue;
                 }
-                Some(at) => return self.unescape(start..from + at),
-                None => {
-                    let seen = self.window.len - start;
-                    if !self.more(start)? {
-                        self.window.pos = self.window.len;
-                        return self.expected("'\"'");
-                    }
-                    (start, from) = (0, seen);
-                }
+                let text = self.window.pos..at;
+                self.window.pos = at + 1;
+                return if has_escapes { self.resolve(text) } else { Ok(Text::Window(text)) };
+            }
+            match self.more() {
+                Ok(true) => {}
+                Ok(false) => return self.unclosed(None),
+                Err(err) => return self.unclosed(Some(err)),
             }
         }
     }
 
-    /// Continues a string at its first backslash. `plain` is the range before the backslash.
-    fn unescape(&mut self, plain: Range<usize>) -> Result<Text> {
-        self.copied.clear();
-        self.window.pos = plain.end;
-        self.copied.extend_from_slice(&self.window.bytes[plain]);
-        loop {
-            let rest = self.window.rest();
-            let Some(at) = memchr2(b'"', b'\\', rest) else {
-                self.copied.extend_from_slice(rest);
+    /// Resolves the escapes of a string.
+    fn resolve(&mut self, text: Range<usize>) -> Result<Text> {
+        match escape::resolve(&self.window.bytes[text.clone()], &mut self.copied) {
+            Ok(()) => Ok(Text::Copied),
+            Err(bad) => self.bad_escape(text.start, &bad),
+        }
+    }
+
+    fn bad_escape<T>(&mut self, start: usize, bad: &BadEscape) -> Result<T> {
+        self.window.pos = start + bad.at;
+        self.expected(bad.expected)
+    }
+
+    /// The error of a string that does not end because no more can be read, or by the end of the input. A wrong
+    /// escape before that is the error instead.
+    fn unclosed<T>(&mut self, failed: Option<JsonError>) -> Result<T> {
+        let text = self.window.pos..self.window.len;
+        let bad = escape::resolve(&self.window.bytes[text.clone()], &mut self.copied).err();
+        match (bad, failed) {
+            (Some(bad), failed) if failed.is_none() || bad.at < text.len() => {
+                self.bad_escape(text.start, &bad)
+            }
+            (_, Some(err)) => Err(err),
+            (_, None) => {
                 self.window.pos = self.window.len;
-                if self.copied.len() >= MAX_TOKEN_BYTES {
-                    return Err(self.fault(Fault::TooLong));
-                }
-                if !self.more(self.window.len)? {
-                    return self.expected("'\"'");
-                }
-                continue;
-            };
-            self.copied.extend_from_slice(&rest[..at]);
-            let is_end = rest[at] == b'"';
-            self.window.pos += at + 1;
-            if is_end {
-                return Ok(Text::Copied);
-            }
-            self.escape()?;
-        }
-    }
-
-    /// Reads the rest of an escape, after the backslash.
-    fn escape(&mut self) -> Result<()> {
-        const WHAT: &str = "one of \" \\ / b f n r t u after a backslash";
-        let plain = match self.byte()? {
-            Some(byte @ (b'"' | b'\\' | b'/')) => byte,
-            Some(b'b') => 0x08,
-            Some(b'f') => 0x0c,
-            Some(b'n') => b'\n',
-            Some(b'r') => b'\r',
-            Some(b't') => b'\t',
-            Some(b'u') => {
-                self.window.pos += 1;
-                return self.escaped_char();
-            }
-            _ => return self.expected(WHAT),
-        };
-        self.window.pos += 1;
-        self.copied.push(plain);
-        Ok(())
-    }
-
-    /// Reads the digits of `\uXXXX`, and of a second escape if the first is half of a surrogate pair. A half
-    /// that stands alone becomes U+FFFD.
-    fn escaped_char(&mut self) -> Result<()> {
-        let mut unit = self.hex_digits()?;
-        while (0xd800..0xdc00).contains(&unit) {
-            while self.window.rest().len() < 2 && self.more(self.window.pos)? {}
-            if !self.window.rest().starts_with(b"\\u") {
-                break;
-            }
-            self.window.pos += 2;
-            let low = self.hex_digits()?;
-            if (0xdc00..0xe000).contains(&low) {
-                unit = 0x10000 + ((unit - 0xd800) << 10) + (low - 0xdc00);
-            } else {
-                self.push_char(char::REPLACEMENT_CHARACTER);
-                unit = low;
+                self.expected("'\"'")
             }
         }
-        self.push_char(char::from_u32(unit).unwrap_or(char::REPLACEMENT_CHARACTER));
-        Ok(())
-    }
-
-    fn push_char(&mut self, char: char) {
-        self.copied.extend_from_slice(char.encode_utf8(&mut [0; 4]).as_bytes());
-    }
-
-    fn hex_digits(&mut self) -> Result<u32> {
-        let mut unit = 0;
-        for _ in 0..4 {
-            match self.byte()?.and_then(|byte| char::from(byte).to_digit(16)) {
-                Some(digit) => unit = 16 * unit + digit,
-                None => return self.expected("four hexadecimal digits"),
-            }
-            self.window.pos += 1;
-        }
-        Ok(unit)
-    }
-
-    /// The next byte, including white space, without consuming it; `None` at the end.
-    fn byte(&mut self) -> Result<Option<u8>> {
-        if self.window.pos == self.window.len && !self.more(self.window.len)? {
-            return Ok(None);
-        }
-        Ok(Some(self.window.bytes[self.window.pos]))
     }
 
     /// Reads a number and returns its range in the window; `None` for `-Infinity`.
     fn number(&mut self) -> Result<Option<Range<usize>>> {
-        let mut start = self.window.pos;
-        let mut end = start;
-        loop {
-            let rest = &self.window.bytes[end..self.window.len];
-            let is_part = |b: &u8| matches!(b, b'0'..=b'9' | b'.' | b'-' | b'+' | b'e' | b'E');
-            if let Some(at) = rest.iter().position(|b| !is_part(b)) {
-                end += at;
-                break;
+        self.window.index.step(1);
+        let (len, is_number) = loop {
+            let rest = self.window.rest();
+            let (len, is_number) = number(rest);
+            if len < rest.len() || !self.more()? {
+                break (len, is_number);
             }
-            let seen = self.window.len - start;
-            let goes_on = self.more(start)?;
-            (start, end) = (0, seen);
-            if !goes_on {
-                break;
-            }
-        }
-        let text = &self.window.bytes[start..end];
-        if text == b"-" && self.window.bytes[..self.window.len].get(end) == Some(&b'I') {
+        };
+        let (start, end) = (self.window.pos, self.window.pos + len);
+        let next = self.window.rest().get(len).copied();
+        if !is_number && len == 1 && next == Some(b'I') {
             self.window.pos = end;
             self.word(b"Infinity", Value::NonFinite)?;
             return Ok(None);
         }
-        if !is_number(text) {
+        if !is_number || next.is_some_and(is_part_of_number) {
             return self.expected("a number");
         }
-        self.window.pos = end;
+        self.end_scalar(end);
         Ok(Some(start..end))
     }
 
-    /// Reads a literal.
+    /// Reads a literal whose mark has been stepped over.
     fn word(&mut self, word: &'static [u8], value: Value<'static>) -> Result<Value<'_>> {
         // One byte more than the word, to check that the word ends there.
-        while self.window.rest().len() <= word.len() && self.more(self.window.pos)? {}
+        while self.window.index.mark().is_none()
+            && self.window.rest().len() <= word.len()
+            && self.more()?
+        {}
         let rest = self.window.rest();
         let ends = !rest.get(word.len()).is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
         if !rest.starts_with(word) || !ends {
             return self.expected("a value");
         }
-        self.window.pos += word.len();
+        self.end_scalar(self.window.pos + word.len());
         Ok(value)
+    }
+
+    /// Ends a number or literal before `end`. The index has no mark there if the next byte is not one that can
+    /// follow. It must be found nevertheless.
+    fn end_scalar(&mut self, end: usize) {
+        self.window.pos = end;
+        if self.window.index.mark() != Some(end)
+            && let Some(byte) = self.window.rest().first()
+            && !is_blank(*byte)
+        {
+            self.window.index.put_back(end);
+        }
     }
 
     /// Skips a string whose opening quote has been consumed. Escapes are not checked.
     fn skip_string(&mut self) -> Result<()> {
         loop {
-            let rest = self.window.rest();
-            match memchr2(b'"', b'\\', rest) {
-                Some(at) if rest[at] == b'"' => {
-                    self.window.pos += at + 1;
-                    return Ok(());
-                }
+            match self.window.index.mark() {
                 Some(at) => {
-                    self.window.pos += at + 1;
-                    if self.byte()?.is_some() {
-                        self.window.pos += 1;
+                    self.window.index.step(1);
+                    if self.window.bytes[at] == b'"' {
+                        self.window.pos = at + 1;
+                        return Ok(());
                     }
                 }
                 None => {
-                    self.window.pos = self.window.len;
-                    if !self.more(self.window.len)? {
+                    self.window.pos = self.window.indexed;
+                    if !self.more()? {
                         return self.expected("'\"'");
                     }
                 }
@@ -395,19 +394,12 @@ impl<R: Read> Pull<R> {
         // One bit per open structure, 1 for an object, to know which bracket must close it.
         let (mut kinds, mut open) = (0u128, 0);
         loop {
-            let rest = self.window.rest();
-            let Some(at) = rest.iter().position(|&b| IS_STRUCTURE[usize::from(b)]) else {
-                self.window.pos = self.window.len;
-                if !self.more(self.window.len)? {
-                    return self.expected("the end of an object or array");
-                }
-                continue;
+            let Some(byte) = self.peek()? else {
+                return self.expected("the end of an object or array");
             };
-            let byte = rest[at];
-            self.window.pos += at;
             match byte {
                 b'"' => {
-                    self.window.pos += 1;
+                    self.step();
                     self.skip_string()?;
                     continue;
                 }
@@ -418,7 +410,7 @@ impl<R: Read> Pull<R> {
                     kinds = kinds << 1 | u128::from(byte == b'{');
                     open += 1;
                 }
-                _ => {
+                b'}' | b']' => {
                     match (byte, kinds & 1) {
                         (b'}', 0) => return self.expected("']'"),
                         (b']', 1) => return self.expected("'}'"),
@@ -427,8 +419,9 @@ impl<R: Read> Pull<R> {
                     kinds >>= 1;
                     open -= 1;
                 }
+                _ => {}
             }
-            self.window.pos += 1;
+            self.step();
             if open == 0 {
                 return Ok(());
             }
@@ -456,37 +449,32 @@ impl<R: Read> Pull<R> {
     }
 }
 
-/// The bytes at which `skip_nested` has to stop.
-const IS_STRUCTURE: [bool; 256] = {
-    let mut table = [false; 256];
-    table[b'"' as usize] = true;
-    table[b'{' as usize] = true;
-    table[b'}' as usize] = true;
-    table[b'[' as usize] = true;
-    table[b']' as usize] = true;
-    table
-};
+/// How many bytes at the start of `text` fit JSON's grammar of a number, and whether they are one. Leading
+/// zeros are accepted.
+fn number(text: &[u8]) -> (usize, bool) {
+    let digits = |from: usize| num_digits(&text[from..]);
+    let mut at = usize::from(text.first() == Some(&b'-'));
+    let mut count = digits(at);
+    at += count;
+    let mut is_number = count > 0;
+    if text.get(at) == Some(&b'.') {
+        count = digits(at + 1);
+        at += 1 + count;
+        is_number &= count > 0;
+    }
+    if let Some(b'e' | b'E') = text.get(at) {
+        at += 1 + usize::from(matches!(text.get(at + 1), Some(b'+' | b'-')));
+        count = digits(at);
+        at += count;
+        is_number &= count > 0;
+    }
+    (at, is_number)
+}
 
-/// Whether `text` is a number by JSON's grammar. Leading zeros are accepted.
-fn is_number(text: &[u8]) -> bool {
-    let digits = |text: &[u8]| text.iter().take_while(|b| b.is_ascii_digit()).count();
-    let mut rest = text.strip_prefix(b"-").unwrap_or(text);
-    let whole = digits(rest);
-    rest = &rest[whole..];
-    let mut is_right = whole > 0;
-    if let Some(fraction) = rest.strip_prefix(b".") {
-        let count = digits(fraction);
-        is_right &= count > 0;
-        rest = &fraction[count..];
-    }
-    if let [b'e' | b'E', exponent @ ..] = rest {
-        let unsigned = match exponent {
-            [b'+' | b'-', unsigned @ ..] => unsigned,
-            unsigned => unsigned,
-        };
-        let count = digits(unsigned);
-        is_right &= count > 0;
-        rest = &unsigned[count..];
-    }
-    is_right && rest.is_empty()
+fn is_blank(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\n' | b'\r' | b'\t')
+}
+
+fn is_part_of_number(byte: u8) -> bool {
+    matches!(byte, b'0'..=b'9' | b'.' | b'-' | b'+' | b'e' | b'E')
 }

@@ -3,8 +3,10 @@
 //! Profilers differ in what they write and where. Only broken JSON is an error. Events that are not used and
 //! odd events are counted. This module does not know the object around the list of events.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io::Read;
+
+use foldhash::HashMap;
 
 use super::args::{Args, Inputs};
 use super::event::Event;
@@ -259,7 +261,7 @@ impl Reader {
     fn put(&mut self, kind: Kind, name: &[u8], lane: TrackId, time: TimeRange, mut args: Args) {
         let collective = self.collective(kind, name, &mut args);
         let timeline = &mut self.timeline;
-        let id = timeline.names.intern(&lossy(name));
+        let id = timeline.names.intern_lossy(name);
         if let (Kind::Device(DeviceWork::Sync), Some(stream), Some(record)) =
             (kind, args.wait_stream, args.wait_record)
         {
@@ -398,7 +400,7 @@ impl Reader {
         let (names, counts) = &mut self.skipped;
         let id = match category {
             [] => names.intern(&format!("ph {}", lossy(phase))),
-            category => names.intern(&lossy(category)),
+            category => names.intern_lossy(category),
         };
         counts.resize(counts.len().max(id.0 as usize + 1), 0);
         counts[id.0 as usize] += 1;

@@ -10,7 +10,7 @@ use paceline_trace::thread_builder;
 
 use super::top::{self, Header};
 use super::{ReadError, find};
-use crate::json::{Fault, JsonError, Pull};
+use crate::json::{Fault, JsonError, Pull, WINDOW_BYTES};
 use crate::timeline::Timeline;
 
 /// Reads a whole trace. Its rank comes from `distributedInfo`, or from the path if that is missing.
@@ -56,7 +56,8 @@ pub(crate) fn with_json<T>(
     let io = |source| ReadError::Io { path: path.to_owned(), source };
     // Of any size: it is read piece by piece, so memory is bounded by the events that are kept.
     let file = paceline_files::open(path).map_err(io)?;
-    let mut file = BufReader::with_capacity(CHUNK_BYTES, file);
+    // As large as the parser's reads, which then go to its window without a copy.
+    let mut file = BufReader::with_capacity(WINDOW_BYTES, file);
     let start = file.fill_buf().map_err(io)?;
     if start.is_empty() {
         return Err(ReadError::Empty { path: path.to_owned() });

@@ -5,9 +5,9 @@
 //! its name take outside of transfers; and calls that start a transfer beside those of the same name that start none. A plan
 //! that takes transfers away gives this back: half of the first at least, and the larger of both at most.
 
-use std::collections::HashMap;
 use std::hash::Hash;
 
+use foldhash::HashMap;
 use paceline_table::stats::quantile;
 
 use super::super::names::Class;
@@ -138,7 +138,7 @@ fn quick<K: Eq + Hash>(
     calls: impl Iterator<Item = (K, Times)>,
     fewest: usize,
 ) -> HashMap<K, Times> {
-    let mut groups: HashMap<K, Vec<Times>> = HashMap::new();
+    let mut groups: HashMap<K, Vec<Times>> = HashMap::default();
     for (key, times) in calls {
         groups.entry(key).or_default().push(times);
     }
@@ -160,7 +160,7 @@ type Place = (NameId, usize);
 
 /// The place of each call.
 fn places(of: &Recorded) -> Vec<Place> {
-    let mut counts: HashMap<NameId, usize> = HashMap::new();
+    let mut counts: HashMap<NameId, usize> = HashMap::default();
     let place = |call: &Call| {
         if call.kind == CallKind::Mark {
             counts.clear();

@@ -1,7 +1,9 @@
 //! The device's part of the graph: kernels, and edges from their calls, from earlier kernels and from what
 //! they wait for.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+
+use foldhash::HashMap;
 
 use super::graph::{Account, Bounds, EdgeKind, Graph, Node};
 use super::host::Calls;
@@ -26,7 +28,7 @@ struct Entry {
 /// Adds the kernels whose calls are within the bounds, and the waits for them.
 pub(super) fn add_device(graph: &mut Graph, work: &Work, bounds: Bounds, calls: &Calls) {
     let entries = entries(work, bounds);
-    let mut nodes = HashMap::new();
+    let mut nodes = HashMap::default();
     for entry in entries.iter().filter(|entry| !is_wait(work, entry)) {
         if let Some(place) = entry.item {
             let item = &work.items[place];
@@ -36,7 +38,7 @@ pub(super) fn add_device(graph: &mut Graph, work: &Work, bounds: Bounds, calls: 
     let waits = work.timeline.sync_waits.iter().map(|wait| (wait.kernel, *wait)).collect();
     let (launches, lengths) = (Launches::of(work), lengths(work));
     let last = BTreeMap::new();
-    let after = HashMap::new();
+    let after = HashMap::default();
     let mut device = Device { graph, work, calls, nodes, waits, launches, lengths, last, after };
     for entry in &entries {
         match entry.item {

@@ -1,6 +1,8 @@
 //! The host's part of the graph: the operators and calls of each thread, their nesting and their order.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+
+use foldhash::HashMap;
 
 use super::graph::{Account, Bounds, EdgeKind, Graph, Node};
 use crate::hta::options::rounded;
@@ -35,7 +37,7 @@ struct Frame {
 pub(super) fn add_host(graph: &mut Graph, work: &Work, bounds: Bounds) -> Calls {
     let timeline = work.timeline;
     let mut lanes: BTreeMap<TrackId, Vec<Frame>> = BTreeMap::new();
-    let mut calls = Calls::new();
+    let mut calls = Calls::default();
     let nodes =
         |graph: &mut Graph, time: TimeRange| (graph.node(time.start_ns), graph.node(time.end_ns()));
     for operator in &timeline.operators {
