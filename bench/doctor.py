@@ -7,7 +7,9 @@
 Each case is a training step of PyTorch with one fault (`peer/doctor_step.py`). The script records its traces, reads the advice,
 records the step with the change that is advised, and asks `paceline analyze BEFORE --against AFTER` whether the promise came. Both
 steps are also timed without the profiler, in turn, `--rounds` times, because the profiler slows the host down. The cases named `sound` have
-no fault; whatever they are told is listed.
+no fault; whatever they are told is listed. On the CPU they allocate from jemalloc, if the machine has it, as PyTorch's tuning guide
+recommends: with glibc's allocator each operator may get fresh pages, and one rank of two may be so unlucky that all its element-wise operators take
+twice as long.
 
 On the CPU, the cases about communication run in a network of their own whose loopback is slow (`tc`; root, or a user namespace): on a fast one,
 communication takes the cores on which the ranks compute. `at most` marks advice that promises an upper bound, because other code would run then;
@@ -35,6 +37,7 @@ CAUSES = {
     "small_buckets": "small_collectives", "busy_core": "straggler", "channels_last": "layout", "compile": "elementwise",
     "batch": "host_bound",
 }
+JEMALLOC = next(iter(sorted(Path("/usr/lib").glob("*/libjemalloc.so*"))), None)
 SOUND = ["sound", "sound_cnn", "sound_transformer", "sound_one_rank", "sound_loader"]
 ANYWHERE = ["loader", "first_bucket", "no_sync", "optimizer", "straggler", "exposed"]
 ON_A_PROCESSOR = ["small_buckets", "busy_core", "channels_last", "compile", "batch"]
@@ -56,6 +59,8 @@ class Bench:
     def step(self, case: str, followed: bool, *flags: str | Path) -> str:
         command = list(map(str, [self.peer, STEP, "--case", case, "--device", self.device, *flags]))
         command += ["--followed"] if followed else []
+        if case in SOUND and self.device == "cpu" and JEMALLOC is not None:
+            command = ["env", f"LD_PRELOAD={JEMALLOC}", "MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1", *command]
         rate = RATES.get(case) if self.device == "cpu" else None
         if rate is not None:
             link = f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate} burst 256kb latency 400ms"
@@ -77,7 +82,8 @@ class Bench:
         before, after = (self.folder / case / name for name in ("before", "after"))
         self.step(case, False, "--out", before)
         told = self.advice(before)
-        result: Record = {"case": case, "told": [of["cause"] for of in told]}
+        said = [{key: of[key] for key in ("cause", "step_ms", "low_ms", "high_ms", "evidence")} for of in told]
+        result: Record = {"case": case, "told": [of["cause"] for of in told], "advice": said}
         cause = CAUSES.get(case, case)
         promised = next((of for of in told if of["cause"] == cause), None)
         if promised is None:
@@ -148,7 +154,8 @@ def main() -> int:
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     record = provenance() | {
-        "binary": shown(binary), "device": arguments.device, "rounds": arguments.rounds, "rates": RATES, "cases": results, "failures": failures,
+        "binary": shown(binary), "device": arguments.device, "rounds": arguments.rounds, "rates": RATES, "jemalloc": JEMALLOC is not None,
+        "cases": results, "failures": failures,
     }
     out.write_text(json.dumps(record, indent=1) + "\n")
     print(f"wrote {shown(out)}", file=sys.stderr)

@@ -430,6 +430,12 @@ impl Reader {
         self.timeline.skipped = names.iter().map(str::to_owned).zip(counts).collect();
         let odd = self.oddities.into_iter().map(|(what, count)| (what.to_owned(), count));
         self.timeline.oddities.extend(odd);
+        // Traces of hundreds of ranks are in memory together.
+        let Timeline { kernels, launches, operators, memory, .. } = &mut self.timeline;
+        kernels.shrink_to_fit();
+        launches.shrink_to_fit();
+        operators.shrink_to_fit();
+        memory.shrink_to_fit();
         self.timeline
     }
 }

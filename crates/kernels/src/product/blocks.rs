@@ -92,11 +92,10 @@ impl Blocks {
                         unsafe { K::pack_a(&a.from(m0, k0), m_len, k_len, packed_a) };
                         a_holds = Some((m0, k0));
                     }
+                    let sums = sums.map(|s| (s.wrapping_add(m0 * self.n), self.n));
+                    let block = block(&c, (m0, n0), (m_len, n_len), sums, k0 == 0, is_last);
                     let mut make = |i: usize, j: usize| {
-                        let rows_columns = (K::ROWS.min(m_len - i), K::COLUMNS.min(n_len - j));
-                        let row = m0 + i;
-                        let sums = sums.map(|s| (s.wrapping_add(row * self.n + j), self.n));
-                        let tile = tile(&c, (row, n0 + j), rows_columns, sums, k0 == 0, is_last);
+                        let tile = block.part((i, j), (K::ROWS, K::COLUMNS));
                         tile.prefetch(K::COLUMNS);
                         let (a, b) =
                             (packed_a.wrapping_add(i * units), packed_b.wrapping_add(j * units));
@@ -115,9 +114,9 @@ impl Blocks {
     }
 }
 
-/// Where a tile that starts at `(row, column)` goes after a block of k. `sums` are its place in the sums between blocks,
+/// Where a block of `c` that starts at `(row, column)` goes after a block of k. `sums` are its place in the sums between blocks,
 /// if there are any; an f32 `c` holds these sums itself.
-fn tile(
+fn block(
     c: &Output,
     (row, column): (usize, usize),
     (rows, columns): (usize, usize),
@@ -126,7 +125,7 @@ fn tile(
     is_last: bool,
 ) -> Tile {
     let to = c.elems.at(row * c.row_stride + column);
-    let mut tile = Tile {
+    let mut block = Tile {
         rows,
         columns,
         addend: sums.filter(|_| !is_first),
@@ -137,13 +136,13 @@ fn tile(
         with_relu: is_last && c.with_relu,
     };
     match (to, sums) {
-        (Elems::F32(c_tile), _) if !is_first || c.accumulate => {
-            tile.addend = Some((c_tile, c.row_stride));
+        (Elems::F32(c_block), _) if !is_first || c.accumulate => {
+            block.addend = Some((c_block, c.row_stride));
         }
         (Elems::Bf16(_), Some((sums, stride))) if !is_last => {
-            (tile.to, tile.stride) = (Elems::F32(sums), stride);
+            (block.to, block.stride) = (Elems::F32(sums), stride);
         }
         _ => {}
     }
-    tile
+    block
 }

@@ -13,7 +13,8 @@ const MOST_COLUMNS: usize = 32;
 #[repr(align(64))]
 pub(super) struct Buffer(pub(super) [f32; 14 * MOST_COLUMNS]);
 
-/// Where a tile of sums goes and what is added to it, in this order: the addend, what a bf16 `c` holds, the bias.
+/// Where a tile of sums, or a block of tiles, goes and what is added to it, in this order: the addend, what a bf16 `c` holds, the
+/// bias.
 pub(super) struct Tile {
     pub(super) rows: usize,
     pub(super) columns: usize,
@@ -29,6 +30,20 @@ pub(super) struct Tile {
 }
 
 impl Tile {
+    /// The part that starts at this row and column, of at most so many rows and columns.
+    #[inline(always)]
+    pub(super) fn part(&self, (i, j): (usize, usize), (rows, columns): (usize, usize)) -> Self {
+        let at = |stride: usize| i * stride + j;
+        Self {
+            rows: rows.min(self.rows - i),
+            columns: columns.min(self.columns - j),
+            addend: self.addend.map(|(from, stride)| (from.wrapping_add(at(stride)), stride)),
+            to: self.to.at(at(self.stride)),
+            bias: self.bias.map(|bias| bias.wrapping_add(j)),
+            ..*self
+        }
+    }
+
     /// Asks for the cache lines that the tile will be written to, while its sums are being made. `columns` is that of a whole
     /// tile.
     #[inline(always)]
