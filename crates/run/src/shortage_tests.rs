@@ -221,10 +221,14 @@ fn a_run_survives_or_reports_a_fault_at_any_operation_on_its_files() {
 fn a_run_without_memory_ends_with_how_much_was_asked_for_and_for_what() {
     let spec = |strategy| {
         tiny(&[
-            ("channels", "4"),
-            // The copy of the state is larger than all that training has given back.
-            ("hidden", "256"),
-            ("samples", "40"),
+            ("model", "mlp"),
+            // More activations than blocks that have been given back before. The copy of the state is larger than any of them.
+            ("num-layers", "6"),
+            ("input-dim", "64"),
+            ("hidden-dim", "64"),
+            ("output-dim", "4"),
+            ("steps-per-epoch", "2"),
+            ("global-batch-size", "40"),
             ("strategy", strategy),
             ("optimizer", "adamw"),
             ("epochs", "1"),

@@ -61,9 +61,9 @@ use together::Together;
 
 /// No gain below this part of a step is advised.
 const NEGLIGIBLE: f64 = 0.02;
-/// The same for the low end of a gain on a processor, whose cores are not equally fast in the short time of a recording: in runs
-/// without a fault, one rank was slower than the other by up to a twentieth in all steps recorded.
-const NEGLIGIBLE_ON_CPU: f64 = 0.05;
+/// The same for the low end of a gain that depends on how long ranks wait for each other on a processor. Its cores are not equally
+/// fast in the short time of a recording: in runs without a fault, one rank was slower by up to a twentieth in all steps.
+const NEGLIGIBLE_WAIT: f64 = 0.05;
 
 /// What in the traces says so.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -320,10 +320,13 @@ fn on_all_cores<T: Sync, R: Send>(items: &[T], of: impl Fn(usize, &T) -> R + Syn
 
 /// Whether a gain is worth the change. Of the steps of a processor, the low end has to be, where the trace determines one.
 fn is_worth(of: &Advice, on_cpu: bool) -> bool {
-    match on_cpu && of.cause.is_determined() {
-        true => of.gain.low_ms >= NEGLIGIBLE_ON_CPU * of.step_ms,
-        false => of.gain.ms >= NEGLIGIBLE * of.step_ms,
-    }
+    let Gain { ms, low_ms, .. } = of.gain;
+    let (gain_ms, least) = match of.cause {
+        Cause::Straggler | Cause::Exposed if on_cpu => (low_ms, NEGLIGIBLE_WAIT),
+        cause if on_cpu && cause.is_determined() => (low_ms, NEGLIGIBLE),
+        _ => (ms, NEGLIGIBLE),
+    };
+    gain_ms >= least * of.step_ms
 }
 
 /// What a step gains. It is the mean, because steps share a queue of work, so what one of them gains may show in the next one only.
