@@ -1,7 +1,7 @@
 //! Matrix products of slices.
 //!
 //! In: matrices that are row-major, or transposes of such. Out: a row-major product. [`product`] computes in f32 or f64, or
-//! rounds its operands to bf16 or f16 and sums in f32. The arithmetic is that of [`crate::product`]; `emulated` uses it for f16,
+//! rounds its operands to bf16 or f16 and sums in f32. The arithmetic is that of `crate::product`; `emulated` uses it for f16,
 //! and `double` has plain loops for f64. Nothing here knows tensors or layers.
 
 mod double;
