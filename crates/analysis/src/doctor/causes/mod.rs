@@ -100,25 +100,15 @@ impl Cause {
 
     /// Whether the trace determines what its removal gains. What other code would take is not in the trace.
     pub fn is_determined(self) -> bool {
-        match self {
-            Self::Loader
-            | Self::NoSync
-            | Self::SmallCollectives
-            | Self::FirstBucket
-            | Self::Exposed
-            | Self::Straggler
-            | Self::Pipeline => true,
-            Self::Allocation
-            | Self::Synchronizations
-            | Self::Copies
-            | Self::Zeroing
-            | Self::Optimizer
-            | Self::Layout
-            | Self::TensorCores
-            | Self::Elementwise
-            | Self::Gathers
-            | Self::HostBound => false,
-        }
+        let runs_other_code = matches!(
+            self,
+            Self::Optimizer
+                | Self::Layout
+                | Self::TensorCores
+                | Self::Elementwise
+                | Self::HostBound
+        );
+        !runs_other_code
     }
 
     /// Its name in files.

@@ -106,7 +106,7 @@ pub(in super::super) fn advise(
                 "balance the batches (sequence lengths, samples per rank); compare clocks: nvidia-smi -q -d CLOCK,PERFORMANCE"
             }
             false => {
-                "balance the batches (sequence lengths, samples per rank); look for what else uses its cores: top; allocate from jemalloc, where glibc takes fresh pages for each operator: LD_PRELOAD=libjemalloc.so.2"
+                "balance the batches (sequence lengths, samples per rank); look for what else uses its cores: top"
             }
         };
         (
