@@ -12,7 +12,7 @@ use crate::record::{OpRecord, OpTimes, Purpose};
 use crate::{OpKind, ReduceOp};
 
 /// The most ranks that a group can have.
-pub const MAX_RANKS: usize = 64;
+pub const MAX_RANKS: usize = 1024;
 
 /// A range of this rank's memory, claimed or borrowed for as long as the operation runs.
 #[derive(Clone, Copy, Debug)]

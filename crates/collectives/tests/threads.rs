@@ -27,6 +27,11 @@ fn every_operation_at_every_world_size() {
 }
 
 #[test]
+fn every_operation_on_seventy_ranks() {
+    on_ranks(70, |group| common::every_operation::<i32>(&group));
+}
+
+#[test]
 fn a_message_right_after_a_barrier_is_no_conflict() {
     // The receiver may not have noticed that the barrier is over when the message becomes visible.
     on_ranks(3, |group| {

@@ -276,6 +276,21 @@ fn two_and_three_hosts_sum_as_a_tree() {
     }
 }
 
+/// As many ranks as need two words of bits.
+#[test]
+fn seventy_ranks_sum_as_a_tree() {
+    within_limit(|| {
+        for transport in [Transport::Thread, Transport::Shm] {
+            on_ranks(transport, 70, |group| {
+                for len in [1, 1025] {
+                    reductions::<f32>(&group, ReduceOp::Sum, len);
+                    reductions::<u8>(&group, ReduceOp::Mean, len);
+                }
+            });
+        }
+    });
+}
+
 /// Every rank holds the sum of the data of ranks `2 i` and `2 i + 1` of a group of twice as many.
 #[test]
 fn neighbors_that_are_added_beforehand_leave_the_bits_alone() {

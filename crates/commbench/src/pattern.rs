@@ -1,7 +1,7 @@
 //! Inputs whose results are exact in every element type, and the expected results.
 //!
 //! Each rank's input repeats after a prime number of elements, so that data that are shifted by a share,
-//! a page or a unit are noticed. Values are so small that sums over all ranks are exact even in bf16.
+//! a page or a unit are noticed. Values are so small that results of up to 1024 ranks are exact even in bf16.
 //! Results that an integer type cannot hold wrap around, as they do in the operations.
 
 use half::{bf16, f16};
@@ -85,11 +85,15 @@ impl Pattern {
 /// An element of a rank's input.
 fn value(redop: Option<ReduceOp>, rank: usize, at: usize) -> i64 {
     let mixed = at * 31 + rank * 17 + at * rank * 7;
+    // The first ranks give much. Of all others, only so many give something to an element that results stay small.
+    let is_first = rank < 64;
+    let is_one_of = |ranks: usize| (at + rank).is_multiple_of(ranks);
     let value = match redop {
-        // The sum is at most 3 x 64 ranks.
-        Some(ReduceOp::Sum | ReduceOp::Mean) => mixed % 4,
-        // The product is at most 2^8, because at most eight of 64 ranks have a two.
-        Some(ReduceOp::Product) => 1 + usize::from((at + rank).is_multiple_of(8)),
+        // The sum is at most 3 x 64 of the first ranks, and 64 of the other 960.
+        Some(ReduceOp::Sum | ReduceOp::Mean) if is_first => mixed % 4,
+        Some(ReduceOp::Sum | ReduceOp::Mean) => usize::from(is_one_of(15)),
+        // The product is at most 2^9: eight of the first ranks have a two, and one of the others.
+        Some(ReduceOp::Product) => 1 + usize::from(is_one_of(if is_first { 8 } else { 960 })),
         Some(ReduceOp::Min | ReduceOp::Max) | None => mixed % 128,
     };
     value as i64
@@ -102,7 +106,7 @@ fn mean(dtype: DType, sum: i64, world: usize) -> f64 {
         DType::F64 => sum as f64 / world as f64,
         DType::F32 | DType::F16 | DType::BF16 => f64::from(sum as f32 / world as f32),
         DType::I32 | DType::I64 => (sum / world as i64) as f64,
-        DType::U8 => f64::from(sum as u8 / world as u8),
+        DType::U8 => (i64::from(sum as u8) / world as i64) as f64,
     }
 }
 
@@ -120,6 +124,8 @@ fn encode(dtype: DType, value: f64, out: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
+    use paceline_collectives::MAX_RANKS;
+
     use super::*;
 
     #[test]
@@ -144,8 +150,8 @@ mod tests {
             f64::from(bf16::from_ne_bytes(bytes.try_into().unwrap()))
         };
         for redop in [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max] {
-            let narrow = Pattern::reduced(DType::BF16, redop, 64);
-            let wide = Pattern::reduced(DType::F64, redop, 64);
+            let narrow = Pattern::reduced(DType::BF16, redop, MAX_RANKS);
+            let wide = Pattern::reduced(DType::F64, redop, MAX_RANKS);
             for at in 0..PERIOD {
                 let exact = f64::from_ne_bytes(wide.bytes[8 * at..8 * at + 8].try_into().unwrap());
                 assert_eq!(decoded(&narrow, at), exact, "{redop:?} of element {at}");

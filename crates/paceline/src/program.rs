@@ -22,6 +22,7 @@ use paceline_launch::{environment, launcher};
 use paceline_run::evaluate;
 use paceline_run::train::{self, FinishedRun};
 use paceline_study::{lab, links, predict, sweep};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::SIGXFSZ;
 
 use crate::cli::{Cli, Command};
@@ -77,6 +78,7 @@ impl Program {
     /// Reads the command line of this process, and does what it asks for.
     pub fn main(self) -> ExitCode {
         survive_file_limits();
+        allow_many_files();
         let words: Vec<OsString> = std::env::args_os().collect();
         let outcome = self.check().and_then(|()| run(mistakes::read(&words)?.command));
         let code = outcome.unwrap_or_else(|failure| failure.report());
@@ -97,6 +99,21 @@ impl Program {
         train::train_here(flags)
     }
 }
+
+/// Raises the limit on the files that this process may have open (usually 1024) as far as it may, up to [`MANY_FILES`].
+/// Programs that this one starts inherit it.
+fn allow_many_files() {
+    let limit = getrlimit(Resource::Nofile);
+    // `None` is no limit.
+    let allowed = limit.maximum.map_or(MANY_FILES, |maximum| maximum.min(MANY_FILES));
+    if limit.current.is_some_and(|current| current < allowed) {
+        // If that fails, a run with many ranks says which file it could not open.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(allowed), ..limit });
+    }
+}
+
+/// More files than a rank has open: two connections to each of up to 1023 others, and the files of its run.
+const MANY_FILES: u64 = 1 << 14;
 
 /// From now on a write beyond the limit on the size of files (`ulimit -f`, a quota) fails as on a full disk; by default the
 /// signal that comes with it ends the process. Programs that this one starts keep the default.

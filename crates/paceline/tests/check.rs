@@ -52,7 +52,7 @@ fn ranks_of_another_launcher_are_checked() {
 
 #[test]
 fn what_cannot_be_checked_is_refused() {
-    run("check --nproc 0").refused(&["--nproc 0", "1 to 64"]);
+    run("check --nproc 0").refused(&["--nproc 0", "1 to 1024"]);
     run("check --transport mpi").refused(&["--transport mpi", "without MPI"]);
     run("check --timeout -3").refused(&["--timeout -3", "seconds above zero"]);
 }

@@ -116,6 +116,6 @@ fn what_cannot_be_evaluated_is_refused() {
     let named = ["--checkpoint saved", "--model cnn, this run has mlp", "pass the same --model"];
     refuse(&format!("--checkpoint saved {TINY_MLP}"), &named);
     refuse(&saved("--epochs 3"), &["no flag --epochs"]);
-    refuse(&saved("--nproc 0"), &["--nproc 0", "1 to 64"]);
+    refuse(&saved("--nproc 0"), &["--nproc 0", "1 to 1024"]);
     refuse(&saved("--json nowhere/found.json"), &["--json nowhere/found.json", "does not exist"]);
 }

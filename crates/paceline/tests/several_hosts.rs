@@ -87,7 +87,7 @@ fn flags_that_do_not_fit_are_refused() {
     let train = |flags: &str, words: &[&str]| {
         sandbox.train(&format!("{TINY} {} {flags}", host(0, 29400))).refused(words);
     };
-    train("--nproc 40", &["--nproc", "40 ranks", "up to 64"]);
+    train("--nproc 600", &["--nproc", "600 ranks", "up to 1024"]);
     train("", &["--master-addr 127.0.0.1", "--host ADDRESS"]);
     train("--transport shm", &["--transport shm", "one host only", "hybrid"]);
     train("--transport thread", &["--transport thread", "several hosts", "hybrid"]);

@@ -14,6 +14,8 @@
 //! Input: the bytes of a file, piece by piece. Output: the places of the marks. This module does not know
 //! whether the JSON is well formed.
 
+use wide::u8x16;
+
 /// Bytes that are indexed together.
 const BLOCK_BYTES: usize = 64;
 
@@ -158,6 +160,7 @@ fn plain(bytes: &[u8], mut state: State) -> (u64, State) {
 }
 
 /// Which bytes of a block are what, one bit per byte.
+#[derive(Default)]
 struct Classes {
     quote: u64,
     backslash: u64,
@@ -166,31 +169,25 @@ struct Classes {
 }
 
 impl Classes {
+    #[inline(always)]
     fn of(block: &[u8; BLOCK_BYTES]) -> Self {
-        // Loops like this become vector instructions.
-        let bits = |is: fn(u8) -> bool| {
-            let mut found = [0u8; BLOCK_BYTES];
-            for (found, &byte) in found.iter_mut().zip(block) {
-                *found = u8::from(is(byte));
-            }
-            let (words, _) = found.as_chunks::<8>();
-            words.iter().rev().fold(0, |bits, word| {
-                // Moves the lowest bit of each byte to the highest byte, in the same order.
-                bits << 8 | u64::from_le_bytes(*word).wrapping_mul(0x0102_0408_1020_4080) >> 56
-            })
-        };
-        Self {
-            quote: bits(|byte| byte == b'"'),
-            backslash: bits(|byte| byte == b'\\'),
-            blank: bits(|byte| {
-                (byte == b' ') | (byte == b'\n') | (byte == b'\r') | (byte == b'\t')
-            }),
+        let mut all = Self::default();
+        // Of the first byte, the bit is the lowest.
+        for &bytes in block.as_chunks::<16>().0.iter().rev() {
+            let bytes = u8x16::new(bytes);
+            let is = |byte: u8| bytes.simd_eq(u8x16::splat(byte));
             // Brackets and braces differ in one bit.
-            structure: bits(|byte| {
-                let either = byte | 0x20;
-                (either == b'{') | (either == b'}') | (byte == b',') | (byte == b':')
-            }),
+            let either = bytes | u8x16::splat(0x20);
+            let is_either = |byte: u8| either.simd_eq(u8x16::splat(byte));
+            let add = |bits: &mut u64, found: u8x16| {
+                *bits = *bits << 16 | u64::from(found.to_bitmask());
+            };
+            add(&mut all.quote, is(b'"'));
+            add(&mut all.backslash, is(b'\\'));
+            add(&mut all.blank, is(b' ') | is(b'\n') | is(b'\r') | is(b'\t'));
+            add(&mut all.structure, is_either(b'{') | is_either(b'}') | is(b',') | is(b':'));
         }
+        all
     }
 }
 

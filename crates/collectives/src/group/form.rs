@@ -39,7 +39,7 @@ impl Group {
         options: GroupOptions,
     ) -> Result<Vec<Self>, CollectiveError> {
         assert!((1..=MAX_RANKS).contains(&world_size), "1 to {MAX_RANKS} ranks");
-        let memory = Arc::new(Control::create(0)?);
+        let memory = Arc::new(Control::create(world_size)?);
         let registry = Arc::new(SplitRegistry::default());
         let rank = |rank| {
             let (memory, host_links) = (memory.clone(), HostLinks::Threads(registry.clone()));
@@ -65,7 +65,7 @@ impl Group {
 
     /// The sub-group that has only this rank. Needs no message to the other ranks.
     pub(crate) fn only_self(&self, label: &str, color: usize) -> Result<Self, CollectiveError> {
-        let engine = SharedState::new(0, 1, Arc::new(Control::create(0)?), Reach::Threads);
+        let engine = SharedState::new(0, 1, Arc::new(Control::create(1)?), Reach::Threads);
         let options = GroupOptions { link: None, ..self.options().clone() };
         let lineage = self.sub_origin(label, color);
         let host_links = HostLinks::Threads(Arc::default());

@@ -41,7 +41,7 @@ impl SplitRegistry {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (state, missing) = match waiting.remove(&key) {
             Some((state, missing)) => (state, missing - 1),
-            None => ((Arc::new(Control::create(0)?), Arc::default()), world - 1),
+            None => ((Arc::new(Control::create(world)?), Arc::default()), world - 1),
         };
         if missing > 0 {
             waiting.insert(key, (state.clone(), missing));

@@ -23,7 +23,8 @@ impl ShowCalls for Rails<'_> {
     /// its host.
     fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll, CollectiveError> {
         let Self { hybrid, inner } = self;
-        let here = hybrid.local.show(&hybrid.within_host(context, context.call))?;
+        let within = hybrid.within_host(context, context.call);
+        let here = hybrid.local.show(&within, |_| ())?;
         let mut message = Vec::new();
         for (&call, &operation) in here.calls.iter().zip(&here.operations) {
             message.extend(Header::Call { operation, call }.encode());

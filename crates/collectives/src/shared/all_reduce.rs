@@ -5,9 +5,9 @@
 //! the least possible if every rank keeps its own copy. Order of summation: the tree over ranks 0, 1, 2, ...
 //! for each element, whichever rank claims the chunk.
 //!
-//! Staged (private memory of processes): the message goes in pieces of a quarter of a megabyte. Each piece
-//! is copied in (`S` more bytes), reduced in the staging areas, which stay in the cache, and copied out
-//! (`S` more). A group of two ranks needs neither the second phase nor the copy out: each rank reduces the whole
+//! Staged (private memory of processes): the message goes in pieces of a quarter of a megabyte, of which the first
+//! is there when the ranks meet. Each piece is copied in (`S` more bytes), reduced in the staging areas, which stay in
+//! the cache, and copied out (`S` more). A group of two ranks needs neither the second phase nor the copy out: each rank reduces the whole
 //! message directly into its private memory.
 
 use std::borrow::Cow;
@@ -142,18 +142,15 @@ impl Job<'_> {
         let is_private = world == 2 && (0..world).all(is_staged);
         for start in (0..call.send.len_bytes).step_by(HALF_BYTES) {
             let len_bytes = HALF_BYTES.min(call.send.len_bytes - start);
-            let round = shared.next_round();
-            if is_staged(rank) {
-                shared.count_staged(len_bytes);
-                // SAFETY: both are valid for the piece. Nobody reads this half any longer, since all ranks
-                // have arrived in the round after the one that used it last.
-                unsafe {
-                    let from = call.send.base.add(start);
-                    std::ptr::copy_nonoverlapping(from, shared.stage(rank, round), len_bytes);
+            let mut round = first.number;
+            if start > 0 {
+                round = shared.next_round();
+                if is_staged(rank) {
+                    shared.stage_piece(call, round, start);
                 }
+                shared.arrive(context, round);
+                shared.wait_present(context, round)?;
             }
-            shared.arrive(context, round);
-            shared.wait_present(context, round)?;
             let mut inputs = self.places(round, 0..world, |slot| &slot.send, start, len_bytes)?;
             if is_private {
                 if is_target {

@@ -21,6 +21,7 @@
 //! zeroed). This module does not know what the chunks are. `phases.rs` and `mail.rs` define how ranks wait,
 //! and loom checks these two files.
 
+use std::ptr::slice_from_raw_parts;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use paceline_memory::{Mapping, MemoryError};
@@ -104,6 +105,16 @@ pub(crate) struct Slot {
     pub(crate) recv: PlaceWords,
 }
 
+/// What concerns one rank's messages to another.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub(crate) struct Pair {
+    mail: Mail,
+    /// By parity of the round: the number of elements that the first rank sends to the second in an all-to-all, and the
+    /// number that it expects from it.
+    blocks: [[AtomicU64; 2]; 2],
+}
+
 /// The mailbox for messages from one rank to another: the sender's half and the receiver's half.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
@@ -146,14 +157,14 @@ struct Alarms {
     common: AtomicU32,
 }
 
-/// The shared state of a group.
+/// The shared state of a group. Pages that no rank touches take no memory.
 #[repr(C)]
 #[derive(Debug)]
-pub(crate) struct Control {
+pub(crate) struct Control<Pairs: ?Sized = [Pair]> {
     barrier: Barrier,
     alarms: Line<Alarms>,
     /// A bit for each rank of another host for which a rank of this host has waited in vain.
-    beyond: Line<AtomicU64>,
+    beyond: Line<[AtomicU64; MAX_RANKS / 64]>,
     /// Taken by the rank that writes the conflict.
     accuser: Line<AtomicU32>,
     conflict: ConflictWords,
@@ -162,11 +173,14 @@ pub(crate) struct Control {
     /// Per rank: the event counter on which the rank waits outside of the barrier.
     wake_ups: [WakeUp; MAX_RANKS],
     slots: [[Slot; MAX_RANKS]; 2],
-    /// `[parity][rank][peer]`: the number of elements that a rank sends to each peer and expects from each
-    /// peer in an all-to-all.
-    blocks: [[[[AtomicU64; 2]; MAX_RANKS]; MAX_RANKS]; 2],
-    /// `[sender][receiver]`.
-    mail: [[Mail; MAX_RANKS]; MAX_RANKS],
+    /// In the order of [`pair_index`], as many as the group has pairs.
+    pairs: Pairs,
+}
+
+/// The place of the pair of `from` and `to`, which does not depend on how many ranks there are: those of ranks below n
+/// have the first n * n places.
+fn pair_index(from: usize, to: usize) -> usize {
+    if from < to { to * to + from } else { from * from + from + to }
 }
 
 /// Added to the number of a withdrawn message. It is larger than all message numbers, so that zero does not
@@ -180,20 +194,25 @@ const CONFLICT: u32 = u32::MAX;
 const GIVEN_UP: u32 = u32::MAX - 1;
 
 impl Control {
-    /// Creates new shared state in a new mapping, followed by `extra_bytes` more bytes.
-    pub(crate) fn create(extra_bytes: usize) -> Result<Mapping, MemoryError> {
-        Mapping::create(Self::BYTES + extra_bytes)
+    /// Creates the state of a new group in a new mapping.
+    pub(crate) fn create(world: usize) -> Result<Mapping, MemoryError> {
+        Mapping::create(Self::bytes(world))
     }
 
     /// The size of the state in memory, in bytes, rounded up to whole pages.
-    pub(crate) const BYTES: usize = size_of::<Self>().next_multiple_of(4096);
+    pub(crate) const fn bytes(world: usize) -> usize {
+        let pairs = world * world * size_of::<Pair>();
+        (size_of::<Control<[Pair; 0]>>() + pairs).next_multiple_of(4096)
+    }
 
-    /// The state at the start of a mapping that [`Control::create`] made, in this or another process.
-    pub(crate) fn of(mapping: &Mapping) -> &Self {
-        assert!(mapping.len_bytes() >= Self::BYTES, "the mapping was made for shared state");
-        // SAFETY: the mapping is page-aligned and large enough, and starts zeroed. `Control` consists of
-        // atomics, for which zero is valid and which any process may touch at any time.
-        unsafe { mapping.base().cast::<Self>().as_ref() }
+    /// The state of `world` ranks at the start of a mapping, which this or another process made with at least
+    /// [`Control::bytes`].
+    pub(crate) fn of(mapping: &Mapping, world: usize) -> &Self {
+        assert!(mapping.len_bytes() >= Self::bytes(world), "the mapping was made for this state");
+        let pairs = slice_from_raw_parts(mapping.base().as_ptr().cast::<Pair>(), world * world);
+        // SAFETY: the mapping is page-aligned and large enough for this number of pairs, and starts zeroed. `Control`
+        // consists of atomics, for which zero is valid and which any process may touch at any time.
+        unsafe { &*(pairs as *const Self) }
     }
 
     /// The slot of `rank` in round `seq`.
@@ -276,16 +295,17 @@ impl Control {
 
     /// Tells the ranks of this host that ranks of other hosts are missing, and that this rank no longer waits.
     pub(crate) fn tell_beyond(&self, missing: &[usize]) {
-        let bits = missing.iter().fold(0, |bits, rank| bits | 1 << rank);
-        // Release: a rank that sees the alarm sees these ranks too.
-        self.beyond.0.fetch_or(bits, Ordering::Release);
+        for rank in missing {
+            // Release: a rank that sees the alarm sees these ranks too.
+            self.beyond.0[rank / 64].fetch_or(1 << (rank % 64), Ordering::Release);
+        }
         self.raise(GIVEN_UP);
     }
 
     /// The ranks of other hosts that a rank of this host has reported as missing.
     pub(crate) fn beyond(&self) -> Vec<usize> {
-        let bits = self.beyond.0.load(Ordering::Acquire);
-        (0..MAX_RANKS).filter(|rank| bits & 1 << rank != 0).collect()
+        let words = self.beyond.0.each_ref().map(|word| word.load(Ordering::Acquire));
+        (0..MAX_RANKS).filter(|rank| words[rank / 64] & 1 << (rank % 64) != 0).collect()
     }
 
     fn raise(&self, alarm: u32) {
@@ -344,12 +364,12 @@ impl Control {
 
     /// The mailbox for messages from one rank to another.
     pub(crate) fn mail(&self, from: usize, to: usize) -> &Mail {
-        &self.mail[from][to]
+        &self.pairs[pair_index(from, to)].mail
     }
 
     /// The numbers of elements that `rank` sends to `peer` in round `seq`, and that it expects from `peer`.
     pub(crate) fn blocks(&self, seq: u32, rank: usize, peer: usize) -> &[AtomicU64; 2] {
-        &self.blocks[(seq % 2) as usize][rank][peer]
+        &self.pairs[pair_index(rank, peer)].blocks[(seq % 2) as usize]
     }
 
     /// Wakes `rank` if it waits for a point-to-point operation.
@@ -401,8 +421,8 @@ mod tests {
     fn every_chunk_of_every_round_is_done_once_and_seen_by_all() {
         const WORLD: usize = 5;
         const CHUNKS: u32 = 7;
-        let mapping = Control::create(0).unwrap();
-        let control = Control::of(&mapping);
+        let mapping = Control::create(WORLD).unwrap();
+        let control = Control::of(&mapping, WORLD);
         let total = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for rank in 0..WORLD {
@@ -428,15 +448,15 @@ mod tests {
 
     #[test]
     fn a_missing_rank_is_named_and_a_lost_one_noticed() {
-        let mapping = Control::create(0).unwrap();
-        let control = Control::of(&mapping);
+        let mapping = Control::create(3).unwrap();
+        let control = Control::of(&mapping, 3);
         control.slot(1, 0).seq.store(1, Ordering::Relaxed);
         control.arrive(1, 3);
         let short = WaitPolicy { limit: Duration::from_millis(20), ..PATIENT };
         assert_eq!(control.wait_present(1, short, || None), Err(WaitError::TimedOut));
         assert_eq!(control.missing(1, 3), [1, 2]);
-        let mapping = Control::create(0).unwrap();
-        let control = Control::of(&mapping);
+        let mapping = Control::create(3).unwrap();
+        let control = Control::of(&mapping, 3);
         control.arrive(1, 2);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(move || control.wait_present(1, PATIENT, || None));
@@ -448,9 +468,29 @@ mod tests {
     }
 
     #[test]
+    fn each_pair_of_ranks_has_a_place_of_its_own() {
+        for world in [1, 2, 3, 64, 100] {
+            let pairs = (0..world).flat_map(|from| (0..world).map(move |to| pair_index(from, to)));
+            let mut places = pairs.collect::<Vec<_>>();
+            places.sort_unstable();
+            assert_eq!(places, (0..world * world).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn missing_ranks_of_other_hosts_are_named_whatever_their_number() {
+        let mapping = Control::create(2).unwrap();
+        let control = Control::of(&mapping, 2);
+        assert_eq!(control.beyond(), [0usize; 0]);
+        control.tell_beyond(&[5, 64, MAX_RANKS - 1]);
+        control.tell_beyond(&[63]);
+        assert_eq!(control.beyond(), [5, 63, 64, MAX_RANKS - 1]);
+    }
+
+    #[test]
     fn a_phase_that_a_rank_gave_up_on_stays_closed() {
-        let mapping = Control::create(0).unwrap();
-        let control = Control::of(&mapping);
+        let mapping = Control::create(3).unwrap();
+        let control = Control::of(&mapping, 3);
         let short = WaitPolicy { spin: Duration::ZERO, limit: Duration::from_millis(5) };
         control.arrive(1, 2);
         assert_eq!(control.wait_present(1, short, || None), Err(WaitError::TimedOut));

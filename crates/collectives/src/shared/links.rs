@@ -77,7 +77,7 @@ impl Links {
         &self,
         inherited: Option<Inherited>,
     ) -> Result<(Arc<Mapping>, Reach), CollectiveError> {
-        let start_bytes = Control::BYTES;
+        let start_bytes = Control::bytes(self.world);
         let mapping = Arc::new(self.share(start_bytes + self.world * STAGING_BYTES)?);
         let staging = self.even(&mapping, start_bytes, STAGING_BYTES)?;
         Ok((mapping, Reach::Segments(Segments::new(staging, inherited).into())))

@@ -26,14 +26,45 @@ use crate::context::{LONGEST_SLEEP, WaitPolicy, Waited};
 #[derive(Debug, Default)]
 pub(crate) struct Line<T>(pub T);
 
+/// A word on which ranks sleep until it changes. Waking them takes a system call only if one of them sleeps.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Watched {
+    word: Word,
+    /// The number of ranks that sleep, or are about to.
+    sleepers: AtomicU32,
+}
+
+impl Watched {
+    // SeqCst on both sides, so that at least one side sees the other: `wake` follows a change of the word, and reads
+    // the count; `sleep` counts the sleeper, and reads the word.
+
+    /// Sleeps, unless the word has a value with which the wait is over. May end early.
+    fn sleep(&self, is_over: impl Fn(u32) -> bool, at_most: Duration) {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        before_looking_back();
+        let seen = self.word.load(Ordering::SeqCst);
+        if !is_over(seen) {
+            self.word.sleep(seen, at_most);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Wakes those who sleep. The caller has changed the word with an order of `SeqCst`.
+    fn wake(&self) {
+        before_looking_back();
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.word.wake_all();
+        }
+    }
+}
+
 /// A phase of the barrier. It completes once per round, and ranks wait until it has completed for their round.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(super) struct Phase {
     /// The latest round for which the phase has completed, shifted left by one. The low bit is [`CLOSED`].
-    word: Word,
-    /// The number of ranks asleep on the word. If it is zero, completing the phase needs no system call.
-    sleepers: AtomicU32,
+    round: Watched,
     /// When the phase last completed, in nanoseconds of `CLOCK_MONOTONIC`.
     completed_ns: AtomicU64,
 }
@@ -70,7 +101,7 @@ impl Barrier {
             self.completed.0.store(0, Ordering::Relaxed);
             // Rounds without chunks do not complete the second phase, so its word is brought up to date here.
             // If the word fell too far behind, the wrapping comparison would take it for a word that is ahead.
-            self.done.word.store(seq.wrapping_sub(1) << 1, Ordering::Relaxed);
+            self.done.round.word.store(seq.wrapping_sub(1) << 1, Ordering::Relaxed);
             self.present.complete(seq);
         }
     }
@@ -176,7 +207,8 @@ impl Phase {
             if left.is_zero() {
                 return Err(WaitError::TimedOut);
             }
-            self.sleep(seq, left.min(LONGEST_SLEEP));
+            let is_over = |word| Self::has_completed(word, seq) || word & CLOSED != 0;
+            self.round.sleep(is_over, left.min(LONGEST_SLEEP));
         }
     }
 
@@ -187,37 +219,32 @@ impl Phase {
     }
 
     fn is_complete(&self, seq: u32) -> bool {
-        Self::has_completed(self.word.load(Ordering::Acquire), seq)
+        Self::has_completed(self.round.word.load(Ordering::Acquire), seq)
     }
 
     fn is_closed(&self) -> bool {
-        self.word.load(Ordering::Acquire) & CLOSED != 0
+        self.round.word.load(Ordering::Acquire) & CLOSED != 0
     }
 
     /// Completes the phase for round `seq`, unless the phase has been closed.
     fn complete(&self, seq: u32) {
         self.completed_ns.store(now_ns(), Ordering::Relaxed);
-        let before = self.word.load(Ordering::Relaxed);
-        // SeqCst on both sides, so that at least one side sees the other. Here the phase completes, and then
-        // the count of sleepers is read. In `sleep` the sleeper is counted, and then the phase is checked.
+        let word = &self.round.word;
+        let before = word.load(Ordering::Relaxed);
         // Only `close` can interfere, only once, and only in the round for which the phase completes here.
-        let _ = (before & CLOSED == 0).then(|| {
-            self.word.compare_exchange(before, seq << 1, Ordering::SeqCst, Ordering::Relaxed)
-        });
-        before_looking_back();
-        if self.sleepers.load(Ordering::SeqCst) > 0 {
-            self.wake_all();
-        }
+        let _ = (before & CLOSED == 0)
+            .then(|| word.compare_exchange(before, seq << 1, Ordering::SeqCst, Ordering::Relaxed));
+        self.round.wake();
     }
 
     /// Closes the phase for good, and wakes all sleepers. If the phase has already completed for `seq`, the
     /// phase stays usable for later rounds, and this returns false.
     fn close(&self, seq: u32) -> bool {
-        let mut before = self.word.load(Ordering::Acquire);
+        let mut before = self.round.word.load(Ordering::Acquire);
         while !Self::has_completed(before, seq) {
             let closed = before | CLOSED;
             let order = (Ordering::AcqRel, Ordering::Acquire);
-            match self.word.compare_exchange(before, closed, order.0, order.1) {
+            match self.round.word.compare_exchange(before, closed, order.0, order.1) {
                 Ok(_) => {
                     self.wake_all();
                     return true;
@@ -228,18 +255,9 @@ impl Phase {
         false
     }
 
-    fn sleep(&self, seq: u32, at_most: Duration) {
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        before_looking_back();
-        let seen = self.word.load(Ordering::SeqCst);
-        if !Self::has_completed(seen, seq) && seen & CLOSED == 0 {
-            self.word.sleep(seen, at_most);
-        }
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
-    }
-
+    /// Wakes all, also those whose count is not seen yet.
     fn wake_all(&self) {
-        self.word.wake(i32::MAX as u32);
+        self.round.word.wake_all();
     }
 }
 
@@ -247,13 +265,13 @@ impl Phase {
 /// they have changed something that the rank may be waiting for.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
-pub(super) struct WakeUp(Word);
+pub(super) struct WakeUp(Watched);
 
 impl WakeUp {
     /// Wakes the rank if it waits. The caller first makes the change that the rank must see.
     pub(super) fn wake(&self) {
-        self.0.fetch_add(1, Ordering::Release);
-        self.0.wake(1);
+        self.0.word.fetch_add(1, Ordering::SeqCst);
+        self.0.wake();
     }
 
     /// Waits until `is_done` returns true. `is_done` checks shared words, and a rank that changes them calls
@@ -269,7 +287,7 @@ impl WakeUp {
     ) -> Result<(), WaitError> {
         let mut wait = Waited::begin(now_ns());
         loop {
-            let seen = self.0.load(Ordering::Acquire);
+            let seen = self.0.word.load(Ordering::Acquire);
             if is_done() {
                 return Ok(());
             }
@@ -293,7 +311,7 @@ impl WakeUp {
             if left.is_zero() {
                 return Err(WaitError::TimedOut);
             }
-            self.0.sleep(seen, left.min(LONGEST_SLEEP));
+            self.0.sleep(|now| now != seen, left.min(LONGEST_SLEEP));
         }
     }
 }

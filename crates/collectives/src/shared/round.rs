@@ -10,7 +10,7 @@ use super::fate::{Fate, WaitError};
 use super::segment::Reach;
 use super::segment::SegmentOffset;
 use super::state::{HALF_BYTES, SharedState};
-use crate::call::{CallHeader, Conflict, Region, Shares};
+use crate::call::{Call, CallHeader, Conflict, Region, Shares};
 use crate::context::{OpContext, WaitPolicy};
 use crate::meet::{AgreedCalls, CallsOfAll, ShowCalls, meet, shares};
 use crate::{CollectiveError, OpKind};
@@ -45,13 +45,13 @@ impl ShowCalls for Slots<'_> {
     #[inline(always)]
     fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll, CollectiveError> {
         let Round { number, present_ns, calls, operations, is_anyone_staged } =
-            self.shared.show(context)?;
+            self.shared.show(context, |round| self.shared.publish(context, round))?;
         self.round = (number, is_anyone_staged);
         Ok(CallsOfAll { present_ns, calls, operations })
     }
 
     fn show_blocks(&mut self, _: &OpContext, _: &[u64]) -> Result<Vec<Vec<u64>>, CollectiveError> {
-        // Each rank wrote its blocks before it arrived.
+        // Each rank published its blocks before it arrived.
         let world = self.shared.world;
         let word = |rank, peer, side: usize| {
             let words = self.shared.control().blocks(self.round.0, rank, peer);
@@ -74,16 +74,15 @@ impl SharedState {
         Ok(Round { number, present_ns, calls, operations: Vec::new(), is_anyone_staged })
     }
 
-    /// Like [`SharedState::meet`], but does not compare the calls.
-    pub(crate) fn show(&self, context: &OpContext) -> Result<Round, CollectiveError> {
+    /// Like [`SharedState::meet`], but does not compare the calls. `publish` writes what the others may read, besides the
+    /// call, as soon as all have come.
+    pub(crate) fn show(
+        &self,
+        context: &OpContext,
+        publish: impl FnOnce(u32),
+    ) -> Result<Round, CollectiveError> {
         let number = self.next_round();
-        if let Some(blocks) = &context.call.blocks {
-            for (peer, (&sent, &expected)) in blocks.send.iter().zip(&blocks.recv).enumerate() {
-                let words = self.control().blocks(number, self.rank, peer);
-                words[0].store(sent, Ordering::Relaxed);
-                words[1].store(expected, Ordering::Relaxed);
-            }
-        }
+        publish(number);
         self.arrive(context, number);
         let present_ns = self.wait_present(context, number)?;
         let slots = (0..self.world).map(|peer| self.control().slot(number, peer));
@@ -94,6 +93,34 @@ impl SharedState {
             operations: slots.clone().map(|slot| slot.operation.load(Ordering::Relaxed)).collect(),
             is_anyone_staged: slots.clone().any(|slot| slot.send.load().is_none()),
         })
+    }
+
+    /// Writes the blocks of an all-to-all, or the first piece of data that the others reduce from the staging area.
+    fn publish(&self, context: &OpContext, round: u32) {
+        let call = context.call;
+        if let Some(blocks) = &call.blocks {
+            for (peer, (&sent, &expected)) in blocks.send.iter().zip(&blocks.recv).enumerate() {
+                let words = self.control().blocks(round, self.rank, peer);
+                words[0].store(sent, Ordering::Relaxed);
+                words[1].store(expected, Ordering::Relaxed);
+            }
+        }
+        let is_reduced = matches!(call.kind, OpKind::AllReduce | OpKind::Reduce);
+        if is_reduced && [&call.send, &call.recv].iter().any(|side| self.locate(side).is_none()) {
+            self.stage_piece(call, round, 0);
+        }
+    }
+
+    /// Copies the piece of this rank's data that begins at `start` to the staging area.
+    pub(super) fn stage_piece(&self, call: &Call, round: u32, start: usize) {
+        let len_bytes = HALF_BYTES.min(call.send.len_bytes - start);
+        self.count_staged(len_bytes);
+        // SAFETY: both are valid for the piece. Nobody reads this half any longer, since all ranks have arrived in the
+        // round after the one that used it last.
+        unsafe {
+            let from = call.send.base.add(start);
+            std::ptr::copy_nonoverlapping(from, self.stage(self.rank, round), len_bytes);
+        }
     }
 
     /// The number of this rank's next round.

@@ -53,6 +53,6 @@ impl SharedState {
     }
 
     pub(crate) fn control(&self) -> &Control {
-        Control::of(&self.memory)
+        Control::of(&self.memory, self.world)
     }
 }

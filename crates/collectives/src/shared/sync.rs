@@ -38,9 +38,9 @@ mod imp {
             let _ = futex::wait(&self.0, futex::Flags::empty(), seen, Some(&timeout));
         }
 
-        pub(crate) fn wake(&self, at_most: u32) {
+        pub(crate) fn wake_all(&self) {
             // Cannot fail: the call fails only for unmapped addresses, and a reference is always mapped.
-            let _ = futex::wake(&self.0, futex::Flags::empty(), at_most);
+            let _ = futex::wake(&self.0, futex::Flags::empty(), i32::MAX as u32);
         }
     }
 
@@ -104,16 +104,12 @@ mod imp {
             }
         }
 
-        pub(crate) fn wake(&self, at_most: u32) {
+        pub(crate) fn wake_all(&self) {
             if SLEEP.get() == Sleep::AnyTime {
                 return;
             }
             let queue = self.queue.lock().expect("no model panics while it holds this");
-            if at_most == 1 {
-                self.woken.notify_one();
-            } else {
-                self.woken.notify_all();
-            }
+            self.woken.notify_all();
             drop(queue);
         }
     }
