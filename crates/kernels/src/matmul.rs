@@ -60,10 +60,11 @@ impl<'a, T> Matrix<'a, T> {
         }
     }
 
-    /// The matrix with its rows as lanes, as elements of a type. It is only ever read.
-    fn rows_as_lanes(&self, elems: fn(*mut T) -> Elems) -> product::Operand {
+    /// The matrix with its rows as lanes, as elements of a type, for a product of bf16 or f32. It is only ever read.
+    fn rows_as_lanes(&self, elems: fn(*mut T) -> Elems, in_bf16: bool) -> product::Operand {
+        let elems = elems(self.elems.as_ptr().cast_mut());
         let (lane_stride, k_stride) = (self.row_stride, self.column_stride);
-        product::Operand { elems: elems(self.elems.as_ptr().cast_mut()), lane_stride, k_stride }
+        product::Operand { elems, in_bf16, lane_stride, k_stride }
     }
 }
 
@@ -270,7 +271,7 @@ impl Multiply for f32 {
     ) {
         let sizes = Sizes { m: c.rows, n: c.columns, k: a.dims().1 };
         let [a, b] = [a, b.transposed()].map(|of| match of {
-            Operand::Real(of) | Operand::Stored(of) => of.rows_as_lanes(Elems::F32),
+            Operand::Real(of) | Operand::Stored(of) => of.rows_as_lanes(Elems::F32, false),
         });
         let c = c.output(accumulate, |elems| match elems {
             Elements::Real(elems) | Elements::Stored(elems) => Elems::F32(elems.as_mut_ptr()),
@@ -296,8 +297,8 @@ impl Multiply for bf16 {
     ) {
         let sizes = Sizes { m: c.rows, n: c.columns, k: a.dims().1 };
         let [a, b] = [a, b.transposed()].map(|of| match of {
-            Operand::Real(of) => of.rows_as_lanes(Elems::Rounded),
-            Operand::Stored(of) => of.rows_as_lanes(Elems::Bf16),
+            Operand::Real(of) => of.rows_as_lanes(Elems::F32, true),
+            Operand::Stored(of) => of.rows_as_lanes(Elems::Bf16, true),
         });
         let c = c.output(accumulate, |elems| match elems {
             Elements::Real(elems) => Elems::F32(elems.as_mut_ptr()),

@@ -40,8 +40,6 @@ use kernel::{Avx2, Avx512, Dots};
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Elems {
     F32(*mut f32),
-    /// An operand in f32 that is rounded to bf16.
-    Rounded(*mut f32),
     Bf16(*mut bf16),
 }
 
@@ -50,7 +48,6 @@ impl Elems {
     fn at(self, elems: usize) -> Self {
         match self {
             Elems::F32(start) => Elems::F32(start.wrapping_add(elems)),
-            Elems::Rounded(start) => Elems::Rounded(start.wrapping_add(elems)),
             Elems::Bf16(start) => Elems::Bf16(start.wrapping_add(elems)),
         }
     }
@@ -60,6 +57,8 @@ impl Elems {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operand {
     pub(crate) elems: Elems,
+    /// Whether the product is of bf16: elements in f32 are rounded to it.
+    pub(crate) in_bf16: bool,
     pub(crate) lane_stride: usize,
     pub(crate) k_stride: usize,
 }
@@ -134,9 +133,10 @@ pub(crate) fn scratch_len(cpu: &Processor, sizes: Sizes, in_bf16: InBf16) -> usi
 /// # Safety
 ///
 /// The addresses, strides and sizes describe memory that may be read, and written in the case of `c`; nobody else
-/// writes to it meanwhile, and `c` overlaps neither `a`, `b` nor the bias. `a` and `b` are both exactly f32, or neither is.
+/// writes to it meanwhile, and `c` overlaps neither `a`, `b` nor the bias. `a` and `b` have the same `in_bf16`, which is true
+/// where elements are bf16.
 pub(crate) unsafe fn run(cpu: &Processor, product: Product, scratch: &mut [f32]) {
-    let instructions = Instructions::of(cpu, !matches!(product.a.elems, Elems::F32(_)));
+    let instructions = Instructions::of(cpu, product.a.in_bf16);
     let is_c_bf16 = matches!(product.c.elems, Elems::Bf16(_));
     let mut rest = scratch;
     let with_scratch = |(rows, columns): (Range<usize>, Range<usize>)| {

@@ -37,11 +37,11 @@ pub(super) unsafe fn pack<V: Vector, const LANES: usize>(
 ) {
     const { assert!(LANES <= MOST_LANES && STRIP.is_multiple_of(V::LANES)) };
     let panels = panels.cast::<f32>();
-    let &Operand { elems, lane_stride, k_stride } = from;
+    let &Operand { elems, in_bf16, lane_stride, k_stride } = from;
     // SAFETY: the caller's contract.
     unsafe {
-        match (elems, k_stride) {
-            (Elems::F32(start), 1) => {
+        match (elems, in_bf16, k_stride) {
+            (Elems::F32(start), false, 1) => {
                 for lane in (0..lanes).step_by(LANES) {
                     let (from, to) = (start.add(lane * lane_stride), panels.add(lane * k_len));
                     let is_whole = lanes - lane >= LANES.next_multiple_of(V::LANES);
@@ -60,27 +60,27 @@ pub(super) unsafe fn pack<V: Vector, const LANES: usize>(
                     }
                 }
             }
-            (Elems::Rounded(start), 1) => {
+            (Elems::F32(start), true, 1) => {
                 for lane in (0..lanes).step_by(LANES) {
                     let (from, to) = (start.add(lane * lane_stride), panels.add(lane * k_len));
                     let round = |x| widen(round(x));
                     along_k::<_, V, LANES>(from, lane_stride, lanes - lane, k_len, to, round);
                 }
             }
-            (Elems::Bf16(start), 1) => {
+            (Elems::Bf16(start), _, 1) => {
                 for lane in (0..lanes).step_by(LANES) {
                     let (from, to) = (start.add(lane * lane_stride), panels.add(lane * k_len));
                     along_k::<_, V, LANES>(from, lane_stride, lanes - lane, k_len, to, widen);
                 }
             }
-            (Elems::F32(start), _) => {
+            (Elems::F32(start), false, _) => {
                 across_lanes::<_, LANES>(start, k_stride, lanes, k_len, panels, |x| x);
             }
-            (Elems::Rounded(start), _) => {
+            (Elems::F32(start), true, _) => {
                 let round = |x| widen(round(x));
                 across_lanes::<_, LANES>(start, k_stride, lanes, k_len, panels, round);
             }
-            (Elems::Bf16(start), _) => {
+            (Elems::Bf16(start), _, _) => {
                 across_lanes::<_, LANES>(start, k_stride, lanes, k_len, panels, widen);
             }
         }

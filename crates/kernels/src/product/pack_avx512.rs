@@ -188,7 +188,7 @@ pub(super) unsafe fn round(x: __m512) -> __m512i {
 ///
 /// # Safety
 ///
-/// The operand is not exactly f32 and has these elements, the panels have room for their units, and the processor has the instructions.
+/// The operand has `in_bf16` and these elements, the panels have room for their units, and the processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) unsafe fn pack_pairs<const LANES: usize>(
     from: &Operand,
@@ -228,10 +228,12 @@ unsafe fn pack<U: Units<f32> + Units<bf16>, const LANES: usize>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        match from.elems {
-            Elems::F32(start) => copy::<f32, Exact, LANES>(start, from, lanes, k_len, panels),
-            Elems::Rounded(start) => copy::<f32, U, LANES>(start, from, lanes, k_len, panels),
-            Elems::Bf16(start) => copy::<bf16, U, LANES>(start, from, lanes, k_len, panels),
+        match (from.elems, from.in_bf16) {
+            (Elems::F32(start), false) => {
+                copy::<f32, Exact, LANES>(start, from, lanes, k_len, panels)
+            }
+            (Elems::F32(start), true) => copy::<f32, U, LANES>(start, from, lanes, k_len, panels),
+            (Elems::Bf16(start), _) => copy::<bf16, U, LANES>(start, from, lanes, k_len, panels),
         }
     }
 }

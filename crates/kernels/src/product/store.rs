@@ -52,7 +52,7 @@ impl Tile {
         for row in 0..self.rows {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             let row = match self.to.at(row * self.stride) {
-                Elems::F32(to) | Elems::Rounded(to) => to.cast::<i8>(),
+                Elems::F32(to) => to.cast::<i8>(),
                 Elems::Bf16(to) => to.cast(),
             };
             let bytes = columns * if matches!(self.to, Elems::Bf16(_)) { 2 } else { 4 };
@@ -107,7 +107,7 @@ pub(super) unsafe fn store<V: Vector, const ROWS: usize>(
                     x = V::load(addend.add(i * stride + column)).add(x);
                 }
                 match tile.to.at(i * tile.stride + column) {
-                    Elems::F32(to) | Elems::Rounded(to) => x.store(to),
+                    Elems::F32(to) => x.store(to),
                     Elems::Bf16(to) => x.store_bf16(to),
                 }
             }
@@ -145,7 +145,7 @@ unsafe fn store_row(row: &mut [f32], i: usize, tile: &Tile) {
             }
         }
         match tile.to {
-            Elems::F32(to) | Elems::Rounded(to) => {
+            Elems::F32(to) => {
                 to.add(i * tile.stride).copy_from_nonoverlapping(row.as_ptr(), row.len())
             }
             Elems::Bf16(to) => {
@@ -195,9 +195,7 @@ pub(super) unsafe fn store_registers<const ROWS: usize>(
                     x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, addend), x);
                 }
                 match tile.to {
-                    Elems::F32(to) | Elems::Rounded(to) => {
-                        _mm512_mask_storeu_ps(to.wrapping_add(at), mask, x)
-                    }
+                    Elems::F32(to) => _mm512_mask_storeu_ps(to.wrapping_add(at), mask, x),
                     Elems::Bf16(to) => {
                         let x = super::pack_avx512::round(x);
                         let x = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(x));
@@ -254,9 +252,7 @@ unsafe fn store_avx512(sums: *const f32, tile: &Tile) {
                 }
                 let at = i * tile.stride + j;
                 match tile.to {
-                    Elems::F32(to) | Elems::Rounded(to) => {
-                        _mm512_mask_storeu_ps(to.add(at), mask, x)
-                    }
+                    Elems::F32(to) => _mm512_mask_storeu_ps(to.add(at), mask, x),
                     Elems::Bf16(to) => {
                         let high = super::pack_avx512::round(x);
                         let x = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(high));
