@@ -16,19 +16,26 @@ use crate::simd::transpose_16x16;
 unsafe trait Units<T> {
     /// The number of k in a unit.
     const K: usize;
-    /// The first 16 units of a lane whose elements are contiguous, from its first `len` elements, then zeros.
-    unsafe fn along_k(from: *const T, len: usize) -> __m512i;
-    /// The first unit of 16 contiguous lanes, from `len` elements (up to `K`) of the lanes in `mask`, then zeros.
-    unsafe fn across_lanes(from: *const T, k_stride: usize, len: usize, mask: __mmask16)
-    -> __m512i;
+    /// 16 units from contiguous elements: those in `mask`, and zeros.
+    unsafe fn contiguous(from: *const T, mask: u32) -> __m512i;
+    /// The first unit of 16 contiguous lanes: `len` elements (up to `K`) of the lanes in `mask`, and zeros.
+    #[inline(always)]
+    unsafe fn across_lanes(
+        from: *const T,
+        _k_stride: usize,
+        _len: usize,
+        mask: __mmask16,
+    ) -> __m512i {
+        const { assert!(Self::K == 1) };
+        // SAFETY: the caller's contract; an element is a unit.
+        unsafe { Self::contiguous(from, mask.into()) }
+    }
 }
 
 /// A unit is a pair of bf16. Needs AVX512-BF16.
 struct Pairs;
-/// A unit is a number that is rounded to bf16, as f32.
-struct Singles;
-/// A unit is a number of f32 as it is.
-struct Exact;
+/// A unit is a number, as f32. One that is f32 is rounded to bf16 first if `ROUNDS`.
+struct Singles<const ROUNDS: bool>;
 
 /// The bits of the first `len` of 32 places.
 #[inline(always)]
@@ -40,9 +47,8 @@ fn first(len: usize) -> u32 {
 unsafe impl Units<f32> for Pairs {
     const K: usize = 2;
     #[inline(always)]
-    unsafe fn along_k(from: *const f32, len: usize) -> __m512i {
-        let mask = first(len);
-        // SAFETY: the caller guarantees `len` elements and the processor.
+    unsafe fn contiguous(from: *const f32, mask: u32) -> __m512i {
+        // SAFETY: the caller guarantees the elements in `mask`, and the processor.
         unsafe {
             let low = _mm512_maskz_loadu_ps(mask as u16, from);
             let high = _mm512_maskz_loadu_ps((mask >> 16) as u16, from.wrapping_add(16));
@@ -70,9 +76,9 @@ unsafe impl Units<f32> for Pairs {
 unsafe impl Units<bf16> for Pairs {
     const K: usize = 2;
     #[inline(always)]
-    unsafe fn along_k(from: *const bf16, len: usize) -> __m512i {
-        // SAFETY: the caller guarantees `len` elements and the processor.
-        unsafe { _mm512_maskz_loadu_epi16(first(len), from.cast()) }
+    unsafe fn contiguous(from: *const bf16, mask: u32) -> __m512i {
+        // SAFETY: the caller guarantees the elements in `mask`, and the processor.
+        unsafe { _mm512_maskz_loadu_epi16(mask, from.cast()) }
     }
     #[inline(always)]
     unsafe fn across_lanes(
@@ -93,62 +99,25 @@ unsafe impl Units<bf16> for Pairs {
 }
 
 // SAFETY: masked loads touch no element outside their mask.
-unsafe impl Units<f32> for Singles {
+unsafe impl<const ROUNDS: bool> Units<f32> for Singles<ROUNDS> {
     const K: usize = 1;
     #[inline(always)]
-    unsafe fn along_k(from: *const f32, len: usize) -> __m512i {
-        // SAFETY: the caller guarantees `len` elements and the processor.
-        unsafe { round(_mm512_maskz_loadu_ps(first(len) as u16, from)) }
-    }
-    #[inline(always)]
-    unsafe fn across_lanes(
-        from: *const f32,
-        _k_stride: usize,
-        _len: usize,
-        mask: __mmask16,
-    ) -> __m512i {
-        // SAFETY: the caller guarantees the lanes in `mask`, and the processor.
-        unsafe { round(_mm512_maskz_loadu_ps(mask, from)) }
+    unsafe fn contiguous(from: *const f32, mask: u32) -> __m512i {
+        // SAFETY: the caller guarantees the elements in `mask`, and the processor.
+        unsafe {
+            let x = _mm512_maskz_loadu_ps(mask as u16, from);
+            if ROUNDS { round(x) } else { _mm512_castps_si512(x) }
+        }
     }
 }
 
 // SAFETY: masked loads touch no element outside their mask.
-unsafe impl Units<bf16> for Singles {
+unsafe impl Units<bf16> for Singles<true> {
     const K: usize = 1;
     #[inline(always)]
-    unsafe fn along_k(from: *const bf16, len: usize) -> __m512i {
-        // SAFETY: the caller guarantees `len` elements and the processor.
-        unsafe { widen(_mm256_maskz_loadu_epi16(first(len) as u16, from.cast())) }
-    }
-    #[inline(always)]
-    unsafe fn across_lanes(
-        from: *const bf16,
-        _k_stride: usize,
-        _len: usize,
-        mask: __mmask16,
-    ) -> __m512i {
-        // SAFETY: the caller guarantees the lanes in `mask`, and the processor.
-        unsafe { widen(_mm256_maskz_loadu_epi16(mask, from.cast())) }
-    }
-}
-
-// SAFETY: masked loads touch no element outside their mask.
-unsafe impl Units<f32> for Exact {
-    const K: usize = 1;
-    #[inline(always)]
-    unsafe fn along_k(from: *const f32, len: usize) -> __m512i {
-        // SAFETY: the caller guarantees `len` elements and the processor.
-        unsafe { _mm512_castps_si512(_mm512_maskz_loadu_ps(first(len) as u16, from)) }
-    }
-    #[inline(always)]
-    unsafe fn across_lanes(
-        from: *const f32,
-        _k_stride: usize,
-        _len: usize,
-        mask: __mmask16,
-    ) -> __m512i {
-        // SAFETY: the caller guarantees the lanes in `mask`, and the processor.
-        unsafe { _mm512_castps_si512(_mm512_maskz_loadu_ps(mask, from)) }
+    unsafe fn contiguous(from: *const bf16, mask: u32) -> __m512i {
+        // SAFETY: the caller guarantees the elements in `mask`, and the processor.
+        unsafe { widen(_mm256_maskz_loadu_epi16(mask as u16, from.cast())) }
     }
 }
 
@@ -213,7 +182,7 @@ pub(super) unsafe fn pack_singles<const LANES: usize>(
     panels: *mut u32,
 ) {
     // SAFETY: the caller's contract.
-    unsafe { pack::<Singles, LANES>(from, lanes, k_len, panels) }
+    unsafe { pack::<Singles<true>, LANES>(from, lanes, k_len, panels) }
 }
 
 /// # Safety
@@ -230,7 +199,7 @@ unsafe fn pack<U: Units<f32> + Units<bf16>, const LANES: usize>(
     unsafe {
         match (from.elems, from.in_bf16) {
             (Elems::F32(start), false) => {
-                copy::<f32, Exact, LANES>(start, from, lanes, k_len, panels)
+                copy::<f32, Singles<false>, LANES>(start, from, lanes, k_len, panels)
             }
             (Elems::F32(start), true) => copy::<f32, U, LANES>(start, from, lanes, k_len, panels),
             (Elems::Bf16(start), _) => copy::<bf16, U, LANES>(start, from, lanes, k_len, panels),
@@ -267,11 +236,11 @@ unsafe fn copy<T, U: Units<T>, const LANES: usize>(
                     let mut rows = [_mm512_setzero_si512(); 16];
                     if there == 16.min(LANES) && len == 16 * U::K {
                         for (lane, row) in rows.iter_mut().enumerate().take(16.min(LANES)) {
-                            *row = U::along_k(start.add(lane * lane_stride), 16 * U::K);
+                            *row = U::contiguous(start.add(lane * lane_stride), first(16 * U::K));
                         }
                     } else {
                         for (lane, row) in rows.iter_mut().enumerate().take(there) {
-                            *row = U::along_k(start.add(lane * lane_stride), len);
+                            *row = U::contiguous(start.add(lane * lane_stride), first(len));
                         }
                     }
                     let to = panels.wrapping_add(to + u0 * LANES);
