@@ -6,9 +6,9 @@ use paceline_cuda::Grid;
 use paceline_cuda::kernel::{In, Out};
 use paceline_memory::{DType, Tensor};
 
-use super::{Activation, Sizes};
+use super::{Activation, Sizes, packed};
 use crate::card::products::{self, CardMatrix, RowParts, narrow, widen};
-use crate::matmul::{self, Destination, Elements, Half, Matrix, Operand, product};
+use crate::matmul::{Destination, Elements, Half, Matrix, Operand, product};
 use crate::operands::{Either, write_or_update};
 use crate::{
     Compute, KernelError, OnCard, Op, Processor, Read, Result, Scratch, Write, elementwise, read,
@@ -185,16 +185,6 @@ pub(super) fn backward_input<H: Half>(
             }
         },
     )
-}
-
-/// The processor's scratch memory for a product of these sizes. Cards need none.
-fn packed<H: Half>(compute: &Compute, [m, n, k]: [usize; 3], result: &Tensor) -> Scratch<f32> {
-    match compute.is_card() {
-        true => scratch(0),
-        false => {
-            scratch(matmul::scratch_len::<H>(compute.processor(), [m, n, k], is_half::<H>(result)))
-        }
-    }
 }
 
 /// A card's scratch memory for an operand that a product rounds.

@@ -82,7 +82,7 @@ pub fn forward(
             read::<T>("weight", weight, [n, k]),
             bias.map(|bias| read::<T>("bias", bias, [n])),
             write::<T>("output", output, [m, n]),
-            packed::<T>(compute, [m, n, k]),
+            packed::<T>(compute, [m, n, k], output),
         );
          compute.launch_with_card(op, operands, move |cpu, (x, w, bias, y, packed)| {
             let (x, w) = (Matrix::new(x, m, k), Matrix::new(w, n, k));
@@ -97,12 +97,13 @@ pub fn forward(
     })
 }
 
-/// The processor's scratch memory for a product of these sizes. Cards need none.
-fn packed<T: Multiply>(compute: &Compute, sizes: [usize; 3]) -> Scratch<f32> {
-    match compute.is_card() {
-        true => scratch(0),
-        false => scratch(matmul::scratch_len::<T>(compute.processor(), sizes, true)),
-    }
+/// The processor's scratch memory for a product of these sizes, written to `result`. Cards need none.
+fn packed<T: Multiply>(compute: &Compute, sizes: [usize; 3], result: &Tensor) -> Scratch<f32> {
+    let is_result_stored = result.dtype() == T::DTYPE;
+    scratch(match compute.is_card() {
+        true => 0,
+        false => matmul::scratch_len::<T>(compute.processor(), sizes, is_result_stored),
+    })
 }
 
 /// Gradients of weight and bias from `d_output` (m, n), the gradient before the activation:
@@ -131,7 +132,7 @@ pub fn backward_weight(
             write_or_update::<T>(accumulate, "d_weight", d_weight, [n, k]),
             d_bias.map(|d_bias| write_or_update::<T>(accumulate, "d_bias", d_bias, [n])),
             (compute.is_card() && d_bias.is_some()).then(|| scratch::<T>(parts.scratch_len())),
-            packed::<T>(compute, [n, k, m]),
+            packed::<T>(compute, [n, k, m], d_weight),
         );
          compute.launch_with_card(op, operands, move |cpu, (x, dy, dw, db, _, packed)| {
             let (a, b) = (Matrix::new(dy, m, n).transposed(), Matrix::new(x, m, k));
@@ -175,7 +176,7 @@ pub fn backward_input(
             read::<T>("weight", weight, [n, k]),
             read::<T>("d_output", d_output, [m, n]),
             write::<T>("d_input", d_input, [m, k]),
-            packed::<T>(compute, [m, k, n]),
+            packed::<T>(compute, [m, k, n], d_input),
         );
          compute.launch_with_card(op, operands, move |cpu, (w, dy, dx, packed)| {
             let (dy, w) = (Matrix::new(dy, m, n), Matrix::new(w, n, k));
