@@ -37,51 +37,51 @@ pub(super) unsafe fn pack<V: Vector, const LANES: usize>(
 ) {
     const { assert!(LANES <= MOST_LANES && STRIP.is_multiple_of(V::LANES)) };
     let panels = panels.cast::<f32>();
-    let &Operand { elems, in_bf16, lane_stride, k_stride } = from;
+    let round = |x| widen(round(x));
     // SAFETY: the caller's contract.
     unsafe {
-        match (elems, in_bf16, k_stride) {
-            (Elems::F32(start), false, 1) => {
-                for lane in (0..lanes).step_by(LANES) {
-                    let (from, to) = (start.add(lane * lane_stride), panels.add(lane * k_len));
-                    let is_whole = lanes - lane >= LANES.next_multiple_of(V::LANES);
-                    if is_whole && k_len.is_multiple_of(STRIP) {
-                        // No rounding, so nothing has to be copied before.
-                        for k in (0..k_len).step_by(STRIP) {
-                            transpose::<V, LANES>(
-                                from.add(k),
-                                lane_stride,
-                                STRIP,
-                                to.add(k * LANES),
-                            );
-                        }
-                    } else {
-                        along_k::<_, V, LANES>(from, lane_stride, lanes - lane, k_len, to, |x| x);
-                    }
+        match (from.elems, from.in_bf16) {
+            (Elems::F32(x), false) => {
+                fill::<_, V, LANES, true>(x, from, lanes, k_len, panels, |x| x)
+            }
+            (Elems::F32(x), true) => {
+                fill::<_, V, LANES, false>(x, from, lanes, k_len, panels, round)
+            }
+            (Elems::Bf16(x), _) => fill::<_, V, LANES, false>(x, from, lanes, k_len, panels, widen),
+        }
+    }
+}
+
+/// Fills panels from elements that `unit` turns into f32. `IS_EXACT`: they are f32, and `unit` returns them unchanged.
+///
+/// # Safety
+///
+/// As for [`pack`], and `T` is f32 if `IS_EXACT`.
+#[inline(always)]
+unsafe fn fill<T: Copy, V: Vector, const LANES: usize, const IS_EXACT: bool>(
+    start: *const T,
+    &Operand { lane_stride, k_stride, .. }: &Operand,
+    lanes: usize,
+    k_len: usize,
+    panels: *mut f32,
+    unit: impl Fn(T) -> f32 + Copy,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if k_stride != 1 {
+            return across_lanes::<_, LANES>(start, k_stride, lanes, k_len, panels, unit);
+        }
+        for lane in (0..lanes).step_by(LANES) {
+            let (from, panel) = (start.add(lane * lane_stride), panels.add(lane * k_len));
+            let is_whole = lanes - lane >= LANES.next_multiple_of(V::LANES);
+            if IS_EXACT && is_whole && k_len.is_multiple_of(STRIP) {
+                // Nothing has to be copied before.
+                for k in (0..k_len).step_by(STRIP) {
+                    let (from, to) = (from.cast::<f32>().add(k), panel.add(k * LANES));
+                    transpose::<V, LANES>(from, lane_stride, STRIP, to);
                 }
-            }
-            (Elems::F32(start), true, 1) => {
-                for lane in (0..lanes).step_by(LANES) {
-                    let (from, to) = (start.add(lane * lane_stride), panels.add(lane * k_len));
-                    let round = |x| widen(round(x));
-                    along_k::<_, V, LANES>(from, lane_stride, lanes - lane, k_len, to, round);
-                }
-            }
-            (Elems::Bf16(start), _, 1) => {
-                for lane in (0..lanes).step_by(LANES) {
-                    let (from, to) = (start.add(lane * lane_stride), panels.add(lane * k_len));
-                    along_k::<_, V, LANES>(from, lane_stride, lanes - lane, k_len, to, widen);
-                }
-            }
-            (Elems::F32(start), false, _) => {
-                across_lanes::<_, LANES>(start, k_stride, lanes, k_len, panels, |x| x);
-            }
-            (Elems::F32(start), true, _) => {
-                let round = |x| widen(round(x));
-                across_lanes::<_, LANES>(start, k_stride, lanes, k_len, panels, round);
-            }
-            (Elems::Bf16(start), _, _) => {
-                across_lanes::<_, LANES>(start, k_stride, lanes, k_len, panels, widen);
+            } else {
+                along_k::<_, V, LANES>(from, lane_stride, lanes - lane, k_len, panel, unit);
             }
         }
     }
