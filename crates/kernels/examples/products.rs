@@ -9,7 +9,7 @@
 use std::time::Instant;
 
 use half::bf16;
-use paceline_kernels::matmul::{self, Destination, Matrix};
+use paceline_kernels::matmul::{self, Destination, Matrix, Multiply};
 use paceline_kernels::{Compute, SimdLevel, peak};
 use paceline_memory::{Allocator, Category, DType};
 
@@ -57,9 +57,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             // Either form of the instructions, and of the result.
             let others = [Some(cpu), other.as_ref().map(Compute::processor)].into_iter().flatten();
             let lens = others.flat_map(|cpu| {
-                let of_bf16 = [false, true]
-                    .map(|is_c_bf16| matmul::scratch_len::<bf16>(cpu, [m, n, k], is_c_bf16));
-                [of_bf16[0], of_bf16[1], matmul::scratch_len::<f32>(cpu, [m, n, k], true)]
+                let of_bf16 =
+                    [false, true].map(|is_c_bf16| bf16::scratch_len(cpu, [m, n, k], is_c_bf16));
+                [of_bf16[0], of_bf16[1], f32::scratch_len(cpu, [m, n, k], true)]
             });
             let len = [lens.max().unwrap_or(0)];
             let packed = compute.allocator.tensor(DType::F32, len, Category::Workspace)?;

@@ -197,8 +197,8 @@ impl<'a, S: Stored> Destination<'a, S> {
 
 /// `c = a * b`, or `c += a * b` if `accumulate`. Products of f32 and f64 are computed in that type; those of bf16 and f16 round
 /// `a` and `b` to it (to nearest, ties to even; NaN stays NaN), and have products and sums in f32. Bias and activation of `c`
-/// follow, then one rounding if `c` is of 16 bits. `scratch` has [`scratch_len`] elements, and begins at a multiple of 64 bytes,
-/// as memory of an allocator does. Panics if the sizes do not agree, or if the scratch memory begins elsewhere.
+/// follow, then one rounding if `c` is of 16 bits. `scratch` has [`Multiply::scratch_len`] elements, and begins at a multiple of
+/// 64 bytes, as memory of an allocator does. Panics if the sizes do not agree, or if the scratch memory begins elsewhere.
 ///
 /// The order of the sum of an element depends on the length of the sum only, so a row of `c` has the same bits whatever
 /// the other rows are, and for any number of threads. A `c` that is not of 16 bits is the first addend of its sum, another one
@@ -219,11 +219,6 @@ pub fn product<'a, S: Multiply>(
     S::product(cpu, a, b, c, accumulate, scratch);
 }
 
-/// The number of f32 elements of scratch memory that [`product`] takes for `c` (m, n) and sums of k products.
-pub fn scratch_len<S: Multiply>(cpu: &Processor, sizes: [usize; 3], is_c_stored: bool) -> usize {
-    S::scratch_len(cpu, sizes, is_c_stored)
-}
-
 /// A type of numbers that [`product`] multiplies.
 pub trait Multiply: Stored {
     /// What [`product`] does, for sizes that agree.
@@ -237,8 +232,8 @@ pub trait Multiply: Stored {
         scratch: &mut [f32],
     );
 
-    /// See [`scratch_len`].
-    #[doc(hidden)]
+    /// The number of f32 elements of scratch memory that [`product`] takes for sizes m, n and k: `c` is (m, n), and of the type
+    /// `Self` if `is_c_stored`.
     fn scratch_len(cpu: &Processor, sizes: [usize; 3], is_c_stored: bool) -> usize;
 }
 

@@ -4,7 +4,7 @@
 //!
 //! Element types: all f32, all f64, or mixed with bf16 or f16. The mixed form is chosen by the activations, which are x and
 //! y or their gradients: if at least one of the two is of 16 bits, each other tensor is f32 or of that type. Products then
-//! round their operands to it and sum in f32, see [`matmul::product`]; a bias is added in f32.
+//! round their operands to it and sum in f32, see [`crate::matmul::product`]; a bias is added in f32.
 //!
 //! On a card the products are those of cuBLASLt, whose sums have another order: results in f32 differ from the processor's
 //! by at most 1e-6 of the sum of the absolute values of a result's products, those in f64 by 1e-14, and those in 16 bits by
@@ -18,7 +18,7 @@ use paceline_memory::{DType, Tensor};
 pub use self::row::forward_row;
 pub use crate::activation::Activation;
 use crate::card::products::{self, CardMatrix, RowParts};
-use crate::matmul::{self, Destination, Matrix, Multiply, product};
+use crate::matmul::{Destination, Matrix, Multiply, product};
 use crate::operands::write_or_update;
 use crate::real::for_real;
 use crate::{Compute, KernelError, Op, Result, Scratch, elementwise, read, scratch, write};
@@ -102,7 +102,7 @@ fn packed<T: Multiply>(compute: &Compute, sizes: [usize; 3], result: &Tensor) ->
     let is_result_stored = result.dtype() == T::DTYPE;
     scratch(match compute.is_card() {
         true => 0,
-        false => matmul::scratch_len::<T>(compute.processor(), sizes, is_result_stored),
+        false => T::scratch_len(compute.processor(), sizes, is_result_stored),
     })
 }
 

@@ -6,7 +6,7 @@
 //! Shapes: x (n, inputs), w (classes, inputs), z (n, classes). `packed` is scratch memory of at least [`scratch_len`] elements.
 
 use crate::Processor;
-use crate::matmul::{self, Destination, Elements, Matrix, Multiply, Operand, product};
+use crate::matmul::{Destination, Elements, Matrix, Multiply, Operand, product};
 
 /// Elements of scratch memory of the largest of the products, for these n, classes and inputs. `wants` says whether there are
 /// gradients of the input and of the weight.
@@ -15,9 +15,9 @@ pub(super) fn scratch_len<S: Multiply>(
     [n, classes, inputs]: [usize; 3],
     (wants_input, wants_weight): (bool, bool),
 ) -> usize {
-    let outputs = matmul::scratch_len::<S>(cpu, [n, classes, inputs], false);
-    let d_input = wants_input.then(|| matmul::scratch_len::<S>(cpu, [n, inputs, classes], true));
-    let d_weight = wants_weight.then(|| matmul::scratch_len::<S>(cpu, [classes, inputs, n], false));
+    let outputs = S::scratch_len(cpu, [n, classes, inputs], false);
+    let d_input = wants_input.then(|| S::scratch_len(cpu, [n, inputs, classes], true));
+    let d_weight = wants_weight.then(|| S::scratch_len(cpu, [classes, inputs, n], false));
     outputs.max(d_input.unwrap_or(0)).max(d_weight.unwrap_or(0))
 }
 
