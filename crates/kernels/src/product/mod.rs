@@ -124,8 +124,9 @@ pub(crate) struct InBf16 {
 /// of `a` and of `b`, and f32 sums of `part rows x block columns` if `c` is bf16 and k has several blocks.
 pub(crate) fn scratch_len(cpu: &Processor, sizes: Sizes, in_bf16: InBf16) -> usize {
     let instructions = Instructions::of(cpu, in_bf16.operands);
-    let parts = parts(cpu, sizes).into_iter();
-    parts.map(|(rows, columns)| instructions.blocks(sizes, &rows, &columns, in_bf16.c).len()).sum()
+    parts(cpu, sizes)
+        .map(|(rows, columns)| instructions.blocks(sizes, &rows, &columns, in_bf16.c).len())
+        .sum()
 }
 
 /// Computes the product on all threads.
@@ -145,7 +146,7 @@ pub(crate) unsafe fn run(cpu: &Processor, product: Product, scratch: &mut [f32])
         rest = after;
         (product.part(&rows, &columns), blocks, own)
     };
-    let items = parts(cpu, product.sizes).into_iter().map(with_scratch).collect();
+    let items = parts(cpu, product.sizes).map(with_scratch).collect();
     cpu.threads.for_each(items, |(part, blocks, scratch)| {
         // SAFETY: the caller's promise; parts are disjoint, and the processor has the chosen instructions.
         unsafe {
@@ -211,7 +212,7 @@ impl Instructions {
 /// Divides `c` into a grid with a part for each thread. Each thread packs the rows of `a` and the columns of `b` of its
 /// part, so the grid with the fewest rows and columns per part is chosen. A part starts at a multiple of 64 rows and
 /// columns: two threads then write no common cache line of a `c` whose rows start on cache lines.
-fn parts(cpu: &Processor, sizes: Sizes) -> Vec<(Range<usize>, Range<usize>)> {
+fn parts(cpu: &Processor, sizes: Sizes) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
     const STEP: usize = 64;
     let threads = cpu.threads.count();
     let lines = |len: usize, parts: usize| len.div_ceil(parts).next_multiple_of(STEP);
@@ -222,7 +223,6 @@ fn parts(cpu: &Processor, sizes: Sizes) -> Vec<(Range<usize>, Range<usize>)> {
     let ranges = |len: usize, step: usize| {
         (0..len).step_by(step.max(1)).map(move |start| start..len.min(start + step))
     };
-    let columns = ranges(sizes.n, columns).collect::<Vec<_>>();
-    let with_columns = |rows: Range<usize>| columns.iter().map(move |c| (rows.clone(), c.clone()));
-    ranges(sizes.m, rows).flat_map(with_columns).collect()
+    ranges(sizes.m, rows)
+        .flat_map(move |rows| ranges(sizes.n, columns).map(move |c| (rows.clone(), c)))
 }
