@@ -14,7 +14,7 @@ category, which is counted and not measured.
 
 `links`: training steps of the CNN on an emulated link, with `ddp` and with `simple_ddp`.
 
-`all_reduce`: all-reduce by size, number of ranks, transport, operation and element type.
+`operations`: all-reduce by size, number of ranks, transport, operation and element type, also of private memory, and messages.
 
 `analyze`: `paceline analyze` on a profiled run of the first build, as a whole process.
 
@@ -71,14 +71,16 @@ LINKS = {
     f"CNN, {strategy}, 1.5 Gbit/s": f"--nproc 2 --pin-cores --epochs 1 --strategy {strategy} --link 1.5gbit,50us"
     for strategy in ("ddp", "simple_ddp")
 }
-ALL_REDUCE = (
-    *(f"--nproc {ranks} --transport shm" for ranks in (2, 4, 8)),
-    "--nproc 2 --transport thread",
-    "--nproc 2 --transport tcp",
-    "--nproc 4 --transport hybrid",
-    "--nproc 4 --transport shm --op avg",
-    "--nproc 4 --transport shm --op avg --datatype half",
-    "--nproc 4 --transport shm --op avg --datatype bfloat16",
+OPERATIONS = (
+    *(f"all_reduce --nproc {ranks} --transport shm" for ranks in (2, 4, 8)),
+    "all_reduce --nproc 2 --transport thread",
+    "all_reduce --nproc 2 --transport tcp",
+    "all_reduce --nproc 4 --transport hybrid",
+    "all_reduce --nproc 4 --transport shm --op avg",
+    "all_reduce --nproc 4 --transport shm --op avg --datatype half",
+    "all_reduce --nproc 4 --transport shm --op avg --datatype bfloat16",
+    "all_reduce --nproc 2 --transport shm --private",
+    "send_recv --nproc 2 --transport shm",
 )
 SIZES = "-b 4K -e 64M -f 16"
 
@@ -129,12 +131,15 @@ def steps(cases: dict[str, str]) -> Callable[[Build], Values]:
     return measure
 
 
-def all_reduce(build: Build) -> Values:
-    for flags in ALL_REDUCE:
+def operations(build: Build) -> Values:
+    for flags in OPERATIONS:
         pinned = "--pin-cores" if "--nproc 2 " in flags else ""
-        for row in build.summary("bench", f"all_reduce {flags} {SIZES} {pinned} -J out.json")["results"]:
-            words = flags.replace("--nproc ", "").replace("--transport ", "").replace("--op ", "").replace("--datatype ", "")
-            yield f"{words}, {row['size'] >> 10:,} KiB: us", row["in_place"]["time"]
+        for row in build.summary("bench", f"{flags} {SIZES} {pinned} -J out.json")["results"]:
+            words = flags
+            for flag in ("all_reduce ", "--nproc ", "--transport ", "--op ", "--datatype ", "--"):
+                words = words.replace(flag, "")
+            times = row["in_place"] or row["out_of_place"]
+            yield f"{words}, {row['size'] >> 10:,} KiB: us", times["time"]
 
 
 class Analyze:
@@ -155,7 +160,7 @@ class Analyze:
 PARTS: dict[str, Callable[[Build], Values]] = {
     "steps": steps(STEPS),
     "links": steps(LINKS),
-    "all_reduce": all_reduce,
+    "operations": operations,
     "analyze": Analyze(),
 }
 
