@@ -52,8 +52,8 @@ impl Configuration<'_> {
         }
     }
 
-    /// How it is measured, in words, to be printed after the name of its transport.
-    pub(super) fn about(&self) -> String {
+    /// How it is measured, in words, to be printed after the name of its transport. `pinned` says who has which processors.
+    pub(super) fn about(&self, pinned: Option<String>) -> String {
         let Plan { iters, warmup_iters, device, private, comm, operation, .. } = self.plan;
         let mut words = format!(
             ": medians of {iters} iterations after {warmup_iters}, each the slowest rank's"
@@ -69,7 +69,13 @@ impl Configuration<'_> {
         if operation.kind.reduces() && matches!(name, "ring" | "auto" | "library") {
             words += " (another order of sums: their last bits may differ)";
         }
-        comm.link.map_or(words.clone(), |link| format!("{words}; on an emulated link of {link}"))
+        if let Some(link) = comm.link {
+            words += &format!("; on an emulated link of {link}");
+        }
+        if let Some(pinned) = pinned {
+            words += &format!("; {pinned}");
+        }
+        words
     }
 
     /// Splits the sizes into those that fit into memory with `local_ranks` ranks on this host, and those

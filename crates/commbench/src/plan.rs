@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use paceline_collectives::OpKind;
 use paceline_failure::outputs::check_outputs;
 use paceline_failure::{Failure, Result};
+use paceline_host::resources;
 use paceline_launch::TransportName;
 use paceline_launch::comm::{self, CommConfig};
 use paceline_launch::device::Device;
@@ -61,6 +62,14 @@ pub struct Plan {
     pub charts: Option<PathBuf>,
     /// Measurements to compare with.
     pub compared: Vec<Series>,
+}
+
+impl Plan {
+    /// Which processors of this host each of its ranks gets, in words, if they are pinned.
+    pub fn pinned(&self, local_ranks: usize) -> Option<String> {
+        let pinning = self.pin_cores.then(|| resources::pinning(local_ranks, 1))?;
+        pinning.ok().map(|pinning| pinning.who())
+    }
 }
 
 /// Checks all flags together. `is_inner` means that a parent process has checked the flags and read the

@@ -63,10 +63,13 @@ fn as_rank_of_ours(plan: &Plan, placement: &Placement, job: &Job) -> Result<u8> 
 /// Runs as a rank that another launcher has started. Rank 0 prints, and writes the files.
 fn as_rank_of_others(plan: &Plan, placement: &Placement) -> Result<u8> {
     let transport = plan.transports[0];
+    let local_ranks = placement.place.local_world_size;
+    // Before this rank is pinned: then it has processors of its own only.
+    let pinned = plan.pinned(local_ranks);
     let group = join(plan, transport, placement)?;
     let (nproc, is_first) = (group.world_size(), group.rank() == 0);
     let configuration = Configuration { plan, transport, nproc };
-    let (sizes, skipped) = configuration.fitting(placement.place.local_world_size);
+    let (sizes, skipped) = configuration.fitting(local_ranks);
     // Ranks look at the available memory at different moments, so rank 0 decides which sizes fit.
     let sizes = group.broadcast_object(Some(&sizes), 0)?;
     let mut report = new_report(plan);
@@ -74,7 +77,7 @@ fn as_rank_of_others(plan: &Plan, placement: &Placement) -> Result<u8> {
     if is_first {
         reporter.screen = Some((plan.screen, transport, nproc));
         plan.screen.opens();
-        plan.screen.configuration(transport.name(), nproc, &configuration.about(), &skipped);
+        plan.screen.configuration(transport.name(), nproc, &configuration.about(pinned), &skipped);
         report.skipped = skipped;
     }
     measure(configuration, &sizes, &group, &mut reporter)?;
@@ -108,7 +111,8 @@ fn as_parent(plan: &Plan) -> Result<u8> {
                 report.skipped.extend(skipped);
                 continue;
             }
-            plan.screen.configuration(transport.name(), nproc, &configuration.about(), &skipped);
+            let about = configuration.about(plan.pinned(nproc));
+            plan.screen.configuration(transport.name(), nproc, &about, &skipped);
             report.skipped.extend(skipped);
             let (mut reporter, its_code) = match transport {
                 TransportName::Thread => (in_threads(configuration, &sizes), 0),

@@ -132,6 +132,19 @@ impl Optimizer {
         self.step_on(compute, &parts)
     }
 
+    /// Begins a step that is made piece by piece: each range of flat storage that the optimizer updates, or a part of it, is then
+    /// given once to [`Optimizer::update`]. The bits are those of [`Optimizer::step`].
+    pub fn begin_step(&mut self) {
+        self.steps += 1;
+    }
+
+    /// Updates the parameters of a range of flat storage, which lies within one of its ranges.
+    pub fn update(&self, compute: &Compute, storage: &Storage, range: Range<usize>) -> Result<()> {
+        let (values, grads) =
+            (storage.values().slice(range.clone())?, storage.grads().slice(range.clone())?);
+        self.launch(compute, &range, &values, &grads, None)
+    }
+
     /// The same, with each step launched as a graph of a card, in whose memory all tensors lie. The learning rate, the factor of
     /// gradients and what follows from the number of the step are written to that memory before. Errors on other devices.
     pub fn as_graph(mut self, storage: &Storage, allocator: &Allocator) -> Result<Self> {
@@ -144,16 +157,16 @@ impl Optimizer {
 
     /// Updates the parameters of its ranges, given as values and gradients of each range, in order. An empty range has no work.
     pub fn step_on(&mut self, compute: &Compute, parts: &[(Tensor, Tensor)]) -> Result<()> {
-        self.steps += 1;
+        self.begin_step();
         let Some(mut graph) = self.graph.take() else {
-            return self.launch(compute, parts, None);
+            return self.launch_all(compute, parts, None);
         };
         let outcome = self.write(&graph.numbers).and_then(|()| {
             if !graph.is_about(parts) {
-                return self.launch(compute, parts, Some(&graph.numbers));
+                return self.launch_all(compute, parts, Some(&graph.numbers));
             }
             let numbers = &graph.numbers;
-            graph.segment.run(|| self.launch(compute, parts, Some(numbers)))
+            graph.segment.run(|| self.launch_all(compute, parts, Some(numbers)))
         });
         self.graph = Some(graph);
         outcome
@@ -181,42 +194,50 @@ impl Optimizer {
     }
 
     /// Launches the work of a step, whose numbers lie in memory if the work is launched again without this.
-    fn launch(
+    fn launch_all(
         &self,
         compute: &Compute,
         parts: &[(Tensor, Tensor)],
         numbers: Option<&Tensor>,
     ) -> Result<()> {
-        // Where the state of a range begins.
-        let mut begin = 0;
-        for (range, (values, grads)) in self.ranges.iter().zip(parts) {
-            for (piece, decays) in pieces(range, &self.undecayed) {
-                let within = piece.start - range.start..piece.end - range.start;
-                let of_piece =
-                    |state: &Tensor| Ok(state.slice(begin + within.start..begin + within.end)?);
-                let state = self.state.iter().map(of_piece).collect::<Result<Vec<_>>>()?;
-                let values = values.slice(within.clone())?;
-                let grads = grads.slice(within.clone())?;
-                let place = if decays { 0 } else { MOST_NUMBERS };
-                let of = |count| numbers.map(|all| all.slice(place..place + count)).transpose();
-                match (self.config.with_decay(decays), state.as_slice()) {
-                    (OptimizerConfig::Sgd(config), state) => {
-                        let (here, there) = (config.numbers(self.grad_factor), of(4)?);
-                        let numbers = there.as_ref().map_or(Numbers::Here(here), Numbers::InMemory);
-                        sgd(compute, numbers, &values, &grads, state.first())?;
-                    }
-                    (OptimizerConfig::AdamW(config), [first, second]) => {
-                        let (here, there) =
-                            (config.numbers(self.steps, self.grad_factor), of(MOST_NUMBERS)?);
-                        let numbers = there.as_ref().map_or(Numbers::Here(here), Numbers::InMemory);
-                        adamw(compute, numbers, &values, &grads, first, second)?;
-                    }
-                    (OptimizerConfig::AdamW(_), state) => {
-                        unreachable!("AdamW is made with two moments, not {}", state.len())
-                    }
+        let mut parts = self.ranges.iter().zip(parts);
+        parts.try_for_each(|(range, (values, grads))| {
+            self.launch(compute, range, values, grads, numbers)
+        })
+    }
+
+    /// The same for a range of flat storage, with its values and gradients.
+    fn launch(
+        &self,
+        compute: &Compute,
+        range: &Range<usize>,
+        values: &Tensor,
+        grads: &Tensor,
+        numbers: Option<&Tensor>,
+    ) -> Result<()> {
+        for (piece, decays) in pieces(range, &self.undecayed) {
+            let within = piece.start - range.start..piece.end - range.start;
+            let (values, grads) = (values.slice(within.clone())?, grads.slice(within)?);
+            let state = self.state_of(piece)?;
+            let place = if decays { 0 } else { MOST_NUMBERS };
+            let of = |count| numbers.map(|all| all.slice(place..place + count)).transpose();
+            match (self.config.with_decay(decays), state.as_slice()) {
+                (OptimizerConfig::Sgd(config), state) => {
+                    let (here, there) = (config.numbers(self.grad_factor), of(4)?);
+                    let numbers = there.as_ref().map_or(Numbers::Here(here), Numbers::InMemory);
+                    let velocity = state.first().map(|(_, velocity)| velocity);
+                    sgd(compute, numbers, &values, &grads, velocity)?;
+                }
+                (OptimizerConfig::AdamW(config), [(_, first), (_, second)]) => {
+                    let (here, there) =
+                        (config.numbers(self.steps, self.grad_factor), of(MOST_NUMBERS)?);
+                    let numbers = there.as_ref().map_or(Numbers::Here(here), Numbers::InMemory);
+                    adamw(compute, numbers, &values, &grads, first, second)?;
+                }
+                (OptimizerConfig::AdamW(_), state) => {
+                    unreachable!("AdamW is made with two moments, not {}", state.len())
                 }
             }
-            begin += range.len();
         }
         Ok(())
     }

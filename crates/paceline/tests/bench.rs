@@ -32,6 +32,16 @@ fn rows(run: &Run) -> Vec<Vec<&str>> {
 }
 
 #[test]
+fn pinned_ranks_are_told_with_their_processors() {
+    for transport in ["thread", "shm"] {
+        let flags = format!("all_reduce -b 4K -e 4K --nproc 1 --transport {transport} {SHORT}");
+        let pinned = bench(&format!("{flags} --pin-cores")).ok();
+        assert!(pinned.line("# 1 rank over ").contains("; rank 0 computes on "), "{pinned:#?}");
+        assert!(!bench(&flags).ok().stdout.contains("computes on"), "{flags}");
+    }
+}
+
+#[test]
 fn every_operation_gives_the_table_of_nccl_tests_without_a_wrong_element() {
     // Size, count, redop and root with 3 ranks and 12,000 bytes, and the number of timings.
     let whole = ["12000", "3000"];

@@ -25,7 +25,7 @@ use paceline_settings::named::TransportName;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_settings::pipeline::PipelineConfig;
-use paceline_strategies::{Replica, Stages, schedule};
+use paceline_strategies::{Replica, ReplicaOptions, Stages, schedule};
 use paceline_trace::SpanTrack;
 
 use crate::agreement::{self, Settings};
@@ -198,7 +198,9 @@ pub(crate) fn build<'a>(
     listeners.tell(Event::Built(&model))?;
 
     let mut strategy = config.strategy.build()?;
-    let options = config.strategy.options;
+    // Nothing but a norm looks at all gradients before the optimizer does.
+    let steps_by_bucket = !config.takes_grad_norm();
+    let options = ReplicaOptions { steps_by_bucket, ..config.strategy.options };
     let seed = config.seed;
     let build = || config.model.build(dataset.as_ref(), mesh.world().world_size());
     let whole = config.pipeline.as_ref().map(|_| build()).transpose()?;

@@ -146,6 +146,8 @@ pub fn resolve(
             no_sync: flags.no_sync || accumulate == 1,
             precision,
             as_graph,
+            // Whether gradients are clipped is no setting of the strategy.
+            ..ReplicaOptions::DEFAULT
         },
     };
     config.on(&MeshShape::replicas(world_size))

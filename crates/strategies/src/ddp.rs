@@ -3,7 +3,8 @@
 //! Gradients live in the buckets ([`crate::plan_buckets`]), so nothing is copied. A bucket is sent when all
 //! its gradients are final. Buckets are sent in order, because all ranks must call the same operations in the
 //! same order. The backward pass goes on meanwhile. After it, the strategy waits for the communication that is
-//! left.
+//! left, if it may ([`ReplicaOptions::steps_by_bucket`](crate::ReplicaOptions::steps_by_bucket)) bucket by bucket, and lets the
+//! optimizer work on each while the next ones travel.
 //!
 //! Operations per step: one per bucket. Bytes: the gradients. Memory: nothing beyond the gradients, or a copy
 //! of them with [`Ddp::without_view`]. It is the fastest whenever communication can overlap with computation.
@@ -11,7 +12,7 @@
 use paceline_collectives::{Mesh, MeshShape, Purpose, Work};
 use paceline_kernels::Compute;
 use paceline_memory::{Category, Tensor};
-use paceline_model::{Model, ParamId, Precision, Storage};
+use paceline_model::{Model, Optimizer, ParamId, Precision, Storage, UnitId, View};
 use paceline_trace::SpanTrack;
 
 use crate::comm_hook::{AllReduce, CommHook};
@@ -85,6 +86,29 @@ impl Ddp {
         Ok(())
     }
 
+    /// Waits for a bucket.
+    fn receive(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        (at, work): (usize, Work),
+    ) -> Result<()> {
+        track.record(span::EXPOSED, || work.wait())?;
+        let bucket = self.bucket(replica, at)?;
+        self.hook.receive(replica, track, at, &bucket)?;
+        if self.copy.is_some() {
+            let grads = replica.storage.grads().slice(self.buckets[at].range.clone())?;
+            track.record(span::GRAD_SYNC, || replica.compute.copy(&bucket, &grads))?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all buckets that are on their way.
+    fn receive_all(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+        let in_flight = std::mem::take(&mut self.in_flight);
+        in_flight.into_iter().enumerate().try_for_each(|sent| self.receive(replica, track, sent))
+    }
+
     /// The memory of a bucket.
     fn bucket(&self, replica: &Replica, at: usize) -> Result<Tensor> {
         let all = self.copy.as_ref().unwrap_or(replica.storage.grads().tensor());
@@ -155,6 +179,21 @@ impl Strategy for Ddp {
         self.hook.state()
     }
 
+    /// In the first backward pass after a step whose gradients were not used, they may still be on their way to the memory
+    /// to which the pass writes.
+    fn pre_backward(
+        &mut self,
+        replica: &Replica,
+        track: &mut SpanTrack,
+        _: UnitId,
+        _: bool,
+    ) -> Result<View> {
+        if self.next == 0 {
+            self.receive_all(replica, track)?;
+        }
+        Ok(View::whole(&replica.storage))
+    }
+
     fn gradient_ready(
         &mut self,
         replica: &Replica,
@@ -181,19 +220,33 @@ impl Strategy for Ddp {
             let name = names.collect::<Vec<_>>().join(" or ");
             return Err(StrategyError::Announcement { name, problem: "never" });
         }
-        let in_flight = std::mem::take(&mut self.in_flight);
-        for (at, work) in in_flight.into_iter().enumerate() {
-            track.record(span::EXPOSED, || work.wait())?;
-            let bucket = self.bucket(replica, at)?;
-            self.hook.receive(replica, track, at, &bucket)?;
-            if self.copy.is_some() {
-                let grads = replica.storage.grads().slice(self.buckets[at].range.clone())?;
-                track.record(span::GRAD_SYNC, || replica.compute.copy(&bucket, &grads))?;
-            }
+        if !replica.steps_by_bucket() {
+            self.receive_all(replica, track)?;
         }
         self.next = 0;
         for (pending, bucket) in self.pending.iter_mut().zip(&self.buckets) {
             *pending = bucket.params.len();
+        }
+        Ok(())
+    }
+
+    fn optimizer_step(
+        &mut self,
+        replica: &Replica,
+        optimizer: &mut Optimizer,
+        track: &mut SpanTrack,
+    ) -> Result<()> {
+        let Replica { compute, storage, .. } = replica;
+        if self.in_flight.is_empty() {
+            return Ok(track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?);
+        }
+        optimizer.begin_step();
+        for (at, work) in std::mem::take(&mut self.in_flight).into_iter().enumerate() {
+            let start_ns = track.begin(span::GRAD_SYNC);
+            self.receive(replica, track, (at, work))?;
+            track.end(span::GRAD_SYNC, start_ns);
+            let range = self.buckets[at].range.clone();
+            track.record(span::OPTIMIZER, || optimizer.update(compute, storage, range))?;
         }
         Ok(())
     }

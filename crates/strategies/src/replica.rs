@@ -63,6 +63,10 @@ pub struct ReplicaOptions {
     /// [`train_step`](crate::train_step). The gradients of micro-batches have to be added up in place, and a pass must not
     /// communicate.
     pub as_graph: bool,
+    /// Promises that nothing looks at the gradients between [`train_step`](crate::train_step) and
+    /// [`Strategy::optimizer_step`]. Then a strategy may wait for a part of them only before it updates the parameters of that
+    /// part.
+    pub steps_by_bucket: bool,
 }
 
 impl ReplicaOptions {
@@ -76,6 +80,7 @@ impl ReplicaOptions {
         no_sync: true,
         precision: Precision::F32,
         as_graph: false,
+        steps_by_bucket: false,
     };
 }
 
@@ -293,6 +298,13 @@ impl Replica {
     /// The layout of the model of all stages. Without a pipeline it is that of this replica.
     pub fn whole_layout(&self) -> &Layout {
         self.pipeline.layout()
+    }
+
+    /// Whether a strategy may leave gradients on their way until the optimizer needs them: the options promise it, and neither
+    /// the sum of tied gradients of a pipeline, nor that of several reductions, nor a graph needs all of them before.
+    pub(crate) fn steps_by_bucket(&self) -> bool {
+        let ReplicaOptions { steps_by_bucket, no_sync, as_graph, .. } = self.options;
+        steps_by_bucket && no_sync && !as_graph && !self.is_stage()
     }
 
     /// Whether this rank has a stage of a pipeline, and other ranks have the others.

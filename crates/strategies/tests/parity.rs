@@ -6,10 +6,12 @@
 mod common;
 
 use paceline_collectives::Group;
-use paceline_strategies::{Single, StepLoss};
+use paceline_memory::Allocator;
+use paceline_strategies::{Ddp, ReplicaOptions, Single, StepLoss, span, train_step};
 
 use common::{
-    EXACT, Make, NETS, Net, SPECIAL_NETS, Trainer, all_exact, largest_difference, on_ranks,
+    EXACT, Make, NETS, Net, Optim, SPECIAL_NETS, SumThenDivide, Trainer, all_exact,
+    largest_difference, on_ranks,
 };
 
 /// Weights after twenty steps may differ by this much from those of one process, which sums over the batch in
@@ -151,6 +153,49 @@ fn frozen_units_and_tied_layers_train_as_in_one_process() {
         let single = train(net, SINGLE, 1, &whole_batches());
         train_all(net, 2, &whole_batches(), &single);
         train_all(net, 4, &split_batches(), &single);
+    }
+}
+
+/// Of the gradients of some steps nothing becomes, so they may still travel when the next step begins.
+#[test]
+fn the_optimizer_works_bucket_by_bucket_with_the_same_bits() {
+    const DDP: [Make; 4] = [
+        || Box::new(Ddp::new(1024)),
+        || Box::new(Ddp::new(64 << 20)),
+        || Box::new(Ddp::new(1024).without_view()),
+        || Box::new(Ddp::new(1024).with_hook(SumThenDivide)),
+    ];
+    let train = |net: Net, make: Make, steps_by_bucket: bool| {
+        let options = ReplicaOptions { steps_by_bucket, ..Default::default() };
+        let outcomes = on_ranks(3, |group| {
+            let model = net.build(3);
+            let ranks = (&Allocator::new(), group.into());
+            let mut trainer =
+                Trainer::with_options(ranks, model, net, make(), Optim::Momentum, options).unwrap();
+            let mut num_updates = 0;
+            for (at, step) in split_batches().iter().enumerate() {
+                if at % 4 == 2 {
+                    let shares = trainer.shares(step);
+                    let Trainer { strategy, replica, track, .. } = &mut trainer;
+                    train_step(strategy.as_mut(), replica, &shares, track).unwrap();
+                    continue;
+                }
+                trainer.step(step).unwrap();
+                num_updates = trainer.track.named(span::OPTIMIZER).count();
+            }
+            (trainer.digest(), num_updates)
+        });
+        assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{net:?}");
+        outcomes.into_iter().next().unwrap()
+    };
+    for net in NETS.into_iter().chain(SPECIAL_NETS) {
+        for (at, make) in DDP.into_iter().enumerate() {
+            let ((whole, one), (by_bucket, several)) =
+                (train(net, make, false), train(net, make, true));
+            assert_eq!(by_bucket, whole, "{net:?}, {at}");
+            // Buckets of 64 MiB hold all gradients but those of the first one.
+            assert!(one == 1 && (several > 2 || at == 1), "{net:?}, {at}: {one}, {several}");
+        }
     }
 }
 

@@ -213,7 +213,7 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
     }
     let cases = run_all(&args.study, cases)?;
     let (alone, measured) = cases.split_at(num_places);
-    let calibrations = alone.iter().map(|case| Calibration::of(case.of, &case.rounds));
+    let calibrations = alone.iter().map(|case| Calibration::of(&config, case.of, &case.rounds));
     let mut found =
         Found { calibrations: calibrations.collect::<Result<_>>()?, ..Found::default() };
     let mut measured = measured.iter();

@@ -39,8 +39,13 @@ pub struct Pinning {
 }
 
 impl Pinning {
-    /// Who has which processors, in words.
+    /// That ranks are pinned, and to what: a sentence.
     pub fn words(&self) -> String {
+        format!("Pinned to processors: {}", self.who())
+    }
+
+    /// Who has which processors, in words.
+    pub fn who(&self) -> String {
         const SHOWN: usize = 8;
         let of = |(rank, processors): (usize, &RankProcessors)| {
             let RankProcessors { compute, beside } = processors;
@@ -55,7 +60,7 @@ impl Pinning {
             words.push(format!("and so on for {more} more"));
         }
         words.extend(self.told.iter().cloned());
-        format!("Pinned to processors: {}", words.join("; "))
+        words.join("; ")
     }
 }
 

@@ -230,7 +230,7 @@ fn number(n: usize, at: usize) -> f32 {
 }
 
 /// A user's own communication hook: sums over the ranks; each rank then divides.
-struct SumThenDivide;
+pub struct SumThenDivide;
 
 impl CommHook for SumThenDivide {
     fn name(&self) -> &'static str {

@@ -157,7 +157,7 @@ fn replay(scene: &Scene, alone: &[RunSummary]) -> Result<Vec<(f64, f64)>> {
     let config = spec::resolve(spec)?;
     let ranks = config.world_size;
     let layout = layout_of(&config, ranks)?;
-    let calibration = Calibration::of(ranks, alone)?;
+    let calibration = Calibration::of(&config, ranks, alone)?;
     let name = spec.get("link").and_then(|words| words.first()).map_or(MEASURED, String::as_str);
     let link = crate::predict::link_of(name, ranks, &config, Route::Direct)?;
     let network = Network { ranks, link, hosts: None, way: Route::Direct };

@@ -188,7 +188,7 @@ fn predict(
     alone: &[paceline_observe::figures::run_summary::RunSummary],
 ) -> Result<f64> {
     let config = spec::resolve(spec)?;
-    let calibration = Calibration::of(2, alone)?;
+    let calibration = Calibration::of(&config, 2, alone)?;
     let layout = layout_of(&config, 2)?;
     let step = Step::new(&calibration, &layout, config.strategy.caps_for_ddp())?;
     let link: Option<Link> =

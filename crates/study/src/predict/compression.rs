@@ -15,7 +15,7 @@ use paceline_settings::config::TrainConfig;
 use paceline_strategies::{BucketCaps, TopK};
 use serde::Serialize;
 
-use super::model::{Calibration, Prediction};
+use super::model::{Calibration, Prediction, exposed_ms};
 use super::network::Network;
 
 /// How often each kernel is timed. The fastest time counts, since other load on the machine only adds
@@ -147,8 +147,10 @@ fn step_ms(
     let backward = calibration.backward(layout)?;
     let all_bytes = (layout.trained_len() * size_of::<f32>()) as f64;
     let before = |bytes: u64| way.before_ms * bytes as f64 / all_bytes;
-    let played = backward.play_with(&plan(layout, caps), way.loss, way.cost, before);
-    Ok(calibration.step_ms + way.before_ms + played.exposed() + way.after_ms)
+    let buckets = plan(layout, caps);
+    let played = backward.play_with(&buckets, way.loss, way.cost, before);
+    let exposed = exposed_ms(&played, &buckets, calibration.by_bucket_ms);
+    Ok(calibration.step_ms + way.before_ms + exposed + way.after_ms)
 }
 
 /// What would pay, and the sentence that says why.
@@ -203,6 +205,7 @@ mod tests {
             compute_ms: 40.0,
             backward_begin_ms: 10.0,
             backward_end_ms: 30.0,
+            by_bucket_ms: 0.0,
             spread: None,
             ready: vec![ReadyLine { param: "a.weight".to_owned(), ready_ms: 30.0 }],
             traced: None,

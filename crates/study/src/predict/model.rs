@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 
-use paceline_analysis::advice::replay::{Backward, Bucket};
+use paceline_analysis::advice::replay::{Backward, Bucket, Played};
 use paceline_collectives::{Algorithm, Cost, Link, OpKind};
 use paceline_failure::{Failure, Result};
 use paceline_model::Layout;
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_observe::insight::anatomy::{Anatomy, ReadyLine};
 use paceline_observe::insight::buckets::{ELEM_BYTES, LOSS_BYTES, plan, plans};
+use paceline_settings::config::TrainConfig;
 use paceline_strategies::BucketCaps;
 use serde::Serialize;
 
@@ -28,6 +29,8 @@ pub struct Calibration {
     pub backward_begin_ms: f64,
     /// The end of the backward pass since the step began.
     pub backward_end_ms: f64,
+    /// The optimizer's time, if it works on each bucket that has come while others travel; zero if it waits for all.
+    pub by_bucket_ms: f64,
     /// The step over the rounds; `None` if nothing was run.
     pub spread: Option<Spread>,
     /// When each gradient was final, since the step began, in the order of time.
@@ -53,8 +56,8 @@ pub struct TracedSteps {
 }
 
 impl Calibration {
-    /// The calibration from the rounds of a run without communication.
-    pub fn of(ranks: usize, rounds: &[RunSummary]) -> Result<Self> {
+    /// The calibration from the rounds of a run without communication, for a run of `ddp` with this configuration.
+    pub fn of(config: &TrainConfig, ranks: usize, rounds: &[RunSummary]) -> Result<Self> {
         let missing = || Failure::Run("a summary lacks the anatomy of its steps".to_owned());
         let anatomies: Vec<Anatomy> = rounds.iter().map(|run| run.part("anatomy")).collect();
         let first = anatomies.first().ok_or_else(missing)?;
@@ -76,6 +79,10 @@ impl Calibration {
             compute_ms: usual(&|run, _| run.number("compute_ms"))?,
             backward_begin_ms: usual(&|_, of| Some(of.backward_begin_ms))?,
             backward_end_ms: usual(&|_, of| Some(of.backward_end_ms))?,
+            by_bucket_ms: match config.takes_grad_norm() {
+                true => 0.0,
+                false => usual(&|run, _| run.number("optimizer_ms"))?,
+            },
             spread: spread_of(rounds, "step_ms_median"),
             ready: (0..first.ready.len()).map(ready_of).collect::<Result<_>>()?,
             traced: None,
@@ -100,11 +107,20 @@ impl Calibration {
     }
 }
 
+/// The exposed communication of a step: by how much the optimizer, which takes `by_bucket_ms`, ends later than without it.
+pub(super) fn exposed_ms(played: &Played, plan: &[Bucket], by_bucket_ms: f64) -> f64 {
+    let all_bytes = plan.iter().map(|bucket| bucket.bytes).sum::<u64>().max(1) as f64;
+    let after = |bytes: u64| by_bucket_ms * bytes as f64 / all_bytes;
+    let finish = played.finish_after(plan.iter().map(|bucket| bucket.bytes), after);
+    played.blocked + (finish - played.end - by_bucket_ms).max(0.0)
+}
+
 /// When the buckets of a step are ready, from which the step on any link follows.
 #[derive(Clone, Debug)]
 pub struct Step {
     /// The step without communication, in milliseconds.
     pub alone_ms: f64,
+    by_bucket_ms: f64,
     pub(super) backward: Backward,
     plan: Vec<Bucket>,
 }
@@ -113,12 +129,14 @@ impl Step {
     /// The step of `ddp` with buckets of these sizes.
     pub fn new(calibration: &Calibration, layout: &Layout, caps: BucketCaps) -> Result<Self> {
         let backward = calibration.backward(layout)?;
-        Ok(Self { alone_ms: calibration.step_ms, backward, plan: plan(layout, caps) })
+        let Calibration { step_ms, by_bucket_ms, .. } = *calibration;
+        Ok(Self { alone_ms: step_ms, by_bucket_ms, backward, plan: plan(layout, caps) })
     }
 
     /// The milliseconds of the step, if an all-reduce of `bytes` bytes takes `cost(bytes)` milliseconds.
     pub fn step_ms(&self, cost: impl Fn(u64) -> f64) -> f64 {
-        self.alone_ms + self.backward.play(&self.plan, cost).exposed()
+        let played = self.backward.play(&self.plan, cost);
+        self.alone_ms + exposed_ms(&played, &self.plan, self.by_bucket_ms)
     }
 }
 
@@ -127,7 +145,7 @@ impl Step {
 pub struct Prediction {
     /// The time of all communication of a step.
     pub comm_ms: f64,
-    /// The time from the end of the backward pass to the end of communication.
+    /// The time for which the step waits for communication.
     pub exposed_ms: f64,
     /// The part of the communication that runs before the end of the backward pass, in percent.
     pub overlap_pct: f64,
@@ -153,14 +171,19 @@ impl Prediction {
         cost: &dyn Fn(u64) -> f64,
     ) -> Result<Self> {
         let backward = calibration.backward(layout)?;
-        let played = backward.play(&plan(layout, caps), cost);
+        let exposed = |plan: &[Bucket]| {
+            exposed_ms(&backward.play(plan, cost), plan, calibration.by_bucket_ms)
+        };
+        let buckets = plan(layout, caps);
+        let played = backward.play(&buckets, cost);
         let comm_ms: f64 = played.buckets.iter().map(|bucket| bucket.done - bucket.sent).sum();
-        let (exposed_ms, hidden_ms) = (played.exposed(), played.hidden());
+        let (exposed_ms, hidden_ms) = (exposed(&buckets), played.hidden());
         let one_by_one: f64 =
             layout.trained().map(|(_, p)| cost((p.range().len() * ELEM_BYTES) as u64)).sum();
         let loss_ms = (backward.opening_done(cost) - backward.end).max(0.0);
         // Also if they gain little: a least gain would make some rows' best worse than that of a row with a larger cost.
         let best = backward.best_plan(plans(layout), cost);
+        let best = best.map(|(caps, _)| (caps, exposed(&plan(layout, caps))));
         let best = best.filter(|(_, least)| *least < exposed_ms);
         let (best, least) = best.unwrap_or((caps, exposed_ms));
         let mb = |bytes: usize| bytes as f64 / 1048576.0;
@@ -227,6 +250,7 @@ mod tests {
             compute_ms: 39.0,
             backward_begin_ms: 10.0,
             backward_end_ms: 30.0,
+            by_bucket_ms: 0.0,
             spread: None,
             ready,
             traced: None,
@@ -250,6 +274,13 @@ mod tests {
         let both = Prediction::new(&calibration, &layout, BucketCaps::new(1 << 30), &cost).unwrap();
         close(both.exposed_ms, 12.0);
         close(both.best_step_ms, 46.0);
+        // The optimizer works on the first bucket, for 2 ms, while the second one travels.
+        let calibration = Calibration { by_bucket_ms: 4.0, ..calibration };
+        let by_bucket = Prediction::new(&calibration, &layout, caps, &cost).unwrap();
+        close(by_bucket.exposed_ms, 4.0);
+        close(by_bucket.step_ms, 44.0);
+        close(Step::new(&calibration, &layout, caps).unwrap().step_ms(cost), 44.0);
+        close(Step::new(&calibration, &layout, caps).unwrap().step_ms(|_| 0.0), 40.0);
         let mut other = LayoutBuilder::new();
         other.unit("c");
         other.param("weight", [1], Init::Constant(0.0));

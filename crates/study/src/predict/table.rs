@@ -250,6 +250,7 @@ mod tests {
             compute_ms: 39.0,
             backward_begin_ms: 10.0,
             backward_end_ms: 30.0,
+            by_bucket_ms: 0.0,
             spread: Spread::of([Some(39.0), Some(40.0), Some(43.5)]),
             ready: vec![ReadyLine { param: "a.weight".to_owned(), ready_ms: 20.0 }],
             traced: None,
