@@ -12,7 +12,7 @@ two and three hosts. All runs of the later build must end with the same weights.
 `steps`: training steps of the CNN, the MLP and a small language model, on threads and on ranks, with the memory of the process of rank 0 and the most memory in use by
 category, which is counted and not measured.
 
-`links`: training steps of the CNN on an emulated link, with `ddp` and with `simple_ddp`.
+`links`: training steps on an emulated link: of the CNN with `ddp` and with `simple_ddp`, of the MLP and a language model with `ddp`.
 
 `operations`: all-reduce by size, number of ranks, transport, operation and element type, also of private memory, and messages.
 
@@ -70,6 +70,10 @@ STEPS = {
 LINKS = {
     f"CNN, {strategy}, 1.5 Gbit/s": f"--nproc 2 --pin-cores --epochs 1 --strategy {strategy} --link 1.5gbit,50us"
     for strategy in ("ddp", "simple_ddp")
+} | {
+    "MLP, ddp, AdamW, 5 Gbit/s": f"{MLP} --nproc 2 --pin-cores --optimizer adamw --link 5gbit,50us",
+    "Llama of 7.4 million parameters, ddp, AdamW, 2 Gbit/s": "--model llama --steps 24 --warmup-steps 4 --batch-size 4 --nproc 2 --pin-cores "
+    "--optimizer adamw --link 2gbit,50us",
 }
 OPERATIONS = (
     *(f"all_reduce --nproc {ranks} --transport shm" for ranks in (2, 4, 8)),

@@ -231,7 +231,8 @@ pub trait Strategy: Send {
     }
 
     /// Called after the last backward pass of a step. When it returns, the gradients that this rank owns are the mean
-    /// over the ranks. Must record the time for which it blocks as [`span::EXPOSED`].
+    /// over the ranks; with [`ReplicaOptions::steps_by_bucket`](crate::ReplicaOptions::steps_by_bucket) they may still be on
+    /// their way to [`Strategy::optimizer_step`]. Must record the time for which it blocks as [`span::EXPOSED`].
     fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()>;
 
     /// Makes the replicas equal if the strategy does not keep them equal after every step. Called before a
