@@ -8,7 +8,7 @@ pub const TABLES: &[Table] = &[
         "train",
         &[
             "--nproc 0",
-            "--nproc 1000",
+            "--nproc 1025",
             "--nproc -1",
             "--nproc two",
             "-n 0",
