@@ -193,8 +193,8 @@ fn the_optimizer_works_bucket_by_bucket_with_the_same_bits() {
             let ((whole, one), (by_bucket, several)) =
                 (train(net, make, false), train(net, make, true));
             assert_eq!(by_bucket, whole, "{net:?}, {at}");
-            // Buckets of 64 MiB hold all gradients but those of the first one.
-            assert!(one == 1 && (several > 2 || at == 1), "{net:?}, {at}: {one}, {several}");
+            // One bucket of 64 MiB may hold all gradients.
+            assert!(one == 1 && (several > 1 || at == 1), "{net:?}, {at}: {one}, {several}");
         }
     }
 }
