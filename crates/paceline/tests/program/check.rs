@@ -1,0 +1,121 @@
+//! `paceline check` and `paceline links`.
+
+use crate::common::{Run, Sandbox};
+
+fn run(args: &str) -> Run {
+    let mut command = Sandbox::new().paceline();
+    // The sandbox is removed already; the command runs elsewhere and needs no folder.
+    command.current_dir("/").args(args.split_whitespace());
+    Run::of(command)
+}
+
+#[test]
+fn every_question_is_answered() {
+    for transport in ["thread", "shm", "tcp", "hybrid"] {
+        let run = run(&format!("check --nproc 2 --transport {transport} --timeout 20")).ok();
+        let group = run.line("ok    group: ");
+        assert!(group.starts_with(&format!("2 ranks met over {transport} in ")), "{group}");
+        for rank in 0..2 {
+            let device = run.line(&format!("ok    device: [Rank {rank}] CUDA_VISIBLE_DEVICES="));
+            assert!(device.contains(&format!("LOCAL_RANK={rank}, device=cpu, cores ")), "{device}");
+        }
+        for question in ["memory", "locked memory", "open files", "clock", "links", "all-reduce"] {
+            let answers = run.stdout.lines().filter(|line| {
+                line.get(6..).is_some_and(|rest| rest.starts_with(&format!("{question}: ")))
+            });
+            assert_eq!(answers.count(), 1, "{question} in {}", run.stdout);
+        }
+        assert_eq!(run.stdout.matches("      rank 1 ").count(), 2, "two matrices: {}", run.stdout);
+        assert!(!run.stdout.contains("FAIL"), "{}", run.stdout);
+    }
+}
+
+#[test]
+fn ranks_that_share_cores_are_warned() {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    if cores >= 8 {
+        println!("skipped: so many ranks would take long");
+        return;
+    }
+    let run = run(&format!("check --nproc {} --transport thread", cores + 1)).ok();
+    run.line(&format!("warn  device: {} ranks share {cores} cores of this host", cores + 1));
+}
+
+#[test]
+fn ranks_of_another_launcher_are_checked() {
+    let binary = env!("CARGO_BIN_EXE_paceline");
+    let run = run(&format!("launch -n 2 -- {binary} check")).ok().without_ranks();
+    run.line("ok    group: 2 ranks met over shm in ");
+}
+
+#[test]
+fn what_cannot_be_checked_is_refused() {
+    run("check --nproc 0").refused(&["--nproc 0", "1 to 1024"]);
+    run("check --transport mpi").refused(&["--transport mpi", "without MPI"]);
+    run("check --timeout -3").refused(&["--timeout -3", "seconds above zero"]);
+}
+
+#[test]
+fn a_link_that_is_too_fast_fails() {
+    for transport in ["thread", "shm"] {
+        let run = run(&format!("check --nproc 2 --transport {transport} --link nvlink4"));
+        assert_eq!(run.code, Some(1), "{run:#?}");
+        let group = run.line("FAIL  group: ");
+        assert!(group.starts_with("cannot emulate a link of 3600 Gbit/s"), "{group}");
+        assert!(!run.stderr.contains("rank 1"), "{}", run.stderr);
+    }
+}
+
+#[test]
+fn links_are_listed() {
+    let run = run("links").ok();
+    let hdr = run.line("hdr ");
+    assert!(hdr.contains("200 Gbit/s") && hdr.contains(" 25 "), "{hdr}");
+    run.line("Link     Note");
+}
+
+#[test]
+fn models_are_priced() {
+    let run = run("links --params 1e6,25.6e6 --compute-ms 50 --link 10gbit,50us --nproc 4").ok();
+    // 102.4 MB x 1.5 / 1.25 GB/s, three latencies, and headers of 88 bytes to three ranks. ddp's second bucket is final
+    // after 35 of 128 parts, at 25.8 ms. From then on 100.8 MB travel in four buckets, until 147.3 ms.
+    let line: Vec<&str> = run.stdout.lines().last().unwrap().split_whitespace().collect();
+    assert_eq!(line, ["given", "25,600,000", "102.40", "50.000", "123.030", "71.1", "66.1"]);
+}
+
+#[test]
+fn a_model_has_its_true_count_and_its_measured_time() {
+    let mut command = Sandbox::new().paceline();
+    let sandbox = Sandbox::new();
+    let flags = "links --model cnn --channels 8 16 --hidden 32 --link 1gbit,20ms --measure";
+    command.current_dir(sandbox.path("")).args(flags.split_whitespace());
+    let run = Run::of(command).ok();
+    let lines: Vec<Vec<&str>> = run
+        .stdout
+        .lines()
+        .filter(|line| line.starts_with("cnn "))
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    let [model, measured] = &lines[..] else { panic!("{}", run.stdout) };
+    // 3x3x1x8 + 8, 3x3x8x16 + 16, 784x32 + 32, 32x10 + 10.
+    assert_eq!(model[1], "26,698");
+    assert!(model[3].parse::<f64>().unwrap() > 0.0, "{model:?}");
+    // 3 steps of 20 ms, and 106,792 bytes and 88 of a header at 125 MB/s.
+    assert_eq!(measured[2], "60.855");
+    assert!(measured[3].parse::<f64>().unwrap() >= 60.855, "{measured:?}");
+    assert_eq!(sandbox.contents(), [""; 0]);
+}
+
+#[test]
+fn several_cnns_stand_in_one_table() {
+    let run = run("links --cnn 4:8 --cnn 8,16:32 --compute-ms 1 --link 10gbit,50us").ok();
+    let lines: Vec<Vec<&str>> = run
+        .stdout
+        .lines()
+        .filter(|line| line.starts_with("cnn "))
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    // 3x3x1x4 + 4, 784x8 + 8, 8x10 + 10; and those of the model above, 106,792 bytes at 1.25 GB/s.
+    assert_eq!(lines[0][..3], ["cnn", "4:8", "6,410"]);
+    assert_eq!(lines[1], ["cnn", "8,16:32", "26,698", "0.11", "1.000", "0.236", "19.1", "19.1"]);
+}

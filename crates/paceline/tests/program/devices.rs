@@ -1,0 +1,122 @@
+//! `--device sim`: training and checks on the emulated accelerator.
+
+use crate::common::{Run, Sandbox};
+
+/// The digest of the final weights of a run with these flags, in its own folder.
+#[track_caller]
+fn weights_of(flags: &str) -> String {
+    Sandbox::new().train(flags).ok().weights().to_owned()
+}
+
+#[test]
+fn an_emulated_accelerator_ends_with_the_weights_of_the_processor() {
+    let small =
+        "--nproc 2 --channels 4 --hidden 16 --batch-size 8 --clip-grad-norm 1 --optimizer adamw";
+    for strategy in ["ddp", "sharded3"] {
+        let flags = format!("{small} --strategy {strategy} --steps 6 --evaluate");
+        let expected = weights_of(&flags);
+        for device in ["sim:copy=1gbit,5us,launch=0us", "sim:late,seed=3"] {
+            let sandbox = Sandbox::new();
+            let run = sandbox.train(&format!("{flags} --device {device}")).ok();
+            assert_eq!(run.weights(), expected, "{strategy} on {device}");
+            assert!(run.line("Ranks: 2 on ").ends_with(&format!(", device {device}")));
+            assert!(!run.stdout.contains("Advice:"), "the host's times do not say what would help");
+        }
+    }
+    // A checkpoint does not say where it was computed.
+    let whole = weights_of(&format!("{small} --steps 6"));
+    let sandbox = Sandbox::new();
+    let flags = format!("{small} --save saved --save-every 3");
+    sandbox.train(&format!("{flags} --steps 3 --device sim")).ok();
+    let resumed = sandbox.train(&format!("{flags} --steps 6 --resume saved")).ok();
+    assert_eq!(resumed.weights(), whole);
+    for (flags, flag, words) in [
+        ("--device sim:seed=7", "--device", "pass late too"),
+        ("--device sim:copy=0gbit,1us", "--device", "a bandwidth and a latency"),
+        ("--device cuda:x", "--device", "x is no number of a card"),
+        ("--device rocm", "--device", "has no code for ROCm"),
+        ("--device tpu", "--device", "there is no device of this name"),
+        ("--pin-memory", "--pin-memory", "pass --device sim"),
+        ("--device cpu --non-blocking", "--non-blocking", "pass --device sim"),
+        ("--copy-stream", "--copy-stream", "pass --device sim"),
+        ("--generate-on-host", "--generate-on-host", "pass --device sim"),
+        ("--device sim --pin-memory", "--pin-memory", "pass --generate-on-host too"),
+    ] {
+        Sandbox::new().train(&format!("{small} {flags}")).refused(&[flag, words]);
+    }
+}
+
+#[test]
+fn synthetic_data_made_on_the_device_are_those_of_the_host() {
+    let cnn = "--channels 4 --hidden 8";
+    let mlp = "--model mlp --input-dim 16 --hidden-dim 32 --output-dim 4";
+    let llama = "--model llama --layers 1 --width 32 --heads 4 --kv-heads 2 --intermediate 48 --vocab 301 --seq-len 16";
+    let uneven = "--rank-samples 40 24 --samples 64 --strategy simple_ddp";
+    for model in [cnn, mlp, llama, &format!("{cnn} {uneven}")] {
+        let flags = format!(
+            "{model} --nproc 2 --batch-size 4 --epochs 2 --steps-per-epoch 5 --accumulate 2"
+        );
+        let expected = weights_of(&flags);
+        let sandbox = Sandbox::new();
+        let run = sandbox.train(&format!("{flags} --device sim")).ok();
+        assert_eq!(run.weights(), expected, "{model}");
+        assert_eq!(
+            crate::common::json(&sandbox.run_folder().join("summary.json"))["copy_ms"],
+            0.0,
+            "{model}: nothing is copied"
+        );
+        let sandbox = Sandbox::new();
+        let copied = "--generate-on-host --pin-memory --non-blocking --copy-stream";
+        let run = sandbox.train(&format!("{flags} --device sim {copied}")).ok();
+        assert_eq!(run.weights(), expected, "{model}");
+        assert!(
+            crate::common::json(&sandbox.run_folder().join("summary.json"))["copy_ms"]
+                .as_f64()
+                .unwrap()
+                > 0.0,
+            "{model}"
+        );
+    }
+    let reviews = "--recipe tiny-llama --device sim --generate-on-host";
+    Sandbox::new().train(reviews).refused(&["--generate-on-host", "this data is read"]);
+}
+
+#[test]
+fn a_benchmark_of_a_device_checks_and_names_it() {
+    let sandbox = Sandbox::new();
+    let bench = |flags: &str| {
+        let mut bench = sandbox.paceline();
+        bench.args(["bench", "all_reduce", "--nproc", "2", "-b", "1K", "-e", "4K", "-J", "b.json"]);
+        bench.args(flags.split_whitespace());
+        Run::of(bench)
+    };
+    for transport in ["thread", "shm", "tcp"] {
+        let device = "sim:copy=16gbit,10us,launch=5us";
+        let run = bench(&format!("--device {device} --transport {transport}")).ok();
+        assert!(run.stdout.contains(&format!("in memory of {device}")), "{}", run.stdout);
+        let report = crate::common::json(&sandbox.path("b.json"));
+        assert_eq!(report["device"], device);
+        for row in report["results"].as_array().unwrap() {
+            // Its input is copied to the host, and its result back, each with this latency.
+            assert!(row["in_place"]["time"].as_f64().unwrap() >= 20.0, "{row}");
+            assert_eq!(row["in_place"]["nwrong"], 0.0, "{row}");
+        }
+    }
+    bench("--device sim --private").refused(&["--private", "--device"]);
+    bench("--device rocm").refused(&["--device", "no code for ROCm"]);
+}
+
+#[test]
+fn a_check_names_the_device_and_uses_its_memory() {
+    let sandbox = Sandbox::new();
+    for device in ["sim:copy=16gbit,10us,launch=5us", "sim:late,seed=3"] {
+        let mut check = sandbox.paceline();
+        check.args(["check", "--nproc", "2", "--transport", "thread", "--device", device]);
+        let run = Run::of(check).ok();
+        assert_eq!(run.stdout.matches(&format!("device={device}")).count(), 3, "{}", run.stdout);
+        assert!(run.stdout.contains("every element right on every rank"), "{}", run.stdout);
+    }
+    let mut check = sandbox.paceline();
+    check.args(["check", "--device", "rocm:0"]);
+    Run::of(check).refused(&["--device", "has no code for ROCm"]);
+}

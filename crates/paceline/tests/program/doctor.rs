@@ -1,0 +1,175 @@
+//! The trace doctor from the command line: advice on traces of PyTorch, two traces against each other, and bad input.
+
+use crate::common::traces::{Training, pytorch_ddp, trace};
+use crate::common::{Run, Sandbox, json};
+use serde_json::{Value, json};
+
+fn paceline(sandbox: &Sandbox, args: &str) -> Run {
+    let mut command = sandbox.paceline();
+    command.args(args.split_whitespace());
+    Run::of(command)
+}
+
+/// A trace of a GPU with seven steps of 30 kernels. The host takes `pace` microseconds for each launch. In each step it sets
+/// gradients to zero with 40 kernels if `zeroes`.
+fn steps(pace: f64, zeroes: bool) -> Value {
+    let mut events = Vec::new();
+    let (mut now, mut free, mut number) = (1000.0, 0.0f64, 0);
+    for step in 0..7 {
+        let begin = now;
+        for at in 0..if zeroes { 70 } else { 30 } {
+            let is_zero = at >= 30;
+            number += 1;
+            now += if is_zero { 3.0 } else { pace };
+            let us = if is_zero { 20.0 } else { 100.0 };
+            let start = free.max(now) + 5.0;
+            free = start + us;
+            let (name, kernel) = match is_zero {
+                true => ("Optimizer.zero_grad#SGD.zero_grad", "vectorized_elementwise_kernel"),
+                false => ("forward", "sm80_xmma_gemm_f32f32"),
+            };
+            let x = |cat: &str, name: &str, pid: u32, ts: f64, dur: f64, args: Value| json!({"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": pid, "ts": ts, "dur": dur, "args": args});
+            events.push(x("user_annotation", name, 1, now - 0.5, 3.0, json!({})));
+            events.push(x(
+                "cuda_runtime",
+                "cudaLaunchKernel",
+                1,
+                now,
+                2.0,
+                json!({"correlation": number}),
+            ));
+            events.push(x(
+                "kernel",
+                kernel,
+                2,
+                start,
+                us,
+                json!({"stream": 7, "correlation": number}),
+            ));
+            now += 3.0;
+        }
+        let name = format!("ProfilerStep#{step}");
+        events.push(json!({"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1,
+            "ts": begin, "dur": now - begin, "args": {}}));
+    }
+    json!({"distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events})
+}
+
+fn write(sandbox: &Sandbox, name: &str, trace: &Value) {
+    sandbox.write(&format!("{name}/rank_0/a.pt.trace.json"), trace.to_string().as_bytes());
+}
+
+#[test]
+fn advice_is_on_the_console_and_in_the_report() {
+    let sandbox = Sandbox::new();
+    write(&sandbox, "slow", &steps(180.0, false));
+    let run = paceline(&sandbox, "analyze slow --output out").ok();
+    let line = run.line("advice: The device waits for launches");
+    assert!(line.contains("torch.compile") && line.contains("ms per step"), "{line}");
+    let summary = json(&sandbox.path("out/summary.json"));
+    let advice = &summary["tables"]["advice"]["rows"][0];
+    assert_eq!(advice["cause"], "host_bound");
+    let [low, high, step] =
+        ["low_ms", "high_ms", "step_ms"].map(|key| advice[key].as_f64().unwrap());
+    // 78 of each 183 us are waited for, at most.
+    assert!(0.2 * step < low && low <= high && high < 0.6 * step, "{low} {high} {step}");
+    let page = std::fs::read_to_string(sandbox.path("out/summary.html")).unwrap();
+    assert!(page.contains("id=\"advice-1\""));
+    // A sound run gets none.
+    write(&sandbox, "sound", &steps(10.0, false));
+    let run = paceline(&sandbox, "analyze sound --output sound_out").ok();
+    assert!(!run.stdout.contains("advice:"), "{}", run.stdout);
+}
+
+#[test]
+fn a_promise_is_held_against_the_trace_after_the_change() {
+    let sandbox = Sandbox::new();
+    write(&sandbox, "before", &steps(10.0, true));
+    write(&sandbox, "after", &steps(10.0, false));
+    let run = paceline(&sandbox, "analyze before --against after").ok();
+    let line = run.line("advice: A step takes");
+    assert!(line.contains("ms less") && line.contains("were promised, and they came"), "{line}");
+    let report = json(&sandbox.path("reports/against/before-after/against.json"));
+    let cause = &report["tables"]["causes"]["rows"][0];
+    assert_eq!((&cause["cause"], &cause["became"]), (&json!("zeroing"), &json!("gone")));
+    assert!(!report["tables"]["diff"]["rows"].as_array().unwrap().is_empty());
+}
+
+/// On a processor, all ranks are replayed with other buckets, as `paceline lab buckets --trace` does.
+#[test]
+fn the_size_of_buckets_is_that_of_a_replay_of_all_ranks() {
+    let sandbox = Sandbox::new();
+    for rank in 0..2 {
+        let file = format!("traces/rank_{rank}/a.pt.trace.json");
+        sandbox.write(&file, pytorch_ddp(rank, true).as_bytes());
+    }
+    paceline(&sandbox, "analyze traces --output out").ok();
+    let rows = json(&sandbox.path("out/summary.json"))["tables"]["advice"]["rows"].clone();
+    let rows = rows.as_array().unwrap();
+    let buckets = rows.iter().find(|of| of["cause"] == "first_bucket").unwrap();
+    let change = buckets["change"].as_str().unwrap();
+    assert_eq!(change, "DistributedDataParallel(model, bucket_cap_mb=1)");
+    // Of 8 ms that would be hidden, half comes at least.
+    let [low, high] = ["low_ms", "high_ms"].map(|key| buckets[key].as_f64().unwrap());
+    assert!((low - 4.0).abs() < 0.01 && (high - 8.0).abs() < 0.01, "{buckets}");
+}
+
+/// Before, rank 1 comes 0.48 ms late to each all-reduce, and a step is 0.38 ms longer.
+#[test]
+fn runs_of_paceline_are_held_against_each_other_too() {
+    let sandbox = Sandbox::new();
+    for (name, scale, late) in [("before", 1.2, 10), ("after", 1.0, 0)] {
+        for rank in 0..2 {
+            // In these traces, a higher rank computes longer.
+            let mut own = trace(late * rank, 2, Training::Ddp, scale);
+            own["distributedInfo"]["rank"] = json!(rank);
+            own["paceline"] = json!({"transport": "shm"});
+            let file = format!("{name}/rank_{rank}/a.pt.trace.json");
+            sandbox.write(&file, own.to_string().as_bytes());
+        }
+    }
+    let run = paceline(&sandbox, "analyze before --against after").ok();
+    let line = run.line("advice: A step takes");
+    assert!(line.contains("0.38 ms less") && line.contains("and they came"), "{line}");
+    let report = json(&sandbox.path("reports/against/before-after/against.json"));
+    let causes = report["tables"]["causes"]["rows"].as_array().unwrap();
+    let is_it = |of: &&Value| of["cause"] == "straggler" && of["became"] == "gone";
+    let straggler = causes.iter().find(is_it).unwrap_or_else(|| panic!("{causes:?}"));
+    assert!((straggler["promised_high_ms"].as_f64().unwrap() - 0.48).abs() < 0.01, "{straggler}");
+    assert!(!report["tables"]["diff"]["rows"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn bad_input_is_refused_before_anything_is_written() {
+    let sandbox = Sandbox::new();
+    write(&sandbox, "a", &steps(10.0, false));
+    let before = steps(10.0, false).to_string();
+    sandbox.write("cut/rank_0/a.pt.trace.json", &before.as_bytes()[..before.len() / 2]);
+    let mut own = trace(0, 1, Training::Ddp, 1.0);
+    own["paceline"] = json!({"transport": "shm"});
+    write(&sandbox, "own", &own);
+    std::os::unix::fs::symlink("nowhere", sandbox.path("link")).unwrap();
+    let pipe = std::process::Command::new("mkfifo").arg(sandbox.path("pipe.json")).status();
+    assert!(pipe.unwrap().success());
+    for (args, code, words) in [
+        ("analyze a --against nowhere", 1, "nowhere"),
+        ("analyze a --against link", 1, "link"),
+        ("analyze a --against pipe.json", 1, "pipe.json"),
+        ("analyze a --against own", 2, "only one of"),
+        ("analyze a --against a --kind ddp", 2, "--kind"),
+        ("analyze a --link 0gbit,1us", 2, "--link"),
+        ("analyze a --link 1e999GB/s,1us", 2, "--link"),
+        ("analyze a --link fast", 2, "BANDWIDTH,LATENCY"),
+    ] {
+        let run = paceline(&sandbox, args);
+        assert_eq!(run.code, Some(code), "{args}: {run:#?}");
+        assert!(run.stderr.contains(words), "{args}: {}", run.stderr);
+        assert_eq!(run.stderr.matches("error:").count(), 1, "{args}: {}", run.stderr);
+        assert!(!sandbox.path("reports").exists(), "{args}");
+    }
+    // What is there of a trace that is cut off is examined, and a warning says so.
+    let run = paceline(&sandbox, "analyze cut --output out").ok();
+    assert!(run.stdout.contains("odd"), "{}", run.stdout);
+    let odd = json(&sandbox.path("out/summary.json"))["tables"]["oddities"]["rows"].to_string();
+    assert!(odd.contains("cut off"), "{odd}");
+}

@@ -1,0 +1,293 @@
+//! `paceline lab`, from flags to table, page and files. Every experiment runs at its smallest size; these tests do not check
+//! times.
+
+use std::collections::BTreeSet;
+
+use crate::common::traces::pytorch_ddp;
+use crate::common::{Run, Running, Sandbox, json, signal};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// One round of a few steps of a network that takes no time.
+const SMALL: &str = "--rounds 1 --seconds 0 --steps 3 --warmup-steps 1 --output out";
+const NET: &str = "--model cnn --channels 4 8 --hidden 8 --samples 600 --image 8 8 1";
+
+fn lab(sandbox: &Sandbox, flags: &str) -> Run {
+    let mut command = sandbox.paceline();
+    command.arg("lab").args(flags.split_whitespace());
+    Run::of(command)
+}
+
+/// Makes an experiment at its smallest size, and returns what it printed and its rows.
+#[track_caller]
+fn make(name: &str, flags: &str) -> (Sandbox, Run, Vec<Value>) {
+    let sandbox = Sandbox::new();
+    let run = lab(&sandbox, &format!("{name} {SMALL} {NET} {flags}")).ok();
+    let found = json(&sandbox.path("out/lab.json"));
+    assert_eq!((&found["experiment"], &found["rounds"]), (&name.into(), &1.into()));
+    for file in ["report.html", "report.csv", "report.json", "report.md"] {
+        assert!(sandbox.path("out").join(file).is_file(), "{file}");
+    }
+    for ending in ["png", "svg"] {
+        assert!(sandbox.path("out").join(format!("{name}.{ending}")).is_file(), "{ending}");
+    }
+    let rows: Vec<Value> = found["rows"].as_array().unwrap().clone();
+    for row in &rows {
+        assert_eq!(row["failure"], Value::Null, "{row}");
+        let figures = &row["figures"];
+        for figure in [
+            "samples_per_s",
+            "step_ms_median",
+            "step_ms_p99",
+            "busy_pct",
+            "peak_mb",
+            "gradients_mb",
+        ] {
+            assert!(figures[figure]["median"].is_number(), "{figure} of {row}");
+        }
+        // With one round nothing is said to differ.
+        assert_eq!(row["effect"], Value::Null);
+    }
+    (sandbox, run, rows)
+}
+
+fn variants(rows: &[Value]) -> BTreeSet<&str> {
+    rows.iter().map(|row| row["variant"].as_str().unwrap()).collect()
+}
+
+/// The rows of the scenes whose name has this part.
+fn of_scene<'a>(rows: &'a [Value], part: &str) -> Vec<&'a Value> {
+    rows.iter().filter(|row| row["scene"].as_str().unwrap().contains(part)).collect()
+}
+
+#[test]
+fn copies_are_made_ahead_and_beside() {
+    let (_, run, rows) = make("async-copy", "");
+    let all = variants(&rows);
+    for name in ["in line", "a thread ahead", "pinned", "non-blocking", "copy stream", "all three"]
+    {
+        assert!(all.contains(name), "{name} of {all:?}");
+    }
+    assert!(
+        rows.iter().all(|row| row["has_bits_of_base"] == true),
+        "how batches come changes no bit"
+    );
+    run.line("Load of a batch on the processor, hidden and exposed");
+    let decoded = of_scene(&rows, "takes 400 us");
+    let load = |row: &Value| row["figures"]["data_ms"]["median"].as_f64().unwrap();
+    // 64 samples of 400 us each, in line.
+    assert!(load(decoded[0]) >= 25.0, "{}", decoded[0]);
+}
+
+#[test]
+fn images_lie_in_two_layouts() {
+    let (_, run, rows) = make("memory-layout", "");
+    assert_eq!(variants(&rows), ["nchw", "nhwc"].into());
+    assert!(rows.iter().all(|row| row["has_bits_of_base"] == true));
+    for operation in ["forward", "input gradient", "weight gradient", "pool", "conversion"] {
+        assert!(run.stdout.contains(operation), "{operation}: {}", run.stdout);
+    }
+}
+
+#[test]
+fn types_and_fusion_are_crossed() {
+    let (sandbox, run, rows) = make("precision-fusion", "");
+    assert_eq!(rows.len(), 6);
+    assert!(rows[4..].iter().all(|row| row["is_timed"] == false));
+    for line in ["Bytes moved, and the roofline", "The losses, and how far they are apart"] {
+        run.line(line);
+    }
+    assert!(sandbox.path("out/precision-fusion-loss.png").is_file());
+    let tables = json(&sandbox.path("out/report.json"));
+    let moved = tables["tables"]["roofline"].to_string();
+    assert!(moved.contains("moved_mb"), "{moved}");
+    // The scale that is too large overflows in each of the four steps, and each is skipped.
+    let losses = tables["tables"]["losses"].to_string();
+    assert!(losses.contains("skipped"), "{losses}");
+    let row = run.stdout.lines().rfind(|line| line.contains("2^28")).unwrap();
+    let skipped: u32 = row.split_whitespace().next_back().unwrap().parse().unwrap();
+    assert!(skipped >= 2, "{row}");
+}
+
+#[test]
+fn ways_to_divide_the_work_are_compared() {
+    let (_, run, rows) = make("parallelism", "--links default,1gbit:50us");
+    assert_eq!(rows.len(), 10);
+    run.line("Predicted and measured");
+    let name = "both, 2 stages of 2 ranks";
+    assert!(variants(&rows).contains(name));
+}
+
+#[test]
+fn accumulation_has_the_bits_of_more_ranks() {
+    let (_, run, rows) = make("grad-accum", "--links 1gbit:50us");
+    run.line("With --accumulation-order tree, 4 ranks, 2 ranks with 2 batches and 1 rank with 4 end with the same bits.");
+    let sent = |name: &str| {
+        let row = rows.iter().find(|row| row["variant"] == name).unwrap();
+        row["figures"]["comm_mb_per_step"]["median"].as_f64().unwrap()
+    };
+    let ratio = sent("8 batches, each reduced") / sent("8 batches, no_sync");
+    assert!((ratio - 8.0).abs() < 0.3, "{ratio} times as much is sent");
+}
+
+#[test]
+fn recording_has_its_price() {
+    let (sandbox, run, rows) = make("profiling", "");
+    assert_eq!(rows.len(), 4);
+    run.line("What an event costs");
+    let folder = run.line("A trace to look at: ");
+    let command = {
+        let mut command = sandbox.paceline();
+        command.args(["analyze", folder]);
+        command
+    };
+    Run::of(command).ok();
+}
+
+#[test]
+fn buckets_are_measured_and_replayed() {
+    let (sandbox, run, rows) = make("buckets", "--links default,1gbit:50us");
+    run.line("Measured and replayed");
+    assert!(run.stdout.contains("leave --bucket-cap-mb as it is"), "{}", run.stdout);
+    assert!(sandbox.path("out/buckets-curve.svg").is_file());
+    let with_buckets = rows.iter().filter(|row| row["variant"] != "no communication");
+    assert!(with_buckets.into_iter().all(|row| row["has_bits_of_base"] == true));
+}
+
+#[test]
+fn buckets_of_a_run_of_pytorch_are_replayed() {
+    let sandbox = Sandbox::new();
+    let write = |with_shapes: bool| {
+        for rank in 0..2 {
+            let name = format!("traces/rank_{rank}.pt.trace.json");
+            std::fs::create_dir_all(sandbox.path("traces")).unwrap();
+            std::fs::write(sandbox.path(&name), pytorch_ddp(rank, with_shapes)).unwrap();
+        }
+    };
+    write(true);
+    let run = lab(&sandbox, "buckets --trace traces --output out").ok();
+    run.line("traces, 6 steps of 2 ranks, 4 gradients in 2 buckets");
+    // Each gradient by itself: the last one travels from 60 to 84 ms.
+    run.line("Set bucket_cap_mb=1: 8.00 ms less per step");
+    let rows =
+        json(&sandbox.path("out/buckets-of-trace.json"))["tables"]["buckets-of-trace"].to_string();
+    assert!(rows.contains("bucket_cap_mb"), "{rows}");
+    assert!(sandbox.path("out/buckets-of-trace.png").is_file());
+    lab(&sandbox, "buckets --trace traces --links 1gbe").refused(&["leave out --links"]);
+    lab(&sandbox, "buckets --trace traces --steps 3").refused(&["the flags of runs"]);
+    lab(&sandbox, "grad-accum --trace traces").refused(&["--trace is for buckets"]);
+    let refused = |part: &str| {
+        let run = lab(&sandbox, "buckets --trace traces --output other");
+        assert!(run.code == Some(1) && run.stderr.contains(part), "{run:?}");
+    };
+    write(false);
+    refused("record_shapes=True");
+    std::fs::remove_file(sandbox.path("traces/rank_1.pt.trace.json")).unwrap();
+    refused("two ranks or more");
+    std::fs::write(sandbox.path("traces/rank_0.pt.trace.json"), "{\"traceEvents\":[{").unwrap();
+    refused("rank_0.pt.trace.json");
+    assert!(!sandbox.path("other").exists(), "nothing is written");
+}
+
+/// The records of a folder, in the order of the runs.
+fn records(sandbox: &Sandbox) -> Vec<Value> {
+    let Ok(entries) = std::fs::read_dir(sandbox.path("out/records")) else { return Vec::new() };
+    let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|of| of == "json"));
+    paths.sort();
+    paths.iter().map(|path| json(path)).collect()
+}
+
+#[test]
+fn a_grid_goes_on_after_a_kill_with_nothing_run_twice() {
+    let sandbox = Sandbox::new();
+    let grid = "--grid precision=f32,bf16 --grid fuse=true,false --grid layout=nhwc,nchw";
+    let flags = format!(
+        "combine --rounds 3 --seconds 0 --steps 3 --warmup-steps 1 --output out {NET} {grid}"
+    );
+    let mut command = sandbox.paceline();
+    command.arg("lab").args(flags.split_whitespace());
+    let running = Running::start(command);
+    crate::common::wait_until("five runs", || records(&sandbox).len() >= 5);
+    signal(running.id(), Signal::KILL);
+    running.end();
+    let before = records(&sandbox);
+    assert!(before.len() < 24, "it was over already");
+    let run = lab(&sandbox, &flags).ok();
+    run.line(&format!("Goes on after {} of 24 runs", before.len()));
+    let after = records(&sandbox);
+    assert_eq!(after.len(), 24);
+    assert_eq!(after[..before.len()], before[..], "a run was made again");
+    run.line("Ranked");
+    run.line("Does a knob still help once another is turned?");
+    let rows = json(&sandbox.path("out/lab.json"))["rows"].as_array().unwrap().clone();
+    assert_eq!(rows.len(), 8);
+    assert!(rows[1..].iter().all(|row| row["effect"]["rounds"] == 3));
+
+    // One page of all that is there.
+    let page = lab(&sandbox, "--report .").ok();
+    page.line("1 experiment");
+    assert!(sandbox.path("lab.html").is_file() && sandbox.path("lab.csv").is_file());
+}
+
+#[test]
+fn one_knob_at_a_time_is_a_shorter_grid() {
+    let (_, _, rows) = make("combine", "--grid precision=f32,bf16 fuse=true,false --one-at-a-time");
+    assert_eq!(variants(&rows), ["base", "fuse=false", "precision=bf16"].into());
+}
+
+#[test]
+fn mistakes_are_told_before_anything_runs() {
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("full")).unwrap();
+    std::fs::write(sandbox.path("full/file"), "x").unwrap();
+    std::fs::create_dir(sandbox.path("empty")).unwrap();
+    for (flags, part) in [
+        ("asynk-copy", "did you mean async-copy?"),
+        ("combine", "the grid is empty"),
+        ("combine --grid precision", "pass the name of a flag and its values"),
+        ("combine --grid precision=", "a value is missing"),
+        ("combine --grid precision=f32", "a knob has two values or more"),
+        ("combine --grid precision=f32,f33", "f33"),
+        ("combine --grid presision=f32,bf16", "the nearest one is precision"),
+        ("combine --grid precision=f32,fp16", "--emulate-fp16"),
+        (
+            "combine --one-at-a-time --grid precision=f32,bf16 --precision f32",
+            "--grid precision sets it",
+        ),
+        ("combine --grid precision=f32,bf16 --grid precision=f32,bf16", "there twice"),
+        ("combine --grid precision=f32,bf16 --precision f32", "--grid precision sets it"),
+        (
+            "combine --grid lr=0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,1 seed=1,2,3,4,5,6,7,8,9,10,11,12",
+            "pass --yes",
+        ),
+        ("async-copy --grid precision=f32,bf16", "--grid is for combine"),
+        ("async-copy --pin-memory", "it is what the experiment turns"),
+        ("grad-accum --links banana", "banana"),
+        ("grad-accum --global-batch-size 100", "pass a multiple of 16"),
+        ("parallelism --global-batch-size 20", "pass a multiple of 8"),
+        ("buckets --nproc 1", "pass 2 or more"),
+        ("async-copy --rounds 0", "--rounds 0"),
+        ("async-copy --rounds 1000000000000", "--rounds"),
+        ("async-copy --seconds nan", "--seconds NaN"),
+        ("async-copy --within 0", "--within 0"),
+        ("async-copy --output full", "not empty"),
+        ("async-copy --output full/file", "full/file"),
+        ("--report empty", "there is no experiment in it"),
+        ("--report nowhere", "nowhere"),
+    ] {
+        lab(&sandbox, flags).refused(&[part]);
+    }
+    assert!(!sandbox.path("lab").exists(), "nothing is written");
+    // A folder of another version is another experiment.
+    let small = format!("combine --grid fuse=true,false {SMALL} {NET}");
+    lab(&sandbox, &small).ok();
+    let file = sandbox.path("out/sweep-settings.json");
+    let mut settings = json(&file);
+    settings["version of paceline"] = "0.0.1".into();
+    std::fs::write(&file, settings.to_string()).unwrap();
+    lab(&sandbox, &small).refused(&["version of paceline: 0.0.1 there"]);
+    // Rows that are cut off, or none.
+    std::fs::write(sandbox.path("out/lab.json"), "{\"experiment\":").unwrap();
+    lab(&sandbox, "--report out").refused(&["lab.json cannot be read"]);
+}

@@ -1,0 +1,56 @@
+//! The program as its users see it: what it does, prints, writes and refuses.
+//!
+//! One file for each command or subject, and one executable for all: each one would contain the whole program again. Tests that
+//! watch a terminal, processes or the clock closely have executables of their own, beside this folder.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/hub.rs"]
+mod hub;
+
+mod agreement;
+mod analyze;
+mod bad_input;
+mod bad_llama_input;
+mod batch_norm;
+mod bench;
+mod check;
+mod checkpoints;
+mod completions;
+mod config;
+mod devices;
+mod doctor;
+mod doors;
+mod evaluate;
+mod fetch;
+mod foreign_text;
+mod generate;
+mod help;
+mod knobs;
+mod lab;
+mod llama;
+mod llama_tools;
+mod loss_scale;
+mod memory;
+mod new;
+mod output;
+mod own;
+mod own_data;
+mod own_text;
+mod pipeline_checkpoints;
+mod pipelines;
+mod predict;
+mod predict_trace;
+mod profile;
+mod recipes;
+mod recorded;
+mod resume;
+mod schedule;
+mod sharding;
+mod strategies;
+mod studies;
+mod sweep;
+mod tensorboard;
+mod trace;
+mod training;
+mod wrong_inputs;

@@ -1,0 +1,223 @@
+//! Memory predicted before a run equals the memory that the run measures, and `paceline predict --memory` prints the same
+//! numbers without a run.
+
+use crate::common::{Run, Sandbox, json};
+use serde_json::Value;
+
+/// Small networks with several units.
+const MLP: &str = "--model mlp --input-dim 64 --hidden-dim 96 --output-dim 32 --batch-size 20";
+const CNN: &str = "--channels 8 16 --hidden 32 --samples 400 --image 16 16 3 --batch-size 10";
+
+/// The bytes of a category at the peak of a rank's step.
+fn measured(memory: &Value, category: &str) -> f64 {
+    let phases = memory["phases"].as_array().unwrap().iter();
+    let of_step = phases.filter(|phase| phase["phase"] != "initialization");
+    let peaks = of_step.map(|phase| phase["peak_bytes"][category].as_f64().unwrap());
+    peaks.fold(0.0, f64::max)
+}
+
+#[track_caller]
+fn check(flags: &str) {
+    let sandbox = Sandbox::new();
+    let flags = format!("{flags} --steps 5 --warmup-steps 2 --verbose --json summary.json");
+    let run = sandbox.train(&flags).ok();
+    let summary = json(&sandbox.path("summary.json"));
+    let [ranks, predicted] =
+        ["memory", "memory_predicted"].map(|key| summary[key].as_array().unwrap());
+    assert_eq!(ranks.len() as f64, summary["world_size"].as_f64().unwrap());
+    for (rank, (memory, predicted)) in ranks.iter().zip(predicted).enumerate() {
+        let names: Vec<&str> = memory["phases"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|phase| phase["phase"].as_str().unwrap())
+            .collect();
+        assert_eq!(names, ["initialization", "forward", "backward", "step"], "{flags}");
+        for category in ["parameters", "gradients", "optimizer", "unsharded"] {
+            let bytes = measured(memory, category);
+            assert_eq!(bytes, predicted[category].as_f64().unwrap(), "{category}, {flags}");
+        }
+        for category in ["activations", "workspace", "communication"] {
+            let bytes = predicted[category].as_f64().unwrap();
+            let off = measured(memory, category) / bytes - 1.0;
+            assert!(
+                bytes > 0.0 && off.abs() < 0.05,
+                "{category} is off by {off}, {flags}: {memory}"
+            );
+        }
+        assert!(measured(memory, "data") <= predicted["data"].as_f64().unwrap(), "{flags}");
+        assert!(measured(memory, "total") <= predicted["total"].as_f64().unwrap(), "{flags}");
+        let line = run.line(&format!("Rank {rank} memory, MB: "));
+        for word in ["model ", "gradient ", "optimizer ", "allocated ", "reserved ", "peak "] {
+            assert!(line.contains(word), "{line}");
+        }
+    }
+    assert!(run.stdout.contains("difference, %"), "{}", run.stdout);
+}
+
+#[test]
+fn a_run_needs_what_was_predicted() {
+    check(&format!("{MLP} --nproc 2 --strategy ddp --optimizer adamw --clip-grad-norm 0.5"));
+    check(&format!("{MLP} --nproc 4 --strategy sharded3 --optimizer adamw --transport thread"));
+    check(&format!("{CNN} --nproc 2 --strategy sharded3 --batch-norm --momentum 0.9"));
+    let accumulate = "--accumulate 3 --accumulation-order tree";
+    check(&format!("{CNN} --nproc 2 --strategy simple_ddp {accumulate} --transport thread"));
+    let each = "--accumulate 5 --no-sync off";
+    check(&format!("{CNN} --nproc 2 --strategy ddp {each} --transport thread"));
+    let llama = "--model llama --layers 2 --width 32 --heads 4 --kv-heads 2 --intermediate 48 --vocab 301 --seq-len 20";
+    let llama = format!("{llama} --batch-size 6 --nproc 2 --optimizer adamw --precision bf16");
+    check(&format!("{llama} --strategy ddp --clip-grad-norm 0.5"));
+    check(&format!("{llama} --strategy sharded3 --checkpoint-activations --transport thread"));
+    let uneven = "--nproc 3 --global-batch-size 20 --strategy zero2 --transport thread";
+    check(&format!("{} {uneven}", CNN.replace("--batch-size 10", "")));
+}
+
+#[test]
+fn the_resident_set_is_near_its_prediction() {
+    let sandbox = Sandbox::new();
+    let model = "--model mlp --input-dim 512 --output-dim 256 --hidden-dim 2048 --num-layers 6";
+    let run = "--strategy sharded3 --optimizer adamw --batch-size 16 --steps 3 --json summary.json";
+    sandbox.train(&format!("{model} {run} --nproc 2")).ok();
+    let summary = json(&sandbox.path("summary.json"));
+    let measured = summary["resident_bytes"].as_f64().unwrap();
+    let predicted = summary["memory_predicted"][0]["resident"].as_f64().unwrap();
+    let off = measured / predicted - 1.0;
+    // Less than 5 % where the prediction was fitted. Other machines have pages and libraries of other sizes.
+    assert!(off.abs() < 0.1, "{measured} bytes are resident, {predicted} predicted");
+}
+
+/// Two ranks of the first command of the README, made smaller: events, test data and a small model count as well.
+#[test]
+fn the_resident_set_of_a_small_run_is_near_its_prediction() {
+    let sandbox = Sandbox::new();
+    let model = "--channels 8 16 --hidden 32 --samples 2048 --steps 20 --profile --evaluate";
+    sandbox.train(&format!("{model} --nproc 2 --json summary.json")).ok();
+    let summary = json(&sandbox.path("summary.json"));
+    let measured = summary["resident_bytes"].as_f64().unwrap();
+    let predicted = summary["memory_predicted"][0]["resident"].as_f64().unwrap();
+    let off = (measured - predicted).abs();
+    assert!(off < 4e6, "{measured} bytes are resident, {predicted} predicted");
+}
+
+/// The lengths of rows are a mix in which every batch has another longest row.
+#[test]
+fn texts_of_any_length_take_what_was_predicted() {
+    let sandbox = Sandbox::new();
+    let row = |at: usize| {
+        let num_tokens = 1 + at * at * 37 % 599;
+        let tokens = (0..num_tokens).map(|token| format!("t{}", (at + token) % 41));
+        format!("{},{}\n", tokens.collect::<Vec<_>>().join(" "), at % 2)
+    };
+    let rows = (0..120).map(row).collect::<String>();
+    sandbox.write("texts/train.csv", format!("text,label\n{rows}").as_bytes());
+    let vocab: serde_json::Map<_, _> =
+        (0..41).map(|at| (format!("t{at}"), serde_json::json!(at))).collect();
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "unk_token": "t0", "vocab": vocab},
+    });
+    sandbox.write("texts/tokenizer.json", tokenizer.to_string().as_bytes());
+    let model =
+        "--model llama --layers 3 --width 32 --heads 2 --kv-heads 1 --intermediate 48 --vocab 41";
+    let data =
+        "--num-labels 2 --data text --data-dir texts --max-length 600 --batch-size 4 --epochs 1";
+    let run = "--nproc 2 --transport thread --optimizer adamw --warmup-steps 0 --json summary.json";
+    for seed in 0..3 {
+        sandbox.train(&format!("{model} {data} {run} --seed {seed}")).ok();
+        let summary = json(&sandbox.path("summary.json"));
+        let predicted = summary["memory_predicted"][0]["total"].as_f64().unwrap();
+        for memory in summary["memory"].as_array().unwrap() {
+            let reserved = memory["peak_bytes"]["reserved"].as_f64().unwrap();
+            assert!(reserved < 1.1 * predicted, "{reserved} reserved, {predicted} predicted");
+            assert!(measured(memory, "total") <= predicted, "{memory}");
+        }
+    }
+}
+
+fn predict(sandbox: &Sandbox, flags: &str) -> Run {
+    let mut command = sandbox.paceline();
+    command.args(["predict", "--memory", "--json", "memory.json"]).args(flags.split_whitespace());
+    Run::of(command)
+}
+
+#[test]
+fn a_prediction_without_a_run_has_the_numbers_of_the_run() {
+    let sandbox = Sandbox::new();
+    let flags = format!("{MLP} --optimizer adamw");
+    let out = predict(&sandbox, &format!("{flags} --nproc 2,4 --rank-gb 0.5")).ok();
+    for word in ["sharded3", "largest batch", "0.50 GB per rank (--rank-gb)", "--hidden-dim"] {
+        assert!(out.stdout.contains(word), "{}", out.stdout);
+    }
+    let report = json(&sandbox.path("memory.json"));
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 7);
+    let row = rows.iter().find(|row| row["strategy"] == "sharded3" && row["ranks"] == 2).unwrap();
+    let run = "--nproc 2 --strategy sharded3 --steps 3 --transport thread --json summary.json";
+    sandbox.train(&format!("{flags} {run}")).ok();
+    let predicted = &json(&sandbox.path("summary.json"))["memory_predicted"][0];
+    // Ranks that are threads have no set size of their own.
+    assert!(
+        predicted.get("resident").is_none() && row["resident"].as_f64() > row["total"].as_f64()
+    );
+    for (name, bytes) in predicted.as_object().unwrap() {
+        assert_eq!(&row[name], bytes, "{name}");
+    }
+
+    // The largest batch fits, and the next larger one does not. The same for the width.
+    let largest = row["largest_batch"].as_u64().unwrap();
+    let total = |flags: &str| {
+        predict(&sandbox, &format!("{flags} --strategies sharded3 --rank-gb 0.5")).ok();
+        let row = json(&sandbox.path("memory.json"))["rows"][0].clone();
+        (row["total"].as_f64().unwrap(), row["fits"].as_str().unwrap_or("").to_owned(), row)
+    };
+    for (batch, fits) in [(largest, true), (largest + 1, false)] {
+        let (bytes, _, row) =
+            total(&flags.replace("--batch-size 20", &format!("--batch-size {batch}")));
+        // Gaps between buffers and the data set count, too.
+        assert_eq!(&row["fits"], &fits, "{batch}: {row}");
+        assert!(bytes <= 0.5e9 || !fits, "{batch}: {row}");
+    }
+    let percent = row["largest_width_pct"].as_u64().unwrap();
+    for (percent, fits) in [(percent, true), (percent + 1, false)] {
+        let width = 96 * percent / 100;
+        let (_, _, row) =
+            total(&flags.replace("--hidden-dim 96", &format!("--hidden-dim {width}")));
+        // A percent more may be the same width.
+        if fits || width > 96 * (percent - 1) / 100 {
+            assert_eq!(row["fits"], fits, "{width}: {row}");
+        }
+    }
+}
+
+#[test]
+fn a_model_larger_than_any_machine_is_predicted() {
+    let sandbox = Sandbox::new();
+    let model = "--model mlp --hidden-dim 1000000 --num-layers 12 --batch-size 8 --nproc 64,1024";
+    let run = predict(&sandbox, &format!("{model} --strategies all --rank-gb 80")).ok();
+    assert!(run.stdout.contains("GB"), "{}", run.stdout);
+    let rows = json(&sandbox.path("memory.json"));
+    let total = |strategy: &str, ranks: u64| {
+        let mut rows = rows["rows"].as_array().unwrap().iter();
+        let row = rows.find(|row| row["strategy"] == strategy && row["ranks"] == ranks).unwrap();
+        row["total"].as_f64().unwrap()
+    };
+    // Eleven matrices of 10^12 f32, and their gradients.
+    assert!(total("ddp", 64) > 88e12);
+    assert!(total("sharded3", 1024) < total("sharded3", 64));
+    assert!(total("sharded3", 64) < total("ddp", 64));
+}
+
+#[test]
+fn wrong_flags_are_refused() {
+    let sandbox = Sandbox::new();
+    let refused = |flags: &str, parts: &[&str]| {
+        predict(&sandbox, flags).refused(parts);
+    };
+    refused("--nproc 0", &["--nproc 0", "1 to 4096"]);
+    refused("--rank-gb 0", &["--rank-gb", "above zero"]);
+    refused("--strategies fastest", &["--strategy fastest", "sharded3"]);
+    refused("--strategies ddp,zero1 --strategy ddp", &["pass one of them"]);
+    refused("--measure", &["--measure", "--memory"]);
+    refused("--strategy single --nproc 2", &["--strategy single"]);
+}

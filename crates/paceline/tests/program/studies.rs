@@ -1,0 +1,379 @@
+//! The studies of `paceline bench` and `paceline train --ddp-choice all`, from flags to table, files and charts. These
+//! tests do not check times, only that they are consistent.
+
+use crate::common::{Run, Running, Sandbox, TINY, json, signal, wait_until};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// Few steps, so that the tests take no time.
+const SHORT: &str = "--steps-per-epoch 4 --warmup-steps 1 --batch-size 8";
+
+fn bench_in(sandbox: &Sandbox, flags: &str) -> Run {
+    let mut command = sandbox.paceline();
+    command.arg("bench").args(flags.split_whitespace());
+    // Temporary files that the runs leave behind go here.
+    std::fs::create_dir_all(sandbox.path("tmp")).unwrap();
+    command.env("TMPDIR", sandbox.path("tmp"));
+    Run::of(command)
+}
+
+fn number(row: &Value, key: &str) -> f64 {
+    row[key].as_f64().unwrap_or_else(|| panic!("no number {key} in {row}"))
+}
+
+fn about(a: f64, b: f64) {
+    assert!((a - b).abs() <= 1e-9 * a.abs().max(b.abs()), "{a} is not {b}");
+}
+
+#[test]
+fn scaling_is_tabled_judged_and_drawn() {
+    let sandbox = Sandbox::new();
+    let flags = format!(
+        "scaling {TINY} {SHORT} --nproc 1,2 --rounds 2 --json s.json --csv s.csv --charts charts"
+    );
+    let run = bench_in(&sandbox, &flags).ok();
+    run.line("Scaling of ddp: cnn over shm, 1 thread per rank; medians of 2 rounds");
+    // For so short a step, the results of the laws are random. The test checks only that they are
+    // applied.
+    for words in
+        ["Weak scaling to 2 ranks is ", "Strong scaling to 2 ranks is ", "Gustafson: ", "Amdahl: "]
+    {
+        assert!(run.stdout.contains(words), "no {words:?} in: {}", run.stdout);
+    }
+    let report = json(&sandbox.path("s.json"));
+    let scalings = report["scalings"].as_array().unwrap();
+    for (scaling, (mode, batches)) in scalings.iter().zip([("weak", [8, 16]), ("strong", [8, 8])]) {
+        assert_eq!(scaling["mode"], mode);
+        let rows = scaling["rows"].as_array().unwrap();
+        for (row, (ranks, batch)) in rows.iter().zip([1, 2].into_iter().zip(batches)) {
+            assert_eq!((&row["ranks"], &row["global_batch"]), (&ranks.into(), &batch.into()));
+            about(number(row, "speedup") * 100.0 / f64::from(ranks), number(row, "efficiency_pct"));
+            assert!(number(row, "step_ms") >= number(row, "step_ms_min"), "{row}");
+        }
+        let ideal = number(&rows[0], "step_ms") / if mode == "weak" { 1.0 } else { 2.0 };
+        about(number(&rows[1], "t_comm_ms"), number(&rows[1], "step_ms") - ideal);
+        assert_eq!(rows[0]["t_comm_ms"], Value::Null);
+    }
+    // Weak and strong scaling begin with the same runs.
+    assert_eq!(scalings[0]["rows"][0]["step_ms"], scalings[1]["rows"][0]["step_ms"]);
+    let csv = std::fs::read_to_string(sandbox.path("s.csv")).unwrap();
+    assert_eq!(csv.lines().count(), 1 + 4, "{csv}");
+    let charts =
+        ["strong_scaling.png", "strong_scaling.svg", "weak_scaling.png", "weak_scaling.svg"];
+    let mut expected = vec!["charts".to_owned()];
+    expected.extend(charts.map(|name| format!("charts/{name}")));
+    expected.extend(["s.csv", "s.json", "tmp"].map(str::to_owned));
+    assert_eq!(sandbox.contents(), expected, "and no run folder");
+}
+
+#[test]
+fn more_ranks_than_cores_are_marked() {
+    let ranks = std::thread::available_parallelism().unwrap().get() + 1;
+    if ranks > 8 {
+        println!("skipped: this host has {} cores, too many to exceed in a test", ranks - 1);
+        return;
+    }
+    let flags = format!(
+        "scaling {TINY} {SHORT} --nproc {ranks},1 --rounds 1 --mode weak --transport thread \
+         --link 1gbit,1ms"
+    );
+    let run = bench_in(&Sandbox::new(), &flags).ok();
+    run.line(
+        "Weak scaling: the batch of each rank stays, on an emulated link of 1 Gbit/s, 1000.0 us",
+    );
+    let marked = run.stdout.lines().filter(|line| line.trim_start().starts_with('*')).count();
+    assert_eq!(marked, 2, "a row and what it means: {}", run.stdout);
+    assert!(run.stdout.contains("Too few cores limit it"), "{}", run.stdout);
+    assert!(!run.stdout.contains("Strong scaling"), "{}", run.stdout);
+}
+
+#[test]
+fn buckets_are_swept_beside_other_strategies() {
+    let sandbox = Sandbox::new();
+    let flags = format!(
+        "buckets {TINY} {SHORT} --sizes 0.001,0.002,0.03,1 --rounds 1 --link 1gbit,1ms \
+         --json b.json --csv b.csv --charts charts"
+    );
+    let run = bench_in(&sandbox, &flags).ok();
+    run.line("Buckets of ddp, 2 ranks: cnn over shm, on an emulated link of 1 Gbit/s, 1000.0 us");
+    assert!(run.stdout.contains("measured: shortest step at "), "{}", run.stdout);
+    let report = json(&sandbox.path("b.json"));
+    let rows = report["rows"].as_array().unwrap();
+    let strategies: Vec<&Value> = rows.iter().map(|row| &row["strategy"]).collect();
+    assert_eq!(strategies, ["ddp", "ddp", "ddp", "simple_ddp", "flat_ddp"]);
+    // Both largest sizes hold all gradients.
+    run.line("Buckets of 0.03, 1 MiB hold all gradients, so they are run once, as 0.03 MiB");
+    // 4x1x3x3 + 4, 784x8 + 8, 8x10 + 10: 6 parameters of at most 25 KB.
+    let counts: Vec<f64> = rows.iter().map(|row| number(row, "num_buckets")).collect();
+    assert_eq!(counts[2..], [1.0, 6.0, 1.0]);
+    assert!(counts[0] > 1.0 && counts.windows(2).take(2).all(|w| w[0] >= w[1]), "{counts:?}");
+    for row in rows {
+        about(
+            number(row, "exposed_pct"),
+            100.0 * number(row, "exposed_ms") / number(row, "step_ms"),
+        );
+    }
+    // Each of 6 operations takes 3 ms at least, and nothing hides them.
+    assert!(number(&rows[3], "exposed_ms") >= 18.0, "{}", rows[3]);
+    assert_eq!(std::fs::read_to_string(sandbox.path("b.csv")).unwrap().lines().count(), 1 + 5);
+    let names =
+        ["buckets_exposed.png", "buckets_exposed.svg", "buckets_step.png", "buckets_step.svg"];
+    let mut expected = vec!["b.csv".to_owned(), "b.json".to_owned(), "charts".to_owned()];
+    expected.extend(names.map(|name| format!("charts/{name}")));
+    expected.push("tmp".to_owned());
+    assert_eq!(sandbox.contents(), expected, "and no run folder");
+}
+
+#[test]
+fn naive_ddp_is_compared_with_better_ways() {
+    let sandbox = Sandbox::new();
+    let flags = format!(
+        "naive-ddp {TINY} {SHORT} --sizes 0.001,0.01,1 --rounds 1 --link 1gbit,1ms --no-gradient-view --json n.json \
+         --csv n.csv --charts charts --output kept"
+    );
+    let run = bench_in(&sandbox, &flags).ok();
+    run.line(
+        "Synchronization of gradients, 2 ranks: cnn over shm, on an emulated link of 1 Gbit/s",
+    );
+    for words in ["measured best: ", "by the formula of the emulated link: least at n = ", "noise"]
+    {
+        assert!(run.stdout.contains(words), "no {words:?} in: {}", run.stdout);
+    }
+    let report = json(&sandbox.path("n.json"));
+    let rows = report["rows"].as_array().unwrap();
+    let cases: Vec<&str> = rows.iter().filter_map(|row| row["case"].as_str()).collect();
+    let bucketed = ["bucketed, 0.001 MiB", "bucketed, 0.01 MiB", "bucketed, 1 MiB"];
+    assert_eq!(cases, [&["naive", "flat", "overlapped"][..], &bucketed].concat());
+    let strategies: Vec<&Value> = rows.iter().map(|row| &row["strategy"]).collect();
+    assert_eq!(strategies, ["simple_ddp", "flat_ddp", "simple_ddp_async", "ddp", "ddp", "ddp"]);
+    // 6 parameters, and the sum of the loss.
+    let ops: Vec<f64> = rows.iter().map(|row| number(row, "ops_per_step")).collect();
+    assert_eq!((ops[0], ops[1], ops[2], ops[5]), (7.0, 2.0, 7.0, 2.0));
+    for (row, ops) in rows.iter().zip(&ops).skip(3) {
+        about(number(row, "num_buckets") + 1.0, *ops);
+    }
+    for row in rows {
+        assert!(number(row, "exposed_pct") > 0.0, "nothing hides all of 3 ms: {row}");
+        about(number(row, "step_ms_min"), number(row, "step_ms_max"));
+    }
+    // Three steps of 1 ms per operation, and 27,512 bytes at 125 MB/s: a bucket for everything is best.
+    let found = &report["theory"]["found"];
+    assert!((number(found, "op_ms") - 3.0).abs() < 0.01, "{found}");
+    let (best_mb, op_s) = (number(found, "best_mb"), number(found, "op_ms") / 1e3);
+    let bytes_per_s = number(found, "gb_per_s") * 1e9;
+    about(best_mb * 1048576.0, (number(&report, "gradient_bytes") * op_s * bytes_per_s).sqrt());
+    assert!(number(found, "best_buckets") < 1.0, "{found}");
+    let best = &report["best"];
+    assert_eq!((&best["same_as_mb"], &best["theory"]["ops_per_step"]), (&1.0.into(), &2.0.into()));
+    assert_eq!(std::fs::read_to_string(sandbox.path("n.csv")).unwrap().lines().count(), 1 + 6);
+    assert!(sandbox.path("charts/naive_ddp_step.svg").exists());
+    // The same command again makes no run, and shows the same.
+    let again = bench_in(&sandbox, &flags).ok();
+    again.line("Goes on after 6 of 6 runs, from kept");
+    assert_eq!(json(&sandbox.path("n.json"))["rows"], report["rows"]);
+    let other = format!("naive-ddp {TINY} {SHORT} --sizes 1 --rounds 1 --output kept");
+    bench_in(&sandbox, &other).refused(&["--output kept", "holds another sweep", "case 0"]);
+}
+
+#[test]
+fn without_a_link_the_best_bucket_size_is_fitted_and_measured() {
+    let sandbox = Sandbox::new();
+    let flags = format!("naive-ddp {TINY} {SHORT} --sizes 0.001,1 --rounds 1 --json n.json");
+    let run = bench_in(&sandbox, &flags).ok();
+    let report = json(&sandbox.path("n.json"));
+    // What is fitted is random for operations so small. The test checks only that it is used.
+    match report["theory"]["found"].is_object() {
+        true => {
+            assert!(run.stdout.contains("fitted to 7 operations of naive and flat"), "{run:#?}");
+            let best = &report["best"];
+            assert!(number(&best["theory"], "step_ms") > 0.0, "{best}");
+            assert_eq!(best["differs"], false, "one round says nothing: {best}");
+        }
+        false => {
+            let why = report["theory"]["refused"].as_str().unwrap();
+            assert!(run.stdout.contains(why), "no {why:?} in: {}", run.stdout);
+            assert_eq!(report["best"], Value::Null);
+        }
+    }
+}
+
+#[test]
+fn a_sharded_optimizer_is_compared_with_replicas() {
+    let sandbox = Sandbox::new();
+    let flags = format!(
+        "sharded-optimizer {TINY} {SHORT} --strategies ddp,zero1,pytorch_zero1 --rounds 1 --bucket-cap-mb 2 --json o.json \
+         --csv o.csv --charts charts"
+    );
+    let run = bench_in(&sandbox, &flags).ok();
+    run.line("Sharded optimizer, adamw, 2 ranks: cnn over shm, 1 thread per rank");
+    run.line("zero1 against ddp: step within noise; optimizer state ");
+    run.line("sharded1 against ddp: step within noise; optimizer state ");
+    let report = json(&sandbox.path("o.json"));
+    let rows = report["rows"].as_array().unwrap();
+    let strategies: Vec<&Value> = rows.iter().map(|row| &row["strategy"]).collect();
+    assert_eq!(strategies, ["ddp", "zero1", "sharded1"]);
+    let of = |key: &str| rows.iter().map(|row| number(row, key)).collect::<Vec<_>>();
+    // AdamW has two values for each parameter, and even shards are half of them.
+    let (parameters, optimizer) = (of("parameters_mb"), of("optimizer_mb"));
+    about(optimizer[0], 2.0 * parameters[0]);
+    about(optimizer[2], optimizer[0] / 2.0);
+    // Whole parameters divide unevenly: this model has one that is most of it.
+    assert!(optimizer[1] > optimizer[2] && optimizer[1] < optimizer[0], "{optimizer:?}");
+    about(parameters[2], parameters[0]);
+    for row in rows {
+        for moment in ["init", "before_step"] {
+            let (peak, in_use) = (format!("{moment}_peak_mb"), format!("{moment}_mb"));
+            assert!(number(row, &peak) >= number(row, &in_use), "{row}");
+        }
+        assert!(number(row, "step_peak_mb") >= number(row, "after_step_mb"), "{row}");
+        let known = ["parameters_mb", "gradients_mb", "optimizer_mb"].map(|key| number(row, key));
+        assert!(number(row, "after_step_mb") >= known.iter().sum(), "{row}");
+        assert!(number(row, "optimizer_ms") > 0.0, "{row}");
+    }
+    let saved = |key: &str| of(key)[0] - of(key)[2];
+    about(saved("init_mb"), optimizer[0] / 2.0);
+    assert_eq!(std::fs::read_to_string(sandbox.path("o.csv")).unwrap().lines().count(), 1 + 3);
+    assert!(sandbox.path("charts/sharded_optimizer_memory.png").exists());
+}
+
+#[test]
+fn a_run_that_fails_is_named() {
+    let sandbox = Sandbox::new();
+    let diverging = format!("scaling {TINY} {SHORT} --nproc 1,2 --rounds 1 --lr 1e30");
+    let run = bench_in(&sandbox, &diverging);
+    assert_eq!(run.code, Some(1), "{run:#?}");
+    for words in ["paceline train ", "--lr=1e30", "failed (exit status: 1)", "not finite"] {
+        assert!(run.stderr.contains(words), "no {words:?} in: {}", run.stderr);
+    }
+    let endless = "scaling --nproc 1,2 --rounds 1 --run-limit 0.3 --epochs 100000";
+    let run = bench_in(&sandbox, endless);
+    assert_eq!(run.code, Some(1), "{run:#?}");
+    assert!(run.stderr.contains("was stopped after 0.3 s; raise --run-limit"), "{}", run.stderr);
+    let unmeasured = format!("scaling {TINY} --nproc 1,2 --rounds 1 --warmup-steps 50");
+    let run = bench_in(&sandbox, &unmeasured);
+    assert!(run.stderr.contains("no step was measured; pass more --steps"), "{}", run.stderr);
+    assert_eq!(sandbox.contents(), ["tmp"], "nothing is left");
+}
+
+#[test]
+fn a_study_that_is_asked_to_end_leaves_nothing_behind() {
+    let sandbox = Sandbox::new();
+    let tmp = sandbox.path("tmp");
+    std::fs::create_dir_all(&tmp).unwrap();
+    let mut command = sandbox.paceline();
+    let flags = format!("bench scaling {TINY} --nproc 1,2 --epochs 1000000");
+    command.args(flags.split_whitespace()).env("TMPDIR", &tmp);
+    let running = Running::start(command);
+    let pid = running.id();
+    let under_way = || sandbox.contents().iter().any(|path| path.ends_with("metrics.jsonl"));
+    wait_until("a run to be under way", under_way);
+    let children = format!("/proc/{pid}/task/{pid}/children");
+    let run = std::fs::read_to_string(children).unwrap().trim().to_owned();
+    assert!(!run.is_empty(), "no child of {pid}");
+    signal(pid, Signal::TERM);
+    let ended = running.end();
+    assert_eq!(ended.code, None, "by the signal: {ended:#?}");
+    assert_eq!(sandbox.contents(), ["tmp"]);
+    let still = std::fs::read_to_string(format!("/proc/{run}/cmdline")).unwrap_or_default();
+    assert!(!still.contains("train"), "its run goes on: {still}");
+}
+
+#[test]
+fn all_strategies_are_compared() {
+    let sandbox = Sandbox::new();
+    // The default is one rank where there is one core.
+    let flags = format!("{TINY} {SHORT} --nproc 2 --epochs 1");
+    let all = "--ddp-choice all --price-per-hour 3600 --json c.json";
+    let run = sandbox.train(&format!("{flags} {all}")).ok();
+    assert_eq!(run.stderr, "");
+    let report = json(&sandbox.path("c.json"));
+    let runs = report["runs"].as_array().unwrap();
+    let of = |name: &str| runs.iter().find(|run| run["strategy"] == name).unwrap();
+    for name in ["simple_ddp", "simple_ddp_ga", "ddp", "bucket_ddp_async", "flat_ddp"] {
+        assert_eq!(of(name)["same_bits"], true, "{name}");
+        let line = run.line(&format!("{name} "));
+        assert!(line.split_whitespace().nth(13) == Some("yes"), "{line}");
+    }
+    for name in ["top_k", "fp16", "bf16"] {
+        assert_eq!(of(name)["same_bits"], false, "{name} is lossy");
+    }
+    for run in runs {
+        assert_eq!((&run["accumulate"], &run["summary"]["world_size"]), (&1.into(), &2.into()));
+        about(number(run, "cost"), number(run, "seconds"));
+    }
+    // The table has the same values for a strategy as a run of that strategy alone.
+    sandbox.train(&format!("{flags} --ddp-choice ddp --json ddp.json")).ok();
+    let alone = json(&sandbox.path("ddp.json"));
+    for key in ["weights_sha256", "train_loss", "comm_ops_per_step", "comm_mb_per_step", "steps"] {
+        assert_eq!(of("ddp")["summary"][key], alone[key], "{key}");
+    }
+    let folder = run.line("Run folders: ");
+    let inside = std::fs::read_dir(sandbox.path(folder)).unwrap().count();
+    assert_eq!(inside, runs.len() + 2, "a run folder each, comparison.json and comparison.csv");
+}
+
+#[test]
+fn comparisons_show_accuracies_and_the_lines_that_are_asked_for() {
+    let sandbox = Sandbox::new();
+    let flags = format!("{TINY} {SHORT} --nproc 2 --epochs 1 --ddp-choice published");
+    let run = sandbox.train(&format!("{flags} --evaluate --log-every 1 --json c.json")).ok();
+    let report = json(&sandbox.path("c.json"));
+    let head = run.stdout.lines().find(|line| line.starts_with("strategy  ")).unwrap();
+    assert!(head.contains("eval loss  accuracy %"), "{head}");
+    for of in report["runs"].as_array().unwrap() {
+        let name = of["choice"].as_str().unwrap();
+        let accuracy = 100.0 * number(&of["summary"], "eval_accuracy");
+        // The first of two tables: the second one has the published figures.
+        let is_row = |line: &&str| line.split_whitespace().next() == Some(name);
+        let line = run.stdout.lines().find(is_row).unwrap();
+        assert!(line.contains(&format!("{accuracy:.2}")), "{accuracy}: {line}");
+        for progress in ["Epoch 1 Batch 1 Loss: ", "Epoch 1/1: loss ", "Evaluation accuracy: "] {
+            run.line(&format!("{name}: {progress}"));
+        }
+        assert!(!run.stdout.contains(&format!("{name}: Total time")), "{}", run.stdout);
+    }
+    // Without lines and without evaluations there are none.
+    let plain = sandbox.train(&format!("{flags} --log-every 1 --quiet --json c.json")).ok();
+    assert_eq!(plain.stdout, "");
+    let folder = run.line("Run folders: ").trim_end_matches('/').to_owned();
+    let mut compare = sandbox.paceline();
+    compare.arg("compare");
+    for entry in std::fs::read_dir(sandbox.path(&folder)).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            compare.arg(path);
+        }
+    }
+    let compared = Run::of(compare).ok();
+    assert!(compared.stdout.contains("accuracy %"), "{}", compared.stdout);
+}
+
+#[test]
+fn published_settings_are_unequal() {
+    let sandbox = Sandbox::new();
+    let flags = format!("{TINY} {SHORT} --nproc 2 --epochs 1 --ddp-choice all --as-published");
+    let more = "--accumulate 2 --clip-grad-norm 5 --json c.json";
+    let run = sandbox.train(&format!("{flags} {more}")).ok();
+    for words in [" simple_ddp 1, ", " simple_ddp_ga 2, "] {
+        assert!(run.stdout.contains(words), "{}", run.stdout);
+    }
+    // A flag that does not fit one strategy does not prevent the others from running.
+    run.line("left out: local_sgd: --clip-grad-norm: with --strategy local_sgd");
+    let report = json(&sandbox.path("c.json"));
+    for run in report["runs"].as_array().unwrap() {
+        let is_one = ["simple_ddp", "ddp"].iter().any(|name| run["strategy"] == *name);
+        assert_eq!(run["summary"]["accumulate"], if is_one { 1 } else { 2 }, "{run}");
+    }
+}
+
+#[test]
+fn studies_start_ranks_of_their_own() {
+    let sandbox = Sandbox::new();
+    let binary = env!("CARGO_BIN_EXE_paceline");
+    for command in ["bench scaling", "train --ddp-choice all"] {
+        let args = format!("-n 2 -- {binary} {command} {TINY}");
+        let run = sandbox.launch(&args.split(' ').collect::<Vec<_>>());
+        assert_eq!(run.code, Some(2), "{run:#?}");
+        assert!(run.stderr.contains("another launcher has started 2"), "{}", run.stderr);
+    }
+}
