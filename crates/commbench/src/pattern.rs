@@ -94,7 +94,8 @@ fn value(redop: Option<ReduceOp>, rank: usize, at: usize) -> i64 {
         Some(ReduceOp::Sum | ReduceOp::Mean) => usize::from(is_one_of(15)),
         // The product is at most 2^9: eight of the first ranks have a two, and one of the others.
         Some(ReduceOp::Product) => 1 + usize::from(is_one_of(if is_first { 8 } else { 960 })),
-        Some(ReduceOp::Min | ReduceOp::Max) | None => mixed % 128,
+        // Each 128 ranks differ from the ones before.
+        Some(ReduceOp::Min | ReduceOp::Max) | None => (mixed + at * (rank / 128)) % 128,
     };
     value as i64
 }
@@ -140,6 +141,13 @@ mod tests {
             bytes[5 * dtype.size_bytes()] ^= 1;
             assert_eq!(pattern.count_wrong(&bytes, 77), 1, "{dtype}");
         }
+    }
+
+    #[test]
+    fn no_two_ranks_have_the_same_input() {
+        let input = |rank| Pattern::input(DType::U8, None, rank).bytes;
+        let inputs: std::collections::BTreeSet<_> = (0..MAX_RANKS).map(input).collect();
+        assert_eq!(inputs.len(), MAX_RANKS);
     }
 
     #[test]

@@ -19,6 +19,21 @@ use rustix::process::Signal;
 const SLEEP_WITH_CHILD: &str = "sleep 1000 & wait";
 
 #[test]
+fn too_few_files_for_all_ranks_are_told() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command("prlimit".as_ref());
+    let program = env!("CARGO_BIN_EXE_paceline");
+    command.args(["--nofile=40:40", "--", program, "launch", "-n", "60", "--", "sleep", "1000"]);
+    let run = Run::of(command);
+    assert_eq!(run.code, Some(1), "{run:#?}");
+    assert!(run.stderr.contains("error: cannot start rank "), "{run:#?}");
+    assert!(
+        run.stderr.contains("; pass fewer --nproc, or allow more files with ulimit -n"),
+        "{run:#?}"
+    );
+}
+
+#[test]
 fn ranks_are_told_their_place() {
     let sandbox = Sandbox::new();
     let script = "echo rank $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, \

@@ -198,9 +198,8 @@ pub(crate) fn build<'a>(
     listeners.tell(Event::Built(&model))?;
 
     let mut strategy = config.strategy.build()?;
-    // Nothing but a norm looks at all gradients before the optimizer does.
-    let steps_by_bucket = !config.takes_grad_norm();
-    let options = ReplicaOptions { steps_by_bucket, ..config.strategy.options };
+    let options =
+        ReplicaOptions { steps_by_bucket: config.steps_by_bucket(), ..config.strategy.options };
     let seed = config.seed;
     let build = || config.model.build(dataset.as_ref(), mesh.world().world_size());
     let whole = config.pipeline.as_ref().map(|_| build()).transpose()?;

@@ -10,6 +10,7 @@ use paceline_choices::optimizers::OptimizerSettings;
 use paceline_collectives::MeshShape;
 use paceline_launch::comm::CommConfig;
 use paceline_launch::device::Device;
+use paceline_strategies::ReplicaOptions;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -149,6 +150,12 @@ impl TrainConfig {
     /// Whether each step takes the norm of all gradients, for which all ranks wait.
     pub fn takes_grad_norm(&self) -> bool {
         self.clip_grad_norm.is_some() || self.loss_scale.is_some()
+    }
+
+    /// Whether the optimizer may work on a part of the gradients while others travel: nothing needs all of them before.
+    pub fn steps_by_bucket(&self) -> bool {
+        let ReplicaOptions { no_sync, as_graph, .. } = self.strategy.options;
+        !self.takes_grad_norm() && no_sync && !as_graph && self.pipeline.is_none()
     }
 
     /// The contents of `config.json`: the stated settings, from which the run can be repeated, and the

@@ -23,6 +23,10 @@ __device__ __forceinline__ f32 multiply(f32 a, f32 b) { return a * b; }
 __device__ __forceinline__ f64 multiply(f64 a, f64 b) { return a * b; }
 template <typename I> __device__ __forceinline__ I multiply(I a, I b) { return (I)((u64)a * (u64)b); }
 
+template <typename T> __device__ __forceinline__ T divide(T all, u32 ranks) { return all / (T)ranks; }
+// The number of ranks may be no byte.
+__device__ __forceinline__ u8 divide(u8 all, u32 ranks) { return (u8)(all / ranks); }
+
 // A value that is not equal to itself is NaN, which stays.
 template <typename T> __device__ __forceinline__ T combine(u32 op, T left, T right) {
     if (op == MIN) return right < left || right != right ? right : left;
@@ -35,8 +39,8 @@ template <typename S> __device__ __forceinline__ void reduce_tree(const S* parts
     u64 i = place();
     if (i >= elems) return;
     // As a binary counter counts: each value is merged with those on the stack that are the other halves of its nodes. There
-    // are at most 64 ranks.
-    T stack[7];
+    // are at most 1024 ranks.
+    T stack[11];
     u32 depth = 0;
     for (u32 rank = 0; rank < ranks; ++rank) {
         T value = widen(parts[rank * elems + i]);
@@ -45,7 +49,7 @@ template <typename S> __device__ __forceinline__ void reduce_tree(const S* parts
         stack[depth++] = value;
     }
     T all = stack[0];
-    result[i] = narrow<S>(op == MEAN ? (T)(all / (T)ranks) : all);
+    result[i] = narrow<S>(op == MEAN ? divide(all, ranks) : all);
 }
 
 #define FOR_TYPE(S)                                                                                              \

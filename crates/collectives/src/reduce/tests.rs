@@ -343,7 +343,7 @@ fn means_of_integers_are_truncated_toward_zero() {
         output.bytes().to_vec()
     };
     let mut bits = Bits(7);
-    for ranks in (1..=64).chain([127, 128, 129, 255]) {
+    for ranks in (1..=64).chain([127, 128, 129, 255, 256, 300, 1023, 1024]) {
         let mut wide = vec![i64::MIN, i64::MIN + 1, i64::MAX, -7, -1, 0, 1, 7];
         wide.extend((0..1000).map(|_| bits.next() as i64 >> (bits.next() % 64)));
         // Multiples of the divisor and their neighbors, where wrong rounding would show.
@@ -357,7 +357,7 @@ fn means_of_integers_are_truncated_toward_zero() {
         let flat = |x: &[i32]| x.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<u8>>();
         let want: Vec<i32> = narrow.iter().map(|x| x / ranks as i32).collect();
         assert_eq!(mean(DType::I32, ranks, &flat(&narrow)), flat(&want));
-        let want: Vec<u8> = bytes.iter().map(|x| x / ranks as u8).collect();
+        let want: Vec<u8> = bytes.iter().map(|x| (usize::from(*x) / ranks) as u8).collect();
         assert_eq!(mean(DType::U8, ranks, &bytes), want);
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::streams;
+use rustix::io::Errno;
 use rustix::process::{Signal, kill_process_group};
 use signal_hook::consts::SIGTSTP;
 
@@ -78,7 +79,16 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
         let variables = rank_variables(launch, local, &point);
         let started = common
             .start(local, &variables)
-            .map_err(|e| Failure::io(format!("cannot start rank {}", place.first + local), e))
+            .map_err(|error| {
+                let what = format!("cannot start rank {}", place.first + local);
+                match Errno::from_io_error(&error) {
+                    Some(Errno::MFILE) => {
+                        let advice = "pass fewer --nproc, or allow more files with ulimit -n";
+                        Failure::Run(format!("{what}: {error}; {advice}"))
+                    }
+                    _ => Failure::io(what, error),
+                }
+            })
             .and_then(|started| {
                 let group = started.group.as_raw_nonzero().get().unsigned_abs();
                 watch.ranks.push(started);

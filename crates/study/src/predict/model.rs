@@ -79,9 +79,9 @@ impl Calibration {
             compute_ms: usual(&|run, _| run.number("compute_ms"))?,
             backward_begin_ms: usual(&|_, of| Some(of.backward_begin_ms))?,
             backward_end_ms: usual(&|_, of| Some(of.backward_end_ms))?,
-            by_bucket_ms: match config.takes_grad_norm() {
-                true => 0.0,
-                false => usual(&|run, _| run.number("optimizer_ms"))?,
+            by_bucket_ms: match config.steps_by_bucket() {
+                true => usual(&|run, _| run.number("optimizer_ms"))?,
+                false => 0.0,
             },
             spread: spread_of(rounds, "step_ms_median"),
             ready: (0..first.ready.len()).map(ready_of).collect::<Result<_>>()?,
@@ -182,8 +182,12 @@ impl Prediction {
             layout.trained().map(|(_, p)| cost((p.range().len() * ELEM_BYTES) as u64)).sum();
         let loss_ms = (backward.opening_done(cost) - backward.end).max(0.0);
         // Also if they gain little: a least gain would make some rows' best worse than that of a row with a larger cost.
-        let best = backward.best_plan(plans(layout), cost);
-        let best = best.map(|(caps, _)| (caps, exposed(&plan(layout, caps))));
+        let of = |(caps, plan): (BucketCaps, Vec<Bucket>)| (caps, exposed(&plan));
+        // Times are in milliseconds, so this only keeps rounding from making a difference.
+        let equal = backward.end.abs() * 1e-12;
+        let least =
+            |best: (BucketCaps, f64), of: (_, f64)| if of.1 < best.1 - equal { of } else { best };
+        let best = plans(layout).map(of).reduce(least);
         let best = best.filter(|(_, least)| *least < exposed_ms);
         let (best, least) = best.unwrap_or((caps, exposed_ms));
         let mb = |bytes: usize| bytes as f64 / 1048576.0;
