@@ -24,7 +24,7 @@ impl ShowCalls for Rails<'_> {
     fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll, CollectiveError> {
         let Self { hybrid, inner } = self;
         let within = hybrid.within_host(context, context.call);
-        let here = hybrid.local.show(&within, |_| ())?;
+        let here = hybrid.local.show(&within, |_, _| ())?;
         let mut message = Vec::new();
         for (&call, &operation) in here.calls.iter().zip(&here.operations) {
             message.extend(Header::Call { operation, call }.encode());

@@ -81,7 +81,7 @@ impl Hybrid {
         exchange: &mut Exchange,
     ) -> Result<(), CollectiveError> {
         let within = self.within_host(context, context.call);
-        let met = self.local.show(&within, |_| ())?;
+        let met = self.local.show(&within, |_, _| ())?;
         let size = context.call.dtype.size_bytes();
         let block = |_, reader: usize| {
             let span = plan.span(hosts, reader);

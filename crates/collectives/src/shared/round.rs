@@ -45,7 +45,9 @@ impl ShowCalls for Slots<'_> {
     #[inline(always)]
     fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll, CollectiveError> {
         let Round { number, present_ns, calls, operations, is_anyone_staged } =
-            self.shared.show(context, |round| self.shared.publish(context, round))?;
+            self.shared.show(context, |round, is_staged| {
+                self.shared.publish(context.call, round, is_staged);
+            })?;
         self.round = (number, is_anyone_staged);
         Ok(CallsOfAll { present_ns, calls, operations })
     }
@@ -75,15 +77,16 @@ impl SharedState {
     }
 
     /// Like [`SharedState::meet`], but does not compare the calls. `publish` writes what the others may read, besides the
-    /// call, as soon as all have come.
+    /// call, as soon as all have come. It takes the number of the round, and whether this rank's data must be staged.
     pub(crate) fn show(
         &self,
         context: &OpContext,
-        publish: impl FnOnce(u32),
+        publish: impl FnOnce(u32, bool),
     ) -> Result<Round, CollectiveError> {
         let number = self.next_round();
-        publish(number);
-        self.arrive(context, number);
+        let places = self.own_places(context.call);
+        publish(number, places[0].is_none());
+        self.arrive_with(context, number, places);
         let present_ns = self.wait_present(context, number)?;
         let slots = (0..self.world).map(|peer| self.control().slot(number, peer));
         Ok(Round {
@@ -96,8 +99,7 @@ impl SharedState {
     }
 
     /// Writes the blocks of an all-to-all, or the first piece of data that the others reduce from the staging area.
-    fn publish(&self, context: &OpContext, round: u32) {
-        let call = context.call;
+    fn publish(&self, call: &Call, round: u32, is_staged: bool) {
         if let Some(blocks) = &call.blocks {
             for (peer, (&sent, &expected)) in blocks.send.iter().zip(&blocks.recv).enumerate() {
                 let words = self.control().blocks(round, self.rank, peer);
@@ -106,7 +108,7 @@ impl SharedState {
             }
         }
         let is_reduced = matches!(call.kind, OpKind::AllReduce | OpKind::Reduce);
-        if is_reduced && [&call.send, &call.recv].iter().any(|side| self.locate(side).is_none()) {
+        if is_reduced && is_staged {
             self.stage_piece(call, round, 0);
         }
     }
@@ -135,15 +137,29 @@ impl SharedState {
 
     /// Arrives in `round`, after publishing this rank's call and where its data lie.
     pub(super) fn arrive(&self, context: &OpContext, round: u32) {
-        let slot = self.control().slot(round, self.rank);
-        slot.call.store(&context.call.header());
-        let (send, recv) = (self.locate(&context.call.send), self.locate(&context.call.recv));
+        self.arrive_with(context, round, self.own_places(context.call));
+    }
+
+    /// Where the two sides of this rank's data lie, if peers can reach them.
+    fn own_places(&self, call: &Call) -> [Option<SegmentOffset>; 2] {
+        let (send, recv) = (self.locate(&call.send), self.locate(&call.recv));
         // In operations in which peers also write to the receiving side, either both sides of a rank are used
         // in place or neither is.
         let is_shared_out =
-            matches!(context.call.kind, OpKind::AllReduce | OpKind::Reduce | OpKind::AllGather);
-        slot.send.store(send.filter(|_| recv.is_some() || !is_shared_out));
-        slot.recv.store(recv.filter(|_| send.is_some()));
+            matches!(call.kind, OpKind::AllReduce | OpKind::Reduce | OpKind::AllGather);
+        [send.filter(|_| recv.is_some() || !is_shared_out), recv.filter(|_| send.is_some())]
+    }
+
+    fn arrive_with(
+        &self,
+        context: &OpContext,
+        round: u32,
+        [send, recv]: [Option<SegmentOffset>; 2],
+    ) {
+        let slot = self.control().slot(round, self.rank);
+        slot.call.store(&context.call.header());
+        slot.send.store(send);
+        slot.recv.store(recv);
         slot.operation.store(context.seq, Ordering::Relaxed);
         slot.working.store(1, Ordering::Relaxed);
         // Release: a rank that sees this number also sees the rest of the slot, even before the phase completes.
