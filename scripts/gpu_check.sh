@@ -16,7 +16,8 @@ pack() {
   mkdir -p "$1"
   cargo build --release --locked
   cp target/release/paceline "$1/"
-  for test in "paceline-memory card" "paceline-kernels card" "paceline-kernels card_products" "paceline-strategies card"; do
+  for test in "paceline-memory card" "paceline-kernels card" "paceline-kernels card_products" "paceline-collectives card" \
+    "paceline-strategies card" "paceline-strategies card_graphs"; do
     read -r package name <<<"$test"
     # The last line of the messages for a test names its program.
     program=$(cargo test --release --locked --no-run --message-format=json -p "$package" --test "$name" 2>/dev/null |
