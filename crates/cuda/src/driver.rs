@@ -56,7 +56,6 @@ functions! {
     fn cuEventQuery(event: Handle);
     fn cuEventSynchronize(event: Handle);
     fn cuEventElapsedTime(ms: *mut f32, from: Handle, to: Handle);
-    fn cuLaunchHostFunc(stream: Handle, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void);
     fn cuStreamBeginCapture_v2(stream: Handle, mode: c_uint);
     fn cuStreamEndCapture(stream: Handle, graph: *mut Handle);
     fn cuGraphInstantiateWithFlags(executable: *mut Handle, graph: Handle, flags: u64);

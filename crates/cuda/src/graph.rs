@@ -29,11 +29,14 @@ impl Stream {
         let driver = self.card().current()?;
         // SAFETY: the handle is alive.
         let status = unsafe { (driver.cuStreamBeginCapture_v2)(self.handle(), THREAD_LOCAL) };
-        driver.check("cuStreamBeginCapture", status)
+        driver.check("cuStreamBeginCapture", status)?;
+        self.set_capturing(true);
+        Ok(())
     }
 
     /// Ends the capture. Errors if something was refused meanwhile; then what was noted is forgotten.
     pub fn end_capture(&self) -> Result<Graph> {
+        self.set_capturing(false);
         let driver = self.card().current()?;
         let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the handle is alive, and the address is that of a handle.

@@ -1,17 +1,20 @@
 //! Matrix products by cuBLASLt.
 //!
 //! Matrices are rows after rows here and columns after columns there: a matrix of one kind is the transpose of the other, so
-//! `c = a b` is asked for as `cᵀ = bᵀ aᵀ` and nothing is copied. The algorithm for a shape is chosen once per process, by the
-//! library's own order, with a workspace of fixed size: for one version, kind of card and shape the bits are the same from
-//! run to run.
+//! `c = a b` is asked for as `cᵀ = bᵀ aᵀ` and nothing is copied.
+//!
+//! The algorithm for a shape is chosen once per process. The library's own order names the first, with a workspace of fixed size,
+//! and that one decides the bits. Of the others that it names, those that give the same bits may replace it, if they are faster:
+//! large products are tried with all of them. So for one version, kind of card and shape the bits are the same from run to run.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::driver::Handle;
 use crate::library::{Names, functions};
-use crate::{Card, CudaError, Result, Stream};
+use crate::{Card, CudaError, Event, Result, Stream};
 
 const NAMES: Names = Names {
     files: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
@@ -151,7 +154,13 @@ pub struct Product {
 pub(crate) struct Products {
     library: &'static Library,
     handle: Handle,
-    chosen: Mutex<HashMap<Shape, [u64; 8]>>,
+    chosen: Mutex<HashMap<Shape, Chosen>>,
+}
+
+/// What a shape is multiplied with.
+struct Chosen {
+    plan: Plan,
+    algorithm: [u64; 8],
 }
 
 // SAFETY: the handle may be used from any thread; what changes is behind mutexes.
@@ -214,9 +223,34 @@ impl Products {
         if product.rows == 0 || product.columns == 0 || product.batch == 0 {
             return Ok(());
         }
-        let Self { library, handle, .. } = self;
-        let plan = Plan::new(library, product)?;
-        let algorithm = self.choose(&plan, product)?;
+        let shape = Shape::of(product);
+        let mut chosen = lock(&self.chosen);
+        let chosen = match chosen.entry(shape) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                let plan = Plan::new(self.library, product)?;
+                // SAFETY: the caller's.
+                let algorithm = unsafe { self.choose(&plan, product, &shape, stream) }?;
+                place.insert(Chosen { plan, algorithm })
+            }
+        };
+        if let Some(bias) = product.epilogue.bias() {
+            chosen.plan.set_bias(self.library, bias)?;
+        }
+        // SAFETY: the caller's.
+        unsafe { self.multiply(&chosen.plan, &chosen.algorithm, product, stream) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Stream::multiply`], and the plan is one of the product.
+    unsafe fn multiply(
+        &self,
+        plan: &Plan,
+        algorithm: &[u64; 8],
+        product: &Product,
+        stream: &Stream,
+    ) -> Result<()> {
         let workspace = stream.workspace()?;
         let (single, double) =
             ([product.scale as f32, product.keep as f32], [product.scale, product.keep]);
@@ -226,8 +260,8 @@ impl Products {
         };
         // SAFETY: the layouts describe the operands, which the caller vouches for; the workspace belongs to this stream.
         let status = unsafe {
-            (library.cublasLtMatmul)(
-                *handle,
+            (self.library.cublasLtMatmul)(
+                self.handle,
                 plan.desc.handle,
                 scales[0],
                 product.b.address,
@@ -239,7 +273,7 @@ impl Products {
                 plan.c.handle,
                 product.c.address,
                 plan.c.handle,
-                &algorithm,
+                algorithm,
                 workspace,
                 WORKSPACE_BYTES,
                 stream.handle(),
@@ -248,12 +282,38 @@ impl Products {
         check("cublasLtMatmul", status)
     }
 
-    /// The algorithm for a shape: the first that the library names.
-    fn choose(&self, plan: &Plan, product: &Product) -> Result<[u64; 8]> {
-        let shape = Shape::of(product);
-        if let Some(algorithm) = lock(&self.chosen).get(&shape) {
-            return Ok(*algorithm);
+    /// The algorithm for a shape: of those that the library names and that have the bits of the first, the fastest.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Stream::multiply`].
+    unsafe fn choose(
+        &self,
+        plan: &Plan,
+        product: &Product,
+        shape: &Shape,
+        stream: &Stream,
+    ) -> Result<[u64; 8]> {
+        let found = self.named(plan, shape)?;
+        let first = found[0].algorithm;
+        if product.operations() < WORTH_TRYING || found.len() == 1 || stream.is_capturing() {
+            return Ok(first);
         }
+        // SAFETY: the caller's.
+        match unsafe { self.try_all(plan, product, &found, stream) } {
+            Ok(trials) => {
+                let same = trials.iter().zip(&found).filter(|(trial, _)| trial.has_first_bits);
+                let fastest = same.min_by_key(|(trial, _)| trial.ns);
+                Ok(fastest.map_or(first, |(_, found)| found.algorithm))
+            }
+            // There is no memory for a second result.
+            Err(CudaError::OutOfMemory { .. }) => Ok(first),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The algorithms for a shape that the library names, best first, of which there is at least one.
+    fn named(&self, plan: &Plan, shape: &Shape) -> Result<Vec<Found>> {
         let library = self.library;
         let mut preference = std::ptr::null_mut();
         let empty = Found {
@@ -263,7 +323,7 @@ impl Products {
             waves: 0.0,
             reserved: [0; 4],
         };
-        let (mut found, mut count) = (empty, 0);
+        let (mut found, mut count) = ([empty; MOST_NAMED], 0);
         // SAFETY: all handles are alive, and the addresses are those of variables of the right types and sizes.
         unsafe {
             let status = (library.cublasLtMatmulPreferenceCreate)(&mut preference);
@@ -289,17 +349,121 @@ impl Products {
                 plan.c.handle,
                 plan.c.handle,
                 preference.handle,
-                1,
-                &mut found,
+                MOST_NAMED as i32,
+                found.as_mut_ptr(),
                 &mut count,
             );
             check("cublasLtMatmulAlgoGetHeuristic", status)?;
         }
-        if count == 0 {
-            check("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED)?;
+        let usable: Vec<Found> =
+            found.into_iter().take(count as usize).filter(|found| found.status == 0).collect();
+        match usable.is_empty() {
+            true => check("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED).map(|()| usable),
+            false => Ok(usable),
         }
-        lock(&self.chosen).insert(shape, found.algorithm);
-        Ok(found.algorithm)
+    }
+
+    /// Times a product with each of these algorithms, and compares its bits with those of the first. The result goes to memory
+    /// of its own. Blocks until the stream is idle.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Stream::multiply`].
+    unsafe fn try_all(
+        &self,
+        plan: &Plan,
+        product: &Product,
+        found: &[Found],
+        stream: &Stream,
+    ) -> Result<Vec<Trial>> {
+        let card = stream.card();
+        let bytes = product.result_bytes();
+        let trial = Product {
+            c: Factor { address: card.allocate(bytes)?, ..product.c },
+            keep: 0.0,
+            ..*product
+        };
+        if let Some(bias) = product.epilogue.bias() {
+            plan.set_bias(self.library, bias)?;
+        }
+        let run = |algorithm| {
+            let time = || -> Result<u64> {
+                let (begun, ended) = (Event::new(card)?, Event::new(card)?);
+                stream.record(&begun)?;
+                // SAFETY: the caller's; nobody else knows the memory of the result.
+                unsafe { self.multiply(plan, algorithm, &trial, stream) }?;
+                stream.record(&ended)?;
+                ended.synchronize()?;
+                ended.ns_since(&begun)
+            };
+            // SAFETY: as above. What an algorithm leaves out is the same for all.
+            unsafe { stream.fill(trial.c.address, 0, bytes) }?;
+            let times = (0..TIMES).map(|_| time()).collect::<Result<Vec<_>>>()?;
+            let mut result = vec![0; bytes];
+            // SAFETY: the result has this length, and the work is waited for.
+            unsafe { stream.copy_to_host(trial.c.address, result.as_mut_ptr(), bytes) }?;
+            stream.synchronize()?;
+            Ok((times.into_iter().min().unwrap_or(u64::MAX), result))
+        };
+        let mut first = None;
+        let trials = found.iter().map(|found| {
+            let (ns, result) = run(&found.algorithm)?;
+            let has_first_bits = *first.get_or_insert_with(|| result.clone()) == result;
+            Ok(Trial { ns, has_first_bits })
+        });
+        let trials = trials.collect();
+        // SAFETY: the stream is idle, or has failed.
+        unsafe { card.free(trial.c.address) };
+        trials
+    }
+
+    /// Tries a product with all algorithms that the library names for it, best first.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Stream::multiply`].
+    pub(crate) unsafe fn trials(&self, product: &Product, stream: &Stream) -> Result<Vec<Trial>> {
+        stream.card().current()?;
+        let plan = Plan::new(self.library, product)?;
+        let found = self.named(&plan, &Shape::of(product))?;
+        // SAFETY: the caller's.
+        unsafe { self.try_all(&plan, product, &found, stream) }
+    }
+}
+
+/// A product with one of the algorithms that the library names for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Trial {
+    /// The shortest time, in nanoseconds.
+    pub ns: u64,
+    /// Whether the result has the bits of the first algorithm's.
+    pub has_first_bits: bool,
+}
+
+/// The most algorithms that are tried, and how often each.
+const MOST_NAMED: usize = 8;
+const TIMES: usize = 4;
+/// The operations of a product that is large enough to try.
+const WORTH_TRYING: f64 = 1e9;
+
+impl Product {
+    fn operations(&self) -> f64 {
+        2.0 * [self.rows, self.inner, self.columns, self.batch]
+            .into_iter()
+            .map(|size| size as f64)
+            .product::<f64>()
+    }
+
+    /// The bytes from the first element of the result to behind the last.
+    fn result_bytes(&self) -> usize {
+        let Factor { stride, batch_stride, .. } = self.c;
+        let last = (self.batch - 1) * batch_stride + (self.rows - 1) * stride;
+        let bytes = match self.result {
+            Number::Double => 8,
+            Number::Single | Number::Rounded => 4,
+            Number::Brain | Number::Half => 2,
+        };
+        (last + self.columns) * bytes
     }
 }
 
@@ -326,6 +490,9 @@ struct Plan {
     b: Own,
     c: Own,
 }
+
+// SAFETY: the library's descriptions may be used from any thread, one at a time, which the lock around them sees to.
+unsafe impl Send for Plan {}
 
 /// A handle that is given back.
 struct Own {
@@ -365,9 +532,6 @@ impl Plan {
         }
         let epilogue = product.epilogue.code();
         set(EPILOGUE, std::ptr::from_ref(&epilogue).cast(), size_of::<u32>())?;
-        if let Some(bias) = product.epilogue.bias() {
-            set(BIAS_ADDRESS, std::ptr::from_ref(&bias).cast(), size_of::<u64>())?;
-        }
         let Product { rows, inner, columns, .. } = *product;
         let layout = |factor: &Factor, number: Number, rows: usize, columns: usize| {
             let (rows, columns) = match factor.is_transposed {
@@ -403,7 +567,25 @@ impl Plan {
         let a = layout(&product.a, product.number, rows, inner)?;
         let b = layout(&product.b, product.number, inner, columns)?;
         let c = layout(&product.c, product.result, rows, columns)?;
-        Ok(Self { desc, a, b, c })
+        let plan = Self { desc, a, b, c };
+        // Algorithms are named for an address, whichever.
+        product.epilogue.bias().map_or(Ok(()), |bias| plan.set_bias(library, bias))?;
+        Ok(plan)
+    }
+
+    /// Sets where the bias is, which is no part of a shape.
+    fn set_bias(&self, library: &Library, address: u64) -> Result<()> {
+        let value = std::ptr::from_ref(&address).cast();
+        // SAFETY: the value has this size.
+        let status = unsafe {
+            (library.cublasLtMatmulDescSetAttribute)(
+                self.desc.handle,
+                BIAS_ADDRESS,
+                value,
+                size_of::<u64>(),
+            )
+        };
+        check("cublasLtMatmulDescSetAttribute", status)
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::ffi::c_void;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::driver::{Driver, Handle, NOT_READY};
 use crate::kernel::{Call, Grid};
-use crate::product::WORKSPACE_BYTES;
+use crate::product::{Trial, WORKSPACE_BYTES};
 use crate::{Card, Product, Result};
 
 /// Streams do not wait for the driver's default stream, which nothing uses.
@@ -22,6 +23,8 @@ struct Inner {
     handle: Handle,
     /// Memory of the card for products of this stream.
     workspace: Mutex<Option<u64>>,
+    /// Whether work is noted for a graph.
+    is_capturing: AtomicBool,
 }
 
 // SAFETY: a stream may be used from any thread that has made its context current.
@@ -38,7 +41,8 @@ impl Stream {
         let status = unsafe { (driver.cuStreamCreate)(&mut handle, NON_BLOCKING) };
         driver.check("cuStreamCreate", status)?;
         let (card, workspace) = (card.clone(), Mutex::default());
-        Ok(Self(Arc::new(Inner { card, handle, workspace })))
+        let is_capturing = AtomicBool::new(false);
+        Ok(Self(Arc::new(Inner { card, handle, workspace, is_capturing })))
     }
 
     /// The card.
@@ -48,6 +52,15 @@ impl Stream {
 
     pub(crate) fn handle(&self) -> Handle {
         self.0.handle
+    }
+
+    /// Whether work is noted for a graph, and does not run.
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.0.is_capturing.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_capturing(&self, is_capturing: bool) {
+        self.0.is_capturing.store(is_capturing, Ordering::Relaxed);
     }
 
     /// Memory that products of this stream may use while they run, of [`WORKSPACE_BYTES`].
@@ -138,26 +151,6 @@ impl Stream {
         driver.check("cuMemsetD8Async", status)
     }
 
-    /// Calls `function` on a thread of the driver once all work before is done; work behind waits for it. The function must
-    /// not call the driver.
-    pub fn call(&self, function: impl FnOnce() + Send + 'static) -> Result<()> {
-        unsafe extern "C" fn run(data: *mut c_void) {
-            // SAFETY: the address comes from `Box::into_raw` below, and the driver calls once.
-            let function = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
-            // A panic must not reach the driver; whoever waits for what the function should have done finds out.
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(*function));
-        }
-        let driver = self.driver()?;
-        let function: Box<Box<dyn FnOnce() + Send>> = Box::new(Box::new(function));
-        let data = Box::into_raw(function).cast();
-        // SAFETY: `run` is of the right type and gets the address that it expects.
-        let status = unsafe { (driver.cuLaunchHostFunc)(self.0.handle, run, data) };
-        driver.check("cuLaunchHostFunc", status).inspect_err(|_| {
-            // SAFETY: the driver has refused the call, so the box is still ours.
-            drop(unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) });
-        })
-    }
-
     /// Launches a kernel.
     ///
     /// # Safety
@@ -209,6 +202,18 @@ impl Stream {
         let products = self.0.card.products()?;
         // SAFETY: the caller's.
         unsafe { products.launch(product, self) }
+    }
+
+    /// Tries a product with all algorithms that the library names for it, best first. Its result is not written. Blocks until
+    /// the stream is idle.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Stream::launch`].
+    pub unsafe fn try_product(&self, product: &Product) -> Result<Vec<Trial>> {
+        let products = self.0.card.products()?;
+        // SAFETY: the caller's.
+        unsafe { products.trials(product, self) }
     }
 }
 

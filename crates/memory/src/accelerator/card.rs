@@ -4,17 +4,34 @@
 //! asks for it, and later submissions ask for the oldest, so that memory of the host which work has used is given back.
 //! Times of the card are told in its own clock, from one event to the next; they are put on the host's clock at a moment when
 //! the card is known to be idle.
+//!
+//! A card waits for work of the host, such as a collective, only once that is done: until then a thread keeps what has to wait,
+//! and all that comes behind it in the same stream. A driver could wait itself, by a function of the host that blocks. But it calls
+//! these one after the other for all streams of a process, and may hold up other calls until a stream is idle, so two ranks would
+//! wait for each other for ever.
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use paceline_cuda as cuda;
 use paceline_trace::{Place, Span, now_ns};
 
-use super::{Accelerator, Address, Body, Task, What, lock};
-use crate::MemoryError;
+use super::{Accelerator, Address, Body, Task, Thread, What, lock};
 use crate::event::Signal;
+use crate::{EventState, MemoryError};
+
+/// How a stream of a card is filled.
+#[derive(Debug)]
+pub(super) struct Feed {
+    name: String,
+    queued: Arc<Queued>,
+    /// Fills it with what waits for the host, and with what comes behind that.
+    later: OnceLock<Thread>,
+    /// The pieces of work that the thread still has.
+    num_later: Arc<AtomicUsize>,
+}
 
 /// A stream of a card, and the work in it that is not known to be done.
 pub(super) struct Queued {
@@ -47,8 +64,54 @@ struct Told {
 /// As many pieces of work may be pending before the oldest is asked for.
 const MOST_PENDING: usize = 64;
 
+impl Feed {
+    pub(super) fn new(card: &cuda::Card, name: &str) -> Result<Self, MemoryError> {
+        let (queued, num_later) = (Arc::new(Queued::new(card)?), Arc::default());
+        Ok(Self { name: name.to_owned(), queued, later: OnceLock::new(), num_later })
+    }
+
+    pub(super) fn stream(&self) -> &cuda::Stream {
+        &self.queued.stream
+    }
+
+    /// Whether all work is in the stream.
+    pub(super) fn is_up_to_date(&self) -> bool {
+        self.num_later.load(Ordering::Acquire) == 0
+    }
+
+    /// Puts a task into the stream, now or once the host has done what it waits for. No two threads do so at a time.
+    pub(super) fn push(&self, accelerator: &Accelerator, task: Task) {
+        let is_of_host =
+            |event: &crate::Event| event.point().is_none() && event.peek() == EventState::Pending;
+        if self.is_up_to_date() && !task.waits.iter().any(is_of_host) {
+            return self.queued.push(accelerator, task);
+        }
+        let thread = match self.later.get() {
+            Some(thread) => thread,
+            None => match self.start(accelerator) {
+                Ok(thread) => self.later.get_or_init(|| thread),
+                Err(error) => {
+                    accelerator.fail(MemoryError::NoThread(error).to_string());
+                    return task.signal.fail();
+                }
+            },
+        };
+        self.num_later.fetch_add(1, Ordering::Relaxed);
+        thread.push(task);
+    }
+
+    fn start(&self, accelerator: &Accelerator) -> std::io::Result<Thread> {
+        let (queued, accelerator) = (self.queued.clone(), accelerator.clone());
+        let num_later = self.num_later.clone();
+        Thread::start(format!("card-{}", self.name), move |task| {
+            queued.push(&accelerator, task);
+            num_later.fetch_sub(1, Ordering::Release);
+        })
+    }
+}
+
 impl Queued {
-    pub(super) fn new(card: &cuda::Card) -> Result<Self, MemoryError> {
+    fn new(card: &cuda::Card) -> Result<Self, MemoryError> {
         let (stream, begun) = (cuda::Stream::new(card)?, cuda::Event::new(card)?);
         stream.record(&begun)?;
         begun.synchronize()?;
@@ -56,15 +119,11 @@ impl Queued {
         Ok(Self { stream, pending: Mutex::new(pending) })
     }
 
-    pub(super) fn stream(&self) -> &cuda::Stream {
-        &self.stream
-    }
-
-    /// Puts a task into the stream.
-    pub(super) fn push(queued: &Arc<Self>, accelerator: &Accelerator, task: Task) {
+    /// Puts a task into the stream, once the host has done what it waits for.
+    fn push(self: &Arc<Self>, accelerator: &Accelerator, task: Task) {
         let Task { waits, what, body, event, signal, traced, .. } = task;
         let told = Told { signal, what, traced };
-        let submitted = queued.submit(accelerator, &waits, body, told.traced.is_some());
+        let submitted = self.submit(&waits, body, told.traced.is_some());
         let (started, done) = match submitted {
             Ok(events) => events,
             Err(message) => {
@@ -72,7 +131,7 @@ impl Queued {
                 return told.signal.fail();
             }
         };
-        let (queued, accelerator) = (queued.clone(), accelerator.clone());
+        let (queued, accelerator) = (self.clone(), accelerator.clone());
         let task = Mutex::new(Some(told));
         let point = Arc::new(Point { started, done, queued, accelerator, task });
         let is_full = {
@@ -89,7 +148,6 @@ impl Queued {
     /// Tells the driver. Returns the events around the work.
     fn submit(
         &self,
-        accelerator: &Accelerator,
         waits: &[crate::Event],
         body: Body,
         is_timed: bool,
@@ -98,17 +156,8 @@ impl Queued {
         for event in waits {
             match event.point() {
                 Some(point) => self.stream.wait(&point.done).map_err(words)?,
-                None if event.peek() == crate::EventState::Complete => {}
-                // Work of the host, such as a collective. The card waits for it, and this thread goes on.
-                None => {
-                    let (event, accelerator) = (event.clone(), accelerator.clone());
-                    let wait = move || {
-                        if event.block() == crate::EventState::Failed {
-                            accelerator.fail("work that the card waits for has failed".to_owned());
-                        }
-                    };
-                    self.stream.call(wait).map_err(words)?;
-                }
+                None if event.block() == EventState::Complete => {}
+                None => return Err("work that the card waits for has failed".to_owned()),
             }
         }
         let record = || {

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use paceline_cuda as cuda;
 use paceline_trace::Shapes;
 
-use super::{Body, DeviceStream, QueueState, What, lock};
+use super::{Body, DeviceStream, QueueState, Runs, What, lock};
 use crate::event::{Event, Signal};
 use crate::{Access, Allocator, Buffer, Category, MemoryError};
 
@@ -203,6 +203,11 @@ impl DeviceStream {
         }
     }
 
+    /// Whether all work is in the stream of the card.
+    fn is_up_to_date(&self) -> bool {
+        !matches!(&self.0.runs, Runs::Card(feed) if !feed.is_up_to_date())
+    }
+
     fn begin_capture<'a>(
         &'a self,
         on_card: &'a cuda::Stream,
@@ -212,9 +217,16 @@ impl DeviceStream {
         // What the stream waits for comes before the graph.
         self.launch::<MemoryError>("capture", Shapes::default(), |_| Ok(Box::new(|| Ok(()))))?;
         let mut state = lock(&self.0.state);
-        // Work that another thread prepares goes into the stream, and is no part of the graph.
-        while state.preparing.is_some() || state.is_captured_elsewhere() {
-            state = self.0.is_free.wait(state).unwrap_or_else(PoisonError::into_inner);
+        // Work that another thread prepares goes into the stream, and is no part of the graph, nor is what waits for the host.
+        while state.preparing.is_some() || state.is_captured_elsewhere() || !self.is_up_to_date() {
+            state = match state.last.clone().filter(|_| !self.is_up_to_date()) {
+                Some(last) => {
+                    drop(state);
+                    last.block();
+                    lock(&self.0.state)
+                }
+                None => self.0.is_free.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
         }
         on_card.begin_capture()?;
         let (thread, uses) = (std::thread::current().id(), Arc::default());

@@ -41,8 +41,8 @@ use paceline_trace::{Place, Shapes, Span, Track, now_ns};
 use crate::event::{Event, EventState};
 use crate::stream::Stream;
 use crate::{Access, Allocator, Device, MemoryError, Tensor};
+use card::Feed;
 pub(crate) use card::Point;
-use card::Queued;
 use graph::Capture;
 pub(crate) use graph::Noted;
 pub use graph::{Arena, Segment};
@@ -135,7 +135,7 @@ enum Runs {
     /// Whoever waits for it.
     Late,
     /// A card.
-    Card(Arc<Queued>),
+    Card(Feed),
 }
 
 #[derive(Debug, Default)]
@@ -233,10 +233,19 @@ impl Accelerator {
     pub fn stream(&self, name: &str) -> Result<DeviceStream, MemoryError> {
         let stream = Stream::new(name);
         let runs = match &self.0.kind {
-            Kind::Card(card) => Runs::Card(Arc::new(Queued::new(card)?)),
+            Kind::Card(card) => Runs::Card(Feed::new(card, name)?),
             Kind::Emulated(_) if self.is_late() => Runs::Late,
             Kind::Emulated(_) => {
-                Runs::Thread(Thread::start(name, self.clone()).map_err(MemoryError::NoThread)?)
+                let sim = self.clone();
+                let run = move |task: Task| {
+                    // Waiting here orders nothing for the host.
+                    for event in &task.waits {
+                        event.block();
+                    }
+                    sim.run(task);
+                };
+                let thread = Thread::start(format!("sim-{name}"), run);
+                Runs::Thread(thread.map_err(MemoryError::NoThread)?)
             }
         };
         let (accelerator, state, is_free) = (self.clone(), Mutex::default(), Condvar::new());
@@ -345,7 +354,7 @@ impl DeviceStream {
     /// The queue of a card; `None` on the emulated device.
     pub fn card(&self) -> Option<&paceline_cuda::Stream> {
         match &self.0.runs {
-            Runs::Card(queued) => Some(queued.stream()),
+            Runs::Card(feed) => Some(feed.stream()),
             Runs::Thread(_) | Runs::Late => None,
         }
     }

@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use paceline_trace::{Span, now_ns};
 
-use super::card::Queued;
 use super::graph::{self, Capture};
 use super::what::What;
 use super::{Body, DeviceStream, Runs, Task, lock, timed};
@@ -95,7 +94,7 @@ impl DeviceStream {
                             emulated.late.push(task);
                         }
                     }
-                    Runs::Card(queued) => Queued::push(queued, &self.0.accelerator, task),
+                    Runs::Card(feed) => feed.push(&self.0.accelerator, task),
                 }
                 Ok(event)
             }

@@ -1,4 +1,6 @@
 //! Work on threads: one for each stream, and an engine for the copies of each direction.
+//!
+//! A stream of a card has such a thread too, once its work has to wait for the host.
 
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Mutex, MutexGuard};
@@ -7,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use paceline_trace::thread_builder;
 
-use super::{Accelerator, Task, lock};
+use super::{Task, lock};
 
-/// The thread of a stream.
+/// The thread of a stream, which runs one task after the other.
 #[derive(Debug)]
 pub(super) struct Thread {
     tasks: Option<Sender<Task>>,
@@ -17,17 +19,12 @@ pub(super) struct Thread {
 }
 
 impl Thread {
-    pub(super) fn start(name: &str, sim: Accelerator) -> std::io::Result<Self> {
+    pub(super) fn start(
+        name: String,
+        run: impl Fn(Task) + Send + 'static,
+    ) -> std::io::Result<Self> {
         let (tasks, queue) = mpsc::channel::<Task>();
-        let handle = thread_builder(format!("sim-{name}")).spawn(move || {
-            for task in queue {
-                // Waiting here orders nothing for the host.
-                for event in &task.waits {
-                    event.block();
-                }
-                sim.run(task);
-            }
-        })?;
+        let handle = thread_builder(name).spawn(move || queue.into_iter().for_each(run))?;
         Ok(Self { tasks: Some(tasks), handle: Some(handle) })
     }
 
