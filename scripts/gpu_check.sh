@@ -25,7 +25,9 @@ pack() {
     [ -n "$program" ] || { echo "error: $package has no test $name" >&2; exit 1; }
     cp "$program" "$1/$package-$name"
   done
-  cp bench/peer/gpu_step.py "$1/"
+  mkdir -p "$1/bench/peer"
+  cp bench/common.py bench/card.py "$1/bench/"
+  cp bench/peer/gpu_step.py bench/peer/llama.py "$1/bench/peer/"
   cp "$0" "$1/gpu_check.sh"
   echo "packed into $1: $(du -sh "$1" | cut -f1)"
 }
@@ -34,7 +36,8 @@ pack() {
 stage() {
   local name=$1 limit=$2 begin=$SECONDS outcome=passed
   shift 2
-  timeout --kill-after=5 "$limit" "$@" >"$results/$name.log" 2>&1 || {
+  # A function of this script needs a shell of its own for the limit.
+  timeout --kill-after=5 "$limit" bash -c '"$@"' stage "$@" >"$results/$name.log" 2>&1 || {
     outcome="failed ($?)"
     failed=1
   }
@@ -43,36 +46,46 @@ stage() {
   rows+=("{\"stage\":\"$name\",\"outcome\":\"$outcome\",\"seconds\":$((SECONDS - begin))}")
 }
 
+# Two ranks on one card end with the same weights, whatever the strategy.
+same_weights() {
+  local weights
+  weights=$(for strategy in ddp simple_ddp zero3 sharded3; do
+    "$1" train --nproc 2 --device cuda --steps-per-epoch 10 --epochs 1 --strategy "$strategy" | grep '^Weights:'
+  done)
+  echo "$weights"
+  [ "$(wc -l <<<"$weights")" = 4 ] && [ "$(sort -u <<<"$weights" | wc -l)" = 1 ]
+}
+
+refused() {
+  local code=0
+  "$@" || code=$?
+  [ $code = 2 ]
+}
+
 run() {
   cd "$1"
   results=${2:-$PWD/results}
   mkdir -p "$results"
   : >"$results/table.txt"
   export PACELINE_CARD=1 RUST_BACKTRACE=1
+  export -f same_weights refused
   failed=0 rows=()
   local card
   card=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -1 || echo unknown)
   echo "card and driver: $card"
-  local bin=$PWD cnn mlp
-  cnn="--channels 64 128 256 --hidden 512 --image 32 32 3 --batch-size 512 --steps-per-epoch 30 --epochs 1"
-  mlp="--model mlp --input-dim 4096 --hidden-dim 4096 --output-dim 4096 --batch-size 4096 --steps-per-epoch 30 --epochs 1"
+  local bin=$PWD
   stage probe 60 "$bin/paceline" check --device cuda
-  stage memory 60 "$bin/paceline-memory-card" --test-threads 1
-  stage kernels 90 "$bin/paceline-kernels-card" --test-threads 1
-  stage products 90 "$bin/paceline-kernels-card_products" --test-threads 1
-  stage training 120 "$bin/paceline-strategies-card" --test-threads 1
+  for test in memory-card kernels-card kernels-card_products collectives-card strategies-card strategies-card_graphs; do
+    stage "$test" 120 "$bin/paceline-$test"
+  done
   work=$(mktemp -d)
   cd "$work"
-  stage two_ranks 60 "$bin/paceline" train --nproc 2 --device cuda --steps-per-epoch 20 --epochs 1
-  for type in f32 bf16; do
-    # shellcheck disable=SC2086
-    stage "cnn_$type" 60 "$bin/paceline" train --nproc 1 --device cuda --precision "$type" $cnn --json "$results/cnn_$type.json"
-    # shellcheck disable=SC2086
-    stage "mlp_$type" 60 "$bin/paceline" train --nproc 1 --device cuda --precision "$type" $mlp --json "$results/mlp_$type.json"
-    if python3 -c 'import torch' 2>/dev/null; then
-      stage "torch_$type" 90 python3 "$bin/gpu_step.py" --precision "$type" --json "$results/torch_$type.json"
-    fi
-  done
+  stage two_ranks 60 same_weights "$bin/paceline"
+  # Errors before a rank starts: exit code 2.
+  stage no_such_card 10 refused "$bin/paceline" train --nproc 1 --device cuda:99
+  if python3 -c 'import torch' 2>/dev/null; then
+    stage beside_pytorch 240 python3 "$bin/bench/card.py" --paceline "$bin/paceline" --rounds 1 --out "$results/card.json"
+  fi
   cd / && rm -rf "$work"
   printf '{"date":"%s","card":"%s","stages":[%s]}\n' "$(date -u +%FT%TZ)" "$card" "$(IFS=,; echo "${rows[*]}")" >"$results/gpu_check.json"
   echo
