@@ -1,16 +1,15 @@
 """Compares Paceline and PyTorch, side by side, on a card of NVIDIA's: training steps, and the memory that they take.
 
-    cargo build --release
+    cargo build --release && cargo build --release -p paceline-strategies --example card_steps
     python3 bench/card.py                       # where the card and PyTorch are; `scripts/gpu_check.sh` takes all of it there
 
 The models: the default CNN (32 64 128 channels, batch 64 of 28x28), a wide CNN (64 128 256, batch 512 of 32x32x3), an MLP of three
 4096-wide layers (batch 4096), and the Llama of 7.4 million parameters (4 sequences of 128 tokens), with SGD, in f32, TF32, bf16
-and fp16. In every round each of our runs, and then PyTorch, eager and, in the first round, compiled. A step of PyTorch finds its batch on
-the card; ours copies its batch there, from pinned memory and on a stream of its own (`--pin-memory --non-blocking --copy-stream`).
-What a step waits for data that the host still makes is left out. `graph` is ours with `--cuda-graph`, and `mode="reduce-overhead"`
-there.
+and fp16. The batch lies on the card. In every round our steps (the example `card_steps`), and then PyTorch's, eager and, in the
+first round, compiled. `graph` is a step as a graph: `--cuda-graph` here, and `mode="reduce-overhead"` there.
 
-`growth`: memory of the card after 128 and after 1,024 steps of the small CNN.
+`loader`: `paceline train` of the wide CNN, whose batches are copied to the card from pinned memory on a stream of its own, beside the
+same steps without a loader. `growth`: memory of the card after 128 and after 1,024 steps of the small CNN.
 
 Prints a table, and writes all records with date, machine, card and commit to `results/card.json`. Exits with 1 if something could
 not be run, with 2 on a wrong argument. Only the standard library is needed, besides PyTorch in the peer's Python.
@@ -24,17 +23,12 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from common import ROOT, Record, RunFailed, provenance, run
+from common import ROOT, Record, RunFailed, program, provenance, run
 
 PEER_SCRIPT = Path(__file__).resolve().with_name("peer") / "gpu_step.py"
 TIMEOUT_SECONDS = 120.0
-CASES = {
-    "small_cnn": "--samples 4096 --epochs 2",
-    "cnn": "--channels 64 128 256 --image 32 32 3 --batch-size 512 --samples 8192 --epochs 3",
-    "mlp": "--model mlp --input-dim 4096 --hidden-dim 4096 --output-dim 4096 --batch-size 4096 --epochs 1 --steps-per-epoch 12",
-    "llama": "--model llama --epochs 1 --steps-per-epoch 60",
-}
-PRECISIONS = {"f32": "", "tf32": "--tf32", "bf16": "--precision bf16", "fp16": "--precision fp16"}
+CASES = ["small_cnn", "cnn", "mlp", "llama"]
+PRECISIONS = ["f32", "tf32", "bf16", "fp16"]
 COPIES = "--pin-memory --non-blocking --copy-stream"
 
 
@@ -45,12 +39,9 @@ def train(binary: Path, flags: str) -> Record:
         return json.loads((Path(folder) / "run.json").read_text())
 
 
-def ours(binary: Path, case: str, precision: str, form: str) -> Record:
-    graph = "--cuda-graph" if form == "graph" else ""
-    found = train(binary, f"{CASES[case]} {PRECISIONS[precision]} {COPIES} {graph}")
-    keys = ("step_ms_median", "compute_ms", "to_device_ms", "data_ms", "launch_ms", "card_used_bytes", "weights_sha256")
-    record = {"side": "paceline", "case": case, "precision": precision, "form": form, "step_ms": found["step_ms_median"]}
-    return record | {key: found[key] for key in keys} | {"peak_bytes": found["peak_bytes"]["total"]}
+def ours(steps: Path, cases: list[str], precisions: list[str]) -> list[Record]:
+    lines = run([steps, *cases], ROOT, 4 * TIMEOUT_SECONDS).splitlines()
+    return [{"side": "paceline"} | step for step in map(json.loads, lines) if step["precision"] in precisions]
 
 
 def theirs(python: str, cases: list[str], precisions: list[str], compiled: list[str]) -> tuple[list[Record], Record]:
@@ -59,6 +50,11 @@ def theirs(python: str, cases: list[str], precisions: list[str], compiled: list[
         run(command + (["--compiled", *compiled] if compiled else []), Path(folder), 4 * TIMEOUT_SECONDS)
         found = json.loads((Path(folder) / "torch.json").read_text())
     return [{"side": "pytorch"} | step for step in found["steps"]], {"torch": found["torch"], "card": found["card"]}
+
+
+def loader(binary: Path) -> Record:
+    found = train(binary, "--channels 64 128 256 --image 32 32 3 --batch-size 512 --samples 16384 --epochs 2 " + COPIES)
+    return {key: found[key] for key in ("step_ms_median", "wall_ms", "compute_ms", "to_device_ms", "data_ms", "copy_hidden_ms", "copy_ms")}
 
 
 def growth(binary: Path) -> Record:
@@ -106,17 +102,17 @@ def table(records: list[Record]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare training steps on a card with PyTorch's.")
     parser.add_argument("--paceline", type=Path, default=ROOT / "target/release/paceline", metavar="PATH")
+    steps = ROOT / "target/release/examples/card_steps"
+    parser.add_argument("--steps", type=Path, default=steps, metavar="PATH", help="the example card_steps")
     parser.add_argument("--peer-python", default="python3", metavar="PATH")
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="(default: all)")
-    parser.add_argument("--precisions", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS), help="(default: all)")
-    parser.add_argument("--compiled", nargs="*", choices=list(PRECISIONS), default=["f32", "bf16"], help="(default: f32 bf16)")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES, help="(default: all)")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS, help="(default: all)")
+    parser.add_argument("--compiled", nargs="*", choices=PRECISIONS, default=["f32", "bf16"], help="(default: f32 bf16)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: 3)")
-    parser.add_argument("--no-growth", action="store_true", help="leave out the runs that look for growth")
+    parser.add_argument("--only-steps", action="store_true", help="leave out loader and growth")
     parser.add_argument("--out", type=Path, default=ROOT / "results/card.json", metavar="FILE")
     arguments = parser.parse_args()
-    binary = arguments.paceline.resolve()
-    if not binary.is_file():
-        parser.error(f"--paceline {arguments.paceline}: no such file; `cargo build --release` makes it")
+    binary, steps = program(parser, "--paceline", arguments.paceline), program(parser, "--steps", arguments.steps)
     result: Record = {**provenance(), "driver": driver(), "records": []}
     records = result["records"]
     failed = False
@@ -130,23 +126,24 @@ def main() -> int:
             print(f"{what}: {error}", file=sys.stderr)
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
+    def own(round_: int) -> None:
+        records.extend({"round": round_} | record for record in ours(steps, arguments.cases, arguments.precisions))
+
     def peer(round_: int) -> None:
         found, versions = theirs(arguments.peer_python, arguments.cases, arguments.precisions, arguments.compiled * (round_ == 0))
         records.extend({"round": round_} | record for record in found)
         result.update(versions)
 
     for round_ in range(arguments.rounds):
-        for case in arguments.cases:
-            for precision in arguments.precisions:
-                for form in ("eager", "graph"):
-                    run_ = lambda: records.append({"round": round_} | ours(binary, case, precision, form))
-                    kept(f"{case} {precision} {form}", run_)
+        kept("paceline", lambda: own(round_))
         kept("pytorch", lambda: peer(round_))
-    if not arguments.no_growth:
+    if not arguments.only_steps:
+        kept("loader", lambda: result.update(loader=loader(binary)))
         kept("growth", lambda: result.update(growth=growth(binary)))
     table(records)
-    if "growth" in result:
-        print("memory by number of steps:", json.dumps(result["growth"]))
+    for what in ("loader", "growth"):
+        if what in result:
+            print(f"{what}:", json.dumps(result[what]))
     return int(failed)
 
 

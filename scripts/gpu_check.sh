@@ -15,7 +15,8 @@ pack() {
   cd "$(dirname "$0")/.."
   mkdir -p "$1"
   cargo build --release --locked
-  cp target/release/paceline "$1/"
+  cargo build --release --locked -p paceline-strategies --example card_steps
+  cp target/release/paceline target/release/examples/card_steps "$1/"
   for test in "paceline-memory card" "paceline-kernels card" "paceline-kernels card_products" "paceline-collectives card" \
     "paceline-strategies card" "paceline-strategies card_graphs"; do
     read -r package name <<<"$test"
@@ -84,7 +85,7 @@ run() {
   # Errors before a rank starts: exit code 2.
   stage no_such_card 10 refused "$bin/paceline" train --nproc 1 --device cuda:99
   if python3 -c 'import torch' 2>/dev/null; then
-    stage beside_pytorch 240 python3 "$bin/bench/card.py" --paceline "$bin/paceline" --rounds 1 --out "$results/card.json"
+    stage beside_pytorch 240 python3 "$bin/bench/card.py" --paceline "$bin/paceline" --steps "$bin/card_steps" --rounds 1 --out "$results/card.json"
   fi
   cd / && rm -rf "$work"
   printf '{"date":"%s","card":"%s","stages":[%s]}\n' "$(date -u +%FT%TZ)" "$card" "$(IFS=,; echo "${rows[*]}")" >"$results/gpu_check.json"
