@@ -46,6 +46,8 @@ pub struct GroupOptions {
     /// How long a blocking operation keeps its core busy before it sleeps. Zero is best if ranks share
     /// cores.
     pub spin: Duration,
+    /// The same for operations that run beside a computation. Zero is best if that would take a core from it.
+    pub worker_spin: Duration,
     /// The all-reduce algorithm between processes that do not share memory.
     pub algorithm: Algorithm,
     /// A slower link to emulate.
@@ -57,20 +59,30 @@ pub struct GroupOptions {
 }
 
 impl GroupOptions {
-    /// The default options for `local_ranks` ranks on this host: a time limit of 60 seconds, and a spin of
-    /// 50 us if each rank has a core (otherwise none). The log level comes from the environment variable
+    /// [`GroupOptions::for_ranks_of`] ranks of one thread.
+    pub fn for_local_ranks(local_ranks: usize) -> Self {
+        Self::for_ranks_of(local_ranks, 1)
+    }
+
+    /// The default options for `local_ranks` ranks on this host, each of which computes with `threads` threads: a time limit of 60
+    /// seconds, and a spin of 50 us if each rank has a core (otherwise none), and beside a computation if each rank has a core
+    /// besides. The log level comes from the environment variable
     /// `PACELINE_COMM_LOG`; for an invalid level a warning is printed, and the log stays off. The dump
     /// folder comes from `PACELINE_DUMP_FOLDER`.
-    pub fn for_local_ranks(local_ranks: usize) -> Self {
+    pub fn for_ranks_of(local_ranks: usize, threads: usize) -> Self {
         let cores = num_cores(local_ranks);
-        let spin = if local_ranks <= cores { Duration::from_micros(50) } else { Duration::ZERO };
+        let spin_of = |busy: usize| match local_ranks.saturating_mul(busy) <= cores {
+            true => Duration::from_micros(50),
+            false => Duration::ZERO,
+        };
         let log = std::env::var(COMM_LOG).ok().and_then(|level| {
             let level = level.parse();
             level.inspect_err(|reason| warn(&format!("{COMM_LOG}: {reason}"))).ok()
         });
         Self {
             timeout: Duration::from_secs(60),
-            spin,
+            spin: spin_of(1),
+            worker_spin: spin_of(threads.saturating_add(1)),
             algorithm: Algorithm::default(),
             link: None,
             log: log.unwrap_or_default(),

@@ -269,9 +269,7 @@ impl Queue {
     }
 
     fn serve(&self) {
-        // The worker often shares its core with a computation that it must not disturb, so it sleeps at once
-        // instead of spinning.
-        let policy = WaitPolicy { spin: std::time::Duration::ZERO, limit: self.options.timeout };
+        let policy = WaitPolicy { spin: self.options.worker_spin, limit: self.options.timeout };
         loop {
             let job = {
                 let mut state = lock(&self.state);

@@ -30,6 +30,9 @@ pub struct CommConfig {
     pub hosts: usize,
     /// The address of this host, if it was given.
     pub host: Option<String>,
+    /// The threads with which each rank computes.
+    #[serde(skip)]
+    pub threads: usize,
 }
 
 /// Checks the flags for ranks that use one of `transports`.
@@ -69,7 +72,7 @@ pub fn resolve(args: &CommArgs, transports: &[TransportName]) -> Result<CommConf
         return usage("--host applies to --transport tcp and hybrid only; leave it out".into());
     }
     let (hosts, host) = (args.hosts.unwrap_or(2), args.host.clone());
-    Ok(CommConfig { timeout_s, link, algorithm, nccl_order, log, hosts, host })
+    Ok(CommConfig { timeout_s, link, algorithm, nccl_order, log, hosts, host, threads: 1 })
 }
 
 impl CommConfig {
@@ -80,7 +83,7 @@ impl CommConfig {
             algorithm: self.algorithm,
             link: self.link,
             log: self.log,
-            ..GroupOptions::for_local_ranks(local_ranks)
+            ..GroupOptions::for_ranks_of(local_ranks, self.threads)
         }
     }
 

@@ -94,7 +94,7 @@ pub fn resolve_comm(
     let refusal = comm.refusal(flags.transport, world_size).filter(|_| is_one_host && connects);
     match refusal {
         Some(reason) => usage(format!("--transport {}: {reason}", flags.transport.name())),
-        None => Ok(comm),
+        None => Ok(CommConfig { threads: flags.threads, ..comm }),
     }
 }
 
