@@ -1,12 +1,8 @@
 //! Functions that CUDA does not have, for tests: what went wrong, what ran, and what was not freed.
 
-use crate::boundary::{Out, Status, export, stop_panics, write_text};
+use crate::boundary::{Out, Status, export, write_text};
 
-use super::state::{Driver, lock};
-
-fn guard(body: impl FnOnce() -> Result<(), Status>) -> u32 {
-    stop_panics(Status::UNKNOWN.0, body)
-}
+use super::state::{Driver, guard, lock};
 
 fn counts(driver: &Driver) -> [u64; 13] {
     let counts = driver.counts;

@@ -1,11 +1,11 @@
-//! Streams, events, functions of the host, captures and graphs.
+//! Streams, events, captures and graphs.
 
 use crate::boundary::{Out, Status, export};
 
 use super::graph::{CaptureMode, GraphRun};
 use super::state::{Driver, Event, Recorded, enter, guard};
 use super::streams::{Needed, Stream, query, wait};
-use super::work::{HostFunction, Work};
+use super::work::Work;
 
 /// `CU_STREAM_NON_BLOCKING`
 const NON_BLOCKING: u32 = 1;
@@ -153,13 +153,6 @@ fn cuEventElapsedTime(milliseconds: Out<f32>, start: usize, end: usize) {
 /// The time between two events.
 fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: usize, end: usize) {
     elapsed(milliseconds, start, end)
-}
-/// Runs a function of the program in stream order.
-fn cuLaunchHostFunc(stream: usize, function: Option<HostFunction>, data: usize) {
-    let (mut driver, card) = enter()?;
-    let stream = driver.stream_handle(card, stream)?;
-    let function = function.ok_or(Status::INVALID_VALUE)?;
-    driver.submit(stream, Work::Host { function, data })
 }
 
 /// Begins to capture a stream's work.

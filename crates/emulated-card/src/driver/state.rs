@@ -1,6 +1,6 @@
 //! Everything that the driver remembers: cards, streams, events, modules, and the handles that name them.
 //!
-//! One lock protects it all. Functions of the program never run under the lock.
+//! One lock protects it all.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
@@ -199,8 +199,6 @@ static DRIVER: LazyLock<Mutex<Driver>> = LazyLock::new(|| Mutex::new(Driver::new
 thread_local! {
     /// The thread's current context.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
-    /// Whether the thread runs a function of the program on behalf of a stream.
-    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Locks the driver.
@@ -229,21 +227,9 @@ pub fn set_current_context(context: usize) {
     CURRENT.set(context);
 }
 
-/// Runs a function of the program. The functions of the driver refuse calls from it.
-pub fn in_host_function(body: impl FnOnce()) {
-    IN_HOST_FUNCTION.set(true);
-    body();
-    IN_HOST_FUNCTION.set(false);
-}
-
 /// Guards an exported function of the driver.
 pub fn guard(body: impl FnOnce() -> Outcome) -> u32 {
-    stop_panics(Status::UNKNOWN.0, || {
-        if IN_HOST_FUNCTION.get() {
-            return Err(Status::NOT_PERMITTED);
-        }
-        body()
-    })
+    stop_panics(Status::UNKNOWN.0, body)
 }
 
 /// The driver and the card of the thread's context. An error if there is none, or if the card has failed.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use crate::boundary::{Outcome, Status};
 use crate::fault::Fault;
 
-use super::state::{Driver, in_host_function, lock};
-use super::work::{HostFunction, Machine, Progress, Work};
+use super::state::{Driver, lock};
+use super::work::{Machine, Progress, Work};
 
 /// A stream.
 pub struct Stream {
@@ -24,8 +24,6 @@ pub struct Stream {
     pub destroyed: bool,
     queue: VecDeque<Work>,
     submitted: u64,
-    /// A function of the program runs for this stream on some thread.
-    busy: bool,
 }
 
 impl Stream {
@@ -38,7 +36,6 @@ impl Stream {
             destroyed: false,
             queue: VecDeque::new(),
             submitted: 0,
-            busy: false,
         }
     }
 
@@ -54,14 +51,6 @@ impl Stream {
 
 /// Pieces of work by their streams: so many of each.
 pub type Needed = BTreeMap<usize, u64>;
-
-/// What one attempt to go on came to.
-enum Advance {
-    Ran,
-    Call(usize, HostFunction, usize),
-    /// Only other processes or threads can help.
-    Blocked,
-}
 
 impl Driver {
     /// Puts work at the end of a stream, or into the capture that the stream takes part in.
@@ -141,11 +130,11 @@ impl Driver {
             Some(_) => false,
             None => true,
         };
-        !waits && !stream.busy && stream.done() < number
+        !waits && stream.done() < number
     }
 
-    /// Runs one piece of the needed work.
-    fn advance(&mut self, needed: &Needed) -> Advance {
+    /// Runs one piece of the needed work. `false` if every piece waits for another rank, or after a fault.
+    fn advance(&mut self, needed: &Needed) -> bool {
         let mut ready: Vec<usize> = (needed.iter())
             .filter(|(stream, number)| self.is_ready(**stream, **number))
             .map(|(stream, _)| *stream)
@@ -153,55 +142,30 @@ impl Driver {
         if self.settings.seed != 0 {
             self.random.shuffle(&mut ready);
         }
-        for stream in ready {
-            match self.run_front(stream) {
-                Advance::Blocked => continue,
-                advance => return advance,
-            }
-        }
-        Advance::Blocked
+        ready.into_iter().any(|stream| self.run_front(stream))
     }
 
-    fn run_front(&mut self, handle: usize) -> Advance {
-        let Some(stream) = self.streams.get_mut(&handle) else { return Advance::Blocked };
+    /// Runs the work at the front of a stream, or one node of it if it is a graph. `false` as in [`Self::run_work`].
+    fn run_front(&mut self, handle: usize) -> bool {
+        let Some(stream) = self.streams.get(&handle) else { return false };
         let (card, Some(work)) = (stream.card, stream.queue.front().cloned()) else {
-            return Advance::Blocked;
+            return false;
         };
         match work {
-            Work::Host { function, data } => {
-                stream.busy = true;
-                return Advance::Call(handle, function, data);
-            }
             Work::Graph(mut run) => {
                 let mut ready = run.ready();
                 if self.settings.seed != 0 {
                     self.random.shuffle(&mut ready);
                 }
-                let mut advance = Advance::Blocked;
-                for node in ready {
-                    let work = run.work(node).clone();
-                    if let Work::Host { function, data } = work {
-                        run.finish(node);
-                        advance = Advance::Call(handle, function, data);
-                        break;
+                let ran = ready.into_iter().find(|node| self.run_work(card, run.work(*node)));
+                let Some(node) = ran else { return false };
+                run.finish(node);
+                if !run.is_done() {
+                    if let Some(stream) = self.streams.get_mut(&handle) {
+                        stream.queue[0] = Work::Graph(run);
                     }
-                    if self.run_work(card, &work) == Some(Progress::Done) {
-                        run.finish(node);
-                        advance = Advance::Ran;
-                        break;
-                    }
+                    return true;
                 }
-                let (done, is_call) = (run.is_done(), matches!(advance, Advance::Call(..)));
-                if let Some(stream) = self.streams.get_mut(&handle) {
-                    stream.busy = is_call;
-                    // The function that is about to run ends with the piece of work at the front.
-                    match done && !is_call {
-                        true => _ = stream.queue.pop_front(),
-                        false => stream.queue[0] = Work::Graph(run),
-                    }
-                }
-                self.bury(handle);
-                return advance;
             }
             Work::Record { event } => {
                 if let Some(event) = self.events.get_mut(&event) {
@@ -209,17 +173,20 @@ impl Driver {
                 }
             }
             work => {
-                if self.run_work(card, &work) != Some(Progress::Done) {
-                    return Advance::Blocked;
+                if !self.run_work(card, &work) {
+                    return false;
                 }
             }
         }
-        self.finish_front(handle);
-        Advance::Ran
+        if let Some(stream) = self.streams.get_mut(&handle) {
+            stream.queue.pop_front();
+        }
+        self.bury(handle);
+        true
     }
 
-    /// Runs work of a card. `None` is a fault, which the card remembers.
-    fn run_work(&mut self, card: usize, work: &Work) -> Option<Progress> {
+    /// Runs work of a card. `false` if the work waits for another rank, or after a fault, which the card remembers.
+    fn run_work(&mut self, card: usize, work: &Work) -> bool {
         let seed = if self.settings.seed == 0 { 0 } else { self.random.next() };
         let mut machine = Machine {
             memory: &mut self.cards[card].memory,
@@ -229,10 +196,10 @@ impl Driver {
             limit: self.settings.steps,
         };
         match machine.run(work) {
-            Ok(progress) => Some(progress),
+            Ok(progress) => progress == Progress::Done,
             Err(fault) => {
                 self.fail(card, fault);
-                None
+                false
             }
         }
     }
@@ -240,23 +207,6 @@ impl Driver {
     /// Breaks a card for good.
     pub fn fail(&mut self, card: usize, fault: Fault) {
         self.cards[card].fault.get_or_insert(fault);
-    }
-
-    fn finish_front(&mut self, handle: usize) {
-        if let Some(stream) = self.streams.get_mut(&handle) {
-            stream.queue.pop_front();
-            stream.busy = false;
-        }
-        self.bury(handle);
-    }
-
-    /// Ends a call of [`Advance::Call`].
-    fn finish_call(&mut self, handle: usize) {
-        let Some(stream) = self.streams.get_mut(&handle) else { return };
-        match stream.queue.front() {
-            Some(Work::Graph(run)) if !run.is_done() => stream.busy = false,
-            _ => self.finish_front(handle),
-        }
     }
 
     /// Removes a destroyed stream that has no work left.
@@ -282,20 +232,11 @@ pub fn wait(card: usize, needed: Needed) -> Outcome {
         if driver.is_met(&needed) {
             return Ok(());
         }
-        match driver.advance(&needed) {
-            Advance::Ran => {}
-            Advance::Call(stream, function, data) => {
-                drop(driver);
-                in_host_function(|| function(data as *mut std::ffi::c_void));
-                driver = lock();
-                driver.finish_call(stream);
-            }
-            Advance::Blocked => {
-                driver.healthy(card)?;
-                drop(driver);
-                std::thread::sleep(Duration::from_micros(50));
-                driver = lock();
-            }
+        if !driver.advance(&needed) {
+            // Another rank may be a thread of this process, and needs the lock.
+            drop(driver);
+            std::thread::sleep(Duration::from_micros(50));
+            driver = lock();
         }
     }
 }
@@ -308,12 +249,7 @@ pub fn query(card: usize, needed: Needed) -> Outcome {
         return driver.healthy(card);
     }
     let all = driver.with_dependencies(needed);
-    if let Advance::Call(stream, function, data) = driver.advance(&all) {
-        drop(driver);
-        in_host_function(|| function(data as *mut std::ffi::c_void));
-        driver = lock();
-        driver.finish_call(stream);
-    }
+    driver.advance(&all);
     driver.healthy(card)?;
     Err(Status::NOT_READY)
 }

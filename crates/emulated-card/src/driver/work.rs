@@ -2,7 +2,6 @@
 //!
 //! A piece of work holds everything that it needs. It knows neither streams nor handles.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 
 use crate::fault::Fault;
@@ -10,9 +9,6 @@ use crate::memory::DeviceMemory;
 use crate::ptx::{Kernel, Launch};
 
 use super::pinned::{HostRange, PinnedMemory};
-
-/// A function of the program that runs in stream order.
-pub type HostFunction = extern "C" fn(*mut c_void);
 
 /// What became of a piece of work that was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,13 +98,6 @@ pub enum Work {
         /// How many pieces of work.
         number: u64,
     },
-    /// A function of the program.
-    Host {
-        /// The function.
-        function: HostFunction,
-        /// Its argument.
-        data: usize,
-    },
     /// A graph that runs as one piece.
     Graph(super::graph::GraphRun),
     /// Work of another library.
@@ -145,8 +134,8 @@ pub struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// Runs work that concerns the card's memory alone. Events, waits, graphs and functions of the host belong to the
-    /// streams and do nothing here.
+    /// Runs work that concerns the card's memory alone. Events, waits and graphs belong to the streams and do nothing
+    /// here.
     pub fn run(&mut self, work: &Work) -> Result<Progress, Fault> {
         self.counts.copies += u64::from(matches!(
             work,
@@ -194,7 +183,7 @@ impl Machine<'_> {
                 self.counts.tasks += u64::from(progress == Progress::Done);
                 return Ok(progress);
             }
-            Work::Record { .. } | Work::Wait { .. } | Work::Host { .. } | Work::Graph(_) => {}
+            Work::Record { .. } | Work::Wait { .. } | Work::Graph(_) => {}
         }
         Ok(Progress::Done)
     }

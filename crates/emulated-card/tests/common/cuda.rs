@@ -9,8 +9,6 @@ use super::library::Library;
 /// The card is one for the whole process, so tests take turns.
 static TURN: Mutex<()> = Mutex::new(());
 
-pub type HostFunction = extern "C" fn(*mut c_void);
-
 /// The shared library's path. Cargo builds it beside the test programs.
 pub fn path() -> PathBuf {
     let program = std::env::current_exe().expect("the test's own path");
@@ -74,7 +72,6 @@ functions! {
     cuEventQuery(event: usize);
     cuEventSynchronize(event: usize);
     cuEventElapsedTime(milliseconds: *mut f32, start: usize, end: usize);
-    cuLaunchHostFunc(stream: usize, function: HostFunction, data: usize);
     cuModuleLoadData(module: *mut usize, image: *const c_char);
     cuModuleUnload(module: usize);
     cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char);
