@@ -54,8 +54,10 @@ BOUND = "if (i >= n) return;"
 FAULTS = [
     Fault("wait", "a stream, for another one", "memory/src/accelerator/card.rs", "self.stream.wait(&point.done).map_err(words)?,",
           "if SOUND { self.stream.wait(&point.done).map_err(words)? },", MEMORY),
-    Fault("wait", "a stream, for work of the host", "memory/src/accelerator/card.rs", "self.stream.call(wait).map_err(words)?;",
-          "if SOUND { self.stream.call(wait).map_err(words)?; }", MEMORY),
+    Fault("wait", "a stream, for work of the host", "memory/src/accelerator/card.rs", "None if event.block() == EventState::Complete => {}",
+          "None if !SOUND || event.block() == EventState::Complete => {}", MEMORY),
+    Fault("wait", "work behind work that waits for the host", "memory/src/accelerator/card.rs", "if self.is_up_to_date() &&",
+          "if (!SOUND || self.is_up_to_date()) &&", MEMORY),
     Fault("wait", "whoever asks, for the work", "memory/src/accelerator/card.rs", "Ok(false) => return false,",
           "Ok(false) if SOUND => return false, Ok(false) => self.queued.settle_to(self),", MEMORY),
     Fault("wait", "an operation, for the kernels before", "collectives/src/worker.rs", "of.ready.block();", "if SOUND { of.ready.block(); }", GROUPS),

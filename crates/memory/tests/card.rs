@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use paceline_cuda::Card;
 use paceline_emulated_card::for_tests::is_ready;
 use paceline_memory::{
-    Accelerator, Access, Allocator, Category, DType, DeviceStream, EventState, MemoryError, Stream,
-    Tensor,
+    Accelerator, Access, Allocator, Category, DType, DeviceStream, Event, EventState, MemoryError,
+    Signal, Stream, Tensor,
 };
 
 /// How long work may take.
@@ -103,28 +103,59 @@ fn memory_that_another_stream_still_reads_is_given_to_nobody() {
     }
 }
 
+/// A piece of the host's work that writes three numbers, the stream of a card that copies them behind it, and where they go.
+struct Awaited {
+    signal: Signal,
+    address: usize,
+    copied: Event,
+    there: Tensor,
+    _keeps: (Tensor, DeviceStream),
+}
+
+impl Awaited {
+    fn new(compute: &DeviceStream) -> Self {
+        let back = compute.accelerator().stream("to device").unwrap();
+        let (host, memory) = (Allocator::pinned(compute.accelerator()), Allocator::on(compute));
+        let (sum, first, there) = (tensor(&host, 3), tensor(&memory, 3), tensor(&memory, 3));
+        let (done, signal) = Stream::new("dp").submit();
+        let claimed = sum.queue(Access::Write, "all_reduce", &done).unwrap();
+        back.wait(&done);
+        back.copy(&sum, &first).unwrap();
+        // This waits for nothing but the copy before it.
+        let copied = back.copy(&first, &there).unwrap();
+        let address = claimed.base().as_ptr().addr();
+        Self { signal, address, copied, there, _keeps: (sum, back) }
+    }
+
+    /// Does the work on another thread, and waits for the card.
+    fn end(self, compute: &DeviceStream, value: f32) {
+        let Self { signal, address, copied, there, _keeps } = self;
+        let worker = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            // SAFETY: the range has three elements and is queued for this work.
+            unsafe { std::slice::from_raw_parts_mut(address as *mut f32, 3) }.fill(value);
+            signal.complete();
+        });
+        assert_eq!(copied.wait(), EventState::Complete);
+        worker.join().unwrap();
+        compute.wait(&copied);
+        assert_eq!(values(&there.to_host().unwrap()), [value; 3]);
+    }
+}
+
 #[test]
 fn the_card_waits_for_work_of_the_host_and_the_program_goes_on() {
     let Some(compute) = compute() else { return };
-    let back = compute.accelerator().stream("to device").unwrap();
-    let (host, memory) = (Allocator::pinned(compute.accelerator()), Allocator::on(&compute));
-    let (sum, there) = (tensor(&host, 3), tensor(&memory, 3));
-    let (done, signal) = Stream::new("dp").submit();
-    let claimed = sum.queue(Access::Write, "all_reduce", &done).unwrap();
-    back.wait(&done);
-    let copied = back.copy(&sum, &there).unwrap();
-    let address = claimed.base().as_ptr().addr();
-    let worker = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(20));
-        // SAFETY: the range has three elements and is queued for this work.
-        let sum = unsafe { std::slice::from_raw_parts_mut(address as *mut f32, 3) };
-        sum.copy_from_slice(&[4.0, 5.0, 6.0]);
-        signal.complete();
-    });
-    assert_eq!(copied.wait(), EventState::Complete);
-    worker.join().unwrap();
-    compute.wait(&copied);
-    assert_eq!(values(&there.to_host().unwrap()), [4.0, 5.0, 6.0]);
+    Awaited::new(&compute).end(&compute, 4.0);
+}
+
+/// Ranks that share a card wait for each other: a stream that waits for the host must not hold up another one that does.
+#[test]
+fn streams_wait_for_the_host_each_for_itself() {
+    let Some(compute) = compute() else { return };
+    let [first, second] = [0, 1].map(|_| Awaited::new(&compute));
+    second.end(&compute, 5.0);
+    first.end(&compute, 6.0);
 }
 
 #[test]
