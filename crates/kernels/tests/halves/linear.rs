@@ -45,9 +45,11 @@ fn computes() -> Vec<Compute> {
     for threads in [1, 3] {
         let new = || Compute::new(threads, Allocator::new()).unwrap();
         for level in SimdLevel::available() {
-            computes.push(new().with_simd(level).unwrap().with_bf16_dots(false).unwrap());
+            let compute = new().with_simd(level).unwrap();
+            computes.push(compute.with_bf16_products(Bf16Products::Widened).unwrap());
         }
-        computes.extend(new().with_bf16_dots(true));
+        let products = [Bf16Products::Dots, Bf16Products::Amx].into_iter();
+        computes.extend(products.filter_map(|products| new().with_bf16_products(products)));
     }
     computes
 }
