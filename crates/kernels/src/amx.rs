@@ -119,8 +119,8 @@ pub(crate) unsafe fn release() {
 /// Floating-point operations of a product of two tiles: 16 pairs for each of 16 x 16 sums.
 pub(crate) const FLOP_PER_PRODUCT: usize = 16 * 16 * 16 * 4;
 
-/// Multiplies a tile with itself `products` times, rounded up to a multiple of 5. There are five tiles of sums, so that no product waits
-/// for the one before: a product takes 52 cycles, and another may start every 16.
+/// Multiplies a tile with itself `products` times, rounded up to a multiple of 5. There are five tiles of sums, so that no
+/// product waits for the one before: a product takes 52 cycles, and another may start every 16.
 ///
 /// # Safety
 ///

@@ -13,11 +13,12 @@
 //!
 //! A [`MicroKernel`](kernel::MicroKernel) chooses what the panels hold: f32, also for operands in bf16, which are widened. With
 //! AVX512-BF16 and AMX a panel holds pairs of bf16 instead. Which is faster depends on the processor, see
-//! [`Bf16Products`].
+//! [`Bf16Products`](crate::Bf16Products).
 //!
 //! **Order of sums.** k is cut into blocks by a rule that looks at k only. The products of a block are added one after
-//! the other (pair after pair with AVX512-BF16, 16 pairs after 16 pairs with AMX), starting from zero, then block after block. Neither m, n, the number of
-//! threads nor the place of a row or column changes an element's bits. Different instructions may give different bits.
+//! the other (pair after pair with AVX512-BF16, 16 pairs after 16 pairs with AMX), starting from zero, then block after block.
+//! Neither m, n, the number of threads nor the place of a row or column changes an element's bits. Different instructions may
+//! give different bits.
 
 mod blocks;
 mod kernel;
@@ -32,7 +33,9 @@ use std::ops::Range;
 
 use half::bf16;
 
-use crate::{Bf16Products, Processor, SimdLevel};
+#[cfg(target_arch = "x86_64")]
+use crate::Bf16Products;
+use crate::{Processor, SimdLevel};
 use blocks::Blocks;
 use kernel::Plain;
 #[cfg(target_arch = "x86_64")]

@@ -3,7 +3,7 @@
 use paceline_kernels::attention::{self, AttentionSpec};
 use paceline_kernels::linear_cross_entropy::{self, Gradients, IGNORED, Then};
 use paceline_kernels::rotary::{self, RotaryConfig, RotaryTable};
-use paceline_kernels::{Compute, SimdLevel, embedding, reference, rms_norm, swiglu};
+use paceline_kernels::{Bf16Products, Compute, SimdLevel, embedding, reference, rms_norm, swiglu};
 use paceline_memory::{Allocator, Category, DType, Element, Tensor};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;

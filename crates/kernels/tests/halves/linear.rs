@@ -1,7 +1,7 @@
 //! The fully connected layer with tensors of `Half`, for each of the two types by `half_linear.rs`.
 
 use paceline_kernels::linear::{self, Activation};
-use paceline_kernels::{Compute, SimdLevel, elementwise};
+use paceline_kernels::{Bf16Products, Compute, SimdLevel, elementwise};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 
 use super::{Half, Other};
