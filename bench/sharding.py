@@ -19,8 +19,7 @@ pinned to its own core, or on 1 rank of 1 or 2 threads. In every round each of o
 A round gives one ratio of step times for each pair, and for each of our strategies the ratio to our `ddp`. Ratios
 are used because a time alone says more about the machine than about the program. The memory of a rank is its proportional set size.
 
-With `--precision bf16`, PyTorch uses autocast. AMX is switched off for it (`ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`), because we do not
-use it.
+With `--precision bf16`, PyTorch uses autocast. Both sides use AMX where the processor has it.
 
 Prints two tables and writes the raw records of all runs with date, machine, versions and commands to
 `results/sharding.json`, or `results/llama.json`. Run it from the root of the repository; only the standard library is needed. Exits with 1 if
@@ -29,7 +28,6 @@ something could not be run or the two sides did not train the same model, and wi
 import argparse
 import datetime
 import json
-import os
 import shlex
 import statistics
 import sys
@@ -69,8 +67,6 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--strategies: with --ranks {arguments.ranks} there are {', '.join(possible)}")
     if arguments.ranks * arguments.threads > 2:
         parser.error("--threads 2 needs --ranks 1")
-    if arguments.precision == "bf16":
-        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
     arguments.out = arguments.out or Path("results") / {"mlp": "sharding.json", "llama": "llama.json"}[arguments.model]
     if arguments.rounds < 1 or arguments.steps < 1 or arguments.seconds <= 0:
         parser.error("--rounds, --steps and --seconds must be above zero")

@@ -1,8 +1,8 @@
 //! The speed of matrix products: `cargo run --release -p paceline-kernels --example products`.
 //!
 //! Prints GFLOP/s of one thread for each size (m x n x k) and orientation: [`matmul::product`] with operands in bf16, to
-//! bf16 and to f32, with operands in f32, and in bf16 the way that is not the processor's best (with or without
-//! AVX512-BF16); and all in f32. Beside them stand the processor's peaks, of loops that touch no memory, measured in the same run. Each
+//! bf16 and to f32, with operands in f32, and in bf16 another way than the processor's fastest (see
+//! [`Bf16Products`]); and all in f32. Beside them stand the processor's peaks, of loops that touch no memory, measured in the same run. Each
 //! number is the best of many short repetitions, taken in turns, so that work of others on the machine disturbs it little.
 //! Arguments choose the cases whose name contains one of them.
 
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use half::bf16;
 use paceline_kernels::matmul::{self, Destination, Matrix, Multiply};
-use paceline_kernels::{Compute, SimdLevel, peak};
+use paceline_kernels::{Bf16Products, Compute, SimdLevel, peak};
 use paceline_memory::{Allocator, Category, DType};
 
 const SIZES: [(usize, usize, usize); 5] =
@@ -23,9 +23,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let compute = Compute::new(1, Allocator::new())?;
     // The other way to compute, if the processor has one.
-    let other = Compute::new(1, Allocator::new())?.with_bf16_dots(!compute.uses_bf16_dots());
+    let mut ways = Bf16Products::ALL.into_iter().filter(|way| *way != compute.bf16_products());
+    let other =
+        ways.find_map(|way| Compute::new(1, Allocator::new()).ok()?.with_bf16_products(way));
     let mut peaks = Peaks::default();
-    println!("GFLOP/s, one thread; AVX512-BF16: {}", compute.uses_bf16_dots());
+    println!("GFLOP/s, one thread; bf16: {:?}", compute.bf16_products());
     let heads =
         ["bf16", "to f32", "from f32", "other way", "f32"].map(|head| format!("{head:>10}"));
     println!("{:24}{}", "m x n x k", heads.concat());
@@ -95,7 +97,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     }
                     *best = best.min(before.elapsed().as_secs_f64());
                 }
-                peaks.measure();
+                peaks.measure(compute.bf16_products());
             }
             let speed = best.map(|seconds| 2.0 * (m * n * k) as f64 / seconds / 1e9);
             println!("{name:24}{}", speed.map(|speed| format!("{speed:10.1}")).concat());
@@ -132,8 +134,8 @@ struct Peaks {
 }
 
 impl Peaks {
-    fn measure(&mut self) {
+    fn measure(&mut self, products: Bf16Products) {
         self.f32 = self.f32.max(peak::flops_per_s(SimdLevel::detect()) / 1e9);
-        self.bf16 = self.bf16.max(peak::bf16_flops_per_s() / 1e9);
+        self.bf16 = self.bf16.max(peak::bf16_flops_per_s(products) / 1e9);
     }
 }

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use crate::OnCard;
 use crate::operands::{read_bytes, write_bytes};
-use crate::{CardNeeds, KernelError, Op, Result, SimdLevel, simd};
+use crate::{Bf16Products, CardNeeds, KernelError, Op, Result, SimdLevel};
 
 /// The name of the span in which a thread of a pool computes its part of the current kernel.
 const SHARE: &str = "share of a kernel";
@@ -18,8 +18,8 @@ const SHARE: &str = "share of a kernel";
 #[derive(Debug)]
 pub struct Processor {
     pub(crate) simd: SimdLevel,
-    /// Whether products in bf16 may use AVX512-BF16, at the level that has AVX-512.
-    pub(crate) has_bf16_dots: bool,
+    /// How products in bf16 are computed at the level that has AVX-512.
+    pub(crate) bf16_products: Bf16Products,
     /// The threads that share the work of a kernel.
     pub threads: Threads,
 }
@@ -65,7 +65,7 @@ impl Compute {
         Ok(Self {
             processor: Arc::new(Processor {
                 simd: SimdLevel::detect(),
-                has_bf16_dots: simd::prefers_bf16_dots(),
+                bf16_products: Bf16Products::fastest(),
                 threads,
             }),
             host: match allocator.home() {
@@ -205,12 +205,12 @@ impl Compute {
         is_there.then_some(self)
     }
 
-    /// The same resources with or without AVX512-BF16 for products in bf16. `None` if it is wanted and this processor or
-    /// [`Compute::simd`] does not have it. [`Compute::new`] chooses what is faster on the processor.
-    pub fn with_bf16_dots(mut self, is_wanted: bool) -> Option<Self> {
-        let can = self.simd() == SimdLevel::Avx512 && simd::has_bf16_dots();
-        self.own_processor().has_bf16_dots = is_wanted;
-        (can || !is_wanted).then_some(self)
+    /// The same resources with other instructions for products in bf16. `None` if this processor or [`Compute::simd`] does
+    /// not have them. [`Compute::new`] chooses what is fastest on the processor.
+    pub fn with_bf16_products(mut self, wanted: Bf16Products) -> Option<Self> {
+        let can = self.simd() == SimdLevel::Avx512 && wanted.is_available();
+        self.own_processor().bf16_products = wanted;
+        (can || wanted == Bf16Products::Widened).then_some(self)
     }
 
     /// The processor, before any work is launched.
@@ -232,9 +232,9 @@ impl Compute {
         Ok(())
     }
 
-    /// Whether products in bf16 use AVX512-BF16.
-    pub fn uses_bf16_dots(&self) -> bool {
-        self.processor.uses_bf16_dots()
+    /// How products in bf16 are computed.
+    pub fn bf16_products(&self) -> Bf16Products {
+        self.processor.bf16_products()
     }
 
     /// Which vector instructions fast paths use.
@@ -254,9 +254,12 @@ impl Compute {
 }
 
 impl Processor {
-    /// Whether products in bf16 use AVX512-BF16.
-    pub fn uses_bf16_dots(&self) -> bool {
-        self.simd == SimdLevel::Avx512 && self.has_bf16_dots
+    /// How products in bf16 are computed.
+    pub fn bf16_products(&self) -> Bf16Products {
+        match self.simd {
+            SimdLevel::Avx512 => self.bf16_products,
+            _ => Bf16Products::Widened,
+        }
     }
 
     /// Which vector instructions fast paths use.

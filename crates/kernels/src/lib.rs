@@ -42,6 +42,9 @@ pub mod swiglu;
 pub mod top_k;
 
 mod activation;
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod bf16_products;
 mod compute;
 mod error;
 mod exp;
@@ -54,6 +57,7 @@ mod real;
 mod simd;
 mod stored;
 
+pub use bf16_products::Bf16Products;
 pub use compute::{Compute, Processor, Threads};
 pub use error::KernelError;
 pub use launch::Op;

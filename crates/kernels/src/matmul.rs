@@ -202,7 +202,7 @@ impl<'a, S: Stored> Destination<'a, S> {
 ///
 /// The order of the sum of an element depends on the length of the sum only, so a row of `c` has the same bits whatever
 /// the other rows are, and for any number of threads. A `c` that is not of 16 bits is the first addend of its sum, another one
-/// the last. With AVX512-BF16, denormal numbers count as zero in products of bf16; other instructions give other bits.
+/// the last. With AVX512-BF16 or AMX, denormal numbers count as zero in products of bf16; other instructions give other bits.
 pub fn product<'a, S: Multiply>(
     cpu: &Processor,
     a: impl Into<Operand<'a, S>>,

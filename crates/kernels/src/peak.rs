@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use paceline_memory::DType;
 
-use crate::{Compute, SimdLevel};
+use crate::{Bf16Products, Compute, SimdLevel};
 
 /// Steps of a loop: about a tenth of a millisecond.
 const STEPS: usize = 20_000;
@@ -25,11 +25,12 @@ const SUMS_AVX2: usize = 12;
 const SUMS_PORTABLE: usize = 48;
 
 /// Floating-point operations per second of all threads of `compute`, which are measured at the same time: the best of
-/// several repetitions of each, added up. For products of bf16 it is the speed of their own instructions or that of f32,
-/// whichever is higher, because operands may be widened.
+/// several repetitions of each, added up. For products of bf16 it is the speed of the instructions that `compute` uses for them.
 pub fn of_threads(compute: &Compute, dtype: DType) -> f64 {
     let once = || match dtype {
-        DType::BF16 => flops_per_s(compute.simd()).max(bf16_flops_per_s()),
+        DType::BF16 if compute.bf16_products() != Bf16Products::Widened => {
+            bf16_flops_per_s(compute.bf16_products())
+        }
         _ => flops_per_s(compute.simd()),
     };
     let best = || (0..REPETITIONS).map(|_| once()).fold(0.0, f64::max);
@@ -61,15 +62,24 @@ pub fn flops_per_s(simd: SimdLevel) -> f64 {
     }
 }
 
-/// The same for products of pairs of bf16 with sums in f32 (AVX512-BF16). Returns zero if the processor lacks the
-/// instructions.
-pub fn bf16_flops_per_s() -> f64 {
-    #[cfg(target_arch = "x86_64")]
-    if crate::simd::has_bf16_dots() && is_x86_feature_detected!("avx512f") {
-        // SAFETY: the processor has AVX512-BF16.
-        return speed(SUMS_AVX512 * 16, 4, || unsafe { dots(STEPS) });
+/// The same for products of bf16 with sums in f32.
+pub fn bf16_flops_per_s(products: Bf16Products) -> f64 {
+    if !(SimdLevel::Avx512.is_available() && products.is_available()) {
+        return 0.0;
     }
-    0.0
+    match products {
+        #[cfg(target_arch = "x86_64")]
+        Bf16Products::Amx => {
+            // SAFETY: the processor has AMX, which the system permits, as checked above.
+            speed(1, crate::amx::FLOP_PER_PRODUCT, || unsafe { crate::amx::multiply_tiles(STEPS) })
+        }
+        #[cfg(target_arch = "x86_64")]
+        Bf16Products::Dots => {
+            // SAFETY: the processor has AVX512-BF16, as checked above.
+            speed(SUMS_AVX512 * 16, 4, || unsafe { dots(STEPS) })
+        }
+        _ => flops_per_s(SimdLevel::Avx512),
+    }
 }
 
 /// The operations of `run`, which makes [`STEPS`] steps on `lanes` numbers, divided by its time.
@@ -147,6 +157,8 @@ mod tests {
             let speed = flops_per_s(simd);
             assert!(speed.is_finite() && speed > 0.0, "{simd:?}: {speed}");
         }
-        assert!(bf16_flops_per_s() >= 0.0);
+        for products in Bf16Products::ALL {
+            assert!(bf16_flops_per_s(products) >= 0.0, "{products:?}");
+        }
     }
 }

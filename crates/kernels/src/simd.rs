@@ -4,36 +4,6 @@
 
 use half::bf16;
 
-/// Whether this processor has AVX512-BF16, which adds products of pairs of bf16 to f32. Few kernels use it, so it is no
-/// level of its own.
-pub(crate) fn has_bf16_dots() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        is_x86_feature_detected!("avx512bf16")
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        false
-    }
-}
-
-/// Whether AVX512-BF16 is faster on this processor than AVX-512 on widened numbers. AMD's processors (Zen 4 and Zen 5) do
-/// twice as many operations per second with it as with f32. On Intel's Xeons with AMX, it does half as many: 120 GFLOP/s
-/// against 235, see the example `products`.
-pub(crate) fn prefers_bf16_dots() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let vendor = std::arch::x86_64::__cpuid(0);
-        let is_amd = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes)
-            == [*b"Auth", *b"enti", *b"cAMD"];
-        is_amd && has_bf16_dots()
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        false
-    }
-}
-
 /// A register of f32 lanes.
 ///
 /// # Safety

@@ -7,7 +7,7 @@ use common::numbers;
 use half::bf16;
 use paceline_kernels::linear::Activation;
 use paceline_kernels::matmul::{self, Destination, Matrix, Multiply, Operand};
-use paceline_kernels::{Compute, SimdLevel};
+use paceline_kernels::{Bf16Products, Compute, SimdLevel};
 use paceline_memory::{Allocator, Category, DType};
 
 fn halves(x: &[f32]) -> Vec<bf16> {
@@ -19,18 +19,22 @@ fn instruction_sets(threads: usize) -> Vec<Compute> {
     let new = || Compute::new(threads, Allocator::new()).unwrap();
     let mut computes: Vec<_> = SimdLevel::available()
         .into_iter()
-        .map(|level| new().with_simd(level).unwrap().with_bf16_dots(false).unwrap())
+        .map(|level| {
+            new().with_simd(level).unwrap().with_bf16_products(Bf16Products::Widened).unwrap()
+        })
         .collect();
-    match new().with_bf16_dots(true) {
-        Some(compute) => computes.push(compute),
-        None => println!("not tested: this processor has no AVX512-BF16"),
+    for products in [Bf16Products::Dots, Bf16Products::Amx] {
+        match new().with_bf16_products(products) {
+            Some(compute) => computes.push(compute),
+            None => println!("not tested: this processor has no {products:?}"),
+        }
     }
     computes
 }
 
 fn name(compute: &Compute) -> String {
-    let dots = if compute.uses_bf16_dots() { " with BF16" } else { "" };
-    format!("{:?}{dots}, {} threads", compute.simd(), compute.threads().count())
+    let threads = compute.threads().count();
+    format!("{:?} {:?}, {threads} threads", compute.simd(), compute.bf16_products())
 }
 
 /// A product's operands, row-major with a row stride, as f32 and as bf16.

@@ -1,7 +1,7 @@
 //! Whole Llamas against `transformers`' results, which `fixtures/make_llama.py` stored in `fixtures/llama.safetensors`.
 
 use paceline_kernels::optimizer::AdamW;
-use paceline_kernels::{Compute, SimdLevel};
+use paceline_kernels::{Bf16Products, Compute, SimdLevel};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{
     Batch, Context, Layer, LlamaConfig, LlamaTask, Model, OpenUnits, Optimizer, OptimizerConfig,
@@ -196,8 +196,12 @@ fn ten_steps_of_adamw_end_with_the_weights_of_transformers() {
 fn bf16_computes() -> Vec<Compute> {
     let new = || Compute::new(2, Allocator::new()).unwrap();
     let levels = SimdLevel::available().into_iter();
-    let widened = levels.map(|level| new().with_simd(level).unwrap().with_bf16_dots(false));
-    widened.flatten().chain(new().with_bf16_dots(true)).collect()
+    let widened = levels.map(|level| (level, Bf16Products::Widened));
+    let narrow = [Bf16Products::Dots, Bf16Products::Amx].map(|way| (SimdLevel::detect(), way));
+    widened
+        .chain(narrow)
+        .filter_map(|(level, way)| new().with_simd(level)?.with_bf16_products(way))
+        .collect()
 }
 
 /// The norm of the difference, relative to the norm of what was expected.
@@ -211,7 +215,7 @@ fn distance(got: &[f64], want: &[f64]) -> f64 {
 fn gradients_in_bf16_are_near_those_of_transformers() {
     for name in CASES {
         for compute in bf16_computes() {
-            let setting = format!("{name} {:?} {}", compute.simd(), compute.uses_bf16_dots());
+            let setting = format!("{name} {:?} {:?}", compute.simd(), compute.bf16_products());
             let case = Case::new(name, compute, Precision::BF16, 0.01);
             let loss = case.train();
             case.close(&[loss], "result.loss", case.tolerance);
@@ -255,7 +259,7 @@ fn gradients_in_bf16_are_near_those_in_f32() {
     };
     let wide = gradients(Compute::new(1, Allocator::new()).unwrap(), Precision::F32);
     for compute in bf16_computes() {
-        let setting = format!("{:?} {}", compute.simd(), compute.uses_bf16_dots());
+        let setting = format!("{:?} {:?}", compute.simd(), compute.bf16_products());
         let narrow = gradients(compute, Precision::BF16);
         let off = distance(&narrow, &wide);
         // The cosine of the angle between them is then above 0.9998.

@@ -12,7 +12,7 @@
 //!   second-level cache. The tiles lie side by side in `c`, so that long rows of it are written in order of memory.
 
 use super::kernel::{MicroKernel, Panels};
-use super::store::{Buffer, Tile};
+use super::store::{BUFFER_LEN, Buffer, Tile};
 use super::{Elems, Output, Product, Sizes};
 
 /// Lengths are rounded up to this number of elements, a cache line.
@@ -66,22 +66,27 @@ impl Blocks {
     ///
     /// The contract of [`super::run`], and of `K`. `self` is made from the sizes of the part.
     pub(super) unsafe fn run<K: MicroKernel>(&self, part: &Product, scratch: &mut [f32]) {
-        const { assert!(K::ROWS * K::COLUMNS <= 14 * 32) };
+        const {
+            assert!(K::ROWS * K::COLUMNS <= BUFFER_LEN);
+            assert!((K_STEP / K::K_PER_UNIT).is_multiple_of(K::UNITS_STEP));
+        };
         assert_eq!(scratch.len(), self.len(), "scratch memory of a product");
         let Product { sizes: Sizes { m, n, k }, a, b, c } = *part;
         let start = scratch.as_mut_ptr();
         let packed_b = start.cast::<u32>();
         let packed_a = start.wrapping_add(self.b_len).cast::<u32>();
         let sums = (self.sums_len > 0).then(|| start.wrapping_add(self.b_len + self.a_len));
-        let mut buffer = Buffer([0.0; 14 * 32]);
+        let mut buffer = Buffer([0.0; BUFFER_LEN]);
         // The block of `a` that is packed: with a single block of k and of m, it serves all columns.
         let mut a_holds = None;
+        // SAFETY: the caller guarantees the processor, and `end` follows.
+        unsafe { K::begin() };
         for n0 in (0..n).step_by(self.n) {
             let n_len = self.n.min(n - n0);
             // A product over nothing still writes its zeros.
             for k0 in (0..k.max(1)).step_by(self.k) {
                 let k_len = self.k.min(k - k0);
-                let units = k_len.div_ceil(K::K_PER_UNIT);
+                let units = k_len.div_ceil(K::K_PER_UNIT).next_multiple_of(K::UNITS_STEP);
                 let is_last = k0 + self.k >= k;
                 // SAFETY: the columns and the range of k lie in `b`, and the block has room for its panels.
                 unsafe { K::pack_b(&b.from(n0, k0), n_len, k_len, packed_b) };
@@ -111,6 +116,8 @@ impl Blocks {
                 }
             }
         }
+        // SAFETY: as for `begin`.
+        unsafe { K::end() };
     }
 }
 

@@ -20,6 +20,8 @@ pub(super) unsafe trait MicroKernel {
     const COLUMNS: usize;
     /// The number of k in a unit: 1 (f32) or 2 (bf16).
     const K_PER_UNIT: usize;
+    /// The units of a panel are a multiple of this. Units that are missing are zeros.
+    const UNITS_STEP: usize = 1;
     /// The largest block of k.
     const K_BLOCK: usize;
     /// The largest packed block of `a`, in units.
@@ -29,6 +31,10 @@ pub(super) unsafe trait MicroKernel {
     /// Whether the panel that is used for several tiles in a row is one of `b`, see [`super::blocks`].
     const B_STAYS: bool;
 
+    /// Prepares the thread for [`MicroKernel::multiply`]. [`MicroKernel::end`] follows.
+    unsafe fn begin() {}
+    /// Undoes [`MicroKernel::begin`].
+    unsafe fn end() {}
     /// Packs `k_len` elements of `lanes` lanes of `a` into panels, one after the other.
     unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32);
     /// The same for `b`.
@@ -138,7 +144,7 @@ unsafe impl MicroKernel for Plain {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Avx2, Avx512, Dots};
+pub(super) use x86::{Avx2, Avx512, Dots, HALF_MEBIBYTE};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -150,7 +156,7 @@ mod x86 {
     use crate::simd;
 
     /// Units of 4 bytes.
-    const HALF_MEBIBYTE: usize = 1 << 17;
+    pub(in super::super) const HALF_MEBIBYTE: usize = 1 << 17;
 
     /// AVX2 with fused multiply-add. The panels hold f32.
     pub(in super::super) struct Avx2;
@@ -244,11 +250,11 @@ mod x86 {
 
         unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
             // SAFETY: the caller's contract.
-            unsafe { pack_pairs::<14>(a, lanes, k_len, panels) }
+            unsafe { pack_pairs::<14, 1>(a, lanes, k_len, panels) }
         }
         unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
             // SAFETY: the caller's contract.
-            unsafe { pack_pairs::<32>(b, lanes, k_len, panels) }
+            unsafe { pack_pairs::<32, 1>(b, lanes, k_len, panels) }
         }
         unsafe fn multiply(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
             // SAFETY: the caller's contract.

@@ -8,19 +8,22 @@
 //!
 //! - `blocks`: the loops over blocks of n, k and m, and the sizes of the blocks;
 //! - `pack`, `pack_avx512`: copy a block of an operand into panels, and round it on the way if it is to be bf16;
-//! - `kernel`: multiplies a panel of `a` with a panel of `b`, in registers;
+//! - `kernel`, `kernel_amx`: multiply a panel of `a` with a panel of `b`, in registers;
 //! - `store`: adds a finished tile to `c`, with bias and ReLU, and rounds it if `c` is bf16.
 //!
 //! A [`MicroKernel`](kernel::MicroKernel) chooses what the panels hold: f32, also for operands in bf16, which are widened. With
-//! AVX512-BF16 a panel holds pairs of bf16 instead. Which of the two is faster depends on the processor, see
-//! `prefers_bf16_dots`.
+//! AVX512-BF16 and AMX a panel holds pairs of bf16 instead. Which is faster depends on the processor, see
+//! [`Bf16Products`](crate::Bf16Products).
 //!
 //! **Order of sums.** k is cut into blocks by a rule that looks at k only. The products of a block are added one after
-//! the other (pair after pair with AVX512-BF16), starting from zero, then block after block. Neither m, n, the number of
-//! threads nor the place of a row or column changes an element's bits. Different instructions may give different bits.
+//! the other (pair after pair with AVX512-BF16, 16 pairs after 16 pairs with AMX), starting from zero, then block after block.
+//! Neither m, n, the number of threads nor the place of a row or column changes an element's bits. Different instructions may
+//! give different bits.
 
 mod blocks;
 mod kernel;
+#[cfg(target_arch = "x86_64")]
+mod kernel_amx;
 mod pack;
 #[cfg(target_arch = "x86_64")]
 mod pack_avx512;
@@ -30,11 +33,15 @@ use std::ops::Range;
 
 use half::bf16;
 
+#[cfg(target_arch = "x86_64")]
+use crate::Bf16Products;
 use crate::{Processor, SimdLevel};
 use blocks::Blocks;
 use kernel::Plain;
 #[cfg(target_arch = "x86_64")]
 use kernel::{Avx2, Avx512, Dots};
+#[cfg(target_arch = "x86_64")]
+use kernel_amx::Amx;
 
 /// The address of a matrix, and its element type.
 #[derive(Clone, Copy, Debug)]
@@ -152,6 +159,8 @@ pub(crate) unsafe fn run(cpu: &Processor, product: Product, scratch: &mut [f32])
         unsafe {
             match instructions {
                 #[cfg(target_arch = "x86_64")]
+                Instructions::Amx => blocks.run::<Amx>(&part, scratch),
+                #[cfg(target_arch = "x86_64")]
                 Instructions::Dots => blocks.run::<Dots>(&part, scratch),
                 #[cfg(target_arch = "x86_64")]
                 Instructions::Avx512 => blocks.run::<Avx512>(&part, scratch),
@@ -167,6 +176,8 @@ pub(crate) unsafe fn run(cpu: &Processor, product: Product, scratch: &mut [f32])
 #[derive(Clone, Copy)]
 enum Instructions {
     #[cfg(target_arch = "x86_64")]
+    Amx,
+    #[cfg(target_arch = "x86_64")]
     Dots,
     #[cfg(target_arch = "x86_64")]
     Avx512,
@@ -179,9 +190,11 @@ impl Instructions {
     fn of(cpu: &Processor, are_operands_bf16: bool) -> Self {
         match cpu.simd {
             #[cfg(target_arch = "x86_64")]
-            SimdLevel::Avx512 if are_operands_bf16 && cpu.uses_bf16_dots() => Self::Dots,
-            #[cfg(target_arch = "x86_64")]
-            SimdLevel::Avx512 => Self::Avx512,
+            SimdLevel::Avx512 => match cpu.bf16_products() {
+                Bf16Products::Amx if are_operands_bf16 => Self::Amx,
+                Bf16Products::Dots if are_operands_bf16 => Self::Dots,
+                _ => Self::Avx512,
+            },
             #[cfg(target_arch = "x86_64")]
             SimdLevel::Avx2 => Self::Avx2,
             _ => Self::Plain,
@@ -198,6 +211,8 @@ impl Instructions {
     ) -> Blocks {
         let sizes = Sizes { m: rows.len(), n: columns.len(), ..sizes };
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => Blocks::new::<Amx>(sizes, is_c_bf16),
             #[cfg(target_arch = "x86_64")]
             Self::Dots => Blocks::new::<Dots>(sizes, is_c_bf16),
             #[cfg(target_arch = "x86_64")]

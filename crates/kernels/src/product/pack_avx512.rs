@@ -153,20 +153,21 @@ pub(super) unsafe fn round(x: __m512) -> __m512i {
     }
 }
 
-/// Packs `lanes` lanes of `k_len` elements into panels of `LANES` lanes, as pairs.
+/// Packs `lanes` lanes of `k_len` elements into panels of `LANES` lanes, as pairs. Panels have a multiple of `STEP` units, of which
+/// those that are missing are zeros.
 ///
 /// # Safety
 ///
 /// The operand has `in_bf16` and these elements, the panels have room for their units, and the processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn pack_pairs<const LANES: usize>(
+pub(super) unsafe fn pack_pairs<const LANES: usize, const STEP: usize>(
     from: &Operand,
     lanes: usize,
     k_len: usize,
     panels: *mut u32,
 ) {
     // SAFETY: the caller's contract.
-    unsafe { pack::<Pairs, LANES>(from, lanes, k_len, panels) }
+    unsafe { pack::<Pairs, LANES, STEP>(from, lanes, k_len, panels) }
 }
 
 /// The same, as single numbers, for operands of any type.
@@ -182,14 +183,14 @@ pub(super) unsafe fn pack_singles<const LANES: usize>(
     panels: *mut u32,
 ) {
     // SAFETY: the caller's contract.
-    unsafe { pack::<Singles<true>, LANES>(from, lanes, k_len, panels) }
+    unsafe { pack::<Singles<true>, LANES, 1>(from, lanes, k_len, panels) }
 }
 
 /// # Safety
 ///
 /// As for [`pack_pairs`].
 #[inline(always)]
-unsafe fn pack<U: Units<f32> + Units<bf16>, const LANES: usize>(
+unsafe fn pack<U: Units<f32> + Units<bf16>, const LANES: usize, const STEP: usize>(
     from: &Operand,
     lanes: usize,
     k_len: usize,
@@ -199,10 +200,14 @@ unsafe fn pack<U: Units<f32> + Units<bf16>, const LANES: usize>(
     unsafe {
         match (from.elems, from.in_bf16) {
             (Elems::F32(start), false) => {
-                copy::<f32, Singles<false>, LANES>(start, from, lanes, k_len, panels)
+                copy::<f32, Singles<false>, LANES, STEP>(start, from, lanes, k_len, panels)
             }
-            (Elems::F32(start), true) => copy::<f32, U, LANES>(start, from, lanes, k_len, panels),
-            (Elems::Bf16(start), _) => copy::<bf16, U, LANES>(start, from, lanes, k_len, panels),
+            (Elems::F32(start), true) => {
+                copy::<f32, U, LANES, STEP>(start, from, lanes, k_len, panels)
+            }
+            (Elems::Bf16(start), _) => {
+                copy::<bf16, U, LANES, STEP>(start, from, lanes, k_len, panels)
+            }
         }
     }
 }
@@ -211,7 +216,7 @@ unsafe fn pack<U: Units<f32> + Units<bf16>, const LANES: usize>(
 ///
 /// As for [`pack_pairs`].
 #[inline(always)]
-unsafe fn copy<T, U: Units<T>, const LANES: usize>(
+unsafe fn copy<T, U: Units<T>, const LANES: usize, const STEP: usize>(
     start: *const T,
     from: &Operand,
     lanes: usize,
@@ -219,7 +224,7 @@ unsafe fn copy<T, U: Units<T>, const LANES: usize>(
     panels: *mut u32,
 ) {
     let &Operand { lane_stride, k_stride, .. } = from;
-    let units = k_len.div_ceil(U::K);
+    let units = k_len.div_ceil(U::K).next_multiple_of(STEP);
     // The places of the panels in groups of up to 16 lanes: `(first lane, first unit)`.
     let groups =
         |lane: usize| (0..LANES).step_by(16).map(move |group| (lane + group, lane * units + group));
@@ -256,15 +261,20 @@ unsafe fn copy<T, U: Units<T>, const LANES: usize>(
             for lane0 in (0..lanes).step_by(TOGETHER * LANES) {
                 let end = lanes.min(lane0 + TOGETHER * LANES);
                 for u in 0..units {
-                    let len = (k_len - u * U::K).min(U::K);
+                    let len = k_len.saturating_sub(u * U::K).min(U::K);
                     let start = start.wrapping_add(u * U::K * k_stride);
                     for (lane, to) in (lane0..end).step_by(LANES).flat_map(groups) {
                         for k in 0..U::K {
                             let ahead = (AHEAD * U::K + k) * k_stride + lane;
                             _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(ahead).cast());
                         }
-                        let mask = first(lanes.saturating_sub(lane)) as u16;
-                        let row = U::across_lanes(start.wrapping_add(lane), k_stride, len, mask);
+                        let there = if len == 0 { 0 } else { lanes.saturating_sub(lane) };
+                        let row = U::across_lanes(
+                            start.wrapping_add(lane),
+                            k_stride,
+                            len,
+                            first(there) as u16,
+                        );
                         _mm512_mask_storeu_epi32(
                             panels.wrapping_add(to + u * LANES).cast(),
                             slots,
@@ -273,6 +283,99 @@ unsafe fn copy<T, U: Units<T>, const LANES: usize>(
                     }
                 }
             }
+        }
+    }
+}
+
+/// Packs `lanes` lanes of `k_len` elements into panels of `LANES` lanes, as pairs, for the tiles of AMX: for 16 units after 16
+/// units, the lanes one after the other, each with its 16 units. Lanes and units that are missing are zeros.
+///
+/// # Safety
+///
+/// As for [`pack_pairs`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) unsafe fn pack_tiles<const LANES: usize>(
+    from: &Operand,
+    lanes: usize,
+    k_len: usize,
+    panels: *mut u32,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match from.elems {
+            Elems::F32(start) => tiles::<f32, Pairs, LANES>(start, from, lanes, k_len, panels),
+            Elems::Bf16(start) => tiles::<bf16, Pairs, LANES>(start, from, lanes, k_len, panels),
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for [`pack_pairs`].
+#[inline(always)]
+unsafe fn tiles<T, U: Units<T>, const LANES: usize>(
+    start: *const T,
+    from: &Operand,
+    lanes: usize,
+    k_len: usize,
+    panels: *mut u32,
+) {
+    let &Operand { lane_stride, k_stride, .. } = from;
+    let units = k_len.div_ceil(U::K).next_multiple_of(16);
+    // Where the lanes are contiguous, several panels at a time, as in `copy`.
+    let together = if k_stride == 1 { LANES } else { TOGETHER * LANES };
+    for lane0 in (0..lanes).step_by(together) {
+        let end = lanes.min(lane0 + together).next_multiple_of(LANES);
+        for u0 in (0..units).step_by(16) {
+            for lane in (lane0..end).step_by(16) {
+                let (lanes, k_len) = (lanes.saturating_sub(lane), k_len - u0 * U::K);
+                let start = start.wrapping_add(lane * lane_stride + u0 * U::K * k_stride);
+                let panel = panels.wrapping_add(lane / LANES * LANES * units);
+                let to = panel.wrapping_add(u0 * LANES + lane % LANES * 16);
+                // SAFETY: the caller's contract; the panel has room for the square.
+                unsafe { square::<T, U>(start, from, lanes, k_len, to) }
+            }
+        }
+    }
+}
+
+/// Packs 16 units of 16 lanes: lane after lane. There may be fewer lanes, down to none, and fewer elements.
+///
+/// # Safety
+///
+/// As for [`pack_pairs`].
+#[inline(always)]
+unsafe fn square<T, U: Units<T>>(
+    start: *const T,
+    &Operand { lane_stride, k_stride, .. }: &Operand,
+    lanes: usize,
+    k_len: usize,
+    to: *mut u32,
+) {
+    // SAFETY: loads are limited to the lanes and elements that are there; the caller guarantees room for 256 units.
+    unsafe {
+        let mut rows = [_mm512_setzero_si512(); 16];
+        for (i, row) in rows.iter_mut().enumerate() {
+            if k_stride == 1 {
+                let mask = first(if i < lanes { k_len } else { 0 });
+                *row = U::contiguous(start.wrapping_add(i * lane_stride), mask);
+            } else {
+                let len = k_len.saturating_sub(i * U::K).min(U::K);
+                let mask = first(if len > 0 { lanes } else { 0 }) as u16;
+                let start = start.wrapping_add(i * U::K * k_stride);
+                for k in 0..U::K {
+                    // The next 16 units of these lanes.
+                    let ahead = (16 * U::K + k) * k_stride;
+                    _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(ahead).cast());
+                }
+                *row = U::across_lanes(start, k_stride, len, mask);
+            }
+        }
+        if k_stride != 1 {
+            rows = transpose_16x16(rows);
+        }
+        for (i, row) in rows.into_iter().enumerate() {
+            _mm512_storeu_si512(to.wrapping_add(i * 16).cast(), row);
         }
     }
 }

@@ -9,9 +9,12 @@ use crate::simd::Vector;
 /// The most columns of a tile.
 const MOST_COLUMNS: usize = 32;
 
-/// Room for the largest tile of sums.
+/// The sums of the largest tile.
+pub(super) const BUFFER_LEN: usize = 32 * MOST_COLUMNS;
+
+/// Room for a tile of sums.
 #[repr(align(64))]
-pub(super) struct Buffer(pub(super) [f32; 14 * MOST_COLUMNS]);
+pub(super) struct Buffer(pub(super) [f32; BUFFER_LEN]);
 
 /// Where a tile of sums, or a block of tiles, goes and what is added to it, in this order: the addend, what a bf16 `c` holds, the
 /// bias.
@@ -214,14 +217,14 @@ fn first(len: usize) -> u16 {
     if len >= 16 { u16::MAX } else { (1 << len) - 1 }
 }
 
-/// The same as [`store`] for sums with rows of 32.
+/// The same as [`store`] for sums in memory, with rows of 32, that begin on a cache line.
 ///
 /// # Safety
 ///
 /// As for [`store`]; the processor has AVX-512.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn store_avx512(sums: *const f32, tile: &Tile) {
+pub(super) unsafe fn store_avx512(sums: *const f32, tile: &Tile) {
     use std::arch::x86_64::*;
 
     for j in (0..tile.columns).step_by(16) {

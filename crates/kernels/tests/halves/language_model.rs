@@ -3,7 +3,7 @@
 use paceline_kernels::attention::{self, AttentionSpec};
 use paceline_kernels::linear_cross_entropy::{self, Gradients, IGNORED, Then};
 use paceline_kernels::rotary::{self, RotaryConfig, RotaryTable};
-use paceline_kernels::{Compute, SimdLevel, embedding, reference, rms_norm, swiglu};
+use paceline_kernels::{Bf16Products, Compute, SimdLevel, embedding, reference, rms_norm, swiglu};
 use paceline_memory::{Allocator, Category, DType, Element, Tensor};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -24,9 +24,11 @@ fn computes() -> Vec<Compute> {
     for threads in [1, 3] {
         let new = || Compute::new(threads, Allocator::new()).unwrap();
         for level in SimdLevel::available() {
-            computes.push(new().with_simd(level).unwrap().with_bf16_dots(false).unwrap());
+            let compute = new().with_simd(level).unwrap();
+            computes.push(compute.with_bf16_products(Bf16Products::Widened).unwrap());
         }
-        computes.extend(new().with_bf16_dots(true));
+        let products = [Bf16Products::Dots, Bf16Products::Amx].into_iter();
+        computes.extend(products.filter_map(|products| new().with_bf16_products(products)));
     }
     computes
 }

@@ -1,7 +1,7 @@
 //! The fully connected layer with tensors of `Half`, for each of the two types by `half_linear.rs`.
 
 use paceline_kernels::linear::{self, Activation};
-use paceline_kernels::{Compute, SimdLevel, elementwise};
+use paceline_kernels::{Bf16Products, Compute, SimdLevel, elementwise};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 
 use super::{Half, Other};
@@ -45,9 +45,11 @@ fn computes() -> Vec<Compute> {
     for threads in [1, 3] {
         let new = || Compute::new(threads, Allocator::new()).unwrap();
         for level in SimdLevel::available() {
-            computes.push(new().with_simd(level).unwrap().with_bf16_dots(false).unwrap());
+            let compute = new().with_simd(level).unwrap();
+            computes.push(compute.with_bf16_products(Bf16Products::Widened).unwrap());
         }
-        computes.extend(new().with_bf16_dots(true));
+        let products = [Bf16Products::Dots, Bf16Products::Amx].into_iter();
+        computes.extend(products.filter_map(|products| new().with_bf16_products(products)));
     }
     computes
 }

@@ -1,0 +1,152 @@
+//! AMX, Intel's Advanced Matrix Extensions: whether a process may use its tiles, their configuration, and the peak loop.
+//!
+//! There are eight tiles, registers of 16 rows of 64 bytes. This file does not know what products put into them. All
+//! instructions are written in assembly, since the compiler's functions for them are not stable. The compiler itself makes no
+//! use of tiles, so what one block of assembly leaves in them is there for the next.
+//!
+//! Source: Intel, "Architecture Instruction Set Extensions Programming Reference", chapter 3.
+
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+use std::sync::OnceLock;
+
+/// Rows of a tile.
+pub(crate) const ROWS: usize = 16;
+/// Bytes of a row: 16 numbers of 4 bytes, or 16 pairs of bf16.
+pub(crate) const ROW_BYTES: usize = 64;
+
+/// Whether the processor has AMX for bf16 and the system lets this process use it. The system is asked once.
+pub(crate) fn is_permitted() -> bool {
+    static IS_PERMITTED: OnceLock<bool> = OnceLock::new();
+    *IS_PERMITTED.get_or_init(|| has_bf16_tiles() && request_permission())
+}
+
+/// Whether the processor has AMX for bf16, and the system saves the tiles when it switches between threads.
+fn has_bf16_tiles() -> bool {
+    const AMX_BF16: u32 = 1 << 22;
+    const AMX_TILE: u32 = 1 << 24;
+    const OSXSAVE: u32 = 1 << 27;
+    /// Tile configuration and tile data, in the register XCR0.
+    const TILES: u64 = 1 << 17 | 1 << 18;
+
+    #[target_feature(enable = "xsave")]
+    fn saved_by_system() -> u64 {
+        // SAFETY: register 0 exists where `xgetbv` does.
+        unsafe { _xgetbv(0) }
+    }
+    __cpuid(0).eax >= 7
+        && __cpuid_count(7, 0).edx & (AMX_BF16 | AMX_TILE) == AMX_BF16 | AMX_TILE
+        && __cpuid(1).ecx & OSXSAVE != 0
+        // SAFETY: the processor has `xgetbv`, and the system has enabled it, as OSXSAVE says.
+        && unsafe { saved_by_system() } & TILES == TILES
+}
+
+/// Asks Linux for the permission to use tile data, which all threads of the process then have
+/// (Documentation/arch/x86/xstate.rst). Other systems are not asked.
+#[cfg(target_os = "linux")]
+fn request_permission() -> bool {
+    const ARCH_PRCTL: usize = 158;
+    const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
+    const TILE_DATA: usize = 18;
+
+    let result: usize;
+    // SAFETY: the call reads and writes no memory of the process; a system call changes no registers but these.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") ARCH_PRCTL => result,
+            in("rdi") ARCH_REQ_XCOMP_PERM,
+            in("rsi") TILE_DATA,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn request_permission() -> bool {
+    false
+}
+
+/// The 64 bytes that `ldtilecfg` reads.
+#[repr(C, align(64))]
+struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// Eight tiles of full size.
+static CONFIG: Config = {
+    let mut config =
+        Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+    let mut tile = 0;
+    while tile < 8 {
+        config.row_bytes[tile] = ROW_BYTES as u16;
+        config.rows[tile] = ROWS as u8;
+        tile += 1;
+    }
+    config
+};
+
+/// Configures the tiles of this thread, all of full size and zero.
+///
+/// # Safety
+///
+/// [`is_permitted`] is true. [`release`] follows on the same thread.
+pub(crate) unsafe fn configure() {
+    const { assert!(size_of::<Config>() == 64) };
+    // SAFETY: the caller guarantees the processor and the permission; the configuration has 64 bytes.
+    unsafe {
+        asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags));
+    }
+}
+
+/// Gives the tiles back: the system then has none to save when it switches to another thread.
+///
+/// # Safety
+///
+/// [`is_permitted`] is true.
+pub(crate) unsafe fn release() {
+    // SAFETY: the caller guarantees the processor and the permission.
+    unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+}
+
+/// Floating-point operations of a product of two tiles: 16 pairs for each of 16 x 16 sums.
+pub(crate) const FLOP_PER_PRODUCT: usize = 16 * 16 * 16 * 4;
+
+/// Multiplies a tile with itself `products` times, rounded up to a multiple of 5. There are five tiles of sums, so that no
+/// product waits for the one before: a product takes 52 cycles, and another may start every 16.
+///
+/// # Safety
+///
+/// [`is_permitted`] is true.
+pub(crate) unsafe fn multiply_tiles(products: usize) {
+    // Pairs of 0.5.
+    let tile = [0x3f00_3f00_u32; ROWS * ROW_BYTES / 4];
+    // SAFETY: the caller guarantees the processor and the permission; `tile` is a tile of rows that are 64 bytes apart.
+    unsafe {
+        configure();
+        asm!(
+            "tileloadd tmm6, [{tile} + {row}*1]",
+            "tileloadd tmm7, [{tile} + {row}*1]",
+            "2:",
+            "tdpbf16ps tmm0, tmm6, tmm7",
+            "tdpbf16ps tmm1, tmm6, tmm7",
+            "tdpbf16ps tmm2, tmm6, tmm7",
+            "tdpbf16ps tmm3, tmm6, tmm7",
+            "tdpbf16ps tmm4, tmm6, tmm7",
+            "dec {turns}",
+            "jnz 2b",
+            turns = inout(reg) products.div_ceil(5).max(1) => _,
+            tile = in(reg) tile.as_ptr(),
+            row = in(reg) ROW_BYTES,
+            options(nostack, readonly),
+        );
+        release();
+    }
+}
