@@ -1,5 +1,5 @@
 //! Times matrix products on a card with each algorithm that cuBLASLt names for them: `cargo run --release -p paceline-cuda
-//! --example products`.
+//! --example card_products`.
 //!
 //! A line for each product: its type, sizes (rows, inner, columns) and orientation, then TFLOP/s of the algorithms in the library's
 //! order. One in brackets gives other bits than the first. Errors if there is no card.
