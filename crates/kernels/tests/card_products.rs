@@ -251,17 +251,39 @@ const IMAGE_TYPES: [[DType; 3]; 6] = [
     [F16, F16, F32],
 ];
 
-/// A batch and a convolution. They have more positions, channels and steps than a tile, or fewer.
-fn convolutions() -> Vec<(usize, Conv2d)> {
+/// A batch and a convolution. They have more positions, channels and steps than a tile, or fewer. `which` chooses the layout.
+fn convolutions(which: usize, with_large_tiles: bool) -> Vec<(usize, Conv2d)> {
     let same = Conv2d::same3x3;
     let other = |kernel, stride, padding| Conv2d { kernel, stride, padding, ..same(7, 6, 5, 3) };
-    vec![
+    let mut all = vec![
         (1, same(2, 2, 1, 1)),
         (3, same(5, 7, 3, 6)),
         (1, same(4, 4, 9, 70)),
         (2, other((3, 2), 2, 1)),
         (1, other((1, 1), 1, 0)),
         (0, same(4, 4, 2, 2)),
+    ];
+    for (n, (_, conv)) in all.iter_mut().enumerate() {
+        conv.layout = ImageLayout::ALL[(which + n) % 2];
+    }
+    if with_large_tiles {
+        all.extend(large_tiles().map(|(batch, conv)| {
+            let layout = ImageLayout::Nhwc;
+            (batch, Conv2d { layout, ..conv })
+        }));
+    }
+    all
+}
+
+/// Those whose channels come by vectors: in tiles of each size, with padding, with a stride, and with an input whose channels
+/// do not.
+fn large_tiles() -> [(usize, Conv2d); 4] {
+    let same = Conv2d::same3x3;
+    [
+        (2, same(10, 14, 8, 72)),
+        (1, Conv2d { kernel: (2, 2), stride: 2, padding: 1, ..same(24, 25, 72, 8) }),
+        (3, same(9, 8, 3, 16)),
+        (40, Conv2d { kernel: (3, 2), padding: 1, ..same(2, 1, 16, 24) }),
     ]
 }
 
@@ -269,8 +291,7 @@ fn convolutions() -> Vec<(usize, Conv2d)> {
 fn convolutions_of_images() {
     let Some(pair) = Pair::new() else { return };
     for (at, [input, output, real]) in IMAGE_TYPES.into_iter().enumerate() {
-        for (n, (batch, conv)) in convolutions().into_iter().enumerate() {
-            let conv = Conv2d { layout: ImageLayout::ALL[(at + n) % 2], ..conv };
+        for (batch, conv) in convolutions(at, real != F64) {
             let x = pair.random(input, &conv.input_shape(batch), 1);
             let w = pair.random(real, &conv.weight_shape(), 2);
             let bias = pair.random(real, &[conv.c_out], 3);
@@ -304,8 +325,7 @@ fn convolutions_of_images() {
 fn convolutions_that_are_pooled() {
     let Some(pair) = Pair::new() else { return };
     for (at, [input, output, real]) in IMAGE_TYPES.into_iter().enumerate() {
-        for (n, (batch, conv)) in convolutions().into_iter().enumerate() {
-            let conv = Conv2d { layout: ImageLayout::ALL[(at + n) % 2], ..conv };
+        for (batch, conv) in convolutions(at, real != F64) {
             let pooled = conv_relu_pool::output_shape(&conv, batch);
             let x = pair.random(input, &conv.input_shape(batch), 1);
             let w = pair.random(real, &conv.weight_shape(), 2);
@@ -337,6 +357,48 @@ fn convolutions_that_are_pooled() {
             pair.run(backward, [&w, &winners, &dy, &dx]);
             pair.compare(&dx, reordered(input));
         }
+    }
+}
+
+/// Parameters lie behind each other in one buffer, so addresses are multiples of an element's size only. The bits are the same.
+#[test]
+fn convolutions_at_odd_addresses() {
+    let Some(pair) = Pair::new() else { return };
+    for dtype in [F32, BF16] {
+        let (batch, conv) = large_tiles()[0];
+        let steps = conv.weight_shape().iter().product::<usize>();
+        let [inputs, outputs] = [conv.input_shape(batch), conv.output_shape(batch)]
+            .map(|shape| shape.iter().product::<usize>());
+        let results = [0, 1].map(|first| {
+            // The same numbers behind `first` others.
+            let numbers = |dtype, len, seed| {
+                let shifted =
+                    [pair.of(dtype, &[first], &vec![0.5; first]), pair.random(dtype, &[len], seed)];
+                pair.joined(&shifted)
+            };
+            let (x, w) = (numbers(dtype, inputs, 1), numbers(F32, steps, 2));
+            let (bias, dy) = (numbers(F32, conv.c_out, 3), numbers(dtype, outputs, 4));
+            let (y, dx) = (numbers(dtype, outputs, 5), numbers(dtype, inputs, 6));
+            let (dw, db) = (numbers(F32, steps, 7), numbers(F32, conv.c_out, 8));
+            let run = |on: &Compute, [x, w, bias, dy, y, dx, dw, db]: [&Tensor; 8]| {
+                let [x, dx] = [x, dx].map(|of| of.slice(first..first + inputs).unwrap());
+                let [dy, y] = [dy, y].map(|of| of.slice(first..first + outputs).unwrap());
+                let [w, dw] = [w, dw].map(|of| of.slice(first..first + steps).unwrap());
+                let [bias, db] = [bias, db].map(|of| of.slice(first..first + conv.c_out).unwrap());
+                let [x, dx] = [x, dx].map(|of| of.view(conv.input_shape(batch)).unwrap());
+                let [dy, y] = [dy, y].map(|of| of.view(conv.output_shape(batch)).unwrap());
+                let [w, dw] = [w, dw].map(|of| of.view(conv.weight_shape()).unwrap());
+                conv2d::forward(on, &conv, &x, &w, &bias, &y)?;
+                conv2d::backward_input(on, &conv, &w, &dy, &dx)?;
+                conv2d::backward_weight(on, &conv, &x, &dy, &dw, &db, false)
+            };
+            pair.run(run, [&x, &w, &bias, &dy, &y, &dx, &dw, &db]);
+            pair.compare(&y, reordered(dtype));
+            pair.compare(&dx, reordered(dtype));
+            pair.compare(&dw, reordered(F32));
+            [&y, &dx, &dw, &db].map(|of| pair.on_card(of)[first..].to_vec())
+        });
+        assert!(results[0] == results[1], "{dtype}");
     }
 }
 

@@ -1,17 +1,25 @@
 //! Kernels of convolutions, and how their work is divided.
 //!
 //! Images and gradients of the input are f32 or of the type that a kernel is named for, which its argument `is_f32` says.
-//! Parameters and sums are of the type that kernels compute in. Each kernel that multiplies gets a block of [`THREADS`] for
-//! each tile of [`SIDE`] x [`SIDE`] results. This file does not know which operation convolves.
+//! Parameters and sums are of the type that kernels compute in. Each kernel that multiplies gets a block for each [`Tile`] of
+//! results. Which tiles have the sums of a result, and in which order, follows from sizes and types; where operands lie only
+//! chooses between tiles that add alike. This file does not know which operation convolves.
 
 use paceline_cuda::kernel::{In, Out};
 use paceline_cuda::{Grid, Result};
-use paceline_memory::Element;
+use paceline_memory::{DType, Element};
 
 use super::conv_relu_pool::{
     conv_relu_pool_backward_input, conv_relu_pool_backward_weight, conv_relu_pool_forward,
 };
-use super::products::{Multiplied, add_parts, retyped, untyped};
+use super::conv_wide::{
+    conv_relu_pool_backward_input_tall, conv_relu_pool_backward_input_wide,
+    conv_relu_pool_backward_weight_small, conv_relu_pool_backward_weight_wide,
+    conv_relu_pool_forward_tall, conv_relu_pool_forward_wide, conv2d_backward_input_tall,
+    conv2d_backward_input_wide, conv2d_backward_weight_small, conv2d_backward_weight_wide,
+    conv2d_forward_tall, conv2d_forward_wide,
+};
+use super::products::{Multiplied, add_parts, grid_of_parts, retyped, untyped};
 use super::{MMA, NUMBERS};
 use crate::conv2d::Conv2d;
 use crate::stored::Stored;
@@ -44,14 +52,49 @@ paceline_cuda::kernels! {
     );
 }
 
-/// Rows, and columns, of a tile of results.
-const SIDE: usize = 64;
-/// Threads of a tile.
-const THREADS: u32 = 256;
+/// The results that a block computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tile {
+    /// 64 x 64, whatever layout, type and sizes are.
+    Any,
+    /// 64 x 64. These and the following ones load vectors of channels.
+    Small,
+    /// 128 x 64.
+    Tall,
+    /// 128 x 128. All operands have whole vectors.
+    Wide,
+}
 
-fn grid(rows: usize, columns: usize, parts: usize) -> Grid {
-    let blocks = [rows.div_ceil(SIDE), columns.div_ceil(SIDE), parts].map(|count| count as u32);
-    Grid { blocks, threads: [THREADS, 1, 1], shared_bytes: 0 }
+impl Tile {
+    fn sides(self) -> [usize; 2] {
+        match self {
+            Tile::Any | Tile::Small => [64, 64],
+            Tile::Tall => [128, 64],
+            Tile::Wide => [128, 128],
+        }
+    }
+
+    /// The tiles of rows and columns.
+    fn count(self, rows: usize, columns: usize) -> [usize; 2] {
+        let [height, width] = self.sides();
+        [rows.div_ceil(height), columns.div_ceil(width)]
+    }
+
+    fn grid(self, rows: usize, columns: usize, parts: usize) -> Grid {
+        let [x, y] = self.count(rows, columns);
+        let [height, width] = self.sides();
+        let threads = if self == Tile::Any { 256 } else { height * width / 64 };
+        let blocks = [x, y, parts].map(|count| count as u32);
+        Grid { blocks, threads: [threads as u32, 1, 1], shared_bytes: 0 }
+    }
+}
+
+/// The bytes of a vector.
+const VECTOR_BYTES: usize = 16;
+
+/// Whether vectors can be loaded at all these addresses.
+fn are_aligned<const N: usize>(addresses: [u64; N]) -> bool {
+    addresses.iter().all(|address| address.is_multiple_of(VECTOR_BYTES as u64))
 }
 
 /// A convolution of a batch, whose results may be pooled.
@@ -107,21 +150,71 @@ impl CardConv {
         kernel_height * kernel_width * self.conv.c_in
     }
 
+    /// Whether kernels load vectors of the output's channels.
+    fn has_vectors<S: Stored>(&self) -> bool {
+        /// With fewer positions, a small tile is no worse.
+        const FEWEST_POSITIONS: usize = 128;
+        /// Kernels count rows and columns of an image in 16 bits.
+        const LONGEST_SIDE: usize = 1 << 14;
+        let Conv2d { height, width, c_out, kernel, padding, layout, .. } = self.conv;
+        let longest = height.max(width).max(kernel.0).max(kernel.1) + 2 * padding;
+        S::DTYPE != DType::F64
+            && layout == ImageLayout::Nhwc
+            && c_out.is_multiple_of(VECTOR_BYTES / size_of::<S>())
+            && self.positions() >= FEWEST_POSITIONS
+            && longest <= LONGEST_SIDE
+    }
+
+    /// Whether channels of the input are whole vectors.
+    fn has_input_vectors<S: Stored>(&self) -> bool {
+        self.conv.c_in.is_multiple_of(VECTOR_BYTES / size_of::<S>())
+    }
+
+    fn forward_tile<X: Element, S: Stored>(&self, is_aligned: bool) -> Tile {
+        let is_whole = is_aligned && self.has_input_vectors::<S>() && X::DTYPE == S::DTYPE;
+        match self.has_vectors::<S>() {
+            false => Tile::Any,
+            true if is_whole && self.conv.c_out > 64 => Tile::Wide,
+            true => Tile::Tall,
+        }
+    }
+
+    fn input_tile<S: Stored>(&self, is_aligned: bool) -> Tile {
+        match self.has_vectors::<S>() && self.has_input_vectors::<S>() {
+            false => Tile::Any,
+            // In 16 bits there are not enough registers for it.
+            true if is_aligned && self.conv.c_in > 64 && S::DTYPE == DType::F32 => Tile::Wide,
+            true => Tile::Tall,
+        }
+    }
+
+    fn weight_tile<X: Element, S: Stored>(&self) -> Tile {
+        let is_whole = self.has_input_vectors::<S>() && X::DTYPE == S::DTYPE;
+        match self.has_vectors::<S>() {
+            false => Tile::Any,
+            true if is_whole && self.conv.c_out > 64 && self.steps() > 64 => Tile::Wide,
+            true => Tile::Small,
+        }
+    }
+
     /// The parts of the positions, and the positions of a part, for the gradient of the weight.
-    fn weight_parts(&self) -> [usize; 2] {
-        let tiles = self.steps().div_ceil(SIDE) * self.conv.c_out.div_ceil(SIDE);
-        parts(self.positions(), tiles, 256)
+    fn weight_parts<X: Element, S: Stored>(&self) -> [usize; 2] {
+        let tile = self.weight_tile::<X, S>();
+        // Blocks that keep a large card busy.
+        let blocks = if tile == Tile::Small { 768 } else { 512 };
+        let tiles = tile.count(self.steps(), self.conv.c_out).iter().product();
+        parts(self.positions(), blocks, tiles, 256)
     }
 
     /// The parts of what a bias's gradient is summed over, and the positions of a part.
     fn bias_parts(&self) -> [usize; 2] {
         let [height, width] = self.result();
-        parts(self.batch * height * width, self.conv.c_out.div_ceil(32), 64)
+        parts(self.batch * height * width, 512, self.conv.c_out.div_ceil(32), 64)
     }
 
     /// Elements of the scratch memory of [`CardConv::backward_weight`].
-    pub(crate) fn scratch_len(&self) -> usize {
-        let ([of_weight, _], [of_bias, _]) = (self.weight_parts(), self.bias_parts());
+    pub(crate) fn scratch_len<X: Element, S: Stored>(&self) -> usize {
+        let ([of_weight, _], [of_bias, _]) = (self.weight_parts::<X, S>(), self.bias_parts());
         (of_weight * self.steps() * self.conv.c_out).max(of_bias * self.conv.c_out)
     }
 
@@ -138,20 +231,36 @@ impl CardConv {
         winners: Option<Out<u8>>,
     ) -> Result<()> {
         let [h, wide, c_in, c_out, kh, kw, stride, padding, planes] = self.sizes();
+        let winners_at = winners.map_or(0, |winners| winners.0);
+        let tile = self.forward_tile::<X, S>(are_aligned([x.0, w.0, y.0, winners_at]));
         let (x, w, bias) = (retyped(x), retyped(w), retyped(bias));
         let (positions, is_f32) = (self.positions() as u32, is_f32::<X, S>());
         let call = match winners {
-            None => conv2d_forward(
-                h, wide, c_in, c_out, kh, kw, stride, padding, planes, x, is_f32, w, bias, y,
-                positions,
-            ),
-            Some(winners) => conv_relu_pool_forward(
-                h, wide, c_in, c_out, kh, kw, stride, padding, planes, x, is_f32, w, bias, y,
-                winners, positions,
-            ),
+            None => {
+                let kernel = match tile {
+                    Tile::Wide => conv2d_forward_wide,
+                    Tile::Tall => conv2d_forward_tall,
+                    _ => conv2d_forward,
+                };
+                kernel(
+                    h, wide, c_in, c_out, kh, kw, stride, padding, planes, x, is_f32, w, bias, y,
+                    positions,
+                )
+            }
+            Some(winners) => {
+                let kernel = match tile {
+                    Tile::Wide => conv_relu_pool_forward_wide,
+                    Tile::Tall => conv_relu_pool_forward_tall,
+                    _ => conv_relu_pool_forward,
+                };
+                kernel(
+                    h, wide, c_in, c_out, kh, kw, stride, padding, planes, x, is_f32, w, bias, y,
+                    winners, positions,
+                )
+            }
         };
         // SAFETY: the caller's; each thread writes results of positions below their number.
-        unsafe { card.launch(call?, grid(self.positions(), self.conv.c_out, 1)) }
+        unsafe { card.launch(call?, tile.grid(self.positions(), self.conv.c_out, 1)) }
     }
 
     /// Writes or adds to the gradients of weight and bias.
@@ -168,52 +277,71 @@ impl CardConv {
         partials: Out<S::Real>,
     ) -> Result<()> {
         let [h, wide, c_in, c_out, kh, kw, stride, padding, planes] = self.sizes();
+        let winners_at = winners.map_or(0, |winners| winners.0);
+        let tile = match self.weight_tile::<X, S>() {
+            Tile::Wide if !are_aligned([x.0, dy.0, winners_at, partials.0]) => Tile::Small,
+            tile => tile,
+        };
         let (x, partials, is_f32) = (retyped(x), untyped(partials), is_f32::<X, S>());
         let (positions, accumulate) = (self.positions() as u32, u32::from(accumulate));
-        let [parts, of_part] = self.weight_parts();
+        let [parts, of_part] = self.weight_parts::<X, S>();
         let call = match winners {
-            None => conv2d_backward_weight(
-                h,
-                wide,
-                c_in,
-                c_out,
-                kh,
-                kw,
-                stride,
-                padding,
-                planes,
-                x,
-                is_f32,
-                dy,
-                positions,
-                of_part as u32,
-                partials,
-            ),
-            Some(winners) => conv_relu_pool_backward_weight(
-                h,
-                wide,
-                c_in,
-                c_out,
-                kh,
-                kw,
-                stride,
-                padding,
-                planes,
-                x,
-                is_f32,
-                dy,
-                winners,
-                positions,
-                of_part as u32,
-                partials,
-            ),
+            None => {
+                let kernel = match tile {
+                    Tile::Wide => conv2d_backward_weight_wide,
+                    Tile::Small => conv2d_backward_weight_small,
+                    _ => conv2d_backward_weight,
+                };
+                kernel(
+                    h,
+                    wide,
+                    c_in,
+                    c_out,
+                    kh,
+                    kw,
+                    stride,
+                    padding,
+                    planes,
+                    x,
+                    is_f32,
+                    dy,
+                    positions,
+                    of_part as u32,
+                    partials,
+                )
+            }
+            Some(winners) => {
+                let kernel = match tile {
+                    Tile::Wide => conv_relu_pool_backward_weight_wide,
+                    Tile::Small => conv_relu_pool_backward_weight_small,
+                    _ => conv_relu_pool_backward_weight,
+                };
+                kernel(
+                    h,
+                    wide,
+                    c_in,
+                    c_out,
+                    kh,
+                    kw,
+                    stride,
+                    padding,
+                    planes,
+                    x,
+                    is_f32,
+                    dy,
+                    winners,
+                    positions,
+                    of_part as u32,
+                    partials,
+                )
+            }
         };
         let elems = self.steps() * self.conv.c_out;
         // SAFETY: the caller's; a block writes a tile of part z of `partials`, which the second kernel reads.
         unsafe {
-            card.launch(call?, grid(self.steps(), self.conv.c_out, parts))?;
+            card.launch(call?, tile.grid(self.steps(), self.conv.c_out, parts))?;
             let call = add_parts(partials.as_in(), parts as u64, elems as u64, accumulate, dw)?;
-            card.launch(call, Grid::elements(elems))?;
+            card.launch(call, grid_of_parts(parts, elems))?;
         }
         let [height, width] = self.result();
         let [parts, of_part] = self.bias_parts();
@@ -232,7 +360,7 @@ impl CardConv {
         unsafe {
             card.launch(call, Grid { blocks, threads: [32, 8, 1], shared_bytes: 0 })?;
             let call = add_parts(partials.as_in(), parts as u64, c_out.into(), accumulate, db)?;
-            card.launch(call, Grid::elements(self.conv.c_out))
+            card.launch(call, grid_of_parts(parts, self.conv.c_out))
         }
     }
 
@@ -249,44 +377,60 @@ impl CardConv {
     ) -> Result<()> {
         let [h, wide, c_in, c_out, kh, kw, stride, padding, planes] = self.sizes();
         let positions = self.batch * self.conv.height * self.conv.width;
+        let winners_at = winners.map_or(0, |winners| winners.0);
+        let tile = self.input_tile::<S>(are_aligned([w.0, dy.0, dx.0, winners_at]));
         let (w, dx, is_f32) = (retyped(w), untyped(dx), is_f32::<X, S>());
         let call = match winners {
-            None => conv2d_backward_input(
-                h,
-                wide,
-                c_in,
-                c_out,
-                kh,
-                kw,
-                stride,
-                padding,
-                planes,
-                w,
-                dy,
-                positions as u32,
-                dx,
-                is_f32,
-            ),
-            Some(winners) => conv_relu_pool_backward_input(
-                h,
-                wide,
-                c_in,
-                c_out,
-                kh,
-                kw,
-                stride,
-                padding,
-                planes,
-                w,
-                dy,
-                winners,
-                positions as u32,
-                dx,
-                is_f32,
-            ),
+            None => {
+                let kernel = match tile {
+                    Tile::Wide => conv2d_backward_input_wide,
+                    Tile::Tall => conv2d_backward_input_tall,
+                    _ => conv2d_backward_input,
+                };
+                kernel(
+                    h,
+                    wide,
+                    c_in,
+                    c_out,
+                    kh,
+                    kw,
+                    stride,
+                    padding,
+                    planes,
+                    w,
+                    dy,
+                    positions as u32,
+                    dx,
+                    is_f32,
+                )
+            }
+            Some(winners) => {
+                let kernel = match tile {
+                    Tile::Wide => conv_relu_pool_backward_input_wide,
+                    Tile::Tall => conv_relu_pool_backward_input_tall,
+                    _ => conv_relu_pool_backward_input,
+                };
+                kernel(
+                    h,
+                    wide,
+                    c_in,
+                    c_out,
+                    kh,
+                    kw,
+                    stride,
+                    padding,
+                    planes,
+                    w,
+                    dy,
+                    winners,
+                    positions as u32,
+                    dx,
+                    is_f32,
+                )
+            }
         };
         // SAFETY: the caller's; each thread writes gradients of positions below their number.
-        unsafe { card.launch(call?, grid(positions, self.conv.c_in, 1)) }
+        unsafe { card.launch(call?, tile.grid(positions, self.conv.c_in, 1)) }
     }
 }
 
@@ -295,12 +439,10 @@ fn is_f32<X: Element, S: Stored>() -> u32 {
     (X::DTYPE != S::DTYPE).into()
 }
 
-/// The number of parts of `count`, and the length of a part, so that `tiles` for each part keep a large card busy and no part
-/// but the last one is shorter than `fewest`. They follow from the sizes, so the bits do too.
-fn parts(count: usize, tiles: usize, fewest: usize) -> [usize; 2] {
-    /// Blocks that keep a large card busy.
-    const BLOCKS: usize = 512;
-    let parts = (BLOCKS / tiles.max(1)).min(count.div_ceil(fewest)).max(1);
-    let of_part = count.div_ceil(parts).next_multiple_of(16);
+/// The number of parts of `count`, and the length of a part, so that `tiles` for each part are about `blocks` and no part but
+/// the last one is shorter than `fewest`. They follow from the sizes, so the bits do too.
+fn parts(count: usize, blocks: usize, tiles: usize, fewest: usize) -> [usize; 2] {
+    let parts = (blocks / tiles.max(1)).min(count.div_ceil(fewest)).max(1);
+    let of_part = count.div_ceil(parts).next_multiple_of(32);
     [count.div_ceil(of_part.max(1)).max(1), of_part]
 }

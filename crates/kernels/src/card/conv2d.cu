@@ -32,10 +32,16 @@ __device__ void sum_channels(const S* dy, const u8* winners, u32 channels, u32 h
     u32 channel = blockIdx.x * 32 + threadIdx.x;
     u32 begin = blockIdx.y * positions_of_part, end = min(begin + positions_of_part, positions);
     Real sum = 0;
-    for (u32 m = begin + threadIdx.y; channel < channels && m < end; m += 8) {
-        u64 n = m / positions_of_image, place = m % positions_of_image;
-        u64 at = has_planes ? (n * channels + channel) * positions_of_image + place : (u64)m * channels + channel;
-        if (!winners || winners[at] != 4) sum += load(dy[at]);
+    if (channel >= channels) end = begin;
+    #pragma unroll 4
+    for (u32 m = begin + threadIdx.y; m < end; m += 8) {
+        u64 at = (u64)m * channels + channel;
+        if (has_planes) {
+            u64 n = m / positions_of_image, place = m % positions_of_image;
+            at = (n * channels + channel) * positions_of_image + place;
+        }
+        Real x = load(dy[at]);
+        sum += winners && winners[at] == 4 ? 0 : x;
     }
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();

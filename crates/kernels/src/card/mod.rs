@@ -9,6 +9,7 @@ pub(crate) mod attention_narrow;
 pub(crate) mod batch_norm;
 pub(crate) mod conv;
 pub(crate) mod conv_relu_pool;
+pub(crate) mod conv_wide;
 pub(crate) mod elementwise;
 pub(crate) mod images;
 pub(crate) mod linear_cross_entropy;
@@ -38,6 +39,8 @@ pub static SOURCES: &[&paceline_cuda::Source] = &[
     &batch_norm::BATCH_NORM,
     &conv::CONV2D,
     &conv_relu_pool::CONV_RELU_POOL,
+    &conv_wide::CONV2D_WIDE,
+    &conv_wide::CONV_RELU_POOL_WIDE,
     &elementwise::ELEMENTWISE,
     &images::IMAGES,
     &linear_cross_entropy::LINEAR_CROSS_ENTROPY,

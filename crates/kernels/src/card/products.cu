@@ -41,14 +41,25 @@ template <typename S> __device__ void sum_rows(const S* x, u64 rows, u64 columns
     partials[blockIdx.y * columns + column] = sum;
 }
 
-// partials is (parts, n). They are added in order.
+// partials is (parts, n). They are added in order; or, if there are many, each row of threads adds every 8th of them in order, and
+// the 8 sums are added in order.
 template <typename S> __device__ void add_parts(const typename As<S>::Real* partials, u64 parts, u64 n, u32 accumulate,
                                                 S* sums) {
+    typedef typename As<S>::Real Real;
+    __shared__ Real of_rows[8][32];
     u64 i = place();
-    if (i >= n) return;
-    typename As<S>::Real sum = 0;
-    for (u64 part = 0; part < parts; ++part) sum += partials[part * n + i];
-    sums[i] = As<S>::store(accumulate ? load(sums[i]) + sum : sum);
+    Real sum = 0;
+    if (i < n) {
+        #pragma unroll 8
+        for (u64 part = threadIdx.y; part < parts; part += blockDim.y) sum += partials[part * n + i];
+    }
+    if (blockDim.y > 1) {
+        of_rows[threadIdx.y][threadIdx.x] = sum;
+        __syncthreads();
+        if (threadIdx.y != 0) return;
+        for (u32 k = 1; k < 8; ++k) sum += of_rows[k][threadIdx.x];
+    }
+    if (i < n) sums[i] = As<S>::store(accumulate ? load(sums[i]) + sum : sum);
 }
 
 #define FOR_STORED(S)                                                                                                   \

@@ -196,6 +196,18 @@ pub(crate) unsafe fn linear<S: Multiplied, C: Multiplied>(
     }
 }
 
+/// The grid of [`add_parts`] for partial sums of `n` elements.
+pub(crate) fn grid_of_parts(parts: usize, n: usize) -> Grid {
+    /// With fewer parts, a thread adds all of an element.
+    const MANY: usize = 64;
+    match parts < MANY {
+        true => Grid::elements(n),
+        false => {
+            Grid { blocks: [n.div_ceil(32) as u32, 1, 1], threads: [32, 8, 1], shared_bytes: 0 }
+        }
+    }
+}
+
 /// How rows are divided for sums over them. It follows from the shape, so the bits do too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowParts {
@@ -247,6 +259,6 @@ pub(crate) unsafe fn sum_over_rows<S: Multiplied, T: Multiplied>(
     unsafe {
         card.launch(sum_rows(x, rows, n, rows_of_part, partials)?, grid)?;
         let call = add_parts(partials.as_in(), parts as u64, n, accumulate.into(), sums)?;
-        card.launch(call, Grid::elements(columns))
+        card.launch(call, grid_of_parts(parts, columns))
     }
 }

@@ -142,7 +142,7 @@ pub fn backward_weight(
                 read::<S>("d_output", d_output, conv.output_shape(batch)),
                 result("d_weight", d_weight, Shape::from(conv.weight_shape())),
                 result("d_bias", d_bias, Shape::from([conv.c_out])),
-                compute.is_card().then(|| scratch::<P>(on_card.scratch_len())),
+                compute.is_card().then(|| scratch::<P>(on_card.scratch_len::<X, S>())),
             )
         },
         f64: |operands| compute.launch_with_card(op, operands, move |_, (x, dy, dw, db, _)| {

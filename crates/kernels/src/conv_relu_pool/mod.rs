@@ -140,7 +140,7 @@ pub fn backward_weight(
                 read::<u8>("winners", winners, output_shape(&conv, batch)),
                 result("d_weight", d_weight, Shape::from(conv.weight_shape())),
                 result("d_bias", d_bias, Shape::from([c_out])),
-                compute.is_card().then(|| scratch::<P>(on_card.scratch_len())),
+                compute.is_card().then(|| scratch::<P>(on_card.scratch_len::<X, S>())),
             )
         },
         f64: |operands| compute.launch_with_card(op, operands, move |_, (x, dy, winners, dw, db, _)| {

@@ -1,0 +1,72 @@
+// Convolution, bias, ReLU and pool in large tiles. See conv_relu_pool.cu.
+
+template <typename S, u32 ROWS, u32 COLUMNS>
+__device__ void conv_relu_pool_forward(const Conv& conv, Images<S> x, const f32* w, const f32* bias, S* y, u8* winners,
+                                       u32 positions) {
+    ForwardLoader<S, true, ROWS, COLUMNS> loader(conv, x, w, positions);
+    u32 c_out = conv.c_out;
+    bool is_vector = is_aligned(IS_WIDE(COLUMNS), y) && is_aligned(IS_WIDE(COLUMNS), winners, Wide<S>::OF_LANE);
+    multiply_wide<S, ROWS, COLUMNS>(loader, loader.steps, positions, [=](u32 row, u32, u32 column, f32(&sums)[4][Wide<S>::OF_LANE]) {
+        enum { COUNT = Wide<S>::OF_LANE };
+        if (column >= c_out || row >= positions) return;
+        f32 results[COUNT];
+        u32 places = 0;
+        #pragma unroll
+        for (u32 j = 0; j < COUNT; ++j) {
+            f32 most = sums[0][j];
+            u32 winner = 0;
+            #pragma unroll
+            for (u32 i = 1; i < 4; ++i) {
+                bool wins = sums[i][j] > most || sums[i][j] != sums[i][j];
+                most = wins ? sums[i][j] : most;
+                winner = wins ? i : winner;
+            }
+            f32 sum = most + bias[column + j];
+            bool passes = sum > 0 || sum != sum;
+            results[j] = passes ? sum : 0;
+            places |= (passes ? winner : 4) << (8 * j);
+        }
+        u64 at = (u64)(row / 4) * c_out + column;
+        write(y + at, results, is_vector);
+        if (is_vector && COUNT == 4) {
+            *(u32*)(winners + at) = places;
+        } else if (is_vector && COUNT == 2) {
+            *(u16*)(winners + at) = places;
+        } else {
+            for (u32 j = 0; j < COUNT; ++j) winners[at + j] = places >> (8 * j);
+        }
+    });
+}
+
+#define FOR_FORWARD(S, TILE, ROWS, COLUMNS)                                                                                \
+    extern "C" __global__ void WIDE_BOUNDS(ROWS, COLUMNS)                                                                  \
+        conv_relu_pool_forward_##TILE##_##S(CONV_ARGUMENTS, const void* x, u32 is_f32, const f32* w, const f32* bias,      \
+                                            S* y, u8* winners, u32 positions) {                                            \
+        conv_relu_pool_forward<S, ROWS, COLUMNS>(CONV, Images<S>{x, is_f32}, w, bias, y, winners, positions);              \
+    }
+#define FOR_INPUT(S, TILE, ROWS, COLUMNS)                                                                                  \
+    extern "C" __global__ void WIDE_BOUNDS(ROWS, COLUMNS)                                                                  \
+        conv_relu_pool_backward_input_##TILE##_##S(CONV_ARGUMENTS, const f32* w, const S* dy, const u8* winners,           \
+                                                   u32 positions, void* dx, u32 is_f32) {                                  \
+        wide_input_gradient<S, true, ROWS, COLUMNS>(CONV, w, dy, winners, positions, dx, is_f32);                          \
+    }
+#define FOR_WEIGHT(S, TILE, SIDE_OF_TILE)                                                                                  \
+    extern "C" __global__ void WIDE_BOUNDS(SIDE_OF_TILE, SIDE_OF_TILE)                                                     \
+        conv_relu_pool_backward_weight_##TILE##_##S(CONV_ARGUMENTS, const void* x, u32 is_f32, const S* dy,                \
+                                                    const u8* winners, u32 positions, u32 positions_of_part,               \
+                                                    f32* partials) {                                                       \
+        wide_weight_gradient<S, true, SIDE_OF_TILE>(CONV, Images<S>{x, is_f32}, dy, winners, positions, positions_of_part, \
+                                                    partials);                                                             \
+    }
+#define FOR_STORED(S)                                                                                                      \
+    FOR_FORWARD(S, wide, 128, 128)                                                                                         \
+    FOR_FORWARD(S, tall, 128, 64)                                                                                          \
+    FOR_INPUT(S, tall, 128, 64)                                                                                            \
+    FOR_WEIGHT(S, wide, 128)                                                                                               \
+    FOR_WEIGHT(S, small, 64)
+
+FOR_STORED(f32)
+FOR_STORED(f16)
+FOR_STORED(bf16)
+// In 16 bits it would need more registers than two blocks of a multiprocessor have.
+FOR_INPUT(f32, wide, 128, 128)
