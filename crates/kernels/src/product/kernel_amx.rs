@@ -8,7 +8,7 @@ use std::arch::asm;
 
 use super::kernel::{MicroKernel, Panels};
 use super::pack_avx512::{pack_pairs, pack_tiles};
-use super::store::{Buffer, Tile, store_avx512};
+use super::store::{Buffer, Tile, store_avx512_bf16};
 use super::{Operand, kernel};
 use crate::amx;
 
@@ -52,7 +52,7 @@ unsafe impl MicroKernel for Amx {
         // SAFETY: the caller's contract; the buffer has room for 32 x 32 sums.
         unsafe {
             sums(panels, buffer.0.as_mut_ptr());
-            store_avx512(buffer.0.as_ptr(), tile);
+            store_avx512_bf16(buffer.0.as_ptr(), tile);
         }
     }
 }

@@ -225,41 +225,78 @@ fn first(len: usize) -> u16 {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) unsafe fn store_avx512(sums: *const f32, tile: &Tile) {
+    // SAFETY: the caller's contract.
+    unsafe { store_rows::<false>(sums, tile) }
+}
+
+/// The same with the rounding of AVX512-BF16, which writes zero for denormal numbers.
+///
+/// # Safety
+///
+/// As for [`store`]; the processor has AVX512-BF16.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) unsafe fn store_avx512_bf16(sums: *const f32, tile: &Tile) {
+    // SAFETY: the caller's contract.
+    unsafe { store_rows::<true>(sums, tile) }
+}
+
+/// # Safety
+///
+/// As for [`store_avx512`], and for [`store_avx512_bf16`] if `CONVERTS`.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn store_rows<const CONVERTS: bool>(sums: *const f32, tile: &Tile) {
     use std::arch::x86_64::*;
 
-    for j in (0..tile.columns).step_by(16) {
-        let mask = first(tile.columns - j);
-        // SAFETY: the caller's contract; masked loads and stores touch the columns of the tile only.
-        unsafe {
-            let zero = _mm512_setzero_ps();
-            let mut bias = zero;
-            if let Some(from) = tile.bias {
-                bias = _mm512_maskz_loadu_ps(mask, from.add(j));
+    let masks = [first(tile.columns), first(tile.columns.saturating_sub(16))];
+    // SAFETY: the caller's contract; masked loads and stores touch the columns of the tile only.
+    unsafe {
+        let zero = _mm512_setzero_ps();
+        let mut bias = [zero; 2];
+        if let Some(from) = tile.bias {
+            for (h, bias) in bias.iter_mut().enumerate() {
+                *bias = _mm512_maskz_loadu_ps(masks[h], from.wrapping_add(16 * h));
             }
-            for i in 0..tile.rows {
-                let mut x = _mm512_load_ps(sums.add(i * 32 + j));
+        }
+        for i in 0..tile.rows {
+            let to = tile.to.at(i * tile.stride);
+            let mut row = [zero; 2];
+            for (h, x) in row.iter_mut().enumerate() {
+                *x = _mm512_load_ps(sums.add(i * 32 + 16 * h));
                 if let Some((addend, stride)) = tile.addend {
-                    x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, addend.add(i * stride + j)), x);
+                    let addend = addend.wrapping_add(i * stride + 16 * h);
+                    *x = _mm512_add_ps(_mm512_maskz_loadu_ps(masks[h], addend), *x);
                 }
-                if let (Elems::Bf16(to), true) = (tile.to, tile.adds_to_bf16) {
-                    let old = _mm256_maskz_loadu_epi16(mask, to.add(i * tile.stride + j).cast());
+                if let (Elems::Bf16(to), true) = (to, tile.adds_to_bf16) {
+                    let old = _mm256_maskz_loadu_epi16(masks[h], to.wrapping_add(16 * h).cast());
                     let old = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(old));
-                    x = _mm512_add_ps(_mm512_castsi512_ps(old), x);
+                    *x = _mm512_add_ps(_mm512_castsi512_ps(old), *x);
                 }
                 if tile.bias.is_some() {
-                    x = _mm512_add_ps(x, bias);
+                    *x = _mm512_add_ps(*x, bias[h]);
                 }
                 if tile.with_relu {
                     // Not less or equal: above zero, or NaN.
-                    x = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLE_UQ>(x, zero), x);
+                    *x = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLE_UQ>(*x, zero), *x);
                 }
-                let at = i * tile.stride + j;
-                match tile.to {
-                    Elems::F32(to) => _mm512_mask_storeu_ps(to.add(at), mask, x),
-                    Elems::Bf16(to) => {
+            }
+            match to {
+                Elems::F32(to) => {
+                    for (h, x) in row.into_iter().enumerate() {
+                        _mm512_mask_storeu_ps(to.wrapping_add(16 * h), masks[h], x);
+                    }
+                }
+                Elems::Bf16(to) if CONVERTS => {
+                    let row: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(row[1], row[0]));
+                    let mask = u32::from(masks[1]) << 16 | u32::from(masks[0]);
+                    _mm512_mask_storeu_epi16(to.cast(), mask, row);
+                }
+                Elems::Bf16(to) => {
+                    for (h, x) in row.into_iter().enumerate() {
                         let high = super::pack_avx512::round(x);
                         let x = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(high));
-                        _mm256_mask_storeu_epi16(to.add(at).cast(), mask, x);
+                        _mm256_mask_storeu_epi16(to.wrapping_add(16 * h).cast(), masks[h], x);
                     }
                 }
             }
