@@ -130,7 +130,7 @@ fn cases() -> Vec<Case> {
         input_dim: 4096,
         hidden_dim: 4096,
         output_dim: 4096,
-        num_layers: 3,
+        num_layers: 2,
         tie_layers: false,
     };
     let llama = LlamaConfig {

@@ -21,6 +21,7 @@ pub(super) struct Amx;
 
 // SAFETY: each function uses AVX-512, AVX512-BF16 or AMX, which the caller guarantees.
 unsafe impl MicroKernel for Amx {
+    type Room = Late;
     const ROWS: usize = 2 * amx::ROWS;
     const COLUMNS: usize = 32;
     const K_PER_UNIT: usize = 2;
@@ -36,9 +37,12 @@ unsafe impl MicroKernel for Amx {
         // SAFETY: the caller guarantees that AMX may be used, and calls `end`.
         unsafe { amx::configure() }
     }
-    unsafe fn end() {
-        // SAFETY: the caller guarantees that AMX may be used.
-        unsafe { amx::release() }
+    unsafe fn end(late: &mut Late) {
+        // SAFETY: the caller guarantees that AMX may be used, and the tile.
+        unsafe {
+            late.store();
+            amx::release();
+        }
     }
     unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
         // SAFETY: the caller's contract.
@@ -48,24 +52,49 @@ unsafe impl MicroKernel for Amx {
         // SAFETY: the caller's contract.
         unsafe { pack_pairs::<{ Self::COLUMNS }, { Self::UNITS_STEP }>(b, lanes, k_len, panels) }
     }
-    unsafe fn multiply(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
+    unsafe fn multiply(panels: Panels, late: &mut Late, tile: &Tile) {
         // SAFETY: the caller's contract; the buffer has room for 32 x 32 sums.
         unsafe {
-            sums(panels, buffer.0.as_mut_ptr());
-            store_avx512_bf16(buffer.0.as_ptr(), tile);
+            add_products(panels);
+            // The processor does this while it still multiplies.
+            late.store();
+            store_tiles(late.buffer.0.as_mut_ptr());
+        }
+        late.tile = Some(*tile);
+    }
+}
+
+/// Sums that are stored while the next ones are computed. Tiles of one place of `c` are stored in their order.
+#[derive(Default)]
+pub(super) struct Late {
+    buffer: Buffer,
+    tile: Option<Tile>,
+}
+
+impl Late {
+    /// # Safety
+    ///
+    /// As for [`store_avx512_bf16`].
+    #[inline(always)]
+    unsafe fn store(&mut self) {
+        if let Some(tile) = self.tile.take() {
+            // SAFETY: the caller's contract.
+            unsafe { store_avx512_bf16(self.buffer.0.as_ptr(), &tile) }
         }
     }
 }
 
-/// Writes the 32 x 32 sums of two panels to `to`, row by row.
+/// Makes the 32 x 32 sums of two panels, in tiles 0 to 3.
 ///
 /// # Safety
 ///
-/// The tiles are configured, the panels have their units, a multiple of 16, and `to` has room for the sums.
-unsafe fn sums(Panels { units, a, b }: Panels, to: *mut f32) {
+/// The tiles are configured, and the panels have their units, a multiple of 16.
+#[inline(always)]
+unsafe fn add_products(Panels { units, a, b }: Panels) {
     // Tiles 0 to 3 are sums: rows 0 to 15 and columns 0 to 15, columns 16 to 31, and the same of rows 16 to 31. Tiles 4 and 5
     // are of `a`, tiles 6 and 7 of `b`.
-    // SAFETY: each turn reads 16 units of 32 lanes, 2048 bytes, of each panel; the sums have 32 rows of 128 bytes.
+    // A panel of `b` is read once for each panel of `a`, which is not to leave the first-level cache for it (`t1`).
+    // SAFETY: each turn reads 16 units of 32 lanes, 2048 bytes, of each panel.
     unsafe {
         asm!(
             "tilezero tmm0",
@@ -76,9 +105,9 @@ unsafe fn sums(Panels { units, a, b }: Panels, to: *mut f32) {
             "jz 3f",
             "2:",
             "tileloadd tmm4, [{a} + {a_row}*1]",
-            "tileloadd tmm6, [{b} + {row}*1]",
+            "tileloaddt1 tmm6, [{b} + {row}*1]",
             "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{b} + {row}*1 + 64]",
+            "tileloaddt1 tmm7, [{b} + {row}*1 + 64]",
             "tdpbf16ps tmm1, tmm4, tmm7",
             "tileloadd tmm5, [{a} + {a_row}*1 + 1024]",
             "tdpbf16ps tmm2, tmm5, tmm6",
@@ -88,18 +117,34 @@ unsafe fn sums(Panels { units, a, b }: Panels, to: *mut f32) {
             "dec {turns}",
             "jnz 2b",
             "3:",
+            turns = inout(reg) units / 16 => _,
+            a = inout(reg) a => _,
+            b = inout(reg) b => _,
+            // Bytes from row to row of a tile.
+            a_row = in(reg) 64_usize,
+            row = in(reg) 128_usize,
+            options(nostack, readonly),
+        );
+    }
+}
+
+/// Writes the 32 x 32 sums to `to`, row by row.
+///
+/// # Safety
+///
+/// The tiles are configured, and `to` has room for the sums.
+#[inline(always)]
+unsafe fn store_tiles(to: *mut f32) {
+    // SAFETY: the sums have 32 rows of 128 bytes.
+    unsafe {
+        asm!(
             "tilestored [{to} + {row}*1], tmm0",
             "tilestored [{to} + {row}*1 + 64], tmm1",
             "tilestored [{to} + {row}*1 + 2048], tmm2",
             "tilestored [{to} + {row}*1 + 2112], tmm3",
-            turns = inout(reg) units / 16 => _,
-            a = inout(reg) a => _,
-            b = inout(reg) b => _,
             to = in(reg) to,
-            // Bytes from row to row: of a tile of `a`, and of one of `b` or of sums.
-            a_row = in(reg) 64_usize,
             row = in(reg) 128_usize,
-            options(nostack),
+            options(nostack, preserves_flags),
         );
     }
 }

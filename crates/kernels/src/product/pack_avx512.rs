@@ -241,7 +241,11 @@ unsafe fn copy<T, U: Units<T>, const LANES: usize, const STEP: usize>(
                     let mut rows = [_mm512_setzero_si512(); 16];
                     if there == 16.min(LANES) && len == 16 * U::K {
                         for (lane, row) in rows.iter_mut().enumerate().take(16.min(LANES)) {
-                            *row = U::contiguous(start.add(lane * lane_stride), first(16 * U::K));
+                            let start = start.add(lane * lane_stride);
+                            // The processor does not follow so many rows by itself.
+                            let ahead = start.wrapping_add(SQUARES_AHEAD * 16 * U::K);
+                            _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                            *row = U::contiguous(start, first(16 * U::K));
                         }
                     } else {
                         for (lane, row) in rows.iter_mut().enumerate().take(there) {
@@ -380,6 +384,8 @@ unsafe fn square<T, U: Units<T>>(
     }
 }
 
+/// Lanes whose elements are contiguous are fetched so many squares before they are needed.
+const SQUARES_AHEAD: usize = 4;
 /// Rows that are far apart are fetched this many units before they are needed: the processor does not foresee them.
 const AHEAD: usize = 8;
 /// The number of panels that are filled side by side.

@@ -16,8 +16,15 @@ pub(super) const BUFFER_LEN: usize = 32 * MOST_COLUMNS;
 #[repr(align(64))]
 pub(super) struct Buffer(pub(super) [f32; BUFFER_LEN]);
 
+impl Default for Buffer {
+    fn default() -> Self {
+        Self([0.0; BUFFER_LEN])
+    }
+}
+
 /// Where a tile of sums, or a block of tiles, goes and what is added to it, in this order: the addend, what a bf16 `c` holds, the
 /// bias.
+#[derive(Clone, Copy)]
 pub(super) struct Tile {
     pub(super) rows: usize,
     pub(super) columns: usize,
