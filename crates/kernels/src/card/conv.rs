@@ -152,8 +152,8 @@ impl CardConv {
 
     /// Whether kernels load vectors of the output's channels.
     fn has_vectors<S: Stored>(&self) -> bool {
-        /// With fewer positions, a small tile is no worse.
-        const FEWEST_POSITIONS: usize = 128;
+        /// With fewer products a card has nothing to do in any tile.
+        const FEWEST_PRODUCTS: usize = 1 << 16;
         /// Kernels count rows and columns of an image in 16 bits.
         const LONGEST_SIDE: usize = 1 << 14;
         let Conv2d { height, width, c_in, c_out, kernel, padding, layout, .. } = self.conv;
@@ -162,7 +162,7 @@ impl CardConv {
         S::DTYPE != DType::F64
             && layout == ImageLayout::Nhwc
             && c_out.is_multiple_of(len)
-            && self.positions() >= FEWEST_POSITIONS
+            && self.positions() * self.steps() * c_out >= FEWEST_PRODUCTS
             && longest <= LONGEST_SIDE
             // Vectors are counted in 32 bits.
             && [self.batch * height * width * c_in, self.positions() * c_out, self.steps() * c_out]
