@@ -104,7 +104,7 @@ impl Timer {
             stream.record(&end)?;
             events.push((begin, end));
         }
-        self.on.synchronize()?;
+        stream.synchronize()?;
         let ns: Result<Vec<u64>, _> =
             events.iter().map(|(begin, end)| end.ns_since(begin)).collect();
         let mut ns = ns?;

@@ -152,17 +152,22 @@ impl CardConv {
 
     /// Whether kernels load vectors of the output's channels.
     fn has_vectors<S: Stored>(&self) -> bool {
-        /// With fewer positions, a small tile is no worse.
-        const FEWEST_POSITIONS: usize = 128;
+        /// With fewer products a card has nothing to do in any tile.
+        const FEWEST_PRODUCTS: usize = 1 << 16;
         /// Kernels count rows and columns of an image in 16 bits.
         const LONGEST_SIDE: usize = 1 << 14;
-        let Conv2d { height, width, c_out, kernel, padding, layout, .. } = self.conv;
+        let Conv2d { height, width, c_in, c_out, kernel, padding, layout, .. } = self.conv;
+        let len = VECTOR_BYTES / size_of::<S>();
         let longest = height.max(width).max(kernel.0).max(kernel.1) + 2 * padding;
         S::DTYPE != DType::F64
             && layout == ImageLayout::Nhwc
-            && c_out.is_multiple_of(VECTOR_BYTES / size_of::<S>())
-            && self.positions() >= FEWEST_POSITIONS
+            && c_out.is_multiple_of(len)
+            && self.positions() * self.steps() * c_out >= FEWEST_PRODUCTS
             && longest <= LONGEST_SIDE
+            // Vectors are counted in 32 bits.
+            && [self.batch * height * width * c_in, self.positions() * c_out, self.steps() * c_out]
+                .iter()
+                .all(|elems| elems / len <= u32::MAX as usize)
     }
 
     /// Whether channels of the input are whole vectors.
@@ -182,8 +187,7 @@ impl CardConv {
     fn input_tile<S: Stored>(&self, is_aligned: bool) -> Tile {
         match self.has_vectors::<S>() && self.has_input_vectors::<S>() {
             false => Tile::Any,
-            // In 16 bits there are not enough registers for it.
-            true if is_aligned && self.conv.c_in > 64 && S::DTYPE == DType::F32 => Tile::Wide,
+            true if is_aligned && self.conv.c_in > 64 => Tile::Wide,
             true => Tile::Tall,
         }
     }

@@ -8,9 +8,11 @@ enum { WARP_ROWS = 64, WARP_COLUMNS = 32 };
 // 16 bytes of numbers.
 struct Bits { u32 of[4]; };
 
-// Numbers of a vector, steps of a tile, vectors of the steps of a tile, and results of a lane that lie side by side.
+// Numbers of a vector, steps of a tile, vectors of the steps of a tile, parts of the steps that are multiplied one after the other,
+// and results of a lane that lie side by side.
 template <typename S> struct Wide {
-    enum { LEN = 16 / sizeof(S), DEPTH = sizeof(S) == 4 ? 8 : 32, SLOTS = DEPTH / LEN, OF_LANE = sizeof(S) == 4 ? 4 : 2 };
+    enum { LEN = 16 / sizeof(S), DEPTH = sizeof(S) == 4 ? 8 : 32, SLOTS = DEPTH / LEN, PARTS = sizeof(S) == 4 ? 1 : 2,
+           OF_LANE = sizeof(S) == 4 ? 4 : 2 };
 };
 
 // Sets number e of a vector of zeros.
@@ -22,14 +24,15 @@ __device__ __forceinline__ bool is_aligned(bool is_wide, const void* at, u32 byt
     return is_wide || (u64)at % bytes == 0;
 }
 
-template <typename S> __device__ __forceinline__ Bits load_bits(const S* at, bool is_vector) {
+// Vector number `at`, number after number unless it may be loaded at once.
+template <typename S> __device__ __forceinline__ Bits load_bits(const S* from, u32 at, bool is_vector) {
     Bits bits = {};
     if (is_vector) {
-        uint4 loaded = *(const uint4*)at;
+        uint4 loaded = ((const uint4*)from)[at];
         bits = Bits{loaded.x, loaded.y, loaded.z, loaded.w};
     } else {
         #pragma unroll
-        for (u32 e = 0; e < Wide<S>::LEN; ++e) set(bits, e, at[e]);
+        for (u32 e = 0; e < Wide<S>::LEN; ++e) set(bits, e, from[(u64)at * Wide<S>::LEN + e]);
     }
     return bits;
 }
@@ -38,9 +41,9 @@ template <typename S> __device__ __forceinline__ Bits load_bits(const S* at, boo
 template <typename S> struct Weights {
     Bits of[4 / sizeof(S)];
 
-    __device__ __forceinline__ void load(const f32* at, bool is_there, bool is_vector) {
+    __device__ __forceinline__ void load(const f32* w, u32 at, bool is_there, bool is_vector) {
         #pragma unroll
-        for (u32 k = 0; k < 4 / sizeof(S); ++k) of[k] = is_there ? load_bits(at + 4 * k, is_vector) : Bits{};
+        for (u32 k = 0; k < 4 / sizeof(S); ++k) of[k] = is_there ? load_bits(w, at / 4 + k, is_vector) : Bits{};
     }
     __device__ __forceinline__ Bits bits() const {
         Bits bits = of[0];
@@ -69,16 +72,16 @@ template <typename S, bool POOLED> struct Winning {
         of = Bits{};
         for (u32 k = 0; k < Wide<S>::LEN / 4; ++k) others[k] = 0;
     }
-    __device__ __forceinline__ void load(const S* dy, const u8* winners, u64 at, u32 place, bool is_vector) {
-        of = load_bits(dy + at, is_vector);
+    __device__ __forceinline__ void load(const S* dy, const u8* winners, u32 at, u32 place, bool is_vector) {
+        of = load_bits(dy, at, is_vector);
         if (!POOLED) return;
         if (is_vector && sizeof(S) == 4) {
-            others[0] = *(const u32*)(winners + at);
+            others[0] = ((const u32*)winners)[at];
         } else if (is_vector) {
-            uint2 eight = *(const uint2*)(winners + at);
+            uint2 eight = ((const uint2*)winners)[at];
             others[0] = eight.x, others[Wide<S>::LEN / 8] = eight.y;
         } else {
-            for (u32 e = 0; e < Wide<S>::LEN; ++e) others[e / 4] |= (u32)winners[at + e] << (e % 4 * 8);
+            for (u32 e = 0; e < Wide<S>::LEN; ++e) others[e / 4] |= (u32)winners[(u64)at * Wide<S>::LEN + e] << (e % 4 * 8);
         }
         for (u32 k = 0; k < Wide<S>::LEN / 4; ++k) others[k] ^= place * 0x01010101u;
     }
@@ -151,13 +154,16 @@ template <typename S, bool POOLED> struct WidePatches {
     __device__ __forceinline__ Bits load(const Pixel& pixel, MovingStep step) const {
         Bits bits = {};
         if (is_vector) {
-            if (is_inside(pixel, step)) bits = load_bits((const S*)x.elems + at(pixel, step), true);
+            if (is_inside(pixel, step)) {
+                u32 vectors = conv.c_in / Wide<S>::LEN;
+                bits = load_bits((const S*)x.elems, number(pixel, step) * vectors + step.channel / Wide<S>::LEN, true);
+            }
             return bits;
         }
         #pragma unroll
         for (u32 e = 0; e < Wide<S>::LEN; ++e) {
             if (is_inside(pixel, step)) {
-                u64 from = at(pixel, step);
+                u64 from = (u64)number(pixel, step) * conv.c_in + step.channel;
                 set(bits, e, x.is_f32 ? As<S>::store(((const f32*)x.elems)[from]) : ((const S*)x.elems)[from]);
             }
             step.move(1, conv.kernel_width, conv.c_in);
@@ -170,8 +176,8 @@ private:
         return step.u < conv.kernel_height && (u32)(pixel.y() + (i32)step.u) < conv.height &&
                (u32)(pixel.x() + (i32)step.v) < conv.width;
     }
-    __device__ __forceinline__ u64 at(const Pixel& pixel, const Step& step) const {
-        return (u64)(pixel.at + step.u * conv.width + step.v) * conv.c_in + step.channel;
+    __device__ __forceinline__ u32 number(const Pixel& pixel, const Step& step) const {
+        return pixel.at + step.u * conv.width + step.v;
     }
 };
 
@@ -215,29 +221,26 @@ template <typename S, u32 ROWS, u32 COLUMNS, bool IS_A_BY_STEPS, bool IS_B_BY_ST
         return line / WARP_ROWS * WARP_ROWS + 4 * window + place;
     }
 
-    __device__ __forceinline__ void multiply(u32 of, u32 row, u32 column, u32, Results& sums) {
-        u32 lane = threadIdx.x % 32;
+    __device__ __forceinline__ void multiply(u32 of, u32 part, u32 row, u32 column, u32, Results& sums) {
+        u32 lane = threadIdx.x % 32, k = 16 * part;
+        u32 x[4], y[2][4];
         #pragma unroll
-        for (u32 k = 0; k < 32; k += 16) {
-            u32 x[4], y[2][4];
-            #pragma unroll
-            for (u32 j = 0; j < 2; ++j) {
-                if (IS_B_BY_STEPS) {
-                    load_transposed(y[j], b[of].at(k + lane % 16, column / 8 + 2 * j + lane / 16));
-                } else {
-                    load_matrices(y[j], b[of].at(column + 16 * j + lane / 16 * 8 + lane % 8, k / 8 + lane / 8 % 2));
-                }
+        for (u32 j = 0; j < 2; ++j) {
+            if (IS_B_BY_STEPS) {
+                load_transposed(y[j], b[of].at(k + lane % 16, column / 8 + 2 * j + lane / 16));
+            } else {
+                load_matrices(y[j], b[of].at(column + 16 * j + lane / 16 * 8 + lane % 8, k / 8 + lane / 8 % 2));
+            }
+        }
+        #pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            if (IS_A_BY_STEPS) {
+                load_transposed(x, a[of].at(k + lane / 16 * 8 + lane % 8, row / 8 + 2 * i + lane / 8 % 2));
+            } else {
+                load_matrices(x, a[of].at(row + 16 * i + lane % 16, k / 8 + lane / 16));
             }
             #pragma unroll
-            for (u32 i = 0; i < 4; ++i) {
-                if (IS_A_BY_STEPS) {
-                    load_transposed(x, a[of].at(k + lane / 16 * 8 + lane % 8, row / 8 + 2 * i + lane / 8 % 2));
-                } else {
-                    load_matrices(x, a[of].at(row + 16 * i + lane % 16, k / 8 + lane / 16));
-                }
-                #pragma unroll
-                for (u32 j = 0; j < 4; ++j) Tensor<S>::multiply(sums[i][j], x, y[j / 2][j % 2 * 2], y[j / 2][j % 2 * 2 + 1]);
-            }
+            for (u32 j = 0; j < 4; ++j) Tensor<S>::multiply(sums[i][j], x, y[j / 2][j % 2 * 2], y[j / 2][j % 2 * 2 + 1]);
         }
     }
 
@@ -268,7 +271,7 @@ struct WideTiles<f32, ROWS, COLUMNS, IS_A_BY_STEPS, IS_B_BY_STEPS> {
 
     static __device__ __forceinline__ u32 row_of(u32 line) { return line; }
 
-    __device__ __forceinline__ void multiply(u32 of, u32 row, u32 column, u32 rows, Results& sums) const {
+    __device__ __forceinline__ void multiply(u32 of, u32, u32 row, u32 column, u32 rows, Results& sums) const {
         u32 lane = threadIdx.x % 32;
         row += lane / 4 * 4;
         column += lane % 4 * 4;
@@ -317,10 +320,10 @@ struct WideTiles<f32, ROWS, COLUMNS, IS_A_BY_STEPS, IS_B_BY_STEPS> {
 
 // The lines of a tile that a thread loads: `VECTORS` lie in a line, and `COUNT` lines in a tile.
 template <u32 VECTORS, u32 COUNT, u32 THREADS_OF_TILE> struct Lines {
-    enum { DISTANCE = THREADS_OF_TILE / VECTORS, OWN = (COUNT + DISTANCE - 1) / DISTANCE };
+    enum { DISTANCE = THREADS_OF_TILE / VECTORS, OWN = COUNT / DISTANCE };
+    static_assert(COUNT % DISTANCE == 0, "each thread loads as many lines");
     static __device__ __forceinline__ u32 slot() { return threadIdx.x % VECTORS; }
     static __device__ __forceinline__ u32 line(u32 k) { return threadIdx.x / VECTORS + k * DISTANCE; }
-    static __device__ __forceinline__ bool is_own(u32 k) { return COUNT % DISTANCE == 0 || line(k) < COUNT; }
 };
 
 // Loads patches by rows, and the weight by steps.
@@ -328,18 +331,19 @@ template <typename S, bool POOLED, u32 ROWS, u32 COLUMNS> struct ForwardLoader {
     typedef WideTiles<S, ROWS, COLUMNS, false, true> Tiles;
     typedef Lines<Wide<S>::SLOTS, ROWS, WIDE_THREADS(ROWS, COLUMNS)> OfA;
     typedef Lines<COLUMNS / Wide<S>::LEN, Wide<S>::DEPTH, WIDE_THREADS(ROWS, COLUMNS)> OfB;
+    static_assert(OfB::OWN == Wide<S>::PARTS, "a thread loads a line of the weight for each part");
     WidePatches<S, POOLED> patches;
     const f32* w;
-    u32 steps, column, first;
+    u32 steps, column;
     bool is_vector;
     MovingStep step;
     Pixel pixels[OfA::OWN];
     Bits a[OfA::OWN];
-    Weights<S> b[OfB::OWN];
+    Weights<S> b;
 
     __device__ ForwardLoader(const Conv& conv, Images<S> x, const f32* w, u32 positions)
         : patches(conv, x, IS_WIDE(COLUMNS)), w(w), steps(conv.kernel_height * conv.kernel_width * conv.c_in),
-          column(blockIdx.y * COLUMNS + OfB::slot() * Wide<S>::LEN), first(0), is_vector(is_aligned(IS_WIDE(COLUMNS), w)),
+          column(blockIdx.y * COLUMNS + OfB::slot() * Wide<S>::LEN), is_vector(is_aligned(IS_WIDE(COLUMNS), w)),
           step(OfA::slot() * Wide<S>::LEN, conv.kernel_width, conv.c_in) {
         #pragma unroll
         for (u32 k = 0; k < OfA::OWN; ++k) {
@@ -348,26 +352,23 @@ template <typename S, bool POOLED, u32 ROWS, u32 COLUMNS> struct ForwardLoader {
         }
     }
 
-    __device__ __forceinline__ void load() {
+    // Loads what is stored to a tile with the steps from `first` on, part after part, and tile after tile.
+    __device__ __forceinline__ void load(u32 first, u32 part) {
         const Conv& conv = patches.conv;
-        #pragma unroll
-        for (u32 k = 0; k < OfA::OWN; ++k) a[k] = patches.load(pixels[k], step);
-        step.move(Wide<S>::DEPTH, conv.kernel_width, conv.c_in);
-        #pragma unroll
-        for (u32 k = 0; k < OfB::OWN; ++k) {
-            u32 row = first + OfB::line(k);
-            b[k].load(w + (row * conv.c_out + column), OfB::is_own(k) && row < steps && column < conv.c_out, is_vector);
+        if (part == 0) {
+            #pragma unroll
+            for (u32 k = 0; k < OfA::OWN; ++k) a[k] = patches.load(pixels[k], step);
+            step.move(Wide<S>::DEPTH, conv.kernel_width, conv.c_in);
         }
-        first += Wide<S>::DEPTH;
+        u32 row = first + OfB::line(part);
+        b.load(w, row * conv.c_out + column, row < steps && column < conv.c_out, is_vector);
     }
 
-    __device__ __forceinline__ void store(Tiles& tiles, u32 to) const {
+    __device__ __forceinline__ void store(Tiles& tiles, u32 to, u32 part) const {
+        tiles.b[to].put(OfB::line(part), OfB::slot(), b.bits());
+        if (part + 1 < Wide<S>::PARTS) return;
         #pragma unroll
         for (u32 k = 0; k < OfA::OWN; ++k) tiles.a[to].put(OfA::line(k), OfA::slot(), a[k]);
-        #pragma unroll
-        for (u32 k = 0; k < OfB::OWN; ++k) {
-            if (OfB::is_own(k)) tiles.b[to].put(OfB::line(k), OfB::slot(), b[k].bits());
-        }
     }
 };
 
@@ -376,6 +377,7 @@ template <typename S, bool POOLED, u32 ROWS, u32 COLUMNS> struct InputLoader {
     typedef WideTiles<S, ROWS, COLUMNS, false, false> Tiles;
     typedef Lines<Wide<S>::SLOTS, ROWS, WIDE_THREADS(ROWS, COLUMNS)> OfA;
     typedef Lines<Wide<S>::SLOTS, COLUMNS, WIDE_THREADS(ROWS, COLUMNS)> OfB;
+    static_assert(OfB::OWN == Wide<S>::PARTS, "a thread loads a line of the weight for each part");
     Conv conv;
     const f32* w;
     const S* dy;
@@ -387,7 +389,7 @@ template <typename S, bool POOLED, u32 ROWS, u32 COLUMNS> struct InputLoader {
     // The first position of the image of the gradient, and the position of the input in its image.
     Pixel pixels[OfA::OWN];
     Winning<S, POOLED> a[OfA::OWN];
-    Weights<S> b[OfB::OWN];
+    Weights<S> b;
 
     __device__ InputLoader(const Conv& conv, const f32* w, const S* dy, const u8* winners, u32 positions)
         : conv(conv), w(w), dy(dy), winners(winners), height(conv.out_height() / (POOLED ? 2 : 1)),
@@ -404,10 +406,10 @@ template <typename S, bool POOLED, u32 ROWS, u32 COLUMNS> struct InputLoader {
         }
     }
 
-    __device__ __forceinline__ void load() {
+    __device__ __forceinline__ void load(u32, u32 part) {
         bool has_step = step.u < conv.kernel_height;
         #pragma unroll
-        for (u32 k = 0; k < OfA::OWN; ++k) {
+        for (u32 k = 0; part == 0 && k < OfA::OWN; ++k) {
             i32 y = pixels[k].y() - (i32)step.u, x = pixels[k].x() - (i32)step.v;
             u32 i = y, j = x, place = 0;
             bool is_there = has_step && y >= 0 && x >= 0;
@@ -423,26 +425,22 @@ template <typename S, bool POOLED, u32 ROWS, u32 COLUMNS> struct InputLoader {
             }
             a[k].clear();
             if (is_there && i < height && j < width) {
-                u64 at = (u64)(pixels[k].at + i * width + j) * conv.c_out + step.channel;
+                u32 vectors = conv.c_out / Wide<S>::LEN;
+                u32 at = (pixels[k].at + i * width + j) * vectors + step.channel / Wide<S>::LEN;
                 a[k].load(dy, winners, at, place, is_vector);
             }
         }
-        #pragma unroll
-        for (u32 k = 0; k < OfB::OWN; ++k) {
-            u32 c = blockIdx.y * COLUMNS + OfB::line(k);
-            u32 at = ((step.u * conv.kernel_width + step.v) * conv.c_in + c) * conv.c_out + step.channel;
-            b[k].load(w + at, OfB::is_own(k) && has_step && c < conv.c_in, is_w_vector);
-        }
-        step.move(Wide<S>::DEPTH, conv.kernel_width, conv.c_out);
+        u32 c = blockIdx.y * COLUMNS + OfB::line(part);
+        u32 at = ((step.u * conv.kernel_width + step.v) * conv.c_in + c) * conv.c_out + step.channel;
+        b.load(w, at, has_step && c < conv.c_in, is_w_vector);
+        if (part + 1 == Wide<S>::PARTS) step.move(Wide<S>::DEPTH, conv.kernel_width, conv.c_out);
     }
 
-    __device__ __forceinline__ void store(Tiles& tiles, u32 to) const {
+    __device__ __forceinline__ void store(Tiles& tiles, u32 to, u32 part) const {
+        tiles.b[to].put(OfB::line(part), OfB::slot(), b.bits());
+        if (part + 1 < Wide<S>::PARTS) return;
         #pragma unroll
         for (u32 k = 0; k < OfA::OWN; ++k) tiles.a[to].put(OfA::line(k), OfA::slot(), a[k].bits());
-        #pragma unroll
-        for (u32 k = 0; k < OfB::OWN; ++k) {
-            if (OfB::is_own(k)) tiles.b[to].put(OfB::line(k), OfB::slot(), b[k].bits());
-        }
     }
 };
 
@@ -453,56 +451,64 @@ template <typename S, bool POOLED, u32 SIDE_OF_TILE> struct WeightLoader {
     WidePatches<S, POOLED> patches;
     const S* dy;
     const u8* winners;
-    u32 column, position, end;
+    // Columns behind the last one are those of the last vector. Their results are not kept.
+    u32 column, count;
     bool is_vector;
     MovingStep step;
-    // Windows, or positions: image, row and column.
+    // Windows, or positions: the image, and the row and the column, which are small numbers and share a register.
     struct {
-        u32 n, i, j;
+        u32 n, i_j;
     } windows[Of::OWN];
     Bits a[Of::OWN];
     Winning<S, POOLED> b[Of::OWN];
 
-    __device__ WeightLoader(const Conv& conv, Images<S> x, const S* dy, const u8* winners, u32 begin, u32 end)
-        : patches(conv, x, IS_WIDE(SIDE_OF_TILE)), dy(dy), winners(winners), column(blockIdx.y * SIDE_OF_TILE + Of::slot() * Wide<S>::LEN),
-          position(begin), end(end),
+    __device__ WeightLoader(const Conv& conv, Images<S> x, const S* dy, const u8* winners, u32 begin, u32 count)
+        : patches(conv, x, IS_WIDE(SIDE_OF_TILE)), dy(dy), winners(winners),
+          column(min(blockIdx.y * SIDE_OF_TILE + Of::slot() * Wide<S>::LEN, conv.c_out - Wide<S>::LEN)), count(count),
           is_vector(is_aligned(IS_WIDE(SIDE_OF_TILE), dy) && is_aligned(IS_WIDE(SIDE_OF_TILE), winners, Wide<S>::LEN)),
           step(blockIdx.x * SIDE_OF_TILE + Of::slot() * Wide<S>::LEN, conv.kernel_width, conv.c_in) {
         #pragma unroll
         for (u32 k = 0; k < Of::OWN; ++k) {
             u32 window = (begin + Of::line(k)) / (POOLED ? 4 : 1);
-            windows[k].j = window % patches.width;
-            windows[k].i = window / patches.width % patches.height;
-            windows[k].n = window / patches.width / patches.height;
+            u32 row = window / patches.width;
+            windows[k].i_j = row % patches.height << 16 | window % patches.width;
+            windows[k].n = row / patches.height;
         }
     }
 
-    __device__ __forceinline__ void load() {
+    __device__ __forceinline__ void load(u32 first, u32 part) {
+        if (part > 0) return;
         #pragma unroll
         for (u32 k = 0; k < Of::OWN; ++k) {
             auto& window = windows[k];
-            u32 m = position + Of::line(k), place = POOLED ? m % 4 : 0;
             a[k] = Bits{};
             b[k].clear();
-            if (m < end) {
-                u32 i = POOLED ? 2 * window.i + place / 2 : window.i, j = POOLED ? 2 * window.j + place % 2 : window.j;
-                a[k] = patches.load(patches.pixel(window.n, i, j), step);
-                if (column < patches.conv.c_out) {
-                    u64 at = (u64)(POOLED ? m / 4 : m) * patches.conv.c_out + column;
-                    b[k].load(dy, winners, at, place, is_vector);
+            if (first + Of::line(k) < count) {
+                u32 i = window.i_j >> 16, j = window.i_j & 0xffff;
+                u32 vectors = patches.conv.c_out / Wide<S>::LEN;
+                u32 at = ((window.n * patches.height + i) * patches.width + j) * vectors + column / Wide<S>::LEN;
+                // Parts begin with whole windows.
+                u32 place = POOLED ? Of::line(k) % 4 : 0;
+                b[k].load(dy, winners, at, place, is_vector);
+                if (POOLED) {
+                    i = 2 * i + place / 2;
+                    j = 2 * j + place % 2;
                 }
+                a[k] = patches.load(patches.pixel(window.n, i, j), step);
             }
-            for (window.j += Wide<S>::DEPTH / (POOLED ? 4 : 1); window.j >= patches.width; window.j -= patches.width) {
-                if (++window.i == patches.height) {
-                    window.i = 0;
+            window.i_j += Wide<S>::DEPTH / (POOLED ? 4 : 1);
+            while ((window.i_j & 0xffff) >= patches.width) {
+                window.i_j += 0x10000 - patches.width;
+                if (window.i_j >> 16 == patches.height) {
+                    window.i_j &= 0xffff;
                     ++window.n;
                 }
             }
         }
-        position += Wide<S>::DEPTH;
     }
 
-    __device__ __forceinline__ void store(Tiles& tiles, u32 to) const {
+    __device__ __forceinline__ void store(Tiles& tiles, u32 to, u32 part) const {
+        if (part + 1 < Wide<S>::PARTS) return;
         #pragma unroll
         for (u32 k = 0; k < Of::OWN; ++k) {
             tiles.a[to].put(Of::line(k), Of::slot(), a[k]);
@@ -520,17 +526,22 @@ __device__ __forceinline__ void multiply_wide(Loader& loader, u32 steps, u32 row
     u32 warp = threadIdx.x / 32;
     u32 row = warp % (ROWS / WARP_ROWS) * WARP_ROWS, column = warp / (ROWS / WARP_ROWS) * WARP_COLUMNS;
     typename Tiles::Results sums = {};
-    loader.load();
-    loader.store(tiles, 0);
+    #pragma unroll
+    for (u32 part = 0; part < Wide<S>::PARTS; ++part) {
+        loader.load(0, part);
+        loader.store(tiles, 0, part);
+    }
     __syncthreads();
     u32 of = 0;
     #pragma unroll 1
-    for (u32 k = 0; k < steps; k += Wide<S>::DEPTH) {
+    for (u32 k = 0; k < steps; k += Wide<S>::DEPTH, of ^= 1) {
         bool has_next = k + Wide<S>::DEPTH < steps;
-        if (has_next) loader.load();
-        tiles.multiply(of, row, column, rows, sums);
-        of ^= 1;
-        if (has_next) loader.store(tiles, of);
+        #pragma unroll
+        for (u32 part = 0; part < Wide<S>::PARTS; ++part) {
+            if (has_next) loader.load(k + Wide<S>::DEPTH, part);
+            tiles.multiply(of, part, row, column, rows, sums);
+            if (has_next) loader.store(tiles, of ^ 1, part);
+        }
         __syncthreads();
     }
     Tiles::finish_with(blockIdx.x * ROWS + row, blockIdx.y * COLUMNS + column, sums, finish);
@@ -567,14 +578,13 @@ template <typename S, bool POOLED, u32 SIDE_OF_TILE>
 __device__ void wide_weight_gradient(const Conv& conv, Images<S> x, const S* dy, const u8* winners, u32 positions,
                                      u32 positions_of_part, f32* partials) {
     u32 steps = conv.kernel_height * conv.kernel_width * conv.c_in, c_out = conv.c_out;
-    u32 begin = blockIdx.z * positions_of_part, end = min(begin + positions_of_part, positions);
-    f32* part = partials + (u64)blockIdx.z * steps * c_out;
-    WeightLoader<S, POOLED, SIDE_OF_TILE> loader(conv, x, dy, winners, begin, end);
+    u32 begin = blockIdx.z * positions_of_part, count = min(positions_of_part, positions - begin);
+    WeightLoader<S, POOLED, SIDE_OF_TILE> loader(conv, x, dy, winners, begin, count);
     bool is_vector = is_aligned(IS_WIDE(SIDE_OF_TILE), partials);
-    multiply_wide<S, SIDE_OF_TILE, SIDE_OF_TILE>(loader, end - begin, steps, [=](u32 row, u32 distance, u32 column, f32(&sums)[4][Wide<S>::OF_LANE]) {
+    multiply_wide<S, SIDE_OF_TILE, SIDE_OF_TILE>(loader, count, steps, [=](u32 row, u32 distance, u32 column, f32(&sums)[4][Wide<S>::OF_LANE]) {
         if (column >= c_out) return;
         for (u32 i = 0; i < 4; ++i, row += distance) {
-            if (row < steps) write(part + (u64)row * c_out + column, sums[i], is_vector);
+            if (row < steps) write(partials + ((u64)blockIdx.z * steps + row) * c_out + column, sums[i], is_vector);
         }
     });
 }

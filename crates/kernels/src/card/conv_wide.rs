@@ -32,7 +32,7 @@ paceline_cuda::kernels! {
         has_planes: u32, x: In<u8>, is_f32: u32, dy: In<T>, positions: u32, positions_of_part: u32, partials: Out<u8>,
     );
     /// The gradient of the input, in tiles of 128 x 128.
-    fn conv2d_backward_input_wide<T: f32>(
+    fn conv2d_backward_input_wide<T: f32 | f16 | bf16>(
         height: u32, width: u32, c_in: u32, c_out: u32, kernel_height: u32, kernel_width: u32, stride: u32, padding: u32,
         has_planes: u32, w: In<u8>, dy: In<T>, positions: u32, dx: Out<u8>, is_f32: u32,
     );
@@ -66,7 +66,7 @@ paceline_cuda::kernels! {
         has_planes: u32, x: In<u8>, is_f32: u32, dy: In<T>, winners: In<u8>, positions: u32, positions_of_part: u32, partials: Out<u8>,
     );
     /// The gradient of the input, in tiles of 128 x 128.
-    fn conv_relu_pool_backward_input_wide<T: f32>(
+    fn conv_relu_pool_backward_input_wide<T: f32 | f16 | bf16>(
         height: u32, width: u32, c_in: u32, c_out: u32, kernel_height: u32, kernel_width: u32, stride: u32, padding: u32,
         has_planes: u32, w: In<u8>, dy: In<T>, winners: In<u8>, positions: u32, dx: Out<u8>, is_f32: u32,
     );
