@@ -202,6 +202,13 @@ impl Grid {
         Self::blocks(blocks, threads as u32)
     }
 
+    /// A thread for each four of `count` elements, for kernels that use `at_places`.
+    pub fn fours(count: usize) -> Self {
+        let threads = count.div_ceil(4).clamp(1, Self::BLOCK as usize).next_multiple_of(32);
+        let blocks = count.div_ceil(4 * threads).min(u32::MAX as usize / 2) as u32;
+        Self::blocks(blocks, threads as u32)
+    }
+
     /// Blocks along one axis.
     pub fn blocks(blocks: u32, threads: u32) -> Self {
         Self { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared_bytes: 0 }

@@ -54,6 +54,18 @@ template <> struct As<f16> {
 // The place of this thread among all of a grid of one axis.
 __device__ __forceinline__ u64 place() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 
+// Calls f with the places of this thread below n, of a grid of one axis: four, a block's width apart, so that their numbers are on the
+// way at the same time. For that the compiler has to know that what is written is not what is read (`__restrict__`).
+template <typename F> __device__ __forceinline__ void at_places(u64 n, F f) {
+    u64 first = (u64)blockIdx.x * blockDim.x * 4 + threadIdx.x, last = first + 3 * blockDim.x;
+    if (last < n) {
+        #pragma unroll
+        for (u32 k = 0; k < 4; ++k) f(first + k * blockDim.x);
+    } else {
+        for (u64 i = first; i < n; i += blockDim.x) f(i);
+    }
+}
+
 // a b + c, rounded once.
 __device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ __forceinline__ double fused(double a, double b, double c) { return __fma_rn(a, b, c); }

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use paceline_cuda::Grid;
 use paceline_memory::{DType, Tensor};
 
-use crate::card::rows as kernels;
+use crate::card::products as kernels;
 use crate::{Compute, KernelError, Op, Processor, Result, read, write};
 
 /// Number of elements that a thread converts at a time.
@@ -26,7 +26,7 @@ pub fn narrow(compute: &Compute, x: &Tensor, rounded: &Tensor) -> Result<()> {
             };
             compute.launch_with_card(op, operands, body, move |card, (x, rounded)| {
                 // SAFETY: both have `n` elements.
-                unsafe { card.launch(kernels::narrow(x, rounded, n as u64)?, Grid::elements(n)) }
+                unsafe { card.launch(kernels::narrow(x, rounded, n as u64)?, Grid::fours(n)) }
             })
         }};
     }
@@ -53,7 +53,7 @@ pub fn widen(compute: &Compute, rounded: &Tensor, x: &Tensor) -> Result<()> {
             };
             compute.launch_with_card(op, operands, body, move |card, (rounded, x)| {
                 // SAFETY: both have `n` elements.
-                unsafe { card.launch(kernels::widen(rounded, x, n as u64)?, Grid::elements(n)) }
+                unsafe { card.launch(kernels::widen(rounded, x, n as u64)?, Grid::fours(n)) }
             })
         }};
     }

@@ -25,7 +25,7 @@ pub fn relu(compute: &Compute, input: &Tensor, output: &Tensor) -> Result<()> {
         };
         compute.launch_with_card(op, operands, body, move |card, (x, y)| {
             // SAFETY: both have `n` elements.
-            unsafe { card.launch(kernels::relu(x, y, n as u64)?, Grid::elements(n)) }
+            unsafe { card.launch(kernels::relu(x, y, n as u64)?, Grid::fours(n)) }
         })
     })
 }
@@ -55,7 +55,7 @@ pub fn relu_backward(
         };
         compute.launch_with_card(op, operands, body, move |card, (y, dy, dx)| {
             // SAFETY: all have `n` elements.
-            unsafe { card.launch(kernels::relu_backward(y, dy, dx, n as u64)?, Grid::elements(n)) }
+            unsafe { card.launch(kernels::relu_backward(y, dy, dx, n as u64)?, Grid::fours(n)) }
         })
     })
 }
@@ -133,7 +133,7 @@ pub fn add(compute: &Compute, x: &Tensor, y: &Tensor) -> Result<()> {
         };
         compute.launch_with_card(op, operands, body, move |card, (x, y)| {
             // SAFETY: both have `n` elements.
-            unsafe { card.launch(kernels::add(x, y, n as u64)?, Grid::elements(n.div_ceil(4))) }
+            unsafe { card.launch(kernels::add(x, y, n as u64)?, Grid::fours(n)) }
         })
     })
 }
@@ -164,7 +164,7 @@ pub fn divide(compute: &Compute, tensor: &Tensor, divisor: f64) -> Result<()> {
         };
         compute.launch_with_card(op, x, body, move |card, x| {
             // SAFETY: it has `n` elements.
-            unsafe { card.launch(kernels::divide(x, divisor, n as u64)?, Grid::elements(n)) }
+            unsafe { card.launch(kernels::divide(x, divisor, n as u64)?, Grid::fours(n)) }
         })
     })
 }

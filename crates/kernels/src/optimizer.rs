@@ -117,7 +117,7 @@ pub fn sgd(
                 None => kernels::sgd(p, g, v, factor, lr, momentum, weight_decay, n_words)?,
             };
             // SAFETY: all that are there have `n` elements, and the numbers are four.
-            unsafe { card.launch(call, Grid::elements(n)) }
+            unsafe { card.launch(call, Grid::fours(n)) }
         })
     })
 }
@@ -211,7 +211,7 @@ pub fn adamw(
                 )?,
             };
             // SAFETY: all have `n` elements, and the numbers are nine.
-            unsafe { card.launch(call, Grid::elements(n)) }
+            unsafe { card.launch(call, Grid::fours(n)) }
         })
     })
 }

@@ -1,13 +1,11 @@
 // What goes with the matrix products of the library: conversion to 16 bits, biases, and sums over rows.
 
-template <typename S> __device__ void narrow(const f32* x, S* y, u64 n) {
-    u64 i = place();
-    if (i < n) y[i] = As<S>::store(x[i]);
+template <typename S> __device__ __forceinline__ void narrow(const f32* x, S* y, u64 n) {
+    at_places(n, [=](u64 i) { y[i] = As<S>::store(x[i]); });
 }
 
-template <typename S> __device__ void widen(const S* x, f32* y, u64 n) {
-    u64 i = place();
-    if (i < n) y[i] = load(x[i]);
+template <typename S> __device__ __forceinline__ void widen(const S* x, f32* y, u64 n) {
+    at_places(n, [=](u64 i) { y[i] = load(x[i]); });
 }
 
 template <typename S> __device__ void add_bias(const S* bias, u32 with_relu, S* y, u64 columns, u64 n) {
@@ -74,8 +72,8 @@ template <typename S> __device__ void add_parts(const typename As<S>::Real* part
         add_parts(partials, parts, n, accumulate, sums);                                                                \
     }
 #define FOR_HALF(S)                                                                             \
-    extern "C" __global__ void narrow_##S(const f32* x, S* y, u64 n) { narrow(x, y, n); }       \
-    extern "C" __global__ void widen_##S(const S* x, f32* y, u64 n) { widen(x, y, n); }
+    extern "C" __global__ void narrow_##S(const f32* __restrict__ x, S* __restrict__ y, u64 n) { narrow(x, y, n); } \
+    extern "C" __global__ void widen_##S(const S* __restrict__ x, f32* __restrict__ y, u64 n) { widen(x, y, n); }
 
 FOR_STORED(f32)
 FOR_STORED(f64)

@@ -1,21 +1,5 @@
-// Operations on rows: conversions, the gated activation, the norm, rotations and embeddings.
+// Operations on rows: the gated activation, the norm, rotations and embeddings.
 
-extern "C" __global__ void narrow_f16(const float* x, f16* rounded, u64 n) {
-    u64 i = place();
-    if (i < n) rounded[i] = As<f16>::store(x[i]);
-}
-
-extern "C" __global__ void narrow_bf16(const float* x, bf16* rounded, u64 n) {
-    u64 i = place();
-    if (i < n) rounded[i] = As<bf16>::store(x[i]);
-}
-
-template <typename S> __device__ __forceinline__ void widen(const S* rounded, float* x, u64 n) {
-    u64 i = place();
-    if (i < n) x[i] = load(rounded[i]);
-}
-
-// A thread has a column of every `runs`th row.
 template <typename S>
 __device__ __forceinline__ void swiglu(const S* gate_up, S* y, u32 columns, u64 rows, u64 runs) {
     typedef typename As<S>::Real Real;
@@ -193,8 +177,6 @@ extern "C" __global__ void last_rows(
     rows[at] = at * seq + last;
 }
 
-#define FOR_HALF(S) \
-    extern "C" __global__ void widen_##S(const S* rounded, float* x, u64 n) { widen(rounded, x, n); }
 #define FOR_STORED(S, R)                                                                                                 \
     extern "C" __global__ void swiglu_##S(const S* gate_up, S* y, u32 columns, u64 rows, u64 runs) {                     \
         swiglu(gate_up, y, columns, rows, runs);                                                                         \
@@ -230,8 +212,6 @@ extern "C" __global__ void last_rows(
     extern "C" __global__ void add_runs_##R(const R* of_runs, R* sums, u32 columns, u32 runs, u32 accumulate) {           \
         add_runs(of_runs, sums, columns, runs, accumulate);                                                              \
     }
-FOR_HALF(f16)
-FOR_HALF(bf16)
 FOR_STORED(f32, f32)
 FOR_STORED(f64, f64)
 FOR_STORED(f16, f32)

@@ -6,10 +6,6 @@ use super::{EXP, NUMBERS};
 
 paceline_cuda::kernels! {
     ROWS = "rows.cu", include_str!("rows.cu"), [NUMBERS, EXP];
-    /// `rounded = x`, rounded.
-    fn narrow<S: f16 | bf16>(x: In<f32>, rounded: Out<S>, n: u64);
-    /// `x = rounded`.
-    fn widen<S: f16 | bf16>(rounded: In<S>, x: Out<f32>, n: u64);
     /// The gated activation. A thread has a column of every `runs`th row.
     fn swiglu<S: f32 | f64 | f16 | bf16>(gate_up: In<S>, y: Out<S>, columns: u32, rows: u64, runs: u64);
     /// Its backward pass.

@@ -66,7 +66,7 @@ pub(super) fn forward<H: Half>(
                     Either::A(y) => {
                         let bias = match (bias, widened) {
                             (Some(Either::B(bias)), Some(widened)) => {
-                                card.launch(widen(bias, widened, n as u64)?, Grid::elements(n))?;
+                                card.launch(widen(bias, widened, n as u64)?, Grid::fours(n))?;
                                 Some(widened.as_in())
                             }
                             (Some(Either::A(bias)), _) => Some(bias),
@@ -208,7 +208,7 @@ unsafe fn round<H: Half>(
         (Either::A(operand), rounded) => {
             let rounded = rounded.expect("an operand of f32 has scratch memory");
             // SAFETY: the caller's.
-            unsafe { card.launch(narrow(operand, rounded, len as u64)?, Grid::elements(len))? };
+            unsafe { card.launch(narrow(operand, rounded, len as u64)?, Grid::fours(len))? };
             Ok(rounded.as_in())
         }
     }

@@ -56,7 +56,7 @@ unsafe fn factor<S: Stored>(
 ) -> Result<In<S>> {
     let Some(rounded) = rounded else { return Ok(retyped(elems)) };
     // SAFETY: the caller's.
-    unsafe { card.launch(narrow(retyped(elems), rounded, len as u64)?, Grid::elements(len))? };
+    unsafe { card.launch(narrow(retyped(elems), rounded, len as u64)?, Grid::fours(len))? };
     Ok(rounded.as_in())
 }
 
