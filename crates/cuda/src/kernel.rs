@@ -68,6 +68,10 @@ pub trait Scalar: Copy {
     type Wide: Scalar + Argument;
 }
 
+/// An f32 that kernels multiply on tensor cores, which take 10 bits of its mantissa.
+#[derive(Clone, Copy, Debug)]
+pub struct Tf32(pub f32);
+
 /// The type in which kernels compute with numbers of a type.
 pub type Wide<S> = <S as Scalar>::Wide;
 
@@ -82,6 +86,7 @@ macro_rules! scalars {
 scalars! {
     f32, "f32", f32;
     f64, "f64", f64;
+    Tf32, "tf32", f32;
     half::f16, "f16", f32;
     half::bf16, "bf16", f32;
     u8, "u8", i32;
@@ -317,6 +322,7 @@ pub mod scalar {
     #![allow(non_camel_case_types)]
     pub type f32 = core::primitive::f32;
     pub type f64 = core::primitive::f64;
+    pub type tf32 = super::Tf32;
     pub type f16 = half::f16;
     pub type bf16 = half::bf16;
     pub type u8 = core::primitive::u8;

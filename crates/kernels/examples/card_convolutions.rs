@@ -26,15 +26,21 @@ fn main() -> Result<(), Failure> {
     println!("{}, {batch} images; us, TFLOP/s", card.name());
     let stream = Accelerator::cuda(card.clone()).stream("compute")?;
     let on = Compute::new(1, Allocator::on(&stream))?;
-    let timer = Timer { card, on };
-    for dtype in [DType::F32, DType::BF16] {
+    let rounded = Compute::new(1, Allocator::on(&stream))?.with_tf32();
+    let [exact, rounded] = [on, rounded].map(|on| Timer { card: card.clone(), on });
+    let cases = [
+        ("f32", &exact, DType::F32),
+        ("tf32", &rounded, DType::F32),
+        ("bf16", &exact, DType::BF16),
+    ];
+    for (name, timer, dtype) in cases {
         let mut total = 0.0;
         for layer in 0..CHANNELS.len() - 1 {
             let side = SIDE >> layer;
             let conv = Conv2d::same3x3(side, side, CHANNELS[layer], CHANNELS[layer + 1]);
-            total += timer.time_layer(&conv, dtype, layer, batch)?;
+            total += timer.time_layer(name, &conv, dtype, layer, batch)?;
         }
-        println!("{dtype}: {total:.0} us in all\n");
+        println!("{name}: {total:.0} us in all\n");
     }
     Ok(())
 }
@@ -48,6 +54,7 @@ impl Timer {
     /// The microseconds of a layer's operations.
     fn time_layer(
         &self,
+        case: &str,
         conv: &Conv2d,
         dtype: DType,
         layer: usize,
@@ -83,7 +90,7 @@ impl Timer {
         for (name, operation) in operations {
             let us = self.time(operation)?;
             let rate = 2.0 * products as f64 / us / 1e6;
-            println!("{dtype:5} layer {} {name:16}{us:9.1}{rate:9.1}", layer + 1);
+            println!("{case:5} layer {} {name:16}{us:9.1}{rate:9.1}", layer + 1);
             total += us;
         }
         Ok(total)

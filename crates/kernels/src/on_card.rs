@@ -5,7 +5,7 @@
 
 use paceline_cuda::kernel::{In, Out};
 use paceline_cuda::{Grid, Number, Product};
-use paceline_memory::Element;
+use paceline_memory::{DType, Element};
 
 use crate::stored::Stored;
 
@@ -49,6 +49,11 @@ pub struct OnCard {
 impl OnCard {
     pub(crate) fn new(stream: paceline_cuda::Stream, rounds_to_tf32: bool) -> Self {
         Self { stream, rounds_to_tf32 }
+    }
+
+    /// Whether kernels that can multiply f32 in TF32 do so: it is allowed, and the card has it.
+    pub(crate) fn rounds<S: Stored>(&self) -> bool {
+        self.rounds_to_tf32 && S::DTYPE == DType::F32 && self.card().capability() >= (8, 0)
     }
 
     /// Puts a kernel into the stream.

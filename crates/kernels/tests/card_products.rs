@@ -360,11 +360,82 @@ fn convolutions_that_are_pooled() {
     }
 }
 
+/// How far products may be off whose factors are rounded to TF32.
+const ROUNDED: Promise = Promise::Within(1e-3);
+
+/// Those of large tiles are rounded to TF32 where that is allowed.
+#[test]
+fn convolutions_in_tf32() {
+    let (Some(exact), Some(rounded)) = (Pair::new(), Pair::new().map(Pair::with_tf32)) else {
+        return;
+    };
+    for (batch, conv) in large_tiles() {
+        for is_pooled in [false, true] {
+            let results = [&exact, &rounded].map(|pair| {
+                let shape = match is_pooled {
+                    false => conv.output_shape(batch),
+                    true => conv_relu_pool::output_shape(&conv, batch),
+                };
+                let x = pair.random(F32, &conv.input_shape(batch), 1);
+                let w = pair.random(F32, &conv.weight_shape(), 2);
+                let bias = pair.random(F32, &[conv.c_out], 3);
+                let (y, dy) = (pair.poisoned(F32, &shape), pair.random(F32, &shape, 4));
+                // Sums that are rounded may have other winners, so gradients have winners of their own.
+                let winners = pair.poisoned(U8, &shape);
+                let places: Vec<f64> = (0..dy.len()).map(|at| (at * 7 % 5) as f64).collect();
+                let others = pair.of(U8, &shape, &places);
+                let dw = pair.poisoned(F32, &conv.weight_shape());
+                let db = pair.poisoned(F32, &[conv.c_out]);
+                let dx = pair.poisoned(F32, &conv.input_shape(batch));
+                let run = |on: &_, of: [&Tensor; 10]| {
+                    let [x, w, bias, y, winners, others, dy, dw, db, dx] = of;
+                    if is_pooled {
+                        conv_relu_pool::forward(on, &conv, x, w, bias, y, winners)?;
+                        conv_relu_pool::backward_weight(on, &conv, x, others, dy, dw, db, false)?;
+                        conv_relu_pool::backward_input(on, &conv, w, others, dy, dx)
+                    } else {
+                        conv2d::forward(on, &conv, x, w, bias, y)?;
+                        conv2d::backward_weight(on, &conv, x, dy, dw, db, false)?;
+                        conv2d::backward_input(on, &conv, w, dy, dx)
+                    }
+                };
+                pair.run(run, [&x, &w, &bias, &y, &winners, &others, &dy, &dw, &db, &dx]);
+                if is_pooled {
+                    // The winners are those of the card's sums.
+                    let winners = pair.on_card(&winners);
+                    assert!(winners.iter().all(|place| *place <= 4.0));
+                }
+                for of in [&y, &dw, &dx] {
+                    pair.compare(of, ROUNDED);
+                }
+                pair.compare(&db, reordered(F32));
+                [y, dw, dx].map(|of| (pair.on_card(&of), pair.on_processor(&of)))
+            });
+            let [exact, rounded] = results;
+            for (at, (exact, rounded)) in exact.iter().zip(&rounded).enumerate() {
+                let most = exact.1.iter().fold(0f64, |most, x| most.max(x.abs()));
+                let off = |of: &(Vec<f64>, Vec<f64>)| {
+                    of.0.iter().zip(&of.1).map(|(a, b)| (a - b).abs() / most).fold(0.0, f64::max)
+                };
+                println!("{batch} {conv:?} {is_pooled} {at}: {:e} {:e}", off(exact), off(rounded));
+                assert!(off(exact) <= 2e-6);
+                // The gradient of an input whose channels are no vectors comes by other tiles.
+                let has_tiles = at < 2 || conv.c_in.is_multiple_of(4);
+                assert_eq!(off(rounded) > 1e-5, has_tiles);
+            }
+        }
+    }
+}
+
 /// Parameters lie behind each other in one buffer, so addresses are multiples of an element's size only. The bits are the same.
 #[test]
 fn convolutions_at_odd_addresses() {
-    let Some(pair) = Pair::new() else { return };
-    for dtype in [F32, BF16] {
+    for (dtype, rounds) in [(F32, false), (F32, true), (BF16, false)] {
+        let Some(mut pair) = Pair::new() else { return };
+        if rounds {
+            pair = pair.with_tf32();
+        }
+        let promise = if rounds { ROUNDED } else { reordered(dtype) };
         let (batch, conv) = large_tiles()[0];
         let steps = conv.weight_shape().iter().product::<usize>();
         let [inputs, outputs] = [conv.input_shape(batch), conv.output_shape(batch)]
@@ -393,12 +464,12 @@ fn convolutions_at_odd_addresses() {
                 conv2d::backward_weight(on, &conv, &x, &dy, &dw, &db, false)
             };
             pair.run(run, [&x, &w, &bias, &dy, &y, &dx, &dw, &db]);
-            pair.compare(&y, reordered(dtype));
-            pair.compare(&dx, reordered(dtype));
-            pair.compare(&dw, reordered(F32));
+            pair.compare(&y, promise);
+            pair.compare(&dx, promise);
+            pair.compare(&dw, if rounds { ROUNDED } else { reordered(F32) });
             [&y, &dx, &dw, &db].map(|of| pair.on_card(of)[first..].to_vec())
         });
-        assert!(results[0] == results[1], "{dtype}");
+        assert!(results[0] == results[1], "{dtype}, {rounds}");
     }
 }
 

@@ -230,6 +230,7 @@ operations! {
         F32FromBf16 => from_f32(Half::Bf16.value(a)),
         F16FromF32 => Half::F16.bits(f32_of(a)),
         Bf16FromF32 => Half::Bf16.bits(f32_of(a)),
+        Tf32FromF32 => from_f32(to_tf32(f32_of(a))),
         F64FromF32 => from_f64(f64::from(f32_of(a))),
         F32FromF64 => from_f32(f64_of(a) as f32),
     }

@@ -6,7 +6,7 @@
 use crate::fault::Fault;
 
 use super::arithmetic::{LANES, lanes_of, over_lanes};
-use super::float::{f32_of, from_f32};
+use super::float::{f32_of, from_f32, to_tf32};
 use super::instruction::*;
 use super::warp::{Block, Laned, Warp, on_lane};
 
@@ -45,7 +45,7 @@ impl Warp {
                 let result = result.reduce(|a, b| op.apply([a, b])).unwrap_or(0);
                 over_lanes(&mut self.registers, mask, *to, [], |[]| result);
             }
-            WarpOp::MatrixProduct(product) => self.matrix_product(product),
+            WarpOp::MatrixProduct(product) => self.matrix_product(product)?,
             WarpOp::LoadMatrix { to, address, transposed } => {
                 self.load_matrix(block, to, *address, *transposed)?;
             }
@@ -96,23 +96,35 @@ impl Warp {
     }
 
     /// `d = a b + c` of 16 x 16 by 16 x 8. Lane `4 g + t` holds rows `g` and `g + 8` and column pairs `t` and `t + 4` of
-    /// `a`, column `g` of `b`, and columns `2 t` and `2 t + 1` of `c` and `d`.
-    fn matrix_product(&mut self, product: &MatrixProduct) {
+    /// `a`, column `g` of `b`, and columns `2 t` and `2 t + 1` of `c` and `d`. In TF32 the product is 16 x 8 by 8 x 8, with
+    /// columns in place of pairs; a number that was not rounded to TF32 is a fault.
+    fn matrix_product(&mut self, product: &MatrixProduct) -> Laned<()> {
         let MatrixProduct { half, d, a, b, c } = product;
         let (mut left, mut right) = ([[0f64; 16]; 16], [[0f64; 8]; 16]);
         for lane in 0..LANES {
             let (g, t) = (lane / 4, lane % 4);
-            let pair = |register: Reg| {
+            let values = |register: Reg| -> Laned<Vec<f64>> {
                 let bits = self.registers[register as usize][lane];
-                [bits, bits >> 16].map(|bits| f64::from(half.value(bits & 0xffff)))
+                let Some(half) = half else {
+                    let value = f32_of(bits);
+                    if value.to_bits() != to_tf32(value).to_bits() {
+                        let message = format!("{value:e} is not rounded to TF32");
+                        return Err(on_lane(lane)(Fault::failed(message)));
+                    }
+                    return Ok(vec![f64::from(value)]);
+                };
+                Ok([bits, bits >> 16].map(|bits| f64::from(half.value(bits & 0xffff))).to_vec())
             };
             for (k, register) in a.iter().enumerate() {
-                let (row, column) = (g + 8 * (k % 2), 2 * t + 8 * (k / 2));
-                left[row][column..column + 2].copy_from_slice(&pair(*register));
+                let values = values(*register)?;
+                for (i, value) in values.iter().enumerate() {
+                    left[g + 8 * (k % 2)][values.len() * (t + 4 * (k / 2)) + i] = *value;
+                }
             }
             for (k, register) in b.iter().enumerate() {
-                for (i, value) in pair(*register).into_iter().enumerate() {
-                    right[2 * t + 8 * k + i][g] = value;
+                let values = values(*register)?;
+                for (i, value) in values.iter().enumerate() {
+                    right[values.len() * (t + 4 * k) + i][g] = *value;
                 }
             }
         }
@@ -129,6 +141,7 @@ impl Warp {
                 self.registers[*register as usize][lane] = sum;
             }
         }
+        Ok(())
     }
 
     fn load_matrix(

@@ -386,8 +386,9 @@ fn warp(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
         "mma" => {
             let name = s.words[1..].join(".");
             let half = match name.as_str() {
-                "sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" => Half::Bf16,
-                "sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" => Half::F16,
+                "sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" => Some(Half::Bf16),
+                "sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" => Some(Half::F16),
+                "sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" => None,
                 _ => return Err(format!("the product `{name}` is not emulated")),
             };
             if s.operands.len() != 4 {

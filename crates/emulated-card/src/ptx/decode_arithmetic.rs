@@ -282,6 +282,10 @@ fn cvta(names: &mut Names, s: &Statement) -> Result<Op, String> {
 }
 
 fn cvt(names: &mut Names, s: &Statement) -> Result<Op, String> {
+    if s.words[1..] == ["rna", "tf32", "f32"] {
+        let (to, from) = (names.target(s.operand(0)?)?, names.source(s.operand(1)?)?);
+        return Ok(Op::Unary(UnaryOp::Tf32FromF32, to, from));
+    }
     s.only(&["rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi", "ftz", "sat", "relu"])?;
     let [mut to, from] = s.scalars()[..] else {
         return Err("a conversion needs two types".into());

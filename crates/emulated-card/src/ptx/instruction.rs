@@ -143,7 +143,7 @@ pub enum WarpOp {
         /// Each lane's value.
         value: Reg,
     },
-    /// `mma.sync.m16n8k16` with f32 sums.
+    /// `mma.sync.m16n8k16`, or `m16n8k8` in TF32, with f32 sums.
     MatrixProduct(Box<MatrixProduct>),
     /// `ldmatrix`: 8 x 8 matrices of 16 bits from shared memory.
     LoadMatrix {
@@ -159,13 +159,13 @@ pub enum WarpOp {
 /// The fragments of a product on tensor cores: `d = a b + c`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MatrixProduct {
-    /// The type of `a` and `b`.
-    pub half: Half,
+    /// The type of `a` and `b`: 16 bits, or TF32.
+    pub half: Option<Half>,
     /// Four f32 of the result.
     pub d: [Reg; 4],
-    /// Four pairs of `a`.
+    /// Four pairs of `a`, or numbers of TF32.
     pub a: [Reg; 4],
-    /// Two pairs of `b`.
+    /// Two pairs of `b`, or numbers of TF32.
     pub b: [Reg; 2],
     /// Four f32 that are added.
     pub c: [Reg; 4],

@@ -5,8 +5,10 @@
 //! results. Which tiles have the sums of a result, and in which order, follows from sizes and types; where operands lie only
 //! chooses between tiles that add alike. This file does not know which operation convolves.
 
-use paceline_cuda::kernel::{In, Out};
-use paceline_cuda::{Grid, Result};
+use std::marker::PhantomData;
+
+use paceline_cuda::kernel::{In, Out, Scalar, Tf32};
+use paceline_cuda::{Call, Grid, Result};
 use paceline_memory::{DType, Element};
 
 use super::conv_relu_pool::{
@@ -234,12 +236,109 @@ impl CardConv {
         y: Out<S>,
         winners: Option<Out<u8>>,
     ) -> Result<()> {
-        let [h, wide, c_in, c_out, kh, kw, stride, padding, planes] = self.sizes();
         let winners_at = winners.map_or(0, |winners| winners.0);
         let tile = self.forward_tile::<X, S>(are_aligned([x.0, w.0, y.0, winners_at]));
         let (x, w, bias) = (retyped(x), retyped(w), retyped(bias));
-        let (positions, is_f32) = (self.positions() as u32, is_f32::<X, S>());
-        let call = match winners {
+        let (y, is_f32) = (untyped(y), is_f32::<X, S>());
+        let call = if is_rounded::<S>(card, tile) {
+            self.forward_call::<Tf32>(tile, (x, is_f32), (w, bias), y, winners)
+        } else {
+            self.forward_call::<S>(tile, (x, is_f32), (w, bias), y, winners)
+        };
+        // SAFETY: the caller's; each thread writes results of positions below their number.
+        unsafe { card.launch(call?, tile.grid(self.positions(), self.conv.c_out, 1)) }
+    }
+
+    /// Writes or adds to the gradients of weight and bias.
+    ///
+    /// # Safety
+    ///
+    /// The addresses are those of operands of these sizes, and `partials` has [`CardConv::scratch_len`] elements.
+    pub(crate) unsafe fn backward_weight<X: Element, S: Stored<Real: Multiplied>>(
+        &self,
+        card: &OnCard,
+        (x, dy, winners): (In<X>, In<S>, Option<In<u8>>),
+        (dw, db): (Out<S::Real>, Out<S::Real>),
+        accumulate: bool,
+        partials: Out<S::Real>,
+    ) -> Result<()> {
+        let winners_at = winners.map_or(0, |winners| winners.0);
+        let tile = match self.weight_tile::<X, S>() {
+            Tile::Wide if !are_aligned([x.0, dy.0, winners_at, partials.0]) => Tile::Small,
+            tile => tile,
+        };
+        let (x, partials, is_f32) = (retyped(x), untyped(partials), is_f32::<X, S>());
+        let [parts, of_part] = self.weight_parts::<X, S>();
+        let call = if is_rounded::<S>(card, tile) {
+            self.weight_call::<Tf32>(tile, (x, is_f32), (retyped(dy), winners), of_part, partials)
+        } else {
+            self.weight_call::<S>(tile, (x, is_f32), (dy, winners), of_part, partials)
+        };
+        let accumulate = u32::from(accumulate);
+        let elems = self.steps() * self.conv.c_out;
+        // SAFETY: the caller's; a block writes a tile of part z of `partials`, which the second kernel reads.
+        unsafe {
+            card.launch(call?, tile.grid(self.steps(), self.conv.c_out, parts))?;
+            let call = add_parts(partials.as_in(), parts as u64, elems as u64, accumulate, dw)?;
+            card.launch(call, grid_of_parts(parts, elems))?;
+        }
+        let ([height, width], [.., c_out, _, _, _, _, planes]) = (self.result(), self.sizes());
+        let [parts, of_part] = self.bias_parts();
+        let call = sum_channels(
+            dy,
+            winners.unwrap_or(In::NONE),
+            c_out,
+            planes,
+            (self.batch * height * width) as u32,
+            (height * width) as u32,
+            of_part as u32,
+            partials,
+        )?;
+        let blocks = [c_out.div_ceil(32), parts as u32, 1];
+        // SAFETY: the caller's; a block writes a row of `partials` (parts, c_out), which the second kernel reads.
+        unsafe {
+            card.launch(call, Grid { blocks, threads: [32, 8, 1], shared_bytes: 0 })?;
+            let call = add_parts(partials.as_in(), parts as u64, c_out.into(), accumulate, db)?;
+            card.launch(call, grid_of_parts(parts, self.conv.c_out))
+        }
+    }
+
+    /// Writes the gradient of the input.
+    ///
+    /// # Safety
+    ///
+    /// The addresses are those of operands of these sizes.
+    pub(crate) unsafe fn backward_input<X: Element, S: Stored>(
+        &self,
+        card: &OnCard,
+        (w, dy, winners): (In<S::Real>, In<S>, Option<In<u8>>),
+        dx: Out<X>,
+    ) -> Result<()> {
+        let positions = self.batch * self.conv.height * self.conv.width;
+        let winners_at = winners.map_or(0, |winners| winners.0);
+        let tile = self.input_tile::<S>(are_aligned([w.0, dy.0, dx.0, winners_at]));
+        let (w, dx) = (retyped(w), (untyped(dx), is_f32::<X, S>()));
+        let call = if is_rounded::<S>(card, tile) {
+            self.input_call::<Tf32>(tile, w, (retyped(dy), winners), dx)
+        } else {
+            self.input_call::<S>(tile, w, (dy, winners), dx)
+        };
+        // SAFETY: the caller's; each thread writes gradients of positions below their number.
+        unsafe { card.launch(call?, tile.grid(positions, self.conv.c_in, 1)) }
+    }
+
+    /// The kernel of [`CardConv::forward`] for elements that are multiplied as `T`.
+    fn forward_call<T: Scalar>(
+        &self,
+        tile: Tile,
+        (x, is_f32): (In<u8>, u32),
+        (w, bias): (In<u8>, In<u8>),
+        y: Out<u8>,
+        winners: Option<Out<u8>>,
+    ) -> Result<Call<'static>> {
+        let [h, wide, c_in, c_out, kh, kw, stride, padding, planes] = self.sizes();
+        let (y, positions) = (Out::<T>(y.0, PhantomData), self.positions() as u32);
+        match winners {
             None => {
                 let kernel = match tile {
                     Tile::Wide => conv2d_forward_wide,
@@ -262,34 +361,21 @@ impl CardConv {
                     winners, positions,
                 )
             }
-        };
-        // SAFETY: the caller's; each thread writes results of positions below their number.
-        unsafe { card.launch(call?, tile.grid(self.positions(), self.conv.c_out, 1)) }
+        }
     }
 
-    /// Writes or adds to the gradients of weight and bias.
-    ///
-    /// # Safety
-    ///
-    /// The addresses are those of operands of these sizes, and `partials` has [`CardConv::scratch_len`] elements.
-    pub(crate) unsafe fn backward_weight<X: Element, S: Stored<Real: Multiplied>>(
+    /// The first kernel of [`CardConv::backward_weight`] for elements that are multiplied as `T`.
+    fn weight_call<T: Scalar>(
         &self,
-        card: &OnCard,
-        (x, dy, winners): (In<X>, In<S>, Option<In<u8>>),
-        (dw, db): (Out<S::Real>, Out<S::Real>),
-        accumulate: bool,
-        partials: Out<S::Real>,
-    ) -> Result<()> {
+        tile: Tile,
+        (x, is_f32): (In<u8>, u32),
+        (dy, winners): (In<T>, Option<In<u8>>),
+        of_part: usize,
+        partials: Out<u8>,
+    ) -> Result<Call<'static>> {
         let [h, wide, c_in, c_out, kh, kw, stride, padding, planes] = self.sizes();
-        let winners_at = winners.map_or(0, |winners| winners.0);
-        let tile = match self.weight_tile::<X, S>() {
-            Tile::Wide if !are_aligned([x.0, dy.0, winners_at, partials.0]) => Tile::Small,
-            tile => tile,
-        };
-        let (x, partials, is_f32) = (retyped(x), untyped(partials), is_f32::<X, S>());
-        let (positions, accumulate) = (self.positions() as u32, u32::from(accumulate));
-        let [parts, of_part] = self.weight_parts::<X, S>();
-        let call = match winners {
+        let positions = self.positions() as u32;
+        match winners {
             None => {
                 let kernel = match tile {
                     Tile::Wide => conv2d_backward_weight_wide,
@@ -339,52 +425,20 @@ impl CardConv {
                     partials,
                 )
             }
-        };
-        let elems = self.steps() * self.conv.c_out;
-        // SAFETY: the caller's; a block writes a tile of part z of `partials`, which the second kernel reads.
-        unsafe {
-            card.launch(call?, tile.grid(self.steps(), self.conv.c_out, parts))?;
-            let call = add_parts(partials.as_in(), parts as u64, elems as u64, accumulate, dw)?;
-            card.launch(call, grid_of_parts(parts, elems))?;
-        }
-        let [height, width] = self.result();
-        let [parts, of_part] = self.bias_parts();
-        let call = sum_channels(
-            dy,
-            winners.unwrap_or(In::NONE),
-            c_out,
-            planes,
-            (self.batch * height * width) as u32,
-            (height * width) as u32,
-            of_part as u32,
-            partials,
-        )?;
-        let blocks = [c_out.div_ceil(32), parts as u32, 1];
-        // SAFETY: the caller's; a block writes a row of `partials` (parts, c_out), which the second kernel reads.
-        unsafe {
-            card.launch(call, Grid { blocks, threads: [32, 8, 1], shared_bytes: 0 })?;
-            let call = add_parts(partials.as_in(), parts as u64, c_out.into(), accumulate, db)?;
-            card.launch(call, grid_of_parts(parts, self.conv.c_out))
         }
     }
 
-    /// Writes the gradient of the input.
-    ///
-    /// # Safety
-    ///
-    /// The addresses are those of operands of these sizes.
-    pub(crate) unsafe fn backward_input<X: Element, S: Stored>(
+    /// The kernel of [`CardConv::backward_input`] for elements that are multiplied as `T`.
+    fn input_call<T: Scalar>(
         &self,
-        card: &OnCard,
-        (w, dy, winners): (In<S::Real>, In<S>, Option<In<u8>>),
-        dx: Out<X>,
-    ) -> Result<()> {
+        tile: Tile,
+        w: In<u8>,
+        (dy, winners): (In<T>, Option<In<u8>>),
+        (dx, is_f32): (Out<u8>, u32),
+    ) -> Result<Call<'static>> {
         let [h, wide, c_in, c_out, kh, kw, stride, padding, planes] = self.sizes();
         let positions = self.batch * self.conv.height * self.conv.width;
-        let winners_at = winners.map_or(0, |winners| winners.0);
-        let tile = self.input_tile::<S>(are_aligned([w.0, dy.0, dx.0, winners_at]));
-        let (w, dx, is_f32) = (retyped(w), untyped(dx), is_f32::<X, S>());
-        let call = match winners {
+        match winners {
             None => {
                 let kernel = match tile {
                     Tile::Wide => conv2d_backward_input_wide,
@@ -432,10 +486,13 @@ impl CardConv {
                     is_f32,
                 )
             }
-        };
-        // SAFETY: the caller's; each thread writes gradients of positions below their number.
-        unsafe { card.launch(call?, tile.grid(positions, self.conv.c_in, 1)) }
+        }
     }
+}
+
+/// Whether the kernels of a tile multiply numbers of a type as TF32.
+fn is_rounded<S: Stored>(card: &OnCard, tile: Tile) -> bool {
+    tile != Tile::Any && card.rounds::<S>()
 }
 
 /// Whether images are f32 although they are computed with as `S`.

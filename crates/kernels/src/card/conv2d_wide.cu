@@ -44,5 +44,6 @@ __device__ void conv2d_forward(const Conv& conv, Images<S> x, const f32* w, cons
     FOR_WEIGHT(S, small, 64)
 
 FOR_STORED(f32)
+FOR_STORED(tf32)
 FOR_STORED(f16)
 FOR_STORED(bf16)

@@ -67,5 +67,6 @@ __device__ void conv_relu_pool_forward(const Conv& conv, Images<S> x, const f32*
     FOR_WEIGHT(S, small, 64)
 
 FOR_STORED(f32)
+FOR_STORED(tf32)
 FOR_STORED(f16)
 FOR_STORED(bf16)

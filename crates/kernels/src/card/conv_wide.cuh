@@ -11,12 +11,15 @@ struct Bits { u32 of[4]; };
 // Numbers of a vector, steps of a tile, vectors of the steps of a tile, parts of the steps that are multiplied one after the other,
 // and results of a lane that lie side by side.
 template <typename S> struct Wide {
-    enum { LEN = 16 / sizeof(S), DEPTH = sizeof(S) == 4 ? 8 : 32, SLOTS = DEPTH / LEN, PARTS = sizeof(S) == 4 ? 1 : 2,
-           OF_LANE = sizeof(S) == 4 ? 4 : 2 };
+    enum { LEN = 16 / sizeof(S), SLOTS = 4, DEPTH = SLOTS * LEN, PARTS = 2, OF_LANE = sizeof(S) == 4 ? 4 : 2 };
+};
+template <> struct Wide<f32> {
+    enum { LEN = 4, SLOTS = 2, DEPTH = SLOTS * LEN, PARTS = 1, OF_LANE = 4 };
 };
 
 // Sets number e of a vector of zeros.
 __device__ __forceinline__ void set(Bits& bits, u32 e, f32 x) { bits.of[e] = __float_as_uint(x); }
+__device__ __forceinline__ void set(Bits& bits, u32 e, tf32 x) { set(bits, e, x.number); }
 template <typename S> __device__ __forceinline__ void set(Bits& bits, u32 e, S x) { bits.of[e / 2] |= (u32)x.bits << (e % 2 * 16); }
 
 // Wide tiles are for operands whose vectors can be loaded and stored at once. Others say by their addresses what they allow.
@@ -59,6 +62,7 @@ template <typename S> struct Weights {
 
 private:
     static __device__ __forceinline__ u32 pair_of(f32*, f32, f32) { return 0; }
+    static __device__ __forceinline__ u32 pair_of(tf32*, f32, f32) { return 0; }
     template <typename T> static __device__ __forceinline__ u32 pair_of(T*, f32 x, f32 y) { return Tensor<T>::pair(x, y); }
 };
 
@@ -207,6 +211,62 @@ template <u32 SIDE, bool IS_BY_STEPS> struct WideTile<f32, SIDE, IS_BY_STEPS> {
         }
     }
 };
+// Where the 4 rows (or columns) of 32 begin that a lane has in the fragments of TF32 if its row of a fragment is g: fragments
+// take turns, so that a lane loads and writes 4 at once. Those of neighboring g at 4 steps are in different banks.
+__device__ __forceinline__ u32 four(u32 g) { return g % 2 * 16 + g / 2 * 4; }
+
+// A vector as TF32.
+__device__ __forceinline__ uint4 rounded(const Bits& bits) {
+    return make_uint4(Tensor<tf32>::rounded(bits.of[0]), Tensor<tf32>::rounded(bits.of[1]), Tensor<tf32>::rounded(bits.of[2]),
+                      Tensor<tf32>::rounded(bits.of[3]));
+}
+
+// The same in TF32. Lines of steps lie as in f32, and are loaded as two vectors: rows at a step and at the one 4 behind it.
+template <u32 SIDE> struct WideTile<tf32, SIDE, true> {
+    u32 of[16][SIDE + 4];
+
+    __device__ __forceinline__ void put(u32 line, u32 slot, const Bits& bits) { *(uint4*)&of[line][4 * slot] = rounded(bits); }
+
+    // 2 fragments of a, with the 32 rows from `first` on.
+    __device__ __forceinline__ void load_rows(u32 (&to)[2][4], u32 part, u32 first) const {
+        uint4 x = at(part, 0, first), y = at(part, 4, first);
+        to[0][0] = x.x, to[0][1] = x.y, to[0][2] = y.x, to[0][3] = y.y;
+        to[1][0] = x.z, to[1][1] = x.w, to[1][2] = y.z, to[1][3] = y.w;
+    }
+    // 4 fragments of b, two and two, with the 32 columns from `first` on.
+    __device__ __forceinline__ void load_columns(u32 (&to)[2][4], u32 part, u32 first) const {
+        uint4 x = at(part, 0, first), y = at(part, 4, first);
+        to[0][0] = x.x, to[0][1] = y.x, to[0][2] = x.y, to[0][3] = y.y;
+        to[1][0] = x.z, to[1][1] = y.z, to[1][2] = x.w, to[1][3] = y.w;
+    }
+
+private:
+    __device__ __forceinline__ uint4 at(u32 part, u32 step, u32 first) const {
+        u32 lane = threadIdx.x % 32;
+        uint4 to;
+        // In the order of the text, so that the registers suffice.
+        asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
+                     : "r"(shared_address(&of[8 * part + step + lane % 4][first + four(lane / 4)])) : "memory");
+        return to;
+    }
+};
+// Lines of rows lie as in 16 bits, with 4 steps to a vector.
+template <u32 SIDE> struct WideTile<tf32, SIDE, false> : WideTile<bf16, SIDE, false> {
+    __device__ __forceinline__ void put(u32 line, u32 slot, const Bits& bits) { *this->at(line, slot) = rounded(bits); }
+
+    __device__ __forceinline__ void load_rows(u32 (&to)[2][4], u32 part, u32 first) {
+        u32 lane = threadIdx.x % 32;
+        #pragma unroll
+        for (u32 i = 0; i < 2; ++i) load_matrices(to[i], this->at(first + 16 * i + lane % 16, 2 * part + lane / 16));
+    }
+    __device__ __forceinline__ void load_columns(u32 (&to)[2][4], u32 part, u32 first) {
+        u32 lane = threadIdx.x % 32;
+        #pragma unroll
+        for (u32 j = 0; j < 2; ++j) {
+            load_matrices(to[j], this->at(first + 16 * j + lane / 16 * 8 + lane % 8, 2 * part + lane / 8 % 2));
+        }
+    }
+};
 
 // The tiles of both factors, and how they are multiplied in 16 bits. If the rows are lines of a, 4 rows that follow each other
 // are those of one lane; otherwise, rows with a distance of 8.
@@ -220,6 +280,7 @@ template <typename S, u32 ROWS, u32 COLUMNS, bool IS_A_BY_STEPS, bool IS_B_BY_ST
         u32 window = line % 8 + line / 32 % 2 * 8, place = line / 8 % 4;
         return line / WARP_ROWS * WARP_ROWS + 4 * window + place;
     }
+    static __device__ __forceinline__ u32 column_of(u32 line) { return line; }
 
     __device__ __forceinline__ void multiply(u32 of, u32 part, u32 row, u32 column, u32, Results& sums) {
         u32 lane = threadIdx.x % 32, k = 16 * part;
@@ -270,6 +331,7 @@ struct WideTiles<f32, ROWS, COLUMNS, IS_A_BY_STEPS, IS_B_BY_STEPS> {
     WideTile<f32, COLUMNS, IS_B_BY_STEPS> b[2];
 
     static __device__ __forceinline__ u32 row_of(u32 line) { return line; }
+    static __device__ __forceinline__ u32 column_of(u32 line) { return line; }
 
     __device__ __forceinline__ void multiply(u32 of, u32, u32 row, u32 column, u32 rows, Results& sums) const {
         u32 lane = threadIdx.x % 32;
@@ -307,6 +369,52 @@ struct WideTiles<f32, ROWS, COLUMNS, IS_A_BY_STEPS, IS_B_BY_STEPS> {
         for (u32 m = 0; m < 2; ++m) {
             #pragma unroll
             for (u32 n = 0; n < 2; ++n) finish(row + 32 * m + lane / 4 * 4, 1, column + 16 * n + lane % 4 * 4, sums[m][n]);
+        }
+    }
+};
+// The same in TF32: a lane has 4 x 4 results four times, as in f32.
+template <u32 ROWS, u32 COLUMNS, bool IS_A_BY_STEPS, bool IS_B_BY_STEPS>
+struct WideTiles<tf32, ROWS, COLUMNS, IS_A_BY_STEPS, IS_B_BY_STEPS> {
+    typedef Sums Results[4][4];
+    WideTile<tf32, ROWS, IS_A_BY_STEPS> a[2];
+    WideTile<tf32, COLUMNS, IS_B_BY_STEPS> b[2];
+
+    // The row, or column, that lies in a line.
+    static __device__ __forceinline__ u32 row_of(u32 line) { return line / 32 * 32 + four(line % 8) + line / 8 % 4; }
+    static __device__ __forceinline__ u32 column_of(u32 line) { return row_of(line); }
+
+    __device__ __forceinline__ void multiply(u32 of, u32 part, u32 row, u32 column, u32 rows, Results& sums) {
+        u32 x[2][4], y[2][4];
+        b[of].load_columns(y, part, column);
+        #pragma unroll
+        for (u32 m = 0; m < 2; ++m) {
+            // A small tile of a first layer has fewer rows.
+            if (ROWS == WARP_ROWS && m == 1 && rows <= 32) continue;
+            a[of].load_rows(x, part, row + 32 * m);
+            #pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+                #pragma unroll
+                for (u32 j = 0; j < 4; ++j) {
+                    Tensor<tf32>::multiply(sums[2 * m + i][j], x[i], y[j / 2][j % 2 * 2], y[j / 2][j % 2 * 2 + 1]);
+                }
+            }
+        }
+    }
+
+    template <typename Finish> static __device__ __forceinline__ void finish_with(u32 row, u32 column, Results& sums, Finish finish) {
+        u32 lane = threadIdx.x % 32;
+        #pragma unroll
+        for (u32 m = 0; m < 2; ++m) {
+            #pragma unroll
+            for (u32 n = 0; n < 2; ++n) {
+                f32 results[4][4];
+                #pragma unroll
+                for (u32 i = 0; i < 4; ++i) {
+                    #pragma unroll
+                    for (u32 j = 0; j < 4; ++j) results[i][j] = sums[2 * m + i / 2][j][i % 2 * 2 + n];
+                }
+                finish(row + 32 * m + four(lane / 4), 1, column + four(lane % 4 * 2 + n), results);
+            }
         }
     }
 };
@@ -430,7 +538,7 @@ template <typename S, bool POOLED, u32 ROWS, u32 COLUMNS> struct InputLoader {
                 a[k].load(dy, winners, at, place, is_vector);
             }
         }
-        u32 c = blockIdx.y * COLUMNS + OfB::line(part);
+        u32 c = blockIdx.y * COLUMNS + Tiles::column_of(OfB::line(part));
         u32 at = ((step.u * conv.kernel_width + step.v) * conv.c_in + c) * conv.c_out + step.channel;
         b.load(w, at, has_step && c < conv.c_in, is_w_vector);
         if (part + 1 == Wide<S>::PARTS) step.move(Wide<S>::DEPTH, conv.kernel_width, conv.c_out);
@@ -448,6 +556,9 @@ template <typename S, bool POOLED, u32 ROWS, u32 COLUMNS> struct InputLoader {
 template <typename S, bool POOLED, u32 SIDE_OF_TILE> struct WeightLoader {
     typedef WideTiles<S, SIDE_OF_TILE, SIDE_OF_TILE, true, true> Tiles;
     typedef Lines<SIDE_OF_TILE / Wide<S>::LEN, Wide<S>::DEPTH, WIDE_THREADS(SIDE_OF_TILE, SIDE_OF_TILE)> Of;
+    static_assert(Of::DISTANCE % 4 == 0, "the lines of a thread are the same place of windows");
+    // The lines that are loaded with a part. In 4 bytes a thread of a wide tile has no registers for those of all parts.
+    enum { LOADED = sizeof(S) == 4 && IS_WIDE(SIDE_OF_TILE) ? Of::OWN / Wide<S>::PARTS : Of::OWN };
     WidePatches<S, POOLED> patches;
     const S* dy;
     const u8* winners;
@@ -455,40 +566,35 @@ template <typename S, bool POOLED, u32 SIDE_OF_TILE> struct WeightLoader {
     u32 column, count;
     bool is_vector;
     MovingStep step;
-    // Windows, or positions: the image, and the row and the column, which are small numbers and share a register.
+    // The next window, or position: the image, and the row and the column, which are small numbers and share a register.
     struct {
         u32 n, i_j;
-    } windows[Of::OWN];
-    Bits a[Of::OWN];
-    Winning<S, POOLED> b[Of::OWN];
+    } window;
+    Bits a[LOADED];
+    Winning<S, POOLED> b[LOADED];
 
     __device__ WeightLoader(const Conv& conv, Images<S> x, const S* dy, const u8* winners, u32 begin, u32 count)
         : patches(conv, x, IS_WIDE(SIDE_OF_TILE)), dy(dy), winners(winners),
           column(min(blockIdx.y * SIDE_OF_TILE + Of::slot() * Wide<S>::LEN, conv.c_out - Wide<S>::LEN)), count(count),
           is_vector(is_aligned(IS_WIDE(SIDE_OF_TILE), dy) && is_aligned(IS_WIDE(SIDE_OF_TILE), winners, Wide<S>::LEN)),
           step(blockIdx.x * SIDE_OF_TILE + Of::slot() * Wide<S>::LEN, conv.kernel_width, conv.c_in) {
-        #pragma unroll
-        for (u32 k = 0; k < Of::OWN; ++k) {
-            u32 window = (begin + Of::line(k)) / (POOLED ? 4 : 1);
-            u32 row = window / patches.width;
-            windows[k].i_j = row % patches.height << 16 | window % patches.width;
-            windows[k].n = row / patches.height;
-        }
+        u32 first = (begin + Of::line(0)) / (POOLED ? 4 : 1), row = first / patches.width;
+        window.i_j = row % patches.height << 16 | first % patches.width;
+        window.n = row / patches.height;
     }
 
     __device__ __forceinline__ void load(u32 first, u32 part) {
-        if (part > 0) return;
+        if (part * LOADED >= Of::OWN) return;
         #pragma unroll
-        for (u32 k = 0; k < Of::OWN; ++k) {
-            auto& window = windows[k];
+        for (u32 k = 0; k < LOADED; ++k) {
             a[k] = Bits{};
             b[k].clear();
-            if (first + Of::line(k) < count) {
+            if (first + Of::line(part * LOADED + k) < count) {
                 u32 i = window.i_j >> 16, j = window.i_j & 0xffff;
                 u32 vectors = patches.conv.c_out / Wide<S>::LEN;
                 u32 at = ((window.n * patches.height + i) * patches.width + j) * vectors + column / Wide<S>::LEN;
                 // Parts begin with whole windows.
-                u32 place = POOLED ? Of::line(k) % 4 : 0;
+                u32 place = POOLED ? Of::line(0) % 4 : 0;
                 b[k].load(dy, winners, at, place, is_vector);
                 if (POOLED) {
                     i = 2 * i + place / 2;
@@ -496,7 +602,7 @@ template <typename S, bool POOLED, u32 SIDE_OF_TILE> struct WeightLoader {
                 }
                 a[k] = patches.load(patches.pixel(window.n, i, j), step);
             }
-            window.i_j += Wide<S>::DEPTH / (POOLED ? 4 : 1);
+            window.i_j += Of::DISTANCE / (POOLED ? 4 : 1);
             while ((window.i_j & 0xffff) >= patches.width) {
                 window.i_j += 0x10000 - patches.width;
                 if (window.i_j >> 16 == patches.height) {
@@ -508,11 +614,12 @@ template <typename S, bool POOLED, u32 SIDE_OF_TILE> struct WeightLoader {
     }
 
     __device__ __forceinline__ void store(Tiles& tiles, u32 to, u32 part) const {
-        if (part + 1 < Wide<S>::PARTS) return;
+        u32 from = LOADED < Of::OWN ? part * LOADED : 0;
+        if (LOADED == Of::OWN && part + 1 < Wide<S>::PARTS) return;
         #pragma unroll
-        for (u32 k = 0; k < Of::OWN; ++k) {
-            tiles.a[to].put(Of::line(k), Of::slot(), a[k]);
-            tiles.b[to].put(Of::line(k), Of::slot(), b[k].bits());
+        for (u32 k = 0; k < LOADED; ++k) {
+            tiles.a[to].put(Of::line(from + k), Of::slot(), a[k]);
+            tiles.b[to].put(Of::line(from + k), Of::slot(), b[k].bits());
         }
     }
 };
@@ -555,6 +662,7 @@ __device__ __forceinline__ void write(f32* to, const f32 (&from)[4], bool is_vec
         for (u32 k = 0; k < 4; ++k) to[k] = from[k];
     }
 }
+__device__ __forceinline__ void write(tf32* to, const f32 (&from)[4], bool is_vector) { write((f32*)to, from, is_vector); }
 __device__ __forceinline__ void write(f32* to, const f32 (&from)[2], bool is_vector) {
     if (is_vector) {
         *(float2*)to = make_float2(from[0], from[1]);

@@ -41,6 +41,27 @@ template <> struct Tensor<f16> {
     }
 };
 
+// An f32 that tensor cores multiply with 10 bits of mantissa, in products of 16 x 8 by 8 x 8 numbers (PTX ISA, "Matrix Fragments
+// for mma.m16n8k8"). The fragments are those of 16 bits with a number in place of a pair.
+struct tf32 { f32 number; };
+template <> struct As<tf32> {
+    typedef f32 Real;
+    static __device__ __forceinline__ tf32 store(f32 x) { return tf32{x}; }
+};
+template <> struct Tensor<tf32> {
+    static __device__ __forceinline__ void multiply(Sums& sums, const u32 (&a)[4], u32 b0, u32 b1) {
+        ON_TENSOR_CORES(asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)));
+    }
+    // The nearest number with 10 bits of mantissa; halfway cases go away from zero.
+    static __device__ __forceinline__ u32 rounded(u32 x) {
+        u32 bits = 0;
+        ON_TENSOR_CORES(asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(__uint_as_float(x))));
+        return bits;
+    }
+};
+
 // Four matrices of 8 x 8 numbers from shared memory: lane 8 i + j has the address of row j of matrix i, a multiple of 16 bytes.
 template <typename S> __device__ __forceinline__ u32 shared_address(const S* at) {
     u64 address;
