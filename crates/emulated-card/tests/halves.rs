@@ -88,8 +88,8 @@ fn threads_part_and_meet_again() {
 }
 
 /// A warp of `mma` with the fragments of each lane as its arguments lay them out, one after the other: a, b, and c, which
-/// becomes d.
-fn product(half: &str, before: &str) -> String {
+/// becomes d. The type of a and b is that of a kind of products.
+fn product(kind: &str, before: &str) -> String {
     let loads = |name: &str, kind: &str, at: &str, count: usize, skip: usize| -> String {
         (0..count)
             .map(|k| format!("ld.global.{kind} %{name}{}, [%rd{at}+{}];\n", k + 1 + skip, 4 * k))
@@ -104,7 +104,7 @@ fn product(half: &str, before: &str) -> String {
         ld.param.u64 %rd1, [a];\nld.param.u64 %rd2, [b];\nld.param.u64 %rd3, [c];\nmov.u32 %r7, %tid.x;\n
         mad.wide.u32 %rd4, %r7, 16, %rd1;\nmad.wide.u32 %rd5, %r7, 8, %rd2;\n
         mad.wide.u32 %rd6, %r7, 16, %rd3;\n{}{}{}{before}
-        mma.sync.aligned.m16n8k16.row.col.f32.{half}.{half}.f32 {{%f1,%f2,%f3,%f4}}, {{%r1,%r2,%r3,%r4}},
+        mma.sync.aligned.{kind}.f32 {{%f1,%f2,%f3,%f4}}, {{%r1,%r2,%r3,%r4}},
         {{%r5,%r6}}, {{%f1,%f2,%f3,%f4}};\n{stores}ret;\n}}\n",
         loads("r", "u32", "4", 4, 0),
         loads("r", "u32", "5", 2, 4),
@@ -112,17 +112,25 @@ fn product(half: &str, before: &str) -> String {
     )
 }
 
+const F16: &str = "m16n8k16.row.col.f32.f16.f16";
+const BF16: &str = "m16n8k16.row.col.f32.bf16.bf16";
+const TF32: &str = "m16n8k8.row.col.f32.tf32.tf32";
+/// Rounds a and b to TF32.
+const ROUND: &str =
+    "cvt.rna.tf32.f32 %r1, %r1;\ncvt.rna.tf32.f32 %r2, %r2;\ncvt.rna.tf32.f32 %r3, %r3;\n
+    cvt.rna.tf32.f32 %r4, %r4;\ncvt.rna.tf32.f32 %r5, %r5;\ncvt.rna.tf32.f32 %r6, %r6;\n";
+
 /// The fragments of the PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type": which element each lane has.
 #[test]
 fn products_on_tensor_cores_have_the_documented_fragments() {
     let (a, b, c) = (numbers(3, 256), numbers(4, 128), numbers(5, 128));
     for (name, bits, exact) in [
         (
-            "f16",
+            F16,
             (|x| f16::from_f32(x).to_bits()) as fn(f32) -> u16,
             (|x| f16::from_bits(x).to_f64()) as fn(u16) -> f64,
         ),
-        ("bf16", |x| bf16::from_f32(x).to_bits(), |x| bf16::from_bits(x).to_f64()),
+        (BF16, |x| bf16::from_f32(x).to_bits(), |x| bf16::from_bits(x).to_f64()),
     ] {
         let (a, b): (Vec<u16>, Vec<u16>) =
             (a.iter().map(|x| bits(*x)).collect(), b.iter().map(|x| bits(*x)).collect());
@@ -159,13 +167,51 @@ fn products_on_tensor_cores_have_the_documented_fragments() {
     }
 }
 
+/// The same of "Matrix Fragments for mma.m16n8k8" in TF32.
+#[test]
+fn products_in_tf32_have_the_documented_fragments() {
+    let (a, b, c) = (numbers(3, 128), numbers(4, 64), numbers(5, 128));
+    let lanes =
+        |count: usize| (0..32 * count).map(move |i| (i / count / 4, i / count % 4, i % count));
+    let of_a: Vec<f32> = lanes(4).map(|(g, t, i)| a[(g + i % 2 * 8) * 8 + t + i / 2 * 4]).collect();
+    let of_b: Vec<f32> = lanes(2).map(|(g, t, i)| b[(t + i * 4) * 8 + g]).collect();
+    let of_c = |(g, t, i): (usize, usize, usize)| (g + i / 2 * 8) * 8 + 2 * t + i % 2;
+    let c_fragments: Vec<f32> = lanes(4).map(|at| c[of_c(at)]).collect();
+    let mut bench = Bench::new(&product(TF32, ROUND));
+    let sums = bench.upload(&c_fragments);
+    let arguments = [bench.upload(&of_a), bench.upload(&of_b), sums];
+    bench.launch("product", [1, 1, 1], [32, 1, 1], 0, &arguments).unwrap();
+    // Half of the unit of the last of 10 bits, away from zero.
+    let rounded = |x: f32| f64::from(f32::from_bits((x.to_bits() + (1 << 12)) >> 13 << 13));
+    for (got, at) in bench.download::<f32>(sums, 128).into_iter().zip(lanes(4).map(of_c)) {
+        let (row, column) = (at / 8, at % 8);
+        let sum: f64 = (0..8).map(|k| rounded(a[row * 8 + k]) * rounded(b[k * 8 + column])).sum();
+        assert!((f64::from(got) - (f64::from(c[at]) + sum)).abs() < 1e-6, "element {at}: {got}");
+    }
+}
+
+#[test]
+fn products_in_tf32_need_rounded_numbers() {
+    let mut bench = Bench::new(&product(TF32, ""));
+    let (x, third) = (bench.upload(&[0f32; 128]), bench.upload(&[1.0f32 / 3.0; 128]));
+    let fault = bench.launch("product", [1, 1, 1], [32, 1, 1], 0, &[x, third, x]).unwrap_err();
+    assert!(fault.message.contains("is not rounded to TF32"), "{}", fault.message);
+    let mut bench = Bench::new(&product(TF32, ROUND));
+    let (nan, infinite) = (bench.upload(&[f32::NAN; 128]), bench.upload(&[f32::INFINITY; 128]));
+    let sums = bench.upload(&[0f32; 128]);
+    bench.launch("product", [1, 1, 1], [32, 1, 1], 0, &[infinite, infinite, sums]).unwrap();
+    assert!(bench.download::<f32>(sums, 128).iter().all(|x| *x == f32::INFINITY));
+    bench.launch("product", [1, 1, 1], [32, 1, 1], 0, &[nan, infinite, sums]).unwrap();
+    assert!(bench.download::<f32>(sums, 128).iter().all(|x| x.is_nan()));
+}
+
 #[test]
 fn products_on_tensor_cores_need_all_lanes() {
-    let mut bench = Bench::new(&product("bf16", "setp.lt.u32 %p1, %r7, 8;\n@%p1 ret;\n"));
+    let mut bench = Bench::new(&product(BF16, "setp.lt.u32 %p1, %r7, 8;\n@%p1 ret;\n"));
     let x = bench.upload(&[0u32; 128]);
     let fault = bench.launch("product", [1, 1, 1], [32, 1, 1], 0, &[x, x, x]).unwrap_err();
     assert!(fault.message.contains("absent lane"), "{}", fault.message);
-    let mut bench = Bench::new(&product("f16", ""));
+    let mut bench = Bench::new(&product(F16, ""));
     let x = bench.upload(&[0u32; 128]);
     let fault = bench.launch("product", [1, 1, 1], [16, 1, 1], 0, &[x, x, x]).unwrap_err();
     assert!(fault.message.contains("absent lane"), "{}", fault.message);

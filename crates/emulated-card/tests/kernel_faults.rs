@@ -102,6 +102,11 @@ fn what_cannot_run_is_an_error_with_its_line() {
             "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1,%f2,%f3,%f4}, {%r1,%r2,%r3,%r4}, {%r3,%r4};",
             "3 operands instead of 4",
         ),
+        (
+            "mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 {%f1,%f2,%f3,%f4}, {%r1,%r2}, {%r3}, {%f1,%f2,%f3,%f4};",
+            "not emulated",
+        ),
+        ("cvt.rn.tf32.f32 %r1, %f1;", "`.tf32` is not emulated"),
         ("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1,%r2}, [%r3];", "2 registers"),
         ("ldmatrix.sync.aligned.m8n8.x2.b16 {%r1,%r2}, [%rd3];", "not emulated"),
         ("cp.async.ca.shared.global [%r1], [%rd1], 16;", "`.async` is not emulated"),

@@ -34,7 +34,7 @@ pub struct Compute {
     pub host: Allocator,
     /// The track on which kernels are recorded.
     track: Option<Arc<Track>>,
-    /// Whether a card may round the factors of products in f32 to TF32.
+    /// Whether a card may round the factors of products and convolutions in f32 to TF32.
     pub(crate) rounds_to_tf32: bool,
     /// Whether a kernel is being timed. Kernels that it calls count as part of it.
     is_timing: AtomicBool,
@@ -89,7 +89,8 @@ impl Compute {
         self.processor.threads.install(work)
     }
 
-    /// Lets a card multiply matrices in f32 on its tensor cores, which round the factors to 10 bits of mantissa (TF32).
+    /// Lets a card multiply in f32 on its tensor cores, with factors that are rounded to 10 bits of mantissa (TF32): in linear
+    /// layers and in convolutions. See docs/devices.md, "Precision".
     /// Changes nothing on other devices.
     pub fn with_tf32(self) -> Self {
         Self { rounds_to_tf32: true, ..self }

@@ -360,7 +360,8 @@ fn convolutions_that_are_pooled() {
     }
 }
 
-/// How far products may be off whose factors are rounded to TF32.
+/// How far products may be off whose factors are rounded to TF32: a small multiple of 4e-4, the largest difference that was
+/// measured. Two roundings to 10 bits of mantissa change a product by 1e-3 at most.
 const ROUNDED: Promise = Promise::Within(1e-3);
 
 /// Those of large tiles are rounded to TF32 where that is allowed.
@@ -401,9 +402,8 @@ fn convolutions_in_tf32() {
                 };
                 pair.run(run, [&x, &w, &bias, &y, &winners, &others, &dy, &dw, &db, &dx]);
                 if is_pooled {
-                    // The winners are those of the card's sums.
-                    let winners = pair.on_card(&winners);
-                    assert!(winners.iter().all(|place| *place <= 4.0));
+                    // All of them were written.
+                    assert!(pair.on_card(&winners).iter().all(|place| *place <= 4.0));
                 }
                 for of in [&y, &dw, &dx] {
                     pair.compare(of, ROUNDED);
@@ -417,11 +417,10 @@ fn convolutions_in_tf32() {
                 let off = |of: &(Vec<f64>, Vec<f64>)| {
                     of.0.iter().zip(&of.1).map(|(a, b)| (a - b).abs() / most).fold(0.0, f64::max)
                 };
-                println!("{batch} {conv:?} {is_pooled} {at}: {:e} {:e}", off(exact), off(rounded));
                 assert!(off(exact) <= 2e-6);
                 // The gradient of an input whose channels are no vectors comes by other tiles.
                 let has_tiles = at < 2 || conv.c_in.is_multiple_of(4);
-                assert_eq!(off(rounded) > 1e-5, has_tiles);
+                assert_eq!(off(rounded) > 1e-5, has_tiles, "{conv:?}, {is_pooled}, {at}");
             }
         }
     }

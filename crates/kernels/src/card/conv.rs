@@ -2,8 +2,9 @@
 //!
 //! Images and gradients of the input are f32 or of the type that a kernel is named for, which its argument `is_f32` says.
 //! Parameters and sums are of the type that kernels compute in. Each kernel that multiplies gets a block for each [`Tile`] of
-//! results. Which tiles have the sums of a result, and in which order, follows from sizes and types; where operands lie only
-//! chooses between tiles that add alike. This file does not know which operation convolves.
+//! results. Which tiles have the sums of a result, and in which order, follows from sizes and types, and from whether f32 may
+//! be multiplied as TF32; where operands lie only chooses between tiles that add alike. This file does not know which
+//! operation convolves.
 
 use std::marker::PhantomData;
 

@@ -8,7 +8,7 @@ enum { WARP_ROWS = 64, WARP_COLUMNS = 32 };
 // 16 bytes of numbers.
 struct Bits { u32 of[4]; };
 
-// Numbers of a vector, steps of a tile, vectors of the steps of a tile, parts of the steps that are multiplied one after the other,
+// Numbers of a vector, vectors of the steps of a tile, steps of a tile, parts of the steps that are multiplied one after the other,
 // and results of a lane that lie side by side.
 template <typename S> struct Wide {
     enum { LEN = 16 / sizeof(S), SLOTS = 4, DEPTH = SLOTS * LEN, PARTS = 2, OF_LANE = sizeof(S) == 4 ? 4 : 2 };
