@@ -9,7 +9,7 @@ and fp16. The batch lies on the card. In every round our steps (the example `car
 first round, compiled. `graph` is a step as a graph: `--cuda-graph` here, and `mode="reduce-overhead"` there.
 
 `loader`: `paceline train` of the wide CNN, whose batches are copied to the card from pinned memory on a stream of its own, beside the
-same steps without a loader. `growth`: memory of the card after 128 and after 1,024 steps of the small CNN.
+same steps without a loader. `growth`: memory of the card, of all processes, after 128 and after 1,024 steps of the small CNN.
 
 Prints a table, and writes all records with date, machine, card and commit to `results/card.json`. Exits with 1 if something could
 not be run, with 2 on a wrong argument. Only the standard library is needed, besides PyTorch in the peer's Python.

@@ -46,7 +46,8 @@ pub struct GroupOptions {
     /// How long a blocking operation keeps its core busy before it sleeps. Zero is best if ranks share
     /// cores.
     pub spin: Duration,
-    /// The same for operations that run beside a computation. Zero is best if that would take a core from it.
+    /// The same for operations that run beside a computation, of each group that a rank belongs to. Zero is best if that would take
+    /// a core from the computation, such as one of more threads than these options were made for.
     pub worker_spin: Duration,
     /// The all-reduce algorithm between processes that do not share memory.
     pub algorithm: Algorithm,

@@ -38,7 +38,7 @@ fn main() -> paceline_cuda::Result<()> {
             };
             let (a, b) = (operand(rows * inner)?, operand(inner * columns)?);
             let bias = operand(columns)?;
-            for (name, a_turned, b_turned) in
+            for (name, is_a_transposed, is_b_transposed) in
                 [("a b", false, false), ("a bT", false, true), ("aT b", true, false)]
             {
                 let factor = |address, is_transposed, rows, columns| {
@@ -52,8 +52,8 @@ fn main() -> paceline_cuda::Result<()> {
                     inner,
                     columns,
                     batch: 1,
-                    a: factor(a, a_turned, rows, inner),
-                    b: factor(b, b_turned, inner, columns),
+                    a: factor(a, is_a_transposed, rows, inner),
+                    b: factor(b, is_b_transposed, inner, columns),
                     c: factor(a, false, rows, columns),
                     scale: 1.0,
                     keep: 0.0,

@@ -4,8 +4,8 @@
 //! `c = a b` is asked for as `cᵀ = bᵀ aᵀ` and nothing is copied.
 //!
 //! The algorithm for a shape is chosen once per process. The library's own order names the first, with a workspace of fixed size,
-//! and that one decides the bits. Of the others that it names, those that give the same bits may replace it, if they are faster:
-//! large products are tried with all of them. So for one version, kind of card and shape the bits are the same from run to run.
+//! and that one decides the bits. Large products are tried with all that it names, and a faster one replaces the first if its result has the
+//! same bits, with the first operands of this shape. So for one version, kind of card and shape the bits are the same from run to run.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -163,7 +163,7 @@ struct Chosen {
     algorithm: [u64; 8],
 }
 
-// SAFETY: the handle may be used from any thread; what changes is behind mutexes.
+// SAFETY: the handle and the library's descriptions may be used from any thread; what changes is behind mutexes.
 unsafe impl Send for Products {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Products {}
@@ -364,7 +364,7 @@ impl Products {
     }
 
     /// Times a product with each of these algorithms, and compares its bits with those of the first. The result goes to memory
-    /// of its own. Blocks until the stream is idle.
+    /// of its own, and no old one is added. Blocks until the stream is idle.
     ///
     /// # Safety
     ///
@@ -383,9 +383,6 @@ impl Products {
             keep: 0.0,
             ..*product
         };
-        if let Some(bias) = product.epilogue.bias() {
-            plan.set_bias(self.library, bias)?;
-        }
         let run = |algorithm| {
             let time = || -> Result<u64> {
                 let (begun, ended) = (Event::new(card)?, Event::new(card)?);
@@ -405,11 +402,20 @@ impl Products {
             stream.synchronize()?;
             Ok((times.into_iter().min().unwrap_or(u64::MAX), result))
         };
-        let mut first = None;
-        let trials = found.iter().map(|found| {
-            let (ns, result) = run(&found.algorithm)?;
-            let has_first_bits = *first.get_or_insert_with(|| result.clone()) == result;
-            Ok(Trial { ns, has_first_bits })
+        let mut first: Option<Vec<u8>> = None;
+        let trials = found.iter().map(|found| match (run(&found.algorithm), &first) {
+            (Ok((ns, result)), None) => {
+                first = Some(result);
+                Ok(Trial { ns, has_first_bits: true })
+            }
+            (Err(error), None) => Err(error),
+            // Zeros are the same in every order of sums.
+            (Ok((ns, result)), Some(first)) => {
+                let has_first_bits = result == *first && first.iter().any(|byte| *byte != 0);
+                Ok(Trial { ns, has_first_bits })
+            }
+            // The library may name what it then refuses.
+            (Err(_), Some(_)) => Ok(Trial { ns: u64::MAX, has_first_bits: false }),
         });
         let trials = trials.collect();
         // SAFETY: the stream is idle, or has failed.
@@ -424,6 +430,9 @@ impl Products {
     /// As for [`Stream::multiply`].
     pub(crate) unsafe fn trials(&self, product: &Product, stream: &Stream) -> Result<Vec<Trial>> {
         stream.card().current()?;
+        if product.operations() == 0.0 {
+            return Ok(Vec::new());
+        }
         let plan = Plan::new(self.library, product)?;
         let found = self.named(&plan, &Shape::of(product))?;
         // SAFETY: the caller's.
@@ -490,9 +499,6 @@ struct Plan {
     b: Own,
     c: Own,
 }
-
-// SAFETY: the library's descriptions may be used from any thread, one at a time, which the lock around them sees to.
-unsafe impl Send for Plan {}
 
 /// A handle that is given back.
 struct Own {

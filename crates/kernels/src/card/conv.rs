@@ -167,10 +167,11 @@ impl CardConv {
             && c_out.is_multiple_of(len)
             && self.positions() * self.steps() * c_out >= FEWEST_PRODUCTS
             && longest <= LONGEST_SIDE
-            // Vectors are counted in 32 bits.
-            && [self.batch * height * width * c_in, self.positions() * c_out, self.steps() * c_out]
+            // Vectors of images, and elements of the weight, are counted in 32 bits.
+            && [self.batch * height * width * c_in, self.positions() * c_out]
                 .iter()
                 .all(|elems| elems / len <= u32::MAX as usize)
+            && self.steps() * c_out <= u32::MAX as usize
     }
 
     /// Whether channels of the input are whole vectors.

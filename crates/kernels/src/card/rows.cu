@@ -1,5 +1,6 @@
 // Operations on rows: the gated activation, the norm, rotations and embeddings.
 
+// A thread has a column of every `runs`th row.
 template <typename S>
 __device__ __forceinline__ void swiglu(const S* gate_up, S* y, u32 columns, u64 rows, u64 runs) {
     typedef typename As<S>::Real Real;

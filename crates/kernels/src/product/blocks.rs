@@ -76,7 +76,7 @@ impl Blocks {
         let packed_b = start.cast::<u32>();
         let packed_a = start.wrapping_add(self.b_len).cast::<u32>();
         let sums = (self.sums_len > 0).then(|| start.wrapping_add(self.b_len + self.a_len));
-        let mut room = K::Room::default();
+        let mut tile_sums = K::TileSums::default();
         // The block of `a` that is packed: with a single block of k and of m, it serves all columns.
         let mut a_holds = None;
         // SAFETY: the caller guarantees the processor, and `end` follows.
@@ -105,7 +105,7 @@ impl Blocks {
                         let (a, b) =
                             (packed_a.wrapping_add(i * units), packed_b.wrapping_add(j * units));
                         // SAFETY: both panels are packed with `units` units, and the tile lies in `c` or in the sums.
-                        unsafe { K::multiply(Panels { units, a, b }, &mut room, &tile) };
+                        unsafe { K::multiply(Panels { units, a, b }, &mut tile_sums, &tile) };
                     };
                     let (rows, columns) =
                         (|| (0..m_len).step_by(K::ROWS), || (0..n_len).step_by(K::COLUMNS));
@@ -117,7 +117,7 @@ impl Blocks {
             }
         }
         // SAFETY: as for `begin`, and all tiles lie in `c` or in the sums.
-        unsafe { K::end(&mut room) };
+        unsafe { K::end(&mut tile_sums) };
     }
 }
 

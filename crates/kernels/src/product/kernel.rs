@@ -14,8 +14,8 @@ use crate::simd::{Portable, Vector};
 ///
 /// The functions may only run on a processor that has the instructions of the kernel.
 pub(super) unsafe trait MicroKernel {
-    /// Room for sums.
-    type Room: Default;
+    /// Where the sums of a tile wait until they are stored.
+    type TileSums: Default;
     /// Rows of a tile, and lanes of a panel of `a`.
     const ROWS: usize;
     /// Columns of a tile, and lanes of a panel of `b`.
@@ -36,14 +36,14 @@ pub(super) unsafe trait MicroKernel {
     /// Prepares the thread for [`MicroKernel::multiply`]. [`MicroKernel::end`] follows.
     unsafe fn begin() {}
     /// Undoes [`MicroKernel::begin`], and writes what is not at its place yet.
-    unsafe fn end(_room: &mut Self::Room) {}
+    unsafe fn end(_sums: &mut Self::TileSums) {}
     /// Packs `k_len` elements of `lanes` lanes of `a` into panels, one after the other.
     unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32);
     /// The same for `b`.
     unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32);
     /// Multiplies two panels, and writes the tile of sums to its place. Each sum starts at zero and adds
-    /// unit after unit. A kernel may leave the tile in `room` until the next call, and writes tiles in the order of calls.
-    unsafe fn multiply(panels: Panels, room: &mut Self::Room, tile: &Tile);
+    /// unit after unit. A kernel may leave the tile in `sums` until the next call, and writes tiles in the order of calls.
+    unsafe fn multiply(panels: Panels, sums: &mut Self::TileSums, tile: &Tile);
 }
 
 /// A panel of `a` and one of `b`, of as many units.
@@ -121,7 +121,7 @@ pub(super) struct Plain;
 
 // SAFETY: plain code runs everywhere.
 unsafe impl MicroKernel for Plain {
-    type Room = Buffer;
+    type TileSums = Buffer;
     const ROWS: usize = 6;
     const COLUMNS: usize = 2 * Portable::LANES;
     const K_PER_UNIT: usize = 1;
@@ -166,7 +166,7 @@ mod x86 {
 
     // SAFETY: each function enables the instructions that it needs, which the caller guarantees.
     unsafe impl MicroKernel for Avx2 {
-        type Room = Buffer;
+        type TileSums = Buffer;
         const ROWS: usize = 6;
         const COLUMNS: usize = 16;
         const K_PER_UNIT: usize = 1;
@@ -214,7 +214,7 @@ mod x86 {
 
     // SAFETY: as for `Avx2`.
     unsafe impl MicroKernel for Avx512 {
-        type Room = Buffer;
+        type TileSums = Buffer;
         const ROWS: usize = 14;
         const COLUMNS: usize = 32;
         const K_PER_UNIT: usize = 1;
@@ -245,7 +245,7 @@ mod x86 {
 
     // SAFETY: as for `Avx2`.
     unsafe impl MicroKernel for Dots {
-        type Room = Buffer;
+        type TileSums = Buffer;
         const ROWS: usize = 14;
         const COLUMNS: usize = 32;
         const K_PER_UNIT: usize = 2;

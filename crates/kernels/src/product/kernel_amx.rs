@@ -21,7 +21,7 @@ pub(super) struct Amx;
 
 // SAFETY: each function uses AVX-512, AVX512-BF16 or AMX, which the caller guarantees.
 unsafe impl MicroKernel for Amx {
-    type Room = Late;
+    type TileSums = Late;
     const ROWS: usize = 2 * amx::ROWS;
     const COLUMNS: usize = 32;
     const K_PER_UNIT: usize = 2;
@@ -29,7 +29,7 @@ unsafe impl MicroKernel for Amx {
     /// A panel takes 32 KiB.
     const K_BLOCK: usize = 512;
     const A_LEN: usize = kernel::HALF_MEBIBYTE;
-    /// Twice as much as for `a`: products are so fast that packing `a` anew for each block of `b` takes a large part of the time.
+    /// Twice as much as for `a`: products are so fast that packing `a` again for each block of `b` takes a large part of the time.
     const B_LEN: usize = 2 * kernel::HALF_MEBIBYTE;
     const B_STAYS: bool = false;
 

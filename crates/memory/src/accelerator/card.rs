@@ -8,17 +8,18 @@
 //! A card waits for work of the host, such as a collective, only once that is done: until then a thread keeps what has to wait,
 //! and all that comes behind it in the same stream. A driver could wait itself, by a function of the host that blocks. But it calls
 //! these one after the other for all streams of a process, and may hold up other calls until a stream is idle, so two ranks would
-//! wait for each other for ever.
+//! wait for each other for ever. What a thread keeps of one stream is, for another stream that waits for it, work of the host too.
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use paceline_cuda as cuda;
 use paceline_trace::{Place, Span, now_ns};
 
-use super::{Accelerator, Address, Body, Task, Thread, What, lock};
+use super::{Accelerator, Address, Body, Task, Thread, What, lock, words_of};
 use crate::event::Signal;
 use crate::{EventState, MemoryError};
 
@@ -104,7 +105,13 @@ impl Feed {
         let (queued, accelerator) = (self.queued.clone(), accelerator.clone());
         let num_later = self.num_later.clone();
         Thread::start(format!("card-{}", self.name), move |task| {
-            queued.push(&accelerator, task);
+            let pushed = catch_unwind(AssertUnwindSafe(|| match accelerator.check() {
+                Ok(()) => queued.push(&accelerator, task),
+                Err(_) => task.signal.fail(),
+            }));
+            if let Err(panic) = pushed {
+                accelerator.fail(format!("work of a card panicked: {}", words_of(&*panic)));
+            }
             num_later.fetch_sub(1, Ordering::Release);
         })
     }

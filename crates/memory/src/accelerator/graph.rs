@@ -218,14 +218,20 @@ impl DeviceStream {
         self.launch::<MemoryError>("capture", Shapes::default(), |_| Ok(Box::new(|| Ok(()))))?;
         let mut state = lock(&self.0.state);
         // Work that another thread prepares goes into the stream, and is no part of the graph, nor is what waits for the host.
-        while state.preparing.is_some() || state.is_captured_elsewhere() || !self.is_up_to_date() {
-            state = match state.last.clone().filter(|_| !self.is_up_to_date()) {
-                Some(last) => {
+        loop {
+            let is_behind = !self.is_up_to_date();
+            state = match state.last.clone() {
+                Some(last) if is_behind => {
                     drop(state);
                     last.block();
+                    // The thread that keeps the work counts it a moment after it is done.
+                    std::thread::yield_now();
                     lock(&self.0.state)
                 }
-                None => self.0.is_free.wait(state).unwrap_or_else(PoisonError::into_inner),
+                _ if state.preparing.is_some() || state.is_captured_elsewhere() => {
+                    self.0.is_free.wait(state).unwrap_or_else(PoisonError::into_inner)
+                }
+                _ => break,
             };
         }
         on_card.begin_capture()?;
@@ -289,6 +295,10 @@ impl Arena {
         });
         match launched {
             Ok((graph, made, launched)) => {
+                if launched.point().is_none() {
+                    // It waits for the host.
+                    launched.block();
+                }
                 if let Some(point) = launched.point() {
                     work.iter().for_each(|(event, _)| event.ask(point.clone()));
                 }
