@@ -156,6 +156,8 @@ def median_ms(rounds: list[dict[str, Record]], strategy: str, side: str) -> str:
 
 def main() -> int:
     arguments = parse_arguments()
+    # PyTorch's fully_shard would move to a card where there is one.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     failures: list[str] = []
     rounds: list[dict[str, Record]] = []
     try:
