@@ -13,9 +13,10 @@ use flate2::write::GzEncoder;
 use crate::cifar10::{self, Cifar10};
 use crate::idx::{self, Idx};
 use crate::mnist::Mnist;
+use crate::pixels::Pixels;
 use crate::text::Tokenizer;
 use crate::text::fuzzing::rows;
-use crate::{Dataset, OwnedSample, image_folder, npy, number_table};
+use crate::{Dataset, OwnedSample, npy, number_table};
 
 /// The items that the bytes are read as: labels, small images, and the images of MNIST.
 const ITEM_SHAPES: [&[usize]; 3] = [&[], &[2, 3], &[28, 28]];
@@ -49,7 +50,7 @@ pub fn arrays(bytes: &[u8]) -> Result<(), String> {
     let path = PathBuf::from("file");
     let as_array = npy::Array::read(path.clone(), bytes, bytes.len() as u64);
     let as_table = number_table::rows_of(path.clone(), bytes);
-    let as_image = image_folder::of_bytes(&path, bytes);
+    let as_image = Pixels::decode(bytes);
     if let Ok(array) = &as_array {
         assert_eq!(array.shape.iter().product::<usize>(), array.elems.len());
     }
@@ -57,9 +58,12 @@ pub fn arrays(bytes: &[u8]) -> Result<(), String> {
         assert_eq!(rows * columns, values);
         return Ok(());
     }
-    let as_image = as_image.map(|image| assert!(image.width() > 0 && image.height() > 0));
-    let outcome = as_image.or(as_array.map(|_| ()));
-    outcome.map_err(|error| error.to_string())
+    if let Ok(image) = as_image {
+        let other = [3, 2, 4 - image.size()[2]];
+        assert_eq!(image.of_size(other).len(), other.iter().product::<usize>());
+        return Ok(());
+    }
+    as_array.map(|_| ()).map_err(|error| error.to_string())
 }
 
 /// Reads the bytes as a CSV file with texts and labels, and as lines of JSON. Rows that are accepted have their classes.

@@ -4,19 +4,14 @@
 //! Output: the images of a part, all of one size, as bytes. This module knows nothing of flags.
 
 use std::fs;
-use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
-use image::imageops::FilterType;
-use image::{DynamicImage, ImageFormat, ImageReader, Limits};
-
 use crate::arrays::{Arrays, Inputs, Targets};
+use crate::pixels::Pixels;
 use crate::{DataError, Split};
 
 /// The most bytes of a file.
 const MAX_FILE_BYTES: u64 = 64 << 20;
-/// The most pixels along a side. A file of a few bytes can announce four thousand million.
-const MAX_SIDE: u32 = 16_384;
 /// The most images of a part.
 const MAX_IMAGES: usize = 10_000_000;
 /// Files that systems leave in folders.
@@ -70,7 +65,7 @@ impl ImageFolder {
         };
         let (scales, size) = match (size, first) {
             (Some(size), _) => (true, size),
-            (None, Some(first)) => (false, size_of(&decoded(&first)?)),
+            (None, Some(first)) => (false, decoded(&first)?.size()),
             (None, None) => return Err(DataError::NoSamples { path: self.train.clone() }),
         };
         let of_image: usize = size.iter().product();
@@ -82,11 +77,11 @@ impl ImageFolder {
         }
         for (path, _) in &part.files {
             let image = decoded(path)?;
-            let found = size_of(&image);
+            let found = image.size();
             if !scales && found != size {
                 return Err(DataError::ImageSize { path: path.clone(), found, expected: size });
             }
-            pixels.extend(of_size(image, size));
+            pixels.extend(image.of_size(size));
         }
         let labels = part.files.iter().map(|(_, class)| *class).collect();
         Ok(Arrays {
@@ -128,7 +123,7 @@ impl Files {
                 DataError::content(&folder, "is a class without images to train on")
             })?;
             for path in entries(&folder)? {
-                if format_by_name(&path).is_none() {
+                if !has_name_of_image(&path) {
                     let problem = "is no .png, .jpg or .jpeg file; convert it or remove it";
                     return Err(DataError::content(&path, problem));
                 }
@@ -161,44 +156,13 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(paths)
 }
 
-fn format_by_name(path: &Path) -> Option<ImageFormat> {
-    let format = ImageFormat::from_path(path).ok()?;
-    matches!(format, ImageFormat::Png | ImageFormat::Jpeg).then_some(format)
+fn has_name_of_image(path: &Path) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
+    ["png", "apng", "jpg", "jpeg", "jfif"].iter().any(|known| extension.eq_ignore_ascii_case(known))
 }
 
-/// Decodes a file. Its contents decide how, not its name.
-fn decoded(path: &Path) -> Result<DynamicImage, DataError> {
+fn decoded(path: &Path) -> Result<Pixels, DataError> {
     let bytes = paceline_files::read(path, MAX_FILE_BYTES)
         .map_err(|source| DataError::Read { path: path.to_owned(), source })?;
-    of_bytes(path, &bytes)
-}
-
-/// Decodes the bytes of a file.
-pub(crate) fn of_bytes(path: &Path, bytes: &[u8]) -> Result<DynamicImage, DataError> {
-    let format = image::guess_format(bytes).ok();
-    let format = format.filter(|of| matches!(of, ImageFormat::Png | ImageFormat::Jpeg));
-    let format = format
-        .ok_or_else(|| DataError::content(path, "does not begin as a PNG or JPEG file does"))?;
-    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
-    let mut limits = Limits::default();
-    limits.max_image_width = Some(MAX_SIDE);
-    limits.max_image_height = Some(MAX_SIDE);
-    reader.limits(limits);
-    reader.decode().map_err(|error| DataError::content(path, format!("cannot be decoded: {error}")))
-}
-
-/// Height, width, and 1 channel for shades of gray or 3 for colors.
-fn size_of(image: &DynamicImage) -> [usize; 3] {
-    let channels = if image.color().has_color() { 3 } else { 1 };
-    [image.height() as usize, image.width() as usize, channels]
-}
-
-/// The pixels, scaled to a size, channels last. Transparency is left out.
-fn of_size(image: DynamicImage, [height, width, channels]: [usize; 3]) -> Vec<u8> {
-    let is_other = (image.height() as usize, image.width() as usize) != (height, width);
-    let image = match is_other {
-        true => image.resize_exact(width as u32, height as u32, FilterType::Triangle),
-        false => image,
-    };
-    if channels == 1 { image.into_luma8().into_raw() } else { image.into_rgb8().into_raw() }
+    Pixels::decode(&bytes).map_err(|problem| DataError::content(path, problem))
 }

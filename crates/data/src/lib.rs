@@ -108,6 +108,7 @@ mod loader;
 mod mnist;
 mod npy;
 mod number_table;
+mod pixels;
 mod random;
 mod sample;
 mod sampler;

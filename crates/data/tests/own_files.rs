@@ -1,9 +1,7 @@
 //! Data of the user's own: folders of images, tables of numbers and arrays of NumPy, right and wrong.
 
 use std::fs::{self, File};
-use std::io::Cursor;
 
-use image::{DynamicImage, GrayImage, ImageFormat, Luma, Rgb, RgbImage};
 use paceline_data::{
     Arrays, DataError, Dataset, Field, ImageFolder, NpyFolder, NumberTable, OwnedSample, Split,
 };
@@ -16,15 +14,25 @@ fn write(folder: &TempDir, name: &str, bytes: &[u8]) {
     fs::write(path, bytes).unwrap();
 }
 
-fn encoded(image: impl Into<DynamicImage>, format: ImageFormat) -> Vec<u8> {
-    let mut bytes = Cursor::new(Vec::new());
-    image.into().write_to(&mut bytes, format).unwrap();
-    bytes.into_inner()
+/// A PNG file of these pixels.
+fn png_of(color: png::ColorType, width: u32, height: u32, pixels: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut encoder = png::Encoder::new(&mut bytes, width, height);
+    encoder.set_color(color);
+    encoder.write_header().unwrap().write_image_data(pixels).unwrap();
+    bytes
+}
+
+/// A JPEG file of these pixels.
+fn jpeg_of(color: jpeg_encoder::ColorType, width: u16, height: u16, pixels: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    jpeg_encoder::Encoder::new(&mut bytes, 100).encode(pixels, width, height, color).unwrap();
+    bytes
 }
 
 /// An image of one shade.
 fn gray(width: u32, height: u32, shade: u8) -> Vec<u8> {
-    encoded(GrayImage::from_pixel(width, height, Luma([shade])), ImageFormat::Png)
+    png_of(png::ColorType::Grayscale, width, height, &vec![shade; (width * height) as usize])
 }
 
 fn sample(dataset: &Arrays, index: usize) -> (Vec<f32>, i64) {
@@ -71,19 +79,15 @@ fn images_have_the_class_of_their_folder() {
 #[test]
 fn colors_are_channels_and_images_are_scaled_on_demand() {
     let folder = TempDir::new().unwrap();
-    let red = RgbImage::from_pixel(4, 4, Rgb([255, 0, 0]));
-    write(&folder, "a/red.png", &encoded(red.clone(), ImageFormat::Png));
-    write(
-        &folder,
-        "b/wide.jpg",
-        &encoded(RgbImage::from_pixel(8, 2, Rgb([0; 3])), ImageFormat::Jpeg),
-    );
+    let red = png_of(png::ColorType::Rgb, 4, 4, &[255, 0, 0].repeat(16));
+    write(&folder, "a/red.png", &red);
+    write(&folder, "b/wide.jpg", &jpeg_of(jpeg_encoder::ColorType::Rgb, 8, 2, &[0; 48]));
     let words = ["wide.jpg", "[2, 8, 3]", "[4, 4, 3]"];
     refused(images(&folder, Split::Train, None), &words);
     let scaled = images(&folder, Split::Train, Some([2, 2, 3])).unwrap();
     assert_eq!(sample(&scaled, 0), ([1.0, -1.0, -1.0].repeat(4), 0));
     // A file may have the wrong name, as long as it is one of both formats.
-    write(&folder, "b/wide.jpg", &encoded(red, ImageFormat::Png));
+    write(&folder, "b/wide.jpg", &red);
     assert_eq!(images(&folder, Split::Train, None).unwrap().len(), 2);
     let grays = images(&folder, Split::Train, Some([4, 4, 1])).unwrap();
     assert_eq!(grays.fields()[0], Field::f32("inputs", [4, 4, 1]));
@@ -122,6 +126,23 @@ fn folders_that_are_no_images_by_class_are_refused() {
     assert!(message.contains("is no folder") && !message.contains('\u{1b}'), "{message}");
 }
 
+/// JPEG files of every kind of color: shades stay one channel, all others become three.
+#[test]
+fn every_kind_of_jpeg_becomes_one_or_three_channels() {
+    use jpeg_encoder::ColorType::{Cmyk, CmykAsYcck, Luma, Rgb};
+    let white: [(_, &[u8], usize); 4] =
+        [(Luma, &[255], 1), (Rgb, &[255; 3], 3), (Cmyk, &[0; 4], 3), (CmykAsYcck, &[0; 4], 3)];
+    for (color, pixel, channels) in white {
+        let folder = TempDir::new().unwrap();
+        for class in ["a", "b"] {
+            write(&folder, &format!("{class}/x.jpeg"), &jpeg_of(color, 8, 8, &pixel.repeat(64)));
+        }
+        let read = images(&folder, Split::Train, None).unwrap();
+        assert_eq!(read.fields()[0], Field::f32("inputs", [8, 8, channels]), "{color:?}");
+        assert_eq!(sample(&read, 0).0, vec![1.0; 64 * channels], "{color:?}");
+    }
+}
+
 /// A header that announces a side of four thousand million pixels, with the right checksum.
 #[test]
 fn an_image_that_announces_too_much_is_refused() {
@@ -145,14 +166,17 @@ fn crc(bytes: &[u8]) -> u32 {
 fn an_image_that_is_cut_off_or_damaged_is_an_error_and_no_panic() {
     let folder = TempDir::new().unwrap();
     write(&folder, "a/x.png", &gray(9, 9, 7));
-    let noise = |x: u32, y: u32| Rgb([(x * 37 + y * 91) as u8, (x * y) as u8, (x ^ y) as u8]);
-    let noisy = RgbImage::from_fn(9, 9, noise);
-    for format in [ImageFormat::Png, ImageFormat::Jpeg] {
-        let whole = encoded(noisy.clone(), format);
+    let noise = |x: u32, y: u32| [(x * 37 + y * 91) as u8, (x * y) as u8, (x ^ y) as u8];
+    let noisy: Vec<u8> = (0..81).flat_map(|at| noise(at % 9, at / 9)).collect();
+    let whole = [
+        png_of(png::ColorType::Rgb, 9, 9, &noisy),
+        jpeg_of(jpeg_encoder::ColorType::Rgb, 9, 9, &noisy),
+    ];
+    for (whole, format) in whole.into_iter().zip(["PNG", "JPEG"]) {
         for end in 0..whole.len() {
             write(&folder, "b/x.png", &whole[..end]);
             let outcome = images(&folder, Split::Train, Some([3, 3, 3]));
-            assert!(outcome.is_err() || end > 20, "{format:?}, {end} bytes");
+            assert!(outcome.is_err() || end > 20, "{format}, {end} bytes");
         }
         for at in 0..whole.len() {
             let mut damaged = whole.clone();

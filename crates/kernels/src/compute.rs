@@ -303,6 +303,18 @@ pub struct Threads {
     tracks: Vec<Arc<Track>>,
 }
 
+/// The address of items, each of which one thread takes.
+struct Items<T>(*mut T);
+
+// SAFETY: an address. Each item is taken by one thread, which may have it.
+unsafe impl<T: Send> Sync for Items<T> {}
+
+impl<T> Items<T> {
+    fn at(&self, index: usize) -> *mut T {
+        self.0.wrapping_add(index)
+    }
+}
+
 impl Threads {
     /// `num_threads` threads. Errors if the system cannot start all of them: fewer threads would silently
     /// change results and times.
@@ -346,27 +358,23 @@ impl Threads {
     }
 
     /// Runs `work` on every item, on all threads. A single item is done at once.
-    pub(crate) fn for_each<T: Send>(&self, items: Vec<T>, work: impl Fn(T) + Send + Sync) {
-        match &self.pool {
-            Some(pool) if items.len() > 1 => {
-                let items: Vec<_> = items.into_iter().map(|item| Mutex::new(Some(item))).collect();
-                self.for_each_index(pool, items.len(), &|index| {
-                    let item = items[index].lock().unwrap_or_else(PoisonError::into_inner).take();
-                    work(item.expect("each item is done once"));
-                });
-            }
-            _ => items.into_iter().for_each(work),
-        }
+    pub(crate) fn for_each<T: Send>(&self, mut items: Vec<T>, work: impl Fn(T) + Sync) {
+        let (first, count) = (Items(items.as_mut_ptr()), items.len());
+        // SAFETY: no element is left that must be initialized. The items belong to the calls below; one that none has taken when `work` panics is
+        // not dropped.
+        unsafe { items.set_len(0) };
+        self.for_each_index(count, &|index| {
+            // SAFETY: each index below `count` comes once, and the vector outlives the calls.
+            work(unsafe { first.at(index).read() });
+        });
     }
 
-    /// Runs `work` on every index below `count`. One function for all items, since what shares out work is large, and every
-    /// operation would have a copy of its own.
-    fn for_each_index(
-        &self,
-        pool: &rayon::ThreadPool,
-        count: usize,
-        work: &(dyn Fn(usize) + Sync),
-    ) {
+    /// Runs `work` once on every index below `count`. One function for all items, since what shares out work is large, and
+    /// every operation would have a copy of its own.
+    fn for_each_index(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
+        let Some(pool) = self.pool.as_ref().filter(|_| count > 1) else {
+            return (0..count).for_each(work);
+        };
         let work = |index| match self.own_track() {
             Some(track) => track.span(SHARE, || work(index)),
             None => work(index),

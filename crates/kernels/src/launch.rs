@@ -109,61 +109,61 @@ impl Compute {
             impl FnOnce(&OnCard, O::OnCard) -> paceline_cuda::Result<()> + Send + 'static,
         >,
     ) -> Result<()> {
-        // Every operation has a copy of this function, so it does nothing that needs no type of the operation.
-        match self.device() {
-            Device::Cpu => {
-                let mut claims = Claims::new();
-                let mut held = operands.hold(&mut self.at_once(op, &mut claims))?;
-                // SAFETY: the claims are there until this function ends. `hold` has refused operands of any other device than
+        if self.is_card() && on_card.is_none() {
+            return Err(KernelError::NoCardBody(op.name));
+        }
+        // Every operation has a copy of this function, so what needs no type of the operation is done elsewhere.
+        let shapes = self.allocator.home().map(|_| shapes_of(&operands));
+        let mut work = Some((operands, body, on_card));
+        self.run_held(op, shapes, &mut |holding| {
+            let (operands, body, on_card) = work.take().expect("work is prepared once");
+            let mut held = operands.hold(holding);
+            holding.outcome()?;
+            match self.device() {
+                // SAFETY: the claims are there until `run_held` ends. `hold` has refused operands of any other device than
                 // this one.
-                body(&self.processor, unsafe { O::views(&mut held) })
-            }
-            Device::Meta => {
-                operands.hold(&mut self.at_once(op, &mut Claims::new()))?;
-                self.count(op);
-                Ok(())
-            }
-            Device::Sim => {
-                let (shapes, mut work) = (shapes_of(&operands), Some((operands, body)));
-                self.queue(op, shapes, &mut |holding| {
-                    let (operands, body) = work.take().expect("work is prepared once");
-                    let (mut held, processor) = (operands.hold(holding)?, self.processor.clone());
-                    Ok(Box::new(move || {
+                Device::Cpu => body(&self.processor, unsafe { O::views(&mut held) }).map(|()| None),
+                Device::Meta => Ok(None),
+                Device::Sim => {
+                    let processor = self.processor.clone();
+                    Ok(Some(Box::new(move || {
                         // SAFETY: this is the work's place in its stream. This thread runs the work of the emulated device,
                         // whose memory it can reach.
                         told(body(&processor, unsafe { O::views(&mut held) }))
-                    }))
-                })
+                    })))
+                }
+                Device::Cuda => {
+                    let on_card = on_card.expect("an operation without it is refused");
+                    let (card, addresses) = (self.on_card(), O::on_card(&held));
+                    Ok(Some(Box::new(move || told(on_card(&card, addresses)))))
+                }
             }
-            Device::Cuda => {
-                let on_card = on_card.ok_or(KernelError::NoCardBody(op.name))?;
-                let (shapes, mut work) = (shapes_of(&operands), Some((operands, on_card)));
-                self.queue(op, shapes, &mut |holding| {
-                    let (operands, on_card) = work.take().expect("work is prepared once");
-                    let (addresses, card) = (O::on_card(&operands.hold(holding)?), self.on_card());
-                    Ok(Box::new(move || told(on_card(&card, addresses))))
-                })
-            }
-        }
+        })
     }
 
-    /// How an operation that runs at once holds its operands.
-    fn at_once<'a>(&'a self, op: Op, claims: &'a mut Claims) -> Holding<'a> {
-        Holding { compute: self, op: op.name, queued: None, claims }
-    }
-
-    /// Puts an operation into the stream of this handle. `prepare` is called once.
-    fn queue(
+    /// Calls `prepare` once, which claims the operands and runs the operation, or returns what is to run in its place in
+    /// the stream of this handle. `shapes` is given where there is a stream.
+    fn run_held(
         &self,
         op: Op,
-        shapes: Shapes,
-        prepare: &mut dyn FnMut(&mut Holding<'_>) -> Result<Body>,
+        shapes: Option<Shapes>,
+        prepare: &mut dyn FnMut(&mut Holding<'_>) -> Result<Option<Body>>,
     ) -> Result<()> {
         let mut claims = Claims::new();
-        self.stream().launch(op.name, shapes, |event| {
-            let (queued, claims) = (Some(event), &mut claims);
-            prepare(&mut Holding { compute: self, op: op.name, queued, claims })
-        })?;
+        match shapes {
+            None => {
+                prepare(&mut Holding::new(self, op.name, None, &mut claims))?;
+            }
+            Some(shapes) => {
+                self.stream().launch(op.name, shapes, |event| {
+                    let body = prepare(&mut Holding::new(self, op.name, Some(event), &mut claims))?;
+                    Ok::<_, KernelError>(body.expect("a stream has work"))
+                })?;
+            }
+        }
+        if self.device() == Device::Meta {
+            self.count(op);
+        }
         Ok(())
     }
 

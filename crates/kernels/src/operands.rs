@@ -26,16 +26,17 @@ pub trait Operands {
     /// The slices that a body gets.
     type Views<'a>;
 
-    /// Checks each operand and claims it.
+    /// Checks each operand and claims it, until one is refused, see [`Holding::outcome`].
     #[doc(hidden)]
-    fn hold(self, to: &mut Holding<'_>) -> Result<Self::Held>;
+    fn hold(self, to: &mut Holding<'_>) -> Self::Held;
 
     /// The slices of what is held.
     ///
     /// # Safety
     ///
-    /// The claims of `hold` are there still, or the operation is in its place in a stream, and all that comes before it is
-    /// done. The memory lies where this thread can reach it.
+    /// `held` is what `hold` of such operands returned, and none was refused. The claims of `hold` are there still, or the
+    /// operation is in its place in a stream, and all that comes before it is done. The memory lies where this thread can
+    /// reach it.
     #[doc(hidden)]
     unsafe fn views(held: &mut Self::Held) -> Self::Views<'_>;
 
@@ -80,62 +81,92 @@ pub(crate) type Claims = SmallVec<[Claim; 10]>;
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Holding<'a> {
-    pub(crate) compute: &'a Compute,
-    pub(crate) op: &'static str,
+    compute: &'a Compute,
+    op: &'static str,
     /// The end of the operation, if it is put into a stream.
-    pub(crate) queued: Option<&'a Event>,
-    pub(crate) claims: &'a mut Claims,
+    queued: Option<&'a Event>,
+    claims: &'a mut Claims,
+    outcome: Result<()>,
 }
 
-impl Holding<'_> {
-    fn claim<T: Element>(&mut self, tensor: &Tensor, access: Access) -> Result<Held<T>> {
-        let (base, len_bytes) = self.claim_bytes(tensor, access)?;
-        Ok(Held { base: base.cast(), len: len_bytes / size_of::<T>() })
+impl<'a> Holding<'a> {
+    pub(crate) fn new(
+        compute: &'a Compute,
+        op: &'static str,
+        queued: Option<&'a Event>,
+        claims: &'a mut Claims,
+    ) -> Self {
+        Self { compute, op, queued, claims, outcome: Ok(()) }
     }
 
-    fn claim_bytes(&mut self, tensor: &Tensor, access: Access) -> Result<(NonNull<u8>, usize)> {
+    /// Why an operand was refused, if one was: what was held must not be used then. To be called once, after `hold`.
+    pub(crate) fn outcome(&mut self) -> Result<()> {
+        std::mem::replace(&mut self.outcome, Ok(()))
+    }
+
+    /// What `claim` returns, or no elements if this or an earlier operand is refused.
+    fn held(&mut self, claim: impl FnOnce(&mut Self) -> Result<Held>) -> Held {
+        if self.outcome.is_ok() {
+            match claim(self) {
+                Ok(held) => return held,
+                Err(error) => self.outcome = Err(error),
+            }
+        }
+        Held { base: NonNull::dangling(), len_bytes: 0 }
+    }
+
+    /// Claims scratch memory.
+    fn scratch(&mut self, dtype: DType, len: usize) -> Held {
+        self.held(|to| {
+            let tensor = to.compute.allocator.tensor(dtype, [len], Category::Workspace)?;
+            to.claim(&tensor, Access::Write)
+        })
+    }
+
+    fn claim(&mut self, tensor: &Tensor, access: Access) -> Result<Held> {
         let claim = match self.queued {
             None => tensor.claim(access, self.op)?,
             Some(event) => tensor.queue(access, self.op, event)?,
         };
-        let place = (claim.base(), claim.len_bytes());
+        let held = Held { base: claim.base(), len_bytes: claim.len_bytes() };
         self.claims.push(claim);
-        Ok(place)
+        Ok(held)
     }
 }
 
 /// Where an operand lies that is claimed.
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct Held<T> {
-    base: NonNull<T>,
-    len: usize,
+pub struct Held {
+    base: NonNull<u8>,
+    len_bytes: usize,
 }
 
 // SAFETY: an address. Whoever uses it promises that what lies there is claimed.
-unsafe impl<T: Element> Send for Held<T> {}
+unsafe impl Send for Held {}
 
-impl<T: Element> Held<T> {
+impl Held {
     fn address(&self) -> u64 {
         self.base.as_ptr().addr() as u64
     }
 
     /// # Safety
     ///
-    /// As for [`Operands::views`].
-    unsafe fn elems(&self) -> &[T] {
+    /// As for [`Operands::views`], and `T` is the element type of the operand, or a byte.
+    unsafe fn elems<T: Element>(&self) -> &[T] {
+        let len = self.len_bytes / size_of::<T>();
         // SAFETY: the caller promises the claim, or the place in the stream, which keeps the range in place and excludes writers,
-        // and that this thread can reach it. `Stated::hold` has checked the element type, so the range is aligned and any
-        // bits in it are a valid `T`.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+        // and that this thread can reach it. With the element type the range is aligned and any bits in it are a valid `T`.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), len) }
     }
 
     /// # Safety
     ///
-    /// As for [`Operands::views`], and the operand must be claimed for writing.
-    unsafe fn elems_mut(&mut self) -> &mut [T] {
+    /// As for [`Held::elems`], and the operand must be claimed for writing.
+    unsafe fn elems_mut<T: Element>(&mut self) -> &mut [T] {
+        let len = self.len_bytes / size_of::<T>();
         // SAFETY: as for `elems`; a claim for writing excludes all other users.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().cast(), len) }
     }
 }
 
@@ -150,15 +181,12 @@ struct Stated<'t> {
 }
 
 impl Stated<'_> {
-    /// Checks the tensor and claims it. Its bytes are moved so many times.
-    fn hold<T: Element>(
-        &self,
-        to: &mut Holding<'_>,
-        access: Access,
-        times: usize,
-    ) -> Result<Held<T>> {
-        self.check(to, T::DTYPE, times)?;
-        to.claim(self.tensor, access)
+    /// Checks the tensor and claims it, for elements of type `dtype`. Its bytes are moved so many times.
+    fn hold(&self, to: &mut Holding<'_>, dtype: DType, access: Access, times: usize) -> Held {
+        to.held(|to| {
+            self.check(to, dtype, times)?;
+            to.claim(self.tensor, access)
+        })
     }
 
     /// Checks shape, device and element type, and counts the bytes that are moved.
@@ -264,15 +292,15 @@ pub(crate) fn card_scratch<T: Element>(compute: &Compute, len: usize) -> Scratch
 }
 
 impl<'t, T: Element> Operands for Read<'t, T> {
-    type Held = Held<T>;
+    type Held = Held;
     type Views<'a> = &'a [T];
 
-    fn hold(self, to: &mut Holding<'_>) -> Result<Held<T>> {
-        self.0.hold(to, Access::Read, 1)
+    fn hold(self, to: &mut Holding<'_>) -> Held {
+        self.0.hold(to, T::DTYPE, Access::Read, 1)
     }
 
-    unsafe fn views(held: &mut Held<T>) -> &[T] {
-        // SAFETY: the caller's.
+    unsafe fn views(held: &mut Held) -> &[T] {
+        // SAFETY: the caller's, and `hold` has checked the element type.
         unsafe { held.elems() }
     }
 
@@ -288,15 +316,15 @@ impl<'t, T: Element> Operands for Read<'t, T> {
 }
 
 impl<'t, T: Element> Operands for Write<'t, T> {
-    type Held = Held<T>;
+    type Held = Held;
     type Views<'a> = &'a mut [T];
 
-    fn hold(self, to: &mut Holding<'_>) -> Result<Held<T>> {
-        self.stated.hold(to, Access::Write, 1 + usize::from(self.is_read))
+    fn hold(self, to: &mut Holding<'_>) -> Held {
+        self.stated.hold(to, T::DTYPE, Access::Write, 1 + usize::from(self.is_read))
     }
 
-    unsafe fn views(held: &mut Held<T>) -> &mut [T] {
-        // SAFETY: the caller's, and `hold` has claimed the range for writing.
+    unsafe fn views(held: &mut Held) -> &mut [T] {
+        // SAFETY: the caller's, and `hold` has checked the element type and claimed the range for writing.
         unsafe { held.elems_mut() }
     }
 
@@ -314,16 +342,15 @@ impl<'t, T: Element> Operands for Write<'t, T> {
 }
 
 impl<T: Element> Operands for Scratch<T> {
-    type Held = Held<T>;
+    type Held = Held;
     type Views<'a> = &'a mut [T];
 
-    fn hold(self, to: &mut Holding<'_>) -> Result<Held<T>> {
-        let tensor = to.compute.allocator.tensor(T::DTYPE, [self.0], Category::Workspace)?;
-        to.claim(&tensor, Access::Write)
+    fn hold(self, to: &mut Holding<'_>) -> Held {
+        to.scratch(T::DTYPE, self.0)
     }
 
-    unsafe fn views(held: &mut Held<T>) -> &mut [T] {
-        // SAFETY: the caller's, and `hold` has claimed the range for writing.
+    unsafe fn views(held: &mut Held) -> &mut [T] {
+        // SAFETY: the caller's, and `hold` has claimed a range of these elements for writing.
         unsafe { held.elems_mut() }
     }
 
@@ -340,8 +367,8 @@ impl<A: Operands> Operands for Option<A> {
     type Held = Option<A::Held>;
     type Views<'a> = Option<A::Views<'a>>;
 
-    fn hold(self, to: &mut Holding<'_>) -> Result<Self::Held> {
-        self.map(|operand| operand.hold(to)).transpose()
+    fn hold(self, to: &mut Holding<'_>) -> Self::Held {
+        self.map(|operand| operand.hold(to))
     }
 
     unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
@@ -366,7 +393,7 @@ impl<A: Operands> Operands for Vec<A> {
     type Held = Vec<A::Held>;
     type Views<'a> = Vec<A::Views<'a>>;
 
-    fn hold(self, to: &mut Holding<'_>) -> Result<Self::Held> {
+    fn hold(self, to: &mut Holding<'_>) -> Self::Held {
         self.into_iter().map(|operand| operand.hold(to)).collect()
     }
 
@@ -399,11 +426,11 @@ impl<A: Operands, B: Operands> Operands for Either<A, B> {
     type Held = Either<A::Held, B::Held>;
     type Views<'a> = Either<A::Views<'a>, B::Views<'a>>;
 
-    fn hold(self, to: &mut Holding<'_>) -> Result<Self::Held> {
-        Ok(match self {
-            Either::A(operand) => Either::A(operand.hold(to)?),
-            Either::B(operand) => Either::B(operand.hold(to)?),
-        })
+    fn hold(self, to: &mut Holding<'_>) -> Self::Held {
+        match self {
+            Either::A(operand) => Either::A(operand.hold(to)),
+            Either::B(operand) => Either::B(operand.hold(to)),
+        }
     }
 
     unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {
@@ -438,8 +465,8 @@ macro_rules! operands_in_tuples {
             type Held = ($($A::Held,)+);
             type Views<'a> = ($($A::Views<'a>,)+);
 
-            fn hold(self, to: &mut Holding<'_>) -> Result<Self::Held> {
-                Ok(($(self.$at.hold(to)?,)+))
+            fn hold(self, to: &mut Holding<'_>) -> Self::Held {
+                ($(self.$at.hold(to),)+)
             }
 
             unsafe fn views(held: &mut Self::Held) -> Self::Views<'_> {

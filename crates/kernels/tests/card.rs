@@ -6,6 +6,9 @@
 
 mod on_card;
 
+use std::io::{self, Write};
+use std::thread;
+
 use on_card::{Pair, Promise};
 use paceline_emulated_card::for_tests::is_ready;
 use paceline_kernels::batch_norm::{self, BatchNorm};
@@ -15,7 +18,8 @@ use paceline_kernels::optimizer::{self, AdamW, Numbers, Sgd};
 use paceline_kernels::pool2d::{self, MaxPool2d};
 use paceline_kernels::rotary::{self, RotaryConfig, RotaryTable};
 use paceline_kernels::{
-    ImageLayout, cast, elementwise, embedding, layout, loss, rms_norm, swiglu, top_k,
+    ImageLayout, KernelError, Op, cast, elementwise, embedding, layout, loss, rms_norm, swiglu,
+    top_k, write,
 };
 use paceline_memory::DType;
 
@@ -39,25 +43,42 @@ fn kernels_fit_into_the_registers_of_cards() {
     if !is_ready() {
         return;
     }
-    let mut count = 0;
-    for (source, architecture) in paceline_kernels::card::SOURCES
-        .iter()
-        .flat_map(|source| [75, 80, 90].map(|of| (source, of)))
-    {
-        // Attention in 16 bits is refused on older cards before a rank starts.
-        if architecture < 80 && source.file == "attention_halves.cu" {
-            continue;
+    let fit = |architecture: u32| {
+        let mut count = 0;
+        for source in paceline_kernels::card::SOURCES {
+            // Attention in 16 bits is refused on older cards before a rank starts.
+            if architecture < 80 && source.file == "attention_halves.cu" {
+                continue;
+            }
+            let all = paceline_cuda::compiler::resources(source, architecture).unwrap();
+            assert_eq!(all.len(), source.kernels.len(), "{}", source.file);
+            for kernel in &all {
+                assert_eq!(kernel.spilled_bytes, 0, "{kernel:?} for sm_{architecture}");
+                let most = MOST_REGISTERS[usize::from(kernel.kernel.ends_with("f64"))];
+                assert!(kernel.registers <= most, "{kernel:?} for sm_{architecture}");
+            }
+            count += all.len();
         }
-        let all = paceline_cuda::compiler::resources(source, architecture).unwrap();
-        assert_eq!(all.len(), source.kernels.len(), "{}", source.file);
-        for kernel in &all {
-            assert_eq!(kernel.spilled_bytes, 0, "{kernel:?} for sm_{architecture}");
-            let most = MOST_REGISTERS[usize::from(kernel.kernel.ends_with("f64"))];
-            assert!(kernel.registers <= most, "{kernel:?} for sm_{architecture}");
-        }
-        count += all.len();
-    }
-    println!("COMPILE: {} kernels for sm_75, sm_80 and sm_90, none spills", count);
+        count
+    };
+    let counts = thread::scope(|scope| {
+        let threads = [75, 80, 90].map(|of| scope.spawn(move || fit(of)));
+        threads.map(|thread| thread.join().unwrap())
+    });
+    // Not by `println!`, so that it is seen though the test passes: scripts/card_tiers.sh looks for it.
+    let count: usize = counts.iter().sum();
+    writeln!(io::stdout(), "\nCOMPILE: {count} kernels for sm_75, sm_80 and sm_90, none spills")
+        .unwrap();
+}
+
+/// It is refused before its operands are looked at, so that no work is queued that never comes.
+#[test]
+fn an_operation_without_a_body_for_cards_is_refused_there() {
+    let Some(pair) = Pair::new() else { return };
+    let x = pair.random(DType::F32, &[3], 1);
+    let operand = write::<f32>("x", &x.card, [4]);
+    let refused = pair.card.launch(Op::new("own_layer"), operand, |_, _| Ok(()));
+    assert!(matches!(refused, Err(KernelError::NoCardBody("own_layer"))), "{refused:?}");
 }
 
 #[test]

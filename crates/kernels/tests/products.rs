@@ -159,7 +159,7 @@ fn bound(k: usize, size: f64) -> f64 {
 /// Half a unit in the last place of bf16, relative.
 const BF16_ROUNDING: f64 = 1.0 / 256.0;
 
-const SIZES: [(usize, usize, usize); 14] = [
+const SIZES: [(usize, usize, usize); 15] = [
     (1, 1, 1),
     (1, 33, 2),
     (2, 1, 33),
@@ -174,6 +174,7 @@ const SIZES: [(usize, usize, usize); 14] = [
     (257, 13, 65),
     (5, 2100, 30),
     (100, 40, 1030),
+    (130, 1100, 512),
 ];
 
 #[test]
@@ -287,7 +288,8 @@ fn products_of_single_and_double_precision() {
 
 #[test]
 fn a_row_has_the_same_bits_whatever_the_others_are() {
-    let (m, n, k) = (97, 150, 1100);
+    // Several blocks of each. With three threads, a part has too few columns for panels to be packed one by one.
+    let (m, n, k) = (350, 1100, 768);
     for transposed in ORIENTATIONS {
         let case = Case::new((m, n, k), transposed, 0);
         let sets = [1, 3].map(instruction_sets);

@@ -200,15 +200,21 @@ impl<T> Columns<T> {
 
     /// Adds a column. `cell` computes its cell from a row's `T`; see [`Head`] for the other arguments.
     pub fn add<C: Into<Cell>>(
-        mut self,
+        self,
         key: impl Into<Cow<'static, str>>,
         label: impl Into<Cow<'static, str>>,
-        shown: (&'static str, usize),
+        (unit, decimals): (&'static str, usize),
         definition: &'static str,
         cell: impl Fn(&T) -> C + Send + Sync + 'static,
     ) -> Self {
-        let named = Head::new("", "", shown, definition);
-        self.0.push(Column::new(Head { key: key.into(), label: label.into(), ..named }, cell));
+        let (unit, definition) = (Cow::Borrowed(unit), Cow::Borrowed(definition));
+        let head = Head { key: key.into(), label: label.into(), unit, definition, decimals };
+        self.with(Column::new(head, cell))
+    }
+
+    /// Adds a column. Every column has a copy of `add`, which is therefore short.
+    fn with(mut self, column: Column<T>) -> Self {
+        self.0.push(column);
         self
     }
 

@@ -14,7 +14,7 @@
 //! Input: the bytes of a file, piece by piece. Output: the places of the marks. This module does not know
 //! whether the JSON is well formed.
 
-use wide::u8x16;
+use super::sixteen::Sixteen;
 
 /// Bytes that are indexed together.
 const BLOCK_BYTES: usize = 64;
@@ -174,18 +174,16 @@ impl Classes {
         let mut all = Self::default();
         // Of the first byte, the bit is the lowest.
         for &bytes in block.as_chunks::<16>().0.iter().rev() {
-            let bytes = u8x16::new(bytes);
-            let is = |byte: u8| bytes.simd_eq(u8x16::splat(byte));
+            let bytes = Sixteen::new(bytes);
+            let is = |byte: u8| bytes.is(byte);
             // Brackets and braces differ in one bit.
-            let either = bytes | u8x16::splat(0x20);
-            let is_either = |byte: u8| either.simd_eq(u8x16::splat(byte));
-            let add = |bits: &mut u64, found: u8x16| {
-                *bits = *bits << 16 | u64::from(found.to_bitmask());
-            };
+            let either = bytes.or(Sixteen::splat(0x20));
+            let is_either = |byte: u8| either.is(byte);
+            let add = |bits: &mut u64, found: Sixteen| *bits = *bits << 16 | found.bits();
             add(&mut all.quote, is(b'"'));
             add(&mut all.backslash, is(b'\\'));
-            add(&mut all.blank, is(b' ') | is(b'\n') | is(b'\r') | is(b'\t'));
-            add(&mut all.structure, is_either(b'{') | is_either(b'}') | is(b',') | is(b':'));
+            add(&mut all.blank, is(b' ').or(is(b'\n')).or(is(b'\r')).or(is(b'\t')));
+            add(&mut all.structure, is_either(b'{').or(is_either(b'}')).or(is(b',')).or(is(b':')));
         }
         all
     }

@@ -12,6 +12,7 @@ mod decimal;
 mod escape;
 mod index;
 mod pull;
+mod sixteen;
 mod window;
 
 use std::borrow::Cow;

@@ -5,6 +5,7 @@
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -57,7 +58,8 @@ impl Tokenizer {
             TextError::file(path, format!("is not the tokenizer.json of a model: {error}"))
         };
         let read = || -> tokenizers::Result<_> {
-            let mut inner = tokenizers::Tokenizer::from_bytes(&json)?;
+            // Not `from_bytes`, of which this crate would compile a copy, with all that reads the parts of a tokenizer.
+            let mut inner = tokenizers::Tokenizer::from_str(std::str::from_utf8(&json)?)?;
             let pad = inner.get_padding().map_or(0, |padding| padding.pad_id);
             inner.with_padding(None);
             inner.with_truncation(None)?;

@@ -8,15 +8,21 @@
 //!
 //! - For each panel of `b`, for each of `a`, as in BLIS. The panel of `b` stays in the first-level cache, and the block of `a`
 //!   in the second-level cache. The block of `b` is read once for each block of `a`, so it may lie in the third-level cache.
+//!   If there are many columns, panels are packed one by one, just before the first block of `a` meets them, and the elements
+//!   of the next one are fetched meanwhile: the wait for memory, which is most of packing, disappears behind arithmetic. The
+//!   block of `a` is larger then, and partly in the third-level cache, so that fewer blocks meet each panel.
 //! - For each panel of `a`, for each of `b`. The panel of `a` stays in the first-level cache, and both blocks in the
 //!   second-level cache. The tiles lie side by side in `c`, so that long rows of it are written in order of memory.
 
 use super::kernel::{MicroKernel, Panels};
+use super::pack::Ahead;
 use super::store::{BUFFER_LEN, Tile};
 use super::{Elems, Output, Product, Sizes};
 
 /// Lengths are rounded up to this number of elements, a cache line.
 const LINE: usize = 16;
+/// With more columns, `b` is taken to come from memory.
+const FEW_COLUMNS: usize = 1024;
 /// Blocks of k are a multiple of this, so that only the last one has units that are padded.
 const K_STEP: usize = 32;
 
@@ -26,6 +32,9 @@ pub(super) struct Blocks {
     m: usize,
     n: usize,
     k: usize,
+    /// Whether panels of `b` are packed one by one, and whether all panels of a block are kept.
+    streams_b: bool,
+    keeps_b: bool,
     /// Lengths of the packed block of `b`, that of `a`, and the sums, in scratch memory.
     b_len: usize,
     a_len: usize,
@@ -43,13 +52,21 @@ impl Blocks {
             let panels = len.div_ceil(panel).max(1);
             panels.div_ceil(panels.div_ceil((most / units / panel).max(1))) * panel
         };
-        let (m, n) = (block(sizes.m, K::ROWS, K::A_LEN), block(sizes.n, K::COLUMNS, K::B_LEN));
         let has_sums = is_c_bf16 && num_k > 1;
+        let streams_b = K::B_STAYS && sizes.n > FEW_COLUMNS;
+        let m = block(sizes.m, K::ROWS, if streams_b { K::LARGE_A_LEN } else { K::A_LEN });
+        // A panel of `b` that no second block of `a` meets makes room for the next one.
+        let keeps_b = !streams_b || m < sizes.m;
+        let most = if keeps_b || has_sums { K::B_LEN } else { usize::MAX };
+        let n = block(sizes.n, K::COLUMNS, most);
+        let kept = if keeps_b { n } else { K::COLUMNS };
         Self {
             m,
             n,
             k,
-            b_len: (n * units).next_multiple_of(LINE),
+            streams_b,
+            keeps_b,
+            b_len: (kept * units).next_multiple_of(LINE),
             a_len: (m * units).next_multiple_of(LINE),
             sums_len: if has_sums { (sizes.m * n).next_multiple_of(LINE) } else { 0 },
         }
@@ -89,7 +106,12 @@ impl Blocks {
                 let units = k_len.div_ceil(K::K_PER_UNIT).next_multiple_of(K::UNITS_STEP);
                 let is_last = k0 + self.k >= k;
                 // SAFETY: the columns and the range of k lie in `b`, and the block has room for its panels.
-                unsafe { K::pack_b(&b.from(n0, k0), n_len, k_len, packed_b) };
+                let pack_b = |j: usize, columns: usize, to: *mut u32| unsafe {
+                    K::pack_b(&b.from(n0 + j, k0), columns, k_len, to);
+                };
+                if !self.streams_b {
+                    pack_b(0, n_len, packed_b);
+                }
                 for m0 in (0..m).step_by(self.m) {
                     let m_len = self.m.min(m - m0);
                     if a_holds != Some((m0, k0)) {
@@ -99,19 +121,35 @@ impl Blocks {
                     }
                     let sums = sums.map(|s| (s.wrapping_add(m0 * self.n), self.n));
                     let block = block(&c, (m0, n0), (m_len, n_len), sums, k0 == 0, is_last);
+                    let panel_b =
+                        |j: usize| packed_b.wrapping_add(if self.keeps_b { j * units } else { 0 });
                     let mut make = |i: usize, j: usize| {
                         let tile = block.part((i, j), (K::ROWS, K::COLUMNS));
                         tile.prefetch(K::COLUMNS);
-                        let (a, b) =
-                            (packed_a.wrapping_add(i * units), packed_b.wrapping_add(j * units));
+                        let (a, b) = (packed_a.wrapping_add(i * units), panel_b(j));
                         // SAFETY: both panels are packed with `units` units, and the tile lies in `c` or in the sums.
                         unsafe { K::multiply(Panels { units, a, b }, &mut tile_sums, &tile) };
                     };
                     let (rows, columns) =
                         (|| (0..m_len).step_by(K::ROWS), || (0..n_len).step_by(K::COLUMNS));
-                    match K::B_STAYS {
-                        true => columns().for_each(|j| rows().for_each(|i| make(i, j))),
-                        false => rows().for_each(|i| columns().for_each(|j| make(i, j))),
+                    if !K::B_STAYS {
+                        rows().for_each(|i| columns().for_each(|j| make(i, j)));
+                        continue;
+                    }
+                    for j in columns() {
+                        if m0 > 0 || !self.streams_b {
+                            rows().for_each(|i| make(i, j));
+                            continue;
+                        }
+                        pack_b(j, K::COLUMNS.min(n_len - j), panel_b(j));
+                        let next = j + K::COLUMNS;
+                        let lanes = K::COLUMNS.min(n_len.saturating_sub(next));
+                        let mut ahead = Ahead::new(b.from(n0 + next, k0), lanes, k_len);
+                        let share = ahead.num_lines().div_ceil(rows().len());
+                        for i in rows() {
+                            ahead.fetch(share);
+                            make(i, j);
+                        }
                     }
                 }
             }

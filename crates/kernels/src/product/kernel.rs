@@ -28,6 +28,8 @@ pub(super) unsafe trait MicroKernel {
     const K_BLOCK: usize;
     /// The largest packed block of `a`, in units.
     const A_LEN: usize;
+    /// The same where panels of `b` are packed one by one, see [`super::blocks`].
+    const LARGE_A_LEN: usize = Self::A_LEN;
     /// The largest packed block of `b`, in units.
     const B_LEN: usize;
     /// Whether the panel that is used for several tiles in a row is one of `b`, see [`super::blocks`].
@@ -174,6 +176,8 @@ mod x86 {
         const K_BLOCK: usize = 384;
         /// 198 KiB: 132 rows.
         const A_LEN: usize = 132 * Self::K_BLOCK;
+        /// 516 KiB: 512 rows of 256 k. The third-level cache is fast enough where each panel of `b` comes from memory.
+        const LARGE_A_LEN: usize = 344 * Self::K_BLOCK;
         /// 3 MiB: 2048 columns.
         const B_LEN: usize = 2048 * Self::K_BLOCK;
         const B_STAYS: bool = true;

@@ -5,6 +5,7 @@ use paceline_numeric::bf16::{round, widen};
 use super::{Elems, Operand};
 use crate::simd::Vector;
 
+const LINE_BYTES: usize = 64;
 /// Lanes whose k is contiguous are transposed in strips of this many k, which stay in the first-level cache.
 const STRIP: usize = 16;
 /// The most lanes of a panel.
@@ -18,6 +19,60 @@ impl Operand {
     pub(super) fn from(self, lane: usize, k: usize) -> Self {
         let elems = self.elems.at(lane * self.lane_stride + k * self.k_stride);
         Self { elems, ..self }
+    }
+}
+
+/// The cache lines of the next panel, and how far they have been prefetched.
+pub(super) struct Ahead {
+    /// The current run of contiguous elements, and the distance to the next one, in bytes.
+    run: *const u8,
+    stride: usize,
+    /// The place in the run, and its length.
+    at: usize,
+    len: usize,
+    runs_left: usize,
+}
+
+impl Ahead {
+    /// Of `lanes` lanes of `k_len` elements.
+    pub(super) fn new(from: Operand, lanes: usize, k_len: usize) -> Self {
+        let (run, size) = match from.elems {
+            Elems::F32(start) => (start.cast_const().cast(), 4),
+            Elems::Bf16(start) => (start.cast_const().cast(), 2),
+        };
+        let (runs_left, len, stride) = match from.k_stride {
+            1 => (lanes, k_len, from.lane_stride),
+            stride => (k_len, lanes, stride),
+        };
+        Self { run, stride: stride * size, at: 0, len: len * size, runs_left }
+    }
+
+    pub(super) fn num_lines(&self) -> usize {
+        self.runs_left * self.len.div_ceil(LINE_BYTES)
+    }
+
+    /// Prefetches up to `lines` more lines.
+    #[inline(always)]
+    pub(super) fn fetch(&mut self, lines: usize) {
+        for _ in 0..lines {
+            if self.runs_left == 0 {
+                return;
+            }
+            // Of a run that begins within a line, the first line was read with the panel before. So each line is named by
+            // its last byte.
+            let at = (self.at + LINE_BYTES).min(self.len) - 1;
+            // SAFETY: a prefetch touches no memory that the program can observe, at any address.
+            #[cfg(target_arch = "x86_64")]
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_T0>(self.run.wrapping_add(at).cast());
+            }
+            self.at += LINE_BYTES;
+            if self.at >= self.len {
+                (self.run, self.at) = (self.run.wrapping_add(self.stride), 0);
+                self.runs_left -= 1;
+            }
+        }
     }
 }
 

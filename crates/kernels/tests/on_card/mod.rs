@@ -10,13 +10,15 @@ use paceline_memory::{Accelerator, Allocator, Category, DType, Tensor};
 /// The processor and a card.
 pub struct Pair {
     cpu: Compute,
-    card: Compute,
+    /// The one on the card.
+    pub card: Compute,
 }
 
 /// A tensor on both.
 pub struct Both {
     cpu: Tensor,
-    card: Tensor,
+    /// The one on the card.
+    pub card: Tensor,
 }
 
 impl Both {

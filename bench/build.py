@@ -1,0 +1,88 @@
+"""How long a cold release build takes, in all and per crate: checkouts of the project in turn, each into an empty folder.
+
+    git worktree add ../before COMMIT
+    python3 bench/build.py --tree before=../before --tree after=.
+
+Everything is fetched before the first build. `cpu_s` is processor time of all compilers, `wall_s` the time of the build; a crate's
+time is that of its compiler, from start to end, beside the other ones. Writes `results/build.json`. Needs 3 GB in the folder of
+temporary files.
+"""
+import argparse
+import json
+import os
+import re
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+from common import ROOT, Record, aligned, commit, provenance, run, shown
+
+TIMEOUT_S = 3600.0
+# Crates that take less are added up.
+SHOWN_S = 5.0
+
+
+def crates(report: Path) -> dict[str, float]:
+    """The seconds of each crate, as cargo's own report has them."""
+    units = re.search(r"UNIT_DATA = (\[.*?\]);\n", report.read_text(), re.S)
+    if units is None:
+        raise SystemExit(f"{report.name} has no UNIT_DATA: cargo writes its reports in another form now")
+    seconds: dict[str, float] = {}
+    for unit in json.loads(units.group(1)):
+        seconds[unit["name"]] = seconds.get(unit["name"], 0.0) + unit["duration"]
+    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
+
+
+def build(tree: Path) -> Record:
+    with tempfile.TemporaryDirectory(prefix="paceline-build-") as target:
+        command = ["cargo", "build", "--release", "-p", "paceline", "--locked", "--offline", "--timings", "--target-dir", target]
+        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        run(command, tree, TIMEOUT_S)
+        wall_s, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+        (report,) = Path(target, "cargo-timings").glob("cargo-timing-2*.html")
+        return {
+            "wall_s": round(wall_s, 1),
+            "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+            "program_mb": round(Path(target, "release", "paceline").stat().st_size / 1e6, 1),
+            "crates_s": crates(report),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tree", action="append", metavar="NAME=FOLDER", help="a checkout (the project's own by default)")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "build.json")
+    args = parser.parse_args()
+    trees = {}
+    for tree in args.tree or [f"own={ROOT}"]:
+        name, is_named, folder = tree.partition("=")
+        if not is_named or not Path(folder, "Cargo.toml").is_file():
+            parser.error(f"--tree {tree}: pass NAME=FOLDER, a folder with a Cargo.toml")
+        trees[name] = Path(os.path.abspath(folder))
+    for tree in trees.values():
+        run(["cargo", "fetch", "--locked"], tree, TIMEOUT_S)
+    builds: dict[str, list[Record]] = {name: [] for name in trees}
+    for _ in range(args.rounds):
+        for name, tree in trees.items():
+            builds[name].append(build(tree))
+    record = {
+        **provenance(),
+        "trees": {name: {"commit": commit(tree), "builds": builds[name]} for name, tree in trees.items()},
+    }
+    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    first = [builds[name][0]["crates_s"] for name in trees]
+    names = sorted({name for crate in first for name in crate}, key=lambda name: -max(all.get(name, 0.0) for all in first))
+    large = [name for name in names if max(all.get(name, 0.0) for all in first) >= SHOWN_S]
+    rows = [["", *trees], ["wall, s", *(f"{builds[name][0]['wall_s']:.0f}" for name in trees)]]
+    rows += [["processor, s", *(f"{builds[name][0]['cpu_s']:.0f}" for name in trees)]]
+    rows += [[name, *(f"{all.get(name, 0.0):.1f}" for all in first)] for name in large]
+    others = [sum(seconds for name, seconds in all.items() if name not in large) for all in first]
+    rows += [["others", *(f"{seconds:.1f}" for seconds in others)]]
+    print(aligned(rows, left={0}))
+    print(f"wrote {shown(args.out)}")
+
+
+if __name__ == "__main__":
+    main()
