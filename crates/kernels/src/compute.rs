@@ -360,8 +360,8 @@ impl Threads {
     /// Runs `work` on every item, on all threads. A single item is done at once.
     pub(crate) fn for_each<T: Send>(&self, mut items: Vec<T>, work: impl Fn(T) + Sync) {
         let (first, count) = (Items(items.as_mut_ptr()), items.len());
-        // SAFETY: no element is left that must be initialized. The items belong to the calls below; one that none has taken when `work` panics is
-        // not dropped.
+        // SAFETY: no element is left that must be initialized. The items belong to the calls below; one that none has taken
+        // when `work` panics is not dropped.
         unsafe { items.set_len(0) };
         self.for_each_index(count, &|index| {
             // SAFETY: each index below `count` comes once, and the vector outlives the calls.
