@@ -83,8 +83,8 @@ def theirs(python: Path, model: str, layout: str, precision: str, seconds: float
     return json.loads(printed.strip().splitlines()[-1])
 
 
-def peer(binary: Path, python: Path, rounds: int, seconds: float) -> Record:
-    cases = list(itertools.product(CNNS, ("nhwc", "nchw"), ("f32", "bf16")))
+def peer(binary: Path, python: Path, rounds: int, seconds: float, precisions: list[str]) -> Record:
+    cases = list(itertools.product(CNNS, ("nhwc", "nchw"), precisions))
     steps: dict[str, dict[str, list[float]]] = {" ".join(case): {"ours": [], "theirs": []} for case in cases}
     torch = ""
     for _ in range(rounds):
@@ -159,6 +159,7 @@ def main() -> int:
     parser.add_argument("--peer-python", type=Path, default=Path(".peer/bin/python"), metavar="PATH")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of the peer (default: 5)")
     parser.add_argument("--seconds", type=float, default=2, help="of the peer's runs (default: 2)")
+    parser.add_argument("--precisions", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"], help="of the peer (default: both)")
     args = parser.parse_args()
     binary = program(parser, "--binary", args.binary)
     if "digits" in args.parts and not (args.digits and args.digits.is_dir()):
@@ -175,7 +176,7 @@ def main() -> int:
         if "buckets" in args.parts:
             results["torch_buckets"] = torch_buckets(binary, python, args.rounds, args.seconds)
         if "peer" in args.parts:
-            results["peer"] = peer(binary, python, args.rounds, args.seconds)
+            results["peer"] = peer(binary, python, args.rounds, args.seconds, args.precisions)
     except (RunFailed, subprocess.SubprocessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

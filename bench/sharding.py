@@ -4,9 +4,10 @@
     python3 bench/sharding.py                   # needs the peer: see bench/README.md
     python3 bench/sharding.py --model llama --batch-size 32 --out results/llama_32.json
     python3 bench/sharding.py --model llama --precision bf16 --strategies ddp --out results/llama_bf16.json
+    python3 bench/sharding.py --model llama --ranks 1 --seq-len 1024 --batch-size 1 --out results/llama_long.json
 
 The model is an MLP of three 2048-wide layers with 14.7 million parameters, batch 64 per rank, or a Llama of 4 blocks of width
-256 with 7.4 million parameters, batch 4 of 128 tokens per rank. It is trained with AdamW, on 2 ranks of 1 thread, each
+256 with 7.4 million parameters, batch 4 of 128 tokens per rank (`--seq-len`). It is trained with AdamW, on 2 ranks of 1 thread, each
 pinned to its own core, or on 1 rank of 1 or 2 threads. In every round each of our strategies runs, and then each counterpart in PyTorch:
 
     single     no group (`--ranks 1`)
@@ -28,6 +29,7 @@ something could not be run or the two sides did not train the same model, and wi
 import argparse
 import datetime
 import json
+import os
 import shlex
 import statistics
 import sys
@@ -50,6 +52,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peer-python", type=Path, default=Path(".peer/bin/python"), metavar="PATH")
     parser.add_argument("--model", choices=list(BATCH_SIZE), default="mlp")
     parser.add_argument("--batch-size", type=int, help="per rank (default: 64 for mlp, 4 for llama)")
+    parser.add_argument("--seq-len", type=int, default=128, help="tokens of a sequence of the llama (default: 128)")
     parser.add_argument("--precision", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--ranks", type=int, choices=[1, 2], default=2, help="(default: 2)")
     parser.add_argument("--threads", type=int, choices=[1, 2], default=1, help="of each rank; 2 with --ranks 1 only (default: 1)")
@@ -79,7 +82,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def our_arguments(arguments: argparse.Namespace, strategy: str) -> list[str]:
     total = arguments.steps + WARMUP_STEPS
-    model = "--model llama"
+    model = f"--model llama --seq-len {arguments.seq_len}"
     if arguments.model == "mlp":
         model = (
             f"--model mlp --input-dim {FEATURES[0]} --hidden-dim {FEATURES[1]} --num-layers {len(FEATURES) - 2}"
@@ -93,7 +96,7 @@ def our_arguments(arguments: argparse.Namespace, strategy: str) -> list[str]:
 
 
 def peer_arguments(arguments: argparse.Namespace, strategy: str) -> list[str]:
-    model = "--model llama"
+    model = f"--model llama --seq {arguments.seq_len}"
     if arguments.model == "mlp":
         model = f"--model mlp --features {' '.join(map(str, FEATURES))}"
     return shlex.split(

@@ -1,19 +1,17 @@
 //! AMX, Intel's Advanced Matrix Extensions: whether a process may use its tiles, their configuration, and the peak loop.
 //!
-//! There are eight tiles, registers of 16 rows of 64 bytes. This file does not know what products put into them. All
-//! instructions are written in assembly, since the compiler's functions for them are not stable. The compiler itself makes no
-//! use of tiles, so what one block of assembly leaves in them is there for the next.
+//! This file does not know what products put into the tiles. All instructions are written in assembly, since the compiler's
+//! functions for them are not stable. The compiler itself makes no use of tiles, so what one block of assembly leaves in them is
+//! there for the next.
 //!
 //! Source: Intel, "Architecture Instruction Set Extensions Programming Reference", chapter 3.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-/// Rows of a tile.
-pub(crate) const ROWS: usize = 16;
-/// Bytes of a row: 16 numbers of 4 bytes, or 16 pairs of bf16.
-pub(crate) const ROW_BYTES: usize = 64;
+use crate::tiles::{ROW_BYTES, ROWS, Tiles};
 
 /// Whether the processor has AMX for bf16 and the system lets this process use it. The system is asked once.
 pub(crate) fn is_permitted() -> bool {
@@ -93,27 +91,94 @@ static CONFIG: Config = {
     config
 };
 
-/// Configures the tiles of this thread, all of full size and zero.
-///
-/// # Safety
-///
-/// [`is_permitted`] is true. [`release`] follows on the same thread.
-pub(crate) unsafe fn configure() {
-    const { assert!(size_of::<Config>() == 64) };
-    // SAFETY: the caller guarantees the processor and the permission; the configuration has 64 bytes.
-    unsafe {
-        asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags));
+/// The tiles of this thread, all of full size.
+pub(crate) struct Hardware(PhantomData<*mut ()>);
+
+impl Hardware {
+    /// Configures the tiles. They are zero then.
+    ///
+    /// # Safety
+    ///
+    /// [`is_permitted`] is true, and this thread has no other value of this type.
+    pub(crate) unsafe fn new() -> Self {
+        const { assert!(size_of::<Config>() == 64) };
+        // SAFETY: the caller guarantees the processor and the permission; the configuration has 64 bytes.
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags));
+        }
+        Self(PhantomData)
     }
 }
 
-/// Gives the tiles back: the system then has none to save when it switches to another thread.
-///
-/// # Safety
-///
-/// [`is_permitted`] is true.
-pub(crate) unsafe fn release() {
-    // SAFETY: the caller guarantees the processor and the permission.
-    unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+impl Drop for Hardware {
+    /// Gives the tiles back: the system then has none to save when it switches to another thread.
+    fn drop(&mut self) {
+        // SAFETY: who made the value guarantees the processor and the permission.
+        unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+    }
+}
+
+// SAFETY: who makes a value guarantees the processor and the permission; each instruction touches the rows that it is told.
+unsafe impl Tiles for Hardware {
+    #[inline(always)]
+    unsafe fn zero<const TILE: usize>(&mut self) {
+        // SAFETY: the tiles are configured.
+        unsafe {
+            asm!("tilezero tmm{tile}", tile = const TILE, options(nostack, nomem, preserves_flags))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load<const TILE: usize>(&mut self, from: *const u8, stride: usize) {
+        // SAFETY: the tiles are configured, and the caller guarantees the rows.
+        unsafe {
+            asm!(
+                "tileloadd tmm{tile}, [{from} + {stride}*1]",
+                tile = const TILE,
+                from = in(reg) from,
+                stride = in(reg) stride,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_past_cache<const TILE: usize>(&mut self, from: *const u8, stride: usize) {
+        // SAFETY: as for `load`.
+        unsafe {
+            asm!(
+                "tileloaddt1 tmm{tile}, [{from} + {stride}*1]",
+                tile = const TILE,
+                from = in(reg) from,
+                stride = in(reg) stride,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+    }
+    #[inline(always)]
+    unsafe fn store<const TILE: usize>(&mut self, to: *mut u8, stride: usize) {
+        // SAFETY: as for `load`.
+        unsafe {
+            asm!(
+                "tilestored [{to} + {stride}*1], tmm{tile}",
+                tile = const TILE,
+                to = in(reg) to,
+                stride = in(reg) stride,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_products<const SUMS: usize, const A: usize, const B: usize>(&mut self) {
+        // SAFETY: the tiles are configured.
+        unsafe {
+            asm!(
+                "tdpbf16ps tmm{sums}, tmm{a}, tmm{b}",
+                sums = const SUMS,
+                a = const A,
+                b = const B,
+                options(nostack, nomem, preserves_flags),
+            );
+        }
+    }
 }
 
 /// Floating-point operations of a product of two tiles: 16 pairs for each of 16 x 16 sums.
@@ -130,7 +195,7 @@ pub(crate) unsafe fn multiply_tiles(products: usize) {
     let tile = [0x3f00_3f00_u32; ROWS * ROW_BYTES / 4];
     // SAFETY: the caller guarantees the processor and the permission; `tile` is a tile of rows that are 64 bytes apart.
     unsafe {
-        configure();
+        let _tiles = Hardware::new();
         asm!(
             "tileloadd tmm6, [{tile} + {row}*1]",
             "tileloadd tmm7, [{tile} + {row}*1]",
@@ -147,6 +212,50 @@ pub(crate) unsafe fn multiply_tiles(products: usize) {
             row = in(reg) ROW_BYTES,
             options(nostack, readonly),
         );
-        release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tiles::Emulated;
+
+    type Tile = [[u32; ROW_BYTES / 4]; ROWS];
+
+    /// Sums of random products, after several additions.
+    fn sums<T: Tiles>(tiles: &mut T) -> Tile {
+        let mut state = 1_u32;
+        // Numbers of both signs between 2^-8 and 2^8, as pairs.
+        let mut half = move || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let (sign, exponent, mantissa) =
+                (state >> 31, 119 + (state >> 20) % 16, (state >> 8) % 128);
+            sign << 15 | exponent << 7 | mantissa
+        };
+        let mut found = Tile::default();
+        // SAFETY: all tiles lie in arrays of their size.
+        unsafe {
+            tiles.zero::<0>();
+            for _ in 0..5 {
+                let [a, b] =
+                    [(); 2].map(|()| Tile::default().map(|row| row.map(|_| half() | half() << 16)));
+                tiles.load::<4>(a.as_ptr().cast(), ROW_BYTES);
+                tiles.load_past_cache::<6>(b.as_ptr().cast(), ROW_BYTES);
+                tiles.add_products::<0, 4, 6>();
+            }
+            tiles.store::<0>(found.as_mut_ptr().cast(), ROW_BYTES);
+        }
+        found
+    }
+
+    #[test]
+    fn the_processor_adds_in_the_order_that_is_stated() {
+        if !is_permitted() {
+            println!("left out: no AMX");
+            return;
+        }
+        // SAFETY: AMX may be used.
+        let mut tiles = unsafe { Hardware::new() };
+        assert_eq!(sums(&mut tiles), sums(&mut Emulated::default()));
     }
 }

@@ -39,6 +39,7 @@ pub mod reference;
 pub mod rms_norm;
 pub mod rotary;
 pub mod swiglu;
+
 pub mod top_k;
 
 mod activation;
@@ -56,6 +57,7 @@ mod product;
 mod real;
 mod simd;
 mod stored;
+mod tiles;
 
 pub use bf16_products::Bf16Products;
 pub use compute::{Compute, Processor, Threads};

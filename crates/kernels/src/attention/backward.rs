@@ -1,4 +1,4 @@
-//! The backward pass of one row of the batch and one head of keys, tile by tile: in f32, whatever qkv is stored in.
+//! The backward pass of one row of the batch and one head of keys, tile by tile, whatever qkv is stored in.
 //!
 //! In: qkv, the results of the forward pass and their gradient, and scratch memory of
 //! [`backward_scratch`](super::backward_scratch). Out: the columns of the gradient of qkv that belong to the head of keys.
@@ -8,8 +8,8 @@
 //! all keys and values stay in scratch memory until every head of the group has added to them.
 
 use super::forward::start_of;
-use super::product::{Left, Right, at_level, product, scores};
-use super::tile::{Grid, Operands, SIDE, TokenMatrix, take, transpose, width};
+use super::product::{Products, Square, Tokens, at_level};
+use super::tile::{Grid, Operands, SIDE, TokenMatrix, take, width};
 use crate::exp::exp;
 use crate::rotary::turn_back;
 use crate::simd::Vector;
@@ -29,7 +29,7 @@ at_level! {
     /// # Safety
     ///
     /// No other thread uses the places of this pair at the same time.
-    fn pair<S>(
+    fn in_registers, in_tiles<S>(
         operands: &Operands<'_, S>,
         results: &Results<'_, S>,
         pair: usize,
@@ -40,9 +40,10 @@ at_level! {
 
 /// # Safety
 ///
-/// As `pair`, and the processor has the instructions of `V`.
+/// As `in_registers`, and the processor is that of the products.
 #[inline(always)]
-unsafe fn pair_with<V: Vector, S: Stored<Real = f32>, const R: usize, const C: usize>(
+unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
+    mut products: P,
     operands: &Operands<'_, S>,
     results: &Results<'_, S>,
     pair: usize,
@@ -54,22 +55,25 @@ unsafe fn pair_with<V: Vector, S: Stored<Real = f32>, const R: usize, const C: u
     let (len, head_dim, width) = (operands.lengths[row] as usize, spec.head_dim, width(spec));
     let all = spec.seq.next_multiple_of(SIDE) * width;
     let used = len.next_multiple_of(SIDE) * width;
-    let k = &mut take(&mut scratch, all)[..used]; // (tokens, width), rotated
-    let v = &mut take(&mut scratch, all)[..used]; // (tokens, width)
+    let k = &mut take(&mut scratch, all)[..used]; // of all tokens, rotated
+    let v = &mut take(&mut scratch, all)[..used]; // of all tokens
     let dk = &mut take(&mut scratch, all)[..used]; // (tokens, width), of the rotated keys
     let dv = &mut take(&mut scratch, all)[..used]; // (tokens, width)
     let q = take(&mut scratch, SIDE * width); // (SIDE, width), rotated and scaled
-    let q_transposed = take(&mut scratch, SIDE * width); // (width, SIDE)
+    let q_turned = take(&mut scratch, SIDE * width);
     let dy = take(&mut scratch, SIDE * width); // (SIDE, width)
-    let dy_transposed = take(&mut scratch, SIDE * width); // (width, SIDE)
-    let dq = take(&mut scratch, SIDE * width); // (SIDE, width), of the rotated and scaled queries
+    let dy_turned = take(&mut scratch, SIDE * width);
+    let dq = take(&mut scratch, SIDE * width); // of the rotated and scaled queries
     let p = take(&mut scratch, SIDE * SIDE); // (keys, queries)
     let ds = take(&mut scratch, SIDE * SIDE); // (keys, queries)
 
     let k_column = (spec.heads + kv_head) * head_dim;
     let v_column = k_column + spec.kv_heads * head_dim;
-    operands.pack_rotated(row, 0..len, k_column, 1.0, k);
-    operands.pack(row, 0..len, v_column, v);
+    // SAFETY: the caller guarantees the processor.
+    unsafe {
+        products.pack_keys(operands, Tokens { row, len, column: k_column }, q, k);
+        products.pack_values(operands, Tokens { row, len, column: v_column }, true, q, v);
+    }
     dk.fill(0.0);
     dv.fill(0.0);
     let scale = spec.scale() as f32;
@@ -77,7 +81,7 @@ unsafe fn pair_with<V: Vector, S: Stored<Real = f32>, const R: usize, const C: u
         let column = head * head_dim;
         for first in (0..len).step_by(SIDE) {
             let queries = SIDE.min(len - first);
-            let columns = queries.next_multiple_of(V::LANES);
+            let columns = queries.next_multiple_of(P::Registers::LANES);
             let tokens = first..first + queries;
             operands.pack_rotated(row, tokens.clone(), column, scale, q);
             results.d_output.pack(spec, row, tokens.clone(), column, dy);
@@ -93,67 +97,32 @@ unsafe fn pair_with<V: Vector, S: Stored<Real = f32>, const R: usize, const C: u
             }
             // SAFETY: the caller guarantees the processor.
             unsafe {
-                transpose::<V>(width, q, q_transposed);
-                transpose::<V>(width, dy, dy_transposed);
+                products.turn(width, q, q_turned);
+                products.turn(width, dy, dy_turned);
             }
             // Products below end with the last query, so what lies behind it is not used.
-            let (mut log_sums, mut products) = ([0.0f32; SIDE], [0.0f32; SIDE]);
+            let (mut log_sums, mut dots) = ([0.0f32; SIDE], [0.0f32; SIDE]);
             let from = (row * spec.heads + head) * spec.seq + first;
             log_sums[..queries].copy_from_slice(&results.log_sums[from..from + queries]);
-            for ((product, dy), token) in
-                products.iter_mut().zip(dy.chunks_exact(width)).zip(tokens)
-            {
-                *product = dot(&dy[..head_dim], results.output.head(spec, row, token, column));
+            for ((to, dy), token) in dots.iter_mut().zip(dy.chunks_exact(width)).zip(tokens) {
+                *to = dot(&dy[..head_dim], results.output.head(spec, row, token, column));
             }
             for first_key in (0..=first).step_by(SIDE) {
                 let is_diagonal = first_key == first;
                 let keys = if is_diagonal { queries } else { SIDE };
-                let from_key = first_key * width;
-                let (k, v) = (&k[from_key..], &v[from_key..]);
+                let at = Square { first_key, keys, queries, columns, is_diagonal, head_dim, width };
                 // SAFETY: the caller guarantees the processor.
                 unsafe {
-                    scores::<V, R, C>(
-                        width,
-                        head_dim,
-                        k,
-                        keys,
-                        q_transposed,
-                        columns,
-                        is_diagonal,
-                        p,
-                    );
-                    scores::<V, R, C>(
-                        width,
-                        head_dim,
-                        v,
-                        keys,
-                        dy_transposed,
-                        columns,
-                        is_diagonal,
-                        ds,
-                    );
+                    products.scores(&at, k, q_turned, p);
+                    products.scores(&at, v, dy_turned, ds);
                 }
-                gradient_of_scores(p, ds, keys, columns, is_diagonal, &log_sums, &products);
-                for j in (0..keys).step_by(R) {
-                    // Queries before the key do not attend to it.
-                    let start = if is_diagonal { j } else { 0 };
-                    let steps = queries - start;
-                    let to = from_key + j * width;
-                    for (a, b, to) in [(&*p, &*dy, &mut dv[to..]), (&*ds, &*q, &mut dk[to..])] {
-                        let a = Left { elems: &a[j * SIDE + start..], row: SIDE, step: 1 };
-                        let b = Right { elems: &b[start * width..], row: width };
-                        // SAFETY: the caller guarantees the processor.
-                        unsafe { product::<V, R, C>(a, b, steps, width, to, width, true) };
-                    }
-                }
-                for i in (0..queries).step_by(R) {
-                    let steps = if is_diagonal { keys.min(i + R) } else { keys };
-                    let a = Left { elems: &ds[i..], row: 1, step: SIDE };
-                    let (b, to) = (Right { elems: k, row: width }, &mut dq[i * width..]);
-                    // SAFETY: the caller guarantees the processor.
-                    unsafe { product::<V, R, C>(a, b, steps, width, to, width, first_key > 0) };
-                }
+                gradient_of_scores(p, ds, keys, columns, is_diagonal, &log_sums, &dots);
+                let tiles = [[&*q, &*q_turned], [&*dy, &*dy_turned]];
+                // SAFETY: as above.
+                unsafe { products.add_gradients(&at, [p, ds], k, tiles, [dk, dv], dq) };
             }
+            // SAFETY: as above. The queries are not needed any more.
+            let dq = unsafe { products.rows(width, dq, q) };
             for (i, dq) in dq.chunks_exact(width).take(queries).enumerate() {
                 let token = first + i;
                 // SAFETY: the caller guarantees that nobody else uses the places of this pair.

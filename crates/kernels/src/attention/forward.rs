@@ -1,4 +1,4 @@
-//! The forward pass of one row of the batch and one head of keys, tile by tile: in f32, whatever qkv is stored in.
+//! The forward pass of one row of the batch and one head of keys, tile by tile, whatever qkv is stored in.
 //!
 //! In: qkv, and scratch memory of [`forward_scratch`](super::forward_scratch). Out: the columns of the output that belong to
 //! the head of keys, and their log_sums. This file does not know how threads share the pairs.
@@ -8,8 +8,8 @@
 //! largest score grows (the online softmax). Scores are stored transposed, a row for each key, so that all these are
 //! computed lane by lane.
 
-use super::product::{Left, Right, at_level, product, scores};
-use super::tile::{Grid, Operands, SIDE, take, transpose, width};
+use super::product::{Products, Square, Tokens, at_level};
+use super::tile::{Grid, Operands, SIDE, take, width};
 use crate::exp::exp;
 use crate::simd::Vector;
 use crate::stored::Stored;
@@ -20,7 +20,7 @@ at_level! {
     /// # Safety
     ///
     /// No other thread uses the places of this pair at the same time.
-    fn pair<S>(
+    fn in_registers, in_tiles<S>(
         operands: &Operands<'_, S>,
         pair: usize,
         scratch: &mut [f32],
@@ -31,9 +31,10 @@ at_level! {
 
 /// # Safety
 ///
-/// As `pair`, and the processor has the instructions of `V`.
+/// As `in_registers`, and the processor is that of the products.
 #[inline(always)]
-unsafe fn pair_with<V: Vector, S: Stored<Real = f32>, const R: usize, const C: usize>(
+unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
+    mut products: P,
     operands: &Operands<'_, S>,
     pair: usize,
     mut scratch: &mut [f32],
@@ -45,22 +46,26 @@ unsafe fn pair_with<V: Vector, S: Stored<Real = f32>, const R: usize, const C: u
     let (len, head_dim, width) = (operands.lengths[row] as usize, spec.head_dim, width(spec));
     let all = spec.seq.next_multiple_of(SIDE) * width;
     let used = len.next_multiple_of(SIDE) * width;
-    let k = &mut take(&mut scratch, all)[..used]; // (tokens, width), rotated
-    let v = &mut take(&mut scratch, all)[..used]; // (tokens, width)
+    let k = &mut take(&mut scratch, all)[..used]; // of all tokens, rotated
+    let v = &mut take(&mut scratch, all)[..used]; // of all tokens
     let q = take(&mut scratch, SIDE * width); // (SIDE, width), rotated and scaled
-    let q_transposed = take(&mut scratch, SIDE * width); // (width, SIDE)
-    let sums = take(&mut scratch, SIDE * width); // (SIDE, width), the output before the division
+    let q_turned = take(&mut scratch, SIDE * width);
+    let sums = take(&mut scratch, SIDE * width); // the output before the division
     let square = take(&mut scratch, SIDE * SIDE); // (keys, queries)
 
     let k_column = (spec.heads + kv_head) * head_dim;
-    operands.pack_rotated(row, 0..len, k_column, 1.0, k);
-    operands.pack(row, 0..len, k_column + spec.kv_heads * head_dim, v);
+    let v_column = k_column + spec.kv_heads * head_dim;
+    // SAFETY: the caller guarantees the processor.
+    unsafe {
+        products.pack_keys(operands, Tokens { row, len, column: k_column }, q, k);
+        products.pack_values(operands, Tokens { row, len, column: v_column }, false, q, v);
+    }
     let scale = spec.scale() as f32;
     for (n, log_sums) in log_sums.chunks_exact_mut(spec.seq).enumerate() {
         let column = (kv_head * spec.group() + n) * head_dim;
         for first in (0..len).step_by(SIDE) {
             let queries = SIDE.min(len - first);
-            let columns = queries.next_multiple_of(V::LANES);
+            let columns = queries.next_multiple_of(P::Registers::LANES);
             operands.pack_rotated(row, first..first + queries, column, scale, q);
             operands.prefetch_next(operands.qkv, row, kv_head * spec.group() + n, first);
             if n == 0 {
@@ -69,39 +74,20 @@ unsafe fn pair_with<V: Vector, S: Stored<Real = f32>, const R: usize, const C: u
             let places = row * spec.seq + first..row * spec.seq + first + queries;
             output.prefetch(places, column, head_dim);
             // SAFETY: the caller guarantees the processor.
-            unsafe { transpose::<V>(width, q, q_transposed) };
+            unsafe { products.turn(width, q, q_turned) };
             let mut softmax = Softmax::new();
             for first_key in (0..=first).step_by(SIDE) {
                 let is_diagonal = first_key == first;
                 let keys = if is_diagonal { queries } else { SIDE };
-                let (k, v) = (&k[first_key * width..], &v[first_key * width..]);
+                let at = Square { first_key, keys, queries, columns, is_diagonal, head_dim, width };
                 // SAFETY: the caller guarantees the processor.
-                unsafe {
-                    scores::<V, R, C>(
-                        width,
-                        head_dim,
-                        k,
-                        keys,
-                        q_transposed,
-                        columns,
-                        is_diagonal,
-                        square,
-                    );
-                }
+                unsafe { products.scores(&at, k, q_turned, square) };
                 softmax.add(square, keys, columns, is_diagonal);
-                if first_key > 0 {
-                    for (sums, factor) in sums.chunks_exact_mut(width).zip(softmax.factors) {
-                        sums.iter_mut().for_each(|sum| *sum *= factor);
-                    }
-                }
-                for i in (0..queries).step_by(R) {
-                    let steps = if is_diagonal { keys.min(i + R) } else { keys };
-                    let a = Left { elems: &square[i..], row: 1, step: SIDE };
-                    let (b, to) = (Right { elems: v, row: width }, &mut sums[i * width..]);
-                    // SAFETY: the caller guarantees the processor.
-                    unsafe { product::<V, R, C>(a, b, steps, width, to, width, first_key > 0) };
-                }
+                // SAFETY: as above.
+                unsafe { products.add_values(&at, square, v, &softmax.factors, sums) };
             }
+            // SAFETY: as above. The queries are not needed any more.
+            let sums = unsafe { products.rows(width, sums, q) };
             for i in 0..queries {
                 let token = first + i;
                 // SAFETY: the caller guarantees that nobody else uses the places of this pair.
@@ -144,7 +130,7 @@ impl Softmax {
     fn add(&mut self, square: &mut [f32], keys: usize, columns: usize, is_diagonal: bool) {
         let columns = columns.min(SIDE);
         let (rows, _) = square.as_chunks_mut::<SIDE>();
-        // Four rows at a time, which shortens the chain of additions. TokenMatrix behind the last key are above the diagonal.
+        // Four rows at a time, which shortens the chain of additions. Rows behind the last key are above the diagonal.
         let (fours, _) = rows[..keys.next_multiple_of(4)].as_chunks_mut::<4>();
         if is_diagonal {
             for (n, four) in fours.iter_mut().enumerate() {

@@ -1,14 +1,98 @@
-//! Products of tiles, in registers.
+//! The products of attention, and how they are computed in registers.
 //!
-//! In: tiles. Out: sums in scratch memory. This file does not know what is multiplied.
+//! In: tiles of queries, keys and values, and squares. Out: sums in scratch memory. This file does not know what becomes of
+//! them.
 //!
-//! Each element of a product is one sum in the order of the inner index, started at zero, which is then stored or added.
-//! So its bits do not depend on its place in a tile, nor on which other elements are computed.
-//!
-//! They are not those of `gemm`, which cannot leave out a triangle, and whose order of summation depends on the sizes.
+//! In registers, each element of a product is one sum in the order of the inner index, started at zero, which is then stored or
+//! added. So its bits do not depend on its place in a tile, nor on which other elements are computed.
 
-use super::tile::SIDE;
+use std::marker::PhantomData;
+
+use super::tile::{Operands, SIDE, transpose};
 use crate::simd::Vector;
+use crate::stored::Stored;
+
+/// A square: queries of a tile and keys of a tile. Scores, and what is made of them, are stored transposed, (keys, queries).
+#[derive(Clone, Copy)]
+pub(super) struct Square {
+    /// The first key, and the real keys and queries from there on.
+    pub(super) first_key: usize,
+    pub(super) keys: usize,
+    pub(super) queries: usize,
+    /// Queries, rounded up to whole registers.
+    pub(super) columns: usize,
+    /// Whether queries do not attend to the keys behind them: places (j, i) with `i < j`. Those far above the diagonal may be
+    /// left out, and hold anything.
+    pub(super) is_diagonal: bool,
+    pub(super) head_dim: usize,
+    /// Elements of a row of a tile.
+    pub(super) width: usize,
+}
+
+/// The real tokens of a row, and the column where a head of keys or of values begins.
+#[derive(Clone, Copy)]
+pub(super) struct Tokens {
+    pub(super) row: usize,
+    pub(super) len: usize,
+    pub(super) column: usize,
+}
+
+/// The products of a pair of a row of the batch and a head of keys, and the forms of tiles that they need. Each form takes the
+/// memory of the tile itself.
+///
+/// # Safety
+///
+/// All functions require the processor that an implementation is for.
+pub(super) unsafe trait Products {
+    /// The registers of what is computed between products.
+    type Registers: Vector;
+
+    /// Writes the keys of all tokens, rotated, for scores and for [`Self::add_gradients`]. `spare` has the size of a tile.
+    unsafe fn pack_keys<S: Stored<Real = f32>>(
+        &mut self,
+        operands: &Operands<'_, S>,
+        tokens: Tokens,
+        spare: &mut [f32],
+        keys: &mut [f32],
+    );
+    /// Writes the values of all tokens: for scores (`for_scores`), or for [`Self::add_values`].
+    unsafe fn pack_values<S: Stored<Real = f32>>(
+        &mut self,
+        operands: &Operands<'_, S>,
+        tokens: Tokens,
+        for_scores: bool,
+        spare: &mut [f32],
+        values: &mut [f32],
+    );
+    /// Writes the form of a tile (SIDE, width) that scores need, and [`Self::add_gradients`].
+    unsafe fn turn(&mut self, width: usize, tile: &[f32], to: &mut [f32]);
+    /// `to[j, i] = keys[j] . queries[i]`, from packed keys and turned queries.
+    unsafe fn scores(&mut self, at: &Square, keys: &[f32], queries: &[f32], to: &mut [f32]);
+    /// `sums[i] = factors[i] sums[i] + sum over j of square[j, i] values[j]`; sums are zero before the first key.
+    unsafe fn add_values(
+        &mut self,
+        at: &Square,
+        square: &mut [f32],
+        values: &[f32],
+        factors: &[f32; SIDE],
+        sums: &mut [f32],
+    );
+    /// `d_values[j] += sum over i of p[j, i] dy[i]`, `d_keys[j] += sum over i of ds[j, i] q[i]` and `dq[i] += sum over j of
+    /// ds[j, i] keys[j]`; dq is zero before the first key. A tile is here in both forms: as it is, and turned.
+    unsafe fn add_gradients(
+        &mut self,
+        at: &Square,
+        squares: [&mut [f32]; 2],
+        keys: &[f32],
+        queries_and_dy: [[&[f32]; 2]; 2],
+        d_keys_values: [&mut [f32]; 2],
+        dq: &mut [f32],
+    );
+    /// The rows of the sums that [`Self::add_values`] and [`Self::add_gradients`] have added up for queries. `spare` has the size of
+    /// a tile.
+    unsafe fn rows<'a>(&mut self, width: usize, sums: &'a [f32], spare: &'a mut [f32])
+    -> &'a [f32];
+}
 
 /// The left operand of a product: row `r` and inner index `k` are at `r * row + k * step`.
 #[derive(Clone, Copy)]
@@ -104,68 +188,195 @@ unsafe fn registers_of<V: Vector, const R: usize, const C: usize>(place: TileOpe
     }
 }
 
-/// The scores of a square, transposed: `to[j, i] = keys[j] . queries[i]`, for the first `keys_len` keys and `columns`
-/// queries. `queries` is transposed, (width, SIDE). On the diagonal, places far above it (`i < j`) may be left out.
-///
-/// # Safety
-///
-/// The processor has the instructions of `V`.
-#[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "two operands and their sizes")]
-pub(super) unsafe fn scores<V: Vector, const R: usize, const C: usize>(
-    width: usize,
-    head_dim: usize,
-    keys: &[f32],
-    keys_len: usize,
-    queries: &[f32],
-    columns: usize,
-    is_diagonal: bool,
-    to: &mut [f32],
-) {
-    for j in (0..keys_len).step_by(R) {
-        let from = if is_diagonal { j / V::LANES * V::LANES } else { 0 };
-        let a = Left { elems: &keys[j * width..], row: width, step: 1 };
-        let b = Right { elems: &queries[from..], row: SIDE };
-        let to = &mut to[j * SIDE + from..];
+/// Products in registers of f32: `R` rows of `C` registers at a time.
+pub(super) struct InRegisters<V, const R: usize, const C: usize>(pub(super) PhantomData<V>);
+
+// SAFETY: everything is computed with `V`.
+unsafe impl<V: Vector, const R: usize, const C: usize> Products for InRegisters<V, R, C> {
+    type Registers = V;
+
+    #[inline(always)]
+    unsafe fn pack_keys<S: Stored<Real = f32>>(
+        &mut self,
+        operands: &Operands<'_, S>,
+        tokens: Tokens,
+        _: &mut [f32],
+        keys: &mut [f32],
+    ) {
+        operands.pack_rotated(tokens.row, 0..tokens.len, tokens.column, 1.0, keys);
+    }
+    #[inline(always)]
+    unsafe fn pack_values<S: Stored<Real = f32>>(
+        &mut self,
+        operands: &Operands<'_, S>,
+        tokens: Tokens,
+        _: bool,
+        _: &mut [f32],
+        values: &mut [f32],
+    ) {
+        operands.pack(tokens.row, 0..tokens.len, tokens.column, values);
+    }
+    #[inline(always)]
+    unsafe fn turn(&mut self, width: usize, tile: &[f32], to: &mut [f32]) {
         // SAFETY: the caller guarantees the processor.
-        unsafe { product::<V, R, C>(a, b, head_dim, columns - from, to, SIDE, false) };
+        unsafe { transpose::<V>([SIDE, width], tile, to) }
+    }
+    #[inline(always)]
+    unsafe fn scores(&mut self, at: &Square, keys: &[f32], queries: &[f32], to: &mut [f32]) {
+        let keys = &keys[at.first_key * at.width..];
+        for j in (0..at.keys).step_by(R) {
+            let from = if at.is_diagonal { j / V::LANES * V::LANES } else { 0 };
+            let a = Left { elems: &keys[j * at.width..], row: at.width, step: 1 };
+            let b = Right { elems: &queries[from..], row: SIDE };
+            let to = &mut to[j * SIDE + from..];
+            // SAFETY: the caller guarantees the processor.
+            unsafe { product::<V, R, C>(a, b, at.head_dim, at.columns - from, to, SIDE, false) };
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_values(
+        &mut self,
+        at: &Square,
+        square: &mut [f32],
+        values: &[f32],
+        factors: &[f32; SIDE],
+        sums: &mut [f32],
+    ) {
+        if at.first_key > 0 {
+            for (sums, factor) in sums.chunks_exact_mut(at.width).zip(factors) {
+                sums.iter_mut().for_each(|sum| *sum *= factor);
+            }
+        }
+        // SAFETY: the caller guarantees the processor.
+        unsafe { self.add_for_queries(at, square, values, sums) }
+    }
+    #[inline(always)]
+    unsafe fn add_gradients(
+        &mut self,
+        at: &Square,
+        [p, ds]: [&mut [f32]; 2],
+        keys: &[f32],
+        [[q, _], [dy, _]]: [[&[f32]; 2]; 2],
+        [d_keys, d_values]: [&mut [f32]; 2],
+        dq: &mut [f32],
+    ) {
+        let width = at.width;
+        for j in (0..at.keys).step_by(R) {
+            // Queries before the key do not attend to it.
+            let start = if at.is_diagonal { j } else { 0 };
+            let to = (at.first_key + j) * width;
+            let of_values = (&*p, dy, &mut d_values[to..]);
+            for (a, b, to) in [of_values, (&*ds, q, &mut d_keys[to..])] {
+                let a = Left { elems: &a[j * SIDE + start..], row: SIDE, step: 1 };
+                let b = Right { elems: &b[start * width..], row: width };
+                // SAFETY: the caller guarantees the processor.
+                unsafe { product::<V, R, C>(a, b, at.queries - start, width, to, width, true) };
+            }
+        }
+        // SAFETY: the caller guarantees the processor.
+        unsafe { self.add_for_queries(at, ds, keys, dq) }
+    }
+    #[inline(always)]
+    unsafe fn rows<'a>(&mut self, _: usize, sums: &'a [f32], _: &'a mut [f32]) -> &'a [f32] {
+        sums
     }
 }
 
-/// Compiles a function that is generic over registers, rows and columns of a product, once for each level, and makes a
-/// function that chooses between them: `at_level!(fn name(a: A, ...) = body)`.
+impl<V: Vector, const R: usize, const C: usize> InRegisters<V, R, C> {
+    /// `sums[i] (+)= sum over j of square[j, i] rows[j]`, the sums being zero before the first key.
+    ///
+    /// # Safety
+    ///
+    /// The processor has the instructions of `V`.
+    #[inline(always)]
+    unsafe fn add_for_queries(&self, at: &Square, square: &[f32], rows: &[f32], sums: &mut [f32]) {
+        let (width, is_later) = (at.width, at.first_key > 0);
+        for i in (0..at.queries).step_by(R) {
+            let steps = if at.is_diagonal { at.keys.min(i + R) } else { at.keys };
+            let a = Left { elems: &square[i..], row: 1, step: SIDE };
+            let b = Right { elems: &rows[at.first_key * width..], row: width };
+            // SAFETY: the caller guarantees the processor.
+            unsafe {
+                product::<V, R, C>(a, b, steps, width, &mut sums[i * width..], width, is_later)
+            };
+        }
+    }
+}
+
+/// Compiles a function of [`Products`] and of the stored type, once for each level, and makes a function that chooses between
+/// them, and one that also chooses tiles: `at_level!(fn name, in_tiles<S>(a: A, ...) = body)`.
 ///
-/// The rows divide a tile and the lanes. TokenMatrix times columns are as many sums as additions that a processor has under way.
+/// The rows divide a tile and the lanes. Rows times columns are as many sums as additions that a processor has under way.
 macro_rules! at_level {
-    ($(#[$doc:meta])* fn $name:ident<$stored:ident>($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
+    ($(#[$doc:meta])* fn $name:ident, $in_tiles:ident<$stored:ident>($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
         $(#[$doc])*
         #[allow(clippy::too_many_arguments)]
         pub(super) unsafe fn $name<$stored: $crate::stored::Stored<Real = f32>>(
-            level: $crate::SimdLevel,
+            ways: $crate::tiles::Ways,
             $($arg: $ty),*
         ) {
+            use $crate::attention::product::InRegisters;
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
             #[allow(clippy::too_many_arguments)]
             unsafe fn avx512<$stored: $crate::stored::Stored<Real = f32>>($($arg: $ty),*) {
+                let products = InRegisters::<$crate::simd::Avx512, 8, 2>(std::marker::PhantomData);
                 // SAFETY: as required of the caller, and this function has the instructions.
-                unsafe { $body::<$crate::simd::Avx512, $stored, 8, 2>($($arg),*) }
+                unsafe { $body::<_, $stored>(products, $($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             #[allow(clippy::too_many_arguments)]
             unsafe fn avx2<$stored: $crate::stored::Stored<Real = f32>>($($arg: $ty),*) {
+                let products = InRegisters::<$crate::simd::Avx2, 4, 2>(std::marker::PhantomData);
                 // SAFETY: as above.
-                unsafe { $body::<$crate::simd::Avx2, $stored, 4, 2>($($arg),*) }
+                unsafe { $body::<_, $stored>(products, $($arg),*) }
             }
             // SAFETY: a level is only ever chosen from `SimdLevel::available`; the rest is required of the caller.
             unsafe {
-                match level {
+                match ways.simd {
                     #[cfg(target_arch = "x86_64")]
                     $crate::SimdLevel::Avx512 => avx512($($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     $crate::SimdLevel::Avx2 => avx2($($arg),*),
-                    _ => $body::<$crate::simd::Portable, $stored, 4, 2>($($arg),*),
+                    _ => {
+                        let products =
+                            InRegisters::<$crate::simd::Portable, 4, 2>(std::marker::PhantomData);
+                        $body::<_, $stored>(products, $($arg),*)
+                    }
+                }
+            }
+        }
+
+        $(#[$doc])*
+        #[allow(clippy::too_many_arguments)]
+        pub(super) unsafe fn $in_tiles<$stored: $crate::stored::Stored<Real = f32>>(
+            ways: $crate::tiles::Ways,
+            $($arg: $ty),*
+        ) {
+            use $crate::attention::in_tiles::InTiles;
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+            #[allow(clippy::too_many_arguments)]
+            unsafe fn on_processor<$stored: $crate::stored::Stored<Real = f32>>($($arg: $ty),*) {
+                // SAFETY: the caller guarantees AMX and AVX-512, and this thread has no other tiles now; the rest is required
+                // of the caller.
+                unsafe {
+                    let tiles = $crate::amx::Hardware::new();
+                    $body::<_, $stored>(InTiles::<$crate::simd::Avx512, _>::new(tiles), $($arg),*)
+                }
+            }
+            // SAFETY: tiles are only chosen where there are some; the rest is required of the caller.
+            unsafe {
+                match ways.tiles {
+                    None => $name::<$stored>(ways, $($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    Some($crate::tiles::TilesOf::Processor) => on_processor::<$stored>($($arg),*),
+                    #[cfg(test)]
+                    Some($crate::tiles::TilesOf::Emulated) => {
+                        let tiles = $crate::tiles::Emulated::default();
+                        $body::<_, $stored>(InTiles::<$crate::simd::Portable, _>::new(tiles), $($arg),*)
+                    }
                 }
             }
         }

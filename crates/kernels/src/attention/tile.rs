@@ -173,23 +173,27 @@ impl<'a, S: Stored<Real = f32>> TokenMatrix<'a, S> {
     }
 }
 
-/// Writes the transpose of `from` (SIDE, width) to `to` (width, SIDE).
+/// Writes the transpose of `from` (rows, columns) to `to` (columns, rows). Both sizes are multiples of the lanes.
 ///
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(super) unsafe fn transpose<V: Vector>(width: usize, from: &[f32], to: &mut [f32]) {
-    assert!(from.len() >= SIDE * width && to.len() >= SIDE * width);
-    assert!(width.is_multiple_of(V::LANES));
-    for i in (0..SIDE).step_by(V::LANES) {
-        for j in (0..width).step_by(V::LANES) {
-            // SAFETY: both squares lie within the lengths that were checked, because LANES divides SIDE and the
-            // width; the slices do not overlap; the caller guarantees the processor.
+pub(super) unsafe fn transpose<V: Vector>(
+    [rows, columns]: [usize; 2],
+    from: &[f32],
+    to: &mut [f32],
+) {
+    assert!(from.len() >= rows * columns && to.len() >= rows * columns);
+    assert!(rows.is_multiple_of(V::LANES) && columns.is_multiple_of(V::LANES));
+    for i in (0..rows).step_by(V::LANES) {
+        for j in (0..columns).step_by(V::LANES) {
+            // SAFETY: both squares lie within the lengths that were checked, because LANES divides both sizes; the slices do
+            // not overlap; the caller guarantees the processor.
             unsafe {
                 let (from, to) =
-                    (from.as_ptr().add(i * width + j), to.as_mut_ptr().add(j * SIDE + i));
-                V::transpose(from, width, to, SIDE);
+                    (from.as_ptr().add(i * columns + j), to.as_mut_ptr().add(j * rows + i));
+                V::transpose(from, columns, to, rows);
             }
         }
     }

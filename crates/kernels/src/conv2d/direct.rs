@@ -6,10 +6,12 @@
 use std::slice::ChunksExactMut;
 
 use super::Conv2d;
+use super::in_tiles;
 use super::prepare::{Reading, fill_image, pack_panels};
 use super::tile::{self, ProductTile};
 use crate::compute::batches;
 use crate::stored::{SinglePrecision, operand};
+use crate::tiles::{TilesOf, Ways};
 use crate::{Processor, Scratch, SimdLevel, Threads, scratch};
 
 /// A panel of weights of this size stays in the first-level cache (32 KB or more) together with the
@@ -32,7 +34,11 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    pub(crate) fn new(level: SimdLevel, channels: usize) -> Self {
+    fn new(ways: Ways, channels: usize) -> Self {
+        if ways.tiles.is_some() {
+            return Self::in_tiles(channels);
+        }
+        let level = ways.simd;
         let lanes = tile::lanes(level);
         let (widest, tallest) = tile::limits(level);
         let registers = channels.div_ceil(lanes);
@@ -40,6 +46,14 @@ impl Columns {
         let wide = registers.div_ceil(blocks);
         let block = wide * lanes;
         Self { channels, padded: blocks * block, block, wide, tall: tallest(wide) }
+    }
+
+    /// A tile is as wide as a register of AVX-512. A block is two of them, if there are so many channels.
+    fn in_tiles(channels: usize) -> Self {
+        let wide = channels.div_ceil(in_tiles::LANES).min(2);
+        let block = wide * in_tiles::LANES;
+        let padded = channels.next_multiple_of(block);
+        Self { channels, padded, block, wide, tall: in_tiles::TALL }
     }
 
     pub(super) fn num_blocks(&self) -> usize {
@@ -71,6 +85,7 @@ pub(crate) fn image_parts<'a, T>(
 /// which are the weights in the order in which tiles read them, lie in scratch memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Product {
+    ways: Ways,
     pub(super) conv: Conv2d,
     pub(super) reading: Reading,
     pub(crate) columns: Columns,
@@ -87,9 +102,30 @@ pub(crate) type Slices<'a> = (&'a mut [f32], &'a mut [f32], &'a mut [f32]);
 
 impl Product {
     /// The convolution for the first `rows` rows and `positions` columns of the output.
-    pub(crate) fn new(level: SimdLevel, conv: &Conv2d, rows: usize, positions: usize) -> Self {
-        let (reading, columns) = (Reading::input(conv), Columns::new(level, conv.c_out));
-        Self { conv: *conv, reading, columns, rows, positions }
+    pub(crate) fn new(ways: Ways, conv: &Conv2d, rows: usize, positions: usize) -> Self {
+        let reading = match ways.tiles {
+            Some(_) => Reading::image(conv),
+            None => Reading::input(conv),
+        };
+        Self::reading(ways, conv, reading, conv.c_out, rows, positions)
+    }
+
+    /// The product of a prepared image with weights of `channels` columns.
+    pub(super) fn reading(
+        ways: Ways,
+        conv: &Conv2d,
+        reading: Reading,
+        channels: usize,
+        rows: usize,
+        positions: usize,
+    ) -> Self {
+        let columns = Columns::new(ways, channels);
+        Self { ways, conv: *conv, reading, columns, rows, positions }
+    }
+
+    /// The tiles that it is computed with, if any.
+    pub(super) fn tiles(&self) -> Option<TilesOf> {
+        self.ways.tiles
     }
 
     /// Elements of the weight, or of its gradient, with padded columns.
@@ -106,7 +142,16 @@ impl Product {
     pub(crate) fn memory(&self, threads: &Threads, batch: usize, is_in_place: bool) -> Memory {
         let parts = threads.split(batch).len();
         let sums = if is_in_place { 0 } else { parts * self.output_elems() };
-        (scratch(self.weight_elems()), scratch(parts * self.reading.elems), scratch(sums))
+        let panels = match self.tiles() {
+            Some(_) => in_tiles::panels_len(self),
+            None => self.weight_elems(),
+        };
+        (scratch(panels), scratch(parts * self.image_len()), scratch(sums))
+    }
+
+    /// Scratch memory of a prepared image. For tiles it is there a second time, in bf16.
+    fn image_len(&self) -> usize {
+        self.reading.elems + self.tiles().map_or(0, |_| in_tiles::image_len(self))
     }
 
     /// Writes the panels from the weight, which is rounded to `S`. `at(k, column)` is the element of the weight for step `k`
@@ -118,7 +163,10 @@ impl Product {
         at: impl Fn(usize, usize) -> usize,
     ) {
         let weight = |k: usize, column: usize| operand::<f32, S>(weight[at(k, column)]);
-        pack_panels(&self.reading, &self.columns, panels, weight);
+        match self.tiles() {
+            Some(_) => in_tiles::pack_panels(self, panels, weight),
+            None => pack_panels(&self.reading, &self.columns, panels, weight),
+        }
     }
 
     /// Convolves images `x` with the weight `w`, both rounded to `S`. `outputs` has the outputs of each part of the batch
@@ -135,14 +183,16 @@ impl Product {
         self.pack::<S>(panels, w, |k, o| k * c_out + o);
         let panels = &*panels;
         self.for_each(cpu, images, sums, outputs, |n, image, sums, y| {
-            fill_image::<X, S>(cpu.simd, &self.conv, &x[n * in_elems..][..in_elems], image);
+            let to = &mut image[..self.reading.elems];
+            let x = &x[n * in_elems..][..in_elems];
+            fill_image::<X, S>(cpu.simd, &self.conv, &self.reading, x, to);
             self.run(cpu.simd, panels, image, sums);
             finish(sums, y);
         })
     }
 
-    /// Calls `compute(n, image, sums, output)` for each image `n` of a batch. The memory for the prepared image starts as
-    /// zeros, and keeps its values from one image of a part to the next.
+    /// Calls `compute(n, image, sums, output)` for each image `n` of a batch. The memory for the prepared image, at its beginning,
+    /// starts as zeros, and keeps its values from one image of a part to the next.
     pub(super) fn for_each<Y: Iterator + Send>(
         &self,
         cpu: &Processor,
@@ -152,7 +202,7 @@ impl Product {
         compute: impl Fn(usize, &mut [f32], &mut [f32], Y::Item) + Send + Sync,
     ) {
         let parts = outputs.len();
-        let images = batches(cpu, images, self.reading.elems, parts);
+        let images = batches(cpu, images, self.image_len(), parts);
         let elems = sums.len() / parts;
         let memory = images.into_iter().zip(batches(cpu, sums, elems, parts));
         let items = outputs.into_iter().zip(memory).collect();
@@ -164,8 +214,17 @@ impl Product {
         });
     }
 
-    /// Computes one image: `y` (rows, positions, padded columns) from the prepared image `x`.
-    pub(super) fn run(&self, level: SimdLevel, panels: &[f32], x: &[f32], y: &mut [f32]) {
+    /// Computes one image: `y` (rows, positions, padded columns) from the prepared image, in memory that
+    /// [`for_each`](Self::for_each) has given.
+    pub(super) fn run(&self, level: SimdLevel, panels: &[f32], image: &mut [f32], y: &mut [f32]) {
+        let (x, memory) = image.split_at_mut(self.reading.elems);
+        match self.tiles() {
+            Some(tiles) => in_tiles::run(tiles, level, self, panels, x, memory, y),
+            None => self.run_in_registers(level, panels, x, y),
+        }
+    }
+
+    fn run_in_registers(&self, level: SimdLevel, panels: &[f32], x: &[f32], y: &mut [f32]) {
         let Self { reading, columns, rows, positions, .. } = self;
         // The tiles below read and write through addresses. These checks bound all of them: the
         // last tile ends with the last value of the last kernel row of the last position.

@@ -6,11 +6,12 @@
 use paceline_memory::DType;
 
 use super::Conv2d;
-use super::direct::{Columns, Memory, Product, Slices, image_parts};
+use super::direct::{Memory, Product, Slices, image_parts};
 use super::prepare::Reading;
 use crate::layout::square::{planes_to_positions, positions_to_planes};
 use crate::simd::multiversion;
 use crate::stored::SinglePrecision;
+use crate::tiles::Ways;
 use crate::{ImageLayout, Processor, SimdLevel, Threads};
 
 /// A rectangle of positions in a larger array, `channels` contiguous values at each.
@@ -55,14 +56,13 @@ pub(crate) struct InputGradient(Product);
 
 impl InputGradient {
     /// For output gradients whose rows from `live_rows` on are zero.
-    pub(crate) fn new(level: SimdLevel, conv: &Conv2d, live_rows: usize) -> Self {
+    pub(crate) fn new(ways: Ways, conv: &Conv2d, live_rows: usize) -> Self {
         let Conv2d { height, width, c_in, c_out, kernel: (kh, kw), .. } = *conv;
         let first = kh - 1 - conv.padding;
         let live = (first, first + (live_rows - 1) * conv.stride + 1);
         let (rows, columns) = (height + kh - 1, width + kw - 1);
         let reading = Reading::padded(rows, columns, c_out, conv.kernel, 1, live);
-        let columns = Columns::new(level, c_in);
-        Self(Product { conv: *conv, reading, columns, rows: height, positions: width })
+        Self(Product::reading(ways, conv, reading, c_in, height, width))
     }
 
     /// The scratch memory for a batch whose input gradients are `X`. A result whose columns are not padded, that is not

@@ -14,9 +14,12 @@
 //!
 //! Element types: all f32, all f64, or mixed with bf16. The mixed form is chosen by the output (or its gradient): if it is
 //! bf16, the input (or its gradient) is bf16 or f32, as the first layer of a network has it, and weight, bias and their
-//! gradients are f32. Operands are rounded to bf16 while images and weights are prepared. Products and sums are those of
-//! f32 with the same instructions, so they take the time of f32: dot products of bf16, which some processors have, are not
-//! used here.
+//! gradients are f32. Operands are rounded to bf16 while images and weights are prepared. With AMX their products are computed in
+//! its tiles (see `in_tiles`); for gradients of weights, if the stride is 1 and 16 divides the number of input channels, or
+//! the kernel has up to 64 weights for an output channel. Otherwise products and sums are those of f32 with the same instructions, and take the
+//! time of f32: dot products of bf16, which some processors have, are not used here. In tiles denormal numbers count as
+//! zero, and where an image has infinite numbers or NaN, more gradients of weights than those that it takes part in may
+//! become NaN.
 //!
 //! A card convolves in tiles too, and adds in another order: a result differs from the processor's by at most 1e-6 of the sum
 //! of the absolute values of its products (1e-14 in f64), and by one rounding more if it is bf16 or f16. Images of 16 bits are
@@ -25,6 +28,7 @@
 
 pub(crate) mod direct;
 mod geometry;
+mod in_tiles;
 pub(crate) mod input_gradient;
 mod prepare;
 mod tile;
@@ -36,6 +40,7 @@ use crate::card::conv::CardConv;
 use crate::layout::square::{add_positions, positions_to_planes};
 use crate::simd::multiversion;
 use crate::stored::{SinglePrecision, for_images};
+use crate::tiles::Ways;
 use crate::{
     CardNeeds, Compute, ImageLayout, Op, Result, elementwise, read, reference, scratch, update,
     write,
@@ -58,7 +63,12 @@ pub fn forward(
     conv.check()?;
     let (conv, batch) = (*conv, input.dims().first().copied().unwrap_or(0));
     let op = Op::new("conv2d_forward").forward_product(conv.products(batch));
-    let product = Product::new(compute.simd(), &conv, conv.out_height(), conv.out_width());
+    let product = Product::new(
+        Ways::of(compute.processor(), output.dtype()),
+        &conv,
+        conv.out_height(),
+        conv.out_width(),
+    );
     let on_card = CardConv::new(compute, op.name, &conv, false, batch)?;
     for_images!(
         op.name, (input, output),
@@ -132,7 +142,12 @@ pub fn backward_weight(
     let (conv, batch) = (*conv, input.dims().first().copied().unwrap_or(0));
     let op = Op::new("conv2d_backward_weight").backward_product(conv.products(batch));
     let (rows, positions) = (conv.out_height(), conv.out_width());
-    let gradient = WeightGradient::new(compute.simd(), &conv, rows, positions);
+    let gradient = WeightGradient::new(
+        Ways::of(compute.processor(), d_output.dtype()),
+        &conv,
+        rows,
+        positions,
+    );
     let on_card = CardConv::new(compute, op.name, &conv, false, batch)?;
     for_images!(
         op.name, (input, d_output),
@@ -195,7 +210,11 @@ pub fn backward_input(
     conv.check()?;
     let (conv, batch) = (*conv, d_output.dims().first().copied().unwrap_or(0));
     let op = Op::new("conv2d_backward_input").backward_product(conv.products(batch));
-    let gradient = InputGradient::new(compute.simd(), &conv, conv.out_height());
+    let gradient = InputGradient::new(
+        Ways::of(compute.processor(), d_output.dtype()),
+        &conv,
+        conv.out_height(),
+    );
     let on_card = CardConv::new(compute, op.name, &conv, false, batch)?;
     for_images!(
         op.name, (d_input, d_output),

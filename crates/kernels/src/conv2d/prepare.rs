@@ -32,6 +32,8 @@ pub(crate) struct Reading {
     pub(crate) live_rows: (usize, usize),
     /// Number of elements of the prepared image.
     pub(crate) elems: usize,
+    /// Whether the whole patch of each position lies there, one after the other.
+    has_patches: bool,
 }
 
 impl Reading {
@@ -53,18 +55,24 @@ impl Reading {
             row_step: stride,
             live_rows,
             elems: rows * columns * channels,
+            has_patches: false,
         }
     }
 
-    /// Reading the input of a convolution. An input with few channels (gray or color images) is laid out as
-    /// one run per position, which holds the whole patch. Patches are small then, and the longer runs save
-    /// more time than the copies take.
+    /// Reading the input of a convolution in registers. An input with few channels (gray or color images) is laid out as one
+    /// run per position, which holds the whole patch. Patches are small then, and the longer runs save more time than the copies
+    /// take.
     pub(crate) fn input(conv: &Conv2d) -> Self {
-        if is_narrow(conv) {
-            let run = conv.kernel.0 * conv.kernel.1 * conv.c_in;
-            let (rows, columns) = (conv.out_height(), conv.out_width());
-            return Self::padded(rows, columns, run, (1, 1), 1, (0, rows));
+        if conv.kernel.1 * conv.c_in >= SHORTEST_RUN {
+            return Self::image(conv);
         }
+        let run = conv.kernel.0 * conv.kernel.1 * conv.c_in;
+        let (rows, columns) = (conv.out_height(), conv.out_width());
+        Self { has_patches: true, ..Self::padded(rows, columns, run, (1, 1), 1, (0, rows)) }
+    }
+
+    /// Reading the input of a convolution as it is.
+    pub(crate) fn image(conv: &Conv2d) -> Self {
         let border = 2 * conv.padding;
         let live = (conv.padding, conv.padding + conv.height);
         let (rows, columns) = (conv.height + border, conv.width + border);
@@ -78,21 +86,17 @@ impl Reading {
     }
 }
 
-/// Whether patches are laid out in full.
-fn is_narrow(conv: &Conv2d) -> bool {
-    conv.kernel.1 * conv.c_in < SHORTEST_RUN
-}
-
-/// Copies `image`, rounded to `S`, into `to`, whose border is zero, as [`Reading::input`] expects it: with the channels of a
-/// position next to each other, whatever the layout of the image.
+/// Copies `image`, rounded to `S`, into `to`, whose border is zero, as it is read: with the channels of a position next to each
+/// other, whatever the layout of the image.
 pub(crate) fn fill_image<X: SinglePrecision, S: SinglePrecision>(
     level: SimdLevel,
     conv: &Conv2d,
+    reading: &Reading,
     image: &[X],
     to: &mut [f32],
 ) {
     match conv.layout {
-        _ if is_narrow(conv) => expand::<X, S>(level, conv, image, to),
+        _ if reading.has_patches => expand::<X, S>(level, conv, image, to),
         ImageLayout::Nhwc => copy::<X, S>(level, conv, image, to),
         ImageLayout::Nchw => {
             let Conv2d { height, width, c_in, padding, .. } = *conv;

@@ -9,11 +9,13 @@ use paceline_memory::DType;
 
 use super::Conv2d;
 use super::direct::{Memory, Product, Slices, even_parts};
+use super::in_tiles::{self, Places};
 use super::input_gradient::Grid;
 use super::prepare::fill_image;
 use super::tile::{self, GradientTile};
 use crate::compute::batches;
 use crate::stored::SinglePrecision;
+use crate::tiles::Ways;
 use crate::{Processor, SimdLevel, Threads, scratch};
 
 /// Output gradients of this size stay in the first-level cache while all weights are computed.
@@ -40,8 +42,9 @@ pub(crate) struct WeightGradient(Product);
 
 impl WeightGradient {
     /// For output gradients that are zero outside the first `rows` rows and `positions` columns.
-    pub(crate) fn new(level: SimdLevel, conv: &Conv2d, rows: usize, positions: usize) -> Self {
-        Self(Product::new(level, conv, rows, positions))
+    pub(crate) fn new(ways: Ways, conv: &Conv2d, rows: usize, positions: usize) -> Self {
+        let tiles = ways.tiles.filter(|_| in_tiles::have_planes(conv));
+        Self(Product::new(Ways { tiles, ..ways }, conv, rows, positions))
     }
 
     /// The scratch memory for a batch whose output gradients are `S`: the sums of each part, and for each thread a group of
@@ -50,19 +53,50 @@ impl WeightGradient {
         let parts = parts::<S>(threads, batch);
         let groups = threads.split(parts.len()).into_iter().map(|own| self.group(&parts[own]));
         let images: usize = groups.sum();
-        let Self(product) = self;
+        let (own, all) = (self.memory_of_thread(), self.memory_of_image());
+        let threads = threads.split(parts.len()).len();
         (
-            scratch(parts.len() * product.weight_elems()),
-            scratch(images * product.reading.elems),
-            scratch(images * product.output_elems()),
+            scratch(parts.len() * self.sum_elems()),
+            scratch(threads * own.0 + images * all.0),
+            scratch(threads * own.1 + images * all.1),
         )
+    }
+
+    /// Elements of the sums of a part.
+    fn sum_elems(&self) -> usize {
+        let Self(product) = self;
+        match product.tiles() {
+            Some(_) => in_tiles::gradient_len(product),
+            None => product.weight_elems(),
+        }
+    }
+
+    /// Elements for the images, and for the gradients, that a thread needs once. Tiles read another form of both.
+    fn memory_of_thread(&self) -> (usize, usize) {
+        let Self(product) = self;
+        match product.tiles() {
+            Some(_) => {
+                let gradients = Places::new(product).padded * product.columns.padded;
+                (product.reading.elems + in_tiles::spare_len(product), gradients)
+            }
+            None => (0, 0),
+        }
+    }
+
+    /// The same for each image that a thread prepares at a time.
+    fn memory_of_image(&self) -> (usize, usize) {
+        let Self(product) = self;
+        match product.tiles() {
+            Some(_) => (in_tiles::planes_len(product), in_tiles::pairs_len(product)),
+            None => (product.reading.elems, product.output_elems()),
+        }
     }
 
     /// The number of images that a thread with these parts prepares at a time.
     fn group(&self, parts: &[Range<usize>]) -> usize {
-        let bytes = (self.0.reading.elems + self.0.output_elems()) * size_of::<f32>();
+        let (image, gradients) = self.memory_of_image();
         let longest = parts.iter().map(Range::len).max().unwrap_or(0);
-        (GROUP_BYTES / bytes).clamp(1, longest.max(1))
+        (GROUP_BYTES / size_of::<f32>() / (image + gradients)).clamp(1, longest.max(1))
     }
 
     /// Writes or adds to `d_weight` (kh, kw, c_in, c_out), from input images `x`, which are rounded to `S`. `fill(n, grid)`
@@ -76,16 +110,17 @@ impl WeightGradient {
         d_weight: &mut [f32],
         accumulate: bool,
     ) {
-        let Self(product @ Product { conv, reading, columns, .. }) = self;
-        let sum_elems = product.weight_elems();
+        let Self(Product { conv, columns, .. }) = self;
+        let sum_elems = self.sum_elems();
         let parts = parts::<S>(&cpu.threads, x.len() / conv.input_elems());
         sums.fill(0.0);
         let mut items = Vec::new();
         for (first, sums) in batches(cpu, sums, sum_elems, parts.len()) {
             let parts = &parts[first..first + sums.len() / sum_elems];
-            let group = self.group(parts);
-            let images = images.split_off_mut(..group * reading.elems);
-            let gradients = gradients.split_off_mut(..group * product.output_elems());
+            let (group, own, all) =
+                (self.group(parts), self.memory_of_thread(), self.memory_of_image());
+            let images = images.split_off_mut(..own.0 + group * all.0);
+            let gradients = gradients.split_off_mut(..own.1 + group * all.1);
             let memory = images.zip(gradients).expect("the memory is that of all groups");
             items.push((parts, sums, memory));
         }
@@ -119,19 +154,47 @@ impl WeightGradient {
         (images, gradients): (&mut [f32], &mut [f32]),
         sum: &mut [f32],
     ) {
-        let Self(product @ Product { conv, reading, columns, positions, .. }) = self;
-        let (x_elems, dy_elems) = (reading.elems, product.output_elems());
+        let Self(product @ Product { conv, positions, columns, .. }) = self;
+        let (own, (x_elems, dy_elems)) = (self.memory_of_thread(), self.memory_of_image());
+        let (image, images) = images.split_at_mut(own.0);
+        let (gradient, gradients) = gradients.split_at_mut(own.1);
         let in_elems = conv.input_elems();
+        let row = if product.tiles().is_some() { Places::new(product).row } else { *positions };
+        let fill_image = |n: usize, to: &mut [f32]| {
+            let x = &x[n * in_elems..(n + 1) * in_elems];
+            fill_image::<X, S>(level, conv, &product.reading, x, to);
+        };
+        let fill_gradients = |n: usize, elems: &mut [f32]| {
+            let (row_stride, position_stride) = (row * columns.padded, columns.padded);
+            fill(n, Grid { elems, row_stride, position_stride });
+        };
         for start in part.clone().step_by(images.len() / x_elems) {
             let group = start..part.end.min(start + images.len() / x_elems);
             for (n, to) in group.clone().zip(images.chunks_exact_mut(x_elems)) {
-                fill_image::<X, S>(level, conv, &x[n * in_elems..(n + 1) * in_elems], to);
+                match product.tiles() {
+                    Some(_) => {
+                        let (image, spare) = image.split_at_mut(product.reading.elems);
+                        fill_image(n, image);
+                        in_tiles::fill_planes(level, product, image, spare, to);
+                    }
+                    None => fill_image(n, to),
+                }
             }
-            for (n, elems) in group.clone().zip(gradients.chunks_exact_mut(dy_elems)) {
-                let row_stride = positions * columns.padded;
-                fill(n, Grid { elems, row_stride, position_stride: columns.padded });
+            for (n, to) in group.clone().zip(gradients.chunks_exact_mut(dy_elems)) {
+                match product.tiles() {
+                    Some(_) => {
+                        fill_gradients(n, gradient);
+                        in_tiles::fill_pairs(level, product, gradient, to);
+                    }
+                    None => fill_gradients(n, to),
+                }
             }
-            self.add_group(level, group.len(), images, gradients, sum);
+            match product.tiles() {
+                Some(tiles) => {
+                    in_tiles::add_images(tiles, product, group.len(), images, gradients, sum);
+                }
+                None => self.add_group(level, group.len(), images, gradients, sum),
+            }
         }
     }
 

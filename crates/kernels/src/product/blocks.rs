@@ -13,6 +13,8 @@
 //!   block of `a` is larger then, and partly in the third-level cache, so that fewer blocks meet each panel.
 //! - For each panel of `a`, for each of `b`. The panel of `a` stays in the first-level cache, and both blocks in the
 //!   second-level cache. The tiles lie side by side in `c`, so that long rows of it are written in order of memory.
+//!
+//! A block of `a` that is stored as the kernel's panels are is not packed.
 
 use super::kernel::{MicroKernel, Panels};
 use super::pack::Ahead;
@@ -93,11 +95,10 @@ impl Blocks {
         let packed_b = start.cast::<u32>();
         let packed_a = start.wrapping_add(self.b_len).cast::<u32>();
         let sums = (self.sums_len > 0).then(|| start.wrapping_add(self.b_len + self.a_len));
-        let mut tile_sums = K::TileSums::default();
         // The block of `a` that is packed: with a single block of k and of m, it serves all columns.
         let mut a_holds = None;
         // SAFETY: the caller guarantees the processor, and `end` follows.
-        unsafe { K::begin() };
+        let mut tile_sums = unsafe { K::begin() };
         for n0 in (0..n).step_by(self.n) {
             let n_len = self.n.min(n - n0);
             // A product over nothing still writes its zeros.
@@ -114,9 +115,14 @@ impl Blocks {
                 }
                 for m0 in (0..m).step_by(self.m) {
                     let m_len = self.m.min(m - m0);
-                    if a_holds != Some((m0, k0)) {
+                    let block_a = a.from(m0, k0);
+                    let panels_a = match block_a.elems {
+                        Elems::Bf16(a) if K::are_panels(&block_a, m_len, k_len) => a.cast(),
+                        _ => packed_a,
+                    };
+                    if panels_a == packed_a && a_holds != Some((m0, k0)) {
                         // SAFETY: as for `b`.
-                        unsafe { K::pack_a(&a.from(m0, k0), m_len, k_len, packed_a) };
+                        unsafe { K::pack_a(&block_a, m_len, k_len, packed_a) };
                         a_holds = Some((m0, k0));
                     }
                     let sums = sums.map(|s| (s.wrapping_add(m0 * self.n), self.n));
@@ -126,7 +132,7 @@ impl Blocks {
                     let mut make = |i: usize, j: usize| {
                         let tile = block.part((i, j), (K::ROWS, K::COLUMNS));
                         tile.prefetch(K::COLUMNS);
-                        let (a, b) = (packed_a.wrapping_add(i * units), panel_b(j));
+                        let (a, b) = (panels_a.wrapping_add(i * units), panel_b(j));
                         // SAFETY: both panels are packed with `units` units, and the tile lies in `c` or in the sums.
                         unsafe { K::multiply(Panels { units, a, b }, &mut tile_sums, &tile) };
                     };
@@ -155,7 +161,7 @@ impl Blocks {
             }
         }
         // SAFETY: as for `begin`, and all tiles lie in `c` or in the sums.
-        unsafe { K::end(&mut tile_sums) };
+        unsafe { K::end(tile_sums) };
     }
 }
 

@@ -15,7 +15,7 @@ use crate::simd::{Portable, Vector};
 /// The functions may only run on a processor that has the instructions of the kernel.
 pub(super) unsafe trait MicroKernel {
     /// Where the sums of a tile wait until they are stored.
-    type TileSums: Default;
+    type TileSums;
     /// Rows of a tile, and lanes of a panel of `a`.
     const ROWS: usize;
     /// Columns of a tile, and lanes of a panel of `b`.
@@ -36,9 +36,13 @@ pub(super) unsafe trait MicroKernel {
     const B_STAYS: bool;
 
     /// Prepares the thread for [`MicroKernel::multiply`]. [`MicroKernel::end`] follows.
-    unsafe fn begin() {}
-    /// Undoes [`MicroKernel::begin`], and writes what is not at its place yet.
-    unsafe fn end(_sums: &mut Self::TileSums) {}
+    unsafe fn begin() -> Self::TileSums;
+    /// Writes what is not at its place yet.
+    unsafe fn end(_sums: Self::TileSums) {}
+    /// Whether `lanes` lanes of `k_len` elements of a bf16 `a` lie in memory as [`MicroKernel::pack_a`] would pack them.
+    fn are_panels(_a: &Operand, _lanes: usize, _k_len: usize) -> bool {
+        false
+    }
     /// Packs `k_len` elements of `lanes` lanes of `a` into panels, one after the other.
     unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32);
     /// The same for `b`.
@@ -132,6 +136,9 @@ unsafe impl MicroKernel for Plain {
     const B_LEN: usize = 1 << 17;
     const B_STAYS: bool = true;
 
+    unsafe fn begin() -> Buffer {
+        Buffer::default()
+    }
     unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
         // SAFETY: the caller's contract.
         unsafe { pack::pack::<Portable, { Self::ROWS }>(a, lanes, k_len, panels) }
@@ -182,6 +189,9 @@ mod x86 {
         const B_LEN: usize = 2048 * Self::K_BLOCK;
         const B_STAYS: bool = true;
 
+        unsafe fn begin() -> Buffer {
+            Buffer::default()
+        }
         unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
             #[target_feature(enable = "avx2,fma")]
             unsafe fn inner(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
@@ -228,6 +238,9 @@ mod x86 {
         const B_LEN: usize = HALF_MEBIBYTE;
         const B_STAYS: bool = false;
 
+        unsafe fn begin() -> Buffer {
+            Buffer::default()
+        }
         unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
             // SAFETY: the caller's contract.
             unsafe { pack_singles::<14>(a, lanes, k_len, panels) }
@@ -258,6 +271,9 @@ mod x86 {
         const B_LEN: usize = HALF_MEBIBYTE;
         const B_STAYS: bool = false;
 
+        unsafe fn begin() -> Buffer {
+            Buffer::default()
+        }
         unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
             // SAFETY: the caller's contract.
             unsafe { pack_pairs::<14, 1>(a, lanes, k_len, panels) }

@@ -1,28 +1,28 @@
 //! The micro-kernel of AMX.
 //!
-//! In: panels of pairs of bf16, those of `b` as for AVX512-BF16. A panel of `a` holds, for 16 units after 16 units, the rows one
-//! after the other, each with its 16 units. So a tile is 16 rows of 64 bytes in both, and a tile of `a` times a tile of `b`
-//! adds 16 units to 16 x 16 sums. Panels have a multiple of 16 units; those that are missing are zeros.
+//! In: panels of pairs of bf16, those of `b` as for AVX512-BF16. A panel of `a` holds lane after lane, each with all its units, like
+//! a matrix whose rows are as long as a block of k. 16 units of 16 lanes are a tile; times a tile of `b` they are added to 16 x 16
+//! sums. Panels have a multiple of 16 units; those that are missing are zeros.
 
-use std::arch::asm;
+use std::ops::Range;
 
 use super::kernel::{MicroKernel, Panels};
-use super::pack_avx512::{pack_pairs, pack_tiles};
+use super::pack_avx512::{pack_pairs, pack_rows};
 use super::store::{Buffer, Tile, store_avx512_bf16};
 use super::{Operand, kernel};
-use crate::amx;
+use crate::amx::Hardware;
+use crate::tiles::{self, ROW_BYTES};
 
-/// AMX for bf16: 2 x 2 tiles of sums, so that each tile that is loaded is used twice.
-///
-/// An instruction adds the first products of its 16 pairs to each other, starting from zero and rounding once with each product
-/// (fused), and the second ones likewise; then both sums to each other, and then the result to the sum before. It reads denormal
-/// numbers as zero, writes zero for denormal sums, and rounds to nearest, ties to even (Intel's manual, TDPBF16PS).
+/// AMX for bf16: 2 x 2 tiles of sums.
 pub(super) struct Amx;
+
+/// Bytes of a unit.
+const UNIT: usize = 4;
 
 // SAFETY: each function uses AVX-512, AVX512-BF16 or AMX, which the caller guarantees.
 unsafe impl MicroKernel for Amx {
     type TileSums = Late;
-    const ROWS: usize = 2 * amx::ROWS;
+    const ROWS: usize = 2 * tiles::ROWS;
     const COLUMNS: usize = 32;
     const K_PER_UNIT: usize = 2;
     const UNITS_STEP: usize = 16;
@@ -33,118 +33,85 @@ unsafe impl MicroKernel for Amx {
     const B_LEN: usize = 2 * kernel::HALF_MEBIBYTE;
     const B_STAYS: bool = false;
 
-    unsafe fn begin() {
-        // SAFETY: the caller guarantees that AMX may be used, and calls `end`.
-        unsafe { amx::configure() }
+    unsafe fn begin() -> Late {
+        // SAFETY: the caller guarantees that AMX may be used, and ends this product before the next one.
+        let tiles = unsafe { Hardware::new() };
+        Late { tiles, buffer: Buffer::default(), tile: None, rows: 0..0 }
     }
-    unsafe fn end(late: &mut Late) {
-        // SAFETY: the caller guarantees that AMX may be used, and the tile.
-        unsafe {
-            late.store();
-            amx::release();
-        }
+    unsafe fn end(mut late: Late) {
+        // SAFETY: the caller guarantees the tile.
+        unsafe { late.store(usize::MAX) }
+    }
+    fn are_panels(a: &Operand, lanes: usize, k_len: usize) -> bool {
+        let is_contiguous = (a.k_stride, a.lane_stride) == (1, k_len);
+        let is_whole =
+            lanes.is_multiple_of(Self::ROWS) && k_len.is_multiple_of(2 * Self::UNITS_STEP);
+        is_contiguous && is_whole
     }
     unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
         // SAFETY: the caller's contract.
-        unsafe { pack_tiles::<{ Self::ROWS }>(a, lanes, k_len, panels) }
+        unsafe { pack_rows::<{ Self::ROWS }>(a, lanes, k_len, panels) }
     }
     unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
         // SAFETY: the caller's contract.
         unsafe { pack_pairs::<{ Self::COLUMNS }, { Self::UNITS_STEP }>(b, lanes, k_len, panels) }
     }
     unsafe fn multiply(panels: Panels, late: &mut Late, tile: &Tile) {
-        // SAFETY: the caller's contract; the buffer has room for 32 x 32 sums.
-        unsafe {
-            add_products(panels);
-            // The processor does this while it still multiplies.
-            late.store();
-            store_tiles(late.buffer.0.as_mut_ptr());
-        }
-        late.tile = Some(*tile);
+        // SAFETY: the caller's contract.
+        unsafe { multiply(panels, late, tile) }
     }
 }
 
 /// Sums that are stored while the next ones are computed. Tiles of one place of `c` are stored in their order.
-#[derive(Default)]
 pub(super) struct Late {
+    tiles: Hardware,
     buffer: Buffer,
     tile: Option<Tile>,
+    /// The rows of the tile that are not stored yet.
+    rows: Range<usize>,
 }
 
 impl Late {
+    /// Stores up to `rows` more rows.
+    ///
     /// # Safety
     ///
     /// As for [`store_avx512_bf16`].
-    #[inline(always)]
-    unsafe fn store(&mut self) {
-        if let Some(tile) = self.tile.take() {
-            // SAFETY: the caller's contract.
-            unsafe { store_avx512_bf16(self.buffer.0.as_ptr(), &tile) }
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    unsafe fn store(&mut self, rows: usize) {
+        let rows = self.rows.start..self.rows.end.min(self.rows.start.saturating_add(rows));
+        if let Some(tile) = self.tile.as_ref().filter(|_| !rows.is_empty()) {
+            self.rows.start = rows.end;
+            // SAFETY: the caller's contract; the rows are those of the tile.
+            unsafe { store_avx512_bf16(self.buffer.0.as_ptr(), tile, rows) }
         }
     }
 }
 
-/// Makes the 32 x 32 sums of two panels, in tiles 0 to 3.
-///
 /// # Safety
 ///
-/// The tiles are configured, and the panels have their units, a multiple of 16.
-#[inline(always)]
-unsafe fn add_products(Panels { units, a, b }: Panels) {
-    // Tiles 0 to 3 are sums: rows 0 to 15 and columns 0 to 15, columns 16 to 31, and the same of rows 16 to 31. Tiles 4 and 5
-    // are of `a`, tiles 6 and 7 of `b`.
-    // A panel of `b` is read once for each panel of `a`, which is not to leave the first-level cache for it (`t1`).
-    // SAFETY: each turn reads 16 units of 32 lanes, 2048 bytes, of each panel.
+/// The contract of [`MicroKernel::multiply`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn multiply(Panels { units, a, b }: Panels, late: &mut Late, tile: &Tile) {
+    let turns = units / Amx::UNITS_STEP;
+    let (stride, row) = (units * UNIT, Amx::COLUMNS * UNIT);
+    let (mut a, mut b) = (a.cast::<u8>(), b.cast::<u8>());
+    // The rows of the tile before are stored in turn with the products of this one: the processor looks ahead far enough to do
+    // both at once, but not past all rows or all products.
+    let share = late.rows.len().div_ceil(turns.max(1));
+    // SAFETY: the caller's contract; the buffer has room for 32 x 32 sums.
     unsafe {
-        asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "test {turns}, {turns}",
-            "jz 3f",
-            "2:",
-            "tileloadd tmm4, [{a} + {a_row}*1]",
-            "tileloaddt1 tmm6, [{b} + {row}*1]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloaddt1 tmm7, [{b} + {row}*1 + 64]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm5, [{a} + {a_row}*1 + 1024]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            "add {a}, 2048",
-            "add {b}, 2048",
-            "dec {turns}",
-            "jnz 2b",
-            "3:",
-            turns = inout(reg) units / 16 => _,
-            a = inout(reg) a => _,
-            b = inout(reg) b => _,
-            // Bytes from row to row of a tile.
-            a_row = in(reg) 64_usize,
-            row = in(reg) 128_usize,
-            options(nostack, readonly),
-        );
+        tiles::zero_sums(&mut late.tiles);
+        for _ in 0..turns {
+            let rows = [a, a.wrapping_add(tiles::ROWS * stride)];
+            tiles::add_block::<_, 2>(&mut late.tiles, rows, stride, b);
+            late.store(share);
+            a = a.wrapping_add(ROW_BYTES);
+            b = b.wrapping_add(Amx::UNITS_STEP * row);
+        }
+        late.store(usize::MAX);
+        tiles::store_sums::<_, 2>(&mut late.tiles, late.buffer.0.as_mut_ptr().cast(), row, true);
     }
-}
-
-/// Writes the 32 x 32 sums to `to`, row by row.
-///
-/// # Safety
-///
-/// The tiles are configured, and `to` has room for the sums.
-#[inline(always)]
-unsafe fn store_tiles(to: *mut f32) {
-    // SAFETY: the sums have 32 rows of 128 bytes.
-    unsafe {
-        asm!(
-            "tilestored [{to} + {row}*1], tmm0",
-            "tilestored [{to} + {row}*1 + 64], tmm1",
-            "tilestored [{to} + {row}*1 + 2048], tmm2",
-            "tilestored [{to} + {row}*1 + 2112], tmm3",
-            to = in(reg) to,
-            row = in(reg) 128_usize,
-            options(nostack, preserves_flags),
-        );
-    }
+    (late.tile, late.rows) = (Some(*tile), 0..tile.rows);
 }

@@ -291,14 +291,14 @@ unsafe fn copy<T, U: Units<T>, const LANES: usize, const STEP: usize>(
     }
 }
 
-/// Packs `lanes` lanes of `k_len` elements into panels of `LANES` lanes, as pairs, for the tiles of AMX: for 16 units after 16
-/// units, the lanes one after the other, each with its 16 units. Lanes and units that are missing are zeros.
+/// Packs `lanes` lanes of `k_len` elements into panels of `LANES` lanes, as pairs, for the tiles of AMX: lane after lane, each with
+/// all its units, a multiple of 16. Lanes and units that are missing are zeros.
 ///
 /// # Safety
 ///
 /// As for [`pack_pairs`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn pack_tiles<const LANES: usize>(
+pub(super) unsafe fn pack_rows<const LANES: usize>(
     from: &Operand,
     lanes: usize,
     k_len: usize,
@@ -307,8 +307,8 @@ pub(super) unsafe fn pack_tiles<const LANES: usize>(
     // SAFETY: the caller's contract.
     unsafe {
         match from.elems {
-            Elems::F32(start) => tiles::<f32, Pairs, LANES>(start, from, lanes, k_len, panels),
-            Elems::Bf16(start) => tiles::<bf16, Pairs, LANES>(start, from, lanes, k_len, panels),
+            Elems::F32(start) => rows::<f32, Pairs, LANES>(start, from, lanes, k_len, panels),
+            Elems::Bf16(start) => rows::<bf16, Pairs, LANES>(start, from, lanes, k_len, panels),
         }
     }
 }
@@ -317,7 +317,7 @@ pub(super) unsafe fn pack_tiles<const LANES: usize>(
 ///
 /// As for [`pack_pairs`].
 #[inline(always)]
-unsafe fn tiles<T, U: Units<T>, const LANES: usize>(
+unsafe fn rows<T, U: Units<T>, const LANES: usize>(
     start: *const T,
     from: &Operand,
     lanes: usize,
@@ -334,16 +334,15 @@ unsafe fn tiles<T, U: Units<T>, const LANES: usize>(
             for lane in (lane0..end).step_by(16) {
                 let (lanes, k_len) = (lanes.saturating_sub(lane), k_len - u0 * U::K);
                 let start = start.wrapping_add(lane * lane_stride + u0 * U::K * k_stride);
-                let panel = panels.wrapping_add(lane / LANES * LANES * units);
-                let to = panel.wrapping_add(u0 * LANES + lane % LANES * 16);
+                let to = panels.wrapping_add(lane * units + u0);
                 // SAFETY: the caller's contract; the panel has room for the square.
-                unsafe { square::<T, U>(start, from, lanes, k_len, to) }
+                unsafe { square::<T, U>(start, from, lanes, k_len, to, units) }
             }
         }
     }
 }
 
-/// Packs 16 units of 16 lanes: lane after lane. There may be fewer lanes, down to none, and fewer elements.
+/// Packs 16 units of 16 lanes, which are `stride` units apart. There may be fewer lanes, down to none, and fewer elements.
 ///
 /// # Safety
 ///
@@ -355,6 +354,7 @@ unsafe fn square<T, U: Units<T>>(
     lanes: usize,
     k_len: usize,
     to: *mut u32,
+    stride: usize,
 ) {
     // SAFETY: loads are limited to the lanes and elements that are there; the caller guarantees room for 256 units.
     unsafe {
@@ -379,7 +379,7 @@ unsafe fn square<T, U: Units<T>>(
             rows = transpose_16x16(rows);
         }
         for (i, row) in rows.into_iter().enumerate() {
-            _mm512_storeu_si512(to.wrapping_add(i * 16).cast(), row);
+            _mm512_storeu_si512(to.wrapping_add(i * stride).cast(), row);
         }
     }
 }

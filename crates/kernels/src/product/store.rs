@@ -1,5 +1,7 @@
 //! Writes a tile of sums to `c`: addend, bias, ReLU, and the one rounding if `c` is bf16.
 
+use std::ops::Range;
+
 use half::bf16;
 use paceline_numeric::bf16::{round, widen};
 
@@ -233,19 +235,20 @@ fn first(len: usize) -> u16 {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) unsafe fn store_avx512(sums: *const f32, tile: &Tile) {
     // SAFETY: the caller's contract.
-    unsafe { store_rows::<false>(sums, tile) }
+    unsafe { store_rows::<false>(sums, tile, 0..tile.rows) }
 }
 
-/// The same with the rounding of AVX512-BF16, which writes zero for denormal numbers.
+/// The same for some rows, with the rounding of AVX512-BF16, which writes zero for denormal numbers.
 ///
 /// # Safety
 ///
 /// As for [`store`]; the processor has AVX512-BF16.
 #[cfg(target_arch = "x86_64")]
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn store_avx512_bf16(sums: *const f32, tile: &Tile) {
+pub(super) unsafe fn store_avx512_bf16(sums: *const f32, tile: &Tile, rows: Range<usize>) {
     // SAFETY: the caller's contract.
-    unsafe { store_rows::<true>(sums, tile) }
+    unsafe { store_rows::<true>(sums, tile, rows) }
 }
 
 /// # Safety
@@ -253,7 +256,7 @@ pub(super) unsafe fn store_avx512_bf16(sums: *const f32, tile: &Tile) {
 /// As for [`store_avx512`], and for [`store_avx512_bf16`] if `CONVERTS`.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn store_rows<const CONVERTS: bool>(sums: *const f32, tile: &Tile) {
+unsafe fn store_rows<const CONVERTS: bool>(sums: *const f32, tile: &Tile, rows: Range<usize>) {
     use std::arch::x86_64::*;
 
     let masks = [first(tile.columns), first(tile.columns.saturating_sub(16))];
@@ -266,7 +269,7 @@ unsafe fn store_rows<const CONVERTS: bool>(sums: *const f32, tile: &Tile) {
                 *bias = _mm512_maskz_loadu_ps(masks[h], from.wrapping_add(16 * h));
             }
         }
-        for i in 0..tile.rows {
+        for i in rows {
             let to = tile.to.at(i * tile.stride);
             let mut row = [zero; 2];
             for (h, x) in row.iter_mut().enumerate() {
