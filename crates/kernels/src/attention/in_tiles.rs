@@ -113,10 +113,7 @@ unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
         spare: &mut [f32],
         keys: &mut [f32],
     ) {
-        let (rows, planes) = keys.split_at_mut(keys.len() / 2);
-        let tile = spare.len();
-        let tiles = rows.chunks_exact_mut(tile / 2).zip(planes.chunks_exact_mut(tile / 2));
-        for (first, (rows, planes)) in (0..len).step_by(SIDE).zip(tiles) {
+        for (first, (rows, planes)) in (0..len).step_by(SIDE).zip(forms(keys, spare.len())) {
             let tokens = first..len.min(first + SIDE);
             operands.pack_rotated(row, tokens, column, 1.0, spare);
             round_all(spare, as_bf16(rows));
@@ -133,10 +130,7 @@ unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
         spare: &mut [f32],
         values: &mut [f32],
     ) {
-        let (rows, planes) = values.split_at_mut(values.len() / 2);
-        let tile = spare.len();
-        let tiles = rows.chunks_exact_mut(tile / 2).zip(planes.chunks_exact_mut(tile / 2));
-        for (first, (rows, planes)) in (0..len).step_by(SIDE).zip(tiles) {
+        for (first, (rows, planes)) in (0..len).step_by(SIDE).zip(forms(values, spare.len())) {
             let tokens = first..len.min(first + SIDE);
             operands.pack(row, tokens, column, spare);
             match for_scores {
@@ -219,7 +213,7 @@ unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
         [d_keys, d_values]: [&mut [f32]; 2],
         dq: &mut [f32],
     ) {
-        let width = at.width;
+        let (width, stride) = (at.width, at.width * size_of::<f32>());
         at.clear(p);
         at.clear(ds);
         round_all(p, &mut self.p.0);
@@ -233,24 +227,14 @@ unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
                     // SAFETY: the block lies in the tile of sums, and all parts in the square and in their half.
                     unsafe {
                         let sum = to.as_mut_ptr().add(j * width + d).cast();
-                        tiles::load_sums::<T, 2>(
-                            &mut self.tiles,
-                            sum,
-                            width * size_of::<f32>(),
-                            true,
-                        );
+                        tiles::load_sums::<T, 2>(&mut self.tiles, sum, stride, true);
                         for i in at.blocks_of_queries(j) {
                             let a = [0, tiles::ROWS]
                                 .map(|row| square.0.as_ptr().add((j + row) * SIDE + i).cast());
                             let b = by_query.as_ptr().add(d / BLOCK * PAIRS + i / 2 * BLOCK).cast();
                             tiles::add_block::<T, 2>(&mut self.tiles, a, ROW, b);
                         }
-                        tiles::store_sums::<T, 2>(
-                            &mut self.tiles,
-                            sum,
-                            width * size_of::<f32>(),
-                            true,
-                        );
+                        tiles::store_sums::<T, 2>(&mut self.tiles, sum, stride, true);
                     }
                 }
             }
@@ -269,6 +253,12 @@ unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
         unsafe { transpose::<V>([width, SIDE], sums, spare) };
         spare
     }
+}
+
+/// Rows and planes of each tile, of `len` elements of f32, in packed keys or values.
+fn forms(packed: &mut [f32], len: usize) -> impl Iterator<Item = (&mut [f32], &mut [f32])> {
+    let (rows, planes) = packed.split_at_mut(packed.len() / 2);
+    rows.chunks_exact_mut(len / 2).zip(planes.chunks_exact_mut(len / 2))
 }
 
 /// Writes the planes of a tile: a row of SIDE elements of bf16 for each column.

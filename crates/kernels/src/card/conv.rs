@@ -108,6 +108,14 @@ pub(crate) struct CardConv {
     batch: usize,
 }
 
+/// Calls a kernel with the sizes of a convolution before its other arguments.
+macro_rules! sized {
+    ($conv:expr, $kernel:ident($($argument:expr),*)) => {{
+        let [h, w, c_in, c_out, kh, kw, stride, padding, planes] = $conv.sizes();
+        $kernel(h, w, c_in, c_out, kh, kw, stride, padding, planes, $($argument),*)
+    }};
+}
+
 impl CardConv {
     /// Errors if a card computes and its kernels cannot count the positions of the batch.
     pub(crate) fn new(
@@ -338,7 +346,6 @@ impl CardConv {
         y: Out<u8>,
         winners: Option<Out<u8>>,
     ) -> Result<Call<'static>> {
-        let [h, wide, c_in, c_out, kh, kw, stride, padding, planes] = self.sizes();
         let (y, positions) = (Out::<T>(y.0, PhantomData), self.positions() as u32);
         match winners {
             None => {
@@ -347,10 +354,7 @@ impl CardConv {
                     Tile::Tall => conv2d_forward_tall,
                     _ => conv2d_forward,
                 };
-                kernel(
-                    h, wide, c_in, c_out, kh, kw, stride, padding, planes, x, is_f32, w, bias, y,
-                    positions,
-                )
+                sized!(self, kernel(x, is_f32, w, bias, y, positions))
             }
             Some(winners) => {
                 let kernel = match tile {
@@ -358,10 +362,7 @@ impl CardConv {
                     Tile::Tall => conv_relu_pool_forward_tall,
                     _ => conv_relu_pool_forward,
                 };
-                kernel(
-                    h, wide, c_in, c_out, kh, kw, stride, padding, planes, x, is_f32, w, bias, y,
-                    winners, positions,
-                )
+                sized!(self, kernel(x, is_f32, w, bias, y, winners, positions))
             }
         }
     }
@@ -375,7 +376,6 @@ impl CardConv {
         of_part: usize,
         partials: Out<u8>,
     ) -> Result<Call<'static>> {
-        let [h, wide, c_in, c_out, kh, kw, stride, padding, planes] = self.sizes();
         let positions = self.positions() as u32;
         match winners {
             None => {
@@ -384,23 +384,7 @@ impl CardConv {
                     Tile::Small => conv2d_backward_weight_small,
                     _ => conv2d_backward_weight,
                 };
-                kernel(
-                    h,
-                    wide,
-                    c_in,
-                    c_out,
-                    kh,
-                    kw,
-                    stride,
-                    padding,
-                    planes,
-                    x,
-                    is_f32,
-                    dy,
-                    positions,
-                    of_part as u32,
-                    partials,
-                )
+                sized!(self, kernel(x, is_f32, dy, positions, of_part as u32, partials))
             }
             Some(winners) => {
                 let kernel = match tile {
@@ -408,24 +392,7 @@ impl CardConv {
                     Tile::Small => conv_relu_pool_backward_weight_small,
                     _ => conv_relu_pool_backward_weight,
                 };
-                kernel(
-                    h,
-                    wide,
-                    c_in,
-                    c_out,
-                    kh,
-                    kw,
-                    stride,
-                    padding,
-                    planes,
-                    x,
-                    is_f32,
-                    dy,
-                    winners,
-                    positions,
-                    of_part as u32,
-                    partials,
-                )
+                sized!(self, kernel(x, is_f32, dy, winners, positions, of_part as u32, partials))
             }
         }
     }
@@ -438,7 +405,6 @@ impl CardConv {
         (dy, winners): (In<T>, Option<In<u8>>),
         (dx, is_f32): (Out<u8>, u32),
     ) -> Result<Call<'static>> {
-        let [h, wide, c_in, c_out, kh, kw, stride, padding, planes] = self.sizes();
         let positions = self.batch * self.conv.height * self.conv.width;
         match winners {
             None => {
@@ -447,22 +413,7 @@ impl CardConv {
                     Tile::Tall => conv2d_backward_input_tall,
                     _ => conv2d_backward_input,
                 };
-                kernel(
-                    h,
-                    wide,
-                    c_in,
-                    c_out,
-                    kh,
-                    kw,
-                    stride,
-                    padding,
-                    planes,
-                    w,
-                    dy,
-                    positions as u32,
-                    dx,
-                    is_f32,
-                )
+                sized!(self, kernel(w, dy, positions as u32, dx, is_f32))
             }
             Some(winners) => {
                 let kernel = match tile {
@@ -470,23 +421,7 @@ impl CardConv {
                     Tile::Tall => conv_relu_pool_backward_input_tall,
                     _ => conv_relu_pool_backward_input,
                 };
-                kernel(
-                    h,
-                    wide,
-                    c_in,
-                    c_out,
-                    kh,
-                    kw,
-                    stride,
-                    padding,
-                    planes,
-                    w,
-                    dy,
-                    winners,
-                    positions as u32,
-                    dx,
-                    is_f32,
-                )
+                sized!(self, kernel(w, dy, winners, positions as u32, dx, is_f32))
             }
         }
     }
