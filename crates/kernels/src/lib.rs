@@ -39,7 +39,6 @@ pub mod reference;
 pub mod rms_norm;
 pub mod rotary;
 pub mod swiglu;
-
 pub mod top_k;
 
 mod activation;

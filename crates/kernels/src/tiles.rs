@@ -269,7 +269,7 @@ pub(crate) unsafe fn store_sums<T: Tiles, const C: usize>(
     }
 }
 
-/// Reads sums, as [`store_sums`] writes them. Rows that are not there become zeros.
+/// Reads sums, as [`store_sums`] writes them.
 ///
 /// # Safety
 ///
@@ -283,7 +283,6 @@ pub(crate) unsafe fn load_sums<T: Tiles, const C: usize>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        zero_sums(tiles);
         tiles.load::<0>(from, stride);
         if C == 2 {
             tiles.load::<1>(from.wrapping_add(ROW_BYTES), stride);

@@ -100,7 +100,7 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
                 products.turn(width, q, q_turned);
                 products.turn(width, dy, dy_turned);
             }
-            // Products below end with the last query, so what lies behind it is not used.
+            // Behind the last query, numbers need only be finite: products in registers end with it, and in tiles it is zero there.
             let (mut log_sums, mut dots) = ([0.0f32; SIDE], [0.0f32; SIDE]);
             let from = (row * spec.heads + head) * spec.seq + first;
             log_sums[..queries].copy_from_slice(&results.log_sums[from..from + queries]);

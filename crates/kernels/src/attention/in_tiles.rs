@@ -89,7 +89,7 @@ impl Square {
     }
 
     /// Sets to zero what was not computed: keys that are not there, and what lies far above the diagonal. Queries that are not there
-    /// are zero themselves, and so are their products.
+    /// are zero themselves, and add nothing to keys whose numbers are finite.
     #[inline(always)]
     fn clear(&self, square: &mut [f32]) {
         let (rows, _) = square.as_chunks_mut::<SIDE>();
@@ -142,7 +142,10 @@ unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
     }
     #[inline(always)]
     unsafe fn turn(&mut self, width: usize, tile: &[f32], to: &mut [f32]) {
-        assert!(tile.len() == SIDE * width && to.len() == tile.len());
+        // The loops of all products go over whole blocks.
+        assert!(
+            width.is_multiple_of(BLOCK) && tile.len() == SIDE * width && to.len() == tile.len()
+        );
         let (by_query, by_element) = to.split_at_mut(tile.len() / 2);
         // A pair of elements is a number of 32 bits. So their pairs are the transpose of the rows.
         round_all(tile, as_bf16(by_query));

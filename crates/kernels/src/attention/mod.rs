@@ -14,7 +14,8 @@
 //!
 //! With AMX, products in bf16 are computed in its tiles, if heads rounded up to 16 elements are a multiple of 32 (see `in_tiles`).
 //! Rotated queries and keys, probabilities and gradients of scores are rounded to bf16 then: results, and logarithms, are within
-//! 4/256 of the largest. Infinite values of a token then make the outputs of up to 31 tokens before it NaN; otherwise of up to 7.
+//! 4/256 of the largest. Infinite values of a token then make the outputs of up to 31 tokens before it NaN, and infinite
+//! queries or gradients those of up to 31 tokens behind it; otherwise of up to 7.
 //!
 //! A card has tiles of 32, and computes scores a second time in the backward pass, for keys and for queries. Results differ
 //! from the processor's by at most 1e-5 of the largest element of a result in f32 and 1e-13 in f64. In 16 bits its tensor cores

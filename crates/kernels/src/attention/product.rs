@@ -42,7 +42,8 @@ pub(super) struct Tokens {
 ///
 /// # Safety
 ///
-/// All functions require the processor that an implementation is for.
+/// All functions require the processor that an implementation is for, and tiles of 64 rows of `width` elements; in tiles, a width
+/// that is a multiple of 32.
 pub(super) unsafe trait Products {
     /// The registers of what is computed between products.
     type Registers: Vector;
@@ -354,6 +355,7 @@ macro_rules! at_level {
             ways: $crate::tiles::Ways,
             $($arg: $ty),*
         ) {
+            #[cfg(any(target_arch = "x86_64", test))]
             use $crate::attention::in_tiles::InTiles;
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]

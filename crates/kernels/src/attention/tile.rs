@@ -3,8 +3,8 @@
 //! In: matrices with a row for each token, and scratch memory. Out: packed tiles. This file does not know what is computed.
 //!
 //! Tiles are of f32, whatever the matrices are stored in. The rows of a tile are `width` elements long: `head_dim` rounded
-//! up to 16. What lies behind `head_dim`, and behind the last token, is zero. Nothing that is computed from it is used;
-//! zeros only keep old contents from slowing it down.
+//! up to 16. What lies behind `head_dim`, and behind the last token, is zero. Registers use nothing that is computed from it, and
+//! are only slowed down by old contents; products in tiles of AMX need the zeros.
 
 use std::marker::PhantomData;
 use std::ops::Range;

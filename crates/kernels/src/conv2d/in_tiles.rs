@@ -30,8 +30,6 @@ pub(super) const TALL: usize = tiles::BLOCK;
 pub(super) const LANES: usize = 16;
 /// Products that are added to each sum at a time.
 const STEP: usize = 32;
-/// Parts of scratch memory begin at cache lines, of so many elements of f32.
-const LINE: usize = 16;
 
 /// How the places of an image are numbered.
 #[derive(Clone, Copy)]
@@ -65,7 +63,7 @@ impl Places {
 
 /// Elements of f32 that hold `len` elements of bf16.
 fn len_in_f32(len: usize) -> usize {
-    len.div_ceil(2).next_multiple_of(LINE)
+    len.div_ceil(2)
 }
 
 /// A prepared image in bf16, with as many elements behind it as the last block of places reads: elements of f32.
@@ -174,7 +172,7 @@ fn run_blocks<T: Tiles, const C: usize>(
                                 *end = bf16::from_bits(x.to_bits() & mask);
                             }
                         }
-                        let rows = [&ends[0], &ends[ROWS]].map(|row| row.as_ptr().cast());
+                        let rows = [0, ROWS].map(|row| ends.as_ptr().add(row).cast());
                         tiles::add_block::<T, C>(tiles, rows, ROW_BYTES, b);
                     }
                 }
@@ -311,14 +309,14 @@ pub(super) fn add_images(
     pairs: &[f32],
     sums: &mut [f32],
 ) {
-    let Product { reading, conv, columns, .. } = product;
+    let Product { reading, conv, .. } = product;
     assert!(
         planes.len() >= num_images * planes_len(product)
             && pairs.len() >= num_images * pairs_len(product)
     );
     assert!(have_planes(conv) && reading.position_stride == conv.c_in);
     assert!(sums.len() >= gradient_len(product));
-    with_tiles!(tiles, columns.wide, add_blocks(product, num_images, planes, pairs, sums))
+    with_tiles!(tiles, product.columns.wide, add_blocks(product, num_images, planes, pairs, sums))
 }
 
 #[inline(always)]
@@ -377,9 +375,7 @@ mod tests {
 
     use super::super::{Conv2d, backward_input, backward_weight, forward};
     use crate::tiles::EMULATES;
-    use crate::{Bf16Products, Compute, ImageLayout};
-
-    const BATCH: usize = 3;
+    use crate::{Bf16Products, Compute, ImageLayout, conv_relu_pool};
 
     /// Small integers: all sums of their products are exact, in any order.
     fn integers(compute: &Compute, dtype: DType, shape: [usize; 4], seed: usize) -> Tensor {
@@ -408,20 +404,20 @@ mod tests {
     }
 
     /// Output and all gradients of a convolution.
-    fn results(compute: &Compute, conv: &Conv2d, input: DType) -> [Vec<u32>; 4] {
+    fn results(compute: &Compute, conv: &Conv2d, input: DType, batch: usize) -> [Vec<u32>; 4] {
         let make = |dtype, shape, seed| integers(compute, dtype, shape, seed);
-        let x = make(input, conv.input_shape(BATCH), 1);
+        let x = make(input, conv.input_shape(batch), 1);
         let w = make(DType::F32, conv.weight_shape(), 2);
-        let dy = make(DType::BF16, conv.output_shape(BATCH), 3);
+        let dy = make(DType::BF16, conv.output_shape(batch), 3);
         let vector = |seed| {
             let b = make(DType::F32, [1, 1, 1, conv.c_out], seed);
             b.view([conv.c_out]).unwrap()
         };
         let (b, db) = (vector(4), vector(5));
         // What is overwritten, and what is added to.
-        let y = make(DType::BF16, conv.output_shape(BATCH), 6);
+        let y = make(DType::BF16, conv.output_shape(batch), 6);
         let dw = make(DType::F32, conv.weight_shape(), 7);
-        let dx = make(input, conv.input_shape(BATCH), 8);
+        let dx = make(input, conv.input_shape(batch), 8);
         forward(compute, conv, &x, &w, &b, &y).unwrap();
         backward_weight(compute, conv, &x, &dy, &dw, &db, true).unwrap();
         backward_input(compute, conv, &w, &dy, &dx).unwrap();
@@ -453,9 +449,11 @@ mod tests {
                 let compute = Compute::new(threads, Allocator::new()).unwrap();
                 let compute = compute.with_bf16_products(Bf16Products::Widened).unwrap();
                 EMULATES.set(false);
-                let expected = results(&compute, &conv, input);
+                // A part of the batch is one image, or several where images are small.
+                let batch = if conv.c_in * conv.height * conv.width < 600 { 17 } else { 3 };
+                let expected = results(&compute, &conv, input, batch);
                 EMULATES.set(true);
-                let found = results(&compute, &conv, input);
+                let found = results(&compute, &conv, input, batch);
                 for (name, found, expected) in named(found, expected) {
                     assert_eq!(found, expected, "{name} of {conv:?}");
                 }
@@ -471,6 +469,42 @@ mod tests {
         names.into_iter().zip(a).zip(b).map(|((name, a), b)| (name, a, b))
     }
 
+    /// The same of a convolution that is pooled: outputs and winners, and gradients of weight and input.
+    fn pooled(compute: &Compute, conv: &Conv2d) -> [Vec<u32>; 4] {
+        let make = |dtype, shape, seed| integers(compute, dtype, shape, seed);
+        let shape = conv_relu_pool::output_shape(conv, 2);
+        let x = make(DType::BF16, conv.input_shape(2), 1);
+        let w = make(DType::F32, conv.weight_shape(), 2);
+        let [b, db] = [4, 5].map(|seed| make(DType::F32, [1, 1, 1, conv.c_out], seed));
+        let [b, db] = [b, db].map(|tensor| tensor.view([conv.c_out]).unwrap());
+        let [y, dy] = [6, 3].map(|seed| make(DType::BF16, shape, seed));
+        let winners = compute.allocator.tensor(DType::U8, shape, Category::Data).unwrap();
+        let dw = make(DType::F32, conv.weight_shape(), 7);
+        let dx = make(DType::BF16, conv.input_shape(2), 8);
+        conv_relu_pool::forward(compute, conv, &x, &w, &b, &y, &winners).unwrap();
+        conv_relu_pool::backward_weight(compute, conv, &x, &winners, &dy, &dw, &db, false).unwrap();
+        conv_relu_pool::backward_input(compute, conv, &w, &winners, &dy, &dx).unwrap();
+        let winners = winners.read::<u8>().unwrap().iter().map(|x| u32::from(*x)).collect();
+        [bits(&y), winners, bits(&dw), bits(&dx)]
+    }
+
+    #[test]
+    fn pooled_images_are_those_of_registers() {
+        // Also of odd sizes, whose last rows and columns are left out.
+        for (height, width, c_in) in [(6, 8, 16), (7, 9, 3), (5, 5, 1)] {
+            for layout in ImageLayout::ALL {
+                let conv = Conv2d { layout, ..Conv2d::same3x3(height, width, c_in, 24) };
+                let compute = Compute::new(1, Allocator::new()).unwrap();
+                let compute = compute.with_bf16_products(Bf16Products::Widened).unwrap();
+                let [registers, tiles] = [false, true].map(|emulates| {
+                    EMULATES.set(emulates);
+                    pooled(&compute, &conv)
+                });
+                assert_eq!(registers, tiles, "{conv:?}");
+            }
+        }
+    }
+
     #[test]
     fn an_infinite_number_stays_in_its_patches() {
         // Of one step of a run that ends in the middle of a tile, and of a whole step with such an end.
@@ -480,7 +514,7 @@ mod tests {
             let compute = compute.with_bf16_products(Bf16Products::Widened).unwrap();
             let make = |dtype, shape, seed| integers(&compute, dtype, shape, seed);
             let (x, w) = (
-                make(DType::BF16, conv.input_shape(BATCH), 1),
+                make(DType::BF16, conv.input_shape(2), 1),
                 make(DType::F32, conv.weight_shape(), 2),
             );
             x.write::<bf16>().unwrap()[c_in * 24] = bf16::INFINITY;
@@ -488,7 +522,7 @@ mod tests {
             let b = make(DType::F32, [1, 1, 1, 16], 4).view([16]).unwrap();
             let outputs = [false, true].map(|emulates| {
                 EMULATES.set(emulates);
-                let y = make(DType::BF16, conv.output_shape(BATCH), 6);
+                let y = make(DType::BF16, conv.output_shape(2), 6);
                 forward(&compute, &conv, &x, &w, &b, &y).unwrap();
                 bits(&y)
             });
