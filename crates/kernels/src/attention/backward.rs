@@ -71,7 +71,7 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
     let v_column = k_column + spec.kv_heads * head_dim;
     // SAFETY: the caller guarantees the processor.
     unsafe {
-        products.pack_keys(operands, Tokens { row, len, column: k_column }, q, k);
+        products.pack_keys(operands, Tokens { row, len, column: k_column }, true, q, k);
         products.pack_values(operands, Tokens { row, len, column: v_column }, true, q, v);
     }
     dk.fill(0.0);
@@ -97,8 +97,8 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
             }
             // SAFETY: the caller guarantees the processor.
             unsafe {
-                products.turn(width, q, q_turned);
-                products.turn(width, dy, dy_turned);
+                products.turn(width, true, q, q_turned);
+                products.turn(width, true, dy, dy_turned);
             }
             // Behind the last query, numbers need only be finite: products in registers end with it, and in tiles it is zero there.
             let (mut log_sums, mut dots) = ([0.0f32; SIDE], [0.0f32; SIDE]);

@@ -57,7 +57,7 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
     let v_column = k_column + spec.kv_heads * head_dim;
     // SAFETY: the caller guarantees the processor.
     unsafe {
-        products.pack_keys(operands, Tokens { row, len, column: k_column }, q, k);
+        products.pack_keys(operands, Tokens { row, len, column: k_column }, false, q, k);
         products.pack_values(operands, Tokens { row, len, column: v_column }, false, q, v);
     }
     let scale = spec.scale() as f32;
@@ -74,7 +74,7 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
             let places = row * spec.seq + first..row * spec.seq + first + queries;
             output.prefetch(places, column, head_dim);
             // SAFETY: the caller guarantees the processor.
-            unsafe { products.turn(width, q, q_turned) };
+            unsafe { products.turn(width, false, q, q_turned) };
             let mut softmax = Softmax::new();
             for first_key in (0..=first).step_by(SIDE) {
                 let is_diagonal = first_key == first;

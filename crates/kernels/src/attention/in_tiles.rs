@@ -110,6 +110,7 @@ unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
         &mut self,
         operands: &Operands<'_, S>,
         Tokens { row, len, column }: Tokens,
+        for_gradients: bool,
         spare: &mut [f32],
         keys: &mut [f32],
     ) {
@@ -117,8 +118,10 @@ unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
             let tokens = first..len.min(first + SIDE);
             operands.pack_rotated(row, tokens, column, 1.0, spare);
             round_all(spare, as_bf16(rows));
-            // SAFETY: the caller guarantees the processor.
-            unsafe { to_planes::<V>(spare, planes) }
+            if for_gradients {
+                // SAFETY: the caller guarantees the processor.
+                unsafe { to_planes::<V>(spare, planes) }
+            }
         }
     }
     #[inline(always)]
@@ -141,7 +144,7 @@ unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
         }
     }
     #[inline(always)]
-    unsafe fn turn(&mut self, width: usize, tile: &[f32], to: &mut [f32]) {
+    unsafe fn turn(&mut self, width: usize, for_gradients: bool, tile: &[f32], to: &mut [f32]) {
         // The loops of all products go over whole blocks.
         assert!(
             width.is_multiple_of(BLOCK) && tile.len() == SIDE * width && to.len() == tile.len()
@@ -161,7 +164,9 @@ unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
                 }
             }
         }
-        interleave(tile, width, BLOCK, by_query, round);
+        if for_gradients {
+            interleave(tile, width, BLOCK, by_query, round);
+        }
     }
     #[inline(always)]
     unsafe fn scores(&mut self, at: &Square, keys: &[f32], queries: &[f32], to: &mut [f32]) {

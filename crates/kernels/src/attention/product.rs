@@ -48,11 +48,13 @@ pub(super) unsafe trait Products {
     /// The registers of what is computed between products.
     type Registers: Vector;
 
-    /// Writes the keys of all tokens, rotated, for scores and for [`Self::add_gradients`]. `spare` has the size of a tile.
+    /// Writes the keys of all tokens, rotated, for scores, and also for [`Self::add_gradients`] if `for_gradients`. `spare` has the
+    /// size of a tile.
     unsafe fn pack_keys<S: Stored<Real = f32>>(
         &mut self,
         operands: &Operands<'_, S>,
         tokens: Tokens,
+        for_gradients: bool,
         spare: &mut [f32],
         keys: &mut [f32],
     );
@@ -65,8 +67,8 @@ pub(super) unsafe trait Products {
         spare: &mut [f32],
         values: &mut [f32],
     );
-    /// Writes the form of a tile (SIDE, width) that scores need, and [`Self::add_gradients`].
-    unsafe fn turn(&mut self, width: usize, tile: &[f32], to: &mut [f32]);
+    /// Writes the form of a tile (SIDE, width) that scores need, and also [`Self::add_gradients`] if `for_gradients`.
+    unsafe fn turn(&mut self, width: usize, for_gradients: bool, tile: &[f32], to: &mut [f32]);
     /// `to[j, i] = keys[j] . queries[i]`, from packed keys and turned queries.
     unsafe fn scores(&mut self, at: &Square, keys: &[f32], queries: &[f32], to: &mut [f32]);
     /// `sums[i] = factors[i] sums[i] + sum over j of square[j, i] values[j]`; sums are zero before the first key.
@@ -201,6 +203,7 @@ unsafe impl<V: Vector, const R: usize, const C: usize> Products for InRegisters<
         &mut self,
         operands: &Operands<'_, S>,
         tokens: Tokens,
+        _: bool,
         _: &mut [f32],
         keys: &mut [f32],
     ) {
@@ -218,7 +221,7 @@ unsafe impl<V: Vector, const R: usize, const C: usize> Products for InRegisters<
         operands.pack(tokens.row, 0..tokens.len, tokens.column, values);
     }
     #[inline(always)]
-    unsafe fn turn(&mut self, width: usize, tile: &[f32], to: &mut [f32]) {
+    unsafe fn turn(&mut self, width: usize, _: bool, tile: &[f32], to: &mut [f32]) {
         // SAFETY: the caller guarantees the processor.
         unsafe { transpose::<V>([SIDE, width], tile, to) }
     }
