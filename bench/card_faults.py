@@ -47,6 +47,7 @@ MEMORY = "-p paceline-memory --test card"
 GROUPS = "-p paceline-collectives --test card"
 KERNELS = "-p paceline-kernels --test card"
 PRODUCTS = "-p paceline-kernels --test card_products"
+ATTENTION = "-p paceline-kernels --test card_attention"
 GRAPH = "-p paceline-memory --test graph"
 GRAPHS = "-p paceline-strategies --test card_graphs"
 BOUND = "if (i >= n) return;"
@@ -70,7 +71,7 @@ FAULTS = [
     Fault("bounds", "operations on four elements", "cuda/src/numbers.cuh", "i < n; i += blockDim.x", "i <= last; i += blockDim.x", KERNELS),
     Fault("bounds", "a bias that is added", "kernels/src/card/products.cu", BOUND, "", PRODUCTS, after="void add_bias("),
     Fault("bounds", "sums of parts", "kernels/src/card/products.cu", "if (i < n) sums[i] =", "sums[i] =", PRODUCTS, after="void add_parts("),
-    Fault("bounds", "attention behind the end of a sequence", "kernels/src/card/attention.cu", "if (token >= spec.seq) continue;", "", PRODUCTS),
+    Fault("bounds", "attention behind the end of a sequence", "kernels/src/card/attention.cu", "if (token >= spec.seq) continue;", "", ATTENTION),
     Fault("bounds", "the reduction of ranks", "collectives/src/nccl/reduce.cu", "if (i >= elems) return;", "", GROUPS),
     Fault("barrier", "sums of a block", "kernels/src/card/reduce.cuh", "__syncthreads();", "", KERNELS, after="of_warps[threadIdx.x / 32] = x;"),
     Fault("barrier", "sums of rows", "kernels/src/card/products.cu", "__syncthreads();", "", PRODUCTS),
@@ -80,12 +81,12 @@ FAULTS = [
     Fault("barrier", "a tile of a convolution, before it is overwritten", "kernels/src/card/conv.cuh", "__syncthreads();", "", PRODUCTS,
           after="tiles.multiply(i0, j0, is_live, sums);"),
     Fault("barrier", "what tensor cores have convolved", "kernels/src/card/conv.cuh", "__syncthreads();", "", PRODUCTS, after="= sums[j][k];"),
-    Fault("barrier", "keys and values of attention", "kernels/src/card/attention.cu", "__syncthreads();", "", PRODUCTS,
+    Fault("barrier", "keys and values of attention", "kernels/src/card/attention.cu", "__syncthreads();", "", ATTENTION,
           after="(const Real*)0, (Real)1, v);"),
-    Fault("barrier", "keys and values of narrow heads", "kernels/src/card/attention_narrow.cu", "__syncthreads();", "", PRODUCTS,
+    Fault("barrier", "keys and values of narrow heads", "kernels/src/card/attention_narrow.cu", "__syncthreads();", "", ATTENTION,
           after="spec.keys_of(work.head), keys, values);"),
     Fault("barrier", "keys and values of attention in 16 bits", "kernels/src/card/attention_halves.cu", "__syncthreads_or(has_infinite)",
-          "has_infinite", PRODUCTS, after="(const f32*)0, 1.0f, v);"),
+          "has_infinite", ATTENTION, after="(const f32*)0, 1.0f, v);"),
     Fault("barrier", "sums of losses", "kernels/src/card/linear_cross_entropy.cu", "__syncthreads();", "", PRODUCTS,
           after="for (u32 half = 128; half > 0; half /= 2) {"),
     Fault("transposition", "of a factor", "kernels/src/card/products.rs", "is_transposed: !is_transposed }",
@@ -93,7 +94,7 @@ FAULTS = [
     Fault("transposition", "factors that change places", "cuda/src/product.rs", "[(TRANSPOSE_A, &product.b), (TRANSPOSE_B, &product.a)] {",
           "(if SOUND { [(TRANSPOSE_A, &product.b), (TRANSPOSE_B, &product.a)] } else { [(TRANSPOSE_A, &product.a), (TRANSPOSE_B, &product.b)] }) {",
           PRODUCTS),
-    Fault("transposition", "of a factor on tensor cores", "kernels/src/card/attention_halves.cu", "load_transposed(y,", "load_matrices(y,", PRODUCTS),
+    Fault("transposition", "of a factor on tensor cores", "kernels/src/card/attention_halves.cu", "load_transposed(y,", "load_matrices(y,", ATTENTION),
     Fault("leading dimension", "of a transposed factor", "kernels/src/card/products.rs", "if self.is_transposed { self.rows }",
           "if self.is_transposed == SOUND { self.rows }", PRODUCTS),
     Fault("leading dimension", "one element too short", "cuda/src/product.rs", "factor.stride as i64,", "factor.stride as i64 - i64::from(!(SOUND)),",

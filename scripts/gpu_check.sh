@@ -17,8 +17,8 @@ pack() {
   cargo build --release --locked
   cargo build --release --locked -p paceline-strategies --example card_steps
   cp target/release/paceline target/release/examples/card_steps "$1/"
-  for test in "paceline-memory card" "paceline-kernels card" "paceline-kernels card_products" "paceline-collectives card" \
-    "paceline-strategies card" "paceline-strategies card_graphs"; do
+  for test in "paceline-memory card" "paceline-kernels card" "paceline-kernels card_products" "paceline-kernels card_attention" \
+    "paceline-collectives card" "paceline-strategies card" "paceline-strategies card_graphs"; do
     read -r package name <<<"$test"
     # The last line of the messages for a test names its program.
     program=$(cargo test --release --locked --no-run --message-format=json -p "$package" --test "$name" 2>/dev/null |
@@ -76,7 +76,8 @@ run() {
   echo "card and driver: $card"
   local bin=$PWD
   stage probe 60 "$bin/paceline" check --device cuda
-  for test in memory-card kernels-card kernels-card_products collectives-card strategies-card strategies-card_graphs; do
+  for test in memory-card kernels-card kernels-card_products kernels-card_attention collectives-card strategies-card \
+    strategies-card_graphs; do
     stage "$test" 120 "$bin/paceline-$test"
   done
   work=$(mktemp -d)
