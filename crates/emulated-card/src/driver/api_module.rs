@@ -55,10 +55,14 @@ fn cuModuleLoadData(module: Out<usize>, image: Text) {
         return Err(driver.refuse(Status::NO_BINARY, "the emulated card loads PTX only"));
     }
     check_target(&mut driver, &text)?;
-    let parsed = match parse(&text) {
-        Ok(parsed) => parsed,
-        Err(error) => return Err(driver.refuse(Status::INVALID_PTX, error.to_string())),
+    let parsed = match driver.parsed.get(&text) {
+        Some(parsed) => parsed.clone(),
+        None => match parse(&text) {
+            Ok(parsed) => Arc::new(parsed),
+            Err(error) => return Err(driver.refuse(Status::INVALID_PTX, error.to_string())),
+        },
     };
+    driver.parsed.insert(text, parsed.clone());
     let memory = &mut driver.cards[card].memory;
     let mut variables = Vec::new();
     for variable in &parsed.variables {
@@ -68,11 +72,11 @@ fn cuModuleLoadData(module: Out<usize>, image: Text) {
     }
     let variables: Arc<[u64]> = variables.into();
     let mut functions = HashMap::new();
-    for kernel in parsed.kernels {
+    for kernel in &parsed.kernels {
         let handle = driver.handle();
         functions.insert(kernel.name.clone(), handle);
         let dynamic_shared_limit = SHARED_BYTES.saturating_sub(kernel.shared_bytes);
-        let (kernel, variables) = (Arc::new(kernel), variables.clone());
+        let (kernel, variables) = (kernel.clone(), variables.clone());
         driver.functions.insert(handle, Function { kernel, variables, dynamic_shared_limit });
     }
     let handle = driver.handle();

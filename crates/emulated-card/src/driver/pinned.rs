@@ -15,8 +15,8 @@ const PAGE: usize = 4096;
 struct Range {
     len: usize,
     id: u64,
-    /// Whether the memory is the card's own. Otherwise the program registered memory of its own.
-    owned: bool,
+    /// The address of the allocation, if the memory is the card's own. Otherwise the program registered memory of its own.
+    owned: Option<usize>,
 }
 
 /// A range of host memory that a copy uses.
@@ -36,38 +36,45 @@ pub struct PinnedMemory {
     next_id: u64,
 }
 
+/// What holds `len` bytes from a page on. Its own alignment is none, because memory of a greater one is not made zero by the
+/// system, page by page when it is touched, but at once.
+fn layout(len: usize) -> Option<Layout> {
+    Layout::from_size_align(len.checked_add(PAGE)?, 1).ok()
+}
+
 impl PinnedMemory {
     /// How many ranges there are.
     pub fn live(&self) -> usize {
         self.ranges.len()
     }
 
-    fn insert(&mut self, address: usize, len: usize, owned: bool) {
+    fn insert(&mut self, address: usize, len: usize, owned: Option<usize>) {
         self.next_id += 1;
         self.ranges.insert(address, Range { len, id: self.next_id, owned });
     }
 
     /// New memory, or `None` if the host has none.
     pub fn allocate(&mut self, len: usize) -> Option<usize> {
-        let layout = Layout::from_size_align(len.max(1), PAGE).ok()?;
         // SAFETY: the layout's size is not zero.
-        let address = unsafe { alloc_zeroed(layout) } as usize;
-        if address == 0 {
+        let allocation = unsafe { alloc_zeroed(layout(len)?) } as usize;
+        if allocation == 0 {
             return None;
         }
-        self.insert(address, len, true);
+        let address = allocation.next_multiple_of(PAGE);
+        self.insert(address, len, Some(allocation));
         Some(address)
     }
 
     /// Frees memory of [`allocate`](Self::allocate). `false` if there is none at this address.
     pub fn free(&mut self, address: usize) -> bool {
-        let Some(range) = self.ranges.get(&address).filter(|range| range.owned) else {
+        let Some(Range { len, owned: Some(allocation), .. }) = self.ranges.get(&address).copied()
+        else {
             return false;
         };
-        let layout = Layout::from_size_align(range.len.max(1), PAGE).expect("it was allocated");
+        let layout = layout(len).expect("it was allocated");
         // SAFETY: `allocate` made this memory with this layout, and the entry goes away with it. Copies that are
         // still queued look their range up before they touch it.
-        unsafe { dealloc(address as *mut u8, layout) };
+        unsafe { dealloc(allocation as *mut u8, layout) };
         self.ranges.remove(&address);
         true
     }
@@ -78,13 +85,13 @@ impl PinnedMemory {
         if before.is_some_and(|(start, range)| start + range.len > address) {
             return false;
         }
-        self.insert(address, len, false);
+        self.insert(address, len, None);
         true
     }
 
     /// Ends [`register`](Self::register).
     pub fn unregister(&mut self, address: usize) -> bool {
-        let found = self.ranges.get(&address).is_some_and(|range| !range.owned);
+        let found = self.ranges.get(&address).is_some_and(|range| range.owned.is_none());
         if found {
             self.ranges.remove(&address);
         }

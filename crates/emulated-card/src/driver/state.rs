@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::boundary::{Outcome, Status, stop_panics};
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
-use crate::ptx::Kernel;
+use crate::ptx::{self, Kernel};
 use crate::random::Random;
 
 use super::graph::{Capture, Graph};
@@ -101,6 +101,8 @@ pub struct Driver {
     pub streams: BTreeMap<usize, Stream>,
     /// Events.
     pub events: HashMap<usize, Event>,
+    /// What was parsed, by its text. Each rank loads the same modules.
+    pub parsed: HashMap<String, Arc<ptx::Module>>,
     /// Loaded modules.
     pub modules: HashMap<usize, Module>,
     /// Kernels.
@@ -137,6 +139,7 @@ impl Driver {
             random: Random::new(settings.seed),
             initialized: false,
             events: HashMap::new(),
+            parsed: HashMap::new(),
             modules: HashMap::new(),
             functions: HashMap::new(),
             captures: BTreeMap::new(),

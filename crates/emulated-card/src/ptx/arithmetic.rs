@@ -4,6 +4,8 @@
 //! each operation once; from it come the enumeration and a loop over the lanes of a warp for each operation, which
 //! the compiler turns into vector instructions. Nothing here can fail.
 
+use std::cell::Cell;
+
 use super::float::*;
 
 /// The lanes of a warp.
@@ -20,16 +22,21 @@ pub fn over_lanes<const N: usize>(
     sources: [u32; N],
     apply: impl Fn([u64; N]) -> u64,
 ) {
-    let values = sources.map(|source| registers[source as usize]);
-    let target = &mut registers[to as usize];
+    // The target may be one of the sources. A lane of it depends on the same lane of these alone, so nothing is copied.
+    let registers = Cell::from_mut(registers).as_slice_of_cells();
+    let of = |register: u32| registers[register as usize].as_array_of_cells();
+    let (sources, target) = (sources.map(of), of(to));
+    let lane_of = |lane: usize| {
+        let mut values = [0; N];
+        for (value, source) in values.iter_mut().zip(sources) {
+            *value = source[lane].get();
+        }
+        target[lane].set(apply(values));
+    };
     if mask == u32::MAX {
-        for (lane, target) in target.iter_mut().enumerate() {
-            *target = apply(std::array::from_fn(|k| values[k][lane]));
-        }
+        (0..LANES).for_each(lane_of);
     } else {
-        for lane in lanes_of(mask) {
-            target[lane] = apply(std::array::from_fn(|k| values[k][lane]));
-        }
+        lanes_of(mask).for_each(lane_of);
     }
 }
 

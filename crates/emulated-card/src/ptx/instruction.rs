@@ -434,7 +434,7 @@ pub struct Kernel {
 #[derive(Clone, Debug, Default)]
 pub struct Module {
     /// The kernels.
-    pub kernels: Vec<Kernel>,
+    pub kernels: Vec<Arc<Kernel>>,
     /// The variables.
     pub variables: Vec<Variable>,
 }

@@ -89,7 +89,7 @@ impl Parser {
                 {
                     let kernel = builder.finish()?;
                     self.kernel = None;
-                    self.module.kernels.push(kernel);
+                    self.module.kernels.push(Arc::new(kernel));
                 }
             }
             (Part::Label(name), Some(builder)) => builder.label(name)?,

@@ -23,22 +23,30 @@ pub fn split(text: &str) -> Vec<(u32, Part)> {
     let mut parts = Vec::new();
     let (mut buffer, mut begin, mut depth) = (String::new(), 0, 0);
     let (mut in_comment, mut in_section) = (false, false);
+    // Whether the buffer holds nothing but spaces.
+    let mut is_blank = true;
     for (index, line) in text.lines().enumerate() {
         let number = index as u32 + 1;
         let line = without_comments(line, &mut in_comment);
         let ignored = IGNORED_LINES.contains(&line.split_whitespace().next().unwrap_or_default());
-        if buffer.trim().is_empty() && ignored {
+        if is_blank && ignored {
             continue;
         }
         for c in line.chars().chain(['\n']) {
-            let head = buffer.trim();
             if in_section {
                 in_section = c != '}';
                 continue;
             }
-            if head.is_empty() {
+            if is_blank {
                 begin = number;
             }
+            // A text has a million characters, and only these can end a part.
+            if !"{}:;".contains(c) {
+                is_blank &= c.is_whitespace();
+                buffer.push(if c.is_whitespace() { ' ' } else { c });
+                continue;
+            }
+            let head = buffer.trim();
             let is_header = head.contains(".entry") || head.contains(".func");
             let is_label = depth == 0 && !head.is_empty() && !head.contains(char::is_whitespace);
             let part = match c {
@@ -46,6 +54,7 @@ pub fn split(text: &str) -> Vec<(u32, Part)> {
                 '{' if head.starts_with(".section") => {
                     in_section = true;
                     buffer.clear();
+                    is_blank = true;
                     continue;
                 }
                 '{' if head.is_empty() || is_header => Part::Open(head.into()),
@@ -54,15 +63,17 @@ pub fn split(text: &str) -> Vec<(u32, Part)> {
                 ';' if depth == 0 => Part::Statement(head.into()),
                 c => {
                     depth += i32::from(c == '{') - i32::from(c == '}');
-                    buffer.push(if c.is_whitespace() { ' ' } else { c });
+                    buffer.push(c);
+                    is_blank = false;
                     continue;
                 }
             };
             buffer.clear();
+            is_blank = true;
             parts.push((begin, part));
         }
     }
-    if !buffer.trim().is_empty() {
+    if !is_blank {
         parts.push((begin, Part::Statement(buffer.trim().into())));
     }
     parts
