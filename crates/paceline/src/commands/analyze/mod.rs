@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use chrono::{DateTime, Local, NaiveDateTime};
 use paceline_analysis::doctor;
 use paceline_analysis::hta::{self, Analysis, Kind, Options};
 use paceline_analysis::ranks::{across_ranks, apart};
@@ -228,12 +229,12 @@ fn time_in_words(stamp: &str) -> Option<String> {
         19 => 1_000_000_000,
         _ => {
             let forms = ["%Y%m%dT%H%M%S", "%Y%m%d-%H%M%S", "%Y%m%d_%H%M%S", "%Y-%m-%dT%H-%M-%S"];
-            let time = |form| jiff::civil::DateTime::strptime(form, stamp).ok();
-            return Some(forms.into_iter().find_map(time)?.strftime(FORMAT).to_string());
+            let time = |form| NaiveDateTime::parse_from_str(stamp, form).ok();
+            return Some(forms.into_iter().find_map(time)?.format(FORMAT).to_string());
         }
     };
-    let time = jiff::Timestamp::from_second(stamp.parse::<i64>().ok()? / per_s).ok()?;
-    Some(time.to_zoned(jiff::tz::TimeZone::system()).strftime(FORMAT).to_string())
+    let time = DateTime::from_timestamp(stamp.parse::<i64>().ok()? / per_s, 0)?;
+    Some(time.with_timezone(&Local).format(FORMAT).to_string())
 }
 
 /// The largest number of ranks or files that are listed.
