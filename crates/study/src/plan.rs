@@ -92,14 +92,19 @@ pub fn check(base: &Spec, vary: &[Vary]) -> Result<()> {
     Ok(())
 }
 
+/// The number of all combinations of the alternatives of all flags. Fails for more than any study has.
+pub fn count(vary: &[Vary]) -> Result<usize> {
+    let count = vary.iter().try_fold(1usize, |count, of| count.checked_mul(of.alternatives.len()));
+    count.filter(|count| *count <= MAX_CASES).ok_or_else(|| {
+        Failure::Usage(format!("these are more than {MAX_CASES} cases; pass fewer values"))
+    })
+}
+
 /// All combinations of the alternatives of all flags, in an order in which the last flag changes fastest.
 /// Each case is resolved. Also returns the warnings of all cases.
 pub fn cases(base: &Spec, vary: &[Vary]) -> Result<(Vec<Case>, Vec<String>)> {
     check(base, vary)?;
-    let count = vary.iter().try_fold(1usize, |count, of| count.checked_mul(of.alternatives.len()));
-    let count = count.filter(|count| *count <= MAX_CASES).ok_or_else(|| {
-        Failure::Usage(format!("these are more than {MAX_CASES} cases; pass fewer values"))
-    })?;
+    let count = count(vary)?;
     let mut warnings: BTreeMap<String, ()> = BTreeMap::new();
     let mut cases = Vec::new();
     for case in 0..count {

@@ -191,6 +191,7 @@ fn of_traces(args: &PredictArgs, traced: &TracedRun, flags: &Spec) -> Result<u8>
 
 /// The prediction from runs without communication.
 fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
+    let ways = flags::ways(args)?;
     let (single, _) = measuring(&given.with("nproc", 1))?;
     // With more ranks on the same host, a rank computes more slowly, because the ranks share memory and
     // perhaps cores. Measured runs have all ranks on this host, so the runs behind their prediction must,
@@ -226,7 +227,7 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
         params = layout.num_params() as u64;
         let costs = compression::costs(&layout, &config)?;
         for name in &args.links {
-            let networks = networks(args, ranks, name, &config, flags::ways(args)?)?;
+            let networks = networks(args, ranks, name, &config, ways.clone())?;
             let (row, chosen) = Row::new(args, name, &calibration, &layout, caps, networks)?;
             let row = row.measured(measured.next().filter(|_| args.measure))?;
             let plain = &row.prediction;

@@ -31,6 +31,19 @@ const MANY_RUNS: usize = 1000;
 
 fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     let grid = grid(args)?;
+    // Before all variants are checked, which takes a moment for each.
+    let num_variants = match args.one_at_a_time {
+        false => plan::count(&grid)?,
+        true => 1 + grid.iter().map(|of| of.alternatives.len() - 1).sum::<usize>(),
+    };
+    let num_runs = num_variants.saturating_mul(args.rounds);
+    if num_runs > MANY_RUNS && !args.yes {
+        return usage(format!(
+            "--grid: {num_variants} variants in up to {} rounds are {num_runs} runs; pass --yes if you mean it, or fewer \
+             values, --one-at-a-time or fewer --rounds",
+            args.rounds
+        ));
+    }
     let base = runs(args, &[("steps", "20"), ("warmup-steps", "3")]);
     let cases: Vec<(String, Spec)> = match args.one_at_a_time {
         false => {
@@ -51,15 +64,6 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
             cases
         }
     };
-    let num_runs = cases.len().saturating_mul(args.rounds);
-    if num_runs > MANY_RUNS && !args.yes {
-        return usage(format!(
-            "--grid: {} variants in up to {} rounds are {num_runs} runs; pass --yes if you mean it, or fewer values, \
-             --one-at-a-time or fewer --rounds",
-            cases.len(),
-            args.rounds
-        ));
-    }
     let scene =
         cases.into_iter().fold(Scene::new(""), |scene, (name, spec)| scene.with(name, spec));
     Ok(vec![scene])
