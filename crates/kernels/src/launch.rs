@@ -120,16 +120,18 @@ impl Compute {
             let mut held = operands.hold(holding);
             holding.outcome()?;
             match self.device() {
-                // SAFETY: the claims are there until `run_held` ends. `hold` has refused operands of any other device than
-                // this one.
-                Device::Cpu => body(&self.processor, unsafe { O::views(&mut held) }).map(|()| None),
+                Device::Cpu => {
+                    // SAFETY: the claims are there until `run_held` ends. `hold` has refused operands of any other device
+                    // than this one.
+                    unsafe { compute::<O>(body, &self.processor, &mut held) }.map(|()| None)
+                }
                 Device::Meta => Ok(None),
                 Device::Sim => {
                     let processor = self.processor.clone();
                     Ok(Some(Box::new(move || {
                         // SAFETY: this is the work's place in its stream. This thread runs the work of the emulated device,
                         // whose memory it can reach.
-                        told(body(&processor, unsafe { O::views(&mut held) }))
+                        told(unsafe { compute::<O>(body, &processor, &mut held) })
                     })))
                 }
                 Device::Cuda => {
@@ -176,6 +178,21 @@ impl Compute {
     fn stream(&self) -> &DeviceStream {
         self.allocator.home().expect("memory of a device has a stream")
     }
+}
+
+/// Calls the body. Not inlined: bodies are large, and are called at two places.
+///
+/// # Safety
+///
+/// As for [`Operands::views`].
+#[inline(never)]
+unsafe fn compute<O: Operands>(
+    body: impl for<'a> FnOnce(&Processor, O::Views<'a>) -> Result<()>,
+    processor: &Processor,
+    held: &mut O::Held,
+) -> Result<()> {
+    // SAFETY: required of the caller.
+    body(processor, unsafe { O::views(held) })
 }
 
 /// The shapes of the tensors that are read.

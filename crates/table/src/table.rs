@@ -203,18 +203,24 @@ impl<T> Columns<T> {
         self,
         key: impl Into<Cow<'static, str>>,
         label: impl Into<Cow<'static, str>>,
-        (unit, decimals): (&'static str, usize),
+        unit: (&'static str, usize),
         definition: &'static str,
         cell: impl Fn(&T) -> C + Send + Sync + 'static,
     ) -> Self {
-        let (unit, definition) = (Cow::Borrowed(unit), Cow::Borrowed(definition));
-        let head = Head { key: key.into(), label: label.into(), unit, definition, decimals };
-        self.with(Column::new(head, cell))
+        let get = Box::new(move |of: &T| cell(of).into());
+        self.with((key.into(), label.into()), unit, definition, get)
     }
 
     /// Adds a column. Every column has a copy of `add`, which is therefore short.
-    fn with(mut self, column: Column<T>) -> Self {
-        self.0.push(column);
+    fn with(
+        mut self,
+        (key, label): (Cow<'static, str>, Cow<'static, str>),
+        (unit, decimals): (&'static str, usize),
+        definition: &'static str,
+        get: Get<T>,
+    ) -> Self {
+        let (unit, definition) = (Cow::Borrowed(unit), Cow::Borrowed(definition));
+        self.0.push(Column { head: Head { key, label, unit, definition, decimals }, get });
         self
     }
 

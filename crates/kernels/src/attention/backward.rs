@@ -7,12 +7,15 @@
 //! Tiles of queries are on the outside, head by head; tiles of keys up to the diagonal are on the inside. The gradients of
 //! all keys and values stay in scratch memory until every head of the group has added to them.
 
+use std::ops::Range;
+
 use super::forward::start_of;
-use super::product::{Products, Square, Tokens, at_level};
-use super::tile::{Grid, Operands, SIDE, TokenMatrix, take, width};
+use super::product::{Products, Square, Tokens, ways_of};
+use super::tile::{
+    Grid, Operands, SIDE, TokenMatrix, lanes, pack, put, put_turned_back, take, width,
+};
 use crate::exp::exp;
-use crate::rotary::turn_back;
-use crate::simd::Vector;
+use crate::simd::multiversion;
 use crate::stored::Stored;
 
 /// What the forward pass wrote, and the gradient of its output.
@@ -23,7 +26,7 @@ pub(super) struct Results<'a, S> {
     pub(super) d_output: TokenMatrix<'a, S>,
 }
 
-at_level! {
+ways_of! {
     /// Writes the places of the pair in the gradient of qkv.
     ///
     /// # Safety
@@ -50,7 +53,7 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
     mut scratch: &mut [f32],
     d_qkv: &Grid<'_, S>,
 ) {
-    let spec = operands.spec;
+    let (simd, spec) = (operands.simd, operands.spec);
     let (row, kv_head) = (pair / spec.kv_heads, pair % spec.kv_heads);
     let (len, head_dim, width) = (operands.lengths[row] as usize, spec.head_dim, width(spec));
     let all = spec.seq.next_multiple_of(SIDE) * width;
@@ -81,10 +84,10 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
         let column = head * head_dim;
         for first in (0..len).step_by(SIDE) {
             let queries = SIDE.min(len - first);
-            let columns = queries.next_multiple_of(P::Registers::LANES);
+            let columns = queries.next_multiple_of(lanes(simd));
             let tokens = first..first + queries;
             operands.pack_rotated(row, tokens.clone(), column, scale, q);
-            results.d_output.pack(spec, row, tokens.clone(), column, dy);
+            pack(simd, results.d_output, spec, row, tokens.clone(), column, dy);
             for matrix in [operands.qkv, results.d_output, results.output] {
                 operands.prefetch_next(matrix, row, head, first);
             }
@@ -104,9 +107,16 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
             let (mut log_sums, mut dots) = ([0.0f32; SIDE], [0.0f32; SIDE]);
             let from = (row * spec.heads + head) * spec.seq + first;
             log_sums[..queries].copy_from_slice(&results.log_sums[from..from + queries]);
-            for ((to, dy), token) in dots.iter_mut().zip(dy.chunks_exact(width)).zip(tokens) {
-                *to = dot(&dy[..head_dim], results.output.head(spec, row, token, column));
-            }
+            dots_of_rows(
+                simd,
+                results.output,
+                operands,
+                row,
+                tokens.clone(),
+                column,
+                dy,
+                &mut dots,
+            );
             for first_key in (0..=first).step_by(SIDE) {
                 let is_diagonal = first_key == first;
                 let keys = if is_diagonal { queries } else { SIDE };
@@ -116,46 +126,52 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
                     products.scores(&at, k, q_turned, p);
                     products.scores(&at, v, dy_turned, ds);
                 }
-                gradient_of_scores(p, ds, keys, columns, is_diagonal, &log_sums, &dots);
+                gradient_of_scores(simd, p, ds, keys, columns, is_diagonal, &log_sums, &dots);
                 let tiles = [[&*q, &*q_turned], [&*dy, &*dy_turned]];
                 // SAFETY: as above.
                 unsafe { products.add_gradients(&at, [p, ds], k, tiles, [dk, dv], dq) };
             }
             // SAFETY: as above. The queries are not needed any more.
             let dq = unsafe { products.rows(width, dq, q) };
-            for (i, dq) in dq.chunks_exact(width).take(queries).enumerate() {
-                let token = first + i;
-                // SAFETY: the caller guarantees that nobody else uses the places of this pair.
-                let to = unsafe { d_qkv.place(row * spec.seq + token, column, head_dim) };
-                turn_back(&dq[..head_dim], operands.angles(token), scale, to);
-            }
+            // SAFETY: the caller guarantees that nobody else uses the places of this pair.
+            unsafe { put_turned_back(simd, d_qkv, operands, row, tokens, column, scale, dq) };
         }
         for token in len..spec.seq {
             // SAFETY: as above.
             unsafe { d_qkv.place(row * spec.seq + token, column, head_dim) }.fill(S::default());
         }
     }
-    for token in 0..spec.seq {
-        // SAFETY: as above; the two columns do not overlap.
-        let [to_k, to_v] = [k_column, v_column]
-            .map(|at| unsafe { d_qkv.place(row * spec.seq + token, at, head_dim) });
-        if token < len {
-            let from = token * width..token * width + head_dim;
-            turn_back(&dk[from.clone()], operands.angles(token), 1.0, to_k);
-            for (to, dv) in to_v.iter_mut().zip(&dv[from]) {
-                *to = S::store(*dv);
+    // SAFETY: as above; the two columns do not overlap.
+    unsafe {
+        put_turned_back(simd, d_qkv, operands, row, 0..len, k_column, 1.0, dk);
+        for (first, dv) in (0..len).step_by(SIDE).zip(dv.chunks_exact(SIDE * width)) {
+            let divisors = &[1.0; SIDE][..SIDE.min(len - first)];
+            put(simd, d_qkv, spec, row * spec.seq + first, v_column, dv, divisors);
+        }
+        for token in len..spec.seq {
+            for column in [k_column, v_column] {
+                d_qkv.place(row * spec.seq + token, column, head_dim).fill(S::default());
             }
-        } else {
-            to_k.fill(S::default());
-            to_v.fill(S::default());
         }
     }
 }
 
-/// Replaces scores by probabilities, `p = exp(p - log_sum)`, and `ds` by the gradient of the scores,
-/// `p (ds - product)`; both are zero above the diagonal, as far as products use them.
+multiversion! {
+    /// Replaces scores by probabilities, `p = exp(p - log_sum)`, and `ds` by the gradient of the scores,
+    /// `p (ds - product)`; both are zero above the diagonal, as far as products use them.
+    fn gradient_of_scores(
+        p: &mut [f32],
+        ds: &mut [f32],
+        keys: usize,
+        columns: usize,
+        is_diagonal: bool,
+        log_sums: &[f32; SIDE],
+        products: &[f32; SIDE],
+    ) = gradient_of_scores_body
+}
+
 #[inline(always)]
-fn gradient_of_scores(
+fn gradient_of_scores_body(
     p: &mut [f32],
     ds: &mut [f32],
     keys: usize,
@@ -177,6 +193,35 @@ fn gradient_of_scores(
             p[i] = exp(p[i] - log_sums[i]);
             ds[i] = p[i] * (ds[i] - products[i]);
         }
+    }
+}
+
+multiversion! {
+    /// The scalar products of the rows of a tile and what a matrix has for the same tokens from a column on.
+    fn dots_of_rows<S: Stored<Real = f32>>(
+        matrix: TokenMatrix<'_, S>,
+        operands: &Operands<'_, S>,
+        row: usize,
+        tokens: Range<usize>,
+        column: usize,
+        tile: &[f32],
+        dots: &mut [f32; SIDE],
+    ) = dots_of_rows_body
+}
+
+#[inline(always)]
+fn dots_of_rows_body<S: Stored<Real = f32>>(
+    matrix: TokenMatrix<'_, S>,
+    operands: &Operands<'_, S>,
+    row: usize,
+    tokens: Range<usize>,
+    column: usize,
+    tile: &[f32],
+    dots: &mut [f32; SIDE],
+) {
+    let spec = operands.spec;
+    for ((to, elems), token) in dots.iter_mut().zip(tile.chunks_exact(width(spec))).zip(tokens) {
+        *to = dot(&elems[..spec.head_dim], matrix.head(spec, row, token, column));
     }
 }
 

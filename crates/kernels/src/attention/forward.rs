@@ -8,13 +8,13 @@
 //! largest score grows (the online softmax). Scores are stored transposed, a row for each key, so that all these are
 //! computed lane by lane.
 
-use super::product::{Products, Square, Tokens, at_level};
-use super::tile::{Grid, Operands, SIDE, take, width};
+use super::product::{Products, Square, Tokens, ways_of};
+use super::tile::{Grid, Operands, SIDE, lanes, put, take, width};
 use crate::exp::exp;
-use crate::simd::Vector;
+use crate::simd::multiversion;
 use crate::stored::Stored;
 
-at_level! {
+ways_of! {
     /// Writes log_sums of the pair (heads of the group, seq) and its places of the output.
     ///
     /// # Safety
@@ -65,7 +65,7 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
         let column = (kv_head * spec.group() + n) * head_dim;
         for first in (0..len).step_by(SIDE) {
             let queries = SIDE.min(len - first);
-            let columns = queries.next_multiple_of(P::Registers::LANES);
+            let columns = queries.next_multiple_of(lanes(operands.simd));
             operands.pack_rotated(row, first..first + queries, column, scale, q);
             operands.prefetch_next(operands.qkv, row, kv_head * spec.group() + n, first);
             if n == 0 {
@@ -82,21 +82,20 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
                 let at = Square { first_key, keys, queries, columns, is_diagonal, head_dim, width };
                 // SAFETY: the caller guarantees the processor.
                 unsafe { products.scores(&at, k, q_turned, square) };
-                softmax.add(square, keys, columns, is_diagonal);
+                add_scores(operands.simd, &mut softmax, square, keys, columns, is_diagonal);
                 // SAFETY: as above.
                 unsafe { products.add_values(&at, square, v, &softmax.factors, sums) };
             }
             // SAFETY: as above. The queries are not needed any more.
             let sums = unsafe { products.rows(width, sums, q) };
-            for i in 0..queries {
-                let token = first + i;
-                // SAFETY: the caller guarantees that nobody else uses the places of this pair.
-                let to = unsafe { output.place(row * spec.seq + token, column, head_dim) };
-                let divisor = softmax.sums[i];
-                for (to, sum) in to.iter_mut().zip(&sums[i * width..]) {
-                    *to = S::store(sum / divisor);
-                }
-                log_sums[token] = softmax.largest[i] + divisor.ln();
+            let divisors = &softmax.sums[..queries];
+            // SAFETY: the caller guarantees that nobody else uses the places of this pair.
+            unsafe {
+                put(operands.simd, output, spec, row * spec.seq + first, column, sums, divisors)
+            };
+            let log_sums = log_sums[first..].iter_mut();
+            for ((to, most), divisor) in log_sums.zip(softmax.largest).zip(divisors) {
+                *to = most + divisor.ln();
             }
         }
         for token in len..spec.seq {
@@ -123,47 +122,63 @@ impl Softmax {
         let (largest, zeros) = ([f32::NEG_INFINITY; SIDE], [0.0; SIDE]);
         Self { largest, sums: zeros, factors: zeros }
     }
+}
 
+multiversion! {
     /// Replaces scores (keys, queries) by `exp(score - largest)`, and by zero above the diagonal. What lies further
     /// above the diagonal than a register is long is left alone.
-    #[inline(always)]
-    fn add(&mut self, square: &mut [f32], keys: usize, columns: usize, is_diagonal: bool) {
-        let columns = columns.min(SIDE);
-        let (rows, _) = square.as_chunks_mut::<SIDE>();
-        // Four rows at a time, which shortens the chain of additions. Rows behind the last key are above the diagonal.
-        let (fours, _) = rows[..keys.next_multiple_of(4)].as_chunks_mut::<4>();
-        if is_diagonal {
-            for (n, four) in fours.iter_mut().enumerate() {
-                for (j, row) in (4 * n..).zip(four) {
-                    row[start_of(n)..j].fill(f32::NEG_INFINITY);
-                }
+    fn add_scores(
+        softmax: &mut Softmax,
+        square: &mut [f32],
+        keys: usize,
+        columns: usize,
+        is_diagonal: bool,
+    ) = add_scores_body
+}
+
+#[inline(always)]
+fn add_scores_body(
+    softmax: &mut Softmax,
+    square: &mut [f32],
+    keys: usize,
+    columns: usize,
+    is_diagonal: bool,
+) {
+    let columns = columns.min(SIDE);
+    let (rows, _) = square.as_chunks_mut::<SIDE>();
+    // Four rows at a time, which shortens the chain of additions. Rows behind the last key are above the diagonal.
+    let (fours, _) = rows[..keys.next_multiple_of(4)].as_chunks_mut::<4>();
+    if is_diagonal {
+        for (n, four) in fours.iter_mut().enumerate() {
+            for (j, row) in (4 * n..).zip(four) {
+                row[start_of(n)..j].fill(f32::NEG_INFINITY);
             }
         }
-        let start = |n| if is_diagonal { start_of(n) } else { 0 };
-        let before = self.largest;
-        for (n, [a, b, c, d]) in fours.iter().enumerate() {
-            for i in start(n)..columns {
-                let most = larger(larger(a[i], b[i]), larger(c[i], d[i]));
-                self.largest[i] = larger(self.largest[i], most);
-            }
+    }
+    let start = |n| if is_diagonal { start_of(n) } else { 0 };
+    let before = softmax.largest;
+    for (n, [a, b, c, d]) in fours.iter().enumerate() {
+        for i in start(n)..columns {
+            let most = larger(larger(a[i], b[i]), larger(c[i], d[i]));
+            softmax.largest[i] = larger(softmax.largest[i], most);
         }
-        for ((factor, before), largest) in self.factors.iter_mut().zip(before).zip(self.largest) {
-            *factor = exp(before - largest);
+    }
+    for ((factor, before), largest) in softmax.factors.iter_mut().zip(before).zip(softmax.largest) {
+        *factor = exp(before - largest);
+    }
+    let mut sums = [0.0f32; SIDE];
+    for (n, [a, b, c, d]) in fours.iter_mut().enumerate() {
+        for i in start(n)..columns {
+            let largest = softmax.largest[i];
+            a[i] = exp(a[i] - largest);
+            b[i] = exp(b[i] - largest);
+            c[i] = exp(c[i] - largest);
+            d[i] = exp(d[i] - largest);
+            sums[i] += (a[i] + b[i]) + (c[i] + d[i]);
         }
-        let mut sums = [0.0f32; SIDE];
-        for (n, [a, b, c, d]) in fours.iter_mut().enumerate() {
-            for i in start(n)..columns {
-                let largest = self.largest[i];
-                a[i] = exp(a[i] - largest);
-                b[i] = exp(b[i] - largest);
-                c[i] = exp(c[i] - largest);
-                d[i] = exp(d[i] - largest);
-                sums[i] += (a[i] + b[i]) + (c[i] + d[i]);
-            }
-        }
-        for ((sum, factor), new) in self.sums.iter_mut().zip(self.factors).zip(sums) {
-            *sum = *sum * factor + new;
-        }
+    }
+    for ((sum, factor), new) in softmax.sums.iter_mut().zip(softmax.factors).zip(sums) {
+        *sum = *sum * factor + new;
     }
 }
 

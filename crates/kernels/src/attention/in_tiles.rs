@@ -13,7 +13,7 @@ use half::bf16;
 use paceline_numeric::bf16::round;
 
 use super::product::{Products, Square, Tokens};
-use super::tile::{Operands, SIDE, transpose};
+use super::tile::{Operands, SIDE, transpose_of};
 use crate::simd::Vector;
 use crate::stored::Stored;
 use crate::tiles::{self, BLOCK, Tiles, as_bf16, interleave, read_bf16};
@@ -103,8 +103,6 @@ impl Square {
 
 // SAFETY: everything is computed with tiles and with `V`.
 unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
-    type Registers = V;
-
     #[inline(always)]
     unsafe fn pack_keys<S: Stored<Real = f32>>(
         &mut self,
@@ -258,7 +256,7 @@ unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
         spare: &'a mut [f32],
     ) -> &'a [f32] {
         // SAFETY: the caller guarantees the processor.
-        unsafe { transpose::<V>([width, SIDE], sums, spare) };
+        unsafe { transpose_of::<V>([width, SIDE], sums, spare) };
         spare
     }
 }

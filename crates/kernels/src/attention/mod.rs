@@ -249,7 +249,7 @@ fn forward_pairs<S: Stored<Real = f32>>(
     space: &mut [f32],
 ) {
     let qkv = TokenMatrix::new(qkv, spec.qkv_shape());
-    let operands = Operands { spec, qkv, lengths, angles };
+    let operands = Operands { simd: ways.simd, spec, qkv, lengths, angles };
     let output = Grid::new(output, spec.output_shape());
     let group_len = spec.group() * spec.seq;
     let parts = batches(cpu, log_sums, group_len, spec.pairs()).into_iter();
@@ -352,7 +352,7 @@ fn backward_pairs<S: Stored<Real = f32>>(
     space: &mut [f32],
 ) {
     let qkv = TokenMatrix::new(qkv, spec.qkv_shape());
-    let operands = Operands { spec, qkv, lengths, angles };
+    let operands = Operands { simd: ways.simd, spec, qkv, lengths, angles };
     let results = Results {
         output: TokenMatrix::new(output, spec.output_shape()),
         log_sums,

@@ -6,10 +6,9 @@
 //! In registers, each element of a product is one sum in the order of the inner index, started at zero, which is then stored or
 //! added. So its bits do not depend on its place in a tile, nor on which other elements are computed.
 
-use std::marker::PhantomData;
-
-use super::tile::{Operands, SIDE, transpose};
-use crate::simd::Vector;
+use super::tile::{Operands, SIDE, at_level, lanes, transpose};
+use crate::SimdLevel;
+use crate::simd::{Vector, multiversion};
 use crate::stored::Stored;
 
 /// A square: queries of a tile and keys of a tile. Scores, and what is made of them, are stored transposed, (keys, queries).
@@ -45,9 +44,6 @@ pub(super) struct Tokens {
 /// All functions require the processor that an implementation is for, and tiles of 64 rows of `width` elements; in tiles, a width
 /// that is a multiple of 32.
 pub(super) unsafe trait Products {
-    /// The registers of what is computed between products.
-    type Registers: Vector;
-
     /// Writes the keys of all tokens, rotated, for scores, and also for [`Self::add_gradients`] if `for_gradients`. `spare` has the
     /// size of a tile.
     unsafe fn pack_keys<S: Stored<Real = f32>>(
@@ -99,27 +95,47 @@ pub(super) unsafe trait Products {
 
 /// The left operand of a product: row `r` and inner index `k` are at `r * row + k * step`.
 #[derive(Clone, Copy)]
-pub(super) struct Left<'a> {
-    pub(super) elems: &'a [f32],
-    pub(super) row: usize,
-    pub(super) step: usize,
+struct Left<'a> {
+    elems: &'a [f32],
+    row: usize,
+    step: usize,
 }
 
 /// The right operand of a product: inner index `k` and column `n` are at `k * row + n`.
 #[derive(Clone, Copy)]
-pub(super) struct Right<'a> {
-    pub(super) elems: &'a [f32],
-    pub(super) row: usize,
+struct Right<'a> {
+    elems: &'a [f32],
+    row: usize,
 }
 
-/// `c[r, n] (+)= sum over k < steps of a[r, k] * b[k, n]` for `R` rows and `columns` columns, a multiple of the lanes.
-/// The rows of `c` are `c_row` elements apart. At most `C` registers of a row are computed at a time.
-///
+/// The rows that [`product`] computes at a time: they divide a tile and the lanes. Rows times columns of registers are as many sums
+/// as additions that a processor has under way.
+const fn rows(lanes: usize) -> usize {
+    if lanes == 16 { 8 } else { 4 }
+}
+
+/// Columns of registers that are computed at a time, at most.
+const COLUMNS: usize = 2;
+
+at_level! {
+    /// `c[r, n] (+)= sum over k < steps of a[r, k] * b[k, n]` for as many rows as [`rows`] says and `columns` columns, a multiple of the
+    /// lanes. The rows of `c` are `c_row` elements apart.
+    fn product(
+        a: Left<'_>,
+        b: Right<'_>,
+        steps: usize,
+        columns: usize,
+        c: &mut [f32],
+        c_row: usize,
+        accumulate: bool,
+    ) = product_of
+}
+
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(super) unsafe fn product<V: Vector, const R: usize, const C: usize>(
+unsafe fn product_of<V: Vector>(
     a: Left<'_>,
     b: Right<'_>,
     steps: usize,
@@ -128,24 +144,26 @@ pub(super) unsafe fn product<V: Vector, const R: usize, const C: usize>(
     c_row: usize,
     accumulate: bool,
 ) {
+    let rows = rows(V::LANES);
     // The tiles below read and write through addresses. These checks bound all of them.
     let last = steps.saturating_sub(1);
-    assert!(steps == 0 || (R - 1) * a.row + last * a.step < a.elems.len());
+    assert!(steps == 0 || (rows - 1) * a.row + last * a.step < a.elems.len());
     assert!(steps == 0 || last * b.row + columns <= b.elems.len());
-    assert!((R - 1) * c_row + columns <= c.len());
+    assert!((rows - 1) * c_row + columns <= c.len());
     assert!(columns.is_multiple_of(V::LANES));
     let (mut n, end) = (0, columns);
     while n < end {
-        let registers = ((end - n) / V::LANES).min(C);
+        let registers = ((end - n) / V::LANES).min(COLUMNS);
         // SAFETY: `registers` registers from column `n` on are within the columns that were checked; the caller
         // guarantees the processor.
         unsafe {
             let (b_at, c_at) = (b.elems.as_ptr().add(n), c.as_mut_ptr().add(n));
             let place = (a, b_at, b.row, steps, c_at, c_row, accumulate);
-            match registers {
-                1 => registers_of::<V, R, 1>(place),
-                2 if C > 2 => registers_of::<V, R, 2>(place),
-                _ => registers_of::<V, R, C>(place),
+            match (rows, registers) {
+                (8, 1) => registers_of::<V, 8, 1>(place),
+                (8, _) => registers_of::<V, 8, COLUMNS>(place),
+                (_, 1) => registers_of::<V, 4, 1>(place),
+                (_, _) => registers_of::<V, 4, COLUMNS>(place),
             }
         }
         n += registers * V::LANES;
@@ -191,13 +209,11 @@ unsafe fn registers_of<V: Vector, const R: usize, const C: usize>(place: TileOpe
     }
 }
 
-/// Products in registers of f32: `R` rows of `C` registers at a time.
-pub(super) struct InRegisters<V, const R: usize, const C: usize>(pub(super) PhantomData<V>);
+/// Products in registers of f32.
+pub(super) struct InRegisters(pub(super) SimdLevel);
 
-// SAFETY: everything is computed with `V`.
-unsafe impl<V: Vector, const R: usize, const C: usize> Products for InRegisters<V, R, C> {
-    type Registers = V;
-
+// SAFETY: nothing is required but what the functions check themselves.
+unsafe impl Products for InRegisters {
     #[inline(always)]
     unsafe fn pack_keys<S: Stored<Real = f32>>(
         &mut self,
@@ -222,19 +238,18 @@ unsafe impl<V: Vector, const R: usize, const C: usize> Products for InRegisters<
     }
     #[inline(always)]
     unsafe fn turn(&mut self, width: usize, _: bool, tile: &[f32], to: &mut [f32]) {
-        // SAFETY: the caller guarantees the processor.
-        unsafe { transpose::<V>([SIDE, width], tile, to) }
+        transpose(self.0, [SIDE, width], tile, to);
     }
     #[inline(always)]
     unsafe fn scores(&mut self, at: &Square, keys: &[f32], queries: &[f32], to: &mut [f32]) {
         let keys = &keys[at.first_key * at.width..];
-        for j in (0..at.keys).step_by(R) {
-            let from = if at.is_diagonal { j / V::LANES * V::LANES } else { 0 };
+        let lanes = lanes(self.0);
+        for j in (0..at.keys).step_by(rows(lanes)) {
+            let from = if at.is_diagonal { j / lanes * lanes } else { 0 };
             let a = Left { elems: &keys[j * at.width..], row: at.width, step: 1 };
             let b = Right { elems: &queries[from..], row: SIDE };
             let to = &mut to[j * SIDE + from..];
-            // SAFETY: the caller guarantees the processor.
-            unsafe { product::<V, R, C>(a, b, at.head_dim, at.columns - from, to, SIDE, false) };
+            product(self.0, a, b, at.head_dim, at.columns - from, to, SIDE, false);
         }
     }
     #[inline(always)]
@@ -247,12 +262,9 @@ unsafe impl<V: Vector, const R: usize, const C: usize> Products for InRegisters<
         sums: &mut [f32],
     ) {
         if at.first_key > 0 {
-            for (sums, factor) in sums.chunks_exact_mut(at.width).zip(factors) {
-                sums.iter_mut().for_each(|sum| *sum *= factor);
-            }
+            scale_rows(self.0, sums, at.width, factors);
         }
-        // SAFETY: the caller guarantees the processor.
-        unsafe { self.add_for_queries(at, square, values, sums) }
+        self.add_for_queries(at, square, values, sums);
     }
     #[inline(always)]
     unsafe fn add_gradients(
@@ -265,7 +277,7 @@ unsafe impl<V: Vector, const R: usize, const C: usize> Products for InRegisters<
         dq: &mut [f32],
     ) {
         let width = at.width;
-        for j in (0..at.keys).step_by(R) {
+        for j in (0..at.keys).step_by(rows(lanes(self.0))) {
             // Queries before the key do not attend to it.
             let start = if at.is_diagonal { j } else { 0 };
             let to = (at.first_key + j) * width;
@@ -273,12 +285,10 @@ unsafe impl<V: Vector, const R: usize, const C: usize> Products for InRegisters<
             for (a, b, to) in [of_values, (&*ds, q, &mut d_keys[to..])] {
                 let a = Left { elems: &a[j * SIDE + start..], row: SIDE, step: 1 };
                 let b = Right { elems: &b[start * width..], row: width };
-                // SAFETY: the caller guarantees the processor.
-                unsafe { product::<V, R, C>(a, b, at.queries - start, width, to, width, true) };
+                product(self.0, a, b, at.queries - start, width, to, width, true);
             }
         }
-        // SAFETY: the caller guarantees the processor.
-        unsafe { self.add_for_queries(at, ds, keys, dq) }
+        self.add_for_queries(at, ds, keys, dq);
     }
     #[inline(always)]
     unsafe fn rows<'a>(&mut self, _: usize, sums: &'a [f32], _: &'a mut [f32]) -> &'a [f32] {
@@ -286,32 +296,34 @@ unsafe impl<V: Vector, const R: usize, const C: usize> Products for InRegisters<
     }
 }
 
-impl<V: Vector, const R: usize, const C: usize> InRegisters<V, R, C> {
+multiversion! {
+    /// Multiplies each row by its factor.
+    fn scale_rows(rows: &mut [f32], width: usize, factors: &[f32; SIDE]) = scale_rows_body
+}
+
+#[inline(always)]
+fn scale_rows_body(rows: &mut [f32], width: usize, factors: &[f32; SIDE]) {
+    for (row, factor) in rows.chunks_exact_mut(width).zip(factors) {
+        row.iter_mut().for_each(|x| *x *= factor);
+    }
+}
+
+impl InRegisters {
     /// `sums[i] (+)= sum over j of square[j, i] rows[j]`, the sums being zero before the first key.
-    ///
-    /// # Safety
-    ///
-    /// The processor has the instructions of `V`.
-    #[inline(always)]
-    unsafe fn add_for_queries(&self, at: &Square, square: &[f32], rows: &[f32], sums: &mut [f32]) {
-        let (width, is_later) = (at.width, at.first_key > 0);
-        for i in (0..at.queries).step_by(R) {
-            let steps = if at.is_diagonal { at.keys.min(i + R) } else { at.keys };
+    fn add_for_queries(&self, at: &Square, square: &[f32], values: &[f32], sums: &mut [f32]) {
+        let (width, is_later, rows) = (at.width, at.first_key > 0, rows(lanes(self.0)));
+        for i in (0..at.queries).step_by(rows) {
+            let steps = if at.is_diagonal { at.keys.min(i + rows) } else { at.keys };
             let a = Left { elems: &square[i..], row: 1, step: SIDE };
-            let b = Right { elems: &rows[at.first_key * width..], row: width };
-            // SAFETY: the caller guarantees the processor.
-            unsafe {
-                product::<V, R, C>(a, b, steps, width, &mut sums[i * width..], width, is_later)
-            };
+            let b = Right { elems: &values[at.first_key * width..], row: width };
+            product(self.0, a, b, steps, width, &mut sums[i * width..], width, is_later);
         }
     }
 }
 
-/// Compiles a function of [`Products`] and of the stored type, once for each level, and makes a function that chooses between
-/// them, and one that also chooses tiles: `at_level!(fn name, in_tiles<S>(a: A, ...) = body)`.
-///
-/// The rows divide a tile and the lanes. Rows times columns are as many sums as additions that a processor has under way.
-macro_rules! at_level {
+/// Makes a function of the stored type from one of [`Products`], and one that chooses tiles where there are some:
+/// `ways_of!(fn name, in_tiles<S>(a: A, ...) = body)`.
+macro_rules! ways_of {
     ($(#[$doc:meta])* fn $name:ident, $in_tiles:ident<$stored:ident>($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
         $(#[$doc])*
         #[allow(clippy::too_many_arguments)]
@@ -319,37 +331,9 @@ macro_rules! at_level {
             ways: $crate::tiles::Ways,
             $($arg: $ty),*
         ) {
-            use $crate::attention::product::InRegisters;
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-            #[allow(clippy::too_many_arguments)]
-            unsafe fn avx512<$stored: $crate::stored::Stored<Real = f32>>($($arg: $ty),*) {
-                let products = InRegisters::<$crate::simd::Avx512, 8, 2>(std::marker::PhantomData);
-                // SAFETY: as required of the caller, and this function has the instructions.
-                unsafe { $body::<_, $stored>(products, $($arg),*) }
-            }
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma")]
-            #[allow(clippy::too_many_arguments)]
-            unsafe fn avx2<$stored: $crate::stored::Stored<Real = f32>>($($arg: $ty),*) {
-                let products = InRegisters::<$crate::simd::Avx2, 4, 2>(std::marker::PhantomData);
-                // SAFETY: as above.
-                unsafe { $body::<_, $stored>(products, $($arg),*) }
-            }
-            // SAFETY: a level is only ever chosen from `SimdLevel::available`; the rest is required of the caller.
-            unsafe {
-                match ways.simd {
-                    #[cfg(target_arch = "x86_64")]
-                    $crate::SimdLevel::Avx512 => avx512($($arg),*),
-                    #[cfg(target_arch = "x86_64")]
-                    $crate::SimdLevel::Avx2 => avx2($($arg),*),
-                    _ => {
-                        let products =
-                            InRegisters::<$crate::simd::Portable, 4, 2>(std::marker::PhantomData);
-                        $body::<_, $stored>(products, $($arg),*)
-                    }
-                }
-            }
+            let products = $crate::attention::product::InRegisters(ways.simd);
+            // SAFETY: as required of the caller.
+            unsafe { $body::<_, $stored>(products, $($arg),*) }
         }
 
         $(#[$doc])*
@@ -387,4 +371,4 @@ macro_rules! at_level {
         }
     };
 }
-pub(super) use at_level;
+pub(super) use ways_of;

@@ -10,8 +10,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::AttentionSpec;
-use crate::rotary::turn;
-use crate::simd::{Vector, prefetch};
+use crate::SimdLevel;
+use crate::rotary::{turn, turn_back};
+use crate::simd::{Vector, multiversion, prefetch};
 use crate::stored::Stored;
 
 /// The number of queries, and of keys, of a tile.
@@ -19,6 +20,15 @@ pub(super) const SIDE: usize = 64;
 
 /// The most lanes of a register.
 const MOST_LANES: usize = 16;
+
+/// The lanes of a register.
+pub(super) fn lanes(level: SimdLevel) -> usize {
+    match level {
+        SimdLevel::Avx512 => 16,
+        SimdLevel::Avx2 => 8,
+        SimdLevel::Portable => 4,
+    }
+}
 
 /// Elements of a row of a tile.
 pub(super) fn width(spec: &AttentionSpec) -> usize {
@@ -41,6 +51,7 @@ pub(super) fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32]
 /// What all threads read.
 #[derive(Clone, Copy)]
 pub(super) struct Operands<'a, S> {
+    pub(super) simd: SimdLevel,
     pub(super) spec: &'a AttentionSpec,
     pub(super) qkv: TokenMatrix<'a, S>,
     pub(super) lengths: &'a [i64],
@@ -84,7 +95,6 @@ impl<'a, S: Stored<Real = f32>> Operands<'a, S> {
 
     /// Copies the elements of tokens from `column` on into the rows of `to`, rotated and times `factor`. The rows behind
     /// the tokens are zero.
-    #[inline(always)]
     pub(super) fn pack_rotated(
         &self,
         row: usize,
@@ -93,22 +103,44 @@ impl<'a, S: Stored<Real = f32>> Operands<'a, S> {
         factor: f32,
         to: &mut [f32],
     ) {
-        let (head_dim, width) = (self.spec.head_dim, width(self.spec));
-        let (rows, rest) = to.split_at_mut(tokens.len() * width);
-        // A loop and no closure, which would be compiled without vector instructions if it were not inlined.
-        for (token, to) in tokens.zip(rows.chunks_exact_mut(width)) {
-            let from = self.qkv.head(self.spec, row, token, column);
-            turn(from, self.angles(token), factor, &mut to[..head_dim]);
-            to[head_dim..].fill(0.0);
-        }
-        rest.fill(0.0);
+        pack_rotated(self.simd, self, row, tokens, column, factor, to);
     }
 
     /// Copies the elements of tokens from `column` on into the rows of `to`. The rows behind the tokens are zero.
-    #[inline(always)]
     pub(super) fn pack(&self, row: usize, tokens: Range<usize>, column: usize, to: &mut [f32]) {
-        self.qkv.pack(self.spec, row, tokens, column, to);
+        pack(self.simd, self.qkv, self.spec, row, tokens, column, to);
     }
+}
+
+multiversion! {
+    fn pack_rotated<S: Stored<Real = f32>>(
+        operands: &Operands<'_, S>,
+        row: usize,
+        tokens: Range<usize>,
+        column: usize,
+        factor: f32,
+        to: &mut [f32],
+    ) = pack_rotated_body
+}
+
+#[inline(always)]
+fn pack_rotated_body<S: Stored<Real = f32>>(
+    operands: &Operands<'_, S>,
+    row: usize,
+    tokens: Range<usize>,
+    column: usize,
+    factor: f32,
+    to: &mut [f32],
+) {
+    let (head_dim, width) = (operands.spec.head_dim, width(operands.spec));
+    let (rows, rest) = to.split_at_mut(tokens.len() * width);
+    // A loop and no closure, which would be compiled without vector instructions if it were not inlined.
+    for (token, to) in tokens.zip(rows.chunks_exact_mut(width)) {
+        let from = operands.qkv.head(operands.spec, row, token, column);
+        turn(from, operands.angles(token), factor, &mut to[..head_dim]);
+        to[head_dim..].fill(0.0);
+    }
+    rest.fill(0.0);
 }
 
 /// A row-major matrix with a row for each token of the batch.
@@ -149,37 +181,87 @@ impl<'a, S: Stored<Real = f32>> TokenMatrix<'a, S> {
             }
         }
     }
+}
 
+multiversion! {
     /// Copies the elements of tokens from `column` on into the rows of `to`. The rows behind the tokens are zero.
-    #[inline(always)]
-    pub(super) fn pack(
-        &self,
+    pub(super) fn pack<S: Stored<Real = f32>>(
+        from: TokenMatrix<'_, S>,
         spec: &AttentionSpec,
         row: usize,
         tokens: Range<usize>,
         column: usize,
         to: &mut [f32],
-    ) {
-        let width = width(spec);
-        let (rows, rest) = to.split_at_mut(tokens.len() * width);
-        for (token, to) in tokens.zip(rows.chunks_exact_mut(width)) {
-            let (elems, behind) = to.split_at_mut(spec.head_dim);
-            for (to, x) in elems.iter_mut().zip(self.head(spec, row, token, column)) {
-                *to = x.load();
-            }
-            behind.fill(0.0);
-        }
-        rest.fill(0.0);
-    }
+    ) = pack_body
 }
 
-/// Writes the transpose of `from` (rows, columns) to `to` (columns, rows). Both sizes are multiples of the lanes.
-///
+#[inline(always)]
+fn pack_body<S: Stored<Real = f32>>(
+    from: TokenMatrix<'_, S>,
+    spec: &AttentionSpec,
+    row: usize,
+    tokens: Range<usize>,
+    column: usize,
+    to: &mut [f32],
+) {
+    let width = width(spec);
+    let (rows, rest) = to.split_at_mut(tokens.len() * width);
+    for (token, to) in tokens.zip(rows.chunks_exact_mut(width)) {
+        let (elems, behind) = to.split_at_mut(spec.head_dim);
+        for (to, x) in elems.iter_mut().zip(from.head(spec, row, token, column)) {
+            *to = x.load();
+        }
+        behind.fill(0.0);
+    }
+    rest.fill(0.0);
+}
+
+/// Compiles a function of registers once for each level, and makes a function that chooses between them:
+/// `at_level!(fn name(a: A, ...) = body)`.
+macro_rules! at_level {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
+        $(#[$doc])*
+        #[allow(clippy::too_many_arguments)]
+        $vis fn $name(level: $crate::SimdLevel, $($arg: $ty),*) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+            #[allow(clippy::too_many_arguments)]
+            fn avx512($($arg: $ty),*) {
+                // SAFETY: this function has the instructions.
+                unsafe { $body::<$crate::simd::Avx512>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            #[allow(clippy::too_many_arguments)]
+            fn avx2($($arg: $ty),*) {
+                // SAFETY: this function has the instructions.
+                unsafe { $body::<$crate::simd::Avx2>($($arg),*) }
+            }
+            // SAFETY: a level is only ever chosen from `SimdLevel::available`, and every processor has what is portable.
+            unsafe {
+                match level {
+                    #[cfg(target_arch = "x86_64")]
+                    $crate::SimdLevel::Avx512 => avx512($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    $crate::SimdLevel::Avx2 => avx2($($arg),*),
+                    _ => $body::<$crate::simd::Portable>($($arg),*),
+                }
+            }
+        }
+    };
+}
+pub(super) use at_level;
+
+at_level! {
+    /// Writes the transpose of `from` (rows, columns) to `to` (columns, rows). Both sizes are multiples of the lanes.
+    pub(super) fn transpose(size: [usize; 2], from: &[f32], to: &mut [f32]) = transpose_of
+}
+
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(super) unsafe fn transpose<V: Vector>(
+pub(super) unsafe fn transpose_of<V: Vector>(
     [rows, columns]: [usize; 2],
     from: &[f32],
     to: &mut [f32],
@@ -237,5 +319,74 @@ impl<'a, S: Stored> Grid<'a, S> {
         assert!(row < self.rows && len <= self.columns && column <= self.columns - len);
         // SAFETY: the elements are within the borrowed matrix, and the caller guarantees that there is no other slice.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.columns + column), len) }
+    }
+}
+
+multiversion! {
+    /// Writes rows of a tile to their places, from a row and a column on, each divided by its divisor.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else uses these places.
+    pub(super) unsafe fn put<S: Stored<Real = f32>>(
+        to: &Grid<'_, S>,
+        spec: &AttentionSpec,
+        first: usize,
+        column: usize,
+        rows: &[f32],
+        divisors: &[f32],
+    ) = put_body
+}
+
+#[inline(always)]
+unsafe fn put_body<S: Stored<Real = f32>>(
+    to: &Grid<'_, S>,
+    spec: &AttentionSpec,
+    first: usize,
+    column: usize,
+    rows: &[f32],
+    divisors: &[f32],
+) {
+    for ((row, from), divisor) in (first..).zip(rows.chunks_exact(width(spec))).zip(divisors) {
+        // SAFETY: required of the caller.
+        let to = unsafe { to.place(row, column, spec.head_dim) };
+        for (to, x) in to.iter_mut().zip(from) {
+            *to = S::store(x / divisor);
+        }
+    }
+}
+
+multiversion! {
+    /// Writes the gradients of tokens of a row of the batch, rotated back and times `factor`, to their places from a column on.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else uses these places.
+    pub(super) unsafe fn put_turned_back<S: Stored<Real = f32>>(
+        to: &Grid<'_, S>,
+        operands: &Operands<'_, S>,
+        row: usize,
+        tokens: Range<usize>,
+        column: usize,
+        factor: f32,
+        rows: &[f32],
+    ) = put_turned_back_body
+}
+
+#[inline(always)]
+unsafe fn put_turned_back_body<S: Stored<Real = f32>>(
+    to: &Grid<'_, S>,
+    operands: &Operands<'_, S>,
+    row: usize,
+    tokens: Range<usize>,
+    column: usize,
+    factor: f32,
+    rows: &[f32],
+) {
+    let AttentionSpec { seq, head_dim, .. } = *operands.spec;
+    for (token, from) in tokens.zip(rows.chunks_exact(width(operands.spec))) {
+        // SAFETY: required of the caller.
+        let to = unsafe { to.place(row * seq + token, column, head_dim) };
+        turn_back(&from[..head_dim], operands.angles(token), factor, to);
     }
 }
