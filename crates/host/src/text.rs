@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn a_clock_that_is_far_off_is_no_reason_to_end() {
         let after = |secs| UNIX_EPOCH + std::time::Duration::from_secs(secs);
-        // The year 30000.
+        // Beyond the year 262,142, with which calendars of the library end.
         assert_eq!(date(after(8_845_413_408_000), "%Y"), "8845413408000s");
         assert_eq!(date(after(1_700_000_000), "%Y"), "2023");
     }

@@ -302,7 +302,7 @@ pub(crate) fn prefetch<T>(from: *const T, len: usize) {
 /// instructions on its loops: `multiversion!(fn name(level, a: A, b: B) = body)` makes `name` from
 /// an `#[inline(always)]` function `body(a, b)`. Plain code gives the same bits at every level,
 /// because the compiler neither reorders floating-point operations nor fuses them. Both functions may be generic over types:
-/// `multiversion!(fn name<T: Bound>(level, a: &[T]) = body)`; and both may be unsafe.
+/// `multiversion!(fn name<T: Bound>(level, a: &[T]) = body)`; and both may be unsafe, but not the body alone.
 macro_rules! multiversion {
     ($(#[$doc:meta])* $vis:vis fn $($rest:tt)+) => {
         $crate::simd::multiversion! { @ [$(#[$doc])*] [$vis] [] $($rest)+ }
@@ -317,31 +317,30 @@ macro_rules! multiversion {
     ) => {
         $($doc)*
         #[allow(clippy::too_many_arguments)]
-        #[allow(unused_unsafe, reason = "the body may be safe")]
         $vis $($safety)? fn $name $(<$($T: $bound),+>)? (level: $crate::SimdLevel, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
             #[allow(clippy::too_many_arguments)]
             $($safety)? fn avx512 $(<$($T: $bound),+>)? ($($arg: $ty),*) {
-                // SAFETY: what the body requires is required of the caller.
-                unsafe { $body $(::<$($T),+>)? ($($arg),*) }
+                // SAFETY: what an unsafe body requires is required of the caller.
+                $($safety)? { $body $(::<$($T),+>)? ($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             #[allow(clippy::too_many_arguments)]
             $($safety)? fn avx2 $(<$($T: $bound),+>)? ($($arg: $ty),*) {
                 // SAFETY: as above.
-                unsafe { $body $(::<$($T),+>)? ($($arg),*) }
+                $($safety)? { $body $(::<$($T),+>)? ($($arg),*) }
             }
-            // SAFETY: a level is only ever chosen from `SimdLevel::available`. The rest is as above.
-            unsafe {
-                match level {
-                    #[cfg(target_arch = "x86_64")]
-                    $crate::SimdLevel::Avx512 => avx512 $(::<$($T),+>)? ($($arg),*),
-                    #[cfg(target_arch = "x86_64")]
-                    $crate::SimdLevel::Avx2 => avx2 $(::<$($T),+>)? ($($arg),*),
-                    _ => $body $(::<$($T),+>)? ($($arg),*),
-                }
+            match level {
+                // SAFETY: a level is only ever chosen from `SimdLevel::available`. The rest is as above.
+                #[cfg(target_arch = "x86_64")]
+                $crate::SimdLevel::Avx512 => unsafe { avx512 $(::<$($T),+>)? ($($arg),*) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                $crate::SimdLevel::Avx2 => unsafe { avx2 $(::<$($T),+>)? ($($arg),*) },
+                // SAFETY: as above.
+                _ => $($safety)? { $body $(::<$($T),+>)? ($($arg),*) },
             }
         }
     };

@@ -57,12 +57,14 @@ fn cuModuleLoadData(module: Out<usize>, image: Text) {
     check_target(&mut driver, &text)?;
     let parsed = match driver.parsed.get(&text) {
         Some(parsed) => parsed.clone(),
-        None => match parse(&text) {
-            Ok(parsed) => Arc::new(parsed),
-            Err(error) => return Err(driver.refuse(Status::INVALID_PTX, error.to_string())),
-        },
+        None => {
+            let parsed = parse(&text).map(Arc::new);
+            let parsed =
+                parsed.map_err(|error| driver.refuse(Status::INVALID_PTX, error.to_string()))?;
+            driver.parsed.insert(text, parsed.clone());
+            parsed
+        }
     };
-    driver.parsed.insert(text, parsed.clone());
     let memory = &mut driver.cards[card].memory;
     let mut variables = Vec::new();
     for variable in &parsed.variables {
