@@ -71,6 +71,11 @@ impl<C: ?Sized> Registry<C> {
         added.iter().any(|(known, _)| *known == of_type)
     }
 
+    /// How many choices there are.
+    pub fn num_choices(&self) -> usize {
+        self.built_in.len() + self.added().len()
+    }
+
     /// All choices, in the order of the help.
     pub fn all(&self) -> Vec<&'static C> {
         self.built_in.iter().copied().chain(self.added()).collect()

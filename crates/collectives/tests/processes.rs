@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use children::{Children, HANGS, end_with_parent};
+use half::bf16;
 use paceline_collectives::{CollectiveError, Group, GroupOptions, Placement, Rendezvous};
 use tempfile::TempDir;
 
@@ -113,7 +114,14 @@ fn rank_process() {
     match scenario.as_str() {
         "operations" => {
             let group = group.unwrap();
-            common::every_type(&group);
+            if world <= 3 {
+                common::every_type(&group);
+            } else {
+                // Elements of each size, and of each way to round. Threads try all types at these numbers of ranks.
+                common::every_operation::<f64>(&group);
+                common::every_operation::<bf16>(&group);
+                common::every_operation::<u8>(&group);
+            }
             common::objects(&group);
             common::operations_keep_their_order(&group);
             common::groups_divide(&group);

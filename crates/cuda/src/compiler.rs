@@ -1,8 +1,8 @@
 //! From a source to code for a card, by the vendor's run-time compiler (NVRTC). What was compiled is kept on disk.
 //!
-//! Input: a source and a target. Output: machine code, or text for a card that is emulated. A file of the cache begins with
-//! the digest of what follows and has the digest of source, target and compiler as its name, so neither an older compiler's
-//! nor a broken file is used. The folder belongs to the user alone.
+//! Input: a source and a target. Output: machine code, or text for a card that is emulated, or what the kernels need of a
+//! card. A file of the cache begins with the digest of what follows and has the digest of source, target, options and compiler
+//! as its name, so neither an older compiler's nor a broken file is used. The folder belongs to the user alone.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs::{self, DirBuilder};
@@ -72,22 +72,34 @@ pub fn version() -> Result<(i32, i32)> {
 
 /// The code of a source, from the cache or compiled now.
 pub fn compile(source: &Source, target: Target) -> Result<Vec<u8>> {
+    made(source, target, &[], |code, _| code)
+}
+
+/// What `wanted` takes of the code and of what the compiler says of it, from the cache or made now.
+fn made(
+    source: &Source,
+    target: Target,
+    more_options: &[&str],
+    wanted: impl FnOnce(Vec<u8>, String) -> Vec<u8>,
+) -> Result<Vec<u8>> {
     let (major, minor) = version()?;
     let text = [source.preludes.concat().as_str(), source.text].concat();
+    let options = [&OPTIONS, more_options].concat();
     let mut digest = Sha256::new();
-    digest.update(format!("{major}.{minor} {} {OPTIONS:?}\n", target.option()));
+    digest.update(format!("{major}.{minor} {} {options:?}\n", target.option()));
     digest.update(&text);
     let name = hex(&digest.finalize());
     let folder = cache_folder();
-    if let Some(code) = folder.as_ref().and_then(|folder| kept(&folder.join(&name))) {
-        return Ok(code);
+    if let Some(made) = folder.as_ref().and_then(|folder| kept(&folder.join(&name))) {
+        return Ok(made);
     }
-    let (code, _) = compile_now(source.file, &text, target, &[])?;
+    let (code, log) = compile_now(source.file, &text, target, &options)?;
+    let made = wanted(code, log);
     if let Some(folder) = folder {
         // Without a cache the next run compiles again, which takes a moment and is no error.
-        let _ = keep(&folder, &name, &code);
+        let _ = keep(&folder, &name, &made);
     }
-    Ok(code)
+    Ok(made)
 }
 
 /// No contraction of a product and a sum into one rounding, unless the source says so: kernels have the processor's bits.
@@ -109,9 +121,9 @@ pub struct Resources {
 
 /// What the kernels of a source need as machine code of an architecture, such as 90. No card is needed for that.
 pub fn resources(source: &Source, architecture: u32) -> Result<Vec<Resources>> {
-    let text = [source.preludes.concat().as_str(), source.text].concat();
     let target = Target::Code(architecture);
-    let (_, log) = compile_now(source.file, &text, target, &["--ptxas-options=-v"])?;
+    let log = made(source, target, &["--ptxas-options=-v"], |_, log| log.into_bytes())?;
+    let log = String::from_utf8_lossy(&log);
     let mut all: Vec<Resources> = Vec::new();
     for line in log.lines() {
         // The number before a word.
@@ -138,14 +150,14 @@ fn compile_now(
     file: &'static str,
     text: &str,
     target: Target,
-    more_options: &[&str],
+    options: &[&str],
 ) -> Result<(Vec<u8>, String)> {
     let compiler = Compiler::get()?;
     let broken = |log: &str| CudaError::Compile { file, log: log.to_owned() };
     let text = CString::new(text).map_err(|_| broken("it holds a zero byte"))?;
     let name = CString::new(file).unwrap_or_default();
     let target_option = target.option();
-    let options = OPTIONS.iter().chain(more_options).copied().chain([target_option.as_str()]);
+    let options = options.iter().copied().chain([target_option.as_str()]);
     let options: Vec<CString> = options.filter_map(|option| CString::new(option).ok()).collect();
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
     let mut program = std::ptr::null_mut();
@@ -222,16 +234,17 @@ fn cache_folder() -> Option<PathBuf> {
 /// The most that a file of the cache may have.
 const MOST_BYTES: u64 = 64 << 20;
 
+/// What is kept in a file, if that is whole.
 fn kept(path: &Path) -> Option<Vec<u8>> {
     let bytes = paceline_files::read(path, MOST_BYTES).ok()?;
-    let (digest, code) = bytes.split_at_checked(32)?;
-    (Sha256::digest(code).as_slice() == digest).then(|| code.to_vec())
+    let (digest, made) = bytes.split_at_checked(32)?;
+    (Sha256::digest(made).as_slice() == digest).then(|| made.to_vec())
 }
 
-fn keep(folder: &Path, name: &str, code: &[u8]) -> std::io::Result<()> {
+fn keep(folder: &Path, name: &str, made: &[u8]) -> std::io::Result<()> {
     let part = folder.join(format!("{name}.{}", std::process::id()));
     let mut file = paceline_files::create(&part)?;
-    let written = file.write_all(&Sha256::digest(code)).and_then(|()| file.write_all(code));
+    let written = file.write_all(&Sha256::digest(made)).and_then(|()| file.write_all(made));
     written.and_then(|()| fs::rename(&part, folder.join(name))).inspect_err(|_| {
         let _ = fs::remove_file(&part);
     })

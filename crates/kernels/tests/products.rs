@@ -240,8 +240,12 @@ fn every_orientation_type_and_size() {
 
 /// The product in the type of the numbers, with bias and ReLU, and added to old numbers: each near the exact one, where `unit` is
 /// half the distance from 1 to the next number. A product and its addition are two roundings where there is no fused form.
-fn is_near<S>(compute: &Compute, case: &Case, from: fn(f32) -> S, to: fn(S) -> f64, unit: f64)
-where
+fn is_near<S>(
+    compute: &Compute,
+    (case, exact): (&Case, &[(f64, f64)]),
+    (from, to): (fn(f32) -> S, fn(S) -> f64),
+    unit: f64,
+) where
     S: Multiply<Real = S> + Copy,
 {
     let what = format!("{}: {:?} {:?}", name(compute), (case.m, case.n, case.k), case.transposed);
@@ -257,7 +261,7 @@ where
     let c = Destination::strided(&mut added[..], m, n, stride);
     product::<S>(compute, (m, n, k), a, b, c, true);
     let rounding = (2 * k + 3) as f64 * unit;
-    for (at, (exact, size)) in case.exact(f64::from).into_iter().enumerate() {
+    for (at, (exact, size)) in exact.iter().copied().enumerate() {
         let (j, at) = (at % n, at / n * stride + at % n);
         let near = |got: S, want: f64, other: f64| {
             let error = rounding / (1.0 - rounding) * (size + other.abs());
@@ -278,9 +282,12 @@ fn products_of_single_and_double_precision() {
     for sizes @ (_, _, k) in SIZES {
         for (at, transposed) in ORIENTATIONS.into_iter().enumerate() {
             let case = Case::new(sizes, transposed, (at + k) % 3);
+            let exact = case.exact(f64::from);
+            let known = (&case, &exact[..]);
             for compute in &computes {
-                is_near::<f32>(compute, &case, |x| x, f64::from, f64::from(f32::EPSILON) / 2.0);
-                is_near::<f64>(compute, &case, f64::from, |x| x, f64::EPSILON / 2.0);
+                let unit = f64::from(f32::EPSILON) / 2.0;
+                is_near::<f32>(compute, known, (|x| x, f64::from), unit);
+                is_near::<f64>(compute, known, (f64::from, |x| x), f64::EPSILON / 2.0);
             }
         }
     }
@@ -288,61 +295,66 @@ fn products_of_single_and_double_precision() {
 
 #[test]
 fn a_row_has_the_same_bits_whatever_the_others_are() {
-    // Several blocks of each. With three threads, a part has too few columns for panels to be packed one by one.
-    let (m, n, k) = (350, 1100, 768);
-    for transposed in ORIENTATIONS {
-        let case = Case::new((m, n, k), transposed, 0);
-        let sets = [1, 3].map(instruction_sets);
-        for (one, three) in sets[0].iter().zip(&sets[1]) {
-            let whole = |compute: &Compute| {
-                let mut c = vec![0.0; m * n];
-                case.product(compute, (F32, Bf16), Destination::new(&mut c[..], m, n), false);
-                c
-            };
-            let first = whole(one);
-            assert_eq!(first, whole(one), "{}: called again", name(one));
-            assert_eq!(first, whole(three), "{}: with one thread", name(three));
-            let single = case.single(one);
-            assert_eq!(single, case.single(three), "{}: f32 with one thread", name(three));
-            let mut rounded = vec![bf16::ZERO; m * n];
-            case.product(one, (F32, Bf16), Destination::new(&mut rounded[..], m, n), false);
-            assert_eq!(rounded, halves(&first), "{}: rounded once", name(one));
-            // Rows and columns of the whole, computed alone.
-            for (rows, columns) in
-                [(0..1, 0..n), (3..17, 1..2), (40..97, 7..150), (96..97, 149..150)]
-            {
-                let mut part = Case::new((rows.len(), columns.len(), k), transposed, 0);
-                for i in rows.clone() {
-                    for p in 0..k {
-                        let (from, to) = match transposed.0 {
-                            true => (p * m + i, p * rows.len() + i - rows.start),
-                            false => (i * k + p, (i - rows.start) * k + p),
-                        };
-                        part.a[to] = case.a[from];
-                    }
-                }
-                for j in columns.clone() {
-                    for p in 0..k {
-                        let (from, to) = match transposed.1 {
-                            true => (j * k + p, (j - columns.start) * k + p),
-                            false => (p * n + j, p * columns.len() + j - columns.start),
-                        };
-                        part.b[to] = case.b[from];
-                    }
-                }
-                let mut c = vec![0.0; rows.len() * columns.len()];
-                let to = Destination::new(&mut c[..], rows.len(), columns.len());
-                part.product(one, (F32, Bf16), to, false);
-                let of_part = part.single(one);
-                for i in rows.clone() {
-                    let row =
-                        (i - rows.start) * columns.len()..(i - rows.start + 1) * columns.len();
-                    let of_whole = i * n + columns.start..i * n + columns.end;
-                    let what = format!("{}: row {i}", name(one));
-                    assert_eq!(c[row.clone()], first[of_whole.clone()], "{what}");
-                    assert_eq!(of_part[row], single[of_whole], "{what} of f32");
-                }
+    let sets = [1, 3].map(instruction_sets);
+    for (one, three) in sets[0].iter().zip(&sets[1]) {
+        // Several blocks of each, which are smaller without instructions for vectors. With three threads, a part has too few
+        // columns for panels to be packed one by one.
+        let sizes = match one.simd() {
+            SimdLevel::Portable => (150, 600, 300),
+            _ => (350, 1100, 768),
+        };
+        for transposed in ORIENTATIONS {
+            rows_are_independent(one, three, &Case::new(sizes, transposed, 0));
+        }
+    }
+}
+
+fn rows_are_independent(one: &Compute, three: &Compute, case: &Case) {
+    let (m, n, k, transposed) = (case.m, case.n, case.k, case.transposed);
+    let whole = |compute: &Compute| {
+        let mut c = vec![0.0; m * n];
+        case.product(compute, (F32, Bf16), Destination::new(&mut c[..], m, n), false);
+        c
+    };
+    let first = whole(one);
+    assert_eq!(first, whole(one), "{}: called again", name(one));
+    assert_eq!(first, whole(three), "{}: with one thread", name(three));
+    let single = case.single(one);
+    assert_eq!(single, case.single(three), "{}: f32 with one thread", name(three));
+    let mut rounded = vec![bf16::ZERO; m * n];
+    case.product(one, (F32, Bf16), Destination::new(&mut rounded[..], m, n), false);
+    assert_eq!(rounded, halves(&first), "{}: rounded once", name(one));
+    // Rows and columns of the whole, computed alone.
+    for (rows, columns) in [(0..1, 0..n), (3..17, 1..2), (40..97, 7..150), (96..97, 149..150)] {
+        let mut part = Case::new((rows.len(), columns.len(), k), transposed, 0);
+        for i in rows.clone() {
+            for p in 0..k {
+                let (from, to) = match transposed.0 {
+                    true => (p * m + i, p * rows.len() + i - rows.start),
+                    false => (i * k + p, (i - rows.start) * k + p),
+                };
+                part.a[to] = case.a[from];
             }
+        }
+        for j in columns.clone() {
+            for p in 0..k {
+                let (from, to) = match transposed.1 {
+                    true => (j * k + p, (j - columns.start) * k + p),
+                    false => (p * n + j, p * columns.len() + j - columns.start),
+                };
+                part.b[to] = case.b[from];
+            }
+        }
+        let mut c = vec![0.0; rows.len() * columns.len()];
+        let to = Destination::new(&mut c[..], rows.len(), columns.len());
+        part.product(one, (F32, Bf16), to, false);
+        let of_part = part.single(one);
+        for i in rows.clone() {
+            let row = (i - rows.start) * columns.len()..(i - rows.start + 1) * columns.len();
+            let of_whole = i * n + columns.start..i * n + columns.end;
+            let what = format!("{}: row {i}", name(one));
+            assert_eq!(c[row.clone()], first[of_whole.clone()], "{what}");
+            assert_eq!(of_part[row], single[of_whole], "{what} of f32");
         }
     }
 }

@@ -3,11 +3,12 @@
 
 use std::ffi::OsString;
 
-use clap::{Parser, Subcommand};
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use paceline_checkpoint::args::CheckpointCommand;
 use paceline_launch::LaunchArgs;
 use paceline_run::evaluate::args::EvaluateArgs;
 use paceline_run::train::args::TrainCommand;
+use paceline_settings::part::add_later;
 use paceline_study::lab::args::LabArgs;
 use paceline_study::links::args::LinksArgs;
 use paceline_study::predict::PredictArgs;
@@ -57,9 +58,9 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Train a model on several ranks
-    Train(TrainCommand),
+    Train(Later<TrainCommand>),
     /// Evaluate a checkpoint on the test set
-    Evaluate(Box<EvaluateArgs>),
+    Evaluate(Later<EvaluateArgs>),
     /// Go on from a text with a language model, to see what it has learned
     Generate(GenerateArgs),
     /// Make a tokenizer from texts
@@ -78,13 +79,13 @@ pub enum Command {
     /// Check that ranks can start, see their devices, and reach each other
     Check(CheckArgs),
     /// Turn one knob of training at a time, where it pays and where it does not
-    Lab(Box<LabArgs>),
+    Lab(Later<LabArgs>),
     /// Print the speeds of links, and the time that a model would spend on communication over one
-    Links(Box<LinksArgs>),
+    Links(Later<LinksArgs>),
     /// Run training with every combination of some settings, and rank the results
-    Sweep(Box<SweepArgs>),
+    Sweep(Later<SweepArgs>),
     /// Predict the time of a step on more ranks and other links, from runs without communication
-    Predict(Box<PredictArgs>),
+    Predict(Later<PredictArgs>),
     /// Analyze the traces of a run: where the time went, who waited for whom, and what to do
     Analyze(Box<AnalyzeArgs>),
     /// Compare runs: time, samples/s, the anatomy of the step, memory, accuracy and cost
@@ -112,4 +113,37 @@ pub enum Command {
     /// The process that kills the ranks' process groups when the launcher itself is killed
     #[command(name = "__guard", hide = true)]
     Guard,
+}
+
+impl Cli {
+    /// The whole program: each command has its flags, without `--help`, which `clap` adds.
+    pub fn whole() -> clap::Command {
+        let mut program = Self::command().disable_help_flag(true).disable_help_subcommand(true);
+        program.build();
+        program
+    }
+}
+
+/// A command whose flags are defined when its name has been read.
+#[derive(Debug)]
+pub struct Later<T>(pub Box<T>);
+
+impl<T: Args> Args for Later<T> {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        command.defer(add_later::<T>)
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+impl<T: FromArgMatches> FromArgMatches for Later<T> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self(Box::new(T::from_arg_matches(matches)?)))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
 }

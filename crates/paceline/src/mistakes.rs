@@ -23,7 +23,11 @@ const ALL_FLAGS: &str = "--help-all";
 pub fn read(words: &[OsString]) -> Result<Cli> {
     let shows_all = words.iter().any(|word| word == ALL_FLAGS);
     let program = Cli::command();
-    let program = if shows_all { program } else { program.mut_subcommand("train", help::short) };
+    let program = if shows_all {
+        program
+    } else {
+        program.mut_subcommand("train", |train| train.defer(help::short))
+    };
     let parsed = program.try_get_matches_from(words);
     parsed.and_then(|typed| Cli::from_arg_matches(&typed)).map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp
@@ -34,7 +38,7 @@ pub fn read(words: &[OsString]) -> Result<Cli> {
 }
 
 fn answer(words: &[OsString], error: &Error) -> String {
-    let program = Cli::command();
+    let program = Cli::whole();
     let (command, path) = command(&program, words);
     let typed = words.iter().skip(1).take_while(|word| *word != "--");
     let typed: Vec<String> = typed.map(|word| named(word)).collect();

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use clap::{Arg, Command as Parser, CommandFactory};
+use clap::{Arg, Command as Parser};
 use paceline_choices::data::{DATA_SETS, DataSettings};
 use paceline_choices::models::{MODELS, ModelSettings};
 use paceline_choices::own::{Entry, Own, OwnStrategy};
@@ -126,8 +126,8 @@ fn survive_file_limits() {
 fn run(command: Command) -> Result<u8> {
     let place = || environment::read(|name| std::env::var_os(name));
     match command {
-        Command::Train(args) => commands::train::train(&args, place()?),
-        Command::Evaluate(args) => evaluate::evaluate(&args, place()?),
+        Command::Train(args) => commands::train::train(&args.0, place()?),
+        Command::Evaluate(args) => evaluate::evaluate(&args.0, place()?),
         Command::Generate(args) => generate::generate(&args, carried_tokenizer),
         Command::Tokenizer(command) => tokenizer::tokenizer(&command),
         Command::Fetch(command) => fetch::fetch(&command),
@@ -139,16 +139,16 @@ fn run(command: Command) -> Result<u8> {
         }
         Command::Bench(BenchCommand::Study(study, typed)) => study.make(&typed, place()?),
         Command::Check(args) => check::check(&args, place()?),
-        Command::Lab(args) => lab::lab(&args, place()?),
-        Command::Sweep(args) => sweep::sweep(&args, place()?),
-        Command::Predict(args) => predict::predict(&args, place()?),
+        Command::Lab(args) => lab::lab(&args.0, place()?),
+        Command::Sweep(args) => sweep::sweep(&args.0, place()?),
+        Command::Predict(args) => predict::predict(&args.0, place()?),
         Command::Analyze(args) => analyze::analyze(&args),
         Command::Compare(args) => compare::compare(&args),
         Command::Schedule(args) => schedule::schedule(&args),
         Command::Show(args) => show::show(&args),
         Command::Completions(args) => completions::completions(&args),
         Command::New(args) => new::new(&args),
-        Command::Links(args) => links::links_command(&args),
+        Command::Links(args) => links::links_command(&args.0),
         Command::Trace(command) => trace::trace(&command),
         Command::Launch(args) => launcher::launch_command(&args),
         Command::Rank { parent, command } => launcher::become_rank(parent, &command),
@@ -170,7 +170,7 @@ fn add<C: Choice + ?Sized>(
     if registry.has(of_type) {
         return Ok(());
     }
-    let cli = Cli::command();
+    let cli = Cli::whole();
     let words = format!("--{} {}, which this program adds", registry.key, choice.name());
     let problem = |flag: Arg| {
         let Some(long) = flag.get_long() else {
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn only_commands_that_choose_by_the_key_clash() {
         let of_model =
-            |flag: &'static str| clash(&Cli::command(), MODELS.key, &Arg::new(flag).long(flag));
+            |flag: &'static str| clash(&Cli::whole(), MODELS.key, &Arg::new(flag).long(flag));
         assert_eq!(of_model("seed").as_deref(), Some("paceline train"));
         assert_eq!(of_model("measure").as_deref(), Some("paceline links"));
         // `paceline generate --model` names a folder.

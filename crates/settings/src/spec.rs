@@ -42,8 +42,8 @@ impl RunSpec {
     /// The flags that were typed. Fails if a value is not UTF-8, because a file could not store it.
     pub fn typed(matches: &ArgMatches) -> Result<Self> {
         let mut spec = Self::default();
-        for flag in flags::all() {
-            let (id, key) = (flag.get_id().as_str(), flags::key(&flag));
+        for flag in flags::all().iter() {
+            let (id, key) = (flag.get_id().as_str(), flags::key(flag));
             let is_known = matches.try_contains_id(id).unwrap_or(false);
             if !is_known || matches.value_source(id) != Some(ValueSource::CommandLine) {
                 continue;

@@ -49,15 +49,17 @@ pub struct PassedOn;
 impl Selection for PassedOn {
     fn flags() -> Vec<Arg> {
         let passed_on = |flag: &Arg| !NOT_PASSED_ON.contains(&flags::key(flag));
-        let all = flags::all().into_iter().filter(passed_on);
-        all.map(|flag| match flags::key(&flag) {
-            "epochs" => flag.help("Passes over the data [default: enough for the steps]"),
-            "steps-per-epoch" => {
-                flag.help("Batches of a run [default: for 30 steps, with those of warm-up]")
-            }
-            _ => flag,
-        })
-        .collect()
+        let all = flags::all();
+        let passed_on = all.iter().filter(|flag| passed_on(flag)).cloned();
+        passed_on
+            .map(|flag| match flags::key(&flag) {
+                "epochs" => flag.help("Passes over the data [default: enough for the steps]"),
+                "steps-per-epoch" => {
+                    flag.help("Batches of a run [default: for 30 steps, with those of warm-up]")
+                }
+                _ => flag,
+            })
+            .collect()
     }
 }
 
@@ -93,7 +95,7 @@ pub struct Swept;
 impl Selection for Swept {
     fn flags() -> Vec<Arg> {
         let is_swept =
-            |flag: &Arg| NOT_SWEPT.iter().all(|(left_out, _)| *left_out != flags::key(flag));
-        flags::all().into_iter().filter(is_swept).collect()
+            |flag: &&Arg| NOT_SWEPT.iter().all(|(left_out, _)| *left_out != flags::key(flag));
+        flags::all().iter().filter(is_swept).cloned().collect()
     }
 }

@@ -19,6 +19,7 @@ use paceline_launch::launcher;
 use paceline_model::Layout;
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_settings::config::TrainConfig;
+use paceline_settings::part::add_later;
 use paceline_table::plot::{Axis, LineChart, Series};
 use paceline_table::table::Table;
 use serde::Serialize;
@@ -40,7 +41,7 @@ pub struct Study {
     pub name: &'static str,
     /// What it finds out, for the help.
     pub about: &'static str,
-    /// Adds its flags to its command.
+    /// Adds its flags to its command, when that is read.
     pub flags: fn(clap::Command) -> clap::Command,
     make: fn(&ArgMatches) -> Result<u8>,
 }
@@ -52,7 +53,7 @@ impl Study {
         about: &'static str,
         make: fn(&ArgMatches) -> Result<u8>,
     ) -> Self {
-        Self { name, about, flags: A::augment_args, make }
+        Self { name, about, flags: add_later::<A>, make }
     }
 
     /// Makes the study with the flags that were typed, and gives the exit code.

@@ -30,6 +30,9 @@ exact!(
     u8 => |x| x as u8,
 );
 
+/// The input of a reduction repeats after 5 elements or 6, and so does its result. What is sent repeats after 100.
+const PERIOD: usize = 300;
+
 /// The input of `rank` at `index`: small enough that every result is exact in every type.
 fn input(op: ReduceOp, world: usize, rank: usize, index: usize) -> i64 {
     let (r, i) = (rank as i64, index as i64);
@@ -70,11 +73,20 @@ fn vector<T: Exact>(len: usize, x: impl Fn(usize) -> i64) -> Vec<T> {
     (0..len).map(|index| T::of(x(index))).collect()
 }
 
+/// The vector whose elements repeat after [`PERIOD`].
+fn repeated<T: Exact>(len: usize, x: impl Fn(usize) -> i64) -> Vec<T> {
+    let mut elements = vector(PERIOD, x).repeat(len.div_ceil(PERIOD));
+    elements.truncate(len);
+    elements
+}
+
 #[track_caller]
-fn check<T: Exact>(got: &[T], what: &str, want: impl Fn(usize) -> i64) {
-    for (index, x) in got.iter().enumerate() {
-        let want = T::of(want(index));
-        assert_eq!(*x, want, "{what}, {} of {}, element {index}", T::DTYPE, got.len());
+fn check<T: Exact>(got: &[T], what: &str, want: &[T]) {
+    if got != want {
+        let index = got.iter().zip(want).position(|(got, want)| got != want);
+        let (x, want) = (index.map(|i| got[i]), index.map(|i| want[i]));
+        let (dtype, len) = (T::DTYPE, got.len());
+        panic!("{what}, {dtype} of {len}, element {index:?}: {x:?} instead of {want:?}");
     }
 }
 
@@ -121,55 +133,54 @@ pub fn every_operation<T: Exact>(group: &Group) {
 fn reductions<T: Exact>(group: &Group, area: &Area, len: usize, op: ReduceOp) {
     let (rank, world) = (group.rank(), group.world_size());
     let root = len % world;
-    let own = || vector::<T>(len, |i| input(op, world, rank, i));
-    let want = |i| expected(op, world, i);
-    let unchanged = |i| input(op, world, rank, i);
+    let own = repeated::<T>(len, |i| input(op, world, rank, i));
+    let want = repeated::<T>(len, |i| expected(op, world, i));
 
-    let mut slice = own();
+    let mut slice = own.clone();
     group.all_reduce_slice(&mut slice, op).unwrap();
-    check(&slice, "all_reduce of a slice", want);
-    let (data, result) = (area.put(&own()), area.put(&own()));
+    check(&slice, "all_reduce of a slice", &want);
+    let (data, result) = (area.put(&own), area.put(&own));
     let times = group.all_reduce_async(&data, op).unwrap().wait().unwrap();
-    check(&read::<T>(&data), "all_reduce", want);
+    check(&read::<T>(&data), "all_reduce", &want);
     assert!(times.submitted_ns <= times.started_ns);
     assert!(times.started_ns <= times.present_ns);
     assert!(times.present_ns <= times.finished_ns);
-    data.write::<T>().unwrap().copy_from_slice(&own());
+    data.write::<T>().unwrap().copy_from_slice(&own);
     group.all_reduce_into(&data, &result, op).unwrap();
-    check(&read::<T>(&result), "all_reduce_into", want);
-    check(&read::<T>(&data), "the input of all_reduce_into", unchanged);
+    check(&read::<T>(&result), "all_reduce_into", &want);
+    check(&read::<T>(&data), "the input of all_reduce_into", &own);
 
     let at_root = |what, got: &[T]| match rank == root {
-        true => check(got, what, want),
-        false => check(got, what, unchanged),
+        true => check(got, what, &want),
+        false => check(got, what, &own),
     };
-    let mut slice = own();
+    let mut slice = own.clone();
     group.reduce_slice(&mut slice, op, root).unwrap();
     at_root("reduce of a slice", &slice);
     group.reduce_async(&data, op, root).unwrap().wait().unwrap();
     at_root("reduce", &read::<T>(&data));
-    data.write::<T>().unwrap().copy_from_slice(&own());
+    data.write::<T>().unwrap().copy_from_slice(&own);
     group.reduce_into(&data, (rank == root).then_some(&result), op, root).unwrap();
-    check(&read::<T>(&data), "the input of reduce_into", unchanged);
+    check(&read::<T>(&data), "the input of reduce_into", &own);
     if rank == root {
-        check(&read::<T>(&result), "reduce_into", want);
+        check(&read::<T>(&result), "reduce_into", &want);
     }
 
     let starts = starts(len, world);
     let (begin, end) = (starts[rank], starts[rank + 1]);
-    let of_share = |i| want(begin + i);
-    let mut share = vector::<T>(end - begin, |_| 0);
-    group.reduce_scatter_slice(&own(), &mut share, op).unwrap();
+    let of_share = &want[begin..end];
+    let mut share = vec![T::of(0); end - begin];
+    group.reduce_scatter_slice(&own, &mut share, op).unwrap();
     check(&share, "reduce_scatter of slices", of_share);
-    let share = area.put(&vector::<T>(end - begin, |_| 0));
+    let share = area.put(&vec![T::of(0); end - begin]);
     group.reduce_scatter(&data, &share, op).unwrap();
     check(&read::<T>(&share), "reduce_scatter", of_share);
-    check(&read::<T>(&data), "the input of reduce_scatter", unchanged);
+    check(&read::<T>(&data), "the input of reduce_scatter", &own);
     let in_place = data.slice(begin..end).unwrap();
     group.reduce_scatter_async(&data, &in_place, op).unwrap().wait().unwrap();
     check(&read::<T>(&in_place), "reduce_scatter in place", of_share);
     group.all_gather_async(&in_place, &data).unwrap().wait().unwrap();
-    check(&read::<T>(&data), "all_gather after reduce_scatter", want);
+    check(&read::<T>(&data), "all_gather after reduce_scatter", &want);
 }
 
 fn copies<T: Exact>(group: &Group, area: &Area, len: usize) {
@@ -177,85 +188,89 @@ fn copies<T: Exact>(group: &Group, area: &Area, len: usize) {
     let root = (len + 1) % world;
     let starts = starts(len, world);
     let (begin, end) = (starts[rank], starts[rank + 1]);
+    let whole = |rank| repeated::<T>(len, |i| sent(rank, i));
+    let (own, by_root) = (whole(rank), whole(root));
     // The contents of the whole if each rank's share comes from that rank.
-    let owner = |i: usize| (0..world).rev().find(|&r| starts[r] <= i).unwrap();
-    let by_owner = |i: usize| sent(owner(i), i);
-    let by_root = |i: usize| sent(root, i);
-    let share = vector::<T>(end - begin, |i| sent(rank, begin + i));
-    let whole = |rank| vector::<T>(len, |i| sent(rank, i));
+    let shares = (0..world).map(|r| (r, starts[r]..starts[r + 1]));
+    let by_owner: Vec<T> = shares.clone().flat_map(|(r, share)| whole(r)[share].to_vec()).collect();
+    let share = &own[begin..end];
     let zeros = vec![T::of(0); len];
 
-    let mut slice = whole(rank);
+    let mut slice = own.clone();
     group.broadcast_slice(&mut slice, root).unwrap();
-    check(&slice, "broadcast of a slice", by_root);
-    let (data, result) = (area.put(&whole(rank)), area.put(&zeros));
+    check(&slice, "broadcast of a slice", &by_root);
+    let (data, result) = (area.put(&own), area.put(&zeros));
     group.broadcast_into((rank == root).then_some(&data), &result, root).unwrap();
-    check(&read::<T>(&result), "broadcast_into", by_root);
+    check(&read::<T>(&result), "broadcast_into", &by_root);
     group.broadcast_async(&data, root).unwrap().wait().unwrap();
-    check(&read::<T>(&data), "broadcast", by_root);
+    check(&read::<T>(&data), "broadcast", &by_root);
 
     let mut slice = zeros.clone();
-    group.all_gather_slice(&share, &mut slice).unwrap();
-    check(&slice, "all_gather of slices", by_owner);
-    let part = area.put(&share);
+    group.all_gather_slice(share, &mut slice).unwrap();
+    check(&slice, "all_gather of slices", &by_owner);
+    let part = area.put(share);
     data.write::<T>().unwrap().fill(T::of(0));
     group.all_gather(&part, &data).unwrap();
-    check(&read::<T>(&data), "all_gather", by_owner);
+    check(&read::<T>(&data), "all_gather", &by_owner);
 
     let mut slice = if rank == root { zeros.clone() } else { Vec::new() };
-    group.gather_slice(&share, &mut slice, root).unwrap();
-    check(&slice, "gather of slices", by_owner);
+    group.gather_slice(share, &mut slice, root).unwrap();
+    check(&slice, "gather of slices", if rank == root { &by_owner } else { &[] });
     data.write::<T>().unwrap().fill(T::of(0));
     group.gather_async(&part, (rank == root).then_some(&data), root).unwrap().wait().unwrap();
-    check(&read::<T>(&data), "gather", |i| if rank == root { by_owner(i) } else { 0 });
+    check(&read::<T>(&data), "gather", if rank == root { &by_owner } else { &zeros });
 
     let mut slice = vec![T::of(0); end - begin];
-    group.scatter_slice(&whole(rank), &mut slice, root).unwrap();
-    check(&slice, "scatter of slices", |i| by_root(begin + i));
-    data.write::<T>().unwrap().copy_from_slice(&whole(rank));
+    group.scatter_slice(&own, &mut slice, root).unwrap();
+    check(&slice, "scatter of slices", &by_root[begin..end]);
+    data.write::<T>().unwrap().copy_from_slice(&own);
     group.scatter_async((rank == root).then_some(&data), &part, root).unwrap().wait().unwrap();
-    check(&read::<T>(&part), "scatter", |i| by_root(begin + i));
+    check(&read::<T>(&part), "scatter", &by_root[begin..end]);
 
     // Rank r sends every rank the same number of elements: the length of its own share.
     let counts = vec![end - begin; world];
     let received_counts: Vec<usize> = (0..world).map(|r| starts[r + 1] - starts[r]).collect();
-    let blocks = vector::<T>(world * (end - begin), |i| sent(rank, i));
-    let from_owner = |i: usize| {
-        let block = starts[owner(i) + 1] - starts[owner(i)];
-        sent(owner(i), rank * block + i - starts[owner(i)])
-    };
+    let blocks = repeated::<T>(world * (end - begin), |i| sent(rank, i));
+    let from_owner: Vec<T> = shares
+        .flat_map(|(r, share)| {
+            repeated::<T>((rank + 1) * share.len(), |i| sent(r, i)).split_off(rank * share.len())
+        })
+        .collect();
     let mut slice = zeros.clone();
     group.all_to_all_slice(&blocks, &counts, &mut slice, &received_counts).unwrap();
-    check(&slice, "all_to_all of slices", from_owner);
+    check(&slice, "all_to_all of slices", &from_owner);
     if len <= 4096 {
         let blocks = area.put(&blocks);
         group.all_to_all_ragged(&blocks, &counts, &result, &received_counts).unwrap();
-        check(&read::<T>(&result), "all_to_all_ragged", from_owner);
+        check(&read::<T>(&result), "all_to_all_ragged", &from_owner);
     }
     let even = len / world * world;
     let (from, to) = (data.slice(0..even).unwrap(), result.slice(0..even).unwrap());
     group.all_to_all_async(&from, &to).unwrap().wait().unwrap();
-    let block = (len / world).max(1);
-    check(&read::<T>(&to), "all_to_all", |i| sent(i / block, rank * block + i % block));
+    let block = len / world;
+    let from_each: Vec<T> =
+        (0..world).flat_map(|r| whole(r)[rank * block..(rank + 1) * block].to_vec()).collect();
+    check(&read::<T>(&to), "all_to_all", &from_each);
 }
 
 fn pairs<T: Exact>(group: &Group, area: &Area, len: usize) {
     let (rank, world) = (group.rank(), group.world_size());
     let (next, previous) = ((rank + 1) % world, (rank + world - 1) % world);
-    let own = vector::<T>(len, |i| sent(rank, i));
+    let whole = |rank| repeated::<T>(len, |i| sent(rank, i));
+    let own = whole(rank);
     let mut slice = vec![T::of(0); len];
     group.send_recv_slice(&own, next, &mut slice, previous).unwrap();
-    check(&slice, "send_recv of slices", |i| sent(previous, i));
+    check(&slice, "send_recv of slices", &whole(previous));
     let (data, received) = (area.put(&own), area.put(&slice));
     group.send_recv_async(&data, previous, &received, next).unwrap().wait().unwrap();
-    check(&read::<T>(&received), "send_recv", |i| sent(next, i));
+    check(&read::<T>(&received), "send_recv", &whole(next));
     if world == 1 {
         return;
     }
     // A chain: the first rank only sends, the last one only receives.
     if rank > 0 {
         group.recv(&received, rank - 1).unwrap();
-        check(&read::<T>(&received), "recv", |i| sent(rank - 1, i));
+        check(&read::<T>(&received), "recv", &whole(rank - 1));
     }
     if rank < world - 1 {
         group.send_async(&data, rank + 1).unwrap().wait().unwrap();
@@ -264,10 +279,10 @@ fn pairs<T: Exact>(group: &Group, area: &Area, len: usize) {
     if rank == 0 {
         group.send_slice(&own, world - 1).unwrap();
         group.recv_slice(&mut slice, world - 1).unwrap();
-        check(&slice, "recv of a slice", |i| sent(world - 1, i));
+        check(&slice, "recv of a slice", &whole(world - 1));
     } else if rank == world - 1 {
         group.recv_slice(&mut slice, 0).unwrap();
-        check(&slice, "recv of a slice", |i| sent(0, i));
+        check(&slice, "recv of a slice", &whole(0));
         group.send_slice(&own, 0).unwrap();
     }
 }

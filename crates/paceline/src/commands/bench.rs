@@ -18,7 +18,7 @@ pub enum BenchCommand {
 impl Args for BenchCommand {
     fn augment_args(command: clap::Command) -> clap::Command {
         let study =
-            |study: &Study| (study.flags)(clap::Command::new(study.name)).about(study.about);
+            |study: &Study| clap::Command::new(study.name).about(study.about).defer(study.flags);
         BenchArgs::augment_args(command)
             .subcommands(STUDIES.iter().map(study))
             .args_conflicts_with_subcommands(true)

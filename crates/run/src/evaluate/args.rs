@@ -78,14 +78,15 @@ impl Selection for Taken {
             let is_meant = of_heading || of_choices.iter().any(|own| own.get_id() == flag.get_id());
             (is_meant && !ONLY_TRAINING.contains(&key)) || ALSO.contains(&key)
         };
-        let all = flags::all().into_iter().filter(is_taken);
-        all.map(|flag| match flags::key(&flag) {
-            "seed" => {
-                flag.help("Decides synthetic data; the seed that the checkpoint was trained with")
-            }
-            _ => flag,
-        })
-        .collect()
+        let all = flags::all();
+        let taken = all.iter().filter(|flag| is_taken(flag)).cloned();
+        taken
+            .map(|flag| match flags::key(&flag) {
+                "seed" => flag
+                    .help("Decides synthetic data; the seed that the checkpoint was trained with"),
+                _ => flag,
+            })
+            .collect()
     }
 }
 

@@ -68,7 +68,7 @@ impl Args for TrainCommand {
             .help("Print all flags; --help prints those that one needs first");
         let command = command.before_help(EXAMPLES).allow_negative_numbers(true);
         let command = command.args([config, recipe, all]);
-        StartFlags::augment_args(command.args(flags::all()))
+        StartFlags::augment_args(command.args(flags::all().iter().cloned()))
     }
 
     fn augment_args_for_update(command: Command) -> Command {

@@ -6,11 +6,13 @@
 
 use std::fmt::Write;
 
-use clap::{Arg, Command};
+use clap::{Arg, Args, Command};
 use paceline_choices::data::DATA_SETS;
 use paceline_choices::models::MODELS;
 use paceline_choices::registry::{Choice, Registry};
 use paceline_choices::strategies::STRATEGIES;
+
+use super::args::TrainCommand;
 
 /// A purpose, and its flags with a few words each.
 type Group = (&'static str, &'static [(&'static str, &'static str)]);
@@ -90,8 +92,9 @@ const GROUPS: &[Group] = &[
 /// The most names of values that a line has. All strategies would fill three lines.
 const MAX_NAMES: usize = 10;
 
-/// The command with the help of a few flags, in place of that of all flags.
+/// Adds the flags of `paceline train`, with the help of a few in place of that of all.
 pub fn short(command: Command) -> Command {
+    let command = TrainCommand::augment_args(command);
     let text = text(&command);
     command.override_help(text)
 }
@@ -162,9 +165,6 @@ fn added<C: Choice + ?Sized>(registry: &Registry<C>) -> Vec<(String, String)> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Args;
-
-    use super::super::args::TrainCommand;
     use super::*;
 
     #[test]

@@ -8,6 +8,7 @@ mod compare;
 mod profile;
 
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::builder::BoolishValueParser;
 use clap::{Arg, ArgAction, Args, Command};
@@ -319,7 +320,27 @@ pub struct StrategyFlags {
 }
 
 /// Every flag of a run, in the order of the help. The flags of choices follow the flag that names one.
-pub fn all() -> Vec<Arg> {
+///
+/// A command asks for them a dozen times, and they take thousands of allocations, so they are made once, and again when the
+/// program has added a choice.
+pub fn all() -> Arc<[Arg]> {
+    /// The flags, and of how many choices they are. Choices are only ever added.
+    static MADE: Mutex<Option<([usize; 4], Arc<[Arg]>)>> = Mutex::new(None);
+    let num_choices = [
+        MODELS.num_choices(),
+        DATA_SETS.num_choices(),
+        OPTIMIZERS.num_choices(),
+        STRATEGIES.num_choices(),
+    ];
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (_, flags) = match made.take().filter(|(of, _)| *of == num_choices) {
+        Some(known) => made.insert(known),
+        None => made.insert((num_choices, make())),
+    };
+    flags.clone()
+}
+
+fn make() -> Arc<[Arg]> {
     let mut flags: Vec<Arg> = Vec::new();
     for flag in flags_of::<RunFlags>() {
         let of_choices = match key(&flag) {
@@ -349,7 +370,7 @@ pub fn takes_list(name: &str) -> bool {
 /// The `clap` command that parses the flags of a run.
 pub fn command() -> Command {
     // With negative numbers allowed, "--lr -1" is rejected as a value, not as an unknown flag.
-    Command::new("paceline train").allow_negative_numbers(true).args(all())
+    Command::new("paceline train").allow_negative_numbers(true).args(all().iter().cloned())
 }
 
 /// Lets a switch take a value, as in `--batch-norm=false`, so that a flag can turn off what a file turns
