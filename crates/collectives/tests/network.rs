@@ -113,6 +113,15 @@ fn a_slow_network_changes_no_sum() {
     });
 }
 
+/// A check with each number of bytes, all at the same time, since each lasts until its time limit.
+fn for_each<const N: usize>(afters: [u64; N], check: impl Fn(u64) + Copy + Send + 'static) {
+    std::thread::scope(|scope| {
+        for after in afters {
+            scope.spawn(move || within_limit(move || check(after)));
+        }
+    });
+}
+
 /// A silence that begins on each link of a rank after so many bytes.
 fn silence_in_all_reduce(after: u64) {
     within_limit(move || {
@@ -153,34 +162,28 @@ fn a_silence_within_a_message_is_named_at_the_limit() {
 #[test]
 fn a_silence_while_ranks_connect_is_named_at_the_limit() {
     // Nothing arrives; a hello arrives and no challenge; a challenge and no proof; a proof and no answer.
-    for after in [0, 40, 113, 174] {
-        within_limit(move || {
-            let net = Net::new(WORLD);
-            net.set_around(AWAY, WORLD, Fault { silent_after: Some(after), ..Fault::default() });
-            silence_is_named(&ranks(&net, WORLD, SHORT, |group| group.barrier()));
-        });
-    }
+    for_each([0, 40, 113, 174], |after| {
+        let net = Net::new(WORLD);
+        net.set_around(AWAY, WORLD, Fault { silent_after: Some(after), ..Fault::default() });
+        silence_is_named(&ranks(&net, WORLD, SHORT, |group| group.barrier()));
+    });
 }
 
 #[test]
 fn a_silence_of_the_store_is_named_at_the_limit() {
     // The rank cannot say hello; all until the answer (2223 bytes) has passed, and nothing else does.
-    for after in [0, 2223] {
-        within_limit(move || {
-            let net = Net::new(WORLD);
-            net.set(Link::Store(AWAY), Fault { silent_after: Some(after), ..Fault::default() });
-            silence_is_named(&ranks(&net, WORLD, SHORT, |group| group.barrier()));
-        });
-    }
+    for_each([0, 2223], |after| {
+        let net = Net::new(WORLD);
+        net.set(Link::Store(AWAY), Fault { silent_after: Some(after), ..Fault::default() });
+        silence_is_named(&ranks(&net, WORLD, SHORT, |group| group.barrier()));
+    });
 }
 
 #[test]
 fn a_connection_that_is_cut_is_named_without_a_limit() {
-    for after in [1 << 20, 6 << 20] {
-        within_limit(move || {
-            let net = Net::new(2);
-            net.set(Link::Pair(1, 0), Fault { cut_after: Some(after), ..Fault::default() });
-            silence_is_named(&ranks(&net, 2, NEVER, reduce_for_ever));
-        });
-    }
+    for_each([1 << 20, 6 << 20], |after| {
+        let net = Net::new(2);
+        net.set(Link::Pair(1, 0), Fault { cut_after: Some(after), ..Fault::default() });
+        silence_is_named(&ranks(&net, 2, NEVER, reduce_for_ever));
+    });
 }

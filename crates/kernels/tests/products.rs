@@ -242,8 +242,10 @@ fn every_orientation_type_and_size() {
 /// half the distance from 1 to the next number. A product and its addition are two roundings where there is no fused form.
 fn is_near<S>(
     compute: &Compute,
-    (case, exact): (&Case, &[(f64, f64)]),
-    (from, to): (fn(f32) -> S, fn(S) -> f64),
+    case: &Case,
+    exact: &[(f64, f64)],
+    from: fn(f32) -> S,
+    to: fn(S) -> f64,
     unit: f64,
 ) where
     S: Multiply<Real = S> + Copy,
@@ -283,11 +285,10 @@ fn products_of_single_and_double_precision() {
         for (at, transposed) in ORIENTATIONS.into_iter().enumerate() {
             let case = Case::new(sizes, transposed, (at + k) % 3);
             let exact = case.exact(f64::from);
-            let known = (&case, &exact[..]);
             for compute in &computes {
                 let unit = f64::from(f32::EPSILON) / 2.0;
-                is_near::<f32>(compute, known, (|x| x, f64::from), unit);
-                is_near::<f64>(compute, known, (f64::from, |x| x), f64::EPSILON / 2.0);
+                is_near::<f32>(compute, &case, &exact, |x| x, f64::from, unit);
+                is_near::<f64>(compute, &case, &exact, f64::from, |x| x, f64::EPSILON / 2.0);
             }
         }
     }

@@ -206,13 +206,17 @@ impl Picture {
         // Within the border, whose corners are round.
         let paper = self.pixel(x + 6, y + 6);
         let (mut ink, mut colorful) = (0, 0);
+        // Nothing here is optimized, and most of some million pixels are paper, which has no color.
         for y in y + 6..(y + height - 6).min(self.height) {
             for x in x + 6..(x + width - 6).min(self.width) {
-                let pixel = self.pixel(x, y);
-                let distance = pixel.iter().zip(paper).map(|(a, b)| a.abs_diff(b)).max();
-                ink += usize::from(distance > Some(60));
-                let (low, high) = (pixel.iter().min(), pixel.iter().max());
-                colorful += usize::from(low.zip(high).is_some_and(|(low, high)| high - low > 60));
+                let [r, g, b] = self.pixel(x, y);
+                if [r, g, b] == paper {
+                    continue;
+                }
+                let is_far = |a: u8, b: u8| a.abs_diff(b) > 60;
+                ink +=
+                    usize::from(is_far(r, paper[0]) || is_far(g, paper[1]) || is_far(b, paper[2]));
+                colorful += usize::from(is_far(r, g) || is_far(g, b) || is_far(b, r));
             }
         }
         (ink, colorful)

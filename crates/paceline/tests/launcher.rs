@@ -158,7 +158,7 @@ fn signals_to_the_launcher_end_all_ranks() {
 fn ranks_that_will_not_listen_are_ended_too() {
     let sandbox = Sandbox::new();
     let script = "trap '' TERM INT HUP; sleep 1000; sleep 1000";
-    let mut launcher = Marked::launch(&sandbox, 2, script);
+    let mut launcher = Marked::launch_with(&sandbox, &["--grace", "5"], 2, script);
     launcher.wait_for("sleep 1000", 2);
     signal(launcher.pid(), Signal::INT);
     assert_eq!(launcher.end().code, Some(130));
@@ -352,7 +352,7 @@ fn a_killed_launcher_leaves_nothing_among_temporary_files() {
 #[test]
 fn a_training_rank_that_stops_answering_is_not_waited_for_when_interrupted() {
     let sandbox = Sandbox::new();
-    let mut launcher = Marked::train(&sandbox, &endless());
+    let mut launcher = Marked::train(&sandbox, &format!("{} --grace 10", endless()));
     wait_for_checkpoint(&sandbox);
     let ranks = launcher.processes("RANK=1");
     let [(pid, _)] = ranks[..] else { panic!("{ranks:?}") };

@@ -26,8 +26,13 @@ impl Marked {
     }
 
     pub fn launch(sandbox: &Sandbox, num_ranks: usize, script: &str) -> Self {
+        Self::launch_with(sandbox, &[], num_ranks, script)
+    }
+
+    pub fn launch_with(sandbox: &Sandbox, flags: &[&str], num_ranks: usize, script: &str) -> Self {
         let mut command = sandbox.paceline();
-        command.args(["launch", "-n", &num_ranks.to_string(), "--", "sh", "-c", script]);
+        command.arg("launch").args(flags).args(["-n", &num_ranks.to_string()]);
+        command.args(["--", "sh", "-c", script]);
         // Temporary files that it should remove again go here.
         command.env("TMPDIR", sandbox.path(""));
         Self::start(command)

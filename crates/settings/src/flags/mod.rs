@@ -325,7 +325,8 @@ pub struct StrategyFlags {
 /// program has added a choice.
 pub fn all() -> Arc<[Arg]> {
     /// The flags, and of how many choices they are. Choices are only ever added.
-    static MADE: Mutex<Option<([usize; 4], Arc<[Arg]>)>> = Mutex::new(None);
+    type Made = ([usize; 4], Arc<[Arg]>);
+    static MADE: Mutex<Option<Made>> = Mutex::new(None);
     let num_choices = [
         MODELS.num_choices(),
         DATA_SETS.num_choices(),
