@@ -261,12 +261,12 @@ fn threads_sum_as_a_tree() {
 
 #[test]
 fn shared_memory_sums_as_a_tree() {
-    check(Transport::Shm, (1..=9).chain([16]));
+    check(Transport::Shm, [2, 3, 5, 6, 7, 9, 16]);
 }
 
 #[test]
 fn tcp_sums_as_a_tree() {
-    check(Transport::Tcp, (1..=9).chain([16]));
+    check(Transport::Tcp, [2, 3, 5, 6, 7, 9, 16]);
 }
 
 #[test]

@@ -190,28 +190,36 @@ fn steps(folder: &Path) -> Vec<u64> {
 fn training_goes_on_from_the_last_checkpoint_to_the_same_bits() {
     let whole = Sandbox::new();
     let expected = whole.train(&format!("{} --nproc 2", quick())).ok();
-    for victim in [1, 0] {
-        let sandbox = Sandbox::new();
-        let flags = format!("{} --nproc 2", slow("--save saved --save-every 3"));
-        let checkpoint = sandbox.path("saved/latest");
-        let run = kill_rank(&sandbox, &flags, victim, "a checkpoint", || checkpoint.exists());
-        assert_eq!(run.weights(), expected.weights());
-        let resumed = run.line("Resumed from saved: ");
-        assert!(resumed.ends_with("no sample is repeated or skipped"), "{resumed}");
-        // Each attempt has a run folder. The second one begins at the checkpoint, and is complete.
-        let folders = folders(&sandbox);
-        let [first, second] = &folders[..] else { panic!("{folders:?}") };
-        let (before, after) = (steps(first), steps(second));
-        assert_eq!(before[0], 1);
-        assert!(after[0] > 1 && after[0] <= before.len() as u64 + 1, "{before:?} {after:?}");
-        assert_eq!(after, (after[0]..=120).collect::<Vec<u64>>());
-        let lines = metrics(second);
-        let num_saves = lines.iter().filter(|line| line.get("save_s").is_some()).count();
-        assert_eq!(lines.len(), after.len() + num_saves);
-        assert!(second.join("summary.json").exists() && !first.join("summary.json").exists());
-        // What the other rank did last in the first attempt is still there.
-        assert!(first.join(format!("world-rank{}.jsonl", 1 - victim)).exists());
-    }
+    let expected = expected.weights();
+    std::thread::scope(|scope| {
+        for victim in [1, 0] {
+            scope.spawn(move || goes_on_without(victim, expected));
+        }
+    });
+}
+
+/// Both ranks go on from the last checkpoint after one of them has been killed.
+fn goes_on_without(victim: usize, expected: &str) {
+    let sandbox = Sandbox::new();
+    let flags = format!("{} --nproc 2", slow("--save saved --save-every 3"));
+    let checkpoint = sandbox.path("saved/latest");
+    let run = kill_rank(&sandbox, &flags, victim, "a checkpoint", || checkpoint.exists());
+    assert_eq!(run.weights(), expected);
+    let resumed = run.line("Resumed from saved: ");
+    assert!(resumed.ends_with("no sample is repeated or skipped"), "{resumed}");
+    // Each attempt has a run folder. The second one begins at the checkpoint, and is complete.
+    let folders = folders(&sandbox);
+    let [first, second] = &folders[..] else { panic!("{folders:?}") };
+    let (before, after) = (steps(first), steps(second));
+    assert_eq!(before[0], 1);
+    assert!(after[0] > 1 && after[0] <= before.len() as u64 + 1, "{before:?} {after:?}");
+    assert_eq!(after, (after[0]..=120).collect::<Vec<u64>>());
+    let lines = metrics(second);
+    let num_saves = lines.iter().filter(|line| line.get("save_s").is_some()).count();
+    assert_eq!(lines.len(), after.len() + num_saves);
+    assert!(second.join("summary.json").exists() && !first.join("summary.json").exists());
+    // What the other rank did last in the first attempt is still there.
+    assert!(first.join(format!("world-rank{}.jsonl", 1 - victim)).exists());
 }
 
 #[test]
