@@ -23,7 +23,10 @@ else
   echo "EMULATE: 0 passed, 0 failed, $passed skipped (no run-time compiler; see docs/devices.md)"
 fi
 
-missing=$("${CARGO_TARGET_DIR:-target}/debug/paceline" check --device cuda --nproc 1 2>&1 >/dev/null | sed -n 's/^.*--device cuda: //p' | head -1 || true)
+# A program that is not there would be taken for one that misses nothing.
+program=${CARGO_TARGET_DIR:-target}/debug/paceline
+[ -x "$program" ] || { echo "there is no $program: cargo test --workspace builds it" >&2; exit 2; }
+missing=$("$program" check --device cuda --nproc 1 2>&1 >/dev/null | sed -n 's/^.*--device cuda: //p' | head -1 || true)
 if [ -n "$missing" ]; then
   echo "CARD: 0 passed, 0 failed, $passed skipped ($missing)"
   [ "${PACELINE_CARD:-}" != 1 ]

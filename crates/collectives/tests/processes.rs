@@ -119,6 +119,7 @@ fn rank_process() {
             } else {
                 // Elements of each size, and of each way to round. Threads try all types at these numbers of ranks.
                 common::every_operation::<f64>(&group);
+                common::every_operation::<f32>(&group);
                 common::every_operation::<bf16>(&group);
                 common::every_operation::<u8>(&group);
             }
