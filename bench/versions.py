@@ -67,6 +67,13 @@ STEPS = {
     for name, flags in (("CNN", CNN), ("MLP", MLP), ("Llama", LLAMA))
     for where, how in (("2 ranks", "--nproc 2 --pin-cores"), ("1 rank, 2 threads", "--nproc 1 --threads 2"))
 } | {"CNN, 1 rank": f"{CNN} --nproc 1 --pin-cores"}
+LARGE_LLAMA = "--model llama --optimizer adamw --nproc 1 --pin-cores"
+STEPS |= {
+    f"Llama of 7.4 million parameters, {precision}, {size} x 128 tokens": f"{LARGE_LLAMA} --precision {precision} --batch-size {size} --steps {steps} "
+    "--warmup-steps 4"
+    for precision in ("f32", "bf16")
+    for size, steps in ((4, 24), (1, 60))
+}
 LINKS = {
     f"CNN, {strategy}, 1.5 Gbit/s": f"--nproc 2 --pin-cores --epochs 1 --strategy {strategy} --link 1.5gbit,50us"
     for strategy in ("ddp", "simple_ddp")

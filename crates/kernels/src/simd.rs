@@ -18,13 +18,17 @@ pub(crate) unsafe trait Vector: Copy {
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn store(self, to: *mut f32);
+    /// Reads bf16.
+    unsafe fn load_bf16(from: *const bf16) -> Self;
+    /// The nearest bf16 of each lane, as [`Vector::store_bf16`] writes it, as f32.
+    unsafe fn round_to_bf16(self) -> Self;
     /// Writes the nearest bf16 of each lane, ties to even, as [`paceline_numeric::bf16::round`] does.
     unsafe fn store_bf16(self, to: *mut bf16);
     unsafe fn add(self, addend: Self) -> Self;
     /// `self * factor + addend`, rounded once if the processor can do so.
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
     /// Transposes a square of `LANES` rows: row `i` is read at `from + i * from_row`, and column `i` is written at
-    /// `to + i * to_row`. The two do not overlap.
+    /// `to + i * to_row`, in this order. The two do not overlap.
     unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize);
 }
 
@@ -62,6 +66,28 @@ mod x86 {
         unsafe fn store(self, to: *mut f32) {
             // SAFETY: the caller guarantees the processor and 16 elements.
             unsafe { _mm512_storeu_ps(to, self.0) }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(from: *const bf16) -> Self {
+            // SAFETY: the caller guarantees the processor and 16 elements.
+            unsafe {
+                let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+                Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn round_to_bf16(self) -> Self {
+            // SAFETY: the caller guarantees the processor.
+            unsafe {
+                let bits = _mm512_castps_si512(self.0);
+                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+                let sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+                let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+                let quiet = _mm512_set1_epi32(0x40_0000);
+                let nearest = _mm512_mask_or_epi32(sum, is_nan, bits, quiet);
+                let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+                Self(_mm512_castsi512_ps(_mm512_and_si512(nearest, upper)))
+            }
         }
         #[inline(always)]
         unsafe fn store_bf16(self, to: *mut bf16) {
@@ -168,6 +194,28 @@ mod x86 {
             unsafe { _mm256_storeu_ps(to, self.0) }
         }
         #[inline(always)]
+        unsafe fn load_bf16(from: *const bf16) -> Self {
+            // SAFETY: the caller guarantees the processor and 8 elements.
+            unsafe {
+                let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+                Self(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn round_to_bf16(self) -> Self {
+            // SAFETY: the caller guarantees the processor.
+            unsafe {
+                let bits = _mm256_castps_si256(self.0);
+                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+                let sum = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+                let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x40_0000));
+                let is_nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, self.0);
+                let (sum, quiet) = (_mm256_castsi256_ps(sum), _mm256_castsi256_ps(quiet));
+                let upper = _mm256_castsi256_ps(_mm256_set1_epi32(0xffff_0000_u32 as i32));
+                Self(_mm256_and_ps(_mm256_blendv_ps(sum, quiet, is_nan), upper))
+            }
+        }
+        #[inline(always)]
         unsafe fn store_bf16(self, to: *mut bf16) {
             // SAFETY: the caller guarantees the processor and 8 elements.
             unsafe {
@@ -217,9 +265,11 @@ mod x86 {
                 }
                 // Now the halves.
                 for i in 0..4 {
-                    let (a, b) = (fours[i], fours[4 + i]);
-                    _mm256_storeu_ps(to.add(i * to_row), _mm256_permute2f128_ps::<0x20>(a, b));
-                    let upper = _mm256_permute2f128_ps::<0x31>(a, b);
+                    let lower = _mm256_permute2f128_ps::<0x20>(fours[i], fours[4 + i]);
+                    _mm256_storeu_ps(to.add(i * to_row), lower);
+                }
+                for i in 0..4 {
+                    let upper = _mm256_permute2f128_ps::<0x31>(fours[i], fours[4 + i]);
                     _mm256_storeu_ps(to.add((4 + i) * to_row), upper);
                 }
             }
@@ -255,6 +305,16 @@ unsafe impl Vector for Portable {
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: the caller guarantees four elements.
         unsafe { to.cast::<[f32; 4]>().write(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16) -> Self {
+        // SAFETY: the caller guarantees four elements; an array of them has their alignment.
+        Self(unsafe { from.cast::<[bf16; 4]>().read() }.map(paceline_numeric::bf16::widen))
+    }
+    #[inline(always)]
+    unsafe fn round_to_bf16(self) -> Self {
+        use paceline_numeric::bf16::{round, widen};
+        Self(self.0.map(|x| widen(round(x))))
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut bf16) {

@@ -8,23 +8,20 @@
 //!
 //! - For each panel of `b`, for each of `a`, as in BLIS. The panel of `b` stays in the first-level cache, and the block of `a`
 //!   in the second-level cache. The block of `b` is read once for each block of `a`, so it may lie in the third-level cache.
-//!   If there are many columns, panels are packed one by one, just before the first block of `a` meets them, and the elements
-//!   of the next one are fetched meanwhile: the wait for memory, which is most of packing, disappears behind arithmetic. The
-//!   block of `a` is larger then, and partly in the third-level cache, so that fewer blocks meet each panel.
+//!   Its panels are packed one by one, just before the first block of `a` meets them, and the elements of the next one are
+//!   fetched meanwhile: the wait for memory, which is most of packing, disappears behind arithmetic.
 //! - For each panel of `a`, for each of `b`. The panel of `a` stays in the first-level cache, and both blocks in the
 //!   second-level cache. The tiles lie side by side in `c`, so that long rows of it are written in order of memory.
 //!
 //! A block of `a` that is stored as the kernel's panels are is not packed.
 
 use super::kernel::{MicroKernel, Panels};
-use super::pack::Ahead;
+use super::pack::{Ahead, SLACK};
 use super::store::{BUFFER_LEN, Tile};
 use super::{Elems, Output, Product, Sizes};
 
 /// Lengths are rounded up to this number of elements, a cache line.
 const LINE: usize = 16;
-/// With more columns, `b` is taken to come from memory.
-const FEW_COLUMNS: usize = 1024;
 /// Blocks of k are a multiple of this, so that only the last one has units that are padded.
 const K_STEP: usize = 32;
 
@@ -34,8 +31,7 @@ pub(super) struct Blocks {
     m: usize,
     n: usize,
     k: usize,
-    /// Whether panels of `b` are packed one by one, and whether all panels of a block are kept.
-    streams_b: bool,
+    /// Whether all packed panels of a block of `b` are kept, or only the current one.
     keeps_b: bool,
     /// Lengths of the packed block of `b`, that of `a`, and the sums, in scratch memory.
     b_len: usize,
@@ -55,10 +51,9 @@ impl Blocks {
             panels.div_ceil(panels.div_ceil((most / units / panel).max(1))) * panel
         };
         let has_sums = is_c_bf16 && num_k > 1;
-        let streams_b = K::B_STAYS && sizes.n > FEW_COLUMNS;
-        let m = block(sizes.m, K::ROWS, if streams_b { K::LARGE_A_LEN } else { K::A_LEN });
+        let m = block(sizes.m, K::ROWS, K::A_LEN);
         // A panel of `b` that no second block of `a` meets makes room for the next one.
-        let keeps_b = !streams_b || m < sizes.m;
+        let keeps_b = !K::B_STAYS || m < sizes.m;
         let most = if keeps_b || has_sums { K::B_LEN } else { usize::MAX };
         let n = block(sizes.n, K::COLUMNS, most);
         let kept = if keeps_b { n } else { K::COLUMNS };
@@ -66,10 +61,9 @@ impl Blocks {
             m,
             n,
             k,
-            streams_b,
             keeps_b,
             b_len: (kept * units).next_multiple_of(LINE),
-            a_len: (m * units).next_multiple_of(LINE),
+            a_len: (m * units + SLACK).next_multiple_of(LINE),
             sums_len: if has_sums { (sizes.m * n).next_multiple_of(LINE) } else { 0 },
         }
     }
@@ -110,7 +104,7 @@ impl Blocks {
                 let pack_b = |j: usize, columns: usize, to: *mut u32| unsafe {
                     K::pack_b(&b.from(n0 + j, k0), columns, k_len, to);
                 };
-                if !self.streams_b {
+                if !K::B_STAYS {
                     pack_b(0, n_len, packed_b);
                 }
                 for m0 in (0..m).step_by(self.m) {
@@ -143,7 +137,7 @@ impl Blocks {
                         continue;
                     }
                     for j in columns() {
-                        if m0 > 0 || !self.streams_b {
+                        if m0 > 0 {
                             rows().for_each(|i| make(i, j));
                             continue;
                         }

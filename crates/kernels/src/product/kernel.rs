@@ -28,8 +28,6 @@ pub(super) unsafe trait MicroKernel {
     const K_BLOCK: usize;
     /// The largest packed block of `a`, in units.
     const A_LEN: usize;
-    /// The same where panels of `b` are packed one by one, see [`super::blocks`].
-    const LARGE_A_LEN: usize = Self::A_LEN;
     /// The largest packed block of `b`, in units.
     const B_LEN: usize;
     /// Whether the panel that is used for several tiles in a row is one of `b`, see [`super::blocks`].
@@ -43,7 +41,8 @@ pub(super) unsafe trait MicroKernel {
     fn are_panels(_a: &Operand, _lanes: usize, _k_len: usize) -> bool {
         false
     }
-    /// Packs `k_len` elements of `lanes` lanes of `a` into panels, one after the other.
+    /// Packs `k_len` elements of `lanes` lanes of `a` into panels, one after the other. May overwrite [`pack::SLACK`] elements behind
+    /// the last one.
     unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32);
     /// The same for `b`.
     unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32);
@@ -141,11 +140,11 @@ unsafe impl MicroKernel for Plain {
     }
     unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
         // SAFETY: the caller's contract.
-        unsafe { pack::pack::<Portable, { Self::ROWS }>(a, lanes, k_len, panels) }
+        unsafe { pack::pack::<Portable, { Self::ROWS }, true>(a, lanes, k_len, panels) }
     }
     unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
         // SAFETY: the caller's contract.
-        unsafe { pack::pack::<Portable, { Self::COLUMNS }>(b, lanes, k_len, panels) }
+        unsafe { pack::pack::<Portable, { Self::COLUMNS }, false>(b, lanes, k_len, panels) }
     }
     unsafe fn multiply(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
         // SAFETY: the caller's contract.
@@ -181,10 +180,8 @@ mod x86 {
         const K_PER_UNIT: usize = 1;
         /// A panel of `b` takes 24 KiB.
         const K_BLOCK: usize = 384;
-        /// 198 KiB: 132 rows.
-        const A_LEN: usize = 132 * Self::K_BLOCK;
-        /// 516 KiB: 512 rows of 256 k. The third-level cache is fast enough where each panel of `b` comes from memory.
-        const LARGE_A_LEN: usize = 344 * Self::K_BLOCK;
+        /// 516 KiB: 512 rows of 256 k. The third-level cache is fast enough for a panel of `a` per tile.
+        const A_LEN: usize = 344 * Self::K_BLOCK;
         /// 3 MiB: 2048 columns.
         const B_LEN: usize = 2048 * Self::K_BLOCK;
         const B_STAYS: bool = true;
@@ -196,7 +193,7 @@ mod x86 {
             #[target_feature(enable = "avx2,fma")]
             unsafe fn inner(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
                 // SAFETY: the caller's contract.
-                unsafe { pack::pack::<simd::Avx2, 6>(a, lanes, k_len, panels) }
+                unsafe { pack::pack::<simd::Avx2, 6, true>(a, lanes, k_len, panels) }
             }
             // SAFETY: the caller's contract.
             unsafe { inner(a, lanes, k_len, panels) }
@@ -205,7 +202,7 @@ mod x86 {
             #[target_feature(enable = "avx2,fma")]
             unsafe fn inner(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
                 // SAFETY: the caller's contract.
-                unsafe { pack::pack::<simd::Avx2, 16>(b, lanes, k_len, panels) }
+                unsafe { pack::pack::<simd::Avx2, 16, false>(b, lanes, k_len, panels) }
             }
             // SAFETY: the caller's contract.
             unsafe { inner(b, lanes, k_len, panels) }

@@ -1,18 +1,22 @@
 //! Packs panels of f32: transposes in registers where k is contiguous, copies where the lanes are.
 
-use paceline_numeric::bf16::{round, widen};
+use half::bf16;
 
 use super::{Elems, Operand};
-use crate::simd::Vector;
+use crate::simd::{Vector, prefetch};
 
 const LINE_BYTES: usize = 64;
 /// Lanes whose k is contiguous are transposed in strips of this many k, which stay in the first-level cache.
 const STRIP: usize = 16;
 /// The most lanes of a panel.
 const MOST_LANES: usize = 16;
+/// The elements behind the last panel that may be overwritten.
+pub(super) const SLACK: usize = MOST_LANES;
 /// The number of panels that are filled side by side where the lanes are contiguous: more of each row is read while its page
 /// and lines are at hand.
 const TOGETHER: usize = 8;
+/// How many k ahead rows are fetched.
+const K_AHEAD: usize = 12;
 
 impl Operand {
     /// The same operand, starting at this lane and this k.
@@ -76,68 +80,103 @@ impl Ahead {
     }
 }
 
-/// Packs `lanes` lanes of `k_len` elements into panels of `LANES` lanes, as f32. Lanes that are missing in the last panel
-/// become zeros.
+/// How the elements of an operand become numbers in a register.
 ///
 /// # Safety
 ///
-/// The operand has these elements, the panels have room for `k_len` units of their lanes, and the processor has the
-/// instructions of `V`.
+/// `load` may only run on a processor that has the instructions of `V`, and touches `V::LANES` elements.
+unsafe trait Source<V: Vector> {
+    type Elem: Copy;
+    const ZERO: Self::Elem;
+    unsafe fn load(from: *const Self::Elem) -> V;
+}
+
+/// f32, unchanged.
+struct Exact;
+/// f32, rounded to bf16.
+struct Rounded;
+/// bf16.
+struct Widened;
+
+// SAFETY: as it says.
+unsafe impl<V: Vector> Source<V> for Exact {
+    type Elem = f32;
+    const ZERO: f32 = 0.0;
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { V::load(from) }
+    }
+}
+
+// SAFETY: as it says.
+unsafe impl<V: Vector> Source<V> for Rounded {
+    type Elem = f32;
+    const ZERO: f32 = 0.0;
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { V::load(from).round_to_bf16() }
+    }
+}
+
+// SAFETY: as it says.
+unsafe impl<V: Vector> Source<V> for Widened {
+    type Elem = bf16;
+    const ZERO: bf16 = bf16::ZERO;
+    #[inline(always)]
+    unsafe fn load(from: *const bf16) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { V::load_bf16(from) }
+    }
+}
+
+/// Packs `lanes` lanes of `k_len` elements into panels of `LANES` lanes, as f32. Lanes that are missing in the last panel
+/// become zeros. `FETCHES`: elements are fetched ahead, because nobody has done so before.
+///
+/// # Safety
+///
+/// The operand has these elements, the panels have room for `k_len` units of their lanes and [`SLACK`] more elements, and the
+/// processor has the instructions of `V`.
 #[inline(always)]
-pub(super) unsafe fn pack<V: Vector, const LANES: usize>(
+pub(super) unsafe fn pack<V: Vector, const LANES: usize, const FETCHES: bool>(
     from: &Operand,
     lanes: usize,
     k_len: usize,
     panels: *mut u32,
 ) {
     const { assert!(LANES <= MOST_LANES && STRIP.is_multiple_of(V::LANES)) };
-    let panels = panels.cast::<f32>();
-    let round = |x| widen(round(x));
+    let to = panels.cast::<f32>();
     // SAFETY: the caller's contract.
     unsafe {
         match (from.elems, from.in_bf16) {
-            (Elems::F32(x), false) => {
-                fill::<_, V, LANES, true>(x, from, lanes, k_len, panels, |x| x)
-            }
-            (Elems::F32(x), true) => {
-                fill::<_, V, LANES, false>(x, from, lanes, k_len, panels, round)
-            }
-            (Elems::Bf16(x), _) => fill::<_, V, LANES, false>(x, from, lanes, k_len, panels, widen),
+            (Elems::F32(x), false) => fill::<Exact, V, LANES, FETCHES>(x, from, lanes, k_len, to),
+            (Elems::F32(x), true) => fill::<Rounded, V, LANES, FETCHES>(x, from, lanes, k_len, to),
+            (Elems::Bf16(x), _) => fill::<Widened, V, LANES, FETCHES>(x, from, lanes, k_len, to),
         }
     }
 }
 
-/// Fills panels from elements that `unit` turns into f32. `IS_EXACT`: they are f32, and `unit` returns them unchanged.
-///
 /// # Safety
 ///
-/// As for [`pack`], and `T` is f32 if `IS_EXACT`.
+/// As for [`pack`].
 #[inline(always)]
-unsafe fn fill<T: Copy, V: Vector, const LANES: usize, const IS_EXACT: bool>(
-    start: *const T,
+unsafe fn fill<S: Source<V>, V: Vector, const LANES: usize, const FETCHES: bool>(
+    start: *const S::Elem,
     &Operand { lane_stride, k_stride, .. }: &Operand,
     lanes: usize,
     k_len: usize,
     panels: *mut f32,
-    unit: impl Fn(T) -> f32 + Copy,
 ) {
     // SAFETY: the caller's contract.
     unsafe {
         if k_stride != 1 {
-            return across_lanes::<_, LANES>(start, k_stride, lanes, k_len, panels, unit);
+            let across_lanes = across_lanes::<S, V, LANES, FETCHES>;
+            return across_lanes(start, k_stride, lanes, k_len, panels);
         }
         for lane in (0..lanes).step_by(LANES) {
             let (from, panel) = (start.add(lane * lane_stride), panels.add(lane * k_len));
-            let is_whole = lanes - lane >= LANES.next_multiple_of(V::LANES);
-            if IS_EXACT && is_whole && k_len.is_multiple_of(STRIP) {
-                // Nothing has to be copied before.
-                for k in (0..k_len).step_by(STRIP) {
-                    let (from, to) = (from.cast::<f32>().add(k), panel.add(k * LANES));
-                    transpose::<V, LANES>(from, lane_stride, STRIP, to);
-                }
-            } else {
-                along_k::<_, V, LANES>(from, lane_stride, lanes - lane, k_len, panel, unit);
-            }
+            along_k::<S, V, LANES, FETCHES>(from, lane_stride, lanes - lane, k_len, panel);
         }
     }
 }
@@ -148,34 +187,34 @@ unsafe fn fill<T: Copy, V: Vector, const LANES: usize, const IS_EXACT: bool>(
 ///
 /// As for [`pack`].
 #[inline(always)]
-unsafe fn along_k<T: Copy, V: Vector, const LANES: usize>(
-    from: *const T,
+unsafe fn along_k<S: Source<V>, V: Vector, const LANES: usize, const FETCHES: bool>(
+    from: *const S::Elem,
     lane_stride: usize,
     lanes: usize,
     k_len: usize,
     panel: *mut f32,
-    unit: impl Fn(T) -> f32,
 ) {
-    let mut rows = [[0.0; STRIP]; MOST_LANES];
-    for k0 in (0..k_len).step_by(STRIP) {
-        let len = STRIP.min(k_len - k0);
-        // SAFETY: lanes below `lanes` and k below `k_len`, which the caller guarantees.
-        unsafe {
-            for (lane, row) in rows[..LANES.min(lanes)].iter_mut().enumerate() {
-                let from = from.add(lane * lane_stride + k0);
-                if len == STRIP {
-                    let mut units = [0.0; STRIP];
-                    for (k, x) in units.iter_mut().enumerate() {
-                        *x = unit(*from.add(k));
-                    }
-                    *row = units;
-                } else {
-                    for (k, x) in row[..len].iter_mut().enumerate() {
-                        *x = unit(*from.add(k));
+    let has_all_lanes = lanes >= LANES.next_multiple_of(V::LANES);
+    let mut rows = [[S::ZERO; STRIP]; MOST_LANES];
+    // SAFETY: lanes below `lanes` and k below `k_len`, which the caller guarantees.
+    unsafe {
+        for k in (0..k_len).step_by(STRIP) {
+            let (from, to) = (from.add(k), panel.add(k * LANES));
+            let len = STRIP.min(k_len - k);
+            if has_all_lanes && len == STRIP {
+                if FETCHES {
+                    // The same strip of the next panel.
+                    for lane in LANES..2 * LANES {
+                        prefetch(from.wrapping_add(lane * lane_stride), 1);
                     }
                 }
+                transpose::<S, V, LANES>(from, lane_stride, STRIP, to);
+                continue;
             }
-            transpose::<V, LANES>(rows.as_ptr().cast(), STRIP, len, panel.add(k0 * LANES));
+            for (lane, row) in rows[..LANES.min(lanes)].iter_mut().enumerate() {
+                row.as_mut_ptr().copy_from_nonoverlapping(from.add(lane * lane_stride), len);
+            }
+            transpose::<S, V, LANES>(rows.as_ptr().cast(), STRIP, len, to);
         }
     }
 }
@@ -184,11 +223,11 @@ unsafe fn along_k<T: Copy, V: Vector, const LANES: usize>(
 ///
 /// # Safety
 ///
-/// At `from`, `LANES` lanes rounded up to a multiple of `V::LANES` have a strip of elements; `to` has room for `len` units. The
-/// processor has the instructions of `V`.
+/// At `from`, `LANES` lanes rounded up to a multiple of `V::LANES` have a strip of elements; `to` has room for `len` units and
+/// [`SLACK`] more elements. The processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn transpose<V: Vector, const LANES: usize>(
-    from: *const f32,
+unsafe fn transpose<S: Source<V>, V: Vector, const LANES: usize>(
+    from: *const S::Elem,
     stride: usize,
     len: usize,
     to: *mut f32,
@@ -199,15 +238,20 @@ unsafe fn transpose<V: Vector, const LANES: usize>(
             // as there is.
             unsafe {
                 let (from, to) = (from.add(lane * stride + k), to.add(k * LANES + lane));
+                let mut square = [0.0; MOST_LANES * MOST_LANES];
+                for i in 0..V::LANES {
+                    S::load(from.add(i * stride)).store(square.as_mut_ptr().add(i * V::LANES));
+                }
                 let (lanes, units) = (V::LANES.min(LANES - lane), V::LANES.min(len - k));
-                if lanes == V::LANES && units == V::LANES {
-                    V::transpose(from, stride, to, LANES);
+                // With fewer lanes than a register has, the surplus of a unit is overwritten by the next one.
+                if (lanes == V::LANES || LANES < V::LANES) && units == V::LANES {
+                    V::transpose(square.as_ptr(), V::LANES, to, LANES);
                     continue;
                 }
-                let mut square = [0.0; MOST_LANES * MOST_LANES];
-                V::transpose(from, stride, square.as_mut_ptr(), V::LANES);
+                let mut turned = [0.0; MOST_LANES * MOST_LANES];
+                V::transpose(square.as_ptr(), V::LANES, turned.as_mut_ptr(), V::LANES);
                 for unit in 0..units {
-                    let from = square.as_ptr().add(unit * V::LANES);
+                    let from = turned.as_ptr().add(unit * V::LANES);
                     to.add(unit * LANES).copy_from_nonoverlapping(from, lanes);
                 }
             }
@@ -221,37 +265,49 @@ unsafe fn transpose<V: Vector, const LANES: usize>(
 ///
 /// As for [`pack`].
 #[inline(always)]
-unsafe fn across_lanes<T: Copy, const LANES: usize>(
-    from: *const T,
+unsafe fn across_lanes<S: Source<V>, V: Vector, const LANES: usize, const FETCHES: bool>(
+    from: *const S::Elem,
     k_stride: usize,
     lanes: usize,
     k_len: usize,
     panels: *mut f32,
-    unit: impl Fn(T) -> f32,
 ) {
+    let surplus = LANES.next_multiple_of(V::LANES) - LANES;
+    // The lanes of panels that whole registers can be read of.
+    let whole = lanes.saturating_sub(surplus) / LANES * LANES;
+    // The surplus of a unit is overwritten by the next one, that of a panel's last one is not written.
+    let wide = if surplus == 0 { k_len } else { k_len.saturating_sub(1) };
     // SAFETY: lanes below `lanes` and k below `k_len`, which the caller guarantees, and their places in the panels.
     unsafe {
-        let whole = lanes - lanes % LANES;
+        let place = |lane: usize, k: usize| {
+            (from.add(k * k_stride + lane), panels.add(lane * k_len + k * LANES))
+        };
         for first in (0..whole).step_by(TOGETHER * LANES) {
             let end = whole.min(first + TOGETHER * LANES);
-            for k in 0..k_len {
+            for k in 0..wide {
+                if FETCHES {
+                    let ahead = from.wrapping_add((k + K_AHEAD) * k_stride + first);
+                    prefetch(ahead, end - first);
+                    prefetch(ahead.wrapping_add(end - first - 1), 1);
+                }
                 for lane in (first..end).step_by(LANES) {
-                    let from = from.add(k * k_stride + lane);
-                    let mut units = [0.0; LANES];
-                    for (i, x) in units.iter_mut().enumerate() {
-                        *x = unit(*from.add(i));
+                    let (from, to) = place(lane, k);
+                    for i in (0..LANES).step_by(V::LANES) {
+                        S::load(from.add(i)).store(to.add(i));
                     }
-                    panels.add(lane * k_len + k * LANES).cast::<[f32; LANES]>().write(units);
                 }
             }
         }
-        if whole < lanes {
-            for k in 0..k_len {
-                let to = panels.add(whole * k_len + k * LANES);
-                for lane in 0..LANES {
-                    let from = from.wrapping_add(k * k_stride + whole + lane);
-                    *to.add(lane) = if whole + lane < lanes { unit(*from) } else { 0.0 };
+        for lane in (0..lanes).step_by(LANES) {
+            for k in if lane < whole { wide } else { 0 }..k_len {
+                let (from, to) = place(lane, k);
+                let mut elems = [S::ZERO; MOST_LANES];
+                elems.as_mut_ptr().copy_from_nonoverlapping(from, LANES.min(lanes - lane));
+                let mut unit = [0.0; MOST_LANES];
+                for i in (0..LANES).step_by(V::LANES) {
+                    S::load(elems.as_ptr().add(i)).store(unit.as_mut_ptr().add(i));
                 }
+                to.copy_from_nonoverlapping(unit.as_ptr(), LANES);
             }
         }
     }
