@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes a project with `paceline new`, builds it outside of the workspace as `cargo build` does, without the workspace's profile
 # and therefore without optimization, and runs its test, training and every collective operation in it. Frames on the stack
-# are many times as large there.
+# are many times as large there. Where there is mpirun, the program has the mpi transport too.
 #
 #   scripts/outside-program.sh
 #
@@ -19,6 +19,9 @@ program=${CARGO_TARGET_DIR:-target}/debug/paceline
 "$program" new "$work/outside"
 mkdir "$work/outside/src/bin"
 cp Cargo.lock "$work/outside"
+if command -v mpirun >/dev/null; then
+  sed -i '/^paceline = /s/ }$/, features = ["mpi"] }/' "$work/outside/Cargo.toml"
+fi
 
 # Every reduction of every element type, on the communication thread and on the caller's, whose stack is that of the
 # standard library.
@@ -63,5 +66,9 @@ small="$small --samples 64 --global-batch-size 16 --steps 3"
 for transport in thread shm tcp; do
   "$target/debug/outside" train $small --channels 4 --hidden 8 --transport "$transport" --strategy bucket_ddp_async
 done
+if command -v mpirun >/dev/null; then
+  if [ "$(id -u)" = 0 ]; then allow=(--allow-run-as-root); else allow=(); fi
+  timeout 120 mpirun --oversubscribe "${allow[@]}" -n 2 "$target/debug/outside" train $small --channels 4 --hidden 8 --transport mpi
+fi
 "$target/debug/outside" train $small --model llama --layers 1 --width 32 --heads 4 --kv-heads 2 --intermediate 48 --vocab 301 --seq-len 16 --threads 2 --strategy sharded3 --optimizer adamw
 echo "a program outside of the workspace trains, after $SECONDS s"

@@ -10,13 +10,65 @@ type Who = u8;
 const NOBODY: Who = 0;
 const SEVERAL: Who = u8::MAX;
 
-#[derive(Clone, Copy, Default)]
+/// What a byte has gone through in this block, and since the last barrier.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Touch {
     epoch: u32,
     writer: Who,
     reader: Who,
     atomic: Who,
     written: bool,
+}
+
+impl Touch {
+    /// The byte as it is after an access by `who`, unless it must not be.
+    #[inline]
+    fn after(mut self, epoch: u32, who: Who, access: Access) -> Option<Self> {
+        if self.epoch != epoch {
+            self = Self { epoch, written: self.written, ..Self::default() };
+        }
+        let alone = |x: Who| x == NOBODY || x == who;
+        let mark = |x: Who| if alone(x) { who } else { SEVERAL };
+        let is_allowed = match access {
+            Access::Read => self.written & alone(self.writer) & alone(self.atomic),
+            Access::Write => alone(self.writer) & alone(self.atomic) & alone(self.reader),
+            Access::Atomic => self.written & alone(self.writer) & alone(self.reader),
+        };
+        match access {
+            Access::Read => self.reader = mark(self.reader),
+            Access::Write => (self.writer, self.written) = (who, true),
+            Access::Atomic => self.atomic = mark(self.atomic),
+        }
+        is_allowed.then_some(self)
+    }
+
+    /// Why the access at this address must not be.
+    #[cold]
+    fn refusal(self, who: Who, access: Access, at: usize) -> Fault {
+        if access != Access::Write && !self.written {
+            let message = format!("reads shared memory at {at:#x} that was never written");
+            return Fault::failed(message);
+        }
+        let verb = match access {
+            Access::Read => "reads",
+            Access::Write => "writes",
+            Access::Atomic => "updates",
+        };
+        let others = match access {
+            Access::Read => [self.writer, self.atomic, NOBODY],
+            Access::Write => [self.writer, self.atomic, self.reader],
+            Access::Atomic => [self.writer, NOBODY, self.reader],
+        };
+        let other = others.into_iter().find(|x| *x != NOBODY && *x != who).unwrap_or(SEVERAL);
+        let by = match other {
+            SEVERAL => "other warps have".to_owned(),
+            warp => format!("warp {} has", warp - 1),
+        };
+        let what = if self.reader == other { "read" } else { "written" };
+        Fault::failed(format!(
+            "race: {verb} shared memory at {at:#x}, which {by} {what} since the last barrier"
+        ))
+    }
 }
 
 /// The kinds of accesses.
@@ -71,52 +123,21 @@ impl SharedMemory {
             ))
         })?;
         let who = warp as Who + 1;
+        // Mostly the bytes of an access have been touched together before.
+        let mut same: Option<[Touch; 2]> = None;
         for (k, touch) in self.touches[at..end].iter_mut().enumerate() {
-            if touch.epoch != self.epoch {
-                let written = touch.written;
-                *touch = Touch { epoch: self.epoch, written, ..Touch::default() };
-            }
-            if access != Access::Write && !touch.written {
-                return Err(Fault::failed(format!(
-                    "reads shared memory at {:#x} that was never written",
-                    at + k
-                )));
-            }
-            let other = |x: Who| x != NOBODY && x != who;
-            let conflict = match access {
-                Access::Read => [touch.writer, touch.atomic, NOBODY],
-                Access::Write => [touch.writer, touch.atomic, touch.reader],
-                Access::Atomic => [touch.writer, NOBODY, touch.reader],
+            *touch = match same {
+                Some([before, after]) if before == *touch => after,
+                _ => {
+                    let after = touch.after(self.epoch, who, access);
+                    let after = after.ok_or_else(|| touch.refusal(who, access, at + k))?;
+                    same = Some([*touch, after]);
+                    after
+                }
             };
-            if let Some(first) = conflict.into_iter().find(|x| other(*x)) {
-                return Err(race(access, at + k, first, touch.reader == first));
-            }
-            let mark = |x: Who| if other(x) { SEVERAL } else { who };
-            match access {
-                Access::Read => touch.reader = mark(touch.reader),
-                Access::Write => (touch.writer, touch.written) = (who, true),
-                Access::Atomic => touch.atomic = mark(touch.atomic),
-            }
         }
         Ok(&mut self.bytes[at..end])
     }
-}
-
-#[cold]
-fn race(access: Access, at: usize, other: Who, was_read: bool) -> Fault {
-    let verb = match access {
-        Access::Read => "reads",
-        Access::Write => "writes",
-        Access::Atomic => "updates",
-    };
-    let by = match other {
-        SEVERAL => "other warps have".to_owned(),
-        warp => format!("warp {} has", warp - 1),
-    };
-    let what = if was_read { "read" } else { "written" };
-    Fault::failed(format!(
-        "race: {verb} shared memory at {at:#x}, which {by} {what} since the last barrier"
-    ))
 }
 
 #[cfg(test)]

@@ -28,14 +28,9 @@ impl Warp {
             Op::Compare(compare) => self.compare(compare, mask),
             Op::Select { to, a, b, pred } => {
                 let chosen = self.test(*pred);
-                let sources = [*a, *b];
-                let [a, b] = sources.map(|s| self.registers[s as usize]);
-                let to = &mut self.registers[*to as usize];
-                for lane in 0..LANES {
-                    if mask >> lane & 1 == 1 {
-                        to[lane] = if chosen >> lane & 1 == 1 { a[lane] } else { b[lane] };
-                    }
-                }
+                let registers = &mut self.registers;
+                over_lanes(registers, mask & chosen, *to, [*a], |[a]| a);
+                over_lanes(registers, mask & !chosen, *to, [*b], |[b]| b);
             }
             Op::Load { scalar, address, to } => self.load(block, *scalar, *address, to, mask)?,
             Op::Store { scalar, address, from } => {
@@ -179,7 +174,8 @@ impl Warp {
     fn address(&self, address: Address, lane: usize, len: usize) -> Laned<(Space, u64)> {
         let base = self.registers[address.base as usize][lane];
         let mut at = base.wrapping_add(address.offset as u64);
-        if !at.is_multiple_of(len as u64) {
+        debug_assert!(len.is_power_of_two());
+        if at & (len as u64 - 1) != 0 {
             return Err(on_lane(lane)(Fault::misaligned(at, len)));
         }
         let mut space = address.space;
@@ -242,8 +238,10 @@ impl Warp {
         for lane in lanes_of(mask) {
             let at = self.address(address, lane, len)?;
             self.read(block, lane, at, &mut buffer[..len])?;
-            for (to, bytes) in to.iter().zip(buffer.chunks_exact(scalar.bytes)) {
+            // (`chunks_exact` divides.)
+            for (k, to) in to.iter().enumerate() {
                 if let Some(to) = to {
+                    let bytes = &buffer[k * scalar.bytes..][..scalar.bytes];
                     self.registers[*to as usize][lane] = value_of(scalar, bytes);
                 }
             }
@@ -263,9 +261,9 @@ impl Warp {
         let mut buffer = [0; LONGEST];
         for lane in lanes_of(mask) {
             let (space, at) = self.address(address, lane, len)?;
-            for (from, bytes) in from.iter().zip(buffer.chunks_exact_mut(scalar.bytes)) {
+            for (k, from) in from.iter().enumerate() {
                 let value = self.registers[*from as usize][lane].to_le_bytes();
-                bytes.copy_from_slice(&value[..scalar.bytes]);
+                buffer[k * scalar.bytes..][..scalar.bytes].copy_from_slice(&value[..scalar.bytes]);
             }
             let result = match space {
                 Space::Global | Space::Generic => block.memory.store(at, &buffer[..len]),

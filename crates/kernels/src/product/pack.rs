@@ -98,7 +98,7 @@ struct Rounded;
 /// bf16.
 struct Widened;
 
-// SAFETY: as it says.
+// SAFETY: one load of a register, as are those below.
 unsafe impl<V: Vector> Source<V> for Exact {
     type Elem = f32;
     const ZERO: f32 = 0.0;
@@ -109,7 +109,7 @@ unsafe impl<V: Vector> Source<V> for Exact {
     }
 }
 
-// SAFETY: as it says.
+// SAFETY: as above.
 unsafe impl<V: Vector> Source<V> for Rounded {
     type Elem = f32;
     const ZERO: f32 = 0.0;
@@ -120,7 +120,7 @@ unsafe impl<V: Vector> Source<V> for Rounded {
     }
 }
 
-// SAFETY: as it says.
+// SAFETY: as above.
 unsafe impl<V: Vector> Source<V> for Widened {
     type Elem = bf16;
     const ZERO: bf16 = bf16::ZERO;

@@ -12,6 +12,7 @@ pub mod traces;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{ErrorKind, Write};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -315,6 +316,11 @@ impl Run {
 pub fn signal(pid: u32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
     let _ = rustix::process::kill_process(pid, signal);
+}
+
+/// A port that was free a moment ago.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Waits until `condition` holds; fails the test, naming `what`, if that takes too long.

@@ -1,9 +1,8 @@
 //! Ranks that were started with different settings do not begin, whoever started them; settings of a host may differ.
 
 use std::fs;
-use std::net::TcpListener;
 
-use crate::common::{Run, Running, Sandbox, TINY, TINY_MLP, pretrained, write_cifar10};
+use crate::common::{Run, Running, Sandbox, TINY, TINY_MLP, free_port, pretrained, write_cifar10};
 
 /// The variables of a launcher for a rank of two.
 type Environment = fn(&Sandbox, usize, u16) -> Vec<(&'static str, String)>;
@@ -50,11 +49,6 @@ fn slurm(_: &Sandbox, rank: usize, port: u16) -> Vec<(&'static str, String)> {
         ("SLURM_JOB_ID", port.to_string()),
         ("SLURM_STEP_ID", "0".into()),
     ]
-}
-
-/// A port that was free a moment ago.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Two ranks, each with its own flags.

@@ -1,7 +1,7 @@
 //! The program as its users see it: what it does, prints, writes and refuses.
 //!
 //! One file for each command or subject, and one executable for all: each one would contain the whole program again. Tests that
-//! watch a terminal, processes or the clock closely have executables of their own, beside this folder.
+//! watch a terminal, or need a browser, a card or a user of their own, have executables of their own, beside this folder.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -28,6 +28,7 @@ mod generate;
 mod help;
 mod knobs;
 mod lab;
+mod launcher;
 mod llama;
 mod llama_tools;
 mod loss_scale;
@@ -44,8 +45,10 @@ mod predict_trace;
 mod profile;
 mod recipes;
 mod recorded;
+mod restarts;
 mod resume;
 mod schedule;
+mod several_hosts;
 mod sharding;
 mod strategies;
 mod studies;

@@ -1,15 +1,13 @@
 //! The launcher: what it tells its ranks, and that all ranks end together, however a run ends.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use common::marked::{Marked, names_only_rank};
-use common::{Run, Sandbox, TINY, signal, wait_until};
+use crate::common::marked::{Marked, names_only_rank};
+use crate::common::{Run, Sandbox, TINY, signal, wait_until};
 use rustix::process::Signal;
 
 // The ranks of these tests would run for many minutes, far longer than any wait here. So if a rank ends

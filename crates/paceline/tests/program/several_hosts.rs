@@ -1,21 +1,13 @@
 //! Runs on several hosts, each with a launcher of its own. Here two launchers on one machine stand for two hosts.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::fs;
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
-use common::marked::{Marked, names_only_rank};
-use common::{Run, Running, Sandbox, TINY, json, signal, wait_until};
+use crate::common::marked::{Marked, names_only_rank};
+use crate::common::{Run, Running, Sandbox, TINY, free_port, json, signal, wait_until};
 use rustix::process::Signal;
-
-/// A port that was free a moment ago.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 /// The flags that say which of two hosts a launcher starts.
 fn host(node: usize, port: u16) -> String {

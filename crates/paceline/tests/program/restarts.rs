@@ -1,13 +1,11 @@
 //! `--max-restarts`: after a failure all ranks are started again, and a training run goes on where it stands.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::marked::Marked;
-use common::{Run, Sandbox, TINY, metrics, signal, wait_until};
+use crate::common::marked::Marked;
+use crate::common::{Run, Sandbox, TINY, metrics, signal, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
 
