@@ -167,6 +167,11 @@ mod tests {
         assert!(told.contains("warp 0 has read"), "{told}");
         assert!(run(&[(0, 0, Read)]).unwrap_err().contains("never written"));
         assert!(run(&[(0, 6, Write)]).unwrap_err().contains("of 8 bytes"));
+        // The third byte of an access has another history than the first two.
+        let told = run(&[(0, 0, Write), (1, 4, Write), (0, 2, Read)]).unwrap_err();
+        assert!(told.contains("0x4, which warp 1 has written"), "{told}");
+        let told = run(&[(0, 0, Write), (0, 2, Read)]).unwrap_err();
+        assert!(told.contains("0x4 that was never written"), "{told}");
         let begin = [(0, 0, Write), (99, 0, Read), (0, 0, Atomic), (1, 0, Atomic)];
         assert!(run(&begin).is_ok());
         assert!(run(&[&begin[..], &[(1, 0, Read)]].concat()).is_err());
