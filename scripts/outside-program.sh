@@ -69,6 +69,9 @@ done
 if command -v mpirun >/dev/null; then
   if [ "$(id -u)" = 0 ]; then allow=(--allow-run-as-root); else allow=(); fi
   timeout 120 mpirun --oversubscribe "${allow[@]}" -n 2 "$target/debug/outside" train $small --channels 4 --hidden 8 --transport mpi
+  timeout 120 mpirun --oversubscribe "${allow[@]}" -n 2 "$target/debug/outside" bench all_reduce --transport mpi -b 1K -e 64K
+else
+  echo "left out: the mpi transport, because there is no mpirun"
 fi
 "$target/debug/outside" train $small --model llama --layers 1 --width 32 --heads 4 --kv-heads 2 --intermediate 48 --vocab 301 --seq-len 16 --threads 2 --strategy sharded3 --optimizer adamw
 echo "a program outside of the workspace trains, after $SECONDS s"

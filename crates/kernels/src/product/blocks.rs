@@ -7,7 +7,7 @@
 //! for each pair of panels: make a tile of `c`. A kernel chooses in which order, by [`MicroKernel::B_STAYS`]:
 //!
 //! - For each panel of `b`, for each of `a`, as in BLIS. The panel of `b` stays in the first-level cache, and the block of `a`
-//!   in the second-level cache. The block of `b` is read once for each block of `a`, so it may lie in the third-level cache.
+//!   in the second-level cache and, in part, the third. The block of `b` is read once for each block of `a`, so it may lie in the third-level cache.
 //!   Its panels are packed one by one, just before the first block of `a` meets them, and the elements of the next one are
 //!   fetched meanwhile: the wait for memory, which is most of packing, disappears behind arithmetic.
 //! - For each panel of `a`, for each of `b`. The panel of `a` stays in the first-level cache, and both blocks in the
