@@ -101,7 +101,7 @@ impl Core {
         let seq = self.operations.fetch_add(1, Ordering::Relaxed);
         let started_ns = now_ns();
         let submitted_ns = submitted.at_ns;
-        let times = OpTimes { submitted_ns, started_ns, present_ns: 0, finished_ns: 0 };
+        let times = OpTimes { submitted_ns, started_ns, ..OpTimes::default() };
         let record = call.record((self.group, self.world), seq, submitted.purpose, times);
         lock(&self.records).begin(record);
         self.flight_recorder.begins(call, seq);
@@ -124,10 +124,11 @@ impl Core {
             // For the rank that arrives last, the recorded end of the barrier phase may lie just before the
             // start that this rank read from the clock.
             let present_ns = present_ns.max(started_ns);
-            if let Some(emulator) = self.emulator.get() {
-                emulator.hold_until_done(call, self.world, present_ns);
-            }
-            OpTimes { submitted_ns, started_ns, present_ns, finished_ns: now_ns() }
+            let due_ns =
+                self.emulator.get().map(|on| on.hold_until_done(call, self.world, present_ns));
+            let finished_ns = now_ns();
+            let late_ns = due_ns.map_or(0, |due_ns| finished_ns.saturating_sub(due_ns));
+            OpTimes { submitted_ns, started_ns, present_ns, finished_ns, late_ns }
         });
         match outcome {
             Ok(times) => {

@@ -7,7 +7,7 @@
 use std::cell::Cell;
 use std::num::NonZero;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use paceline_trace::now_ns;
@@ -16,7 +16,6 @@ use rustix::time::Timespec;
 
 use crate::call::Call;
 use crate::cost::{Algorithm, Cost, Link};
-use crate::warning::warn;
 
 /// One rank's emulation of a link.
 #[derive(Debug)]
@@ -24,8 +23,6 @@ pub(crate) struct LinkEmulator {
     pub(crate) link: Link,
     pub(crate) algorithm: Algorithm,
     card: Arc<Card>,
-    /// Whether this rank has already warned that the transport cannot keep up with the link.
-    has_warned: AtomicBool,
 }
 
 /// The emulated network card of a rank. It sends the bytes of one operation after the other, whichever
@@ -46,15 +43,9 @@ impl Card {
     }
 }
 
-/// How many times longer than on the link an operation may take before a warning is printed.
-const LATE: f64 = 1.05;
-/// The shortest operation that can cause the warning. How late a shorter one ends depends mostly on the
-/// scheduler.
-const LONG: Duration = Duration::from_millis(1);
-
 impl LinkEmulator {
     pub(crate) fn new(link: Link, algorithm: Algorithm, card: Arc<Card>) -> Self {
-        Self { link, algorithm, card, has_warned: AtomicBool::new(false) }
+        Self { link, algorithm, card }
     }
 
     /// How long a call takes on the link, and for how many nanoseconds of that it keeps the card busy. The
@@ -67,22 +58,14 @@ impl LinkEmulator {
         (self.link.time(call.kind, algorithm, world, bytes), busy_ns as u64)
     }
 
-    /// Sleeps until a call for which all ranks were present at `present_ns` would be finished on the link.
-    /// If the transport took clearly longer than the link, warns once: the time is then the transport's.
-    pub(crate) fn hold_until_done(&self, call: &Call, world: usize, present_ns: u64) {
+    /// Sleeps until a call for which all ranks were present at `present_ns` would be finished on the link. Returns that
+    /// moment, which has long passed if the transport took longer than the link.
+    pub(crate) fn hold_until_done(&self, call: &Call, world: usize, present_ns: u64) -> u64 {
         let (time, busy_ns) = self.times(call, world);
         let begin_ns = self.card.book(present_ns, busy_ns);
-        let taken = Duration::from_nanos(now_ns().saturating_sub(present_ns));
-        let is_late = time >= LONG && taken.as_secs_f64() > time.as_secs_f64() * LATE;
-        if is_late && !self.has_warned.swap(true, Ordering::Relaxed) {
-            warn(&format!(
-                "{} took {taken:?} on this transport, longer than the {time:?} of the emulated link \
-                 ({}); this operation, and perhaps others, show the transport's own time",
-                call.describe(),
-                self.link
-            ));
-        }
-        sleep_until(begin_ns.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)));
+        let due_ns = begin_ns.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        sleep_until(due_ns);
+        due_ns
     }
 }
 

@@ -129,7 +129,7 @@ impl FlightRecorder {
         };
         let mut text = serde_json::to_string(&head).unwrap_or_default();
         for record in records {
-            let OpTimes { submitted_ns, started_ns, present_ns, finished_ns } = record.times;
+            let OpTimes { submitted_ns, started_ns, present_ns, finished_ns, .. } = record.times;
             let state = if finished_ns == 0 { "running" } else { "finished" };
             let line = Line {
                 group: record.group,

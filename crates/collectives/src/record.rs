@@ -131,6 +131,8 @@ pub struct OpTimes {
     pub present_ns: u64,
     /// When the result was complete.
     pub finished_ns: u64,
+    /// How much later that was than on the emulated link, because the transport or this machine is slower; zero without a link.
+    pub late_ns: u64,
 }
 
 impl OpTimes {
@@ -181,7 +183,7 @@ impl OpRecord {
     /// The record in the form that a trace uses.
     pub fn traced(&self) -> Operation {
         let elems = |bytes: usize| (bytes / self.dtype.size_bytes()) as u64;
-        let OpTimes { submitted_ns, started_ns, present_ns, finished_ns } = self.times;
+        let OpTimes { submitted_ns, started_ns, present_ns, finished_ns, .. } = self.times;
         Operation {
             name: self.kind.name(),
             reduction: if self.kind.reduces() { self.op.name() } else { "" },

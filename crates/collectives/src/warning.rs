@@ -1,8 +1,7 @@
 //! The only place where this crate writes to the user by itself, besides the log of operations.
 //!
 //! Errors are returned. An event that is not an error but must not go unnoticed is written as one line to
-//! standard error: for example a variable with an invalid value, or an emulated link with which the transport
-//! cannot keep up.
+//! standard error: for example a variable with an invalid value.
 
 /// Writes one line to standard error. A closed standard error is not treated as a failure.
 pub(crate) fn warn(message: &str) {

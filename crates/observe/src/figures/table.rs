@@ -307,6 +307,8 @@ pub static TABLE: &[Figure] = &[
         .console().elsewhere("/anatomy/exposed_wait_ms", 1.0),
     time("comm_move_ms", "moving", |t| t.moving, "Time in which operations move and reduce data, after the last rank has arrived: the sum over operations.")
         .metrics().console().curve("communication/move_ms"),
+    time("link_late_ms", "later than the link", |t| t.late, "Time by which operations end later than on the emulated link, because this \
+         machine is slower: the sum over operations.").console(),
     step("comm_ops", ("operations", "", 0), First, Source::Times(|t| t.ops, 1.0), "Operations of the step.")
         .curve("communication/operations"),
     step("comm_mb", ("messages", "MB", 2), First, Source::Times(|t| t.bytes, 1e-6), "Bytes of the messages of the step's operations, in MB of 1e6 bytes.")

@@ -111,7 +111,8 @@ mod tests {
     use super::*;
 
     fn record(purpose: Purpose, [submitted_ns, started_ns, finished_ns]: [u64; 3]) -> OpRecord {
-        let times = OpTimes { submitted_ns, started_ns, present_ns: started_ns, finished_ns };
+        let times =
+            OpTimes { submitted_ns, started_ns, present_ns: started_ns, finished_ns, late_ns: 0 };
         let (dtype, op) = (DType::F32, ReduceOp::Sum);
         OpRecord {
             kind: OpKind::AllGather,

@@ -68,6 +68,8 @@ step_times! {
         wait,
         /// Communication moved and reduced data.
         moving,
+        /// Operations took longer than they would on the emulated link.
+        late,
         /// Number of operations.
         ops,
         /// Bytes of the operations of groups of two ranks or more.
@@ -204,6 +206,7 @@ impl Meter {
             communicating: communicating.len_ns(),
             wait: total(OpTimes::wait_ns),
             moving: total(OpTimes::move_ns),
+            late: total(|times| times.late_ns),
             ops: self.records.len() as u64,
             bytes: sent.map(|record| record.bytes as u64).sum(),
         };
@@ -244,7 +247,7 @@ mod tests {
     }
 
     fn record(seq: u32, [submitted_ns, started_ns, present_ns, finished_ns]: [u64; 4]) -> OpRecord {
-        let times = OpTimes { submitted_ns, started_ns, present_ns, finished_ns };
+        let times = OpTimes { submitted_ns, started_ns, present_ns, finished_ns, late_ns: 0 };
         let (kind, dtype, op) = (OpKind::AllReduce, DType::F32, ReduceOp::Sum);
         let purpose = Purpose::Other;
         OpRecord {

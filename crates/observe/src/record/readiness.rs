@@ -171,7 +171,7 @@ mod tests {
         bytes: usize,
         [submitted_ns, started_ns, present_ns, finished_ns]: [u64; 4],
     ) -> OpRecord {
-        let times = OpTimes { submitted_ns, started_ns, present_ns, finished_ns };
+        let times = OpTimes { submitted_ns, started_ns, present_ns, finished_ns, late_ns: 0 };
         let (kind, dtype, op) = (OpKind::AllReduce, DType::F32, ReduceOp::Sum);
         let purpose = Purpose::Other;
         OpRecord {

@@ -96,6 +96,7 @@ pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> 
             lines.extend(pipeline_lines::ledger(pipeline, width));
         }
     }
+    lines.extend(link_line(facts));
     lines.extend(facts.advice.iter().map(|advice| format!("Advice: {advice}.")));
     if let Some(cost) = &facts.sync_cost {
         lines.push(format!(
@@ -200,6 +201,17 @@ fn card_line(facts: &Facts) -> Option<String> {
     });
     let parts: Vec<String> = known.into_iter().chain(missing).collect();
     (!parts.is_empty()).then(|| format!("Card: {}", parts.join(", ")))
+}
+
+/// Says that the emulated link could not be kept, if the figures show it: from a hundredth of a step.
+fn link_line(facts: &Facts) -> Option<String> {
+    let late_ms = value(facts, "link_late_ms")?;
+    (late_ms >= 0.01 * value(facts, "wall_ms")?).then(|| {
+        format!(
+            "Emulated link: operations ended {} later per step than on the link; this machine was that much too slow",
+            amount(facts, "link_late_ms")
+        )
+    })
 }
 
 /// Where the time of a step goes.

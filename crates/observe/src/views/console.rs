@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use paceline_checkpoint::progress::{Evaluation, Progress, TestResult};
 use paceline_failure::Result;
@@ -18,8 +18,12 @@ use crate::figures::table::printed;
 use crate::views::blocks::{detail_lines, scaling_block, summary_lines};
 use crate::views::{head, step_lines};
 
-/// Without a terminal, a line is printed after this many batches.
+/// Without a terminal, a line is printed after this many batches or a multiple, such that a run has at most
 const LINE_EVERY: usize = 10;
+/// so many lines,
+const LINES_OF_RUN: usize = 4;
+/// and one more wherever there was none for so long.
+const LINE_AFTER: Duration = Duration::from_secs(60);
 /// After a line that says that an update was skipped, the next one follows at least so many steps later.
 const SKIPPED_EVERY: u64 = 10;
 
@@ -40,6 +44,8 @@ pub struct Console<'a> {
     begin: Option<Instant>,
     /// The last step that a line said was skipped.
     said_skipped: Option<u64>,
+    /// When the last line about a batch was printed.
+    said_batch: Instant,
 }
 
 /// The times of batches on rank 0.
@@ -85,6 +91,7 @@ impl<'a> Console<'a> {
             run: Batches::default(),
             begin: None,
             said_skipped: None,
+            said_batch: Instant::now(),
         }
     }
 
@@ -177,12 +184,19 @@ impl<'a> Console<'a> {
         self.batches_per_s.mark(now, self.run.count as u64);
         self.steps_per_s.mark(now, *steps);
         self.show(*epoch, batches, Some((*steps, loss)));
-        let every = match (self.config.log_every, &self.bar) {
-            (Some(every), _) => every,
-            (None, None) => LINE_EVERY,
-            (None, Some(_)) => return,
+        let has_passed = |every: usize| batches / every > before / every;
+        let is_due = match (self.config.log_every, &self.bar) {
+            (Some(every), _) => has_passed(every),
+            (None, None) => {
+                let all = (self.config.total_steps() as usize).saturating_mul(accumulate);
+                let every = LINE_EVERY * all.div_ceil(LINE_EVERY * LINES_OF_RUN).max(1);
+                let is_late = now.duration_since(self.said_batch) >= LINE_AFTER;
+                has_passed(every) || (is_late && has_passed(LINE_EVERY))
+            }
+            (None, Some(_)) => false,
         };
-        if batches / every > before / every {
+        if is_due {
+            self.said_batch = now;
             let times =
                 self.config.log_every.map_or(String::new(), |_| format!(", {}", step.times()));
             let loss = printed("loss").shown(loss);
@@ -190,22 +204,17 @@ impl<'a> Console<'a> {
         }
     }
 
-    fn evaluated(&mut self, Evaluation { steps, result, is_final, .. }: &Evaluation) {
-        if *is_final {
-            let lines = evaluation_lines(result, &self.config.class_names);
-            lines.iter().for_each(|line| self.say(line));
-        } else {
-            let loss = printed("eval_loss").shown(result.sums.mean_loss());
-            let shown = |part| printed("eval_accuracy_pct").with_unit(100.0 * part);
-            let accuracy = result.accuracy();
-            let accuracy =
-                accuracy.map_or(String::new(), |part| format!("accuracy {}, ", shown(part)));
-            let perplexity = perplexity(result);
-            self.say(format!(
-                "Step {steps}: evaluation loss {loss}, {perplexity}{accuracy}{}",
-                over(result)
-            ));
-        }
+    /// An evaluation between steps. That of the finished model is the answer, which is printed last.
+    fn evaluated(&mut self, Evaluation { steps, result, .. }: &Evaluation) {
+        let loss = printed("eval_loss").shown(result.sums.mean_loss());
+        let shown = |part| printed("eval_accuracy_pct").with_unit(100.0 * part);
+        let accuracy = result.accuracy();
+        let accuracy = accuracy.map_or(String::new(), |part| format!("accuracy {}, ", shown(part)));
+        let perplexity = perplexity(result);
+        self.say(format!(
+            "Step {steps}: evaluation loss {loss}, {perplexity}{accuracy}{}",
+            over(result)
+        ));
     }
 
     fn ended(&mut self, facts: &Facts) {
@@ -228,6 +237,7 @@ impl<'a> Console<'a> {
             let folder = profile.folder.printable();
             self.say(format!("Traces: {folder} (paceline analyze {folder}; or ui.perfetto.dev)"));
         }
+        answer_lines(facts).iter().for_each(|line| self.say(line));
     }
 }
 
@@ -258,7 +268,7 @@ impl Listener for Console<'_> {
                 }
                 self.step(step);
             }
-            Event::Evaluated(evaluation) => self.evaluated(evaluation),
+            Event::Evaluated(evaluation) if !evaluation.is_final => self.evaluated(evaluation),
             Event::Sampled { steps, text } => self.say(format!("Step {steps}, a text: {text}")),
             Event::EarlyStop { steps, best, best_steps } => {
                 let evaluations = self.config.early_stop.unwrap_or_default() as usize;
@@ -304,9 +314,28 @@ impl Listener for Console<'_> {
                 }
             }
             Event::Ended(facts) => self.ended(facts),
-            Event::StepBegun { .. } | Event::Saved(_) => {}
+            Event::StepBegun { .. } | Event::Evaluated(_) | Event::Saved(_) => {}
         }
         Ok(())
+    }
+}
+
+/// What the run was for: how good the finished model is, or, if it was not evaluated, how well it did in the last epoch.
+pub(crate) fn answer_lines(facts: &Facts) -> Vec<String> {
+    let outcome = facts.outcome;
+    match (&outcome.evaluated, &outcome.trained) {
+        (Some(evaluation), _) => evaluation_lines(&evaluation.result, &facts.config.class_names),
+        (None, Some(sums)) => {
+            let shown = |part| printed("train_accuracy_pct").with_unit(100.0 * part);
+            let accuracy = Some(sums.accuracy()).filter(|_| outcome.has_classes);
+            let accuracy =
+                accuracy.map_or(String::new(), |part| format!(", accuracy {}", shown(part)));
+            vec![format!(
+                "Training loss: {}{accuracy}",
+                printed("train_loss").shown(sums.mean_loss())
+            )]
+        }
+        (None, None) => Vec::new(),
     }
 }
 

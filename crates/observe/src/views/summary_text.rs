@@ -9,7 +9,7 @@ use paceline_settings::config::TrainConfig;
 
 use crate::figures::event::{Event, Listener};
 use crate::views::blocks::{detail_lines, summary_lines};
-use crate::views::console::evaluation_lines;
+use crate::views::console::answer_lines;
 use crate::views::head;
 
 /// The name of the file.
@@ -39,12 +39,10 @@ impl Listener for SummaryText<'_> {
                 self.lines.extend(head::places(placements, self.config.device, true));
             }
             Event::Built(model) => self.lines.push(head::size(model)),
-            Event::Evaluated(evaluation) if evaluation.is_final => {
-                self.lines.extend(evaluation_lines(&evaluation.result, &self.config.class_names));
-            }
             Event::Ended(facts) => {
                 self.lines.extend(summary_lines(facts, None));
                 self.lines.extend(detail_lines(facts, None));
+                self.lines.extend(answer_lines(facts));
                 let text = self.lines.join("\n") + "\n";
                 write_bytes(&self.disk, &self.file, text.as_bytes())?;
             }

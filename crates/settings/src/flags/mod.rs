@@ -249,7 +249,7 @@ pub struct RunFlags {
     #[arg(long, value_name = "DIR|auto", help_heading = "Output")]
     pub resume: Option<PathBuf>,
     /// Print a line for every N batches, with their times on rank 0, and mean times after each epoch and at the end
-    /// [default: a line without times for every 10 batches, or a bar on a terminal]
+    /// [default: at most 4 lines without times in a run, and one a minute; a bar on a terminal]
     #[arg(long, value_name = "N", help_heading = "Output")]
     pub log_every: Option<usize>,
     /// Print what a language model makes of the beginning of a text after every N optimizer steps
