@@ -15,6 +15,7 @@ use paceline_choices::data::DataConfig;
 use paceline_choices::registry::spaced;
 use paceline_collectives::Group;
 use paceline_failure::{Failure, Result};
+use paceline_files::Printable;
 use paceline_host::streams;
 use paceline_model::pretrained::CONFIG_FILE;
 use paceline_model::{Layout, Model, Optimizer};
@@ -29,6 +30,9 @@ use crate::{precision, recorded};
 
 /// The key of the names of the classes in the index of a checkpoint.
 const CLASS_NAMES: &str = "class-names";
+
+/// The most samples and steps of an optimizer with which a run goes on, so that no sum overflows. No run has as many.
+const MOST_COUNTED: u64 = 1 << 62;
 
 /// Checks, before ranks start, that a run with `num_samples` training samples can begin where the flags
 /// say. Changes nothing. Returns what the user has to know: that the last checkpoint is broken, for example.
@@ -265,7 +269,7 @@ fn open(
     let settings = settings(config, num_samples);
     let differs =
         checkpoint.check(layout, &config.optimizer.config(), &settings).map_err(refuse)?;
-    let Progress { position, steps, .. } = checkpoint.progress();
+    let Progress { position, steps, samples, .. } = checkpoint.progress();
     // With --resume auto, one command may start a run again and again, so it is not an error if the run
     // is complete.
     let must_go_on = matches!(resume, Resume::From(_));
@@ -279,6 +283,20 @@ fn open(
                 position.epoch, config.epochs
             ),
         }));
+    }
+    let is_in_data =
+        position.epoch < config.epochs as u64 && position.batch < config.steps_per_epoch;
+    let is_countable = samples.max(checkpoint.optimizer_steps()) <= MOST_COUNTED;
+    if steps < config.total_steps() && !(is_in_data && is_countable) {
+        return Err(refuse(format!(
+            "{} is corrupt: after {steps} optimizer steps ({} of the optimizer) it has {} complete epochs, {} batches and \
+             {samples} samples; an epoch of this run has {} batches",
+            checkpoint.path().printable(),
+            checkpoint.optimizer_steps(),
+            position.epoch,
+            position.batch,
+            config.steps_per_epoch
+        )));
     }
     let is_earlier = checkpoint.setting(recorded::KEY).is_none();
     let of_earlier = is_earlier.then(|| {
