@@ -59,20 +59,22 @@ fn of_checkpoint(
 }
 
 /// The specification of a run that goes on from a checkpoint: what the checkpoint records, and over it what is stated.
-/// Returns `stated` if there is no checkpoint to go on from, or none that records flags.
+/// Returns `stated` if there is no checkpoint to go on from, or none that records flags. Also returns the optimizer steps
+/// over which the learning rate of the run that saved would have changed.
 pub fn under(
     stated: &RunSpec,
     resume: Option<&Resume>,
     placement: Option<&Placement>,
-) -> Result<RunSpec> {
+) -> Result<(RunSpec, Option<u64>)> {
     let Some(checkpoint) = resume.map(open).transpose()?.flatten() else {
-        return Ok(stated.clone());
+        return Ok((stated.clone(), None));
     };
+    let lr_steps = checkpoint.setting("--lr-steps").and_then(|steps| steps.parse().ok());
     let refuse = |reason: String| {
         Failure::Usage(format!("{}: {reason}", resume.map(Resume::flag).unwrap_or_default()))
     };
     let Some(recorded) = of_checkpoint(&checkpoint, refuse)? else {
-        return Ok(stated.clone());
+        return Ok((stated.clone(), lr_steps));
     };
     check_name(&MODELS, stated, &checkpoint, ANOTHER_MODEL).map_err(refuse)?;
     check_name(&DATA_SETS, stated, &checkpoint, "the samples would differ").map_err(refuse)?;
@@ -114,7 +116,7 @@ pub fn under(
         if !is_same && theirs == Some(ALONE) { spec.without(&[STRATEGIES.key]) } else { spec }
     });
     // What differs is said by name when the settings are compared, whether it was typed or follows from other flags.
-    recorded.overlaid(&stated).map(|(spec, _)| spec)
+    recorded.overlaid(&stated).map(|(spec, _)| (spec, lr_steps))
 }
 
 /// What a checkpoint records, without flags about products of another precision or device than is stated.
@@ -220,7 +222,7 @@ mod tests {
         let resume = Resume::From(folder.to_owned());
         let opened = Checkpoint::open(folder).unwrap();
         [
-            under(stated, Some(&resume), None),
+            under(stated, Some(&resume), None).map(|(spec, _)| spec),
             under_evaluation(stated, &opened, |_| true, Failure::Usage),
         ]
     }

@@ -342,6 +342,10 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     // A constant rate does not depend on the length of the run.
     let decays = schedule.name != Course::Constant;
     let lr_steps = if decays { config.lr_steps().to_string() } else { "any".into() };
+    let fix_of_lr_steps = match schedule.steps {
+        Some(_) => "pass the same --lr-steps",
+        None => "this run is longer than that one was to be, so pass the same --lr-steps too",
+    };
     let accumulation = match strategy.options.accumulation {
         _ if !strategy.options.no_sync => format!("{} --no-sync=false", strategy.accumulate),
         AccumulationOrder::Sequential => strategy.accumulate.to_string(),
@@ -402,7 +406,7 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         Setting::of_flag("--lr-schedule", schedule.name.name(), course),
         Setting::of_flag("--lr-warmup-steps", schedule.warmup_steps, course),
         Setting::of_flag("--min-lr", schedule.min_lr, course),
-        Setting::of_flag("--lr-steps", lr_steps, course),
+        Setting { fix: fix_of_lr_steps.into(), ..Setting::of_flag("--lr-steps", lr_steps, course) },
         Setting::of_flag("--clip-grad-norm", clipped, "the steps would be of another size"),
     ]);
     settings.extend(config.optimizer.others().into_iter().map(|(flag, value)| {

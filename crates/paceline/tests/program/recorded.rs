@@ -149,6 +149,28 @@ fn numbers_beyond_the_data_are_refused_before_a_rank_starts() {
 }
 
 #[test]
+fn a_run_that_ends_earlier_than_planned_stays_on_the_course_of_its_learning_rate() {
+    let sandbox = Sandbox::new();
+    let flags = format!("{TINY} --global-batch-size 50 --nproc 1 --lr-schedule cosine --epochs 3");
+    sandbox.train(&format!("{flags} --save saved --save-every 1 --save-keep 20")).ok();
+    // Of 12 steps, after 5, it is asked to end with 7; 2 epochs have 8.
+    let short = sandbox
+        .train(&format!("{flags} --lr-steps 12 --steps 7 --save other").replace("--epochs 3 ", ""))
+        .ok();
+    let from = "--resume saved/step-000000005";
+    let rest = sandbox.train(&format!("{from} --save short --steps 7")).ok();
+    assert_eq!(rest.weights(), short.weights());
+    assert_eq!(rest.stderr, "");
+    let whole = sandbox.train(&format!("{from} --epochs 2 --save two")).ok();
+    let longer = sandbox.train("--resume short --epochs 2").ok();
+    assert_eq!(longer.weights(), whole.weights());
+    // Later than planned, it needs to be said.
+    let words = ["--lr-steps 12, this run has 13", "is longer", "pass the same --lr-steps too"];
+    sandbox.train("--resume short --steps 13").refused(&words);
+    sandbox.train("--resume short --steps 13 --lr-steps 12").ok();
+}
+
+#[test]
 fn files_with_other_contents_are_refused_wherever_they_lie() {
     let sandbox = Sandbox::new();
     let recipe = "crates/choices/reviews";
