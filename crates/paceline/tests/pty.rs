@@ -83,7 +83,7 @@ struct Busy(Arc<AtomicBool>);
 impl Busy {
     fn start() -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
-        for _ in 0..2 * std::thread::available_parallelism().unwrap().get() {
+        for _ in 0..std::thread::available_parallelism().unwrap().get() {
             let is_over = is_over.clone();
             std::thread::spawn(move || while !is_over.load(Ordering::Relaxed) {});
         }
@@ -102,7 +102,7 @@ impl Drop for Busy {
 fn the_first_run_fits_a_screen_and_ends_with_its_answer_also_on_a_busy_machine() {
     const COLUMNS: u16 = 100;
     const ROWS: usize = 40;
-    let line = "train --link 1gbit,50us --evaluate --profile --samples 2560 --nproc 2";
+    let line = "train --link 1gbit,50us --evaluate --profile --samples 640 --nproc 2";
     let sandbox = Sandbox::new();
     let busy = Busy::start();
     let ended = Terminal::start(command(&sandbox, line), COLUMNS).end();
