@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde::ser::SerializeMap;
 
 use crate::fitted::fitted;
+use crate::width::{left, right, width};
 
 /// What a column says of itself: its names, unit, decimals and definition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -388,8 +389,7 @@ pub fn aligned(
     let rows = rows.iter().map(|row| row.as_ref().iter().map(|cell| printable(cell)).collect());
     let mut lines: Vec<Vec<Cow<'_, str>>> = std::iter::once(head).chain(rows).collect();
     let num_columns = lines.iter().map(Vec::len).max().unwrap_or(0);
-    let width =
-        |at: usize| lines.iter().filter_map(|line| Some(line.get(at)?.chars().count())).max();
+    let width = |at: usize| lines.iter().filter_map(|line| Some(width(line.get(at)?))).max();
     let widths: Vec<usize> = (0..num_columns).map(|at| width(at).unwrap_or(0)).collect();
     let rule: Vec<String> = widths.iter().map(|width| "-".repeat(*width)).collect();
     if lines[0].is_empty() {
@@ -398,11 +398,9 @@ pub fn aligned(
         lines.insert(1, rule.iter().map(|rule| Cow::from(rule.as_str())).collect());
     }
     let set = |line: &Vec<Cow<'_, str>>| {
-        let cells =
-            line.iter().zip(&widths).enumerate().map(|(at, (cell, width))| match is_left(at) {
-                true => format!("{cell:<width$}"),
-                false => format!("{cell:>width$}"),
-            });
+        let cells = line.iter().zip(&widths).enumerate().map(|(at, (cell, width))| {
+            if is_left(at) { left(cell, *width) } else { right(cell, *width) }
+        });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     lines.iter().map(set).collect::<Vec<_>>().join("\n")
@@ -555,6 +553,13 @@ mod tests {
         assert_eq!(aligned(&["a", "b"], &[Vec::new()], |_| true), "a  b\n-  -\n");
         let none: [Vec<String>; 0] = [];
         assert_eq!(aligned(&["a"], &none, |_| true), "a\n-");
+        // Letters that take two columns, beside others.
+        let rows =
+            [["\u{65e5}\u{672c}", "1"], ["abcde", "\u{1f680}"]].map(|row| row.map(str::to_owned));
+        assert_eq!(
+            aligned(&["name", "at"], &rows, |at| at == 0),
+            "name   at\n-----  --\n\u{65e5}\u{672c}    1\nabcde  \u{1f680}"
+        );
         assert_eq!(or_dash(Some(1.25), 1) + &or_dash(None, 3), "1.2-");
     }
 
