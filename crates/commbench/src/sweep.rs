@@ -197,8 +197,7 @@ fn finish(plan: &Plan, report: &BenchReport) -> Result<u8> {
         write_bytes(&disk, file, files::json(report).as_bytes())?;
     }
     if let Some(file) = &plan.csv {
-        let text = files::csv(&report.rows).map_err(|e| Failure::io("cannot make CSV", e))?;
-        write_bytes(&disk, file, text.as_bytes())?;
+        write_bytes(&disk, file, files::csv(&report.rows).as_bytes())?;
     }
     if let Some(folder) = &plan.charts {
         for file in charts::write(&disk, report, &plan.compared, folder)? {

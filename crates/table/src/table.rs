@@ -87,6 +87,14 @@ impl Cell {
         }
     }
 
+    /// The cell as a file of CSV holds it. Its text may be of others, and whoever opens the file in a spreadsheet must not run it.
+    fn csv(&self) -> String {
+        match self {
+            Cell::Text(words) => csv_text(words),
+            _ => self.exact(),
+        }
+    }
+
     /// The cell with all its digits, as files hold it; empty where there is no value.
     pub fn exact(&self) -> String {
         match self {
@@ -281,8 +289,8 @@ impl Table {
             return self.with_columns(|column| !column.key.is_empty()).csv();
         }
         let mut writer = csv::Writer::from_writer(Vec::new());
-        let head = self.columns.iter().map(|column| column.key.to_string()).collect();
-        let rows = self.rows.iter().map(|row| row.iter().map(Cell::exact).collect());
+        let head = self.columns.iter().map(|column| csv_text(&column.key)).collect();
+        let rows = self.rows.iter().map(|row| row.iter().map(Cell::csv).collect());
         std::iter::once(head)
             .chain(rows)
             .try_for_each(|record: Vec<String>| writer.write_record(record))
@@ -418,6 +426,17 @@ pub fn plain_markdown(text: &str) -> String {
     printable(&line).replace('&', "&amp;").replace('<', "&lt;").replace('|', "\\|")
 }
 
+/// Text that is safe in a cell of CSV: it is [`printable`], and text that a spreadsheet would take for a formula has an
+/// apostrophe before it. A number stays one.
+fn csv_text(text: &str) -> String {
+    const FORMULA: [char; 8] = ['=', '+', '-', '@', '\u{ff1d}', '\u{ff0b}', '\u{ff0d}', '\u{ff20}'];
+    let shown = printable(text);
+    if shown.starts_with(FORMULA) && shown.parse::<f64>().is_err() {
+        return format!("'{shown}");
+    }
+    shown.into_owned()
+}
+
 /// A count with its noun: `one` if the count is 1, `several` for any other count.
 pub fn counted(count: u64, one: &str, several: &str) -> String {
     format!("{} {}", grouped(count as f64, 0), if count == 1 { one } else { several })
@@ -472,6 +491,33 @@ mod tests {
         assert_eq!(json["rows"][0]["took_us"], 1234.5678);
         assert_eq!(json["rows"][0]["calls"], 1000);
         assert!(json["rows"][1]["took_us"].is_null() && json["rows"][1]["calls"].is_null());
+    }
+
+    #[test]
+    fn text_of_others_runs_in_no_spreadsheet() {
+        let all = [
+            ("=1+1", "'=1+1"),
+            ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
+            ("-2+3", "'-2+3"),
+            ("@SUM(A1)", "'@SUM(A1)"),
+            ("\t=1", "\\t=1"),
+            ("\r=1", "\\r=1"),
+            ("\u{ff1d}1", "'\u{ff1d}1"),
+            ("a\u{1b}[2J\u{200f}", "a\\u{1b}[2J\\u{200f}"),
+            ("-0.5", "-0.5"),
+            ("+1e3", "+1e3"),
+            ("a=1", "a=1"),
+            ("\u{65e5}", "\u{65e5}"),
+        ];
+        for (text, expected) in all {
+            let head = Head::plain(text);
+            let row = vec![text.into()];
+            let csv = Table { columns: vec![head], rows: vec![row], mean: None }.csv();
+            assert_eq!(csv, format!("{expected}\n").repeat(2));
+        }
+        let row = vec![Cell::Number(-0.5)];
+        let csv = Table { columns: vec![Head::plain("x")], rows: vec![row], mean: None }.csv();
+        assert_eq!(csv, "x\n-0.5\n");
     }
 
     #[test]
