@@ -14,7 +14,7 @@ use paceline_choices::models::ModelConfig;
 use paceline_choices::registry::read;
 use paceline_collectives::Group;
 use paceline_data::Dataset;
-use paceline_failure::outputs::{check_file, write_json};
+use paceline_failure::outputs::{check_file, write_stated_json};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
@@ -167,7 +167,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
             classes: &classes,
             accuracy: result.accuracy(),
         };
-        write_json(&Disk::default(), file, &found)
+        write_stated_json(&Disk::default(), file, &found)
     })?;
     Ok(0)
 }

@@ -40,6 +40,7 @@ mod own_data;
 mod own_text;
 mod pipeline_checkpoints;
 mod pipelines;
+mod planted;
 mod predict;
 mod predict_trace;
 mod profile;
