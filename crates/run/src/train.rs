@@ -166,9 +166,10 @@ pub fn check_start(
     let given = given.iter().find(|(_, is_given)| *is_given).map(|(flag, _)| *flag);
     if let (Some(flag), Some(placement)) = (given, placement) {
         return usage(format!(
-            "{flag} is about ranks that this command starts, but RANK and WORLD_SIZE say that another launcher \
-             has started this one of {}; pass it to that launcher, or unset RANK and WORLD_SIZE",
-            placement.place.world_size
+            "{flag} is about ranks that this command starts, but another launcher has started this one of {}; \
+             pass it to that launcher, or {}",
+            placement.place.world_size,
+            placement.unset()
         ));
     }
     if let (Some(flag), Some((comparison, several))) = (given, spec.comparison()) {

@@ -88,6 +88,7 @@ impl Hosts {
             local_world_size: nproc,
             node: Some(*own),
             launcher: Launcher::Paceline,
+            variables: Vec::new(),
             rendezvous: Some(Rendezvous::by_tcp(address.clone(), *port, secret.clone())),
         };
         Placement::of_launcher(place)
