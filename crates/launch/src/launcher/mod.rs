@@ -16,6 +16,7 @@ mod blame;
 mod dumps;
 mod guard;
 mod hosts;
+mod orphans;
 mod relay;
 mod restarts;
 mod signals;
