@@ -47,7 +47,7 @@ def output(case: Case, words: str, **rest) -> tuple[str | int, str]:
 
 def peak_mb(case: Case, words: str) -> tuple[str | int, float]:
     """The exit code, and the largest resident memory of a process of the command. What takes more than 12 GB is ended."""
-    limited = f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30)); os.execv(sys.argv[1], sys.argv[1:])"
+    limited = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30)); os.execv(sys.argv[1], sys.argv[1:])"
     process = subprocess.Popen(
         [sys.executable, "-c", limited, case.binary, *words.split()], cwd=case.folder,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,

@@ -72,6 +72,7 @@ fn allowed(name: &str) -> &'static [&'static str] {
             "launch",
             "memory",
             "model",
+            "numeric",
             "rendezvous",
             "strategies",
         ],

@@ -62,6 +62,8 @@ pub struct TrainConfig {
     pub pipeline: Option<PipelineConfig>,
     /// Compute threads per rank.
     pub threads: usize,
+    /// The vector instructions that ranks are held to; `None` if each takes the best of its processor.
+    pub simd: Option<&'static str>,
     /// Whether each rank has cores of its own.
     pub pin_cores: bool,
     /// Where ranks of another launcher meet.

@@ -26,6 +26,7 @@ mod fetch;
 mod foreign_text;
 mod generate;
 mod help;
+mod instructions;
 mod knobs;
 mod lab;
 mod launcher;
