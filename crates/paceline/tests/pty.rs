@@ -133,7 +133,7 @@ fn the_bar_counts_each_sample_once() {
     ] {
         let sandbox = Sandbox::new();
         let line = format!(
-            "train --channels 4 --hidden 8 --samples 500 --threads 1 --epochs 1 --link 10gbit,5ms {flags}"
+            "train --channels 4 --hidden 8 --samples 500 --threads 1 --steps 20 --link 10gbit,5ms {flags}"
         );
         let ended = Terminal::start(command(&sandbox, &line), 200).end();
         assert_eq!(ended.code, Some(0), "{ended:#?}");
