@@ -125,6 +125,32 @@ fn the_first_run_fits_a_screen_and_ends_with_its_answer_also_on_a_busy_machine()
 }
 
 #[test]
+fn the_bar_counts_each_sample_once() {
+    // Five samples of a batch are not divided evenly, and two stages have the same ones.
+    for flags in [
+        "--nproc 3 --global-batch-size 5",
+        "--nproc 2 --mesh pp=2 --accumulate 2 --global-batch-size 5",
+    ] {
+        let sandbox = Sandbox::new();
+        let line = format!(
+            "train --channels 4 --hidden 8 --samples 500 --threads 1 --steps 20 --link 10gbit,5ms {flags}"
+        );
+        let ended = Terminal::start(command(&sandbox, &line), 200).end();
+        assert_eq!(ended.code, Some(0), "{ended:#?}");
+        let speed = |bar: &str, unit: &str| -> Option<f64> {
+            bar.split(", ").find_map(|fact| fact.strip_suffix(unit)?.replace(',', "").parse().ok())
+        };
+        let of_batch = |bar: &&str| Some(speed(bar, " samples/s")? / speed(bar, " batches/s")?);
+        let found: Vec<f64> = bars(&ended).iter().filter_map(of_batch).collect();
+        // Both speeds are rounded to three digits.
+        assert!(
+            !found.is_empty() && found.iter().all(|of| (of / 5.0 - 1.0).abs() < 0.02),
+            "{flags}: {found:?}"
+        );
+    }
+}
+
+#[test]
 fn the_bar_survives_a_resize() {
     let sandbox = Sandbox::new();
     // Longer than any test: it is interrupted below.

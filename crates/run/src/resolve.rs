@@ -239,6 +239,13 @@ pub fn resolve_unchecked(
     warnings.extend(strategy.settings().check(&built, world_size)?);
     let samples = BatchShape::of(dataset.as_ref());
     let pipeline = resolve_pipeline(&flags, &strategy, &mesh, (&built, &samples, steps_per_epoch))?;
+    if pipeline.is_some() && strategy.accumulate == 1 {
+        warnings.push(format!(
+            "--mesh pp={}: a step has one micro-batch, so the stages work one after the other; pass --accumulate N for steps of \
+             N micro-batches",
+            mesh.size(Axis::Pp)
+        ));
+    }
     let strategy = match &pipeline {
         Some(pipeline) => strategy.in_stages(pipeline, &mesh),
         None => strategy,
