@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
 
+use paceline_data::text::Tokenizer;
 use paceline_failure::outputs::{check_file, check_folder, make_folder, write_stated};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
@@ -14,7 +15,7 @@ use paceline_table::fitted::fitted;
 use paceline_table::table::grouped;
 
 use super::export::{export, export_parameters};
-use super::hugging_face::HuggingFace;
+use super::hugging_face::{HuggingFace, TOKENIZER};
 use super::opened::{Checkpoint, find};
 use super::reader::Reader;
 use super::steps;
@@ -219,9 +220,18 @@ fn beside_weights(
     let path = checkpoint.path().printable();
     let others = HuggingFace::of(&reader.index().run, carried)
         .map_err(|e| Failure::Run(format!("{path}: {e}")))?;
-    others.ok_or_else(|| {
+    let others = others.ok_or_else(|| {
         Failure::Usage(format!(
             "--hugging-face: {path} is of a model that transformers does not have; leave the flag out"
         ))
-    })
+    })?;
+    if let Ok(Some(json)) = others.copied(TOKENIZER) {
+        // The index names the file. A stranger's index could name any file of the user, to be published with the weights.
+        Tokenizer::from_json(Path::new(TOKENIZER), json.to_vec()).map_err(|e| {
+            Failure::Usage(format!(
+                "--hugging-face: {path} names another file as its tokenizer: {e}"
+            ))
+        })?;
+    }
+    Ok(others)
 }

@@ -23,7 +23,8 @@ const TOKENIZER_NAME: &str = "tokenizer";
 /// The key of the folder that the model was published in.
 const MODEL_FOLDER: &str = "model-folder";
 
-const TOKENIZER: &str = "tokenizer.json";
+/// The name of the copy of the tokenizer.
+pub(crate) const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
 

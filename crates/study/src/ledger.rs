@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A record is written atomically and is on the disk before the next run starts. So a sweep that was
-//! killed at any moment continues with the first run that has no record. This module does not know what
-//! is compared.
+//! killed at any moment continues with the first run that has no record. A record states which run it is of, so one that was
+//! copied to another place is refused. This module does not know what is compared.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -18,12 +18,14 @@ use std::path::{Path, PathBuf};
 
 use paceline_failure::outputs::write_json;
 use paceline_failure::{Failure, Result};
-use paceline_files::Printable;
+use paceline_files::{Printable, printable};
 use paceline_host::disk::{self, Disk};
 use paceline_host::resources;
 use paceline_host::text::say;
 use paceline_observe::figures::run_summary::RunSummary;
 use serde::{Deserialize, Serialize};
+
+use crate::plan::{self, Case};
 
 const SETTINGS: &str = "sweep-settings.json";
 const RECORDS: &str = "records";
@@ -74,11 +76,11 @@ pub struct Ledger {
 const MAX_BYTES: u64 = 64 << 20;
 
 impl Ledger {
-    /// Opens `folder` for `num_runs` runs that `settings`, these rounds and limit, this program and this machine determine.
-    /// Says so if some of the runs are done.
+    /// Opens `folder` for the runs of `cases` that `settings`, these rounds and limit, this program and this machine
+    /// determine. Says so if some of the runs are done. Fails if a record is of another run than its place is for.
     pub fn of_runs(
         folder: &Path,
-        num_runs: usize,
+        cases: &[Case],
         (rounds, run_limit): (usize, f64),
         settings: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self> {
@@ -91,9 +93,15 @@ impl Ledger {
         .into();
         all.extend(settings);
         let ledger = Self::open(&Disk::default(), folder, &all)?;
+        let order = plan::order(cases.len(), rounds);
+        if let Some(problem) =
+            ledger.records.iter().find_map(|record| misplaced(record, cases, &order))
+        {
+            return Err(Failure::Usage(format!("--output {}: {problem}", folder.printable())));
+        }
         if !ledger.records.is_empty() {
-            let (done, folder) = (ledger.records.len(), folder.printable());
-            say(&format!("Goes on after {done} of {num_runs} runs, from {folder}"));
+            let (done, num_runs) = (ledger.records.len(), order.len());
+            say(&format!("Goes on after {done} of {num_runs} runs, from {}", folder.printable()));
         }
         Ok(ledger)
     }
@@ -144,8 +152,16 @@ impl Ledger {
             if file.extension().is_some_and(|extension| extension == "json") {
                 let bytes = paceline_files::read(&file, MAX_BYTES)
                     .map_err(|e| Failure::io(file.printable(), e))?;
-                let record = serde_json::from_slice(&bytes);
-                ledger.records.push(record.map_err(|e| Failure::io(file.printable(), e))?);
+                let record: Record =
+                    serde_json::from_slice(&bytes).map_err(|e| Failure::io(file.printable(), e))?;
+                let name = file_of(record.position);
+                if !file.ends_with(&name) {
+                    return usage(format!(
+                        "{} holds the record {name}; remove it, and a run without a record is made again",
+                        file.printable()
+                    ));
+                }
+                ledger.records.push(record);
             }
         }
         ledger.records.sort_by_key(|record| record.position);
@@ -176,8 +192,8 @@ impl Ledger {
     /// Adds a finished run. It is on the disk when this returns.
     pub fn add(&mut self, record: Record) -> Result<()> {
         if let Some((folder, _)) = &self.folder {
-            let name = format!("{:05}.json", record.position);
-            write_json(&self.disk, &folder.join(RECORDS).join(name), &record)?;
+            let file = folder.join(RECORDS).join(file_of(record.position));
+            write_json(&self.disk, &file, &record)?;
         }
         self.records.push(record);
         Ok(())
@@ -194,6 +210,30 @@ impl Ledger {
         }
         (summaries, failure)
     }
+}
+
+/// The name of the file of a record.
+fn file_of(position: usize) -> String {
+    format!("{position:05}.json")
+}
+
+/// Says that a record is of another run than the one at its position, if it is.
+fn misplaced(record: &Record, cases: &[Case], order: &[(usize, usize)]) -> Option<String> {
+    let Record { position, round, case, name, .. } = record;
+    let expected = order.get(*position).copied();
+    let is_of_case = cases.get(*case).is_some_and(|of| of.name == *name);
+    if expected == Some((*round, *case)) && is_of_case {
+        return None;
+    }
+    let place = expected.map_or("no run".to_owned(), |(round, case)| {
+        format!("round {} of {}", round + 1, cases[case].name)
+    });
+    Some(format!(
+        "{RECORDS}/{} is of round {} of {}, and stands for {place}; remove it, and a run without a record is made again",
+        file_of(*position),
+        round.saturating_add(1),
+        printable(name)
+    ))
 }
 
 /// A text with the settings that differ; `None` if all are the same.
@@ -260,6 +300,58 @@ mod tests {
         drop(held);
         fs::remove_file(folder.path().join(SETTINGS)).unwrap();
         assert!(refused(&settings(3)).contains("not empty"));
+    }
+
+    #[test]
+    fn a_record_in_another_place_is_refused_with_its_place() {
+        let of =
+            |name: &str| Case { name: name.into(), values: Vec::new(), spec: Default::default() };
+        let cases = [of("seed=1"), of("seed=2")];
+        // Rounds go forth and back: cases 0, 1, 1, 0.
+        let record = |position, round, case: usize| {
+            let (name, ending) = (cases[case].name.clone(), Ending::Failure(String::new()));
+            Record { position, round, case, name, started: String::new(), seconds: 1.0, ending }
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let open = |cases: &[Case]| Ledger::of_runs(folder.path(), cases, (2, 60.0), None);
+        let mut ledger = open(&cases).unwrap();
+        ledger.add(record(0, 0, 0)).unwrap();
+        ledger.add(record(2, 1, 1)).unwrap();
+        drop(ledger);
+        assert_eq!(open(&cases).unwrap().records().len(), 2);
+        let records = folder.path().join(RECORDS);
+        let path = |position: usize| records.join(file_of(position));
+        let refused = |cases: &[Case]| match open(cases) {
+            Err(Failure::Usage(text)) => text,
+            other => panic!("{other:?}"),
+        };
+        // Copied over another one, or beside it under any name.
+        for name in ["00002.json", "00003.json", "copy.json"] {
+            let before = fs::read(records.join(name)).ok();
+            fs::copy(path(0), records.join(name)).unwrap();
+            let text = refused(&cases);
+            assert!(
+                text.contains(&format!("{name} holds the record 00000.json; remove")),
+                "{text}"
+            );
+            match before {
+                Some(bytes) => fs::write(records.join(name), bytes).unwrap(),
+                None => fs::remove_file(records.join(name)).unwrap(),
+            }
+        }
+        // Of another sweep, which has the same number of cases, or more.
+        for (position, round, case, place) in [
+            (1, 0, 0, "round 1 of seed=2"),
+            (1, usize::MAX, 1, "round 1 of seed=2"),
+            (9, 4, 1, "no run"),
+        ] {
+            write_json(&Disk::default(), &path(position), &record(position, round, case)).unwrap();
+            let text = refused(&cases);
+            assert!(text.contains(&format!("and stands for {place}; remove")), "{text}");
+            fs::remove_file(path(position)).unwrap();
+        }
+        let text = refused(&[of("seed=1"), of("seed=3")]);
+        assert!(text.contains("round 2 of seed=2, and stands for round 2 of seed=3"), "{text}");
     }
 
     #[test]

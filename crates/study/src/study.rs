@@ -302,7 +302,7 @@ pub(crate) fn run_in<P>(
             };
             let settings = cases.iter().enumerate().map(case);
             let limits = (study.rounds, study.run_limit);
-            Ledger::of_runs(folder, cases.len() * study.rounds, limits, settings)?
+            Ledger::of_runs(folder, cases, limits, settings)?
         }
         None => Ledger::default(),
     };

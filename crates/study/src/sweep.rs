@@ -26,9 +26,8 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     let varied = vary.iter().map(Vary::text).collect::<Vec<_>>().join(" --vary ");
     let shared = spec::settings(&args.train.0);
     let settings = [("--vary".to_owned(), varied)].into_iter().chain(shared.clone());
-    let num_runs = cases.len() * args.rounds;
     let limits = (args.rounds, args.run_limit);
-    let mut ledger = Ledger::of_runs(&args.output, num_runs, limits, settings)?;
+    let mut ledger = Ledger::of_runs(&args.output, &cases, limits, settings)?;
     for warning in warnings {
         warn(&warning);
     }

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::{Run, Sandbox, json};
+use paceline::checkpoint::index::Index;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
@@ -191,6 +192,19 @@ fn a_fine_tuned_model_can_be_tried_at_once() {
         .ok()
         .line("Copied: tokenizer.json, tokenizer_config.json, generation_config.json");
     check(before(greedy[5]).min(before(greedy[12])));
+
+    // A stranger's index that names another file of the user does not bring it into what is published.
+    let latest = fs::read_to_string(sandbox.path("ckpt/latest")).unwrap();
+    let file = sandbox.path("ckpt").join(latest.trim()).join("index.json");
+    let bytes = fs::read(&file).unwrap();
+    let mut index = Index::parse(&bytes).unwrap();
+    sandbox.write("secret", b"{\"token\": \"of the user\"}");
+    index.run.insert("tokenizer-file".into(), sandbox.path("secret").display().to_string());
+    fs::write(&file, index.to_json()).unwrap();
+    let before = fs::read(sandbox.path("tuned/tokenizer.json")).unwrap();
+    export("--force").refused(&["names another file as its tokenizer: tokenizer.json: is not"]);
+    assert_eq!(fs::read(sandbox.path("tuned/tokenizer.json")).unwrap(), before);
+    fs::write(&file, bytes).unwrap();
 
     // The folder of the model is gone.
     fs::rename(sandbox.path("model"), sandbox.path("moved")).unwrap();

@@ -135,7 +135,7 @@ pub fn lab(args: &LabArgs, placement: Option<Placement>) -> Result<u8> {
     });
     let settings = settings.chain([("experiment".to_owned(), experiment.name.to_owned())]);
     let limits = (args.rounds, args.run_limit);
-    let mut ledger = Ledger::of_runs(&folder, cases.len() * args.rounds, limits, settings)?;
+    let mut ledger = Ledger::of_runs(&folder, &cases, limits, settings)?;
     let rounds = measure::measure(args, &scenes, &cases, &mut ledger)?;
     let outcome = Outcome::new(experiment.name, &scenes, rounds, &ledger);
     let made = Made { args, scenes: &scenes, outcome: &outcome, ledger: &ledger, folder: &folder };
