@@ -250,9 +250,8 @@ class Bench:
         kept = [entry for entry in all_rounds if "after" in entry]
         result: Record = {"case": case.name, "by": case.by, "flags": case.flags, "disturbed": case.disturbed}
         if 2 * len(kept) >= rounds and kept:
-            median = lambda get: statistics.median(get(entry) for entry in kept)
-            before, after = median(lambda of: of["before"]["wall_ms"]), median(lambda of: of["after"]["wall_ms"])
-            promise = median(lambda of: of["promise_ms"])
+            before, after = (statistics.median(of[side]["wall_ms"] for of in kept) for side in ("before", "after"))
+            promise = statistics.median(of["promise_ms"] for of in kept)
             result |= {"step_ms": before, "followed_ms": after, "promise_ms": promise, "gain_ms": before - after}
             result["gain_of_promise"] = (before - after) / promise
         return result | {"rounds": all_rounds}

@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import repairs
 from common import Record, aligned, program, provenance
 from faults import ranks_of, wait_for_ranks
 
@@ -295,7 +294,6 @@ CASES: dict[str, tuple[Callable[[Case], str], int, str]] = {
     "SIGINT at any moment": (interrupted, 60, "130"),
     "a listener on the port first": (
         listener_first, 1, "does not hear the secret; the rank says that it does not know the secret"),
-    **repairs.CASES,
 }
 
 

@@ -9,6 +9,7 @@ import json
 import math
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -175,7 +176,9 @@ def hellos() -> dict[str, bytes]:
         said = struct.pack("<BIII", ahead, rank, world, 2) + bytes(range(16))
         return magic + other + said + mac(of, b"paceline: the rank that connects", other, to, said)
 
-    def answer(status: int, keys: list[bytes] = [key()], magic: bytes = b"3nilecap", to: bytes = connector) -> bytes:
+    own = (key(),)
+
+    def answer(status: int, keys: Sequence[bytes] = own, magic: bytes = b"3nilecap", to: bytes = connector) -> bytes:
         proofs = [
             mac(of, b"paceline: the rank that listens", to, other, bytes([ahead])) for ahead, of in enumerate(keys)
         ]
@@ -227,7 +230,7 @@ def headers() -> dict[str, bytes]:
         words = [int.from_bytes(b"pace", "little") | tag << 32, *words]
         return struct.pack("<11Q", *words, *[0] * (11 - len(words)))
 
-    def ranks(*calls: list[int], rows: list[list[int]] = [], operation: int = 5) -> bytes:
+    def ranks(*calls: list[int], rows: Sequence[list[int]] = (), operation: int = 5) -> bytes:
         headers = b"".join(header(1, [0, operation, *call]) for call in calls)
         counts = b"".join(struct.pack(f"<{len(row)}Q", *row) for row in rows)
         return bytes([len(calls) - 1]) + headers + counts

@@ -320,6 +320,19 @@ fn traces_of_other_times_are_probably_of_another_run() {
 }
 
 #[test]
+fn a_merged_trace_is_not_taken_for_that_of_a_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, trace) = merged(folder.path(), &[rank(0, 30.0, 0.0), rank(1, 60.0, 0.0)]).unwrap();
+    let path = folder.path().join("merged.json");
+    fs::write(&path, trace.to_string()).unwrap();
+    let error = find(std::slice::from_ref(&path), Select::Latest).unwrap_err();
+    assert!(matches!(&error, ReadError::Merged { path: of } if *of == path), "{error}");
+    assert!(error.to_string().contains("pass the folder of the ranks' own files"), "{error}");
+    // Beside traces that profilers have named, it is not looked at.
+    assert_eq!(merge_folder(folder.path()).unwrap().0.num_joined, 1);
+}
+
+#[test]
 fn the_rules_find_what_is_wrong() {
     let wrong = |event: Value| import(&json!({"traceEvents": [event]})).errors;
     let found = |event| wrong(event).into_keys().collect::<Vec<_>>();

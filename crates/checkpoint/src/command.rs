@@ -5,11 +5,12 @@ use std::io;
 use std::path::Path;
 
 use paceline_data::text::Tokenizer;
-use paceline_failure::outputs::{check_file, check_folder, make_folder, write_whole};
+use paceline_failure::outputs::{check_file, check_folder, make_folder, write_stated};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, plural, say, thousands};
+use paceline_model::pretrained::CONFIG_FILE;
 use paceline_table::fitted::fitted;
 use paceline_table::table::grouped;
 
@@ -169,14 +170,16 @@ fn export_to(args: &ExportArgs, carried: Carried) -> Result<u8> {
         false => None,
     };
     if let Some(others) = &others {
-        others.names().try_for_each(|name| check_new(&to.join(name), *force))?;
+        let mut names = others.names().chain([CONFIG_FILE]);
+        names.try_for_each(|name| check_new(&to.join(name), *force))?;
         make_folder(&disk, to)?;
         others.write(&disk, to)?;
     }
-    let written = write_whole(&disk, &file, |out| match hugging_face {
-        true => export_parameters(&reader, out),
-        false => export(&reader, *optimizer, out),
-    });
+    let written = if *hugging_face {
+        disk.replace(&file, None, |out| export_parameters(&reader, out))
+    } else {
+        write_stated(&disk, &file, |out| export(&reader, *optimizer, out))
+    };
     let (num_tensors, num_bytes) = written.map_err(|error: io::Error| {
         Failure::io(format!("cannot export to {}", file.printable()), error)
     })?;
@@ -198,7 +201,8 @@ fn export_to(args: &ExportArgs, carried: Carried) -> Result<u8> {
 }
 
 fn check_new(file: &Path, force: bool) -> Result<()> {
-    if !file.exists() || force {
+    // A link that leads nowhere is there too.
+    if file.symlink_metadata().is_err() || force {
         return Ok(());
     }
     Err(Failure::Usage(format!(

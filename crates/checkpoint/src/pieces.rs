@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use paceline_failure::Result;
 use paceline_memory::Tensor;
-use paceline_model::{BufferId, Layout, Optimizer, Owned, ParamId, Storage};
+use paceline_model::{BufferId, Layout, Optimizer, Owned, ParamId, Storage, UnitId};
 
 /// Divided ranges begin at multiples of this many elements of flat storage, like the ranges that ranks own.
 const ALIGN_ELEMS: usize = 16;
@@ -41,6 +41,19 @@ impl Ranges {
     pub fn everything(layout: &Layout) -> Self {
         let (all, trained) = (0..layout.len(), 0..layout.trained_len());
         Self { values: vec![all], state: vec![trained] }
+    }
+
+    /// The same without the elements that others write.
+    pub fn without(self, others: &[Range<usize>]) -> Self {
+        let cut = |all: Vec<Range<usize>>| {
+            others.iter().fold(all, |left, other| {
+                let rest = left.into_iter().flat_map(|Range { start, end }| {
+                    [start..other.start.clamp(start, end), other.end.clamp(start, end)..end]
+                });
+                rest.filter(|range| !range.is_empty()).collect()
+            })
+        };
+        Self { values: cut(self.values), state: cut(self.state) }
     }
 }
 
@@ -153,13 +166,13 @@ pub fn of_ranges(
     Ok(pieces)
 }
 
-/// All running statistics, but those of other stages of a pipeline.
-pub fn of_buffers(storage: &Storage) -> Result<Vec<Piece>> {
+/// The running statistics of the units for which this rank speaks.
+pub fn of_buffers(storage: &Storage, speaks_for: impl Fn(UnitId) -> bool) -> Result<Vec<Piece>> {
     let layout = storage.layout();
     let buffers = layout.buffers().iter().enumerate();
     buffers
         .filter(|(_, buffer)| buffer.shape.num_elems() > 0)
-        .filter(|(_, buffer)| !layout.unit(buffer.unit).is_elsewhere)
+        .filter(|(_, buffer)| speaks_for(buffer.unit))
         .map(|(at, buffer)| {
             let data = storage.buffer(BufferId(at))?;
             let (name, shape) = (format!("model.{}", buffer.name), data.dims().to_vec());
@@ -227,6 +240,20 @@ mod tests {
             640
         );
         assert_eq!(one(&[0..5, 0..5, 0..5]).iter().sum::<usize>(), 5);
+    }
+
+    #[test]
+    fn what_others_write_is_left_out() {
+        let whole = || Ranges { values: vec![0..10, 20..40], state: vec![0..10] };
+        let without = |others: &[Range<usize>]| {
+            let Ranges { values, state } = whole().without(others);
+            (values, state)
+        };
+        assert_eq!(without(&[]), (vec![0..10, 20..40], vec![0..10]));
+        assert_eq!(without(&[10..20, 50..60]), without(&[]));
+        assert_eq!(without(&[4..24, 30..30]), (vec![0..4, 24..30, 30..40], vec![0..4]));
+        assert_eq!(without(&[2..4, 6..8, 0..1]).1, [1..2, 4..6, 8..10]);
+        assert_eq!(without(&[0..40]), (vec![], vec![]));
     }
 
     #[test]

@@ -194,7 +194,9 @@ pub(super) fn publish(
 /// Writes the name of a checkpoint into a file of the folder.
 fn put_name(disk: &Disk, folder: &Path, file: &str, steps: u64) -> io::Result<()> {
     let text = format!("{}\n", name(steps));
+    // The message of a save names the checkpoint, which may be there as it should be.
     disk.replace(&folder.join(file), None, |out| out.write_all(text.as_bytes()))
+        .map_err(|e: io::Error| io::Error::new(e.kind(), format!("{file}: {e}")))
 }
 
 fn set_aside(disk: &Disk, folder: &Path, steps: u64) -> io::Result<PathBuf> {

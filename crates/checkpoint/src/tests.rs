@@ -77,7 +77,7 @@ fn begin(
     let own = pieces::share(owned, rank);
     let mut pieces = pieces::of_ranges("", &own, storage, optimizer).unwrap();
     if rank == 0 {
-        pieces.extend(pieces::of_buffers(storage).unwrap());
+        pieces.extend(pieces::of_buffers(storage, |_| true).unwrap());
     }
     let progress = Progress { steps, ..Progress::default() };
     let head = head(owned.len(), KIND, &[], steps, &progress);

@@ -174,7 +174,7 @@ mod tests {
         };
         let expected = [series(2, &[(8, 5.0), (1000, 20.0)]), series(4, &[(8, 7.0)])];
         assert_eq!(loaded(&files::json(&report)).unwrap(), expected);
-        assert_eq!(loaded(&files::csv(&report.rows).unwrap()).unwrap(), expected);
+        assert_eq!(loaded(&files::csv(&report.rows)).unwrap(), expected);
     }
 
     #[test]
@@ -238,7 +238,7 @@ mod tests {
         assert!(refused("{\"rows\": 3}").starts_with(":1: "));
         let cut = "{\n\"results\": [\n";
         assert!(refused(cut).starts_with(":3: EOF"), "{}", refused(cut));
-        let bad_csv = format!("{}\nshm,units,two", files::csv(&[samples::row(2, 8, 1.0)]).unwrap());
+        let bad_csv = format!("{}\nshm,units,two", files::csv(&[samples::row(2, 8, 1.0)]));
         assert!(
             refused(&bad_csv).starts_with(":4: CSV") || refused(&bad_csv).starts_with(":3: CSV")
         );

@@ -2,7 +2,7 @@
 //! other, each with its own ranks, and collects the rows of all of them in one report.
 
 use paceline_collectives::Group;
-use paceline_failure::outputs::write_bytes;
+use paceline_failure::outputs::write_stated_bytes;
 use paceline_failure::{EXIT_RUN, Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
@@ -194,11 +194,10 @@ fn finish(plan: &Plan, report: &BenchReport) -> Result<u8> {
     }
     let disk = Disk::default();
     if let Some(file) = &plan.json {
-        write_bytes(&disk, file, files::json(report).as_bytes())?;
+        write_stated_bytes(&disk, file, files::json(report).as_bytes())?;
     }
     if let Some(file) = &plan.csv {
-        let text = files::csv(&report.rows).map_err(|e| Failure::io("cannot make CSV", e))?;
-        write_bytes(&disk, file, text.as_bytes())?;
+        write_stated_bytes(&disk, file, files::csv(&report.rows).as_bytes())?;
     }
     if let Some(folder) = &plan.charts {
         for file in charts::write(&disk, report, &plan.compared, folder)? {

@@ -1,8 +1,8 @@
 //! Tables of numbers with a column of classes, as CSV files.
 //!
 //! Input: a folder with `train.csv` and, to test with, `test.csv`. The first line names the columns. Output: a part of the
-//! data set. The mean of each column becomes 0 and its standard deviation 1, both of the file to train on. This module
-//! knows nothing of flags.
+//! data set. The mean of each column becomes 0 and its standard deviation 1, both of the file to train on; a column with one
+//! value becomes 0. This module knows nothing of flags.
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, Read};
@@ -21,6 +21,8 @@ const MAX_LINE_BYTES: usize = 16 << 20;
 const MAX_CLASSES: usize = 100_000;
 /// The most letters of a cell in a message.
 const MAX_SHOWN: usize = 40;
+/// Values of a column that differ by a smaller part of the largest one are equal, up to rounding.
+const ROUNDING: f64 = 1e-14;
 const ODD: &str = "has a line with an odd number of quotes";
 const HINT: &str = "a folder of tables has train.csv and, to test with, test.csv";
 
@@ -36,8 +38,8 @@ struct Rows {
     path: PathBuf,
     /// The columns of numbers.
     columns: Vec<String>,
-    /// (rows, columns)
-    values: Vec<f32>,
+    /// (rows, columns). A time in seconds since 1970 or a number of many digits is no f32 until it is scaled.
+    values: Vec<f64>,
     labels: Vec<String>,
 }
 
@@ -53,7 +55,7 @@ impl NumberTable {
     }
 
     /// Reads a part. Inputs have the extents `size`, or are vectors. Classes are the whole numbers from 0 to the largest one, or
-    /// the words in the order of the alphabet, of the file to train on.
+    /// from 1 if 0 is the only one that does not occur, or the words in the order of the alphabet, of the file to train on.
     pub fn load(&self, split: Split, size: Option<[usize; 3]>) -> Result<Arrays, DataError> {
         let train = self.rows("train.csv")?;
         let classes = Classes::of(&train)?;
@@ -70,10 +72,19 @@ impl NumberTable {
             }
         };
         let columns = rows.columns.len();
-        for (at, value) in rows.values.iter_mut().enumerate() {
+        let values = std::mem::take(&mut rows.values);
+        let scaled = values.into_iter().enumerate().map(|(at, value)| {
             let (mean, deviation) = scales[at % columns];
-            *value = ((f64::from(*value) - mean) / deviation) as f32;
-        }
+            let scaled = ((value - mean) / deviation) as f32;
+            Some(scaled).filter(|scaled| scaled.is_finite()).ok_or_else(|| {
+                let (row, column) = (at / columns + 1, shown(&rows.columns[at % columns]));
+                let problem = format!(
+                    "row {row} has {value} in the column {column}, too far from what the training part has there"
+                );
+                DataError::content(&rows.path, problem)
+            })
+        });
+        let scaled: Vec<f32> = scaled.collect::<Result<_, _>>()?;
         let extents = size.map_or(vec![columns], Vec::from);
         if extents.iter().product::<usize>() != columns {
             let problem =
@@ -86,9 +97,12 @@ impl NumberTable {
         let targets = Targets::Classes { labels, num_classes: classes.len() };
         let class_names = match classes {
             Classes::Words(words) => words,
-            Classes::Numbers(_) => Vec::new(),
+            Classes::Numbers { first: 0, .. } => Vec::new(),
+            Classes::Numbers { first, count } => {
+                (first..first + count).map(|label| label.to_string()).collect()
+            }
         };
-        Ok(Arrays { inputs: Inputs::Reals(rows.values), extents, targets, class_names })
+        Ok(Arrays { inputs: Inputs::Reals(scaled), extents, targets, class_names })
     }
 
     fn rows(&self, name: &str) -> Result<Rows, DataError> {
@@ -141,7 +155,7 @@ impl Rows {
             labels.push(record[at].trim().to_owned());
             let cells = record.iter().enumerate().filter(|(place, _)| *place != at);
             for ((_, cell), column) in cells.zip(&columns) {
-                let value = cell.trim().parse().ok().filter(|value: &f32| value.is_finite());
+                let value = cell.trim().parse().ok().filter(|value: &f64| value.is_finite());
                 values.push(value.ok_or_else(|| {
                     let (cell, column) = (shown(cell), shown(column));
                     fail(format!(
@@ -167,18 +181,20 @@ pub(crate) fn rows_of(path: PathBuf, contents: &[u8]) -> Result<(usize, usize, u
 
 /// The classes of a column.
 enum Classes {
-    Numbers(usize),
+    Numbers { first: usize, count: usize },
     Words(Vec<String>),
 }
 
 impl Classes {
     fn of(rows: &Rows) -> Result<Self, DataError> {
         let words: BTreeSet<&str> = rows.labels.iter().map(String::as_str).collect();
-        let numbers: Option<Vec<usize>> = words.iter().map(|word| word.parse().ok()).collect();
+        let numbers: Option<BTreeSet<usize>> = words.iter().map(|word| word.parse().ok()).collect();
         let classes = match numbers {
             Some(numbers) => {
-                let largest = numbers.into_iter().max().unwrap_or(0);
-                Self::Numbers(largest.saturating_add(1))
+                let largest = numbers.last().copied().unwrap_or(0);
+                // Of the labels 1 to 5, none is the first of six classes.
+                let first = usize::from(!numbers.contains(&0) && numbers.len() == largest);
+                Self::Numbers { first, count: (largest - first).saturating_add(1) }
             }
             None => Self::Words(words.into_iter().map(str::to_owned).collect()),
         };
@@ -195,14 +211,17 @@ impl Classes {
 
     fn len(&self) -> usize {
         match self {
-            Self::Numbers(count) => *count,
+            Self::Numbers { count, .. } => *count,
             Self::Words(words) => words.len(),
         }
     }
 
     fn find(&self, path: &Path, row: usize, label: &str) -> Result<u32, DataError> {
         let class = match self {
-            Self::Numbers(count) => label.parse().ok().filter(|class| class < count),
+            Self::Numbers { first, count } => {
+                let label = label.parse::<usize>().ok();
+                label.and_then(|label| label.checked_sub(*first)).filter(|class| class < count)
+            }
             Self::Words(words) => words.binary_search_by(|word| word.as_str().cmp(label)).ok(),
         };
         class.map(|class| class as u32).ok_or_else(|| {
@@ -215,20 +234,36 @@ impl Classes {
     }
 }
 
-/// The mean and the standard deviation of each column; 1 for the latter if all rows are equal.
+/// The mean and the standard deviation of each column. The latter is infinite, so that all values become 0, if the values of
+/// the column differ by no more than rounding.
 fn scales(rows: &Rows) -> Vec<(f64, f64)> {
     let columns = rows.columns.len();
     let count = rows.labels.len() as f64;
+    let mut ends = vec![(f64::INFINITY, f64::NEG_INFINITY); columns];
+    for (at, value) in rows.values.iter().enumerate() {
+        let (low, high) = &mut ends[at % columns];
+        (*low, *high) = (low.min(*value), high.max(*value));
+    }
+    // Seen from the middle of a column and in halves of its width, no sum overflows or loses the digits in which rows differ.
+    let middle = |at: usize| ends[at].0.midpoint(ends[at].1);
+    let half = |at: usize| ends[at].1 / 2.0 - ends[at].0 / 2.0;
     let mut sums = vec![(0.0, 0.0); columns];
     for (at, value) in rows.values.iter().enumerate() {
-        sums[at % columns].0 += f64::from(*value) / count;
+        let at = at % columns;
+        sums[at].0 += (value - middle(at)) / half(at) / count;
     }
     for (at, value) in rows.values.iter().enumerate() {
-        let (mean, squares) = &mut sums[at % columns];
-        *squares += (f64::from(*value) - *mean).powi(2) / count;
+        let at = at % columns;
+        sums[at].1 += ((value - middle(at)) / half(at) - sums[at].0).powi(2) / count;
     }
-    let deviation = |squares: f64| if squares > 0.0 { squares.sqrt() } else { 1.0 };
-    sums.into_iter().map(|(mean, squares)| (mean, deviation(squares))).collect()
+    let scale = |(at, (mean, squares)): (usize, (f64, f64))| {
+        let largest = ends[at].0.abs().max(ends[at].1.abs());
+        match half(at) > (ROUNDING * largest).max(f64::MIN_POSITIVE) {
+            true => (middle(at) + half(at) * mean, half(at) * squares.sqrt()),
+            false => (middle(at), f64::INFINITY),
+        }
+    };
+    sums.into_iter().enumerate().map(scale).collect()
 }
 
 /// A cell in a message.

@@ -203,11 +203,54 @@ fn a_table_has_standard_columns_and_classes() {
     assert_eq!(sample(&train, 2), (vec![0.0, 0.0], 0));
     // Mean and deviation are those of the training part, and the second column has none.
     let test = table(&folder, Split::Test).unwrap();
-    assert_eq!(sample(&test, 0), (vec![0.0, 1.0], 1));
+    assert_eq!(sample(&test, 0), (vec![0.0, 0.0], 1));
     // Whole numbers are classes, even if one does not occur.
     write(&folder, "train.csv", b"\xef\xbb\xbfa,label\n0.5,10\n1e3,2\n");
     let train = table(&folder, Split::Train).unwrap();
     assert_eq!((train.fields()[1].clone(), sample(&train, 1).1), (Field::class(11), 2));
+    assert_eq!(train.class_names(), [""; 0]);
+    // They may count from one.
+    write(&folder, "train.csv", b"a,label\n1,2\n2,1\n3,3\n");
+    let train = table(&folder, Split::Train).unwrap();
+    assert_eq!((train.fields()[1].clone(), sample(&train, 0).1), (Field::class(3), 1));
+    assert_eq!(train.class_names(), ["1", "2", "3"]);
+    write(&folder, "test.csv", b"a,label\n1,0\n");
+    refused(table(&folder, Split::Test), &["row 1", "\"0\"", "no row to train on"]);
+}
+
+#[test]
+fn columns_keep_their_digits_until_they_are_scaled() {
+    let folder = TempDir::new().unwrap();
+    // A mean of 0.1 is not exact, 0.3 is written in two ways, and the other columns need more digits than an f32 has.
+    let mut text = "constant,rounded,id,time,huge,tiny,label\n".to_owned();
+    for row in 0..10 {
+        let (rounded, time) = (["0.3", "0.30000000000000004"][row % 2], 1_700_000_000 + row);
+        let (id, huge, tiny) = (16_777_216 + row % 2, row as f64 * 1e300, row as f64 * 1e-300);
+        text += &format!("0.1,{rounded},{id},{time},{huge:e},{tiny:e},{}\n", row % 2);
+    }
+    write(&folder, "train.csv", text.as_bytes());
+    let train = table(&folder, Split::Train).unwrap();
+    let deviation = 8.25f64.sqrt();
+    for row in 0..10 {
+        let far = ((row as f64 - 4.5) / deviation) as f32;
+        let expected = [0.0, 0.0, [-1.0, 1.0][row % 2], far, far, far];
+        for (value, expected) in sample(&train, row).0.into_iter().zip(expected) {
+            assert!((value - expected).abs() < 1e-5, "row {row}: {value}, not {expected}");
+        }
+    }
+    // What is constant in training means nothing later, and what lies too far away is refused.
+    write(
+        &folder,
+        "test.csv",
+        b"constant,rounded,id,time,huge,tiny,label\n7,7,16777216,1700000000,0,0,1\n",
+    );
+    assert_eq!(sample(&table(&folder, Split::Test).unwrap(), 0).0[..2], [0.0, 0.0]);
+    write(
+        &folder,
+        "test.csv",
+        b"constant,rounded,id,time,huge,tiny,label\n7,7,16777216,1700000000,0,1,1\n",
+    );
+    refused(table(&folder, Split::Test), &["test.csv", "row 1", "\"tiny\"", "too far"]);
 }
 
 #[test]
@@ -237,7 +280,7 @@ fn tables_that_are_none_are_refused() {
         ("a,label\n1,0\n2\n", &["line 3 has 1 cells, and the first line 2", "cut off"]),
         ("a,label\n1,0\nx,1\n", &["row 2 has \"x\" in the column \"a\"", "no finite number"]),
         ("a,label\nNaN,0\n", &["row 1", "no finite number"]),
-        ("a,label\n1e39,0\n", &["row 1", "no finite number"]),
+        ("a,label\n1e309,0\n", &["row 1", "no finite number"]),
         ("a,label\n,0\n", &["row 1 has \"\""]),
         ("a,label\n1,0\n2,0\n", &["1 classes"]),
         ("a,label\n1,0\n2,18446744073709551615\n", &["2 to 100000 are possible"]),

@@ -552,7 +552,35 @@ fn empty_texts_are_kept() {
     }
 }
 
-/// Only the beginning of a long text is tokenized, where its first tokens are then the same.
+/// What cuts off the beginnings of texts.
+const LEFT: &str = "\"truncation\": {\"direction\": \"Left\", \"max_length\": 2, \"strategy\": \"LongestFirst\", \"stride\": 0}";
+
+/// As in transformers, `tokenizer_config.json` says which end of a text is cut off, or else `tokenizer.json`.
+#[test]
+fn the_files_of_a_tokenizer_say_which_end_is_cut_off() {
+    let folder = TempDir::new().unwrap();
+    let texts = [TEXTS[1].to_owned()];
+    let left = TOKENIZER.replacen("\"direction\": \"Right\"", "\"direction\": \"Left\"", 1);
+    let (begin, end) = ([6, 2, 0], [6, 5, 4]);
+    for (json, config, expected) in [
+        (TOKENIZER, None, begin),
+        (&left, None, end),
+        (TOKENIZER, Some("{\"truncation_side\": \"left\"}"), end),
+        (&left, Some("{\"truncation_side\": \"right\"}"), begin),
+        (&left, Some("{\"model_max_length\": 512}"), end),
+    ] {
+        let path = write(&folder, "tokenizer.json", json);
+        let beside = folder.path().join("tokenizer_config.json");
+        config.into_iter().for_each(|config| fs::write(&beside, config).unwrap());
+        let tokens = Tokenizer::load(&path).unwrap().encode(&texts, 3, &mut |_, _| ()).unwrap();
+        assert_eq!(tokens, [expected], "{config:?}");
+    }
+    write(&folder, "tokenizer_config.json", "{");
+    let error = Tokenizer::load(&folder.path().join("tokenizer.json")).err().unwrap().to_string();
+    assert!(error.contains("tokenizer_config.json: is no JSON"), "{error}");
+}
+
+/// Only the part of a long text that is kept is tokenized, where its tokens are then the same.
 #[test]
 fn a_long_text_is_cut_before_it_is_tokenized() {
     let folder = TempDir::new().unwrap();
@@ -566,10 +594,15 @@ fn a_long_text_is_cut_before_it_is_tokenized() {
     ] {
         let tokenizer = Tokenizer::load(&write(&folder, "tokenizer.json", &json)).unwrap();
         let whole = tokenizer.encode_whole(&long).unwrap();
+        let left = json.replace("\"truncation\": null", LEFT);
+        let left = Tokenizer::load(&write(&folder, "tokenizer.json", &left)).unwrap();
         for max_length in [1, 512, 50_000, 1_000_000] {
-            let cut = tokenizer.encode(&[long.clone(), String::new()], max_length, &mut |_, _| ());
-            let expected = &whole[..max_length.min(whole.len())];
-            assert!(cut.unwrap() == [expected, &[]], "other tokens than of the whole text");
+            let texts = [long.clone(), String::new()];
+            let kept = max_length.min(whole.len());
+            let cut = tokenizer.encode(&texts, max_length, &mut |_, _| ()).unwrap();
+            assert!(cut == [&whole[..kept], &[]], "other tokens than of the whole text");
+            let cut = left.encode(&texts, max_length, &mut |_, _| ()).unwrap();
+            assert!(cut == [&whole[whole.len() - kept..], &[]], "other tokens than at the end");
         }
         assert!(tokenizer.encode_running_text(&long, &mut |_, _| ()).unwrap() == whole);
     }

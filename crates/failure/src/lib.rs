@@ -56,6 +56,8 @@ pub enum Failure {
         signal: i32,
         /// What the user has to know, on the rank that reports it.
         message: Option<String>,
+        /// The ranks that had the signal, if this rank had none.
+        others: Vec<usize>,
     },
     /// The link cannot be emulated. All ranks find this out together, so only rank 0 reports it.
     #[error("{0}")]
@@ -102,6 +104,9 @@ impl Failure {
             | Failure::Link(message) => write_error_file(message),
             Failure::Consequence(message) => write_consequence_file(message, &[]),
             Failure::Missing { message, ranks } => write_consequence_file(message, ranks),
+            Failure::Stopped { others, .. } if !others.is_empty() => {
+                write_consequence_file("another rank was asked to end", others);
+            }
             Failure::Stopped { .. } => {}
         }
         code

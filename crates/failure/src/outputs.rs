@@ -1,6 +1,10 @@
 //! The files that commands write. Commands check before any work starts that their files can be written.
 //! The charts, tables, reports and JSON files of all commands are written here, each as a whole: whoever reads the file
 //! finds what was there before or all of what was written.
+//!
+//! Most names are chosen by this program, in folders where others may have planted links. A link, a FIFO or a device of such a
+//! name is replaced itself, and what it leads to stays. Names that a user has stated for one file, such as that of `--json`, are
+//! the user's own: `write_stated` and its like follow links there, and write to pipes and devices.
 
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -90,24 +94,36 @@ pub fn write_report(disk: &Disk, folder: &Path, name: &str, report: &Report) -> 
     })
 }
 
-/// Writes `value` as indented JSON.
+/// Writes `value` as indented JSON, under a name that this program chooses.
 pub fn write_json(disk: &Disk, path: &Path, value: &impl Serialize) -> Result<()> {
-    write_whole(disk, path, |out| {
+    disk.replace(path, None, json(value)).map_err(|e| cannot_write(path, &e))
+}
+
+/// Writes a file that holds `bytes`, under a name that this program chooses.
+pub fn write_bytes(disk: &Disk, path: &Path, bytes: &[u8]) -> Result<()> {
+    disk.replace(path, None, |out| out.write_all(bytes)).map_err(|e| cannot_write(path, &e))
+}
+
+/// Writes `value` as indented JSON to the file that the user has stated.
+pub fn write_stated_json(disk: &Disk, path: &Path, value: &impl Serialize) -> Result<()> {
+    write_stated(disk, path, json(value)).map_err(|e| cannot_write(path, &e))
+}
+
+/// Writes `bytes` to the file that the user has stated.
+pub fn write_stated_bytes(disk: &Disk, path: &Path, bytes: &[u8]) -> Result<()> {
+    write_stated(disk, path, |out| out.write_all(bytes)).map_err(|e| cannot_write(path, &e))
+}
+
+fn json(value: &impl Serialize) -> impl FnOnce(&mut (dyn Write + Send)) -> io::Result<()> {
+    move |out: &mut (dyn Write + Send)| {
         serde_json::to_writer_pretty(&mut *out, value)?;
         out.write_all(b"\n")
-    })
-    .map_err(|e: io::Error| cannot_write(path, &e))
+    }
 }
 
-/// Writes a file that holds `bytes`.
-pub fn write_bytes(disk: &Disk, path: &Path, bytes: &[u8]) -> Result<()> {
-    write_whole(disk, path, |out| out.write_all(bytes))
-        .map_err(|e: io::Error| cannot_write(path, &e))
-}
-
-/// Replaces the file at `path` by what `write` writes. Links are followed. A device or a pipe, such as `/dev/stdout`,
-/// has nothing that could be kept, so it is written to as it is.
-pub fn write_whole<T, E: From<io::Error>>(
+/// Replaces the file that the user has stated by what `write` writes. Links are followed. A device or a pipe, such as
+/// `/dev/stdout`, has nothing that could be kept, so it is written to as it is.
+pub fn write_stated<T, E: From<io::Error>>(
     disk: &Disk,
     path: &Path,
     write: impl FnOnce(&mut (dyn Write + Send)) -> std::result::Result<T, E>,
@@ -209,18 +225,23 @@ mod tests {
     }
 
     #[test]
-    fn devices_stay_devices_and_links_stay_links() {
+    fn stated_devices_stay_devices_and_stated_links_stay_links() {
         let disk = Disk::default();
-        write_json(&disk, Path::new("/dev/null"), &1).unwrap();
+        write_stated_json(&disk, Path::new("/dev/null"), &1).unwrap();
         assert!(!Path::new("/dev/null").metadata().unwrap().is_file());
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("file"), folder.path().join("link"));
         fs::write(&file, "before").unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        write_bytes(&disk, &link, b"after").unwrap();
+        write_stated_bytes(&disk, &link, b"after").unwrap();
         assert!(link.symlink_metadata().unwrap().is_symlink());
         assert_eq!(fs::read_to_string(&file).unwrap(), "after");
-        let full = write_bytes(&disk, Path::new("/dev/full"), b"text").unwrap_err().to_string();
+        // A name that this program chooses is not the user's.
+        write_bytes(&disk, &link, b"own").unwrap();
+        assert!(link.symlink_metadata().unwrap().is_file());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "after");
+        let full =
+            write_stated_bytes(&disk, Path::new("/dev/full"), b"text").unwrap_err().to_string();
         assert!(full.starts_with("cannot write /dev/full: No space left"), "{full}");
     }
 }

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use paceline_files::printable;
+use paceline_table::width::width as length;
 
 use crate::screen::ERASE;
 use crate::streams::{self, Stream};
@@ -43,7 +44,6 @@ impl Progress {
         let name = printable(&self.name);
         let all: Vec<_> = self.facts.iter().map(|fact| printable(fact)).collect();
         let room = width.saturating_sub(1);
-        let length = |text: &str| text.chars().count();
         let facts = |count: usize| all[..count].join(", ");
         // The facts go one after the other, but the first two are worth more than the name.
         let named = (self.facts.len().min(2)..=self.facts.len())
@@ -272,7 +272,9 @@ mod tests {
         assert_eq!(at(12), "12/100");
         assert_eq!(at(3), "");
         for width in 1..250 {
-            assert!(at(width).chars().count() < width, "{width}: {}", at(width));
+            assert!(length(&at(width)) < width, "{width}: {}", at(width));
+            let wide = Progress { name: "\u{65e5}\u{672c} \u{1f680}".repeat(2), ..progress() };
+            assert!(length(&wide.line(width)) < width, "{width}: {}", wide.line(width));
         }
     }
 

@@ -252,12 +252,15 @@ impl Disk {
         Ok(())
     }
 
-    /// Removes a folder of files. A folder that is not there is no error.
+    /// Removes a folder of files. A folder that is not there is no error. Of a link, only the link itself goes.
     pub fn remove_tree(&self, path: &Path) -> io::Result<()> {
         let gone = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => Ok(()),
             _ => Err(error),
         };
+        if path.is_symlink() {
+            return self.remove(path).or_else(gone);
+        }
         let entries = match fs::read_dir(path) {
             Ok(entries) => entries,
             Err(error) => return gone(error),
@@ -479,6 +482,19 @@ mod tests {
         fs::create_dir(&occupied).unwrap();
         put(&Disk::default(), &occupied, None, "a\n").unwrap_err();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_tree_that_is_removed_ends_at_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (target, link) = (folder.path().join("target"), folder.path().join("link"));
+        fs::create_dir(&target).unwrap();
+        fs::write(target.join("precious"), b"precious").unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        Disk::default().remove_tree(&link).unwrap();
+        assert!(!link.is_symlink() && target.join("precious").exists());
+        Disk::default().remove_tree(&target).unwrap();
+        assert!(!target.exists());
     }
 
     #[test]

@@ -41,6 +41,11 @@ pub fn memory_limit_bytes() -> Option<u64> {
     cgroup::memory_groups(Path::new("/")).into_iter().map(|group| group.limit).min()
 }
 
+/// How many processes of this process's control group the kernel has killed for lack of memory since the group was made.
+pub fn oom_kills() -> u64 {
+    cgroup::oom_kills(Path::new("/"))
+}
+
 /// Proportional set size of this process in bytes: its own pages, and its share of shared pages.
 pub fn resident_bytes() -> Option<u64> {
     field_bytes("/proc/self/smaps_rollup", "Pss")

@@ -100,7 +100,8 @@ impl Fetcher<'_> {
                 // This server sends whole files only.
                 partial.restart(file).map_err(|e| self.unwritten(file, &e))?;
             }
-            let taken = http::pieces(rate.watch(opened.body), |piece| {
+            let watched = rate.watch(opened.body).map_err(|e| self.unwritten(file, &e))?;
+            let taken = http::pieces(watched, |piece| {
                 if piece.len() as u64 > file.num_bytes - partial.received {
                     let digest = file.digest.as_str();
                     let _ = fs::remove_file(self.cache.incomplete(self.name, digest));

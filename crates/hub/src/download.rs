@@ -214,7 +214,9 @@ fn receive(
     }
     let mut hasher = Md5::new();
     let mut received: u64 = 0;
-    let taken = http::pieces(Rate::new().watch(body.into_reader()), |piece| {
+    let mut rate = Rate::new();
+    let watched = rate.watch(body.into_reader()).map_err(|e| fail(&e))?;
+    let taken = http::pieces(watched, |piece| {
         received += piece.len() as u64;
         if received > item.max_bytes {
             return Err(format!(

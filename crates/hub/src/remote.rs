@@ -73,7 +73,7 @@ impl FileDigest {
 /// A body that begins at a place in the file.
 pub(super) struct Opened {
     pub offset: u64,
-    pub body: Box<dyn Read>,
+    pub body: Box<dyn Read + Send>,
 }
 
 impl Hub {
@@ -112,12 +112,14 @@ impl Hub {
         }
         let body = response.into_body().into_with_config().limit(MAX_LISTING_BYTES).reader();
         let mut text = Vec::new();
-        let read = http::pieces(Rate::new().watch(body), |piece| {
+        let cannot = |e| Trouble::Unreachable(format!("cannot read {url}: {e}"));
+        let mut rate = Rate::new();
+        let read = http::pieces(rate.watch(body).map_err(cannot)?, |piece| {
             text.extend_from_slice(piece);
             Ok(())
         });
         if let Err(Broken::Connection(e)) = read {
-            return Err(Trouble::Unreachable(format!("cannot read {url}: {e}")));
+            return Err(cannot(e));
         }
         let json = serde_json::from_slice(&text).ok();
         json.as_ref().and_then(listing).ok_or_else(|| {

@@ -2,6 +2,8 @@
 //!
 //! This file does not know how a product uses them.
 
+use paceline_numeric::Instructions;
+
 /// How matrix products in bf16 are computed where [`SimdLevel::Avx512`](crate::SimdLevel::Avx512) is used. The other levels
 /// always widen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,16 +30,38 @@ impl Bf16Products {
         }
     }
 
+    /// The way of this process: the one that it is held to, or the fastest.
+    pub(crate) fn of_process() -> Self {
+        let held = Instructions::held().map(Self::of);
+        held.filter(|way| way.is_available()).unwrap_or_else(Self::fastest)
+    }
+
+    /// The way that these instructions ask for.
+    fn of(instructions: Instructions) -> Self {
+        match instructions {
+            Instructions::Avx512Bf16 => Self::Dots,
+            Instructions::Amx => Self::Amx,
+            _ => Self::Widened,
+        }
+    }
+
     /// The fastest on this processor. AMX if there is AMX. AVX512-BF16 on AMD's processors (Zen 4 and Zen 5), which do
     /// twice as many operations per second with it as with f32. Intel's Xeons do half as many: 120 GFLOP/s against 235,
     /// see the example `products`.
-    pub(crate) fn fastest() -> Self {
+    fn fastest() -> Self {
         match () {
             () if Self::Amx.is_available() => Self::Amx,
             () if is_amd() && Self::Dots.is_available() => Self::Dots,
             () => Self::Widened,
         }
     }
+}
+
+/// All that a process on this processor can be held to.
+pub fn available() -> Vec<Instructions> {
+    let is_available =
+        |of: &Instructions| of.level().is_available() && Bf16Products::of(*of).is_available();
+    Instructions::ALL.into_iter().filter(is_available).collect()
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -49,9 +49,9 @@ pub struct Compute {
 }
 
 impl Compute {
-    /// Computes with `num_threads` threads and the best vector instructions of this processor, in the memory of the
-    /// allocator's device. Errors if the system refuses the threads. On [`Device::Meta`] no thread is started, and
-    /// operations take the scratch memory that they would take for this number of threads.
+    /// Computes with `num_threads` threads and the vector instructions of this process ([`SimdLevel::of_process`]), in the
+    /// memory of the allocator's device. Errors if the system refuses the threads. On [`Device::Meta`] no thread is started,
+    /// and operations take the scratch memory that they would take for this number of threads.
     ///
     /// On the processor the calling thread is one of the threads, if it is not one of another handle's already. Other
     /// threads may use the handle too, without its help.
@@ -64,8 +64,8 @@ impl Compute {
         };
         Ok(Self {
             processor: Arc::new(Processor {
-                simd: SimdLevel::detect(),
-                bf16_products: Bf16Products::fastest(),
+                simd: SimdLevel::of_process(),
+                bf16_products: Bf16Products::of_process(),
                 threads,
             }),
             host: match allocator.home() {

@@ -58,14 +58,14 @@ mod simd;
 mod stored;
 mod tiles;
 
-pub use bf16_products::Bf16Products;
+pub use bf16_products::{Bf16Products, available as available_instructions};
 pub use compute::{Compute, Processor, Threads};
 pub use error::KernelError;
 pub use launch::Op;
 pub use layout::ImageLayout;
 pub use on_card::{CardNeeds, OnCard};
 pub use operands::{Either, Operands, Read, Scratch, Write, read, scratch, update, write};
-pub use paceline_numeric::SimdLevel;
+pub use paceline_numeric::{Instructions, SimdLevel};
 pub use real::Real;
 pub use stored::Stored;
 

@@ -60,6 +60,11 @@ impl Placement {
         self.is_of_train() || self.is_of_evaluation || self.is_launcher
     }
 
+    /// What to do if this process should be no rank of another launcher.
+    pub fn unset(&self) -> String {
+        format!("unset {}", self.place.variables.join(" and "))
+    }
+
     /// The transport that is used if no flag names one.
     pub fn default_transport(&self) -> TransportName {
         // Our launcher gives every host the same number of ranks, in order, as hybrid needs it. Others may not.

@@ -7,6 +7,8 @@ use clap::Args;
 
 /// How long ranks may take to end after a signal of the user's, by default.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+/// A year.
+const MAX_GRACE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Flags about restarts and hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
@@ -18,7 +20,8 @@ pub struct StartFlags {
     #[arg(long, value_name = "N", default_value_t = 0, alias = "max_restarts")]
     pub max_restarts: usize,
     /// How long the ranks may take to end after Ctrl-C or SIGTERM; a second one ends them at once. paceline train ends
-    /// its step and saves a checkpoint in that time, if there is --save [default: 30]
+    /// its step and saves a checkpoint in that time, if there is --save. What ranks have started and left may take as
+    /// long after they have ended with 0 [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub grace: Option<Duration>,
     /// Number of hosts. Start the same command on each, with its own --node-rank. Set PACELINE_SECRET to the same
@@ -45,5 +48,6 @@ impl StartFlags {
 
 fn seconds(text: &str) -> Result<Duration, &'static str> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds.ok_or("pass seconds, at least 0")
+    // A longer time could not be added to a moment.
+    seconds.map(|time| time.min(MAX_GRACE)).ok_or("pass seconds, at least 0")
 }

@@ -2,7 +2,7 @@
 //!
 //! - [`tree`]: the order in which values are added up.
 //! - [`mod@bf16`], [`mod@f16`]: rounding to 16 bits.
-//! - [`SimdLevel`]: the vector instructions that a loop is compiled for.
+//! - [`SimdLevel`]: the vector instructions that a loop is compiled for, and [`Instructions`] that a process is held to.
 //!
 //! This crate has no loops of its own. It does not know tensors, threads or ranks.
 #![forbid(unsafe_code)]
@@ -12,6 +12,8 @@ pub mod bf16;
 pub mod f16;
 pub mod tree;
 
+mod instructions;
 mod simd_level;
 
+pub use instructions::Instructions;
 pub use simd_level::SimdLevel;

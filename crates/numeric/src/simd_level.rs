@@ -2,6 +2,8 @@
 //!
 //! This file does not know the loops that are compiled for a level.
 
+use crate::Instructions;
+
 /// The vector instructions that a loop is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimdLevel {
@@ -20,6 +22,12 @@ impl SimdLevel {
     /// The best level of this processor.
     pub fn detect() -> Self {
         Self::ALL.into_iter().find(|level| level.is_available()).unwrap_or(SimdLevel::Portable)
+    }
+
+    /// The level of this process: the one that it is held to, or the best of this processor.
+    pub fn of_process() -> Self {
+        let held = Instructions::held().map(Instructions::level);
+        held.filter(|level| level.is_available()).unwrap_or_else(Self::detect)
     }
 
     /// All levels that this processor can run, best first.

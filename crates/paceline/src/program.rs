@@ -19,8 +19,8 @@ use paceline_choices::strategies::STRATEGIES;
 use paceline_failure::{Failure, Result};
 use paceline_host::streams;
 use paceline_launch::{environment, launcher};
-use paceline_run::evaluate;
 use paceline_run::train::{self, FinishedRun};
+use paceline_run::{evaluate, instructions};
 use paceline_study::{lab, links, predict, sweep};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::SIGXFSZ;
@@ -124,6 +124,7 @@ fn survive_file_limits() {
 
 /// Does what a command line asks for. Returns the exit code.
 fn run(command: Command) -> Result<u8> {
+    instructions::check_variable()?;
     let place = || environment::read(|name| std::env::var_os(name));
     match command {
         Command::Train(args) => commands::train::train(&args.0, place()?),

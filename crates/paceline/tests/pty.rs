@@ -83,7 +83,7 @@ struct Busy(Arc<AtomicBool>);
 impl Busy {
     fn start() -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
-        for _ in 0..2 * std::thread::available_parallelism().unwrap().get() {
+        for _ in 0..std::thread::available_parallelism().unwrap().get() {
             let is_over = is_over.clone();
             std::thread::spawn(move || while !is_over.load(Ordering::Relaxed) {});
         }
@@ -102,7 +102,7 @@ impl Drop for Busy {
 fn the_first_run_fits_a_screen_and_ends_with_its_answer_also_on_a_busy_machine() {
     const COLUMNS: u16 = 100;
     const ROWS: usize = 40;
-    let line = "train --link 1gbit,50us --evaluate --profile --samples 2560 --nproc 2";
+    let line = "train --link 1gbit,50us --evaluate --profile --samples 640 --nproc 2";
     let sandbox = Sandbox::new();
     let busy = Busy::start();
     let ended = Terminal::start(command(&sandbox, line), COLUMNS).end();
@@ -121,6 +121,32 @@ fn the_first_run_fits_a_screen_and_ends_with_its_answer_also_on_a_busy_machine()
         let most = if text.contains("Emulated link:") { ROWS } else { ROWS - 2 };
         assert!(rows <= most, "{rows} rows: {text}");
         assert!(last.is_some_and(|line| line.starts_with("Evaluation accuracy: ")), "{text}");
+    }
+}
+
+#[test]
+fn the_bar_counts_each_sample_once() {
+    // Five samples of a batch are not divided evenly, and two stages have the same ones.
+    for flags in [
+        "--nproc 3 --global-batch-size 5",
+        "--nproc 2 --mesh pp=2 --accumulate 2 --global-batch-size 5",
+    ] {
+        let sandbox = Sandbox::new();
+        let line = format!(
+            "train --channels 4 --hidden 8 --samples 500 --threads 1 --steps 20 --link 10gbit,5ms {flags}"
+        );
+        let ended = Terminal::start(command(&sandbox, &line), 200).end();
+        assert_eq!(ended.code, Some(0), "{ended:#?}");
+        let speed = |bar: &str, unit: &str| -> Option<f64> {
+            bar.split(", ").find_map(|fact| fact.strip_suffix(unit)?.replace(',', "").parse().ok())
+        };
+        let of_batch = |bar: &&str| Some(speed(bar, " samples/s")? / speed(bar, " batches/s")?);
+        let found: Vec<f64> = bars(&ended).iter().filter_map(of_batch).collect();
+        // Both speeds are rounded to three digits.
+        assert!(
+            !found.is_empty() && found.iter().all(|of| (of / 5.0 - 1.0).abs() < 0.02),
+            "{flags}: {found:?}"
+        );
     }
 }
 

@@ -14,14 +14,14 @@ use paceline_choices::models::ModelConfig;
 use paceline_choices::registry::read;
 use paceline_collectives::Group;
 use paceline_data::Dataset;
-use paceline_failure::outputs::{check_file, write_json};
+use paceline_failure::outputs::{check_file, write_stated_json};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::resources::pinning::Pinning;
 use paceline_host::streams;
 use paceline_host::text::{listed, plural, say, warn};
-use paceline_kernels::Compute;
+use paceline_kernels::{Compute, Instructions};
 use paceline_launch::comm;
 use paceline_launch::device::Device;
 use paceline_launch::environment::{self, Placement};
@@ -146,7 +146,8 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
             let model = config.model.name();
             let (world, transport) = (plural(config.world_size, "rank"), group.transport().name());
             let precision = config.precision.in_title();
-            say(&format!("paceline evaluate: {model} over {transport}, {world}{precision}"));
+            let held = Instructions::held().map_or(String::new(), |of| format!(", held to {of}"));
+            say(&format!("paceline evaluate: {model} over {transport}, {world}{precision}{held}"));
             let steps = plural(checkpoint.progress().steps as usize, "step");
             say(&format!("Checkpoint: {}, after {steps}", args.checkpoint.printable()));
         }
@@ -167,7 +168,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
             classes: &classes,
             accuracy: result.accuracy(),
         };
-        write_json(&Disk::default(), file, &found)
+        write_stated_json(&Disk::default(), file, &found)
     })?;
     Ok(0)
 }

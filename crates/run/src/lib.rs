@@ -8,7 +8,7 @@
 //! continue where another one stopped ([`resume`]), with the flags that the checkpoint records ([`recorded`]). All ranks
 //! must have the same settings ([`agreement`]), and those that a strategy keeps equal the same weights ([`equality`]). What
 //! may take longer than an operation, such as a save, they do [`together`]. The files that a run writes go to its
-//! [`folder`].
+//! [`folder`]. [`instructions`] are those that the user holds a process to.
 //!
 //! Nothing here depends on whether the ranks are threads or processes, nor on which flags were typed.
 #![forbid(unsafe_code)]
@@ -24,6 +24,7 @@ pub mod evaluate;
 pub mod evaluation;
 pub mod folder;
 mod generated;
+pub mod instructions;
 mod markers;
 pub mod precision;
 pub mod recorded;

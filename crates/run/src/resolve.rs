@@ -12,6 +12,7 @@ use paceline_data::BatchShape;
 use paceline_data::{Dataset, Field};
 use paceline_failure::outputs::{check_file, check_folder};
 use paceline_failure::{Failure, Result};
+use paceline_kernels::Instructions;
 use paceline_launch::device::Device;
 use paceline_launch::environment::Placement;
 use paceline_model::{Model, ModelError};
@@ -32,7 +33,8 @@ use crate::resolve_ranks::{
     resolve_pipeline, resolve_world_size,
 };
 use crate::{
-    device_checks, folder, markers, precision, recorded, resume, sample, shards, shortage,
+    device_checks, folder, instructions, markers, precision, recorded, resume, sample, shards,
+    shortage,
 };
 
 /// The most batches that a thread makes ahead of the step.
@@ -42,8 +44,9 @@ const MOST_DECODE_US: f64 = 1e6;
 
 /// Checks all settings together and fills in the defaults. Opens the data and the checkpoint, so that
 /// problems with them are reported now. Writes nothing except data that have to be downloaded. At the
-/// end, tests whether the outputs could be written.
+/// end, tests whether the outputs could be written. This process then computes with the instructions that are stated.
 pub fn resolve(spec: &RunSpec, placement: Option<&Placement>) -> Result<(TrainConfig, OpenData)> {
+    instructions::hold(spec)?;
     let (config, data) = resolve_inputs(spec, placement)?;
     // The launcher has tested this before it started this rank.
     if !placement.is_some_and(Placement::is_of_train) {
@@ -95,6 +98,7 @@ pub fn resolve_unchecked(
     if !matches!(flags.device, Device::Cuda(_)) {
         precision::check_processor(flags.precision, flags.emulate_fp16)?;
     }
+    flags.simd.map_or(Ok(()), |wanted| instructions::check("--simd", wanted))?;
     let mut warnings = Vec::new();
     warnings.extend(precision::note(flags.precision, flags.emulate_fp16));
     let pinning = resolve_pinning(&flags, placement, world_size, &mut warnings);
@@ -235,6 +239,13 @@ pub fn resolve_unchecked(
     warnings.extend(strategy.settings().check(&built, world_size)?);
     let samples = BatchShape::of(dataset.as_ref());
     let pipeline = resolve_pipeline(&flags, &strategy, &mesh, (&built, &samples, steps_per_epoch))?;
+    if pipeline.is_some() && strategy.accumulate == 1 {
+        warnings.push(format!(
+            "--mesh pp={}: a step has one micro-batch, so the stages work one after the other; pass --accumulate N for steps of \
+             N micro-batches",
+            mesh.size(Axis::Pp)
+        ));
+    }
     let strategy = match &pipeline {
         Some(pipeline) => strategy.in_stages(pipeline, &mesh),
         None => strategy,
@@ -266,6 +277,7 @@ pub fn resolve_unchecked(
         mesh,
         pipeline,
         threads: flags.threads,
+        simd: flags.simd.or_else(Instructions::held).map(Instructions::name),
         pin_cores: pinning.is_some(),
         init_method: resolve_init_method(&flags.init_method)?,
         epochs,

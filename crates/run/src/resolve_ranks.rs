@@ -28,11 +28,9 @@ const MAX_THREADS: usize = 1024;
 /// The number of ranks.
 pub fn resolve_world_size(flags: &RunFlags, placement: Option<&Placement>) -> Result<usize> {
     match (placement, flags.nproc) {
-        (Some(placement), Some(nproc)) if !placement.is_ours() => usage(format!(
-            "--nproc {nproc} starts ranks of its own, but RANK and WORLD_SIZE say that another \
-             launcher has started {}; leave --nproc out, or unset RANK and WORLD_SIZE",
-            placement.place.world_size
-        )),
+        (Some(placement), Some(nproc)) if !placement.is_ours() => {
+            Err(launcher::of_another_launcher(nproc, placement))
+        }
         (Some(placement), _) => {
             launcher::check_num_ranks("WORLD_SIZE", placement.place.world_size)?;
             Ok(placement.place.world_size)

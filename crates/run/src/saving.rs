@@ -17,6 +17,7 @@ use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::streams;
+use paceline_model::UnitId;
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::Replica;
 
@@ -127,7 +128,12 @@ impl Saving {
         let Replica { world, group, model, mesh, compute, .. } = replica;
         self.finish(world)?;
         if self.owned.is_empty() {
-            let owned = |rank| Ranges::from(&strategy.owned(model, mesh.shape(), rank));
+            // Another stage writes its copy of these.
+            let units = model.layout.units().iter().enumerate();
+            let copies = units.filter(|(at, _)| !replica.speaks_for(UnitId(*at)));
+            let copies: Vec<_> = copies.map(|(_, unit)| unit.range.clone()).collect();
+            let owned =
+                |rank| Ranges::from(&strategy.owned(model, mesh.shape(), rank)).without(&copies);
             self.owned = (0..group.world_size()).map(owned).collect();
         }
         let pieces = self.pieces(config, stepper)?;
@@ -192,7 +198,7 @@ impl Saving {
             pieces::of_ranges(&pieces::strategy_prefix(rank), &own, storage, optimizer)?
         };
         if is_first {
-            pieces.extend(pieces::of_buffers(storage)?);
+            pieces.extend(pieces::of_buffers(storage, |unit| replica.speaks_for(unit))?);
         }
         pieces.extend(pieces::of_strategy(world.rank(), strategy.state()));
         Ok(pieces)

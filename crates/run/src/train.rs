@@ -5,6 +5,7 @@ pub mod help;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use paceline_checkpoint as checkpoint;
 use paceline_collectives::MAX_RANKS;
@@ -166,9 +167,10 @@ pub fn check_start(
     let given = given.iter().find(|(_, is_given)| *is_given).map(|(flag, _)| *flag);
     if let (Some(flag), Some(placement)) = (given, placement) {
         return usage(format!(
-            "{flag} is about ranks that this command starts, but RANK and WORLD_SIZE say that another launcher \
-             has started this one of {}; pass it to that launcher, or unset RANK and WORLD_SIZE",
-            placement.place.world_size
+            "{flag} is about ranks that this command starts, but another launcher has started this one of {}; \
+             pass it to that launcher, or {}",
+            placement.place.world_size,
+            placement.unset()
         ));
     }
     if let (Some(flag), Some((comparison, several))) = (given, spec.comparison()) {
@@ -275,7 +277,10 @@ fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Re
         let variable = folder.clone().unwrap_or_default().into_os_string();
         let variables = vec![(environment::RUN_FOLDER, variable)];
         let launch = Launch::of_own_program(args, local_ranks, variables)?;
-        let (grace, hosts) = (start.grace(), hosts.cloned());
+        // The ranks of other hosts wait as long.
+        let patience = Duration::from_secs_f64(config.comm.timeout_s);
+        let hosts = hosts.map(|hosts| Hosts { patience, ..hosts.clone() });
+        let grace = start.grace();
         Ok(Launch { dump_folder: folder, hosts, grace, ..launch })
     });
     let has_first = hosts.is_none_or(|hosts| hosts.own == 0);

@@ -339,17 +339,22 @@ impl Trainer<'_> {
         let world = &self.stepper.replica.world;
         // All ranks end with one code, although some may not have had the signal, or have it only now.
         let own = self.stop.signal();
-        let mut num_interrupted = [f64::from(u8::from(own == Some(SIGINT)))];
-        let heard = world.all_reduce_slice(&mut num_interrupted, ReduceOp::Sum);
-        let is_interrupted = heard.is_ok() && num_interrupted[0] > 0.0;
+        let yes = |is_so: bool| f64::from(u8::from(is_so));
+        // For each rank whether it was asked, and at the end how many were interrupted.
+        let mut asked = vec![0.0; world.world_size() + 1];
+        asked[world.rank()] = yes(own.is_some());
+        asked[world.world_size()] = yes(own == Some(SIGINT));
+        let heard = world.all_reduce_slice(&mut asked, ReduceOp::Sum);
+        let is_interrupted = asked.pop().is_some_and(|count| heard.is_ok() && count > 0.0);
         let signal = if is_interrupted { SIGINT } else { own.unwrap_or(SIGTERM) };
+        let others = (0..asked.len()).filter(|&rank| own.is_none() && asked[rank] > 0.0).collect();
         world.dumper().withdraw();
         let reports = world.rank() == 0 && !self.is_launched;
         let message = reports.then(|| {
             let saved = self.config.save.as_deref().map(|folder| (folder, Some(steps)));
             left(saved, matches!(self.config.resume, Some(Resume::IfThere(_))))
         });
-        Failure::Stopped { signal, message }
+        Failure::Stopped { signal, message, others }
     }
 
     /// Whether `--eval-every` asks for an evaluation after `steps` steps.

@@ -62,6 +62,8 @@ pub struct TrainConfig {
     pub pipeline: Option<PipelineConfig>,
     /// Compute threads per rank.
     pub threads: usize,
+    /// The vector instructions that ranks are held to; `None` if each takes the best of its processor.
+    pub simd: Option<&'static str>,
     /// Whether each rank has cores of its own.
     pub pin_cores: bool,
     /// Where ranks of another launcher meet.
@@ -183,19 +185,21 @@ impl TrainConfig {
         self.steps.unwrap_or((self.epochs as u64).saturating_mul(per_epoch as u64))
     }
 
-    /// Samples of a full step on all ranks together. If ranks have their own shards, the mean over an
-    /// epoch.
+    /// Samples of a full step on all ranks together.
     pub fn samples_per_step(&self) -> f64 {
-        let batches = self.strategy.accumulate.min(self.steps_per_epoch) as f64;
-        let per_batch = match &self.rank_samples {
+        self.strategy.accumulate.min(self.steps_per_epoch) as f64 * self.samples_per_batch()
+    }
+
+    /// Samples of a full batch on all ranks together. If ranks have their own shards, the mean over an epoch.
+    pub fn samples_per_batch(&self) -> f64 {
+        match &self.rank_samples {
             None => self.global_batch_size as f64,
             Some(samples) => {
                 let most = self.steps_per_epoch.saturating_mul(self.batch_size);
                 let sum: usize = samples.iter().map(|samples| most.min(*samples)).sum();
                 sum as f64 / self.steps_per_epoch as f64
             }
-        };
-        batches * per_batch
+        }
     }
 
     /// The learning rate of the optimizer step that follows `steps_made`.

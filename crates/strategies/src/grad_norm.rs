@@ -59,7 +59,7 @@ fn in_whole_model(replica: &Replica) -> Vec<(Range<usize>, Range<usize>)> {
     let mut parts = Vec::new();
     for (at, (here, whole)) in units.enumerate() {
         // Another stage has counted the gradients of its copy.
-        if !replica.pipeline.speaks_for(&replica.model, UnitId(at)) {
+        if !replica.speaks_for(UnitId(at)) {
             continue;
         }
         for range in owned {

@@ -10,7 +10,8 @@ use paceline_kernels::Compute;
 use paceline_kernels::loss::SUMS_LEN;
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{
-    Batch, Layout, Model, OpenUnits, Optimizer, OptimizerConfig, Owned, ParamId, Precision, Storage,
+    Batch, Layout, Model, OpenUnits, Optimizer, OptimizerConfig, Owned, ParamId, Precision,
+    Storage, UnitId,
 };
 use paceline_schedule::Plan;
 use paceline_trace::{Span, SpanTrack, now_ns};
@@ -310,6 +311,11 @@ impl Replica {
     /// Whether this rank has a stage of a pipeline, and other ranks have the others.
     pub fn is_stage(&self) -> bool {
         self.pipeline.ranks().is_some()
+    }
+
+    /// Whether this rank's copy of a unit counts: of the stages that have one, a single stage writes it.
+    pub fn speaks_for(&self, unit: UnitId) -> bool {
+        self.pipeline.speaks_for(&self.model, unit)
     }
 
     /// What this rank has done in the last step, in order.

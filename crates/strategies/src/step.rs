@@ -30,7 +30,8 @@ pub struct StepLoss {
     pub count: usize,
     /// Samples of all ranks together.
     pub samples: usize,
-    /// Tokens of this rank's samples; zero if the inputs are no tokens.
+    /// Tokens of this rank's samples; zero if the inputs are no tokens. All stages of a pipeline have the same samples, and only
+    /// the last stage counts them, so that the sum over all ranks has each token once.
     pub own_tokens: usize,
     /// Whether loss, correct, count and samples are those of all ranks. If not, they are only this rank's.
     pub is_shared: bool,
@@ -507,12 +508,14 @@ impl<'a> Step<'a> {
             own_count += replica.model.objective.count(batch)?;
             own_tokens += batch.num_tokens()?;
         }
+        // All stages of a pipeline have these samples, and the one with their loss counts them.
+        let counted = usize::from(replica.pipeline.has_last_stage());
         let sums = replica.loss_sums.to_host()?;
         let sums = sums.read::<f64>()?;
         let all = |batch: &MicroBatch| batch.global_count;
         let (count, samples) = match is_shared {
             true => (count, self.micro_batches.iter().map(all).sum()),
-            false => (own_count, num_samples),
+            false => (own_count * counted, num_samples * counted),
         };
         let loss = StepLoss {
             // If the loss is not shared, this rank may have had no sample.
@@ -520,7 +523,7 @@ impl<'a> Step<'a> {
             correct: sums[1],
             count,
             samples,
-            own_tokens,
+            own_tokens: own_tokens * counted,
             is_shared,
             local_sum: replica.own_sums.to_host()?.read::<f64>()?[0],
             stops: sums[2] > 0.0,

@@ -207,6 +207,34 @@ fn parameters_that_two_stages_of_a_rank_share_have_the_bits_of_one_process() {
 }
 
 #[test]
+fn each_token_of_a_step_counts_once_however_many_stages_have_it() {
+    // A sequence of these nets has the same length as every other one, or a length of its own.
+    for net in [Net::Llama, Net::RaggedLlama] {
+        let counted = |mesh: &str| -> usize {
+            let shape: paceline_collectives::MeshShape = mesh.parse().unwrap();
+            let each = on_ranks(shape.num_ranks().unwrap(), |group| {
+                let mesh = Mesh::new(group, &shape).unwrap();
+                let (make, order) = (EXACT[0], AccumulationOrder::Sequential);
+                let mut trainer = if shape.size(Axis::Pp) > 1 {
+                    let stages = Stages::even(schedule::named("1f1b").unwrap(), 4);
+                    Trainer::in_stages_with(net, mesh, make(), &stages, order).unwrap()
+                } else {
+                    Trainer::new(net, mesh.world().clone(), make())
+                };
+                let shares = trainer.shares(&SIZES[..4]);
+                trainer.step_on(&shares).unwrap().own_tokens
+            });
+            each.into_iter().sum()
+        };
+        let expected = counted("dp=1");
+        assert!(expected > SIZES[..4].iter().sum(), "{net:?}: {expected}");
+        for mesh in ["dp=2", "pp=2", "pp=3", "pp=2,dp=2"] {
+            assert_eq!(counted(mesh), expected, "{net:?}, {mesh}");
+        }
+    }
+}
+
+#[test]
 fn stages_of_several_replicas_end_with_the_weights_of_one_process() {
     let cases = [
         (Net::DeepMlp, &["1f1b", "interleaved_1f1b", "zb_h1", "zbv", "dualpipev"][..]),

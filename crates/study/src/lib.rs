@@ -61,9 +61,9 @@ fn run_limit(rounds: usize, run_limit: f64) -> Result<Duration> {
 fn refuse_ranks(what: &str, placement: Option<Placement>) -> Result<()> {
     placement.map_or(Ok(()), |placement| {
         Err(Failure::Usage(format!(
-            "{what} starts ranks of its own, but RANK and WORLD_SIZE say that another launcher has started \
-             {}; start it by itself, or unset RANK and WORLD_SIZE",
-            placement.place.world_size
+            "{what} starts ranks of its own, but another launcher has started {}; start it by itself, or {}",
+            placement.place.world_size,
+            placement.unset()
         )))
     })
 }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use clap::{ArgMatches, Args, FromArgMatches};
 use paceline_choices::strategies::STRATEGIES;
-use paceline_failure::outputs::{check_file, check_folder, write_bytes, write_charts, write_json};
+use paceline_failure::outputs::{
+    check_file, check_folder, write_charts, write_stated_bytes, write_stated_json,
+};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
@@ -380,10 +382,10 @@ pub(crate) fn write_files(
 ) -> Result<()> {
     let disk = Disk::default();
     if let Some(file) = &study.json {
-        write_json(&disk, file, report)?;
+        write_stated_json(&disk, file, report)?;
     }
     if let Some(file) = &study.csv {
-        write_bytes(&disk, file, csv.as_bytes())?;
+        write_stated_bytes(&disk, file, csv.as_bytes())?;
     }
     if let Some(folder) = &study.charts {
         for file in write_charts(&disk, folder, charts)? {

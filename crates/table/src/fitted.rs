@@ -14,6 +14,7 @@ use std::collections::HashSet;
 use paceline_files::printable;
 
 use crate::table::aligned;
+use crate::width::{left, width as length};
 
 /// A table with more rows is not transposed.
 const MAX_TRANSPOSED_ROWS: usize = 4;
@@ -30,8 +31,6 @@ pub fn fitted(
     is_left: impl Fn(usize) -> bool,
     width: Option<usize>,
 ) -> String {
-    let whole = aligned(head, rows, &is_left);
-    let Some(width) = width.filter(|width| !fits(&whole, *width)) else { return whole };
     let shown = |cell: &str| printable(cell).into_owned();
     let grid = Grid {
         head: head.iter().map(|name| shown(name.as_ref())).collect(),
@@ -40,6 +39,10 @@ pub fn fitted(
             .map(|row| row.as_ref().iter().map(|cell| shown(cell)).collect())
             .collect(),
         is_left: &is_left,
+    };
+    // Asked before the lines are made: a single long cell makes each of them as long.
+    let Some(width) = width.filter(|width| grid.widest() > *width) else {
+        return aligned(&grid.head, &grid.rows, is_left);
     };
     let transposed = grid.transposed().filter(|text| fits(text, width));
     transposed.or_else(|| grid.parts(width)).unwrap_or_else(|| grid.blocks(width))
@@ -82,10 +85,6 @@ fn wrapped_line(line: &str, width: usize) -> String {
     out
 }
 
-fn length(text: &str) -> usize {
-    text.chars().count()
-}
-
 fn fits(text: &str, width: usize) -> bool {
     text.lines().all(|line| length(line) <= width)
 }
@@ -114,6 +113,11 @@ impl Grid<'_> {
     fn width(&self, at: usize) -> usize {
         let cells = self.rows.iter().filter_map(|row| row.get(at)).chain(self.head.get(at));
         cells.map(|cell| length(cell)).max().unwrap_or(0)
+    }
+
+    /// How many characters a line of the whole table takes.
+    fn widest(&self) -> usize {
+        (0..self.num_columns()).map(|at| self.width(at) + GAP).sum::<usize>().saturating_sub(GAP)
     }
 
     /// How many of the first columns tell the rows apart. `None` if the others are needed for that.
@@ -194,8 +198,7 @@ impl Grid<'_> {
         let line = |row: &[String], at: usize| {
             let (name, value) = (self.name(at), Self::cell(row, at));
             if names + GAP + length(&value) <= width {
-                let text = format!("{name:names$}{:GAP$}{value}", "");
-                return text.trim_end().to_owned();
+                return (left(&name, names + GAP) + &value).trim_end().to_owned();
             }
             format!("{name}\n{}", wrapped(&format!("{:INDENT$}{value}", ""), width))
         };
@@ -303,6 +306,18 @@ mod tests {
             fitted(&["at", "what"], &long, |_| true, Some(20)),
             "at    a\nwhat\n  the gradients of\n    fc1, fc2 and fc3"
         );
+    }
+
+    #[test]
+    fn a_cell_may_be_longer_than_any_width_in_a_format_string() {
+        let long = "x".repeat(1 << 17);
+        let rows = [[long.clone(), "1".to_owned()], ["a".to_owned(), long.clone()]];
+        for head in ["name", &long] {
+            for width in [None, Some(80), Some(1 << 18)] {
+                let text = fitted(&[head, "value"], &rows, |at| at == 0, width);
+                assert!(text.matches(&long).count() >= 2, "{width:?}");
+            }
+        }
     }
 
     #[test]

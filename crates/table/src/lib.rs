@@ -11,3 +11,4 @@ pub mod fitted;
 pub mod plot;
 pub mod stats;
 pub mod table;
+pub mod width;

@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde::ser::SerializeMap;
 
 use crate::fitted::fitted;
+use crate::width::{left, right, width};
 
 /// What a column says of itself: its names, unit, decimals and definition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -83,6 +84,14 @@ impl Cell {
             Cell::Number(value) if value.is_finite() => grouped(*value, column.decimals),
             Cell::Bool(holds) => if *holds { "yes" } else { "no" }.to_owned(),
             Cell::Number(_) | Cell::Missing => "\u{2013}".to_owned(),
+        }
+    }
+
+    /// The cell as a file of CSV holds it. Its text may be of others, and whoever opens the file in a spreadsheet must not run it.
+    fn csv(&self) -> String {
+        match self {
+            Cell::Text(words) => csv_text(words),
+            _ => self.exact(),
         }
     }
 
@@ -280,8 +289,8 @@ impl Table {
             return self.with_columns(|column| !column.key.is_empty()).csv();
         }
         let mut writer = csv::Writer::from_writer(Vec::new());
-        let head = self.columns.iter().map(|column| column.key.to_string()).collect();
-        let rows = self.rows.iter().map(|row| row.iter().map(Cell::exact).collect());
+        let head = self.columns.iter().map(|column| csv_text(&column.key)).collect();
+        let rows = self.rows.iter().map(|row| row.iter().map(Cell::csv).collect());
         std::iter::once(head)
             .chain(rows)
             .try_for_each(|record: Vec<String>| writer.write_record(record))
@@ -388,8 +397,7 @@ pub fn aligned(
     let rows = rows.iter().map(|row| row.as_ref().iter().map(|cell| printable(cell)).collect());
     let mut lines: Vec<Vec<Cow<'_, str>>> = std::iter::once(head).chain(rows).collect();
     let num_columns = lines.iter().map(Vec::len).max().unwrap_or(0);
-    let width =
-        |at: usize| lines.iter().filter_map(|line| Some(line.get(at)?.chars().count())).max();
+    let width = |at: usize| lines.iter().filter_map(|line| Some(width(line.get(at)?))).max();
     let widths: Vec<usize> = (0..num_columns).map(|at| width(at).unwrap_or(0)).collect();
     let rule: Vec<String> = widths.iter().map(|width| "-".repeat(*width)).collect();
     if lines[0].is_empty() {
@@ -398,11 +406,9 @@ pub fn aligned(
         lines.insert(1, rule.iter().map(|rule| Cow::from(rule.as_str())).collect());
     }
     let set = |line: &Vec<Cow<'_, str>>| {
-        let cells =
-            line.iter().zip(&widths).enumerate().map(|(at, (cell, width))| match is_left(at) {
-                true => format!("{cell:<width$}"),
-                false => format!("{cell:>width$}"),
-            });
+        let cells = line.iter().zip(&widths).enumerate().map(|(at, (cell, width))| {
+            if is_left(at) { left(cell, *width) } else { right(cell, *width) }
+        });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     lines.iter().map(set).collect::<Vec<_>>().join("\n")
@@ -418,6 +424,17 @@ pub fn or_dash(value: Option<f64>, decimals: usize) -> String {
 pub fn plain_markdown(text: &str) -> String {
     let line = text.replace(['\n', '\r'], " ");
     printable(&line).replace('&', "&amp;").replace('<', "&lt;").replace('|', "\\|")
+}
+
+/// Text that is safe in a cell of CSV: it is [`printable`], and text that a spreadsheet would take for a formula has an
+/// apostrophe before it. A number stays one.
+fn csv_text(text: &str) -> String {
+    const FORMULA: [char; 8] = ['=', '+', '-', '@', '\u{ff1d}', '\u{ff0b}', '\u{ff0d}', '\u{ff20}'];
+    let shown = printable(text);
+    if shown.starts_with(FORMULA) && shown.parse::<f64>().is_err() {
+        return format!("'{shown}");
+    }
+    shown.into_owned()
 }
 
 /// A count with its noun: `one` if the count is 1, `several` for any other count.
@@ -474,6 +491,33 @@ mod tests {
         assert_eq!(json["rows"][0]["took_us"], 1234.5678);
         assert_eq!(json["rows"][0]["calls"], 1000);
         assert!(json["rows"][1]["took_us"].is_null() && json["rows"][1]["calls"].is_null());
+    }
+
+    #[test]
+    fn text_of_others_runs_in_no_spreadsheet() {
+        let all = [
+            ("=1+1", "'=1+1"),
+            ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
+            ("-2+3", "'-2+3"),
+            ("@SUM(A1)", "'@SUM(A1)"),
+            ("\t=1", "\\t=1"),
+            ("\r=1", "\\r=1"),
+            ("\u{ff1d}1", "'\u{ff1d}1"),
+            ("a\u{1b}[2J\u{200f}", "a\\u{1b}[2J\\u{200f}"),
+            ("-0.5", "-0.5"),
+            ("+1e3", "+1e3"),
+            ("a=1", "a=1"),
+            ("\u{65e5}", "\u{65e5}"),
+        ];
+        for (text, expected) in all {
+            let head = Head::plain(text);
+            let row = vec![text.into()];
+            let csv = Table { columns: vec![head], rows: vec![row], mean: None }.csv();
+            assert_eq!(csv, format!("{expected}\n").repeat(2));
+        }
+        let row = vec![Cell::Number(-0.5)];
+        let csv = Table { columns: vec![Head::plain("x")], rows: vec![row], mean: None }.csv();
+        assert_eq!(csv, "x\n-0.5\n");
     }
 
     #[test]
@@ -555,6 +599,13 @@ mod tests {
         assert_eq!(aligned(&["a", "b"], &[Vec::new()], |_| true), "a  b\n-  -\n");
         let none: [Vec<String>; 0] = [];
         assert_eq!(aligned(&["a"], &none, |_| true), "a\n-");
+        // Letters that take two columns, beside others.
+        let rows =
+            [["\u{65e5}\u{672c}", "1"], ["abcde", "\u{1f680}"]].map(|row| row.map(str::to_owned));
+        assert_eq!(
+            aligned(&["name", "at"], &rows, |at| at == 0),
+            "name   at\n-----  --\n\u{65e5}\u{672c}    1\nabcde  \u{1f680}"
+        );
         assert_eq!(or_dash(Some(1.25), 1) + &or_dash(None, 3), "1.2-");
     }
 

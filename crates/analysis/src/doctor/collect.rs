@@ -10,34 +10,39 @@ use foldhash::HashMap;
 
 use super::names::{self, Class};
 use super::recorded::{Call, CallKind, Frame, Recorded, Work};
-use crate::hta::backend_of;
+use crate::hta::{backend_of, launched};
 use crate::steps;
 use crate::timeline::{DeviceWork, NameId, TimeRange, TrackId};
+
+/// Operators and spans that are known around a call, at most: each cause looks at all of them. Programs nest a few dozen.
+const MAX_FRAMES: usize = 256;
 
 impl Recorded<'_> {
     /// The calls of the threads that launch work, and that work.
     pub(super) fn add_launches(&mut self) {
         let timeline = self.timeline;
-        let mut launched: HashMap<u64, Vec<u32>> = HashMap::default();
+        // The kernels of each call. Work belongs to one call, even if others have the same number.
+        let calls = launched(timeline);
+        let mut works_of: HashMap<u32, Vec<u32>> = HashMap::default();
         for (kernel, index) in timeline.kernels.iter().zip(0u32..) {
-            if let (Some(number), true) = (kernel.correlation, kernel.work != DeviceWork::Sync) {
-                launched.entry(number).or_default().push(index);
+            let call = kernel.correlation.and_then(|number| calls.get(&number));
+            if let (Some(call), true) = (call, kernel.work != DeviceWork::Sync) {
+                works_of.entry(*call).or_default().push(index);
             }
         }
-        let of_call = |number: Option<u64>| number.and_then(|number| launched.get(&number));
         let mut threads: Vec<bool> = vec![false; timeline.lanes.len()];
-        for launch in timeline.launches.iter().filter(|of| of_call(of.correlation).is_some()) {
-            threads[launch.lane.0 as usize] = true;
+        for call in works_of.keys() {
+            threads[timeline.launches[*call as usize].lane.0 as usize] = true;
         }
         let (waits, allocates): (Vec<bool>, Vec<bool>) =
             timeline.names.iter().map(|name| (names::waits(name), names::allocates(name))).unzip();
         let mut kernels: Vec<(u32, u32)> = Vec::new();
-        for launch in &timeline.launches {
+        for (launch, index) in timeline.launches.iter().zip(0u32..) {
             if !threads[launch.lane.0 as usize] || !self.holds(launch.time.start_ns) {
                 continue;
             }
             let name = launch.name.0 as usize;
-            let works = of_call(launch.correlation);
+            let works = works_of.get(&index);
             let kind = match works {
                 Some(_) => CallKind::Launch,
                 None if waits[name] => CallKind::Wait,
@@ -197,7 +202,8 @@ impl Recorded<'_> {
             let mut calls = of_lane.remove(&chunk[0].0).unwrap_or_default().into_iter().peekable();
             let mut open: Vec<u32> = Vec::new();
             let mut next = chunk.iter().peekable();
-            // Frames and calls of a thread, by start. A call is in all frames that are open when it begins.
+            // Frames and calls of a thread, by start. A call is in all frames that are open when it begins, if they are not
+            // too many.
             loop {
                 let frame_ns = next.peek().map(|of| of.1.start_ns);
                 let call_ns = calls.peek().map(|of| self.calls[*of as usize].time.start_ns);
@@ -215,6 +221,9 @@ impl Recorded<'_> {
                 match is_frame {
                     true => {
                         let Some(&(_, time, name)) = next.next() else { break };
+                        if open.len() == MAX_FRAMES {
+                            continue;
+                        }
                         let parent = open.last().copied();
                         open.push(self.frames.len() as u32);
                         self.frames.push(Frame { name, time, parent });
@@ -225,6 +234,54 @@ impl Recorded<'_> {
                     }
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hta::Options;
+    use crate::read::parse;
+    use crate::timeline::Timeline;
+
+    /// A step with calls that launch a kernel each, and all have the same number, within nested spans.
+    fn repeated(num_calls: usize, depth: usize) -> Timeline {
+        let event = |category: &str, name: &str, start: usize, end: usize, args: &str| {
+            let dur = end - start;
+            format!(
+                "{{\"ph\":\"X\",\"cat\":\"{category}\",\"name\":\"{name}\",\"pid\":1,\"tid\":1,\"ts\":{start},\"dur\":{dur},\
+                 \"args\":{{{args}}}}}"
+            )
+        };
+        let end = depth + 10 * num_calls;
+        let mut events = vec![event("user_annotation", "ProfilerStep#0", 0, end, "")];
+        events.extend((1..depth).map(|at| event("user_annotation", "span", at, end, "")));
+        for start in (depth..end).step_by(10) {
+            let number = "\"correlation\":7,\"External id\":7,\"stream\":7";
+            events.push(event("cuda_runtime", "cudaLaunchKernel", start, start + 4, number));
+            events.push(event("kernel", "gemm", start + 5, start + 9, number));
+        }
+        parse(format!("[{}]", events.join(",")).as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn work_is_of_one_call_if_several_have_its_number() {
+        let timeline = repeated(100, 1);
+        assert_eq!(timeline.oddities.values().sum::<u64>(), 99, "{:?}", timeline.oddities);
+        let recorded = Recorded::of(&timeline, 0, &Options::default()).unwrap();
+        assert_eq!(recorded.works.len(), 100);
+        let last = recorded.calls.iter().rposition(|call| call.kind == CallKind::Launch);
+        assert!(recorded.works.iter().all(|work| work.call.map(|call| call as usize) == last));
+    }
+
+    #[test]
+    fn a_call_knows_a_limited_number_of_frames() {
+        for (depth, known) in [(10, 10), (1000, MAX_FRAMES)] {
+            let timeline = repeated(2, depth);
+            let recorded = Recorded::of(&timeline, 0, &Options::default()).unwrap();
+            let call = recorded.calls.iter().find(|call| call.kind == CallKind::Launch).unwrap();
+            assert_eq!(recorded.around(call).count(), known);
         }
     }
 }

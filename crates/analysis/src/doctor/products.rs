@@ -4,15 +4,14 @@
 //! of the card ([`cards`]); for collectives whose sizes are recorded, bytes and bus bandwidth, against a stated link if there is
 //! one. The worst come first: those that lose most time to that bound.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
-
-use foldhash::HashMap;
 
 use super::cards;
 use super::names::Class;
 use super::together::Together;
-use crate::hta::{CollectiveKind, collective_kind};
-use crate::timeline::{DeviceWork, Timeline, TrackId};
+use crate::hta::{CollectiveKind, collective_kind, launched};
+use crate::timeline::{DeviceWork, Kernel, Timeline, TrackId};
 
 /// How many of each are kept.
 pub const WORST: usize = 10;
@@ -74,10 +73,11 @@ pub(super) fn products(timelines: &[Timeline]) -> Vec<Product> {
     let mut all: BTreeMap<[String; 3], Sums> = BTreeMap::new();
     for timeline in timelines {
         let card = timeline.devices.iter().find_map(|name| cards::of(name));
-        let calls = CallsOf::of(timeline);
-        for product in &timeline.products {
-            let Some((time_ns, precision)) = kernels_of(timeline, &calls, product) else {
-                continue;
+        for (product, (time_ns, longest)) in timeline.products.iter().zip(kernels_of(timeline)) {
+            let Some(longest) = longest else { continue };
+            let precision = match Class::of(timeline.names.text(longest.name)) {
+                Class::SinglePrecision => Precision::Single,
+                _ => Precision::TensorCores,
             };
             let dtype = timeline.names.text(product.dtype);
             let (dtype, peak) = match (dtype, precision) {
@@ -114,53 +114,42 @@ enum Precision {
     TensorCores,
 }
 
-/// The calls of each thread, by start, and the kernels that each launched.
-struct CallsOf<'a> {
-    lanes: HashMap<TrackId, Vec<(i64, u64)>>,
-    kernels: HashMap<u64, Vec<&'a crate::timeline::Kernel>>,
-}
-
-impl<'a> CallsOf<'a> {
-    fn of(timeline: &'a Timeline) -> Self {
-        let mut lanes: HashMap<TrackId, Vec<(i64, u64)>> = HashMap::default();
-        for launch in &timeline.launches {
-            if let Some(number) = launch.correlation {
-                lanes.entry(launch.lane).or_default().push((launch.time.start_ns, number));
+/// For each product: the time of the kernels that it launched, and the longest of them. A kernel is of the innermost product
+/// around its launch, so that nothing counts twice.
+fn kernels_of(timeline: &Timeline) -> Vec<(i64, Option<&Kernel>)> {
+    let calls = launched(timeline);
+    let launch =
+        |kernel: &'_ Kernel| Some(&timeline.launches[*calls.get(&kernel.correlation?)? as usize]);
+    let kernels = timeline.kernels.iter().filter(|kernel| kernel.work == DeviceWork::Kernel);
+    let launches = kernels.filter_map(|kernel| {
+        let call = launch(kernel)?;
+        Some((call.lane, call.time.start_ns, kernel))
+    });
+    let mut launches: Vec<(TrackId, i64, &Kernel)> = launches.collect();
+    launches.sort_by_key(|(lane, at_ns, _)| (*lane, *at_ns));
+    let products = &timeline.products;
+    let begin = |at: usize| (products[at].lane, products[at].time.start_ns);
+    let mut begun: Vec<usize> = (0..products.len()).collect();
+    begun.sort_by_key(|at| (begin(*at), Reverse(products[*at].time.end_ns())));
+    let mut begun = begun.into_iter().peekable();
+    let mut open: Vec<usize> = Vec::new();
+    let mut found = vec![(0i64, None::<&Kernel>); products.len()];
+    for (lane, at_ns, kernel) in launches {
+        while let Some(product) = begun.next_if(|at| begin(*at) <= (lane, at_ns)) {
+            open.push(product);
+        }
+        let is_over =
+            |at: &mut usize| products[*at].lane != lane || products[*at].time.end_ns() <= at_ns;
+        while open.pop_if(is_over).is_some() {}
+        if let Some(product) = open.last() {
+            let (time_ns, longest) = &mut found[*product];
+            *time_ns = time_ns.saturating_add(kernel.time.dur_ns);
+            if longest.is_none_or(|of| of.time.dur_ns < kernel.time.dur_ns) {
+                *longest = Some(kernel);
             }
         }
-        lanes.values_mut().for_each(|calls| calls.sort_unstable());
-        let mut kernels: HashMap<u64, Vec<&crate::timeline::Kernel>> = HashMap::default();
-        for kernel in timeline.kernels.iter().filter(|kernel| kernel.work == DeviceWork::Kernel) {
-            if let Some(number) = kernel.correlation {
-                kernels.entry(number).or_default().push(kernel);
-            }
-        }
-        Self { lanes, kernels }
     }
-}
-
-/// The time of the kernels that an operator launched, and what the longest of them used. `None` if it launched none.
-fn kernels_of(
-    timeline: &Timeline,
-    calls: &CallsOf,
-    product: &crate::timeline::Product,
-) -> Option<(i64, Precision)> {
-    let calls_of_lane = calls.lanes.get(&product.lane)?;
-    let first = calls_of_lane.partition_point(|call| call.0 < product.time.start_ns);
-    let within = calls_of_lane[first..].iter().take_while(|call| call.0 < product.time.end_ns());
-    let kernels = within.filter_map(|(_, number)| calls.kernels.get(number)).flatten();
-    let (mut time_ns, mut longest) = (0i64, None::<&crate::timeline::Kernel>);
-    for kernel in kernels {
-        time_ns = time_ns.saturating_add(kernel.time.dur_ns);
-        if longest.is_none_or(|of| of.time.dur_ns < kernel.time.dur_ns) {
-            longest = Some(kernel);
-        }
-    }
-    let precision = match Class::of(timeline.names.text(longest?.name)) {
-        Class::SinglePrecision => Precision::Single,
-        _ => Precision::TensorCores,
-    };
-    Some((time_ns, precision))
+    found
 }
 
 /// The bytes of an element, by the names of PyTorch and c10d.
@@ -260,6 +249,33 @@ mod tests {
         assert_eq!((tf32[0].dtype.as_str(), tf32[0].part()), ("tf32", Some(1e13 / 156e12)));
         assert_eq!(tf32[0].shape, "1000x1000 1000x1000");
         assert_eq!(products(&[trace(call.trim_end_matches(','))]), []);
+    }
+
+    #[test]
+    fn a_kernel_is_of_the_innermost_product() {
+        let event = |category: &str, name: &str, time: [usize; 2], args: &str| {
+            let [ts, dur] = time;
+            format!(
+                "{{\"ph\":\"X\",\"cat\":\"{category}\",\"name\":\"{name}\",\"pid\":1,\"tid\":1,\"ts\":{ts},\"dur\":{dur},\
+                 \"args\":{{{args}}}}}"
+            )
+        };
+        let product = |name, time, size| {
+            event("cpu_op", name, time, &format!("\"Input Dims\":[[{size},8],[8,8]]"))
+        };
+        let mut events = vec![
+            product("aten::mm", [0, 100], 1),
+            product("aten::mm", [10, 20], 2),
+            product("aten::mm", [40, 20], 3),
+        ];
+        for (number, ts) in [(1, 5), (2, 15), (3, 35), (4, 45)] {
+            let number = format!("\"correlation\":{number},\"stream\":7");
+            events.push(event("cuda_runtime", "cudaLaunchKernel", [ts, 1], &number));
+            events.push(event("kernel", "gemm", [1000 + ts, ts], &number));
+        }
+        let timeline = trace(&events.join(","));
+        let times: Vec<i64> = kernels_of(&timeline).into_iter().map(|of| of.0 / 1000).collect();
+        assert_eq!(times, [5 + 35, 15, 45]);
     }
 
     #[test]

@@ -106,6 +106,9 @@ pub struct Anatomy {
     pub line: Option<StepLine>,
 }
 
+/// A span is cut at the boundaries of so many steps, and what is left of it is no part of a step.
+const MOST_STEPS: usize = 64;
+
 /// The part to which a span belongs, by its name. Known are paceline's own names, those of PyTorch's data
 /// parallel and sharded wrappers, optimizers and loaders, and common spellings of each.
 fn part_of(name: &str) -> Option<Part> {
@@ -222,7 +225,8 @@ fn spans(work: &Work) -> Vec<Nested<Part>> {
         let (start_ns, end_ns) = (time.start_ns, time.end_ns());
         let steps = &work.steps.chosen;
         let first = steps.partition_point(|step| step.time.end_ns() <= start_ns);
-        for step in steps[first..].iter().take_while(|step| step.time.start_ns < end_ns) {
+        let within = steps[first..].iter().take_while(|step| step.time.start_ns < end_ns);
+        for step in within.take(MOST_STEPS) {
             let start_ns = start_ns.max(step.time.start_ns);
             let end_ns = end_ns.min(step.time.end_ns());
             spans.push(Nested { start_ns, end_ns, what: part });

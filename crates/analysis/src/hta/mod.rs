@@ -52,3 +52,4 @@ pub use row::Row;
 pub use steps::Steps;
 pub use temporal::{Overlap, Temporal};
 pub use work::Source;
+pub(crate) use work::launched;

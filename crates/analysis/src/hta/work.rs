@@ -258,8 +258,8 @@ fn all_kernels(timeline: &Timeline, options: &Options) -> Vec<Item> {
         .collect()
 }
 
-/// The index of the call that launched the kernel with each correlation number.
-pub(super) fn launched(timeline: &Timeline) -> HashMap<u64, u32> {
+/// The index of the call that launched the kernel with each correlation number: of several, the last one, as in HTA.
+pub(crate) fn launched(timeline: &Timeline) -> HashMap<u64, u32> {
     let launches = timeline.launches.iter().zip(0u32..);
     launches.filter_map(|(launch, index)| Some((launch.correlation?, index))).collect()
 }

@@ -41,6 +41,16 @@ pub enum ReadError {
         /// What it claims.
         claim: String,
     },
+    /// A file has the traces of several ranks, and does not say which event is of which.
+    #[error(
+        "{} has the traces of several ranks, merged for viewers by paceline trace merge; pass the folder of the ranks' own \
+         files, without this one",
+        path.printable()
+    )]
+    Merged {
+        /// The file.
+        path: PathBuf,
+    },
     /// Two files belong to the same rank in the same profiling window.
     #[error(
         "{} and {} are both of rank {rank}, in the same profiling window; give one of them",

@@ -48,6 +48,22 @@ impl Kind {
     }
 }
 
+/// The oddity of calls whose work cannot be told from that of others.
+const REPEATED: &str = "a call with the correlation of a later call, which gets its work";
+
+/// The number of calls that have the correlation of another call, and of work.
+fn repeated(timeline: &Timeline) -> u64 {
+    let sorted = |numbers: &mut dyn Iterator<Item = Option<u64>>| {
+        let mut numbers: Vec<u64> = numbers.flatten().collect();
+        numbers.sort_unstable();
+        numbers
+    };
+    let calls = sorted(&mut timeline.launches.iter().map(|of| of.correlation));
+    let work = sorted(&mut timeline.kernels.iter().map(|of| of.correlation));
+    let is_repeated = |pair: &&[u64]| pair[0] == pair[1] && work.binary_search(&pair[0]).is_ok();
+    calls.windows(2).filter(is_repeated).count() as u64
+}
+
 /// The category of the work of MTIA's devices.
 const MTIA: &[u8] = b"mtia_ccp_events";
 
@@ -425,6 +441,9 @@ impl Reader {
                 let end_ns = self.last_end_ns.unwrap_or(open.start_ns).max(open.start_ns);
                 self.close(open, lane, end_ns);
             }
+        }
+        if let repeated @ 1.. = repeated(&self.timeline) {
+            self.oddities.insert(REPEATED, repeated);
         }
         let (names, counts) = self.skipped;
         self.timeline.skipped = names.iter().map(str::to_owned).zip(counts).collect();

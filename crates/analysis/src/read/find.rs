@@ -242,7 +242,10 @@ fn with_ranks(paths: Vec<PathBuf>) -> Result<Vec<TraceFile>, ReadError> {
     let mut files = Vec::new();
     let mut nobody = None;
     for path in paths {
-        let Header { rank, world_size, backend, run_id, absurd } = header(&path)?;
+        let Header { rank, world_size, backend, run_id, absurd, is_merged } = header(&path)?;
+        if is_merged {
+            return Err(ReadError::Merged { path });
+        }
         if let Some(claim) = absurd {
             return Err(ReadError::Absurd { path, claim });
         }

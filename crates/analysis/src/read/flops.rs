@@ -14,6 +14,8 @@ pub(super) fn is_product(name: &[u8]) -> bool {
             | b"aten::cudnn_convolution"
             | b"aten::miopen_convolution"
             | b"aten::mkldnn_convolution"
+            | b"aten::cudnn_convolution_transpose"
+            | b"aten::miopen_convolution_transpose"
             | b"aten::convolution_backward"
     )
 }
@@ -26,11 +28,11 @@ pub(super) fn of(name: &[u8], shapes: &[Vec<u64>], values: &[String]) -> Option<
         b"aten::addmm" => product(shape(1)?, shape(2)?),
         b"aten::bmm" => batched(shape(0)?, shape(1)?),
         b"aten::baddbmm" => batched(shape(1)?, shape(2)?),
-        // Arguments: input, weight, in oneDNN bias, padding, stride, dilation, groups.
+        // Arguments: input, weight, in oneDNN and MIOpen bias, padding, stride, dilation, groups.
         b"aten::cudnn_convolution" | b"aten::miopen_convolution" | b"aten::mkldnn_convolution" => {
             let (input, weight) = (shape(0)?, shape(1)?);
             let numbers = |at: usize| values.get(at).and_then(|words| list(words));
-            let first = if name == b"aten::mkldnn_convolution" { 3 } else { 2 };
+            let first = if name == b"aten::cudnn_convolution" { 2 } else { 3 };
             let (padding, stride, dilation) =
                 (numbers(first)?, numbers(first + 1)?, numbers(first + 2)?);
             let mut output = vec![*input.first()?, *weight.first()?];
@@ -43,9 +45,19 @@ pub(super) fn of(name: &[u8], shapes: &[Vec<u64>], values: &[String]) -> Option<
             }
             convolution(&output, weight)
         }
-        // Arguments: the output's gradient, input, weight, ..., and which gradients are wanted.
+        // Each element of the input, not of the output, meets all weights of its channel.
+        b"aten::cudnn_convolution_transpose" | b"aten::miopen_convolution_transpose" => {
+            convolution(shape(0)?, shape(1)?)
+        }
+        // Arguments: the output's gradient, input, weight, ..., at 7 whether it is transposed, and which gradients are wanted.
         b"aten::convolution_backward" => {
-            let one = convolution(shape(0)?, shape(2)?)?;
+            let size = |at: usize| multiplied(shape(at)?.get(2..)?);
+            let is_transposed = match values.get(7).filter(|words| !words.is_empty()) {
+                Some(words) => words.contains("rue"),
+                // The stride, if there is one, makes the other image the larger one.
+                None => size(1)? < size(0)?,
+            };
+            let one = convolution(shape(usize::from(is_transposed))?, shape(2)?)?;
             let wanted = values.last().filter(|words| words.contains("rue"));
             let parts = wanted.map_or(2, |words| {
                 let parts = words.split(',').take(2);
@@ -88,12 +100,13 @@ fn batched(a: &[u64], b: &[u64]) -> Option<u64> {
     }
 }
 
-/// `output`: (batch, channels, size...). `weight`: (output channels, input channels of a group, kernel size...).
-fn convolution(output: &[u64], weight: &[u64]) -> Option<u64> {
-    if output.len() < 3 || output.len() != weight.len() || output[1] != weight[0] {
+/// `image`: (batch, channels, size...), the output, or the input if the convolution is transposed. `weight`: (channels of this image,
+/// channels of the other image in a group, kernel size...).
+fn convolution(image: &[u64], weight: &[u64]) -> Option<u64> {
+    if image.len() < 3 || image.len() != weight.len() || image[1] != weight[0] {
         return None;
     }
-    multiplied(&[2])?.checked_mul(multiplied(output)?)?.checked_mul(multiplied(&weight[1..])?)
+    multiplied(&[2])?.checked_mul(multiplied(image)?)?.checked_mul(multiplied(&weight[1..])?)
 }
 
 fn multiplied(numbers: &[u64]) -> Option<u64> {
@@ -133,7 +146,9 @@ mod tests {
         assert_eq!(of(b"aten::cudnn_convolution", &convolution, &[]), None);
         // oneDNN has the bias among the arguments.
         let values = words(&["", "", "", "[1, 1]", "[2, 2]", "[1, 1]", "1"]);
-        assert_eq!(of(b"aten::mkldnn_convolution", &convolution, &values), Some(expected));
+        for name in [&b"aten::mkldnn_convolution"[..], b"aten::miopen_convolution"] {
+            assert_eq!(of(name, &convolution, &values), Some(expected));
+        }
         let lies = |strides: &[u64]| {
             is_nchw(b"aten::mkldnn_convolution", &convolution, &shapes(&[strides, &[27, 9, 3, 1]]))
         };
@@ -150,5 +165,59 @@ mod tests {
         let no_stride = words(&["", "", "[1]", "[0]", "[1]"]);
         assert_eq!(of(b"aten::cudnn_convolution", &convolution, &no_stride), None);
         assert_eq!(shape(&convolution), "2x3x8x8 16x3x3x3");
+    }
+
+    #[test]
+    fn the_smaller_image_of_a_convolution_meets_all_weights_of_its_channels() {
+        // Sizes of a kernel do not depend on dilation. The larger image is twice as long in each dimension, by stride 2.
+        for (groups, small, kernel) in [
+            (1, &[5][..], &[3][..]),
+            (1, &[4, 4], &[3, 3]),
+            (4, &[4, 4], &[3, 3]),
+            (16, &[4, 6], &[1, 3]),
+            (2, &[2, 3, 4], &[2, 2, 2]),
+        ] {
+            let (images, channels) = (2, 16u64);
+            let large: Vec<u64> = small.iter().map(|size| 2 * size).collect();
+            let shape = |first: &[u64], rest: &[u64]| [first, rest].concat();
+            let small_image = shape(&[images, channels], small);
+            let large_image = shape(&[images, channels], &large);
+            let weight = shape(&[channels, channels / groups], kernel);
+            let weights: u64 = weight[1..].iter().product();
+            let expected = 2 * small_image.iter().product::<u64>() * weights;
+            let values = |is_transposed: &str| {
+                let mut values = vec![String::new(); 11];
+                values[7] = is_transposed.to_owned();
+                values[10] = "[True, True, False]".to_owned();
+                values
+            };
+            let backward = |output: &Vec<u64>, input: &Vec<u64>, values: &[String]| {
+                let shapes = [output.clone(), input.clone(), weight.clone()];
+                of(b"aten::convolution_backward", &shapes, values)
+            };
+            for (is_transposed, output, input) in
+                [("True", &large_image, &small_image), ("False", &small_image, &large_image)]
+            {
+                for values in [values(is_transposed), values("")] {
+                    let found = backward(output, input, &values);
+                    assert_eq!(found, Some(2 * expected), "{is_transposed:?} {weight:?}");
+                }
+            }
+            // Only the flag says it if both images have one size.
+            assert_eq!(backward(&small_image, &small_image, &values("True")), Some(2 * expected));
+            let shapes = [small_image.clone(), weight.clone()];
+            for name in
+                [&b"aten::cudnn_convolution_transpose"[..], b"aten::miopen_convolution_transpose"]
+            {
+                assert!(is_product(name));
+                assert_eq!(of(name, &shapes, &[]), Some(expected));
+            }
+        }
+        // Different numbers of channels, and one gradient only.
+        let shapes = [vec![2, 8, 8, 8], vec![2, 16, 4, 4], vec![16, 8, 3, 3]];
+        let mut values = vec![String::new(); 11];
+        (values[7], values[10]) = ("True".to_owned(), "[False, True, False]".to_owned());
+        let expected = 2 * (2 * 16 * 4 * 4) * (8 * 3 * 3);
+        assert_eq!(of(b"aten::convolution_backward", &shapes, &values), Some(expected));
     }
 }

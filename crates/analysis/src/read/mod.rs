@@ -21,4 +21,5 @@ use file::is_trace;
 pub(crate) use file::with_json;
 pub use file::{header, open, open_beginning};
 pub use find::{Select, TraceFile, Window, find, stem};
+pub(crate) use top::MERGED_RANKS;
 pub use top::{Header, parse, parse_from};

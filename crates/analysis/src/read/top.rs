@@ -9,6 +9,9 @@ use super::find::MAX_RANKS;
 use crate::json::{JsonError, Pull, Value, lossy, signed, unsigned};
 use crate::timeline::Timeline;
 
+/// The fact of a merged trace that lists its ranks.
+pub(crate) const MERGED_RANKS: &str = "merged_ranks";
+
 /// Reads a trace. The caller sets `source`, and the rank if only the path names it.
 pub fn parse(input: impl Read) -> Result<Timeline, JsonError> {
     parse_from(Pull::new(input))
@@ -80,10 +83,12 @@ pub struct Header {
     pub run_id: Option<String>,
     /// A number in `distributedInfo` that no run can have, in words, such as `a rank of -1`.
     pub absurd: Option<String>,
+    /// Whether `paceline trace merge` has merged the traces of ranks into this file.
+    pub is_merged: bool,
 }
 
 impl Header {
-    /// Reads a trace up to its `distributedInfo`, or to its end if there is none.
+    /// Reads a trace up to its `distributedInfo` or to what says that it is merged, or to its end.
     pub(super) fn first<R: Read>(pull: &mut Pull<R>) -> Result<Self, JsonError> {
         let mut header = Self::default();
         match header.find(pull) {
@@ -99,10 +104,18 @@ impl Header {
         }
         pull.begin_object()?;
         while let Some(key) = pull.next_key()? {
-            if key == b"distributedInfo" {
-                return self.take(pull);
+            match key {
+                b"distributedInfo" => return self.take(pull),
+                b"paceline" => {
+                    let mut timeline = Timeline::default();
+                    run_facts(&mut timeline, pull)?;
+                    self.is_merged = timeline.run_facts.contains_key(MERGED_RANKS);
+                    if self.is_merged {
+                        return Ok(());
+                    }
+                }
+                _ => pull.skip()?,
             }
-            pull.skip()?;
         }
         Ok(())
     }

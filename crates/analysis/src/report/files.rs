@@ -75,7 +75,7 @@ impl Report {
         for figure in &self.figures {
             let Figure { column, value } = figure;
             let unit = if column.unit.is_empty() { "" } else { " " };
-            let shown = value.shown(column);
+            let shown = plain_markdown(&value.shown(column));
             // Writing to a string cannot fail.
             let _ = writeln!(out, "- **{}**: {shown}{unit}{}", column.label, column.unit);
         }

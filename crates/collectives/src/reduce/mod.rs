@@ -52,7 +52,7 @@ impl Reduction {
     /// the address of an input, but overlaps no other memory named here.
     pub(crate) unsafe fn run(&self, inputs: &[*const u8], outputs: &[*mut u8], elems: usize) {
         // SAFETY: as required of the caller.
-        unsafe { self.perform(SimdLevel::detect(), Task::Run { inputs, outputs }, elems) }
+        unsafe { self.perform(SimdLevel::of_process(), Task::Run { inputs, outputs }, elems) }
     }
 
     /// Combines the inputs, the leaves of a node of the tree, to a running result (of
@@ -64,7 +64,7 @@ impl Reduction {
     /// type, and overlaps no input.
     pub(crate) unsafe fn partial(&self, inputs: &[*const u8], running: *mut u8, elems: usize) {
         // SAFETY: as required of the caller.
-        unsafe { self.perform(SimdLevel::detect(), Task::Partial { inputs, running }, elems) }
+        unsafe { self.perform(SimdLevel::of_process(), Task::Partial { inputs, running }, elems) }
     }
 
     /// Combines the running results of nodes that together are the tree, finishes the result (divides for a
@@ -84,7 +84,7 @@ impl Reduction {
     ) {
         // SAFETY: as required of the caller.
         unsafe {
-            self.perform(SimdLevel::detect(), Task::Complete { nodes, merges, outputs }, elems)
+            self.perform(SimdLevel::of_process(), Task::Complete { nodes, merges, outputs }, elems)
         }
     }
 

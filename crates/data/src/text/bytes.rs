@@ -53,7 +53,7 @@ impl TokenizerSource {
 
 /// The character by which byte-level tokenizers name each byte, as GPT-2 introduced it: the bytes that are printable in
 /// Latin-1 name themselves, and the others have the characters from 256 on, in their order.
-fn characters() -> impl Iterator<Item = char> {
+pub(super) fn characters() -> impl Iterator<Item = char> {
     let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut others = '\u{100}'..;
     (0..=u8::MAX)

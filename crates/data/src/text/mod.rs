@@ -7,7 +7,7 @@
 //! | `rows.rs` | rows with a text and a class, from `parquet.rs`, `csv.rs` and `jsonl.rs` |
 //! | `table.rs` | which columns of a table are read, and which rows are left out |
 //! | `tokenizer.rs` | texts to tokens |
-//! | `train.rs` | a tokenizer from texts |
+//! | `train.rs` | a tokenizer from texts, by the pairs of `merges.rs` |
 //! | `cuts.rs` | where a text can be cut without other tokens |
 //! | `guarded.rs` | calls of a library that may panic |
 //! | `stream.rs` | tokens to text, one after the other |
@@ -26,6 +26,7 @@ mod files;
 pub(crate) mod fuzzing;
 mod guarded;
 mod jsonl;
+mod merges;
 mod parquet;
 mod rows;
 mod source;

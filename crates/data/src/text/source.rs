@@ -76,6 +76,8 @@ impl TextSource {
     ) -> Result<TokenDataset, TextError> {
         let files = self.files_of(split);
         let key = self.with_table_key(format!("{split:?} {settings:?}"));
+        // Earlier versions cut off the ends of texts in any case.
+        let key = key + if self.tokenizer.cuts_beginnings() { " without beginnings" } else { "" };
         let rows = self.cached(files, &key, report, |report| {
             let (table, warn) = (&self.table, &mut *report.warn);
             let mut rows = TextRows::read_table(files, settings.num_classes, table, warn)?;
@@ -293,14 +295,19 @@ fn tokenized(
             "{num_empty} of {all} texts have no tokens; each of them is a row of padding, token {pad}"
         ));
     }
-    let is_short =
-        |(text, row): &(&String, &Vec<u32>)| text.len() >= MAX_TEXT_BYTES && row.len() < max_length;
+    let is_short = |(text, row): &(&String, &Vec<u32>)| {
+        let lacks_tokens = row.len() < max_length || tokenizer.cuts_beginnings();
+        text.len() >= MAX_TEXT_BYTES && lacks_tokens
+    };
     let num_short = texts.iter().zip(&tokens).filter(is_short).count();
     if num_short > 0 {
         let most = MAX_TEXT_BYTES >> 20;
+        let why = match tokenizer.cuts_beginnings() {
+            true => "although the tokenizer keeps the ends of texts".to_owned(),
+            false => format!("which have fewer than {max_length} tokens"),
+        };
         (report.warn)(format!(
-            "{num_short} of {all} texts were cut to their first {most} MiB, which have fewer than {max_length} tokens; the \
-             rest of these texts is not used"
+            "{num_short} of {all} texts were cut to their first {most} MiB, {why}; the rest of these texts is not used"
         ));
     }
     let mut end = 0;

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use paceline_trace::thread_builder;
-use tokenizers::{PostProcessor, TruncationParams};
+use serde_json::Value;
+use tokenizers::{PostProcessor, TruncationDirection, TruncationParams};
 
 use super::TextError;
 use super::cuts::Cuts;
@@ -40,15 +41,30 @@ pub struct Tokenizer {
     json: Vec<u8>,
     vocab: usize,
     pad: u32,
+    /// Which end of a long text is cut off.
+    truncation: TruncationDirection,
     cuts: Cuts,
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`. Truncation and padding that it states are not used.
+    /// Reads a `tokenizer.json`. Lengths and padding that it states are not used, but from which side long texts are cut. As in
+    /// transformers, the `tokenizer_config.json` beside it decides that if it says so.
     pub fn load(path: &Path) -> Result<Self, TextError> {
-        let json = paceline_files::read(path, MAX_FILE_BYTES);
-        let json = json.map_err(|error| TextError::file(path, error))?;
-        Self::from_json(path, json)
+        let read = |path: &Path| {
+            paceline_files::read(path, MAX_FILE_BYTES).map_err(|error| TextError::file(path, error))
+        };
+        let mut tokenizer = Self::from_json(path, read(path)?)?;
+        let beside = path.with_file_name("tokenizer_config.json");
+        if beside.is_file() {
+            let config: Value = serde_json::from_slice(&read(&beside)?)
+                .map_err(|error| TextError::file(&beside, format!("is no JSON: {error}")))?;
+            tokenizer.truncation = match config["truncation_side"].as_str() {
+                Some("left") => TruncationDirection::Left,
+                Some("right") => TruncationDirection::Right,
+                _ => tokenizer.truncation,
+            };
+        }
+        Ok(tokenizer)
     }
 
     /// A tokenizer from the contents of a `tokenizer.json`. Errors name it by `path`.
@@ -61,25 +77,32 @@ impl Tokenizer {
             // Not `from_bytes`, of which this crate would compile a copy, with all that reads the parts of a tokenizer.
             let mut inner = tokenizers::Tokenizer::from_str(std::str::from_utf8(&json)?)?;
             let pad = inner.get_padding().map_or(0, |padding| padding.pad_id);
+            let truncation = inner.get_truncation().map(|stated| stated.direction);
             inner.with_padding(None);
             inner.with_truncation(None)?;
             let largest = inner.get_vocab(true).into_values().max();
             let cuts = Cuts::of(&inner);
-            Ok((inner, pad, largest, cuts))
+            Ok((inner, pad, truncation.unwrap_or_default(), largest, cuts))
         };
         let read = guarded(read).map_err(refused)?;
-        let (inner, pad, largest, cuts) = read.map_err(|error| refused(error.to_string()))?;
+        let (inner, pad, truncation, largest, cuts) =
+            read.map_err(|error| refused(error.to_string()))?;
         let vocab = largest.map_or(0, |largest| largest as usize + 1);
         if vocab == 0 {
             return Err(TextError::file(path, "has no tokens"));
         }
         let pad = if (pad as usize) < vocab { pad } else { 0 };
-        Ok(Self { inner, path: path.into(), json, vocab, pad, cuts })
+        Ok(Self { inner, path: path.into(), json, vocab, pad, truncation, cuts })
     }
 
     /// The token that pads, as the file states it, or else 0.
     pub fn pad(&self) -> u32 {
         self.pad
+    }
+
+    /// Whether the beginning of a long text is cut off, and not its end.
+    pub(super) fn cuts_beginnings(&self) -> bool {
+        self.truncation == TruncationDirection::Left
     }
 
     /// The number above all tokens.
@@ -94,7 +117,7 @@ impl Tokenizer {
 
     /// The tokens of each text, with the special tokens that the tokenizer adds, cut to `max_length` tokens. These are the
     /// `input_ids` of `tokenizer(text, truncation=True, max_length=max_length)` in transformers. Runs in parallel. Of a long
-    /// text, only its first pieces are tokenized, if the tokens are then the same.
+    /// text, only the pieces that are kept are tokenized, if the tokens are then the same.
     pub fn encode(
         &self,
         texts: &[String],
@@ -106,13 +129,14 @@ impl Tokenizer {
             return Err(TextError::NoRoom { path: self.path.clone(), added, max_length });
         }
         let mut inner = self.inner.clone();
-        let truncation = TruncationParams { max_length, ..TruncationParams::default() };
+        let direction = self.truncation;
+        let truncation = TruncationParams { max_length, direction, ..TruncationParams::default() };
         let truncated = inner.with_truncation(Some(truncation));
         truncated.map_err(|error| TextError::file(&self.path, error))?;
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let encode = |text: &str| {
-            let beginning = self.beginning(text, max_length - added)?;
-            self.encode_one(&inner, beginning, true)
+            let kept = self.kept(text, max_length - added)?;
+            self.encode_one(&inner, kept, true)
         };
         self.encode_all(&texts, encode, progress)
     }
@@ -145,21 +169,29 @@ impl Tokenizer {
         Ok(self.encode_all(&pieces, encode, progress)?.concat())
     }
 
-    /// The beginning of a text that has its first `num_tokens` tokens: all of a short text.
-    fn beginning<'a>(&self, text: &'a str, num_tokens: usize) -> Result<&'a str, TextError> {
+    /// The part of a text that has the `num_tokens` tokens that are kept: all of a short text.
+    fn kept<'a>(&self, text: &'a str, num_tokens: usize) -> Result<&'a str, TextError> {
         if text.len() <= 2 * PIECE_BYTES {
             return Ok(text);
         }
-        let (mut end, mut found) = (0, 0);
-        for piece in self.cuts.pieces(text, PIECE_BYTES) {
+        let mut pieces: Vec<&str> = self.cuts.pieces(text, PIECE_BYTES).collect();
+        if self.cuts_beginnings() {
+            pieces.reverse();
+        }
+        let (mut num_bytes, mut found) = (0, 0);
+        for piece in pieces {
             // The rest of a text that cannot be cut is tokenized by the caller.
-            if found >= num_tokens || end + piece.len() == text.len() {
+            if found >= num_tokens || num_bytes + piece.len() == text.len() {
                 break;
             }
             found += self.encode_one(&self.inner, piece, false)?.len();
-            end += piece.len();
+            num_bytes += piece.len();
         }
-        Ok(if found >= num_tokens { &text[..end] } else { text })
+        Ok(match self.truncation {
+            _ if found < num_tokens => text,
+            TruncationDirection::Left => &text[text.len() - num_bytes..],
+            TruncationDirection::Right => &text[..num_bytes],
+        })
     }
 
     /// The tokens of each text, in parallel, as `encode` makes them.
@@ -178,7 +210,7 @@ impl Tokenizer {
                 num_bytes <= CHUNK_BYTES
             });
             let chunk = &rest[..fit.count().max(1)];
-            all.extend(in_parallel(chunk, &encode)?);
+            all.extend(in_parallel(chunk, &|text: &&str| encode(text))?);
             progress(all.len(), texts.len());
         }
         Ok(all)
@@ -215,27 +247,27 @@ impl Tokenizer {
     }
 }
 
-/// What `run` makes of each text, in their order. Without further threads, this thread does all of it.
-fn in_parallel<T: Send, E: Send>(
-    texts: &[&str],
-    run: &(impl Fn(&str) -> Result<T, E> + Sync),
+/// What `run` makes of each item, in their order. Without further threads, this thread does all of it.
+pub(super) fn in_parallel<I: Sync, T: Send, E: Send>(
+    items: &[I],
+    run: &(impl Fn(&I) -> Result<T, E> + Sync),
 ) -> Result<Vec<T>, E> {
     let next = AtomicUsize::new(0);
-    let made = Mutex::new(Vec::with_capacity(texts.len()));
+    let made = Mutex::new(Vec::with_capacity(items.len()));
     let work = || {
         while let Some(at) =
-            Some(next.fetch_add(1, Ordering::Relaxed)).filter(|at| *at < texts.len())
+            Some(next.fetch_add(1, Ordering::Relaxed)).filter(|at| *at < items.len())
         {
-            let outcome = run(texts[at]);
+            let outcome = run(&items[at]);
             if outcome.is_err() {
-                // The others begin no further text.
-                next.store(texts.len(), Ordering::Relaxed);
+                // The others begin no further item.
+                next.store(items.len(), Ordering::Relaxed);
             }
             made.lock().expect("no thread panics with the lock").push((at, outcome));
         }
     };
     thread::scope(|scope| {
-        let most = thread::available_parallelism().map_or(1, NonZero::get).min(texts.len());
+        let most = thread::available_parallelism().map_or(1, NonZero::get).min(items.len());
         for at in 1..most {
             let thread = thread_builder(format!("tokenize-{at}"));
             if thread.spawn_scoped(scope, work).is_err() {

@@ -4,20 +4,26 @@
 //! This module reads no file. Source: Sennrich and others, Neural Machine Translation of Rare Words with Subword Units
 //! (2016), over bytes as in GPT-2.
 
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use tokenizers::models::TrainerWrapper;
-use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 
+use super::bytes::characters;
 use super::error::excerpt;
 use super::guarded::guarded;
+use super::merges::Merger;
+use super::tokenizer::in_parallel;
 use super::{TextError, Tokenizer};
 
 /// Tokens for the bytes, which each tokenizer has.
 const NUM_BYTES: usize = 256;
 /// A larger number of tokens is taken for a mistake. The largest that are published have 262,000.
 const MAX_TOKENS: usize = 1 << 20;
+/// Lines that a thread divides into words at once.
+const LINES: usize = 1000;
 
 impl Tokenizer {
     /// The contents of a `tokenizer.json` with `vocab` tokens, or with fewer if the texts have too few frequent neighbors.
@@ -30,19 +36,12 @@ impl Tokenizer {
             )));
         }
         let train = || -> tokenizers::Result<String> {
-            let mut tokenizer = tokenizers::Tokenizer::new(BPE::default());
-            tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
-            tokenizer.with_decoder(Some(ByteLevel::new(false, true, true)));
-            let trainer = BpeTrainer::builder()
-                .show_progress(false)
-                .vocab_size(vocab)
-                .min_frequency(2)
-                .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
-                .build();
-            let mut trainer = TrainerWrapper::BpeTrainer(trainer);
-            // Words are counted line by line, so that a long text is not divided into words at once.
-            let lines = texts.iter().flat_map(|text| text.split_inclusive('\n'));
-            tokenizer.train(&mut trainer, lines)?;
+            let level = ByteLevel::new(false, true, true);
+            let (vocab, merges) = tokens(&words(texts, &level)?, vocab)?;
+            let model = BPE::builder().vocab_and_merges(vocab, merges).build()?;
+            let mut tokenizer = tokenizers::Tokenizer::new(model);
+            tokenizer.with_pre_tokenizer(Some(level));
+            tokenizer.with_decoder(Some(level));
             tokenizer.to_string(false)
         };
         let trained = guarded(train).map_err(|error| refused(excerpt(&error)))?;
@@ -50,9 +49,114 @@ impl Tokenizer {
     }
 }
 
+/// The words of texts, and how often each occurs.
+fn words(texts: &[String], level: &ByteLevel) -> tokenizers::Result<BTreeMap<String, u64>> {
+    // Line by line, so that a long text is not divided into words at once.
+    let lines: Vec<&str> = texts.iter().flat_map(|text| text.split_inclusive('\n')).collect();
+    let some: Vec<&[&str]> = lines.chunks(LINES).collect();
+    let count = |lines: &&[&str]| -> tokenizers::Result<HashMap<String, u64>> {
+        let mut counts: HashMap<String, u64> = HashMap::new();
+        for line in *lines {
+            let mut words = PreTokenizedString::from(*line);
+            level.pre_tokenize(&mut words)?;
+            for (word, ..) in words.get_splits(OffsetReferential::Original, OffsetType::Byte) {
+                match counts.get_mut(word) {
+                    Some(count) => *count += 1,
+                    None => _ = counts.insert(word.to_owned(), 1),
+                }
+            }
+        }
+        Ok(counts)
+    };
+    let mut words: BTreeMap<String, u64> = BTreeMap::new();
+    for (word, count) in in_parallel(&some, &count)?.into_iter().flatten() {
+        *words.entry(word).or_default() += count;
+    }
+    Ok(words)
+}
+
+/// The tokens of words, and the merges that make them.
+fn tokens(words: &BTreeMap<String, u64>, vocab: usize) -> tokenizers::Result<(Vocab, Merges)> {
+    let mut names: Vec<String> = characters().map(String::from).collect();
+    names.sort_unstable();
+    let bytes: HashMap<char, u32> = names.iter().flat_map(|name| name.chars()).zip(0..).collect();
+    let mut numbers: HashMap<String, u32> = names.iter().cloned().zip(0..).collect();
+    let of_word =
+        |word: &str| word.chars().map(|byte| bytes[&byte]).collect::<Vec<u32>>().into_iter();
+    let merger = Merger::new(words.iter().map(|(word, count)| (of_word(word), *count)));
+    let mut merger = merger.ok_or("the words of the texts have more than 2^32 bytes")?;
+    let mut merges = Vec::new();
+    while names.len() < vocab
+        && let Some(next) = merger.next()
+    {
+        let (first, second) = next.pair();
+        let [first, second] = [first, second].map(|token| names[token as usize].clone());
+        let name = format!("{first}{second}");
+        let new = *numbers.entry(name).or_insert_with_key(|name| {
+            names.push(name.clone());
+            names.len() as u32 - 1
+        });
+        merges.push((first, second));
+        merger.merge(next, new);
+    }
+    Ok((names.into_iter().zip(0..).collect(), merges))
+}
+
 #[cfg(test)]
 mod tests {
+    use rand::RngExt;
+    use tokenizers::models::TrainerWrapper;
+    use tokenizers::models::bpe::BpeTrainer;
+
     use super::*;
+    use crate::random::{Purpose, generator};
+
+    /// The tokenizer that the library trains.
+    fn of_library(texts: &[String], vocab: usize) -> String {
+        let mut tokenizer = tokenizers::Tokenizer::new(BPE::default());
+        tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
+        tokenizer.with_decoder(Some(ByteLevel::new(false, true, true)));
+        let trainer = BpeTrainer::builder().show_progress(false).vocab_size(vocab);
+        let alphabet = ByteLevel::alphabet().into_iter().collect();
+        let trainer = trainer.min_frequency(2).initial_alphabet(alphabet).build();
+        let mut trainer = TrainerWrapper::BpeTrainer(trainer);
+        let lines = texts.iter().flat_map(|text| text.split_inclusive('\n'));
+        tokenizer.train(&mut trainer, lines).unwrap();
+        tokenizer.to_string(false).unwrap()
+    }
+
+    #[test]
+    fn the_tokens_are_those_of_the_library() {
+        let mut random = generator(7, Purpose::Rows, 0, 0);
+        let mut text = |letters: &str, num_letters: usize| -> String {
+            let letters: Vec<char> = letters.chars().collect();
+            (0..num_letters).map(|_| letters[random.random_range(0..letters.len())]).collect()
+        };
+        let texts = [
+            "a".repeat(1000),
+            "ab".repeat(300) + &"aab ".repeat(50),
+            text("acgt", 2000),
+            text("ab", 500) + " " + &text("aab", 700),
+            text("\u{4e00}\u{4e8c}\u{4e09}\u{ff0c}", 800),
+            text("abcdefgh  \n.,1'", 3000),
+        ];
+        for vocab in [257, 290, 400, 2000] {
+            for of in texts.iter().map(std::slice::from_ref).chain([&texts[..]]) {
+                let own = String::from_utf8(Tokenizer::train(of, vocab).unwrap()).unwrap();
+                assert!(own == of_library(of, vocab), "{vocab} tokens of {:.20}", of[0]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_run_of_letters_takes_no_longer_than_many_words() {
+        let run = "a".repeat(1 << 20);
+        let json = Tokenizer::train(&[run.clone()], 300).unwrap();
+        let tokenizer = Tokenizer::from_json(Path::new("x"), json).unwrap();
+        // Twice as many letters with each token, as long as it occurs twice.
+        assert_eq!(tokenizer.vocab(), 256 + 19);
+        assert_eq!(tokenizer.encode_running_text(&run, &mut |_, _| ()).unwrap().len(), 2);
+    }
 
     #[test]
     fn frequent_neighbors_become_one_token() {

@@ -1,4 +1,5 @@
-//! The limits on memory of the control groups that this process is in: its own group, and all groups above it.
+//! The limits on memory of the control groups that this process is in, its own group and all groups above it; and how
+//! often the kernel has killed for lack of memory there.
 //!
 //! Slurm and `systemd-run` limit a group of the job's own, deep in the tree. Reads version 2 and version 1, under the root
 //! folder of the file system (in a test, another folder). This file does not know what the memory is for.
@@ -19,43 +20,72 @@ pub(super) struct MemoryGroup {
 }
 
 /// The names of the files of a version.
+#[derive(Clone, Copy)]
 struct Names {
     limit: &'static str,
     used: &'static str,
     /// The line of `memory.stat` about pages of files that nobody has touched lately, groups below included.
     given_up: &'static str,
+    /// The file with the line `oom_kill`: how many processes of the group the kernel has killed for lack of memory.
+    events: &'static str,
 }
 
 const VERSION_1: Names = Names {
     limit: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",
     given_up: "total_inactive_file ",
+    events: "memory.oom_control",
 };
-const VERSION_2: Names =
-    Names { limit: "memory.max", used: "memory.current", given_up: "inactive_file " };
+const VERSION_2: Names = Names {
+    limit: "memory.max",
+    used: "memory.current",
+    given_up: "inactive_file ",
+    events: "memory.events",
+};
 
 /// The groups of this process that limit its memory, from its own group up.
 pub(super) fn memory_groups(root: &Path) -> Vec<MemoryGroup> {
+    let of_mount = |(folders, names): (Vec<PathBuf>, Names)| {
+        folders.into_iter().filter_map(move |folder| limit_of(&folder, &names))
+    };
+    folders(root).into_iter().flat_map(of_mount).collect()
+}
+
+/// How many processes of this process's own group the kernel has killed for lack of memory.
+pub(super) fn oom_kills(root: &Path) -> u64 {
+    let kills = |folder: &PathBuf, names: &Names| {
+        let text = fs::read_to_string(folder.join(names.events)).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse::<u64>().ok())
+    };
+    // A group that has no file is counted in the one above it.
+    let of_mount = |(folders, names): &(Vec<PathBuf>, Names)| {
+        folders.iter().find_map(|folder| kills(folder, names))
+    };
+    folders(root).iter().filter_map(of_mount).sum()
+}
+
+/// For each mount that shows the memory of this process's group: the folder of that group and of those above it, and the
+/// names of their files.
+fn folders(root: &Path) -> Vec<(Vec<PathBuf>, Names)> {
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
     let (own, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
     let mounts: Vec<Mount> = mounts.lines().filter_map(Mount::parse).collect();
-    let mut groups = Vec::new();
+    let mut all = Vec::new();
     for line in own.lines() {
         // The number of the hierarchy, its controllers (none in version 2), and the group's path.
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
         let names = match controllers {
             "" => VERSION_2,
-            all if all.split(',').any(|name| name == "memory") => VERSION_1,
+            list if list.split(',').any(|name| name == "memory") => VERSION_1,
             _ => continue,
         };
         let is_2 = controllers.is_empty();
         for mount in mounts.iter().filter(|mount| mount.is_2 == is_2) {
-            let folders = mount.folders(root, Path::new(path));
-            groups.extend(folders.iter().filter_map(|folder| limit_of(folder, &names)));
+            all.push((mount.folders(root, Path::new(path)), names));
         }
     }
-    groups
+    all
 }
 
 /// What the group in a folder limits, if it does.
@@ -172,6 +202,26 @@ mod tests {
             ("sys/fs/cgroup/cpu/jobs/7/memory.limit_in_bytes", "1\n"),
         ]);
         assert_eq!(memory_groups(root.path()), [MemoryGroup { limit: 500, left: 250 }]);
+    }
+
+    #[test]
+    fn kills_for_lack_of_memory_are_counted_in_the_own_group() {
+        let events = "low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\noom_group_kill 1\n";
+        let root = tree(&[
+            ("proc/self/cgroup", "0::/job/step\n"),
+            ("proc/self/mountinfo", MOUNTS_2),
+            // The step itself does not count memory.
+            ("sys/fs/cgroup/job/memory.events", events),
+            ("sys/fs/cgroup/memory.events", "oom_kill 7\n"),
+        ]);
+        assert_eq!(oom_kills(root.path()), 3);
+        let root = tree(&[
+            ("proc/self/cgroup", "3:memory:/job\n"),
+            ("proc/self/mountinfo", "30 24 0:26 / /cg rw - cgroup cgroup rw,memory\n"),
+            ("cg/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"),
+        ]);
+        assert_eq!(oom_kills(root.path()), 2);
+        assert_eq!(oom_kills(tree(&[]).path()), 0);
     }
 
     #[test]

@@ -3,9 +3,11 @@
 //! Input: addresses and files. Output: bytes. This module knows neither data sets nor the Hugging Face Hub.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Cursor, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
@@ -77,9 +79,27 @@ impl Rate {
         Self { window, waited: Duration::ZERO, num_bytes: 0, is_too_slow: false }
     }
 
-    /// `body`, which fails once it has come too slowly for a whole window.
-    pub(crate) fn watch<R: Read>(&mut self, body: R) -> Watched<'_, R> {
-        Watched { body, rate: self }
+    /// `body`, which fails once it has come too slowly for a whole window. A thread reads it, because a read may last for
+    /// ever: one that goes through what frames the bytes of a body is content with any progress.
+    ///
+    /// # Errors
+    ///
+    /// If the system refuses the thread.
+    pub(crate) fn watch(
+        &mut self,
+        mut body: impl Read + Send + 'static,
+    ) -> io::Result<Watched<'_>> {
+        let (sender, pieces) = sync_channel(1);
+        let receive = move || {
+            let outcome = self::pieces(&mut body, |piece| {
+                sender.send(Ok(piece.to_vec())).map_err(|_| "nobody wants the rest".to_owned())
+            });
+            if let Err(Broken::Connection(error)) = outcome {
+                let _ = sender.send(Err(error));
+            }
+        };
+        thread::Builder::new().name("download".into()).spawn(receive)?;
+        Ok(Watched { pieces, rest: Cursor::default(), rate: self })
     }
 
     /// So many bytes have come after this time.
@@ -107,21 +127,31 @@ impl Rate {
 }
 
 /// A body whose rate is watched.
-pub(crate) struct Watched<'a, R> {
-    body: R,
+pub(crate) struct Watched<'a> {
+    pieces: Receiver<io::Result<Vec<u8>>>,
+    /// What has come and is not read yet.
+    rest: Cursor<Vec<u8>>,
     rate: &'a mut Rate,
 }
 
-impl<R: Read> Read for Watched<'_, R> {
+impl Read for Watched<'_> {
     fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
-        let begin = Instant::now();
-        let read = self.body.read(piece);
-        let count = *read.as_ref().unwrap_or(&0);
-        // The end of a body is no sign of a slow server.
-        if count > 0 {
-            self.rate.came(count, begin.elapsed())?;
+        let mut count = self.rest.read(piece)?;
+        while count == 0 {
+            let begin = Instant::now();
+            match self.pieces.recv_timeout(self.rate.window / 60) {
+                Ok(come) => {
+                    let come = come?;
+                    self.rate.came(come.len(), begin.elapsed())?;
+                    self.rest = Cursor::new(come);
+                    count = self.rest.read(piece)?;
+                }
+                Err(RecvTimeoutError::Timeout) => self.rate.came(0, begin.elapsed())?,
+                // The end of a body is no sign of a slow server.
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
         }
-        read
+        Ok(count)
     }
 }
 
@@ -194,7 +224,7 @@ mod tests {
         let (mut taken, mut reason) = (0, None);
         // Each connection brings three bytes, which is progress.
         for _ in 0..1000 {
-            let body = rate.watch(Trickle { pause: slow, left: 3 });
+            let body = rate.watch(Trickle { pause: slow, left: 3 }).unwrap();
             let outcome = pieces(body, |piece| {
                 taken += piece.len();
                 Ok(())
@@ -207,6 +237,17 @@ mod tests {
         let reason = reason.expect("it went on");
         assert!(reason.contains("the server is too slow"), "{reason}");
         assert!(rate.is_too_slow && taken < 20, "{taken}");
+    }
+
+    #[test]
+    fn a_read_that_never_ends_is_given_up() {
+        let (body, server) = std::io::pipe().unwrap();
+        let mut rate = Rate::over(Duration::from_millis(100));
+        let outcome = pieces(rate.watch(body).unwrap(), |_| Ok(()));
+        let Err(Broken::Connection(error)) = outcome else { panic!("it ended") };
+        assert!(error.to_string().contains("the server is too slow: 0 bytes"), "{error}");
+        assert!(rate.is_too_slow);
+        drop(server);
     }
 
     #[test]

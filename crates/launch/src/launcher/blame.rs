@@ -12,8 +12,8 @@ use paceline_rendezvous::read_culprits;
 use rustix::process::Pid;
 use signal_hook::consts::{SIGABRT, SIGPIPE};
 
-use super::signals;
 use super::start::Rank;
+use super::{orphans, signals};
 
 /// The end of a rank.
 #[derive(Clone, Copy, Debug)]
@@ -52,13 +52,14 @@ pub(super) struct Cause {
     pub(super) code: u8,
 }
 
+/// What a rank does that SIGSTOP has stopped.
+pub(super) const STOPPED: &str = "is stopped";
+
 /// What a stopped or busy rank does, as the kernel says.
 pub(super) fn activity(pid: Pid) -> &'static str {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
-    // The state follows the name of the program, which may hold anything.
-    let state = stat.ok().and_then(|stat| stat.rsplit_once(") ")?.1.chars().next());
-    match state {
-        Some('T' | 't') => "is stopped",
+    match orphans::state(pid).map(|(state, _)| state) {
+        Some('T') => STOPPED,
+        Some('t') => "is stopped by a debugger",
         Some('D') => "waits for a device",
         Some('Z') | None => "has ended",
         _ => "runs, but did not take part",
@@ -73,7 +74,10 @@ pub(super) fn cause(ranks: &[Rank], place: RanksOfHost, activities: &[&str]) -> 
     let by_itself = |rank: &Rank| {
         let end = rank.ended.as_ref().filter(|end| !end.was_asked && !end.status.success())?;
         let exits = !end.status.signal().is_some_and(is_cause);
-        (end.status.code() != Some(i32::from(EXIT_CONSEQUENCE))).then_some((exits, end.at))
+        // When one rank is asked to end, all end in order, with the same code and at the same time.
+        let is_consequence = end.status.code() == Some(i32::from(EXIT_CONSEQUENCE))
+            || exits && !culprits(rank).is_empty();
+        (!is_consequence).then_some((exits, end.at))
     };
     let earliest = (0..ranks.len()).filter_map(|at| Some((by_itself(&ranks[at])?, at))).min();
     if let Some((_, local)) = earliest {
@@ -82,8 +86,7 @@ pub(super) fn cause(ranks: &[Rank], place: RanksOfHost, activities: &[&str]) -> 
     // All that ended by themselves say that others were the cause.
     let mut votes = vec![0; world];
     for rank in ranks {
-        let culprits = rank.error_file.as_deref().map(read_culprits).unwrap_or_default();
-        culprits.into_iter().filter(|&rank| rank < world).for_each(|rank| votes[rank] += 1);
+        culprits(rank).into_iter().filter(|&rank| rank < world).for_each(|rank| votes[rank] += 1);
     }
     let here = |rank: usize| place.local(rank).filter(|&local| local < ranks.len());
     let has_complained = |rank: usize| {
@@ -109,6 +112,12 @@ pub(super) fn cause(ranks: &[Rank], place: RanksOfHost, activities: &[&str]) -> 
             return Cause { ranks: vec![rank], what, code: EXIT_RUN };
         }
     }
+    // Nobody has noticed a rank that is the only one of its host.
+    if let Some(local) = (0..ranks.len())
+        .find(|&local| activities[local] == STOPPED && !has_complained(first + local))
+    {
+        return Cause { ranks: vec![first + local], what: STOPPED.to_owned(), code: EXIT_RUN };
+    }
     let has_said_why = |rank: &Rank| rank.error_file.as_deref().is_some_and(|file| file.exists());
     if world > ranks.len() && ranks.iter().any(has_said_why) {
         // The ranks of this host say that they are not the cause. Without a word of theirs, the exit code may be that
@@ -119,6 +128,11 @@ pub(super) fn cause(ranks: &[Rank], place: RanksOfHost, activities: &[&str]) -> 
         |local: &usize| Some((ranks[*local].ended.filter(|end| !end.status.success())?.at, *local));
     let earliest = (0..ranks.len()).filter_map(|local| failed(&local)).min();
     ended(earliest.map_or(0, |(_, local)| local), first, ranks)
+}
+
+/// The ranks that this one names in its error file.
+fn culprits(rank: &Rank) -> Vec<usize> {
+    rank.error_file.as_deref().map(read_culprits).unwrap_or_default()
 }
 
 /// Whether a signal kills a process for reasons of its own. A process that has lost its peers may abort, or write to a
@@ -216,6 +230,21 @@ mod tests {
             let ranks = Ranks::new(2).ends(0, 12, signal, false).ends(1, 10, 7 << 8, false);
             assert_eq!(ranks.cause(), (1, "exited with code 7".into(), 7));
         }
+    }
+
+    #[test]
+    fn the_rank_that_was_asked_to_end_is_named_although_all_end_alike() {
+        let (asked, other) = (143 << 8, 143 << 8);
+        let ranks = Ranks::new(3).ends(2, 10, other, false).ends(1, 11, asked, false);
+        let ranks = ranks.ends(0, 12, other, false).blames(2, &[1]).blames(0, &[1]);
+        assert_eq!(ranks.cause(), (1, "exited with code 143".into(), 143));
+    }
+
+    #[test]
+    fn a_stopped_rank_is_named_although_nobody_else_is_there_to_name_it() {
+        let ranks = Ranks::new(1).ends(0, 900, KILLED, true);
+        let cause = Cause { ranks: vec![1], what: "is stopped".into(), code: 1 };
+        assert_eq!(ranks.cause_among(1, 2), cause);
     }
 
     #[test]

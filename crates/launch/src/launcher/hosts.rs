@@ -4,6 +4,7 @@
 //! hosts meet. The launchers know nothing of each other: only their ranks do.
 
 use std::net::ToSocketAddrs;
+use std::time::Duration;
 
 use paceline_failure::{Failure, Result};
 use paceline_rendezvous::{Launcher, MAX_SECRET_BYTES, Rendezvous};
@@ -28,7 +29,12 @@ pub struct Hosts {
     /// What a rank has to present there, the same on all hosts. Empty if the user has set none: then anybody who
     /// can reach the port may join, and rank 0 warns.
     pub secret: String,
+    /// How long all ranks of this host may be stopped. Those of other hosts wait for them about as long.
+    pub patience: Duration,
 }
+
+/// The patience with programs whose time limit is unknown: the default of `--timeout`.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Hosts {
     /// The hosts that the flags ask for. `None` if this host is the only one.
@@ -75,12 +81,12 @@ impl Hosts {
         })?;
         check_address(&address, port)?;
         let secret = read_secret()?;
-        Ok(Some(Self { count, own, address, port, secret }))
+        Ok(Some(Self { count, own, address, port, secret, patience: PATIENCE }))
     }
 
     /// The place of this host's first rank, if every host has `nproc` ranks.
     pub fn place(&self, nproc: usize) -> Placement {
-        let Self { count, own, address, port, secret } = self;
+        let Self { count, own, address, port, secret, .. } = self;
         let place = paceline_rendezvous::Placement {
             rank: own * nproc,
             world_size: count * nproc,
@@ -88,6 +94,7 @@ impl Hosts {
             local_world_size: nproc,
             node: Some(*own),
             launcher: Launcher::Paceline,
+            variables: Vec::new(),
             rendezvous: Some(Rendezvous::by_tcp(address.clone(), *port, secret.clone())),
         };
         Placement::of_launcher(place)

@@ -16,6 +16,7 @@ mod blame;
 mod dumps;
 mod guard;
 mod hosts;
+mod orphans;
 mod relay;
 mod restarts;
 mod signals;
@@ -204,20 +205,23 @@ fn check_program(command: &[OsString]) -> Result<()> {
 /// Returns the number of ranks of a command: the number that another launcher has started. If there is no other launcher,
 /// the number of `--nproc`. Without `--nproc`, 2 (or 1 if there is only one core).
 pub fn num_ranks(nproc: Option<usize>, placement: Option<&Placement>) -> Result<usize> {
-    let started = placement.map(|placement| placement.place.world_size);
-    let (flag, num_ranks) = match (nproc, started) {
+    let (flag, num_ranks) = match (nproc, placement) {
         (None, None) => return Ok(resources::num_cores().min(2)),
-        (None, Some(started)) => ("WORLD_SIZE", started),
+        (None, Some(placement)) => ("WORLD_SIZE", placement.place.world_size),
         (Some(nproc), None) => ("--nproc", nproc),
-        (Some(nproc), Some(started)) => {
-            return Err(Failure::Usage(format!(
-                "--nproc {nproc} starts ranks of its own, but another launcher has started {started}; \
-                 leave --nproc out, or unset RANK and WORLD_SIZE"
-            )));
-        }
+        (Some(nproc), Some(placement)) => return Err(of_another_launcher(nproc, placement)),
     };
     check_num_ranks(flag, num_ranks)?;
     Ok(num_ranks)
+}
+
+/// A number of ranks where another launcher has started them.
+pub fn of_another_launcher(nproc: usize, placement: &Placement) -> Failure {
+    Failure::Usage(format!(
+        "--nproc {nproc} starts ranks of its own, but another launcher has started {}; leave --nproc out, or {}",
+        placement.place.world_size,
+        placement.unset()
+    ))
 }
 
 /// Checks a number of ranks that the user gave by `flag`.

@@ -1,11 +1,11 @@
-//! The signals that ask the launcher to end, to stop, or to go on.
+//! The signals that ask the launcher to end, to stop, or to go on, or that say that a child has ended.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use paceline_failure::{Failure, Result};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGTSTP};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
@@ -16,7 +16,7 @@ static LISTENER: Mutex<Option<Sender<Event>>> = Mutex::new(None);
 /// The last signal that asked to end during a launch; 0 before the first one.
 static LAST_SIGNAL: AtomicI32 = AtomicI32::new(0);
 
-/// From now on `events` gets the signals that ask this process to end or to stop. When no launch is in
+/// From now on `events` gets the signals that ask this process to end or to stop, and SIGCHLD. When no launch is in
 /// progress, they have their default effect.
 pub(super) fn forward(events: Sender<Event>) -> Result<()> {
     let is_first = listener().replace(events).is_none();
@@ -24,11 +24,11 @@ pub(super) fn forward(events: Sender<Event>) -> Result<()> {
         return Ok(());
     }
     let failed = |e: std::io::Error| Failure::io("cannot listen for signals", e);
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGTSTP]).map_err(failed)?;
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCHLD]).map_err(failed)?;
     let listen = move || {
         for signal in signals.forever() {
             let events = listener();
-            if signal != SIGTSTP {
+            if !matches!(signal, SIGTSTP | SIGCHLD) {
                 LAST_SIGNAL.store(signal, Ordering::SeqCst);
             }
             if events.as_ref().is_none_or(|events| events.send(Event::Signal(signal)).is_err()) {

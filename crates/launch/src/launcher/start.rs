@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use paceline_collectives::DUMP_FOLDER;
 use paceline_rendezvous::{ERROR_FILE, LAUNCH};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::blame::End;
 use super::relay::{LastLines, Route, Source};
@@ -152,16 +152,11 @@ fn attend(
     })
 }
 
-/// Waits until a rank ends, then kills the processes that it has left in its group.
+/// Waits until a rank ends. What it has started may go on: see [`super::orphans`].
 fn wait_for(local: usize, child: &Mutex<Child>, events: &Sender<Event>) {
     let Ok(mut child) = child.lock() else { return };
-    let pid = Pid::from_child(&child);
-    // Waits without reaping: until the rank is reaped, no other group can get its number.
-    let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
-    let at = Instant::now();
-    let _ = kill_process_group(pid, Signal::KILL);
     if let Ok(status) = child.wait() {
         // No one receives this event once the launcher has decided to end.
-        let _ = events.send(Event::Ended { local, status, at });
+        let _ = events.send(Event::Ended { local, status, at: Instant::now() });
     }
 }

@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
-use paceline_host::streams;
+use paceline_host::{resources, streams};
 use rustix::io::Errno;
-use rustix::process::{Signal, kill_process_group};
-use signal_hook::consts::SIGTSTP;
+use rustix::process::{Signal, kill_process, kill_process_group};
+use signal_hook::consts::{SIGCHLD, SIGTSTP};
 
 use super::blame::{self, Cause, End, RanksOfHost};
 use super::dumps::{Dumps, Kept};
 use super::guard::Guard;
+use super::orphans::Orphans;
 use super::start::{Common, Rank};
 use super::{AttemptRendezvous, Launch, own_program, rank_variables, signals};
 
@@ -24,8 +25,12 @@ const GRACE: Duration = Duration::from_millis(200);
 const POLITE_WAIT: Duration = Duration::from_millis(300);
 /// How long the kernel may take to end ranks after SIGKILL.
 const KILL_WAIT: Duration = Duration::from_millis(200);
-/// How long processes that the ranks have left behind may keep their output open.
+/// How long a process that is no descendant of the launcher may keep a rank's output open.
 const OUTPUT_WAIT: Duration = Duration::from_secs(1);
+/// After the ranks have ended well, how long what they have started may go on before the launcher says that it waits.
+const ORPHANS_WAIT: Duration = Duration::from_secs(1);
+/// How often the launcher looks what its ranks do, if it is one of several.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// How a launch ended.
 #[derive(Clone, Debug)]
@@ -59,12 +64,13 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     let own_program = own_program()?;
     let point = AttemptRendezvous::new(launch)?;
     let (sender, events) = channel();
-    streams::never_wait();
+    streams::buffer();
     if launch.rank_0_owns_stdout {
         streams::expect_bars();
     }
     signals::forward(sender.clone())?;
     let mut guard = Guard::start(&own_program)?;
+    let orphans = Orphans::adopt();
     let dumps = Dumps::new(launch.dump_folder.as_deref())?;
     if let Some(folder) = dumps.temporary() {
         guard.watch_folder(folder)?;
@@ -73,8 +79,16 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     let common =
         Common { launch, own_program: &own_program, dump_folder: dumps.folder(), events: &sender };
     let place = RanksOfHost { first: launch.first_rank(), world: launch.world_size() };
-    let mut watch =
-        Watch { ranks: Vec::new(), place, events, begin, dumps: &dumps, grace: launch.grace };
+    let mut watch = Watch {
+        launch,
+        ranks: Vec::new(),
+        orphans,
+        place,
+        events,
+        begin,
+        dumps: &dumps,
+        oom_kills: resources::oom_kills(),
+    };
     for local in 0..launch.num_ranks {
         let variables = rank_variables(launch, local, &point);
         let started = common
@@ -116,37 +130,73 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
 
 /// The ranks of a launch, and what is heard of them.
 struct Watch<'a> {
+    launch: &'a Launch,
     ranks: Vec<Rank>,
+    orphans: Orphans,
     place: RanksOfHost,
     events: Receiver<Event>,
     begin: Instant,
     dumps: &'a Dumps,
-    /// How long ranks may take to end after a signal of the user's.
-    grace: Duration,
+    /// How many processes of this control group had been killed for lack of memory at the beginning.
+    oom_kills: u64,
 }
 
 impl Watch<'_> {
     /// Returns the code to exit with.
     fn until_all_have_ended(&mut self) -> u8 {
+        let mut stopped = Duration::ZERO;
         while self.is_any_running() {
-            let Ok(event) = self.events.recv() else { break };
-            match event {
-                Event::Signal(SIGTSTP) => self.pause(),
-                Event::Signal(signal) => return self.end_by(signal),
-                Event::Ended { local, status, at } => {
+            let begin = Instant::now();
+            match self.events.recv_timeout(LOOK) {
+                Ok(Event::Signal(SIGTSTP)) => self.pause(),
+                Ok(Event::Signal(SIGCHLD)) => drop(self.orphans.running(&self.ranks)),
+                Ok(Event::Signal(signal)) => return self.end_by(signal),
+                Ok(Event::Ended { local, status, at }) => {
                     self.ended(local, status, at);
                     if !status.success() {
                         return self.fail(at);
                     }
                 }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            let Some(hosts) = self.launch.hosts.as_ref().filter(|_| self.are_all_stopped()) else {
+                stopped = Duration::ZERO;
+                continue;
+            };
+            // A longer wait was a suspension of the launcher.
+            stopped += begin.elapsed().min(2 * LOOK);
+            if stopped > hosts.patience {
+                return self.fail(Instant::now());
             }
         }
-        self.drain();
-        0
+        self.await_orphans()
+    }
+
+    /// What the ranks have started may end by itself after they have ended well.
+    fn await_orphans(&mut self) -> u8 {
+        let (begin, grace) = (Instant::now(), self.launch.grace);
+        let mut is_asked = self.await_ends(begin + grace.min(ORPHANS_WAIT));
+        if !is_asked && self.is_any_left() && grace > ORPHANS_WAIT {
+            let pids = self.orphans.running(&self.ranks).into_iter();
+            let pids: Vec<String> = pids.map(|pid| pid.as_raw_nonzero().to_string()).collect();
+            say(&format!(
+                "all ranks have ended; what they have started has {} s to end too (--grace): process {}",
+                grace.as_secs_f64(),
+                pids.join(", ")
+            ));
+            is_asked = self.await_ends(begin + grace);
+        }
+        if self.is_any_left() {
+            self.stop();
+        }
+        is_asked |= self.drain();
+        signals::last().filter(|_| is_asked).map_or(0, |signal| 128 + signal as u8)
     }
 
     /// Ends all ranks after one has failed at this moment, and reports why.
     fn fail(&mut self, at: Instant) -> u8 {
+        streams::hurry();
         self.await_ends(at + GRACE);
         let activities: Vec<_> =
             self.ranks.iter().map(|rank| blame::activity(rank.group)).collect();
@@ -161,12 +211,13 @@ impl Watch<'_> {
     /// The user asks the ranks to end. They may end what they are about, such as a step and its checkpoint. A second
     /// signal ends them at once.
     fn end_by(&mut self, signal: i32) -> u8 {
+        streams::hurry();
         self.send(Signal::TERM);
-        let (name, grace) = (signals::name(signal), self.grace.as_secs_f64());
+        let (name, grace) = (signals::name(signal), self.launch.grace.as_secs_f64());
         say(&format!("{name}: the ranks have {grace} s to end; a second signal ends them at once"));
-        let deadline = Instant::now() + self.grace;
+        let deadline = Instant::now() + self.launch.grace;
         let is_asked_again = self.await_ends(deadline);
-        let must_be_stopped = self.is_any_running();
+        let must_be_stopped = self.is_any_left();
         if must_be_stopped {
             self.stop();
         }
@@ -180,18 +231,27 @@ impl Watch<'_> {
 
     /// Ctrl-Z: the ranks stop with this process, and go on with it.
     fn pause(&self) {
-        let signal = |signal| {
-            for rank in self.ranks.iter().filter(|rank| rank.ended.is_none()) {
-                let _ = kill_process_group(rank.group, signal);
-            }
-        };
-        signal(Signal::STOP);
+        self.signal(Signal::STOP);
         signals::stop_here();
-        signal(Signal::CONT);
+        self.signal(Signal::CONT);
+    }
+
+    fn running(&self) -> impl Iterator<Item = &Rank> {
+        self.ranks.iter().filter(|rank| rank.ended.is_none())
     }
 
     fn is_any_running(&self) -> bool {
-        self.ranks.iter().any(|rank| rank.ended.is_none())
+        self.running().next().is_some()
+    }
+
+    /// Whether a rank runs, or something that a rank has left.
+    fn is_any_left(&self) -> bool {
+        self.is_any_running() || !self.orphans.running(&self.ranks).is_empty()
+    }
+
+    fn are_all_stopped(&self) -> bool {
+        self.is_any_running()
+            && self.running().all(|rank| blame::activity(rank.group) == blame::STOPPED)
     }
 
     fn ended(&mut self, local: usize, status: ExitStatus, at: Instant) {
@@ -204,16 +264,25 @@ impl Watch<'_> {
         self.ranks[local].ended = Some(End { status, at, was_asked });
     }
 
-    /// Sends a signal to all ranks that still run.
-    fn send(&mut self, signal: Signal) {
-        for rank in self.ranks.iter_mut().filter(|rank| rank.ended.is_none()) {
-            // A group that has just ended is no error.
+    /// Sends a signal to all ranks that still run, and to what ranks have left.
+    fn signal(&self, signal: Signal) {
+        // What has just ended is no error.
+        for rank in self.running() {
             let _ = kill_process_group(rank.group, signal);
-            rank.asked = Some(signal);
+        }
+        for orphan in self.orphans.running(&self.ranks) {
+            let _ = kill_process(orphan, signal);
         }
     }
 
-    /// Ends all ranks that still run: with SIGTERM, and a moment later with SIGKILL.
+    /// Asks all that still run to end, by a signal.
+    fn send(&mut self, signal: Signal) {
+        self.signal(signal);
+        let running = self.ranks.iter_mut().filter(|rank| rank.ended.is_none());
+        running.for_each(|rank| rank.asked = Some(signal));
+    }
+
+    /// Ends all that still run: with SIGTERM, and a moment later with SIGKILL.
     fn stop(&mut self) {
         // What ended before now did so by itself.
         while let Ok(event) = self.events.try_recv() {
@@ -221,36 +290,59 @@ impl Watch<'_> {
                 self.ended(local, status, at);
             }
         }
-        for (signal, wait) in [(Signal::TERM, POLITE_WAIT), (Signal::KILL, KILL_WAIT)] {
-            self.send(signal);
-            // A rank that SIGSTOP has stopped takes no other signal before it goes on.
-            self.await_ends(Instant::now() + wait);
+        self.send(Signal::TERM);
+        // A rank that SIGSTOP has stopped takes no other signal before it goes on.
+        self.await_ends(Instant::now() + POLITE_WAIT);
+        let deadline = Instant::now() + KILL_WAIT;
+        while self.is_any_left() && Instant::now() < deadline {
+            // What this kills may leave processes in turn.
+            self.send(Signal::KILL);
+            self.await_ends(Instant::now() + KILL_WAIT / 20);
         }
     }
 
-    /// Records which ranks end, until all have ended or `deadline` has passed. Returns early, with true, if the user
-    /// asks again.
+    /// Records which ranks end, until they and what they have left have ended, or `deadline` has passed. Returns early,
+    /// with true, if the user asks again.
     fn await_ends(&mut self, deadline: Instant) -> bool {
-        while self.is_any_running() {
-            match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(Event::Ended { local, status, at }) => self.ended(local, status, at),
-                Ok(Event::Signal(SIGTSTP)) => {}
-                Ok(Event::Signal(_)) => return true,
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return false,
+        while self.is_any_left() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            if self.is_asked_within(left) {
+                return true;
             }
         }
         false
     }
 
-    /// Waits until all that the ranks have written is read. A process that has left its group may keep a rank's
+    /// Waits until all that the ranks have written has gone on to its reader, as long as the reader takes something.
+    /// Returns early, with true, if the user asks again. A process that is no descendant of this one may keep a rank's
     /// output open; it is not waited for.
-    fn drain(&self) {
-        let deadline = Instant::now() + OUTPUT_WAIT;
-        while Instant::now() < deadline
+    fn drain(&mut self) -> bool {
+        let mut since = Instant::now();
+        while since.elapsed() < OUTPUT_WAIT
             && !self.ranks.iter().all(|rank| rank.last_lines.is_drained())
         {
-            std::thread::sleep(Duration::from_millis(1));
+            if self.is_asked_within(Duration::from_millis(1)) {
+                return true;
+            }
+            if streams::is_reader_awaited() {
+                since = Instant::now();
+            }
         }
+        false
+    }
+
+    /// Waits for the next event, at most so long, and records it. Returns whether the user asks for an end.
+    fn is_asked_within(&mut self, limit: Duration) -> bool {
+        match self.events.recv_timeout(limit) {
+            Ok(Event::Ended { local, status, at }) => self.ended(local, status, at),
+            Ok(Event::Signal(signal)) => return !matches!(signal, SIGTSTP | SIGCHLD),
+            // The launch itself holds a sender.
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+        }
+        false
     }
 
     fn report(&self, cause: &Cause) {
@@ -270,6 +362,12 @@ impl Watch<'_> {
         };
         let stopped = if here.is_some() { "all ranks" } else { "all ranks of this host" };
         let mut text = format!("{who} {} after {after:.1} s; {stopped} were stopped", cause.what);
+        let oom_kills = resources::oom_kills().saturating_sub(self.oom_kills);
+        if oom_kills > 0 {
+            text += &format!(
+                "; the control group ran out of memory (oom_kill rose by {oom_kills}): raise its limit, or use less"
+            );
+        }
         if self.dumps.has_any() {
             text += &place_of(self.dumps);
         }

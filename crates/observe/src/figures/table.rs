@@ -105,6 +105,8 @@ pub static TABLE: &[Figure] = &[
         "The element type of products, and of activations between them."),
     run("emulates_fp16", plain("emulates fp16"), Same, |f, _| json!(f.config.emulate_fp16),
         "Whether processors emulate fp16: numbers are those of fp16, and times say nothing about fp16."),
+    run("simd", plain("held to"), Same, |f, _| json!(f.config.simd),
+        "The vector instructions that ranks are held to; null if each takes the best of its processor."),
     run("transport", plain("transport"), Same, |f, _| json!(f.outcome.transport.name()),
         "How the ranks reach each other.").console().first(),
     run("link", plain("link"), Same, |f, _| json!(f.outcome.link.map(|link| link.to_string())),

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use paceline_collectives::Axis;
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::schedule::{
-    Account, Costs, Gap, Kind, Ledger, Measured, Plan, RankStep, Timeline, Usual, as_run, named,
-    on_one_clock, usual,
+    Account, Cause, Costs, Gap, Kind, Ledger, Measured, Plan, RankStep, Timeline, Usual, as_run,
+    named, on_one_clock, usual,
 };
 
 use crate::record::rank_report::RankReport;
@@ -17,6 +17,8 @@ use crate::record::samples::StepSample;
 
 /// Clocks that differ by less, in milliseconds, are one clock.
 const ONE_CLOCK_MS: f64 = 20.0;
+/// Times below this, in milliseconds, are shown as zero.
+const LEAST_SHOWN_MS: f64 = 0.005;
 
 /// What is known of the idle time of a pipeline. Times are in milliseconds.
 #[derive(Clone, Debug)]
@@ -94,6 +96,44 @@ impl PipelineFacts {
     }
 }
 
+/// Idle time that is shown as one number: that of a cause, of several that cancel each other, or the rest (`None`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct IdlePart(Vec<Option<Cause>>);
+
+impl IdlePart {
+    /// The parts of the idle time of these ranks, none of which is below zero on any of them. A rehearsal with one thing more can
+    /// have less idle time than the one before. That thing takes away idle time of the causes before it, so they are one part.
+    pub fn all(ranks: &[Account]) -> Vec<Self> {
+        let rehearsed = Cause::ALL.into_iter().filter(|cause| *cause != Cause::Barrier).map(Some);
+        let mut parts: Vec<Self> = Vec::new();
+        for cause in rehearsed.chain([None, Some(Cause::Barrier)]) {
+            let mut part = Self(vec![cause]);
+            while ranks.iter().any(|rank| part.sum(rank) < -LEAST_SHOWN_MS)
+                && let Some(before) = parts.pop()
+            {
+                part.0.splice(..0, before.0);
+            }
+            parts.push(part);
+        }
+        parts
+    }
+
+    /// The names of its causes.
+    pub fn name(&self) -> String {
+        let names: Vec<&str> = self.0.iter().map(|of| of.map_or("rest", Cause::name)).collect();
+        names.join(" + ")
+    }
+
+    /// The idle time of a rank, in milliseconds.
+    pub fn of(&self, rank: &Account) -> f64 {
+        self.sum(rank).max(0.0)
+    }
+
+    fn sum(&self, rank: &Account) -> f64 {
+        self.0.iter().map(|of| of.map_or(rank.rest, |cause| rank.of(cause))).sum()
+    }
+}
+
 /// The costs of the stages, if messages take no time.
 fn costs_of(plan: &Plan, usual: &Usual) -> Costs {
     let stages = 0..plan.shape().placement.stages();
@@ -153,4 +193,45 @@ fn rank_step(sample: &StepSample, first_ns: u64) -> Option<RankStep> {
         barrier: f64::from(staged.barrier),
         end: at(staged.step),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_that_cancel_each_other_are_one_part_and_none_is_below_zero() {
+        // Of two ranks, in the order of all causes, and the rest.
+        let shown = |ranks: [([f64; 7], f64); 2]| {
+            let account = |(idle, rest)| Account { idle, rest, ..Account::default() };
+            let ranks = ranks.map(account);
+            let shown = |part: IdlePart| (part.name(), ranks.each_ref().map(|rank| part.of(rank)));
+            IdlePart::all(&ranks).into_iter().map(shown).collect::<Vec<_>>()
+        };
+        let positive = ([1.0, 0.0, 2.0, 0.0, 0.0, 3.0, 4.0], 0.5);
+        let parts = shown([positive, positive]);
+        let names = parts.iter().map(|(name, _)| &name[..]).collect::<Vec<_>>().join(", ");
+        let each = "fill, drain, imbalance, transfer, head of line, late peer, rest, barrier";
+        assert_eq!((&names[..], parts[5].1), (each, [3.0; 2]));
+        // On one rank only, and over several causes.
+        let negative = ([0.0, 1.0, -0.5, 2.0, -0.004, -2.25, 4.0], -0.125);
+        let parts = shown([positive, negative]);
+        let expected = [
+            ("fill", [1.0, 0.0]),
+            ("drain + imbalance + transfer + head of line + late peer + rest", [5.5, 0.121]),
+            ("barrier", [4.0, 4.0]),
+        ];
+        let parts: Vec<_> = parts.iter().map(|(name, of)| (&name[..], *of)).collect();
+        assert_eq!(parts.len(), expected.len(), "{parts:?}");
+        for ((name, found), (expected_name, expected)) in parts.into_iter().zip(expected) {
+            assert_eq!(name, expected_name);
+            assert!(
+                found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-9),
+                "{name}: {found:?}"
+            );
+        }
+        // Times that are shown as zero do not join others, and have no sign.
+        let little = ([1.0, -0.004, 0.0, 0.0, 0.0, 0.0, 0.0], 0.0);
+        assert_eq!(shown([little, little])[1], ("drain".to_owned(), [0.0; 2]));
+    }
 }

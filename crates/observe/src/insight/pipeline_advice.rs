@@ -10,9 +10,9 @@ use paceline_model::BlockCost;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::pipeline::PipelineConfig;
 use paceline_strategies::AccumulationOrder;
-use paceline_strategies::schedule::{Blocks, Cause, Choice, Kind, SCHEDULES, best_cut, named};
+use paceline_strategies::schedule::{Blocks, Choice, Kind, SCHEDULES, best_cut, named};
 
-use crate::insight::pipeline::PipelineFacts;
+use crate::insight::pipeline::{IdlePart, PipelineFacts};
 
 /// A change, what it would gain, and what it would cost.
 struct Change {
@@ -36,11 +36,12 @@ pub fn advise(
     let now = config.pipeline.as_ref()?;
     let mean = facts.mean();
     let idle = mean.step - mean.busy;
-    let most = Cause::ALL.into_iter().max_by(|a, b| mean.of(*a).total_cmp(&mean.of(*b)))?;
+    let parts = IdlePart::all(&facts.ranks).into_iter();
+    let most = parts.max_by(|a, b| a.of(&mean).total_cmp(&b.of(&mean)))?;
     let head = format!(
         "Ranks are idle for {idle:.2} ms of a step, mostly of {} ({:.2} ms)",
         most.name(),
-        mean.of(most)
+        most.of(&mean)
     );
     let changes = changes(facts, config, now, &blocks(facts, config, now, flops), name)?;
     let chosen = best(changes, |change| change.gain, means.least_ms());

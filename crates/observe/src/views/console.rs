@@ -110,10 +110,10 @@ impl<'a> Console<'a> {
         let mut facts = vec![format!("{batches}/{of}")];
         if let Some((steps, loss)) = steps {
             let left = self.config.total_steps().saturating_sub(steps);
-            let rank_samples = self.config.batch_size as f64 * self.config.world_size as f64;
+            let per_batch = self.config.samples_per_batch();
             facts.extend(self.steps_per_s.per_s().map(|per_s| time_left(left as f64 / per_s)));
             facts.extend(self.batches_per_s.per_s().into_iter().flat_map(|per_s| {
-                let (batches, samples) = (three_digits(per_s), three_digits(per_s * rank_samples));
+                let (batches, samples) = (three_digits(per_s), three_digits(per_s * per_batch));
                 [format!("{batches} batches/s"), format!("{samples} samples/s")]
             }));
             facts.push(format!("loss {}", printed("loss").shown(loss)));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use paceline_collectives::Group;
 use paceline_host::text::{plural, thousands};
+use paceline_kernels::Instructions;
 use paceline_launch::device::Device;
 use paceline_model::Model;
 use paceline_settings::config::TrainConfig;
@@ -13,6 +14,7 @@ use crate::figures::event::Placed;
 /// What runs.
 pub(crate) fn title(config: &TrainConfig, group: &Group) -> String {
     let precision = config.precision.in_title();
+    let held = Instructions::held().map_or(String::new(), |of| format!(", held to {of}"));
     let link =
         group.link().map_or(String::new(), |link| format!(", on an emulated link of {link}"));
     let stages = config.pipeline.as_ref().map_or(String::new(), |of| {
@@ -30,7 +32,7 @@ pub(crate) fn title(config: &TrainConfig, group: &Group) -> String {
         format!(", a pipeline of {count} ({}, cut at {begins}{head}{chosen})", of.schedule)
     });
     format!(
-        "paceline train: {}, {} over {}, {} x {}{stages}{precision}{link}",
+        "paceline train: {}, {} over {}, {} x {}{stages}{precision}{held}{link}",
         config.model.name(),
         config.strategy.name(),
         group.transport().name(),

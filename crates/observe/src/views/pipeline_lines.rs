@@ -1,10 +1,10 @@
 //! The idle time of a pipeline as lines of text.
 
 use paceline_host::text::plural;
-use paceline_strategies::schedule::{Account, Cause, drawing};
+use paceline_strategies::schedule::{Account, drawing};
 use paceline_table::table::{Columns, Table};
 
-use crate::insight::pipeline::PipelineFacts;
+use crate::insight::pipeline::{IdlePart, PipelineFacts};
 
 /// How wide a drawing is at most, and where no width is known.
 const DRAWING: usize = 80;
@@ -35,14 +35,13 @@ pub(crate) fn table(facts: &PipelineFacts) -> Table {
             "Arithmetic, the optimizer, synchronization.",
             |(_, of)| of.busy,
         );
-    for cause in Cause::ALL {
-        let (key, name) = (cause.name().replace(' ', "_"), cause.name());
-        columns = columns.add(key, name, ("ms", 2), "Idle time.", move |(_, of)| of.of(cause));
+    for part in IdlePart::all(&facts.ranks) {
+        let name = part.name();
+        let key = name.replace(" + ", "_").replace(' ', "_");
+        columns = columns.add(key, name, ("ms", 2), "Idle time.", move |(_, of)| part.of(of));
     }
     let ranks = facts.ranks.iter().enumerate().map(|(rank, of)| (rank.to_string(), of.clone()));
-    columns
-        .add("rest", "rest", ("ms", 2), "Idle time that no rehearsal explains.", |(_, of)| of.rest)
-        .table(ranks.chain([("mean".to_owned(), facts.mean())]).collect::<Vec<Row>>())
+    columns.table(ranks.chain([("mean".to_owned(), facts.mean())]).collect::<Vec<Row>>())
 }
 
 /// The step as planned and as run.

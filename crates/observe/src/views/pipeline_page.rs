@@ -96,7 +96,8 @@ fn page(facts: &Facts, of: &PipelineFacts) -> Report {
                     "ledger",
                     "Idle time by cause",
                     "Means over the steps. The step is rehearsed with equal stages, with the usual ones, with its messages, with \
-                     their queues and with its own durations; each adds idle time, which is that cause's.",
+                     their queues and with its own durations; each adds idle time, which is that cause's. Causes that cancel each \
+                     other on a rank share a column.",
                     Body::Table(table(of)),
                 ),
             ],

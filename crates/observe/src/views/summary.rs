@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use paceline_failure::Result;
-use paceline_failure::outputs::write_json;
+use paceline_failure::outputs::{write_json, write_stated_json};
 use paceline_host::disk::Disk;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -51,6 +51,6 @@ impl Listener for SummaryFile {
             // A run with a summary has come to its end, or says where it was stopped, so the file is complete or not there.
             write_json(&self.disk, own, &summary)?;
         }
-        self.copy.as_ref().map_or(Ok(()), |copy| write_json(&self.disk, copy, &summary))
+        self.copy.as_ref().map_or(Ok(()), |copy| write_stated_json(&self.disk, copy, &summary))
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use paceline_failure::outputs::{check_file, write_bytes};
+use paceline_failure::outputs::{check_file, write_stated_bytes};
 use paceline_failure::{Failure, Result};
 use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, say, say_unbroken};
@@ -105,7 +105,7 @@ pub fn schedule(args: &ScheduleArgs) -> Result<u8> {
     })?;
     say_one(&of);
     if let Some(file) = &args.csv {
-        write_bytes(&Disk::default(), file, of.plan.csv().as_bytes())?;
+        write_stated_bytes(&Disk::default(), file, of.plan.csv().as_bytes())?;
     }
     Ok(0)
 }

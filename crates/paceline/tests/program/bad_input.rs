@@ -331,6 +331,12 @@ fn variables_of_a_launcher() {
     refuse("", &rank("0", "2000"), &["WORLD_SIZE 2000", "1 to 1024"]);
     let nested = ["--nproc 2", "RANK and WORLD_SIZE", "leave --nproc out"];
     refuse("--nproc 2", &rank("0", "2"), &nested);
+    // In a shell that srun, or a launcher with PMI, has started.
+    let of_slurm = [("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")];
+    let nested = ["--nproc 3 starts", "leave --nproc out, or unset SLURM_PROCID"];
+    refuse("--nproc 3", &of_slurm, &nested);
+    let nested = ["--nproc 3 starts", "or unset PMI_RANK and PMI_SIZE"];
+    refuse("--nproc 3", &[("PMI_RANK", "0"), ("PMI_SIZE", "1")], &nested);
     refuse("--transport thread", &rank("0", "2"), &["--transport thread", "--transport shm"]);
     let no_port = [("RANK", "0"), ("WORLD_SIZE", "2")];
     refuse("", &no_port, &["MASTER_PORT is not set", "--init-method file:///PATH"]);

@@ -224,10 +224,13 @@ fn a_grid_goes_on_after_a_kill_with_nothing_run_twice() {
     assert_eq!(rows.len(), 8);
     assert!(rows[1..].iter().all(|row| row["effect"]["rounds"] == 3));
 
-    // One page of all that is there.
-    let page = lab(&sandbox, "--report .").ok();
-    page.line("1 experiment");
-    assert!(sandbox.path("lab.html").is_file() && sandbox.path("lab.csv").is_file());
+    // One page of all that is there, also where an experiment is, and again.
+    for folder in [".", ".", "out", "out"] {
+        lab(&sandbox, &format!("--report {folder}")).ok().line("1 experiment");
+        for ending in ["html", "csv"] {
+            assert!(sandbox.path(folder).join(format!("experiments.{ending}")).is_file());
+        }
+    }
 }
 
 #[test]

@@ -86,10 +86,24 @@ fn a_slow_reader_gets_everything() {
 }
 
 #[test]
-fn a_daemon_that_keeps_the_output_open_is_not_waited_for() {
+fn a_daemon_that_keeps_the_output_open_is_waited_for_until_the_grace_is_over() {
     let sandbox = Sandbox::new();
-    let mut launcher = Marked::launch(&sandbox, 1, "setsid sleep 1000 & sleep 0.1; echo done");
-    assert_eq!(launcher.wait_for_exit(), Some(0));
+    let script = "setsid sleep 1000 & echo done";
+    let mut launcher = Marked::launch_with(&sandbox, &["--grace", "1.1"], 1, script);
+    let run = launcher.end();
+    assert_eq!((run.code, run.stdout.as_str()), (Some(0), "[rank 0] done\n"), "{run:#?}");
+    assert!(run.stderr.contains("what they have started has 1.1 s to end too"), "{run:#?}");
+    launcher.left_nothing();
+}
+
+#[test]
+fn what_a_rank_has_started_may_print_after_the_rank_has_ended_well() {
+    let sandbox = Sandbox::new();
+    // As the tee of `exec > >(tee log)` does.
+    let script = "(while kill -0 $$; do sleep 0.01; done 2>/dev/null; echo late) & echo early";
+    let run = sandbox.launch(&["-n", "2", "--", "sh", "-c", script]).ok().without_ranks();
+    assert_eq!(run.stdout.matches("early\n").count(), 2, "{run:#?}");
+    assert_eq!(run.stdout.matches("late\n").count(), 2, "{run:#?}");
 }
 
 #[test]
@@ -132,8 +146,36 @@ fn a_rank_that_is_killed_is_named_with_its_signal() {
 #[test]
 fn what_a_rank_leaves_behind_is_ended_when_it_ends_well() {
     let sandbox = Sandbox::new();
-    let mut launcher = Marked::launch(&sandbox, 2, "sleep 1000 >/dev/null 2>&1 & exit 0");
-    assert_eq!(launcher.end().code, Some(0));
+    for script in ["sleep 1000 >/dev/null 2>&1 &", "setsid sleep 1000 >/dev/null 2>&1 &"] {
+        let mut launcher = Marked::launch_with(&sandbox, &["--grace", "0.2"], 2, script);
+        assert_eq!(launcher.end().code, Some(0));
+        launcher.left_nothing();
+    }
+}
+
+#[test]
+fn what_left_the_group_of_its_rank_is_ended_when_a_rank_fails() {
+    let sandbox = Sandbox::new();
+    let script = "setsid sleep 1000 >/dev/null 2>&1 & test $RANK = 0 || exit 7; sleep 1000";
+    let mut launcher = Marked::launch(&sandbox, 2, script);
+    let run = launcher.end();
+    assert_eq!(run.code, Some(7), "{run:#?}");
+    launcher.left_nothing();
+}
+
+#[test]
+fn what_has_left_its_rank_is_reaped_while_the_rank_runs() {
+    let sandbox = Sandbox::new();
+    // Each child of the subshells outlives its parent, and then ends. A process that is not reaped keeps its number.
+    let script = "for i in 1 2 3; do (sh -c 'echo $$ >> pids; sleep 0.05' &); done; sleep 1000";
+    let mut launcher = Marked::launch(&sandbox, 1, script);
+    wait_until("three orphans that are gone", || {
+        let pids = fs::read_to_string(sandbox.path("pids")).unwrap_or_default();
+        let is_gone = |pid: &str| !Path::new("/proc").join(pid).exists();
+        pids.lines().count() == 3 && pids.lines().all(is_gone)
+    });
+    signal(launcher.pid(), Signal::TERM);
+    assert_eq!(launcher.end().code, Some(143));
     launcher.left_nothing();
 }
 
@@ -366,6 +408,20 @@ fn a_training_rank_that_stops_answering_is_not_waited_for_when_interrupted() {
         assert!(has_heard || dump.contains(&format!("rank {} died", 2 - rank)), "{dump}");
     }
     assert_eq!(dump(&sandbox.run_folder(), 1), None);
+    can_be_resumed(&sandbox);
+}
+
+#[test]
+fn the_training_rank_that_was_asked_to_end_is_named_and_not_one_that_ended_with_it() {
+    let sandbox = Sandbox::new();
+    let mut launcher = Marked::train(&sandbox, &endless());
+    wait_for_checkpoint(&sandbox);
+    let ranks = launcher.processes("RANK=1");
+    let [(pid, _)] = ranks[..] else { panic!("{ranks:?}") };
+    signal(pid, Signal::TERM);
+    let run = launcher.end();
+    assert_eq!(run.code, Some(143), "{run:#?}");
+    names_only_rank(&run, 1, "exited with code 143");
     can_be_resumed(&sandbox);
 }
 

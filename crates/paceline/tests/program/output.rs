@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use crate::common::traces::{Training, write_traces};
 use crate::common::{Run, Running, Sandbox, signal};
@@ -76,6 +77,42 @@ fn a_reader_that_is_stuck_keeps_nobody_from_ending() {
     let running = unread(&sandbox);
     signal(running.id(), Signal::TERM);
     assert_eq!(running.end_unread(), Some(143));
+}
+
+/// A program that prints far more than a launcher keeps for a slow reader: so many lines of 300 digits.
+const NUM_LINES: usize = 30_000;
+const MUCH: [&str; 6] = ["-n", "2", "--", "seq", "-f%0300g", "30000"];
+
+#[test]
+fn a_reader_that_lags_behind_gets_every_line() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.paceline();
+    command.arg("launch").args(MUCH);
+    let running = Running::start(command);
+    // By now the launcher has all that it can keep.
+    std::thread::sleep(Duration::from_secs(1));
+    let run = running.end().ok();
+    for rank in 0..2 {
+        let start = format!("[rank {rank}] ");
+        let numbers = run.stdout.lines().filter_map(|line| line.strip_prefix(&start));
+        let numbers: Vec<usize> = numbers.map(|number| number.parse().unwrap()).collect();
+        assert_eq!(numbers, (1..=NUM_LINES).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn lines_that_nobody_reads_are_counted_and_no_success() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command("sh".as_ref());
+    command.args(["-c", "exec \"$@\" 2> said", "sh", env!("CARGO_BIN_EXE_paceline"), "launch"]);
+    command.args(MUCH);
+    assert_eq!(Running::start(command).end_unread(), Some(1));
+    let said = std::fs::read_to_string(sandbox.path("said")).unwrap();
+    let lost = said.strip_prefix("error: ").and_then(|said| said.split(' ').next()).unwrap();
+    let lost: usize = lost.parse().unwrap_or_else(|_| panic!("{said}"));
+    // All but what lies in the pipe.
+    assert!((2 * NUM_LINES - 1000..2 * NUM_LINES).contains(&lost), "{said}");
+    assert!(said.contains("lines of standard output lost: nobody read them for 10 s"), "{said}");
 }
 
 /// A pipe whose reader has gone.

@@ -155,6 +155,53 @@ fn stages_share_a_tied_embedding() {
 }
 
 #[test]
+fn samples_and_tokens_of_a_step_count_once_however_many_stages_there_are() {
+    let lm = "--model llama --layers 3 --width 16 --heads 2 --intermediate 16 --vocab 61 --seq-len 8 --global-batch-size 6";
+    // Texts of different lengths: the mean of a step's tokens is not one of its length.
+    let texts = "--model llama --layers 3 --width 16 --heads 2 --intermediate 16 --data reviews --num-labels 2 --global-batch-size 6";
+    for data in [lm, texts] {
+        let figures = |flags: &str| {
+            let sandbox = Sandbox::new();
+            sandbox
+                .train(&format!(
+                    "{data} --accumulate 4 --steps 3 --warmup-steps 0 --transport thread {flags}"
+                ))
+                .ok();
+            let summary = json(&sandbox.run_folder().join("summary.json"));
+            let of = |key: &str| summary[key].as_f64().unwrap();
+            // Both are divided by the same time.
+            (of("tokens_per_s") / of("samples_per_s"), of("model_gflop_per_sample"))
+        };
+        let (tokens, flop) = figures("--nproc 1");
+        for flags in [
+            "--nproc 2 --mesh pp=2",
+            "--nproc 3 --mesh pp=3 --schedule zb_h1",
+            "--nproc 4 --mesh pp=2,dp=2",
+        ] {
+            let (found, found_flop) = figures(flags);
+            assert!(
+                (found / tokens - 1.0).abs() < 1e-9,
+                "{found} and {tokens} tokens of a sample with {flags}"
+            );
+            assert_eq!(found_flop, flop, "{flags}");
+        }
+    }
+}
+
+#[test]
+fn a_pipeline_says_before_it_trains_that_a_step_has_one_micro_batch() {
+    let words = "--mesh pp=2: a step has one micro-batch, so the stages work one after the other; pass --accumulate N";
+    for (flags, is_said) in
+        [("", true), ("--accumulate 1 --quiet", true), ("--accumulate 2", false)]
+    {
+        let model = "--channels 4 4 --hidden 8 --samples 64 --batch-size 8 --steps 1 --transport thread --nproc 2 --mesh pp=2";
+        let run = Sandbox::new().train(&format!("{model} {flags}")).ok();
+        assert_eq!(run.stderr.contains(words), is_said, "{flags}: {run:#?}");
+        assert_eq!(run.stderr.lines().count(), usize::from(is_said), "{flags}: {run:#?}");
+    }
+}
+
+#[test]
 fn what_is_chosen_by_measured_costs_ends_with_the_same_weights() {
     let weights = |flags: &str| {
         let run = Sandbox::new().train(&format!("{SMALL} {flags}")).ok();

@@ -178,6 +178,31 @@ fn both_launchers_name_the_rank_that_was_killed() {
 }
 
 #[test]
+fn a_stopped_rank_that_is_alone_on_its_host_is_ended_and_named() {
+    let sandbox = Sandbox::new();
+    let port = free_port();
+    let mut hosts = [0, 1].map(|node| {
+        let mut command = sandbox.paceline();
+        let flags = format!("{TINY} --nproc 1 --batch-size 10 --epochs 10000000 --save saved");
+        command.arg("train").args(flags.split_whitespace());
+        command.args(["--host", "127.0.0.1", "--timeout", "3"]);
+        command.args(host(node, port).split(' ')).env("PACELINE_SECRET", "of this test");
+        command.env("TMPDIR", sandbox.path(""));
+        Marked::start(command)
+    });
+    let checkpoint = sandbox.path("saved/latest");
+    wait_until("a checkpoint", || checkpoint.exists());
+    let ranks = hosts[1].processes("RANK=1");
+    let [(pid, _)] = ranks[..] else { panic!("{ranks:?}") };
+    signal(pid, Signal::STOP);
+    let [there, here] = hosts.each_mut().map(Marked::end);
+    assert_eq!((here.code, there.code), (Some(1), Some(3)), "{here:#?} {there:#?}");
+    names_only_rank(&here, 1, "is stopped");
+    assert!(there.stderr.contains("paceline: rank 1, on another host, "), "{there:#?}");
+    hosts.iter().for_each(Marked::left_nothing);
+}
+
+#[test]
 fn hosts_with_different_numbers_of_ranks_or_secrets_do_not_train_together() {
     for (nproc, secret, words) in [
         (2, "a", "expects another world size than 4; every host needs the same WORLD_SIZE"),

@@ -21,6 +21,17 @@ pub use self::error_file::{ERROR_FILE, read_culprits, write_consequence_file, wr
 pub use self::placement::{Launcher, Placement};
 pub use self::variables::{LAUNCH, SECRET};
 
+type Read = fn(&Variables<'_>) -> Result<Option<Placement>, EnvironmentError>;
+
+/// How the environment of each launcher is read, the first one that counts first, and the variables without which a
+/// process is none of its ranks.
+const ENVIRONMENTS: [(Read, &[&str]); 4] = [
+    (from_rank, &["RANK", "WORLD_SIZE"]),
+    (from_open_mpi, &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"]),
+    (from_pmi, &["PMI_RANK", "PMI_SIZE"]),
+    (slurm::placement, &["SLURM_PROCID"]),
+];
+
 impl Placement {
     /// Reads this process's environment; `None` if no launcher has set anything there.
     pub fn from_env() -> Result<Option<Self>, EnvironmentError> {
@@ -32,13 +43,21 @@ impl Placement {
         lookup: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Self>, EnvironmentError> {
         let variables = Variables { lookup: &lookup };
-        for read in [from_rank, from_open_mpi, from_pmi, slurm::placement] {
-            if let Some(mut placement) = read(&variables)? {
-                placement.rendezvous = rendezvous::find(&variables, &placement)?;
-                return Ok(Some(placement));
+        let mut found = None;
+        // Without those of the first launcher, those of the next one would count.
+        let mut names = Vec::new();
+        for (read, of_launcher) in ENVIRONMENTS {
+            match read(&variables) {
+                Ok(None) => continue,
+                placement if found.is_none() => found = placement?,
+                _ => {}
             }
+            names.extend(of_launcher.iter().filter(|name| variables.text(name).is_some()));
         }
-        Ok(None)
+        let Some(mut placement) = found else { return Ok(None) };
+        placement.variables = names;
+        placement.rendezvous = rendezvous::find(&variables, &placement)?;
+        Ok(Some(placement))
     }
 
     /// Where the ranks meet. If the environment does not say so, the error says which variables to set.

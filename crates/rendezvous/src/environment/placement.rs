@@ -34,6 +34,8 @@ pub struct Placement {
     pub node: Option<usize>,
     /// Who started it.
     pub launcher: Launcher,
+    /// The variables that make this process a rank, of all launchers that have set any.
+    pub variables: Vec<&'static str>,
     /// Where the ranks meet, if the environment says so. See [`Placement::rendezvous`].
     pub rendezvous: Option<Rendezvous>,
 }

@@ -34,7 +34,7 @@ pub(super) fn placement(variables: &Variables<'_>) -> Result<Option<Placement>, 
     };
     let local_world_size = local_tasks(variables, world_size, node.unwrap_or(0))?;
     check_range("SLURM_LOCALID", local_rank, "the tasks of this host", local_world_size)?;
-    let (launcher, rendezvous) = (Launcher::Slurm, None);
+    let (launcher, variables, rendezvous) = (Launcher::Slurm, Vec::new(), None);
     Ok(Some(Placement {
         rank,
         world_size,
@@ -42,6 +42,7 @@ pub(super) fn placement(variables: &Variables<'_>) -> Result<Option<Placement>, 
         local_world_size,
         node,
         launcher,
+        variables,
         rendezvous,
     }))
 }

@@ -244,3 +244,18 @@ fn slurms_lists() {
     assert_eq!(tasks_of_node("4", 0), Some(4));
     assert_eq!(tasks_of_node("4(x", 0), None);
 }
+
+#[test]
+fn the_variables_of_every_launcher_are_named() {
+    let names = |variables: &[(&str, &str)]| read(variables).unwrap().unwrap().variables;
+    let pmi = [("PMI_RANK", "2"), ("PMI_SIZE", "3")];
+    assert_eq!(names(&TORCHRUN), ["RANK", "WORLD_SIZE"]);
+    assert_eq!(names(&OPEN_MPI), ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"]);
+    assert_eq!(names(&pmi), ["PMI_RANK", "PMI_SIZE"]);
+    assert_eq!(names(&SLURM), ["SLURM_PROCID"]);
+    // Without those of the first launcher, this process would be a rank of the next one.
+    let nested = [&TORCHRUN[..], &SLURM, &pmi].concat();
+    assert_eq!(names(&nested), ["RANK", "WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID"]);
+    let half = [&TORCHRUN[..], &OPEN_MPI[..1]].concat();
+    assert_eq!(names(&half), ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK"]);
+}

@@ -73,11 +73,20 @@ impl Variables<'_> {
                 }
             };
         check_range(rank_name, local_rank, size_name, local_world_size)?;
-        let rendezvous = None;
+        let (variables, rendezvous) = (Vec::new(), None);
         // If ranks are numbered host by host, the rank tells the host.
         let in_blocks = rank % local_world_size == local_rank;
         let node = node.or(in_blocks.then_some(rank / local_world_size));
-        Ok(Placement { rank, world_size, local_rank, local_world_size, node, launcher, rendezvous })
+        Ok(Placement {
+            rank,
+            world_size,
+            local_rank,
+            local_world_size,
+            node,
+            launcher,
+            variables,
+            rendezvous,
+        })
     }
 }
 

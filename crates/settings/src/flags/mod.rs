@@ -11,7 +11,7 @@ mod stated_by;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use clap::builder::BoolishValueParser;
+use clap::builder::{BoolishValueParser, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Args, Command};
 use paceline_choices::data::DATA_SETS;
 use paceline_choices::models::MODELS;
@@ -19,6 +19,7 @@ use paceline_choices::optimizers::OPTIMIZERS;
 use paceline_choices::registry::{self, flags_of};
 use paceline_choices::strategies::STRATEGIES;
 use paceline_launch::device::{Device, DeviceParser};
+use paceline_numeric::Instructions;
 
 use super::named::{AccumulationName, AmpName, Course, PrecisionName, TransportName};
 
@@ -69,6 +70,10 @@ pub struct RunFlags {
     /// Compute threads per rank
     #[arg(long, value_name = "T", default_value_t = 1, help_heading = "Ranks")]
     pub threads: usize,
+    /// Compute with these vector instructions instead of the best that the processor has; avx512-bf16 and amx are AVX-512 with
+    /// another way to multiply in bf16 [default: $PACELINE_SIMD, or the best]
+    #[arg(long, value_name = "NAME", value_parser = simd_parser(), help_heading = "Ranks")]
+    pub simd: Option<Instructions>,
     /// How the ranks reach each other; with --nnodes, hybrid by default, or tcp if each host has one rank
     #[arg(long, alias = "backend", value_enum, default_value_t = TransportName::Shm, help_heading = "Ranks")]
     pub transport: TransportName,
@@ -319,6 +324,11 @@ pub struct StrategyFlags {
     /// synchronized ones take
     #[arg(long, value_name = "N")]
     pub sync_blocks: Option<usize>,
+}
+
+fn simd_parser() -> impl TypedValueParser<Value = Instructions> {
+    PossibleValuesParser::new(Instructions::ALL.map(Instructions::name))
+        .try_map(|name| name.parse::<Instructions>())
 }
 
 /// Every flag of a run, in the order of the help. The flags of choices follow the flag that names one.

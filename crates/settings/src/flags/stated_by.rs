@@ -32,7 +32,7 @@ const OF_CHECKPOINTS: [&str; 12] = [
 /// The flags that `config.json` of a run folder states too, so that the run can be repeated: how it is carried out, and what
 /// it prints.
 const OF_RUN_FOLDERS: [&str; 4] = [
-    "nproc threads transport device amp cuda-graph pin-cores head-at-once pipeline-memory warmup-steps",
+    "nproc threads simd transport device amp cuda-graph pin-cores head-at-once pipeline-memory warmup-steps",
     "timeout link algorithm nccl-order comm-log hosts",
     "ddp-choice shard-choice like-for-like as-published price-per-hour",
     "name log-every sample-every tensorboard verbose quiet profile profile-wait profile-warmup profile-active mark-ranges",

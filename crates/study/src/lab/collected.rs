@@ -17,8 +17,8 @@ use crate::usage;
 const MAX_BYTES: u64 = 64 << 20;
 /// How deep experiments are looked for.
 const DEPTH: usize = 4;
-/// The name of the page, without its ending.
-const PAGE: &str = "lab";
+/// The name of the page, without its ending. Its JSON must not have the name of an experiment's ([`FILE_NAME`]).
+const PAGE: &str = "experiments";
 
 /// Makes the page, and prints its table. Returns the exit code.
 pub fn page(folder: &Path) -> Result<u8> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use paceline_choices::registry::read;
 use paceline_choices::strategies::{StrategyChoice, Synchronizes};
-use paceline_failure::outputs::{check_file, write_bytes, write_json};
+use paceline_failure::outputs::{check_file, write_bytes, write_json, write_stated_json};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
@@ -224,7 +224,7 @@ pub fn compare(
         write_bytes(&disk, &folder.join("beside-published.csv"), beside.table.csv().as_bytes())?;
     }
     if let Some(file) = &args.json {
-        write_json(&disk, file, &report)?;
+        write_stated_json(&disk, file, &report)?;
     }
     if !args.quiet {
         say(&text(&report, line_width()));

@@ -6,6 +6,7 @@
 use paceline_files::printable;
 
 use super::color::PageColor;
+use crate::width::width;
 
 /// The average width of a letter, as a fraction of the font size. It is that of a wide font, because the
 /// reader's font is unknown.
@@ -31,7 +32,7 @@ pub(super) fn legend_of<'a>(
 /// Estimates how wide text is, from the average letter of a proportional font. The estimate is on the safe
 /// side, because the browser chooses the font.
 pub(super) fn width_of(text: &str, size: f64) -> f64 {
-    printable(text).chars().count() as f64 * size * WIDE
+    width(&printable(text)) as f64 * size * WIDE
 }
 
 /// The text, or its beginning and its end if the whole would be wider than `room`.
@@ -39,14 +40,24 @@ pub(super) fn fitted(text: &str, size: f64, room: f64) -> String {
     let fits = (room / (size * WIDE)) as usize;
     let text = printable(text);
     let chars: Vec<char> = text.chars().collect();
-    if chars.len() <= fits {
+    // Letters without a width count too, or a name could be as long as it likes.
+    let columns = |letter: &char| width(letter.encode_utf8(&mut [0; 4])).max(1);
+    if chars.iter().map(columns).sum::<usize>() <= fits {
         return text.into_owned();
     }
     let kept = fits.saturating_sub(1);
-    let (head, tail) = (kept - kept / 3, kept / 3);
-    let begin: String = chars[..head].iter().collect();
-    let end: String = chars[chars.len() - tail..].iter().collect();
-    format!("{begin}\u{2026}{end}")
+    let part = |letters: &mut dyn Iterator<Item = &char>, mut room: usize| {
+        let fits = |letter: &&char| {
+            let left = room.checked_sub(columns(letter));
+            room = left.unwrap_or(room);
+            left.is_some()
+        };
+        letters.take_while(fits).count()
+    };
+    let head = part(&mut chars.iter(), kept - kept / 3);
+    let tail = part(&mut chars.iter().rev(), kept / 3);
+    let (begin, end) = (chars[..head].iter(), chars[chars.len() - tail..].iter());
+    begin.chain(&['\u{2026}']).chain(end).collect()
 }
 
 #[cfg(test)]
@@ -60,5 +71,7 @@ mod tests {
         assert!(cut.starts_with("ncclDevK") && cut.ends_with("_LL"), "{cut}");
         assert!(width_of(&cut, SIZE) <= 100.0);
         assert_eq!(fitted("anything", SIZE, 0.0), "\u{2026}");
+        let wide = fitted(&"\u{65e5}\u{672c}".repeat(20), SIZE, 100.0);
+        assert!(wide.contains('\u{2026}') && width_of(&wide, SIZE) <= 100.0, "{wide}");
     }
 }

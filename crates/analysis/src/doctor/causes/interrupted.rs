@@ -20,6 +20,9 @@ const FEW: usize = 5;
 /// A call that takes so many times as long as others of its name is about larger tensors.
 const SLOWEST: i64 = 3;
 
+/// A call is slower by what the strongest of the transfers beside it takes. Backends have a few threads.
+const MOST_BESIDE: usize = 64;
+
 /// How long a call takes, and the host before it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Times {
@@ -115,7 +118,7 @@ impl Interrupted {
     }
 }
 
-/// The transfers beside each call and the host's time before it.
+/// The transfers beside each call and the host's time before it, at most so many as make a difference.
 fn beside(of: &Recorded, base: &Plan) -> Vec<Vec<u32>> {
     let mut transfers: Vec<(i64, i64, u32)> = (of.works.iter().zip(0u32..))
         .filter(|(work, _)| work.class == Class::Communication)
@@ -128,7 +131,7 @@ fn beside(of: &Recorded, base: &Plan) -> Vec<Vec<u32>> {
         let first = transfers.partition_point(|of| of.0 < from_ns.saturating_sub(longest));
         let last = transfers.partition_point(|of| of.0 < call.time.end_ns());
         let these = transfers.get(first..last).unwrap_or_default();
-        these.iter().filter(|of| of.1 > from_ns).map(|of| of.2).collect()
+        these.iter().filter(|of| of.1 > from_ns).map(|of| of.2).take(MOST_BESIDE).collect()
     };
     of.calls.iter().zip(&base.lag_ns).map(of_call).collect()
 }

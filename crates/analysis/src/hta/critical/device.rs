@@ -96,6 +96,9 @@ const EVENT_SYNC: &str = "Event Sync";
 const STREAM_SYNC: &str = "Stream Sync";
 const CONTEXT_SYNC: &str = "Context Sync";
 
+/// A wait for the whole device has an edge from so many streams at most. Programs have a few dozen.
+const MOST_STREAMS: usize = 256;
+
 /// Items that were put into queues, by stream and in order of their calls.
 struct Launches {
     streams: BTreeMap<i64, Vec<(i64, TrackId, usize)>>,
@@ -212,7 +215,8 @@ impl Device<'_> {
                 }
             }
             CONTEXT_SYNC => {
-                let ends: Vec<Node> = self.last.values().map(|&(end, _)| end).collect();
+                let ends = self.last.values().map(|&(end, _)| end);
+                let ends: Vec<Node> = ends.take(MOST_STREAMS).collect();
                 ends.into_iter().for_each(|end| self.sync(end, entry.launch));
             }
             _ => {}

@@ -11,7 +11,7 @@ use super::layout::{FlowEnd, Layout, NO_TRACK, each_event};
 use crate::json::{Pull, lossy};
 use crate::kineto::text::Text;
 use crate::ranks::clock::{ClockSource, Clocks, RankClock};
-use crate::read::{self, Event, ReadError};
+use crate::read::{self, Event, MERGED_RANKS, ReadError};
 
 /// An end of an arrow through a collective.
 pub(super) struct Arrow {
@@ -62,7 +62,7 @@ impl<'a> Writer<'a> {
         }
         text.raw("\"paceline\": {\"version\": ").string(env!("CARGO_PKG_VERSION"));
         let ranks: Vec<String> = clocks.ranks.iter().map(|clock| clock.rank.to_string()).collect();
-        text.raw(", \"merged_ranks\": ").string(&ranks.join(", "));
+        text.raw(", ").string(MERGED_RANKS).raw(": ").string(&ranks.join(", "));
         text.raw(", \"clock_of_rank\": ").string(&clocks.reference.to_string());
         for clock in &clocks.ranks {
             text.raw(", ").string(&format!("clock_{}", clock.rank)).raw(": ");

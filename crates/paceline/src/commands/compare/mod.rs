@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use load::Run;
 pub(super) use load::folders;
 use paceline_analysis::report::{Report, Weight};
-use paceline_failure::outputs::{check_file, check_folder, write_json, write_report};
+use paceline_failure::outputs::{check_file, check_folder, write_report, write_stated_json};
 use paceline_failure::{Failure, Result};
 use paceline_files::{Printable, printable};
 use paceline_host::disk::Disk;
@@ -67,7 +67,7 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
     let disk = Disk::default();
     write_report(&disk, &args.output, NAME, &report)?;
     if let Some(file) = &args.json {
-        write_json(&disk, file, &Numbers::of(&runs, &report))?;
+        write_stated_json(&disk, file, &Numbers::of(&runs, &report))?;
     }
     say(&console(&runs, &report));
     let folder = args.output.printable();

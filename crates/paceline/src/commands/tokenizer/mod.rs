@@ -6,7 +6,7 @@ pub mod args;
 
 use paceline_data::Split;
 use paceline_data::text::{TableSettings, TextError, TextFiles, Tokenizer};
-use paceline_failure::outputs::{check_file, write_bytes};
+use paceline_failure::outputs::{check_file, write_stated_bytes};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
@@ -50,7 +50,7 @@ fn train(args: &TrainTokenizerArgs) -> Result<u8> {
     let counts = texts.iter().map(count).collect::<std::result::Result<Vec<_>, _>>();
     let num_tokens: usize = counts.map_err(in_texts)?.iter().sum();
     let num_bytes: usize = texts.iter().map(String::len).sum();
-    write_bytes(&Disk::default(), &args.to, &json)?;
+    write_stated_bytes(&Disk::default(), &args.to, &json)?;
     say(&format!(
         "{}: {} tokens, from {}; the texts have {} tokens of {:.2} bytes on average",
         args.to.printable(),

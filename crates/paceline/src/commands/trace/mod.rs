@@ -8,7 +8,7 @@ use std::path::Path;
 use paceline_analysis::ranks::merge::{MergeError, Merged, merge};
 use paceline_analysis::ranks::{ClockSource, Clocks};
 use paceline_analysis::read::{ReadError, Select, Window, find};
-use paceline_failure::outputs::{check_file, write_whole};
+use paceline_failure::outputs::{check_file, write_stated};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
@@ -51,7 +51,7 @@ fn merge_command(args: &MergeArgs) -> Result<u8> {
     let is_compressed = args.output.extension().is_some_and(|extension| extension == "gz");
     let write = |out: &mut (dyn Write + Send)| merge(&window.files, is_compressed, out);
     let merged =
-        write_whole(&Disk::default(), &args.output, write).map_err(|error| match error {
+        write_stated(&Disk::default(), &args.output, write).map_err(|error| match error {
             MergeError::Write(error) => Failure::io(format!("cannot write {output}"), error),
             error => Failure::Run(error.to_string()),
         })?;

@@ -25,6 +25,7 @@ pub const TABLES: &[Table] = &[
             "--mesh dp=2,tp=2 --nproc 4",
             "--strategy local_sgd --mesh dp=2,tp=1 --nproc 2",
             "--transport pigeon",
+            "--simd sse9",
             "--device abacus",
             "--max-restarts 2",
             "--node-rank 1",
