@@ -168,6 +168,7 @@ pub fn resolve_unchecked(
         steps_per_epoch: flags.steps_per_epoch,
         on_device: flags.device.makes_data() && !flags.generate_on_host,
         tokenizer: tokenizer.as_deref(),
+        class_names: model.class_names(),
     };
     let data = DataConfig::resolve(&flags.data, &settings, &needs)?;
     check_evaluation(&flags, &model, &data)?;

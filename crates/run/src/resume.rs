@@ -6,6 +6,7 @@
 
 use std::path::PathBuf;
 
+use paceline_checkpoint::hugging_face::CLASS_NAMES;
 use paceline_checkpoint::pieces::Ranges;
 use paceline_checkpoint::progress::Progress;
 use paceline_checkpoint::{
@@ -26,9 +27,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::together::together;
 use crate::{precision, recorded};
-
-/// The key of the names of the classes in the index of a checkpoint.
-const CLASS_NAMES: &str = "class-names";
 
 /// Checks, before ranks start, that a run with `num_samples` training samples can begin where the flags
 /// say. Changes nothing. Returns what the user has to know: that the last checkpoint is broken, for example.
