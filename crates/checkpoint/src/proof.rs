@@ -39,7 +39,12 @@ pub struct Line {
 impl Line {
     /// The way of a run that goes on from the checkpoint after so many steps in this folder.
     pub fn from(folder: &Path, steps: u64) -> Self {
-        let good = steps::good(folder).filter(|good| *good <= steps);
+        let is_on_way = |checkpoint, head| steps::way_to(folder, head).contains(&checkpoint);
+        let good = steps::good(folder).and_then(|good| match good {
+            good if is_on_way(good, steps) => Some(good),
+            // The run goes back, and the steps from here to that one have proven this one.
+            good => Some(steps).filter(|steps| is_on_way(*steps, good)),
+        });
         let waiting = Some(steps).filter(|steps| good != Some(*steps));
         Self { good, waiting: waiting.into_iter().collect() }
     }
@@ -159,9 +164,10 @@ pub fn restart(folder: &Path, found: Vec<PathBuf>) -> Result<Restart, String> {
     let good = steps::good(folder);
     let is_good =
         |steps: u64| good.is_some_and(|good| steps <= good) || steps + GOOD_AFTER_STEPS < step;
-    // Those behind the newest one are older, or of a run that somebody has gone back from.
+    // Others are of a run that somebody has gone back from.
+    let way = steps::way_to(folder, head);
     let mut line = found;
-    line.retain(|path| steps_of(path).is_some_and(|steps| steps <= head));
+    line.retain(|path| steps_of(path).is_some_and(|steps| way.contains(&steps)));
     let first_good = line.iter().position(|path| steps_of(path).is_some_and(is_good));
     // Before one is good, the oldest one is the most likely to be.
     let from = first_good.unwrap_or(line.len() - 1);

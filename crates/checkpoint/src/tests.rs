@@ -431,6 +431,45 @@ fn a_power_cut_after_any_operation_loses_no_checkpoint() {
 }
 
 #[test]
+fn a_run_that_has_gone_back_knows_its_own_checkpoints() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let model = model(mlp(16), 1, 1);
+    let run = |from: Option<u64>, all: &[u64]| {
+        let own = Folder::take(path, Disk::default(), "a run").unwrap();
+        let settings = SaveSettings { keep: 99, budget_bytes: None };
+        let mut saver = Saver::new(Disk::default(), path, settings, "0123".into(), 0, 1);
+        if let Some(steps) = from {
+            own.go_back(steps).unwrap();
+            let from = Checkpoint::open_at(&path.join(steps::name(steps))).unwrap();
+            saver.follow(from.as_previous(path).unwrap());
+        }
+        for steps in all {
+            begin(&mut saver, &model, &[everything(&model.0)], 0, *steps).unwrap();
+            saver.wait().unwrap();
+        }
+    };
+    run(None, &[30, 40, 45, 50, 60]);
+    assert_eq!(steps::good(path), Some(50));
+    // At once, so that a run that ends before its first save is started again from here. What comes after it has proven it.
+    run(Some(40), &[]);
+    assert_eq!((latest(path), steps::good(path)), (Some(40), Some(40)));
+    run(Some(40), &[47]);
+    let order = [47, 40, 30, 60, 50, 45].map(|steps| path.join(steps::name(steps)));
+    assert_eq!(find(path).unwrap(), order, "45 is not before 47 on the way of this run");
+    NotFinite::note(&Disk::default(), path, 49, "a").unwrap();
+    assert_eq!(restart(path, find(path).unwrap()).unwrap().found, order[1..3]);
+    // It comes to a step that was good on the other way.
+    run(Some(47), &[50]);
+    assert_eq!((latest(path), steps::good(path)), (Some(50), Some(40)));
+    // A mark that somebody has left says nothing about what a new run writes.
+    fs::remove_dir_all(path.join(steps::name(50))).unwrap();
+    fs::write(path.join(steps::GOOD), steps::name(50)).unwrap();
+    run(None, &[50]);
+    assert_eq!(steps::good(path), None);
+}
+
+#[test]
 fn the_file_of_an_earlier_version_is_named() {
     let folder = tempfile::tempdir().unwrap();
     assert!(!is_in(folder.path()));

@@ -29,7 +29,7 @@ use crate::{recorded, resume};
 pub struct Saving {
     saver: Saver,
     /// On rank 0: the folder, which belongs to this run. It is given back after the last save has ended.
-    _folder: Option<Folder>,
+    folder: Option<Folder>,
     /// What each rank of the group owns, from the first save on. A stage of a pipeline is divided among its own ranks.
     owned: Vec<Ranges>,
     /// Whether all ranks have begun a save and have not agreed on its outcome. The same on all ranks.
@@ -39,6 +39,8 @@ pub struct Saving {
     eval_loss: Option<f64>,
 }
 
+/// The folder of the best weights, within that of `--save`.
+pub(crate) const BEST: &str = "best";
 /// The key of the loss over the test set, in the checkpoint of the best weights.
 const EVAL_LOSS: &str = "eval-loss";
 
@@ -89,7 +91,7 @@ impl Saving {
         let saver = Saver::new(disk.clone(), path, settings, id, rank, world_size);
         Ok(Self {
             saver,
-            _folder: folder,
+            folder,
             owned: Vec::new(),
             is_under_way: false,
             has_warned: false,
@@ -102,9 +104,13 @@ impl Saving {
         self.eval_loss = Some(loss);
     }
 
-    /// Tells it that the run goes on from this checkpoint in the folder.
-    pub fn follow(&mut self, previous: Previous) {
+    /// Goes on from this checkpoint in the folder. Later ones there are no longer the latest. All ranks call this together.
+    pub fn follow(&mut self, previous: Previous, world: &Group) -> Result<()> {
+        together(world, "use the folder of --save", SAVE_LIMIT, || {
+            self.folder.as_ref().map_or(Ok(()), |folder| folder.go_back(previous.steps))
+        })?;
         self.saver.follow(previous);
+        Ok(())
     }
 
     /// Leaves a note for the next run that this one ends at this step with a number that is not finite.

@@ -36,7 +36,7 @@ use crate::equality;
 use crate::markers;
 use crate::resume::{self, Begin};
 use crate::sample::TextSampler;
-use crate::saving::{self, Saving};
+use crate::saving::{self, BEST, Saving};
 use crate::step::Stepper;
 use crate::to_device::ToDevice;
 use crate::together::together;
@@ -45,9 +45,6 @@ use crate::trainer::Trainer;
 /// The largest number of spans, and of marks, that a step can record. A strategy records a few per
 /// parameter.
 const TRACK_CAPACITY: usize = 1 << 14;
-
-/// The folder of the best weights, within that of `--save`.
-const BEST: &str = "best";
 
 /// What a rank takes from its host. A test passes a disk or memory that fails.
 #[derive(Clone, Debug, Default)]
@@ -235,7 +232,7 @@ pub(crate) fn build<'a>(
         None => LossScaling { scale: setting.initial, good_steps: 0, skipped_steps: 0 },
     });
     if let (Some(saving), Some(previous)) = (&mut saving, previous) {
-        saving.follow(previous);
+        saving.follow(previous, &replica.world)?;
     }
     let exactness = strategy.exactness(replica.mesh.shape());
     equality::check(&replica, &exactness, progress.steps)?;
@@ -250,7 +247,7 @@ pub(crate) fn build<'a>(
     {
         // What was best before the run was interrupted.
         best = Best::of_earlier(Some(lowest));
-        previous.into_iter().for_each(|previous| saving.follow(previous));
+        previous.map_or(Ok(()), |previous| saving.follow(previous, &replica.world))?;
     }
     let texts = match replica.world.rank() {
         0 => TextSampler::new(config, test.as_deref().unwrap_or(dataset.as_ref()))?,

@@ -25,6 +25,7 @@ mod evaluate;
 mod fetch;
 mod foreign_text;
 mod generate;
+mod going_back;
 mod help;
 mod knobs;
 mod lab;
