@@ -15,6 +15,7 @@ use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use serde::{Deserialize, Serialize};
 
+use super::opened::Checkpoint;
 use super::steps;
 
 /// A checkpoint is good once the losses of so many steps after it were finite.
@@ -162,8 +163,14 @@ pub fn restart(folder: &Path, found: Vec<PathBuf>) -> Result<Restart, String> {
         };
     };
     let good = steps::good(folder);
+    // If the newest one was written while steps were skipped, those have not tried the weights.
+    let newest = Checkpoint::open_at(&found[0]).map(|newest| newest.progress());
+    let tried = newest.map_or(step, |of| match of.steps_with_update() {
+        updated if updated < of.steps => updated + 1,
+        _ => step,
+    });
     let is_good =
-        |steps: u64| good.is_some_and(|good| steps <= good) || steps + GOOD_AFTER_STEPS < step;
+        |steps: u64| good.is_some_and(|good| steps <= good) || steps + GOOD_AFTER_STEPS < tried;
     // Others are of a run that somebody has gone back from.
     let way = steps::way_to(folder, head);
     let mut line = found;

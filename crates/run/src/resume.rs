@@ -320,7 +320,7 @@ fn open(
     let settings = settings(config, num_samples);
     let differs =
         checkpoint.check(layout, &config.optimizer.config(), &settings).map_err(refuse)?;
-    let Progress { position, steps, .. } = checkpoint.progress();
+    let Progress { position, steps, best, .. } = checkpoint.progress();
     // With --resume auto, one command may start a run again and again, so it is not an error if the run
     // is complete.
     let must_go_on = matches!(resume, Resume::From(_));
@@ -334,6 +334,15 @@ fn open(
                 position.epoch, config.epochs
             ),
         }));
+    }
+    if let Some(patience) = config.early_stop.filter(|_| must_go_on)
+        && best.no_longer_falls(Some(patience)).is_some()
+    {
+        return Err(refuse(format!(
+            "its evaluation loss was not lower in {} evaluations, so a run with --early-stop {patience} ends there; pass a larger \
+             --early-stop",
+            best.since
+        )));
     }
     let is_earlier = checkpoint.setting(recorded::KEY).is_none();
     let of_earlier = is_earlier.then(|| {

@@ -51,6 +51,7 @@ mod resume;
 mod schedule;
 mod several_hosts;
 mod sharding;
+mod state;
 mod strategies;
 mod studies;
 mod sweep;
