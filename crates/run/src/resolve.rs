@@ -531,6 +531,7 @@ fn check_outputs(config: &TrainConfig) -> Result<()> {
     if let Some(folder) = &config.save {
         check_folder("--save", folder, "pass a folder that you can write to")?;
         Folder::check(folder)?;
+        resume::check_save(config)?;
     }
     if let Some(file) = &config.json {
         check_file("--json", file)?;

@@ -244,11 +244,11 @@ fn the_best_weights_are_kept_and_the_run_ends_when_the_loss_no_longer_falls() {
         (&serde_json::Value::Null, true)
     );
     // A run that goes on knows what was best.
-    let run = train("--lr 0 --weight-decay 0 --steps 40 --early-stop 2 --resume auto");
+    let run = train("--lr 0 --weight-decay 0 --steps 40 --early-stop 5 --resume auto");
     let line =
-        run.line("Step 12: the evaluation loss was not lower in 2 evaluations, so the run ends; ");
+        run.line("Step 12: the evaluation loss was not lower in 5 evaluations, so the run ends; ");
     assert!(line.ends_with(" after step 2"), "{line}");
-    let run = train("--lr 0.01 --steps 16 --resume auto");
+    let run = train("--lr 0.01 --steps 16 --early-stop 9 --resume auto");
     assert!(!run.stdout.contains("so the run ends"), "{}", run.stdout);
     assert_eq!(latest("model/best").trim(), "step-000000016");
     paceline(
