@@ -60,7 +60,7 @@ impl Placement {
         self.is_of_train() || self.is_of_evaluation || self.is_launcher
     }
 
-    /// What to do if this process should be no rank of another launcher.
+    /// Advice for a user who did not want this process to be a rank of another launcher.
     pub fn unset(&self) -> String {
         format!("unset {}", self.place.variables.join(" and "))
     }
