@@ -98,8 +98,8 @@ impl Placement {
                     .into(),
             )),
             Some(TransportName::Shm) if !place.is_one_host() => Err(Failure::Usage(format!(
-                "LOCAL_WORLD_SIZE={} of WORLD_SIZE={}: --transport shm connects the ranks of one \
-                 host only; use --transport tcp or hybrid",
+                "{} of {} ranks are on this host: --transport shm connects the ranks of one host only; use \
+                 --transport tcp or hybrid",
                 place.local_world_size, place.world_size
             ))),
             _ => Ok(()),
