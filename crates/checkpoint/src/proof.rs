@@ -165,10 +165,10 @@ pub fn restart(folder: &Path, found: Vec<PathBuf>) -> Result<Restart, String> {
     let good = steps::good(folder);
     // If the newest one was written while steps were skipped, those have not tried the weights.
     let newest = Checkpoint::open_at(&found[0]).map(|newest| newest.progress());
-    let tried = newest.map_or(step, |of| match of.steps_with_update() {
-        updated if updated < of.steps => updated + 1,
+    let tried = match newest {
+        Ok(of) if of.steps_with_update() < of.steps => of.steps_with_update() + 1,
         _ => step,
-    });
+    };
     let is_good =
         |steps: u64| good.is_some_and(|good| steps <= good) || steps + GOOD_AFTER_STEPS < tried;
     // Others are of a run that somebody has gone back from.
