@@ -13,9 +13,11 @@ use paceline_choices::optimizers::OPTIMIZERS;
 use paceline_choices::registry::{Choice, Registry};
 use paceline_choices::strategies::{ALONE, STRATEGIES};
 use paceline_failure::{Failure, Result};
+use paceline_host::resources;
+use paceline_host::text::plural;
 use paceline_launch::environment::Placement;
 use paceline_settings::config::TrainConfig;
-use paceline_settings::flags;
+use paceline_settings::flags::is_recorded;
 use paceline_settings::origin::Resume;
 use paceline_settings::spec::RunSpec;
 use paceline_settings::spec_file::SpecFile;
@@ -29,26 +31,13 @@ pub const ANOTHER_MODEL: &str = "it would be another model";
 /// Why a checkpoint of another optimizer is refused.
 pub const NO_STATE: &str = "its state would be of no use";
 
-/// The groups of flags that are recorded, by their headings in the help.
-const HEADINGS: [&str; 4] = ["Model", "Strategy", "Training", "Data"];
-/// Other flags that are recorded.
-const ALSO: [&str; 4] = ["mesh", "schedule", "stages", "precision"];
-/// Flags of these groups that are not: how files get to a host, and what is measured.
-const NOT: [&str; 4] = ["download", "mirror", "token-cache", "warmup-steps"];
+/// The most ranks for each core with which a run goes on unless `--nproc` says how many.
+const RANKS_PER_CORE: usize = 8;
 
 /// The flags of a run, as JSON. Samples of a batch are recorded for all ranks together, so that another number of ranks
 /// goes on with the same batches.
 pub fn of_run(config: &TrainConfig) -> String {
-    let recorded: Vec<String> = flags::all()
-        .iter()
-        .filter(|flag| {
-            let is_in = flag.get_help_heading().is_some_and(|group| HEADINGS.contains(&group));
-            (is_in || ALSO.contains(&flags::key(flag))) && !NOT.contains(&flags::key(flag))
-        })
-        .map(|flag| flags::key(flag).to_owned())
-        .collect();
-    let left_out = |key: &&str| !recorded.iter().any(|known| known == key);
-    let left_out: Vec<&str> = config.spec.keys().filter(left_out).collect();
+    let left_out: Vec<&str> = config.spec.keys().filter(|key| !is_recorded(key)).collect();
     let spec = config.spec.without(&left_out).without(&["batch-size", "global-batch-size"]);
     let spec = match &config.rank_samples {
         // Each rank has batches of its own.
@@ -59,32 +48,47 @@ pub fn of_run(config: &TrainConfig) -> String {
 }
 
 /// The flags that a checkpoint records. `None` if an earlier version wrote it, which recorded none.
-pub fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Option<SpecFile>> {
+fn of_checkpoint(
+    checkpoint: &Checkpoint,
+    refuse: impl Fn(String) -> Failure,
+) -> Result<Option<SpecFile>> {
     let Some(text) = checkpoint.setting(KEY) else { return Ok(None) };
     let path = checkpoint.path().join("index.json");
-    SpecFile::parse(&path, text).map(Some)
+    let file = SpecFile::parse_of_checkpoint(&path, text);
+    file.map(Some).map_err(|failure| refuse(failure.to_string()))
 }
 
 /// The specification of a run that goes on from a checkpoint: what the checkpoint records, and over it what is stated.
-/// Returns `stated` if there is no checkpoint to go on from, or none that records flags.
+/// Returns `stated` if there is no checkpoint to go on from, or none that records flags. Also returns the optimizer steps
+/// over which the learning rate of the run that saved would have changed.
 pub fn under(
     stated: &RunSpec,
     resume: Option<&Resume>,
     placement: Option<&Placement>,
-) -> Result<RunSpec> {
+) -> Result<(RunSpec, Option<u64>)> {
     let Some(checkpoint) = resume.map(open).transpose()?.flatten() else {
-        return Ok(stated.clone());
+        return Ok((stated.clone(), None));
     };
-    let Some(recorded) = of_checkpoint(&checkpoint)? else { return Ok(stated.clone()) };
+    let lr_steps = checkpoint.setting("--lr-steps").and_then(|steps| steps.parse().ok());
     let refuse = |reason: String| {
         Failure::Usage(format!("{}: {reason}", resume.map(Resume::flag).unwrap_or_default()))
+    };
+    let Some(recorded) = of_checkpoint(&checkpoint, refuse)? else {
+        return Ok((stated.clone(), lr_steps));
     };
     check_name(&MODELS, stated, &checkpoint, ANOTHER_MODEL).map_err(refuse)?;
     check_name(&DATA_SETS, stated, &checkpoint, "the samples would differ").map_err(refuse)?;
     check_name(&OPTIMIZERS, stated, &checkpoint, NO_STATE).map_err(refuse)?;
     // Without a launcher, as many ranks go on as have saved.
     let world_size = checkpoint.index().world_size;
+    let cores = resources::num_cores();
     let stated = match placement {
+        None if !stated.has("nproc") && world_size > cores * RANKS_PER_CORE => {
+            return Err(refuse(format!(
+                "{world_size} ranks have written it, and this machine has {}; pass --nproc N",
+                plural(cores, "core")
+            )));
+        }
         None => stated.with_default("nproc", world_size),
         Some(_) => stated.clone(),
     };
@@ -107,12 +111,25 @@ pub fn under(
         } else {
             &[]
         };
-        let spec = spec.without(unfit);
+        let spec = without_unfit_products(spec, &stated).without(unfit);
         // The strategy of one rank says nothing about several.
         if !is_same && theirs == Some(ALONE) { spec.without(&[STRATEGIES.key]) } else { spec }
     });
     // What differs is said by name when the settings are compared, whether it was typed or follows from other flags.
-    recorded.overlaid(&stated).map(|(spec, _)| spec)
+    recorded.overlaid(&stated).map(|(spec, _)| (spec, lr_steps))
+}
+
+/// What a checkpoint records, without flags about products of another precision or device than is stated.
+fn without_unfit_products(recorded: &RunSpec, stated: &RunSpec) -> RunSpec {
+    let first = |spec: &RunSpec, key| spec.get(key).and_then(<[String]>::first).cloned();
+    let theirs = first(recorded, "precision").unwrap_or_else(|| "f32".into());
+    let is_other = first(stated, "precision").is_some_and(|ours| ours != theirs);
+    let is_on_card = first(stated, "device").is_some_and(|device| device.starts_with("cuda"));
+    match (is_other, is_on_card) {
+        (true, _) => recorded.without(&["emulate-fp16", "tf32"]),
+        (false, true) => recorded.without(&["emulate-fp16"]),
+        (false, false) => recorded.without(&["tf32"]),
+    }
 }
 
 /// Fails if another choice is stated than the checkpoint was written with, before flags of either choice are compared.
@@ -142,17 +159,20 @@ pub fn under_evaluation(
     is_taken: impl Fn(&str) -> bool,
     refuse: impl Fn(String) -> Failure,
 ) -> Result<RunSpec> {
-    let Some(recorded) = of_checkpoint(checkpoint)? else { return Ok(stated.clone()) };
+    let Some(recorded) = of_checkpoint(checkpoint, &refuse)? else { return Ok(stated.clone()) };
     check_name(&MODELS, stated, checkpoint, ANOTHER_MODEL).map_err(refuse)?;
     let recorded = recorded.keeping(|key| is_taken(key) && key != "mesh");
     // Any number of ranks evaluates, so each takes batches as large as one that trained.
     let world_size = checkpoint.index().world_size.max(1);
-    let recorded = recorded.with(|spec| match spec.number("global-batch-size") {
-        Some(global) => {
-            let batch_size = global.div_ceil(world_size);
-            spec.without(&["global-batch-size"]).with("batch-size", batch_size)
+    let recorded = recorded.with(|spec| {
+        let spec = without_unfit_products(spec, stated);
+        match spec.number("global-batch-size") {
+            Some(global) => {
+                let batch_size = global.div_ceil(world_size);
+                spec.without(&["global-batch-size"]).with("batch-size", batch_size)
+            }
+            None => spec,
         }
-        None => spec.clone(),
     });
     recorded.overlaid(stated).map(|(spec, _)| spec)
 }
@@ -168,5 +188,115 @@ fn open(resume: &Resume) -> Result<Option<Checkpoint>> {
             let found = checkpoint::find(folder).map_err(refuse)?;
             Checkpoint::open_last_good(&found).map(|(_, found, _)| Some(found)).map_err(refuse)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use clap::Arg;
+    use paceline_checkpoint::index::ShardFile;
+    use paceline_checkpoint::progress::Progress;
+    use paceline_settings::flags;
+    use serde_json::json;
+
+    use super::*;
+
+    /// The folder of a checkpoint without tensors, of so many ranks, whose index states these flags.
+    fn checkpoint(num_ranks: usize, flags: &str) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let mut index = checkpoint::head(num_ranks, "exact", &[], 0, &Progress::default());
+        index.run.insert(KEY.into(), flags.into());
+        for rank in 0..num_ranks {
+            let name = format!("rank-{rank}.shard");
+            fs::write(folder.path().join(&name), b"").unwrap();
+            index.files.push(ShardFile { name, ..Default::default() });
+        }
+        fs::write(folder.path().join("index.json"), index.to_json()).unwrap();
+        folder
+    }
+
+    /// What a run that goes on from the checkpoint, and an evaluation, make of it.
+    fn read(folder: &Path, stated: &RunSpec) -> [Result<RunSpec>; 2] {
+        let resume = Resume::From(folder.to_owned());
+        let opened = Checkpoint::open(folder).unwrap();
+        [
+            under(stated, Some(&resume), None).map(|(spec, _)| spec),
+            under_evaluation(stated, &opened, |_| true, Failure::Usage),
+        ]
+    }
+
+    /// The flag with a value that it takes, as a checkpoint would state it.
+    fn entry(flag: &Arg) -> String {
+        let name = flags::key(flag);
+        let possible = flag.get_possible_values().into_iter();
+        let possible = possible.map(|value| json!(value.get_name()));
+        let values = possible.chain([json!(true), json!("1"), json!("cpu"), json!([1, 1, 1])]);
+        let all: Vec<String> = values.map(|value| json!({ name: value }).to_string()).collect();
+        let is_taken = |text: &&String| SpecFile::parse(Path::new("a.json"), text).is_ok();
+        // A flag that requires another one is taken with no value.
+        all.iter().find(is_taken).unwrap_or(&all[0]).clone()
+    }
+
+    #[test]
+    fn a_checkpoint_states_the_flags_that_it_records_and_no_other() {
+        for flag in flags::all().iter() {
+            let name = flags::key(flag);
+            // Keys may have underscores, as in files of settings.
+            for entry in [entry(flag), entry(flag).replace(name, &name.replace('-', "_"))] {
+                let folder = checkpoint(2, &entry);
+                for outcome in read(folder.path(), &RunSpec::default()) {
+                    match outcome {
+                        Ok(_) => assert!(is_recorded(name), "{entry} was read"),
+                        Err(failure) => {
+                            assert!(matches!(failure, Failure::Usage(_)), "{entry}: {failure}");
+                            let words = format!("states --{name}, which is not for a checkpoint");
+                            let text = failure.to_string();
+                            assert!(!is_recorded(name) && text.contains(&words), "{entry}: {text}");
+                        }
+                    }
+                }
+            }
+        }
+        for hidden in [r#"{"stated": {"json": "a"}}"#, r#"{"lr": 1, "stated": {"nproc": 9}}"#] {
+            for outcome in read(checkpoint(1, hidden).path(), &RunSpec::default()) {
+                assert!(outcome.unwrap_err().to_string().contains("not for a checkpoint"));
+            }
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_starts_as_many_ranks_as_this_machine_can_run() {
+        let most = resources::num_cores() * RANKS_PER_CORE;
+        let spec = |num_ranks: usize, stated: &RunSpec| {
+            let [resumed, _] = read(checkpoint(num_ranks, "{}").path(), stated);
+            resumed.map(|spec| spec.number("nproc"))
+        };
+        assert_eq!(spec(most, &RunSpec::default()).unwrap(), Some(most));
+        let text = spec(most + 1, &RunSpec::default()).unwrap_err().to_string();
+        assert!(text.contains(&format!("{} ranks have written it", most + 1)), "{text}");
+        assert!(text.contains("pass --nproc N"), "{text}");
+        assert_eq!(spec(most + 1, &RunSpec::default().with("nproc", 3)).unwrap(), Some(3));
+    }
+
+    #[test]
+    fn flags_about_products_are_recorded_and_follow_precision_and_device() {
+        let of = |recorded: &str, stated: &[(&str, &str)]| {
+            let stated =
+                stated.iter().fold(RunSpec::default(), |spec, (key, value)| spec.with(key, value));
+            read(checkpoint(1, recorded).path(), &stated).map(|spec| {
+                let spec = spec.unwrap();
+                ["emulate-fp16", "tf32"].map(|key| spec.has(key))
+            })
+        };
+        let fp16 = r#"{"precision": "fp16", "emulate-fp16": true}"#;
+        assert_eq!(of(fp16, &[]), [[true, false]; 2]);
+        assert_eq!(of(fp16, &[("precision", "bf16")]), [[false; 2]; 2]);
+        assert_eq!(of(fp16, &[("device", "cuda")]), [[false; 2]; 2]);
+        let tf32 = r#"{"tf32": true}"#;
+        let on_card = [("device", "cuda"), ("precision", "f32")];
+        assert_eq!(of(tf32, &on_card), [[false, true]; 2]);
+        assert_eq!(of(tf32, &[]), [[false; 2]; 2]);
     }
 }

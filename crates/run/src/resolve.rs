@@ -20,7 +20,7 @@ use paceline_settings::config::TrainConfig;
 use paceline_settings::copies::{Copies, Loading};
 use paceline_settings::flags::{Comparison, RunFlags, Several};
 use paceline_settings::loss_scale::LossScale;
-use paceline_settings::named::PrecisionName;
+use paceline_settings::named::{Course, PrecisionName};
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_settings::profile::{self, ProfileConfig};
@@ -84,7 +84,7 @@ pub fn resolve_unchecked(
 ) -> Result<(TrainConfig, OpenData, Model)> {
     let spec = with_one_name(spec)?;
     let resume = Resume::resolve(&read(&spec.parse()?)?)?;
-    let spec = recorded::under(&spec, resume.as_ref(), placement)?;
+    let (spec, lr_steps) = recorded::under(&spec, resume.as_ref(), placement)?;
     let settings = spec.parse()?;
     let mut flags: RunFlags = read(&settings)?;
     if let Some(placement) = placement {
@@ -318,6 +318,10 @@ pub fn resolve_unchecked(
         quiet: flags.quiet,
         warnings,
     };
+    if config.schedule.name != Course::Constant && config.schedule.steps.is_none() {
+        // A run that ends earlier than planned stays on the course of its learning rate.
+        config.schedule.steps = lr_steps.filter(|planned| *planned > config.total_steps());
+    }
     config.schedule.check(config.lr_steps())?;
     let (total, choice) = (config.total_steps(), config.strategy.name());
     config.profile = profile::resolve(&flags.profile, choice, total, &mut config.warnings)?;

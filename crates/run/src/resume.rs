@@ -32,6 +32,9 @@ use crate::saving::BEST;
 use crate::together::together;
 use crate::{precision, recorded};
 
+/// The most samples and steps of an optimizer with which a run goes on, so that no sum overflows. No run has as many.
+const MOST_COUNTED: u64 = 1 << 62;
+
 /// Checks, before ranks start, that a run with `num_samples` training samples can begin where the flags
 /// say. Changes nothing. Returns what the user has to know: that the last checkpoint is broken, for example.
 pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<Vec<String>> {
@@ -318,7 +321,7 @@ fn open(
     let settings = settings(config, num_samples);
     let differs =
         checkpoint.check(layout, &config.optimizer.config(), &settings).map_err(refuse)?;
-    let Progress { position, steps, best, .. } = checkpoint.progress();
+    let Progress { position, steps, best, samples, .. } = checkpoint.progress();
     // With --resume auto, one command may start a run again and again, so it is not an error if the run
     // is complete.
     let must_go_on = matches!(resume, Resume::From(_));
@@ -340,6 +343,20 @@ fn open(
             "its evaluation loss was not lower in {} evaluations, so a run with --early-stop {patience} ends there; pass a larger \
              --early-stop",
             best.since
+        )));
+    }
+    let is_in_data =
+        position.epoch < config.epochs as u64 && position.batch < config.steps_per_epoch;
+    let is_countable = samples.max(checkpoint.optimizer_steps()) <= MOST_COUNTED;
+    if steps < config.total_steps() && !(is_in_data && is_countable) {
+        return Err(refuse(format!(
+            "{} is corrupt: after {steps} optimizer steps ({} of the optimizer) it has {} complete epochs, {} batches and \
+             {samples} samples; an epoch of this run has {} batches",
+            checkpoint.path().printable(),
+            checkpoint.optimizer_steps(),
+            position.epoch,
+            position.batch,
+            config.steps_per_epoch
         )));
     }
     let is_earlier = checkpoint.setting(recorded::KEY).is_none();
@@ -386,6 +403,10 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     // A constant rate does not depend on the length of the run.
     let decays = schedule.name != Course::Constant;
     let lr_steps = if decays { config.lr_steps().to_string() } else { "any".into() };
+    let fix_of_lr_steps = match schedule.steps {
+        Some(_) => "pass the same --lr-steps",
+        None => "this run is longer than that one was to be, so pass the same --lr-steps too",
+    };
     let accumulation = match strategy.options.accumulation {
         _ if !strategy.options.no_sync => format!("{} --no-sync=false", strategy.accumulate),
         AccumulationOrder::Sequential => strategy.accumulate.to_string(),
@@ -446,7 +467,7 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         Setting::of_flag("--lr-schedule", schedule.name.name(), course),
         Setting::of_flag("--lr-warmup-steps", schedule.warmup_steps, course),
         Setting::of_flag("--min-lr", schedule.min_lr, course),
-        Setting::of_flag("--lr-steps", lr_steps, course),
+        Setting { fix: fix_of_lr_steps.into(), ..Setting::of_flag("--lr-steps", lr_steps, course) },
         Setting::of_flag("--clip-grad-norm", clipped, "the steps would be of another size"),
     ]);
     settings.extend(config.optimizer.others().into_iter().map(|(flag, value)| {

@@ -5,7 +5,8 @@
 //! is checked by the definition of its flag. Error messages have the file and the line.
 //!
 //! Flags win over the file. A flag replaces the same key, and keys that it conflicts with. If it names
-//! another choice than the file, it also removes the keys that only the file's choice reads.
+//! another choice than the file, it also removes the keys that only the file's choice reads. The `config.json` of a run
+//! folder does not say where the next run writes, or from where it fetches ([`flags::is_repeated`]).
 
 use std::any::TypeId;
 use std::collections::BTreeMap;
@@ -35,6 +36,8 @@ pub struct SpecFile {
     /// What the file states.
     pub spec: RunSpec,
     path: PathBuf,
+    /// Whether it is the `config.json` of a run folder.
+    is_of_run: bool,
     /// The line of each key, counted from 1.
     lines: BTreeMap<String, usize>,
 }
@@ -65,11 +68,21 @@ impl SpecFile {
 
     /// Reads the text of a file: JSON if its name ends in `.json`, otherwise TOML.
     pub fn parse(path: &Path, text: &str) -> Result<Self> {
+        Self::parse_if(path, text, |_| true)
+    }
+
+    /// Reads what a checkpoint records in its index, which has this path. Fails for a flag that no checkpoint records, since
+    /// the checkpoint may come from a stranger.
+    pub fn parse_of_checkpoint(path: &Path, text: &str) -> Result<Self> {
+        Self::parse_if(path, text, flags::is_recorded)
+    }
+
+    fn parse_if(path: &Path, text: &str, may_state: impl Fn(&str) -> bool) -> Result<Self> {
         let fail = |Problem { line, words }: Problem| {
             Failure::Usage(format!("{}:{line}: {}", path.printable(), printable(&words)))
         };
         let is_json = path.extension().is_some_and(|extension| extension == "json");
-        let entries = if is_json { json(text) } else { toml(text) }.map_err(fail)?;
+        let (entries, is_of_run) = if is_json { json(text) } else { toml(text) }.map_err(fail)?;
         let known = flags::all();
         let (mut spec, mut lines) = (RunSpec::default(), BTreeMap::new());
         for Entry { key, value, line } in entries {
@@ -79,6 +92,12 @@ impl SpecFile {
             let normal = key.replace('_', "-");
             let flag = known.iter().find(|flag| flags::key(flag) == normal);
             let flag = flag.ok_or_else(|| at(unknown(&key, &known)))?;
+            if !may_state(&normal) {
+                return Err(at(format!(
+                    "it states --{normal}, which is not for a checkpoint to decide, so no run has written it; pass another \
+                     checkpoint"
+                )));
+            }
             if lines.contains_key(&normal) {
                 return Err(at(format!("{normal} is stated twice; leave one of the two out")));
             }
@@ -89,7 +108,7 @@ impl SpecFile {
         }
         // All keys together are parsed again to find conflicts between them.
         spec.parse().map_err(|error| Failure::Usage(format!("{}: {error}", path.printable())))?;
-        Ok(Self { spec, path: path.to_owned(), lines })
+        Ok(Self { spec, path: path.to_owned(), is_of_run, lines })
     }
 
     /// The file without the keys that a command cannot use.
@@ -111,6 +130,16 @@ impl SpecFile {
     pub fn overlaid(&self, flags: &RunSpec) -> Result<(RunSpec, Vec<String>)> {
         let mut spec = self.spec.clone();
         let mut notes = Vec::new();
+        for key in self.spec.keys().filter(|key| self.is_of_run && !flags::is_repeated(key)) {
+            spec = spec.without(&[key]);
+            if !flags.has(key) {
+                notes.push(format!(
+                    "{} is left out: a run folder does not say where another run writes, from where it fetches, or how its \
+                     ranks meet; pass --{key} if you want the same",
+                    self.place(key)
+                ));
+            }
+        }
         let known = flags::command();
         for key in flags.keys() {
             let values = flags.get(key).unwrap_or_default();
@@ -189,7 +218,7 @@ fn rivals(command: &clap::Command, flag: &Arg) -> Vec<String> {
 }
 
 /// The entries of a TOML file.
-fn toml(text: &str) -> std::result::Result<Vec<Entry>, Problem> {
+fn toml(text: &str) -> std::result::Result<(Vec<Entry>, bool), Problem> {
     let line_of = |at: usize| text[..at.min(text.len())].matches('\n').count() + 1;
     let table = toml::de::DeTable::parse(text).map_err(|error| {
         let line = error.span().map_or(1, |span| line_of(span.start));
@@ -234,7 +263,7 @@ fn number_value(digits: &str) -> Option<Value> {
 }
 
 /// The entries of a JSON file.
-fn json(text: &str) -> std::result::Result<Vec<Entry>, Problem> {
+fn json(text: &str) -> std::result::Result<(Vec<Entry>, bool), Problem> {
     let value: Value = serde_json::from_str(text)
         .map_err(|error| Problem { line: error.line(), words: error.to_string() })?;
     let Value::Object(table) = value else {
@@ -255,15 +284,15 @@ fn json(text: &str) -> std::result::Result<Vec<Entry>, Problem> {
         let line = line_of(&key);
         Entry { key, value, line }
     });
-    let entries = stated(entries.collect())?;
+    let (entries, is_of_run) = stated(entries.collect())?;
     let located = entries.into_iter().map(|entry| Entry { line: line_of(&entry.key), ..entry });
-    Ok(located.collect())
+    Ok((located.collect(), is_of_run))
 }
 
 /// The stated entries of a file: those of its table `stated` if it is the file of a run folder, otherwise
-/// all.
-fn stated(entries: Vec<Entry>) -> std::result::Result<Vec<Entry>, Problem> {
-    let mut all = Vec::new();
+/// all. Also returns whether it is such a file.
+fn stated(entries: Vec<Entry>) -> std::result::Result<(Vec<Entry>, bool), Problem> {
+    let (mut all, mut is_of_run) = (Vec::new(), false);
     for Entry { key, value, line } in entries {
         match (key.as_str(), value) {
             ("version", version) if version.as_u64() == Some(VERSION) => {}
@@ -276,12 +305,13 @@ fn stated(entries: Vec<Entry>) -> std::result::Result<Vec<Entry>, Problem> {
             }
             ("resolved", _) => {}
             ("stated", Value::Object(table)) => {
+                is_of_run = true;
                 all.extend(table.into_iter().map(|(key, value)| Entry { key, value, line }));
             }
             (_, value) => all.push(Entry { key, value, line }),
         }
     }
-    Ok(all)
+    Ok((all, is_of_run))
 }
 
 fn unknown(key: &str, known: &[Arg]) -> String {

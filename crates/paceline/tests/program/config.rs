@@ -27,6 +27,42 @@ fn a_run_is_repeated_from_its_configuration() {
 }
 
 #[test]
+fn a_run_folder_does_not_say_where_another_run_writes() {
+    let sandbox = Sandbox::new();
+    let flags = format!("{TINY} --nproc 1 --steps 2 --save saved --json mine --run-dir there");
+    let first = sandbox.train(&flags).ok();
+    let (saved, summary) = (sandbox.checkpoint_index(), std::fs::read(sandbox.path("mine")));
+    let folder = std::fs::read_dir(sandbox.path("there")).unwrap().next().unwrap().unwrap().path();
+    let mut config = json(&folder.join("config.json"));
+    for (key, value) in [
+        ("init-method", "file://mine"),
+        ("profile-dir", "there"),
+        ("mirror", "http://127.0.0.1:1"),
+        ("token-cache", "there"),
+        ("resume", "saved"),
+    ] {
+        config["stated"][key] = value.into();
+    }
+    config["stated"]["download"] = true.into();
+    sandbox.write("given/config.json", config.to_string().as_bytes());
+    let again = train(&sandbox, "given/config.json", "").ok();
+    assert_eq!(again.weights(), first.weights());
+    for key in ["save", "json", "run-dir", "init-method", "profile-dir", "mirror", "resume"] {
+        let note = format!("{key} = {} (", config["stated"][key].as_str().unwrap());
+        assert!(again.stderr.contains(&note), "no {note:?} in {}", again.stderr);
+    }
+    assert!(again.stderr.contains("pass --save if you want the same"), "{}", again.stderr);
+    assert_eq!(std::fs::read(sandbox.path("mine")).unwrap(), summary.unwrap());
+    assert_eq!(sandbox.checkpoint_index(), saved);
+    assert_eq!(std::fs::read_dir(sandbox.path("there")).unwrap().count(), 1);
+    // What the user states counts.
+    std::fs::remove_file(sandbox.path("mine")).unwrap();
+    let again = train(&sandbox, "given/config.json", "--json mine").ok();
+    assert!(!again.stderr.contains("pass --json"), "{}", again.stderr);
+    assert_eq!(json(&sandbox.path("mine"))["world_size"], 1);
+}
+
+#[test]
 fn the_mesh_of_a_run_is_in_its_configuration() {
     let sandbox = Sandbox::new();
     let flags = format!("{TINY} --nproc 2 --epochs 1");

@@ -140,16 +140,20 @@ fn a_resumed_run_ends_with_the_same_bits() {
         let whole = sandbox.train(&format!("{flags} {save}")).ok();
         // Within the steps that are skipped, and behind them.
         for steps in [4, 36] {
-            let from = format!("--resume saved/step-{steps:09} --emulate-fp16 --json rest.json");
+            let from = format!("--resume saved/step-{steps:09} --json rest.json");
             let rest = sandbox.train(&from).ok();
             assert_eq!(rest.weights(), whole.weights(), "{more}, {steps}");
             let summary = json(&sandbox.path("rest.json"));
             assert!(summary["skipped_steps"].as_u64().unwrap() > 5, "{more}, {steps}");
         }
-        let refused = sandbox.train("--resume saved").refused(&["--emulate-fp16", "bf16"]);
+        let last = "--resume saved/step-000000036";
+        let refused = sandbox.train(&format!("{last} --emulate-fp16=false"));
+        let refused = refused.refused(&["--emulate-fp16", "bf16"]);
         assert!(!refused.stderr.contains("rank"), "{}", refused.stderr);
-        let other = sandbox.train("--resume saved/step-000000036 --emulate-fp16 --loss-scale 8");
-        assert!(other.ok().stderr.contains("--loss-scale"), "{more}");
+        let other = sandbox.train(&format!("{last} --loss-scale 8")).ok();
+        assert!(other.stderr.contains("--loss-scale"), "{more}");
+        let other = sandbox.train(&format!("{last} --precision bf16")).ok();
+        assert!(!other.stderr.contains("emulate"), "{more}: {}", other.stderr);
     }
 }
 
@@ -163,8 +167,8 @@ fn a_checkpoint_of_fp16_is_evaluated_in_it() {
         command.args(["evaluate", "--checkpoint", "saved"]).args(more.split_whitespace());
         Run::of(command)
     };
-    evaluate("").refused(&["--precision fp16", "--emulate-fp16"]);
-    let same = evaluate("--emulate-fp16").ok();
+    evaluate("--emulate-fp16=false").refused(&["--precision fp16", "--emulate-fp16"]);
+    let same = evaluate("").ok();
     assert_eq!(same.line("Evaluation loss: "), trained.line("Evaluation loss: "));
     assert!(same.stdout.contains("in fp16 (emulated)"), "{}", same.stdout);
     let wide = evaluate("--amp off").ok();

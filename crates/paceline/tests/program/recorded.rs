@@ -94,6 +94,83 @@ fn a_flag_that_differs_is_said_or_refused_by_name() {
 }
 
 #[test]
+fn what_a_checkpoint_must_not_decide_is_refused_and_nothing_is_written() {
+    let sandbox = Sandbox::new();
+    sandbox.train(&format!("{TINY} --nproc 1 --steps 2 --save saved")).ok();
+    let whole = Index::parse(&sandbox.checkpoint_index()).unwrap();
+    sandbox.write("mine", b"of the user");
+    let file = sandbox.path("mine").display().to_string();
+    for (key, value) in [
+        ("json", file.clone()),
+        ("init-method", format!("file://{file}")),
+        ("nproc", "1000".into()),
+        ("save", "elsewhere".into()),
+        ("run_dir", "elsewhere".into()),
+        ("profile", "true".into()),
+        ("download", "true".into()),
+        ("config", file.clone()),
+    ] {
+        let mut index = whole.clone();
+        let mut flags: serde_json::Value = serde_json::from_str(&index.run["flags"]).unwrap();
+        flags[key] = serde_json::from_str(&value).unwrap_or(value.into());
+        index.run.insert("flags".into(), flags.to_string());
+        fs::write(sandbox.checkpoint().join("index.json"), index.to_json()).unwrap();
+        let before = sandbox.contents();
+        let words = ["saved/step-000000002/index.json:1: ", &key.replace('_', "-")];
+        sandbox.train("--resume saved --steps 3").refused(&words);
+        evaluate(&sandbox, "--checkpoint saved").refused(&words);
+        assert_eq!(sandbox.contents(), before, "{key} wrote something");
+        assert_eq!(fs::read(sandbox.path("mine")).unwrap(), b"of the user", "{key}");
+    }
+}
+
+#[test]
+fn numbers_beyond_the_data_are_refused_before_a_rank_starts() {
+    let sandbox = Sandbox::new();
+    sandbox.train(&format!("{TINY} --nproc 1 --steps 2 --save saved")).ok();
+    let whole = Index::parse(&sandbox.checkpoint_index()).unwrap();
+    let largest = "18446744073709551615";
+    for (key, value) in [
+        ("batches", "4"),
+        ("batches", largest),
+        ("epochs", "1"),
+        ("samples-trained", largest),
+        ("optimizer-steps", largest),
+    ] {
+        let mut index = whole.clone();
+        index.run.insert(key.into(), value.into());
+        fs::write(sandbox.checkpoint().join("index.json"), index.to_json()).unwrap();
+        let before = sandbox.contents();
+        let words =
+            ["--resume saved: ", "is corrupt: after 2 optimizer steps", value, "has 4 batches"];
+        sandbox.train("--resume saved --steps 4").refused(&words);
+        assert_eq!(sandbox.contents(), before, "{key}");
+    }
+}
+
+#[test]
+fn a_run_that_ends_earlier_than_planned_stays_on_the_course_of_its_learning_rate() {
+    let sandbox = Sandbox::new();
+    let flags = format!("{TINY} --global-batch-size 50 --nproc 1 --lr-schedule cosine --epochs 3");
+    sandbox.train(&format!("{flags} --save saved --save-every 1 --save-keep 20")).ok();
+    // Of 12 steps, after 5, it is asked to end with 7; 2 epochs have 8.
+    let short = sandbox
+        .train(&format!("{flags} --lr-steps 12 --steps 7 --save other").replace("--epochs 3 ", ""))
+        .ok();
+    let from = "--resume saved/step-000000005";
+    let rest = sandbox.train(&format!("{from} --save short --steps 7")).ok();
+    assert_eq!(rest.weights(), short.weights());
+    assert_eq!(rest.stderr, "");
+    let whole = sandbox.train(&format!("{from} --epochs 2 --save two")).ok();
+    let longer = sandbox.train("--resume short --epochs 2").ok();
+    assert_eq!(longer.weights(), whole.weights());
+    // Later than planned, it needs to be said.
+    let words = ["--lr-steps 12, this run has 13", "is longer", "pass the same --lr-steps too"];
+    sandbox.train("--resume short --steps 13").refused(&words);
+    sandbox.train("--resume short --steps 13 --lr-steps 12").ok();
+}
+
+#[test]
 fn files_with_other_contents_are_refused_wherever_they_lie() {
     let sandbox = Sandbox::new();
     let recipe = "crates/choices/reviews";

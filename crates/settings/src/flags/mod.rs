@@ -6,6 +6,7 @@
 
 mod compare;
 mod profile;
+mod stated_by;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,6 +26,7 @@ use super::named::{AccumulationName, AmpName, Course, PrecisionName, TransportNa
 pub use compare::{CompareFlags, Comparison, Several};
 pub use paceline_launch::CommArgs;
 pub use profile::ProfileArgs;
+pub use stated_by::{is_recorded, is_repeated};
 
 /// The flags that every run has.
 #[derive(Clone, Debug, Args)]
