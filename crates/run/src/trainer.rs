@@ -307,8 +307,9 @@ impl Trainer<'_> {
     fn rescaled(&self, now: Option<LossScaling>, is_skipped: bool) -> Option<LossScaling> {
         let (setting, now) = self.config.loss_scale.as_ref().zip(now)?;
         let (scale, good_steps) = setting.after(now.scale, now.good_steps, is_skipped);
-        let skipped_steps = now.skipped_steps + u64::from(is_skipped);
-        let skipped_in_a_row = if is_skipped { now.skipped_in_a_row + 1 } else { 0 };
+        let skipped_steps = now.skipped_steps.saturating_add(u64::from(is_skipped));
+        let in_a_row = now.skipped_in_a_row.saturating_add(1);
+        let skipped_in_a_row = if is_skipped { in_a_row } else { 0 };
         Some(LossScaling { scale, good_steps, skipped_steps, skipped_in_a_row })
     }
 
