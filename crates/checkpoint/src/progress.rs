@@ -54,7 +54,7 @@ impl Best {
         if self.lowest.is_none_or(|(lowest, _)| loss < lowest) {
             *self = Self { lowest: Some((loss, steps)), since: 0 };
         } else {
-            self.since += 1;
+            self.since = self.since.saturating_add(1);
         }
     }
 

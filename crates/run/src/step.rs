@@ -3,7 +3,6 @@
 //! Takes batches and a learning rate; returns the loss and the time. A stepper knows nothing of epochs,
 //! checkpoints or reports.
 
-use paceline_checkpoint::progress::{LossScaling, Progress};
 use paceline_failure::{Failure, Result};
 use paceline_memory::{DeviceStream, Event};
 use paceline_model::{Optimizer, Owned};
@@ -15,10 +14,6 @@ use paceline_strategies::{
 use paceline_trace::{Span, SpanTrack, now_ns};
 
 use crate::to_device::{Brought, Loaded, ToDevice};
-
-/// A run fails once so many steps in a row were skipped because their gradients overflowed. A scale is halved 16 times from
-/// 65536 to 1, so the rest were skipped with the smallest scale, or with one that does not change.
-const MAX_SKIPPED_IN_A_ROW: u64 = 50;
 
 /// The result of one step.
 pub struct StepOutcome {
@@ -148,32 +143,6 @@ impl Stepper {
             },
             _ => Failure::Consequence(problem),
         })
-    }
-
-    /// Fails if the gradients of so many steps in a row have overflowed that no later ones will fit, or, at the end of a run,
-    /// those of all its steps. All ranks skip the same steps, so they fail together.
-    pub fn stop_if_all_are_skipped(&self, progress: &Progress, is_over: bool) -> Result<()> {
-        let Some(LossScaling { scale, skipped_in_a_row: count, .. }) = progress.scaling else {
-            return Ok(());
-        };
-        let steps = progress.steps;
-        if count < MAX_SKIPPED_IN_A_ROW && !(is_over && count == steps) {
-            return Ok(());
-        }
-        let problem = format!(
-            "the gradients of {count} steps in a row overflowed, the last time in step {steps}"
-        );
-        if self.replica.world.rank() > 0 {
-            return Err(Failure::Consequence(problem));
-        }
-        let fix = match scale > 1.0 {
-            true => "pass a smaller --loss-scale, or --precision bf16",
-            false => "pass --precision bf16 or f32, lower --lr, or look at the data",
-        };
-        let message = format!(
-            "{problem}, so every rank skipped them and no weight has changed since; the loss scale is now {scale}: {fix}"
-        );
-        Err(Failure::NotFinite { step: steps, message })
     }
 
     /// Fails if the loss is not finite, or the norm unless the loss is scaled. If all ranks know the same loss and norm, all stop

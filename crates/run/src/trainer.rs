@@ -69,6 +69,10 @@ pub fn run_rank(
     trainer.finish(begin, trained, evaluated, None)
 }
 
+/// A run fails once so many steps in a row were skipped because their gradients overflowed. A scale is halved 16 times from
+/// 65536 to 1, so the rest were skipped with the smallest scale, or with one that does not change.
+const MAX_SKIPPED_IN_A_ROW: u64 = 50;
+
 /// The result of training on this rank.
 struct Trained {
     /// The measured steps.
@@ -207,7 +211,7 @@ impl Trainer<'_> {
                     self.evaluate_midway(&mut progress, epoch)?;
                     self.tell_early_stop(&progress)?;
                 }
-                self.stepper.stop_if_all_are_skipped(&progress, self.is_over(&progress))?;
+                self.stop_if_all_are_skipped(&progress)?;
                 let is_due = config.sample_every.is_some_and(|n| progress.steps.is_multiple_of(n));
                 if is_due && !is_stopped {
                     let text = sample::sample(self.texts.as_ref(), &mut self.stepper)?;
@@ -249,6 +253,33 @@ impl Trainer<'_> {
         ends_early || progress.steps >= self.config.total_steps()
     }
 
+    /// Fails if the gradients of so many steps in a row have overflowed that no later ones will fit, or, at the end of a run,
+    /// those of all its steps. All ranks skip the same steps, so they fail together.
+    fn stop_if_all_are_skipped(&self, progress: &Progress) -> Result<()> {
+        let Some(LossScaling { scale, skipped_in_a_row: count, .. }) = progress.scaling else {
+            return Ok(());
+        };
+        let steps = progress.steps;
+        if count < MAX_SKIPPED_IN_A_ROW && !(self.is_over(progress) && count == steps) {
+            return Ok(());
+        }
+        let problem = format!(
+            "the gradients of {count} steps in a row overflowed, the last time in step {steps}"
+        );
+        if self.stepper.replica.world.rank() > 0 {
+            return Err(Failure::Consequence(problem));
+        }
+        let fix = if scale > 1.0 {
+            "pass a smaller --loss-scale, or --precision bf16"
+        } else {
+            "pass --precision bf16 or f32, lower --lr, or look at the data"
+        };
+        let message = format!(
+            "{problem}, so every rank skipped them and no weight has changed since; the loss scale is now {scale}: {fix}"
+        );
+        Err(Failure::NotFinite { step: steps, message })
+    }
+
     /// Says why the run ends early, if it does.
     fn tell_early_stop(&mut self, progress: &Progress) -> Result<()> {
         let lowest = progress.best.no_longer_falls(self.config.early_stop);
@@ -276,8 +307,9 @@ impl Trainer<'_> {
     fn rescaled(&self, now: Option<LossScaling>, is_skipped: bool) -> Option<LossScaling> {
         let (setting, now) = self.config.loss_scale.as_ref().zip(now)?;
         let (scale, good_steps) = setting.after(now.scale, now.good_steps, is_skipped);
-        let skipped_steps = now.skipped_steps + u64::from(is_skipped);
-        let skipped_in_a_row = if is_skipped { now.skipped_in_a_row + 1 } else { 0 };
+        let skipped_steps = now.skipped_steps.saturating_add(u64::from(is_skipped));
+        let in_a_row = now.skipped_in_a_row.saturating_add(1);
+        let skipped_in_a_row = if is_skipped { in_a_row } else { 0 };
         Some(LossScaling { scale, good_steps, skipped_steps, skipped_in_a_row })
     }
 
