@@ -13,6 +13,7 @@ use paceline_failure::Result;
 use paceline_failure::outputs::{write_bytes, write_json};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
+use paceline_model::LlamaConfig;
 use paceline_model::pretrained::CONFIG_FILE;
 use serde_json::{Map, Value, json};
 
@@ -72,11 +73,18 @@ impl HuggingFace {
     ) -> serde_json::Result<Option<Self>> {
         let Some(config) = run.get(CONFIG_FILE) else { return Ok(None) };
         let mut config = serde_json::from_str(config)?;
-        if let Some(names) = run.get(CLASS_NAMES) {
-            name_classes(&mut config, &serde_json::from_str::<Vec<String>>(names)?);
-        }
-        let mut folder = Self { config, copies: Vec::new(), missing: Vec::new() };
         let model = run.get(MODEL_FOLDER).map(PathBuf::from);
+        let mut names: Vec<String> =
+            run.get(CLASS_NAMES).map_or(Ok(Vec::new()), |names| serde_json::from_str(names))?;
+        // Labels that are numbers stand for the classes of the model that training began with.
+        if let (true, Some(model)) = (names.is_empty(), &model)
+            && let Ok(text) =
+                paceline_files::read_text(&model.join(CONFIG_FILE), LlamaConfig::MAX_FILE_BYTES)
+        {
+            names = LlamaConfig::class_names(&text);
+        }
+        name_classes(&mut config, &names);
+        let mut folder = Self { config, copies: Vec::new(), missing: Vec::new() };
         let carried = run.get("data").and_then(|name| carried(name));
         let of_model = || model.as_ref().map(|model| model.join(TOKENIZER));
         let is_bytes = run.get(TOKENIZER_NAME).is_some_and(|name| name == TokenizerSource::BYTES);
@@ -161,7 +169,7 @@ impl HuggingFace {
     }
 }
 
-/// Gives the classes of a classifier the names that the training data have for them, if there are any.
+/// Gives the classes of a classifier their names, if there are any.
 fn name_classes(config: &mut Value, names: &[String]) {
     if config["id2label"].as_object().is_some_and(|labels| labels.len() == names.len()) {
         let numbered = || names.iter().enumerate();
@@ -238,8 +246,13 @@ mod tests {
             "id2label": {"0": "LABEL_0", "1": "LABEL_1"},
             "label2id": {"LABEL_0": 0, "LABEL_1": 1},
         });
+        let model = tempfile::tempdir().unwrap();
         let named = |names: &[&str]| {
-            let run = [(CONFIG_FILE, config.to_string()), (CLASS_NAMES, json!(names).to_string())];
+            let run = [
+                (CONFIG_FILE, config.to_string()),
+                (CLASS_NAMES, json!(names).to_string()),
+                (MODEL_FOLDER, model.path().to_str().unwrap().to_owned()),
+            ];
             let run = run.map(|(key, value)| (key.to_owned(), value)).into();
             HuggingFace::of(&run, |_| None).unwrap().unwrap().config().clone()
         };
@@ -250,6 +263,10 @@ mod tests {
         assert_eq!(named(&["good", "b\u{1b}ad"]), expected);
         assert!(expected.to_string().contains("b\\u001bad"), "{expected}");
         assert_eq!([named(&[]), named(&["good"])], [config.clone(), config.clone()]);
+        // Those of the model that training began with are the next best.
+        fs::write(model.path().join(CONFIG_FILE), expected.to_string()).unwrap();
+        assert_eq!(named(&[]), expected);
+        assert_eq!(named(&["a", "b"])["id2label"], json!({"0": "a", "1": "b"}));
     }
 
     #[test]
