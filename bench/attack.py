@@ -743,7 +743,7 @@ def traces(attack: Attack) -> str:
     if chance.random() < 0.5:
         attack.run("train", *STEP.split(), *PROFILE.split(), "--strategy", chance.choice(["ddp", "sharded3", "zero3"]))
     else:
-        cuda = [sys.executable, Path(__file__).parent / "peer/cuda_trace.py", "--out", folder / "profile/cuda", "--layers", "2", "--steps", chance.choice(["2", "30"])]
+        cuda = [sys.executable, Path(__file__).parent / "peer/cuda_trace.py", "--out", folder / "profile/cuda", "--layers", "2", "--steps", chance.choice(["2", "2", "120"])]
         subprocess.run(cuda, check=True, capture_output=True)
     source = next((folder / "profile").iterdir())
     (folder / "bad").mkdir()
@@ -781,7 +781,7 @@ def change_trace(chance: random.Random, trace: Record) -> None:
         trace["distributedInfo"] = {"rank": chance.choice([0, 1, odd]), "world_size": chance.choice([2, odd])}
     elif how == "same" and event.get("args"):
         # Identifiers that should differ, for one.
-        key = chance.choice(list(event["args"]))
+        key = chance.choice([*event["args"], *["correlation"] * ("correlation" in event["args"]) * 9])
         for other in events:
             if isinstance(other.get("args"), dict) and key in other["args"]:
                 other["args"][key] = event["args"][key]
