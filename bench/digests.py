@@ -1,81 +1,179 @@
-"""Ten fixed runs: do two builds end with the same weights, figures of the loss and exit codes, and in the same time?
+"""The book: forty short runs, and the weights and the loss with which each ends at every level of vector instructions.
 
-    python3 bench/digests.py --old PATH --new target/release/paceline
-    python3 bench/digests.py --old PATH --rounds 7        # on a machine that does nothing else
+    python3 bench/digests.py                              # fills in what this machine can show, and compares the rest
+    python3 bench/digests.py --check                      # only compares
+    python3 bench/digests.py --check --new PATH --old PATH      # the first build resumes what the second one has saved
 
-Between them, the runs have every model, optimizer and kind of placement, three transports, accumulation, clipping and bf16. The two
-builds take turns, and the seconds of a whole run are medians over the rounds, with their range. Prints a table and writes
-`results/digests.json`. The exit code is 1 if a run ends with other weights or another loss. Only the standard library is needed.
+The runs have every strategy, three pipelines, every model, optimizer and transport, the late emulated accelerator, bf16,
+accumulation, a resumed run, and a checkpoint of an earlier version (`bench/checkpoint`). Each is made with 1 and 2 threads, held
+to one level with `PACELINE_SIMD`. The ways to multiply in bf16 (`avx512-bf16`, `amx`) are levels of the runs in bf16.
+
+`results/book.json` is the book. A level that this machine lacks is listed there as owed, and the next machine that has it fills it in. What
+is there already is compared, never written: the exit code is 1 if a run ends otherwise, with what it ended with. A change that is meant
+to give other bits deletes the file: then all levels are owed again. Only the standard library is needed.
 """
 import argparse
 import json
+import os
+import platform
 import re
+import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from statistics import median
 
-from common import Record, aligned, program, provenance, run
+from common import ROOT, Record, RunFailed, aligned, program, provenance, run
 
-SMALL_CNN = "--samples 1024 --epochs 1"
-SMALL_MLP = "--model mlp --input-dim 64 --hidden-dim 96 --output-dim 16 --num-layers 3 --batch-size 16 --steps-per-epoch 12 --epochs 1"
-RUNS = {
-    "cnn, ddp": SMALL_CNN,
-    "cnn, one rank": f"{SMALL_CNN} --nproc 1",
-    "cnn, simple_ddp, tcp, 3 ranks": f"{SMALL_CNN} --nproc 3 --strategy simple_ddp --transport tcp",
-    "cnn, bf16, clipping": f"{SMALL_CNN} --precision bf16 --clip-grad-norm 1",
-    "mlp, sharded3, adamw, 4 ranks": f"{SMALL_MLP} --nproc 4 --strategy sharded3 --optimizer adamw",
-    "mlp, zero3, adamw, threads": f"{SMALL_MLP} --nproc 4 --strategy zero3 --optimizer adamw --transport thread",
-    "mlp, sharded2, accumulation": f"{SMALL_MLP} --strategy sharded2 --accumulate 4",
-    "mlp, top_k": f"{SMALL_MLP} --strategy top_k",
-    "mlp, local_sgd, 3 ranks": f"{SMALL_MLP} --nproc 3 --strategy local_sgd",
-    "llama, sharded1": "--recipe tiny-llama --epochs 1 --strategy sharded1",
+CNN = "--channels 4 20 --hidden 72 --samples 128 --batch-size 8 --steps 4"
+MLP = "--model mlp --input-dim 48 --hidden-dim 136 --output-dim 40 --num-layers 4 --batch-size 8 --steps 4"
+LLAMA_OF = "--model llama --layers 3 --heads 4 --kv-heads 2 --intermediate 88 --vocab 301 --batch-size 4 --steps 3 --optimizer adamw"
+LLAMA = f"{LLAMA_OF} --width 32 --seq-len 16"
+# From one global batch, so that any number of ranks trains on the same.
+SAVED = MLP.replace("--batch-size 8", "--global-batch-size 16").replace(" --steps 4", "") + " --optimizer adamw"
+BF16 = "--precision bf16"
+RUNS: dict[str, str | tuple[str, str]] = {
+    # Every strategy.
+    "single": f"{CNN} --nproc 1 --evaluate",
+    "simple_ddp": f"{CNN} --strategy simple_ddp --nproc 3 --transport tcp",
+    "simple_ddp_ga": f"{MLP} --strategy simple_ddp_ga --accumulate 2 --tie-layers",
+    "simple_ddp_hook": f"{LLAMA} --strategy simple_ddp_hook --transport thread",
+    "simple_ddp_async": f"{CNN} --strategy simple_ddp_async --momentum 0.9",
+    "bucket_ddp_async": f"{MLP} --strategy bucket_ddp_async --nproc 3 --optimizer adamw",
+    "ddp": f"{CNN} --strategy ddp --nproc 4 --clip-grad-norm 1",
+    "ddp, two buckets, hybrid": f"{LLAMA} --strategy ddp --bucket-cap-mb 0.02 --nproc 4 --transport hybrid --hosts 2",
+    "flat_ddp, ring": f"{MLP} --strategy flat_ddp --nproc 3 --transport tcp --algorithm ring",
+    "zero1": f"{MLP} --strategy zero1 --nproc 3 --optimizer adamw",
+    "zero2": f"{CNN} --strategy zero2 --optimizer adamw",
+    "zero3": f"{LLAMA} --strategy zero3 --nproc 3",
+    "sharded1": f"{LLAMA} --strategy sharded1",
+    "sharded2, accumulation": f"{MLP} --strategy sharded2 --accumulate 4 --nproc 3",
+    "sharded3": f"{CNN} --strategy sharded3 --nproc 3 --optimizer adamw",
+    "top_k": f"{MLP} --strategy top_k --top-k 0.2",
+    "fp16": f"{CNN} --strategy fp16",
+    "bf16": f"{LLAMA} --strategy bf16 --nproc 3",
+    "local_sgd": f"{MLP} --strategy local_sgd --sync-every 3 --nproc 3",
+    "no_sync": f"{CNN} --strategy no_sync",
+    # Pipelines.
+    "pipeline 1f1b": f"{LLAMA} --mesh pp=2 --schedule 1f1b --accumulate 4",
+    "pipeline zb_h1, replicas": f"{CNN} --mesh pp=2,dp=2 --nproc 4 --schedule zb_h1 --strategy sharded2 --accumulate 4",
+    "pipeline zbv, tree": f"{MLP} --mesh pp=2 --schedule zbv --accumulate 4 --accumulation-order tree",
+    # The emulated accelerator.
+    "late": f"{CNN} --device sim:late,seed=7",
+    "late, sharded3": f"{LLAMA} --strategy sharded3 --device sim:late,seed=11",
+    "late, copies": f"{MLP} --device sim:late,seed=3 --generate-on-host --pin-memory --non-blocking --copy-stream",
+    # Element types.
+    "cnn in bf16": f"{CNN} {BF16} --clip-grad-norm 1 --evaluate",
+    "mlp in bf16, sharded3": f"{MLP} {BF16} --strategy sharded3 --nproc 3",
+    "llama in bf16": f"{LLAMA} {BF16}",
+    "llama in bf16, long": f"{LLAMA_OF} {BF16} --width 128 --seq-len 80 --nproc 1",
+    "llama in bf16, pipeline": f"{LLAMA} {BF16} --mesh pp=2 --schedule zb_h1 --accumulate 4",
+    "cnn in fp16": f"{CNN} --precision fp16 --emulate-fp16",
+    # Other parts of a step.
+    "accumulation, tree": f"{CNN} --accumulate 4 --accumulation-order tree",
+    "batch norm": f"{CNN} --batch-norm --sync-batch-norm --lr-schedule cosine",
+    "uneven ranks": f"{CNN} --rank-samples 40 24 --strategy simple_ddp",
+    "reviews": "--recipe tiny-llama --steps 2 --evaluate",
+    "frozen layers": f"{MLP} --freeze fc0 fc2 --lr-warmup-steps 2",
+    # Checkpoints.
+    "resumed": (f"{SAVED} --steps 3 --save saved", "--resume saved --steps 6"),
+    "resumed by one rank": (f"{SAVED} --steps 3 --strategy sharded3 --save saved", "--resume saved --steps 6 --nproc 1 --strategy single"),
+    "checkpoint of an earlier version": "--resume bench/checkpoint/step-000000003 --steps 6",
 }
-DIGEST = re.compile(r"sha256 ([0-9a-f]{64})")
-LOSS = re.compile(r"loss ([0-9.]+)")
+THREADS = (1, 2)
+LEVELS = ("portable", "avx2", "avx512", "avx512-bf16", "amx")
+IN_BF16 = [name for name, flags in RUNS.items() if BF16 in flags]
+# Portable code fuses its products on Arm.
+OTHER = "" if platform.machine() == "x86_64" else f" on {platform.machine()}"
+RUN_SECONDS = 120
+
+Book = Record
 
 
-def outcome(binary: Path, words: str) -> tuple[str, float]:
-    """The digest and the last loss of a run, and its seconds."""
+def levels_here(binary: Path) -> list[str]:
+    """What the program says that this machine has."""
+    asked = subprocess.run([binary, "train", "--nproc", "0"], env={"PACELINE_SIMD": "?"}, capture_output=True, text=True)
+    said = re.search(r"this machine has (.*); name one", asked.stderr)
+    if said is None:
+        raise RunFailed(f"{binary.name} cannot be held to a level of instructions")
+    return [level for level in LEVELS if level in said[1].split(", ")]
+
+
+def ended(binary: Path, old: Path, name: str, level: str, threads: int) -> str:
+    """The digest of the weights and the losses with which a run ends."""
+    parts = RUNS[name]
+    lines = parts if isinstance(parts, tuple) else (parts,)
     with tempfile.TemporaryDirectory(prefix="digests_") as folder:
-        begin = time.monotonic()
-        output = run([binary, "train", *words.split()], Path(folder), timeout_s=300)
-        seconds = time.monotonic() - begin
-    digest, losses = DIGEST.search(output), LOSS.findall(output)
-    if digest is None:
-        return "no digest", seconds
-    return f"{digest[1][:16]}, loss {losses[-1] if losses else 'unknown'}", seconds
+        for at, line in enumerate(lines):
+            build = old if at + 1 < len(lines) else binary
+            common = f"--threads {threads} --warmup-steps 0 --quiet --json out.json"
+            os.environ["PACELINE_SIMD"] = level
+            words = [str(ROOT / word) if word.startswith("bench/") else word for word in f"{line} {common}".split()]
+            run([build, "train", *words], Path(folder), RUN_SECONDS)
+        found = json.loads(Path(folder, "out.json").read_text())
+    losses = [found["train_loss"], found["eval_loss"]]
+    return " ".join([found["weights_sha256"][:16], *(f"{loss:.6g}" for loss in losses if loss is not None)])
 
 
-def shown(seconds: list[float]) -> str:
-    return f"{median(seconds):.3f} ({min(seconds):.3f} to {max(seconds):.3f})"
+def compared(binary: Path, old: Path, book: Book, level: str) -> list[list[str]]:
+    """Makes the runs of a level. Adds those that the book lacks, and returns a row for each that ends otherwise."""
+    entry = book["levels"].setdefault(level + OTHER, {**provenance(), "ends": {}})
+    rows = []
+    for name in RUNS if level in LEVELS[:3] else IN_BF16:
+        for threads in THREADS:
+            try:
+                found = ended(binary, old, name, level, threads)
+            except RunFailed as error:
+                found = f"failed: {error}"
+            known = entry["ends"].setdefault(name, {})
+            if str(threads) not in known and not found.startswith("failed"):
+                known[str(threads)] = found
+            if known.get(str(threads)) != found:
+                rows.append([name, level, str(threads), known.get(str(threads), "nothing"), found])
+    return rows
+
+
+def read(path: Path) -> Book:
+    """The book, or an empty one. Ends the script if its runs are others than ours."""
+    book: Book = json.loads(path.read_text()) if path.is_file() else {"runs": {}, "owed": [], "levels": {}}
+    ours = {name: list(flags) if isinstance(flags, tuple) else flags for name, flags in RUNS.items()}
+    changed = [name for name, flags in book["runs"].items() if ours.get(name) != flags]
+    if changed:
+        raise RunFailed(f"{path.name} has other flags for {', '.join(changed)}; give a changed run another name, or delete the file")
+    book["runs"] = ours
+    return book
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare the weights that two builds end with.")
-    parser.add_argument("--old", type=Path, required=True, metavar="PATH")
-    parser.add_argument("--new", type=Path, default=Path("target/release/paceline"), metavar="PATH")
-    parser.add_argument("--out", type=Path, default=Path("results/digests.json"), metavar="FILE")
-    parser.add_argument("--rounds", type=int, default=1, metavar="R")
+    parser = argparse.ArgumentParser(description="Compare the weights that runs end with at each level of instructions with the book.")
+    parser.add_argument("--check", action="store_true", help="only compare with the book, and write nothing")
+    parser.add_argument("--new", type=Path, default=ROOT / "target/release/paceline", metavar="PATH")
+    parser.add_argument("--old", type=Path, metavar="PATH", help="an earlier build, which saves what the resumed runs go on from")
+    parser.add_argument("--levels", nargs="+", choices=LEVELS, default=LEVELS, help="(default: all that this machine has)")
+    parser.add_argument("--book", type=Path, default=ROOT / "results/book.json", metavar="FILE")
     arguments = parser.parse_args()
-    old, new = program(parser, "--old", arguments.old), program(parser, "--new", arguments.new)
-    record: Record = {**provenance(), "runs": {}}
-    rows = [["run", "old", "new", "old s", "new s", "ratio"]]
-    for name, words in RUNS.items():
-        found, seconds = {}, {"old": [], "new": []}
-        for _ in range(max(arguments.rounds, 1)):
-            for side, binary in (("old", old), ("new", new)):
-                found[side], took = outcome(binary, words)
-                seconds[side].append(took)
-        ratio = median(seconds["new"]) / median(seconds["old"])
-        record["runs"][name] = {"flags": words, **found, "seconds": seconds, "ratio": ratio}
-        same = "the same" if found["new"] == found["old"] else found["new"]
-        rows.append([name, found["old"], same, shown(seconds["old"]), shown(seconds["new"]), f"{ratio:.3f}"])
-    print(aligned(rows, left={0, 1, 2}))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
-    return int(any(row[2] != "the same" for row in rows[1:]))
+    binary = program(parser, "--new", arguments.new)
+    old = program(parser, "--old", arguments.old) if arguments.old else binary
+    try:
+        here = [level for level in levels_here(binary) if level in arguments.levels]
+        book = read(arguments.book)
+    except RunFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    rows = []
+    for level in here:
+        if arguments.check and level + OTHER not in book["levels"]:
+            print(f"{level}: left out, the book lacks it")
+            continue
+        rows += compared(binary, old, book, level)
+        print(f"{level}: {len(RUNS if level in LEVELS[:3] else IN_BF16)} runs with {THREADS[0]} and {THREADS[1]} threads", flush=True)
+    book["owed"] = [level for level in LEVELS if level not in book["levels"]]
+    if rows:
+        print(aligned([["run", "level", "threads", "in the book", "found"], *rows], left={0, 1, 3, 4}))
+    print(f"{len(rows)} ends differ; owed to a machine that has it: {', '.join(book['owed']) or 'nothing'}")
+    if not arguments.check:
+        arguments.book.parent.mkdir(parents=True, exist_ok=True)
+        arguments.book.write_text(json.dumps(book, indent=1) + "\n")
+    return int(bool(rows))
 
 
 if __name__ == "__main__":

@@ -77,6 +77,18 @@ fn operators_of_the_last_step_are_left_out() {
     assert_eq!(rank.row.compute_time_us, 45.0);
 }
 
+/// Otherwise the spans of a damaged trace, each of which covers all steps, would be cut into as many pieces as there are pairs.
+#[test]
+fn a_span_is_a_part_of_a_limited_number_of_steps() {
+    let mut build = rank(0).span("forward", 0.0, 1000.0).operator("aten::mul", MAIN, 0.0, 1000.0);
+    for (number, begin) in (0..100).zip((0..).step_by(10)) {
+        build = build.step(number, f64::from(begin), f64::from(begin + 10));
+    }
+    let anatomy = one(build).anatomy.unwrap();
+    let is_forward = |step: usize| anatomy.steps[step].parts[0].part == Part::Forward;
+    assert_eq!([0, 63, 64, 98].map(is_forward), [true, true, false, false]);
+}
+
 #[test]
 fn the_parts_of_a_step_add_up() {
     let build = rank(0)

@@ -9,7 +9,7 @@ use paceline_files::Printable;
 use paceline_host::disk::{self, Disk, DiskFile};
 use rustix::fs::{FlockOperation, flock};
 
-use super::proof::NotFinite;
+use super::proof::{Line, NotFinite};
 use super::steps;
 
 /// The file that the run holds locked whose checkpoints these are. It names the run.
@@ -48,6 +48,13 @@ impl Folder {
         steps::remove_leftovers(&disk, path)
             .map_err(|e| Failure::io(format!("cannot clean up in {}", path.printable()), e))?;
         Ok(Self { path: path.to_owned(), disk, _lock: is_locked.then_some(file) })
+    }
+
+    /// Makes the checkpoint after so many steps the one to go on from. One that comes later was good on another way.
+    pub fn go_back(&self, steps: u64) -> Result<()> {
+        let good = Line::from(&self.path, steps).good();
+        steps::go_back(&self.disk, &self.path, steps, good)
+            .map_err(|e| Failure::io(format!("cannot go back in {}", self.path.printable()), e))
     }
 
     /// Removes the note that an earlier run has ended with a number that is not finite.

@@ -13,9 +13,12 @@ use paceline_failure::Result;
 use paceline_failure::outputs::{write_bytes, write_json};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
+use paceline_model::LlamaConfig;
 use paceline_model::pretrained::CONFIG_FILE;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
+/// The key of the names of the classes of the training data.
+pub const CLASS_NAMES: &str = "class-names";
 /// The key of the file that the tokens were made with.
 const TOKENIZER_FILE: &str = "tokenizer-file";
 /// The key of the tokenizer that the program carries.
@@ -69,9 +72,19 @@ impl HuggingFace {
         carried: impl Fn(&str) -> Option<&'static str>,
     ) -> serde_json::Result<Option<Self>> {
         let Some(config) = run.get(CONFIG_FILE) else { return Ok(None) };
-        let config = serde_json::from_str(config)?;
-        let mut folder = Self { config, copies: Vec::new(), missing: Vec::new() };
+        let mut config = serde_json::from_str(config)?;
         let model = run.get(MODEL_FOLDER).map(PathBuf::from);
+        let mut names: Vec<String> =
+            run.get(CLASS_NAMES).map_or(Ok(Vec::new()), |names| serde_json::from_str(names))?;
+        // Labels that are numbers stand for the classes of the model that training began with.
+        if let (true, Some(model)) = (names.is_empty(), &model)
+            && let Ok(text) =
+                paceline_files::read_text(&model.join(CONFIG_FILE), LlamaConfig::MAX_FILE_BYTES)
+        {
+            names = LlamaConfig::class_names(&text);
+        }
+        name_classes(&mut config, &names);
+        let mut folder = Self { config, copies: Vec::new(), missing: Vec::new() };
         let carried = run.get("data").and_then(|name| carried(name));
         let of_model = || model.as_ref().map(|model| model.join(TOKENIZER));
         let is_bytes = run.get(TOKENIZER_NAME).is_some_and(|name| name == TokenizerSource::BYTES);
@@ -156,6 +169,19 @@ impl HuggingFace {
     }
 }
 
+/// Gives the classes of a classifier their names, if there are any.
+fn name_classes(config: &mut Value, names: &[String]) {
+    if config["id2label"].as_object().is_some_and(|labels| labels.len() == names.len()) {
+        let numbered = || names.iter().enumerate();
+        config["id2label"] = numbered()
+            .map(|(at, name)| (at.to_string(), json!(name)))
+            .collect::<Map<_, _>>()
+            .into();
+        config["label2id"] =
+            numbered().map(|(at, name)| (name.clone(), json!(at))).collect::<Map<_, _>>().into();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,6 +238,35 @@ mod tests {
         let gone = advice(None, Some(&from.path().join("gone")));
         let all = "Copy tokenizer.json, tokenizer_config.json, generation_config.json into to from";
         assert!(gone.starts_with(all), "{gone}");
+    }
+
+    #[test]
+    fn classes_have_the_names_of_the_training_data() {
+        let config = json!({
+            "id2label": {"0": "LABEL_0", "1": "LABEL_1"},
+            "label2id": {"LABEL_0": 0, "LABEL_1": 1},
+        });
+        let model = tempfile::tempdir().unwrap();
+        let named = |names: &[&str]| {
+            let run = [
+                (CONFIG_FILE, config.to_string()),
+                (CLASS_NAMES, json!(names).to_string()),
+                (MODEL_FOLDER, model.path().to_str().unwrap().to_owned()),
+            ];
+            let run = run.map(|(key, value)| (key.to_owned(), value)).into();
+            HuggingFace::of(&run, |_| None).unwrap().unwrap().config().clone()
+        };
+        let expected = json!({
+            "id2label": {"0": "good", "1": "b\u{1b}ad"},
+            "label2id": {"good": 0, "b\u{1b}ad": 1},
+        });
+        assert_eq!(named(&["good", "b\u{1b}ad"]), expected);
+        assert!(expected.to_string().contains("b\\u001bad"), "{expected}");
+        assert_eq!([named(&[]), named(&["good"])], [config.clone(), config.clone()]);
+        // Those of the model that training began with are the next best.
+        fs::write(model.path().join(CONFIG_FILE), expected.to_string()).unwrap();
+        assert_eq!(named(&[]), expected);
+        assert_eq!(named(&["a", "b"])["id2label"], json!({"0": "a", "1": "b"}));
     }
 
     #[test]

@@ -46,6 +46,6 @@ pub use proof::{GOOD_AFTER_STEPS, NotFinite, Restart, restart};
 pub use saver::{SAVE_LIMIT, SaveSettings, Saver};
 pub use setting::{Missing, Setting};
 pub use snapshot::MIN_BUDGET_BYTES;
-pub use steps::{is_in, latest};
+pub use steps::{in_the_way, is_in, latest};
 
 pub use snapshot::entries;

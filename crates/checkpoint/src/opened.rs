@@ -19,7 +19,7 @@ use super::pieces::{Ranges, params_in, strategy_prefix};
 use super::reader::Reader;
 use super::steps::{self, INDEX, SINGLE_FILE};
 use super::{Missing, Setting};
-use crate::progress::{EpochSums, LossScaling, Progress};
+use crate::progress::{Best, EpochSums, LossScaling, Progress};
 
 /// The names of tensors that only one rank needs begin like this.
 const STRATEGY: &str = "strategy.";
@@ -28,6 +28,12 @@ const STRATEGY: &str = "strategy.";
 const SCALE: &str = "scaling-scale";
 const GOOD_STEPS: &str = "scaling-good-steps";
 const SKIPPED_STEPS: &str = "scaling-skipped-steps";
+const SKIPPED_IN_A_ROW: &str = "scaling-skipped-in-a-row";
+
+// Those of the lowest evaluation loss, once there is one. Earlier versions had the first one, for the best weights only.
+const EVAL_LOSS: &str = "eval-loss";
+const EVAL_LOSS_STEPS: &str = "eval-loss-steps";
+const EVALUATIONS_SINCE: &str = "evaluations-since";
 
 /// A checkpoint whose index has been read, and whose files are there.
 #[derive(Debug)]
@@ -45,7 +51,7 @@ pub fn head(
     optimizer_steps: u64,
     progress: &Progress,
 ) -> Index {
-    let Progress { position, steps, samples, epoch, scaling } = progress;
+    let Progress { position, steps, samples, epoch, scaling, best } = progress;
     let mut run = BTreeMap::from(
         [
             ("epochs", position.epoch.to_string()),
@@ -60,10 +66,16 @@ pub fn head(
         ]
         .map(|(key, value)| (key.to_owned(), value)),
     );
-    if let Some(LossScaling { scale, good_steps, skipped_steps }) = scaling {
+    if let Some(LossScaling { scale, good_steps, skipped_steps, skipped_in_a_row }) = scaling {
         run.insert(SCALE.into(), format!("{scale:?}"));
         run.insert(GOOD_STEPS.into(), good_steps.to_string());
         run.insert(SKIPPED_STEPS.into(), skipped_steps.to_string());
+        run.insert(SKIPPED_IN_A_ROW.into(), skipped_in_a_row.to_string());
+    }
+    if let Best { lowest: Some((loss, steps)), since } = best {
+        run.insert(EVAL_LOSS.into(), format!("{loss:?}"));
+        run.insert(EVAL_LOSS_STEPS.into(), steps.to_string());
+        run.insert(EVALUATIONS_SINCE.into(), since.to_string());
     }
     for Setting { key, value, .. } in settings {
         run.insert(key.clone(), value.clone());
@@ -160,16 +172,20 @@ impl Checkpoint {
                 scale: number(run, SCALE)?,
                 good_steps: number(run, GOOD_STEPS)?,
                 skipped_steps: number(run, SKIPPED_STEPS)?,
+                skipped_in_a_row: number_or(run, SKIPPED_IN_A_ROW, 0)?,
             }),
             false => None,
         };
-        let progress = Progress {
-            position,
-            steps: number(run, "steps")?,
-            samples: number(run, "samples-trained")?,
-            epoch,
-            scaling,
+        let steps = number(run, "steps")?;
+        let best = match run.contains_key(EVAL_LOSS) {
+            true => Best {
+                lowest: Some((number(run, EVAL_LOSS)?, number_or(run, EVAL_LOSS_STEPS, steps)?)),
+                since: number_or(run, EVALUATIONS_SINCE, 0)?,
+            },
+            false => Best::default(),
         };
+        let samples = number(run, "samples-trained")?;
+        let progress = Progress { position, steps, samples, epoch, scaling, best };
         let optimizer_steps = number(run, "optimizer-steps")?;
         Ok(Self { reader, progress, optimizer_steps })
     }
@@ -452,6 +468,15 @@ pub struct RankOfRun<'a> {
     pub world_size: usize,
     /// Their strategy, with the settings that its own state depends on.
     pub strategy: &'a str,
+}
+
+/// A number that earlier versions did not record.
+fn number_or<T: FromStr>(
+    run: &BTreeMap<String, String>,
+    key: &str,
+    earlier: T,
+) -> std::result::Result<T, String> {
+    if run.contains_key(key) { number(run, key) } else { Ok(earlier) }
 }
 
 fn number<T: FromStr>(run: &BTreeMap<String, String>, key: &str) -> std::result::Result<T, String> {

@@ -1,4 +1,4 @@
-//! The position of a run: between two optimizer steps, at a position in the data.
+//! The state of a run between two optimizer steps: its position in the data, and all else that decides how it goes on.
 //!
 //! These are plain values, which the trainer advances and a checkpoint stores. They know nothing of
 //! models, files or ranks.
@@ -6,7 +6,9 @@
 use paceline_data::Position;
 use paceline_strategies::StepLoss;
 
-/// The position of a run. It counts what the steps have consumed, not what a loader has read ahead.
+/// The state of a run, without its weights. Whatever decides about later steps, or about the end of the run, is here, so that
+/// a run that goes on from a checkpoint decides as an uninterrupted one does. It counts what the steps have consumed, not
+/// what a loader has read ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
     /// The next batch: the number of complete epochs, and the number of batches that are consumed of the
@@ -20,10 +22,12 @@ pub struct Progress {
     pub epoch: EpochSums,
     /// The scale of the loss, if it is scaled.
     pub scaling: Option<LossScaling>,
+    /// The evaluations so far.
+    pub best: Best,
 }
 
 /// The scale by which the loss is multiplied before its backward pass.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LossScaling {
     /// The scale of the next step.
     pub scale: f64,
@@ -31,6 +35,33 @@ pub struct LossScaling {
     pub good_steps: u64,
     /// Steps whose update was left out because their gradients overflowed.
     pub skipped_steps: u64,
+    /// Those of them since the last update.
+    pub skipped_in_a_row: u64,
+}
+
+/// The lowest evaluation loss of a run, and whether the loss still falls.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Best {
+    /// The loss, and the optimizer steps before its evaluation.
+    pub lowest: Option<(f64, u64)>,
+    /// Evaluations since then.
+    pub since: u64,
+}
+
+impl Best {
+    /// Notes the loss of an evaluation after `steps` steps.
+    pub fn note(&mut self, loss: f64, steps: u64) {
+        if self.lowest.is_none_or(|(lowest, _)| loss < lowest) {
+            *self = Self { lowest: Some((loss, steps)), since: 0 };
+        } else {
+            self.since = self.since.saturating_add(1);
+        }
+    }
+
+    /// The lowest loss and its steps, if as many evaluations in a row as `patience` were not lower.
+    pub fn no_longer_falls(&self, patience: Option<u64>) -> Option<(f64, u64)> {
+        self.lowest.filter(|_| patience.is_some_and(|patience| self.since >= patience))
+    }
 }
 
 impl Progress {
@@ -39,6 +70,11 @@ impl Progress {
         let Position { epoch, batch } = self.position;
         // Between two epochs the position is that of the begin of the next epoch.
         epoch.saturating_sub(u64::from(batch == 0))
+    }
+
+    /// The steps up to the last one that was not skipped. Later ones have not tried the weights.
+    pub fn steps_with_update(&self) -> u64 {
+        self.steps.saturating_sub(self.scaling.map_or(0, |of| of.skipped_in_a_row))
     }
 
     /// Advances by an optimizer step over `num_batches` batches, with `samples` samples of all ranks. At
@@ -140,6 +176,17 @@ pub struct Evaluation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lower_loss_begins_the_count_again() {
+        let mut best = Best::default();
+        for (at, loss) in (1..).zip([2.0, 1.5, 1.5, 1.4, 1.6, 1.4]) {
+            best.note(loss, at);
+            assert_eq!(best.no_longer_falls(None), None);
+            let expected = (at == 6).then_some((1.4, 4));
+            assert_eq!(best.no_longer_falls(Some(2)), expected, "after {at}");
+        }
+    }
 
     #[test]
     fn an_epoch_ends_with_its_last_batch() {

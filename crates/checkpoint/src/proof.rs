@@ -15,6 +15,7 @@ use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use serde::{Deserialize, Serialize};
 
+use super::opened::Checkpoint;
 use super::steps;
 
 /// A checkpoint is good once the losses of so many steps after it were finite.
@@ -39,7 +40,12 @@ pub struct Line {
 impl Line {
     /// The way of a run that goes on from the checkpoint after so many steps in this folder.
     pub fn from(folder: &Path, steps: u64) -> Self {
-        let good = steps::good(folder).filter(|good| *good <= steps);
+        let is_on_way = |checkpoint, head| steps::way_to(folder, head).contains(&checkpoint);
+        let good = steps::good(folder).and_then(|good| match good {
+            good if is_on_way(good, steps) => Some(good),
+            // The run goes back, and the steps from here to that one have proven this one.
+            good => Some(steps).filter(|steps| is_on_way(*steps, good)),
+        });
         let waiting = Some(steps).filter(|steps| good != Some(*steps));
         Self { good, waiting: waiting.into_iter().collect() }
     }
@@ -157,11 +163,18 @@ pub fn restart(folder: &Path, found: Vec<PathBuf>) -> Result<Restart, String> {
         };
     };
     let good = steps::good(folder);
+    // If the newest one was written while steps were skipped, those have not tried the weights.
+    let newest = Checkpoint::open_at(&found[0]).map(|newest| newest.progress());
+    let tried = match newest {
+        Ok(of) if of.steps_with_update() < of.steps => of.steps_with_update() + 1,
+        _ => step,
+    };
     let is_good =
-        |steps: u64| good.is_some_and(|good| steps <= good) || steps + GOOD_AFTER_STEPS < step;
-    // Those behind the newest one are older, or of a run that somebody has gone back from.
+        |steps: u64| good.is_some_and(|good| steps <= good) || steps + GOOD_AFTER_STEPS < tried;
+    // Others are of a run that somebody has gone back from.
+    let way = steps::way_to(folder, head);
     let mut line = found;
-    line.retain(|path| steps_of(path).is_some_and(|steps| steps <= head));
+    line.retain(|path| steps_of(path).is_some_and(|steps| way.contains(&steps)));
     let first_good = line.iter().position(|path| steps_of(path).is_some_and(is_good));
     // Before one is good, the oldest one is the most likely to be.
     let from = first_good.unwrap_or(line.len() - 1);

@@ -18,6 +18,7 @@ use paceline_trace::{beside, thread_builder};
 
 use super::index::{Index, Previous};
 use super::pieces::Piece;
+use super::progress::Progress;
 use super::proof::{Line, NotFinite};
 use super::snapshot;
 use super::steps::{self, Keep};
@@ -116,16 +117,17 @@ impl Saver {
         })
     }
 
-    /// Begins to save the pieces of this rank after `steps` steps whose losses were finite. Returns when they have been
+    /// Begins to save the pieces of this rank at `progress`, up to which all losses were finite. Returns when they have been
     /// copied, so that they may change. `head` is the index without files and tensors. There must be no save under way.
     pub fn begin(
         &mut self,
         mut head: Index,
-        steps: u64,
+        progress: &Progress,
         pieces: &[Piece],
         allocator: &Allocator,
     ) -> Result<()> {
         let Self { rank, world_size, .. } = *self;
+        let steps = progress.steps;
         let num_bytes = snapshot::num_bytes(pieces);
         let num_waiting = snapshot::num_waiting(num_bytes, self.settings.budget_bytes);
         let (sender, blocks) = sync_channel(num_waiting);
@@ -141,7 +143,7 @@ impl Saver {
             blocks,
             status: status.clone(),
         };
-        self.line.advance(steps);
+        self.line.advance(progress.steps_with_update());
         head.previous = self.previous.clone();
         let keep =
             Keep { newest: self.settings.keep, also: self.line.to_keep(), good: self.line.good() };

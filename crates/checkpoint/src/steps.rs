@@ -3,7 +3,8 @@
 //! A folder of this name is complete, because it gets the name by an atomic rename after all that it holds has reached
 //! the disk. A folder that is being written, or removed, has a hidden name. `latest` holds the name of the newest one, and
 //! never that of one that is not on the disk: if the folder that it names is gone, somebody has removed it. `good` holds the name of
-//! the last one that is good. This file does not know what a checkpoint consists of.
+//! the last one that is good. Of what a checkpoint consists of, this file knows the names of its files, and that it names the
+//! one before.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -11,7 +12,9 @@ use std::{fs, io};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 
+use super::index::Previous;
 use super::proof::NotFinite;
+use super::reader::Reader;
 
 /// The file that makes a folder a checkpoint.
 pub const INDEX: &str = "index.json";
@@ -68,13 +71,45 @@ pub(super) fn all(folder: &Path) -> Vec<u64> {
     found
 }
 
-/// The checkpoints in a folder, the one to go on from first. Those after it follow those before it: they are of a run
-/// that somebody has gone back from.
+/// The checkpoints in a folder, the one to go on from first. Those that are not on the way to it come last: they are of a
+/// run that somebody has gone back from.
 pub(super) fn in_order(folder: &Path) -> Vec<PathBuf> {
-    let mut found = all(folder);
+    steps_in_order(folder).into_iter().map(|steps| folder.join(name(steps))).collect()
+}
+
+fn steps_in_order(folder: &Path) -> Vec<u64> {
+    let found = all(folder);
     let latest = named_by(folder, LATEST).ok().flatten().filter(|steps| found.contains(steps));
-    newest_first(&mut found, latest.unwrap_or(u64::MAX));
-    found.into_iter().map(|steps| folder.join(name(steps))).collect()
+    let Some(head) = latest.or(found.last().copied()) else { return found };
+    let mut order = way_to(folder, head);
+    let others = found.into_iter().rev().filter(|steps| !order.contains(steps));
+    let others: Vec<u64> = others.collect();
+    order.extend(others);
+    order
+}
+
+/// The checkpoints in a folder from the one after `head` steps back to the first one of its run. Each names the one before
+/// it, so those between the two are of a run that somebody has gone back from.
+pub(super) fn way_to(folder: &Path, head: u64) -> Vec<u64> {
+    let mut way = Vec::new();
+    let mut before: Option<Previous> = None;
+    for steps in all(folder).into_iter().rev().filter(|steps| *steps <= head) {
+        // An index that cannot be read is reported where the checkpoint is opened.
+        let reader = Reader::open_index(&folder.join(name(steps))).ok();
+        let index = reader.as_ref().map(Reader::index);
+        let is_on_way = match &before {
+            None => true,
+            Some(before) if before.steps == steps => {
+                index.is_none_or(|index| index.digest() == before.sha256)
+            }
+            Some(before) => before.steps > steps,
+        };
+        if is_on_way {
+            way.push(steps);
+            before = index.and_then(|index| index.previous.clone());
+        }
+    }
+    way
 }
 
 /// The steps of the checkpoint that a file in the folder names. `None` if there is no such file.
@@ -107,9 +142,7 @@ pub(super) fn missing_head(folder: &Path) -> Option<String> {
             format!("{} names {}, {problem}", folder.join(LATEST).printable(), name(steps))
         }
     };
-    let mut others = all(folder);
-    newest_first(&mut others, u64::MAX);
-    let names: Vec<String> = others.into_iter().map(name).collect();
+    let names: Vec<String> = all(folder).into_iter().rev().map(name).collect();
     Some(match names.first() {
         Some(first) => format!(
             "{problem}; there is {}: to go back to an earlier one, name its folder, as in --resume {}",
@@ -132,10 +165,6 @@ pub(super) fn good(folder: &Path) -> Option<u64> {
     named_by(folder, GOOD).ok().flatten().filter(|good| all(folder).contains(good))
 }
 
-fn newest_first(steps: &mut [u64], latest: u64) {
-    steps.sort_unstable_by_key(|steps| (*steps > latest, std::cmp::Reverse(*steps)));
-}
-
 /// Which checkpoints stay when there is a new one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Keep {
@@ -147,8 +176,36 @@ pub(super) struct Keep {
     pub good: Option<u64>,
 }
 
+/// Whatever lies where checkpoints after more than so many steps would, and is not of a run, if there is anything.
+pub fn in_the_way(folder: &Path, steps: u64) -> Option<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    let is_later = |name: &str| steps_of(name).is_some_and(|of| of > steps);
+    let later = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_later));
+    later.map(|entry| entry.path()).find_map(|path| not_of_a_run(&path))
+}
+
+/// What a checkpoint's folder holds that no run writes there, if there is anything. A folder that cannot be read is not
+/// removed either.
+fn not_of_a_run(checkpoint: &Path) -> Option<PathBuf> {
+    let Ok(entries) = fs::read_dir(checkpoint) else { return Some(checkpoint.to_owned()) };
+    let is_of_a_run = |name: &str| {
+        let is_of_rank = [".shard", ".done", ".partial"].iter().any(|end| name.ends_with(end));
+        name == INDEX || name.starts_with("rank-") && is_of_rank
+    };
+    let others = entries.filter_map(Result::ok);
+    let mut others = others.filter(|entry| !entry.file_name().to_str().is_some_and(is_of_a_run));
+    others.next().map(|entry| entry.path())
+}
+
+/// Makes the checkpoint after so many steps the one to go on from. `good` is the last good one on the way to it.
+pub(super) fn go_back(disk: &Disk, folder: &Path, steps: u64, good: Option<u64>) -> io::Result<()> {
+    // First, since it is good on the way to the one that is the latest now, too.
+    mark(disk, folder, GOOD, good)?;
+    mark(disk, folder, LATEST, Some(steps))
+}
+
 /// Gives a checkpoint its name, makes it the latest, and removes old ones. `previous` has the steps of the one that it
-/// follows. All files in `partial`, and their names, are on the disk already.
+/// follows. All files in `partial`, and their names, are on the disk already. What no run has written stays.
 pub(super) fn publish(
     disk: &Disk,
     folder: &Path,
@@ -159,29 +216,28 @@ pub(super) fn publish(
 ) -> io::Result<()> {
     let path = folder.join(name(steps));
     let mut removed = Vec::new();
+    // Before a step comes again that was good on another way.
+    mark(disk, folder, GOOD, keep.good)?;
     if path.try_exists()? {
+        if let Some(other) = not_of_a_run(&path) {
+            let problem = format!("{} is in the way, and no run has written it", other.printable());
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, problem));
+        }
         // A run that has gone back comes to the same step again. For a moment there is nothing of this name.
         if named_by(folder, LATEST) == Ok(Some(steps)) {
-            match previous.filter(|previous| *previous != steps && all(folder).contains(previous)) {
-                Some(previous) => put_name(disk, folder, LATEST, previous)?,
-                None => {
-                    disk.remove(&folder.join(LATEST))?;
-                    disk.sync_folder(folder)?;
-                }
-            }
+            let is_there = |previous: &u64| *previous != steps && all(folder).contains(previous);
+            mark(disk, folder, LATEST, previous.filter(is_there))?;
         }
         removed.push(set_aside(disk, folder, steps)?);
     }
     disk.rename(partial, &path)?;
     disk.sync_folder(folder)?;
-    put_name(disk, folder, LATEST, steps)?;
-    if let Some(good) = keep.good.filter(|good| named_by(folder, GOOD) != Ok(Some(*good))) {
-        put_name(disk, folder, GOOD, good)?;
-    }
-    let mut found = all(folder);
-    newest_first(&mut found, steps);
-    for old in found.into_iter().skip(keep.newest.max(1)).filter(|old| !keep.also.contains(old)) {
-        removed.push(set_aside(disk, folder, old)?);
+    mark(disk, folder, LATEST, Some(steps))?;
+    let old = steps_in_order(folder).into_iter().skip(keep.newest.max(1));
+    for old in old.filter(|old| !keep.also.contains(old)) {
+        if not_of_a_run(&folder.join(name(old))).is_none() {
+            removed.push(set_aside(disk, folder, old)?);
+        }
     }
     if !removed.is_empty() {
         // Only when the old names are gone for good, so that no name is left without its files.
@@ -191,12 +247,22 @@ pub(super) fn publish(
     NotFinite::forget(disk, folder, steps)
 }
 
-/// Writes the name of a checkpoint into a file of the folder.
-fn put_name(disk: &Disk, folder: &Path, file: &str, steps: u64) -> io::Result<()> {
-    let text = format!("{}\n", name(steps));
-    // The message of a save names the checkpoint, which may be there as it should be.
-    disk.replace(&folder.join(file), None, |out| out.write_all(text.as_bytes()))
-        .map_err(|e: io::Error| io::Error::new(e.kind(), format!("{file}: {e}")))
+/// Writes the name of a checkpoint into a file of the folder, or removes the file. Leaves a file alone that is right.
+fn mark(disk: &Disk, folder: &Path, file: &str, steps: Option<u64>) -> io::Result<()> {
+    let path = folder.join(file);
+    match steps {
+        _ if named_by(folder, file) == Ok(steps) => Ok(()),
+        Some(steps) => {
+            let text = format!("{}\n", name(steps));
+            // The message of a save names the checkpoint, which may be there as it should be.
+            disk.replace(&path, None, |out| out.write_all(text.as_bytes()))
+                .map_err(|e: io::Error| io::Error::new(e.kind(), format!("{file}: {e}")))
+        }
+        None => {
+            disk.remove(&path)?;
+            disk.sync_folder(folder)
+        }
+    }
 }
 
 fn set_aside(disk: &Disk, folder: &Path, steps: u64) -> io::Result<PathBuf> {
@@ -247,22 +313,43 @@ mod tests {
         }
     }
 
-    #[test]
-    fn checkpoints_of_a_run_that_was_gone_back_from_come_last_and_go_first() {
-        let mut steps = [10, 20, 30, 40];
-        newest_first(&mut steps, 20);
-        assert_eq!(steps, [20, 10, 40, 30]);
+    /// Publishes a checkpoint that has an index only.
+    fn put(folder: &Path, steps: u64, newest: usize) -> io::Result<()> {
+        let partial = folder.join(partial_name(steps, "id"));
+        fs::create_dir(&partial).unwrap();
+        fs::write(partial.join(INDEX), steps.to_string()).unwrap();
+        let keep = Keep { newest, ..Keep::default() };
+        publish(&Disk::default(), folder, &partial, steps, None, &keep)
+    }
 
+    #[test]
+    fn what_no_run_has_written_stays() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
-        let disk = Disk::default();
-        let publish = |steps, newest| {
-            let partial = folder.join(partial_name(steps, "id"));
-            fs::create_dir(&partial).unwrap();
-            fs::write(partial.join(INDEX), steps.to_string()).unwrap();
-            let keep = Keep { newest, ..Keep::default() };
-            publish(&disk, folder, &partial, steps, None, &keep).unwrap();
-        };
+        [10, 20, 30].iter().for_each(|steps| put(folder, *steps, 2).unwrap());
+        assert_eq!(all(folder), [20, 30]);
+        let [old, next] = [20, 60].map(|steps| folder.join(name(steps)).join("notes.txt"));
+        fs::create_dir(folder.join(name(60))).unwrap();
+        [&old, &next].iter().for_each(|path| fs::write(path, b"mine").unwrap());
+        assert_eq!(in_the_way(folder, 30), Some(next.clone()));
+        assert_eq!(in_the_way(folder, 60), None);
+        [40, 50].iter().for_each(|steps| put(folder, *steps, 2).unwrap());
+        assert_eq!(all(folder), [20, 40, 50]);
+        let refused = put(folder, 60, 2).unwrap_err().to_string();
+        let words = format!("{} is in the way, and no run has written it", next.display());
+        assert_eq!(refused, words);
+        [old, next].iter().for_each(|path| assert_eq!(fs::read(path).unwrap(), b"mine"));
+        // A file of that name is not a checkpoint either.
+        fs::write(folder.join(name(70)), b"mine").unwrap();
+        assert_eq!(in_the_way(folder, 60), Some(folder.join(name(70))));
+        put(folder, 70, 2).unwrap_err();
+    }
+
+    #[test]
+    fn checkpoints_of_a_run_that_was_gone_back_from_come_last_and_go_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let publish = |steps, newest| put(folder, steps, newest).unwrap();
         [10, 20, 30].iter().for_each(|steps| publish(*steps, 3));
         assert_eq!(all(folder), [10, 20, 30]);
         publish(15, 3);

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use paceline_data::Position;
 use paceline_failure::{Failure, Result};
 use paceline_host::disk::Disk;
 use paceline_host::disk::faults::{Fault, at_each_operation};
@@ -18,7 +19,7 @@ use super::pieces::{self, Ranges};
 use super::reader::Reader;
 use super::verify::verify;
 use super::*;
-use crate::progress::Progress;
+use crate::progress::{Best, EpochSums, LossScaling, Progress};
 
 const ADAMW: AdamW = AdamW { lr: 0.1, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
 const KIND: &str = "any of the exact ones";
@@ -81,7 +82,7 @@ fn begin(
     }
     let progress = Progress { steps, ..Progress::default() };
     let head = head(owned.len(), KIND, &[], steps, &progress);
-    saver.begin(head, steps, &pieces, &Allocator::new())
+    saver.begin(head, &progress, &pieces, &Allocator::new())
 }
 
 /// Saves a model as several ranks that own these ranges.
@@ -428,6 +429,91 @@ fn a_power_cut_after_any_operation_loses_no_checkpoint() {
     }
     assert_eq!(acknowledged, 4);
     assert!(num_states > 500, "{num_states} states");
+}
+
+#[test]
+fn the_whole_state_of_a_run_is_read_as_it_was_written() {
+    // Every field is named here, and none has its default value.
+    let progress = Progress {
+        position: Position { epoch: 1, batch: 2 },
+        steps: 11,
+        samples: 99,
+        epoch: EpochSums { loss: 0.1 + 0.2, correct: 5.0, count: 8.0 },
+        scaling: Some(LossScaling {
+            scale: 0.5,
+            good_steps: 3,
+            skipped_steps: 9,
+            skipped_in_a_row: 2,
+        }),
+        best: Best { lowest: Some((0.7 / 3.0, 7)), since: 4 },
+    };
+    let index = head(0, KIND, &[], 11, &progress);
+    let read = |index| Checkpoint::of(Reader::in_memory(index, Vec::new()).unwrap()).unwrap();
+    assert_eq!(read(index.clone()).progress(), progress);
+    // Earlier versions recorded less, and the loss with the best weights only.
+    let mut earlier = index;
+    for key in ["scaling-skipped-in-a-row", "eval-loss-steps", "evaluations-since"] {
+        assert!(earlier.run.remove(key).is_some(), "{key}");
+    }
+    let Progress { scaling, best, .. } = read(earlier).progress();
+    assert_eq!(scaling.unwrap().skipped_in_a_row, 0);
+    assert_eq!(best, Best { lowest: Some((0.7 / 3.0, 11)), since: 0 });
+}
+
+#[test]
+fn a_run_that_has_gone_back_knows_its_own_checkpoints() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let model = model(mlp(16), 1, 1);
+    let run = |from: Option<u64>, all: &[u64]| {
+        let own = Folder::take(path, Disk::default(), "a run").unwrap();
+        let settings = SaveSettings { keep: 99, budget_bytes: None };
+        let mut saver = Saver::new(Disk::default(), path, settings, "0123".into(), 0, 1);
+        if let Some(steps) = from {
+            own.go_back(steps).unwrap();
+            let from = Checkpoint::open_at(&path.join(steps::name(steps))).unwrap();
+            saver.follow(from.as_previous(path).unwrap());
+        }
+        for steps in all {
+            begin(&mut saver, &model, &[everything(&model.0)], 0, *steps).unwrap();
+            saver.wait().unwrap();
+        }
+    };
+    run(None, &[30, 40, 45, 50, 60]);
+    assert_eq!(steps::good(path), Some(50));
+    // At once, so that a run that ends before its first save is started again from here. What comes after it has proven it.
+    run(Some(40), &[]);
+    assert_eq!((latest(path), steps::good(path)), (Some(40), Some(40)));
+    run(Some(40), &[47]);
+    let order = [47, 40, 30, 60, 50, 45].map(|steps| path.join(steps::name(steps)));
+    assert_eq!(find(path).unwrap(), order, "45 is not before 47 on the way of this run");
+    NotFinite::note(&Disk::default(), path, 49, "a").unwrap();
+    assert_eq!(restart(path, find(path).unwrap()).unwrap().found, order[1..3]);
+    // It comes to a step that was good on the other way.
+    run(Some(47), &[50]);
+    assert_eq!((latest(path), steps::good(path)), (Some(50), Some(40)));
+    // A mark that somebody has left says nothing about what a new run writes.
+    fs::remove_dir_all(path.join(steps::name(50))).unwrap();
+    fs::write(path.join(steps::GOOD), steps::name(50)).unwrap();
+    run(None, &[50]);
+    assert_eq!(steps::good(path), None);
+}
+
+#[test]
+fn steps_that_were_skipped_prove_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(mlp(16), 1, 1);
+    let mut saver = saver(&Disk::default(), folder.path(), 0, 1, None);
+    for (steps, skipped_in_a_row, good) in [(4, 0, None), (20, 12, None), (21, 0, Some(4))] {
+        let scaling = Some(LossScaling { skipped_in_a_row, ..LossScaling::default() });
+        let progress = Progress { steps, scaling, ..Progress::default() };
+        let own = everything(&model.0);
+        let pieces = pieces::of_ranges("", &own, &model.0, &model.1).unwrap();
+        let head = head(1, KIND, &[], steps, &progress);
+        saver.begin(head, &progress, &pieces, &Allocator::new()).unwrap();
+        saver.wait().unwrap();
+        assert_eq!(steps::good(folder.path()), good, "after {steps}");
+    }
 }
 
 #[test]

@@ -60,7 +60,7 @@ impl Placement {
         self.is_of_train() || self.is_of_evaluation || self.is_launcher
     }
 
-    /// What to do if this process should be no rank of another launcher.
+    /// Advice for a user who did not want this process to be a rank of another launcher.
     pub fn unset(&self) -> String {
         format!("unset {}", self.place.variables.join(" and "))
     }
@@ -98,8 +98,8 @@ impl Placement {
                     .into(),
             )),
             Some(TransportName::Shm) if !place.is_one_host() => Err(Failure::Usage(format!(
-                "LOCAL_WORLD_SIZE={} of WORLD_SIZE={}: --transport shm connects the ranks of one \
-                 host only; use --transport tcp or hybrid",
+                "{} of {} ranks are on this host: --transport shm connects the ranks of one host only; use \
+                 --transport tcp or hybrid",
                 place.local_world_size, place.world_size
             ))),
             _ => Ok(()),

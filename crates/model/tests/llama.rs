@@ -410,6 +410,24 @@ fn a_config_file_is_read_written_and_checked() {
     assert_eq!(error, "this is no JSON object");
 }
 
+#[test]
+fn classes_have_the_names_of_the_file() {
+    let names = |labels: serde_json::Value| {
+        LlamaConfig::class_names(&json!({ "id2label": labels }).to_string())
+    };
+    assert_eq!(names(json!({"1": "bad", "0": "good"})), ["good", "bad"]);
+    for without in [
+        json!(null),
+        json!({"0": "LABEL_0", "1": "LABEL_1"}),
+        json!({"0": "good", "1": "good"}),
+        json!({"0": "good", "2": "bad"}),
+        json!({"0": "good", "1": 7}),
+    ] {
+        assert_eq!(names(without.clone()), [""; 0], "{without}");
+    }
+    assert_eq!(LlamaConfig::class_names("{"), [""; 0]);
+}
+
 /// The largest sizes that are read, all at once.
 #[test]
 fn sizes_together_are_bounded() {

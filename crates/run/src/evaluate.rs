@@ -85,13 +85,13 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
     let refuse = |reason: String| Failure::Usage(format!("{flag}: {reason}"));
     let checkpoint = Checkpoint::open(&args.checkpoint).map_err(refuse)?;
     let spec = recorded::under_evaluation(&with_one_name(&stated)?, &checkpoint, is_taken, refuse)?;
-    let (train, mut config, test) = resolve(&spec, placement)?;
+    let classes = resume::class_names(&checkpoint);
+    let (train, mut config, test) = resolve(&spec, placement, &classes)?;
     if let Some(file) = &args.json {
         check_file("--json", file)?;
     }
     let model = config.model.build(test.as_ref(), config.world_size);
     let model = model.map_err(|e| Failure::Usage(e.to_string()))?;
-    let classes = resume::class_names(&checkpoint);
     let has = test.class_names();
     if ![&classes, &has].iter().any(|names| names.is_empty()) && classes != has {
         return Err(refuse(format!(
@@ -173,10 +173,11 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
     Ok(0)
 }
 
-/// Checks the flags together, and opens the test set. `spec` has one name for each setting.
+/// Checks the flags together, and opens the test set. `spec` has one name for each setting, and the checkpoint `classes`.
 fn resolve(
     spec: &RunSpec,
     placement: Option<&Placement>,
+    classes: &[String],
 ) -> Result<(RunFlags, EvaluationConfig, Arc<dyn Dataset>)> {
     let settings = spec.parse()?;
     let mut args: RunFlags = read(&settings)?;
@@ -197,6 +198,7 @@ fn resolve(
         steps_per_epoch: None,
         on_device: false,
         tokenizer: tokenizer.as_deref(),
+        class_names: if classes.is_empty() { model.class_names() } else { classes },
     };
     let data = DataConfig::resolve(&args.data, &settings, &needs)?;
     if !data.has_test() {

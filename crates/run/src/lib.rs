@@ -16,7 +16,6 @@
 
 pub mod agreement;
 pub mod batches;
-mod best;
 mod card_watch;
 mod device_checks;
 pub mod equality;

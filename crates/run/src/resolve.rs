@@ -168,6 +168,7 @@ pub fn resolve_unchecked(
         steps_per_epoch: flags.steps_per_epoch,
         on_device: flags.device.makes_data() && !flags.generate_on_host,
         tokenizer: tokenizer.as_deref(),
+        class_names: model.class_names(),
     };
     let data = DataConfig::resolve(&flags.data, &settings, &needs)?;
     check_evaluation(&flags, &model, &data)?;
@@ -534,6 +535,7 @@ fn check_outputs(config: &TrainConfig) -> Result<()> {
     if let Some(folder) = &config.save {
         check_folder("--save", folder, "pass a folder that you can write to")?;
         Folder::check(folder)?;
+        resume::check_save(config)?;
     }
     if let Some(file) = &config.json {
         check_file("--json", file)?;

@@ -6,16 +6,19 @@
 
 use std::path::PathBuf;
 
+use paceline_checkpoint::hugging_face::CLASS_NAMES;
 use paceline_checkpoint::pieces::Ranges;
 use paceline_checkpoint::progress::Progress;
 use paceline_checkpoint::{
-    self as checkpoint, Checkpoint, Missing, Previous, RankOfRun, Restart, SAVE_LIMIT, Setting,
+    self as checkpoint, Checkpoint, Folder, Missing, Previous, RankOfRun, Restart, SAVE_LIMIT,
+    Setting,
 };
 use paceline_choices::data::DataConfig;
 use paceline_choices::registry::spaced;
 use paceline_collectives::Group;
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
+use paceline_host::disk::Disk;
 use paceline_host::streams;
 use paceline_model::pretrained::CONFIG_FILE;
 use paceline_model::{Layout, Model, Optimizer};
@@ -25,11 +28,9 @@ use paceline_settings::origin::Resume;
 use paceline_strategies::{AccumulationOrder, Replica, Strategy};
 use serde::{Deserialize, Serialize};
 
+use crate::saving::BEST;
 use crate::together::together;
 use crate::{precision, recorded};
-
-/// The key of the names of the classes in the index of a checkpoint.
-const CLASS_NAMES: &str = "class-names";
 
 /// The most samples and steps of an optimizer with which a run goes on, so that no sum overflows. No run has as many.
 const MOST_COUNTED: u64 = 1 << 62;
@@ -50,6 +51,51 @@ pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<
     notes.extend(note);
     notes.extend(checkpoint.dropped(config.world_size, config.strategy.kind()));
     Ok(notes.iter().map(|note| format!("{}: {note}", resume.flag())).collect())
+}
+
+/// Fails if the run would replace what it has not written. If it begins at a checkpoint in the folder of `--save`, those
+/// there are its own.
+pub fn check_save(config: &TrainConfig) -> Result<()> {
+    let Some(save) = &config.save else { return Ok(()) };
+    let (goes_on, steps) = match &config.resume {
+        None => (false, 0),
+        Some(resume) if !is_given(resume) => (true, 0),
+        Some(resume) => {
+            let (_, checkpoint, _) = first(resume, &find(resume)?.found)?;
+            (checkpoint.as_previous(save).is_some(), checkpoint.progress().steps)
+        }
+    };
+    let best = config.save_best.then(|| save.join(BEST));
+    for folder in std::iter::once(save).chain(&best) {
+        let refuse =
+            |reason: String| Err(Failure::Usage(format!("--save {}: {reason}", save.printable())));
+        if checkpoint::is_in(folder) && !goes_on {
+            return refuse(format!(
+                "{} holds a checkpoint already, which this run would replace by its own: pass --resume auto to go on from \
+                 there, or another folder",
+                folder.printable()
+            ));
+        }
+        if let Some(other) = checkpoint::in_the_way(folder, steps) {
+            return refuse(format!(
+                "{} is where this run would write a checkpoint, and no run has written it: move it away, or pass another \
+                 folder",
+                other.printable()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Gives the folder of `--save` to a run that goes back there before it is launched, so that a restart does so too, even if
+/// the first attempt ends before its ranks have met.
+pub fn go_back(config: &TrainConfig) -> Result<()> {
+    let (Some(resume @ Resume::From(_)), Some(save)) = (&config.resume, &config.save) else {
+        return Ok(());
+    };
+    let (_, checkpoint, _) = first(resume, &[])?;
+    let Some(previous) = checkpoint.as_previous(save) else { return Ok(()) };
+    Folder::take(save, Disk::default(), "another run")?.go_back(previous.steps)
 }
 
 /// Where a run begins.
@@ -252,8 +298,17 @@ struct Opened {
     notes: Vec<String>,
 }
 
-/// Opens the first checkpoint that can be opened, or only the first one if the flags name it, and checks that it belongs
-/// to this run.
+/// Opens the first checkpoint that can be opened, or only the first one if the flags name it. Returns it with its place, and
+/// says in words why it is not the first one.
+fn first(resume: &Resume, found: &[PathBuf]) -> Result<(usize, Checkpoint, Option<String>)> {
+    let opened = match resume {
+        Resume::From(folder) => Checkpoint::open(folder).map(|checkpoint| (0, checkpoint, None)),
+        Resume::IfThere(_) => Checkpoint::open_last_good(found),
+    };
+    opened.map_err(|reason| Failure::Usage(format!("{}: {reason}", resume.flag())))
+}
+
+/// Opens the first checkpoint, and checks that it belongs to this run.
 fn open(
     resume: &Resume,
     found: &[PathBuf],
@@ -262,14 +317,11 @@ fn open(
     num_samples: usize,
 ) -> Result<Opened> {
     let refuse = |reason: String| Failure::Usage(format!("{}: {reason}", resume.flag()));
-    let (place, checkpoint, note) = match resume {
-        Resume::From(folder) => (0, Checkpoint::open(folder).map_err(refuse)?, None),
-        Resume::IfThere(_) => Checkpoint::open_last_good(found).map_err(refuse)?,
-    };
+    let (place, checkpoint, note) = first(resume, found)?;
     let settings = settings(config, num_samples);
     let differs =
         checkpoint.check(layout, &config.optimizer.config(), &settings).map_err(refuse)?;
-    let Progress { position, steps, samples, .. } = checkpoint.progress();
+    let Progress { position, steps, best, samples, .. } = checkpoint.progress();
     // With --resume auto, one command may start a run again and again, so it is not an error if the run
     // is complete.
     let must_go_on = matches!(resume, Resume::From(_));
@@ -283,6 +335,15 @@ fn open(
                 position.epoch, config.epochs
             ),
         }));
+    }
+    if let Some(patience) = config.early_stop.filter(|_| must_go_on)
+        && best.no_longer_falls(Some(patience)).is_some()
+    {
+        return Err(refuse(format!(
+            "its evaluation loss was not lower in {} evaluations, so a run with --early-stop {patience} ends there; pass a larger \
+             --early-stop",
+            best.since
+        )));
     }
     let is_in_data =
         position.epoch < config.epochs as u64 && position.batch < config.steps_per_epoch;

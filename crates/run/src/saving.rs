@@ -30,25 +30,22 @@ use crate::{recorded, resume};
 pub struct Saving {
     saver: Saver,
     /// On rank 0: the folder, which belongs to this run. It is given back after the last save has ended.
-    _folder: Option<Folder>,
+    folder: Option<Folder>,
     /// What each rank of the group owns, from the first save on. A stage of a pipeline is divided among its own ranks.
     owned: Vec<Ranges>,
     /// Whether all ranks have begun a save and have not agreed on its outcome. The same on all ranks.
     is_under_way: bool,
     has_warned: bool,
-    /// The loss of the weights over the test set, if they are saved because of it.
-    eval_loss: Option<f64>,
 }
 
-/// The key of the loss over the test set, in the checkpoint of the best weights.
-const EVAL_LOSS: &str = "eval-loss";
+/// The folder of the best weights, within that of `--save`.
+pub(crate) const BEST: &str = "best";
 
-/// The lowest loss of an earlier part of the run and its steps, if its weights are in this folder, and what the next
-/// checkpoint there says of this one.
-pub(crate) fn best_of(folder: &Path) -> Option<((f64, u64), Option<Previous>)> {
+/// The loss of the best weights that an earlier part of the run has left in this folder, and what the next checkpoint there
+/// says of them.
+pub(crate) fn best_of(folder: &Path) -> Option<(f64, Previous)> {
     let checkpoint = Checkpoint::open(folder).ok()?;
-    let loss = checkpoint.setting(EVAL_LOSS)?.parse().ok()?;
-    Some(((loss, checkpoint.progress().steps), checkpoint.as_previous(folder)))
+    Some((checkpoint.progress().best.lowest?.0, checkpoint.as_previous(folder)?))
 }
 
 impl Saving {
@@ -88,24 +85,16 @@ impl Saving {
             SaveSettings { keep: config.save_keep, budget_bytes: config.save_budget_bytes };
         let (rank, world_size) = (world.rank(), world.world_size());
         let saver = Saver::new(disk.clone(), path, settings, id, rank, world_size);
-        Ok(Self {
-            saver,
-            _folder: folder,
-            owned: Vec::new(),
-            is_under_way: false,
-            has_warned: false,
-            eval_loss: None,
-        })
+        Ok(Self { saver, folder, owned: Vec::new(), is_under_way: false, has_warned: false })
     }
 
-    /// What the next checkpoint says of its loss over the test set.
-    pub fn note_loss(&mut self, loss: f64) {
-        self.eval_loss = Some(loss);
-    }
-
-    /// Tells it that the run goes on from this checkpoint in the folder.
-    pub fn follow(&mut self, previous: Previous) {
+    /// Goes on from this checkpoint in the folder. Later ones there are no longer the latest. All ranks call this together.
+    pub fn follow(&mut self, previous: Previous, world: &Group) -> Result<()> {
+        together(world, "use the folder of --save", SAVE_LIMIT, || {
+            self.folder.as_ref().map_or(Ok(()), |folder| folder.go_back(previous.steps))
+        })?;
         self.saver.follow(previous);
+        Ok(())
     }
 
     /// Leaves a note for the next run that this one ends at this step with a number that is not finite.
@@ -143,11 +132,10 @@ impl Saving {
         let steps = optimizer.steps();
         let mut head = checkpoint::head(world.world_size(), kind, &settings, steps, progress);
         head.run.insert(recorded::KEY.into(), recorded::of_run(config));
-        head.run.extend(self.eval_loss.map(|loss| (EVAL_LOSS.to_owned(), format!("{loss:?}"))));
         head.run.extend(hugging_face::origin(config.data.tokenizer(), config.model.folder()));
         self.is_under_way = true;
         let limit = self.saver.limit();
-        let begin = || self.saver.begin(head, progress.steps, &pieces, &compute.host);
+        let begin = || self.saver.begin(head, progress, &pieces, &compute.host);
         match config.save_budget_bytes {
             // The copy waits for this rank's disk.
             Some(_) => together(world, "write its part of the checkpoint", limit, begin)?,

@@ -30,13 +30,12 @@ use paceline_trace::SpanTrack;
 
 use crate::agreement::{self, Settings};
 use crate::batches::{self, BatchStream};
-use crate::best::Best;
 use crate::card_watch::CardWatch;
 use crate::equality;
 use crate::markers;
 use crate::resume::{self, Begin};
 use crate::sample::TextSampler;
-use crate::saving::{self, Saving};
+use crate::saving::{self, BEST, Saving};
 use crate::step::Stepper;
 use crate::to_device::ToDevice;
 use crate::together::together;
@@ -45,9 +44,6 @@ use crate::trainer::Trainer;
 /// The largest number of spans, and of marks, that a step can record. A strategy records a few per
 /// parameter.
 const TRACK_CAPACITY: usize = 1 << 14;
-
-/// The folder of the best weights, within that of `--save`.
-const BEST: &str = "best";
 
 /// What a rank takes from its host. A test passes a disk or memory that fails.
 #[derive(Clone, Debug, Default)]
@@ -228,14 +224,20 @@ pub(crate) fn build<'a>(
     let Begin { mut progress, previous } =
         resume::begin(config, &replica, &*strategy, &mut optimizer, num_samples)?;
     progress.scaling = config.loss_scale.map(|setting| match progress.scaling {
-        Some(LossScaling { skipped_steps, .. }) if setting.window.is_none() => {
-            LossScaling { scale: setting.initial, good_steps: 0, skipped_steps }
+        Some(of_checkpoint)
+            if setting.window.is_some() || of_checkpoint.scale == setting.initial =>
+        {
+            of_checkpoint
         }
-        Some(of_checkpoint) => of_checkpoint,
-        None => LossScaling { scale: setting.initial, good_steps: 0, skipped_steps: 0 },
+        // The user has chosen another scale.
+        other => LossScaling {
+            scale: setting.initial,
+            skipped_steps: other.map_or(0, |of| of.skipped_steps),
+            ..LossScaling::default()
+        },
     });
     if let (Some(saving), Some(previous)) = (&mut saving, previous) {
-        saving.follow(previous);
+        saving.follow(previous, &replica.world)?;
     }
     let exactness = strategy.exactness(replica.mesh.shape());
     equality::check(&replica, &exactness, progress.steps)?;
@@ -243,14 +245,15 @@ pub(crate) fn build<'a>(
 
     let markers = markers::all(config.mark_ranges, replica.world.rank())?;
     let track = SpanTrack::with_capacity(TRACK_CAPACITY).marking(markers);
-    let mut best = Best::default();
-    if let (Some(path), Some(_), 1.., Some(saving)) =
-        (&config.save, &config.resume, progress.steps, &mut saving_best)
-        && let Some((lowest, previous)) = saving::best_of(&path.join(BEST))
-    {
-        // What was best before the run was interrupted.
-        best = Best::of_earlier(Some(lowest));
-        previous.into_iter().for_each(|previous| saving.follow(previous));
+    let mut kept_loss = None;
+    if let (Some(path), Some(saving)) = (&config.save, &mut saving_best) {
+        // What was best before the run was interrupted, as rank 0 sees it.
+        let is_first = replica.world.rank() == 0;
+        let own = is_first.then(|| saving::best_of(&path.join(BEST))).flatten();
+        if let Some((loss, previous)) = replica.world.broadcast_object(Some(&own), 0)? {
+            kept_loss = Some(loss);
+            saving.follow(previous, &replica.world)?;
+        }
     }
     let texts = match replica.world.rank() {
         0 => TextSampler::new(config, test.as_deref().unwrap_or(dataset.as_ref()))?,
@@ -293,7 +296,7 @@ pub(crate) fn build<'a>(
         test,
         saving,
         saving_best,
-        best,
+        kept_loss,
         texts,
         stop,
         is_launched,

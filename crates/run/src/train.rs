@@ -10,7 +10,6 @@ use std::time::Duration;
 use paceline_checkpoint as checkpoint;
 use paceline_collectives::MAX_RANKS;
 use paceline_failure::{EXIT_USAGE, Failure, Result};
-use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::text::warn;
 use paceline_host::{resources, streams};
@@ -27,10 +26,10 @@ use paceline_settings::origin::Resume;
 use paceline_settings::ranks::InitMethod;
 use paceline_settings::spec::{RunSpec, message};
 
-use crate::folder;
 use crate::resolve::resolve;
 use crate::setup::Host;
 use crate::trainer;
+use crate::{folder, resume};
 
 /// Trains as `spec` states: resolves it, then runs as a rank, as several threads, or as the launcher of several processes.
 /// `notes` are warnings that reading it has led to.
@@ -218,15 +217,6 @@ fn check_restarts(config: &TrainConfig) -> Result<()> {
             "--max-restarts starts processes again, and --transport thread has none; use --transport shm".into(),
         );
     }
-    let Some(save) = &config.save else { return Ok(()) };
-    let is_continued = config.resume.as_ref().is_some_and(|resume| resume.folder() == save);
-    if checkpoint::is_in(save) && !is_continued {
-        return usage(format!(
-            "--max-restarts: --save {0} holds a checkpoint already, which a restart would take for one of \
-             this run; pass --resume auto to go on from it, or another folder",
-            save.printable()
-        ));
-    }
     Ok(())
 }
 
@@ -254,6 +244,10 @@ fn check_route(
 /// Launches the ranks of this host; launches them again when one fails, as often as `start` allows.
 fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Result<u8> {
     let local_ranks = config.world_size / hosts.map_or(1, |hosts| hosts.count);
+    let has_first = hosts.is_none_or(|hosts| hosts.own == 0);
+    if has_first && start.max_restarts > 0 {
+        resume::go_back(config)?;
+    }
     let mut last = None;
     let ended = launcher::launch_with_restarts(start.max_restarts, |restart| {
         let continued = if restart > 0 { continued(config)? } else { None };
@@ -263,7 +257,6 @@ fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Re
             None => std::env::args_os().skip(1).collect(),
         };
         // Each attempt has a run folder of its own, as every run that goes on where another one stopped.
-        let has_first = hosts.is_none_or(|hosts| hosts.own == 0);
         let folder = if has_first {
             Some(folder::create(
                 &Disk::default(),
@@ -283,7 +276,6 @@ fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Re
         let grace = start.grace();
         Ok(Launch { dump_folder: folder, hosts, grace, ..launch })
     });
-    let has_first = hosts.is_none_or(|hosts| hosts.own == 0);
     if let (true, false, Some(save)) = (has_first, matches!(ended, Ok(0)), &config.save) {
         checkpoint::Folder::tidy(save);
     }

@@ -32,7 +32,6 @@ use paceline_trace::now_ns;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::batches::BatchStream;
-use crate::best::Best;
 use crate::sample::{self, TextSampler};
 use crate::saving::Saving;
 use crate::setup::{self, Host};
@@ -69,6 +68,10 @@ pub fn run_rank(
     let evaluated = trainer.evaluate_at_end(&trained, &progress)?;
     trainer.finish(begin, trained, evaluated, None)
 }
+
+/// A run fails once so many steps in a row were skipped because their gradients overflowed. A scale is halved 16 times from
+/// 65536 to 1, so the rest were skipped with the smallest scale, or with one that does not change.
+const MAX_SKIPPED_IN_A_ROW: u64 = 50;
 
 /// The result of training on this rank.
 struct Trained {
@@ -111,8 +114,8 @@ pub(crate) struct Trainer<'a> {
     pub(crate) saving: Option<Saving>,
     /// Does so for the best weights, if the run keeps them.
     pub(crate) saving_best: Option<Saving>,
-    /// The lowest evaluation loss.
-    pub(crate) best: Best,
+    /// The loss of the best weights that are kept. Decides what is written there, and nothing about the run.
+    pub(crate) kept_loss: Option<f64>,
     /// On rank 0: makes texts, if the run does.
     pub(crate) texts: Option<TextSampler>,
     pub(crate) stop: StopRequest,
@@ -123,19 +126,18 @@ impl Trainer<'_> {
     /// Makes all steps of the run, epoch after epoch.
     fn train(&mut self, mut stream: BatchStream, mut progress: Progress) -> Result<Trained> {
         let config = self.config;
-        // Fewer if the run ends early.
-        let mut total_steps = config.total_steps();
         let mut meter = Meter::new();
-        let mut steps = StepLog::new(total_steps);
+        let mut steps = StepLog::new(config.total_steps());
         let mut last = None;
         let mut made = 0;
         let mut is_stopped = false;
-        while progress.steps < total_steps && !is_stopped {
+        self.tell_early_stop(&progress)?;
+        while !self.is_over(&progress) && !is_stopped {
             let epoch = progress.position.epoch;
             let epoch_begin = Instant::now();
             self.listeners.tell(Event::EpochBegun { epoch })?;
             let mut ended = None;
-            while ended.is_none() && progress.steps < total_steps && !is_stopped {
+            while ended.is_none() && !self.is_over(&progress) && !is_stopped {
                 let Replica { world, group, compute, .. } = &self.stepper.replica;
                 if made == config.warmup_steps as u64 {
                     compute.allocator.forget_phases();
@@ -173,7 +175,7 @@ impl Trainer<'_> {
                 made += 1;
                 // After the last step there is nothing left to stop.
                 is_stopped =
-                    self.agree_to_stop(&loss, ended.is_some())? && progress.steps < total_steps;
+                    self.agree_to_stop(&loss, ended.is_some())? && !self.is_over(&progress);
                 meter.read(&self.stepper.replica.group);
                 let counts = made > config.warmup_steps as u64;
                 // A device carries an action out later than the host asks for it.
@@ -203,15 +205,13 @@ impl Trainer<'_> {
                     acted,
                     group: &self.stepper.replica.world,
                 }))?;
-                if self.evaluates_after(progress.steps) && !is_stopped {
-                    self.evaluate_midway(&progress, epoch)?;
-                    let patience = config.early_stop;
-                    if let Some((best, best_steps)) = self.best.no_longer_falls(patience) {
-                        total_steps = progress.steps;
-                        let steps = progress.steps;
-                        self.listeners.tell(Event::EarlyStop { steps, best, best_steps })?;
-                    }
+                // When asked to stop, it leaves one out, unless the run that goes on would decide otherwise without it.
+                let decides = config.early_stop.is_some() || self.saving_best.is_some();
+                if self.evaluates_after(progress.steps) && (decides || !is_stopped) {
+                    self.evaluate_midway(&mut progress, epoch)?;
+                    self.tell_early_stop(&progress)?;
                 }
+                self.stop_if_all_are_skipped(&progress)?;
                 let is_due = config.sample_every.is_some_and(|n| progress.steps.is_multiple_of(n));
                 if is_due && !is_stopped {
                     let text = sample::sample(self.texts.as_ref(), &mut self.stepper)?;
@@ -222,7 +222,7 @@ impl Trainer<'_> {
                 }
                 // At the end of an epoch, the code below synchronizes the replicas and saves.
                 let is_due = config.save_every.is_some_and(|n| progress.steps.is_multiple_of(n));
-                if is_due && ended.is_none() && progress.steps < total_steps && !is_stopped {
+                if is_due && ended.is_none() && !self.is_over(&progress) && !is_stopped {
                     self.stepper.sync_replicas()?;
                     self.save(&progress, false)?;
                 }
@@ -236,7 +236,7 @@ impl Trainer<'_> {
             self.listeners.tell(Event::EpochEnded { epoch, sums, has_classes, cut_after, took })?;
             last = Some((epoch, sums));
             let is_due = config.save_every.is_none_or(|every| progress.steps.is_multiple_of(every));
-            let is_last = progress.steps == total_steps || is_stopped;
+            let is_last = self.is_over(&progress) || is_stopped;
             if is_due || is_last {
                 self.save(&progress, is_last)?;
             }
@@ -244,6 +244,47 @@ impl Trainer<'_> {
         self.listeners.tell(Event::TrainingEnded(&self.stepper.replica.world))?;
         let scaling = progress.scaling;
         Ok(Trained { steps, meter, num_steps: made, last, scaling, is_stopped })
+    }
+
+    /// Whether the run has made its last step. The configuration and the progress decide, and nothing else, so that a run
+    /// that goes on ends where an uninterrupted one does.
+    fn is_over(&self, progress: &Progress) -> bool {
+        let ends_early = progress.best.no_longer_falls(self.config.early_stop).is_some();
+        ends_early || progress.steps >= self.config.total_steps()
+    }
+
+    /// Fails if the gradients of so many steps in a row have overflowed that no later ones will fit, or, at the end of a run,
+    /// those of all its steps. All ranks skip the same steps, so they fail together.
+    fn stop_if_all_are_skipped(&self, progress: &Progress) -> Result<()> {
+        let Some(LossScaling { scale, skipped_in_a_row: count, .. }) = progress.scaling else {
+            return Ok(());
+        };
+        let steps = progress.steps;
+        if count < MAX_SKIPPED_IN_A_ROW && !(self.is_over(progress) && count == steps) {
+            return Ok(());
+        }
+        let problem = format!(
+            "the gradients of {count} steps in a row overflowed, the last time in step {steps}"
+        );
+        if self.stepper.replica.world.rank() > 0 {
+            return Err(Failure::Consequence(problem));
+        }
+        let fix = if scale > 1.0 {
+            "pass a smaller --loss-scale, or --precision bf16"
+        } else {
+            "pass --precision bf16 or f32, lower --lr, or look at the data"
+        };
+        let message = format!(
+            "{problem}, so every rank skipped them and no weight has changed since; the loss scale is now {scale}: {fix}"
+        );
+        Err(Failure::NotFinite { step: steps, message })
+    }
+
+    /// Says why the run ends early, if it does.
+    fn tell_early_stop(&mut self, progress: &Progress) -> Result<()> {
+        let lowest = progress.best.no_longer_falls(self.config.early_stop);
+        let Some((best, best_steps)) = lowest else { return Ok(()) };
+        self.listeners.tell(Event::EarlyStop { steps: progress.steps, best, best_steps })
     }
 
     /// The epoch and the number of batches of the step after the next one, which makes `num_batches`; `None` if there is none,
@@ -266,8 +307,10 @@ impl Trainer<'_> {
     fn rescaled(&self, now: Option<LossScaling>, is_skipped: bool) -> Option<LossScaling> {
         let (setting, now) = self.config.loss_scale.as_ref().zip(now)?;
         let (scale, good_steps) = setting.after(now.scale, now.good_steps, is_skipped);
-        let skipped_steps = now.skipped_steps + u64::from(is_skipped);
-        Some(LossScaling { scale, good_steps, skipped_steps })
+        let skipped_steps = now.skipped_steps.saturating_add(u64::from(is_skipped));
+        let in_a_row = now.skipped_in_a_row.saturating_add(1);
+        let skipped_in_a_row = if is_skipped { in_a_row } else { 0 };
+        Some(LossScaling { scale, good_steps, skipped_steps, skipped_in_a_row })
     }
 
     /// Ends a run that was asked to stop: in order, with the figures of its steps so far.
@@ -378,7 +421,7 @@ impl Trainer<'_> {
     }
 
     /// Evaluates after a step, tells the listeners, and saves the weights if the run keeps the best ones and these are.
-    fn evaluate_midway(&mut self, progress: &Progress, epoch: u64) -> Result<()> {
+    fn evaluate_midway(&mut self, progress: &mut Progress, epoch: u64) -> Result<()> {
         self.stepper.sync_replicas()?;
         let Some(result) = self.evaluate()? else { return Ok(()) };
         let (steps, loss) = (progress.steps, result.sums.mean_loss());
@@ -389,15 +432,15 @@ impl Trainer<'_> {
             is_final: false,
             is_repeated: false,
         }))?;
-        match (self.best.note(loss, steps), &mut self.saving_best) {
-            (true, Some(saving)) => {
-                equality::check(&self.stepper.replica, &self.exactness, steps)?;
-                self.stepper.check_finite(steps)?;
-                saving.note_loss(loss);
-                saving.save(self.config, self.num_samples, &self.stepper, progress, true)
-            }
-            _ => Ok(()),
+        progress.best.note(loss, steps);
+        let Some(saving) = &mut self.saving_best else { return Ok(()) };
+        if self.kept_loss.is_some_and(|kept| kept <= loss) {
+            return Ok(());
         }
+        self.kept_loss = Some(loss);
+        equality::check(&self.stepper.replica, &self.exactness, steps)?;
+        self.stepper.check_finite(steps)?;
+        saving.save(self.config, self.num_samples, &self.stepper, progress, true)
     }
 
     /// Whether the model classifies, so that there is an accuracy.

@@ -100,8 +100,8 @@ fn batched(a: &[u64], b: &[u64]) -> Option<u64> {
     }
 }
 
-/// `image`: (batch, channels, size...), the output, or the input if the convolution is transposed. `weight`: (channels of this image,
-/// channels of the other image in a group, kernel size...).
+/// `image`: (batch, channels, size...), the output, or the input if the convolution is transposed. `weight`: (channels of this
+/// image, channels of the other image in a group, kernel size...).
 fn convolution(image: &[u64], weight: &[u64]) -> Option<u64> {
     if image.len() < 3 || image.len() != weight.len() || image[1] != weight[0] {
         return None;

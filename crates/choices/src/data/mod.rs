@@ -80,6 +80,8 @@ pub struct RunNeeds<'a> {
     pub on_device: bool,
     /// The `tokenizer.json` of the model, if it has one.
     pub tokenizer: Option<&'a Path>,
+    /// The names of the classes of the model, in their order, if it has any.
+    pub class_names: &'a [String],
 }
 
 impl RunNeeds<'_> {

@@ -147,6 +147,7 @@ mod tests {
                 steps_per_epoch: None,
                 on_device: false,
                 tokenizer: None,
+                class_names: &[],
             };
             let error = Reviews.resolve(&settings, &run).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}\nlacks {expected}");

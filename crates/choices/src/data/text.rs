@@ -45,7 +45,7 @@ struct Flags {
     /// Text and tables: the column with the label of each row; in a text without a header, its number from 1 [default: label]
     #[arg(long, value_name = "NAME")]
     label_column: Option<String>,
-    /// Text: the labels that are words, in the order of their classes [default: that of the alphabet]
+    /// Text: the labels that are words, in the order of their classes [default: that of the model, or of the alphabet]
     #[arg(long, value_name = "WORD", num_args = 1..)]
     label_names: Vec<String>,
     /// Text: the first line of CSV files is a row
@@ -180,7 +180,7 @@ impl DataChoice for Text {
         if let Kind::Classified { num_classes, .. } = kind
             && table.label_names.is_empty()
         {
-            table.label_names = label_names(&files, &table, num_classes)?;
+            table.label_names = label_names(&files, &table, num_classes, run.class_names)?;
         }
         let has_test = !files.of(Split::Test).is_empty() || flags.test_samples.is_some();
         let cache = match flags.token_cache.clone() {
@@ -209,12 +209,20 @@ impl DataChoice for Text {
     }
 }
 
+/// How labels above the last class become possible.
+const CLASSES: &str = "pass the number of classes (--num-labels for a Llama, otherwise --classes), or correct the label";
+
 /// An error that reading the folder or the tokenizer gave.
 fn in_folder(error: TextError) -> Failure {
     let fix = match &error {
-        TextError::Label { label, .. } if *label >= 0 => {
-            "; pass the number of classes (--num-labels for a Llama, otherwise --classes), or correct the label"
+        TextError::Label { label, num_classes, .. } if *label == *num_classes as i64 => {
+            let names = match *num_classes {
+                few @ ..=10 => (1..=few).map(|name| name.to_string()).collect::<Vec<_>>().join(" "),
+                many => format!("$(seq {many})"),
+            };
+            &format!("; if labels count from 1, pass --label-names {names}, otherwise {CLASSES}")
         }
+        TextError::Label { label, .. } if *label >= 0 => &format!("; {CLASSES}"),
         TextError::NoRoom { .. } => "; pass a larger --max-length",
         TextError::Column { .. } => {
             "; name the columns with --text-column and --label-column, or pass --no-header if the first line is a row"
@@ -262,13 +270,17 @@ fn table(flags: &Flags, kind: &Kind) -> Result<TableSettings> {
     }
 }
 
-/// The labels of the files to train on, if they are words.
+/// The labels of the files to train on, if they are words: in the order of the model, if it knows them all.
 fn label_names(
     files: &TextFiles,
     table: &TableSettings,
     num_classes: usize,
+    known: &[String],
 ) -> Result<Vec<String>> {
     let words = TextRows::label_words(files.of(Split::Train), table).map_err(in_folder)?;
+    if !words.is_empty() && words.iter().all(|word| known.contains(word)) {
+        return Ok(known.to_vec());
+    }
     let names: Vec<String> = words.into_iter().collect();
     if [0, num_classes].contains(&names.len()) {
         return Ok(names);

@@ -108,8 +108,13 @@ impl ModelChoice for Llama {
         if stated.is_some() {
             check_no_sizes(&flags)?;
         }
+        let mut class_names = Vec::new();
         let (mut config, found) = match stated {
-            Some(Stated::Folder(found)) => (of_folder(&found.path)?, Some(found)),
+            Some(Stated::Folder(found)) => {
+                let (config, names) = of_folder(&found.path)?;
+                class_names = names;
+                (config, Some(found))
+            }
             Some(Stated::Known { size, note }) => {
                 notes.push(note);
                 (size.config(), None)
@@ -121,6 +126,8 @@ impl ModelChoice for Llama {
         notes.extend(found.and_then(|found| found.note));
         if let Some(num_labels) = flags.num_labels {
             config.task = LlamaTask::Classification { num_labels };
+            // Of other classes, the folder knows no names.
+            class_names.truncate(if class_names.len() == num_labels { num_labels } else { 0 });
         }
         config.check().map_err(|e| usage(format!("--model llama: {e}")))?;
         let weights = match (init, &folder) {
@@ -133,7 +140,15 @@ impl ModelChoice for Llama {
             }
             (InitFrom::Pretrained, None) => None,
         };
-        Ok(Arc::new(Settings { config, weights, folder, notes, revision, checkpoint_activations }))
+        Ok(Arc::new(Settings {
+            config,
+            class_names,
+            weights,
+            folder,
+            notes,
+            revision,
+            checkpoint_activations,
+        }))
     }
 }
 
@@ -160,13 +175,14 @@ fn check_no_sizes(flags: &Flags) -> Result<()> {
     }
 }
 
-/// The settings of a folder.
-fn of_folder(folder: &Path) -> Result<LlamaConfig> {
+/// The settings of a folder, and the names of its classes.
+fn of_folder(folder: &Path) -> Result<(LlamaConfig, Vec<String>)> {
     let path = folder.join(CONFIG_FILE);
     let text = paceline_files::read_text(&path, LlamaConfig::MAX_FILE_BYTES)
         .map_err(|e| usage(format!("--pretrained {}: {e}", path.printable())))?;
-    LlamaConfig::from_json(&text)
-        .map_err(|e| usage(format!("--pretrained {}: {e}", path.printable())))
+    let config = LlamaConfig::from_json(&text)
+        .map_err(|e| usage(format!("--pretrained {}: {e}", path.printable())))?;
+    Ok((config, LlamaConfig::class_names(&text)))
 }
 
 /// The settings that the flags state.
@@ -222,6 +238,8 @@ fn of_sizes(flags: &Flags) -> Result<LlamaConfig> {
 #[derive(Debug)]
 struct Settings {
     config: LlamaConfig,
+    /// The names of the classes, if the folder of --pretrained has any.
+    class_names: Vec<String>,
     /// The first weights, if they do not come from the seed.
     weights: Option<Weights>,
     /// The folder of --pretrained.
@@ -286,6 +304,10 @@ impl ModelSettings for Settings {
 
     fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
+    }
+
+    fn class_names(&self) -> &[String] {
+        &self.class_names
     }
 
     fn notes(&self) -> Vec<String> {

@@ -76,6 +76,11 @@ pub trait ModelSettings: Debug + Send + Sync {
         file.is_file().then_some(file)
     }
 
+    /// The names of its classes, in their order, if the folder that it was published in has any.
+    fn class_names(&self) -> &[String] {
+        &[]
+    }
+
     /// Lines that say where its files were found, for flags that name them without a folder.
     fn notes(&self) -> Vec<String> {
         Vec::new()

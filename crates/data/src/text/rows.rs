@@ -110,7 +110,8 @@ impl TextRows {
         for path in paths {
             let mut are_numbers = false;
             let mut sink = |number, row: Result<Row, String>| {
-                match row.ok().and_then(|row| row.label) {
+                let is_used = |row: &Row| !(table.skip_bad_rows && row.text.trim().is_empty());
+                match row.ok().filter(is_used).and_then(|row| row.label) {
                     None => return Ok(()),
                     Some(Label::Word(word)) => words.insert(word),
                     Some(Label::Number(number)) if !words.is_empty() => {

@@ -52,7 +52,7 @@ pub(super) struct Cause {
     pub(super) code: u8,
 }
 
-/// What a rank does that SIGSTOP has stopped.
+/// The activity of a rank that SIGSTOP has stopped.
 pub(super) const STOPPED: &str = "is stopped";
 
 /// What a stopped or busy rank does, as the kernel says.
@@ -113,9 +113,8 @@ pub(super) fn cause(ranks: &[Rank], place: RanksOfHost, activities: &[&str]) -> 
         }
     }
     // Nobody has noticed a rank that is the only one of its host.
-    if let Some(local) = (0..ranks.len())
-        .find(|&local| activities[local] == STOPPED && !has_complained(first + local))
-    {
+    let stopped = |at: &usize| activities[*at] == STOPPED && !has_complained(first + at);
+    if let Some(local) = (0..ranks.len()).find(stopped) {
         return Cause { ranks: vec![first + local], what: STOPPED.to_owned(), code: EXIT_RUN };
     }
     let has_said_why = |rank: &Rank| rank.error_file.as_deref().is_some_and(|file| file.exists());

@@ -3,7 +3,8 @@
 //! Each rank is a process in a process group of its own. When a rank fails, the others have 200 ms to
 //! notice the failure, to write their last operations to a file and to exit by themselves. Then they get
 //! SIGTERM, and 300 ms later SIGKILL; 700 ms after the failure all ranks have ended. The launcher says
-//! which rank failed, how it ended, what it printed last, and where the last operations are.
+//! which rank failed, how it ended, what it printed last, and where the last operations are. What ranks have started and
+//! left ends with them, except after a success: then it has the time of `--grace` to end by itself.
 //!
 //! When the launcher is killed, even by a signal that it cannot catch, the ranks end too: each rank has
 //! asked the kernel to kill it when its parent dies. The processes that the ranks have started are killed

@@ -43,8 +43,8 @@ pub(super) struct Route {
     pub(super) is_printed: bool,
     /// Whether each line of standard output begins with the rank, as those of standard error do.
     pub(super) has_prefix: bool,
-    /// The rank's log file.
-    pub(super) log: Option<Arc<Mutex<File>>>,
+    /// The rank's log file, until a write fails.
+    pub(super) log: Option<Arc<Mutex<Option<File>>>>,
 }
 
 impl LastLines {
@@ -136,8 +136,14 @@ impl Relay {
     fn pass(&self, piece: &[u8]) {
         let Route { rank, is_printed, has_prefix, log } = &self.route;
         if let Some(log) = log {
-            // A log that cannot be written is no reason to stop the rank; the launcher has checked that it can be.
-            let _ = log.lock().unwrap_or_else(PoisonError::into_inner).write_all(piece);
+            let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(Err(error)) = log.as_mut().map(|file| file.write_all(piece)) {
+                // This is no reason to stop the rank.
+                streams::stderr().line(&format!(
+                    "warning: cannot write the log of rank {rank}, which ends here: {error}"
+                ));
+                *log = None;
+            }
         }
         if *is_printed {
             let to: &Stream = match self.source {

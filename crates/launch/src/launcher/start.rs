@@ -57,7 +57,9 @@ impl Common<'_> {
         let rank = launch.first_rank() + local;
         let owns_stdout = launch.rank_0_owns_stdout && rank == 0;
         let log = match &launch.log_folder {
-            Some(folder) => Some(Arc::new(Mutex::new(log_file(folder, rank, launch.restarts)?))),
+            Some(folder) => {
+                Some(Arc::new(Mutex::new(Some(log_file(folder, rank, launch.restarts)?))))
+            }
             None => None,
         };
         let mut command = Command::new(own_program);

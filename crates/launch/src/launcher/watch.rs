@@ -93,16 +93,7 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
         let variables = rank_variables(launch, local, &point);
         let started = common
             .start(local, &variables)
-            .map_err(|error| {
-                let what = format!("cannot start rank {}", place.first + local);
-                match Errno::from_io_error(&error) {
-                    Some(Errno::MFILE) => {
-                        let advice = "pass fewer --nproc, or allow more files with ulimit -n";
-                        Failure::Run(format!("{what}: {error}; {advice}"))
-                    }
-                    _ => Failure::io(what, error),
-                }
-            })
+            .map_err(|error| cannot_start(place.first + local, &error))
             .and_then(|started| {
                 let group = started.group.as_raw_nonzero().get().unsigned_abs();
                 watch.ranks.push(started);
@@ -126,6 +117,15 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     };
     guard.dismiss();
     Ok(Ended { code, signal: signals::last(), have_all_ended, dumps })
+}
+
+fn cannot_start(rank: usize, error: &std::io::Error) -> Failure {
+    let what = format!("cannot start rank {rank}");
+    if Errno::from_io_error(error) != Some(Errno::MFILE) {
+        return Failure::io(what, error);
+    }
+    let advice = "pass fewer --nproc, or allow more files with ulimit -n";
+    Failure::Run(format!("{what}: {error}; {advice}"))
 }
 
 /// The ranks of a launch, and what is heard of them.
@@ -173,7 +173,7 @@ impl Watch<'_> {
         self.await_orphans()
     }
 
-    /// What the ranks have started may end by itself after they have ended well.
+    /// Waits for what the ranks have started: it may end by itself after they have ended well.
     fn await_orphans(&mut self) -> u8 {
         let (begin, grace) = (Instant::now(), self.launch.grace);
         let mut is_asked = self.await_ends(begin + grace.min(ORPHANS_WAIT));

@@ -3,6 +3,8 @@
 //! Input: the text of the file. Output: settings, or the setting that is missing, wrong or not supported. Knows nothing of
 //! weights.
 
+use std::collections::BTreeSet;
+
 use paceline_kernels::rotary::{Llama3Scaling, RotaryScaling};
 use serde_json::{Map, Value, json};
 
@@ -152,6 +154,19 @@ impl LlamaConfig {
         Ok(config)
     }
 
+    /// The names of the classes in a `config.json`, in their order. None if classes have only numbers, and if the names are not
+    /// one of each class.
+    pub fn class_names(text: &str) -> Vec<String> {
+        let config: Value = serde_json::from_str(text).unwrap_or_default();
+        let labels = config["id2label"].as_object();
+        let of_class = |at: usize| Some(labels?.get(&at.to_string())?.as_str()?.to_owned());
+        let names: Option<Vec<String>> = (0..labels.map_or(0, Map::len)).map(of_class).collect();
+        let names = names.unwrap_or_default();
+        let different: BTreeSet<&String> = names.iter().collect();
+        let has_numbers = names.iter().enumerate().all(|(at, name)| *name == numbered(at));
+        if has_numbers || different.len() < names.len() { Vec::new() } else { names }
+    }
+
     /// The settings as `transformers` reads them.
     pub fn to_json(&self) -> Value {
         let mut rope = json!({"rope_theta": self.rope_theta, "rope_type": "default"});
@@ -201,9 +216,8 @@ impl LlamaConfig {
             "vocab_size": self.vocab_size,
         });
         if let LlamaTask::Classification { num_labels } = self.task {
-            let label = |at: usize| format!("LABEL_{at}");
-            let names = (0..num_labels).map(|at| (at.to_string(), json!(label(at))));
-            let numbers = (0..num_labels).map(|at| (label(at), json!(at)));
+            let names = (0..num_labels).map(|at| (at.to_string(), json!(numbered(at))));
+            let numbers = (0..num_labels).map(|at| (numbered(at), json!(at)));
             config["architectures"] = json!([CLASSIFIER]);
             config["id2label"] = Value::Object(names.collect());
             config["label2id"] = Value::Object(numbers.collect());
@@ -224,6 +238,11 @@ impl LlamaConfig {
         }
         config
     }
+}
+
+/// What `transformers` calls a class without a name.
+fn numbered(class: usize) -> String {
+    format!("LABEL_{class}")
 }
 
 fn unsupported(key: &str, got: &str, supported: &str) -> ModelError {

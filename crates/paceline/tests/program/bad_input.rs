@@ -350,7 +350,7 @@ fn variables_of_a_launcher() {
     let no_host = [rank("0", "4").as_slice(), &local].concat();
     refuse("", &no_host, &["MASTER_PORT is set", "MASTER_ADDR is not", "several hosts"]);
     let two_hosts = [rank("0", "4").as_slice(), &local, &[("MASTER_ADDR", "a")]].concat();
-    refuse("", &two_hosts, &["LOCAL_WORLD_SIZE=2", "one host only"]);
+    refuse("", &two_hosts, &["2 of 4 ranks are on this host", "one host only"]);
 }
 
 #[test]

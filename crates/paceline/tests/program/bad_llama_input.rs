@@ -194,8 +194,9 @@ fn texts_and_tokenizers() {
     };
     let labels = |label: &str| format!("text,label\ngood food,1\nbad food,{label}\n").into_bytes();
     let classes = "not one of the 2 classes from 0 to 1";
-    let fix = "; pass the number of classes (--num-labels for a Llama, otherwise --classes), or correct the label";
-    for (label, fix) in [("2", fix), ("-1", "")] {
+    let fix = "pass the number of classes (--num-labels for a Llama, otherwise --classes), or correct the label";
+    let from_one = format!("; if labels count from 1, pass --label-names 1 2, otherwise {fix}");
+    for (label, fix) in [("2", &*from_one), ("3", &format!("; {fix}")), ("-1", "")] {
         let row =
             format!("--data text: texts/train.csv: row 2: the label is {label}, {classes}{fix}");
         refused("train.csv", &labels(label), &row);

@@ -1,7 +1,7 @@
 //! Combinations of features, drawn at random: each one that trains also saves, resumes and exports.
 //!
-//! Ranks are threads of one process, which is fast. A combination that `paceline train` refuses is left out: other tests say what is
-//! refused, and how.
+//! Ranks are threads of one process, which is fast. A combination that `paceline train` refuses is left out: other tests say
+//! what is refused, and how.
 
 use std::fs;
 

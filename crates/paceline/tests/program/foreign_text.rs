@@ -10,7 +10,7 @@ use std::process::Command;
 
 use crate::common::pty::Terminal;
 use crate::common::traces::{Training, trace};
-use crate::common::{Run, Sandbox, TINY};
+use crate::common::{Run, Sandbox, TINY, json};
 use paceline_files::printable_lines;
 use sha2::{Digest, Sha256};
 
@@ -163,8 +163,16 @@ fn the_folder_of_a_run() {
     let sandbox = Sandbox::new();
     sandbox.train(&format!("{TINY} --steps 2")).ok();
     fs::rename(sandbox.run_folder(), sandbox.path("runs").join(EVIL)).unwrap();
+    // Words of a summary may be a formula of a spreadsheet.
+    let file = sandbox.path("runs").join(EVIL).join("summary.json");
+    let mut summary = json(&file);
+    summary["model"] = format!("={EVIL}").into();
+    fs::write(&file, summary.to_string()).unwrap();
     let run = run(&sandbox, &["compare", "runs"]).ok();
     check(&run);
+    let csv = fs::read_to_string(sandbox.path("reports/compare/compare.csv")).unwrap();
+    assert_eq!(csv, printable_lines(&csv));
+    assert!(csv.contains(&format!("\n{SHOWN},'={SHOWN},")), "{csv}");
     // Cells are as wide as what they show.
     let lines: Vec<&str> = run.stdout.lines().collect();
     let at = lines.iter().position(|line| line.starts_with(SHOWN)).expect("a row of the run");

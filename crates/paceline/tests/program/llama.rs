@@ -192,6 +192,7 @@ fn a_head_for_another_number_of_classes_is_new() {
     });
     pretrained(&sandbox.path("none"), |_, _| {});
     let train = |flags: &str| {
+        let _ = fs::remove_dir_all(sandbox.path("saved"));
         let flags = format!("--model llama {flags} --data text --data-dir texts --max-length 7");
         sandbox.train(&format!("{flags} {TEN_STEPS} --nproc 2 --save saved --batch-size 2"))
     };

@@ -94,8 +94,33 @@ fn an_overflow_skips_the_step_and_halves_the_scale() {
 }
 
 #[test]
+fn a_run_fails_if_its_steps_are_all_skipped() {
+    let largest = "170141183460469231731687303715884105728";
+    for (steps, failed, scale, reached) in [
+        (200, 50, largest.to_owned(), 2f64.powi(127)),
+        (20, 20, largest.to_owned(), 2f64.powi(127)),
+        (200, 50, format!("dynamic:{largest}"), 2f64.powi(77)),
+    ] {
+        let sandbox = Sandbox::new();
+        let save = "--save saved --save-every 10 --max-restarts 1";
+        let flags = format!("{TINY} --batch-size 4 --nproc 2 --steps {steps} {FP16} {save}");
+        let run = sandbox.train(&format!("{flags} --loss-scale {scale}"));
+        assert_eq!(run.code, Some(1), "{run:#?}");
+        let problem = format!(
+            "the gradients of {failed} steps in a row overflowed, the last time in step {failed}, so every rank skipped them"
+        );
+        let of_rank = format!("[rank 0] error: {problem}");
+        assert_eq!(run.stderr.matches(&of_rank).count(), 2, "a restart fails too: {run:#?}");
+        assert!(!run.stderr.contains("the last good checkpoint"), "{run:#?}");
+        let fix = format!("the loss scale is now {reached}: pass a smaller --loss-scale");
+        assert!(run.stderr.contains(&fix), "{run:#?}");
+        assert!(!sandbox.path("saved/good").exists(), "no step has proven the weights");
+    }
+}
+
+#[test]
 fn strategies_end_with_the_same_bits_in_fp16() {
-    for scale in ["", LARGE] {
+    for scale in ["", &format!("{LARGE} --steps 40")] {
         let of = |more: &str| train(&format!("--nproc 2 {FP16} {scale} {more}")).1;
         let ddp = of("--strategy ddp");
         let others = ["simple_ddp", "flat_ddp", "zero1", "sharded1", "sharded2", "sharded3"];

@@ -115,6 +115,17 @@ fn lines_that_nobody_reads_are_counted_and_no_success() {
     assert!(said.contains("lines of standard output lost: nobody read them for 10 s"), "{said}");
 }
 
+#[test]
+fn a_log_that_cannot_be_written_is_no_secret() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command("prlimit".as_ref());
+    command.args(["--fsize=4096:4096", "--", env!("CARGO_BIN_EXE_paceline"), "launch"]);
+    command.args(["-n", "1", "--log-dir", "logs", "--", "seq", "20000"]);
+    let run = Run::of(command).ok();
+    let warning = "warning: cannot write the log of rank 0, which ends here: ";
+    assert_eq!(run.stderr.matches(warning).count(), 1, "{run:#?}");
+}
+
 /// A pipe whose reader has gone.
 fn deserted() -> std::io::PipeWriter {
     std::io::pipe().unwrap().1

@@ -69,7 +69,7 @@ fn one_file_is_enough_and_labels_may_be_words() {
 
     sandbox.write("rows.csv", "good,nice food\nbad,cold food\n,\nbad,late\n".repeat(8).as_bytes());
     let train = "--model llama --num-labels 2 --vocab 256 --layers 1 --width 16 --heads 2 --intermediate 32 --data text \
-                 --data-dir rows.csv --tokenizer bytes --no-header --text-column 2 --label-column 1 --label-names bad good \
+                 --data-dir rows.csv --tokenizer bytes --no-header --text-column 2 --label-column 1 --label-names good bad \
                  --nproc 1 --epochs 1 --batch-size 4 --save classifier";
     sandbox.train(train).refused(&["rows.csv: row 3: ", "pass --skip-bad-rows"]);
     let run = sandbox.train(&format!("{train} --skip-bad-rows")).ok();
@@ -77,6 +77,18 @@ fn one_file_is_enough_and_labels_may_be_words() {
     paceline(&sandbox, &["generate", "--model", "classifier", "--prompt", "a"]).refused(&[
         "--model classifier: this is a classifier of 2 classes, which predicts no tokens; pass the folder of a language model",
     ]);
+    // An exported classifier names its classes, and data with these names have them in its order.
+    paceline(&sandbox, &["checkpoint", "export", "classifier", "--hugging-face", "--to", "out"])
+        .ok();
+    let config = json(&sandbox.path("out/config.json"));
+    assert_eq!(config["id2label"], serde_json::json!({"0": "good", "1": "bad"}));
+    assert_eq!(config["label2id"], serde_json::json!({"good": 0, "bad": 1}));
+    let train = "--model llama --pretrained out --data text --data-dir rows.csv --no-header --text-column 2 --label-column 1 \
+                 --skip-bad-rows --nproc 1 --epochs 1 --batch-size 4";
+    fs::remove_dir_all(sandbox.path("runs")).unwrap();
+    sandbox.train(train).ok();
+    let summary = json(&sandbox.run_folder().join("summary.json"));
+    assert_eq!(summary["class_names"], serde_json::json!(["good", "bad"]));
 }
 
 #[test]
@@ -232,11 +244,11 @@ fn the_best_weights_are_kept_and_the_run_ends_when_the_loss_no_longer_falls() {
         (&serde_json::Value::Null, true)
     );
     // A run that goes on knows what was best.
-    let run = train("--lr 0 --weight-decay 0 --steps 40 --early-stop 2 --resume auto");
+    let run = train("--lr 0 --weight-decay 0 --steps 40 --early-stop 5 --resume auto");
     let line =
-        run.line("Step 12: the evaluation loss was not lower in 2 evaluations, so the run ends; ");
+        run.line("Step 12: the evaluation loss was not lower in 5 evaluations, so the run ends; ");
     assert!(line.ends_with(" after step 2"), "{line}");
-    let run = train("--lr 0.01 --steps 16 --resume auto");
+    let run = train("--lr 0.01 --steps 16 --early-stop 9 --resume auto");
     assert!(!run.stdout.contains("so the run ends"), "{}", run.stdout);
     assert_eq!(latest("model/best").trim(), "step-000000016");
     paceline(

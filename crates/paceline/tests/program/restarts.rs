@@ -274,7 +274,7 @@ fn what_cannot_be_restarted_is_refused() {
     sandbox.train_with(&flags, &ranks).refused(&["--max-restarts", "another launcher"]);
     // A restart would go on from this checkpoint before its own run has written one.
     sandbox.train(&format!("{TINY} --nproc 1 --epochs 1 --save s")).ok();
-    refuse("--save s", &["--max-restarts", "--save s holds a checkpoint", "--resume auto"]);
+    refuse("--save s", &["--save s: s holds a checkpoint", "--resume auto"]);
     refuse("--save s --resume elsewhere", &["--resume elsewhere"]);
     sandbox
         .train(&format!("{flags} --nproc 2 --epochs 2 --resume auto --global-batch-size 64"))

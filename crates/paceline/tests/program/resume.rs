@@ -444,7 +444,7 @@ fn two_runs_do_not_save_to_one_folder() {
     signal(first.id(), rustix::process::Signal::TERM);
     first.end();
     sandbox.wait_until_deserted();
-    sandbox.train(&format!("{TINY} --nproc 2 --save saved")).ok();
+    sandbox.train(&format!("{TINY} --nproc 2 --save saved --resume auto --steps 1")).ok();
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub use self::variables::{LAUNCH, SECRET};
 type Read = fn(&Variables<'_>) -> Result<Option<Placement>, EnvironmentError>;
 
 /// How the environment of each launcher is read, the first one that counts first, and the variables without which a
-/// process is none of its ranks.
+/// process is not one of its ranks.
 const ENVIRONMENTS: [(Read, &[&str]); 4] = [
     (from_rank, &["RANK", "WORLD_SIZE"]),
     (from_open_mpi, &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"]),

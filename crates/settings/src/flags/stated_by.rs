@@ -1,4 +1,4 @@
-//! Which flags a checkpoint or a run folder may state, beside the user who starts the run.
+//! Which flags a checkpoint or a run folder may state, in addition to the user who starts the run.
 //!
 //! Either may come from a stranger, so a flag that is in no list here is for the user alone: what is read from others writes
 //! to no place of their choice, asks no server of theirs, and starts no processes.

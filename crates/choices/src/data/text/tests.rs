@@ -27,6 +27,16 @@ fn folder(files: &[(&str, &str)]) -> TempDir {
 
 /// The data set for a model that trains on these samples.
 fn resolve(samples: Samples, folder: Option<&TempDir>, flags: &str) -> Result<DataConfig> {
+    resolve_named(samples, folder, flags, &[])
+}
+
+/// The same, for a model whose classes have names.
+fn resolve_named(
+    samples: Samples,
+    folder: Option<&TempDir>,
+    flags: &str,
+    class_names: &[String],
+) -> Result<DataConfig> {
     let folder = folder.map(|folder| format!("--data-dir {} ", folder.path().display()));
     let line = format!("text {}{flags}", folder.unwrap_or_default());
     let command = Command::new("text").args(Text.flags());
@@ -38,6 +48,7 @@ fn resolve(samples: Samples, folder: Option<&TempDir>, flags: &str) -> Result<Da
         steps_per_epoch: None,
         on_device: false,
         tokenizer: None,
+        class_names,
     };
     DataConfig::resolve("text", &settings, &needs)
 }
@@ -86,6 +97,13 @@ fn labels_that_are_words_need_no_list() {
     // The test part alone has one class, which is the first one of the training part.
     assert_eq!(classes(""), ("minus plus".to_owned(), 0));
     assert_eq!(classes("--label-names plus minus"), ("plus minus".to_owned(), 1));
+    let of_model = |names: [&str; 2]| {
+        let names = names.map(str::to_owned);
+        let data = resolve_named(CLASSIFIES, Some(&folder), "", &names).unwrap();
+        data.open_train(1).unwrap().class_names().join(" ")
+    };
+    assert_eq!(of_model(["plus", "minus"]), "plus minus");
+    assert_eq!(of_model(["plus", "other"]), "minus plus");
     let three = Samples::Tokens { vocab: 4, classes: Some(3) };
     let error = resolve(three, Some(&folder), "").unwrap_err().to_string();
     assert!(error.contains("are 2 words (minus, plus), and the model has 3 classes"), "{error}");
@@ -97,6 +115,30 @@ fn labels_that_are_words_need_no_list() {
     fs::write(folder.path().join("train.csv"), format!("text,label\n{many}")).unwrap();
     let error = resolve(CLASSIFIES, Some(&folder), "").unwrap_err().to_string();
     assert!(error.contains("row 1001: more than 1,000 different words"), "{error}");
+}
+
+#[test]
+fn labels_that_count_from_one_are_named() {
+    let rows = "text,label\ngood,1\nbad,2\nfood,3\n";
+    let folder = folder(&[("train.csv", rows), ("tokenizer.json", TOKENIZER)]);
+    let open = |flags: &str| {
+        let data = resolve(Samples::Any, Some(&folder), flags).unwrap();
+        data.open_train(1)
+    };
+    let error = open("--classes 3").map(|data| data.len()).unwrap_err().to_string();
+    assert!(error.contains("the label is 3, not one of the 3 classes from 0 to 2"), "{error}");
+    assert!(
+        error.contains("if labels count from 1, pass --label-names 1 2 3, otherwise pass"),
+        "{error}"
+    );
+    let train = open("--classes 3 --label-names 1 2 3").unwrap();
+    assert_eq!((train.num_classes(), train.class_names().join(" ")), (Some(3), "1 2 3".to_owned()));
+    let error = open("--classes 1").map(|data| data.len()).unwrap_err().to_string();
+    assert!(error.contains("--label-names 1, otherwise"), "{error}");
+    let rows: String = (1..=11).map(|at| format!("good,{at}\n")).collect();
+    fs::write(folder.path().join("train.csv"), format!("text,label\n{rows}")).unwrap();
+    let error = open("--classes 11").map(|data| data.len()).unwrap_err().to_string();
+    assert!(error.contains("--label-names $(seq 11), otherwise"), "{error}");
 }
 
 #[test]
