@@ -84,6 +84,23 @@ fn a_wait_for_a_stream_leads_back_to_the_host() {
 }
 
 #[test]
+fn a_wait_for_the_device_leads_to_the_streams_that_ended_last() {
+    let mut build = rank(0).operator("aten::mm", MAIN, 0.0, 310.0);
+    for stream in 0..300i64 {
+        let at = stream as f64;
+        let (name, end) = if stream == 299 { ("last", at + 201.0) } else { ("gemm", at + 2.0) };
+        build = build.launched(name, stream, at, at + 0.5, at + 1.0, end);
+    }
+    let build = build
+        .call("cudaDeviceSynchronize", 1000, 311.0, 505.0)
+        .wait("Context Sync", -1, 1000, 312.0, 504.0)
+        .operator("optimizer", MAIN, 510.0, 550.0);
+    let path = path(build);
+    let pieces = pieces(&path);
+    assert_eq!(pieces[pieces.len() - 2..], [("last", 200), ("optimizer", 40)]);
+}
+
+#[test]
 fn one_stream_waits_for_another() {
     let build = rank(0)
         .step(1, 0.0, 200.0)

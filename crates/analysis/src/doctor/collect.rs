@@ -12,24 +12,29 @@ use super::names::{self, Class};
 use super::recorded::{Call, CallKind, Frame, Recorded, Work};
 use crate::hta::{backend_of, launched};
 use crate::steps;
-use crate::timeline::{DeviceWork, NameId, TimeRange, TrackId};
+use crate::timeline::{DeviceWork, NameId, TimeRange, Timeline, TrackId};
 
 /// Operators and spans that are known around a call, at most: each cause looks at all of them. Programs nest a few dozen.
 const MAX_FRAMES: usize = 256;
+
+/// The kernels that each call launched. Work belongs to one call, even if others have the same number.
+fn works_of_calls(timeline: &Timeline) -> HashMap<u32, Vec<u32>> {
+    let calls = launched(timeline);
+    let mut works: HashMap<u32, Vec<u32>> = HashMap::default();
+    for (kernel, index) in timeline.kernels.iter().zip(0u32..) {
+        let call = kernel.correlation.and_then(|number| calls.get(&number));
+        if let (Some(call), true) = (call, kernel.work != DeviceWork::Sync) {
+            works.entry(*call).or_default().push(index);
+        }
+    }
+    works
+}
 
 impl Recorded<'_> {
     /// The calls of the threads that launch work, and that work.
     pub(super) fn add_launches(&mut self) {
         let timeline = self.timeline;
-        // The kernels of each call. Work belongs to one call, even if others have the same number.
-        let calls = launched(timeline);
-        let mut works_of: HashMap<u32, Vec<u32>> = HashMap::default();
-        for (kernel, index) in timeline.kernels.iter().zip(0u32..) {
-            let call = kernel.correlation.and_then(|number| calls.get(&number));
-            if let (Some(call), true) = (call, kernel.work != DeviceWork::Sync) {
-                works_of.entry(*call).or_default().push(index);
-            }
-        }
+        let works_of = works_of_calls(timeline);
         let mut threads: Vec<bool> = vec![false; timeline.lanes.len()];
         for call in works_of.keys() {
             threads[timeline.launches[*call as usize].lane.0 as usize] = true;
@@ -202,8 +207,7 @@ impl Recorded<'_> {
             let mut calls = of_lane.remove(&chunk[0].0).unwrap_or_default().into_iter().peekable();
             let mut open: Vec<u32> = Vec::new();
             let mut next = chunk.iter().peekable();
-            // Frames and calls of a thread, by start. A call is in all frames that are open when it begins, if they are not
-            // too many.
+            // Frames and calls of a thread, by start. A call is in all frames that are open when it begins, if not too many.
             loop {
                 let frame_ns = next.peek().map(|of| of.1.start_ns);
                 let call_ns = calls.peek().map(|of| self.calls[*of as usize].time.start_ns);
@@ -243,7 +247,6 @@ mod tests {
     use super::*;
     use crate::hta::Options;
     use crate::read::parse;
-    use crate::timeline::Timeline;
 
     /// A step with calls that launch a kernel each, and all have the same number, within nested spans.
     fn repeated(num_calls: usize, depth: usize) -> Timeline {

@@ -1,6 +1,7 @@
 //! The device's part of the graph: kernels, and edges from their calls, from earlier kernels and from what
 //! they wait for.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use foldhash::HashMap;
@@ -96,7 +97,7 @@ const EVENT_SYNC: &str = "Event Sync";
 const STREAM_SYNC: &str = "Stream Sync";
 const CONTEXT_SYNC: &str = "Context Sync";
 
-/// A wait for the whole device has an edge from so many streams at most. Programs have a few dozen.
+/// A wait for the whole device has an edge from so many streams at most, those that ended last. Programs have a few dozen.
 const MOST_STREAMS: usize = 256;
 
 /// Items that were put into queues, by stream and in order of their calls.
@@ -215,8 +216,11 @@ impl Device<'_> {
                 }
             }
             CONTEXT_SYNC => {
-                let ends = self.last.values().map(|&(end, _)| end);
-                let ends: Vec<Node> = ends.take(MOST_STREAMS).collect();
+                let mut ends: Vec<Node> = self.last.values().map(|&(end, _)| end).collect();
+                if ends.len() > MOST_STREAMS {
+                    ends.sort_by_key(|end| Reverse(self.graph.at_ns(*end)));
+                    ends.truncate(MOST_STREAMS);
+                }
                 ends.into_iter().for_each(|end| self.sync(end, entry.launch));
             }
             _ => {}
