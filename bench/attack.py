@@ -94,7 +94,7 @@ def foreign_flag(attack: Attack, newest: Path) -> str:
         elif (found := re.match(r" +(?:-\w, )?--([a-z0-9-]+)[^<]*<?(\w*)", line)) and group != "Options":
             known[found[1]] = (group, found[2])
     recorded = {name for name, (group, _) in known.items() if group in ("Model", "Strategy", "Training", "Data")}
-    recorded = recorded - {"download", "mirror", "token-cache", "warmup-steps"} | {"mesh", "schedule", "stages", "precision", "emulate-fp16"}
+    recorded = recorded - {"download", "mirror", "token-cache", "warmup-steps"} | {"mesh", "schedule", "stages", "precision", "emulate-fp16", "tf32"}
     name = chance.choice(sorted(set(known) - recorded if chance.random() < 0.7 else recorded - {"decode-us"}))
     paths = ["../outside/precious", "../outside/folder", "../outside/made", "/dev/zero", "made", "auto"]
     values = {"DIR": paths, "FILE": paths, "URL": paths, "BOOL": [True], "N": [1, 2, 0, -1]}.get(known[name][1], [*paths, 1, True, "\x1b[31m"])
