@@ -177,6 +177,19 @@ fn the_weights_are_as_a_strategy_states_for_its_mesh() {
     }
 }
 
+#[test]
+fn one_shard_on_many_ranks_leaves_no_order_to_chance() {
+    // Those that hold the same shard are then all ranks, whose group also sums up losses.
+    let shape: MeshShape = "shard=1,dp=3".parse().unwrap();
+    let replicas = of_ddp(Net::Llama, 3, &[13], Some(0.05));
+    for make in &SHARDED[3..] {
+        for _ in 0..20 {
+            let found = digests_on(Net::Llama, &shape, *make);
+            assert!(found.iter().all(|of| *of == replicas), "{}: {found:?}", make().name());
+        }
+    }
+}
+
 /// The model with this value in every parameter, as a host with another mathematical library might compute it.
 fn filled(mut model: Model, value: f64, world_size: usize) -> Model {
     let mut builder = LayoutBuilder::new();

@@ -323,12 +323,17 @@ impl Reductions {
         self.average_finished(replica)
     }
 
-    /// Averages over the ranks that hold the same shard what is reduced over the ranks that divide a unit, without waiting.
+    /// Averages over the ranks that hold the same shard what is reduced over the ranks that divide a unit, without waiting for other
+    /// ranks.
     fn average_finished(&mut self, replica: &Replica) -> Result<()> {
         let Some(replicas) = &self.replicas else { return Ok(()) };
+        // With one shard, the replicas may be all ranks, whose group has other operations too. Then no rank may let their order
+        // depend on the time: the reduction is a copy, for which `average` waits.
+        let may_look = self.group.world_size() > 1;
         for of in self.in_flight.iter_mut() {
             // The operations of a group keep their order.
-            if of.is_partial && of.work.as_ref().is_some_and(|work| !work.is_finished()) {
+            let is_under_way = |work: &Work| may_look && !work.is_finished();
+            if of.is_partial && of.work.as_ref().is_some_and(is_under_way) {
                 break;
             }
             if of.is_partial {
