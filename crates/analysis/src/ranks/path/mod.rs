@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::clock::Clocks;
 use super::matched::MatchedCollectives;
-use crate::hta::Chosen;
+use crate::hta::{Chosen, Step};
 use crate::timeline::{TimeRange, Timeline};
 use activity::Activity;
 use follow::Follower;
@@ -215,9 +215,18 @@ fn windows(
     activities: &[Activity],
     clocks: &Clocks,
 ) -> Vec<(Option<u64>, Windows)> {
-    // If two steps have the same number, the first one counts.
+    // If two steps have the same number, the first one counts. A step ends when the next one begins, at the latest: the paths of
+    // a damaged trace, each of whose steps lasts until its end, would be as long as it has pairs of steps.
     let times = |chosen: &Chosen| -> HashMap<u64, TimeRange> {
-        chosen.steps.iter().rev().map(|step| (step.number, step.time)).collect()
+        let (mut start_ns, mut until_ns) = (i64::MAX, i64::MAX);
+        let steps = chosen.steps.iter().rev().map(|Step { number, time }| {
+            if time.start_ns < start_ns {
+                (start_ns, until_ns) = (time.start_ns, start_ns);
+            }
+            let dur_ns = time.dur_ns.min(until_ns.saturating_sub(start_ns));
+            (*number, TimeRange { dur_ns, ..*time })
+        });
+        steps.collect()
     };
     let steps: Vec<HashMap<u64, TimeRange>> = chosen.iter().map(times).collect();
     let mut numbers: Vec<u64> = steps.iter().flat_map(HashMap::keys).copied().collect();
@@ -338,6 +347,17 @@ mod tests {
         assert!(headline.ends_with("up to 25.0 % less (0.03 ms per step)."), "{headline}");
         let path = across(&[rank(0, 45, 99), rank(1, 45, 99)]).path;
         assert!(path.headline().unwrap().starts_with("No rank holds up the others"));
+    }
+
+    #[test]
+    fn a_step_ends_when_the_next_one_begins() {
+        let rank = |rank: usize| {
+            let steps = timeline(rank).step(1, 0, 100).step(2, 40, 100).step(3, 100, 120);
+            steps.compute("conv", 0, 100).compute("conv", 100, 120)
+        };
+        let path = across(&[rank(0), rank(1)]).path;
+        let lengths: Vec<i64> = path.steps.iter().map(StepPath::len_ns).collect();
+        assert_eq!(lengths, [40_000, 60_000]);
     }
 
     #[test]
