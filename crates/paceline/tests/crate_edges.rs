@@ -42,7 +42,7 @@ fn allowed(name: &str) -> &'static [&'static str] {
             "strategies",
             "table",
         ],
-        "hub" => &["data", "failure", "files", "host", "model"],
+        "hub" => &["data", "failure", "files", "host", "model", "trace"],
         "launch" => {
             &["collectives", "cuda", "failure", "files", "host", "memory", "rendezvous", "trace"]
         }

@@ -7,9 +7,9 @@ use std::io::{self, Cursor, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::thread;
 use std::time::{Duration, Instant};
 
+use paceline_trace::thread_builder;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use ureq::Agent;
@@ -98,7 +98,7 @@ impl Rate {
                 let _ = sender.send(Err(error));
             }
         };
-        thread::Builder::new().name("download".into()).spawn(receive)?;
+        thread_builder("download").spawn(receive)?;
         Ok(Watched { pieces, rest: Cursor::default(), rate: self })
     }
 
