@@ -413,7 +413,12 @@ def main() -> int:
     begin, seed = time.monotonic(), arguments.seed
     while time.monotonic() < begin + 60 * arguments.minutes and seed < arguments.seed + arguments.times:
         attack = Attack(binary, arguments.kind or turns[seed % len(turns)], seed)
-        counts[attack.kind][KINDS[attack.kind][0](attack)] += 1
+        try:
+            counts[attack.kind][KINDS[attack.kind][0](attack)] += 1
+        except (KeyError, OSError, StopIteration, ValueError) as problem:
+            # A file or a figure of a run that succeeded is not there, or cannot be read.
+            counts[attack.kind]["cut off"] += 1
+            attack.found(f"the attack is cut off: {problem!r}")
         attack.end()
         for finding in attack.findings:
             shapes[finding["shape"]] += 1
