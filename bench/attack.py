@@ -170,7 +170,7 @@ def planted(attack: Attack) -> str:
     shutil.copytree(folder, attack.root / "clean")
     before = tree(folder)
     clean = attack.run(*line)
-    made = [name for name in tree(folder) if name not in before and not re.search(r"20\d{6}-", name)]
+    made = [name for name in tree(folder) if name not in before and not re.search(r"20\d{6}-|\d{12}", name)]
     if not attack.expect(clean, {0, 1}, line[0]) or not made:
         return "refused"
     name = chance.choice(made)
@@ -178,8 +178,9 @@ def planted(attack: Attack) -> str:
     shutil.rmtree(folder)
     (attack.root / "clean").rename(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Users may well link a folder that they name elsewhere, but not one within a checkpoint.
-    links = {"link to a file": "precious", "link to nowhere": "made"} | ({"link to a folder": "folder"} if "step-" in name else {})
+    # Users may well link what they name, and folders, to another place, but nothing within a checkpoint.
+    links = {} if name in line else {"link to a file": "precious", "link to nowhere": "made"}
+    links |= {"link to a folder": "folder"} if "step-" in name else {}
     how = chance.choice([*links, "fifo", *([] if is_folder else ["folder"])])
     attack.commands.append(f"# {name}: {how}")
     attack.note = f" ({line[0]} {line[1]}, with a {how} at {name})"
@@ -192,7 +193,7 @@ def planted(attack: Attack) -> str:
     ran = attack.run(*line)
     attack.expect(ran, {0, 1, 2, 3}, "it")
     now = stat.S_IFMT(path.lstat().st_mode) if os.path.lexists(path) else 0
-    if ran[0] == clean[0] == 0 and now != (stat.S_IFDIR if is_folder else stat.S_IFREG) and not re.search("warning|could not|cannot|runs/(run|all)-2", ran[1]):
+    if ran[0] == clean[0] == 0 and now != (stat.S_IFDIR if is_folder else stat.S_IFREG) and not re.search("warning|could not|cannot|-2/", ran[1]):
         attack.found("success, but nothing is written")
     return how
 
@@ -413,7 +414,12 @@ def main() -> int:
     begin, seed = time.monotonic(), arguments.seed
     while time.monotonic() < begin + 60 * arguments.minutes and seed < arguments.seed + arguments.times:
         attack = Attack(binary, arguments.kind or turns[seed % len(turns)], seed)
-        counts[attack.kind][KINDS[attack.kind][0](attack)] += 1
+        try:
+            counts[attack.kind][KINDS[attack.kind][0](attack)] += 1
+        except (KeyError, OSError, StopIteration, ValueError) as problem:
+            # A file or a figure of a run that succeeded is not there, or cannot be read.
+            counts[attack.kind]["cut off"] += 1
+            attack.found(f"the attack is cut off: {problem!r}")
         attack.end()
         for finding in attack.findings:
             shapes[finding["shape"]] += 1

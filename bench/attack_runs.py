@@ -261,7 +261,10 @@ def killed(attack: Attack, line: list[str], count: int, order: str | None, took_
         order = None
     if order:
         attack.commands.append(f"# {order} to {'the launcher' if victim == count else f'rank {victim}'} after {pause_s:.2f} s")
-        os.kill(ranks.get(victim, process.pid), signal.Signals[order])
+        try:
+            os.kill(ranks.get(victim, process.pid), signal.Signals[order])
+        except ProcessLookupError:
+            order = None
     try:
         code: int | str = process.wait(took_s + 2 * GRACE_S + (LIMIT_S if restarts or not order else 0))
     except subprocess.TimeoutExpired:

@@ -106,7 +106,8 @@ class Attack:
             self.found(f"{command} panics: {''.join(re.findall('panicked at .*', text))[:200]}")
         if isinstance(code, int) and code < 0:
             self.found(f"{command} is killed by signal {-code}")
-        if control := CONTROL.search(text):
+        # What a model generates may be anything.
+        if (control := CONTROL.search(text)) and " generate " not in self.commands[-1]:
             self.found(f"{command} prints the control character {control[0]!r}")
         return code, text
 
