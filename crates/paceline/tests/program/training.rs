@@ -316,8 +316,8 @@ fn a_run_has_the_name_and_the_place_that_the_user_chooses() {
     assert_eq!(named("--name mine", &variable), "shared/all/mine/");
     assert_eq!(named("--name mine --run-dir here", &variable), "here/mine/");
     assert!(named("--run-dir here", &variable).starts_with("here/2"));
-    // The file of a run repeats it under its name.
-    assert_eq!(named("--config here/mine/config.json", &[]), "here/mine-2/");
+    // The file of a run repeats it under its name, and does not say where.
+    assert_eq!(named("--config here/mine/config.json", &[]), "runs/mine-3/");
 }
 
 #[test]
