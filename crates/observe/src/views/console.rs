@@ -227,12 +227,17 @@ impl<'a> Console<'a> {
         }
         lines.iter().for_each(|line| self.say(line));
         facts.missing_files().iter().for_each(|what| self.say(format!("Not written: {what}")));
-        let more = if self.config.verbose { "" } else { " (paceline show RUN prints all of it)" };
+        let picture = if step_lines::lanes_of(facts).is_empty() {
+            String::new()
+        } else {
+            format!("; {} is a picture of a step", step_lines::FILE_NAME)
+        };
+        let more = if self.config.verbose {
+            String::new()
+        } else {
+            format!(" (paceline show RUN prints all of it{picture})")
+        };
         self.say(format!("Run folder: {}/{more}", self.folder.printable()));
-        if !step_lines::lanes_of(facts).is_empty() {
-            let file = self.folder.join(step_lines::FILE_NAME);
-            self.say(format!("Picture of a step: {}", file.printable()));
-        }
         if let Some(profile) = &self.config.profile {
             let folder = profile.folder.printable();
             self.say(format!("Traces: {folder} (paceline analyze {folder}; or ui.perfetto.dev)"));

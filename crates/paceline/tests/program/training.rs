@@ -46,8 +46,7 @@ fn a_run_folder_has_what_verbose_prints() {
         run.line(&format!("Rank {rank} memory, MB: "));
     }
     run.line("Buckets (ms after the batch arrived; backward ends at ");
-    let is_of_both =
-        |line: &&str| !line.starts_with("Epoch ") && !line.starts_with("Picture of a step: ");
+    let is_of_both = |line: &&str| !line.starts_with("Epoch ");
     let printed: Vec<&str> = run.stdout.lines().filter(is_of_both).collect();
     for line in printed {
         assert!(shown.stdout.lines().any(|other| other == line), "{line}\n{}", shown.stdout);
@@ -102,7 +101,12 @@ fn a_run_learns_and_reports() {
     let folder = sandbox.run_folder();
     let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
     let line = run.line("Run folder: ");
-    assert_eq!(line, format!("runs/{name}/ (paceline show RUN prints all of it)"));
+    assert_eq!(
+        line,
+        format!(
+            "runs/{name}/ (paceline show RUN prints all of it; step.svg is a picture of a step)"
+        )
+    );
     assert!(name.ends_with("-cnn-ddp"), "{name}");
     // Besides the progress, which is a bar on a terminal, it fits a terminal of 40 lines of 100 characters.
     let lines = lines.iter().filter(|line| !line.contains(" Batch "));
