@@ -218,7 +218,7 @@ if stays == 1 or stays == 2 and os.environ["RANK"] != "0":
 sys.exit(code)
 """
 READERS = {"all": "cat", "gzip": "gzip -9 | gunzip", "slow": "while dd bs=65536 count=1 2>&3 | grep -q . ; do sleep 0.01; done; cat",
-           "late": "sleep 2; cat", "head": "head -1"}
+           "late": "sleep 0.5; cat", "head": "head -1"}
 READERS["slow"] = f"{sys.executable} -c 'import sys, time\nwhile d := sys.stdin.buffer.read1(65536): sys.stdout.buffer.write(d); time.sleep(0.01)'"
 
 

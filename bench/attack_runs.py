@@ -134,7 +134,7 @@ def combinations(attack: Attack) -> str:
     if full[0] == 2:
         attack.refused(full, before)
         return "refused"
-    if full[0] == 1 and ("not finite" in full[1] or "cannot emulate a link" in full[1]):
+    if full[0] == 1 and re.search("not finite|cannot emulate a link|in a row overflowed", full[1]):
         return "ended"
     if not attack.expect(full, {0}, "train"):
         return "failed"
