@@ -111,7 +111,7 @@ pub fn under(
         } else {
             &[]
         };
-        let spec = without_unfit_products(spec, &stated).without(unfit);
+        let spec = without_unfit_work(spec, &stated).without(unfit);
         // The strategy of one rank says nothing about several.
         if !is_same && theirs == Some(ALONE) { spec.without(&[STRATEGIES.key]) } else { spec }
     });
@@ -119,17 +119,25 @@ pub fn under(
     recorded.overlaid(&stated).map(|(spec, _)| (spec, lr_steps))
 }
 
-/// What a checkpoint records, without flags about products of another precision or device than is stated.
-fn without_unfit_products(recorded: &RunSpec, stated: &RunSpec) -> RunSpec {
+/// What a checkpoint records, without flags about products of another precision, and products and copies of another device, than is
+/// stated. The device is not recorded.
+fn without_unfit_work(recorded: &RunSpec, stated: &RunSpec) -> RunSpec {
     let first = |spec: &RunSpec, key| spec.get(key).and_then(<[String]>::first).cloned();
     let theirs = first(recorded, "precision").unwrap_or_else(|| "f32".into());
     let is_other = first(stated, "precision").is_some_and(|ours| ours != theirs);
-    let is_on_card = first(stated, "device").is_some_and(|device| device.starts_with("cuda"));
-    match (is_other, is_on_card) {
-        (true, _) => recorded.without(&["emulate-fp16", "tf32"]),
-        (false, true) => recorded.without(&["emulate-fp16"]),
-        (false, false) => recorded.without(&["tf32"]),
-    }
+    let device = first(stated, "device").unwrap_or_else(|| "cpu".into());
+    let products: &[&str] = match (is_other, device.starts_with("cuda")) {
+        (true, _) => &["emulate-fp16", "tf32"],
+        (false, true) => &["emulate-fp16"],
+        (false, false) => &["tf32"],
+    };
+    // On the processor nothing is copied.
+    let copies: &[&str] = if device == "cpu" {
+        &["pin-memory", "non-blocking", "copy-stream", "generate-on-host"]
+    } else {
+        &[]
+    };
+    recorded.without(products).without(copies)
 }
 
 /// Fails if another choice is stated than the checkpoint was written with, before flags of either choice are compared.
@@ -165,7 +173,7 @@ pub fn under_evaluation(
     // Any number of ranks evaluates, so each takes batches as large as one that trained.
     let world_size = checkpoint.index().world_size.max(1);
     let recorded = recorded.with(|spec| {
-        let spec = without_unfit_products(spec, stated);
+        let spec = without_unfit_work(spec, stated);
         match spec.number("global-batch-size") {
             Some(global) => {
                 let batch_size = global.div_ceil(world_size);
@@ -281,22 +289,25 @@ mod tests {
     }
 
     #[test]
-    fn flags_about_products_are_recorded_and_follow_precision_and_device() {
+    fn flags_about_products_and_copies_are_recorded_and_follow_precision_and_device() {
         let of = |recorded: &str, stated: &[(&str, &str)]| {
             let stated =
                 stated.iter().fold(RunSpec::default(), |spec, (key, value)| spec.with(key, value));
             read(checkpoint(1, recorded).path(), &stated).map(|spec| {
                 let spec = spec.unwrap();
-                ["emulate-fp16", "tf32"].map(|key| spec.has(key))
+                ["emulate-fp16", "tf32", "generate-on-host"].map(|key| spec.has(key))
             })
         };
         let fp16 = r#"{"precision": "fp16", "emulate-fp16": true}"#;
-        assert_eq!(of(fp16, &[]), [[true, false]; 2]);
-        assert_eq!(of(fp16, &[("precision", "bf16")]), [[false; 2]; 2]);
-        assert_eq!(of(fp16, &[("device", "cuda")]), [[false; 2]; 2]);
+        assert_eq!(of(fp16, &[]), [[true, false, false]; 2]);
+        assert_eq!(of(fp16, &[("precision", "bf16")]), [[false; 3]; 2]);
+        assert_eq!(of(fp16, &[("device", "cuda")]), [[false; 3]; 2]);
         let tf32 = r#"{"tf32": true}"#;
         let on_card = [("device", "cuda"), ("precision", "f32")];
-        assert_eq!(of(tf32, &on_card), [[false, true]; 2]);
-        assert_eq!(of(tf32, &[]), [[false; 2]; 2]);
+        assert_eq!(of(tf32, &on_card), [[false, true, false]; 2]);
+        assert_eq!(of(tf32, &[]), [[false; 3]; 2]);
+        let copies = r#"{"generate-on-host": true, "copy-stream": true}"#;
+        assert_eq!(of(copies, &[]), [[false; 3]; 2]);
+        assert_eq!(of(copies, &[("device", "sim")]), [[false, false, true]; 2]);
     }
 }
