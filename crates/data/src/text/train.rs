@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn a_long_run_of_letters_takes_no_longer_than_many_words() {
         let run = "a".repeat(1 << 20);
-        let json = Tokenizer::train(&[run.clone()], 300).unwrap();
+        let json = Tokenizer::train(std::slice::from_ref(&run), 300).unwrap();
         let tokenizer = Tokenizer::from_json(Path::new("x"), json).unwrap();
         // Twice as many letters with each token, as long as it occurs twice.
         assert_eq!(tokenizer.vocab(), 256 + 19);
