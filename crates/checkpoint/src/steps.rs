@@ -3,8 +3,8 @@
 //! A folder of this name is complete, because it gets the name by an atomic rename after all that it holds has reached
 //! the disk. A folder that is being written, or removed, has a hidden name. `latest` holds the name of the newest one, and
 //! never that of one that is not on the disk: if the folder that it names is gone, somebody has removed it. `good` holds the name of
-//! the last one that is good. Of what a checkpoint consists of, this file knows the names of its files, and that it names the
-//! one before.
+//! the last one that is good. This file knows the names of a checkpoint's files, and that each checkpoint names the one before. It
+//! knows nothing else of its contents.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -176,7 +176,7 @@ pub(super) struct Keep {
     pub good: Option<u64>,
 }
 
-/// Whatever lies where checkpoints after more than so many steps would, and is not of a run, if there is anything.
+/// The first file or folder that no run has written, and that has the name of a checkpoint after more than `steps` steps.
 pub fn in_the_way(folder: &Path, steps: u64) -> Option<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     let is_later = |name: &str| steps_of(name).is_some_and(|of| of > steps);
@@ -184,7 +184,7 @@ pub fn in_the_way(folder: &Path, steps: u64) -> Option<PathBuf> {
     later.map(|entry| entry.path()).find_map(|path| not_of_a_run(&path))
 }
 
-/// What a checkpoint's folder holds that no run writes there, if there is anything. A folder that cannot be read is not
+/// A file in a checkpoint's folder that no run writes, if there is one. A folder that cannot be read is not
 /// removed either.
 fn not_of_a_run(checkpoint: &Path) -> Option<PathBuf> {
     let Ok(entries) = fs::read_dir(checkpoint) else { return Some(checkpoint.to_owned()) };
@@ -233,7 +233,10 @@ pub(super) fn publish(
     disk.rename(partial, &path)?;
     disk.sync_folder(folder)?;
     mark(disk, folder, LATEST, Some(steps))?;
-    let old = steps_in_order(folder).into_iter().skip(keep.newest.max(1));
+    let newest = keep.newest.max(1);
+    // The order is read from all indexes, so only if one of them may go.
+    let in_order = if all(folder).len() > newest { steps_in_order(folder) } else { Vec::new() };
+    let old = in_order.into_iter().skip(newest);
     for old in old.filter(|old| !keep.also.contains(old)) {
         if not_of_a_run(&folder.join(name(old))).is_none() {
             removed.push(set_aside(disk, folder, old)?);

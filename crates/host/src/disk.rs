@@ -252,7 +252,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Removes a folder of files. A folder that is not there is no error. Of a link, only the link itself goes.
+    /// Removes a folder of files. A folder that is not there is no error. If `path` is a link, only the link is removed.
     pub fn remove_tree(&self, path: &Path) -> io::Result<()> {
         let gone = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => Ok(()),

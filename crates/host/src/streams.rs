@@ -84,7 +84,7 @@ pub fn expect_bars() {
 }
 
 /// Writes what is left, at the end of a command that exits with `code`. Returns the code to exit with: if standard
-/// output could not be written, because the disk is full for example, or if lines are lost, a success is none.
+/// output could not be written, because the disk is full for example, or if lines are lost, the code is not 0.
 pub fn finish(code: u8) -> u8 {
     // After a success the reader may be slow; after a failure its user waits.
     if code != 0 {
@@ -265,6 +265,10 @@ impl Stream {
         let erase = self.erasure();
         let mut state = self.await_room(prefix.len() + piece.len());
         if state.is_full(prefix.len() + piece.len()) {
+            // The rest of a line that has begun is lost: what follows begins on a line of its own.
+            if state.open.take().is_some() {
+                state.waiting.push_back(b'\n');
+            }
             state.dropped += 1;
             state.lost += 1;
             return;
@@ -375,7 +379,9 @@ impl Stream {
         }
         match state.failure {
             None | Some(Errno::PIPE) => {
-                Ok(state.lost + state.waiting.iter().filter(|byte| **byte == b'\n').count() as u64)
+                let ends = state.waiting.iter().filter(|byte| **byte == b'\n').count() as u64;
+                let is_open = state.waiting.back().is_some_and(|last| *last != b'\n');
+                Ok(state.lost + ends + u64::from(is_open))
             }
             Some(error) => Err(error.into()),
         }

@@ -20,7 +20,7 @@ pub struct StartFlags {
     #[arg(long, value_name = "N", default_value_t = 0, alias = "max_restarts")]
     pub max_restarts: usize,
     /// How long the ranks may take to end after Ctrl-C or SIGTERM; a second one ends them at once. paceline train ends
-    /// its step and saves a checkpoint in that time, if there is --save. What ranks have started and left may take as
+    /// its step, evaluates if --early-stop or --save-best is due, and saves a checkpoint in that time, if there is --save. What ranks have started and left may take as
     /// long after they have ended with 0 [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub grace: Option<Duration>,

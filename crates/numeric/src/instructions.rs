@@ -55,7 +55,7 @@ impl Instructions {
     }
 
     /// The instructions to which this process is held; `None` if it computes with the best of its processor. A name in the
-    /// variable that is not known counts as none: commands refuse it when they start.
+    /// variable that is not known is ignored here: commands refuse it when they start.
     pub fn held() -> Option<Self> {
         *HELD.get_or_init(|| std::env::var(Self::VARIABLE).ok()?.parse().ok())
     }

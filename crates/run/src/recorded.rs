@@ -119,8 +119,7 @@ pub fn under(
     recorded.overlaid(&stated).map(|(spec, _)| (spec, lr_steps))
 }
 
-/// What a checkpoint records, without flags about products of another precision, and products and copies of another device, than is
-/// stated. The device is not recorded.
+/// The recorded flags, without those that fit neither the stated precision nor the stated device, which is not recorded.
 fn without_unfit_work(recorded: &RunSpec, stated: &RunSpec) -> RunSpec {
     let first = |spec: &RunSpec, key| spec.get(key).and_then(<[String]>::first).cloned();
     let theirs = first(recorded, "precision").unwrap_or_else(|| "f32".into());
@@ -225,7 +224,7 @@ mod tests {
         folder
     }
 
-    /// What a run that goes on from the checkpoint, and an evaluation, make of it.
+    /// The specifications of a run and of an evaluation that begin at the checkpoint.
     fn read(folder: &Path, stated: &RunSpec) -> [Result<RunSpec>; 2] {
         let resume = Resume::From(folder.to_owned());
         let opened = Checkpoint::open(folder).unwrap();

@@ -321,6 +321,11 @@ pub fn resolve_unchecked(
     if config.schedule.name != Course::Constant && config.schedule.steps.is_none() {
         // A run that ends earlier than planned stays on the course of its learning rate.
         config.schedule.steps = lr_steps.filter(|planned| *planned > config.total_steps());
+        if let Some(planned) = config.schedule.steps {
+            config.warnings.push(format!(
+                "the learning rate stays on its course of {planned} steps, as in the run that saved the checkpoint"
+            ));
+        }
     }
     config.schedule.check(config.lr_steps())?;
     let (total, choice) = (config.total_steps(), config.strategy.name());

@@ -32,7 +32,7 @@ pub fn resolve_world_size(flags: &RunFlags, placement: Option<&Placement>) -> Re
             Err(launcher::of_another_launcher(nproc, placement))
         }
         (Some(placement), _) => {
-            launcher::check_num_ranks("WORLD_SIZE", placement.place.world_size)?;
+            launcher::check_num_ranks("a world size of", placement.place.world_size)?;
             Ok(placement.place.world_size)
         }
         (None, Some(nproc)) => {

@@ -405,7 +405,9 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     let lr_steps = if decays { config.lr_steps().to_string() } else { "any".into() };
     let fix_of_lr_steps = match schedule.steps {
         Some(_) => "pass the same --lr-steps",
-        None => "this run is longer than that one was to be, so pass the same --lr-steps too",
+        None => {
+            "this run is longer than the run that saved: pass its --lr-steps, so that the learning rate stays on the same course"
+        }
     };
     let accumulation = match strategy.options.accumulation {
         _ if !strategy.options.no_sync => format!("{} --no-sync=false", strategy.accumulate),

@@ -236,8 +236,11 @@ pub(crate) fn build<'a>(
             ..LossScaling::default()
         },
     });
-    if let (Some(saving), Some(previous)) = (&mut saving, previous) {
-        saving.follow(previous, &replica.world)?;
+    if let Some(saving) = &mut saving {
+        // As rank 0 sees it: paths may differ between hosts.
+        if let Some(previous) = replica.world.broadcast_object(Some(&previous), 0)? {
+            saving.follow(previous, &replica.world)?;
+        }
     }
     let exactness = strategy.exactness(replica.mesh.shape());
     equality::check(&replica, &exactness, progress.steps)?;

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use paceline_checkpoint::progress::{EpochSums, Evaluation, LossScaling, Progress, TestResult};
+use paceline_checkpoint::progress::{
+    Best, EpochSums, Evaluation, LossScaling, Progress, TestResult,
+};
 use paceline_collectives::{Group, ReduceOp};
 use paceline_data::{BatchShape, Dataset};
 use paceline_failure::{Failure, Result};
@@ -210,6 +212,8 @@ impl Trainer<'_> {
                 if self.evaluates_after(progress.steps) && (decides || !is_stopped) {
                     self.evaluate_midway(&mut progress, epoch)?;
                     self.tell_early_stop(&progress)?;
+                    // Nothing is left to stop if the run ends here.
+                    is_stopped &= !self.is_over(&progress);
                 }
                 self.stop_if_all_are_skipped(&progress)?;
                 let is_due = config.sample_every.is_some_and(|n| progress.steps.is_multiple_of(n));
@@ -440,7 +444,10 @@ impl Trainer<'_> {
         self.kept_loss = Some(loss);
         equality::check(&self.stepper.replica, &self.exactness, steps)?;
         self.stepper.check_finite(steps)?;
-        saving.save(self.config, self.num_samples, &self.stepper, progress, true)
+        // An earlier evaluation, whose weights were not kept, may have been lower.
+        let best = Best { lowest: Some((loss, steps)), since: 0 };
+        let of_best = Progress { best, ..*progress };
+        saving.save(self.config, self.num_samples, &self.stepper, &of_best, true)
     }
 
     /// Whether the model classifies, so that there is an accuracy.

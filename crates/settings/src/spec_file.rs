@@ -82,7 +82,9 @@ impl SpecFile {
             Failure::Usage(format!("{}:{line}: {}", path.printable(), printable(&words)))
         };
         let is_json = path.extension().is_some_and(|extension| extension == "json");
-        let (entries, is_of_run) = if is_json { json(text) } else { toml(text) }.map_err(fail)?;
+        let (entries, has_stated) = if is_json { json(text) } else { toml(text) }.map_err(fail)?;
+        // Without the table `stated`, a stranger's file of this name would state any flag.
+        let is_of_run = has_stated || path.file_name().is_some_and(|name| name == "config.json");
         let known = flags::all();
         let (mut spec, mut lines) = (RunSpec::default(), BTreeMap::new());
         for Entry { key, value, line } in entries {

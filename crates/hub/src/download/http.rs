@@ -129,7 +129,7 @@ impl Rate {
 /// A body whose rate is watched.
 pub(crate) struct Watched<'a> {
     pieces: Receiver<io::Result<Vec<u8>>>,
-    /// What has come and is not read yet.
+    /// Bytes that have arrived and are not read yet.
     rest: Cursor<Vec<u8>>,
     rate: &'a mut Rate,
 }

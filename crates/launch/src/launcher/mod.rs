@@ -7,8 +7,9 @@
 //! left ends with them, except after a success: then it has the time of `--grace` to end by itself.
 //!
 //! When the launcher is killed, even by a signal that it cannot catch, the ranks end too: each rank has
-//! asked the kernel to kill it when its parent dies. The processes that the ranks have started are killed
-//! by a guard process, which notices the launcher's death when the pipe between the two closes.
+//! asked the kernel to kill it when its parent dies. A guard process notices the launcher's death when the pipe between
+//! the two closes, and kills the process groups of the ranks. A process that has left its rank's group, as `setsid` does,
+//! survives then.
 //!
 //! A run on several hosts has a launcher on each, which starts the ranks of its host. The launchers do not talk to each
 //! other: when a rank fails, the ranks of the other hosts notice, and each launcher ends its own.
@@ -208,7 +209,7 @@ fn check_program(command: &[OsString]) -> Result<()> {
 pub fn num_ranks(nproc: Option<usize>, placement: Option<&Placement>) -> Result<usize> {
     let (flag, num_ranks) = match (nproc, placement) {
         (None, None) => return Ok(resources::num_cores().min(2)),
-        (None, Some(placement)) => ("WORLD_SIZE", placement.place.world_size),
+        (None, Some(placement)) => ("a world size of", placement.place.world_size),
         (Some(nproc), None) => ("--nproc", nproc),
         (Some(nproc), Some(placement)) => return Err(of_another_launcher(nproc, placement)),
     };

@@ -7,7 +7,7 @@ use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 
 use super::start::Rank;
 
-/// Tells them from the other children of this process.
+/// Distinguishes them from the other children of this process.
 #[derive(Debug)]
 pub(super) struct Orphans {
     /// The children that this process had before its ranks.

@@ -1,7 +1,7 @@
 //! Passes the ranks' output on, to the terminal and to files, and remembers the last lines of each rank.
 //!
 //! A slow reader slows the ranks down, as in a pipeline. One that stands still is waited for only so long
-//! ([`paceline_host::streams`]), so a rank is not stopped for ever by a terminal or a log collector that is.
+//! ([`paceline_host::streams`]), so a rank is not stopped forever by a terminal or a log collector that is.
 
 use std::collections::VecDeque;
 use std::fs::File;

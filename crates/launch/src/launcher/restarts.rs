@@ -52,7 +52,8 @@ pub fn launch_with_restarts(
         }
         if !have_all_ended {
             say(
-                "no restart: a rank of this attempt does not end, and two attempts must not run side by side",
+                "no restart: a rank of this attempt, or a process that it has started, does not end, and two attempts must not run \
+                 side by side",
             );
             return Ok(code);
         }

@@ -29,7 +29,7 @@ const KILL_WAIT: Duration = Duration::from_millis(200);
 const OUTPUT_WAIT: Duration = Duration::from_secs(1);
 /// After the ranks have ended well, how long what they have started may go on before the launcher says that it waits.
 const ORPHANS_WAIT: Duration = Duration::from_secs(1);
-/// How often the launcher looks what its ranks do, if it is one of several.
+/// How often the launcher checks whether its ranks are stopped.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// How a launch ended.
@@ -107,7 +107,7 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
         }
     }
     let code = watch.until_all_have_ended();
-    let have_all_ended = !watch.is_any_running();
+    let have_all_ended = !watch.is_any_left();
     let dumps = match code {
         0 => {
             dumps.discard();
@@ -217,8 +217,8 @@ impl Watch<'_> {
         say(&format!("{name}: the ranks have {grace} s to end; a second signal ends them at once"));
         let deadline = Instant::now() + self.launch.grace;
         let is_asked_again = self.await_ends(deadline);
-        let must_be_stopped = self.is_any_left();
-        if must_be_stopped {
+        let must_be_stopped = self.is_any_running();
+        if self.is_any_left() {
             self.stop();
         }
         self.drain();

@@ -1,7 +1,7 @@
 //! Which flags a checkpoint or a run folder may state, in addition to the user who starts the run.
 //!
-//! Either may come from a stranger, so a flag that is in no list here is for the user alone: what is read from others writes
-//! to no place of their choice, asks no server of theirs, and starts no processes.
+//! Either may come from a stranger, so a flag that is in no list here is for the user alone: a file of others must not decide
+//! where this program writes, which server it asks, or how many processes it starts.
 
 use clap::Arg;
 use paceline_choices::data::DATA_SETS;
