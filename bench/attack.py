@@ -60,11 +60,11 @@ def strangers(attack: Attack) -> str:
             damage(attack, path)
     else:
         other = ["--model", "mlp", "--input-dim", 8, "--hidden-dim", 8, "--output-dim", 2, "--num-layers", 1, "--steps", chance.choice([1, 3, 12])]
-        before = set(os.listdir(folder / "ck"))
+        before = tree(folder / "ck")
         ran = attack.run("train", *other, "--save", "ck", "--save-every", 1)
-        attack.expect(ran, {0, 2}, "a run with the folder of another one")
-        if before - set(os.listdir(folder / "ck")):
-            attack.found(f"--save deletes checkpoints of another run, {'with' if 'warning: --save' in ran[1] else 'without'} a word")
+        attack.expect(ran, {2}, "a run with the folder of another one")
+        if before != tree(folder / "ck"):
+            attack.found("--save changes checkpoints of another run")
         return what
     for line in chance.sample(lines, 1 if name else 2):
         before_all = tree(attack.root)
@@ -217,8 +217,7 @@ if stays == 1 or stays == 2 and os.environ["RANK"] != "0":
     time.sleep(1000)
 sys.exit(code)
 """
-READERS = {"all": "cat", "gzip": "gzip -9 | gunzip", "slow": "while dd bs=65536 count=1 2>&3 | grep -q . ; do sleep 0.01; done; cat",
-           "late": "sleep 0.5; cat", "head": "head -1"}
+READERS = {"all": "cat", "gzip": "gzip -9 | gunzip", "late": "sleep 0.5; cat", "head": "head -1"}
 READERS["slow"] = f"{sys.executable} -c 'import sys, time\nwhile d := sys.stdin.buffer.read1(65536): sys.stdout.buffer.write(d); time.sleep(0.01)'"
 
 

@@ -11,9 +11,7 @@ from pathlib import Path
 
 from attacked import GRACE_S, LIMIT_S, Attack, Flags, Ran, digest, error, tree, words
 from common import Record
-from faults import wait_for_ranks
-
-BLAMED = re.compile(r"^paceline: rank (\d+) \(process \d+\) (.*?) after", re.MULTILINE)
+from faults import NAMED, wait_for_ranks
 
 EXACT = ["simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "ddp", "flat_ddp",
          "zero1", "zero2", "zero3", "sharded1", "sharded2", "sharded3"]
@@ -185,7 +183,7 @@ def check_summary(attack: Attack, full: Ran, flags: Flags, summary: Record) -> N
 def check_resumption(attack: Attack, full: Ran, flags: Flags) -> None:
     """A run that goes on from any checkpoint, with or without its flags, ends with the same weights."""
     saved = sorted(path.name for path in (attack.folder / "full").glob("step-*"))
-    if {"early-stop", "sync-blocks", "local-sgd-as-published"} & flags.keys() or len(saved) < 2:
+    if {"sync-blocks", "local-sgd-as-published"} & flags.keys() or len(saved) < 2:
         return
     again = attack.chance.choice([{key: value for key, value in flags.items() if not key.startswith("profile")}, {"threads": flags.get("threads", 1), "save-every": flags["save-every"]}])
     ran = attack.run("train", *words(again | {"resume": f"full/{attack.chance.choice(saved[:-1])}", "save": "again", "name": "again"}))
@@ -226,8 +224,7 @@ def kills(attack: Attack) -> str:
     took_s = time.monotonic() - begin
     if full[0] != 0:
         return "refused" if full[0] == 2 else "failed"
-    # Evaluations without a lower loss are counted from --resume on, so only restarts must end at the same step.
-    restarts = "early-stop" in flags or chance.random() < 0.4
+    restarts = chance.random() < 0.4
     line = words(flags | {"save": "saved"} | ({"max-restarts": 3} if restarts else {"resume": "auto"}))
     for number in range(4):
         order = chance.choice(["SIGKILL", "SIGSTOP", *["SIGTERM", "SIGKILL"][restarts:]]) if number < 3 else None
@@ -256,6 +253,8 @@ def killed(attack: Attack, line: list[str], count: int, order: str | None, took_
     with path.open("w") as output:
         process = attack.start(["train", *line], stdout=output, stderr=subprocess.STDOUT)
     ranks = wait_for_ranks(process, count)
+    if not ranks and process.poll() is None:
+        attack.found("no ranks seen")
     time.sleep(pause_s)
     if order and (process.poll() is not None or not ranks):
         order = None
@@ -277,7 +276,7 @@ def killed(attack: Attack, line: list[str], count: int, order: str | None, took_
         if not attack.end_of_all():
             attack.found("ranks live on without their launcher")
         return 137, text
-    ran, blamed = attack.judged(code, text), BLAMED.findall(text)
+    ran, blamed = attack.judged(code, text), NAMED.findall(text)
     if order and any(rank != str(victim) for rank, _ in blamed):
         attack.found(f"{order} to a rank: not the rank is blamed: {'; '.join(f'rank {rank} {how}' for rank, how in blamed)}")
     if order in ("SIGKILL", "SIGSTOP") and code != 0 and not blamed:

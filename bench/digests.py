@@ -154,6 +154,8 @@ def main() -> int:
     binary = program(parser, "--new", arguments.new)
     old = program(parser, "--old", arguments.old) if arguments.old else binary
     try:
+        if arguments.check and not arguments.book.is_file():
+            raise RunFailed(f"--check: there is no {arguments.book}")
         here = [level for level in levels_here(binary) if level in arguments.levels]
         book = read(arguments.book)
     except RunFailed as error:
@@ -166,7 +168,7 @@ def main() -> int:
             continue
         rows += compared(binary, old, book, level)
         print(f"{level}: {len(RUNS if level in LEVELS[:3] else IN_BF16)} runs with {THREADS[0]} and {THREADS[1]} threads", flush=True)
-    book["owed"] = [level for level in LEVELS if level not in book["levels"]]
+    book["owed"] = [level for level in LEVELS if not any(book["levels"].get(level, {"ends": {}})["ends"].values())]
     if rows:
         print(aligned([["run", "level", "threads", "in the book", "found"], *rows], left={0, 1, 3, 4}))
     print(f"{len(rows)} ends differ; owed to a machine that has it: {', '.join(book['owed']) or 'nothing'}")

@@ -40,13 +40,18 @@ TRAIN = (
 NAMED = re.compile(r"^paceline: rank (\d+) \(process \d+\) (.*?) after", re.MULTILINE)
 
 
-def ranks_of(launcher: int) -> dict[int, int]:
-    """The processes of the ranks that this launcher has started, by rank."""
-    found = {}
+def parent_of(stat: Path) -> int:
+    """The parent by /proc/PID/stat, whose second field may have any characters; -1 if the process is gone."""
     try:
-        children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+        return int(stat.read_text().rpartition(")")[2].split()[1])
     except OSError:
-        return found
+        return -1
+
+
+def ranks_of(launcher: int) -> dict[int, int]:
+    """The processes of the ranks that this launcher has started, by rank. (Some kernels have no list of children.)"""
+    found = {}
+    children = [stat.parent.name for stat in Path("/proc").glob("[0-9]*/stat") if parent_of(stat) == launcher]
     for child in children:
         try:
             variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")

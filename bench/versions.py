@@ -5,7 +5,7 @@
     python3 bench/versions.py --before /tmp/before/target/release/paceline
     python3 bench/versions.py --parts steps --cases 'CNN, 1 rank' --before PATH --after PATH --rounds 40
 
-Whether both end with the same weights says `bench/digests.py`.
+`bench/digests.py` says whether both end with the same weights.
 
 `steps`: training steps of the CNN, the MLP and a small language model, on threads and on ranks, with the memory of the process of rank 0 and the most memory in use by
 category, which is counted and not measured.
@@ -191,7 +191,7 @@ def is_timed(value: str) -> bool:
 def rows_of(rounds: list[tuple[Values, Values, Values]]) -> list[Record]:
     """For each value of a case: its medians, B/A and A/A."""
     rows = []
-    for value in rounds[0][0]:
+    for value in (name for name in rounds[0][0] if all(name in values for runs in rounds for values in runs)):
         first, after, again = ([run[value] for run in runs] for runs in zip(*rounds))
         of_builds = interval([b / ((a + c) / 2) for a, b, c in zip(first, after, again)])
         of_itself = interval([c / a for a, c in zip(first, again)])

@@ -13,6 +13,7 @@ import datetime
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -75,7 +76,10 @@ def meets(found: str, requirement: str) -> bool:
 def fetched() -> Path | None:
     """RustSec's advisories, as git fetches them. `None` if there is no way to them."""
     folder = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "advisories"
-    command = ["git", "-C", folder, "pull", "--quiet"] if folder.exists() else ["git", "clone", "--quiet", "--depth=1", ADVISORIES, folder]
+    is_whole = (folder / ".git").exists() and (folder / "crates").is_dir()
+    if not is_whole:
+        shutil.rmtree(folder, ignore_errors=True)
+    command = ["git", "-C", folder, "pull", "--quiet"] if is_whole else ["git", "clone", "--quiet", "--depth=1", ADVISORIES, folder]
     try:
         subprocess.run(command, check=True, timeout=60, stderr=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):

@@ -192,8 +192,8 @@ impl Classes {
         let classes = match numbers {
             Some(numbers) => {
                 let largest = numbers.last().copied().unwrap_or(0);
-                // Of the labels 1 to 5, none is the first of six classes.
-                let first = usize::from(!numbers.contains(&0) && numbers.len() == largest);
+                // Labels without a 0 count from 1: 1 to 5 are five classes, also if one of them does not occur.
+                let first = usize::from(!numbers.contains(&0));
                 Self::Numbers { first, count: (largest - first).saturating_add(1) }
             }
             None => Self::Words(words.into_iter().map(str::to_owned).collect()),

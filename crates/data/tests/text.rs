@@ -552,7 +552,7 @@ fn empty_texts_are_kept() {
     }
 }
 
-/// What cuts off the beginnings of texts.
+/// The setting of a tokenizer that cuts off the beginnings of texts.
 const LEFT: &str = "\"truncation\": {\"direction\": \"Left\", \"max_length\": 2, \"strategy\": \"LongestFirst\", \"stride\": 0}";
 
 /// As in transformers, `tokenizer_config.json` says which end of a text is cut off, or else `tokenizer.json`.

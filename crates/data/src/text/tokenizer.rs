@@ -247,7 +247,7 @@ impl Tokenizer {
     }
 }
 
-/// What `run` makes of each item, in their order. Without further threads, this thread does all of it.
+/// The results of `run` for each item, in their order. Without further threads, this thread does all of it.
 pub(super) fn in_parallel<I: Sync, T: Send, E: Send>(
     items: &[I],
     run: &(impl Fn(&I) -> Result<T, E> + Sync),

@@ -69,8 +69,11 @@ fn words(texts: &[String], level: &ByteLevel) -> tokenizers::Result<BTreeMap<Str
         Ok(counts)
     };
     let mut words: BTreeMap<String, u64> = BTreeMap::new();
-    for (word, count) in in_parallel(&some, &count)?.into_iter().flatten() {
-        *words.entry(word).or_default() += count;
+    // Some at a time: each part has a copy of the frequent words.
+    for parts in some.chunks(64) {
+        for (word, count) in in_parallel(parts, &count)?.into_iter().flatten() {
+            *words.entry(word).or_default() += count;
+        }
     }
     Ok(words)
 }

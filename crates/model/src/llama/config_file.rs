@@ -240,7 +240,7 @@ impl LlamaConfig {
     }
 }
 
-/// What `transformers` calls a class without a name.
+/// The name that `transformers` gives a class without a name.
 fn numbered(class: usize) -> String {
     format!("LABEL_{class}")
 }

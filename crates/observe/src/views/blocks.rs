@@ -203,13 +203,13 @@ fn card_line(facts: &Facts) -> Option<String> {
     (!parts.is_empty()).then(|| format!("Card: {}", parts.join(", ")))
 }
 
-/// Says that the emulated link could not be kept, if it matters: from a twentieth of a step. (On cores that compute, the thread that
-/// sends wakes up some hundredths late.)
+/// Says that the emulated link could not be kept, if it matters: from a twentieth of a step. (On cores that compute, the
+/// thread that sends wakes up late by some hundredths of a step.)
 fn link_line(facts: &Facts) -> Option<String> {
     let late_ms = value(facts, "link_late_ms")?;
     (late_ms >= 0.05 * value(facts, "wall_ms")?).then(|| {
         format!(
-            "Emulated link: operations ended {} later per step than on the link; this machine was that much too slow",
+            "Emulated link: operations of a step end {} later in all than the link allows; this machine is too slow for it",
             amount(facts, "link_late_ms")
         )
     })

@@ -18,11 +18,11 @@ use crate::figures::table::printed;
 use crate::views::blocks::{detail_lines, scaling_block, summary_lines};
 use crate::views::{head, step_lines};
 
-/// Without a terminal, a line is printed after this many batches or a multiple, such that a run has at most
+/// Without a terminal, a line is printed after a multiple of this many batches.
 const LINE_EVERY: usize = 10;
-/// so many lines,
+/// The most such lines of a run, without those of [`LINE_AFTER`].
 const LINES_OF_RUN: usize = 4;
-/// and one more wherever there was none for so long.
+/// After this time without a line, the next multiple of [`LINE_EVERY`] prints one.
 const LINE_AFTER: Duration = Duration::from_secs(60);
 /// After a line that says that an update was skipped, the next one follows at least so many steps later.
 const SKIPPED_EVERY: u64 = 10;
@@ -325,7 +325,7 @@ impl Listener for Console<'_> {
     }
 }
 
-/// What the run was for: how good the finished model is, or, if it was not evaluated, how well it did in the last epoch.
+/// The answer of the run: how good the finished model is, or, if it was not evaluated, how well it did in the last epoch.
 pub(crate) fn answer_lines(facts: &Facts) -> Vec<String> {
     let outcome = facts.outcome;
     match (&outcome.evaluated, &outcome.trained) {

@@ -38,7 +38,12 @@ pub(crate) fn table(facts: &PipelineFacts) -> Table {
     for part in IdlePart::all(&facts.ranks) {
         let name = part.name();
         let key = name.replace(" + ", "_").replace(' ', "_");
-        columns = columns.add(key, name, ("ms", 2), "Idle time.", move |(_, of)| part.of(of));
+        let definition = if name.contains("rest") {
+            "Idle time, also what no rehearsal explains."
+        } else {
+            "Idle time."
+        };
+        columns = columns.add(key, name, ("ms", 2), definition, move |(_, of)| part.of(of));
     }
     let ranks = facts.ranks.iter().enumerate().map(|(rank, of)| (rank.to_string(), of.clone()));
     columns.table(ranks.chain([("mean".to_owned(), facts.mean())]).collect::<Vec<Row>>())

@@ -99,8 +99,7 @@ fn goes_on_as_if_never_interrupted(more: &str) {
     let flags = format!("{TINY} --batch-size 4 --evaluate {how} --save whole {steps} {more}");
     let whole = sandbox.train(&format!("{flags} --name whole")).ok();
     let from = 7;
-    let emulated = if more.contains("fp16") { "--emulate-fp16" } else { "" };
-    let flags = format!("--resume whole/step-{from:09} {how} {emulated} --save rest --name rest");
+    let flags = format!("--resume whole/step-{from:09} {how} --save rest --name rest");
     let rest = sandbox.train(&flags).ok();
     let expected = course(&sandbox, "whole", &whole, from);
     assert!(expected.0.len() > 4, "{more}: {expected:#?}");
