@@ -44,7 +44,7 @@ DIGEST = re.compile(r"sha256 ([0-9a-f]{64})")
 
 # The weights of each are its own. `simple_ddp_ga` has steps of four batches.
 OWN_WEIGHTS = {"simple_ddp_ga", "top_k", "fp16", "bf16", "local_sgd", "no_sync"}
-LIBRARIES = ["libcuda.so.1", "libcublasLt.so.13", "libnccl.so.2"]
+LIBRARIES = ["libcuda.so.1", "libcublasLt.so.13", "libnccl.so.2", "libnvidia-ml.so.1"]
 
 
 class Bench:

@@ -1,0 +1,199 @@
+"""What a card must show, as stages in order of value: tests, faults, steps beside PyTorch's, copies, NCCL, tools, endurance.
+
+    scripts/card_day.sh pack FOLDER     # builds programs and tests, and puts them into FOLDER with all this
+    FOLDER/card_day.sh run              # where the card is: for at most 240 s
+    FOLDER/card_day.sh run              # goes on where the first one ended
+
+`STAGES` has a line for each: name, limit in seconds, command, and what an emulated card cannot show of it. A stage that fails, or that its
+limit ends with all its processes, does not end the others. A stage begins if its limit fits into the rest of the time, so that a short
+one may come before a long one, which then is the first of the next run. A stage that was interrupted twice has failed.
+
+Without a card (`nvidia-smi` names none) the emulated card computes, with smaller sizes; `PACELINE_CARD=1` demands a real one. Each stage has
+RESULTS/NAME.log and RESULTS/NAME.json. Prints tables and writes RESULTS/card_day.json, which the next run reads: remove it to begin
+again. Exits with 1 if a stage failed, with 3 if stages are left, with 0 if all have ended, and with 2 on a wrong argument.
+"""
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from card import PEAKS, driver, table
+from card_stages import LEFT_OUT, SLOWNESS
+from common import Record, aligned, program, provenance
+from late import card_variables
+
+BENCH = Path(__file__).resolve().parent
+OWN = "{python} {bench}/card_stages.py {name} --programs {programs} --out {json} {small}"
+CARD = "{python} {bench}/card.py --paceline {programs}/paceline --steps {programs}/card_steps --out {json} --rounds 1 {small} --parts "
+RIVALS = CARD + "steps --seconds {seconds} --cases "
+LATE = "{python} {bench}/late.py --binary {programs}/paceline --device cuda --out {json} --ranks 2 --orders 2 --long-orders 2 --strategies "
+TIMES = "times, memory and shares of the peak of a card"
+
+
+class Stage(NamedTuple):
+    name: str
+    limit_s: int
+    command: str
+    unseen: str  # what an emulated card cannot show
+
+
+STAGES = [
+    Stage("probe", 30, OWN, "whether the driver, the compiler and the libraries of a machine fit together"),
+    Stage("tests", 110, OWN, "the vendor's products, and the last digits of a card's arithmetic"),
+    Stage("late", 60, LATE + "simple_ddp ddp zero3 sharded3", "orders that a card takes by itself: here seeds draw them"),
+    Stage("kill", 40, OWN, "whether the driver frees the memory of a killed process: each process has an emulated card of its own"),
+    Stage("out_of_memory", 40, OWN, "what the driver takes for itself, and what other processes take"),
+    Stage("rivals_small_cnn", 60, RIVALS + "small_cnn/f32 small_cnn/bf16", TIMES),
+    Stage("rivals_llama", 60, RIVALS + "llama/f32 llama/bf16", TIMES),
+    Stage("rivals_cnn", 70, RIVALS + "cnn/f32 cnn/tf32 cnn/bf16 cnn/fp16", TIMES),
+    Stage("rivals_mlp", 70, RIVALS + "mlp/f32 mlp/tf32 mlp/bf16 mlp/fp16", TIMES),
+    Stage("smollm2", 110, RIVALS + "smollm2/tf32 smollm2/bf16", TIMES + ", and the model at its own size"),
+    Stage("copies", 40, "{python} {bench}/copies.py --binary {programs}/paceline --device cuda --rounds 1 --out {json} {small}",
+          "how much of a copy is hidden: its copies take no time"),
+    Stage("nccl", 40, OWN, "NCCL: it is emulated, too"),
+    Stage("sanitizer", 60, OWN, "what compute-sanitizer finds in the machine code of a card"),
+    Stage("hottest", 60, OWN, "counters of the hardware"),
+    Stage("growth", 60, CARD + "growth", "memory that the driver takes, and 10,240 steps: here 1,024"),
+    Stage("autotuned", 100, RIVALS + "small_cnn/bf16 llama/bf16 cnn/bf16 mlp/bf16 --forms autotuned", TIMES),
+]
+# The limit of PyTorch's steps within a stage: what comes before and after them takes the rest.
+RIVALS_PART = 0.6
+MARK = "PACELINE_CARD_DAY"
+
+
+class Day:
+    """The stages so far, and the file that keeps them."""
+
+    def __init__(self, programs: Path, results: Path, emulated: bool) -> None:
+        self.programs, self.results, self.emulated = programs, results, emulated
+        self.file = results / "card_day.json"
+        commit = Path(programs, "COMMIT").read_text().strip() if Path(programs, "COMMIT").exists() else "unknown"
+        new = provenance() | {"commit": commit, "card": "emulated" if emulated else driver(), "stages": []}
+        self.record: Record = json.loads(self.file.read_text()) if self.file.exists() else new
+        if (self.record["card"] == "emulated") != emulated:
+            raise SystemExit(f"{self.file} is of another card ({self.record['card']}): remove it, or name another folder for results")
+
+    def save(self) -> None:
+        part = self.file.with_suffix(".partial")
+        part.write_text(json.dumps(self.record, indent=1) + "\n")
+        part.replace(self.file)
+
+    def entry(self, stage: Stage) -> Record:
+        for entry in self.record["stages"]:
+            if entry["stage"] == stage.name:
+                return entry
+        self.record["stages"].append({"stage": stage.name, "limit_s": stage.limit_s, "starts": 0})
+        return self.record["stages"][-1]
+
+    def end_processes(self) -> None:
+        """Kills all that a stage has left, whatever its session: processes know their stage by a variable."""
+        mark, found = f"{MARK}={self.results}\0".encode(), True
+        while found:
+            found = False
+            for environ in Path("/proc").glob("[0-9]*/environ"):
+                try:
+                    if mark in environ.read_bytes():
+                        os.kill(int(environ.parent.name), signal.SIGKILL)
+                        found = True
+                except (OSError, ProcessLookupError):
+                    continue
+
+    def hold(self, stage: Stage, variables: dict[str, str]) -> None:
+        """Runs a stage within its limit and records how it ended."""
+        entry, log, out = self.entry(stage), self.results / f"{stage.name}.log", self.results / f"{stage.name}.json"
+        entry |= {"starts": entry["starts"] + 1, "limit_s": stage.limit_s}
+        self.save()
+        places = {"python": sys.executable, "bench": BENCH, "programs": self.programs, "json": out, "name": stage.name,
+                  "small": "--small" if self.emulated else "", "seconds": RIVALS_PART * stage.limit_s}
+        command = [word for word in (of.format(**places) for of in stage.command.split()) if word]
+        out.unlink(missing_ok=True)
+        begin, code = time.monotonic(), None
+        with open(log, "w", encoding="utf-8") as file, tempfile.TemporaryDirectory(prefix="card_day_") as work:
+            environment = os.environ | variables | {MARK: str(self.results)}
+            process = subprocess.Popen(command, cwd=work, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+            try:
+                code = process.wait(stage.limit_s)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                self.end_processes()
+                process.wait()
+        lines = log.read_text(errors="replace").strip().splitlines() or [""]
+        failed = f"failed ({code})" if code is not None else f"failed: took more than {stage.limit_s} s"
+        entry["outcome"] = {0: "passed", LEFT_OUT: "left out"}.get(code, failed)
+        entry |= {"seconds": round(time.monotonic() - begin, 1), "says": lines[-1].replace(f"{self.programs}/", "")}
+        if self.emulated:
+            entry["unseen"] = stage.unseen
+        if out.exists():
+            try:
+                entry["result"] = json.loads(out.read_text())
+            except ValueError:
+                entry["outcome"] = f"{failed}, and {out.name} is no JSON"
+        self.save()
+        print(f"{entry['outcome']:<10} {stage.name:<17} {entry['seconds']:6.1f} s  {entry['says'][:100]}", flush=True)
+
+    def tables(self) -> str:
+        entries = [of for of in self.record["stages"] if "outcome" in of]
+        rows = [["stage", "outcome", "s", "limit s", "says"]]
+        rows += [[of["stage"], of["outcome"], f"{of.get('seconds', 0):.1f}", str(of["limit_s"]), of.get("says", "")[:110]] for of in entries]
+        text = aligned(rows, left={0, 1, 4})
+        steps = [record for of in entries for record in of.get("result", {}).get("records", [])] if entries else []
+        if steps:
+            text += "\n\n" + table(steps, next((of for name, of in PEAKS.items() if name in self.record["card"]), {}))
+        if self.emulated:
+            unseen = [["stage", "an emulated card cannot show"], *([of["stage"], of.get("unseen", "")] for of in entries)]
+            text += "\n\n" + aligned(unseen, left={0, 1})
+        return text
+
+
+def of_card() -> dict[str, str]:
+    """The variables for a real card: its libraries may be those that came with PyTorch."""
+    folders = [str(folder) for path in sys.path for folder in sorted(Path(path).glob("nvidia/*/lib"))]
+    known = os.environ.get("PACELINE_CUDA_LIBRARIES", "")
+    return {"PACELINE_CARD": "1", "RUST_BACKTRACE": "1", "PACELINE_CUDA_LIBRARIES": ":".join(filter(None, [known, *folders]))}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run the stages of a card's day.")
+    parser.add_argument("--programs", type=Path, required=True, metavar="FOLDER", help="what `scripts/card_day.sh pack` has packed")
+    parser.add_argument("--results", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--seconds", type=float, metavar="S", help="of this run (default: 240; three times as long on an emulated card, as are limits)")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    binary = program(parser, "--programs", arguments.programs / "paceline")
+    results = Path(os.path.abspath(arguments.results))
+    results.mkdir(parents=True, exist_ok=True)
+    emulated = os.environ.get("PACELINE_CARD") != "1" and (shutil.which("nvidia-smi") is None or driver() == "unknown")
+    slowness = SLOWNESS if emulated else 1
+    end = time.monotonic() + (arguments.seconds or 240 * slowness) - 2
+    day = Day(binary.parent, results, emulated)
+    day.end_processes()
+    print("card and driver:", day.record["card"], flush=True)
+    with tempfile.TemporaryDirectory(prefix="card_") as folder:
+        variables = card_variables(parser, binary, Path(folder)) if emulated else of_card()
+        for stage in STAGES:
+            entry = day.entry(stage)
+            if "outcome" in entry:
+                continue
+            if entry["starts"] >= 2:
+                entry["outcome"] = "failed: was interrupted twice"
+                day.save()
+            elif slowness * stage.limit_s <= end - time.monotonic():
+                day.hold(stage._replace(limit_s=slowness * stage.limit_s), variables)
+    print("\n" + day.tables())
+    outcomes = [day.entry(stage).get("outcome") for stage in STAGES]
+    left = outcomes.count(None)
+    if left:
+        print(f"\n{left} stages are left: run this again")
+    return 1 if any(of and of.startswith("failed") for of in outcomes) else 3 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
