@@ -4,9 +4,8 @@
     FOLDER/card_day.sh run              # where the card is: for at most 240 s
     FOLDER/card_day.sh run              # goes on where the first one ended
 
-`STAGES` has a line for each: name, limit in seconds, command, and what an emulated card cannot show of it. A stage that fails, or that its
-limit ends with all its processes, does not end the others. A stage begins if its limit fits into the rest of the time, so that a short
-one may come before a long one, which then is the first of the next run. A stage that was interrupted twice has failed.
+A stage that fails, or that its limit ends with all its processes, does not end the others. A stage begins if its limit fits into the rest
+of the time, so that a short one may come before a long one, which then is the first of the next run. One that was interrupted twice has failed.
 
 Without a card (`nvidia-smi` names none) the emulated card computes, with smaller sizes; `PACELINE_CARD=1` demands a real one. Each stage has
 RESULTS/NAME.log and RESULTS/NAME.json. Prints tables and writes RESULTS/card_day.json, which the next run reads: remove it to begin
@@ -15,7 +14,6 @@ again. Exits with 1 if a stage failed, with 3 if stages are left, with 0 if all 
 import argparse
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,11 +23,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from card import PEAKS, driver, table
-from card_stages import LEFT_OUT, SLOWNESS
 from common import Record, aligned, program, provenance
 from late import card_variables
 
 BENCH = Path(__file__).resolve().parent
+PLAIN = "bash {programs}/card_day.sh {name} {json} {small}"
 OWN = "{python} {bench}/card_stages.py {name} --programs {programs} --out {json} {small}"
 CARD = "{python} {bench}/card.py --paceline {programs}/paceline --steps {programs}/card_steps --out {json} --rounds 1 {small} --parts "
 RIVALS = CARD + "steps --seconds {seconds} --cases "
@@ -45,10 +43,10 @@ class Stage(NamedTuple):
 
 
 STAGES = [
-    Stage("probe", 30, OWN, "whether the driver, the compiler and the libraries of a machine fit together"),
-    Stage("tests", 110, OWN, "the vendor's products, and the last digits of a card's arithmetic"),
+    Stage("probe", 30, PLAIN, "whether the driver, the compiler and the libraries of a machine fit together"),
+    Stage("tests", 110, PLAIN, "the vendor's products, and the last digits of a card's arithmetic"),
     Stage("late", 60, LATE + "simple_ddp ddp zero3 sharded3", "orders that a card takes by itself: here seeds draw them"),
-    Stage("kill", 40, OWN, "whether the driver frees the memory of a killed process: each process has an emulated card of its own"),
+    Stage("kill_rank", 40, PLAIN, "whether the driver frees the memory of a killed process: each process has an emulated card of its own"),
     Stage("out_of_memory", 40, OWN, "what the driver takes for itself, and what other processes take"),
     Stage("rivals_small_cnn", 60, RIVALS + "small_cnn/f32 small_cnn/bf16", TIMES),
     Stage("rivals_llama", 60, RIVALS + "llama/f32 llama/bf16", TIMES),
@@ -58,14 +56,17 @@ STAGES = [
     Stage("copies", 40, "{python} {bench}/copies.py --binary {programs}/paceline --device cuda --rounds 1 --out {json} {small}",
           "how much of a copy is hidden: its copies take no time"),
     Stage("nccl", 40, OWN, "NCCL: it is emulated, too"),
-    Stage("sanitizer", 60, OWN, "what compute-sanitizer finds in the machine code of a card"),
-    Stage("hottest", 60, OWN, "counters of the hardware"),
+    Stage("sanitizer", 60, PLAIN, "what compute-sanitizer finds in the machine code of a card"),
+    Stage("hottest", 60, PLAIN, "counters of the hardware"),
     Stage("growth", 60, CARD + "growth", "memory that the driver takes, and 10,240 steps: here 1,024"),
     Stage("autotuned", 100, RIVALS + "small_cnn/bf16 llama/bf16 cnn/bf16 mlp/bf16 --forms autotuned", TIMES),
 ]
 # The limit of PyTorch's steps within a stage: what comes before and after them takes the rest.
 RIVALS_PART = 0.6
 MARK = "PACELINE_CARD_DAY"
+LEFT_OUT = 77
+# An emulated card interprets each instruction: limits, and a run, are so many times as long.
+SLOWNESS = 3
 
 
 class Day:
@@ -74,8 +75,7 @@ class Day:
     def __init__(self, programs: Path, results: Path, emulated: bool) -> None:
         self.programs, self.results, self.emulated = programs, results, emulated
         self.file = results / "card_day.json"
-        commit = Path(programs, "COMMIT").read_text().strip() if Path(programs, "COMMIT").exists() else "unknown"
-        new = provenance() | {"commit": commit, "card": "emulated" if emulated else driver(), "stages": []}
+        new = provenance() | {"commit": Path(programs, "COMMIT").read_text().strip(), "card": "emulated" if emulated else driver(), "stages": {}}
         self.record: Record = json.loads(self.file.read_text()) if self.file.exists() else new
         if (self.record["card"] == "emulated") != emulated:
             raise SystemExit(f"{self.file} is of another card ({self.record['card']}): remove it, or name another folder for results")
@@ -86,11 +86,7 @@ class Day:
         part.replace(self.file)
 
     def entry(self, stage: Stage) -> Record:
-        for entry in self.record["stages"]:
-            if entry["stage"] == stage.name:
-                return entry
-        self.record["stages"].append({"stage": stage.name, "limit_s": stage.limit_s, "starts": 0})
-        return self.record["stages"][-1]
+        return self.record["stages"].setdefault(stage.name, {"starts": 0, "limit_s": stage.limit_s})
 
     def end_processes(self) -> None:
         """Kills all that a stage has left, whatever its session: processes know their stage by a variable."""
@@ -102,7 +98,7 @@ class Day:
                     if mark in environ.read_bytes():
                         os.kill(int(environ.parent.name), signal.SIGKILL)
                         found = True
-                except (OSError, ProcessLookupError):
+                except OSError:
                     continue
 
     def hold(self, stage: Stage, variables: dict[str, str]) -> None:
@@ -127,30 +123,24 @@ class Day:
                 process.wait()
         lines = log.read_text(errors="replace").strip().splitlines() or [""]
         failed = f"failed ({code})" if code is not None else f"failed: took more than {stage.limit_s} s"
-        entry["outcome"] = {0: "passed", LEFT_OUT: "left out"}.get(code, failed)
-        entry |= {"seconds": round(time.monotonic() - begin, 1), "says": lines[-1].replace(f"{self.programs}/", "")}
-        if self.emulated:
-            entry["unseen"] = stage.unseen
+        outcome = {0: "passed", LEFT_OUT: "left out"}.get(code, failed)
+        entry |= {"outcome": outcome, "seconds": round(time.monotonic() - begin, 1), "says": lines[-1].replace(f"{self.programs}/", "")}
+        entry |= {"unseen": stage.unseen} if self.emulated else {}
         if out.exists():
             try:
                 entry["result"] = json.loads(out.read_text())
             except ValueError:
-                entry["outcome"] = f"{failed}, and {out.name} is no JSON"
+                entry["outcome"] = f"failed: {out.name} is no JSON" if code == 0 else failed
         self.save()
         print(f"{entry['outcome']:<10} {stage.name:<17} {entry['seconds']:6.1f} s  {entry['says'][:100]}", flush=True)
 
     def tables(self) -> str:
-        entries = [of for of in self.record["stages"] if "outcome" in of]
-        rows = [["stage", "outcome", "s", "limit s", "says"]]
-        rows += [[of["stage"], of["outcome"], f"{of.get('seconds', 0):.1f}", str(of["limit_s"]), of.get("says", "")[:110]] for of in entries]
-        text = aligned(rows, left={0, 1, 4})
-        steps = [record for of in entries for record in of.get("result", {}).get("records", [])] if entries else []
-        if steps:
-            text += "\n\n" + table(steps, next((of for name, of in PEAKS.items() if name in self.record["card"]), {}))
-        if self.emulated:
-            unseen = [["stage", "an emulated card cannot show"], *([of["stage"], of.get("unseen", "")] for of in entries)]
-            text += "\n\n" + aligned(unseen, left={0, 1})
-        return text
+        ended = {name: of for name, of in self.record["stages"].items() if "outcome" in of}
+        rows = [["stage", "outcome", "s", "limit s", "says", "an emulated card cannot show" if self.emulated else ""]]
+        rows += [[name, of["outcome"], f"{of['seconds']:.1f}", str(of["limit_s"]), of["says"][:110], of.get("unseen", "")] for name, of in ended.items()]
+        steps = [record for of in ended.values() for record in (of["result"].get("records", []) if isinstance(of.get("result"), dict) else [])]
+        peaks = next((of for name, of in PEAKS.items() if name in self.record["card"]), {})
+        return aligned(rows, left={0, 1, 4, 5}) + ("\n\n" + table(steps, peaks) if steps else "")
 
 
 def of_card() -> dict[str, str]:
@@ -170,7 +160,7 @@ def main() -> int:
     binary = program(parser, "--programs", arguments.programs / "paceline")
     results = Path(os.path.abspath(arguments.results))
     results.mkdir(parents=True, exist_ok=True)
-    emulated = os.environ.get("PACELINE_CARD") != "1" and (shutil.which("nvidia-smi") is None or driver() == "unknown")
+    emulated = os.environ.get("PACELINE_CARD") != "1" and driver() == "unknown"
     slowness = SLOWNESS if emulated else 1
     end = time.monotonic() + (arguments.seconds or 240 * slowness) - 2
     day = Day(binary.parent, results, emulated)
@@ -183,7 +173,7 @@ def main() -> int:
             if "outcome" in entry:
                 continue
             if entry["starts"] >= 2:
-                entry["outcome"] = "failed: was interrupted twice"
+                entry |= {"outcome": "failed: was interrupted twice", "seconds": 0.0, "says": ""}
                 day.save()
             elif slowness * stage.limit_s <= end - time.monotonic():
                 day.hold(stage._replace(limit_s=slowness * stage.limit_s), variables)

@@ -47,14 +47,6 @@ def hidden_part(figures: dict[str, float]) -> float:
     return figures["copy_hidden_ms"] / figures["copy_ms"] if figures["copy_ms"] else 0.0
 
 
-def emulated(binary: Path, rounds: int) -> str:
-    """The accelerator whose copies from pinned memory take the wanted share of a step."""
-    known_gbit = 1.0
-    trial = median_of([measure(binary, TRAIN, f"sim:copy={known_gbit:.6f}gbit,0us", SWITCHES[:1]) for _ in range(rounds)])
-    rest_ms = trial["step_ms"] - trial["copy_ms"]
-    return f"sim:copy={known_gbit * trial['copy_ms'] / (rest_ms * SHARE / (1 - SHARE)):.6f}gbit,0us"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure what each way to copy batches to a device hides.")
     parser.add_argument("--binary", type=Path, default=Path("target/release/paceline"), metavar="PATH")
@@ -71,7 +63,11 @@ def main() -> int:
     is_card = args.device == "cuda"
     command = (SMALL if args.small else ON_A_CARD) + " --nproc 1" if is_card else TRAIN
     try:
-        device = "cuda" if is_card else emulated(binary, args.rounds)
+        device = "cuda"
+        if not is_card:
+            trial = median_of([measure(binary, TRAIN, "sim:copy=1gbit,0us", SWITCHES[:1]) for _ in range(args.rounds)])
+            bandwidth_gbit = trial["copy_ms"] / ((trial["step_ms"] - trial["copy_ms"]) * SHARE / (1 - SHARE))
+            device = f"sim:copy={bandwidth_gbit:.6f}gbit,0us"
         runs: dict[tuple[str, ...], list[Record]] = {case: [] for case in cases}
         for number in range(args.rounds):
             for case in cases if number % 2 == 0 else reversed(cases):
