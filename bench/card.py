@@ -52,7 +52,7 @@ def ours(steps: Path, small: bool, cases: list[str]) -> list[Record]:
     return [{"side": "paceline"} | step for step in map(json.loads, lines)]
 
 
-def theirs(python: str, small: bool, cases: list[str], forms: list[str], seconds: float) -> tuple[list[Record], Record]:
+def theirs(python: str, small: bool, cases: list[str], forms: list[str], seconds: int) -> tuple[list[Record], Record]:
     with tempfile.TemporaryDirectory() as folder:
         command = [python, str(PEER_SCRIPT), "--cases", *cases, "--forms", *forms, "--seconds", str(seconds), "--json", "torch.json"]
         run(command + (["--small"] if small else []), Path(folder), 4 * TIMEOUT_SECONDS)
@@ -116,7 +116,7 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", default=ROWS, metavar="CASE[/PRECISION]", help=f"(default: {' '.join(ROWS)})")
     parser.add_argument("--forms", nargs="*", default=FORMS, help="of PyTorch's steps: eager graph compiled autotuned (default: the first three)")
     parser.add_argument("--small", action="store_true", help="sizes for an emulated card")
-    parser.add_argument("--seconds", type=float, default=480.0, help="no step of PyTorch is begun after that (default: 480)")
+    parser.add_argument("--seconds", type=int, default=450, help="what PyTorch has not timed by then is left out (default: 450)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: 3)")
     parser.add_argument("--parts", nargs="+", choices=["steps", "growth"], default=["steps", "growth"], help="(default: both)")
     parser.add_argument("--out", type=Path, default=ROOT / "results/card.json", metavar="FILE")

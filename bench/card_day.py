@@ -31,7 +31,7 @@ PLAIN = "bash {programs}/card_day.sh {name} {json} {small}"
 OWN = "{python} {bench}/card_stages.py {name} --programs {programs} --out {json} {small}"
 CARD = "{python} {bench}/card.py --paceline {programs}/paceline --steps {programs}/card_steps --out {json} --rounds 1 {small} --parts "
 RIVALS = CARD + "steps --seconds {seconds} --cases "
-LATE = "{python} {bench}/late.py --binary {programs}/paceline --device cuda --out {json} --ranks 2 --orders 2 --long-orders 2 --strategies "
+LATE = "{python} {bench}/late.py --binary {programs}/paceline --device cuda --out {json} --ranks 2 --orders {orders} --long-orders {orders} --strategies "
 TIMES = "times, memory and shares of the peak of a card"
 
 
@@ -43,26 +43,24 @@ class Stage(NamedTuple):
 
 
 STAGES = [
-    Stage("probe", 30, PLAIN, "whether the driver, the compiler and the libraries of a machine fit together"),
-    Stage("tests", 110, PLAIN, "the vendor's products, and the last digits of a card's arithmetic"),
-    Stage("late", 60, LATE + "simple_ddp ddp zero3 sharded3", "orders that a card takes by itself: here seeds draw them"),
-    Stage("kill_rank", 40, PLAIN, "whether the driver frees the memory of a killed process: each process has an emulated card of its own"),
+    Stage("probe", 20, PLAIN, "whether the driver, the compiler and the libraries of a machine fit together"),
+    Stage("tests", 100, PLAIN, "the vendor's products, and the last digits of a card's arithmetic"),
+    Stage("late", 40, LATE + "simple_ddp ddp zero3 sharded3", "orders that a card takes by itself: here seeds draw them"),
+    Stage("kill_rank", 30, PLAIN, "whether the driver frees the memory of a killed process: each process has an emulated card of its own"),
     Stage("out_of_memory", 40, OWN, "what the driver takes for itself, and what other processes take"),
-    Stage("rivals_small_cnn", 60, RIVALS + "small_cnn/f32 small_cnn/bf16", TIMES),
-    Stage("rivals_llama", 60, RIVALS + "llama/f32 llama/bf16", TIMES),
-    Stage("rivals_cnn", 70, RIVALS + "cnn/f32 cnn/tf32 cnn/bf16 cnn/fp16", TIMES),
-    Stage("rivals_mlp", 70, RIVALS + "mlp/f32 mlp/tf32 mlp/bf16 mlp/fp16", TIMES),
-    Stage("smollm2", 110, RIVALS + "smollm2/tf32 smollm2/bf16", TIMES + ", and the model at its own size"),
+    # The rows of the table in docs/devices.md.
+    Stage("rivals", 130, RIVALS + "small_cnn/f32 small_cnn/bf16 llama/f32 llama/bf16 cnn mlp", TIMES),
+    Stage("smollm2", 90, RIVALS + "smollm2/tf32 smollm2/bf16", TIMES + ", and the model at its own size"),
     Stage("copies", 40, "{python} {bench}/copies.py --binary {programs}/paceline --device cuda --rounds 1 --out {json} {small}",
           "how much of a copy is hidden: its copies take no time"),
     Stage("nccl", 40, OWN, "NCCL: it is emulated, too"),
-    Stage("sanitizer", 60, PLAIN, "what compute-sanitizer finds in the machine code of a card"),
-    Stage("hottest", 60, PLAIN, "counters of the hardware"),
-    Stage("growth", 60, CARD + "growth", "memory that the driver takes, and 10,240 steps: here 1,024"),
-    Stage("autotuned", 100, RIVALS + "small_cnn/bf16 llama/bf16 cnn/bf16 mlp/bf16 --forms autotuned", TIMES),
+    Stage("sanitizer", 35, PLAIN, "what compute-sanitizer finds in the machine code of a card"),
+    Stage("hottest", 45, PLAIN, "counters of the hardware"),
+    Stage("growth", 30, CARD + "growth", "memory that the driver takes, and 10,240 steps: here 1,024"),
+    Stage("autotuned", 60, RIVALS + "small_cnn/bf16 llama/bf16 cnn/bf16 mlp/bf16 --forms autotuned", TIMES),
 ]
-# The limit of PyTorch's steps within a stage: what comes before and after them takes the rest.
-RIVALS_PART = 0.6
+# The part of a stage's limit after which PyTorch's steps end, and leave out what is left.
+RIVALS_PART = 0.75
 MARK = "PACELINE_CARD_DAY"
 LEFT_OUT = 77
 # An emulated card interprets each instruction: limits, and a run, are so many times as long.
@@ -107,7 +105,8 @@ class Day:
         entry |= {"starts": entry["starts"] + 1, "limit_s": stage.limit_s}
         self.save()
         places = {"python": sys.executable, "bench": BENCH, "programs": self.programs, "json": out, "name": stage.name,
-                  "small": "--small" if self.emulated else "", "seconds": RIVALS_PART * stage.limit_s}
+                  "small": "--small" if self.emulated else "", "seconds": int(RIVALS_PART * stage.limit_s),
+                  "orders": 2 if self.emulated else 1}
         command = [word for word in (of.format(**places) for of in stage.command.split()) if word]
         out.unlink(missing_ok=True)
         begin, code = time.monotonic(), None
