@@ -133,9 +133,6 @@ def main() -> int:
             failures.append(f"{what}: {error}")
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
-    def own(round_: int) -> None:
-        records.extend({"round": round_} | record for record in ours(steps, arguments.small, arguments.cases))
-
     def peer(round_: int) -> None:
         forms = [form for form in arguments.forms if round_ == 0 or form in ("eager", "graph")]
         found, versions = theirs(arguments.peer_python, arguments.small, arguments.cases, forms, arguments.seconds)
@@ -147,7 +144,7 @@ def main() -> int:
     has_peer = subprocess.run([arguments.peer_python, "-c", "import torch"], capture_output=True).returncode == 0
     notes = [] if has_peer or "steps" not in arguments.parts else ["PyTorch is left out: it cannot be imported"]
     for round_ in range(arguments.rounds if "steps" in arguments.parts else 0):
-        kept("paceline", lambda: own(round_))
+        kept("paceline", lambda: records.extend({"round": round_} | of for of in ours(steps, arguments.small, arguments.cases)))
         if has_peer:
             kept("pytorch", lambda: peer(round_))
     if "growth" in arguments.parts:

@@ -64,7 +64,7 @@ RIVALS_PART = 0.75
 MARK = "PACELINE_CARD_DAY"
 LEFT_OUT = 77
 # An emulated card interprets each instruction: limits, and a run, are so many times as long.
-SLOWNESS = 3
+SLOWNESS = 5
 
 
 class Day:
@@ -153,7 +153,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run the stages of a card's day.")
     parser.add_argument("--programs", type=Path, required=True, metavar="FOLDER", help="what `scripts/card_day.sh pack` has packed")
     parser.add_argument("--results", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--seconds", type=float, metavar="S", help="of this run (default: 240; three times as long on an emulated card, as are limits)")
+    parser.add_argument("--seconds", type=float, metavar="S", help="of this run (default: 240; five times as long on an emulated card, as are limits)")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     binary = program(parser, "--programs", arguments.programs / "paceline")
