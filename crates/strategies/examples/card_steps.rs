@@ -28,6 +28,8 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 /// Steps before those that are timed, and these.
 const STEPS: [u32; 2] = [20, 50];
 const SMALL_STEPS: [u32; 2] = [4, 2];
+const SGD: OptimizerConfig =
+    OptimizerConfig::Sgd(Sgd { lr: 0.01, momentum: 0.0, weight_decay: 0.0 });
 /// Spans of a step that are kept.
 const SPANS: usize = 100;
 
@@ -155,37 +157,14 @@ fn tensor(
 
 fn cases(is_small: bool) -> Vec<Case> {
     let sized = |full: usize, small: usize| if is_small { small } else { full };
-    let sgd = OptimizerConfig::Sgd(Sgd { lr: 0.01, momentum: 0.0, weight_decay: 0.0 });
-    let adamw = AdamW { lr: 5e-5, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
-    let images = |name, batch: usize, image: [usize; 3], channels: [usize; 3]| {
-        let config = CnnConfig {
-            image,
-            channels: channels.map(|count| sized(count, count / 16)).to_vec(),
-            hidden: sized(512, 16),
-            num_classes: 10,
-            batch_norm: false,
-            unused_head: false,
-            layout: Default::default(),
-        };
-        Case {
-            name,
-            build: Box::new(move || config.build(1)),
-            inputs: (DType::F32, [&[batch][..], &image].concat()),
-            targets: (DType::I64, vec![batch]),
-            classes: 10,
-            optimizer: sgd,
-        }
-    };
-    let tokens = |config: LlamaConfig, name, batch: usize, optimizer| {
-        let shape = vec![batch, config.max_position_embeddings];
-        Case {
-            name,
-            classes: config.vocab_size as u64,
-            build: Box::new(move || config.build(1)),
-            inputs: (DType::I64, shape.clone()),
-            targets: (DType::I64, shape),
-            optimizer,
-        }
+    let cnn = |image, channels: [usize; 3]| CnnConfig {
+        image,
+        channels: channels.map(|count| sized(count, count / 16)).to_vec(),
+        hidden: sized(512, 16),
+        num_classes: 10,
+        batch_norm: false,
+        unused_head: false,
+        layout: Default::default(),
     };
     let width = sized(4096, 16);
     let mlp = MlpConfig {
@@ -195,6 +174,55 @@ fn cases(is_small: bool) -> Vec<Case> {
         num_layers: 2,
         tie_layers: false,
     };
+    let [llama, smollm2] = language_models(&sized);
+    let adamw = AdamW { lr: 5e-5, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
+    let side = |full| sized(full, 8);
+    vec![
+        images("small_cnn", sized(64, 4), cnn([side(28), side(28), 1], [32, 64, 128])),
+        images("cnn", sized(512, 4), cnn([side(32), side(32), 3], [64, 128, 256])),
+        Case {
+            name: "mlp",
+            build: Box::new(move || mlp.build(1)),
+            inputs: (DType::F32, vec![width, width]),
+            targets: (DType::F32, vec![width, width]),
+            classes: 1,
+            optimizer: SGD,
+        },
+        tokens("llama", sized(4, 1), llama, SGD),
+        tokens("smollm2", sized(8, 1), smollm2, OptimizerConfig::AdamW(adamw)),
+    ]
+}
+
+fn images(name: &'static str, batch: usize, config: CnnConfig) -> Case {
+    Case {
+        name,
+        inputs: (DType::F32, [&[batch][..], &config.image].concat()),
+        targets: (DType::I64, vec![batch]),
+        build: Box::new(move || config.build(1)),
+        classes: 10,
+        optimizer: SGD,
+    }
+}
+
+fn tokens(
+    name: &'static str,
+    batch: usize,
+    config: LlamaConfig,
+    optimizer: OptimizerConfig,
+) -> Case {
+    let shape = vec![batch, config.max_position_embeddings];
+    Case {
+        name,
+        classes: config.vocab_size as u64,
+        build: Box::new(move || config.build(1)),
+        inputs: (DType::I64, shape.clone()),
+        targets: (DType::I64, shape),
+        optimizer,
+    }
+}
+
+/// The Llama of 7.4 million parameters, and SmolLM2-360M; or small models of the same form.
+fn language_models(sized: &impl Fn(usize, usize) -> usize) -> [LlamaConfig; 2] {
     let llama = LlamaConfig {
         vocab_size: sized(8192, 64),
         hidden_size: sized(256, 32),
@@ -212,7 +240,6 @@ fn cases(is_small: bool) -> Vec<Case> {
         task: LlamaTask::LanguageModel,
         special_tokens: SpecialTokens::default(),
     };
-    // SmolLM2-360M.
     let smollm2 = LlamaConfig {
         vocab_size: sized(49_152, 96),
         hidden_size: sized(960, 48),
@@ -225,19 +252,5 @@ fn cases(is_small: bool) -> Vec<Case> {
         tie_word_embeddings: true,
         ..llama.clone()
     };
-    let side = |full| sized(full, 8);
-    vec![
-        images("small_cnn", sized(64, 4), [side(28), side(28), 1], [32, 64, 128]),
-        images("cnn", sized(512, 4), [side(32), side(32), 3], [64, 128, 256]),
-        Case {
-            name: "mlp",
-            build: Box::new(move || mlp.build(1)),
-            inputs: (DType::F32, vec![width, width]),
-            targets: (DType::F32, vec![width, width]),
-            classes: 1,
-            optimizer: sgd,
-        },
-        tokens(llama, "llama", sized(4, 1), sgd),
-        tokens(smollm2, "smollm2", sized(8, 1), OptimizerConfig::AdamW(adamw)),
-    ]
+    [llama, smollm2]
 }
