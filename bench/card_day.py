@@ -127,7 +127,7 @@ class Day:
         entry |= {"unseen": stage.unseen} if self.emulated else {}
         if out.exists():
             try:
-                entry["result"] = json.loads(out.read_text())
+                entry["result"] = json.loads(out.read_text().replace(f"{self.programs}/", ""))
             except ValueError:
                 entry["outcome"] = f"failed: {out.name} is no JSON" if code == 0 else failed
         self.save()
