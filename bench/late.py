@@ -8,7 +8,8 @@ Runs a small CNN, an MLP and a Llama with every strategy: on the processor, on t
 nothing runs before somebody waits, in an order that the seed draws. The weights of the processor are expected. On a card, whose products have an
 order of their own, those of its first run with `simple_ddp` are, or of the first one with a strategy that has other weights by its nature. There, ranks share
 a card and send through the host, or have a card each and send by NCCL. Counts the runs that end with other weights. Prints a table and writes
-`results/late.json` or `results/late_cuda.json`. The exit code is 1 if there is such a run. Only the standard library is needed; for a card, also the
+`results/late.json` or `results/late_cuda.json`. With `PACELINE_CARD=1` a card of this machine is taken, which has orders of its own; NCCL then
+needs as many cards as ranks, and is left out. The exit code is 1 if there is such a run. Only the standard library is needed; for a card, also the
 run-time compiler of the vendor (see docs/devices.md) and `cargo build --release -p paceline-emulated-card`.
 """
 import argparse
@@ -43,7 +44,7 @@ DIGEST = re.compile(r"sha256 ([0-9a-f]{64})")
 
 # The weights of each are its own. `simple_ddp_ga` has steps of four batches.
 OWN_WEIGHTS = {"simple_ddp_ga", "top_k", "fp16", "bf16", "local_sgd", "no_sync"}
-LIBRARIES = ["libcuda.so.1", "libcublasLt.so.13", "libnccl.so.2"]
+LIBRARIES = ["libcuda.so.1", "libcublasLt.so.13", "libnccl.so.2", "libnvidia-ml.so.1"]
 
 
 class Bench:
@@ -68,13 +69,15 @@ class Bench:
         """The same for a card: shared by the ranks, and, for more than one, with a card for each."""
         words = f"{words} --device cuda"
         cases = {f"seed {seed}": self.digest(words, SEED=seed) for seed in range(orders)}
-        if ranks > 1:
+        if ranks > 1 and os.environ.get("PACELINE_CARD") != "1":
             cases |= {f"nccl, seed {seed}": self.digest(f"{words} --transport nccl", SEED=seed, CARDS=ranks) for seed in range(orders)}
         return expected or next(iter(cases.values())), cases
 
 
 def card_variables(parser: argparse.ArgumentParser, binary: Path, folder: Path) -> dict[str, str]:
     """Where a program finds the emulated card, whose library lies beside it."""
+    if os.environ.get("PACELINE_CARD") == "1":
+        return {}
     library = program(parser, "--binary", binary.parent / "libpaceline_emulated_card.so")
     for name in LIBRARIES:
         (folder / name).symlink_to(library)
@@ -89,6 +92,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: results/late.json, or results/late_cuda.json")
     parser.add_argument("--orders", type=int, metavar="N", help="orders of work for each case (default: 20; 5 on a card)")
     parser.add_argument("--long-orders", type=int, metavar="N", help="the same for ddp and sharded3 (default: ten times as many; 4 times on a card)")
+    parser.add_argument("--ranks", type=int, nargs="+", metavar="N", help="(default: 2 4; 1 2 3 on a card)")
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES, help="(default: all)")
     args = parser.parse_args()
     on_card = args.device == "cuda"
     out = args.out or Path("results/late_cuda.json" if on_card else "results/late.json")
@@ -100,9 +105,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="card_") as folder:
         bench = Bench(binary, card_variables(parser, binary, Path(folder)) if on_card else {})
         for model, flags in (ON_A_CARD if on_card else MODELS).items():
-            for ranks in (1, 2, 3) if on_card else (2, 4):
+            for ranks in args.ranks or ((1, 2, 3) if on_card else (2, 4)):
                 exact = None
-                for strategy in STRATEGIES:
+                for strategy in args.strategies:
                     # The recipe evaluates, and with no_sync there is no single model to evaluate.
                     if (model, strategy) == ("llama", "no_sync"):
                         continue
