@@ -297,7 +297,7 @@ pub(super) fn remove_leftovers(disk: &Disk, folder: &Path) -> io::Result<()> {
 /// answer is yes, so that opening it reports why.
 pub fn is_in(folder: &Path) -> bool {
     let has = |name: &str| folder.join(name).try_exists().unwrap_or(true);
-    has(INDEX) || has(SINGLE_FILE) || has(LATEST) || !all(folder).is_empty()
+    [INDEX, SINGLE_FILE, LATEST, GOOD].into_iter().any(has) || !all(folder).is_empty()
 }
 
 #[cfg(test)]

@@ -78,8 +78,8 @@ pub fn check_save(config: &TrainConfig) -> Result<()> {
         }
         if let Some(other) = checkpoint::in_the_way(folder, steps) {
             return refuse(format!(
-                "{} is where this run would write a checkpoint, and no run has written it: move it away, or pass another \
-                 folder",
+                "{} lies where this run would write or replace a checkpoint, and no run has written it: move it away, or \
+                 pass another folder",
                 other.printable()
             ));
         }

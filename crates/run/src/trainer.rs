@@ -14,6 +14,7 @@ use paceline_collectives::{Group, ReduceOp};
 use paceline_data::{BatchShape, Dataset};
 use paceline_failure::{Failure, Result};
 use paceline_host::streams;
+use paceline_host::text::plural;
 use paceline_launch::device::Device;
 use paceline_launch::stop::{StopRequest, left};
 use paceline_memory::PhaseUsage;
@@ -268,7 +269,8 @@ impl Trainer<'_> {
             return Ok(());
         }
         let problem = format!(
-            "the gradients of {count} steps in a row overflowed, the last time in step {steps}"
+            "the gradients of {} in a row overflowed, the last time in step {steps}",
+            plural(count as usize, "step")
         );
         if self.stepper.replica.world.rank() > 0 {
             return Err(Failure::Consequence(problem));

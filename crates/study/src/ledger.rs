@@ -152,8 +152,13 @@ impl Ledger {
             if file.extension().is_some_and(|extension| extension == "json") {
                 let bytes = paceline_files::read(&file, MAX_BYTES)
                     .map_err(|e| Failure::io(file.printable(), e))?;
-                let record: Record =
-                    serde_json::from_slice(&bytes).map_err(|e| Failure::io(file.printable(), e))?;
+                let unreadable = |e: serde_json::Error| {
+                    Failure::Usage(format!(
+                        "{}: {e}; remove it, and a run without a record is made again",
+                        file.printable()
+                    ))
+                };
+                let record: Record = serde_json::from_slice(&bytes).map_err(unreadable)?;
                 let name = file_of(record.position);
                 if !file.ends_with(&name) {
                     return usage(format!(

@@ -5,12 +5,15 @@ use std::io::{BufRead, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use paceline_failure::{Failure, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 /// The line by which the launcher tells the guard that all ranks have ended.
 const FAREWELL: &str = "done";
+/// How long the guard may take to end after that.
+const FAREWELL_WAIT: Duration = Duration::from_secs(1);
 
 /// The prefix of a line that names a folder.
 const FOLDER: &str = "folder ";
@@ -54,6 +57,12 @@ impl Guard {
         // A guard that has ended already is no error.
         let _ = writeln!(self.pipe, "{FAREWELL}");
         drop(self.pipe);
+        // It may have been stopped, and has nothing left to do.
+        let begin = Instant::now();
+        while begin.elapsed() < FAREWELL_WAIT && matches!(self.child.try_wait(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }

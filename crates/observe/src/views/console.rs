@@ -165,8 +165,8 @@ impl<'a> Console<'a> {
         self.said_skipped = Some(*steps);
         let skipped = plural(scaling.skipped_steps as usize, "step");
         self.say(format!(
-            "Step {steps}: its gradients overflowed, so the update was skipped; the loss scale is {} now, and {skipped} were \
-             skipped so far",
+            "Step {steps}: its gradients overflowed, so the update was skipped; the loss scale is {} now ({skipped} \
+             skipped so far)",
             scaling.scale
         ));
     }
