@@ -51,7 +51,7 @@ fn a_file_of_the_user_stays() {
     let sandbox = Sandbox::new();
     let flags = format!("{TINY} --nproc 1 --global-batch-size 50 --save saved --save-every 10");
     sandbox.write("saved/step-000000020/notes.txt", b"mine");
-    let words = ["--save saved: saved/step-000000020/notes.txt is where", "move it away"];
+    let words = ["--save saved: saved/step-000000020/notes.txt lies where", "move it away"];
     sandbox.train(&format!("{flags} --steps 30")).refused(&words);
     assert!(!sandbox.path("runs").exists() && !sandbox.path("saved/checkpoint.lock").exists());
     fs::remove_dir_all(sandbox.path("saved")).unwrap();
