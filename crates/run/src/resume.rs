@@ -405,9 +405,7 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     let lr_steps = if decays { config.lr_steps().to_string() } else { "any".into() };
     let fix_of_lr_steps = match schedule.steps {
         Some(_) => "pass the same --lr-steps",
-        None => {
-            "this run is longer than the run that saved: pass its --lr-steps, so that the learning rate stays on the same course"
-        }
+        None => "this run is longer than the run that saved, so pass its --lr-steps too",
     };
     let accumulation = match strategy.options.accumulation {
         _ if !strategy.options.no_sync => format!("{} --no-sync=false", strategy.accumulate),
