@@ -55,7 +55,7 @@ impl NumberTable {
     }
 
     /// Reads a part. Inputs have the extents `size`, or are vectors. Classes are the whole numbers from 0 to the largest one, or
-    /// from 1 if 0 is the only one that does not occur, or the words in the order of the alphabet, of the file to train on.
+    /// from 1 if 0 does not occur, or the words in the order of the alphabet, of the file to train on.
     pub fn load(&self, split: Split, size: Option<[usize; 3]>) -> Result<Arrays, DataError> {
         let train = self.rows("train.csv")?;
         let classes = Classes::of(&train)?;
