@@ -17,7 +17,7 @@ use paceline_host::resources;
 use paceline_host::text::plural;
 use paceline_launch::environment::Placement;
 use paceline_settings::config::TrainConfig;
-use paceline_settings::flags::is_recorded;
+use paceline_settings::flags::{RANKS_PER_CORE, is_recorded};
 use paceline_settings::origin::Resume;
 use paceline_settings::spec::RunSpec;
 use paceline_settings::spec_file::SpecFile;
@@ -30,9 +30,6 @@ pub const KEY: &str = "flags";
 pub const ANOTHER_MODEL: &str = "it would be another model";
 /// Why a checkpoint of another optimizer is refused.
 pub const NO_STATE: &str = "its state would be of no use";
-
-/// The most ranks for each core with which a run goes on unless `--nproc` says how many.
-const RANKS_PER_CORE: usize = 8;
 
 /// The flags of a run, as JSON. Samples of a batch are recorded for all ranks together, so that another number of ranks
 /// goes on with the same batches.

@@ -21,6 +21,7 @@ use paceline_choices::registry::{Choice, Registry};
 use paceline_choices::strategies::STRATEGIES;
 use paceline_failure::{Failure, Result};
 use paceline_files::{Printable, printable};
+use paceline_host::resources;
 use serde_json::Value;
 use strsim::levenshtein;
 
@@ -141,6 +142,13 @@ impl SpecFile {
                     self.place(key)
                 ));
             }
+        }
+        let most = resources::num_cores() * flags::RANKS_PER_CORE;
+        if self.is_of_run && !flags.has("nproc") && spec.number("nproc").is_some_and(|n| n > most) {
+            let place = self.place("nproc");
+            return Err(Failure::Usage(format!(
+                "{place}: without --nproc, a run folder starts at most {most} ranks on this machine; pass --nproc N"
+            )));
         }
         let known = flags::command();
         for key in flags.keys() {

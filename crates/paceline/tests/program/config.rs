@@ -55,6 +55,9 @@ fn a_run_folder_does_not_say_where_another_run_writes() {
     assert_eq!(std::fs::read(sandbox.path("mine")).unwrap(), summary.unwrap());
     assert_eq!(sandbox.checkpoint_index(), saved);
     assert_eq!(std::fs::read_dir(sandbox.path("there")).unwrap().count(), 1);
+    config["stated"]["nproc"] = 1000.into();
+    sandbox.write("many/config.json", config.to_string().as_bytes());
+    train(&sandbox, "many/config.json", "").refused(&["nproc = 1000", "pass --nproc N"]);
     // What the user states counts.
     std::fs::remove_file(sandbox.path("mine")).unwrap();
     let again = train(&sandbox, "given/config.json", "--json mine").ok();

@@ -26,7 +26,7 @@ use super::named::{AccumulationName, AmpName, Course, PrecisionName, TransportNa
 pub use compare::{CompareFlags, Comparison, Several};
 pub use paceline_launch::CommArgs;
 pub use profile::ProfileArgs;
-pub use stated_by::{is_recorded, is_repeated};
+pub use stated_by::{RANKS_PER_CORE, is_recorded, is_repeated};
 
 /// The flags that every run has.
 #[derive(Clone, Debug, Args)]

@@ -12,6 +12,9 @@ use paceline_choices::strategies::STRATEGIES;
 
 use super::key;
 
+/// The most ranks for each core that a checkpoint or a run folder may ask for.
+pub const RANKS_PER_CORE: usize = 8;
+
 /// The flags that a checkpoint records, and states when a run goes on from it: what decides the model, the samples and the
 /// weights.
 const OF_CHECKPOINTS: [&str; 12] = [
