@@ -7,7 +7,7 @@
 //! Input: storage and an optimizer, or a file. Output: a file, or restored storage. This module knows nothing
 //! of ranks or runs.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ pub fn write(
         entries.insert(format!("model.{}", buffer.name), Entry::new(&value)?);
     }
     let digest = digest(metadata, entries.iter().map(|(name, entry)| (&**name, &*entry.bytes)));
-    let mut metadata: HashMap<String, String> = metadata.clone().into_iter().collect();
+    let mut metadata = metadata.clone();
     metadata.insert(DIGEST_KEY.into(), digest);
 
     let mut end = 0;
@@ -68,7 +68,8 @@ pub fn write(
         let info = TensorInfo { dtype: *dtype, shape: shape.clone(), data_offsets: (begin, end) };
         (name.clone(), info)
     });
-    let header = Metadata::new(Some(metadata), infos.collect()).map_err(io::Error::other)?;
+    let metadata = Some(metadata.into_iter().collect());
+    let header = Metadata::new(metadata, infos.collect()).map_err(io::Error::other)?;
     let mut header = serde_json::to_vec(&header).map_err(io::Error::from)?;
     header.resize(header.len().next_multiple_of(HEADER_ALIGNMENT), b' ');
     out.write_all(&(header.len() as u64).to_le_bytes())?;

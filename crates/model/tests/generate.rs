@@ -16,7 +16,7 @@ static TEXTS: &[u8] = include_bytes!("fixtures/generate.safetensors");
 const TEXT_CASES: [&str; 2] = ["grouped_tied", "whole"];
 
 fn metadata(file: &[u8]) -> std::collections::HashMap<String, String> {
-    SafeTensors::read_metadata(file).unwrap().1.metadata().clone().unwrap()
+    SafeTensors::read_metadata(file).unwrap().1.metadata().clone().unwrap().into_iter().collect()
 }
 
 fn f32s(file: &[u8], name: &str) -> Vec<f64> {

@@ -45,8 +45,14 @@ fn write_folder(folder: &Path, case: &str, change: impl Fn(&mut Value)) {
         .collect();
     let bytes = safetensors::serialize(weights, None).unwrap();
     fs::write(folder.join("model.safetensors"), bytes).unwrap();
-    let metadata: HashMap<String, String> =
-        SafeTensors::read_metadata(FIXTURE).unwrap().1.metadata().clone().unwrap();
+    let metadata: HashMap<String, String> = SafeTensors::read_metadata(FIXTURE)
+        .unwrap()
+        .1
+        .metadata()
+        .clone()
+        .unwrap()
+        .into_iter()
+        .collect();
     let mut config: Value = serde_json::from_str(&metadata[case]).unwrap();
     change(&mut config);
     fs::write(folder.join("config.json"), config.to_string()).unwrap();
