@@ -1,0 +1,190 @@
+"""Holds the size and the shape of the code to `scripts/budgets.toml`.
+
+    python3 scripts/budgets.py            # the totals; exit code 1 if a number is above its budget
+    python3 scripts/budgets.py --all      # each folder too
+    python3 scripts/budgets.py --set      # lowers budgets to what is counted; raises none
+
+Input: the files that git knows, formatted by rustfmt with the settings of today. A line counts unless it is blank or all of it is a comment;
+one of more than WIDEST characters counts as several. A docstring of Python is code. The shape is what `scripts/shape.py` counts.
+
+A budget is raised by a commit of its own, which changes nothing else and has "issue N, allowance L" in its message. The raises since the budgets
+began are listed; the script fails on one that breaks this rule.
+"""
+import argparse
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import shape
+
+ROOT = Path(__file__).resolve().parent.parent
+BUDGETS = "scripts/budgets.toml"
+LANGUAGES = {
+    ".rs": "Rust", ".cu": "CUDA", ".cuh": "CUDA", ".h": "CUDA", ".c": "CUDA", ".py": "Python", ".sh": "shell", ".js": "pages", ".css": "pages",
+}  # fmt: skip
+WIDEST = 180
+CORE = {"numeric", "trace", "memory", "kernels", "collectives", "rendezvous", "model", "strategies", "schedule", "cuda", "data"}
+# What opens an item that only tests compile, and what closes it on a line of its own at the same depth.
+TEST_ITEM = re.compile(r"(\s*)#\[cfg\((all\()?test\b")
+RAISE = re.compile(r"issue (\d+), allowance ([\d,]+)")
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def code_lines(path: Path, text: str) -> list[str]:
+    """The lines that are neither blank nor only a comment."""
+    is_c = path.suffix not in (".rs", ".py", ".sh", "")
+    kept, in_comment = [], False
+    for line in text.splitlines():
+        word = line.strip()
+        if in_comment or is_c and word.startswith("/*"):
+            in_comment = "*/" not in word
+        elif word and not word.startswith("#" if path.suffix in (".py", ".sh", "") else "//"):
+            kept.append(line)
+    return kept
+
+
+def split_tests(lines: list[str]) -> tuple[list[str], list[str]]:
+    """The lines of a Rust file that ship, and those that only tests compile."""
+    code: list[str] = []
+    tests: list[str] = []
+    depth = None
+    for line in lines:
+        opens = TEST_ITEM.match(line)
+        if depth is None and opens:
+            depth = opens[1]
+        (code if depth is None else tests).append(line)
+        is_outermost = depth is not None and line.startswith(depth) and not line[len(depth) :].startswith((" ", "#"))
+        if is_outermost and line.rstrip().endswith(("}", ";", ",")):
+            depth = None
+    return code, tests
+
+
+def size(lines: list[str]) -> int:
+    return sum(-(-len(line) // WIDEST) for line in lines)
+
+
+def count() -> Counter[str]:
+    """Lines by folder and kind, such as `crates/kernels CUDA` or `crates/kernels tests`."""
+    counted: Counter[str] = Counter()
+    for name in git("ls-files", "--cached", "--others", "--exclude-standard").splitlines():
+        path = Path(name)
+        language = "shell" if name == ".ci/run" else LANGUAGES.get(path.suffix)
+        if language is None or not (ROOT / path).is_file():
+            continue
+        folder = "/".join(path.parts[: 2 if path.parts[0] in ("crates", "testing") else 1])
+        lines = code_lines(path, (ROOT / path).read_text(encoding="utf-8", errors="replace"))
+        tests: list[str] = []
+        if "tests" in path.parts or path.name == "tests.rs" or path.name.endswith("_tests.rs"):
+            lines, tests = ([], lines) if language in ("Rust", "CUDA") else (lines, [])
+        elif language == "Rust":
+            lines, tests = split_tests(lines)
+        kind = next((part for part in path.parts if part in ("examples", "benches")), language)
+        counted[f"{folder} {kind}"] += size(lines)
+        counted[f"{folder} tests"] += size(tests)
+    return +counted
+
+
+def totals(counted: Counter[str]) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for name, lines in counted.items():
+        folder, kind = name.split()
+        crate = folder.rpartition("/")[2]
+        if kind == "Rust" and folder.startswith(("crates/", "testing/")):
+            kind = "core crates" if crate in CORE else crate if crate == "emulated-card" else "outer crates"
+        sums["fuzz targets" if kind == "Rust" else kind] += lines
+        sums["all"] += lines
+    return sums
+
+
+def over(title: str, counted: Counter[str], budgets: dict[str, int], show: bool) -> list[str]:
+    """Shows one section, and returns what is above its budget."""
+    wrong = []
+    if show:
+        print(f"\n{title:36}{'now':>10}{'budget':>10}")
+    for name in sorted(counted | Counter(budgets)):
+        now, budget = counted[name], budgets.get(name, 0)
+        if show:
+            print(f"{name:36}{now:>10,}{budget:>10,}")
+        if now > budget:
+            wrong.append(f"{title}: {name}: {now:,} is {now - budget:,} above its budget of {budget:,}")
+    return wrong
+
+
+def budgets_of(commit: str) -> dict[str, dict[str, int]] | None:
+    shown = subprocess.run(["git", "show", f"{commit}:{BUDGETS}"], cwd=ROOT, capture_output=True, text=True)
+    return tomllib.loads(shown.stdout) if shown.returncode == 0 else None
+
+
+def check_raises() -> list[str]:
+    """Lists the commits that raised a budget, and returns what breaks the rule. A raise that a later commit has taken back counts for none."""
+    wrong = []
+    if git("rev-parse", "--is-shallow-repository").strip() == "true":
+        print("\nThe history is cut off: raises of budgets are not checked.")
+        return wrong
+    lowest: dict[tuple[str, str], int] = {}
+    for commit in git("log", "--no-merges", "--format=%h", "--", BUDGETS).split():
+        before, after = budgets_of(f"{commit}^"), budgets_of(commit)
+        if before is None or after is None:
+            continue
+        raises: Counter[str] = Counter()
+        for section in ("lines", "totals", "shape"):
+            for name in before[section] | after[section]:
+                was, now = before[section].get(name, 0), after[section].get(name, 0)
+                if now > was and lowest.get((section, name), now) > was:
+                    raises[section] += now - was
+                lowest[section, name] = min(was, lowest.get((section, name), now))
+        if raises:
+            print(f"\nraised by {git('show', '-s', '--format=%h %as %s', commit).strip()}: " + ", ".join(f"{k} +{n:,}" for k, n in raises.items()))
+            wrong += faults_of_raise(commit, raises["lines"])
+    return wrong
+
+
+def faults_of_raise(commit: str, lines: int) -> Iterator[str]:
+    stated = RAISE.search(git("show", "-s", "--format=%B", commit))
+    if git("show", "--name-only", "--format=", commit).split() != [BUDGETS]:
+        yield f"{commit} raises a budget and changes other files: a raise is a commit of its own"
+    if stated is None:
+        yield f'{commit} raises a budget without "issue N, allowance L" in its message'
+    elif lines > int(stated[2].replace(",", "")):
+        yield f"{commit} raises budgets by {lines:,} lines; the allowance that it names is {stated[2]}"
+
+
+def write(sections: dict[str, Counter[str]], budgets: dict[str, dict[str, int]]) -> None:
+    """Lowers each budget to what is counted, and drops those of folders that are gone."""
+    text = (ROOT / BUDGETS).read_text()
+    for section, counted in sections.items():
+        for name, budget in budgets[section].items():
+            row = f'"{name}" = {budget}\n'
+            text = text.replace(row, "" if section == "lines" and not counted[name] else f'"{name}" = {min(budget, counted[name])}\n')
+    (ROOT / BUDGETS).write_text(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--all", action="store_true", help="show each folder")
+    parser.add_argument("--set", action="store_true", help="lower budgets to what is counted")
+    args = parser.parse_args()
+    budgets = tomllib.loads((ROOT / BUDGETS).read_text())
+    counted = count()
+    sections = {"lines": counted, "totals": totals(counted), "shape": shape.count(ROOT)}
+    if args.set:
+        write(sections, budgets)
+        budgets = tomllib.loads((ROOT / BUDGETS).read_text())
+    wrong = [w for title, now in sections.items() for w in over(title, now, budgets[title], args.all or title != "lines")]
+    settings = (ROOT / "rustfmt.toml").read_text()
+    if settings != budgets["rustfmt"]["settings"]:
+        wrong.append("rustfmt.toml is not the one with which the budgets were counted")
+    wrong += check_raises()
+    if wrong:
+        sys.exit("\n" + "\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()
