@@ -171,9 +171,7 @@
 //! [`Group::split`] makes one sub-group of all ranks that pass the same color. Each sub-group has its own
 //! queue and its own sequence of operations. See `examples/sub_groups.rs`.
 //!
-//! [`Mesh`] arranges the ranks of a group in a grid with named axes and forms a group for each axis. Neighbors on
-//! the axis `pp` also get a connection with a queue for each direction ([`Neighbor`]), so a message to one neighbor never
-//! waits for a message to another neighbor.
+//! [`Mesh`] arranges the ranks of a group in a grid with named axes and forms a group for each axis.
 //!
 //! A group and all groups that descend from it share this rank's record of operations ([`Group::fresh_records`]) and its
 //! emulated network card. The groups split from a group use its memory in place, and after [`Group::register`] so does
@@ -240,7 +238,7 @@ pub use flight_recorder::{COMM_LOG, CommLog, DUMP_FOLDER};
 pub use from_env::TRANSPORT;
 pub use group::{Dumper, Group};
 pub use header::HEADER_BYTES;
-pub use mesh::{Axis, Mesh, MeshError, MeshShape, Neighbor};
+pub use mesh::{Axis, Mesh, MeshError, MeshShape};
 pub use nccl::NcclOrder;
 pub use options::{GroupOptions, Transport};
 pub use record::{OpKind, OpRecord, OpTimes, Purpose};

@@ -1,18 +1,15 @@
-//! Ranks in a mesh: a message that waits delays no other message, and a rank that dies breaks only its own groups.
+//! Ranks in a mesh: a rank that dies breaks only its own groups.
 //!
 //! The groups have no time limit, so operations must end for other reasons. A test that hangs fails.
 
 mod children;
-mod limit;
 
 use std::time::Duration;
 
 use children::{Children, end_with_parent};
 use paceline_collectives::{
-    Axis, CollectiveError, DUMP_FOLDER, Group, GroupOptions, Mesh, MeshShape, Neighbor, ReduceOp,
-    Rendezvous,
+    Axis, CollectiveError, DUMP_FOLDER, Group, GroupOptions, Mesh, ReduceOp, Rendezvous,
 };
-use paceline_memory::{Allocator, Category, DType, Tensor};
 use rustix::process::{Signal, getpid, kill_process};
 
 /// The rank that dies.
@@ -27,148 +24,31 @@ fn options(world: usize) -> GroupOptions {
 #[test]
 #[ignore = "the body of the processes that the other tests start"]
 fn rank_process() {
-    let Ok(scenario) = std::env::var("SCENARIO") else { return };
+    let Ok(transport) = std::env::var("TRANSPORT") else { return };
     end_with_parent();
     let number = |name: &str| std::env::var(name).unwrap().parse::<usize>().unwrap();
     let (rank, world) = (number("RANK"), number("WORLD_SIZE"));
     let rendezvous = Rendezvous::by_file(std::env::var("RENDEZVOUS_FILE").unwrap());
-    let group = match std::env::var("TRANSPORT").unwrap().as_str() {
+    let group = match transport.as_str() {
         "shm" => Group::shm(&rendezvous, rank, world, options(world)),
         "tcp" => Group::tcp(&rendezvous, "127.0.0.1", rank, world, options(world)),
         "hybrid" => Group::hybrid(&rendezvous, "127.0.0.1", rank, world, 2, options(world)),
         other => panic!("unknown transport {other}"),
     };
-    let group = group.unwrap();
-    match scenario.as_str() {
-        "neighbors" => neighbors(group),
-        "neighbors in a ring" => ring(group),
-        "a rank dies" => a_rank_dies(group),
-        other => panic!("unknown scenario {other}"),
-    }
+    a_rank_dies(group.unwrap());
 }
 
-/// Runs a scenario with processes. Ranks that are no survivors end by themselves. Returns the folder with the dumps.
-fn run(scenario: &str, transport: &str, world: usize, survivors: &[usize]) -> tempfile::TempDir {
+/// Lets a rank of four processes die. Returns the folder with the dumps of the others.
+fn run(transport: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let mut ranks = Children::start(world, |_, command| {
-        command.env("SCENARIO", scenario).env("TRANSPORT", transport);
+    let mut ranks = Children::start(4, |_, command| {
         command
+            .env("TRANSPORT", transport)
             .env("RENDEZVOUS_FILE", folder.path().join("rendezvous"))
             .env(DUMP_FOLDER, folder.path());
     });
-    ranks.finish(survivors);
+    ranks.finish(&[0, 1, 2]);
     folder
-}
-
-fn on_threads(world: usize, body: fn(Group)) {
-    let groups = Group::threads_with(world, options(world)).unwrap();
-    limit::within_limit(move || {
-        std::thread::scope(|scope| {
-            for group in groups {
-                scope.spawn(move || body(group));
-            }
-        });
-    });
-}
-
-fn tensor(mesh: &Mesh, contents: usize) -> Tensor {
-    let buffer = mesh.allocate(&Allocator::new(), 4 * ELEMS, Category::Activations).unwrap();
-    let tensor = Tensor::new(buffer, 0, DType::F32, [ELEMS]).unwrap();
-    tensor.write::<f32>().unwrap().fill(contents as f32);
-    tensor
-}
-
-#[track_caller]
-fn holds(tensor: &Tensor, contents: usize) {
-    assert!(tensor.read::<f32>().unwrap().iter().all(|&x| x == contents as f32));
-}
-
-/// Rank 1 posts a receive from rank 0, which sends only when rank 1 tells it to. Before that, rank 1 exchanges messages
-/// with rank 2, in both directions, and sends a message to rank 0. In one queue, all these messages would wait for the
-/// receive.
-fn neighbors(world: Group) {
-    let rank = world.rank();
-    let mesh = Mesh::new(world, &"pp=3".parse().unwrap()).unwrap();
-    let [own, first, second] = [tensor(&mesh, rank), tensor(&mesh, 9), tensor(&mesh, 9)];
-    let neighbors =
-        || -> (&Neighbor, &Neighbor) { (mesh.next().unwrap(), mesh.previous().unwrap()) };
-    let (next, previous) = neighbors();
-    assert_eq!((next.rank(), previous.rank()), ((rank + 1) % 3, (rank + 2) % 3));
-    match rank {
-        0 => {
-            // The word to begin comes from rank 1.
-            next.recv(&first).unwrap();
-            holds(&first, 1);
-            next.send(&own).unwrap();
-        }
-        1 => {
-            let early = previous.recv_async(&first).unwrap();
-            let to_next = next.send_async(&own).unwrap();
-            next.recv(&second).unwrap();
-            holds(&second, 2);
-            to_next.wait().unwrap();
-            assert!(!early.is_finished());
-            // A message does not wait for a message in the other direction either.
-            previous.send(&own).unwrap();
-            early.wait().unwrap();
-            holds(&first, 0);
-        }
-        _ => {
-            previous.recv(&first).unwrap();
-            holds(&first, 1);
-            previous.send(&own).unwrap();
-        }
-    }
-    // The ends of the pipeline are neighbors too.
-    match rank {
-        0 => previous.send(&own).map(drop).unwrap(),
-        2 => {
-            next.recv(&second).unwrap();
-            holds(&second, 0);
-        }
-        _ => {}
-    }
-    mesh.world().barrier().unwrap();
-}
-
-/// Every rank posts both receives before it sends anything.
-fn ring(world: Group) {
-    let (rank, size) = (world.rank(), world.world_size());
-    let shape = MeshShape::new(&[(Axis::Pp, size)]).unwrap();
-    let mesh = Mesh::new(world, &shape).unwrap();
-    let own = tensor(&mesh, rank);
-    let (next, previous) = (mesh.next().unwrap(), mesh.previous().unwrap());
-    let got = [next, previous].map(|neighbor| (neighbor, tensor(&mesh, 99)));
-    for _ in 0..20 {
-        let early = got.each_ref().map(|(neighbor, tensor)| neighbor.recv_async(tensor).unwrap());
-        let sent = [next.send_async(&own).unwrap(), previous.send_async(&own).unwrap()];
-        early.into_iter().chain(sent).for_each(|work| {
-            work.wait().unwrap();
-        });
-        for (neighbor, tensor) in &got {
-            holds(tensor, neighbor.rank());
-            tensor.write::<f32>().unwrap().fill(99.0);
-        }
-    }
-    mesh.world().barrier().unwrap();
-}
-
-#[test]
-fn a_message_to_one_neighbor_never_waits_behind_anothers() {
-    on_threads(3, neighbors);
-    for transport in ["shm", "tcp"] {
-        run("neighbors", transport, 3, &[0, 1, 2]);
-    }
-}
-
-#[test]
-fn neighbors_exchange_messages_in_rings_of_any_length() {
-    for world in [2, 3, 4, 5] {
-        on_threads(world, ring);
-    }
-    for transport in ["shm", "tcp", "hybrid"] {
-        run("neighbors in a ring", transport, 4, &[0, 1, 2, 3]);
-    }
 }
 
 fn adds_up(group: &Group) {
@@ -226,7 +106,7 @@ fn a_rank_dies(world: Group) {
 #[test]
 fn a_rank_that_dies_ends_only_the_operations_of_the_axes_that_need_it() {
     for transport in ["shm", "tcp", "hybrid"] {
-        let folder = run("a rank dies", transport, 4, &[0, 1, 2]);
+        let folder = run(transport);
         let dump = |name: &str| {
             let text = std::fs::read_to_string(folder.path().join(name)).unwrap();
             let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());

@@ -7,14 +7,12 @@
 //! Input: a group and the sizes of the axes. Output: the groups of this rank. This module knows nothing of what the
 //! ranks along an axis do.
 
-mod neighbor;
 mod shape;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
 use paceline_memory::{Allocator, Buffer, Category};
 
-pub use neighbor::Neighbor;
 pub use shape::{Axis, MeshError, MeshShape};
 
 use crate::{CollectiveError, Group};
@@ -47,8 +45,6 @@ pub struct Mesh {
     shape: MeshShape,
     /// The group of each axis of the shape.
     groups: Vec<Group>,
-    next: Option<Neighbor>,
-    previous: Option<Neighbor>,
 }
 
 impl Mesh {
@@ -56,9 +52,7 @@ impl Mesh {
     /// same shape.
     ///
     /// Steps: one [`Group::split`] for each axis. If an axis covers all ranks, its group is `world` itself. The group of an
-    /// axis with one rank is formed without a message. So a mesh with a single axis costs nothing. The axis [`Axis::Pp`],
-    /// if it has two or more ranks, also gets the connections between neighbors ([`Mesh::next`]). They take four splits of
-    /// the group of the axis, or six if the number of ranks is odd.
+    /// axis with one rank is formed without a message. So a mesh with a single axis costs nothing.
     ///
     /// Errors if the sizes do not multiply to the number of ranks, and with the errors of [`Group::split`].
     pub fn new(world: Group, shape: &MeshShape) -> Result<Self, CollectiveError> {
@@ -74,21 +68,17 @@ impl Mesh {
             } else if size == 1 {
                 world.only_self(axis.name(), color)?
             } else {
-                member(world.split_as(Some(color as u32), Some(axis.name()))?)
+                let group = world.split_as(Some(color as u32), Some(axis.name()))?;
+                group.expect("a rank that passes a color gets a group")
             });
         }
-        let mut mesh = Self { world, shape: shape.clone(), groups, next: None, previous: None };
-        if let Some(group) = mesh.group(Axis::Pp).filter(|group| group.world_size() > 1) {
-            let (next, previous) = connect(group)?;
-            (mesh.next, mesh.previous) = (Some(next), Some(previous));
-        }
-        Ok(mesh)
+        Ok(Self { world, shape: shape.clone(), groups })
     }
 
     /// The mesh with only the axis [`Axis::Dp`], along which all ranks lie. Costs nothing.
     pub fn replicas(world: Group) -> Self {
         let shape = MeshShape::replicas(world.world_size());
-        Self { groups: vec![world.clone()], world, shape, next: None, previous: None }
+        Self { groups: vec![world.clone()], world, shape }
     }
 
     /// The group of all ranks.
@@ -113,23 +103,8 @@ impl Mesh {
         self.groups.get(place)
     }
 
-    /// The neighbor after this rank on the axis [`Axis::Pp`]. The first rank is the neighbor after the last rank. `None` if
-    /// the axis has fewer than two ranks.
-    ///
-    /// Each direction between two neighbors has a queue of its own, so a message never waits for a message to or from
-    /// another neighbor. If the axis has two ranks, each is both the next and the previous neighbor of the other. The
-    /// two connections have different queues in this case too.
-    pub fn next(&self) -> Option<&Neighbor> {
-        self.next.as_ref()
-    }
-
-    /// The neighbor before this rank on the axis [`Axis::Pp`]. See [`Mesh::next`].
-    pub fn previous(&self) -> Option<&Neighbor> {
-        self.previous.as_ref()
-    }
-
-    /// Allocates zeroed memory on every rank, which the groups of all axes and the connections between neighbors use in
-    /// place. A collective call of all ranks, with the steps and errors of [`Group::allocate`].
+    /// Allocates zeroed memory on every rank, which the groups of all axes use in place. A collective call of all ranks,
+    /// with the steps and errors of [`Group::allocate`].
     pub fn allocate(
         &self,
         allocator: &Allocator,
@@ -144,37 +119,4 @@ impl From<Group> for Mesh {
     fn from(world: Group) -> Self {
         Self::replicas(world)
     }
-}
-
-/// The neighbors after and before this rank in a group whose ranks form a ring.
-fn connect(group: &Group) -> Result<(Neighbor, Neighbor), CollectiveError> {
-    let (rank, world) = (group.rank(), group.world_size());
-    let (after, before) = ((rank + 1) % world, (rank + world - 1) % world);
-    let [mut onward, mut back] = [[None, None], [None, None]];
-    // Pairs that share no rank are formed by the same split: first the pairs that begin at an even rank, then the pairs
-    // that begin at an odd rank. In a ring of odd length, the pair of the last and the first rank needs a third split.
-    let round_of = |first: usize| match first.is_multiple_of(2) {
-        true if first == world - 1 => 2,
-        true => 0,
-        false => 1,
-    };
-    for round in 0..2 + world % 2 {
-        let first = [rank, before].into_iter().find(|&first| round_of(first) == round);
-        for (label, pair) in [("onward", &mut onward), ("back", &mut back)] {
-            let formed = group.split_as(first.map(|first| first as u32), Some(label))?;
-            let Some(first) = first else { continue };
-            pair[usize::from(first != rank)] = formed;
-        }
-    }
-    let [to_next, from_previous] = onward.map(member);
-    let [from_next, to_previous] = back.map(member);
-    Ok((
-        Neighbor::new(after, to_next, from_next),
-        Neighbor::new(before, to_previous, from_previous),
-    ))
-}
-
-/// The group that a split gives to a rank that has passed a color.
-fn member(group: Option<Group>) -> Group {
-    group.expect("a rank that passes a color gets a group")
 }
