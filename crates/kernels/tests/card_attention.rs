@@ -195,25 +195,3 @@ fn lengths_that_are_wrong_make_nan_on_a_card() {
         assert!(pair.on_card(result).iter().all(|x| x.is_nan()));
     }
 }
-
-#[test]
-fn attention_of_new_tokens() {
-    let Some(pair) = Pair::new() else { return };
-    for dtype in [F32, F64] {
-        for (spec, _) in attentions() {
-            let keys = pair.poisoned(dtype, &spec.cache_shape());
-            let values = pair.poisoned(dtype, &spec.cache_shape());
-            for position in 0..spec.seq.min(12) {
-                let shape = [spec.batch, spec.qkv_shape()[1]];
-                let qkv = pair.random(dtype, &shape, position as u64 + 1);
-                let output = pair.poisoned(dtype, &[spec.batch, spec.output_shape()[1]]);
-                let step = |on: &Compute, [qkv, keys, values, output]: [&Tensor; 4]| {
-                    let table = table(on, &spec, dtype);
-                    attention::step(on, qkv, &table, &spec, position, keys, values, output)
-                };
-                pair.run(step, [&qkv, &keys, &values, &output]);
-                pair.compare(&output, attended(dtype));
-            }
-        }
-    }
-}

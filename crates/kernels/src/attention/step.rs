@@ -6,19 +6,14 @@
 //!
 //! Source: Shazeer, "Fast Transformer Decoding: One Write-Head is All You Need", 2019, which describes the cache.
 
-use half::{bf16, f16};
-use paceline_memory::{DType, Tensor};
+use paceline_memory::Tensor;
 
 use super::AttentionSpec;
-use crate::card::attention as on_card;
 use crate::compute::batches;
-use crate::real::for_real;
 use crate::rotary::{RotaryTable, turn};
 use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored, wide};
-use crate::{
-    Compute, KernelError, Op, Processor, Real, Result, lanes, read, scratch, update, write,
-};
+use crate::{Compute, KernelError, Op, Real, Result, lanes, read, scratch, update, write};
 
 impl AttentionSpec {
     /// Shape of the cache of keys, and of that of values: (batch, kv_heads, seq, head_dim). Here `seq` is the largest
@@ -35,8 +30,7 @@ impl AttentionSpec {
 /// Shapes: qkv (batch, (heads + 2 * kv_heads) * head_dim), not rotated; keys and values [`AttentionSpec::cache_shape`];
 /// output (batch, heads * head_dim). f32 and f64, like the table; or bf16 and f16 with a table of f32, in which everything is
 /// computed. Overwrites output. Errors if the position is not below `seq`, or if the table is too short. Each thread takes
-/// `position + 1 + head_dim` elements of scratch memory. A card takes `position + 1` for each head of each row, and is off as
-/// for [`forward`](super::forward()); what it puts into the cache has the processor's bits. It has no kernel for 16 bits.
+/// `position + 1 + head_dim` elements of scratch memory. A card has no kernel for it.
 #[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
 pub fn step(
     compute: &Compute,
@@ -56,68 +50,32 @@ pub fn step(
     }
     table.check(op.name, spec.head_dim, position + 1)?;
     let spec = *spec;
-    macro_rules! operands {
-        ($S:ty, $scratch_len:expr) => {
-            (
-                read::<$S>("qkv", qkv, [spec.batch, spec.qkv_shape()[1]]),
-                read::<<$S as Stored>::Real>("table", table.values(), table.values().shape()),
-                update::<$S>("keys", keys, spec.cache_shape()),
-                update::<$S>("values", values, spec.cache_shape()),
-                write::<$S>("output", output, [spec.batch, spec.output_shape()[1]]),
-                scratch::<<$S as Stored>::Real>($scratch_len),
-            )
-        };
-    }
-    let of_threads = spec.num_parts(compute.processor()) * (position + 1 + spec.head_dim);
-    let of_card = spec.batch * spec.heads * (position + 1);
-    match qkv.dtype() {
-        DType::BF16 => {
-            compute.launch(op, operands!(bf16, of_threads), on_processor::<bf16>(spec, position))
-        }
-        DType::F16 => {
-            compute.launch(op, operands!(f16, of_threads), on_processor::<f16>(spec, position))
-        }
-        dtype => for_real!(op.name, dtype, T => {
-            let operands = operands!(T, if compute.is_card() { of_card } else { of_threads });
-            let body = on_processor::<T>(spec, position);
-            compute.launch_with_card(op, operands, body, move |card, (qkv, angles, keys, values, output, scores)| {
-                let (read, cache) = ((qkv, angles), (keys, values));
-                // SAFETY: the operands are those of this attention, and the scratch memory has the scores.
-                unsafe { on_card::step(card, &spec, position, read, cache, output, scores) }
-            })
-        }),
-    }
-}
-
-/// Queries, keys and values of the new tokens, values of the rotary table, both caches, output and scratch memory.
-type Slices<'a, S> = (
-    &'a [S],
-    &'a [<S as Stored>::Real],
-    &'a mut [S],
-    &'a mut [S],
-    &'a mut [S],
-    &'a mut [<S as Stored>::Real],
-);
-
-fn on_processor<S: Stored>(
-    spec: AttentionSpec,
-    position: usize,
-) -> impl for<'a> FnOnce(&Processor, Slices<'a, S>) -> Result<()> + Send + 'static {
-    move |cpu, (qkv, angles, keys, values, output, space)| {
-        // Elements of the cache, and of the output, of a head of keys.
-        let (cache_len, output_len) = (spec.seq * spec.head_dim, spec.group() * spec.head_dim);
-        let angles = &angles[position * spec.head_dim..][..spec.head_dim];
-        let keys = batches(cpu, keys, cache_len, spec.pairs());
-        let values = batches(cpu, values, cache_len, spec.pairs());
-        let output = batches(cpu, output, output_len, spec.pairs());
-        let caches = keys.into_iter().zip(values).zip(output);
-        let parts = caches.zip(space.chunks_exact_mut(position + 1 + spec.head_dim)).collect();
-        cpu.threads.for_each(parts, |((((first, keys), (_, values)), (_, output)), space)| {
-            let token = Token { spec: &spec, qkv, angles, position, first };
-            pairs::<S>(cpu.simd, token, keys, values, output, space);
-        });
-        Ok(())
-    }
+    let scratch_len = spec.num_parts(compute.processor()) * (position + 1 + spec.head_dim);
+    for_stored!(op.name, qkv.dtype(), S => {
+        let operands = (
+            read::<S>("qkv", qkv, [spec.batch, spec.qkv_shape()[1]]),
+            read::<<S as Stored>::Real>("table", table.values(), table.values().shape()),
+            update::<S>("keys", keys, spec.cache_shape()),
+            update::<S>("values", values, spec.cache_shape()),
+            write::<S>("output", output, [spec.batch, spec.output_shape()[1]]),
+            scratch::<<S as Stored>::Real>(scratch_len),
+        );
+        compute.launch(op, operands, move |cpu, (qkv, angles, keys, values, output, space)| {
+            // Elements of the cache, and of the output, of a head of keys.
+            let (cache_len, output_len) = (spec.seq * spec.head_dim, spec.group() * spec.head_dim);
+            let angles = &angles[position * spec.head_dim..][..spec.head_dim];
+            let keys = batches(cpu, keys, cache_len, spec.pairs());
+            let values = batches(cpu, values, cache_len, spec.pairs());
+            let output = batches(cpu, output, output_len, spec.pairs());
+            let caches = keys.into_iter().zip(values).zip(output);
+            let parts = caches.zip(space.chunks_exact_mut(position + 1 + spec.head_dim)).collect();
+            cpu.threads.for_each(parts, |((((first, keys), (_, values)), (_, output)), space)| {
+                let token = Token { spec: &spec, qkv, angles, position, first };
+                pairs::<S>(cpu.simd, token, keys, values, output, space);
+            });
+            Ok(())
+        })
+    })
 }
 
 /// What the new tokens of all rows bring, and the pair of a row and a head of keys at which a thread begins.

@@ -385,79 +385,6 @@ __device__ void attention_backward_keys(const Attention& spec, const Real* qkv, 
     }
 }
 
-// One new token for each row, at `position` of a cache (batch, kv_heads, seq, head_dim). A block has a row and a head. The
-// first head of a group puts the key and the value into the cache; no block reads them from there. Scores are
-// (batch, heads, position + 1).
-template <typename Real>
-__device__ void attention_step(const Attention& spec, const Real* qkv, const Real* angles, Real scale, u32 position,
-                               Real* keys, Real* values, Real* output, Real* all_scores) {
-    const u32 warps = 8;
-    __shared__ Real parts[warps][32];
-    u32 head_dim = spec.head_dim, half = head_dim / 2, group = spec.heads / spec.kv_heads;
-    u32 row = blockIdx.x / spec.heads, head = blockIdx.x % spec.heads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u64 cache = ((u64)row * spec.kv_heads + head / group) * spec.seq * head_dim, place = cache + (u64)position * head_dim;
-    const Real* token = qkv + row * spec.qkv_columns();
-    const Real* new_value = token + (u64)(spec.keys_of(head) + spec.kv_heads) * head_dim;
-    const Real* of_position = angles + (u64)position * head_dim;
-    Real* query = (Real*)shared_bytes;
-    Real* new_key = query + head_dim;
-    Real* scores = all_scores + (u64)blockIdx.x * (position + 1);
-    for (u32 c = threadIdx.x; c < half; c += blockDim.x) {
-        Real cosine = of_position[c], sine = of_position[half + c];
-        const Real *q = token + (u64)head * head_dim, *k = token + (u64)spec.keys_of(head) * head_dim;
-        query[c] = (q[c] * cosine - q[half + c] * sine) * scale;
-        query[half + c] = (q[half + c] * cosine + q[c] * sine) * scale;
-        new_key[c] = k[c] * cosine - k[half + c] * sine;
-        new_key[half + c] = k[half + c] * cosine + k[c] * sine;
-    }
-    __syncthreads();
-    for (u32 c = threadIdx.x; head % group == 0 && c < head_dim; c += blockDim.x) {
-        keys[place + c] = new_key[c];
-        values[place + c] = new_value[c];
-    }
-    // Each warp has every 8th key.
-    Real most = -(Real)__int_as_float(0x7f800000);
-    for (u32 j = warp; j <= position; j += warps) {
-        const Real* key = j == position ? new_key : keys + cache + (u64)j * head_dim;
-        Real score = 0;
-        for (u32 c = lane; c < head_dim; c += 32) score = fused(query[c], key[c], score);
-        for (u32 mask = 16; mask > 0; mask /= 2) score += __shfl_xor_sync(~0u, score, mask);
-        if (lane == 0) scores[j] = score;
-        most = score > most ? score : most;
-    }
-    parts[warp][lane] = most;
-    __syncthreads();
-    for (u32 k = 0; k < warps; ++k) most = parts[k][0] > most ? parts[k][0] : most;
-    // Each warp computes the weights of its keys, and sums them.
-    Real total = 0;
-    for (u32 j = warp; j <= position; j += warps) total += fast_exp(scores[j] - most);
-    __syncthreads();
-    parts[warp][lane] = total;
-    __syncthreads();
-    total = 0;
-    for (u32 k = 0; k < warps; ++k) total += parts[k][0];
-    for (u32 first = 0; first < head_dim; first += 32) {
-        u32 c = first + lane;
-        Real sum = 0;
-        for (u32 j = warp; c < head_dim && j <= position; j += warps) {
-            Real value = j == position ? new_value[c] : values[cache + (u64)j * head_dim + c];
-            sum = fused(fast_exp(scores[j] - most), value, sum);
-        }
-        __syncthreads();
-        parts[warp][lane] = sum;
-        __syncthreads();
-        if (warp != 0 || c >= head_dim) continue;
-        for (u32 k = 1; k < warps; ++k) sum += parts[k][lane];
-        output[(u64)blockIdx.x * head_dim + c] = sum / total;
-    }
-}
-
-#define STEP(S)                                                                                                            \
-    extern "C" __global__ void attention_step_##S(ATTENTION_ARGUMENTS, const S* qkv, const S* angles, double scale,        \
-                                                  u32 position, S* keys, S* values, S* output, S* scores) {                \
-        attention_step<S>(ATTENTION, qkv, angles, scale, position, keys, values, output, scores);                          \
-    }
-
 #define BACKWARD(S, NAME)                                                                                                  \
     extern "C" __global__ void NAME##_##S(ATTENTION_ARGUMENTS, const S* qkv, const i64* lengths, const S* angles,          \
                                           double scale, const S* output, const S* log_sums, const S* d_output,             \
@@ -470,8 +397,7 @@ __device__ void attention_step(const Attention& spec, const Real* qkv, const Rea
         attention_forward<S>(ATTENTION, qkv, lengths, angles, scale, output, log_sums);                                    \
     }                                                                                                                      \
     BACKWARD(S, attention_backward_queries)                                                                                \
-    BACKWARD(S, attention_backward_keys)                                                                                   \
-    STEP(S)
+    BACKWARD(S, attention_backward_keys)
 
 FOR_REAL(f32)
 FOR_REAL(f64)

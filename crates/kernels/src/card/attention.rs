@@ -13,7 +13,7 @@ use super::products::{retyped, untyped};
 use super::{EXP, NUMBERS};
 use crate::attention::AttentionSpec;
 use crate::stored::Stored;
-use crate::{CardNeeds, OnCard, Real};
+use crate::{CardNeeds, OnCard};
 
 /// What all sources of attention share.
 pub(super) const SHARED: &str = include_str!("attention.cuh");
@@ -34,11 +34,6 @@ paceline_cuda::kernels! {
     fn attention_backward_keys<T: f32 | f64>(
         batch: u32, seq: u32, heads: u32, kv_heads: u32, head_dim: u32, qkv: In<T>, lengths: In<i64>, angles: In<u8>,
         scale: f64, output: In<T>, log_sums: In<u8>, d_output: In<T>, d_qkv: Out<T>,
-    );
-    /// The output of one new token for each row.
-    fn attention_step<T: f32 | f64>(
-        batch: u32, seq: u32, heads: u32, kv_heads: u32, head_dim: u32, qkv: In<T>, angles: In<T>, scale: f64,
-        position: u32, keys: Out<T>, values: Out<T>, output: Out<T>, scores: Out<T>,
     );
 }
 
@@ -221,29 +216,4 @@ pub(crate) unsafe fn backward<S: Stored>(
         unsafe { card.launch(call, grid)? };
     }
     Ok(())
-}
-
-/// # Safety
-///
-/// The addresses are those of operands of these sizes, and there is a score for each head of each row and each token up to
-/// `position`.
-pub(crate) unsafe fn step<T: Real>(
-    card: &OnCard,
-    spec: &AttentionSpec,
-    position: usize,
-    (qkv, angles): (In<T>, In<T>),
-    (keys, values): (Out<T>, Out<T>),
-    output: Out<T>,
-    scores: Out<T>,
-) -> Result<()> {
-    let [batch, seq, heads, kv_heads, head_dim] = sizes(spec);
-    let (scale, position) = (spec.scale(), position as u32);
-    let call = attention_step(
-        batch, seq, heads, kv_heads, head_dim, qkv, angles, scale, position, keys, values, output,
-        scores,
-    )?;
-    let grid = Grid::blocks(batch * heads, 256).with_shared(2 * spec.head_dim * size_of::<T>());
-    // SAFETY: the caller's; a block writes the output of its head of its row, and the first block of a group a place of the
-    // cache.
-    unsafe { card.launch(call, grid) }
 }
