@@ -83,8 +83,6 @@ FAULTS = [
     Fault("barrier", "what tensor cores have convolved", "kernels/src/card/conv.cuh", "__syncthreads();", "", PRODUCTS, after="= sums[j][k];"),
     Fault("barrier", "keys and values of attention", "kernels/src/card/attention.cu", "__syncthreads();", "", ATTENTION,
           after="(const Real*)0, (Real)1, v);"),
-    Fault("barrier", "keys and values of narrow heads", "kernels/src/card/attention_narrow.cu", "__syncthreads();", "", ATTENTION,
-          after="spec.keys_of(work.head), keys, values);"),
     Fault("barrier", "keys and values of attention in 16 bits", "kernels/src/card/attention_halves.cu", "__syncthreads_or(has_infinite)",
           "has_infinite", ATTENTION, after="(const f32*)0, 1.0f, v);"),
     Fault("barrier", "sums of losses", "kernels/src/card/linear_cross_entropy.cu", "__syncthreads();", "", PRODUCTS,

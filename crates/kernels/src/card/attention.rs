@@ -1,14 +1,13 @@
 //! Kernels of attention, and how their work is divided.
 //!
-//! Heads in f32 and f64 are worked on tile by tile; those of 8 and 16 elements have kernels of their own, with a thread for each
-//! token of a head, and heads in 16 bits are multiplied on tensor cores. Angles, logarithms and scores are of the type that kernels compute in.
+//! Heads in f32 and f64 are worked on tile by tile, and heads in 16 bits are multiplied on tensor cores. Angles, logarithms and
+//! scores are of the type that kernels compute in.
 
 use paceline_cuda::kernel::{In, Out};
 use paceline_cuda::{Call, Grid, Result};
 use paceline_memory::Element;
 
 use super::attention_halves::{halves_backward_keys, halves_backward_queries, halves_forward};
-use super::attention_narrow::{narrow_backward_keys, narrow_backward_queries, narrow_forward};
 use super::products::{retyped, untyped};
 use super::{EXP, NUMBERS};
 use crate::attention::AttentionSpec;
@@ -92,31 +91,21 @@ struct Kernels<S> {
 impl<S: Stored> Kernels<S> {
     fn of(spec: &AttentionSpec) -> Self {
         let [heads, kv_heads] = [spec.heads, spec.kv_heads];
-        match spec.head_dim {
-            // Tensor cores: 16 bits.
-            _ if S::DTYPE != <S::Real as Element>::DTYPE => Self {
+        if S::DTYPE != <S::Real as Element>::DTYPE {
+            return Self {
                 forward: (halves_forward, halves_grid(spec, heads, (1, 64))),
                 backward: [
                     (halves_backward_queries, halves_grid(spec, heads, (2, 64))),
                     (halves_backward_keys, halves_grid(spec, kv_heads, (2, 32))),
                 ],
-            },
-            // A thread for each token: f32 and f64.
-            8 | 16 => Self {
-                forward: (narrow_forward, narrow_grid::<S>(spec, heads)),
-                backward: [
-                    (narrow_backward_queries, narrow_grid::<S>(spec, heads)),
-                    (narrow_backward_keys, narrow_grid::<S>(spec, kv_heads)),
-                ],
-            },
-            // Those of this file: f32 and f64.
-            _ => Self {
-                forward: (attention_forward, grid::<S>(spec, heads, [3, 1, 0])),
-                backward: [
-                    (attention_backward_queries, grid::<S>(spec, heads, [4, 1, 2])),
-                    (attention_backward_keys, grid::<S>(spec, kv_heads, [4, 2, 2])),
-                ],
-            },
+            };
+        }
+        Self {
+            forward: (attention_forward, grid::<S>(spec, heads, [3, 1, 0])),
+            backward: [
+                (attention_backward_queries, grid::<S>(spec, heads, [4, 1, 2])),
+                (attention_backward_keys, grid::<S>(spec, kv_heads, [4, 2, 2])),
+            ],
         }
     }
 }
@@ -142,16 +131,6 @@ fn halves_grid(spec: &AttentionSpec, heads: usize, (tiles, columns): (usize, usi
         shared_bytes: 0,
     };
     grid.with_shared(tile_bytes)
-}
-
-/// A block for each run of tokens of each head of each row, with shared memory for two rows of each token and two numbers.
-fn narrow_grid<S: Stored>(spec: &AttentionSpec, heads: usize) -> Grid {
-    /// The most tokens of a block, each of which has a thread.
-    const MOST: usize = 128;
-    let tokens = spec.seq.next_multiple_of(32).clamp(32, MOST);
-    let blocks = spec.batch * heads * spec.seq.div_ceil(tokens);
-    let of_token = 2 * spec.head_dim + 2;
-    Grid::blocks(blocks as u32, tokens as u32).with_shared(tokens * of_token * size_of::<S::Real>())
 }
 
 /// A block for each tile of each head of each row, and for each part of the columns; with shared memory for tiles, squares and

@@ -5,7 +5,6 @@
 
 pub(crate) mod attention;
 pub(crate) mod attention_halves;
-pub(crate) mod attention_narrow;
 pub(crate) mod batch_norm;
 pub(crate) mod conv;
 pub(crate) mod conv_relu_pool;
@@ -35,7 +34,6 @@ const REDUCE: &str = include_str!("reduce.cuh");
 pub static SOURCES: &[&paceline_cuda::Source] = &[
     &attention::ATTENTION,
     &attention_halves::ATTENTION_HALVES,
-    &attention_narrow::ATTENTION_NARROW,
     &batch_norm::BATCH_NORM,
     &conv::CONV2D,
     &conv_relu_pool::CONV_RELU_POOL,
