@@ -32,10 +32,6 @@ impl View {
     }
 }
 
-fn of_param(all: &Held, param: &Param) -> Result<Tensor> {
-    Ok(all.slice(param.range())?.view(param.shape)?)
-}
-
 /// The units of a model during a step: the views of the open units, and which gradients are written.
 #[derive(Clone, Debug, Default)]
 pub struct OpenUnits {
@@ -106,15 +102,12 @@ impl OpenUnits {
 
     /// The values of a parameter. Errors if its unit is closed.
     pub(crate) fn value(&self, layout: &Layout, id: ParamId) -> Result<Tensor> {
-        let (param, view) = self.view(layout, id)?;
-        of_param(&view.values, param)
+        Ok(self.values(layout, &[id])?.view(layout.param(id).shape)?)
     }
 
     /// The gradient of a parameter. Errors if its unit is closed, or open without gradients.
     pub(crate) fn grad(&self, layout: &Layout, id: ParamId) -> Result<Tensor> {
-        let (param, view) = self.view(layout, id)?;
-        let grads = view.grads.as_ref().ok_or_else(|| closed(layout, param, "the gradient"))?;
-        of_param(grads, param)
+        Ok(self.grads(layout, &[id])?.view(layout.param(id).shape)?)
     }
 
     fn view<'a>(&'a self, layout: &'a Layout, id: ParamId) -> Result<(&'a Param, &'a View)> {

@@ -10,8 +10,8 @@ use paceline_kernels::linear::Activation;
 use paceline_kernels::pool2d;
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::layers::{
-    BatchNorm, Checkpointed, Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Projection, Relu,
-    Residual, RmsNorm, Sequence, SwiGlu,
+    BatchNorm, Checkpointed, Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Relu, Residual,
+    RmsNorm, Sequence, SwiGlu,
 };
 use paceline_model::{
     Batch, Context, CrossEntropy, Init, Layer, Layout, LayoutBuilder, MeanSquaredError, MlpConfig,
@@ -87,12 +87,12 @@ fn a_projection_of_one_and_of_several_parts() {
     for parts in [&[("weight", 3)][..], &[("q", 4), ("k", 2), ("v", 3)]] {
         let mut layout = LayoutBuilder::new();
         layout.unit("fc");
-        let layer = Projection::new(&mut layout, 8, parts, init).unwrap();
+        let layer = Linear::projection(&mut layout, 8, parts, init).unwrap();
         check(&layer, &layout.finish(1), &[4, 8], &format!("{parts:?}"));
     }
     let mut layout = LayoutBuilder::new();
     layout.unit("fc");
-    let refused = Projection::new(&mut layout, 7, &[("q", 4), ("k", 2)], init);
+    let refused = Linear::projection(&mut layout, 7, &[("q", 4), ("k", 2)], init);
     let reason = "q has 4 x 7 elements, and this number must be a multiple of 16";
     assert_eq!(refused.unwrap_err().to_string(), reason);
 }
@@ -109,8 +109,8 @@ fn the_parts_of_a_language_model() {
     let norm = RmsNorm::new(&mut layout, "norm", 8, 1e-5);
     let init = Init::Normal { std: 0.4 };
     let parts = [("gate", 6), ("up", 6)];
-    let gate_up = Projection::new(&mut layout, 8, &parts, init).unwrap();
-    let down = Projection::new(&mut layout, 6, &[("down", 8)], init).unwrap();
+    let gate_up = Linear::projection(&mut layout, 8, &parts, init).unwrap();
+    let down = Linear::projection(&mut layout, 6, &[("down", 8)], init).unwrap();
     let layer = Residual(Sequence::new().then(norm).then(gate_up).then(SwiGlu).then(down));
     check(&layer, &layout.finish(1), &[4, 8], "residual feed-forward layer");
 }

@@ -7,7 +7,7 @@ use paceline_kernels::linear::Activation;
 use paceline_kernels::optimizer::AdamW;
 use paceline_kernels::{Compute, ImageLayout};
 use paceline_memory::{Allocator, Category, DType, Tensor};
-use paceline_model::layers::{Linear, Projection, Sequence, SwiGlu};
+use paceline_model::layers::{Linear, Sequence, SwiGlu};
 use paceline_model::{
     Batch, Block, CnnConfig, Context, Init, Layer, LayoutBuilder, MlpConfig, Model, OpenUnits,
     Optimizer, OptimizerConfig, Storage,
@@ -105,8 +105,8 @@ fn between_its_halves_a_backward_pass_keeps_what_the_second_one_needs() {
     let mut layout = LayoutBuilder::new();
     let unit = layout.unit("all");
     let init = Init::fan_in(WIDTH);
-    let up = Projection::new(&mut layout, WIDTH, &[("up", 4 * WIDTH)], init).unwrap();
-    let down = Projection::new(&mut layout, 2 * WIDTH, &[("down", WIDTH)], init).unwrap();
+    let up = Linear::projection(&mut layout, WIDTH, &[("up", 4 * WIDTH)], init).unwrap();
+    let down = Linear::projection(&mut layout, 2 * WIDTH, &[("down", WIDTH)], init).unwrap();
     let last = Linear::new(&mut layout, WIDTH, 3 * WIDTH, Activation::Relu);
     let block = Block::new(unit, Sequence::new().then(up).then(SwiGlu).then(down).then(last));
     let layout = Arc::new(layout.finish(1));

@@ -1,19 +1,23 @@
-//! The fully connected layer, optionally followed by ReLU.
+//! The fully connected layer, with or without a bias, optionally followed by ReLU.
 
 use paceline_kernels::elementwise;
 use paceline_kernels::linear::{self, Activation};
 use paceline_memory::Tensor;
 
-use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
+use crate::{Context, Init, Layer, LayoutBuilder, ModelError, ParamId, Result, Saved};
 
-/// Maps (n, inputs) to (n, outputs), with a bias. [`Projection`](super::Projection) has none. An input of f32 is fine where
-/// the network computes in bf16.
+/// Maps (n, inputs) to (n, outputs). An input of f32 is fine where the network computes in bf16.
+///
+/// The weight (outputs, inputs) consists of one or more parameters, whose rows lie one below the other, as those of
+/// queries, keys and values. So there is one product instead of one for each parameter.
 #[derive(Clone, Debug)]
 pub struct Linear {
+    inputs: usize,
     outputs: usize,
     activation: Activation,
-    weight: ParamId,
-    bias: ParamId,
+    weights: Vec<ParamId>,
+    bias: Option<ParamId>,
+    is_wide: bool,
 }
 
 impl Linear {
@@ -25,15 +29,60 @@ impl Linear {
         activation: Activation,
     ) -> Self {
         let init = Init::fan_in(inputs);
-        let weight = layout.param("weight", [outputs, inputs], init);
-        let bias = layout.param("bias", [outputs], init);
-        Self { outputs, activation, weight, bias }
+        let weights = vec![layout.param("weight", [outputs, inputs], init)];
+        let bias = Some(layout.param("bias", [outputs], init));
+        Self { inputs, outputs, activation, weights, bias, is_wide: false }
+    }
+
+    /// A layer without bias and activation. Registers a weight (outputs, inputs) for each name and its outputs.
+    ///
+    /// Errors if the weights cannot lie side by side, because one of them, the last one apart, has a number of elements
+    /// that is no multiple of the alignment of parameters.
+    pub fn projection(
+        layout: &mut LayoutBuilder,
+        inputs: usize,
+        parts: &[(&str, usize)],
+        init: Init,
+    ) -> Result<Self> {
+        let mut weights = Vec::new();
+        for &(name, outputs) in parts {
+            weights.push(layout.param(name, [outputs, inputs], init));
+        }
+        let outputs = parts.iter().map(|(_, outputs)| outputs).sum();
+        let align = LayoutBuilder::ALIGN_ELEMS;
+        let before_last = &parts[..parts.len().saturating_sub(1)];
+        let is_odd = |(_, outputs): &&(&str, usize)| !(outputs * inputs).is_multiple_of(align);
+        if let Some((name, outputs)) = before_last.iter().find(is_odd) {
+            return Err(ModelError::Config(format!(
+                "{name} has {outputs} x {inputs} elements, and this number must be a multiple of {align}"
+            )));
+        }
+        let activation = Activation::None;
+        Ok(Self { inputs, outputs, activation, weights, bias: None, is_wide: false })
+    }
+
+    /// The same layer with an output of the type of the parameters, which can be added to a residual stream.
+    pub fn into_residual(self) -> Self {
+        Self { is_wide: true, ..self }
     }
 
     /// A layer that is tied to another layer: it uses the same parameters.
     pub fn tied_to(layout: &mut LayoutBuilder, other: &Linear, activation: Activation) -> Self {
-        let (weight, bias) = (layout.tie(other.weight), layout.tie(other.bias));
-        Self { outputs: other.outputs, activation, weight, bias }
+        let weights = other.weights.iter().map(|weight| layout.tie(*weight)).collect();
+        let bias = other.bias.map(|bias| layout.tie(bias));
+        Self { activation, weights, bias, ..other.clone() }
+    }
+
+    fn weight(&self, cx: &Context) -> Result<Tensor> {
+        Ok(cx.params(&self.weights)?.view([self.outputs, self.inputs])?)
+    }
+
+    /// The input that the forward pass has saved. It saves the output too if there is an activation.
+    fn input<'a>(&self, saved: &'a Saved) -> Result<&'a Tensor> {
+        match self.activation {
+            Activation::None => saved.tensors().map(|[input]| input),
+            Activation::Relu => saved.tensors().map(|[input, _]| input),
+        }
     }
 
     /// The gradient of the sum before the activation. Both halves of the backward pass need it; the first one computes it.
@@ -58,10 +107,16 @@ impl Linear {
 
 impl Layer for Linear {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
-        let output = cx.activation([input.dims()[0], self.outputs])?;
-        let (weight, bias) = (cx.param(self.weight)?, cx.param(self.bias)?);
-        linear::forward(cx.compute, &input, &weight, Some(&bias), self.activation, &output)?;
-        Ok((output.clone(), Saved::of([input, output])))
+        let shape = [input.dims()[0], self.outputs];
+        let output = if self.is_wide { cx.wide_activation(shape) } else { cx.activation(shape) }?;
+        let weight = self.weight(cx)?;
+        let bias = self.bias.map(|bias| cx.param(bias)).transpose()?;
+        linear::forward(cx.compute, &input, &weight, bias.as_ref(), self.activation, &output)?;
+        let saved = match self.activation {
+            Activation::None => Saved::of([input]),
+            Activation::Relu => Saved::of([input, output.clone()]),
+        };
+        Ok((output, saved))
     }
 
     fn backward_weight(
@@ -70,16 +125,17 @@ impl Layer for Linear {
         saved: &mut Saved,
         d_output: &Tensor,
     ) -> Result<()> {
-        if !cx.trains(self.weight) {
+        if !cx.trains(self.weights[0]) {
             return Ok(());
         }
         let d_sum = self.d_sum(cx, saved, d_output)?;
-        let [input, _] = saved.tensors()?;
-        let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
-        let accumulate = cx.accumulates(self.weight);
-        linear::backward_weight(cx.compute, input, &d_sum, &dw, Some(&db), accumulate)?;
-        cx.gradient_ready(self.bias)?;
-        cx.gradient_ready(self.weight)
+        let d_weight = cx.grads(&self.weights)?.view([self.outputs, self.inputs])?;
+        let d_bias = self.bias.map(|bias| cx.grad(bias)).transpose()?;
+        let (input, accumulate) = (self.input(saved)?, cx.accumulates(self.weights[0]));
+        let d_bias = d_bias.as_ref();
+        linear::backward_weight(cx.compute, input, &d_sum, &d_weight, d_bias, accumulate)?;
+        let params = self.bias.iter().chain(self.weights.iter().rev());
+        params.copied().try_for_each(|param| cx.gradient_ready(param))
     }
 
     fn backward_input(
@@ -89,9 +145,8 @@ impl Layer for Linear {
         d_output: &Tensor,
     ) -> Result<Tensor> {
         let d_sum = self.d_sum(cx, saved, d_output)?;
-        let [input, _] = saved.tensors()?;
-        let d_input = cx.gradient_of(input)?;
-        linear::backward_input(cx.compute, &cx.param(self.weight)?, &d_sum, &d_input)?;
+        let d_input = cx.gradient_of(self.input(saved)?)?;
+        linear::backward_input(cx.compute, &self.weight(cx)?, &d_sum, &d_input)?;
         Ok(d_input)
     }
 }

@@ -349,7 +349,7 @@ fn product(compute: &Compute, input: &Tensor, weight: &Tensor, output: &Tensor) 
     Ok(())
 }
 
-/// The values of parameters that lie one behind the other, as those of a [`Projection`](crate::layers::Projection) do. Flat.
+/// The values of parameters that lie one behind the other, as those of a [`Linear::projection`](crate::layers::Linear::projection) do. Flat.
 fn rows_of(storage: &Storage, names: &[String]) -> Result<Tensor> {
     let params = storage.layout().params();
     let (mut range, mut len) = (None, 0);

@@ -20,9 +20,7 @@ use std::sync::Arc;
 
 use self::classifier::Classifier;
 use self::head::LanguageModelHead;
-use crate::layers::{
-    Attention, Embedding, Projection, Residual, RmsNorm, Rotary, Sequence, SwiGlu,
-};
+use crate::layers::{Attention, Embedding, Linear, Residual, RmsNorm, Rotary, Sequence, SwiGlu};
 use crate::pretrained::{NewParam, Pretrained};
 use crate::{Block, Init, Layout, LayoutBuilder, Model, ModelError, Objective, Result};
 
@@ -134,10 +132,10 @@ impl LlamaConfig {
             ("self_attn.k_proj.weight", kv_heads * head_dim),
             ("self_attn.v_proj.weight", kv_heads * head_dim),
         ];
-        let qkv = Projection::new(layout, width, &parts, init)?;
+        let qkv = Linear::projection(layout, width, &parts, init)?;
         let attention = Attention::new(heads, kv_heads, rotary.clone());
         let parts = [("self_attn.o_proj.weight", width)];
-        let out = Projection::new(layout, heads * head_dim, &parts, init)?.into_residual();
+        let out = Linear::projection(layout, heads * head_dim, &parts, init)?.into_residual();
         let attention = Sequence::new().then(norm).then(qkv).then(attention).then(out);
 
         let norm =
@@ -146,9 +144,9 @@ impl LlamaConfig {
             ("mlp.gate_proj.weight", intermediate_size),
             ("mlp.up_proj.weight", intermediate_size),
         ];
-        let gate_up = Projection::new(layout, width, &parts, init)?;
+        let gate_up = Linear::projection(layout, width, &parts, init)?;
         let parts = [("mlp.down_proj.weight", width)];
-        let down = Projection::new(layout, intermediate_size, &parts, init)?.into_residual();
+        let down = Linear::projection(layout, intermediate_size, &parts, init)?.into_residual();
         let feed_forward = Sequence::new().then(norm).then(gate_up).then(SwiGlu).then(down);
         Ok(Sequence::new().then(Residual(attention)).then(Residual(feed_forward)))
     }

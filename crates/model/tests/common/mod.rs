@@ -7,8 +7,7 @@ use paceline_kernels::linear::Activation;
 use paceline_kernels::{conv2d, pool2d};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::layers::{
-    Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Projection, Relu, Residual, RmsNorm,
-    Sequence, SwiGlu,
+    Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Relu, Residual, RmsNorm, Sequence, SwiGlu,
 };
 use paceline_model::{Block, CnnConfig, Init, LayoutBuilder, MeanSquaredError, MlpConfig, Model};
 
@@ -86,8 +85,8 @@ pub fn every_layer() -> Model {
     let init = Init::Normal { std: 0.3 };
     let norm = RmsNorm::new(&mut layout, "norm", 5, 1e-5);
     let parts = [("gate", 16), ("up", 16)];
-    let gate_up = Projection::new(&mut layout, 5, &parts, init).unwrap();
-    let down = Projection::new(&mut layout, 16, &[("down", 5)], init).unwrap();
+    let gate_up = Linear::projection(&mut layout, 5, &parts, init).unwrap();
+    let down = Linear::projection(&mut layout, 16, &[("down", 5)], init).unwrap();
     let feed_forward = Sequence::new().then(norm).then(gate_up).then(SwiGlu).then(down);
     blocks.push(Block::new(unit, Residual(feed_forward)));
     let unit = layout.unit("fc1");
