@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use paceline_rendezvous::{LONGEST_SLEEP, awake};
 use paceline_trace::now_ns;
 
 use crate::CollectiveError;
@@ -17,36 +18,27 @@ pub(crate) struct WaitPolicy {
     pub(crate) limit: Duration,
 }
 
-/// The longest sleep of a wait. A wait reads the clock at least this often, so it notices that the process was suspended.
-pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(100);
-
-/// If more time than this passes between two readings of the clock, the process was suspended in between. A process that
-/// only shares its core with others runs again much sooner.
-const SUSPENDED: Duration = Duration::from_secs(1);
-
 /// How long a wait has lasted, without the time for which this process was suspended: by Ctrl-Z, a frozen control
 /// group, or a laptop that slept. While a whole run is suspended no rank can arrive, so that time does not count
 /// against the limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waited {
     last_ns: u64,
-    total_ns: u64,
+    total: Duration,
 }
 
 impl Waited {
     /// A wait that begins now.
     pub(crate) fn begin(now_ns: u64) -> Self {
-        Self { last_ns: now_ns, total_ns: 0 }
+        Self { last_ns: now_ns, total: Duration::ZERO }
     }
 
     /// How long the wait has lasted. The caller must call this at least every [`LONGEST_SLEEP`].
     pub(crate) fn until(&mut self, now_ns: u64) -> Duration {
-        let gap_ns = now_ns.saturating_sub(self.last_ns);
+        let gap = Duration::from_nanos(now_ns.saturating_sub(self.last_ns));
         self.last_ns = now_ns;
-        // A suspension counts only as the sleep that was intended.
-        let is_suspended = gap_ns > SUSPENDED.as_nanos() as u64;
-        self.total_ns += if is_suspended { LONGEST_SLEEP.as_nanos() as u64 } else { gap_ns };
-        Duration::from_nanos(self.total_ns)
+        self.total += awake(gap, LONGEST_SLEEP);
+        self.total
     }
 }
 

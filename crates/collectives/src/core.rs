@@ -6,9 +6,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use paceline_trace::now_ns;
+use paceline_trace::{lock, now_ns};
 
 use crate::CollectiveError;
 use crate::call::Call;
@@ -45,10 +45,6 @@ pub(crate) struct Core {
     records: Arc<Mutex<RecentRecords>>,
     /// What the next operation that this rank submits is for, in whatever group.
     next: Arc<Mutex<Purpose>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Core {

@@ -8,11 +8,11 @@
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use paceline_memory::{Claim, Event, EventState, Signal, Stream};
-use paceline_trace::{beside, thread_builder};
+use paceline_trace::{beside, lock, thread_builder};
 
 use crate::call::Call;
 use crate::context::WaitPolicy;
@@ -103,10 +103,6 @@ impl Promise {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[derive(Debug)]

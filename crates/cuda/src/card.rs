@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use paceline_trace::lock;
 
 use crate::driver::{Driver, Handle, OUT_OF_MEMORY, count};
 use crate::kernel::Source;
@@ -205,7 +207,7 @@ impl Card {
 
     /// A kernel of a source, compiled for this card when it is first asked for.
     pub(crate) fn function(&self, source: &Source, kernel: &'static str) -> Result<Function> {
-        let mut functions = self.0.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut functions = lock(&self.0.functions);
         if let Some(function) = functions.get(&(source.file, kernel)) {
             return Ok(*function);
         }
@@ -241,7 +243,7 @@ impl Card {
 
     /// Matrix products on this card.
     pub(crate) fn products(&self) -> Result<Arc<Products>> {
-        let mut products = self.0.products.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut products = lock(&self.0.products);
         if let Some(products) = &*products {
             return Ok(products.clone());
         }

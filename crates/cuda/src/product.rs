@@ -12,7 +12,9 @@ mod trial;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
+
+use paceline_trace::lock;
 
 use crate::driver::Handle;
 use crate::library::{Names, functions};
@@ -426,8 +428,4 @@ fn check(function: &'static str, status: u32) -> Result<()> {
     };
     let text = "the library of products refuses".to_owned();
     Err(CudaError::Failed { function, status, name: name.to_owned(), text })
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

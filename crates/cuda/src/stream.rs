@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use paceline_trace::lock;
+
 use crate::driver::{Driver, Handle, NOT_READY};
 use crate::kernel::{Call, Grid};
 use crate::product::{Trial, WORKSPACE_BYTES};
@@ -65,7 +67,7 @@ impl Stream {
 
     /// Memory that products of this stream may use while they run, of [`WORKSPACE_BYTES`].
     pub(crate) fn workspace(&self) -> Result<u64> {
-        let mut workspace = self.0.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut workspace = lock(&self.0.workspace);
         match *workspace {
             Some(address) => Ok(address),
             None => Ok(*workspace.insert(self.0.card.allocate(WORKSPACE_BYTES)?)),

@@ -1,10 +1,10 @@
 //! The resources of a kernel: its device, vector instructions, threads and scratch memory.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use paceline_memory::{Allocator, Device, MemoryError, Tensor};
-use paceline_trace::{Event, Place, STACK_BYTES, Shapes, Span, Track, now_ns};
+use paceline_trace::{Event, Place, STACK_BYTES, Shapes, Span, Track, lock, now_ns};
 use rayon::prelude::*;
 
 use crate::OnCard;
@@ -129,7 +129,7 @@ impl Compute {
 
     /// What the operations so far would need of a card. Only a handle of [`Device::Meta`] notes it.
     pub fn card_needs(&self) -> CardNeeds {
-        *self.card_needs.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.card_needs)
     }
 
     /// Counts an operand of an operation.
@@ -139,7 +139,7 @@ impl Compute {
 
     /// Counts the products of an operation, and notes what it needs of a card.
     pub(crate) fn count(&self, op: Op) {
-        let mut needs = self.card_needs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut needs = lock(&self.card_needs);
         *needs = needs.and(op.card_needs);
         self.forward_flops.fetch_add(op.forward_flops, Ordering::Relaxed);
         self.backward_flops.fetch_add(op.backward_flops, Ordering::Relaxed);

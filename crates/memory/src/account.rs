@@ -5,9 +5,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use paceline_trace::{Event, Track, now_ns};
+use paceline_trace::{Event, Track, lock, now_ns};
 
 /// What a buffer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,7 +222,7 @@ impl Account {
     /// Ends the phase in progress, and adds it to earlier phases of the same name.
     pub(crate) fn end_phase(&self, name: &'static str) -> PhaseUsage {
         let ended = self.begin_phase();
-        let mut phases = self.lock_phases();
+        let mut phases = lock(&self.phases);
         match phases.iter_mut().find(|(known, _)| *known == name) {
             Some((_, phase)) => *phase = phase.then(&ended),
             None => phases.push((name, ended)),
@@ -231,15 +231,11 @@ impl Account {
     }
 
     pub(crate) fn phases(&self) -> Phases {
-        self.lock_phases().clone()
+        lock(&self.phases).clone()
     }
 
     pub(crate) fn forget_phases(&self) {
-        self.lock_phases().clear();
-    }
-
-    fn lock_phases(&self) -> MutexGuard<'_, Phases> {
-        self.phases.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.phases).clear();
     }
 
     pub(crate) fn usage(&self, category: Category) -> Usage {

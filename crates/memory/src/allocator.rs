@@ -2,9 +2,9 @@
 //!
 //! Input: sizes and categories. Output: buffers. This module knows nothing of what the memory holds.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use paceline_trace::Track;
+use paceline_trace::{Track, lock};
 
 use crate::accelerator::{Accelerator, DeviceStream};
 use crate::account::Account;
@@ -57,7 +57,7 @@ impl Pool {
     }
 
     pub(crate) fn heap(&self) -> MutexGuard<'_, Heap> {
-        self.heap.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.heap)
     }
 
     fn take(&self, len_bytes: usize, category: Category) -> Result<Block, MemoryError> {
@@ -87,7 +87,7 @@ impl Pool {
             home.poison(block.base.as_ptr(), block.len_bytes());
             self.heap().give_back(block);
         } else {
-            self.parked().push((block, others));
+            lock(&self.parked).push((block, others));
         }
     }
 
@@ -97,15 +97,11 @@ impl Pool {
         let is_done =
             |event: &Event| home.stream().is_behind(event) || event.poll() == EventState::Complete;
         let free: Vec<_> =
-            self.parked().extract_if(.., |(_, events)| events.iter().all(is_done)).collect();
+            lock(&self.parked).extract_if(.., |(_, events)| events.iter().all(is_done)).collect();
         for (block, _) in free {
             home.poison(block.base.as_ptr(), block.len_bytes());
             self.heap().give_back(block);
         }
-    }
-
-    fn parked(&self) -> MutexGuard<'_, Vec<(Block, Vec<Event>)>> {
-        self.parked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -114,7 +110,7 @@ impl Drop for Pool {
     fn drop(&mut self) {
         if let Some(home) = &self.home {
             home.drain();
-            self.parked().iter().flat_map(|(_, events)| events).for_each(|event| {
+            lock(&self.parked).iter().flat_map(|(_, events)| events).for_each(|event| {
                 event.block();
             });
         }

@@ -6,7 +6,9 @@
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use paceline_trace::lock;
 
 use crate::heap::{ALIGNMENT, Block};
 use crate::uses::Uses;
@@ -182,7 +184,7 @@ impl Buffer {
         holder: &'static str,
     ) -> Result<Claim, MemoryError> {
         self.check_range(&range)?;
-        let id = Some(self.uses().claim(&range, access, holder)?);
+        let id = Some(lock(&self.0.uses).claim(&range, access, holder)?);
         Ok(Claim { buffer: self.clone(), id, range })
     }
 
@@ -197,7 +199,7 @@ impl Buffer {
         event: &Event,
     ) -> Result<Claim, MemoryError> {
         self.check_range(&range)?;
-        self.uses().queue(&range, access, op, event)?;
+        lock(&self.0.uses).queue(&range, access, op, event)?;
         event.uses(self, &range, access, op);
         Ok(Claim { buffer: self.clone(), id: None, range })
     }
@@ -207,10 +209,6 @@ impl Buffer {
             true => Err(MemoryError::OutOfRange { range: range.clone(), len: self.0.len_bytes }),
             false => Ok(()),
         }
-    }
-
-    fn uses(&self) -> MutexGuard<'_, Uses> {
-        self.0.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -249,7 +247,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            self.buffer.uses().give_back(id);
+            lock(&self.buffer.0.uses).give_back(id);
         }
     }
 }

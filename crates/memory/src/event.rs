@@ -7,9 +7,9 @@
 //! nothing of what the work is.
 
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
-use paceline_trace::{Span, now_ns};
+use paceline_trace::{Span, lock, now_ns};
 
 use crate::accelerator::{Accelerator, Noted, Point};
 use crate::stream::{Clock, Place};
@@ -104,7 +104,7 @@ impl Event {
         if let Waiter::Asks { point: place, .. } = &flag.waiter {
             let _ = place.set(point);
             // Whoever looks while the lock is held finds it.
-            drop(flag.progress());
+            drop(lock(&flag.progress));
             flag.changed.notify_all();
         }
     }
@@ -128,7 +128,7 @@ impl Event {
     /// The work of a graph is done with this launch of the graph.
     pub(crate) fn has_parts(&self, parts: Vec<Signal>) {
         let Some(flag) = &self.0 else { return parts.into_iter().for_each(Signal::complete) };
-        let mut progress = flag.progress();
+        let mut progress = lock(&flag.progress);
         progress.parts.extend(parts);
         let (state, ran) = (progress.state, progress.ran);
         if state != EventState::Pending {
@@ -148,11 +148,11 @@ impl Event {
 
     /// How far the work is known to have come, without ordering anything behind it.
     pub(crate) fn peek(&self) -> EventState {
-        self.0.as_ref().map_or(EventState::Complete, |flag| flag.progress().state)
+        self.0.as_ref().map_or(EventState::Complete, |flag| lock(&flag.progress).state)
     }
 
     pub(crate) fn is_withdrawn(&self) -> bool {
-        self.0.as_ref().is_some_and(|flag| flag.progress().is_withdrawn)
+        self.0.as_ref().is_some_and(|flag| lock(&flag.progress).is_withdrawn)
     }
 
     /// How far the work has come. If it is complete, everything that comes now is ordered behind it.
@@ -177,12 +177,12 @@ impl Event {
         if let (Waiter::Runs(late), EventState::Pending) = (&flag.waiter, self.peek()) {
             late.run_before(self);
         }
-        let mut progress = flag.progress();
+        let mut progress = lock(&flag.progress);
         while progress.state == EventState::Pending {
             if let Some(point) = self.point() {
                 drop(progress);
                 point.wait();
-                progress = flag.progress();
+                progress = lock(&flag.progress);
             } else if self.captured().is_some() {
                 // It does not run as long as somebody waits for it instead of launching the graph.
                 return EventState::Failed;
@@ -195,7 +195,7 @@ impl Event {
 
     /// When the work ran, on the clock of [`now_ns`], if it is done.
     pub fn ran(&self) -> Option<Span> {
-        let progress = self.0.as_ref()?.progress();
+        let progress = lock(&self.0.as_ref()?.progress);
         (progress.state == EventState::Complete).then_some(progress.ran)
     }
 
@@ -206,7 +206,7 @@ impl Event {
     /// Nobody touches the memory for this work any longer.
     pub unsafe fn give_back(&self) {
         let Some(flag) = &self.0 else { return };
-        let mut progress = flag.progress();
+        let mut progress = lock(&flag.progress);
         if progress.state != EventState::Failed {
             return;
         }
@@ -245,7 +245,7 @@ impl Event {
         if buffer.device() != Device::Cpu {
             return;
         }
-        let mut progress = flag.progress();
+        let mut progress = lock(&flag.progress);
         if progress.state != EventState::Complete {
             progress.kept.push(buffer);
         }
@@ -253,12 +253,8 @@ impl Event {
 }
 
 impl Flag {
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn settle(&self, state: EventState) {
-        let mut progress = self.progress();
+        let mut progress = lock(&self.progress);
         progress.state = state;
         if progress.ran.end_ns == 0 {
             progress.ran.end_ns = now_ns();
@@ -300,7 +296,7 @@ impl Signal {
     /// The work begins now.
     pub(crate) fn begin(&self) {
         if let Some(flag) = &self.0 {
-            flag.progress().ran.start_ns = now_ns();
+            lock(&flag.progress).ran.start_ns = now_ns();
         }
     }
 
@@ -314,7 +310,7 @@ impl Signal {
     /// The work is done, and ran at these times.
     pub(crate) fn complete_in(self, ran: Span) {
         if let Some(flag) = &self.0 {
-            flag.progress().ran = ran;
+            lock(&flag.progress).ran = ran;
         }
         self.complete();
     }
@@ -322,7 +318,7 @@ impl Signal {
     /// The work is not put into the stream after all, as its memory was refused.
     pub fn withdraw(self) {
         if let Some(flag) = &self.0 {
-            flag.progress().is_withdrawn = true;
+            lock(&flag.progress).is_withdrawn = true;
         }
         self.complete();
     }

@@ -13,7 +13,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use paceline_trace::lock;
 
 use crate::event::{Event, Signal, Waiter};
 
@@ -61,7 +63,7 @@ impl Stream {
 
     /// The same for work of a device.
     pub(crate) fn submit_on(&self, waiter: Waiter) -> (Event, Signal) {
-        let mut submitted = self.submitted();
+        let mut submitted = lock(&self.0.submitted);
         submitted.position += 1;
         submitted.seen.forget_observed();
         let place = Place { mark: self.0.mark.clone(), position: submitted.position };
@@ -73,7 +75,7 @@ impl Stream {
     /// Orders all later work of this stream behind the event. Whoever runs the work sees to it that it waits.
     pub fn wait(&self, event: &Event) {
         if let Some((place, before)) = event.order() {
-            let mut submitted = self.submitted();
+            let mut submitted = lock(&self.0.submitted);
             submitted.seen.merge(before);
             submitted.seen.add(place);
         }
@@ -84,11 +86,7 @@ impl Stream {
         let Some((place, _)) = event.order() else { return true };
         place.is_observed()
             || Arc::ptr_eq(&place.mark, &self.0.mark)
-            || self.submitted().seen.has(place)
-    }
-
-    fn submitted(&self) -> MutexGuard<'_, Submitted> {
-        self.0.submitted.lock().unwrap_or_else(PoisonError::into_inner)
+            || lock(&self.0.submitted).seen.has(place)
     }
 }
 

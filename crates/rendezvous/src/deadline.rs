@@ -10,12 +10,17 @@ use std::time::{Duration, Instant};
 /// The longest time limit: an `Instant` further away may not exist.
 pub(crate) const MAX_LIMIT: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// The longest piece of a sleep.
-const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+/// The longest piece of a sleep. A wait reads the clock at least this often, so it notices that the process was suspended.
+pub const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 /// How much longer than meant a sleep lasts if the process was suspended. A process that only has to share its core with
 /// others is back much sooner.
 const SUSPENDED: Duration = Duration::from_secs(1);
+
+/// The part of the time between two readings of the clock that counts: after a suspension only the sleep that was meant.
+pub fn awake(passed: Duration, meant: Duration) -> Duration {
+    if passed.saturating_sub(meant) > SUSPENDED { meant } else { passed }
+}
 
 /// The moment at which a time limit ends.
 #[derive(Clone, Debug)]
@@ -47,10 +52,8 @@ impl Deadline {
         let meant = self.left().min(LONGEST_SLEEP);
         let begin = Instant::now();
         let outcome = sleep(meant);
-        let overslept = begin.elapsed().saturating_sub(meant);
-        if overslept > SUSPENDED {
-            self.0.set(self.0.get() + overslept);
-        }
+        let passed = begin.elapsed();
+        self.0.set(self.0.get() + (passed - awake(passed, meant)));
         outcome
     }
 

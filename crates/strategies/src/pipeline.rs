@@ -6,13 +6,14 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use paceline_collectives::{Axis, Group, Mesh, Work};
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
 use paceline_model::{Batch, Layout, Model, Param, Precision, UnitId, boundaries};
 use paceline_schedule::{Costs, OneFOneB, Placement, Plan, Schedule};
+use paceline_trace::lock;
 
 use crate::accumulation::PartialSums;
 use crate::{AccumulationOrder, Replica, ReplicaOptions, Result, Strategy, StrategyError};
@@ -268,7 +269,7 @@ impl Pipeline {
     pub(crate) fn input(&self, replica: &Replica, batch: &Batch, stage: usize) -> Result<Tensor> {
         let extents =
             batch.tensors().iter().flat_map(|(_, tensor)| tensor.dims().to_vec()).collect();
-        let mut inputs = self.inputs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inputs = lock(&self.inputs);
         let known = match inputs.entry(extents) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
             std::collections::hash_map::Entry::Vacant(new) => {

@@ -21,4 +21,4 @@ pub use interval::{IntervalSet, Span};
 pub use markers::{KernelMarkers, Markers, TRACE_MARKERS};
 pub use recorder::{Event, Operation, Place, Recorder, Shapes, Track};
 pub use span_track::{Mark, SpanTrack};
-pub use thread::{STACK_BYTES, beside, pin, thread_builder};
+pub use thread::{STACK_BYTES, beside, lock, pin, thread_builder};

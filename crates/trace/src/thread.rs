@@ -1,8 +1,10 @@
-//! How this workspace starts threads: with a name, a stated stack, and on stated processors if ranks are pinned.
+//! How this workspace starts threads: with a name, a stated stack, and on stated processors if ranks are pinned; and how they
+//! share values.
 //!
 //! Input: a name. Output: a builder of the standard library. This file does not know what threads do.
 
 use std::cell::Cell;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 
 use rustix::io;
@@ -16,6 +18,12 @@ pub const STACK_BYTES: usize = 8 << 20;
 /// A builder of a thread with this name and a stack of [`STACK_BYTES`].
 pub fn thread_builder(name: impl Into<String>) -> Builder {
     Builder::new().name(name.into()).stack_size(STACK_BYTES)
+}
+
+/// The value of a mutex, also if a thread has panicked while it held the lock. For values that are consistent between any two
+/// statements.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 thread_local! {

@@ -3,9 +3,10 @@
 //! This module knows nothing of operations.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use paceline_memory::Mapping;
+use paceline_trace::lock;
 
 use crate::CollectiveError;
 use crate::shared::Control;
@@ -38,7 +39,7 @@ impl SplitRegistry {
         key: (u32, i64),
         world: usize,
     ) -> Result<SubGroupState, CollectiveError> {
-        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = lock(&self.0);
         let (state, missing) = match waiting.remove(&key) {
             Some((state, missing)) => (state, missing - 1),
             None => ((Arc::new(Control::create(world)?), Arc::default()), world - 1),

@@ -1,10 +1,11 @@
 //! The lineage of a group: its name, its members, and what it shares with its parent group and its sub-groups.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use paceline_memory::Mapping;
 use paceline_rendezvous::RunKey;
+use paceline_trace::lock;
 
 use crate::emulator::Card;
 use crate::record::{Purpose, RecentRecords};
@@ -34,20 +35,16 @@ struct OwnPart {
 }
 
 impl RankState {
-    fn parts(&self) -> MutexGuard<'_, Vec<OwnPart>> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes a part that belongs to this rank.
     pub(super) fn own(&self, part: &Part) {
-        let mut parts = self.parts();
+        let mut parts = lock(&self.parts);
         parts.retain(|part| part.mapping.strong_count() > 0);
         parts.push(OwnPart { mapping: Arc::downgrade(&part.mapping), range: part.range() });
     }
 
     /// The part that the `len_bytes` bytes at `address` lie in, if this rank has shared them in any of its groups.
     pub(super) fn part_of(&self, address: usize, len_bytes: usize) -> Option<Part> {
-        self.parts().iter().find_map(|OwnPart { mapping, range }| {
+        lock(&self.parts).iter().find_map(|OwnPart { mapping, range }| {
             let part = Part::new(mapping.upgrade()?, range.start, range.len())?;
             part.offset(address, len_bytes).map(|_| part)
         })

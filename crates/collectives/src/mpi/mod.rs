@@ -33,7 +33,9 @@ mod point_to_point;
 mod reductions;
 mod runtime;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
+
+use paceline_trace::lock;
 
 use flight::Comm;
 use headers::Headers;
@@ -73,15 +75,11 @@ impl Mpi {
         Ok(Self { rank, world, state: Mutex::new(state) })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The engine for the ranks that pass the same color. All ranks call this after they have met, since
     /// the library waits for all of them without a time limit.
     pub(crate) fn split(&self, color: Option<usize>) -> Result<Option<Self>, CollectiveError> {
         let fail = |reason| CollectiveError::Mpi { rank: self.rank, op: "split", seq: 0, reason };
-        let state = self.state();
+        let state = lock(&self.state);
         let comm = state.comm.as_ref().expect("a group that is used has its communicator");
         let part = comm.split(color, self.rank).map_err(fail)?;
         part.map(Self::new).transpose().map_err(fail)
@@ -89,12 +87,12 @@ impl Mpi {
 
     /// Frees the communicator. The records of its operations can still be read afterward.
     pub(crate) fn close(&self) {
-        self.state().comm = None;
+        lock(&self.state).comm = None;
     }
 
     /// Carries a call out. Returns the moment when the last rank's header had arrived.
     pub(crate) fn run(&self, context: &OpContext) -> Result<u64, CollectiveError> {
-        let State { comm, inner } = &mut *self.state();
+        let State { comm, inner } = &mut *lock(&self.state);
         let comm = comm.as_mut().expect("a group that is used has its communicator");
         let outcome = dispatch(comm, inner, context);
         if let Err(error) = &outcome {

@@ -9,11 +9,12 @@
 //! treats that as a failure and ends the other ranks.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mpi_sys as ffi;
 use paceline_memory::DType;
+use paceline_trace::lock;
 
 use crate::ReduceOp;
 use crate::reduce::Reduction;
@@ -57,14 +58,10 @@ pub(super) struct Runtime {
     facts: Facts,
 }
 
-fn stage() -> MutexGuard<'static, Stage> {
-    STAGE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Runtime {
     /// Starts MPI, unless it runs already.
     pub(super) fn open() -> Result<Self, String> {
-        let mut stage = stage();
+        let mut stage = lock(&STAGE);
         match &mut *stage {
             Stage::Running { users, facts, .. } => {
                 *users += 1;
@@ -109,7 +106,7 @@ impl Runtime {
 
     /// One more right to use the library.
     pub(super) fn share(&self) -> Self {
-        if let Stage::Running { users, .. } = &mut *stage() {
+        if let Stage::Running { users, .. } = &mut *lock(&STAGE) {
             *users += 1;
         }
         Self { facts: self.facts }
@@ -122,8 +119,7 @@ impl Runtime {
 
     /// Makes one call of the library. Errors with the library's own message.
     pub(super) fn call(&self, function: impl FnOnce() -> c_int) -> Result<(), String> {
-        let _turn = (!self.facts.is_concurrent)
-            .then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
+        let _turn = (!self.facts.is_concurrent).then(|| lock(&TURN));
         check(function())
     }
 
@@ -162,7 +158,7 @@ impl Runtime {
 
 impl Drop for Runtime {
     fn drop(&mut self) {
-        let mut stage = stage();
+        let mut stage = lock(&STAGE);
         let Stage::Running { users, started_by_us, .. } = &mut *stage else { return };
         *users -= 1;
         if *users > 0 || !*started_by_us {

@@ -22,13 +22,13 @@ mod agree;
 mod moves;
 mod reduce;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use paceline_cuda::nccl::{Communicator, UniqueId, version};
 use paceline_cuda::{CudaError, Event};
 use paceline_memory::{Allocator, Category, DType, DeviceStream, Tensor};
-use paceline_trace::now_ns;
+use paceline_trace::{lock, now_ns};
 use rustix::system::uname;
 use serde::{Deserialize, Serialize};
 
@@ -305,7 +305,7 @@ impl Nccl {
 
     /// The address of scratch memory of this size. Its contents are undefined.
     fn scratch(&self, len_bytes: usize) -> Result<u64, CollectiveError> {
-        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = lock(&self.scratch);
         if scratch.as_ref().is_none_or(|old| old.num_bytes() < len_bytes) {
             // No work of an earlier operation is left, which might use it.
             *scratch = None;

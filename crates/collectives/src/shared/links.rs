@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_memory::Mapping;
-use paceline_rendezvous::{Network, PeerAddress, PeerListener};
+use paceline_rendezvous::{LONGEST_SLEEP, Network, PeerAddress, PeerListener};
 use paceline_trace::{now_ns, thread_builder};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -30,7 +30,7 @@ use super::control::Control;
 use super::segment::{Inherited, Part, Reach, Segment, Segments};
 use super::state::STAGING_BYTES;
 use crate::CollectiveError;
-use crate::context::{LONGEST_SLEEP, Waited};
+use crate::context::Waited;
 
 /// Alignment of large parts of a segment, in bytes: the size of a large page, so that two ranks never share a
 /// large page.

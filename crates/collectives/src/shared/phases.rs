@@ -16,10 +16,12 @@
 
 use std::time::Duration;
 
+use paceline_rendezvous::LONGEST_SLEEP;
+
 use super::fate::WaitError;
 use super::sync::{AtomicU32, AtomicU64, Ordering, Word, before_looking_back, now_ns, spin_loop};
 use crate::call::Conflict;
-use crate::context::{LONGEST_SLEEP, WaitPolicy, Waited};
+use crate::context::{WaitPolicy, Waited};
 
 /// A value on its own cache line, to avoid false sharing between ranks.
 #[repr(C, align(64))]

@@ -7,9 +7,10 @@
 //! This module knows nothing of operations.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use paceline_memory::Mapping;
+use paceline_trace::lock;
 
 /// A place in memory that any rank of the group can convert to an address in its own process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,13 +126,9 @@ impl Segments {
         Self { staging, shared: Mutex::default(), inherited }
     }
 
-    fn shared(&self) -> MutexGuard<'_, SegmentList> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a segment. Every rank adds the same segments in the same order.
     pub(crate) fn add(&self, segment: Segment) {
-        let mut shared = self.shared();
+        let mut shared = lock(&self.shared);
         let number = shared.num_added;
         shared.num_added += 1;
         shared.segments.insert(number, segment);
@@ -140,7 +137,7 @@ impl Segments {
     /// For each segment that was shared in this group, in order: 1 if this rank's buffer in it has been dropped, otherwise 0.
     /// Every rank has the same number of segments.
     pub(crate) fn dropped(&self, rank: usize) -> Vec<u8> {
-        let shared = self.shared();
+        let shared = lock(&self.shared);
         let is_dropped = |segment: &Segment| !segment.parts[rank].mapping.has_windows();
         shared.segments.values().map(|segment| u8::from(is_dropped(segment))).collect()
     }
@@ -148,13 +145,13 @@ impl Segments {
     /// Forgets the segments whose buffers all ranks have dropped, by the same order. Every rank passes the same.
     pub(crate) fn forget(&self, dropped: &[u8]) {
         let mut dropped = dropped.iter();
-        self.shared().segments.retain(|_, _| dropped.next() != Some(&1));
+        lock(&self.shared).segments.retain(|_, _| dropped.next() != Some(&1));
     }
 
     /// Where in the memory that was shared in this group itself an address of `rank` lies.
     #[inline]
     fn locate_own(&self, rank: usize, address: usize, len_bytes: usize) -> Option<(u32, usize)> {
-        self.shared().segments.iter().find_map(|(&index, segment)| {
+        lock(&self.shared).segments.iter().find_map(|(&index, segment)| {
             Some((index, segment.parts[rank].offset(address, len_bytes)?))
         })
     }
@@ -181,7 +178,7 @@ impl Segments {
             let older = segments.inherited.as_ref()?;
             (segments, rank) = (&older.segments, older.ranks[rank]);
         }
-        let shared = segments.shared();
+        let shared = lock(&segments.shared);
         let part = &shared.segments.get(&(place.segment as u32))?.parts[rank];
         part.address(place.offset, len_bytes)
     }
@@ -240,6 +237,6 @@ impl Reach {
             let file = segment.parts[0].mapping.file();
             512 * rustix::fs::fstat(file).unwrap().st_blocks as usize
         };
-        segments.shared().segments.values().map(held).collect()
+        lock(&segments.shared).segments.values().map(held).collect()
     }
 }

@@ -18,7 +18,9 @@ mod sharded;
 pub(crate) mod wires;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use paceline_trace::lock;
 
 use headers::Headers;
 use inner::{Inner, give_up};
@@ -54,7 +56,7 @@ impl Tcp {
     }
 
     pub(crate) fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     /// Carries a call out. Returns the moment when the last rank's header had arrived.

@@ -10,11 +10,12 @@ use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use paceline_rendezvous::LONGEST_SLEEP;
 use paceline_trace::now_ns;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::last_words::{Heard, LastWords};
-use crate::context::{LONGEST_SLEEP, WaitPolicy, Waited};
+use crate::context::{WaitPolicy, Waited};
 
 /// How long the last words of a rank may take after its connection for data has ended. Both connections end together
 /// unless the network holds one of them back.

@@ -32,11 +32,11 @@ mod times;
 mod what;
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use paceline_trace::{Place, Shapes, Span, Track, now_ns};
+use paceline_trace::{Place, Shapes, Span, Track, lock, now_ns};
 
 use crate::event::{Event, EventState};
 use crate::stream::Stream;
@@ -329,10 +329,6 @@ impl fmt::Debug for Accelerator {
             Kind::Card(card) => card.fmt(f),
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl QueueState {

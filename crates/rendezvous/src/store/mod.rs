@@ -28,8 +28,10 @@ mod server;
 mod tests;
 mod wire;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
+
+use paceline_trace::lock;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -212,7 +214,7 @@ impl Store {
 
     fn lock(&self) -> MutexGuard<'_, Backend> {
         // If a panic interrupted a request, the connection counts as lost.
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.connection)
     }
 
     fn check_len(&self, what: &str, len: usize, max_bytes: usize) -> Result<(), RendezvousError> {

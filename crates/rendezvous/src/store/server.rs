@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use paceline_trace::thread_builder;
+use paceline_trace::{lock, thread_builder};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::wire::{Answer, Request, read_request, send_answer};
@@ -175,7 +175,7 @@ impl ServerState {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // The state is consistent between any two statements, so a panic elsewhere does no harm.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn close(&self) {

@@ -78,7 +78,7 @@ fn unused_port() -> u16 {
     // For its methods: it is no listener, since nobody has told it to listen.
     let holder = TcpListener::from(socket);
     let port = holder.local_addr().unwrap().port();
-    TAKEN.lock().unwrap_or_else(PoisonError::into_inner).push(holder);
+    lock(&TAKEN).push(holder);
     port
 }
 
