@@ -139,7 +139,7 @@ pub fn add(compute: &Compute, x: &Tensor, y: &Tensor) -> Result<()> {
 }
 
 multiversion! {
-    fn add_of<S: Stored>(x: &[S], y: &mut [S]) = add_body
+    pub(crate) fn add_of<S: Stored>(x: &[S], y: &mut [S]) = add_body
 }
 
 #[inline(always)]

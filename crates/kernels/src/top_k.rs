@@ -10,9 +10,9 @@ use paceline_cuda::kernel::Out;
 use paceline_memory::Tensor;
 use paceline_numeric::tree;
 
-use crate::card::top_k as kernels;
+use crate::card::{elementwise, top_k as kernels};
+use crate::elementwise::add_of;
 use crate::operands::card_scratch;
-use crate::simd::multiversion;
 use crate::{Compute, KernelError, Op, Processor, Result, SimdLevel, read, update, write};
 
 /// `residual += x`; then the `k` elements of `residual` that are largest in magnitude move to `selected`,
@@ -42,7 +42,7 @@ pub fn select(compute: &Compute, x: &Tensor, residual: &Tensor, selected: &Tenso
         // SAFETY: `x` and the residual have `n` elements, the selection `2 k`, and the scratch memory a state, the counts of
         // digits, and two counts for each block of threads.
         unsafe {
-            card.launch(kernels::top_k_add(x, residual, len)?, all)?;
+            card.launch(elementwise::add(x, residual, len)?, Grid::fours(n))?;
             card.launch(kernels::top_k_begin(state, counts, k_word)?, one)?;
             for (shift, bits) in DIGITS {
                 let few = Grid::blocks(blocks.min(MOST_BLOCKS), Grid::BLOCK);
@@ -75,7 +75,7 @@ const DIGITS: [(u32, u32); 3] = [(21, 10), (10, 11), (0, 10)];
 fn select_on_cpu(simd: SimdLevel, x: &[f32], residual: &mut [f32], selected: &mut [i32]) {
     let k = selected.len() / 2;
     let (indices, values) = selected.split_at_mut(k);
-    add(simd, x, residual);
+    add_of::<f32>(simd, x, residual);
     let (threshold, mut num_equal) = threshold(residual, k);
     let mut places = indices.iter_mut().zip(values);
     for (at, value) in residual.iter_mut().enumerate() {
@@ -92,17 +92,6 @@ fn select_on_cpu(simd: SimdLevel, x: &[f32], residual: &mut [f32], selected: &mu
         *place = value.to_bits() as i32;
         // Not +0: -0 + x is x for every x, but +0 + -0 is +0.
         *value = -0.0;
-    }
-}
-
-multiversion! {
-    fn add(x: &[f32], sums: &mut [f32]) = add_body
-}
-
-#[inline(always)]
-fn add_body(x: &[f32], sums: &mut [f32]) {
-    for (sum, x) in sums.iter_mut().zip(x) {
-        *sum += *x;
     }
 }
 

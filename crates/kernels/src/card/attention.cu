@@ -399,5 +399,4 @@ __device__ void attention_backward_keys(const Attention& spec, const Real* qkv, 
     BACKWARD(S, attention_backward_queries)                                                                                \
     BACKWARD(S, attention_backward_keys)
 
-FOR_REAL(f32)
-FOR_REAL(f64)
+REAL_TYPES(FOR_REAL)

@@ -456,5 +456,4 @@ __device__ void halves_backward_keys(const Attention& spec, const S* qkv, const 
     BACKWARD(S, halves_backward_queries)                                                                                   \
     BACKWARD(S, halves_backward_keys)
 
-FOR_HALF(f16)
-FOR_HALF(bf16)
+HALF_TYPES(FOR_HALF)

@@ -164,9 +164,5 @@ __device__ __forceinline__ void norm_backward_weight(
         const double* gradient_sums, R* d_weight, R* d_bias, u32 accumulate, u32 channels) {                               \
         norm_backward_weight(gradient_sums, d_weight, d_bias, accumulate, channels);                                       \
     }
-FOR_STORED(f32, f32)
-FOR_STORED(f64, f64)
-FOR_STORED(f16, f32)
-FOR_STORED(bf16, f32)
-FOR_REAL(f32)
-FOR_REAL(f64)
+STORED_TYPES(FOR_STORED)
+REAL_TYPES(FOR_REAL)

@@ -50,26 +50,23 @@ __device__ void sum_channels(const S* dy, const u8* winners, u32 channels, u32 h
     partials[(u64)blockIdx.y * channels + channel] = sum;
 }
 
-#define FOR_STORED(S)                                                                                                   \
-    extern "C" __global__ void conv2d_forward_##S(CONV_ARGUMENTS, const void* x, u32 is_f32, const As<S>::Real* w,      \
-                                                  const As<S>::Real* bias, S* y, u32 positions) {                       \
+#define FOR_STORED(S, R)                                                                                                \
+    extern "C" __global__ void conv2d_forward_##S(CONV_ARGUMENTS, const void* x, u32 is_f32, const R* w,                \
+                                                  const R* bias, S* y, u32 positions) {                                 \
         conv2d_forward<S>(CONV, Images<S>{x, is_f32}, w, bias, y, positions);                                           \
     }                                                                                                                   \
     extern "C" __global__ void conv2d_backward_weight_##S(CONV_ARGUMENTS, const void* x, u32 is_f32, const S* dy,       \
-                                                          u32 positions, u32 positions_of_part, As<S>::Real* partials) { \
+                                                          u32 positions, u32 positions_of_part, R* partials) {           \
         weight_gradient<S, false>(CONV, Images<S>{x, is_f32}, dy, 0, positions, positions_of_part, partials);           \
     }                                                                                                                   \
-    extern "C" __global__ void conv2d_backward_input_##S(CONV_ARGUMENTS, const As<S>::Real* w, const S* dy,             \
+    extern "C" __global__ void conv2d_backward_input_##S(CONV_ARGUMENTS, const R* w, const S* dy,                       \
                                                          u32 positions, void* dx, u32 is_f32) {                         \
         input_gradient<S, false>(CONV, w, dy, 0, positions, dx, is_f32);                                                \
     }                                                                                                                   \
     extern "C" __global__ void sum_channels_##S(const S* dy, const u8* winners, u32 channels, u32 has_planes,           \
                                                 u32 positions, u32 positions_of_image, u32 positions_of_part,           \
-                                                As<S>::Real* partials) {                                                \
+                                                R* partials) {                                                          \
         sum_channels<S>(dy, winners, channels, has_planes, positions, positions_of_image, positions_of_part, partials); \
     }
 
-FOR_STORED(f32)
-FOR_STORED(f64)
-FOR_STORED(f16)
-FOR_STORED(bf16)
+STORED_TYPES(FOR_STORED)

@@ -35,15 +35,4 @@ __device__ void conv2d_forward(const Conv& conv, Images<S> x, const f32* w, cons
         wide_weight_gradient<S, false, SIDE_OF_TILE>(CONV, Images<S>{x, is_f32}, dy, 0, positions, positions_of_part,      \
                                                      partials);                                                            \
     }
-#define FOR_STORED(S)                                                                                                      \
-    FOR_FORWARD(S, wide, 128, 128)                                                                                         \
-    FOR_FORWARD(S, tall, 128, 64)                                                                                          \
-    FOR_INPUT(S, wide, 128, 128)                                                                                           \
-    FOR_INPUT(S, tall, 128, 64)                                                                                            \
-    FOR_WEIGHT(S, wide, 128)                                                                                               \
-    FOR_WEIGHT(S, small, 64)
-
-FOR_STORED(f32)
-FOR_STORED(tf32)
-FOR_STORED(f16)
-FOR_STORED(bf16)
+WIDE_TYPES(WIDE_TILES)

@@ -30,23 +30,20 @@ __device__ void conv_relu_pool_forward(const Conv& conv, Images<S> x, const type
                   });
 }
 
-#define FOR_STORED(S)                                                                                                     \
+#define FOR_STORED(S, R)                                                                                                  \
     extern "C" __global__ void conv_relu_pool_forward_##S(CONV_ARGUMENTS, const void* x, u32 is_f32,                      \
-                                                          const As<S>::Real* w, const As<S>::Real* bias, S* y,            \
+                                                          const R* w, const R* bias, S* y,                                \
                                                           u8* winners, u32 positions) {                                   \
         conv_relu_pool_forward<S>(CONV, Images<S>{x, is_f32}, w, bias, y, winners, positions);                            \
     }                                                                                                                     \
     extern "C" __global__ void conv_relu_pool_backward_weight_##S(                                                        \
         CONV_ARGUMENTS, const void* x, u32 is_f32, const S* dy, const u8* winners, u32 positions, u32 positions_of_part,  \
-        As<S>::Real* partials) {                                                                                          \
+        R* partials) {                                                                                                    \
         weight_gradient<S, true>(CONV, Images<S>{x, is_f32}, dy, winners, positions, positions_of_part, partials);        \
     }                                                                                                                     \
-    extern "C" __global__ void conv_relu_pool_backward_input_##S(CONV_ARGUMENTS, const As<S>::Real* w, const S* dy,       \
+    extern "C" __global__ void conv_relu_pool_backward_input_##S(CONV_ARGUMENTS, const R* w, const S* dy,                 \
                                                                  const u8* winners, u32 positions, void* dx, u32 is_f32) { \
         input_gradient<S, true>(CONV, w, dy, winners, positions, dx, is_f32);                                             \
     }
 
-FOR_STORED(f32)
-FOR_STORED(f64)
-FOR_STORED(f16)
-FOR_STORED(bf16)
+STORED_TYPES(FOR_STORED)

@@ -426,6 +426,16 @@ struct WideTiles<tf32, ROWS, COLUMNS, IS_A_BY_STEPS, IS_B_BY_STEPS> {
 #define WIDE_BOUNDS(ROWS, COLUMNS) \
     __launch_bounds__(WIDE_THREADS(ROWS, COLUMNS), (IS_WIDE(COLUMNS) ? 512 : 384) / WIDE_THREADS(ROWS, COLUMNS))
 
+// The tiles in which kernels compute with a type, and these types: FOR_FORWARD, FOR_INPUT and FOR_WEIGHT make the kernels.
+#define WIDE_TILES(S)              \
+    FOR_FORWARD(S, wide, 128, 128) \
+    FOR_FORWARD(S, tall, 128, 64)  \
+    FOR_INPUT(S, wide, 128, 128)   \
+    FOR_INPUT(S, tall, 128, 64)    \
+    FOR_WEIGHT(S, wide, 128)       \
+    FOR_WEIGHT(S, small, 64)
+#define WIDE_TYPES(KERNELS) KERNELS(f32) KERNELS(tf32) KERNELS(f16) KERNELS(bf16)
+
 // The lines of a tile that a thread loads: `VECTORS` lie in a line, and `COUNT` lines in a tile.
 template <u32 VECTORS, u32 COUNT, u32 THREADS_OF_TILE> struct Lines {
     enum { DISTANCE = THREADS_OF_TILE / VECTORS, OWN = COUNT / DISTANCE };

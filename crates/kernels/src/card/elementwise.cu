@@ -24,7 +24,7 @@ template <typename S> __device__ __forceinline__ void divide(S* x, double diviso
     at_places(n, [=](u64 i) { x[i] = x[i] / (S)divisor; });
 }
 
-#define FOR_STORED(S)                                                                                                       \
+#define FOR_STORED(S, R)                                                                                                    \
     extern "C" __global__ void relu_##S(const S* __restrict__ x, S* __restrict__ y, u64 n) { relu(x, y, n); }               \
     extern "C" __global__ void relu_backward_##S(const S* __restrict__ y, const S* __restrict__ dy, S* __restrict__ dx,     \
                                                  u64 n) {                                                                   \
@@ -34,9 +34,5 @@ template <typename S> __device__ __forceinline__ void divide(S* x, double diviso
 #define FOR_REAL(S) \
     extern "C" __global__ void divide_##S(S* x, double divisor, u64 n) { divide(x, divisor, n); }
 
-FOR_STORED(f32)
-FOR_STORED(f64)
-FOR_STORED(f16)
-FOR_STORED(bf16)
-FOR_REAL(f32)
-FOR_REAL(f64)
+STORED_TYPES(FOR_STORED)
+REAL_TYPES(FOR_REAL)

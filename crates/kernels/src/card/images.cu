@@ -70,7 +70,7 @@ template <typename T> __device__ __forceinline__ void transpose(const T* x, T* y
     }
 }
 
-#define FOR_STORED(S)                                                                                                \
+#define FOR_STORED(S, R)                                                                                             \
     extern "C" __global__ void pool_##S(                                                                             \
         const S* x, S* y, u8* winners, u32 height, u32 width, u32 channels, u32 window, u32 stride, u32 rows,         \
         u32 columns, u64 n) {                                                                                        \
@@ -81,10 +81,7 @@ template <typename T> __device__ __forceinline__ void transpose(const T* x, T* y
         u32 columns, u64 n) {                                                                                        \
         pool_backward(winners, dy, dx, height, width, channels, window, stride, rows, columns, n);                    \
     }
-FOR_STORED(f32)
-FOR_STORED(f64)
-FOR_STORED(f16)
-FOR_STORED(bf16)
+STORED_TYPES(FOR_STORED)
 
 #define FOR_MOVED(T)                                                                                        \
     extern "C" __global__ void transpose_##T(const T* x, T* y, u32 rows, u32 columns, u32 tiles) {           \

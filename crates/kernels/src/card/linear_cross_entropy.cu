@@ -112,13 +112,10 @@ extern "C" __global__ void ignore_padding(const i64* labels, const i64* lengths,
     if (i < n) real[i] = (i64)(i % seq) < lengths[i / seq] ? labels[i] : IGNORED;
 }
 
-#define FOR_STORED(S)                                                                                                      \
+#define FOR_STORED(S, R)                                                                                                   \
     extern "C" __global__ void row_losses_##S(const i64* labels, u64 classes, double scale, u32 wants_gradient,            \
-                                              As<S>::Real* z, S* rounded, double* losses, i32* marks) {                    \
+                                              R* z, S* rounded, double* losses, i32* marks) {                              \
         row_losses<S>(labels, classes, scale, wants_gradient, z, rounded, losses, marks);                                  \
     }
 
-FOR_STORED(f32)
-FOR_STORED(f64)
-FOR_STORED(f16)
-FOR_STORED(bf16)
+STORED_TYPES(FOR_STORED)

@@ -99,7 +99,4 @@ extern "C" __global__ void add_blocks(const double* of_blocks, double* sums, u32
     extern "C" __global__ void mse_##S(const S* x, const R* t, S* d_input, double* of_blocks, R factor, u64 n) {   \
         mse(x, t, d_input, of_blocks, factor, n);                                                                 \
     }
-FOR_STORED(f32, f32)
-FOR_STORED(f64, f64)
-FOR_STORED(f16, f32)
-FOR_STORED(bf16, f32)
+STORED_TYPES(FOR_STORED)

@@ -89,5 +89,4 @@ template <typename T> __device__ __forceinline__ void scale(T* x, T factor, u64 
         squares_of_runs(x, pieces, num_pieces, nodes, num_nodes, of_runs);                                              \
     }                                                                                                                    \
     extern "C" __global__ void scale_##T(T* x, T factor, u64 n) { scale(x, factor, n); }
-FOR_REAL(f32)
-FOR_REAL(f64)
+REAL_TYPES(FOR_REAL)

@@ -43,5 +43,4 @@ __device__ __forceinline__ void adamw(
     extern "C" __global__ void adamw_from_##T(ADAMW_MEMORY(T), const T* of, u64 n) {                                     \
         adamw(p, g, m, v, of[0], of[1], of[2], of[3], of[4], of[5], of[6], of[7], of[8], n);                             \
     }
-FOR_REAL(f32)
-FOR_REAL(f64)
+REAL_TYPES(FOR_REAL)

@@ -60,24 +60,20 @@ template <typename S> __device__ void add_parts(const typename As<S>::Real* part
     if (i < n) sums[i] = As<S>::store(accumulate ? load(sums[i]) + sum : sum);
 }
 
-#define FOR_STORED(S)                                                                                                   \
+#define FOR_STORED(S, R)                                                                                                \
     extern "C" __global__ void add_bias_##S(const S* bias, u32 with_relu, S* y, u64 columns, u64 n) {                   \
         add_bias(bias, with_relu, y, columns, n);                                                                       \
     }                                                                                                                   \
     extern "C" __global__ void cut_##S(S* y, u64 n) { cut(y, n); }                                                      \
-    extern "C" __global__ void sum_rows_##S(const S* x, u64 rows, u64 columns, u64 rows_of_part, As<S>::Real* partials) { \
+    extern "C" __global__ void sum_rows_##S(const S* x, u64 rows, u64 columns, u64 rows_of_part, R* partials) {           \
         sum_rows(x, rows, columns, rows_of_part, partials);                                                             \
     }                                                                                                                   \
-    extern "C" __global__ void add_parts_##S(const As<S>::Real* partials, u64 parts, u64 n, u32 accumulate, S* sums) {  \
+    extern "C" __global__ void add_parts_##S(const R* partials, u64 parts, u64 n, u32 accumulate, S* sums) {            \
         add_parts(partials, parts, n, accumulate, sums);                                                                \
     }
 #define FOR_HALF(S)                                                                             \
     extern "C" __global__ void narrow_##S(const f32* __restrict__ x, S* __restrict__ y, u64 n) { narrow(x, y, n); } \
     extern "C" __global__ void widen_##S(const S* __restrict__ x, f32* __restrict__ y, u64 n) { widen(x, y, n); }
 
-FOR_STORED(f32)
-FOR_STORED(f64)
-FOR_STORED(f16)
-FOR_STORED(bf16)
-FOR_HALF(f16)
-FOR_HALF(bf16)
+STORED_TYPES(FOR_STORED)
+HALF_TYPES(FOR_HALF)

@@ -213,9 +213,5 @@ extern "C" __global__ void last_rows(
     extern "C" __global__ void add_runs_##R(const R* of_runs, R* sums, u32 columns, u32 runs, u32 accumulate) {           \
         add_runs(of_runs, sums, columns, runs, accumulate);                                                              \
     }
-FOR_STORED(f32, f32)
-FOR_STORED(f64, f64)
-FOR_STORED(f16, f32)
-FOR_STORED(bf16, f32)
-FOR_REAL(f32)
-FOR_REAL(f64)
+STORED_TYPES(FOR_STORED)
+REAL_TYPES(FOR_REAL)

@@ -8,12 +8,6 @@ struct State { u32 known, left; };
 
 __device__ __forceinline__ u32 magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 
-// residual += x
-extern "C" __global__ void top_k_add(const float* x, float* residual, u64 n) {
-    u64 i = place();
-    if (i < n) residual[i] = residual[i] + x[i];
-}
-
 // Counts the digits at `shift` of the magnitudes whose upper bits are known. `counts` holds zeros.
 extern "C" __global__ void top_k_count(const float* residual, const u32* state, u32* counts, u32 shift, u32 bits, u64 n) {
     __shared__ u32 own[2048];

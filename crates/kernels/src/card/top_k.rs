@@ -9,8 +9,6 @@ pub(crate) const COUNTS: usize = 1 << 11;
 
 paceline_cuda::kernels! {
     TOP_K = "top_k.cu", include_str!("top_k.cu"), [NUMBERS];
-    /// `residual += x`.
-    fn top_k_add(x: In<f32>, residual: Out<f32>, n: u64);
     /// One thread: begins with no known bits.
     fn top_k_begin(state: Out<i32>, counts: Out<i32>, k: u32);
     /// Counts the digits at a place.
