@@ -1,4 +1,4 @@
-"""What a card must show, as stages in order of value: tests, faults, steps beside PyTorch's, copies, NCCL, tools, endurance.
+"""What a card must show, as stages in order of value: tests, faults, steps beside PyTorch's, NCCL, tools, endurance.
 
     scripts/card_day.sh pack FOLDER     # builds programs and tests, and puts them into FOLDER with all this
     FOLDER/card_day.sh run              # where the card is: for at most 240 s
@@ -51,8 +51,6 @@ STAGES = [
     # The rows of the table in docs/devices.md.
     Stage("rivals", 130, RIVALS + "small_cnn/f32 small_cnn/bf16 llama/f32 llama/bf16 cnn mlp", TIMES),
     Stage("smollm2", 90, RIVALS + "smollm2/tf32 smollm2/bf16", TIMES + ", and the model at its own size"),
-    Stage("copies", 40, "{python} {bench}/copies.py --binary {programs}/paceline --device cuda --rounds 1 --out {json} {small}",
-          "how much of a copy is hidden: its copies take no time"),
     Stage("nccl", 40, OWN, "NCCL: it is emulated, too"),
     Stage("sanitizer", 35, PLAIN, "what compute-sanitizer finds in the machine code of a card"),
     Stage("hottest", 45, PLAIN, "counters of the hardware"),

@@ -1,13 +1,11 @@
-"""Makes all experiments of `paceline lab`, on synthetic and on real images, and puts the CNN's layouts and types beside PyTorch's.
+"""Makes all experiments of `paceline lab`, and puts the CNN's layouts and types beside PyTorch's.
 
     cargo build --release
     python3 bench/lab.py                                    # about 40 minutes
     python3 bench/lab.py --parts experiments --experiments grad-accum
-    python3 bench/lab.py --parts digits --digits FOLDER     # FOLDER: see bench/digits.py
     python3 bench/lab.py --parts peer --peer-python .peer/bin/python
 
 experiments  each experiment with its defaults, as `paceline lab NAME` makes it
-digits       the same on real images
 buckets      steps of PyTorch's DistributedDataParallel on two ranks and a slow loopback (a network namespace, so root), with the
              bucket_cap_mb that `paceline lab buckets --trace` advises from a trace, in turns with the default: promise and gain
 peer         the CNN's step in both layouts and in f32 and bf16, on one rank of one thread, in turns with PyTorch's: contiguous and
@@ -33,17 +31,15 @@ EXPERIMENTS = [
     "async-copy", "memory-layout", "precision-fusion", "parallelism", "grad-accum", "profiling", "buckets",
     "combine --grid precision=f32,bf16 fuse=true,false layout=nhwc,nchw",
 ]
-OF_MODELS = {"precision-fusion": "--model cnn", "parallelism": "--model cnn"}
 PEER = Path(__file__).resolve().with_name("peer") / "step.py"
 CNNS = {"cnn": "--model cnn", "cnn32": "--model cnn --channels 16 32 --hidden 64 --image 32 32 3"}
 LIMIT_S = 1800
 
 
-def experiment(binary: Path, words: str, flags: str) -> Record:
+def experiment(binary: Path, words: str) -> Record:
     """The rows and tables of an experiment, and what it printed."""
     with tempfile.TemporaryDirectory(prefix="lab_") as folder:
-        command = [binary, "lab", *words.split(), "--output", "out", *flags.split()]
-        printed = run(command, Path(folder), timeout_s=LIMIT_S)
+        printed = run([binary, "lab", *words.split(), "--output", "out"], Path(folder), timeout_s=LIMIT_S)
         out = Path(folder) / "out"
         # All variants are in the rows already.
         tables = json.loads((out / "report.json").read_text())["tables"]
@@ -55,14 +51,13 @@ def experiment(binary: Path, words: str, flags: str) -> Record:
         }
 
 
-def experiments(binary: Path, names: list[str], flags: str) -> dict[str, Record]:
+def experiments(binary: Path, names: list[str]) -> dict[str, Record]:
     found = {}
     for words in EXPERIMENTS:
         name = words.split()[0]
         if names and name not in names:
             continue
-        own = f"{flags} {OF_MODELS.get(name, '')}" if flags else ""
-        found[name] = experiment(binary, words, own)
+        found[name] = experiment(binary, words)
         print("\n".join(found[name]["printed"]), end="\n\n", flush=True)
     return found
 
@@ -153,25 +148,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Make all experiments of the lab, and put layouts and types beside PyTorch's.")
     parser.add_argument("--binary", type=Path, default=Path("target/release/paceline"), metavar="PATH")
     parser.add_argument("--out", type=Path, default=Path("results/lab.json"), metavar="FILE")
-    parser.add_argument("--parts", nargs="+", choices=["experiments", "digits", "buckets", "peer"], default=["experiments", "peer"])
+    parser.add_argument("--parts", nargs="+", choices=["experiments", "buckets", "peer"], default=["experiments", "peer"])
     parser.add_argument("--experiments", nargs="+", default=[], metavar="NAME", help="only these")
-    parser.add_argument("--digits", type=Path, metavar="FOLDER", help="what bench/digits.py has written")
     parser.add_argument("--peer-python", type=Path, default=Path(".peer/bin/python"), metavar="PATH")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of the peer (default: 5)")
     parser.add_argument("--seconds", type=float, default=2, help="of the peer's runs (default: 2)")
     parser.add_argument("--precisions", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"], help="of the peer (default: both)")
     args = parser.parse_args()
     binary = program(parser, "--binary", args.binary)
-    if "digits" in args.parts and not (args.digits and args.digits.is_dir()):
-        parser.error("--digits: pass the folder that bench/digits.py has written")
     results = json.loads(args.out.read_text()) if args.out.is_file() else {}
     try:
         if "experiments" in args.parts:
-            made = experiments(binary, args.experiments, "")
+            made = experiments(binary, args.experiments)
             results["experiments"] = {**results.get("experiments", {}), **made}
-        if "digits" in args.parts:
-            made = experiments(binary, args.experiments, f"--data cifar10 --data-dir {os.path.abspath(args.digits)}")
-            results["digits"] = {**results.get("digits", {}), **made}
         python = Path(os.path.abspath(args.peer_python))
         if "buckets" in args.parts:
             results["torch_buckets"] = torch_buckets(binary, python, args.rounds, args.seconds)
