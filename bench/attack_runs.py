@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 from attacked import GRACE_S, LIMIT_S, Attack, Flags, Ran, digest, error, tree, words
-from common import Record
-from faults import NAMED, wait_for_ranks
+from common import Record, ranks_of
 
+NAMED = re.compile(r"^paceline: rank (\d+) \(process \d+\) (.*?) after", re.MULTILINE)
 EXACT = ["simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "ddp", "flat_ddp",
          "zero1", "zero2", "zero3", "sharded1", "sharded2", "sharded3"]
 SCHEDULES = ["gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "zb_h1", "zb_h2", "interleaved_zb", "zbv", "dualpipev", "auto"]
@@ -252,7 +252,10 @@ def killed(attack: Attack, line: list[str], count: int, order: str | None, took_
     victim, pause_s = chance.randrange(count + (order == "SIGKILL" and not restarts)), chance.uniform(0, took_s)
     with path.open("w") as output:
         process = attack.start(["train", *line], stdout=output, stderr=subprocess.STDOUT)
-    ranks = wait_for_ranks(process, count)
+    deadline, ranks = time.monotonic() + LIMIT_S, {}
+    while len(ranks) != count and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.001)
+        ranks = ranks_of(process.pid)
     if not ranks and process.poll() is None:
         attack.found("no ranks seen")
     time.sleep(pause_s)

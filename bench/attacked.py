@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 from common import Record
-from kill_ranks import processes_of
 
 LIMIT_S, LIMIT_BYTES = 60.0, 8 << 30
 # How long ranks may take to end after their launcher, and a launcher after a rank has died, on a busy machine.
@@ -39,6 +38,19 @@ def error(text: str) -> str:
 
 def digest(ran: Ran) -> str:
     return next(iter(re.findall(r"^Weights: sha256 (\w+)", ran[1], re.MULTILINE)), "none")
+
+
+def processes_of(token: str) -> list[int]:
+    """The processes that were started with this token in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if token.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            # It has ended, or belongs to another user.
+            continue
+    return found
 
 
 def tree(folder: Path) -> dict[str, object]:

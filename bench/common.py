@@ -79,6 +79,20 @@ def program(parser: argparse.ArgumentParser, flag: str, path: Path) -> Path:
     return Path(os.path.abspath(path))
 
 
+def ranks_of(launcher: int) -> dict[int, int]:
+    """The processes of the ranks that this launcher has started, by rank. (Some kernels have no list of children.)"""
+    found: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            # The second field of `stat` may have any characters.
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            variables = (folder / "environ").read_bytes().split(b"\0") if parent == launcher else []
+        except OSError:
+            continue
+        found |= {int(variable[5:]): int(folder.name) for variable in variables if variable.startswith(b"RANK=")}
+    return found
+
+
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int]) -> str:
     """A table as text. Columns are aligned to the right, except those in `left`."""
     widths = [max(map(len, column)) for column in zip(*rows)]

@@ -24,8 +24,6 @@ from pathlib import Path
 
 TUNSETIFF = 0x400454CA
 IFF_TUN_WITHOUT_HEADER = 0x1001
-# A packet whose queue would delay it longer than this is dropped, as a router does.
-LONGEST_QUEUE_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,6 @@ class Route:
     duplicate: float = 0.0
     # These packets arrive 5 ms after their time, behind packets that were sent later.
     reorder: float = 0.0
-    bits_per_s: float | None = None
     # No packet arrives, and nobody is told.
     silent: bool = False
 
@@ -88,11 +85,6 @@ class Network:
         self.hosts: list[Host] = []
         self.chance = random.Random(seed)
         self.paths: dict[tuple[int, int], Route] = {}
-        self.num_packets = 0
-        self.last_packet = time.monotonic()
-        # At this number of packets, these hosts become silent.
-        self.cut_at: tuple[int, frozenset[int]] | None = None
-        self.cut_time: float | None = None
         self.stopped, self.stop = os.pipe()
         try:
             for number in range(count):
@@ -117,8 +109,7 @@ class Network:
             host.close()
 
     def everywhere(self, path: Route) -> None:
-        """From now on, all packets have this path. Resets what was counted."""
-        self.cut_at, self.cut_time, self.num_packets = None, None, 0
+        """From now on, all packets have this path."""
         hosts = range(len(self.hosts))
         self.paths = {pair: path for pair in itertools.permutations(hosts, 2)}
 
@@ -128,7 +119,6 @@ class Network:
         silent = Route(silent=True)
         crosses = {pair: (pair[0] in away) != (pair[1] in away) for pair in self.paths}
         self.paths = {pair: silent if crosses[pair] else path for pair, path in self.paths.items()}
-        self.cut_time = time.monotonic()
 
     def _switch(self) -> None:
         queue: list[tuple[float, int, int, int, bytes]] = []
@@ -137,9 +127,8 @@ class Network:
         numbers = {host.tun: number for number, host in enumerate(self.hosts)}
         for descriptor in [*numbers, self.stopped]:
             poll.register(descriptor, select.POLLIN)
-        # By pair of hosts: when the last packet arrives, and when the line is free.
+        # By pair of hosts: when the last packet arrives.
         last_due: dict[tuple[int, int], float] = {}
-        free: dict[tuple[int, int], float] = {}
         while True:
             wait_ms = None if not queue else max(0.0, (queue[0][0] - time.monotonic()) * 1000)
             for descriptor, events in poll.poll(wait_ms):
@@ -154,14 +143,7 @@ class Network:
                 pair = (numbers[descriptor], packet[19] - 1 if len(packet) >= 20 and packet[0] >> 4 == 4 else -1)
                 if pair not in self.paths:
                     continue
-                now = time.monotonic()
-                self.num_packets += 1
-                self.last_packet = now
-                if self.cut_at and self.num_packets >= self.cut_at[0]:
-                    self.cut(self.cut_at[1])
-                    self.cut_at = None
-                path = self.paths[pair]
-                for due in self._times(path, pair, len(packet), now, last_due, free):
+                for due in self._times(self.paths[pair], pair, last_due):
                     heapq.heappush(queue, (due, next(order), *pair, packet))
             now = time.monotonic()
             while queue and queue[0][0] <= now:
@@ -174,25 +156,11 @@ class Network:
                     # The host's queue is full, or its interface is down: the packet is lost.
                     pass
 
-    def _times(
-        self,
-        path: Route,
-        pair: tuple[int, int],
-        num_bytes: int,
-        now: float,
-        last_due: dict[tuple[int, int], float],
-        free: dict[tuple[int, int], float],
-    ) -> list[float]:
+    def _times(self, path: Route, pair: tuple[int, int], last_due: dict[tuple[int, int], float]) -> list[float]:
         """When copies of this packet arrive."""
         if path.silent or self.chance.random() < path.loss:
             return []
-        due = now
-        if path.bits_per_s:
-            start = max(now, free.get(pair, 0.0))
-            if start - now > LONGEST_QUEUE_S:
-                return []
-            due = free[pair] = start + num_bytes * 8 / path.bits_per_s
-        due += path.delay_s + self.chance.random() * path.jitter_s
+        due = time.monotonic() + path.delay_s + self.chance.random() * path.jitter_s
         due = last_due[pair] = max(due, last_due.get(pair, 0.0))
         if self.chance.random() < path.reorder:
             due += 0.005

@@ -34,8 +34,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from common import Record, aligned, program, provenance
-from faults import ranks_of
+from common import Record, aligned, program, provenance, ranks_of
 from hosts import Network, Route
 
 NUM_HOSTS, PER_HOST = 2, 2
