@@ -1,15 +1,20 @@
-"""Shared code of the benchmark scripts: running a program, describing the machine and the commit, printing a table."""
+"""Shared code of the benchmark scripts: arguments, running a program, describing the machine and the commit, records and tables."""
 import argparse
 import datetime
+import json
 import os
 import platform
+import shlex
 import signal
+import statistics
 import subprocess
+import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+RUN_SECONDS = 900.0
 
 Record = dict[str, Any]
 
@@ -44,6 +49,31 @@ def run(command: Sequence[str | Path], folder: Path, timeout_s: float) -> str:
     return output
 
 
+def last_json(command: Sequence[str | Path], folder: Path = ROOT) -> Record:
+    """The last line that a command prints, as JSON."""
+    return json.loads(run(command, folder, RUN_SECONDS).strip().splitlines()[-1])
+
+
+def peer_step(python: Path, flags: str, script: str = "step.py") -> Record:
+    """What a script in `peer/` prints about PyTorch's step."""
+    return last_json([python, ROOT / "bench/peer" / script, *shlex.split(flags)])
+
+
+def behind_link(command: str, rate: str | None) -> list[str]:
+    """A command in a network of its own, whose loopback has this rate, or no limit. Without root it gets a user namespace."""
+    limit = f" && tc qdisc add dev lo root tbf rate {rate} burst 256kb latency 400ms" if rate else ""
+    spaces = ["--net"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--net"]
+    return ["unshare", *spaces, "sh", "-c", f"ip link set lo up{limit} && exec {command}"]
+
+
+def train(binary: Path, flags: str, folder: Path | None = None) -> Record:
+    """The summary of `paceline train`. The run writes into an empty folder, or into the given one."""
+    with tempfile.TemporaryDirectory(prefix="train_") as empty:
+        folder = folder or Path(empty)
+        run([binary, "train", *shlex.split(flags), "--quiet", "--json", "train.json"], folder, RUN_SECONDS)
+        return json.loads((folder / "train.json").read_text())
+
+
 def machine() -> Record:
     def first(path: str, key: str) -> str:
         lines = Path(path).read_text().splitlines()
@@ -72,11 +102,46 @@ def provenance() -> Record:
     return {"date": date, "machine": machine(), "commit": commit()}
 
 
+def arguments_for(description: str, out: str, rounds: int = 5, has_peer: bool = False) -> argparse.ArgumentParser:
+    """The arguments that most scripts have."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--paceline", type=Path, default=ROOT / "target/release/paceline", metavar="PATH")
+    if has_peer:
+        parser.add_argument("--peer-python", type=Path, default=ROOT / ".peer/bin/python", metavar="PATH", help="a Python with torch")
+    if rounds:
+        parser.add_argument("--rounds", type=int, default=rounds, help=f"(default: {rounds})")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / out, metavar="FILE", help=f"(default: results/{out})")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The arguments, with programs that exist. Programs keep their links, by which Python recognizes a virtual environment."""
+    arguments = parser.parse_args()
+    if getattr(arguments, "rounds", 1) < 1:
+        parser.error("--rounds must be at least 1")
+    arguments.paceline = program(parser, "--paceline", arguments.paceline)
+    if hasattr(arguments, "peer_python"):
+        arguments.peer_python = program(parser, "--peer-python", arguments.peer_python)
+    return arguments
+
+
 def program(parser: argparse.ArgumentParser, flag: str, path: Path) -> Path:
     """The absolute path of a program that a flag names. Ends the script if it is not there."""
     if not path.is_file():
-        parser.error(f"{flag} {path}: no such file; `cargo build --release` makes it")
+        parser.error(f"{flag} {path}: no such file; bench/README.md says how to make it")
     return Path(os.path.abspath(path))
+
+
+def write(path: Path, record: Any) -> None:
+    """Writes a file of results."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    print(f"wrote {shown(path)}", flush=True)
+
+
+def ranged(values: Sequence[float], digits: int = 2) -> str:
+    """The median, and the range."""
+    return f"{statistics.median(values):,.{digits}f} [{min(values):,.{digits}f}-{max(values):,.{digits}f}]"
 
 
 def ranks_of(launcher: int) -> dict[int, int]:

@@ -20,7 +20,6 @@ case was measured, whatever came, and with 1 otherwise.
 """
 import argparse
 import json
-import os
 import re
 import shlex
 import statistics
@@ -28,7 +27,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import ROOT, Record, RunFailed, aligned, program, provenance, run, shown
+from common import ROOT, Record, RunFailed, aligned, behind_link, program, provenance, run, shown
 
 STEP = ROOT / "bench/peer/doctor_step.py"
 RUN_SECONDS = 600
@@ -63,9 +62,7 @@ class Bench:
             command = ["env", f"LD_PRELOAD={JEMALLOC}", "MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1", *command]
         rate = RATES.get(case) if self.device == "cpu" else None
         if rate is not None:
-            link = f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate} burst 256kb latency 400ms"
-            spaces = ["--net"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--net"]
-            command = ["unshare", *spaces, "sh", "-c", f"{link} && exec {shlex.join(command)}"]
+            command = behind_link(shlex.join(command), rate)
         return run(command, self.folder, RUN_SECONDS)
 
     def timed(self, case: str, followed: bool, *flags: str) -> float:
