@@ -17,11 +17,10 @@ import json
 import logging
 import math
 import os
-import resource
 import sys
 import time
 import warnings
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,6 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Print what HTA computes of traces.")
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACES")
     parser.add_argument("--rounded", action="store_true", help="let HTA round to microseconds, as it does by default")
-    parser.add_argument("--include-last-step", action="store_true")
-    parser.add_argument("--step", type=int, default=0, help="step of the critical path, from 0 (default: 0)")
-    parser.add_argument("--no-critical-path", action="store_true")
     parser.add_argument("--only-breakdowns", action="store_true", help="run the parts that are timed, print their time")
     return parser.parse_args()
 
@@ -53,14 +49,6 @@ def rank_of(path: Path) -> int:
         text = file.read(1 << 20)
     at = text.index('"rank":')
     return int(text[at + 7 :].split(",")[0].split("}")[0])
-
-
-def hta_version() -> str:
-    """Since 0.6 the package has another name."""
-    try:
-        return version("traceinsight")
-    except PackageNotFoundError:
-        return version("HolisticTraceAnalysis")
 
 
 def plain(value: Any) -> Any:
@@ -121,8 +109,8 @@ def kinds_in_ns(analysis: Any) -> list[dict[str, Any]]:
     return kinds.to_dict("records")
 
 
-def critical_path(analysis: Any, rank: int, step: int) -> dict[str, Any]:
-    graph, succeeded = analysis.critical_path_analysis(rank, "ProfilerStep", step)
+def critical_path(analysis: Any, rank: int) -> dict[str, Any]:
+    graph, succeeded = analysis.critical_path_analysis(rank, "ProfilerStep", 0)
     if not succeeded:
         return {"failed": "critical_path_analysis returned False"}
     table = graph.get_critical_path_breakdown()
@@ -135,9 +123,7 @@ def report(arguments: argparse.Namespace, files: list[Path]) -> dict[str, Any]:
 
     begin = time.perf_counter()
     by_rank = {rank_of(path): str(path.absolute()) for path in files}
-    analysis = TraceAnalysis(
-        trace_files=by_rank, trace_dir="/", include_last_profiler_step=arguments.include_last_step
-    )
+    analysis = TraceAnalysis(trace_files=by_rank, trace_dir="/")
     ranks = sorted(by_rank)
     loaded = time.perf_counter()
     found: dict[str, Any] = {}
@@ -156,18 +142,17 @@ def report(arguments: argparse.Namespace, files: list[Path]) -> dict[str, Any]:
     done = time.perf_counter()
     if not (arguments.rounded or arguments.only_breakdowns):
         found["kinds"] = kinds_in_ns(analysis)
-    if not (arguments.no_critical_path or arguments.only_breakdowns):
+    if not arguments.only_breakdowns:
         found["critical_path"] = {}
         for rank in ranks:
             try:
-                found["critical_path"][rank] = critical_path(analysis, rank, arguments.step)
+                found["critical_path"][rank] = critical_path(analysis, rank)
             except Exception as error:  # any exception is HTA's answer for this rank
                 found["critical_path"][rank] = {"failed": f"{type(error).__name__}: {error}"}
-    usage = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    times = {"load_s": loaded - begin, "analyse_s": done - loaded, "peak_rss_bytes": usage * 1024}
+    times = {"load_s": loaded - begin, "analyse_s": done - loaded}
     if arguments.only_breakdowns:
-        return {"hta": hta_version()} | times
-    return {"hta": hta_version(), "rounded": arguments.rounded, "ranks": ranks} | found
+        return times
+    return {"hta": version("traceinsight"), "rounded": arguments.rounded, "ranks": ranks} | found
 
 
 def main() -> None:
