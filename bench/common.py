@@ -32,9 +32,11 @@ def shown(path: Path) -> str:
 def run(command: Sequence[str | Path], folder: Path, timeout_s: float) -> str:
     """Runs a command and returns its standard output. If it takes too long, it is killed with all its ranks."""
     name = shown(Path(command[0]))
-    process = subprocess.Popen(
-        command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
+    try:
+        streams = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(command, cwd=folder, start_new_session=True, **streams)
+    except OSError as error:
+        raise RunFailed(f"{name} cannot be started (see bench/README.md): {error}") from None
     try:
         output, errors = process.communicate(timeout=timeout_s)
     except BaseException as error:
@@ -115,13 +117,13 @@ def arguments_for(description: str, out: str, rounds: int = 5, has_peer: bool = 
 
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The arguments, with programs that exist. Programs keep their links, by which Python recognizes a virtual environment."""
+    """The arguments. Programs keep their links, by which Python recognizes a virtual environment."""
     arguments = parser.parse_args()
     if getattr(arguments, "rounds", 1) < 1:
         parser.error("--rounds must be at least 1")
     arguments.paceline = program(parser, "--paceline", arguments.paceline)
     if hasattr(arguments, "peer_python"):
-        arguments.peer_python = program(parser, "--peer-python", arguments.peer_python)
+        arguments.peer_python = Path(os.path.abspath(arguments.peer_python))
     return arguments
 
 
