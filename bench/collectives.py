@@ -6,240 +6,142 @@
 
 Each side measures an all-reduce in place with one thread per rank, pinned if there are enough cores. There is a
 barrier before each of `--iterations` calls. The result is the median of the slowest rank's times (Gloo and MPI:
-the slowest rank's median). Rounds alternate: ours, theirs, ours, theirs. Each round gives one ratio, and the median
-of the ratios is compared with a bar, the goal for this ratio. In the case `private` our side uses ordinary memory
-too. The other cases measure only ours: latency, reduce-scatter and all-gather compared with one all-reduce, how
+the slowest rank's median). Rounds alternate: ours, theirs, ours, theirs. Each round gives one ratio. In the case `private2` our side
+uses ordinary memory too. The other cases measure only ours: latency, reduce-scatter and all-gather compared with one all-reduce, how
 exactly an emulated link keeps its time, and how much it slows down computation that runs at the same time.
 
-Prints one table and writes every sample with date, machine, versions and commands to
-`results/collectives.json`. Run it from the root of the repository; only the standard library is needed
-(and `mpicc` for the case `mpi2`). Exits with 0 if everything was measured, whether or not a bar was met, with 1 if
-something could not be run, and with 2 on a wrong argument.
+Prints one table and writes all values with date, machine and commit to `results/collectives.json`. The case `mpi2` needs `mpicc`.
+Exits with 1 if something could not be run.
 """
-import argparse
-import datetime
 import json
 import shlex
-import statistics
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from common import ROOT, Record, RunFailed, commit, machine, run, shown
+from common import ROOT, RUN_SECONDS, Record, RunFailed, aligned, arguments_for, machine, parsed, provenance, ranged, run, write
 
 PEERS = ROOT / "bench" / "peer"
-RUN_SECONDS = 300
-KB, MB = 1_000, 1_000_000
+MB = 1_000_000
 
 
-@dataclass(frozen=True)
-class Duel:
-    """Ours against a peer. `bars` has the required ratio of times (theirs / ours) for each size in bytes."""
+class Duel(NamedTuple):
+    """Ours against a peer."""
 
-    name: str
     peer: str  # gloo or mpi
     ranks: int
     flags: str
-    bars: dict[int, float]
+    sizes: tuple[int, ...] = (MB, 10 * MB, 100 * MB)
 
 
-DUELS = (
-    Duel("shm2", "gloo", 2, "--transport shm", {MB: 10, 10 * MB: 10, 100 * MB: 6, 256 * MB: 6}),
-    Duel("shm4", "gloo", 4, "--transport shm", {MB: 5, 10 * MB: 2.5, 100 * MB: 2.5}),
-    Duel("mpi2", "mpi", 2, "--transport shm", {MB: 1.4, 10 * MB: 1.4, 100 * MB: 1.4}),
-    Duel("private2", "gloo", 2, "--transport shm --private", {MB: 4, 10 * MB: 4, 100 * MB: 4}),
-    Duel("tcp2", "gloo", 2, "--transport tcp", {MB: 1.5, 10 * MB: 1.5, 100 * MB: 1.2}),
-    # At 100 MB: at most 1.1 times the peer's time.
-    Duel("tcp4", "gloo", 4, "--transport tcp", {MB: 1.2, 10 * MB: 1.2, 100 * MB: 1 / 1.1}),
-)
-MAX_LATENCY_US = 3.0
-MAX_PARTS = 1.15
-MAX_LINK_ERROR = 0.05
-MAX_BESIDE = 0.01
+DUELS = {
+    "shm2": Duel("gloo", 2, "--transport shm", (MB, 10 * MB, 100 * MB, 256 * MB)),
+    "shm4": Duel("gloo", 4, "--transport shm"),
+    "mpi2": Duel("mpi", 2, "--transport shm"),
+    "private2": Duel("gloo", 2, "--transport shm --private"),
+    "tcp2": Duel("gloo", 2, "--transport tcp"),
+    "tcp4": Duel("gloo", 4, "--transport tcp"),
+}
 LINKS = ("1gbe", "10gbit,50us", "1gbit,1ms")
-ALONE = ("latency", "parts", "link", "beside")
-NAMES = tuple(duel.name for duel in DUELS) + ALONE
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Compare collectives with their peers, interleaved.")
-    parser.add_argument("--paceline", type=Path, default=Path("target/release/paceline"), metavar="PATH")
-    parser.add_argument("--peer-python", type=Path, default=Path(".peer/bin/python"), metavar="PATH")
-    parser.add_argument("--cases", nargs="+", choices=NAMES, default=NAMES, help="(default: all)")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each side (default: 5)")
-    parser.add_argument("--iterations", type=int, default=20, help="timed calls of each run (default: 20)")
-    parser.add_argument("--out", type=Path, default=Path("results/collectives.json"), metavar="FILE")
-    arguments = parser.parse_args()
-    if arguments.rounds < 1 or arguments.iterations < 1:
-        parser.error("--rounds and --iterations must be at least 1")
-    if not arguments.paceline.is_file():
-        parser.error(f"--paceline {arguments.paceline}: no such file; `cargo build --release` makes it")
-    needs_python = any(duel.peer == "gloo" and duel.name in arguments.cases for duel in DUELS)
-    if needs_python and not arguments.peer_python.is_file():
-        parser.error(f"--peer-python {arguments.peer_python}: no such file; bench/README.md says how to set it up")
-    return arguments
+MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to core"
 
 
 class Bench:
     """`paceline bench` and the peers, each as one command that gives milliseconds by size."""
 
-    def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
-        self.paceline = arguments.paceline.absolute()
-        self.python = arguments.peer_python.absolute()
-        self.iterations = arguments.iterations
-        self.folder = folder
-        self.commands: list[str] = []
+    def __init__(self, paceline: Path, python: Path, iterations: int, folder: Path) -> None:
+        self.paceline, self.python, self.iterations, self.folder = paceline, python, iterations, folder
 
-    def say(self, command: list[str | Path]) -> None:
-        text = shlex.join(shown(Path(part)) if isinstance(part, Path) else part for part in command)
-        if text not in self.commands:
-            self.commands.append(text)
-
-    def rows(self, op: str, ranks: int, sizes: list[int], flags: str, iterations: int | None = None) -> list[Record]:
+    def rows(self, op: str, ranks: int, sizes: tuple[int, ...], flags: str, iterations: int | None = None) -> list[Record]:
         """The rows of one run, in order of size."""
-        report = self.folder / "rows.json"
         megabytes = ",".join(f"{size / MB:g}" for size in sizes)
-        command: list[str | Path] = [
-            self.paceline,
-            *shlex.split(f"bench {op} --nproc {ranks} --size-mb {megabytes} -w 5 --iters {iterations or self.iterations}"),
-            *shlex.split(flags),
-        ]
-        if ranks <= machine()["cores"]:
-            command.append("--pin-cores")
-        self.say(command)
-        run([*command, "-J", report], self.folder, RUN_SECONDS)
-        rows = json.loads(report.read_text())["results"]
-        if len(rows) != len(sizes):
-            raise RunFailed(f"{shlex.join(map(str, command))} gave {len(rows)} rows for {len(sizes)} sizes")
-        return sorted(rows, key=lambda row: row["size"])
+        pinned = "--pin-cores" if ranks <= machine()["cores"] else ""
+        words = f"bench {op} --nproc {ranks} --size-mb {megabytes} -w 5 --iters {iterations or self.iterations} {flags} {pinned} -J rows.json"
+        run([self.paceline, *words.split()], self.folder, RUN_SECONDS)
+        return sorted(json.loads((self.folder / "rows.json").read_text())["results"], key=lambda row: row["size"])
 
-    def ours(self, duel: Duel) -> dict[int, float]:
-        rows = self.rows("all_reduce", duel.ranks, list(duel.bars), duel.flags)
-        return {row["size"]: row["in_place"]["time"] / 1e3 for row in rows}
+    def ours(self, duel: Duel) -> list[float]:
+        return [row["in_place"]["time"] / 1e3 for row in self.rows("all_reduce", duel.ranks, duel.sizes, duel.flags)]
 
-    def theirs(self, duel: Duel) -> dict[int, float]:
-        sizes = ",".join(map(str, duel.bars))
-        options = shlex.split(f"--sizes {sizes} --warmup 5 --iterations {self.iterations}")
-        if duel.peer == "gloo":
-            command: list[str | Path] = [self.python, PEERS / "all_reduce.py", "--ranks", str(duel.ranks), *options]
-        else:
+    def theirs(self, duel: Duel) -> list[float]:
+        options = shlex.split(f"--sizes {','.join(map(str, duel.sizes))} --warmup 5 --iterations {self.iterations}")
+        command: list[str | Path] = [self.python, PEERS / "all_reduce.py", "--ranks", str(duel.ranks), *options]
+        if duel.peer == "mpi":
             program = self.folder / "mpi_all_reduce"
-            if not program.exists():
-                run(["mpicc", "-O2", PEERS / "mpi_all_reduce.c", "-o", program], self.folder, RUN_SECONDS)
-            launcher = f"mpirun --allow-run-as-root --oversubscribe --bind-to core -n {duel.ranks}"
-            command = [*shlex.split(launcher), program, *options]
-        self.say(command)
+            run(["mpicc", "-O2", PEERS / "mpi_all_reduce.c", "-o", program], self.folder, RUN_SECONDS)
+            command = [*MPIRUN.split(), "-n", str(duel.ranks), program, *options]
         lines = [json.loads(line) for line in run(command, self.folder, RUN_SECONDS).splitlines() if line[:1] == "{"]
-        return {line["bytes"]: line["ms"] for line in lines}
+        return [line["ms"] for line in sorted(lines, key=lambda line: line["bytes"])]
 
 
-def duel(bench: Bench, case: Duel, rounds: int) -> list[Record]:
-    samples = []
-    for _ in range(rounds):
-        samples.append((bench.ours(case), bench.theirs(case)))
+def result(case: str, size: int, text: str, values: object) -> Record:
+    return {"case": case, "bytes": size, "text": text, "values": values}
+
+
+def duel(bench: Bench, name: str, rounds: int) -> list[Record]:
+    of = DUELS[name]
+    samples = [(bench.ours(of), bench.theirs(of)) for _ in range(rounds)]
     results = []
-    for size, bar in case.bars.items():
-        ours, theirs = [one[size] for one, _ in samples], [other[size] for _, other in samples]
+    for at, size in enumerate(of.sizes):
+        ours, theirs = [one[at] for one, _ in samples], [other[at] for _, other in samples]
         ratios = [their / our for our, their in zip(ours, theirs)]
-        ratio = statistics.median(ratios)
-        results.append({
-            "case": case.name, "peer": case.peer, "ranks": case.ranks, "bytes": size,
-            "ours_ms": ours, "theirs_ms": theirs, "ratios": ratios, "ratio": ratio, "bar": bar, "met": ratio >= bar,
-            "text": f"{statistics.median(ours):.3f} ms against {statistics.median(theirs):.3f} ms: "
-                    f"{ratio:.2f}x ({min(ratios):.2f}-{max(ratios):.2f}), bar {bar:.3g}x",
-        })
+        text = f"{ranged(ours, 3)} ms against {ranged(theirs, 3)} ms: {ranged(ratios)} times as fast"
+        results.append(result(name, size, text, {"ours_ms": ours, "theirs_ms": theirs}))
     return results
 
 
-def latency(bench: Bench, rounds: int) -> list[Record]:
-    times = [bench.rows("all_reduce", 2, [4096], "--transport shm", 1000)[0]["in_place"]["time"] for _ in range(rounds)]
-    time = statistics.median(times)
-    return [{
-        "case": "latency", "ranks": 2, "bytes": 4096, "ours_us": times, "bar": MAX_LATENCY_US, "met": time <= MAX_LATENCY_US,
-        "text": f"{time:.2f} us ({min(times):.2f}-{max(times):.2f}), bar {MAX_LATENCY_US:g} us",
-    }]
+def latency(bench: Bench, name: str, rounds: int) -> list[Record]:
+    times = [bench.rows("all_reduce", 2, (4096,), "--transport shm", 1000)[0]["in_place"]["time"] for _ in range(rounds)]
+    return [result(name, 4096, f"{ranged(times)} us", times)]
 
 
-def parts(bench: Bench, rounds: int) -> list[Record]:
-    sizes = [MB, 10 * MB, 100 * MB]
-    samples = []
+def parts(bench: Bench, name: str, rounds: int) -> list[Record]:
+    sizes, samples = (MB, 10 * MB, 100 * MB), []
     for _ in range(rounds):
         times = [bench.rows(op, 2, sizes, "--transport shm") for op in ("all_reduce", "reduce_scatter", "all_gather")]
         samples.append([[row["in_place"]["time"] for row in rows] for rows in times])
-    results = []
-    for index, size in enumerate(sizes):
-        ratios = [(scatter[index] + gather[index]) / whole[index] for whole, scatter, gather in samples]
-        ratio = statistics.median(ratios)
-        results.append({
-            "case": "parts", "ranks": 2, "bytes": size, "samples_us": [[part[index] for part in one] for one in samples],
-            "ratios": ratios, "ratio": ratio, "bar": MAX_PARTS, "met": ratio <= MAX_PARTS,
-            "text": f"reduce-scatter + all-gather take {ratio:.2f}x of one all-reduce "
-                    f"({min(ratios):.2f}-{max(ratios):.2f}), bar {MAX_PARTS:g}x",
-        })
-    return results
+    ratios = [[(scatter[at] + gather[at]) / whole[at] for whole, scatter, gather in samples] for at in range(len(sizes))]
+    return [result(name, size, f"reduce-scatter + all-gather take {ranged(of)} of one all-reduce", of) for size, of in zip(sizes, ratios)]
 
 
-def link(bench: Bench, _rounds: int) -> list[Record]:
+def link(bench: Bench, name: str, _rounds: int) -> list[Record]:
     results = []
-    for name in LINKS:
+    for of in LINKS:
         for transport in ("shm", "tcp"):
-            flags = f"--transport {transport} --link {name}"
-            for row in bench.rows("all_reduce", 2, [MB, 10 * MB], flags, 10):
-                error = row["in_place"]["time"] / row["predicted_us"] - 1
-                results.append({
-                    "case": "link", "link": name, "transport": transport, "bytes": row["size"],
-                    "measured_us": row["in_place"]["time"], "formula_us": row["predicted_us"],
-                    "bar": MAX_LINK_ERROR, "met": abs(error) <= MAX_LINK_ERROR or row["predicted_us"] < 1000,
-                    "text": f"{name} over {transport}: {row['in_place']['time'] / 1e3:.3f} ms, formula "
-                            f"{row['predicted_us'] / 1e3:.3f} ms ({error:+.2%})",
-                })
+            for row in bench.rows("all_reduce", 2, (MB, 10 * MB), f"--transport {transport} --link {of}", 10):
+                measured, formula = row["in_place"]["time"], row["predicted_us"]
+                text = f"{of} over {transport}: {measured / 1e3:.3f} ms, formula {formula / 1e3:.3f} ms ({measured / formula - 1:+.2%})"
+                results.append(result(name, row["size"], text, {"measured_us": measured, "formula_us": formula}))
     return results
 
 
-def beside(bench: Bench, _rounds: int) -> list[Record]:
+def beside(bench: Bench, name: str, _rounds: int) -> list[Record]:
     example = bench.paceline.parent / "examples" / "beside"
-    command: list[str | Path] = [bench.paceline, "launch", "-n", "2", "--", example]
-    bench.say(command)
-    sample = json.loads(run(command, bench.folder, RUN_SECONDS))
-    return [{
-        "case": "beside", "bytes": 4096, "sample": sample, "bar": MAX_BESIDE, "met": sample["cost"] <= MAX_BESIDE,
-        "text": f"compute beside an emulated operation takes {sample['cost']:+.2%}, bar {MAX_BESIDE:.0%}",
-    }]
+    line = run([bench.paceline, "launch", "-n", "2", "--", example], bench.folder, RUN_SECONDS)
+    sample = json.loads(line.removeprefix("[rank 0] "))
+    return [result(name, 4096, f"compute beside an emulated operation takes {sample['cost']:+.2%}", sample)]
 
 
 def main() -> int:
-    arguments = parse_arguments()
+    parser = arguments_for(__doc__, "collectives.json", has_peer=True)
+    measures = dict.fromkeys(DUELS, duel) | {"latency": latency, "parts": parts, "link": link, "beside": beside}
+    parser.add_argument("--cases", nargs="+", choices=measures, default=measures, help="(default: all)")
+    parser.add_argument("--iterations", type=int, default=20, help="timed calls of each run (default: 20)")
+    arguments = parsed(parser)
     results: list[Record] = []
     failures: list[str] = []
     with tempfile.TemporaryDirectory(prefix="collectives_") as folder:
-        bench = Bench(arguments, Path(folder))
-        cases = {case.name: (lambda rounds, case=case: duel(bench, case, rounds)) for case in DUELS}
-        alone = {"latency": latency, "parts": parts, "link": link, "beside": beside}
-        cases |= {name: (lambda rounds, measure=measure: measure(bench, rounds)) for name, measure in alone.items()}
+        bench = Bench(arguments.paceline, arguments.peer_python, arguments.iterations, Path(folder))
         for name in arguments.cases:
             try:
-                for result in cases[name](arguments.rounds):
-                    size = f"{result['bytes'] / MB:g} MB" if result["bytes"] >= MB else f"{result['bytes']} B"
-                    print(f"{name:9} {size:>7}  {'met   ' if result['met'] else 'MISSED'}  {result['text']}", flush=True)
-                    results.append(result)
-            except (RunFailed, OSError, ValueError, KeyError) as error:
-                failures.append(f"{name}: {error}")
-                print(f"{name:9} could not be run: {error}", file=sys.stderr, flush=True)
-        record = {
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "commit": commit(),
-            "machine": machine(),
-            "rounds": arguments.rounds,
-            "iterations": arguments.iterations,
-            "commands": bench.commands,
-            "duels": [asdict(case) for case in DUELS if case.name in arguments.cases],
-            "results": results,
-            "failures": failures,
-        }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"raw records: {arguments.out}")
+                results += measures[name](bench, name, arguments.rounds)
+            except RunFailed as error:
+                failures.append(f"{name} could not be run: {error}")
+    rows = [[of["case"], f"{of['bytes'] / MB:g} MB", of["text"]] for of in results]
+    print(aligned([["case", "size", ""], *rows], left={0, 2}))
+    print("\n".join(failures))
+    write(arguments.out, provenance() | {"results": results, "failures": failures})
     return 1 if failures else 0
 
 
