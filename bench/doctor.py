@@ -1,24 +1,22 @@
 """Follows the advice that `paceline analyze` gives on traces of PyTorch, and compares what was promised with what came.
 
     cargo build --release
-    python3 bench/doctor.py --peer .peer/bin/python                  # on the CPU: about twenty minutes
-    python3 bench/doctor.py --peer .peer/bin/python --device cuda    # on a card, all cases
+    python3 bench/doctor.py                      # about twenty minutes
 
 Each case is a training step of PyTorch with one fault (`peer/doctor_step.py`). The script records its traces, reads the advice,
 records the step with the change that is advised, and asks `paceline analyze BEFORE --against AFTER` whether the promise came. Both
 steps are also timed without the profiler, in turn, `--rounds` times, because the profiler slows the host down. The cases named `sound` have
-no fault; whatever they are told is listed. On the CPU they allocate from jemalloc, if the machine has it, as PyTorch's tuning guide
+no fault; whatever they are told is listed. They allocate from jemalloc, if the machine has it, as PyTorch's tuning guide
 recommends: with glibc's allocator each operator may get fresh pages, and one rank of two may be so unlucky that all its element-wise operators take
 twice as long.
 
-On the CPU, the cases about communication run in a network of their own whose loopback is slow (`tc`; root, or a user namespace): on a fast one,
+The cases about communication run in a network of their own whose loopback is slow (`tc`; root, or a user namespace): on a fast one,
 communication takes the cores on which the ranks compute. `at most` marks advice that promises an upper bound, because other code would run then;
 it counts as kept if the gain is below the high end. All other gains have to be in the range, with 25 % beside it.
 
-Prints one table and writes `results/doctor.json`, or `results/doctor_cuda.json`, with date, machine and commit. Exits with 0 if every
-case was measured, whatever came, and with 1 otherwise.
+Prints one table and writes `results/doctor.json` with date, machine and commit. Exits with 0 if every case was measured, whatever came, and
+with 1 otherwise.
 """
-import argparse
 import json
 import re
 import shlex
@@ -27,10 +25,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import ROOT, Record, RunFailed, aligned, behind_link, program, provenance, run, shown
+from common import ROOT, RUN_SECONDS, Record, RunFailed, aligned, arguments_for, behind_link, parsed, provenance, run, write
 
 STEP = ROOT / "bench/peer/doctor_step.py"
-RUN_SECONDS = 600
 # The cause that is advised for a case, where it has another name.
 CAUSES = {
     "small_buckets": "small_collectives", "busy_core": "straggler", "channels_last": "layout", "compile": "elementwise",
@@ -38,11 +35,11 @@ CAUSES = {
 }
 JEMALLOC = next(iter(sorted(Path("/usr/lib").glob("*/libjemalloc.so*"))), None)
 SOUND = ["sound", "sound_cnn", "sound_transformer", "sound_one_rank", "sound_loader"]
-ANYWHERE = ["loader", "first_bucket", "no_sync", "optimizer", "straggler", "exposed"]
-ON_A_PROCESSOR = ["small_buckets", "busy_core", "channels_last", "compile", "batch"]
-ON_A_CARD = ["host_bound", "synchronizations", "copies", "layout", "tensor_cores", "elementwise", "allocation", "zeroing"]
+FAULTS = [
+    "loader", "first_bucket", "no_sync", "optimizer", "straggler", "exposed", "small_buckets", "busy_core", "channels_last", "compile", "batch",
+]
 # Of these, the trace does not determine the gain: other code would run.
-BOUNDS = ["optimizer", "layout", "tensor_cores", "elementwise", "host_bound"]
+BOUNDS = ["optimizer", "layout", "elementwise", "host_bound"]
 # The rate of the loopback, which both ranks share, in cases about communication.
 RATES = {"first_bucket": "4gbit", "small_buckets": "4gbit", "no_sync": "4gbit", "exposed": "1gbit"}
 # How far from the range a gain may be.
@@ -52,17 +49,16 @@ SLACK = 0.25
 class Bench:
     """Where programs are, and where traces go."""
 
-    def __init__(self, binary: Path, peer: Path, device: str, folder: Path) -> None:
-        self.binary, self.peer, self.device, self.folder = binary, peer, device, folder
+    def __init__(self, binary: Path, peer: Path, folder: Path) -> None:
+        self.binary, self.peer, self.folder = binary, peer, folder
 
     def step(self, case: str, followed: bool, *flags: str | Path) -> str:
-        command = list(map(str, [self.peer, STEP, "--case", case, "--device", self.device, *flags]))
+        command = list(map(str, [self.peer, STEP, "--case", case, *flags]))
         command += ["--followed"] if followed else []
-        if case in SOUND and self.device == "cpu" and JEMALLOC is not None:
+        if case in SOUND and JEMALLOC is not None:
             command = ["env", f"LD_PRELOAD={JEMALLOC}", "MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1", *command]
-        rate = RATES.get(case) if self.device == "cpu" else None
-        if rate is not None:
-            command = behind_link(shlex.join(command), rate)
+        if case in RATES:
+            command = behind_link(shlex.join(command), RATES[case])
         return run(command, self.folder, RUN_SECONDS)
 
     def timed(self, case: str, followed: bool, *flags: str) -> float:
@@ -118,28 +114,14 @@ def row(result: Record) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--paceline", type=Path, default=ROOT / "target/release/paceline", metavar="PATH")
-    parser.add_argument("--peer", type=Path, default=ROOT / ".peer/bin/python", metavar="PATH", help="a Python with torch")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--cases", nargs="+", metavar="NAME")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each pair of timed runs (default: 5)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: results/doctor.json, or results/doctor_cuda.json")
-    arguments = parser.parse_args()
-    name = "results/doctor.json" if arguments.device == "cpu" else "results/doctor_cuda.json"
-    out = arguments.out or ROOT / name
-    possible = ANYWHERE + (ON_A_CARD if arguments.device == "cuda" else ON_A_PROCESSOR) + SOUND
-    wanted = arguments.cases or possible
-    if unknown := [case for case in wanted if case not in possible]:
-        parser.error(f"no such case on this device: {', '.join(unknown)}; pass some of {', '.join(possible)}")
-    if arguments.rounds < 1:
-        parser.error("--rounds must be at least 1")
+    parser = arguments_for(__doc__, "doctor.json", has_peer=True)
+    parser.add_argument("--cases", nargs="+", choices=FAULTS + SOUND, default=FAULTS + SOUND, metavar="NAME", help="(default: all)")
+    arguments = parsed(parser)
     results: list[Record] = []
     failures: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        binary = program(parser, "--paceline", arguments.paceline)
-        bench = Bench(binary, program(parser, "--peer", arguments.peer), arguments.device, Path(folder))
-        for case in wanted:
+        bench = Bench(arguments.paceline, arguments.peer_python, Path(folder))
+        for case in arguments.cases:
             try:
                 results.append(bench.case(case, arguments.rounds))
                 print("  ".join(row(results[-1])), file=sys.stderr, flush=True)
@@ -147,15 +129,9 @@ def main() -> int:
                 failures.append(f"{case}: {error}")
     print(aligned([HEAD, *map(row, results)], left={0, len(HEAD) - 1}))
     followed = [of for of in results if "gain_ms" in of]
-    print(f"{sum(of['is_kept'] for of in followed)} of {len(followed)} promises kept")
-    for failure in failures:
-        print(f"failed: {failure}", file=sys.stderr)
-    record = provenance() | {
-        "binary": shown(binary), "device": arguments.device, "rounds": arguments.rounds, "rates": RATES, "jemalloc": JEMALLOC is not None,
-        "cases": results, "failures": failures,
-    }
-    out.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"wrote {shown(out)}", file=sys.stderr)
+    print(f"{sum(of['is_kept'] for of in followed)} of {len(followed)} promises kept", *failures, sep="\n")
+    about = {"rounds": arguments.rounds, "rates": RATES, "jemalloc": JEMALLOC is not None}
+    write(arguments.out, provenance() | about | {"cases": results, "failures": failures})
     return 1 if failures else 0
 
 

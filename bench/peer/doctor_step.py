@@ -5,9 +5,8 @@
     .peer/bin/python bench/peer/doctor_step.py --case optimizer                      # only timed
 
 With --out, each rank writes the trace of `--active` steps to OUT/rank_<r>. Without it, rank 0 prints one line of JSON with the
-mean time in milliseconds of a step, or of as many samples as the step with the fault has. On a CPU there are two ranks over Gloo, with
-one thread each, or a single one for cases that are not about ranks. With --device cuda there is a rank per card over NCCL, or a single
-rank without communication.
+mean time in milliseconds of a step, or of as many samples as the step with the fault has. There are two ranks over Gloo, with
+one thread each, or a single one for cases that are not about ranks.
 """
 import argparse
 import contextlib
@@ -29,11 +28,10 @@ from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trac
 from torch.utils.data import DataLoader, Dataset
 
 CLASSES = 10
-# Cases for ranks on any machine, for one rank on any machine, and those that need a card. Nothing is wrong with the `sound` ones.
+# Cases for ranks, and for one rank. Nothing is wrong with the `sound` ones.
 RANKS = ["loader", "first_bucket", "small_buckets", "no_sync", "optimizer", "straggler", "busy_core", "exposed"]
 ONE_RANK = ["channels_last", "compile", "batch"]
 SOUND = ["sound", "sound_cnn", "sound_transformer", "sound_one_rank", "sound_loader"]
-ON_A_CARD = ["host_bound", "synchronizations", "copies", "layout", "tensor_cores", "elementwise", "allocation", "zeroing"]
 LARGER_BATCH = 4
 WARMUP = 8
 
@@ -88,7 +86,7 @@ class Transformer(nn.Module):
         return self.head(self.layers(x).mean(1))
 
 
-def on_processor(case: str) -> tuple[nn.Module, tuple[int, ...], int]:
+def model_of(case: str) -> tuple[nn.Module, tuple[int, ...], int]:
     """The model of a case, the shape of a sample, and the samples of a step."""
     match case:
         case "channels_last" | "sound_cnn":
@@ -118,28 +116,11 @@ class Job:
     def __init__(self, rank: int, world: int, arguments: argparse.Namespace) -> None:
         case, followed = arguments.case, arguments.followed
         self.rank, self.case, self.followed = rank, case, followed
-        on_card = arguments.device == "cuda"
-        self.device = torch.device("cuda", rank) if on_card else torch.device("cpu")
-        if case == "tensor_cores":
-            torch.set_float32_matmul_precision("high" if followed else "highest")
-        if case in ("layout",):
-            model, shape, batch = cnn(128), (3, 64, 64), 64
-            torch.backends.cudnn.allow_tf32 = True
-        elif case == "elementwise":
-            model, shape, batch = nn.Sequential(nn.Flatten(), Chain(), nn.Linear(4096, CLASSES)), (4096,), 4096
-        elif case == "tensor_cores":
-            model, shape, batch = mlp(8, 4096), (4096,), 2048
-        elif case == "copies":
-            model, shape, batch = mlp(2, 16384), (16384,), 2048
-        elif on_card:
-            model, shape, batch = mlp(48 if case == "host_bound" else 16, 512), (512,), 64 if case == "host_bound" else 8192
-        else:
-            model, shape, batch = on_processor(case)
+        model, shape, batch = model_of(case)
         # A larger batch does the work of so many steps.
         self.steps_in_one = LARGER_BATCH if case == "batch" and followed else 1
         batch *= self.steps_in_one
-        model = model.to(self.device)
-        self.is_channels_last = case == "sound_cnn" or (followed and case in ("layout", "channels_last"))
+        self.is_channels_last = case == "sound_cnn" or (followed and case == "channels_last")
         if self.is_channels_last:
             model = model.to(memory_format=torch.channels_last)
         self.ddp = None
@@ -151,39 +132,22 @@ class Job:
                 model.register_comm_hook(None, bf16_compress_hook)
         kind = {"fused": True} if case != "optimizer" or followed else {"foreach": False}
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **kind)
-        if followed and case == "host_bound":
-            model = torch.compile(model, mode="reduce-overhead")
-        if followed and case in ("elementwise", "compile"):
+        if followed and case == "compile":
             model = torch.compile(model)
         self.model = model
         workers = {"loader": 4 if followed else 0, "sound_loader": 1}.get(case)
-        pinned = on_card and (case != "copies" or followed)
         data = Samples(shape, 1.0 if case == "loader" else 0.0)
         if workers is not None:
             # Forked workers begin at once; spawned ones import torch first.
             how = "fork" if workers > 0 else None
-            loader = DataLoader(data, batch_size=batch, num_workers=workers, pin_memory=pinned, multiprocessing_context=how)
+            loader = DataLoader(data, batch_size=batch, num_workers=workers, multiprocessing_context=how)
             self.batches = iter(loader)
         else:
             inputs, targets = torch.randn(batch, *shape), torch.randint(0, CLASSES, (batch,))
-            if pinned:
-                inputs, targets = inputs.pin_memory(), targets.pin_memory()
             self.batches = iter(lambda: (inputs, targets), None)
-        self.non_blocking = pinned
-
-    def backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        loss = F.cross_entropy(self.model(inputs), targets)
-        loss.backward()
-        if self.case == "synchronizations":
-            for parameter in self.model.parameters():
-                if parameter.grad is None or self.followed:
-                    continue
-                parameter.grad.sum().item()
 
     def step(self) -> None:
         inputs, targets = next(self.batches)
-        inputs = inputs.to(self.device, non_blocking=self.non_blocking)
-        targets = targets.to(self.device, non_blocking=self.non_blocking)
         if self.is_channels_last:
             inputs = inputs.to(memory_format=torch.channels_last)
         if self.case == "straggler" and self.rank == 1 and not self.followed:
@@ -191,23 +155,18 @@ class Job:
         for at in range(4 if self.case == "no_sync" else 1):
             skip = self.case == "no_sync" and self.followed and at < 3 and self.ddp is not None
             with self.ddp.no_sync() if skip else contextlib.nullcontext():
-                self.backward(inputs, targets)
+                F.cross_entropy(self.model(inputs), targets).backward()
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=self.case != "zeroing" or self.followed)
-        if self.case == "allocation" and not self.followed:
-            torch.cuda.empty_cache()
+        self.optimizer.zero_grad()
 
 
 def measured(job: Job, count: int) -> float:
-    """The mean step in milliseconds. There are no waits between steps, and the last one ends when the device has."""
-    finish = torch.cuda.synchronize if job.device.type == "cuda" else lambda: None
+    """The mean step in milliseconds."""
     for _ in range(WARMUP):
         job.step()
-    finish()
     begin = time.perf_counter()
     for _ in range(count):
         job.step()
-    finish()
     return 1e3 * (time.perf_counter() - begin) / count / job.steps_in_one
 
 
@@ -223,11 +182,8 @@ def run_rank(rank: int, world: int, arguments: argparse.Namespace, port: int) ->
     if arguments.case == "busy_core":
         os.sched_setaffinity(0, {rank % (os.cpu_count() or 1)})
     if world > 1:
-        backend = "nccl" if arguments.device == "cuda" else "gloo"
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world)
-    if arguments.device == "cuda":
-        torch.cuda.set_device(rank)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     torch.manual_seed(7)
     job = Job(rank, world, arguments)
     if arguments.out is None:
@@ -235,11 +191,10 @@ def run_rank(rank: int, world: int, arguments: argparse.Namespace, port: int) ->
         if rank == 0:
             print(json.dumps({"step_ms": step_ms}), flush=True)
     else:
-        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if arguments.device == "cuda" else [])
         folder = str(arguments.out / f"rank_{rank}")
         handler = tensorboard_trace_handler(folder, worker_name=f"worker_{rank}", use_gzip=True)
         plan = schedule(wait=WARMUP, warmup=2, active=arguments.active, repeat=1)
-        with profile(activities=activities, schedule=plan, on_trace_ready=handler, record_shapes=True) as profiler:
+        with profile(activities=[ProfilerActivity.CPU], schedule=plan, on_trace_ready=handler, record_shapes=True) as profiler:
             for _ in range(WARMUP + 2 + arguments.active):
                 job.step()
                 profiler.step()
@@ -252,22 +207,15 @@ def run_rank(rank: int, world: int, arguments: argparse.Namespace, port: int) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A training step with a fault, or without it.")
-    parser.add_argument("--case", choices=RANKS + ONE_RANK + SOUND + ON_A_CARD, required=True)
+    parser.add_argument("--case", choices=RANKS + ONE_RANK + SOUND, required=True)
     parser.add_argument("--followed", action="store_true", help="with the change that is advised")
     parser.add_argument("--bucket-cap-mb", type=float, default=1, help="the advised size of a bucket, for cases about buckets")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the traces go (default: only timed)")
     parser.add_argument("--steps", type=int, default=30, help="steps that are timed (default: 30)")
     parser.add_argument("--active", type=int, default=8, help="steps that are recorded (default: 8)")
     arguments = parser.parse_args()
-    on_card = arguments.device == "cuda"
-    if arguments.case in ON_A_CARD and not on_card:
-        parser.error(f"--case {arguments.case} needs --device cuda")
-    if arguments.case in ONE_RANK + ["busy_core"] and on_card:
-        parser.error(f"--case {arguments.case} is about the processor")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    alone = arguments.case in [*ONE_RANK, "sound_one_rank"]
-    world = 1 if alone else torch.cuda.device_count() if on_card else 2
+    world = 1 if arguments.case in [*ONE_RANK, "sound_one_rank"] else 2
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     other = multiprocessing.get_context("spawn").Process(target=keep_busy, args=(1,), daemon=True)
     if arguments.case == "busy_core" and not arguments.followed:
