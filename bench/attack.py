@@ -11,7 +11,6 @@ is printed. The function of each of the `KINDS` says what else must hold.
 Prints a finding when its shape (its message without numbers) first appears. `results/attack.json` has up to three of each
 shape. The exit code is 1 if there are findings. Only the standard library is needed.
 """
-import argparse
 import csv
 import gzip
 import hashlib
@@ -31,7 +30,7 @@ from pathlib import Path
 
 from attack_runs import TOKENIZER, combinations, draw_model, kills, write_texts
 from attacked import LIMIT_S, Attack, digest, tree, words
-from common import Record, program, provenance
+from common import Record, arguments_for, parsed, provenance, write
 
 TRUNCATION = {"max_length": 6, "strategy": "LongestFirst", "stride": 0}
 
@@ -395,15 +394,13 @@ KINDS: dict[str, tuple[Callable[[Attack], str], int]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Attack a build with what a generator draws.")
-    parser.add_argument("--paceline", type=Path, default=Path("target/release/paceline"), metavar="PATH")
+    parser = arguments_for(__doc__, "attack.json", rounds=0)
     parser.add_argument("--minutes", type=float, default=60.0, help="(default: 60)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the first attack; the next ones follow (default: 1)")
     parser.add_argument("--kind", choices=list(KINDS), help="(default: all in turn)")
     parser.add_argument("--times", type=int, default=sys.maxsize, help="at most so many attacks")
-    parser.add_argument("--out", type=Path, default=Path("results/attack.json"), metavar="FILE")
-    arguments = parser.parse_args()
-    binary = program(parser, "--paceline", arguments.paceline)
+    arguments = parsed(parser)
+    binary = arguments.paceline
     version = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     turns = [kind for kind, (_, times) in KINDS.items() for _ in range(times)]
     random.Random(0).shuffle(turns)
@@ -430,11 +427,10 @@ def main() -> int:
     record: Record = {
         **provenance(), "version": version, "first_seed": arguments.seed, "minutes": round((time.monotonic() - begin) / 60, 1),
         "kinds": {kind: dict(of.most_common()) for kind, of in counts.items()}, "shapes": dict(shapes.most_common()), "findings": findings}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write(arguments.out, record)
     for kind, of in counts.items():
         print(f"{kind}: {of.total()} attacks: " + ", ".join(f"{count} {what}" for what, count in of.most_common()))
-    print(f"{len(shapes)} shapes of findings: {arguments.out}")
+    print(f"{len(shapes)} shapes of findings")
     return int(bool(shapes))
 
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import ROOT, Record, aligned, commit, provenance, run, shown
+from common import ROOT, Record, aligned, commit, provenance, run, write
 
 TIMEOUT_S = 3600.0
 # Crates that take less are added up.
@@ -71,7 +71,7 @@ def main() -> None:
         **provenance(),
         "trees": {name: {"commit": commit(tree), "builds": builds[name]} for name, tree in trees.items()},
     }
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    write(args.out, record)
     first = [builds[name][0]["crates_s"] for name in trees]
     names = sorted({name for crate in first for name in crate}, key=lambda name: -max(all.get(name, 0.0) for all in first))
     large = [name for name in names if max(all.get(name, 0.0) for all in first) >= SHOWN_S]
@@ -81,7 +81,6 @@ def main() -> None:
     others = [sum(seconds for name, seconds in all.items() if name not in large) for all in first]
     rows += [["others", *(f"{seconds:.1f}" for seconds in others)]]
     print(aligned(rows, left={0}))
-    print(f"wrote {shown(args.out)}")
 
 
 if __name__ == "__main__":

@@ -16,16 +16,14 @@ of the same form (compiled: by ours kernel by kernel). TFLOP/s count the product
 vendor states for dense products. Exits with 1 if something could not be run, or if memory grows, with 2 on a wrong argument. Only the
 standard library is needed, and PyTorch in the peer's Python.
 """
-import argparse
 import json
-import shlex
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 
-from common import ROOT, Record, RunFailed, aligned, program, provenance, run
+from common import ROOT, Record, RunFailed, aligned, arguments_for, parsed, program, provenance, run, train
 
 PEER_SCRIPT = Path(__file__).resolve().with_name("peer") / "gpu_step.py"
 TIMEOUT_SECONDS = 120.0
@@ -38,13 +36,6 @@ PEAKS = {"H100": HOPPER, "H200": HOPPER, "A100": {"f32": 19.5, "tf32": 156.0, "b
 # Runs with epochs of 128 steps on a card, and on an emulated one.
 GROWTH = {False: "--samples 8192 --batch-size 64", True: "--image 8 8 3 --channels 4 8 --hidden 16 --samples 512 --batch-size 4"}
 EPOCHS = {False: (8, 80), True: (1, 8)}
-
-
-def train(binary: Path, flags: str) -> Record:
-    with tempfile.TemporaryDirectory() as folder:
-        command = f"{binary} train --nproc 1 --device cuda --optimizer sgd --quiet {flags} --json run.json"
-        run(shlex.split(command), Path(folder), TIMEOUT_SECONDS)
-        return json.loads((Path(folder) / "run.json").read_text())
 
 
 def ours(steps: Path, small: bool, cases: list[str]) -> list[Record]:
@@ -63,7 +54,7 @@ def theirs(python: str, small: bool, cases: list[str], forms: list[str], seconds
 def growth(binary: Path, small: bool) -> Record:
     used = {}
     for epochs in EPOCHS[small]:
-        found = train(binary, f"{GROWTH[small]} --epochs {epochs} --pin-memory --non-blocking --copy-stream")
+        found = train(binary, f"--nproc 1 --device cuda --optimizer sgd {GROWTH[small]} --epochs {epochs} --pin-memory --non-blocking --copy-stream")
         used[str(128 * epochs)] = {"card_used_bytes": found["card_used_bytes"], "peak_bytes": found["peak_bytes"]["total"], "step_ms": found["step_ms"]}
     before, after = used.values()
     if any(after[key] > before[key] for key in ("card_used_bytes", "peak_bytes")):
@@ -108,8 +99,7 @@ def table(records: list[Record], peaks: dict[str, float]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare training steps on a card with PyTorch's.")
-    parser.add_argument("--paceline", type=Path, default=ROOT / "target/release/paceline", metavar="PATH")
+    parser = arguments_for(__doc__, "card.json", rounds=3)
     steps = ROOT / "target/release/examples/card_steps"
     parser.add_argument("--steps", type=Path, default=steps, metavar="PATH", help="the example card_steps")
     parser.add_argument("--peer-python", default="python3", metavar="PATH")
@@ -117,11 +107,9 @@ def main() -> int:
     parser.add_argument("--forms", nargs="*", default=FORMS, help="of PyTorch's steps: eager graph compiled autotuned (default: the first three)")
     parser.add_argument("--small", action="store_true", help="sizes for an emulated card")
     parser.add_argument("--seconds", type=int, default=450, help="what PyTorch has not timed by then is left out (default: 450)")
-    parser.add_argument("--rounds", type=int, default=3, help="(default: 3)")
     parser.add_argument("--parts", nargs="+", choices=["steps", "growth"], default=["steps", "growth"], help="(default: both)")
-    parser.add_argument("--out", type=Path, default=ROOT / "results/card.json", metavar="FILE")
-    arguments = parser.parse_args()
-    binary, steps = program(parser, "--paceline", arguments.paceline), program(parser, "--steps", arguments.steps)
+    arguments = parsed(parser)
+    binary, steps = arguments.paceline, program(parser, "--steps", arguments.steps)
     result: Record = {**provenance(), "driver": driver(), "records": []}
     records = result["records"]
     failures: list[str] = []

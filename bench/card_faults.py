@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import ROOT, aligned, provenance
+from common import ROOT, aligned, provenance, write
 from mutants import SWITCH, copy_tree
 
 TEST_SECONDS = 300
@@ -186,7 +186,7 @@ def main() -> int:
         record["faults"].append({"of": fault.of, "what": fault.what, "file": fault.file, "tests": fault.tests,
                                  "seed": said and said[1], "words": said and said[0]})
         print(f"{number + 1:>2} of {len(FAULTS)}  {fault.of}, {fault.what}: {said[0][:120] if said else 'NOTHING'}", flush=True)
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    write(args.out, record)
     rows = [[of["of"], of["what"], "NOTHING" if of["words"] is None else str(of["seed"]), (of["words"] or "")[:90]] for of in record["faults"]]
     print(aligned([["of", "what", "seen with seed", "how"], *rows], left={0, 1, 3}))
     unseen = [of for of in record["faults"] if of["words"] is None]

@@ -22,7 +22,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import ROOT, Record, RunFailed, aligned, program, provenance, run
+from common import ROOT, Record, RunFailed, aligned, program, provenance, run, write
 
 CNN = "--channels 4 20 --hidden 72 --samples 128 --batch-size 8 --steps 4"
 MLP = "--model mlp --input-dim 48 --hidden-dim 136 --output-dim 40 --num-layers 4 --batch-size 8 --steps 4"
@@ -173,8 +173,7 @@ def main() -> int:
         print(aligned([["run", "level", "threads", "in the book", "found"], *rows], left={0, 1, 3, 4}))
     print(f"{len(rows)} ends differ; owed to a machine that has it: {', '.join(book['owed']) or 'nothing'}")
     if not arguments.check:
-        arguments.book.parent.mkdir(parents=True, exist_ok=True)
-        arguments.book.write_text(json.dumps(book, indent=1) + "\n")
+        write(arguments.book, book)
     return int(bool(rows))
 
 

@@ -13,7 +13,6 @@ broke something. That input is left in fuzz/found, and should be added to the ke
 the fix, and with a line in fuzz/faults.json.
 """
 import argparse
-import datetime
 import hashlib
 import json
 import math
@@ -27,7 +26,7 @@ import time
 import tomllib
 from pathlib import Path
 
-from common import ROOT, Record, commit, machine
+from common import ROOT, Record, provenance, write
 
 FUZZ = ROOT / "fuzz"
 MANIFEST = tomllib.loads((FUZZ / "Cargo.toml").read_text())
@@ -83,7 +82,7 @@ def fuzz(name: str, minutes: float, most: int) -> Record:
         for folder in (new, small, broken):
             folder.mkdir()
         program = build(name, Path(work))
-        began_s, began, version_fuzzed, before = time.monotonic(), now(), commit(), len(list(kept.iterdir()))
+        began_s, origin, before = time.monotonic(), provenance(), len(list(kept.iterdir()))
         log = run(
             program,
             f"-max_total_time={round(minutes * 60)}",
@@ -113,9 +112,7 @@ def fuzz(name: str, minutes: float, most: int) -> Record:
         counters = re.search(r"\((\d+) inline 8-bit counters\)", log)
         return {
             "target": name,
-            "date": began,
-            "commit": version_fuzzed,
-            "machine": machine(),
+            **origin,
             "compiler": version("rustc", "--version"),
             "fuzzer": f"libFuzzer of libfuzzer-sys {locked('libfuzzer-sys')}",
             "threads": 1,
@@ -169,12 +166,7 @@ def store(out: Path, record: Record) -> None:
     entries = [entry for entry in entries if entry["target"] != record["target"]] + [record]
     entries.sort(key=lambda entry: entry["target"])
     what = "arbitrary bytes given to the readers of what comes from outside (fuzz/fuzz_targets)"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"what": what, "targets": entries}, indent=2) + "\n")
-
-
-def now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    write(out, {"what": what, "targets": entries})
 
 
 def version(*command: str) -> str:

@@ -13,7 +13,6 @@ needs as many cards as ranks, and is left out. The exit code is 1 if there is su
 run-time compiler of the vendor (see docs/devices.md) and `cargo build --release -p paceline-emulated-card`.
 """
 import argparse
-import json
 import os
 import re
 import sys
@@ -21,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import Record, aligned, program, provenance, run
+from common import Record, aligned, program, provenance, run, write
 
 MODELS = {
     "cnn": "--channels 4 8 --hidden 16 --batch-size 8 --steps 3 --optimizer adamw",
@@ -121,7 +120,7 @@ def main() -> int:
                     num_runs, others = num_runs + len(cases), others + len(wrong)
                     record["cases"][f"{model}, {ranks} ranks, {strategy}"] = {"expected": expected, "orders": count, "wrong": wrong}
                     rows.append([model, str(ranks), strategy, expected[:12], str(count), str(len(wrong))])
-    out.write_text(json.dumps(record, indent=1) + "\n")
+    write(out, record)
     print(aligned([["model", "ranks", "strategy", "weights", "orders", "others"], *rows], left={0, 2, 3}))
     print(f"{num_runs} runs in {time.monotonic() - begin:.0f} s, of which {others} end with other weights")
     return 1 if others else 0

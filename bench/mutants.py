@@ -17,7 +17,6 @@ nine in ten of the others are claims in the first run. Freed memory is not count
 and Cargo.
 """
 import argparse
-import json
 import os
 import re
 import shutil
@@ -28,7 +27,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import ROOT, Record, aligned, provenance
+from common import ROOT, Record, aligned, provenance, write
 
 CNN = "--channels 4 8 --hidden 16 --batch-size 8 --steps 6 --optimizer adamw"
 STREAM = "--generate-on-host --pin-memory --non-blocking --copy-stream"
@@ -235,7 +234,7 @@ def main() -> int:
     needed = [of for of in record["mutants"] if not of["redundant"]]
     used = [of for of in needed if of["of"] != "memory"]
     at_once = [of for of in used if of["caught"] == "claim" and of["run"] == 1]
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    write(args.out, record)
     print(aligned([["of", "the wait of", "caught by", "in run", "how"], *[[*row[:4], row[4][:90]] for row in rows]], left={0, 1, 2, 4}))
     unseen = [of["wait"] for of in needed if not of["caught"]]
     wrong = [of["wait"] for of in record["mutants"] if of["redundant"] and of["caught"]]

@@ -24,7 +24,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import ROOT, RunFailed, program, provenance, run, shown
+from common import ROOT, RunFailed, arguments_for, parsed, provenance, run, shown, write
 
 GOAL = 0.8
 CHARACTERS = 1000
@@ -35,17 +35,14 @@ ENDINGS = {".txt", ".md"}
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a small language model on texts, and count its real words.")
-    parser.add_argument("--paceline", type=Path, default=Path("target/release/paceline"), metavar="PATH")
+    parser = arguments_for(__doc__, "own_text.json", rounds=0)
     parser.add_argument("--texts", type=Path, default=ROOT / "docs", metavar="DIR", help="(default: docs)")
     parser.add_argument("--minutes", type=float, default=5, help="how long training takes (default: 5)")
-    parser.add_argument("--out", type=Path, default=Path("results/own_text.json"), metavar="FILE")
-    arguments = parser.parse_args()
+    arguments = parsed(parser)
     if not 0 < arguments.minutes <= 600:
         parser.error("--minutes must be above 0 and at most 600")
     if not arguments.texts.is_dir():
         parser.error(f"--texts {arguments.texts}: no such folder")
-    arguments.paceline = program(parser, "--paceline", arguments.paceline)
     return arguments
 
 
@@ -123,8 +120,7 @@ def main() -> int:
         f"({100 * share:.0f} %) occur in the texts"
     )
     record = {**provenance(), "texts": shown(arguments.texts), "real_share": share, **result}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    write(arguments.out, record)
     return 0 if share >= GOAL else 1
 
 

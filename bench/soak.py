@@ -18,8 +18,6 @@ Prints a line for each fault, and a table at the end, and writes both to `result
 weights differ, if a launcher ended by itself, or if a fault that needs no restart caused one. Only the standard library
 and iproute2 are needed.
 """
-import argparse
-import json
 import os
 import random
 import re
@@ -34,7 +32,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from common import Record, aligned, program, provenance, ranks_of
+from common import Record, aligned, arguments_for, parsed, provenance, ranks_of, write
 from hosts import Network, Route
 
 NUM_HOSTS, PER_HOST = 2, 2
@@ -314,13 +312,11 @@ def disturb(soak: Soak, seconds: float) -> list[Record]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Train for an hour with random faults.")
-    parser.add_argument("--paceline", type=Path, default=Path("target/release/paceline"), metavar="PATH")
+    parser = arguments_for(__doc__, "soak.json", rounds=0)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("results/soak.json"), metavar="FILE")
-    arguments = parser.parse_args()
-    binary = program(parser, "--paceline", arguments.paceline)
+    arguments = parsed(parser)
+    binary = arguments.paceline
     origin = provenance()
     chance = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory(prefix="soak_") as name, Network(NUM_HOSTS, arguments.seed) as network:
@@ -371,8 +367,7 @@ def main() -> int:
     print(f"{steps} steps, {made - steps} of them made again, {attempts} attempts; codes {codes}")
     print(f"weights: {disturbed[:16]} with faults, {undisturbed[:16]} without")
     print(f"launchers: {used_by_launchers}\nundisturbed ranks: {used_by_ranks}")
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    write(arguments.out, record)
     return int(not is_good)
 
 

@@ -41,7 +41,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from common import Record, RunFailed, aligned, commit, program, provenance, run
+from common import Record, RunFailed, aligned, commit, program, provenance, run, write
 
 RUN_SECONDS = 600
 LEAST_ROUNDS = 6  # with fewer, no two of the values make an interval of 95 %
@@ -262,8 +262,7 @@ def main() -> int:
     except RunFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    write(arguments.out, record)
     return 0
 
 
