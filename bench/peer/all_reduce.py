@@ -7,14 +7,13 @@ ranks' medians.
 """
 import argparse
 import json
-import os
 import statistics
-import sys
 import time
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+
+from step import on_ranks
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -23,6 +22,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", default="1000000,10000000,100000000", help="bytes, whole numbers of floats")
     parser.add_argument("--warmup", type=int, default=5, help="untimed all-reduces per size (default: 5)")
     parser.add_argument("--iterations", type=int, default=20, help="timed all-reduces per size (default: 20)")
+    parser.set_defaults(threads=1)
     arguments = parser.parse_args()
     arguments.sizes = [int(size) for size in arguments.sizes.split(",")]
     if any(size < 4 or size % 4 for size in arguments.sizes):
@@ -49,43 +49,22 @@ def measure(rank: int, ranks: int, size: int, warmup: int, iterations: int) -> f
     return max(medians)
 
 
-def run_rank(rank: int, arguments: argparse.Namespace, store_port: int) -> None:
-    ranks = arguments.ranks
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) >= ranks:
-        os.sched_setaffinity(0, {cores[rank]})
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", store_port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+def all_sizes(rank: int, arguments: argparse.Namespace) -> None:
     for size in arguments.sizes:
-        seconds = measure(rank, ranks, size, arguments.warmup, arguments.iterations)
+        seconds = measure(rank, arguments.ranks, size, arguments.warmup, arguments.iterations)
         algbw = size / seconds / 1e9
         if rank == 0:
             print(json.dumps({
                 "side": "torch-gloo",
                 "version": torch.__version__,
                 "op": "all_reduce",
-                "ranks": ranks,
+                "ranks": arguments.ranks,
                 "bytes": size,
                 "ms": round(seconds * 1e3, 5),
                 "algbw": round(algbw, 4),
-                "busbw": round(algbw * 2 * (ranks - 1) / ranks, 4),
+                "busbw": round(algbw * 2 * (arguments.ranks - 1) / arguments.ranks, 4),
             }), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
-    # PyTorch 2.15 sometimes aborts in a destructor after the work is done, so run none (see step.py).
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def main() -> None:
-    arguments = parse_arguments()
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # The operating system chooses the port, and this process holds it, so that no other process can take it.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    mp.spawn(run_rank, (arguments, store.port), arguments.ranks)
 
 
 if __name__ == "__main__":
-    main()
+    on_ranks(all_sizes, parse_arguments())

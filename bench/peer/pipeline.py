@@ -10,13 +10,11 @@ Prints one line of JSON: the median step of rank 0, barriers around it included,
 """
 import argparse
 import json
-import os
 import statistics
 import time
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,8 +22,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules
 
 from llama import Llama
+from step import LLAMA, on_ranks
 
-LLAMA = {"layers": 4, "width": 256, "heads": 4, "kv_heads": 4, "intermediate": 688, "vocab": 8192, "seq": 128}
 SCHEDULES = {  # the class, and the stages of a rank
     "gpipe": (schedules.ScheduleGPipe, 1),
     "1f1b": (schedules.Schedule1F1B, 1),
@@ -45,7 +43,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--warmup-steps", type=int, default=2)
-    parser.add_argument("--port", type=int, default=29633)
+    parser.set_defaults(threads=1)
     return parser.parse_args()
 
 
@@ -75,12 +73,6 @@ def stages_of(rank: int, ranks: int, chunks: int, is_v: bool) -> list[int]:
 
 
 def train(rank: int, arguments: argparse.Namespace) -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) >= arguments.ranks:
-        os.sched_setaffinity(0, {cores[rank]})
-    torch.set_num_threads(1)
-    address = f"tcp://127.0.0.1:{arguments.port}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=arguments.ranks)
     torch.manual_seed(0)
     whole = Llama(**LLAMA)
     schedule_class, chunks = SCHEDULES[arguments.schedule]
@@ -127,9 +119,7 @@ def train(rank: int, arguments: argparse.Namespace) -> None:
         samples_per_s = arguments.batch_size / step_ms * 1e3
         record = {"torch": torch.__version__, "step_ms": step_ms, "samples_per_s": samples_per_s, "steps": len(times)}
         print(json.dumps(record), flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    parsed = parse_arguments()
-    mp.spawn(train, (parsed,), parsed.ranks)
+    on_ranks(train, parse_arguments())

@@ -198,8 +198,8 @@ def record(step: Callable[[], Tensor], path: str) -> None:
             profiler.step()
 
 
-def train(rank: int, arguments: argparse.Namespace) -> dict[str, object]:
-    """Train one rank, whose process group exists if there are several, and describe the run."""
+def train(rank: int, arguments: argparse.Namespace) -> None:
+    """Train one rank, whose process group exists if there are several. Rank 0 prints what came."""
     num_ranks = arguments.ranks
     torch.manual_seed(rank)  # each rank has its own batch; DistributedDataParallel sends the weights of rank 0 to all ranks
     model, loss_function, inputs, targets = build(arguments)
@@ -239,8 +239,7 @@ def train(rank: int, arguments: argparse.Namespace) -> dict[str, object]:
     if num_ranks > 1:
         dist.all_gather_object(resident_bytes, resident_bytes[rank])
     median_seconds = statistics.median(step_seconds)
-    return {
-        "side": "torch",
+    summary = {
         "torch": torch.__version__,
         "model": arguments.model,
         "sharding": arguments.sharding,
@@ -255,17 +254,20 @@ def train(rank: int, arguments: argparse.Namespace) -> dict[str, object]:
         "loss": round(loss.item(), 5),
         "resident_bytes": round(statistics.mean(resident_bytes)),
     }
+    if rank == 0:
+        print(json.dumps(summary), flush=True)
 
 
-def run_rank(rank: int, arguments: argparse.Namespace, store_port: int | None = None) -> None:
+Work = Callable[[int, argparse.Namespace], None]
+
+
+def run_rank(rank: int, work: Work, arguments: argparse.Namespace, store_port: int | None = None) -> None:
     pin_to_cores(rank, arguments.ranks, arguments.threads)
     torch.set_num_threads(arguments.threads)
     if store_port is not None:
         store = dist.TCPStore("127.0.0.1", store_port, is_master=False)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=arguments.ranks)
-    result = train(rank, arguments)
-    if rank == 0:
-        print(json.dumps(result), flush=True)
+    work(rank, arguments)
     if store_port is not None:
         dist.barrier()
         dist.destroy_process_group()
@@ -277,16 +279,16 @@ def run_rank(rank: int, arguments: argparse.Namespace, store_port: int | None = 
         os._exit(0)
 
 
-def main() -> None:
-    arguments = parse_arguments()
+def on_ranks(work: Work, arguments: argparse.Namespace) -> None:
+    """Does the work of each rank, in a process of its own if there are several."""
     if arguments.ranks == 1:
-        run_rank(0, arguments)
+        run_rank(0, work, arguments)
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # The operating system chooses the port, and this process holds it, so that no other process can take it.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    mp.spawn(run_rank, (arguments, store.port), arguments.ranks)
+    mp.spawn(run_rank, (work, arguments, store.port), arguments.ranks)
 
 
 if __name__ == "__main__":
-    main()
+    on_ranks(train, parse_arguments())
