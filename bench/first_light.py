@@ -5,12 +5,13 @@
     python3 bench/first_light.py sharding --rounds 3
     python3 bench/first_light.py llama --cases 'ddp' 'ddp, bf16'
 
-| group | cases |
-|---|---|
-| `first_light` | two CNNs and an MLP of five 4096-wide layers with SGD, `ddp` and DistributedDataParallel |
-| `sharding` | an MLP of 14.7 million parameters with AdamW: ddp; sharded1 and ZeroRedundancyOptimizer; sharded2 and `fully_shard` whose units stay whole after the forward pass; sharded3 and `fully_shard` whose units do not |
-| `llama` | the same for a Llama of 7.4 million parameters, batch 4 of 128 tokens, and `ddp` with other batches and types, and one rank alone |
-| `layouts` | the CNNs on one rank: NHWC or NCHW, f32 or bf16, and PyTorch's channels_last or contiguous, f32 or autocast |
+Groups:
+
+first_light   two CNNs and an MLP of 4096-wide layers with SGD: ddp, and DistributedDataParallel
+sharding      an MLP of 14.7 million parameters with AdamW: ddp; sharded1, and ZeroRedundancyOptimizer; sharded2, and fully_shard whose
+              units stay whole after the forward pass; sharded3, and fully_shard whose units do not
+llama         the same for a Llama of 7.4 million parameters with 4 x 128 tokens; ddp with other batches and types; one rank alone
+layouts       the CNNs on one rank: NHWC or NCHW, f32 or bf16, and PyTorch's channels_last or contiguous, f32 or autocast
 
 There are 2 ranks of 1 thread, each pinned to a core, if the case says nothing else. In each round PyTorch trains for `--seconds` and Paceline as
 many steps. A round gives one ratio of step times and one of resident memory (PSS, so that a page of n processes counts as 1/n), since a
