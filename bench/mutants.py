@@ -112,7 +112,7 @@ MUTANTS = [
            "memory.home().into_iter().for_each(|home| stream.wait(&home.record()));", f"--strategy ddp {STREAM}",
            redundant="a step ends with the device synchronized, so no kernel still uses memory that the next batches get"),
     Mutant("memory", "another stream's use, before freed memory is used again", "memory/src/allocator.rs",
-           "self.parked().push((block, others));", "-p paceline-memory --lib accelerator",
+           "lock(&self.parked).push((block, others));", "-p paceline-memory --lib accelerator",
            without="{ home.poison(block.base.as_ptr(), block.len_bytes()); self.heap().give_back(block); }"),
     Mutant("memory", "the end of that use", "memory/src/allocator.rs",
            "home.stream().is_behind(event) || event.poll() == EventState::Complete;", "-p paceline-memory --lib accelerator", without="true;"),
