@@ -150,7 +150,7 @@ WRITERS = [
     "--tokenizer bytes --seq-len 16 --name run --batch-size 2 --nproc 1", f"train {STEP} --ddp-choice all --steps 6 --name all",
     "launch -n 2 --log-dir logs -- echo text", "launch -n 2 --max-restarts 1 --log-dir logs --tee -- false",
     "checkpoint export have/ck --to out/w.safetensors", "checkpoint export have/ck --to out/w.safetensors --force",
-    "analyze have/profile/ddp", "analyze have/profile/ddp --output report", "analyze diff have/profile/ddp have/profile/ddp --output diff",
+    "analyze have/profile/ddp", "analyze have/profile/ddp --output report", "analyze have/profile/ddp --against have/profile/ddp --output diff",
     "trace merge have/profile/ddp -o m.json.gz", "trace merge have/profile/ddp -o m.json.gz --force", "compare have/runs/run --json c.json --output compared",
     "schedule zbv --csv plan.csv", "tokenizer train --data-dir texts --vocab 300 --to t.json --force", "new project",
     f"sweep --vary lr=0.1,0.2 --rounds 1 --output swept --steps 6 {STEP}", "bench all_reduce -b 4K -e 8K -f 2 --json b.json",
@@ -350,7 +350,7 @@ def traces(attack: Attack) -> str:
         (folder / f"bad/rank{number}.json.gz").write_bytes(mutate(chance, packed) if chance.random() < 0.1 else packed)
     good = str(source.relative_to(folder))
     lines = [
-        ["analyze", "bad"], ["analyze", "bad", "--include-last-step", "--link", "10gbe"], ["analyze", "diff", "bad", good],
+        ["analyze", "bad"], ["analyze", "bad", "--include-last-step", "--link", "10gbe"], ["analyze", "bad", "--against", good, "--steps", "first"],
         ["analyze", "bad", "--against", good], ["analyze", good, "--against", "bad"], ["trace", "merge", "bad", "-o", "merged/rank_0.json", "--force"],
         ["predict", "--trace", "bad", "--nproc", "4", "--links", "25gbe"], ["analyze", "merged"], ["analyze", "bad", "--kind", "sharding", "--select", "all"]]
     (folder / "merged").mkdir()

@@ -399,8 +399,8 @@ fn a_report_of_a_difference() {
     let sandbox = Sandbox::new();
     write_traces(&sandbox, "profile/ddp", 1, Training::Ddp);
     write_traces(&sandbox, "profile/zero", 1, Training::Sharding);
-    analyze(&sandbox, "diff profile/ddp profile/zero");
-    let (page, csv) = report(&sandbox, "reports/diff/ddp-zero", "diff");
+    analyze(&sandbox, "profile/ddp --against profile/zero");
+    let (page, csv) = report(&sandbox, "reports/against/ddp-zero", "against");
     let visitor = Visit { browser, sandbox: &sandbox };
     visit(&visitor, &page, &csv, "diff", "difference_ms", "diff");
 }

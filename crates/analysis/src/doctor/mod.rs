@@ -39,18 +39,14 @@ mod planted;
 mod planted_cpu;
 
 use std::collections::{BTreeMap, HashMap};
-use std::num::NonZero;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
 
 use paceline_table::stats::median;
-use paceline_trace::thread_builder;
 use serde::Serialize;
 
 use crate::advice::gain::Gain;
 use crate::hta::{Options, check_times};
 use crate::ranks::across_ranks;
+use crate::read::on_all_cores;
 use crate::steps;
 use crate::timeline::{NameId, TimeRange, Timeline};
 pub use causes::Cause;
@@ -203,8 +199,9 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     }
     let rank = |(place, of): (usize, &Timeline)| (place, of.rank.unwrap_or(place));
     let ranks: Vec<(usize, usize)> = timelines.iter().enumerate().map(rank).collect();
-    let recorded =
-        on_all_cores(&ranks, |_, (place, rank)| Recorded::of(&timelines[*place], *rank, options));
+    let recorded = on_all_cores("doctor", &ranks, |_, (place, rank)| {
+        Recorded::of(&timelines[*place], *rank, options)
+    });
     let recorded: Vec<Recorded> = recorded.into_iter().flatten().collect();
     if recorded.len() < timelines.len() {
         unseen.push(
@@ -241,7 +238,7 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
             // The replay of all ranks would have found it.
             continue;
         }
-        let found = on_all_cores(&recorded, |place, rank| {
+        let found = on_all_cores("doctor", &recorded, |place, rank| {
             let plain = without_waits(rank, together);
             let mut found = find(rank, &plain)?;
             let beyond = find(rank, &bases[place])?.most;
@@ -292,30 +289,6 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
         );
     }
     Diagnosis { advice, unseen, step_ms: Some(step_ms), steps, lengths_ms: lengths }
-}
-
-/// What `of` makes of each item and its index, on as many threads as there are cores.
-fn on_all_cores<T: Sync, R: Send>(items: &[T], of: impl Fn(usize, &T) -> R + Sync) -> Vec<R> {
-    let num_threads = thread::available_parallelism().map_or(1, NonZero::get).min(items.len());
-    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(items.len())));
-    let work = || {
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some(item) = items.get(at) else { break };
-            let made = of(at, item);
-            done.lock().unwrap_or_else(PoisonError::into_inner).push((at, made));
-        }
-    };
-    thread::scope(|scope| {
-        for _ in 1..num_threads {
-            // Without the thread, the others do its part: that takes longer and changes nothing else.
-            let _ = thread_builder("doctor").spawn_scoped(scope, work);
-        }
-        work();
-    });
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_by_key(|(at, _)| *at);
-    done.into_iter().map(|(_, made)| made).collect()
 }
 
 /// Whether a gain is worth the change. Of the steps of a processor, the low end has to be, where the trace determines one.

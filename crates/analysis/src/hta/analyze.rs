@@ -1,13 +1,7 @@
 //! The analysis of all ranks of a run.
 //!
-//! Input: the timelines and the options. Output: an [`Analysis`]. Each rank is analyzed on a thread of its
-//! own. The formulas are in the other files of this folder.
-
-use std::num::NonZero;
-use std::panic::resume_unwind;
-use std::thread::{self, ScopedJoinHandle};
-
-use paceline_trace::thread_builder;
+//! Input: the timelines and the options. Output: an [`Analysis`]. As many ranks are
+//! analyzed at a time as there are cores. The formulas are in the other files of this folder.
 
 use super::anatomy::{self, Anatomy};
 use super::collectives::{CollectiveKind, CollectiveTimes};
@@ -24,6 +18,7 @@ use super::row::Row;
 use super::steps::Steps;
 use super::temporal::{Overlap, Temporal};
 use super::work::{Source, Work};
+use crate::read::on_all_cores;
 use crate::table::Column;
 use crate::timeline::Timeline;
 
@@ -42,29 +37,17 @@ pub struct Analysis {
 /// there are processors.
 pub fn analyze(timelines: &[Timeline], options: &Options) -> Result<Analysis, AnalysisError> {
     let timelines: Vec<(usize, &Timeline)> = by_rank(timelines)?.into_iter().collect();
-    let at_once = thread::available_parallelism().map_or(1, NonZero::get);
     let mut ranks = Vec::with_capacity(timelines.len());
     let mut notes = Notes::default();
     let mut is_sharding = false;
-    for some in timelines.chunks(at_once) {
-        let analyzed: Vec<_> = thread::scope(|scope| {
-            let start = |&(rank, timeline)| {
-                let work = move || of_rank(rank, timeline, options);
-                // A rank that is refused a thread is analyzed on this one: that takes longer and changes nothing else.
-                thread_builder("analyze").spawn_scoped(scope, work).map_err(|_| Box::new(work()))
-            };
-            let threads: Vec<_> = some.iter().map(start).collect();
-            threads
-                .into_iter()
-                .map(|rank| rank.map_or_else(|done| Ok(*done), ScopedJoinHandle::join))
-                .collect()
-        });
-        for rank in analyzed {
-            let rank = rank.unwrap_or_else(|panic| resume_unwind(panic))?;
-            rank.notes.iter().for_each(|&note| notes.add(note, rank.analysis.rank));
-            is_sharding |= rank.is_sharding;
-            ranks.push(rank.analysis);
-        }
+    let analyzed = on_all_cores("analyze", &timelines, |_, (rank, timeline)| {
+        of_rank(*rank, timeline, options)
+    });
+    for rank in analyzed {
+        let rank = rank?;
+        rank.notes.iter().for_each(|&note| notes.add(note, rank.analysis.rank));
+        is_sharding |= rank.is_sharding;
+        ranks.push(rank.analysis);
     }
     let kind = options.kind.unwrap_or(if is_sharding { Kind::Sharding } else { Kind::Ddp });
     Ok(Analysis { kind, ranks, notes: notes.sentences() })

@@ -1,15 +1,18 @@
 //! Opens a trace file, which may be compressed, and reads all of it or only the facts about its run.
 
 use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::num::NonZero;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use flate2::bufread::MultiGzDecoder;
 use paceline_trace::thread_builder;
 
 use super::top::{self, Header};
-use super::{ReadError, find};
+use super::{ReadError, TraceFile, find};
 use crate::json::{Fault, JsonError, Pull, WINDOW_BYTES};
 use crate::timeline::Timeline;
 
@@ -21,6 +24,47 @@ pub fn open(path: &Path) -> Result<Timeline, ReadError> {
 /// Like [`open`], but of a trace that is cut off the events before that are kept, and the oddities say so.
 pub fn open_beginning(path: &Path) -> Result<Timeline, ReadError> {
     Ok(named(path, with_json(path, |input| top::parse_beginning(input))?))
+}
+
+/// Reads the beginnings of the traces of all ranks, as [`open_beginning`] does, several at a time.
+pub fn open_all(files: &[TraceFile]) -> Result<Vec<Timeline>, ReadError> {
+    let open = |_, file: &TraceFile| -> Result<Timeline, ReadError> {
+        Ok(Timeline { rank: Some(file.rank), ..open_beginning(&file.path)? })
+    };
+    on_all_cores("read", files, open).into_iter().collect()
+}
+
+/// How many of so many traces are read or analyzed at a time: one for each core.
+pub fn at_a_time(num_traces: usize) -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get).min(num_traces)
+}
+
+/// What `of` makes of each item and its index, on as many threads of this name as there are cores.
+pub(crate) fn on_all_cores<T: Sync, R: Send>(
+    name: &str,
+    items: &[T],
+    of: impl Fn(usize, &T) -> R + Sync,
+) -> Vec<R> {
+    let num_threads = at_a_time(items.len());
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(items.len())));
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(at) else { break };
+            let made = of(at, item);
+            done.lock().unwrap_or_else(PoisonError::into_inner).push((at, made));
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..num_threads {
+            // Without the thread, the others do its part: that takes longer and changes nothing else.
+            let _ = thread_builder(name).spawn_scoped(scope, work);
+        }
+        work();
+    });
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, made)| made).collect()
 }
 
 fn named(path: &Path, mut timeline: Timeline) -> Timeline {

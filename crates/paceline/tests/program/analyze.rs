@@ -173,12 +173,12 @@ fn reports_of_two_traces_share_no_name() {
             assert_eq!(time(report), scale, "{place}");
         }
         for (pair, report) in [
-            ("x/a.json x/b.json", "a-b"),
-            ("y/a.json x/b.json", "a-b-2"),
-            ("x/b.json x/a.json", "b-a"),
+            ("x/a.json --against x/b.json", "a-b"),
+            ("y/a.json --against x/b.json", "a-b-2"),
+            ("x/b.json --against x/a.json", "b-a"),
         ] {
-            let run = paceline(&sandbox, &format!("analyze diff {pair}")).ok();
-            let report = format!("Report: reports/diff/{report}/diff.html");
+            let run = paceline(&sandbox, &format!("analyze {pair}")).ok();
+            let report = format!("Report: reports/against/{report}/against.html");
             assert!(run.stdout.contains(&report), "{}", run.stdout);
         }
     }
@@ -261,12 +261,12 @@ fn names_in_traces_command_nothing() {
     let page = fs::read_to_string(sandbox.path("reports/a/summary.html")).unwrap();
     assert!(page.contains("<title>a.pt.trace.json</title>"));
     write_traces(&sandbox, "b", 1, Training::Ddp);
-    let diff = paceline(&sandbox, "analyze diff a.pt.trace.json b").ok();
+    let diff = paceline(&sandbox, "analyze a.pt.trace.json --against b").ok();
     for said in [&run.stdout, &diff.stdout] {
         assert!(said.contains("\\u{1b}[31m<img"), "{said}");
         assert!(!said.contains(|c: char| c.is_control() && c != '\n'), "{said}");
     }
-    for file in ["reports/a/summary.md", "reports/diff/a-b/diff.md"] {
+    for file in ["reports/a/summary.md", "reports/against/a-b/against.md"] {
         let markdown = fs::read_to_string(sandbox.path(file)).unwrap();
         assert!(markdown.contains("&lt;img src=x>\\|"), "{markdown}");
         assert!(!markdown.contains("<img") && !markdown.contains('\u{1b}'), "{markdown}");
@@ -285,7 +285,7 @@ fn bad_flags() {
     refused("analyze profile/ddp --trace-dir profile/ddp", &["--trace-dir"]);
     refused("analyze profile/ddp --output file/below", &["--output", "cannot write"]);
     // A trace that cannot be read is not a wrong flag, so the exit code is 1.
-    fails(&sandbox, "analyze diff nowhere profile/ddp", &["nowhere"]);
+    fails(&sandbox, "analyze nowhere --against profile/ddp", &["nowhere"]);
     // The output folder is tested before anything is read. The folder's names have no effect.
     write_traces(&sandbox, "other/profile/ddp", 1, Training::Ddp);
     let run = paceline(&sandbox, "analyze other/profile/ddp").ok();
@@ -303,11 +303,11 @@ fn two_runs_differ() {
     let sandbox = Sandbox::new();
     write_traces(&sandbox, "profile/ddp", 2, Training::Ddp);
     write_traces(&sandbox, "profile/zero", 2, Training::Sharding);
-    let run = paceline(&sandbox, "analyze diff profile/ddp profile/zero --steps 1").ok();
-    let files = ["diff.csv", "diff.html", "diff.json", "diff.md"];
-    assert_eq!(names(&sandbox, "reports/diff/ddp-zero"), files);
+    let run = paceline(&sandbox, "analyze profile/ddp --against profile/zero --steps 1").ok();
+    let files = ["against.csv", "against.html", "against.json", "against.md"];
+    assert_eq!(names(&sandbox, "reports/against/ddp-zero"), files);
     assert!(run.stdout.contains("deleted") && run.stdout.contains("added"), "{}", run.stdout);
-    let diff = json(&sandbox.path("reports/diff/ddp-zero/diff.json"));
+    let diff = json(&sandbox.path("reports/against/ddp-zero/against.json"));
     let rows = diff["tables"]["diff"]["rows"].as_array().unwrap().clone();
     let row = |name: &str| rows.iter().find(|row| row["name"] == name).cloned().unwrap();
     let gone = row("ncclDevKernel_AllReduce_Sum_f32");

@@ -24,10 +24,9 @@ const LAB: &str = "--seconds 0 --steps 3 --warmup-steps 1 --image 8 8 1 --grid p
 const LM: &str = "train --recipe tiny-lm --layers 1 --width 16 --heads 2 --intermediate 32 --seq-len 8 --test-samples 4 --nproc 1 \
                   --steps 1 --data-dir texts --save model --quiet";
 
-const CASES: [Case; 11] = [
+const CASES: [Case; 10] = [
     Case { command: "analyze traces --output out", prepare: &[], exempt: &[] },
     Case { command: "analyze traces --against traces --output out", prepare: &[], exempt: &[] },
-    Case { command: "analyze diff traces traces --output out", prepare: &[], exempt: &[] },
     Case {
         command: "bench all_reduce -b 8 -e 8 --iters 1 --charts out -J stated.json --csv stated.csv",
         prepare: &[],
@@ -74,7 +73,7 @@ const TRAIN: Case = Case {
 const CHECKPOINTS: &str = "out/step-";
 
 /// Commands without a case, and why.
-const ELSEWHERE: [(&str, &str); 12] = [
+const ELSEWHERE: [(&str, &str); 11] = [
     ("check", "it writes no file"),
     ("completions", "it writes no file"),
     ("evaluate", "the user states the name: --json"),
@@ -84,7 +83,6 @@ const ELSEWHERE: [(&str, &str); 12] = [
     ),
     ("generate", "it writes no file"),
     ("help", "it writes no file"),
-    ("links", "it writes no file"),
     ("new", "it writes into a folder that it makes"),
     ("schedule", "the user states the name: --csv"),
     ("show", "it writes no file"),

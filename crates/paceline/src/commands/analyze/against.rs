@@ -1,30 +1,30 @@
 //! `paceline analyze A --against B`: the same job before and after a change.
 //!
 //! Input: the traces of both. Output: what got faster, by cause and by operator, and whether the gain that was promised before
-//! came. Both are examined as `analyze` does, and names are compared as `analyze diff` does. Runs of paceline are examined by their
-//! critical path.
+//! came. Both are examined as `analyze` does. Runs of paceline are examined by their critical path.
 
 use std::path::{Path, PathBuf};
 
 use paceline_analysis::doctor;
-use paceline_analysis::hta::{self, Options, StepChoice};
+use paceline_analysis::hta::{self, Options};
 use paceline_analysis::read::{self, Select};
 use paceline_analysis::report::panels::{self, About};
-use paceline_analysis::report::{Note, Weight};
+use paceline_analysis::report::{Note, Report, Weight};
 use paceline_analysis::timeline::Timeline;
 use paceline_failure::outputs::{check_folder, write_report};
 use paceline_failure::{Failure, Result};
-use paceline_files::Printable;
+use paceline_files::{Printable, printable};
 use paceline_host::disk::Disk;
-use paceline_host::text::say;
+use paceline_host::text::{line_width, plural, say};
 
 use super::args::AnalyzeArgs;
-use super::diff::console;
 use super::output::{free, run_name};
-use super::{left_out, read_all};
+use super::{left_out, notes as note_lines};
 
 /// The name of the report's files.
 const NAME: &str = "against";
+/// The number of operators on the console. The files have all.
+const ROWS: usize = 20;
 
 /// Compares the traces at `places` with those of `after`.
 pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> Result<u8> {
@@ -48,7 +48,7 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
             after.printable()
         )));
     }
-    let diff = hta::diff(&before, &then, &StepChoice::All, &options)?;
+    let diff = hta::diff(&before, &then, &args.steps, &options)?;
     let [was, is] = [&before, &then].map(|of| doctor::diagnosis(of, &options));
     let about = About {
         title: "Before and after a change".into(),
@@ -87,5 +87,20 @@ fn is_own(timelines: &[Timeline]) -> bool {
 fn timelines(places: &[PathBuf], notes: &mut Vec<Note>) -> Result<Vec<Timeline>> {
     let windows = read::find(places, Select::Latest)?;
     notes.extend(windows.iter().filter_map(left_out));
-    read_all(windows.first().map_or(&[][..], |window| &window.files))
+    let files = windows.first().map_or(&[][..], |window| &window.files);
+    Ok(read::open_all(files)?)
+}
+
+fn console(report: &Report) -> String {
+    let mut out = format!("{}\n{}", report.title, printable(&report.subtitle));
+    if let Some(table) = report.table("diff") {
+        let (head, left_out) = table.head(ROWS);
+        out += &format!("\n{}", head.fitted(line_width()));
+        if left_out > 0 {
+            let (names, are) =
+                (plural(left_out, "more name"), if left_out == 1 { "is" } else { "are" });
+            out += &format!("\n{names} {are} in the report.");
+        }
+    }
+    out + &note_lines(report)
 }

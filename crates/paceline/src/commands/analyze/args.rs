@@ -1,8 +1,9 @@
-//! Flags of `paceline analyze` and `paceline analyze diff`.
+//! Flags of `paceline analyze`.
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, ValueEnum};
+use paceline_analysis::hta::StepChoice;
 use paceline_collectives::Link;
 
 const EXAMPLES: &str = "\
@@ -10,17 +11,14 @@ Examples:
   paceline train --profile && paceline analyze profile/ddp
   paceline analyze profile/ddp --select all           a report for every time that the run was profiled
   paceline analyze --trace-files rank0.pt.trace.json rank1.pt.trace.json.gz --output out
-  paceline analyze diff profile/simple_ddp profile/ddp
+  paceline analyze profile/simple_ddp --against profile/ddp    what another strategy does differently
   paceline analyze traces/before --against traces/after    did the change help, and as much as was promised?
 ";
 
 /// Flags of `paceline analyze`.
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true, before_help = EXAMPLES)]
+#[command(before_help = EXAMPLES)]
 pub struct AnalyzeArgs {
-    /// A subcommand that does something else than analyze one run.
-    #[command(subcommand)]
-    pub command: Option<AnalyzeCommand>,
     /// The folder with the traces of a run, such as profile/ddp
     #[arg(value_name = "DIR")]
     pub dir: Option<PathBuf>,
@@ -40,9 +38,13 @@ pub struct AnalyzeArgs {
     /// Say how many traces are read at a time; all cores are used with or without it
     #[arg(long)]
     pub enable_multiprocessing: bool,
-    /// The traces of the same job after a change: what got faster, and whether the promised gain came
+    /// The traces of the same job after a change, or with another strategy: what got faster, which operators are new
+    /// or gone, and whether the promised gain came
     #[arg(long, value_name = "AFTER", conflicts_with_all = ["select", "kind", "link"])]
     pub against: Option<PathBuf>,
+    /// --against: the steps in which operators are compared, by time per step: all, first, or a step's number
+    #[arg(long, value_name = "WHICH", requires = "against", default_value = "all", value_parser = steps)]
+    pub steps: StepChoice,
     /// The link between ranks, such as 25gbe or 100gbit,5us: collectives are judged by it
     #[arg(long, value_name = "LINK")]
     pub link: Option<Link>,
@@ -51,33 +53,6 @@ pub struct AnalyzeArgs {
     pub kind: KindName,
     /// Where reports are written [default: DIR relative to the current folder, its first component
     /// replaced by reports or reports_sharding]
-    #[arg(long, value_name = "DIR")]
-    pub output: Option<PathBuf>,
-}
-
-/// The subcommands of `paceline analyze`.
-#[derive(Debug, Subcommand)]
-pub enum AnalyzeCommand {
-    /// Compare the traces of two runs: which names are new or gone, and which take longer
-    Diff(DiffArgs),
-}
-
-/// Flags of `paceline analyze diff`.
-#[derive(Debug, Args)]
-pub struct DiffArgs {
-    /// The first run: a folder with traces, or a trace
-    #[arg(value_name = "A")]
-    pub first: PathBuf,
-    /// The second one
-    #[arg(value_name = "B")]
-    pub second: PathBuf,
-    /// Which steps: all, first, or a step's number; times are compared per step
-    #[arg(long, value_name = "WHICH", default_value = "all", value_parser = steps)]
-    pub steps: StepsName,
-    /// With --steps all, look at the last step too, which may have been cut off
-    #[arg(long)]
-    pub include_last_step: bool,
-    /// Where the report is written [default: reports/diff/A-B]
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
 }
@@ -102,24 +77,13 @@ pub enum KindName {
     Sharding,
 }
 
-/// Which steps a difference is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StepsName {
-    /// The first one.
-    First,
-    /// All of them.
-    All,
-    /// The one with this number.
-    One(u64),
-}
-
-fn steps(word: &str) -> Result<StepsName, String> {
+fn steps(word: &str) -> Result<StepChoice, String> {
     match word {
-        "first" => Ok(StepsName::First),
-        "all" => Ok(StepsName::All),
+        "first" => Ok(StepChoice::First),
+        "all" => Ok(StepChoice::All),
         number => number
             .parse()
-            .map(StepsName::One)
+            .map(|number| StepChoice::These(vec![number]))
             .map_err(|_| "pass first, all, or a step's number".to_owned()),
     }
 }

@@ -6,18 +6,15 @@
 
 mod against;
 pub mod args;
-mod diff;
 mod output;
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use chrono::{DateTime, Local, NaiveDateTime};
 use paceline_analysis::doctor;
 use paceline_analysis::hta::{self, Analysis, Kind, Options};
 use paceline_analysis::ranks::{across_ranks, apart};
-use paceline_analysis::read::{self, ReadError, Select, TraceFile, Window};
+use paceline_analysis::read::{self, Select, Window};
 use paceline_analysis::report::panels::{self, About};
 use paceline_analysis::report::{Note, Report, Weight};
 use paceline_analysis::timeline::Timeline;
@@ -27,16 +24,13 @@ use paceline_files::{Printable, printable};
 use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, plural, say};
 
-use self::args::{AnalyzeArgs, AnalyzeCommand, KindName, SelectName};
+use self::args::{AnalyzeArgs, KindName, SelectName};
 
 /// The name of a report's files.
 const NAME: &str = "summary";
 
 /// Runs `paceline analyze`.
 pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
-    if let Some(AnalyzeCommand::Diff(args)) = &args.command {
-        return diff::diff(args);
-    }
     let places = places(args)?;
     if let Some(after) = &args.against {
         return against::against(args, &places, after);
@@ -131,10 +125,10 @@ fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<M
         say(&format!(
             "Reading {} in parallel, {} at a time",
             plural(window.files.len(), "trace"),
-            at_a_time(&window.files)
+            read::at_a_time(window.files.len())
         ));
     }
-    let timelines = read_all(&window.files)?;
+    let timelines = read::open_all(&window.files)?;
     let kind = match args.kind {
         KindName::Auto => None,
         KindName::Ddp => Some(Kind::Ddp),
@@ -194,7 +188,7 @@ fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &
 }
 
 /// The note about traces that were left out because they are empty.
-pub(super) fn left_out(window: &Window) -> Option<Note> {
+fn left_out(window: &Window) -> Option<Note> {
     let all = &window.left_out;
     let names: Vec<String> =
         all.iter().take(SHOWN).map(|path| path.printable().to_string()).collect();
@@ -253,46 +247,6 @@ fn ranks_in_words(ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().take(SHOWN).map(ToString::to_string).collect();
     let what = if ranks.len() == 1 { "rank" } else { "ranks" };
     format!("{what} {}{}", numbers.join(", "), and_more(ranks.len()))
-}
-
-/// How many traces are read at a time: one for each core.
-fn at_a_time(files: &[TraceFile]) -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from).min(files.len())
-}
-
-/// Reads the traces, several at a time on threads.
-fn read_all(files: &[TraceFile]) -> Result<Vec<Timeline>> {
-    let open = |file: &TraceFile| -> std::result::Result<Timeline, ReadError> {
-        let mut timeline = read::open_beginning(&file.path)?;
-        timeline.rank = Some(file.rank);
-        Ok(timeline)
-    };
-    let num_threads = at_a_time(files);
-    if num_threads < 2 {
-        return Ok(files.iter().map(open).collect::<std::result::Result<_, _>>()?);
-    }
-    let next = AtomicUsize::new(0);
-    let done = Mutex::new(Vec::new());
-    let work = || {
-        while let Some((at, file)) = {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            files.get(at).map(|file| (at, file))
-        } {
-            let read = open(file);
-            // If a reader panics, the command ends anyway when its thread is joined.
-            done.lock().unwrap_or_else(|e| e.into_inner()).push((at, read));
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..num_threads {
-            // Without the thread, the others read its files: that takes longer and changes nothing else.
-            let _ = paceline_trace::thread_builder("read").spawn_scoped(scope, work);
-        }
-        work();
-    });
-    let mut done = done.into_inner().unwrap_or_else(|e| e.into_inner());
-    done.sort_by_key(|(at, _)| *at);
-    Ok(done.into_iter().map(|(_, read)| read).collect::<std::result::Result<_, _>>()?)
 }
 
 /// The console output: title, figures and notes.

@@ -95,9 +95,10 @@ pub(super) fn root(folder: &Path, current: &Path, kind: Kind) -> PathBuf {
     let folder = folder.strip_prefix(current).unwrap_or(folder);
     let parts: Vec<Component<'_>> =
         folder.components().filter(|part| *part != Component::CurDir).collect();
-    let below = match parts.iter().all(|part| matches!(part, Component::Normal(_))) {
-        true => parts.get(1..).unwrap_or_default(),
-        false => &parts[parts.len() - 1..],
+    let below = if parts.iter().all(|part| matches!(part, Component::Normal(_))) {
+        parts.get(1..).unwrap_or_default()
+    } else {
+        &parts[parts.len() - 1..]
     };
     let below = below.iter().filter(|part| matches!(part, Component::Normal(_)));
     below.fold(root.to_owned(), |path, part| path.join(part))
