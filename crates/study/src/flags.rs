@@ -4,9 +4,9 @@ use clap::Arg;
 use paceline_settings::flags;
 use paceline_settings::part::{Part, Selection};
 
-/// Flags that studies do not pass on: the studies set them, or they make no sense
-/// in a run that only measures.
-const NOT_PASSED_ON: [&str; 28] = [
+/// Flags that sweeps have and studies do not pass on: the studies set them, or they make no sense in a run that only
+/// measures.
+const NOT_PASSED_ON: [&str; 9] = [
     "nproc",
     // It depends on the number of ranks.
     "mesh",
@@ -14,30 +14,14 @@ const NOT_PASSED_ON: [&str; 28] = [
     "stages",
     // Measurements count --steps-per-epoch and --epochs.
     "steps",
-    "json",
-    "quiet",
-    "verbose",
-    "log-every",
-    "name",
-    "run-dir",
-    "sample-every",
-    "save",
-    "save-best",
-    "save-every",
-    "save-keep",
-    "save-budget-mb",
-    "save-sync",
     "tensorboard",
-    "resume",
     "evaluate",
     "eval-every",
     "early-stop",
-    "ddp-choice",
-    "shard-choice",
-    "like-for-like",
-    "as-published",
-    "price-per-hour",
 ];
+
+/// Flags that studies pass on, although sweeps do not have them.
+const CONFIGURATION: [&str; 2] = ["config", "recipe"];
 
 /// The flags of a run, except those that the study sets itself.
 pub type TrainFlags = Part<PassedOn>;
@@ -48,9 +32,12 @@ pub struct PassedOn;
 
 impl Selection for PassedOn {
     fn flags() -> Vec<Arg> {
-        let passed_on = |flag: &Arg| !NOT_PASSED_ON.contains(&flags::key(flag));
+        let is_passed_on = |flag: &&Arg| {
+            let key = flags::key(flag);
+            CONFIGURATION.contains(&key) || is_swept(key) && !NOT_PASSED_ON.contains(&key)
+        };
         let all = flags::all();
-        let passed_on = all.iter().filter(|flag| passed_on(flag)).cloned();
+        let passed_on = all.iter().filter(is_passed_on).cloned();
         passed_on
             .map(|flag| match flags::key(&flag) {
                 "epochs" => flag.help("Passes over the data [default: enough for the steps]"),
@@ -64,7 +51,7 @@ impl Selection for PassedOn {
 }
 
 /// Flags of `paceline train` that a sweep neither varies nor passes on, and why.
-pub const NOT_SWEPT: [(&str, &str); 21] = [
+pub const NOT_SWEPT: [(&str, &str); 19] = [
     ("config", "all runs start from one configuration"),
     ("recipe", "all runs start from one configuration"),
     ("json", "each run's summary goes into the folder of the sweep"),
@@ -83,8 +70,6 @@ pub const NOT_SWEPT: [(&str, &str); 21] = [
     ("resume", "runs of several rounds would not begin alike"),
     ("ddp-choice", "vary strategy"),
     ("shard-choice", "vary strategy"),
-    ("like-for-like", "it is about comparisons such as --ddp-choice all"),
-    ("as-published", "it is about comparisons such as --ddp-choice all"),
     ("price-per-hour", "it is about comparisons such as --ddp-choice all"),
 ];
 
@@ -94,8 +79,10 @@ pub struct Swept;
 
 impl Selection for Swept {
     fn flags() -> Vec<Arg> {
-        let is_swept =
-            |flag: &&Arg| NOT_SWEPT.iter().all(|(left_out, _)| *left_out != flags::key(flag));
-        flags::all().iter().filter(is_swept).cloned().collect()
+        flags::all().iter().filter(|flag| is_swept(flags::key(flag))).cloned().collect()
     }
+}
+
+fn is_swept(key: &str) -> bool {
+    NOT_SWEPT.iter().all(|(left_out, _)| *left_out != key)
 }

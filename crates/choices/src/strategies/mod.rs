@@ -56,12 +56,6 @@ pub trait StrategyChoice: Choice {
         false
     }
 
-    /// Whether the published measurement of this strategy makes a step after every batch, while those of
-    /// other strategies accumulate.
-    fn steps_every_batch_as_published(&self) -> bool {
-        false
-    }
-
     /// Reads its flags, checks them and fills in the defaults.
     fn resolve(
         &self,

@@ -35,7 +35,6 @@ struct Row {
     accumulate: usize,
     axes: &'static [Axis],
     is_sharded: bool,
-    steps_every_batch_as_published: bool,
     resolve: Resolve,
 }
 
@@ -43,15 +42,11 @@ struct Row {
 pub(super) const ROWS: &[&dyn StrategyChoice] = &[
     &Row {
         synchronizes: Synchronizes::Alone,
-        steps_every_batch_as_published: true,
         ..Row::new("single", "One rank, no communication", |_, _| plain(|| Single))
     },
-    &Row {
-        steps_every_batch_as_published: true,
-        ..Row::new("simple_ddp", "After backward, one blocking all-reduce per parameter", |_, _| {
-            plain(|| SimpleDdp)
-        })
-    },
+    &Row::new("simple_ddp", "After backward, one blocking all-reduce per parameter", |_, _| {
+        plain(|| SimpleDdp)
+    }),
     &Row {
         accumulate: SimpleDdpGa::ACCUMULATION,
         ..Row::new(
@@ -80,7 +75,6 @@ pub(super) const ROWS: &[&dyn StrategyChoice] = &[
     },
     &Row {
         aliases: &["pytorch_ddp"],
-        steps_every_batch_as_published: true,
         ..Row::of_ddp(
             "ddp",
             "Gradients live in buckets that are reduced during backward",
@@ -225,7 +219,6 @@ impl Row {
             accumulate: 1,
             axes: &[Axis::Dp],
             is_sharded: false,
-            steps_every_batch_as_published: false,
             resolve,
         }
     }
@@ -279,10 +272,6 @@ impl StrategyChoice for Row {
 
     fn is_sharded(&self) -> bool {
         self.is_sharded
-    }
-
-    fn steps_every_batch_as_published(&self) -> bool {
-        self.steps_every_batch_as_published
     }
 
     fn resolve(

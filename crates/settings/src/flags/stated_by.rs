@@ -37,7 +37,7 @@ const OF_CHECKPOINTS: [&str; 12] = [
 const OF_RUN_FOLDERS: [&str; 4] = [
     "nproc threads simd transport device amp cuda-graph pin-cores head-at-once pipeline-memory warmup-steps",
     "timeout link algorithm nccl-order comm-log hosts",
-    "ddp-choice shard-choice like-for-like as-published price-per-hour",
+    "ddp-choice shard-choice price-per-hour",
     "name log-every sample-every tensorboard verbose quiet profile profile-wait profile-warmup profile-active mark-ranges",
 ];
 

@@ -1,15 +1,11 @@
 //! `paceline train --ddp-choice all` and `--shard-choice all`: run one strategy after the other with the same seed and data,
-//! and compare all in one table. With `published` instead of `all`, those of a published comparison, and a second table with
-//! the published figures (`beside`).
-
-mod beside;
-mod published;
+//! and compare all in one table. With `published` instead of `all`, those of a published comparison, with its accumulation.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use paceline_choices::registry::read;
-use paceline_choices::strategies::{StrategyChoice, Synchronizes};
+use paceline_choices::strategies::Synchronizes;
 use paceline_failure::outputs::{check_file, write_bytes, write_json, write_stated_json};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
@@ -30,30 +26,8 @@ use crate::plan::Case;
 use crate::step::STEP_TIMES;
 use crate::{command_line, execute, refuse_ranks, spec, usage};
 
-/// Batches per step of the strategies that were published with gradient accumulation.
-const PUBLISHED_ACCUMULATION: usize = 4;
 /// The strategy whose bits the others are compared with.
 const REFERENCE: &str = "simple_ddp";
-
-/// How many batches each strategy accumulates before a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Settings {
-    /// The same number for all strategies.
-    LikeForLike,
-    /// The number with which the published originals were measured.
-    AsPublished,
-}
-
-impl Settings {
-    fn accumulation(self, strategy: &dyn StrategyChoice, asked: Option<usize>) -> usize {
-        match self {
-            Settings::LikeForLike => asked.unwrap_or(1),
-            Settings::AsPublished if strategy.steps_every_batch_as_published() => 1,
-            Settings::AsPublished => asked.unwrap_or(PUBLISHED_ACCUMULATION),
-        }
-    }
-}
 
 /// A run of the comparison.
 #[derive(Clone, Debug, Serialize)]
@@ -62,8 +36,6 @@ struct Row {
     choice: String,
     strategy: String,
     accumulate: usize,
-    /// Batches of a step: the mean over an epoch, in whose last step there may be fewer.
-    batches_per_step: f64,
     /// Wall-clock time of the run, from its start to its end.
     seconds: f64,
     /// The price of that time, if the user gave a price per hour.
@@ -90,7 +62,6 @@ struct Report {
     command: String,
     /// The flag that asked for the comparison.
     comparison: &'static str,
-    settings: Settings,
     price_per_hour: Option<f64>,
     runs: Vec<Row>,
     left_out: Vec<LeftOut>,
@@ -107,7 +78,7 @@ pub fn compare(
     refuse_ranks(&flag, placement)?;
     if several == Several::Published && !given.has("nproc") {
         return usage(format!(
-            "{flag} needs the number of ranks: pass --nproc 2 to compare with figures that were measured on 2"
+            "{flag} needs the number of ranks: pass --nproc 2, as in the published runs"
         ));
     }
     let args: RunFlags = read(&given.parse()?)?;
@@ -123,12 +94,8 @@ pub fn compare(
     if let Some(price) = price_per_hour.filter(|price| !(*price >= 0.0 && price.is_finite())) {
         return usage(format!("--price-per-hour {price}: pass a price that is finite, at least 0"));
     }
-    let settings =
-        if args.compare.as_published { Settings::AsPublished } else { Settings::LikeForLike };
     let own = [
         comparison.key(),
-        "like-for-like",
-        "as-published",
         "price-per-hour",
         "json",
         "quiet",
@@ -141,19 +108,22 @@ pub fn compare(
     let flags = given.without(&own).without(silent);
     let (asked, world_size) = (given.number("accumulate"), config.world_size);
     let (mut cases, mut warnings, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
-    let mut batches_per_step = Vec::new();
-    for (choice, strategy) in comparison.selected(several) {
+    for (choice, strategy) in comparison.strategies() {
+        let published = comparison.published().iter().find(|(name, _)| *name == choice);
+        let accumulate = match (several, published) {
+            (Several::All, _) => asked.unwrap_or(1),
+            (Several::Published, Some((_, 1))) => 1,
+            (Several::Published, Some((_, batches))) => asked.unwrap_or(*batches),
+            (Several::Published, None) => continue,
+        };
         if strategy.synchronizes() == Synchronizes::Alone && world_size > 1 {
             continue;
         }
-        let accumulate = settings.accumulation(strategy, asked);
         let flags = flags.with("strategy", strategy.name()).with("accumulate", accumulate);
         match spec::resolve(&flags) {
             Ok(config) => {
                 let name = choice.to_owned();
                 cases.push(Case { name, values: Vec::new(), spec: flags });
-                let steps = config.steps_per_epoch.div_ceil(config.strategy.accumulate);
-                batches_per_step.push(config.steps_per_epoch as f64 / steps as f64);
                 warnings.push(config.warnings);
             }
             // The flags were found to be valid above; they only do not fit this strategy.
@@ -184,7 +154,7 @@ pub fn compare(
     let mut ledger = Ledger::default();
     execute::make(&cases, 1, Duration::MAX, Some(&absolute), &mut ledger)?;
     let runs = || {
-        let all = ledger.records().iter().zip(cases.iter().zip(&batches_per_step));
+        let all = ledger.records().iter().zip(&cases);
         all.filter_map(|(record, case)| {
             let Ending::Summary(summary) = &record.ending else { return None };
             Some((case, record.seconds, summary))
@@ -193,11 +163,10 @@ pub fn compare(
     let weights = |summary: &RunSummary| summary.text("weights_sha256").to_owned();
     let reference = runs().find(|(.., summary)| summary.text("strategy") == REFERENCE);
     let reference = reference.map(|(.., summary)| weights(summary));
-    let rows = runs().map(|((case, batches_per_step), seconds, summary)| Row {
+    let rows = runs().map(|(case, seconds, summary)| Row {
         choice: case.name.clone(),
         strategy: summary.text("strategy").to_owned(),
         accumulate: case.spec.number("accumulate").unwrap_or(1),
-        batches_per_step: *batches_per_step,
         seconds,
         cost: price_per_hour.map(|price| price * seconds / 3600.0),
         same_bits: Some(weights(summary)) == reference,
@@ -209,28 +178,17 @@ pub fn compare(
         date: paceline_host::text::now("%Y-%m-%d %H:%M:%S"),
         command: command_line(),
         comparison: comparison.key(),
-        settings,
         price_per_hour,
         runs: rows,
         left_out,
     };
     write_json(&disk, &folder.join("comparison.json"), &report)?;
     write_bytes(&disk, &folder.join("comparison.csv"), table(&report).csv().as_bytes())?;
-    let beside = match several {
-        Several::All => None,
-        Several::Published => beside::table(comparison, &report.runs),
-    };
-    if let Some(beside) = &beside {
-        write_bytes(&disk, &folder.join("beside-published.csv"), beside.table.csv().as_bytes())?;
-    }
     if let Some(file) = &args.json {
         write_stated_json(&disk, file, &report)?;
     }
     if !args.quiet {
         say(&text(&report, line_width()));
-        if let Some(beside) = &beside {
-            say(&beside.text(line_width()));
-        }
         say(&format!("Run folders: {}/", folder.printable()));
     }
     Ok(0)
@@ -243,24 +201,21 @@ fn text(report: &Report, width: Option<usize>) -> String {
         "" => String::new(),
         link => format!(", on an emulated link of {link}"),
     };
-    let settings = match report.settings {
-        Settings::LikeForLike => {
-            format!("like for like: batches per step {}", report.runs[0].accumulate)
+    let all: Vec<String> = match &report.runs[..] {
+        [first, others @ ..] if others.iter().all(|row| row.accumulate == first.accumulate) => {
+            vec![first.accumulate.to_string()]
         }
-        Settings::AsPublished => {
-            let of = |row: &Row| format!("{} {}", row.choice, row.accumulate);
-            let all: Vec<String> = report.runs.iter().map(of).collect();
-            format!("as published: batches per step {}", all.join(", "))
-        }
+        all => all.iter().map(|row| format!("{} {}", row.choice, row.accumulate)).collect(),
     };
     let left_out = report.left_out.iter();
     let left_out: String =
         left_out.map(|left| format!("\nleft out: {}: {}", left.strategy, left.reason)).collect();
     format!(
-        "{} ranks over {}{link}; {settings}\n{}\n{STEP_TIMES}; peak: the most memory of a rank; \
+        "{} ranks over {}{link}; batches per step: {}\n{}\n{STEP_TIMES}; peak: the most memory of a rank; \
          weights: begin of their digest; same bits: as {REFERENCE}{left_out}",
         first.count("world_size"),
         first.text("transport"),
+        all.join(", "),
         table(report).fitted(width)
     )
 }
@@ -331,9 +286,10 @@ fn table(report: &Report) -> Table {
         // Only runs with --evaluate have these, only models that classify have an accuracy, and only a price makes costs.
         let is_optional = column.head.key.starts_with("eval_") || column.head.key == "cost";
         let is_empty = || report.runs.iter().all(|row| column.cell(row) == Cell::Missing);
-        let is_other = match is_about_memory {
-            true => OF_SPEED.contains(&&*column.head.key),
-            false => MEMORY.iter().any(|(key, ..)| *key == column.head.key),
+        let is_other = if is_about_memory {
+            OF_SPEED.contains(&&*column.head.key)
+        } else {
+            MEMORY.iter().any(|(key, ..)| *key == column.head.key)
         };
         !is_other && (!is_optional || !is_empty())
     });
@@ -343,7 +299,6 @@ fn table(report: &Report) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paceline_choices::strategies::STRATEGIES;
 
     fn report(price_per_hour: Option<f64>) -> Report {
         let row = |strategy: &str, step: f64, digest: &str| {
@@ -359,7 +314,6 @@ mod tests {
                 choice: strategy.into(),
                 strategy: strategy.into(),
                 accumulate: 1,
-                batches_per_step: 1.0,
                 seconds: 36.0,
                 cost: price_per_hour.map(|price| price * 36.0 / 3600.0),
                 same_bits: digest.starts_with("24b"),
@@ -371,7 +325,6 @@ mod tests {
             date: String::new(),
             command: String::new(),
             comparison: Comparison::DataParallel.key(),
-            settings: Settings::LikeForLike,
             price_per_hour,
             runs: vec![
                 row("simple_ddp", 25.0, "24b8b23c773128e2"),
@@ -385,7 +338,7 @@ mod tests {
     #[test]
     fn all_stand_in_one_table() {
         insta::assert_snapshot!(text(&report(None), None), @r"
-        2 ranks over shm, on an emulated link of 10 Gbit/s, 50.0 us; like for like: batches per step 1
+        2 ranks over shm, on an emulated link of 10 Gbit/s, 50.0 us; batches per step: 1
         strategy    median step ms  samples/s  mean step ms  compute ms  exposed ms  hidden ms  hidden %  waiting ms  ops/step  MB/step  peak MB    loss  weights   same bits
         ----------  --------------  ---------  ------------  ----------  ----------  ---------  --------  ----------  --------  -------  -------  ------  --------  ---------
         simple_ddp           25.00      5,120         25.50       20.00        5.00       1.00      12.5        0.25      4.00     2.75    11.07  0.5000  24b8b23c  yes
@@ -402,14 +355,5 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].ends_with("same bits     cost"), "{text}");
         assert!(lines[3].ends_with("24b8b23c  yes        0.00790"), "{text}");
-    }
-
-    #[test]
-    fn published_settings_differ_by_strategy() {
-        let all = ["simple_ddp", "simple_ddp_ga", "ddp"].map(|name| STRATEGIES.get(name).unwrap());
-        let like = |asked| all.map(|s| Settings::LikeForLike.accumulation(s, asked));
-        let published = |asked| all.map(|s| Settings::AsPublished.accumulation(s, asked));
-        assert_eq!((like(None), like(Some(3))), ([1, 1, 1], [3, 3, 3]));
-        assert_eq!((published(None), published(Some(3))), ([1, 4, 1], [1, 3, 1]));
     }
 }
