@@ -10,7 +10,6 @@ use paceline_run::evaluate::args::EvaluateArgs;
 use paceline_run::train::args::TrainCommand;
 use paceline_settings::part::add_later;
 use paceline_study::lab::args::LabArgs;
-use paceline_study::links::args::LinksArgs;
 use paceline_study::predict::PredictArgs;
 use paceline_study::sweep::args::SweepArgs;
 
@@ -35,7 +34,6 @@ Examples:
   paceline bench all_reduce -b 1K -e 64M -f 4         how fast ranks exchange data
   paceline bench scaling --nproc 1,2,4                what more ranks bring, and what limits them
   paceline check --nproc 4                            does everything here work?
-  paceline links --model cnn                          what a link costs a model
   paceline predict --nproc 2,8 --links 10gbe          what more ranks on a network would take
   paceline train --profile && paceline analyze profile/ddp    traces, and a report of them
   paceline lab async-copy                             one knob of training, where it pays
@@ -80,8 +78,6 @@ pub enum Command {
     Check(CheckArgs),
     /// Turn one knob of training at a time, where it pays and where it does not
     Lab(Later<LabArgs>),
-    /// Print the speeds of links, and the time that a model would spend on communication over one
-    Links(Later<LinksArgs>),
     /// Run training with every combination of some settings, and rank the results
     Sweep(Later<SweepArgs>),
     /// Predict the time of a step on more ranks and other links, from runs without communication

@@ -21,7 +21,7 @@ use paceline_host::streams;
 use paceline_launch::{environment, launcher};
 use paceline_run::train::{self, FinishedRun};
 use paceline_run::{evaluate, instructions};
-use paceline_study::{lab, links, predict, sweep};
+use paceline_study::{lab, predict, sweep};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::SIGXFSZ;
 
@@ -149,7 +149,6 @@ fn run(command: Command) -> Result<u8> {
         Command::Show(args) => show::show(&args),
         Command::Completions(args) => completions::completions(&args),
         Command::New(args) => new::new(&args),
-        Command::Links(args) => links::links_command(&args.0),
         Command::Trace(command) => trace::trace(&command),
         Command::Launch(args) => launcher::launch_command(&args),
         Command::Rank { parent, command } => launcher::become_rank(parent, &command),
@@ -228,7 +227,7 @@ mod tests {
         let of_model =
             |flag: &'static str| clash(&Cli::whole(), MODELS.key, &Arg::new(flag).long(flag));
         assert_eq!(of_model("seed").as_deref(), Some("paceline train"));
-        assert_eq!(of_model("measure").as_deref(), Some("paceline links"));
+        assert_eq!(of_model("measure").as_deref(), Some("paceline predict"));
         // `paceline generate --model` names a folder.
         assert_eq!(of_model("prompt"), None);
     }

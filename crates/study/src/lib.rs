@@ -13,7 +13,6 @@
 //! | [`studies`] | studies with reports of their own |
 //! | [`lab`] | `paceline lab`: one knob at a time, where it pays and where not |
 //! | [`predict`] | `paceline predict`: links and ranks with which nothing was run |
-//! | [`links`] | `paceline links`: what links deliver, and what models would spend on them |
 //!
 //! All times come from the runs' own summaries; nothing here measures.
 #![forbid(unsafe_code)]
@@ -23,7 +22,6 @@ pub mod execute;
 pub mod flags;
 pub mod lab;
 pub mod ledger;
-pub mod links;
 pub mod plan;
 pub mod predict;
 pub mod rank;

@@ -32,9 +32,9 @@ pub mod traced;
 use compression::Compression;
 use efficiency::{efficiency_pct, least_bandwidth};
 use paceline_collectives::{Link, NAMED_LINKS};
-use paceline_commbench::sweep;
+use paceline_commbench::processes::rows_of;
 use paceline_failure::{Failure, Result};
-use paceline_host::text::line_width;
+use paceline_host::text::{line_width, say, thousands};
 use paceline_launch::environment::Placement;
 use paceline_model::Layout;
 use paceline_settings::config::TrainConfig;
@@ -76,7 +76,7 @@ pub struct Row {
     /// The bandwidth in Gbit/s of the slowest link of this latency with the efficiency that was asked for. `None` if no
     /// bandwidth is enough.
     pub slowest_gbit_s: Option<f64>,
-    /// The slowest link of `paceline links` with this efficiency.
+    /// The slowest link with a name and this efficiency.
     pub slowest_named: Option<&'static str>,
     /// The measured step of `ddp` on the emulated link, in milliseconds.
     pub measured_ms: Option<f64>,
@@ -111,6 +111,14 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
         return memory::predict_memory(args);
     }
     flags::check_memory_flags(args)?;
+    if args.links.is_empty() {
+        say(&table::speeds(&NAMED_LINKS));
+        say(
+            "Each is in one direction; both can be used at once. Bandwidths are nominal, latencies \
+             what well-tuned systems reach.",
+        );
+        return Ok(0);
+    }
     let runs = flags::resolve(args)?;
     if let Some(traced) = TracedRun::read(args)? {
         return of_traces(args, &traced, &runs);
@@ -244,7 +252,12 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
         }
     }
     let setting = Setting::new(&args.study, &config, params);
-    let heading = format!("Predicted steps: {}", setting.words());
+    let heading = format!(
+        "Predicted steps: {}\n{} parameters, {:.2} MB of gradients",
+        setting.words(),
+        thousands(params),
+        4e-6 * params as f64
+    );
     let labels = (setting.model.clone(), setting.place());
     publish(args, &setting, &found, heading, labels)
 }
@@ -413,7 +426,7 @@ pub(crate) fn link_of(name: &str, ranks: usize, config: &TrainConfig, way: Route
     let way_words = ["--algorithm", way.name(), "--transport", config.transport.name()];
     let words = words.into_iter().chain(way_words).map(str::to_owned);
     let words: Vec<String> = words.collect();
-    let rows = sweep::rows_of(&words, config.transport, &PROBE_BYTES, ranks)?;
+    let rows = rows_of(&words, config.transport, &PROBE_BYTES, ranks)?;
     let points = rows.iter().zip(PROBE_BYTES).filter_map(|(row, bytes)| {
         let timing = row.in_place.as_ref().or(row.timing())?;
         Some((bytes as f64, timing.median_us * 1e-6))

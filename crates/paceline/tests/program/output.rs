@@ -138,7 +138,7 @@ fn a_reader_that_has_gone_ends_no_command() {
     for line in [
         "trace merge profile/ddp -o merged.json",
         "analyze profile/ddp",
-        "links --model cnn",
+        "predict --links",
         "train --help",
         "launch -n 2 -- echo text",
         "launch --nnodes 1 --master-port 29500 -n 1 -- true",
@@ -166,7 +166,7 @@ fn a_reader_that_has_gone_ends_no_command() {
 fn a_full_disk_is_no_success() {
     let sandbox = Sandbox::new();
     let mut command = sandbox.paceline();
-    command.args(["links", "--model", "cnn"]);
+    command.args(["predict", "--links"]);
     command.stdout(std::fs::File::options().write(true).open("/dev/full").unwrap());
     let output = command.output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();

@@ -108,10 +108,10 @@ fn the_name_of_a_model_and_its_flags_are_known_everywhere() {
         &["run.toml:2", "no key hidden-widht", "nearest key is hidden-width"],
     );
     refused("train --model powers --freeze fc0", &["--freeze", "there are hidden, head"]);
-    let links =
-        run(&sandbox, "own_model", "links --model powers --hidden-width 16 --compute-ms 3").ok();
+    let predict = "predict --model powers --hidden-width 16 --rounds 1";
+    let predicted = run(&sandbox, "own_model", predict).ok();
     // 784 x 16 + 16 and 16 x 10 + 10.
-    assert!(links.stdout.contains("12,730"), "{}", links.stdout);
+    assert!(predicted.stdout.contains("12,730"), "{}", predicted.stdout);
 }
 
 #[test]

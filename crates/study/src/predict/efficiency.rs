@@ -22,10 +22,7 @@ pub fn least_bandwidth(efficiency: impl Fn(f64) -> f64, target: f64) -> Option<f
     }
     while high / low > 1.0 + PRECISION {
         let middle = (low * high).sqrt();
-        match efficiency(middle) >= target {
-            true => high = middle,
-            false => low = middle,
-        }
+        if efficiency(middle) >= target { high = middle } else { low = middle }
     }
     Some(high)
 }

@@ -16,6 +16,7 @@ use crate::usage;
 const EXAMPLES: &str = "\
 Examples:
   paceline predict                                    2 ranks on 1, 10 and 100 Gbit/s
+  paceline predict --links                            what links deliver
   paceline predict --nproc 2,8,64 --links 10gbit,50us 100gbe --channels 64 128 256 --hidden 2048
   paceline predict --model mlp --links 25gbe measured --measure
   paceline predict --nproc 16,64 --ranks-per-host 8 --link-in-host nvlink4 --links 100gbe hdr
@@ -37,11 +38,11 @@ pub struct PredictArgs {
         help_heading = "Study"
     )]
     pub nproc: Vec<usize>,
-    /// Links to predict, separated by spaces: BANDWIDTH,LATENCY, or a name as in `paceline links`, or
-    /// `measured` for the transport as it is here
+    /// Links to predict, separated by spaces: BANDWIDTH,LATENCY, or a name, or `measured` for the transport as it is
+    /// here; without a value, the links with a name are listed
     #[arg(
         long,
-        num_args = 1..,
+        num_args = 0..,
         value_name = "LINK",
         default_values = ["1gbe", "10gbe", "100gbe"],
         help_heading = "Study"
@@ -165,9 +166,6 @@ const WITH_NUMBERS: [&str; 3] = [ALGORITHM, "bucket-cap-mb", "first-bucket-mb"];
 
 /// Checks the flags, and returns those of the runs.
 pub fn resolve(args: &PredictArgs) -> Result<Spec> {
-    if args.nproc.is_empty() || args.links.is_empty() {
-        return usage("--nproc and --links need at least one value each");
-    }
     check_ranks(args)?;
     for name in args.links.iter().filter(|name| *name != MEASURED) {
         link("--links", name).map_err(|failure| match failure {
@@ -204,19 +202,21 @@ pub fn resolve(args: &PredictArgs) -> Result<Spec> {
         }
     }
     let is_run = args.measure || args.links.iter().any(|name| name == MEASURED);
-    Ok(match is_run {
-        true => args.train.0.clone(),
+    Ok(if is_run {
+        args.train.0.clone()
+    } else {
         // Only tcp has a choice of algorithms, but nothing is sent.
-        false => args.train.0.without(&[ALGORITHM]),
+        args.train.0.without(&[ALGORITHM])
     })
 }
 
 /// The link with this name, which `flag` gives.
 pub fn link(flag: &str, name: &str) -> Result<Link> {
     let link: Link = name.parse().map_err(|e| Failure::Usage(format!("{flag}: {e}")))?;
-    match link.is_possible() {
-        true => Ok(link),
-        false => usage(format!("{flag} {name}: pass a smaller bandwidth, as 10gbit,50us")),
+    if link.is_possible() {
+        Ok(link)
+    } else {
+        usage(format!("{flag} {name}: pass a smaller bandwidth, as 10gbit,50us"))
     }
 }
 

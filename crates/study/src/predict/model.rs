@@ -11,6 +11,7 @@ use paceline_observe::insight::anatomy::{Anatomy, ReadyLine};
 use paceline_observe::insight::buckets::{ELEM_BYTES, LOSS_BYTES, plan, plans};
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::BucketCaps;
+use paceline_table::stats::two_term_fit;
 use serde::Serialize;
 
 use crate::rank::{self, Spread};
@@ -79,9 +80,10 @@ impl Calibration {
             compute_ms: usual(&|run, _| run.number("compute_ms"))?,
             backward_begin_ms: usual(&|_, of| Some(of.backward_begin_ms))?,
             backward_end_ms: usual(&|_, of| Some(of.backward_end_ms))?,
-            by_bucket_ms: match config.steps_by_bucket() {
-                true => usual(&|run, _| run.number("optimizer_ms"))?,
-                false => 0.0,
+            by_bucket_ms: if config.steps_by_bucket() {
+                usual(&|run, _| run.number("optimizer_ms"))?
+            } else {
+                0.0
             },
             spread: spread_of(rounds, "step_ms_median"),
             ready: (0..first.ready.len()).map(ready_of).collect::<Result<_>>()?,
@@ -208,28 +210,18 @@ impl Prediction {
 /// minimizes the squares of the relative error, because small messages determine the latency and large
 /// ones the bandwidth.
 pub fn fit_link(points: &[(f64, f64)], algorithm: Algorithm, ranks: usize) -> Link {
-    let cost = |bytes: f64| {
+    let points = points.iter().filter(|(_, seconds)| *seconds > 0.0).map(|&(bytes, seconds)| {
         let cost = Cost::of(OpKind::AllReduce, algorithm, ranks, bytes as u64);
-        (f64::from(cost.steps), cost.bytes as f64)
-    };
-    // Minimizes the sum of ((steps * latency + bytes * per_byte) / seconds - 1)^2.
-    let [mut ss, mut sb, mut bb, mut s1, mut b1] = [0.0; 5];
-    for &(bytes, seconds) in points.iter().filter(|(_, seconds)| *seconds > 0.0) {
-        let (steps, bytes) = cost(bytes);
-        let (s, b) = (steps / seconds, bytes / seconds);
-        ss += s * s;
-        sb += s * b;
-        bb += b * b;
-        s1 += s;
-        b1 += b;
-    }
-    let determinant = ss * bb - sb * sb;
-    let mut latency_s = (s1 * bb - b1 * sb) / determinant;
-    let mut per_byte = (ss * b1 - sb * s1) / determinant;
-    // The latency is NaN if there were too few points to separate it from the bandwidth.
-    if latency_s.is_nan() || latency_s < 0.0 {
-        (latency_s, per_byte) = (0.0, b1 / bb);
-    }
+        ([f64::from(cost.steps), cost.bytes as f64], seconds, seconds.powi(-2))
+    });
+    // Too few points do not separate the latency from the bandwidth.
+    let fit = two_term_fit(points.clone()).filter(|[latency_s, _]| *latency_s >= 0.0);
+    let [latency_s, per_byte] = fit.unwrap_or_else(|| {
+        let parts = points.map(|([_, bytes], seconds, _)| bytes / seconds);
+        let (sum, squares) =
+            parts.fold((0.0, 0.0), |(sum, squares), part| (sum + part, squares + part * part));
+        [0.0, sum / squares]
+    });
     Link { bytes_per_s: 1.0 / per_byte.max(f64::MIN_POSITIVE), latency_s }
 }
 

@@ -36,28 +36,22 @@ pub struct StatedModel {
 }
 
 impl StatedModel {
-    /// The model of which the backward pass takes two thirds of the time.
-    pub fn with_usual_backward(gradient_bytes: u64, compute_ms: f64) -> Self {
-        Self { gradient_bytes, compute_ms, backward_ms: BACKWARD_PART * compute_ms }
-    }
-
     /// The model that the flags give; `None` if they give none.
     pub fn of(args: &PredictArgs) -> Result<Option<Self>> {
         let (Some(bytes), Some(compute_ms)) = (args.gradient_bytes, args.compute_ms) else {
             return Ok(None);
         };
-        let bytes = check_bytes(bytes)?;
+        let gradient_bytes = check_bytes(bytes)?;
         if !(compute_ms > 0.0 && compute_ms.is_finite()) {
             return usage(format!("--compute-ms {compute_ms}: pass milliseconds above zero"));
         }
-        let usual = Self::with_usual_backward(bytes, compute_ms);
-        let backward_ms = args.backward_ms.unwrap_or(usual.backward_ms);
+        let backward_ms = args.backward_ms.unwrap_or(BACKWARD_PART * compute_ms);
         if !(0.0..=compute_ms).contains(&backward_ms) {
             return usage(format!(
                 "--backward-ms {backward_ms}: pass milliseconds from 0 to --compute-ms {compute_ms}"
             ));
         }
-        Ok(Some(Self { backward_ms, ..usual }))
+        Ok(Some(Self { gradient_bytes, compute_ms, backward_ms }))
     }
 
     /// Number of parameters of four bytes.

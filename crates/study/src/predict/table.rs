@@ -1,6 +1,6 @@
 //! The output of `paceline predict`: tables that fit into 80 columns. Files have all columns in one table.
 
-use paceline_host::text::plural;
+use paceline_host::text::{hundredths, line_width, plain_table, plural};
 use paceline_table::table::{Columns, Head, Table};
 
 use super::compression::Compression;
@@ -20,7 +20,8 @@ const BEST_STEP: &str = "The step with buckets of these sizes.";
 const MEASURED_STEP: &str = "The measured step of ddp, the median over the rounds.";
 const EFFICIENT: &str = "The step without communication, in percent of the step.";
 const SLOWEST: &str = "The slowest link of this latency with the efficiency that was asked for.";
-const NAMED: &str = "The slowest link of `paceline links` with that efficiency.";
+const NAMED: &str = "The slowest link with a name and that efficiency.";
+const UNHIDDEN: &str = "Communication in percent of the step, if nothing of it were hidden.";
 
 const LOW: &str = "9 of 10 steps of the trace take at least this long on the link.";
 const HIGH: &str = "9 of 10 steps of the trace take at most this long on the link.";
@@ -41,6 +42,10 @@ fn columns() -> Columns<Row> {
         .add("link", "link", ("", 0), LINK, |row| row.link.clone())
         .add("algorithm", "algorithm", ("", 0), "Of the all-reduce.", |row| row.algorithm)
         .add("comm_ms", "comm.", ms, "All buckets of a step.", of(|of| of.comm_ms))
+        .add("comm_pct", "comm.", ("%", 1), UNHIDDEN, |row| {
+            let alone_ms = row.prediction.step_ms * row.efficiency_pct / 100.0;
+            100.0 * row.prediction.comm_ms / (row.prediction.comm_ms + alone_ms)
+        })
         .add("exposed_ms", "exposed", ms, EXPOSED, of(|of| of.exposed_ms))
         .add("overlap_pct", "hidden", ("%", 1), HIDDEN, of(|of| of.overlap_pct))
         .add("step_ms", "ddp", ms, "The step of ddp.", of(|of| of.step_ms))
@@ -69,7 +74,8 @@ fn columns() -> Columns<Row> {
 }
 
 /// The step and what it is made of.
-const STEPS: [&str; 5] = ["algorithm", "comm_ms", "exposed_ms", "overlap_pct", "step_ms"];
+const STEPS: [&str; 6] =
+    ["algorithm", "comm_ms", "comm_pct", "exposed_ms", "overlap_pct", "step_ms"];
 /// Other ways to send the same gradients.
 const OTHERS: [&str; 4] = ["simple_step_ms", "best_bucket_mb", "best_first_mb", "best_step_ms"];
 /// What was measured, beside the prediction.
@@ -81,6 +87,18 @@ const EFFICIENCY: [&str; 4] = ["efficiency_pct", "slowest_gbit_s", "latency_us",
 /// How far the steps of a trace vary.
 const RANGE: [&str; 5] =
     ["step_ms", "step_low_ms", "step_high_ms", "slowest_low_gbit_s", "slowest_high_gbit_s"];
+
+/// The table of links. A link has a name, a bandwidth in one direction in GB/s of 1e9 bytes, the time of its smallest
+/// message in microseconds, and a note.
+pub fn speeds(links: &[(&str, f64, f64, &str)]) -> String {
+    let line = |&(name, gb_s, latency_us, note): &(&str, f64, f64, &str)| {
+        let numbers = [gb_s, 8.0 * gb_s, latency_us].map(|value| hundredths(value).to_string());
+        let [gb_s, gbit_s, latency_us] = numbers;
+        [name.to_owned(), note.to_owned(), gb_s, gbit_s, latency_us]
+    };
+    let lines: Vec<[String; 5]> = links.iter().map(line).collect();
+    plain_table(["Link", "Note", "GB/s", "Gbit/s", "Latency (us)"], 2, &lines, line_width())
+}
 
 /// The rows with all columns, for files.
 pub fn table(rows: &[Row]) -> Table {
@@ -128,9 +146,9 @@ pub fn text(found: &Found, target: f64, width: Option<usize>) -> String {
         all.push(format!("\nThe step of each strategy (ms):\n{}", by_strategy(strategies, width)));
     }
     all.push(format!(
-        "\nEfficiency is the step without communication, in percent of the step.\n\
-         Slowest link for {target} %: its bandwidth with the latency of the row, and the\n\
-         slowest one in `paceline links`:\n{}",
+        "\nComm. % is the part of communication in a step that hides nothing. Efficiency is\n\
+         the step without communication, in percent of the step. Slowest link for {target} %:\n\
+         its bandwidth with the latency of the row, and the slowest one with a name:\n{}",
         part(rows, &EFFICIENCY, width)
     ));
     if rows.iter().any(|row| row.slowest_gbit_s.is_none()) {
@@ -279,6 +297,22 @@ mod tests {
         insta::assert_snapshot!(shown);
         let widest = shown.lines().map(|line| line.chars().count()).max();
         assert!(widest <= Some(80), "{shown}");
+    }
+
+    #[test]
+    fn links_stand_in_a_table() {
+        let links = [
+            ("10 GbE", 1.25, 50.0, "line rate"),
+            ("PCIe 4 x16", 31.507, 0.7, "per direction"),
+            ("shm, 2 ranks", 8.123, 1.0, "measured here"),
+        ];
+        insta::assert_snapshot!(speeds(&links), @r"
+        Link          Note            GB/s  Gbit/s  Latency (us)
+        ------------  -------------  -----  ------  ------------
+        10 GbE        line rate       1.25      10            50
+        PCIe 4 x16    per direction  31.51  252.06           0.7
+        shm, 2 ranks  measured here   8.12   64.98             1
+        ");
     }
 
     #[test]

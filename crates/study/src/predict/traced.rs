@@ -223,13 +223,14 @@ fn without_recording(alone: &Alone, step_ms: f64) -> Result<f64> {
     let measured_ms = usual(&|of| of.measured_ms).unwrap_or(0.0);
     let alone_ms = usual(&|of| of.alone_ms).unwrap_or(0.0);
     let factor = (step_ms - (measured_ms - alone_ms)) / alone_ms;
-    match RECORDING.contains(&factor) {
-        true => Ok(factor),
-        false => Err(Failure::Usage(format!(
+    if RECORDING.contains(&factor) {
+        Ok(factor)
+    } else {
+        Err(Failure::Usage(format!(
             "--step-ms {step_ms}: a step of the traces took {measured_ms:.2} ms, of which it waited for {:.2}; pass what it takes \
              without the profiler on the same ranks and network, or --compute-scale for other ranks",
             measured_ms - alone_ms
-        ))),
+        )))
     }
 }
 

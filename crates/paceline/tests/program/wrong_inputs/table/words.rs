@@ -55,7 +55,7 @@ pub const TABLES: &[Table] = &[
             "bench scaling -n 2",
             "check -np 2",
             "check -g 2",
-            "links -g 2",
+            "predict -g 2",
             "predict -np 8",
         ],
     ),
