@@ -9,9 +9,9 @@ use paceline_launch::device::{Device, DeviceParser};
 use paceline_launch::{CommArgs, TransportName};
 
 use super::named::parser;
-use crate::figures::ColumnSet;
 use crate::operation::{OPS, REDOPS};
 use crate::screen::Style;
+use crate::table::ColumnSet;
 
 const EXAMPLES: &str = "\
 Examples:

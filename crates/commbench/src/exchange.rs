@@ -33,9 +33,10 @@ pub fn buffers(
         if device != Device::Cpu {
             return Ok(allocator.tensor(operation.dtype, [elements], Category::Communication)?);
         }
-        let buffer = match private {
-            true => allocator.host(len, Category::Communication)?,
-            false => group.allocate(&allocator, len, Category::Communication)?,
+        let buffer = if private {
+            allocator.host(len, Category::Communication)?
+        } else {
+            group.allocate(&allocator, len, Category::Communication)?
         };
         Ok(Tensor::new(buffer, 0, operation.dtype, [elements])?)
     };

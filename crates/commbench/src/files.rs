@@ -4,11 +4,11 @@
 //! The keys of nccl-tests keep their meaning and their types, even surprising ones: `root` and `okay` are
 //! strings. Only `time` differs: it is the mean in nccl-tests, and the median here, as in the table.
 
-use paceline_table::table::{Cell, Head, Table};
-use serde_json::{Map, Value, json};
+use paceline_table::table::{Cell, Column, Columns, Head};
+use serde_json::{Value, json};
 
-use super::figures::{FIGURES, Figure};
-use super::result::{BenchReport, Row, average_bus_bandwidth, num_failed};
+use super::result::{BenchReport, Row, Timing, average_bus_bandwidth, num_failed};
+use super::table::their_words;
 
 /// The version of the JSON format.
 const VERSION: u32 = 2;
@@ -37,51 +37,88 @@ pub fn json(report: &BenchReport) -> String {
 }
 
 fn result(row: &Row) -> Value {
-    let mut result = object(FIGURES.setting.iter().chain(&FIGURES.reference), row);
-    for (key, timing) in [("out_of_place", &row.out_of_place), ("in_place", &row.in_place)] {
-        let figures = || FIGURES.timing.iter().chain([&FIGURES.effective]);
-        let timing = timing.as_ref().map(|timing| object(figures(), timing));
-        result.insert(key.to_owned(), json!(timing));
-    }
-    result.into()
-}
-
-fn object<T: 'static>(
-    figures: impl Iterator<Item = &'static Figure<T>>,
-    of: &T,
-) -> Map<String, Value> {
-    figures.map(|figure| (figure.json.to_owned(), json!(figure.their_value(of)))).collect()
+    let [dtype, redop, root] = their_words(row);
+    let timing = |of: &Timing| {
+        json!({
+            "time": of.median_us,
+            "alg_bw": of.alg_bw,
+            "bus_bw": of.bus_bw,
+            "nwrong": of.wrong.map(|wrong| wrong as f64),
+            "p99_us": of.p99_us,
+            "max_us": of.max_us,
+            "effective_bw_gib_s": of.effective_bw_gib_s,
+        })
+    };
+    json!({
+        "transport": row.transport,
+        "algorithm": row.algorithm,
+        "nproc": row.nproc,
+        "op": row.op,
+        "size": row.bytes,
+        "count": row.count,
+        "type": dtype,
+        "redop": redop,
+        "root": root,
+        "out_of_place": row.out_of_place.as_ref().map(timing),
+        "in_place": row.in_place.as_ref().map(timing),
+        "predicted_us": row.predicted_us,
+        "memory_fraction": row.memory_fraction,
+    })
 }
 
 /// The rows as the text of a CSV file, with a header line.
 pub fn csv(rows: &[Row]) -> String {
-    let cells = |row: &Row| {
-        let mut values: Vec<Cell> = FIGURES.setting.iter().map(|of| of.column.cell(row)).collect();
-        for timing in [&row.out_of_place, &row.in_place] {
-            let value =
-                |of: &Figure<_>| timing.as_ref().map(|timing| of.column.cell(timing)).into();
-            values.extend(FIGURES.timing.iter().map(value));
-        }
-        values.push(row.timing().map(|timing| FIGURES.effective.column.cell(timing)).into());
-        values.extend(FIGURES.reference.iter().map(|of| of.column.cell(row)));
-        values
-    };
-    let columns = names().into_iter().map(Head::plain).collect();
-    Table { columns, rows: rows.iter().map(cells).collect(), mean: None }.csv()
+    columns().table(rows).csv()
 }
 
 /// The names of the columns of the CSV file.
 pub fn names() -> Vec<String> {
-    fn keys<T>(figures: &[Figure<T>]) -> impl Iterator<Item = String> {
-        figures.iter().map(|figure| figure.column.head.key.to_string())
+    columns().0.iter().map(|column| column.head.key.to_string()).collect()
+}
+
+/// The columns of a timing in CSV.
+const TIMING: [(&str, fn(&Timing) -> Cell); 6] = [
+    ("time_us", |of| of.median_us.into()),
+    ("p99_us", |of| of.p99_us.into()),
+    ("max_us", |of| of.max_us.into()),
+    ("alg_bw", |of| of.alg_bw.into()),
+    ("bus_bw", |of| of.bus_bw.into()),
+    ("wrong", |of| of.wrong.into()),
+];
+
+/// The columns of the CSV file.
+fn columns() -> Columns<Row> {
+    fn column<C: Into<Cell>>(
+        name: impl Into<String>,
+        get: impl Fn(&Row) -> C + Send + Sync + 'static,
+    ) -> Column<Row> {
+        Column::new(Head::plain(name.into()), get)
     }
-    let mut names: Vec<String> = keys(&FIGURES.setting).collect();
-    for place in ["out_of_place", "in_place"] {
-        names.extend(keys(&FIGURES.timing).map(|key| format!("{place}_{key}")));
-    }
-    names.extend(keys(std::slice::from_ref(&FIGURES.effective)));
-    names.extend(keys(&FIGURES.reference));
-    names
+    let mut columns = vec![
+        column("transport", |row| row.transport.clone()),
+        column("algorithm", |row| row.algorithm.clone()),
+        column("nproc", |row| row.nproc),
+        column("op", |row| row.op.clone()),
+        column("size", |row| row.bytes),
+        column("count", |row| row.count),
+        column("type", |row| row.dtype.clone()),
+        column("redop", |row| row.redop.clone()),
+        column("root", |row| row.root),
+    ];
+    let of_place = |place: &str, of: fn(&Row) -> Option<&Timing>| {
+        let timing = |(name, get): (&str, fn(&Timing) -> Cell)| {
+            column(format!("{place}_{name}"), move |row| of(row).map(get))
+        };
+        TIMING.map(timing)
+    };
+    columns.extend(of_place("out_of_place", |row| row.out_of_place.as_ref()));
+    columns.extend(of_place("in_place", |row| row.in_place.as_ref()));
+    columns.extend([
+        column("effective_bw_gib_s", |row| row.timing().map(|of| of.effective_bw_gib_s)),
+        column("predicted_us", |row| row.predicted_us),
+        column("memory_fraction", |row| row.memory_fraction),
+    ]);
+    Columns(columns)
 }
 
 #[cfg(test)]

@@ -16,7 +16,6 @@
 //! | [`pattern`] | inputs whose results are exact in every element type |
 //! | [`memory`] | the machine's memory bandwidth, and the bytes that an operation reads and writes |
 //! | [`result`] | the data, and the formulas of all bandwidths |
-//! | [`figures`] | the figures of a row: their names, columns and values, each defined once |
 //! | [`screen`] | what is printed while it runs |
 //! | [`table`] | the live table in the format of nccl-tests, or a wider one |
 //! | [`lines`] | two lines per configuration and a closing table (`--style lines`) |
@@ -35,7 +34,6 @@ pub mod args;
 pub mod charts;
 pub mod compare;
 pub mod exchange;
-pub mod figures;
 pub mod files;
 pub mod lines;
 pub mod load;

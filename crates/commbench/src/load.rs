@@ -31,9 +31,10 @@ pub fn load(path: &Path) -> Result<Vec<Series>> {
     };
     let text = paceline_files::read_stream(path, MAX_BYTES)
         .map_err(|e| refuse(file.to_string(), e.to_string()))?;
-    let measured = match text.starts_with(&files::names().join(",")) {
-        true => from_csv(&text),
-        false => from_json(&text),
+    let measured = if text.starts_with(&files::names().join(",")) {
+        from_csv(&text)
+    } else {
+        from_json(&text)
     };
     let measured = measured.map_err(|(line, problem)| refuse(format!("{file}:{line}"), problem))?;
     if measured.is_empty() {

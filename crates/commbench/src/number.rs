@@ -16,9 +16,12 @@ pub fn general(value: f64) -> String {
     let scientific = format!("{value:.5e}");
     let Some((digits, exponent)) = scientific.split_once('e') else { return scientific };
     let exponent: i32 = exponent.parse().unwrap_or(0);
-    let trimmed = |text: &str| match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-        false => text.to_owned(),
+    let trimmed = |text: &str| {
+        if text.contains('.') {
+            text.trim_end_matches('0').trim_end_matches('.').to_owned()
+        } else {
+            text.to_owned()
+        }
     };
     if (-4..6).contains(&exponent) {
         trimmed(&format!("{value:.*}", (5 - exponent) as usize))

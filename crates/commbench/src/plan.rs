@@ -136,12 +136,11 @@ pub fn resolve(args: &BenchArgs, placement: Option<&Placement>, is_inner: bool) 
 }
 
 fn resolve_sizes(args: &SizeArgs, elem_bytes: u64) -> Result<Vec<u64>> {
-    let in_mb = match args.sweep {
-        true => SWEEP_MB.iter().map(|mb| mb * 1_000_000).collect(),
-        false => {
-            let sizes = args.size_mb.iter().map(|text| parse_size_mb("--size-mb", text));
-            sizes.collect::<Result<Vec<u64>>>()?
-        }
+    let in_mb = if args.sweep {
+        SWEEP_MB.iter().map(|mb| mb * 1_000_000).collect()
+    } else {
+        let sizes = args.size_mb.iter().map(|text| parse_size_mb("--size-mb", text));
+        sizes.collect::<Result<Vec<u64>>>()?
     };
     if !in_mb.is_empty() {
         if let Some(small) = in_mb.iter().find(|&&bytes| bytes < elem_bytes) {

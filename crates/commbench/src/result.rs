@@ -136,9 +136,10 @@ pub fn place(rows: &[Row]) -> &'static str {
 /// have several algorithms with that transport.
 pub fn program_name(row: &Row, rows: &[Row]) -> String {
     let same = rows.iter().filter(|other| other.transport == row.transport);
-    match same.into_iter().any(|other| other.algorithm != row.algorithm) {
-        true => format!("{} {}", row.transport, row.algorithm),
-        false => row.transport.clone(),
+    if same.into_iter().any(|other| other.algorithm != row.algorithm) {
+        format!("{} {}", row.transport, row.algorithm)
+    } else {
+        row.transport.clone()
     }
 }
 

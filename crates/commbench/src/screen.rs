@@ -3,8 +3,8 @@
 use clap::ValueEnum;
 use paceline_host::text::{line_width, plural, say, say_unbroken};
 
-use super::figures::ColumnSet;
 use super::result::{BenchReport, Row, Skipped};
+use super::table::ColumnSet;
 use super::{lines, table};
 
 /// What is printed for each size.
@@ -29,7 +29,7 @@ impl Screen {
     /// Prints the lines before the first configuration.
     pub fn opens(&self) {
         if let (Style::Table, Some(legend)) = (self.style, table::legend(self.columns)) {
-            say_unbroken(&legend);
+            say_unbroken(legend);
         }
     }
 

@@ -21,8 +21,6 @@ use super::result::{BenchReport, num_failed};
 use super::{charts, compare, files};
 use crate::args::BenchArgs;
 
-pub use super::processes::rows_of;
-
 /// Runs `paceline bench`: measures as a rank, or starts the ranks of each configuration.
 pub fn bench(args: &BenchArgs, placement: Option<Placement>) -> Result<u8> {
     let job = Job::from_env(placement.as_ref())?;

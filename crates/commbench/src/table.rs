@@ -2,16 +2,22 @@
 //! original table reads this one; and a wider form with paceline's own columns at the end.
 //!
 //! Takes one row at a time and returns lines without line ends. Widths, precisions and trailing spaces
-//! are those of the original. The columns are defined in [`figures`].
+//! are those of the original.
 
-use std::slice::from_ref;
+use clap::ValueEnum;
+use paceline_memory::DType;
 
-use paceline_table::table::Cell;
-
-use super::figures::ColumnSet::{self, Extended, Standard};
-use super::figures::{self, FIGURES, Figure, Place};
 use super::number::{fitted, general};
-use super::result::{Row, Skipped, average_bus_bandwidth, num_failed};
+use super::result::{Row, Skipped, Timing, average_bus_bandwidth, num_failed};
+
+/// Which columns the table has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ColumnSet {
+    /// Those of nccl-tests
+    Standard,
+    /// Also p99, maximum, effective bandwidth, prediction, and share of the memory bandwidth
+    Extended,
+}
 
 /// The width of the lines of nccl-tests.
 const STANDARD_WIDTH: usize = 118;
@@ -20,47 +26,70 @@ const STANDARD_WIDTH: usize = 118;
 const NO_TIMING: &str = "                                ";
 
 /// The explanation of paceline's own columns, which is printed once for all tables.
-pub fn legend(columns: ColumnSet) -> Option<String> {
-    (columns == Extended).then(figures::legend)
+pub fn legend(columns: ColumnSet) -> Option<&'static str> {
+    let own = "# p99, max  of the in-place times; of the out-of-place times if there are no others\n\
+        # eff.bw    = 2 x size / the same time, in GiB/s (2^30 B), for any number of ranks\n\
+        # predicted = steps x latency + bytes of the busiest rank / bandwidth, on the emulated link\n\
+        # %mem      = 100 x bytes read and written / out-of-place time / memory bandwidth; > 100 in caches";
+    (columns == ColumnSet::Extended).then_some(own)
 }
 
 /// The lines above the rows.
 pub fn header(columns: ColumnSet) -> String {
-    fn heading<T>(figures: &[Figure<T>], set: ColumnSet, at: usize) -> String {
-        cells(figures, set, |figure, _| match (at, &*figure.column.head.unit) {
-            (0, _) => figure.column.head.label.to_string(),
-            (_, "") => String::new(),
-            (_, unit) => format!("({unit})"),
-        })
-    }
-    let headings = |at| {
-        let timing = heading(&FIGURES.timing, Standard, at);
-        let standard = heading(&FIGURES.setting, Standard, at) + &timing + &timing;
-        let own = heading(&FIGURES.timing, Extended, at)
-            + &heading(from_ref(&FIGURES.effective), Extended, at)
-            + &heading(&FIGURES.reference, Extended, at);
-        line(columns, &format!("#{} ", &standard[3..]), &own)
-    };
+    let timing = ["     time   algbw   busbw  #wrong", "     (us)  (GB/s)  (GB/s)        "]
+        .map(|of| of.repeat(2));
+    let [names, units] = timing;
+    let names = format!("#       size         count      type   redop    root{names} ");
+    let units = format!("#        (B)    (elements)                          {units} ");
     let above = format!("#{:>74}{:>31}{:10}", "out-of-place", "in-place", "");
-    ["#".to_owned(), above, headings(0), headings(1)].join("\n")
+    [
+        "#",
+        &above,
+        &line(columns, &names, "      p99      max   eff.bw  predicted    %mem"),
+        &line(columns, &units, "     (us)     (us)  (GiB/s)       (us)     (%)"),
+    ]
+    .join("\n")
+}
+
+/// The type of the elements, how they are combined, and the root, as nccl-tests writes them. The root is a string,
+/// padded to the width of its column.
+pub(super) fn their_words(row: &Row) -> [String; 3] {
+    let dtype = row.dtype.parse().ok().map_or(&*row.dtype, |dtype: DType| dtype.nccl_name());
+    let redop = row.redop.as_deref().unwrap_or("none");
+    [dtype.into(), redop.into(), format!("{:>6}", row.root.map_or(-1, |root| root as i64))]
 }
 
 /// The line of a row.
 pub fn print_row(columns: ColumnSet, row: &Row) -> String {
-    let timing = |timing| match timing {
-        // Before `N/A` the original has one space less than before a number.
-        Some(timing) => {
-            values(&FIGURES.timing, Standard, Some(timing)).replace("     N/A", "    N/A")
-        }
-        None => NO_TIMING.to_owned(),
-    };
-    let standard = values(&FIGURES.setting, Standard, Some(row))
-        + &timing(row.out_of_place.as_ref())
-        + &timing(row.in_place.as_ref());
-    let own = values(&FIGURES.timing, Extended, row.timing())
-        + &values(from_ref(&FIGURES.effective), Extended, row.timing())
-        + &values(&FIGURES.reference, Extended, Some(row));
-    line(columns, &standard[2..], &own)
+    let [dtype, redop, root] = their_words(row);
+    let standard = format!("{:>12}  {:>12}  {dtype:>8}  {redop:>6}  {root}", row.bytes, row.count);
+    let standard = standard + &timing(row.out_of_place.as_ref()) + &timing(row.in_place.as_ref());
+    let of = row.timing();
+    let own = format!(
+        "  {:>7}  {:>7}  {:>7}  {:>9}  {:>6}",
+        number(of.map(|of| of.p99_us), 7, "-"),
+        number(of.map(|of| of.max_us), 7, "-"),
+        number(of.map(|of| of.effective_bw_gib_s), 6, "-"),
+        number(row.predicted_us, 7, "-"),
+        number(row.memory_fraction.map(|part| 100.0 * part), 6, "-")
+    );
+    line(columns, &standard, &own)
+}
+
+fn timing(of: Option<&Timing>) -> String {
+    let Some(of) = of else { return NO_TIMING.to_owned() };
+    let number = |value, width| number(Some(value), width, "N/A");
+    // Before `N/A` the original has one space less than before a number.
+    let wrong = of.wrong.map_or("  N/A".into(), |wrong| format!("{:>6}", general(wrong as f64)));
+    let (time, alg_bw, bus_bw) =
+        (number(of.median_us, 7), number(of.alg_bw, 6), number(of.bus_bw, 6));
+    format!("  {time:>7}  {alg_bw:>6}  {bus_bw:>6}  {wrong}")
+}
+
+/// A number of at most `width` characters, or `missing` if there is none.
+fn number(value: Option<f64>, width: usize, missing: &str) -> String {
+    let value = value.filter(|value| value.is_finite());
+    value.map_or(missing.to_owned(), |value| fitted(value, width))
 }
 
 /// The lines below the rows of the test called `name`.
@@ -85,35 +114,9 @@ pub fn print_skipped(skipped: &Skipped) -> String {
 
 fn line(columns: ColumnSet, standard: &str, own: &str) -> String {
     match columns {
-        Standard => standard.to_owned(),
-        Extended => format!("{standard:<STANDARD_WIDTH$}{own}"),
+        ColumnSet::Standard => standard.to_owned(),
+        ColumnSet::Extended => format!("{standard:<STANDARD_WIDTH$}{own}"),
     }
-}
-
-/// A cell for each figure with a place in this set, each with two spaces before it.
-fn cells<T>(
-    figures: &[Figure<T>],
-    set: ColumnSet,
-    cell: impl Fn(&Figure<T>, Place) -> String,
-) -> String {
-    let placed = figures.iter().filter_map(|figure| Some((figure, figure.place?)));
-    let placed = placed.filter(|(_, place)| place.set == set);
-    placed.map(|(figure, place)| format!("  {:>1$}", cell(figure, place), place.width)).collect()
-}
-
-/// The cells with the figures of `of`; `N/A` or `-` where a figure is missing.
-fn values<T: 'static>(figures: &[Figure<T>], set: ColumnSet, of: Option<&T>) -> String {
-    cells(figures, set, |figure, place| match of.map(|of| figure.their_value(of)) {
-        Some(Cell::Text(text)) => text,
-        Some(Cell::Number(value)) if value.is_finite() => {
-            // Files have a part of 1 where the table has percent.
-            let value = if figure.column.head.unit == "%" { 100.0 * value } else { value };
-            if place.digits == 0 { general(value) } else { fitted(value, place.digits) }
-        }
-        Some(Cell::Whole(number)) => number.to_string(),
-        _ if set == Standard => "N/A".to_owned(),
-        _ => "-".to_owned(),
-    })
 }
 
 #[cfg(test)]
@@ -165,7 +168,8 @@ mod tests {
         lacking.in_place = None;
         let mut unchecked = samples::row(2, 4, 5.0);
         unchecked.out_of_place.as_mut().unwrap().wrong = None;
-        let mut lines = vec![legend(ColumnSet::Extended).unwrap(), header(ColumnSet::Extended)];
+        let mut lines =
+            vec![legend(ColumnSet::Extended).unwrap().to_owned(), header(ColumnSet::Extended)];
         let rows = [full, lacking, unchecked];
         lines.extend(rows.iter().map(|row| print_row(ColumnSet::Extended, row)));
         insta::assert_snapshot!(marked(&lines), @r"
