@@ -77,6 +77,16 @@ pub fn two_term_fit(points: impl IntoIterator<Item = ([f64; 2], f64, f64)>) -> O
     fit.iter().all(|term| term.is_finite()).then_some(fit)
 }
 
+/// The 97.5 % points of Student's t distribution with 1 to 30 degrees of freedom: a mean of normally distributed numbers
+/// lies within so many standard errors in 95 % of cases.
+pub const STUDENT_975: [f64; 30] = [
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+    2.052, 2.048, 2.045, 2.042,
+];
+/// The 90 % point with 7 degrees of freedom: eight of ten values are within.
+pub const STUDENT_90_OF_7: f64 = 1.415;
+
 /// Summary statistics of a set of numbers, as pandas' `describe` gives them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
@@ -112,6 +122,11 @@ impl Summary {
         let [p25, p50, p75, p95] = [0.25, 0.5, 0.75, 0.95].map(|part| quantile(&values, part));
         let (p25, p50, p75, p95) = (p25?, p50?, p75?, p95?);
         Some(Self { count: values.len() as u64, mean, std, min, p25, p50, p75, p95, max })
+    }
+
+    /// The standard error of the mean.
+    pub fn error(&self) -> f64 {
+        self.std / (self.count as f64).sqrt()
     }
 }
 

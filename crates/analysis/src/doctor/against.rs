@@ -6,6 +6,7 @@
 use serde::Serialize;
 
 use super::{Advice, Cause, Diagnosis};
+use crate::stats::Summary;
 
 /// A difference counts if it is larger than this many times its standard error.
 const ERRORS: f64 = 3.0;
@@ -113,11 +114,10 @@ pub fn against(before: &Diagnosis, after: &Diagnosis) -> Option<Against> {
         .reduce(|all, of| (all.0.max(of.0), all.1 + of.1));
     let gained_ms = step_ms[0] - step_ms[1];
     let error = |of: &Diagnosis| {
-        let (count, mean) = (of.lengths_ms.len() as f64, of.step_ms?);
-        let squares: f64 = of.lengths_ms.iter().map(|ms| (ms - mean).powi(2)).sum();
-        (count > 1.0).then(|| squares / (count - 1.0) / count)
+        let lengths = Summary::of(of.lengths_ms.clone()).filter(|of| of.count > 1);
+        lengths.map(|of| of.error())
     };
-    let error_ms = error(before).zip(error(after)).map(|(a, b)| (a + b).sqrt());
+    let error_ms = error(before).zip(error(after)).map(|(a, b)| a.hypot(b));
     let slack = ERRORS * error_ms.unwrap_or(0.0);
     let verdict = match promised_ms {
         None => Verdict::NothingPromised,
@@ -133,15 +133,16 @@ impl Against {
     /// The result in sentences.
     pub fn words(&self) -> String {
         let [before, after] = self.step_ms;
-        let head = match self.gained_ms >= 0.0 {
-            true => format!(
+        let head = if self.gained_ms >= 0.0 {
+            format!(
                 "A step takes {:.2} ms less: {before:.2} before and {after:.2} after",
                 self.gained_ms
-            ),
-            false => format!(
+            )
+        } else {
+            format!(
                 "A step takes {:.2} ms more: {before:.2} before and {after:.2} after",
                 -self.gained_ms
-            ),
+            )
         };
         let error = match self.error_ms {
             Some(ms) => format!(" (standard error {ms:.2})"),

@@ -9,7 +9,7 @@ use std::f64::consts::SQRT_2;
 
 use paceline_host::text::ms;
 use paceline_strategies::StepLoss;
-use paceline_table::stats::{Summary, nearest_rank};
+use paceline_table::stats::{STUDENT_90_OF_7, Summary, nearest_rank};
 use serde::{Deserialize, Serialize};
 
 use crate::record::meter::StepTimes;
@@ -20,10 +20,9 @@ use crate::record::ranks::Ranks;
 /// and 99.1st.
 pub const MAX_STEPS: usize = 1 << 16;
 
-/// Into how many parts a run is cut to see how its steps drift.
+/// Into how many parts a run is cut to see how its steps drift: one more than the degrees of freedom of
+/// [`STUDENT_90_OF_7`].
 const PARTS: usize = 8;
-/// Eight of ten values of Student's distribution with as many degrees of freedom, one less than parts, are within this.
-const EIGHT_OF_TEN: f64 = 1.415;
 
 /// What is kept of a step, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,10 +63,7 @@ impl StepLog {
     pub fn push(&mut self, number: u64, times: &StepTimes, loss: &StepLoss) {
         self.count += 1;
         self.sums.add(times);
-        let samples = match loss.is_shared {
-            true => &mut self.shared_samples,
-            false => &mut self.own_samples,
-        };
+        let samples = if loss.is_shared { &mut self.shared_samples } else { &mut self.own_samples };
         *samples += loss.samples as u64;
         self.own_tokens += loss.own_tokens as u64;
         let &StepTimes { step, exposed_wait, .. } = times;
@@ -147,7 +143,7 @@ impl<'a> AllSteps<'a> {
         let parts = steps.chunks_exact((steps.len() / PARTS).max(1));
         let means = parts.map(|part| part.iter().sum::<f64>() / part.len() as f64);
         let of = Summary::of(means.collect()).filter(|of| of.count >= PARTS as u64)?;
-        Some(EIGHT_OF_TEN * SQRT_2 * of.std / (of.count as f64).sqrt())
+        Some(STUDENT_90_OF_7 * SQRT_2 * of.error())
     }
 
     /// The mean over the measured steps of a part of a step, combined over the ranks.

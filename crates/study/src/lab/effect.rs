@@ -4,7 +4,10 @@
 //! mean and, by Student's t distribution of their logarithms, a 95 % interval. If the interval contains 1, the effect is none:
 //! these rounds cannot tell it from noise.
 
+use paceline_table::stats::{STUDENT_975, Summary};
 use serde::{Deserialize, Serialize};
+
+use crate::rank::MIN_ROUNDS;
 
 /// The ratio of a variant to the base.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,23 +22,12 @@ pub struct Effect {
     pub rounds: usize,
 }
 
-/// Rounds below which there is no interval worth the name.
-pub const MIN_ROUNDS: usize = 3;
-
-/// The 97.5 % points of Student's t distribution with 1 to 30 degrees of freedom.
-const T_975: [f64; 30] = [
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
-    2.052, 2.048, 2.045, 2.042,
-];
-
 impl Effect {
     /// The effect, from the base's figure and the variant's in each round; `None` if there are fewer rounds than
     /// [`MIN_ROUNDS`], or if a figure is not above zero.
     pub fn of(base: &[f64], variant: &[f64]) -> Option<Self> {
-        let rounds = base.len().min(variant.len());
         let ratios = base.iter().zip(variant).map(|(base, variant)| (variant / base).ln());
-        Self::of_logarithms(&ratios.take(rounds).collect::<Vec<f64>>())
+        Self::of_logarithms(&ratios.collect::<Vec<f64>>())
     }
 
     /// The same, from the logarithms of the ratios.
@@ -44,10 +36,9 @@ impl Effect {
         if rounds < MIN_ROUNDS || all.iter().any(|of| !of.is_finite()) {
             return None;
         }
-        let mean = all.iter().sum::<f64>() / rounds as f64;
-        let squares: f64 = all.iter().map(|of| (of - mean) * (of - mean)).sum();
-        let error = (squares / (rounds - 1) as f64 / rounds as f64).sqrt();
-        let half = T_975[(rounds - 2).min(T_975.len() - 1)] * error;
+        let of = Summary::of(all.to_vec())?;
+        let (mean, half) =
+            (of.mean, STUDENT_975[(rounds - 2).min(STUDENT_975.len() - 1)] * of.error());
         Some(Self {
             ratio: mean.exp(),
             low: (mean - half).exp(),
@@ -69,9 +60,10 @@ impl Effect {
     /// The effect in words.
     pub fn words(&self) -> String {
         let Self { ratio, low, high, .. } = self;
-        match self.is_none() {
-            true => format!("none ({low:.2}-{high:.2})"),
-            false => format!("{ratio:.2}x ({low:.2}-{high:.2})"),
+        if self.is_none() {
+            format!("none ({low:.2}-{high:.2})")
+        } else {
+            format!("{ratio:.2}x ({low:.2}-{high:.2})")
         }
     }
 }

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use paceline_failure::Result;
 
 use super::args::LabArgs;
-use super::effect::{Effect, MIN_ROUNDS};
+use super::effect::Effect;
 use super::scene::Scene;
 use crate::execute;
 use crate::ledger::Ledger;
 use crate::plan::Case;
+use crate::rank::MIN_ROUNDS;
 
 /// The figure that effects are about.
 pub const FIGURE: &str = "samples_per_s";
