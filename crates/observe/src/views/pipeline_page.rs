@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use paceline_analysis::report::chart::{Lane, Lanes, PageColor, Segment};
-use paceline_analysis::report::{self, Body, Figure, Note, Panel, Report, Section, Weight, Width};
+use paceline_analysis::report::{self, Body, Figure, Note, Panel, Report, Section, Weight};
 use paceline_failure::Result;
 use paceline_failure::outputs::write_bytes;
 use paceline_host::disk::Disk;
@@ -53,14 +53,6 @@ fn page(facts: &Facts, of: &PipelineFacts) -> Report {
         ("%", 1),
         "The part of the step in which ranks are idle.",
     );
-    let panel = |id: &str, title: &str, definition: &str, body: Body| Panel {
-        id: id.to_owned(),
-        title: title.to_owned(),
-        unit: "ms".to_owned(),
-        definition: definition.to_owned(),
-        width: Width::Full,
-        body,
-    };
     let notes = facts.advice.iter().map(|text| Note { weight: Weight::Advice, text: text.clone() });
     Report {
         title: format!("{name} on {}", plural(shape.placement.ranks(), "rank")),
@@ -75,33 +67,36 @@ fn page(facts: &Facts, of: &PipelineFacts) -> Report {
             value: Cell::Number(100.0 * (1.0 - mean.busy / mean.step)),
         }],
         notes: notes.collect(),
-        sections: vec![Section {
-            id: "pipeline".to_owned(),
-            title: "Pipeline".to_owned(),
-            lead: "What each stage did in a step, and why it waited.".to_owned(),
-            panels: vec![
-                panel(
+        sections: vec![Section::new(
+            "pipeline",
+            "Pipeline",
+            "What each stage did in a step, and why it waited.",
+            vec![
+                Panel::new(
                     "planned",
                     "As planned",
+                    "ms",
                     "The schedule's list, rehearsed with the median duration of each action and messages that take no time.",
                     Body::Lanes(lanes(of, &of.planned, &[])),
                 ),
-                panel(
+                Panel::new(
                     "run",
                     "As run",
+                    "ms",
                     "The step of median length. Idle time has the color and the name of what most of it comes from.",
                     Body::Lanes(lanes(of, &of.run, &of.gaps)),
                 ),
-                panel(
+                Panel::new(
                     "ledger",
                     "Idle time by cause",
+                    "ms",
                     "Means over the steps. The step is rehearsed with equal stages, with the usual ones, with its messages, with \
                      their queues and with its own durations; each adds idle time, which is that cause's. Causes that cancel each \
                      other on a rank share a column.",
                     Body::Table(table(of)),
                 ),
             ],
-        }],
+        )],
         csv_table: "ledger".to_owned(),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use paceline_analysis::report::{Body, Note, Panel, Report, Section, Weight, Width};
+use paceline_analysis::report::{Body, Panel, Report, Section, Weight};
 use paceline_failure::outputs::write_report;
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
@@ -66,18 +66,13 @@ fn find(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> std::io::Resul
 
 /// The variants of all experiments that differ from their base, and those that do not.
 fn overview(all: &[(PathBuf, Outcome)]) -> Table {
+    type Variant<'a> = (&'a Outcome, &'a Row);
     let rows = all.iter().flat_map(|(_, outcome)| {
         let others = outcome.rows.iter().filter(|row| !row.is_base);
         others.map(move |row| (outcome, row))
     });
-    type One<'a> = (&'a Outcome, &'a Row);
-    let rows: Vec<(Outcome, Row)> = rows
-        .map(|(outcome, row): One| (Outcome { rows: Vec::new(), ..outcome.clone() }, row.clone()))
-        .collect();
     Columns::new()
-        .add("experiment", "experiment", ("", 0), "", |(of, _): &(Outcome, Row)| {
-            of.experiment.clone()
-        })
+        .add("experiment", "experiment", ("", 0), "", |(of, _): &Variant| of.experiment.clone())
         .add("scene", "scene", ("", 0), "", |(_, row)| row.scene.clone())
         .add("variant", "variant", ("", 0), "", |(_, row)| row.variant.clone())
         .add("effect", "to the base", ("", 0), "Throughput, with its 95 % interval.", |(_, row)| {
@@ -86,50 +81,35 @@ fn overview(all: &[(PathBuf, Outcome)]) -> Table {
         .add("date", "date", ("", 0), "", |(of, _)| of.date.clone())
         .add("machine", "machine", ("", 0), "", |(of, _)| of.machine.clone())
         .add("version", "version", ("", 0), "", |(of, _)| of.version.clone())
-        .table(&rows)
+        .table(rows)
 }
 
 fn report(all: &[(PathBuf, Outcome)]) -> Report {
-    let table = Section {
-        id: "all".to_owned(),
-        title: "All variants".to_owned(),
-        lead: "What each knob did to the throughput, by experiment, date and machine.".to_owned(),
-        panels: vec![Panel {
-            id: "overview".to_owned(),
-            title: "Variants".to_owned(),
-            unit: String::new(),
-            definition:
-                "Throughput over that of the base of the same scene, with its 95 % interval."
-                    .to_owned(),
-            width: Width::Full,
-            body: Body::Table(overview(all)),
-        }],
+    let definition = "Throughput over that of the base of the same scene, with its 95 % interval.";
+    let body = Body::Table(overview(all));
+    let table = Section::new(
+        "all",
+        "All variants",
+        "What each knob did to the throughput, by experiment, date and machine.",
+        vec![Panel::new("overview", "Variants", "", definition, body)],
+    );
+    let section = |(at, (_, outcome)): (usize, &(PathBuf, Outcome))| {
+        let definition = "Medians over the rounds. The effect compares throughput round by round.";
+        let body = Body::Table(outcome.table(&[])).or("nothing was run");
+        let panel = Panel::new(&format!("table_{at}"), "All variants", "", definition, body);
+        let lead = format!("{}, {}; {}", outcome.machine, outcome.date, outcome.command);
+        Section::new(&format!("experiment_{at}"), &outcome.experiment, &lead, vec![panel])
     };
-    let section = |(at, (_, outcome)): (usize, &(PathBuf, Outcome))| Section {
-        id: format!("experiment_{at}"),
-        title: outcome.experiment.clone(),
-        lead: format!("{}, {}; {}", outcome.machine, outcome.date, outcome.command),
-        panels: vec![Panel {
-            id: format!("table_{at}"),
-            title: "All variants".to_owned(),
-            unit: String::new(),
-            definition: "Medians over the rounds. The effect compares throughput round by round."
-                .to_owned(),
-            width: Width::Full,
-            body: Body::Table(outcome.table(&[])).or("nothing was run"),
-        }],
-    };
-    let failed =
-        all.iter().filter(|(_, outcome)| outcome.has_failures()).map(|(file, outcome)| Note {
-            weight: Weight::Warning,
-            text: format!("{}: some runs have failed ({})", outcome.experiment, file.printable()),
-        });
-    Report {
+    let mut report = Report {
         title: "Lab".to_owned(),
         subtitle: plural(all.len(), "experiment"),
-        figures: Vec::new(),
-        notes: failed.collect(),
         sections: std::iter::once(table).chain(all.iter().enumerate().map(section)).collect(),
         csv_table: "overview".to_owned(),
+        ..Report::default()
+    };
+    for (file, outcome) in all.iter().filter(|(_, outcome)| outcome.has_failures()) {
+        let text = format!("{}: some runs have failed ({})", outcome.experiment, file.printable());
+        report.note(Weight::Warning, text);
     }
+    report
 }

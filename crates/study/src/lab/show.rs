@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use paceline_analysis::report::chart::{Bar, Bars, PageColor};
-use paceline_analysis::report::{Body, Note, Panel, Report, Section, Weight, Width};
+use paceline_analysis::report::chart::{Bar, PageColor};
+use paceline_analysis::report::{Body, Panel, Report, Section, Weight, Width};
 use paceline_failure::Result;
 use paceline_failure::outputs::{write_charts, write_json, write_report};
 use paceline_files::Printable;
@@ -69,19 +69,14 @@ pub fn publish_alone(title: &str, subtitle: String, of: Beside, folder: &Path) -
     let (disk, name) = (Disk::default(), of.id);
     say(&subtitle);
     say_beside(&of);
-    let report = Report {
+    let mut report = Report {
         title: title.to_owned(),
         subtitle,
-        figures: Vec::new(),
-        notes: of.lines.iter().cloned().map(note).collect(),
-        sections: vec![Section {
-            id: "found".to_owned(),
-            title: title.to_owned(),
-            lead: String::new(),
-            panels: vec![panel_of(&of)],
-        }],
+        sections: vec![Section::new("found", title, "", vec![panel_of(&of)])],
         csv_table: of.id.to_owned(),
+        ..Report::default()
     };
+    of.lines.iter().for_each(|line| report.note(Weight::Note, line));
     write_report(&disk, folder, name, &report)?;
     let charts: Vec<_> = of.chart.into_iter().collect();
     write_charts(&disk, folder, &charts)?;
@@ -95,18 +90,7 @@ fn say_beside(of: &Beside) {
 }
 
 fn panel_of(of: &Beside) -> Panel {
-    Panel {
-        id: of.id.to_owned(),
-        title: of.title.to_owned(),
-        unit: String::new(),
-        definition: of.definition.clone(),
-        width: Width::Full,
-        body: Body::Table(of.table.clone()),
-    }
-}
-
-fn note(text: String) -> Note {
-    Note { weight: Weight::Note, text }
+    Panel::new(of.id, of.title, "", &of.definition, Body::Table(of.table.clone()))
 }
 
 /// What follows from the rows, a line for each scene.
@@ -201,63 +185,31 @@ fn chart(experiment: &Experiment, outcome: &Outcome) -> Option<Box<dyn Picture>>
 
 /// The page.
 fn report(experiment: &Experiment, outcome: &Outcome, beside: &[Beside]) -> Report {
-    let panel = |id: &str, title: &str, unit: &str, definition: &str, width, body| Panel {
-        id: id.to_owned(),
-        title: title.to_owned(),
-        unit: unit.to_owned(),
-        definition: definition.to_owned(),
-        width,
-        body,
-    };
     let bars = |(at, rows): (usize, &[Row])| {
         let bar = |(place, row): (usize, &Row)| Bar {
             label: row.variant.clone(),
             value: row.figures.get(FIGURE).map(|of| of.median),
             color: PageColor::Series(place),
         };
-        let bars = rows.iter().filter(|row| row.is_timed).enumerate().map(bar).collect();
+        let bars = rows.iter().filter(|row| row.is_timed).enumerate().map(bar);
         let title = if rows[0].scene.is_empty() { "Throughput" } else { &rows[0].scene };
-        panel(
-            &format!("scene_{at}"),
-            title,
-            "samples/s",
-            "Samples of the measured steps of all ranks, divided by the time of these steps with the wait for their data; \
-             medians over the rounds.",
-            Width::Half,
-            Body::Bars(Bars { unit: "samples/s".to_owned(), whole: None, bars })
-                .or("no run has finished"),
-        )
+        let definition = "Samples of the measured steps of all ranks, divided by the time of these steps with the wait for \
+            their data; medians over the rounds.";
+        let body = Body::bars("samples/s", bars).or("no run has finished");
+        Panel::new(&format!("scene_{at}"), title, "samples/s", definition, body).wide(Width::Half)
     };
     let mut panels: Vec<Panel> = outcome.scenes().enumerate().map(bars).collect();
     let table = outcome.table(experiment.figures);
-    panels.push(panel(
-        "variants",
-        "All variants",
-        "",
-        "Medians over the rounds. The effect compares throughput round by round.",
-        Width::Full,
-        Body::Table(table).or("nothing was run"),
-    ));
-    let mut sections = vec![Section {
-        id: "runs".to_owned(),
-        title: "Runs".to_owned(),
-        lead: experiment.question.to_owned(),
-        panels,
-    }];
+    let definition = "Medians over the rounds. The effect compares throughput round by round.";
+    let body = Body::Table(table).or("nothing was run");
+    panels.push(Panel::new("variants", "All variants", "", definition, body));
+    let mut sections = vec![Section::new("runs", "Runs", experiment.question, panels)];
     if !beside.is_empty() {
-        sections.push(Section {
-            id: "beside".to_owned(),
-            title: "Beside the runs".to_owned(),
-            lead: "What was measured or computed beside them.".to_owned(),
-            panels: beside.iter().map(panel_of).collect(),
-        });
+        let panels = beside.iter().map(panel_of).collect();
+        let lead = "What was measured or computed beside them.";
+        sections.push(Section::new("beside", "Beside the runs", lead, panels));
     }
-    let lines = verdicts(outcome).into_iter().chain(beside.iter().flat_map(|of| of.lines.clone()));
-    let failed = outcome.rows.iter().filter_map(|row| {
-        let text = format!("failed: {} {}: {}", row.scene, row.variant, row.failure.as_ref()?);
-        Some(Note { weight: Weight::Warning, text })
-    });
-    Report {
+    let mut report = Report {
         title: format!("Lab: {}", experiment.name),
         subtitle: format!(
             "{}, {}; {}; {}",
@@ -266,9 +218,17 @@ fn report(experiment: &Experiment, outcome: &Outcome, beside: &[Beside]) -> Repo
             plural(outcome.rounds, "round"),
             outcome.command
         ),
-        figures: Vec::new(),
-        notes: lines.map(note).chain(failed).collect(),
         sections,
         csv_table: "variants".to_owned(),
+        ..Report::default()
+    };
+    let lines = verdicts(outcome).into_iter().chain(beside.iter().flat_map(|of| of.lines.clone()));
+    lines.for_each(|line| report.note(Weight::Note, line));
+    for row in &outcome.rows {
+        if let Some(failure) = &row.failure {
+            let text = format!("failed: {} {}: {failure}", row.scene, row.variant);
+            report.note(Weight::Warning, text);
+        }
     }
+    report
 }

@@ -73,29 +73,42 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// Its name in files, and a few words for people.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Loader => ("loader", "The loop waits for the data loader"),
+            Self::Allocation => ("allocation", "Memory is allocated in the loop"),
+            Self::Synchronizations => {
+                ("synchronizations", "The host waits for the device in the loop")
+            }
+            Self::Copies => (
+                "copies",
+                "Batches are copied from pageable memory, or the host waits for the copies",
+            ),
+            Self::Zeroing => ("zeroing", "Gradients are set to zero by kernels"),
+            Self::Optimizer => ("optimizer", "The optimizer is not fused"),
+            Self::Layout => ("layout", "Images are converted between NCHW and NHWC"),
+            Self::TensorCores => ("tensor_cores", "Products of f32 run without tensor cores"),
+            Self::Elementwise => ("elementwise", "Element-wise operations are not fused"),
+            Self::NoSync => ("no_sync", "Gradients are exchanged after every micro-batch"),
+            Self::Gathers => ("gathers", "The device waits for gathered parameters"),
+            Self::SmallCollectives => ("small_collectives", "Many small collectives"),
+            Self::FirstBucket => ("first_bucket", "The first bucket is sent late"),
+            Self::Exposed => ("exposed", "Communication is exposed"),
+            Self::HostBound => ("host_bound", "The device waits for launches"),
+            Self::Straggler => ("straggler", "One rank makes the others wait"),
+            Self::Pipeline => ("pipeline", "The stages of the pipeline are unequal"),
+        }
+    }
+
     /// A few words for people.
     pub fn title(self) -> &'static str {
-        match self {
-            Self::Loader => "The loop waits for the data loader",
-            Self::Allocation => "Memory is allocated in the loop",
-            Self::Synchronizations => "The host waits for the device in the loop",
-            Self::Copies => {
-                "Batches are copied from pageable memory, or the host waits for the copies"
-            }
-            Self::Zeroing => "Gradients are set to zero by kernels",
-            Self::Optimizer => "The optimizer is not fused",
-            Self::Layout => "Images are converted between NCHW and NHWC",
-            Self::TensorCores => "Products of f32 run without tensor cores",
-            Self::Elementwise => "Element-wise operations are not fused",
-            Self::NoSync => "Gradients are exchanged after every micro-batch",
-            Self::Gathers => "The device waits for gathered parameters",
-            Self::SmallCollectives => "Many small collectives",
-            Self::FirstBucket => "The first bucket is sent late",
-            Self::Exposed => "Communication is exposed",
-            Self::HostBound => "The device waits for launches",
-            Self::Straggler => "One rank makes the others wait",
-            Self::Pipeline => "The stages of the pipeline are unequal",
-        }
+        self.names().1
+    }
+
+    /// Its name in files.
+    pub fn key(self) -> &'static str {
+        self.names().0
     }
 
     /// Whether the trace determines what its removal gains. What other code would take is not in the trace.
@@ -109,29 +122,6 @@ impl Cause {
                 | Self::HostBound
         );
         !runs_other_code
-    }
-
-    /// Its name in files.
-    pub fn key(self) -> &'static str {
-        match self {
-            Self::Loader => "loader",
-            Self::Allocation => "allocation",
-            Self::Synchronizations => "synchronizations",
-            Self::Copies => "copies",
-            Self::Zeroing => "zeroing",
-            Self::Optimizer => "optimizer",
-            Self::Layout => "layout",
-            Self::TensorCores => "tensor_cores",
-            Self::Elementwise => "elementwise",
-            Self::NoSync => "no_sync",
-            Self::Gathers => "gathers",
-            Self::SmallCollectives => "small_collectives",
-            Self::FirstBucket => "first_bucket",
-            Self::Exposed => "exposed",
-            Self::HostBound => "host_bound",
-            Self::Straggler => "straggler",
-            Self::Pipeline => "pipeline",
-        }
     }
 }
 

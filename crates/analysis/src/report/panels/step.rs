@@ -24,7 +24,7 @@ pub(super) fn section(analysis: &Analysis) -> Section {
     let lead = "The parts of a step on the thread that runs it.";
     let stacks = with_steps.iter().map(|(rank, anatomy)| {
         let parts = anatomy.mean_ns.iter();
-        let parts = parts.map(|&(part, ns)| Part::new(part.name(), ns / 1e6, color(part)));
+        let parts = parts.map(|&(part, ns)| Part::new(part.name(), ns / 1e6, shown(part).0));
         Stack { label: label(rank), parts: parts.collect() }
     });
     let body = Body::stacked("ms", stacks).or("No trace names its steps (ProfilerStep#N).");
@@ -50,7 +50,8 @@ fn time_line(all: &[(&RankAnalysis, &Anatomy)]) -> Panel {
             kind: name.to_owned(),
             color,
         };
-        let parts = line.parts.iter().map(|(part, time)| segment(part.name(), *time, color(*part)));
+        let parts =
+            line.parts.iter().map(|(part, time)| segment(part.name(), *time, shown(*part).0));
         let sent = line.communication.iter().map(|(kind, time)| {
             segment(&kind.name().replace('_', "-"), *time, PageColor::Communication)
         });
@@ -82,7 +83,7 @@ fn table(all: &[(&RankAnalysis, &Anatomy)]) -> Table {
         .add("step_ms", "length", MS, "From the start to the end of the step.", |of| ms(of.1.step.time.dur_ns));
     for part in parts {
         let key = part.name().replace([' ', '-'], "_") + "_ms";
-        columns = columns.add(key, part.name(), MS, meaning(part), move |(_, step)| {
+        columns = columns.add(key, part.name(), MS, shown(part).1, move |(_, step)| {
             step.parts.iter().find(|of| of.part == part).map(|of| ms(of.time_ns))
         });
     }
@@ -95,39 +96,30 @@ fn table(all: &[(&RankAnalysis, &Anatomy)]) -> Table {
     }))
 }
 
-fn meaning(part: StepPart) -> &'static str {
+/// The color and the meaning of a part.
+fn shown(part: StepPart) -> (PageColor, &'static str) {
     match part {
-        StepPart::DataWait => "The main thread waited for a batch.",
-        StepPart::ToDevice => {
-            "The device waited for the copy of its batch, or the host for that of the next one."
+        StepPart::DataWait => (PageColor::DataWait, "The main thread waited for a batch."),
+        StepPart::ToDevice => (
+            PageColor::Series(5),
+            "The device waited for the copy of its batch, or the host for that of the next one.",
+        ),
+        StepPart::Forward => (PageColor::Forward, "The forward pass and the loss."),
+        StepPart::Backward => {
+            (PageColor::Backward, "The backward pass, without the other spans within it.")
         }
-        StepPart::Forward => "The forward pass and the loss.",
-        StepPart::Backward => "The backward pass, without the other spans within it.",
-        StepPart::GradSync => "Gradients were made equal on all ranks.",
-        StepPart::Exposed => {
+        StepPart::GradSync => (PageColor::Sync, "Gradients were made equal on all ranks."),
+        StepPart::Exposed => (
+            PageColor::Communication,
             "The thread was blocked on communication, where the program says so, or at the end of \
-            PyTorch's backward pass."
+            PyTorch's backward pass.",
+        ),
+        StepPart::ReduceScatter => {
+            (PageColor::Series(3), "Gradients were reduced to the ranks that own them.")
         }
-        StepPart::ReduceScatter => "Gradients were reduced to the ranks that own them.",
-        StepPart::OptimizerStep => "The update of the parameters.",
-        StepPart::ParamBroadcast => "Owners sent out updated parameters.",
-        StepPart::Gather => "Parts of parameters were collected.",
-        StepPart::Rest => "No span accounts for it.",
-    }
-}
-
-fn color(part: StepPart) -> PageColor {
-    match part {
-        StepPart::DataWait => PageColor::DataWait,
-        StepPart::ToDevice => PageColor::Series(5),
-        StepPart::Forward => PageColor::Forward,
-        StepPart::Backward => PageColor::Backward,
-        StepPart::GradSync => PageColor::Sync,
-        StepPart::Exposed => PageColor::Communication,
-        StepPart::ReduceScatter => PageColor::Series(3),
-        StepPart::OptimizerStep => PageColor::Optimizer,
-        StepPart::ParamBroadcast => PageColor::Series(7),
-        StepPart::Gather => PageColor::Series(6),
-        StepPart::Rest => PageColor::Idle,
+        StepPart::OptimizerStep => (PageColor::Optimizer, "The update of the parameters."),
+        StepPart::ParamBroadcast => (PageColor::Series(7), "Owners sent out updated parameters."),
+        StepPart::Gather => (PageColor::Series(6), "Parts of parameters were collected."),
+        StepPart::Rest => (PageColor::Idle, "No span accounts for it."),
     }
 }
