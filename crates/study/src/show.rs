@@ -290,12 +290,13 @@ impl Report {
 
 /// The rule for when cases differ, and what follows for their places, in words.
 fn rule(rounds: usize) -> String {
-    match rounds < rank::MIN_ROUNDS {
-        true => rank::rule(rounds),
-        false => format!(
+    if rounds < rank::MIN_ROUNDS {
+        rank::rule(rounds)
+    } else {
+        format!(
             "{} A place is one after as many cases as are better by that rule.",
             rank::rule(rounds)
-        ),
+        )
     }
 }
 

@@ -83,9 +83,10 @@ pub fn with(spec: &Spec, key: &str, alternative: &str) -> Result<Spec> {
     if alternative == LEFT_OUT {
         return Ok(spec.without(&[key]));
     }
-    let values = match flags::takes_list(key) {
-        true => alternative.split_whitespace().collect(),
-        false => vec![alternative],
+    let values = if flags::takes_list(key) {
+        alternative.split_whitespace().collect()
+    } else {
+        vec![alternative]
     };
     let spec = spec.with_values(key, values);
     let refused = |e: Failure| Failure::Usage(format!("{key}={}: {e}", printable(alternative)));

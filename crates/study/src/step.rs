@@ -46,9 +46,10 @@ impl StepTimes {
 
     /// How much longer the step is than that of `base`, in words.
     pub fn against(&self, base: &Self) -> String {
-        match self.step.differs_from(&base.step) {
-            true => format!("{:+.1} %", 100.0 * (self.step.median / base.step.median - 1.0)),
-            false => "within noise".to_owned(),
+        if self.step.differs_from(&base.step) {
+            format!("{:+.1} %", 100.0 * (self.step.median / base.step.median - 1.0))
+        } else {
+            "within noise".to_owned()
         }
     }
 

@@ -179,9 +179,10 @@ impl Grid<'_> {
             used += own + GAP;
         }
         let part = |columns: &Vec<usize>| {
-            let head: Vec<String> = match self.head.is_empty() {
-                true => Vec::new(),
-                false => columns.iter().map(|at| self.name(*at)).collect(),
+            let head: Vec<String> = if self.head.is_empty() {
+                Vec::new()
+            } else {
+                columns.iter().map(|at| self.name(*at)).collect()
             };
             let row = |row: &Vec<String>| -> Vec<String> {
                 columns.iter().map(|at| Self::cell(row, *at)).collect()

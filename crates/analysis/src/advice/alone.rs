@@ -212,9 +212,10 @@ fn check_replicas(timeline: &Timeline) -> Result<(), String> {
             return Err(not_replicas(kind.name()));
         }
     }
-    match timeline.names.iter().any(|name| name == "param broadcast") {
-        true => Err(not_replicas("broadcasts of updated parameters")),
-        false => Ok(()),
+    if timeline.names.iter().any(|name| name == "param broadcast") {
+        Err(not_replicas("broadcasts of updated parameters"))
+    } else {
+        Ok(())
     }
 }
 
@@ -241,9 +242,10 @@ fn pytorch_gradients(timelines: &[Timeline]) -> Gradients {
         let first_of_most = |best: Vec<u64>, step: &Step| {
             let pass = passes.get(&step.number);
             let of_step = pass.map_or(&[][..], |pass| finals(&sorted, pass));
-            match of_step.len() > best.len() {
-                true => of_step.iter().map(|of| of.num_elems).collect(),
-                false => best,
+            if of_step.len() > best.len() {
+                of_step.iter().map(|of| of.num_elems).collect()
+            } else {
+                best
             }
         };
         steps::of(timeline).iter().fold(Vec::new(), first_of_most)
@@ -276,9 +278,10 @@ fn paceline_gradients(timelines: &[Timeline]) -> Gradients {
 }
 
 fn check_same<T: PartialEq>(of_ranks: &[T]) -> Result<(), String> {
-    match of_ranks.windows(2).all(|pair| pair[0] == pair[1]) {
-        true => Ok(()),
-        false => Err("the ranks have different gradients; trace replicas of one model".to_owned()),
+    if of_ranks.windows(2).all(|pair| pair[0] == pair[1]) {
+        Ok(())
+    } else {
+        Err("the ranks have different gradients; trace replicas of one model".to_owned())
     }
 }
 

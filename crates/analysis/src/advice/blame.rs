@@ -109,10 +109,7 @@ impl CriticalPath {
         );
         let exposed_ns = self.exposed_ns();
         let is_transfer = self.transfers.first().map(|most| {
-            let change = match most.is_small {
-                true => "a lower latency, or fewer operations, as without synchronized batch norm",
-                false => "a faster network, or fewer bytes",
-            };
+            let change = if most.is_small { "a lower latency, or fewer operations, as without synchronized batch norm" } else { "a faster network, or fewer bytes" };
             format!(
                 "{share} the critical path is transfer, most of it in {} ({:.1} per step): {transfer_ms:.2} ms per step, \
                  {:.2} of them with nothing computed beside. If data moved in half the time ({change}), the steps would \

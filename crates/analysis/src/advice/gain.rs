@@ -88,10 +88,11 @@ pub fn best<T>(
     least_ms: f64,
 ) -> Option<T> {
     let holding = changes.into_iter().filter(|change| gain(change).holds(least_ms));
-    holding.reduce(|best, change| match gain(&change).low_ms > gain(&best).low_ms + least_ms {
-        true => change,
-        false => best,
-    })
+    holding.reduce(
+        |best, change| {
+            if gain(&change).low_ms > gain(&best).low_ms + least_ms { change } else { best }
+        },
+    )
 }
 
 #[cfg(test)]

@@ -205,9 +205,10 @@ impl Remedy {
     /// What the step would gain, and what else the change does, in sentences.
     fn words(&self, means: &Means) -> Vec<String> {
         let less = self.gain.words("less");
-        let mut gain = match self.removes_ms < 0.0 {
-            true => format!("With {} the step would take {less}", self.change),
-            false => format!("The step would take {less}"),
+        let mut gain = if self.removes_ms < 0.0 {
+            format!("With {} the step would take {less}", self.change)
+        } else {
+            format!("The step would take {less}")
         };
         if let Some((what, ms)) = self.costs {
             gain += &format!(", the {ms:.2} ms for {what} taken off");

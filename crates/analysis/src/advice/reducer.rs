@@ -264,12 +264,13 @@ fn plan_of(sizes: &[u64], elems: &[u64], elem_bytes: u64) -> Result<Vec<Bucket>,
         }
         plan.push(Bucket { gradients, bytes: of_bucket.saturating_mul(elem_bytes) });
     }
-    match next == sizes.len() && !plan.is_empty() {
-        true => Ok(plan),
-        false => Err(format!(
+    if next == sizes.len() && !plan.is_empty() {
+        Ok(plan)
+    } else {
+        Err(format!(
             "the all-reduces of the backward pass carry {next} of {} gradients; is this DistributedDataParallel?",
             sizes.len()
-        )),
+        ))
     }
 }
 

@@ -222,20 +222,17 @@ impl Recorded<'_> {
                 {
                     open.pop();
                 }
-                match is_frame {
-                    true => {
-                        let Some(&(_, time, name)) = next.next() else { break };
-                        if open.len() == MAX_FRAMES {
-                            continue;
-                        }
-                        let parent = open.last().copied();
-                        open.push(self.frames.len() as u32);
-                        self.frames.push(Frame { name, time, parent });
+                if is_frame {
+                    let Some(&(_, time, name)) = next.next() else { break };
+                    if open.len() == MAX_FRAMES {
+                        continue;
                     }
-                    false => {
-                        let Some(call) = calls.next() else { break };
-                        self.calls[call as usize].frame = open.last().copied();
-                    }
+                    let parent = open.last().copied();
+                    open.push(self.frames.len() as u32);
+                    self.frames.push(Frame { name, time, parent });
+                } else {
+                    let Some(call) = calls.next() else { break };
+                    self.calls[call as usize].frame = open.last().copied();
                 }
             }
         }

@@ -148,11 +148,10 @@ impl Machine {
         let (name, from, is_operator) = self.open.pop().unwrap();
         let name = self.timeline.names.intern(&name);
         let (time, lane) = (Self::range(from, self.now), TrackId(0));
-        match is_operator {
-            true => self.timeline.operators.push(Operator { name, time, lane, collective: None }),
-            false => {
-                self.timeline.annotations.push(Annotation { name, time, lane, is_device: false })
-            }
+        if is_operator {
+            self.timeline.operators.push(Operator { name, time, lane, collective: None })
+        } else {
+            self.timeline.annotations.push(Annotation { name, time, lane, is_device: false })
         }
     }
 
@@ -269,11 +268,12 @@ fn run(mut m: Machine, fault: Fault, slow: impl Fn(u64) -> f64) -> Timeline {
                     60.0,
                 );
             }
-            match is(Cause::TensorCores) {
-                true => m.operator("aten::mm", |m| {
+            if is(Cause::TensorCores) {
+                m.operator("aten::mm", |m| {
                     m.compute("ampere_sgemm_128x64_nn", 200.0 * slow);
-                }),
-                false => m.gemms(1, 200.0 * slow),
+                })
+            } else {
+                m.gemms(1, 200.0 * slow)
             }
             if is(Cause::Elementwise) || cured(Cause::Elementwise) {
                 for _ in 0..if is(Cause::Elementwise) { 5 } else { 1 } {
@@ -313,13 +313,12 @@ fn run(mut m: Machine, fault: Fault, slow: impl Fn(u64) -> f64) -> Timeline {
         }
         m.span("Optimizer.step#AdamW.step", |m| {
             m.join();
-            match is(Cause::Optimizer) {
-                true => (0..200).for_each(|_| {
+            if is(Cause::Optimizer) {
+                (0..200).for_each(|_| {
                     m.compute(ELEMENTWISE, 12.0);
-                }),
-                false => {
-                    m.compute(FUSED, if cured(Cause::Optimizer) { 900.0 } else { 100.0 });
-                }
+                })
+            } else {
+                m.compute(FUSED, if cured(Cause::Optimizer) { 900.0 } else { 100.0 });
             }
         });
         m.span("Optimizer.zero_grad#AdamW.zero_grad", |m| {

@@ -151,9 +151,10 @@ impl<'a> Recorded<'a> {
             order: Vec::new(),
             kinds: timeline.names.iter().map(collective_kind).collect(),
         };
-        match on_device {
-            true => this.add_launches(),
-            false => this.add_operators(),
+        if on_device {
+            this.add_launches()
+        } else {
+            this.add_operators()
         }
         let is_known = this.works.iter().any(|work| work.call.is_some()) || !on_device;
         if this.calls.len() <= this.marks.len() || !is_known {

@@ -211,9 +211,10 @@ fn spans(work: &Work) -> Vec<Nested<Part>> {
     let on_device: BTreeSet<Part> = on_device.filter_map(part).collect();
     let named = timeline.annotations.iter().filter_map(|annotation| {
         let part = part(annotation)?;
-        let counts = match annotation.is_device {
-            true => true,
-            false => Some(annotation.lane) == main && !on_device.contains(&part),
+        let counts = if annotation.is_device {
+            true
+        } else {
+            Some(annotation.lane) == main && !on_device.contains(&part)
         };
         counts.then_some((part, annotation.time))
     });

@@ -289,10 +289,8 @@ fn operator_kinds(timeline: &Timeline) -> (Vec<OperatorKind>, OperatorKind) {
     };
     let has_transfers = occurs(|name| backend_of(name).is_some());
     let has_c10d = occurs(|name| name.starts_with("c10d::"));
-    let if_told = |told: bool| match told {
-        true => OperatorKind::Submission,
-        false => OperatorKind::Communication,
-    };
+    let if_told =
+        |told: bool| if told { OperatorKind::Submission } else { OperatorKind::Communication };
     let noted = if_told(has_transfers || has_c10d);
     let kind = |name: &str| match name {
         name if backend_of(name).is_some() => OperatorKind::Communication,

@@ -236,8 +236,9 @@ fn compression_words(anatomy: &Anatomy, uncompressed: Unprepared) -> String {
         anatomy.means.sync_ms
     );
     let more = Gain { ms: -gain.ms, low_ms: -gain.high_ms, high_ms: -gain.low_ms, ..gain };
-    match more.holds(anatomy.means.negligible_ms()) {
-        true => format!("{head}, and the step would take {}", more.words("more")),
-        false => format!("{head}, and the step would take about as long"),
+    if more.holds(anatomy.means.negligible_ms()) {
+        format!("{head}, and the step would take {}", more.words("more"))
+    } else {
+        format!("{head}, and the step would take about as long")
     }
 }

@@ -55,13 +55,14 @@ pub fn advise(
     };
     let tail = match &chosen {
         Some(Change { words, gain, kept, more }) => {
-            let memory = match *more > 0.0 {
-                true => format!(
+            let memory = if *more > 0.0 {
+                format!(
                     ". A rank would keep up to {:.2} MB of micro-batches in flight, {:.2} MB more",
                     kept / 1e6,
                     more / 1e6
-                ),
-                false => String::new(),
+                )
+            } else {
+                String::new()
             };
             format!("With {words} the step would take {}{memory}", gain.words("less"))
         }
@@ -156,10 +157,8 @@ fn blocks(
     for (stage, range) in begins.zip(ends).map(|(begin, end)| begin..end).enumerate() {
         let of = &flops[range];
         let sum = |part: &dyn Fn(&BlockCost) -> f64| of.iter().map(part).sum::<f64>();
-        let share = |part: f64, whole: f64| match whole > 0.0 {
-            true => part / whole,
-            false => 1.0 / of.len() as f64,
-        };
+        let share =
+            |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 1.0 / of.len() as f64 };
         let usual = |kind| facts.usual.of(stage, kind);
         let (forwards, inputs, weights) = (sum(&|of| of.forward), sum(&input), sum(&weight));
         // Where both halves ran at once, their arithmetic tells them apart.

@@ -195,9 +195,12 @@ fn card_line(facts: &Facts) -> Option<String> {
     let used = value(facts, "card_used_bytes").map(|of| format!("{:.1} MB used", of / 1e6));
     let known: Vec<String> = busy.map(|of| format!("busy {of}")).into_iter().chain(used).collect();
     let missing = facts.cards().find_map(|card| card.missing.as_deref());
-    let missing = missing.map(|reason| match known.is_empty() {
-        true => format!("how busy it is and its memory are not known: {reason}"),
-        false => format!("the rest is not known: {reason}"),
+    let missing = missing.map(|reason| {
+        if known.is_empty() {
+            format!("how busy it is and its memory are not known: {reason}")
+        } else {
+            format!("the rest is not known: {reason}")
+        }
     });
     let parts: Vec<String> = known.into_iter().chain(missing).collect();
     (!parts.is_empty()).then(|| format!("Card: {}", parts.join(", ")))

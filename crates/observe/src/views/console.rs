@@ -285,13 +285,11 @@ impl Listener for Console<'_> {
                 ));
             }
             Event::EpochEnded { epoch, sums, has_classes, cut_after, took } => {
-                let accuracy = match has_classes {
-                    true => {
-                        let shown =
-                            printed("train_accuracy_pct").with_unit(100.0 * sums.accuracy());
-                        format!(", accuracy {shown}")
-                    }
-                    false => String::new(),
+                let accuracy = if *has_classes {
+                    let shown = printed("train_accuracy_pct").with_unit(100.0 * sums.accuracy());
+                    format!(", accuracy {shown}")
+                } else {
+                    String::new()
                 };
                 let batches = match self.config.log_every {
                     Some(_) => format!("; {}", self.epoch.counted()),

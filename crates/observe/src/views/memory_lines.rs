@@ -30,11 +30,10 @@ pub(crate) fn memory_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
     ];
     // Of a stage of a pipeline, nothing is predicted yet.
     if !predicted.is_empty() {
-        let which = match is_at_least {
-            false => "",
-            true => {
-                " (activations are predicted as a lower bound, because a layer of this model cannot be rehearsed)"
-            }
+        let which = if is_at_least {
+            " (activations are predicted as a lower bound, because a layer of this model cannot be rehearsed)"
+        } else {
+            ""
         };
         lines.push(format!("Memory of a step, the most at once by category, MB{which}:"));
         lines.push(prediction_table(&ranks, &predicted, width));

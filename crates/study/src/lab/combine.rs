@@ -32,9 +32,10 @@ const MANY_RUNS: usize = 1000;
 fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     let grid = grid(args)?;
     // Before all variants are checked, which takes a moment for each.
-    let num_variants = match args.one_at_a_time {
-        false => plan::count(&grid)?,
-        true => 1 + grid.iter().map(|of| of.alternatives.len() - 1).sum::<usize>(),
+    let num_variants = if args.one_at_a_time {
+        1 + grid.iter().map(|of| of.alternatives.len() - 1).sum::<usize>()
+    } else {
+        plan::count(&grid)?
     };
     let num_runs = num_variants.saturating_mul(args.rounds);
     if num_runs > MANY_RUNS && !args.yes {
@@ -45,24 +46,21 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
         ));
     }
     let base = runs(args, &[("steps", "20"), ("warmup-steps", "3")]);
-    let cases: Vec<(String, Spec)> = match args.one_at_a_time {
-        false => {
-            let (cases, _) = plan::cases(&base, &grid)?;
-            cases.into_iter().map(|case| (case.name, case.spec)).collect()
-        }
-        true => {
-            plan::check(&base, &grid)?;
-            let first = |spec: Spec, of: &Vary| of.set(&spec, &of.alternatives[0]);
-            let base = grid.iter().try_fold(base, first)?;
-            let mut cases = vec![("base".to_owned(), base.clone())];
-            for of in &grid {
-                for value in &of.alternatives[1..] {
-                    let spec = of.set(&base, value)?;
-                    cases.push((format!("{}={value}", of.key), spec));
-                }
+    let cases: Vec<(String, Spec)> = if args.one_at_a_time {
+        plan::check(&base, &grid)?;
+        let first = |spec: Spec, of: &Vary| of.set(&spec, &of.alternatives[0]);
+        let base = grid.iter().try_fold(base, first)?;
+        let mut cases = vec![("base".to_owned(), base.clone())];
+        for of in &grid {
+            for value in &of.alternatives[1..] {
+                let spec = of.set(&base, value)?;
+                cases.push((format!("{}={value}", of.key), spec));
             }
-            cases
         }
+        cases
+    } else {
+        let (cases, _) = plan::cases(&base, &grid)?;
+        cases.into_iter().map(|case| (case.name, case.spec)).collect()
     };
     let scene =
         cases.into_iter().fold(Scene::new(""), |scene, (name, spec)| scene.with(name, spec));
@@ -95,10 +93,8 @@ fn beside(made: &Made) -> Result<Vec<Beside>> {
 /// All variants, the fastest first.
 fn ranking(made: &Made) -> Beside {
     let mut rows: Vec<&Row> = made.outcome.rows.iter().collect();
-    let ratio = |row: &Row| match row.is_base {
-        true => 1.0,
-        false => row.effect.map_or(0.0, |effect| effect.ratio),
-    };
+    let ratio =
+        |row: &Row| if row.is_base { 1.0 } else { row.effect.map_or(0.0, |effect| effect.ratio) };
     rows.sort_by(|a, b| ratio(b).total_cmp(&ratio(a)));
     let places: Vec<(usize, &Row)> = rows.into_iter().enumerate().collect();
     let best = places.first().map(|(_, row)| format!("Fastest: {}", row.variant));

@@ -138,11 +138,10 @@ fn beside(made: &Made) -> Result<Vec<Beside>> {
         .table(&rows);
     let bits = made.outcome.scenes().find(|scene| scene[0].scene == BITS);
     let has_bits = bits.is_some_and(|scene| scene.iter().all(|row| row.has_bits_of_base));
-    let line = match has_bits {
-        true => {
-            "With --accumulation-order tree, 4 ranks, 2 ranks with 2 batches and 1 rank with 4 end with the same bits."
-        }
-        false => "The runs of the tree ended with other bits: that should not be.",
+    let line = if has_bits {
+        "With --accumulation-order tree, 4 ranks, 2 ranks with 2 batches and 1 rank with 4 end with the same bits."
+    } else {
+        "The runs of the tree ended with other bits: that should not be."
     };
     Ok(vec![Beside {
         id: "no_sync",

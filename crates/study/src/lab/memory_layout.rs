@@ -58,17 +58,15 @@ const IMAGES: [([usize; 2], [usize; 2]); 7] = [
 
 fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     let common = runs(args, &[("nproc", "1"), ("steps", "20"), ("warmup-steps", "3")]);
-    let networks: Vec<(String, Spec)> = match has_own_network(args) {
-        true => vec![(String::new(), common.clone())],
-        false => {
-            let with = |flags: &[(&str, &str)]| {
-                flags.iter().fold(common.clone(), |spec, (key, value)| match spec.has(key) {
-                    true => spec,
-                    false => spec.with_values(key, value.split_whitespace()),
-                })
-            };
-            NETWORKS.iter().map(|(name, flags)| ((*name).to_owned(), with(flags))).collect()
-        }
+    let networks: Vec<(String, Spec)> = if has_own_network(args) {
+        vec![(String::new(), common.clone())]
+    } else {
+        let with = |flags: &[(&str, &str)]| {
+            flags.iter().fold(common.clone(), |spec, (key, value)| {
+                if spec.has(key) { spec } else { spec.with_values(key, value.split_whitespace()) }
+            })
+        };
+        NETWORKS.iter().map(|(name, flags)| ((*name).to_owned(), with(flags))).collect()
     };
     let scene = |(name, base): (String, Spec)| {
         let add = |scene: Scene, layout: ImageLayout| {

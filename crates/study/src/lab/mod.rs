@@ -159,8 +159,7 @@ fn names() -> String {
 
 /// The specification that the runs of an experiment share: the user's flags over these defaults.
 fn runs(args: &LabArgs, defaults: &[(&str, &str)]) -> Spec {
-    defaults.iter().fold(args.train.0.clone(), |spec, (key, value)| match spec.has(key) {
-        true => spec,
-        false => spec.with_values(key, value.split_whitespace()),
+    defaults.iter().fold(args.train.0.clone(), |spec, (key, value)| {
+        if spec.has(key) { spec } else { spec.with_values(key, value.split_whitespace()) }
     })
 }

@@ -204,16 +204,17 @@ fn head(name: &str) -> Head {
         return Head { key: name.to_owned().into(), ..figure.head() };
     }
     let definition = "The part of the step, with the wait for its data, in which a rank computes.";
-    match name == BUSY.0 {
-        true => Head::new(BUSY.0, BUSY.1, ("%", 1), definition),
-        false => Head {
+    if name == BUSY.0 {
+        Head::new(BUSY.0, BUSY.1, ("%", 1), definition)
+    } else {
+        Head {
             key: name.to_owned().into(),
             label: name.trim_end_matches("_mb").replace('_', " ").into(),
             unit: "MB".into(),
             decimals: 2,
             definition: "The most bytes of this category in tensors of a rank, in MB of 1e6 bytes."
                 .into(),
-        },
+        }
     }
 }
 

@@ -72,16 +72,13 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
             2 * MICRO_BATCHES
         ));
     }
-    let models: Vec<(String, Spec)> = match common.has("model") {
-        true => vec![(String::new(), common.clone())],
-        false => {
-            let with = |flags: &[(&str, &str)]| {
-                flags
-                    .iter()
-                    .fold(common.clone(), |spec, (key, value)| spec.with_default(key, value))
-            };
-            MODELS.iter().map(|(name, flags)| ((*name).to_owned(), with(flags))).collect()
-        }
+    let models: Vec<(String, Spec)> = if common.has("model") {
+        vec![(String::new(), common.clone())]
+    } else {
+        let with = |flags: &[(&str, &str)]| {
+            flags.iter().fold(common.clone(), |spec, (key, value)| spec.with_default(key, value))
+        };
+        MODELS.iter().map(|(name, flags)| ((*name).to_owned(), with(flags))).collect()
     };
     let mut scenes = Vec::new();
     for (model, base) in models {
@@ -210,9 +207,10 @@ fn winner(scene: &str, found: &[Row], predicted: &[Predicted]) -> Option<String>
     let of_scene = predicted.iter().filter(|row| row.scene == scene);
     let least = of_scene.min_by(|a, b| a.predicted_ms.total_cmp(&b.predicted_ms))?;
     let expected = if least.predicted_ms < base { least.way } else { ONE };
-    let verdict = match best.variant == expected {
-        true => "as predicted".to_owned(),
-        false => format!("predicted was {expected}"),
+    let verdict = if best.variant == expected {
+        "as predicted".to_owned()
+    } else {
+        format!("predicted was {expected}")
     };
     Some(format!("{scene}: {} is fastest, {verdict}", best.variant))
 }

@@ -53,16 +53,13 @@ const MODELS: [(&str, &[(&str, &str)]); 2] = [
 
 fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     let common = runs(args, &[("nproc", "1"), ("steps", "25"), ("warmup-steps", "3")]);
-    let models: Vec<(String, Spec)> = match common.has("model") || common.has("recipe") {
-        true => vec![(String::new(), common.clone())],
-        false => {
-            let with = |flags: &[(&str, &str)]| {
-                flags
-                    .iter()
-                    .fold(common.clone(), |spec, (key, value)| spec.with_default(key, value))
-            };
-            MODELS.iter().map(|(name, flags)| ((*name).to_owned(), with(flags))).collect()
-        }
+    let models: Vec<(String, Spec)> = if common.has("model") || common.has("recipe") {
+        vec![(String::new(), common.clone())]
+    } else {
+        let with = |flags: &[(&str, &str)]| {
+            flags.iter().fold(common.clone(), |spec, (key, value)| spec.with_default(key, value))
+        };
+        MODELS.iter().map(|(name, flags)| ((*name).to_owned(), with(flags))).collect()
     };
     let scene = |(name, base): (String, Spec)| {
         let of = |precision: &str, fuse: bool| base.with("precision", precision).with("fuse", fuse);

@@ -29,9 +29,10 @@ impl RowLabels {
     pub(super) fn new<'a>(names: impl Iterator<Item = &'a str>, width: i32) -> Self {
         let widest = names.map(|name| width_of(name, SIZE)).fold(0.0, f64::max) + 10.0;
         let most = f64::from(width) * 0.4;
-        match widest > most && width <= THIRD {
-            true => RowLabels::Above(f64::from(width)),
-            false => RowLabels::Left(widest.min(most)),
+        if widest > most && width <= THIRD {
+            RowLabels::Above(f64::from(width))
+        } else {
+            RowLabels::Left(widest.min(most))
         }
     }
 

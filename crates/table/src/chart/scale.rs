@@ -61,10 +61,7 @@ pub(super) fn like(values: impl Iterator<Item = f64> + Clone) -> impl Fn(f64) ->
     let largest = values.map(f64::abs).filter(|value| value.is_finite()).fold(0.0, f64::max);
     let decimals = if is_whole { 0 } else { decimals_for(largest) };
     let is_tiny = largest < 0.01 && !is_whole;
-    move |value| match is_tiny {
-        true => format!("{value:.2e}"),
-        false => grouped(value, decimals),
-    }
+    move |value| if is_tiny { format!("{value:.2e}") } else { grouped(value, decimals) }
 }
 
 #[cfg(test)]

@@ -68,13 +68,12 @@ impl Stacked {
         let per_unit = if longest > 0.0 { (right - left) / longest } else { 0.0 };
         let number = like(self.stacks.iter().flat_map(|s| &s.parts).map(|part| part.value));
         let x = |value: f64| left + value * per_unit;
-        let below: Vec<Vec<Vec<(&Part, String)>>> = match width <= THIRD {
-            true => {
-                let hidden = |stack| outside(stack, per_unit, &number);
-                let lines = |stack| lines(hidden(stack), f64::from(width) - left);
-                self.stacks.iter().map(lines).collect()
-            }
-            false => self.stacks.iter().map(|_| Vec::new()).collect(),
+        let below: Vec<Vec<Vec<(&Part, String)>>> = if width <= THIRD {
+            let hidden = |stack| outside(stack, per_unit, &number);
+            let lines = |stack| lines(hidden(stack), f64::from(width) - left);
+            self.stacks.iter().map(lines).collect()
+        } else {
+            self.stacks.iter().map(|_| Vec::new()).collect()
         };
         let num_lines: usize = below.iter().map(Vec::len).sum();
         let bottom =

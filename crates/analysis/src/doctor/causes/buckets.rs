@@ -67,9 +67,10 @@ pub(in super::super) fn advise(
         *what.entry(it.text(work.name).to_owned()).or_default() += work.time.dur_ns;
     }
     let at = exchange.iter().max_by_key(|work| work.time.dur_ns).map(|work| work.time);
-    let (cause, at_least) = match (count as f64) < now {
-        true => (Cause::SmallCollectives, 1.0),
-        false => (Cause::FirstBucket, HIDDEN_AT_LEAST),
+    let (cause, at_least) = if (count as f64) < now {
+        (Cause::SmallCollectives, 1.0)
+    } else {
+        (Cause::FirstBucket, HIDDEN_AT_LEAST)
     };
     let gain = Gain { low_ms: at_least * gain.low_ms, ..gain };
     Some(Advice {

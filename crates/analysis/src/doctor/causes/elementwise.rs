@@ -15,10 +15,7 @@ use std::collections::BTreeMap;
 const CHAIN: usize = 3;
 
 pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
-    match of.on_device {
-        true => kernels(of, base),
-        false => operators(of, base),
-    }
+    if of.on_device { kernels(of, base) } else { operators(of, base) }
 }
 
 /// Chains of operators on the threads of a processor.

@@ -53,14 +53,10 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         |work: &&super::super::recorded::Work| work.class == Class::Communication;
     let all = of.works.iter().filter(is_communication).map(|work| span(work.time));
     let all = IntervalSet::union(all);
-    let computation: Vec<Span> = match of.on_device {
-        true => of
-            .works
-            .iter()
-            .filter(|work| !is_communication(work))
-            .map(|work| span(work.time))
-            .collect(),
-        false => of.calls.iter().map(|call| span(call.time)).collect(),
+    let computation: Vec<Span> = if of.on_device {
+        of.works.iter().filter(|work| !is_communication(work)).map(|work| span(work.time)).collect()
+    } else {
+        of.calls.iter().map(|call| span(call.time)).collect()
     };
     let exposed_ns = all.difference(&IntervalSet::union(computation)).len_ns();
     let (kind, _) = kinds.into_iter().max_by_key(|(_, ns)| *ns)?;

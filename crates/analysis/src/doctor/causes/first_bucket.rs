@@ -28,12 +28,13 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             works.partition(|at| of.works[*at].class == Class::Communication);
         let exchange: Vec<usize> = exchange.into_iter().filter(is_exchange).collect();
         let time = |at: &usize| of.works[*at].time;
-        let (begin_ns, end_ns) = match of.on_device {
-            true => (
+        let (begin_ns, end_ns) = if of.on_device {
+            (
                 rest.iter().map(|at| time(at).start_ns).min(),
                 rest.iter().map(|at| time(at).end_ns()).max(),
-            ),
-            false => (Some(pass.time.start_ns), Some(pass.time.end_ns())),
+            )
+        } else {
+            (Some(pass.time.start_ns), Some(pass.time.end_ns()))
         };
         let first_ns = exchange.iter().map(|at| time(at).start_ns).min();
         let (Some(begin_ns), Some(end_ns), Some(first_ns)) = (begin_ns, end_ns, first_ns) else {

@@ -14,10 +14,7 @@ use super::{Found, Tally, scaled, unprepared};
 use crate::timeline::TimeRange;
 
 pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
-    match of.on_device {
-        true => launches(of, base),
-        false => overhead(of, base),
-    }
+    if of.on_device { launches(of, base) } else { overhead(of, base) }
 }
 
 /// An operator that takes no longer is mostly overhead.
@@ -98,12 +95,11 @@ fn launches(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut launches = of.calls_of(CallKind::Launch).map(|(_, call)| of.text(call.name));
     let has_graphs =
         launches.any(|name| ["cuda", "cu", "hip"].iter().any(|of| name.starts_with(of)));
-    let change = match has_graphs {
-        true => {
-            "model = torch.compile(model, mode=\"reduce-overhead\")  (CUDA graphs)\n\
+    let change = if has_graphs {
+        "model = torch.compile(model, mode=\"reduce-overhead\")  (CUDA graphs)\n\
              or: a larger batch; torch.cuda.make_graphed_callables(model, (sample,))"
-        }
-        false => "model = torch.compile(model)\nor: a larger batch",
+    } else {
+        "model = torch.compile(model)\nor: a larger batch"
     };
     Some(tally.found(text, change, [least, most]))
 }

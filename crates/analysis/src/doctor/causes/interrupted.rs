@@ -70,10 +70,8 @@ impl Interrupted {
         let outside = all().filter(|at| !starts(*at) && beside[*at].is_empty());
         let outside = quick(outside.map(|at| (name(at), times(at))), FEW);
         let lost = |at: usize| {
-            let alone = match starts(at) {
-                true => not_starting.get(&name(at)),
-                false => here.get(&places[at]),
-            };
+            let alone =
+                if starts(at) { not_starting.get(&name(at)) } else { here.get(&places[at]) };
             let alone = *alone.filter(|_| of.calls[at].waits_for.is_none())?;
             let mut now = times(at);
             if of.calls[at].after.is_some() {

@@ -13,10 +13,7 @@ const CHANGE: &str = "model = model.to(memory_format=torch.channels_last)\n\
                       images = images.to(memory_format=torch.channels_last)";
 
 pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
-    match of.on_device {
-        true => conversions(of, base),
-        false => convolutions(of, base),
-    }
+    if of.on_device { conversions(of, base) } else { convolutions(of, base) }
 }
 
 /// The kernels of a device that convert.

@@ -24,11 +24,10 @@ fn times(of: &Recorded) -> [f64; 2] {
     let computes = |class: Class| {
         matches!(class, Class::Layout | Class::SinglePrecision | Class::Elementwise | Class::Other)
     };
-    let ns: i64 = match of.on_device {
-        true => {
-            of.works.iter().filter(|work| computes(work.class)).map(|work| work.time.dur_ns).sum()
-        }
-        false => of.calls.iter().map(|call| call.time.dur_ns).sum(),
+    let ns: i64 = if of.on_device {
+        of.works.iter().filter(|work| computes(work.class)).map(|work| work.time.dur_ns).sum()
+    } else {
+        of.calls.iter().map(|call| call.time.dur_ns).sum()
     };
     let loading: i64 = loader::spans(of).iter().map(|span| span.dur_ns).sum();
     [ns, loading].map(|ns| of.per_step(ns as f64 / 1e6))
@@ -54,10 +53,8 @@ pub(in super::super) fn advise(
         recorded.iter().filter_map(|of| Some((of.rank, of.timeline.host.as_deref()?))).collect();
     let of_rank = together.last(steps, |rank| rank)?;
     let are_several = hosts.values().collect::<BTreeSet<_>>().len() > 1;
-    let of_host = match are_several {
-        true => together.last(steps, |rank| hosts.get(&rank).copied()),
-        false => None,
-    };
+    let of_host =
+        if are_several { together.last(steps, |rank| hosts.get(&rank).copied()) } else { None };
     // If one rank of the host is the last most of the times, it is this rank.
     let of_host = of_host.filter(|host| {
         host.group.is_some()
@@ -101,13 +98,10 @@ pub(in super::super) fn advise(
             "give this rank's loader more workers, or move its files to a faster disk: DataLoader(..., num_workers=8)",
         )
     } else if excess[0] > mean_ms / 3.0 {
-        let change = match it.on_device {
-            true => {
-                "balance the batches (sequence lengths, samples per rank); compare clocks: nvidia-smi -q -d CLOCK,PERFORMANCE"
-            }
-            false => {
-                "balance the batches (sequence lengths, samples per rank); look for what else uses its cores: top"
-            }
+        let change = if it.on_device {
+            "balance the batches (sequence lengths, samples per rank); compare clocks: nvidia-smi -q -d CLOCK,PERFORMANCE"
+        } else {
+            "balance the batches (sequence lengths, samples per rank); look for what else uses its cores: top"
         };
         (
             "computation",

@@ -128,9 +128,10 @@ impl Thread<'_> {
             self.depth -= 1;
             if let Some(last) = self.last {
                 let name = account(Some(if last.is_begin { last.name } else { frame.name }));
-                match self.is_blocking[frame.name.0 as usize] {
-                    true => self.graph.untimed(EdgeKind::Work, last.node, end, name),
-                    false => self.graph.timed(EdgeKind::Work, last.node, end, name),
+                if self.is_blocking[frame.name.0 as usize] {
+                    self.graph.untimed(EdgeKind::Work, last.node, end, name)
+                } else {
+                    self.graph.timed(EdgeKind::Work, last.node, end, name)
                 }
             }
             let parent = self.open.last().map(|around| around.name);

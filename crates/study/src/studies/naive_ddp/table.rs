@@ -107,9 +107,10 @@ fn best_measured(rows: &[Row]) -> Option<String> {
     };
     let like = rows.iter().filter(is_like).filter_map(Row::bucket_mb);
     let like: Vec<String> = like.map(|mb| mb.to_string()).collect();
-    let noise = match like.is_empty() {
-        true => "no other size is within noise of it".to_owned(),
-        false => format!("within noise of it: {} MiB", like.join(", ")),
+    let noise = if like.is_empty() {
+        "no other size is within noise of it".to_owned()
+    } else {
+        format!("within noise of it: {} MiB", like.join(", "))
     };
     let step_ms = best.times.step.median;
     Some(format!("measured best: {} MiB, {step_ms:.2} ms; {noise}", best.bucket_mb()?))
@@ -117,10 +118,8 @@ fn best_measured(rows: &[Row]) -> Option<String> {
 
 fn side_by_side(best: &SideBySide) -> String {
     let (theory_mb, measured_mb) = (best.theory_mb, best.measured.bucket_mb().unwrap_or_default());
-    let verdict = match best.differs {
-        true => "they differ by more than noise",
-        false => "within noise of each other",
-    };
+    let verdict =
+        if best.differs { "they differ by more than noise" } else { "within noise of each other" };
     let (theory, measured) = (best.theory.times.words(), best.measured.times.words());
     match best.same_as_mb {
         Some(same) if Some(same) == best.measured.bucket_mb() => format!(
