@@ -29,7 +29,6 @@ pub mod commands;
 pub mod fuzzing;
 pub mod prelude;
 
-mod habits;
 mod mistakes;
 mod program;
 

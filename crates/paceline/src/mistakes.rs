@@ -1,29 +1,95 @@
-//! What is said about a command line that cannot be read: what is wrong, and what to write instead.
+//! The answer to a command line that cannot be read: what is wrong, and what to write instead.
 //!
-//! Takes the words and the error of `clap`. The help is named only where it helps: after a flag, a command or a value that
-//! nobody knows, and not after a value that has been explained. This file knows no defaults, and starts nothing.
+//! Takes the words and the error of `clap`, which names similar flags and commands. Words that users know from other programs
+//! (torchrun, mpirun, nccl-tests, DeepSpeed, nanoGPT, transformers) are answered from a table. This file knows no defaults, and
+//! starts nothing.
 
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory, Error, FromArgMatches};
 use paceline_failure::{Failure, Result};
+use paceline_files::printable;
 use paceline_host::text::named;
 use paceline_run::train::help;
 use paceline_settings::spec::message;
-use strsim::levenshtein;
 
 use crate::cli::Cli;
-use crate::habits;
 
-/// The flag that prints all flags, of a command whose help has only some.
-const ALL_FLAGS: &str = "--help-all";
+/// Flags of other programs, and values with the flag that they are typed for, in small letters and with dashes for underscores;
+/// and what to pass instead. A command answers with the first row whose words have the user's and whose flag it has.
+const ALIASES: &[(&str, &str)] = &[
+    ("-n", "--iters N for nccl-tests' -n, or --nproc N for mpirun's"),
+    ("-n, -np, -g, --np, --ngpus, --n-gpus, --gpus, --num-gpus, --nprocs", "--nproc N"),
+    ("--num-processes, --nproc-per-node, --world-size, --ranks, --workers", "--nproc N"),
+    ("--standalone", "--nproc N alone: the ranks of one host meet at a port that it chooses"),
+    ("--rdzv-endpoint, --rdzv-backend, --rdzv-id", "--master-addr HOST --master-port PORT"),
+    ("--nodes, --num-nodes, --num-machines", "--nnodes N"),
+    ("--port, --main-process-port", "--master-port PORT"),
+    ("--num-epochs, --num-train-epochs, --max-epochs", "--epochs N"),
+    ("--max-steps, --num-steps, --iterations, --iters, --max-iters, --train-iters", "--steps N"),
+    ("-b, --bs, --batch, --micro-batch-size", "--batch-size N"),
+    ("--per-device-train-batch-size, --train-micro-batch-size-per-gpu", "--batch-size N"),
+    ("--grad-accum, --accum-steps, --accumulate-grad-batches", "--accumulate N"),
+    ("--max-grad-norm, --grad-clip, --clip-grad", "--clip-grad-norm X"),
+    ("--optim, --opt", "--optimizer NAME"),
+    ("--wd, --decay", "--weight-decay X"),
+    ("--scheduler, --lr-scheduler, --lr-scheduler-type", "--lr-schedule NAME"),
+    ("--warmup, --num-warmup-steps, --lr-warmup, --warmup-iters", "--lr-warmup-steps N"),
+    ("--checkpoint-dir, --save-dir", "--save DIR"),
+    ("--checkpoint, --ckpt, --checkpoints", "--save DIR to write, or --resume DIR to go on"),
+    ("--save-interval, --save-steps", "--save-every N"),
+    ("--resume-from-checkpoint, --resume-from, --load, --load-checkpoint", "--resume DIR"),
+    ("--eval, --do-eval, --validate, --val", "--evaluate"),
+    ("--eval-steps, --eval-interval", "--eval-every N"),
+    ("--dataset, --dataset-name", "--data NAME"),
+    ("--data-path, --dataset-path, --data-root, --dataset-dir", "--data-dir DIR"),
+    ("--num-workers, --dataloader-num-workers, --prefetch-factor", "--load-ahead N"),
+    ("--seq-length, --sequence-length, --block-size", "--seq-len N"),
+    ("--model-name-or-path, --pretrained-model, --hf-model", "--pretrained DIR"),
+    ("--gradient-checkpointing, --activation-checkpointing", "--checkpoint-activations"),
+    ("--random-seed, --manual-seed", "--seed N"),
+    ("--log-interval, --logging-steps", "--log-every N"),
+    ("--output-dir", "--run-dir DIR"),
+    ("--run-name, --experiment-name", "--name NAME"),
+    ("--config-file, --yaml", "--config FILE"),
+    ("--trace, --profiler, --torch-profiler", "--profile"),
+    ("--tb", "--tensorboard"),
+    ("--wandb, --report-to, --mlflow, --logger", "--tensorboard, or read metrics.jsonl of the run"),
+    ("--dtype, --torch-dtype", "--precision TYPE"),
+    ("--bf16, --mixed-precision, --precision mixed, --precision amp", "--precision bf16"),
+    ("--precision half", "--precision bf16 or fp16"),
+    ("--fp16, --half", "--precision fp16"),
+    ("--gpu, --cuda, --use-cuda", "--device cuda"),
+    ("--nccl", "--device cuda; cards are connected by NCCL"),
+    ("--gloo, --transport gloo, --transport ucc", "--transport shm, or tcp for several hosts"),
+    ("--ddp, --distributed, --data-parallel", "--strategy ddp, which is the default"),
+    ("--strategy dp, --strategy data-parallel, --strategy horovod", "--strategy ddp"),
+    ("--fsdp, --strategy fsdp, --strategy fsdp2, --strategy hsdp", "--strategy sharded3"),
+    ("--strategy full-shard, --strategy fully-shard", "--strategy sharded3"),
+    ("--strategy shard-grad-op, --strategy zero-2", "--strategy sharded2, or zero2"),
+    ("--strategy zero-1", "--strategy sharded1, or zero1"),
+    ("--strategy zero-3, --strategy stage3", "--strategy sharded3, or zero3"),
+    ("--zero, --zero-stage, --deepspeed", "--strategy sharded1, sharded2 or sharded3, by stage"),
+    (
+        "--strategy zero, --strategy deepspeed",
+        "--strategy sharded1, sharded2 or sharded3, by stage",
+    ),
+    ("--pp, --pipeline-parallel-size, --num-stages", "--mesh pp=N for N stages"),
+    ("--strategy pp, --strategy pipeline, --strategy gpipe, --strategy 1f1b", "--mesh pp=N"),
+    ("--tp, --tensor-parallel-size", "--mesh pp=N or --strategy sharded3; no layer is divided"),
+    ("--optimizer adam", "--optimizer adamw --weight-decay 0"),
+    ("--model gpt, --model gpt2, --model transformer, --model lm", "--model llama"),
+    ("--model llama2, --model llama3", "--model llama"),
+    ("--model resnet, --model resnet18, --model resnet50, --model vit", "--model cnn"),
+    ("--data imagenet, --data imagenette, --data imagefolder", "--data images --data-dir DIR"),
+    ("--data fashionmnist, --data fashion-mnist, --data kmnist", "--data mnist --data-dir DIR"),
+];
 
 /// Reads a command line, the name of the program included. Prints the help and ends the process if the words ask for it.
 pub fn read(words: &[OsString]) -> Result<Cli> {
-    let shows_all = words.iter().any(|word| word == ALL_FLAGS);
     let program = Cli::command();
-    let program = if shows_all {
+    let program = if words.iter().any(|word| word == "--help-all") {
         program
     } else {
         program.mut_subcommand("train", |train| train.defer(help::short))
@@ -39,44 +105,62 @@ pub fn read(words: &[OsString]) -> Result<Cli> {
 
 fn answer(words: &[OsString], error: &Error) -> String {
     let program = Cli::whole();
-    let (command, path) = command(&program, words);
-    let typed = words.iter().skip(1).take_while(|word| *word != "--");
-    let typed: Vec<String> = typed.map(|word| named(word)).collect();
-    if let Some(text) = habits::answer(&typed, command, &path, error) {
+    let (mut command, mut path) = (&program, program.get_name().to_owned());
+    for word in words.iter().skip(1) {
+        let Some(part) = command.find_subcommand(word) else { break };
+        (command, path) = (part, format!("{path} {}", part.get_name()));
+    }
+    if let Some(text) = alias(words, command, error) {
         return text;
     }
-    let has = |long: &str| command.get_arguments().any(|own| own.get_long() == Some(long));
-    let help = if has(&ALL_FLAGS[2..]) { ALL_FLAGS } else { "--help" };
-    let help = format!("\n\nFor all flags: {path} {help}");
-    let text = message(error);
-    match error.kind() {
-        ErrorKind::InvalidUtf8 => not_utf8(words).unwrap_or(text),
-        ErrorKind::InvalidSubcommand => unknown_command(command, &path, error).unwrap_or(text),
-        ErrorKind::UnknownArgument => misspelled(&typed, command, &path).unwrap_or_else(|| {
-            match unknown_flag(&program, command, &path, error) {
-                Some((text, is_explained)) => text + if is_explained { "" } else { &help },
-                None => text + &help,
-            }
-        }),
-        // The name of a command that another argument follows, such as that of a folder.
-        ErrorKind::ArgumentConflict if command.has_subcommands() => {
-            misspelled(&typed, command, &path).unwrap_or(text)
+    let problem = message(error);
+    let is_flag = text(error, ContextKind::InvalidArg).starts_with('-');
+    let usage = match error.kind() {
+        ErrorKind::InvalidUtf8 => return not_utf8(words).unwrap_or(problem),
+        ErrorKind::InvalidSubcommand => {
+            let typed = text(error, ContextKind::InvalidSubcommand);
+            let offered = command.get_subcommands().filter(|part| !part.is_hide_set());
+            let names: Vec<&str> = offered.map(Command::get_name).collect();
+            return format!("there is no command {path} {typed}; pass one of {}", names.join(", "));
         }
-        ErrorKind::MissingRequiredArgument | ErrorKind::MissingSubcommand => {
-            format!("{text}{}{help}", usage(error))
-        }
-        _ => text,
+        ErrorKind::UnknownArgument if is_flag && !command.has_subcommands() => String::new(),
+        ErrorKind::UnknownArgument
+        | ErrorKind::MissingRequiredArgument
+        | ErrorKind::MissingSubcommand => usage(error),
+        ErrorKind::ArgumentConflict if command.has_subcommands() => usage(error),
+        _ => return problem,
+    };
+    let help = if has(command, "--help-all") { "--help-all" } else { "--help" };
+    format!("{problem}{usage}\n\nFor all flags: {path} {help}")
+}
+
+fn text(error: &Error, kind: ContextKind) -> &str {
+    match error.get(kind) {
+        Some(ContextValue::String(text)) => text,
+        _ => "",
     }
 }
 
-/// The command that the words name, as far as they name one, and how it is called.
-fn command<'a>(program: &'a Command, words: &[OsString]) -> (&'a Command, String) {
-    let mut found = (program, program.get_name().to_owned());
-    for word in words.iter().skip(1) {
-        let Some(part) = found.0.find_subcommand(word) else { break };
-        found = (part, format!("{} {}", found.1, part.get_name()));
+fn has(command: &Command, flag: &str) -> bool {
+    command.get_arguments().any(|own| own.get_long().is_some_and(|own| flag[2..] == *own))
+}
+
+/// The row for the flag, or for the value of a flag, that `clap` refused.
+fn alias(words: &[OsString], command: &Command, error: &Error) -> Option<String> {
+    let flag = text(error, ContextKind::InvalidArg).split(' ').next()?;
+    let value = text(error, ContextKind::InvalidValue);
+    let mut typed = if value.is_empty() { flag.to_owned() } else { format!("{flag} {value}") };
+    // mpirun's flag is read as -n with the value p.
+    if words.iter().take_while(|word| *word != "--").any(|word| word == "-np") {
+        typed = "-np".to_owned();
     }
-    found
+    let word = typed.to_lowercase().replace('_', "-");
+    let is_meant = |(theirs, pass): &&(&str, &str)| {
+        let own = pass.split([' ', ',', ';']).next();
+        theirs.split(", ").any(|known| known == word) && own.is_some_and(|own| has(command, own))
+    };
+    let (_, pass) = ALIASES.iter().find(is_meant)?;
+    Some(format!("{}: pass {pass}", printable(&typed)))
 }
 
 fn not_utf8(words: &[OsString]) -> Option<String> {
@@ -85,63 +169,6 @@ fn not_utf8(words: &[OsString]) -> Option<String> {
         words[..at].last().and_then(|word| word.to_str()).filter(|word| word.starts_with('-'));
     let flag = flag.map_or(String::new(), |flag| format!("{flag} "));
     Some(format!("{flag}{}: this is not valid UTF-8; pass another name", named(&words[at])))
-}
-
-/// The commands that users can call, not those that the launcher does.
-fn offered(command: &Command) -> Vec<&str> {
-    command.get_subcommands().filter(|part| !part.is_hide_set()).map(Command::get_name).collect()
-}
-
-fn unknown_command(command: &Command, path: &str, error: &Error) -> Option<String> {
-    let ContextValue::String(typed) = error.get(ContextKind::InvalidSubcommand)? else {
-        return None;
-    };
-    let names = offered(command);
-    let meant = match nearest(typed, &names) {
-        Some(name) => format!("did you mean {path} {name}?"),
-        None => format!("pass one of {}", names.join(", ")),
-    };
-    Some(format!("there is no command {path} {typed}; {meant}"))
-}
-
-/// The command that the word after `path` may be meant for.
-fn misspelled(typed: &[String], command: &Command, path: &str) -> Option<String> {
-    let word = typed.get(path.split(' ').count() - 1).filter(|word| !word.starts_with('-'))?;
-    let name = nearest(word, &offered(command)).filter(|name| name != word)?;
-    Some(format!("there is no command {path} {word}; did you mean {path} {name}?"))
-}
-
-/// What is said about a flag that the command does not have, and whether that explains it.
-fn unknown_flag(
-    program: &Command,
-    command: &Command,
-    path: &str,
-    error: &Error,
-) -> Option<(String, bool)> {
-    let ContextValue::String(typed) = error.get(ContextKind::InvalidArg)? else { return None };
-    let typed = typed.as_str();
-    let flag = typed.strip_prefix("--")?;
-    let has = |command: &Command| command.get_arguments().any(|own| own.get_long() == Some(flag));
-    if command.get_name() == program.get_name() {
-        let of_command = program.get_subcommands().find(|part| !part.is_hide_set() && has(part));
-        return of_command.map(|part| {
-            let name = part.get_name();
-            (format!("{typed}: the command comes first, as in {path} {name} {typed}"), true)
-        });
-    }
-    let offered = command.get_arguments().filter(|own| !own.is_hide_set());
-    let names: Vec<&str> = offered.filter_map(|own| own.get_long()).collect();
-    let problem = format!("{path} has no flag {typed}");
-    Some(match nearest(&flag.replace('_', "-"), &names) {
-        Some(name) => (format!("{problem}; did you mean --{name}?"), true),
-        None => (problem, false),
-    })
-}
-
-/// The one of `names` that a user may have meant by `typed`, if one is similar enough.
-fn nearest<'a>(typed: &str, names: &[&'a str]) -> Option<&'a str> {
-    let nearest = names.iter().min_by_key(|name| levenshtein(typed, name))?;
-    (levenshtein(typed, nearest) <= nearest.len() / 3 + 1 && nearest.len() > 2).then_some(nearest)
 }
 
 /// The usage line of an error, after an empty line.

@@ -240,6 +240,6 @@ fn a_run_that_only_measures_has_no_folder_for_it() {
     let sandbox = Sandbox::new();
     let mut command = sandbox.paceline();
     command.args(["predict", "--tensorboard"]);
-    Run::of(command).refused(&["no flag --tensorboard"]);
+    Run::of(command).refused(&["unexpected argument '--tensorboard'"]);
     assert_eq!(sandbox.contents(), [""; 0]);
 }
