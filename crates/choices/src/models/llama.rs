@@ -52,8 +52,8 @@ struct Flags {
     /// Llama: the head uses the weight of the embedding
     #[arg(long)]
     tie_embeddings: bool,
-    /// Llama: a folder with a config.json and weights as Hugging Face stores them, or a model of the Hugging Face Hub
-    /// (paceline fetch model); it states all sizes
+    /// Llama: weights as Hugging Face stores them, in a folder or by a name of its Hub (paceline fetch model); the config.json
+    /// beside them states all sizes
     // A conflict, so that the flag takes the place of the size in a configuration file or a recipe.
     #[arg(long, value_name = "DIR|NAME", conflicts_with = "llama_size")]
     pretrained: Option<PathBuf>,

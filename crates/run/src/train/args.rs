@@ -60,7 +60,7 @@ impl Args for TrainCommand {
             .value_parser(recipes::names())
             .conflicts_with("config")
             .help_heading("Configuration")
-            .help("Begin with the settings of a recipe that the program carries");
+            .help("Begin with the settings of a recipe");
         // With negative numbers allowed, "--lr -1" is rejected as a value, not as an unknown flag.
         let all = Arg::new("help-all")
             .long("help-all")

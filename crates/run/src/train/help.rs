@@ -1,8 +1,7 @@
 //! What `paceline train --help` prints: the flags that one needs first, by purpose, with a line each. `--help-all` prints all
 //! flags with all that there is to say.
 //!
-//! Names of flags and of values come from the definitions of the flags, so this file has only the choice of flags and a few
-//! words about each.
+//! Everything about a flag comes from its definition, so this file has only the choice of flags and their order.
 
 use std::fmt::Write;
 
@@ -14,79 +13,47 @@ use paceline_choices::strategies::STRATEGIES;
 
 use super::args::TrainCommand;
 
-/// A purpose, and its flags with a few words each.
-type Group = (&'static str, &'static [(&'static str, &'static str)]);
+/// A purpose, and its flags.
+type Group = (&'static str, &'static [&'static str]);
 
 const GROUPS: &[Group] = &[
-    (
-        "What to train",
-        &[
-            ("model", "model"),
-            ("pretrained", "llama: begin with weights as Hugging Face stores them"),
-            ("data", "data set"),
-            ("data-dir", "folder of the data set's files"),
-            ("download", "download MNIST or CIFAR-10 into --data-dir first"),
-            ("recipe", "settings that belong together"),
-            ("config", "settings in a file, such as config.json of a run; flags override them"),
-        ],
-    ),
+    ("What to train", &["model", "pretrained", "data", "data-dir", "download", "recipe", "config"]),
     (
         "How long, in which steps",
         &[
-            ("epochs", "passes over the data"),
-            ("steps", "optimizer steps after which the run ends, instead of --epochs"),
-            ("batch-size", "samples of a batch on each rank"),
-            ("accumulate", "batches of an optimizer step"),
-            ("optimizer", "optimizer"),
-            ("lr", "learning rate"),
-            ("lr-schedule", "how the learning rate changes"),
-            ("clip-grad-norm", "largest norm of all gradients together"),
-            ("precision", "element type of products and activations"),
-            ("seed", "decides initial weights, the order of samples and synthetic data"),
-            ("evaluate", "evaluate on the test set after training"),
+            "epochs",
+            "steps",
+            "batch-size",
+            "accumulate",
+            "optimizer",
+            "lr",
+            "lr-schedule",
+            "clip-grad-norm",
+            "precision",
+            "seed",
+            "evaluate",
         ],
     ),
     (
         "Ranks",
         &[
-            ("nproc", "ranks on this host"),
-            ("threads", "compute threads of each rank"),
-            ("strategy", "how ranks keep their models equal: ddp, sharded3, zero1, local_sgd, ..."),
-            ("ddp-choice", "all: run every strategy of this kind, and compare them in a table"),
-            ("shard-choice", "all: the same for strategies that divide the model"),
-            ("mesh", "axes of the grid of ranks: dp=2,pp=2 has two pipelines of two stages"),
-            ("device", "where to compute: cpu, cuda, or sim, an emulated accelerator"),
-            ("transport", "how ranks reach each other"),
-            ("link", "emulate a slower network, such as 10gbe or 1gbit,50us"),
+            "nproc",
+            "threads",
+            "strategy",
+            "ddp-choice",
+            "shard-choice",
+            "mesh",
+            "device",
+            "transport",
+            "link",
         ],
     ),
     (
         "Several hosts, with the same command on each",
-        &[
-            ("nnodes", "number of hosts"),
-            ("node-rank", "which of the hosts this is, from 0"),
-            ("master-addr", "host 0, as the others reach it"),
-            ("master-port", "a free port of host 0"),
-        ],
+        &["nnodes", "node-rank", "master-addr", "master-port"],
     ),
-    (
-        "Save and go on",
-        &[
-            ("save", "write checkpoints into this folder"),
-            ("save-every", "steps from one checkpoint to the next"),
-            ("resume", "go on from the checkpoint in this folder; auto: in that of --save"),
-            ("max-restarts", "start again after a failure, at most N times"),
-        ],
-    ),
-    (
-        "See what happens",
-        &[
-            ("name", "name of the run folder"),
-            ("profile", "write traces of some steps, for paceline analyze"),
-            ("tensorboard", "write scalars for TensorBoard"),
-            ("quiet", "print nothing but errors"),
-        ],
-    ),
+    ("Save and go on", &["save", "save-every", "resume", "max-restarts"]),
+    ("See what happens", &["name", "profile", "tensorboard", "quiet"]),
 ];
 
 /// The most names of values that a line has. All strategies would fill three lines.
@@ -110,9 +77,9 @@ fn text(command: &Command) -> String {
         }
     };
     for (title, flags) in GROUPS {
-        let flags = flags.iter().filter_map(|(key, words)| {
+        let flags = flags.iter().filter_map(|key| {
             let flag = command.get_arguments().find(|flag| flag.get_long() == Some(key))?;
-            Some((name(flag), described(flag, words)))
+            Some((name(flag), described(flag)))
         });
         group(title, flags.collect());
     }
@@ -134,8 +101,12 @@ fn name(flag: &Arg) -> String {
     format!("{short}--{long}{value}")
 }
 
-/// A few words about a flag, with the values that it takes if these are few, and its default.
-fn described(flag: &Arg, words: &str) -> String {
+/// The help of a flag up to its first full stop, semicolon or bracket, with the values that the flag takes if these are few,
+/// and its default.
+fn described(flag: &Arg) -> String {
+    let help = flag.get_help().map(ToString::to_string).unwrap_or_default();
+    let end = [". ", "; ", " [", " ("].iter().filter_map(|end| help.find(end)).min();
+    let words = &help[..end.unwrap_or(help.len())];
     let values = flag.get_possible_values();
     let names: Vec<&str> =
         values.iter().filter(|value| !value.is_hide_set()).map(|value| value.get_name()).collect();
@@ -150,14 +121,10 @@ fn described(flag: &Arg, words: &str) -> String {
 
 /// The choices that the program adds, each with its flags.
 fn added<C: Choice + ?Sized>(registry: &Registry<C>) -> Vec<(String, String)> {
-    let about = |flag: &Arg| flag.get_help().map(ToString::to_string).unwrap_or_default();
     let lines = registry.added().into_iter().flat_map(|choice| {
         let choice_line =
             (format!("--{} {}", registry.key, choice.name()), choice.about().to_owned());
-        let flags = choice.flags().into_iter().map(move |flag| {
-            let words = described(&flag, &about(&flag));
-            (name(&flag), words)
-        });
+        let flags = choice.flags().into_iter().map(|flag| (name(&flag), described(&flag)));
         std::iter::once(choice_line).chain(flags)
     });
     lines.collect()
@@ -170,8 +137,7 @@ mod tests {
     #[test]
     fn the_first_flags_are_few_and_have_a_line_each() {
         let command = TrainCommand::augment_args(Command::new("train"));
-        let keys: Vec<&str> =
-            GROUPS.iter().flat_map(|(_, flags)| *flags).map(|(key, _)| *key).collect();
+        let keys: Vec<&str> = GROUPS.iter().flat_map(|(_, flags)| *flags).copied().collect();
         assert!(keys.len() <= 40, "{} flags", keys.len());
         for key in &keys {
             let has = command.get_arguments().any(|flag| flag.get_long() == Some(key));

@@ -124,14 +124,13 @@ impl Comparison {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Comparison")]
 pub struct CompareFlags {
-    /// The same as --strategy, or all that keep replicas: run one after the other, and compare them in a table. published
-    /// runs the six of a published comparison as it did: simple_ddp and ddp make a step of every batch, the others of
-    /// --accumulate batches, by default 4; it needs --nproc
+    /// The same as --strategy, or all: compare those that keep replicas in a table. published runs the six of a published
+    /// comparison as it did: simple_ddp and ddp make a step of every batch, the others of --accumulate batches, by default 4;
+    /// it needs --nproc
     #[arg(long, value_parser = Comparison::DataParallel.parser(), value_name = "NAME", hide_possible_values = true)]
     pub ddp_choice: Option<String>,
-    /// The same as --strategy, or all that shard, after the baseline simple_ddp: run one after the other, and
-    /// compare them in a table. published runs the seven of a published comparison, as above: only baseline makes a step
-    /// of every batch
+    /// The same as --strategy, or all: compare those that shard in a table. The baseline simple_ddp runs first. published runs
+    /// the seven of a published comparison, as above: only baseline makes a step of every batch
     #[arg(
         long,
         value_parser = Comparison::Sharding.parser(),

@@ -77,7 +77,7 @@ pub struct RunFlags {
     /// How the ranks reach each other; with --nnodes, hybrid by default, or tcp if each host has one rank
     #[arg(long, alias = "backend", value_enum, default_value_t = TransportName::Shm, help_heading = "Ranks")]
     pub transport: TransportName,
-    /// Where to compute: cpu, or sim, an accelerator emulated on the processor (sim:copy=16gbit,10us,launch=5us states its
+    /// Where to compute: cpu, cuda, or sim, an accelerator emulated on the processor (sim:copy=16gbit,10us,launch=5us states its
     /// copies and launches; sim:late,seed=7 runs its work as late as possible, to find waits that are missing)
     #[arg(long, value_name = "DEVICE", value_parser = DeviceParser, default_value = "cpu", help_heading = "Ranks")]
     pub device: Device,
@@ -100,7 +100,7 @@ pub struct RunFlags {
     /// Make synthetic data on the host and copy it to the device, like data that is read
     #[arg(long, help_heading = "Data")]
     pub generate_on_host: bool,
-    /// Element type in which products are computed and activations are kept
+    /// Element type of products and activations
     #[arg(long, value_enum, default_value_t = PrecisionName::F32, help_heading = "Ranks")]
     pub precision: PrecisionName,
     /// Mixed precision, as PyTorch names it: --precision bf16, or that of the type
@@ -143,7 +143,7 @@ pub struct RunFlags {
     /// Passes over the data [default: 3, or 5 for the MLP]
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub epochs: Option<usize>,
-    /// Optimizer steps after which the run ends, in as many passes over the data as that takes
+    /// Optimizer steps after which the run ends; it makes as many passes over the data as that takes
     #[arg(long, value_name = "N", conflicts_with = "epochs", help_heading = "Training")]
     pub steps: Option<u64>,
     /// Largest number of batches per epoch, of which --accumulate N makes one step of N [default: all of the data, or 20 batches
@@ -168,7 +168,7 @@ pub struct RunFlags {
         help_heading = "Training"
     )]
     pub optimizer: String,
-    /// How the learning rate changes until the end of the run
+    /// How the learning rate changes (until the end of the run)
     #[arg(long, value_enum, value_name = "NAME", default_value_t = Course::Constant, help_heading = "Training")]
     pub lr_schedule: Course,
     /// Number of first optimizer steps over which the learning rate rises; unlike --warmup-steps, which
@@ -262,7 +262,7 @@ pub struct RunFlags {
     /// Print what a language model makes of the beginning of a text after every N optimizer steps
     #[arg(long, value_name = "N", help_heading = "Output")]
     pub sample_every: Option<u64>,
-    /// Write scalars of each step and each evaluation for TensorBoard into the run folder, whose name TensorBoard shows
+    /// Write scalars of steps and evaluations for TensorBoard. They are in the run folder, whose name TensorBoard shows
     #[arg(long, help_heading = "Output")]
     pub tensorboard: bool,
     /// Write the summary to this file too

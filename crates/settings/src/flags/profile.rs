@@ -8,7 +8,7 @@ use clap::Args;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Profile")]
 pub struct ProfileArgs {
-    /// Write a trace of some steps per rank, for Perfetto, Holistic Trace Analysis and paceline analyze
+    /// Write a trace of some steps of each rank (for Perfetto, Holistic Trace Analysis and paceline analyze)
     #[arg(long)]
     pub profile: bool,
     /// Mark each step and its parts in the trace of the kernel (tracefs), for perf and Perfetto: scripts/perf_capture.sh
