@@ -22,11 +22,11 @@ use serde_json::Value;
 use super::name::{Name, is_commit};
 use crate::download::http;
 
-/// The mark of folders that need no backup (https://bford.info/cachedir/).
 /// The most bytes of the file that has the commit of a revision: 40 digits, with room for spaces.
 const MAX_REFERENCE_BYTES: u64 = 256;
 /// The most bytes of the list of a revision's files, as much as is received of the Hub's own.
 const MAX_LISTING_BYTES: u64 = 64 << 20;
+/// The mark of folders that need no backup (https://bford.info/cachedir/).
 const CACHE_TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n\
     # This file is a cache directory tag created by paceline.\n";
 

@@ -1,13 +1,4 @@
 //! The data sets that `--data` can name.
-//!
-//! | file | data set |
-//! |---|---|
-//! | `synthetic.rs` | generated from the seed: images or vectors, depending on the model |
-//! | `mnist.rs` | MNIST, and other data sets in its format |
-//! | `cifar10.rs` | CIFAR-10 |
-//! | `text.rs` | texts with a class each, or running text |
-//! | `arrays.rs` | the user's own: folders of images, tables of numbers, arrays of NumPy |
-//! | `reviews.rs` | short reviews that the program carries |
 
 mod arrays;
 mod cifar10;

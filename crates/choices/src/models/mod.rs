@@ -1,10 +1,4 @@
 //! The models that `--model` can name.
-//!
-//! | file | model |
-//! |---|---|
-//! | `cnn.rs` | convolutions and one hidden layer |
-//! | `mlp.rs` | linear layers |
-//! | `llama.rs` | language models of the Llama family |
 
 mod cnn;
 mod llama;

@@ -174,23 +174,13 @@ fn shared_words(runs: &[Run]) -> usize {
 }
 
 fn anatomy(runs: &[Run]) -> Panel {
-    let parts = [
-        ("data wait", "data_ms", PageColor::DataWait),
-        ("forward", "forward_ms", PageColor::Forward),
-        ("backward", "backward_ms", PageColor::Backward),
-        ("sync", "sync_ms", PageColor::Sync),
-        ("exposed communication", "comm_exposed_ms", PageColor::Communication),
-        ("optimizer", "optimizer_ms", PageColor::Optimizer),
-        ("rest", "rest_ms", PageColor::Idle),
-    ];
     let stacks = runs.iter().filter(|run| is_measured(run)).map(|run| {
-        let value = |key: &str| run.summary.number(key).unwrap_or(0.0);
-        let part = |(name, key, color): (&str, &str, PageColor)| Part {
-            name: name.into(),
-            value: value(key),
-            color,
-        };
-        Stack { label: label(run, runs), parts: parts.map(part).into() }
+        let parts = TABLE.iter().filter(|figure| figure.is_part_of_step).map(|figure| Part {
+            name: figure.label.into(),
+            value: run.summary.number(figure.name).unwrap_or(0.0),
+            color: color(figure),
+        });
+        Stack { label: label(run, runs), parts: parts.collect() }
     });
     let stacks: Vec<Stack> = stacks.collect();
     let body = match stacks.is_empty() {
@@ -205,6 +195,20 @@ fn anatomy(runs: &[Run]) -> Panel {
          disjoint and add up to the step.",
         body,
     )
+}
+
+/// The color of a part of the step.
+fn color(part: &Figure) -> PageColor {
+    match part.name {
+        "forward_ms" => PageColor::Forward,
+        "backward_ms" => PageColor::Backward,
+        "sync_ms" => PageColor::Sync,
+        "comm_exposed_ms" => PageColor::Communication,
+        "optimizer_ms" => PageColor::Optimizer,
+        "to_device_ms" => PageColor::Memory,
+        "data_ms" => PageColor::DataWait,
+        _ => PageColor::Idle,
+    }
 }
 
 /// The table as two tables that fit on a screen. Columns of words that are the same in every row, and
