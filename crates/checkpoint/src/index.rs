@@ -10,10 +10,8 @@ use paceline_memory::DType;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// The version of the format. Versions up to 3 were single files.
+/// The version of the format that is written and read.
 pub const VERSION: u32 = 5;
-/// The earliest version that is read: without the name of the checkpoint before.
-const FIRST_VERSION: u32 = 4;
 /// The bytes of a file that have one digest. The last chunk of a file may be shorter.
 pub const CHUNK_BYTES: usize = 1 << 20;
 
@@ -157,10 +155,10 @@ impl Index {
         // Another version may have other fields, so its number is read first.
         let versioned: Versioned = serde_json::from_slice(text).map_err(|e| corrupt(&e))?;
         let version = versioned.index.version;
-        if !(FIRST_VERSION..=VERSION).contains(&version) {
+        if version != VERSION {
             return Err(format!(
-                "is of version {version}, this program reads versions {FIRST_VERSION} to {VERSION}: go on with the program that \
-                 wrote it, or start again in another folder"
+                "is of version {version}, this program reads version {VERSION}: go on with the program that wrote it, or start \
+                 again in another folder"
             ));
         }
         let Signed { sha256, index } = serde_json::from_slice(text).map_err(|e| corrupt(&e))?;
@@ -285,14 +283,6 @@ mod tests {
         let value: serde_json::Value = serde_json::from_slice(&text).unwrap();
         let pretty = serde_json::to_vec_pretty(&value).unwrap();
         assert_eq!(Index::parse(&pretty).unwrap(), index);
-    }
-
-    #[test]
-    fn an_index_of_the_version_before_is_read() {
-        let before = Index { version: FIRST_VERSION, previous: None, ..index() };
-        let text = String::from_utf8(before.to_json()).unwrap();
-        assert!(!text.contains("previous"), "{text}");
-        assert_eq!(Index::parse(text.as_bytes()).unwrap(), before);
     }
 
     #[test]

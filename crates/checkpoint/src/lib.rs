@@ -44,7 +44,7 @@ pub use index::Previous;
 pub use opened::{Checkpoint, RankOfRun, find, head};
 pub use proof::{GOOD_AFTER_STEPS, NotFinite, Restart, restart};
 pub use saver::{SAVE_LIMIT, SaveSettings, Saver};
-pub use setting::{Missing, Setting};
+pub use setting::Setting;
 pub use snapshot::MIN_BUDGET_BYTES;
 pub use steps::{in_the_way, is_in, latest};
 

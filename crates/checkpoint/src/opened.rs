@@ -17,8 +17,8 @@ use paceline_model::{BufferId, Layout, Optimizer, OptimizerConfig, Storage};
 use super::index::{Index, Previous, TensorEntry, VERSION};
 use super::pieces::{Ranges, params_in, strategy_prefix};
 use super::reader::Reader;
-use super::steps::{self, INDEX, SINGLE_FILE};
-use super::{Missing, Setting};
+use super::setting::Setting;
+use super::steps::{self, INDEX};
 use crate::progress::{Best, EpochSums, LossScaling, Progress};
 
 /// The names of tensors that only one rank needs begin like this.
@@ -30,7 +30,7 @@ const GOOD_STEPS: &str = "scaling-good-steps";
 const SKIPPED_STEPS: &str = "scaling-skipped-steps";
 const SKIPPED_IN_A_ROW: &str = "scaling-skipped-in-a-row";
 
-// Those of the lowest evaluation loss, once there is one. Earlier versions had the first one, for the best weights only.
+// Those of the lowest evaluation loss, once there is one.
 const EVAL_LOSS: &str = "eval-loss";
 const EVAL_LOSS_STEPS: &str = "eval-loss-steps";
 const EVALUATIONS_SINCE: &str = "evaluations-since";
@@ -96,12 +96,6 @@ pub fn find(folder: &Path) -> std::result::Result<Vec<PathBuf>, String> {
     let found = steps::in_order(folder);
     if !found.is_empty() {
         return Ok(found);
-    }
-    if folder.join(SINGLE_FILE).exists() {
-        return Err(format!(
-            "{SINGLE_FILE} there was written by an earlier version of this program, and this one reads folders \
-             of shards (version {VERSION}): go on with the program that wrote it, or start again in another folder"
-        ));
     }
     Err(match folder.read_dir() {
         Err(error) => format!("{} cannot be read: {error}", folder.printable()),
@@ -172,15 +166,15 @@ impl Checkpoint {
                 scale: number(run, SCALE)?,
                 good_steps: number(run, GOOD_STEPS)?,
                 skipped_steps: number(run, SKIPPED_STEPS)?,
-                skipped_in_a_row: number_or(run, SKIPPED_IN_A_ROW, 0)?,
+                skipped_in_a_row: number(run, SKIPPED_IN_A_ROW)?,
             }),
             false => None,
         };
         let steps = number(run, "steps")?;
         let best = match run.contains_key(EVAL_LOSS) {
             true => Best {
-                lowest: Some((number(run, EVAL_LOSS)?, number_or(run, EVAL_LOSS_STEPS, steps)?)),
-                since: number_or(run, EVALUATIONS_SINCE, 0)?,
+                lowest: Some((number(run, EVAL_LOSS)?, number(run, EVAL_LOSS_STEPS)?)),
+                since: number(run, EVALUATIONS_SINCE)?,
             },
             false => Best::default(),
         };
@@ -251,11 +245,6 @@ impl Checkpoint {
         let mut notes = Vec::new();
         for setting in settings {
             let theirs = self.index().run.get(&setting.key).map(String::as_str);
-            let theirs = match (theirs, setting.when_missing) {
-                (None, Missing::Unknown) => continue,
-                (None, Missing::Was(value)) => Some(value),
-                (theirs, _) => theirs,
-            };
             if theirs == Some(&setting.value) {
                 continue;
             }
@@ -468,15 +457,6 @@ pub struct RankOfRun<'a> {
     pub world_size: usize,
     /// Their strategy, with the settings that its own state depends on.
     pub strategy: &'a str,
-}
-
-/// A number that earlier versions did not record.
-fn number_or<T: FromStr>(
-    run: &BTreeMap<String, String>,
-    key: &str,
-    earlier: T,
-) -> std::result::Result<T, String> {
-    if run.contains_key(key) { number(run, key) } else { Ok(earlier) }
 }
 
 fn number<T: FromStr>(run: &BTreeMap<String, String>, key: &str) -> std::result::Result<T, String> {

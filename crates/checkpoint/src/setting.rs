@@ -15,19 +15,6 @@ pub struct Setting {
     pub fix: String,
     /// Whether a run with another value can go on, with a warning.
     pub may_differ: bool,
-    /// What is known of checkpoints without this setting.
-    pub when_missing: Missing,
-}
-
-/// What is known of a checkpoint that does not have a setting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Missing {
-    /// It was written without the setting, and that is another value.
-    Differs,
-    /// It was written by a version in which the setting had this value.
-    Was(&'static str),
-    /// It was written by a version that did not record the setting, so nobody can compare.
-    Unknown,
 }
 
 impl Setting {
@@ -40,23 +27,12 @@ impl Setting {
             otherwise,
             fix: format!("pass the same {flag}"),
             may_differ: false,
-            when_missing: Missing::Differs,
         }
     }
 
     /// The same, but a run with another value goes on with a warning.
     pub fn that_may_differ(self) -> Self {
         Self { may_differ: true, ..self }
-    }
-
-    /// The same setting. Checkpoints of versions that did not write it down were written with this value.
-    pub fn or_else_it_was(self, value: &'static str) -> Self {
-        Self { when_missing: Missing::Was(value), ..self }
-    }
-
-    /// The same setting. Checkpoints of versions that did not write it down are not compared.
-    pub fn unless_missing(self) -> Self {
-        Self { when_missing: Missing::Unknown, ..self }
     }
 
     /// Why a checkpoint that was written with `theirs` cannot be continued, or not as if the run had never stopped.

@@ -449,15 +449,7 @@ fn the_whole_state_of_a_run_is_read_as_it_was_written() {
     };
     let index = head(0, KIND, &[], 11, &progress);
     let read = |index| Checkpoint::of(Reader::in_memory(index, Vec::new()).unwrap()).unwrap();
-    assert_eq!(read(index.clone()).progress(), progress);
-    // Earlier versions recorded less, and the loss with the best weights only.
-    let mut earlier = index;
-    for key in ["scaling-skipped-in-a-row", "eval-loss-steps", "evaluations-since"] {
-        assert!(earlier.run.remove(key).is_some(), "{key}");
-    }
-    let Progress { scaling, best, .. } = read(earlier).progress();
-    assert_eq!(scaling.unwrap().skipped_in_a_row, 0);
-    assert_eq!(best, Best { lowest: Some((0.7 / 3.0, 11)), since: 0 });
+    assert_eq!(read(index).progress(), progress);
 }
 
 #[test]
@@ -514,20 +506,6 @@ fn steps_that_were_skipped_prove_nothing() {
         saver.wait().unwrap();
         assert_eq!(steps::good(folder.path()), good, "after {steps}");
     }
-}
-
-#[test]
-fn the_file_of_an_earlier_version_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    assert!(!is_in(folder.path()));
-    fs::write(folder.path().join("checkpoint.safetensors"), b"whatever").unwrap();
-    assert!(is_in(folder.path()));
-    let refused = find(folder.path()).unwrap_err();
-    for words in ["checkpoint.safetensors", "earlier version", "start again in another folder"] {
-        assert!(refused.contains(words), "{refused}");
-    }
-    save_alone(&Disk::default(), folder.path(), &model(mlp(16), 1, 1), 1).unwrap();
-    assert_eq!(last(folder.path()).unwrap().progress().steps, 1);
 }
 
 #[test]

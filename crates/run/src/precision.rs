@@ -88,8 +88,7 @@ pub(crate) fn rehearse(
 
 /// The element type of the run that wrote a checkpoint. Errors if this version does not know its name.
 pub fn of_checkpoint(checkpoint: &Checkpoint) -> std::result::Result<PrecisionName, String> {
-    // Versions that had only f32 did not write it down.
-    let Some(name) = checkpoint.setting(FLAG) else { return Ok(PrecisionName::F32) };
+    let name = checkpoint.setting(FLAG).unwrap_or_default();
     PrecisionName::from_str(name, false).map_err(|_| {
         format!("it was trained with {FLAG} {name}, which this version does not know; pass {FLAG} f32 or bf16")
     })

@@ -44,19 +44,15 @@ pub fn of_run(config: &TrainConfig) -> String {
     Value::Object(spec.to_json()).to_string()
 }
 
-/// The flags that a checkpoint records. `None` if an earlier version wrote it, which recorded none.
-fn of_checkpoint(
-    checkpoint: &Checkpoint,
-    refuse: impl Fn(String) -> Failure,
-) -> Result<Option<SpecFile>> {
-    let Some(text) = checkpoint.setting(KEY) else { return Ok(None) };
+/// The flags that a checkpoint records.
+fn of_checkpoint(checkpoint: &Checkpoint, refuse: impl Fn(String) -> Failure) -> Result<SpecFile> {
     let path = checkpoint.path().join("index.json");
-    let file = SpecFile::parse_of_checkpoint(&path, text);
-    file.map(Some).map_err(|failure| refuse(failure.to_string()))
+    let text = checkpoint.setting(KEY).unwrap_or("{}");
+    SpecFile::parse_of_checkpoint(&path, text).map_err(|failure| refuse(failure.to_string()))
 }
 
 /// The specification of a run that goes on from a checkpoint: what the checkpoint records, and over it what is stated.
-/// Returns `stated` if there is no checkpoint to go on from, or none that records flags. Also returns the optimizer steps
+/// Returns `stated` if there is no checkpoint to go on from. Also returns the optimizer steps
 /// over which the learning rate of the run that saved would have changed.
 pub fn under(
     stated: &RunSpec,
@@ -70,9 +66,7 @@ pub fn under(
     let refuse = |reason: String| {
         Failure::Usage(format!("{}: {reason}", resume.map(Resume::flag).unwrap_or_default()))
     };
-    let Some(recorded) = of_checkpoint(&checkpoint, refuse)? else {
-        return Ok((stated.clone(), lr_steps));
-    };
+    let recorded = of_checkpoint(&checkpoint, refuse)?;
     check_name(&MODELS, stated, &checkpoint, ANOTHER_MODEL).map_err(refuse)?;
     check_name(&DATA_SETS, stated, &checkpoint, "the samples would differ").map_err(refuse)?;
     check_name(&OPTIMIZERS, stated, &checkpoint, NO_STATE).map_err(refuse)?;
@@ -163,7 +157,7 @@ pub fn under_evaluation(
     is_taken: impl Fn(&str) -> bool,
     refuse: impl Fn(String) -> Failure,
 ) -> Result<RunSpec> {
-    let Some(recorded) = of_checkpoint(checkpoint, &refuse)? else { return Ok(stated.clone()) };
+    let recorded = of_checkpoint(checkpoint, &refuse)?;
     check_name(&MODELS, stated, checkpoint, ANOTHER_MODEL).map_err(refuse)?;
     let recorded = recorded.keeping(|key| is_taken(key) && key != "mesh");
     // Any number of ranks evaluates, so each takes batches as large as one that trained.

@@ -10,8 +10,7 @@ use paceline_checkpoint::hugging_face::CLASS_NAMES;
 use paceline_checkpoint::pieces::Ranges;
 use paceline_checkpoint::progress::Progress;
 use paceline_checkpoint::{
-    self as checkpoint, Checkpoint, Folder, Missing, Previous, RankOfRun, Restart, SAVE_LIMIT,
-    Setting,
+    self as checkpoint, Checkpoint, Folder, Previous, RankOfRun, Restart, SAVE_LIMIT, Setting,
 };
 use paceline_choices::data::DataConfig;
 use paceline_choices::registry::spaced;
@@ -359,13 +358,7 @@ fn open(
             config.steps_per_epoch
         )));
     }
-    let is_earlier = checkpoint.setting(recorded::KEY).is_none();
-    let of_earlier = is_earlier.then(|| {
-        "an earlier version wrote it, which recorded neither the flags of its run nor what its data are: pass the same \
-         flags and files as then, since this run cannot compare all of them"
-            .to_owned()
-    });
-    let notes = note.into_iter().chain(of_earlier).chain(differs).collect();
+    let notes = note.into_iter().chain(differs).collect();
     Ok(Opened { checkpoint, place, notes })
 }
 
@@ -393,7 +386,6 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         otherwise: recorded::ANOTHER_MODEL,
         fix: "state the same model".into(),
         may_differ: false,
-        when_missing: Missing::Differs,
     }));
     let shards = config.rank_samples.as_ref().map_or("none".into(), |samples| spaced(samples));
     let clipped = config.clip_grad_norm.map_or("none".into(), |norm| norm.to_string());
@@ -424,7 +416,6 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
             otherwise: order,
             fix: "pass a --data-dir with the same files".into(),
             may_differ: false,
-            when_missing: Missing::Differs,
         },
         Setting {
             key: "training-data".into(),
@@ -438,7 +429,6 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
             otherwise: "the samples would differ",
             fix: "pass a --data-dir with the same files, and the same --tokenizer".into(),
             may_differ: false,
-            when_missing: Missing::Unknown,
         },
         Setting {
             key: CLASS_NAMES.into(),
@@ -447,22 +437,16 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
             otherwise: "the labels would mean other classes",
             fix: "pass a --data-dir with the same labels".into(),
             may_differ: false,
-            when_missing: Missing::Unknown,
         },
-        Setting::of_flag("--model", model.name(), recorded::ANOTHER_MODEL).unless_missing(),
-        Setting::of_flag("--optimizer", config.optimizer.name(), recorded::NO_STATE)
-            .unless_missing(),
-        Setting::of_flag("--lr", config.optimizer.lr(), other).that_may_differ().unless_missing(),
+        Setting::of_flag("--model", model.name(), recorded::ANOTHER_MODEL),
+        Setting::of_flag("--optimizer", config.optimizer.name(), recorded::NO_STATE),
+        Setting::of_flag("--lr", config.optimizer.lr(), other).that_may_differ(),
         Setting::of_flag("--accumulate", accumulation, sync),
         Setting::of_flag("--strategy", strategy.kind(), other).that_may_differ(),
         // Weights and optimizer state are f32 in any case, so either can go on from the other.
-        Setting::of_flag(precision::FLAG, config.precision.name(), other)
-            .that_may_differ()
-            .or_else_it_was("f32"),
-        Setting::of_flag("--loss-scale", scale, other).that_may_differ().or_else_it_was("none"),
-        Setting::of_flag("--loss-scale-window", window, other)
-            .that_may_differ()
-            .or_else_it_was("none"),
+        Setting::of_flag(precision::FLAG, config.precision.name(), other).that_may_differ(),
+        Setting::of_flag("--loss-scale", scale, other).that_may_differ(),
+        Setting::of_flag("--loss-scale-window", window, other).that_may_differ(),
         Setting::of_flag("--sync-batch-norm", strategy.options.sync_batch_norm, sync),
         Setting::of_flag("--lr-schedule", schedule.name.name(), course),
         Setting::of_flag("--lr-warmup-steps", schedule.warmup_steps, course),
@@ -470,8 +454,12 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         Setting { fix: fix_of_lr_steps.into(), ..Setting::of_flag("--lr-steps", lr_steps, course) },
         Setting::of_flag("--clip-grad-norm", clipped, "the steps would be of another size"),
     ]);
-    settings.extend(config.optimizer.others().into_iter().map(|(flag, value)| {
-        Setting::of_flag(&flag, value, other).that_may_differ().unless_missing()
-    }));
+    settings.extend(
+        config
+            .optimizer
+            .others()
+            .into_iter()
+            .map(|(flag, value)| Setting::of_flag(&flag, value, other).that_may_differ()),
+    );
     settings
 }

@@ -196,22 +196,3 @@ fn files_with_other_contents_are_refused_wherever_they_lie() {
     sandbox.train("--resume saved --steps 3").refused(&words);
     sandbox.train("--save saved --resume auto --steps 3").refused(&words);
 }
-
-#[test]
-fn a_checkpoint_of_an_earlier_version_goes_on_with_the_flags_of_its_run() {
-    let sandbox = Sandbox::new();
-    let flags = format!("{TINY} --global-batch-size 20 --nproc 2 --optimizer adamw --lr 0.02");
-    let whole = sandbox.train(&format!("{flags} --steps 4")).ok();
-    sandbox.train(&format!("{flags} --steps 2 --save saved")).ok();
-    let mut index = Index::parse(&sandbox.checkpoint_index()).unwrap();
-    for key in ["flags", "training-data", "optimizer", "lr", "weight-decay"] {
-        assert!(index.run.remove(key).is_some(), "{key}");
-    }
-    fs::write(sandbox.checkpoint().join("index.json"), index.to_json()).unwrap();
-    let rest = sandbox.train(&format!("{flags} --steps 4 --resume saved")).ok();
-    assert_eq!(rest.weights(), whole.weights());
-    assert!(rest.stderr.contains("an earlier version wrote it"), "{rest:#?}");
-    let words = ["optimizer state is first_moment and second_moment", "pass the same --optimizer"];
-    let sgd = flags.replace("adamw", "sgd");
-    sandbox.train(&format!("{sgd} --steps 4 --resume saved")).refused(&words);
-}
