@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | [`models::MODELS`] | `--model` | [`models::ModelChoice`] |
 //! | [`data::DATA_SETS`] | `--data` | [`data::DataChoice`] |
-//! | [`optimizers::OPTIMIZERS`] | `--optimizer` | [`optimizers::OptimizerChoice`] |
+//! | [`optimizers::OPTIMIZERS`] | `--optimizer` | |
 //! | [`strategies::STRATEGIES`] | `--strategy` | [`strategies::StrategyChoice`] |
 
 #![forbid(unsafe_code)]

@@ -34,6 +34,38 @@ pub trait Choice: Sync {
     }
 }
 
+/// A choice that paceline comes with: what [`Choice`] asks of it, and what its kind of choice asks.
+pub struct Row<R> {
+    /// Its name.
+    pub name: &'static str,
+    /// Other names for it.
+    pub aliases: &'static [&'static str],
+    /// One line of help.
+    pub about: &'static str,
+    /// Its flags.
+    pub flags: fn() -> Vec<Arg>,
+    /// How the flags are read, and whatever else depends on the kind of choice.
+    pub of: R,
+}
+
+impl<R: Sync> Choice for Row<R> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn aliases(&self) -> &'static [&'static str] {
+        self.aliases
+    }
+
+    fn about(&self) -> &'static str {
+        self.about
+    }
+
+    fn flags(&self) -> Vec<Arg> {
+        (self.flags)()
+    }
+}
+
 /// Words that mean something else than a choice: every choice, and a flag that is left out.
 const RESERVED: [&str; 2] = ["all", "default"];
 

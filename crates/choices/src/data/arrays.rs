@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::{Arg, ArgMatches, Args};
+use clap::{ArgMatches, Args};
 use paceline_data::{Arrays, DataError, Dataset, ImageFolder, NpyFolder, NumberTable, Split};
 use paceline_failure::{Failure, Result};
 use paceline_memory::DType;
 
-use super::{DataChoice, DataSettings, RunNeeds};
-use crate::registry::{Choice, flags_of, read, spaced, width};
+use super::{DataSettings, OfData, RunNeeds, usage};
+use crate::registry::{Row, flags_of, read, spaced, width};
 
 /// The size of images.
 #[derive(Clone, Debug, Args)]
@@ -62,13 +62,31 @@ struct CsvFlags {
 }
 
 /// `--data images`.
-pub(super) struct Images;
+pub(super) const IMAGES: Row<OfData> = Row {
+    name: "images",
+    aliases: &[],
+    about: "PNG and JPEG files in --data-dir: train/CLASS/ and test/CLASS/, or CLASS/",
+    flags: flags_of::<ImagesFlags>,
+    of: OfData::read_by(images),
+};
 
 /// `--data csv`.
-pub(super) struct Csv;
+pub(super) const CSV: Row<OfData> = Row {
+    name: "csv",
+    aliases: &[],
+    about: "Tables of numbers with a column of classes in --data-dir: train.csv and test.csv",
+    flags: flags_of::<CsvFlags>,
+    of: OfData::read_by(csv),
+};
 
 /// `--data npy`.
-pub(super) struct Npy;
+pub(super) const NPY: Row<OfData> = Row {
+    name: "npy",
+    aliases: &[],
+    about: "Arrays of NumPy in --data-dir: x_train.npy and y_train.npy, x_test.npy and y_test.npy",
+    flags: || flags_of::<FolderFlag>().into_iter().map(|flag| flag.help_heading("Data")).collect(),
+    of: OfData::read_by(npy),
+};
 
 /// The files of one of them.
 #[derive(Debug)]
@@ -87,10 +105,6 @@ struct Settings {
     identity: Vec<(&'static str, String)>,
 }
 
-fn usage<T>(problem: impl Into<String>) -> Result<T> {
-    Err(Failure::Usage(problem.into()))
-}
-
 impl FolderFlag {
     fn folder(self, name: &str, what: &str) -> Result<PathBuf> {
         self.data_dir.map_or_else(|| usage(format!("--data {name} needs --data-dir, {what}")), Ok)
@@ -105,88 +119,37 @@ impl Settings {
     }
 }
 
-impl Choice for Images {
-    fn name(&self) -> &'static str {
-        "images"
-    }
-
-    fn about(&self) -> &'static str {
-        "PNG and JPEG files in --data-dir: train/CLASS/ and test/CLASS/, or CLASS/"
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        flags_of::<ImagesFlags>()
-    }
-}
-
-impl DataChoice for Images {
-    fn resolve(&self, settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
-        let flags: ImagesFlags = read(settings)?;
-        run.check_images(self.name())?;
-        let folder =
-            flags.folder.folder(self.name(), "a folder with a folder of images for each class")?;
-        let settings = Settings::of(
-            Files::Images(ImageFolder::find(&folder).map_err(in_folder)?),
-            &flags.image,
-        )?;
-        match settings.size {
-            Some([_, _, channels]) if ![1, 3].contains(&channels) => usage(format!(
-                "--image: images have 1 channel (shades of gray) or 3 (colors), and not {channels}; pass one of these"
-            )),
-            _ => Ok(Arc::new(settings)),
-        }
+fn images(settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
+    let flags: ImagesFlags = read(settings)?;
+    run.check_images(IMAGES.name)?;
+    let folder =
+        flags.folder.folder(IMAGES.name, "a folder with a folder of images for each class")?;
+    let settings =
+        Settings::of(Files::Images(ImageFolder::find(&folder).map_err(in_folder)?), &flags.image)?;
+    match settings.size {
+        Some([_, _, channels]) if ![1, 3].contains(&channels) => usage(format!(
+            "--image: images have 1 channel (shades of gray) or 3 (colors), and not {channels}; pass one of these"
+        )),
+        _ => Ok(Arc::new(settings)),
     }
 }
 
-impl Choice for Csv {
-    fn name(&self) -> &'static str {
-        "csv"
-    }
-
-    fn about(&self) -> &'static str {
-        "Tables of numbers with a column of classes in --data-dir: train.csv and test.csv"
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        flags_of::<CsvFlags>()
-    }
+fn csv(settings: &ArgMatches, _: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
+    let flags: CsvFlags = read(settings)?;
+    let folder =
+        flags.folder.folder(CSV.name, "a folder with train.csv and, to test with, test.csv")?;
+    let label_column = flags.label_column.unwrap_or_else(|| "label".to_owned());
+    let table = NumberTable::new(folder, label_column.clone());
+    let mut settings = Settings::of(Files::Csv(table), &flags.image)?;
+    settings.identity.push(("--label-column", label_column));
+    Ok(Arc::new(settings))
 }
 
-impl DataChoice for Csv {
-    fn resolve(&self, settings: &ArgMatches, _: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
-        let flags: CsvFlags = read(settings)?;
-        let folder = flags
-            .folder
-            .folder(self.name(), "a folder with train.csv and, to test with, test.csv")?;
-        let label_column = flags.label_column.unwrap_or_else(|| "label".to_owned());
-        let table = NumberTable::new(folder, label_column.clone());
-        let mut settings = Settings::of(Files::Csv(table), &flags.image)?;
-        settings.identity.push(("--label-column", label_column));
-        Ok(Arc::new(settings))
-    }
-}
-
-impl Choice for Npy {
-    fn name(&self) -> &'static str {
-        "npy"
-    }
-
-    fn about(&self) -> &'static str {
-        "Arrays of NumPy in --data-dir: x_train.npy and y_train.npy, x_test.npy and y_test.npy"
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        flags_of::<FolderFlag>().into_iter().map(|flag| flag.help_heading("Data")).collect()
-    }
-}
-
-impl DataChoice for Npy {
-    fn resolve(&self, settings: &ArgMatches, _: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
-        let flags: FolderFlag = read(settings)?;
-        let folder = flags.folder(self.name(), "a folder with x_train.npy and y_train.npy")?;
-        let files = Files::Npy(NpyFolder::new(folder));
-        Ok(Arc::new(Settings { files, size: None, identity: Vec::new() }))
-    }
+fn npy(settings: &ArgMatches, _: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
+    let flags: FolderFlag = read(settings)?;
+    let folder = flags.folder(NPY.name, "a folder with x_train.npy and y_train.npy")?;
+    let files = Files::Npy(NpyFolder::new(folder));
+    Ok(Arc::new(Settings { files, size: None, identity: Vec::new() }))
 }
 
 impl DataSettings for Settings {

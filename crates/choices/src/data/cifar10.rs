@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use clap::{Arg, ArgMatches};
 use paceline_data::Cifar10;
-use paceline_failure::Result;
 use paceline_hub::download::{Item, Source};
 
-use super::files::{FileFlags, Files};
-use super::{DataChoice, DataSettings, RunNeeds};
-use crate::registry::{Choice, flags_of, read};
+use super::OfData;
+use super::files::{FileFlags, Files, Open};
+use crate::registry::{Row, flags_of, read};
 
 /// The files as they are published.
 static SOURCE: Source = Source {
@@ -31,38 +29,16 @@ static SOURCE: Source = Source {
 };
 
 /// The choice.
-pub(super) struct Cifar10Files;
-
-impl Choice for Cifar10Files {
-    fn name(&self) -> &'static str {
-        "cifar10"
-    }
-
-    fn aliases(&self) -> &'static [&'static str] {
-        &["cifar-10"]
-    }
-
-    fn about(&self) -> &'static str {
-        "Binary batches in --data-dir"
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        flags_of::<FileFlags>()
-    }
-}
-
-impl DataChoice for Cifar10Files {
-    fn resolve(&self, settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
-        let files = Files {
-            name: self.name(),
-            flags: read(settings)?,
-            source: &SOURCE,
-            open: |folder, split| Ok(Arc::new(Cifar10::load(folder, split)?)),
-        };
-        files.check(run)
-    }
-
-    fn source(&self) -> Option<&'static Source> {
-        Some(&SOURCE)
-    }
-}
+pub(super) const CIFAR10: Row<OfData> = Row {
+    name: "cifar10",
+    aliases: &["cifar-10"],
+    about: "Binary batches in --data-dir",
+    flags: flags_of::<FileFlags>,
+    of: OfData {
+        source: Some(&SOURCE),
+        ..OfData::read_by(|settings, run| {
+            let open: Open = |folder, split| Ok(Arc::new(Cifar10::load(folder, split)?));
+            Files { name: CIFAR10.name, flags: read(settings)?, source: &SOURCE, open }.check(run)
+        })
+    },
+};

@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use clap::{Arg, ArgMatches};
 use paceline_data::Mnist;
-use paceline_failure::Result;
 use paceline_hub::download::{Item, Source};
 
-use super::files::{FileFlags, Files};
-use super::{DataChoice, DataSettings, RunNeeds};
-use crate::registry::{Choice, flags_of, read};
+use super::OfData;
+use super::files::{FileFlags, Files, Open};
+use crate::registry::{Row, flags_of, read};
 
 /// The files as they are published.
 static SOURCE: Source = Source {
@@ -44,34 +42,16 @@ static SOURCE: Source = Source {
 };
 
 /// The choice.
-pub(super) struct MnistFiles;
-
-impl Choice for MnistFiles {
-    fn name(&self) -> &'static str {
-        "mnist"
-    }
-
-    fn about(&self) -> &'static str {
-        "IDX files, plain or gzip, in --data-dir"
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        flags_of::<FileFlags>()
-    }
-}
-
-impl DataChoice for MnistFiles {
-    fn resolve(&self, settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
-        let files = Files {
-            name: self.name(),
-            flags: read(settings)?,
-            source: &SOURCE,
-            open: |folder, split| Ok(Arc::new(Mnist::load(folder, split)?)),
-        };
-        files.check(run)
-    }
-
-    fn source(&self) -> Option<&'static Source> {
-        Some(&SOURCE)
-    }
-}
+pub(super) const MNIST: Row<OfData> = Row {
+    name: "mnist",
+    aliases: &[],
+    about: "IDX files, plain or gzip, in --data-dir",
+    flags: flags_of::<FileFlags>,
+    of: OfData {
+        source: Some(&SOURCE),
+        ..OfData::read_by(|settings, run| {
+            let open: Open = |folder, split| Ok(Arc::new(Mnist::load(folder, split)?));
+            Files { name: MNIST.name, flags: read(settings)?, source: &SOURCE, open }.check(run)
+        })
+    },
+};

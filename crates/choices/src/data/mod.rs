@@ -22,21 +22,21 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::models::{MODELS, Samples};
-use super::registry::{Choice, FlagValues, Registry};
+use super::registry::{Choice, FlagValues, Registry, Row};
 
 /// The data sets. The first one is the default.
 pub static DATA_SETS: Registry<dyn DataChoice> = Registry::new(
     "data",
     "Data",
     &[
-        &synthetic::Synthetic,
-        &mnist::MnistFiles,
-        &cifar10::Cifar10Files,
-        &text::Text,
-        &reviews::Reviews,
-        &arrays::Images,
-        &arrays::Csv,
-        &arrays::Npy,
+        &synthetic::SYNTHETIC,
+        &mnist::MNIST,
+        &cifar10::CIFAR10,
+        &text::TEXT,
+        &reviews::REVIEWS,
+        &arrays::IMAGES,
+        &arrays::CSV,
+        &arrays::NPY,
     ],
 );
 
@@ -53,6 +53,34 @@ pub trait DataChoice: Choice {
     /// Where its files are published, if `--download` and `paceline fetch data` can fetch them into a folder.
     fn source(&self) -> Option<&'static Source> {
         None
+    }
+}
+
+/// What a [`Row`] of a data set has.
+struct OfData {
+    resolve: fn(&ArgMatches, &RunNeeds) -> Result<Arc<dyn DataSettings>>,
+    tokenizer: Option<&'static str>,
+    source: Option<&'static Source>,
+}
+
+impl OfData {
+    /// A data set that the program does not carry, and that nobody publishes.
+    const fn read_by(resolve: fn(&ArgMatches, &RunNeeds) -> Result<Arc<dyn DataSettings>>) -> Self {
+        Self { resolve, tokenizer: None, source: None }
+    }
+}
+
+impl DataChoice for Row<OfData> {
+    fn resolve(&self, settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
+        (self.of.resolve)(settings, run)
+    }
+
+    fn carried_tokenizer(&self) -> Option<&'static str> {
+        self.of.tokenizer
+    }
+
+    fn source(&self) -> Option<&'static Source> {
+        self.of.source
     }
 }
 
@@ -237,6 +265,10 @@ impl DataConfig {
             "--data {name} has {has} each, and --model {model} trains on {samples}; {fix}, or pass another --model"
         )))
     }
+}
+
+fn usage<T>(problem: impl Into<String>) -> Result<T> {
+    Err(Failure::Usage(problem.into()))
 }
 
 /// The flags with which a model of vectors fits the vectors of a data set.

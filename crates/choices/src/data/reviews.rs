@@ -11,9 +11,9 @@ use paceline_data::text::{TextError, TextRows, TokenDataset, Tokenizer};
 use paceline_data::{Dataset, Split};
 use paceline_failure::{Failure, Result};
 
-use super::{DataChoice, DataSettings, RunNeeds};
+use super::{DataSettings, OfData, RunNeeds};
 use crate::models::Samples;
-use crate::registry::Choice;
+use crate::registry::Row;
 
 const TRAIN: &str = include_str!("../../reviews/train.csv");
 const TEST: &str = include_str!("../../reviews/test.csv");
@@ -24,43 +24,33 @@ const CLASSES: usize = 2;
 const MAX_LENGTH: usize = 64;
 
 /// The choice.
-pub(super) struct Reviews;
+pub(super) const REVIEWS: Row<OfData> = Row {
+    name: "reviews",
+    aliases: &[],
+    about: "200 short reviews, good or bad, and 40 to test with, which are a part of the program",
+    flags: Vec::new,
+    of: OfData { tokenizer: Some(TOKENIZER), ..OfData::read_by(resolve) },
+};
 
-impl Choice for Reviews {
-    fn name(&self) -> &'static str {
-        "reviews"
-    }
-
-    fn about(&self) -> &'static str {
-        "200 short reviews, good or bad, and 40 to test with, which are a part of the program"
-    }
-}
-
-impl DataChoice for Reviews {
-    fn carried_tokenizer(&self) -> Option<&'static str> {
-        Some(TOKENIZER)
-    }
-
-    fn resolve(&self, _: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
-        let model = run.model;
-        let problem = match run.samples {
-            Samples::Any | Samples::Tokens { classes: Some(CLASSES), .. } => {
-                return Ok(Arc::new(Carried));
-            }
-            Samples::Tokens { classes: Some(classes), .. } => format!(
-                "--data reviews has {CLASSES} classes, and --model {model} has {classes}; pass --num-labels {CLASSES}"
-            ),
-            Samples::Tokens { classes: None, .. } => format!(
-                "--data reviews has texts with a class each, and --model {model} predicts the next token; pass \
-                 --num-labels {CLASSES}"
-            ),
-            Samples::Images | Samples::Vectors { .. } => format!(
-                "--model {model} trains on {}, and --data reviews has texts; leave --data out, or pass another --model",
-                run.samples.plural()
-            ),
-        };
-        Err(Failure::Usage(problem))
-    }
+fn resolve(_: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
+    let model = run.model;
+    let problem = match run.samples {
+        Samples::Any | Samples::Tokens { classes: Some(CLASSES), .. } => {
+            return Ok(Arc::new(Carried));
+        }
+        Samples::Tokens { classes: Some(classes), .. } => format!(
+            "--data reviews has {CLASSES} classes, and --model {model} has {classes}; pass --num-labels {CLASSES}"
+        ),
+        Samples::Tokens { classes: None, .. } => format!(
+            "--data reviews has texts with a class each, and --model {model} predicts the next token; pass \
+             --num-labels {CLASSES}"
+        ),
+        Samples::Images | Samples::Vectors { .. } => format!(
+            "--model {model} trains on {}, and --data reviews has texts; leave --data out, or pass another --model",
+            run.samples.plural()
+        ),
+    };
+    Err(Failure::Usage(problem))
 }
 
 /// The settings, of which there are none.
@@ -149,7 +139,7 @@ mod tests {
                 tokenizer: None,
                 class_names: &[],
             };
-            let error = Reviews.resolve(&settings, &run).unwrap_err().to_string();
+            let error = resolve(&settings, &run).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}\nlacks {expected}");
         }
     }

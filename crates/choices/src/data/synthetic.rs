@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use clap::{Arg, ArgMatches, Args};
+use clap::{ArgMatches, Args};
 use paceline_data::{
     Dataset, Split, SyntheticImages, SyntheticImagesConfig, SyntheticRegression, SyntheticTokens,
 };
@@ -14,9 +14,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::arrays::ImageFlag;
-use super::{DataChoice, DataSettings, RunNeeds};
+use super::{DataSettings, OfData, RunNeeds, usage};
 use crate::models::Samples;
-use crate::registry::{Choice, flags_of, read};
+use crate::registry::{Row, flags_of, read};
 
 /// Default number of training images.
 const SAMPLES: usize = 8192;
@@ -30,7 +30,13 @@ const IMAGE: [usize; 3] = [28, 28, 1];
 const CLASSES: usize = 10;
 
 /// The choice.
-pub(super) struct Synthetic;
+pub(super) const SYNTHETIC: Row<OfData> = Row {
+    name: "synthetic",
+    aliases: &[],
+    about: "Made from the seed: learnable images for the CNN, normal vectors for the MLP, tokens for language models",
+    flags: flags_of::<Flags>,
+    of: OfData::read_by(resolve),
+};
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Data")]
@@ -45,50 +51,28 @@ struct Flags {
     seq_len: Option<usize>,
 }
 
-impl Choice for Synthetic {
-    fn name(&self) -> &'static str {
-        "synthetic"
+fn resolve(settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
+    let flags: Flags = read(settings)?;
+    match run.samples {
+        Samples::Any | Samples::Images => images(&flags, run.on_device),
+        Samples::Vectors { input_dim, output_dim } => vectors(&flags, input_dim, output_dim, run),
+        Samples::Tokens { vocab, classes: None } => tokens(&flags, vocab, run),
+        Samples::Tokens { classes: Some(_), .. } => usage(format!(
+            "--data synthetic has no sequences of tokens with classes, on which --model {} trains; pass \
+             --data text",
+            run.model
+        )),
     }
-
-    fn about(&self) -> &'static str {
-        "Made from the seed: learnable images for the CNN, normal vectors for the MLP, tokens for language models"
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        flags_of::<Flags>()
-    }
-}
-
-impl DataChoice for Synthetic {
-    fn resolve(&self, settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
-        let flags: Flags = read(settings)?;
-        match run.samples {
-            Samples::Any | Samples::Images => images(&flags, run.on_device),
-            Samples::Vectors { input_dim, output_dim } => {
-                vectors(&flags, input_dim, output_dim, run)
-            }
-            Samples::Tokens { vocab, classes: None } => tokens(&flags, vocab, run),
-            Samples::Tokens { classes: Some(_), .. } => usage(format!(
-                "--data synthetic has no sequences of tokens with classes, on which --model {} trains; pass \
-                 --data text",
-                run.model
-            )),
-        }
-    }
-}
-
-fn usage<T>(problem: String) -> Result<T> {
-    Err(Failure::Usage(problem))
 }
 
 fn images(flags: &Flags, on_device: bool) -> Result<Arc<dyn DataSettings>> {
     if flags.seq_len.is_some() {
-        return usage("--seq-len is for synthetic tokens only; leave it out".into());
+        return usage("--seq-len is for synthetic tokens only; leave it out");
     }
     let samples = flags.samples.unwrap_or(SAMPLES);
     let image = flags.image.size()?.unwrap_or(IMAGE);
     if samples == 0 {
-        return usage("--samples 0: pass the number of images to train on, at least 1".into());
+        return usage("--samples 0: pass the number of images to train on, at least 1");
     }
     if !on_device {
         check_images_fit(samples, image)?;
@@ -122,21 +106,21 @@ fn vectors(
         return usage(format!("{flag} is for synthetic images only; leave it out"));
     }
     if flags.seq_len.is_some() {
-        return usage("--seq-len is for synthetic tokens only; leave it out".into());
+        return usage("--seq-len is for synthetic tokens only; leave it out");
     }
     Ok(Arc::new(Vectors { samples: samples_of(run)?, input_dim, output_dim }))
 }
 
 fn tokens(flags: &Flags, vocab: usize, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
     if flags.image.image.is_some() {
-        return usage("--image is for synthetic images only; leave it out".into());
+        return usage("--image is for synthetic images only; leave it out");
     }
     let seq_len = flags.seq_len.unwrap_or(SEQ_LEN);
     if seq_len == 0 {
-        return usage("--seq-len 0: pass the number of tokens of a sequence".into());
+        return usage("--seq-len 0: pass the number of tokens of a sequence");
     }
     let samples = match flags.samples {
-        Some(0) => return usage("--samples 0: pass the number of sequences to train on".into()),
+        Some(0) => return usage("--samples 0: pass the number of sequences to train on"),
         Some(samples) => samples,
         None => samples_of(run)?,
     };

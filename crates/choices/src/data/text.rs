@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use clap::{Arg, ArgMatches, Args};
+use clap::{ArgMatches, Args};
 use paceline_data::text::{
     Report, TableSettings, TextError, TextFiles, TextRows, TextSettings, TextSource,
     TokenizerSource,
@@ -16,9 +16,9 @@ use paceline_host::bar::{TaskBar, Unit};
 use paceline_host::text::listed;
 use paceline_hub::{self as hub, Found};
 
-use super::{DataChoice, DataSettings, RunNeeds, check_vocab};
+use super::{DataSettings, OfData, RunNeeds, check_vocab, usage};
 use crate::models::{Samples, TOKENIZER};
-use crate::registry::{Choice, flags_of, read};
+use crate::registry::{Row, flags_of, read};
 
 /// Default length to which texts are cut.
 const MAX_LENGTH: usize = 512;
@@ -26,7 +26,13 @@ const MAX_LENGTH: usize = 512;
 const SEQ_LEN: usize = 128;
 
 /// The choice.
-pub(super) struct Text;
+pub(super) const TEXT: Row<OfData> = Row {
+    name: "text",
+    aliases: &[],
+    about: "Texts in --data-dir: train*.parquet, .csv or .jsonl with text and label; for language models any texts",
+    flags: flags_of::<Flags>,
+    of: OfData::read_by(resolve),
+};
 
 /// The flags.
 #[derive(Clone, Debug, Args)]
@@ -79,134 +85,112 @@ struct Flags {
     seq_len: Option<usize>,
 }
 
-impl Choice for Text {
-    fn name(&self) -> &'static str {
-        "text"
+fn resolve(settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
+    let flags: Flags = read(settings)?;
+    let Some(stated) = &flags.data_dir else {
+        return usage("--data text needs --data-dir, the folder of its files");
+    };
+    let numbers = [
+        ("--max-length", flags.max_length),
+        ("--classes", flags.classes),
+        ("--train-samples", flags.train_samples),
+        ("--test-samples", flags.test_samples),
+        ("--seq-len", flags.seq_len),
+    ];
+    if let Some((flag, _)) = numbers.iter().find(|(_, value)| *value == Some(0)) {
+        return usage(format!("{flag} 0: pass at least 1"));
     }
-
-    fn about(&self) -> &'static str {
-        "Texts in --data-dir: train*.parquet, .csv or .jsonl with text and label; for language models any texts"
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        flags_of::<Flags>()
-    }
-}
-
-fn usage<T>(problem: impl Into<String>) -> Result<T> {
-    Err(Failure::Usage(problem.into()))
-}
-
-impl DataChoice for Text {
-    fn resolve(&self, settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
-        let flags: Flags = read(settings)?;
-        let Some(stated) = &flags.data_dir else {
-            return usage("--data text needs --data-dir, the folder of its files");
-        };
-        let numbers = [
-            ("--max-length", flags.max_length),
-            ("--classes", flags.classes),
-            ("--train-samples", flags.train_samples),
-            ("--test-samples", flags.test_samples),
-            ("--seq-len", flags.seq_len),
-        ];
-        if let Some((flag, _)) = numbers.iter().find(|(_, value)| *value == Some(0)) {
-            return usage(format!("{flag} 0: pass at least 1"));
-        }
-        let kind = match (run.samples, flags.classes) {
-            (Samples::Images | Samples::Vectors { .. }, _) => {
-                return usage(format!(
-                    "--model {} trains on {}, and --data text has texts; leave --data out, or pass another --model",
-                    run.model,
-                    run.samples.plural()
-                ));
-            }
-            (Samples::Tokens { classes: None, .. }, _) => Kind::running(&flags)?,
-            (Samples::Tokens { classes: Some(of_model), .. }, Some(classes))
-                if classes != of_model =>
-            {
-                return usage(format!(
-                    "--classes {classes}: --model {} has {of_model} classes; pass the same number",
-                    run.model
-                ));
-            }
-            (Samples::Tokens { classes: Some(classes), .. }, _) | (Samples::Any, Some(classes)) => {
-                Kind::classified(&flags, classes)?
-            }
-            (Samples::Any, None) => {
-                return usage("--data text needs --classes, the number of classes of its labels");
-            }
-        };
-        let Found { path: folder, note, revision } =
-            hub::find("--data-dir", stated, hub::Wanted::Texts)?;
-        let mut revisions: Vec<String> = revision.into_iter().collect();
-        let is_named = note.is_some();
-        let mut notes: Vec<String> = note.into_iter().collect();
-        // Of a single file, the folder that it is in.
-        let beside = match folder.is_dir() {
-            true => folder.clone(),
-            false => folder.parent().unwrap_or(Path::new("")).to_owned(),
-        };
-        let tokenizer = match &flags.tokenizer {
-            Some(stated) if stated == Path::new(TokenizerSource::BYTES) => TokenizerSource::Bytes,
-            Some(stated) => {
-                let found = hub::find("--tokenizer", stated, hub::Wanted::Tokenizer)?;
-                let is_file = found.note.is_none();
-                notes.extend(found.note);
-                revisions.extend(found.revision);
-                let path = if is_file { found.path } else { found.path.join(TOKENIZER) };
-                TokenizerSource::File(path)
-            }
-            None => TokenizerSource::File(match (beside.join(TOKENIZER), run.tokenizer) {
-                (there, Some(of_model)) if !there.is_file() => of_model.to_owned(),
-                (there, _) => there,
-            }),
-        };
-        if let TokenizerSource::File(path) = &tokenizer
-            && !path.is_file()
-        {
+    let kind = match (run.samples, flags.classes) {
+        (Samples::Images | Samples::Vectors { .. }, _) => {
             return usage(format!(
-                "--tokenizer: {} is no file; pass the tokenizer.json that the model was published with, or bytes, whose \
-                 tokens are the bytes of a text",
-                path.printable()
+                "--model {} trains on {}, and --data text has texts; leave --data out, or pass another --model",
+                run.model,
+                run.samples.plural()
             ));
         }
-        let mut table = table(&flags, &kind)?;
-        let files = match kind {
-            Kind::Classified { .. } => TextFiles::find(&folder),
-            Kind::Running { .. } => TextFiles::find_any(&folder),
-        };
-        let files = files.map_err(in_folder)?;
-        if let Kind::Classified { num_classes, .. } = kind
-            && table.label_names.is_empty()
-        {
-            table.label_names = label_names(&files, &table, num_classes, run.class_names)?;
+        (Samples::Tokens { classes: None, .. }, _) => Kind::running(&flags)?,
+        (Samples::Tokens { classes: Some(of_model), .. }, Some(classes)) if classes != of_model => {
+            return usage(format!(
+                "--classes {classes}: --model {} has {of_model} classes; pass the same number",
+                run.model
+            ));
         }
-        let has_test = !files.of(Split::Test).is_empty() || flags.test_samples.is_some();
-        let cache = match flags.token_cache.clone() {
-            Some(cache) => cache,
-            None if is_named => hub::tokens_folder()?,
-            None => beside.join("tokens"),
-        };
-        let known = match run.samples {
-            Samples::Tokens { vocab, .. } => Some((run.model.to_owned(), vocab)),
-            _ => None,
-        };
-        let quiet = OnceLock::new();
-        Ok(Arc::new(Texts {
-            flags,
-            files,
-            table,
-            tokenizer,
-            cache,
-            kind,
-            known,
-            has_test,
-            notes,
-            revisions,
-            quiet,
-        }))
+        (Samples::Tokens { classes: Some(classes), .. }, _) | (Samples::Any, Some(classes)) => {
+            Kind::classified(&flags, classes)?
+        }
+        (Samples::Any, None) => {
+            return usage("--data text needs --classes, the number of classes of its labels");
+        }
+    };
+    let Found { path: folder, note, revision } =
+        hub::find("--data-dir", stated, hub::Wanted::Texts)?;
+    let mut revisions: Vec<String> = revision.into_iter().collect();
+    let is_named = note.is_some();
+    let mut notes: Vec<String> = note.into_iter().collect();
+    // Of a single file, the folder that it is in.
+    let beside = match folder.is_dir() {
+        true => folder.clone(),
+        false => folder.parent().unwrap_or(Path::new("")).to_owned(),
+    };
+    let tokenizer = match &flags.tokenizer {
+        Some(stated) if stated == Path::new(TokenizerSource::BYTES) => TokenizerSource::Bytes,
+        Some(stated) => {
+            let found = hub::find("--tokenizer", stated, hub::Wanted::Tokenizer)?;
+            let is_file = found.note.is_none();
+            notes.extend(found.note);
+            revisions.extend(found.revision);
+            let path = if is_file { found.path } else { found.path.join(TOKENIZER) };
+            TokenizerSource::File(path)
+        }
+        None => TokenizerSource::File(match (beside.join(TOKENIZER), run.tokenizer) {
+            (there, Some(of_model)) if !there.is_file() => of_model.to_owned(),
+            (there, _) => there,
+        }),
+    };
+    if let TokenizerSource::File(path) = &tokenizer
+        && !path.is_file()
+    {
+        return usage(format!(
+            "--tokenizer: {} is no file; pass the tokenizer.json that the model was published with, or bytes, whose \
+             tokens are the bytes of a text",
+            path.printable()
+        ));
     }
+    let mut table = table(&flags, &kind)?;
+    let files = match kind {
+        Kind::Classified { .. } => TextFiles::find(&folder),
+        Kind::Running { .. } => TextFiles::find_any(&folder),
+    };
+    let files = files.map_err(in_folder)?;
+    if let Kind::Classified { num_classes, .. } = kind
+        && table.label_names.is_empty()
+    {
+        table.label_names = label_names(&files, &table, num_classes, run.class_names)?;
+    }
+    let has_test = !files.of(Split::Test).is_empty() || flags.test_samples.is_some();
+    let cache = match flags.token_cache.clone() {
+        Some(cache) => cache,
+        None if is_named => hub::tokens_folder()?,
+        None => beside.join("tokens"),
+    };
+    let known = match run.samples {
+        Samples::Tokens { vocab, .. } => Some((run.model.to_owned(), vocab)),
+        _ => None,
+    };
+    let quiet = OnceLock::new();
+    Ok(Arc::new(Texts {
+        flags,
+        files,
+        table,
+        tokenizer,
+        cache,
+        kind,
+        known,
+        has_test,
+        notes,
+        revisions,
+        quiet,
+    }))
 }
 
 /// How labels above the last class become possible.

@@ -3,17 +3,23 @@
 use std::sync::Arc;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Arg, ArgMatches, Args};
+use clap::{ArgMatches, Args};
 use paceline_data::Dataset;
 use paceline_failure::{Failure, Result};
 use paceline_kernels::ImageLayout;
 use paceline_model::{CnnConfig, Model, ModelError};
 
-use super::{FuseFlag, ModelChoice, ModelSettings, Samples};
-use crate::registry::{Choice, flags_of, read, spaced, width};
+use super::{FuseFlag, ModelSettings, OfModel, Samples};
+use crate::registry::{Row, flags_of, read, spaced, width};
 
 /// The choice.
-pub(super) struct Cnn;
+pub(super) const CNN: Row<OfModel> = Row {
+    name: "cnn",
+    aliases: &[],
+    about: "Convolutions with ReLU and pooling, one hidden layer",
+    flags: flags_of::<Flags>,
+    of: OfModel { width_flags: &["channels", "hidden"], resolve },
+};
 
 /// The flags. With all defaults filled in, they are the settings.
 #[derive(Clone, Debug, Args)]
@@ -64,36 +70,16 @@ fn layout_of(name: &str) -> ImageLayout {
     named.unwrap_or_default()
 }
 
-impl Choice for Cnn {
-    fn name(&self) -> &'static str {
-        "cnn"
-    }
-
-    fn about(&self) -> &'static str {
-        "Convolutions with ReLU and pooling, one hidden layer"
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        flags_of::<Flags>()
-    }
-}
-
-impl ModelChoice for Cnn {
-    fn width_flags(&self) -> &'static [&'static str] {
-        &["channels", "hidden"]
-    }
-
-    fn resolve(&self, settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
-        let flags: Flags = read(settings)?;
-        let zero = match (flags.channels.contains(&0), flags.hidden) {
-            (true, _) => Some(format!("--channels {}: pass numbers", spaced(&flags.channels))),
-            (false, 0) => Some("--hidden 0: pass a number".to_owned()),
-            _ => None,
-        };
-        match zero {
-            Some(problem) => Err(Failure::Usage(format!("{problem} above zero"))),
-            None => Ok(Arc::new(flags)),
-        }
+fn resolve(settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
+    let flags: Flags = read(settings)?;
+    let zero = match (flags.channels.contains(&0), flags.hidden) {
+        (true, _) => Some(format!("--channels {}: pass numbers", spaced(&flags.channels))),
+        (false, 0) => Some("--hidden 0: pass a number".to_owned()),
+        _ => None,
+    };
+    match zero {
+        Some(problem) => Err(Failure::Usage(format!("{problem} above zero"))),
+        None => Ok(Arc::new(flags)),
     }
 }
 

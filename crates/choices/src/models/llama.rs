@@ -7,7 +7,7 @@ mod stated;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::{Arg, ArgMatches, Args, ValueEnum};
+use clap::{ArgMatches, Args, ValueEnum};
 use paceline_data::Dataset;
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
@@ -18,11 +18,17 @@ use serde_json::Value;
 
 use self::size::Size;
 use self::stated::Stated;
-use super::{Defaults, ModelChoice, ModelSettings, Samples};
-use crate::registry::{Choice, flags_of, read, width};
+use super::{Defaults, ModelSettings, OfModel, Samples};
+use crate::registry::{Row, flags_of, read, width};
 
 /// The choice.
-pub(super) struct Llama;
+pub(super) const LLAMA: Row<OfModel> = Row {
+    name: "llama",
+    aliases: &[],
+    about: "A language model of the Llama family, with random or with pretrained weights",
+    flags: flags_of::<Flags>,
+    of: OfModel { width_flags: &["width", "intermediate"], resolve },
+};
 
 /// The flags, which state what differs from the size.
 #[derive(Clone, Debug, Args)]
@@ -79,77 +85,55 @@ enum InitFrom {
     Random,
 }
 
-impl Choice for Llama {
-    fn name(&self) -> &'static str {
-        "llama"
+fn resolve(settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
+    let flags: Flags = read(settings)?;
+    let checkpoint_activations = flags.checkpoint_activations;
+    let mut notes = Vec::new();
+    let init = flags.init.unwrap_or(InitFrom::Pretrained);
+    let stated = flags.pretrained.as_deref();
+    let stated = stated.map(|stated| Stated::find(stated, init)).transpose()?;
+    if stated.is_some() {
+        check_no_sizes(&flags)?;
     }
-
-    fn about(&self) -> &'static str {
-        "A language model of the Llama family, with random or with pretrained weights"
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        flags_of::<Flags>()
-    }
-}
-
-impl ModelChoice for Llama {
-    fn width_flags(&self) -> &'static [&'static str] {
-        &["width", "intermediate"]
-    }
-
-    fn resolve(&self, settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
-        let flags: Flags = read(settings)?;
-        let checkpoint_activations = flags.checkpoint_activations;
-        let mut notes = Vec::new();
-        let init = flags.init.unwrap_or(InitFrom::Pretrained);
-        let stated = flags.pretrained.as_deref();
-        let stated = stated.map(|stated| Stated::find(stated, init)).transpose()?;
-        if stated.is_some() {
-            check_no_sizes(&flags)?;
+    let mut class_names = Vec::new();
+    let (mut config, found) = match stated {
+        Some(Stated::Folder(found)) => {
+            let (config, names) = of_folder(&found.path)?;
+            class_names = names;
+            (config, Some(found))
         }
-        let mut class_names = Vec::new();
-        let (mut config, found) = match stated {
-            Some(Stated::Folder(found)) => {
-                let (config, names) = of_folder(&found.path)?;
-                class_names = names;
-                (config, Some(found))
-            }
-            Some(Stated::Known { size, note }) => {
-                notes.push(note);
-                (size.config(), None)
-            }
-            None => (of_sizes(&flags)?, None),
-        };
-        let folder = found.as_ref().map(|found| found.path.clone());
-        let revision = found.as_ref().and_then(|found| found.revision.clone());
-        notes.extend(found.and_then(|found| found.note));
-        if let Some(num_labels) = flags.num_labels {
-            config.task = LlamaTask::Classification { num_labels };
-            // Of other classes, the folder knows no names.
-            class_names.truncate(if class_names.len() == num_labels { num_labels } else { 0 });
+        Some(Stated::Known { size, note }) => {
+            notes.push(note);
+            (size.config(), None)
         }
-        config.check().map_err(|e| usage(format!("--model llama: {e}")))?;
-        let weights = match (init, &folder) {
-            (InitFrom::Random, _) => None,
-            (InitFrom::Pretrained, Some(folder)) => Some(Weights::open(folder, &config)?),
-            (InitFrom::Pretrained, None) if flags.init.is_some() => {
-                return Err(usage(
-                    "--init pretrained needs a folder; pass --pretrained DIR".into(),
-                ));
-            }
-            (InitFrom::Pretrained, None) => None,
-        };
-        Ok(Arc::new(Settings {
-            config,
-            class_names,
-            weights,
-            folder,
-            notes,
-            revision,
-            checkpoint_activations,
-        }))
+        None => (of_sizes(&flags)?, None),
+    };
+    let folder = found.as_ref().map(|found| found.path.clone());
+    let revision = found.as_ref().and_then(|found| found.revision.clone());
+    notes.extend(found.and_then(|found| found.note));
+    if let Some(num_labels) = flags.num_labels {
+        config.task = LlamaTask::Classification { num_labels };
+        // Of other classes, the folder knows no names.
+        class_names.truncate(if class_names.len() == num_labels { num_labels } else { 0 });
     }
+    config.check().map_err(|e| usage(format!("--model llama: {e}")))?;
+    let weights = match (init, &folder) {
+        (InitFrom::Random, _) => None,
+        (InitFrom::Pretrained, Some(folder)) => Some(Weights::open(folder, &config)?),
+        (InitFrom::Pretrained, None) if flags.init.is_some() => {
+            return Err(usage("--init pretrained needs a folder; pass --pretrained DIR".into()));
+        }
+        (InitFrom::Pretrained, None) => None,
+    };
+    Ok(Arc::new(Settings {
+        config,
+        class_names,
+        weights,
+        folder,
+        notes,
+        revision,
+        checkpoint_activations,
+    }))
 }
 
 fn usage(problem: String) -> Failure {

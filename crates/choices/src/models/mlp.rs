@@ -2,19 +2,25 @@
 
 use std::sync::Arc;
 
-use clap::{Arg, ArgMatches, Args};
+use clap::{ArgMatches, Args};
 use paceline_data::Dataset;
 use paceline_failure::{Failure, Result};
 use paceline_model::{CrossEntropy, MlpConfig, Model, ModelError};
 
-use super::{Defaults, FuseFlag, ModelChoice, ModelSettings, Samples};
-use crate::registry::{Choice, flags_of, read, width};
+use super::{Defaults, FuseFlag, ModelSettings, OfModel, Samples};
+use crate::registry::{Row, flags_of, read, width};
 
 /// A larger number of hidden layers is taken for a mistake.
 const MAX_LAYERS: usize = 10_000;
 
 /// The choice.
-pub(super) struct Mlp;
+pub(super) const MLP: Row<OfModel> = Row {
+    name: "mlp",
+    aliases: &[],
+    about: "Linear layers with ReLU",
+    flags: flags_of::<Flags>,
+    of: OfModel { width_flags: &["hidden-dim"], resolve },
+};
 
 /// The flags. With all defaults filled in, they are the settings.
 #[derive(Clone, Debug, Args)]
@@ -40,47 +46,27 @@ struct Flags {
     fuse: FuseFlag,
 }
 
-impl Choice for Mlp {
-    fn name(&self) -> &'static str {
-        "mlp"
-    }
-
-    fn about(&self) -> &'static str {
-        "Linear layers with ReLU"
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        flags_of::<Flags>()
-    }
-}
-
-impl ModelChoice for Mlp {
-    fn width_flags(&self) -> &'static [&'static str] {
-        &["hidden-dim"]
-    }
-
-    fn resolve(&self, settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
-        let flags: Flags = read(settings)?;
-        let Flags { num_layers, tie_layers, .. } = flags;
-        let sizes = [
-            ("--input-dim", flags.input_dim),
-            ("--hidden-dim", flags.hidden_dim),
-            ("--output-dim", flags.output_dim),
-        ];
-        let problem = if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            format!("{flag} 0: pass a number above zero")
-        } else if num_layers > MAX_LAYERS {
-            format!("--num-layers {num_layers}: pass {MAX_LAYERS} or less")
-        } else if tie_layers && num_layers < 3 {
-            format!(
-                "--tie-layers: of {num_layers} hidden layers, none has another one to share with; pass \
-                 --num-layers 3 or more"
-            )
-        } else {
-            return Ok(Arc::new(flags));
-        };
-        Err(Failure::Usage(problem))
-    }
+fn resolve(settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
+    let flags: Flags = read(settings)?;
+    let Flags { num_layers, tie_layers, .. } = flags;
+    let sizes = [
+        ("--input-dim", flags.input_dim),
+        ("--hidden-dim", flags.hidden_dim),
+        ("--output-dim", flags.output_dim),
+    ];
+    let problem = if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+        format!("{flag} 0: pass a number above zero")
+    } else if num_layers > MAX_LAYERS {
+        format!("--num-layers {num_layers}: pass {MAX_LAYERS} or less")
+    } else if tie_layers && num_layers < 3 {
+        format!(
+            "--tie-layers: of {num_layers} hidden layers, none has another one to share with; pass \
+             --num-layers 3 or more"
+        )
+    } else {
+        return Ok(Arc::new(flags));
+    };
+    Err(Failure::Usage(problem))
 }
 
 impl ModelSettings for Flags {

@@ -16,14 +16,14 @@ use paceline_model::{Model, ModelError, Storage};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::registry::{Choice, FlagValues, Registry};
+use super::registry::{Choice, FlagValues, Registry, Row};
 
 /// The file that a model's tokenizer is published in.
 pub const TOKENIZER: &str = "tokenizer.json";
 
 /// The models. The first one is the default.
 pub static MODELS: Registry<dyn ModelChoice> =
-    Registry::new("model", "Model", &[&cnn::Cnn, &mlp::Mlp, &llama::Llama]);
+    Registry::new("model", "Model", &[&cnn::CNN, &mlp::MLP, &llama::LLAMA]);
 
 /// A model that `--model` can name.
 pub trait ModelChoice: Choice {
@@ -34,6 +34,22 @@ pub trait ModelChoice: Choice {
     /// same samples (`paceline predict --memory`). None by default.
     fn width_flags(&self) -> &'static [&'static str] {
         &[]
+    }
+}
+
+/// What a [`Row`] of a model has.
+struct OfModel {
+    width_flags: &'static [&'static str],
+    resolve: fn(&ArgMatches) -> Result<Arc<dyn ModelSettings>>,
+}
+
+impl ModelChoice for Row<OfModel> {
+    fn resolve(&self, settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
+        (self.of.resolve)(settings)
+    }
+
+    fn width_flags(&self) -> &'static [&'static str] {
+        self.of.width_flags
     }
 }
 

@@ -1,16 +1,22 @@
 //! `--optimizer adamw`: Adam with decoupled weight decay. PyTorch's betas and epsilon are the defaults.
 
-use clap::{Arg, ArgMatches, Args};
+use clap::{ArgMatches, Args};
 use paceline_failure::{Failure, Result};
 use paceline_kernels::optimizer::AdamW;
 use paceline_model::OptimizerConfig;
 use serde_json::json;
 
-use super::{CommonFlags, OptimizerChoice, OptimizerSettings, check, others};
-use crate::registry::{Choice, flags_of, read};
+use super::{CommonFlags, OptimizerSettings, Resolve, check, others};
+use crate::registry::{Row, flags_of, read};
 
 /// The choice.
-pub(super) struct ChooseAdamW;
+pub(super) const ADAMW: Row<Resolve> = Row {
+    name: "adamw",
+    aliases: &[],
+    about: "Adam with decoupled weight decay",
+    flags: || [flags_of::<CommonFlags>(), flags_of::<Flags>()].concat(),
+    of: resolve,
+};
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Training")]
@@ -26,50 +32,32 @@ struct Flags {
     eps: f64,
 }
 
-impl Choice for ChooseAdamW {
-    fn name(&self) -> &'static str {
-        "adamw"
-    }
-
-    fn about(&self) -> &'static str {
-        "Adam with decoupled weight decay"
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        [flags_of::<CommonFlags>(), flags_of::<Flags>()].concat()
-    }
-}
-
-impl OptimizerChoice for ChooseAdamW {
-    fn resolve(&self, settings: &ArgMatches) -> Result<OptimizerSettings> {
-        let (common, flags) = (read::<CommonFlags>(settings)?, read::<Flags>(settings)?);
-        let (lr, weight_decay) = (common.lr.unwrap_or(0.001), common.weight_decay.unwrap_or(0.01));
-        check(&[("--lr", lr), ("--weight-decay", weight_decay)])?;
-        let Flags { beta1, beta2, eps } = flags;
-        for (flag, beta) in [("--beta1", beta1), ("--beta2", beta2)] {
-            if !(0.0..1.0).contains(&beta) {
-                return Err(Failure::Usage(format!(
-                    "{flag} {beta}: pass a number from 0 to below 1"
-                )));
-            }
+fn resolve(settings: &ArgMatches) -> Result<OptimizerSettings> {
+    let (common, flags) = (read::<CommonFlags>(settings)?, read::<Flags>(settings)?);
+    let (lr, weight_decay) = (common.lr.unwrap_or(0.001), common.weight_decay.unwrap_or(0.01));
+    check(&[("--lr", lr), ("--weight-decay", weight_decay)])?;
+    let Flags { beta1, beta2, eps } = flags;
+    for (flag, beta) in [("--beta1", beta1), ("--beta2", beta2)] {
+        if !(0.0..1.0).contains(&beta) {
+            return Err(Failure::Usage(format!("{flag} {beta}: pass a number from 0 to below 1")));
         }
-        if !(eps > 0.0 && eps.is_finite()) {
-            return Err(Failure::Usage(format!(
-                "--eps {eps}: pass a number above zero; without it, a step is divided by zero"
-            )));
-        }
-        Ok(OptimizerSettings {
-            name: self.name(),
-            lr,
-            others: others(&[
-                ("weight_decay", json!(weight_decay)),
-                ("decay_matrices_only", json!(common.decay_matrices_only)),
-                ("beta1", json!(beta1)),
-                ("beta2", json!(beta2)),
-                ("eps", json!(eps)),
-            ]),
-            decays_matrices_only: common.decay_matrices_only,
-            config: OptimizerConfig::AdamW(AdamW { lr, beta1, beta2, eps, weight_decay }),
-        })
     }
+    if !(eps > 0.0 && eps.is_finite()) {
+        return Err(Failure::Usage(format!(
+            "--eps {eps}: pass a number above zero; without it, a step is divided by zero"
+        )));
+    }
+    Ok(OptimizerSettings {
+        name: ADAMW.name,
+        lr,
+        others: others(&[
+            ("weight_decay", json!(weight_decay)),
+            ("decay_matrices_only", json!(common.decay_matrices_only)),
+            ("beta1", json!(beta1)),
+            ("beta2", json!(beta2)),
+            ("eps", json!(eps)),
+        ]),
+        decays_matrices_only: common.decay_matrices_only,
+        config: OptimizerConfig::AdamW(AdamW { lr, beta1, beta2, eps, weight_decay }),
+    })
 }

@@ -9,17 +9,14 @@ use paceline_model::OptimizerConfig;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::registry::{Choice, Registry};
+use super::registry::{Registry, Row};
 
 /// All optimizers. The first one is the default.
-pub static OPTIMIZERS: Registry<dyn OptimizerChoice> =
-    Registry::new("optimizer", "Training", &[&sgd::ChooseSgd, &adamw::ChooseAdamW]);
+pub static OPTIMIZERS: Registry<Row<Resolve>> =
+    Registry::new("optimizer", "Training", &[&sgd::SGD, &adamw::ADAMW]);
 
-/// An optimizer that `--optimizer` can name.
-pub trait OptimizerChoice: Choice {
-    /// Reads its flags, checks them and fills in the defaults.
-    fn resolve(&self, settings: &ArgMatches) -> Result<OptimizerSettings>;
-}
+/// Reads the flags of an optimizer, checks them and fills in the defaults.
+pub type Resolve = fn(&ArgMatches) -> Result<OptimizerSettings>;
 
 /// An optimizer with its settings, all defaults filled in.
 #[derive(Clone, Debug, Serialize)]
@@ -38,7 +35,7 @@ pub struct OptimizerSettings {
 impl OptimizerSettings {
     /// The optimizer with this name, from the settings of a run.
     pub fn resolve(name: &str, settings: &ArgMatches) -> Result<Self> {
-        OPTIMIZERS.get(name)?.resolve(settings)
+        (OPTIMIZERS.get(name)?.of)(settings)
     }
 
     /// Its name on the command line.

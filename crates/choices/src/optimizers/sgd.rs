@@ -1,16 +1,22 @@
 //! `--optimizer sgd`: stochastic gradient descent, with momentum if asked for.
 
-use clap::{Arg, ArgMatches, Args};
+use clap::{ArgMatches, Args};
 use paceline_failure::Result;
 use paceline_kernels::optimizer::Sgd;
 use paceline_model::OptimizerConfig;
 use serde_json::json;
 
-use super::{CommonFlags, OptimizerChoice, OptimizerSettings, check, others};
-use crate::registry::{Choice, flags_of, read};
+use super::{CommonFlags, OptimizerSettings, Resolve, check, others};
+use crate::registry::{Row, flags_of, read};
 
 /// The choice.
-pub(super) struct ChooseSgd;
+pub(super) const SGD: Row<Resolve> = Row {
+    name: "sgd",
+    aliases: &[],
+    about: "Stochastic gradient descent",
+    flags: || [flags_of::<CommonFlags>(), flags_of::<Flags>()].concat(),
+    of: resolve,
+};
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Training")]
@@ -20,35 +26,19 @@ struct Flags {
     momentum: f64,
 }
 
-impl Choice for ChooseSgd {
-    fn name(&self) -> &'static str {
-        "sgd"
-    }
-
-    fn about(&self) -> &'static str {
-        "Stochastic gradient descent"
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        [flags_of::<CommonFlags>(), flags_of::<Flags>()].concat()
-    }
-}
-
-impl OptimizerChoice for ChooseSgd {
-    fn resolve(&self, settings: &ArgMatches) -> Result<OptimizerSettings> {
-        let (common, Flags { momentum }) = (read::<CommonFlags>(settings)?, read(settings)?);
-        let (lr, weight_decay) = (common.lr.unwrap_or(0.01), common.weight_decay.unwrap_or(0.0));
-        check(&[("--lr", lr), ("--weight-decay", weight_decay), ("--momentum", momentum)])?;
-        Ok(OptimizerSettings {
-            name: self.name(),
-            lr,
-            others: others(&[
-                ("momentum", json!(momentum)),
-                ("weight_decay", json!(weight_decay)),
-                ("decay_matrices_only", json!(common.decay_matrices_only)),
-            ]),
-            decays_matrices_only: common.decay_matrices_only,
-            config: OptimizerConfig::Sgd(Sgd { lr, momentum, weight_decay }),
-        })
-    }
+fn resolve(settings: &ArgMatches) -> Result<OptimizerSettings> {
+    let (common, Flags { momentum }) = (read::<CommonFlags>(settings)?, read(settings)?);
+    let (lr, weight_decay) = (common.lr.unwrap_or(0.01), common.weight_decay.unwrap_or(0.0));
+    check(&[("--lr", lr), ("--weight-decay", weight_decay), ("--momentum", momentum)])?;
+    Ok(OptimizerSettings {
+        name: SGD.name,
+        lr,
+        others: others(&[
+            ("momentum", json!(momentum)),
+            ("weight_decay", json!(weight_decay)),
+            ("decay_matrices_only", json!(common.decay_matrices_only)),
+        ]),
+        decays_matrices_only: common.decay_matrices_only,
+        config: OptimizerConfig::Sgd(Sgd { lr, momentum, weight_decay }),
+    })
 }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use clap::builder::PossibleValue;
 use clap::{Arg, ArgMatches, Args, ValueEnum};
 use paceline_collectives::MeshShape;
 use paceline_failure::{Failure, Result};
@@ -13,25 +12,12 @@ use super::{Advice, StrategySettings};
 use crate::registry::{flags_of, read};
 
 /// How gradients of several micro-batches are added up.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum AccumulateName {
+    /// Each rank adds up whole gradients: the bits and the memory of replicas
     Whole,
+    /// Gradients are reduced after each batch: less memory, other bits
     Shards,
-}
-
-impl ValueEnum for AccumulateName {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[AccumulateName::Whole, AccumulateName::Shards]
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(match self {
-            AccumulateName::Whole => PossibleValue::new("whole")
-                .help("Each rank adds up whole gradients: the bits and the memory of replicas"),
-            AccumulateName::Shards => PossibleValue::new("shards")
-                .help("Gradients are reduced after each batch: less memory, other bits"),
-        })
-    }
 }
 
 #[derive(Debug, Args)]

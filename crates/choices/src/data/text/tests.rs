@@ -39,7 +39,7 @@ fn resolve_named(
 ) -> Result<DataConfig> {
     let folder = folder.map(|folder| format!("--data-dir {} ", folder.path().display()));
     let line = format!("text {}{flags}", folder.unwrap_or_default());
-    let command = Command::new("text").args(Text.flags());
+    let command = Command::new("text").args((TEXT.flags)());
     let settings = command.try_get_matches_from(line.split_whitespace()).unwrap();
     let needs = RunNeeds {
         model: "llama",
