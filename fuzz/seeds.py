@@ -326,7 +326,7 @@ def checkpoints() -> dict[str, bytes]:
     def signed(index: dict, files: list[bytearray]) -> bytes:
         return compact({"sha256": digest(compact(index)), "index": index}) + b"\n" + b"".join(files)
 
-    def made(tensors: dict = all_tensors, version: int = 4, **changed: str) -> tuple[dict, list[bytearray]]:
+    def made(tensors: dict = all_tensors, version: int = 5, **changed: str) -> tuple[dict, list[bytearray]]:
         run = progress | {key.replace("_", "-"): value for key, value in changed.items()}
         files = [bytearray(), bytearray()]
         return index_of(tensors, run, files, version), files
