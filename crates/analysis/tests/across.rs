@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Build, NCCL, rank};
+use common::{Build, NCCL, rank, value};
 use paceline_analysis::hta::{Options, analyze};
 use paceline_analysis::ranks::across_ranks;
 use paceline_analysis::timeline::Timeline;
@@ -38,9 +38,9 @@ fn waits_and_transfers_add_up_to_the_communication_of_the_row() {
         assert_eq!((across.stragglers.num_unmatched, across.path.steps.len()), (0, steps));
         assert_eq!(across.path.len_ns(), steps as i64 * 100_000);
         for waits in &across.stragglers.ranks {
-            let row = &analysis.ranks[waits.rank].row;
-            assert_eq!(us(waits.waited_ns + waits.transfer_ns), row.comm_time_us);
-            assert_eq!(waits.num_collectives as u64, row.collective_calls);
+            let rank = &analysis.ranks[waits.rank];
+            assert_eq!(us(waits.waited_ns + waits.transfer_ns), value(rank, "comm_time_us"));
+            assert_eq!(waits.num_collectives as f64, value(rank, "collective_calls"));
         }
         // The worst of all is in the last step. The all-reduce that the second step launched belongs to that
         // step.

@@ -149,7 +149,7 @@ proptest! {
                 if let Ok(Analysis { ranks, .. }) = analyze(&timelines, &options) {
                     check(&ranks[0], rounding);
                 }
-                for steps in [StepChoice::First, StepChoice::All, StepChoice::These(vec![2])] {
+                for steps in [StepChoice::First, StepChoice::All, StepChoice::One(2)] {
                     if let Ok(same) = diff(&timelines, &timelines, &steps, &options) {
                         let is_same = |row: &paceline_analysis::hta::DiffRow| {
                             row.calls() == 0 && row.time_ns() == 0 && row.control_calls > 0

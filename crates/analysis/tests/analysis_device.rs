@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{NCCL, rank};
+use common::{NCCL, figure, rank, value};
 use paceline_analysis::hta::{
     Analysis, AnalysisError, CollectiveKind, IdleCategory, KernelKind, Kind, Options, RankAnalysis,
     Rounding, Source, analyze, columns, top_kernels,
@@ -33,17 +33,22 @@ fn idle_computing_and_neither() {
         .kernel("Memcpy HtoD (Pinned -> Device)", 22, 90.0, 110.0)
         .kernel("gemm", 7, 100.0, 110.0);
     let rank = one(build);
-    let row = rank.row;
-    assert_eq!((row.rank, rank.source), (3, Source::Kernels));
-    assert_eq!((row.kernel_time_us, row.idle_time_us), (100.0, 20.0));
-    assert_eq!((row.temporal_compute_time_us, row.non_compute_time_us), (70.0, 10.0));
-    near(row.compute_time_pctg, 70.0);
-    near(row.idle_time_pctg, 20.0);
-    near(row.non_compute_time_pctg, 10.0);
+    assert_eq!((rank.rank, rank.source), (3, Source::Kernels));
+    assert_eq!((value(&rank, "kernel_time_us"), value(&rank, "idle_time_us")), (100.0, 20.0));
+    assert_eq!(
+        (value(&rank, "temporal_compute_time_us"), value(&rank, "non_compute_time_us")),
+        (70.0, 10.0)
+    );
+    near(figure(&rank, "compute_time_pctg"), 70.0);
+    near(figure(&rank, "idle_time_pctg"), 20.0);
+    near(figure(&rank, "non_compute_time_pctg"), 10.0);
     // Sums count every kernel, overlapping or not.
-    assert_eq!((row.compute_time_us, row.memory_time_us), (82.0, 20.0));
-    assert_eq!((row.comm_time_us, row.total_kernel_time_us), (0.0, 102.0));
-    assert_eq!((row.comm_comp_overlap_pctg, row.comm_overhead_pctg), (None, Some(0.0)));
+    assert_eq!((value(&rank, "compute_time_us"), value(&rank, "memory_time_us")), (82.0, 20.0));
+    assert_eq!((value(&rank, "comm_time_us"), value(&rank, "total_kernel_time_us")), (0.0, 102.0));
+    assert_eq!(
+        (figure(&rank, "comm_comp_overlap_pctg"), figure(&rank, "comm_overhead_pctg")),
+        (None, Some(0.0))
+    );
     let times: Vec<_> = rank.kinds.iter().map(|of| (of.kinds.clone(), of.time_ns)).collect();
     use KernelKind::{Computation, Memory};
     let expected =
@@ -55,7 +60,7 @@ fn idle_computing_and_neither() {
 fn communication_is_hidden_partly_wholly_or_not_at_all() {
     let overlap = |from, to| {
         let build = rank(0).kernel("gemm", 7, 0.0, 40.0).kernel("gemm", 7, 50.0, 60.0);
-        one(build.kernel(NCCL, 20, from, to)).row.comm_comp_overlap_pctg
+        figure(&one(build.kernel(NCCL, 20, from, to)), "comm_comp_overlap_pctg")
     };
     near(overlap(30.0, 70.0), 50.0);
     near(overlap(10.0, 30.0), 100.0);
@@ -64,9 +69,9 @@ fn communication_is_hidden_partly_wholly_or_not_at_all() {
     // Two collectives at the same time count once as communication.
     let build = rank(0).kernel("gemm", 7, 0.0, 40.0).kernel(NCCL, 20, 20.0, 60.0);
     let rank = one(build.kernel(NCCL, 21, 40.0, 60.0));
-    near(rank.row.comm_comp_overlap_pctg, 50.0);
+    near(figure(&rank, "comm_comp_overlap_pctg"), 50.0);
     assert_eq!((rank.overlap.communication_ns, rank.overlap.exposed_ns()), (40_000, 20_000));
-    near(rank.row.comm_overhead_pctg, 60.0);
+    near(figure(&rank, "comm_overhead_pctg"), 60.0);
 }
 
 #[test]
@@ -84,18 +89,18 @@ fn the_last_of_several_steps_is_left_out() {
     };
     let rank = one(build());
     assert_eq!(rank.steps.chosen.iter().map(|step| step.number).collect::<Vec<_>>(), [4, 5]);
-    assert_eq!((rank.steps.found, rank.row.kernel_time_us), (3, 250.0));
+    assert_eq!((rank.steps.found, value(&rank, "kernel_time_us")), (3, 250.0));
     let stray = build().stray("gemm", 7, 5.0, 8.0);
     let analysis = analyze(&[stray.timeline], &Options::default()).unwrap();
-    assert_eq!(analysis.ranks[0].row.kernel_time_us, 250.0);
+    assert_eq!(value(&analysis.ranks[0], "kernel_time_us"), 250.0);
     assert!(analysis.notes[0].contains("could not be traced"), "{:?}", analysis.notes);
     let all = Options { include_last_step: true, ..Options::default() };
     let rank = with(build(), &all);
-    assert_eq!((rank.steps.chosen.len(), rank.row.kernel_time_us), (3, 280.0));
+    assert_eq!((rank.steps.chosen.len(), value(&rank, "kernel_time_us")), (3, 280.0));
     // If no steps are chosen, a kernel whose launch is missing from the trace counts too.
     let whole = common::rank(0).kernel("gemm", 7, 10.0, 20.0).stray("gemm", 7, 295.0, 299.0);
     let analysis = analyze(&[whole.timeline], &Options::default()).unwrap();
-    assert_eq!(analysis.ranks[0].row.kernel_time_us, 289.0);
+    assert_eq!(value(&analysis.ranks[0], "kernel_time_us"), 289.0);
     assert!(analysis.notes[0].contains("names no steps"), "{:?}", analysis.notes);
 }
 
@@ -104,7 +109,7 @@ fn kernels_without_launches_are_chosen_by_their_own_begin() {
     let build = rank(1).step(1, 0.0, 100.0).step(2, 100.0, 200.0);
     let build = build.stray("gemm", 7, 10.0, 30.0).stray("gemm", 7, 150.0, 160.0);
     let analysis = analyze(&[build.timeline], &Options::default()).unwrap();
-    assert_eq!(analysis.ranks[0].row.kernel_time_us, 20.0);
+    assert_eq!(value(&analysis.ranks[0], "kernel_time_us"), 20.0);
     assert!(analysis.ranks[0].launches.is_none());
     assert!(analysis.notes[0].starts_with("Rank 1: No kernel could be traced"));
 }
@@ -228,9 +233,9 @@ fn collectives_are_told_by_their_arguments_first() {
         .kernel(NCCL, 20, 20.0, 21.0)
         .kernel("ncclDevKernel_Generic(args)", 20, 30.0, 32.0);
     let rank = one(build);
-    assert_eq!(rank.row.all_to_all_time_us, 10.0);
-    assert_eq!((rank.row.all_gather_time_us, rank.row.all_reduce_calls), (5.0, 1));
-    assert_eq!((rank.row.collective_calls, rank.row.collective_time_us), (4, 18.0));
+    assert_eq!(value(&rank, "all_to_all_time_us"), 10.0);
+    assert_eq!((value(&rank, "all_gather_time_us"), value(&rank, "all_reduce_calls")), (5.0, 1.0));
+    assert_eq!((value(&rank, "collective_calls"), value(&rank, "collective_time_us")), (4.0, 18.0));
     assert_eq!(rank.collectives.calls(CollectiveKind::Unknown), 1);
     assert_eq!(rank.collectives.wait_ns, Some(4_000));
 }
@@ -244,12 +249,18 @@ fn rounding_is_that_of_hta() {
             .kernel("b", 7, 20.2, 20.8)
             .kernel("a", 7, 30.0, 40.0)
     };
-    let exact = one(build()).row;
-    assert_eq!((exact.kernel_time_us, exact.temporal_compute_time_us), (39.5, 20.6));
+    let exact = one(build());
+    assert_eq!(
+        (value(&exact, "kernel_time_us"), value(&exact, "temporal_compute_time_us")),
+        (39.5, 20.6)
+    );
     let hta = with(build(), &Options { rounding: Rounding::Hta, ..Options::default() });
     // Rounded: 1..10, 21..20, 30..40.
-    assert_eq!((hta.row.kernel_time_us, hta.row.temporal_compute_time_us), (39.0, 18.0));
-    assert_eq!(hta.row.idle_time_us, 21.0);
+    assert_eq!(
+        (value(&hta, "kernel_time_us"), value(&hta, "temporal_compute_time_us")),
+        (39.0, 18.0)
+    );
+    assert_eq!(value(&hta, "idle_time_us"), 21.0);
     assert_eq!(hta.kernels[1].sum_ns, -1_000);
 }
 
@@ -263,8 +274,8 @@ fn waits_of_the_device_count_as_hta_counts_them() {
         .wait("Context Sync", -1, 78, 15.0, 18.0)
         .kernel("gemm", 7, 20.0, 30.0);
     let rank = one(build);
-    assert_eq!((rank.row.idle_time_us, rank.row.non_compute_time_us), (5.0, 5.0));
-    assert_eq!(rank.row.total_kernel_time_us, 20.0);
+    assert_eq!((value(&rank, "idle_time_us"), value(&rank, "non_compute_time_us")), (5.0, 5.0));
+    assert_eq!(value(&rank, "total_kernel_time_us"), 20.0);
     // A wait does not end a gap.
     assert_eq!(rank.idle[0].by_category[0].time_ns, 10_000);
 }

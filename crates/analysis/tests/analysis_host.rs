@@ -4,14 +4,15 @@ mod common;
 
 use std::path::PathBuf;
 
-use common::{MAIN, NCCL, OTHER, rank};
+use common::{MAIN, NCCL, OTHER, figure, rank, value};
 use paceline_analysis::hta::{
     AnalysisError, Change, KernelKind, Kind, Options, Part, RankAnalysis, Shift, Side, Source,
     StepChoice, analyze, diff,
 };
 use paceline_analysis::ranks::across_ranks;
 use paceline_analysis::read::{Select, find, open};
-use paceline_analysis::report::panels::{About, of_analysis};
+use paceline_analysis::report::Report;
+use paceline_analysis::report::panels::of_analysis;
 use paceline_analysis::timeline::{LaneInfo, Operator, TimeRange, Timeline, TrackId};
 
 fn one(build: common::Build) -> RankAnalysis {
@@ -34,11 +35,13 @@ fn without_kernels_operators_and_transfers_are_analyzed() {
     assert!(analysis.notes[0].contains("from its operators"), "{:?}", analysis.notes);
     let words = "Where a report says kernels, it means these operators.";
     assert!(analysis.notes[0].ends_with(words), "{:?}", analysis.notes);
-    let row = rank.row;
-    assert_eq!((row.kernel_time_us, row.temporal_compute_time_us), (60.0, 35.0));
-    assert_eq!((row.non_compute_time_us, row.idle_time_us), (13.0, 12.0));
-    assert_eq!((row.all_reduce_calls, row.all_reduce_time_us), (1, 18.0));
-    assert!((row.comm_comp_overlap_pctg.unwrap() - 100.0 * 5.0 / 18.0).abs() < 1e-9);
+    assert_eq!(
+        (value(&rank, "kernel_time_us"), value(&rank, "temporal_compute_time_us")),
+        (60.0, 35.0)
+    );
+    assert_eq!((value(&rank, "non_compute_time_us"), value(&rank, "idle_time_us")), (13.0, 12.0));
+    assert_eq!((value(&rank, "all_reduce_calls"), value(&rank, "all_reduce_time_us")), (1.0, 18.0));
+    assert!((figure(&rank, "comm_comp_overlap_pctg").unwrap() - 100.0 * 5.0 / 18.0).abs() < 1e-9);
     // Time in a nested operator counts only for the nested operator.
     let sums: Vec<_> = rank.kernels.iter().map(|of| (of.name.as_str(), of.sum_ns)).collect();
     let expected = [
@@ -59,8 +62,11 @@ fn where_no_thread_shows_transfers_the_calls_are_the_communication() {
         .operator("c10d::_allgather_base_", MAIN, 20.0, 30.0)
         .operator("record_param_comms", MAIN, 22.0, 24.0);
     let rank = one(build);
-    assert_eq!((rank.row.comm_time_us, rank.row.all_gather_time_us), (8.0, 8.0));
-    assert_eq!((rank.row.collective_calls, rank.row.temporal_compute_time_us), (1, 20.0));
+    assert_eq!((value(&rank, "comm_time_us"), value(&rank, "all_gather_time_us")), (8.0, 8.0));
+    assert_eq!(
+        (value(&rank, "collective_calls"), value(&rank, "temporal_compute_time_us")),
+        (1.0, 20.0)
+    );
     let kind = |rank: &RankAnalysis, name: &str| {
         rank.kernels.iter().find(|of| of.name == name).map(|of| of.kind)
     };
@@ -73,8 +79,11 @@ fn operators_of_the_last_step_are_left_out() {
     let build = rank(0).step(1, 0.0, 50.0).step(2, 50.0, 100.0);
     let build = build.operator("a", MAIN, 10.0, 30.0).operator("a", OTHER, 20.0, 45.0);
     let rank = one(build.operator("a", MAIN, 50.0, 70.0));
-    assert_eq!((rank.row.kernel_time_us, rank.row.temporal_compute_time_us), (35.0, 35.0));
-    assert_eq!(rank.row.compute_time_us, 45.0);
+    assert_eq!(
+        (value(&rank, "kernel_time_us"), value(&rank, "temporal_compute_time_us")),
+        (35.0, 35.0)
+    );
+    assert_eq!(value(&rank, "compute_time_us"), 45.0);
 }
 
 /// Otherwise the spans of a damaged trace, each of which covers all steps, would be cut into as many pieces as there are pairs.
@@ -188,7 +197,7 @@ fn the_backward_pass_of_pytorch_is_a_part_of_the_step_on_any_thread() {
         assert!(has("backward") > 3 * has("host"), "{} {}", has("backward"), has("host"));
         let advice = across.path.headline().unwrap();
         assert!(!advice.contains("host"), "{advice}");
-        let about = About::default();
+        let about = Report::default();
         let report = of_analysis(&analysis, Some(&across), &timelines, about);
         let said = report
             .notes
@@ -208,14 +217,20 @@ fn memory_is_that_of_the_device_where_one_is_sampled() {
         .memory(2.0, 1, 5 * MB, 10 * MB)
         .memory(2.0, 0, 100 * MB, 100 * MB)
         .memory(4.0, 1, 2 * MB, 9 * MB);
-    let row = one(build).row;
-    assert_eq!(row.memory_samples, 4);
-    assert_eq!((row.peak_allocated_mb, row.peak_reserved_mb), (Some(5.0), Some(10.0)));
-    assert_eq!((row.final_allocated_mb, row.final_reserved_mb), (Some(2.0), Some(9.0)));
-    assert_eq!(row.p50_allocated_mb, Some(3.0));
-    assert!((row.p95_allocated_mb.unwrap() - 4.85).abs() < 1e-9);
-    let host = rank(0).kernel("gemm", 7, 0.0, 10.0).memory(1.0, 0, 3 * MB, 0);
-    assert_eq!(one(host).row.peak_allocated_mb, Some(3.0));
+    let rank = one(build);
+    assert_eq!(value(&rank, "memory_samples"), 4.0);
+    assert_eq!(
+        (figure(&rank, "peak_allocated_mb"), figure(&rank, "peak_reserved_mb")),
+        (Some(5.0), Some(10.0))
+    );
+    assert_eq!(
+        (figure(&rank, "final_allocated_mb"), figure(&rank, "final_reserved_mb")),
+        (Some(2.0), Some(9.0))
+    );
+    assert_eq!(figure(&rank, "p50_allocated_mb"), Some(3.0));
+    assert!((figure(&rank, "p95_allocated_mb").unwrap() - 4.85).abs() < 1e-9);
+    let host = common::rank(0).kernel("gemm", 7, 0.0, 10.0).memory(1.0, 0, 3 * MB, 0);
+    assert_eq!(figure(&one(host), "peak_allocated_mb"), Some(3.0));
 }
 
 #[test]
@@ -268,9 +283,9 @@ fn a_difference_has_counts_and_times_of_both() {
     let all = diff(&control, &test, &StepChoice::All, &options).unwrap();
     assert!(all.rows.iter().all(|row| row.name != "late"));
     assert_eq!((all.control_steps, all.test_steps), (1, 1));
-    let second = diff_of(StepChoice::These(vec![4]));
+    let second = diff_of(StepChoice::One(4));
     assert!(second.rows.iter().all(|row| row.name != "gemm"));
-    let error = diff(&control, &test, &StepChoice::These(vec![9]), &options).unwrap_err();
+    let error = diff(&control, &test, &StepChoice::One(9), &options).unwrap_err();
     assert_eq!(error.to_string(), "rank_0.json: no step 9; it has 3, 4");
     let none = diff(&[], &test, &StepChoice::All, &options).unwrap_err();
     assert_eq!(none, AnalysisError::Empty);

@@ -1,9 +1,12 @@
 //! Compares our figures with every figure of Holistic Trace Analysis 0.5.0 on a stored trace.
 //! `fixtures/hta/make.py` made the trace and HTA's figures.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use common::figure;
 use paceline_analysis::hta::{Options, RankAnalysis, Rounding, Summary, analyze};
 use paceline_analysis::read;
 
@@ -14,19 +17,18 @@ fn figures(rank: &RankAnalysis) -> BTreeMap<String, f64> {
         figures.insert(name, value);
     };
     let us = |time_ns: i64| time_ns as f64 / 1e3;
-    let row = &rank.row;
     for (name, value) in [
-        ("idle_time(us)", Some(row.idle_time_us)),
-        ("compute_time(us)", Some(row.temporal_compute_time_us)),
-        ("non_compute_time(us)", Some(row.non_compute_time_us)),
-        ("kernel_time(us)", Some(row.kernel_time_us)),
-        ("idle_time_pctg", row.idle_time_pctg),
-        ("compute_time_pctg", row.compute_time_pctg),
-        ("non_compute_time_pctg", row.non_compute_time_pctg),
+        ("idle_time(us)", figure(rank, "idle_time_us")),
+        ("compute_time(us)", figure(rank, "temporal_compute_time_us")),
+        ("non_compute_time(us)", figure(rank, "non_compute_time_us")),
+        ("kernel_time(us)", figure(rank, "kernel_time_us")),
+        ("idle_time_pctg", figure(rank, "idle_time_pctg")),
+        ("compute_time_pctg", figure(rank, "compute_time_pctg")),
+        ("non_compute_time_pctg", figure(rank, "non_compute_time_pctg")),
     ] {
         put(format!("temporal|{name}"), value.unwrap());
     }
-    put("overlap".into(), row.comm_comp_overlap_pctg.unwrap());
+    put("overlap".into(), figure(rank, "comm_comp_overlap_pctg").unwrap());
     for of in &rank.kinds {
         let kinds: Vec<String> = of.kinds.iter().map(|kind| kind.name().to_uppercase()).collect();
         put(format!("kind|{}", kinds.join(" overlapping ")), us(of.time_ns));

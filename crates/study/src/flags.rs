@@ -34,7 +34,8 @@ impl Selection for PassedOn {
     fn flags() -> Vec<Arg> {
         let is_passed_on = |flag: &&Arg| {
             let key = flags::key(flag);
-            CONFIGURATION.contains(&key) || is_swept(key) && !NOT_PASSED_ON.contains(&key)
+            CONFIGURATION.contains(&key)
+                || why_not_swept(key).is_none() && !NOT_PASSED_ON.contains(&key)
         };
         let all = flags::all();
         let passed_on = all.iter().filter(is_passed_on).cloned();
@@ -51,27 +52,26 @@ impl Selection for PassedOn {
 }
 
 /// Flags of `paceline train` that a sweep neither varies nor passes on, and why.
-pub const NOT_SWEPT: [(&str, &str); 19] = [
-    ("config", "all runs start from one configuration"),
-    ("recipe", "all runs start from one configuration"),
+const NOT_SWEPT: [(&str, &str); 9] = [
+    ("config recipe", "all runs start from one configuration"),
     ("json", "each run's summary goes into the folder of the sweep"),
-    ("quiet", "the runs of a sweep print nothing"),
-    ("verbose", "the runs of a sweep print nothing"),
-    ("log-every", "the runs of a sweep print nothing"),
-    ("sample-every", "the runs of a sweep print nothing"),
+    ("quiet verbose log-every sample-every", "the runs of a sweep print nothing"),
     ("name", "each run's folder has a name of its own"),
     ("run-dir", "run folders go into the folder of the sweep"),
-    ("save", "runs of several rounds would write the same checkpoint"),
-    ("save-best", "runs of several rounds would write the same checkpoint"),
-    ("save-every", "runs of several rounds would write the same checkpoint"),
-    ("save-keep", "runs of several rounds would write the same checkpoint"),
-    ("save-budget-mb", "runs of several rounds would write the same checkpoint"),
-    ("save-sync", "runs of several rounds would write the same checkpoint"),
+    (
+        "save save-best save-every save-keep save-budget-mb save-sync",
+        "runs of several rounds would write the same checkpoint",
+    ),
     ("resume", "runs of several rounds would not begin alike"),
-    ("ddp-choice", "vary strategy"),
-    ("shard-choice", "vary strategy"),
+    ("ddp-choice shard-choice", "vary strategy"),
     ("price-per-hour", "it is about comparisons such as --ddp-choice all"),
 ];
+
+/// Why a sweep does not vary the flag of this name, if it does not.
+pub fn why_not_swept(key: &str) -> Option<&'static str> {
+    let is_in = |keys: &str| keys.split(' ').any(|other| other == key);
+    NOT_SWEPT.iter().find(|(keys, _)| is_in(keys)).map(|(_, why)| *why)
+}
 
 /// The flags of a run, except those that a sweep sets itself.
 #[derive(Clone, Copy, Debug)]
@@ -79,10 +79,10 @@ pub struct Swept;
 
 impl Selection for Swept {
     fn flags() -> Vec<Arg> {
-        flags::all().iter().filter(|flag| is_swept(flags::key(flag))).cloned().collect()
+        flags::all()
+            .iter()
+            .filter(|flag| why_not_swept(flags::key(flag)).is_none())
+            .cloned()
+            .collect()
     }
-}
-
-fn is_swept(key: &str) -> bool {
-    NOT_SWEPT.iter().all(|(left_out, _)| *left_out != key)
 }

@@ -220,7 +220,7 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
             cases.push((ranks, Case::new(format!("{ranks} on {link}"), flags)?));
         }
     }
-    let cases = run_all(&args.study, cases)?;
+    let cases = run_all(&args.study, args.study.output.as_deref(), cases)?;
     let (alone, measured) = cases.split_at(num_places);
     let calibrations = alone.iter().map(|case| Calibration::of(&config, case.of, &case.rounds));
     let mut found =

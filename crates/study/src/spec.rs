@@ -14,7 +14,7 @@ use paceline_settings::part::Selection;
 use paceline_settings::spec::{self, RunSpec};
 use strsim::levenshtein;
 
-use crate::flags::{NOT_SWEPT, Swept};
+use crate::flags::{Swept, why_not_swept};
 
 /// The specification of a run.
 pub type Spec = RunSpec;
@@ -63,7 +63,7 @@ pub fn shown(spec: &Spec) -> String {
 /// Fails for a key that is not the name of a setting, or of a setting that cannot be varied. The error
 /// suggests the most similar name.
 pub fn check_key(flag: &str, key: &str) -> Result<()> {
-    if let Some((_, why)) = NOT_SWEPT.iter().find(|(name, _)| *name == key) {
+    if let Some(why) = why_not_swept(key) {
         return Err(Failure::Usage(format!("{flag} {key}: it cannot be varied: {why}")));
     }
     let swept = Swept::flags();

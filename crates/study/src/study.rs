@@ -282,13 +282,9 @@ impl<P> Measured<P> {
     }
 }
 
-/// Runs every case once in every round. Each case comes with its parameters.
-pub(crate) fn run_all<P>(study: &StudyArgs, cases: Vec<(P, Case)>) -> Result<Vec<Measured<P>>> {
-    run_in(study, study.output.as_deref(), cases)
-}
-
-/// The same, with the records in `folder`, if there is one. Runs that have a record there are not made again.
-pub(crate) fn run_in<P>(
+/// Runs every case once in every round. Each case comes with its parameters. Records are kept in `folder`, if there is one;
+/// runs that have a record there are not made again.
+pub(crate) fn run_all<P>(
     study: &StudyArgs,
     folder: Option<&Path>,
     cases: Vec<(P, Case)>,

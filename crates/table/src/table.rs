@@ -414,11 +414,6 @@ pub fn aligned(
     lines.iter().map(set).collect::<Vec<_>>().join("\n")
 }
 
-/// A number with `decimals` decimals, or a dash for `None`.
-pub fn or_dash(value: Option<f64>, decimals: usize) -> String {
-    value.map_or("-".to_owned(), |value| format!("{value:.decimals$}"))
-}
-
 /// Text that is safe in a line or a table cell of Markdown: it cannot start HTML, another cell or another
 /// line.
 pub fn plain_markdown(text: &str) -> String {
@@ -606,7 +601,6 @@ mod tests {
             aligned(&["name", "at"], &rows, |at| at == 0),
             "name   at\n-----  --\n\u{65e5}\u{672c}    1\nabcde  \u{1f680}"
         );
-        assert_eq!(or_dash(Some(1.25), 1) + &or_dash(None, 3), "1.2-");
     }
 
     #[test]

@@ -169,19 +169,6 @@ impl Backward {
     pub fn opening_done(&self, cost: impl Fn(u64) -> f64) -> f64 {
         self.begin + self.opening_bytes.map_or(0.0, cost)
     }
-
-    /// The first of `plans` that leaves the least communication exposed, and that exposed time in milliseconds. A plan that
-    /// is nearly as good never wins: then a cost that is nowhere lower could have a better result.
-    pub fn best_plan<T>(
-        &self,
-        plans: impl IntoIterator<Item = (T, Vec<Bucket>)>,
-        cost: impl Fn(u64) -> f64,
-    ) -> Option<(T, f64)> {
-        let of = |(name, plan): (T, Vec<Bucket>)| (name, self.play(&plan, &cost).exposed());
-        // Times are in milliseconds, so this only keeps rounding from making a difference.
-        let equal = self.end.abs() * 1e-12;
-        plans.into_iter().map(of).reduce(|best, of| if of.1 < best.1 - equal { of } else { best })
-    }
 }
 
 #[cfg(test)]
@@ -200,14 +187,6 @@ mod tests {
             plan.push(Bucket { bytes: bytes * gradients.len() as u64, gradients });
         }
         plan
-    }
-
-    /// All such plans whose numbers are powers of two, the largest buckets first.
-    fn plans(count: usize, bytes: u64) -> Vec<([usize; 2], Vec<Bucket>)> {
-        let sizes = || (0..=count.ilog2()).rev().map(|shift| 1 << shift);
-        let pairs = sizes().flat_map(|each| sizes().map(move |first| [first, each]));
-        let pairs = pairs.filter(|[first, each]| first <= each);
-        pairs.map(|[first, each]| ([first, each], plan(count, bytes, first, each))).collect()
     }
 
     fn backward(ready: Vec<f64>, begin: f64, end: f64) -> Backward {
@@ -241,10 +220,9 @@ mod tests {
         let cost = |latency: f64| move |bytes: u64| latency + 8.0 * bytes as f64 / MB as f64;
         assert_eq!(backward.play(&plan(8, MB, 8, 8), cost(0.0)).exposed(), 64.0);
         assert_eq!(backward.play(&plan(8, MB, 1, 1), cost(0.0)).exposed(), 8.0);
-        assert_eq!(backward.best_plan(plans(8, MB), cost(0.0)), Some(([1, 1], 8.0)));
         // With 40 ms each, eight operations take 384 ms, so fewer and larger ones win.
-        let ([_, each], least) = backward.best_plan(plans(8, MB), cost(40.0)).unwrap();
-        assert!(each > 1 && least < 300.0, "{each}: {least}");
+        let exposed = |each: usize| backward.play(&plan(8, MB, each, each), cost(40.0)).exposed();
+        assert!(exposed(4) < exposed(1) && exposed(4) < 300.0, "{} {}", exposed(4), exposed(1));
     }
 
     #[test]
@@ -273,21 +251,6 @@ mod tests {
         assert_eq!(backward.ready, [50.0, 40.0, 30.0, 20.0]);
         assert_eq!((backward.begin, backward.end), (10.0, 50.0));
         assert_eq!(backward.blocking, [Blocking { at: 22.0, bytes: 0 }]);
-    }
-
-    #[test]
-    fn the_best_plan_is_never_better_where_operations_cost_more() {
-        let ready = (0..128).map(|at| 60.0 + f64::from(128 - at)).collect();
-        let backward = backward(ready, 60.0, 188.0);
-        // More ranks move more bytes and headers: 2 (n-1)/n of the message.
-        let least = |ranks: f64| {
-            let cost = move |bytes: u64| {
-                0.015 + (88.0 * (ranks - 1.0) + 2.0 * (ranks - 1.0) / ranks * bytes as f64) / 12.5e6
-            };
-            backward.best_plan(plans(128, MB / 4), cost).unwrap().1
-        };
-        let all: Vec<f64> = [2.0, 3.0, 4.0, 8.0, 16.0, 32.0, 64.0].map(least).into();
-        assert!(all.is_sorted(), "{all:?}");
     }
 
     #[test]

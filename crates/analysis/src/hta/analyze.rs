@@ -14,7 +14,6 @@ use super::launches::LaunchStats;
 use super::memory::MemoryUse;
 use super::notes::{self, Note, Notes};
 use super::options::{Kind, Options};
-use super::row::Row;
 use super::steps::Steps;
 use super::temporal::{Overlap, Temporal};
 use super::work::{Source, Work};
@@ -63,12 +62,7 @@ struct Analyzed {
 fn of_rank(rank: usize, timeline: &Timeline, options: &Options) -> Result<Analyzed, AnalysisError> {
     let no_work = || AnalysisError::NoWork { file: timeline.source.clone() };
     let work = &Work::of(timeline, options).ok_or_else(no_work)?;
-    let temporal = Temporal::of(work);
-    let overlap = Overlap::of(work);
-    let kernels = kernels::by_name(work);
     let collectives = CollectiveTimes::of(work);
-    let memory = MemoryUse::of(timeline);
-    let row = Row::of(rank, &temporal, &overlap, &kernels, &collectives, memory.as_ref());
     let critical_path = critical::of_step(work);
     let mut notes = notes::of_work(work);
     if critical_path == Err(critical::Circular) {
@@ -80,17 +74,16 @@ fn of_rank(rank: usize, timeline: &Timeline, options: &Options) -> Result<Analyz
         file: timeline.source.clone(),
         source: work.source,
         steps: work.steps.clone(),
-        row,
-        temporal,
-        overlap,
+        temporal: Temporal::of(work),
+        overlap: Overlap::of(work),
         kinds: kernels::by_kind(work),
-        kernels,
+        kernels: kernels::by_name(work),
         idle: idle::of_streams(work),
         launches: LaunchStats::of(work),
         queues: counters::queues(work),
         copies: counters::copies(work),
         collectives,
-        memory,
+        memory: MemoryUse::of(timeline),
         anatomy: Anatomy::of(work),
         critical_path: critical_path.ok().flatten(),
     };
@@ -109,9 +102,9 @@ fn is_sharding(timeline: &Timeline, collectives: &CollectiveTimes) -> bool {
 
 impl Analysis {
     /// The mean of a figure over the ranks that have it; `None` if no rank has it.
-    pub fn mean(&self, column: &Column<Row>) -> Option<f64> {
+    pub fn mean(&self, column: &Column<RankAnalysis>) -> Option<f64> {
         let values: Vec<f64> =
-            self.ranks.iter().filter_map(|rank| column.cell(&rank.row).number()).collect();
+            self.ranks.iter().filter_map(|rank| column.cell(rank).number()).collect();
         (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     }
 }
@@ -127,8 +120,6 @@ pub struct RankAnalysis {
     pub source: Source,
     /// The analyzed steps.
     pub steps: Steps,
-    /// Its line in the summary.
-    pub row: Row,
     /// The time in which the device computed, did other work, or was idle.
     pub temporal: Temporal,
     /// How much of the communication was hidden behind computation.

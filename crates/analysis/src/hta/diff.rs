@@ -331,18 +331,16 @@ fn sums_of(
 /// The steps that the choice asks for.
 fn chosen(all: Vec<Step>, choice: &StepChoice, file: &str) -> Result<Steps, AnalysisError> {
     let found = all.len();
-    let chosen = match choice {
+    let chosen = match *choice {
         StepChoice::All => all,
         // HTA takes the step with the lowest number.
         StepChoice::First => all.into_iter().min_by_key(|step| step.number).into_iter().collect(),
-        StepChoice::These(numbers) => {
-            let has = |number: u64| all.iter().any(|step| step.number == number);
-            if let Some(&number) = numbers.iter().find(|&&number| !has(number)) {
-                let found: Vec<String> = all.iter().map(|step| step.number.to_string()).collect();
-                let found = if found.is_empty() { "none".into() } else { found.join(", ") };
-                return Err(AnalysisError::NoStep { file: file.to_owned(), number, found });
-            }
-            all.into_iter().filter(|step| numbers.contains(&step.number)).collect()
+        StepChoice::One(number) => {
+            let numbers: Vec<String> = all.iter().map(|step| step.number.to_string()).collect();
+            let found = if numbers.is_empty() { "none".into() } else { numbers.join(", ") };
+            let step = all.into_iter().find(|step| step.number == number);
+            let none = || AnalysisError::NoStep { file: file.to_owned(), number, found };
+            vec![step.ok_or_else(none)?]
         }
     };
     Ok(Steps { chosen, found })

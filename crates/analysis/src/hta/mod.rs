@@ -1,7 +1,7 @@
 //! Where the time of each rank went, by the formulas of Holistic Trace Analysis (HTA 0.5.0).
 //!
 //! Input: the timelines of all ranks, and [`Options`]. Output: an [`Analysis`] with all of HTA's figures for
-//! each rank, and the rank's line in the summary, a [`Row`]. The summary's [`columns`] give each figure its
+//! each rank. The summary's [`columns`] give each figure of a rank's line in the summary its
 //! name, unit and definition; every report that shows the figure takes them from there. This module reads no
 //! files and draws nothing.
 //!
@@ -24,7 +24,6 @@ mod memory;
 mod nesting;
 mod notes;
 mod options;
-mod row;
 mod steps;
 mod temporal;
 mod work;
@@ -48,7 +47,6 @@ pub use launches::{LaunchStats, NameLaunches};
 pub use memory::MemoryUse;
 pub(crate) use nesting::{Nested, innermost};
 pub use options::{Kind, Options, Rounding, StepChoice};
-pub use row::Row;
 pub use steps::Steps;
 pub use temporal::{Overlap, Temporal};
 pub use work::Source;

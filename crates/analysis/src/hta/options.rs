@@ -24,15 +24,15 @@ pub enum Rounding {
 }
 
 /// Which steps a comparison of two traces covers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StepChoice {
     /// The first step, as in HTA.
     #[default]
     First,
     /// All steps.
     All,
-    /// The steps with these numbers.
-    These(Vec<u64>),
+    /// The step with this number.
+    One(u64),
 }
 
 /// What to analyze, and the thresholds of the figures. The defaults are HTA's.

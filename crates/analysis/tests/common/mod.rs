@@ -1,6 +1,7 @@
 //! Builds timelines by hand. Times are in microseconds.
 #![allow(dead_code)]
 
+use paceline_analysis::hta::{Kind, RankAnalysis, columns};
 use paceline_analysis::timeline::{
     Annotation, Collective, DeviceWork, Kernel, LaneInfo, Launch, MemorySample, NameId, Operator,
     SyncWait, TimeRange, Timeline, TrackId,
@@ -164,4 +165,16 @@ impl Build {
             collective,
         });
     }
+}
+
+/// A figure of the summary, by the name of its column; `None` if the rank has none.
+pub fn figure(of: &RankAnalysis, name: &str) -> Option<f64> {
+    let all = [Kind::Ddp, Kind::Sharding].into_iter().flat_map(columns);
+    let mut named = all.filter(|column| column.head.key == name);
+    named.next().expect("a column").cell(of).number()
+}
+
+/// The same for a figure that every rank has.
+pub fn value(of: &RankAnalysis, name: &str) -> f64 {
+    figure(of, name).expect("every rank has it")
 }

@@ -19,7 +19,7 @@ use super::args::LabArgs;
 use super::effect::Effect;
 use super::outcome::Beside;
 use super::scene::Scene;
-use super::{Experiment, Made, runs};
+use super::{Experiment, Flags, Made, models, runs};
 use crate::spec::{self, Spec};
 
 /// The experiment.
@@ -35,7 +35,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 /// The networks: name, and flags.
-const NETWORKS: [(&str, &[(&str, &str)]); 3] = [
+const NETWORKS: [(&str, Flags); 3] = [
     ("28x28x1, channels 32 64 128", &[("channels", "32 64 128")]),
     ("32x32x3, channels 16 32", &[("image", "32 32 3"), ("channels", "16 32"), ("hidden", "64")]),
     (
@@ -58,16 +58,7 @@ const IMAGES: [([usize; 2], [usize; 2]); 7] = [
 
 fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     let common = runs(args, &[("nproc", "1"), ("steps", "20"), ("warmup-steps", "3")]);
-    let networks: Vec<(String, Spec)> = if has_own_network(args) {
-        vec![(String::new(), common.clone())]
-    } else {
-        let with = |flags: &[(&str, &str)]| {
-            flags.iter().fold(common.clone(), |spec, (key, value)| {
-                if spec.has(key) { spec } else { spec.with_values(key, value.split_whitespace()) }
-            })
-        };
-        NETWORKS.iter().map(|(name, flags)| ((*name).to_owned(), with(flags))).collect()
-    };
+    let networks = models(&common, has_own_network(args), &NETWORKS);
     let scene = |(name, base): (String, Spec)| {
         let add = |scene: Scene, layout: ImageLayout| {
             scene.with(layout.name(), base.with("layout", layout.name()))

@@ -158,8 +158,24 @@ fn names() -> String {
 }
 
 /// The specification that the runs of an experiment share: the user's flags over these defaults.
-fn runs(args: &LabArgs, defaults: &[(&str, &str)]) -> Spec {
-    defaults.iter().fold(args.train.0.clone(), |spec, (key, value)| {
+fn runs(args: &LabArgs, defaults: Flags) -> Spec {
+    over(&args.train.0, defaults)
+}
+
+/// Flags, and their values with spaces in between.
+type Flags<'a> = &'a [(&'a str, &'a str)];
+
+/// What is stated, over these defaults.
+fn over(stated: &Spec, defaults: Flags) -> Spec {
+    defaults.iter().fold(stated.clone(), |spec, (key, value)| {
         if spec.has(key) { spec } else { spec.with_values(key, value.split_whitespace()) }
     })
+}
+
+/// The models of an experiment by their names, or the user's own without a name.
+fn models(common: &Spec, has_own: bool, named: &[(&str, Flags)]) -> Vec<(String, Spec)> {
+    if has_own {
+        return vec![(String::new(), common.clone())];
+    }
+    named.iter().map(|(name, flags)| ((*name).to_owned(), over(common, flags))).collect()
 }

@@ -9,7 +9,7 @@ use paceline_table::table::Columns;
 use super::args::LabArgs;
 use super::outcome::{Beside, Row};
 use super::scene::Scene;
-use super::{Experiment, Made, runs};
+use super::{Experiment, Flags, Made, models, runs};
 use crate::predict::model::{Calibration, Step};
 use crate::predict::network::{Network, Route};
 use crate::spec::{self, Spec};
@@ -50,7 +50,7 @@ const SAMPLES: usize = 64;
 /// Micro-batches of a pipeline.
 const MICRO_BATCHES: usize = 4;
 /// The models: name, and flags.
-const MODELS: [(&str, &[(&str, &str)]); 2] = [
+const MODELS: [(&str, Flags); 2] = [
     ("CNN, 0.7 M parameters", &[("model", "cnn")]),
     (
         "MLP, 11 M parameters",
@@ -72,16 +72,8 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
             2 * MICRO_BATCHES
         ));
     }
-    let models: Vec<(String, Spec)> = if common.has("model") {
-        vec![(String::new(), common.clone())]
-    } else {
-        let with = |flags: &[(&str, &str)]| {
-            flags.iter().fold(common.clone(), |spec, (key, value)| spec.with_default(key, value))
-        };
-        MODELS.iter().map(|(name, flags)| ((*name).to_owned(), with(flags))).collect()
-    };
     let mut scenes = Vec::new();
-    for (model, base) in models {
+    for (model, base) in models(&common, common.has("model"), &MODELS) {
         for link in args.links_or(&["default", "1gbit:50us"])? {
             let name =
                 link.as_ref().map_or("without a link".to_owned(), |link| format!("link {link}"));

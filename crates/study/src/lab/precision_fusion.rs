@@ -18,7 +18,7 @@ use serde_json::Value;
 use super::args::LabArgs;
 use super::outcome::{Beside, Row};
 use super::scene::Scene;
-use super::{Experiment, Made, runs};
+use super::{Experiment, Flags, Made, models, runs};
 use crate::spec::{self, Spec};
 
 /// The experiment.
@@ -43,7 +43,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 const FP16: [(&str, &str); 2] =
     [("fp16 emulated", "dynamic"), ("fp16 emulated, scale 2^28 at first", "dynamic:268435456")];
 /// The models: name, and flags.
-const MODELS: [(&str, &[(&str, &str)]); 2] = [
+const MODELS: [(&str, Flags); 2] = [
     ("CNN", &[("model", "cnn")]),
     (
         "MLP",
@@ -53,14 +53,8 @@ const MODELS: [(&str, &[(&str, &str)]); 2] = [
 
 fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     let common = runs(args, &[("nproc", "1"), ("steps", "25"), ("warmup-steps", "3")]);
-    let models: Vec<(String, Spec)> = if common.has("model") || common.has("recipe") {
-        vec![(String::new(), common.clone())]
-    } else {
-        let with = |flags: &[(&str, &str)]| {
-            flags.iter().fold(common.clone(), |spec, (key, value)| spec.with_default(key, value))
-        };
-        MODELS.iter().map(|(name, flags)| ((*name).to_owned(), with(flags))).collect()
-    };
+    let has_own = common.has("model") || common.has("recipe");
+    let models = models(&common, has_own, &MODELS);
     let scene = |(name, base): (String, Spec)| {
         let of = |precision: &str, fuse: bool| base.with("precision", precision).with("fuse", fuse);
         let scene = Scene::new(name)

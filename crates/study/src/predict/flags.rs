@@ -25,43 +25,28 @@ Examples:
   paceline predict --memory --nproc 2,4,64 --model mlp --rank-gb 16
 ";
 
+/// The heading of a model in numbers.
+const GIVEN: &str = "Model given as bytes and milliseconds";
+
 /// Flags of `paceline predict`.
 #[derive(Debug, Args)]
-#[command(before_help = EXAMPLES, allow_negative_numbers = true)]
+#[command(before_help = EXAMPLES, allow_negative_numbers = true, next_help_heading = "Study")]
 pub struct PredictArgs {
     /// Numbers of ranks to predict, separated by commas
-    #[arg(
-        long,
-        value_name = "N",
-        value_delimiter = ',',
-        default_value = "2",
-        help_heading = "Study"
-    )]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "2")]
     pub nproc: Vec<usize>,
     /// Links to predict, separated by spaces: BANDWIDTH,LATENCY, or a name, or `measured` for the transport as it is
     /// here; without a value, the links with a name are listed
-    #[arg(
-        long,
-        num_args = 0..,
-        value_name = "LINK",
-        default_values = ["1gbe", "10gbe", "100gbe"],
-        help_heading = "Study"
-    )]
+    #[arg(long, num_args = 0.., value_name = "LINK", default_values = ["1gbe", "10gbe", "100gbe"])]
     pub links: Vec<String>,
     /// Ranks on each host, which share the host's link to other hosts. Then --links are links between hosts
-    #[arg(
-        long,
-        value_name = "K",
-        default_value_t = 1,
-        conflicts_with = "measure",
-        help_heading = "Study"
-    )]
+    #[arg(long, value_name = "K", default_value_t = 1, conflicts_with = "measure")]
     pub ranks_per_host: usize,
     /// The link between two ranks of a host, with --ranks-per-host: as in --links
-    #[arg(long, value_name = "LINK", help_heading = "Study")]
+    #[arg(long, value_name = "LINK")]
     pub link_in_host: Option<String>,
     /// The efficiency in percent for which to find the slowest link: the step without communication by the step
-    #[arg(long, value_name = "PCT", default_value_t = 90.0, help_heading = "Study")]
+    #[arg(long, value_name = "PCT", default_value_t = 90.0)]
     pub efficiency: f64,
     /// Run nothing, and predict a model with as many bytes of gradients, as 102.4e6 or 500MB
     #[arg(
@@ -69,25 +54,15 @@ pub struct PredictArgs {
         value_name = "BYTES",
         value_parser = super::stated::bytes,
         conflicts_with_all = ["measure", "rounds", "run_limit", "output"],
-        help_heading = "Model given as bytes and milliseconds"
+        help_heading = GIVEN
     )]
     pub gradient_bytes: Option<f64>,
     /// --gradient-bytes: the computing time of a step in milliseconds
-    #[arg(
-        long,
-        value_name = "MS",
-        requires = "gradient_bytes",
-        help_heading = "Model given as bytes and milliseconds"
-    )]
+    #[arg(long, value_name = "MS", requires = "gradient_bytes", help_heading = GIVEN)]
     pub compute_ms: Option<f64>,
     /// --gradient-bytes: the part of it that is the backward pass, during which the gradients become final at an
     /// even pace [default: two thirds]
-    #[arg(
-        long,
-        value_name = "MS",
-        requires = "gradient_bytes",
-        help_heading = "Model given as bytes and milliseconds"
-    )]
+    #[arg(long, value_name = "MS", requires = "gradient_bytes", help_heading = GIVEN)]
     pub backward_ms: Option<f64>,
     /// Run nothing, and take computing times and gradients from the traces in this folder: of `train --profile`, or of
     /// PyTorch's profiler
@@ -134,7 +109,7 @@ pub struct PredictArgs {
     #[arg(long, value_name = "GB", requires = "memory", help_heading = "Memory")]
     pub rank_gb: Option<f64>,
     /// Also run on each link, emulated, and print the measured times beside the predicted ones
-    #[arg(long, help_heading = "Study")]
+    #[arg(long)]
     pub measure: bool,
     /// What all studies have.
     #[command(flatten)]

@@ -18,7 +18,7 @@ use crate::rank::{self, Spread};
 use crate::study::{median_of, spread_of};
 
 /// The measured times of a step without communication: medians over the rounds, in milliseconds.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Calibration {
     /// Ranks that computed side by side.
     pub ranks: usize,

@@ -85,10 +85,8 @@ impl StatedModel {
             compute_ms: self.compute_ms,
             backward_begin_ms: begin,
             backward_end_ms: self.compute_ms,
-            by_bucket_ms: 0.0,
-            spread: None,
             ready: ready.collect(),
-            traced: None,
+            ..Calibration::default()
         };
         (layout, calibration)
     }

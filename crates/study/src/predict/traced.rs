@@ -157,10 +157,8 @@ impl TracedRun {
             compute_ms: self.scale * step.alone_ms,
             backward_begin_ms: begin,
             backward_end_ms: end,
-            by_bucket_ms: 0.0,
-            spread: None,
             ready,
-            traced: None,
+            ..Calibration::default()
         }
     }
 

@@ -134,7 +134,8 @@ fn buckets(args: &BucketsArgs) -> Result<u8> {
         let without = measured.without(&["first-bucket-mb", "no-gradient-view", "top-k"]);
         Ok((None, Case::new(format!("{name}, {what}"), without.with("strategy", name))?))
     });
-    let cases = run_all(study, of_size.chain(baselines).collect::<Result<_>>()?)?;
+    let planned = of_size.chain(baselines).collect::<Result<_>>()?;
+    let cases = run_all(study, study.output.as_deref(), planned)?;
     let rows = cases.iter().map(Row::of).collect::<Result<Vec<Row>>>()?;
     let setting = Setting::new(study, &config, params);
     let (fit, table) = (Fit::of(&rows, 4 * params), table::columns().table(&rows));

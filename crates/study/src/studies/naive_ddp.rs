@@ -172,7 +172,7 @@ fn naive_ddp(args: &NaiveDdpArgs) -> Result<u8> {
     let bucketed = sizes.iter().map(|mb| planner.bucketed(*mb));
     let planned = plain.chain(bucketed).collect::<Result<Vec<Planned>>>()?;
     warn_of([&config]);
-    let cases = run_all(study, planned)?;
+    let cases = run_all(study, study.output.as_deref(), planned)?;
     let rows = cases.iter().map(Row::of).collect::<Result<Vec<Row>>>()?;
     let theory = match config.comm.link {
         Some(link) => {

@@ -55,20 +55,14 @@ pub enum ModeName {
 
 /// Flags of `paceline bench scaling`.
 #[derive(Debug, Args)]
-#[command(before_help = EXAMPLES, allow_negative_numbers = true)]
+#[command(before_help = EXAMPLES, allow_negative_numbers = true, next_help_heading = "Study")]
 pub struct ScalingArgs {
     /// Numbers of ranks, separated by commas; 1 has to be among them
-    #[arg(
-        long,
-        value_name = "N",
-        value_delimiter = ',',
-        default_value = "1,2,4",
-        help_heading = "Study"
-    )]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,4")]
     pub nproc: Vec<usize>,
     /// What stays the same when ranks are added: the batch of each rank, or the global batch. Both
     /// begin with the batch of --batch-size or --global-batch-size on one rank
-    #[arg(long, value_enum, default_value_t = ModeName::Both, help_heading = "Study")]
+    #[arg(long, value_enum, default_value_t = ModeName::Both)]
     pub mode: ModeName,
     /// What all studies have.
     #[command(flatten)]
@@ -149,7 +143,7 @@ fn scaling(args: &ScalingArgs) -> Result<u8> {
         cases.push((point, Case { name, values: Vec::new(), spec }));
     }
     warn_of(&configs);
-    let cases = run_all(&args.study, cases)?;
+    let cases = run_all(&args.study, args.study.output.as_deref(), cases)?;
     let setting = Setting::new(&args.study, &base, cases[0].rounds[0].count("params"));
     // A single rank may train without a strategy, so the name is taken from the run with the most ranks.
     let strategy = cases.iter().max_by_key(|case| case.of.ranks);

@@ -124,7 +124,7 @@ fn sharded_optimizer(args: &ShardedOptimizerArgs) -> Result<u8> {
     });
     let planned = planned.collect::<Result<Vec<(TrainConfig, Case)>>>()?;
     warn_of(planned.iter().map(|(config, _)| config));
-    let cases = run_all(study, planned)?;
+    let cases = run_all(study, study.output.as_deref(), planned)?;
     let rows = cases.iter().map(Row::of).collect::<Result<Vec<Row>>>()?;
     let setting = Setting::new(study, &cases[0].of, cases[0].rounds[0].count("params"));
     let optimizer = given.get("optimizer").unwrap_or_default().join(" ");

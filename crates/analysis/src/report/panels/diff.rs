@@ -4,7 +4,7 @@
 
 use super::names;
 use super::odd;
-use super::shared::{About, COUNT, MS, ms};
+use super::shared::{COUNT, MS, ms};
 use crate::hta::{Diff, DiffRow, Shift, Side};
 use crate::report::chart::{Bar, PageColor};
 use crate::report::{Body, Figure, Note, Panel, Report, Section, Weight, Width};
@@ -16,16 +16,9 @@ const NAMES: usize = 12;
 
 /// The report of a difference between the traces of two ranks. `timelines` are the traces themselves, which tell whether
 /// they are of a CPU.
-pub fn of_diff(diff: &Diff, timelines: &[Timeline], about: About) -> Report {
+pub fn of_diff(diff: &Diff, timelines: &[Timeline], about: Report) -> Report {
     let on_cpu = names::are_of_cpu(timelines);
-    let mut report = Report {
-        title: about.title,
-        subtitle: about.subtitle,
-        figures: figures(diff),
-        notes: about.notes,
-        sections: Vec::new(),
-        csv_table: "diff".to_owned(),
-    };
+    let mut report = Report { figures: figures(diff), csv_table: "diff".to_owned(), ..about };
     for note in &diff.notes {
         report.note(Weight::Note, note);
     }

@@ -19,7 +19,7 @@ pub(super) fn peaks(analysis: &Analysis) -> Section {
                 value: columns
                     .iter()
                     .find(|c| c.head.key == *name)
-                    .and_then(|c| c.cell(&rank.row).number()),
+                    .and_then(|c| c.cell(rank).number()),
                 color: *color,
             })
         });

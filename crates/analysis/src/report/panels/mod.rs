@@ -21,7 +21,6 @@ mod tests;
 
 pub use diff::of_diff;
 pub use doctor::{add_against, add_examination};
-pub use shared::About;
 pub use summary::console;
 
 use super::{Body, Report, Section, Weight};
@@ -31,21 +30,16 @@ use crate::timeline::Timeline;
 use shared::RANKS;
 
 /// The report of a run. `across` is the analysis across ranks, if there are several ranks. `timelines` are
-/// the traces themselves: the report says what was odd in them, and whether they are of a CPU.
+/// the traces themselves: the report says what was odd in them, and whether they are of a CPU. `about` has the title and the
+/// notes from reading them.
 pub fn of_analysis(
     analysis: &Analysis,
     across: Option<&AcrossRanks>,
     timelines: &[Timeline],
-    about: About,
+    about: Report,
 ) -> Report {
-    let mut report = Report {
-        title: about.title,
-        subtitle: about.subtitle,
-        figures: summary::figures(analysis),
-        notes: about.notes,
-        sections: Vec::new(),
-        csv_table: summary::TABLE.to_owned(),
-    };
+    let (figures, csv_table) = (summary::figures(analysis), summary::TABLE.to_owned());
+    let mut report = Report { figures, csv_table, ..about };
     for note in &analysis.notes {
         report.note(Weight::Note, note);
     }

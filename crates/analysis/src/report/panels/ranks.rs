@@ -19,7 +19,7 @@ pub(super) fn bars(
     let bars = analysis.ranks.iter().map(|rank| Bar {
         label: label(rank),
         value: of
-            .cell(&rank.row)
+            .cell(rank)
             .number()
             .map(|sum| if is_sum { per_step.mean(rank, sum) } else { sum }),
         color,

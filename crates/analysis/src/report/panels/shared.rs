@@ -1,18 +1,6 @@
 //! What several panels share: labels, units and columns.
 
 use crate::hta::{Analysis, RankAnalysis};
-use crate::report::Note;
-
-/// Where the numbers of a report come from.
-#[derive(Clone, Debug, Default)]
-pub struct About {
-    /// What was analyzed, in a few words.
-    pub title: String,
-    /// Where it was read from.
-    pub subtitle: String,
-    /// Notes from reading the traces.
-    pub notes: Vec<Note>,
-}
 
 /// The most ranks that have bars of their own. A page of thousands of ranks would be large and unreadable.
 pub(super) const RANKS: usize = 48;

@@ -22,8 +22,8 @@ const HEADLINE: [&str; 5] = [
 /// The table of `summary.csv`.
 pub(super) fn table(analysis: &Analysis) -> Table {
     let all: Vec<_> = columns(analysis.kind).collect();
-    let row = |rank: &hta::RankAnalysis| all.iter().map(|of| of.cell(&rank.row)).collect();
-    let mean = |of: &&Column<hta::Row>| match &*of.head.key {
+    let row = |rank: &hta::RankAnalysis| all.iter().map(|of| of.cell(rank)).collect();
+    let mean = |of: &&Column<hta::RankAnalysis>| match &*of.head.key {
         "rank" => Cell::from("mean"),
         _ => Cell::from(analysis.mean(of)),
     };
@@ -104,7 +104,7 @@ type Get = Box<dyn Fn(&hta::RankAnalysis) -> Option<f64>>;
 
 /// What the console shows of a column for a rank. Sums over steps are shown as means per step; a sum in
 /// milliseconds repeats the one in microseconds and is left out.
-fn shown(per_step: PerStep, of: &'static Column<hta::Row>) -> Option<(Head, Get)> {
+fn shown(per_step: PerStep, of: &'static Column<hta::RankAnalysis>) -> Option<(Head, Get)> {
     let mut shown = of.head.clone();
     let (is_sum, scale) = match &*shown.unit {
         _ if shown.key == "rank" => return None,
@@ -119,7 +119,7 @@ fn shown(per_step: PerStep, of: &'static Column<hta::Row>) -> Option<(Head, Get)
         shown.unit = "/step".into();
     }
     let value = move |rank: &hta::RankAnalysis| {
-        let value = of.cell(&rank.row).number()? * scale;
+        let value = of.cell(rank).number()? * scale;
         Some(if is_sum { per_step.mean(rank, value) } else { value })
     };
     Some((shown, Box::new(value)))

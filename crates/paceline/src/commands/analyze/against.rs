@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use paceline_analysis::doctor;
 use paceline_analysis::hta::{self, Options};
 use paceline_analysis::read::{self, Select};
-use paceline_analysis::report::panels::{self, About};
+use paceline_analysis::report::panels;
 use paceline_analysis::report::{Note, Report, Weight};
 use paceline_analysis::timeline::Timeline;
 use paceline_failure::outputs::{check_folder, write_report};
@@ -50,10 +50,11 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
     }
     let diff = hta::diff(&before, &then, &args.steps, &options)?;
     let [was, is] = [&before, &then].map(|of| doctor::diagnosis(of, &options));
-    let about = About {
+    let about = Report {
         title: "Before and after a change".into(),
         subtitle: format!("before: {}, after: {}", first.printable(), after.printable()),
         notes,
+        ..Report::default()
     };
     let all: Vec<Timeline> = before.into_iter().chain(then).collect();
     let mut report = panels::of_diff(&diff, &all, about);

@@ -83,7 +83,7 @@ fn steps(word: &str) -> Result<StepChoice, String> {
         "all" => Ok(StepChoice::All),
         number => number
             .parse()
-            .map(|number| StepChoice::These(vec![number]))
+            .map(StepChoice::One)
             .map_err(|_| "pass first, all, or a step's number".to_owned()),
     }
 }

@@ -15,7 +15,7 @@ use paceline_analysis::doctor;
 use paceline_analysis::hta::{self, Analysis, Kind, Options};
 use paceline_analysis::ranks::{across_ranks, apart};
 use paceline_analysis::read::{self, Select, Window};
-use paceline_analysis::report::panels::{self, About};
+use paceline_analysis::report::panels;
 use paceline_analysis::report::{Note, Report, Weight};
 use paceline_analysis::timeline::Timeline;
 use paceline_failure::outputs::{check_folder, write_report};
@@ -60,12 +60,12 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
         }),
     };
     if args.output.is_none() {
-        for Made { analysis, .. } in &made {
+        for (analysis, _) in &made {
             check_reports(&folder, analysis.kind)?;
         }
     }
     let mut folders = Vec::new();
-    for (window, Made { analysis, report }) in windows.iter().zip(made) {
+    for (window, (analysis, report)) in windows.iter().zip(made) {
         let root = root(analysis.kind)?;
         let mut folder = match select {
             Select::Latest => root,
@@ -115,12 +115,7 @@ fn places(args: &AnalyzeArgs) -> Result<Vec<PathBuf>> {
 }
 
 /// A report that has not been written yet, and its analysis.
-struct Made {
-    analysis: Analysis,
-    report: Report,
-}
-
-fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<Made> {
+fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<(Analysis, Report)> {
     if args.enable_multiprocessing {
         say(&format!(
             "Reading {} in parallel, {} at a time",
@@ -143,11 +138,11 @@ fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<M
     if let Some(examination) = doctor::examine(&timelines, &options, link) {
         panels::add_examination(&mut report, &examination);
     }
-    Ok(Made { analysis, report })
+    Ok((analysis, report))
 }
 
 /// The title, subtitle and notes of the report.
-fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &Path) -> About {
+fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &Path) -> Report {
     let mut notes = Vec::new();
     if !window.missing.is_empty() {
         let text = format!(
@@ -184,7 +179,8 @@ fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &
     facts.extend(timelines.first().and_then(|timeline| timeline.devices.first().cloned()));
     let time = window.stamp.as_deref().and_then(time_in_words);
     facts.extend(time.map(|time| format!("profiled {time}")));
-    About { title: title(folder, window), subtitle: facts.join(" \u{b7} "), notes }
+    let (title, subtitle) = (title(folder, window), facts.join(" \u{b7} "));
+    Report { title, subtitle, notes, ..Report::default() }
 }
 
 /// The note about traces that were left out because they are empty.

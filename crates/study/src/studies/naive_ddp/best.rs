@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::theory::Theory;
 use super::{Planner, Row};
-use crate::study::{StudyArgs, run_in};
+use crate::study::{StudyArgs, run_all};
 
 /// The folder of these runs within the folder of the study.
 const FOLDER: &str = "best-size";
@@ -50,7 +50,7 @@ impl SideBySide {
             None => {
                 let planned = vec![planner.bucketed(theory_mb)?, planner.bucketed(measured_mb)?];
                 let folder = study.output.as_ref().map(|folder| folder.join(FOLDER));
-                let cases = run_in(study, folder.as_deref(), planned)?;
+                let cases = run_all(study, folder.as_deref(), planned)?;
                 (Row::of(&cases[0])?, Row::of(&cases[1])?)
             }
         };
