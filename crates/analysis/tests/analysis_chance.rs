@@ -152,7 +152,9 @@ proptest! {
                 for steps in [StepChoice::First, StepChoice::All, StepChoice::One(2)] {
                     if let Ok(same) = diff(&timelines, &timelines, &steps, &options) {
                         let is_same = |row: &paceline_analysis::hta::DiffRow| {
-                            row.calls() == 0 && row.time_ns() == 0 && row.control_calls > 0
+                            row.control_calls == row.test_calls
+                                && row.control_ns == row.test_ns
+                                && row.control_calls > 0
                         };
                         prop_assert!(same.rows.iter().all(is_same));
                     }

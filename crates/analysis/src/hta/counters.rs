@@ -49,7 +49,7 @@ pub struct CopyBandwidth {
 }
 
 /// The calls that put work into a queue, by HTA's list.
-const ENQUEUE: [&str; 11] = [
+pub(super) const ENQUEUE: [&str; 11] = [
     "cudaLaunchKernel",
     "cudaLaunchKernelExC",
     "cuLaunchKernel",
@@ -71,14 +71,24 @@ pub(super) fn queues(work: &Work) -> Vec<StreamQueue> {
     if work.source == Source::Operators {
         return Vec::new();
     }
-    let mut streams: BTreeMap<i64, Vec<(i64, i8)>> = BTreeMap::new();
+    changes(work).iter().filter_map(|(stream, changes)| of_stream(work, *stream, changes)).collect()
+}
+
+/// What changes the length of a queue: when, by how much, and the index of the item.
+type Change = (i64, i8, usize);
+
+/// The changes of each stream in order. At the same time, additions come before removals.
+fn changes(work: &Work) -> BTreeMap<i64, Vec<Change>> {
+    let mut streams: BTreeMap<i64, Vec<Change>> = BTreeMap::new();
     for (place, enqueued_ns) in enqueued(work) {
         let item = &work.items[place];
         let changes = streams.entry(item.stream).or_default();
-        changes.push((enqueued_ns, 1));
-        changes.push((item.start_ns, -1));
+        changes.extend([(enqueued_ns, 1, place), (item.start_ns, -1, place)]);
     }
-    streams.into_iter().filter_map(|(stream, changes)| of_stream(work, stream, changes)).collect()
+    for changes in streams.values_mut() {
+        changes.sort_by_key(|&(at_ns, change, _)| (at_ns, -change));
+    }
+    streams
 }
 
 /// For each item that was put into a queue: its index among the items, and when that happened.
@@ -92,11 +102,9 @@ pub(super) fn enqueued(work: &Work) -> impl Iterator<Item = (usize, i64)> {
     })
 }
 
-fn of_stream(work: &Work, stream: i64, mut changes: Vec<(i64, i8)>) -> Option<StreamQueue> {
-    // At the same time, additions come before removals.
-    changes.sort_unstable_by_key(|&(at_ns, change)| (at_ns, -change));
+fn of_stream(work: &Work, stream: i64, changes: &[Change]) -> Option<StreamQueue> {
     let mut length = 0i64;
-    let points = changes.iter().map(|&(at_ns, change)| {
+    let points = changes.iter().map(|&(at_ns, change, _)| {
         length += i64::from(change);
         Point { at_ns, value: length as f64 }
     });
@@ -111,18 +119,10 @@ fn of_stream(work: &Work, stream: i64, mut changes: Vec<(i64, i8)>) -> Option<St
 /// For each item, by index: the length of its queue right after it was added, and right after it started. The
 /// first length counts the item, the second does not. `None` for an item that was in no queue.
 pub(super) fn lengths(work: &Work) -> Vec<Option<(i64, i64)>> {
-    let mut streams: BTreeMap<i64, Vec<(i64, i8, usize)>> = BTreeMap::new();
-    for (place, enqueued_ns) in enqueued(work) {
-        let item = &work.items[place];
-        let changes = streams.entry(item.stream).or_default();
-        changes.push((enqueued_ns, 1, place));
-        changes.push((item.start_ns, -1, place));
-    }
     let mut lengths = vec![None; work.items.len()];
-    for changes in streams.values_mut() {
-        changes.sort_by_key(|&(at_ns, change, _)| (at_ns, -change));
+    for changes in changes(work).values() {
         let mut length = 0;
-        for &(_, change, place) in changes.iter() {
+        for &(_, change, place) in changes {
             length += i64::from(change);
             let of_item: &mut (i64, i64) = lengths[place].get_or_insert((0, 0));
             if change > 0 { of_item.0 = length } else { of_item.1 = length }

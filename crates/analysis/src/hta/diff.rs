@@ -103,18 +103,6 @@ pub struct DiffRow {
     pub verdict: Shift,
 }
 
-impl DiffRow {
-    /// Number of calls, second minus first.
-    pub fn calls(&self) -> i64 {
-        self.test_calls as i64 - self.control_calls as i64
-    }
-
-    /// Sum of durations, second minus first, in nanoseconds.
-    pub fn time_ns(&self) -> i64 {
-        self.test_ns - self.control_ns
-    }
-}
-
 /// Two traces side by side.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Diff {

@@ -1,5 +1,6 @@
 //! Statistics of kernel launches.
 
+use super::counters::ENQUEUE;
 use super::options::rounded;
 use super::work::Work;
 use super::{Source, Summary};
@@ -42,18 +43,8 @@ pub struct NameLaunches {
     pub short: u64,
 }
 
-/// The calls that HTA counts as launches, and AMD's equivalents.
-const CALLS: [&str; 9] = [
-    "cudaLaunchKernel",
-    "cudaLaunchKernelExC",
-    "cudaMemcpyAsync",
-    "cudaMemsetAsync",
-    "hipLaunchKernel",
-    "hipExtModuleLaunchKernel",
-    "hipMemcpyAsync",
-    "hipMemsetAsync",
-    "runFunction - job_prep_and_submit_for_execution",
-];
+/// The calls that put work into a queue and that HTA does not count as launches.
+const NO_LAUNCHES: [&str; 2] = ["cuLaunchKernel", "hipMemcpyWithStream"];
 
 impl LaunchStats {
     pub(super) fn of(work: &Work) -> Option<Self> {
@@ -61,7 +52,8 @@ impl LaunchStats {
             return None;
         }
         let names = &work.timeline.names;
-        let counts: Vec<bool> = names.iter().map(|name| CALLS.contains(&name)).collect();
+        let is_launch = |name| ENQUEUE.contains(&name) && !NO_LAUNCHES.contains(&name);
+        let counts: Vec<bool> = names.iter().map(is_launch).collect();
         let options = work.options;
         let (mut cpu, mut gpu, mut delays) = (Vec::new(), Vec::new(), Vec::new());
         let (mut short_kernels, mut slow_calls, mut long_delays) = (0, 0, 0);

@@ -52,9 +52,4 @@ impl Overlap {
         (self.communication_ns > 0)
             .then(|| 100.0 * self.both_ns as f64 / self.communication_ns as f64)
     }
-
-    /// Time with communication and without computation.
-    pub fn exposed_ns(&self) -> i64 {
-        self.communication_ns - self.both_ns
-    }
 }

@@ -26,12 +26,15 @@ pub fn open_beginning(path: &Path) -> Result<Timeline, ReadError> {
     Ok(named(path, with_json(path, |input| top::parse_beginning(input))?))
 }
 
-/// Reads the beginnings of the traces of all ranks, as [`open_beginning`] does, several at a time.
-pub fn open_all(files: &[TraceFile]) -> Result<Vec<Timeline>, ReadError> {
-    let open = |_, file: &TraceFile| -> Result<Timeline, ReadError> {
-        Ok(Timeline { rank: Some(file.rank), ..open_beginning(&file.path)? })
+/// Reads the traces of all ranks with [`open`] or [`open_beginning`], several at a time.
+pub fn open_all(
+    files: &[TraceFile],
+    open: fn(&Path) -> Result<Timeline, ReadError>,
+) -> Result<Vec<Timeline>, ReadError> {
+    let ranked = |_, file: &TraceFile| -> Result<Timeline, ReadError> {
+        Ok(Timeline { rank: Some(file.rank), ..open(&file.path)? })
     };
-    on_all_cores("read", files, open).into_iter().collect()
+    on_all_cores("read", files, ranked).into_iter().collect()
 }
 
 /// How many of so many traces are read or analyzed at a time: one for each core.

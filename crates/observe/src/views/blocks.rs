@@ -37,8 +37,8 @@ fn labeled(facts: &Facts, name: &str) -> String {
     format!("{number} {}", head.label)
 }
 
-fn rounded(value: Option<f64>) -> String {
-    value.map_or("-".to_owned(), |value| thousands(value.round() as u64))
+fn rounded(value: f64) -> String {
+    thousands(value.round() as u64)
 }
 
 /// Why nothing was measured.
@@ -171,7 +171,7 @@ fn samples(facts: &Facts) -> String {
         None => thousands(config.global_batch_size as u64),
         Some(_) => format!("up to {}", thousands((config.batch_size * config.world_size) as u64)),
     };
-    let samples = rounded(Some(config.samples_per_step()));
+    let samples = rounded(config.samples_per_step());
     format!("Samples of a step: {samples}, in {} of {each} on {ranks}", plural(batches, "batch"))
 }
 
@@ -334,8 +334,8 @@ pub(crate) fn scaling_block(facts: &Facts) -> String {
     match facts.steps.mean(|times| times.step) {
         Some(mean_ns) => lines.extend([
             format!("Avg step time    : {}", amount(facts, "step_ms")),
-            format!("Throughput       : {} samples/s", rounded(Some(samples / mean_ns * 1e9))),
-            format!("Measured samples : {}", rounded(Some(samples * num_measured as f64))),
+            format!("Throughput       : {} samples/s", rounded(samples / mean_ns * 1e9)),
+            format!("Measured samples : {}", rounded(samples * num_measured as f64)),
         ]),
         None => lines.push(unmeasured(facts)),
     }

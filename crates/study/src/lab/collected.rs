@@ -95,7 +95,7 @@ fn report(all: &[(PathBuf, Outcome)]) -> Report {
     );
     let section = |(at, (_, outcome)): (usize, &(PathBuf, Outcome))| {
         let definition = "Medians over the rounds. The effect compares throughput round by round.";
-        let body = Body::Table(outcome.table(&[])).or("nothing was run");
+        let body = Body::Table(outcome.table_of(&outcome.rows, &[])).or("nothing was run");
         let panel = Panel::new(&format!("table_{at}"), "All variants", "", definition, body);
         let lead = format!("{}, {}; {}", outcome.machine, outcome.date, outcome.command);
         Section::new(&format!("experiment_{at}"), &outcome.experiment, &lead, vec![panel])

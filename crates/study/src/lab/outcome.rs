@@ -145,12 +145,6 @@ impl Outcome {
     pub fn has_failures(&self) -> bool {
         self.rows.iter().any(|row| row.failure.is_some())
     }
-
-    /// The table of all rows, with these figures beside those that all experiments have.
-    pub fn table(&self, extra: &[&str]) -> Table {
-        self.table_of(&self.rows, extra)
-    }
-
     /// The same, of some rows.
     pub fn table_of(&self, rows: &[Row], extra: &[&str]) -> Table {
         let mut columns = Columns::new();

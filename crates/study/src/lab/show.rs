@@ -199,7 +199,7 @@ fn report(experiment: &Experiment, outcome: &Outcome, beside: &[Beside]) -> Repo
         Panel::new(&format!("scene_{at}"), title, "samples/s", definition, body).wide(Width::Half)
     };
     let mut panels: Vec<Panel> = outcome.scenes().enumerate().map(bars).collect();
-    let table = outcome.table(experiment.figures);
+    let table = outcome.table_of(&outcome.rows, experiment.figures);
     let definition = "Medians over the rounds. The effect compares throughput round by round.";
     let body = Body::Table(table).or("nothing was run");
     panels.push(Panel::new("variants", "All variants", "", definition, body));

@@ -26,12 +26,7 @@ pub fn buckets(traces: &Path, folder: &Path) -> Result<u8> {
     let refused = |why: String| Failure::Run(format!("--trace {}: {why}", traces.printable()));
     let windows = read::find(&[PathBuf::from(traces)], Select::Latest)?;
     let files = windows.into_iter().next().map_or_else(Vec::new, |window| window.files);
-    let mut timelines = Vec::new();
-    for file in files {
-        let mut timeline = read::open(&file.path)?;
-        timeline.rank = Some(file.rank);
-        timelines.push(timeline);
-    }
+    let timelines = read::open_all(&files, read::open)?;
     let reducer = Reducer::of(&timelines).map_err(refused)?;
     let sizes =
         Sizes::of(&reducer).ok_or_else(|| refused("no step has all gradients".to_owned()))?;

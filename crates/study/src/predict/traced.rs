@@ -53,12 +53,8 @@ impl TracedRun {
         let windows = windows.map_err(|e| refused(e.to_string()))?;
         let window = windows.into_iter().next().ok_or_else(|| refused("no traces".to_owned()))?;
         check_whole(&window).map_err(&refused)?;
-        let mut timelines = Vec::new();
-        for file in &window.files {
-            let mut timeline = read::open(&file.path).map_err(|e| refused(e.to_string()))?;
-            timeline.rank = Some(file.rank);
-            timelines.push(timeline);
-        }
+        let timelines = read::open_all(&window.files, read::open);
+        let timelines = timelines.map_err(|e| refused(e.to_string()))?;
         let alone = Alone::of(&timelines).map_err(&refused)?;
         let (gradients, gradient_bytes) = match (args.gradient_bytes, &alone.gradients) {
             (Some(bytes), _) => (None, check_bytes(bytes)?),

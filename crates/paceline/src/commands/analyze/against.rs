@@ -89,7 +89,7 @@ fn timelines(places: &[PathBuf], notes: &mut Vec<Note>) -> Result<Vec<Timeline>>
     let windows = read::find(places, Select::Latest)?;
     notes.extend(windows.iter().filter_map(left_out));
     let files = windows.first().map_or(&[][..], |window| &window.files);
-    Ok(read::open_all(files)?)
+    Ok(read::open_all(files, read::open_beginning)?)
 }
 
 fn console(report: &Report) -> String {

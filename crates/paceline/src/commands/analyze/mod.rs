@@ -123,7 +123,7 @@ fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<(
             read::at_a_time(window.files.len())
         ));
     }
-    let timelines = read::open_all(&window.files)?;
+    let timelines = read::open_all(&window.files, read::open_beginning)?;
     let kind = match args.kind {
         KindName::Auto => None,
         KindName::Ddp => Some(Kind::Ddp),
