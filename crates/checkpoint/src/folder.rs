@@ -1,13 +1,11 @@
 //! The folder into which a run saves its checkpoints. One run at a time has it.
 
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::{self, Disk, DiskFile};
-use rustix::fs::{FlockOperation, flock};
 
 use super::proof::{Line, NotFinite};
 use super::steps;
@@ -42,7 +40,7 @@ impl Folder {
             Failure::io(format!("cannot lock {}", path.join(LOCK).printable()), e)
         };
         let mut file = disk.open_or_create(&path.join(LOCK)).map_err(fail)?;
-        let is_locked = lock(&mut file).map_err(|holder| refuse(path, &holder))?;
+        let is_locked = file.lock().map_err(|_| refuse(path, &mut file))?;
         // Only for messages of other runs, so it is not written durably.
         file.clear().and_then(|()| writeln!(file, "{owner}")).map_err(fail)?;
         steps::remove_leftovers(&disk, path)
@@ -78,14 +76,14 @@ impl Folder {
                 )));
             }
         };
-        lock(&mut file).map_err(|holder| refuse(path, &holder)).map(drop)
+        disk::lock(&file).map_err(|_| refuse(path, &mut file)).map(drop)
     }
 
     /// Removes what a run has left half written that has failed, unless another run has the folder meanwhile. What cannot be
     /// removed now, the next run that saves there removes.
     pub fn tidy(path: &Path) {
         let Ok(file) = paceline_files::open(&path.join(LOCK)) else { return };
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        if file.try_lock().is_ok() {
             let _ = steps::remove_leftovers(&Disk::default(), path);
         }
     }
@@ -118,19 +116,12 @@ fn shown_name(id: &str) -> String {
     format!("{}{id}", steps::RUN_PREFIX)
 }
 
-/// Locks the file. False where the file system has no locks; an error, with the holder's words, where another
-/// process holds it.
-fn lock(file: &mut (impl Read + AsFd)) -> std::result::Result<bool, String> {
-    disk::lock(file).map_err(|_| {
-        let mut holder = String::new();
-        // Without its words it is still another run.
-        let _ = file.take(MAX_OWNER_BYTES).read_to_string(&mut holder);
-        holder.trim().to_owned()
-    })
-}
-
-fn refuse(folder: &Path, holder: &str) -> Failure {
-    let holder = if holder.is_empty() { "another run" } else { holder };
+/// Says who holds the file locked: it has the holder's words.
+fn refuse(folder: &Path, file: &mut impl Read) -> Failure {
+    let mut holder = String::new();
+    // Without its words it is still another run.
+    let _ = file.take(MAX_OWNER_BYTES).read_to_string(&mut holder);
+    let holder = if holder.trim().is_empty() { "another run" } else { holder.trim() };
     Failure::Usage(format!(
         "--save {}: {holder} saves its checkpoints there; wait for its end, or pass another folder",
         folder.printable()

@@ -6,14 +6,14 @@
 //! interrupt a save at each of its operations, one after the other. This module does not know what the files
 //! hold.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, Read, Seek, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, fcntl_setfl, flock, linkat, open};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, fcntl_setfl, linkat, open};
 use rustix::io::Errno;
 
 #[cfg(any(test, feature = "faults"))]
@@ -33,21 +33,22 @@ pub const READER_LIMIT: Duration = Duration::from_secs(10);
 /// another thread is starting holds its parent's locks until it has become another program.
 const LAST_MOMENTS: Duration = Duration::from_secs(2);
 
-/// Locks a file for this process alone. False where the file system has no locks; [`Errno::WOULDBLOCK`] where another
-/// process holds the lock and goes on holding it for two seconds.
-pub fn lock(file: &impl AsFd) -> std::result::Result<bool, Errno> {
+/// Locks a file for this process alone. False where the file system has no locks; an error where another process holds the
+/// lock and goes on holding it for two seconds.
+pub fn lock(file: &File) -> io::Result<bool> {
     let deadline = Instant::now() + LAST_MOMENTS;
     loop {
-        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        match file.try_lock() {
             Ok(()) => return Ok(true),
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(10));
             }
-            Err(Errno::WOULDBLOCK) => return Err(Errno::WOULDBLOCK),
-            Err(_) => return Ok(false),
+            Err(TryLockError::WouldBlock) => return Err(io::ErrorKind::WouldBlock.into()),
+            Err(TryLockError::Error(_)) => return Ok(false),
         }
     }
 }
+
 /// The interval at which a pipe is tried.
 const READER_POLL: Duration = Duration::from_millis(20);
 
@@ -215,8 +216,7 @@ impl Disk {
                 _ => Err(error),
             })?;
             self.enter(Operation::Link)?;
-            let nameless =
-                format!("/proc/self/fd/{}", rustix::fd::AsRawFd::as_raw_fd(&raw.file.as_fd()));
+            let nameless = format!("/proc/self/fd/{}", raw.file.as_raw_fd());
             linkat(CWD, nameless, CWD, partial, AtFlags::SYMLINK_FOLLOW)
                 .map_err(io::Error::from)?;
             #[cfg(any(test, feature = "faults"))]
@@ -316,17 +316,16 @@ impl DiskFile {
     pub fn sync(&self) -> io::Result<()> {
         self.file.sync()
     }
+
+    /// Locks it, see [`lock`].
+    pub fn lock(&self) -> io::Result<bool> {
+        lock(&self.file.file)
+    }
 }
 
 impl Read for DiskFile {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         self.file.file.read(bytes)
-    }
-}
-
-impl AsFd for DiskFile {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.file.as_fd()
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Input: addresses and files. Output: bytes. This module knows neither data sets nor the Hugging Face Hub.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{self, Cursor, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -10,8 +10,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use paceline_trace::thread_builder;
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use ureq::Agent;
 use ureq::config::RedirectAuthHeaders;
 
@@ -176,12 +174,13 @@ pub(crate) fn pieces(
 pub(crate) fn locked(path: &Path, waits: impl Fn()) -> io::Result<File> {
     loop {
         let file = paceline_files::open_or_create(path)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => {
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
                 waits();
-                flock(&file, FlockOperation::LockExclusive)?;
+                file.lock()?;
             }
-            outcome => outcome?,
+            Err(TryLockError::Error(error)) => return Err(error),
         }
         // The process that held the lock may have removed the file. Then another one has its name.
         if file.metadata()?.nlink() > 0 {
