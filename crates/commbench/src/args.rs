@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use paceline_collectives::{OpKind, ReduceOp};
-use paceline_launch::device::{Device, DeviceParser};
+use paceline_launch::device::Device;
 use paceline_launch::{CommArgs, TransportName};
 
 use super::named::parser;
@@ -113,8 +113,8 @@ pub struct RankArgs {
     /// How the ranks reach each other, separated by commas [default: shm; tcp on several hosts]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub transport: Vec<TransportName>,
-    /// Where the buffers lie: cpu, or sim, an accelerator emulated on the processor (see paceline train)
-    #[arg(long, value_name = "DEVICE", value_parser = DeviceParser, default_value = "cpu")]
+    /// Where the buffers lie: cpu, cuda, or sim, an accelerator emulated on the processor (see paceline train)
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: Device,
     /// Buffers in ordinary memory, which other processes cannot reach
     #[arg(long)]

@@ -4,17 +4,13 @@
 //! way. This file does not know what a device does.
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::builder::{PossibleValue, TypedValueParser};
-use clap::error::ErrorKind;
 use paceline_collectives::{Link, parse_seconds};
 use paceline_cuda::Card;
 use paceline_failure::Failure;
-use paceline_files::Printable;
 use paceline_memory::{Accelerator, Allocator, MemoryError, SimSpec};
 use serde::{Serialize, Serializer};
 
@@ -243,43 +239,6 @@ fn time(seconds: f64, text: &str) -> Result<Duration, String> {
     match (0.0..1.0).contains(&seconds) {
         true => Ok(Duration::from_secs_f64(seconds)),
         false => Err(format!("{text} is too long; pass less than 1s")),
-    }
-}
-
-/// Reads a [`Device`]. Names of accelerators that there are not are answered with what there is.
-#[derive(Clone, Copy, Debug)]
-pub struct DeviceParser;
-
-/// How the names of devices begin that other programs have.
-const ACCELERATORS: [(&str, &str); 4] =
-    [("rocm", "ROCm"), ("hip", "ROCm"), ("mps", "Metal"), ("xpu", "XPUs")];
-
-impl TypedValueParser for DeviceParser {
-    type Value = Device;
-
-    fn parse_ref(
-        &self,
-        _: &clap::Command,
-        _: Option<&clap::Arg>,
-        value: &OsStr,
-    ) -> Result<Device, clap::Error> {
-        let name = value.to_string_lossy().to_ascii_lowercase();
-        let named = ACCELERATORS.iter().find(|(begin, _)| name.starts_with(begin));
-        let problem = match named {
-            Some((_, what)) => {
-                format!("paceline has no code for {what}; leave --device out, or pass cpu or cuda")
-            }
-            None => match name.parse() {
-                Ok(device) => return Ok(device),
-                Err(problem) => problem,
-            },
-        };
-        let problem = format!("--device {}: {problem}\n", value.printable());
-        Err(clap::Error::raw(ErrorKind::ValueValidation, problem))
-    }
-
-    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        None
     }
 }
 

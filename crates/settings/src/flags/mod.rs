@@ -18,7 +18,7 @@ use paceline_choices::models::MODELS;
 use paceline_choices::optimizers::OPTIMIZERS;
 use paceline_choices::registry::{self, flags_of};
 use paceline_choices::strategies::STRATEGIES;
-use paceline_launch::device::{Device, DeviceParser};
+use paceline_launch::device::Device;
 use paceline_numeric::Instructions;
 
 use super::named::{AccumulationName, AmpName, Course, PrecisionName, TransportName};
@@ -79,7 +79,7 @@ pub struct RunFlags {
     pub transport: TransportName,
     /// Where to compute: cpu, cuda, or sim, an accelerator emulated on the processor (sim:copy=16gbit,10us,launch=5us states its
     /// copies and launches; sim:late,seed=7 runs its work as late as possible, to find waits that are missing)
-    #[arg(long, value_name = "DEVICE", value_parser = DeviceParser, default_value = "cpu", help_heading = "Ranks")]
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", help_heading = "Ranks")]
     pub device: Device,
     /// Load batches into pinned memory, which a device copies at its full bandwidth, and without the host
     #[arg(long, help_heading = "Data")]

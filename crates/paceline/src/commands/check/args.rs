@@ -1,7 +1,7 @@
 //! Flags of `paceline check`.
 
 use clap::Args;
-use paceline_launch::device::{Device, DeviceParser};
+use paceline_launch::device::Device;
 use paceline_settings::flags::CommArgs;
 use paceline_settings::named::TransportName;
 
@@ -31,8 +31,8 @@ pub struct CheckArgs {
     /// How the ranks reach each other [default: shm; tcp on several hosts]
     #[arg(long, value_enum)]
     pub transport: Option<TransportName>,
-    /// Where ranks compute: cpu, or an emulated accelerator such as sim:copy=16gbit,10us,launch=5us
-    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = DeviceParser)]
+    /// Where ranks compute: cpu, cuda, or an emulated accelerator such as sim:copy=16gbit,10us,launch=5us
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: Device,
     /// How the ranks talk to each other.
     #[command(flatten)]
