@@ -122,20 +122,19 @@ pub fn resolve_unchecked(
     let loss_scale = LossScale::resolve(&flags, &strategy, &mut warnings)?;
     let schedule = Schedule::resolve(&flags, optimizer.lr())?;
     let global_batch_size = resolve_batch(&flags, num_shares, model.defaults().batch_size)?;
-    let lengths = [
+    let counts = [
         ("--epochs", flags.epochs == Some(0)),
         ("--steps", flags.steps == Some(0)),
         ("--steps-per-epoch", flags.steps_per_epoch == Some(0)),
+        ("--save-every", flags.save_every == Some(0)),
+        ("--eval-every", flags.eval_every == Some(0)),
+        ("--early-stop", flags.early_stop == Some(0)),
+        ("--log-every", flags.log_every == Some(0)),
     ];
-    if let Some((flag, _)) = lengths.iter().find(|(_, is_zero)| *is_zero) {
+    if let Some((flag, _)) = counts.iter().find(|(_, is_zero)| *is_zero) {
         return usage(format!("{flag} 0: pass 1 or more"));
     }
     flags.name.as_deref().map_or(Ok(()), folder::check_name)?;
-    if flags.save_every == Some(0) {
-        return usage(
-            "--save-every 0: pass the number of optimizer steps between two checkpoints".into(),
-        );
-    }
     if flags.save_keep < 2 {
         return usage(format!(
             "--save-keep {}: the only checkpoint could be one whose weights are ruined; pass at least 2",
@@ -145,20 +144,6 @@ pub fn resolve_unchecked(
     let least_mb = MIN_BUDGET_BYTES >> 20;
     if let Some(mb) = flags.save_budget_mb.filter(|mb| *mb < least_mb) {
         return usage(format!("--save-budget-mb {mb}: pass at least {least_mb}"));
-    }
-    if flags.eval_every == Some(0) {
-        return usage(
-            "--eval-every 0: pass the number of optimizer steps between two evaluations".into(),
-        );
-    }
-    if flags.early_stop == Some(0) {
-        return usage(
-            "--early-stop 0: pass the number of evaluations without a lower loss, at least 1"
-                .into(),
-        );
-    }
-    if flags.log_every == Some(0) {
-        return usage("--log-every 0: pass the number of batches per line, at least 1".into());
     }
     let tokenizer = model.tokenizer();
     let needs = RunNeeds {

@@ -27,20 +27,9 @@ const MAX_THREADS: usize = 1024;
 
 /// The number of ranks.
 pub fn resolve_world_size(flags: &RunFlags, placement: Option<&Placement>) -> Result<usize> {
-    match (placement, flags.nproc) {
-        (Some(placement), Some(nproc)) if !placement.is_ours() => {
-            Err(launcher::of_another_launcher(nproc, placement))
-        }
-        (Some(placement), _) => {
-            launcher::check_num_ranks("a world size of", placement.place.world_size)?;
-            Ok(placement.place.world_size)
-        }
-        (None, Some(nproc)) => {
-            launcher::check_num_ranks("--nproc", nproc)?;
-            Ok(nproc)
-        }
-        (None, None) => Ok(resources::num_cores().min(2)),
-    }
+    // A rank that this command has started is given the flag, too.
+    let is_ours = placement.is_some_and(Placement::is_ours);
+    launcher::num_ranks(flags.nproc.filter(|_| !is_ours), placement)
 }
 
 /// Which processors the ranks of this host get for themselves, if that is asked for. If there are not enough, nobody is pinned,

@@ -211,19 +211,16 @@ pub fn num_ranks(nproc: Option<usize>, placement: Option<&Placement>) -> Result<
         (None, None) => return Ok(resources::num_cores().min(2)),
         (None, Some(placement)) => ("a world size of", placement.place.world_size),
         (Some(nproc), None) => ("--nproc", nproc),
-        (Some(nproc), Some(placement)) => return Err(of_another_launcher(nproc, placement)),
+        (Some(nproc), Some(placement)) => {
+            return Err(Failure::Usage(format!(
+                "--nproc {nproc} starts ranks of its own, but another launcher has started {}; leave --nproc out, or {}",
+                placement.place.world_size,
+                placement.unset()
+            )));
+        }
     };
     check_num_ranks(flag, num_ranks)?;
     Ok(num_ranks)
-}
-
-/// A number of ranks where another launcher has started them.
-pub fn of_another_launcher(nproc: usize, placement: &Placement) -> Failure {
-    Failure::Usage(format!(
-        "--nproc {nproc} starts ranks of its own, but another launcher has started {}; leave --nproc out, or {}",
-        placement.place.world_size,
-        placement.unset()
-    ))
 }
 
 /// Checks a number of ranks that the user gave by `flag`.
