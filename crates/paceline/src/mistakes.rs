@@ -117,7 +117,7 @@ fn answer(words: &[OsString], error: &Error) -> String {
     let is_flag = text(error, ContextKind::InvalidArg).starts_with('-');
     let usage = match error.kind() {
         ErrorKind::InvalidUtf8 => return not_utf8(words).unwrap_or(problem),
-        ErrorKind::InvalidSubcommand => {
+        ErrorKind::InvalidSubcommand if error.get(ContextKind::SuggestedSubcommand).is_none() => {
             let typed = text(error, ContextKind::InvalidSubcommand);
             let offered = command.get_subcommands().filter(|part| !part.is_hide_set());
             let names: Vec<&str> = offered.map(Command::get_name).collect();
@@ -150,8 +150,9 @@ fn alias(words: &[OsString], command: &Command, error: &Error) -> Option<String>
     let flag = text(error, ContextKind::InvalidArg).split(' ').next()?;
     let value = text(error, ContextKind::InvalidValue);
     let mut typed = if value.is_empty() { flag.to_owned() } else { format!("{flag} {value}") };
-    // mpirun's flag is read as -n with the value p.
-    if words.iter().take_while(|word| *word != "--").any(|word| word == "-np") {
+    // mpirun's flag, as in -np 2 and -np2, is read as -n with a value that begins with p.
+    let is_np = |word: &OsString| word.to_str().is_some_and(|word| word.starts_with("-np"));
+    if words.iter().take_while(|word| *word != "--").any(is_np) {
         typed = "-np".to_owned();
     }
     let word = typed.to_lowercase().replace('_', "-");
