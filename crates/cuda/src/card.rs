@@ -12,7 +12,6 @@ use crate::kernel::Source;
 use crate::product::Products;
 use crate::{CudaError, Result, compiler};
 
-const MULTIPROCESSORS: u32 = 16;
 const SHARED_BYTES: u32 = 97;
 const CAPABILITY_MAJOR: u32 = 75;
 const CAPABILITY_MINOR: u32 = 76;
@@ -26,7 +25,6 @@ struct Inner {
     index: usize,
     name: String,
     capability: (u32, u32),
-    multiprocessors: usize,
     shared_bytes: u32,
     context: Handle,
     functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
@@ -77,7 +75,6 @@ impl Card {
             index,
             name,
             capability: (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
-            multiprocessors: attribute(MULTIPROCESSORS)? as usize,
             shared_bytes: attribute(SHARED_BYTES)?,
             context,
             functions: Mutex::default(),
@@ -99,11 +96,6 @@ impl Card {
     /// Its compute capability, such as (9, 0).
     pub fn capability(&self) -> (u32, u32) {
         self.0.capability
-    }
-
-    /// The number of its multiprocessors.
-    pub fn multiprocessors(&self) -> usize {
-        self.0.multiprocessors
     }
 
     /// The most shared memory of a block, in bytes.

@@ -64,11 +64,6 @@ impl Library {
         Err(CudaError::Missing { library, sought, hint: names.hint })
     }
 
-    /// Where it was found.
-    pub fn path(&self) -> &str {
-        &self.path
-    }
-
     /// The address of a function.
     ///
     /// # Safety

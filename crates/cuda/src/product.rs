@@ -19,7 +19,6 @@ use paceline_trace::lock;
 use crate::driver::Handle;
 use crate::library::{Names, functions};
 use crate::{Card, CudaError, Result, Stream};
-pub use trial::Trial;
 
 const NAMES: Names = Names {
     files: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],

@@ -9,7 +9,7 @@ use paceline_trace::lock;
 
 use crate::driver::{Driver, Handle, NOT_READY};
 use crate::kernel::{Call, Grid};
-use crate::product::{Trial, WORKSPACE_BYTES};
+use crate::product::WORKSPACE_BYTES;
 use crate::{Card, Product, Result};
 
 /// Streams do not wait for the driver's default stream, which nothing uses.
@@ -204,18 +204,6 @@ impl Stream {
         let products = self.0.card.products()?;
         // SAFETY: the caller's.
         unsafe { products.launch(product, self) }
-    }
-
-    /// Tries a product with all algorithms that the library names for it, best first. Its result is not written. Blocks until
-    /// the stream is idle.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Stream::launch`].
-    pub unsafe fn try_product(&self, product: &Product) -> Result<Vec<Trial>> {
-        let products = self.0.card.products()?;
-        // SAFETY: the caller's.
-        unsafe { products.trials(product, self) }
     }
 }
 

@@ -157,12 +157,6 @@ impl Allocator {
         Self(Arc::new(Pool::new(Device::Cpu, Shortage::AfterRequests(num_blocks))))
     }
 
-    /// For tests: an allocator to which the system gives only so many bytes at once.
-    #[cfg(feature = "faults")]
-    pub fn with_bytes(num_bytes: usize) -> Self {
-        Self(Arc::new(Pool::new(Device::Cpu, Shortage::AboveBytes(num_bytes))))
-    }
-
     /// The device whose memory this allocator hands out.
     pub fn device(&self) -> Device {
         self.0.device
@@ -202,11 +196,6 @@ impl Allocator {
     /// Memory obtained from the system: in use, or free in the pool.
     pub fn reserved(&self) -> Usage {
         self.0.account.reserved()
-    }
-
-    /// Memory obtained from the system now, in bytes: in use, or free in the pool.
-    pub fn reserved_bytes(&self) -> u64 {
-        self.0.account.reserved().current_bytes
     }
 
     /// Begins a phase: the peaks in its [`PhaseUsage`] count from now. What came before it belongs to no phase.
@@ -261,7 +250,7 @@ mod tests {
             step();
         }
         assert_eq!((after_one, allocator.fresh_blocks()), (2, 2));
-        assert_eq!(allocator.reserved_bytes(), 1024 + 5056);
+        assert_eq!(allocator.reserved().current_bytes, 1024 + 5056);
     }
 
     #[test]

@@ -88,7 +88,7 @@ pub(crate) enum Shortage {
     #[cfg(feature = "faults")]
     AfterRequests(u64),
     /// More than this many bytes at once.
-    #[cfg(any(test, feature = "faults"))]
+    #[cfg(test)]
     AboveBytes(usize),
 }
 
@@ -242,7 +242,7 @@ impl Heap {
             Shortage::None => false,
             #[cfg(feature = "faults")]
             Shortage::AfterRequests(most) => self.num_requests >= most,
-            #[cfg(any(test, feature = "faults"))]
+            #[cfg(test)]
             Shortage::AboveBytes(most) => self.reserved_bytes > most,
         };
         let chunk = self.chunks.get_mut(&block.chunk);

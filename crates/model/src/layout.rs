@@ -379,11 +379,6 @@ impl LayoutBuilder {
         id
     }
 
-    /// The unit of a parameter.
-    pub fn unit_of(&self, id: ParamId) -> UnitId {
-        self.params[id.0].unit
-    }
-
     /// Errors if `world_size` is zero.
     pub fn check_world_size(world_size: usize) -> Result<()> {
         if world_size > 0 {

@@ -118,11 +118,6 @@ impl Storage {
         &self.grads
     }
 
-    /// Whether all values are held.
-    pub fn has_all_values(&self) -> bool {
-        self.values.is_first(self.layout.len())
-    }
-
     /// Whether all gradients are held.
     pub fn has_all_grads(&self) -> bool {
         self.grads.is_first(self.layout.trained_len())

@@ -24,7 +24,7 @@ use paceline_strategies::schedule::{
     best_cut, named, usual,
 };
 use paceline_strategies::{
-    MicroBatch, Replica, ReplicaOptions, Single, Stages, Strategy, clip_grad_norm, span, train_step,
+    MicroBatch, Replica, ReplicaOptions, Single, Stages, Strategy, clip_factor, span, train_step,
 };
 use paceline_trace::{SpanTrack, now_ns};
 
@@ -202,7 +202,8 @@ fn train(
         let begin_ns = now_ns();
         train_step(&mut strategy, &mut replica, &batches, &mut track)?;
         if settings.clips {
-            clip_grad_norm(&mut strategy, &replica, 1.0, &mut track)?;
+            let (_, factor) = clip_factor(&mut strategy, &replica, 1.0, &mut track)?;
+            optimizer.set_grad_factor(factor);
         }
         strategy.optimizer_step(&replica, &mut optimizer, &mut track)?;
         steps.push(measured(&replica, begin_ns..now_ns(), &track));

@@ -44,11 +44,6 @@ impl IntervalSet {
         Self { spans: merged }
     }
 
-    /// The intervals, sorted. They do not overlap or touch.
-    pub fn spans(&self) -> &[Span] {
-        &self.spans
-    }
-
     /// Total length in nanoseconds.
     pub fn len_ns(&self) -> u64 {
         self.spans.iter().map(Span::len_ns).sum()

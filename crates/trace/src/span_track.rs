@@ -129,11 +129,6 @@ impl SpanTrack {
         self.spans.iter().filter(move |(n, _)| *n == name).map(|&(_, span)| span)
     }
 
-    /// All spans since the last [`SpanTrack::clear`], in the order in which they ended.
-    pub fn spans(&self) -> impl Iterator<Item = (&'static str, Span)> {
-        self.spans.iter().copied()
-    }
-
     /// All marks since the last [`SpanTrack::clear`].
     pub fn marks(&self) -> impl Iterator<Item = Mark> {
         self.marks.iter().copied()

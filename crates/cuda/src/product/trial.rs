@@ -8,15 +8,6 @@ use super::{
 };
 use crate::{CudaError, Event, Result, Stream};
 
-/// A product with one of the algorithms that the library names for it.
-#[derive(Clone, Copy, Debug)]
-pub struct Trial {
-    /// The shortest time, in nanoseconds.
-    pub ns: u64,
-    /// Whether the result has the bits of the first algorithm's.
-    pub has_first_bits: bool,
-}
-
 /// The most algorithms that are tried, and how often each.
 const MOST_NAMED: usize = 8;
 const TIMES: usize = 4;
@@ -43,10 +34,10 @@ impl Products {
         }
         // SAFETY: the caller's.
         match unsafe { self.try_all(plan, product, &found, stream) } {
-            Ok(trials) => {
-                let same = trials.iter().zip(&found).filter(|(trial, _)| trial.has_first_bits);
-                let fastest = same.min_by_key(|(trial, _)| trial.ns);
-                Ok(fastest.map_or(first, |(_, found)| found.algorithm))
+            Ok(times) => {
+                let same = found.iter().zip(times).filter(|(_, ns)| ns.is_some());
+                let fastest = same.min_by_key(|(_, ns)| *ns);
+                Ok(fastest.map_or(first, |(found, _)| found.algorithm))
             }
             // There is no memory for a second result.
             Err(CudaError::OutOfMemory { .. }) => Ok(first),
@@ -105,8 +96,8 @@ impl Products {
         }
     }
 
-    /// Times a product with each of these algorithms, and compares its bits with those of the first. The result goes to memory
-    /// of its own, and no old one is added. Blocks until the stream is idle.
+    /// The shortest time of a product with each of these algorithms, in nanoseconds; `None` for an algorithm that gives other
+    /// bits than the first. The result goes to memory of its own, and no old one is added. Blocks until the stream is idle.
     ///
     /// # Safety
     ///
@@ -117,7 +108,7 @@ impl Products {
         product: &Product,
         found: &[Found],
         stream: &Stream,
-    ) -> Result<Vec<Trial>> {
+    ) -> Result<Vec<Option<u64>>> {
         let card = stream.card();
         let bytes = product.result_bytes();
         let trial = Product {
@@ -145,40 +136,24 @@ impl Products {
             Ok((times.into_iter().min().unwrap_or(u64::MAX), result))
         };
         let mut first: Option<Vec<u8>> = None;
-        let trials = found.iter().map(|found| match (run(&found.algorithm), &first) {
+        let times = found.iter().map(|found| match (run(&found.algorithm), &first) {
             (Ok((ns, result)), None) => {
                 first = Some(result);
-                Ok(Trial { ns, has_first_bits: true })
+                Ok(Some(ns))
             }
             (Err(error), None) => Err(error),
             // Zeros are the same in every order of sums.
             (Ok((ns, result)), Some(first)) => {
                 let has_first_bits = result == *first && first.iter().any(|byte| *byte != 0);
-                Ok(Trial { ns, has_first_bits })
+                Ok(has_first_bits.then_some(ns))
             }
             // The library may name what it then refuses.
-            (Err(_), Some(_)) => Ok(Trial { ns: u64::MAX, has_first_bits: false }),
+            (Err(_), Some(_)) => Ok(None),
         });
-        let trials = trials.collect();
+        let times = times.collect();
         // SAFETY: the stream is idle, or has failed.
         unsafe { card.free(trial.c.address) };
-        trials
-    }
-
-    /// Tries a product with all algorithms that the library names for it, best first.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Stream::multiply`].
-    pub(crate) unsafe fn trials(&self, product: &Product, stream: &Stream) -> Result<Vec<Trial>> {
-        stream.card().current()?;
-        if product.operations() == 0.0 {
-            return Ok(Vec::new());
-        }
-        let plan = Plan::new(self.library, product)?;
-        let found = self.named(&plan, &Shape::of(product))?;
-        // SAFETY: the caller's.
-        unsafe { self.try_all(&plan, product, &found, stream) }
+        times
     }
 }
 
