@@ -174,9 +174,8 @@
 //! [`Mesh`] arranges the ranks of a group in a grid with named axes and forms a group for each axis.
 //!
 //! A group and all groups that descend from it share this rank's record of operations ([`Group::fresh_records`]) and its
-//! emulated network card. The groups split from a group use its memory in place, and after [`Group::register`] so does
-//! any related group. The failures of groups are separate: an error breaks the group in which it
-//! happens, and the others go on as long as they have all their ranks.
+//! emulated network card. The groups split from a group use its memory in place. The failures of groups are separate: an
+//! error breaks the group in which it happens, and the others go on as long as they have all their ranks.
 //!
 //! # Emulated links
 //!

@@ -1,16 +1,11 @@
 //! Allocates memory that the ranks of a host share, so that operations use it in place.
 
-use paceline_memory::{Access, Allocator, Buffer, Category, DType, Device, Tensor};
+use paceline_memory::{Allocator, Buffer, Category, DType, Device, Tensor};
 
 use super::Group;
 use super::host_links::HostLinks;
 use crate::shared::{Reach, Segments, SharedState};
 use crate::{CollectiveError, ReduceOp};
-
-/// A rank's answer about the buffer that it registers: no peer can reach the memory.
-const PRIVATE: u8 = 0;
-/// A rank's answer: the group reaches the memory already. Any other answer means memory of a related group.
-const REACHED: u8 = 2;
 
 fn zeroed(buffer: Buffer) -> Result<Buffer, CollectiveError> {
     Tensor::new(buffer.clone(), 0, DType::U8, [buffer.len_bytes()])?.fill_zero()?;
@@ -44,7 +39,6 @@ impl Group {
         let buffer = unsafe {
             Buffer::window(part.mapping.clone(), extent, len_bytes, category, allocator)?
         };
-        self.0.lineage.rank.own(&part);
         let segments = self.reachable(shared);
         segments.add(segment);
         self.forget_dropped(segments, shared.rank)?;
@@ -58,53 +52,6 @@ impl Group {
         self.all_reduce_slice(&mut dropped, ReduceOp::Min)?;
         segments.forget(&dropped);
         Ok(())
-    }
-
-    /// Makes memory that a related group has allocated usable in place by this group. A collective call: every rank passes
-    /// a buffer of its own, and buffers may differ in size. Two groups are related if they descend from the same group.
-    ///
-    /// This group reaches the memory of the groups from which it was split without this call. Operations on the memory
-    /// of another sub-group are staged unless the memory is registered.
-    ///
-    /// Steps: the all-gather of a number. If all ranks reach each other's memory already, the call is done. Otherwise
-    /// each rank of a host passes its memory to rank 0 of the host, rank 0 passes all memory on, and all ranks pass a
-    /// barrier. No data move. Between threads, and between ranks that share no memory, the call does nothing.
-    ///
-    /// Errors on every rank if a buffer does not come from [`Group::allocate`] of a related group.
-    pub fn register(&self, buffer: &Buffer) -> Result<(), CollectiveError> {
-        let (Some(shared), HostLinks::Host { links, .. }) = (self.shared(), &self.0.host_links)
-        else {
-            return Ok(());
-        };
-        let base = buffer.claim(0..0, Access::Read, "register")?.base().as_ptr();
-        let len_bytes = buffer.len_bytes();
-        let part = self.0.lineage.rank.part_of(base as usize, len_bytes);
-        let is_reached = shared.reach.locate(shared.rank, base, len_bytes).is_some();
-        let mut states = vec![0u8; self.world_size()];
-        let own = if is_reached { REACHED } else { u8::from(part.is_some()) };
-        self.all_gather_slice(&[own], &mut states)?;
-        if let Some(rank) = states.iter().position(|&state| state == PRIVATE) {
-            let rank_there = self.outermost_rank(rank);
-            return Err(CollectiveError::Buffers {
-                rank: self.outermost_rank(self.rank()),
-                op: "register",
-                reason: format!(
-                    "needs memory from Group::allocate of a related group, which rank {rank_there} did not pass"
-                ),
-            });
-        }
-        if states.iter().all(|&state| state == REACHED) {
-            return Ok(());
-        }
-        // Memory that this group reaches already belongs to this rank too.
-        let part = part.ok_or_else(|| CollectiveError::Buffers {
-            rank: self.outermost_rank(self.rank()),
-            op: "register",
-            reason: "got memory that this rank has not allocated".into(),
-        })?;
-        let segments = self.reachable(shared);
-        segments.add(links.exchange_parts(&part)?);
-        self.forget_dropped(segments, shared.rank)
     }
 
     fn reachable<'a>(&self, shared: &'a SharedState) -> &'a Segments {

@@ -1,15 +1,13 @@
 //! The lineage of a group: its name, its members, and what it shares with its parent group and its sub-groups.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
-use paceline_memory::Mapping;
 use paceline_rendezvous::RunKey;
-use paceline_trace::lock;
 
 use crate::emulator::Card;
 use crate::record::{Purpose, RecentRecords};
-use crate::shared::{Inherited, Part};
+use crate::shared::Inherited;
 
 /// What the groups of a rank share. All of them descend from the same group.
 #[derive(Debug, Default)]
@@ -22,33 +20,6 @@ pub(crate) struct RankState {
     /// What the next operation that this rank submits is for.
     pub(crate) next: Arc<Mutex<Purpose>>,
     num_groups: AtomicU32,
-    /// This rank's parts of shared memory, of all its groups.
-    parts: Mutex<Vec<OwnPart>>,
-}
-
-/// A part of shared memory that belongs to this rank. Its address range stays mapped until the buffer in the part and
-/// all groups that can reach the part are dropped.
-#[derive(Debug)]
-struct OwnPart {
-    mapping: Weak<Mapping>,
-    range: std::ops::Range<usize>,
-}
-
-impl RankState {
-    /// Notes a part that belongs to this rank.
-    pub(super) fn own(&self, part: &Part) {
-        let mut parts = lock(&self.parts);
-        parts.retain(|part| part.mapping.strong_count() > 0);
-        parts.push(OwnPart { mapping: Arc::downgrade(&part.mapping), range: part.range() });
-    }
-
-    /// The part that the `len_bytes` bytes at `address` lie in, if this rank has shared them in any of its groups.
-    pub(super) fn part_of(&self, address: usize, len_bytes: usize) -> Option<Part> {
-        lock(&self.parts).iter().find_map(|OwnPart { mapping, range }| {
-            let part = Part::new(mapping.upgrade()?, range.start, range.len())?;
-            part.offset(address, len_bytes).map(|_| part)
-        })
-    }
 }
 
 /// A group's name and members, and what it shares with related groups.

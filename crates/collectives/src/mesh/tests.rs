@@ -157,61 +157,6 @@ fn groups_of_all_axes_use_the_memory_of_the_world_in_place() {
 }
 
 #[test]
-fn memory_of_one_axis_is_used_in_place_by_another_once_it_is_registered() {
-    for (world, hosts, shape, owner, other) in [
-        (4, 1, "tp=2,pp=2", Axis::Tp, Axis::Pp),
-        (8, 2, "dp=2,tp=2,pp=2", Axis::Tp, Axis::Pp),
-        (8, 2, "dp=4,tp=2", Axis::Tp, Axis::Dp),
-        (8, 2, "dp=4,tp=2", Axis::Dp, Axis::Tp),
-    ] {
-        on_ranks(world, hosts, |world| {
-            let mesh = Mesh::new(world, &shape.parse().unwrap()).unwrap();
-            let (first, second) = (mesh.group(owner).unwrap(), mesh.group(other).unwrap());
-            let allocator = Allocator::new();
-            // The members of a group allocate the same size. Different groups allocate different sizes.
-            let len_bytes = 400 * (1 + mesh.coordinate(other));
-            let buffer = first.allocate(&allocator, len_bytes, Category::Parameters).unwrap();
-            let data = floats(&buffer).slice(0..100).unwrap();
-            adds_up_in_place(first, &data);
-            let before = staged_bytes(second);
-            add_up(second, &data);
-            assert!(staged_bytes(second) >= before + 400, "the group does not know the memory yet");
-            second.register(&buffer).unwrap();
-            adds_up_in_place(second, &data);
-            // The second call does nothing.
-            second.register(&buffer).unwrap();
-            adds_up_in_place(second, &data);
-            // The memory goes back to the system, and its addresses must not be mistaken for those of other memory.
-            drop((data, buffer));
-            mesh.world().barrier().unwrap();
-            let buffer = second.allocate(&allocator, 400, Category::Parameters).unwrap();
-            adds_up_in_place(second, &floats(&buffer));
-            first.register(&buffer).unwrap();
-            adds_up_in_place(first, &floats(&buffer));
-        });
-    }
-}
-
-#[test]
-fn private_memory_cannot_be_registered() {
-    on_ranks(2, 1, |world| {
-        let allocator = Allocator::new();
-        let buffer = match world.rank() {
-            0 => world.allocate(&allocator, 400, Category::Data).unwrap(),
-            _ => {
-                drop(world.allocate(&allocator, 400, Category::Data).unwrap());
-                allocator.host(400, Category::Data).unwrap()
-            }
-        };
-        let part = world.split(Some(0)).unwrap().unwrap();
-        let error = part.register(&buffer).unwrap_err();
-        assert!(error.to_string().contains("which rank 1 did not pass"), "{error}");
-        // The error breaks no group.
-        part.barrier().unwrap();
-    });
-}
-
-#[test]
 fn groups_of_a_rank_keep_one_record() {
     std::thread::scope(|scope| {
         for world in Group::threads_with(4, options(4)).unwrap() {

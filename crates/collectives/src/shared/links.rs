@@ -27,7 +27,7 @@ use rustix::net::{
 };
 
 use super::control::Control;
-use super::segment::{Inherited, Part, Reach, Segment, Segments};
+use super::segment::{Inherited, Reach, Segment, Segments};
 use super::state::STAGING_BYTES;
 use crate::CollectiveError;
 use crate::context::Waited;
@@ -35,10 +35,6 @@ use crate::context::Waited;
 /// Alignment of large parts of a segment, in bytes: the size of a large page, so that two ranks never share a
 /// large page.
 const PART_ALIGNMENT: usize = 2 << 20;
-
-/// Bytes of a message with a file: three numbers of eight bytes. They are the length of the file, and the start and the
-/// length of a rank's part of the file.
-const MESSAGE_BYTES: usize = 24;
 
 /// The connections of one rank. Rank 0 has a connection to every other rank, in rank order; each of the
 /// others has one connection, to rank 0.
@@ -101,56 +97,17 @@ impl Links {
         segment.ok_or_else(|| self.fail("the mapping is too small for a part of each rank".into()))
     }
 
-    /// Gives every rank of the host every rank's part, as a segment. Steps: each rank passes its part to rank 0,
-    /// which passes all parts on.
-    pub(crate) fn exchange_parts(&self, own: &Part) -> Result<Segment, CollectiveError> {
-        let mut parts = vec![own.clone()];
-        if self.rank == 0 {
-            for stream in &self.streams {
-                parts.push(self.receive_part(stream)?);
-            }
-            for stream in &self.streams {
-                for part in &parts {
-                    self.send_part(stream, part)?;
-                }
-            }
-        } else {
-            self.send_part(&self.streams[0], own)?;
-            parts.clear();
-            for _ in 0..self.world {
-                parts.push(self.receive_part(&self.streams[0])?);
-            }
-            // The addresses of this rank's own data lie in the mapping that it has already.
-            parts[self.rank] = own.clone();
-        }
-        Ok(Segment { parts: parts.into() })
-    }
-
-    fn send_part(&self, stream: &UnixStream, part: &Part) -> Result<(), CollectiveError> {
-        let range = part.range();
-        let words = [part.mapping.len_bytes(), range.start, range.len()];
-        self.send_file(stream, Some(&part.mapping), words)
-    }
-
-    fn receive_part(&self, stream: &UnixStream) -> Result<Part, CollectiveError> {
-        let (file, [len_bytes, start_bytes, part_bytes]) = self.receive_file(stream)?;
-        let file = file.ok_or_else(|| self.fail("a rank passed no memory on".into()))?;
-        let mapping = Arc::new(Mapping::from_file(file, len_bytes)?);
-        Part::new(mapping, start_bytes, part_bytes)
-            .ok_or_else(|| self.fail("the memory that a rank passed on is too small".into()))
-    }
-
     /// Rank 0 creates a mapping and passes it to all other ranks.
     fn share(&self, len_bytes: usize) -> Result<Mapping, CollectiveError> {
         if self.rank == 0 {
             let made = Mapping::create(len_bytes);
             // Rank 0 sends a message even if it failed, so that the others do not wait in vain.
             for stream in &self.streams {
-                self.send_file(stream, made.as_ref().ok(), [len_bytes, 0, len_bytes])?;
+                self.send_file(stream, made.as_ref().ok(), len_bytes)?;
             }
             return Ok(made?);
         }
-        let (file, [theirs, ..]) = self.receive_file(&self.streams[0])?;
+        let (file, theirs) = self.receive_file(&self.streams[0])?;
         if theirs != len_bytes {
             let reason = format!("rank 0 shares {theirs} bytes where this rank wants {len_bytes}");
             return Err(self.fail(reason));
@@ -164,12 +121,9 @@ impl Links {
         &self,
         stream: &UnixStream,
         mapping: Option<&Mapping>,
-        words: [usize; 3],
+        len_bytes: usize,
     ) -> Result<(), CollectiveError> {
-        let mut message = [0u8; MESSAGE_BYTES];
-        for (bytes, word) in message.chunks_exact_mut(8).zip(words) {
-            bytes.copy_from_slice(&(word as u64).to_le_bytes());
-        }
+        let message = (len_bytes as u64).to_le_bytes();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let files: Vec<_> = mapping.map(Mapping::file).into_iter().collect();
@@ -184,8 +138,8 @@ impl Links {
     fn receive_file(
         &self,
         stream: &UnixStream,
-    ) -> Result<(Option<OwnedFd>, [usize; 3]), CollectiveError> {
-        let mut message = [0u8; MESSAGE_BYTES];
+    ) -> Result<(Option<OwnedFd>, usize), CollectiveError> {
+        let mut message = [0u8; 8];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
@@ -204,15 +158,11 @@ impl Links {
         if received.bytes == 0 {
             return Err(self.nothing_came("it has ended".into()));
         }
-        let mut words = [0; 3];
-        for (word, bytes) in words.iter_mut().zip(message.chunks_exact(8)) {
-            *word = u64::from_le_bytes(bytes.try_into().expect("eight bytes")) as usize;
-        }
         let file = ancillary.drain().find_map(|message| match message {
             RecvAncillaryMessage::ScmRights(mut files) => files.next(),
             _ => None,
         });
-        Ok((file, words))
+        Ok((file, u64::from_le_bytes(message) as usize))
     }
 
     fn nothing_came(&self, reason: String) -> CollectiveError {

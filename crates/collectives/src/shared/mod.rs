@@ -34,7 +34,7 @@ mod sync;
 
 pub(crate) use control::Control;
 pub(crate) use fate::Fate;
-pub(crate) use segment::{Inherited, Part, Reach, Segments};
+pub(crate) use segment::{Inherited, Reach, Segments};
 pub(crate) use state::SharedState;
 
 use crate::context::OpContext;

@@ -69,8 +69,7 @@ impl Part {
     }
 }
 
-/// Memory of every rank of a host: one part for each, in the order of the group's ranks on the host. The parts
-/// may lie in one mapping or in several.
+/// Memory of every rank of a host: one part for each, in the order of the group's ranks on the host.
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub(crate) parts: Box<[Part]>,
