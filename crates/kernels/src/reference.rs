@@ -223,10 +223,3 @@ pub fn batch_norm_backward<T: Real>(
 pub fn sum_of_squares<T: Real>(x: &[T]) -> f64 {
     x.iter().fold(0.0, |sum, x| sum + x.to_f64() * x.to_f64())
 }
-
-/// `x = factor * x`.
-pub fn scale<T: Real>(x: &mut [T], factor: T) {
-    for x in x {
-        *x = factor * *x;
-    }
-}

@@ -1,8 +1,7 @@
 //! Rotary position embeddings: queries and keys are rotated by angles that grow with their position.
 //!
-//! Input: a [`RotaryConfig`]. Output: a [`RotaryTable`] of cosines and sines, and [`rotate`], which applies it to rows.
-//! [`attention`](crate::attention) applies a table itself, to one tile at a time. This module does not know how
-//! queries and keys are used.
+//! Input: a [`RotaryConfig`]. Output: a [`RotaryTable`] of cosines and sines. [`attention`](crate::attention) applies it to one
+//! tile at a time. This module does not know how queries and keys are used.
 //!
 //! Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021. Pairs and scaling are those
 //! of Hugging Face's `transformers`: element `j` of a head forms a pair with element `j + head_dim / 2`, so weights of
@@ -10,12 +9,10 @@
 
 use std::f64::consts::TAU;
 
-use paceline_cuda::Grid;
 use paceline_memory::{Allocator, Category, DType, Device, Tensor};
 
-use crate::card::rows as kernels;
-use crate::stored::{Stored, for_stored};
-use crate::{Compute, KernelError, Op, Processor, Real, Result, read, update};
+use crate::stored::Stored;
+use crate::{KernelError, Real, Result};
 
 const OP: &str = "rotary";
 
@@ -159,11 +156,6 @@ impl RotaryTable {
         Ok(Self { config, values })
     }
 
-    /// What the table was made from.
-    pub fn config(&self) -> &RotaryConfig {
-        &self.config
-    }
-
     /// The number of positions.
     pub fn max_len(&self) -> usize {
         self.values.dims()[0]
@@ -197,70 +189,6 @@ fn fill<T: Real>(frequencies: &[f64], values: &mut [T]) {
             *cos = T::from_f64(angle.cos());
             *sin = T::from_f64(angle.sin());
         }
-    }
-}
-
-/// Rotates the first `heads` heads of each row of `x` in place. Row `i` is at position `offset + i % seq`; during
-/// generation, `offset` is the number of tokens that came before.
-///
-/// `x[j], x[j + h] = x[j] cos - x[j + h] sin, x[j + h] cos + x[j] sin` for each pair `j` of a head, with `h = head_dim / 2`
-/// and the angle `(offset + i % seq) * frequency[j]`.
-///
-/// Shapes: x (rows, columns), with at least `heads * head_dim` columns. The other columns stay as they are. f32 and f64,
-/// like the table, and bf16 with a table of f32. Errors if the table is too short.
-pub fn rotate(
-    compute: &Compute,
-    table: &RotaryTable,
-    (offset, seq): (usize, usize),
-    heads: usize,
-    x: &Tensor,
-) -> Result<()> {
-    let op = Op::new(OP);
-    let head_dim = table.config.head_dim;
-    let used = heads * head_dim;
-    let (rows, columns) = match *x.dims() {
-        [rows, columns] => (rows, columns),
-        _ => (0, 0),
-    };
-    let longest = if rows == 0 { 0 } else { offset + seq.min(rows) };
-    table.check(OP, head_dim, longest)?;
-    if seq == 0 && rows > 0 {
-        let reason = "rows of length zero have no positions".to_owned();
-        return Err(KernelError::Geometry { op: OP, reason });
-    }
-    for_stored!(OP, x.dtype(), S => {
-        let operands = (
-            read::<<S as Stored>::Real>("table", &table.values, table.values.shape()),
-            update::<S>("x", x, [rows, columns.max(used)]),
-        );
-        let body = move |_: &Processor, (table, x): (&[<S as Stored>::Real], &mut [S])| {
-            for (i, row) in x.chunks_exact_mut(columns.max(1)).enumerate() {
-                let at = (offset + i % seq) * head_dim;
-                for head in row[..used].chunks_exact_mut(head_dim) {
-                    turn_in_place(head, &table[at..at + head_dim]);
-                }
-            }
-            Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (table, x)| {
-            let half = head_dim / 2;
-            let [offset, seq, columns, height] = [offset, seq, columns, rows].map(|n| n as u64);
-            let (half_word, heads_word) = (half as u32, heads as u32);
-            let call =
-                kernels::rotate(table, x, half_word, heads_word, columns, offset, seq, height)?;
-            // SAFETY: the rows have at least `heads` heads, and the table has all positions.
-            unsafe { card.launch(call, Grid::elements(rows * heads * half)) }
-        })
-    })
-}
-
-fn turn_in_place<S: Stored>(head: &mut [S], angles: &[S::Real]) {
-    let half = head.len() / 2;
-    let (cos, sin) = angles.split_at(half);
-    let (first, second) = head.split_at_mut(half);
-    for (((first, second), c), s) in first.iter_mut().zip(second).zip(cos).zip(sin) {
-        let (x, y) = (first.load(), second.load());
-        (*first, *second) = (S::store(x * *c - y * *s), S::store(y * *c + x * *s));
     }
 }
 

@@ -131,29 +131,11 @@ fn squares_that_f32_cannot_hold() {
 }
 
 #[test]
-fn scaling() {
-    for compute in computes() {
-        for len in LENGTHS {
-            let mut doubles = numbers(len);
-            let mut singles: Vec<f32> = doubles.iter().map(|x| *x as f32).collect();
-            let (single, double) = (tensor(DType::F32, &singles), tensor(DType::F64, &doubles));
-            norm::scale(&compute, &single, 0.3).unwrap();
-            norm::scale(&compute, &double, 0.3).unwrap();
-            reference::scale(&mut singles, 0.3);
-            reference::scale(&mut doubles, 0.3);
-            assert_eq!(*single.read::<f32>().unwrap(), *singles);
-            assert_eq!(*double.read::<f64>().unwrap(), *doubles);
-        }
-    }
-}
-
-#[test]
 fn integers_are_refused() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
     let numbers = tensor(DType::I64, &[1i64, 2]);
     let error = sum_of_squares(&compute, &numbers).unwrap_err().to_string();
     assert!(error.contains("squares") && error.contains("i64"), "{error}");
-    assert!(norm::scale(&compute, &numbers, 2.0).is_err());
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! Rotary tables against values of the published formulas, and the rotation of rows.
+//! Rotary tables against values of the published formulas.
 
 use paceline_kernels::Compute;
-use paceline_kernels::rotary::{self, Llama3Scaling, RotaryConfig, RotaryScaling, RotaryTable};
-use paceline_memory::{Allocator, Category, DType, Tensor};
+use paceline_kernels::rotary::{Llama3Scaling, RotaryConfig, RotaryScaling, RotaryTable};
+use paceline_memory::{Allocator, DType};
 
 const PLAIN: RotaryConfig = RotaryConfig { head_dim: 8, theta: 10_000.0, scaling: None };
 
@@ -80,60 +80,6 @@ fn tables_have_the_cosines_and_sines_of_all_positions() {
     }
 }
 
-fn rows(dtype: DType, dims: [usize; 2]) -> Tensor {
-    let x = Allocator::new().tensor(dtype, dims, Category::Data).unwrap();
-    let value = |at: usize| (at % 17) as f64 - 8.0;
-    match dtype {
-        DType::F32 => {
-            x.write::<f32>()
-                .unwrap()
-                .iter_mut()
-                .enumerate()
-                .for_each(|(at, x)| *x = value(at) as f32);
-        }
-        _ => x.write::<f64>().unwrap().iter_mut().enumerate().for_each(|(at, x)| *x = value(at)),
-    }
-    x
-}
-
-#[test]
-fn rows_are_rotated_from_an_offset_on() {
-    let compute = Compute::new(1, Allocator::new()).unwrap();
-    let (offset, seq) = (5, 3);
-    for dtype in [DType::F32, DType::F64] {
-        let table = RotaryTable::new(&compute.allocator, PLAIN, 8, dtype).unwrap();
-        // Two heads of 8, and 3 columns that stay.
-        let (x, before) = (rows(dtype, [6, 19]), rows(DType::F64, [6, 19]));
-        rotary::rotate(&compute, &table, (offset, seq), 2, &x).unwrap();
-        let x: Vec<f64> = match dtype {
-            DType::F32 => x.read::<f32>().unwrap().iter().map(|x| f64::from(*x)).collect(),
-            _ => x.read::<f64>().unwrap().to_vec(),
-        };
-        let before = before.read::<f64>().unwrap();
-        for row in 0..6 {
-            let position = (offset + row % seq) as f64;
-            for head in [0, 8] {
-                for pair in 0..4 {
-                    let at = row * 19 + head + pair;
-                    let (sin, cos) = (position * 10f64.powi(-(pair as i32))).sin_cos();
-                    let want = [
-                        before[at] * cos - before[at + 4] * sin,
-                        before[at + 4] * cos + before[at] * sin,
-                    ];
-                    // Rounding of f32 numbers of up to 16.
-                    for (got, want) in [x[at], x[at + 4]].into_iter().zip(want) {
-                        assert!(
-                            (got - want).abs() < 4e-6,
-                            "{row} {head} {pair}: {got}, not {want}"
-                        );
-                    }
-                }
-            }
-            assert_eq!(x[row * 19 + 16..][..3], before[row * 19 + 16..][..3]);
-        }
-    }
-}
-
 #[test]
 fn mistakes_are_errors() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
@@ -156,17 +102,4 @@ fn mistakes_are_errors() {
     let error = of(RotaryConfig { scaling, ..PLAIN }, DType::F32).unwrap_err();
     assert!(error.contains("high_freq_factor must be larger than low_freq_factor"), "{error}");
     assert!(of(PLAIN, DType::BF16).unwrap_err().contains("bf16"));
-
-    let table = of(PLAIN, DType::F32).unwrap();
-    let rotate = |at, heads, x: &Tensor| {
-        rotary::rotate(&compute, &table, at, heads, x).map_err(|e| e.to_string())
-    };
-    let x = rows(DType::F32, [4, 16]);
-    assert_eq!(rotate((0, 4), 2, &x), Ok(()));
-    assert_eq!(rotate((2, 2), 2, &x), Ok(()));
-    let error = rotate((1, 4), 2, &x).unwrap_err();
-    assert_eq!(error, "rotary: the rotary table has 4 positions, 5 are needed");
-    assert!(rotate((0, 4), 3, &x).unwrap_err().contains("x must have shape [4, 24], got [4, 16]"));
-    assert!(rotate((0, 0), 2, &x).is_err());
-    assert!(rotate((0, 4), 2, &rows(DType::F64, [4, 16])).is_err());
 }

@@ -1,7 +1,7 @@
 //! Gradient clipping by global norm, for every strategy.
 //!
 //! This module knows nothing of how gradients are distributed over the ranks: the strategy computes their
-//! norm and scales them.
+//! norm, and the optimizer scales them.
 
 use paceline_trace::{SpanTrack, now_ns};
 
@@ -11,28 +11,13 @@ use crate::{Replica, Result, Strategy};
 /// Added to the norm before the division, as in PyTorch.
 const EPS: f64 = 1e-6;
 
-/// Scales the gradients of the last training step so that the norm of all gradients together is at most
-/// `max_norm`. Returns the norm before scaling, without the scale of the loss ([`Replica::loss_scale`]). Like PyTorch's `clip_grad_norm_`: the factor is
+/// The norm of all gradients of the last training step together, without the scale of the loss ([`Replica::loss_scale`]), and the
+/// factor that makes it at most `max_norm`: an optimizer scales by it in the same pass as the update
+/// ([`Optimizer::set_grad_factor`](paceline_model::Optimizer::set_grad_factor)). As in PyTorch's `clip_grad_norm_` the factor is
 /// `max_norm / (norm + 1e-6)`, and at most 1. Every rank must call this.
 ///
-/// If the norm is not finite, it is returned and the gradients are left unchanged; the caller should then
-/// stop training, or skip the step. With an infinite `max_norm` nothing is clipped. The time is recorded as part of the optimizer.
-pub fn clip_grad_norm(
-    strategy: &mut dyn Strategy,
-    replica: &Replica,
-    max_norm: f64,
-    track: &mut SpanTrack,
-) -> Result<f64> {
-    let (norm, factor) = clip_factor(strategy, replica, max_norm, track)?;
-    if factor < 1.0 {
-        track.record(span::OPTIMIZER, || strategy.scale_grads(replica, factor))?;
-    }
-    Ok(norm)
-}
-
-/// The norm as [`clip_grad_norm`] returns it, and the factor by which that would scale the gradients: for an optimizer that scales
-/// them in the same pass as the update ([`Optimizer::set_grad_factor`](paceline_model::Optimizer::set_grad_factor)). Every rank must
-/// call this.
+/// If the norm is not finite, the factor is 1; the caller should then stop training, or skip the step. With an infinite
+/// `max_norm` nothing is clipped. The time is recorded as part of the optimizer.
 pub fn clip_factor(
     strategy: &mut dyn Strategy,
     replica: &Replica,

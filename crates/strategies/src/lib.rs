@@ -21,7 +21,7 @@
 //! | [`NoSync`] | none: for measuring what the others add | |
 //!
 //! All strategies up to `FlatDdp` give the same bits. Your own communication hook implements [`CommHook`].
-//! [`Join`] works with every strategy, for ranks with different numbers of batches. [`clip_grad_norm`] works
+//! [`Join`] works with every strategy, for ranks with different numbers of batches. [`clip_factor`] works
 //! with the strategies whose ranks have the same gradients.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
@@ -69,7 +69,7 @@ mod zero3;
 pub use accumulation::AccumulationOrder;
 pub use bucket_ddp_async::BucketDdpAsync;
 pub use buckets::{Bucket, BucketCaps, plan_buckets};
-pub use clip::{clip_factor, clip_grad_norm};
+pub use clip::clip_factor;
 pub use comm_hook::CommHook;
 pub use ddp::Ddp;
 pub use error::StrategyError;

@@ -183,10 +183,6 @@ impl Strategy for Alternating {
         self.inner.grad_norm(replica)
     }
 
-    fn scale_grads(&mut self, replica: &Replica, factor: f64) -> Result<()> {
-        self.inner.scale_grads(replica, factor)
-    }
-
     fn optimizer_step(
         &mut self,
         replica: &Replica,

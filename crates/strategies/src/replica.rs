@@ -123,7 +123,7 @@ pub struct Replica {
     /// stop after the same step.
     pub asks_to_stop: bool,
     /// The factor of the loss in the next step, the same on all ranks. Gradients have it too, and whoever reads them divides
-    /// by it: [`clip_grad_norm`](crate::clip_grad_norm), and the optimizer by [`Optimizer::set_grad_factor`]. 1 by default.
+    /// by it: [`clip_factor`](crate::clip_factor), and the optimizer by [`Optimizer::set_grad_factor`]. 1 by default.
     pub loss_scale: f64,
     /// The objective's sums over this rank's shares in the current step: f64 (3).
     pub(crate) own_sums: Tensor,

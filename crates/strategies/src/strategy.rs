@@ -8,7 +8,7 @@
 //! the mean over the ranks. A strategy knows nothing of layers.
 
 use paceline_collectives::{Mesh, MeshShape};
-use paceline_kernels::{Compute, norm};
+use paceline_kernels::Compute;
 use paceline_memory::{Category, Tensor};
 use paceline_model::{
     Held, Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View, WeightsDigest,
@@ -140,15 +140,6 @@ pub trait Strategy: Send {
     /// The norm of all gradients of the last step together, the same on every rank.
     fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {
         grad_norm::over(&replica.group, replica)
-    }
-
-    /// Multiplies the gradients that this rank owns.
-    fn scale_grads(&mut self, replica: &Replica, factor: f64) -> Result<()> {
-        for range in &replica.owned.grads {
-            let grads = replica.storage.grads().slice(range.clone())?;
-            norm::scale(&replica.compute, &grads, factor)?;
-        }
-        Ok(())
     }
 
     /// Updates the parameters that this rank owns from the gradients of the last step.

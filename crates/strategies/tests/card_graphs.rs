@@ -15,7 +15,7 @@ use paceline_memory::{Accelerator, Allocator, Category, DType, Tensor};
 use paceline_model::OptimizerConfig;
 use paceline_strategies::{
     Alternating, Ddp, HalfPrecision, LocalSgd, Replica, ReplicaOptions, Result, Sharded1, Sharded2,
-    Sharded3, SimpleDdp, SimpleDdpHook, Single, TopK, Zero1, Zero2, Zero3, clip_grad_norm,
+    Sharded3, SimpleDdp, SimpleDdpHook, Single, TopK, Zero1, Zero2, Zero3, clip_factor,
 };
 
 const GRAPHS: ReplicaOptions = ReplicaOptions { as_graph: true, ..ReplicaOptions::DEFAULT };
@@ -146,8 +146,7 @@ fn a_step_takes_no_memory_from_the_card_once_it_is_a_graph() {
     let mut reserved = Vec::new();
     for _ in 0..6 {
         trainer.step(&[2]).unwrap();
-        clip_grad_norm(trainer.strategy.as_mut(), &trainer.replica, 1.0, &mut trainer.track)
-            .unwrap();
+        clip_factor(trainer.strategy.as_mut(), &trainer.replica, 1.0, &mut trainer.track).unwrap();
         let memory = &trainer.replica.compute.allocator;
         reserved.push((memory.fresh_blocks(), memory.total().current_bytes));
     }

@@ -7,7 +7,7 @@ use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category, DType, PhaseUsage};
 use paceline_model::{Batch, Rehearsal};
 use paceline_strategies::{
-    Ddp, HalfPrecision, LocalSgd, NoSync, SHARED_SUMS_BYTES, TopK, clip_grad_norm, span, train_step,
+    Ddp, HalfPrecision, LocalSgd, NoSync, SHARED_SUMS_BYTES, TopK, clip_factor, span, train_step,
 };
 
 use common::{Make, NETS, Net, SEQ, SPECIAL_NETS, Trainer, all_exact, on_ranks};
@@ -65,7 +65,8 @@ fn check(net: Net, make: Make, group: paceline_collectives::Group) {
     allocator.begin_phase();
     let Trainer { strategy, replica, track, optimizer, .. } = &mut trainer;
     train_step(strategy.as_mut(), replica, &shares, track).unwrap();
-    clip_grad_norm(strategy.as_mut(), replica, 0.1, track).unwrap();
+    let (_, factor) = clip_factor(strategy.as_mut(), replica, 0.1, track).unwrap();
+    optimizer.set_grad_factor(factor);
     strategy.optimizer_step(replica, optimizer, track).unwrap();
     allocator.end_phase("step");
     let phases = allocator.phases();

@@ -9,7 +9,7 @@ use paceline_model::MeanSquaredError;
 use paceline_strategies::schedule::{self, Costs, SCHEDULES, Schedule};
 use paceline_strategies::{
     AccumulationOrder, Replica, ReplicaOptions, ShardAccumulation, ShardOptions, Sharded2,
-    Sharded3, Single, Stages, StrategyError, Zero2, Zero3, clip_grad_norm, evaluate, train_step,
+    Sharded3, Single, Stages, StrategyError, Zero2, Zero3, clip_factor, evaluate, train_step,
 };
 
 use common::{EXACT, Make, Net, Trainer, WHOLE, all_exact, largest_difference, on_ranks};
@@ -26,7 +26,8 @@ fn train(trainer: &mut Trainer, micro_batches: usize) -> (String, Vec<f64>) {
         track.clear();
         let loss = train_step(strategy.as_mut(), replica, &shares, track).unwrap();
         losses.push(loss.loss);
-        let norm = clip_grad_norm(strategy.as_mut(), replica, 0.05, track).unwrap();
+        let (norm, factor) = clip_factor(strategy.as_mut(), replica, 0.05, track).unwrap();
+        optimizer.set_grad_factor(factor);
         assert!(norm > 0.05, "the gradients are clipped: {norm}");
         strategy.optimizer_step(replica, optimizer, track).unwrap();
     }

@@ -17,7 +17,7 @@ use paceline_model::{
 };
 use paceline_strategies::{
     Ddp, Exactness, Replica, ReplicaOptions, ShardAccumulation, ShardOptions, Sharded1, Sharded2,
-    Sharded3, Strategy, StrategyError, Zero1, Zero2, Zero3, clip_grad_norm, train_step,
+    Sharded3, Strategy, StrategyError, Zero1, Zero2, Zero3, clip_factor, train_step,
 };
 use paceline_trace::SpanTrack;
 
@@ -55,7 +55,9 @@ fn digests(
             track.clear();
             train_step(strategy.as_mut(), replica, &shares, track).unwrap();
             if let Some(max_norm) = max_norm {
-                let norm = clip_grad_norm(strategy.as_mut(), replica, max_norm, track).unwrap();
+                let (norm, factor) =
+                    clip_factor(strategy.as_mut(), replica, max_norm, track).unwrap();
+                optimizer.set_grad_factor(factor);
                 assert!(norm > max_norm, "the gradients are clipped: {norm}");
             }
             strategy.optimizer_step(replica, optimizer, track).unwrap();
@@ -144,7 +146,8 @@ fn digests_on(net: Net, shape: &MeshShape, make: Make) -> Vec<String> {
             let Trainer { strategy, replica, track, optimizer, .. } = &mut trainer;
             track.clear();
             train_step(strategy.as_mut(), replica, &shares, track).unwrap();
-            clip_grad_norm(strategy.as_mut(), replica, 0.05, track).unwrap();
+            let (_, factor) = clip_factor(strategy.as_mut(), replica, 0.05, track).unwrap();
+            optimizer.set_grad_factor(factor);
             strategy.optimizer_step(replica, optimizer, track).unwrap();
         }
         trainer.digest()

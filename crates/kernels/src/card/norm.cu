@@ -1,4 +1,4 @@
-// Sums of squares as a balanced tree over rows of 16 elements, with the processor's bits; and scaling.
+// Sums of squares as a balanced tree over rows of 16 elements, with the processor's bits.
 //
 // A block of 256 threads adds 256 rows: thread t has lane t % 16 of the rows of group t / 16. Rows that are not there count as
 // zeros, which change no bit of a sum of squares.
@@ -78,15 +78,9 @@ extern "C" __global__ void squares_of_nodes(const double* of_runs, const i64* no
     if (threadIdx.x < 16) of_nodes[16 * (u64)blockIdx.x + lane] = sum;
 }
 
-template <typename T> __device__ __forceinline__ void scale(T* x, T factor, u64 n) {
-    u64 i = place();
-    if (i < n) x[i] = factor * x[i];
-}
-
 #define FOR_REAL(T)                                                                                                      \
     extern "C" __global__ void squares_of_runs_##T(                                                                     \
         const T* x, const i64* pieces, u32 num_pieces, const i64* nodes, u32 num_nodes, double* of_runs) {               \
         squares_of_runs(x, pieces, num_pieces, nodes, num_nodes, of_runs);                                              \
-    }                                                                                                                    \
-    extern "C" __global__ void scale_##T(T* x, T factor, u64 n) { scale(x, factor, n); }
+    }
 REAL_TYPES(FOR_REAL)

@@ -1,6 +1,6 @@
-//! Kernels of norms and scaling.
+//! Kernels of norms.
 
-use paceline_cuda::kernel::{In, Out, Wide};
+use paceline_cuda::kernel::{In, Out};
 
 use super::NUMBERS;
 
@@ -12,6 +12,4 @@ paceline_cuda::kernels! {
     );
     /// A block for each node: the sum of its runs.
     fn squares_of_nodes(of_runs: In<f64>, nodes: In<i64>, of_nodes: Out<f64>);
-    /// `x = factor * x`.
-    fn scale<T: f32 | f64>(x: Out<T>, factor: Wide<T>, n: u64);
 }

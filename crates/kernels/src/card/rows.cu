@@ -1,4 +1,4 @@
-// Operations on rows: the gated activation, the norm, rotations and embeddings.
+// Operations on rows: the gated activation, the norm and embeddings.
 
 // A thread has a column of every `runs`th row.
 template <typename S>
@@ -114,20 +114,6 @@ __device__ __forceinline__ void add_runs(const R* of_runs, R* sums, u32 columns,
     sums[column] = sum;
 }
 
-// A thread for each pair of a head.
-template <typename S, typename R>
-__device__ __forceinline__ void rotate(
-    const R* table, S* x, u32 half, u32 heads, u64 columns, u64 offset, u64 seq, u64 rows) {
-    u64 i = place();
-    u64 pair = i % half, head = i / half % heads, row = i / half / heads;
-    if (row >= rows) return;
-    const R* angles = table + (offset + row % seq) * 2 * half;
-    S* first = x + row * columns + head * 2 * half + pair;
-    R a = load(*first), b = load(first[half]), c = angles[pair], s = angles[half + pair];
-    *first = As<S>::store(a * c - b * s);
-    first[half] = As<S>::store(b * c + a * s);
-}
-
 // A block for each id. An id that is no row of the table gives a row of NaN.
 template <typename S>
 __device__ __forceinline__ void embedding(const i64* ids, const S* table, S* output, u64 len, u32 width) {
@@ -197,10 +183,6 @@ extern "C" __global__ void last_rows(
     extern "C" __global__ void rms_norm_backward_weight_##S(                                                             \
         const R* x, const R* r, const S* dy, R* of_runs, u32 columns, u64 rows, u32 rows_of_run) {                        \
         rms_norm_backward_weight(x, r, dy, of_runs, columns, rows, rows_of_run);                                         \
-    }                                                                                                                    \
-    extern "C" __global__ void rotate_##S(                                                                               \
-        const R* table, S* x, u32 half, u32 heads, u64 columns, u64 offset, u64 seq, u64 rows) {                          \
-        rotate(table, x, half, heads, columns, offset, seq, rows);                                                       \
     }                                                                                                                    \
     extern "C" __global__ void embedding_##S(const i64* ids, const S* table, S* output, u64 len, u32 width) {             \
         embedding(ids, table, output, len, width);                                                                       \

@@ -24,10 +24,6 @@ paceline_cuda::kernels! {
     fn rms_norm_backward_weight<S: f32 | f64 | f16 | bf16>(
         x: In<Wide<S>>, r: In<Wide<S>>, dy: In<S>, of_runs: Out<Wide<S>>, columns: u32, rows: u64, rows_of_run: u32,
     );
-    /// A thread for each pair of a head: its rotation.
-    fn rotate<S: f32 | f64 | f16 | bf16>(
-        table: In<Wide<S>>, x: Out<S>, half: u32, heads: u32, columns: u64, offset: u64, seq: u64, rows: u64,
-    );
     /// A block for each id: its row of the table.
     fn embedding<S: f32 | f64 | f16 | bf16>(ids: In<i64>, table: In<S>, output: Out<S>, len: u64, width: u32);
     /// A block for each id: the rows of its gradient are added to its row of the table.

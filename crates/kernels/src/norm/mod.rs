@@ -1,4 +1,4 @@
-//! The norm of gradients, and scaling, for gradient clipping.
+//! The norm of gradients, for gradient clipping.
 //!
 //! The squares are summed as a tree over rows of 16 elements ([`tree`]), in f64. The rows are those of the parameters
 //! without padding, so the sum does not depend on how storage is padded, nor on which rank computes which part. Neither
@@ -20,8 +20,7 @@ use crate::card::norm as kernels;
 use crate::compute::batches;
 use crate::real::for_real;
 use crate::simd::multiversion;
-use crate::stored::wide;
-use crate::{Compute, Op, Processor, Real, Result, read, scratch, update, write};
+use crate::{Compute, Op, Processor, Real, Result, read, scratch, write};
 
 /// RowRanges of a block, a node of the tree that one thread computes.
 const BLOCK_ROWS: usize = 1 << BLOCK_LEVEL;
@@ -282,37 +281,4 @@ fn run_body<T: Real>(x: &[T], sum: &mut Lanes) {
     }
     let [a, b, c, d] = &quarters;
     *sum = added(&added(a, b), &added(c, d));
-}
-
-/// `x = factor * x`, in place. f32, with the factor rounded to f32, and f64.
-pub fn scale(compute: &Compute, tensor: &Tensor, factor: f64) -> Result<()> {
-    let op = Op::new("scale");
-    for_real!(op.name, tensor.dtype(), T => {
-        let x = update::<T>("x", tensor, tensor.shape());
-        let n = tensor.num_elems();
-        let body = move |cpu: &Processor, x: &mut [T]| {
-            let len = x.len();
-            cpu.threads.for_each(batches(cpu, x, 1, len), |(_, x)| {
-                scale_of::<T>(cpu.simd, x, factor);
-            });
-            Ok(())
-        };
-        compute.launch_with_card(op, x, body, move |card, x| {
-            let call = kernels::scale(x, wide::<T>(factor), n as u64)?;
-            // SAFETY: it has `n` elements.
-            unsafe { card.launch(call, Grid::elements(n)) }
-        })
-    })
-}
-
-multiversion! {
-    fn scale_of<T: Real>(x: &mut [T], factor: f64) = scale_body
-}
-
-#[inline(always)]
-fn scale_body<T: Real>(x: &mut [T], factor: f64) {
-    let factor = T::from_f64(factor);
-    for x in x {
-        *x = factor * *x;
-    }
 }
