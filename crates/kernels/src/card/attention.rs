@@ -4,7 +4,7 @@
 //! scores are of the type that kernels compute in.
 
 use paceline_cuda::kernel::{In, Out};
-use paceline_cuda::{Call, Grid, Result};
+use paceline_cuda::{Grid, Result};
 use paceline_memory::Element;
 
 use super::attention_halves::{halves_backward_keys, halves_backward_queries, halves_forward};
@@ -36,38 +36,6 @@ paceline_cuda::kernels! {
     );
 }
 
-/// The kernels of forward passes.
-type Forward<T> = fn(
-    u32,
-    u32,
-    u32,
-    u32,
-    u32,
-    In<T>,
-    In<i64>,
-    In<u8>,
-    f64,
-    Out<T>,
-    Out<u8>,
-) -> Result<Call<'static>>;
-
-/// The kernels of backward passes.
-type Backward<T> = fn(
-    u32,
-    u32,
-    u32,
-    u32,
-    u32,
-    In<T>,
-    In<i64>,
-    In<u8>,
-    f64,
-    In<T>,
-    In<u8>,
-    In<T>,
-    Out<T>,
-) -> Result<Call<'static>>;
-
 /// Queries, and keys, of a tile.
 const SIDE: usize = 32;
 /// Threads of a block.
@@ -81,40 +49,35 @@ fn sizes(spec: &AttentionSpec) -> [u32; 5] {
     [batch, seq, heads, kv_heads, head_dim].map(|size| size as u32)
 }
 
-/// The kernels that compute an attention, and how their work is divided: the backward pass has one for queries, then one for keys
-/// and values.
-struct Kernels<S> {
-    forward: (Forward<S>, Grid),
-    backward: [(Backward<S>, Grid); 2],
+/// Whether heads are multiplied on tensor cores: those in 16 bits.
+fn are_halves<S: Stored>() -> bool {
+    S::DTYPE != <S::Real as Element>::DTYPE
 }
 
-impl<S: Stored> Kernels<S> {
-    fn of(spec: &AttentionSpec) -> Self {
-        let [heads, kv_heads] = [spec.heads, spec.kv_heads];
-        if S::DTYPE != <S::Real as Element>::DTYPE {
-            return Self {
-                forward: (halves_forward, halves_grid(spec, heads, (1, 64))),
-                backward: [
-                    (halves_backward_queries, halves_grid(spec, heads, (2, 64))),
-                    (halves_backward_keys, halves_grid(spec, kv_heads, (2, 32))),
-                ],
-            };
-        }
-        Self {
-            forward: (attention_forward, grid::<S>(spec, heads, [3, 1, 0])),
-            backward: [
-                (attention_backward_queries, grid::<S>(spec, heads, [4, 1, 2])),
-                (attention_backward_keys, grid::<S>(spec, kv_heads, [4, 2, 2])),
-            ],
-        }
+/// How the work of the forward pass is divided.
+fn forward_grid<S: Stored>(spec: &AttentionSpec) -> Grid {
+    if are_halves::<S>() {
+        halves_grid(spec, spec.heads, (1, 64))
+    } else {
+        grid::<S>(spec, spec.heads, [3, 1, 0])
+    }
+}
+
+/// How the work of the backward pass is divided: it has a kernel for queries, then one for keys and values.
+fn backward_grids<S: Stored>(spec: &AttentionSpec) -> [Grid; 2] {
+    let [heads, kv_heads] = [spec.heads, spec.kv_heads];
+    if are_halves::<S>() {
+        [halves_grid(spec, heads, (2, 64)), halves_grid(spec, kv_heads, (2, 32))]
+    } else {
+        [grid::<S>(spec, heads, [4, 1, 2]), grid::<S>(spec, kv_heads, [4, 2, 2])]
     }
 }
 
 /// What a forward and a backward pass need of a card.
 pub(crate) fn needs<S: Stored>(spec: &AttentionSpec) -> [CardNeeds; 2] {
-    let Kernels { forward, backward } = Kernels::<S>::of(spec);
     let all = CardNeeds::of_products::<S>();
-    [all.and_grid(forward.1), backward.iter().fold(all, |all, (_, grid)| all.and_grid(*grid))]
+    let [queries, keys] = backward_grids::<S>(spec);
+    [all.and_grid(forward_grid::<S>(spec)), all.and_grid(queries).and_grid(keys)]
 }
 
 /// A block for each run of 16 tokens for each of its warps, of which it has at most 4, and for each part of the columns, of which
@@ -164,12 +127,12 @@ pub(crate) unsafe fn forward<S: Stored>(
     let [batch, seq, heads, kv_heads, head_dim] = sizes(spec);
     let (lengths, angles) = (lengths.unwrap_or(In::NONE), retyped(angles));
     let (scale, log_sums) = (spec.scale(), untyped(log_sums));
-    let (kernel, grid) = Kernels::<S>::of(spec).forward;
+    let kernel = if are_halves::<S>() { halves_forward } else { attention_forward };
     let call = kernel(
         batch, seq, heads, kv_heads, head_dim, qkv, lengths, angles, scale, output, log_sums,
     )?;
     // SAFETY: the caller's; a block writes what belongs to its tile of tokens below `seq`.
-    unsafe { card.launch(call, grid) }
+    unsafe { card.launch(call, forward_grid::<S>(spec)) }
 }
 
 /// # Safety
@@ -185,7 +148,12 @@ pub(crate) unsafe fn backward<S: Stored>(
     let [batch, seq, heads, kv_heads, head_dim] = sizes(spec);
     let (lengths, angles) = (lengths.unwrap_or(In::NONE), retyped(angles));
     let (scale, log_sums) = (spec.scale(), retyped(log_sums));
-    for (kernel, grid) in Kernels::<S>::of(spec).backward {
+    let kernels = if are_halves::<S>() {
+        [halves_backward_queries, halves_backward_keys]
+    } else {
+        [attention_backward_queries, attention_backward_keys]
+    };
+    for (kernel, grid) in kernels.into_iter().zip(backward_grids::<S>(spec)) {
         let call = kernel(
             batch, seq, heads, kv_heads, head_dim, qkv, lengths, angles, scale, output, log_sums,
             d_output, d_qkv,
