@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use paceline_trace::now_ns;
 
-use crate::{CollectiveError, Group};
+use crate::{CollectiveError, Group, Result};
 
 /// How many messages go to each rank and back. Only the fastest exchange counts, so more exchanges make it
 /// likelier that one of them met no delay.
@@ -61,17 +61,13 @@ impl Exchange {
 ///
 /// The messages go over a sub-group, so the sequence of this group stays the same on every rank. The
 /// sub-group emulates no link, since an emulated link would delay the messages.
-pub fn measure_clock(group: &Group) -> Result<ClockOffset, CollectiveError> {
+pub fn measure_clock(group: &Group) -> Result<ClockOffset> {
     measure(group, || now_ns() as i64, clock_id())
 }
 
 /// Like [`measure_clock`], with any clock. `clock` identifies it: ranks that pass the same number read the
 /// same clock. `None` if the clock is not known.
-fn measure(
-    group: &Group,
-    now: impl Fn() -> i64,
-    clock: Option<i64>,
-) -> Result<ClockOffset, CollectiveError> {
+fn measure(group: &Group, now: impl Fn() -> i64, clock: Option<i64>) -> Result<ClockOffset> {
     let Some(pairs) = group.split_apart(Some(0))? else { return Ok(ClockOffset::default()) };
     // Per rank: offset, round trip, and whether the clock is rank 0's.
     let mut found = vec![[0i64; 3]; pairs.world_size()];
@@ -115,11 +111,7 @@ fn ask(
     Ok((best.unwrap_or_default(), [reply[2], reply[3]]))
 }
 
-fn answer(
-    group: &Group,
-    now: &impl Fn() -> i64,
-    clock: Option<i64>,
-) -> Result<(), CollectiveError> {
+fn answer(group: &Group, now: &impl Fn() -> i64, clock: Option<i64>) -> Result<()> {
     for _ in 0..NUM_EXCHANGES {
         group.recv_slice(&mut [0i64], 0)?;
         let t1 = now();

@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use paceline_trace::{lock, now_ns};
 
-use crate::CollectiveError;
 use crate::call::Call;
 use crate::context::{OpContext, WaitPolicy};
 use crate::emulator::LinkEmulator;
@@ -20,6 +19,7 @@ use crate::group::Lineage;
 use crate::nccl::Nccl;
 use crate::record::{OpRecord, OpTimes, Purpose, RecentRecords, Submitted};
 use crate::shared::Fate;
+use crate::{CollectiveError, Result};
 
 /// What a rank needs to execute operations. Only one thread at a time executes.
 #[derive(Debug)]
@@ -83,12 +83,7 @@ impl Core {
     }
 
     /// Executes a call, whatever becomes of a panic.
-    fn attempt(
-        &self,
-        call: &Call,
-        submitted: Submitted,
-        policy: WaitPolicy,
-    ) -> Result<OpTimes, CollectiveError> {
+    fn attempt(&self, call: &Call, submitted: Submitted, policy: WaitPolicy) -> Result<OpTimes> {
         if let Some((cause, culprits)) = &*lock(&self.broken) {
             let (cause, culprits) = (cause.clone(), culprits.clone());
             let rank = self.outermost(self.rank);
@@ -148,7 +143,7 @@ impl Core {
         call: &Call,
         submitted: Submitted,
         policy: WaitPolicy,
-    ) -> Result<OpTimes, CollectiveError> {
+    ) -> Result<OpTimes> {
         // Unwind safety: the group is broken afterwards, so what the panic left half-done is not used.
         let attempt = AssertUnwindSafe(|| self.attempt(call, submitted, policy));
         catch_unwind(attempt).unwrap_or_else(|panic| {

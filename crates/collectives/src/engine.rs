@@ -12,7 +12,7 @@ use crate::hybrid::Hybrid;
 use crate::mpi::Mpi;
 use crate::shared::SharedState;
 use crate::tcp::Tcp;
-use crate::{CollectiveError, OpKind};
+use crate::{OpKind, Result};
 
 /// The transport that carries out the operations of a group.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Engine {
 
     /// Carries a call out. Returns the moment when the last rank had arrived, as far as this rank can
     /// tell.
-    pub(crate) fn run(&self, context: &OpContext) -> Result<u64, CollectiveError> {
+    pub(crate) fn run(&self, context: &OpContext) -> Result<u64> {
         let call = context.call;
         if call.kind == OpKind::SendRecv && (call.root, call.from) == (context.rank, context.rank) {
             return send_to_self(context);
@@ -74,7 +74,7 @@ impl Engine {
     }
 }
 
-fn send_to_self(context: &OpContext) -> Result<u64, CollectiveError> {
+fn send_to_self(context: &OpContext) -> Result<u64> {
     let (send, recv) = (context.call.send, context.call.recv);
     if send.len_bytes != recv.len_bytes {
         let reason = "sends itself another number of elements than it receives".into();

@@ -6,6 +6,9 @@ use std::time::Duration;
 use paceline_memory::MemoryError;
 use paceline_rendezvous::{EnvironmentError, RendezvousError};
 
+/// The result of an operation, or of forming a group.
+pub type Result<T, E = CollectiveError> = std::result::Result<T, E>;
+
 /// An error of a collective operation or of forming a group.
 ///
 /// The fields that most variants share: `rank` is the rank that reports the error, numbered like all ranks in an error

@@ -9,7 +9,7 @@ use paceline_rendezvous::{HostRoute, PeerListener, Placement, Rendezvous, Store}
 use serde::{Deserialize, Serialize};
 
 use crate::group::Lineage;
-use crate::{CollectiveError, Group, GroupOptions, Transport};
+use crate::{CollectiveError, Group, GroupOptions, Result, Transport};
 
 /// The environment variable that names the transport, for ranks that a launcher has started.
 pub const TRANSPORT: &str = "PACELINE_TRANSPORT";
@@ -35,7 +35,7 @@ impl Group {
     ///
     /// Errors if the variables contradict each other, if the transport cannot connect these ranks, or if
     /// some ranks do not come within the time limit.
-    pub fn from_env(options: Option<GroupOptions>) -> Result<Self, CollectiveError> {
+    pub fn from_env(options: Option<GroupOptions>) -> Result<Self> {
         let wish = wish(std::env::var(TRANSPORT).ok().as_deref())?;
         let Some(place) = Placement::from_env()? else {
             return Self::alone(options);
@@ -91,7 +91,7 @@ impl Group {
         }
     }
 
-    fn alone(options: Option<GroupOptions>) -> Result<Self, CollectiveError> {
+    fn alone(options: Option<GroupOptions>) -> Result<Self> {
         let mut options = options.unwrap_or_else(|| GroupOptions::for_local_ranks(1));
         let link = options.link.take();
         let group = Self::threads_with(1, options)?.remove(0);
@@ -99,12 +99,12 @@ impl Group {
     }
 
     #[cfg(feature = "mpi")]
-    fn by_mpi(options: GroupOptions) -> Result<Self, CollectiveError> {
+    fn by_mpi(options: GroupOptions) -> Result<Self> {
         Self::mpi(options)
     }
 
     #[cfg(not(feature = "mpi"))]
-    fn by_mpi(_: GroupOptions) -> Result<Self, CollectiveError> {
+    fn by_mpi(_: GroupOptions) -> Result<Self> {
         let advice = "this program was built without it; build it with the cargo feature `mpi` of \
                       paceline-collectives, or unset the variable";
         Err(refusal("mpi", advice))
@@ -112,11 +112,7 @@ impl Group {
 }
 
 impl Spot {
-    fn of(
-        place: &Placement,
-        rendezvous: &Rendezvous,
-        wish: Option<Transport>,
-    ) -> Result<Self, CollectiveError> {
+    fn of(place: &Placement, rendezvous: &Rendezvous, wish: Option<Transport>) -> Result<Self> {
         let route = HostRoute::to(rendezvous, place.rank, place.world_size)?;
         Ok(Self {
             wish: wish.map_or(String::new(), |wish| wish.name().into()),
@@ -128,7 +124,7 @@ impl Spot {
 }
 
 /// The transport that the variable names.
-fn wish(value: Option<&str>) -> Result<Option<Transport>, CollectiveError> {
+fn wish(value: Option<&str>) -> Result<Option<Transport>> {
     let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
     match value {
         "shm" => Ok(Some(Transport::Shm)),
@@ -149,7 +145,7 @@ fn refusal(value: &str, advice: &str) -> CollectiveError {
 }
 
 /// The transport for ranks at these spots: the same answer, or the same error, on all of them.
-fn choose(spots: &[Spot], wish: Option<Transport>) -> Result<Transport, CollectiveError> {
+fn choose(spots: &[Spot], wish: Option<Transport>) -> Result<Transport> {
     let other = spots.iter().position(|spot| spot.wish != spots[0].wish);
     if let Some(other) = other {
         let advice = format!(
@@ -217,7 +213,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused_with_the_way_out() {
-        let says = |outcome: Result<_, CollectiveError>| outcome.unwrap_err().to_string();
+        let says = |outcome: Result<_>| outcome.unwrap_err().to_string();
         let error = says(choose(&spots(&[2, 2]), Some(Transport::Shm)));
         assert!(error.contains("PACELINE_TRANSPORT=\"shm\"") && error.contains("use hybrid"));
         let error = says(choose(&spots(&[3, 1]), Some(Transport::Hybrid)));

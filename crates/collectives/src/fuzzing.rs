@@ -14,7 +14,7 @@ use crate::call::{Blocks, Call, CallHeader, Region, Shares};
 use crate::context::{OpContext, WaitPolicy};
 use crate::header::{HEADER_BYTES, Header, decode_rows, read_calls};
 use crate::meet::{AgreedCalls, CallsOfAll, ShowCalls, meet};
-use crate::{CollectiveError, MAX_RANKS, OpKind, ReduceOp};
+use crate::{CollectiveError, MAX_RANKS, OpKind, ReduceOp, Result};
 
 const MAX_WORLD: usize = 8;
 /// The longest message of this rank, in elements.
@@ -123,7 +123,7 @@ struct Peers<'a> {
 }
 
 impl Peers<'_> {
-    fn take(&mut self, context: &OpContext, len: usize) -> Result<&[u8], CollectiveError> {
+    fn take(&mut self, context: &OpContext, len: usize) -> Result<&[u8]> {
         let taken = self.rest.split_at_checked(len);
         let (taken, rest) = taken.ok_or_else(|| context.lost(context.world - 1))?;
         self.rest = rest;
@@ -132,16 +132,12 @@ impl Peers<'_> {
 }
 
 impl ShowCalls for Peers<'_> {
-    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll, CollectiveError> {
+    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll> {
         let headers = self.take(context, self.world * HEADER_BYTES)?;
         read_calls(context, headers, now_ns())
     }
 
-    fn show_blocks(
-        &mut self,
-        context: &OpContext,
-        own: &[u64],
-    ) -> Result<Vec<Vec<u64>>, CollectiveError> {
+    fn show_blocks(&mut self, context: &OpContext, own: &[u64]) -> Result<Vec<Vec<u64>>> {
         let rows = self.take(context, self.world * own.len() * 8)?;
         Ok(decode_rows(rows, own.len()))
     }

@@ -1,7 +1,7 @@
 //! The header that ranks connected by messages send each other at the start of every operation, and when
 //! they leave the group. Every transport except shared memory uses it.
 
-use crate::CollectiveError;
+use crate::Result;
 use crate::call::{CallHeader, Conflict, MAX_RANKS};
 use crate::context::OpContext;
 use crate::meet::CallsOfAll;
@@ -93,7 +93,7 @@ pub(crate) fn read_call(
     context: &OpContext,
     peer: usize,
     bytes: &[u8],
-) -> Result<(u32, CallHeader), CollectiveError> {
+) -> Result<(u32, CallHeader)> {
     match Header::decode(bytes.try_into().expect("a header's bytes")) {
         Some(Header::Call { operation, call }) => Ok((operation, call)),
         Some(Header::Leaves) => Err(context.left(peer)),
@@ -110,7 +110,7 @@ pub(crate) fn read_calls(
     context: &OpContext,
     headers: &[u8],
     present_ns: u64,
-) -> Result<CallsOfAll, CollectiveError> {
+) -> Result<CallsOfAll> {
     let (mut calls, mut operations) = (Vec::new(), Vec::new());
     for (peer, bytes) in headers.chunks_exact(HEADER_BYTES).enumerate() {
         let (operation, call) = read_call(context, peer, bytes)?;

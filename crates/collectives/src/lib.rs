@@ -232,7 +232,7 @@ mod worker;
 pub use call::MAX_RANKS;
 pub use clock::{ClockOffset, Exchange, measure_clock};
 pub use cost::{Algorithm, Cost, Link, NAMED_LINKS, parse_seconds};
-pub use error::CollectiveError;
+pub use error::{CollectiveError, Result};
 pub use flight_recorder::{COMM_LOG, CommLog, DUMP_FOLDER};
 pub use from_env::TRANSPORT;
 pub use group::{Dumper, Group};

@@ -4,7 +4,7 @@
 //! the same disagreement or none does. No data move before the ranks have agreed. How a call travels to the
 //! other ranks is up to the transport, which implements [`ShowCalls`].
 
-use crate::CollectiveError;
+use crate::Result;
 use crate::call::{CallHeader, Shares, agree, blocks_agree};
 use crate::context::OpContext;
 
@@ -43,15 +43,11 @@ pub(crate) fn shares(calls: &[CallHeader]) -> Shares {
 /// How the ranks of a transport show each other their calls.
 pub(crate) trait ShowCalls {
     /// Shows this rank's call to every rank, and waits until all ranks have shown theirs.
-    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll, CollectiveError>;
+    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll>;
 
     /// Shows this rank's row of an all-to-all to every rank, and returns the rows of all ranks. A row holds
     /// the number of elements that its rank sends to each rank, then the number that it expects from each.
-    fn show_blocks(
-        &mut self,
-        context: &OpContext,
-        own: &[u64],
-    ) -> Result<Vec<Vec<u64>>, CollectiveError>;
+    fn show_blocks(&mut self, context: &OpContext, own: &[u64]) -> Result<Vec<Vec<u64>>>;
 }
 
 /// Shows this rank's call to every rank, waits until all others have shown theirs, and compares the calls.
@@ -59,10 +55,7 @@ pub(crate) trait ShowCalls {
 /// Inlined, because a small message between threads takes about a microsecond, of which copying the lists from one
 /// structure to the next was 1 %.
 #[inline(always)]
-pub(crate) fn meet(
-    ranks: &mut impl ShowCalls,
-    context: &OpContext,
-) -> Result<AgreedCalls, CollectiveError> {
+pub(crate) fn meet(ranks: &mut impl ShowCalls, context: &OpContext) -> Result<AgreedCalls> {
     let CallsOfAll { present_ns, calls, operations } = ranks.show_call(context)?;
     let mut sent = Vec::new();
     let mut outcome = agree(&calls);

@@ -5,7 +5,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{CollectiveError, Group};
+use crate::{CollectiveError, Group, Result};
 
 fn wrap(error: postcard::Error) -> CollectiveError {
     CollectiveError::Object(error.to_string())
@@ -18,7 +18,7 @@ impl Group {
         &self,
         object: &T,
         root: usize,
-    ) -> Result<Option<Vec<T>>, CollectiveError> {
+    ) -> Result<Option<Vec<T>>> {
         let bytes = postcard::to_stdvec(object).map_err(wrap)?;
         let (lengths, all) = self.lengths(bytes.len())?;
         let is_root = self.rank() == root;
@@ -28,10 +28,7 @@ impl Group {
     }
 
     /// Gives every rank one object of each rank, in rank order; objects may differ in size.
-    pub fn all_gather_object<T: Serialize + DeserializeOwned>(
-        &self,
-        object: &T,
-    ) -> Result<Vec<T>, CollectiveError> {
+    pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, object: &T) -> Result<Vec<T>> {
         let bytes = postcard::to_stdvec(object).map_err(wrap)?;
         let (lengths, all) = self.lengths(bytes.len())?;
         let mut gathered = room(all)?;
@@ -44,7 +41,7 @@ impl Group {
         &self,
         object: Option<&T>,
         root: usize,
-    ) -> Result<T, CollectiveError> {
+    ) -> Result<T> {
         let is_root = self.rank() == root;
         // A root without an object sends no bytes, so that the others do not wait.
         let object =
@@ -61,7 +58,7 @@ impl Group {
 
     /// The number of bytes of each rank's object, and of all objects together. All ranks fail together if there is no such
     /// number.
-    fn lengths(&self, own: usize) -> Result<(Vec<usize>, usize), CollectiveError> {
+    fn lengths(&self, own: usize) -> Result<(Vec<usize>, usize)> {
         let mut lengths = vec![0i64; self.world_size()];
         self.all_gather_slice(&[own as i64], &mut lengths)?;
         let lengths: Option<Vec<usize>> =
@@ -76,7 +73,7 @@ impl Group {
 }
 
 /// Memory for objects of other ranks. A length that a rank with corrupted memory has sent is an error, and ends no process.
-fn room(len_bytes: usize) -> Result<Vec<u8>, CollectiveError> {
+fn room(len_bytes: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let refused = |_| CollectiveError::Object(format!("no memory for {len_bytes} bytes"));
     bytes.try_reserve_exact(len_bytes).map_err(refused)?;
@@ -84,7 +81,7 @@ fn room(len_bytes: usize) -> Result<Vec<u8>, CollectiveError> {
     Ok(bytes)
 }
 
-fn parse<T: DeserializeOwned>(bytes: &[u8], lengths: &[usize]) -> Result<Vec<T>, CollectiveError> {
+fn parse<T: DeserializeOwned>(bytes: &[u8], lengths: &[usize]) -> Result<Vec<T>> {
     let mut rest = bytes;
     let parts = lengths.iter().map(|&length| {
         let (part, after) = rest.split_at(length);

@@ -12,11 +12,11 @@ use paceline_memory::{Access, Claim, DType, Device, Event, Tensor};
 use crate::call::{Blocks, Call, Region, fill};
 use crate::staging::{Operand, Staged};
 use crate::worker::Claims;
-use crate::{CollectiveError, Group, OpKind, OpTimes, ReduceOp, Work};
+use crate::{CollectiveError, Group, OpKind, OpTimes, ReduceOp, Result, Work};
 
-type Outcome = Result<OpTimes, CollectiveError>;
-type Submitted = Result<Work, CollectiveError>;
-type Prepared = Result<(Call, Used), CollectiveError>;
+type Outcome = Result<OpTimes>;
+type Submitted = Result<Work>;
+type Prepared = Result<(Call, Used)>;
 
 /// The memory of a call: of the host, or staged.
 #[derive(Debug, Default)]
@@ -266,7 +266,7 @@ impl Group {
         kind: OpKind,
         tensor: Option<&'a Tensor>,
         root: usize,
-    ) -> Result<Option<&'a Tensor>, CollectiveError> {
+    ) -> Result<Option<&'a Tensor>> {
         if self.rank() != root {
             return Ok(None);
         }
@@ -337,7 +337,7 @@ impl Group {
         kind: OpKind,
         to: Option<usize>,
         from: Option<usize>,
-    ) -> Result<(), CollectiveError> {
+    ) -> Result<()> {
         for peer in [to, from].into_iter().flatten() {
             self.check_rank(peer)?;
             if peer == self.rank() && to != from {
@@ -347,7 +347,7 @@ impl Group {
         Ok(())
     }
 
-    fn same_length(&self, kind: OpKind, a: &Tensor, b: &Tensor) -> Result<(), CollectiveError> {
+    fn same_length(&self, kind: OpKind, a: &Tensor, b: &Tensor) -> Result<()> {
         if a.num_elems() == b.num_elems() {
             return Ok(());
         }
@@ -438,11 +438,7 @@ impl Group {
         Ok((call, used))
     }
 
-    pub(crate) fn refuse<T>(
-        &self,
-        kind: OpKind,
-        reason: impl Into<String>,
-    ) -> Result<T, CollectiveError> {
+    pub(crate) fn refuse<T>(&self, kind: OpKind, reason: impl Into<String>) -> Result<T> {
         Err(CollectiveError::Buffers { rank: self.rank(), op: kind.name(), reason: reason.into() })
     }
 
@@ -469,7 +465,7 @@ impl Group {
 }
 
 /// Where the memory of a tensor begins.
-pub(crate) fn address(tensor: &Tensor) -> Result<Region, CollectiveError> {
+pub(crate) fn address(tensor: &Tensor) -> Result<Region> {
     let start = tensor.byte_range().start;
     Ok(claimed_region(&tensor.buffer().claim(start..start, Access::Read, "collective")?))
 }

@@ -3,9 +3,9 @@
 use paceline_memory::Element;
 
 use crate::call::{Blocks, Call, Region, fill};
-use crate::{CollectiveError, Group, OpKind, OpTimes, ReduceElement, ReduceOp};
+use crate::{Group, OpKind, OpTimes, ReduceElement, ReduceOp, Result};
 
-type Outcome = Result<OpTimes, CollectiveError>;
+type Outcome = Result<OpTimes>;
 
 impl Group {
     /// Like [`Group::all_reduce`], for a slice in private memory.

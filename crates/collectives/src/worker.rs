@@ -20,7 +20,7 @@ use crate::core::Core;
 use crate::record::{OpTimes, Submitted};
 use crate::staging::Operand;
 
-use crate::{CollectiveError, GroupOptions};
+use crate::{CollectiveError, GroupOptions, Result};
 
 /// An asynchronous operation that is queued, running or finished.
 ///
@@ -34,14 +34,14 @@ pub struct Work {
     copies: Vec<Event>,
 }
 
-type Outcome = Result<OpTimes, CollectiveError>;
+type Outcome = Result<OpTimes>;
 
 /// The claims on the memory of a call: what it reads and what it writes, or one claim on both.
 pub(crate) type Claims = [Option<Claim>; 2];
 
 impl Work {
     /// Blocks until the operation is finished. Returns its times, or its error.
-    pub fn wait(self) -> Result<OpTimes, CollectiveError> {
+    pub fn wait(self) -> Result<OpTimes> {
         self.event.wait();
         self.copies.iter().for_each(|copy| {
             copy.wait();
@@ -150,7 +150,7 @@ impl Worker {
     }
 
     /// Starts the thread, unless it runs. Fails if the system refuses one more.
-    fn ensure_thread(&self) -> Result<(), CollectiveError> {
+    fn ensure_thread(&self) -> Result<()> {
         let mut thread = lock(&self.thread);
         if thread.is_none() {
             let shared = self.shared.clone();
@@ -168,7 +168,7 @@ impl Worker {
 
     /// Runs a call and returns when it is finished; `claims` are held until then. If the operation fails or panics, they
     /// stay until [`Worker::give_back`]: a peer that does not know of the failure yet may still write to the memory.
-    pub(crate) fn run(&self, call: Call, claims: Claims) -> Result<OpTimes, CollectiveError> {
+    pub(crate) fn run(&self, call: Call, claims: Claims) -> Result<OpTimes> {
         let shared = &*self.shared;
         {
             let mut state = lock(&shared.state);
@@ -203,8 +203,8 @@ impl Worker {
     /// Queues the call that `prepare` makes for the event of its end, with the memory that it uses behind the work of an accelerator.
     pub(crate) fn submit(
         &self,
-        prepare: impl FnOnce(&Event) -> Result<(Call, Vec<Operand>), CollectiveError>,
-    ) -> Result<Work, CollectiveError> {
+        prepare: impl FnOnce(&Event) -> Result<(Call, Vec<Operand>)>,
+    ) -> Result<Work> {
         let stream = lock(&self.stream);
         let (event, signal) = stream.submit();
         let (call, operands) = match prepare(&event) {

@@ -5,9 +5,9 @@ use paceline_memory::{Allocator, Buffer, Category, DType, Device, Tensor};
 use super::Group;
 use super::host_links::HostLinks;
 use crate::shared::{Reach, Segments, SharedState};
-use crate::{CollectiveError, ReduceOp};
+use crate::{ReduceOp, Result};
 
-fn zeroed(buffer: Buffer) -> Result<Buffer, CollectiveError> {
+fn zeroed(buffer: Buffer) -> Result<Buffer> {
     Tensor::new(buffer.clone(), 0, DType::U8, [buffer.len_bytes()])?.fill_zero()?;
     Ok(buffer)
 }
@@ -21,7 +21,7 @@ impl Group {
         allocator: &Allocator,
         len_bytes: usize,
         category: Category,
-    ) -> Result<Buffer, CollectiveError> {
+    ) -> Result<Buffer> {
         let (Some(shared), HostLinks::Host { links, .. }) = (self.shared(), &self.0.host_links)
         else {
             let buffer = allocator.host(len_bytes, category)?;
@@ -47,7 +47,7 @@ impl Group {
 
     /// Forgets the segments whose buffers all ranks have dropped: their addresses and files go back to the system. Also is a
     /// barrier.
-    fn forget_dropped(&self, segments: &Segments, rank: usize) -> Result<(), CollectiveError> {
+    fn forget_dropped(&self, segments: &Segments, rank: usize) -> Result<()> {
         let mut dropped = segments.dropped(rank);
         self.all_reduce_slice(&mut dropped, ReduceOp::Min)?;
         segments.forget(&dropped);

@@ -8,12 +8,12 @@ use paceline_memory::{Allocator, Category, DType, Tensor};
 use super::Group;
 use crate::engine::Engine;
 use crate::tcp::NEVER;
-use crate::{CollectiveError, ReduceOp};
+use crate::{ReduceOp, Result};
 
 impl Group {
     /// Measures both algorithms at several sizes. From the smallest size at which the ring is faster, all-reduces use the
     /// ring.
-    pub(super) fn choose_algorithm(&self) -> Result<(), CollectiveError> {
+    pub(super) fn choose_algorithm(&self) -> Result<()> {
         let Engine::Tcp(tcp) = &self.0.core.engine else { return Ok(()) };
         let mut from = NEVER;
         for bytes in [16_000_000, 1_000_000, 64_000] {
@@ -32,7 +32,7 @@ impl Group {
 
     /// Each rank takes its best time of a few all-reduces in place. Returns the longest of these times, the same on every
     /// rank.
-    pub(super) fn measure_all_reduce(&self, bytes: usize) -> Result<Duration, CollectiveError> {
+    pub(super) fn measure_all_reduce(&self, bytes: usize) -> Result<Duration> {
         let buffer = self.allocate(&Allocator::new(), bytes, Category::Communication)?;
         let data = Tensor::new(buffer, 0, DType::F32, [bytes / 4])?;
         let mut best = f64::INFINITY;

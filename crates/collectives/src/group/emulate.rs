@@ -3,16 +3,16 @@
 //! This file decides whether the transport is fast enough to emulate a link. `emulator.rs` delays the operations.
 
 use super::Group;
-use crate::CollectiveError;
 use crate::cost::Link;
 use crate::emulator::LinkEmulator;
+use crate::{CollectiveError, Result};
 
 impl Group {
     /// Makes every later operation take as long as it would on this link. A collective call.
     ///
     /// The transport is measured first. Errors if the link is not at least 1.25 times as slow as the
     /// transport, or if the link cannot exist.
-    pub fn emulate(&self, link: Link) -> Result<(), CollectiveError> {
+    pub fn emulate(&self, link: Link) -> Result<()> {
         if !link.is_possible() {
             let (rank, link) = (self.rank(), link.to_string());
             return Err(CollectiveError::ImpossibleLink { rank, link });
@@ -41,7 +41,7 @@ impl Group {
         ));
     }
 
-    pub(crate) fn emulate_if_asked(self, link: Option<Link>) -> Result<Self, CollectiveError> {
+    pub(crate) fn emulate_if_asked(self, link: Option<Link>) -> Result<Self> {
         if let Some(link) = link {
             self.emulate(link)?;
         }

@@ -18,7 +18,7 @@ use crate::mpi::Mpi;
 use crate::shared::links::Links;
 use crate::shared::{Control, Reach, SharedState};
 use crate::tcp::Tcp;
-use crate::{CollectiveError, GroupOptions, Transport};
+use crate::{CollectiveError, GroupOptions, Result, Transport};
 
 impl Group {
     /// The groups of `world_size` ranks that are threads of this process, in rank order.
@@ -34,10 +34,7 @@ impl Group {
     /// rank calls [`Group::emulate`]. Errors if memory for the group's shared state cannot be allocated.
     ///
     /// Panics if `world_size` is zero or above [`MAX_RANKS`].
-    pub fn threads_with(
-        world_size: usize,
-        options: GroupOptions,
-    ) -> Result<Vec<Self>, CollectiveError> {
+    pub fn threads_with(world_size: usize, options: GroupOptions) -> Result<Vec<Self>> {
         assert!((1..=MAX_RANKS).contains(&world_size), "1 to {MAX_RANKS} ranks");
         let memory = Arc::new(Control::create(world_size)?);
         let registry = Arc::new(SplitRegistry::default());
@@ -59,12 +56,12 @@ impl Group {
     }
 
     /// A group of one. Errors if memory for its state cannot be allocated.
-    pub fn single() -> Result<Self, CollectiveError> {
+    pub fn single() -> Result<Self> {
         Ok(Self::threads_with(1, GroupOptions::for_local_ranks(1))?.remove(0))
     }
 
     /// The sub-group that has only this rank. Needs no message to the other ranks.
-    pub(crate) fn only_self(&self, label: &str, color: usize) -> Result<Self, CollectiveError> {
+    pub(crate) fn only_self(&self, label: &str, color: usize) -> Result<Self> {
         let engine = SharedState::new(0, 1, Arc::new(Control::create(1)?), Reach::Threads);
         let options = GroupOptions { link: None, ..self.options().clone() };
         let lineage = self.sub_origin(label, color);
@@ -82,7 +79,7 @@ impl Group {
         rank: usize,
         world_size: usize,
         options: GroupOptions,
-    ) -> Result<Self, CollectiveError> {
+    ) -> Result<Self> {
         let (listener, addresses) = Self::rendezvous(rendezvous, None, rank, world_size, &options)?;
         Self::form_shm(&listener, &addresses, rank, options, Lineage::of_processes(listener.key()))
     }
@@ -97,7 +94,7 @@ impl Group {
         rank: usize,
         world_size: usize,
         options: GroupOptions,
-    ) -> Result<Self, CollectiveError> {
+    ) -> Result<Self> {
         let (listener, addresses) =
             Self::rendezvous(rendezvous, Some(host), rank, world_size, &options)?;
         Self::form_tcp(
@@ -119,7 +116,7 @@ impl Group {
         world_size: usize,
         local_world_size: usize,
         options: GroupOptions,
-    ) -> Result<Self, CollectiveError> {
+    ) -> Result<Self> {
         let (listener, addresses) =
             Self::rendezvous(rendezvous, Some(host), rank, world_size, &options)?;
         Self::form_hybrid(
@@ -140,7 +137,7 @@ impl Group {
     /// group. So a rank that has failed should print its error before it drops its group. Or it should end the process
     /// without dropping the group, and the launcher then ends the other ranks. Errors if the library cannot be used.
     #[cfg(feature = "mpi")]
-    pub fn mpi(options: GroupOptions) -> Result<Self, CollectiveError> {
+    pub fn mpi(options: GroupOptions) -> Result<Self> {
         let engine = Mpi::open()?;
         let (rank, world) = (engine.rank, engine.world);
         Self::check_world(rank, world)?;
@@ -164,7 +161,7 @@ impl Group {
         rank: usize,
         options: GroupOptions,
         lineage: Lineage,
-    ) -> Result<Self, CollectiveError> {
+    ) -> Result<Self> {
         let world = addresses.len();
         let links = Links::connect(listener, addresses, rank, options.timeout)?;
         let (memory, reach) = links.share_control(lineage.inherited.clone())?;
@@ -184,7 +181,7 @@ impl Group {
         rank: usize,
         options: GroupOptions,
         lineage: Lineage,
-    ) -> Result<Self, CollectiveError> {
+    ) -> Result<Self> {
         let world = addresses.len();
         let tcp = Tcp::connect(listener, addresses, host, rank, &options, |_| true)?;
         let engine = Engine::Tcp(tcp);
@@ -213,7 +210,7 @@ impl Group {
         local_world: usize,
         options: GroupOptions,
         lineage: Lineage,
-    ) -> Result<Self, CollectiveError> {
+    ) -> Result<Self> {
         let world = addresses.len();
         if local_world == 0 || !world.is_multiple_of(local_world) {
             let reason = format!(
@@ -254,7 +251,7 @@ impl Group {
         rank: usize,
         world_size: usize,
         options: &GroupOptions,
-    ) -> Result<(PeerListener, Vec<PeerAddress>), CollectiveError> {
+    ) -> Result<(PeerListener, Vec<PeerAddress>)> {
         Self::check_world(rank, world_size)?;
         let store = Store::open(rendezvous, rank, world_size, options.timeout)?;
         let listener = PeerListener::bind(store.key(), host, rank, world_size)?;
@@ -262,7 +259,7 @@ impl Group {
         Ok((listener, addresses))
     }
 
-    pub(crate) fn check_world(rank: usize, world_size: usize) -> Result<(), CollectiveError> {
+    pub(crate) fn check_world(rank: usize, world_size: usize) -> Result<()> {
         if rank < world_size && world_size <= MAX_RANKS {
             return Ok(());
         }

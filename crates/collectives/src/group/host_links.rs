@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use paceline_memory::Mapping;
 use paceline_trace::lock;
 
-use crate::CollectiveError;
+use crate::Result;
 use crate::shared::Control;
 use crate::shared::links::{Links, Monitor};
 
@@ -34,11 +34,7 @@ pub(super) type SubGroupState = (Arc<Mapping>, Arc<SplitRegistry>);
 
 impl SplitRegistry {
     /// The shared state of the sub-group with this key. The first of its `world` members creates it.
-    pub(super) fn join(
-        &self,
-        key: (u32, i64),
-        world: usize,
-    ) -> Result<SubGroupState, CollectiveError> {
+    pub(super) fn join(&self, key: (u32, i64), world: usize) -> Result<SubGroupState> {
         let mut waiting = lock(&self.0);
         let (state, missing) = match waiting.remove(&key) {
             Some((state, missing)) => (state, missing - 1),

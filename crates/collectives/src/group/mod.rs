@@ -38,7 +38,7 @@ use crate::shared::links::Monitor;
 use crate::shared::{Fate, SharedState};
 use crate::staging::{Staged, Staging};
 use crate::worker::Worker;
-use crate::{CollectiveError, GroupOptions, Transport};
+use crate::{CollectiveError, GroupOptions, Result, Transport};
 
 /// How long a rank sleeps before it looks again whether others have left.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -75,7 +75,7 @@ impl Group {
         mut host_links: HostLinks,
         options: GroupOptions,
         lineage: Lineage,
-    ) -> Result<Self, CollectiveError> {
+    ) -> Result<Self> {
         let (log, dump_folder) = (options.log, options.dump_folder.clone());
         let group = lineage.name.clone();
         let flight_recorder =
@@ -106,7 +106,7 @@ impl Group {
     }
 
     /// The streams through which operations reach the memory of an accelerator, of which `home` is a stream.
-    pub(crate) fn staging(&self, home: &DeviceStream) -> Result<&Staging, CollectiveError> {
+    pub(crate) fn staging(&self, home: &DeviceStream) -> Result<&Staging> {
         if let Some(staging) = self.0.staging.get() {
             return Ok(staging);
         }
@@ -120,7 +120,7 @@ impl Group {
     ///
     /// Errors, and gives nothing back, if a rank has not left by then, or if an MPI library or NCCL carries the bytes, which do
     /// not tell.
-    pub fn give_back_failed(&self) -> Result<(), CollectiveError> {
+    pub fn give_back_failed(&self) -> Result<()> {
         let begin = Instant::now();
         let still_there = |peers| {
             let (rank, waited) = (self.rank(), begin.elapsed());
@@ -171,7 +171,7 @@ impl Group {
     }
 
     /// A group that descends from this one uses NCCL as this one does.
-    fn like_this(&self, group: Self) -> Result<Self, CollectiveError> {
+    fn like_this(&self, group: Self) -> Result<Self> {
         if let Some(nccl) = self.0.core.nccl.get() {
             let (memory, order) = nccl.like();
             group.use_nccl(memory, order)?;
@@ -180,11 +180,7 @@ impl Group {
     }
 
     /// See [`Staging::copy_back`].
-    pub(crate) fn copy_back(
-        &self,
-        staged: &Staged,
-        done: &Event,
-    ) -> Result<Event, CollectiveError> {
+    pub(crate) fn copy_back(&self, staged: &Staged, done: &Event) -> Result<Event> {
         match self.0.staging.get() {
             Some(staging) => Ok(staging.copy_back(staged, done)?),
             // The operation works in place.
@@ -192,7 +188,7 @@ impl Group {
         }
     }
 
-    pub(crate) fn check_rank(&self, rank: usize) -> Result<(), CollectiveError> {
+    pub(crate) fn check_rank(&self, rank: usize) -> Result<()> {
         let world_size = self.world_size();
         if rank < world_size {
             return Ok(());

@@ -9,7 +9,7 @@ use paceline_rendezvous::{PeerAddress, PeerListener};
 
 use super::host_links::HostLinks;
 use super::{Group, Lineage};
-use crate::CollectiveError;
+use crate::Result;
 use crate::engine::Engine;
 use crate::shared::{Inherited, Reach, SharedState};
 
@@ -24,16 +24,12 @@ impl Group {
     /// Both groups keep one record of this rank's operations ([`Group::fresh_records`]), and the new group reaches
     /// the memory that this group has allocated, so its operations use that memory in place. Errors of the new
     /// group name ranks by their numbers in the group from which both descend.
-    pub fn split(&self, color: Option<u32>) -> Result<Option<Self>, CollectiveError> {
+    pub fn split(&self, color: Option<u32>) -> Result<Option<Self>> {
         self.split_as(color, None)
     }
 
     /// Like [`Group::split`]. `label` is the name of this split, by default its number.
-    pub(crate) fn split_as(
-        &self,
-        color: Option<u32>,
-        label: Option<&str>,
-    ) -> Result<Option<Self>, CollectiveError> {
+    pub(crate) fn split_as(&self, color: Option<u32>, label: Option<&str>) -> Result<Option<Self>> {
         let group = self.divide(color, label, &self.0.lineage)?;
         if let (Some(group), Some(emulator)) = (&group, self.0.core.emulator.get()) {
             // The parent's transport was fast enough for this link, and the sub-group's is no slower.
@@ -44,7 +40,7 @@ impl Group {
 
     /// Like [`Group::split`], but the new group has a record of its own and emulates no link. For measurements, whose
     /// operations must not appear in the record of this rank.
-    pub(crate) fn split_apart(&self, color: Option<u32>) -> Result<Option<Self>, CollectiveError> {
+    pub(crate) fn split_apart(&self, color: Option<u32>) -> Result<Option<Self>> {
         self.divide(color, None, &self.0.lineage.apart())
     }
 
@@ -54,7 +50,7 @@ impl Group {
         color: Option<u32>,
         label: Option<&str>,
         lineage: &Lineage,
-    ) -> Result<Option<Self>, CollectiveError> {
+    ) -> Result<Option<Self>> {
         let split = self.0.num_splits.fetch_add(1, Ordering::Relaxed);
         let mut colors = vec![0i64; self.world_size()];
         let own = color.map_or(-1, i64::from);

@@ -12,14 +12,10 @@ use crate::context::OpContext;
 use crate::meet::AgreedCalls;
 use crate::tcp::blocks;
 use crate::tcp::inner::{Inner, explain};
-use crate::{CollectiveError, OpKind};
+use crate::{OpKind, Result};
 
 impl Hybrid {
-    pub(super) fn broadcast(
-        &self,
-        inner: &mut Inner,
-        context: &OpContext,
-    ) -> Result<(), CollectiveError> {
+    pub(super) fn broadcast(&self, inner: &mut Inner, context: &OpContext) -> Result<()> {
         let call = context.call;
         let place = call.root % self.local.world;
         let is_root = context.rank == call.root;
@@ -51,7 +47,7 @@ impl Hybrid {
         inner: &mut Inner,
         context: &OpContext,
         met: &AgreedCalls,
-    ) -> Result<(), CollectiveError> {
+    ) -> Result<()> {
         let call = context.call;
         let shares = Shares::new(call.kind, &met.calls);
         let share = |rank: usize| call.recv.part(shares.bytes(rank, call.dtype));
@@ -85,7 +81,7 @@ impl Hybrid {
         inner: &mut Inner,
         context: &OpContext,
         met: &AgreedCalls,
-    ) -> Result<(), CollectiveError> {
+    ) -> Result<()> {
         let call = context.call;
         let here = self.ranks_of(self.node());
         let dtype = call.dtype;
@@ -126,6 +122,6 @@ impl Hybrid {
     }
 }
 
-pub(super) fn wait_all(inner: &mut Inner, context: &OpContext) -> Result<(), CollectiveError> {
+pub(super) fn wait_all(inner: &mut Inner, context: &OpContext) -> Result<()> {
     inner.mesh.wait_all(context.policy).map_err(|why| explain(&inner.mesh, context, why))
 }

@@ -27,11 +27,11 @@ use crate::context::OpContext;
 use crate::meet::meet;
 use crate::tcp::inner::{Inner, give_up};
 use crate::tcp::point_to_point;
-use crate::{CollectiveError, OpKind};
+use crate::{OpKind, Result};
 
 impl Hybrid {
     /// Carries a call out. Returns the moment when the last rank arrived, as far as this rank can tell.
-    pub(crate) fn run(&self, context: &OpContext) -> Result<u64, CollectiveError> {
+    pub(crate) fn run(&self, context: &OpContext) -> Result<u64> {
         let inner = &mut *self.tcp.inner();
         let outcome = self.dispatch(inner, context);
         outcome.map_err(|error| {
@@ -40,7 +40,7 @@ impl Hybrid {
         })
     }
 
-    fn dispatch(&self, inner: &mut Inner, context: &OpContext) -> Result<u64, CollectiveError> {
+    fn dispatch(&self, inner: &mut Inner, context: &OpContext) -> Result<u64> {
         match context.call.kind {
             OpKind::Send | OpKind::Recv | OpKind::SendRecv => return self.pair(inner, context),
             OpKind::Barrier => {
@@ -61,7 +61,7 @@ impl Hybrid {
     }
 
     /// Send, receive, and both at once. One peer may be on this host and the other on another host.
-    fn pair(&self, inner: &mut Inner, context: &OpContext) -> Result<u64, CollectiveError> {
+    fn pair(&self, inner: &mut Inner, context: &OpContext) -> Result<u64> {
         let here = self.ranks_of(self.node());
         let call = context.call;
         let local_send = call.sending().filter(|(to, _)| here.contains(to));

@@ -10,7 +10,7 @@ use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words, read_call};
 use crate::meet::{CallsOfAll, ShowCalls};
 use crate::tcp::headers::swap;
 use crate::tcp::inner::Inner;
-use crate::{CollectiveError, OpKind};
+use crate::{OpKind, Result};
 
 /// The ranks of this host, and the connections to the ranks with the same local rank on the other hosts.
 pub(super) struct Rails<'a> {
@@ -21,7 +21,7 @@ pub(super) struct Rails<'a> {
 impl ShowCalls for Rails<'_> {
     /// First the ranks of each host show each other their calls. Then each rank sends its rail all calls of
     /// its host.
-    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll, CollectiveError> {
+    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll> {
         let Self { hybrid, inner } = self;
         let within = hybrid.within_host(context, context.call);
         let here = hybrid.local.show(&within, |_, _| ())?;
@@ -45,11 +45,7 @@ impl ShowCalls for Rails<'_> {
     }
 
     /// First an all-gather within the host, then an exchange along the rail.
-    fn show_blocks(
-        &mut self,
-        context: &OpContext,
-        own: &[u64],
-    ) -> Result<Vec<Vec<u64>>, CollectiveError> {
+    fn show_blocks(&mut self, context: &OpContext, own: &[u64]) -> Result<Vec<Vec<u64>>> {
         let Self { hybrid, inner } = self;
         let mut row = encode_words(own);
         let mut here = vec![0u8; row.len() * hybrid.local.world];

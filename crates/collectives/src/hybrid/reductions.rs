@@ -33,7 +33,7 @@ use crate::reduce::Reduction;
 use crate::shared::pull::{Cut, Window, pull};
 use crate::tcp::inner::{Inner, explain};
 use crate::tcp::wires::{Interruption, Ticket};
-use crate::{CollectiveError, MAX_RANKS, OpKind};
+use crate::{MAX_RANKS, OpKind, Result};
 
 impl Hybrid {
     pub(super) fn reduce(
@@ -41,7 +41,7 @@ impl Hybrid {
         inner: &mut Inner,
         context: &OpContext,
         met: &AgreedCalls,
-    ) -> Result<(), CollectiveError> {
+    ) -> Result<()> {
         let call = context.call;
         let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: context.world };
         let plan = Plan::new(self, call, met, reduction.running_dtype().size_bytes());
@@ -79,7 +79,7 @@ impl Hybrid {
         plan: &Plan,
         hosts: &Range<usize>,
         exchange: &mut Exchange,
-    ) -> Result<(), CollectiveError> {
+    ) -> Result<()> {
         let within = self.within_host(context, context.call);
         let met = self.local.show(&within, |_, _| ())?;
         let size = context.call.dtype.size_bytes();
@@ -370,7 +370,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Waits for the partial sums that are still missing, and then for everything that is on its way.
-    fn end(&mut self, context: &OpContext) -> Result<(), CollectiveError> {
+    fn end(&mut self, context: &OpContext) -> Result<()> {
         if let Some(why) = self.failure.take() {
             return Err(explain(&self.inner.mesh, context, why));
         }

@@ -15,7 +15,7 @@ use paceline_memory::{Allocator, Buffer, Category};
 
 pub use shape::{Axis, MeshError, MeshShape};
 
-use crate::{CollectiveError, Group};
+use crate::{Group, Result};
 
 /// One rank's place in a grid of ranks, and its groups.
 ///
@@ -55,7 +55,7 @@ impl Mesh {
     /// axis with one rank is formed without a message. So a mesh with a single axis costs nothing.
     ///
     /// Errors if the sizes do not multiply to the number of ranks, and with the errors of [`Group::split`].
-    pub fn new(world: Group, shape: &MeshShape) -> Result<Self, CollectiveError> {
+    pub fn new(world: Group, shape: &MeshShape) -> Result<Self> {
         shape.check(world.world_size())?;
         let rank = world.rank();
         let mut groups = Vec::new();
@@ -110,7 +110,7 @@ impl Mesh {
         allocator: &Allocator,
         len_bytes: usize,
         category: Category,
-    ) -> Result<Buffer, CollectiveError> {
+    ) -> Result<Buffer> {
         self.world.allocate(allocator, len_bytes, category)
     }
 }

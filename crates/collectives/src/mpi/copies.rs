@@ -10,13 +10,9 @@ use super::runtime::datatype;
 use crate::call::{Region, Shares};
 use crate::context::OpContext;
 use crate::meet::AgreedCalls;
-use crate::{CollectiveError, OpKind};
+use crate::{OpKind, Result};
 
-pub(super) fn broadcast(
-    comm: &Comm,
-    inner: &mut Inner,
-    context: &OpContext,
-) -> Result<(), CollectiveError> {
+pub(super) fn broadcast(comm: &Comm, inner: &mut Inner, context: &OpContext) -> Result<()> {
     let call = context.call;
     let size = call.dtype.size_bytes();
     let data = room(call.recv, &mut inner.receiving);
@@ -43,7 +39,7 @@ pub(super) fn gather(
     inner: &mut Inner,
     context: &OpContext,
     met: &AgreedCalls,
-) -> Result<(), CollectiveError> {
+) -> Result<()> {
     let (call, rank) = (context.call, context.rank);
     let (size, type_) = (call.dtype.size_bytes(), datatype(call.dtype));
     let shares = met.shares();
@@ -100,7 +96,7 @@ pub(super) fn scatter(
     inner: &mut Inner,
     context: &OpContext,
     met: &AgreedCalls,
-) -> Result<(), CollectiveError> {
+) -> Result<()> {
     let (call, rank) = (context.call, context.rank);
     let (size, type_) = (call.dtype.size_bytes(), datatype(call.dtype));
     let shares = met.shares();
@@ -133,7 +129,7 @@ pub(super) fn all_to_all(
     inner: &mut Inner,
     context: &OpContext,
     met: &AgreedCalls,
-) -> Result<(), CollectiveError> {
+) -> Result<()> {
     let (call, rank) = (context.call, context.rank);
     let (type_, sent) = (datatype(call.dtype), &met.sent);
     let send = stage(call.send, &mut inner.sending);

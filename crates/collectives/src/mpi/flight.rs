@@ -12,9 +12,9 @@ use paceline_memory::DType;
 use paceline_trace::now_ns;
 
 use super::runtime::{Runtime, datatype};
-use crate::CollectiveError;
 use crate::call::Region;
 use crate::context::{OpContext, Waited};
+use crate::{CollectiveError, Result};
 
 /// The most elements of one transfer, since counts and displacements are C's `int`. In builds with
 /// assertions the limit is small, so that tests reach it.
@@ -102,7 +102,7 @@ impl Comm {
         flight: &mut Flight,
         peer: Option<usize>,
         start: impl FnOnce(*mut ffi::MPI_Request) -> c_int,
-    ) -> Result<(), CollectiveError> {
+    ) -> Result<()> {
         // SAFETY: this is a constant of the library.
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
         let begun = self.runtime.call(|| start(&mut request));
@@ -122,7 +122,7 @@ impl Comm {
         flight: &mut Flight,
         (peer, tag): (usize, Tag),
         (region, dtype): (Region, DType),
-    ) -> Result<(), CollectiveError> {
+    ) -> Result<()> {
         for part in parts(region, dtype) {
             let (base, elems) = (address(part), (part.len_bytes / dtype.size_bytes()) as c_int);
             // A time-out names the ranks whose headers have not come, so a send has no peer to name.
@@ -148,7 +148,7 @@ impl Comm {
         flight: &mut Flight,
         (peer, tag): (usize, Tag),
         (region, dtype): (Region, DType),
-    ) -> Result<(), CollectiveError> {
+    ) -> Result<()> {
         let awaited = (tag == Tag::Header).then_some(peer);
         for part in parts(region, dtype) {
             let (base, elems) = (address(part), (part.len_bytes / dtype.size_bytes()) as c_int);
@@ -172,7 +172,7 @@ impl Comm {
         &self,
         context: &OpContext,
         start: impl FnOnce(ffi::MPI_Comm, *mut ffi::MPI_Request) -> c_int,
-    ) -> Result<(), CollectiveError> {
+    ) -> Result<()> {
         let mut flight = Flight::new();
         // SAFETY: as required of the caller.
         unsafe { self.begin(context, &mut flight, None, |request| start(self.handle, request))? };
@@ -189,7 +189,7 @@ impl Comm {
         &self,
         context: &OpContext,
         transfer: impl FnOnce(ffi::MPI_Comm) -> c_int,
-    ) -> Result<(), CollectiveError> {
+    ) -> Result<()> {
         let carried = self.runtime.call(|| transfer(self.handle));
         carried.map_err(|reason| failed(context, reason))
     }
@@ -198,11 +198,7 @@ impl Comm {
     ///
     /// The library moves data only while it is called, so this keeps calling it. Between the calls it yields
     /// the core, and sleeps when the wait gets long.
-    pub(super) fn land(
-        &self,
-        context: &OpContext,
-        flight: &mut Flight,
-    ) -> Result<(), CollectiveError> {
+    pub(super) fn land(&self, context: &OpContext, flight: &mut Flight) -> Result<()> {
         let mut wait = Waited::begin(now_ns());
         let mut nap = Duration::from_micros(20);
         loop {

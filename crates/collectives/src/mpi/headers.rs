@@ -7,11 +7,11 @@ use paceline_trace::now_ns;
 
 use super::flight::{Comm, Flight, Tag};
 use super::inner::Inner;
-use crate::CollectiveError;
 use crate::call::{CallHeader, Conflict, Region};
 use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words, read_calls};
 use crate::meet::{CallsOfAll, ShowCalls};
+use crate::{CollectiveError, Result};
 
 /// The communicator and the memory for exchanging headers.
 pub(super) struct Headers<'a> {
@@ -20,17 +20,13 @@ pub(super) struct Headers<'a> {
 }
 
 impl ShowCalls for Headers<'_> {
-    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll, CollectiveError> {
+    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll> {
         let own = Header::Call { operation: context.seq, call: context.call.header() }.encode();
         let headers = swap(self.comm, self.inner, context, &own)?;
         read_calls(context, headers, now_ns())
     }
 
-    fn show_blocks(
-        &mut self,
-        context: &OpContext,
-        own: &[u64],
-    ) -> Result<Vec<Vec<u64>>, CollectiveError> {
+    fn show_blocks(&mut self, context: &OpContext, own: &[u64]) -> Result<Vec<Vec<u64>>> {
         let rows = swap(self.comm, self.inner, context, &encode_words(own))?;
         Ok(decode_rows(rows, own.len()))
     }
@@ -43,7 +39,7 @@ fn swap<'a>(
     inner: &'a mut Inner,
     context: &OpContext,
     message: &[u8],
-) -> Result<&'a [u8], CollectiveError> {
+) -> Result<&'a [u8]> {
     let len = message.len();
     let out = inner.outgoing.get(len);
     let all = inner.incoming.get(len * context.world);

@@ -44,7 +44,7 @@ use runtime::Runtime;
 
 use crate::context::OpContext;
 use crate::meet::meet;
-use crate::{CollectiveError, OpKind};
+use crate::{CollectiveError, OpKind, Result};
 
 /// One rank's membership in a communicator.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ struct State {
 
 impl Mpi {
     /// The engine for all ranks that the launcher has started.
-    pub(crate) fn open() -> Result<Self, CollectiveError> {
+    pub(crate) fn open() -> Result<Self> {
         let fail = |reason| CollectiveError::Mpi { rank: 0, op: "init", seq: 0, reason };
         let comm = Runtime::open().and_then(Comm::world).map_err(fail)?;
         Self::new(comm).map_err(fail)
@@ -77,7 +77,7 @@ impl Mpi {
 
     /// The engine for the ranks that pass the same color. All ranks call this after they have met, since
     /// the library waits for all of them without a time limit.
-    pub(crate) fn split(&self, color: Option<usize>) -> Result<Option<Self>, CollectiveError> {
+    pub(crate) fn split(&self, color: Option<usize>) -> Result<Option<Self>> {
         let fail = |reason| CollectiveError::Mpi { rank: self.rank, op: "split", seq: 0, reason };
         let state = lock(&self.state);
         let comm = state.comm.as_ref().expect("a group that is used has its communicator");
@@ -91,7 +91,7 @@ impl Mpi {
     }
 
     /// Carries a call out. Returns the moment when the last rank's header had arrived.
-    pub(crate) fn run(&self, context: &OpContext) -> Result<u64, CollectiveError> {
+    pub(crate) fn run(&self, context: &OpContext) -> Result<u64> {
         let State { comm, inner } = &mut *lock(&self.state);
         let comm = comm.as_mut().expect("a group that is used has its communicator");
         let outcome = dispatch(comm, inner, context);
@@ -109,7 +109,7 @@ impl Mpi {
     }
 }
 
-fn dispatch(comm: &Comm, inner: &mut Inner, context: &OpContext) -> Result<u64, CollectiveError> {
+fn dispatch(comm: &Comm, inner: &mut Inner, context: &OpContext) -> Result<u64> {
     let kind = context.call.kind;
     if kind.is_point_to_point() {
         return point_to_point::run(comm, inner, context);

@@ -12,7 +12,7 @@ use super::inner::{Inner, copy_region, room, stage};
 use crate::call::{Call, CallHeader};
 use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, read_call};
-use crate::{CollectiveError, OpKind};
+use crate::{OpKind, Result};
 
 /// The sending or the receiving half of a call: its kind, the peer, and the header that the peer sees.
 struct Half {
@@ -21,11 +21,7 @@ struct Half {
     call: CallHeader,
 }
 
-pub(super) fn run(
-    comm: &Comm,
-    inner: &mut Inner,
-    context: &OpContext,
-) -> Result<u64, CollectiveError> {
+pub(super) fn run(comm: &Comm, inner: &mut Inner, context: &OpContext) -> Result<u64> {
     let halves = halves(context);
     let mut flight = Flight::new();
     let headers = inner.outgoing.get(halves.len() * HEADER_BYTES);
@@ -73,12 +69,7 @@ fn halves(context: &OpContext) -> Vec<Half> {
 
 /// Waits for the peers' headers and compares them with this rank's. Returns the moment when the last one
 /// came.
-fn hear(
-    comm: &Comm,
-    inner: &mut Inner,
-    context: &OpContext,
-    halves: &[Half],
-) -> Result<u64, CollectiveError> {
+fn hear(comm: &Comm, inner: &mut Inner, context: &OpContext, halves: &[Half]) -> Result<u64> {
     let mut present_ns = context.started_ns;
     let mut open: Vec<&Half> = halves.iter().collect();
     // A peer may answer the two halves in either order.

@@ -17,7 +17,7 @@ use crate::call::Region;
 use crate::context::OpContext;
 use crate::meet::AgreedCalls;
 use crate::reduce::Reduction;
-use crate::{CollectiveError, OpKind, ReduceOp};
+use crate::{OpKind, ReduceOp, Result};
 
 /// How this rank takes part.
 struct Sides {
@@ -32,7 +32,7 @@ pub(super) fn run(
     inner: &mut Inner,
     context: &OpContext,
     met: &AgreedCalls,
-) -> Result<(), CollectiveError> {
+) -> Result<()> {
     let call = context.call;
     let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: context.world };
     let running = reduction.running_dtype();

@@ -7,7 +7,7 @@ use paceline_memory::DType;
 use crate::call::{Call, CallHeader, Disagreement, Region, agree, blocks_agree};
 use crate::context::OpContext;
 use crate::engine::Engine;
-use crate::{CollectiveError, OpKind};
+use crate::{OpKind, Result};
 
 /// What this rank knows once all have arrived.
 pub(super) struct Met {
@@ -21,7 +21,7 @@ pub(super) struct Met {
 const WORDS: usize = 4;
 
 /// Waits for the other ranks of a call, and compares the calls.
-pub(super) fn meet(context: &OpContext, engine: &Engine) -> Result<Met, CollectiveError> {
+pub(super) fn meet(context: &OpContext, engine: &Engine) -> Result<Met> {
     match context.call.kind {
         OpKind::Send | OpKind::Recv | OpKind::SendRecv => pair(context, engine),
         _ => all(context, engine),
@@ -48,7 +48,7 @@ fn region(words: &[u64]) -> Region {
     }
 }
 
-fn all(context: &OpContext, engine: &Engine) -> Result<Met, CollectiveError> {
+fn all(context: &OpContext, engine: &Engine) -> Result<Met> {
     let mut own = words(&context.call.header()).to_vec();
     if let Some(blocks) = &context.call.blocks {
         own.extend(blocks.send.iter().chain(&blocks.recv));
@@ -73,7 +73,7 @@ fn all(context: &OpContext, engine: &Engine) -> Result<Met, CollectiveError> {
 }
 
 /// Both ranks of a message show each other their calls, in the two directions one after the other.
-fn pair(context: &OpContext, engine: &Engine) -> Result<Met, CollectiveError> {
+fn pair(context: &OpContext, engine: &Engine) -> Result<Met> {
     let own = context.call.header();
     let (to, from) = (context.call.sending(), context.call.receiving());
     let (to, from) = (to.map(|(rank, _)| rank), from.map(|(rank, _)| rank));
@@ -112,7 +112,7 @@ fn exchange(
     (to, from): (Option<usize>, Option<usize>),
     own: &CallHeader,
     other: &mut [u64; WORDS],
-) -> Result<u64, CollectiveError> {
+) -> Result<u64> {
     let kind = match (to, from) {
         (Some(_), Some(_)) => OpKind::SendRecv,
         (Some(_), None) => OpKind::Send,

@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::context::{OpContext, Waited};
 use crate::engine::Engine;
-use crate::{CollectiveError, Group};
+use crate::{CollectiveError, Group, Result};
 
 /// The order in which NCCL's ranks add up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -104,7 +104,7 @@ impl Group {
     /// Errors if the memory is not a card's, if NCCL is missing, if ranks share a card, or if they have different versions of
     /// NCCL, or if it has not connected them within half of the group's timeout. Then every rank gets the error, and the group goes on
     /// through the host.
-    pub fn use_nccl(&self, memory: &Allocator, order: NcclOrder) -> Result<(), CollectiveError> {
+    pub fn use_nccl(&self, memory: &Allocator, order: NcclOrder) -> Result<()> {
         if self.nccl_order().is_some() {
             return Ok(());
         }
@@ -253,7 +253,7 @@ impl Nccl {
     }
 
     /// Carries a call out. Returns the moment when the last rank had arrived.
-    pub(crate) fn run(&self, context: &OpContext, engine: &Engine) -> Result<u64, CollectiveError> {
+    pub(crate) fn run(&self, context: &OpContext, engine: &Engine) -> Result<u64> {
         let met = agree::meet(context, engine)?;
         let outcome =
             self.start(context, &met).and_then(|done| self.finish(context, engine, &done));
@@ -265,7 +265,7 @@ impl Nccl {
     }
 
     /// Puts the work into the stream. Returns the event behind it.
-    fn start(&self, context: &OpContext, met: &agree::Met) -> Result<Event, CollectiveError> {
+    fn start(&self, context: &OpContext, met: &agree::Met) -> Result<Event> {
         moves::queue(self, context, met)?;
         let done = Event::new(self.queue().card()).and_then(|done| {
             self.queue().record(&done)?;
@@ -275,12 +275,7 @@ impl Nccl {
     }
 
     /// Waits until the work is done.
-    fn finish(
-        &self,
-        context: &OpContext,
-        engine: &Engine,
-        done: &Event,
-    ) -> Result<(), CollectiveError> {
+    fn finish(&self, context: &OpContext, engine: &Engine, done: &Event) -> Result<()> {
         let failed = |error: CudaError| context.on_card(error.to_string());
         let begin_ns = now_ns();
         let mut waited = Waited::begin(begin_ns);
@@ -304,7 +299,7 @@ impl Nccl {
     }
 
     /// The address of scratch memory of this size. Its contents are undefined.
-    fn scratch(&self, len_bytes: usize) -> Result<u64, CollectiveError> {
+    fn scratch(&self, len_bytes: usize) -> Result<u64> {
         let mut scratch = lock(&self.scratch);
         if scratch.as_ref().is_none_or(|old| old.num_bytes() < len_bytes) {
             // No work of an earlier operation is left, which might use it.

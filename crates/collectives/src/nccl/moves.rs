@@ -11,9 +11,9 @@ use super::agree::Met;
 use super::{Nccl, NcclOrder, reduce};
 use crate::call::{Call, Region, Shares};
 use crate::context::OpContext;
-use crate::{CollectiveError, OpKind};
+use crate::{OpKind, Result};
 
-type Outcome = Result<(), CollectiveError>;
+type Outcome = Result<()>;
 
 /// The address of an offset in a region.
 fn at(region: Region, offset: usize) -> u64 {
@@ -225,7 +225,7 @@ impl Op<'_> {
     }
 
     /// Reduces in NCCL's own order, if it has the operation: it scatters equal shares only.
-    fn by_library(&self, calls: &[crate::call::CallHeader]) -> Result<bool, CollectiveError> {
+    fn by_library(&self, calls: &[crate::call::CallHeader]) -> Result<bool> {
         let Call { kind, send, recv, root, dtype, op, .. } = *self.context.call;
         let (nccl, by) = (self.nccl, reduce::of_library(dtype, op));
         let elems = |region: Region| region.len_bytes / dtype.size_bytes();

@@ -10,11 +10,11 @@
 use super::pull::{Cut, pull};
 use super::round::Round;
 use super::state::SharedState;
-use crate::CollectiveError;
+use crate::Result;
 use crate::call::Shares;
 use crate::context::OpContext;
 
-pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, CollectiveError> {
+pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
     let met = shared.meet(context)?;
     let (call, shares) = (context.call, met.shares());
     if !met.is_anyone_staged {
@@ -32,12 +32,7 @@ pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, Coll
     Ok(met.present_ns)
 }
 
-fn push(
-    shared: &SharedState,
-    context: &OpContext,
-    met: &Round,
-    shares: &Shares,
-) -> Result<(), CollectiveError> {
+fn push(shared: &SharedState, context: &OpContext, met: &Round, shares: &Shares) -> Result<()> {
     let own = shares.bytes(shared.rank, context.call.dtype);
     // Each rank begins with itself and then goes on to the next ranks, so that the ranks do not all write to
     // the memory of the same rank at the same time.

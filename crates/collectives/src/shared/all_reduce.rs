@@ -16,7 +16,7 @@ use super::control::PlaceWords;
 use super::control::Slot;
 use super::round::Round;
 use super::state::{HALF_BYTES, SharedState};
-use crate::CollectiveError;
+use crate::Result;
 use crate::context::OpContext;
 use crate::reduce::Reduction;
 
@@ -24,7 +24,7 @@ use crate::reduce::Reduction;
 /// claiming a chunk (one atomic addition) costs little compared to the work.
 const CHUNK_BYTES: usize = 64 << 10;
 
-pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, CollectiveError> {
+pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
     reduce_to(shared, context, 0..shared.world)
 }
 
@@ -33,7 +33,7 @@ pub(super) fn reduce_to(
     shared: &SharedState,
     context: &OpContext,
     targets: std::ops::Range<usize>,
-) -> Result<u64, CollectiveError> {
+) -> Result<u64> {
     let met = shared.meet(context)?;
     let len_bytes = context.call.send.len_bytes;
     if len_bytes == 0 {
@@ -55,7 +55,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn in_place(&self, met: &Round) -> Result<(), CollectiveError> {
+    fn in_place(&self, met: &Round) -> Result<()> {
         let len_bytes = self.context.call.send.len_bytes;
         let inputs =
             self.places(met.number, 0..self.shared.world, |slot| &slot.send, 0, len_bytes)?;
@@ -72,7 +72,7 @@ impl Job<'_> {
         side: impl Fn(&Slot) -> &PlaceWords,
         start: usize,
         len_bytes: usize,
-    ) -> Result<Vec<*mut u8>, CollectiveError> {
+    ) -> Result<Vec<*mut u8>> {
         let Self { shared, context, .. } = self;
         let address = |rank| match side(shared.control().slot(round, rank)).load() {
             None => Ok(shared.stage(rank, round)),
@@ -88,7 +88,7 @@ impl Job<'_> {
         inputs: &[*mut u8],
         outputs: &[*mut u8],
         len_bytes: usize,
-    ) -> Result<(), CollectiveError> {
+    ) -> Result<()> {
         let Self { shared, context, .. } = self;
         let control = shared.control();
         let num_chunks = len_bytes.div_ceil(CHUNK_BYTES) as u32;
@@ -134,7 +134,7 @@ impl Job<'_> {
         unsafe { reduction.run(from, &to, elems) };
     }
 
-    fn staged(&self, first: &Round) -> Result<(), CollectiveError> {
+    fn staged(&self, first: &Round) -> Result<()> {
         let Self { shared, context, targets } = self;
         let (rank, world, call) = (shared.rank, shared.world, context.call);
         let is_staged = |rank| shared.control().slot(first.number, rank).send.load().is_none();

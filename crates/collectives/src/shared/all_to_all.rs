@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 
 use super::pull::{Cut, pull};
 use super::state::SharedState;
-use crate::CollectiveError;
+use crate::Result;
 use crate::call::Shares;
 use crate::context::OpContext;
 
-pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, CollectiveError> {
+pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
     let met = shared.meet(context)?;
     let (call, world) = (context.call, shared.world);
     let sent = |from, to| shared.control().blocks(met.number, from, to)[0].load(Ordering::Relaxed);

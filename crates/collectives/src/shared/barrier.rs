@@ -3,9 +3,9 @@
 //! Steps: one barrier phase. No bytes are moved, and nothing is summed.
 
 use super::state::SharedState;
-use crate::CollectiveError;
+use crate::Result;
 use crate::context::OpContext;
 
-pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, CollectiveError> {
+pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
     Ok(shared.meet(context)?.present_ns)
 }

@@ -5,10 +5,10 @@
 
 use super::pull::{Cut, pull};
 use super::state::SharedState;
-use crate::CollectiveError;
+use crate::Result;
 use crate::context::OpContext;
 
-pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, CollectiveError> {
+pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
     let met = shared.meet(context)?;
     let (call, shares) = (context.call, met.shares());
     let block = |source, _| 0..shares.bytes(source, call.dtype).len();

@@ -29,8 +29,8 @@ use rustix::net::{
 use super::control::Control;
 use super::segment::{Inherited, Reach, Segment, Segments};
 use super::state::STAGING_BYTES;
-use crate::CollectiveError;
 use crate::context::Waited;
+use crate::{CollectiveError, Result};
 
 /// Alignment of large parts of a segment, in bytes: the size of a large page, so that two ranks never share a
 /// large page.
@@ -54,7 +54,7 @@ impl Links {
         addresses: &[PeerAddress],
         rank: usize,
         limit: Duration,
-    ) -> Result<Self, CollectiveError> {
+    ) -> Result<Self> {
         let world = addresses.len();
         let peers: Vec<usize> = if rank == 0 { (1..world).collect() } else { vec![0] };
         let sockets =
@@ -72,7 +72,7 @@ impl Links {
     pub(crate) fn share_control(
         &self,
         inherited: Option<Inherited>,
-    ) -> Result<(Arc<Mapping>, Reach), CollectiveError> {
+    ) -> Result<(Arc<Mapping>, Reach)> {
         let start_bytes = Control::bytes(self.world);
         let mapping = Arc::new(self.share(start_bytes + self.world * STAGING_BYTES)?);
         let staging = self.even(&mapping, start_bytes, STAGING_BYTES)?;
@@ -80,7 +80,7 @@ impl Links {
     }
 
     /// Shares a new segment with at least `len_bytes` bytes for every rank.
-    pub(crate) fn share_segment(&self, len_bytes: usize) -> Result<Segment, CollectiveError> {
+    pub(crate) fn share_segment(&self, len_bytes: usize) -> Result<Segment> {
         let alignment = if len_bytes >= PART_ALIGNMENT { PART_ALIGNMENT } else { 4096 };
         let part_bytes = len_bytes.max(1).next_multiple_of(alignment);
         let mapping = Arc::new(self.share(self.world * part_bytes)?);
@@ -92,13 +92,13 @@ impl Links {
         mapping: &Arc<Mapping>,
         start_bytes: usize,
         part_bytes: usize,
-    ) -> Result<Segment, CollectiveError> {
+    ) -> Result<Segment> {
         let segment = Segment::even(mapping, start_bytes, part_bytes, self.world);
         segment.ok_or_else(|| self.fail("the mapping is too small for a part of each rank".into()))
     }
 
     /// Rank 0 creates a mapping and passes it to all other ranks.
-    fn share(&self, len_bytes: usize) -> Result<Mapping, CollectiveError> {
+    fn share(&self, len_bytes: usize) -> Result<Mapping> {
         if self.rank == 0 {
             let made = Mapping::create(len_bytes);
             // Rank 0 sends a message even if it failed, so that the others do not wait in vain.
@@ -122,7 +122,7 @@ impl Links {
         stream: &UnixStream,
         mapping: Option<&Mapping>,
         len_bytes: usize,
-    ) -> Result<(), CollectiveError> {
+    ) -> Result<()> {
         let message = (len_bytes as u64).to_le_bytes();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -135,10 +135,7 @@ impl Links {
         Ok(())
     }
 
-    fn receive_file(
-        &self,
-        stream: &UnixStream,
-    ) -> Result<(Option<OwnedFd>, usize), CollectiveError> {
+    fn receive_file(&self, stream: &UnixStream) -> Result<(Option<OwnedFd>, usize)> {
         let mut message = [0u8; 8];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -192,10 +189,7 @@ pub(crate) struct Monitor {
 
 impl Monitor {
     /// Starts the thread. It calls `lost` with the rank (within this host) whose connection closes.
-    pub(crate) fn start(
-        links: &Links,
-        lost: impl Fn(usize) + Send + 'static,
-    ) -> Result<Self, CollectiveError> {
+    pub(crate) fn start(links: &Links, lost: impl Fn(usize) + Send + 'static) -> Result<Self> {
         let closing = Arc::new(AtomicBool::new(false));
         let streams = links
             .streams

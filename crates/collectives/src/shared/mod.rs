@@ -38,11 +38,11 @@ pub(crate) use segment::{Inherited, Reach, Segments};
 pub(crate) use state::SharedState;
 
 use crate::context::OpContext;
-use crate::{CollectiveError, OpKind};
+use crate::{OpKind, Result};
 
 impl SharedState {
     /// Carries a call out. Returns the moment when the last rank arrived.
-    pub(crate) fn run(&self, context: &OpContext) -> Result<u64, CollectiveError> {
+    pub(crate) fn run(&self, context: &OpContext) -> Result<u64> {
         let outcome = match context.call.kind {
             OpKind::AllReduce => all_reduce::run(self, context),
             OpKind::ReduceScatter => reduce_scatter::run(self, context),

@@ -16,13 +16,13 @@ use super::segment::SegmentOffset;
 use super::state::{HALF_BYTES, SharedState};
 use crate::call::{CallHeader, Conflict, Region};
 use crate::context::OpContext;
-use crate::{CollectiveError, OpKind};
+use crate::{OpKind, Result};
 
 /// Bytes of a piece: half of the free half of the staging area, so that one piece is filled while the other
 /// is read.
 const PIECE_BYTES: usize = HALF_BYTES / 2;
 
-pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, CollectiveError> {
+pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
     let mut sender =
         context.call.sending().map(|(to, data)| Sender::announce(shared, context, to, data));
     let mut receiver = context
@@ -92,7 +92,7 @@ fn wait(
     awaited: impl Fn() -> Vec<usize>,
     is_done: impl FnMut() -> bool,
     is_stuck: impl Fn() -> Option<Conflict>,
-) -> Result<(), CollectiveError> {
+) -> Result<()> {
     let (control, policy) = (shared.control(), context.policy);
     let outcome = control.wait_for_wake_up(shared.rank, &awaited, policy, is_done, is_stuck);
     outcome.map_err(|error| shared.explain(context, error, awaited))
@@ -293,7 +293,7 @@ impl<'a> Receiver<'a> {
     }
 
     /// Takes all pieces that are ready. Returns true if this rank has all pieces.
-    fn step(&mut self, shared: &SharedState, context: &OpContext) -> Result<bool, CollectiveError> {
+    fn step(&mut self, shared: &SharedState, context: &OpContext) -> Result<bool> {
         let place = self.place;
         let num_pieces = num_pieces(self.data.len_bytes, place.is_none());
         loop {

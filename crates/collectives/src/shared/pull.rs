@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::round::Round;
 use super::state::{HALF_BYTES, SharedState};
-use crate::CollectiveError;
+use crate::Result;
 use crate::context::OpContext;
 
 /// How a rank's data are divided among the ranks that fetch them.
@@ -72,7 +72,7 @@ pub(crate) fn pull(
     cut: Cut,
     block: impl Fn(usize, usize) -> Range<usize>,
     mut take: impl FnMut(&Window),
-) -> Result<(), CollectiveError> {
+) -> Result<()> {
     let (rank, world) = (shared.rank, shared.world);
     let own: Vec<Range<usize>> = (0..world).map(|source| block(source, rank)).collect();
     let places: Vec<_> =

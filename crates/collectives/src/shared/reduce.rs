@@ -5,10 +5,10 @@
 
 use super::all_reduce;
 use super::state::SharedState;
-use crate::CollectiveError;
+use crate::Result;
 use crate::context::OpContext;
 
-pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, CollectiveError> {
+pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
     let root = context.call.root;
     all_reduce::reduce_to(shared, context, root..root + 1)
 }

@@ -6,11 +6,11 @@
 
 use super::pull::{Cut, pull};
 use super::state::SharedState;
-use crate::CollectiveError;
+use crate::Result;
 use crate::context::OpContext;
 use crate::reduce::Reduction;
 
-pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64, CollectiveError> {
+pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
     let met = shared.meet(context)?;
     let (call, shares) = (context.call, met.shares());
     let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: shared.world };

@@ -13,7 +13,7 @@ use super::state::{HALF_BYTES, SharedState};
 use crate::call::{Call, CallHeader, Conflict, Region, Shares};
 use crate::context::{OpContext, WaitPolicy};
 use crate::meet::{AgreedCalls, CallsOfAll, ShowCalls, meet, shares};
-use crate::{CollectiveError, OpKind};
+use crate::{CollectiveError, OpKind, Result};
 
 /// A round in which all ranks have shown their calls.
 pub(crate) struct Round {
@@ -43,7 +43,7 @@ struct Slots<'a> {
 
 impl ShowCalls for Slots<'_> {
     #[inline(always)]
-    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll, CollectiveError> {
+    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll> {
         let Round { number, present_ns, calls, operations, is_anyone_staged } =
             self.shared.show(context, |round, is_staged| {
                 self.shared.publish(context.call, round, is_staged);
@@ -52,7 +52,7 @@ impl ShowCalls for Slots<'_> {
         Ok(CallsOfAll { present_ns, calls, operations })
     }
 
-    fn show_blocks(&mut self, _: &OpContext, _: &[u64]) -> Result<Vec<Vec<u64>>, CollectiveError> {
+    fn show_blocks(&mut self, _: &OpContext, _: &[u64]) -> Result<Vec<Vec<u64>>> {
         // Each rank published its blocks before it arrived.
         let world = self.shared.world;
         let word = |rank, peer, side: usize| {
@@ -69,7 +69,7 @@ impl ShowCalls for Slots<'_> {
 
 impl SharedState {
     /// Shows this rank's call, waits until all others have shown theirs, and compares them. Moves no data.
-    pub(super) fn meet(&self, context: &OpContext) -> Result<Round, CollectiveError> {
+    pub(super) fn meet(&self, context: &OpContext) -> Result<Round> {
         let mut slots = Slots { shared: self, round: (0, false) };
         let AgreedCalls { present_ns, calls, .. } = meet(&mut slots, context)?;
         let (number, is_anyone_staged) = slots.round;
@@ -82,7 +82,7 @@ impl SharedState {
         &self,
         context: &OpContext,
         publish: impl FnOnce(u32, bool),
-    ) -> Result<Round, CollectiveError> {
+    ) -> Result<Round> {
         let number = self.next_round();
         let places = self.own_places(context.call);
         publish(number, places[0].is_none());
@@ -177,11 +177,7 @@ impl SharedState {
         }
     }
 
-    pub(super) fn wait_present(
-        &self,
-        context: &OpContext,
-        round: u32,
-    ) -> Result<u64, CollectiveError> {
+    pub(super) fn wait_present(&self, context: &OpContext, round: u32) -> Result<u64> {
         let is_stuck = || self.who_waits_for_me_elsewhere(round);
         let outcome = self.control().wait_present(round, context.policy, is_stuck);
         outcome.map_err(|error| {
@@ -191,7 +187,7 @@ impl SharedState {
 
     /// Ends this rank's part of the round, and waits until all ranks have done theirs. From then on nobody
     /// touches this rank's memory.
-    pub(super) fn finish(&self, context: &OpContext, round: u32) -> Result<(), CollectiveError> {
+    pub(super) fn finish(&self, context: &OpContext, round: u32) -> Result<()> {
         self.done_with(round);
         self.control().complete_chunk(round, self.world as u32);
         self.wait_done(context, round)
@@ -218,7 +214,7 @@ impl SharedState {
         }
     }
 
-    pub(super) fn wait_done(&self, context: &OpContext, round: u32) -> Result<(), CollectiveError> {
+    pub(super) fn wait_done(&self, context: &OpContext, round: u32) -> Result<()> {
         // Threads that have arrived always finish their work, and memory must stay borrowed until then, so
         // there is no limit. A process may die or be stopped in the middle of its work.
         let limit = match self.reach {
@@ -275,7 +271,7 @@ impl SharedState {
         rank: usize,
         place: Option<SegmentOffset>,
         len_bytes: usize,
-    ) -> Result<*mut u8, CollectiveError> {
+    ) -> Result<*mut u8> {
         if len_bytes == 0 {
             return Ok(std::ptr::null_mut());
         }

@@ -7,7 +7,7 @@
 use super::inner::{Inner, explain};
 use crate::call::{CallHeader, Region, Shares};
 use crate::context::OpContext;
-use crate::{CollectiveError, OpKind};
+use crate::{OpKind, Result};
 
 /// Exchanges the blocks of all connected ranks. `meanwhile` is called while the blocks are on their way. For
 /// an all-to-all, `sent[from][to]` is the number of elements that one rank sends to the other.
@@ -16,8 +16,8 @@ pub(crate) fn run(
     context: &OpContext,
     calls: &[CallHeader],
     sent: &[Vec<u64>],
-    meanwhile: impl FnOnce() -> Result<(), CollectiveError>,
-) -> Result<(), CollectiveError> {
+    meanwhile: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     let call = context.call;
     let (rank, root) = (context.rank, call.root);
     let shares = Shares::new(call.kind, calls);

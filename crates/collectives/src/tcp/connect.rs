@@ -12,7 +12,7 @@ use super::last_words::LastWords;
 use super::wires::Wires;
 use super::{NEVER, Tcp};
 use crate::cost::Algorithm;
-use crate::{CollectiveError, GroupOptions};
+use crate::{CollectiveError, GroupOptions, Result};
 
 impl Tcp {
     /// Connects this rank to all ranks for which `is_linked` is true.
@@ -23,7 +23,7 @@ impl Tcp {
         rank: usize,
         options: &GroupOptions,
         is_linked: impl Fn(usize) -> bool,
-    ) -> Result<Self, CollectiveError> {
+    ) -> Result<Self> {
         let world = addresses.len();
         let peers: Vec<usize> =
             (0..world).filter(|&peer| peer != rank && is_linked(peer)).collect();

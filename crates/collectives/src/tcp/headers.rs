@@ -3,7 +3,7 @@
 use paceline_trace::now_ns;
 
 use super::inner::{Inner, explain};
-use crate::CollectiveError;
+use crate::Result;
 use crate::context::OpContext;
 use crate::header::{Header, decode_rows, encode_words, read_calls};
 use crate::meet::{CallsOfAll, ShowCalls};
@@ -12,7 +12,7 @@ use crate::meet::{CallsOfAll, ShowCalls};
 pub(super) struct Headers<'a>(pub(super) &'a mut Inner);
 
 impl ShowCalls for Headers<'_> {
-    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll, CollectiveError> {
+    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll> {
         let own = Header::Call { operation: context.seq, call: context.call.header() }.encode();
         let peers: Vec<usize> = self.0.mesh.peers().collect();
         let headers = swap(self.0, context, &peers, &own)?;
@@ -20,11 +20,7 @@ impl ShowCalls for Headers<'_> {
         read_calls(context, &headers, present_ns)
     }
 
-    fn show_blocks(
-        &mut self,
-        context: &OpContext,
-        own: &[u64],
-    ) -> Result<Vec<Vec<u64>>, CollectiveError> {
+    fn show_blocks(&mut self, context: &OpContext, own: &[u64]) -> Result<Vec<Vec<u64>>> {
         let peers: Vec<usize> = self.0.mesh.peers().collect();
         let rows = swap(self.0, context, &peers, &encode_words(own))?;
         Ok(decode_rows(&rows, own.len()))
@@ -38,7 +34,7 @@ pub(crate) fn swap(
     context: &OpContext,
     peers: &[usize],
     message: &[u8],
-) -> Result<Vec<u8>, CollectiveError> {
+) -> Result<Vec<u8>> {
     let mut answers = vec![0u8; message.len() * context.world];
     answers[context.rank * message.len()..][..message.len()].copy_from_slice(message);
     for &peer in peers {

@@ -29,7 +29,7 @@ use last_words::LastWords;
 use crate::context::OpContext;
 use crate::header::Header;
 use crate::meet::meet;
-use crate::{CollectiveError, OpKind};
+use crate::{OpKind, Result};
 
 /// One rank's connections, and what it needs to use them.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl Tcp {
     }
 
     /// Carries a call out. Returns the moment when the last rank's header had arrived.
-    pub(crate) fn run(&self, context: &OpContext) -> Result<u64, CollectiveError> {
+    pub(crate) fn run(&self, context: &OpContext) -> Result<u64> {
         let inner = &mut *self.inner();
         let outcome = self.dispatch(inner, context);
         outcome.map_err(|error| give_up(&mut inner.mesh, context, error).0)
@@ -71,7 +71,7 @@ impl Tcp {
         self.inner().mesh.give_up(&LastWords::Missing(vec![self.rank]));
     }
 
-    fn dispatch(&self, inner: &mut Inner, context: &OpContext) -> Result<u64, CollectiveError> {
+    fn dispatch(&self, inner: &mut Inner, context: &OpContext) -> Result<u64> {
         let kind = context.call.kind;
         match kind {
             OpKind::Send | OpKind::Recv | OpKind::SendRecv => {

@@ -11,15 +11,15 @@ use super::wires::Ticket;
 use crate::call::{Call, CallHeader, Conflict, Region};
 use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, read_call};
-use crate::{CollectiveError, OpKind};
+use crate::{CollectiveError, OpKind, Result};
 
 /// Carries out the halves of the call whose peer is connected. Calls `meanwhile` while the bytes of these halves are on
 /// their way. Returns the moment when the last header arrived.
 pub(crate) fn run(
     inner: &mut Inner,
     context: &OpContext,
-    meanwhile: impl FnOnce() -> Result<(), CollectiveError>,
-) -> Result<u64, CollectiveError> {
+    meanwhile: impl FnOnce() -> Result<()>,
+) -> Result<u64> {
     let is_connected = |half: &(usize, Region)| inner.mesh.peers().any(|peer| peer == half.0);
     let sending = context.call.sending().filter(is_connected);
     let receiving = context.call.receiving().filter(is_connected);
@@ -89,7 +89,7 @@ fn conflict(
     })
 }
 
-fn wait(inner: &mut Inner, context: &OpContext, ticket: Ticket) -> Result<(), CollectiveError> {
+fn wait(inner: &mut Inner, context: &OpContext, ticket: Ticket) -> Result<()> {
     let outcome = inner.mesh.wait(&[ticket], context.policy);
     outcome.map_err(|why| {
         let error = explain(&inner.mesh, context, why);

@@ -11,7 +11,7 @@
 
 use super::inner::{Inner, explain};
 use super::wires::Ticket;
-use crate::CollectiveError;
+use crate::Result;
 use crate::call::Shares;
 use crate::context::OpContext;
 use crate::reduce::{ReduceOp, Reduction};
@@ -19,7 +19,7 @@ use crate::reduce::{ReduceOp, Reduction};
 /// Bytes of a block, which is passed on at once.
 const BLOCK_BYTES: usize = 256 << 10;
 
-pub(super) fn all_reduce(inner: &mut Inner, context: &OpContext) -> Result<(), CollectiveError> {
+pub(super) fn all_reduce(inner: &mut Inner, context: &OpContext) -> Result<()> {
     let (call, n, rank) = (context.call, context.world, context.rank);
     let (next, previous) = ((rank + 1) % n, (rank + n - 1) % n);
     let size = call.dtype.size_bytes();
@@ -76,6 +76,6 @@ pub(super) fn all_reduce(inner: &mut Inner, context: &OpContext) -> Result<(), C
     inner.mesh.wait_all(context.policy).map_err(|why| explain(&inner.mesh, context, why))
 }
 
-fn wait(inner: &mut Inner, context: &OpContext, ticket: &Ticket) -> Result<(), CollectiveError> {
+fn wait(inner: &mut Inner, context: &OpContext, ticket: &Ticket) -> Result<()> {
     inner.mesh.wait(&[*ticket], context.policy).map_err(|why| explain(&inner.mesh, context, why))
 }

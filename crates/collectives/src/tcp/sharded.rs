@@ -21,7 +21,7 @@ use super::wires::Ticket;
 use crate::call::{Region, Shares};
 use crate::context::OpContext;
 use crate::reduce::Reduction;
-use crate::{CollectiveError, OpKind};
+use crate::{OpKind, Result};
 
 /// Bytes for incoming blocks: few enough that a few blocks from every peer stay in the second-level cache.
 const ROOM_BYTES: usize = 1 << 20;
@@ -30,7 +30,7 @@ const ROOM_BYTES: usize = 1 << 20;
 const AHEAD: usize = 2;
 
 /// All-reduce, reduce and broadcast.
-pub(super) fn run(inner: &mut Inner, context: &OpContext) -> Result<(), CollectiveError> {
+pub(super) fn run(inner: &mut Inner, context: &OpContext) -> Result<()> {
     let call = context.call;
     let (rank, root) = (context.rank, call.root);
     let shares =
@@ -97,7 +97,7 @@ pub(super) fn reduce_scatter(
     inner: &mut Inner,
     context: &OpContext,
     shares: &Shares,
-) -> Result<(), CollectiveError> {
+) -> Result<()> {
     let call = context.call;
     let peers: Vec<usize> = inner.mesh.peers().collect();
     for peer in peers {
@@ -120,7 +120,7 @@ fn reduce_share(
     target: Option<Region>,
     expect: impl Fn(&mut Inner),
     finished: impl Fn(&mut Inner, Region),
-) -> Result<(), CollectiveError> {
+) -> Result<()> {
     let call = context.call;
     let peers: Vec<usize> = inner.mesh.peers().collect();
     let size = call.dtype.size_bytes();
@@ -194,10 +194,10 @@ fn post_finished(
     }
 }
 
-fn wait(inner: &mut Inner, context: &OpContext, tickets: &[Ticket]) -> Result<(), CollectiveError> {
+fn wait(inner: &mut Inner, context: &OpContext, tickets: &[Ticket]) -> Result<()> {
     inner.mesh.wait(tickets, context.policy).map_err(|why| explain(&inner.mesh, context, why))
 }
 
-fn wait_all(inner: &mut Inner, context: &OpContext) -> Result<(), CollectiveError> {
+fn wait_all(inner: &mut Inner, context: &OpContext) -> Result<()> {
     inner.mesh.wait_all(context.policy).map_err(|why| explain(&inner.mesh, context, why))
 }
