@@ -12,7 +12,8 @@ use crate::buffer::Buffer;
 use crate::heap::{Block, Heap, Shortage};
 use crate::uses::Uses;
 use crate::{
-    Category, DType, Device, Event, EventState, MemoryError, PhaseUsage, Shape, Tensor, Usage,
+    Category, DType, Device, Event, EventState, MemoryError, PhaseUsage, Result, Shape, Tensor,
+    Usage,
 };
 
 /// Hands out buffers, takes their memory back when the last user drops them, and counts the bytes.
@@ -60,7 +61,7 @@ impl Pool {
         lock(&self.heap)
     }
 
-    fn take(&self, len_bytes: usize, category: Category) -> Result<Block, MemoryError> {
+    fn take(&self, len_bytes: usize, category: Category) -> Result<Block> {
         // A capture forbids to ask how far other streams have come.
         if !self.heap().is_in_arena() {
             self.unpark();
@@ -165,7 +166,7 @@ impl Allocator {
     /// Allocates a buffer of `len_bytes` bytes of private memory of the device, aligned to 64 bytes. Its contents are
     /// unspecified: zero, or the values that an earlier user of the memory left. Errors if the system has no
     /// memory left.
-    pub fn host(&self, len_bytes: usize, category: Category) -> Result<Buffer, MemoryError> {
+    pub fn host(&self, len_bytes: usize, category: Category) -> Result<Buffer> {
         let block = self.0.take(len_bytes, category)?;
         Ok(Buffer::pooled(block, len_bytes, category, self.clone()))
     }
@@ -176,7 +177,7 @@ impl Allocator {
         dtype: DType,
         shape: impl Into<Shape>,
         category: Category,
-    ) -> Result<Tensor, MemoryError> {
+    ) -> Result<Tensor> {
         let shape = shape.into();
         let len_bytes = shape.num_elems().saturating_mul(dtype.size_bytes());
         let buffer = self.host(len_bytes, category)?;

@@ -12,7 +12,7 @@ use paceline_trace::lock;
 
 use crate::heap::{ALIGNMENT, Block};
 use crate::uses::Uses;
-use crate::{Allocator, Category, Device, Element, Event, Mapping, MemoryError};
+use crate::{Allocator, Category, Device, Element, Event, Mapping, MemoryError, Result};
 
 /// How a claimed range will be used. Reads may share a range; a write excludes everything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ impl Buffer {
         len_bytes: usize,
         category: Category,
         allocator: &Allocator,
-    ) -> Result<Self, MemoryError> {
+    ) -> Result<Self> {
         let range = extent.start..extent.start.saturating_add(len_bytes);
         if range.start > range.end
             || range.end > extent.end
@@ -182,7 +182,7 @@ impl Buffer {
         range: Range<usize>,
         access: Access,
         holder: &'static str,
-    ) -> Result<Claim, MemoryError> {
+    ) -> Result<Claim> {
         self.check_range(&range)?;
         let id = Some(lock(&self.0.uses).claim(&range, access, holder)?);
         Ok(Claim { buffer: self.clone(), id, range })
@@ -197,14 +197,14 @@ impl Buffer {
         access: Access,
         op: &'static str,
         event: &Event,
-    ) -> Result<Claim, MemoryError> {
+    ) -> Result<Claim> {
         self.check_range(&range)?;
         lock(&self.0.uses).queue(&range, access, op, event)?;
         event.uses(self, &range, access, op);
         Ok(Claim { buffer: self.clone(), id: None, range })
     }
 
-    fn check_range(&self, range: &Range<usize>) -> Result<(), MemoryError> {
+    fn check_range(&self, range: &Range<usize>) -> Result<()> {
         match range.start > range.end || range.end > self.0.len_bytes {
             true => Err(MemoryError::OutOfRange { range: range.clone(), len: self.0.len_bytes }),
             false => Ok(()),

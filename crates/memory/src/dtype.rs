@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use half::{bf16, f16};
 
-use crate::MemoryError;
+use crate::{MemoryError, Result};
 
 /// The type of the elements of a [`Tensor`](crate::Tensor).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,7 +78,7 @@ impl FromStr for DType {
     type Err = MemoryError;
 
     /// Accepts either name: `f32` or `float`, `bf16` or `bfloat16`.
-    fn from_str(name: &str) -> Result<Self, MemoryError> {
+    fn from_str(name: &str) -> Result<Self> {
         let named = |dtype: &DType| dtype.name() == name || dtype.nccl_name() == name;
         let found = DType::ALL.into_iter().find(named);
         found.ok_or_else(|| MemoryError::UnknownDType(name.to_owned()))

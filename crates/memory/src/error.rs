@@ -5,6 +5,9 @@ use std::ops::Range;
 
 use crate::{Category, DType, Device, Shape};
 
+/// The result of what this crate does.
+pub type Result<T, E = MemoryError> = std::result::Result<T, E>;
+
 /// An error of this crate.
 #[derive(thiserror::Error)]
 pub enum MemoryError {

@@ -29,7 +29,7 @@ pub use allocator::Allocator;
 pub use buffer::{Access, Buffer, Claim, ReadGuard, WriteGuard};
 pub use device::Device;
 pub use dtype::{DType, Element};
-pub use error::MemoryError;
+pub use error::{MemoryError, Result};
 pub use event::{Event, EventState, Signal};
 pub use mapping::Mapping;
 pub use stream::Stream;

@@ -16,7 +16,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-use crate::MemoryError;
+use crate::{MemoryError, Result};
 
 /// A shared mapping of an anonymous memory file.
 ///
@@ -40,7 +40,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Creates a new zeroed mapping of `len_bytes` bytes, rounded up to whole pages by the kernel.
-    pub fn create(len_bytes: usize) -> Result<Self, MemoryError> {
+    pub fn create(len_bytes: usize) -> Result<Self> {
         let wrap = |e: Errno| MemoryError::Mapping { bytes: len_bytes, source: e.into() };
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create("paceline", flags).map_err(wrap)?;
@@ -53,7 +53,7 @@ impl Mapping {
     /// Maps a file that another process made with [`Mapping::create`] and passed on.
     ///
     /// Errors if the file is smaller than `len_bytes` or not sealed against shrinking.
-    pub fn from_file(file: OwnedFd, len_bytes: usize) -> Result<Self, MemoryError> {
+    pub fn from_file(file: OwnedFd, len_bytes: usize) -> Result<Self> {
         let wrap = |e: Errno| MemoryError::Mapping { bytes: len_bytes, source: e.into() };
         let sealed = fcntl_get_seals(&file).map_err(wrap)?.contains(SealFlags::SHRINK);
         let size = fstat(&file).map_err(wrap)?.st_size as usize;

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::accelerator::DeviceStream;
 use crate::buffer::{Access, Buffer, Claim, ReadGuard, WriteGuard};
-use crate::{Category, DType, Device, Element, Event, MemoryError};
+use crate::{Category, DType, Device, Element, Event, MemoryError, Result};
 
 const MAX_DIMS: usize = 4;
 
@@ -81,7 +81,7 @@ impl Tensor {
         start_bytes: usize,
         dtype: DType,
         shape: impl Into<Shape>,
-    ) -> Result<Self, MemoryError> {
+    ) -> Result<Self> {
         let shape = shape.into();
         let len_bytes = shape.num_elems().saturating_mul(dtype.size_bytes());
         let range = start_bytes..start_bytes.saturating_add(len_bytes);
@@ -132,7 +132,7 @@ impl Tensor {
     }
 
     /// The same memory with another shape, which must have the same number of elements.
-    pub fn view(&self, shape: impl Into<Shape>) -> Result<Self, MemoryError> {
+    pub fn view(&self, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         if shape.num_elems() != self.num_elems() {
             return Err(MemoryError::WrongShape { from: self.shape, to: shape });
@@ -141,7 +141,7 @@ impl Tensor {
     }
 
     /// The elements of `range` as a one-dimensional tensor. Errors if the range lies outside the tensor.
-    pub fn slice(&self, range: Range<usize>) -> Result<Self, MemoryError> {
+    pub fn slice(&self, range: Range<usize>) -> Result<Self> {
         let size = self.dtype.size_bytes();
         if range.start > range.end || range.end > self.num_elems() {
             let bytes = range.start * size..range.end * size;
@@ -159,7 +159,7 @@ impl Tensor {
     /// Copies the elements of `from`; the shapes may differ. If one of the two lies on an accelerator, the copy is work of
     /// the stream of its memory, and this returns before it is done. Errors if the types or the numbers of elements differ,
     /// or if either tensor is in use.
-    pub fn copy_from(&self, from: &Tensor) -> Result<(), MemoryError> {
+    pub fn copy_from(&self, from: &Tensor) -> Result<()> {
         if from.dtype != self.dtype {
             return Err(MemoryError::WrongType { expected: self.dtype, got: from.dtype });
         }
@@ -174,13 +174,13 @@ impl Tensor {
 
     /// Sets all elements to zero, which is represented by zero bytes in every type. On an accelerator this is work of the
     /// stream of its memory. Errors while the tensor is in use.
-    pub fn fill_zero(&self) -> Result<(), MemoryError> {
+    pub fn fill_zero(&self) -> Result<()> {
         self.fill_bytes(0)
     }
 
     /// Sets all bytes to a value. With 0xFF, every floating-point number is NaN, so that nobody reads it unnoticed. Works
     /// and errors as [`Tensor::fill_zero`].
-    pub fn fill_bytes(&self, value: u8) -> Result<(), MemoryError> {
+    pub fn fill_bytes(&self, value: u8) -> Result<()> {
         match self.home() {
             Some(stream) => stream.fill(self, value).map(drop),
             None => {
@@ -191,7 +191,7 @@ impl Tensor {
     }
 
     /// The tensor where the host can read it: itself, or a copy of what an accelerator holds once all work before is done.
-    pub fn to_host(&self) -> Result<Tensor, MemoryError> {
+    pub fn to_host(&self) -> Result<Tensor> {
         let Some(stream) = self.home() else { return Ok(self.clone()) };
         let host =
             stream.accelerator().host_memory().tensor(self.dtype, self.shape, Category::Data)?;
@@ -203,10 +203,7 @@ impl Tensor {
     /// Overwrites all elements with what the host computes: `fill` gets elements with unspecified values. They are copied
     /// to an accelerator as work of the stream of its memory. Returns what `fill` returns. Errors if the tensor has another
     /// type, or while it is in use.
-    pub fn overwrite<T: Element, R>(
-        &self,
-        fill: impl FnOnce(&mut [T]) -> R,
-    ) -> Result<R, MemoryError> {
+    pub fn overwrite<T: Element, R>(&self, fill: impl FnOnce(&mut [T]) -> R) -> Result<R> {
         let Some(stream) = self.home() else { return Ok(fill(&mut self.write()?)) };
         let host =
             stream.accelerator().host_memory().tensor(self.dtype, self.shape, Category::Data)?;
@@ -221,34 +218,29 @@ impl Tensor {
     }
 
     /// Claims the whole tensor for `holder`.
-    pub fn claim(&self, access: Access, holder: &'static str) -> Result<Claim, MemoryError> {
+    pub fn claim(&self, access: Access, holder: &'static str) -> Result<Claim> {
         self.buffer.claim(self.byte_range(), access, holder)
     }
 
     /// Notes that the work before an event uses the whole tensor, see [`Buffer::queue`].
-    pub fn queue(
-        &self,
-        access: Access,
-        op: &'static str,
-        event: &Event,
-    ) -> Result<Claim, MemoryError> {
+    pub fn queue(&self, access: Access, op: &'static str, event: &Event) -> Result<Claim> {
         self.buffer.queue(self.byte_range(), access, op, event)
     }
 
     /// The elements, for reading. Errors if the tensor has a different type, or while it is being written to.
-    pub fn read<T: Element>(&self) -> Result<ReadGuard<T>, MemoryError> {
+    pub fn read<T: Element>(&self) -> Result<ReadGuard<T>> {
         self.check::<T>()?;
         Ok(ReadGuard::new(self.claim(Access::Read, "reading")?))
     }
 
     /// The elements, for writing. Errors if the tensor has a different type, or while it is in use.
-    pub fn write<T: Element>(&self) -> Result<WriteGuard<T>, MemoryError> {
+    pub fn write<T: Element>(&self) -> Result<WriteGuard<T>> {
         self.check::<T>()?;
         Ok(WriteGuard::new(self.claim(Access::Write, "writing")?))
     }
 
     /// Checks that the elements are a slice of `T` that the host can reach.
-    fn check<T: Element>(&self) -> Result<(), MemoryError> {
+    fn check<T: Element>(&self) -> Result<()> {
         match self.device() {
             Device::Cpu => {}
             device @ Device::Meta => return Err(MemoryError::NoContents(device)),

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::event::EventState;
-use crate::{Access, Event, MemoryError, Stream};
+use crate::{Access, Event, MemoryError, Result, Stream};
 
 /// The uses of one buffer.
 #[derive(Debug, Default)]
@@ -95,7 +95,7 @@ impl Uses {
         range: &Range<usize>,
         access: Access,
         holder: &'static str,
-    ) -> Result<u64, MemoryError> {
+    ) -> Result<u64> {
         self.check(range, access, holder, None)?;
         let id = self.next_id;
         self.next_id += 1;
@@ -117,7 +117,7 @@ impl Uses {
         access: Access,
         op: &'static str,
         event: &Event,
-    ) -> Result<(), MemoryError> {
+    ) -> Result<()> {
         self.check(range, access, op, Some(event))?;
         if range.is_empty() || event.order().is_none() {
             return Ok(());
@@ -161,7 +161,7 @@ impl Uses {
         access: Access,
         wanted: &'static str,
         later: Option<&Event>,
-    ) -> Result<(), MemoryError> {
+    ) -> Result<()> {
         let is_in_the_way = |held: &&Held| {
             held.range.start < range.end
                 && range.start < held.range.end

@@ -21,7 +21,7 @@ use paceline_trace::{Place, Span, now_ns};
 
 use super::{Accelerator, Address, Body, Task, Thread, What, lock, words_of};
 use crate::event::Signal;
-use crate::{EventState, MemoryError};
+use crate::{EventState, MemoryError, Result};
 
 /// How a stream of a card is filled.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ struct Told {
 const MOST_PENDING: usize = 64;
 
 impl Feed {
-    pub(super) fn new(card: &cuda::Card, name: &str) -> Result<Self, MemoryError> {
+    pub(super) fn new(card: &cuda::Card, name: &str) -> Result<Self> {
         let (queued, num_later) = (Arc::new(Queued::new(card)?), Arc::default());
         Ok(Self { name: name.to_owned(), queued, later: OnceLock::new(), num_later })
     }
@@ -118,7 +118,7 @@ impl Feed {
 }
 
 impl Queued {
-    fn new(card: &cuda::Card) -> Result<Self, MemoryError> {
+    fn new(card: &cuda::Card) -> Result<Self> {
         let (stream, begun) = (cuda::Stream::new(card)?, cuda::Event::new(card)?);
         stream.record(&begun)?;
         begun.synchronize()?;

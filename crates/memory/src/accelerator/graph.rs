@@ -18,7 +18,7 @@ use paceline_trace::Shapes;
 
 use super::{Body, DeviceStream, QueueState, Runs, What, lock};
 use crate::event::{Event, Signal};
-use crate::{Access, Allocator, Buffer, Category, MemoryError};
+use crate::{Access, Allocator, Buffer, Category, MemoryError, Result};
 
 /// The name of a launch, in traces and errors.
 const NAME: &str = "graph";
@@ -162,12 +162,7 @@ impl QueueState {
     }
 
     /// Lets the driver note work of this thread.
-    pub(super) fn capture(
-        &mut self,
-        body: Body,
-        event: Event,
-        signal: Signal,
-    ) -> Result<Event, MemoryError> {
+    pub(super) fn capture(&mut self, body: Body, event: Event, signal: Signal) -> Result<Event> {
         match (body(), &mut self.capture) {
             (Ok(()), Some(capture)) => {
                 capture.work.push((event.clone(), signal));
@@ -184,7 +179,7 @@ impl QueueState {
 }
 
 /// Errors if this work cannot be captured.
-pub(super) fn check(what: What, waits: &[Event]) -> Result<(), MemoryError> {
+pub(super) fn check(what: What, waits: &[Event]) -> Result<()> {
     let problem = match what {
         What::Copy(copy) if copy.uses_bus() => "a copy from or to memory of the host",
         _ if !waits.is_empty() => "a wait for another stream",
@@ -195,7 +190,7 @@ pub(super) fn check(what: What, waits: &[Event]) -> Result<(), MemoryError> {
 
 impl DeviceStream {
     /// Errors with what the host does if this thread captures.
-    pub(super) fn refuse_in_capture(&self, what: &str) -> Result<(), MemoryError> {
+    pub(super) fn refuse_in_capture(&self, what: &str) -> Result<()> {
         let state = lock(&self.0.state);
         match state.capture.is_some() && !state.is_captured_elsewhere() {
             true => Err(MemoryError::NotCaptured(what.to_owned())),
@@ -208,11 +203,7 @@ impl DeviceStream {
         !matches!(&self.0.runs, Runs::Card(feed) if !feed.is_up_to_date())
     }
 
-    fn begin_capture<'a>(
-        &'a self,
-        on_card: &'a cuda::Stream,
-        arena: u32,
-    ) -> Result<Capturing<'a>, MemoryError> {
+    fn begin_capture<'a>(&'a self, on_card: &'a cuda::Stream, arena: u32) -> Result<Capturing<'a>> {
         self.refuse_in_capture("another graph")?;
         // What the stream waits for comes before the graph.
         self.launch::<MemoryError>("capture", Shapes::default(), |_| Ok(Box::new(|| Ok(()))))?;
@@ -244,7 +235,7 @@ impl DeviceStream {
 
 impl Arena {
     /// An arena in the memory of a card, for work of the stream of this memory. Errors on other devices.
-    pub fn new(memory: &Allocator) -> Result<Self, MemoryError> {
+    pub fn new(memory: &Allocator) -> Result<Self> {
         let on_card = memory.home().filter(|stream| stream.card().is_some());
         let Some(stream) = on_card.cloned() else {
             let problem = format!("work of the device {}", memory.device());
@@ -331,7 +322,7 @@ fn together(mut uses: Vec<Use>) -> Vec<Use> {
 }
 
 impl Graph {
-    fn launch(&self) -> Result<Event, MemoryError> {
+    fn launch(&self) -> Result<Event> {
         let Inner { memory, stream, number } = &*self.arena.0;
         let launched = stream.launch(NAME, Shapes::default(), |event| {
             for Use { buffer, range, access, op } in &self.uses {

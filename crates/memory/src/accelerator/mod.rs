@@ -40,7 +40,7 @@ use paceline_trace::{Place, Shapes, Span, Track, lock, now_ns};
 
 use crate::event::{Event, EventState};
 use crate::stream::Stream;
-use crate::{Access, Allocator, Device, MemoryError, Tensor};
+use crate::{Access, Allocator, Device, MemoryError, Result, Tensor};
 use card::Feed;
 pub(crate) use card::Point;
 use graph::Capture;
@@ -230,7 +230,7 @@ impl Accelerator {
     }
 
     /// A new stream. Errors if the system refuses a thread for it, or the driver a stream.
-    pub fn stream(&self, name: &str) -> Result<DeviceStream, MemoryError> {
+    pub fn stream(&self, name: &str) -> Result<DeviceStream> {
         let stream = Stream::new(name);
         let runs = match &self.0.kind {
             Kind::Card(card) => Runs::Card(Feed::new(card, name)?),
@@ -259,7 +259,7 @@ impl Accelerator {
     }
 
     /// Errors with what the first work that failed has said.
-    pub fn check(&self) -> Result<(), MemoryError> {
+    pub fn check(&self) -> Result<()> {
         match lock(&self.0.failure).clone() {
             Some(message) => Err(MemoryError::DeviceFailed(message)),
             None => Ok(()),
@@ -398,7 +398,7 @@ impl DeviceStream {
 
     /// Copies a tensor into another one with the same number of bytes, of which at least one lies on this device. From or
     /// to memory of the host that is not pinned, it returns when the copy is done, as on a card.
-    pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<Event, MemoryError> {
+    pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<Event> {
         if from.num_bytes() != to.num_bytes() || from.dtype() != to.dtype() {
             return Err(MemoryError::WrongShape { from: from.shape(), to: to.shape() });
         }
@@ -438,7 +438,7 @@ impl DeviceStream {
     }
 
     /// Sets all bytes of a tensor of this device.
-    pub fn fill(&self, tensor: &Tensor, value: u8) -> Result<Event, MemoryError> {
+    pub fn fill(&self, tensor: &Tensor, value: u8) -> Result<Event> {
         self.launch("fill", Shapes::default(), |event| {
             let claim = tensor.queue(Access::Write, "fill", event)?;
             let (address, len) = (Address::of(&claim), tensor.num_bytes());
@@ -466,7 +466,7 @@ impl DeviceStream {
     }
 
     /// Blocks until all work of this stream is done. Errors with what work of the device has said that failed.
-    pub fn synchronize(&self) -> Result<(), MemoryError> {
+    pub fn synchronize(&self) -> Result<()> {
         self.refuse_in_capture("the host waits for its stream")?;
         self.record().wait();
         self.0.accelerator.check()

@@ -11,8 +11,8 @@ use paceline_trace::{Span, now_ns};
 use super::graph::{self, Capture};
 use super::what::What;
 use super::{Body, DeviceStream, Runs, Task, lock, timed};
-use crate::MemoryError;
 use crate::event::{Event, Signal, Waiter};
+use crate::{MemoryError, Result};
 
 /// Work that a stream has a place for, while it is prepared.
 struct Begun {
@@ -39,7 +39,7 @@ impl DeviceStream {
         refused.map_or_else(|| ended.map_err(E::from), Err)
     }
 
-    fn begin(&self, what: What) -> Result<Begun, MemoryError> {
+    fn begin(&self, what: What) -> Result<Begun> {
         self.0.accelerator.check()?;
         let (started, started_ns) = (Instant::now(), now_ns());
         let mut state = lock(&self.0.state);
@@ -62,7 +62,7 @@ impl DeviceStream {
     }
 
     /// Hands over what was begun. Without a body it is withdrawn.
-    fn end(&self, begun: Begun, body: Option<Body>) -> Result<Event, MemoryError> {
+    fn end(&self, begun: Begun, body: Option<Body>) -> Result<Event> {
         let Begun { what, event, signal, is_captured, started, started_ns } = begun;
         if let (Runs::Thread(_), Some(emulated)) = (&self.0.runs, self.0.accelerator.emulated())
             && !matches!(what, What::Poison)

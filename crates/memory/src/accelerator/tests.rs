@@ -19,7 +19,7 @@ fn values(tensor: &Tensor) -> Vec<f32> {
 }
 
 /// A kernel: `x = factor * x`, in place.
-fn scale(stream: &DeviceStream, x: &Tensor, factor: f32) -> Result<Event, MemoryError> {
+fn scale(stream: &DeviceStream, x: &Tensor, factor: f32) -> Result<Event> {
     stream.launch("scale", Shapes::default(), |event| {
         let claim = x.queue(Access::Write, "scale", event)?;
         let (address, len) = (Address::of(&claim), x.num_elems());
