@@ -36,12 +36,12 @@ fn without_kernels_operators_and_transfers_are_analyzed() {
     let words = "Where a report says kernels, it means these operators.";
     assert!(analysis.notes[0].ends_with(words), "{:?}", analysis.notes);
     assert_eq!(
-        (value(&rank, "kernel_time_us"), value(&rank, "temporal_compute_time_us")),
+        (value(rank, "kernel_time_us"), value(rank, "temporal_compute_time_us")),
         (60.0, 35.0)
     );
-    assert_eq!((value(&rank, "non_compute_time_us"), value(&rank, "idle_time_us")), (13.0, 12.0));
-    assert_eq!((value(&rank, "all_reduce_calls"), value(&rank, "all_reduce_time_us")), (1.0, 18.0));
-    assert!((figure(&rank, "comm_comp_overlap_pctg").unwrap() - 100.0 * 5.0 / 18.0).abs() < 1e-9);
+    assert_eq!((value(rank, "non_compute_time_us"), value(rank, "idle_time_us")), (13.0, 12.0));
+    assert_eq!((value(rank, "all_reduce_calls"), value(rank, "all_reduce_time_us")), (1.0, 18.0));
+    assert!((figure(rank, "comm_comp_overlap_pctg").unwrap() - 100.0 * 5.0 / 18.0).abs() < 1e-9);
     // Time in a nested operator counts only for the nested operator.
     let sums: Vec<_> = rank.kernels.iter().map(|of| (of.name.as_str(), of.sum_ns)).collect();
     let expected = [

@@ -76,8 +76,11 @@ pub fn names() -> Vec<String> {
     columns().0.iter().map(|column| column.head.key.to_string()).collect()
 }
 
-/// The columns of a timing in CSV.
-const TIMING: [(&str, fn(&Timing) -> Cell); 6] = [
+/// A column of a timing in CSV: its name without the place, and its cell.
+type OfTiming = (&'static str, fn(&Timing) -> Cell);
+
+/// The columns of a timing.
+const TIMING: [OfTiming; 6] = [
     ("time_us", |of| of.median_us.into()),
     ("p99_us", |of| of.p99_us.into()),
     ("max_us", |of| of.max_us.into()),
@@ -106,9 +109,8 @@ fn columns() -> Columns<Row> {
         column("root", |row| row.root),
     ];
     let of_place = |place: &str, of: fn(&Row) -> Option<&Timing>| {
-        let timing = |(name, get): (&str, fn(&Timing) -> Cell)| {
-            column(format!("{place}_{name}"), move |row| of(row).map(get))
-        };
+        let timing =
+            |(name, get): OfTiming| column(format!("{place}_{name}"), move |row| of(row).map(get));
         TIMING.map(timing)
     };
     columns.extend(of_place("out_of_place", |row| row.out_of_place.as_ref()));

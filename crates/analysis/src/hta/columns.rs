@@ -85,7 +85,7 @@ static ALL: LazyLock<Vec<(Option<Kind>, Column<RankAnalysis>)>> = LazyLock::new(
         "Share of communication during which a compute kernel ran as well: 100 * |communication and computation| / |communication|, \
          over the steps of the trace that were looked at. `paceline train` measures hidden communication itself, over all measured \
          steps, as communication while the main thread computed.")),
-    (None, column("total_kernel_time_us", |of| kernels_us(of),
+    (None, column("total_kernel_time_us", kernels_us,
         "Sum of the durations of compute, communication and memory kernels; kernels that run at the same time count each.")),
     (None, column("compute_time_us", |of| kind_us(of, KernelKind::Computation),
         "Sum of the durations of compute kernels.")),
@@ -109,7 +109,7 @@ static ALL: LazyLock<Vec<(Option<Kind>, Column<RankAnalysis>)>> = LazyLock::new(
         "How many collectives of any kind ran.")),
     (SHARDING, column("collective_time_us", |of| us(of.collectives.all().1),
         "Sum of the durations of collectives of any kind.")),
-    (None, column("comm_overhead_pctg", |of| comm_overhead_pctg(of),
+    (None, column("comm_overhead_pctg", comm_overhead_pctg,
         "Communication as a share of all kernels: 100 * comm_time_us / total_kernel_time_us. Communication counts \
          whether it was hidden or not.")),
     (DDP, column("all_reduce_time_ms", |of| us(of.collectives.time_ns(CollectiveKind::AllReduce)) / 1e3,
