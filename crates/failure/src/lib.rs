@@ -175,18 +175,6 @@ impl From<EnvironmentError> for Failure {
     }
 }
 
-impl From<String> for Failure {
-    fn from(message: String) -> Self {
-        Failure::Run(message)
-    }
-}
-
-impl From<&str> for Failure {
-    fn from(message: &str) -> Self {
-        Failure::Run(message.to_owned())
-    }
-}
-
 macro_rules! failure_while_running {
     ($($error:ty),*) => {$(
         impl From<$error> for Failure {

@@ -265,7 +265,7 @@ impl StrategySettings for Prefixed {
     fn build(&self) -> paceline::Result<Box<dyn Strategy>> {
         match (self.hidden, &self.channels[..], self.quiet) {
             (3, [1, 2], false) | (-7, [-4, 5, 6], true) => Ok(Box::new(FlatDdp)),
-            other => Err(format!("{other:?}").into()),
+            other => Err(Failure::Run(format!("{other:?}"))),
         }
     }
 }
