@@ -80,8 +80,9 @@ impl Group {
         world_size: usize,
         options: GroupOptions,
     ) -> Result<Self> {
-        let (listener, addresses) = Self::rendezvous(rendezvous, None, rank, world_size, &options)?;
-        Self::form_shm(&listener, &addresses, rank, options, Lineage::of_processes(listener.key()))
+        let (listener, addresses, lineage) =
+            Self::rendezvous(rendezvous, None, rank, world_size, &options)?;
+        Self::form_shm(&listener, &addresses, rank, options, lineage)
     }
 
     /// Meets the other processes, on this host or others, and forms a group with them over TCP.
@@ -95,16 +96,9 @@ impl Group {
         world_size: usize,
         options: GroupOptions,
     ) -> Result<Self> {
-        let (listener, addresses) =
+        let (listener, addresses, lineage) =
             Self::rendezvous(rendezvous, Some(host), rank, world_size, &options)?;
-        Self::form_tcp(
-            &listener,
-            &addresses,
-            host,
-            rank,
-            options,
-            Lineage::of_processes(listener.key()),
-        )
+        Self::form_tcp(&listener, &addresses, host, rank, options, lineage)
     }
 
     /// Like [`Group::tcp`], but ranks of one host share memory. Every host has `local_world_size` ranks, with
@@ -117,17 +111,9 @@ impl Group {
         local_world_size: usize,
         options: GroupOptions,
     ) -> Result<Self> {
-        let (listener, addresses) =
+        let (listener, addresses, lineage) =
             Self::rendezvous(rendezvous, Some(host), rank, world_size, &options)?;
-        Self::form_hybrid(
-            &listener,
-            &addresses,
-            host,
-            rank,
-            local_world_size,
-            options,
-            Lineage::of_processes(listener.key()),
-        )
+        Self::form_hybrid(&listener, &addresses, host, rank, local_world_size, options, lineage)
     }
 
     /// Forms a group of all ranks that an MPI launcher has started. The MPI library carries the bytes.
@@ -243,20 +229,21 @@ impl Group {
         group.emulate_if_asked(options.link)
     }
 
-    /// This rank's own listener, and the addresses of all ranks. The store may be dropped when this
-    /// returns: rank 0 answers the others for as long as its process lives.
+    /// This rank's own listener, the addresses of all ranks, and the lineage of their group. The store may be dropped when
+    /// this returns: rank 0 answers the others for as long as its process lives.
     fn rendezvous(
         rendezvous: &Rendezvous,
         host: Option<&str>,
         rank: usize,
         world_size: usize,
         options: &GroupOptions,
-    ) -> Result<(PeerListener, Vec<PeerAddress>)> {
+    ) -> Result<(PeerListener, Vec<PeerAddress>, Lineage)> {
         Self::check_world(rank, world_size)?;
         let store = Store::open(rendezvous, rank, world_size, options.timeout)?;
         let listener = PeerListener::bind(store.key(), host, rank, world_size)?;
         let addresses = store.exchange("address", listener.address())?;
-        Ok((listener, addresses))
+        let lineage = Lineage::of_processes(listener.key());
+        Ok((listener, addresses, lineage))
     }
 
     pub(crate) fn check_world(rank: usize, world_size: usize) -> Result<()> {
