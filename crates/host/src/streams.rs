@@ -118,17 +118,6 @@ enum Target {
 }
 
 impl Target {
-    /// Writes some of `bytes`, without the locks and buffers of the standard library, which a thread that is stuck
-    /// in a write would hold.
-    fn write(&self, bytes: &[u8]) -> rustix::io::Result<usize> {
-        match self {
-            Target::Stdout => rustix::io::write(io::stdout(), bytes),
-            Target::Stderr => rustix::io::write(io::stderr(), bytes),
-            #[cfg(test)]
-            Target::File(file) => rustix::io::write(file, bytes),
-        }
-    }
-
     fn with_fd<T>(&self, f: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
         match self {
             Target::Stdout => f(io::stdout().as_fd()),
@@ -145,9 +134,12 @@ impl Target {
         self.with_fd(ready).or_else(|error| if error == Errno::INTR { Ok(()) } else { Err(error) })
     }
 
+    /// Writes some of `bytes`, without the locks and buffers of the standard library, which a thread that is stuck
+    /// in a write would hold.
     fn write_some(&self, bytes: &[u8]) -> Result<usize, Errno> {
+        let bytes = &bytes[..bytes.len().min(PIECE_BYTES)];
         loop {
-            match self.write(&bytes[..bytes.len().min(PIECE_BYTES)]) {
+            match self.with_fd(|fd| rustix::io::write(fd, bytes)) {
                 Err(Errno::INTR) => {}
                 // Whoever shares the stream with this process may have made it non-blocking.
                 Err(Errno::AGAIN) => self.wait_writable()?,

@@ -11,6 +11,7 @@ use paceline_files::Printable;
 use paceline_host::bar::{TaskBar, Unit};
 use paceline_host::streams;
 use sha1::Sha1;
+use sha2::digest::DynDigest;
 use sha2::{Digest, Sha256};
 
 use super::cache::Cache;
@@ -33,7 +34,7 @@ pub(super) struct Fetcher<'a> {
 /// A file that is not complete yet.
 struct Partial {
     file: File,
-    hasher: Hasher,
+    hasher: Box<dyn DynDigest>,
     received: u64,
 }
 
@@ -68,7 +69,7 @@ impl Fetcher<'_> {
         let mut partial = Partial::of(opened.map_err(write)?, file).map_err(write)?;
         let bar = self.bar(file, partial.received);
         let fetched = self.receive(file, &mut partial, bar)?;
-        let found = partial.hasher.finish();
+        let found = http::hex(partial.hasher.finalize());
         if found != digest {
             let _ = fs::remove_file(&incomplete);
             return Err(Trouble::Refused(format!(
@@ -163,7 +164,7 @@ impl Partial {
     /// What an earlier attempt has left, or nothing.
     fn of(file: File, of: &RemoteFile) -> io::Result<Self> {
         let received = file.metadata()?.len();
-        let mut partial = Self { file, hasher: Hasher::new(of), received };
+        let mut partial = Self { file, hasher: hasher(of), received };
         if received > of.num_bytes {
             partial.restart(of)?;
         }
@@ -180,7 +181,7 @@ impl Partial {
     fn restart(&mut self, of: &RemoteFile) -> io::Result<()> {
         self.file.set_len(0)?;
         self.file.seek(SeekFrom::Start(0))?;
-        (self.hasher, self.received) = (Hasher::new(of), 0);
+        (self.hasher, self.received) = (hasher(of), 0);
         Ok(())
     }
 
@@ -192,34 +193,12 @@ impl Partial {
     }
 }
 
-/// The digest of what has come so far.
-enum Hasher {
-    Sha256(Sha256),
-    GitSha1(Sha1),
-}
-
-impl Hasher {
-    fn new(file: &RemoteFile) -> Self {
-        match file.digest {
-            FileDigest::Sha256(_) => Self::Sha256(Sha256::new()),
-            FileDigest::GitSha1(_) => {
-                let header = format!("blob {}\0", file.num_bytes);
-                Self::GitSha1(Sha1::new().chain_update(header))
-            }
-        }
-    }
-
-    fn update(&mut self, piece: &[u8]) {
-        match self {
-            Self::Sha256(hasher) => hasher.update(piece),
-            Self::GitSha1(hasher) => hasher.update(piece),
-        }
-    }
-
-    fn finish(self) -> String {
-        match self {
-            Self::Sha256(hasher) => http::hex(hasher.finalize()),
-            Self::GitSha1(hasher) => http::hex(hasher.finalize()),
+/// What makes the digest of what comes.
+fn hasher(of: &RemoteFile) -> Box<dyn DynDigest> {
+    match of.digest {
+        FileDigest::Sha256(_) => Box::new(Sha256::new()),
+        FileDigest::GitSha1(_) => {
+            Box::new(Sha1::new().chain_update(format!("blob {}\0", of.num_bytes)))
         }
     }
 }

@@ -75,7 +75,7 @@ impl Source {
         let fetched = fs::create_dir_all(folder)
             .map_err(|e| format!("cannot make the folder {}: {e}", folder.printable()))
             .and_then(|()| {
-                let agent = http::agent();
+                let agent = http::agent(true);
                 missing
                     .iter()
                     .try_for_each(|item| self.obtain(&agent, address, folder, item, quiet))

@@ -90,7 +90,7 @@ impl Hub {
             false => token(&var),
         };
         let endpoint = endpoint.trim_end_matches('/').to_owned();
-        Ok(Self { endpoint, token, agent: http::agent_without_redirects() })
+        Ok(Self { endpoint, token, agent: http::agent(false) })
     }
 
     pub fn endpoint(&self) -> &str {

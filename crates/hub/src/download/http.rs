@@ -27,25 +27,17 @@ const MIN_BYTES_PER_S: u64 = 1000;
 /// How many redirects are followed.
 const MAX_REDIRECTS: u32 = 10;
 
-/// A client that follows redirects and carries no credentials. It makes an error of a response with a status of 400 or more.
-pub(crate) fn agent() -> Agent {
-    configured(MAX_REDIRECTS, true)
-}
-
-/// A client that hands each response to the caller, redirects too.
-pub(crate) fn agent_without_redirects() -> Agent {
-    configured(0, false)
-}
-
-fn configured(max_redirects: u32, statuses_are_errors: bool) -> Agent {
+/// A client that carries no credentials. It follows redirects, and makes an error of a response with a status of 400 or more;
+/// or it hands each response to the caller.
+pub(crate) fn agent(follows_redirects: bool) -> Agent {
     Agent::config_builder()
         .timeout_resolve(Some(CONNECT_TIMEOUT))
         .timeout_connect(Some(CONNECT_TIMEOUT))
         .timeout_recv_response(Some(CONNECT_TIMEOUT))
         .timeout_per_read(Some(READ_TIMEOUT))
-        .max_redirects(max_redirects)
+        .max_redirects(if follows_redirects { MAX_REDIRECTS } else { 0 })
         .redirect_auth_headers(RedirectAuthHeaders::Never)
-        .http_status_as_error(statuses_are_errors)
+        .http_status_as_error(follows_redirects)
         .user_agent(concat!("paceline/", env!("CARGO_PKG_VERSION")))
         .build()
         .into()
