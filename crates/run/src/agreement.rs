@@ -201,7 +201,7 @@ fn name(place: &str, known: &BTreeSet<String>) -> String {
 }
 
 /// A value as one would type it.
-fn words(value: &Value) -> String {
+pub fn words(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Array(values) => values.iter().map(words).collect::<Vec<_>>().join(" "),

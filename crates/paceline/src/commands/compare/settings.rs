@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use paceline_run::agreement::words;
 use serde_json::Value;
 
 use super::load::Run;
@@ -19,14 +20,13 @@ const NO_MATTER: [&str; 5] = ["json", "quiet", "log_every", "warnings", "version
 /// The most bytes of a configuration. That of a run has a few thousand.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Reads a configuration. A run of an earlier version may have none.
+/// Reads a configuration. Without one there are no settings.
 pub(super) fn read(file: &Path) -> Settings {
     let text = paceline_files::read_text(file, MAX_BYTES).unwrap_or_default();
     let mut settings = Settings::new();
-    if let Ok(mut config) = serde_json::from_str::<Value>(&text) {
-        // The resolved settings are all that matters; what was stated is among them.
-        let resolved = config.get_mut("resolved").map(Value::take).unwrap_or(config);
-        let whole = resolved.as_object().into_iter().flatten();
+    if let Ok(config) = serde_json::from_str::<Value>(&text) {
+        // What was stated is among the resolved settings.
+        let whole = config["resolved"].as_object().into_iter().flatten();
         for (name, value) in whole.filter(|(name, _)| !NO_MATTER.contains(&name.as_str())) {
             flatten(name, value, &mut settings);
         }
@@ -39,19 +39,11 @@ fn flatten(name: &str, value: &Value, settings: &mut Settings) {
         Value::Object(table) => {
             table.iter().for_each(|(part, of)| flatten(&format!("{name}.{part}"), of, settings));
         }
-        Value::Array(values) => {
-            let words: Vec<String> = values.iter().map(word).collect();
-            settings.insert(name.to_owned(), words.join(" "));
-        }
         Value::Null => {}
         other => {
-            settings.insert(name.to_owned(), word(other));
+            settings.insert(name.to_owned(), words(other));
         }
     }
-}
-
-fn word(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// The settings that are not the same in all runs: each with its value in every run, if it has one.
