@@ -117,11 +117,23 @@ fn answer(words: &[OsString], error: &Error) -> String {
     let is_flag = text(error, ContextKind::InvalidArg).starts_with('-');
     let usage = match error.kind() {
         ErrorKind::InvalidUtf8 => return not_utf8(words).unwrap_or(problem),
-        ErrorKind::InvalidSubcommand if error.get(ContextKind::SuggestedSubcommand).is_none() => {
+        ErrorKind::InvalidSubcommand => {
             let typed = text(error, ContextKind::InvalidSubcommand);
             let offered = command.get_subcommands().filter(|part| !part.is_hide_set());
             let names: Vec<&str> = offered.map(Command::get_name).collect();
-            return format!("there is no command {path} {typed}; pass one of {}", names.join(", "));
+            let similar = match error.get(ContextKind::SuggestedSubcommand) {
+                // The most similar one is the last.
+                Some(ContextValue::Strings(similar)) => similar.last(),
+                _ => None,
+            };
+            return match similar.filter(|similar| names.contains(&similar.as_str())) {
+                Some(similar) => {
+                    format!("there is no command {path} {typed}; did you mean {similar}?")
+                }
+                None => {
+                    format!("there is no command {path} {typed}; pass one of {}", names.join(", "))
+                }
+            };
         }
         ErrorKind::UnknownArgument if is_flag && !command.has_subcommands() => String::new(),
         ErrorKind::UnknownArgument
@@ -149,7 +161,10 @@ fn has(command: &Command, flag: &str) -> bool {
 fn alias(words: &[OsString], command: &Command, error: &Error) -> Option<String> {
     let flag = text(error, ContextKind::InvalidArg).split(' ').next()?;
     let value = text(error, ContextKind::InvalidValue);
-    let mut typed = if value.is_empty() { flag.to_owned() } else { format!("{flag} {value}") };
+    let mut typed = match error.kind() {
+        ErrorKind::UnknownArgument => flag.to_owned(),
+        _ => format!("{flag} {value}"),
+    };
     // mpirun's flag, as in -np 2 and -np2, is read as -n with a value that begins with p.
     let is_np = |word: &OsString| word.to_str().is_some_and(|word| word.starts_with("-np"));
     if words.iter().take_while(|word| *word != "--").any(is_np) {

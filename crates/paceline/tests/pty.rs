@@ -117,9 +117,7 @@ fn the_first_run_fits_a_screen_and_ends_with_its_answer_also_on_a_busy_machine()
         (ended.lines.len(), ended.lines.last(), format!("{ended:#?}")),
         (piped_rows, piped.stdout.lines().last().map(str::to_owned).as_ref(), piped.stdout.clone()),
     ] {
-        // A machine that keeps up with the link has no line about that.
-        let most = if text.contains("Emulated link:") { ROWS } else { ROWS - 2 };
-        assert!(rows <= most, "{rows} rows: {text}");
+        assert!(rows <= ROWS, "{rows} rows: {text}");
         assert!(last.is_some_and(|line| line.starts_with("Evaluation accuracy: ")), "{text}");
     }
 }
