@@ -21,7 +21,7 @@ use crate::cli::Cli;
 const ALIASES: &[(&str, &str)] = &[
     ("-n", "--iters N for nccl-tests' -n, or --nproc N for mpirun's"),
     ("-n, -np, -g, --np, --ngpus, --n-gpus, --gpus, --num-gpus, --nprocs", "--nproc N"),
-    ("--num-processes, --nproc-per-node, --world-size, --ranks, --workers", "--nproc N"),
+    ("--num-processes, --nproc-per-node, --world-size, --ranks, --num-ranks, --workers", "--nproc N"),
     ("--standalone", "--nproc N alone: the ranks of one host meet at a port that it chooses"),
     ("--rdzv-endpoint, --rdzv-backend, --rdzv-id", "--master-addr HOST --master-port PORT"),
     ("--nodes, --num-nodes, --num-machines", "--nnodes N"),
@@ -61,6 +61,8 @@ const ALIASES: &[(&str, &str)] = &[
     ("--precision half", "--precision bf16 or fp16"),
     ("--fp16, --half", "--precision fp16"),
     ("--gpu, --cuda, --use-cuda", "--device cuda"),
+    ("--device mps, --device rocm, --device xpu", "--device cpu; cards are those of NVIDIA"),
+    ("--as-published, --like-for-like", "--ddp-choice published, or --shard-choice published"),
     ("--nccl", "--device cuda; cards are connected by NCCL"),
     ("--gloo, --transport gloo, --transport ucc", "--transport shm, or tcp for several hosts"),
     ("--ddp, --distributed, --data-parallel", "--strategy ddp, which is the default"),
@@ -110,7 +112,7 @@ fn answer(words: &[OsString], error: &Error) -> String {
         let Some(part) = command.find_subcommand(word) else { break };
         (command, path) = (part, format!("{path} {}", part.get_name()));
     }
-    if let Some(text) = alias(words, command, error) {
+    if let Some(text) = alias(command, error) {
         return text;
     }
     let problem = message(error);
@@ -128,7 +130,7 @@ fn answer(words: &[OsString], error: &Error) -> String {
             };
             return match similar.filter(|similar| names.contains(&similar.as_str())) {
                 Some(similar) => {
-                    format!("there is no command {path} {typed}; did you mean {similar}?")
+                    format!("there is no command {path} {typed}; did you mean {path} {similar}?")
                 }
                 None => {
                     format!("there is no command {path} {typed}; pass one of {}", names.join(", "))
@@ -157,26 +159,29 @@ fn has(command: &Command, flag: &str) -> bool {
     command.get_arguments().any(|own| own.get_long().is_some_and(|own| flag[2..] == *own))
 }
 
-/// The row for the flag, or for the value of a flag, that `clap` refused.
-fn alias(words: &[OsString], command: &Command, error: &Error) -> Option<String> {
+/// The row for the flag, or for the value of a flag, that `clap` refused; or the value that is spelled like it.
+fn alias(command: &Command, error: &Error) -> Option<String> {
     let flag = text(error, ContextKind::InvalidArg).split(' ').next()?;
     let value = text(error, ContextKind::InvalidValue);
-    let mut typed = match error.kind() {
-        ErrorKind::UnknownArgument => flag.to_owned(),
-        _ => format!("{flag} {value}"),
+    let typed = match value {
+        "" if error.kind() == ErrorKind::UnknownArgument => flag.to_owned(),
+        "" => return None,
+        // mpirun's -np 2 is read as -n with the value p.
+        _ if flag == "--nproc" && value.starts_with('p') => "-np".to_owned(),
+        value => format!("{flag} {value}"),
     };
-    // mpirun's flag, as in -np 2 and -np2, is read as -n with a value that begins with p.
-    let is_np = |word: &OsString| word.to_str().is_some_and(|word| word.starts_with("-np"));
-    if words.iter().take_while(|word| *word != "--").any(is_np) {
-        typed = "-np".to_owned();
-    }
     let word = typed.to_lowercase().replace('_', "-");
     let is_meant = |(theirs, pass): &&(&str, &str)| {
         let own = pass.split([' ', ',', ';']).next();
         theirs.split(", ").any(|known| known == word) && own.is_some_and(|own| has(command, own))
     };
-    let (_, pass) = ALIASES.iter().find(is_meant)?;
-    Some(format!("{}: pass {pass}", printable(&typed)))
+    if let Some((_, pass)) = ALIASES.iter().find(is_meant) {
+        return Some(format!("{}: pass {pass}", printable(&typed)));
+    }
+    let letters = |word: &str| word.to_lowercase().replace(['-', '_'], "");
+    let Some(ContextValue::Strings(known)) = error.get(ContextKind::ValidValue) else { return None };
+    let same = known.iter().find(|known| letters(known) == letters(value))?;
+    Some(format!("{}: pass {same}", printable(&typed)))
 }
 
 fn not_utf8(words: &[OsString]) -> Option<String> {
