@@ -89,11 +89,8 @@ impl Folder {
             Tokenizer::from_json(&path.join(TOKENIZER), tokenizer.unwrap_or_default().to_vec());
         let tokenizer = tokenizer.map_err(|e| usage(format!("--model {e}")))?;
         let generation = files.copied(GENERATION_CONFIG).ok().flatten();
-        let ends = match generation.map(String::from_utf8_lossy) {
-            Some(text) => ends(&path.join(GENERATION_CONFIG), &text)?,
-            None => None,
-        };
-        let ends = ends.unwrap_or_else(|| config.special_tokens.ends.clone());
+        let generation = generation.map(String::from_utf8_lossy);
+        let ends = ends(&path.join(GENERATION_CONFIG), generation.as_deref(), &config)?;
         let layout = LlamaConfig { max_position_embeddings: 1, ..config.clone() }.build(1);
         let layout = layout.map_err(|e| refused(path, e.to_string()))?.layout;
         checkpoint.check_model(&layout).map_err(|e| refused(path, e))?;
@@ -119,11 +116,8 @@ impl Folder {
             ));
         }
         let tokenizer = Tokenizer::load(&tokenizer).map_err(|e| usage(format!("--model {e}")))?;
-        let ends = match read(path, GENERATION_CONFIG)? {
-            Some(generation) => ends(&path.join(GENERATION_CONFIG), &generation)?,
-            None => None,
-        };
-        let ends = ends.unwrap_or_else(|| config.special_tokens.ends.clone());
+        let generation = read(path, GENERATION_CONFIG)?;
+        let ends = ends(&path.join(GENERATION_CONFIG), generation.as_deref(), &config)?;
         let file = Pretrained::open(path).map_err(of_weights)?;
         let (layout, new) = config.check_weights(&file).map_err(of_weights)?;
         let (path, weights) = (path.to_owned(), Weights::Files(file, new));
@@ -210,18 +204,20 @@ fn read(folder: &Path, name: &str) -> Result<Option<String>> {
     text.map(Some).map_err(|e| usage(format!("--model {}: {e}", path.printable())))
 }
 
-/// The tokens that end a text by the settings of generation: a number, or several. `None` if they do not say.
-fn ends(path: &Path, text: &str) -> Result<Option<Vec<u32>>> {
+/// The tokens that end a text by the settings of generation: a number, or several. Those of the model if there are no such
+/// settings, or if they do not say.
+fn ends(path: &Path, text: Option<&str>, config: &LlamaConfig) -> Result<Vec<u32>> {
+    let Some(text) = text else { return Ok(config.special_tokens.ends.clone()) };
     let refused = |reason: String| usage(format!("--model {}: {reason}", path.printable()));
     let file: Value =
         serde_json::from_str(text).map_err(|e| refused(format!("this is no JSON ({e})")))?;
     let stated = &file[END];
     let number = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
     let ends = match stated {
-        Value::Null => return Ok(None),
+        Value::Null => return Ok(config.special_tokens.ends.clone()),
         Value::Array(all) => all.iter().map(number).collect::<Option<Vec<u32>>>(),
         one => number(one).map(|token| vec![token]),
     };
     let wrong = || refused(format!("{END} is {stated}, and must be a token or a list of tokens"));
-    ends.map(Some).ok_or_else(wrong)
+    ends.ok_or_else(wrong)
 }
