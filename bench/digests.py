@@ -5,7 +5,7 @@
     python3 bench/digests.py --check --new PATH --old PATH      # the first build resumes what the second one has saved
 
 The runs have every strategy, three pipelines, every model, optimizer and transport, the late emulated accelerator, bf16,
-accumulation, a resumed run, and a checkpoint of an earlier version (`bench/checkpoint`). Each is made with 1 and 2 threads, held
+accumulation, a resumed run, and a checkpoint of an earlier build (`bench/checkpoint`). Each is made with 1 and 2 threads, held
 to one level with `PACELINE_SIMD`. The ways to multiply in bf16 (`avx512-bf16`, `amx`) are levels of the runs in bf16.
 
 `results/book.json` is the book. A level that this machine lacks is listed there as owed, and the next machine that has it fills it in. What
@@ -77,7 +77,7 @@ RUNS: dict[str, str | tuple[str, str]] = {
     # Checkpoints.
     "resumed": (f"{SAVED} --steps 3 --save saved", "--resume saved --steps 6"),
     "resumed by one rank": (f"{SAVED} --steps 3 --strategy sharded3 --save saved", "--resume saved --steps 6 --nproc 1 --strategy single"),
-    "checkpoint of an earlier version": "--resume bench/checkpoint/step-000000003 --steps 6",
+    "checkpoint of an earlier build": "--resume bench/checkpoint/step-000000003 --steps 6",
 }
 THREADS = (1, 2)
 LEVELS = ("portable", "avx2", "avx512", "avx512-bf16", "amx")

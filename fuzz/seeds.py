@@ -1,6 +1,6 @@
 """Writes the hand-made inputs of the fuzzer in formats of our own to the crates' folders tests/corpus. Run it after a format has changed.
 
-Inputs in the formats of others stay as they are. Files named `valid-...` must be accepted, files named `refused-...` must be refused with a message.
+Inputs in the formats of others, and configurations, stay as they are. Files named `valid-...` must be accepted, files named `refused-...` must be refused with a message.
 """
 import hashlib
 import hmac

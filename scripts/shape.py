@@ -1,4 +1,4 @@
-"""The shape of the Rust code: how much a reader has to hold in mind. Tests and examples are left out.
+"""The shape of the Rust code: how much a reader has to hold in mind. Tests, models of loom, fuzzing and examples are left out.
 
     python3 scripts/shape.py              # a row for each crate
     python3 scripts/shape.py functions    # the places of one kind
@@ -195,7 +195,7 @@ def places_of(crate: Path, root: Path) -> dict[str, list[str]]:
                 places["arguments"].append(f"{name}:{at} {function} {num_arguments}")
         places["structs"] += [f"{name}:{at} {struct} {fields}" for at, struct, fields in structs(lines) if fields >= 10]
         for at, (before, line) in enumerate(zip(["", *lines], lines), start=1):
-            if ARM.match(line) and not ARM.match(before):
+            if ARM.match(line) and before.endswith("{"):
                 places["bool"].append(f"{name}:{at}")
             if WHAT.match(line) and not DOC.match(before):
                 places["what"].append(f"{name}:{at}")

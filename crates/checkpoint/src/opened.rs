@@ -18,7 +18,7 @@ use super::index::{Index, Previous, TensorEntry, VERSION};
 use super::pieces::{Ranges, params_in, strategy_prefix};
 use super::reader::Reader;
 use super::setting::Setting;
-use super::steps::{self, INDEX};
+use super::steps::{self, INDEX, SINGLE_FILE};
 use crate::progress::{Best, EpochSums, LossScaling, Progress};
 
 /// The names of tensors that only one rank needs begin like this.
@@ -96,6 +96,12 @@ pub fn find(folder: &Path) -> std::result::Result<Vec<PathBuf>, String> {
     let found = steps::in_order(folder);
     if !found.is_empty() {
         return Ok(found);
+    }
+    if folder.join(SINGLE_FILE).exists() {
+        return Err(format!(
+            "{SINGLE_FILE} there was written by an earlier version of this program: go on with the program that wrote it, or \
+             start again in another folder"
+        ));
     }
     Err(match folder.read_dir() {
         Err(error) => format!("{} cannot be read: {error}", folder.printable()),

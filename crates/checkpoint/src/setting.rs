@@ -37,10 +37,11 @@ impl Setting {
 
     /// Why a checkpoint that was written with `theirs` cannot be continued, or not as if the run had never stopped.
     pub fn refusal(&self, theirs: Option<&str>) -> String {
-        let Setting { name, value, otherwise, fix, .. } = self;
-        let theirs = theirs.unwrap_or("nothing");
-        let theirs = format!("{name} {theirs}");
-        let theirs = theirs.trim_start();
-        format!("it was written with {theirs}, this run has {value}; {otherwise}: {fix}")
+        let Setting { key, name, value, otherwise, fix, .. } = self;
+        let theirs = match theirs {
+            Some(theirs) => format!("was written with {}", format!("{name} {theirs}").trim_start()),
+            None => format!("does not say its {key}, like those of earlier builds"),
+        };
+        format!("it {theirs}, this run has {value}; {otherwise}: {fix}")
     }
 }

@@ -24,6 +24,8 @@ pub const LATEST: &str = "latest";
 pub(super) const GOOD: &str = "good";
 /// The most bytes of these two files: the name of a checkpoint, with room for spaces.
 const MAX_NAME_FILE_BYTES: u64 = 256;
+/// The file in which earlier versions kept a checkpoint.
+pub(super) const SINGLE_FILE: &str = "checkpoint.safetensors";
 
 /// How the name of a file begins by which ranks find out that they see the same folder.
 pub(super) const RUN_PREFIX: &str = ".run-";
@@ -291,11 +293,11 @@ pub(super) fn remove_leftovers(disk: &Disk, folder: &Path) -> io::Result<()> {
     disk.remove_partial(&folder.join(GOOD))
 }
 
-/// Whether there is a checkpoint, or was one. If the system cannot tell, the
+/// Whether there is a checkpoint, or one of an earlier version of this program, or was one. If the system cannot tell, the
 /// answer is yes, so that opening it reports why.
 pub fn is_in(folder: &Path) -> bool {
     let has = |name: &str| folder.join(name).try_exists().unwrap_or(true);
-    [INDEX, LATEST, GOOD].into_iter().any(has) || !all(folder).is_empty()
+    [INDEX, SINGLE_FILE, LATEST, GOOD].into_iter().any(has) || !all(folder).is_empty()
 }
 
 #[cfg(test)]

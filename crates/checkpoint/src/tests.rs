@@ -509,6 +509,20 @@ fn steps_that_were_skipped_prove_nothing() {
 }
 
 #[test]
+fn the_file_of_an_earlier_version_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(!is_in(folder.path()));
+    fs::write(folder.path().join("checkpoint.safetensors"), b"whatever").unwrap();
+    assert!(is_in(folder.path()));
+    let refused = find(folder.path()).unwrap_err();
+    for words in ["checkpoint.safetensors", "earlier version", "start again in another folder"] {
+        assert!(refused.contains(words), "{refused}");
+    }
+    save_alone(&Disk::default(), folder.path(), &model(mlp(16), 1, 1), 1).unwrap();
+    assert_eq!(last(folder.path()).unwrap().progress().steps, 1);
+}
+
+#[test]
 fn rank_0_does_not_wait_for_ever() {
     let folder = tempfile::tempdir().unwrap();
     let written = model(mlp(16), 2, 5);

@@ -193,7 +193,7 @@ impl Partial {
     }
 }
 
-/// What makes the digest of what comes.
+/// The digest of the bytes that arrive.
 fn hasher(of: &RemoteFile) -> Box<dyn DynDigest> {
     match of.digest {
         FileDigest::Sha256(_) => Box::new(Sha256::new()),

@@ -21,7 +21,10 @@ use crate::cli::Cli;
 const ALIASES: &[(&str, &str)] = &[
     ("-n", "--iters N for nccl-tests' -n, or --nproc N for mpirun's"),
     ("-n, -np, -g, --np, --ngpus, --n-gpus, --gpus, --num-gpus, --nprocs", "--nproc N"),
-    ("--num-processes, --nproc-per-node, --world-size, --ranks, --num-ranks, --workers", "--nproc N"),
+    (
+        "--num-processes, --nproc-per-node, --world-size, --ranks, --num-ranks, --workers",
+        "--nproc N",
+    ),
     ("--standalone", "--nproc N alone: the ranks of one host meet at a port that it chooses"),
     ("--rdzv-endpoint, --rdzv-backend, --rdzv-id", "--master-addr HOST --master-port PORT"),
     ("--nodes, --num-nodes, --num-machines", "--nnodes N"),
@@ -179,7 +182,9 @@ fn alias(command: &Command, error: &Error) -> Option<String> {
         return Some(format!("{}: pass {pass}", printable(&typed)));
     }
     let letters = |word: &str| word.to_lowercase().replace(['-', '_'], "");
-    let Some(ContextValue::Strings(known)) = error.get(ContextKind::ValidValue) else { return None };
+    let Some(ContextValue::Strings(known)) = error.get(ContextKind::ValidValue) else {
+        return None;
+    };
     let same = known.iter().find(|known| letters(known) == letters(value))?;
     Some(format!("{}: pass {same}", printable(&typed)))
 }

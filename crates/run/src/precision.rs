@@ -88,7 +88,7 @@ pub(crate) fn rehearse(
 
 /// The element type of the run that wrote a checkpoint. Errors if this version does not know its name.
 pub fn of_checkpoint(checkpoint: &Checkpoint) -> std::result::Result<PrecisionName, String> {
-    let name = checkpoint.setting(FLAG).unwrap_or_default();
+    let name = checkpoint.setting(FLAG).ok_or_else(|| format!("it does not say its {FLAG}"))?;
     PrecisionName::from_str(name, false).map_err(|_| {
         format!("it was trained with {FLAG} {name}, which this version does not know; pass {FLAG} f32 or bf16")
     })

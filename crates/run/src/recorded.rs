@@ -47,7 +47,8 @@ pub fn of_run(config: &TrainConfig) -> String {
 /// The flags that a checkpoint records.
 fn of_checkpoint(checkpoint: &Checkpoint, refuse: impl Fn(String) -> Failure) -> Result<SpecFile> {
     let path = checkpoint.path().join("index.json");
-    let text = checkpoint.setting(KEY).unwrap_or("{}");
+    let text =
+        checkpoint.setting(KEY).ok_or_else(|| refuse(format!("it does not say its {KEY}")))?;
     SpecFile::parse_of_checkpoint(&path, text).map_err(|failure| refuse(failure.to_string()))
 }
 

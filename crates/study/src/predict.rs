@@ -112,6 +112,11 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
     }
     flags::check_memory_flags(args)?;
     if args.links.is_empty() {
+        let is_given = args.measure || args.trace.is_some() || args.gradient_bytes.is_some();
+        if is_given || args.train.0.keys().next().is_some() {
+            let text = "--links without a value lists the links: pass a link, or no other flag";
+            return Err(Failure::Usage(text.into()));
+        }
         say(&table::speeds(&NAMED_LINKS));
         say(
             "Each is in one direction; both can be used at once. Bandwidths are nominal, latencies \

@@ -56,7 +56,7 @@ pub trait DataChoice: Choice {
     }
 }
 
-/// What a [`Row`] of a data set has.
+/// The part of a [`Row`] that only data sets have.
 struct OfData {
     resolve: fn(&ArgMatches, &RunNeeds) -> Result<Arc<dyn DataSettings>>,
     tokenizer: Option<&'static str>,

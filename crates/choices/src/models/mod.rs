@@ -37,7 +37,7 @@ pub trait ModelChoice: Choice {
     }
 }
 
-/// What a [`Row`] of a model has.
+/// The part of a [`Row`] that only models have.
 struct OfModel {
     width_flags: &'static [&'static str],
     resolve: fn(&ArgMatches) -> Result<Arc<dyn ModelSettings>>,

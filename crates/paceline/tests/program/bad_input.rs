@@ -304,6 +304,15 @@ fn checkpoints_of_other_versions() {
     fs::write(&path, text.replace("\"version\":5", "\"version\":6")).unwrap();
     let words = ["--resume saved", "of version 6", "this program reads version 5", "start again"];
     refused_in(&sandbox, &format!("{flags} --resume saved"), &words);
+
+    // Up to version 3 a checkpoint was one file.
+    let sandbox = Sandbox::new();
+    sandbox.write("saved/checkpoint.safetensors", b"whatever it holds");
+    let words = ["checkpoint.safetensors there was written by an earlier version", "start again"];
+    let auto = format!("{TINY} --save saved --resume auto");
+    for flags in [&format!("{TINY} --resume saved"), &auto] {
+        refused_in(&sandbox, flags, &words);
+    }
 }
 
 #[test]

@@ -145,7 +145,8 @@ impl Outcome {
     pub fn has_failures(&self) -> bool {
         self.rows.iter().any(|row| row.failure.is_some())
     }
-    /// The same, of some rows.
+
+    /// A table of some rows.
     pub fn table_of(&self, rows: &[Row], extra: &[&str]) -> Table {
         let mut columns = Columns::new();
         let has_scenes = rows.iter().filter(|row| row.is_base).count() > 1;

@@ -11,8 +11,8 @@ use paceline_analysis::read::{self, Select};
 use paceline_analysis::report::panels;
 use paceline_analysis::report::{Note, Report, Weight};
 use paceline_analysis::timeline::Timeline;
+use paceline_failure::Result;
 use paceline_failure::outputs::{check_folder, write_report};
-use paceline_failure::{Failure, Result};
 use paceline_files::{Printable, printable};
 use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, plural, say};
@@ -41,13 +41,6 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
     let options = Options { include_last_step: args.include_last_step, ..Options::default() };
     let [before, then] = [places.to_vec(), vec![after.to_owned()]];
     let (before, then) = (timelines(&before, &mut notes)?, timelines(&then, &mut notes)?);
-    if is_own(&before) != is_own(&then) {
-        return Err(Failure::Usage(format!(
-            "--against compares runs of the same program, and only one of {} and {} is of paceline",
-            first.printable(),
-            after.printable()
-        )));
-    }
     let diff = hta::diff(&before, &then, &args.steps, &options)?;
     let [was, is] = [&before, &then].map(|of| doctor::diagnosis(of, &options));
     let about = Report {
@@ -56,16 +49,20 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
         notes,
         ..Report::default()
     };
+    let is_one_program = is_own(&before) == is_own(&then);
     let all: Vec<Timeline> = before.into_iter().chain(then).collect();
     let mut report = panels::of_diff(&diff, &all, about);
-    match doctor::against::against(&was, &is) {
+    match doctor::against::against(&was, &is).filter(|_| is_one_program) {
         Some(against) => panels::add_against(&mut report, &against),
         None => {
-            let unseen = was.unseen.first().or(is.unseen.first());
-            let text = format!(
-                "Steps cannot be compared by cause. {}",
-                unseen.map_or("They cannot be replayed.", String::as_str)
-            );
+            let unseen = was.unseen.first().or(is.unseen.first()).filter(|_| is_one_program);
+            let why = if is_one_program {
+                "They cannot be replayed."
+            } else {
+                "Only one side is of paceline."
+            };
+            let why = unseen.map_or(why, String::as_str);
+            let text = format!("Steps cannot be compared by cause. {why}");
             report.notes.insert(0, Note { weight: Weight::Warning, text });
         }
     }

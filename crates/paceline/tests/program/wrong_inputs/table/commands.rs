@@ -227,6 +227,8 @@ pub const TABLES: &[Table] = &[
             "check --link 10gbit",
             "check --timeout -1",
             "predict --nproc 1",
+            "predict --links --gradient-bytes 5MB --compute-ms 3",
+            "predict --links --measure",
             "predict --links slow",
             "predict --links 10gbit",
             "predict --gradient-bytes 5 --compute-ms nan",
