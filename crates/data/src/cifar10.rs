@@ -68,7 +68,10 @@ impl Cifar10 {
 pub(crate) fn check(path: &Path, file: &[u8]) -> Result<(), DataError> {
     let found = file.len();
     if found == 0 || !found.is_multiple_of(RECORD) {
-        return Err(DataError::RecordSize { path: path.into(), record_bytes: RECORD, found });
+        let problem = format!(
+            "{found} bytes are not a positive multiple of the {RECORD} bytes of a record; fetch the file again"
+        );
+        return Err(DataError::format(path, problem));
     }
     files::check_labels(path, file.chunks_exact(RECORD).map(|record| record[0]))
 }

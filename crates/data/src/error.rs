@@ -38,104 +38,13 @@ pub enum DataError {
         /// The reason that the system gave.
         source: io::Error,
     },
-    /// A compressed file does not unpack.
-    #[error("{}: broken gzip stream ({source}); fetch the file again", path.display())]
-    Gzip {
-        /// The file.
+    /// A file does not have the contents that its format or its data set needs.
+    #[error("{}: {problem}", path.display())]
+    Format {
+        /// The file or the folder.
         path: PathBuf,
-        /// The decoder's error.
-        source: io::Error,
-    },
-    /// A file is of a different kind than its name says.
-    #[error(
-        "{}: expected the magic number {expected:#010x}, found {found:#010x}; check that images and \
-         labels were not swapped and that this is an IDX file at all",
-        path.display()
-    )]
-    Magic {
-        /// The file.
-        path: PathBuf,
-        /// The number that its first four bytes should hold.
-        expected: u32,
-        /// The number that they hold.
-        found: u32,
-    },
-    /// The items in a file have a different shape than those of this data set.
-    #[error("{}: expected items of shape {expected:?}, found {found:?}", path.display())]
-    ItemShape {
-        /// The file.
-        path: PathBuf,
-        /// Extents of an item of this data set.
-        expected: Vec<usize>,
-        /// Extents that the file announces.
-        found: Vec<usize>,
-    },
-    /// A file ends early.
-    #[error(
-        "{}: truncated: expected {expected} bytes (uncompressed), found {found}; fetch the file again",
-        path.display()
-    )]
-    Truncated {
-        /// The file.
-        path: PathBuf,
-        /// The size in bytes that its header announces, or the size of the header itself.
-        expected: u64,
-        /// The actual size in bytes.
-        found: u64,
-    },
-    /// A file has more bytes after its last item.
-    #[error(
-        "{}: has trailing bytes: it should end after {expected} bytes (uncompressed); fetch the file \
-         again",
-        path.display()
-    )]
-    TrailingBytes {
-        /// The file.
-        path: PathBuf,
-        /// The size in bytes that its header announces.
-        expected: u64,
-    },
-    /// A file of fixed-size records is empty, or ends in the middle of a record.
-    #[error(
-        "{}: {found} bytes are not a positive multiple of the {record_bytes} bytes of a record; fetch \
-         the file again",
-        path.display()
-    )]
-    RecordSize {
-        /// The file.
-        path: PathBuf,
-        /// The size of a record in bytes.
-        record_bytes: usize,
-        /// The size of the file in bytes.
-        found: usize,
-    },
-    /// The numbers of images and labels differ.
-    #[error(
-        "{} has {num_images} images but {} has {num_labels} labels; take both files from one source",
-        images.display(),
-        labels.display()
-    )]
-    Counts {
-        /// The file of images.
-        images: PathBuf,
-        /// How many it holds.
-        num_images: usize,
-        /// The file of labels.
-        labels: PathBuf,
-        /// How many it holds.
-        num_labels: usize,
-    },
-    /// A label in a file is not a class.
-    #[error("{}: record {record} has the label {label}, above {largest}", path.display())]
-    FileLabel {
-        /// The file.
-        path: PathBuf,
-        /// The record, counted from zero.
-        record: usize,
-        /// The label.
-        label: u8,
-        /// The largest label of this data set.
-        largest: u8,
+        /// The problem.
+        problem: String,
     },
     /// A file or a folder of the user's does not have what a data set needs.
     #[error("{} {problem}", path.printable())]
@@ -158,12 +67,6 @@ pub enum DataError {
         /// Those of the first image.
         expected: [usize; 3],
     },
-    /// A file is well-formed but holds no samples.
-    #[error("{}: holds no samples", path.display())]
-    NoSamples {
-        /// The file.
-        path: PathBuf,
-    },
     /// A setting has an invalid value.
     #[error("{setting} must be {needs}, got {got}")]
     Setting {
@@ -180,33 +83,15 @@ pub enum DataError {
         /// Elements of all inputs together.
         num_elems: u128,
     },
-    /// The user's data set gave a class outside the number of classes that it announced.
-    #[error("sample {index} of epoch {epoch} has the class {class}, not one of 0..{num_classes}")]
-    Class {
-        /// The epoch that was read.
-        epoch: u64,
-        /// The sample that was read.
-        index: usize,
-        /// The class that the data set gave.
-        class: i64,
-        /// The number of classes that it announced.
-        num_classes: usize,
-    },
-    /// The user's data set gave a number outside the range that it announced for a field.
-    #[error(
-        "sample {index} of epoch {epoch} has {value} in {name}, which is not from 0 to {limit} - 1"
-    )]
+    /// The user's data set gave a class or another number outside the range that it announced.
+    #[error("sample {index} of epoch {epoch} has {problem}")]
     OutOfRange {
         /// The epoch that was read.
         epoch: u64,
         /// The sample that was read.
         index: usize,
-        /// The field.
-        name: &'static str,
-        /// The number that the data set gave.
-        value: i64,
-        /// The number above all that are possible.
-        limit: usize,
+        /// The number, where it is, and the range.
+        problem: String,
     },
     /// No batch can be made of the fields of a data set.
     #[error("the fields of the data set: {problem}")]
@@ -254,6 +139,11 @@ impl DataError {
     /// What is wrong with a file or a folder of the user's.
     pub(crate) fn content(path: &Path, problem: impl Into<String>) -> Self {
         Self::Content { path: path.to_owned(), problem: problem.into() }
+    }
+
+    /// A file whose contents are not those that its format or its data set needs.
+    pub(crate) fn format(path: &Path, problem: impl Into<String>) -> Self {
+        Self::Format { path: path.to_owned(), problem: problem.into() }
     }
 
     /// Errors if a setting is zero.

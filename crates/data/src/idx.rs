@@ -34,7 +34,10 @@ pub(crate) fn read(path: PathBuf, file: impl Read, item_shape: &[usize]) -> Resu
     let mut reader = BufReader::new(file);
     match reader.fill_buf() {
         Ok(start) if start.starts_with(&GZIP_MAGIC) => {
-            let wrap = |path, source| DataError::Gzip { path, source };
+            let wrap = |path: PathBuf, source| {
+                let problem = format!("broken gzip stream ({source}); fetch the file again");
+                DataError::Format { path, problem }
+            };
             Source { path, reader: MultiGzDecoder::new(reader), wrap }.read(item_shape)
         }
         Ok(_) => {
@@ -56,6 +59,11 @@ impl<R: Read> Source<R> {
     fn read(mut self, item_shape: &[usize]) -> Result<Idx, DataError> {
         // Header: two zero bytes, the type (8: unsigned byte), the number of extents; then the
         // extents, big-endian, the number of items first.
+        let path = self.path.clone();
+        let truncated = |expected, found| {
+            let sizes = format!("expected {expected} bytes (uncompressed), found {found}");
+            DataError::format(&path, format!("truncated: {sizes}; fetch the file again"))
+        };
         let header_len = 4 * (2 + item_shape.len() as u64);
         let header = self.up_to(header_len)?;
         let mut words = header
@@ -65,21 +73,25 @@ impl<R: Read> Source<R> {
         if let Some(found) = words.next()
             && found != expected
         {
-            return Err(DataError::Magic { path: self.path, expected, found });
+            let problem = format!(
+                "expected the magic number {expected:#010x}, found {found:#010x}; check that images and labels were not \
+                 swapped and that this is an IDX file at all"
+            );
+            return Err(DataError::format(&path, problem));
         }
         let found = header.len() as u64;
         if found < header_len {
-            return Err(DataError::Truncated { path: self.path, expected: header_len, found });
+            return Err(truncated(header_len, found));
         }
         let mut extents = words.map(|word| word as usize);
         let count = extents.next().unwrap_or(0);
         let found_shape: Vec<usize> = extents.collect();
         if found_shape != item_shape {
-            let (expected, found) = (item_shape.to_vec(), found_shape);
-            return Err(DataError::ItemShape { path: self.path, expected, found });
+            let problem = format!("expected items of shape {item_shape:?}, found {found_shape:?}");
+            return Err(DataError::format(&path, problem));
         }
         if count == 0 {
-            return Err(DataError::NoSamples { path: self.path });
+            return Err(DataError::format(&path, "holds no samples"));
         }
         if count > MAX_ITEMS {
             let reason = format!("it announces {count} items, and at most {MAX_ITEMS} are read");
@@ -92,11 +104,16 @@ impl<R: Read> Source<R> {
         // the bytes that are read, not with what a broken header announces.
         let data = self.up_to(data_len + 1)?;
         let found = header_len + data.len() as u64;
-        match found {
-            _ if found < expected => Err(DataError::Truncated { path: self.path, expected, found }),
-            _ if found > expected => Err(DataError::TrailingBytes { path: self.path, expected }),
-            _ => Ok(Idx { path: self.path, count, data }),
+        if found < expected {
+            return Err(truncated(expected, found));
         }
+        if found > expected {
+            let problem = format!(
+                "has trailing bytes: it should end after {expected} bytes (uncompressed); fetch the file again"
+            );
+            return Err(DataError::format(&path, problem));
+        }
+        Ok(Idx { path, count, data })
     }
 
     fn up_to(&mut self, num_bytes: u64) -> Result<Vec<u8>, DataError> {

@@ -66,7 +66,7 @@ impl ImageFolder {
         let (scales, size) = match (size, first) {
             (Some(size), _) => (true, size),
             (None, Some(first)) => (false, decoded(&first)?.size()),
-            (None, None) => return Err(DataError::NoSamples { path: self.train.clone() }),
+            (None, None) => return Err(DataError::format(&self.train, "holds no samples")),
         };
         let of_image: usize = size.iter().product();
         let num_elems = part.files.len() as u128 * of_image as u128;
@@ -134,7 +134,7 @@ impl Files {
             }
         }
         match files.is_empty() {
-            true => Err(DataError::NoSamples { path: root.to_owned() }),
+            true => Err(DataError::format(root, "holds no samples")),
             false => Ok(Self { classes, files }),
         }
     }

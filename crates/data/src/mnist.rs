@@ -45,12 +45,13 @@ impl Mnist {
     /// The data set of these two files.
     pub(crate) fn of(images: Idx, labels: Idx) -> Result<Self, DataError> {
         if images.count != labels.count {
-            return Err(DataError::Counts {
-                images: images.path,
-                num_images: images.count,
-                labels: labels.path,
-                num_labels: labels.count,
-            });
+            let problem = format!(
+                "has {} images but {} has {} labels; take both files from one source",
+                images.count,
+                labels.path.display(),
+                labels.count
+            );
+            return Err(DataError::content(&images.path, problem));
         }
         files::check_labels(&labels.path, labels.data.iter().copied())?;
         let values = files::normalized(0.1307, 0.3081);

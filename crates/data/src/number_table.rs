@@ -165,7 +165,7 @@ impl Rows {
             }
         }
         match labels.is_empty() {
-            true => Err(DataError::NoSamples { path }),
+            true => Err(DataError::format(&path, "holds no samples")),
             false => Ok(Self { path, columns, values, labels }),
         }
     }

@@ -124,16 +124,13 @@ impl Column {
         };
         let values = &values[row * self.field.max_elems()..][..self.len(length)];
         let is_outside = |value: &&i64| usize::try_from(**value).map_or(true, |v| v >= limit);
-        match values.iter().find(is_outside) {
-            None => Ok(()),
-            Some(&class) if self.field.num_classes().is_some() => {
-                Err(DataError::Class { epoch, index, class, num_classes: limit })
-            }
-            Some(&value) => {
-                let name = self.field.name();
-                Err(DataError::OutOfRange { epoch, index, name, value, limit })
-            }
-        }
+        let Some(value) = values.iter().find(is_outside) else { return Ok(()) };
+        let problem = if self.field.num_classes().is_some() {
+            format!("the class {value}, not one of 0..{limit}")
+        } else {
+            format!("{value} in {}, which is not from 0 to {limit} - 1", self.field.name())
+        };
+        Err(DataError::OutOfRange { epoch, index, problem })
     }
 
     /// Moves the samples of a ragged field together, so that a row has the length `longest`, and pads the shorter ones.
