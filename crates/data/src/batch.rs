@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use paceline_memory::{Allocator, Category, DType, MemoryError, Tensor};
+use paceline_trace::Track;
 
 use crate::field::TensorShape;
 use crate::sample::{Column, Values};
@@ -57,6 +58,8 @@ pub struct Position {
 pub(crate) struct Producer {
     shares: Shares,
     maker: Maker,
+    /// Where a span is recorded for each batch that is made.
+    track: Option<Arc<Track>>,
 }
 
 impl Producer {
@@ -64,6 +67,7 @@ impl Producer {
         dataset: Arc<dyn Dataset>,
         shares: Shares,
         allocator: Allocator,
+        track: Option<Arc<Track>>,
     ) -> Result<Self, DataError> {
         let (len, sampler) = (dataset.len(), shares.sampler());
         if sampler.len() != len {
@@ -74,21 +78,25 @@ impl Producer {
         let shape = BatchShape::of(&*dataset);
         shape.check()?;
         let max_rows = sampler.local_batch_max();
-        Ok(Self { shares, maker: Maker { dataset, allocator, shape, max_rows } })
+        Ok(Self { shares, maker: Maker { dataset, allocator, shape, max_rows }, track })
     }
 
     /// Allocates the memory of `count` batches and returns it, so that the pool has it from now on.
     pub(crate) fn reserve(&self, count: usize) -> Result<(), DataError> {
-        let batches: Result<Vec<_>, MemoryError> =
-            (0..count).map(|_| self.maker.tensors()).collect();
-        batches?;
+        (0..count).map(|_| self.maker.tensors()).collect::<Result<Vec<_>, MemoryError>>()?;
         Ok(())
     }
 
     /// The next batch. `None` after the last one, or once `stop` is set.
     pub(crate) fn next_batch(&mut self, stop: &AtomicBool) -> Option<Result<Batch, DataError>> {
-        let (position, share) = self.shares.next()?;
-        self.maker.batch(position, share, stop).transpose()
+        let mut make = || {
+            let (position, share) = self.shares.next()?;
+            self.maker.batch(position, share, stop).transpose()
+        };
+        match &self.track {
+            Some(track) => track.span("make batch", make),
+            None => make(),
+        }
     }
 }
 
@@ -191,7 +199,7 @@ impl Maker {
                 DType::I64 => Values::I64(Box::new(tensor.write::<i64>()?)),
                 _ => Values::F32(Box::new(tensor.write::<f32>()?)),
             };
-            Ok(Column::new(field.clone(), values))
+            Ok(Column { field: field.clone(), values })
         };
         self.shape.fields().iter().zip(tensors).map(column).collect()
     }

@@ -18,7 +18,7 @@ const MAX_EXTENTS: usize = 3;
 pub struct Field {
     name: &'static str,
     extents: Vec<usize>,
-    pad: Pad,
+    pub(crate) pad: Pad,
     is_ragged: bool,
     limit: Option<usize>,
 }
@@ -122,10 +122,6 @@ impl Field {
         self.max_elems().saturating_mul(self.dtype().size_bytes())
     }
 
-    pub(crate) fn pad(&self) -> Pad {
-        self.pad
-    }
-
     /// The extents of `rows` samples of which the longest one has this length.
     pub(crate) fn dims(&self, rows: usize, longest: usize) -> Vec<usize> {
         let mut dims = [&[rows], self.extents.as_slice()].concat();
@@ -200,10 +196,7 @@ impl BatchShape {
 
     /// Fails unless batches can be made of these fields.
     pub fn check(&self) -> Result<(), DataError> {
-        match self.problem() {
-            Some(problem) => Err(DataError::Fields { problem }),
-            None => Ok(()),
-        }
+        self.problem().map_or(Ok(()), |problem| Err(DataError::Fields { problem }))
     }
 
     fn problem(&self) -> Option<String> {

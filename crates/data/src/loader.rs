@@ -58,7 +58,7 @@ pub struct Loader(Source);
 #[derive(Debug)]
 enum Source {
     /// Boxed, because it is much larger than the other variants.
-    Inline(Box<Recorded>),
+    Inline(Box<Producer>),
     Thread(Prefetcher),
     Done,
 }
@@ -73,16 +73,16 @@ impl Loader {
         config: LoaderConfig,
     ) -> Result<Self, DataError> {
         let LoaderConfig { start, end_epoch, prefetch, track } = config;
-        let producer = Producer::new(dataset, Shares::new(sampler, start, end_epoch)?, allocator)?;
-        let producer = Recorded { producer, track };
+        let shares = Shares::new(sampler, start, end_epoch)?;
+        let producer = Producer::new(dataset, shares, allocator, track)?;
         Ok(Self(match prefetch {
             Prefetch::None => {
-                producer.producer.reserve(1)?;
+                producer.reserve(1)?;
                 Source::Inline(Box::new(producer))
             }
             Prefetch::Background { depth } => {
                 // One batch that the caller holds, `depth` batches that wait, and one that is being made.
-                producer.producer.reserve(depth + 2)?;
+                producer.reserve(depth + 2)?;
                 Source::Thread(Prefetcher::start(producer, depth)?)
             }
         }))
@@ -105,22 +105,6 @@ impl Iterator for Loader {
     }
 }
 
-/// A producer, and the track on which a span is recorded for each batch that it makes.
-#[derive(Debug)]
-struct Recorded {
-    producer: Producer,
-    track: Option<Arc<Track>>,
-}
-
-impl Recorded {
-    fn next_batch(&mut self, stopped: &AtomicBool) -> Option<Result<Batch, DataError>> {
-        match &self.track {
-            Some(track) => track.span("make batch", || self.producer.next_batch(stopped)),
-            None => self.producer.next_batch(stopped),
-        }
-    }
-}
-
 /// The thread that makes batches, and the receiving end of their channel.
 #[derive(Debug)]
 struct Prefetcher {
@@ -132,7 +116,7 @@ struct Prefetcher {
 }
 
 impl Prefetcher {
-    fn start(mut producer: Recorded, depth: usize) -> Result<Self, DataError> {
+    fn start(mut producer: Producer, depth: usize) -> Result<Self, DataError> {
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = sync_channel(depth);
         let stopped = stop.clone();

@@ -4,7 +4,7 @@
 //! field. This module knows nothing of files or of the order of samples.
 
 use std::fmt;
-use std::ops::DerefMut;
+use std::ops::{DerefMut, Range};
 
 use crate::field::Pad;
 use crate::{BatchShape, DataError, Dataset, Field};
@@ -39,25 +39,17 @@ impl<'a> Sample<'a> {
     /// The memory of a field of real numbers, row-major. Every element must be written, because the memory still holds an
     /// earlier batch.
     pub fn f32(&mut self, name: &str) -> &mut [f32] {
-        let (row, length) = (self.row, self.length);
-        let column = self.column(name);
-        let len = column.len(length);
-        let start = row * column.field.max_elems();
-        match &mut column.values {
-            Values::F32(values) => &mut values[start..start + len],
-            Values::I64(_) => panic!("the field {name} has integers, not real numbers"),
+        match self.memory(name) {
+            (Values::F32(values), range) => &mut values[range],
+            (Values::I64(_), _) => panic!("the field {name} has integers, not real numbers"),
         }
     }
 
     /// The memory of a field of integers, like [`Sample::f32`].
     pub fn i64(&mut self, name: &str) -> &mut [i64] {
-        let (row, length) = (self.row, self.length);
-        let column = self.column(name);
-        let len = column.len(length);
-        let start = row * column.field.max_elems();
-        match &mut column.values {
-            Values::I64(values) => &mut values[start..start + len],
-            Values::F32(_) => panic!("the field {name} has real numbers, not integers"),
+        match self.memory(name) {
+            (Values::I64(values), range) => &mut values[range],
+            (Values::F32(_), _) => panic!("the field {name} has real numbers, not integers"),
         }
     }
 
@@ -71,17 +63,21 @@ impl<'a> Sample<'a> {
         self.length
     }
 
-    fn column(&mut self, name: &str) -> &mut Column {
+    /// The values of a field, and where this sample lies in them.
+    fn memory(&mut self, name: &str) -> (&mut Values, Range<usize>) {
         let column = self.columns.iter_mut().find(|column| column.field.name() == name);
-        column.unwrap_or_else(|| panic!("the data set has no field {name}"))
+        let column = column.unwrap_or_else(|| panic!("the data set has no field {name}"));
+        let start = self.row * column.field.max_elems();
+        let end = start + column.len(self.length);
+        (&mut column.values, start..end)
     }
 }
 
 /// The memory of one field, for all samples of a batch.
 pub(crate) struct Column {
-    field: Field,
+    pub(crate) field: Field,
     /// A row has room for a sample of the largest length.
-    values: Values,
+    pub(crate) values: Values,
 }
 
 /// Guards of a batch's tensors, or vectors.
@@ -97,10 +93,6 @@ impl fmt::Debug for Column {
 }
 
 impl Column {
-    pub(crate) fn new(field: Field, values: Values) -> Self {
-        Self { field, values }
-    }
-
     /// The elements of a sample.
     fn len(&self, length: Option<usize>) -> usize {
         if !self.field.is_ragged() {
@@ -140,7 +132,7 @@ impl Column {
         }
         let (from, per_length) = (self.field.max_elems(), self.field.elems_per_length());
         let layout = (from, longest * per_length, per_length);
-        match (&mut self.values, self.field.pad()) {
+        match (&mut self.values, self.field.pad) {
             (Values::F32(values), Pad::F32(pad)) => pack(values, lengths, layout, pad),
             (Values::I64(values), Pad::I64(pad)) => pack(values, lengths, layout, pad),
             _ => unreachable!("a column has the type of its field"),
@@ -176,11 +168,11 @@ impl OwnedSample {
         let shape = BatchShape::of(dataset);
         shape.check()?;
         let column = |field: &Field| {
-            let values = match field.pad() {
+            let values = match field.pad {
                 Pad::F32(_) => Values::F32(Box::new(vec![f32::NAN; field.max_elems()])),
                 Pad::I64(_) => Values::I64(Box::new(vec![i64::MIN; field.max_elems()])),
             };
-            Column::new(field.clone(), values)
+            Column { field: field.clone(), values }
         };
         let mut columns: Vec<Column> = shape.fields().iter().map(column).collect();
         let mut sample = Sample::new(&mut columns, 0);

@@ -241,11 +241,6 @@ fn part(count: usize, at: usize, parts: usize) -> Range<usize> {
 }
 
 impl EpochPlan {
-    /// The epoch.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
     /// This rank's share of a batch. `None` if `batch` is not below [`Sampler::batches_per_epoch`].
     pub fn batch(&self, batch: usize) -> Option<Share<'_>> {
         if batch >= self.sampler.batches_per_epoch() {
@@ -292,7 +287,7 @@ impl Shares {
             return None;
         }
         self.next.batch += 1;
-        if self.plan.epoch() != position.epoch {
+        if self.plan.epoch != position.epoch {
             self.plan = self.sampler.epoch(position.epoch);
         }
         Some((position, self.plan.batch(position.batch)?))
