@@ -3,7 +3,7 @@
 //! Input: arrays that another module has read and checked. Output: a data set. This module knows nothing of files.
 
 use crate::digest::Contents;
-use crate::{Dataset, Field, Sample, files};
+use crate::{DataError, Dataset, Field, Sample, files};
 
 /// Inputs of one shape, each with a class or with values as its target.
 #[derive(Debug)]
@@ -31,6 +31,15 @@ pub(crate) enum Targets {
     Classes { labels: Vec<u32>, num_classes: usize },
     /// Values for each input: (count, len).
     Values { values: Vec<f32>, len: usize },
+}
+
+/// An empty vector with memory for all elements of a data set. Errors if it does not fit.
+pub(crate) fn reserved<T>(num_elems: u128) -> Result<Vec<T>, DataError> {
+    let mut all = Vec::new();
+    match usize::try_from(num_elems).map(|len| all.try_reserve_exact(len)) {
+        Ok(Ok(())) => Ok(all),
+        _ => Err(DataError::TooLarge { num_elems }),
+    }
 }
 
 impl Dataset for Arrays {

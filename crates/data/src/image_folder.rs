@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::arrays::{Arrays, Inputs, Targets};
+use crate::arrays::{Arrays, Inputs, Targets, reserved};
 use crate::pixels::Pixels;
 use crate::{DataError, Split};
 
@@ -69,12 +69,7 @@ impl ImageFolder {
             (None, None) => return Err(DataError::format(&self.train, "holds no samples")),
         };
         let of_image: usize = size.iter().product();
-        let num_elems = part.files.len() as u128 * of_image as u128;
-        let mut pixels: Vec<u8> = Vec::new();
-        let reserved = usize::try_from(num_elems).map(|len| pixels.try_reserve_exact(len));
-        if !matches!(reserved, Ok(Ok(()))) {
-            return Err(DataError::TooLarge { num_elems });
-        }
+        let mut pixels: Vec<u8> = reserved(part.files.len() as u128 * of_image as u128)?;
         for (path, _) in &part.files {
             let image = decoded(path)?;
             let found = image.size();

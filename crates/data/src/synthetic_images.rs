@@ -5,6 +5,7 @@
 
 use rand::RngExt;
 
+use crate::arrays::reserved;
 use crate::random::{Purpose, fill_normal, generator};
 use crate::{DataError, Dataset, Field, Sample, Split};
 
@@ -66,12 +67,8 @@ impl SyntheticImages {
     pub fn new(config: SyntheticImagesConfig) -> Result<Self, DataError> {
         let mut made = Self::on_demand(config)?;
         let (len, image_elems) = (made.config.len, made.image_elems());
-        let num_elems = len as u128 * image_elems as u128;
-        let mut images = Vec::new();
-        if usize::try_from(num_elems).map(|n| images.try_reserve_exact(n)) != Ok(Ok(())) {
-            return Err(DataError::TooLarge { num_elems });
-        }
-        images.resize(num_elems as usize, 0.0);
+        let mut images = reserved(len as u128 * image_elems as u128)?;
+        images.resize(len * image_elems, 0.0);
         let each = images.chunks_exact_mut(image_elems).enumerate();
         let labels = each.map(|(index, image)| made.make(index, image)).collect();
         made.stored = Some(Stored { images, labels });
@@ -89,10 +86,7 @@ impl SyntheticImages {
         DataError::at_least_one("the number of samples", len)?;
         let extents = [height, width, channels, num_classes];
         let num_elems = extents.iter().fold(1u128, |n, &x| n.saturating_mul(x as u128));
-        let fits = |n| Vec::<f32>::new().try_reserve_exact(n).is_ok();
-        if !usize::try_from(num_elems).is_ok_and(fits) {
-            return Err(DataError::TooLarge { num_elems });
-        }
+        reserved::<f32>(num_elems)?;
         let templates = templates([height, width, channels], num_classes, config.seed);
         Ok(Self { config, templates, stored: None })
     }
