@@ -36,9 +36,14 @@ impl Contents {
         self
     }
 
+    /// The digest as bytes.
+    pub fn hash(self) -> [u8; 32] {
+        self.0.finalize().into()
+    }
+
     /// The digest.
     pub fn finish(self) -> String {
-        self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        self.hash().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 

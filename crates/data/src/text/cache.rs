@@ -39,50 +39,27 @@ impl TokenRows {
     }
 }
 
-/// The digest of everything that tokens depend on.
-#[derive(Debug)]
-pub(super) struct Key(Sha256);
-
-impl Key {
-    pub fn new(settings: &str) -> Self {
-        let mut key = Self(Sha256::new());
-        key.add(settings.as_bytes());
-        key
-    }
-
-    /// Adds bytes, and how many there are, so that two neighbors cannot be taken for others.
-    pub fn add(&mut self, bytes: &[u8]) {
-        self.0.update((bytes.len() as u64).to_le_bytes());
-        self.0.update(bytes);
-    }
-
-    /// Adds the contents of a file.
-    pub fn add_file(&mut self, path: &Path) -> Result<(), TextError> {
-        let hash = || -> io::Result<[u8; DIGEST]> {
-            let (mut file, mut hash) = (paceline_files::open(path)?, Sha256::new());
-            let mut piece = vec![0; PIECE_BYTES];
-            loop {
-                match file.read(&mut piece)? {
-                    0 => return Ok(hash.finalize().into()),
-                    len => hash.update(&piece[..len]),
-                }
+/// The digest of the contents of a file.
+pub(super) fn file_digest(path: &Path) -> Result<[u8; DIGEST], TextError> {
+    let hash = || -> io::Result<[u8; DIGEST]> {
+        let (mut file, mut hash) = (paceline_files::open(path)?, Sha256::new());
+        let mut piece = vec![0; PIECE_BYTES];
+        loop {
+            match file.read(&mut piece)? {
+                0 => return Ok(hash.finalize().into()),
+                len => hash.update(&piece[..len]),
             }
-        };
-        let hash = hash().map_err(|error| TextError::file(path, error))?;
-        self.add(&hash);
-        Ok(())
-    }
-
-    pub fn finish(self) -> [u8; DIGEST] {
-        self.0.finalize().into()
-    }
+        }
+    };
+    hash().map_err(|error| TextError::file(path, error))
 }
 
 /// The file of tokens with this key.
 #[derive(Debug)]
 pub(super) struct CacheFile {
     folder: PathBuf,
-    path: PathBuf,
+    pub path: PathBuf,
+    /// The digest of everything that the tokens depend on.
     key: [u8; DIGEST],
 }
 
@@ -90,10 +67,6 @@ impl CacheFile {
     pub fn new(folder: &Path, key: [u8; DIGEST]) -> Self {
         let name: String = key[..16].iter().map(|byte| format!("{byte:02x}")).collect();
         Self { folder: folder.into(), path: folder.join(format!("{name}.tokens")), key }
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// The tokens, if the file is there. Errors with a reason if it is damaged.
@@ -107,23 +80,17 @@ impl CacheFile {
 
     /// Writes the tokens. Another process that writes the same file does no harm: both write the same bytes.
     pub fn write(&self, rows: &TokenRows) -> Result<(), TextError> {
+        let unfinished = self.path.with_extension(format!("tokens.{}", std::process::id()));
         let write = || -> io::Result<()> {
             fs::create_dir_all(&self.folder)?;
-            let unfinished = self.path.with_extension(format!("tokens.{}", std::process::id()));
-            let write = || -> io::Result<()> {
-                let mut file = paceline_files::create(&unfinished)?;
-                file.write_all(&self.encode(rows))?;
-                file.sync_all()?;
-                fs::rename(&unfinished, &self.path)
-            };
-            let written = write();
-            if written.is_err() {
-                // The error that is reported is the one of the write.
-                let _ = fs::remove_file(&unfinished);
-            }
-            written
+            let mut file = paceline_files::create(&unfinished)?;
+            file.write_all(&self.encode(rows))?;
+            file.sync_all()?;
+            fs::rename(&unfinished, &self.path)
         };
         write().map_err(|error| {
+            // The error that is reported is the one of the write.
+            let _ = fs::remove_file(&unfinished);
             TextError::file(&self.path, format!("cannot keep the tokens here: {error}"))
         })
     }

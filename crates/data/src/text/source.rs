@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 
 use rand::seq::SliceRandom;
 
-use super::cache::{CacheFile, Key};
+use super::cache::{CacheFile, file_digest};
 use super::rows::{BYTE_ORDER_MARK, MAX_TEXT_BYTES};
 use super::{
     TableSettings, TextError, TextFiles, TextFormat, TextRows, TokenBlocks, TokenDataset,
     TokenRows, Tokenizer,
 };
 use crate::Split;
+use crate::digest::Contents;
 use crate::random::{Purpose, generator};
 
 /// No file of running text is larger. It is read as a whole.
@@ -124,14 +125,8 @@ impl TextSource {
             if num_blocks == 0 {
                 return Err(TextError::TooShort { path: folder.into(), part, num_tokens, seq_len });
             }
-            num_blocks.checked_sub(num_test).filter(|left| *left > 0).ok_or_else(|| {
-                TextError::TooFew {
-                    part: "test",
-                    wanted: num_test,
-                    available: num_blocks - 1,
-                    folder: folder.into(),
-                }
-            })
+            let left = num_blocks.checked_sub(num_test).filter(|left| *left > 0);
+            left.ok_or_else(|| self.too_few("test", num_test, num_blocks - 1))
         };
         let rows = self.cached(files, &key, report, |report| {
             let mut tokens = Vec::new();
@@ -158,10 +153,7 @@ impl TextSource {
     /// The key of tokens that depend on how tables are read.
     fn with_table_key(&self, key: String) -> String {
         // Tokens of earlier versions have no such part.
-        match self.table == TableSettings::default() {
-            true => key,
-            false => format!("{key} {:?}", self.table),
-        }
+        if self.table == TableSettings::default() { key } else { format!("{key} {:?}", self.table) }
     }
 
     /// The files that a part is made of: without test files, both parts are made of the training files.
@@ -185,22 +177,20 @@ impl TextSource {
         let for_test = if is_divided { settings.test_samples.unwrap_or(0) } else { 0 };
         let left = len.saturating_sub(for_test);
         let train = settings.train_samples.unwrap_or(left);
-        let too_few = |part, wanted, available| TextError::TooFew {
-            part,
-            wanted,
-            available,
-            folder: self.files.folder().into(),
-        };
         let (begin, wanted) = match split {
-            Split::Train if train > left => return Err(too_few("training", train, left)),
+            Split::Train if train > left => return Err(self.too_few("training", train, left)),
             Split::Train => (0, train),
             Split::Test if is_divided => (train, for_test),
             Split::Test => (0, settings.test_samples.unwrap_or(len)),
         };
         match order.get(begin..begin.saturating_add(wanted)) {
             Some(chosen) => Ok(chosen.to_vec()),
-            None => Err(too_few("test", wanted, len.saturating_sub(begin))),
+            None => Err(self.too_few("test", wanted, len.saturating_sub(begin))),
         }
+    }
+
+    fn too_few(&self, part: &'static str, wanted: usize, available: usize) -> TextError {
+        TextError::TooFew { part, wanted, available, folder: self.files.folder().into() }
     }
 
     /// The tokens from the cache, or else from `make`.
@@ -208,24 +198,22 @@ impl TextSource {
         &self,
         files: &[PathBuf],
         settings: &str,
-        report: Report<'_>,
+        mut report: Report<'_>,
         make: impl FnOnce(&mut Report<'_>) -> Result<TokenRows, TextError>,
     ) -> Result<TokenRows, TextError> {
-        let mut report = report;
         let Some(folder) = &self.cache else { return make(&mut report) };
-        let mut key = Key::new(settings);
-        key.add(self.tokenizer.json());
+        let mut key = Contents::default().bytes(settings.as_bytes()).bytes(self.tokenizer.json());
         for path in files {
             // The end of the name decides the format.
-            key.add(path.extension().unwrap_or_default().as_encoded_bytes());
-            key.add_file(path)?;
+            key = key.bytes(path.extension().unwrap_or_default().as_encoded_bytes());
+            key = key.bytes(&file_digest(path)?);
         }
-        let cache = CacheFile::new(folder, key.finish());
+        let cache = CacheFile::new(folder, key.hash());
         match cache.read() {
             Ok(Some(rows)) => return Ok(rows),
             Ok(None) => {}
             Err(reason) => {
-                let path = cache.path().display();
+                let path = cache.path.display();
                 (report.warn)(format!("{path}: {reason}; the texts are tokenized again"));
             }
         }
