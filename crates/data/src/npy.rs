@@ -104,22 +104,18 @@ impl NpyFolder {
         if split == Split::Train {
             return Ok(Targets::Classes { labels, num_classes });
         }
-        match self.array("y", "train")?.targets()? {
-            Targets::Classes { num_classes: known, .. } if num_classes <= known => {
-                Ok(Targets::Classes { labels, num_classes: known })
-            }
-            Targets::Classes { num_classes: known, .. } => Err(DataError::content(
-                path,
-                format!(
-                    "has the class {}, and the targets to train on {known} classes",
-                    num_classes - 1
-                ),
-            )),
-            Targets::Values { .. } => Err(DataError::content(
-                path,
-                "has whole numbers, and the targets to train on are real numbers",
-            )),
+        let train = self.array("y", "train")?.targets()?;
+        let Targets::Classes { num_classes: known, .. } = train else {
+            let problem = "has whole numbers, and the targets to train on are real numbers";
+            return Err(DataError::content(path, problem));
+        };
+        if num_classes > known {
+            let class = num_classes - 1;
+            let problem =
+                format!("has the class {class}, and the targets to train on {known} classes");
+            return Err(DataError::content(path, problem));
         }
+        Ok(Targets::Classes { labels, num_classes: known })
     }
 }
 
@@ -145,10 +141,8 @@ impl Array {
         file.read_exact(&mut len[..len_bytes]).map_err(cut)?;
         let len = u32::from_le_bytes(len) as usize;
         if len > MAX_HEADER_BYTES {
-            return Err(DataError::content(
-                &path,
-                format!("has a header of more than {MAX_HEADER_BYTES} bytes"),
-            ));
+            let problem = format!("has a header of more than {MAX_HEADER_BYTES} bytes");
+            return Err(DataError::content(&path, problem));
         }
         let mut header = vec![0; len];
         file.read_exact(&mut header).map_err(cut)?;
@@ -185,13 +179,11 @@ impl Array {
                 return Err(DataError::content(&self.path, problem));
             }
         };
-        match extents.is_empty() {
-            true => Err(DataError::content(
-                &self.path,
-                "has one number for each sample; its shape is (samples, numbers)",
-            )),
-            false => Ok((inputs, extents)),
+        if extents.is_empty() {
+            let problem = "has one number for each sample; its shape is (samples, numbers)";
+            return Err(DataError::content(&self.path, problem));
         }
+        Ok((inputs, extents))
     }
 
     fn targets(&self) -> Result<Targets, DataError> {
@@ -239,10 +231,10 @@ fn elems(file: &mut impl Read, bytes: u64, kind: Kind, width: usize) -> io::Resu
         (Kind::Real, _) => {
             Elems::Reals(words.map(|w| f64::from_le_bytes(array(w)) as f32).collect())
         }
-        (Kind::Signed, _) => {
-            Elems::Integers(words.map(|w| integer(w, w[width - 1] > 127)).collect())
+        _ => {
+            let is_negative = |w: &[u8]| kind == Kind::Signed && w[width - 1] > 127;
+            Elems::Integers(words.map(|w| integer(w, is_negative(w))).collect())
         }
-        (Kind::Unsigned, _) => Elems::Integers(words.map(|w| integer(w, false)).collect()),
     })
 }
 

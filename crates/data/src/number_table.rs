@@ -226,10 +226,8 @@ impl Classes {
         };
         class.map(|class| class as u32).ok_or_else(|| {
             let label = shown(label);
-            DataError::content(
-                path,
-                format!("row {row} has the label {label}, which no row to train on has"),
-            )
+            let problem = format!("row {row} has the label {label}, which no row to train on has");
+            DataError::content(path, problem)
         })
     }
 }

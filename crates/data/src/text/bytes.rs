@@ -57,11 +57,7 @@ pub(super) fn characters() -> impl Iterator<Item = char> {
     let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut others = '\u{100}'..;
     (0..=u8::MAX)
-        .map(move |byte| match is_printable(byte) {
-            true => Some(char::from(byte)),
-            false => others.next(),
-        })
-        .map_while(|name| name)
+        .map_while(move |byte| if is_printable(byte) { Some(byte.into()) } else { others.next() })
 }
 
 #[cfg(test)]

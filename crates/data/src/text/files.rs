@@ -4,6 +4,7 @@
 //! format. This module opens no file.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::TextError;
@@ -59,12 +60,12 @@ impl TextFiles {
             });
         }
         let found = match Self::in_folder(folder) {
-            Err(TextError::NoFiles { .. }) => subfolders(folder)?,
+            Err(TextError::NoFiles { .. }) => entries(folder)?,
             outcome => return outcome,
         };
         let mut with_files = Vec::new();
-        for subfolder in found {
-            match Self::in_folder(&subfolder) {
+        for subfolder in found.iter().filter(|path| path.is_dir()) {
+            match Self::in_folder(subfolder) {
                 Err(TextError::NoFiles { .. }) => {}
                 outcome => with_files.push(outcome?),
             }
@@ -88,9 +89,7 @@ impl TextFiles {
         let (mut train, mut folders) = (Vec::new(), vec![path.to_owned()]);
         while let Some(folder) = folders.pop() {
             for entry in entries(&folder)? {
-                let is_hidden =
-                    entry.file_name().is_some_and(|name| name.as_encoded_bytes()[0] == b'.');
-                if is_hidden {
+                if entry.file_name().is_some_and(|name| name.as_encoded_bytes()[0] == b'.') {
                     continue;
                 }
                 // What has the name of a text and is none, such as a FIFO, is refused where it is opened.
@@ -103,12 +102,10 @@ impl TextFiles {
                 }
             }
             if train.len() + folders.len() > MAX_FILES {
-                return Err(TextError::file(
-                    path,
-                    format!(
-                        "has more than {MAX_FILES} files and folders; join them, or pass a smaller folder"
-                    ),
-                ));
+                let problem = format!(
+                    "has more than {MAX_FILES} files and folders; join them, or pass a smaller folder"
+                );
+                return Err(TextError::file(path, problem));
             }
         }
         train.sort();
@@ -158,14 +155,8 @@ impl TextFiles {
 
 /// What is in a folder, in the order of the names.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, TextError> {
-    let entries = fs::read_dir(folder).map_err(|error| TextError::file(folder, error))?;
-    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
-    let mut paths: Vec<PathBuf> =
-        paths.collect::<Result<_, _>>().map_err(|error| TextError::file(folder, error))?;
+    let read = || fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>();
+    let mut paths: Vec<PathBuf> = read().map_err(|error| TextError::file(folder, error))?;
     paths.sort();
     Ok(paths)
-}
-
-fn subfolders(folder: &Path) -> Result<Vec<PathBuf>, TextError> {
-    Ok(entries(folder)?.into_iter().filter(|path| path.is_dir()).collect())
 }

@@ -78,7 +78,9 @@ impl TextRows {
         for path in paths {
             let before = rows.texts.len();
             let mut left_out = LeftOut::default();
-            rows.read_file(path, num_classes, table, &mut left_out)?;
+            let mut sink = rows.checked(path, num_classes, table, &mut left_out);
+            read_as_named(path, table, &mut sink)?;
+            drop(sink);
             left_out.note(path).into_iter().for_each(&mut *warn);
             if rows.texts.len() == before {
                 return Err(TextError::file(path, "has no rows"));
@@ -123,10 +125,10 @@ impl TextRows {
                         return Err(TextError::row(path, number, "the label is a number"));
                     }
                 };
-                match words.len() > MAX_LABEL_WORDS {
-                    true => Err(TextError::row(path, number, TOO_MANY_WORDS)),
-                    false => Ok(()),
+                if words.len() > MAX_LABEL_WORDS {
+                    return Err(TextError::row(path, number, TOO_MANY_WORDS));
                 }
+                Ok(())
             };
             let read = read_as_named(path, table, &mut sink);
             if are_numbers {
@@ -135,16 +137,6 @@ impl TextRows {
             read?;
         }
         Ok(words)
-    }
-
-    fn read_file(
-        &mut self,
-        path: &Path,
-        num_classes: usize,
-        table: &TableSettings,
-        left_out: &mut LeftOut,
-    ) -> Result<(), TextError> {
-        read_as_named(path, table, &mut self.checked(path, num_classes, table, left_out))
     }
 
     /// Adds each row that it is given, after a check.
@@ -164,12 +156,10 @@ impl TextRows {
                 .and_then(|Row { text, label }| Ok((text, table.class_of(label)?)))
                 .map_err(|problem| TextError::row(path, number, problem));
             let checked = checked.and_then(|(text, label)| {
-                match usize::try_from(label).is_ok_and(|label| label < num_classes) {
-                    true => Ok((text, label)),
-                    false => {
-                        Err(TextError::Label { path: path.into(), row: number, label, num_classes })
-                    }
+                if usize::try_from(label).is_ok_and(|label| label < num_classes) {
+                    return Ok((text, label));
                 }
+                Err(TextError::Label { path: path.into(), row: number, label, num_classes })
             });
             match checked {
                 Ok((text, label)) => {

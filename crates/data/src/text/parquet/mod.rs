@@ -53,8 +53,7 @@ fn check_pages(
 ) -> Result<(), String> {
     let mut first_row = 1i64;
     let names = metadata.file_metadata().schema().get_fields();
-    let wanted = columns.iter().map(|at| names[*at].name());
-    let wanted: Vec<&str> = wanted.collect();
+    let wanted: Vec<&str> = columns.iter().map(|at| names[*at].name()).collect();
     for group in metadata.row_groups() {
         for (number, chunk) in group.columns().iter().enumerate() {
             // The parts of a nested column have its name first.

@@ -126,10 +126,7 @@ fn check_values(page: &[(i16, Value)], unpacked: u64) -> Result<Values, String> 
     let count = number(1).ok_or("a page does not state its number of values")?;
     let encoding = number(of_encoding).ok_or("a page does not state its encoding")?;
     let is_dictionary = kind == DICTIONARY_PAGE;
-    let most = match is_dictionary {
-        true => unpacked as i64 / MIN_TEXT_BYTES,
-        false => MAX_PAGE_VALUES,
-    };
+    let most = if is_dictionary { unpacked as i64 / MIN_TEXT_BYTES } else { MAX_PAGE_VALUES };
     if !(0..=most).contains(&count) {
         return Err(format!("a page states {count} values, and {most} are the most it can have"));
     }
@@ -284,18 +281,13 @@ impl Header<'_> {
 
     fn count(&mut self, len: u64) -> io::Result<()> {
         self.read = self.read.saturating_add(len);
-        match self.read > MAX_HEADER_BYTES {
-            true => Err(bad("it has more than 1 MiB")),
-            false => Ok(()),
-        }
+        if self.read > MAX_HEADER_BYTES { Err(bad("it has more than 1 MiB")) } else { Ok(()) }
     }
 }
 
 fn skip(bytes: &mut dyn Read, len: u64) -> io::Result<()> {
-    match io::copy(&mut bytes.take(len), &mut io::sink())? == len {
-        true => Ok(()),
-        false => Err(io::ErrorKind::UnexpectedEof.into()),
-    }
+    let found = io::copy(&mut bytes.take(len), &mut io::sink())?;
+    if found == len { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
 fn bad(what: &str) -> io::Error {
