@@ -57,13 +57,13 @@ struct Source<R> {
 
 impl<R: Read> Source<R> {
     fn read(mut self, item_shape: &[usize]) -> Result<Idx, DataError> {
-        // Header: two zero bytes, the type (8: unsigned byte), the number of extents; then the
-        // extents, big-endian, the number of items first.
         let path = self.path.clone();
         let truncated = |expected, found| {
             let sizes = format!("expected {expected} bytes (uncompressed), found {found}");
             DataError::format(&path, format!("truncated: {sizes}; fetch the file again"))
         };
+        // Header: two zero bytes, the type (8: unsigned byte), the number of extents; then the
+        // extents, big-endian, the number of items first.
         let header_len = 4 * (2 + item_shape.len() as u64);
         let header = self.up_to(header_len)?;
         let mut words = header

@@ -69,18 +69,12 @@ impl Dataset for TokenDataset {
 }
 
 /// Blocks of a running text: `inputs` and `targets`, i64 (seq_len). The targets are the inputs moved by one token.
+/// Tokens that make no whole block at the end are left out.
 #[derive(Debug)]
 pub struct TokenBlocks {
-    tokens: Vec<u32>,
-    seq_len: usize,
-    vocab: usize,
-}
-
-impl TokenBlocks {
-    /// Tokens that make no whole block at the end are left out.
-    pub(super) fn new(tokens: Vec<u32>, seq_len: usize, vocab: usize) -> Self {
-        Self { tokens, seq_len, vocab }
-    }
+    pub(super) tokens: Vec<u32>,
+    pub(super) seq_len: usize,
+    pub(super) vocab: usize,
 }
 
 impl Dataset for TokenBlocks {

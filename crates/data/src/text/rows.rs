@@ -148,13 +148,14 @@ impl TextRows {
         left_out: &'a mut LeftOut,
     ) -> impl FnMut(usize, Result<Row, String>) -> Result<(), TextError> + 'a {
         move |number, row| {
-            let row = row.and_then(|row| match table.skip_bad_rows && row.text.trim().is_empty() {
-                true => Err("the text is empty".to_owned()),
-                false => Ok(row),
-            });
-            let checked = row
-                .and_then(|Row { text, label }| Ok((text, table.class_of(label)?)))
-                .map_err(|problem| TextError::row(path, number, problem));
+            let with_class = |Row { text, label }: Row| {
+                if table.skip_bad_rows && text.trim().is_empty() {
+                    return Err("the text is empty".to_owned());
+                }
+                Ok((text, table.class_of(label)?))
+            };
+            let checked = row.and_then(with_class);
+            let checked = checked.map_err(|problem| TextError::row(path, number, problem));
             let checked = checked.and_then(|(text, label)| {
                 if usize::try_from(label).is_ok_and(|label| label < num_classes) {
                     return Ok((text, label));
@@ -165,14 +166,11 @@ impl TextRows {
                 Ok((text, label)) => {
                     self.texts.push(text);
                     self.labels.push(label);
-                    Ok(())
                 }
-                Err(problem) if table.skip_bad_rows => {
-                    left_out.add(problem);
-                    Ok(())
-                }
-                Err(problem) => Err(problem),
+                Err(problem) if table.skip_bad_rows => left_out.add(problem),
+                Err(problem) => return Err(problem),
             }
+            Ok(())
         }
     }
 }

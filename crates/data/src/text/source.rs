@@ -147,7 +147,7 @@ impl TextSource {
                 Split::Test => drop(tokens.drain(..num_train * seq_len)),
             }
         }
-        Ok(TokenBlocks::new(tokens, seq_len, self.vocab()))
+        Ok(TokenBlocks { tokens, seq_len, vocab: self.vocab() })
     }
 
     /// The key of tokens that depend on how tables are read.
@@ -202,7 +202,7 @@ impl TextSource {
         make: impl FnOnce(&mut Report<'_>) -> Result<TokenRows, TextError>,
     ) -> Result<TokenRows, TextError> {
         let Some(folder) = &self.cache else { return make(&mut report) };
-        let mut key = Contents::default().bytes(settings.as_bytes()).bytes(self.tokenizer.json());
+        let mut key = Contents::default().bytes(settings.as_bytes()).bytes(&self.tokenizer.json);
         for path in files {
             // The end of the name decides the format.
             key = key.bytes(path.extension().unwrap_or_default().as_encoded_bytes());

@@ -38,7 +38,8 @@ pub type Progress<'a> = &'a mut dyn FnMut(usize, usize);
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     path: PathBuf,
-    json: Vec<u8>,
+    /// The file's contents.
+    pub(super) json: Vec<u8>,
     vocab: usize,
     pad: u32,
     /// Which end of a long text is cut off.
@@ -108,11 +109,6 @@ impl Tokenizer {
     /// The number above all tokens.
     pub fn vocab(&self) -> usize {
         self.vocab
-    }
-
-    /// The file's contents.
-    pub(super) fn json(&self) -> &[u8] {
-        &self.json
     }
 
     /// The tokens of each text, with the special tokens that the tokenizer adds, cut to `max_length` tokens. These are the
