@@ -20,7 +20,7 @@ use crate::sharding::place::ShardPlace;
 use crate::sharding::reductions::Reductions;
 use crate::sharding::{ShardOptions, groups};
 use crate::strategy::span;
-use crate::{Exactness, Replica, Result, Strategy, grad_norm};
+use crate::{Exactness, Replica, Result, Strategy};
 
 /// Shards the optimizer's state.
 #[derive(Debug, Default)]
@@ -110,10 +110,6 @@ impl Strategy for Sharded1 {
 
     fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         self.running().reductions.finish(replica, track)
-    }
-
-    fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {
-        grad_norm::over(&groups(&replica.mesh).0, replica)
     }
 
     fn optimizer_step(

@@ -19,7 +19,7 @@ use crate::sharding::place::{ShardPlace, num_elems};
 use crate::sharding::reductions::Reductions;
 use crate::sharding::{ShardOptions, groups};
 use crate::strategy::span;
-use crate::{Exactness, Footprint, Replica, Result, Strategy, grad_norm};
+use crate::{Exactness, Footprint, Replica, Result, Strategy};
 
 /// Shards gradients and the optimizer's state.
 #[derive(Debug, Default)]
@@ -162,10 +162,6 @@ impl Strategy for Sharded2 {
 
     fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         self.running().reductions.finish(replica, track)
-    }
-
-    fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {
-        grad_norm::over(&groups(&replica.mesh).0, replica)
     }
 
     fn optimizer_step(

@@ -24,7 +24,7 @@ use crate::sharding::place::{ShardPlace, num_elems};
 use crate::sharding::reductions::Reductions;
 use crate::sharding::{ShardOptions, forward_order, groups};
 use crate::strategy::span;
-use crate::{Exactness, Footprint, Replica, Result, Strategy, grad_norm};
+use crate::{Exactness, Footprint, Replica, Result, Strategy};
 
 /// Shards parameters, gradients and the optimizer's state.
 #[derive(Debug, Default)]
@@ -243,10 +243,6 @@ impl Strategy for Sharded3 {
 
     fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         self.running().reductions.finish(replica, track)
-    }
-
-    fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {
-        grad_norm::over(&groups(&replica.mesh).0, replica)
     }
 
     /// Updates the shards. Then gathers the first units of the next step.

@@ -7,7 +7,7 @@
 //! Input: a replica, units that are opened and closed, and announcements of final gradients. Output: gradients that are
 //! the mean over the ranks. A strategy knows nothing of layers.
 
-use paceline_collectives::{Mesh, MeshShape};
+use paceline_collectives::{Axis, Mesh, MeshShape};
 use paceline_kernels::Compute;
 use paceline_memory::{Category, Tensor};
 use paceline_model::{
@@ -139,7 +139,8 @@ pub trait Strategy: Send {
 
     /// The norm of all gradients of the last step together, the same on every rank.
     fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {
-        grad_norm::over(&replica.group, replica)
+        let group = replica.mesh.group(Axis::Shard).unwrap_or(&replica.group);
+        grad_norm::over(group, replica)
     }
 
     /// Updates the parameters that this rank owns from the gradients of the last step.
