@@ -16,11 +16,10 @@
 
 use paceline_collectives::{Mesh, MeshShape, ReduceOp};
 use paceline_kernels::Compute;
-use paceline_memory::Category;
-use paceline_model::{Model, Optimizer, Precision, Storage};
+use paceline_model::{Model, Optimizer, Owned, Precision, Storage};
 use paceline_trace::SpanTrack;
 
-use crate::strategy::span;
+use crate::strategy::{allocate, span};
 use crate::{Exactness, Replica, Result, SimpleDdp, Strategy, StrategyError};
 
 /// Averages parameters every few steps.
@@ -85,15 +84,8 @@ impl Strategy for LocalSgd {
         compute: &Compute,
         mesh: &Mesh,
     ) -> Result<Storage> {
-        let (layout, allocator) = (&model.layout, &compute.allocator);
-        let values = layout.num_bytes(precision.master);
-        let values = mesh.allocate(allocator, values, Category::Parameters)?;
-        let grads = layout.trained_bytes(precision.grads);
-        let grads = match self.is_as_published {
-            true => mesh.allocate(allocator, grads, Category::Gradients)?,
-            false => allocator.host(grads, Category::Gradients)?,
-        };
-        Ok(Storage::new(layout.clone(), precision, values, grads, allocator)?)
+        let held = Owned::everything(model);
+        allocate(model, precision, compute, mesh, (held, [true, self.is_as_published]))
     }
 
     /// Only in steps that communicate anyway. In the other steps each rank knows only its own loss.

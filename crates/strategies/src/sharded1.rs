@@ -11,7 +11,6 @@
 
 use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::Compute;
-use paceline_memory::Category;
 use paceline_model::{Held, Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
 use paceline_trace::SpanTrack;
 
@@ -19,7 +18,7 @@ use crate::sharding::gathers::{GatherTarget, Gathers};
 use crate::sharding::place::ShardPlace;
 use crate::sharding::reductions::Reductions;
 use crate::sharding::{ShardOptions, groups};
-use crate::strategy::span;
+use crate::strategy::{allocate, span};
 use crate::{Exactness, Replica, Result, Strategy};
 
 /// Shards the optimizer's state.
@@ -61,12 +60,7 @@ impl Strategy for Sharded1 {
         compute: &Compute,
         mesh: &Mesh,
     ) -> Result<Storage> {
-        let (layout, allocator) = (&model.layout, &compute.allocator);
-        let values = layout.num_bytes(precision.master);
-        let values = mesh.allocate(allocator, values, Category::Parameters)?;
-        let grads = layout.trained_bytes(precision.grads);
-        let grads = mesh.allocate(allocator, grads, Category::Gradients)?;
-        Ok(Storage::new(layout.clone(), precision, values, grads, allocator)?)
+        allocate(model, precision, compute, mesh, (Owned::everything(model), [true, true]))
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {

@@ -10,7 +10,6 @@
 
 use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::Compute;
-use paceline_memory::Category;
 use paceline_model::{Held, Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
 use paceline_trace::SpanTrack;
 
@@ -18,7 +17,7 @@ use crate::sharding::gathers::{GatherTarget, Gathers};
 use crate::sharding::place::{ShardPlace, num_elems};
 use crate::sharding::reductions::Reductions;
 use crate::sharding::{ShardOptions, groups};
-use crate::strategy::span;
+use crate::strategy::{allocate, span};
 use crate::{Exactness, Footprint, Replica, Result, Strategy};
 
 /// Shards gradients and the optimizer's state.
@@ -67,8 +66,9 @@ impl Strategy for Sharded2 {
         rank: usize,
     ) -> Footprint {
         let place = ShardPlace::new(mesh, rank);
+        let held = self.options.held(&model.layout, self.owned(model, mesh, rank).grads);
         Footprint {
-            gradients: self.options.gradient_bytes(model, precision, place),
+            gradients: num_elems(&held) * precision.grads.size_bytes(),
             unsharded: self.options.grad_arena_bytes(model, precision, place),
             ..Footprint::of_replica(&model.layout, precision)
         }
@@ -81,16 +81,9 @@ impl Strategy for Sharded2 {
         compute: &Compute,
         mesh: &Mesh,
     ) -> Result<Storage> {
-        let (layout, allocator) = (&model.layout, &compute.allocator);
-        let values = layout.num_bytes(precision.master);
-        let values = mesh.allocate(allocator, values, Category::Parameters)?;
-        let ranges =
-            self.options.held_gradients(layout, ShardPlace::new(mesh.shape(), mesh.world().rank()));
-        let grads = num_elems(&ranges) * precision.grads.size_bytes();
-        let grads = mesh.allocate(allocator, grads, Category::Gradients)?;
-        let all = 0..layout.len();
-        let values = (values, vec![all]);
-        Ok(Storage::of_ranges(layout.clone(), precision, values, (grads, ranges), allocator)?)
+        let mut held = self.owned(model, mesh.shape(), mesh.world().rank());
+        held.grads = self.options.held(&model.layout, held.grads);
+        allocate(model, precision, compute, mesh, (held, [true, true]))
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
@@ -124,11 +117,7 @@ impl Strategy for Sharded2 {
     ) -> Result<View> {
         let Running { gathers, reductions } = self.running();
         let values = gathers.open(replica, track, unit)?;
-        if !writes_grads {
-            return Ok(View::new(values, None, false));
-        }
-        let (grads, starts_over) = reductions.open(replica, track, unit)?;
-        Ok(View::new(values, grads, starts_over))
+        reductions.open(replica, track, unit, (values, writes_grads))
     }
 
     fn post_backward(

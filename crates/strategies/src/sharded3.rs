@@ -23,7 +23,7 @@ use crate::sharding::gathers::{GatherTarget, Gathers};
 use crate::sharding::place::{ShardPlace, num_elems};
 use crate::sharding::reductions::Reductions;
 use crate::sharding::{ShardOptions, forward_order, groups};
-use crate::strategy::span;
+use crate::strategy::{allocate, span};
 use crate::{Exactness, Footprint, Replica, Result, Strategy};
 
 /// Shards parameters, gradients and the optimizer's state.
@@ -125,12 +125,13 @@ impl Strategy for Sharded3 {
         rank: usize,
     ) -> Footprint {
         let place = ShardPlace::new(mesh, rank);
-        let shards = num_elems(&place.shards(&model.layout, false));
+        let Owned { values, grads, .. } = self.owned(model, mesh, rank);
+        let held = self.options.held(&model.layout, grads);
         let gathered = self.plan_values(model).len() * precision.master.size_bytes();
         Footprint {
-            parameters: shards * precision.master.size_bytes()
+            parameters: num_elems(&values) * precision.master.size_bytes()
                 + buffer_bytes(&model.layout, precision),
-            gradients: self.options.gradient_bytes(model, precision, place),
+            gradients: num_elems(&held) * precision.grads.size_bytes(),
             unsharded: gathered + self.options.grad_arena_bytes(model, precision, place),
             communication: 0,
         }
@@ -143,16 +144,9 @@ impl Strategy for Sharded3 {
         compute: &Compute,
         mesh: &Mesh,
     ) -> Result<Storage> {
-        let (layout, allocator) = (&model.layout, &compute.allocator);
-        let place = ShardPlace::new(mesh.shape(), mesh.world().rank());
-        let shards = place.shards(layout, false);
-        let values = num_elems(&shards) * precision.master.size_bytes();
-        let values = mesh.allocate(allocator, values, Category::Parameters)?;
-        let ranges = self.options.held_gradients(layout, place);
-        let grads = num_elems(&ranges) * precision.grads.size_bytes();
-        let grads = mesh.allocate(allocator, grads, Category::Gradients)?;
-        let (values, grads) = ((values, shards), (grads, ranges));
-        Ok(Storage::of_ranges(layout.clone(), precision, values, grads, allocator)?)
+        let mut held = self.owned(model, mesh.shape(), mesh.world().rank());
+        held.grads = self.options.held(&model.layout, held.grads);
+        allocate(model, precision, compute, mesh, (held, [true; 2]))
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
@@ -203,11 +197,7 @@ impl Strategy for Sharded3 {
         writes_grads: bool,
     ) -> Result<View> {
         let values = self.open(replica, track, unit, true)?;
-        if !writes_grads {
-            return Ok(View::new(values, None, false));
-        }
-        let (grads, starts_over) = self.running().reductions.open(replica, track, unit)?;
-        Ok(View::new(values, grads, starts_over))
+        self.running().reductions.open(replica, track, unit, (values, writes_grads))
     }
 
     fn post_backward(

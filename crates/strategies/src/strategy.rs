@@ -7,14 +7,17 @@
 //! Input: a replica, units that are opened and closed, and announcements of final gradients. Output: gradients that are
 //! the mean over the ranks. A strategy knows nothing of layers.
 
+use std::ops::Range;
+
 use paceline_collectives::{Axis, Mesh, MeshShape};
 use paceline_kernels::Compute;
-use paceline_memory::{Category, Tensor};
+use paceline_memory::{Buffer, Category, DType, Tensor};
 use paceline_model::{
     Held, Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View, WeightsDigest,
 };
 use paceline_trace::SpanTrack;
 
+use crate::sharding::place::num_elems;
 use crate::{Exactness, Footprint, Replica, Result, grad_norm};
 
 /// Names of the spans and marks that a training step records on the main track.
@@ -87,12 +90,7 @@ pub trait Strategy: Send {
         compute: &Compute,
         mesh: &Mesh,
     ) -> Result<Storage> {
-        let (layout, allocator) = (&model.layout, &compute.allocator);
-        let values = layout.num_bytes(precision.master);
-        let values = allocator.host(values, Category::Parameters)?;
-        let grads = layout.trained_bytes(precision.grads);
-        let grads = mesh.allocate(allocator, grads, Category::Gradients)?;
-        Ok(Storage::new(layout.clone(), precision, values, grads, allocator)?)
+        allocate(model, precision, compute, mesh, (Owned::everything(model), [false, true]))
     }
 
     /// Prepares for training `replica`, for example by planning buckets and allocating memory. Called once,
@@ -233,4 +231,28 @@ pub trait Strategy: Send {
     fn sync_replicas(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         replica.sync_buffers(track)
     }
+}
+
+/// The memory of the values and gradients in `held`. Of each, `in_place` says whether peers can read and write there. Ranks that
+/// hold parts of different sizes cannot share them: memory that ranks share has one size.
+pub(crate) fn allocate(
+    model: &Model,
+    precision: Precision,
+    compute: &Compute,
+    mesh: &Mesh,
+    (held, in_place): (Owned, [bool; 2]),
+) -> Result<Storage> {
+    let allocator = &compute.allocator;
+    let memory = |ranges: &[Range<usize>], dtype: DType, in_place, category| -> Result<Buffer> {
+        let bytes = num_elems(ranges) * dtype.size_bytes();
+        Ok(if in_place {
+            mesh.allocate(allocator, bytes, category)?
+        } else {
+            allocator.host(bytes, category)?
+        })
+    };
+    let values = memory(&held.values, precision.master, in_place[0], Category::Parameters)?;
+    let grads = memory(&held.grads, precision.grads, in_place[1], Category::Gradients)?;
+    let (values, grads) = ((values, held.values), (grads, held.grads));
+    Ok(Storage::of_ranges(model.layout.clone(), precision, values, grads, allocator)?)
 }

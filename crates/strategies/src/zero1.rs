@@ -11,13 +11,12 @@
 
 use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::Compute;
-use paceline_memory::Category;
 use paceline_model::{Model, Optimizer, Owned, Precision, Storage};
 use paceline_trace::SpanTrack;
 
 use crate::sharding::gathers::exposed;
 use crate::sharding::place::ShardPlace;
-use crate::strategy::span;
+use crate::strategy::{allocate, span};
 use crate::{Exactness, Replica, Result, SimpleDdp, Strategy};
 
 /// Divides the optimizer's state by whole parameters.
@@ -57,12 +56,7 @@ impl Strategy for Zero1 {
         compute: &Compute,
         mesh: &Mesh,
     ) -> Result<Storage> {
-        let (layout, allocator) = (&model.layout, &compute.allocator);
-        let values = layout.num_bytes(precision.master);
-        let values = mesh.allocate(allocator, values, Category::Parameters)?;
-        let grads = layout.trained_bytes(precision.grads);
-        let grads = mesh.allocate(allocator, grads, Category::Gradients)?;
-        Ok(Storage::new(layout.clone(), precision, values, grads, allocator)?)
+        allocate(model, precision, compute, mesh, (Owned::everything(model), [true, true]))
     }
 
     fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {

@@ -11,14 +11,13 @@
 
 use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::Compute;
-use paceline_memory::Category;
 use paceline_model::{Model, Optimizer, Owned, Precision, Storage, UnitId, View};
 use paceline_trace::SpanTrack;
 
 use crate::sharding::ShardOptions;
 use crate::sharding::owners::OwnerReductions;
 use crate::sharding::place::{ShardPlace, num_elems};
-use crate::strategy::span;
+use crate::strategy::{allocate, span};
 use crate::zero1::broadcast_updated;
 use crate::{Exactness, Footprint, Replica, Result, Strategy};
 
@@ -61,9 +60,9 @@ impl Strategy for Zero2 {
         mesh: &MeshShape,
         rank: usize,
     ) -> Footprint {
-        let own = self.options.held_params(&model.layout, ShardPlace::new(mesh, rank));
+        let held = self.options.held(&model.layout, self.owned(model, mesh, rank).grads);
         Footprint {
-            gradients: num_elems(&own) * precision.grads.size_bytes(),
+            gradients: num_elems(&held) * precision.grads.size_bytes(),
             unsharded: OwnerReductions::num_bytes(model, &self.options, precision),
             ..Footprint::of_replica(&model.layout, precision)
         }
@@ -76,17 +75,9 @@ impl Strategy for Zero2 {
         compute: &Compute,
         mesh: &Mesh,
     ) -> Result<Storage> {
-        let (layout, allocator) = (&model.layout, &compute.allocator);
-        let values = layout.num_bytes(precision.master);
-        let values = mesh.allocate(allocator, values, Category::Parameters)?;
-        let own =
-            self.options.held_params(layout, ShardPlace::new(mesh.shape(), mesh.world().rank()));
-        let grads = num_elems(&own) * precision.grads.size_bytes();
-        // Ranks own parts of different sizes, and memory that they share has one size.
-        let grads = allocator.host(grads, Category::Gradients)?;
-        let all = 0..layout.len();
-        let values = (values, vec![all]);
-        Ok(Storage::of_ranges(layout.clone(), precision, values, (grads, own), allocator)?)
+        let mut held = self.owned(model, mesh.shape(), mesh.world().rank());
+        held.grads = self.options.held(&model.layout, held.grads);
+        allocate(model, precision, compute, mesh, (held, [true, false]))
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
@@ -102,11 +93,7 @@ impl Strategy for Zero2 {
         writes_grads: bool,
     ) -> Result<View> {
         let values = replica.storage.values().clone();
-        if !writes_grads {
-            return Ok(View::new(values, None, false));
-        }
-        let (grads, starts_over) = self.reductions().open(replica, unit)?;
-        Ok(View::new(values, grads, starts_over))
+        self.reductions().open(replica, unit, (values, writes_grads))
     }
 
     fn post_backward(

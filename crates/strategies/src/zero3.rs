@@ -12,7 +12,6 @@
 
 use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::Compute;
-use paceline_memory::Category;
 use paceline_model::{Held, Model, Owned, Precision, Storage, UnitId, View};
 use paceline_trace::SpanTrack;
 
@@ -20,6 +19,7 @@ use crate::footprint::buffer_bytes;
 use crate::sharding::ShardOptions;
 use crate::sharding::owners::{OwnerReductions, UnitMemory, gather, plan};
 use crate::sharding::place::{ShardPlace, num_elems};
+use crate::strategy::allocate;
 use crate::{Exactness, Footprint, Replica, Result, Strategy};
 
 /// Divides parameters, gradients and the optimizer's state by whole parameters.
@@ -72,12 +72,12 @@ impl Strategy for Zero3 {
         mesh: &MeshShape,
         rank: usize,
     ) -> Footprint {
-        let (place, layout) = (ShardPlace::new(mesh, rank), &model.layout);
-        let values = num_elems(&place.params(layout, false)) * precision.master.size_bytes();
-        let grads = num_elems(&self.options.held_params(layout, place));
+        let Owned { values, grads, .. } = self.owned(model, mesh, rank);
+        let values = num_elems(&values) * precision.master.size_bytes();
+        let grads = num_elems(&self.options.held(&model.layout, grads));
         let gathered = plan(model, false).len() * precision.master.size_bytes();
         Footprint {
-            parameters: values + buffer_bytes(layout, precision),
+            parameters: values + buffer_bytes(&model.layout, precision),
             gradients: grads * precision.grads.size_bytes(),
             unsharded: gathered + OwnerReductions::num_bytes(model, &self.options, precision),
             communication: 0,
@@ -91,16 +91,9 @@ impl Strategy for Zero3 {
         compute: &Compute,
         mesh: &Mesh,
     ) -> Result<Storage> {
-        let (layout, allocator) = (&model.layout, &compute.allocator);
-        let place = ShardPlace::new(mesh.shape(), mesh.world().rank());
-        let (own, held) = (place.params(layout, false), self.options.held_params(layout, place));
-        // Ranks own parts of different sizes, and memory that they share has one size.
-        let values = allocator
-            .host(num_elems(&own) * precision.master.size_bytes(), Category::Parameters)?;
-        let grads = num_elems(&held) * precision.grads.size_bytes();
-        let grads = allocator.host(grads, Category::Gradients)?;
-        let (values, grads) = ((values, own), (grads, held));
-        Ok(Storage::of_ranges(layout.clone(), precision, values, grads, allocator)?)
+        let mut held = self.owned(model, mesh.shape(), mesh.world().rank());
+        held.grads = self.options.held(&model.layout, held.grads);
+        allocate(model, precision, compute, mesh, (held, [false; 2]))
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
@@ -131,11 +124,7 @@ impl Strategy for Zero3 {
         writes_grads: bool,
     ) -> Result<View> {
         let values = self.open(replica, track, unit)?;
-        if !writes_grads {
-            return Ok(View::new(values, None, false));
-        }
-        let (grads, starts_over) = self.running().reductions.open(replica, unit)?;
-        Ok(View::new(values, grads, starts_over))
+        self.running().reductions.open(replica, unit, (values, writes_grads))
     }
 
     fn post_backward(

@@ -15,7 +15,7 @@ use std::ops::Range;
 use paceline_collectives::{Axis, Group, Mesh, MeshShape};
 use paceline_model::{Layout, Model, Precision, UnitId};
 
-use self::place::{ShardPlace, num_elems};
+use self::place::ShardPlace;
 use self::reductions::{GradArena, plan_gradients};
 use crate::{Exactness, Replica, Result};
 
@@ -70,32 +70,10 @@ impl ShardOptions {
         }
     }
 
-    /// The gradients for which a rank has memory of its own between two units.
-    pub(crate) fn held_gradients(&self, layout: &Layout, place: ShardPlace) -> Vec<Range<usize>> {
+    /// The gradients for which a rank that owns `own` has memory between two units.
+    pub(crate) fn held(&self, layout: &Layout, own: Vec<Range<usize>>) -> Vec<Range<usize>> {
         let all = 0..layout.trained_len();
-        match self.holds_whole_gradients() {
-            true => vec![all],
-            false => place.shards(layout, true),
-        }
-    }
-
-    /// The same where ranks own whole parameters.
-    pub(crate) fn held_params(&self, layout: &Layout, place: ShardPlace) -> Vec<Range<usize>> {
-        let all = 0..layout.trained_len();
-        match self.holds_whole_gradients() {
-            true => vec![all],
-            false => place.params(layout, true),
-        }
-    }
-
-    /// The bytes of the gradients of [`ShardOptions::held_gradients`].
-    pub(crate) fn gradient_bytes(
-        &self,
-        model: &Model,
-        precision: Precision,
-        place: ShardPlace,
-    ) -> usize {
-        num_elems(&self.held_gradients(&model.layout, place)) * precision.grads.size_bytes()
+        if self.holds_whole_gradients() { vec![all] } else { own }
     }
 
     /// Memory for the gradients of open units, unless the rank holds whole gradients.

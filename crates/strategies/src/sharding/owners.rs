@@ -6,7 +6,7 @@
 use paceline_collectives::ReduceOp;
 use paceline_kernels::elementwise;
 use paceline_memory::{Category, DType, Tensor};
-use paceline_model::{Held, Layout, Model, Param, ParamId, Precision, UnitId};
+use paceline_model::{Held, Layout, Model, Param, ParamId, Precision, UnitId, View};
 use paceline_trace::SpanTrack;
 
 use super::arena::Arena;
@@ -118,14 +118,22 @@ impl OwnerReductions {
         (open + added) * precision.grads.size_bytes()
     }
 
-    /// The place for the gradients of a unit that a backward pass opens, and whether they start again there.
-    pub(crate) fn open(&self, replica: &Replica, unit: UnitId) -> Result<(Option<Held>, bool)> {
+    /// The view of a unit that a backward pass opens: `values`, and the place for its gradients if the pass writes them.
+    pub(crate) fn open(
+        &self,
+        replica: &Replica,
+        unit: UnitId,
+        (values, writes_grads): (Held, bool),
+    ) -> Result<View> {
         let layout = &replica.model.layout;
-        match &self.memory {
-            None => Ok((Some(replica.storage.grads().clone()), false)),
-            Some(_) if layout.unit(unit).is_frozen => Ok((None, false)),
-            Some(memory) => Ok((Some(Held::of_unit(layout, unit, &memory.of(unit)?)?), true)),
-        }
+        Ok(match &self.memory {
+            None if writes_grads => View::new(values, Some(replica.storage.grads().clone()), false),
+            Some(memory) if writes_grads && !layout.unit(unit).is_frozen => {
+                let grads = Held::of_unit(layout, unit, &memory.of(unit)?)?;
+                View::new(values, Some(grads), true)
+            }
+            _ => View::new(values, None, false),
+        })
     }
 
     /// Reduces the gradients of a unit after its backward pass.

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use paceline_collectives::{Group, Purpose, ReduceOp, Work};
 use paceline_kernels::elementwise;
 use paceline_memory::{Category, Tensor};
-use paceline_model::{Held, Model, ParamId, UnitId};
+use paceline_model::{Held, Model, ParamId, UnitId, View};
 use paceline_trace::SpanTrack;
 
 use super::arena::Arena;
@@ -145,19 +145,22 @@ impl Reductions {
         self.is_beside_gathers && replica.options.find_unused_parameters
     }
 
-    /// The place for the gradients of a unit that a backward pass opens, and whether they start again there.
+    /// The view of a unit that a backward pass opens: `values`, and the place for its gradients if the pass writes them.
     pub(crate) fn open(
         &mut self,
         replica: &Replica,
         track: &mut SpanTrack,
         unit: UnitId,
-    ) -> Result<(Option<Held>, bool)> {
+        (values, writes_grads): (Held, bool),
+    ) -> Result<View> {
         let layout = &replica.model.layout;
-        let Some(GradArena { arena, memory, .. }) = &self.arena else {
-            return Ok((Some(replica.storage.grads().clone()), false));
+        let Some(GradArena { arena, memory, .. }) = self.arena.as_ref().filter(|_| writes_grads)
+        else {
+            let grads = writes_grads.then(|| replica.storage.grads().clone());
+            return Ok(View::new(values, grads, false));
         };
         if self.num_params[unit.0] == 0 {
-            return Ok((None, false));
+            return Ok(View::new(values, None, false));
         }
         let memory = memory.slice(arena.place(unit))?;
         let taken: Vec<UnitId> = arena.neighbors(unit).chain([unit]).collect();
@@ -176,7 +179,7 @@ impl Reductions {
                 .try_for_each(|gap| memory.slice(gap)?.fill_zero())?,
         }
         self.holds[unit.0] = true;
-        Ok((Some(Held::of_unit(layout, unit, &memory)?), true))
+        Ok(View::new(values, Some(Held::of_unit(layout, unit, &memory)?), true))
     }
 
     /// The gradient of a parameter is final. Sends all units whose turn it is.
