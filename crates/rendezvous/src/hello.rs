@@ -207,7 +207,8 @@ fn said_by_connector(ahead: u8, Who { rank, world, launch }: Who) -> Vec<u8> {
 #[derive(Debug)]
 pub(crate) struct Incoming {
     pub(crate) socket: OwnedFd,
-    deadline: Deadline,
+    /// The moment after which [`Incoming::advance`] gives up.
+    pub(crate) deadline: Deadline,
     own: Nonce,
     /// The other side's random number, once its hello has come.
     theirs: Option<Nonce>,
@@ -308,11 +309,6 @@ impl Incoming {
     /// Sends the answer to a proven hello.
     pub(crate) fn answer(&self, answer: HelloAnswer) -> io::Result<()> {
         transmit(&self.socket, &[answer as u8], &self.deadline)
-    }
-
-    /// The moment after which [`Incoming::advance`] gives up.
-    pub(crate) fn deadline(&self) -> &Deadline {
-        &self.deadline
     }
 }
 

@@ -16,13 +16,14 @@ use crate::deadline::{Deadline, MAX_LIMIT};
 use crate::hello::{Hello, HelloAnswer, Incoming, Refusal, Who, reason, say_hello};
 use crate::key::RunKey;
 use crate::socket::poll_until;
+use crate::store::Failed;
 use crate::warning::Warnings;
 use crate::{Rendezvous, RendezvousError};
 
 /// How long a new connection may take to prove which rank it is.
-const HELLO_LIMIT: Duration = Duration::from_secs(2);
+pub(crate) const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// How many connections may be about to do so. Further connections are refused at once.
-const MAX_STRANGERS: usize = 128;
+pub(crate) const MAX_STRANGERS: usize = 128;
 
 /// Where a rank can be reached. A field is empty if the rank does not listen there.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -63,13 +64,8 @@ impl PeerListener {
         rank: usize,
         world_size: usize,
     ) -> Result<Self, RendezvousError> {
-        let fail = |reason| RendezvousError::Failed {
-            rank,
-            world_size,
-            place: "its own listener".into(),
-            reason,
-            missing: Vec::new(),
-        };
+        let fail =
+            |reason| Failed::Other(reason).error(rank, world_size, "its own listener".into());
         let now = Deadline::after(Duration::ZERO);
         let name = Rendezvous::fresh_secret()?;
         let socket = format!("paceline-{}", Rendezvous::fresh_secret()?);

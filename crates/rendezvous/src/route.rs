@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket}
 
 use serde::{Deserialize, Serialize};
 
+use crate::store::Failed;
 use crate::{Rendezvous, RendezvousError, RendezvousPoint};
 
 /// The network route from this host to the rendezvous.
@@ -27,14 +28,7 @@ impl HostRoute {
         rank: usize,
         world_size: usize,
     ) -> Result<Self, RendezvousError> {
-        let place = rendezvous.place();
-        let fail = |reason| RendezvousError::Failed {
-            rank,
-            world_size,
-            place,
-            reason,
-            missing: Vec::new(),
-        };
+        let fail = |reason| Failed::Other(reason).error(rank, world_size, rendezvous.place());
         Self::find(rendezvous).map_err(fail)
     }
 

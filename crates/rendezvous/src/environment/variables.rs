@@ -32,13 +32,10 @@ impl Variables<'_> {
         rank_name: &str,
         size_name: &str,
     ) -> Result<Option<(usize, usize)>, EnvironmentError> {
-        let half_set = |there: &str, missing: &str| {
-            Err(EnvironmentError::HalfSet { there: there.into(), missing: missing.into() })
-        };
         match (self.number(rank_name)?, self.number(size_name)?) {
             (None, None) => Ok(None),
-            (Some(_), None) => half_set(rank_name, size_name),
-            (None, Some(_)) => half_set(size_name, rank_name),
+            (Some(_), None) => Err(half_set(rank_name, size_name)),
+            (None, Some(_)) => Err(half_set(size_name, rank_name)),
             (Some(rank), Some(size)) => {
                 check_range(rank_name, rank, size_name, size)?;
                 Ok(Some((rank, size)))
@@ -62,15 +59,8 @@ impl Variables<'_> {
                 // One variable is enough if it says that all ranks are on this host.
                 (Some(local_rank), None) if local_rank == rank => (rank, world_size),
                 (None, Some(size)) if size == world_size => (rank, world_size),
-                (there, _) => {
-                    let names = if there.is_some() {
-                        [rank_name, size_name]
-                    } else {
-                        [size_name, rank_name]
-                    };
-                    let [there, missing] = names.map(String::from);
-                    return Err(EnvironmentError::HalfSet { there, missing });
-                }
+                (Some(_), None) => return Err(half_set(rank_name, size_name)),
+                (None, Some(_)) => return Err(half_set(size_name, rank_name)),
             };
         check_range(rank_name, local_rank, size_name, local_world_size)?;
         let (variables, rendezvous) = (Vec::new(), None);
@@ -88,6 +78,10 @@ impl Variables<'_> {
             rendezvous,
         })
     }
+}
+
+fn half_set(there: &str, missing: &str) -> EnvironmentError {
+    EnvironmentError::HalfSet { there: there.into(), missing: missing.into() }
 }
 
 pub(super) fn check_range(

@@ -168,7 +168,7 @@ fn hello_of_rank(bytes: &[u8]) -> Result<(), String> {
     first.answer(hello.answer).expect("a short answer");
 
     let (shared, _closed) = ServerState::new(WORLD, SECRET).expect("a pair of sockets");
-    shared.be_silent();
+    shared.warnings.be_silent();
     let (_client, again) = incoming();
     let Some((rank, launch, _)) = admit(again, "somebody", &shared) else {
         let is_beyond = hello.answer == HelloAnswer::Welcome && hello.rank >= WORLD;

@@ -36,7 +36,8 @@ use paceline_trace::lock;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use self::client::{Connection, Failed};
+use self::client::Connection;
+pub(crate) use self::client::Failed;
 use self::host::{Host, find_host};
 use self::server::Server;
 use self::wire::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Request};
@@ -221,7 +222,8 @@ impl Store {
         if len <= max_bytes {
             return Ok(());
         }
-        Err(self.fail(format!("a {what} of {len} bytes is too long (at most {max_bytes})")))
+        let reason = format!("a {what} of {len} bytes is too long (at most {max_bytes})");
+        Err(Failed::Other(reason).error(self.rank, self.world_size, self.place.clone()))
     }
 
     fn error(&self, action: &str, key: &str, failed: Failed) -> RendezvousError {
@@ -235,10 +237,6 @@ impl Store {
             no_host => no_host,
         };
         failed.error(self.rank, self.world_size, self.place.clone())
-    }
-
-    fn fail(&self, reason: String) -> RendezvousError {
-        Failed::Other(reason).error(self.rank, self.world_size, self.place.clone())
     }
 }
 
@@ -261,7 +259,7 @@ impl std::fmt::Debug for Store {
 
 impl Failed {
     /// The error of a rank that did not meet the others at `place`.
-    fn error(self, rank: usize, world_size: usize, place: String) -> RendezvousError {
+    pub(crate) fn error(self, rank: usize, world_size: usize, place: String) -> RendezvousError {
         let (reason, missing) = match self {
             Failed::TimedOut(ranks) if ranks.is_empty() => {
                 ("not all ranks came in time".into(), ranks)

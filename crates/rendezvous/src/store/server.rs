@@ -22,13 +22,10 @@ use crate::deadline::Deadline;
 use crate::hello::{Hello, HelloAnswer, Incoming, MAX_ATTEMPTS, reason};
 use crate::key::RunKey;
 use crate::launch::Launch;
+use crate::peers::{HELLO_LIMIT, MAX_STRANGERS};
 use crate::socket::poll_until;
 use crate::warning::{Warnings, warn};
 
-/// How long a new connection may take to prove which rank it is.
-const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// How many connections may be waiting to say hello. Further connections are refused at once.
-const MAX_STRANGERS: usize = 128;
 /// How long rank 0 waits for its last answers to leave when the rendezvous has failed.
 const LAST_ANSWERS: Duration = Duration::from_millis(50);
 
@@ -56,7 +53,7 @@ pub(crate) struct ServerState {
     changed: Condvar,
     num_strangers: AtomicUsize,
     /// Of refused connections.
-    warnings: Warnings,
+    pub(crate) warnings: Warnings,
     /// Shut down when no more ranks are expected.
     closing: UnixStream,
 }
@@ -120,7 +117,7 @@ impl Server {
         let shared = Arc::new(shared);
         let accepting = {
             let shared = shared.clone();
-            thread("store", move || accept_all(&listeners, &closed, &shared))?
+            thread_builder("store").spawn(move || accept_all(&listeners, &closed, &shared))?
         };
         Ok(Self { shared, accepting: Some(accepting) })
     }
@@ -132,9 +129,7 @@ impl Server {
             let _ = thread.join();
         }
     }
-}
 
-impl Server {
     /// Ends all waits, because rank 0 has waited in vain and its process is about to end. The other ranks learn now
     /// which ranks are missing. Otherwise they would report rank 0 as the rank that has ended.
     pub(crate) fn give_up(&self) {
@@ -166,11 +161,6 @@ impl ServerState {
             closing,
         };
         Ok((shared, closed))
-    }
-
-    /// Reports no refused connections.
-    pub(crate) fn be_silent(&self) {
-        self.warnings.be_silent();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -290,7 +280,9 @@ fn accept_all(listeners: &[Listener], closed: &UnixStream, shared: &Arc<ServerSt
                 continue;
             }
             let (served, named) = (shared.clone(), who.clone());
-            if let Err(error) = thread("store-peer", move || serve(socket, &named, &served)) {
+            let serving =
+                thread_builder("store-peer").spawn(move || serve(socket, &named, &served));
+            if let Err(error) = serving {
                 shared.num_strangers.fetch_sub(1, Ordering::Relaxed);
                 // A rank tries again until its time is up. Its error cannot say why nobody answers.
                 let fix = "allow more processes (ulimit -u, or pids.max of the control group)";
@@ -328,7 +320,7 @@ fn proven(incoming: &mut Incoming, shared: &ServerState) -> io::Result<Hello> {
             return Ok(hello);
         }
         let mut fds = [PollFd::new(&incoming.socket, PollFlags::IN)];
-        match poll_until(&mut fds, Some(incoming.deadline())) {
+        match poll_until(&mut fds, Some(&incoming.deadline)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -390,8 +382,4 @@ pub(crate) fn admit(
     }
     shared.changed.notify_all();
     Some((rank, launch, incoming.socket))
-}
-
-fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    thread_builder(name).spawn(body)
 }
