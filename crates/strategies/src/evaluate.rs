@@ -22,7 +22,7 @@ pub fn evaluate(
     let mut cx = Context::evaluation(compute, storage, &mut units, &mut hooks).with_batch(batch);
     cx.open_roots()?;
     let pipeline = &replica.pipeline;
-    let (placement, rank) = (pipeline.placement(), pipeline.rank());
+    let (placement, rank) = (pipeline.placement, pipeline.rank);
     let is_here = |stage: usize| placement.rank(stage) == rank;
     let mut made: Option<Tensor> = None;
     for stage in (0..placement.stages()).filter(|stage| is_here(*stage)) {

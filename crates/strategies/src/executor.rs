@@ -58,8 +58,8 @@ pub(crate) fn run(step: &mut Step, plan: &Plan, executed: &mut Executed) -> Resu
         step.wait(work)?;
     }
     acted.clear();
-    let pipeline = &step.replica().pipeline;
-    let (placement, rank) = (*pipeline.placement(), pipeline.rank());
+    let pipeline = &step.replica.pipeline;
+    let (placement, rank) = (pipeline.placement, pipeline.rank);
     let (micro_batches, stages) = (plan.shape().micro_batches, placement.stages());
     let place = |stage: usize, at: usize| placement.chunk(stage) * micro_batches + at;
     let mut flights: Vec<Flight> = Vec::new();
@@ -73,7 +73,7 @@ pub(crate) fn run(step: &mut Step, plan: &Plan, executed: &mut Executed) -> Resu
         match kind {
             Kind::Forward => {
                 let input = match stage.checked_sub(1) {
-                    None => step.passed()[at].batch.inputs().clone(),
+                    None => step.passed[at].batch.inputs().clone(),
                     Some(before) if is_here(before) => {
                         flights[place(before, at)].output.take().expect("checked with the plan")
                     }
@@ -86,7 +86,7 @@ pub(crate) fn run(step: &mut Step, plan: &Plan, executed: &mut Executed) -> Resu
             Kind::Backward | Kind::BackwardInput => {
                 let d_output = if stage + 1 == stages {
                     let output = flights[own].output.take().expect("checked with the plan");
-                    let has_halves = step.replica().model.objective.has_halves();
+                    let has_halves = step.replica.model.objective.has_halves();
                     let puts_off =
                         kind == Kind::BackwardInput && has_halves && !pipeline.head_at_once;
                     flights[own].of_loss = puts_off.then(Saved::default);
@@ -123,10 +123,10 @@ pub(crate) fn run(step: &mut Step, plan: &Plan, executed: &mut Executed) -> Resu
             }
             Kind::ReceiveForward | Kind::ReceiveBackward => {
                 let is_forward = kind == Kind::ReceiveForward;
-                let batch = &step.passed()[at].batch;
+                let batch = &step.passed[at].batch;
                 // The gradient of an output has the shape of the next stage's input.
                 let shaped_like = if is_forward { stage } else { stage + 1 };
-                let tensor = pipeline.input(step.replica(), batch, shaped_like)?;
+                let tensor = pipeline.input(step.replica, batch, shaped_like)?;
                 let work = Some(pipeline.receive(stage, is_forward, &tensor)?);
                 let arriving = Some(Arriving { tensor, work });
                 let flight = &mut flights[own];

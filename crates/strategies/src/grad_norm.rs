@@ -19,7 +19,7 @@ type Sent = (u32, usize, [f64; ROW_ELEMS]);
 ///
 /// Bytes sent: about 140 per node, and at most two nodes of each level of the tree for each owned range.
 pub fn over(group: &Group, replica: &Replica) -> Result<f64> {
-    let layout = replica.pipeline.layout();
+    let layout = &replica.pipeline.layout;
     let rows = norm::RowRanges::new(layout.trained().map(|(_, param)| param.range()));
     let mut own: Vec<Sent> = Vec::new();
     for (owned, whole) in in_whole_model(replica) {
@@ -38,7 +38,7 @@ pub fn over(group: &Group, replica: &Replica) -> Result<f64> {
     if replica.owned.grads != Owned::everything(&replica.model).grads {
         all = group.all_gather_object(&all)?.into_iter().flatten().collect();
     }
-    if let Some(stages) = replica.pipeline.ranks() {
+    if let Some(stages) = &replica.pipeline.ranks {
         all = stages.all_gather_object(&all)?.into_iter().flatten().collect();
     }
     all.sort_unstable_by_key(|(level, index, _)| index << level);
@@ -52,10 +52,10 @@ pub fn over(group: &Group, replica: &Replica) -> Result<f64> {
 /// The gradients that this rank owns, as elements of its own storage and as those of the storage of the whole model.
 fn in_whole_model(replica: &Replica) -> Vec<(Range<usize>, Range<usize>)> {
     let owned = &replica.owned.grads;
-    if replica.pipeline.ranks().is_none() {
+    if replica.pipeline.ranks.is_none() {
         return owned.iter().map(|range| (range.clone(), range.clone())).collect();
     }
-    let units = replica.model.layout.units().iter().zip(replica.pipeline.layout().units());
+    let units = replica.model.layout.units().iter().zip(replica.pipeline.layout.units());
     let mut parts = Vec::new();
     for (at, (here, whole)) in units.enumerate() {
         // Another stage has counted the gradients of its copy.

@@ -72,9 +72,10 @@ struct Route {
 /// A rank's place in a pipeline.
 pub(crate) struct Pipeline {
     schedule: Arc<dyn Schedule>,
-    placement: Placement,
+    /// The stages of all ranks.
+    pub(crate) placement: Placement,
     /// The place on the axis `pp`.
-    rank: usize,
+    pub(crate) rank: usize,
     /// The blocks of all stages.
     blocks: Vec<Range<usize>>,
     /// See [`Stages::costs`].
@@ -82,13 +83,13 @@ pub(crate) struct Pipeline {
     /// See [`Stages::head_at_once`].
     pub(crate) head_at_once: bool,
     /// The layout of all stages.
-    layout: Arc<Layout>,
+    pub(crate) layout: Arc<Layout>,
     precision: Precision,
     /// The ranks of all stages that share this rank's micro-batches; `None` without the axis.
-    ranks: Option<Group>,
+    pub(crate) ranks: Option<Group>,
     queues: Vec<(Route, Group)>,
     /// Whether the rank has the whole model, and takes one micro-batch after the other.
-    is_alone: bool,
+    pub(crate) is_alone: bool,
     /// The units of which this rank and others have a copy each, and these ranks.
     pub(crate) tied: Vec<(UnitId, Group)>,
     /// Inputs of the stages, by the extents of a batch.
@@ -197,11 +198,6 @@ impl Pipeline {
         )
     }
 
-    /// Whether the rank has the whole model, and takes one micro-batch after the other.
-    pub(crate) fn is_alone(&self) -> bool {
-        self.is_alone
-    }
-
     /// The blocks of a stage.
     pub(crate) fn blocks_of(&self, stage: usize) -> &Range<usize> {
         &self.blocks[stage]
@@ -210,21 +206,6 @@ impl Pipeline {
     /// Whether this rank computes the loss.
     pub(crate) fn has_last_stage(&self) -> bool {
         self.placement.rank(self.placement.stages() - 1) == self.rank
-    }
-
-    /// The stages of all ranks.
-    pub(crate) fn placement(&self) -> &Placement {
-        &self.placement
-    }
-
-    /// The place on the axis `pp`.
-    pub(crate) fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// The ranks of all stages that share this rank's micro-batches; `None` without the axis.
-    pub(crate) fn ranks(&self) -> Option<&Group> {
-        self.ranks.as_ref()
     }
 
     /// A parameter on all stages. `own` is its value on the stage that has it. Every rank calls this.
@@ -244,11 +225,6 @@ impl Pipeline {
         let own = own.map(|own| own.view(param.shape)).transpose()?;
         ranks.broadcast_into(own.as_ref(), &shared, root)?;
         Ok(shared)
-    }
-
-    /// The layout of the parameters of all stages.
-    pub(crate) fn layout(&self) -> &Layout {
-        &self.layout
     }
 
     /// The lists of a step.

@@ -251,7 +251,7 @@ impl Replica {
             None => sums.clone(),
         };
         let own_sums = compute.allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
-        let of_whole = (&compute, pipeline.ranks().is_some());
+        let of_whole = (&compute, pipeline.ranks.is_some());
         let graphs = options.as_graph.then(|| PassGraphs::new(strategy, &options, of_whole));
         let graphs = graphs.transpose()?;
         let mut seeds = [seed as i64];
@@ -298,7 +298,7 @@ impl Replica {
 
     /// The layout of the model of all stages. Without a pipeline it is that of this replica.
     pub fn whole_layout(&self) -> &Layout {
-        self.pipeline.layout()
+        &self.pipeline.layout
     }
 
     /// Whether a strategy may leave gradients on their way until the optimizer needs them: the options promise it, and neither
@@ -310,7 +310,7 @@ impl Replica {
 
     /// Whether this rank has a stage of a pipeline, and other ranks have the others.
     pub fn is_stage(&self) -> bool {
-        self.pipeline.ranks().is_some()
+        self.pipeline.ranks.is_some()
     }
 
     /// Whether this rank's copy of a unit counts: of the stages that have one, a single stage writes it.

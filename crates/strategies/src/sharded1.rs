@@ -14,23 +14,16 @@ use paceline_kernels::Compute;
 use paceline_model::{Held, Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
 use paceline_trace::SpanTrack;
 
-use crate::sharding::gathers::{GatherTarget, Gathers};
+use crate::sharded2::Running;
+use crate::sharding::ShardOptions;
 use crate::sharding::place::ShardPlace;
-use crate::sharding::reductions::Reductions;
-use crate::sharding::{ShardOptions, groups};
-use crate::strategy::{allocate, span};
+use crate::strategy::allocate;
 use crate::{Exactness, Replica, Result, Strategy};
 
 /// Shards the optimizer's state.
 #[derive(Debug, Default)]
 pub struct Sharded1 {
     running: Option<Running>,
-}
-
-#[derive(Debug)]
-struct Running {
-    gathers: Gathers,
-    reductions: Reductions,
 }
 
 impl Sharded1 {
@@ -64,13 +57,7 @@ impl Strategy for Sharded1 {
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
-        let place = ShardPlace::new(replica.mesh.shape(), replica.group.rank());
-        let groups = groups(&replica.mesh);
-        let mut gathers =
-            Gathers::new(groups.0.clone(), place, GatherTarget::Storage, &replica.model.layout);
-        gathers.open_all();
-        let reductions = Reductions::new(replica, groups, place, None);
-        self.running = Some(Running { gathers, reductions });
+        self.running = Some(Running::new(replica, None));
         Ok(())
     }
 
@@ -112,12 +99,7 @@ impl Strategy for Sharded1 {
         optimizer: &mut Optimizer,
         track: &mut SpanTrack,
     ) -> Result<()> {
-        let Replica { compute, storage, .. } = replica;
-        let Running { gathers, .. } = self.running();
-        gathers.wait_all(track)?;
-        track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
-        track.mark(span::NEXT_STEP, 0);
-        gathers.send_updated(replica, track)
+        self.running().update(replica, optimizer, track)
     }
 
     fn gather_unit(

@@ -15,7 +15,7 @@ use paceline_trace::SpanTrack;
 
 use crate::sharding::gathers::{GatherTarget, Gathers};
 use crate::sharding::place::{ShardPlace, num_elems};
-use crate::sharding::reductions::Reductions;
+use crate::sharding::reductions::{GradArena, Reductions};
 use crate::sharding::{ShardOptions, groups};
 use crate::strategy::{allocate, span};
 use crate::{Exactness, Footprint, Replica, Result, Strategy};
@@ -27,10 +27,37 @@ pub struct Sharded2 {
     running: Option<Running>,
 }
 
+/// The work of a rank that holds all values and owns a shard of each unit.
 #[derive(Debug)]
-struct Running {
-    gathers: Gathers,
-    reductions: Reductions,
+pub(crate) struct Running {
+    pub(crate) gathers: Gathers,
+    pub(crate) reductions: Reductions,
+}
+
+impl Running {
+    /// All units are open. Without an arena, gradients lie in the storage of the replica.
+    pub(crate) fn new(replica: &Replica, arena: Option<GradArena>) -> Self {
+        let place = ShardPlace::new(replica.mesh.shape(), replica.group.rank());
+        let groups = groups(&replica.mesh);
+        let mut gathers =
+            Gathers::new(groups.0.clone(), place, GatherTarget::Storage, &replica.model.layout);
+        gathers.open_all();
+        Self { gathers, reductions: Reductions::new(replica, groups, place, arena) }
+    }
+
+    /// Updates the shards. Then starts to gather what the owners have updated.
+    pub(crate) fn update(
+        &mut self,
+        replica: &Replica,
+        optimizer: &mut Optimizer,
+        track: &mut SpanTrack,
+    ) -> Result<()> {
+        let Replica { compute, storage, .. } = replica;
+        self.gathers.wait_all(track)?;
+        track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
+        track.mark(span::NEXT_STEP, 0);
+        self.gathers.send_updated(replica, track)
+    }
 }
 
 impl Sharded2 {
@@ -87,14 +114,7 @@ impl Strategy for Sharded2 {
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
-        let place = ShardPlace::new(replica.mesh.shape(), replica.group.rank());
-        let groups = groups(&replica.mesh);
-        let mut gathers =
-            Gathers::new(groups.0.clone(), place, GatherTarget::Storage, &replica.model.layout);
-        gathers.open_all();
-        let arena = self.options.grad_arena(replica)?;
-        let reductions = Reductions::new(replica, groups, place, arena);
-        self.running = Some(Running { gathers, reductions });
+        self.running = Some(Running::new(replica, self.options.grad_arena(replica)?));
         Ok(())
     }
 
@@ -159,12 +179,7 @@ impl Strategy for Sharded2 {
         optimizer: &mut Optimizer,
         track: &mut SpanTrack,
     ) -> Result<()> {
-        let Replica { compute, storage, .. } = replica;
-        let Running { gathers, .. } = self.running();
-        gathers.wait_all(track)?;
-        track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
-        track.mark(span::NEXT_STEP, 0);
-        gathers.send_updated(replica, track)
+        self.running().update(replica, optimizer, track)
     }
 
     fn gather_unit(

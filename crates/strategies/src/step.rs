@@ -127,10 +127,10 @@ pub(crate) struct Passed {
 /// A training step in progress.
 pub(crate) struct Step<'a> {
     strategy: &'a mut dyn Strategy,
-    replica: &'a Replica,
+    pub(crate) replica: &'a Replica,
     micro_batches: &'a [MicroBatch],
     /// The same samples where the passes take them from: at places that stay, if the passes are a graph.
-    passed: &'a [MicroBatch],
+    pub(crate) passed: &'a [MicroBatch],
     units: &'a mut OpenUnits,
     partial_sums: &'a mut PartialSums,
     track: &'a mut SpanTrack,
@@ -230,16 +230,6 @@ impl<'a> Step<'a> {
         self.track.end(span::BACKWARD, start_ns);
         self.replica.compute.allocator.end_phase(span::BACKWARD);
         Ok(passed)
-    }
-
-    /// This rank's shares of the micro-batches, where the passes take them from.
-    pub(crate) fn passed(&self) -> &'a [MicroBatch] {
-        self.passed
-    }
-
-    /// The replica that is trained.
-    pub(crate) fn replica(&self) -> &'a Replica {
-        self.replica
     }
 
     /// The forward pass of micro-batch number `at` through `blocks`. `input` is the input of the first of these blocks.
@@ -366,7 +356,7 @@ impl<'a> Step<'a> {
             self.backward = (Some(at), self.backward.1 + 1);
         }
         let readiness = &mut self.units.readiness;
-        match pipeline.is_alone() {
+        match pipeline.is_alone {
             // Also the units that this pass leaves out.
             true if is_new => readiness.begin_pass(|_| true),
             true => {}

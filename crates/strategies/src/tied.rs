@@ -22,8 +22,8 @@ impl Pipeline {
             if unit.is_root || ranks.len() > 1 {
                 self.check_uses(model, UnitId(at))?;
             }
-            if let Some(all) = self.ranks().filter(|_| ranks.len() > 1) {
-                let is_here = ranks.contains(&self.rank());
+            if let Some(all) = self.ranks.as_ref().filter(|_| ranks.len() > 1) {
+                let is_here = ranks.contains(&self.rank);
                 let group = all.split(is_here.then_some(0))?;
                 tied.extend(group.map(|group| (UnitId(at), group)));
             }
@@ -48,7 +48,7 @@ impl Pipeline {
 
     /// The stages that use a unit, in order, once for each block, and the last one once more if the objective uses it.
     fn uses(&self, model: &Model, unit: UnitId, is_of_objective: bool) -> Vec<usize> {
-        let stages = self.placement().stages();
+        let stages = self.placement.stages();
         let mut uses = Vec::new();
         for stage in 0..stages {
             let blocks = &model.blocks[self.blocks_of(stage).clone()];
@@ -75,13 +75,13 @@ impl Pipeline {
         let is_of_objective = self.units_of_objective(model).contains(&unit);
         let mut ranks = Vec::new();
         for stage in self.uses(model, unit, is_of_objective) {
-            let rank = self.placement().rank(stage);
+            let rank = self.placement.rank(stage);
             if !ranks.contains(&rank) {
                 ranks.push(rank);
             }
         }
         if ranks.is_empty() {
-            ranks.push(self.placement().rank(self.placement().stages() - 1));
+            ranks.push(self.placement.rank(self.placement.stages() - 1));
         }
         ranks
     }
@@ -93,23 +93,23 @@ impl Pipeline {
             return param.num_uses;
         }
         let uses = self.uses(model, param.unit, self.is_of_objective(model, id));
-        uses.into_iter().map(|stage| u32::from(self.placement().rank(stage) == rank)).sum()
+        uses.into_iter().map(|stage| u32::from(self.placement.rank(stage) == rank)).sum()
     }
 
     /// How many times a micro-batch comes to the gradients of a unit on this rank: in each stage, and with the loss.
     pub(crate) fn num_visits(&self, model: &Model, unit: UnitId) -> usize {
         let mut stages = self.uses(model, unit, false);
-        stages.retain(|stage| self.placement().rank(*stage) == self.rank());
+        stages.retain(|stage| self.placement.rank(*stage) == self.rank);
         stages.dedup();
-        let last = self.placement().stages() - 1;
-        let has_loss = self.placement().rank(last) == self.rank();
+        let last = self.placement.stages() - 1;
+        let has_loss = self.placement.rank(last) == self.rank;
         let is_of_objective = has_loss && self.units_of_objective(model).contains(&unit);
         stages.len() + usize::from(is_of_objective)
     }
 
     /// Whether this rank, of those that have a unit, is the one whose copy counts.
     pub(crate) fn speaks_for(&self, model: &Model, unit: UnitId) -> bool {
-        self.ranks_of(model, unit)[0] == self.rank()
+        self.ranks_of(model, unit)[0] == self.rank
     }
 
     /// Gives all copies the same values: hosts with other mathematical libraries may compute other initial values.
