@@ -18,16 +18,16 @@ pub(crate) struct Hooks<'a> {
     pub(crate) strategy: &'a mut dyn Strategy,
     pub(crate) replica: &'a Replica,
     /// The gradients of other micro-batches, if they are not in place.
-    pub(crate) partial_sums: &'a PartialSums,
+    pub(crate) partial_sums: &'a mut PartialSums,
     pub(crate) track: &'a mut SpanTrack,
     /// Whether the loss is summed over the ranks.
     pub(crate) is_shared: bool,
     /// Whether this is the last backward pass of the step.
     pub(crate) is_last: bool,
     /// Whether the parameters that no step uses still have to be announced in this pass.
-    pub(crate) leaves_out: &'a mut bool,
+    pub(crate) leaves_out: bool,
     /// The gradients of which the strategy is told behind the passes, if the passes are a graph.
-    pub(crate) later: Option<&'a mut Vec<ParamId>>,
+    pub(crate) later: Option<Vec<ParamId>>,
 }
 
 impl<'a> Hooks<'a> {
@@ -80,7 +80,7 @@ impl<'a> Hooks<'a> {
     /// forward pass: which parameters these are may depend on the rank, so what the strategy sends here may
     /// too, and all ranks must send the sums of the loss first.
     fn announce_never_used(&mut self) -> Result<()> {
-        if std::mem::take(self.leaves_out) {
+        if std::mem::take(&mut self.leaves_out) {
             for &id in self.never_used() {
                 if self.announces_unused(id) {
                     self.clear(id)?;

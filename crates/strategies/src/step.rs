@@ -126,28 +126,21 @@ pub(crate) struct Passed {
 
 /// A training step in progress.
 pub(crate) struct Step<'a> {
-    strategy: &'a mut dyn Strategy,
+    /// The hooks of all passes, with the strategy.
+    hooks: Hooks<'a>,
     pub(crate) replica: &'a Replica,
     micro_batches: &'a [MicroBatch],
     /// The same samples where the passes take them from: at places that stay, if the passes are a graph.
     pub(crate) passed: &'a [MicroBatch],
     units: &'a mut OpenUnits,
-    partial_sums: &'a mut PartialSums,
-    track: &'a mut SpanTrack,
     /// The number of samples or tokens of all ranks.
     count: Count,
-    /// Whether the loss is summed over the ranks.
-    is_shared: bool,
     /// The number of micro-batches whose loss is computed.
     num_losses: usize,
     /// The micro-batch of the last backward pass, and the number of micro-batches whose backward pass has begun.
     backward: (Option<usize>, usize),
-    /// Whether the parameters that no step uses still have to be announced.
-    leaves_out: bool,
     /// The all-reduce of the sums of the loss, once it has started.
     pending: Option<Option<Work>>,
-    /// The gradients that are final, if the passes are a graph: nothing communicates before their end.
-    later: Option<Vec<ParamId>>,
 }
 
 impl<'a> Step<'a> {
@@ -173,22 +166,27 @@ impl<'a> Step<'a> {
             replica.broadcast_buffers(0, track)?;
         }
         let count = Count::begin(replica, micro_batches, is_shared)?;
-        let (num_losses, backward, leaves_out, pending) = (0, (None, 0), true, None);
-        Ok(Self {
+        let hooks = Hooks {
             strategy,
+            replica,
+            partial_sums,
+            track,
+            is_shared,
+            is_last: false,
+            leaves_out: true,
+            later: None,
+        };
+        let (num_losses, backward, pending) = (0, (None, 0), None);
+        Ok(Self {
+            hooks,
             replica,
             micro_batches,
             passed,
             units,
-            partial_sums,
-            track,
             count,
-            is_shared,
             num_losses,
             backward,
-            leaves_out,
             pending,
-            later: None,
         })
     }
 
@@ -197,8 +195,8 @@ impl<'a> Step<'a> {
         let Replica { options, own_sums, pipeline, .. } = self.replica;
         let num_passes = self.micro_batches.len();
         own_sums.fill_zero()?;
-        self.partial_sums.begin_step(num_passes);
-        let reduces_each = self.strategy.reduces_every_pass() || !options.no_sync;
+        self.hooks.partial_sums.begin_step(num_passes);
+        let reduces_each = self.hooks.strategy.reduces_every_pass() || !options.no_sync;
         self.units.begin_step(num_passes, reduces_each);
         self.pass(None, |cx| cx.open_roots())?;
         if !pipeline.has_last_stage() {
@@ -207,12 +205,12 @@ impl<'a> Step<'a> {
         }
         executor::run(self, plan, executed)?;
         // A step may be without micro-batches.
-        if self.pending.is_none() && self.later.is_none() {
+        if self.pending.is_none() && self.hooks.later.is_none() {
             self.send_sums()?;
         }
         let left_out = self.end_backward(true)?;
         self.pass(None, |cx| cx.close_roots())?;
-        Ok(Passed { left_out, later: self.later.take().unwrap_or_default() })
+        Ok(Passed { left_out, later: self.hooks.later.take().unwrap_or_default() })
     }
 
     /// The same as a graph, or told for one. Its parts have no times of their own.
@@ -222,12 +220,12 @@ impl<'a> Step<'a> {
         plan: &Plan,
         executed: &mut Executed,
     ) -> Result<Passed> {
-        let start_ns = self.track.begin(span::BACKWARD);
+        let start_ns = self.hooks.track.begin(span::BACKWARD);
         let passed = segment.run(|| {
-            self.later = Some(Vec::new());
+            self.hooks.later = Some(Vec::new());
             self.pass_all(plan, executed)
         })?;
-        self.track.end(span::BACKWARD, start_ns);
+        self.hooks.track.end(span::BACKWARD, start_ns);
         self.replica.compute.allocator.end_phase(span::BACKWARD);
         Ok(passed)
     }
@@ -269,7 +267,7 @@ impl<'a> Step<'a> {
             })?;
             drop(output);
             step.num_losses += 1;
-            if step.num_losses == step.micro_batches.len() && step.later.is_none() {
+            if step.num_losses == step.micro_batches.len() && step.hooks.later.is_none() {
                 step.send_sums()?;
             }
             Ok(d_output)
@@ -336,7 +334,7 @@ impl<'a> Step<'a> {
 
     /// Waits for a message.
     pub(crate) fn wait(&mut self, work: Work) -> Result<OpTimes> {
-        Ok(self.track.record(span::EXPOSED, || work.wait())?)
+        Ok(self.hooks.track.record(span::EXPOSED, || work.wait())?)
     }
 
     /// Begins the part of a micro-batch's backward pass that writes the gradients of these units. If it is another micro-batch
@@ -346,7 +344,7 @@ impl<'a> Step<'a> {
         let is_new = self.backward.0 != Some(at);
         if is_new {
             if self.backward.0.is_some() {
-                if self.strategy.reduces_every_pass() || !options.no_sync {
+                if self.hooks.strategy.reduces_every_pass() || !options.no_sync {
                     self.end_backward(false)?;
                 }
                 if !options.no_sync {
@@ -365,15 +363,15 @@ impl<'a> Step<'a> {
         if options.no_sync && options.accumulation == AccumulationOrder::Sequential {
             return Ok(());
         }
-        self.partial_sums.visit(compute, storage, readiness, at, units)
+        self.hooks.partial_sums.visit(compute, storage, readiness, at, units)
     }
 
     /// Lets the strategy end the synchronization of the gradients in place.
     fn finish_gradients(&mut self) -> Result<()> {
-        let start_ns = self.track.begin(span::GRAD_SYNC);
-        self.strategy.finish_gradients(self.replica, self.track)?;
-        self.replica.pipeline.sum_tied(self.replica, self.track)?;
-        self.track.end(span::GRAD_SYNC, start_ns);
+        let start_ns = self.hooks.track.begin(span::GRAD_SYNC);
+        self.hooks.strategy.finish_gradients(self.replica, self.hooks.track)?;
+        self.replica.pipeline.sum_tied(self.replica, self.hooks.track)?;
+        self.hooks.track.end(span::GRAD_SYNC, start_ns);
         Ok(())
     }
 
@@ -384,18 +382,9 @@ impl<'a> Step<'a> {
 
     /// Ends a backward pass whose gradients are reduced: announces the parameters that it has not used. Returns them.
     fn end_backward(&mut self, is_last: bool) -> Result<LeftOut> {
-        let mut hooks = Hooks {
-            strategy: &mut *self.strategy,
-            replica: self.replica,
-            partial_sums: &*self.partial_sums,
-            track: &mut *self.track,
-            is_shared: self.is_shared,
-            is_last,
-            leaves_out: &mut self.leaves_out,
-            later: self.later.as_mut(),
-        };
-        let left_out = hooks.finish_left_out(&self.units.readiness)?;
-        self.leaves_out = true;
+        self.hooks.is_last = is_last;
+        let left_out = self.hooks.finish_left_out(&self.units.readiness)?;
+        self.hooks.leaves_out = true;
         Ok(left_out)
     }
 
@@ -406,17 +395,8 @@ impl<'a> Step<'a> {
         run: impl FnOnce(&mut Context) -> paceline_model::Result<T>,
     ) -> Result<T> {
         let Replica { compute, storage, .. } = self.replica;
-        let mut hooks = Hooks {
-            strategy: &mut *self.strategy,
-            replica: self.replica,
-            partial_sums: &*self.partial_sums,
-            track: &mut *self.track,
-            is_shared: self.is_shared,
-            is_last: self.backward.1 == self.micro_batches.len(),
-            leaves_out: &mut self.leaves_out,
-            later: self.later.as_mut(),
-        };
-        let mut cx = Context::resumed(compute, storage, &mut *self.units, &mut hooks);
+        self.hooks.is_last = self.backward.1 == self.micro_batches.len();
+        let mut cx = Context::resumed(compute, storage, &mut *self.units, &mut self.hooks);
         if let Some(at) = at {
             cx = cx.with_batch(&self.passed[at].batch);
         }
@@ -429,12 +409,12 @@ impl<'a> Step<'a> {
         name: &'static str,
         run: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
-        if self.later.is_some() {
+        if self.hooks.later.is_some() {
             return run(self);
         }
-        let start_ns = self.track.begin(name);
+        let start_ns = self.hooks.track.begin(name);
         let outcome = run(self)?;
-        self.track.end(name, start_ns);
+        self.hooks.track.end(name, start_ns);
         self.replica.compute.allocator.end_phase(name);
         Ok(outcome)
     }
@@ -444,7 +424,7 @@ impl<'a> Step<'a> {
         let count = match std::mem::replace(&mut self.count, Count::Known(0)) {
             Count::Known(count) => count,
             Count::Travels(work) => {
-                self.track.record(span::EXPOSED, || work.wait())?;
+                self.hooks.track.record(span::EXPOSED, || work.wait())?;
                 // Targets may be left out by all ranks.
                 (self.replica.sums.read::<f64>()?[0] as usize).max(1)
             }
@@ -462,7 +442,7 @@ impl<'a> Step<'a> {
         loss_sums.slice(0..2)?.copy_from(&own_sums.slice(0..2)?)?;
         loss_sums.slice(2..3)?.overwrite::<f64, _>(|last| last[0] = stop)?;
         let mut work = None;
-        if self.is_shared {
+        if self.hooks.is_shared {
             world.next_is(Purpose::Loss);
             work = Some(world.all_reduce_async(loss_sums, ReduceOp::Sum)?);
         }
@@ -477,20 +457,20 @@ impl<'a> Step<'a> {
         }
         let count = self.count_of_all()?;
         for id in later {
-            self.track.mark(span::GRADIENT_READY, id.0);
-            self.strategy.gradient_ready(self.replica, self.track, id)?;
+            self.hooks.track.mark(span::GRADIENT_READY, id.0);
+            self.hooks.strategy.gradient_ready(self.replica, self.hooks.track, id)?;
         }
-        let Self { replica, is_shared, .. } = self;
+        let (replica, is_shared) = (self.replica, self.hooks.is_shared);
         self.finish_gradients()?;
         if !replica.options.no_sync {
-            let add =
-                || self.partial_sums.add_to(&replica.compute, replica.storage.grads().tensor(), 0);
-            self.track.record(span::GRAD_SYNC, add)?;
+            let grads = replica.storage.grads().tensor();
+            let add = || self.hooks.partial_sums.add_to(&replica.compute, grads, 0);
+            self.hooks.track.record(span::GRAD_SYNC, add)?;
         }
         if let Some(work) = self.pending.take().flatten() {
             let start_ns = now_ns();
-            self.track.record(span::EXPOSED, || work.wait())?;
-            replica.ends_barrier(start_ns, self.track);
+            self.hooks.track.record(span::EXPOSED, || work.wait())?;
+            replica.ends_barrier(start_ns, self.hooks.track);
         }
         let (mut num_samples, mut own_count, mut own_tokens) = (0, 0, 0);
         for MicroBatch { batch, .. } in self.micro_batches {
