@@ -38,6 +38,10 @@ const SAID_BYTES: usize = 1 + 4 + 4 + 4 + LAUNCH_BYTES;
 const PROOF_MESSAGE_BYTES: usize = SAID_BYTES + PROOF_BYTES;
 /// The most attempts that a listener recognizes: its own, and those after it.
 pub(crate) const MAX_ATTEMPTS: usize = 65;
+/// How long a new connection may take to prove which rank it is.
+pub(crate) const HELLO_LIMIT: Duration = Duration::from_secs(2);
+/// How many connections may be about to do so. Further connections are refused at once.
+pub(crate) const MAX_STRANGERS: usize = 128;
 /// How long a rank that connects to the store waits for the challenge before it tries again: a stranger may listen there
 /// until rank 0 comes. Nobody has counted the rank yet.
 pub(crate) const CHALLENGE_LIMIT: Duration = Duration::from_secs(10);

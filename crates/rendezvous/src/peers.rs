@@ -13,17 +13,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::{Address, Listener, listen_by_tcp, listen_locally};
 use crate::deadline::{Deadline, MAX_LIMIT};
-use crate::hello::{Hello, HelloAnswer, Incoming, Refusal, Who, reason, say_hello};
+use crate::hello::{
+    HELLO_LIMIT, Hello, HelloAnswer, Incoming, MAX_STRANGERS, Refusal, Who, reason, say_hello,
+};
 use crate::key::RunKey;
 use crate::socket::poll_until;
 use crate::store::Failed;
 use crate::warning::Warnings;
 use crate::{Rendezvous, RendezvousError};
-
-/// How long a new connection may take to prove which rank it is.
-pub(crate) const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// How many connections may be about to do so. Further connections are refused at once.
-pub(crate) const MAX_STRANGERS: usize = 128;
 
 /// Where a rank can be reached. A field is empty if the rank does not listen there.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -19,10 +19,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::wire::{Answer, Request, read_request, send_answer};
 use crate::address::Listener;
 use crate::deadline::Deadline;
-use crate::hello::{Hello, HelloAnswer, Incoming, MAX_ATTEMPTS, reason};
+use crate::hello::{
+    HELLO_LIMIT, Hello, HelloAnswer, Incoming, MAX_ATTEMPTS, MAX_STRANGERS, reason,
+};
 use crate::key::RunKey;
 use crate::launch::Launch;
-use crate::peers::{HELLO_LIMIT, MAX_STRANGERS};
 use crate::socket::poll_until;
 use crate::warning::{Warnings, warn};
 
