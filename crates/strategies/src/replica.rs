@@ -83,9 +83,7 @@ impl ReplicaOptions {
         as_graph: false,
         steps_by_bucket: false,
     };
-}
 
-impl ReplicaOptions {
     /// The number of copies of the gradients that a step of `num_micro_batches` keeps: see
     /// [`AccumulationOrder::num_partial_sums`].
     pub fn num_partial_sums(&self, num_micro_batches: usize) -> usize {

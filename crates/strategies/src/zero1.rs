@@ -23,18 +23,6 @@ use crate::{Exactness, Replica, Result, SimpleDdp, Strategy};
 #[derive(Debug, Default)]
 pub struct Zero1;
 
-/// Every owner sends the parameters that it has updated to all ranks.
-pub(crate) fn broadcast_updated(replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-    let Replica { model, storage, group, .. } = replica;
-    let place = ShardPlace::new(replica.mesh.shape(), group.rank());
-    for (id, _) in model.layout.trained() {
-        let value = storage.value(id)?;
-        let owner = place.owner(&model.layout, id);
-        exposed(track, span::PARAM_BROADCAST, || group.broadcast(&value, owner))?;
-    }
-    Ok(())
-}
-
 impl Strategy for Zero1 {
     fn name(&self) -> &'static str {
         "zero1"
@@ -63,14 +51,21 @@ impl Strategy for Zero1 {
         SimpleDdp.finish_gradients(replica, track)
     }
 
+    /// Every owner sends the parameters that it has updated to all ranks.
     fn optimizer_step(
         &mut self,
         replica: &Replica,
         optimizer: &mut Optimizer,
         track: &mut SpanTrack,
     ) -> Result<()> {
-        let Replica { compute, storage, .. } = replica;
+        let Replica { model, compute, storage, group, .. } = replica;
         track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
-        broadcast_updated(replica, track)
+        let place = ShardPlace::new(replica.mesh.shape(), group.rank());
+        for (id, _) in model.layout.trained() {
+            let value = storage.value(id)?;
+            let owner = place.owner(&model.layout, id);
+            exposed(track, span::PARAM_BROADCAST, || group.broadcast(&value, owner))?;
+        }
+        Ok(())
     }
 }

@@ -17,9 +17,8 @@ use paceline_trace::SpanTrack;
 use crate::sharding::ShardOptions;
 use crate::sharding::owners::OwnerReductions;
 use crate::sharding::place::{ShardPlace, num_elems};
-use crate::strategy::{allocate, span};
-use crate::zero1::broadcast_updated;
-use crate::{Exactness, Footprint, Replica, Result, Strategy};
+use crate::strategy::allocate;
+use crate::{Exactness, Footprint, Replica, Result, Strategy, Zero1};
 
 /// Divides gradients and the optimizer's state by whole parameters.
 #[derive(Debug, Default)]
@@ -127,8 +126,6 @@ impl Strategy for Zero2 {
         optimizer: &mut Optimizer,
         track: &mut SpanTrack,
     ) -> Result<()> {
-        let Replica { compute, storage, .. } = replica;
-        track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
-        broadcast_updated(replica, track)
+        Zero1.optimizer_step(replica, optimizer, track)
     }
 }
