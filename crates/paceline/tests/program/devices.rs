@@ -34,8 +34,8 @@ fn an_emulated_accelerator_ends_with_the_weights_of_the_processor() {
         ("--device sim:seed=7", "--device", "pass late too"),
         ("--device sim:copy=0gbit,1us", "--device", "a bandwidth and a latency"),
         ("--device cuda:x", "--device", "x is no number of a card"),
-        ("--device rocm", "--device", "there is no device of this name"),
-        ("--device tpu", "--device", "there is no device of this name"),
+        ("--device rocm", "--device", "cards are those of NVIDIA"),
+        ("--device tpu", "--device", "cards are those of NVIDIA"),
         ("--pin-memory", "--pin-memory", "pass --device sim"),
         ("--device cpu --non-blocking", "--non-blocking", "pass --device sim"),
         ("--copy-stream", "--copy-stream", "pass --device sim"),
@@ -103,7 +103,7 @@ fn a_benchmark_of_a_device_checks_and_names_it() {
         }
     }
     bench("--device sim --private").refused(&["--private", "--device"]);
-    bench("--device rocm").refused(&["--device", "there is no device of this name"]);
+    bench("--device rocm").refused(&["--device", "cards are those of NVIDIA"]);
 }
 
 #[test]
@@ -118,5 +118,5 @@ fn a_check_names_the_device_and_uses_its_memory() {
     }
     let mut check = sandbox.paceline();
     check.args(["check", "--device", "rocm:0"]);
-    Run::of(check).refused(&["--device", "there is no device of this name"]);
+    Run::of(check).refused(&["--device", "cards are those of NVIDIA"]);
 }
