@@ -35,7 +35,7 @@ fn an_emulated_accelerator_ends_with_the_weights_of_the_processor() {
         ("--device sim:copy=0gbit,1us", "--device", "a bandwidth and a latency"),
         ("--device cuda:x", "--device", "x is no number of a card"),
         ("--device rocm", "--device", "cards are those of NVIDIA"),
-        ("--device tpu", "--device", "cards are those of NVIDIA"),
+        ("--device tpu", "--device", "there is no device of this name"),
         ("--pin-memory", "--pin-memory", "pass --device sim"),
         ("--device cpu --non-blocking", "--non-blocking", "pass --device sim"),
         ("--copy-stream", "--copy-stream", "pass --device sim"),
