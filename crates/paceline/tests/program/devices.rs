@@ -118,5 +118,5 @@ fn a_check_names_the_device_and_uses_its_memory() {
     }
     let mut check = sandbox.paceline();
     check.args(["check", "--device", "rocm:0"]);
-    Run::of(check).refused(&["--device", "cards are those of NVIDIA"]);
+    Run::of(check).refused(&["--device", "there is no device of this name"]);
 }
