@@ -175,5 +175,8 @@ mod tests {
         let opened = (1005 + 3_600_000) * MS;
         assert_eq!(waited.until(opened), Duration::from_millis(1100));
         assert_eq!(waited.until(opened + 50 * MS), Duration::from_millis(1150));
+        // The longest sleep, late by a tenth of a second, and one that was later.
+        assert_eq!(waited.until(opened + 1150 * MS), Duration::from_millis(2250));
+        assert_eq!(waited.until(opened + 2251 * MS), Duration::from_millis(2350));
     }
 }

@@ -19,7 +19,7 @@ pub struct Model {
     pub objective: Box<dyn Objective>,
     /// Where the parameters lie.
     pub layout: Arc<Layout>,
-    /// A lower bound of the activations, in elements, that one sample keeps until its backward pass.
+    /// A lower bound of the activations, in elements, that one sample needs at once.
     pub activation_elems: usize,
 }
 

@@ -13,7 +13,8 @@ const EPS: f64 = 1e-6;
 
 /// The norm of all gradients of the last training step together, without the scale of the loss ([`Replica::loss_scale`]), and the
 /// factor that makes it at most `max_norm`: an optimizer scales by it in the same pass as the update
-/// ([`Optimizer::set_grad_factor`](paceline_model::Optimizer::set_grad_factor)). As in PyTorch's `clip_grad_norm_` the factor is
+/// ([`Optimizer::set_grad_factor`](paceline_model::Optimizer::set_grad_factor), which holds until it is called again: pass the
+/// factor divided by the scale of the loss). As in PyTorch's `clip_grad_norm_` the factor is
 /// `max_norm / (norm + 1e-6)`, and at most 1. Every rank must call this.
 ///
 /// If the norm is not finite, the factor is 1; the caller should then stop training, or skip the step. With an infinite

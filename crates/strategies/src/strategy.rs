@@ -135,7 +135,8 @@ pub trait Strategy: Send {
         Ok(())
     }
 
-    /// The norm of all gradients of the last step together, the same on every rank.
+    /// The norm of all gradients of the last step together, the same on every rank. By default over the axis `shard`, or over all
+    /// ranks if the mesh has none; a strategy that divides gradients otherwise overrides this.
     fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {
         let group = replica.mesh.group(Axis::Shard).unwrap_or(&replica.group);
         grad_norm::over(group, replica)

@@ -51,7 +51,7 @@ impl Strategy for Zero1 {
         SimpleDdp.finish_gradients(replica, track)
     }
 
-    /// Every owner sends the parameters that it has updated to all ranks.
+    /// Updates the parameters that this rank owns. Then every owner sends what it has updated to all ranks.
     fn optimizer_step(
         &mut self,
         replica: &Replica,

@@ -32,7 +32,6 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use paceline_trace::lock;
-
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
