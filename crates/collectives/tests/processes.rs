@@ -126,6 +126,9 @@ fn rank_process() {
             common::objects(&group);
             common::operations_keep_their_order(&group);
             common::groups_divide(&group);
+            if world > 2 {
+                common::messages_of_two_pairs(&group);
+            }
         }
         "order" => println!("bits {:?}", digest(&common::order_sensitive_sums(&group.unwrap()))),
         "death" => {

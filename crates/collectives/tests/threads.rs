@@ -58,6 +58,7 @@ fn groups_divide() {
     for world in [1, 2, 3, 5, 8] {
         on_ranks(world, |group| common::groups_divide(&group));
     }
+    on_ranks(3, |group| common::messages_of_two_pairs(&group));
 }
 
 #[test]

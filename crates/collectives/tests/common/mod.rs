@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use paceline_collectives::{Group, ReduceElement, ReduceOp};
-use paceline_memory::{Allocator, Buffer, Category, Element, Tensor};
+use paceline_memory::{Allocator, Buffer, Category, DType, Element, Tensor};
 
 pub const LENGTHS: [usize; 8] = [0, 1, 2, 3, 7, 100, 4096, 100_003];
 
@@ -360,6 +360,33 @@ pub fn groups_divide(group: &Group) {
     assert_eq!(first.map(|group| group.world_size()), (half.rank() == 0).then_some(1));
     every_operation::<f32>(&half);
     group.barrier().unwrap();
+}
+
+/// A message of one group never waits behind that of another: rank 0 sends only when rank 1 has the message of rank 2, which it
+/// receives later than it has begun to wait for that of rank 0.
+#[allow(dead_code, reason = "an MPI library may wait for messages in turn")]
+pub fn messages_of_two_pairs(group: &Group) {
+    let rank = group.rank();
+    let [left, right] =
+        [0, 1].map(|first| group.split((first..first + 2).contains(&rank).then_some(0)).unwrap());
+    match (rank, left, right) {
+        (0, Some(left), _) => {
+            group.recv_slice(&mut [0i64], 1).unwrap();
+            left.send_slice(&[7i64], 1).unwrap();
+        }
+        (1, Some(left), Some(right)) => {
+            let received = Allocator::new().tensor(DType::I64, [1], Category::Gradients).unwrap();
+            let early = left.recv_async(&received, 0).unwrap();
+            let mut word = [0i64];
+            right.recv_slice(&mut word, 1).unwrap();
+            assert!(!early.is_finished());
+            group.send_slice(&word, 0).unwrap();
+            early.wait().unwrap();
+            assert_eq!((word, read::<i64>(&received)), ([9], vec![7]));
+        }
+        (2, _, Some(right)) => drop(right.send_slice(&[9i64], 0).unwrap()),
+        _ => {}
+    }
 }
 
 /// Floating-point sums that depend on the order of summation: equal bits mean an equal order.
