@@ -120,24 +120,26 @@ fn megabytes(bytes: u64) -> String {
 /// Verifies every checkpoint in the folder.
 fn verify_all(folder: &Path) -> Result<u8> {
     let problems = problems_of_folder(folder);
-    let found = match problems.is_empty() {
-        true => find(folder).map_err(Failure::Usage)?,
+    let found = if problems.is_empty() {
+        find(folder).map_err(Failure::Usage)?
+    } else {
         // What is there is read all the same.
-        false => steps::in_order(folder),
+        steps::in_order(folder)
     };
     let mut num_problems = problems.len();
     problems.iter().for_each(|problem| say(problem));
     for path in &found {
         let verified = verify(path);
         num_problems += verified.problems.len();
-        match verified.problems.is_empty() {
-            true => say(&format!(
+        if verified.problems.is_empty() {
+            say(&format!(
                 "{}: all of {} in {} match their digests",
                 path.printable(),
                 megabytes(verified.num_bytes),
                 plural(verified.num_files, "file")
-            )),
-            false => verified.problems.iter().for_each(|problem| say(problem)),
+            ))
+        } else {
+            verified.problems.iter().for_each(|problem| say(problem))
         }
     }
     if num_problems == 0 {
@@ -153,22 +155,18 @@ fn verify_all(folder: &Path) -> Result<u8> {
 
 fn export_to(args: &ExportArgs, carried: Carried) -> Result<u8> {
     let ExportArgs { folder, to, optimizer, hugging_face, force } = args;
-    let file = match hugging_face {
-        true => to.join("model.safetensors"),
-        false => to.clone(),
-    };
-    match hugging_face {
-        true => check_folder("--to", to, "pass a folder that you can write to")?,
-        false => check_file("--to", to)?,
+    let file = if *hugging_face { to.join("model.safetensors") } else { to.clone() };
+    if *hugging_face {
+        check_folder("--to", to, "pass a folder that you can write to")?
+    } else {
+        check_file("--to", to)?
     }
     check_new(&file, *force)?;
     let checkpoint = Checkpoint::open(folder).map_err(Failure::Usage)?;
     let reader = Reader::open(checkpoint.path()).map_err(Failure::Usage)?;
     let disk = Disk::default();
-    let others = match hugging_face {
-        true => Some(beside_weights(&checkpoint, &reader, carried)?),
-        false => None,
-    };
+    let others =
+        if *hugging_face { Some(beside_weights(&checkpoint, &reader, carried)?) } else { None };
     if let Some(others) = &others {
         let mut names = others.names().chain([CONFIG_FILE]);
         names.try_for_each(|name| check_new(&to.join(name), *force))?;

@@ -167,22 +167,24 @@ impl Checkpoint {
             count: number(run, "epoch-samples")?,
         };
         let position = Position { epoch: number(run, "epochs")?, batch: number(run, "batches")? };
-        let scaling = match run.contains_key(SCALE) {
-            true => Some(LossScaling {
+        let scaling = if run.contains_key(SCALE) {
+            Some(LossScaling {
                 scale: number(run, SCALE)?,
                 good_steps: number(run, GOOD_STEPS)?,
                 skipped_steps: number(run, SKIPPED_STEPS)?,
                 skipped_in_a_row: number(run, SKIPPED_IN_A_ROW)?,
-            }),
-            false => None,
+            })
+        } else {
+            None
         };
         let steps = number(run, "steps")?;
-        let best = match run.contains_key(EVAL_LOSS) {
-            true => Best {
+        let best = if run.contains_key(EVAL_LOSS) {
+            Best {
                 lowest: Some((number(run, EVAL_LOSS)?, number(run, EVAL_LOSS_STEPS)?)),
                 since: number(run, EVALUATIONS_SINCE)?,
-            },
-            false => Best::default(),
+            }
+        } else {
+            Best::default()
         };
         let samples = number(run, "samples-trained")?;
         let progress = Progress { position, steps, samples, epoch, scaling, best };
@@ -255,10 +257,7 @@ impl Checkpoint {
                 continue;
             }
             let difference = setting.refusal(theirs);
-            match setting.may_differ {
-                true => notes.push(difference),
-                false => return Err(difference),
-            }
+            if setting.may_differ { notes.push(difference) } else { return Err(difference) }
         }
         self.check_optimizer(layout, optimizer)?;
         Ok(notes)

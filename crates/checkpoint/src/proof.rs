@@ -157,9 +157,10 @@ pub fn restart(folder: &Path, found: Vec<PathBuf>) -> Result<Restart, String> {
         )
     };
     let Some(head) = head.flatten() else {
-        return match times > MAX_RETRIES {
-            true => Err(given_up("begin in another folder, or without --resume auto")),
-            false => unchanged(found),
+        return if times > MAX_RETRIES {
+            Err(given_up("begin in another folder, or without --resume auto"))
+        } else {
+            unchanged(found)
         };
     };
     let good = steps::good(folder);

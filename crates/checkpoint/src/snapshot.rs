@@ -94,7 +94,7 @@ struct Filling {
 
 impl Filling {
     fn new(allocator: &Allocator, len: usize) -> Result<Self> {
-        let memory = allocator.host(len, Category::Snapshots)?;
+        let memory = allocator.allocate(len, Category::Snapshots)?;
         let bytes = Tensor::new(memory.clone(), 0, DType::U8, [len])?.write()?;
         Ok(Self { memory, bytes, len: 0 })
     }

@@ -33,7 +33,7 @@ const fn mlp(hidden_dim: usize) -> MlpConfig {
 fn model(sizes: MlpConfig, ranks: usize, seed: u64) -> (Storage, Optimizer) {
     let allocator = Allocator::new();
     let layout = sizes.build(ranks).unwrap().layout;
-    let storage = Storage::host(layout.clone(), DType::F32, &allocator).unwrap();
+    let storage = Storage::private(layout.clone(), DType::F32, &allocator).unwrap();
     storage.initialize(seed).unwrap();
     let optimizer = Optimizer::new(OptimizerConfig::AdamW(ADAMW), &storage, &allocator).unwrap();
     for param in layout.params() {
@@ -149,12 +149,12 @@ fn a_checkpoint_of_any_placement_is_read_in_any_placement() {
     let path = folder.path();
     for (steps, ranks, is_sharded) in [(1, 1, false), (2, 4, false), (3, 4, true), (4, 3, true)] {
         let written = model(mlp(256), ranks, steps);
-        let owned: Vec<_> = (0..ranks)
-            .map(|rank| match is_sharded {
-                true => shard(&written.0, rank, ranks),
-                false => everything(&written.0),
-            })
-            .collect();
+        let owned: Vec<_> =
+            (0..ranks)
+                .map(|rank| {
+                    if is_sharded { shard(&written.0, rank, ranks) } else { everything(&written.0) }
+                })
+                .collect();
         save(&Disk::default(), path, &written, &owned, steps).unwrap();
         let checkpoint = last(path).unwrap();
         let files = &checkpoint.index().files;
@@ -306,12 +306,11 @@ fn an_exported_checkpoint_is_a_weight_file() {
         assert_eq!(file.metadata()["steps"], "9");
         let read = model(mlp(256), 1, 2);
         let adamw = OptimizerConfig::AdamW(ADAMW);
-        match with_optimizer {
-            true => file.restore(&read.0, &read.1).unwrap(),
-            false => {
-                file.check(read.0.layout(), DType::F32, &adamw).unwrap_err();
-                file.restore_model(&read.0).unwrap();
-            }
+        if with_optimizer {
+            file.restore(&read.0, &read.1).unwrap()
+        } else {
+            file.check(read.0.layout(), DType::F32, &adamw).unwrap_err();
+            file.restore_model(&read.0).unwrap();
         }
         assert_eq!(read.0.digest().unwrap(), written.0.digest().unwrap());
     }

@@ -155,10 +155,13 @@ fn failed(job: &Job, path: &Path) -> impl Fn(io::Error) -> Failure {
     let is_gone = |error: &io::Error| {
         job.rank > 0 && error.kind() == io::ErrorKind::NotFound && !job.partial.exists()
     };
-    move |error| match is_gone(&error) {
-        // Rank 0 has failed, and has removed what there was.
-        true => Failure::Consequence("rank 0 has given up the checkpoint".into()),
-        false => Failure::io(format!("cannot write {}", path.printable()), error),
+    move |error| {
+        if is_gone(&error) {
+            // Rank 0 has failed, and has removed what there was.
+            Failure::Consequence("rank 0 has given up the checkpoint".into())
+        } else {
+            Failure::io(format!("cannot write {}", path.printable()), error)
+        }
     }
 }
 

@@ -237,9 +237,10 @@ impl FlagValues {
     pub fn to_json(&self) -> Map<String, Value> {
         let entry = |value: &FlagValue| {
             let mut words = value.words.iter().map(|word| typed_value(word));
-            let json = match value.is_list {
-                true => Value::Array(words.collect()),
-                false => words.next().unwrap_or(Value::Null),
+            let json = if value.is_list {
+                Value::Array(words.collect())
+            } else {
+                words.next().unwrap_or(Value::Null)
             };
             (value.field.clone(), json)
         };

@@ -98,13 +98,14 @@ impl OpContext<'_> {
         let (op, seq) = (self.named.kind.name(), self.seq);
         let named = |rank: &usize| self.members.get(*rank).copied().unwrap_or(*rank);
         let names: Vec<usize> = missing.iter().map(named).collect();
-        let cause = match missing.is_empty() {
-            true => format!(
+        let cause = if missing.is_empty() {
+            format!(
                 "another rank stopped waiting in {op} #{seq}; its own error says for which ranks"
-            ),
-            false => format!(
+            )
+        } else {
+            format!(
                 "another rank stopped waiting in {op} #{seq}, where ranks {names:?} are missing"
-            ),
+            )
         };
         CollectiveError::Broken { rank: self.first + self.rank, cause, culprits: missing }
     }

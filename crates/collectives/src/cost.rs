@@ -173,9 +173,10 @@ impl Cost {
         };
         let header = (HEADER_BYTES * local) as u64 * others;
         // The owner of a whole slice sends the results in the other direction.
-        let payload = match is_whole {
-            true => num_nodes * width * slice * others,
-            false => partial.saturating_add(results),
+        let payload = if is_whole {
+            num_nodes * width * slice * others
+        } else {
+            partial.saturating_add(results)
         };
         let bytes = header.saturating_add(payload);
         Some(Self { steps: 1 + steps, bytes })

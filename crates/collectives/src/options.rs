@@ -72,9 +72,12 @@ impl GroupOptions {
     /// folder comes from `PACELINE_DUMP_FOLDER`.
     pub fn for_ranks_of(local_ranks: usize, threads: usize) -> Self {
         let cores = num_cores(local_ranks);
-        let spin_of = |busy: usize| match local_ranks.saturating_mul(busy) <= cores {
-            true => Duration::from_micros(50),
-            false => Duration::ZERO,
+        let spin_of = |busy: usize| {
+            if local_ranks.saturating_mul(busy) <= cores {
+                Duration::from_micros(50)
+            } else {
+                Duration::ZERO
+            }
         };
         let log = std::env::var(COMM_LOG).ok().and_then(|level| {
             let level = level.parse();

@@ -93,13 +93,12 @@ impl Promise {
         let is_complete = outcome.is_ok();
         self.outcome.get_or_init(|| outcome);
         for (event, signal) in self.ends.into_iter().flatten() {
-            match is_complete {
-                true => signal.complete(),
-                false => {
-                    // First, so that whoever finds the failure finds the fence.
-                    lock(fenced).events.push(event);
-                    signal.fail();
-                }
+            if is_complete {
+                signal.complete()
+            } else {
+                // First, so that whoever finds the failure finds the fence.
+                lock(fenced).events.push(event);
+                signal.fail();
             }
         }
     }

@@ -34,7 +34,7 @@ pub fn buffers(
             return Ok(allocator.tensor(operation.dtype, [elements], Category::Communication)?);
         }
         let buffer = if private {
-            allocator.host(len, Category::Communication)?
+            allocator.allocate(len, Category::Communication)?
         } else {
             group.allocate(&allocator, len, Category::Communication)?
         };

@@ -227,9 +227,10 @@ impl Card {
     /// What kernels are compiled for: machine code for a card, and text for an emulated one, which has none.
     pub(crate) fn target(&self) -> compiler::Target {
         let architecture = self.0.capability.0 * 10 + self.0.capability.1;
-        match self.0.name == EMULATED {
-            true => compiler::Target::Text(architecture.min(80)),
-            false => compiler::Target::Code(architecture),
+        if self.0.name == EMULATED {
+            compiler::Target::Text(architecture.min(80))
+        } else {
+            compiler::Target::Code(architecture)
         }
     }
 

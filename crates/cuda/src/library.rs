@@ -104,10 +104,7 @@ fn companions(library: &OsString, begin: &str) -> Vec<Opened> {
 /// A place and, if something is there, why it cannot be used.
 fn reason(candidate: &OsString, error: &str) -> String {
     let name = candidate.to_string_lossy();
-    match error.contains("No such file") {
-        true => name.into_owned(),
-        false => format!("{name} ({error})"),
-    }
+    if error.contains("No such file") { name.into_owned() } else { format!("{name} ({error})") }
 }
 
 /// A table of a library's functions, which is filled when it is first asked for.

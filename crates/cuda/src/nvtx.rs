@@ -48,9 +48,8 @@ fn tables() -> &'static [Table; FUNCTIONS.len()] {
     TABLES.get_or_init(|| {
         std::array::from_fn(|module| {
             let is_there = |at: usize| at > 0 && at < FUNCTIONS[module];
-            Table(std::array::from_fn(|at| match is_there(at) {
-                true => PLACES[module][at].as_ptr(),
-                false => null_mut(),
+            Table(std::array::from_fn(|at| {
+                if is_there(at) { PLACES[module][at].as_ptr() } else { null_mut() }
             }))
         })
     })

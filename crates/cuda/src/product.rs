@@ -351,10 +351,8 @@ impl Plan {
         set(EPILOGUE, std::ptr::from_ref(&epilogue).cast(), size_of::<u32>())?;
         let Product { rows, inner, columns, .. } = *product;
         let layout = |factor: &Factor, number: Number, rows: usize, columns: usize| {
-            let (rows, columns) = match factor.is_transposed {
-                true => (columns, rows),
-                false => (rows, columns),
-            };
+            let (rows, columns) =
+                if factor.is_transposed { (columns, rows) } else { (rows, columns) };
             let mut layout = std::ptr::null_mut();
             // SAFETY: the address is that of a handle. Rows here are columns there.
             let status = unsafe {

@@ -185,7 +185,7 @@ impl Maker {
         let shapes = self.shape.largest(self.max_rows);
         let tensor = |TensorShape { dtype, dims, .. }: TensorShape| {
             let num_bytes = dims.iter().fold(dtype.size_bytes(), |n, dim| n.saturating_mul(*dim));
-            let buffer = self.allocator.host(num_bytes, Category::Data)?;
+            let buffer = self.allocator.allocate(num_bytes, Category::Data)?;
             Tensor::new(buffer, 0, dtype, dims.as_slice())
         };
         shapes.into_iter().map(tensor).collect()

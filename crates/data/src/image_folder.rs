@@ -128,9 +128,10 @@ impl Files {
                 return Err(DataError::content(root, format!("has more than {MAX_IMAGES} images")));
             }
         }
-        match files.is_empty() {
-            true => Err(DataError::format(root, "holds no samples")),
-            false => Ok(Self { classes, files }),
+        if files.is_empty() {
+            Err(DataError::format(root, "holds no samples"))
+        } else {
+            Ok(Self { classes, files })
         }
     }
 }

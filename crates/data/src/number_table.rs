@@ -164,9 +164,10 @@ impl Rows {
                 })?);
             }
         }
-        match labels.is_empty() {
-            true => Err(DataError::format(&path, "holds no samples")),
-            false => Ok(Self { path, columns, values, labels }),
+        if labels.is_empty() {
+            Err(DataError::format(&path, "holds no samples"))
+        } else {
+            Ok(Self { path, columns, values, labels })
         }
     }
 }
@@ -256,9 +257,10 @@ fn scales(rows: &Rows) -> Vec<(f64, f64)> {
     }
     let scale = |(at, (mean, squares)): (usize, (f64, f64))| {
         let largest = ends[at].0.abs().max(ends[at].1.abs());
-        match half(at) > (ROUNDING * largest).max(f64::MIN_POSITIVE) {
-            true => (middle(at) + half(at) * mean, half(at) * squares.sqrt()),
-            false => (middle(at), f64::INFINITY),
+        if half(at) > (ROUNDING * largest).max(f64::MIN_POSITIVE) {
+            (middle(at) + half(at) * mean, half(at) * squares.sqrt())
+        } else {
+            (middle(at), f64::INFINITY)
         }
     };
     sums.into_iter().enumerate().map(scale).collect()

@@ -74,9 +74,10 @@ pub fn read_stream(path: &Path, limit_bytes: u64) -> io::Result<String> {
     let is_given = ["/dev/stdin", "/dev/fd/", "/proc/self/fd/"]
         .iter()
         .any(|given| path.to_str().is_some_and(|path| path.starts_with(given)));
-    match is_given {
-        true => text(read_up_to(File::open(path)?, 0, limit_bytes)?),
-        false => read_text(path, limit_bytes),
+    if is_given {
+        text(read_up_to(File::open(path)?, 0, limit_bytes)?)
+    } else {
+        read_text(path, limit_bytes)
     }
 }
 
@@ -141,10 +142,7 @@ fn read_up_to(file: File, len: u64, limit_bytes: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(len as usize);
     // A file may grow while it is read, and those of /proc have no length at all.
     file.take(limit_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > limit_bytes {
-        true => Err(too_large(limit_bytes)),
-        false => Ok(bytes),
-    }
+    if bytes.len() as u64 > limit_bytes { Err(too_large(limit_bytes)) } else { Ok(bytes) }
 }
 
 fn text(bytes: Vec<u8>) -> io::Result<String> {

@@ -61,9 +61,10 @@ fn escaped(text: &str, keeps_lines: bool, keeps_joiners: bool) -> Cow<'_, str> {
     while let Some(c) = rest.next() {
         let mut is_between = || is_joined(before) && rest.peek().copied().is_some_and(is_joined);
         let joins = is_joiner(c) && (keeps_joiners || is_between());
-        match is_hidden(c) && !is_kept(c) && !joins {
-            true => out.extend(c.escape_default()),
-            false => out.push(c),
+        if is_hidden(c) && !is_kept(c) && !joins {
+            out.extend(c.escape_default())
+        } else {
+            out.push(c)
         }
         before = c;
     }

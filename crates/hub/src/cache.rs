@@ -65,12 +65,11 @@ impl Cache {
 
     /// The snapshot of a name at its revision, if it is there.
     pub fn snapshot(&self, name: &Name) -> Option<Snapshot> {
-        let commit = match is_commit(&name.revision) {
-            true => name.revision.clone(),
-            false => {
-                let text = paceline_files::read_text(&self.reference(name), MAX_REFERENCE_BYTES);
-                text.ok()?.trim().to_owned()
-            }
+        let commit = if is_commit(&name.revision) {
+            name.revision.clone()
+        } else {
+            let text = paceline_files::read_text(&self.reference(name), MAX_REFERENCE_BYTES);
+            text.ok()?.trim().to_owned()
         };
         let folder = self.snapshot_folder(name, &commit);
         (is_commit(&commit) && folder.is_dir()).then_some(Snapshot { folder, commit })
@@ -109,9 +108,10 @@ impl Cache {
         fs::create_dir_all(self.folder(name).join("blobs"))?;
         fs::create_dir_all(self.locks(name))?;
         let tag = self.root.join("CACHEDIR.TAG");
-        match tag.exists() {
-            true => Ok(()),
-            false => paceline_files::create(&tag)?.write_all(CACHE_TAG.as_ref()),
+        if tag.exists() {
+            Ok(())
+        } else {
+            paceline_files::create(&tag)?.write_all(CACHE_TAG.as_ref())
         }
     }
 

@@ -101,16 +101,17 @@ pub fn find(flag: &str, value: &Path, wanted: Wanted) -> Result<Found> {
     let words = kind.words();
     let Some(snapshot) = cache.snapshot(&name) else {
         let searched = cache.folder(&name);
-        let lacks = match searched.exists() {
-            true => format!(
+        let lacks = if searched.exists() {
+            format!(
                 "the cache of Hugging Face has no complete revision {} of it ({})",
                 name.revision,
                 searched.printable()
-            ),
-            false => format!(
+            )
+        } else {
+            format!(
                 "the cache of Hugging Face has no {words} of this name (there is no {})",
                 searched.printable()
-            ),
+            )
         };
         return Err(usage(format!(
             "there is nothing at this path, and {lacks}; run `{command}`, or pass a folder with the files"

@@ -85,10 +85,7 @@ impl Hub {
                 "HF_ENDPOINT {endpoint}: set it to an address that begins with https://"
             ));
         }
-        let token = match is_yes(var("HF_HUB_DISABLE_IMPLICIT_TOKEN")) {
-            true => None,
-            false => token(&var),
-        };
+        let token = if is_yes(var("HF_HUB_DISABLE_IMPLICIT_TOKEN")) { None } else { token(&var) };
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         Ok(Self { endpoint, token, agent: http::agent(false) })
     }

@@ -419,9 +419,10 @@ pub(crate) fn shares<'a, T>(
     batch: usize,
     touched: usize,
 ) -> Vec<(usize, &'a mut [T])> {
-    match touched < ELEMS_OF_THREAD * cpu.threads.count() {
-        true => vec![(0, all)],
-        false => batches(cpu, all, elems, batch),
+    if touched < ELEMS_OF_THREAD * cpu.threads.count() {
+        vec![(0, all)]
+    } else {
+        batches(cpu, all, elems, batch)
     }
 }
 

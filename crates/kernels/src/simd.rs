@@ -328,9 +328,12 @@ unsafe impl Vector for Portable {
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
         // Every 64-bit Arm has a fused form. On other processors it may be a function call, so there the product is rounded, too.
-        Self(std::array::from_fn(|i| match cfg!(target_arch = "aarch64") {
-            true => self.0[i].mul_add(factor.0[i], addend.0[i]),
-            false => self.0[i] * factor.0[i] + addend.0[i],
+        Self(std::array::from_fn(|i| {
+            if cfg!(target_arch = "aarch64") {
+                self.0[i].mul_add(factor.0[i], addend.0[i])
+            } else {
+                self.0[i] * factor.0[i] + addend.0[i]
+            }
         }))
     }
     #[inline(always)]

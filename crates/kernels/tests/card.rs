@@ -242,9 +242,10 @@ fn norms_of_rows_have_the_processors_bits_and_gradients_of_their_weight_are_near
         pair.run(op, [&x, &w, &r, &dy, &dx]);
         pair.compare(&dx, Promise::Bits);
         for accumulate in [false, true] {
-            let dw = match accumulate {
-                false => pair.poisoned(wide, &[columns]),
-                true => pair.random(wide, &[columns], 4),
+            let dw = if !accumulate {
+                pair.poisoned(wide, &[columns])
+            } else {
+                pair.random(wide, &[columns], 4)
             };
             let op = |on: &_, [x, r, dy, dw]: [&_; 4]| {
                 rms_norm::backward_weight(on, x, r, dy, dw, accumulate)

@@ -361,9 +361,10 @@ fn convolutions_in_tf32() {
     for (batch, conv) in large_tiles() {
         for is_pooled in [false, true] {
             let results = [&exact, &rounded].map(|pair| {
-                let shape = match is_pooled {
-                    false => conv.output_shape(batch),
-                    true => conv_relu_pool::output_shape(&conv, batch),
+                let shape = if !is_pooled {
+                    conv.output_shape(batch)
+                } else {
+                    conv_relu_pool::output_shape(&conv, batch)
                 };
                 let x = pair.random(F32, &conv.input_shape(batch), 1);
                 let w = pair.random(F32, &conv.weight_shape(), 2);

@@ -123,9 +123,10 @@ impl Case {
         let conv = Conv2d { layout, ..self.conv };
         let [x_type, y_type, p_type] = types;
         let nhwc = Conv2d { layout: ImageLayout::Nhwc, ..conv };
-        let out = match self.is_fused {
-            true => conv_relu_pool::output_shape(&nhwc, self.batch),
-            false => nhwc.output_shape(self.batch),
+        let out = if self.is_fused {
+            conv_relu_pool::output_shape(&nhwc, self.batch)
+        } else {
+            nhwc.output_shape(self.batch)
         };
         let of = |dtype, shape: [usize; 4], seed: u64| {
             let elems = numbers(self.seed + seed, shape.iter().product());

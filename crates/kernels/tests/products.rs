@@ -95,9 +95,12 @@ impl Case {
 
     /// Both operands, of numbers that lie like those of the case.
     fn matrices<'a, T: Copy>(&self, a: &'a [T], b: &'a [T]) -> (Matrix<'a, T>, Matrix<'a, T>) {
-        let matrix = |x, (rows, columns), stride, is_turned| match is_turned {
-            true => Matrix::strided(x, columns, rows, stride).transposed(),
-            false => Matrix::strided(x, rows, columns, stride),
+        let matrix = |x, (rows, columns), stride, is_turned| {
+            if is_turned {
+                Matrix::strided(x, columns, rows, stride).transposed()
+            } else {
+                Matrix::strided(x, rows, columns, stride)
+            }
         };
         let (a_dims, b_dims) = ((self.m, self.k), (self.k, self.n));
         (
@@ -330,18 +333,20 @@ fn rows_are_independent(one: &Compute, three: &Compute, case: &Case) {
         let mut part = Case::new((rows.len(), columns.len(), k), transposed, 0);
         for i in rows.clone() {
             for p in 0..k {
-                let (from, to) = match transposed.0 {
-                    true => (p * m + i, p * rows.len() + i - rows.start),
-                    false => (i * k + p, (i - rows.start) * k + p),
+                let (from, to) = if transposed.0 {
+                    (p * m + i, p * rows.len() + i - rows.start)
+                } else {
+                    (i * k + p, (i - rows.start) * k + p)
                 };
                 part.a[to] = case.a[from];
             }
         }
         for j in columns.clone() {
             for p in 0..k {
-                let (from, to) = match transposed.1 {
-                    true => (j * k + p, (j - columns.start) * k + p),
-                    false => (p * n + j, p * columns.len() + j - columns.start),
+                let (from, to) = if transposed.1 {
+                    (j * k + p, (j - columns.start) * k + p)
+                } else {
+                    (p * n + j, p * columns.len() + j - columns.start)
                 };
                 part.b[to] = case.b[from];
             }

@@ -236,9 +236,10 @@ fn sim(settings: &str) -> Result<SimSpec, String> {
 
 /// A time of less than a second: a copy or a launch that takes longer is a slip of the pen.
 fn time(seconds: f64, text: &str) -> Result<Duration, String> {
-    match (0.0..1.0).contains(&seconds) {
-        true => Ok(Duration::from_secs_f64(seconds)),
-        false => Err(format!("{text} is too long; pass less than 1s")),
+    if (0.0..1.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err(format!("{text} is too long; pass less than 1s"))
     }
 }
 

@@ -69,10 +69,12 @@ impl Placement {
     pub fn default_transport(&self) -> TransportName {
         // Our launcher gives every host the same number of ranks, in order, as hybrid needs it. Others may not.
         let is_regular = self.place.launcher == Launcher::Paceline;
-        match self.place.is_one_host() {
-            true => TransportName::Shm,
-            false if is_regular && self.place.local_world_size > 1 => TransportName::Hybrid,
-            false => TransportName::Tcp,
+        if self.place.is_one_host() {
+            TransportName::Shm
+        } else if is_regular && self.place.local_world_size > 1 {
+            TransportName::Hybrid
+        } else {
+            TransportName::Tcp
         }
     }
 

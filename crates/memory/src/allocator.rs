@@ -166,12 +166,12 @@ impl Allocator {
     /// Allocates a buffer of `len_bytes` bytes of private memory of the device, aligned to 64 bytes. Its contents are
     /// unspecified: zero, or the values that an earlier user of the memory left. Errors if the system has no
     /// memory left.
-    pub fn host(&self, len_bytes: usize, category: Category) -> Result<Buffer> {
+    pub fn allocate(&self, len_bytes: usize, category: Category) -> Result<Buffer> {
         let block = self.0.take(len_bytes, category)?;
         Ok(Buffer::pooled(block, len_bytes, category, self.clone()))
     }
 
-    /// Allocates a tensor in its own buffer. The contents and errors are those of [`Allocator::host`].
+    /// Allocates a tensor in its own buffer. The contents and errors are those of [`Allocator::allocate`].
     pub fn tensor(
         &self,
         dtype: DType,
@@ -180,7 +180,7 @@ impl Allocator {
     ) -> Result<Tensor> {
         let shape = shape.into();
         let len_bytes = shape.num_elems().saturating_mul(dtype.size_bytes());
-        let buffer = self.host(len_bytes, category)?;
+        let buffer = self.allocate(len_bytes, category)?;
         Tensor::new(buffer, 0, dtype, shape)
     }
 
@@ -239,10 +239,10 @@ mod tests {
     fn a_repeated_pattern_of_requests_allocates_once() {
         let allocator = Allocator::new();
         let step = || {
-            let a = allocator.host(1000, Category::Activations).unwrap();
-            let b = allocator.host(5000, Category::Activations).unwrap();
+            let a = allocator.allocate(1000, Category::Activations).unwrap();
+            let b = allocator.allocate(5000, Category::Activations).unwrap();
             drop(a);
-            let _c = allocator.host(990, Category::Workspace).unwrap();
+            let _c = allocator.allocate(990, Category::Workspace).unwrap();
             drop(b);
         };
         step();
@@ -257,8 +257,8 @@ mod tests {
     #[test]
     fn the_books_know_current_and_peak_by_category() {
         let allocator = Allocator::new();
-        let a = allocator.host(100, Category::Activations).unwrap();
-        let g = allocator.host(50, Category::Gradients).unwrap();
+        let a = allocator.allocate(100, Category::Activations).unwrap();
+        let g = allocator.allocate(50, Category::Gradients).unwrap();
         drop(a);
         let activations = allocator.usage(Category::Activations);
         assert_eq!(activations, Usage { current_bytes: 0, peak_bytes: 100 });
@@ -271,8 +271,8 @@ mod tests {
     #[test]
     fn a_phase_has_peaks_of_its_own() {
         let allocator = Allocator::new();
-        let kept = allocator.host(1000, Category::Parameters).unwrap();
-        let gone = allocator.host(500, Category::Workspace).unwrap();
+        let kept = allocator.allocate(1000, Category::Parameters).unwrap();
+        let gone = allocator.allocate(500, Category::Workspace).unwrap();
         drop(gone);
         let first = allocator.end_phase("forward");
         let usage = |current_bytes, peak_bytes| Usage { current_bytes, peak_bytes };
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(first.total, usage(1000, 1500));
         assert_eq!(first.reserved, usage(1536, 1536));
         allocator.end_phase("backward");
-        let small = allocator.host(64, Category::Workspace).unwrap();
+        let small = allocator.allocate(64, Category::Workspace).unwrap();
         let second = allocator.end_phase("forward");
         assert_eq!(second.of(Category::Workspace), usage(64, 64));
         assert_eq!(second.total, usage(1064, 1064));
@@ -303,11 +303,11 @@ mod tests {
     #[test]
     fn phases_miss_no_bytes_of_other_threads() {
         let allocator = Allocator::new();
-        let kept = allocator.host(100, Category::Data).unwrap();
+        let kept = allocator.allocate(100, Category::Data).unwrap();
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
                 for _ in 0..2000 {
-                    drop(allocator.host(50, Category::Data).unwrap());
+                    drop(allocator.allocate(50, Category::Data).unwrap());
                 }
             });
             while !other.is_finished() {
@@ -323,10 +323,10 @@ mod tests {
     #[test]
     fn a_device_without_contents_counts_like_the_host() {
         let requests = |allocator: Allocator| {
-            let a = allocator.host(1000, Category::Activations).unwrap();
-            let b = allocator.host(5 << 20, Category::Activations).unwrap();
+            let a = allocator.allocate(1000, Category::Activations).unwrap();
+            let b = allocator.allocate(5 << 20, Category::Activations).unwrap();
             drop(a);
-            let c = allocator.host(990, Category::Workspace).unwrap();
+            let c = allocator.allocate(990, Category::Workspace).unwrap();
             drop((b, c));
             (allocator.end_phase("all"), allocator.fresh_blocks())
         };
@@ -353,7 +353,7 @@ mod tests {
     #[test]
     fn an_impossible_request_is_an_error() {
         for len_bytes in [usize::MAX / 4, usize::MAX / 2 + 1, usize::MAX - 1, usize::MAX] {
-            let error = Allocator::new().host(len_bytes, Category::Data).unwrap_err();
+            let error = Allocator::new().allocate(len_bytes, Category::Data).unwrap_err();
             let text = format!("out of memory: could not allocate {len_bytes} bytes for data");
             assert_eq!(error.to_string(), text);
         }

@@ -205,9 +205,10 @@ impl Buffer {
     }
 
     fn check_range(&self, range: &Range<usize>) -> Result<()> {
-        match range.start > range.end || range.end > self.0.len_bytes {
-            true => Err(MemoryError::OutOfRange { range: range.clone(), len: self.0.len_bytes }),
-            false => Ok(()),
+        if range.start > range.end || range.end > self.0.len_bytes {
+            Err(MemoryError::OutOfRange { range: range.clone(), len: self.0.len_bytes })
+        } else {
+            Ok(())
         }
     }
 }
@@ -317,7 +318,7 @@ mod tests {
 
     #[test]
     fn conflicting_claims_are_refused_and_disjoint_ones_are_not() {
-        let buffer = Allocator::new().host(128, Category::Gradients).unwrap();
+        let buffer = Allocator::new().allocate(128, Category::Gradients).unwrap();
         let bucket = buffer.claim(64..128, Access::Write, "all_reduce").unwrap();
         assert!(buffer.claim(0..64, Access::Write, "linear").is_ok());
         let error = buffer.claim(0..65, Access::Read, "sgd").unwrap_err();

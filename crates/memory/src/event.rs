@@ -346,7 +346,7 @@ mod tests {
     use crate::{Access, Allocator, Category, MemoryError, Stream};
 
     fn buffer(allocator: &Allocator) -> Buffer {
-        allocator.host(128, Category::Gradients).unwrap()
+        allocator.allocate(128, Category::Gradients).unwrap()
     }
 
     /// Whether the host may write the first half.

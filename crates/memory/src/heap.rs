@@ -489,9 +489,10 @@ impl Drop for Chunk {
             }
             // SAFETY: `by_driver` got this memory from the card, and the pool has waited for the work that used its blocks.
             Mapped::ByDriver { card, is_of_host } => unsafe {
-                match is_of_host {
-                    true => card.free_pinned(self.base.as_ptr()),
-                    false => card.free(self.base.as_ptr().addr() as u64),
+                if *is_of_host {
+                    card.free_pinned(self.base.as_ptr())
+                } else {
+                    card.free(self.base.as_ptr().addr() as u64)
                 }
             },
         }

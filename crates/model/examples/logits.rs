@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let weights = Pretrained::open(&folder)?;
     let (layout, new) = config.check_weights(&weights)?;
     let allocator = Allocator::new();
-    let storage = Storage::host(layout, DType::F32, &allocator)?;
+    let storage = Storage::private(layout, DType::F32, &allocator)?;
     weights.load(&storage, &new)?;
 
     let compute = Compute::new(1, allocator)?;

@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let compute = Compute::new(threads, Allocator::new())?;
     let config = LlamaConfig::from_json(CONFIG)?;
     let layout = config.build(1)?.layout;
-    let storage = Storage::host(layout.clone(), DType::F32, &compute.allocator)?;
+    let storage = Storage::private(layout.clone(), DType::F32, &compute.allocator)?;
     for (at, weight) in storage.values().tensor().write::<f32>()?.iter_mut().enumerate() {
         // Small, of both signs, and different: times do not depend on more.
         *weight = ((at * 7919) % 2003) as f32 * 2e-5 - 0.02;
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let storage = match dtype {
         DType::F32 => storage,
         _ => {
-            let rounded = Storage::host(layout, dtype, &compute.allocator)?;
+            let rounded = Storage::private(layout, dtype, &compute.allocator)?;
             cast::narrow(&compute, storage.values().tensor(), rounded.values().tensor())?;
             rounded
         }

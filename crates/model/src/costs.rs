@@ -107,7 +107,7 @@ impl Alone<'_> {
         times: usize,
     ) -> Result<BlockCost> {
         let allocator = &self.compute.allocator;
-        let storage = Storage::host(layout.clone(), self.precision, allocator)?;
+        let storage = Storage::private(layout.clone(), self.precision, allocator)?;
         if self.compute.device() != Device::Meta {
             storage.initialize(0)?;
         }
@@ -148,19 +148,17 @@ impl Alone<'_> {
         let after = in_use();
         let (mut of_loss, before_loss) = (Saved::default(), clock());
         let has_halves = is_last && model.objective.has_halves();
-        let d_output = match is_last {
-            true if has_halves => {
-                model.differentiate_input(&mut cx, &output, 1.0, &sums, &mut of_loss)?
-            }
-            true => model.differentiate(&mut cx, &output, 1.0, &sums)?,
-            false => cx.gradient_of(&output)?,
+        let d_output = if has_halves {
+            model.differentiate_input(&mut cx, &output, 1.0, &sums, &mut of_loss)?
+        } else if is_last {
+            model.differentiate(&mut cx, &output, 1.0, &sums)?
+        } else {
+            cx.gradient_of(&output)?
         };
         let loss = clock();
         let gradient_bytes = num_bytes(&d_output);
-        let loss_kept_bytes = match has_halves {
-            true => in_use().saturating_sub(after + gradient_bytes),
-            false => 0,
-        };
+        let loss_kept_bytes =
+            if has_halves { in_use().saturating_sub(after + gradient_bytes) } else { 0 };
         if has_halves {
             model.backward_weight_of_objective(&mut cx, &of_loss)?;
         }

@@ -105,7 +105,7 @@ fn read(bytes: &[u8]) -> Result<(), String> {
     let file = WeightFile::from_bytes(path, bytes.to_vec()).map_err(sentence)?;
     let layout = Arc::new(small_layout());
     let allocator = Allocator::new();
-    let storage = Storage::host(layout.clone(), DType::F32, &allocator).expect("a small model");
+    let storage = Storage::private(layout.clone(), DType::F32, &allocator).expect("a small model");
     storage.initialize(7).expect("nobody else uses the memory");
     let fits_model = file.check_model(&layout, DType::F32).map_err(sentence);
     assert_eq!(file.restore_model(&storage).map_err(sentence), fits_model);

@@ -29,7 +29,7 @@ pub fn worst_error(
 ) -> Result<f64> {
     let compute = Compute::new(1, Allocator::new())?;
     let allocator = &compute.allocator;
-    let storage = Storage::host(Arc::new(layout.clone()), DType::F64, allocator)?;
+    let storage = Storage::private(Arc::new(layout.clone()), DType::F64, allocator)?;
     storage.initialize(seed)?;
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut random =

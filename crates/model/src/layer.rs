@@ -94,9 +94,10 @@ pub trait Layer: Send + Sync {
         wants_input: bool,
     ) -> Result<Option<Tensor>> {
         self.backward_weight(cx, &mut saved, &d_output)?;
-        match wants_input {
-            true => self.backward_input(cx, &mut saved, &d_output).map(Some),
-            false => Ok(None),
+        if wants_input {
+            self.backward_input(cx, &mut saved, &d_output).map(Some)
+        } else {
+            Ok(None)
         }
     }
 }

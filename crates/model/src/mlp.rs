@@ -55,9 +55,10 @@ impl MlpConfig {
                     (unit, Linear::new(&mut layout, inputs, hidden_dim, with))
                 }
             };
-            blocks.push(match is_fused {
-                true => Block::new(unit, layer.clone()),
-                false => Block::new(unit, Sequence::new().then(layer.clone()).then(Relu)),
+            blocks.push(if is_fused {
+                Block::new(unit, layer.clone())
+            } else {
+                Block::new(unit, Sequence::new().then(layer.clone()).then(Relu))
             });
             last = Some((unit, layer));
             inputs = hidden_dim;

@@ -354,7 +354,7 @@ mod tests {
             let whole = 0..layout.len();
             for ranges in [vec![whole.clone()], vec![0..1, 1..18, 18..whole.end]] {
                 let storage =
-                    Storage::host(layout.clone(), DType::F32, &compute.allocator).unwrap();
+                    Storage::private(layout.clone(), DType::F32, &compute.allocator).unwrap();
                 storage.initialize(1).unwrap();
                 storage.grads().tensor().fill_zero().unwrap();
                 let value =

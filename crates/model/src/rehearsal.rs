@@ -52,7 +52,7 @@ impl Rehearsal {
     ) -> Result<Self> {
         check_meta(compute)?;
         let allocator = &compute.allocator;
-        let storage = Storage::host(model.layout.clone(), precision, allocator)?;
+        let storage = Storage::private(model.layout.clone(), precision, allocator)?;
         let sums = allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
         let mut units = OpenUnits::new(&model.layout);
         let mut hooks = Hooks { syncs_statistics };
@@ -142,7 +142,7 @@ pub fn boundaries(
 ) -> Result<Vec<(Shape, DType)>> {
     check_meta(compute)?;
     let allocator = &compute.allocator;
-    let storage = Storage::host(layout, precision, allocator)?;
+    let storage = Storage::private(layout, precision, allocator)?;
     let shaped_like = |(name, tensor): &(&'static str, Tensor)| {
         Ok((*name, allocator.tensor(tensor.dtype(), tensor.shape(), Category::Data)?))
     };

@@ -55,17 +55,17 @@ impl Storage {
         Ok(Self { layout, precision, values, grads, buffers })
     }
 
-    /// Storage in private memory of this process.
-    pub fn host(
+    /// Storage in memory that no other rank sees.
+    pub fn private(
         layout: Arc<Layout>,
         precision: impl Into<Precision>,
         allocator: &Allocator,
     ) -> Result<Self> {
         let precision = precision.into();
         let values = layout.num_bytes(precision.master);
-        let values = allocator.host(values, Category::Parameters)?;
+        let values = allocator.allocate(values, Category::Parameters)?;
         let grads = layout.trained_bytes(precision.grads);
-        let grads = allocator.host(grads, Category::Gradients)?;
+        let grads = allocator.allocate(grads, Category::Gradients)?;
         Self::new(layout, precision, values, grads, allocator)
     }
 

@@ -44,7 +44,8 @@ impl Bench {
 
     fn new(model: Model, input_shape: &[usize], output_shape: &[usize]) -> Self {
         let compute = Compute::new(1, Allocator::new()).unwrap();
-        let storage = Storage::host(model.layout.clone(), DType::F64, &compute.allocator).unwrap();
+        let storage =
+            Storage::private(model.layout.clone(), DType::F64, &compute.allocator).unwrap();
         storage.initialize(5).unwrap();
         let input = numbers(&compute.allocator, input_shape, 6);
         let d_output = numbers(&compute.allocator, output_shape, 7);

@@ -94,7 +94,7 @@ const BATCH: usize = 5;
 fn run(range: Range<usize>, meeting: Option<&Meeting>) -> Outcome {
     let model = cnn_with_batch_norm();
     let compute = Compute::new(1, Allocator::new()).unwrap();
-    let storage = Storage::host(model.layout.clone(), DType::F64, &compute.allocator).unwrap();
+    let storage = Storage::private(model.layout.clone(), DType::F64, &compute.allocator).unwrap();
     storage.initialize(3).unwrap();
     let part = |dims: [usize; 4], seed: u64| {
         let all = numbers(&compute.allocator, &dims, seed);

@@ -18,7 +18,7 @@ fn instructions_of(
     let accelerator = Accelerator::cuda(Card::open(0).unwrap());
     let allocator = Allocator::on(&accelerator.stream("compute").unwrap());
     let compute = Compute::new(1, allocator.clone()).unwrap();
-    let storage = Storage::host(model.layout.clone(), DType::F32, &allocator).unwrap();
+    let storage = Storage::private(model.layout.clone(), DType::F32, &allocator).unwrap();
     storage.initialize(1).unwrap();
     let tensor = |(dtype, shape): (DType, &[usize])| {
         let tensor = allocator.tensor(dtype, shape, Category::Data).unwrap();

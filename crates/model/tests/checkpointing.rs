@@ -36,7 +36,7 @@ fn model(num_blocks: usize, layers_per_block: usize) -> Model {
 fn peak(model: &Model) -> usize {
     let compute = Compute::new(1, Allocator::new()).unwrap();
     let allocator = &compute.allocator;
-    let storage = Storage::host(model.layout.clone(), DType::F32, allocator).unwrap();
+    let storage = Storage::private(model.layout.clone(), DType::F32, allocator).unwrap();
     storage.initialize(1).unwrap();
     let tensor = || {
         let tensor = allocator.tensor(DType::F32, [ROWS, WIDTH], Category::Data).unwrap();

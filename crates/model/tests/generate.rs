@@ -63,7 +63,7 @@ fn values(tensor: &Tensor) -> Vec<f64> {
 fn model(file: &[u8], case: &str, dtype: DType) -> (LlamaConfig, Storage) {
     let config = LlamaConfig::from_json(&metadata(file)[case]).unwrap();
     let layout = config.build(1).unwrap().layout;
-    let storage = Storage::host(layout.clone(), dtype, &Allocator::new()).unwrap();
+    let storage = Storage::private(layout.clone(), dtype, &Allocator::new()).unwrap();
     for (at, param) in layout.params().iter().enumerate() {
         let weight = f32s(file, &format!("{case}.weight.{}", param.name));
         write(&storage.value(ParamId(at)).unwrap(), weight);
@@ -176,7 +176,7 @@ fn what_no_generator_can_read_is_refused() {
     assert!(generator.read(61).unwrap_err().to_string().contains("61"));
     let tied = LlamaConfig { tie_word_embeddings: true, ..config };
     let other = tied.build(1).unwrap().layout;
-    let other = Storage::host(other, DType::F32, &Allocator::new()).unwrap();
+    let other = Storage::private(other, DType::F32, &Allocator::new()).unwrap();
     let untied = LlamaConfig { tie_word_embeddings: false, ..tied };
     let error = Generator::new(&compute, &untied, &other, 3).unwrap_err().to_string();
     assert_eq!(error, "the model has no parameter lm_head.weight");

@@ -179,7 +179,7 @@ fn check_objective(objective: &dyn Objective, output: &Tensor, target: &Tensor, 
     const STEP: f64 = 1e-6;
     let compute = Compute::new(1, Allocator::new()).unwrap();
     let storage_of_nothing = LayoutBuilder::new().finish(1).into();
-    let storage = Storage::host(storage_of_nothing, DType::F64, &compute.allocator).unwrap();
+    let storage = Storage::private(storage_of_nothing, DType::F64, &compute.allocator).unwrap();
     let batch = Batch::new(output.clone(), target.clone());
     let with_context = |run: &dyn Fn(&mut Context)| {
         let mut units = OpenUnits::new(storage.layout());

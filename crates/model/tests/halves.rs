@@ -160,7 +160,7 @@ impl Run {
     fn new(case: &Case, precision: Precision, threads: usize) -> Self {
         let compute = Compute::new(threads, Allocator::new()).unwrap();
         let allocator = &compute.allocator;
-        let storage = Storage::host(case.model.layout.clone(), precision, allocator).unwrap();
+        let storage = Storage::private(case.model.layout.clone(), precision, allocator).unwrap();
         storage.initialize(3).unwrap();
         let (units, batch) = (OpenUnits::new(&case.model.layout), case.batch(allocator));
         let sums = allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();

@@ -33,7 +33,7 @@ fn trained(
 ) -> (String, Vec<u32>) {
     let allocator = Allocator::new();
     let compute = Compute::new(threads, allocator.clone()).unwrap();
-    let storage = Storage::host(model.layout.clone(), precision, &allocator).unwrap();
+    let storage = Storage::private(model.layout.clone(), precision, &allocator).unwrap();
     storage.initialize(3).unwrap();
     let adamw = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
     let config = OptimizerConfig::AdamW(adamw);

@@ -89,7 +89,8 @@ impl Case {
     ) -> Self {
         let config = LlamaConfig::from_json(&metadata(name)).unwrap();
         let model = config.build(1).unwrap();
-        let storage = Storage::host(model.layout.clone(), precision, &compute.allocator).unwrap();
+        let storage =
+            Storage::private(model.layout.clone(), precision, &compute.allocator).unwrap();
         for (at, param) in model.layout.params().iter().enumerate() {
             let (shape, weight) = stored(&format!("{name}.weight.{}", param.name));
             assert_eq!(shape, param.shape.dims(), "{}", param.name);
@@ -250,7 +251,7 @@ fn gradients_in_bf16_are_near_those_in_f32() {
     let gradients = |compute: Compute, precision| {
         let like = Case::new("causal", compute, precision, 0.0);
         let model = config.build(1).unwrap();
-        let storage = Storage::host(model.layout.clone(), precision, &like.compute.allocator);
+        let storage = Storage::private(model.layout.clone(), precision, &like.compute.allocator);
         let storage = storage.unwrap();
         storage.initialize(5).unwrap();
         let case = Case { model, storage, ..like };
@@ -500,7 +501,8 @@ fn a_text_that_ends_with_the_padding_is_classified_by_the_token_before() {
     let mut config = LlamaConfig::from_json(&metadata("classifier")).unwrap();
     let model_of = |config: &LlamaConfig| {
         let model = config.build(1).unwrap();
-        let storage = Storage::host(model.layout.clone(), DType::F64, &compute.allocator).unwrap();
+        let storage =
+            Storage::private(model.layout.clone(), DType::F64, &compute.allocator).unwrap();
         storage.initialize(3).unwrap();
         (model, storage)
     };

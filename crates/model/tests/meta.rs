@@ -45,7 +45,7 @@ fn measured(
 ) -> [PhaseUsage; 2] {
     let compute = Compute::new(1, Allocator::new()).unwrap();
     let allocator = &compute.allocator;
-    let storage = Storage::host(model.layout.clone(), precision, allocator).unwrap();
+    let storage = Storage::private(model.layout.clone(), precision, allocator).unwrap();
     storage.initialize(1).unwrap();
     let sums = allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
     sums.fill_zero().unwrap();

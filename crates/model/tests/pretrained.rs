@@ -74,7 +74,7 @@ fn every_type_is_converted_and_each_rank_reads_its_part() {
         for (world_size, of) in [(1, DType::F32), (2, DType::F64)] {
             let layout = std::sync::Arc::new(layout(world_size));
             file.check(&layout, &[], &[]).unwrap();
-            let storage = Storage::host(layout.clone(), of, &Allocator::new()).unwrap();
+            let storage = Storage::private(layout.clone(), of, &Allocator::new()).unwrap();
             storage.initialize(1).unwrap();
             file.load(&storage, &[]).unwrap();
             for (at, len) in [(0, 15), (1, 4)] {
@@ -142,7 +142,7 @@ fn names_shapes_and_types_must_be_those_of_the_model() {
     assert_eq!(new, [NewParam { name: "b.weight".into(), stored: None }]);
     // What is replaced keeps its initial value.
     let layout = std::sync::Arc::new(layout(1));
-    let storage = Storage::host(layout, DType::F32, &Allocator::new()).unwrap();
+    let storage = Storage::private(layout, DType::F32, &Allocator::new()).unwrap();
     storage.initialize(1).unwrap();
     file.load(&storage, &new).unwrap();
     assert_eq!(*storage.value(ParamId(1)).unwrap().read::<f32>().unwrap(), [9.0; 4]);
@@ -156,7 +156,7 @@ fn a_new_parameter_is_not_read_from_a_tensor_of_another_shape_or_type() {
         let file = Pretrained::open(folder.path()).unwrap();
         let layout = std::sync::Arc::new(layout(1));
         let new = file.check(&layout, &["b.weight"], &[]).unwrap();
-        let storage = Storage::host(layout, DType::F32, &Allocator::new()).unwrap();
+        let storage = Storage::private(layout, DType::F32, &Allocator::new()).unwrap();
         storage.initialize(1).unwrap();
         file.load(&storage, &new).unwrap();
         let b = storage.value(ParamId(1)).unwrap().read::<f32>().unwrap().to_vec();
@@ -175,7 +175,7 @@ fn a_new_parameter_is_not_read_from_a_tensor_of_another_shape_or_type() {
     assert_eq!(load(&[A, B]), (numbers(4), vec![]));
     // Without a check, nothing is read that does not fit.
     let folder = single(&other(Dtype::F32, &[2]));
-    let storage = Storage::host(layout(1).into(), DType::F32, &Allocator::new()).unwrap();
+    let storage = Storage::private(layout(1).into(), DType::F32, &Allocator::new()).unwrap();
     let error = Pretrained::open(folder.path()).unwrap().load(&storage, &[]).unwrap_err();
     assert!(error.to_string().contains("b.weight has shape [2]"), "{error}");
 }

@@ -126,7 +126,8 @@ impl Setup {
     /// Storage with the parameters from the file. `stored` maps a parameter's name to its name in the file.
     fn storage(&self, layout: LayoutBuilder, stored: impl Fn(&str) -> String) -> Storage {
         let layout = std::sync::Arc::new(layout.finish(1));
-        let storage = Storage::host(layout.clone(), self.dtype, &self.compute.allocator).unwrap();
+        let storage =
+            Storage::private(layout.clone(), self.dtype, &self.compute.allocator).unwrap();
         self.copy_parameters(&storage, stored).unwrap();
         storage
     }
@@ -150,7 +151,7 @@ impl Setup {
 
     /// Runs forward pass, loss and backward pass of a whole model.
     fn check_model(&self, case: &str, model: &Model, targets: &str) {
-        let storage = Storage::host(model.layout.clone(), self.dtype, &self.compute.allocator);
+        let storage = Storage::private(model.layout.clone(), self.dtype, &self.compute.allocator);
         let storage = storage.unwrap();
         self.copy_parameters(&storage, |param| format!("{case}.param.{param}")).unwrap();
         let inputs = self.load(&format!("{case}.input"));
@@ -196,7 +197,7 @@ impl Setup {
         [output, target, gradient]: [&str; 3],
     ) {
         let layout = std::sync::Arc::new(LayoutBuilder::new().finish(1));
-        let storage = Storage::host(layout, self.dtype, &self.compute.allocator).unwrap();
+        let storage = Storage::private(layout, self.dtype, &self.compute.allocator).unwrap();
         let output = self.load(&format!("{case}.{output}"));
         let target = self.load(&format!("{case}.{target}"));
         let rows = output.dims()[0] as f64;
@@ -313,7 +314,7 @@ fn running_statistics_after_three_steps_and_evaluation_by_them() {
         layout.unit(case);
         let layer = BatchNorm::new(&mut layout, 5, Activation::None);
         let layout = std::sync::Arc::new(layout.finish(1));
-        let storage = Storage::host(layout, setup.dtype, &setup.compute.allocator).unwrap();
+        let storage = Storage::private(layout, setup.dtype, &setup.compute.allocator).unwrap();
         storage.initialize(1).unwrap();
         setup.copy_parameters(&storage, |param| param.to_string()).unwrap();
         let input = |step: usize| setup.load(&format!("{case}.input{step}"));

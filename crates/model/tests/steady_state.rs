@@ -20,7 +20,7 @@ const BATCH: usize = 4;
 fn check(model: Model, inputs: &[usize], targets: impl Fn(&Allocator) -> Tensor) {
     let allocator = Allocator::new();
     let compute = Compute::new(1, allocator.clone()).unwrap();
-    let storage = Storage::host(model.layout.clone(), DType::F32, &allocator).unwrap();
+    let storage = Storage::private(model.layout.clone(), DType::F32, &allocator).unwrap();
     storage.initialize(1).unwrap();
     let adamw = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
     let config = OptimizerConfig::AdamW(adamw);
@@ -113,7 +113,7 @@ fn between_its_halves_a_backward_pass_keeps_what_the_second_one_needs() {
 
     let allocator = Allocator::new();
     let compute = Compute::new(1, allocator.clone()).unwrap();
-    let storage = Storage::host(layout.clone(), DType::F32, &allocator).unwrap();
+    let storage = Storage::private(layout.clone(), DType::F32, &allocator).unwrap();
     storage.initialize(1).unwrap();
     let input = allocator.tensor(DType::F32, [BATCH, WIDTH], Category::Data).unwrap();
     input.write::<f32>().unwrap().fill(0.5);

@@ -42,7 +42,7 @@ impl Trainee {
     fn new(model: &MlpConfig, optimizer: OptimizerConfig, dtype: DType, world_size: usize) -> Self {
         let compute = Compute::new(1, Allocator::new()).unwrap();
         let layout = model.build(world_size).unwrap().layout;
-        let storage = Storage::host(layout, dtype, &compute.allocator).unwrap();
+        let storage = Storage::private(layout, dtype, &compute.allocator).unwrap();
         storage.initialize(7).unwrap();
         let optimizer = Optimizer::new(optimizer, &storage, &compute.allocator).unwrap();
         Self { compute, storage, optimizer }
@@ -293,7 +293,7 @@ fn buffers_come_back_and_are_checked() {
         }
         let compute = Compute::new(1, Allocator::new()).unwrap();
         let layout = std::sync::Arc::new(layout.finish(1));
-        let storage = Storage::host(layout, DType::F32, &compute.allocator).unwrap();
+        let storage = Storage::private(layout, DType::F32, &compute.allocator).unwrap();
         storage.initialize(1).unwrap();
         let optimizer = Optimizer::new(SGD, &storage, &compute.allocator).unwrap();
         Trainee { compute, storage, optimizer }

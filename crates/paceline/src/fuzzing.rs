@@ -72,7 +72,7 @@ fn read_checkpoint(bytes: &[u8]) -> Result<(), String> {
     let settings = [Setting::of_flag("--seed", 42, "the samples would come in another order")];
     let layout = Arc::new(small_layout());
     let allocator = Allocator::new();
-    let storage = Storage::host(layout.clone(), DType::F32, &allocator).expect("a small model");
+    let storage = Storage::private(layout.clone(), DType::F32, &allocator).expect("a small model");
     let config = OptimizerConfig::AdamW(AdamW {
         lr: 0.1,
         beta1: 0.9,

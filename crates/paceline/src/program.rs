@@ -69,9 +69,10 @@ impl Program {
     }
 
     fn check(&self) -> Result<()> {
-        match self.problems.is_empty() {
-            true => Ok(()),
-            false => Err(Failure::Usage(self.problems.join("\n"))),
+        if self.problems.is_empty() {
+            Ok(())
+        } else {
+            Err(Failure::Usage(self.problems.join("\n")))
         }
     }
 

@@ -70,9 +70,10 @@ fn overheard() -> (Outcomes, [Vec<u8>; 2]) {
             [(true, HELLO_BYTES), (false, CHALLENGE_BYTES), (true, PROOF_BYTES), (false, 1)]
         {
             let mut bytes = vec![0; count];
-            let (from, to, all) = match is_of_rank {
-                true => (&mut to_rank, &mut to_listener, &mut heard.0),
-                false => (&mut to_listener, &mut to_rank, &mut heard.1),
+            let (from, to, all) = if is_of_rank {
+                (&mut to_rank, &mut to_listener, &mut heard.0)
+            } else {
+                (&mut to_listener, &mut to_rank, &mut heard.1)
             };
             from.read_exact(&mut bytes).unwrap();
             to.write_all(&bytes).unwrap();

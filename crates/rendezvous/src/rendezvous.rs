@@ -84,9 +84,10 @@ impl Rendezvous {
     /// Ranks meet on this host by the number of a job, which is unique per user.
     pub(crate) fn by_job(job: &str, secret: impl Into<String>) -> Self {
         let (user, secret) = (rustix::process::geteuid().as_raw(), secret.into());
-        let name = match secret.is_empty() {
-            true => format!("paceline-{user}-{job}"),
-            false => format!("paceline-{user}-{job}-{}", hash(&secret)),
+        let name = if secret.is_empty() {
+            format!("paceline-{user}-{job}")
+        } else {
+            format!("paceline-{user}-{job}-{}", hash(&secret))
         };
         Self::by_name(name, secret)
     }

@@ -253,9 +253,10 @@ pub fn check(
     let hosts: Vec<String> = all.into_iter().map(|of| of.host).collect();
     let settings: Vec<BTreeMap<String, String>> = group.all_gather_object(&own.0)?;
     let is_first = hosts.iter().position(|host| *host == told.host) == Some(group.rank());
-    Err(match is_first || local_rank == 0 {
-        true => Failure::Usage(difference(&hosts, &settings)),
-        false => Failure::Consequence("the ranks were started with different settings".into()),
+    Err(if is_first || local_rank == 0 {
+        Failure::Usage(difference(&hosts, &settings))
+    } else {
+        Failure::Consequence("the ranks were started with different settings".into())
     })
 }
 

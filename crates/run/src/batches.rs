@@ -80,10 +80,8 @@ impl BatchStream {
                 depth => Prefetch::Background { depth },
             };
             let decode = Duration::from_secs_f64(config.loading.decode_us * 1e-6);
-            let dataset = match decode.is_zero() {
-                true => dataset,
-                false => Arc::new(Decoded::new(dataset, decode)),
-            };
+            let dataset =
+                if decode.is_zero() { dataset } else { Arc::new(Decoded::new(dataset, decode)) };
             let settings = LoaderConfig { start, end_epoch, prefetch, track };
             let memory = match compute.device() {
                 // Without a flag, batches lie where the data set's own reader would put them.
@@ -118,9 +116,10 @@ impl BatchStream {
 /// The sampler of a rank for `len` training samples: its shares of every batch, or the batches of its own
 /// shard. `None` for a rank without samples.
 fn sampler(config: &TrainConfig, len: usize, rank: usize, world: usize) -> Result<Option<Sampler>> {
-    let order = match config.data.is_new_each_epoch() {
-        true => Order::Sequential,
-        false => Order::Shuffled { seed: config.seed },
+    let order = if config.data.is_new_each_epoch() {
+        Order::Sequential
+    } else {
+        Order::Shuffled { seed: config.seed }
     };
     let sampler = match config.rank_samples.as_ref().map(|samples| samples[rank]) {
         None => {

@@ -20,9 +20,10 @@ pub fn check_variable() -> Result<()> {
 
 /// Fails if this machine lacks the instructions that a flag or a variable names.
 pub(crate) fn check(by: &str, wanted: Instructions) -> Result<()> {
-    match available_instructions().contains(&wanted) {
-        true => Ok(()),
-        false => Err(refusal(by, wanted.name())),
+    if available_instructions().contains(&wanted) {
+        Ok(())
+    } else {
+        Err(refusal(by, wanted.name()))
     }
 }
 

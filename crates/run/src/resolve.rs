@@ -433,13 +433,14 @@ fn check_evaluation(flags: &RunFlags, model: &ModelConfig, data: &DataConfig) ->
         (_, Some(_)) => "--eval-every",
         (false, None) => return Ok(()),
     };
-    match data.has_test() {
-        true => Ok(()),
-        false => usage(format!(
+    if data.has_test() {
+        Ok(())
+    } else {
+        usage(format!(
             "{flag}: --data {} has no test part for --model {}; leave it out",
             data.name(),
             model.name()
-        )),
+        ))
     }
 }
 
@@ -451,15 +452,16 @@ fn check_padding(
     model: &ModelConfig,
 ) -> Result<()> {
     let is_ragged = dataset.field(Field::TARGETS).is_some_and(|field| field.is_ragged());
-    match is_ragged && !built.objective.reads_lengths() {
-        true => usage(format!(
+    if is_ragged && !built.objective.reads_lengths() {
+        usage(format!(
             "--data {}: its targets have different lengths, so batches pad them, and --model {} would train on the padding; \
              give targets of one length, or an objective that leaves out what lies behind `lengths` and says so \
              (Objective::reads_lengths)",
             data.name(),
             model.name()
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 

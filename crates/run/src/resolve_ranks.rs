@@ -192,12 +192,9 @@ pub fn resolve_pipeline(
     if let Some(of) = schedule {
         for micro_batches in sizes_of_steps(strategy.accumulate, batches_per_epoch) {
             let plan = schedule::Plan::new(of, stages, micro_batches, even).or_else(|e| {
-                let step = match micro_batches == strategy.accumulate {
-                    true => String::new(),
-                    false => format!(
+                let step = if micro_batches == strategy.accumulate { String::new() } else { format!(
                         ", and a step at the end of an epoch of {batches_per_epoch} batches has {micro_batches}"
-                    ),
-                };
+                    ) };
                 usage(format!("--schedule {name} --accumulate {}{step}: {e}", strategy.accumulate))
             })?;
             adds_in_order &= plan.adds_in_order();

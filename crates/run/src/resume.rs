@@ -125,9 +125,10 @@ pub fn begin(
     let is_first = world.rank() == 0;
     let mut left = if is_first && is_given(resume) { find(resume)?.found } else { Vec::new() };
     loop {
-        let first = match left.is_empty() {
-            true => None,
-            false => Some(open(resume, &left, config, replica.whole_layout(), num_samples)?),
+        let first = if left.is_empty() {
+            None
+        } else {
+            Some(open(resume, &left, config, replica.whole_layout(), num_samples)?)
         };
         let found = first.as_ref().map(|first| {
             let is_whole_folder = first.checkpoint.path() == resume.folder();

@@ -147,8 +147,8 @@ pub(crate) fn sample(
 fn whole(sampler: &TextSampler, replica: &Replica) -> Result<Storage> {
     let (layout, allocator) = (replica.model.layout.clone(), &sampler.compute.allocator);
     let dtype = replica.storage.values().dtype();
-    let values = allocator.host(layout.num_bytes(dtype), Category::Parameters)?;
-    let none = allocator.host(0, Category::Gradients)?;
+    let values = allocator.allocate(layout.num_bytes(dtype), Category::Parameters)?;
+    let none = allocator.allocate(0, Category::Gradients)?;
     let all = 0..layout.len();
     let (values, grads) = ((values, vec![all]), (none, Vec::new()));
     Ok(Storage::of_ranges(layout, dtype, values, grads, allocator)?)

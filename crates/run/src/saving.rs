@@ -68,14 +68,15 @@ impl Saving {
             together(world, "use the folder of --save", SAVE_LIMIT, || own(act))
         };
         on_disk(Folder::show)?;
-        let is_seen = match Folder::is_seen(path, &id) {
-            true => Ok(()),
-            false => Err(Failure::Usage(format!(
+        let is_seen = if Folder::is_seen(path, &id) {
+            Ok(())
+        } else {
+            Err(Failure::Usage(format!(
                 "--save {}: rank {} does not see the folder of rank 0 there; each rank writes its part of a \
                  checkpoint, so pass a folder that all hosts share",
                 path.printable(),
                 world.rank()
-            ))),
+            )))
         };
         let is_same = together(world, "see the folder of --save", SAVE_LIMIT, || is_seen);
         let hidden = own(Folder::hide);

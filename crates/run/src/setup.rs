@@ -271,10 +271,8 @@ pub(crate) fn build<'a>(
     // The ranks measure at about the same time, and no step is near.
     let compute_type = replica.storage.precision().compute;
     // That of a card is not measured.
-    let peak_flops_per_s = match is_card {
-        true => 0.0,
-        false => peak::of_threads(&replica.compute, compute_type),
-    };
+    let peak_flops_per_s =
+        if is_card { 0.0 } else { peak::of_threads(&replica.compute, compute_type) };
     let (max_norm, scales_loss) = (config.clip_grad_norm, config.loss_scale.is_some());
     let trainer = Trainer {
         config,

@@ -77,9 +77,10 @@ pub fn check(
 fn sizes(config: &TrainConfig) -> String {
     let stated = config.model.sizes();
     let widths = || MODELS.get(config.model.name()).map_or(&[][..], |model| model.width_flags());
-    let flags = match stated.is_empty() {
-        true => widths().iter().map(|flag| format!("--{flag}")).collect(),
-        false => stated,
+    let flags = if stated.is_empty() {
+        widths().iter().map(|flag| format!("--{flag}")).collect()
+    } else {
+        stated
     };
     if flags.is_empty() { String::new() } else { format!(" ({})", flags.join(", ")) }
 }

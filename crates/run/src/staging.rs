@@ -140,12 +140,11 @@ fn measured(
         has_barrier: config.takes_grad_norm(),
     };
     let last = model.blocks.len() - 1;
-    match puts_off {
-        true => blocks.kept[last] += of(last).loss_kept_bytes as f64,
-        false => {
-            blocks.backward_input[last] += of(last).loss_weight;
-            blocks.backward_weight[last] -= of(last).loss_weight;
-        }
+    if puts_off {
+        blocks.kept[last] += of(last).loss_kept_bytes as f64
+    } else {
+        blocks.backward_input[last] += of(last).loss_weight;
+        blocks.backward_weight[last] -= of(last).loss_weight;
     }
     Ok(blocks)
 }

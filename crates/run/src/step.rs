@@ -127,9 +127,10 @@ impl Stepper {
         };
         let is_shard = replica.owned.state != Owned::everything(&replica.model).state;
         let is_divided = is_shard || replica.is_stage();
-        let found = match is_divided {
-            true => replica.world.all_gather_object(&own)?.into_iter().flatten().next(),
-            false => own,
+        let found = if is_divided {
+            replica.world.all_gather_object(&own)?.into_iter().flatten().next()
+        } else {
+            own
         };
         let Some(found) = found else { return Ok(()) };
         let problem = format!("after step {steps}, {found} is not finite");

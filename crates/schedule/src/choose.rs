@@ -79,9 +79,10 @@ impl Choice {
     /// The shorter step comes first. Steps that differ by less than a thousandth count as equal: then the one that keeps less comes
     /// first, and of those that keep as much, the one with fewer messages.
     pub fn by_step(&self, other: &Self) -> Ordering {
-        match (self.step - other.step).abs() <= 1e-3 * self.step.max(other.step) {
-            true => self.kept.total_cmp(&other.kept).then(self.messages.cmp(&other.messages)),
-            false => self.step.total_cmp(&other.step),
+        if (self.step - other.step).abs() <= 1e-3 * self.step.max(other.step) {
+            self.kept.total_cmp(&other.kept).then(self.messages.cmp(&other.messages))
+        } else {
+            self.step.total_cmp(&other.step)
         }
     }
 }

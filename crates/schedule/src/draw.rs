@@ -18,9 +18,10 @@ pub fn drawing(plan: &Plan, timeline: &Timeline, width: usize) -> String {
         let mut row = vec![b'.'; column(timeline.makespan)];
         for ran in &timeline.ranks[placement.rank(stage)] {
             let cell = &mut row[column(ran.start)..column(ran.end)];
-            match ran.action.stage == stage {
-                true => write(&ran.action, has_numbers, cell),
-                false => cell.fill(b' '),
+            if ran.action.stage == stage {
+                write(&ran.action, has_numbers, cell)
+            } else {
+                cell.fill(b' ')
             }
         }
         let row = String::from_utf8(row).expect("letters, digits and signs");

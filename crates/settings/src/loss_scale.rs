@@ -90,9 +90,10 @@ impl LossScale {
         if has_overflowed {
             return ((scale / 2.0).max(1.0), 0);
         }
-        match good_steps + 1 >= window {
-            true => ((scale * 2.0).min(LARGEST), 0),
-            false => (scale, good_steps + 1),
+        if good_steps + 1 >= window {
+            ((scale * 2.0).min(LARGEST), 0)
+        } else {
+            (scale, good_steps + 1)
         }
     }
 }

@@ -65,9 +65,12 @@ impl Ranks<'_> {
         request: Option<StopRequest>,
         rank: impl Fn(Group, usize) -> Result<()> + Sync,
     ) -> Result<()> {
-        let pin = |local_rank| match self.pin_cores {
-            true => connect::pin(local_rank, self.world_size, self.threads),
-            false => Ok(()),
+        let pin = |local_rank| {
+            if self.pin_cores {
+                connect::pin(local_rank, self.world_size, self.threads)
+            } else {
+                Ok(())
+            }
         };
         if placement.is_none() && request.is_some() {
             stop::listen(None, request.clone())?;

@@ -160,9 +160,10 @@ impl RunSpec {
     pub fn to_json(&self) -> Map<String, Value> {
         let entry = |(key, values): (&String, &Vec<String>)| {
             let mut values = values.iter().map(|value| typed_value(value));
-            let value = match flags::takes_list(key) {
-                true => Value::Array(values.collect()),
-                false => values.next().unwrap_or(Value::Bool(true)),
+            let value = if flags::takes_list(key) {
+                Value::Array(values.collect())
+            } else {
+                values.next().unwrap_or(Value::Bool(true))
             };
             (key.clone(), value)
         };

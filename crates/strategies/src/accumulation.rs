@@ -204,12 +204,11 @@ impl GradSet {
             None => compute.allocator.tensor(grads.dtype(), grads.shape(), Category::Gradients)?,
         };
         compute.copy(grads, &memory)?;
-        match is_finished {
-            true => {
-                let at = self.nodes.partition_point(|node| node.0 < level);
-                self.nodes.insert(at, (level, number, memory));
-            }
-            false => self.unfinished.push((micro_batch, visits, memory)),
+        if is_finished {
+            let at = self.nodes.partition_point(|node| node.0 < level);
+            self.nodes.insert(at, (level, number, memory));
+        } else {
+            self.unfinished.push((micro_batch, visits, memory))
         }
         Ok(())
     }
@@ -250,7 +249,7 @@ mod tests {
         let unit = builder.unit("unit");
         let id = builder.param("weight", [2], Init::Constant(0.0));
         let layout = Arc::new(builder.finish(1));
-        let storage = Storage::host(layout.clone(), Precision::F32, &compute.allocator).unwrap();
+        let storage = Storage::private(layout.clone(), Precision::F32, &compute.allocator).unwrap();
         let mut readiness = GradReadiness::new(&layout);
         let mut sums = PartialSums::new(&layout, Some(|_| num_visits));
         let grad = storage.grad(id).unwrap();

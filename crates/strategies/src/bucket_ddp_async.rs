@@ -107,7 +107,7 @@ impl Strategy for BucketDdpAsync {
         compute: &Compute,
         _: &Mesh,
     ) -> Result<Storage> {
-        Ok(Storage::host(model.layout.clone(), precision, &compute.allocator)?)
+        Ok(Storage::private(model.layout.clone(), precision, &compute.allocator)?)
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {

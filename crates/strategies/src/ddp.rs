@@ -155,11 +155,11 @@ impl Strategy for Ddp {
         let shared = mesh.allocate(allocator, shared, category)?;
         if self.has_view {
             let values = layout.num_bytes(precision.master);
-            let values = allocator.host(values, Category::Parameters)?;
+            let values = allocator.allocate(values, Category::Parameters)?;
             return Ok(Storage::new(layout.clone(), precision, values, shared, allocator)?);
         }
         self.copy = Some(Tensor::new(shared, 0, precision.grads, [layout.trained_len()])?);
-        Ok(Storage::host(layout.clone(), precision, allocator)?)
+        Ok(Storage::private(layout.clone(), precision, allocator)?)
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {

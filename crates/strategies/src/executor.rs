@@ -130,10 +130,7 @@ pub(crate) fn run(step: &mut Step, plan: &Plan, executed: &mut Executed) -> Resu
                 let work = Some(pipeline.receive(stage, is_forward, &tensor)?);
                 let arriving = Some(Arriving { tensor, work });
                 let flight = &mut flights[own];
-                match is_forward {
-                    true => flight.input = arriving,
-                    false => flight.d_output = arriving,
-                }
+                if is_forward { flight.input = arriving } else { flight.d_output = arriving }
             }
         }
         let start_ns = message.map_or(asked_ns, |(_, there_ns)| there_ns);

@@ -66,13 +66,13 @@ impl Strategy for LocalSgd {
 
     fn exactness(&self, _: &MeshShape) -> Exactness {
         let every = self.every;
-        match self.is_as_published {
+        if !self.is_as_published {
+            Exactness::Periodic(format!("local_sgd, every {every} steps"))
+        } else if every > 1 {
+            Exactness::Unsynchronized(format!("local_sgd as published, every {every} steps"))
+        } else {
             // With an average in every step, this is `simple_ddp`.
-            true if every == 1 => Exactness::Exact,
-            true => {
-                Exactness::Unsynchronized(format!("local_sgd as published, every {every} steps"))
-            }
-            false => Exactness::Periodic(format!("local_sgd, every {every} steps")),
+            Exactness::Exact
         }
     }
 

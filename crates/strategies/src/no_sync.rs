@@ -164,19 +164,17 @@ impl Strategy for Alternating {
         track: &mut SpanTrack,
         id: ParamId,
     ) -> Result<()> {
-        match self.is_now_synchronized() {
-            true => self.inner.gradient_ready(replica, track, id),
-            false => Ok(()),
+        if self.is_now_synchronized() {
+            self.inner.gradient_ready(replica, track, id)
+        } else {
+            Ok(())
         }
     }
 
     fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
         let is_synchronized = self.is_now_synchronized();
         self.steps += 1;
-        match is_synchronized {
-            true => self.inner.finish_gradients(replica, track),
-            false => Ok(()),
-        }
+        if is_synchronized { self.inner.finish_gradients(replica, track) } else { Ok(()) }
     }
 
     fn grad_norm(&mut self, replica: &Replica) -> Result<f64> {

@@ -341,9 +341,10 @@ impl Replica {
         let ranges = self.owned.state.clone();
         let memory = &self.compute.allocator;
         let optimizer = Optimizer::of_ranges(config, &self.storage, ranges, memory)?;
-        Ok(match self.options.as_graph {
-            true => optimizer.as_graph(&self.storage, memory)?,
-            false => optimizer,
+        Ok(if self.options.as_graph {
+            optimizer.as_graph(&self.storage, memory)?
+        } else {
+            optimizer
         })
     }
 

@@ -147,10 +147,7 @@ impl Strategy for Sharded2 {
         unit: UnitId,
         writes_grads: bool,
     ) -> Result<()> {
-        match writes_grads {
-            true => self.running().reductions.close(replica, unit),
-            false => Ok(()),
-        }
+        if writes_grads { self.running().reductions.close(replica, unit) } else { Ok(()) }
     }
 
     fn max_micro_batches(&self) -> Option<usize> {

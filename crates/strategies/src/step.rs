@@ -354,11 +354,11 @@ impl<'a> Step<'a> {
             self.backward = (Some(at), self.backward.1 + 1);
         }
         let readiness = &mut self.units.readiness;
-        match pipeline.is_alone {
+        if !pipeline.is_alone {
+            readiness.begin_pass(|unit| units.contains(&unit));
+        } else if is_new {
             // Also the units that this pass leaves out.
-            true if is_new => readiness.begin_pass(|_| true),
-            true => {}
-            false => readiness.begin_pass(|unit| units.contains(&unit)),
+            readiness.begin_pass(|_| true);
         }
         if options.no_sync && options.accumulation == AccumulationOrder::Sequential {
             return Ok(());
@@ -483,9 +483,10 @@ impl<'a> Step<'a> {
         let sums = replica.loss_sums.to_host()?;
         let sums = sums.read::<f64>()?;
         let all = |batch: &MicroBatch| batch.global_count;
-        let (count, samples) = match is_shared {
-            true => (count, self.micro_batches.iter().map(all).sum()),
-            false => (own_count * counted, num_samples * counted),
+        let (count, samples) = if is_shared {
+            (count, self.micro_batches.iter().map(all).sum())
+        } else {
+            (own_count * counted, num_samples * counted)
         };
         let loss = StepLoss {
             // If the loss is not shared, this rank may have had no sample.

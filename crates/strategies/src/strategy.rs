@@ -167,9 +167,10 @@ pub trait Strategy: Send {
         // The time belongs to no step.
         let mut track = SpanTrack::with_capacity(0);
         for unit in (0..layout.units().len()).map(UnitId) {
-            let values = match layout.unit(unit).is_elsewhere {
-                true => None,
-                false => Some(self.gather_unit(replica, &mut track, unit)?),
+            let values = if layout.unit(unit).is_elsewhere {
+                None
+            } else {
+                Some(self.gather_unit(replica, &mut track, unit)?)
             };
             for param in layout.params().iter().filter(|param| param.unit == unit) {
                 let own = values.as_ref().map(|values| values.slice(param.range())).transpose()?;
@@ -249,7 +250,7 @@ pub(crate) fn allocate(
         Ok(if in_place {
             mesh.allocate(allocator, bytes, category)?
         } else {
-            allocator.host(bytes, category)?
+            allocator.allocate(bytes, category)?
         })
     };
     let values = memory(&held.values, precision.master, in_place[0], Category::Parameters)?;

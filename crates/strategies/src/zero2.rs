@@ -102,10 +102,7 @@ impl Strategy for Zero2 {
         unit: UnitId,
         writes_grads: bool,
     ) -> Result<()> {
-        match writes_grads {
-            true => self.reductions().close(replica, track, unit),
-            false => Ok(()),
-        }
+        if writes_grads { self.reductions().close(replica, track, unit) } else { Ok(()) }
     }
 
     fn max_micro_batches(&self) -> Option<usize> {

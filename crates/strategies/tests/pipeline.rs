@@ -122,9 +122,10 @@ fn own_weights(trainer: &mut Trainer) -> Vec<Vec<f32>> {
     let layout = replica.model.layout.clone();
     let values = layout.params().iter().map(|param| {
         let unit = strategy.gather_unit(replica, track, param.unit).unwrap();
-        match layout.unit(param.unit).is_elsewhere {
-            true => Vec::new(),
-            false => unit.slice(param.range()).unwrap().read::<f32>().unwrap().to_vec(),
+        if layout.unit(param.unit).is_elsewhere {
+            Vec::new()
+        } else {
+            unit.slice(param.range()).unwrap().read::<f32>().unwrap().to_vec()
         }
     });
     values.collect()

@@ -89,9 +89,10 @@ impl Schedule for ByCosts {
     }
 
     fn list(&self, shape: &Shape, rank: usize, costs: &Costs) -> Vec<Entry> {
-        match costs.forward.first() > costs.forward.last() {
-            true => Gpipe.list(shape, rank, costs),
-            false => OneFOneB.list(shape, rank, costs),
+        if costs.forward.first() > costs.forward.last() {
+            Gpipe.list(shape, rank, costs)
+        } else {
+            OneFOneB.list(shape, rank, costs)
         }
     }
 }

@@ -238,10 +238,12 @@ fn run(mut m: Machine, fault: Fault, slow: impl Fn(u64) -> f64) -> Timeline {
         m.span("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", |m| {
             m.host(if is(Cause::Loader) { 15_000.0 } else { 20.0 });
         });
-        let copy = match is(Cause::Copies) {
-            true => ("Memcpy HtoD (Pageable -> Device)", 1500.0),
-            false if cured(Cause::Copies) => ("Memcpy HtoD (Pinned -> Device)", 800.0),
-            false => ("Memcpy HtoD (Pinned -> Device)", 50.0),
+        let copy = if is(Cause::Copies) {
+            ("Memcpy HtoD (Pageable -> Device)", 1500.0)
+        } else if cured(Cause::Copies) {
+            ("Memcpy HtoD (Pinned -> Device)", 800.0)
+        } else {
+            ("Memcpy HtoD (Pinned -> Device)", 50.0)
         };
         m.operator("aten::to", |m| {
             m.operator("aten::copy_", |m| {

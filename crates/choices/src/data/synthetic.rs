@@ -171,9 +171,10 @@ impl DataSettings for Images {
         let num_classes = CLASSES;
         let config =
             SyntheticImagesConfig { height, width, channels, num_classes, len, seed, split };
-        opened(match self.on_device {
-            true => SyntheticImages::on_demand(config),
-            false => SyntheticImages::new(config),
+        opened(if self.on_device {
+            SyntheticImages::on_demand(config)
+        } else {
+            SyntheticImages::new(config)
         })
     }
 

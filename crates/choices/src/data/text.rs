@@ -128,9 +128,10 @@ fn resolve(settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings
     let is_named = note.is_some();
     let mut notes: Vec<String> = note.into_iter().collect();
     // Of a single file, the folder that it is in.
-    let beside = match folder.is_dir() {
-        true => folder.clone(),
-        false => folder.parent().unwrap_or(Path::new("")).to_owned(),
+    let beside = if folder.is_dir() {
+        folder.clone()
+    } else {
+        folder.parent().unwrap_or(Path::new("")).to_owned()
     };
     let tokenizer = match &flags.tokenizer {
         Some(stated) if stated == Path::new(TokenizerSource::BYTES) => TokenizerSource::Bytes,

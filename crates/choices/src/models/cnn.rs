@@ -113,9 +113,6 @@ impl ModelSettings for Flags {
             unused_head: self.unused_head,
             layout: self.layout,
         };
-        match self.fuse.fuse {
-            true => config.build(world_size),
-            false => config.build_unfused(world_size),
-        }
+        if self.fuse.fuse { config.build(world_size) } else { config.build_unfused(world_size) }
     }
 }

@@ -95,10 +95,8 @@ impl ModelSettings for Flags {
             num_layers: self.num_layers,
             tie_layers: self.tie_layers,
         };
-        let mut model = match self.fuse.fuse {
-            true => config.build(world_size),
-            false => config.build_unfused(world_size),
-        }?;
+        let build = if self.fuse.fuse { MlpConfig::build } else { MlpConfig::build_unfused };
+        let mut model = build(&config, world_size)?;
         if dataset.num_classes().is_some() {
             model.objective = Box::new(CrossEntropy);
         }

@@ -24,12 +24,12 @@ impl Group {
     ) -> Result<Buffer> {
         let (Some(shared), HostLinks::Host { links, .. }) = (self.shared(), &self.0.host_links)
         else {
-            let buffer = allocator.host(len_bytes, category)?;
+            let buffer = allocator.allocate(len_bytes, category)?;
             return zeroed(buffer);
         };
         // Operations on the memory of an accelerator are staged.
         if allocator.device() != Device::Cpu {
-            return zeroed(allocator.host(len_bytes, category)?);
+            return zeroed(allocator.allocate(len_bytes, category)?);
         }
         let segment = links.share_segment(len_bytes)?;
         let part = segment.parts[shared.rank].clone();

@@ -68,7 +68,7 @@ mod tests {
             let parts = [(); 2].map(|()| group.split(Some(0)).unwrap().unwrap());
             group.barrier().unwrap();
             let works = parts.each_ref().map(|part| {
-                let buffer = Allocator::new().host(4 * ELEMS, Category::Communication).unwrap();
+                let buffer = Allocator::new().allocate(4 * ELEMS, Category::Communication).unwrap();
                 let data = Tensor::new(buffer, 0, DType::F32, [ELEMS]).unwrap();
                 data.write::<f32>().unwrap().fill(1.0);
                 part.all_reduce_async(&data, ReduceOp::Sum).unwrap()

@@ -184,10 +184,7 @@ fn share_part(
     window: &std::ops::Range<usize>,
 ) -> std::ops::Range<usize> {
     let (share, part) = (shares.elements(rank), within(shares, rank, window));
-    match part.is_empty() {
-        true => 0..0,
-        false => part.start - share.start..part.end - share.start,
-    }
+    if part.is_empty() { 0..0 } else { part.start - share.start..part.end - share.start }
 }
 
 /// The part of a region that holds these elements, of `size` bytes each.

@@ -291,9 +291,10 @@ impl Nccl {
             if so_far > context.policy.limit {
                 return Err(context.timed_out(Vec::new()));
             }
-            match so_far < context.policy.spin {
-                true => std::hint::spin_loop(),
-                false => std::thread::sleep(LOOK_AGAIN),
+            if so_far < context.policy.spin {
+                std::hint::spin_loop()
+            } else {
+                std::thread::sleep(LOOK_AGAIN)
             }
         }
     }

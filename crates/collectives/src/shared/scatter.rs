@@ -10,10 +10,8 @@ use crate::context::OpContext;
 pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
     let met = shared.meet(context)?;
     let (call, shares) = (context.call, met.shares());
-    let block = |source, reader| match source == call.root {
-        true => shares.bytes(reader, call.dtype),
-        false => 0..0,
-    };
+    let block =
+        |source, reader| if source == call.root { shares.bytes(reader, call.dtype) } else { 0..0 };
     pull(shared, context, &met, Cut::Blocks, block, |window| {
         // SAFETY: the receiving memory is this rank's own, and as long as its share.
         unsafe { window.copy(call.root, call.recv.base) };

@@ -71,9 +71,10 @@ pub(crate) fn give_up(
     named.retain(|peer| *peer != context.rank && !alive.contains(peer));
     named.sort_unstable();
     named.dedup();
-    let error = match had_missing && named.is_empty() {
-        true => context.given_up(named),
-        false => CollectiveError::TimedOut { rank, missing: named, op, seq, bytes, waited },
+    let error = if had_missing && named.is_empty() {
+        context.given_up(named)
+    } else {
+        CollectiveError::TimedOut { rank, missing: named, op, seq, bytes, waited }
     };
     (error, alive)
 }

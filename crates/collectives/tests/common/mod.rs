@@ -150,9 +150,8 @@ fn reductions<T: Exact>(group: &Group, area: &Area, len: usize, op: ReduceOp) {
     check(&read::<T>(&result), "all_reduce_into", &want);
     check(&read::<T>(&data), "the input of all_reduce_into", &own);
 
-    let at_root = |what, got: &[T]| match rank == root {
-        true => check(got, what, &want),
-        false => check(got, what, &own),
+    let at_root = |what, got: &[T]| {
+        if rank == root { check(got, what, &want) } else { check(got, what, &own) }
     };
     let mut slice = own.clone();
     group.reduce_slice(&mut slice, op, root).unwrap();

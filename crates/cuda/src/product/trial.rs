@@ -90,9 +90,10 @@ impl Products {
         }
         let usable: Vec<Found> =
             found.into_iter().take(count as usize).filter(|found| found.status == 0).collect();
-        match usable.is_empty() {
-            true => check("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED).map(|()| usable),
-            false => Ok(usable),
+        if usable.is_empty() {
+            check("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED).map(|()| usable)
+        } else {
+            Ok(usable)
         }
     }
 

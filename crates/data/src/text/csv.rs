@@ -20,9 +20,10 @@ pub(super) fn read(
     let mut reader = csv::ReaderBuilder::new().has_headers(table.has_header).from_reader(contents);
     // Without a header, this is the first row, which is read again below.
     let first = reader.headers().map_err(|error| TextError::file(path, error))?;
-    let names: Vec<String> = match table.has_header {
-        true => first.iter().map(str::to_owned).collect(),
-        false => (1..=first.len()).map(|number| number.to_string()).collect(),
+    let names: Vec<String> = if table.has_header {
+        first.iter().map(str::to_owned).collect()
+    } else {
+        (1..=first.len()).map(|number| number.to_string()).collect()
     };
     let text = column(path, &names, &table.text_column)?;
     let label = table.label_column.as_ref().map(|name| column(path, &names, name)).transpose()?;
@@ -128,9 +129,10 @@ impl<R: BufRead> Cut<R> {
                 self.kept = Kept::default();
             }
         }
-        match self.place == Start || before == Start && byte == b'"' {
-            true => self.mark(byte),
-            false => self.content(&[byte]),
+        if self.place == Start || before == Start && byte == b'"' {
+            self.mark(byte)
+        } else {
+            self.content(&[byte])
         }
     }
 

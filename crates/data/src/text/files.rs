@@ -109,9 +109,10 @@ impl TextFiles {
             }
         }
         train.sort();
-        match train.is_empty() {
-            true => Err(TextError::NoTexts { folder: path.into() }),
-            false => Ok(Self { folder: path.into(), train, test: Vec::new() }),
+        if train.is_empty() {
+            Err(TextError::NoTexts { folder: path.into() })
+        } else {
+            Ok(Self { folder: path.into(), train, test: Vec::new() })
         }
     }
 

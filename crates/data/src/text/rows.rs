@@ -96,10 +96,7 @@ impl TextRows {
         let mut sink = rows.checked(name, num_classes, &table, &mut left_out);
         csv::read(name, unmarked(name, contents)?, &table, &mut sink)?;
         drop(sink);
-        match rows.texts.is_empty() {
-            true => Err(TextError::file(name, "has no rows")),
-            false => Ok(rows),
-        }
+        if rows.texts.is_empty() { Err(TextError::file(name, "has no rows")) } else { Ok(rows) }
     }
 
     /// The labels of these files that are words, in the order of the alphabet. None if the first label is a number. Rows that

@@ -114,9 +114,10 @@ impl TextSource {
         }
         // An earlier version cut texts at other places, and other tokens than those of the whole text may be in its files.
         let key = "running text, as a whole, without a mark of byte order".to_owned();
-        let key = match files.iter().any(|path| is_table(path)) {
-            true => self.with_table_key(key + ", rows joined"),
-            false => key,
+        let key = if files.iter().any(|path| is_table(path)) {
+            self.with_table_key(key + ", rows joined")
+        } else {
+            key
         };
         let part = if split == Split::Train { "training" } else { "test" };
         // The number of blocks to train on, out of this many tokens.
@@ -290,9 +291,10 @@ fn tokenized(
     let num_short = texts.iter().zip(&tokens).filter(is_short).count();
     if num_short > 0 {
         let most = MAX_TEXT_BYTES >> 20;
-        let why = match tokenizer.cuts_beginnings() {
-            true => "although the tokenizer keeps the ends of texts".to_owned(),
-            false => format!("which have fewer than {max_length} tokens"),
+        let why = if tokenizer.cuts_beginnings() {
+            "although the tokenizer keeps the ends of texts".to_owned()
+        } else {
+            format!("which have fewer than {max_length} tokens")
         };
         (report.warn)(format!(
             "{num_short} of {all} texts were cut to their first {most} MiB, {why}; the rest of these texts is not used"

@@ -49,9 +49,10 @@ impl Pinning {
         const SHOWN: usize = 8;
         let of = |(rank, processors): (usize, &RankProcessors)| {
             let RankProcessors { compute, beside } = processors;
-            let others = match beside == compute {
-                true => String::new(),
-                false => format!(" (communication on {})", list(beside)),
+            let others = if beside == compute {
+                String::new()
+            } else {
+                format!(" (communication on {})", list(beside))
             };
             format!("rank {rank} computes on {}{others}", list(compute))
         };
@@ -86,10 +87,11 @@ pub fn divide(
         allowed.iter().map(|processor| vec![*processor]).collect()
     });
     let share_cores = wanted > cores.len();
-    let units: Vec<Vec<usize>> = match share_cores {
-        false => cores,
+    let units: Vec<Vec<usize>> = if !share_cores {
+        cores
+    } else {
         // Threads of a rank lie side by side on the processors of its cores.
-        true => cores.into_iter().flatten().map(|processor| vec![processor]).collect(),
+        cores.into_iter().flatten().map(|processor| vec![processor]).collect()
     };
     if share_cores && units.len() > wanted {
         told.push("threads that compute share cores".into());

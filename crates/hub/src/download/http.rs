@@ -103,15 +103,16 @@ impl Rate {
         let (waited_s, num_bytes) = (self.waited.as_secs_f64(), self.num_bytes);
         (self.waited, self.num_bytes) = (Duration::ZERO, 0);
         self.is_too_slow = (num_bytes as f64) < MIN_BYTES_PER_S as f64 * waited_s;
-        match self.is_too_slow {
-            false => Ok(()),
-            true => Err(io::Error::new(
+        if !self.is_too_slow {
+            Ok(())
+        } else {
+            Err(io::Error::new(
                 io::ErrorKind::TimedOut,
                 format!(
                     "the server is too slow: {num_bytes} bytes came in {waited_s:.0} s, and the least is \
                      {MIN_BYTES_PER_S} per second"
                 ),
-            )),
+            ))
         }
     }
 }

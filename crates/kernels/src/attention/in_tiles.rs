@@ -134,10 +134,11 @@ unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
         for (first, (rows, planes)) in (0..len).step_by(SIDE).zip(forms(values, spare.len())) {
             let tokens = first..len.min(first + SIDE);
             operands.pack(row, tokens, column, spare);
-            match for_scores {
-                true => round_all(spare, as_bf16(rows)),
+            if for_scores {
+                round_all(spare, as_bf16(rows))
+            } else {
                 // SAFETY: the caller guarantees the processor.
-                false => unsafe { to_planes::<V>(spare, planes) },
+                unsafe { to_planes::<V>(spare, planes) }
             }
         }
     }

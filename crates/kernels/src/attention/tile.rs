@@ -70,9 +70,10 @@ impl<'a, S: Stored<Real = f32>> Operands<'a, S> {
         first: usize,
     ) {
         let (spec, len) = (self.spec, self.lengths[row] as usize);
-        let (row, head, first) = match first + SIDE < len {
-            true => (row, head, first + SIDE),
-            false => (row + (head + 1) / spec.heads, (head + 1) % spec.heads, 0),
+        let (row, head, first) = if first + SIDE < len {
+            (row, head, first + SIDE)
+        } else {
+            (row + (head + 1) / spec.heads, (head + 1) % spec.heads, 0)
         };
         matrix.prefetch(spec, row, first, head * spec.head_dim);
     }

@@ -189,27 +189,33 @@ impl CardConv {
 
     fn forward_tile<X: Element, S: Stored>(&self, is_aligned: bool) -> Tile {
         let is_whole = is_aligned && self.has_input_vectors::<S>() && X::DTYPE == S::DTYPE;
-        match self.has_vectors::<S>() {
-            false => Tile::Any,
-            true if is_whole && self.conv.c_out > 64 => Tile::Wide,
-            true => Tile::Tall,
+        if !self.has_vectors::<S>() {
+            Tile::Any
+        } else if is_whole && self.conv.c_out > 64 {
+            Tile::Wide
+        } else {
+            Tile::Tall
         }
     }
 
     fn input_tile<S: Stored>(&self, is_aligned: bool) -> Tile {
-        match self.has_vectors::<S>() && self.has_input_vectors::<S>() {
-            false => Tile::Any,
-            true if is_aligned && self.conv.c_in > 64 => Tile::Wide,
-            true => Tile::Tall,
+        if !self.has_vectors::<S>() || !self.has_input_vectors::<S>() {
+            Tile::Any
+        } else if is_aligned && self.conv.c_in > 64 {
+            Tile::Wide
+        } else {
+            Tile::Tall
         }
     }
 
     fn weight_tile<X: Element, S: Stored>(&self) -> Tile {
         let is_whole = self.has_input_vectors::<S>() && X::DTYPE == S::DTYPE;
-        match self.has_vectors::<S>() {
-            false => Tile::Any,
-            true if is_whole && self.conv.c_out > 64 && self.steps() > 64 => Tile::Wide,
-            true => Tile::Small,
+        if !self.has_vectors::<S>() {
+            Tile::Any
+        } else if is_whole && self.conv.c_out > 64 && self.steps() > 64 {
+            Tile::Wide
+        } else {
+            Tile::Small
         }
     }
 

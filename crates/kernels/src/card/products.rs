@@ -130,10 +130,11 @@ unsafe fn multiply_with<S: Multiplied, C: Multiplied>(
     debug_assert_eq!(inner, b.rows, "the sizes of a product");
     if inner == 0 {
         // The library has no empty matrices.
-        return match accumulate {
-            true => Ok(()),
+        return if accumulate {
+            Ok(())
+        } else {
             // SAFETY: `c` has so many elements.
-            false => unsafe { card.fill(c, 0, rows * columns) },
+            unsafe { card.fill(c, 0, rows * columns) }
         };
     }
     let product = Product {
@@ -200,11 +201,10 @@ pub(crate) unsafe fn linear<S: Multiplied, C: Multiplied>(
 pub(crate) fn grid_of_parts(parts: usize, n: usize) -> Grid {
     /// With fewer parts, a thread adds all of an element.
     const MANY: usize = 64;
-    match parts < MANY {
-        true => Grid::elements(n),
-        false => {
-            Grid { blocks: [n.div_ceil(32) as u32, 1, 1], threads: [32, 8, 1], shared_bytes: 0 }
-        }
+    if parts < MANY {
+        Grid::elements(n)
+    } else {
+        Grid { blocks: [n.div_ceil(32) as u32, 1, 1], threads: [32, 8, 1], shared_bytes: 0 }
     }
 }
 

@@ -216,12 +216,11 @@ fn are_of_channels(conv: &Conv2d) -> bool {
 /// Elements of a plane, and the number of planes.
 fn planes(product: &Product) -> [usize; 2] {
     let Product { reading, conv, .. } = product;
-    match are_of_channels(conv) {
-        true => [reading.elems / conv.c_in, conv.c_in],
-        false => {
-            let weights = reading.kernel_rows * reading.run;
-            [Places::new(product).padded, weights.next_multiple_of(ROWS)]
-        }
+    if are_of_channels(conv) {
+        [reading.elems / conv.c_in, conv.c_in]
+    } else {
+        let weights = reading.kernel_rows * reading.run;
+        [Places::new(product).padded, weights.next_multiple_of(ROWS)]
     }
 }
 
@@ -234,10 +233,7 @@ pub(super) fn planes_len(product: &Product) -> usize {
 
 /// What [`fill_planes`] needs besides: elements of f32.
 pub(super) fn spare_len(product: &Product) -> usize {
-    match are_of_channels(&product.conv) {
-        true => 0,
-        false => len_in_f32(product.reading.elems + TALL),
-    }
+    if are_of_channels(&product.conv) { 0 } else { len_in_f32(product.reading.elems + TALL) }
 }
 
 /// The sums of gradients of weights, in whole tiles.
@@ -335,12 +331,13 @@ fn add_blocks<T: Tiles, const C: usize>(
     let planes = read_bf16(planes).as_ptr();
     let stride = columns.padded * size_of::<f32>();
     // Where the planes of 16 weights begin: each weight's own, or that of its channel, at its row and column of the kernel.
-    let at = |weight: usize| match are_of_channels(conv) {
-        true => {
+    let at = |weight: usize| {
+        if are_of_channels(conv) {
             let (u, step) = (weight / reading.run, weight % reading.run);
             step % conv.c_in * len + u * places.row + step / conv.c_in
+        } else {
+            weight * len
         }
-        false => weight * len,
     };
     let weights = reading.kernel_rows * reading.run;
     for weight in (0..weights).step_by(TALL) {

@@ -100,9 +100,10 @@ pub fn forward(
 /// The processor's scratch memory for a product of these sizes, written to `result`. Cards need none.
 fn packed<T: Multiply>(compute: &Compute, sizes: [usize; 3], result: &Tensor) -> Scratch<f32> {
     let is_result_stored = result.dtype() == T::DTYPE;
-    scratch(match compute.is_card() {
-        true => 0,
-        false => T::scratch_len(compute.processor(), sizes, is_result_stored),
+    scratch(if compute.is_card() {
+        0
+    } else {
+        T::scratch_len(compute.processor(), sizes, is_result_stored)
     })
 }
 

@@ -24,10 +24,7 @@ pub fn forward_row(
     let Sizes { n, k, .. } = Sizes::of(op, input, weight)?;
     let op = op.forward_product([1, n, k]);
     for_stored!(op.name, input.dtype(), S => {
-        let y = match output.dtype() == <<S as Stored>::Real as Element>::DTYPE {
-            true => Either::A(write::<<S as Stored>::Real>("output", output, [1, n])),
-            false => Either::B(write::<S>("output", output, [1, n])),
-        };
+        let y = if output.dtype() == <<S as Stored>::Real as Element>::DTYPE { Either::A(write::<<S as Stored>::Real>("output", output, [1, n])) } else { Either::B(write::<S>("output", output, [1, n])) };
         let operands = (
             read::<S>("input", input, [1, k]),
             read::<S>("weight", weight, [n, k]),

@@ -105,9 +105,10 @@ pub(super) unsafe fn store<V: Vector, const ROWS: usize>(
             for i in 0..tile.rows {
                 let sums = &mut buffer.0[i * columns..][..columns];
                 // The same loops, of a length that the compiler knows.
-                match tile.columns == columns {
-                    true => store_row(sums, i, tile),
-                    false => store_row(&mut sums[..tile.columns], i, tile),
+                if tile.columns == columns {
+                    store_row(sums, i, tile)
+                } else {
+                    store_row(&mut sums[..tile.columns], i, tile)
                 }
             }
             return;

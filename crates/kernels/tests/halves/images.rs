@@ -95,9 +95,10 @@ type Outcome = [Vec<f64>; 4];
 
 impl Case {
     fn out_shape(&self) -> [usize; 4] {
-        match self.is_fused {
-            true => conv_relu_pool::output_shape(&self.conv, self.batch),
-            false => self.conv.output_shape(self.batch),
+        if self.is_fused {
+            conv_relu_pool::output_shape(&self.conv, self.batch)
+        } else {
+            self.conv.output_shape(self.batch)
         }
     }
 
@@ -127,12 +128,13 @@ impl Case {
         let winners = compute.allocator.tensor(DType::U8, self.out_shape(), Category::Data);
         let winners = winners.unwrap();
         winners.write::<u8>().unwrap().fill(u8::MAX);
-        let (dw, db) = match accumulate {
-            true => (f32_of(&conv.weight_shape(), &dw), f32_of(&[conv.c_out], &db)),
-            false => (
+        let (dw, db) = if *accumulate {
+            (f32_of(&conv.weight_shape(), &dw), f32_of(&[conv.c_out], &db))
+        } else {
+            (
                 poisoned(compute, DType::F32, conv.weight_shape()),
                 poisoned(compute, DType::F32, [conv.c_out]),
-            ),
+            )
         };
         if self.is_fused {
             let win = &winners;
@@ -155,16 +157,13 @@ impl Case {
         let [x, w, b, dy, dw, db] = self.operands();
         let (x, w, b, dy) = (rounded(&x), rounded(&w), wide(&b), rounded(&dy));
         let mut y = vec![0.0; dy.len()];
-        let full = match self.is_fused {
-            true => {
-                let mut own = vec![0; dy.len()];
-                reference::conv_relu_pool_forward(conv, &x, &w, &b, &mut y, &mut own);
-                reference::unpool(conv, &dy, winners)
-            }
-            false => {
-                reference::conv2d_forward(conv, &x, &w, &b, &mut y);
-                dy
-            }
+        let full = if self.is_fused {
+            let mut own = vec![0; dy.len()];
+            reference::conv_relu_pool_forward(conv, &x, &w, &b, &mut y, &mut own);
+            reference::unpool(conv, &dy, winners)
+        } else {
+            reference::conv2d_forward(conv, &x, &w, &b, &mut y);
+            dy
         };
         let old = |elems: &[f32]| if *accumulate { wide(elems) } else { vec![0.0; elems.len()] };
         let (mut dw, mut db, mut dx) = (old(&dw), old(&db), vec![0.0; x.len()]);

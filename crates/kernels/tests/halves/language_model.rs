@@ -190,9 +190,10 @@ fn a_head_has_wide_outputs_and_losses() {
             let (xs, ws) = (halves(&x, &[rows, inputs]), floats(&w, &[classes, inputs]));
             let (ids, dxs) = (of(&labels, &[rows]), poison(HALF, &[rows, inputs]));
             for (accumulate, dw) in [(false, &dw), (true, &added)] {
-                let dws = match accumulate {
-                    true => floats(&before, &[classes, inputs]),
-                    false => poison(DType::F32, &[classes, inputs]),
+                let dws = if accumulate {
+                    floats(&before, &[classes, inputs])
+                } else {
+                    poison(DType::F32, &[classes, inputs])
                 };
                 let then = Then::Weight { d_weight: &dws, accumulate };
                 let gradients = Gradients { d_input: &dxs, then };
@@ -222,9 +223,10 @@ fn a_head_has_wide_outputs_and_losses() {
                     &of(&[0.0f64; 3], &[3]),
                 )
                 .unwrap();
-                let weight = match accumulate {
-                    true => floats(&before, &[classes, inputs]),
-                    false => poison(DType::F32, &[classes, inputs]),
+                let weight = if accumulate {
+                    floats(&before, &[classes, inputs])
+                } else {
+                    poison(DType::F32, &[classes, inputs])
                 };
                 linear_cross_entropy::backward_weight(compute, &xs, &kept, &weight, accumulate)
                     .unwrap();

@@ -192,9 +192,10 @@ impl DeviceStream {
     /// Errors with what the host does if this thread captures.
     pub(super) fn refuse_in_capture(&self, what: &str) -> Result<()> {
         let state = lock(&self.0.state);
-        match state.capture.is_some() && !state.is_captured_elsewhere() {
-            true => Err(MemoryError::NotCaptured(what.to_owned())),
-            false => Ok(()),
+        if state.capture.is_some() && !state.is_captured_elsewhere() {
+            Err(MemoryError::NotCaptured(what.to_owned()))
+        } else {
+            Ok(())
         }
     }
 

@@ -214,9 +214,8 @@ fn what_fails_is_told_at_the_next_synchronization_and_stops_the_device() {
         let memory = Allocator::on(&compute);
         let there = tensor(&memory);
         for failure in [false, true] {
-            let body: Body = Box::new(move || match failure {
-                true => Err("index 7 is not among 4 elements".into()),
-                false => Ok(()),
+            let body: Body = Box::new(move || {
+                if failure { Err("index 7 is not among 4 elements".into()) } else { Ok(()) }
             });
             compute.launch("work", Shapes::default(), |_| Ok::<_, MemoryError>(body)).unwrap();
         }

@@ -17,9 +17,10 @@ impl<L: Layer> Chain<'_, L> {
         d_output: &Tensor,
         wants_input: bool,
     ) -> Result<Option<Tensor>> {
-        match wants_input {
-            true => self.backward_input(cx, saved, d_output).map(Some),
-            false => self.d_output_of(0, cx, saved, d_output).map(|_| None),
+        if wants_input {
+            self.backward_input(cx, saved, d_output).map(Some)
+        } else {
+            self.d_output_of(0, cx, saved, d_output).map(|_| None)
         }
     }
 

@@ -35,9 +35,10 @@ impl Sequence {
         is_fused: bool,
         layer: impl FnOnce(Activation) -> L,
     ) -> Self {
-        match is_fused {
-            true => self.then(layer(Activation::Relu)),
-            false => self.then(layer(Activation::None)).then(Relu),
+        if is_fused {
+            self.then(layer(Activation::Relu))
+        } else {
+            self.then(layer(Activation::None)).then(Relu)
         }
     }
 }

@@ -194,9 +194,10 @@ impl<'a> Generator<'a> {
             Ok(rows_of(storage, &[name.to_owned()])?.view([vocab_size, width])?)
         };
         let embedding = table_of("model.embed_tokens.weight")?;
-        let head = match config.tie_word_embeddings {
-            true => embedding.clone(),
-            false => table_of("lm_head.weight")?,
+        let head = if config.tie_word_embeddings {
+            embedding.clone()
+        } else {
+            table_of("lm_head.weight")?
         };
         let widths = Widths {
             stream: width,
@@ -268,12 +269,11 @@ impl<'a> Generator<'a> {
         for (to, token) in rows.tokens.write::<i64>()?.iter_mut().zip(tokens) {
             *to = i64::from(*token);
         }
-        match rows.stream.dtype() == self.embedding.dtype() {
-            true => embedding::forward(compute, &rows.tokens, &self.embedding, &rows.stream)?,
-            false => {
-                embedding::forward(compute, &rows.tokens, &self.embedding, &rows.normed)?;
-                cast::widen(compute, &rows.normed, &rows.stream)?;
-            }
+        if rows.stream.dtype() == self.embedding.dtype() {
+            embedding::forward(compute, &rows.tokens, &self.embedding, &rows.stream)?
+        } else {
+            embedding::forward(compute, &rows.tokens, &self.embedding, &rows.normed)?;
+            cast::widen(compute, &rows.normed, &rows.stream)?;
         }
         for block in &self.blocks {
             let Block { keys, values, .. } = block;

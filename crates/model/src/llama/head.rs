@@ -63,12 +63,13 @@ impl Objective for LanguageModelHead {
             None => (linear_cross_entropy::count(targets)?, targets.num_elems()),
         };
         // Without lengths, the other ranks take it that each token counts.
-        match count == len {
-            true => Ok(count),
-            false => Err(ModelError::Config(format!(
+        if count == len {
+            Ok(count)
+        } else {
+            Err(ModelError::Config(format!(
                 "{count} of {len} tokens of a batch have a target, and the batch has no lengths; give a target for each \
                  token, or make inputs and targets ragged fields (Field::ragged_i64), whose batches have lengths"
-            ))),
+            )))
         }
     }
 

@@ -68,11 +68,12 @@ impl Sampler {
     /// it. 1, which changes nothing, by default. Errors if it is not a number above zero. Source: Keskar and others, CTRL
     /// (2019).
     pub fn with_repetition_penalty(self, penalty: f64) -> Result<Self> {
-        match penalty > 0.0 && penalty.is_finite() {
-            true => Ok(Self { repetition_penalty: penalty, ..self }),
-            false => Err(ModelError::Config(format!(
+        if penalty > 0.0 && penalty.is_finite() {
+            Ok(Self { repetition_penalty: penalty, ..self })
+        } else {
+            Err(ModelError::Config(format!(
                 "the repetition penalty is {penalty}, and must be above zero"
-            ))),
+            )))
         }
     }
 

@@ -103,11 +103,11 @@ mod tests {
     #[test]
     fn the_peak_of_a_step_leaves_initialization_out() {
         let allocator = Allocator::new();
-        let large = allocator.host(4096, Category::Workspace).unwrap();
-        let kept = allocator.host(640, Category::Parameters).unwrap();
+        let large = allocator.allocate(4096, Category::Workspace).unwrap();
+        let kept = allocator.allocate(640, Category::Parameters).unwrap();
         drop(large);
         let initialization = allocator.end_phase(INITIALIZATION);
-        let small = allocator.host(64, Category::Workspace).unwrap();
+        let small = allocator.allocate(64, Category::Workspace).unwrap();
         allocator.end_phase("forward");
         drop(small);
         allocator.end_phase(STEP);

@@ -104,12 +104,13 @@ pub fn is_large(path: &str) -> bool {
 /// The digest by which a file is listed.
 pub fn digest(path: &str, bytes: &[u8]) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    match is_large(path) {
-        true => hex(&Sha256::digest(bytes)),
-        false => hex(&Sha1::new()
+    if is_large(path) {
+        hex(&Sha256::digest(bytes))
+    } else {
+        hex(&Sha1::new()
             .chain_update(format!("blob {}\0", bytes.len()))
             .chain_update(bytes)
-            .finalize()),
+            .finalize())
     }
 }
 
@@ -160,12 +161,13 @@ fn response(contents: &mut Contents, request: &Request, of_large: &str) -> (Stri
                 if is_large(path) {
                     size = contents.listed_bytes.unwrap_or(size);
                 }
-                match is_large(path) {
-                    true => json!({
+                if is_large(path) {
+                    json!({
                         "rfilename": path, "size": size, "blobId": COMMIT,
                         "lfs": {"sha256": digest, "size": size, "pointerSize": 134}
-                    }),
-                    false => json!({"rfilename": path, "size": size, "blobId": digest}),
+                    })
+                } else {
+                    json!({"rfilename": path, "size": size, "blobId": digest})
                 }
             };
             let files: Vec<_> = repo.files.iter().map(file).collect();

@@ -111,9 +111,10 @@ pub fn pytorch_ddp(rank: usize, with_shapes: bool) -> String {
                      from: usize,
                      to: usize,
                      elems: usize| {
-        let shapes = match with_shapes && elems > 0 {
-            true => format!(r#","Input Dims":[[{elems}]],"Input type":["float"]"#),
-            false => String::new(),
+        let shapes = if with_shapes && elems > 0 {
+            format!(r#","Input Dims":[[{elems}]],"Input type":["float"]"#)
+        } else {
+            String::new()
         };
         events.push(format!(
             r#"{{"ph":"X","cat":"{category}","name":"{name}","pid":1,"tid":{tid},"ts":{},"dur":{},"args":{{"Ev Idx":0{shapes}}}}}"#,

@@ -24,9 +24,10 @@ fn steps(pace: f64, zeroes: bool) -> Value {
             let us = if is_zero { 20.0 } else { 100.0 };
             let start = free.max(now) + 5.0;
             free = start + us;
-            let (name, kernel) = match is_zero {
-                true => ("Optimizer.zero_grad#SGD.zero_grad", "vectorized_elementwise_kernel"),
-                false => ("forward", "sm80_xmma_gemm_f32f32"),
+            let (name, kernel) = if is_zero {
+                ("Optimizer.zero_grad#SGD.zero_grad", "vectorized_elementwise_kernel")
+            } else {
+                ("forward", "sm80_xmma_gemm_f32f32")
             };
             let x = |cat: &str, name: &str, pid: u32, ts: f64, dur: f64, args: Value| json!({"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": pid, "ts": ts, "dur": dur, "args": args});
             events.push(x("user_annotation", name, 1, now - 0.5, 3.0, json!({})));

@@ -45,9 +45,10 @@ fn a_model_of_any_text_is_trained_evaluated_and_tried() {
     // A window of eight tokens, which the model was trained on: the text is longer.
     let run_folder = sandbox.run_folder();
     for model in [sandbox.path("model/latest"), run_folder] {
-        let model = match model.is_file() {
-            true => sandbox.path("model").join(fs::read_to_string(model).unwrap().trim()),
-            false => model,
+        let model = if model.is_file() {
+            sandbox.path("model").join(fs::read_to_string(model).unwrap().trim())
+        } else {
+            model
         };
         assert_eq!(generate(model.to_str().unwrap(), &[]).stdout, text);
     }

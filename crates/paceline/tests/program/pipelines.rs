@@ -76,10 +76,8 @@ fn every_schedule_has_the_same_weights_over_every_transport() {
         for transport in ["shm", "tcp", "hybrid"] {
             let (name, strategy) = (schedule.name(), strategies.next().unwrap());
             // The last micro-batch comes first, so only a tree adds up in the same order.
-            let (order, expected) = match name == "looped_bfs" {
-                true => (tree, &as_a_tree),
-                false => ("", &in_sequence),
-            };
+            let (order, expected) =
+                if name == "looped_bfs" { (tree, &as_a_tree) } else { ("", &in_sequence) };
             let flags = format!(
                 "--nproc 4 --mesh pp=2,dp=2 --schedule {name} --transport {transport} --strategy {strategy}{order}"
             );

@@ -44,9 +44,12 @@ fn measured(
         side_by_side: None,
     };
     // Without a barrier each rank goes on when it is done.
-    let begin = begin.unwrap_or_else(|| match barrier > 0.0 {
-        true => vec![0.0; ranks],
-        false => idle(plan, times(vec![0.0; ranks])).unwrap().1,
+    let begin = begin.unwrap_or_else(|| {
+        if barrier > 0.0 {
+            vec![0.0; ranks]
+        } else {
+            idle(plan, times(vec![0.0; ranks])).unwrap().1
+        }
     });
     let timeline = Timeline::with(plan, times(begin.clone())).unwrap();
     let ran: HashMap<Action, Ran> =

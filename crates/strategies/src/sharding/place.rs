@@ -15,11 +15,10 @@ pub(crate) struct ShardPlace {
 impl ShardPlace {
     /// The place of a rank of a mesh: along the axis `shard`, or among all ranks if there is no such axis.
     pub(crate) fn new(mesh: &MeshShape, rank: usize) -> Self {
-        match mesh.axes().iter().any(|(axis, _)| *axis == Axis::Shard) {
-            true => {
-                Self { index: mesh.coordinate(Axis::Shard, rank), count: mesh.size(Axis::Shard) }
-            }
-            false => Self { index: rank, count: mesh.num_ranks().unwrap_or(1) },
+        if mesh.axes().iter().any(|(axis, _)| *axis == Axis::Shard) {
+            Self { index: mesh.coordinate(Axis::Shard, rank), count: mesh.size(Axis::Shard) }
+        } else {
+            Self { index: rank, count: mesh.num_ranks().unwrap_or(1) }
         }
     }
 

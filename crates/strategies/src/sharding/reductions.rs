@@ -172,11 +172,10 @@ impl Reductions {
             memory.fill_bytes(0xFF)?;
         }
         // Padding is reduced too. A gradient that is announced as zero before its unit is open is not written again.
-        match replica.options.find_unused_parameters {
-            true => memory.fill_zero()?,
-            false => padding(layout, unit)
-                .into_iter()
-                .try_for_each(|gap| memory.slice(gap)?.fill_zero())?,
+        if replica.options.find_unused_parameters {
+            memory.fill_zero()?
+        } else {
+            padding(layout, unit).into_iter().try_for_each(|gap| memory.slice(gap)?.fill_zero())?
         }
         self.holds[unit.0] = true;
         Ok(View::new(values, Some(Held::of_unit(layout, unit, &memory)?), true))

@@ -87,12 +87,11 @@ pub(super) fn sections(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Section
         let Figure { unit, definition, .. } = figure;
         let bars = runs.iter().map(|run| Bar { label: label(run, runs), value: value(run), color });
         let bars: Vec<Bar> = bars.collect();
-        let body = match bars.iter().all(|bar| bar.value.is_none()) {
-            true => Body::Nothing("No run says so.".into()),
-            false => {
-                let whole = (*unit == "%").then_some(100.0);
-                Body::Bars(Bars { unit: (*unit).to_owned(), whole, bars })
-            }
+        let body = if bars.iter().all(|bar| bar.value.is_none()) {
+            Body::Nothing("No run says so.".into())
+        } else {
+            let whole = (*unit == "%").then_some(100.0);
+            Body::Bars(Bars { unit: (*unit).to_owned(), whole, bars })
         };
         let id = key.replace('_', "-");
         Some(Panel::new(&id, title, unit, definition, body).wide(Width::Half))
@@ -183,9 +182,10 @@ fn anatomy(runs: &[Run]) -> Panel {
         Stack { label: label(run, runs), parts: parts.collect() }
     });
     let stacks: Vec<Stack> = stacks.collect();
-    let body = match stacks.is_empty() {
-        true => Body::Nothing("No run has measured a step.".into()),
-        false => Body::Stacked(Stacked { unit: "ms".into(), stacks }),
+    let body = if stacks.is_empty() {
+        Body::Nothing("No run has measured a step.".into())
+    } else {
+        Body::Stacked(Stacked { unit: "ms".into(), stacks })
     };
     Panel::new(
         "anatomy",

@@ -50,9 +50,10 @@ pub(super) fn sampling(args: &GenerateArgs) -> Result<Sampling> {
         )));
     }
     let GenerateArgs { top_k, top_p, .. } = *args;
-    Ok(match is_random {
-        true => Sampling::Random { temperature, top_k, top_p, seed: args.seed.unwrap_or(0) },
-        false => Sampling::Greedy,
+    Ok(if is_random {
+        Sampling::Random { temperature, top_k, top_p, seed: args.seed.unwrap_or(0) }
+    } else {
+        Sampling::Greedy
     })
 }
 

@@ -147,9 +147,9 @@ impl Folder {
     /// Memory for the weights.
     fn unread(&self, dtype: DType, allocator: &Allocator) -> Result<Storage> {
         let values = allocator
-            .host(self.layout.num_bytes(dtype), Category::Parameters)
+            .allocate(self.layout.num_bytes(dtype), Category::Parameters)
             .map_err(|e| Failure::Run(format!("there is no memory for the weights: {e}")))?;
-        let none = allocator.host(0, Category::Gradients).map_err(failed)?;
+        let none = allocator.allocate(0, Category::Gradients).map_err(failed)?;
         let all = 0..self.layout.len();
         let (values, grads) = ((values, vec![all]), (none, Vec::new()));
         Storage::of_ranges(self.layout.clone(), dtype, values, grads, allocator).map_err(failed)

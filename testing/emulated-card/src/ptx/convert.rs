@@ -79,9 +79,10 @@ impl Conversion {
             Some(half) => half.bits_of_f64(value),
             None if self.to.bytes == 8 => from_f64(value),
             None => {
-                let result = match self.to_integer || value.is_nan() {
-                    true => value as f32,
-                    false => round_to_f32(value, 0.0, self.rounding),
+                let result = if self.to_integer || value.is_nan() {
+                    value as f32
+                } else {
+                    round_to_f32(value, 0.0, self.rounding)
                 };
                 let result = if self.flush { flush(result) } else { result };
                 from_f32(if self.saturate { saturate(result) } else { result })

@@ -137,9 +137,10 @@ impl Names {
     /// A declaration of a register, or of a predicate, by its whole name.
     pub fn declaration(&mut self, name: &str, is_pred: bool) -> Result<(), String> {
         if let Some(block) = self.shadowed.last_mut() {
-            let before = match is_pred {
-                true => Meaning::Predicate(self.predicates.remove(name)),
-                false => Meaning::Register(self.registers.remove(name)),
+            let before = if is_pred {
+                Meaning::Predicate(self.predicates.remove(name))
+            } else {
+                Meaning::Register(self.registers.remove(name))
             };
             block.push((name.to_owned(), before));
         }

@@ -138,9 +138,10 @@ impl Capture {
                 open.extend(&self.nodes[node].after);
             }
         }
-        match self.fronts.values().flatten().all(|node| joined.contains(node)) {
-            true => Ok(self.nodes.into()),
-            false => Err(Status::CAPTURE_UNJOINED),
+        if self.fronts.values().flatten().all(|node| joined.contains(node)) {
+            Ok(self.nodes.into())
+        } else {
+            Err(Status::CAPTURE_UNJOINED)
         }
     }
 }

@@ -43,10 +43,12 @@ pub(super) fn arithmetic(names: &mut Names, s: &Statement) -> Result<Op, String>
     match *sources.as_slice() {
         [a] => {
             let op = unary_op(&full_name(name, s), scalar)?;
-            match is_modified {
-                true if modifiers.rounding != Rounding::Nearest => Err(rounding_error(name)),
-                true => Ok(Op::UnaryModified(op, modifiers, to, a)),
-                false => Ok(Op::Unary(op, to, a)),
+            if !is_modified {
+                Ok(Op::Unary(op, to, a))
+            } else if modifiers.rounding == Rounding::Nearest {
+                Ok(Op::UnaryModified(op, modifiers, to, a))
+            } else {
+                Err(rounding_error(name))
             }
         }
         [a, b] => match pair_element(scalar) {
@@ -54,12 +56,12 @@ pub(super) fn arithmetic(names: &mut Names, s: &Statement) -> Result<Op, String>
             None => {
                 let op = binary_op(&full_name(name, s), scalar)?;
                 let rounds = matches!(op, BinaryOp::AddF32 | BinaryOp::SubF32 | BinaryOp::MulF32);
-                match is_modified {
-                    true if modifiers.rounding != Rounding::Nearest && !rounds => {
-                        Err(rounding_error(name))
-                    }
-                    true => Ok(Op::BinaryModified(op, modifiers, to, [a, b])),
-                    false => Ok(Op::Binary(op, to, [a, b])),
+                if !is_modified {
+                    Ok(Op::Binary(op, to, [a, b]))
+                } else if modifiers.rounding == Rounding::Nearest || rounds {
+                    Ok(Op::BinaryModified(op, modifiers, to, [a, b]))
+                } else {
+                    Err(rounding_error(name))
                 }
             }
         },

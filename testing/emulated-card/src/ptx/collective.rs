@@ -167,9 +167,10 @@ impl Warp {
             };
             for lane in 0..LANES {
                 let (g, t) = (lane / 4, 2 * (lane % 4));
-                let (low, high) = match transposed {
-                    false => (element(g, t), element(g, t + 1)),
-                    true => (element(t, g), element(t + 1, g)),
+                let (low, high) = if !transposed {
+                    (element(g, t), element(g, t + 1))
+                } else {
+                    (element(t, g), element(t + 1, g))
                 };
                 self.registers[*to as usize][lane] = high << 16 | low;
             }

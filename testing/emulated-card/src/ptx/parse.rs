@@ -232,9 +232,10 @@ impl Builder {
         let symbol = if text.contains(".extern") {
             Constant::DynamicShared
         } else {
-            let end = match text.contains(".shared") {
-                true => &mut self.kernel.shared_bytes,
-                false => &mut self.kernel.local_bytes,
+            let end = if text.contains(".shared") {
+                &mut self.kernel.shared_bytes
+            } else {
+                &mut self.kernel.local_bytes
             };
             let offset = end.next_multiple_of(declared.align);
             *end = offset + declared.bytes;
@@ -277,10 +278,7 @@ impl Builder {
         let is_pred = text.split_whitespace().any(|w| w == ".pred");
         let names = text.split_whitespace().filter(|w| !w.starts_with('.'));
         for name in names.flat_map(|w| w.split(',')).filter(|n| !n.is_empty()) {
-            match name.contains('<') {
-                true => continue,
-                false => self.names.declaration(name, is_pred)?,
-            }
+            if name.contains('<') { continue } else { self.names.declaration(name, is_pred)? }
         }
         Ok(())
     }

@@ -219,9 +219,10 @@ fn atomic(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
     let scalar = s.scalar()?;
     let returns = s.words[0] == "atom";
     let first = usize::from(returns);
-    let old = match returns && s.operand(0)? != "_" {
-        true => Some(builder.names.target(s.operand(0)?)?),
-        false => None,
+    let old = if returns && s.operand(0)? != "_" {
+        Some(builder.names.target(s.operand(0)?)?)
+    } else {
+        None
     };
     let address = address(builder, s, first)?;
     let operand = builder.names.source(s.operand(first + 1)?)?;
@@ -316,16 +317,15 @@ fn barrier(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
     if s.has("arrive") || s.operands.len() > count {
         return Err("barriers for a part of the block are not emulated".into());
     }
-    let result = match is_reduction {
-        false => BarrierResult::None,
-        true => {
-            let from = names.pred_operand(s.operand(2)?)?;
-            match () {
-                () if s.has("popc") => BarrierResult::Count(names.target(s.operand(0)?)?, from),
-                () => {
-                    let vote = if s.has("and") { Vote::All } else { Vote::Any };
-                    BarrierResult::Pred(vote, names.pred(s.operand(0)?)?, from)
-                }
+    let result = if !is_reduction {
+        BarrierResult::None
+    } else {
+        let from = names.pred_operand(s.operand(2)?)?;
+        match () {
+            () if s.has("popc") => BarrierResult::Count(names.target(s.operand(0)?)?, from),
+            () => {
+                let vote = if s.has("and") { Vote::All } else { Vote::Any };
+                BarrierResult::Pred(vote, names.pred(s.operand(0)?)?, from)
             }
         }
     };

@@ -114,10 +114,7 @@ fn cuMemFree_v2(address: u64) {
         return Ok(());
     }
     driver.refuse_unsafe("cuMemFree")?;
-    match driver.cards[card].memory.free(address) {
-        true => Ok(()),
-        false => Err(driver.refuse(Status::INVALID_VALUE, format!("cuMemFree of {address:#x}"))),
-    }
+    if driver.cards[card].memory.free(address) { Ok(()) } else { Err(driver.refuse(Status::INVALID_VALUE, format!("cuMemFree of {address:#x}"))) }
 }
 /// Allocates pinned memory of the host.
 fn cuMemHostAlloc(address: Out<usize>, bytes: usize, _flags: u32) {
