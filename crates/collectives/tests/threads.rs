@@ -347,3 +347,17 @@ fn a_peer_whose_half_is_done_may_leave_while_the_other_half_goes_on() {
         });
     });
 }
+
+#[test]
+fn the_example_that_is_the_whole_of_training_learns_with_any_number_of_ranks() {
+    let test = std::env::current_exe().unwrap();
+    let example = test.parent().unwrap().parent().unwrap().join("examples/whole");
+    let ended = std::process::Command::new(example).output().unwrap();
+    let text = String::from_utf8(ended.stdout).unwrap();
+    // It ends with an error if the copies of the ranks differ.
+    assert!(ended.status.success(), "{text}{}", String::from_utf8_lossy(&ended.stderr));
+    let accuracies = text.lines().map(|line| line.split_once("accuracy ").unwrap().1);
+    let accuracies: Vec<f64> = accuracies.map(|of| of.parse().unwrap()).collect();
+    assert_eq!(accuracies.len(), 3, "{text}");
+    assert!(accuracies.iter().all(|of| *of > 0.9), "{text}");
+}
