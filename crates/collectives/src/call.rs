@@ -65,6 +65,7 @@ pub(crate) struct Call {
     pub(crate) blocks: Option<Box<Blocks>>,
     /// Whether both regions are memory of a card, whose addresses the host does not follow.
     pub(crate) is_on_card: bool,
+    pub(crate) purpose: Purpose,
 }
 
 /// How the data of an all-to-all are divided into blocks: the elements for and from each rank.
@@ -107,8 +108,9 @@ pub(crate) enum Disagreement {
 impl Call {
     pub(crate) fn new(kind: OpKind, dtype: DType) -> Self {
         let (send, recv) = (Region::EMPTY, Region::EMPTY);
-        let (blocks, is_on_card) = (None, false);
-        Self { kind, dtype, op: ReduceOp::Sum, root: 0, from: 0, send, recv, blocks, is_on_card }
+        let op = ReduceOp::Sum;
+        let (blocks, is_on_card, purpose) = (None, false, Purpose::Other);
+        Self { kind, dtype, op, root: 0, from: 0, send, recv, blocks, is_on_card, purpose }
     }
 
     /// The size of the message as benchmarks count it: the longer of the two sides.
@@ -121,7 +123,6 @@ impl Call {
         &self,
         (group, ranks): (u32, usize),
         seq: u32,
-        purpose: Purpose,
         times: OpTimes,
     ) -> OpRecord {
         OpRecord {
@@ -134,7 +135,7 @@ impl Call {
             op: self.op,
             send_bytes: self.send.len_bytes,
             recv_bytes: self.recv.len_bytes,
-            purpose,
+            purpose: self.purpose,
             times,
         }
     }

@@ -17,7 +17,7 @@ use crate::engine::Engine;
 use crate::flight_recorder::FlightRecorder;
 use crate::group::Lineage;
 use crate::nccl::Nccl;
-use crate::record::{OpRecord, OpTimes, Purpose, RecentRecords, Submitted};
+use crate::record::{OpRecord, OpTimes, RecentRecords};
 use crate::shared::Fate;
 use crate::{CollectiveError, Result};
 
@@ -43,8 +43,6 @@ pub(crate) struct Core {
     is_dumped: Mutex<bool>,
     /// The operations of all groups of this rank that descend from the same group.
     records: Arc<Mutex<RecentRecords>>,
-    /// What the next operation that this rank submits is for, in whatever group.
-    next: Arc<Mutex<Purpose>>,
 }
 
 impl Core {
@@ -68,22 +66,11 @@ impl Core {
             broken: Mutex::new(None),
             is_dumped: Mutex::new(false),
             records: origin.rank.records.clone(),
-            next: origin.rank.next.clone(),
         }
     }
 
-    /// Says what the next operation is for that this rank submits.
-    pub(crate) fn next_is(&self, purpose: Purpose) {
-        *lock(&self.next) = purpose;
-    }
-
-    /// An operation is submitted now.
-    pub(crate) fn submitted(&self) -> Submitted {
-        Submitted { at_ns: now_ns(), purpose: std::mem::take(&mut *lock(&self.next)) }
-    }
-
-    /// Executes a call, whatever becomes of a panic.
-    fn attempt(&self, call: &Call, submitted: Submitted, policy: WaitPolicy) -> Result<OpTimes> {
+    /// Executes a call, submitted at `submitted_ns`.
+    fn attempt(&self, call: &Call, submitted_ns: u64, policy: WaitPolicy) -> Result<OpTimes> {
         if let Some((cause, culprits)) = &*lock(&self.broken) {
             let (cause, culprits) = (cause.clone(), culprits.clone());
             let rank = self.outermost(self.rank);
@@ -91,9 +78,8 @@ impl Core {
         }
         let seq = self.operations.fetch_add(1, Ordering::Relaxed);
         let started_ns = now_ns();
-        let submitted_ns = submitted.at_ns;
         let times = OpTimes { submitted_ns, started_ns, ..OpTimes::default() };
-        let record = call.record((self.group, self.world), seq, submitted.purpose, times);
+        let record = call.record((self.group, self.world), seq, times);
         lock(&self.records).begin(record);
         self.flight_recorder.begins(call, seq);
         let context = OpContext {
@@ -141,11 +127,11 @@ impl Core {
     pub(crate) fn execute(
         &self,
         call: &Call,
-        submitted: Submitted,
+        submitted_ns: u64,
         policy: WaitPolicy,
     ) -> Result<OpTimes> {
         // Unwind safety: the group is broken afterwards, so what the panic left half-done is not used.
-        let attempt = AssertUnwindSafe(|| self.attempt(call, submitted, policy));
+        let attempt = AssertUnwindSafe(|| self.attempt(call, submitted_ns, policy));
         catch_unwind(attempt).unwrap_or_else(|panic| {
             let texts = (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>());
             let reason = match texts {

@@ -112,7 +112,7 @@ fn own_call(header: &CallHeader, world: usize, memory: &mut [Vec<u8>; 2]) -> Opt
         let end = begin.checked_add(small.len_bytes).filter(|end| *end <= large.len_bytes)?;
         *small = large.part(begin..end);
     }
-    let call = Call { kind, dtype, op, root, from: 0, send, recv, blocks: None, is_on_card: false };
+    let call = Call { op, root, send, recv, ..Call::new(kind, dtype) };
     (call.header() == *header).then_some(call)
 }
 

@@ -442,7 +442,8 @@ impl Group {
         Err(CollectiveError::Buffers { rank: self.rank(), op: kind.name(), reason: reason.into() })
     }
 
-    fn run(&self, (call, used): (Call, Used)) -> Outcome {
+    fn run(&self, (mut call, used): (Call, Used)) -> Outcome {
+        call.purpose = self.purpose;
         match used.staged {
             None => self.worker().run(call, used.claims),
             Some(_) => self.submit(|_| Ok((call, used)))?.wait(),
@@ -452,7 +453,8 @@ impl Group {
     fn submit(&self, prepare: impl FnOnce(Option<&Event>) -> Prepared) -> Submitted {
         let mut staged = None;
         let work = self.worker().submit(|event| {
-            let (call, used) = prepare(Some(event))?;
+            let (mut call, used) = prepare(Some(event))?;
+            call.purpose = self.purpose;
             let operands = used.staged.as_ref().map_or_else(Vec::new, |of| of.operands.clone());
             staged = used.staged;
             Ok((call, operands))

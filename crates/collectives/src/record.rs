@@ -97,10 +97,11 @@ impl OpKind {
     }
 }
 
-/// What an operation is for. Who submits it says so ([`Group::next_is`](crate::Group::next_is)); the group only records it.
+/// The purpose of an operation, as its caller states it ([`Group::for_purpose`](crate::Group::for_purpose)). The group only
+/// records it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Purpose {
-    /// It was not said.
+    /// The caller stated no purpose.
     #[default]
     Other,
     /// The sums of the loss.
@@ -111,13 +112,6 @@ pub enum Purpose {
     Bucket(usize),
     /// The parameters of the unit with this number are brought together.
     Gather(usize),
-}
-
-/// The submission of an operation.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Submitted {
-    pub(crate) at_ns: u64,
-    pub(crate) purpose: Purpose,
 }
 
 /// The four times of an operation on this rank, in nanoseconds of `CLOCK_MONOTONIC`.
@@ -173,7 +167,7 @@ pub struct OpRecord {
     pub send_bytes: usize,
     /// Bytes that this rank receives.
     pub recv_bytes: usize,
-    /// What it is for.
+    /// The purpose of the operation.
     pub purpose: Purpose,
     /// The times of the operation; those that have not come yet are zero.
     pub times: OpTimes,

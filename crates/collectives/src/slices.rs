@@ -125,7 +125,8 @@ impl Group {
     }
 
     /// The caller keeps the slices borrowed until the call is finished.
-    fn run_slice(&self, call: Call) -> Outcome {
+    fn run_slice(&self, mut call: Call) -> Outcome {
+        call.purpose = self.purpose;
         self.worker().run(call, [None, None])
     }
 }

@@ -12,12 +12,12 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use paceline_memory::{Claim, Event, EventState, Signal, Stream};
-use paceline_trace::{beside, lock, thread_builder};
+use paceline_trace::{beside, lock, now_ns, thread_builder};
 
 use crate::call::Call;
 use crate::context::WaitPolicy;
 use crate::core::Core;
-use crate::record::{OpTimes, Submitted};
+use crate::record::OpTimes;
 use crate::staging::Operand;
 
 use crate::{CollectiveError, GroupOptions, Result};
@@ -109,7 +109,7 @@ struct Job {
     /// Memory that is used behind the work of an accelerator.
     operands: Vec<Operand>,
     call: Call,
-    submitted: Submitted,
+    submitted_ns: u64,
     promise: Promise,
 }
 
@@ -179,10 +179,10 @@ impl Worker {
             }
             state.busy = true;
         }
-        let submitted = shared.core.submitted();
+        let submitted_ns = now_ns();
         let turn = Turn(shared);
         let policy = WaitPolicy { spin: shared.options.spin, limit: shared.options.timeout };
-        let outcome = shared.core.execute(&call, submitted, policy);
+        let outcome = shared.core.execute(&call, submitted_ns, policy);
         drop(turn);
         shared.ended(outcome, claims)
     }
@@ -233,7 +233,7 @@ impl Worker {
             promise.keep(Err(error), &self.shared.fenced);
             return Ok(work);
         }
-        let job = Job { operands, call, submitted: self.shared.core.submitted(), promise };
+        let job = Job { operands, call, submitted_ns: now_ns(), promise };
         lock(&self.shared.state).jobs.push_back(job);
         self.shared.changed.notify_all();
         Ok(work)
@@ -285,7 +285,7 @@ impl Queue {
             for of in &job.operands {
                 of.ready.block();
             }
-            let outcome = self.core.execute(&job.call, job.submitted, policy);
+            let outcome = self.core.execute(&job.call, job.submitted_ns, policy);
             job.promise.keep(outcome, &self.fenced);
             // Only now may a later operation run, on this thread or another, so that no operation is seen as
             // finished before an earlier one.

@@ -5,7 +5,7 @@ mod limit;
 
 use std::time::Duration;
 
-use paceline_collectives::{CollectiveError, Group, GroupOptions, Link, ReduceOp};
+use paceline_collectives::{CollectiveError, Group, GroupOptions, Link, Purpose, ReduceOp};
 use paceline_memory::{Allocator, Category, DType, EventState};
 
 fn on_ranks<R: Send>(world: usize, body: impl Fn(Group) -> R + Sync) -> Vec<R> {
@@ -24,6 +24,20 @@ fn every_operation_at_every_world_size() {
             common::objects(&group);
         });
     }
+}
+
+#[test]
+fn the_example_that_is_the_whole_of_training_learns_with_any_number_of_ranks() {
+    let test = std::env::current_exe().unwrap();
+    let example = test.parent().unwrap().parent().unwrap().join("examples/whole");
+    let ended = std::process::Command::new(example).output().unwrap();
+    let text = String::from_utf8(ended.stdout).unwrap();
+    // It ends with an error if the copies of the ranks differ.
+    assert!(ended.status.success(), "{text}{}", String::from_utf8_lossy(&ended.stderr));
+    let accuracies = text.lines().map(|line| line.split_once("accuracy ").unwrap().1);
+    let accuracies: Vec<f64> = accuracies.map(|of| of.parse().unwrap()).collect();
+    assert_eq!(accuracies.len(), 3, "{text}");
+    assert!(accuracies.iter().all(|of| *of > 0.9), "{text}");
 }
 
 #[test]
@@ -348,16 +362,21 @@ fn a_peer_whose_half_is_done_may_leave_while_the_other_half_goes_on() {
     });
 }
 
+/// The purpose of an operation is neither that of another group nor that of an operation that was refused.
 #[test]
-fn the_example_that_is_the_whole_of_training_learns_with_any_number_of_ranks() {
-    let test = std::env::current_exe().unwrap();
-    let example = test.parent().unwrap().parent().unwrap().join("examples/whole");
-    let ended = std::process::Command::new(example).output().unwrap();
-    let text = String::from_utf8(ended.stdout).unwrap();
-    // It ends with an error if the copies of the ranks differ.
-    assert!(ended.status.success(), "{text}{}", String::from_utf8_lossy(&ended.stderr));
-    let accuracies = text.lines().map(|line| line.split_once("accuracy ").unwrap().1);
-    let accuracies: Vec<f64> = accuracies.map(|of| of.parse().unwrap()).collect();
-    assert_eq!(accuracies.len(), 3, "{text}");
-    assert!(accuracies.iter().all(|of| *of > 0.9), "{text}");
+fn a_purpose_is_that_of_its_own_operation() {
+    let world = Group::threads(1).pop().unwrap();
+    let half = world.split(Some(0)).unwrap().unwrap();
+    let data = Allocator::new().tensor(DType::F32, [4], Category::Gradients).unwrap();
+    world.fresh_records(&mut Vec::new());
+    world.for_purpose(Purpose::Loss).reduce(&data, ReduceOp::Sum, 1).unwrap_err();
+    let of_bucket = world.for_purpose(Purpose::Bucket(3));
+    half.barrier().unwrap();
+    of_bucket.all_reduce(&data, ReduceOp::Sum).unwrap();
+    of_bucket.all_reduce_async(&data, ReduceOp::Sum).unwrap().wait().unwrap();
+    world.barrier().unwrap();
+    let mut records = Vec::new();
+    world.fresh_records(&mut records);
+    let purposes: Vec<Purpose> = records.iter().map(|record| record.purpose).collect();
+    assert_eq!(purposes, [Purpose::Other, Purpose::Bucket(3), Purpose::Bucket(3), Purpose::Other]);
 }

@@ -5,7 +5,7 @@
 //! corresponds to PyTorch's `register_comm_hook`.
 //!
 //! ```
-//! use paceline_collectives::{ReduceOp, Work};
+//! use paceline_collectives::{Purpose, ReduceOp, Work};
 //! use paceline_kernels::elementwise;
 //! use paceline_memory::Tensor;
 //! use paceline_strategies::{BucketCaps, CommHook, Ddp, Exactness, Replica, Result, span};
@@ -23,8 +23,9 @@
 //!         Exactness::Exact
 //!     }
 //!
-//!     fn send(&mut self, replica: &Replica, _: &mut SpanTrack, _: usize, bucket: &Tensor) -> Result<Work> {
-//!         Ok(replica.group.all_reduce_async(bucket, ReduceOp::Sum)?)
+//!     fn send(&mut self, replica: &Replica, _: &mut SpanTrack, at: usize, bucket: &Tensor) -> Result<Work> {
+//!         let group = replica.group.for_purpose(Purpose::Bucket(at));
+//!         Ok(group.all_reduce_async(bucket, ReduceOp::Sum)?)
 //!     }
 //!
 //!     fn receive(
@@ -43,7 +44,7 @@
 //! let strategy = Ddp::new(25 << 20).with_hook(SumThenDivide);
 //! ```
 
-use paceline_collectives::{ReduceOp, Work};
+use paceline_collectives::{Purpose, ReduceOp, Work};
 use paceline_memory::Tensor;
 use paceline_model::Precision;
 use paceline_trace::SpanTrack;
@@ -80,7 +81,8 @@ pub trait CommHook: Send {
     }
 
     /// Starts communication of bucket number `at`, which holds this rank's gradients, without waiting for the
-    /// result. Called in the same order on every rank.
+    /// result. Called in the same order on every rank. The operation that carries the bucket is submitted for the purpose
+    /// `Purpose::Bucket(at)`, so that reports can name the bucket.
     fn send(
         &mut self,
         replica: &Replica,
@@ -119,9 +121,10 @@ impl CommHook for AllReduce {
         &mut self,
         replica: &Replica,
         _: &mut SpanTrack,
-        _: usize,
+        at: usize,
         bucket: &Tensor,
     ) -> Result<Work> {
-        Ok(replica.group.all_reduce_async(bucket, ReduceOp::Mean)?)
+        let group = replica.group.for_purpose(Purpose::Bucket(at));
+        Ok(group.all_reduce_async(bucket, ReduceOp::Mean)?)
     }
 }

@@ -9,7 +9,7 @@
 //! Operations per step: one per bucket. Bytes: the gradients. Memory: nothing beyond the gradients, or a copy
 //! of them with [`Ddp::without_view`]. It is the fastest whenever communication can overlap with computation.
 
-use paceline_collectives::{Mesh, MeshShape, Purpose, Work};
+use paceline_collectives::{Mesh, MeshShape, Work};
 use paceline_kernels::Compute;
 use paceline_memory::{Category, Tensor};
 use paceline_model::{Model, Optimizer, ParamId, Precision, Storage, UnitId, View};
@@ -81,7 +81,6 @@ impl Ddp {
             let grads = replica.storage.grads().slice(self.buckets[at].range.clone())?;
             track.record(span::GRAD_SYNC, || replica.compute.copy(&grads, &bucket))?;
         }
-        replica.group.next_is(Purpose::Bucket(at));
         self.in_flight.push(self.hook.send(replica, track, at, &bucket)?);
         Ok(())
     }

@@ -9,7 +9,7 @@
 //! Operations per step: one per bucket. Bytes: half the gradients. Memory: half a copy of the gradients. It
 //! is faster than plain `ddp` if the link, not the processor, is the bottleneck.
 
-use paceline_collectives::{ReduceOp, Work};
+use paceline_collectives::{Purpose, ReduceOp, Work};
 use paceline_kernels::cast;
 use paceline_memory::{DType, Tensor};
 use paceline_model::Precision;
@@ -69,7 +69,8 @@ impl CommHook for HalfPrecision {
     ) -> Result<Work> {
         let rounded = &self.buckets[at];
         track.record(span::GRAD_SYNC, || cast::narrow(&replica.compute, bucket, rounded))?;
-        Ok(replica.group.all_reduce_async(rounded, ReduceOp::Mean)?)
+        let group = replica.group.for_purpose(Purpose::Bucket(at));
+        Ok(group.all_reduce_async(rounded, ReduceOp::Mean)?)
     }
 
     fn receive(

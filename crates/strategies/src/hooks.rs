@@ -155,8 +155,8 @@ impl PassHooks for Hooks<'_> {
     }
 
     fn sum_over_ranks(&mut self, sums: &Tensor) -> paceline_model::Result<()> {
-        let reduce = || self.replica.group.all_reduce(sums, ReduceOp::Sum);
-        self.replica.group.next_is(Purpose::Statistics);
+        let group = self.replica.group.for_purpose(Purpose::Statistics);
+        let reduce = || group.all_reduce(sums, ReduceOp::Sum);
         self.track.record(span::EXPOSED, reduce).map_err(StrategyError::from)?;
         Ok(())
     }

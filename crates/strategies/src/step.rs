@@ -443,7 +443,7 @@ impl<'a> Step<'a> {
         loss_sums.slice(2..3)?.overwrite::<f64, _>(|last| last[0] = stop)?;
         let mut work = None;
         if self.hooks.is_shared {
-            world.next_is(Purpose::Loss);
+            let world = world.for_purpose(Purpose::Loss);
             work = Some(world.all_reduce_async(loss_sums, ReduceOp::Sum)?);
         }
         self.pending = Some(work);

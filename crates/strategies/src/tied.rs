@@ -131,7 +131,7 @@ impl Pipeline {
                 let own = range.start.max(whole.start)..range.end.min(whole.end);
                 if !own.is_empty() {
                     let grads = storage.grads().slice(own)?;
-                    group.next_is(Purpose::Bucket(unit.0));
+                    let group = group.for_purpose(Purpose::Bucket(unit.0));
                     track.record(span::EXPOSED, || group.all_reduce(&grads, ReduceOp::Sum))?;
                 }
             }

@@ -11,7 +11,7 @@
 //! `k` below `1 / N`, on a slow link, and if finding the largest gradients takes less time than it saves. Memory: the
 //! residual (a copy of the gradients) and the pairs of all ranks.
 
-use paceline_collectives::Work;
+use paceline_collectives::{Purpose, Work};
 use paceline_kernels::top_k;
 use paceline_memory::{Category, DType, Tensor};
 use paceline_model::Precision;
@@ -119,7 +119,7 @@ impl CommHook for TopK {
         let Sparse { residual, pairs, gathered } = &self.buckets[at];
         track
             .record(span::GRAD_SYNC, || top_k::select(&replica.compute, bucket, residual, pairs))?;
-        Ok(replica.group.all_gather_async(pairs, gathered)?)
+        Ok(replica.group.for_purpose(Purpose::Bucket(at)).all_gather_async(pairs, gathered)?)
     }
 
     fn receive(

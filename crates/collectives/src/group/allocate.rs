@@ -22,7 +22,8 @@ impl Group {
         len_bytes: usize,
         category: Category,
     ) -> Result<Buffer> {
-        let (Some(shared), HostLinks::Host { links, .. }) = (self.shared(), &self.0.host_links)
+        let (Some(shared), HostLinks::Host { links, .. }) =
+            (self.shared(), &self.membership.host_links)
         else {
             let buffer = allocator.allocate(len_bytes, category)?;
             return zeroed(buffer);

@@ -14,7 +14,7 @@ impl Group {
     /// Measures both algorithms at several sizes. From the smallest size at which the ring is faster, all-reduces use the
     /// ring.
     pub(super) fn choose_algorithm(&self) -> Result<()> {
-        let Engine::Tcp(tcp) = &self.0.core.engine else { return Ok(()) };
+        let Engine::Tcp(tcp) = &self.membership.core.engine else { return Ok(()) };
         let mut from = NEVER;
         for bytes in [16_000_000, 1_000_000, 64_000] {
             tcp.set_ring_from(NEVER);

@@ -20,7 +20,7 @@ impl Group {
         for bytes in [4096, 4_000_000] {
             let measured = self.measure_all_reduce(bytes)?;
             let kind = crate::OpKind::AllReduce;
-            let algorithm = self.0.options.algorithm;
+            let algorithm = self.membership.options.algorithm;
             let algorithm = algorithm.recommended(kind, self.world_size(), bytes as u64, &link);
             let emulated = link.time(kind, algorithm, self.world_size(), bytes as u64);
             if self.world_size() > 1 && emulated < measured.mul_f64(1.25) {
@@ -34,10 +34,10 @@ impl Group {
 
     pub(crate) fn set_emulator(&self, link: Link) {
         // If a link has been set before, it stays.
-        let _ = self.0.core.emulator.set(LinkEmulator::new(
+        let _ = self.membership.core.emulator.set(LinkEmulator::new(
             link,
-            self.0.options.algorithm,
-            self.0.lineage.rank.card.clone(),
+            self.membership.options.algorithm,
+            self.membership.lineage.rank.card.clone(),
         ));
     }
 

@@ -66,7 +66,7 @@ impl Group {
         let options = GroupOptions { link: None, ..self.options().clone() };
         let lineage = self.sub_origin(label, color);
         let host_links = HostLinks::Threads(Arc::default());
-        let (engine, transport) = (Engine::Shared(engine), self.0.transport);
+        let (engine, transport) = (Engine::Shared(engine), self.membership.transport);
         self.like_this(Self::assemble(0, 1, engine, transport, host_links, options, lineage)?)
     }
 

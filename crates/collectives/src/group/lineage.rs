@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use paceline_rendezvous::RunKey;
 
 use crate::emulator::Card;
-use crate::record::{Purpose, RecentRecords};
+use crate::record::RecentRecords;
 use crate::shared::Inherited;
 
 /// What the groups of a rank share. All of them descend from the same group.
@@ -17,8 +17,6 @@ pub(crate) struct RankState {
     pub(crate) card: Arc<Card>,
     /// The one record of operations of this rank.
     pub(crate) records: Arc<Mutex<RecentRecords>>,
-    /// What the next operation that this rank submits is for.
-    pub(crate) next: Arc<Mutex<Purpose>>,
     num_groups: AtomicU32,
 }
 

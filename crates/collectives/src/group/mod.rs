@@ -50,7 +50,11 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// the submitted operations and then leaves the group; peers that still need this rank get an error and do
 /// not hang.
 #[derive(Clone, Debug)]
-pub struct Group(Arc<Membership>);
+pub struct Group {
+    membership: Arc<Membership>,
+    /// The purpose of the operations that are submitted through this handle.
+    pub(crate) purpose: Purpose,
+}
 
 #[derive(Debug)]
 struct Membership {
@@ -97,21 +101,21 @@ impl Group {
             num_splits,
             staging: OnceLock::new(),
         };
-        Ok(Self(Arc::new(membership)))
+        Ok(Self { membership: Arc::new(membership), purpose: Purpose::Other })
     }
 
     /// The lineage of the sub-group that has only this rank.
     fn sub_origin(&self, label: &str, color: usize) -> Lineage {
-        self.0.lineage.sub_group(&format!("{label}.{color}"), &[self.rank()], None)
+        self.membership.lineage.sub_group(&format!("{label}.{color}"), &[self.rank()], None)
     }
 
     /// The streams through which operations reach the memory of an accelerator, of which `home` is a stream.
     pub(crate) fn staging(&self, home: &DeviceStream) -> Result<&Staging> {
-        if let Some(staging) = self.0.staging.get() {
+        if let Some(staging) = self.membership.staging.get() {
             return Ok(staging);
         }
         let staging = Staging::new(home)?;
-        Ok(self.0.staging.get_or_init(|| staging))
+        Ok(self.membership.staging.get_or_init(|| staging))
     }
 
     /// Gives back the memory of operations that have failed. It is fenced until then, because a peer that does not know of
@@ -127,7 +131,7 @@ impl Group {
             Err(CollectiveError::StillThere { rank, peers, waited })
         };
         #[cfg(feature = "mpi")]
-        if let Engine::Mpi(_) = &self.0.core.engine {
+        if let Engine::Mpi(_) = &self.membership.core.engine {
             return still_there(Vec::new());
         }
         if self.nccl_order().is_some() {
@@ -138,7 +142,7 @@ impl Group {
             let others = || (0..shared.world).filter(|peer| *peer != shared.rank);
             let is_there = |peer: &usize| !shared.control().is_gone(*peer);
             while others().any(|peer| is_there(&peer)) {
-                if begin.elapsed() >= self.0.options.timeout {
+                if begin.elapsed() >= self.membership.options.timeout {
                     return still_there(others().filter(is_there).collect());
                 }
                 std::thread::sleep(LOOK_AGAIN);
@@ -152,27 +156,27 @@ impl Group {
     /// Whether operations on a tensor's memory are carried out by NCCL.
     pub(crate) fn reaches(&self, tensor: &Tensor) -> bool {
         let home = tensor.buffer().allocator().home();
-        self.0.core.nccl.get().zip(home).is_some_and(|(nccl, home)| nccl.reaches(home))
+        self.membership.core.nccl.get().zip(home).is_some_and(|(nccl, home)| nccl.reaches(home))
     }
 
     /// For how long a rank waits for others.
     pub(crate) fn timeout(&self) -> Duration {
-        self.0.options.timeout
+        self.membership.options.timeout
     }
 
     pub(crate) fn set_nccl(&self, nccl: Nccl) {
         // What was set before stays.
-        let _ = self.0.core.nccl.set(nccl);
+        let _ = self.membership.core.nccl.set(nccl);
     }
 
     /// The order in which NCCL's ranks add up; `None` if the group does not use NCCL.
     pub fn nccl_order(&self) -> Option<NcclOrder> {
-        self.0.core.nccl.get().map(|nccl| nccl.like().1)
+        self.membership.core.nccl.get().map(|nccl| nccl.like().1)
     }
 
     /// A group that descends from this one uses NCCL as this one does.
     fn like_this(&self, group: Self) -> Result<Self> {
-        if let Some(nccl) = self.0.core.nccl.get() {
+        if let Some(nccl) = self.membership.core.nccl.get() {
             let (memory, order) = nccl.like();
             group.use_nccl(memory, order)?;
         }
@@ -181,7 +185,7 @@ impl Group {
 
     /// See [`Staging::copy_back`].
     pub(crate) fn copy_back(&self, staged: &Staged, done: &Event) -> Result<Event> {
-        match self.0.staging.get() {
+        match self.membership.staging.get() {
             Some(staging) => Ok(staging.copy_back(staged, done)?),
             // The operation works in place.
             None => Ok(done.clone()),
@@ -198,45 +202,45 @@ impl Group {
 
     /// This rank's number, from 0.
     pub fn rank(&self) -> usize {
-        self.0.core.rank
+        self.membership.core.rank
     }
 
     /// The number of ranks in the group.
     pub fn world_size(&self) -> usize {
-        self.0.core.world
+        self.membership.core.world
     }
 
     /// How the ranks reach each other.
     pub fn transport(&self) -> Transport {
-        if self.nccl_order().is_some() { Transport::Nccl } else { self.0.transport }
+        if self.nccl_order().is_some() { Transport::Nccl } else { self.membership.transport }
     }
 
     /// The link that is emulated, if any.
     pub fn link(&self) -> Option<Link> {
-        self.0.core.emulator.get().map(|emulator| emulator.link)
+        self.membership.core.emulator.get().map(|emulator| emulator.link)
     }
 
     /// How this group waits, and what it logs.
     pub fn options(&self) -> &GroupOptions {
-        &self.0.options
+        &self.membership.options
     }
 
     /// The name of the group: `world`, or `world/1.0` for the ranks of color 0 in the second split of `world`. It is the
     /// same on every member. The groups of a [`Mesh`](crate::Mesh) are named after their axes: `world/dp.0`.
     pub fn name(&self) -> &str {
-        &self.0.lineage.name
+        &self.membership.lineage.name
     }
 
     /// The number of the group on this rank: 0 for the outermost group, from which the others descend. The others are
     /// counted in the order in which this rank joined them. [`OpRecord::group`] is this number.
     pub fn number(&self) -> u32 {
-        self.0.lineage.number
+        self.membership.lineage.number
     }
 
     /// The number that `rank` of this group has in the outermost group, from which this group descends. Errors name
     /// ranks by this number.
     pub fn outermost_rank(&self, rank: usize) -> usize {
-        self.0.lineage.outermost(rank)
+        self.membership.lineage.outermost(rank)
     }
 
     /// Appends to `out` the records of the operations that have finished since the last call, at most the thousand
@@ -245,32 +249,32 @@ impl Group {
     /// All groups of a rank that descend from the same group keep one list of records. So any of these groups returns
     /// the operations of all of them, in the order in which they finished, and each operation once.
     pub fn fresh_records(&self, out: &mut Vec<OpRecord>) -> u64 {
-        self.0.core.fresh_records(out)
+        self.membership.core.fresh_records(out)
     }
 
-    /// Says what the next operation is for that this rank submits, in this group or in one that descends from the same
-    /// group. Its record has it.
-    pub fn next_is(&self, purpose: Purpose) {
-        self.0.core.next_is(purpose);
+    /// A handle to the same group. The records of operations that are submitted through it have this purpose:
+    /// `group.for_purpose(Purpose::Loss).all_reduce_async(..)`.
+    pub fn for_purpose(&self, purpose: Purpose) -> Self {
+        Self { membership: self.membership.clone(), purpose }
     }
 
     /// A handle for another thread, which can write this rank's most recent operations to a file, for example when
     /// the process is told to end.
     pub fn dumper(&self) -> Dumper {
-        Dumper(self.0.core.clone())
+        Dumper(self.membership.core.clone())
     }
 
     pub(crate) fn worker(&self) -> &Worker {
-        self.0.worker.as_ref().expect("the worker is taken when the group is dropped, not before")
+        self.membership.worker.as_ref().expect("the worker is taken by the last handle to go")
     }
 
     #[cfg(all(test, not(loom)))]
     pub(crate) fn engine(&self) -> &Engine {
-        &self.0.core.engine
+        &self.membership.core.engine
     }
 
     pub(crate) fn shared(&self) -> Option<&SharedState> {
-        self.0.core.engine.shared()
+        self.membership.core.engine.shared()
     }
 }
 

@@ -30,8 +30,8 @@ impl Group {
 
     /// Like [`Group::split`]. `label` is the name of this split, by default its number.
     pub(crate) fn split_as(&self, color: Option<u32>, label: Option<&str>) -> Result<Option<Self>> {
-        let group = self.divide(color, label, &self.0.lineage)?;
-        if let (Some(group), Some(emulator)) = (&group, self.0.core.emulator.get()) {
+        let group = self.divide(color, label, &self.membership.lineage)?;
+        if let (Some(group), Some(emulator)) = (&group, self.membership.core.emulator.get()) {
             // The parent's transport was fast enough for this link, and the sub-group's is no slower.
             group.set_emulator(emulator.link);
         }
@@ -41,7 +41,7 @@ impl Group {
     /// Like [`Group::split`], but the new group has a record of its own and emulates no link. For measurements, whose
     /// operations must not appear in the record of this rank.
     pub(crate) fn split_apart(&self, color: Option<u32>) -> Result<Option<Self>> {
-        self.divide(color, None, &self.0.lineage.apart())
+        self.divide(color, None, &self.membership.lineage.apart())
     }
 
     /// Like [`Group::split_as`], as a sub-group of `lineage`, but the new group emulates no link.
@@ -51,20 +51,20 @@ impl Group {
         label: Option<&str>,
         lineage: &Lineage,
     ) -> Result<Option<Self>> {
-        let split = self.0.num_splits.fetch_add(1, Ordering::Relaxed);
+        let split = self.membership.num_splits.fetch_add(1, Ordering::Relaxed);
         let mut colors = vec![0i64; self.world_size()];
         let own = color.map_or(-1, i64::from);
         self.all_gather_slice(&[own], &mut colors)?;
         let same = |rank: &usize| colors[*rank] == own;
         let members: Vec<usize> = (0..self.world_size()).filter(same).collect();
         let (rank, world) = (members.iter().filter(|&&m| m < self.rank()).count(), members.len());
-        let mut options = self.0.options.clone();
+        let mut options = self.membership.options.clone();
         options.link = None;
         let label = format!("{}.{own}", label.map_or_else(|| split.to_string(), str::to_owned));
         let inherited = self.inherited(&members);
         // A rank that gets no group does not count this split as one of its groups.
         let lineage = || lineage.sub_group(&label, &members, inherited);
-        let group = match (&self.0.host_links, &self.0.core.engine) {
+        let group = match (&self.membership.host_links, &self.membership.core.engine) {
             (HostLinks::Threads(registry), _) => {
                 if color.is_none() {
                     return Ok(None);
@@ -73,14 +73,14 @@ impl Group {
                 let engine = SharedState::new(rank, world, memory, Reach::Threads);
                 // Splits are numbered within each group, so each group needs its own registry.
                 let host_links = HostLinks::Threads(registry);
-                let (engine, transport) = (Engine::Shared(engine), self.0.transport);
+                let (engine, transport) = (Engine::Shared(engine), self.membership.transport);
                 Self::assemble(rank, world, engine, transport, host_links, options, lineage())?
             }
             #[cfg(feature = "mpi")]
             (_, Engine::Mpi(mpi)) => {
                 // MPI's colors have fewer bits than ours, so the first member's rank serves as the color.
                 let Some(engine) = mpi.split(color.map(|_| members[0]))? else { return Ok(None) };
-                let (engine, transport) = (Engine::Mpi(engine), self.0.transport);
+                let (engine, transport) = (Engine::Mpi(engine), self.membership.transport);
                 Self::assemble(rank, world, engine, transport, HostLinks::None, options, lineage())?
             }
             (_, engine) => {
@@ -89,8 +89,12 @@ impl Group {
                     Engine::Hybrid(hybrid) => Some(hybrid.host()),
                     _ => None,
                 };
-                let listener =
-                    PeerListener::bind(&self.0.lineage.key, host, self.rank(), self.world_size())?;
+                let listener = PeerListener::bind(
+                    &self.membership.lineage.key,
+                    host,
+                    self.rank(),
+                    self.world_size(),
+                )?;
                 let all = self.all_gather_object(listener.address())?;
                 let addresses: Vec<PeerAddress> =
                     members.iter().map(|&member| all[member].clone()).collect();

@@ -98,8 +98,8 @@ impl Gathers {
         let whole = self.memory(replica, unit)?;
         let range = &replica.model.layout.unit(unit).range;
         let share = replica.storage.values().slice(self.place.shard(range))?;
-        self.group.next_is(Purpose::Gather(unit.0));
-        self.states[unit.0] = State::Underway(self.group.all_gather_async(&share, &whole)?);
+        let group = self.group.for_purpose(Purpose::Gather(unit.0));
+        self.states[unit.0] = State::Underway(group.all_gather_async(&share, &whole)?);
         Ok(())
     }
 

@@ -316,9 +316,9 @@ impl Reductions {
             }
             _ => None,
         };
-        self.group.next_is(Purpose::Bucket(unit.0));
+        let group = self.group.for_purpose(Purpose::Bucket(unit.0));
         let result = added.as_ref().unwrap_or(&shard);
-        let work = Some(self.group.reduce_scatter_async(&source, result, ReduceOp::Mean)?);
+        let work = Some(group.reduce_scatter_async(&source, result, ReduceOp::Mean)?);
         self.sent[unit.0] += 1;
         let is_partial = self.replicas.is_some();
         self.in_flight.push_back(InFlight { unit, work, is_partial, added, _source: source });

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use paceline_collectives::{Group, Mesh, ReduceOp, Work};
+use paceline_collectives::{Group, Mesh, Purpose, ReduceOp, Work};
 use paceline_kernels::optimizer::Sgd;
 use paceline_kernels::{Compute, elementwise};
 use paceline_memory::{Allocator, Category, DType, Tensor};
@@ -245,10 +245,11 @@ impl CommHook for SumThenDivide {
         &mut self,
         replica: &Replica,
         _: &mut SpanTrack,
-        _: usize,
+        at: usize,
         bucket: &Tensor,
     ) -> Result<Work> {
-        Ok(replica.group.all_reduce_async(bucket, ReduceOp::Sum)?)
+        let group = replica.group.for_purpose(Purpose::Bucket(at));
+        Ok(group.all_reduce_async(bucket, ReduceOp::Sum)?)
     }
 
     fn receive(
