@@ -84,7 +84,7 @@ def stores() -> dict[str, bytes]:
 
 
 def hellos() -> dict[str, bytes]:
-    # The random numbers that the fuzzer uses (crates/rendezvous/src/store/fuzzing.rs), and any other one.
+    # The random numbers that the fuzzer uses (checks/rendezvous.rs), and any other one.
     listener, connector, other = bytes([7] * 32), bytes([9] * 32), bytes(range(32))
 
     def mac(key: bytes, *words: bytes) -> bytes:
@@ -227,7 +227,7 @@ def signed_file(metadata: dict[str, str], tensors: dict[str, tuple[str, list[int
 
 
 def tensors_of(states: list[str]) -> dict[str, tuple[str, list[int], bytes]]:
-    """The tensors of the model in crates/model/src/fuzzing.rs."""
+    """The tensors of the model in checks/model.rs."""
 
     def values(shape: list[int], first: float) -> tuple[str, list[int], bytes]:
         count = math.prod(shape)

@@ -1,4 +1,4 @@
-"""The shape of the Rust code: how much a reader has to hold in mind. Tests, models of loom, fuzzing and examples are left out.
+"""The shape of the Rust code: how much a reader has to hold in mind. Tests, models of loom and examples are left out.
 
     python3 scripts/shape.py              # a row for each crate
     python3 scripts/shape.py functions    # the places of one kind
@@ -45,7 +45,7 @@ def shipped(path: Path) -> str:
 
 def sources(crate: Path) -> Iterator[Path]:
     for path in sorted((crate / "src").rglob("*.rs")):
-        if not path.name.endswith("_tests.rs") and path.name not in ("tests.rs", "models.rs", "fuzzing.rs"):
+        if not path.name.endswith("_tests.rs") and path.name not in ("tests.rs", "models.rs"):
             yield path
 
 

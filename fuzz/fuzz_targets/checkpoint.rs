@@ -3,5 +3,5 @@
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     // A header is JSON, in which each byte may begin a text or a number of its own.
-    paceline_fuzz::bounded(bytes, 256 << 10, 256, paceline::fuzzing::checkpoint);
+    paceline_fuzz::bounded(bytes, 256 << 10, 256, paceline_fuzz::program::checkpoint);
 });

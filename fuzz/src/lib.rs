@@ -9,6 +9,9 @@ use std::sync::Once;
 
 use cap::Cap;
 
+#[cfg(feature = "paceline")]
+pub mod program;
+
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
 

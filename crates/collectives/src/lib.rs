@@ -207,7 +207,9 @@ mod engine;
 mod error;
 mod flight_recorder;
 mod from_env;
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
+#[path = "../../../fuzz/checks/collectives.rs"]
 pub mod fuzzing;
 mod group;
 mod header;

@@ -100,7 +100,9 @@ mod digest;
 mod error;
 mod field;
 mod files;
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
+#[path = "../../../fuzz/checks/data.rs"]
 pub mod fuzzing;
 mod idx;
 mod image_folder;

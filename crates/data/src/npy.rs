@@ -52,16 +52,6 @@ enum Kind {
     Real,
 }
 
-impl Elems {
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Bytes(bytes) => bytes.len(),
-            Self::Integers(integers) => integers.len(),
-            Self::Reals(reals) => reals.len(),
-        }
-    }
-}
-
 impl NpyFolder {
     /// The arrays in `folder`.
     pub fn new(folder: PathBuf) -> Self {

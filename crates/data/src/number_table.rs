@@ -34,13 +34,13 @@ pub struct NumberTable {
 }
 
 /// The rows of a file.
-struct Rows {
+pub(crate) struct Rows {
     path: PathBuf,
     /// The columns of numbers.
-    columns: Vec<String>,
+    pub(crate) columns: Vec<String>,
     /// (rows, columns). A time in seconds since 1970 or a number of many digits is no f32 until it is scaled.
-    values: Vec<f64>,
-    labels: Vec<String>,
+    pub(crate) values: Vec<f64>,
+    pub(crate) labels: Vec<String>,
 }
 
 impl NumberTable {
@@ -114,7 +114,11 @@ impl NumberTable {
 
 impl Rows {
     /// Reads the contents of a file.
-    fn read(path: PathBuf, contents: impl BufRead, label: &str) -> Result<Self, DataError> {
+    pub(crate) fn read(
+        path: PathBuf,
+        contents: impl BufRead,
+        label: &str,
+    ) -> Result<Self, DataError> {
         let fail = |problem: String| DataError::content(&path, problem);
         let mut reader = csv::Reader::from_reader(Lines { contents, line_bytes: 0, quotes: 0 });
         let failed = |error: csv::Error| match error.kind() {
@@ -172,22 +176,14 @@ impl Rows {
     }
 }
 
-/// The numbers of rows, columns and values of a table whose classes are in the column `label`, for the fuzzer.
-pub(crate) fn rows_of(path: PathBuf, contents: &[u8]) -> Result<(usize, usize, usize), DataError> {
-    let rows = Rows::read(path, contents, "label")?;
-    Classes::of(&rows)?;
-    scales(&rows);
-    Ok((rows.labels.len(), rows.columns.len(), rows.values.len()))
-}
-
 /// The classes of a column.
-enum Classes {
+pub(crate) enum Classes {
     Numbers { first: usize, count: usize },
     Words(Vec<String>),
 }
 
 impl Classes {
-    fn of(rows: &Rows) -> Result<Self, DataError> {
+    pub(crate) fn of(rows: &Rows) -> Result<Self, DataError> {
         let words: BTreeSet<&str> = rows.labels.iter().map(String::as_str).collect();
         let numbers: Option<BTreeSet<usize>> = words.iter().map(|word| word.parse().ok()).collect();
         let classes = match numbers {
@@ -235,7 +231,7 @@ impl Classes {
 
 /// The mean and the standard deviation of each column. The latter is infinite, so that all values become 0, if the values of
 /// the column differ by no more than rounding.
-fn scales(rows: &Rows) -> Vec<(f64, f64)> {
+pub(crate) fn scales(rows: &Rows) -> Vec<(f64, f64)> {
     let columns = rows.columns.len();
     let count = rows.labels.len() as f64;
     let mut ends = vec![(f64::INFINITY, f64::NEG_INFINITY); columns];

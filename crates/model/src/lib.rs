@@ -55,7 +55,9 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
+#[path = "../../../fuzz/checks/model.rs"]
 pub mod fuzzing;
 pub mod gradcheck;
 pub mod layers;

@@ -25,8 +25,6 @@
 
 pub mod cli;
 pub mod commands;
-#[doc(hidden)]
-pub mod fuzzing;
 pub mod prelude;
 
 mod mistakes;

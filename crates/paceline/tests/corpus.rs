@@ -4,14 +4,15 @@
 #[path = "../../../fuzz/replay.rs"]
 mod replay;
 
-use paceline::fuzzing;
+#[path = "../../../fuzz/src/program.rs"]
+mod program;
 
 #[test]
 fn kept_checkpoints_are_read_or_refused() {
-    replay::replay(env!("CARGO_MANIFEST_DIR"), "checkpoint", fuzzing::checkpoint);
+    replay::replay(env!("CARGO_MANIFEST_DIR"), "checkpoint", program::checkpoint);
 }
 
 #[test]
 fn kept_configurations_are_read_or_refused() {
-    replay::replay(env!("CARGO_MANIFEST_DIR"), "configuration", fuzzing::configuration);
+    replay::replay(env!("CARGO_MANIFEST_DIR"), "configuration", program::configuration);
 }

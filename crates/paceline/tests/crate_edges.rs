@@ -259,8 +259,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Files that open others directly, and why they may. All others go through `paceline-files`.
-const MAY_OPEN: [(&str, &str); 7] = [
-    ("data/src/text/fuzzing.rs", "a file of its own, in a temporary folder"),
+const MAY_OPEN: [(&str, &str); 6] = [
     ("files/src/lib.rs", "it is the way"),
     ("commbench/src/processes.rs", "memory of this command, by a path below /proc"),
     ("host/src/disk.rs", "what a user names for output, and folders that are forced to the disk"),

@@ -67,5 +67,6 @@ pub use peers::{Network, PeerAddress, PeerListener};
 pub use rendezvous::{MAX_SECRET_BYTES, Rendezvous, RendezvousPoint};
 pub use route::HostRoute;
 pub use store::Store;
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use store::fuzzing;

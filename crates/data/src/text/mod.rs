@@ -13,7 +13,6 @@
 //! | `stream.rs` | tokens to text, one after the other |
 //! | `cache.rs` | tokens in a file, so that texts are tokenized once |
 //! | `dataset.rs` | tokens as samples |
-//! | `fuzzing.rs` | arbitrary bytes as rows |
 //! | `source.rs` | all of it, from a folder to a data set |
 
 mod bytes;
@@ -23,6 +22,8 @@ mod cuts;
 mod dataset;
 mod error;
 mod files;
+#[cfg(feature = "fuzzing")]
+#[path = "../../../../fuzz/checks/text_rows.rs"]
 pub(crate) mod fuzzing;
 mod guarded;
 mod jsonl;

@@ -21,6 +21,8 @@ mod agent;
 mod agent_tests;
 mod client;
 mod file;
+#[cfg(feature = "fuzzing")]
+#[path = "../../../../fuzz/checks/rendezvous.rs"]
 pub mod fuzzing;
 mod host;
 mod server;

@@ -3,7 +3,7 @@
 //! Input: the number of ranks in one byte, a header from each rank (this rank's own first), and for an all-to-all a row
 //! of counts from each rank. Output: nothing if the ranks agree, otherwise the message of the error. A panic is a bug.
 //! After the ranks have agreed, bytes move, so every byte that a transport would touch must lie within this rank's
-//! memory. Only the fuzzer (`fuzz/`) and the replay of its kept inputs (`tests/corpus.rs`) call this module.
+//! memory. `paceline-collectives` includes this file with its feature `fuzzing`, for the fuzzer and `tests/corpus.rs`.
 
 use std::time::Duration;
 

@@ -1,8 +1,7 @@
 //! What must hold for any bytes that stand in the file of a data set, or in a tokenizer's.
 //!
 //! Input: bytes. Output: whether one of the readers accepts them, and otherwise the last reader's message. A panic
-//! is a fault of the reader. The fuzzer (`fuzz/`) and the replay of its kept inputs (`tests/corpus.rs`) call this;
-//! nothing else does.
+//! is a fault of the reader. `paceline-data` includes this file with its feature `fuzzing`, for the fuzzer and `tests/corpus.rs`.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -13,10 +12,12 @@ use flate2::write::GzEncoder;
 use crate::cifar10::{self, Cifar10};
 use crate::idx::{self, Idx};
 use crate::mnist::Mnist;
+use crate::npy::{Array, Elems};
+use crate::number_table::{Classes, Rows, scales};
 use crate::pixels::Pixels;
 use crate::text::Tokenizer;
 use crate::text::fuzzing::rows;
-use crate::{Dataset, OwnedSample, npy, number_table};
+use crate::{Dataset, OwnedSample};
 
 /// The items that the bytes are read as: labels, small images, and the images of MNIST.
 const ITEM_SHAPES: [&[usize]; 3] = [&[], &[2, 3], &[28, 28]];
@@ -48,14 +49,23 @@ pub fn idx(bytes: &[u8]) -> Result<(), String> {
 /// announces.
 pub fn arrays(bytes: &[u8]) -> Result<(), String> {
     let path = PathBuf::from("file");
-    let as_array = npy::Array::read(path.clone(), bytes, bytes.len() as u64);
-    let as_table = number_table::rows_of(path.clone(), bytes);
+    let as_array = Array::read(path.clone(), bytes, bytes.len() as u64);
+    let as_table = Rows::read(path.clone(), bytes, "label").and_then(|rows| {
+        Classes::of(&rows)?;
+        scales(&rows);
+        Ok(rows)
+    });
     let as_image = Pixels::decode(bytes);
     if let Ok(array) = &as_array {
-        assert_eq!(array.shape.iter().product::<usize>(), array.elems.len());
+        let num_elems = match &array.elems {
+            Elems::Bytes(bytes) => bytes.len(),
+            Elems::Integers(integers) => integers.len(),
+            Elems::Reals(reals) => reals.len(),
+        };
+        assert_eq!(array.shape.iter().product::<usize>(), num_elems);
     }
-    if let Ok((rows, columns, values)) = as_table {
-        assert_eq!(rows * columns, values);
+    if let Ok(rows) = as_table {
+        assert_eq!(rows.labels.len() * rows.columns.len(), rows.values.len());
         return Ok(());
     }
     if let Ok(image) = as_image {

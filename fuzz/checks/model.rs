@@ -1,7 +1,7 @@
 //! Checks that arbitrary bytes in a weight file do no harm.
 //!
 //! Input: bytes. Output: nothing if they are the weights of a small model, otherwise the message of the error. A panic is
-//! a bug of the reader. Only the fuzzer (`fuzz/`) and the replay of its kept inputs (`tests/corpus.rs`) call this module.
+//! a bug of the reader. `paceline-model` includes this file with its feature `fuzzing`, for the fuzzer and `tests/corpus.rs`.
 
 use std::path::Path;
 use std::sync::Arc;

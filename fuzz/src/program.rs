@@ -1,22 +1,22 @@
 //! What must hold for any bytes that stand in a checkpoint or in a configuration file.
 //!
 //! Input: bytes. Output: whether they are accepted, and otherwise the message. A panic is a fault of the reader. The
-//! fuzzer (`fuzz/`) and the replay of its kept inputs (`tests/corpus.rs`) call this; nothing else does.
+//! fuzzer and the replay of its kept inputs (`crates/paceline/tests/corpus.rs`) call this.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use paceline_checkpoint::index::{CHUNK_BYTES, Index, ShardFile, sha256};
-use paceline_checkpoint::pieces::{self, Piece, Ranges};
-use paceline_checkpoint::reader::Reader;
-use paceline_checkpoint::{self as checkpoint, Checkpoint, RankOfRun, Setting};
-use paceline_kernels::optimizer::AdamW;
-use paceline_memory::{Allocator, DType};
-use paceline_model::fuzzing::small_layout;
-use paceline_model::{Optimizer, OptimizerConfig, Storage};
-use paceline_run::resolve::resolve_inputs;
-use paceline_settings::spec::RunSpec;
-use paceline_settings::spec_file::SpecFile;
+use paceline::checkpoint::index::{CHUNK_BYTES, Index, ShardFile, sha256};
+use paceline::checkpoint::pieces::{self, Piece, Ranges};
+use paceline::checkpoint::reader::Reader;
+use paceline::checkpoint::{self, Checkpoint, RankOfRun, Setting};
+use paceline::kernels::optimizer::AdamW;
+use paceline::memory::{Allocator, DType};
+use paceline::model::fuzzing::small_layout;
+use paceline::model::{Optimizer, OptimizerConfig, Storage};
+use paceline::run::resolve::resolve_inputs;
+use paceline::settings::spec::RunSpec;
+use paceline::settings::spec_file::SpecFile;
 
 /// Reads the bytes as a checkpoint of a small model, as they are and with the right digests: the index in one line, then
 /// the files, one after the other. What is accepted is the same when it is written again.

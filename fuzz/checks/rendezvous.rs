@@ -3,8 +3,8 @@
 //!
 //! Input: bytes. Output: nothing if a reader accepts them, otherwise the message of the error. A panic is a bug of the
 //! reader. The bytes come from a socket, so they pass through the same code as the bytes of a real connection. The
-//! other end of the socket is closed after the last byte, so nothing waits. Only the fuzzer (`fuzz/`) and the replay of
-//! its kept inputs (`tests/corpus.rs`) call this module.
+//! other end of the socket is closed after the last byte, so nothing waits. `paceline-rendezvous` includes this file with
+//! its feature `fuzzing`, for the fuzzer and `tests/corpus.rs`.
 
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
