@@ -7,7 +7,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::rows::{Row, Sink, unmarked};
+use super::row::{Row, Sink};
+use super::rows::unmarked;
 use super::{TableSettings, TextError, csv, jsonl, parquet};
 
 /// Reads rows, and keeps none of them.

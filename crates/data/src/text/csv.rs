@@ -6,7 +6,7 @@
 use std::io::{self, BufRead, Read};
 use std::path::Path;
 
-use super::rows::{Kept, Label, MAX_TEXT_BYTES, Row, Sink, begins_character, column};
+use super::row::{Kept, Label, MAX_TEXT_BYTES, Row, Sink, begins_character, column};
 use super::{TableSettings, TextError};
 
 /// Reads the rows of a file. Errors name the file `path`.
@@ -177,7 +177,7 @@ impl<R: BufRead> Read for Cut<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::rows::tests::{beginning, sequences};
+    use crate::text::row::tests::{beginning, sequences};
 
     fn records(contents: impl Read) -> Vec<Vec<String>> {
         let mut reader =

@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::error::excerpt;
-use super::rows::{Kept, Label, MAX_TEXT_BYTES, Row, Sink, begins_character, column, no_integer};
+use super::row::{Kept, Label, MAX_TEXT_BYTES, Row, Sink, begins_character, column, no_integer};
 use super::{TableSettings, TextError};
 
 /// Reads the rows of a file. Errors name the file `path`. Empty lines are left out, but counted.
@@ -167,7 +167,7 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::rows::tests::{beginning, sequences};
+    use crate::text::row::tests::{beginning, sequences};
 
     /// Whatever characters and escapes a string has, it is cut between two of them, and nothing else changes.
     #[test]

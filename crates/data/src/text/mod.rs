@@ -29,6 +29,7 @@ mod guarded;
 mod jsonl;
 mod merges;
 mod parquet;
+mod row;
 mod rows;
 mod source;
 mod stream;

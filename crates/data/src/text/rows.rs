@@ -7,25 +7,12 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use super::error::excerpt;
+use super::row::{Label, Row, Sink};
 use super::table::LeftOut;
 use super::{TableSettings, TextError, TextFormat, csv, jsonl, parquet};
 
 /// What some programs write in front of a text.
 pub(super) const BYTE_ORDER_MARK: &str = "\u{feff}";
-/// A text that has more bytes is cut behind the character that reaches so many. A book has 3 MB.
-///
-/// Texts are cut again, to `max_length` tokens, and the tokens are those of the whole text in all but two cases. First, no
-/// tokenizer promises a token for a number of bytes: spaces may have none, and a word without end may be one unknown token.
-/// So a text that is cut here may have fewer tokens than `max_length`, which is warned of. Second, where a tokenizer does
-/// not divide a text into words, its last tokens before the cut may be others. That matters only if `max_length` tokens
-/// take all of these bytes; at the usual 4 bytes for a token, that is with a `max_length` of two million.
-pub(super) const MAX_TEXT_BYTES: usize = 8 << 20;
-/// The most bytes of a row, without what is cut from its fields.
-pub(super) const MAX_ROW_BYTES: usize = 4 * MAX_TEXT_BYTES;
-/// The most bytes of a row that are in no field: those between fields. Each may take many times its memory when it is parsed.
-pub(super) const MAX_MARK_BYTES: usize = 8 << 20;
-
 /// The most different words that are taken for names of classes.
 const MAX_LABEL_WORDS: usize = 1000;
 const TOO_MANY_WORDS: &str = "more than 1,000 different words are labels up to here; labels are the names or the numbers of \
@@ -39,25 +26,6 @@ pub struct TextRows {
     /// The class of each text.
     pub labels: Vec<i64>,
 }
-
-/// A row as a file has it.
-#[derive(Debug)]
-pub(super) struct Row {
-    pub text: String,
-    /// Nothing if only texts are read.
-    pub label: Option<Label>,
-}
-
-/// A label as a file has it.
-#[derive(Debug)]
-pub(super) enum Label {
-    Number(i64),
-    Word(String),
-}
-
-/// Takes the rows of a file one after the other, each with its number, counted from one; or what is wrong with a row that
-/// others may follow.
-pub(super) type Sink<'a> = &'a mut dyn FnMut(usize, Result<Row, String>) -> Result<(), TextError>;
 
 impl TextRows {
     /// Reads the files one after the other, with the columns `text` and `label`. Errors name the file and the row: a file that
@@ -197,82 +165,4 @@ pub(super) fn unmarked(path: &Path, contents: impl Read) -> Result<impl BufRead,
         contents.consume(BYTE_ORDER_MARK.len());
     }
     Ok(contents)
-}
-
-/// What is kept of a row while it is read, in bytes.
-#[derive(Debug, Default)]
-pub(super) struct Kept {
-    in_fields: usize,
-    between: usize,
-}
-
-impl Kept {
-    /// Counts bytes of a field that are kept.
-    pub fn field(&mut self, bytes: usize) -> Result<(), String> {
-        self.in_fields += bytes;
-        self.check()
-    }
-
-    /// Counts a byte between fields.
-    pub fn mark(&mut self) -> Result<(), String> {
-        self.between += 1;
-        self.check()
-    }
-
-    fn check(&self) -> Result<(), String> {
-        if self.in_fields + self.between <= MAX_ROW_BYTES && self.between <= MAX_MARK_BYTES {
-            return Ok(());
-        }
-        let [row, field, marks] =
-            [MAX_ROW_BYTES, MAX_TEXT_BYTES, MAX_MARK_BYTES].map(|bytes| bytes >> 20);
-        Err(format!(
-            "has more than {row} MiB although each of its fields is cut to {field} MiB, or {marks} MiB between its \
-             fields; leave only the columns text and label in the file"
-        ))
-    }
-}
-
-/// Whether a character begins with this byte of UTF-8.
-pub(super) fn begins_character(byte: u8) -> bool {
-    byte & 0b1100_0000 != 0b1000_0000
-}
-
-/// What is wrong with a label that is a word or another value.
-pub(super) fn no_integer(label: impl std::fmt::Display) -> String {
-    format!(
-        "the label {} is not an integer; labels are the numbers of the classes from 0, or words that are listed",
-        excerpt(&label.to_string())
-    )
-}
-
-/// The column of this name.
-pub(super) fn column(path: &Path, present: &[String], name: &str) -> Result<usize, TextError> {
-    present.iter().position(|column| column == name).ok_or_else(|| TextError::Column {
-        path: path.into(),
-        name: excerpt(name),
-        present: vec![excerpt(&present.join(", "))],
-    })
-}
-
-#[cfg(test)]
-pub(super) mod tests {
-    /// All sequences of at most `len` parts.
-    pub fn sequences(parts: &[&str], len: u32) -> Vec<String> {
-        let mut all = vec![String::new()];
-        let mut longest = 0..1;
-        for _ in 0..len {
-            let more: Vec<String> = all[longest.clone()]
-                .iter()
-                .flat_map(|begin| parts.iter().map(move |part| format!("{begin}{part}")))
-                .collect();
-            longest = all.len()..all.len() + more.len();
-            all.extend(more);
-        }
-        all
-    }
-
-    /// What is left of a text that is cut.
-    pub fn beginning(text: &str, most: usize) -> &str {
-        &text[..text.ceil_char_boundary(most)]
-    }
 }

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use rand::seq::SliceRandom;
 
 use super::cache::{CacheFile, file_digest};
-use super::rows::{BYTE_ORDER_MARK, MAX_TEXT_BYTES};
+use super::row::MAX_TEXT_BYTES;
+use super::rows::BYTE_ORDER_MARK;
 use super::{
     TableSettings, TextError, TextFiles, TextFormat, TextRows, TokenBlocks, TokenDataset,
     TokenRows, Tokenizer,

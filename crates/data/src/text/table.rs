@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::TextError;
 use super::error::excerpt;
-use super::rows::{Label, no_integer};
+use super::row::{Label, no_integer};
 
 /// How tables are read.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -20,7 +20,7 @@ use parquet::schema::types::Type;
 
 use super::error::excerpt;
 use super::guarded::guarded;
-use super::rows::{Label, MAX_TEXT_BYTES, Row, Sink, column, no_integer};
+use super::row::{Label, MAX_TEXT_BYTES, Row, Sink, column, no_integer};
 use super::{TableSettings, TextError};
 use groups::Group;
 
