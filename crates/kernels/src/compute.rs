@@ -1,20 +1,19 @@
 //! The resources of a kernel: its device, vector instructions, threads and scratch memory.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use paceline_memory::{Allocator, Device, MemoryError, Tensor};
-use paceline_trace::{Event, Place, STACK_BYTES, Shapes, Span, Track, lock, now_ns};
+use paceline_memory::{Allocator, DType, Device};
+use paceline_trace::{Event, STACK_BYTES, Shapes, Span, Track, lock, now_ns};
 use rayon::prelude::*;
 
-use crate::OnCard;
-use crate::operands::{read_bytes, write_bytes};
-use crate::{Bf16Products, CardNeeds, KernelError, Op, Result, SimdLevel};
+use crate::rehearsal::Rehearsal;
+use crate::tiles::Ways;
+use crate::{Bf16Products, CardNeeds, KernelError, Result, SimdLevel};
 
 /// The name of the span in which a thread of a pool computes its part of the current kernel.
 const SHARE: &str = "share of a kernel";
 
-/// What the body of an operation computes with.
+/// The instructions and threads with which the body of an operation computes.
 #[derive(Debug)]
 pub struct Processor {
     pub(crate) simd: SimdLevel,
@@ -36,16 +35,8 @@ pub struct Compute {
     track: Option<Arc<Track>>,
     /// Whether a card may round the factors of products and convolutions in f32 to TF32.
     pub(crate) rounds_to_tf32: bool,
-    /// Whether a kernel is being timed. Kernels that it calls count as part of it.
-    is_timing: AtomicBool,
-    /// The floating-point operations of forward products that were rehearsed with this handle.
-    forward_flops: AtomicU64,
-    /// Those of the products of backward passes.
-    backward_flops: AtomicU64,
-    /// Bytes of the operands of all operations that were rehearsed.
-    moved_bytes: AtomicU64,
-    /// What the operations that were rehearsed need of a card.
-    card_needs: Mutex<CardNeeds>,
+    /// Counted on a device without contents only.
+    pub(crate) rehearsal: Mutex<Rehearsal>,
 }
 
 impl Compute {
@@ -75,11 +66,7 @@ impl Compute {
             allocator,
             track: None,
             rounds_to_tf32: false,
-            is_timing: AtomicBool::new(false),
-            forward_flops: AtomicU64::new(0),
-            backward_flops: AtomicU64::new(0),
-            moved_bytes: AtomicU64::new(0),
-            card_needs: Mutex::default(),
+            rehearsal: Mutex::default(),
         })
     }
 
@@ -111,38 +98,25 @@ impl Compute {
     /// attention, of which attention counts the pairs of positions that the causal mask leaves. Element-wise operations,
     /// norms and pooling are left out, as is usual for such counts.
     pub fn forward_flops(&self) -> u64 {
-        self.forward_flops.load(Ordering::Relaxed)
+        lock(&self.rehearsal).forward_flops
     }
 
     /// Those of all products of backward passes so far: the gradients of weights and of inputs that were asked for. What
     /// attention computes again in its backward pass is left out.
     pub fn backward_flops(&self) -> u64 {
-        self.backward_flops.load(Ordering::Relaxed)
+        lock(&self.rehearsal).backward_flops
     }
 
     /// The bytes of the tensors that all operations so far have read and written: those of each operand, twice if it is
     /// changed in place. Only a handle of [`Device::Meta`] counts them. Scratch memory is left out. This is what operations move
     /// if nothing stays in a cache from one to the next.
     pub fn moved_bytes(&self) -> u64 {
-        self.moved_bytes.load(Ordering::Relaxed)
+        lock(&self.rehearsal).moved_bytes
     }
 
-    /// What the operations so far would need of a card. Only a handle of [`Device::Meta`] notes it.
+    /// The needs of all operations so far, if they ran on a card. Only a handle of [`Device::Meta`] notes them.
     pub fn card_needs(&self) -> CardNeeds {
-        *lock(&self.card_needs)
-    }
-
-    /// Counts an operand of an operation.
-    pub(crate) fn count_bytes(&self, bytes: usize) {
-        self.moved_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-
-    /// Counts the products of an operation, and notes what it needs of a card.
-    pub(crate) fn count(&self, op: Op) {
-        let mut needs = lock(&self.card_needs);
-        *needs = needs.and(op.card_needs);
-        self.forward_flops.fetch_add(op.forward_flops, Ordering::Relaxed);
-        self.backward_flops.fetch_add(op.backward_flops, Ordering::Relaxed);
+        lock(&self.rehearsal).card_needs
     }
 
     /// Records each kernel on `kernels`, and the work of each thread of the pool on the track with the
@@ -153,50 +127,20 @@ impl Compute {
         self
     }
 
-    /// Times an operation from now until the returned value is dropped. `shapes` are those of what it reads. An operation
-    /// that is launched within another one is part of that one.
-    pub(crate) fn time(&self, name: &'static str, shapes: &dyn Fn() -> Shapes) -> KernelTimer<'_> {
-        // A stream records its work itself.
+    /// The track on which this thread records what it computes. The stream of another device records its work itself.
+    pub(crate) fn host_track(&self) -> Option<&Track> {
         let track = self.track.as_deref().filter(|track| track.is_on());
-        let track = track.filter(|_| self.device() == Device::Cpu);
-        if track.is_none() || self.is_timing.swap(true, Ordering::Relaxed) {
-            return KernelTimer(None);
-        }
-        KernelTimer(Some(Timing { compute: self, name, shapes: shapes(), start_ns: now_ns() }))
+        track.filter(|_| self.device() == Device::Cpu)
     }
 
-    /// Copies the elements of a tensor into another tensor with the same element type and number of elements, and records a
-    /// copy. One of the two may lie on the host while the other lies on the device of this handle.
-    pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<()> {
-        if from.dtype() != to.dtype() {
-            let (expected, got) = (to.dtype(), from.dtype());
-            return Err(MemoryError::WrongType { expected, got }.into());
-        }
-        let from = from.view(to.shape())?;
-        if let Some(stream) = self.allocator.home().filter(|_| from.device() != to.device()) {
-            stream.copy(&from, to)?;
-            return Ok(());
-        }
-        let track = self.track.as_deref().filter(|track| track.is_on());
-        let track = track.filter(|_| self.device() == Device::Cpu);
-        let start_ns = track.map(|_| now_ns());
-        let operands = (read_bytes("from", &from, to.shape()), write_bytes("to", to, to.shape()));
-        let bytes = to.num_bytes();
-        let body = |_: &Processor, (from, to): (&[u8], &mut [u8])| {
-            to.copy_from_slice(from);
-            Ok(())
-        };
-        let on_card = move |card: &OnCard, (from, to)| {
-            // SAFETY: both operands have the shape of `to`, whose bytes these are.
-            unsafe { card.copy::<u8>(from, to, bytes) }
-        };
-        self.run(Op::new("copy"), operands, body, Some(on_card))?;
-        let (Some(track), Some(start_ns)) = (track, start_ns) else { return Ok(()) };
-        let span = Span { start_ns, end_ns: now_ns() };
-        let (launched, bytes) = (Span::at(start_ns), from.num_bytes() as u64);
-        let places = (Place::Pageable, Place::Pageable);
-        track.record(Event::Copy { launched, span, bytes, places });
-        Ok(())
+    /// Times an operation from now until the returned value is dropped. `shapes` are those of what it reads.
+    pub(crate) fn time(
+        &self,
+        name: &'static str,
+        shapes: impl FnOnce() -> Shapes,
+    ) -> Option<KernelTimer<'_>> {
+        let track = self.host_track()?;
+        Some(KernelTimer { track, name, shapes: shapes(), start_ns: now_ns() })
     }
 
     /// The same resources with different vector instructions. `None` if this processor does not have them.
@@ -220,8 +164,8 @@ impl Compute {
             .expect("queued work does not outlive the building of a handle")
     }
 
-    /// Blocks until all work of the device is done that was launched through this handle. Errors with what work has failed
-    /// on the device.
+    /// Blocks until all work of the device is done that was launched through this handle. Errors if work has failed on the
+    /// device.
     pub fn synchronize(&self) -> Result<()> {
         // The processor runs work at once.
         let Some(stream) = self.allocator.home() else { return Ok(()) };
@@ -243,7 +187,7 @@ impl Compute {
         self.processor.simd
     }
 
-    /// What bodies compute with, if the device is the processor.
+    /// The instructions and threads of bodies, if the device is the processor.
     pub fn processor(&self) -> &Processor {
         &self.processor
     }
@@ -257,26 +201,34 @@ impl Compute {
 impl Processor {
     /// How products in bf16 are computed.
     pub fn bf16_products(&self) -> Bf16Products {
-        match self.simd {
-            SimdLevel::Avx512 => self.bf16_products,
-            _ => Bf16Products::Widened,
-        }
+        if self.simd == SimdLevel::Avx512 { self.bf16_products } else { Bf16Products::Widened }
     }
 
     /// Which vector instructions fast paths use.
     pub fn simd(&self) -> SimdLevel {
         self.simd
     }
+
+    /// The instructions for products of numbers of this type.
+    pub(crate) fn ways(&self, dtype: DType) -> Ways {
+        let tiles = match (dtype, self.bf16_products()) {
+            #[cfg(test)]
+            (DType::BF16, _) if crate::tiles::EMULATES.get() => {
+                Some(crate::tiles::TilesOf::Emulated)
+            }
+            #[cfg(target_arch = "x86_64")]
+            (DType::BF16, Bf16Products::Amx) => Some(crate::tiles::TilesOf::Processor),
+            _ => None,
+        };
+        Ways { simd: self.simd, tiles }
+    }
 }
 
-/// Ends the time of an operation when dropped.
+/// Records the operation when dropped.
 #[must_use = "the kernel is timed until this is dropped"]
 #[derive(Debug)]
-pub(crate) struct KernelTimer<'a>(Option<Timing<'a>>);
-
-#[derive(Debug)]
-struct Timing<'a> {
-    compute: &'a Compute,
+pub(crate) struct KernelTimer<'a> {
+    track: &'a Track,
     name: &'static str,
     shapes: Shapes,
     start_ns: u64,
@@ -284,13 +236,9 @@ struct Timing<'a> {
 
 impl Drop for KernelTimer<'_> {
     fn drop(&mut self) {
-        let Some(Timing { compute, name, shapes, start_ns }) = self.0.take() else { return };
-        let span = Span { start_ns, end_ns: now_ns() };
-        if let Some(track) = &compute.track {
-            let launched = Span::at(span.start_ns);
-            track.record(Event::Kernel { name, launched, span, shapes });
-        }
-        compute.is_timing.store(false, Ordering::Relaxed);
+        let Self { track, name, shapes, start_ns } = *self;
+        let (launched, span) = (Span::at(start_ns), Span { start_ns, end_ns: now_ns() });
+        track.record(Event::Kernel { name, launched, span, shapes });
     }
 }
 
@@ -347,7 +295,7 @@ impl Threads {
         Ok(Self { count, pool, tracks: Vec::new() })
     }
 
-    /// A number of threads of which none exists.
+    /// A number of threads, none of them started.
     fn none(num_threads: usize) -> Self {
         Self { count: num_threads.max(1), pool: None, tracks: Vec::new() }
     }

@@ -18,51 +18,13 @@
 //! }
 //! ```
 
-use paceline_memory::{Body, Device, DeviceStream};
-use paceline_trace::Shapes;
+use paceline_memory::{Body, Device, DeviceStream, MemoryError, Tensor};
+use paceline_trace::{Event, Place, Shapes, Span, lock, now_ns};
 
 use crate::compute::Processor;
-use crate::operands::{Claims, Holding, Inputs, Operands};
-use crate::{CardNeeds, Compute, KernelError, OnCard, Result};
-
-/// The name of an operation, and what it counts for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "an operation is launched by `Compute::launch`"]
-pub struct Op {
-    pub(crate) name: &'static str,
-    pub(crate) forward_flops: u64,
-    pub(crate) backward_flops: u64,
-    pub(crate) card_needs: CardNeeds,
-}
-
-impl Op {
-    /// The operation of this name. It counts for no floating-point operations.
-    pub const fn new(name: &'static str) -> Self {
-        let card_needs = CardNeeds { capability: (0, 0), shared_bytes: 0 };
-        Self { name, forward_flops: 0, backward_flops: 0, card_needs }
-    }
-
-    /// It is a product of a forward pass with as many multiply-adds as the product of `factors`, see
-    /// [`Compute::forward_flops`].
-    pub fn forward_product(self, factors: impl IntoIterator<Item = usize>) -> Self {
-        Self { forward_flops: flops(factors), ..self }
-    }
-
-    /// It is a product of a backward pass, see [`Compute::backward_flops`].
-    pub fn backward_product(self, factors: impl IntoIterator<Item = usize>) -> Self {
-        Self { backward_flops: flops(factors), ..self }
-    }
-
-    /// Its kernels need this of a card, see [`Compute::card_needs`].
-    pub(crate) fn needs(self, card_needs: CardNeeds) -> Self {
-        Self { card_needs, ..self }
-    }
-}
-
-/// The floating-point operations of a product with this number of multiply-adds.
-fn flops(factors: impl IntoIterator<Item = usize>) -> u64 {
-    factors.into_iter().fold(2, |all, factor| all.saturating_mul(factor as u64))
-}
+use crate::operands::{Claims, Holding, InputShapes, Operands, read_bytes, write_bytes};
+use crate::rehearsal::Op;
+use crate::{Compute, KernelError, OnCard, Result};
 
 impl Compute {
     /// Runs an operation on the device of this handle. `body` gets the slices of the operands in the form in which they
@@ -82,7 +44,7 @@ impl Compute {
         operands: O,
         body: impl for<'a> FnOnce(&Processor, O::Views<'a>) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        let _time = self.time(op.name, &|| shapes_of(&operands));
+        let _time = self.time(op.name, || shapes_of(&operands));
         self.run(op, operands, body, None::<fn(&OnCard, O::OnCard) -> _>)
     }
 
@@ -95,8 +57,41 @@ impl Compute {
         body: impl for<'a> FnOnce(&Processor, O::Views<'a>) -> Result<()> + Send + 'static,
         on_card: impl FnOnce(&OnCard, O::OnCard) -> paceline_cuda::Result<()> + Send + 'static,
     ) -> Result<()> {
-        let _time = self.time(op.name, &|| shapes_of(&operands));
+        let _time = self.time(op.name, || shapes_of(&operands));
         self.run(op, operands, body, Some(on_card))
+    }
+
+    /// Copies the elements of a tensor into another tensor with the same element type and number of elements, and records a
+    /// copy. One of the two may lie on the host while the other lies on the device of this handle.
+    pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<()> {
+        if from.dtype() != to.dtype() {
+            let (expected, got) = (to.dtype(), from.dtype());
+            return Err(MemoryError::WrongType { expected, got }.into());
+        }
+        let from = from.view(to.shape())?;
+        if let Some(stream) = self.allocator.home().filter(|_| from.device() != to.device()) {
+            stream.copy(&from, to)?;
+            return Ok(());
+        }
+        let track = self.host_track();
+        let start_ns = track.map(|_| now_ns());
+        let operands = (read_bytes("from", &from, to.shape()), write_bytes("to", to, to.shape()));
+        let bytes = to.num_bytes();
+        let body = |_: &Processor, (from, to): (&[u8], &mut [u8])| {
+            to.copy_from_slice(from);
+            Ok(())
+        };
+        let on_card = move |card: &OnCard, (from, to)| {
+            // SAFETY: both operands have the shape of `to`, whose bytes these are.
+            unsafe { card.copy::<u8>(from, to, bytes) }
+        };
+        self.run(Op::new("copy"), operands, body, Some(on_card))?;
+        let (Some(track), Some(start_ns)) = (track, start_ns) else { return Ok(()) };
+        let span = Span { start_ns, end_ns: now_ns() };
+        let (launched, bytes) = (Span::at(start_ns), from.num_bytes() as u64);
+        let places = (Place::Pageable, Place::Pageable);
+        track.record(Event::Copy { launched, span, bytes, places });
+        Ok(())
     }
 
     /// Runs an operation without recording it.
@@ -164,7 +159,7 @@ impl Compute {
             }
         }
         if self.device() == Device::Meta {
-            self.count(op);
+            lock(&self.rehearsal).count(op);
         }
         Ok(())
     }
@@ -197,7 +192,7 @@ unsafe fn compute<O: Operands>(
 
 /// The shapes of the tensors that are read.
 fn shapes_of(operands: &impl Operands) -> Shapes {
-    let mut inputs = Inputs::default();
+    let mut inputs = InputShapes::default();
     operands.inputs(&mut inputs);
     inputs.shapes()
 }

@@ -54,6 +54,7 @@ mod on_card;
 mod operands;
 mod product;
 mod real;
+mod rehearsal;
 mod simd;
 mod stored;
 mod tiles;
@@ -61,15 +62,15 @@ mod tiles;
 pub use bf16_products::{Bf16Products, available as available_instructions};
 pub use compute::{Compute, Processor, Threads};
 pub use error::KernelError;
-pub use launch::Op;
 pub use layout::ImageLayout;
 pub use on_card::{CardNeeds, OnCard};
 pub use operands::{Either, Operands, Read, Scratch, Write, read, scratch, update, write};
 pub use paceline_numeric::{Instructions, SimdLevel};
 pub use real::Real;
+pub use rehearsal::Op;
 pub use stored::Stored;
 
-/// What the macro [`for_stored`] names.
+/// The names that the macro [`for_stored`] uses.
 #[doc(hidden)]
 pub mod in_macro {
     pub use {

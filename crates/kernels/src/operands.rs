@@ -10,7 +10,7 @@ use paceline_cuda::kernel::{In, Out};
 use paceline_memory::{
     Access, Category, Claim, DType, Device, Element, Event, MemoryError, Shape, Tensor,
 };
-use paceline_trace::Shapes;
+use paceline_trace::{Shapes, lock};
 use smallvec::SmallVec;
 
 use crate::error::expect_shape;
@@ -49,18 +49,18 @@ pub trait Operands {
 
     /// Notes the tensors that are read, in order.
     #[doc(hidden)]
-    fn inputs<'a>(&'a self, into: &mut Inputs<'a>);
+    fn inputs<'a>(&'a self, into: &mut InputShapes<'a>);
 }
 
 /// The dimensions of the tensors that an operation reads.
 #[doc(hidden)]
 #[derive(Debug, Default)]
-pub struct Inputs<'a> {
+pub struct InputShapes<'a> {
     dims: [Option<&'a [usize]>; Shapes::TENSORS],
     len: usize,
 }
 
-impl<'a> Inputs<'a> {
+impl<'a> InputShapes<'a> {
     fn push(&mut self, tensor: &'a Tensor) {
         if let Some(place) = self.dims.get_mut(self.len) {
             *place = Some(tensor.dims());
@@ -202,7 +202,8 @@ impl Stated<'_> {
             return Err(MemoryError::WrongType { expected, got }.into());
         }
         if compute.device() == Device::Meta {
-            compute.count_bytes(times * self.tensor.num_elems() * self.tensor.dtype().size_bytes());
+            let bytes = times * self.tensor.num_elems() * self.tensor.dtype().size_bytes();
+            lock(&compute.rehearsal).moved_bytes += bytes as u64;
         }
         Ok(())
     }
@@ -310,7 +311,7 @@ impl<'t, T: Element> Operands for Read<'t, T> {
         In(held.address(), PhantomData)
     }
 
-    fn inputs<'a>(&'a self, into: &mut Inputs<'a>) {
+    fn inputs<'a>(&'a self, into: &mut InputShapes<'a>) {
         into.push(self.0.tensor);
     }
 }
@@ -334,7 +335,7 @@ impl<'t, T: Element> Operands for Write<'t, T> {
         Out(held.address(), PhantomData)
     }
 
-    fn inputs<'a>(&'a self, into: &mut Inputs<'a>) {
+    fn inputs<'a>(&'a self, into: &mut InputShapes<'a>) {
         if self.is_read {
             into.push(self.stated.tensor);
         }
@@ -360,7 +361,7 @@ impl<T: Element> Operands for Scratch<T> {
         Out(held.address(), PhantomData)
     }
 
-    fn inputs<'a>(&'a self, _: &mut Inputs<'a>) {}
+    fn inputs<'a>(&'a self, _: &mut InputShapes<'a>) {}
 }
 
 impl<A: Operands> Operands for Option<A> {
@@ -382,7 +383,7 @@ impl<A: Operands> Operands for Option<A> {
         held.as_ref().map(A::on_card)
     }
 
-    fn inputs<'a>(&'a self, into: &mut Inputs<'a>) {
+    fn inputs<'a>(&'a self, into: &mut InputShapes<'a>) {
         if let Some(operand) = self {
             operand.inputs(into);
         }
@@ -408,7 +409,7 @@ impl<A: Operands> Operands for Vec<A> {
         held.iter().map(A::on_card).collect()
     }
 
-    fn inputs<'a>(&'a self, into: &mut Inputs<'a>) {
+    fn inputs<'a>(&'a self, into: &mut InputShapes<'a>) {
         self.iter().for_each(|operand| operand.inputs(into));
     }
 }
@@ -451,7 +452,7 @@ impl<A: Operands, B: Operands> Operands for Either<A, B> {
         }
     }
 
-    fn inputs<'a>(&'a self, into: &mut Inputs<'a>) {
+    fn inputs<'a>(&'a self, into: &mut InputShapes<'a>) {
         match self {
             Either::A(operand) => operand.inputs(into),
             Either::B(operand) => operand.inputs(into),
@@ -480,7 +481,7 @@ macro_rules! operands_in_tuples {
                 ($($A::on_card(&held.$at),)+)
             }
 
-            fn inputs<'a>(&'a self, into: &mut Inputs<'a>) {
+            fn inputs<'a>(&'a self, into: &mut InputShapes<'a>) {
                 $(self.$at.inputs(into);)+
             }
         }

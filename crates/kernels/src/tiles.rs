@@ -4,9 +4,8 @@
 #![cfg_attr(not(any(target_arch = "x86_64", test)), allow(dead_code, reason = "no tiles there"))]
 
 use half::bf16;
-use paceline_memory::DType;
 
-use crate::{Processor, SimdLevel};
+use crate::SimdLevel;
 
 /// Rows of a tile.
 pub(crate) const ROWS: usize = 16;
@@ -32,20 +31,6 @@ pub(crate) struct Ways {
     pub(crate) simd: SimdLevel,
     /// Tiles, if products are computed with them.
     pub(crate) tiles: Option<TilesOf>,
-}
-
-impl Ways {
-    /// Those for products of numbers of this type.
-    pub(crate) fn of(cpu: &Processor, dtype: DType) -> Self {
-        let tiles = match (dtype, cpu.bf16_products()) {
-            #[cfg(test)]
-            (DType::BF16, _) if EMULATES.get() => Some(TilesOf::Emulated),
-            #[cfg(target_arch = "x86_64")]
-            (DType::BF16, crate::Bf16Products::Amx) => Some(TilesOf::Processor),
-            _ => None,
-        };
-        Self { simd: cpu.simd, tiles }
-    }
 }
 
 #[cfg(test)]

@@ -3,11 +3,17 @@
 
 mod common;
 
+use std::sync::{Arc, Barrier};
+use std::thread;
+
 use half::bf16;
 use paceline_kernels::linear;
 use paceline_kernels::pool2d::{self, MaxPool2d};
-use paceline_kernels::{Compute, ImageLayout, SimdLevel, cast, elementwise, embedding, rms_norm};
+use paceline_kernels::{
+    Compute, ImageLayout, Op, SimdLevel, cast, elementwise, embedding, rms_norm, scratch,
+};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
+use paceline_trace::{Event, Recorder};
 
 use self::common::numbers;
 
@@ -194,4 +200,27 @@ fn a_row_of_a_layer_is_a_row_of_the_product() {
     let (x, w) = (on.random(1, DType::F32, [2, 4]), on.random(2, DType::F32, [3, 4]));
     let error = linear::forward_row(&on.compute, &x, &w, &on.tensor(DType::F32, [1, 3]));
     assert!(error.unwrap_err().to_string().contains("input"));
+}
+
+#[test]
+fn operations_of_two_users_at_the_same_time_are_both_recorded() {
+    let mut recorder = Recorder::new();
+    let track = recorder.track("kernels", 8);
+    recorder.set_on(true);
+    let compute = Compute::new(1, Allocator::new()).unwrap().recorded(track.clone(), Vec::new());
+    let both = Arc::new(Barrier::new(2));
+    thread::scope(|scope| {
+        for name in ["first", "second"] {
+            let (compute, both) = (&compute, both.clone());
+            scope.spawn(move || {
+                let body = move |_: &_, _: &mut [f32]| {
+                    both.wait();
+                    Ok(())
+                };
+                compute.launch(Op::new(name), scratch(1), body).unwrap();
+            });
+        }
+    });
+    let kernels = track.events().filter(|event| matches!(event, Event::Kernel { .. }));
+    assert_eq!(kernels.count(), 2);
 }

@@ -44,77 +44,14 @@ mod forward;
 mod in_tiles;
 pub(crate) mod plain;
 mod product;
+mod spec;
 mod step;
 mod tile;
 
 use self::backward::Results;
+pub use self::spec::AttentionSpec;
 pub use self::step::{keep, step};
 use self::tile::{Grid, Operands, TokenMatrix};
-
-/// The sizes of an attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AttentionSpec {
-    /// Rows of the batch.
-    pub batch: usize,
-    /// Tokens of a row, with padding.
-    pub seq: usize,
-    /// Heads of queries.
-    pub heads: usize,
-    /// Heads of keys and values; divides `heads`. Head `h` attends to keys and values of head `h / (heads / kv_heads)`.
-    pub kv_heads: usize,
-    /// Elements of a head; even.
-    pub head_dim: usize,
-}
-
-impl AttentionSpec {
-    /// Shape of queries, keys and values, and of their gradient: (batch * seq, (heads + 2 * kv_heads) * head_dim). The
-    /// columns are the queries of all heads, then the keys of all heads, then the values of all heads.
-    pub fn qkv_shape(&self) -> [usize; 2] {
-        [self.batch * self.seq, (self.heads + 2 * self.kv_heads) * self.head_dim]
-    }
-
-    /// Shape of the output and of its gradient: (batch * seq, heads * head_dim).
-    pub fn output_shape(&self) -> [usize; 2] {
-        [self.batch * self.seq, self.heads * self.head_dim]
-    }
-
-    /// Number of elements of the logarithms: batch * heads * seq, in this order.
-    pub fn log_sums_len(&self) -> usize {
-        self.batch * self.heads * self.seq
-    }
-
-    /// Heads of queries that share a head of keys.
-    pub(crate) fn group(&self) -> usize {
-        self.heads / self.kv_heads
-    }
-
-    /// Pairs of a row of the batch and a head of keys, which threads share.
-    fn pairs(&self) -> usize {
-        self.batch * self.kv_heads
-    }
-
-    /// Parts into which threads divide the pairs. Each has scratch memory of its own.
-    fn num_parts(&self, cpu: &Processor) -> usize {
-        cpu.threads.num_parts(self.pairs())
-    }
-
-    /// `1 / sqrt(head_dim)`.
-    pub(crate) fn scale(&self) -> f64 {
-        1.0 / (self.head_dim as f64).sqrt()
-    }
-
-    fn check(&self, op: Op) -> Result<()> {
-        let Self { heads, kv_heads, head_dim, .. } = *self;
-        let reason = if heads == 0 || kv_heads == 0 || heads % kv_heads != 0 {
-            format!("kv_heads must divide heads, got {kv_heads} and {heads}")
-        } else if head_dim == 0 || head_dim % 2 != 0 {
-            format!("head_dim must be even and not zero, got {head_dim}")
-        } else {
-            return Ok(());
-        };
-        Err(KernelError::Geometry { op: op.name, reason })
-    }
-}
 
 /// Elements of f32 scratch memory of a thread of [`forward()`]: `2 s d + 3 * 64 d + 64 * 64`, where `s` is `seq`
 /// rounded up to 64, and `d` is `head_dim` rounded up to 16.
@@ -228,7 +165,7 @@ fn plain_forward(
 
 /// The instructions for products. Tiles need whole blocks of elements of a head.
 fn ways(compute: &Compute, qkv: &Tensor, spec: &AttentionSpec) -> Ways {
-    let ways = Ways::of(compute.processor(), qkv.dtype());
+    let ways = compute.processor().ways(qkv.dtype());
     let is_whole = tile::width(spec).is_multiple_of(tiles::BLOCK);
     Ways { tiles: ways.tiles.filter(|_| is_whole), ..ways }
 }

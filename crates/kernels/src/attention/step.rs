@@ -15,14 +15,6 @@ use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored, wide};
 use crate::{Compute, KernelError, Op, Real, Result, lanes, read, scratch, update, write};
 
-impl AttentionSpec {
-    /// Shape of the cache of keys, and of that of values: (batch, kv_heads, seq, head_dim). Here `seq` is the largest
-    /// number of tokens.
-    pub fn cache_shape(&self) -> [usize; 4] {
-        [self.batch, self.kv_heads, self.seq, self.head_dim]
-    }
-}
-
 /// The output of [`forward`](super::forward()) for the token at `position` of each row, if the cache has the keys and values
 /// of the tokens before it. Writes the rotated key and the value of the token to place `position` of the cache, and does
 /// not read the places behind it. So calls with positions 0, 1, 2, ... need no other beginning than memory for the cache.

@@ -40,7 +40,6 @@ use crate::card::conv::CardConv;
 use crate::layout::square::{add_positions, positions_to_planes};
 use crate::simd::multiversion;
 use crate::stored::{SinglePrecision, for_images};
-use crate::tiles::Ways;
 use crate::{
     CardNeeds, Compute, ImageLayout, Op, Result, elementwise, read, reference, scratch, update,
     write,
@@ -64,7 +63,7 @@ pub fn forward(
     let (conv, batch) = (*conv, input.dims().first().copied().unwrap_or(0));
     let op = Op::new("conv2d_forward").forward_product(conv.products(batch));
     let product = Product::new(
-        Ways::of(compute.processor(), output.dtype()),
+        compute.processor().ways(output.dtype()),
         &conv,
         conv.out_height(),
         conv.out_width(),
@@ -142,12 +141,8 @@ pub fn backward_weight(
     let (conv, batch) = (*conv, input.dims().first().copied().unwrap_or(0));
     let op = Op::new("conv2d_backward_weight").backward_product(conv.products(batch));
     let (rows, positions) = (conv.out_height(), conv.out_width());
-    let gradient = WeightGradient::new(
-        Ways::of(compute.processor(), d_output.dtype()),
-        &conv,
-        rows,
-        positions,
-    );
+    let gradient =
+        WeightGradient::new(compute.processor().ways(d_output.dtype()), &conv, rows, positions);
     let on_card = CardConv::new(compute, op.name, &conv, false, batch)?;
     for_images!(
         op.name, (input, d_output),
@@ -210,11 +205,8 @@ pub fn backward_input(
     conv.check()?;
     let (conv, batch) = (*conv, d_output.dims().first().copied().unwrap_or(0));
     let op = Op::new("conv2d_backward_input").backward_product(conv.products(batch));
-    let gradient = InputGradient::new(
-        Ways::of(compute.processor(), d_output.dtype()),
-        &conv,
-        conv.out_height(),
-    );
+    let gradient =
+        InputGradient::new(compute.processor().ways(d_output.dtype()), &conv, conv.out_height());
     let on_card = CardConv::new(compute, op.name, &conv, false, batch)?;
     for_images!(
         op.name, (d_input, d_output),

@@ -24,7 +24,6 @@ use crate::conv2d::weight_gradient::WeightGradient;
 use crate::conv2d::{Conv2d, memory_of};
 use crate::layout::square::add_positions;
 use crate::stored::for_images;
-use crate::tiles::Ways;
 use crate::{
     CardNeeds, Compute, ImageLayout, KernelError, Op, Result, read, reference, scratch, update,
     write,
@@ -68,7 +67,7 @@ pub fn forward(
     let op = Op::new("conv_relu_pool_forward").forward_product(conv.products(batch));
     let [rows, columns, c_out] = pooled_image(&conv);
     let product =
-        Product::new(Ways::of(compute.processor(), output.dtype()), &conv, 2 * rows, 2 * columns);
+        Product::new(compute.processor().ways(output.dtype()), &conv, 2 * rows, 2 * columns);
     let on_card = CardConv::new(compute, op.name, &conv, true, batch)?;
     for_images!(
         op.name, (input, output),
@@ -131,7 +130,7 @@ pub fn backward_weight(
     let op = Op::new("conv_relu_pool_backward_weight").backward_product(conv.products(batch));
     let [rows, columns, c_out] = pooled_image(&conv);
     let gradient = WeightGradient::new(
-        Ways::of(compute.processor(), d_output.dtype()),
+        compute.processor().ways(d_output.dtype()),
         &conv,
         2 * rows,
         2 * columns,
@@ -204,8 +203,7 @@ pub fn backward_input(
     let (conv, batch) = (*conv, d_output.dims().first().copied().unwrap_or(0));
     let op = Op::new("conv_relu_pool_backward_input").backward_product(conv.products(batch));
     let [rows, ..] = pooled_image(&conv);
-    let gradient =
-        InputGradient::new(Ways::of(compute.processor(), d_output.dtype()), &conv, 2 * rows);
+    let gradient = InputGradient::new(compute.processor().ways(d_output.dtype()), &conv, 2 * rows);
     let on_card = CardConv::new(compute, op.name, &conv, true, batch)?;
     for_images!(
         op.name, (d_input, d_output),
