@@ -110,13 +110,13 @@ pub enum DeviceWork {
 pub struct Kernel {
     /// Its name.
     pub name: NameId,
-    /// What kind of work it is.
+    /// The kind of work.
     pub work: DeviceWork,
     /// When it ran.
     pub time: TimeRange,
     /// Its row.
     pub lane: TrackId,
-    /// Its stream; -1 where the file gives none.
+    /// Its stream; -1 where the file gives no stream.
     pub stream: i64,
     /// The number that it shares with the call that launched it.
     pub correlation: Option<u64>,
@@ -141,7 +141,7 @@ pub struct Launch {
     pub correlation: Option<u64>,
 }
 
-/// What a wait on the device (`cuda_sync`) waits for: a CUDA event that was recorded on a stream.
+/// The object of a wait on the device (`cuda_sync`): a CUDA event that was recorded on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyncWait {
     /// The wait, as an index into [`Timeline::kernels`].
@@ -177,7 +177,7 @@ pub struct Product {
     pub lane: TrackId,
     /// Its floating-point operations: a multiplication and an addition count as one each.
     pub flops: u64,
-    /// The element type of its first input, as written; empty if it is not.
+    /// The element type of its first input, as written; empty if the file does not give it.
     pub dtype: NameId,
     /// The shapes of its inputs, in words.
     pub shape: NameId,
@@ -216,7 +216,7 @@ pub struct Annotation {
     pub is_device: bool,
 }
 
-/// What a trace says about a collective operation. Fields that the file does not give are `None`. For
+/// The description of a collective operation in a trace. Fields that the file does not give are `None`. For
 /// operators of the host, PyTorch writes only the shapes and types of the inputs, with its own names for the
 /// types.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -277,7 +277,7 @@ pub struct Timeline {
     pub base_ns: Option<i64>,
     /// The names of the devices, `deviceProperties[].name`.
     pub devices: Vec<String>,
-    /// What our own recorder says about the run (`paceline` in the file), as keys and values in text.
+    /// Facts about the run from our own recorder (`paceline` in the file), as keys and values in text.
     pub run_facts: BTreeMap<String, String>,
     /// All strings that the vectors below refer to.
     pub names: Names,
@@ -286,7 +286,7 @@ pub struct Timeline {
     /// Work of the device, in the order of the file. A pair of begin and end events stands where its end
     /// stands.
     pub kernels: Vec<Kernel>,
-    /// What the waits among `kernels` wait for, where the file says so, in the order of `kernels`.
+    /// The objects of the waits among `kernels`, where the file gives them, in the order of `kernels`.
     pub sync_waits: Vec<SyncWait>,
     /// Launch calls, in the order of the file.
     pub launches: Vec<Launch>,
@@ -307,7 +307,7 @@ pub struct Timeline {
     /// How many events the analysis does not use, by category, or by phase (`ph C`) where they have no
     /// category.
     pub skipped: BTreeMap<String, u64>,
-    /// What was odd but not wrong enough to stop the reader: counts by kind, such as negative durations and
+    /// Oddities that were not wrong enough to stop the reader: counts by kind, such as negative durations and
     /// ends without a begin.
     pub oddities: BTreeMap<String, u64>,
 }

@@ -17,7 +17,7 @@ use crate::timeline::{FinalGradient, Timeline};
 /// The key among the facts of a run under which its traces have the sizes of its gradients.
 pub const GRADIENTS: &str = "gradients";
 
-/// What wrote the traces.
+/// The program that wrote the traces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     /// PyTorch's profiler.
@@ -72,7 +72,7 @@ pub struct AloneStep {
 /// A training run without its communication.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alone {
-    /// What wrote the traces.
+    /// The program that wrote the traces.
     pub program: Program,
     /// The number of ranks.
     pub ranks: usize,
@@ -87,7 +87,7 @@ pub struct Alone {
     pub num_traced: usize,
 }
 
-/// What is known of a step on one rank.
+/// The times of a step on one rank.
 struct RankStep {
     whole_ms: f64,
     alone_ms: f64,
@@ -173,7 +173,7 @@ impl Alone {
     }
 }
 
-/// What wrote the traces. Work of a device is refused in ours, which do not say when its kernels end.
+/// Finds the program that wrote the traces. Refuses work of a device in ours, which do not say when its kernels end.
 fn program_of(timelines: &[Timeline]) -> Result<Program, String> {
     let is_ours = |of: &Timeline| !of.run_facts.is_empty();
     let Some(first) = timelines.first() else { return Err("there are no traces".to_owned()) };
@@ -195,7 +195,7 @@ fn program_of(timelines: &[Timeline]) -> Result<Program, String> {
     Ok(if is_ours(first) { Program::Paceline } else { Program::Pytorch })
 }
 
-/// Fails if the collectives of the steps are not those of replicas: then the ranks compute something else than replicas would.
+/// Fails if the collectives of the steps are not those of replicas: then the ranks do not compute as replicas do.
 fn check_replicas(timeline: &Timeline) -> Result<(), String> {
     use CollectiveKind::{AllReduce, Barrier, Broadcast, Unknown};
     let steps = steps::of(timeline);
@@ -235,7 +235,7 @@ fn pytorch_gradients(timelines: &[Timeline]) -> Gradients {
             "no gradient has a size; pass record_shapes=True to torch.profiler.profile",
         ));
     }
-    // The most of a step: a step that was cut off has fewer.
+    // The largest number in a step: a step that was cut off has fewer.
     let of_rank = |timeline: &Timeline| {
         let sorted = sorted(timeline);
         let passes = last_passes(timeline);
@@ -344,7 +344,7 @@ fn paceline_steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<u6
         let clock = Shortened::new(begin_ns, blocked[in_step(&blocked)].to_vec());
         let first = marks.partition_point(|of| of.at_ns < begin_ns);
         let after = marks.partition_point(|of| of.at_ns <= end_ns);
-        // Of several micro-batches, the last one makes a gradient final.
+        // The last of several micro-batches makes a gradient final.
         let of_step = &marks[first.min(after)..after];
         let ready: HashMap<u64, i64> = of_step.iter().map(|of| (of.param, of.at_ns)).collect();
         let ready = match known {

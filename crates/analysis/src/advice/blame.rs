@@ -1,7 +1,7 @@
 //! Whether a rank holds up the others, and in which words that is said.
 //!
 //! Input: for how long each rank waited in each step, or the critical path of the steps. Output: sentences. A rank is to
-//! blame for waiting if it is the last one in nearly all steps. On a critical path, what the steps would gain decides: a
+//! blame for waiting if it is the last one in nearly all steps. On a critical path, the gain of the steps decides: a
 //! rank that is later than the others is compared with the transfer of data.
 
 use std::cmp::Reverse;

@@ -1,6 +1,6 @@
-//! What an operation takes, from its bytes.
+//! The cost of an operation, from its bytes.
 //!
-//! Input: measured operations, and what a link takes if one is known. Output: a function of bytes.
+//! Input: measured operations, and the cost on a link if one is known. Output: a function of bytes.
 
 use paceline_table::stats::{median, two_term_fit};
 
@@ -9,8 +9,8 @@ use super::observed::{Observed, Seen};
 /// The cost model of operations: the milliseconds that an operation on this many bytes takes.
 pub type Cost = Box<dyn Fn(u64) -> f64>;
 
-/// The cost of operations as measured in these steps. On a link it is the link's time, and what the operations usually took
-/// longer: to be noticed by all ranks, to begin and to end. Without a link, a latency and a time per byte are fitted.
+/// The cost of operations as measured in these steps. On a link it is the link's time plus the usual overhead of the
+/// operations: to be noticed by all ranks, to begin and to end. Without a link, a latency and a time per byte are fitted.
 pub fn cost_of(observed: &Observed, link: Option<Cost>) -> Cost {
     let times = |step: &Seen| {
         let mut free = f64::NEG_INFINITY;
@@ -46,7 +46,7 @@ fn measured_cost(points: &[(f64, f64)]) -> Cost {
     let n = points.len().max(1) as f64;
     let mean = |part: fn(&(f64, f64)) -> f64| points.iter().map(part).sum::<f64>() / n;
     let (x, y) = (mean(|p| p.0), mean(|p| p.1));
-    // Sizes are taken from their mean: squares of large sizes that hardly differ would leave nothing but rounding errors.
+    // Sizes are relative to their mean: squares of large sizes that hardly differ would leave nothing but rounding errors.
     let fit = two_term_fit(points.iter().map(|p| ([1.0, p.0 - x], p.1, 1.0)));
     let per_byte = fit.map_or(0.0, |[_, per_byte]| per_byte.max(0.0));
     let latency = (y - per_byte * x).max(0.0);

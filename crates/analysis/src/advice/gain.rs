@@ -1,4 +1,4 @@
-//! What a change would gain, with the spread of the steps from which it was computed; and the choice between changes.
+//! The gain of a change, with the spread of the steps from which it was computed; and the choice between changes.
 //!
 //! The gain of each step goes in. This module does not know how it was computed.
 
@@ -38,7 +38,7 @@ impl Gain {
         })
     }
 
-    /// A gain of so many steps of which only the mean is known.
+    /// A gain over `steps` steps, when only the mean is known.
     pub fn steady(ms: f64, steps: usize) -> Self {
         Self { ms, low_ms: ms, high_ms: ms, steps }
     }
@@ -60,13 +60,13 @@ impl Gain {
 pub struct Remedy {
     /// The change, as a sentence names it: by its flags, for example.
     pub change: String,
-    /// What the step would gain.
+    /// The gain of the step.
     pub gain: Gain,
     /// The exposed communication that the change removes, in milliseconds: a median over the steps. It may be negative.
     pub removes_ms: f64,
-    /// What takes time that the step did not take before, and how many milliseconds.
+    /// Work that the change adds to the step, and its milliseconds.
     pub costs: Option<(&'static str, f64)>,
-    /// What else the change does, as a sentence.
+    /// Another effect of the change, as a sentence.
     pub also: Option<String>,
     /// Whether the weights differ afterwards by more than the order of a sum.
     pub changes_weights: bool,

@@ -11,7 +11,7 @@
 //! |---|---|
 //! | here | whether there is something to gain, and the words |
 //! | [`observed`] | steps as all ranks saw them, on one clock |
-//! | [`cost`] | what an operation takes, from its bytes |
+//! | [`cost`] | the cost of an operation, from its bytes |
 //! | [`reducer`] | the same from traces of PyTorch's `DistributedDataParallel` |
 //! | [`sizes`] | which size of buckets suits those |
 //! | [`alone`] | the steps of traces without their communication, for predictions |
@@ -73,7 +73,7 @@ impl Means {
     }
 }
 
-/// The changes that could be made, and what is said beside them.
+/// The possible changes, and the sentences around them.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
     /// The changes, in the order that decides between equals.
@@ -106,19 +106,19 @@ pub struct Account {
     pub removed_ms: f64,
     /// The rest.
     pub remains_ms: f64,
-    /// The change that is advised, as the sentences name it; `waiting` if there is none but to look for what slows a rank.
+    /// The change that is advised, as the sentences name it; `waiting` if the only advice is to look for what slows a rank.
     pub remedy: Option<String>,
-    /// What the step would gain.
+    /// The gain of the step.
     pub gain: Option<Gain>,
     /// By how much the mean steps of two such runs differ, as far as these steps can tell: a gain has to be larger.
     pub apart_ms: Option<f64>,
-    /// What the change itself takes, within the gain.
+    /// The cost of the change itself, within the gain.
     pub costs_ms: f64,
     /// Whether the change changes the weights.
     pub changes_weights: bool,
 }
 
-/// Returns the advice, or `None` if the figures call for none.
+/// Returns the advice, or `None` if the figures need no advice.
 ///
 /// `slowest` is the rank that the others waited for most. `beyond_exposed` is a change that also removes work of the ranks, so it can gain more than everything that is exposed. It
 /// comes before the others. The others are asked for only if they matter.
@@ -166,7 +166,7 @@ impl Account {
         let exposed_ms = means.exposed_ms;
         let waiting_ms = means.exposed_wait_ms.min(exposed_ms);
         let transfer = exposed_ms - waiting_ms;
-        // A change removes no more than there is, even if the steps that were replayed have more than the mean.
+        // A change removes no more than the step has, even if the steps that were replayed have more than the mean.
         let removed_ms = remedy.map_or(0.0, |remedy| remedy.removes_ms.min(transfer));
         Self {
             exposed_ms,
@@ -202,7 +202,7 @@ impl Account {
 }
 
 impl Remedy {
-    /// What the step would gain, and what else the change does, in sentences.
+    /// The gain of the step and other effects of the change, in sentences.
     fn words(&self, means: &Means) -> Vec<String> {
         let less = self.gain.words("less");
         let mut gain = if self.removes_ms < 0.0 {

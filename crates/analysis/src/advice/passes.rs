@@ -1,9 +1,9 @@
-//! What the replay of backward passes can tell: what other buckets, buckets at all, fewer bytes, and no operations that the
-//! passes wait for would gain.
+//! The gains that a replay of backward passes predicts: from other buckets, from having buckets, from fewer bytes, and from no
+//! operations that the passes wait for.
 //!
 //! Input: steps as all ranks saw them, which gradients travel together, and what an operation costs. Each step is replayed
-//! on its own, as it is and changed: an operation begins when the last rank has come to it. Output: what the steps would
-//! gain. This module does not know how a program is told to make such a change.
+//! on its own, as it is and changed: an operation begins when the last rank has come to it. Output: the gain of the steps. This
+//! module does not know how a program makes such a change.
 
 use paceline_table::stats::median;
 
@@ -13,7 +13,7 @@ use super::replay::{Backward, Bucket, Played};
 
 /// The backward pass of a step on all ranks.
 struct Step<'a> {
-    /// That of the last rank: an operation begins when all have come to it.
+    /// The pass of the last rank: an operation begins when all have come to it.
     last: Backward,
     /// The same without the time that the passes take to prepare buckets, and the ends of the passes of all ranks.
     without: (Backward, Vec<f64>),
@@ -21,15 +21,15 @@ struct Step<'a> {
     finish: f64,
     /// For how long the forward pass waited for operations.
     forward_blocked: f64,
-    /// For how long both passes did.
+    /// For how long both passes waited.
     blocked: f64,
     seen: &'a Seen,
 }
 
-/// What steps would gain that took no time to prepare buckets.
+/// The gain of steps that take no time to prepare buckets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Unprepared {
-    /// What the step would gain.
+    /// The gain of a step.
     pub gain: Gain,
     /// The exposed communication that would be gone, in milliseconds: a median over the steps. It may be negative.
     pub removes_ms: f64,
@@ -92,7 +92,7 @@ impl<'a> Passes<'a> {
     }
 
     /// The milliseconds from the begin of the backward pass until it has ended and these buckets are there; the part of them that
-    /// is exposed communication; and what the step gains beside the buckets as they are: medians over the replayed steps.
+    /// is exposed communication; and the gain of a step over the buckets as they are: medians over the replayed steps.
     pub fn with_buckets(&self, plan: &[Bucket]) -> Option<[f64; 3]> {
         let played = || self.steps.iter().map(|step| (step, step.last.play(plan, self.cost)));
         let whole = median(played().map(|(step, of)| of.finish() - step.last.begin))?;
@@ -157,7 +157,7 @@ impl<'a> Passes<'a> {
         Gain::of(self.missed(&self.as_is()))
     }
 
-    /// Buckets sent as they are, in steps that took time to prepare them.
+    /// Buckets sent without preparation, in steps that took time to prepare them.
     pub fn unprepared(&self) -> Option<Unprepared> {
         let exposed = |step: &Step| {
             let (backward, ends) = &step.without;

@@ -1,7 +1,7 @@
-//! What traces of PyTorch's `DistributedDataParallel` show of its gradients and buckets.
+//! The gradients and buckets that traces of PyTorch's `DistributedDataParallel` show.
 //!
-//! Autograd records each gradient as it becomes final, with its shape if the profiler was told to record shapes. The backend
-//! records each all-reduce. Buckets are filled in the order in which gradients become final, so their sizes tell which
+//! Autograd records each gradient as it becomes final, with its shape if the profiler records shapes. The backend
+//! records each all-reduce. Buckets are filled in the order in which gradients become final, so their sizes show which
 //! gradients travel together. Input: the timelines of all ranks. Output: steps that can be replayed, and the buckets of any
 //! size. Only passes of the processor are read: on a device, a gradient is final when its kernel ends.
 
@@ -17,7 +17,7 @@ use crate::ranks::{MatchedCollective, align, match_collectives};
 use crate::steps::{self, Step};
 use crate::timeline::{FinalGradient, Timeline};
 
-/// So many all-reduces in a step are many: most of their time may be latency.
+/// From this number on, all-reduces of a step are many: most of their time may be latency.
 const MANY: usize = 20;
 
 /// A time in which the link was busy.
@@ -146,13 +146,13 @@ impl Reducer {
         buckets
     }
 
-    /// What an all-reduce takes, in milliseconds, from its bytes: a latency, if the steps tell it, and a time per byte.
+    /// The milliseconds that an all-reduce takes, from its bytes: a latency, if the steps show it, and a time per byte.
     ///
     /// A backend with several threads carries several all-reduces at once, which share the link. So the times of single ones mean
-    /// little, and what is fitted is how long the link was busy with how many of them.
+    /// little, and the fit is of how long the link was busy with how many of them.
     ///
-    /// Where sizes differ too little for a fit, but all-reduces are many, the bytes of each took no longer than the quickest did.
-    /// What the usual one takes longer is its latency.
+    /// Where sizes differ too little for a fit, but all-reduces are many, the bytes of each took no longer than the quickest one.
+    /// The usual one takes longer by its latency.
     pub fn cost(&self) -> (Option<f64>, Cost) {
         let busy: Vec<Busy> = self.observed.alike().flat_map(|step| self.busy(step)).collect();
         let sum = |part: fn(&Busy) -> f64| busy.iter().map(part).sum::<f64>();
@@ -161,7 +161,7 @@ impl Reducer {
         let most = busy.iter().map(size).fold(0.0, f64::max);
         let point = |of: &Busy| ([of.operations, of.bytes], of.ms, 1.0);
         let fitted = two_term_fit(busy.iter().map(point));
-        // Times of one size tell nothing of the latency.
+        // Times of one size say nothing about the latency.
         let fitted = fitted.filter(|[latency, per_byte]| {
             most > 1.1 * least && *latency >= 0.0 && *per_byte >= 0.0
         });
@@ -177,7 +177,7 @@ impl Reducer {
         (known.map(|[latency, _]| latency), Box::new(cost))
     }
 
-    /// What a twentieth of the all-reduces took at most, from when all ranks had started, in milliseconds.
+    /// The 5th percentile of the times of the all-reduces, from when all ranks had started, in milliseconds.
     fn quickest_ms(&self) -> Option<f64> {
         let time = |step: &Seen, at: usize| {
             let latest = |part: usize| {
@@ -234,8 +234,8 @@ pub(super) fn finals<'a>(sorted: &'a [FinalGradient], pass: &BackwardPass) -> &'
     &sorted[begin.min(end)..end]
 }
 
-/// When the gradients of these sizes were final, if those of the pass have just these sizes in any order. Of several with the
-/// same size the first one is the first.
+/// When the gradients of these sizes were final, if those of the pass have just these sizes in any order. Gradients of equal size
+/// keep their order.
 pub(super) fn in_order(sizes: &[u64], finals: &[FinalGradient]) -> Option<Vec<i64>> {
     let mut by_size: HashMap<u64, VecDeque<i64>> = HashMap::new();
     for of in finals {

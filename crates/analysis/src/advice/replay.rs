@@ -103,7 +103,7 @@ pub struct Backward {
 
 impl Backward {
     /// The backward pass of a rank, from when its gradients were final. The waits for `waited` are taken out of the times;
-    /// those before the pass are of no concern to it.
+    /// waits before the pass do not count.
     pub fn new(
         mut ready: Vec<f64>,
         [begin, end]: [f64; 2],

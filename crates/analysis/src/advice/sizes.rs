@@ -25,7 +25,7 @@ pub struct Point {
     pub plan: Vec<Bucket>,
     /// From the begin of the backward pass until it has ended and all gradients are there, in milliseconds.
     pub whole_ms: f64,
-    /// Of it, communication that nothing hides.
+    /// The part of it that is exposed communication.
     pub exposed_ms: f64,
     /// By how much it is shorter than the replay of the buckets of the traces.
     pub gain_ms: f64,

@@ -11,7 +11,7 @@ use crate::stats::Summary;
 /// A difference counts if it is larger than this many times its standard error.
 const ERRORS: f64 = 3.0;
 
-/// What became of a cause.
+/// Whether a cause is gone after a change, stayed, or is new.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Became {
@@ -41,11 +41,11 @@ pub struct CauseRow {
     pub cause: Cause,
     /// Its title.
     pub title: String,
-    /// What became of it.
+    /// Whether it is gone, stayed, or is new.
     pub became: Became,
-    /// What taking it away was to gain before: both ends of the range.
+    /// The gain that its removal promised before: both ends of the range.
     pub promised_ms: Option<(f64, f64)>,
-    /// What taking it away would gain afterwards.
+    /// The gain that its removal would bring afterwards.
     pub left_ms: Option<(f64, f64)>,
 }
 
@@ -70,13 +70,13 @@ pub enum Verdict {
 pub struct Against {
     /// The mean length of a step before and after.
     pub step_ms: [f64; 2],
-    /// What a step gained, and the standard error of that.
+    /// The gain of a step.
     pub gained_ms: f64,
-    /// `None` if one of them has a single step.
+    /// The standard error of the gain; `None` if one of them has a single step.
     pub error_ms: Option<f64>,
-    /// What the causes that are gone had promised together: the largest low end, and the sum of the high ends.
+    /// The gain that the causes that are gone had promised together: the largest low end, and the sum of the high ends.
     pub promised_ms: Option<(f64, f64)>,
-    /// Whether it came.
+    /// Whether the promised gain came.
     pub verdict: Verdict,
     /// The causes of both.
     pub causes: Vec<CauseRow>,

@@ -17,7 +17,7 @@ use super::recorded::{Call, CallKind, Recorded, Work};
 const SHORTLY_NS: i64 = 30_000;
 /// Clocks of host and device differ by less than this.
 const SLACK_NS: i64 = 2_000;
-/// A launch that takes longer, behind so many kernels that have not begun, waits for room in the queue.
+/// A launch that takes longer, into a queue of many kernels that have not begun, waits for room in it.
 const SLOW_NS: i64 = 20_000;
 const LONG_QUEUE: usize = 512;
 
@@ -233,7 +233,7 @@ impl Recorded<'_> {
             let gap = work.before.map(|of| since(self.works[of as usize].time.end_ns()));
             let launch = work.call.map(|of| since(self.calls[of as usize].time.start_ns));
             let after = [0, 1].map(|at| work.after[at].map(|_| work.after_ns[at]));
-            // What decided keeps its delay, so that a replay of what was recorded ends when the recording did.
+            // The decisive delay stays, so that a replay of the recording ends when the recording did.
             let least = [gap, launch, after[0], after[1]].into_iter().flatten().min().unwrap_or(0);
             let kept = |ns: i64, usual: i64| if ns == least { ns } else { ns.min(usual) };
             let of = &mut self.works[index];

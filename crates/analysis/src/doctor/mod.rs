@@ -3,8 +3,8 @@
 //!
 //! Input: the timelines of the ranks. Output: a [`Diagnosis`], advice in order of what it gains, each with its evidence, the
 //! lines of Python and the gain as a range. For the gain, the steps of each rank are replayed with the cause taken away: once
-//! as little as can be expected of the change, and once as much. What would gain less than 2 % of a step is not said, and
-//! neither is a cause that another piece of advice has taken away already.
+//! as little as can be expected of the change, and once as much. Advice that would gain less than 2 % of a step is left out, and so is a
+//! cause that another piece of advice has taken away already.
 //!
 //! This module knows PyTorch by its traces only. Runs of paceline get advice of their own, elsewhere. It does not know how a report looks.
 //!
@@ -61,7 +61,7 @@ const NEGLIGIBLE: f64 = 0.02;
 /// fast in the short time of a recording: in runs without a fault, one rank was slower by up to a twentieth in all steps.
 const NEGLIGIBLE_WAIT: f64 = 0.05;
 
-/// What in the traces says so.
+/// The evidence for a piece of advice in the traces.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Evidence {
     /// The rank that shows it most.
@@ -76,7 +76,7 @@ pub struct Evidence {
     pub start_us: f64,
     /// How long it is there.
     pub dur_us: f64,
-    /// What the device and the host did around that moment.
+    /// The work of the device and the host around that moment.
     #[serde(skip)]
     pub around: Vec<Strip>,
 }
@@ -86,25 +86,25 @@ pub struct Evidence {
 pub struct Strip {
     /// The row: the host's calls, or a stream.
     pub label: String,
-    /// Begin, end and name. The last value says whether it is what the advice is about.
+    /// Begin, end and name. The last value says whether the advice is about it.
     pub pieces: Vec<(f64, f64, String, bool)>,
 }
 
 /// A change that would make steps shorter.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Advice {
-    /// What takes the time.
+    /// The cause of the lost time.
     pub cause: Cause,
     /// In which form, if the cause has several: the collective, for example.
     pub title: String,
-    /// What to write in the program.
+    /// The lines to write in the program.
     pub change: String,
-    /// What a step would gain, in milliseconds: the low end if the change does as little as can be expected of it, the high end
-    /// if it does as much. Means over the steps.
+    /// The gain of a step, in milliseconds: the low end if the change does as little as can be expected of it, the high end if it does as
+    /// much. Means over the steps.
     pub gain: Gain,
     /// The mean length of a step, in milliseconds.
     pub step_ms: f64,
-    /// What says so.
+    /// The evidence in the traces.
     pub evidence: Evidence,
 }
 
@@ -125,12 +125,12 @@ impl Advice {
     }
 }
 
-/// What the doctor found.
+/// The findings of the doctor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Diagnosis {
     /// The advice, the largest gain first.
     pub advice: Vec<Advice>,
-    /// What cannot be seen in these traces, and what to record for it, in whole sentences.
+    /// Causes that these traces cannot show, and what to record for them, in whole sentences.
     pub unseen: Vec<String>,
     /// The mean length of a step, over steps and ranks, in milliseconds; `None` if nothing could be replayed.
     pub step_ms: Option<f64>,
@@ -183,7 +183,7 @@ pub fn diagnosis(timelines: &[Timeline], options: &Options) -> Diagnosis {
     }
 }
 
-/// What one rank says about a cause.
+/// The findings of one rank about a cause.
 struct Said {
     low_ms: f64,
     high_ms: f64,
@@ -242,7 +242,7 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
             let plain = without_waits(rank, together);
             let mut found = find(rank, &plain)?;
             let beyond = find(rank, &bases[place])?.most;
-            // The change must gain something beside those that come before it.
+            // The change must gain something on top of those that come before it.
             let gain = |now, changed| per_step(cause, rank, &rank.gains_ms(now, changed));
             if gain(&bases[place], &beyond) < least_ms {
                 return None;
@@ -291,7 +291,7 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     Diagnosis { advice, unseen, step_ms: Some(step_ms), steps, lengths_ms: lengths }
 }
 
-/// Whether a gain is worth the change. Of the steps of a processor, the low end has to be, where the trace determines one.
+/// Whether a gain is worth the change. On a processor the low end has to be worth it, where the trace determines one.
 fn is_worth(of: &Advice, on_cpu: bool) -> bool {
     let Gain { ms, low_ms, .. } = of.gain;
     let (gain_ms, least) = match of.cause {
@@ -302,9 +302,9 @@ fn is_worth(of: &Advice, on_cpu: bool) -> bool {
     gain_ms >= least * of.step_ms
 }
 
-/// What a step gains. It is the mean, because steps share a queue of work, so what one of them gains may show in the next one only.
-/// On a processor nothing is queued, and a thread that gets no core for a moment makes one all-reduce as long as a step: there it is
-/// the median, if the cause is in every step.
+/// The gain per step. It is the mean, because steps share a queue of work, so the gain of one of them may show in the next one only. On a
+/// processor nothing is queued, and a thread that gets no core for a moment makes one all-reduce as long as a step: there it is the
+/// median, if the cause is in every step.
 fn per_step(cause: Cause, of: &Recorded, gains: &[f64]) -> f64 {
     match cause {
         Cause::NoSync | Cause::Exposed if !of.on_device => {
@@ -363,7 +363,7 @@ fn evidence(
     }
 }
 
-/// What ran around a range of time: as long before it and after it as it is itself, within its limits.
+/// The work around a range of time: as long before it and after it as it is itself, within its limits.
 fn around(of: &Recorded, at: TimeRange) -> Vec<Strip> {
     let margin_ns = at.dur_ns.clamp(50_000, 20_000_000);
     let (begin_ns, end_ns) = (at.start_ns - margin_ns, at.end_ns() + margin_ns);
@@ -404,7 +404,7 @@ fn without_waits(of: &Recorded, together: &Together) -> Plan {
     plan
 }
 
-/// What these traces do not show, and what to record for it.
+/// Causes that these traces do not show, and what to record for them.
 fn unseen(timelines: &[Timeline]) -> Vec<String> {
     let mut unseen = Vec::new();
     let none = |has: fn(&Timeline) -> bool| !timelines.iter().any(has);

@@ -1,12 +1,12 @@
-//! What the names in a trace mean: which kernels copy, convert layouts, multiply f32 without tensor cores or work element
-//! by element, and which calls wait or allocate.
+//! The meaning of the names in a trace: which kernels copy, convert layouts, multiply f32 without tensor cores or work
+//! element by element, and which calls wait or allocate.
 //!
-//! A name goes in, and what it says comes out. Names are those of CUDA 10 to 13, ROCm 5 and 6, cuDNN, cuBLAS, CUTLASS and
-//! PyTorch 1.8 to 2.9. A name that is not known says nothing.
+//! A name goes in, and its meaning comes out. Names are those of CUDA 10 to 13, ROCm 5 and 6, cuDNN, cuBLAS, CUTLASS and
+//! PyTorch 1.8 to 2.9. An unknown name has no meaning.
 
 use crate::hta::KernelKind;
 
-/// What a piece of a device's work does, as far as causes of lost time need it.
+/// The kind of a device's work, as far as causes of lost time need it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     /// A collective, or a message between two ranks.
@@ -134,7 +134,7 @@ const ELEMENTWISE: [&str; 31] = [
     "sub",
     "tanh",
 ];
-/// Under which name autograd evaluates a function: `autograd::engine::evaluate_function: MulBackward0`.
+/// The name under which autograd evaluates a function: `autograd::engine::evaluate_function: MulBackward0`.
 const EVALUATED: &str = "autograd::engine::evaluate_function: ";
 
 /// Whether an operator on a processor works element by element: `aten::mul_`, or autograd's `MulBackward0`.
@@ -162,7 +162,7 @@ pub(super) fn brief(name: &str) -> String {
     let name = name.strip_prefix("void ").unwrap_or(name).replace("(anonymous namespace)::", "");
     let name = match name.as_str() {
         copy if copy.starts_with("Memcpy") || copy.starts_with("Memset") => copy,
-        // CUTLASS names what it computes within the brackets.
+        // CUTLASS names the computation within the brackets.
         name => match name.split_once("::Kernel<") {
             Some((_, inside)) => inside.split(['<', '>', ',']).next().unwrap_or(inside),
             None => name.split(['<', '(']).next().unwrap_or(name),

@@ -1,7 +1,7 @@
 //! The diagnosis of a run of paceline, for a comparison of two runs.
 //!
 //! Input: the traces of a run looked at across ranks. Output: a [`Diagnosis`] with the lengths of the critical paths of its steps,
-//! and the two causes that this path tells: a rank that holds up the others, and transfers beside which nothing is computed. It
+//! and the two causes that this path shows: a rank that holds up the others, and transfers beside which nothing is computed. It
 //! knows no flags: `paceline train` itself says which of them would help.
 
 use std::cmp::Reverse;

@@ -176,12 +176,12 @@ impl Machine {
     }
 }
 
-/// What differs from a sound step.
+/// The difference from a sound step.
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
     None,
     Planted(Cause),
-    /// What the step becomes by the change that is advised.
+    /// The step after the advised change.
     Cured(Cause),
 }
 
@@ -419,7 +419,7 @@ fn the_replay_of_the_recording_is_the_recording() {
     }
 }
 
-/// Two ranks of which the second is slower, and all-reduces that wait for it.
+/// Two ranks, the second one slower, with all-reduces that wait for it.
 #[test]
 fn a_straggler_is_told_from_communication() {
     for (slow, by) in [(1.4, "by computation"), (1.0, "by data")] {

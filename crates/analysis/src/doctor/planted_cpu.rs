@@ -121,7 +121,7 @@ fn zeroed_gradients_are_no_fault_of_a_processor() {
     assert!(diagnose(zeroed).advice.is_empty());
 }
 
-/// Two passes in each step, with a transfer each of which 1 ms is exposed. In the first one a thread of the transfer takes the core of the
+/// Two passes in each step, each with a transfer that is exposed for 1 ms. In the first one a thread of the transfer takes the core of the
 /// rank for 4 ms, each time from another function.
 #[test]
 fn calls_that_transfers_interrupt_are_shorter_without_them() {

@@ -107,15 +107,15 @@ pub(super) fn products(timelines: &[Timeline]) -> Vec<Product> {
     products
 }
 
-/// What the kernels of a product used.
+/// The precision of the kernels of a product.
 #[derive(Clone, Copy, PartialEq)]
 enum Precision {
     Single,
     TensorCores,
 }
 
-/// For each product: the time of the kernels that it launched, and the longest of them. A kernel is of the innermost product
-/// around its launch, so that nothing counts twice.
+/// For each product: the time of the kernels that it launched, and the longest of them. A kernel belongs to the innermost
+/// product around its launch, so that nothing counts twice.
 fn kernels_of(timeline: &Timeline) -> Vec<(i64, Option<&Kernel>)> {
     let calls = launched(timeline);
     let launch =

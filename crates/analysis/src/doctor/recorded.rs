@@ -1,5 +1,5 @@
-//! What a rank's trace shows of its steps, in the form in which they are replayed: the calls of the host and the work of the
-//! device, each with what it had to wait for.
+//! The steps of a rank as its trace shows them, in the form in which they are replayed: the calls of the host and the work of
+//! the device, each with what it had to wait for.
 //!
 //! Input: a timeline. Output: a [`Recorded`]. A trace does not say why something began when it began. It is inferred, by the
 //! rules below, and the rest of the delay is kept as it was:
@@ -11,8 +11,8 @@
 //!   step follows all collectives before it.
 //! - A call that waits returns after the work that ended last before it returned. So does a slow launch into a long queue.
 //!
-//! A trace without kernels, as PyTorch writes it on a CPU, has operators in the place of calls, and transfers of the backend's
-//! threads in the place of work.
+//! A trace without kernels, as PyTorch writes it on a CPU, has operators instead of calls, and transfers of the backend's
+//! threads instead of work.
 
 use super::names::Class;
 use super::products::elem_bytes;
@@ -20,7 +20,7 @@ use crate::hta::{CollectiveKind, Options, backend_of, collective_kind};
 use crate::steps;
 use crate::timeline::{DeviceWork, NameId, TimeRange, Timeline, TrackId};
 
-/// What a call of the host is.
+/// The kind of a call of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallKind {
     /// It launched work.
@@ -59,7 +59,7 @@ pub(super) struct Work {
     pub(super) class: Class,
     pub(super) time: TimeRange,
     pub(super) stream: i64,
-    /// Of a copy; 0 if the trace does not say.
+    /// The bytes of a copy; 0 if the trace does not give them.
     pub(super) bytes: u64,
     pub(super) collective: Option<u32>,
     /// The call that launched it, and by how much it began later at least.

@@ -6,7 +6,7 @@
 
 use super::recorded::{CallKind, Event, Recorded};
 
-/// What is replayed. Indices are those of [`Recorded::calls`] and [`Recorded::works`].
+/// The durations in a replay, and what is left out. Indices are those of [`Recorded::calls`] and [`Recorded::works`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Plan {
     /// How long each piece of work takes.
@@ -125,7 +125,7 @@ impl Recorded<'_> {
         start_ns.unwrap_or(work.time.start_ns) + plan.work_ns[at]
     }
 
-    /// What a step gains by a plan in the place of another, in milliseconds: one number per step.
+    /// The gain of each step by the changed plan over the present one, in milliseconds.
     pub(super) fn gains_ms(&self, now: &Plan, changed: &Plan) -> Vec<f64> {
         let (now, changed) = (self.lengths_ms(now), self.lengths_ms(changed));
         now.iter().zip(&changed).map(|(now, changed)| now - changed).collect()

@@ -1,4 +1,4 @@
-//! What the ranks' collectives tell together: how long each rank waited in each, and which rank came last.
+//! The waits of the ranks in their collectives: how long each rank waited in each, and which rank came last.
 //!
 //! Input: the timelines of all ranks. Output: a [`Together`]; empty for a single trace.
 
@@ -45,10 +45,10 @@ impl Together {
         self.waits.get(&(rank, start_ns)).copied().unwrap_or(0)
     }
 
-    /// Of the groups of ranks that `group_of` makes, the one whose ranks came last most often. `steps` is how many there are.
+    /// The group of ranks, of those that `group_of` makes, whose ranks came last most often. `steps` is the number of steps.
     ///
     /// A rank that is late is late at every collective of a step, and the step is longer by the longest of these only. Hosts run
-    /// ahead of their devices, so the steps of the collectives are told by their number.
+    /// ahead of their devices, so the step of a collective follows from its number.
     pub(super) fn last<G: Ord + Copy>(
         &self,
         steps: usize,
@@ -63,7 +63,7 @@ impl Together {
         let lead_ms = |of: &MatchedCollective| {
             let is_last = group_of(of.last().rank) == group;
             let of_group = |it: &&Arrival| group_of(it.rank) == group;
-            // Who waited least came last. Without others there is nothing to gain.
+            // The rank that waited least came last. Without others there is nothing to gain.
             let wait = |is_it: bool| {
                 let arrivals = of.arrivals.iter().filter(|it| of_group(it) == is_it);
                 arrivals.map(|it| it.wait_ns).min()
@@ -83,7 +83,7 @@ impl Together {
 /// Ranks that came last more often than others.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Late<G> {
-    /// Which ones.
+    /// The group of these ranks.
     pub(super) group: G,
     /// At how many collectives one of them came last, of how many.
     pub(super) times_last: usize,

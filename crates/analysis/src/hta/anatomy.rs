@@ -106,7 +106,7 @@ pub struct Anatomy {
     pub line: Option<StepLine>,
 }
 
-/// A span is cut at the boundaries of so many steps, and what is left of it is no part of a step.
+/// A span is cut at the boundaries of at most this many steps; the rest of it belongs to no step.
 const MOST_STEPS: usize = 64;
 
 /// The part to which a span belongs, by its name. Known are paceline's own names, those of PyTorch's data
@@ -196,7 +196,7 @@ impl Anatomy {
 }
 
 /// The chosen steps as [`Part::Rest`], and the named spans and backward passes of the thread that runs the steps, cut at the
-/// boundaries of steps. Of a part that a device has spans of, these count: the thread was only launching it.
+/// boundaries of steps. If a device has spans of a part, these count: the thread was only launching it.
 fn spans(work: &Work) -> Vec<Nested<Part>> {
     let timeline = work.timeline;
     let parts: Vec<Option<Part>> = timeline.names.iter().map(part_of).collect();

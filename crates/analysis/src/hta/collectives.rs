@@ -26,7 +26,7 @@ pub enum CollectiveKind {
     Scatter,
     /// Messages between two ranks.
     PointToPoint,
-    /// The ranks meet; no data move.
+    /// The ranks meet; no data moves.
     Barrier,
     /// Communication that neither arguments nor a name identify.
     Unknown,
@@ -99,8 +99,8 @@ impl CollectiveTimes {
 }
 
 /// The collective that a name means, in any of these spellings: `allreduce`, `_allgather_base`,
-/// `ncclDevKernel_ReduceScatter_Sum_f32_RING_LL`, `gloo:all_reduce`, `c10d::broadcast_`. `None` if it names
-/// none.
+/// `ncclDevKernel_ReduceScatter_Sum_f32_RING_LL`, `gloo:all_reduce`, `c10d::broadcast_`. `None` for any other
+/// name.
 pub fn kind_of(name: &str) -> Option<CollectiveKind> {
     use CollectiveKind::*;
     let letters = name.chars().filter(char::is_ascii_alphabetic);

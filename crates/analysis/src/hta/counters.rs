@@ -74,7 +74,7 @@ pub(super) fn queues(work: &Work) -> Vec<StreamQueue> {
     changes(work).iter().filter_map(|(stream, changes)| of_stream(work, *stream, changes)).collect()
 }
 
-/// What changes the length of a queue: when, by how much, and the index of the item.
+/// A change of the length of a queue: when, by how much, and the index of the item.
 type Change = (i64, i8, usize);
 
 /// The changes of each stream in order. At the same time, additions come before removals.

@@ -2,10 +2,10 @@
 
 use super::work::Work;
 
-/// What a kernel does, judged by its name, as in HTA.
+/// The kind of a kernel, judged by its name, as in HTA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum KernelKind {
-    /// Every kernel that is none of the following.
+    /// Every other kernel.
     Computation,
     /// `nccl...Kernel...`.
     Communication,
@@ -56,7 +56,7 @@ pub struct KindTime {
 pub struct KernelStats {
     /// Its name, or `others` for several kernels that were combined.
     pub name: String,
-    /// What it does.
+    /// The kind of the kernel.
     pub kind: KernelKind,
     /// How often it ran, at least 1.
     pub calls: u64,

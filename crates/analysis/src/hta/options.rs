@@ -35,10 +35,10 @@ pub enum StepChoice {
     One(u64),
 }
 
-/// What to analyze, and the thresholds of the figures. The defaults are HTA's.
+/// The steps, the rounding and the thresholds of an analysis. The defaults are HTA's.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// `None`: told from the traces.
+    /// `None`: derived from the traces.
     pub kind: Option<Kind>,
     /// `false`: the last of two or more steps is left out, because the profiler may have cut it off.
     pub include_last_step: bool,

@@ -7,7 +7,7 @@ use crate::timeline::Timeline;
 /// The steps of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Steps {
-    /// The analyzed steps, in order of time; empty if the trace names none and is analyzed as a whole.
+    /// The analyzed steps, in order of time; empty if the trace names no steps and is analyzed as a whole.
     pub chosen: Vec<Step>,
     /// How many steps the trace has.
     pub found: usize,

@@ -11,7 +11,7 @@ use super::steps::{Steps, Window};
 use crate::timeline::{Collective, DeviceWork, NameId, TimeRange, Timeline, TrackId};
 use paceline_trace::{IntervalSet, Span};
 
-/// What counts as the work of a rank.
+/// The kind of events that count as the work of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The kernels of its device.
@@ -264,7 +264,7 @@ pub(crate) fn launched(timeline: &Timeline) -> HashMap<u64, u32> {
     launches.filter_map(|(launch, index)| Some((launch.correlation?, index))).collect()
 }
 
-/// What an operator counts as.
+/// The kind of work that an operator counts as.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OperatorKind {
     Computation,

@@ -10,7 +10,7 @@ use memchr::memchr;
 pub(super) struct BadEscape {
     /// The place of the first byte that does not fit, which may be the end of the text.
     pub(super) at: usize,
-    /// What was expected there.
+    /// The expected text there, in words.
     pub(super) expected: &'static str,
 }
 
@@ -47,7 +47,7 @@ pub(super) fn resolve(text: &[u8], out: &mut Vec<u8>) -> Result<(), BadEscape> {
 }
 
 /// Reads the digits of `\uXXXX`, which begin at `at`, and those of a second escape if the first is half of a
-/// surrogate pair. A half that stands alone becomes U+FFFD. Returns the place behind them.
+/// surrogate pair. A half that stands alone becomes U+FFFD. Returns the place after them.
 fn char(text: &[u8], mut at: usize, out: &mut Vec<u8>) -> Result<usize, BadEscape> {
     let mut push = |char: char| out.extend_from_slice(char.encode_utf8(&mut [0; 4]).as_bytes());
     let mut unit = hex_digits(text, at)?;

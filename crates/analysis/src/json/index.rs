@@ -23,7 +23,7 @@ const BLOCK_BYTES: usize = 64;
 /// cache until the parser comes to them.
 pub(super) const PIECE_BYTES: usize = 8 << 10;
 
-/// What the bytes so far mean for the next ones.
+/// The state after the bytes so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct State {
     is_in_string: bool,
@@ -43,7 +43,7 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// Of no bytes.
+    /// The index of no bytes.
     pub(super) fn new() -> Self {
         // A block may write `BLOCK_BYTES` marks, however many it has.
         let marks = vec![0; 1 + PIECE_BYTES + BLOCK_BYTES];
@@ -104,7 +104,7 @@ impl Index {
             .first_chunk_mut::<BLOCK_BYTES>()
             .expect("there is room for a block");
         self.end += marks.count_ones() as usize;
-        // Without a branch per mark: what is written behind the last mark is not used.
+        // Without a branch per mark: marks written after the last one are not used.
         for eight in room.as_chunks_mut::<8>().0 {
             for place in eight {
                 *place = start as u32 + marks.trailing_zeros();
@@ -159,7 +159,7 @@ fn plain(bytes: &[u8], mut state: State) -> (u64, State) {
     (marks, state)
 }
 
-/// Which bytes of a block are what, one bit per byte.
+/// The classes of the bytes of a block, one bit per byte.
 #[derive(Default)]
 struct Classes {
     quote: u64,
@@ -172,7 +172,7 @@ impl Classes {
     #[inline(always)]
     fn of(block: &[u8; BLOCK_BYTES]) -> Self {
         let mut all = Self::default();
-        // Of the first byte, the bit is the lowest.
+        // The lowest bit is that of the first byte.
         for &bytes in block.as_chunks::<16>().0.iter().rev() {
             let bytes = Sixteen::new(bytes);
             let is = |byte: u8| bytes.is(byte);
@@ -197,7 +197,7 @@ fn up_to_here(mut bits: u64) -> u64 {
     bits
 }
 
-/// All ones or none.
+/// All ones or all zeros.
 fn mask(is: bool) -> u64 {
     u64::from(is).wrapping_neg()
 }

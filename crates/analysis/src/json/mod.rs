@@ -112,9 +112,9 @@ pub enum Fault {
     /// The parser expected something else.
     #[error("expected {what}, found {found}")]
     Expected {
-        /// What was expected.
+        /// The expected token, in words.
         what: &'static str,
-        /// What was found instead, in words.
+        /// The text found instead, in words.
         found: String,
     },
     /// Objects and arrays are nested too deep.

@@ -299,7 +299,7 @@ impl<R: Read> Pull<R> {
         self.expected(bad.expected)
     }
 
-    /// The error of a string that does not end because no more can be read, or by the end of the input. A wrong
+    /// The error of a string that does not end because no more can be read, or because the input ends. A wrong
     /// escape before that is the error instead.
     fn unclosed<T>(&mut self, failed: Option<JsonError>) -> Result<T> {
         let text = self.window.pos..self.window.len;

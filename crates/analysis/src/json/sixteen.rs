@@ -1,12 +1,12 @@
 //! Sixteen bytes that are compared together.
 //!
 //! Input: bytes. Output: which of them equal a byte, as a bit for each. On x86-64 these are the instructions of SSE2, which
-//! every such processor has; elsewhere the compiler makes of the loops what it can.
+//! every such processor has; elsewhere the compiler decides how to vectorize.
 
 #[cfg(target_arch = "x86_64")]
 use safe_arch::{bitor_m128i, cmp_eq_mask_i8_m128i, m128i, move_mask_i8_m128i, set_splat_i8_m128i};
 
-/// Bytes, or for each byte all ones or none.
+/// Bytes, or a mask: all ones or all zeros for each byte.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(super) struct Sixteen(m128i);

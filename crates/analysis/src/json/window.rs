@@ -18,7 +18,7 @@ pub(super) struct Window<R> {
     pub(super) bytes: Vec<u8>,
     pub(super) pos: usize,
     pub(super) len: usize,
-    /// The marks of the last piece, which ends at `indexed`. The parser does not look at bytes behind it.
+    /// The marks of the last piece, which ends at `indexed`. The parser does not look at bytes after it.
     pub(super) index: Index,
     pub(super) indexed: usize,
     dropped_bytes: u64,

@@ -15,7 +15,7 @@ const CHUNK_BYTES: usize = 1 << 18;
 /// The largest number of chunks that wait for the thread.
 const DEPTH: usize = 4;
 
-/// Calls `write`, and writes what it writes to `out` in compressed form. Everything is written when this returns.
+/// Calls `write`, and passes its text to `out` in compressed form. Everything is written when this returns.
 /// If `out` fails, its error is the outcome, because `write` fails only as a consequence.
 pub(crate) fn compressed<T, E: From<io::Error>>(
     out: &mut (dyn Write + Send),

@@ -15,7 +15,7 @@ const COMMUNICATION_STREAM: u32 = 20;
 /// The process number of the device.
 const DEVICE: u32 = 0;
 
-/// Tells the reader of the file what its rows mean if the host computed.
+/// Explains the rows of the file to its reader if the host computed.
 const ON_HOST: &str = "this rank computed on the host: a kernel of stream 7 is a compute kernel that the main \
                      thread ran, launched when it began; a kernel of stream 20 is a collective operation \
                      of the transport named here, launched when it was submitted, and named as NCCL would \
@@ -34,7 +34,7 @@ pub(super) struct Events<'a, W> {
     text: Text,
     count: u64,
     correlation: u64,
-    /// The stream of each track that is one of the device. The main thread is none, even if it computes.
+    /// The stream of each track that belongs to the device. The main thread has no stream, even if it computes.
     streams: Vec<Option<u32>>,
     /// `[0, 1, ...]`, the ranks of the group.
     ranks: String,

@@ -11,7 +11,7 @@ use super::matched::{self, Key};
 use crate::stats::median;
 use crate::timeline::Timeline;
 
-/// The number of collectives from which a drift can be told from chance.
+/// The number of collectives from which a drift can be distinguished from chance.
 const MIN_FOR_DRIFT: usize = 12;
 
 /// The limit of the result of [`RankClock::align`]. The time of day, in nanoseconds since 1970, is within it.

@@ -1,5 +1,5 @@
-//! What the traces of all ranks tell together: how far the clocks are apart, which rank made the others wait,
-//! and which rank held up each step.
+//! The traces of all ranks together: how far the clocks are apart, which rank made the others wait, and which
+//! rank held up each step.
 //!
 //! Input: the timelines of the ranks. Output: [`AcrossRanks`]. This module reads no files and prints nothing.
 //!

@@ -23,11 +23,11 @@ pub(super) struct Args {
     pub(super) input_elems: Option<u64>,
     /// Element type of the first input tensor, for the same operators.
     pub(super) input_type: Option<String>,
-    /// The shape of each input, in order; empty for inputs that are no tensors. Only for products.
+    /// The shape of each input, in order; empty for inputs that are not tensors. Only for products.
     pub(super) shapes: Vec<Vec<u64>>,
     /// The strides of each input, in the same way.
     pub(super) strides: Vec<Vec<u64>>,
-    /// The values of the inputs that are no tensors, as written. Only for products.
+    /// The values of the inputs that are not tensors, as written. Only for products.
     pub(super) values: Vec<String>,
     pub(super) device_type: Option<i64>,
     pub(super) allocated_bytes: Option<u64>,
@@ -37,7 +37,7 @@ pub(super) struct Args {
     pub(super) id: Option<u64>,
 }
 
-/// What is read of the inputs of an operator.
+/// The fields that are read from the inputs of an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Inputs {
     /// Nothing.
@@ -113,7 +113,7 @@ impl Key {
 }
 
 impl Args {
-    /// Reads an `args` object, and of the inputs of operators what `inputs` says.
+    /// Reads an `args` object, and those fields of the inputs of operators that `inputs` names.
     pub(super) fn take<R: Read>(
         &mut self,
         pull: &mut Pull<R>,
@@ -236,7 +236,7 @@ fn shapes<R: Read>(pull: &mut Pull<R>) -> Result<Vec<Vec<u64>>, JsonError> {
     Ok(shapes)
 }
 
-/// The values of the inputs that are no tensors, as words.
+/// The values of the inputs that are not tensors, as words.
 fn values<R: Read>(pull: &mut Pull<R>) -> Result<Vec<String>, JsonError> {
     pull.begin_array()?;
     let mut values = Vec::new();

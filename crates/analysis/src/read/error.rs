@@ -38,7 +38,7 @@ pub enum ReadError {
     Absurd {
         /// The file.
         path: PathBuf,
-        /// What it claims.
+        /// The impossible claim.
         claim: String,
     },
     /// A file has the traces of several ranks, and does not say which event is of which.

@@ -17,7 +17,7 @@ use crate::timeline::{
     MemorySample, Names, Operator, Product, SyncWait, TimeRange, Timeline, TrackId,
 };
 
-/// What an event is used as.
+/// The use of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Device(DeviceWork),
@@ -48,7 +48,7 @@ impl Kind {
     }
 }
 
-/// The oddity of calls whose work cannot be told from that of others.
+/// The oddity of calls whose work cannot be distinguished from that of others.
 const REPEATED: &str = "a call with the correlation of a later call, which gets its work";
 
 /// The number of calls that have the correlation of another call, and of work.
@@ -139,7 +139,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads events until so many of them are work, or to the end. Returns whether there was so much work.
+    /// Reads events until `num_work` of them are work, or to the end. Returns whether there were that many.
     pub(super) fn events_until<R: Read>(
         &mut self,
         pull: &mut Pull<R>,
@@ -214,7 +214,7 @@ impl Reader {
         let time = TimeRange { start_ns, dur_ns };
         self.last_end_ns = self.last_end_ns.max(Some(time.end_ns()));
         let kind = Kind::of(&self.event.category);
-        // Of MTIA's events, HTA counts those of a stream.
+        // HTA counts only those events of MTIA that have a stream.
         let is_of_no_stream = self.event.category == MTIA && self.args.stream.is_none();
         if kind == Kind::Skipped || is_of_no_stream {
             return self.skip();
@@ -324,7 +324,7 @@ impl Reader {
     }
 
     /// Adds the collective that a device event or an operator belongs to, and returns its index; `None` if
-    /// the event names none.
+    /// the event names no collective.
     fn collective(&mut self, kind: Kind, name: &[u8], args: &mut Args) -> Option<u32> {
         let of_host = match kind {
             Kind::Device(_) => None,

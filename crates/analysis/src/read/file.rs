@@ -21,7 +21,7 @@ pub fn open(path: &Path) -> Result<Timeline, ReadError> {
     Ok(named(path, with_json(path, |input| top::parse(input))?))
 }
 
-/// Like [`open`], but of a trace that is cut off the events before that are kept, and the oddities say so.
+/// Like [`open`], but keeps the events before the cut of a trace that is cut off, and the oddities say so.
 pub fn open_beginning(path: &Path) -> Result<Timeline, ReadError> {
     Ok(named(path, with_json(path, |input| top::parse_beginning(input))?))
 }
@@ -37,12 +37,12 @@ pub fn open_all(
     on_all_cores("read", files, ranked).into_iter().collect()
 }
 
-/// How many of so many traces are read or analyzed at a time: one for each core.
+/// How many of these traces are read or analyzed at a time: one for each core.
 pub fn at_a_time(num_traces: usize) -> usize {
     thread::available_parallelism().map_or(1, NonZero::get).min(num_traces)
 }
 
-/// What `of` makes of each item and its index, on as many threads of this name as there are cores.
+/// Applies `of` to each item and its index, on as many threads of this name as there are cores.
 pub(crate) fn on_all_cores<T: Sync, R: Send>(
     name: &str,
     items: &[T],
@@ -83,8 +83,8 @@ pub fn header(path: &Path) -> Result<Header, ReadError> {
     with_json(path, |input| Header::first(&mut Pull::new(input)))
 }
 
-/// Whether a file holds events, as a list of them or under the name that all profilers give it. A file that is no JSON, as
-/// far as it has to be read for that, holds none.
+/// Whether a file holds events, as a list of them or under the name that all profilers give it. A file that is not JSON,
+/// as far as it has to be read for that, holds no events.
 pub(super) fn is_trace(path: &Path) -> Result<bool, ReadError> {
     match with_json(path, |input| top::holds_events(&mut Pull::new(input))) {
         Err(ReadError::Json { .. } | ReadError::NotGzip { .. } | ReadError::Empty { .. }) => {

@@ -181,8 +181,8 @@ pub(super) fn rank_of_path(path: &Path) -> Option<usize> {
     })
 }
 
-/// The host in a file name, as PyTorch's handler for TensorBoard makes it: `HOST_PID.TIME.pt.trace.json`. `worker_<n>` and
-/// `rank_<n>` name a rank and no host.
+/// The host in a file name, as PyTorch's handler for TensorBoard makes it: `HOST_PID.TIME.pt.trace.json`. `worker_<n>` and `rank_<n>` name a rank,
+/// not a host.
 pub(super) fn host_of_path(path: &Path) -> Option<String> {
     let stem = stem(path)?;
     let name = stamp_of(path).and_then(|stamp| stem.strip_suffix(&stamp)?.strip_suffix('.'))?;
@@ -191,9 +191,9 @@ pub(super) fn host_of_path(path: &Path) -> Option<String> {
     (is_pid && !host.is_empty() && !["worker", "rank"].contains(&host)).then(|| host.to_owned())
 }
 
-/// How the names of traces end that profilers have named.
+/// The endings of the names that profilers give to traces.
 const PROFILERS: [&str; 2] = [".pt.trace.json", ".pt.trace.json.gz"];
-/// How the names of all traces in folders end.
+/// The endings of the names of all traces in folders.
 const ENDINGS: [&str; 2] = [".json", ".json.gz"];
 
 /// The traces of a folder and its subfolders.
@@ -236,7 +236,7 @@ fn search(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), R
     Ok(())
 }
 
-/// What the traces say about themselves. The trace of a program without ranks, alone or with earlier ones of the same
+/// The traces, with the facts that they give about themselves. The trace of a program without ranks, alone or with earlier ones of the same
 /// process, is of rank 0.
 fn with_ranks(paths: Vec<PathBuf>) -> Result<Vec<TraceFile>, ReadError> {
     let mut files = Vec::new();
@@ -272,13 +272,13 @@ fn with_ranks(paths: Vec<PathBuf>) -> Result<Vec<TraceFile>, ReadError> {
     }
 }
 
-/// The name of a trace without what all names of traces end with.
+/// The name of a trace without the ending that all names of traces have.
 pub fn stem(path: &Path) -> Option<&str> {
     let name = path.file_name()?.to_str()?;
     PROFILERS.iter().chain(&ENDINGS).find_map(|ending| name.strip_suffix(ending))
 }
 
-/// The time in a file name: what follows the last dot before the ending, if it looks like one.
+/// The time in a file name: the text after the last dot before the ending, if it looks like one.
 fn stamp_of(path: &Path) -> Option<String> {
     let (_, stamp) = stem(path)?.rsplit_once('.')?;
     let is_time = stamp.starts_with(|c: char| c.is_ascii_digit())

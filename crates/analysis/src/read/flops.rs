@@ -1,7 +1,7 @@
 //! How many floating-point operations an operator makes, from the shapes of its inputs.
 //!
-//! The name, shapes and values of an operator go in. A number comes out, or `None` if the operator is no product or convolution,
-//! or its shapes do not say it. A multiplication and an addition count as one each.
+//! The name, shapes and values of an operator go in. A number comes out, or `None` if the operator is not a product or
+//! convolution, or its shapes are not known. A multiplication and an addition count as one each.
 
 /// Whether [`of`] may know this operator. Operators that only call one of these are left out, so that nothing counts twice.
 pub(super) fn is_product(name: &[u8]) -> bool {
@@ -45,7 +45,7 @@ pub(super) fn of(name: &[u8], shapes: &[Vec<u64>], values: &[String]) -> Option<
             }
             convolution(&output, weight)
         }
-        // Each element of the input, not of the output, meets all weights of its channel.
+        // Each element of the input, not of the output, is multiplied by all weights of its channel.
         b"aten::cudnn_convolution_transpose" | b"aten::miopen_convolution_transpose" => {
             convolution(shape(0)?, shape(1)?)
         }

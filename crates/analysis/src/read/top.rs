@@ -24,8 +24,8 @@ pub fn parse_from<R: Read>(mut pull: Pull<R>) -> Result<Timeline, JsonError> {
     Ok(reader.finish())
 }
 
-/// Like [`parse`], but of a file that ends in the middle of its events, the events before that are kept, and the oddities say so.
-/// Profilers leave such files when a job is killed or a disk is full.
+/// Like [`parse`], but keeps the events of a file that ends in the middle of them, and the oddities say so. Profilers leave such
+/// files when a job is killed or a disk is full.
 pub(super) fn parse_beginning(input: impl Read) -> Result<Timeline, JsonError> {
     let mut reader = Reader::default();
     match whole(&mut reader, &mut Pull::new(input)) {
@@ -88,7 +88,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads a trace up to its `distributedInfo` or to what says that it is merged, or to its end.
+    /// Reads a trace up to its `distributedInfo` or to the mark of a merged trace, or to its end.
     pub(super) fn first<R: Read>(pull: &mut Pull<R>) -> Result<Self, JsonError> {
         let mut header = Self::default();
         match header.find(pull) {

@@ -11,7 +11,7 @@ use super::{ReadError, with_json};
 use crate::json::{JsonError, Pull};
 use crate::timeline::{DeviceWork, TimeRange, Timeline};
 
-/// A trace with so many operators and kernels has work: loading a batch takes fewer.
+/// A trace with this many operators and kernels has work: loading a batch takes fewer.
 const ENOUGH: usize = 10_000;
 
 /// Whether a trace has steps with work: a kernel, or an operator that does not only load data. A trace that names no
@@ -21,7 +21,7 @@ pub(super) fn has_work(path: &Path) -> Result<bool, ReadError> {
         let mut reader = Reader::default();
         match has_enough(&mut reader, &mut Pull::new(input)) {
             Ok(true) => Ok(true),
-            // What is there before the end of a file that is cut off counts.
+            // The events before the end of a file that is cut off count.
             Err(err) if !err.is_cut_off() => Err(err),
             _ => Ok(works(&reader.finish())),
         }

@@ -26,13 +26,13 @@ use chart::{Bar, Bars, Donuts, Lanes, Lines, Stack, Stacked};
 /// A report: everything that its page shows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// What was analyzed.
+    /// The object of the analysis, as a title.
     pub title: String,
     /// Where the data comes from.
     pub subtitle: String,
     /// The numbers that readers look for first.
     pub figures: Vec<Figure>,
-    /// What readers must know before they trust a number.
+    /// Remarks that readers must know before they trust a number.
     pub notes: Vec<Note>,
     /// All charts and tables.
     pub sections: Vec<Section>,
@@ -91,7 +91,7 @@ pub struct Panel {
     pub title: String,
     /// The unit of its values; empty if they have no unit or several.
     pub unit: String,
-    /// What it shows, how that is computed, and where the formula comes from.
+    /// The contents, how they are computed, and where the formula comes from.
     pub definition: String,
     /// How much of the page it takes.
     pub width: Width,
@@ -110,7 +110,7 @@ pub enum Width {
     Third,
 }
 
-/// What a panel shows.
+/// The contents of a panel.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Body {
     /// Bars.

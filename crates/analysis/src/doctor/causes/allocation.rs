@@ -1,5 +1,5 @@
 //! Memory is taken from the driver or given back to it in the loop. PyTorch's allocator keeps memory for later, so that this
-//! happens in the first steps only. `cudaFree` waits for the device besides.
+//! happens in the first steps only. `cudaFree` also waits for the device.
 //!
 //! Seen: calls such as `cudaMalloc` and `cudaFree` in two steps and in half of them at least. Taken away: the calls and their waits.
 

@@ -1,7 +1,7 @@
 //! The buckets of PyTorch's `DistributedDataParallel` have another size than suits the link: too large, so that little is
 //! hidden, or too small, so that each pays the latency.
 //!
-//! Seen: on a processor, where the traces tell when each gradient was final, by a replay of all ranks with buckets of
+//! Seen: on a processor, where the traces show when each gradient was final, by a replay of all ranks with buckets of
 //! [several sizes](crate::advice::sizes). The gain is that of the best size, with the spread over the steps. Where more buckets
 //! hide more, at least half of that comes: transfers beside the backward pass take a core to copy and to sum, which the ranks
 //! compute on if no other is free. It takes the place of what [`first_bucket`](super::first_bucket) and
@@ -24,7 +24,7 @@ use crate::timeline::Timeline;
 /// The part of hidden transfers that is gained although their threads use the cores of the ranks.
 const HIDDEN_AT_LEAST: f64 = 0.5;
 
-/// What buckets of other sizes would do; `None` if the traces do not tell it.
+/// The effect of buckets of other sizes; `None` if the traces do not show it.
 pub(in super::super) fn sizes(timelines: &[Timeline]) -> Option<Sizes> {
     Sizes::of(&Reducer::of(timelines).ok()?)
 }
@@ -36,7 +36,7 @@ pub(in super::super) fn left(sizes: &Sizes) -> f64 {
     point.map_or(1.0, |of| (of.exposed_ms / sizes.now_ms[1]).clamp(0.0, 1.0))
 }
 
-/// Leaves this part of the all-reduces of a rank, for the causes that come behind.
+/// Leaves this part of the all-reduces of a rank, for the causes that come later.
 pub(in super::super) fn leave(part: f64, (of, plan): (&Recorded, &mut Plan)) {
     Interrupted::of(of, plan).relieve_most(plan, |_| 1.0 - part);
     for (at, work) in of.works.iter().enumerate() {

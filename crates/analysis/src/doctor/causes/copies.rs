@@ -8,7 +8,7 @@ use super::super::recorded::{CallKind, Recorded};
 use super::super::replay::Plan;
 use super::{Found, Tally, scaled};
 
-/// What a call that only queues a copy takes.
+/// The time of a call that only queues a copy.
 const QUEUED_NS: i64 = 10_000;
 
 pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {

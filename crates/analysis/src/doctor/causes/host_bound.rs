@@ -3,7 +3,7 @@
 //! Seen: launches that come when all work before them has ended. Taken away, on top of all other causes: at most the host's time
 //! before all launches, up to 200 us each, and in them, as a CUDA graph does; at least half of it, as compiled code does.
 //!
-//! On a processor: operators are so short that what PyTorch does around them takes half of the step or more. A larger batch has the
+//! On a processor: operators are so short that PyTorch's work around them takes half of the step or more. A larger batch has the
 //! same overhead for more samples. Taken away, for the samples of a step of today: with a batch of twice the size, half of the
 //! time between operators; at most, with four times the size, three quarters of it and of the short operators.
 
@@ -20,7 +20,7 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
 /// An operator that takes no longer is mostly overhead.
 const SHORT_NS: i64 = 20_000;
 
-/// What PyTorch does around short operators on a processor.
+/// The overhead of PyTorch around short operators on a processor.
 fn overhead(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let [mut least, mut most] = [base.clone(), base.clone()];
@@ -68,7 +68,7 @@ fn launches(of: &Recorded, base: &Plan) -> Option<Found> {
         least.call_ns[at] = scaled(base.call_ns[at], 0.5);
         (most.lag_ns[at], most.call_ns[at]) = (kept_ns, 0);
     }
-    // What computation waited for: launches that came when it had nothing left to do.
+    // The waits of computation: launches that came when it had nothing left to do.
     let mut tally = Tally::default();
     let (mut busy_ns, mut done_ns) = (0i64, i64::MAX);
     let works = || of.works.iter().filter(|work| work.class != Class::Communication);

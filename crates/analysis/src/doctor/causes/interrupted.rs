@@ -1,5 +1,5 @@
-//! What the calls of a processor lose to the transfers beside them: the threads of a backend copy and sum, and where no core is
-//! free they take the one on which a rank computes.
+//! The time that calls of a processor lose to the transfers beside them: the threads of a backend copy and sum, and where no
+//! core is free they take the one on which a rank computes.
 //!
 //! Seen: calls beside a transfer that take longer than the same call does in the quickest quarter of the steps, or than calls of
 //! its name take outside of transfers; and calls that start a transfer beside those of the same name that start none. A plan
@@ -15,7 +15,7 @@ use super::super::recorded::{Call, CallKind, Recorded};
 use super::super::replay::Plan;
 use crate::timeline::NameId;
 
-/// Fewer calls of a name do not say how long it takes.
+/// With fewer calls of a name, its usual time is not known.
 const FEW: usize = 5;
 /// A call that takes so many times as long as others of its name is about larger tensors.
 const SLOWEST: i64 = 3;
@@ -38,7 +38,7 @@ impl Times {
     }
 }
 
-/// What a call loses, and the transfers beside it.
+/// The loss of a call, and the transfers beside it.
 struct Lost {
     call: usize,
     least: Times,
@@ -46,7 +46,7 @@ struct Lost {
     beside: Vec<u32>,
 }
 
-/// What the transfers cost, by call. Nothing on a device, whose streams need no core.
+/// The cost of the transfers, by call. Empty on a device, whose streams need no core.
 #[derive(Default)]
 pub(super) struct Interrupted(Vec<Lost>);
 
@@ -90,12 +90,12 @@ impl Interrupted {
         Self(all().filter(|at| !beside[*at].is_empty()).filter_map(lost).collect())
     }
 
-    /// Gives back what is lost at least, by how much of each transfer the plan takes away.
+    /// Gives back the least loss, by how much of each transfer the plan takes away.
     pub(super) fn relieve_least(&self, plan: &mut Plan, less: impl Fn(u32) -> f64) {
         self.relieve(plan, |lost| (lost.least, 0.5), less);
     }
 
-    /// Gives back what is lost at most.
+    /// Gives back the largest loss.
     pub(super) fn relieve_most(&self, plan: &mut Plan, less: impl Fn(u32) -> f64) {
         self.relieve(plan, |lost| (lost.most, 1.0), less);
     }
@@ -134,7 +134,7 @@ fn beside(of: &Recorded, base: &Plan) -> Vec<Vec<u32>> {
     of.calls.iter().zip(&base.lag_ns).map(of_call).collect()
 }
 
-/// What calls with the same key take in the quickest quarter of cases, if there are `fewest` or more.
+/// The times of calls with the same key in the quickest quarter of cases, if there are `fewest` or more.
 fn quick<K: Eq + Hash>(
     calls: impl Iterator<Item = (K, Times)>,
     fewest: usize,

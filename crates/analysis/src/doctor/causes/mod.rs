@@ -32,7 +32,7 @@ use super::recorded::{Call, Recorded, Work};
 use super::replay::Plan;
 use crate::timeline::TimeRange;
 
-/// What takes the time.
+/// The cause of lost time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
@@ -111,7 +111,7 @@ impl Cause {
         self.names().0
     }
 
-    /// Whether the trace determines what its removal gains. What other code would take is not in the trace.
+    /// Whether the trace determines the gain of its removal. The time of other code is not in the trace.
     pub fn is_determined(self) -> bool {
         let runs_other_code = matches!(
             self,
@@ -125,11 +125,11 @@ impl Cause {
     }
 }
 
-/// What a rank shows of a cause.
+/// A cause as one rank shows it.
 pub(super) struct Found {
-    /// A title in the place of the cause's own.
+    /// A title instead of the cause's own.
     pub(super) title: Option<String>,
-    /// What to write in the program.
+    /// The lines to write in the program.
     pub(super) change: String,
     /// The evidence in a sentence.
     pub(super) text: String,
@@ -139,7 +139,7 @@ pub(super) struct Found {
     pub(super) at: Option<TimeRange>,
     /// The steps if the change does as little as can be expected of it.
     pub(super) least: Plan,
-    /// The steps if it does as much.
+    /// The steps if the change does as much as can be expected of it.
     pub(super) most: Plan,
 }
 
@@ -165,7 +165,7 @@ pub(super) const FINDERS: [(Cause, Finder); 15] = [
     (Cause::HostBound, host_bound::find),
 ];
 
-/// What a finder adds up: how often, for how long, by which names, and where it is longest.
+/// The sums of a finder: how often, for how long, by which names, and where it is longest.
 #[derive(Default)]
 struct Tally {
     count: usize,
@@ -207,8 +207,8 @@ impl Tally {
     }
 }
 
-/// The longest that a host prepares a launch. What takes longer before it is something else, which no change of the launches takes
-/// away: a lock, a message, work of the program's own.
+/// The longest time in which a host prepares a launch. A longer time before it has another cause, which no change of the launches
+/// takes away: a lock, a message, work of the program itself.
 const PREPARED_NS: i64 = 200_000;
 
 /// The host's time before a launch without the part that prepared it.

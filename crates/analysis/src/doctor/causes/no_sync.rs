@@ -1,7 +1,7 @@
 //! Gradients are exchanged after every micro-batch of a step, although only their sum is needed.
 //!
 //! Seen: two or more backward passes in a step, each with all-reduces that the reducer launched. Taken away: the all-reduces of all
-//! passes but the last, at most with the waits for slower ranks in them. On a processor, what the calls beside them
+//! passes except the last, at most with the waits for slower ranks in them. On a processor, what the calls beside them
 //! [lost](super::interrupted) comes back.
 
 use super::super::recorded::Recorded;

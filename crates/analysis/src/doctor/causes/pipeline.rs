@@ -1,7 +1,7 @@
 //! The stages of a pipeline compute for different times, so that all wait for the slowest.
 //!
-//! Seen: ranks that send messages to each other, and differ in computation. Taken away: at most what the slowest stage computes
-//! longer than the mean; at least half of it, because layers are whole.
+//! Seen: ranks that send messages to each other, and differ in computation. Taken away: at most the time by which the slowest
+//! stage exceeds the mean; at least half of it, because layers are whole.
 
 use std::collections::HashMap;
 

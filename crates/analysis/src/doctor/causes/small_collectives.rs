@@ -12,11 +12,11 @@ use super::{Found, Tally, unprepared};
 use crate::hta::CollectiveKind;
 use paceline_table::stats::quantile;
 
-/// Fewer per step are not many.
+/// Fewer collectives per step do not count as many.
 const MANY: f64 = 20.0;
-/// More bytes are not few.
+/// A collective of more bytes does not count as small.
 const FEW_BYTES: u64 = 1 << 16;
-/// Of so many all-reduces one stays at least, and at most.
+/// One all-reduce stays of each 2 at the least gain, and of each 20 at the most.
 const ONE_OF: [usize; 2] = [2, 20];
 
 pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
@@ -50,7 +50,7 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     {
         for (_, &at) in all.iter().enumerate().filter(|(place, _)| place % every != 0) {
             plan.work_ns[at] -= each_ns.min(base.work_ns[at]);
-            // What is not called takes no time of the host.
+            // A call that is gone takes no time of the host.
             if let Some(call) = of.works[at].call {
                 plan.remove_call(call, unprepared(base.lag_ns[call as usize]));
             }

@@ -55,7 +55,7 @@ pub(in super::super) fn advise(
     let are_several = hosts.values().collect::<BTreeSet<_>>().len() > 1;
     let of_host =
         if are_several { together.last(steps, |rank| hosts.get(&rank).copied()) } else { None };
-    // If one rank of the host is the last most of the times, it is this rank.
+    // If one rank of the host is last most of the time, that rank is the straggler.
     let of_host = of_host.filter(|host| {
         host.group.is_some()
             && is_late(host, least_ms)

@@ -20,7 +20,7 @@ struct Entry {
     order_ns: i64,
     /// Index into the timeline's kernels.
     kernel: u32,
-    /// Index among the work's items; `None` for waits for the whole device, which are no items.
+    /// Index among the work's items; `None` for waits for the whole device, which are not items.
     item: Option<usize>,
     /// Index of the call that launched it.
     launch: u32,

@@ -4,7 +4,7 @@ use crate::hta::options::rounded;
 use crate::hta::work::Work;
 use crate::timeline::{NameId, TimeRange};
 
-/// What connects two nodes, which are moments in the trace.
+/// The connection between two nodes, which are moments in the trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EdgeKind {
     /// An operator, a launch call or a kernel runs.

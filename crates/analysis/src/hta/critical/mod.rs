@@ -22,7 +22,7 @@ use graph::{Bounds, Edge, Graph};
 pub use graph::EdgeKind;
 use host::add_host;
 
-/// What limits a piece of the path, in HTA's categories.
+/// The limit of a piece of the path, in HTA's categories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BoundBy {
     /// An operator or a call on the host.
@@ -56,9 +56,9 @@ impl BoundBy {
 /// A piece of the path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathEdge {
-    /// What it stands for.
+    /// The kind of the edge.
     pub kind: EdgeKind,
-    /// What limits it.
+    /// The limit of the piece.
     pub bound_by: BoundBy,
     /// The name to which its time is attributed: of an operator, call, span or kernel. The time of a gap is
     /// attributed to the kernel before it, that of a launch delay to the kernel after it. Empty for an edge
@@ -75,7 +75,7 @@ pub struct PathEdge {
 pub struct PathName {
     /// The name.
     pub name: String,
-    /// What limits it.
+    /// The limit of these pieces.
     pub bound_by: BoundBy,
     /// Number of pieces.
     pub pieces: u64,

@@ -119,7 +119,7 @@ impl<'a> Activity<'a> {
     }
 }
 
-/// The events that count as computation. Of the operators or annotations of a thread, the innermost one runs at each moment.
+/// The events that count as computation. At each moment, the innermost operator or annotation of a thread runs.
 fn work(timeline: &Timeline, source: PathSource) -> Vec<(TimeRange, &str)> {
     let names = &timeline.names;
     match source {
@@ -149,7 +149,7 @@ fn is_call_of_collective(name: &str) -> bool {
     is_call || is_back_end(name) || steps::number(name).is_some()
 }
 
-/// The times in which events run that are work, and their names. An event does not run while one runs that it contains.
+/// The times in which work runs, and its names. An event does not run while an event within it runs.
 fn running(
     timeline: &Timeline,
     events: impl Iterator<Item = (TrackId, TimeRange, NameId, bool)>,
@@ -175,7 +175,7 @@ fn running(
     pieces
 }
 
-/// The annotations that tell what a rank was doing: those of the device if it has any and kernels are
+/// The annotations that show the phases of a rank: those of the device if it has any and kernels are
 /// analyzed, otherwise those of the thread with the steps, and its backward passes.
 fn phases(timeline: &Timeline, source: PathSource) -> Vec<(TimeRange, &str)> {
     let names = &timeline.names;

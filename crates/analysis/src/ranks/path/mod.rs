@@ -71,7 +71,7 @@ pub struct StepPath {
     pub step: Option<u64>,
     /// From the start of the step, on the rank where the path begins, to its end.
     pub segments: Vec<Segment>,
-    /// For each rank, what the step would gain if this rank arrived at the collectives on the path, and at
+    /// For each rank, the gain of the step if this rank arrived at the collectives on the path, and at
     /// the end of the step, together with the rank before it. In nanoseconds.
     pub gain_ns: BTreeMap<usize, i64>,
 }
@@ -97,8 +97,8 @@ pub struct RankShare {
     pub transfer_ns: i64,
     /// Its computation and host time as a fraction of the paths of all steps, 0 to 1.
     pub share: f64,
-    /// What the steps would gain if, wherever the path depends on this rank, it were no later than the next
-    /// rank. This is an upper bound, because something else may then take as long.
+    /// The gain of the steps if, wherever the path depends on this rank, it were no later than the next rank. This is an upper
+    /// bound, because something else may then take as long.
     pub gain_ns: i64,
     /// Its computation and host time by [`Segment::what`], longest first.
     pub parts: Vec<(String, i64)>,

@@ -48,7 +48,7 @@ pub(super) fn page(report: &Report) -> String {
         }
         "\n"
     };
-    // A name in a trace may hold anything, and most control characters may not stand in a page at all.
+    // A name in a trace may hold anything, and most control characters are not allowed in a page.
     printable_lines(&page.0).into_owned()
 }
 

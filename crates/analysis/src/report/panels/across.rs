@@ -251,7 +251,7 @@ fn stragglers(across: &AcrossRanks) -> Panel {
 
 #[rustfmt::skip]
 fn worst(across: &AcrossRanks) -> Panel {
-    // Of a single collective, unlike the means of other tables.
+    // For a single collective, unlike the means of other tables.
     const MS: (&str, usize) = ("ms", 3);
     let columns = Columns::<&MatchedCollective>::new()
         .add("name", "collective", COUNT, "The collective's name in the traces.", |of| of.name.clone())
@@ -271,10 +271,10 @@ fn worst(across: &AcrossRanks) -> Panel {
     Panel::new("worst", "Longest waits", "", definition, body)
 }
 
-/// A row of the table of parts: the rank, or none for a transfer; what; the kind; the time of all steps.
+/// A row of the table of parts: the rank (`None` for a transfer), the name, the kind, and the time of all steps.
 type PathPart<'a> = (Option<usize>, &'a str, &'static str, i64);
 
-/// What the critical path consists of, transfers included: the rows add up to the path, but for what is cut off.
+/// The parts of the critical path, transfers included: the rows add up to the path, except for cut-off rows.
 #[rustfmt::skip]
 fn parts(across: &AcrossRanks) -> Panel {
     let (len_ns, per_step) = (across.path.len_ns(), per_step(&across.path));

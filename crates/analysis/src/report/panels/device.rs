@@ -84,7 +84,7 @@ fn path_bounds(analysis: &Analysis, on_cpu: bool) -> Panel {
     )
 }
 
-/// What limits a piece. On a CPU nothing is launched: what stands for it in a trace is a thread that takes over work.
+/// The limit of a piece. On a CPU nothing is launched: there a launch stands for a thread that takes over work.
 fn words(bound: BoundBy, on_cpu: bool) -> (&'static str, PageColor) {
     match bound {
         BoundBy::Cpu | BoundBy::GpuCompute if on_cpu => ("computation", PageColor::Compute),

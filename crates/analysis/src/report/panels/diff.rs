@@ -14,7 +14,7 @@ use crate::timeline::Timeline;
 /// The most names in each chart.
 const NAMES: usize = 12;
 
-/// The report of a difference between the traces of two ranks. `timelines` are the traces themselves, which tell whether
+/// The report of a difference between the traces of two ranks. `timelines` are the traces themselves, which show whether
 /// they are of a CPU.
 pub fn of_diff(diff: &Diff, timelines: &[Timeline], about: Report) -> Report {
     let on_cpu = names::are_of_cpu(timelines);

@@ -15,7 +15,7 @@ use crate::table::Columns;
 const SHOWN: usize = 3;
 const MS: (&str, usize) = ("ms/step", 2);
 
-/// Adds an examination to a report: the section comes first. What the path across ranks says goes, because the advice says it.
+/// Adds an examination to a report: its section comes first, and its advice replaces that of the path across ranks.
 pub fn add_examination(report: &mut Report, of: &Examination) {
     let diagnosis = &of.diagnosis;
     if !diagnosis.advice.is_empty() {

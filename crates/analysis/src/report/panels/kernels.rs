@@ -1,4 +1,4 @@
-//! What the devices did: temporal breakdown, kinds of kernels, and the longest kernels.
+//! The work of the devices: temporal breakdown, kinds of kernels, and the longest kernels.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! What was odd in the traces, and which events were left out.
+//! Oddities of the traces, and the events that were left out.
 //!
 //! The timelines go in. Notes, one line of text and a table come out.
 

@@ -1,4 +1,4 @@
-//! What several panels share: labels, units and columns.
+//! Labels, units and columns that several panels share.
 
 use crate::hta::{Analysis, RankAnalysis};
 

@@ -73,7 +73,7 @@ fn time_line(all: &[(&RankAnalysis, &Anatomy)]) -> Panel {
 
 #[rustfmt::skip]
 fn table(all: &[(&RankAnalysis, &Anatomy)]) -> Table {
-    // Of a single step, unlike the means of other tables.
+    // For a single step, unlike the means of other tables.
     const MS: (&str, usize) = ("ms", 3);
     let parts = all.iter().flat_map(|(_, anatomy)| &anatomy.mean_ns);
     let parts: BTreeSet<StepPart> = parts.map(|(part, _)| *part).collect();

@@ -58,7 +58,7 @@ pub(super) fn figures(analysis: &Analysis) -> Vec<Figure> {
         if let Some(of) = all.iter().find(|of| of.head.key == name) {
             let mut column = of.head.clone();
             column.definition = format!("Mean over ranks. {}", column.definition).into();
-            // A part of the kernel time is named without the word.
+            // A part of the kernel time is named without these words.
             if let Some(part) =
                 column.label.strip_suffix(" time").filter(|part| !part.contains("of "))
             {
@@ -102,8 +102,8 @@ pub(super) fn section(analysis: &Analysis, not_used: Option<&str>) -> Section {
 /// Computes a figure of a rank.
 type Get = Box<dyn Fn(&hta::RankAnalysis) -> Option<f64>>;
 
-/// What the console shows of a column for a rank. Sums over steps are shown as means per step; a sum in
-/// milliseconds repeats the one in microseconds and is left out.
+/// The head and the figure of a column on the console, for a rank. Sums over steps are shown as means
+/// per step; a sum in milliseconds repeats the one in microseconds and is left out.
 fn shown(per_step: PerStep, of: &'static Column<hta::RankAnalysis>) -> Option<(Head, Get)> {
     let mut shown = of.head.clone();
     let (is_sum, scale) = match &*shown.unit {

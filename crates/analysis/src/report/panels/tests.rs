@@ -370,7 +370,7 @@ fn the_console_has_the_mean_first() {
     let lines: Vec<&str> = text.lines().collect();
     let words = |at: usize| lines[at].split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(words(0), "figure unit mean rank 0 rank 1 rank 2 rank 3");
-    // Sums over 9 steps: 4.1 ms and 36 calls. No figure stands there twice.
+    // Sums over 9 steps: 4.1 ms and 36 calls. No figure appears twice.
     assert_eq!(words(2), "idle time ms/step 0.456 0.456 0.456 0.456 0.456");
     let calls = lines.iter().position(|line| line.starts_with("all reduce calls")).unwrap();
     assert_eq!(words(calls), "all reduce calls /step 4.00 4 4 4 4");
