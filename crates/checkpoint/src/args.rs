@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-/// What to do with a checkpoint.
+/// The actions on a checkpoint.
 #[derive(Debug, Subcommand)]
 pub enum CheckpointCommand {
     /// Print where a checkpoint stands, its files, its tensors and the settings of its run

@@ -123,7 +123,7 @@ fn verify_all(folder: &Path) -> Result<u8> {
     let found = if problems.is_empty() {
         find(folder).map_err(Failure::Usage)?
     } else {
-        // What is there is read all the same.
+        // The checkpoints that are there are read all the same.
         steps::in_order(folder)
     };
     let mut num_problems = problems.len();

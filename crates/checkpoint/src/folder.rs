@@ -10,7 +10,7 @@ use paceline_host::disk::{self, Disk, DiskFile};
 use super::proof::{Line, NotFinite};
 use super::steps;
 
-/// The file that the run holds locked whose checkpoints these are. It names the run.
+/// The file that a run holds locked while the checkpoints are its own. It names the run.
 const LOCK: &str = "checkpoint.lock";
 
 /// The most bytes of that name that are shown.
@@ -48,7 +48,7 @@ impl Folder {
         Ok(Self { path: path.to_owned(), disk, _lock: is_locked.then_some(file) })
     }
 
-    /// Makes the checkpoint after so many steps the one to go on from. One that comes later was good on another way.
+    /// Makes the checkpoint after `steps` steps the one to go on from. A later one was good on another way.
     pub fn go_back(&self, steps: u64) -> Result<()> {
         let good = Line::from(&self.path, steps).good();
         steps::go_back(&self.disk, &self.path, steps, good)
@@ -79,8 +79,8 @@ impl Folder {
         disk::lock(&file).map_err(|_| refuse(path, &mut file)).map(drop)
     }
 
-    /// Removes what a run has left half written that has failed, unless another run has the folder meanwhile. What cannot be
-    /// removed now, the next run that saves there removes.
+    /// Removes the unfinished files of a run that has failed, unless another run has the folder meanwhile. The next run that
+    /// saves there removes the rest.
     pub fn tidy(path: &Path) {
         let Ok(file) = paceline_files::open(&path.join(LOCK)) else { return };
         if file.try_lock().is_ok() {

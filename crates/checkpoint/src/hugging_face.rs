@@ -31,7 +31,7 @@ pub(crate) const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
 
-/// What a checkpoint records of where its run has read a tokenizer, and a model. A continuation may have read them
+/// The records of a checkpoint about where its run has read a tokenizer and a model. A continuation may have read them
 /// elsewhere.
 pub fn origin(
     tokenizer: Option<&TokenizerSource>,
@@ -66,7 +66,7 @@ const MAX_BYTES: u64 = 256 << 20;
 
 impl HuggingFace {
     /// Reads the files for a checkpoint with these records. `None` if `transformers` does not have its model. Fails if
-    /// its settings are no JSON. `carried` gives the tokenizer of a data set that the program carries, by its name.
+    /// its settings are not JSON. `carried` gives the tokenizer of a data set that the program carries, by its name.
     pub fn of(
         run: &BTreeMap<String, String>,
         carried: impl Fn(&str) -> Option<&'static str>,
@@ -157,7 +157,7 @@ impl HuggingFace {
             .try_for_each(|(name, contents)| write_bytes(disk, &to.join(name), contents))
     }
 
-    /// A line that says what somebody has to copy into the folder, if anything.
+    /// A line about the files that somebody has to copy into the folder, if any.
     pub fn advice(&self, to: &Path) -> Option<String> {
         let (_, reason) = self.missing.first()?;
         let names: Vec<&str> = self.missing.iter().map(|(name, _)| *name).collect();

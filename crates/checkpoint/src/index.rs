@@ -15,7 +15,7 @@ pub const VERSION: u32 = 5;
 /// The bytes of a file that have one digest. The last chunk of a file may be shorter.
 pub const CHUNK_BYTES: usize = 1 << 20;
 
-/// What a checkpoint consists of.
+/// The contents of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Index {
@@ -42,7 +42,7 @@ pub struct Index {
 pub struct Previous {
     /// The optimizer steps before it, which give its folder the name.
     pub steps: u64,
-    /// The digest of its index, which stands for all that it holds.
+    /// The digest of its index, which stands for its whole contents.
     pub sha256: String,
 }
 

@@ -30,7 +30,7 @@ const GOOD_STEPS: &str = "scaling-good-steps";
 const SKIPPED_STEPS: &str = "scaling-skipped-steps";
 const SKIPPED_IN_A_ROW: &str = "scaling-skipped-in-a-row";
 
-// Those of the lowest evaluation loss, once there is one.
+// The keys of the lowest evaluation loss, once there is one.
 const EVAL_LOSS: &str = "eval-loss";
 const EVAL_LOSS_STEPS: &str = "eval-loss-steps";
 const EVALUATIONS_SINCE: &str = "evaluations-since";
@@ -158,7 +158,7 @@ impl Checkpoint {
         Self::of(Reader::open(path)?).map_err(named)
     }
 
-    /// The checkpoint that a reader has opened. Errors are what is wrong with its index.
+    /// The checkpoint that a reader has opened. Errors name the fault in its index.
     pub fn of(reader: Reader) -> std::result::Result<Self, String> {
         let run = &reader.index().run;
         let epoch = EpochSums {
@@ -203,7 +203,7 @@ impl Checkpoint {
         name.to_string_lossy().into_owned()
     }
 
-    /// What the checkpoint consists of.
+    /// The contents of the checkpoint.
     pub fn index(&self) -> &Index {
         self.reader.index()
     }
@@ -223,7 +223,7 @@ impl Checkpoint {
         self.index().digest()
     }
 
-    /// What a later checkpoint in `folder` says of this one. `None` if this one lies elsewhere.
+    /// The entry for this checkpoint in a later one in `folder`. `None` if this one lies elsewhere.
     pub fn as_previous(&self, folder: &Path) -> Option<Previous> {
         let own = self.path().canonicalize().ok()?;
         let is_there = own.parent() == folder.canonicalize().ok().as_deref();
@@ -242,7 +242,7 @@ impl Checkpoint {
     }
 
     /// Fails unless the checkpoint has this model's parameters with this optimizer's state and was
-    /// written with the same settings. Returns in words what differs though it may.
+    /// written with the same settings. Returns the allowed differences in words.
     pub fn check(
         &self,
         layout: &Layout,
@@ -369,7 +369,7 @@ impl Checkpoint {
         format!("{}: {}", self.path().printable(), printable(reason))
     }
 
-    /// What a run with so many ranks and this strategy leaves of the state of the ranks' strategies, for the user.
+    /// The state of the ranks' strategies that a run of this many ranks with this strategy drops, for the user.
     pub fn dropped(&self, world_size: usize, strategy: &str) -> Option<String> {
         let has_state = self.index().tensors.keys().any(|name| name.starts_with(STRATEGY));
         if !has_state || self.keeps_strategy(world_size, strategy) {

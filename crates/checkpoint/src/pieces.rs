@@ -63,7 +63,7 @@ impl From<&Owned> for Ranges {
     }
 }
 
-/// What rank `own` writes if the ranks own these ranges.
+/// The part that rank `own` writes if the ranks own these ranges.
 pub fn share(owned: &[Ranges], own: usize) -> Ranges {
     let of = |part: fn(&Ranges) -> &Vec<Range<usize>>| {
         let ranges: Vec<&[Range<usize>]> = owned.iter().map(|ranges| &part(ranges)[..]).collect();
@@ -166,7 +166,7 @@ pub fn of_ranges(
     Ok(pieces)
 }
 
-/// The running statistics of the units for which this rank speaks.
+/// The running statistics of the units that this rank writes.
 pub fn of_buffers(storage: &Storage, speaks_for: impl Fn(UnitId) -> bool) -> Result<Vec<Piece>> {
     let layout = storage.layout();
     let buffers = layout.buffers().iter().enumerate();
@@ -191,7 +191,7 @@ pub fn of_strategy(rank: usize, state: Vec<(String, Tensor)>) -> Vec<Piece> {
     with_elems.map(piece).collect()
 }
 
-/// How the names of the tensors begin that only one rank needs.
+/// The prefix of the names of tensors that only one rank needs.
 pub fn strategy_prefix(rank: usize) -> String {
     format!("strategy.{rank}.")
 }

@@ -5,7 +5,7 @@
 //! finite losses. A run keeps the last good one beside the newest ones ([`Line`]), and a run that ended with a number
 //! that is not finite leaves a note ([`NotFinite`]), after which a restart begins from the last good one.
 //!
-//! This file does not know what a checkpoint consists of.
+//! This file does not know the contents of a checkpoint.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::opened::Checkpoint;
 use super::steps;
 
-/// A checkpoint is good once the losses of so many steps after it were finite.
+/// A checkpoint is good once the losses of this many steps after it were finite.
 pub const GOOD_AFTER_STEPS: u64 = 10;
 /// How often a run begins again, from an earlier checkpoint, after numbers of the same step that were not finite.
 pub const MAX_RETRIES: u64 = 2;
@@ -38,7 +38,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// The way of a run that goes on from the checkpoint after so many steps in this folder.
+    /// The way of a run that goes on from the checkpoint after `steps` steps in this folder.
     pub fn from(folder: &Path, steps: u64) -> Self {
         let is_on_way = |checkpoint, head| steps::way_to(folder, head).contains(&checkpoint);
         let good = steps::good(folder).and_then(|good| match good {
@@ -50,7 +50,7 @@ impl Line {
         Self { good, waiting: waiting.into_iter().collect() }
     }
 
-    /// Tells it that all losses up to this step were finite.
+    /// Records that all losses up to this step were finite.
     pub fn advance(&mut self, steps: u64) {
         while let Some(first) = self.waiting.front().copied()
             && first + GOOD_AFTER_STEPS <= steps
@@ -90,7 +90,7 @@ pub struct NotFinite {
 }
 
 impl NotFinite {
-    /// What earlier runs have left in this folder.
+    /// Reads the note that earlier runs have left in this folder.
     ///
     /// # Errors
     ///
@@ -109,7 +109,7 @@ impl NotFinite {
 
     /// Leaves a note that the run with this id has ended at this step.
     pub fn note(disk: &Disk, folder: &Path, step: u64, run: &str) -> io::Result<()> {
-        // A note that cannot be read counts nothing.
+        // A note that cannot be read counts as zero times.
         let before = Self::read(folder).ok().flatten().filter(|before| before.step == step);
         let times = before.map_or(1, |before| before.times + u64::from(before.run != run));
         let note = Self { step, times, run: run.to_owned() };
@@ -135,7 +135,7 @@ pub struct Restart {
     pub note: Option<String>,
 }
 
-/// Decides from which of the checkpoints of a folder a run begins that is started again without a word from its user. `found`
+/// Decides from which checkpoint of a folder a run begins that is started again without a word from its user. `found`
 /// has the newest one first.
 ///
 /// # Errors
@@ -172,7 +172,7 @@ pub fn restart(folder: &Path, found: Vec<PathBuf>) -> Result<Restart, String> {
     };
     let is_good =
         |steps: u64| good.is_some_and(|good| steps <= good) || steps + GOOD_AFTER_STEPS < tried;
-    // Others are of a run that somebody has gone back from.
+    // Other checkpoints belong to a run that somebody has gone back from.
     let way = steps::way_to(folder, head);
     let mut line = found;
     line.retain(|path| steps_of(path).is_some_and(|steps| way.contains(&steps)));

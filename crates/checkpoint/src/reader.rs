@@ -31,7 +31,7 @@ pub struct Reader {
     num_read: AtomicU64,
 }
 
-/// A file, and what is known of it.
+/// A file, and the state of its checks.
 #[derive(Debug)]
 struct Shard {
     content: Content,
@@ -46,7 +46,7 @@ enum Content {
     /// A file that nothing has been read of yet.
     Closed,
     File(File),
-    /// What an input of the fuzzer holds.
+    /// The contents of an input of the fuzzer.
     Memory(Vec<u8>),
 }
 
@@ -65,8 +65,7 @@ impl Content {
 }
 
 impl Reader {
-    /// Opens the checkpoint in the folder `path`. Fails with what is wrong, and with the file and the rank that wrote
-    /// it.
+    /// Opens the checkpoint in the folder `path`. Fails with the fault, the file and the rank that wrote it.
     pub fn open(path: &Path) -> Result<Self, String> {
         let reader = Self::open_index(path)?;
         let files = 0..reader.index.files.len();
@@ -118,7 +117,7 @@ impl Reader {
         &self.path
     }
 
-    /// What the checkpoint consists of.
+    /// The contents of the checkpoint.
     pub fn index(&self) -> &Index {
         &self.index
     }
@@ -171,7 +170,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Compares every chunk of a file with its digest. Returns what is wrong, in words.
+    /// Compares every chunk of a file with its digest. Returns the faults, in words.
     pub fn verify_file(&self, file: usize) -> Vec<String> {
         let mut shard = self.lock(file);
         let num_chunks = self.index.files[file].chunks.len();

@@ -44,7 +44,7 @@ pub struct Saver {
     disk: Disk,
     folder: PathBuf,
     settings: SaveSettings,
-    /// Tells this run's folders from those that another run has left.
+    /// Distinguishes this run's folders from those that another run has left.
     id: String,
     rank: usize,
     world_size: usize,
@@ -88,7 +88,7 @@ impl Saver {
         }
     }
 
-    /// The same, but rank 0 waits so long for the other parts.
+    /// The same, but rank 0 waits at most this long for the other parts.
     #[cfg(test)]
     pub fn with_limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -100,7 +100,7 @@ impl Saver {
         self.limit
     }
 
-    /// Tells the saver that the run goes on from this checkpoint in its folder.
+    /// Sets the checkpoint in the folder from which the run goes on.
     pub fn follow(&mut self, previous: Previous) {
         self.line = Line::from(&self.folder, previous.steps);
         self.previous = Some(previous);
@@ -186,7 +186,7 @@ impl Saver {
         if self.rank == 0 && has_part { Ok(()) } else { self.wait() }
     }
 
-    /// Ends a save of which another rank has not written its part, and never will. Rank 0 would wait for the part.
+    /// Ends a save for which another rank has not written its part, and never will. Rank 0 would wait for the part.
     pub fn give_up(&mut self) {
         self.end(Duration::ZERO);
     }

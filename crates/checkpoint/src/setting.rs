@@ -9,9 +9,9 @@ pub struct Setting {
     pub name: String,
     /// Its value in this run.
     pub value: String,
-    /// What would go wrong with another value, for the error message.
+    /// The fault that another value would cause, for the error message.
     pub otherwise: &'static str,
-    /// What the user can do about another value, for the error message.
+    /// The user's remedy for another value, for the error message.
     pub fix: String,
     /// Whether a run with another value can go on, with a warning.
     pub may_differ: bool,

@@ -1,7 +1,7 @@
 //! Copies what a rank writes, so that training can go on while it is written.
 //!
 //! Input: pieces in memory. Output: blocks of one chunk each, as they will follow each other in the file. Memory for
-//! blocks is bounded: when the writer is behind, copying waits for it. This file knows nothing of disks.
+//! blocks is bounded: when the writer is slower, copying waits for it. This file knows nothing of disks.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::SyncSender;

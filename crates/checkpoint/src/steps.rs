@@ -27,14 +27,14 @@ const MAX_NAME_FILE_BYTES: u64 = 256;
 /// The file in which earlier versions kept a checkpoint.
 pub(super) const SINGLE_FILE: &str = "checkpoint.safetensors";
 
-/// How the name of a file begins by which ranks find out that they see the same folder.
+/// The prefix of the name of the file by which ranks find out that they see the same folder.
 pub(super) const RUN_PREFIX: &str = ".run-";
 
 const PREFIX: &str = "step-";
-/// How the names of folders end that are being written, and of those that are being removed.
+/// The endings of the names of folders that are being written, and of those that are being removed.
 const HIDDEN: [&str; 2] = [".partial", ".removed"];
 
-/// The name of the checkpoint after so many steps.
+/// The name of the checkpoint after `steps` steps.
 pub fn name(steps: u64) -> String {
     format!("{PREFIX}{steps:09}")
 }
@@ -55,7 +55,7 @@ pub(super) fn steps_of(name: &str) -> Option<u64> {
     (self::name(steps) == name).then_some(steps)
 }
 
-/// Whether the folder has the checkpoint after so many steps.
+/// Whether the folder has the checkpoint after `steps` steps.
 pub(super) fn is_complete(folder: &Path, steps: u64) -> bool {
     folder.join(name(steps)).join(INDEX).exists()
 }
@@ -197,7 +197,7 @@ fn not_of_a_run(checkpoint: &Path) -> Option<PathBuf> {
     others.next().map(|entry| entry.path())
 }
 
-/// Makes the checkpoint after so many steps the one to go on from. `good` is the last good one on the way to it.
+/// Makes the checkpoint after `steps` steps the one to go on from. `good` is the last good one on the way to it.
 pub(super) fn go_back(disk: &Disk, folder: &Path, steps: u64, good: Option<u64>) -> io::Result<()> {
     // First, since it is good on the way to the one that is the latest now, too.
     mark(disk, folder, GOOD, good)?;
@@ -205,7 +205,7 @@ pub(super) fn go_back(disk: &Disk, folder: &Path, steps: u64, good: Option<u64>)
 }
 
 /// Gives a checkpoint its name, makes it the latest, and removes old ones. `previous` has the steps of the one that it
-/// follows. All files in `partial`, and their names, are on the disk already. What no run has written stays.
+/// follows. All files in `partial`, and their names, are on the disk already. Files that no run has written stay.
 pub(super) fn publish(
     disk: &Disk,
     folder: &Path,
@@ -270,7 +270,7 @@ fn mark(disk: &Disk, folder: &Path, file: &str, steps: Option<u64>) -> io::Resul
 
 fn set_aside(disk: &Disk, folder: &Path, steps: u64) -> io::Result<PathBuf> {
     let hidden = folder.join(removed_name(steps));
-    // What an earlier run could not remove is in the way.
+    // A folder that an earlier run could not remove is in the way.
     disk.remove_tree(&hidden)?;
     disk.rename(&folder.join(name(steps)), &hidden)?;
     Ok(hidden)

@@ -29,7 +29,7 @@ const fn mlp(hidden_dim: usize) -> MlpConfig {
     MlpConfig { input_dim: 64, hidden_dim, output_dim: 4, num_layers: 3, tie_layers: false }
 }
 
-/// A model and its optimizer for so many ranks, whose values depend on the seed.
+/// A model and its optimizer for this many ranks, whose values depend on the seed.
 fn model(sizes: MlpConfig, ranks: usize, seed: u64) -> (Storage, Optimizer) {
     let allocator = Allocator::new();
     let layout = sizes.build(ranks).unwrap().layout;
@@ -47,7 +47,7 @@ fn model(sizes: MlpConfig, ranks: usize, seed: u64) -> (Storage, Optimizer) {
     (storage, optimizer)
 }
 
-/// What rank `rank` of a placement that cuts each unit evenly owns.
+/// The ranges that rank `rank` owns in a placement that cuts each unit evenly.
 fn shard(storage: &Storage, rank: usize, ranks: usize) -> Ranges {
     let layout = storage.layout();
     let cut = |unit: &paceline_model::Unit| {
@@ -472,7 +472,7 @@ fn a_run_that_has_gone_back_knows_its_own_checkpoints() {
     };
     run(None, &[30, 40, 45, 50, 60]);
     assert_eq!(steps::good(path), Some(50));
-    // At once, so that a run that ends before its first save is started again from here. What comes after it has proven it.
+    // At once, so that a run that ends before its first save is started again from here. The steps after it have proven it.
     run(Some(40), &[]);
     assert_eq!((latest(path), steps::good(path)), (Some(40), Some(40)));
     run(Some(40), &[47]);

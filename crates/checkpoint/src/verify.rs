@@ -1,4 +1,4 @@
-//! Compares every file of a checkpoint with its digests, and the checkpoints of a folder with what later ones say of them.
+//! Compares every file of a checkpoint with its digests, and the checkpoints of a folder with the entries in later ones.
 
 use std::path::Path;
 use std::thread::ScopedJoinHandle;
@@ -17,12 +17,12 @@ pub struct Verified {
     pub num_files: usize,
     /// Their bytes.
     pub num_bytes: u64,
-    /// What is wrong, with the file and the rank that wrote it.
+    /// The faults, with the file and the rank that wrote it.
     pub problems: Vec<String>,
 }
 
-/// What is wrong with the folder as a whole: the newest checkpoint is gone, or one on the way to it is not the one
-/// that the next one followed. Checkpoints that a run has removed because newer ones came are no problem.
+/// The faults of the folder as a whole: the newest checkpoint is gone, or one on the way to it is not the one that the
+/// next one followed. Checkpoints that a run has removed because newer ones came do not count.
 pub fn problems_of_folder(folder: &Path) -> Vec<String> {
     if let Some(problem) = steps::missing_head(folder) {
         return vec![problem];
@@ -30,7 +30,7 @@ pub fn problems_of_folder(folder: &Path) -> Vec<String> {
     let mut problems = Vec::new();
     let mut next = steps::in_order(folder).into_iter().next();
     while let Some(path) = next.take() {
-        // What is wrong with this index is found where all its files are read.
+        // Faults of this index are found where all its files are read.
         let Ok(reader) = Reader::open_index(&path) else { break };
         let Some(Previous { steps, sha256 }) = reader.index().previous.clone() else { break };
         let before = folder.join(steps::name(steps));

@@ -28,14 +28,14 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// The most bytes of a rank's mark. It is a part of the index.
 const MAX_MARK_BYTES: u64 = 256 << 20;
 
-/// What one rank has written.
+/// The part that one rank has written.
 #[derive(Debug, Serialize, Deserialize)]
 struct Part {
     file: ShardFile,
     tensors: BTreeMap<String, TensorEntry>,
 }
 
-/// What one rank is to write.
+/// The part that one rank is to write.
 #[derive(Debug)]
 pub(super) struct Job {
     pub disk: Disk,
@@ -53,7 +53,7 @@ pub(super) struct Job {
     pub status: Arc<Status>,
 }
 
-/// What rank 0 does when all ranks have written their parts.
+/// The work of rank 0 after all ranks have written their parts.
 #[derive(Debug)]
 pub(super) struct Completion {
     /// The index, without files and tensors.
@@ -66,7 +66,7 @@ pub(super) struct Completion {
     pub limit: Duration,
 }
 
-/// What the writer and its owner tell each other.
+/// The state that the writer and its owner share.
 #[derive(Debug, Default)]
 pub(super) struct Status {
     state: Mutex<State>,
@@ -86,7 +86,7 @@ impl Status {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// The writer says that its rank's part is written, or never will be. What it says first holds.
+    /// Records that the rank's part is written, or never will be. The first call counts.
     pub fn end_part(&self, is_written: bool) {
         self.lock().has_part.get_or_insert(is_written);
         self.changed.notify_all();
@@ -103,7 +103,7 @@ impl Status {
         }
     }
 
-    /// The owner says that the run has ended, so that the other ranks' parts may never come.
+    /// Records that the run has ended, so that the other ranks' parts may never come.
     pub fn end_run(&self, grace: Duration) {
         self.lock().deadline.get_or_insert_with(|| Instant::now() + grace);
         self.changed.notify_all();
@@ -118,7 +118,7 @@ impl Status {
     }
 }
 
-/// Writes this rank's part, and on rank 0 completes the checkpoint. Returns what the next checkpoint says of that one.
+/// Writes this rank's part, and on rank 0 completes the checkpoint. Returns the entry for it in the next checkpoint.
 pub(super) fn run(job: &Job, completion: Option<Completion>) -> Result<Option<Previous>> {
     let outcome = write_part(job).and_then(|part| match completion {
         None => publish(job, &part).map(|()| None),
@@ -128,7 +128,7 @@ pub(super) fn run(job: &Job, completion: Option<Completion>) -> Result<Option<Pr
         }
     });
     if outcome.is_err() && job.rank == 0 {
-        // The error that is reported is the first one. What is left now is removed before the next run saves.
+        // The error that is reported is the first one. The next run removes the rest before it saves.
         let _ = job.disk.remove_tree(&job.partial);
     } else if outcome.is_err() {
         for name in [file_name(job), unfinished_mark_name(job.rank)] {
