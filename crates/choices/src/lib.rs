@@ -1,4 +1,4 @@
-//! What a run can choose: models, data sets, optimizers and strategies.
+//! The choices of a run: models, data sets, optimizers and strategies.
 //!
 //! Each choice has one file with everything about it: its name, its help, its flags, their defaults and
 //! checks, and the builder. One line enters the choice into the registry of its kind. The command line,

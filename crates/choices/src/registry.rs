@@ -34,7 +34,7 @@ pub trait Choice: Sync {
     }
 }
 
-/// A choice that paceline comes with: what [`Choice`] asks of it, and what its kind of choice asks.
+/// A choice that paceline comes with: the fields for [`Choice`], and those for its kind of choice.
 pub struct Row<R> {
     /// Its name.
     pub name: &'static str,
@@ -73,7 +73,7 @@ const RESERVED: [&str; 2] = ["all", "default"];
 pub struct Registry<C: ?Sized + 'static> {
     /// The flag, without dashes.
     pub key: &'static str,
-    /// The heading of flags that state none.
+    /// The heading of flags that state no heading.
     heading: &'static str,
     /// The choices that paceline comes with.
     built_in: &'static [&'static C],

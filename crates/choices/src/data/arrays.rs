@@ -101,7 +101,7 @@ enum Files {
 struct Settings {
     files: Files,
     size: Option<[usize; 3]>,
-    /// What decides the samples, besides the contents of the files.
+    /// The settings that decide the samples, in addition to the contents of the files.
     identity: Vec<(&'static str, String)>,
 }
 

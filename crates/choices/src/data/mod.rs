@@ -84,12 +84,12 @@ impl DataChoice for Row<OfData> {
     }
 }
 
-/// What a run needs of its data.
+/// The requirements of a run on its data.
 #[derive(Clone, Copy, Debug)]
 pub struct RunNeeds<'a> {
     /// The name of the model.
     pub model: &'a str,
-    /// What the model trains on.
+    /// The kind of samples that the model trains on.
     pub samples: Samples,
     /// Samples of a batch, on all ranks together.
     pub global_batch_size: usize,
@@ -139,7 +139,7 @@ pub trait DataSettings: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// What makes its tokens, if it reads texts.
+    /// The tokenizer that makes its tokens, if it reads texts.
     fn tokenizer(&self) -> Option<&TokenizerSource> {
         None
     }
@@ -333,7 +333,7 @@ fn fits(samples: Samples, dataset: &dyn Dataset) -> bool {
     }
 }
 
-/// What a data set has, as an error says it.
+/// The contents of a data set, in words for an error.
 fn described(dataset: &dyn Dataset) -> String {
     let targets = dataset.field(Field::TARGETS);
     let targets = match (dataset.num_classes(), &targets) {

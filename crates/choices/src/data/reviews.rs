@@ -53,7 +53,7 @@ fn resolve(_: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
     Err(Failure::Usage(problem))
 }
 
-/// The settings, of which there are none.
+/// The settings: none.
 #[derive(Debug)]
 struct Carried;
 

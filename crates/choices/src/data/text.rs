@@ -127,7 +127,7 @@ fn resolve(settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings
     let mut revisions: Vec<String> = revision.into_iter().collect();
     let is_named = note.is_some();
     let mut notes: Vec<String> = note.into_iter().collect();
-    // Of a single file, the folder that it is in.
+    // For a single file, the folder that it is in.
     let beside = if folder.is_dir() {
         folder.clone()
     } else {
@@ -279,7 +279,7 @@ fn label_names(
     ))
 }
 
-/// What the texts are for.
+/// The task for which the texts are used.
 #[derive(Debug)]
 enum Kind {
     Classified { num_classes: usize, max_length: usize },

@@ -113,7 +113,7 @@ fn resolve(settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
     notes.extend(found.and_then(|found| found.note));
     if let Some(num_labels) = flags.num_labels {
         config.task = LlamaTask::Classification { num_labels };
-        // Of other classes, the folder knows no names.
+        // If the classes are others, the folder knows no names.
         class_names.truncate(if class_names.len() == num_labels { num_labels } else { 0 });
     }
     config.check().map_err(|e| usage(format!("--model llama: {e}")))?;
@@ -280,7 +280,7 @@ impl ModelSettings for Settings {
         if longest > most {
             return Err(ModelError::TooLong { longest, most });
         }
-        // The positions that occur, since those behind them would only take memory.
+        // The positions that occur, since later ones would only take memory.
         let config = LlamaConfig { max_position_embeddings: longest, ..self.config.clone() };
         let model = config.build(world_size)?;
         Ok(if self.checkpoint_activations { model.checkpointed() } else { model })

@@ -168,7 +168,7 @@ pub enum Samples {
 }
 
 impl Samples {
-    /// What the samples are, in one word.
+    /// The plural word for the samples.
     pub fn plural(&self) -> &'static str {
         match self {
             Samples::Any => "anything",
@@ -249,7 +249,7 @@ impl ModelConfig {
         self.flags.typed()
     }
 
-    /// Those of its flags that are no switches, and so decide its size.
+    /// The flags that are not switches, and so decide its size.
     pub fn sizes(&self) -> Vec<String> {
         let is_size = |(_, value): &(String, String)| !["true", "false"].contains(&value.as_str());
         self.flags().into_iter().filter(is_size).map(|(flag, _)| flag).collect()

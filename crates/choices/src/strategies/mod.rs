@@ -1,9 +1,9 @@
 //! The strategies that `--strategy` can name, one row each in `rows.rs`.
 //!
-//! The strategies themselves are in the crate `paceline-strategies`. What is here says how each is named, which flags it
+//! The strategies themselves are in the crate `paceline-strategies`. The files here say how each is named, which flags it
 //! reads, and what the rest of the program has to know about it before it is built. Settings of more than a few lines have
 //! a file each.
-//! What a strategy promises about the final weights, it states itself (`paceline_strategies::Exactness`).
+//! Strategies state for themselves what they promise about the final weights (`paceline_strategies::Exactness`).
 
 mod bucket_ddp_async;
 mod buckets;
@@ -97,7 +97,7 @@ pub trait StrategySettings: Debug + Send + Sync {
         None
     }
 
-    /// Whether the weights, and what the strategy keeps from step to step, depend on which gradients share a bucket.
+    /// Whether the weights, and the strategy's state between steps, depend on which gradients share a bucket.
     fn weights_follow_from_buckets(&self) -> bool {
         false
     }

@@ -25,7 +25,7 @@ use crate::registry::Choice;
 /// Reads a strategy's flags, checks them and fills in the defaults.
 type Resolve = fn(&ArgMatches, &Defaults) -> Result<Arc<dyn StrategySettings>>;
 
-/// A strategy that paceline comes with: what [`Choice`] and [`StrategyChoice`] ask of it.
+/// A strategy that paceline comes with: the fields for [`Choice`] and [`StrategyChoice`].
 struct Row {
     name: &'static str,
     aliases: &'static [&'static str],

@@ -161,7 +161,7 @@ fn mistakes_name_the_flag_and_the_fix() {
         let error = resolve(samples, folder, flags).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}\nlacks {expected}");
     }
-    // What shows when the files are read.
+    // Mistakes that show when the files are read.
     for (samples, flags, expected) in [
         (CLASSIFIES, "--train-samples 9", "9 training samples are wanted"),
         (Samples::Any, "--classes 1", "train.csv: row 1: the label is 1"),

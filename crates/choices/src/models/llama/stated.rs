@@ -15,7 +15,7 @@ use super::size::Size;
 /// The flag.
 const FLAG: &str = "--pretrained";
 
-/// What `--pretrained` means.
+/// The meaning of the value of `--pretrained`.
 #[derive(Debug)]
 pub(super) enum Stated {
     /// A folder. It may have no weights if they are not asked for.
@@ -25,7 +25,7 @@ pub(super) enum Stated {
 }
 
 impl Stated {
-    /// What `stated` means if the first weights come from there, or from the seed.
+    /// Finds the folder or the sizes for `stated`, if the first weights come from there, or from the seed.
     pub fn find(stated: &Path, init: InitFrom) -> Result<Self> {
         if init == InitFrom::Pretrained {
             return hub::find(FLAG, stated, hub::Wanted::Weights).map(Self::Folder);
