@@ -46,7 +46,7 @@ pub struct BenchArgs {
     /// How the ranks talk to each other.
     #[command(flatten)]
     pub comm: CommArgs,
-    /// What is printed and written.
+    /// The output: the screen, the files and the comparison.
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -128,7 +128,7 @@ pub struct RankArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
-    /// What is printed
+    /// Format of the output
     #[arg(long, value_enum, default_value_t = Style::Table)]
     pub style: Style,
     /// Which columns the table has

@@ -52,7 +52,7 @@ impl Configuration<'_> {
         }
     }
 
-    /// How it is measured, in words, to be printed after the name of its transport. `pinned` says who has which processors.
+    /// How it is measured, in words, to be printed after the name of its transport. `pinned` names each rank's processors.
     pub(super) fn about(&self, pinned: Option<String>) -> String {
         let Plan { iters, warmup_iters, device, private, comm, operation, .. } = self.plan;
         let mut words = format!(
@@ -87,7 +87,7 @@ impl Configuration<'_> {
         for &size in &self.plan.sizes {
             let operation = &self.plan.operation;
             let bytes = operation.elements(size, self.nproc) * operation.dtype.size_bytes();
-            // Each rank has two buffers of the whole size, and what stands for them on the host.
+            // Each rank has two buffers of the whole size, and for a device their copies on the host.
             let num_buffers = if self.plan.device == Device::Cpu { 2.0 } else { 4.0 };
             let per_rank = num_buffers * bytes as f64 + self.scratch_bytes(local_ranks, bytes);
             let needed = per_rank * local_ranks as f64;
@@ -111,7 +111,7 @@ impl Configuration<'_> {
                 let hosts_here = if local_ranks == self.nproc { comm.hosts } else { 1 };
                 let ranks_per_host = (local_ranks / hosts_here).max(1);
                 // A rank has its slice of the partial sums of its host. They have four bytes per element if the
-                // type has two. There are several, but at most this many, if the ranks are no power of two.
+                // type has two. There are several, but at most this many, if the number of ranks is not a power of two.
                 let num_partials = match ranks_per_host {
                     count if count.is_power_of_two() => 1,
                     count => 2 * count.ilog2(),

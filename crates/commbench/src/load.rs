@@ -105,7 +105,7 @@ fn from_line(line: &Value) -> std::result::Result<Measured, String> {
     let nproc = line.get("ranks").and_then(Value::as_u64).filter(|&n| n > 0);
     let bytes = line.get("bytes").and_then(Value::as_u64).filter(|&n| n > 0);
     let ms = line.get("ms").and_then(Value::as_f64).filter(|&ms| ms > 0.0);
-    // By default the time is that of an operation in place.
+    // By default the time is for an operation in place.
     let is_in_place = line.get("in_place").and_then(Value::as_bool).unwrap_or(true);
     let name = if is_in_place { name.to_owned() } else { format!("{name}, out of place") };
     // By default the operation is an all-reduce.

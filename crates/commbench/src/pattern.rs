@@ -85,7 +85,7 @@ impl Pattern {
 /// An element of a rank's input.
 fn value(redop: Option<ReduceOp>, rank: usize, at: usize) -> i64 {
     let mixed = at * 31 + rank * 17 + at * rank * 7;
-    // The first ranks give much. Of all others, only so many give something to an element that results stay small.
+    // The first ranks contribute most. Of the others, few contribute to each element, so that results stay small.
     let is_first = rank < 64;
     let is_one_of = |ranks: usize| (at + rank).is_multiple_of(ranks);
     let value = match redop {

@@ -27,7 +27,7 @@ const SWEEP_MB: [u64; 4] = [1, 10, 100, 1024];
 /// every rank.
 const MAX_ITERS: usize = 1_000_000;
 
-/// What is to be measured, and where the results go.
+/// The measurements to take, and the destinations of their results.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The operation.
@@ -52,7 +52,7 @@ pub struct Plan {
     pub pin_cores: bool,
     /// How the ranks talk to each other.
     pub comm: CommConfig,
-    /// What is printed.
+    /// The screen.
     pub screen: Screen,
     /// File for the report.
     pub json: Option<PathBuf>,

@@ -1,5 +1,5 @@
 //! Runs the ranks of a configuration as processes. They get the same command line as this process, and an
-//! environment variable that says what to measure.
+//! environment variable with their job.
 //!
 //! Rank 0 writes its results to a file in this process's memory, which has no name in any folder.
 
@@ -22,7 +22,7 @@ use super::result::Row;
 /// The environment variable with the [`Job`] of the ranks, as JSON.
 const JOB: &str = "PACELINE_BENCH";
 
-/// What the ranks of a configuration have to do.
+/// The job of the ranks of a configuration.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Job {
     pub(super) transport: TransportName,
@@ -77,8 +77,8 @@ pub(super) fn launch(
     Ok((reporter, ended))
 }
 
-/// Why the ranks failed, from the launcher's exit code; `None` if they did not. The ranks have printed
-/// the details themselves.
+/// The reason of a failure, from the launcher's exit code; `None` if the ranks did not fail. The ranks
+/// have printed the details themselves.
 fn why_failed(code: u8) -> Option<String> {
     let how = match code {
         0 => return None,

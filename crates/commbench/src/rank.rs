@@ -1,4 +1,4 @@
-//! What every rank does for one configuration: allocate, warm up, take times, check.
+//! The work of every rank for one configuration: allocate, warm up, take times, check.
 //!
 //! Before each timed call the ranks meet at a barrier. Every rank then takes the wall-clock time of its
 //! own call. The time of the iteration is the longest of these times.
@@ -27,7 +27,7 @@ pub(super) fn measure(
 ) -> Result<()> {
     let Configuration { plan, transport, nproc: world } = configuration;
     let operation = plan.operation;
-    // What is copied to a device and back is read and written more often.
+    // Data that are copied to a device and back are read and written more often.
     let shares_memory = matches!(transport, TransportName::Thread | TransportName::Shm)
         && plan.device == Device::Cpu;
     let memory = if shares_memory { bandwidth_gb_s(group)? } else { None };

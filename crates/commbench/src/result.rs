@@ -17,7 +17,7 @@ pub struct Timing {
     pub max_us: f64,
     /// Size over time, in GB/s.
     pub alg_bw: f64,
-    /// `alg_bw` times [`bus_factor`], in GB/s: what each link carries, for every operation.
+    /// `alg_bw` times [`bus_factor`], in GB/s: the load of each link, for every operation.
     pub bus_bw: f64,
     /// Elements with a wrong result; `None` if the result was not checked.
     pub wrong: Option<u64>,
@@ -116,9 +116,9 @@ pub struct BenchReport {
     pub device: Device,
     /// The bandwidth of this machine's memory in GB/s: the most that any configuration measured.
     pub memory_bandwidth_gb_s: Option<f64>,
-    /// What was measured.
+    /// The measured rows.
     pub rows: Vec<Row>,
-    /// What was not measured.
+    /// The configurations that were not measured.
     pub skipped: Vec<Skipped>,
 }
 

@@ -7,7 +7,7 @@ use super::result::{BenchReport, Row, Skipped};
 use super::table::ColumnSet;
 use super::{lines, table};
 
-/// What is printed for each size.
+/// The format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Style {
     /// The table of nccl-tests
@@ -19,7 +19,7 @@ pub enum Style {
 /// Prints to standard output.
 #[derive(Clone, Copy, Debug)]
 pub struct Screen {
-    /// What is printed for each size.
+    /// The format of the output.
     pub style: Style,
     /// Which columns the table has.
     pub columns: ColumnSet,
