@@ -35,7 +35,7 @@ pub enum Failure {
     NotFinite {
         /// The number of the step, from 1.
         step: u64,
-        /// What was found, and what the user can do.
+        /// The finding, and the user's remedy.
         message: String,
     },
     /// This rank ended only because another rank failed. The other rank reports the cause.
@@ -44,7 +44,7 @@ pub enum Failure {
     /// This rank ended only because these ranks have ended, or did not come in time.
     #[error("{message}")]
     Missing {
-        /// What this rank has seen.
+        /// The observation of this rank.
         message: String,
         /// The ranks that it is about.
         ranks: Vec<usize>,
@@ -54,7 +54,7 @@ pub enum Failure {
     Stopped {
         /// The signal.
         signal: i32,
-        /// What the user has to know, on the rank that reports it.
+        /// Information for the user, on the rank that reports it.
         message: Option<String>,
         /// The ranks that had the signal, if this rank had none.
         others: Vec<usize>,

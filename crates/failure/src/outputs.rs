@@ -1,6 +1,6 @@
 //! The files that commands write. Commands check before any work starts that their files can be written.
 //! The charts, tables, reports and JSON files of all commands are written here, each as a whole: whoever reads the file
-//! finds what was there before or all of what was written.
+//! finds the old contents or all of the new ones.
 //!
 //! Most names are chosen by this program, in folders where others may have planted links. A link, a FIFO or a device of such a
 //! name is replaced itself, and what it leads to stays. Names that a user has stated for one file, such as that of `--json`, are
