@@ -1,4 +1,4 @@
-//! The one way to open what others wrote, and what others may have planted where this program writes.
+//! The one way to open files that others wrote, and files that others may have planted where this program writes.
 //!
 //! A path that a user names, or that lies in a folder that others can write to, may be a FIFO on which an open waits
 //! for ever, a device without an end, a file of any size, or a link to something that must not be overwritten. So:
@@ -12,8 +12,8 @@
 //! Links to files that are only read are followed: caches of model files and shared data sets consist of them. Links above
 //! the last part of a path are followed always.
 //!
-//! What others wrote is also shown in one way: [`printable`] and its like, which let no name command a terminal. Messages
-//! show a path by [`Printable::printable`], so that no name starts a line of its own.
+//! Text that others wrote is also shown in one way, [`printable`] and its like, so that no name controls a terminal.
+//! Messages show a path by [`Printable::printable`], so that no name starts a line of its own.
 //!
 //! This crate does not know what the files hold.
 #![forbid(unsafe_code)]
@@ -33,7 +33,7 @@ use rustix::fs::{Mode, OFlags};
 /// Opens a regular file for reading. Anything else is an error that says what it is. Never waits for a writer.
 ///
 /// # Errors
-/// Those of the operating system, and [`io::ErrorKind::InvalidInput`] for what is no regular file.
+/// Those of the operating system, and [`io::ErrorKind::InvalidInput`] for anything but a regular file.
 pub fn open(path: &Path) -> io::Result<File> {
     // A device may act when it is opened, so what can be known before is asked first.
     regular(&std::fs::metadata(path)?.file_type())?;
@@ -85,7 +85,7 @@ pub fn read_stream(path: &Path, limit_bytes: u64) -> io::Result<String> {
 /// `path` must not be a link, and what is there must be a regular file.
 ///
 /// # Errors
-/// Those of the operating system, and [`io::ErrorKind::InvalidInput`] for a link or for what is no regular file.
+/// Those of the operating system, and [`io::ErrorKind::InvalidInput`] for a link or for anything but a regular file.
 pub fn create(path: &Path) -> io::Result<File> {
     let file = open_or_create(path)?;
     file.set_len(0)?;
@@ -128,7 +128,7 @@ pub fn open_to_write(path: &Path) -> io::Result<File> {
 /// Checks, before any work is done, that nothing stands at a name that this program chooses which [`create`] would refuse.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidInput`] for a link and for what is no regular file.
+/// [`io::ErrorKind::InvalidInput`] for a link and for anything but a regular file.
 pub fn check_own(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if found.is_symlink() => Err(refused("a link")),

@@ -13,7 +13,7 @@ use std::path::Path;
 /// Names of files, as they stand in messages. Their `display` shows line ends as they are, so the rest of a name would
 /// look like a message of its own.
 pub trait Printable {
-    /// The name as [`printable`] shows it. Bytes that are no UTF-8 become U+FFFD.
+    /// The name as [`printable`] shows it. Bytes that are not UTF-8 become U+FFFD.
     fn printable(&self) -> Cow<'_, str>;
 }
 
