@@ -1,7 +1,7 @@
 //! A progress bar: one line of a terminal that is drawn again and again.
 //!
 //! The cursor stands at the begin of the line while the bar is shown, because a terminal that becomes narrower breaks the line
-//! in two and keeps the cursor at the same character. So whatever the terminal has made of the line, it lies behind the cursor,
+//! in two and keeps the cursor at the same character. So whatever the terminal has made of the line, it lies after the cursor,
 //! and the next drawing erases it. A stream of lines erases it too ([`Stream::line`]).
 //!
 //! Input: how much is done, and facts about it. This module does not know what makes progress.
@@ -24,16 +24,16 @@ const WINDOW: Duration = Duration::from_secs(10);
 const MAX_CELLS: usize = 30;
 const MIN_CELLS: usize = 5;
 
-/// What a bar shows.
+/// The contents of a bar.
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
-    /// What makes progress.
+    /// The name of the task.
     pub name: String,
     /// How much is done.
     pub done: u64,
     /// How much there is to do; 0 if that is not known.
     pub of: u64,
-    /// What else there is to say, the most important first. If the terminal is narrow, the last ones are left out.
+    /// Other facts, the most important first. If the terminal is narrow, the last ones are left out.
     pub facts: Vec<String>,
 }
 
@@ -76,7 +76,7 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// A bar on this stream. `None` if the stream is no terminal on which a line can be drawn again.
+    /// A bar on this stream. `None` if the stream is not a terminal on which a line can be drawn again.
     pub fn new(stream: &'static Stream) -> Option<Self> {
         stream.width_of_bar()?;
         streams::expect_bars();
@@ -121,7 +121,7 @@ impl Drop for Bar {
     }
 }
 
-/// What a task counts.
+/// The unit of a task's count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Shown in MB, of 1e6 bytes.
@@ -141,7 +141,7 @@ pub struct TaskBar {
 }
 
 impl TaskBar {
-    /// A bar with this name. Nothing is drawn if `quiet`, or if standard error is no terminal.
+    /// A bar with this name. Nothing is drawn if `quiet`, or if standard error is not a terminal.
     pub fn new(name: impl Into<String>, unit: Unit, quiet: bool) -> Self {
         let bar = if quiet { None } else { Bar::new(streams::stderr()) };
         Self { bar, name: name.into(), unit, of: None, speed: Speed::default() }
@@ -152,7 +152,7 @@ impl TaskBar {
         self.bar.is_some()
     }
 
-    /// So much is done now, of so much if that is known. Another total begins another count.
+    /// Shows the count, and its total if that is known. Another total begins another count.
     pub fn show(&mut self, done: u64, of: Option<u64>) {
         let Some(bar) = &mut self.bar else { return };
         if self.of != of {
@@ -176,7 +176,7 @@ impl TaskBar {
     }
 }
 
-/// What a task's bar says.
+/// The facts of a task's bar.
 fn facts(unit: Unit, done: u64, of: Option<u64>, per_s: Option<f64>) -> Vec<String> {
     let mb = |bytes: f64| format!("{:.1}", bytes / 1e6);
     let so_far = match (unit, of) {
@@ -200,9 +200,9 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// The count has this value now. The first value is where it begins.
+    /// Marks the value of the count at this moment. The first value is where it begins.
     pub fn mark(&mut self, now: Instant, count: u64) {
-        // Marks that follow each other closely would be many.
+        // Marks close to each other would be many.
         let close = |(at, _): &(Instant, u64)| now.duration_since(*at) < INTERVAL;
         if self.marks.len() > 1 && self.marks.iter().nth_back(1).is_some_and(close) {
             self.marks.pop_back();
@@ -232,7 +232,7 @@ pub fn three_digits(value: f64) -> String {
     }
 }
 
-/// What is left, such as `1:05 left`.
+/// The time that is left, such as `1:05 left`.
 pub fn time_left(seconds: f64) -> String {
     let seconds = seconds.ceil() as u64;
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);

@@ -64,7 +64,7 @@ pub struct Disk {
     recorder: Option<std::sync::Arc<power_cut::Recorder>>,
 }
 
-/// What is about to be done to the disk.
+/// An operation that is about to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Making a folder.
@@ -116,7 +116,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Opens a file for reading and writing, with what it holds, or makes it.
+    /// Opens a file for reading and writing, with its contents, or makes it.
     pub fn open_or_create(&self, path: &Path) -> io::Result<DiskFile> {
         self.enter(Operation::Create)?;
         let file = paceline_files::open_or_create(path)?;
@@ -131,7 +131,7 @@ impl Disk {
         Ok(DiskFile { file: self.raw(file, Some(path)) })
     }
 
-    /// Opens for writing what the user has named, whatever it is: a device, a pipe, or a link to one. A pipe without a
+    /// Opens for writing the file that the user has named, whatever it is: a device, a pipe, or a link to one. A pipe without a
     /// reader is an error after [`READER_LIMIT`].
     pub fn open_named(&self, path: &Path) -> io::Result<DiskFile> {
         self.enter(Operation::Create)?;
@@ -181,7 +181,7 @@ impl Disk {
         outcome
     }
 
-    /// Removes what a killed process may have left of the file at `path`.
+    /// Removes the parts of the file at `path` that a killed process may have left.
     pub fn remove_partial(&self, path: &Path) -> io::Result<()> {
         match self.remove(&partial(path)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -210,7 +210,7 @@ impl Disk {
         let raw = out.into_inner().map_err(io::IntoInnerError::into_error)?;
         raw.sync()?;
         if !has_name {
-            // What an earlier process has left under this name is of no use.
+            // A file that an earlier process has left under this name is of no use.
             self.remove(partial).or_else(|error| match error.kind() {
                 io::ErrorKind::NotFound => Ok(()),
                 _ => Err(error),
@@ -299,7 +299,7 @@ pub struct DiskFile {
 }
 
 impl DiskFile {
-    /// Removes what the file holds.
+    /// Removes the file's contents.
     pub fn clear(&mut self) -> io::Result<()> {
         self.file.disk.enter(Operation::Write)?;
         self.file.file.set_len(0)?;
@@ -312,7 +312,7 @@ impl DiskFile {
         self.file.file.set_len(len_bytes)
     }
 
-    /// Forces what has been written to the disk.
+    /// Forces the written bytes to the disk.
     pub fn sync(&self) -> io::Result<()> {
         self.file.sync()
     }

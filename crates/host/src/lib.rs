@@ -1,5 +1,5 @@
-//! What a program has around it: the disk that it writes to, standard output and standard error, the terminal, progress
-//! bars, and the resources of this machine.
+//! The surroundings of a program: the disk that it writes to, standard output and standard error, the terminal,
+//! progress bars, and the resources of this machine.
 //!
 //! Nothing here knows of ranks, runs or models, nor how a command fails.
 #![forbid(unsafe_code)]

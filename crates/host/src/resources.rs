@@ -28,8 +28,8 @@ fn field_bytes(path: &str, name: &str) -> Option<u64> {
     Some(field(path, name)?.strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
-/// Bytes of memory that a new process could use without swapping, if the system says: the smaller of what
-/// the kernel calls available and what the control groups of this process leave.
+/// Bytes of memory that a new process could use without swapping, if the system says: the smaller of the kernel's available
+/// memory and the memory that the control groups of this process leave.
 pub fn available_bytes() -> Option<u64> {
     let available = field_bytes("/proc/meminfo", "MemAvailable")?;
     let groups = cgroup::memory_groups(Path::new("/")).into_iter();

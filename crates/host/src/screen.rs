@@ -1,4 +1,4 @@
-//! What is known of the terminal that a stream is shown on: how wide it is, and whether a line can be drawn over.
+//! The terminal that a stream is shown on: how wide it is, and whether a line can be drawn over.
 //!
 //! Input: a file descriptor and the environment. Output: widths. Everything that is printed for people asks here, so there
 //! is one rule:
@@ -25,7 +25,7 @@ const UNKNOWN_WIDTH: usize = 80;
 /// has become narrower and has broken the line in two, that is both of its parts.
 pub const ERASE: &str = "\r\x1b[J";
 
-/// What Open MPI and PRRTE, MPICH and others set for each of their ranks.
+/// The variables that Open MPI and PRRTE, MPICH and others set for each of their ranks.
 const OF_MPI: [&str; 3] = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"];
 
 /// How many characters a line of a table may have.

@@ -6,8 +6,8 @@
 //! must not stop training: once the reader has taken nothing for ten seconds, lines are lost, and a line that says how
 //! many takes their place. The launcher's own lines wait for nobody, because it watches its ranks.
 //!
-//! A line may hold names that others chose, in files, paths and command lines, so each is made printable here. What commands
-//! the terminal (a progress bar) and what a user's own program writes go the other way, [`Stream::bytes`] and
+//! A line may hold names that others chose, in files, paths and command lines, so each is made printable here. Text that
+//! commands the terminal (a progress bar) and text that a user's own program writes go the other way, [`Stream::bytes`] and
 //! [`Stream::piece`].
 //!
 //! This module does not know what is printed.
@@ -58,7 +58,7 @@ pub fn stderr() -> &'static Stream {
     &STDERR
 }
 
-/// From now on a thread writes what goes to either stream, and the reader has time.
+/// From now on a thread writes the text of either stream, and the reader has time.
 pub fn buffer() {
     for stream in [&STDOUT, &STDERR] {
         stream.buffer();
@@ -66,7 +66,7 @@ pub fn buffer() {
     }
 }
 
-/// From now on a reader that stands still is hardly waited for: a run has failed, or its user wants an end.
+/// From now on a reader that stands still is hardly waited for: a run has failed, or its user wants it to end.
 pub fn hurry() {
     STDOUT.lock().is_hurried = true;
     STDERR.lock().is_hurried = true;
@@ -99,7 +99,7 @@ pub fn finish(code: u8) -> u8 {
     if let Some(problem) = &problem {
         STDERR.line(&format!("error: {problem}"));
     }
-    // Nobody could be told of an error here.
+    // Nobody could be informed of an error here.
     let lost = STDERR.finish().unwrap_or(0);
     if let Some(loss) = STDERR.loss(lost, "standard error") {
         STDERR.line(&format!("error: {loss}"));
@@ -232,7 +232,7 @@ impl Stream {
         self.add(state, format!("{end}{erase}{text}\n").into_bytes());
     }
 
-    /// What erases a progress bar of this process, or of one that shares its terminal.
+    /// The text that erases a progress bar of this process, or of one that shares its terminal.
     fn erasure(&self) -> &'static str {
         let is_needed = BARS.load(Ordering::Relaxed) && self.width_of_bar().is_some();
         if is_needed { screen::ERASE } else { "" }
@@ -250,14 +250,14 @@ impl Stream {
         self.add(self.lock(), bytes);
     }
 
-    /// Writes what one of several sources has said: a whole line, or a part of one. `prefix` stands in front of each
+    /// Writes the text of one of several sources: a whole line, or a part of one. `prefix` stands in front of each
     /// of its lines. A line of another source begins on a new line, even if the one before has no end yet. Waits for
     /// room. If the reader stands still for too long, the piece is lost, which the command says at its end.
     pub fn piece(&self, source: usize, prefix: &str, piece: &[u8]) {
         let erase = self.erasure();
         let mut state = self.await_room(prefix.len() + piece.len());
         if state.is_full(prefix.len() + piece.len()) {
-            // The rest of a line that has begun is lost: what follows begins on a line of its own.
+            // The rest of a line that has begun is lost: the next text begins on a line of its own.
             if state.open.take().is_some() {
                 state.waiting.push_back(b'\n');
             }
@@ -331,7 +331,7 @@ impl Stream {
         }
     }
 
-    /// What the thread does.
+    /// The loop of the thread.
     fn write_for_ever(&self) {
         let mut piece = Vec::with_capacity(PIECE_BYTES);
         let mut state = self.lock();
@@ -362,7 +362,7 @@ impl Stream {
     }
 
     /// Waits until everything is written, or the reader has taken nothing for too long. Returns the lines that are lost.
-    /// A reader that is gone, such as `head`, is no error.
+    /// A reader that is gone, such as `head`, is not an error.
     fn finish(&self) -> io::Result<u64> {
         let mut state = self.lock();
         let mut still = Still::of(&state);

@@ -25,7 +25,7 @@ pub fn warn(text: &str) {
     streams::stderr().line(&format!("warning: {text}"));
 }
 
-/// A word as it can be typed again: what is not UTF-8 in it as `\xff`.
+/// A word as it can be typed again, with `\xff` for bytes that are not UTF-8.
 pub fn named(word: &OsStr) -> String {
     let mut text = String::new();
     for chunk in word.as_encoded_bytes().utf8_chunks() {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{Disk, Operation};
 
-/// What goes wrong.
+/// The kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// One operation fails; the next ones succeed.
@@ -49,7 +49,7 @@ impl Disk {
         Self::with_fault(Fault::Fails, usize::MAX)
     }
 
-    /// A disk on which nothing goes wrong, and which takes so long whenever it is waited for.
+    /// A disk on which nothing goes wrong, and which takes `pause` whenever it is waited for.
     pub fn slow(pause: Duration) -> Self {
         let Self { faults, .. } = Self::without_fault();
         let faults = faults.and_then(Arc::into_inner).map(|faults| Faults { pause, ..faults });

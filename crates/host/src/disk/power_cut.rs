@@ -1,6 +1,6 @@
 //! A record of what was done to a disk, and the states in which a power cut can leave that disk, for tests.
 //!
-//! The model is pessimistic, as file systems are allowed to be. What a file holds is on the disk once the file has been
+//! The model is pessimistic, as file systems are allowed to be. Contents are on the disk once the file has been
 //! synced. Before that, its last writes may be missing or torn, and its length may be kept or not. The names in a folder
 //! are on the disk once that folder has been synced. Before that, any first part of the changes of names may have
 //! reached the disk, or any last part without the first.
@@ -31,7 +31,7 @@ pub enum Recorded {
         /// The bytes.
         bytes: Vec<u8>,
     },
-    /// What the file holds was forced to the disk.
+    /// The contents of the file were forced to the disk.
     Sync(usize),
     /// Another name of a file.
     Link {
@@ -51,7 +51,7 @@ pub enum Recorded {
     Remove(PathBuf),
     /// The names in the folder were forced to the disk.
     SyncFolder(PathBuf),
-    /// Somebody was told that everything so far is safe.
+    /// Somebody was informed that everything so far is safe.
     Acknowledged(u64),
 }
 
@@ -84,7 +84,7 @@ impl Disk {
         Self { recorder: Some(Arc::default()), ..Self::default() }
     }
 
-    /// What has been done so far.
+    /// The operations so far.
     pub fn operations(&self) -> Vec<Recorded> {
         self.recorder.as_ref().map_or_else(Vec::new, |recorder| recorder.lock().1.clone())
     }
@@ -101,7 +101,7 @@ impl Disk {
     }
 }
 
-/// What becomes of bytes that have not been synced.
+/// The fate of bytes that have not been synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unsynced {
     /// They are on the disk by chance.
@@ -143,7 +143,7 @@ enum Change {
 
 #[derive(Clone, Debug, Default)]
 struct Contents {
-    /// What has been synced.
+    /// The contents that have been synced.
     synced: Vec<u8>,
     /// All writes since then.
     writes: Vec<Vec<u8>>,
@@ -174,7 +174,7 @@ impl Entries {
     }
 }
 
-/// A disk below one folder: what it holds, and what of it has been synced.
+/// A disk below one folder: its contents, and the part of them that has been synced.
 #[derive(Clone, Debug)]
 pub struct ModelDisk {
     root: PathBuf,
@@ -189,7 +189,7 @@ impl ModelDisk {
         Self { root: root.to_owned(), files: BTreeMap::new(), folders: vec![Entries::default()] }
     }
 
-    /// Does what was done to the real disk.
+    /// Repeats on the model an operation of the real disk.
     pub fn apply(&mut self, operation: &Recorded) {
         match operation {
             Recorded::Folder(path) => {
@@ -293,7 +293,7 @@ impl ModelDisk {
         }
     }
 
-    /// What has this name now.
+    /// The file or folder that has this name now.
     fn find(&self, path: &Path) -> Option<Node> {
         let below = path.strip_prefix(&self.root).ok()?;
         below.iter().try_fold(Node::Folder(0), |at, name| {

@@ -88,7 +88,7 @@ fn folders(root: &Path) -> Vec<(Vec<PathBuf>, Names)> {
     all
 }
 
-/// What the group in a folder limits, if it does.
+/// The limit of the group in a folder, if it has one.
 fn limit_of(folder: &Path, names: &Names) -> Option<MemoryGroup> {
     let text = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
@@ -98,7 +98,7 @@ fn limit_of(folder: &Path, names: &Names) -> Option<MemoryGroup> {
     Some(MemoryGroup { limit, left: left(limit, used, &statistics, names.given_up) })
 }
 
-/// What a group leaves of its `limit`. The pages of files that nobody has touched lately count as used, but the kernel
+/// The bytes of `limit` that are left. The pages of files that nobody has touched lately count as used, but the kernel
 /// gives them up as soon as memory is needed.
 fn left(limit: u64, used: u64, statistics: &str, given_up: &str) -> u64 {
     let line = statistics.lines().find_map(|line| line.strip_prefix(given_up));

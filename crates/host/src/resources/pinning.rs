@@ -1,6 +1,6 @@
 //! Which processors of this host each rank gets for itself.
 //!
-//! Input: the processors that this process may use, what the system says of them (sysfs), and how many ranks and threads there
+//! Input: the processors that this process may use, their description in sysfs, and how many ranks and threads there
 //! are. Output: for each rank, the processors of the threads that compute, and those of the threads beside them. This file does
 //! not know what threads do, and binds none.
 //!
@@ -17,7 +17,7 @@ use paceline_files::Printable;
 
 use crate::text::plural;
 
-/// Processors are numbered below this: what a set of the kernel's interface holds.
+/// Processors are numbered below this: the size of a set in the kernel's interface.
 const MAX_PROCESSORS: usize = 1024;
 
 /// The processors of a rank.
@@ -34,17 +34,17 @@ pub struct RankProcessors {
 pub struct Pinning {
     /// By local rank.
     pub ranks: Vec<RankProcessors>,
-    /// What was found out and decided, in words.
+    /// The findings and decisions, in words.
     pub told: Vec<String>,
 }
 
 impl Pinning {
-    /// That ranks are pinned, and to what: a sentence.
+    /// A sentence that says that ranks are pinned, and to which processors.
     pub fn words(&self) -> String {
         format!("Pinned to processors: {}", self.who())
     }
 
-    /// Who has which processors, in words.
+    /// The processors of each rank, in words.
     pub fn who(&self) -> String {
         const SHOWN: usize = 8;
         let of = |(rank, processors): (usize, &RankProcessors)| {
