@@ -1,6 +1,6 @@
 //! One file into the cache: complete and with the digest that the Hub states, or not at all.
 //!
-//! Input: a file of a listing. Output: a blob. What is received before a connection breaks is kept, and the next attempt
+//! Input: a file of a listing. Output: a blob. Bytes that came before a connection breaks are kept, and the next attempt
 //! asks for the rest. One process fetches a file, and others wait for it. This module does not know which files are needed.
 
 use std::fs::{self, File};
@@ -154,14 +154,14 @@ impl Fetcher<'_> {
             };
             bar.say(&format!("fetching {}, {} bytes{from}", file.path, file.num_bytes));
         }
-        // The speed is that of what comes now.
+        // The speed is that of the bytes that come now.
         bar.show(received, Some(file.num_bytes));
         bar
     }
 }
 
 impl Partial {
-    /// What an earlier attempt has left, or nothing.
+    /// The part that an earlier attempt has left, or nothing.
     fn of(file: File, of: &RemoteFile) -> io::Result<Self> {
         let received = file.metadata()?.len();
         let mut partial = Self { file, hasher: hasher(of), received };

@@ -40,7 +40,7 @@ pub struct Item {
     pub name: &'static str,
     /// Its published checksum.
     pub md5: &'static str,
-    /// More bytes than it has. What is longer is not the published file, and is not received to its end.
+    /// More bytes than it has. A longer file is not the published one, and is not received to its end.
     pub max_bytes: u64,
     /// The files that an archive is unpacked to, in the subfolder. Empty for a file that is not an
     /// archive.

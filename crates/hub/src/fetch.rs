@@ -1,4 +1,4 @@
-//! The files that are needed of a model or a data set, into the cache.
+//! Fetches the needed files of a model or a data set into the cache.
 //!
 //! Input: a name. Output: a snapshot in the cache, and where it is. This module does not know how one file is fetched.
 
@@ -34,7 +34,7 @@ pub fn fetch_data(name: &str, revision: Option<&str>, quiet: bool) -> Result<()>
     of_hub(Kind::Data, name, revision, quiet)
 }
 
-/// Fetches what is needed from the Hub into the cache, and says where it is.
+/// Fetches the needed files from the Hub into the cache, and says where they are.
 fn of_hub(kind: Kind, named: &str, revision: Option<&str>, quiet: bool) -> Result<()> {
     let command = format!("paceline fetch {} {named}", kind.command());
     let refused = |problem: String| Failure::Usage(format!("{command}: {problem}"));
@@ -71,7 +71,7 @@ fn of_hub(kind: Kind, named: &str, revision: Option<&str>, quiet: bool) -> Resul
     let (snapshot, facts) = match (fetched, cache.snapshot(&name).filter(is_whole)) {
         (Ok(done), _) => done,
         (Err(Trouble::Refused(problem)), _) => return Err(refused(problem)),
-        // As `huggingface_hub` does it: what was fetched before is what there is.
+        // As in `huggingface_hub`: the files that were fetched before are used.
         (Err(Trouble::Unreachable(problem)), Some(snapshot)) => {
             warn(&format!("{problem}; the cache has what was fetched before, which may be older"));
             (snapshot, "in the cache already".to_owned())
@@ -131,7 +131,7 @@ fn into_cache(
     Ok((Snapshot { folder: cache.snapshot_folder(name, &commit), commit }, facts))
 }
 
-/// The parts of the weights among the files of a model. Says what is wrong with the index, or which part is missing.
+/// The parts of the weights among the files of a model. An error names the fault of the index, or the missing part.
 fn parts_among(
     listed: &[RemoteFile],
     index: &Path,
@@ -148,7 +148,7 @@ fn parts_among(
     parts.into_iter().map(part).collect()
 }
 
-/// The files that are needed, without the parts that an index names. Says what is missing if that is of no use.
+/// The files that are needed, without the parts that an index names. Fails without a file that all else needs.
 fn needed(kind: Kind, files: &[RemoteFile]) -> std::result::Result<Vec<RemoteFile>, String> {
     let has = |path: &str| files.iter().any(|file| file.path == path);
     match kind {
@@ -200,7 +200,7 @@ fn total_bytes<'a>(
 
 /// Fails if the files do not fit onto the disk.
 fn check_space(folder: &Path, num_bytes: u64) -> std::result::Result<(), Trouble> {
-    // A system that does not say is not asked again: the write that fails will say it.
+    // A system that does not say is not asked again: the write that fails will report it.
     let Ok(disk) = statvfs(folder) else { return Ok(()) };
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     if num_bytes <= free {
@@ -214,7 +214,7 @@ fn check_space(folder: &Path, num_bytes: u64) -> std::result::Result<(), Trouble
     )))
 }
 
-/// What to put where if there is no network.
+/// The files to put into place by hand if there is no network.
 fn by_hand(cache: &Cache, name: &Name) -> String {
     let folder = cache.folder(name);
     let (files, flags) = match name.kind {

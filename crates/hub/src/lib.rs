@@ -10,8 +10,8 @@
 //! | `fetch.rs` | which files are needed, and what to do without a network |
 //! | [`download`] | the files of a data set that is published elsewhere |
 //!
-//! Training only looks names up. Nothing but `paceline fetch` uses the network. Of what the files contain, this crate knows
-//! which parts an index of weights names.
+//! Training only looks names up. Nothing but `paceline fetch` uses the network. Of the contents of the files, this crate knows only
+//! the parts that an index of weights names.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 

@@ -15,19 +15,19 @@ use paceline_model::pretrained::{
 use super::cache::{Cache, Snapshot, user_cache, variable};
 use super::name::{Kind, MAIN, Name};
 
-/// What the value of a flag means.
+/// The meaning of the value of a flag.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// The folder, which need not exist if the value is no name. For an existing file it is that file.
+    /// The folder, which need not exist if the value is not a name. For an existing file it is that file.
     pub path: PathBuf,
-    /// How a name was found, in words. `None` if the value is no name.
+    /// How a name was found, in words. `None` if the value is not a name.
     pub note: Option<String>,
     /// The flag, the name, and the commit that was found for it. The same for all who have found the same files, wherever
     /// these are.
     pub revision: Option<String>,
 }
 
-/// What a flag wants from a name.
+/// The files that a flag wants from a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// The settings of a model, without its weights.
@@ -79,13 +79,13 @@ pub(super) fn parts(index: &Path) -> std::result::Result<BTreeSet<String>, Strin
     files_of_index(&text)
 }
 
-/// The model that `value` names at its usual revision, as `OWNER/NAME`. `None` if it names none.
+/// The model that `value` names at its usual revision, as `OWNER/NAME`. `None` if it names no model.
 pub fn model_at_main(value: &Path) -> Option<String> {
     let name = Name::parse(Kind::Model, value.to_str()?)?;
     (name.revision == MAIN).then(|| name.path())
 }
 
-/// The folder that `value` of `flag` means. What exists counts before a name. A value that can be no name is taken for a
+/// The folder that `value` of `flag` means. An existing path counts before a name. A value that cannot be a name is taken for a
 /// path. Fails for a name that the cache does not have, and for no other reason.
 pub fn find(flag: &str, value: &Path, wanted: Wanted) -> Result<Found> {
     let kind = wanted.kind();
@@ -129,7 +129,7 @@ pub fn find(flag: &str, value: &Path, wanted: Wanted) -> Result<Found> {
     Ok(Found { path: folder, note: Some(note), revision: Some(revision) })
 }
 
-/// Where tokens of a data set in the cache are kept: a folder of this user's, because the cache has files of the Hub only.
+/// Where tokens of a data set in the cache are kept: a folder of this user, because the cache has files of the Hub only.
 pub fn tokens_folder() -> Result<PathBuf> {
     let cache = user_cache(&variable).map(|cache| cache.join("paceline/tokens"));
     cache.ok_or_else(|| {

@@ -1,10 +1,10 @@
 //! Names on the Hub: `OWNER/NAME` or `OWNER/NAME@REVISION`, and short names for some.
 //!
-//! Input: what a user typed. Output: a name, or nothing if it cannot be one. This module looks at no folder.
+//! Input: the text that a user typed. Output: a name, or nothing if it cannot be one. This module looks at no folder.
 
 use std::fmt;
 
-/// What a name is of.
+/// The kind of thing that a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A model.
@@ -21,11 +21,11 @@ const ALIASES: [(Kind, &str, &str); 2] = [
 
 /// The revision that a name without one means.
 pub(super) const MAIN: &str = "main";
-/// More characters are in no name.
+/// The most characters of a name.
 const MAX_CHARS: usize = 96;
 
 impl Kind {
-    /// What it is, in words.
+    /// The kind, in words.
     pub fn words(self) -> &'static str {
         match self {
             Self::Model => "model",
@@ -75,7 +75,7 @@ impl Name {
         })
     }
 
-    /// The name at another revision, unless that can be none.
+    /// The name at another revision, unless that cannot be a revision.
     pub fn at(self, revision: &str) -> Option<Self> {
         is_revision(revision).then(|| Self { revision: revision.to_owned(), ..self })
     }

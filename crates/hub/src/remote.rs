@@ -168,7 +168,7 @@ impl Hub {
         let mut address: Uri = url.parse().map_err(|e| cannot(&e))?;
         let hub = self.endpoint.parse().ok().and_then(|hub| origin(&hub));
         for _ in 0..=MAX_REDIRECTS {
-            // What is counted and hashed are the bytes of the file.
+            // Asks for the bytes of the file as they are, which are counted and hashed.
             let mut request = self.agent.get(&address).header(ACCEPT_ENCODING, "identity");
             if let Some(token) = self.token.as_ref().filter(|_| hub == origin(&address)) {
                 request = request.header(AUTHORIZATION, format!("Bearer {token}"));
@@ -193,7 +193,7 @@ impl Hub {
         Err(cannot(&format!("it redirects more than {MAX_REDIRECTS} times")))
     }
 
-    /// What a status means, and what to do.
+    /// The meaning of a status, and what to do.
     fn trouble(&self, name: &Name, url: &str, status: StatusCode, headers: &HeaderMap) -> Trouble {
         let (kind, page) = (name.kind.words(), self.page(name));
         let code = headers.get("X-Error-Code").and_then(|code| code.to_str().ok());
@@ -211,7 +211,7 @@ impl Hub {
                 "{page} has no revision {}; pass another --revision, or leave it out",
                 name.revision
             ),
-            // The Hub says 401 of what does not exist, too.
+            // The Hub says 401 for things that do not exist, too.
             (401 | 403 | 404, _) if is_known => format!(
                 "there is no {kind} {}, or the token may not read it (status {status} of {url}); check the name, \
                  which has the form OWNER/NAME, and the token",

@@ -1,4 +1,4 @@
-//! What every download shares: the client, the pieces of a body, and the lock on a file.
+//! The common part of all downloads: the client, the pieces of a body, and the lock on a file.
 //!
 //! Input: addresses and files. Output: bytes. This module knows neither data sets nor the Hugging Face Hub.
 
@@ -70,7 +70,7 @@ impl Rate {
     }
 
     /// `body`, which fails once it has come too slowly for a whole window. A thread reads it, because a read may last for
-    /// ever: one that goes through what frames the bytes of a body is content with any progress.
+    /// ever: a read through the framing of a body is content with any progress.
     ///
     /// # Errors
     ///
@@ -92,7 +92,7 @@ impl Rate {
         Ok(Watched { pieces, rest: Cursor::default(), rate: self })
     }
 
-    /// So many bytes have come after this time.
+    /// Counts bytes that have come after this time.
     pub(crate) fn came(&mut self, num_bytes: usize, after: Duration) -> io::Result<()> {
         // A wait that lasts longer was a suspension of this process.
         self.waited += after.min(READ_TIMEOUT);
@@ -138,7 +138,7 @@ impl Read for Watched<'_> {
                     count = self.rest.read(piece)?;
                 }
                 Err(RecvTimeoutError::Timeout) => self.rate.came(0, begin.elapsed())?,
-                // The end of a body is no sign of a slow server.
+                // The end of a body is not a sign of a slow server.
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }

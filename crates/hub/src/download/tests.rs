@@ -75,7 +75,7 @@ static TWO: Source = Source {
     ],
 };
 
-/// More than any file here has.
+/// More bytes than any file here has.
 const MAX_BYTES: u64 = 1 << 16;
 
 fn hello_world() -> Vec<(&'static str, Vec<u8>)> {
