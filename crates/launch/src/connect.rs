@@ -40,7 +40,7 @@ pub fn connect(
     if let Some(threads) = pinned_threads {
         pin(place.local_rank, place.local_world_size, threads)?;
     }
-    // What NCCL does not carry.
+    // The transport for the groups that NCCL does not carry.
     let rest = match (place.is_one_host(), place.local_world_size) {
         (true, _) => TransportName::Shm,
         (false, 1) => TransportName::Tcp,
@@ -109,7 +109,7 @@ fn end_when_panicking(dumper: Dumper) {
             dumper.dump(&cause);
             sender.send(())
         };
-        // Refused a thread, the rank ends without its last words.
+        // If no thread can be started, the rank ends without its last words.
         let _ = paceline_trace::thread_builder("last words").spawn(dump);
         let _ = written.recv_timeout(LAST_WORDS);
         std::process::exit(EXIT_PANICKED);

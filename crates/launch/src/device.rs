@@ -89,7 +89,7 @@ impl Device {
         Ok(())
     }
 
-    /// The cards on which `local_ranks` ranks of this host compute, each once; none if they are no cards. Errors if the driver refuses
+    /// The cards on which `local_ranks` ranks of this host compute, each once; empty without cards. Errors if the driver refuses
     /// one.
     pub fn cards(self, local_ranks: usize) -> paceline_cuda::Result<Vec<Card>> {
         let Device::Cuda(index) = self else { return Ok(Vec::new()) };
@@ -163,7 +163,7 @@ impl FromStr for Device {
                 Ok(index) => Ok(Device::Cuda(Some(index))),
                 Err(_) => Err(format!("{index} is no number of a card; pass cuda or cuda:0")),
             },
-            // Whatever is there.
+            // The device that is there.
             ("auto", "") => match paceline_cuda::probe(None) {
                 Ok(()) => Ok(Device::Cuda(None)),
                 Err(_) => Ok(Device::Cpu),

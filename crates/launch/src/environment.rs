@@ -1,5 +1,5 @@
-//! What paceline's own launcher tells a rank, besides its place among the ranks, in environment
-//! variables.
+//! The environment variables by which paceline's own launcher informs a rank, in addition to its place among the
+//! ranks.
 //!
 //! The place itself is read by `paceline_rendezvous::Placement`, whichever launcher started the ranks.
 
@@ -12,7 +12,7 @@ pub use paceline_rendezvous::{LAUNCH, SECRET};
 use crate::TransportName;
 use paceline_failure::{Failure, Result};
 
-/// The variable that carries the run folder. It is empty on a host without rank 0, which has none.
+/// The variable that carries the run folder. It is empty on a host without rank 0, which has no run folder.
 pub const RUN_FOLDER: &str = "PACELINE_RUN_FOLDER";
 /// The variable that marks the ranks of `paceline evaluate`.
 pub const EVALUATION: &str = "PACELINE_EVALUATION";
@@ -78,7 +78,7 @@ impl Placement {
         }
     }
 
-    /// The transport of a run that was asked for `transport`; `is_stated` says whether by a flag or a file. Under our
+    /// The transport of a run for which `transport` was chosen; `is_stated` if by a flag or a file. Under our
     /// own launcher a run chooses for itself.
     pub fn transport_of_run(&self, transport: TransportName, is_stated: bool) -> TransportName {
         let chooses = !is_stated && self.place.launcher == Launcher::Paceline;

@@ -1,7 +1,7 @@
 //! Starting the ranks of a command on this host, watching them, and ending them together; and what a rank does to join its
 //! group: its place, its transport, how ranks talk to each other.
 //!
-//! This crate knows nothing of models or runs: what the ranks do is the caller's.
+//! This crate knows nothing of models or runs: the caller decides what the ranks do.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 

@@ -1,11 +1,11 @@
 //! Flags about how ranks are started, which `paceline launch` and `paceline train` have in common. They have torchrun's
-//! names. They are no settings of a run: a configuration file does not hold them.
+//! names. They are not settings of a run: a configuration file does not hold them.
 
 use std::time::Duration;
 
 use clap::Args;
 
-/// How long ranks may take to end after a signal of the user's, by default.
+/// How long ranks may take to end after a signal from the user, by default.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 /// A year.
 const MAX_GRACE: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -40,7 +40,7 @@ pub struct StartFlags {
 }
 
 impl StartFlags {
-    /// How long ranks may take to end after a signal of the user's.
+    /// How long ranks may take to end after a signal from the user.
     pub fn grace(&self) -> Duration {
         self.grace.unwrap_or(DEFAULT_GRACE)
     }

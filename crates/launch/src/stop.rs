@@ -28,8 +28,8 @@ impl StopRequest {
     }
 }
 
-/// What a run leaves that was asked to end: `checkpoint` has the folder of `--save` and the number of steps of the
-/// checkpoint in it, if there is one. `is_auto` says whether the run had `--resume auto`.
+/// A sentence about the state that an interrupted run leaves: `checkpoint` has the folder of `--save` and the number of
+/// steps of the checkpoint in it, if there is one. `is_auto` says whether the run had `--resume auto`.
 pub fn left(checkpoint: Option<(&Path, Option<u64>)>, is_auto: bool) -> String {
     match checkpoint {
         Some((folder, Some(steps))) => {

@@ -27,7 +27,7 @@ pub fn run<T: Send>(
         let run_rank = &run_rank;
         let start = |(rank, group): (usize, Group)| {
             let thread = paceline_trace::thread_builder(format!("rank-{rank}"));
-            // A rank that is refused a thread leaves its group, so the others do not wait for it.
+            // A rank whose thread cannot start leaves its group, so the others do not wait for it.
             thread.spawn_scoped(scope, move || run_rank(group))
         };
         let ranks: Vec<_> = groups.into_iter().enumerate().map(start).collect();

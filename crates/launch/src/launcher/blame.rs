@@ -1,6 +1,6 @@
 //! Which rank a failed run is about, and how it ended.
 //!
-//! In go the ranks as they have ended. Out comes the rank that the user has to look at: the one that failed by itself,
+//! Input: the ranks as they have ended. Output: the rank that the user has to look at: the one that failed by itself,
 //! or else the one that the others have waited for in vain.
 
 use std::os::unix::process::ExitStatusExt;
@@ -44,9 +44,9 @@ impl RanksOfHost {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cause {
     /// Its number among the ranks of all hosts. If it is on another host, and the ranks of this host name several or
-    /// none, these are all that they name.
+    /// no ranks, these are all that they name.
     pub(super) ranks: Vec<usize>,
-    /// What happened to it, for the message.
+    /// The event that ended it, for the message.
     pub(super) what: String,
     /// The code to exit with.
     pub(super) code: u8,
@@ -55,7 +55,7 @@ pub(super) struct Cause {
 /// The activity of a rank that SIGSTOP has stopped.
 pub(super) const STOPPED: &str = "is stopped";
 
-/// What a stopped or busy rank does, as the kernel says.
+/// The activity of a stopped or busy rank, according to the kernel.
 pub(super) fn activity(pid: Pid) -> &'static str {
     match orphans::state(pid).map(|(state, _)| state) {
         Some('T') => STOPPED,
@@ -83,7 +83,7 @@ pub(super) fn cause(ranks: &[Rank], place: RanksOfHost, activities: &[&str]) -> 
     if let Some((_, local)) = earliest {
         return ended(local, first, ranks);
     }
-    // All that ended by themselves say that others were the cause.
+    // All ranks that ended by themselves say that others were the cause.
     let mut votes = vec![0; world];
     for rank in ranks {
         culprits(rank).into_iter().filter(|&rank| rank < world).for_each(|rank| votes[rank] += 1);
@@ -119,8 +119,8 @@ pub(super) fn cause(ranks: &[Rank], place: RanksOfHost, activities: &[&str]) -> 
     }
     let has_said_why = |rank: &Rank| rank.error_file.as_deref().is_some_and(|file| file.exists());
     if world > ranks.len() && ranks.iter().any(has_said_why) {
-        // The ranks of this host say that they are not the cause. Without a word of theirs, the exit code may be that
-        // of a program which means something else by it.
+        // The ranks of this host say that they are not the cause. Without a report from them, the exit code may be
+        // that of a program which means something else by it.
         return Cause { ranks: Vec::new(), what: "failed".into(), code: EXIT_CONSEQUENCE };
     }
     let failed =

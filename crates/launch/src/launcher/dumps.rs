@@ -11,7 +11,7 @@ use rustix::fs::{Mode, mkdir};
 
 /// The extension of dumps.
 const EXTENSION: &str = "jsonl";
-/// How the name of a file ends that says why a rank failed.
+/// The ending of the name of a file that says why a rank failed.
 const ERROR_SUFFIX: &str = ".error.json";
 
 /// The most failed attempts of a launch whose dumps are kept.
@@ -27,7 +27,7 @@ pub struct Kept {
 impl Kept {
     /// Removes the dumps, because those of later attempts are there.
     pub(super) fn remove(&self) {
-        // What cannot be removed stays, which does no harm.
+        // A file that cannot be removed stays, which does no harm.
         for path in files_in(&self.folder).filter(|path| is_dump(path)) {
             let _ = std::fs::remove_file(path);
         }
@@ -121,7 +121,7 @@ impl Dumps {
         None
     }
 
-    /// Removes what ranks have said about their failure: it has been reported.
+    /// Removes the ranks' reports about their failure: it has been reported.
     fn remove_errors(&self) {
         let is_error = |path: &PathBuf| path.to_string_lossy().ends_with(ERROR_SUFFIX);
         for path in self.files().filter(is_error) {

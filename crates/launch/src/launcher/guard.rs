@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use paceline_failure::{Failure, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// The line by which the launcher tells the guard that all ranks have ended.
+/// The line that informs the guard that all ranks have ended.
 const FAREWELL: &str = "done";
 /// How long the guard may take to end after that.
 const FAREWELL_WAIT: Duration = Duration::from_secs(1);
@@ -54,7 +54,7 @@ impl Guard {
 
     /// Ends the guard, because nothing is left to watch.
     pub(super) fn dismiss(mut self) {
-        // A guard that has ended already is no error.
+        // It does not matter if the guard has ended already.
         let _ = writeln!(self.pipe, "{FAREWELL}");
         drop(self.pipe);
         // It may have been stopped, and has nothing left to do.
@@ -80,7 +80,7 @@ pub fn guard_groups() -> Result<u8> {
         }
     }
     for group in groups {
-        // A group that has ended by itself is no error.
+        // It does not matter if a group has ended by itself.
         let _ = kill_process_group(group, Signal::KILL);
     }
     for folder in folders {

@@ -1,6 +1,6 @@
 //! The hosts of a run that this program's own launchers start, one launcher per host.
 //!
-//! Takes the flags of this host's launcher. Out come this host's place among the hosts, and where the ranks of all
+//! Takes the flags of this host's launcher. Returns this host's place among the hosts, and where the ranks of all
 //! hosts meet. The launchers know nothing of each other: only their ranks do.
 
 use std::net::ToSocketAddrs;
@@ -26,10 +26,10 @@ pub struct Hosts {
     pub address: String,
     /// The port of that host where the ranks meet.
     pub port: u16,
-    /// What a rank has to present there, the same on all hosts. Empty if the user has set none: then anybody who
-    /// can reach the port may join, and rank 0 warns.
+    /// The secret that a rank has to present there, the same on all hosts. Empty if the user has set no secret:
+    /// then anybody who can reach the port may join, and rank 0 warns.
     pub secret: String,
-    /// How long all ranks of this host may be stopped. Those of other hosts wait for them about as long.
+    /// How long all ranks of this host may be stopped. Ranks of other hosts wait for them about as long.
     pub patience: Duration,
 }
 

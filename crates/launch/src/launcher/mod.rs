@@ -3,8 +3,8 @@
 //! Each rank is a process in a process group of its own. When a rank fails, the others have 200 ms to
 //! notice the failure, to write their last operations to a file and to exit by themselves. Then they get
 //! SIGTERM, and 300 ms later SIGKILL; 700 ms after the failure all ranks have ended. The launcher says
-//! which rank failed, how it ended, what it printed last, and where the last operations are. What ranks have started and
-//! left ends with them, except after a success: then it has the time of `--grace` to end by itself.
+//! which rank failed, how it ended, what it printed last, and where the last operations are. Processes that ranks have
+//! started and left end with them, except after a success: then they have the time of `--grace` to end by themselves.
 //!
 //! When the launcher is killed, even by a signal that it cannot catch, the ranks end too: each rank has
 //! asked the kernel to kill it when its parent dies. A guard process notices the launcher's death when the pipe between
@@ -80,7 +80,7 @@ pub struct Launch {
     pub tee: bool,
     /// Whether rank 0 reads our standard input.
     pub inherits_stdin: bool,
-    /// How long ranks may take to end after a signal of the user's.
+    /// How long ranks may take to end after a signal from the user.
     pub grace: Duration,
 }
 
@@ -167,7 +167,7 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
     launch_with_restarts(args.start.max_restarts, |_| Ok(attempt()))
 }
 
-/// Says which flags have no effect on a single host.
+/// Warns of flags that have no effect on a single host.
 pub fn warn_of_ignored_master_flags(flags: &StartFlags) {
     if ignores_master_flags(flags) {
         warn(
@@ -259,7 +259,7 @@ impl AttemptRendezvous {
     }
 }
 
-/// The environment variables that tell a rank its place in the group, by the names that torchrun gives them.
+/// The environment variables with a rank's place in the group, by the names that torchrun gives them.
 fn rank_variables(
     launch: &Launch,
     local: usize,

@@ -17,12 +17,12 @@ pub(super) struct Orphans {
 impl Orphans {
     /// From now on, the orphans of this process's descendants become its children.
     pub(super) fn adopt() -> Self {
-        // A system that refuses it gives them to its first process, as it does without.
+        // A system that refuses gives orphans to its first process, as it would without the call.
         let _ = set_child_subreaper(Some(getpid()));
         Self { others: children() }
     }
 
-    /// Those that still run. The others are reaped.
+    /// The orphans that still run. The others are reaped.
     pub(super) fn running(&self, ranks: &[Rank]) -> Vec<Pid> {
         let is_rank = |pid: &Pid| ranks.iter().any(|r| r.ended.is_none() && r.group == *pid);
         let mut all = children();

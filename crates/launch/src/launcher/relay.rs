@@ -1,7 +1,7 @@
 //! Passes the ranks' output on, to the terminal and to files, and remembers the last lines of each rank.
 //!
 //! A slow reader slows the ranks down, as in a pipeline. One that stands still is waited for only so long
-//! ([`paceline_host::streams`]), so a rank is not stopped forever by a terminal or a log collector that is.
+//! ([`paceline_host::streams`]), so a rank is not stopped forever by a terminal or a log collector that stands still.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -94,7 +94,7 @@ struct Relay {
     source: Source,
     route: Route,
     keeper: Lines,
-    /// What has been read of the line that has no end yet.
+    /// The text of the line that has no end yet.
     line: Vec<u8>,
 }
 

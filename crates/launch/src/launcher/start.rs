@@ -26,7 +26,7 @@ pub(super) struct Rank {
     pub(super) group: Pid,
     pub(super) last_lines: LastLines,
     pub(super) ended: Option<End>,
-    /// Where it says why it has failed.
+    /// The file in which it says why it has failed.
     pub(super) error_file: Option<PathBuf>,
     /// The last signal by which the launcher has asked it to end.
     pub(super) asked: Option<Signal>,
@@ -39,7 +39,7 @@ impl Rank {
     }
 }
 
-/// What all ranks of a launch have in common.
+/// The common settings of all ranks of a launch.
 #[derive(Debug)]
 pub(super) struct Common<'a> {
     pub(super) launch: &'a Launch,
@@ -51,7 +51,7 @@ pub(super) struct Common<'a> {
 }
 
 impl Common<'_> {
-    /// Starts a rank, given its number on this host and the variables that tell it its place.
+    /// Starts a rank, given its number on this host and the variables with its place.
     pub(super) fn start(&self, local: usize, variables: &[(&str, String)]) -> io::Result<Rank> {
         let Self { launch, own_program, dump_folder, events } = self;
         let rank = launch.first_rank() + local;
@@ -120,7 +120,7 @@ fn log_file(folder: &Path, rank: usize, restarts: Restarts) -> io::Result<File> 
         return paceline_files::create(&path);
     }
     let mut file = paceline_files::open_or_create(&path)?;
-    // What still writes for an earlier attempt must not write over this one's lines.
+    // A process of an earlier attempt that still writes must not write over this one's lines.
     let flags = rustix::fs::fcntl_getfl(&file)?;
     rustix::fs::fcntl_setfl(&file, flags | rustix::fs::OFlags::APPEND)?;
     writeln!(file, "paceline: restart {} of {}", restarts.made, restarts.max)?;
@@ -154,7 +154,7 @@ fn attend(
     })
 }
 
-/// Waits until a rank ends. What it has started may go on: see [`super::orphans`].
+/// Waits until a rank ends. Processes that it has started may go on: see [`super::orphans`].
 fn wait_for(local: usize, child: &Mutex<Child>, events: &Sender<Event>) {
     let Ok(mut child) = child.lock() else { return };
     if let Ok(status) = child.wait() {

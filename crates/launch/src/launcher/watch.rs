@@ -25,9 +25,9 @@ const GRACE: Duration = Duration::from_millis(200);
 const POLITE_WAIT: Duration = Duration::from_millis(300);
 /// How long the kernel may take to end ranks after SIGKILL.
 const KILL_WAIT: Duration = Duration::from_millis(200);
-/// How long a process that is no descendant of the launcher may keep a rank's output open.
+/// How long a process that is not a descendant of the launcher may keep a rank's output open.
 const OUTPUT_WAIT: Duration = Duration::from_secs(1);
-/// After the ranks have ended well, how long what they have started may go on before the launcher says that it waits.
+/// After the ranks have ended well, how long their processes may go on before the launcher says that it waits.
 const ORPHANS_WAIT: Duration = Duration::from_secs(1);
 /// How often the launcher checks whether its ranks are stopped.
 const LOOK: Duration = Duration::from_secs(1);
@@ -45,7 +45,7 @@ pub struct Ended {
     pub dumps: Option<Kept>,
 }
 
-/// What the launcher is told. A rank has its number on this host here.
+/// The events of a launch. A rank has its number on this host here.
 #[derive(Debug)]
 pub(super) enum Event {
     Ended { local: usize, status: ExitStatus, at: Instant },
@@ -58,7 +58,7 @@ pub fn launch(launch: &Launch) -> Result<u8> {
     Ok(launch_one_of_many(launch)?.code)
 }
 
-/// Like [`launch`], for a command that starts several launches. The result tells apart ranks that failed,
+/// Like [`launch`], for a command that starts several launches. The result distinguishes failed ranks,
 /// after which the command may continue, from a signal, after which it has to end.
 pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     let own_program = own_program()?;
@@ -128,7 +128,7 @@ fn cannot_start(rank: usize, error: &std::io::Error) -> Failure {
     Failure::Run(format!("{what}: {error}; {advice}"))
 }
 
-/// The ranks of a launch, and what is heard of them.
+/// The ranks of a launch, and their reports.
 struct Watch<'a> {
     launch: &'a Launch,
     ranks: Vec<Rank>,
@@ -173,7 +173,7 @@ impl Watch<'_> {
         self.await_orphans()
     }
 
-    /// Waits for what the ranks have started: it may end by itself after they have ended well.
+    /// Waits for the processes that the ranks have started: they may end by themselves after the ranks have ended well.
     fn await_orphans(&mut self) -> u8 {
         let (begin, grace) = (Instant::now(), self.launch.grace);
         let mut is_asked = self.await_ends(begin + grace.min(ORPHANS_WAIT));
@@ -201,14 +201,14 @@ impl Watch<'_> {
         let activities: Vec<_> =
             self.ranks.iter().map(|rank| blame::activity(rank.group)).collect();
         self.stop();
-        // What the other ranks say about the failure comes before the launcher's message.
+        // The other ranks' reports about the failure come before the launcher's message.
         self.drain();
         let cause = blame::cause(&self.ranks, self.place, &activities);
         self.report(&cause);
         cause.code
     }
 
-    /// The user asks the ranks to end. They may end what they are about, such as a step and its checkpoint. A second
+    /// The user asks the ranks to end. They may finish their current work, such as a step and its checkpoint. A second
     /// signal ends them at once.
     fn end_by(&mut self, signal: i32) -> u8 {
         streams::hurry();
@@ -244,7 +244,7 @@ impl Watch<'_> {
         self.running().next().is_some()
     }
 
-    /// Whether a rank runs, or something that a rank has left.
+    /// Whether a rank runs, or a process that a rank has left.
     fn is_any_left(&self) -> bool {
         self.is_any_running() || !self.orphans.running(&self.ranks).is_empty()
     }
@@ -264,9 +264,9 @@ impl Watch<'_> {
         self.ranks[local].ended = Some(End { status, at, was_asked });
     }
 
-    /// Sends a signal to all ranks that still run, and to what ranks have left.
+    /// Sends a signal to all ranks that still run, and to the processes that ranks have left.
     fn signal(&self, signal: Signal) {
-        // What has just ended is no error.
+        // It does not matter if a process has just ended.
         for rank in self.running() {
             let _ = kill_process_group(rank.group, signal);
         }
@@ -275,16 +275,16 @@ impl Watch<'_> {
         }
     }
 
-    /// Asks all that still run to end, by a signal.
+    /// Asks all processes that still run to end, by a signal.
     fn send(&mut self, signal: Signal) {
         self.signal(signal);
         let running = self.ranks.iter_mut().filter(|rank| rank.ended.is_none());
         running.for_each(|rank| rank.asked = Some(signal));
     }
 
-    /// Ends all that still run: with SIGTERM, and a moment later with SIGKILL.
+    /// Ends all processes that still run: with SIGTERM, and a moment later with SIGKILL.
     fn stop(&mut self) {
-        // What ended before now did so by itself.
+        // A process that ended before now did so by itself.
         while let Ok(event) = self.events.try_recv() {
             if let Event::Ended { local, status, at } = event {
                 self.ended(local, status, at);
@@ -295,14 +295,14 @@ impl Watch<'_> {
         self.await_ends(Instant::now() + POLITE_WAIT);
         let deadline = Instant::now() + KILL_WAIT;
         while self.is_any_left() && Instant::now() < deadline {
-            // What this kills may leave processes in turn.
+            // The processes that this kills may leave processes in turn.
             self.send(Signal::KILL);
             self.await_ends(Instant::now() + KILL_WAIT / 20);
         }
     }
 
-    /// Records which ranks end, until they and what they have left have ended, or `deadline` has passed. Returns early,
-    /// with true, if the user asks again.
+    /// Records which ranks end, until they and the processes that they left have ended, or `deadline` has passed.
+    /// Returns early, with true, if the user asks again.
     fn await_ends(&mut self, deadline: Instant) -> bool {
         while self.is_any_left() {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -317,7 +317,7 @@ impl Watch<'_> {
     }
 
     /// Waits until all that the ranks have written has gone on to its reader, as long as the reader takes something.
-    /// Returns early, with true, if the user asks again. A process that is no descendant of this one may keep a rank's
+    /// Returns early, with true, if the user asks again. A process that is not a descendant of this one may keep a rank's
     /// output open; it is not waited for.
     fn drain(&mut self) -> bool {
         let mut since = Instant::now();
@@ -334,7 +334,7 @@ impl Watch<'_> {
         false
     }
 
-    /// Waits for the next event, at most so long, and records it. Returns whether the user asks for an end.
+    /// Waits for the next event, at most `limit`, and records it. Returns whether the user asks for an end.
     fn is_asked_within(&mut self, limit: Duration) -> bool {
         match self.events.recv_timeout(limit) {
             Ok(Event::Ended { local, status, at }) => self.ended(local, status, at),
@@ -389,7 +389,7 @@ fn place_of(dumps: &Dumps) -> String {
     format!("; their last operations are in {}", folder.printable())
 }
 
-/// Writes a line of the launcher's own.
+/// Writes a line of the launcher itself.
 pub(super) fn say(text: &str) {
     streams::stderr().line(&format!("paceline: {text}"));
 }
