@@ -1,6 +1,6 @@
-//! The events of training, and the listeners that are told of them.
+//! The events of training, and the listeners that receive them.
 //!
-//! The trainer tells [`Listeners`] of each step, epoch, evaluation and save. It knows nothing else of the
+//! The trainer informs [`Listeners`] of each step, epoch, evaluation and save. It knows nothing else of the
 //! console, of files, of TensorBoard or of the profiler. A listener knows nothing of the other listeners.
 
 use std::time::Duration;
@@ -89,7 +89,7 @@ pub enum Event<'a> {
         /// Its time, evaluations included.
         took: Duration,
     },
-    /// What a checkpoint consists of has been copied, and is being written. The last checkpoint of a run is complete.
+    /// A checkpoint has been copied, and is being written. The last checkpoint of a run is complete.
     Saved(Save),
     /// The last step is done. The group has all ranks.
     TrainingEnded(&'a Group),
@@ -138,17 +138,17 @@ pub struct StepDone<'a> {
     pub whole: Span,
     /// Where its time went.
     pub times: StepTimes,
-    /// What the main thread recorded.
+    /// The spans of the main thread.
     pub track: &'a SpanTrack,
     /// The operations of this rank.
     pub records: &'a [OpRecord],
-    /// What this rank did as a part of a pipeline, in order.
+    /// The actions of this rank as a part of a pipeline, in order.
     pub acted: &'a [Acted],
     /// The ranks.
     pub group: &'a Group,
 }
 
-/// Something that is told of events.
+/// Something that receives events.
 pub trait Listener {
     /// Called for each event. Listeners on all ranks are called in the same order, so this function may
     /// communicate.
@@ -163,12 +163,12 @@ pub trait Listener {
 pub struct Listeners<'a>(Vec<Box<dyn Listener + 'a>>);
 
 impl<'a> Listeners<'a> {
-    /// Adds a listener. Listeners are told in the order in which they were added.
+    /// Adds a listener. Listeners are called in the order in which they were added.
     pub fn add(&mut self, listener: impl Listener + 'a) {
         self.0.push(Box::new(listener));
     }
 
-    /// Tells all listeners of an event. Stops at the first one that fails.
+    /// Passes an event to all listeners. Stops at the first one that fails.
     pub fn tell(&mut self, event: Event) -> Result<()> {
         self.0.iter_mut().try_for_each(|listener| listener.on(&event))
     }

@@ -142,7 +142,7 @@ impl<'a> Facts<'a> {
                     .map(|link| on_link(link, config.comm.algorithm, config.world_size)),
                 conversion: &|| conversion(layout, config.threads),
             }),
-            // On an accelerator the host's times say when work was launched, and not when it ran. In a pipeline ranks wait for
+            // On an accelerator the host's times show when work was launched, not when it ran. In a pipeline ranks wait for
             // each other by plan.
             _ => None,
         };
@@ -182,7 +182,7 @@ impl<'a> Facts<'a> {
     /// The most bytes alive at once, by category.
     pub fn peak_bytes(&self, ranks: Ranks) -> BTreeMap<&str, u64> {
         let all = self.reports.iter().flat_map(|report| report.memory.peak_bytes.keys());
-        // What is free in a pool is in no tensor.
+        // Free memory of a pool is in no tensor.
         let names: BTreeSet<&str> = all.map(String::as_str).filter(|of| *of != RESERVED).collect();
         let of = |name: &str, report: &RankReport| {
             report.memory.peak_bytes.get(name).copied().unwrap_or(0)
@@ -213,7 +213,7 @@ impl<'a> Facts<'a> {
         self.reports.iter().filter_map(|report| report.trace.as_deref()).collect()
     }
 
-    /// What was to be written and could not be, by rank.
+    /// The files that were to be written and could not be, by rank.
     pub fn missing_files(&self) -> Vec<String> {
         let of_rank = |(rank, report): (usize, &RankReport)| {
             let missing = report.missing_files.iter();
@@ -234,7 +234,7 @@ impl<'a> Facts<'a> {
         ranks.combine(peaks).filter(|peak| *peak > 0.0)
     }
 
-    /// What the driver said of the ranks' cards.
+    /// The driver's data about the ranks' cards.
     pub fn cards(&self) -> impl Iterator<Item = &CardUse> {
         self.reports.iter().filter_map(|report| report.card.as_ref())
     }
@@ -248,7 +248,7 @@ impl<'a> Facts<'a> {
 /// The gradients for which converting is timed, at most: 6 MB.
 const TIMED_ELEMS: usize = 1 << 20;
 
-/// What converting a gradient to 16 bits and back takes on this machine.
+/// The time of converting a gradient to 16 bits and back on this machine.
 fn conversion(layout: &Layout, threads: usize) -> Option<Conversion> {
     let len = layout.trained_len().clamp(1, TIMED_ELEMS);
     let [narrow_ms, widen_ms] = half_costs(len, threads).ok()?.map(|ms| ms / len as f64);

@@ -1,4 +1,4 @@
-//! What a figure is: its name, unit and definition, where it comes from and where it is shown.
+//! The type of a figure: its name, unit and definition, where it comes from and where it is shown.
 //!
 //! The figures themselves are in [`table`](crate::figures::table).
 
@@ -23,11 +23,11 @@ pub struct Figure {
     pub unit: &'static str,
     /// How many decimals are shown; files have all.
     pub decimals: usize,
-    /// What it means and how it is computed.
+    /// Its meaning and computation.
     pub definition: &'static str,
     /// How the values of the ranks are combined into one.
     pub ranks: Ranks,
-    /// What it is computed from.
+    /// The source of its values.
     pub source: Source,
     /// Whether `metrics.jsonl` has it.
     pub in_metrics: bool,
@@ -43,12 +43,12 @@ pub struct Figure {
     pub compared: Compared,
     /// Which of its values are better, if the table of a sweep has it: cases can then be ranked by it.
     pub swept: Option<Better>,
-    /// Another place where a summary may have it: a JSON pointer, and the factor by which to multiply the
+    /// Another position in a summary: a JSON pointer, and the factor by which to multiply the
     /// value there.
     pub elsewhere: Option<(&'static str, f64)>,
 }
 
-/// What a figure is computed from.
+/// The source of a figure's values.
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
     /// The position of the run, from its steps and epochs, which count from 1. Each line of
@@ -66,7 +66,7 @@ pub enum Source {
     Save(fn(&Save) -> f64),
     /// A run, and the rule by which the values of its ranks are combined.
     Run(fn(&Facts, Ranks) -> Value),
-    /// The summary of a run, together with what the comparison is told or computes.
+    /// The summary of a run, together with the inputs and results of the comparison.
     Comparison,
 }
 

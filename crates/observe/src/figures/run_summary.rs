@@ -23,7 +23,7 @@ const MAX_BYTES: u64 = 64 << 20;
 pub struct RunSummary(Value);
 
 impl RunSummary {
-    /// Reads a summary from a file. Fails if the file is broken: cut off, no JSON, or without a required key.
+    /// Reads a summary from a file. Fails if the file is broken: cut off, not JSON, or without a required key.
     pub fn read(file: &Path) -> Result<Self> {
         let broken = |why: &dyn std::fmt::Display| {
             Failure::Run(format!("the summary {} is broken: {why}", file.printable()))

@@ -94,7 +94,7 @@ const fn plain(label: &'static str) -> Labeled {
 /// All figures, in the order of files and tables.
 #[rustfmt::skip]
 pub static TABLE: &[Figure] = &[
-    // What ran.
+    // The choices of the run.
     run("model", plain("model"), Same, |f, _| json!(f.config.model.name()), "The model.").first(),
     run("strategy", plain("strategy"), Same, |f, _| json!(f.config.strategy.name()),
         "What keeps the replicas equal.").first(),
@@ -142,7 +142,7 @@ pub static TABLE: &[Figure] = &[
     step("epoch", plain("epoch"), Same, Source::Position(|_, epoch| epoch), "The epoch, from 1.").curve("train/epoch"),
     step("batch", plain("batch"), Same, Source::Step(|s| Some(json!(s.batches))), "Batches of the epoch so far.").console(),
 
-    // What is learned.
+    // The results of learning.
     step("samples", plain("samples"), Sum, Source::Step(|s| Some(json!(s.loss.samples))),
         "Samples of the step; where ranks train apart, as between averages of `local_sgd`, those of rank 0."),
     step("loss", ("loss", "", 4), MeanOfSamples, Source::Step(|s| Some(json!(s.loss.loss))),

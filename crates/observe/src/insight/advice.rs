@@ -1,7 +1,7 @@
 //! The changes that fit the strategy of a run, for [advice](paceline_analysis::advice).
 //!
-//! Input: what is known of a run ([`Situation`]). Each measured step is replayed as it was and changed. Output: advice, which
-//! names a change by its flags. This module does not choose between changes, and says nothing of its own but why none helps.
+//! Input: the facts about a run ([`Situation`]). Each measured step is replayed as it was and changed. Output: advice, which
+//! names a change by its flags. This module does not choose between changes, and adds only the reason if no change helps.
 
 #[cfg(test)]
 mod tests;
@@ -21,7 +21,7 @@ use crate::insight::buckets::{ELEM_BYTES, LOSS_BYTES, plan, plans};
 use crate::insight::gathers::Uses;
 use crate::insight::observed::SeenGathers;
 
-/// What is known of a run that advice is for.
+/// The facts about a run for which advice is wanted.
 pub struct Situation<'a> {
     /// The strategy.
     pub strategy: &'a str,
@@ -37,13 +37,13 @@ pub struct Situation<'a> {
     pub gathers: &'a [SeenGathers],
     /// Where the gradients lie.
     pub layout: &'a Layout,
-    /// What an operation takes on the emulated link; `None` if there is none.
+    /// The cost of an operation on the emulated link; `None` without a link.
     pub link: Option<Cost>,
-    /// Measures what converting gradients to 16 bits takes here; `None` if this fails. Called if it matters only.
+    /// Measures the time of converting gradients to 16 bits here; `None` if this fails. Called if it matters only.
     pub conversion: &'a dyn Fn() -> Option<Conversion>,
 }
 
-/// What rounding gradients to 16 bits and widening them takes, in milliseconds per gradient.
+/// The times of rounding gradients to 16 bits and of widening them, in milliseconds per gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Conversion {
     /// Rounding, before a bucket is sent.
@@ -52,7 +52,7 @@ pub struct Conversion {
     pub widen_ms: f64,
 }
 
-/// Returns the advice, or `None` if the figures call for none.
+/// Returns the advice, or `None` if the figures need no advice.
 pub fn advice(mut of: Situation) -> Option<Told> {
     let cost = cost_of(of.observed, of.link.take());
     let Situation { strategy, kind, caps, anatomy, observed, layout, .. } = of;
@@ -205,7 +205,7 @@ fn gather_more(prefetch: usize, of: &Situation) -> Option<Remedy> {
     best(more, |remedy| remedy.gain, of.anatomy.means.negligible_ms() / 2.0)
 }
 
-/// Why gathers stay exposed that no prefetch hides.
+/// The reason why gathers stay exposed that no prefetch hides.
 fn gather_words(anatomy: &Anatomy) -> String {
     let measured: f64 = anatomy.gathers.iter().map(|line| line.exposed_ms).sum();
     let gathering: f64 = anatomy.gathers.iter().map(|line| line.move_ms).sum();

@@ -214,7 +214,7 @@ fn pct(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { 100.0 * part / whole } else { 0.0 }
 }
 
-/// Only exposed waiting counts: a wait behind arithmetic costs nothing.
+/// Only exposed waiting counts: a wait that arithmetic hides costs nothing.
 fn slowest(steps: &AllSteps) -> Option<Slowest> {
     Slowest::of(steps.each().map(|ranks| ranks.iter().map(|of| of.exposed_wait).collect()))
 }
@@ -260,7 +260,7 @@ pub(crate) mod tests {
         RankReport { steps, alike, ..RankReport::default() }
     }
 
-    /// Waiting behind arithmetic makes no step longer.
+    /// Waiting that arithmetic hides makes no step longer.
     #[test]
     fn a_rank_for_which_others_wait_while_they_compute_costs_nothing() {
         let logs = [9, 0].map(|wait_ms| {

@@ -1,7 +1,7 @@
-//! The memory of a rank before the run: what each category needs, by formula.
+//! The memory of a rank before the run: the bytes of each category, by formula.
 //!
 //! Input: a model, a strategy, ranks and a batch. Output: bytes by category. Parameters, gradients, unsharded units and
-//! communication are what the strategy states ([`Footprint`](paceline_strategies::Footprint)); the optimizer's state follows
+//! communication follow from the strategy's statement ([`Footprint`](paceline_strategies::Footprint)); the optimizer's state follows
 //! from what the rank owns; activations and scratch memory come from a rehearsal of the step on the device without contents
 //! ([`Rehearsal`]); data follow from the loader. Nothing is measured here, and nothing of the size of the model is
 //! allocated.
@@ -31,8 +31,8 @@ use crate::record::memory::{Bytes, RESIDENT, TOTAL};
 /// Batches that a loader thread has ready or in the making, beside those of the step.
 const BATCHES_AHEAD: usize = 3;
 
-/// What a process takes by itself: stacks, queues, records of operations, and copies within matrix products. Measured, not
-/// derived: the mean of runs with 6 to 250 MB of tensors on 2 and 4 ranks, which lie within 2 MB of it.
+/// The memory of a process itself: stacks, queues, records of operations, and copies within matrix products. Measured, not derived:
+/// the mean of runs with 6 to 250 MB of tensors on 2 and 4 ranks, which lie within 2 MB of it.
 const OWN_PROCESS_BYTES: f64 = 4.5e6;
 /// The pages of the program that are in use, where the system does not say: those of a build with optimization. The ranks
 /// and their launcher share them. Measured like the bytes above.
@@ -167,10 +167,10 @@ pub struct Need {
     by_category: [u64; Category::ALL.len()],
     /// The most bytes at once in all categories together.
     pub total: u64,
-    /// What the rank holds besides, by what it is for: nothing of it is a tensor of a step.
+    /// Other memory of the rank, by purpose: nothing of it is a tensor of a step.
     pub besides: [(&'static str, u64); 4],
-    /// The proportional set size of the rank's process after some steps, if the rank is a process: all of the above, and
-    /// what a process takes by itself.
+    /// The proportional set size of the rank's process after some steps, if the rank is a process: all of the above, and the memory
+    /// of the process itself.
     pub resident: Option<u64>,
     /// Whether activations are only a lower bound: the model has a layer of the user's own that reads values, so its step
     /// cannot be rehearsed.
@@ -183,7 +183,7 @@ impl Need {
         self.by_category[category as usize]
     }
 
-    /// The most bytes at once, with what the rank holds besides tensors.
+    /// The most bytes at once, with the rank's other memory.
     pub fn whole(&self) -> u64 {
         self.besides.iter().fold(self.total, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
@@ -197,7 +197,7 @@ impl Need {
     }
 }
 
-/// What the ranks of a run need, each in its step.
+/// The memory needs of the ranks of a run, each in its step.
 #[derive(Clone, Debug, Default)]
 pub struct Needs {
     /// By rank.
@@ -205,7 +205,7 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// What the ranks of a run of this shape need. `model` is built for their number.
+    /// The needs of the ranks of a run of this shape. `model` is built for their number.
     pub fn of(shape: &Shape, model: &Model) -> Result<Self> {
         let strategy = shape.strategy.build()?;
         let clipped = strategy.owned(model, shape.mesh, 0).grads;
@@ -222,7 +222,7 @@ impl Needs {
         Ok(Self { ranks })
     }
 
-    /// What one rank of a run of this shape needs.
+    /// The needs of one rank of a run of this shape.
     pub fn of_rank(shape: &Shape, model: &Model, rank: usize) -> Result<Need> {
         let strategy = shape.strategy.build()?;
         let clipped = strategy.owned(model, shape.mesh, 0).grads;
@@ -237,19 +237,19 @@ impl Needs {
         self.ranks.iter().position(|need| Some(need.total) == most).unwrap_or(0)
     }
 
-    /// What this rank needs.
+    /// The needs of this rank.
     pub fn largest(&self) -> &Need {
         &self.ranks[self.largest_rank()]
     }
 
-    /// What the first `num_ranks` ranks need together.
+    /// The sum of the needs of the first `num_ranks` ranks.
     pub fn sum(&self, num_ranks: usize) -> f64 {
         // In floating point, because a batch may be larger than any memory.
         self.ranks.iter().take(num_ranks).map(|need| need.whole() as f64).sum()
     }
 }
 
-/// What the passes of a step need, whatever the strategy.
+/// The memory needs of the passes of a step, whatever the strategy.
 struct Passes {
     activations: u64,
     workspace: u64,
@@ -272,7 +272,7 @@ impl Passes {
             let compute = Compute::new(shape.threads, Allocator::meta())?;
             let longest = shape.samples.max_length().unwrap_or(1);
             let batch = batch_of(&shape.samples, &compute.allocator, rows, longest)?;
-            // The third micro-batch of a step would need what the second one needs.
+            // The third micro-batch of a step would need as much as the second one.
             let batches = vec![batch; shape.num_batches.clamp(1, 2)];
             let precision = options.precision;
             Rehearsal::of(model, precision, &compute, &batches, clipped, options.sync_batch_norm)
@@ -310,7 +310,7 @@ impl Passes {
     }
 }
 
-/// What one rank needs.
+/// The needs of one rank.
 fn need(
     shape: &Shape,
     strategy: &dyn Strategy,

@@ -13,7 +13,7 @@ use crate::record::samples::StepSample;
 /// The gathers of a step, in milliseconds since each rank's own step began: means over the ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SeenGathers {
-    /// For each use of a gathered unit what [`StepSample::gathers`] has.
+    /// For each use of a gathered unit, the values of [`StepSample::gathers`].
     pub uses: Vec<[f64; 6]>,
     /// The end of the backward pass.
     pub backward_end: f64,
@@ -26,7 +26,7 @@ const ONE_CLOCK_MS: f64 = 20.0;
 /// microseconds per second.
 const NEIGHBORS: usize = 4;
 
-/// What the ranks report, in rank order, and the gathers of each of the steps.
+/// Combines the reports of the ranks, in rank order. Also returns the gathers of each of the steps.
 pub fn observed(reports: &[RankReport]) -> (Observed, Vec<SeenGathers>) {
     let Some(first) = reports.first() else { return Default::default() };
     let samples: Vec<&[StepSample]> =
@@ -55,7 +55,7 @@ pub fn observed(reports: &[RankReport]) -> (Observed, Vec<SeenGathers>) {
 }
 
 /// By how many milliseconds the clock of each rank is ahead of rank 0's, as the operations of a step show: all ranks see
-/// the moment at which the last one arrives. Zero if there are none.
+/// the moment at which the last one arrives. Zero without operations.
 fn clocks(step: &[&StepSample]) -> Vec<f64> {
     let first = step[0];
     let of_rank = |sample: &&StepSample| {

@@ -1,4 +1,4 @@
-//! Where the idle time of a pipeline comes from, and what would shorten its step.
+//! Where the idle time of a pipeline comes from, and changes that would shorten its step.
 //!
 //! Takes the steps that all ranks have kept. Returns the ledger of each rank, the step as planned and as run, and advice. This
 //! module does not know how a plan is made or rehearsed.
@@ -20,10 +20,10 @@ const ONE_CLOCK_MS: f64 = 20.0;
 /// Times below this, in milliseconds, are shown as zero.
 const LEAST_SHOWN_MS: f64 = 0.005;
 
-/// What is known of the idle time of a pipeline. Times are in milliseconds.
+/// The facts about the idle time of a pipeline. Times are in milliseconds.
 #[derive(Clone, Debug)]
 pub struct PipelineFacts {
-    /// What the ranks do in a full step.
+    /// The actions of the ranks in a full step.
     pub plan: Plan,
     /// Number of steps that the means are taken over.
     pub num_steps: usize,
@@ -31,7 +31,7 @@ pub struct PipelineFacts {
     pub ranks: Vec<Account>,
     /// The largest part of a step of a rank that no cause explains, in percent.
     pub most_rest_pct: f64,
-    /// What actions and messages usually take.
+    /// The usual durations of actions and messages.
     pub usual: Usual,
     /// The longest step of a rank, in each of the steps.
     pub lengths: Vec<f64>,
@@ -44,7 +44,7 @@ pub struct PipelineFacts {
 }
 
 impl PipelineFacts {
-    /// What the ranks report. `None` if there is no pipeline, or no step in which all ranks did what the plan says.
+    /// From the reports of the ranks. `None` if there is no pipeline, or no step in which all ranks followed the plan.
     pub fn new(config: &TrainConfig, reports: &[RankReport]) -> Option<Self> {
         let pipeline = config.pipeline.as_ref()?;
         let (schedule, mesh) = (named(pipeline.schedule)?, &config.mesh);
@@ -101,8 +101,8 @@ impl PipelineFacts {
 pub struct IdlePart(Vec<Option<Cause>>);
 
 impl IdlePart {
-    /// The parts of the idle time of these ranks, none of which is below zero on any of them. A rehearsal with one thing more can
-    /// have less idle time than the one before. That thing takes away idle time of the causes before it, so they are one part.
+    /// The parts of the idle time of these ranks; no part is below zero on any of them. A rehearsal with one thing more can have
+    /// less idle time than the one before. That thing takes away idle time of the causes before it, so they are one part.
     pub fn all(ranks: &[Account]) -> Vec<Self> {
         let rehearsed = Cause::ALL.into_iter().filter(|cause| *cause != Cause::Barrier).map(Some);
         let mut parts: Vec<Self> = Vec::new();
@@ -149,7 +149,7 @@ fn costs_of(plan: &Plan, usual: &Usual) -> Costs {
     }
 }
 
-/// The steps that all these ranks have kept, and in which they did what the plan says, each on one clock.
+/// The steps that all these ranks have kept, and in which they followed the plan, each on one clock.
 fn steps(plan: &Plan, reports: &[&RankReport]) -> Vec<Vec<RankStep>> {
     let fits = |rank: usize, sample: &StepSample| {
         let planned = plan.list(rank).iter().flat_map(|entry| entry.actions()).count();

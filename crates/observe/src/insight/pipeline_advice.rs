@@ -1,7 +1,7 @@
-//! What would shorten the step of a pipeline: another schedule, another cut, or more micro-batches.
+//! Changes that would shorten the step of a pipeline: another schedule, another cut, or more micro-batches.
 //!
-//! Input: what actions took in the measured steps, and the arithmetic of each block, by which the time of a stage is divided
-//! among its blocks. Each change is rehearsed, as the step itself is. What would keep more than `--pipeline-memory` is left out.
+//! Input: the times of actions in the measured steps, and the arithmetic of each block, by which the time of a stage is divided among its blocks.
+//! Each change is rehearsed, as the step itself is. Changes that would keep more than `--pipeline-memory` are left out.
 //! Output: advice. This module does not know how a rehearsal works.
 
 use paceline_analysis::advice::gain::{Gain, best};
@@ -14,7 +14,7 @@ use paceline_strategies::schedule::{Blocks, Choice, Kind, SCHEDULES, best_cut, n
 
 use crate::insight::pipeline::{IdlePart, PipelineFacts};
 
-/// A change, what it would gain, and what it would cost.
+/// A change, its gain, and its cost.
 struct Change {
     words: String,
     gain: Gain,
@@ -132,7 +132,7 @@ fn changes(
     Some(changes)
 }
 
-/// What the blocks take: the time of each stage, divided among its blocks as their arithmetic is, and the memory of a rank's
+/// The times of the blocks: the time of each stage, divided among its blocks in proportion to their arithmetic, and the memory of a rank's
 /// micro-batch.
 fn blocks(
     facts: &PipelineFacts,
@@ -161,7 +161,7 @@ fn blocks(
             |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 1.0 / of.len() as f64 };
         let usual = |kind| facts.usual.of(stage, kind);
         let (forwards, inputs, weights) = (sum(&|of| of.forward), sum(&input), sum(&weight));
-        // Where both halves ran at once, their arithmetic tells them apart.
+        // Where both halves ran at once, the ratio of their arithmetic divides the time.
         let whole = usual(Kind::Backward);
         let of_inputs = share(inputs, inputs + weights);
         let first = usual(Kind::BackwardInput) + whole * of_inputs;

@@ -1,4 +1,4 @@
-//! What the driver says of a rank's card while it trains.
+//! The driver's data about a rank's card while it trains.
 //!
 //! Input: samples during the measured steps, or why there are none. Output: a part of the rank's report. This module does not
 //! know who asks the driver.
@@ -12,12 +12,12 @@ pub struct CardUse {
     busy: (u64, u64),
     /// The most bytes of its memory that were used.
     most_bytes: Option<u64>,
-    /// Why something is not known, in words; the first reason.
+    /// The first reason, in words, why something is not known.
     pub missing: Option<String>,
 }
 
 impl CardUse {
-    /// Adds what the driver has answered.
+    /// Adds the driver's answers.
     pub fn add(&mut self, busy_pct: Result<u32, String>, used_bytes: Result<u64, String>) {
         match busy_pct {
             Ok(pct) => self.busy = (self.busy.0 + u64::from(pct), self.busy.1 + 1),

@@ -69,7 +69,7 @@ pub fn uses(begin_ns: u64, track: &SpanTrack, records: &[OpRecord]) -> Vec<Gathe
         .collect()
 }
 
-/// From when on the operations of a step are for the next one.
+/// The moment from which the operations of a step are for the next one.
 pub fn next_step_ns(track: &SpanTrack) -> u64 {
     track.marked(span::NEXT_STEP).next().map_or(u64::MAX, |mark| mark.at_ns)
 }

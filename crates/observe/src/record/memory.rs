@@ -1,6 +1,6 @@
 //! The memory of a rank by phase of a step, and by category.
 //!
-//! Input: what the allocator counted. Output: numbers by name, which travel to rank 0 and into `summary.json`. This module
+//! Input: the counts of the allocator. Output: numbers by name, which travel to rank 0 and into `summary.json`. This module
 //! does not know what a run needs by prediction; that is [`crate::insight::memory`].
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ pub const RESIDENT: &str = "resident";
 
 /// The phase that ends when parameters, optimizer and checkpoint are in place.
 pub const INITIALIZATION: &str = "initialization";
-/// The phase that ends after the optimizer's step. It begins with what is left of synchronization after the last backward
+/// The phase that ends after the optimizer's step. It begins with the rest of synchronization after the last backward
 /// pass. The phases before it have the names of their spans, `forward` and `backward`.
 pub const STEP: &str = "step";
 
@@ -65,7 +65,7 @@ pub struct RankMemory {
 }
 
 impl RankMemory {
-    /// What the allocator of this rank has counted. `initialization` is the phase of this name.
+    /// From the counts of the allocator of this rank. `initialization` is the phase of this name.
     pub fn new(initialization: &PhaseUsage, allocator: &Allocator) -> Self {
         let steps = allocator.phases().into_iter().filter(|(name, _)| *name != INITIALIZATION);
         let all = [(INITIALIZATION, *initialization)].into_iter().chain(steps);

@@ -89,12 +89,12 @@ impl StepTimes {
     }
 }
 
-/// What the host had a device do in a step; nothing if the host computes.
+/// The work of a device in a step; empty if the host computes.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceWork {
     /// When the step's batches were copied to the device.
     pub copies: Vec<Span>,
-    /// What the host took to put work into the stream of the kernels.
+    /// The time of the host for putting work into the stream of the kernels.
     pub launching_ns: u64,
 }
 
@@ -152,9 +152,9 @@ impl Meter {
         self.records.splice(..0, self.ahead.drain(..));
     }
 
-    /// The times of the step that `whole` spans, from the main track's spans and the records. `device` is what
-    /// the host had a device do. Only if the step is `counted`, it enters the means of operations and gradients; then this has what
-    /// the rank did as a part of a pipeline.
+    /// The times of the step that `whole` spans, from the main track's spans and the records. `device` is the work of a device in
+    /// the step. Only if the step is `counted`, it enters the means of operations and gradients; then this has the rank's actions
+    /// as a part of a pipeline.
     pub fn times(
         &mut self,
         whole: Span,

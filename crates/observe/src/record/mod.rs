@@ -1,4 +1,4 @@
-//! What a rank measures of its own steps.
+//! The measurements of a rank about its own steps.
 //!
 //! | file | what it holds |
 //! |---|---|

@@ -28,18 +28,18 @@ pub struct RankReport {
     pub dropped_spans: u64,
     /// The trace that was written.
     pub trace: Option<PathBuf>,
-    /// What was to be written and could not be, in words. The run could do without.
+    /// The files that were to be written and could not be, in words. The run could do without.
     pub missing_files: Vec<String>,
     /// Digest of this rank's parameters.
     pub weights_sha256: String,
     /// The most floating-point operations per second that this rank's threads can make, as measured before its first step.
     pub peak_flops_per_s: f64,
-    /// What the driver says of the card, if this rank computes on one.
+    /// The driver's data about the card, if this rank computes on one.
     pub card: Option<CardUse>,
 }
 
-/// Warns that something could not be written that the run can do without. `what` names it with its file. Returns what is
-/// missing and why, in words, for the report of the rank.
+/// Warns that a file that the run can do without could not be written. `what` names it with its file. Returns the loss and
+/// its reason, in words, for the report of the rank.
 pub fn do_without(what: &str, error: &io::Error) -> String {
     let missing = format!("{what}: {error}");
     streams::stderr().line(&format!("warning: cannot write {missing}; the run goes on without"));

@@ -1,6 +1,6 @@
 //! Single steps of a rank with the times of their operations and gradients.
 //!
-//! Means over steps tell where the time went. They cannot tell how sure a gain is, nor what a change would do: a step
+//! Means over steps show where the time went. They cannot show how sure a gain is, nor the effect of a change: a step
 //! that the machine disturbed hides other things than a usual one. So some steps are kept whole, in bounded memory, and
 //! advice is computed for each of them. All ranks keep the same steps.
 
@@ -42,15 +42,15 @@ pub struct StepSample {
     /// For each use of a gathered unit: when its gather was submitted and started, when all ranks were there and when it
     /// was done, when the pass needed the unit, and how long the pass waited.
     pub gathers: Vec<[f32; 6]>,
-    /// What the rank did as a part of a pipeline.
+    /// The actions of the rank as a part of a pipeline.
     pub staged: Option<StagedStep>,
 }
 
-/// What a rank of a pipeline did in a step. All times are in milliseconds; moments count from the begin of the step.
+/// A step of a rank of a pipeline. All times are in milliseconds; moments count from the begin of the step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StagedStep {
     /// For each piece of arithmetic, in order: when the rank had nothing to do before it, when it began and ended, when the
-    /// message that it needs could be received, and when that had arrived. The last two are zero if it needs none.
+    /// message that it needs could be received, and when that had arrived. The last two are zero if it needs no message.
     pub actions: Vec<[f32; 5]>,
     /// How long the rank waited for its samples before the step.
     pub data: f32,

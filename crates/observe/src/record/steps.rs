@@ -20,11 +20,11 @@ use crate::record::ranks::Ranks;
 /// and 99.1st.
 pub const MAX_STEPS: usize = 1 << 16;
 
-/// Into how many parts a run is cut to see how its steps drift: one more than the degrees of freedom of
+/// The number of parts into which a run is cut to see how its steps drift: one more than the degrees of freedom of
 /// [`STUDENT_90_OF_7`].
 const PARTS: usize = 8;
 
-/// What is kept of a step, in nanoseconds.
+/// The values that are kept of a step, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptStep {
     /// Its number in the run.

@@ -1,5 +1,5 @@
-//! The text of a run that has ended: a summary that fits a screen, and the details. A view of the table of figures, from
-//! which names, units and decimals come.
+//! The text of a run that has ended: a summary that fits a screen, and the details. A view of the table of figures, which
+//! gives names, units and decimals.
 
 use paceline_analysis::advice::blame::Slowest;
 use paceline_host::text::{plain_table, plural, thousands};
@@ -141,7 +141,7 @@ pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> 
     lines
 }
 
-/// What else there is to say: operation by operation, and the memory of each rank by phase.
+/// The details: operation by operation, and the memory of each rank by phase.
 pub(crate) fn detail_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
     let mut lines = Vec::new();
     if has_anatomy(facts) {
@@ -189,7 +189,7 @@ fn unlike_line(facts: &Facts) -> Option<String> {
     })
 }
 
-/// How busy the cards were and their memory, or why that is not known; none on other devices, and if nothing was measured.
+/// How busy the cards were and their memory, or why that is not known; `None` on other devices, and without measurements.
 fn card_line(facts: &Facts) -> Option<String> {
     let busy = value(facts, "card_busy_pct").map(|of| printed("card_busy_pct").with_unit(of));
     let used = value(facts, "card_used_bytes").map(|of| format!("{:.1} MB used", of / 1e6));

@@ -1,4 +1,4 @@
-//! What a run prints on the console. A view of the run's events.
+//! The output of a run on the console. A view of the run's events.
 
 use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
@@ -102,8 +102,8 @@ impl<'a> Console<'a> {
         }
     }
 
-    /// Shows the progress of an epoch, of whose batches `batches` are done. `steps` is the number of steps so far, if there
-    /// are any in this run.
+    /// Shows the progress of an epoch with `batches` batches done. `steps` is the number of steps so far, if there are any
+    /// in this run.
     fn show(&mut self, epoch: u64, batches: usize, steps: Option<(u64, f64)>) {
         let Some(bar) = &mut self.bar else { return };
         let of = self.config.steps_per_epoch;
@@ -356,13 +356,13 @@ pub fn evaluation_lines(result: &TestResult, classes: &[String]) -> Vec<String> 
     lines
 }
 
-/// The perplexity of a language model, with a comma behind it.
+/// The perplexity of a language model, followed by a comma.
 fn perplexity(result: &TestResult) -> String {
     let shown = |of: f64| format!("perplexity {}, ", printed("eval_perplexity").shown(of));
     result.perplexity().map_or(String::new(), shown)
 }
 
-/// What the means of an evaluation are over.
+/// The unit over which the means of an evaluation are taken.
 fn over(result: &TestResult) -> String {
     let samples = thousands(result.samples as u64);
     match result.tokens() {

@@ -1,4 +1,4 @@
-//! The first lines of a run: what runs, and where.
+//! The first lines of a run: the model and the strategy, and where they run.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use paceline_settings::config::TrainConfig;
 
 use crate::figures::event::Placed;
 
-/// What runs.
+/// The model, the data and the strategy of the run.
 pub(crate) fn title(config: &TrainConfig, group: &Group) -> String {
     let precision = config.precision.in_title();
     let held = Instructions::held().map_or(String::new(), |of| format!(", held to {of}"));

@@ -1,6 +1,6 @@
-//! What the console prints about memory when a run has ended: by rank and phase, and beside the prediction.
+//! The console's lines about memory when a run has ended: by rank and phase, and beside the prediction.
 //!
-//! Input: the reports of the ranks, and what was predicted before the run. Output: lines. Ranks with the same numbers
+//! Input: the reports of the ranks, and the prediction before the run. Output: lines. Ranks with the same numbers
 //! share a row.
 
 use paceline_memory::Category;
@@ -28,7 +28,7 @@ pub(crate) fn memory_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
         "Memory after each phase, and the most at once within it (Peak), MB:".to_owned(),
         phase_table(&ranks, width),
     ];
-    // Of a stage of a pipeline, nothing is predicted yet.
+    // The memory of pipeline stages is not predicted yet.
     if !predicted.is_empty() {
         let which = if is_at_least {
             " (activations are predicted as a lower bound, because a layer of this model cannot be rehearsed)"
@@ -50,7 +50,7 @@ fn of(bytes: &Bytes, name: &str) -> u64 {
     bytes.get(name).copied().unwrap_or(0)
 }
 
-/// One line of a rank, in the words of PyTorch's allocator: what is allocated and reserved after a step, and at most.
+/// One line of a rank, in the words of PyTorch's allocator: the allocated and reserved bytes after a step, and their peaks.
 fn rank_line(rank: usize, memory: &RankMemory) -> Option<String> {
     let now = memory.after_step()?;
     let [model, gradient, optimizer, allocated, reserved] =
@@ -83,7 +83,7 @@ fn merged(of_rank: impl IntoIterator<Item = Vec<Vec<String>>>) -> Vec<Vec<String
     merged
 }
 
-/// The categories of which some rank has had a byte.
+/// The categories in which some rank has had a byte.
 fn used<'a>(bytes: impl Iterator<Item = &'a Bytes> + Clone) -> impl Fn(&Category) -> bool {
     move |category| bytes.clone().any(|bytes| of(bytes, category.name()) > 0)
 }
@@ -115,7 +115,7 @@ fn phase_table(ranks: &[&RankMemory], width: Option<usize>) -> String {
     fitted(&head, &merged(ranks.iter().map(rows_of)), |at| at < 2, width)
 }
 
-/// The predicted and the measured peaks of a step, and their difference in percent of what was predicted.
+/// The predicted and the measured peaks of a step, and their difference in percent of the prediction.
 fn prediction_table(ranks: &[&RankMemory], predicted: &[Bytes], width: Option<usize>) -> String {
     let measured: Vec<Bytes> = ranks.iter().map(|memory| memory.peak_of_step()).collect();
     let is_used = used(measured.iter().chain(predicted));

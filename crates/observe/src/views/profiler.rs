@@ -183,7 +183,7 @@ impl Profiler {
         Ok(())
     }
 
-    /// Writes what was recorded if the run ends before the window does.
+    /// Writes the recorded steps if the run ends before the window does.
     fn finish(&mut self, group: &Group) -> Result<()> {
         let is_over = self.trace.is_some() || self.missing.is_some();
         if self.steps.is_empty() || is_over { Ok(()) } else { self.write(group) }

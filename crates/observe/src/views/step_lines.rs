@@ -1,4 +1,4 @@
-//! The time line of a step: what the main thread did, and beside it the buckets on their way. As lines of text, and as
+//! The time line of a step: the work of the main thread, and beside it the buckets on their way. As lines of text, and as
 //! `step.svg`.
 //!
 //! The anatomy of a run goes in. All times are means over ranks and steps, so the picture is of no single step. Strategies
@@ -151,7 +151,7 @@ fn drawn(lanes: &[Lane], width: usize) -> Vec<String> {
         for segment in segments {
             let (start, end) = (column(segment.start), column(segment.end));
             let is_short = start >= end && segment.end > segment.start && segment.kind != "-";
-            // What takes time is seen, if there is room.
+            // Every piece of time is visible, if there is room.
             let end = if is_short { (start + 1).min(room) } else { end };
             let letter = segment.kind.as_bytes().first().copied().unwrap_or(b'?');
             row[start.min(end)..end].fill(letter);

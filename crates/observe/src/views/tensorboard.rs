@@ -64,7 +64,7 @@ struct Value {
 #[derive(Debug)]
 pub struct TensorBoard {
     path: PathBuf,
-    /// `None` after a write has failed: TensorBoard reads up to a record that is not whole, and nothing behind it.
+    /// `None` after a write has failed: TensorBoard reads up to a record that is not whole, and nothing after it.
     file: Option<DiskFile>,
     /// Why the file ends early.
     missing: Option<String>,

@@ -19,7 +19,7 @@ fn layout() -> Layout {
     builder.finish(1)
 }
 
-/// A run of two ranks, of which each has four gradients of 1 MiB.
+/// A run of two ranks, each with four gradients of 1 MiB.
 #[derive(Clone, Debug)]
 struct Run {
     kind: Advice,
@@ -69,7 +69,7 @@ impl Run {
         let bucket = |first: usize| {
             move |rank: usize| if is_blocking { ready(rank, 0) } else { ready(rank, first) }
         };
-        // The loss, and then the buckets: when each rank submits them, and their MiB.
+        // The loss and the buckets: when each rank submits them, and their MiB.
         let mut ops = vec![([0, 1].map(loss), 0.0)];
         for of in &plan {
             ops.push(([0, 1].map(bucket(of.params[0].0)), of.params.len() as f64));
@@ -161,7 +161,7 @@ impl Run {
     }
 }
 
-/// Pseudo-random numbers from 0 to 1, of which each seed has its own.
+/// Pseudo-random numbers from 0 to 1, a sequence for each seed.
 fn noise(number: usize, seed: usize) -> f64 {
     let x = (number * 31 + seed * 1009 + 7).wrapping_mul(2_654_435_761) % (1 << 32);
     (x.wrapping_mul(40_503) >> 8) as f64 % 1000.0 / 1000.0
@@ -333,7 +333,7 @@ fn averages_half_as_often_do_not_wait_less() {
 
 #[test]
 fn what_operations_usually_take_longer_is_a_cost() {
-    // What operations take longer than on the link is a cost of each.
+    // The extra time of operations over the link is a cost of each.
     let run = Run { more_ms: |_| 0.5, ..Run::new(Advice::ChooseBuckets, ONE, 8.0) };
     let cost = cost_of(&run.observed(), Some(Box::new(|bytes| 8.0 * bytes as f64 / MIB as f64)));
     assert!((cost(2 * MIB as u64) - 16.5).abs() < 1e-9);
