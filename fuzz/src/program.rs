@@ -1,4 +1,4 @@
-//! What must hold for any bytes that stand in a checkpoint or in a configuration file.
+//! The properties that must hold for any bytes in a checkpoint or in a configuration file.
 //!
 //! Input: bytes. Output: whether they are accepted, and otherwise the message. A panic is a fault of the reader. The
 //! fuzzer and the replay of its kept inputs (`crates/paceline/tests/corpus.rs`) call this.
@@ -19,7 +19,7 @@ use paceline::settings::spec::RunSpec;
 use paceline::settings::spec_file::SpecFile;
 
 /// Reads the bytes as a checkpoint of a small model, as they are and with the right digests: the index in one line, then
-/// the files, one after the other. What is accepted is the same when it is written again.
+/// the files, one after the other. An accepted checkpoint is the same when it is written again.
 pub fn checkpoint(bytes: &[u8]) -> Result<(), String> {
     let outcome = read_checkpoint(bytes);
     if let Some(signed) = signed(bytes) {
@@ -105,14 +105,14 @@ fn read_checkpoint(bytes: &[u8]) -> Result<(), String> {
     });
     let again = open(&[index.to_json(), file].concat()).expect("what was written can be read");
     again.check(&layout, &config, &settings).expect("the same model");
-    // Compared as text, because a loss may be no number.
+    // Compared as text, because a loss may be NaN.
     assert_eq!(format!("{:?}", again.progress()), format!("{progress:?}"));
     assert_eq!(steps, again.optimizer_steps());
     Ok(())
 }
 
-/// Reads the bytes as a configuration in TOML and in JSON. What is accepted is the same when it is written again, states
-/// nothing but its keys, and resolves like the `config.json` of its own run.
+/// Reads the bytes as a configuration in TOML and in JSON. An accepted configuration is the same when it is written
+/// again, states nothing but its keys, and resolves like the `config.json` of its own run.
 pub fn configuration(bytes: &[u8]) -> Result<(), String> {
     let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
     let as_toml = parse("file.toml", text);
@@ -154,13 +154,13 @@ fn is_sound(spec: &RunSpec) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks the numbers, of which a specification has the digits, against those of the crate that reads TOML.
+/// Checks the digits of the numbers in a specification against the numbers of the crate that reads TOML.
 fn has_numbers_of(spec: &RunSpec, table: &toml::Table) {
     for (key, value) in table.iter().filter(|(key, _)| *key != "version") {
         let stated = spec.get(&key.replace('_', "-")).and_then(<[String]>::first);
         match (value, stated) {
             (toml::Value::Integer(number), Some(digits)) => {
-                // JSON has a zero with a sign, and TOML has none.
+                // JSON has a zero with a sign, and TOML does not.
                 let is_zero = *number == 0 && digits.parse() == Ok(0.0);
                 assert!(is_zero || digits.parse() == Ok(*number), "{key} = {number} is {digits}");
             }
@@ -173,7 +173,7 @@ fn has_numbers_of(spec: &RunSpec, table: &toml::Table) {
     }
 }
 
-/// The specification without what would read files, use the network, or take long.
+/// The specification without settings that would read files, use the network, or take long.
 fn affordable(spec: &RunSpec) -> RunSpec {
     let spec = spec.without(&["data", "data-dir", "download", "mirror", "resume"]);
     let is_large = |values: &[String]| {

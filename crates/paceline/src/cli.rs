@@ -47,7 +47,7 @@ Examples:
 #[derive(Debug, Parser)]
 #[command(name = "paceline", version, before_help = EXAMPLES, max_term_width = 100)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }

@@ -1,7 +1,6 @@
 //! Distributed training that shows where every millisecond and megabyte goes.
 //!
-//! This crate puts the others together under one name, and has the command line. It knows how nothing is
-//! computed.
+//! This crate puts the others together under one name, and has the command line. It contains no arithmetic.
 //!
 //! A program with a model, a data set or a strategy of its own is a [`Program`]; the [`prelude`] has what it needs:
 //!

@@ -1,4 +1,4 @@
-//! The answer to a command line that cannot be read: what is wrong, and what to write instead.
+//! The answer to a command line that cannot be read: the mistake, and the words to write instead.
 //!
 //! Takes the words and the error of `clap`, which names similar flags and commands. Words that users know from other programs
 //! (torchrun, mpirun, nccl-tests, DeepSpeed, nanoGPT, transformers) are answered from a table. This file knows no defaults, and
@@ -17,7 +17,7 @@ use paceline_settings::spec::message;
 use crate::cli::Cli;
 
 /// Flags of other programs, and values with the flag that they are typed for, in small letters and with dashes for underscores;
-/// and what to pass instead. A command answers with the first row whose words have the user's and whose flag it has.
+/// and the advice. A command answers with the first row whose words have the user's and whose flag it has.
 const ALIASES: &[(&str, &str)] = &[
     ("-n", "--iters N for nccl-tests' -n, or --nproc N for mpirun's"),
     ("-n, -np, -g, --np, --ngpus, --n-gpus, --gpus, --num-gpus, --nprocs", "--nproc N"),

@@ -76,7 +76,7 @@ impl Program {
         }
     }
 
-    /// Reads the command line of this process, and does what it asks for.
+    /// Reads the command line of this process, and carries it out.
     pub fn main(self) -> ExitCode {
         survive_file_limits();
         allow_many_files();
@@ -86,8 +86,8 @@ impl Program {
         ExitCode::from(streams::finish(code))
     }
 
-    /// Trains as `paceline train` with these flags does, but within this process: ranks are threads. Prints what
-    /// `paceline train` prints, which is nothing with `--quiet`. Leaves signals to the caller.
+    /// Trains as `paceline train` with these flags, but within this process: ranks are threads. Prints the same as
+    /// `paceline train`, so nothing with `--quiet`. Leaves signals to the caller.
     ///
     /// # Errors
     ///
@@ -123,7 +123,7 @@ fn survive_file_limits() {
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)));
 }
 
-/// Does what a command line asks for. Returns the exit code.
+/// Carries out a command line. Returns the exit code.
 fn run(command: Command) -> Result<u8> {
     instructions::check_variable()?;
     let place = || environment::read(|name| std::env::var_os(name));
@@ -162,7 +162,7 @@ fn carried_tokenizer(data: &str) -> Option<&'static str> {
     DATA_SETS.get(data).ok()?.carried_tokenizer()
 }
 
-/// Adds a choice, if its name and the names of its flags are free. Says all that is wrong.
+/// Adds a choice, if its name and the names of its flags are free. Names all problems.
 fn add<C: Choice + ?Sized>(
     registry: &Registry<C>,
     choice: &'static C,
@@ -198,7 +198,7 @@ fn clash(command: &Parser, key: &str, flag: &Arg) -> Option<String> {
     let name = command.get_name();
     let own = names(flag);
     let is_taken = |other: &Arg| names(other).iter().any(|name| own.contains(name));
-    // These are no flags of a command until it is used.
+    // These are not flags of a command until it is used.
     let is_of_all = own.iter().any(|name| ["--help", "-h", "--version", "-V"].contains(&&**name));
     let is_choice =
         |other: &Arg| other.get_long() == Some(key) && !other.get_possible_values().is_empty();

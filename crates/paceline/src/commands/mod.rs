@@ -1,4 +1,4 @@
-//! The commands that need no run of their own, one folder each: the flags, and what is done with them. The others are in
+//! The commands that need no run of their own, one folder each: the flags, and the work that they ask for. The others are in
 //! the crates below: runs, studies, checkpoints, measurements of operations, and the launcher.
 
 pub mod analyze;

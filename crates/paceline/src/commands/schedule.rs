@@ -1,4 +1,4 @@
-//! `paceline schedule`: what each rank of a pipeline does in a step, drawn and counted before anything runs.
+//! `paceline schedule`: the work of each rank of a pipeline in a step, drawn and counted before anything runs.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use paceline_host::text::{line_width, say, say_unbroken};
 use paceline_schedule::{Costs, Plan, SCHEDULES, Schedule, Timeline, drawing, named};
 use paceline_table::table::{Columns, Table, grouped};
 
-/// The most actions of all ranks together. More are drawn by nobody, and the lists of all ranks are kept.
+/// The most actions of all ranks together. Nobody draws more, and the lists of all ranks are kept.
 const MAX_ACTIONS: usize = 1 << 20;
 
 /// The most characters of a line of a drawing.
@@ -110,7 +110,7 @@ pub fn schedule(args: &ScheduleArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// Prints a schedule: its drawing, and what it costs each rank.
+/// Prints a schedule: its drawing, and its cost for each rank.
 fn say_one(Rehearsed { schedule, plan, timeline }: &Rehearsed) {
     let shape = plan.shape();
     let (ranks, stages) = (shape.placement.ranks(), shape.placement.stages());
@@ -153,7 +153,7 @@ fn say_one(Rehearsed { schedule, plan, timeline }: &Rehearsed) {
     ));
 }
 
-/// Prints what all schedules cost.
+/// Prints the costs of all schedules.
 fn say_all(
     ranks: usize,
     micro_batches: usize,

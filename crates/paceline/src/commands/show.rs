@@ -25,7 +25,7 @@ pub struct ShowArgs {
 ///
 /// # Errors
 ///
-/// If a folder is none of a run, or if its run has not come to its end.
+/// If a folder does not belong to a run, or if its run has not come to its end.
 pub fn show(args: &ShowArgs) -> Result<u8> {
     let runs = folders(&args.runs)?;
     let text = |folder: &PathBuf| {

@@ -1,6 +1,6 @@
 //! `paceline analyze A --against B`: the same job before and after a change.
 //!
-//! Input: the traces of both. Output: what got faster, by cause and by operator, and whether the gain that was promised before
+//! Input: the traces of both. Output: the faster parts, by cause and by operator, and whether the gain that was promised before
 //! came. Both are examined as `analyze` does. Runs of paceline are examined by their critical path.
 
 use std::path::{Path, PathBuf};

@@ -211,7 +211,7 @@ fn title(folder: &Path, window: &Window) -> String {
 /// `None` for other numbers.
 fn time_in_words(stamp: &str) -> Option<String> {
     const FORMAT: &str = "%Y-%m-%d %H:%M:%S";
-    // Of a moment of these decades, the number has 10 digits as seconds.
+    // For a moment of these decades, the number has 10 digits as seconds.
     let per_s = match stamp.len() {
         10 => 1,
         13 => 1_000,
@@ -230,7 +230,7 @@ fn time_in_words(stamp: &str) -> Option<String> {
 /// The largest number of ranks or files that are listed.
 const SHOWN: usize = 8;
 
-/// How many more there are, in words.
+/// The number of further entries, in words.
 fn and_more(count: usize) -> String {
     match count.saturating_sub(SHOWN) {
         0 => String::new(),

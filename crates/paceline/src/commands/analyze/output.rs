@@ -12,7 +12,7 @@ use serde_json::Value;
 /// The most bytes of a report that is looked at.
 const LIMIT_BYTES: u64 = 1 << 30;
 
-/// The folder after which the report of the traces at these places is named, and a name below it if they are files.
+/// The folder by whose name the report of the traces at these places is called, and a name below it if they are files.
 pub(super) fn named_after(places: &[PathBuf]) -> (PathBuf, Option<String>) {
     let Some(first) = places.first() else { return (PathBuf::new(), None) };
     if first.is_dir() {
@@ -44,7 +44,7 @@ pub(super) fn run_name(place: &Path) -> String {
 }
 
 /// The first of the folders `folder`, `folder-2`, ... whose report `<name>.json`, if it has one, is the one that is to be
-/// written, by what its JSON says.
+/// written, according to its JSON.
 pub(super) fn free(folder: PathBuf, name: &str, is_same: impl Fn(&Value) -> bool) -> PathBuf {
     let numbered = |number: u64| match number {
         1 => folder.clone(),

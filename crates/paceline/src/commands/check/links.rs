@@ -20,7 +20,7 @@ const LARGE_ROUNDS: usize = 3;
 /// Warm-up messages of each size. They are not counted, because they touch memory for the first time.
 const UNCOUNTED: usize = 1;
 
-/// What rank `from` measures when it sends to rank `to`.
+/// The measurements of rank `from` when it sends to rank `to`.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Direction {
     from: usize,

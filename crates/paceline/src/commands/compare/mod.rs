@@ -1,4 +1,4 @@
-//! `paceline compare RUN...`: runs side by side, from what their folders hold.
+//! `paceline compare RUN...`: runs side by side, from the contents of their folders.
 //!
 //! Takes run folders; prints a table on the console and writes a report. Figures of the step are the
 //! runs' own, from `summary.json`. Runs that were profiled add the figures of their traces. This module
@@ -75,7 +75,7 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// What `--json` writes.
+/// The contents of the file of `--json`.
 #[derive(Serialize)]
 struct Numbers<'a> {
     runs: Vec<RunNumbers<'a>>,
@@ -89,7 +89,7 @@ struct RunNumbers<'a> {
     name: &'a str,
     /// Its figures, by the names of the columns of compare.csv.
     figures: BTreeMap<&'a str, &'a Cell>,
-    /// What decided it, from its config.json.
+    /// The settings that decided it, from its config.json.
     settings: &'a Settings,
 }
 
@@ -154,7 +154,7 @@ fn warnings(runs: &[Run], price_per_hour: Option<f64>) -> Vec<String> {
     warnings
 }
 
-/// What the times below the heads are.
+/// The meaning of the times below the heads.
 const STATISTICS: &str = "median step and p99: over the steps, each as long as on its slowest rank; all other times of a step are means over \
                           ranks and steps, and the parts add up to step + data";
 

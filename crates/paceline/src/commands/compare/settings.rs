@@ -25,7 +25,7 @@ pub(super) fn read(file: &Path) -> Settings {
     let text = paceline_files::read_text(file, MAX_BYTES).unwrap_or_default();
     let mut settings = Settings::new();
     if let Ok(config) = serde_json::from_str::<Value>(&text) {
-        // What was stated is among the resolved settings.
+        // The stated settings are among the resolved ones.
         let whole = config["resolved"].as_object().into_iter().flatten();
         for (name, value) in whole.filter(|(name, _)| !NO_MATTER.contains(&name.as_str())) {
             flatten(name, value, &mut settings);

@@ -12,7 +12,7 @@ Examples:
   paceline fetch data mnist --data-dir ~/mnist                then: --data mnist --data-dir ~/mnist
 ";
 
-/// What to fetch.
+/// The kinds of things to fetch.
 #[derive(Debug, Subcommand)]
 #[command(before_help = EXAMPLES)]
 pub enum FetchCommand {

@@ -1,5 +1,5 @@
-//! `paceline fetch`: a model or a data set by its name. What is on the Hugging Face Hub goes into its cache; data sets that
-//! are published elsewhere go into a folder, as with `--download`.
+//! `paceline fetch`: a model or a data set by its name. Files of the Hugging Face Hub go into its cache; data sets that are
+//! published elsewhere go into a folder, as with `--download`.
 
 pub mod args;
 
@@ -44,7 +44,7 @@ fn published(name: &str) -> Option<(&'static str, &'static Source)> {
     })
 }
 
-/// Does what `--download` does.
+/// Does the same as `--download`.
 fn of_folder(name: &str, source: &Source, args: &DataArgs) -> Result<()> {
     let DataArgs { name: of_hub, data_dir, mirror } = args;
     if of_hub.revision.is_some() {
@@ -66,7 +66,7 @@ fn of_folder(name: &str, source: &Source, args: &DataArgs) -> Result<()> {
     Ok(())
 }
 
-/// Fetches what the flags name from the Hub.
+/// Fetches the named model or data set from the Hub.
 fn of_hub(fetch: fn(&str, Option<&str>, bool) -> Result<()>, args: &NameArgs) -> Result<()> {
     fetch(&args.name, args.revision.as_deref(), args.quiet)
 }

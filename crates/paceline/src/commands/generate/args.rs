@@ -15,7 +15,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct GenerateArgs {
-    /// What training has left: a checkpoint, the folder of --save, or a run folder; or a folder with config.json,
+    /// A checkpoint, the folder of --save or a run folder, as training has left it; or a folder with config.json,
     /// model.safetensors (or its index) and tokenizer.json, as Hugging Face stores them; or a model of the Hugging Face Hub
     /// (paceline fetch model)
     #[arg(long = "model", value_name = "DIR|NAME")]

@@ -1,4 +1,4 @@
-//! What the flags of `paceline generate` mean, and which of their values are refused.
+//! The meaning of the flags of `paceline generate`, and the values that are refused.
 //!
 //! Input: the flags, and the folder of the model. Output: settings that can be used. This module generates nothing.
 

@@ -42,7 +42,7 @@ pub(super) struct Folder {
 
 /// Where the values of the weights are.
 enum Weights {
-    /// Parameters that the files do not have are new. A language model has none.
+    /// Parameters that the files do not have are new. A language model has no new ones.
     Files(Pretrained, Vec<NewParam>),
     Checkpoint(Box<Checkpoint>),
 }
@@ -177,7 +177,7 @@ fn language_model(path: &Path, text: &str, file: &Path) -> Result<LlamaConfig> {
 /// The folder of checkpoints of the run whose folder this is. `None` for other folders. Errors if the run has saved none.
 fn saved_by_run(path: &Path) -> Result<Option<PathBuf>> {
     let Some(text) = read(path, CONFIG_FILE)? else { return Ok(None) };
-    // What is wrong with another file is said where it is read.
+    // Faults of another file are reported where it is read.
     let Ok(file) = serde_json::from_str::<Value>(&text) else { return Ok(None) };
     let Some(resolved) = file.get("stated").and(file.get("resolved")) else { return Ok(None) };
     let saved = resolved["save"].as_str().map(PathBuf::from);
@@ -204,7 +204,7 @@ fn read(folder: &Path, name: &str) -> Result<Option<String>> {
     text.map(Some).map_err(|e| usage(format!("--model {}: {e}", path.printable())))
 }
 
-/// The tokens that end a text by the settings of generation: a number, or several. Those of the model if there are no such
+/// The tokens that end a text by the settings of generation: a number, or several. The model's own if there are no such
 /// settings, or if they do not say.
 fn ends(path: &Path, text: Option<&str>, config: &LlamaConfig) -> Result<Vec<u32>> {
     let Some(text) = text else { return Ok(config.special_tokens.ends.clone()) };

@@ -10,7 +10,7 @@ Examples:
   paceline train --recipe tiny-lm --data-dir my-folder --tokenizer tokenizer.json --vocab 1000
 ";
 
-/// What to do.
+/// The actions on tokenizers.
 #[derive(Debug, Subcommand)]
 pub enum TokenizerCommand {
     /// Train a tokenizer on texts: byte pair encoding, which makes frequent neighbors one token

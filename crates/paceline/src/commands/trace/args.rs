@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-/// What to do with trace files.
+/// The actions on trace files.
 #[derive(Debug, Subcommand)]
 pub enum TraceCommand {
     /// Write one file with all ranks on one time line

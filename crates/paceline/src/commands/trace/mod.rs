@@ -60,7 +60,7 @@ fn merge_command(args: &MergeArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// What was merged, as text for the console.
+/// The result of a merge, as text for the console.
 fn told(window: &Window, merged: &Merged) -> String {
     let list = |ranks: &mut dyn Iterator<Item = usize>| -> String {
         ranks.map(|rank| rank.to_string()).collect::<Vec<_>>().join(", ")
