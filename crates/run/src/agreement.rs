@@ -6,11 +6,11 @@
 //!
 //! | kind of setting | compared |
 //! |---|---|
-//! | what decides the weights, and which operations the ranks make in which order | the resolved value |
+//! | settings that decide the weights, and which operations the ranks make in which order | the resolved value |
 //! | the places of files that are read (`--data-dir`, `--tokenizer`, `--pretrained`) | the contents of the data, the settings of the model, and the commit of a name; the first weights are compared by [`crate::equality`] |
 //! | the folders of checkpoints | whether there are any; that all ranks see the same one is checked when they open it |
-//! | what a host computes with, and how it is reached (`--threads`, `--host`) | no: the numbers are the same |
-//! | what rank 0 writes for people (`--name`, `--json`, `--quiet`) | no |
+//! | settings of a host and its address (`--threads`, `--host`) | no: the numbers are the same |
+//! | outputs of rank 0 for people (`--name`, `--json`, `--quiet`) | no |
 //!
 //! A new setting is compared unless it is listed here.
 
@@ -32,7 +32,7 @@ use sha2::{Digest, Sha256};
 
 /// The settings of a run that may differ from rank to rank, by their places in `config.json`.
 const OF_A_HOST: [&str; 24] = [
-    // What a host computes with, how it is reached, and how long it waits.
+    // Settings of a host: its computation, its address, and how long it waits.
     "threads",
     "pin_cores",
     "copies.pinned",
@@ -61,7 +61,7 @@ const OF_A_HOST: [&str; 24] = [
     "model.pretrained",
     "model.found",
 ];
-/// The folders of which only matters whether they are stated.
+/// The folders for which only matters whether they are stated.
 const FOLDERS: [&str; 3] = ["save", "resume", "profile.folder"];
 /// Settings whose flags are not named like their places.
 const FLAGS: [(&str, &str); 10] = [
@@ -79,7 +79,7 @@ const FLAGS: [(&str, &str); 10] = [
 /// The most settings that an error names.
 const MOST_NAMED: usize = 6;
 
-/// Flags that can name what a host has fetched. Their values are the commits that were found for the names.
+/// Flags that can name something that a host has fetched. Their values are the commits that were found for the names.
 const NAMES: [&str; 3] = ["--pretrained", "--data-dir", "--tokenizer"];
 const TRAINING_DATA: &str = "the training data";
 const CLASS_NAMES: &str = "the names of the classes";
@@ -122,7 +122,7 @@ impl Settings {
         self.0.insert(name.to_owned(), value.to_string());
     }
 
-    /// Where the files of the data lie does not matter, but which samples are made of them.
+    /// The location of the data's files does not matter, but the samples in them do.
     fn with_data(mut self, data: &DataConfig) -> Self {
         data.identity().iter().for_each(|(flag, value)| self.insert(flag, value));
         self.with_revisions(data.revisions())
@@ -186,7 +186,7 @@ fn flatten(place: &str, value: &Value, visit: &mut impl FnMut(&str, String)) {
     }
 }
 
-/// The flag that sets what stands at a place of `config.json`, of these flags; the place itself if there is none.
+/// The flag, of these flags, that sets the value at a place of `config.json`; the place itself if there is no such flag.
 fn name(place: &str, known: &BTreeSet<String>) -> String {
     let stated = FLAGS.iter().find(|(known, _)| *known == place).map(|(_, flag)| *flag);
     let last = match place.rsplit_once('.') {
@@ -209,7 +209,7 @@ pub fn words(value: &Value) -> String {
     }
 }
 
-/// What each rank tells the others first.
+/// The first message of each rank to the others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Told {
     digest: String,
@@ -230,7 +230,7 @@ fn shared_card(all: &[Told]) -> Option<String> {
 }
 
 /// Fails unless all ranks have the same settings. Returns where each rank is. All ranks call this
-/// together, before anything else. The first rank of each host reports what differs.
+/// together, before anything else. The first rank of each host reports the differences.
 pub fn check(
     group: &Group,
     local_rank: usize,
@@ -260,7 +260,7 @@ pub fn check(
     })
 }
 
-/// Says what differs between ranks, given the host and the settings of each.
+/// Describes the differences between ranks, given the host and the settings of each.
 fn difference(hosts: &[String], settings: &[BTreeMap<String, String>]) -> String {
     let names: BTreeSet<&String> = settings.iter().flat_map(BTreeMap::keys).collect();
     let value = |rank: usize, name: &str| settings[rank].get(name).map_or("not set", |of| &of[..]);
@@ -295,7 +295,7 @@ fn difference(hosts: &[String], settings: &[BTreeMap<String, String>]) -> String
     format!("the ranks were started with different settings: {named}{more}; {fixes}")
 }
 
-/// What the user can do about a setting that differs.
+/// The user's remedy for a setting that differs.
 fn fix(name: &str) -> &'static str {
     match name {
         TRAINING_DATA | TEST_DATA | CLASS_NAMES => "copy the same files to all hosts",

@@ -1,4 +1,4 @@
-//! What a device can do of what a run asks for, checked before a rank starts.
+//! Checks that the device can do the work that a run asks for, before a rank starts.
 //!
 //! Takes a configuration. Errors with the flag that does not fit, and what to pass instead.
 
@@ -16,7 +16,7 @@ use paceline_strategies::GraphObstacle;
 
 use crate::precision::{FLAG, rehearse};
 
-/// Checks that the device can do what the settings ask for, and that batches are copied to it if they say how.
+/// Checks that the device can do the work of these settings, and that batches are copied to it if the settings say how.
 pub(crate) fn check(
     config: &mut TrainConfig,
     local_ranks: usize,

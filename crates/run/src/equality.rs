@@ -1,6 +1,6 @@
 //! Whether the ranks that a strategy keeps equal are equal.
 //!
-//! Input: what each rank holds of the parameters. The ranks compare checksums of each parameter, or of the part of it that
+//! Input: the parameters that each rank holds. The ranks compare checksums of each parameter, or of the part of it that
 //! several ranks hold. Ranks of other stages of a pipeline hold other parameters. A difference comes from weights that differ from the beginning (another folder of a pretrained
 //! model on another host), from a program or a machine that computes something else, or from a strategy that does not keep
 //! its promise. Training would go on, and a checkpoint would mix the models. This file does not know how a strategy keeps

@@ -44,7 +44,7 @@ use crate::{evaluation, precision, recorded, resolve_ranks as config, resume};
 /// All resolved settings of an evaluation.
 struct EvaluationConfig {
     model: ModelConfig,
-    /// As the flag says, or else as the checkpoint was trained.
+    /// As the flag says, otherwise as the checkpoint was trained.
     precision: PrecisionName,
     data: DataConfig,
     seed: u64,
@@ -65,7 +65,7 @@ struct Found<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     tokens: Option<f64>,
     loss: f64,
-    /// With a language model.
+    /// Only with a language model.
     #[serde(skip_serializing_if = "Option::is_none")]
     perplexity: Option<f64>,
     /// The names of the classes, if the checkpoint has names for them.

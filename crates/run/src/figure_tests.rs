@@ -224,7 +224,7 @@ fn figures_of_evaluations_follow_their_rules() {
         figure.of_evaluation(&evaluation)?.as_f64()
     };
     for figure in TABLE.iter().filter(|of| matches!(of.source, Source::Evaluation(_))) {
-        // That of another figure, and no mean itself.
+        // The value of another figure, not a mean itself.
         if figure.name == "eval_perplexity" {
             let loss = find("eval_loss").unwrap();
             let follows = |at| Some(of(figure, at)?.ln() - of(loss, at)?);

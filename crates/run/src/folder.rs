@@ -16,7 +16,7 @@ pub const RUNS_VARIABLE: &str = "PACELINE_RUNS";
 /// The longest name of a run. A number may follow it, and file systems allow 255 bytes.
 const MAX_NAME_BYTES: usize = 200;
 
-/// The folder in which run folders are made: `stated`, which is what `--run-dir` says; by default that of
+/// The folder in which run folders are made: `stated`, the value of `--run-dir`; by default that of
 /// [`RUNS_VARIABLE`], or `runs` in the current folder.
 pub fn runs(stated: Option<&Path>) -> PathBuf {
     let of_variable = || std::env::var_os(RUNS_VARIABLE).filter(|name| !name.is_empty());
@@ -63,7 +63,7 @@ pub fn remove_unused(disk: &Disk, folder: &Path) {
     }
 }
 
-/// The name of a run's folder: what `--name` says, by default `<time>-<model>-<what>`.
+/// The name of a run's folder: that of `--name`, by default `<time>-<model>-<what>`.
 pub fn name_of(config: &TrainConfig, what: &str) -> String {
     let time = paceline_host::text::now("%Y%m%d-%H%M%S");
     config.name.clone().unwrap_or_else(|| format!("{time}-{}-{what}", config.model.name()))

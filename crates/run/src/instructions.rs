@@ -38,7 +38,7 @@ fn refusal(by: &str, named: &str) -> Failure {
 
 /// Holds this process to the instructions that a run states, or those of the variable, before it computes anything.
 pub(crate) fn hold(spec: &RunSpec) -> Result<()> {
-    // A name that nobody knows is refused with the other flags.
+    // An unknown name is refused with the other flags.
     let stated = spec.get("simd").and_then(<[String]>::first).and_then(|name| name.parse().ok());
     let Some(wanted) = stated else { return Ok(()) };
     check("--simd", wanted)?;

@@ -1,13 +1,13 @@
 //! A training run: the work of one rank, from the batches to the summary.
 //!
-//! What the user stated becomes a configuration, whose defaults are filled in and whose parts are checked together
+//! The user's settings become a configuration, whose defaults are filled in and whose parts are checked together
 //! ([`resolve`], [`resolve_ranks`], [`shortage`]). [`train`] starts the ranks, and [`evaluate`] those that only evaluate.
 //!
 //! The ranks agree, and each builds what its steps need ([`setup`]). [`trainer`] has the loop: it counts optimizer steps, gets
 //! batches ([`batches`]), brings them to the device ([`to_device`]), makes the step ([`step`]), evaluates ([`evaluation`]) and saves (`saving`). Checkpoints have the position of a run, so that it can
 //! continue where another one stopped ([`resume`]), with the flags that the checkpoint records ([`recorded`]). All ranks
-//! must have the same settings ([`agreement`]), and those that a strategy keeps equal the same weights ([`equality`]). What
-//! may take longer than an operation, such as a save, they do [`together`]. The files that a run writes go to its
+//! must have the same settings ([`agreement`]), and ranks that a strategy keeps equal the same weights ([`equality`]). Work that
+//! may take longer than an operation, such as a save, is done [`together`]. The files that a run writes go to its
 //! [`folder`]. [`instructions`] are those that the user holds a process to.
 //!
 //! Nothing here depends on whether the ranks are threads or processes, nor on which flags were typed.

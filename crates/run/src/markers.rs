@@ -8,7 +8,7 @@ use paceline_failure::{Failure, Result};
 use paceline_host::text::warn;
 use paceline_trace::{KernelMarkers, Markers, TRACE_MARKERS};
 
-/// All that marks go to. A profiler that cannot be called is said, by the first rank, and the run goes on without.
+/// All receivers of marks. If a profiler cannot be called, the first rank says so, and the run goes on without.
 pub(crate) fn all(marks_ranges: bool, rank: usize) -> Result<Vec<Box<dyn Markers>>> {
     let mut all: Vec<Box<dyn Markers>> = Vec::new();
     if marks_ranges {

@@ -18,7 +18,7 @@ use paceline_settings::named::PrecisionName;
 /// The flag.
 pub const FLAG: &str = "--precision";
 
-/// Fails if a processor would have to compute in fp16, and was not told to emulate it. The ranks compute on processors,
+/// Fails if a processor would have to compute in fp16 without the flag to emulate it. The ranks compute on processors,
 /// an emulated device included.
 pub fn check_processor(precision: PrecisionName, emulates_fp16: bool) -> Result<()> {
     match (precision, emulates_fp16) {
@@ -30,7 +30,7 @@ pub fn check_processor(precision: PrecisionName, emulates_fp16: bool) -> Result<
     }
 }
 
-/// What the user has to know about `--emulate-fp16`, if it is stated.
+/// A note for the user about `--emulate-fp16`, if it is stated.
 pub fn note(precision: PrecisionName, emulates_fp16: bool) -> Option<String> {
     let text = match precision {
         PrecisionName::Fp16 => {
@@ -42,7 +42,7 @@ pub fn note(precision: PrecisionName, emulates_fp16: bool) -> Option<String> {
 }
 
 /// Fails if a layer of the model, or its loss, does not compute in this element type. A layer of the user's own that
-/// reads values cannot be tested here; its first step tells.
+/// reads values cannot be tested here; its first step will fail.
 pub fn check(
     precision: PrecisionName,
     config: &ModelConfig,
@@ -68,12 +68,12 @@ fn check_step(
                 "{FLAG} {precision}: not all parts of --model {name} compute in {precision} ({error}); pass {FLAG} f32"
             )))
         }
-        // Whatever else is wrong does not depend on the element type, and is found by other checks.
+        // Other faults do not depend on the element type, and are found by other checks.
         _ => Ok(()),
     }
 }
 
-/// Runs a step of one sample on the device without contents. Returns what its kernels would need of a card.
+/// Runs a step of one sample on the device without contents. Returns the requirements of its kernels on a card.
 pub(crate) fn rehearse(
     precision: PrecisionName,
     model: &Model,

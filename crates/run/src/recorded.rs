@@ -1,8 +1,8 @@
 //! The flags that a checkpoint records, so that a run goes on from it, and is evaluated, without them.
 //!
-//! Input: the configuration of the run that saves, or a checkpoint. Output: a specification of what decides the weights and
-//! the samples. How a run is carried out (ranks, threads, transport) and what it writes is stated each time. This file
-//! does not know which recorded settings a continuation may change ([`crate::resume`]).
+//! Input: the configuration of the run that saves, or a checkpoint. Output: a specification of the settings that decide the
+//! weights and the samples. Settings of how a run is carried out (ranks, threads, transport) and of its outputs are stated
+//! each time. This file does not know which recorded settings a continuation may change ([`crate::resume`]).
 
 use std::path::Path;
 
@@ -26,9 +26,9 @@ use serde_json::Value;
 /// The key of the flags in the index of a checkpoint.
 pub const KEY: &str = "flags";
 
-/// What would go wrong with another model, and with another optimizer.
+/// The reason why a checkpoint of another model is refused.
 pub const ANOTHER_MODEL: &str = "it would be another model";
-/// Why a checkpoint of another optimizer is refused.
+/// The reason why a checkpoint of another optimizer is refused.
 pub const NO_STATE: &str = "its state would be of no use";
 
 /// The flags of a run, as JSON. Samples of a batch are recorded for all ranks together, so that another number of ranks
@@ -52,7 +52,7 @@ fn of_checkpoint(checkpoint: &Checkpoint, refuse: impl Fn(String) -> Failure) ->
     SpecFile::parse_of_checkpoint(&path, text).map_err(|failure| refuse(failure.to_string()))
 }
 
-/// The specification of a run that goes on from a checkpoint: what the checkpoint records, and over it what is stated.
+/// The specification of a run that goes on from a checkpoint: the recorded flags, overlaid by the stated ones.
 /// Returns `stated` if there is no checkpoint to go on from. Also returns the optimizer steps
 /// over which the learning rate of the run that saved would have changed.
 pub fn under(
@@ -107,7 +107,7 @@ pub fn under(
         // The strategy of one rank says nothing about several.
         if !is_same && theirs == Some(ALONE) { spec.without(&[STRATEGIES.key]) } else { spec }
     });
-    // What differs is said by name when the settings are compared, whether it was typed or follows from other flags.
+    // Differences are reported by name when the settings are compared, whether typed or following from other flags.
     recorded.overlaid(&stated).map(|(spec, _)| (spec, lr_steps))
 }
 
@@ -151,7 +151,7 @@ fn check_name<C: Choice + ?Sized>(
 }
 
 /// The specification of an evaluation of a checkpoint, which takes flags for which `is_taken` holds. It may have other data.
-/// An error says what is wrong with the checkpoint.
+/// An error names the fault in the checkpoint.
 pub fn under_evaluation(
     stated: &RunSpec,
     checkpoint: &Checkpoint,

@@ -68,7 +68,7 @@ pub fn resolve_inputs(
     }
     let world_size = config.world_size;
     let local_ranks = placement.map_or(world_size, |placement| placement.place.local_world_size);
-    // Of a stage, nothing is predicted yet.
+    // The memory of pipeline stages is not predicted yet.
     if config.pipeline.is_none() {
         shortage::check(&config, local_ranks, &model, &data)?;
     }

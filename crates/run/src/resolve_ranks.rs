@@ -27,7 +27,7 @@ const MAX_THREADS: usize = 1024;
 
 /// The number of ranks.
 pub fn resolve_world_size(flags: &RunFlags, placement: Option<&Placement>) -> Result<usize> {
-    // A rank that this command has started is given the flag, too.
+    // The flag is passed to a rank that this command has started, too.
     let is_ours = placement.is_some_and(Placement::is_ours);
     launcher::num_ranks(flags.nproc.filter(|_| !is_ours), placement)
 }
@@ -260,7 +260,7 @@ pub fn resolve_pipeline(
         head_at_once: flags.head_at_once,
         memory_bytes,
         candidates: Vec::new(),
-        // The ranks choose from those that do.
+        // The ranks choose from schedules that add up in order.
         adds_in_order,
     }))
 }
@@ -299,7 +299,7 @@ fn cut_at(names: &[String], model: &Model, stages: Option<usize>) -> Result<Vec<
     Ok(cut)
 }
 
-/// How many micro-batches steps have: all of an epoch but the last one, and that one if it has fewer.
+/// The numbers of micro-batches of steps: equal for all steps of an epoch but the last one, which may have fewer.
 pub(crate) fn sizes_of_steps(accumulate: usize, batches: usize) -> impl Iterator<Item = usize> {
     let most = accumulate.min(batches);
     [most, batches % most.max(1)].into_iter().filter(|of| *of > 0)

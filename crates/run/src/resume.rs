@@ -1,7 +1,7 @@
 //! Determines where a run begins: at the start, or where a checkpoint stands. All ranks begin at the same
 //! place.
 //!
-//! This file knows what the flags ask for, and which settings a continuation must share. [`checkpoint`]
+//! This file knows the flags, and which settings a continuation must share. [`checkpoint`]
 //! knows what a checkpoint is.
 
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ use crate::{precision, recorded};
 const MOST_COUNTED: u64 = 1 << 62;
 
 /// Checks, before ranks start, that a run with `num_samples` training samples can begin where the flags
-/// say. Changes nothing. Returns what the user has to know: that the last checkpoint is broken, for example.
+/// say. Changes nothing. Returns notes for the user: that the last checkpoint is broken, for example.
 pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<Vec<String>> {
     let Some(resume) = &config.resume else { return Ok(Vec::new()) };
     if !is_given(resume) {
@@ -52,7 +52,7 @@ pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<
     Ok(notes.iter().map(|note| format!("{}: {note}", resume.flag())).collect())
 }
 
-/// Fails if the run would replace what it has not written. If it begins at a checkpoint in the folder of `--save`, those
+/// Fails if the run would replace files of another run. If it begins at a checkpoint in the folder of `--save`, those
 /// there are its own.
 pub fn check_save(config: &TrainConfig) -> Result<()> {
     let Some(save) = &config.save else { return Ok(()) };
@@ -106,11 +106,11 @@ pub struct Begin {
     pub previous: Option<Previous>,
 }
 
-/// Restores what this rank holds of parameters, and its optimizer, and returns where the run begins. All
+/// Restores this rank's part of the parameters, and its optimizer, and returns where the run begins. All
 /// ranks call this together.
 ///
 /// Ranks may look at different moments, or see a shared folder differently. So rank 0 looks for a
-/// checkpoint and tells the others its name and its digest. A rank that finds another checkpoint fails. Each rank reads
+/// checkpoint and sends its name and its digest to the others. A rank that finds another checkpoint fails. Each rank reads
 /// its own part. If a part is damaged, all ranks learn of it, and with `--resume auto` they go on from an earlier
 /// checkpoint.
 pub fn begin(
@@ -143,7 +143,7 @@ pub fn begin(
             Some(first) => Ok(first.checkpoint),
             None => open_same(world, resume, name.as_deref(), &digest),
         };
-        // Ranks whose disk is slower take longer. How it went they tell each other below.
+        // Ranks whose disk is slower take longer. They exchange the outcomes below.
         let restored = together(world, "read the checkpoint", SAVE_LIMIT, || {
             Ok(opened.map(|checkpoint| {
                 (restore(config, replica, strategy, optimizer, &checkpoint), checkpoint)
@@ -193,7 +193,7 @@ pub fn begin(
 #[derive(Debug, Serialize, Deserialize)]
 enum Outcome {
     Good,
-    /// What the rank needs is damaged, or cannot be read.
+    /// The part that the rank needs is damaged, or cannot be read.
     Damaged(String),
     /// The rank fails for another reason, which it reports itself.
     Failed,
@@ -209,7 +209,7 @@ fn first_problem(outcomes: &[Outcome]) -> Option<(usize, Option<&str>)> {
     failed.map(|rank| (rank, None)).or(damaged)
 }
 
-/// Copies into place what this rank holds.
+/// Copies this rank's part into place.
 fn restore(
     config: &TrainConfig,
     replica: &Replica,
@@ -294,7 +294,7 @@ struct Opened {
     checkpoint: Checkpoint,
     /// Its place among those that were found.
     place: usize,
-    /// What the user has to know: why it is not the first one, and which settings differ.
+    /// Notes for the user: why it is not the first one, and which settings differ.
     notes: Vec<String>,
 }
 
@@ -374,12 +374,12 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     let data = identity_of_data(data, config.seed).into_iter();
     let mut settings: Vec<Setting> =
         data.map(|(flag, value)| Setting::of_flag(&flag, value, order)).collect();
-    // Most of them show in the shapes of parameters, which are compared first. Those of a program's own model may not.
+    // Most of them show in the shapes of parameters, which are compared first. Settings of a program's own model may not.
     let of_model = model.flags().into_iter();
     settings.extend(
         of_model.map(|(flag, value)| Setting::of_flag(&flag, value, recorded::ANOTHER_MODEL)),
     );
-    // What other programs need in order to load the weights.
+    // Settings that other programs need in order to load the weights.
     settings.extend(model.hugging_face_config().map(|config| Setting {
         key: CONFIG_FILE.into(),
         name: CONFIG_FILE.into(),

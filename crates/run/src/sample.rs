@@ -19,7 +19,7 @@ use paceline_strategies::Replica;
 
 use crate::step::Stepper;
 
-/// Tokens of the beginning of a text, and those that follow. The data set is asked for no more than the model is trained on.
+/// Tokens of the beginning of a text, and tokens that follow. The data set is asked for no more than the model is trained on.
 const PROMPT_TOKENS: usize = 16;
 const NEW_TOKENS: usize = 120;
 /// How tokens are chosen: as texts are usually made with small models.

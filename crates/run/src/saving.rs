@@ -1,4 +1,4 @@
-//! The checkpoints of a run: what each rank writes of the state of training, and when the ranks wait for each other.
+//! The checkpoints of a run: the part of the training state that each rank writes, and when the ranks wait for each other.
 //!
 //! Takes a stepper and a progress between two steps. [`checkpoint`] knows how the checkpoint gets to
 //! the disk. While steps are made, no rank waits for another one because of a checkpoint. Where all ranks save, or the
@@ -31,7 +31,8 @@ pub struct Saving {
     saver: Saver,
     /// On rank 0: the folder, which belongs to this run. It is given back after the last save has ended.
     folder: Option<Folder>,
-    /// What each rank of the group owns, from the first save on. A stage of a pipeline is divided among its own ranks.
+    /// The ranges that each rank of the group owns, from the first save on. A pipeline stage is divided among its own
+    /// ranks.
     owned: Vec<Ranges>,
     /// Whether all ranks have begun a save and have not agreed on its outcome. The same on all ranks.
     is_under_way: bool,
@@ -41,8 +42,8 @@ pub struct Saving {
 /// The folder of the best weights, within that of `--save`.
 pub(crate) const BEST: &str = "best";
 
-/// The loss of the best weights that an earlier part of the run has left in this folder, and what the next checkpoint there
-/// says of them.
+/// The loss of the best weights that an earlier part of the run has left in this folder, and the entry for them in the next
+/// checkpoint there.
 pub(crate) fn best_of(folder: &Path) -> Option<(f64, Previous)> {
     let checkpoint = Checkpoint::open(folder).ok()?;
     Some((checkpoint.progress().best.lowest?.0, checkpoint.as_previous(folder)?))
@@ -168,7 +169,7 @@ impl Saving {
         together(world, "complete the checkpoint", limit, || saver.wait())
     }
 
-    /// What this rank writes.
+    /// The pieces that this rank writes.
     fn pieces(&self, config: &TrainConfig, stepper: &Stepper) -> Result<Vec<Piece>> {
         let Stepper { replica, optimizer, strategy, .. } = stepper;
         let Replica { world, group, storage, .. } = replica;
@@ -180,8 +181,8 @@ impl Saving {
         } else if is_first {
             pieces::of_ranges("", &self.owned[0], storage, optimizer)?
         } else {
-            // Each rank has an optimizer of its own. Any number of ranks goes on from that of rank 0, and the same number
-            // of ranks from their own.
+            // Each rank has an optimizer of its own. Any number of ranks goes on from the optimizer of rank 0, and the same
+            // number of ranks from their own.
             let state = self.owned[rank].state.clone();
             let own = Ranges { values: Vec::new(), state };
             pieces::of_ranges(&pieces::strategy_prefix(rank), &own, storage, optimizer)?

@@ -1,4 +1,4 @@
-//! What a rank does before its first step: the ranks agree on what they are about to do, then each builds its model, its
+//! The work of a rank before its first step: the ranks agree on what they are about to do, then each builds its model, its
 //! memory and its batches, and begins where the run begins.
 
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ use crate::trainer::Trainer;
 /// parameter.
 const TRACK_CAPACITY: usize = 1 << 14;
 
-/// What a rank takes from its host. A test passes a disk or memory that fails.
+/// The resources of a rank on its host. A test passes a disk or memory that fails.
 #[derive(Clone, Debug, Default)]
 pub struct Host {
     /// Where files go.
@@ -56,17 +56,17 @@ pub struct Host {
     pub local_rank: usize,
     /// Whether the run is to end early.
     pub stop: StopRequest,
-    /// Whether `paceline train` has started this rank. Then it says what a run leaves that ends early.
+    /// Whether `paceline train` has started this rank. Then it reports what a run that ends early leaves.
     pub is_launched: bool,
 }
 
-/// What a rank has once all of them have agreed.
+/// The state of a rank once all of them have agreed.
 pub(crate) struct Agreed<'a> {
     mesh: Mesh,
     listeners: Listeners<'a>,
     /// Writes this rank's part of checkpoints, if the run saves.
     saving: Option<Saving>,
-    /// Does so for the best weights, if the run keeps them.
+    /// The same for the best weights, if the run keeps them.
     saving_best: Option<Saving>,
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn compare(
     agreement::check(world, local_rank, config.device, &Settings::of_run(config, data))
 }
 
-/// Lets cards send to each other by NCCL, if the user has not chosen another transport. If that cannot be, and need not be,
+/// Lets cards send to each other by NCCL, if the user has not chosen another transport. If that is impossible, and not required,
 /// rank 0 says why, and collectives go through memory of the host.
 pub(crate) fn connect_cards(config: &TrainConfig, world: &Group, memory: &Allocator) -> Result<()> {
     let is_stated = config.spec.has("transport");
@@ -144,7 +144,7 @@ fn take_save_folder(
         }
         let own = Folder::take(path, disk.clone(), &this_run(run_folder))?;
         if !matches!(config.resume, Some(Resume::IfThere(_))) {
-            // The user has chosen where to begin, so what failed before does not count.
+            // The user has chosen where to begin, so earlier failures do not count.
             own.forget_not_finite()?;
         }
         Ok(Some(own))
@@ -184,7 +184,7 @@ pub(crate) fn build<'a>(
     let model = config.model.build(dataset.as_ref(), mesh.world().world_size())?;
     let is_card = allocator.device() == paceline_memory::Device::Cuda;
     let predicted = match mesh.world().rank() {
-        // Of a stage, and of a card and its driver, nothing is predicted yet.
+        // The memory of pipeline stages, and of a card and its driver, is not predicted yet.
         0 if config.pipeline.is_none() && !is_card => {
             let data = OpenData { train: dataset.clone(), test: test.clone() };
             Needs::of(&Shape::of(config, &data), &model)?
@@ -250,7 +250,7 @@ pub(crate) fn build<'a>(
     let track = SpanTrack::with_capacity(TRACK_CAPACITY).marking(markers);
     let mut kept_loss = None;
     if let (Some(path), Some(saving)) = (&config.save, &mut saving_best) {
-        // What was best before the run was interrupted, as rank 0 sees it.
+        // The best weights before the run was interrupted, as rank 0 sees it.
         let is_first = replica.world.rank() == 0;
         let own = is_first.then(|| saving::best_of(&path.join(BEST))).flatten();
         if let Some((loss, previous)) = replica.world.broadcast_object(Some(&own), 0)? {
@@ -270,7 +270,7 @@ pub(crate) fn build<'a>(
     listeners.tell(Event::Begun { progress, samples_before: before.all })?;
     // The ranks measure at about the same time, and no step is near.
     let compute_type = replica.storage.precision().compute;
-    // That of a card is not measured.
+    // The speed of a card is not measured.
     let peak_flops_per_s =
         if is_card { 0.0 } else { peak::of_threads(&replica.compute, compute_type) };
     let (max_norm, scales_loss) = (config.clip_grad_norm, config.loss_scale.is_some());

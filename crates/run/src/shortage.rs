@@ -72,8 +72,8 @@ pub fn check(
     )))
 }
 
-/// The flags that decide the size of the model, in parentheses: those that the run states, or else the widths. Nothing if
-/// there are none.
+/// The flags that decide the size of the model, in parentheses: those that the run states, otherwise the widths. Empty
+/// without such flags.
 fn sizes(config: &TrainConfig) -> String {
     let stated = config.model.sizes();
     let widths = || MODELS.get(config.model.name()).map_or(&[][..], |model| model.width_flags());
@@ -128,7 +128,7 @@ pub fn largest_batch(shape: &Shape, fits: impl Fn(&Shape) -> bool) -> Option<usi
     largest(most, |rows| fits(&Shape { rows: vec![rows; shape.rows.len()], ..shape.clone() }))
 }
 
-/// The largest number from 1 to `most` that fits, if any does. What fits also fits with smaller numbers.
+/// The largest number from 1 to `most` that fits, if any does. All smaller numbers fit too.
 pub fn largest(most: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
     if most == 0 || !fits(1) {
         return None;

@@ -72,7 +72,7 @@ fn run(spec: &RunSpec, parent: &Path, hosts: [Host; 2]) -> Result<()> {
             let make_folder = || folder::create(&disk, &runs, &config).map(Some);
             trainer::run_rank(&config, data.clone(), group, local_rank, make_folder, host)
         });
-        // Nobody receives what comes after the limit.
+        // Nobody receives an outcome after the limit.
         let _ = sender.send(outcome);
     });
     receiver.recv_timeout(LIMIT).unwrap_or_else(|_| panic!("the run hangs after {LIMIT:?}"))

@@ -1,6 +1,6 @@
 //! Where a pipeline is cut and in which order its stages run, if that is to follow from measured costs.
 //!
-//! Takes a configuration that leaves it open. The ranks measure the blocks, each some of them, and a message, and tell each other;
+//! Takes a configuration that leaves this open. The ranks measure the blocks, each some of them, and a message, and tell each other;
 //! then all of them come to the same choice. Returns the configuration with it.
 
 use std::time::Instant;
@@ -29,7 +29,7 @@ const TIMES: usize = 3;
 /// The name that leaves the schedule open.
 pub(crate) const AUTO: &str = "auto";
 
-/// What a configuration leaves open, chosen by measured costs. `None` if it leaves nothing open. All ranks call this together.
+/// Chooses by measured costs what a configuration leaves open. `None` if it leaves nothing open. All ranks call this together.
 pub(crate) fn choose(
     config: &TrainConfig,
     data: &OpenData,
@@ -62,7 +62,7 @@ pub(crate) fn choose(
             }
             None => format!("--accumulate {micro_batches}: no schedule knows such a step"),
         };
-        // All ranks find the same, and one says so.
+        // All ranks come to the same result, and one reports it.
         return Err(match world.rank() {
             0 => Failure::Usage(format!("{problem}; raise it, or pass a smaller --batch-size")),
             _ => Failure::Consequence(problem),
@@ -89,7 +89,7 @@ pub(crate) fn unit_of(model: &Model, block: usize) -> &str {
     &model.layout.unit(model.blocks[block].unit).name
 }
 
-/// The schedules to choose from. One that would give other bits than the others, in this order of sums, is none of them.
+/// The schedules to choose from, without those that would give other bits than the others in this order of sums.
 fn candidates(
     open: &PipelineConfig,
     accumulation: AccumulationOrder,
@@ -105,7 +105,7 @@ fn candidates(
     }
 }
 
-/// What the blocks take, in milliseconds and bytes.
+/// The costs of the blocks, in milliseconds and bytes.
 fn measured(
     config: &TrainConfig,
     model: &Model,
@@ -149,8 +149,8 @@ fn measured(
     Ok(blocks)
 }
 
-/// What a message of so many bytes takes from the first rank to the second, in milliseconds; zero on the other ranks. All ranks
-/// call this with the sizes that they know.
+/// The time of a message of this size from the first rank to the second, in milliseconds; zero on the other ranks. All ranks call
+/// this with the sizes that they know.
 fn message_ms(world: &Group, own_bytes: u64) -> Result<f64> {
     let bytes = world.all_gather_object(&own_bytes)?.into_iter().max().unwrap_or(0);
     let elems = usize::try_from(bytes).unwrap_or(0) / DType::F32.size_bytes();

@@ -25,7 +25,7 @@ pub struct StepOutcome {
     pub grad_norm: Option<f64>,
     /// From the arrival of the batches to the end of the optimizer.
     pub whole: Span,
-    /// What the host had a device do.
+    /// The work that the host gave to a device.
     pub device: DeviceWork,
 }
 
@@ -45,7 +45,7 @@ pub struct Stepper {
     pub join: Option<Join>,
     /// The largest norm of the gradients, if they are clipped.
     pub max_norm: Option<f64>,
-    /// Whether the loss is scaled. Then a step whose gradients overflow is skipped, and is no error.
+    /// Whether the loss is scaled. Then a step whose gradients overflow is skipped, and is not an error.
     pub scales_loss: bool,
 }
 
@@ -88,7 +88,7 @@ impl Stepper {
         let whole = Span { start_ns, end_ns: now_ns() };
         let mut device = DeviceWork::default();
         if let Some(times) = stream.map(|stream| stream.end_times()) {
-            // Operations are told apart by when they were submitted, which is a time of the host.
+            // Operations are identified by when they were submitted, which is a time of the host.
             track.move_to(|host_ns| times.at(host_ns), |mark| mark != span::NEXT_STEP);
             let copies = copies.iter().filter_map(Event::ran).collect();
             device = DeviceWork { copies, launching_ns: times.launching_ns };

@@ -1,6 +1,6 @@
 //! Brings batches to the device that computes.
 //!
-//! Input: batches as the loader makes them. Output: the same batches in the memory of the device, behind which the stream of
+//! Input: batches as the loader makes them. Output: the same batches in the memory of the device, after which the stream of
 //! its kernels comes. Each of three settings changes one thing: pinned memory, which the loader fills, makes copies faster;
 //! with non-blocking copies the host does not wait for them; and with a stream of their own, the copies of the next batch run
 //! beside the step of this one. On the processor, batches stay where they are.
@@ -13,12 +13,12 @@ use paceline_strategies::MicroBatch;
 
 use crate::batches::share_of;
 
-/// What the loader has made for a step.
+/// The batches that the loader has made for a step.
 #[derive(Debug)]
 pub struct Loaded {
     /// The batches of the step; `None` if they have been brought to the device already.
     pub now: Option<Vec<Option<Batch>>>,
-    /// Those of the next step, if they are to be brought meanwhile.
+    /// The batches of the next step, if they are to be brought meanwhile.
     pub next: Option<Vec<Option<Batch>>>,
 }
 
@@ -97,7 +97,7 @@ impl ToDevice {
         });
         let batches = shares.collect::<Result<Vec<_>>>()?;
         if !self.is_non_blocking {
-            // What has failed is told by the next work.
+            // The next work reports a failure.
             copies.iter().for_each(|copied| {
                 copied.wait();
             });

@@ -1,7 +1,7 @@
 //! Work of one or more ranks that may take longer than an operation may: writing or reading a checkpoint.
 //!
-//! Input: the work of this rank, and its limit. Output: what the work returns, once all ranks have done theirs. Meanwhile the
-//! ranks tell each other again and again that they are alive, so each operation is short: a rank that is slow is waited for
+//! Input: the work of this rank, and its limit. Output: the result of the work, once all ranks have done theirs. Meanwhile the
+//! ranks signal again and again that they are alive, so each operation is short: a rank that is slow is waited for
 //! up to the limit of the work, and a rank that is dead or stopped up to `--timeout`. This file does not know what the work is.
 
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -11,16 +11,16 @@ use paceline_collectives::{CollectiveError, Group};
 use paceline_failure::{Failure, Result};
 use paceline_trace::thread_builder;
 
-/// The longest time between two signs of life.
+/// The longest time between two signals that a rank is alive.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// So many signs of life fit into the time limit of an operation.
+/// The number of such signals within the time limit of an operation.
 const SIGNS_PER_TIMEOUT: u32 = 4;
 
-/// What a rank says of its work.
+/// The state that a rank reports of its work.
 const WORKING: u8 = 0;
 const DONE: u8 = 1;
 const FAILED: u8 = 2;
-/// That the limit is over. Only rank 0 says so, whose clock counts: while it works, and when it is done.
+/// The limit is over. Only rank 0 reports this, whose clock counts: while it works, and when it is done.
 const LATE_WORKING: u8 = 3;
 const LATE_DONE: u8 = 4;
 
@@ -34,7 +34,7 @@ enum Outcome {
     Late(Vec<usize>),
 }
 
-/// What a rank's work has come to, for the thread that tells the others.
+/// The state of a rank's work, for the thread that informs the others.
 #[derive(Debug, Default)]
 struct State {
     ended: Mutex<Option<bool>>,
@@ -111,7 +111,7 @@ fn late(rank: usize, what: &str, limit: Duration, ranks: Vec<usize>) -> Failure 
     Failure::Missing { message, ranks }
 }
 
-/// Tells the other ranks how this rank's work goes, until all have ended theirs or one has failed.
+/// Informs the other ranks about this rank's work, until all have ended theirs or one has failed.
 fn tell_each_other(
     world: &Group,
     limit: Duration,

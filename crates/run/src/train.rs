@@ -32,7 +32,7 @@ use crate::trainer;
 use crate::{folder, resume};
 
 /// Trains as `spec` states: resolves it, then runs as a rank, as several threads, or as the launcher of several processes.
-/// `notes` are warnings that reading it has led to.
+/// `notes` are warnings from reading it.
 pub fn train(
     spec: &RunSpec,
     notes: Vec<String>,

@@ -72,7 +72,7 @@ pub fn run_rank(
     trainer.finish(begin, trained, evaluated, None)
 }
 
-/// A run fails once so many steps in a row were skipped because their gradients overflowed. A scale is halved 16 times from
+/// A run fails once this many steps in a row were skipped because their gradients overflowed. A scale is halved 16 times from
 /// 65536 to 1, so the rest were skipped with the smallest scale, or with one that does not change.
 const MAX_SKIPPED_IN_A_ROW: u64 = 50;
 
@@ -104,7 +104,7 @@ pub(crate) struct Trainer<'a> {
     pub(crate) stepper: Stepper,
     /// The model of all stages of a pipeline.
     pub(crate) whole: Option<Model>,
-    /// What the strategy guarantees about the weights.
+    /// The guarantee of the strategy about the weights.
     pub(crate) exactness: Exactness,
     /// The memory after initialization.
     pub(crate) initialization: PhaseUsage,
@@ -115,7 +115,7 @@ pub(crate) struct Trainer<'a> {
     pub(crate) test: Option<Arc<dyn Dataset>>,
     /// Writes this rank's part of checkpoints, if the run saves.
     pub(crate) saving: Option<Saving>,
-    /// Does so for the best weights, if the run keeps them.
+    /// The same for the best weights, if the run keeps them.
     pub(crate) saving_best: Option<Saving>,
     /// The loss of the best weights that are kept. Decides what is written there, and nothing about the run.
     pub(crate) kept_loss: Option<f64>,
@@ -181,7 +181,7 @@ impl Trainer<'_> {
                     self.agree_to_stop(&loss, ended.is_some())? && !self.is_over(&progress);
                 meter.read(&self.stepper.replica.group);
                 let counts = made > config.warmup_steps as u64;
-                // A device carries an action out later than the host asks for it.
+                // A device carries out work later than the host asks for it.
                 let has_ledger = config.pipeline.is_some() && config.device == Device::Cpu;
                 let acted = if has_ledger { self.stepper.replica.acted() } else { &[] };
                 let counted = counts.then_some(acted);
@@ -293,8 +293,8 @@ impl Trainer<'_> {
         self.listeners.tell(Event::EarlyStop { steps: progress.steps, best, best_steps })
     }
 
-    /// The epoch and the number of batches of the step after the next one, which makes `num_batches`; `None` if there is none,
-    /// or if its batches are not wanted before it begins.
+    /// The epoch and the number of batches of the step after the next one, which makes `num_batches`; `None` if there is no
+    /// such step, or if its batches are not wanted before it begins.
     fn next_step(&self, progress: &Progress, num_batches: usize) -> Option<(u64, usize)> {
         let is_last = progress.steps + 1 >= self.config.total_steps();
         if is_last || !self.stepper.to_device.looks_ahead() {
@@ -323,20 +323,20 @@ impl Trainer<'_> {
     fn end_early(&mut self, begin: Instant, trained: Trained, steps: u64) -> Result<()> {
         // The ranks agree on it before rank 0 writes, however long that takes.
         let stopped = self.stopped_after(steps);
-        // Whatever comes of it, the run has ended in order.
+        // Whatever happens here, the run has ended in order.
         if let Err(problem) = self.finish(begin, trained, None, Some(steps)) {
             streams::stderr().line(&format!("warning: no figures of the steps so far: {problem}"));
         }
         Err(stopped)
     }
 
-    /// Checks the weights with which the run ends: those that the strategy keeps equal are, and all numbers are finite.
+    /// Checks the weights at the end of the run: those that the strategy keeps equal must be, and all numbers must be finite.
     fn check_weights(&self, steps: u64) -> Result<()> {
         equality::check(&self.stepper.replica, &self.exactness, steps)?;
         self.stepper.check_finite(steps).map_err(|failure| self.noted(failure))
     }
 
-    /// Evaluates after the last step, if the run does, and tells the listeners. `begun` is where training began.
+    /// Evaluates after the last step, if the run does, and informs the listeners. `begun` is where training began.
     fn evaluate_at_end(
         &mut self,
         trained: &Trained,
@@ -426,7 +426,7 @@ impl Trainer<'_> {
         self.listeners.tell(Event::Saved(Save { steps, epoch, took: begin.elapsed() }))
     }
 
-    /// Evaluates after a step, tells the listeners, and saves the weights if the run keeps the best ones and these are.
+    /// Evaluates after a step, informs the listeners, and saves the weights if the run keeps the best ones and these are better.
     fn evaluate_midway(&mut self, progress: &mut Progress, epoch: u64) -> Result<()> {
         self.stepper.sync_replicas()?;
         let Some(result) = self.evaluate()? else { return Ok(()) };
@@ -479,7 +479,7 @@ impl Trainer<'_> {
         let Stepper { replica, strategy, .. } = &mut self.stepper;
         let digest = strategy.digest(replica)?;
         let Replica { compute, .. } = &self.stepper.replica;
-        // Of all stages.
+        // The model of all stages.
         let model = self.whole.as_ref().unwrap_or(&self.stepper.replica.model);
         let world = &self.stepper.replica.world;
         let Trained { steps, meter, num_steps, last, scaling, .. } = trained;

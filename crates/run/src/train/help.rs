@@ -1,5 +1,5 @@
-//! What `paceline train --help` prints: the flags that one needs first, by purpose, with a line each. `--help-all` prints all
-//! flags with all that there is to say.
+//! The output of `paceline train --help`: the flags that one needs first, by purpose, with a line each. `--help-all` prints
+//! all flags with their whole help.
 //!
 //! Everything about a flag comes from its definition, so this file has only the choice of flags and their order.
 
@@ -59,7 +59,7 @@ const GROUPS: &[Group] = &[
 /// The most names of values that a line has. All strategies would fill three lines.
 const MAX_NAMES: usize = 10;
 
-/// Adds the flags of `paceline train`, with the help of a few in place of that of all.
+/// Adds the flags of `paceline train`, with the help of a few instead of that of all.
 pub fn short(command: Command) -> Command {
     let command = TrainCommand::augment_args(command);
     let text = text(&command);
