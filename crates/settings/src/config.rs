@@ -94,7 +94,7 @@ pub struct TrainConfig {
     pub seed: u64,
     /// The data.
     pub data: DataConfig,
-    /// The digest of what the training data were read from, if they come from files.
+    /// The digest of the sources of the training data, if they are files.
     pub training_data: Option<String>,
     /// The names of the classes, in their order, if they have names.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -135,7 +135,7 @@ pub struct TrainConfig {
     pub tensorboard: bool,
     /// File to write the summary to.
     pub json: Option<PathBuf>,
-    /// Whether to print all that there is.
+    /// Whether to print every table.
     pub verbose: bool,
     /// Whether to be silent.
     pub quiet: bool,

@@ -1,9 +1,9 @@
-//! What states a run, and what it becomes.
+//! The settings of a run: as stated, and as resolved.
 //!
 //! The settings that the user stated, by flags ([`flags`]), in a file ([`spec_file`]) or by a recipe ([`recipes`]), form a
 //! specification ([`spec`]). Once all defaults are filled in and everything is checked, it becomes a configuration
-//! ([`config`]), of which [`strategy`], [`ranks`], [`schedule`], [`origin`] and [`profile`] are the parts. Who fills it in
-//! and who trains with it is above this crate.
+//! ([`config`]); its parts are [`strategy`], [`ranks`], [`schedule`], [`origin`] and [`profile`]. The code that fills it in
+//! and the code that trains with it are above this crate.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 

@@ -2,7 +2,7 @@
 //!
 //! The definitions are those of `torch.amp.GradScaler`: after an overflow the scale is halved, after a window of steps
 //! without one it is doubled. A scale is a power of two here, so that multiplying by it and dividing again changes no digit.
-//! What a step does with a scale is not known here.
+//! The effect of a scale on a step is not known here.
 
 use paceline_failure::{Failure, Result};
 use serde::Serialize;
@@ -28,7 +28,7 @@ pub struct LossScale {
 }
 
 impl LossScale {
-    /// What the flags ask for: by default a dynamic scale with fp16, and none otherwise.
+    /// Resolves the flags: by default a dynamic scale with fp16, and no scale otherwise.
     pub fn resolve(
         flags: &RunFlags,
         strategy: &StrategyConfig,

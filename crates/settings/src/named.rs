@@ -47,7 +47,7 @@ impl PrecisionName {
         }
     }
 
-    /// What the first line of a run adds.
+    /// The addition to the first line of a run.
     pub fn in_title(self) -> &'static str {
         match self {
             PrecisionName::F32 => "",

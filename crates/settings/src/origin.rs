@@ -25,7 +25,7 @@ pub enum Resume {
 }
 
 impl Resume {
-    /// What the flags ask for.
+    /// The checkpoint that the flags ask for.
     pub fn resolve(flags: &RunFlags) -> Result<Option<Self>> {
         match (&flags.resume, &flags.save) {
             (Some(folder), Some(save)) if folder.as_os_str() == AUTO => {
@@ -47,7 +47,7 @@ impl Resume {
         }
     }
 
-    /// What the user wrote, for messages.
+    /// The words of the user, for messages.
     pub fn flag(&self) -> String {
         match self {
             Self::From(folder) => format!("--resume {}", folder.printable()),

@@ -11,8 +11,8 @@ use crate::flags;
 use crate::spec::RunSpec;
 
 /// Adds the flags of `A` to a command, which keeps its own line of help. For [`Command::defer`]: a command with the flags of a run
-/// defines them when its name has been read, because they are many, and each process of a run reads its command line. Who asks
-/// for the flags before that builds the whole program ([`Command::build`]).
+/// defines them when its name has been read, because they are many, and each process of a run reads its command line. Code that
+/// needs the flags before that builds the whole program ([`Command::build`]).
 pub fn add_later<A: Args>(command: Command) -> Command {
     let about = command.get_about().cloned().unwrap_or_default();
     A::augment_args(command).about(about)

@@ -14,15 +14,15 @@ pub struct PipelineConfig {
     pub begins_at: Vec<usize>,
     /// The units of these blocks.
     pub begins: Vec<String>,
-    /// What the ranks have measured of the stages, in milliseconds, from which a schedule may make its lists; `None` if they have
-    /// not measured, and stages count as equal.
+    /// The costs of the stages as the ranks have measured them, in milliseconds, from which a schedule may make its lists; `None`
+    /// without measurements: then stages count as equal.
     #[serde(skip)]
     pub costs: Option<Costs>,
     /// The objective computes the gradients of its parameters with its loss.
     pub head_at_once: bool,
     /// The most that a rank may keep of micro-batches in flight.
     pub memory_bytes: Option<u64>,
-    /// What the ranks have chosen from, the best first.
+    /// The schedules that the ranks have chosen from, the best first.
     pub candidates: Vec<Candidate>,
     /// Whether the gradients of micro-batches are added up in their order, as in one process.
     pub adds_in_order: bool,

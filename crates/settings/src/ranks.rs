@@ -2,7 +2,7 @@
 //! the ranks as processes.
 //!
 //! Takes the settings that concern ranks, and a function that each rank calls. This file does not know
-//! what that function does.
+//! what the function does.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

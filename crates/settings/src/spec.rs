@@ -201,10 +201,10 @@ fn with_a_point(value: &str) -> Option<String> {
     (number != value && number.parse::<f64>().is_ok()).then_some(number)
 }
 
-/// What is said about a text that is no number with a fraction.
+/// The message for a text that is not a number with a fraction.
 const NO_FRACTION: &str = "pass a number";
 
-/// What the standard library says about a text that is no number, and what a user can do.
+/// The standard library's messages for a text that is not a number, and the user's remedies.
 const NO_NUMBER: [(&str, &str); 4] = [
     ("invalid digit found in string", "pass a whole number, without a sign"),
     ("cannot parse integer from empty string", "pass a whole number, without a sign"),

@@ -34,7 +34,7 @@ pub const VERSION: u64 = 1;
 /// A specification that was read from a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpecFile {
-    /// What the file states.
+    /// The settings that the file states.
     pub spec: RunSpec,
     path: PathBuf,
     /// Whether it is the `config.json` of a run folder.
@@ -72,8 +72,8 @@ impl SpecFile {
         Self::parse_if(path, text, |_| true)
     }
 
-    /// Reads what a checkpoint records in its index, which has this path. Fails for a flag that no checkpoint records, since
-    /// the checkpoint may come from a stranger.
+    /// Reads the settings that a checkpoint records in its index, which has this path. Fails for a flag that no checkpoint
+    /// records, since the checkpoint may come from a stranger.
     pub fn parse_of_checkpoint(path: &Path, text: &str) -> Result<Self> {
         Self::parse_if(path, text, flags::is_recorded)
     }
@@ -123,7 +123,7 @@ impl SpecFile {
         self
     }
 
-    /// The file with another specification, which `change` makes of its own.
+    /// The file with another specification, which `change` makes from its own.
     pub fn with(self, change: impl FnOnce(&RunSpec) -> RunSpec) -> Self {
         Self { spec: change(&self.spec), ..self }
     }

@@ -41,7 +41,7 @@ pub struct StrategyConfig {
     default_caps: BucketCaps,
     /// Options of the training step that all strategies have.
     pub options: ReplicaOptions,
-    /// What the strategy promises about the weights.
+    /// The promise of the strategy about the weights.
     exactness: Exactness,
 }
 
@@ -146,7 +146,7 @@ pub fn resolve(
             no_sync: flags.no_sync || accumulate == 1,
             precision,
             as_graph,
-            // Whether gradients are clipped is no setting of the strategy.
+            // Whether gradients are clipped is not a setting of the strategy.
             ..ReplicaOptions::DEFAULT
         },
     };

@@ -47,7 +47,7 @@ impl Several {
         }
     }
 
-    /// What this word means; `None` for the name of a strategy.
+    /// The meaning of this word; `None` for the name of a strategy.
     pub fn named(word: &str) -> Option<Self> {
         Self::EACH.into_iter().find(|several| several.word() == word)
     }
@@ -99,7 +99,7 @@ impl Comparison {
         }
     }
 
-    /// The strategy of this name. Fails if it is none of the comparison.
+    /// The strategy of this name. Fails if it does not belong to the comparison.
     pub fn strategy(self, name: &str) -> Result<&'static dyn StrategyChoice> {
         let is_meant = |(own, choice): &(&str, &dyn StrategyChoice)| {
             *own == name || choice.name() == name || choice.aliases().contains(&name)

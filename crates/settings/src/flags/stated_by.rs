@@ -15,8 +15,8 @@ use super::key;
 /// The most ranks for each core that a checkpoint or a run folder may ask for.
 pub const RANKS_PER_CORE: usize = 8;
 
-/// The flags that a checkpoint records, and states when a run goes on from it: what decides the model, the samples and the
-/// weights.
+/// The flags that a checkpoint records, and states when a run goes on from it: those that decide the model, the samples and
+/// the weights.
 const OF_CHECKPOINTS: [&str; 12] = [
     "model freeze batch-norm channels hidden fuse layout init width hidden-dim input-dim output-dim num-layers",
     "tie-layers unused-head heads kv-heads intermediate layers llama-size vocab num-labels tie-embeddings pretrained",
@@ -32,8 +32,8 @@ const OF_CHECKPOINTS: [&str; 12] = [
     "pin-memory non-blocking copy-stream generate-on-host load-ahead decode-us",
 ];
 
-/// The flags that `config.json` of a run folder states too, so that the run can be repeated: how it is carried out, and what
-/// it prints.
+/// The flags that `config.json` of a run folder states too, so that the run can be repeated: those about how it is carried
+/// out, and its output.
 const OF_RUN_FOLDERS: [&str; 4] = [
     "nproc threads simd transport device amp cuda-graph pin-cores head-at-once pipeline-memory warmup-steps",
     "timeout link algorithm nccl-order comm-log hosts",
