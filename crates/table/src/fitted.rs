@@ -7,7 +7,7 @@
 //! 2. in parts below each other, each of which begins with the columns that name the rows;
 //! 3. as blocks, one per row, with a line per column.
 //!
-//! This module does not know what a width is the width of.
+//! This module does not know which device has the width.
 
 use std::collections::HashSet;
 
@@ -120,7 +120,7 @@ impl Grid<'_> {
         (0..self.num_columns()).map(|at| self.width(at) + GAP).sum::<usize>().saturating_sub(GAP)
     }
 
-    /// How many of the first columns tell the rows apart. `None` if the others are needed for that.
+    /// How many of the first columns distinguish the rows. `None` if the others are needed for that.
     fn num_names(&self) -> Option<usize> {
         // An empty name is that of the row above.
         let mut above = vec![String::new(); self.num_columns()];
@@ -137,7 +137,7 @@ impl Grid<'_> {
         (1..self.num_columns()).find(tells_apart)
     }
 
-    /// With a line per column. `None` if there are many rows, or rows that their first cells do not tell apart.
+    /// With a line per column. `None` if there are many rows, or rows that their first cells do not distinguish.
     fn transposed(&self) -> Option<String> {
         let mut names: Vec<String> = self.rows.iter().map(|row| Self::cell(row, 0)).collect();
         let head = [vec![self.name(0)], names.clone()].concat();
@@ -159,7 +159,7 @@ impl Grid<'_> {
     /// In parts, each with the columns that name the rows. `None` if some column does not fit beside these.
     fn parts(&self, width: usize) -> Option<String> {
         let taken = |columns: usize| -> usize { (0..columns).map(|at| self.width(at) + GAP).sum() };
-        // Long names, such as those of a unit and its tensors, would leave no room: then only the first column is repeated.
+        // Long names, such as those of a unit and its tensors, leave no room: then only the first column is repeated.
         let num_names = self.num_names().filter(|count| taken(*count) <= width / 2).unwrap_or(1);
         let names_width = taken(num_names);
         let mut parts: Vec<Vec<usize>> = Vec::new();

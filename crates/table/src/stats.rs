@@ -78,7 +78,7 @@ pub fn two_term_fit(points: impl IntoIterator<Item = ([f64; 2], f64, f64)>) -> O
 }
 
 /// The 97.5 % points of Student's t distribution with 1 to 30 degrees of freedom: a mean of normally distributed numbers
-/// lies within so many standard errors in 95 % of cases.
+/// lies within this many standard errors in 95 % of cases.
 pub const STUDENT_975: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
     2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,

@@ -1,4 +1,4 @@
-//! Tables: rows of cells under columns that say what they hold. All numbers and tables on a console are
+//! Tables: rows of cells under columns with definitions. All numbers and tables on a console are
 //! formatted here.
 //!
 //! Rows of values go in, as a [`Table`] of typed cells or as plain strings for [`aligned`]. Lines for a
@@ -13,7 +13,7 @@ use serde::ser::SerializeMap;
 use crate::fitted::fitted;
 use crate::width::{left, right, width};
 
-/// What a column says of itself: its names, unit, decimals and definition.
+/// The description of a column: its names, unit, decimals and definition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Head {
     /// Its name in files. A column without a key is for people alone.
@@ -22,7 +22,7 @@ pub struct Head {
     pub label: Cow<'static, str>,
     /// The unit; empty for words and plain numbers.
     pub unit: Cow<'static, str>,
-    /// What its values mean and how they are computed.
+    /// The meaning of its values, and how they are computed.
     pub definition: Cow<'static, str>,
     /// How many decimals people see; files have all digits.
     pub decimals: usize,
@@ -87,7 +87,7 @@ impl Cell {
         }
     }
 
-    /// The cell as a file of CSV holds it. Its text may be of others, and whoever opens the file in a spreadsheet must not run it.
+    /// The cell in a CSV file. Its text may come from others, and a spreadsheet that opens the file must not run it.
     fn csv(&self) -> String {
         match self {
             Cell::Text(words) => csv_text(words),
@@ -175,10 +175,10 @@ impl<T: Into<Cell>> From<Option<T>> for Cell {
     }
 }
 
-/// Computes the cell of a column from what a row shows.
+/// Computes the cell of a column from a row's `T`.
 type Get<T> = Box<dyn Fn(&T) -> Cell + Send + Sync>;
 
-/// A column of a table with a row per `T`: what it says of itself, and how its cell is computed.
+/// A column of a table with a row per `T`: its head, and how its cell is computed.
 pub struct Column<T> {
     /// Its names, unit, decimals and definition.
     pub head: Head,
@@ -191,7 +191,7 @@ impl<T> Column<T> {
         Self { head, get: Box::new(move |of| cell(of).into()) }
     }
 
-    /// Its cell in the row that shows `of`.
+    /// Its cell in the row of `of`.
     pub fn cell(&self, of: &T) -> Cell {
         (self.get)(of)
     }
@@ -268,7 +268,7 @@ impl Table {
         self.rows.iter().all(|row| row[at].is_number())
     }
 
-    /// The table with those columns alone for whose heads `is_in` holds.
+    /// The table with only those columns for whose heads `is_in` holds.
     pub fn with_columns(&self, is_in: impl Fn(&Head) -> bool) -> Self {
         let is_in: Vec<bool> = self.columns.iter().map(is_in).collect();
         let part = |row: &Vec<Cell>| {
@@ -387,7 +387,7 @@ impl Serialize for Table {
 /// A table as lines of text: the head, a rule and the rows, with two spaces between columns. The last line
 /// has no line end. Columns for which `is_left` holds (it gets the index, from 0) are left-aligned, all
 /// others right-aligned. An empty head leaves out head and rule. A row may be shorter than the others. Cells are made
-/// [`printable`], so that their widths are those of what is shown.
+/// [`printable`], so that their widths are those of the shown text.
 pub fn aligned(
     head: &[impl AsRef<str>],
     rows: &[impl AsRef<[String]>],

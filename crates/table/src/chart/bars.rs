@@ -11,7 +11,7 @@ use crate::canvas::{Align, Canvas};
 /// A bar.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bar {
-    /// What the value belongs to.
+    /// The name of the bar.
     pub label: String,
     /// Its value, which decides its length; `None` if there is none.
     pub value: Option<f64>,

@@ -4,7 +4,7 @@
 
 use maud::Render;
 
-/// What a color stands for. The page's style sheet has a variable for each.
+/// The meaning of a color. The page's style sheet has a variable for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PageColor {
     /// Text.

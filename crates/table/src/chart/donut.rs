@@ -12,7 +12,7 @@ use crate::canvas::{Align, Canvas};
 /// A ring.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Donut {
-    /// What the parts add up to; written in the middle of the ring.
+    /// The name of the whole; written in the middle of the ring.
     pub label: String,
     /// The parts, clockwise from the top.
     pub parts: Vec<Part>,

@@ -15,9 +15,9 @@ pub struct Segment {
     pub start: f64,
     /// Where it ends.
     pub end: f64,
-    /// What it is.
+    /// The name of the piece.
     pub name: String,
-    /// What kind of thing it is, for the legend.
+    /// The kind of the piece, for the legend.
     pub kind: String,
     /// The color of that kind.
     pub color: PageColor,
@@ -39,7 +39,7 @@ pub struct Jump {
     pub from: (usize, f64),
     /// The index of the row and the time at which it ends.
     pub to: (usize, f64),
-    /// What it is.
+    /// The name of the arrow.
     pub name: String,
 }
 

@@ -67,7 +67,7 @@ impl Lines {
             canvas.text(&label, (x, HEIGHT + 13.0), SMALL, PageColor::Muted, Align::Middle);
         }
         // All lines together get about as many points as a single line would get: with many lines, details
-        // cannot be told apart anyway.
+        // cannot be distinguished anyway.
         let columns = (POINTS / self.lines.len().max(1)).clamp(25, (right - left) as usize);
         for line in &self.lines {
             let kept = thinned(&line.points, x_end, columns);
@@ -94,7 +94,7 @@ impl Lines {
     }
 }
 
-/// The marker of a single point, of which no line can be drawn.
+/// The marker of a single point, through which no line can be drawn.
 fn diamond((x, y): (f64, f64)) -> [(f64, f64); 4] {
     [(x, y - RADIUS), (x + RADIUS, y), (x, y + RADIUS), (x - RADIUS, y)]
 }

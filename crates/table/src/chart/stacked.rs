@@ -23,7 +23,7 @@ pub struct Part {
 /// A bar.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stack {
-    /// What the parts add up to.
+    /// The name of the bar.
     pub label: String,
     /// The parts, from left to right.
     pub parts: Vec<Part>,
@@ -169,7 +169,7 @@ fn lines(all: Vec<(&Part, String)>, room: f64) -> Vec<Vec<(&Part, String)>> {
     lines
 }
 
-/// Draws a line of values, each behind a square in the color of its part.
+/// Draws a line of values, each after a square in the color of its part.
 fn values(canvas: &mut Canvas, line: &[(&Part, String)], (left, middle): (f64, f64)) {
     let mut x = left;
     for (part, value) in line {

@@ -12,7 +12,7 @@ use crate::canvas::{Align, Point};
 /// A bar.
 #[derive(Clone, Debug)]
 pub struct RangedBar {
-    /// What the value belongs to.
+    /// The name of the bar.
     pub name: String,
     /// The length of the bar.
     pub value: f64,
@@ -25,7 +25,7 @@ pub struct RangedBar {
 /// Bars that are compared with each other.
 #[derive(Clone, Debug)]
 pub struct BarGroup {
-    /// What they have in common. Empty if there is nothing to say.
+    /// The heading of the group. May be empty.
     pub name: String,
     /// The bars, from top to bottom.
     pub bars: Vec<RangedBar>,
@@ -38,7 +38,7 @@ pub struct BarChart {
     pub title: String,
     /// A line below the title.
     pub subtitle: String,
-    /// What the bars show, with the unit.
+    /// The quantity that the bars show, with the unit.
     pub label: String,
     /// The groups, from top to bottom.
     pub groups: Vec<BarGroup>,

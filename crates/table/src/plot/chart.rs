@@ -27,7 +27,7 @@ impl Spacing {
 /// An axis.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// What it shows, without the unit.
+    /// The quantity that it shows, without the unit.
     pub label: String,
     /// Unit of the values, which decides how ticks are written.
     pub unit: Unit,
@@ -50,11 +50,11 @@ impl Axis {
 /// How a series is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stroke {
-    /// A solid line with filled markers: what was measured.
+    /// A solid line with filled markers: measured values.
     Solid,
-    /// A dashed line with hollow markers: what is compared with it.
+    /// A dashed line with hollow markers: values to compare with.
     Dashed,
-    /// A dotted line without markers: what was predicted.
+    /// A dotted line without markers: predicted values.
     Dotted,
 }
 
@@ -67,7 +67,7 @@ pub struct Series {
     /// [`Spacing`]) are left out.
     pub points: Vec<(f64, f64)>,
     /// Vertical bars beside the line: a place on the horizontal axis, and the values between which a bar
-    /// reaches. They show the spread of what the points are medians of.
+    /// reaches. They show the spread of the values whose medians are the points.
     pub ranges: Vec<(f64, f64, f64)>,
     /// How the line is drawn.
     pub stroke: Stroke,

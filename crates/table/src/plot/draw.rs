@@ -13,7 +13,7 @@ use crate::canvas::{Align, Point};
 /// Red, green and blue.
 pub(super) type Color = [u8; 3];
 
-/// What a chart is drawn on. Lengths are pixels.
+/// The surface on which a chart is drawn. Lengths are pixels.
 pub trait Surface {
     /// Fills a shape.
     fn fill(&mut self, corners: &[Point], color: Color);

@@ -6,7 +6,7 @@ use super::chart::{Series, Stroke};
 use super::draw::{Color, Surface, WHITE};
 use crate::canvas::Point;
 
-/// The palette of Okabe and Ito, whose colors people with any color vision can tell apart. Its yellow is left
+/// The palette of Okabe and Ito, whose colors people with any color vision can distinguish. Its yellow is left
 /// out, because it is too pale for a line on white. Charts with few lines use the first colors.
 pub(super) const COLORS: [Color; 7] = [
     [0, 114, 178],
@@ -67,7 +67,7 @@ pub(super) fn range(surface: &mut dyn Surface, series: &Series, ends: [Point; 2]
     }
 }
 
-/// Draws a marker in the series' own shape, so that lines can be told apart without color too.
+/// Draws a marker in the series' own shape, so that lines can be distinguished without color too.
 fn marker(surface: &mut dyn Surface, series: &Series, (x, y): Point) {
     // The shapes have different radii in order to look equally large.
     let (corners, turn, size) = match series.look % 6 {

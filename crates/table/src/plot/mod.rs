@@ -42,7 +42,7 @@ pub enum PlotError {
     Draw {
         /// The chart's title.
         title: String,
-        /// What the library says.
+        /// The library's message.
         reason: String,
     },
 }
