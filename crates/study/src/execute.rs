@@ -53,7 +53,7 @@ pub fn make(
     let folder = ledger.folder().map(Path::to_owned);
     let mut runner = Runner::new(ledger.disk(), left.len(), limit, folder.as_deref())?;
     if cases.iter().any(|case| spec::prints(&case.spec)) {
-        // What the runs print takes the place of the bar.
+        // The output of the runs takes the place of the bar.
         runner.bar = None;
     }
     for (position, (round, case)) in left {
@@ -241,7 +241,7 @@ impl Runner {
     }
 }
 
-/// How the lines begin that a run prints while it trains and evaluates. What it prints at its end is in the report.
+/// How the lines begin that a run prints while it trains and evaluates. The lines at its end are in the report.
 const PROGRESS: [&str; 4] = ["Epoch ", "Step ", "Training: ", "Evaluation "];
 
 /// Prints the progress of a run, with its name.
@@ -291,8 +291,8 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// Removes the folder. A rank of a run that was killed may still be writing its last file there while this
-    /// looks, so it looks again a few times. What then is left is a folder among temporary files.
+    /// Removes the folder. A rank of a run that was killed may still be writing its last file there during a look,
+    /// so this looks again a few times. The rest stays among temporary files.
     fn remove(&self) {
         for _ in 0..REMOVALS {
             match std::fs::remove_dir_all(&self.path) {

@@ -118,7 +118,7 @@ impl Ledger {
             return usage("another sweep is at work in this folder; wait for its end".into());
         }
         let file = folder.join(SETTINGS);
-        // What a killed sweep has left of a file that was not complete.
+        // A killed sweep may have left part of a file.
         disk.remove_partial(&file).map_err(failed)?;
         match paceline_files::read(&file, MAX_BYTES) {
             Ok(bytes) => {

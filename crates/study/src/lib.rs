@@ -1,4 +1,4 @@
-//! Studies: training runs that are repeated several times, interleaved, and compared; and what can be said of runs that
+//! Studies: training runs that are repeated several times, interleaved, and compared; and predictions about runs that
 //! were not made.
 //!
 //! | file | what it does |
@@ -9,9 +9,9 @@
 //! | [`ledger`] | keeps the results of finished runs |
 //! | [`rank`] | decides which case is better, and what is noise |
 //! | [`sweep`], [`show`] | `paceline sweep`, and its result as table, files and chart |
-//! | [`study`], [`step`], [`flags`] | what all studies share |
+//! | [`study`], [`step`], [`flags`] | the common parts of all studies |
 //! | [`studies`] | studies with reports of their own |
-//! | [`lab`] | `paceline lab`: one knob at a time, where it pays and where not |
+//! | [`lab`] | `paceline lab`: which option helps, on which workload |
 //! | [`predict`] | `paceline predict`: links and ranks with which nothing was run |
 //!
 //! All times come from the runs' own summaries; nothing here measures.

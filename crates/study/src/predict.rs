@@ -11,12 +11,12 @@
 //! | [`flags`] | the flags, and how they fit together |
 //! | [`traced`] | traces of a run, for which nothing is run either |
 //! | [`stated`] | a model that is given as bytes and milliseconds, for which nothing is run |
-//! | [`network`] | what an operation costs on one link, or on hosts with a link inside and one between |
+//! | [`network`] | the cost of an operation on one link, or on hosts with a link inside and one between |
 //! | [`model`] | the prediction |
 //! | [`efficiency`] | the slowest link that keeps an efficiency |
-//! | [`compression`] | what compressing gradients would change |
+//! | [`compression`] | the effect of compressing gradients |
 //! | [`table`], [`chart`] | show all of it |
-//! | [`memory`](mod@memory) | with `--memory`: what a rank needs |
+//! | [`memory`](mod@memory) | with `--memory`: the needs of a rank |
 
 pub mod chart;
 pub mod compression;
@@ -89,7 +89,7 @@ pub struct Row {
     pub range: Option<Range>,
 }
 
-/// What the JSON file holds beside the setting.
+/// The contents of the JSON file, apart from the setting.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     /// The efficiency for which the slowest links are, in percent.
@@ -145,7 +145,7 @@ fn of_numbers(args: &PredictArgs, given: &StatedModel, flags: &Spec) -> Result<u
         for name in &args.links {
             let networks = networks(args, ranks, name, &config, flags::ways(args)?)?;
             let row = Row::new(args, name, &calibration, &layout, caps, networks)?;
-            // How many parameters the bytes belong to is not known.
+            // The number of parameters of these bytes is not known.
             let prediction = Prediction { simple_step_ms: None, ..row.0.prediction };
             found.add((Row { prediction, ..row.0 }, row.1));
         }
@@ -207,7 +207,7 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
     let ways = flags::ways(args)?;
     let (single, _) = measuring(&given.with("nproc", 1))?;
     // With more ranks on the same host, a rank computes more slowly, because the ranks share memory and
-    // perhaps cores. Measured runs have all ranks on this host, so the runs behind their prediction must,
+    // perhaps cores. Measured runs have all ranks on this host, so the runs for their prediction must,
     // too. Without --measure the ranks are assumed to be on other hosts, so one rank is run alone.
     let places: Vec<usize> = if args.measure { args.nproc.clone() } else { vec![1] };
     let mut cases = Vec::new();
@@ -267,14 +267,14 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
     publish(args, &setting, &found, heading, labels)
 }
 
-/// What was predicted, row by row.
+/// The predictions, row by row.
 #[derive(Debug, Default)]
 pub struct Found {
     calibrations: Vec<Calibration>,
     rows: Vec<Row>,
     strategies: Vec<StrategyRow>,
     compression: Vec<Compression>,
-    /// What charts need of each row.
+    /// The data of each row for charts.
     curves: Vec<Chosen>,
 }
 
@@ -363,7 +363,7 @@ impl Row {
     }
 }
 
-/// Prints what was predicted, and writes the files. Charts say `model` and `place`.
+/// Prints the predictions, and writes the files. Charts say `model` and `place`.
 fn publish(
     args: &PredictArgs,
     setting: &Setting,

@@ -9,7 +9,7 @@
 use paceline_observe::figures::figure::Better;
 use paceline_table::stats;
 
-/// Rounds below which chance parts the ranges of equal cases too often.
+/// Below this number of rounds, chance parts the ranges of equal cases too often.
 pub const MIN_ROUNDS: usize = 3;
 
 /// A figure over the rounds of a case.

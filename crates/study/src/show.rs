@@ -30,7 +30,7 @@ fn figures() -> impl Iterator<Item = &'static Figure> {
     TABLE.iter().filter(|figure| figure.swept.is_some())
 }
 
-/// What cases are ranked by.
+/// The figure by which cases are ranked.
 #[derive(Clone, Copy, Debug)]
 pub struct RankedBy {
     figure: &'static Figure,
@@ -90,7 +90,7 @@ pub struct Report {
     keys: Vec<String>,
     rows: Vec<Row>,
     effects: Vec<Effect>,
-    /// What was stated for all cases.
+    /// The stated settings of all cases.
     #[serde(skip)]
     settings: Vec<(String, String)>,
     #[serde(skip)]
@@ -288,7 +288,7 @@ impl Report {
     }
 }
 
-/// The rule for when cases differ, and what follows for their places, in words.
+/// The rule for when cases differ, and the consequences for their places, in words.
 fn rule(rounds: usize) -> String {
     if rounds < rank::MIN_ROUNDS {
         rank::rule(rounds)

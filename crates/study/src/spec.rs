@@ -1,5 +1,5 @@
-//! What a sweep does with the specification of a run: changes settings by name, and makes the command
-//! that starts the run.
+//! The changes that a sweep makes to the specification of a run: it changes settings by name, and makes
+//! the command that starts the run.
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -7,13 +7,13 @@ use paceline_table::table::Columns;
 use crate::rank::Spread;
 use crate::study::{median_of, spread_of};
 
-/// What the times of a run's steps are.
+/// The definition of the times of a run's steps.
 pub const STEP_TIMES: &str = "median step: median over the steps, each as long as on its slowest rank; other times of a \
                               step: means over ranks and steps";
-/// What the times of a study are.
+/// The definition of the times of a study.
 pub const MEDIANS: &str = "step: median over the rounds of the runs' median step, of the slowest rank; other times: medians \
                            over the rounds of means over ranks and steps";
-/// What the shares of communication in a study are, and the range of its steps.
+/// The definitions of the shares of communication in a study, and of the range of its steps.
 pub const RANGES: &str = "least, most: the shortest and the longest step of a round; communication: exposed communication in \
                           percent of the step";
 

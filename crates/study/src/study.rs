@@ -1,4 +1,4 @@
-//! What all studies share: their flags, the setting in which they were made, their runs and their files.
+//! The common parts of all studies: their flags, the setting in which they were made, their runs and their files.
 //!
 //! Knows no study.
 
@@ -36,12 +36,12 @@ use crate::{command_line, execute, refuse_ranks, run_limit, usage};
 /// Steps of a run by default.
 const STEPS: usize = 30;
 
-/// A study: its name, its flags, and what makes it.
+/// A study: its name, its flags, and the function that makes it.
 #[derive(Clone, Copy, Debug)]
 pub struct Study {
     /// Its name: the word after `paceline bench`.
     pub name: &'static str,
-    /// What it finds out, for the help.
+    /// The question that it answers, for the help.
     pub about: &'static str,
     /// Adds its flags to its command, when that is read.
     pub flags: fn(clap::Command) -> clap::Command,
@@ -69,7 +69,7 @@ impl Study {
     }
 }
 
-/// The flags of a study, from what was typed. `clap` has checked it; should a group of flags still refuse it, `clap`
+/// The flags of a study, from the typed words. `clap` has checked them; should a group of flags still refuse them, `clap`
 /// says so and ends the process, as it does for every other command.
 pub(crate) fn flags_of<A: FromArgMatches>(typed: &ArgMatches) -> A {
     A::from_arg_matches(typed).unwrap_or_else(|error| error.exit())
@@ -104,7 +104,7 @@ pub struct SameRanksArgs {
     /// Number of ranks
     #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Study")]
     pub nproc: usize,
-    /// What all studies have.
+    /// The flags of all studies.
     #[command(flatten)]
     pub study: StudyArgs,
     /// Flags of the runs.
@@ -167,7 +167,7 @@ impl Setting {
         }
     }
 
-    /// The first lines of the output, to be printed after what was compared.
+    /// The first lines of the output, to be printed after the heading.
     pub(crate) fn words(&self) -> String {
         format!(
             "{} over {}{}, {} per rank; medians of {}\n{}",
@@ -333,10 +333,10 @@ pub(crate) fn median_of(rounds: &[RunSummary], name: &str) -> Result<f64> {
     spread.ok_or_else(|| Failure::Run(format!("a summary lacks {name}")))
 }
 
-/// What a study has found: what is printed, and what files hold.
+/// The findings of a study: the text to print, and the contents of files.
 #[derive(Debug)]
 pub(crate) struct Findings<'a, R> {
-    /// What was compared, where and how.
+    /// The title: the comparison, and where and how it was made.
     pub heading: String,
     /// Lines right below the heading.
     pub notes: Vec<String>,
@@ -344,7 +344,7 @@ pub(crate) struct Findings<'a, R> {
     pub text: String,
     /// The rows with all columns, for CSV.
     pub table: &'a Table,
-    /// What the JSON file holds beside the setting.
+    /// The contents of the JSON file, apart from the setting.
     pub report: R,
     /// The charts by their names.
     pub charts: Vec<(String, LineChart)>,

@@ -71,7 +71,7 @@ pub struct LabArgs {
 const MOST_SECONDS: f64 = 86_400.0;
 
 impl LabArgs {
-    /// Checks what all experiments share.
+    /// Checks the common flags of all experiments.
     pub(super) fn check(&self) -> Result<()> {
         run_limit(self.rounds, self.run_limit)?;
         if !(0.0..=MOST_SECONDS).contains(&self.seconds) {

@@ -2,7 +2,7 @@
 //!
 //! On the processor a batch is made (read, decoded, collated) straight into the memory that the step reads, in line or by a
 //! thread that is ahead. To a device it is then copied: from ordinary or pinned memory, with the host waiting or not, on the
-//! stream of the kernels or on one of its own. Scenes differ in what a sample takes to decode, and in the bandwidth of copies.
+//! stream of the kernels or on one of its own. Scenes differ in the time to decode a sample, and in the bandwidth of copies.
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     beside,
 };
 
-/// What a sample takes to decode on the processor, in microseconds.
+/// The microseconds that a sample takes to decode on the processor.
 const DECODE_US: [f64; 4] = [0.0, 100.0, 200.0, 400.0];
 /// The bandwidths of copies to the emulated device, in Gbit/s.
 const COPY_GBIT: [f64; 3] = [4.0, 0.4, 0.1];
@@ -79,7 +79,7 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
         let base = base.with("device", device);
         let synthetic = base.get("data").is_none_or(|of| of == ["synthetic"]);
         let base = if synthetic { base.with("generate-on-host", "true") } else { base };
-        // Data that is read would be made ahead otherwise.
+        // Otherwise data that is read would be made ahead.
         let base = base.with("load-ahead", 0);
         let with =
             |keys: &[&str]| keys.iter().fold(base.clone(), |spec, key| spec.with(key, "true"));
@@ -97,7 +97,7 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     Ok(scenes)
 }
 
-/// The load that is hidden and exposed on the processor, and what would be if a thread ahead hid all that it can.
+/// The load that is hidden and exposed on the processor, and the same if a thread ahead hid all that it can.
 fn beside(made: &Made) -> Result<Vec<Beside>> {
     let of = |row: &Row, name: &str| row.figures.get(name).map(|spread| spread.median);
     let pair = |rows: &[Row]| -> Option<[f64; 6]> {

@@ -80,7 +80,7 @@ struct Point {
     scene: String,
     mib: f64,
     measured: Option<Spread>,
-    /// Beside the size that `ddp` has by default.
+    /// Compared with the size that `ddp` has by default.
     effect: Option<Effect>,
     replayed_ms: f64,
 }
@@ -170,7 +170,7 @@ fn replay(scene: &Scene, alone: &[RunSummary]) -> Result<Vec<(f64, f64)>> {
     sizes(bytes).into_iter().map(step).collect()
 }
 
-/// The size to set, and what the replay would have said.
+/// The size to set, and the size by the replay.
 fn verdict(scene: &Scene, curve: &[Point]) -> Option<String> {
     let measured = curve.iter().filter_map(|of| Some((of, of.measured?.median)));
     let (best, best_ms) = measured.min_by(|a, b| a.1.total_cmp(&b.1))?;

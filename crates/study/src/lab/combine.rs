@@ -1,4 +1,4 @@
-//! `combine`: several knobs at once, as a grid: ranked, and whether one still helps when another is turned.
+//! `combine`: several knobs at once, as a grid: ranked, and whether one still helps when another is changed.
 
 use std::path::Path;
 
@@ -115,7 +115,7 @@ fn ranking(made: &Made) -> Beside {
     }
 }
 
-/// A knob, turned from its first value to another, where a second knob is as in the base and where it is turned too.
+/// A knob that changes from its first value to another, with a second knob as in the base and with that changed too.
 struct Interaction {
     knob: String,
     beside: String,

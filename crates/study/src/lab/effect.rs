@@ -1,8 +1,8 @@
-//! What a change does to a figure: a ratio, with the interval in which it lies.
+//! The effect of a change on a figure: a ratio, with the interval in which it lies.
 //!
 //! In each round every variant runs once, so a round gives one ratio of a variant to the base. The ratios of all rounds have a
-//! mean and, by Student's t distribution of their logarithms, a 95 % interval. If the interval contains 1, the effect is none:
-//! these rounds cannot tell it from noise.
+//! mean and, by Student's t distribution of their logarithms, a 95 % interval. If the interval contains 1, there is no effect:
+//! these rounds cannot distinguish it from noise.
 
 use paceline_table::stats::{STUDENT_975, Summary};
 use serde::{Deserialize, Serialize};
@@ -47,7 +47,7 @@ impl Effect {
         })
     }
 
-    /// Whether the rounds cannot tell it from noise.
+    /// Whether the rounds cannot distinguish it from noise.
     pub fn is_none(&self) -> bool {
         (self.low..=self.high).contains(&1.0)
     }

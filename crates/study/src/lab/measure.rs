@@ -1,7 +1,7 @@
 //! Makes the runs of an experiment, in rounds, until the effects are known well enough.
 //!
-//! Every round runs every variant once, forth and back in turn. After the third round it goes on only as long as an interval
-//! is wider than asked for, and as there are rounds and time left.
+//! Every round runs every variant once; the order reverses every round. After the third round it goes on only as long as an
+//! interval is wider than asked for, and as there are rounds and time left.
 
 use std::time::{Duration, Instant};
 

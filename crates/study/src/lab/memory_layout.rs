@@ -1,7 +1,7 @@
 //! `memory-layout`: images as NHWC or as NCHW, in whole steps and operation by operation.
 //!
 //! In the runs nothing but the layout differs. Beside them each operation on images is timed alone, in both layouts in turn, and
-//! so is the conversion from one layout to the other. What this file does not know: how the operations work.
+//! so is the conversion from one layout to the other. This file does not know how the operations work.
 
 use std::path::Path;
 use std::time::Instant;
@@ -43,7 +43,7 @@ const NETWORKS: [(&str, Flags); 3] = [
         &[("image", "32 32 3"), ("channels", "64 128 256"), ("batch-size", "32")],
     ),
 ];
-/// Flags of which one makes the network that of the user.
+/// Flags; any of them makes the network that of the user.
 const OWN: [&str; 4] = ["channels", "image", "data", "recipe"];
 /// The convolutions: height and width, channels in and out.
 const IMAGES: [([usize; 2], [usize; 2]); 7] = [
@@ -93,20 +93,20 @@ fn convolutions(made: &Made) -> Result<Vec<Conv2d>> {
     Ok(kernels.enumerate().map(conv).collect())
 }
 
-/// What an operation is to a layer of a network that is not fused.
+/// The role of an operation in a layer of a network that is not fused.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// A product, and a part of its step.
     Product,
-    /// A product with all that follows, as fused networks have it.
+    /// A product with all operations after it, as fused networks have it.
     Fused,
     /// A part of its step that only moves numbers.
     Move,
-    /// What it does not need.
+    /// An operation that the layer does not need.
     Conversion,
 }
 
-/// What an operation takes on a batch of images, in both layouts.
+/// The cost of an operation on a batch of images, in both layouts.
 struct Cost {
     images: String,
     batch: usize,
@@ -200,7 +200,7 @@ fn beside(made: &Made) -> Result<Vec<Beside>> {
     }])
 }
 
-/// Both passes of a layer in each layout, and the conversion of its output forth and back, as bars.
+/// Both passes of a layer in each layout, and the conversion of its output in both directions, as bars.
 fn bars(costs: &[Cost]) -> BarGroup {
     let sum = |kinds: &[Kind], at: usize| {
         let of_kinds = costs.iter().filter(|cost| kinds.contains(&cost.kind));

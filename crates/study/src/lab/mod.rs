@@ -3,10 +3,10 @@
 //! | file | what it does |
 //! |---|---|
 //! | [`args`] | the flags |
-//! | [`scene`] | what an experiment runs |
+//! | [`scene`] | the runs of an experiment |
 //! | [`measure`] | makes the runs in rounds, until the effects are known |
 //! | [`effect`] | a ratio with its interval |
-//! | [`outcome`], [`show`] | what was found; as table, chart and page |
+//! | [`outcome`], [`show`] | the results; as table, chart and page |
 //! | [`collected`] | all experiments of a folder on one page |
 //! | [`traced`] | sizes of buckets for a run of PyTorch, from its traces |
 //!
@@ -51,7 +51,7 @@ use crate::{refuse_ranks, usage};
 pub struct Experiment {
     /// Its name: the word after `paceline lab`.
     pub name: &'static str,
-    /// What it turns, in a line.
+    /// A line about the setting that it changes.
     pub about: &'static str,
     /// The question that its page answers.
     pub question: &'static str,
@@ -59,11 +59,11 @@ pub struct Experiment {
     set_here: &'static [(&'static str, &'static str)],
     /// Figures that it shows beside those of all experiments, by name.
     figures: &'static [&'static str],
-    /// What the numbers of its scenes are, if they have any.
+    /// The unit or meaning of the numbers of its scenes, if they have any.
     scene_label: Option<&'static str>,
-    /// What it runs.
+    /// The scenes that it runs.
     scenes: fn(&LabArgs, &Path) -> Result<Vec<Scene>>,
-    /// What it measures beside the runs.
+    /// Measurements in addition to the runs.
     beside: fn(&Made) -> Result<Vec<Beside>>,
 }
 
@@ -71,7 +71,7 @@ pub struct Experiment {
 pub struct Made<'a> {
     /// The flags.
     pub args: &'a LabArgs,
-    /// What was run.
+    /// The scenes that were run.
     pub scenes: &'a [Scene],
     /// The rows.
     pub outcome: &'a Outcome,
@@ -165,7 +165,7 @@ fn runs(args: &LabArgs, defaults: Flags) -> Spec {
 /// Flags, and their values with spaces in between.
 type Flags<'a> = &'a [(&'a str, &'a str)];
 
-/// What is stated, over these defaults.
+/// The stated settings over these defaults.
 fn over(stated: &Spec, defaults: Flags) -> Spec {
     defaults.iter().fold(stated.clone(), |spec, (key, value)| {
         if spec.has(key) { spec } else { spec.with_values(key, value.split_whitespace()) }

@@ -1,4 +1,4 @@
-//! What an experiment has found: a row for each variant, and what was measured beside the runs.
+//! The results of an experiment: a row for each variant, and the measurements beside the runs.
 //!
 //! Rows are kept as JSON in the folder of the experiment, so that experiments of other days and machines can be put beside each
 //! other.
@@ -55,7 +55,7 @@ pub struct Row {
     pub is_base: bool,
     /// Whether its time means something.
     pub is_timed: bool,
-    /// What it does to the throughput, compared with the base. `None` for the base, with fewer than three rounds, and if its time
+    /// The effect on the throughput, compared with the base. `None` for the base, with fewer than three rounds, and if its time
     /// means nothing.
     pub effect: Option<Effect>,
     /// The figures of its runs over the rounds, by name.
@@ -69,7 +69,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// What it does to the throughput, in words.
+    /// The effect on the throughput, in words.
     pub fn verdict(&self) -> String {
         match (&self.failure, &self.effect) {
             (Some(_), _) => "failed".to_owned(),
@@ -87,11 +87,11 @@ pub struct Beside {
     pub id: &'static str,
     /// Its title.
     pub title: &'static str,
-    /// What it shows, and how that was found.
+    /// The contents, and how they were found.
     pub definition: String,
     /// The rows.
     pub table: Table,
-    /// Lines that say what follows.
+    /// Lines with the conclusions.
     pub lines: Vec<String>,
     /// A chart with the name of its file.
     pub chart: Option<(String, Box<dyn Picture>)>,

@@ -126,7 +126,7 @@ fn beside(made: &Made) -> Result<Vec<Beside>> {
         if let (Some(of), Some(alone)) = (place(DATA), place(ALONE)) {
             let spec = &scene.variants[of].spec;
             let (rounds, failure) = made.ledger.of_case(cases.start + alone);
-            // Without a link the transport is faster than any formula: what is left is the computation.
+            // Without a link the transport is faster than any formula: only the computation remains.
             let link = spec.get("link").and_then(|words| words.first());
             if let (None, Some(measured_ms)) = (failure, measured(DATA)) {
                 let predicted_ms = predict(spec, link.map(String::as_str), &rounds)?;
@@ -190,7 +190,7 @@ fn predict(
     }))
 }
 
-/// Who wins a scene, and whether that was predicted.
+/// The winner of a scene, and whether that was predicted.
 fn winner(scene: &str, found: &[Row], predicted: &[Predicted]) -> Option<String> {
     let ways = found.iter().filter(|row| row.variant != ALONE);
     let fastest = ways.filter_map(|row| Some((row, row.figures.get("samples_per_s")?.median)));

@@ -74,7 +74,7 @@ fn beside(made: &Made) -> Result<Vec<Beside>> {
     Ok([Some(roofline(made)?), losses(made)?].into_iter().flatten().collect())
 }
 
-/// What a step moves and computes, and the least time for both.
+/// The bytes and operations of a step, and the least time for both.
 struct Roof {
     scene: String,
     variant: String,

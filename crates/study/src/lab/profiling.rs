@@ -1,4 +1,4 @@
-//! `profiling`: what recording costs, per event and per step.
+//! `profiling`: the cost of recording, per event and per step.
 
 use std::path::Path;
 use std::time::Instant;
@@ -55,7 +55,7 @@ fn scenes(args: &LabArgs, folder: &Path) -> Result<Vec<Scene>> {
     ])
 }
 
-/// What recording one thing takes.
+/// The cost of recording one thing.
 struct Cost {
     what: &'static str,
     ns: f64,

@@ -1,4 +1,4 @@
-//! What an experiment runs: scenes, and the variants in each.
+//! The runs of an experiment: scenes, and the variants in each.
 //!
 //! A scene is a setting in which a knob may pay or not, such as a bandwidth. Its variants differ in the knob alone. The first
 //! one is the base, with which the others are compared.
@@ -11,18 +11,18 @@ use crate::spec::Spec;
 /// A setting in which the knob is turned.
 #[derive(Clone, Debug)]
 pub struct Scene {
-    /// What the setting is, in words.
+    /// The setting, in words.
     pub name: String,
     /// The number that scenes of one kind differ in, for a chart over it.
     pub at: Option<f64>,
-    /// The base, and what is compared with it.
+    /// The base, and the variants to compare with it.
     pub variants: Vec<Variant>,
 }
 
 /// A way to run in a scene.
 #[derive(Clone, Debug)]
 pub struct Variant {
-    /// What it does, in words.
+    /// The change, in words.
     pub name: String,
     /// The specification of its runs.
     pub spec: Spec,

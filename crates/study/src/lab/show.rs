@@ -64,7 +64,7 @@ pub fn publish(
     Ok(())
 }
 
-/// Prints what was found without runs, and writes its files into `folder`, under its name.
+/// Prints results that needed no runs, and writes their files into `folder`, under their name.
 pub fn publish_alone(title: &str, subtitle: String, of: Beside, folder: &Path) -> Result<()> {
     let (disk, name) = (Disk::default(), of.id);
     say(&subtitle);
@@ -93,7 +93,7 @@ fn panel_of(of: &Beside) -> Panel {
     Panel::new(of.id, of.title, "", &of.definition, Body::Table(of.table.clone()))
 }
 
-/// What follows from the rows, a line for each scene.
+/// The conclusions from the rows, a line for each scene.
 pub fn verdicts(outcome: &Outcome) -> Vec<String> {
     let verdict = |rows: &[Row]| {
         let [base, others @ ..] = rows else { return None };

@@ -18,7 +18,7 @@ const SHOWN: (f64, f64) = (1e-6, 1e9);
 /// The look of the line that the others are compared with.
 const REFERENCE_LOOK: usize = 4;
 
-/// What the charts say of the model and of the place of the runs.
+/// The texts of the charts about the model and the place of the runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Labels<'a> {
     /// The model.

@@ -81,7 +81,7 @@ pub struct Compression {
     pub half_step_ms: f64,
     /// The step if only the largest tenth of the gradients is sent.
     pub top_k_step_ms: f64,
-    /// In a few words, what would pay: `fp16`, `top_k`, or why neither does.
+    /// The method that would pay, in a few words: `fp16`, `top_k`, or why neither does.
     pub pays: &'static str,
     /// A sentence that says whether either would pay, and why.
     pub verdict: String,
@@ -153,7 +153,7 @@ fn step_ms(
     Ok(calibration.step_ms + way.before_ms + exposed + way.after_ms)
 }
 
-/// What would pay, and the sentence that says why.
+/// The method that would pay, and the sentence with the reason.
 fn verdict(plain: &Prediction, half: f64, top_k: f64, costs: &Costs) -> (&'static str, String) {
     let step = plain.step_ms;
     let (name, best) = if half <= top_k { ("fp16", half) } else { ("top_k", top_k) };

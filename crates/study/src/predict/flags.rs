@@ -111,7 +111,7 @@ pub struct PredictArgs {
     /// Also run on each link, emulated, and print the measured times beside the predicted ones
     #[arg(long)]
     pub measure: bool,
-    /// What all studies have.
+    /// The flags of all studies.
     #[command(flatten)]
     pub study: StudyArgs,
     /// Flags of the runs.
@@ -256,7 +256,7 @@ fn check_not_run(args: &PredictArgs, instead: &str) -> Result<()> {
     }
 }
 
-/// The ways to all-reduce of which the fastest is predicted: one, or for `auto` all that there are.
+/// The ways to all-reduce; the fastest of them is predicted. One way, or all of them for `auto`.
 pub fn ways(args: &PredictArgs) -> Result<Vec<Route>> {
     let has_hosts = args.ranks_per_host > 1;
     let asked = args.train.0.get(ALGORITHM).and_then(<[String]>::first);

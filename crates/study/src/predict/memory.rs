@@ -1,5 +1,4 @@
-//! `paceline predict --memory`: what a rank needs, by strategy and number of ranks, and the largest batch and model that
-//! fit.
+//! `paceline predict --memory`: the memory needs of a rank, by strategy and number of ranks, and the largest batch and model that fit.
 //!
 //! Nothing is run. The numbers are those of [`paceline_observe::insight::memory`], so they are the numbers that a run of the same flags
 //! prints beside its own. Models may be larger than this machine.
@@ -30,7 +29,7 @@ use crate::usage;
 
 /// The name that stands for all strategies.
 const ALL: &str = "all";
-/// The strategies of the table by default. The other replicas need what `ddp` needs, or more for their buckets.
+/// The strategies of the table by default. The other replicas need as much as `ddp`, or more for their buckets.
 const DEFAULT: [&str; 7] = ["ddp", "zero1", "zero2", "zero3", "sharded1", "sharded2", "sharded3"];
 /// The largest batch that is looked for.
 const MAX_ROWS: usize = 1 << 40;
@@ -39,7 +38,7 @@ const MAX_FACTOR_PCT: usize = 1_000_000;
 /// The largest width of a layer.
 const MAX_WIDTH: usize = 1 << 20;
 
-/// What a rank needs with one strategy on one number of ranks.
+/// The needs of a rank with one strategy on one number of ranks.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// The strategy.
@@ -55,9 +54,9 @@ pub struct Row {
     pub data_set: u64,
     /// Whether a rank fits.
     pub fits: bool,
-    /// The largest number of samples per rank that fits; missing if none does.
+    /// The largest number of samples per rank that fits; missing if no number does.
     pub largest_batch: Option<usize>,
-    /// The largest factor of the widths of the hidden layers that fits, in percent; missing if none does, or if the model
+    /// The largest factor of the widths of the hidden layers that fits, in percent; missing if no factor does, or if the model
     /// does not say which of its sizes are widths.
     pub largest_width_pct: Option<usize>,
     /// The parameters of the model with these widths.

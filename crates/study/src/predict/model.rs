@@ -36,7 +36,7 @@ pub struct Calibration {
     pub spread: Option<Spread>,
     /// When each gradient was final, since the step began, in the order of time.
     pub ready: Vec<ReadyLine>,
-    /// What the traces say from which all of this comes; `None` if it comes from runs or numbers.
+    /// The traced steps from which all of this comes; `None` if it comes from runs or numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub traced: Option<TracedSteps>,
 }

@@ -1,4 +1,4 @@
-//! The network of a prediction, and what operations cost on it: one link between every two ranks, or hosts of
+//! The network of a prediction, and the costs of operations on it: one link between every two ranks, or hosts of
 //! several ranks with a fast link inside and a slower one between.
 //!
 //! With one link, times are those of the cost model ([`paceline_collectives::Cost`]). With hosts, this file adds
@@ -58,7 +58,7 @@ pub struct Hosts {
     pub inside: Link,
 }
 
-/// Ranks, and what is between them.
+/// Ranks, and the links between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Network {
     /// Number of ranks: with hosts, a multiple of the ranks of a host.
@@ -136,7 +136,7 @@ impl Network {
     }
 }
 
-/// The milliseconds of an operation between ranks of which every two have the same link.
+/// The milliseconds of an operation between ranks that all have the same link between them.
 fn on_link_ms(link: &Link, kind: OpKind, way: Route, ranks: usize, bytes: u64) -> f64 {
     link.time(kind, way.algorithm(), ranks, bytes).as_secs_f64() * 1e3
 }

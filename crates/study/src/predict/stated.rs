@@ -36,7 +36,7 @@ pub struct StatedModel {
 }
 
 impl StatedModel {
-    /// The model that the flags give; `None` if they give none.
+    /// The model that the flags give; `None` if they give no model.
     pub fn of(args: &PredictArgs) -> Result<Option<Self>> {
         let (Some(bytes), Some(compute_ms)) = (args.gradient_bytes, args.compute_ms) else {
             return Ok(None);
@@ -67,7 +67,7 @@ impl StatedModel {
         let mut builder = LayoutBuilder::new();
         builder.unit("given");
         for at in 0..num_parts {
-            // The last part has what is left.
+            // The last part has the rest.
             let elems = part.min(params - at * part);
             builder.param(&at.to_string(), [elems as usize], Init::Constant(0.0));
         }

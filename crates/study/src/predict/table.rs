@@ -73,12 +73,12 @@ fn columns() -> Columns<Row> {
         .add("slowest_high_gbit_s", "to", gbit_s, HIGH_LINK, range(|of| of.slowest_high_gbit_s))
 }
 
-/// The step and what it is made of.
+/// The step and its parts.
 const STEPS: [&str; 6] =
     ["algorithm", "comm_ms", "comm_pct", "exposed_ms", "overlap_pct", "step_ms"];
 /// Other ways to send the same gradients.
 const OTHERS: [&str; 4] = ["simple_step_ms", "best_bucket_mb", "best_first_mb", "best_step_ms"];
-/// What was measured, beside the prediction.
+/// The measurements, beside the prediction.
 const MEASURED: [&str; 5] =
     ["step_ms", "measured_ms", "measured_min_ms", "measured_max_ms", "ratio"];
 /// The efficiency, and the slowest link for the efficiency that was asked for.
@@ -198,7 +198,7 @@ fn rounds_words(of: &Spread) -> String {
     }
 }
 
-/// How far measurements of the same thing are apart, in percent: the largest of all that were made. With too few rounds,
+/// How far measurements of the same thing are apart, in percent: the largest of all that were made. With too few rounds, a sentence
 /// that this is not known.
 fn noise_words(calibrations: &[Calibration], rows: &[Row]) -> Option<String> {
     let alone = calibrations.iter().filter_map(|calibration| calibration.spread);

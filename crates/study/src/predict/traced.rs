@@ -31,7 +31,7 @@ const RANGE: [f64; 2] = [0.1, 0.9];
 /// How many times as long ranks may compute without a profiler; anything else is taken for a mistake.
 const RECORDING: std::ops::RangeInclusive<f64> = 0.2..=1.2;
 
-/// What a prediction takes from traces.
+/// The part of a prediction that comes from traces.
 #[derive(Clone, Debug)]
 pub struct TracedRun {
     alone: Alone,
@@ -75,7 +75,7 @@ impl TracedRun {
         Ok(Some(Self { alone, gradients, gradient_bytes, scale, folder }))
     }
 
-    /// The ways to all-reduce of which the fastest is predicted. PyTorch's Gloo works in a ring.
+    /// The ways to all-reduce; the fastest of them is predicted. PyTorch's Gloo works in a ring.
     pub fn ways(&self, args: &PredictArgs) -> Result<Vec<Route>> {
         let is_open = args.ranks_per_host == 1 && !args.train.0.has(flags::ALGORITHM);
         match self.alone.program {
@@ -167,12 +167,12 @@ impl TracedRun {
         self.alone.steps.iter().map(step).collect()
     }
 
-    /// Whether it is known which gradients there are.
+    /// Whether the gradients are known.
     pub fn knows_gradients(&self) -> bool {
         self.gradients.is_some()
     }
 
-    /// What was read, in words.
+    /// The input, in words.
     pub fn words(&self) -> String {
         let program = match self.alone.program {
             Program::Pytorch => "PyTorch",
@@ -305,8 +305,8 @@ pub struct StrategyRow {
     pub efficiency_pct: f64,
 }
 
-/// The strategies that gradients and times determine, which keep replicas equal after every step. What compression and
-/// sharded models take besides is in no trace.
+/// The strategies that gradients and times determine, which keep replicas equal after every step. The further costs of
+/// compression and of sharded models are in no trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sending {
     Ddp,

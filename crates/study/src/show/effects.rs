@@ -1,4 +1,4 @@
-//! What each value of a varied setting does, beside the first value of the setting.
+//! The effect of each value of a varied setting, compared with the first value of the setting.
 //!
 //! The cases of a sweep and the spread of the figure that ranks them go in. Two cases are a pair if they differ in one
 //! setting only. This file knows neither tables nor pages.

@@ -1,4 +1,4 @@
-//! What buckets cost, by formula.
+//! The cost of buckets, by formula.
 //!
 //! Let `s` be the bytes of all gradients, `w` the bandwidth of an all-reduce in bytes per second, and `o` the fixed cost of an
 //! operation in seconds. With `n` buckets, the part of the communication that a step cannot hide costs `n o + s / (n w)`: every bucket has the cost of its

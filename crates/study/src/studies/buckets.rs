@@ -1,7 +1,7 @@
 //! `paceline bench buckets`: the same training with larger and larger buckets, compared with one
 //! all-reduce per parameter and with a single all-reduce of all gradients.
 //!
-//! [`fit`] has the formula of what buckets cost; [`table`] and [`chart`] show the results.
+//! [`fit`] has the formula for the cost of buckets; [`table`] and [`chart`] show the results.
 
 pub mod chart;
 pub mod fit;
@@ -61,7 +61,7 @@ pub(super) const COARSE: [f64; 4] = [1.0, 10.0, 100.0, 1000.0];
 const SMALLEST_PART: f64 = 32.0;
 /// The largest number of sizes.
 const MAX_SIZES: usize = 100;
-/// Strategies that buckets are compared with, and what they are.
+/// Strategies that buckets are compared with, and their descriptions.
 const BASELINES: [(&str, &str); 2] =
     [("simple_ddp", "one all-reduce per parameter"), ("flat_ddp", "one all-reduce of everything")];
 
@@ -99,7 +99,7 @@ fn num_buckets(run: &RunSummary) -> Option<f64> {
     }
 }
 
-/// What the JSON file holds beside the setting.
+/// The contents of the JSON file, apart from the setting.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     ranks: usize,
@@ -108,7 +108,7 @@ struct Report<'a> {
     fit: &'a Fit,
     /// The size with the shortest step.
     shortest_step_mb: Option<f64>,
-    /// The size with the least exposed communication, which is what the formula predicts.
+    /// The size with the least exposed communication, as the formula predicts it.
     least_exposed_mb: Option<f64>,
 }
 

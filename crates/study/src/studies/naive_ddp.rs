@@ -54,7 +54,7 @@ pub struct NaiveDdpArgs {
     pub same: SameRanksArgs,
 }
 
-/// The cases without buckets: what they are, and the strategy.
+/// The cases without buckets: their descriptions and strategies.
 const PLAIN: [(&str, &str); 3] =
     [("naive", "simple_ddp"), ("flat", "flat_ddp"), ("overlapped", "simple_ddp_async")];
 /// The cases of [`PLAIN`] whose operations run while nobody computes.
@@ -71,7 +71,7 @@ const SET_HERE: [(&str, &str); 3] = [
 /// The results of a case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// What it is.
+    /// The description of the case.
     pub case: String,
     /// The strategy.
     pub strategy: String,
@@ -142,7 +142,7 @@ impl Planner<'_> {
     }
 }
 
-/// What the JSON file holds beside the setting.
+/// The contents of the JSON file, apart from the setting.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     ranks: usize,

@@ -42,7 +42,7 @@ Examples:
   paceline bench scaling --nproc 1,2,4,8 --mode strong --global-batch-size 256 --json scaling.json
 ";
 
-/// What stays the same when ranks are added.
+/// The quantity that stays the same when ranks are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ModeName {
     /// The samples of each rank
@@ -60,11 +60,11 @@ pub struct ScalingArgs {
     /// Numbers of ranks, separated by commas; 1 has to be among them
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,4")]
     pub nproc: Vec<usize>,
-    /// What stays the same when ranks are added: the batch of each rank, or the global batch. Both
-    /// begin with the batch of --batch-size or --global-batch-size on one rank
+    /// The constant when ranks are added: the batch of each rank, or the global batch. Both begin with the
+    /// batch of --batch-size or --global-batch-size on one rank
     #[arg(long, value_enum, default_value_t = ModeName::Both)]
     pub mode: ModeName,
-    /// What all studies have.
+    /// The flags of all studies.
     #[command(flatten)]
     pub study: StudyArgs,
     /// Flags of the runs.
@@ -72,10 +72,10 @@ pub struct ScalingArgs {
     pub train: TrainFlags,
 }
 
-/// One way of scaling: its rows, and what follows from them.
+/// One way of scaling: its rows, and the conclusions from them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Scaling {
-    /// What stays the same.
+    /// The quantity that stays the same.
     pub mode: Mode,
     /// One per number of ranks, ascending, from 1 on.
     #[serde(skip)]
@@ -85,12 +85,12 @@ pub struct Scaling {
     pub table: Table,
     /// The serial fraction.
     pub fit: Fit,
-    /// What limits scaling here.
+    /// The limit of scaling here.
     pub verdict: String,
 }
 
 impl Scaling {
-    /// What follows from the measured rows, the first of which is that of one rank.
+    /// The conclusions from the measured rows, the first of which is that of one rank.
     fn of(mode: Mode, measured: &[Row], setting: &Setting) -> Self {
         let rows = speedup::against_one_rank(mode, measured, setting.threads, setting.cores);
         let verdict = verdict::verdict(mode, &rows, setting);
@@ -99,7 +99,7 @@ impl Scaling {
     }
 }
 
-/// What the JSON file holds beside the setting.
+/// The contents of the JSON file, apart from the setting.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     strategy: &'a str,

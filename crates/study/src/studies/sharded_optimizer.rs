@@ -1,4 +1,4 @@
-//! `paceline bench sharded-optimizer`: what it costs and saves to divide the state of the optimizer among the ranks.
+//! `paceline bench sharded-optimizer`: the costs and savings of dividing the optimizer's state among the ranks.
 //!
 //! The same training runs with replicas and with a sharded optimizer. [`memory`] reads the memory of a rank after
 //! initialization, before the optimizer's step and after it. [`table`] shows the results.
@@ -102,7 +102,7 @@ impl Row {
     }
 }
 
-/// What the JSON file holds beside the setting.
+/// The contents of the JSON file, apart from the setting.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     ranks: usize,

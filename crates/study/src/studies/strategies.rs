@@ -54,7 +54,7 @@ struct LeftOut {
     reason: String,
 }
 
-/// All runs.
+/// All runs of the comparison.
 #[derive(Clone, Debug, Serialize)]
 struct Report {
     machine: String,

@@ -1,4 +1,4 @@
-//! Fits the formula of what buckets cost to the measurements.
+//! Fits the formula for the cost of buckets to the measurements.
 //!
 //! The formula of [`BucketCost`] is linear in `o` and `1 / w`.
 

@@ -8,7 +8,7 @@ use super::Point;
 use crate::step::StepTimes;
 use crate::study::Measured;
 
-/// What stays the same when ranks are added.
+/// The quantity that stays the same when ranks are added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
@@ -51,7 +51,7 @@ impl Mode {
 /// rounds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
-    /// What stays the same.
+    /// The quantity that stays the same.
     pub mode: Mode,
     /// Number of ranks.
     pub ranks: usize,

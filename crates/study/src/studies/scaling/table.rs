@@ -1,4 +1,4 @@
-//! Weak or strong scaling as text: the table, what its columns mean, the fit and the verdict.
+//! Weak or strong scaling as text: the table, the meaning of its columns, the fit and the verdict.
 
 use paceline_host::text::plural;
 use paceline_table::table::Columns;

@@ -22,7 +22,7 @@ pub struct Memory {
     pub init: Phase,
     /// The forward and the backward pass: all that comes before the optimizer's step.
     pub before_step: Phase,
-    /// What is left of synchronization after the backward pass, and the optimizer's step.
+    /// The rest of synchronization after the backward pass, and the optimizer's step.
     pub step: Phase,
     /// Parameters after the step.
     pub parameters: u64,
