@@ -9,13 +9,13 @@ use crate::hta::backend_of;
 use crate::steps;
 use crate::timeline::{TimeRange, Timeline};
 
-/// The begin of the names under which autograd records its functions.
+/// The prefix of the names under which autograd records its functions.
 const FUNCTION: &str = "autograd::engine::evaluate_function";
 
 /// A backward pass, as seen from the thread that runs the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BackwardPass {
-    /// From the begin of its first function to the end of its last.
+    /// From the start of its first function to the end of its last.
     pub(crate) time: TimeRange,
     /// After it, until the collectives end that run on other threads, if the thread of the steps does nothing else: the call
     /// returns only then. May be empty.

@@ -308,12 +308,12 @@ pub struct Timeline {
     /// category.
     pub skipped: BTreeMap<String, u64>,
     /// Oddities that were not wrong enough to stop the reader: counts by kind, such as negative durations and
-    /// ends without a begin.
+    /// end events without a begin event.
     pub oddities: BTreeMap<String, u64>,
 }
 
 impl Timeline {
-    /// The earliest start and the latest end of kernels, operators and annotations; `None` if there are none.
+    /// The earliest start and the latest end of kernels, operators and annotations; `None` without such events.
     pub(crate) fn extent(&self) -> Option<(i64, i64)> {
         let kernels = self.kernels.iter().map(|kernel| kernel.time);
         let operators = self.operators.iter().map(|operator| operator.time);

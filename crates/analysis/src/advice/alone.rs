@@ -63,7 +63,7 @@ pub struct AloneStep {
     pub measured_ms: f64,
     /// The step without the time that a rank waited for communication.
     pub alone_ms: f64,
-    /// Begin and end of the last backward pass.
+    /// Start and end of the last backward pass.
     pub backward: [f64; 2],
     /// When each gradient was final, in the order of [`Alone::gradients`]. Empty if those are not known.
     pub ready: Vec<f64>,
@@ -115,7 +115,7 @@ impl Shortened {
         Self { begin_ns, out }
     }
 
-    /// The milliseconds from the begin of the step to this moment, without the parts.
+    /// The milliseconds from the start of the step to this moment, without the parts.
     fn ms(&self, at_ns: i64) -> f64 {
         let part = |of: &(i64, i64)| of.1.min(at_ns).saturating_sub(of.0).max(0);
         let out = self.out.iter().map(part).fold(0, i64::saturating_add);

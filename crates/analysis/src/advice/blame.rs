@@ -84,7 +84,7 @@ pub(super) fn waiting(means: &Means, slowest: Option<Slowest>, observed: &Observ
 impl CriticalPath {
     /// Advice in one sentence; `None` for a single rank or an empty path.
     ///
-    /// It names what would gain the steps most: a rank that is no later than the next rank, or the same bytes moved in half
+    /// It names the largest gain for the steps: a rank that is no later than the next rank, or the same bytes moved in half
     /// the time. This need not be the rank with the largest share.
     pub fn headline(&self) -> Option<String> {
         let num_steps = self.steps.len().max(1);
@@ -142,7 +142,7 @@ mod tests {
     use crate::ranks::sample::{across, timeline};
     use crate::timeline::{Collective, Timeline};
 
-    /// A rank that computes until `ready_us`, takes part in an all-reduce of so many elements that ends at 80, beside which
+    /// A rank that computes until `ready_us`, takes part in an all-reduce of `elems` elements that ends at 80, beside which
     /// it computes until `beside_us`, and runs the optimizer until 100.
     fn rank(rank: usize, ready_us: i64, beside_us: i64, elems: u64) -> Timeline {
         let said = Collective { seq: Some(0), in_elems: Some(elems), ..Collective::default() };
@@ -163,7 +163,7 @@ mod tests {
             0.06 of them with nothing computed beside. If data moved in half the time (a faster network, or fewer bytes), \
             the steps would take about 29.0 % less (0.03 ms per step).";
         assert_eq!(told, expected);
-        // What is hidden is not gained: the rank computes until 70.
+        // Hidden time is not gained: the rank computes until 70.
         let told = headline([20, 22], 70, 1 << 20);
         assert!(
             told.contains("58 % of the critical path") && told.contains("about 10.0 % less"),

@@ -55,7 +55,7 @@ impl Gain {
     }
 }
 
-/// A change, and what it would do to a step.
+/// A change, and its effect on a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remedy {
     /// The change, as a sentence names it: by its flags, for example.

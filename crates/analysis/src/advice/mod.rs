@@ -1,13 +1,13 @@
-//! Advice: is communication hidden, and if not, what would change that?
+//! Advice: is communication hidden, and if not, which change would hide it?
 //!
-//! Input: steps as all ranks saw them, and changes that could be made, each with what it would gain. They come from a run
+//! Input: steps as all ranks saw them, and changes that could be made, each with its gain. They come from a run
 //! or from trace files. Output: a few sentences, and their numbers. The sentences account for all exposed time: waiting for
 //! slower ranks, what the change removes, and what remains. A gain that the spread of the steps hides is not promised.
 //!
-//! This module does not know which changes there are: whoever knows the program that trains says which ones fit, and how
+//! This module does not know which changes there are: code that knows the program that trains says which ones fit, and how
 //! its users make them.
 //!
-//! | file | what it has |
+//! | file | contents |
 //! |---|---|
 //! | here | whether there is something to gain, and the words |
 //! | [`observed`] | steps as all ranks saw them, on one clock |
@@ -16,7 +16,7 @@
 //! | [`sizes`] | which size of buckets suits those |
 //! | [`alone`] | the steps of traces without their communication, for predictions |
 //! | [`replay`] | a backward pass replayed with a queue of operations |
-//! | [`passes`] | what other buckets, fewer bytes, or no blocking operations would gain |
+//! | [`passes`] | the gain of other buckets, fewer bytes, or no blocking operations |
 //! | [`gain`] | a gain with its spread, and the choice between changes |
 //! | [`blame`] | whether a rank holds up the others |
 
@@ -95,7 +95,7 @@ pub struct Told {
     pub account: Account,
 }
 
-/// Where the exposed communication of a step comes from: waiting, what the change removes, and what remains add up to it.
+/// The sources of the exposed communication of a step: waiting, the part that the change removes, and the rest add up to it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Account {
     /// Exposed communication: mean over ranks and steps.
@@ -237,7 +237,7 @@ fn no_gain(means: &Means) -> String {
 mod tests {
     use super::*;
 
-    /// A step of 100 ms, of which 20 ms are exposed.
+    /// A step of 100 ms, 20 ms of them exposed.
     const MEANS: Means = Means {
         wall_ms: 100.0,
         apart_ms: None,

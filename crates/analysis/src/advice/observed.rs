@@ -1,13 +1,13 @@
 //! Steps as all ranks saw them, on one clock: when each rank had its gradients final and its operations done.
 //!
 //! So the rank that all others wait for is known in each step, and means over all hide it. All times are in
-//! milliseconds since a moment that all ranks share, such as the begin of the step on rank 0. This module does not know
+//! milliseconds since a moment that all ranks share, such as the start of the step on rank 0. This module does not know
 //! where the times come from, nor what follows from them.
 
 /// A step as one rank saw it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankStep {
-    /// Begin and end of the last backward pass.
+    /// Start and end of the last backward pass.
     pub backward: [f64; 2],
     /// When each gradient was final, in the order of [`Observed::gradients`].
     pub ready: Vec<f64>,

@@ -1,7 +1,7 @@
 //! The gains that a replay of backward passes predicts: from other buckets, from having buckets, from fewer bytes, and from no
 //! operations that the passes wait for.
 //!
-//! Input: steps as all ranks saw them, which gradients travel together, and what an operation costs. Each step is replayed
+//! Input: steps as all ranks saw them, which gradients travel together, and the cost of an operation. Each step is replayed
 //! on its own, as it is and changed: an operation begins when the last rank has come to it. Output: the gain of the steps. This
 //! module does not know how a program makes such a change.
 
@@ -19,9 +19,9 @@ struct Step<'a> {
     without: (Backward, Vec<f64>),
     /// When all operations were done and all passes had ended.
     finish: f64,
-    /// For how long the forward pass waited for operations.
+    /// How long the forward pass waited for operations.
     forward_blocked: f64,
-    /// For how long both passes waited.
+    /// How long both passes waited.
     blocked: f64,
     seen: &'a Seen,
 }
@@ -80,7 +80,7 @@ impl<'a> Passes<'a> {
         self.steps.iter().map(|step| self.play(&step.last)).collect()
     }
 
-    /// The gain from the replays of each step as it was and changed. What the replay of a step misses is added to the
+    /// The gain from the replays of each step as it was and changed. The error of a step's replay is added to the
     /// spread, but not to the gain. `None` if the replay misses more than it promises.
     fn gain(&self, now: &[Played], changed: &[f64]) -> Option<Gain> {
         let missed = self.missed(now);
@@ -91,7 +91,7 @@ impl<'a> Passes<'a> {
         gain.filter(|gain| usual.abs() <= gain.ms)
     }
 
-    /// The milliseconds from the begin of the backward pass until it has ended and these buckets are there; the part of them that
+    /// The milliseconds from the start of the backward pass until it has ended and these buckets are there; the part of them that
     /// is exposed communication; and the gain of a step over the buckets as they are: medians over the replayed steps.
     pub fn with_buckets(&self, plan: &[Bucket]) -> Option<[f64; 3]> {
         let played = || self.steps.iter().map(|step| (step, step.last.play(plan, self.cost)));
@@ -176,7 +176,7 @@ impl<'a> Passes<'a> {
         })
     }
 
-    /// No operations that the passes wait for. `None` if there are none now.
+    /// No operations that the passes wait for. `None` if the passes wait for no operations now.
     pub fn without_blocking(&self) -> Option<Gain> {
         if self.steps.iter().all(|step| step.last.blocking.is_empty() && step.blocked == 0.0) {
             return None;

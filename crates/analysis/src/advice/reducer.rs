@@ -39,7 +39,7 @@ pub struct Reducer {
 }
 
 impl Reducer {
-    /// Reads the steps of all ranks. Errors say what the traces do not show.
+    /// Reads the steps of all ranks. Errors name the facts that the traces do not show.
     pub fn of(timelines: &[Timeline]) -> Result<Self, String> {
         if timelines.len() < 2 {
             return Err("buckets need the traces of two ranks or more".to_owned());

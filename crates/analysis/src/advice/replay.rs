@@ -42,9 +42,9 @@ pub struct Played {
     pub buckets: Vec<BucketTimes>,
     /// The end of the pass.
     pub end: f64,
-    /// For how long the pass waits for operations.
+    /// How long the pass waits for operations.
     pub blocked: f64,
-    /// For how long it prepares buckets for sending.
+    /// How long it prepares buckets for sending.
     pub prepared: f64,
 }
 
@@ -91,7 +91,7 @@ pub struct Backward {
     /// When each gradient is final, in milliseconds since the step began, indexed by its number. Entries
     /// of gradients that no bucket has mean nothing.
     pub ready: Vec<f64>,
-    /// The begin of the backward pass, in milliseconds since the step began.
+    /// The start of the backward pass, in milliseconds since the step began.
     pub begin: f64,
     /// The end of the backward pass, in milliseconds since the step began.
     pub end: f64,

@@ -1,7 +1,7 @@
 //! Which size of buckets suits a run of PyTorch's `DistributedDataParallel`.
 //!
 //! Input: a [`Reducer`]. Each of its steps is replayed with `bucket_cap_mb` of several sizes: gradients become final when they
-//! did, and all-reduces take what those of the traces took, by their bytes. Output: a [`Sizes`]. Nothing is run.
+//! did, and all-reduces take as long as those of the traces, by their bytes. Output: a [`Sizes`]. Nothing is run.
 
 use super::gain::Gain;
 use super::passes::Passes;
@@ -23,7 +23,7 @@ pub struct Point {
     pub mib: f64,
     /// The buckets that it makes.
     pub plan: Vec<Bucket>,
-    /// From the begin of the backward pass until it has ended and all gradients are there, in milliseconds.
+    /// From the start of the backward pass until it has ended and all gradients are there, in milliseconds.
     pub whole_ms: f64,
     /// The part of it that is exposed communication.
     pub exposed_ms: f64,
@@ -69,7 +69,7 @@ impl Sizes {
             Some(_) => 0,
             None => reducer.plan.iter().map(|of| of.bytes).min().unwrap_or(0) / 2,
         };
-        // The last bucket has what is left.
+        // The last bucket has the rest.
         let is_known =
             |of: &&Point| of.plan.iter().rev().skip(1).all(|bucket| bucket.bytes >= least);
         let plans = points.iter().rev().filter(is_known);

@@ -1,4 +1,4 @@
-//! The same job before and after a change: what got faster, and whether the promised gain came.
+//! The same job before and after a change: the parts that got faster, and whether the promised gain came.
 //!
 //! Input: the diagnoses of both. Output: an [`Against`]. Times are milliseconds per step. A difference of steps counts if it is
 //! larger than three times its standard error, as in the comparison of names.
@@ -24,7 +24,7 @@ pub enum Became {
 }
 
 impl Became {
-    /// In a word.
+    /// The verdict in a word.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gone => "gone",

@@ -1,7 +1,7 @@
 //! Reads the calls, the work and the operators of a rank's steps from its timeline.
 //!
-//! Input: a timeline. Output: the lists of a [`Recorded`], with what launched what and the operators around each call. This file
-//! does not know what follows what.
+//! Input: a timeline. Output: the lists of a [`Recorded`], with the launch of each piece of work and the operators around each
+//! call. This file does not know the order in which calls and work depend on each other.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

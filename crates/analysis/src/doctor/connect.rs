@@ -22,7 +22,7 @@ const SLOW_NS: i64 = 20_000;
 const LONG_QUEUE: usize = 512;
 
 impl Recorded<'_> {
-    /// Finds what each call follows, and what it waits for.
+    /// Finds the predecessor of each call, and the work that it waits for.
     pub(super) fn connect_calls(&mut self) {
         let mut running: BinaryHeap<Reverse<(i64, u32)>> = BinaryHeap::new();
         let mut last: Option<(i64, u32)> = None;
@@ -104,7 +104,7 @@ impl Recorded<'_> {
         is_long
     }
 
-    /// Sorts the work, and finds what each piece follows.
+    /// Sorts the work, and finds the predecessor of each piece.
     pub(super) fn connect_works(&mut self) {
         let begin = |work: &Work, calls: &[Call]| {
             let call_ns = work.call.map_or(i64::MIN, |call| calls[call as usize].time.start_ns);
@@ -150,7 +150,7 @@ impl Recorded<'_> {
         (usual(gaps).unwrap_or(1_000), usual(launches).unwrap_or(5_000))
     }
 
-    /// Work that begins later than its stream and its launch explain follows what ended shortly before on another stream.
+    /// Work that begins later than its stream and its launch explain follows work that ended shortly before on another stream.
     fn follow_streams(&mut self, usual_gap: i64, usual_launch: i64) {
         let mut running: BinaryHeap<Reverse<(i64, u32)>> = BinaryHeap::new();
         let mut ended: Option<(i64, u32)> = None;

@@ -1,23 +1,22 @@
-//! The trace doctor: which change of a PyTorch program would make its steps shorter, by how much, and what in the traces says
-//! so.
+//! The trace doctor: which change of a PyTorch program would make its steps shorter, by how much, and the evidence in the traces.
 //!
-//! Input: the timelines of the ranks. Output: a [`Diagnosis`], advice in order of what it gains, each with its evidence, the
+//! Input: the timelines of the ranks. Output: a [`Diagnosis`], advice in order of its gain, each with its evidence, the
 //! lines of Python and the gain as a range. For the gain, the steps of each rank are replayed with the cause taken away: once
 //! as little as can be expected of the change, and once as much. Advice that would gain less than 2 % of a step is left out, and so is a
 //! cause that another piece of advice has taken away already.
 //!
 //! This module knows PyTorch by its traces only. Runs of paceline get advice of their own, elsewhere. It does not know how a report looks.
 //!
-//! | file | what it has |
+//! | file | contents |
 //! |---|---|
 //! | here | the order of the causes, and the choice |
-//! | `recorded` | the calls and the work of a rank's steps; `collect` reads them, `connect` infers what each had to wait for |
+//! | `recorded` | the calls and the work of a rank's steps; `collect` reads them, `connect` infers the waits of each |
 //! | `replay` | the steps replayed with a changed plan |
 //! | `together` | the waits in collectives, and which rank came last |
-//! | `names` | what the names of kernels and calls mean |
-//! | `causes/` | one file for each cause: how it is seen, and what the change takes away |
+//! | `names` | the meaning of the names of kernels and calls |
+//! | `causes/` | one file for each cause: its signs, and the time that the change takes away |
 //! | [`cards`] | the published speeds of cards |
-//! | [`products`] | products and collectives judged by what the hardware could do |
+//! | [`products`] | products and collectives judged by the limits of the hardware |
 //! | [`against`] | the same job before and after a change |
 //! | `own` | the diagnosis of a run of paceline, for such a comparison |
 
@@ -72,7 +71,7 @@ pub struct Evidence {
     pub text: String,
     /// The operators or kernels that take most of the time, at most three.
     pub names: Vec<String>,
-    /// Where it is longest, on the clock of the trace: what to look for in a viewer.
+    /// Where it is longest, on the clock of the trace: the time to look for in a viewer.
     pub start_us: f64,
     /// How long it is there.
     pub dur_us: f64,
@@ -81,7 +80,7 @@ pub struct Evidence {
     pub around: Vec<Strip>,
 }
 
-/// A row of a time line: its name, and what ran when, in milliseconds from the begin of the cut.
+/// A row of a time line: its name, and its pieces, in milliseconds from the start of the cut.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Strip {
     /// The row: the host's calls, or a stream.
@@ -140,7 +139,7 @@ pub struct Diagnosis {
     pub lengths_ms: Vec<f64>,
 }
 
-/// A diagnosis, and what the hardware could do.
+/// A diagnosis, and a comparison with the limits of the hardware.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Examination {
     /// The advice.
@@ -218,7 +217,7 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     let step_ms = lengths.iter().sum::<f64>() / lengths.len() as f64;
     let steps = recorded.iter().map(|of| of.steps.len()).min().unwrap_or(0);
     let mut advice = Vec::new();
-    // Plans are large: of many ranks, no more are kept than these.
+    // Plans are large: with many ranks, only these are kept.
     let mut bases: Vec<Plan> = recorded.iter().map(|of| without_waits(of, together)).collect();
     let least_ms = NEGLIGIBLE * step_ms;
     let sizes = buckets::sizes(timelines);
@@ -262,7 +261,7 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
         });
         let (said, changed): (Vec<Said>, Vec<Plan>) = found.into_iter().flatten().unzip();
         let places: Vec<usize> = said.iter().map(|of| of.place).collect();
-        // A cause of few ranks is what makes these ranks slow: the straggler, which has advice of its own.
+        // A cause of few ranks only makes these ranks slow: they are stragglers, which has advice of its own.
         let are_few = recorded.len() > 1 && 2 * said.len() <= recorded.len();
         if said.is_empty() || are_few {
             continue;
@@ -314,7 +313,7 @@ fn per_step(cause: Cause, of: &Recorded, gains: &[f64]) -> f64 {
     }
 }
 
-/// The advice from what the ranks say: medians over them, and the evidence of the rank that shows it most.
+/// The advice from the findings of the ranks: medians over them, and the evidence of the rank that shows it most.
 fn combined(
     cause: Cause,
     mut said: Vec<Said>,
@@ -392,7 +391,7 @@ fn around(of: &Recorded, at: TimeRange) -> Vec<Strip> {
     strips
 }
 
-/// The plan of the recording, in which no collective waits for a slower rank. What remains is the transfer.
+/// The plan of the recording, in which no collective waits for a slower rank. Only the transfer remains.
 fn without_waits(of: &Recorded, together: &Together) -> Plan {
     let mut plan = of.as_recorded();
     for (at, work) in of.works.iter().enumerate() {

@@ -228,7 +228,7 @@ fn steps(rank: usize, fault: Fault, slow: f64) -> Timeline {
     run(Machine::new(rank), fault, |_| slow)
 }
 
-/// The steps of a machine that computes so much longer in each of them.
+/// The steps of a machine that computes longer by `slow` in each of them.
 fn run(mut m: Machine, fault: Fault, slow: impl Fn(u64) -> f64) -> Timeline {
     let is = |cause| fault == Fault::Planted(cause);
     let cured = |cause| fault == Fault::Cured(cause);
@@ -389,7 +389,7 @@ fn a_planted_fault_is_found_and_nothing_else() {
             !advice.evidence.names.is_empty() && !advice.evidence.around.is_empty(),
             "{cause:?}"
         );
-        // What the machine itself gains. A sound step with fewer passes, or gathers that are ahead, would be another job.
+        // The gain of the machine itself. A sound step with fewer passes, or gathers that are ahead, would be another job.
         let gained = diagnosis.step_ms.unwrap() - step_ms(Fault::Cured(cause));
         let is_same_job = !matches!(cause, Cause::NoSync | Cause::TensorCores | Cause::Gathers);
         if is_same_job {
@@ -469,7 +469,7 @@ fn a_slow_host_is_named_and_not_only_a_rank() {
     let title = "Rank 3 (host slow-host) makes the others wait, by computation";
     let expected = [(Cause::Straggler, title.to_owned())];
     assert_eq!(told([fast, fast, fast, |_| 1.4]), expected);
-    // Ranks that are late in turns, by chance, are no straggler.
+    // Ranks that are late in turns, by chance, are not stragglers.
     let nothing: [(Cause, String); 0] = [];
     assert_eq!(told([in_turns[0], in_turns[1], in_turns[0], in_turns[1]]), nothing);
 }
@@ -477,7 +477,7 @@ fn a_slow_host_is_named_and_not_only_a_rank() {
 /// Ranks whose collectives end when they end on the last one.
 fn together(slow: &[fn(u64) -> f64]) -> Vec<Timeline> {
     let mut last = VecDeque::new();
-    // A rank that waits is later at what follows. Each round settles one more collective.
+    // A rank that waits is later at its next work. Each round settles one more collective.
     for _ in 0..40 {
         let ranks: Vec<Timeline> = slow
             .iter()

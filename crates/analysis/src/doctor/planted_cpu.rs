@@ -8,8 +8,8 @@ use crate::timeline::{Operator, Product, Timeline, TrackId};
 const STEPS: u64 = 7;
 const EVALUATED: &str = "autograd::engine::evaluate_function";
 
-/// Steps that each begin with what `part` adds, followed by four products of 2 ms. `part` gets the begin of the step, and returns
-/// when its work ends. Times are in microseconds.
+/// Steps that each begin with the work that `part` adds, followed by four products of 2 ms. `part` gets the start of a step,
+/// and returns when its work ends. Times are in microseconds.
 fn steps(part: impl Fn(Timeline, i64) -> (Timeline, i64)) -> Timeline {
     let mut all = timeline(0);
     let mut now = 0;
@@ -50,7 +50,7 @@ fn sound_steps_of_a_processor_get_no_advice() {
     let said: Vec<String> =
         diagnose(steps(|all, now| (all, now))).advice.iter().map(|of| of.words()).collect();
     assert_eq!(said, [""; 0]);
-    // Two element-wise operators are no chain.
+    // Two element-wise operators are not a chain.
     let two = steps(|all, now| {
         let all = all.operator("aten::mul", now, now + 500);
         (all.operator("aten::add", now + 500, now + 1000), now + 1000)
@@ -153,7 +153,7 @@ fn calls_that_transfers_interrupt_are_shorter_without_them() {
     let diagnosis = diagnose(all);
     let found = diagnosis.advice.iter().find(|of| of.cause == Cause::NoSync);
     let gain = found.expect("gradients are exchanged twice").gain;
-    // The exposed transfer, and half of what its thread took, or all of it.
+    // The exposed transfer, and half of the time that its thread took, or all of it.
     let is_close = (gain.low_ms - 3.0).abs() < 0.1 && (gain.high_ms - 5.0).abs() < 0.1;
     assert!(is_close, "{gain:?}");
 }

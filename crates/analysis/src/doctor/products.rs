@@ -1,4 +1,4 @@
-//! Products and collectives judged by what the hardware could do.
+//! Products and collectives judged by the limits of the hardware.
 //!
 //! Input: timelines. Output: for products and convolutions whose shapes are recorded, FLOP per second against the published peak
 //! of the card ([`cards`]); for collectives whose sizes are recorded, bytes and bus bandwidth, against a stated link if there is
@@ -31,7 +31,7 @@ pub struct Product {
     pub time_ns: i64,
     /// FLOP per second.
     pub flops_per_s: f64,
-    /// The published peak of the card for what the kernels used; `None` if the card is not known.
+    /// The published peak of the card for the precision of the kernels; `None` if the card is not known.
     pub peak: Option<f64>,
 }
 

@@ -31,7 +31,7 @@ pub(super) enum CallKind {
     Allocate,
     /// An operator of a trace without kernels.
     Operator,
-    /// The begin of a step, or the end of the last one.
+    /// The start of a step, or the end of the last one.
     Mark,
 }
 
@@ -120,7 +120,7 @@ pub(super) struct Recorded<'a> {
     pub(super) calls: Vec<Call>,
     pub(super) works: Vec<Work>,
     pub(super) frames: Vec<Frame>,
-    /// The calls that mark the begin of each step, and the end of the last one.
+    /// The calls that mark the start of each step, and the end of the last one.
     pub(super) marks: Vec<u32>,
     pub(super) order: Vec<Event>,
     /// The collective that each name means, by [`NameId`].
@@ -192,7 +192,7 @@ impl<'a> Recorded<'a> {
         std::iter::successors(frame(call.frame), move |of| frame(of.parent))
     }
 
-    /// Whether a span or operator with this begin of its name is around a call.
+    /// Whether a span or operator whose name has this prefix is around a call.
     pub(super) fn is_within(&self, call: &Call, begin: &str) -> bool {
         self.around(call).any(|frame| self.text(frame.name).starts_with(begin))
     }
@@ -202,8 +202,8 @@ impl<'a> Recorded<'a> {
         work.call.is_some_and(|call| self.is_within(&self.calls[call as usize], begin))
     }
 
-    /// Which collective a piece of communication is: by its arguments, by what launched it, or by its name. A kernel of NCCL
-    /// that sends and receives may be an all-to-all.
+    /// Which collective a piece of communication is: by its arguments, by the call that launched it, or by its name. A kernel
+    /// of NCCL that sends and receives may be an all-to-all.
     pub(super) fn collective(&self, work: &Work) -> CollectiveKind {
         let told = work.collective.map(|of| &self.timeline.collectives[of as usize]);
         let told = told.and_then(|of| collective_kind(&of.name));

@@ -1,7 +1,7 @@
 //! A rank's steps replayed with something changed.
 //!
-//! A [`Plan`] says how long each call and each piece of work takes, and what is gone. The replay begins everything as soon as
-//! what it follows has happened ([`Recorded`]), and returns how long each step takes then. With the plan of the recording
+//! A [`Plan`] says how long each call and each piece of work takes, and which are gone. The replay begins everything as soon
+//! as its predecessors have ended ([`Recorded`]), and returns how long each step takes then. With the plan of the recording
 //! itself, it returns the times of the recording.
 
 use super::recorded::{CallKind, Event, Recorded};
@@ -13,7 +13,7 @@ pub(super) struct Plan {
     pub(super) work_ns: Vec<i64>,
     /// Work that is not done.
     pub(super) is_gone: Vec<bool>,
-    /// Work that waits only for its stream and for the begin of its step.
+    /// Work that waits only for its stream and for the start of its step.
     pub(super) is_ahead: Vec<bool>,
     /// The host's time before each call.
     pub(super) lag_ns: Vec<i64>,

@@ -52,7 +52,7 @@ pub fn analyze(timelines: &[Timeline], options: &Options) -> Result<Analysis, An
     Ok(Analysis { kind, ranks, notes: notes.sentences() })
 }
 
-/// The analysis of a rank, with what it tells about the whole run.
+/// The analysis of a rank, with its findings about the whole run.
 struct Analyzed {
     analysis: RankAnalysis,
     notes: Vec<Note>,

@@ -56,7 +56,7 @@ pub enum Shift {
     Faster,
     /// It takes equally long in both.
     Equal,
-    /// The difference is not larger than what steps of one run differ by.
+    /// The difference is not larger than that between steps of one run.
     Noise,
     /// A trace has fewer than two steps, so it is not known by how much steps differ.
     Unknown,
@@ -244,7 +244,7 @@ impl Sum {
         }
     }
 
-    /// The standard error of the mean over so many steps.
+    /// The standard error of the mean over this many steps.
     fn error_ns(&self, num_steps: usize) -> Option<f64> {
         if num_steps < 2 {
             return None;
@@ -257,7 +257,7 @@ impl Sum {
     }
 }
 
-/// By side and name.
+/// Sums by side and name.
 type Sums = BTreeMap<(Side, String), Sum>;
 
 /// The sums over the chosen steps of a trace, and the number of these steps.

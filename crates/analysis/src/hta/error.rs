@@ -44,12 +44,12 @@ pub enum AnalysisError {
         /// Where the trace was read from.
         file: String,
     },
-    /// A trace to be compared lacks a step that was asked for.
+    /// A trace to be compared lacks a requested step.
     #[error("{file}: no step {number}; it has {found}")]
     NoStep {
         /// Where the trace was read from.
         file: String,
-        /// The step that was asked for.
+        /// The requested step.
         number: u64,
         /// The steps that the trace has, in words.
         found: String,

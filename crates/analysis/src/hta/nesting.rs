@@ -1,6 +1,6 @@
 //! Nested spans of one thread. At every moment, only the innermost span counts.
 
-/// A span, and what it stands for.
+/// A span, and its meaning.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nested<T> {
     pub start_ns: i64,

@@ -22,8 +22,8 @@ impl Steps {
     }
 }
 
-/// The part of a trace that is analyzed: what the host began in this window, and what the device did because
-/// of it.
+/// The part of a trace that is analyzed: the host's work that began in this window, and the device's work
+/// that follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Window {
     /// The whole trace: there are fewer than two steps, so no step can be left out.
@@ -44,9 +44,9 @@ impl Window {
     }
 }
 
-/// Chooses the steps to analyze, and the window that goes with them, by HTA's rule. Of two or more steps, the
-/// last one is left out unless the options include it. The window then ends at the last start of a step, on
-/// the host or in the device's annotations of steps. Work before the first step counts.
+/// Chooses the steps to analyze, and the window that goes with them, by HTA's rule. The last of two or more
+/// steps is left out unless the options include it. The window then ends at the last start of a step, on the
+/// host or in the device's annotations of steps. Work before the first step counts.
 pub(super) fn choose(timeline: &Timeline, options: &Options) -> (Steps, Window) {
     let mut steps = steps::of(timeline);
     for step in &mut steps {

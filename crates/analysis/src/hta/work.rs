@@ -71,7 +71,7 @@ pub(super) struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    /// The work in a trace; `None` if there is none.
+    /// The work in a trace; `None` if the trace has no work.
     pub(super) fn of(timeline: &'a Timeline, options: &'a Options) -> Option<Self> {
         let (steps, window) = steps::choose(timeline, options);
         let has_kernels = timeline.kernels.iter().any(|kernel| kernel.work != DeviceWork::Sync);
@@ -258,7 +258,7 @@ fn all_kernels(timeline: &Timeline, options: &Options) -> Vec<Item> {
         .collect()
 }
 
-/// The index of the call that launched the kernel with each correlation number: of several, the last one, as in HTA.
+/// The index of the call that launched the kernel with each correlation number: the last one of several, as in HTA.
 pub(crate) fn launched(timeline: &Timeline) -> HashMap<u64, u32> {
     let launches = timeline.launches.iter().zip(0u32..);
     launches.filter_map(|(launch, index)| Some((launch.correlation?, index))).collect()

@@ -34,7 +34,7 @@ pub fn scaled(number: &[u8], places: i32) -> Option<i128> {
 }
 
 /// Appends the digits at the start of `text` to a number, and returns how many they are. With more than 18
-/// digits the number is of no use.
+/// digits the number cannot be used.
 fn leading(mut number: u64, mut text: &[u8]) -> (u64, usize) {
     let len = text.len();
     while let Some((eight, rest)) = text.split_first_chunk::<8>()
@@ -56,7 +56,7 @@ pub(super) fn num_digits(text: &[u8]) -> usize {
     let (eights, rest) = text.as_chunks::<8>();
     for (eight, at) in eights.iter().zip((0..).step_by(8)) {
         // Digits become 0 to 9, and all others more. The addition takes these over 127. It may carry into the
-        // bytes after the first one that is no digit, and they do not count.
+        // bytes after the first one that is not a digit, and they do not count.
         let values = u64::from_le_bytes(*eight) ^ (EACH * 0x30);
         let others = (values.wrapping_add(EACH * (0x80 - 10)) | values) & (EACH * 0x80);
         if others != 0 {

@@ -6,7 +6,7 @@
 //! (Langdale and Lemire, "Parsing Gigabytes of JSON per Second", VLDB Journal 28, 2019). Blocks with a
 //! backslash are rare in traces, and are read byte by byte.
 //!
-//! Marked are:
+//! The marks are:
 //! - outside of strings: `{`, `}`, `[`, `]`, `:`, `,`, a quote, and the first of each run of other bytes that
 //!   are not blank. This is the start of a number or a literal, or something wrong.
 //! - in strings: the backslash of each escape, and the quote at the end.
@@ -29,7 +29,7 @@ struct State {
     is_in_string: bool,
     /// Whether the last byte is a backslash in a string, so that the next byte belongs to an escape.
     is_in_escape: bool,
-    /// Whether the last byte belongs to a run of bytes of which the first one was marked.
+    /// Whether the last byte belongs to a run of bytes whose first one was marked.
     is_in_run: bool,
 }
 
@@ -50,7 +50,7 @@ impl Index {
         Self { state: State::default(), marks, next: 1, end: 1 }
     }
 
-    /// The place of the next mark; `None` if there is none left in the piece.
+    /// The place of the next mark; `None` if no mark is left in the piece.
     #[inline]
     pub(super) fn mark(&self) -> Option<usize> {
         if self.next < self.end { Some(self.marks[self.next] as usize) } else { None }
@@ -87,7 +87,7 @@ impl Index {
             at += BLOCK_BYTES;
         }
         if !rest.is_empty() {
-            // Blanks have no marks and do not change what a string is.
+            // Blanks have no marks and do not change the strings.
             let mut block = [b' '; BLOCK_BYTES];
             block[..rest.len()].copy_from_slice(rest);
             self.add(&block, rest.len(), at);
@@ -206,7 +206,7 @@ fn mask(is: bool) -> u64 {
 mod tests {
     use super::*;
 
-    /// All marks of a text that is indexed in pieces of `piece` bytes, from a place that is no multiple of 64.
+    /// All marks of a text that is indexed in pieces of `piece` bytes, from a place that is not a multiple of 64.
     fn marks(text: &[u8], piece: usize) -> Vec<usize> {
         let mut index = Index::new();
         let mut marks = Vec::new();

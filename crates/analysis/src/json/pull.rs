@@ -357,7 +357,7 @@ impl<R: Read> Pull<R> {
     }
 
     /// Ends a number or literal before `end`. The index has no mark there if the next byte is not one that can
-    /// follow. It must be found nevertheless.
+    /// follow. It must still be found.
     fn end_scalar(&mut self, end: usize) {
         self.window.pos = end;
         if self.window.index.mark() != Some(end)

@@ -1,7 +1,7 @@
 //! One event of a trace file, as written there.
 //!
 //! Input: the JSON of an event. Output: its fields, with times in nanoseconds and texts as bytes. The caller
-//! reads the `args`. This module does not know what an event is used for.
+//! reads the `args`. This module does not know the use of an event.
 
 use std::io::Read;
 

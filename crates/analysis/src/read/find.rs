@@ -37,7 +37,7 @@ pub enum Select {
 pub struct TraceFile {
     /// The path of the file.
     pub path: PathBuf,
-    /// From `distributedInfo`, or from the path if that is missing. 0 if neither says it and all traces are of one process.
+    /// From `distributedInfo`, or from the path if that is missing. 0 if neither names it and all traces come from one process.
     pub rank: usize,
     /// From `distributedInfo`.
     pub world_size: Option<usize>,
@@ -161,7 +161,7 @@ fn all(ranks: Ranks) -> Vec<Window> {
     (0..count).map(of).collect()
 }
 
-/// By the newest file of each window.
+/// The order of windows, by their newest file.
 fn order_of_windows(a: &Window, b: &Window) -> Ordering {
     a.files.iter().map(order).max().cmp(&b.files.iter().map(order).max())
 }

@@ -203,7 +203,7 @@ mod tests {
                     assert_eq!(found, Some(2 * expected), "{is_transposed:?} {weight:?}");
                 }
             }
-            // Only the flag says it if both images have one size.
+            // Only the flag decides if both images have one size.
             assert_eq!(backward(&small_image, &small_image, &values("True")), Some(2 * expected));
             let shapes = [small_image.clone(), weight.clone()];
             for name in

@@ -1,10 +1,10 @@
-//! Reports: what an analysis found, for people and for programs.
+//! Reports: the findings of an analysis, for people and for programs.
 //!
 //! A [`Report`] goes in: headline figures, notes, and sections of charts and tables. A self-contained page,
 //! CSV, JSON, Markdown and lines for a console come out. This module does not know how the numbers were
 //! computed; their units and definitions come with them.
 //!
-//! | file | what it does |
+//! | file | purpose |
 //! |---|---|
 //! | [`chart`] | charts, drawn as SVG |
 //! | [`panels`] | the charts and tables that show an analysis of traces |
@@ -76,7 +76,7 @@ pub struct Section {
     pub id: String,
     /// Its title.
     pub title: String,
-    /// A sentence that says what it answers.
+    /// A sentence with the question that it answers.
     pub lead: String,
     /// Its charts and tables.
     pub panels: Vec<Panel>,

@@ -2,7 +2,7 @@
 //!
 //! The host is ahead of its device, so a moment of the host stands for the end of the work that it had launched until then: a
 //! gradient is final when the last kernel is done that was launched before the host held the gradient for final. A step lasts
-//! from the end of the work of the step before it to the end of its own. What is taken out of it is the time in which the
+//! from the end of the work of the step before it to the end of its own. The time is taken out of it in which the
 //! device only communicated.
 
 use std::collections::HashMap;
@@ -115,7 +115,7 @@ fn spans<'a>(work: impl Iterator<Item = &'a Work>) -> Vec<(i64, i64)> {
     spans
 }
 
-/// The parts of `spans` in which none of `others` lasts. Both are in order.
+/// The parts of `spans` during which nothing of `others` lasts. Both are in order.
 fn minus(spans: &[(i64, i64)], others: &[(i64, i64)]) -> Vec<(i64, i64)> {
     let mut left = Vec::new();
     for &(start, end) in spans {
@@ -163,7 +163,7 @@ mod tests {
         }
     }
 
-    /// Two steps of a device that is far behind its host. In each, two kernels of the backward pass take 100 us, an all-reduce goes on
+    /// Two steps of a device that lags its host. In each, two kernels of the backward pass take 100 us, an all-reduce goes on
     /// for 30 us after them, and the update takes 20 us.
     fn behind() -> Timeline {
         let mut of = timeline(0).step(0, 0, 40).step(1, 40, 80);
@@ -202,7 +202,7 @@ mod tests {
         for step in &alone.steps {
             let found = [step.measured_ms, step.alone_ms, step.ready[0], step.ready[1]];
             let us = found.map(|ms| (ms * 1000.0).round());
-            // 150 us, of which the device only communicated for 30.
+            // 150 us; for 30 us of them the device only communicated.
             assert_eq!(us, [150.0, 120.0, 50.0, 100.0]);
             assert_eq!(step.backward.map(|ms| (ms * 1000.0).round()), [0.0, 100.0]);
         }

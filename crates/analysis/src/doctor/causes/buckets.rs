@@ -4,7 +4,7 @@
 //! Seen: on a processor, where the traces show when each gradient was final, by a replay of all ranks with buckets of
 //! [several sizes](crate::advice::sizes). The gain is that of the best size, with the spread over the steps. Where more buckets
 //! hide more, at least half of that comes: transfers beside the backward pass take a core to copy and to sum, which the ranks
-//! compute on if no other is free. It takes the place of what [`first_bucket`](super::first_bucket) and
+//! compute on if no other is free. It replaces the evidence that [`first_bucket`](super::first_bucket) and
 //! [`small_collectives`](super::small_collectives) see on one rank.
 
 use std::collections::HashMap;

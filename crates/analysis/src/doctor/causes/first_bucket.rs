@@ -1,6 +1,6 @@
 //! The first bucket of gradients is sent when most of the backward pass is over, so that little of its time is hidden.
 //!
-//! Seen: the first all-reduce of a backward pass begins in its second half. Taken away: what buckets of an even size would hide.
+//! Seen: the first all-reduce of a backward pass begins in its second half. Taken away: the time that even buckets would hide.
 //! With `m` buckets that are full one after the other, the exchange of a pass ends a bucket after the pass, or when all of it
 //! has been sent: `max(T / m, T - B (m - 1) / m)` of its time `T` stay exposed beside a pass of time `B`; two buckets at least,
 //! and eight at most.
@@ -62,7 +62,7 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         "the first of {count:.0} all-reduces ({ms:.2} ms per step) begins when {:.0} % of the backward pass are over",
         100.0 * late / passes as f64
     );
-    // A fifth of what a pass exchanges, where the traces have sizes.
+    // A fifth of the bytes that a pass exchanges, where the traces have sizes.
     let mib = bytes as f64 / passes as f64 / BUCKETS / (1 << 20) as f64;
     let cap = if bytes == 0 { "5".to_owned() } else { format!("{:.2}", mib.max(0.25)) };
     let change = format!("DistributedDataParallel(model, bucket_cap_mb={cap}, static_graph=True)");

@@ -17,10 +17,10 @@ use crate::timeline::NameId;
 
 /// With fewer calls of a name, its usual time is not known.
 const FEW: usize = 5;
-/// A call that takes so many times as long as others of its name is about larger tensors.
+/// A call that takes this many times as long as others of its name works on larger tensors.
 const SLOWEST: i64 = 3;
 
-/// A call is slower by what the strongest of the transfers beside it takes. Backends have a few threads.
+/// A call is slower by the effect of the strongest of the transfers beside it. Backends have a few threads.
 const MOST_BESIDE: usize = 64;
 
 /// How long a call takes, and the host before it.
@@ -31,7 +31,7 @@ struct Times {
 }
 
 impl Times {
-    /// By how much these times are longer.
+    /// How much longer these times are than others, or zero.
     fn beyond(self, other: Self) -> Self {
         let more = |now: i64, then: i64| now.saturating_sub(then).max(0);
         Self { call_ns: more(self.call_ns, other.call_ns), lag_ns: more(self.lag_ns, other.lag_ns) }
@@ -116,7 +116,7 @@ impl Interrupted {
     }
 }
 
-/// The transfers beside each call and the host's time before it, at most so many as make a difference.
+/// The transfers beside each call and the host's time before it, at most as many as make a difference.
 fn beside(of: &Recorded, base: &Plan) -> Vec<Vec<u32>> {
     let mut transfers: Vec<(i64, i64, u32)> = (of.works.iter().zip(0u32..))
         .filter(|(work, _)| work.class == Class::Communication)

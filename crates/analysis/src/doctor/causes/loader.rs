@@ -72,7 +72,7 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     Some(tally.found(text, change, [least, most]))
 }
 
-/// For how long any of the spans, which are sorted and apart, overlaps with a range.
+/// How long any of the spans, which are sorted and apart, overlaps with a range.
 fn overlap_ns(spans: &[TimeRange], with: TimeRange) -> i64 {
     let first = spans.partition_point(|span| span.end_ns() <= with.start_ns);
     let near = spans[first..].iter().take_while(|span| span.start_ns < with.end_ns());

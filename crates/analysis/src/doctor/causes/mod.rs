@@ -146,7 +146,7 @@ pub(super) struct Found {
 /// Finds a cause in the steps of a rank, on top of a plan.
 pub(super) type Finder = fn(&Recorded, &Plan) -> Option<Found>;
 
-/// All causes that a rank shows by itself. Special ones come before general ones, which count only what is left.
+/// All causes that a rank shows by itself. Special ones come before general ones, which count only the rest.
 pub(super) const FINDERS: [(Cause, Finder); 15] = [
     (Cause::Loader, loader::find),
     (Cause::Allocation, allocation::find),

@@ -8,7 +8,7 @@ use super::super::recorded::{CallKind, Recorded};
 use super::super::replay::Plan;
 use super::{Found, Tally, scaled, unprepared};
 
-/// A fused optimizer launches about so many kernels.
+/// A fused optimizer launches about this many kernels.
 const FEW: usize = 4;
 /// Fewer kernels than this per step are not worth fusing.
 const MANY: f64 = 20.0;

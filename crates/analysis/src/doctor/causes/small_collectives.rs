@@ -16,7 +16,7 @@ use paceline_table::stats::quantile;
 const MANY: f64 = 20.0;
 /// A collective of more bytes does not count as small.
 const FEW_BYTES: u64 = 1 << 16;
-/// One all-reduce stays of each 2 at the least gain, and of each 20 at the most.
+/// One in 2 all-reduces stays for the least gain, and one in 20 for the most.
 const ONE_OF: [usize; 2] = [2, 20];
 
 pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {

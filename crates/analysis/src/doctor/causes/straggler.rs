@@ -16,7 +16,7 @@ use super::{Cause, loader};
 use crate::advice::gain::Gain;
 use crate::steps;
 
-/// A rank is late if its mean delay is larger than so many of its standard errors.
+/// A rank is late if its mean delay is larger than this many of its standard errors.
 const ERRORS: f64 = 3.0;
 
 /// A rank's mean times per step in milliseconds: computation, and the loader.

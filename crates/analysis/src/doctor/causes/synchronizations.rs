@@ -1,7 +1,7 @@
 //! The host waits for the device within the loop, so that afterwards the device waits for the next launches.
 //!
 //! Seen: calls such as `cudaStreamSynchronize` and copies to the host that block, in at least half of the steps. The operator
-//! around them says what needs the value: `aten::item` for `.item()`, `float()` and `if tensor`, `aten::nonzero` for masks.
+//! around them shows what needs it: `aten::item` for `.item()`, `float()` and `if tensor`, `aten::nonzero` for masks.
 //! Waits within copies to the device and for allocations are other causes. Taken away: the waits; at least all but the last one
 //! of each step, if there are several.
 

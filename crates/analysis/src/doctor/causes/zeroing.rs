@@ -42,7 +42,7 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     Some(tally.found(text, "optimizer.zero_grad(set_to_none=True)", [least, most]))
 }
 
-/// Takes away what adds to the gradients.
+/// Takes away the additions to the gradients.
 fn take_additions(of: &Recorded, plan: &mut Plan) {
     for (at, work) in of.works.iter().enumerate() {
         if work.class == Class::Elementwise && of.is_launched_within(work, ACCUMULATE) {

@@ -97,7 +97,7 @@ const EVENT_SYNC: &str = "Event Sync";
 const STREAM_SYNC: &str = "Stream Sync";
 const CONTEXT_SYNC: &str = "Context Sync";
 
-/// A wait for the whole device has an edge from so many streams at most, those that ended last. Programs have a few dozen.
+/// A wait for the whole device has an edge from this many streams at most, those that ended last. Programs have a few dozen.
 const MOST_STREAMS: usize = 256;
 
 /// Items that were put into queues, by stream and in order of their calls.

@@ -34,7 +34,7 @@ pub(super) struct Taken {
     pub(super) event: Event,
     /// The argument `name` or `labels`.
     pub(super) words: Option<String>,
-    /// The arguments as JSON; empty if there are none.
+    /// The arguments as JSON; empty without arguments.
     pub(super) args: Text,
 }
 
@@ -65,7 +65,7 @@ impl Taken {
         Ok(())
     }
 
-    /// The first letter of the phase, or 0 if there is none.
+    /// The first letter of the phase, or 0 without a phase.
     pub(super) fn phase(&self) -> u8 {
         self.event.phase.first().copied().unwrap_or(0)
     }

@@ -19,7 +19,7 @@ pub(super) struct Arrow {
     pub(super) id: u64,
     /// Numbered across the file of its rank.
     pub(super) track: u32,
-    /// On the reference clock.
+    /// The time on the reference clock.
     pub(super) at_ns: i64,
     pub(super) is_start: bool,
     pub(super) is_end: bool,

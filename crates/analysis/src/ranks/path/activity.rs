@@ -1,4 +1,4 @@
-//! When one rank computed, and what it was doing.
+//! When one rank computed, and in which phase it was.
 //!
 //! Input: a timeline. Output: the rank's busy time and named phases on the reference clock. This module knows
 //! nothing of other ranks.

@@ -410,7 +410,7 @@ mod tests {
         };
         let path = across(&[rank(0, 30), rank(1, 60)]).path;
         assert_eq!(path.source, PathSource::Operators);
-        // The operator that calls the collective is not computation. The one around others is, while none of them runs.
+        // The operator that calls the collective is not computation. The operator around others is, while no other one runs.
         let expected = [
             (1, "aten::addmm", 0, 62, 60, 0),
             (1, "gloo:all_reduce", 62, 28, 0, 28),

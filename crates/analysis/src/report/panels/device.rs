@@ -17,7 +17,7 @@ const NAMES: usize = 12;
 const EMULATED: &str = "These ranks have computed on an emulated accelerator: its streams, launches and copies have the times that \
                         were stated for it, and its kernels those of the processor.";
 
-/// The note for ranks that have computed on a CPU: what the report leaves out.
+/// The note for ranks that have computed on a CPU: the parts that the report leaves out.
 const NO_DEVICE: &str = "These ranks have computed on a CPU, where nothing is launched: launches, their delays, queues and \
     the causes of idle time are left out.";
 

@@ -15,7 +15,7 @@ use crate::timeline::Timeline;
 const NAMES: usize = 12;
 
 /// The report of a difference between the traces of two ranks. `timelines` are the traces themselves, which show whether
-/// they are of a CPU.
+/// they come from a CPU.
 pub fn of_diff(diff: &Diff, timelines: &[Timeline], about: Report) -> Report {
     let on_cpu = names::are_of_cpu(timelines);
     let mut report = Report { figures: figures(diff), csv_table: "diff".to_owned(), ..about };

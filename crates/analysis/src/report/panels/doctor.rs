@@ -1,5 +1,5 @@
-//! The advice of the trace doctor in a report: a table of all of it, the place of each on the time line, and what products and
-//! collectives reach.
+//! The advice of the trace doctor in a report: a table of all of it, the place of each on the time line, and the speeds of
+//! products and collectives.
 //!
 //! An [`Examination`] goes in. Panels and notes are added to a report. The figures come from `doctor`.
 

@@ -30,7 +30,7 @@ use crate::timeline::Timeline;
 use shared::RANKS;
 
 /// The report of a run. `across` is the analysis across ranks, if there are several ranks. `timelines` are
-/// the traces themselves: the report says what was odd in them, and whether they are of a CPU. `about` has the title and the
+/// the traces themselves: the report says what was odd in them, and whether they come from a CPU. `about` has the title and the
 /// notes from reading them.
 pub fn of_analysis(
     analysis: &Analysis,

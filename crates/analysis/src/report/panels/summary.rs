@@ -131,7 +131,7 @@ pub fn console(analysis: &Analysis, width: Option<usize>) -> String {
     let per_step = PerStep::of(analysis);
     let all: Vec<_> = columns(analysis.kind).filter_map(|of| shown(per_step, of)).collect();
     let number = |column: &Head, value: Option<f64>, is_mean: bool| {
-        // A mean of whole numbers is seldom whole.
+        // A mean of whole numbers is rarely whole.
         let is_whole = !is_mean && value.is_some_and(|value| value == value.trunc());
         let decimals = if column.decimals == 0 && !is_whole { 2 } else { column.decimals };
         Cell::from(value).shown(&Head { decimals, ..column.clone() })
