@@ -26,7 +26,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Makes the folder if there is none, and takes it. `owner` says in words whose it is, for another run that
+    /// Makes the folder if it does not exist, and takes it. `owner` says in words whose it is, for another run that
     /// wants it too.
     ///
     /// # Errors

@@ -138,7 +138,7 @@ impl HuggingFace {
         &self.config
     }
 
-    /// The contents of a copy, or why there is none.
+    /// The contents of a copy, or why it is missing.
     pub fn copied(&self, name: &str) -> std::result::Result<Option<&[u8]>, &str> {
         let missing = self.missing.iter().find(|(missing, _)| *missing == name);
         match missing {

@@ -141,7 +141,7 @@ impl Index {
         text
     }
 
-    /// Reads `index.json`, and checks its digest and its contents. Fails with what is wrong.
+    /// Reads `index.json`, and checks its digest and its contents. Fails with the fault.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Versioned {

@@ -1,7 +1,7 @@
 //! A checkpoint that is read: compared with a model and a run, and copied into place.
 //!
 //! Input: a folder. Output: the position of the run, and the elements of whatever ranges a rank holds. How many ranks
-//! wrote the checkpoint, and which of them wrote what, does not matter.
+//! wrote the checkpoint, and which part each of them wrote, does not matter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -85,7 +85,7 @@ pub fn head(
 }
 
 /// The checkpoints that a folder holds, the one to go on from first. The folder of one checkpoint holds that one. Fails
-/// if there is none, and if the newest one is gone.
+/// if there is no checkpoint, and if the newest one is gone.
 pub fn find(folder: &Path) -> std::result::Result<Vec<PathBuf>, String> {
     if folder.join(INDEX).exists() {
         return Ok(vec![folder.to_owned()]);
@@ -110,7 +110,7 @@ pub fn find(folder: &Path) -> std::result::Result<Vec<PathBuf>, String> {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in this folder, or the latest one if the folder holds several. Fails if there is none, if a
+    /// Opens the checkpoint in this folder, or the latest one if the folder holds several. Fails without a checkpoint, if a
     /// file is missing or cut, or if another version of the format wrote it.
     pub fn open(folder: &Path) -> std::result::Result<Self, String> {
         let found = find(folder)?;

@@ -27,7 +27,7 @@ pub struct Piece {
     pub data: Tensor,
 }
 
-/// Ranges of flat storage, by what lies in them.
+/// Ranges of flat storage, by their contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranges {
     /// Values.

@@ -7,8 +7,8 @@ use paceline_data::Position;
 use paceline_strategies::StepLoss;
 
 /// The state of a run, without its weights. Whatever decides about later steps, or about the end of the run, is here, so that
-/// a run that goes on from a checkpoint decides as an uninterrupted one does. It counts what the steps have consumed, not
-/// what a loader has read ahead.
+/// a run that goes on from a checkpoint decides as an uninterrupted one does. It counts the samples that the steps have
+/// consumed, not those that a loader has read ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
     /// The next batch: the number of complete epochs, and the number of batches that are consumed of the
@@ -68,7 +68,7 @@ impl Progress {
     /// The epoch, from 0, of the last step that was made.
     pub fn last_epoch(&self) -> u64 {
         let Position { epoch, batch } = self.position;
-        // Between two epochs the position is that of the begin of the next epoch.
+        // Between two epochs the position is that of the start of the next epoch.
         epoch.saturating_sub(u64::from(batch == 0))
     }
 

@@ -135,7 +135,7 @@ pub struct Restart {
     pub note: Option<String>,
 }
 
-/// Decides from which checkpoint of a folder a run begins that is started again without a word from its user. `found`
+/// Decides from which checkpoint of a folder a run begins that is started again without its user. `found`
 /// has the newest one first.
 ///
 /// # Errors
@@ -263,9 +263,9 @@ mod tests {
             note.contains("step-000000008, the last good") && note.contains("000016"),
             "{note}"
         );
-        // None of these is known to be good.
+        // No checkpoint here is known to be good.
         assert_eq!(begins(&found[..2]), Ok(path.join(steps::name(12))));
-        // Later ones are of a run that somebody has gone back from.
+        // Later ones belong to a run that somebody has gone back from.
         assert_eq!(begins(&[found[2].clone(), found[0].clone()]), Ok(path.join(steps::name(8))));
         // A mark counts too.
         fs::write(path.join(steps::GOOD), steps::name(12)).unwrap();

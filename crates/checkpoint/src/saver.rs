@@ -1,8 +1,7 @@
 //! Saves checkpoints of one rank while it trains.
 //!
-//! A save copies what this rank writes, and hands the copy to a thread that writes it. One save at a time: before the
-//! next one begins, and before the run ends, all ranks wait for the one before. This file does not know what a rank
-//! writes.
+//! A save copies this rank's pieces, and hands the copy to a thread that writes it. One save at a time: before the next one
+//! begins, and before the run ends, all ranks wait for the one before. This file does not know which pieces a rank writes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

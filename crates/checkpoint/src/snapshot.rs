@@ -1,4 +1,4 @@
-//! Copies what a rank writes, so that training can go on while it is written.
+//! Copies a rank's pieces, so that training can go on while they are written.
 //!
 //! Input: pieces in memory. Output: blocks of one chunk each, as they will follow each other in the file. Memory for
 //! blocks is bounded: when the writer is slower, copying waits for it. This file knows nothing of disks.

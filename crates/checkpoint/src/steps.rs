@@ -71,8 +71,8 @@ pub(super) fn all(folder: &Path) -> Vec<u64> {
     found
 }
 
-/// The checkpoints in a folder, the one to go on from first. Those that are not on the way to it come last: they are of a
-/// run that somebody has gone back from.
+/// The checkpoints in a folder, the one to go on from first. Those that are not on the way to it come last: they belong to a run
+/// that somebody has gone back from.
 pub(super) fn in_order(folder: &Path) -> Vec<PathBuf> {
     steps_in_order(folder).into_iter().map(|steps| folder.join(name(steps))).collect()
 }
@@ -89,7 +89,7 @@ fn steps_in_order(folder: &Path) -> Vec<u64> {
 }
 
 /// The checkpoints in a folder from the one after `head` steps back to the first one of its run. Each names the one before
-/// it, so those between the two are of a run that somebody has gone back from.
+/// it, so those between the two belong to a run that somebody has gone back from.
 pub(super) fn way_to(folder: &Path, head: u64) -> Vec<u64> {
     let mut way = Vec::new();
     let mut before: Option<Previous> = None;
@@ -125,7 +125,7 @@ fn named_by(folder: &Path, file: &str) -> Result<Option<u64>, String> {
     }
 }
 
-/// Why the newest checkpoint of a folder cannot be known or is not there, and what can be used instead. `None` if it is
+/// Why the newest checkpoint of a folder cannot be known or is not there, and the checkpoint to use instead. `None` if it is
 /// there, or if the folder has never had one.
 pub(super) fn missing_head(folder: &Path) -> Option<String> {
     let problem = match named_by(folder, LATEST) {
@@ -276,7 +276,7 @@ fn set_aside(disk: &Disk, folder: &Path, steps: u64) -> io::Result<PathBuf> {
     Ok(hidden)
 }
 
-/// Removes what earlier runs have left: checkpoints that are not complete, or that were being removed.
+/// Removes the remains of earlier runs: checkpoints that are not complete, or that were being removed.
 pub(super) fn remove_leftovers(disk: &Disk, folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

@@ -316,7 +316,7 @@ fn an_exported_checkpoint_is_a_weight_file() {
     }
 }
 
-/// A folder in memory, where that is possible: what thousands of states leave behind needs no disk.
+/// A folder in memory, where that is possible: the files of thousands of states need no disk.
 fn folder_in_memory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -483,7 +483,7 @@ fn a_run_that_has_gone_back_knows_its_own_checkpoints() {
     // It comes to a step that was good on the other way.
     run(Some(47), &[50]);
     assert_eq!((latest(path), steps::good(path)), (Some(50), Some(40)));
-    // A mark that somebody has left says nothing about what a new run writes.
+    // A mark that somebody has left says nothing about the checkpoints of a new run.
     fs::remove_dir_all(path.join(steps::name(50))).unwrap();
     fs::write(path.join(steps::GOOD), steps::name(50)).unwrap();
     run(None, &[50]);

@@ -4,7 +4,7 @@
 //! with the file's digests and tensors. Rank 0 waits for the marks of all ranks, writes the index, and gives the folder its
 //! name. So the ranks need no collective operation while they train, and a checkpoint that has a name is complete.
 //!
-//! Input: blocks of bytes and what they mean. Output: a complete folder, or the reason why there is none. This file
+//! Input: blocks of bytes and their meaning. Output: a complete folder, or the reason for its absence. This file
 //! knows nothing of models.
 
 use std::collections::BTreeMap;
@@ -157,7 +157,7 @@ fn failed(job: &Job, path: &Path) -> impl Fn(io::Error) -> Failure {
     };
     move |error| {
         if is_gone(&error) {
-            // Rank 0 has failed, and has removed what there was.
+            // Rank 0 has failed, and has removed the folder.
             Failure::Consequence("rank 0 has given up the checkpoint".into())
         } else {
             Failure::io(format!("cannot write {}", path.printable()), error)
@@ -198,7 +198,7 @@ fn publish(job: &Job, part: &Part) -> Result<()> {
     let write = || -> io::Result<()> {
         let mut out = job.disk.create(&unfinished)?;
         out.write_all(&text)?;
-        // The name makes it complete. It need not outlive a power cut, after which the folder is of no use.
+        // The name makes it complete. It need not outlive a power cut, after which the folder is useless.
         job.disk.rename(&unfinished, &mark)
     };
     write().map_err(failed(job, &mark))
