@@ -4,7 +4,7 @@
 //! (`paceline::Program`). Registries are static, because `clap` passes nothing to the code that defines flags.
 //! Choices are only ever added, so a name always means the same choice.
 //!
-//! A registry knows names and flags, but not what a choice builds.
+//! A registry knows names and flags, but not the thing that a choice builds.
 
 use std::any::TypeId;
 use std::collections::BTreeSet;

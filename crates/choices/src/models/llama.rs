@@ -30,7 +30,7 @@ pub(super) const LLAMA: Row<OfModel> = Row {
     of: OfModel { width_flags: &["width", "intermediate"], resolve },
 };
 
-/// The flags, which state what differs from the size.
+/// The flags, which state the differences from the size.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 struct Flags {

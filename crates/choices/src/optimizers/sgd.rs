@@ -1,4 +1,4 @@
-//! `--optimizer sgd`: stochastic gradient descent, with momentum if asked for.
+//! `--optimizer sgd`: stochastic gradient descent, with optional momentum.
 
 use clap::{ArgMatches, Args};
 use paceline_failure::Result;

@@ -1,9 +1,9 @@
 //! The strategies that `--strategy` can name, one row each in `rows.rs`.
 //!
 //! The strategies themselves are in the crate `paceline-strategies`. The files here say how each is named, which flags it
-//! reads, and what the rest of the program has to know about it before it is built. Settings of more than a few lines have
+//! reads, and the facts that the rest of the program needs before it is built. Settings of more than a few lines have
 //! a file each.
-//! Strategies state for themselves what they promise about the final weights (`paceline_strategies::Exactness`).
+//! Strategies state their promise about the final weights themselves (`paceline_strategies::Exactness`).
 
 mod bucket_ddp_async;
 mod buckets;

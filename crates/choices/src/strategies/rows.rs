@@ -234,7 +234,7 @@ impl Row {
     }
 }
 
-/// The settings of a strategy that has none of its own.
+/// The settings of a strategy without settings of its own.
 fn plain<S: Strategy + 'static>(make: fn() -> S) -> Result<Arc<dyn StrategySettings>> {
     Ok(Arc::new(Plain { make, models: Models::Equal }))
 }

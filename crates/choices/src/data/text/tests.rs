@@ -1,4 +1,4 @@
-//! `--data text` up to the opened data set, and what it refuses.
+//! `--data text` up to the opened data set, and the mistakes that it refuses.
 
 use std::fs;
 

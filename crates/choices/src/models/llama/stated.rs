@@ -1,6 +1,6 @@
 //! `--pretrained`: a folder, or a name of the Hugging Face Hub.
 //!
-//! Input: the value of the flag. Output: the folder, or the sizes of a model that is not at hand. Reads no file.
+//! Input: the value of the flag. Output: the folder, or the sizes of a model whose files are missing. Reads no file.
 
 use std::path::Path;
 
@@ -18,9 +18,9 @@ const FLAG: &str = "--pretrained";
 /// The meaning of the value of `--pretrained`.
 #[derive(Debug)]
 pub(super) enum Stated {
-    /// A folder. It may have no weights if they are not asked for.
+    /// A folder. It may have no weights if they are not needed.
     Folder(Found),
-    /// A model whose sizes are known, and whose files are not at hand.
+    /// A model whose sizes are known, and whose files are missing.
     Known { size: Size, note: String },
 }
 
