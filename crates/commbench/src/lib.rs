@@ -2,26 +2,26 @@
 //!
 //! All measurements end up in a [`result::BenchReport`]. Every other file makes, shows or reads reports:
 //!
-//! | file | what it does |
+//! | file | purpose |
 //! |---|---|
-//! | [`plan`] | turns flags into the plan of what to measure |
+//! | [`plan`] | turns flags into the plan of the measurements |
 //! | [`operation`] | the operations that can be measured, and their properties |
 //! | [`sizes`] | turns flags into the list of message sizes |
 //! | [`sweep`] | runs one configuration after the other, and writes the files at the end |
 //! | `configuration` | one transport and number of ranks: its algorithm, and the sizes that fit |
 //! | [`processes`] | the ranks of a configuration as processes |
-//! | `rank` | what each rank does, and how times are taken |
-//! | `reporter` | where a rank reports what it measures |
+//! | `rank` | the work of each rank, and how times are taken |
+//! | `reporter` | where a rank reports its measurements |
 //! | [`exchange`] | the call that is timed, its buffers, and the check of its result |
 //! | [`pattern`] | inputs whose results are exact in every element type |
 //! | [`memory`] | the machine's memory bandwidth, and the bytes that an operation reads and writes |
 //! | [`result`] | the data, and the formulas of all bandwidths |
-//! | [`screen`] | what is printed while it runs |
+//! | [`screen`] | the output while it runs |
 //! | [`table`] | the live table in the format of nccl-tests, or a wider one |
 //! | [`lines`] | two lines per configuration and a closing table (`--style lines`) |
 //! | [`files`] | the report as JSON with the keys of nccl-tests, and the rows as CSV |
 //! | [`load`] | reads these files, and the JSON lines of other programs |
-//! | [`series`] | groups what was read into series of sizes and times |
+//! | [`series`] | groups the measurements into series of sizes and times |
 //! | [`compare`] | the table that compares the report with such series |
 //! | [`charts`] | time and bandwidth against size, as PNG and SVG |
 //!

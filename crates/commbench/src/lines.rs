@@ -25,7 +25,7 @@ pub fn result_line(row: &Row) -> String {
 }
 
 /// The closing table. Below it, one line says whether times are in place or out of place, and further
-/// lines list what was skipped.
+/// lines list the skipped ones.
 pub fn result_table(rows: &[Row], skipped: &[Skipped], width: Option<usize>) -> String {
     let line = |row: &Row| {
         let (ms, bandwidth) = numbers(row)?;

@@ -2,7 +2,7 @@
 //! nccl-tests, and the lines of JSON that other programs print.
 //!
 //! Takes a file and returns series of (size, time). The error for a file that cannot be used names the
-//! file, the line, and what was expected.
+//! file, the line, and the expected value.
 
 use std::path::Path;
 

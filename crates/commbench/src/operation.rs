@@ -33,7 +33,7 @@ pub const REDOPS: [(ReduceOp, &str, &[&str]); 5] = [
     (ReduceOp::Mean, "Mean", &["mean"]),
 ];
 
-/// An operation and what it is applied to.
+/// An operation and its arguments.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
     /// The operation.

@@ -162,7 +162,7 @@ pub fn bus_factor(op: &str, n: usize) -> Option<f64> {
 }
 
 /// The mean bus bandwidth over the out-of-place and in-place timings of all rows, each with the same
-/// weight; 0 if there is none.
+/// weight; 0 without timings.
 pub fn average_bus_bandwidth(rows: &[Row]) -> f64 {
     let all = || rows.iter().flat_map(Row::timings);
     // Folded from zero, because the sum of an empty iterator is -0.

@@ -142,7 +142,7 @@ fn as_parent(plan: &Plan) -> Result<u8> {
     Ok(if code == 0 { finished } else { code })
 }
 
-/// Measures with ranks that are threads. Returns what they find, or why they failed.
+/// Measures with ranks that are threads. Returns their findings, or why they failed.
 fn in_threads(configuration: Configuration<'_>, sizes: &[u64]) -> Reporter {
     let Configuration { plan, transport, nproc } = configuration;
     let outcome = threads::run(nproc, plan.comm.options(nproc), |group| {

@@ -86,7 +86,7 @@ fn timing(of: Option<&Timing>) -> String {
     format!("  {time:>7}  {alg_bw:>6}  {bus_bw:>6}  {wrong}")
 }
 
-/// A number of at most `width` characters, or `missing` if there is none.
+/// A number of at most `width` characters, or `missing` without a value.
 fn number(value: Option<f64>, width: usize, missing: &str) -> String {
     let value = value.filter(|value| value.is_finite());
     value.map_or(missing.to_owned(), |value| fitted(value, width))
