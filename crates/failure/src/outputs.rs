@@ -3,7 +3,7 @@
 //! finds the old contents or all of the new ones.
 //!
 //! Most names are chosen by this program, in folders where others may have planted links. A link, a FIFO or a device of such a
-//! name is replaced itself, and what it leads to stays. Names that a user has stated for one file, such as that of `--json`, are
+//! name is replaced itself, and its target stays. Names that a user has stated for one file, such as that of `--json`, are
 //! the user's own: `write_stated` and its like follow links there, and write to pipes and devices.
 
 use std::io::{self, BufWriter, Write};
@@ -121,14 +121,14 @@ fn json(value: &impl Serialize) -> impl FnOnce(&mut (dyn Write + Send)) -> io::R
     }
 }
 
-/// Replaces the file that the user has stated by what `write` writes. Links are followed. A device or a pipe, such as
+/// Replaces the file that the user has stated by the output of `write`. Links are followed. A device or a pipe, such as
 /// `/dev/stdout`, has nothing that could be kept, so it is written to as it is.
 pub fn write_stated<T, E: From<io::Error>>(
     disk: &Disk,
     path: &Path,
     write: impl FnOnce(&mut (dyn Write + Send)) -> std::result::Result<T, E>,
 ) -> std::result::Result<T, E> {
-    // What lies there belongs to the kernel, or is the file that a stream of this process writes to. `/dev/shm` has plain files.
+    // Files there belong to the kernel, or are those that a stream of this process writes to. `/dev/shm` has plain files.
     let is_kernels = ["/dev", "/proc"].iter().any(|folder| path.starts_with(folder));
     let is_kernels = is_kernels && !path.starts_with("/dev/shm");
     if is_kernels || path.metadata().is_ok_and(|of| !of.is_file() && !of.is_dir()) {
