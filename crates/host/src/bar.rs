@@ -1,6 +1,6 @@
 //! A progress bar: one line of a terminal that is drawn again and again.
 //!
-//! The cursor stands at the begin of the line while the bar is shown, because a terminal that becomes narrower breaks the line
+//! The cursor stands at the start of the line while the bar is shown, because a terminal that becomes narrower breaks the line
 //! in two and keeps the cursor at the same character. So whatever the terminal has made of the line, it lies after the cursor,
 //! and the next drawing erases it. A stream of lines erases it too ([`Stream::line`]).
 //!

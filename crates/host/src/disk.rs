@@ -28,7 +28,7 @@ use power_cut::Recorded;
 /// that this process handles would end that.
 pub const READER_LIMIT: Duration = Duration::from_secs(10);
 
-/// For how long a lock may still be held by who is about to give it back. A process that was killed gives its locks back only
+/// How long a lock may still be held by its last owner. A process that was killed gives its locks back only
 /// after its memory and its working folder, so a command that is repeated at once can still meet the lock. And a process that
 /// another thread is starting holds its parent's locks until it has become another program.
 const LAST_MOMENTS: Duration = Duration::from_secs(2);
@@ -84,7 +84,7 @@ pub enum Operation {
 }
 
 impl Disk {
-    /// Makes a folder, and those above it, where there are none.
+    /// Makes a folder, and those above it, where they are missing.
     pub fn create_folder(&self, path: &Path) -> io::Result<()> {
         self.enter(Operation::Folder)?;
         fs::create_dir_all(path)?;
@@ -150,7 +150,7 @@ impl Disk {
         }
     }
 
-    /// Replaces the file at `path` by what `write` writes, or makes it. Whatever happens meanwhile, a complete file
+    /// Replaces the file at `path` by the output of `write`, or makes it. Whatever happens meanwhile, a complete file
     /// is there: the earlier one, or the new one. If `kept` is given, the earlier file keeps that name; there is a
     /// moment at which it has only that name.
     ///
@@ -210,7 +210,7 @@ impl Disk {
         let raw = out.into_inner().map_err(io::IntoInnerError::into_error)?;
         raw.sync()?;
         if !has_name {
-            // A file that an earlier process has left under this name is of no use.
+            // A file that an earlier process has left under this name is useless.
             self.remove(partial).or_else(|error| match error.kind() {
                 io::ErrorKind::NotFound => Ok(()),
                 _ => Err(error),
@@ -252,7 +252,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Removes a folder of files. A folder that is not there is no error. If `path` is a link, only the link is removed.
+    /// Removes a folder of files. A missing folder is not an error. If `path` is a link, only the link is removed.
     pub fn remove_tree(&self, path: &Path) -> io::Result<()> {
         let gone = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => Ok(()),
@@ -364,7 +364,7 @@ impl Write for Raw {
         if let Some(faults) = &self.disk.faults
             && let Some(part) = faults.cut(bytes)
         {
-            // A full disk takes a part of what it is given, and refuses the rest.
+            // A full disk takes a part of the bytes, and refuses the rest.
             return self.file.write(part);
         }
         self.disk.enter(Operation::Write)?;

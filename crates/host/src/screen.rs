@@ -21,7 +21,7 @@ use rustix::termios::{isatty, tcgetwinsize};
 /// The width of tables if there is no terminal that states its own.
 const UNKNOWN_WIDTH: usize = 80;
 
-/// Moves the cursor to the begin of its line, and erases everything from there to the end of the screen. If the terminal
+/// Moves the cursor to the start of its line, and erases everything from there to the end of the screen. If the terminal
 /// has become narrower and has broken the line in two, that is both of its parts.
 pub const ERASE: &str = "\r\x1b[J";
 

@@ -83,7 +83,7 @@ pub fn expect_bars() {
     BARS.store(true, Ordering::Relaxed);
 }
 
-/// Writes what is left, at the end of a command that exits with `code`. Returns the code to exit with: if standard
+/// Writes the remaining text at the end of a command that exits with `code`. Returns the code to exit with: if standard
 /// output could not be written, because the disk is full for example, or if lines are lost, the code is not 0.
 pub fn finish(code: u8) -> u8 {
     // After a success the reader may be slow; after a failure its user waits.
@@ -99,7 +99,7 @@ pub fn finish(code: u8) -> u8 {
     if let Some(problem) = &problem {
         STDERR.line(&format!("error: {problem}"));
     }
-    // Nobody could be informed of an error here.
+    // An error here could be reported to nobody.
     let lost = STDERR.finish().unwrap_or(0);
     if let Some(loss) = STDERR.loss(lost, "standard error") {
         STDERR.line(&format!("error: {loss}"));
@@ -277,7 +277,7 @@ impl Stream {
         self.add(state, bytes);
     }
 
-    /// Waits until the buffer has room for so many bytes, or the reader has taken nothing for too long.
+    /// Waits until the buffer has room for `num_bytes` bytes, or the reader has taken nothing for too long.
     fn await_room(&self, num_bytes: usize) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         let mut still = Still::of(&state);
@@ -392,7 +392,7 @@ impl Stream {
 }
 
 impl State {
-    /// Whether there is no room for so many more bytes.
+    /// Whether there is no room for `num_bytes` more bytes.
     fn is_full(&self, num_bytes: usize) -> bool {
         self.waiting.len() + num_bytes > LIMIT_BYTES
     }

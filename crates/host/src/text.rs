@@ -71,7 +71,7 @@ pub fn ms(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
-/// A count and what is counted, such as `1 rank`, `2 ranks` or `2 batches`.
+/// A count with its noun, such as `1 rank`, `2 ranks` or `2 batches`.
 pub fn plural(count: usize, what: &str) -> String {
     let ending = match count {
         1 => "",

@@ -1,4 +1,4 @@
-//! A record of what was done to a disk, and the states in which a power cut can leave that disk, for tests.
+//! A record of the operations on a disk, and the states in which a power cut can leave that disk, for tests.
 //!
 //! The model is pessimistic, as file systems are allowed to be. Contents are on the disk once the file has been
 //! synced. Before that, its last writes may be missing or torn, and its length may be kept or not. The names in a folder
@@ -79,7 +79,7 @@ impl Recorder {
 }
 
 impl Disk {
-    /// A disk that remembers what is done to it.
+    /// A disk that remembers the operations on it.
     pub fn recorded() -> Self {
         Self { recorder: Some(Arc::default()), ..Self::default() }
     }
@@ -122,7 +122,7 @@ impl Unsynced {
 /// Which of the changes of names that have not been synced are on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Names {
-    /// The first ones, so many of each folder.
+    /// The first changes, this many for each folder.
     First(usize),
     /// All but the first ones of each folder.
     AllBut(usize),
@@ -241,7 +241,7 @@ impl ModelDisk {
         self.folders.iter().map(|folder| folder.changes.len()).max().unwrap_or(0)
     }
 
-    /// Writes into `to` what is left after a power cut.
+    /// Writes into `to` the contents that are left after a power cut.
     pub fn leave(&self, to: &Path, data: Unsynced, names: Names) {
         self.leave_folder(0, to, data, names);
     }

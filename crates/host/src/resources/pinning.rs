@@ -2,11 +2,11 @@
 //!
 //! Input: the processors that this process may use, their description in sysfs, and how many ranks and threads there
 //! are. Output: for each rank, the processors of the threads that compute, and those of the threads beside them. This file does
-//! not know what threads do, and binds none.
+//! not know what threads do, and binds no thread.
 //!
-//! A *processor* is what the kernel schedules on. A *core* has one or, with simultaneous multithreading, several of them, which
-//! share its arithmetic. Cores are put in order by socket and last-level cache, and every rank gets as many of them in a row, so
-//! that the ranks are spread over caches and sockets, and the threads of a rank share theirs where they can.
+//! A *processor* is the kernel's unit of scheduling. A *core* has one or, with simultaneous multithreading, several of them,
+//! which share its arithmetic. Cores are put in order by socket and last-level cache, and every rank gets as many of them in a
+//! row, so that the ranks are spread over caches and sockets, and the threads of a rank share theirs where they can.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -252,7 +252,7 @@ mod tests {
         let all = [0, 1, 2, 3, 4, 5, 6, 7];
         assert_eq!(divided(host.path(), &all, 2, 2), ["0,4 2,6", "1,5 3,7"]);
         assert_eq!(divided(host.path(), &all, 4, 1), ["0 4", "2 6", "1 5", "3 7"]);
-        // What another launcher has left.
+        // The processors that another launcher has left.
         assert_eq!(divided(host.path(), &[2, 3], 1, 1), ["2 3"]);
     }
 
