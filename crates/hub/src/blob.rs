@@ -84,7 +84,7 @@ impl Fetcher<'_> {
         Ok(fetched)
     }
 
-    /// Receives what is missing. A connection that breaks after it has come further than the one before is
+    /// Receives the missing bytes. A connection that breaks after it has come further than the one before is
     /// replaced by another one.
     fn receive(
         &self,

@@ -128,7 +128,7 @@ impl Source {
                     .map_err(write)
             }
         });
-        // An archive that has been unpacked is no longer needed, and part of a file is of no use.
+        // An archive that has been unpacked is no longer needed, and part of a file is useless.
         if item.is_archive() || fetched.is_err() {
             let _ = fs::remove_file(&partial);
         }

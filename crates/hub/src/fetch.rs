@@ -90,7 +90,7 @@ fn of_hub(kind: Kind, named: &str, revision: Option<&str>, quiet: bool) -> Resul
     Ok(())
 }
 
-/// Fetches the needed files that the cache lacks. Returns the snapshot, and what was done in words.
+/// Fetches the needed files that the cache lacks. Returns the snapshot, and a report in words.
 fn into_cache(
     hub: &Hub,
     cache: &Cache,
@@ -148,7 +148,7 @@ fn parts_among(
     parts.into_iter().map(part).collect()
 }
 
-/// The files that are needed, without the parts that an index names. Fails without a file that all else needs.
+/// The files that are needed, without the parts that an index names. Fails without settings, weights or texts.
 fn needed(kind: Kind, files: &[RemoteFile]) -> std::result::Result<Vec<RemoteFile>, String> {
     let has = |path: &str| files.iter().any(|file| file.path == path);
     match kind {
@@ -235,7 +235,7 @@ fn by_hand(cache: &Cache, name: &Name) -> String {
     )
 }
 
-/// The commands that use what was fetched.
+/// The commands that use the fetched files.
 fn used_by(name: &Name) -> Vec<String> {
     let mut lines = match name.kind {
         Kind::Model => vec![

@@ -1,6 +1,6 @@
 //! Models and data sets of the Hugging Face Hub, by name: the cache on this machine, and fetching into it.
 //!
-//! | file | what it knows |
+//! | file | knowledge |
 //! |---|---|
 //! | `name.rs` | names, aliases and revisions |
 //! | `cache.rs` | how the cache of `huggingface_hub` and `transformers` is laid out, and where it is |

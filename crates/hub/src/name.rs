@@ -13,7 +13,7 @@ pub(super) enum Kind {
     Data,
 }
 
-/// Short names, with what they stand for.
+/// Short names, with the names that they stand for.
 const ALIASES: [(Kind, &str, &str); 2] = [
     (Kind::Model, "smollm2-360m", "HuggingFaceTB/SmolLM2-360M-Instruct"),
     (Kind::Data, "yelp", "Yelp/yelp_review_full"),

@@ -1,6 +1,6 @@
 //! The Hub as a server: which files a revision has, and their bytes.
 //!
-//! Input: names. Output: lists of files with their digests, bodies, or why there are none, in words that say what to do.
+//! Input: names. Output: lists of files with their digests, bodies, or why they are missing, in words that say what to do.
 //! This module writes nothing.
 
 use std::io::Read;
@@ -29,7 +29,7 @@ pub(super) struct Hub {
     agent: Agent,
 }
 
-/// Why the Hub has not given what was asked for.
+/// Why the Hub has not answered a request.
 #[derive(Debug)]
 pub(super) enum Trouble {
     /// It cannot be reached, or cannot answer now.
@@ -56,9 +56,9 @@ pub(super) struct RemoteFile {
 /// The digest of a file, in hexadecimal digits. It is also the name of the file in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum FileDigest {
-    /// Of a large file.
+    /// The digest of a large file.
     Sha256(String),
-    /// Of any other file, as git computes it: of its length and its bytes.
+    /// The digest of any other file, as git computes it: of its length and its bytes.
     GitSha1(String),
 }
 
@@ -168,7 +168,7 @@ impl Hub {
         let mut address: Uri = url.parse().map_err(|e| cannot(&e))?;
         let hub = self.endpoint.parse().ok().and_then(|hub| origin(&hub));
         for _ in 0..=MAX_REDIRECTS {
-            // Asks for the bytes of the file as they are, which are counted and hashed.
+            // Asks for the bytes of the file without compression, which are counted and hashed.
             let mut request = self.agent.get(&address).header(ACCEPT_ENCODING, "identity");
             if let Some(token) = self.token.as_ref().filter(|_| hub == origin(&address)) {
                 request = request.header(AUTHORIZATION, format!("Bearer {token}"));
