@@ -1,7 +1,7 @@
 //! Where ranks compute: the values of `--device`.
 //!
 //! Input: a name with settings, such as `sim:copy=16gbit,10us,launch=5us`. Output: a [`Device`], which is written the same
-//! way. This file does not know what a device does.
+//! way. This file does not know how a device works.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,7 +23,7 @@ pub enum Device {
     Cpu,
     /// An accelerator that is emulated on the processor.
     Sim(SimSpec),
-    /// A card of NVIDIA's: this one, or one for each rank of a host as far as there are.
+    /// A card of NVIDIA: this one, or one for each rank of a host while there are enough.
     Cuda(Option<usize>),
 }
 

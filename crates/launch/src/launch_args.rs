@@ -39,7 +39,7 @@ pub struct LaunchArgs {
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     pub command: Vec<OsString>,
-    /// Flags for starting ranks. Last, because its heading in the help holds for all that follows.
+    /// How ranks are started. Last, because its heading in the help holds for all that follows.
     #[command(flatten)]
     pub start: StartFlags,
 }

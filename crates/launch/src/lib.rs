@@ -1,4 +1,4 @@
-//! Starting the ranks of a command on this host, watching them, and ending them together; and what a rank does to join its
+//! Starting the ranks of a command on this host, watching them, and ending them together; and how a rank joins its
 //! group: its place, its transport, how ranks talk to each other.
 //!
 //! This crate knows nothing of models or runs: the caller decides what the ranks do.

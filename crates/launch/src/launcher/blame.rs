@@ -66,7 +66,7 @@ pub(super) fn activity(pid: Pid) -> &'static str {
     }
 }
 
-/// The cause of a failure, once all ranks have ended. `activities` says what each rank of this host did when the
+/// The cause of a failure, once all ranks have ended. `activities` has the activity of each rank of this host when the
 /// failure was noticed.
 pub(super) fn cause(ranks: &[Rank], place: RanksOfHost, activities: &[&str]) -> Cause {
     let RanksOfHost { first, world } = place;
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_was_killed_is_named_before_one_that_exited_earlier() {
-        // Rank 1 is no program of ours: it exits with 1 when it has lost its peer.
+        // Rank 1 is not a program of ours: it exits with 1 when it has lost its peer.
         let ranks = Ranks::new(2).ends(0, 12, KILLED, false).ends(1, 10, 1 << 8, false);
         assert_eq!(ranks.cause(), (0, "was killed by SIGKILL".into(), 137));
         // A rank that aborts because its peer has exited is a consequence.

@@ -84,7 +84,7 @@ pub fn guard_groups() -> Result<u8> {
         let _ = kill_process_group(group, Signal::KILL);
     }
     for folder in folders {
-        // The folder has only what ranks wrote while they were being killed.
+        // The folder has only the files that ranks wrote while they were being killed.
         let _ = std::fs::remove_dir_all(folder);
     }
     Ok(0)

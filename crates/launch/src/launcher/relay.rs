@@ -48,7 +48,7 @@ pub(super) struct Route {
 }
 
 impl LastLines {
-    /// Starts to pass on what is read from `from`.
+    /// Starts to pass on the text that is read from `from`.
     ///
     /// # Errors
     ///
@@ -138,7 +138,7 @@ impl Relay {
         if let Some(log) = log {
             let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(Err(error)) = log.as_mut().map(|file| file.write_all(piece)) {
-                // This is no reason to stop the rank.
+                // This does not stop the rank.
                 streams::stderr().line(&format!(
                     "warning: cannot write the log of rank {rank}, which ends here: {error}"
                 ));

@@ -43,7 +43,7 @@ pub fn launch_with_restarts(
         if kept.len() > MAX_KEPT {
             kept.remove(0).remove();
         }
-        // A signal counts also if it came when the ranks were ending already: the user wants an end.
+        // A signal counts also if it came when the ranks were ending already: the user wants the run to end.
         if made == max || matches!(code, 0 | EXIT_USAGE) || signals::last().is_some() {
             if made > 0 && !kept.is_empty() {
                 say(&list(&kept));

@@ -334,7 +334,7 @@ impl Watch<'_> {
         false
     }
 
-    /// Waits for the next event, at most `limit`, and records it. Returns whether the user asks for an end.
+    /// Waits for the next event, at most `limit`, and records it. Returns whether the user asks the run to end.
     fn is_asked_within(&mut self, limit: Duration) -> bool {
         match self.events.recv_timeout(limit) {
             Ok(Event::Ended { local, status, at }) => self.ended(local, status, at),
