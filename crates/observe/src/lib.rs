@@ -3,7 +3,7 @@
 //! The trainer passes events to [`figures::event::Listeners`]; the views are listeners. Each folder imports only those
 //! above it here:
 //!
-//! | folder | what it holds |
+//! | folder | contents |
 //! |---|---|
 //! | [`record`] | the measurements of a rank about its own steps, and the report that it sends to rank 0 |
 //! | [`insight`] | conclusions from the reports of all ranks: where a step's time goes, what would change it, and how much memory a run needs |

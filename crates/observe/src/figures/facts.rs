@@ -93,11 +93,11 @@ pub struct Facts<'a> {
 /// The gathers of a step together, in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct GatherFacts {
-    /// For how long the passes waited.
+    /// How long the passes waited.
     pub exposed_ms: f64,
-    /// For how long gathers moved data.
+    /// How long gathers moved data.
     pub moving_ms: f64,
-    /// For how long the passes would wait if each operation took as long as it did once all ranks were there.
+    /// How long the passes would wait if each operation took as long as it did once all ranks were there.
     pub replayed_ms: f64,
 }
 

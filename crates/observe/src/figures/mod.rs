@@ -1,6 +1,6 @@
 //! Every figure of a run, defined once.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! |---|---|
 //! | [`event`] | the events of training, and the trait of listeners |
 //! | [`facts`] | everything that is known about a run at its end |

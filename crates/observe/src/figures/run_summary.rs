@@ -46,17 +46,17 @@ impl RunSummary {
         table::read(name, &self.0)
     }
 
-    /// A count; zero if there is none.
+    /// A count; zero if it is missing.
     pub fn count(&self, name: &str) -> u64 {
         self.0.get(name).and_then(Value::as_u64).unwrap_or(0)
     }
 
-    /// A text; empty if there is none.
+    /// A text; empty if it is missing.
     pub fn text(&self, name: &str) -> &str {
         self.0.get(name).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// A table or a list; its default value if there is none.
+    /// A table or a list; its default value if it is missing.
     pub fn part<T: DeserializeOwned + Default>(&self, name: &str) -> T {
         self.0.get(name).and_then(|part| T::deserialize(part).ok()).unwrap_or_default()
     }

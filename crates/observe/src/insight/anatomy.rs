@@ -30,7 +30,7 @@ pub struct Anatomy {
     /// The part of [`Means::communication_ms`] in which the main thread computes: `comm_hidden_ms`.
     #[serde(skip)]
     pub hidden_ms: f64,
-    /// The begin of the last backward pass after the batch arrived.
+    /// The start of the last backward pass after the batch arrived.
     pub backward_begin_ms: f64,
     /// The end of the last backward pass, in milliseconds after the batch arrived.
     pub backward_end_ms: f64,
@@ -66,7 +66,7 @@ pub struct GatherLine {
     pub done_ms: f64,
     /// When the pass needed it.
     pub needed_ms: f64,
-    /// For how long the pass waited.
+    /// How long the pass waited.
     pub exposed_ms: f64,
     /// How long the operation moved data, after all ranks had arrived.
     pub move_ms: f64,
@@ -197,7 +197,7 @@ impl Anatomy {
         }
     }
 
-    /// For how long the passes of a step wait for the statistics of synchronized batch norms, in milliseconds.
+    /// How long the passes of a step wait for the statistics of synchronized batch norms, in milliseconds.
     pub fn statistics_ms(&self) -> f64 {
         self.statistics.iter().map(|op| op.done_ms - op.ready_ms).sum()
     }

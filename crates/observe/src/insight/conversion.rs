@@ -7,7 +7,7 @@ use paceline_kernels::{Compute, cast};
 use paceline_memory::{Allocator, Category, DType};
 use paceline_table::stats::median;
 
-/// Parts of [`half_costs`], of which each is converted once.
+/// Parts of [`half_costs`], each converted once.
 const PARTS: usize = 16;
 
 /// The times to round `len` gradients to half precision and to widen them, in milliseconds. Each part of them is converted

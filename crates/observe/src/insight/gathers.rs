@@ -27,7 +27,7 @@ pub struct Uses {
 }
 
 impl Uses {
-    /// From what a run has measured. `None` if nothing was gathered.
+    /// From the measurements of a run. `None` if nothing was gathered.
     pub fn measured(lines: &[GatherLine], backward_end_ms: f64) -> Option<Self> {
         let first = lines.first()?;
         let next_needed = lines.iter().skip(1).map(|line| line.needed_ms).chain([backward_end_ms]);
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(uses(2.0, 3.0, 4).exposed(0), 8.0);
         // With one unit ahead, only the first is.
         assert_eq!(uses(2.0, 3.0, 4).exposed(1), 2.0);
-        // Gathers that take longer than what they hide behind stay exposed in part, however many are ahead.
+        // Gathers that take longer than the computation that hides them stay exposed in part, however many are ahead.
         assert_eq!(uses(5.0, 3.0, 4).exposed(1), 5.0 + 3.0 * 2.0);
         assert_eq!(uses(5.0, 3.0, 4).exposed(3), 5.0 + 3.0 * 2.0);
     }

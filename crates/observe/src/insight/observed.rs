@@ -66,7 +66,7 @@ fn clocks(step: &[&StepSample]) -> Vec<f64> {
     step.iter().map(|sample| of_rank(sample).unwrap_or(0.0)).collect()
 }
 
-/// Milliseconds from the begin of the step on rank 0 until it began on another rank, each on its own clock.
+/// Milliseconds from the start of the step on rank 0 until it began on another rank, each on its own clock.
 fn between(sample: &StepSample, first: &StepSample) -> f64 {
     (i128::from(sample.begin_ns) - i128::from(first.begin_ns)) as f64 / 1e6
 }

@@ -1,6 +1,6 @@
 //! The driver's data about a rank's card while it trains.
 //!
-//! Input: samples during the measured steps, or why there are none. Output: a part of the rank's report. This module does not
+//! Input: samples during the measured steps, or why they are missing. Output: a part of the rank's report. This module does not
 //! know who asks the driver.
 
 use serde::{Deserialize, Serialize};

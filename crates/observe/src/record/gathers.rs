@@ -27,7 +27,7 @@ pub struct GatherMean {
     pub done: f64,
     /// When the pass needed the unit.
     pub needed: f64,
-    /// For how long the pass waited.
+    /// How long the pass waited.
     pub exposed: f64,
 }
 

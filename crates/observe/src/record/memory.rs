@@ -1,7 +1,7 @@
 //! The memory of a rank by phase of a step, and by category.
 //!
 //! Input: the counts of the allocator. Output: numbers by name, which travel to rank 0 and into `summary.json`. This module
-//! does not know what a run needs by prediction; that is [`crate::insight::memory`].
+//! does not know the predicted needs of a run; that is [`crate::insight::memory`].
 
 use std::collections::BTreeMap;
 

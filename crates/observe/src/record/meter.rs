@@ -1,7 +1,7 @@
 //! Measures a step: turns spans and records of operations into times that add up.
 //!
 //! Takes the spans that the main thread recorded in a step and the records of the operations. Returns the
-//! step's times. This file does not know what is done with them.
+//! step's times. This file does not know how they are used.
 
 use paceline_collectives::{Group, OpRecord, OpTimes, Purpose};
 use paceline_strategies::{Acted, span};
@@ -35,7 +35,7 @@ macro_rules! step_times {
 
 step_times! {
     /// The times of one step on one rank, in nanoseconds. Those from `to_device` to `exposed` are disjoint
-    /// times of the main thread, or of the device if it computes; the remainder of `step` is in none of them.
+    /// times of the main thread, or of the device if it computes; the remainder of `step` is outside of them.
     {
         /// The step, from the arrival of the batch to the end of the optimizer.
         step,
@@ -98,7 +98,7 @@ pub struct DeviceWork {
     pub launching_ns: u64,
 }
 
-/// Turns what a step recorded into times.
+/// Turns the records of a step into times.
 #[derive(Debug)]
 pub struct Meter {
     records: Vec<OpRecord>,

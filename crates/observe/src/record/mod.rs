@@ -1,6 +1,6 @@
 //! The measurements of a rank about its own steps.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! |---|---|
 //! | [`meter`] | turns spans and records of operations into the times of a step |
 //! | [`readiness`] | when in a step its operations and gradients take place |

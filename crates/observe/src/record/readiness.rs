@@ -59,7 +59,7 @@ pub struct AlikeSteps {
     pub bucket_ids: Vec<usize>,
     /// The indices of the operations that sum the statistics of a synchronized batch norm, in order.
     pub statistics_ops: Vec<usize>,
-    /// The begin of the last backward pass, in nanoseconds since the step began.
+    /// The start of the last backward pass, in nanoseconds since the step began.
     pub backward_begin: f64,
     /// The end of the last backward pass, in nanoseconds since the step began.
     pub backward_end: f64,

@@ -18,7 +18,7 @@ const MAX_NUMBERS: usize = 1 << 15;
 /// The least and the most steps that are kept of a long run.
 const STEPS: (usize, usize) = (16, 512);
 
-/// A step of a rank. All times are in milliseconds; moments count from the begin of the step.
+/// A step of a rank. All times are in milliseconds; moments count from the start of the step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepSample {
     /// Number of measured steps before it.
@@ -33,7 +33,7 @@ pub struct StepSample {
     pub waiting: f32,
     /// Arithmetic and copies that synchronization adds.
     pub sync: f32,
-    /// Begin and end of the last backward pass.
+    /// Start and end of the last backward pass.
     pub backward: [f32; 2],
     /// When each gradient was final, in the order of [`AlikeSteps::ready`](crate::record::readiness::AlikeSteps::ready).
     pub ready: Vec<f32>,
@@ -46,7 +46,7 @@ pub struct StepSample {
     pub staged: Option<StagedStep>,
 }
 
-/// A step of a rank of a pipeline. All times are in milliseconds; moments count from the begin of the step.
+/// A step of a rank of a pipeline. All times are in milliseconds; moments count from the start of the step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StagedStep {
     /// For each piece of arithmetic, in order: when the rank had nothing to do before it, when it began and ended, when the

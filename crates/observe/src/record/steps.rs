@@ -136,7 +136,7 @@ impl<'a> AllSteps<'a> {
     }
 
     /// By how many milliseconds the mean steps of two runs like this one differ at most, eight times of ten, as far as this
-    /// run can tell. Steps that follow each other share what disturbs them, so the means of eight parts of the run are
+    /// run can tell. Steps that follow each other share their disturbances, so the means of eight parts of the run are
     /// compared, not single steps. `None` for fewer than eight steps.
     pub fn apart_ms(&self) -> Option<f64> {
         let steps: Vec<f64> = self.slowest(|step| step.step).into_iter().map(ms).collect();

@@ -48,7 +48,7 @@ fn unmeasured(facts: &Facts) -> String {
     format!("{steps} ran, all within --warmup-steps {warmup}: nothing was measured")
 }
 
-/// How well a run went, where the time of a step went, and what to change. Tables fit `width`.
+/// How well a run went, where the time of a step went, and the changes to make. Tables fit `width`.
 pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
     let number = |name| number(facts, name);
     let amount = |name| amount(facts, name);
@@ -162,7 +162,7 @@ pub(crate) fn has_anatomy(facts: &Facts) -> bool {
     facts.steps.count() > 0 && facts.sync_cost.is_none()
 }
 
-/// The samples of an optimizer step, and what they are made of.
+/// The samples of an optimizer step, and how they are divided.
 fn samples(facts: &Facts) -> String {
     let config = facts.config;
     let batches = config.strategy.accumulate.min(config.steps_per_epoch);

@@ -24,7 +24,7 @@ const LINE_EVERY: usize = 10;
 const LINES_OF_RUN: usize = 4;
 /// After this time without a line, the next multiple of [`LINE_EVERY`] prints one.
 const LINE_AFTER: Duration = Duration::from_secs(60);
-/// After a line that says that an update was skipped, the next one follows at least so many steps later.
+/// After a line that says that an update was skipped, the next one follows at least this many steps later.
 const SKIPPED_EVERY: u64 = 10;
 
 /// The console of rank 0.

@@ -126,7 +126,7 @@ mod tests {
             assert_eq!(report.missing_files.len(), usize::from(disk.has_failed()));
             num_without += report.missing_files.len();
             let text = std::fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
-            // A process that has ended cannot remove what it has written.
+            // A process that has ended cannot remove its output.
             assert!(fault == Fault::Stops || text.is_empty() || text.ends_with('\n'), "{text:?}");
             let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
             for (step, line) in whole.enumerate() {

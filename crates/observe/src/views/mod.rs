@@ -1,6 +1,6 @@
 //! Where figures are shown. Each view is a listener of its own, and knows no other.
 //!
-//! | file | what it shows |
+//! | file | view |
 //! |---|---|
 //! | [`console`], [`blocks`], [`memory_lines`] | on the terminal: the epochs, the steps and the summary |
 //! | [`step_lines`] | the time line of a step, on the terminal and as `step.svg` |

@@ -2,7 +2,7 @@
 //!
 //! Right after the last step of the window every rank writes its file, and no rank continues before all
 //! have. A file that cannot be written is reported, and the run goes on. Takes the contents of the recorder's tracks, the
-//! spans of each step and the records of its operations. This file does not know what is done with the traces.
+//! spans of each step and the records of its operations. This file does not know how the traces are used.
 
 use std::io::Write;
 use std::path::PathBuf;

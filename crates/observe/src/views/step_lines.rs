@@ -59,7 +59,7 @@ impl Listener for StepPicture {
     }
 }
 
-/// The rows as a chart, whose legend says what the buckets do.
+/// The rows as a chart, whose legend explains the buckets.
 fn picture(mut lanes: Vec<Lane>, subtitle: String) -> LaneChart {
     for segment in lanes.iter_mut().skip(1).flat_map(|lane| &mut lane.segments) {
         segment.kind = match segment.color {

@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(record(&event.encode_to_vec()), expected);
     }
 
-    /// The number of whole records at the start of a file. Whatever is behind them is part of one record.
+    /// The number of whole records at the start of a file. All bytes after them are part of one record.
     fn whole_records(mut bytes: &[u8]) -> usize {
         let mut count = 0;
         while let Some(len) = bytes.first_chunk().map(|len| u64::from_le_bytes(*len) as usize) {

@@ -278,7 +278,7 @@ fn waiting_is_named_where_it_is_the_largest_part() {
 
 #[test]
 fn a_replay_that_misses_more_than_it_promises_is_silent() {
-    // Operations take 30 ms longer than the link, but only the last one: the model has what all usually take longer.
+    // Operations take 30 ms longer than the link, but only the last one: the model has the usual extra time of all.
     let run = Run::new(Advice::ChooseBuckets, ONE, 8.0);
     let mut observed = run.observed();
     for step in &mut observed.steps {
