@@ -37,7 +37,7 @@ fn parts(bytes: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Cuts the bytes of all files into files. The last one gets what is left.
+/// Cuts the bytes of all files into files. The last one gets the rest.
 fn cut<'a>(index: &Index, mut rest: &'a [u8]) -> Vec<&'a [u8]> {
     let mut files = Vec::new();
     for (at, file) in index.files.iter().enumerate() {

@@ -2,7 +2,7 @@
 //!
 //! This crate puts the others together under one name, and has the command line. It contains no arithmetic.
 //!
-//! A program with a model, a data set or a strategy of its own is a [`Program`]; the [`prelude`] has what it needs:
+//! A program with a model, a data set or a strategy of its own is a [`Program`]; the [`prelude`] has the names for it:
 //!
 //! ```no_run
 //! fn main() -> std::process::ExitCode {

@@ -78,7 +78,7 @@ pub fn new(args: &NewArgs) -> Result<u8> {
         })
     })?;
     write(&disk, folder, name, &dependency).inspect_err(|_| {
-        // Half a project is of no use, and its name would be taken.
+        // Half a project is useless, and its name would be taken.
         let _ = fs::remove_dir_all(folder);
     })?;
     say(&format!(
@@ -150,7 +150,7 @@ fn built_from(folder: &Path) -> Result<String> {
     let shown = folder.printable();
     let fix =
         "pass --git URL, the repository of paceline, or --path DIR, a folder with its sources";
-    // Cargo removes what it fetched when it likes.
+    // Cargo may at any time remove files that it fetched.
     if folder.to_str().is_some_and(|path| path.contains("/git/checkouts/")) {
         return Err(Failure::Usage(format!(
             "cargo built this program from a repository that it fetched into {shown}, which may go; {fix}"

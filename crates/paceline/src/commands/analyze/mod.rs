@@ -2,7 +2,7 @@
 //!
 //! Input: folders or files of traces. Output: the means and the ranks on the console, and a page, CSV, JSON
 //! and Markdown in a folder. Nothing is written before all reports are made. `paceline-analysis` defines how
-//! traces are read and analyzed, and what a report looks like.
+//! traces are read and analyzed, and the form of a report.
 
 mod against;
 pub mod args;

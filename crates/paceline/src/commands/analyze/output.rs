@@ -1,6 +1,6 @@
 //! Where a report is written: into a tree of reports in the current folder, next to the tree of traces.
 //!
-//! Two places may lead to the same folder, because the first part of a path is replaced. A report says what it is about, so
+//! Two places may lead to the same folder, because the first part of a path is replaced. A report names its traces, so
 //! a folder that has the report of other traces keeps it, and the next name is taken.
 
 use std::path::{Component, Path, PathBuf};
@@ -25,7 +25,7 @@ pub(super) fn named_after(places: &[PathBuf]) -> (PathBuf, Option<String>) {
     (folder.to_owned(), Some(file_name(first, places.len() - 1)))
 }
 
-/// The name of a trace that is a file, with so many others.
+/// The name of a trace that is a file, with `others` others.
 fn file_name(file: &Path, others: usize) -> String {
     let stem = read::stem(file).map_or_else(|| file.display().to_string(), str::to_owned);
     // A name such as `..json` must not lead to another folder.

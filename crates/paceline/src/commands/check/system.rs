@@ -1,4 +1,4 @@
-//! Reports what the system allows this process: memory, locked memory, open files.
+//! Reports the system's limits for this process: memory, locked memory, open files.
 
 use paceline_host::resources;
 use paceline_launch::device::Device;

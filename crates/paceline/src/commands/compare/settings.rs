@@ -13,7 +13,7 @@ use super::load::Run;
 /// `strategy.name`.
 pub(super) type Settings = BTreeMap<String, String>;
 
-/// Settings that do not influence the result: where a run writes, what it prints, and which version made
+/// Settings that do not influence the result: where a run writes, its output, and which version made
 /// it.
 const NO_MATTER: [&str; 5] = ["json", "quiet", "log_every", "warnings", "version"];
 

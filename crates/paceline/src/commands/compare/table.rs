@@ -134,7 +134,7 @@ pub(super) fn sections(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Section
     ]
 }
 
-/// The table of settings that are not the same in all runs, with a row per run; `None` if there are none.
+/// The table of settings that are not the same in all runs, with a row per run; `None` if all are equal.
 pub(super) fn different(runs: &[Run]) -> Option<Table> {
     let different = settings::different(runs);
     let names =

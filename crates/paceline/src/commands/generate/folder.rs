@@ -1,8 +1,8 @@
 //! A folder with a language model: settings, weights, tokenizer, and the tokens that end a text. It is a folder as Hugging
 //! Face stores it, or one that training has left.
 //!
-//! Input: the name of the folder. Output: its contents, or what is missing and where it comes from. This module does not
-//! know what the model is used for.
+//! Input: the name of the folder. Output: its contents, or the missing file and its origin. This module does not know the
+//! use of the model.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
