@@ -2,7 +2,7 @@
 //!
 //! Input: the resolved settings of this rank. The ranks compare one digest of them before a file is written and before the
 //! model is built. If the digests differ, an error names each setting that differs, with its value here and there. This
-//! file does not know what a setting means, except which ones belong to a host:
+//! file does not know the meaning of a setting, except which ones belong to a host:
 //!
 //! | kind of setting | compared |
 //! |---|---|
@@ -86,7 +86,7 @@ const CLASS_NAMES: &str = "the names of the classes";
 const TEST_DATA: &str = "the test data";
 const PROGRAM: &str = "the version of paceline";
 
-/// Resolved settings by name: a flag, or what is meant in words.
+/// Resolved settings by name: a flag, or a description in words.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings(BTreeMap<String, String>);
 

@@ -1,7 +1,7 @@
 //! One rank's batches, in the order in which it trains on them.
 //!
 //! Either the ranks share every batch, or each rank has its own batches, from its own shard. This file
-//! does not know what is done with a batch.
+//! does not know how a batch is used.
 
 use std::iter::Peekable;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Checks that the device can do the work that a run asks for, before a rank starts.
 //!
-//! Takes a configuration. Errors with the flag that does not fit, and what to pass instead.
+//! Takes a configuration. Errors with the flag that does not fit, and the value to pass instead.
 
 use paceline_collectives::NcclOrder;
 use paceline_data::BatchShape;

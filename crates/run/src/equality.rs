@@ -84,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    /// What each of four ranks of a mesh is told after `wrong` has changed a value that it holds.
+    /// The result on each of four ranks of a mesh after `wrong` has changed a value that it holds.
     fn told(make: fn() -> Box<dyn Strategy>, mesh: &str, wrong: &[usize]) -> Vec<Result<()>> {
         let config = MlpConfig {
             input_dim: 8,

@@ -250,7 +250,7 @@ fn evaluate_rank(
 ) -> Result<TestResult> {
     let compute = Compute::new(threads, Allocator::new())?;
     let model = config.model.build(test.as_ref(), group.world_size())?;
-    // No gradient is ever computed, so any strategy without state serves.
+    // No gradient is ever computed, so any strategy without state will do.
     let mut strategy = SimpleDdp;
     let options = ReplicaOptions { precision: config.precision.into(), ..Default::default() };
     let replica = Replica::new(&mut strategy, model, compute, group, config.seed, options)?;

@@ -1,7 +1,7 @@
 //! Computes loss and accuracy over a test set.
 //!
 //! Takes a data set and a replica, and returns sums over all ranks. This file knows neither when a run
-//! evaluates nor what is done with the result.
+//! evaluates nor how the result is used.
 
 use std::sync::Arc;
 

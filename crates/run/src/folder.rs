@@ -23,7 +23,7 @@ pub fn runs(stated: Option<&Path>) -> PathBuf {
     stated.map(Path::to_owned).or_else(|| of_variable().map(PathBuf::from)).unwrap_or("runs".into())
 }
 
-/// Checks that run folders can be made in the folder `runs`, which `stated` names if it is of `--run-dir`.
+/// Checks that run folders can be made in the folder `runs`, which `stated` names if `--run-dir` is passed.
 pub fn check_runs(stated: Option<&Path>) -> Result<()> {
     let (what, fix) = match stated {
         Some(_) => ("--run-dir", "pass a folder that you can write to"),

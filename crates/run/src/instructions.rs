@@ -8,7 +8,7 @@ use paceline_host::text::listed;
 use paceline_kernels::{Instructions, available_instructions};
 use paceline_settings::spec::RunSpec;
 
-/// Fails if the variable names instructions that this machine lacks, or that nobody knows.
+/// Fails if the variable names instructions that this machine lacks, or that do not exist.
 pub fn check_variable() -> Result<()> {
     let Some(named) = env::var_os(Instructions::VARIABLE) else { return Ok(()) };
     let by = Instructions::VARIABLE;

@@ -3,7 +3,7 @@
 //! The user's settings become a configuration, whose defaults are filled in and whose parts are checked together
 //! ([`resolve`], [`resolve_ranks`], [`shortage`]). [`train`] starts the ranks, and [`evaluate`] those that only evaluate.
 //!
-//! The ranks agree, and each builds what its steps need ([`setup`]). [`trainer`] has the loop: it counts optimizer steps, gets
+//! The ranks agree, and each builds the parts of its steps ([`setup`]). [`trainer`] has the loop: it counts optimizer steps, gets
 //! batches ([`batches`]), brings them to the device ([`to_device`]), makes the step ([`step`]), evaluates ([`evaluation`]) and saves (`saving`). Checkpoints have the position of a run, so that it can
 //! continue where another one stopped ([`resume`]), with the flags that the checkpoint records ([`recorded`]). All ranks
 //! must have the same settings ([`agreement`]), and ranks that a strategy keeps equal the same weights ([`equality`]). Work that

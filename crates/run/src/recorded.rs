@@ -202,7 +202,7 @@ mod tests {
 
     use super::*;
 
-    /// The folder of a checkpoint without tensors, of so many ranks, whose index states these flags.
+    /// The folder of a checkpoint without tensors, of this many ranks, whose index states these flags.
     fn checkpoint(num_ranks: usize, flags: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let mut index = checkpoint::head(num_ranks, "exact", &[], 0, &Progress::default());

@@ -32,7 +32,7 @@ pub fn resolve_world_size(flags: &RunFlags, placement: Option<&Placement>) -> Re
     launcher::num_ranks(flags.nproc.filter(|_| !is_ours), placement)
 }
 
-/// Which processors the ranks of this host get for themselves, if that is asked for. If there are not enough, nobody is pinned,
+/// Which processors the ranks of this host get for themselves, if that is requested. If there are not enough, no rank is pinned,
 /// and a warning says so.
 pub fn resolve_pinning(
     flags: &RunFlags,
@@ -48,7 +48,7 @@ pub fn resolve_pinning(
     pinning.map_err(refused).ok()
 }
 
-/// Checks that this host and the launcher provide what the ranks need.
+/// Checks that this host and the launcher meet the needs of the ranks.
 pub fn check_ranks(flags: &RunFlags, placement: Option<&Placement>) -> Result<()> {
     if !(1..=MAX_THREADS).contains(&flags.threads) {
         return usage(format!(

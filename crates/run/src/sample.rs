@@ -1,4 +1,4 @@
-//! Texts that a language model makes while it trains, which show what it has learned.
+//! Texts that a language model makes while it trains, which show its progress.
 //!
 //! Takes a stepper between two steps, and returns a text on rank 0. It computes with memory and threads of its own, so that
 //! the figures of the run stay as they are. This file knows neither when a text is made nor where it goes.
@@ -19,7 +19,7 @@ use paceline_strategies::Replica;
 
 use crate::step::Stepper;
 
-/// Tokens of the beginning of a text, and tokens that follow. The data set is asked for no more than the model is trained on.
+/// Tokens of the beginning of a text, and tokens that follow. Together at most the length that the model is trained on.
 const PROMPT_TOKENS: usize = 16;
 const NEW_TOKENS: usize = 120;
 /// How tokens are chosen: as texts are usually made with small models.

@@ -31,8 +31,7 @@ pub struct Saving {
     saver: Saver,
     /// On rank 0: the folder, which belongs to this run. It is given back after the last save has ended.
     folder: Option<Folder>,
-    /// The ranges that each rank of the group owns, from the first save on. A pipeline stage is divided among its own
-    /// ranks.
+    /// The ranges of each rank of the group, from the first save on. A pipeline stage is divided among its own ranks.
     owned: Vec<Ranges>,
     /// Whether all ranks have begun a save and have not agreed on its outcome. The same on all ranks.
     is_under_way: bool,

@@ -1,4 +1,4 @@
-//! The work of a rank before its first step: the ranks agree on what they are about to do, then each builds its model, its
+//! The work of a rank before its first step: the ranks agree on their settings, then each builds its model, its
 //! memory and its batches, and begins where the run begins.
 
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ pub struct Host {
     pub local_rank: usize,
     /// Whether the run is to end early.
     pub stop: StopRequest,
-    /// Whether `paceline train` has started this rank. Then it reports what a run that ends early leaves.
+    /// Whether `paceline train` has started this rank. Then it reports the checkpoint of a run that ends early.
     pub is_launched: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Refuses a run that does not fit into the memory of its host, before a rank starts, and says what would fit.
+//! Refuses a run that does not fit into the memory of its host, before a rank starts, and suggests settings that would fit.
 //!
 //! Input: a resolved configuration. Output: a failure that names the need by category, and the strategies, or the largest
 //! batch, that would fit with the same flags. This file computes nothing about memory itself; see
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(largest(usize::MAX, |n| n < 1 << 62), Some((1 << 62) - 1));
     }
 
-    /// A model of which one copy with gradients and optimizer state takes half of the memory: four replicas do not fit, four
+    /// A model whose one copy with gradients and optimizer state takes half of the memory: four replicas do not fit, four
     /// shards do.
     #[test]
     fn a_run_that_does_not_fit_is_refused_with_the_strategies_that_would() {

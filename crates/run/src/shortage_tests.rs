@@ -1,8 +1,8 @@
 //! Whole training runs of two ranks on a disk that fails at one operation after the other, and with memory that ends at
 //! one block after the other.
 //!
-//! Each run continues from a checkpoint and writes every file that a run can write. Whatever fails, the run ends, what
-//! was there before is still there, and the next run ends with the weights of a run to which nothing happened.
+//! Each run continues from a checkpoint and writes every file that a run can write. Whatever fails, the run ends, earlier
+//! files are still there, and the next run ends with the weights of a run to which nothing happened.
 
 use std::collections::BTreeSet;
 use std::fs;

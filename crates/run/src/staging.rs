@@ -29,7 +29,7 @@ const TIMES: usize = 3;
 /// The name that leaves the schedule open.
 pub(crate) const AUTO: &str = "auto";
 
-/// Chooses by measured costs what a configuration leaves open. `None` if it leaves nothing open. All ranks call this together.
+/// Chooses the open settings of a configuration by measured costs. `None` if nothing is open. All ranks call this together.
 pub(crate) fn choose(
     config: &TrainConfig,
     data: &OpenData,

@@ -2,7 +2,7 @@
 //!
 //! Input: the work of this rank, and its limit. Output: the result of the work, once all ranks have done theirs. Meanwhile the
 //! ranks signal again and again that they are alive, so each operation is short: a rank that is slow is waited for
-//! up to the limit of the work, and a rank that is dead or stopped up to `--timeout`. This file does not know what the work is.
+//! up to the limit of the work, and a rank that is dead or stopped up to `--timeout`. This file does not know the work.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -153,7 +153,7 @@ mod tests {
 
     use super::*;
 
-    /// What each of two ranks gets whose operations may take a second, and whose work takes so long.
+    /// The results of two ranks whose operations may take a second, and whose work takes this long.
     fn outcomes(work: [(Duration, bool); 2], limit: Duration) -> Vec<Result<usize>> {
         let timeout = Duration::from_secs(1);
         let options = GroupOptions { timeout, ..GroupOptions::for_local_ranks(2) };

@@ -117,7 +117,7 @@ pub(crate) struct Trainer<'a> {
     pub(crate) saving: Option<Saving>,
     /// The same for the best weights, if the run keeps them.
     pub(crate) saving_best: Option<Saving>,
-    /// The loss of the best weights that are kept. Decides what is written there, and nothing about the run.
+    /// The loss of the best weights that are kept. Decides which weights are written there, and nothing about the run.
     pub(crate) kept_loss: Option<f64>,
     /// On rank 0: makes texts, if the run does.
     pub(crate) texts: Option<TextSampler>,
