@@ -5,13 +5,13 @@ use serde::Serialize;
 /// How batches come to a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Copies {
-    /// From pinned memory.
+    /// Whether they are copied from pinned memory.
     pub pinned: bool,
-    /// While the host goes on.
+    /// Whether the host goes on during the copy.
     pub non_blocking: bool,
-    /// The next one, on a stream of its own, beside the step.
+    /// Whether the next one is copied on a stream of its own, beside the step.
     pub own_stream: bool,
-    /// Generated ones too, which are made on the device otherwise.
+    /// Whether generated ones are copied too, instead of being made on the device.
     pub of_generated: bool,
 }
 

@@ -76,7 +76,7 @@ impl LossScale {
         Ok(Self { initial, window: is_dynamic.then(|| window.unwrap_or(WINDOW)) })
     }
 
-    /// As one would type it.
+    /// The scale as one would type it.
     pub fn words(&self) -> String {
         match self.window {
             None => self.initial.to_string(),

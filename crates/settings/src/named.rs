@@ -1,7 +1,7 @@
 //! The values that flags of every run can name: transports and devices (both of `paceline-launch`),
 //! element types, orders of accumulation, learning rate schedules.
 //!
-//! This file does not know what they mean.
+//! This file does not know their meaning.
 
 use clap::ValueEnum;
 pub use paceline_launch::TransportName;

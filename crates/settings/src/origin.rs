@@ -1,6 +1,6 @@
 //! The checkpoint from which the flags ask a run to continue.
 //!
-//! This file knows neither what a checkpoint is nor whether there is one.
+//! This file knows neither the form of a checkpoint nor whether there is one.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use super::flags::RunFlags;
 /// The value of `--resume` that means the folder of `--save`, if that has a checkpoint.
 const AUTO: &str = "auto";
 
-/// From where a run continues.
+/// The checkpoint from which a run continues.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resume {

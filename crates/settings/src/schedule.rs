@@ -129,14 +129,14 @@ mod tests {
         assert_rates(rates(Course::Linear, 1, 0.0, 5), &[0.05, 0.1, 0.075, 0.05, 0.025]);
     }
 
-    /// What `torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.2, total_iters=5)` gives for 0.1.
+    /// The rates of `torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.2, total_iters=5)` for 0.1.
     #[test]
     fn linear_is_pytorchs() {
         let expected = [0.1, 0.084, 0.068, 0.052, 0.036];
         assert_rates(rates(Course::Linear, 0, 0.02, 5), &expected);
     }
 
-    /// What `torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6, eta_min=...)` gives for
+    /// The rates of `torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6, eta_min=...)` for
     /// 0.1: the cosines of multiples of 30 degrees.
     #[test]
     fn cosine_is_pytorchs() {

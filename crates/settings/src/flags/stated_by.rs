@@ -72,7 +72,7 @@ mod tests {
     const OF_THE_USER: [&str; 3] = [
         "download mirror token-cache init-method host",
         "json run-dir save save-best save-every save-keep save-budget-mb save-sync profile-dir",
-        // It would make one file decide what another one says.
+        // It would let one file decide the settings of another one.
         "resume",
     ];
 
