@@ -1,8 +1,8 @@
 //! Runs trainings, one after the other, in the order of a plan.
 //!
-//! A run is this program itself with a specification, in a process of its own, so that it is exactly what
-//! a user would get. Takes cases, and adds the outcome of each run to a [`Ledger`]. This module knows
-//! neither why the runs are made nor what follows from them.
+//! A run is this program itself with a specification, in a process of its own, so that it is exactly the run that
+//! a user would get. Takes cases, and adds the outcome of each run to a [`Ledger`]. This module knows neither why
+//! the runs are made nor the conclusions from them.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};

@@ -9,7 +9,7 @@
 //!
 //! A record is written atomically and is on the disk before the next run starts. So a sweep that was
 //! killed at any moment continues with the first run that has no record. A record states which run it is of, so one that was
-//! copied to another place is refused. This module does not know what is compared.
+//! copied to another place is refused. This module does not know the comparison.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -77,7 +77,7 @@ const MAX_BYTES: u64 = 64 << 20;
 
 impl Ledger {
     /// Opens `folder` for the runs of `cases` that `settings`, these rounds and limit, this program and this machine
-    /// determine. Says so if some of the runs are done. Fails if a record is of another run than its place is for.
+    /// determine. Says so if some of the runs are done. Fails if a record belongs to another run than its place.
     pub fn of_runs(
         folder: &Path,
         cases: &[Case],
@@ -222,7 +222,7 @@ fn file_of(position: usize) -> String {
     format!("{position:05}.json")
 }
 
-/// Says that a record is of another run than the one at its position, if it is.
+/// A message if a record belongs to another run than the one at its position.
 fn misplaced(record: &Record, cases: &[Case], order: &[(usize, usize)]) -> Option<String> {
     let Record { position, round, case, name, .. } = record;
     let expected = order.get(*position).copied();

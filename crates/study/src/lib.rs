@@ -1,13 +1,13 @@
 //! Studies: training runs that are repeated several times, interleaved, and compared; and predictions about runs that
 //! were not made.
 //!
-//! | file | what it does |
+//! | file | purpose |
 //! |---|---|
 //! | [`spec`] | changes one setting of a run after the other |
 //! | [`plan`] | makes the list of cases, and the order of all runs |
 //! | [`execute`] | makes the runs |
 //! | [`ledger`] | keeps the results of finished runs |
-//! | [`rank`] | decides which case is better, and what is noise |
+//! | [`rank`] | decides which case is better, and which differences are noise |
 //! | [`sweep`], [`show`] | `paceline sweep`, and its result as table, files and chart |
 //! | [`study`], [`step`], [`flags`] | the common parts of all studies |
 //! | [`studies`] | studies with reports of their own |

@@ -6,7 +6,7 @@
 //! and the best buckets can be predicted for links and strategies that were never run. With `--measure`,
 //! the same links are emulated, and the measured times are printed beside the predicted ones.
 //!
-//! | file | what it does |
+//! | file | purpose |
 //! |---|---|
 //! | [`flags`] | the flags, and how they fit together |
 //! | [`traced`] | traces of a run, for which nothing is run either |
@@ -73,7 +73,7 @@ pub struct Row {
     pub efficiency_pct: f64,
     /// The latency of the link, in microseconds.
     pub latency_us: f64,
-    /// The bandwidth in Gbit/s of the slowest link of this latency with the efficiency that was asked for. `None` if no
+    /// The bandwidth in Gbit/s of the slowest link of this latency with the requested efficiency. `None` if no
     /// bandwidth is enough.
     pub slowest_gbit_s: Option<f64>,
     /// The slowest link with a name and this efficiency.

@@ -26,7 +26,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// The spread of `values`; `None` if any value is missing, or if there are none.
+    /// The spread of `values`; `None` if any value is missing, or if there are no values.
     pub fn of(values: impl IntoIterator<Item = Option<f64>>) -> Option<Self> {
         let values = values.into_iter().collect::<Option<Vec<f64>>>()?;
         let median = stats::median(values.iter().copied())?;
@@ -44,7 +44,7 @@ impl Spread {
     }
 }
 
-/// The median of `values`; `None` if any value is missing, or if there are none.
+/// The median of `values`; `None` if any value is missing, or if there are no values.
 pub fn median(values: impl IntoIterator<Item = Option<f64>>) -> Option<f64> {
     Spread::of(values).map(|spread| spread.median)
 }
@@ -146,7 +146,7 @@ mod tests {
             spread(&[12.5, 13.0, 14.0]),
         ];
         let lower = places(&cases, Better::Lower);
-        // The last case is behind the first one only, because its range overlaps that of the case in
+        // The last case is after the first one only, because its range overlaps that of the case in
         // between.
         assert_eq!(lower, [Some(1), Some(4), None, Some(1), Some(2)]);
         assert_eq!(order(&cases, Better::Lower), [0, 3, 4, 1, 2]);

@@ -113,8 +113,8 @@ pub struct SameRanksArgs {
 }
 
 impl SameRanksArgs {
-    /// Checks the flags, and returns those of the runs. `alone` says what a single rank lacks, and `set_here` names the
-    /// flags that the study sets itself, with what to do instead.
+    /// Checks the flags, and returns those of the runs. `alone` says why a single rank is refused, and `set_here` names the
+    /// flags that the study sets itself, with advice.
     pub(crate) fn check(&self, alone: &str, set_here: &[(&str, &str)]) -> Result<Spec> {
         check(&self.study)?;
         launcher::check_num_ranks("--nproc", self.nproc)?;
@@ -210,7 +210,7 @@ pub(crate) fn check(study: &StudyArgs) -> Result<()> {
     Ok(())
 }
 
-/// Refuses the flags that a command sets itself. Each comes with what to do instead.
+/// Refuses the flags that a command sets itself. Each comes with advice.
 pub(crate) fn refuse_flags(given: &Spec, flags: &[(&str, &str)]) -> Result<()> {
     match flags.iter().find(|(flag, _)| given.has(flag)) {
         Some((flag, instead)) => usage(format!("--{flag}: {instead}")),

@@ -38,7 +38,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 const DECODE_US: [f64; 4] = [0.0, 100.0, 200.0, 400.0];
 /// The bandwidths of copies to the emulated device, in Gbit/s.
 const COPY_GBIT: [f64; 3] = [4.0, 0.4, 0.1];
-/// The device, but for the bandwidth of its copies.
+/// The device, except for the bandwidth of its copies.
 const SIM: &str = "sim:copy";
 
 fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {

@@ -1,4 +1,4 @@
-//! `combine`: several knobs at once, as a grid: ranked, and whether one still helps when another is changed.
+//! `combine`: several options at once, as a grid: ranked, and whether one still helps when another is changed.
 
 use std::path::Path;
 
@@ -115,7 +115,7 @@ fn ranking(made: &Made) -> Beside {
     }
 }
 
-/// A knob that changes from its first value to another, with a second knob as in the base and with that changed too.
+/// An option that changes from its first value to another, with a second option as in the base and changed.
 struct Interaction {
     knob: String,
     beside: String,
@@ -130,7 +130,7 @@ fn interactions(made: &Made) -> Result<Option<Beside>> {
     if grid.len() < 2 {
         return Ok(None);
     }
-    // The last knob changes fastest.
+    // The last option changes fastest.
     let case = |choice: &[usize]| {
         choice.iter().zip(&grid).fold(0, |at, (value, of)| at * of.alternatives.len() + value)
     };

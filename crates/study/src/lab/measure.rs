@@ -1,7 +1,7 @@
 //! Makes the runs of an experiment, in rounds, until the effects are known well enough.
 //!
 //! Every round runs every variant once; the order reverses every round. After the third round it goes on only as long as an
-//! interval is wider than asked for, and as there are rounds and time left.
+//! interval is wider than requested, and as there are rounds and time left.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ pub fn measure(
     }
 }
 
-/// Whether all effects are known as well as asked for.
+/// Whether all effects are known as well as requested.
 fn is_known(args: &LabArgs, scenes: &[Scene], ledger: &Ledger) -> bool {
     let mut first = 0;
     scenes.iter().all(|scene| {

@@ -1,6 +1,6 @@
-//! `paceline lab`: one knob of training at a time, turned where it pays and where it does not.
+//! `paceline lab`: experiments that change one option of training at a time: where it helps, and where it does not.
 //!
-//! | file | what it does |
+//! | file | purpose |
 //! |---|---|
 //! | [`args`] | the flags |
 //! | [`scene`] | the runs of an experiment |
@@ -11,7 +11,7 @@
 //! | [`traced`] | sizes of buckets for a run of PyTorch, from its traces |
 //!
 //! The other files are the experiments, one each. A new one is such a file and a line in [`EXPERIMENTS`]. docs/lab/ has a page
-//! for each: what to expect and why, and how it is done wrong.
+//! for each: the expected result and why, and the usual mistakes.
 
 pub mod args;
 pub mod collected;
@@ -47,7 +47,7 @@ use crate::ledger::Ledger;
 use crate::spec::{self, Spec};
 use crate::{refuse_ranks, usage};
 
-/// An experiment about one knob.
+/// An experiment about one option.
 pub struct Experiment {
     /// Its name: the word after `paceline lab`.
     pub name: &'static str,
@@ -55,7 +55,7 @@ pub struct Experiment {
     pub about: &'static str,
     /// The question that its page answers.
     pub question: &'static str,
-    /// The flags that it sets itself, each with what to do instead.
+    /// The flags that it sets itself, each with advice.
     set_here: &'static [(&'static str, &'static str)],
     /// Figures that it shows beside those of all experiments, by name.
     figures: &'static [&'static str],

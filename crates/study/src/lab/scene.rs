@@ -1,14 +1,14 @@
 //! The runs of an experiment: scenes, and the variants in each.
 //!
-//! A scene is a setting in which a knob may pay or not, such as a bandwidth. Its variants differ in the knob alone. The first
-//! one is the base, with which the others are compared.
+//! A scene is a setting in which an option may help or not, such as a bandwidth. Its variants differ in this option alone.
+//! The first one is the base, with which the others are compared.
 
 use paceline_failure::Result;
 
 use crate::plan::Case;
 use crate::spec::Spec;
 
-/// A setting in which the knob is turned.
+/// A setting in which the option is changed.
 #[derive(Clone, Debug)]
 pub struct Scene {
     /// The setting, in words.

@@ -1,7 +1,7 @@
 //! `paceline lab buckets --trace DIR`: which `bucket_cap_mb` suits a run of PyTorch.
 //!
 //! Traces of all ranks go in. Each measured step is replayed with buckets of other sizes: gradients become final when they were,
-//! and all-reduces take what those of the traces took, by their bytes. Nothing is run.
+//! and all-reduces take as long as those of the traces, by their bytes. Nothing is run.
 
 use std::path::{Path, PathBuf};
 

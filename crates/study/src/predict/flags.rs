@@ -126,7 +126,7 @@ pub const MAX_RANKS: usize = 4096;
 /// The smallest and the largest factor of computing times.
 const MIN_SCALE: f64 = 1e-3;
 const MAX_SCALE: f64 = 1e3;
-/// Flags that a prediction cannot take into account, and what to do instead.
+/// Flags that a prediction cannot take into account, each with advice.
 const NOT_PREDICTED: [(&str, &str); 5] = [
     ("strategy", "what ddp would do is predicted; leave it out"),
     ("link", "pass --links; leave it out"),
@@ -231,7 +231,7 @@ fn check_ranks(args: &PredictArgs) -> Result<()> {
     }
 }
 
-/// Checks that no flag is about memory, which is not predicted. clap does not: what a flag requires is not required if
+/// Checks that no flag is about memory, which is not predicted. clap does not: a required flag is not required if
 /// another flag excludes it, as `--gradient-bytes` does.
 pub fn check_memory_flags(args: &PredictArgs) -> Result<()> {
     let flags = [("strategies", !args.strategies.is_empty()), ("rank-gb", args.rank_gb.is_some())];

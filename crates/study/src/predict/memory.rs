@@ -100,7 +100,7 @@ pub fn predict_memory(args: &PredictArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// The strategies that the user asked for.
+/// The strategies that the user requested.
 fn strategies(args: &PredictArgs) -> Result<Vec<String>> {
     let typed = args.train.0.get(STRATEGIES.key).and_then(<[String]>::first);
     if let (Some(name), [_, ..]) = (typed, args.strategies.as_slice()) {

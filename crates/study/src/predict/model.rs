@@ -26,7 +26,7 @@ pub struct Calibration {
     pub step_ms: f64,
     /// The time that the main thread computed.
     pub compute_ms: f64,
-    /// The begin of the backward pass since the step began.
+    /// The start of the backward pass since the step began.
     pub backward_begin_ms: f64,
     /// The end of the backward pass since the step began.
     pub backward_end_ms: f64,

@@ -7,7 +7,7 @@
 //!
 //! | algorithm | on the links |
 //! |---|---|
-//! | `hybrid` | an all-reduce of `S` bytes in each host, and then, on the link between hosts, what `k` rails of the transport `hybrid` send |
+//! | `hybrid` | an all-reduce of `S` bytes in each host, and then, on the link between hosts, the messages of `k` rails of the transport `hybrid` |
 //! | `direct` | three rounds, as in the cost model, each as long as the slower link takes: in a round a rank sends `k-1` blocks inside its host, and the `k` ranks of a host send `k (n-k)` blocks out of it |
 //! | `ring` | the exchange of headers, and `2 (n-1)` steps, in which one block of `S/n` bytes goes over each link; each step is as long as the slower link takes |
 //!
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn hosts_of_several_ranks_have_two_speeds() {
         // 2 hosts of 4 ranks, 80 MB. Inside: 2 x 3/4 x 80 MB and 3 headers at 100 GB/s. Between: 4 rails of
-        // 20 MB, of which a rank sends half and gets half back, and headers of 4 ranks each.
+        // 20 MB: a rank sends half and gets half back; and headers of 4 ranks each.
         let hybrid = network(8, 4, Route::Hybrid, false);
         let inside_ms = (120e6 + 3.0 * 88.0) / 100e6;
         let between_ms = 4.0 * (20e6 + 4.0 * 88.0) / 1e6;

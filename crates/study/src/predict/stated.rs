@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn gradients_become_final_at_an_even_pace() {
-        // 128 parts of 16 KiB, 30 ms in all, of which the last 20 are the backward pass.
+        // 128 parts of 16 KiB, 30 ms in all; the last 20 ms are the backward pass.
         let given =
             StatedModel { gradient_bytes: 128 * 16_384, compute_ms: 30.0, backward_ms: 20.0 };
         let (layout, calibration) = given.model();

@@ -81,7 +81,7 @@ const OTHERS: [&str; 4] = ["simple_step_ms", "best_bucket_mb", "best_first_mb", 
 /// The measurements, beside the prediction.
 const MEASURED: [&str; 5] =
     ["step_ms", "measured_ms", "measured_min_ms", "measured_max_ms", "ratio"];
-/// The efficiency, and the slowest link for the efficiency that was asked for.
+/// The efficiency, and the slowest link for the requested efficiency.
 const EFFICIENCY: [&str; 4] = ["efficiency_pct", "slowest_gbit_s", "latency_us", "slowest_named"];
 
 /// How far the steps of a trace vary.
@@ -111,7 +111,7 @@ fn part(rows: &[Row], keys: &[&str], width: Option<usize>) -> String {
     table(rows).with_columns(is_in).fitted(width)
 }
 
-/// Everything that is printed below the first lines. `target` is the efficiency that was asked for, in percent. Tables fit `width`.
+/// Everything that is printed below the first lines. `target` is the requested efficiency, in percent. Tables fit `width`.
 pub fn text(found: &Found, target: f64, width: Option<usize>) -> String {
     let Found { calibrations, rows, strategies, compression, .. } = found;
     let bases = calibrations.iter().map(|calibration| {

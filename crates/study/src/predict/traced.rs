@@ -261,7 +261,7 @@ pub struct Range {
     pub step_low_ms: f64,
     /// The longest step, in milliseconds.
     pub step_high_ms: f64,
-    /// The slowest link in Gbit/s with the efficiency that was asked for. `None` if no bandwidth is enough.
+    /// The slowest link in Gbit/s with the requested efficiency. `None` if no bandwidth is enough.
     pub slowest_low_gbit_s: Option<f64>,
     /// The same for the step that needs the fastest link.
     pub slowest_high_gbit_s: Option<f64>,

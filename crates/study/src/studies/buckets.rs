@@ -52,7 +52,7 @@ pub struct BucketsArgs {
     pub same: SameRanksArgs,
 }
 
-/// The flag that the study sets, and what to do instead.
+/// The flag that the study sets, with advice.
 const SET_HERE: [(&str, &str); 1] =
     [("bucket-cap-mb", "it is what the study varies; pass --sizes instead")];
 /// The published sizes, in MiB.

@@ -57,11 +57,11 @@ pub struct NaiveDdpArgs {
 /// The cases without buckets: their descriptions and strategies.
 const PLAIN: [(&str, &str); 3] =
     [("naive", "simple_ddp"), ("flat", "flat_ddp"), ("overlapped", "simple_ddp_async")];
-/// The cases of [`PLAIN`] whose operations run while nobody computes.
+/// The cases of [`PLAIN`] whose operations run while no rank computes.
 const BLOCKING: usize = 2;
 /// The strategy with buckets.
 const BUCKETED: &str = "ddp";
-/// Flags that the study sets, and what to do instead.
+/// Flags that the study sets, with advice.
 const SET_HERE: [(&str, &str); 3] = [
     ("strategy", "the study runs naive, flat, overlapped and bucketed strategies; leave it out"),
     ("bucket-cap-mb", "it is what the study varies; pass --sizes instead"),
@@ -150,7 +150,7 @@ struct Report<'a> {
     #[serde(flatten)]
     table: &'a Table,
     theory: &'a Theory,
-    /// The size with the shortest step of those that were asked for.
+    /// The requested size with the shortest step.
     measured_best_mb: Option<f64>,
     best: &'a Option<SideBySide>,
 }

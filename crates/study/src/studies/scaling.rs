@@ -60,7 +60,7 @@ pub struct ScalingArgs {
     /// Numbers of ranks, separated by commas; 1 has to be among them
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,4")]
     pub nproc: Vec<usize>,
-    /// The constant when ranks are added: the batch of each rank, or the global batch. Both begin with the
+    /// Held constant when ranks are added: the batch of each rank, or the global batch. Both begin with the
     /// batch of --batch-size or --global-batch-size on one rank
     #[arg(long, value_enum, default_value_t = ModeName::Both)]
     pub mode: ModeName,

@@ -58,7 +58,7 @@ pub struct ShardedOptimizerArgs {
     pub same: SameRanksArgs,
 }
 
-/// The flag that the study sets, and what to do instead.
+/// The flag that the study sets, with advice.
 const SET_HERE: [(&str, &str); 1] =
     [("strategy", "the study compares several; pass --strategies instead")];
 /// The optimizer by default. It has two values of state for each parameter.

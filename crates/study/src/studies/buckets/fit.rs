@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::Row;
 use crate::studies::bucket_cost::{BucketCost, MIB};
 
-/// A fit, or why there is none.
+/// A fit, or why it is missing.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fit {

@@ -29,7 +29,7 @@ pub struct SideBySide {
 }
 
 impl SideBySide {
-    /// Measures the size by theory; `None` if there is none.
+    /// Measures the size by theory; `None` without such a size.
     pub(super) fn measure(
         study: &StudyArgs,
         planner: &Planner,

@@ -1,4 +1,4 @@
-//! The study as text and as a chart: the table, the best sizes, and what is noise.
+//! The study as text and as a chart: the table, the best sizes, and the noise.
 
 use paceline_table::plot::LineChart;
 use paceline_table::table::Columns;

@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::rank;
 use crate::studies::bucket_cost::{BucketCost, MIB};
 
-/// The best size, or why there is none.
+/// The best size, or why it is missing.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Theory {
@@ -51,7 +51,7 @@ impl Theory {
         Self::new(BucketCost { op_ms, ms_per_byte }, source, gradient_bytes)
     }
 
-    /// The theory for `gradient_bytes` bytes, from the operations of the cases in which nobody computes meanwhile.
+    /// The theory for `gradient_bytes` bytes, from the operations of the cases in which no rank computes meanwhile.
     /// `cases` has the rounds of each of them.
     pub fn of_runs(cases: &[&[RunSummary]], gradient_bytes: u64) -> Self {
         let points: Vec<(f64, f64)> = cases.iter().flat_map(|rounds| points(rounds)).collect();

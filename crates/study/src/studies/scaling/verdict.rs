@@ -1,4 +1,4 @@
-//! Says in two sentences what limits scaling, from the numbers of the rows.
+//! States in two sentences the limit of scaling, from the numbers of the rows.
 //!
 //! A step of N ranks takes longer than the ideal step. The difference has four parts: computing that
 //! takes longer than its share, waiting for the slowest rank, moving data while nothing is computed, and
@@ -30,7 +30,7 @@ impl Losses {
 }
 
 /// The verdict on `rows`, the first of which is that of one rank. It is about the largest number of ranks
-/// that have cores of their own, or, if there is none, the largest number of ranks.
+/// that have cores of their own, otherwise about the largest number of ranks.
 pub fn verdict(mode: Mode, rows: &[Row], setting: &Setting) -> String {
     let Some((single, others)) = rows.split_first() else { return String::new() };
     let mut with_cores = others.iter().filter(|row| !row.is_oversubscribed);
