@@ -111,7 +111,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// The summary of numbers in any order; `None` if there are none.
+    /// The summary of numbers in any order; `None` without numbers.
     pub fn of(mut values: Vec<f64>) -> Option<Self> {
         values.sort_unstable_by(f64::total_cmp);
         let (&min, &max) = (values.first()?, values.last()?);

@@ -11,7 +11,7 @@ pub fn width(text: &str) -> usize {
     if text.is_ascii() { text.len() } else { text.width() }
 }
 
-/// The text with spaces after it, as far as it has less than `columns`. (A width in a format string ends at 65,535.)
+/// The text, filled with spaces up to `columns`. (A width in a format string ends at 65,535.)
 pub fn left(text: &str, columns: usize) -> String {
     format!("{text}{}", " ".repeat(columns.saturating_sub(width(text))))
 }

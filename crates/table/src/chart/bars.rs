@@ -13,7 +13,7 @@ use crate::canvas::{Align, Canvas};
 pub struct Bar {
     /// The name of the bar.
     pub label: String,
-    /// Its value, which decides its length; `None` if there is none.
+    /// Its value, which decides its length; `None` if it is missing.
     pub value: Option<f64>,
     /// Its color.
     pub color: PageColor,

@@ -1,6 +1,6 @@
-//! The colors of charts, named by what they stand for.
+//! The colors of charts, named by their meaning.
 //!
-//! A meaning goes in. A variable of the page's style sheet comes out. The page decides what the colors look like.
+//! A meaning goes in. A variable of the page's style sheet comes out. The page decides how the colors look.
 
 use maud::Render;
 
