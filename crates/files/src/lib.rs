@@ -1,7 +1,7 @@
 //! The one way to open files that others wrote, and files that others may have planted where this program writes.
 //!
 //! A path that a user names, or that lies in a folder that others can write to, may be a FIFO on which an open waits
-//! for ever, a device without an end, a file of any size, or a link to something that must not be overwritten. So:
+//! forever, a device without an end, a file of any size, or a link to something that must not be overwritten. So:
 //!
 //! - [`open`] opens regular files only, and never waits.
 //! - [`read`] and [`read_text`] also state how many bytes a file of its kind may have.
@@ -30,14 +30,14 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-/// Opens a regular file for reading. Anything else is an error that says what it is. Never waits for a writer.
+/// Opens a regular file for reading. Anything else is an error that names its kind. Never waits for a writer.
 ///
 /// # Errors
 /// Those of the operating system, and [`io::ErrorKind::InvalidInput`] for anything but a regular file.
 pub fn open(path: &Path) -> io::Result<File> {
-    // A device may act when it is opened, so what can be known before is asked first.
+    // A device may act when it is opened, so its kind is checked first.
     regular(&std::fs::metadata(path)?.file_type())?;
-    // The file may have been replaced since: opening must not wait, and what was opened counts.
+    // The file may have been replaced since: opening must not wait, and the opened file counts.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     regular(&file.metadata()?.file_type())?;
@@ -81,8 +81,8 @@ pub fn read_stream(path: &Path, limit_bytes: u64) -> io::Result<String> {
     }
 }
 
-/// Opens a file for writing that loses what it held, or makes it, with the mode of any new file. The last part of
-/// `path` must not be a link, and what is there must be a regular file.
+/// Opens a file for writing that loses its contents, or makes it, with the mode of any new file. The last part of
+/// `path` must not be a link, and an existing file must be a regular one.
 ///
 /// # Errors
 /// Those of the operating system, and [`io::ErrorKind::InvalidInput`] for a link or for anything but a regular file.
@@ -92,7 +92,7 @@ pub fn create(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens a file for reading and writing, with what it holds, or makes it. Like [`create`] otherwise.
+/// Opens a file for reading and writing, with its contents, or makes it. Like [`create`] otherwise.
 ///
 /// # Errors
 /// Those of [`create`].
