@@ -5,7 +5,7 @@ use std::fmt;
 use paceline_memory::Tensor;
 
 use crate::layers::Checkpointed;
-use crate::{Context, Layer, Result, Saved, UnitId};
+use crate::{Context, Half, Layer, Result, Saved, UnitId};
 
 /// A part of a model, with the unit that holds its parameters. A pass opens the unit before it runs the block and
 /// closes it afterwards. A block may also use parameters of root units, which are open for the whole step.
@@ -43,37 +43,15 @@ impl Layer for Block {
         outcome.map_err(|error| error.in_unit(cx.unit_name(self.unit)))
     }
 
-    fn backward_weight(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<()> {
-        let outcome =
-            cx.backward_unit(self.unit, |cx| self.layer.backward_weight(cx, saved, d_output));
-        outcome.map_err(|error| error.in_unit(cx.unit_name(self.unit)))
-    }
-
-    fn backward_input(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
-        let outcome =
-            cx.input_half_unit(self.unit, |cx| self.layer.backward_input(cx, saved, d_output));
-        outcome.map_err(|error| error.in_unit(cx.unit_name(self.unit)))
-    }
-
     fn backward(
         &self,
         cx: &mut Context,
-        saved: Saved,
+        saved: &mut Saved,
         d_output: Tensor,
-        wants_input: bool,
+        half: Half,
     ) -> Result<Option<Tensor>> {
-        let run = |cx: &mut Context| self.layer.backward(cx, saved, d_output, wants_input);
-        let outcome = cx.backward_unit(self.unit, run);
+        let run = |cx: &mut Context| self.layer.backward(cx, saved, d_output, half);
+        let outcome = cx.backward_unit(self.unit, half, run);
         outcome.map_err(|error| error.in_unit(cx.unit_name(self.unit)))
     }
 }

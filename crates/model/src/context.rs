@@ -7,7 +7,7 @@
 use paceline_kernels::Compute;
 use paceline_memory::{Category, DType, Shape, Tensor};
 
-use crate::{Batch, BufferId, ModelError, OpenUnits, ParamId, Result, Storage, UnitId, View};
+use crate::{Batch, BufferId, Half, ModelError, OpenUnits, ParamId, Result, Storage, UnitId, View};
 
 /// The hooks by which a pass asks the code that runs it for views, and tells that code which gradients are final.
 pub trait PassHooks {
@@ -194,18 +194,10 @@ impl<'a> Context<'a> {
     pub fn backward_unit<T>(
         &mut self,
         unit: UnitId,
+        half: Half,
         run: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
-        self.within(unit, WHOLE_BACKWARD, run)
-    }
-
-    /// Like [`Context::backward_unit`], for the input half, which writes no gradients of parameters.
-    pub fn input_half_unit<T>(
-        &mut self,
-        unit: UnitId,
-        run: impl FnOnce(&mut Self) -> Result<T>,
-    ) -> Result<T> {
-        self.within(unit, Pass::Backward { writes_grads: false }, run)
+        self.within(unit, Pass::Backward { writes_grads: half.writes_weights() }, run)
     }
 
     fn within<T>(

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::rehearsal::boundaries;
 use crate::{
-    Batch, Context, Layer, Layout, Model, OpenUnits, ParamId, Precision, Result, Saved, Storage,
-    UnitId,
+    Batch, Context, Half, Layer, Layout, Model, OpenUnits, ParamId, Precision, Result, Saved,
+    Storage, UnitId,
 };
 
 /// What a block takes for a micro-batch.
@@ -148,10 +148,9 @@ impl Alone<'_> {
         let after = in_use();
         let (mut of_loss, before_loss) = (Saved::default(), clock());
         let has_halves = is_last && model.objective.has_halves();
-        let d_output = if has_halves {
-            model.differentiate_input(&mut cx, &output, 1.0, &sums, &mut of_loss)?
-        } else if is_last {
-            model.differentiate(&mut cx, &output, 1.0, &sums)?
+        let d_output = if is_last {
+            let put_off = has_halves.then_some(&mut of_loss);
+            model.differentiate(&mut cx, &output, 1.0, &sums, put_off)?
         } else {
             cx.gradient_of(&output)?
         };
@@ -164,10 +163,11 @@ impl Alone<'_> {
         }
         let loss_weight = clock();
         if at > 0 {
-            block.backward_input(&mut cx, &mut saved, &d_output)?;
+            let half = Half::Input { wants_input: true };
+            block.backward(&mut cx, &mut saved, d_output.clone(), half)?;
         }
         let input_half = clock();
-        block.backward_weight(&mut cx, &mut saved, &d_output)?;
+        block.backward(&mut cx, &mut saved, d_output, Half::Weight)?;
         let weight_half = clock();
         cx.close_roots()?;
         Ok(BlockCost {

@@ -65,10 +65,8 @@ pub enum ModelError {
         /// The name of the tensor.
         name: &'static str,
     },
-    /// A layer was asked for the gradient of an input that has none.
-    #[error(
-        "{layer} has no gradient of its input, which consists of numbers; it must be a model's first layer"
-    )]
+    /// A layer did not give the gradient of its input, such as the tokens of an embedding.
+    #[error("layer {layer} gives no gradient of its input; it must be a model's first layer")]
     NoInputGradient {
         /// The layer.
         layer: &'static str,

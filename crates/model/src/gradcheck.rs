@@ -7,7 +7,7 @@ use paceline_memory::{Allocator, Category, DType, Tensor};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::{Context, Layer, Layout, OpenUnits, ParamId, Result, Storage};
+use crate::{Context, Half, Layer, Layout, OpenUnits, ParamId, Result, Storage};
 
 /// Step size of the central differences. Their error is of second order in the step, so about 1e-12 for
 /// functions of size one, and rounding adds about 1e-16 / 1e-6. Results agree to about 1e-9, unless a kink
@@ -47,12 +47,13 @@ pub fn worst_error(
     let mut units = OpenUnits::new(layout);
     let mut cx = Context::training(&compute, &storage, &mut units, &mut ready);
     cx.open_all()?;
-    let (output, saved) = layer.forward(&mut cx, input.clone())?;
+    let (output, mut saved) = layer.forward(&mut cx, input.clone())?;
     let weights = random(output.num_elems());
     let d_output = allocator.tensor(DType::F64, output.shape(), Category::Data)?;
     d_output.write::<f64>()?.copy_from_slice(&weights);
     drop(output);
-    let d_input = layer.backward(&mut cx, saved, d_output, true)?;
+    let d_input =
+        layer.backward(&mut cx, &mut saved, d_output, Half::Whole { wants_input: true })?;
     announced.sort();
     let every: Vec<ParamId> = layout.trained().map(|(id, _)| id).collect();
     assert_eq!(announced, every, "every gradient is announced once");

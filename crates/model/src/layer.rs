@@ -7,15 +7,48 @@ use paceline_memory::Tensor;
 
 use crate::{Context, ModelError, Result};
 
-/// What a layer saves for one micro-batch between its passes.
+/// The part of a backward pass that a call computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// Both halves. The gradients of the parameters are announced before the gradient of the input is computed, so that
+    /// their communication starts early.
+    Whole {
+        /// Whether somebody needs the gradient of the input.
+        wants_input: bool,
+    },
+    /// The gradient of the input.
+    Input {
+        /// If not, a chain ends with the gradient of its first layer's output.
+        wants_input: bool,
+    },
+    /// The gradients of the parameters.
+    Weight,
+}
+
+impl Half {
+    /// Whether the gradients of the parameters are computed and announced.
+    pub fn writes_weights(self) -> bool {
+        !matches!(self, Self::Input { .. })
+    }
+
+    /// Whether the gradient of the input is computed and returned.
+    pub fn wants_input(self) -> bool {
+        matches!(self, Self::Whole { wants_input: true } | Self::Input { wants_input: true })
+    }
+}
+
+/// Tensors that a layer saves for one micro-batch between its passes.
 #[derive(Debug, Default)]
 pub struct Saved {
     tensors: Vec<Tensor>,
     /// Tensors that one half of the backward pass has computed and the other half needs too.
     kept: Vec<Tensor>,
-    /// What the parts of a composed layer have saved, in order of the forward pass.
+    /// Whether the weight half needs no gradient of the output after the input half.
+    is_kept_enough: bool,
+    /// The tensors that the parts of a composed layer have saved, in order of the forward pass.
     pub parts: Vec<Saved>,
-    /// The gradient of this part's output, from when it is known until the other half of the backward pass has used it.
+    /// The gradient of this part's output, from when it is known until the other half of the backward pass has used it. It
+    /// belongs to the chain of which this is a part.
     pub(crate) d_output: Option<Tensor>,
 }
 
@@ -40,6 +73,26 @@ impl Saved {
     pub fn keep(&mut self, tensor: Tensor) {
         self.kept.push(tensor);
     }
+
+    /// Keeps a tensor of which the weight half computes everything, so that the gradient of the output need not be kept for it.
+    pub(crate) fn keep_for_weights(&mut self, tensor: Tensor) {
+        self.keep(tensor);
+        self.is_kept_enough = true;
+    }
+
+    /// Called after the input half. Frees the gradient of the output if the weight half does not need it.
+    pub(crate) fn release_d_output(&mut self) {
+        if self.is_kept_enough {
+            self.d_output = self.kept.first().cloned();
+        }
+    }
+
+    /// Whether a pass that comes later needs the memory of this tensor.
+    pub(crate) fn holds(&self, tensor: &Tensor) -> bool {
+        let own = self.tensors.iter().chain(&self.kept).chain(&self.d_output);
+        own.into_iter().any(|own| own.buffer().is_same(tensor.buffer()))
+            || self.parts.iter().any(|part| part.holds(tensor))
+    }
 }
 
 /// A layer: a function with an explicit derivative.
@@ -47,17 +100,18 @@ impl Saved {
 /// A layer holds sizes and parameter numbers, but no values and no data of a batch. Data of a batch that the backward
 /// pass needs go into [`Saved`], so that several micro-batches can be in progress at once.
 ///
-/// The backward pass has two halves, the gradients of the parameters and the gradient of the input. Both take
-/// `d_output`, the gradient of the output. They can be called in either order, and at different times: a pipeline passes
-/// the gradient of the input on first, and computes the gradients of the parameters when it would otherwise wait.
+/// The backward pass has two halves, the gradients of the parameters and the gradient of the input. They can be called
+/// together, or in either order and at different times: a pipeline passes the gradient of the input on first, and computes the
+/// gradients of the parameters when it would otherwise wait.
 pub trait Layer: Send + Sync {
     /// The name of the layer in errors: its type.
     fn name(&self) -> &'static str {
         std::any::type_name::<Self>()
     }
 
-    /// Whether the layer may have parameters. A chain whose input needs no gradient stops behind the layers that begin it
-    /// without parameters.
+    /// Whether the layer may have parameters. A layer without parameters is asked only for the gradient of its input, so its
+    /// backward pass need not look at the half. A chain whose input needs no gradient stops after the first layer that may
+    /// have some.
     fn has_parameters(&self) -> bool {
         true
     }
@@ -66,44 +120,17 @@ pub trait Layer: Send + Sync {
     /// [`Context::dtype`], unless the layer says that it is wide; an input may be of either type.
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)>;
 
-    /// Computes and announces the gradients of the parameters. A layer without parameters has nothing to do.
-    fn backward_weight(
-        &self,
-        _cx: &mut Context,
-        _saved: &mut Saved,
-        _d_output: &Tensor,
-    ) -> Result<()> {
-        Ok(())
-    }
-
-    /// Computes the gradient of the input, which is of the input's type; see [`Context::gradient_of`].
-    fn backward_input(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor>;
-
-    /// Both halves. The gradients of the parameters are announced before the gradient of the input is computed, so that
-    /// their communication starts early. Returns the gradient of the input if `wants_input`.
+    /// Computes these halves of the backward pass from `d_output`, the gradient of the output. The gradients of the parameters
+    /// are written and announced: see [`Context::gradient_ready`]. Returns the gradient of the input, of the input's type, if
+    /// [`Half::wants_input`]: see [`Context::gradient_of`].
     fn backward(
         &self,
         cx: &mut Context,
-        mut saved: Saved,
+        saved: &mut Saved,
         d_output: Tensor,
-        wants_input: bool,
-    ) -> Result<Option<Tensor>> {
-        self.backward_weight(cx, &mut saved, &d_output)?;
-        if wants_input {
-            self.backward_input(cx, &mut saved, &d_output).map(Some)
-        } else {
-            Ok(None)
-        }
-    }
+        half: Half,
+    ) -> Result<Option<Tensor>>;
 }
-
-/// What the backward pass gives to a layer.
-const D_OUTPUT: &str = "gradient of the output";
 
 /// Names the layer in its errors about the tensors that it got.
 impl Layer for Box<dyn Layer> {
@@ -120,35 +147,18 @@ impl Layer for Box<dyn Layer> {
         (**self).forward(cx, input).map_err(|error| error.in_layer(self.name(), given))
     }
 
-    fn backward_weight(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<()> {
-        let outcome = (**self).backward_weight(cx, saved, d_output);
-        outcome.map_err(|error| error.in_layer(self.name(), (D_OUTPUT, d_output.dtype())))
-    }
-
-    fn backward_input(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
-        let outcome = (**self).backward_input(cx, saved, d_output);
-        outcome.map_err(|error| error.in_layer(self.name(), (D_OUTPUT, d_output.dtype())))
-    }
-
     fn backward(
         &self,
         cx: &mut Context,
-        saved: Saved,
+        saved: &mut Saved,
         d_output: Tensor,
-        wants_input: bool,
+        half: Half,
     ) -> Result<Option<Tensor>> {
-        let given = (D_OUTPUT, d_output.dtype());
-        let outcome = (**self).backward(cx, saved, d_output, wants_input);
+        if !half.wants_input() && !self.has_parameters() {
+            return Ok(None);
+        }
+        let given = ("gradient of the output", d_output.dtype());
+        let outcome = (**self).backward(cx, saved, d_output, half);
         outcome.map_err(|error| error.in_layer(self.name(), given))
     }
 }

@@ -13,12 +13,16 @@
 //! ```
 //! use paceline_kernels::{Stored, for_stored};
 //! use paceline_memory::Tensor;
-//! use paceline_model::{Context, Layer, LayoutBuilder, Result, Saved, gradcheck};
+//! use paceline_model::{Context, Half, Layer, LayoutBuilder, Result, Saved, gradcheck};
 //!
 //! /// y = x^2, element by element.
 //! struct Square;
 //!
 //! impl Layer for Square {
+//!     fn has_parameters(&self) -> bool {
+//!         false
+//!     }
+//!
 //!     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
 //!         let output = cx.activation(input.shape())?;
 //!         for_stored!("square", input.dtype(), S => {
@@ -29,12 +33,13 @@
 //!         })
 //!     }
 //!
-//!     fn backward_input(
+//!     fn backward(
 //!         &self,
 //!         cx: &mut Context,
 //!         saved: &mut Saved,
-//!         d_output: &Tensor,
-//!     ) -> Result<Tensor> {
+//!         d_output: Tensor,
+//!         _: Half,
+//!     ) -> Result<Option<Tensor>> {
 //!         let [input] = saved.tensors()?;
 //!         let d_input = cx.gradient_of(&input)?;
 //!         for_stored!("square", input.dtype(), S => {
@@ -42,7 +47,7 @@
 //!             for (i, dx) in d_input.write::<S>()?.iter_mut().enumerate() {
 //!                 *dx = S::store((x[i].load() + x[i].load()) * dy[i].load());
 //!             }
-//!             Ok(d_input)
+//!             Ok(Some(d_input))
 //!         })
 //!     }
 //! }
@@ -92,7 +97,7 @@ pub use context::{Context, Mode, PassHooks};
 pub use costs::{BlockCost, block_costs};
 pub use error::ModelError;
 pub use held::Held;
-pub use layer::{Layer, Saved};
+pub use layer::{Half, Layer, Saved};
 pub use layout::{
     BufferId, Init, Layout, LayoutBuilder, Param, ParamId, StateBuffer, Unit, UnitId,
 };

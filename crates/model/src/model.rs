@@ -7,7 +7,7 @@ use std::sync::Arc;
 use paceline_memory::Tensor;
 
 use crate::layers::Chain;
-use crate::{Block, Context, Layout, Objective, Result, Saved};
+use crate::{Block, Context, Half, Layout, Objective, Result, Saved};
 
 /// Blocks that are computed one after the other, and an objective for the output of the last block.
 pub struct Model {
@@ -61,39 +61,31 @@ impl Model {
         output: &Tensor,
         scale: f64,
         sums: &Tensor,
+        put_off: Option<&mut Saved>,
     ) -> Result<Tensor> {
-        self.with_objective(cx, |cx| self.objective.differentiate(cx, output, scale, sums))
-    }
-
-    /// [`Objective::differentiate_input`], with the objective's unit open.
-    pub fn differentiate_input(
-        &self,
-        cx: &mut Context,
-        output: &Tensor,
-        scale: f64,
-        sums: &Tensor,
-        saved: &mut Saved,
-    ) -> Result<Tensor> {
-        let mut run =
-            |cx: &mut Context| self.objective.differentiate_input(cx, output, scale, sums, saved);
-        match self.objective.unit() {
-            Some(unit) => cx.input_half_unit(unit, run),
-            None => run(cx),
-        }
+        let wants_input = true;
+        let half = match put_off {
+            Some(_) => Half::Input { wants_input },
+            None => Half::Whole { wants_input },
+        };
+        self.with_objective(cx, half, |cx| {
+            self.objective.differentiate(cx, output, scale, sums, put_off)
+        })
     }
 
     /// [`Objective::backward_weight`], with the objective's unit open.
     pub fn backward_weight_of_objective(&self, cx: &mut Context, saved: &Saved) -> Result<()> {
-        self.with_objective(cx, |cx| self.objective.backward_weight(cx, saved))
+        self.with_objective(cx, Half::Weight, |cx| self.objective.backward_weight(cx, saved))
     }
 
     fn with_objective<T>(
         &self,
         cx: &mut Context,
+        half: Half,
         run: impl FnOnce(&mut Context) -> Result<T>,
     ) -> Result<T> {
         match self.objective.unit() {
-            Some(unit) => cx.backward_unit(unit, run),
+            Some(unit) => cx.backward_unit(unit, half, run),
             None => run(cx),
         }
     }

@@ -56,33 +56,24 @@ pub trait Objective: Send + Sync {
 
     /// Like [`Objective::evaluate`]. Also returns the gradient of `scale` times the summed loss with respect to the
     /// output.
+    ///
+    /// The gradients of parameters are written and announced. If [`Objective::has_halves`] and `put_off` is given, they are put
+    /// off: the tensors that [`Objective::backward_weight`] needs for them stay there.
     fn differentiate(
         &self,
         cx: &mut Context,
         output: &Tensor,
         scale: f64,
         sums: &Tensor,
+        put_off: Option<&mut Saved>,
     ) -> Result<Tensor>;
 
-    /// Whether the gradients of parameters can be put off: see [`Objective::differentiate_input`].
+    /// Whether the gradients of parameters can be put off.
     fn has_halves(&self) -> bool {
         false
     }
 
-    /// Like [`Objective::differentiate`], without the gradients of parameters. What [`Objective::backward_weight`] needs for
-    /// these stays in `saved`. Called only if there are halves.
-    fn differentiate_input(
-        &self,
-        cx: &mut Context,
-        output: &Tensor,
-        scale: f64,
-        sums: &Tensor,
-        _saved: &mut Saved,
-    ) -> Result<Tensor> {
-        self.differentiate(cx, output, scale, sums)
-    }
-
-    /// The gradients that [`Objective::differentiate_input`] has put off. By default there are none.
+    /// The gradients that [`Objective::differentiate`] has put off. By default there are none.
     fn backward_weight(&self, _cx: &mut Context, _saved: &Saved) -> Result<()> {
         Ok(())
     }
@@ -127,6 +118,7 @@ impl Objective for CrossEntropy {
         output: &Tensor,
         scale: f64,
         sums: &Tensor,
+        _put_off: Option<&mut Saved>,
     ) -> Result<Tensor> {
         differentiate(loss::cross_entropy, cx, output, scale, sums)
     }
@@ -151,6 +143,7 @@ impl Objective for MeanSquaredError {
         output: &Tensor,
         scale: f64,
         sums: &Tensor,
+        _put_off: Option<&mut Saved>,
     ) -> Result<Tensor> {
         differentiate(loss::mse, cx, output, scale, sums)
     }

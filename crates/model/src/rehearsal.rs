@@ -13,8 +13,8 @@ use paceline_kernels::{Compute, norm};
 use paceline_memory::{Category, DType, Device, PhaseUsage, Shape, Tensor, Usage};
 
 use crate::{
-    Batch, Context, Layer, Layout, Model, ModelError, OpenUnits, ParamId, PassHooks, Precision,
-    Result, Storage,
+    Batch, Context, Half, Layer, Layout, Model, ModelError, OpenUnits, ParamId, PassHooks,
+    Precision, Result, Storage,
 };
 
 /// The memory of a step by phase.
@@ -66,16 +66,17 @@ impl Rehearsal {
             let flops_before = compute.forward_flops();
             let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
             let mut cx = cx.with_batch(batch);
-            let (output, saved) = model.network().forward(&mut cx, batch.inputs().clone())?;
+            let (output, mut saved) = model.network().forward(&mut cx, batch.inputs().clone())?;
             units.readiness.begin_pass(|_| true);
             let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
             let mut cx = cx.with_batch(batch);
-            let d_output = model.differentiate(&mut cx, &output, 1.0, &sums)?;
+            let d_output = model.differentiate(&mut cx, &output, 1.0, &sums, None)?;
             drop(output);
             forward_flops += compute.forward_flops() - flops_before;
             allocator.end_phase(FORWARD);
             let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
-            model.network().backward(&mut cx.with_batch(batch), saved, d_output, false)?;
+            let half = Half::Whole { wants_input: false };
+            model.network().backward(&mut cx.with_batch(batch), &mut saved, d_output, half)?;
             allocator.end_phase(BACKWARD);
         }
         let moved_bytes = compute.moved_bytes() - moved_before;

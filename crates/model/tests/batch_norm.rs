@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category, DType, Tensor};
-use paceline_model::{Context, Layer, OpenUnits, ParamId, PassHooks, Result, Storage};
+use paceline_model::{Context, Half, Layer, OpenUnits, ParamId, PassHooks, Result, Storage};
 
 use common::{cnn_with_batch_norm, numbers};
 
@@ -110,8 +110,11 @@ fn run(range: Range<usize>, meeting: Option<&Meeting>) -> Outcome {
     let mut units = OpenUnits::new(&model.layout);
     let mut hooks = Share(meeting);
     let mut cx = Context::training(&compute, &storage, &mut units, &mut hooks);
-    let (output, saved) = model.network().forward(&mut cx, input).unwrap();
-    let d_input = model.network().backward(&mut cx, saved, d_output, true).unwrap();
+    let (output, mut saved) = model.network().forward(&mut cx, input).unwrap();
+    let d_input = model
+        .network()
+        .backward(&mut cx, &mut saved, d_output, Half::Whole { wants_input: true })
+        .unwrap();
     let values = |tensor: &Tensor| tensor.read::<f64>().unwrap().to_vec();
     Outcome {
         output: values(&output),

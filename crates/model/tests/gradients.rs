@@ -115,6 +115,27 @@ fn the_parts_of_a_language_model() {
     check(&layer, &layout.finish(1), &[4, 8], "residual feed-forward layer");
 }
 
+/// The sum of a residual layer must not overwrite what the layer within it saves or returns.
+#[test]
+fn a_residual_layer_around_one_that_needs_its_output() {
+    let nothing = LayoutBuilder::new().finish(1);
+    check(&Residual(Relu), &nothing, &[3, 11], "ReLU");
+    check(&Residual(Residual(Relu)), &nothing, &[3, 11], "ReLU, twice");
+    check(&Residual(Checkpointed(Relu)), &nothing, &[3, 11], "checkpointed ReLU");
+    check(&Residual(Sequence::new()), &nothing, &[3, 11], "the identity");
+    let view_of_saved = Sequence::new().then(Relu).then(Flatten);
+    check(&Residual(view_of_saved), &nothing, &[3, 11], "ReLU, flattened");
+    let mut layout = LayoutBuilder::new();
+    layout.unit("fc");
+    let layer = Residual(Linear::new(&mut layout, 5, 5, Activation::Relu));
+    check(&layer, &layout.finish(1), &[4, 5], "linear with ReLU");
+    let mut layout = LayoutBuilder::new();
+    layout.unit("norm");
+    let norm = RmsNorm::new(&mut layout, "weight", 6, 1e-5);
+    let layer = Residual(Sequence::new().then(norm).then(Relu));
+    check(&layer, &layout.finish(1), &[4, 6], "a sequence that ends with ReLU");
+}
+
 #[test]
 fn a_checkpointed_layer() {
     let mut layout = LayoutBuilder::new();
@@ -200,7 +221,7 @@ fn check_objective(objective: &dyn Objective, output: &Tensor, target: &Tensor, 
     let of_gradient = sums();
     let gradient = RefCell::new(None);
     with_context(&|cx| {
-        let d_output = objective.differentiate(cx, output, scale, &of_gradient).unwrap();
+        let d_output = objective.differentiate(cx, output, scale, &of_gradient, None).unwrap();
         gradient.replace(Some(d_output));
     });
     let gradient = gradient.take().unwrap();

@@ -11,8 +11,8 @@ use paceline_kernels::{Compute, pool2d};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::layers::{BatchNorm, Conv2d, Flatten, Linear, MaxPool2d, Relu, Sequence};
 use paceline_model::{
-    Batch, Block, CnnConfig, Context, Layer, LayoutBuilder, MeanSquaredError, MlpConfig, Model,
-    OpenUnits, Optimizer, OptimizerConfig, ParamId, Precision, Storage,
+    Batch, Block, CnnConfig, Context, Half, Layer, LayoutBuilder, MeanSquaredError, MlpConfig,
+    Model, OpenUnits, Optimizer, OptimizerConfig, ParamId, Precision, Storage,
 };
 
 const BF16: Precision = Precision { compute: DType::BF16, grads: DType::F32, master: DType::F32 };
@@ -174,12 +174,16 @@ impl Run {
         let mut ready = |_: ParamId| Ok(());
         let mut cx = Context::training(compute, storage, units, &mut ready).with_batch(batch);
         cx.open_roots().unwrap();
-        let (output, saved) = model.network().forward(&mut cx, batch.inputs().clone()).unwrap();
+        let (output, mut saved) = model.network().forward(&mut cx, batch.inputs().clone()).unwrap();
         assert_eq!(output.dtype(), storage.precision().compute);
         let scale = 1.0 / BATCH as f64;
-        let d_output = model.differentiate(&mut cx, &output, scale, sums).unwrap();
+        let d_output = model.differentiate(&mut cx, &output, scale, sums, None).unwrap();
         assert_eq!(d_output.dtype(), output.dtype());
-        let d_input = model.network().backward(&mut cx, saved, d_output, true).unwrap().unwrap();
+        let d_input = model
+            .network()
+            .backward(&mut cx, &mut saved, d_output, Half::Whole { wants_input: true })
+            .unwrap()
+            .unwrap();
         cx.close_roots().unwrap();
         (sums.read::<f64>().unwrap()[0] * scale, d_input)
     }

@@ -8,8 +8,8 @@ use paceline_kernels::optimizer::AdamW;
 use paceline_kernels::{Compute, ImageLayout};
 use paceline_memory::{Allocator, Category, DType};
 use paceline_model::{
-    Batch, Block, CnnConfig, Context, Layer, Mode, Model, OpenUnits, Optimizer, OptimizerConfig,
-    Precision, Storage,
+    Batch, Block, CnnConfig, Context, Half, Layer, Mode, Model, OpenUnits, Optimizer,
+    OptimizerConfig, Precision, Storage,
 };
 
 const BATCH: usize = 5;
@@ -68,16 +68,19 @@ fn trained(
         let mut cx = cx.with_batch(&batch);
         let network = model.network();
         let (output, mut saved) = network.forward(&mut cx, inputs.clone()).unwrap();
-        let d_output = model.differentiate(&mut cx, &output, 0.2, &sums).unwrap();
+        let d_output = model.differentiate(&mut cx, &output, 0.2, &sums, None).unwrap();
         match how {
             Backward::Whole => {
-                let d_input = network.backward(&mut cx, saved, d_output, false).unwrap();
+                let d_input = network
+                    .backward(&mut cx, &mut saved, d_output, Half::Whole { wants_input: false })
+                    .unwrap();
                 assert!(d_input.is_none());
             }
             Backward::Halves => {
-                let d_input = network.input_half(&mut cx, &mut saved, &d_output, false).unwrap();
-                assert!(d_input.is_none());
-                network.backward_weight(&mut cx, &mut saved, &d_output).unwrap();
+                let half = Half::Input { wants_input: false };
+                let d_input = network.backward(&mut cx, &mut saved, d_output.clone(), half);
+                assert!(d_input.unwrap().is_none());
+                network.backward(&mut cx, &mut saved, d_output, Half::Weight).unwrap();
             }
         }
         optimizer.step(&compute, &storage).unwrap();

@@ -9,7 +9,7 @@ use paceline_kernels::{Compute, SimdLevel, pool2d};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::layers::{BatchNorm, Conv2d, ConvReluPool, Linear, MaxPool2d, Relu};
 use paceline_model::{
-    Batch, BufferId, CnnConfig, Context, CrossEntropy, Init, Layer, LayoutBuilder,
+    Batch, BufferId, CnnConfig, Context, CrossEntropy, Half, Init, Layer, LayoutBuilder,
     MeanSquaredError, MlpConfig, Model, Objective, OpenUnits, Optimizer, OptimizerConfig, ParamId,
     Result, Storage,
 };
@@ -112,10 +112,13 @@ impl Setup {
         let mut cx = Context::training(&self.compute, &storage, &mut units, &mut ready);
         cx.open_all().unwrap();
         let input = self.load(&format!("{case}.input"));
-        let (output, saved) = layer.forward(&mut cx, input).unwrap();
+        let (output, mut saved) = layer.forward(&mut cx, input).unwrap();
         self.assert_tensor(&output, &format!("{case}.output"));
         let d_output = self.load(&format!("{case}.d_output"));
-        let d_input = layer.backward(&mut cx, saved, d_output, true).unwrap().unwrap();
+        let d_input = layer
+            .backward(&mut cx, &mut saved, d_output, Half::Whole { wants_input: true })
+            .unwrap()
+            .unwrap();
         self.assert_tensor(&d_input, &format!("{case}.d_input"));
         for (at, param) in storage.layout().params().iter().enumerate() {
             let d_param = param.name.replace('.', ".d_");
@@ -162,12 +165,15 @@ impl Setup {
         let batch = Batch::new(inputs.clone(), targets);
         let cx = Context::training(&self.compute, &storage, &mut units, &mut ready);
         let mut cx = cx.with_batch(&batch);
-        let (output, saved) = model.network().forward(&mut cx, inputs).unwrap();
+        let (output, mut saved) = model.network().forward(&mut cx, inputs).unwrap();
         let sums = self.sums();
-        let d_output = model.differentiate(&mut cx, &output, 1.0 / rows, &sums).unwrap();
+        let d_output = model.differentiate(&mut cx, &output, 1.0 / rows, &sums, None).unwrap();
         let (_, want) = stored(&format!("{case}.loss"));
         self.assert_close(&[sums.read::<f64>().unwrap()[0] / rows], &want, case);
-        model.network().backward(&mut cx, saved, d_output, false).unwrap();
+        model
+            .network()
+            .backward(&mut cx, &mut saved, d_output, Half::Whole { wants_input: false })
+            .unwrap();
         for (at, param) in model.layout.params().iter().enumerate() {
             let grad = storage.grad(ParamId(at)).unwrap();
             self.assert_tensor(&grad, &format!("{case}.grad.{}", param.name));
@@ -207,7 +213,7 @@ impl Setup {
         let mut ready = |_| Ok(());
         let cx = Context::evaluation(&self.compute, &storage, &mut units, &mut ready);
         let d_output = objective
-            .differentiate(&mut cx.with_batch(&batch), &output, 1.0 / rows, &sums)
+            .differentiate(&mut cx.with_batch(&batch), &output, 1.0 / rows, &sums, None)
             .unwrap();
         let (_, want) = stored(&format!("{case}.loss"));
         self.assert_close(&[sums.read::<f64>().unwrap()[0] / rows], &want, case);

@@ -9,8 +9,8 @@ use paceline_kernels::{Compute, ImageLayout};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::layers::{Linear, Sequence, SwiGlu};
 use paceline_model::{
-    Batch, Block, CnnConfig, Context, Init, Layer, LayoutBuilder, MlpConfig, Model, OpenUnits,
-    Optimizer, OptimizerConfig, Storage,
+    Batch, Block, CnnConfig, Context, Half, Init, Layer, LayoutBuilder, MlpConfig, Model,
+    OpenUnits, Optimizer, OptimizerConfig, Storage,
 };
 
 const BATCH: usize = 4;
@@ -37,11 +37,14 @@ fn check(model: Model, inputs: &[usize], targets: impl Fn(&Allocator) -> Tensor)
         let mut units = OpenUnits::new(storage.layout());
         let cx = Context::training(&compute, &storage, &mut units, &mut ready);
         let mut cx = cx.with_batch(&batch);
-        let (output, saved) = model.network().forward(&mut cx, inputs.clone()).unwrap();
+        let (output, mut saved) = model.network().forward(&mut cx, inputs.clone()).unwrap();
         let scale = 1.0 / BATCH as f64;
-        let d_output = model.differentiate(&mut cx, &output, scale, &sums).unwrap();
+        let d_output = model.differentiate(&mut cx, &output, scale, &sums, None).unwrap();
         drop(output);
-        model.network().backward(&mut cx, saved, d_output, false).unwrap();
+        model
+            .network()
+            .backward(&mut cx, &mut saved, d_output, Half::Whole { wants_input: false })
+            .unwrap();
         optimizer.step(&compute, &storage).unwrap();
     };
     step();
@@ -125,14 +128,15 @@ fn between_its_halves_a_backward_pass_keeps_what_the_second_one_needs() {
     let in_use = || allocator.usage(Category::Activations).current_bytes;
     let (output, mut saved) = block.forward(&mut cx, input).unwrap();
     drop(output);
-    let d_input = block.backward_input(&mut cx, &mut saved, &d_output).unwrap();
+    let half = Half::Input { wants_input: true };
+    let d_input = block.backward(&mut cx, &mut saved, d_output.clone(), half).unwrap();
     drop(d_input);
     // Of `down` and `last` the inputs, of all three the gradients of the outputs, and of `last` the output.
     let inputs = 2 * WIDTH + WIDTH;
     let gradients = 4 * WIDTH + WIDTH + 3 * WIDTH;
     let elems = BATCH * (inputs + gradients + 3 * WIDTH);
     assert_eq!(in_use(), (elems * ELEM_BYTES) as u64);
-    block.backward_weight(&mut cx, &mut saved, &d_output).unwrap();
+    block.backward(&mut cx, &mut saved, d_output.clone(), Half::Weight).unwrap();
     drop(saved);
     assert_eq!(in_use(), 0);
 }

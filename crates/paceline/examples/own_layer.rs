@@ -32,36 +32,35 @@ impl Layer for Scale {
         })
     }
 
-    fn backward_weight(&self, cx: &mut Context, saved: &mut Saved, dy: &Tensor) -> Result<()> {
-        if !cx.trains(self.gain) {
-            return Ok(());
-        }
-        let [input] = saved.tensors()?;
-        let (gradient, accumulates) = (cx.grad(self.gain)?, cx.accumulates(self.gain));
+    fn backward(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        dy: Tensor,
+        half: Half,
+    ) -> Result<Option<Tensor>> {
+        let ([input], gain) = (saved.tensors()?, cx.param(self.gain)?);
         for_stored!("scale", input.dtype(), S => {
-            let mut d_gain = gradient.write::<<S as Stored>::Real>()?;
-            if !accumulates {
-                d_gain.fill(0.0);
+            let (x, dy) = (input.read::<S>()?, dy.read::<S>()?);
+            if half.writes_weights() && cx.trains(self.gain) {
+                let (gradient, accumulates) = (cx.grad(self.gain)?, cx.accumulates(self.gain));
+                let mut d_gain = gradient.write::<<S as Stored>::Real>()?;
+                if !accumulates {
+                    d_gain.fill(0.0);
+                }
+                let width = d_gain.len();
+                (0..x.len()).for_each(|at| d_gain[at % width] += x[at].load() * dy[at].load());
+                drop(d_gain); // from here on the strategy may send it
+                cx.gradient_ready(self.gain)?;
             }
-            for (at, (x, dy)) in input.read::<S>()?.iter().zip(dy.read::<S>()?.iter()).enumerate() {
-                let column = at % d_gain.len();
-                d_gain[column] += x.load() * dy.load();
+            if !half.wants_input() {
+                return Ok(None);
             }
-            // From here on the strategy may send the gradient, so nobody else may hold it.
-            drop(d_gain);
-            cx.gradient_ready(self.gain)
-        })
-    }
-
-    fn backward_input(&self, cx: &mut Context, saved: &mut Saved, dy: &Tensor) -> Result<Tensor> {
-        let [input] = saved.tensors()?;
-        let (gain, d_input) = (cx.param(self.gain)?, cx.gradient_of(input)?);
-        for_stored!("scale", input.dtype(), S => {
-            let (gain, dy) = (gain.read::<<S as Stored>::Real>()?, dy.read::<S>()?);
+            let (gain, d_input) = (gain.read::<<S as Stored>::Real>()?, cx.gradient_of(input)?);
             for (at, dx) in d_input.write::<S>()?.iter_mut().enumerate() {
                 *dx = S::store(dy[at].load() * gain[at % gain.len()]);
             }
-            Ok(d_input)
+            Ok(Some(d_input))
         })
     }
 }

@@ -24,6 +24,10 @@ impl Power {
 }
 
 impl Layer for Power {
+    fn has_parameters(&self) -> bool {
+        false
+    }
+
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let output = cx.activation(input.shape())?;
         for_stored!("power", input.dtype(), S => {
@@ -34,15 +38,21 @@ impl Layer for Power {
         })
     }
 
-    fn backward_input(&self, cx: &mut Context, saved: &mut Saved, dy: &Tensor) -> Result<Tensor> {
+    fn backward(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        dy: Tensor,
+        _: Half,
+    ) -> Result<Option<Tensor>> {
         let [input] = saved.tensors()?;
-        let d_input = cx.activation(input.shape())?;
+        let d_input = cx.gradient_of(input)?;
         for_stored!("power", input.dtype(), S => {
             let (x, dy) = (input.read::<S>()?, dy.read::<S>()?);
             for (i, dx) in d_input.write::<S>()?.iter_mut().enumerate() {
                 *dx = S::store(self.slope(x[i].load()) * dy[i].load());
             }
-            Ok(d_input)
+            Ok(Some(d_input))
         })
     }
 }
@@ -65,10 +75,8 @@ impl Own for Powers {
 
 impl ModelSettings for Powers {
     fn build(&self, dataset: &dyn Dataset, world_size: usize) -> Result<Model> {
-        let Some(num_classes) = dataset.num_classes() else {
-            return Err(ModelError::Config("powers needs classes as targets".into()));
-        };
-        let inputs = dataset.input_shape().iter().product();
+        let (classes, inputs) = (dataset.num_classes(), dataset.input_shape().iter().product());
+        let num_classes = classes.ok_or(ModelError::Config("powers needs classes".into()))?;
         let mut layout = LayoutBuilder::new();
         let unit = layout.unit("hidden");
         let linear = Linear::new(&mut layout, inputs, self.hidden_width, Activation::None);

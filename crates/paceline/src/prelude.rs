@@ -10,7 +10,7 @@ pub use paceline_kernels::linear::Activation;
 pub use paceline_kernels::{Real, Stored, for_stored};
 pub use paceline_memory::Tensor;
 pub use paceline_model::{
-    Batch, Block, Context, CrossEntropy, Init, Layer, LayoutBuilder, MeanSquaredError, Model,
+    Batch, Block, Context, CrossEntropy, Half, Init, Layer, LayoutBuilder, MeanSquaredError, Model,
     ModelError, Objective, ParamId, Saved, layers,
 };
 pub use paceline_strategies::Result as StrategyResult;

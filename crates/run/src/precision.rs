@@ -101,7 +101,7 @@ mod tests {
     use paceline_data::SyntheticRegression;
     use paceline_kernels::elementwise;
     use paceline_memory::Tensor;
-    use paceline_model::{Block, Context, Layer, LayoutBuilder, MeanSquaredError, Saved};
+    use paceline_model::{Block, Context, Half, Layer, LayoutBuilder, MeanSquaredError, Saved};
 
     use super::*;
 
@@ -119,13 +119,14 @@ mod tests {
             Ok((output, Saved::default()))
         }
 
-        fn backward_input(
+        fn backward(
             &self,
             _: &mut Context,
             _: &mut Saved,
-            d_output: &Tensor,
-        ) -> std::result::Result<Tensor, ModelError> {
-            Ok(d_output.clone())
+            d_output: Tensor,
+            _: Half,
+        ) -> std::result::Result<Option<Tensor>, ModelError> {
+            Ok(Some(d_output))
         }
     }
 

@@ -18,7 +18,9 @@ use paceline_collectives::{Group, Link, Mesh};
 use paceline_kernels::Compute;
 use paceline_kernels::optimizer::Sgd;
 use paceline_memory::{Allocator, Category, DType, Tensor};
-use paceline_model::{Batch, Block, Context, Layer, MlpConfig, Model, OptimizerConfig, Saved};
+use paceline_model::{
+    Batch, Block, Context, Half, Layer, MlpConfig, Model, OptimizerConfig, Saved,
+};
 use paceline_strategies::schedule::{
     Account, Action, Blocks, Cause, Choice, Ledger, Measured, Plan, RankStep, SCHEDULES, Schedule,
     best_cut, named, usual,
@@ -279,35 +281,16 @@ impl Layer for Sleeping {
         self.inner.forward(cx, input)
     }
 
-    fn backward_weight(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> paceline_model::Result<()> {
-        thread::sleep(self.weight);
-        self.inner.backward_weight(cx, saved, d_output)
-    }
-
-    fn backward_input(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> paceline_model::Result<Tensor> {
-        thread::sleep(self.input);
-        self.inner.backward_input(cx, saved, d_output)
-    }
-
     fn backward(
         &self,
         cx: &mut Context,
-        saved: Saved,
+        saved: &mut Saved,
         d_output: Tensor,
-        wants_input: bool,
+        half: Half,
     ) -> paceline_model::Result<Option<Tensor>> {
-        thread::sleep(self.weight + self.input);
-        self.inner.backward(cx, saved, d_output, wants_input)
+        thread::sleep(if half.writes_weights() { self.weight } else { Duration::ZERO });
+        thread::sleep(if half.wants_input() { self.input } else { Duration::ZERO });
+        self.inner.backward(cx, saved, d_output, half)
     }
 }
 

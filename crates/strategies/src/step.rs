@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use paceline_collectives::{OpTimes, Purpose, ReduceOp, Work};
 use paceline_memory::{Segment, Tensor};
-use paceline_model::{Context, Layer, OpenUnits, ParamId, Saved, UnitId};
+use paceline_model::{Context, Half, Layer, OpenUnits, ParamId, Saved, UnitId};
 use paceline_schedule::Plan;
 use paceline_trace::{SpanTrack, now_ns};
 
@@ -261,10 +261,8 @@ impl<'a> Step<'a> {
             let Replica { model, own_sums, group, loss_scale, .. } = step.replica;
             // The gradients of this rank's samples are scaled. A loss scale that is a power of two changes no digit.
             let scale = loss_scale * (group.world_size() as f64 / step.count_of_all()? as f64);
-            let d_output = step.pass(Some(at), |cx| match saved {
-                None => model.differentiate(cx, &output, scale, own_sums),
-                Some(saved) => model.differentiate_input(cx, &output, scale, own_sums, saved),
-            })?;
+            let d_output =
+                step.pass(Some(at), |cx| model.differentiate(cx, &output, scale, own_sums, saved))?;
             drop(output);
             step.num_losses += 1;
             if step.num_losses == step.micro_batches.len() && step.hooks.later.is_none() {
@@ -280,14 +278,14 @@ impl<'a> Step<'a> {
         &mut self,
         at: usize,
         blocks: Range<usize>,
-        saved: Saved,
+        mut saved: Saved,
         d_output: Tensor,
     ) -> Result<Option<Tensor>> {
         self.begin_backward(at, &self.units_of(&blocks))?;
-        let wants_input = blocks.start > 0;
+        let half = Half::Whole { wants_input: blocks.start > 0 };
         let stage = self.replica.model.stage(blocks);
         self.timed(span::BACKWARD, |step| {
-            step.pass(Some(at), |cx| stage.backward(cx, saved, d_output, wants_input))
+            step.pass(Some(at), |cx| stage.backward(cx, &mut saved, d_output, half))
         })
     }
 
@@ -299,10 +297,10 @@ impl<'a> Step<'a> {
         saved: &mut Saved,
         d_output: &Tensor,
     ) -> Result<Option<Tensor>> {
-        let wants_input = blocks.start > 0;
+        let half = Half::Input { wants_input: blocks.start > 0 };
         let stage = self.replica.model.stage(blocks);
         self.timed(span::BACKWARD, |step| {
-            step.pass(Some(at), |cx| stage.input_half(cx, saved, d_output, wants_input))
+            step.pass(Some(at), |cx| stage.backward(cx, saved, d_output.clone(), half))
         })
     }
 
@@ -327,7 +325,7 @@ impl<'a> Step<'a> {
                 if let Some(of_loss) = of_loss {
                     model.backward_weight_of_objective(cx, &of_loss)?;
                 }
-                stage.backward_weight(cx, &mut saved, d_output)
+                stage.backward(cx, &mut saved, d_output.clone(), Half::Weight).map(|_| ())
             })
         })
     }

@@ -11,7 +11,7 @@ use paceline_kernels::linear::Activation;
 use paceline_memory::Tensor;
 use paceline_model::layers::Linear;
 use paceline_model::{
-    Block, Context, Layer, LayoutBuilder, MeanSquaredError, Model, Result, Saved,
+    Block, Context, Half, Layer, LayoutBuilder, MeanSquaredError, Model, Result, Saved,
 };
 use paceline_strategies::{FlatDdp, NoSync, ReplicaOptions, SimpleDdp, Single, StrategyError};
 
@@ -44,27 +44,16 @@ impl Layer for Sometimes {
         Ok((output, saved))
     }
 
-    fn backward_weight(
+    fn backward(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<()> {
+        d_output: Tensor,
+        half: Half,
+    ) -> Result<Option<Tensor>> {
         match saved.parts.first_mut() {
-            Some(part) => self.inner.backward_weight(cx, part, d_output),
-            None => Ok(()),
-        }
-    }
-
-    fn backward_input(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
-        match saved.parts.first_mut() {
-            Some(part) => self.inner.backward_input(cx, part, d_output),
-            None => Ok(d_output.clone()),
+            Some(part) => self.inner.backward(cx, part, d_output, half),
+            None => Ok(Some(d_output)),
         }
     }
 }

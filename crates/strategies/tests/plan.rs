@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use paceline_collectives::Mesh;
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Device, Tensor};
-use paceline_model::{Batch, Block, Context, Layer, Saved};
+use paceline_model::{Batch, Block, Context, Half, Layer, Saved};
 use paceline_schedule::{
     Action, Costs, Entry, Gpipe, Kind, OneFOneB, Placement, Plan, SCHEDULES, Schedule, Shape,
 };
@@ -146,36 +146,20 @@ impl Layer for Witness {
         Ok((output, saved))
     }
 
-    fn backward_weight(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> paceline_model::Result<()> {
-        self.note(Kind::BackwardWeight, &saved.tensors::<1>()?[0]);
-        self.inner.backward_weight(cx, &mut saved.parts[0], d_output)
-    }
-
-    fn backward_input(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> paceline_model::Result<Tensor> {
-        self.note(Kind::BackwardInput, &saved.tensors::<1>()?[0]);
-        self.inner.backward_input(cx, &mut saved.parts[0], d_output)
-    }
-
     fn backward(
         &self,
         cx: &mut Context,
-        mut saved: Saved,
+        saved: &mut Saved,
         d_output: Tensor,
-        wants_input: bool,
+        half: Half,
     ) -> paceline_model::Result<Option<Tensor>> {
-        self.note(Kind::Backward, &saved.tensors::<1>()?[0]);
-        let inner = saved.parts.remove(0);
-        self.inner.backward(cx, inner, d_output, wants_input)
+        let kind = match half {
+            Half::Whole { .. } => Kind::Backward,
+            Half::Input { .. } => Kind::BackwardInput,
+            Half::Weight => Kind::BackwardWeight,
+        };
+        self.note(kind, &saved.tensors::<1>()?[0]);
+        self.inner.backward(cx, &mut saved.parts[0], d_output, half)
     }
 }
 

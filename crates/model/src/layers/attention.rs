@@ -6,7 +6,7 @@ use paceline_kernels::attention::{self, AttentionSpec};
 use paceline_kernels::rotary::{RotaryConfig, RotaryTable};
 use paceline_memory::Tensor;
 
-use crate::{Batch, Context, Layer, Result, Saved};
+use crate::{Batch, Context, Half, Layer, Result, Saved};
 
 /// Maps queries, keys and values, side by side as (batch * seq, (heads + 2 * kv_heads) * head_dim), to (batch * seq,
 /// heads * head_dim). `batch` and `seq` are the extents of the batch's inputs. If the batch has lengths, nothing looks at
@@ -79,19 +79,20 @@ impl Layer for Attention {
         Ok((output.clone(), Saved::of([input, output, log_sums])))
     }
 
-    fn backward_input(
+    fn backward(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
+        d_output: Tensor,
+        _: Half,
+    ) -> Result<Option<Tensor>> {
         let spec = self.spec(cx)?;
         let [input, output, log_sums] = saved.tensors()?;
         let d_input = cx.gradient_of(input)?;
         let (lengths, table) = (cx.optional(Batch::LENGTHS), self.rotary.table(cx)?);
         attention::backward(
-            cx.compute, input, lengths, &table, &spec, output, log_sums, d_output, &d_input,
+            cx.compute, input, lengths, &table, &spec, output, log_sums, &d_output, &d_input,
         )?;
-        Ok(d_input)
+        Ok(Some(d_input))
     }
 }

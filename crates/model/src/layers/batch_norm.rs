@@ -4,7 +4,7 @@ use paceline_kernels::batch_norm;
 use paceline_kernels::linear::Activation;
 use paceline_memory::{DType, Tensor};
 
-use crate::{BufferId, Context, Init, Layer, LayoutBuilder, Mode, ParamId, Result, Saved};
+use crate::{BufferId, Context, Half, Init, Layer, LayoutBuilder, Mode, ParamId, Result, Saved};
 
 /// Normalizes (n, h, w, c) or (n, c), channel by channel, in the type of its input. In training, the statistics are those
 /// of this rank's share of the batch, or of all shares if [`Context::syncs_statistics`] is true, and the running
@@ -88,32 +88,27 @@ impl Layer for BatchNorm {
         Ok((output, Saved::of([input, moments])))
     }
 
-    fn backward_weight(
+    fn backward(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<()> {
-        if !cx.trains(self.weight) {
-            return Ok(());
+        d_output: Tensor,
+        half: Half,
+    ) -> Result<Option<Tensor>> {
+        if half.writes_weights() && cx.trains(self.weight) {
+            // These are the gradients of this share only. Like all gradients of parameters, the strategy
+            // averages them over the ranks.
+            let sums = self.gradient_sums(cx, saved, &d_output)?;
+            let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
+            let accumulate = cx.accumulates(self.weight);
+            batch_norm::backward_weight(cx.compute, &self.config, &sums, &dw, &db, accumulate)?;
+            cx.gradient_ready(self.bias)?;
+            cx.gradient_ready(self.weight)?;
         }
-        // These are the gradients of this share only. Like all gradients of parameters, the strategy
-        // averages them over the ranks.
-        let sums = self.gradient_sums(cx, saved, d_output)?;
-        let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
-        let accumulate = cx.accumulates(self.weight);
-        batch_norm::backward_weight(cx.compute, &self.config, &sums, &dw, &db, accumulate)?;
-        cx.gradient_ready(self.bias)?;
-        cx.gradient_ready(self.weight)
-    }
-
-    fn backward_input(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
-        let mut sums = self.gradient_sums(cx, saved, d_output)?;
+        if !half.wants_input() {
+            return Ok(None);
+        }
+        let mut sums = self.gradient_sums(cx, saved, &d_output)?;
         if cx.syncs_statistics() {
             // The other half may come later, and needs the sums of this share.
             let own = sums;
@@ -131,10 +126,10 @@ impl Layer for BatchNorm {
             moments,
             &weight,
             &bias,
-            d_output,
+            &d_output,
             &sums,
             &d_input,
         )?;
-        Ok(d_input)
+        Ok(Some(d_input))
     }
 }

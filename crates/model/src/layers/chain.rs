@@ -2,28 +2,13 @@
 
 use paceline_memory::Tensor;
 
-use crate::{Context, Layer, Result, Saved};
+use crate::{Context, Half, Layer, ModelError, Result, Saved};
 
 /// Each layer's output is the next one's input. Borrows the layers, so that any part of a row of layers can be run.
 #[derive(Debug)]
 pub struct Chain<'a, L>(pub &'a [L]);
 
 impl<L: Layer> Chain<'_, L> {
-    /// The input half of the backward pass, which leaves out the gradient of the first layer's input unless `wants_input`.
-    pub fn input_half(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-        wants_input: bool,
-    ) -> Result<Option<Tensor>> {
-        if wants_input {
-            self.backward_input(cx, saved, d_output).map(Some)
-        } else {
-            self.d_output_of(0, cx, saved, d_output).map(|_| None)
-        }
-    }
-
     /// The first layer that may have parameters.
     fn first_with_parameters(&self) -> usize {
         self.0.iter().take_while(|layer| !layer.has_parameters()).count()
@@ -38,27 +23,63 @@ impl<L: Layer> Chain<'_, L> {
         saved: &mut Saved,
         d_output: &Tensor,
     ) -> Result<Tensor> {
-        let last = self.0.len() - 1;
         // The first one that is kept is that of the layer that was reached last.
         let reached = saved.parts.iter().position(|part| part.d_output.is_some());
         let reached = reached.unwrap_or_else(|| {
+            let last = self.0.len() - 1;
             saved.parts[last].d_output = Some(d_output.clone());
             last
         });
         for next in (at + 1..=reached).rev() {
-            let d_output = kept(&saved.parts[next]);
-            let d_input = self.0[next].backward_input(cx, &mut saved.parts[next], &d_output)?;
-            if !self.0[next].has_parameters() {
-                saved.parts[next] = Saved::default();
-            }
-            saved.parts[next - 1].d_output = Some(d_input);
+            saved.parts[next - 1].d_output = Some(self.input_half(next, cx, saved)?);
         }
         Ok(kept(&saved.parts[at]))
+    }
+
+    /// The gradient of the input of layer `at`, the gradient of whose output is known.
+    fn input_half(&self, at: usize, cx: &mut Context, saved: &mut Saved) -> Result<Tensor> {
+        let (layer, part) = (&self.0[at], &mut saved.parts[at]);
+        let (d_output, half) = (kept(part), Half::Input { wants_input: true });
+        let d_input = layer.backward(cx, part, d_output, half)?;
+        if layer.has_parameters() {
+            part.release_d_output();
+        } else {
+            *part = Saved::default();
+        }
+        found(layer, d_input)
+    }
+
+    /// Both halves. The parts of `saved` are freed as soon as their layers are done.
+    fn whole(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: Tensor,
+        wants_input: bool,
+    ) -> Result<Option<Tensor>> {
+        let mut gradient = d_output;
+        let first = self.first_with_parameters();
+        for (at, mut part) in saved.parts.drain(..).enumerate().rev() {
+            // Only the first layer with parameters can leave out the gradient of its input. The layers before the others need
+            // theirs.
+            let half = Half::Whole { wants_input: wants_input || at > first };
+            let d_input = self.0[at].backward(cx, &mut part, gradient, half)?;
+            if !half.wants_input() {
+                return Ok(None);
+            }
+            gradient = found(&self.0[at], d_input)?;
+        }
+        Ok(Some(gradient))
     }
 }
 
 fn kept(part: &Saved) -> Tensor {
     part.d_output.clone().expect("a gradient is kept until its layer has passed it on")
+}
+
+/// The gradient of a layer's input, which somebody needs.
+fn found(layer: &impl Layer, d_input: Option<Tensor>) -> Result<Tensor> {
+    d_input.ok_or_else(|| ModelError::NoInputGradient { layer: layer.name() })
 }
 
 impl<L: Layer> Layer for Chain<'_, L> {
@@ -73,49 +94,30 @@ impl<L: Layer> Layer for Chain<'_, L> {
         Ok((value, saved))
     }
 
-    fn backward_weight(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<()> {
-        let with_parameters = |at: &usize| self.0[*at].has_parameters();
-        for at in (0..self.0.len()).rev().filter(with_parameters) {
-            let d_output = self.d_output_of(at, cx, saved, d_output)?;
-            self.0[at].backward_weight(cx, &mut saved.parts[at], &d_output)?;
-        }
-        Ok(())
-    }
-
-    fn backward_input(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
-        let Some(first) = self.0.first() else { return Ok(d_output.clone()) };
-        let d_output = self.d_output_of(0, cx, saved, d_output)?;
-        first.backward_input(cx, &mut saved.parts[0], &d_output)
-    }
-
     fn backward(
         &self,
         cx: &mut Context,
-        saved: Saved,
+        saved: &mut Saved,
         d_output: Tensor,
-        wants_input: bool,
+        half: Half,
     ) -> Result<Option<Tensor>> {
-        let mut gradient = d_output;
-        let first = self.first_with_parameters();
-        // What a layer saved is freed as soon as the layer is done.
-        for (at, part) in saved.parts.into_iter().enumerate().rev() {
-            // Only the first layer with parameters can leave out the gradient of its input. The layers before the others need
-            // theirs.
-            match self.0[at].backward(cx, part, gradient, wants_input || at > first)? {
-                Some(d_input) => gradient = d_input,
-                None => return Ok(None),
+        if self.0.is_empty() {
+            return Ok(half.wants_input().then_some(d_output));
+        }
+        match half {
+            Half::Whole { wants_input } => self.whole(cx, saved, d_output, wants_input),
+            Half::Input { wants_input } => {
+                self.d_output_of(0, cx, saved, &d_output)?;
+                wants_input.then(|| self.input_half(0, cx, saved)).transpose()
+            }
+            Half::Weight => {
+                let with_parameters = |at: &usize| self.0[*at].has_parameters();
+                for at in (0..self.0.len()).rev().filter(with_parameters) {
+                    let d_output = self.d_output_of(at, cx, saved, &d_output)?;
+                    self.0[at].backward(cx, &mut saved.parts[at], d_output, half)?;
+                }
+                Ok(None)
             }
         }
-        Ok(Some(gradient))
     }
 }

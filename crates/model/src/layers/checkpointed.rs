@@ -2,7 +2,7 @@
 
 use paceline_memory::Tensor;
 
-use crate::{Context, Layer, Result, Saved};
+use crate::{Context, Half, Layer, Result, Saved};
 
 /// Activation checkpointing: the backward pass runs the inner layer's forward pass again, instead of keeping what that
 /// saved. Of all layers that are wrapped like this, only one at a time holds what it saves, so the activations of
@@ -12,7 +12,7 @@ use crate::{Context, Layer, Result, Saved};
 pub struct Checkpointed<L>(pub L);
 
 impl<L: Layer> Checkpointed<L> {
-    /// What the inner layer saves, computed when the first half of the backward pass needs it.
+    /// The tensors that the inner layer saves, computed when the first half of the backward pass needs it.
     fn recompute<'a>(&self, cx: &mut Context, saved: &'a mut Saved) -> Result<&'a mut Saved> {
         if saved.parts.is_empty() {
             let [input] = saved.tensors()?;
@@ -34,34 +34,14 @@ impl<L: Layer> Layer for Checkpointed<L> {
         Ok((output, Saved::of([input])))
     }
 
-    fn backward_weight(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<()> {
-        let part = self.recompute(cx, saved)?;
-        self.0.backward_weight(cx, part, d_output)
-    }
-
-    fn backward_input(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
-        let part = self.recompute(cx, saved)?;
-        self.0.backward_input(cx, part, d_output)
-    }
-
     fn backward(
         &self,
         cx: &mut Context,
-        mut saved: Saved,
+        saved: &mut Saved,
         d_output: Tensor,
-        wants_input: bool,
+        half: Half,
     ) -> Result<Option<Tensor>> {
-        let part = std::mem::take(self.recompute(cx, &mut saved)?);
-        self.0.backward(cx, part, d_output, wants_input)
+        let part = self.recompute(cx, saved)?;
+        self.0.backward(cx, part, d_output, half)
     }
 }

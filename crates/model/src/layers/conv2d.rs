@@ -3,7 +3,7 @@
 use paceline_kernels::conv2d;
 use paceline_memory::Tensor;
 
-use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
+use crate::{Context, Half, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
 
 /// Maps (n, h, w, c_in) to (n, h', w', c_out), or (n, c_in, h, w) to (n, c_out, h', w'). An input of f32 is fine where the network computes in bf16.
 #[derive(Debug)]
@@ -33,33 +33,27 @@ impl Layer for Conv2d {
         Ok((output, Saved::of([input])))
     }
 
-    fn backward_weight(
+    fn backward(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<()> {
-        if !cx.trains(self.weight) {
-            return Ok(());
+        d_output: Tensor,
+        half: Half,
+    ) -> Result<Option<Tensor>> {
+        let [input] = saved.tensors()?;
+        if half.writes_weights() && cx.trains(self.weight) {
+            let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
+            let (dy, accumulate) = (&d_output, cx.accumulates(self.weight));
+            conv2d::backward_weight(cx.compute, &self.geometry, input, dy, &dw, &db, accumulate)?;
+            cx.gradient_ready(self.bias)?;
+            cx.gradient_ready(self.weight)?;
         }
-        let [input] = saved.tensors()?;
-        let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
-        let accumulate = cx.accumulates(self.weight);
-        conv2d::backward_weight(cx.compute, &self.geometry, input, d_output, &dw, &db, accumulate)?;
-        cx.gradient_ready(self.bias)?;
-        cx.gradient_ready(self.weight)
-    }
-
-    fn backward_input(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
-        let [input] = saved.tensors()?;
+        if !half.wants_input() {
+            return Ok(None);
+        }
         let d_input = cx.gradient_of(input)?;
         let weight = cx.param(self.weight)?;
-        conv2d::backward_input(cx.compute, &self.geometry, &weight, d_output, &d_input)?;
-        Ok(d_input)
+        conv2d::backward_input(cx.compute, &self.geometry, &weight, &d_output, &d_input)?;
+        Ok(Some(d_input))
     }
 }

@@ -4,7 +4,7 @@ use paceline_kernels::conv_relu_pool;
 use paceline_kernels::conv2d::Conv2d;
 use paceline_memory::{DType, Tensor};
 
-use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
+use crate::{Context, Half, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
 
 /// Maps (n, h, w, c_in) to (n, h'/2, w'/2, c_out), or (n, c_in, h, w) to (n, c_out, h'/2, w'/2). An input of f32 is fine where
 /// the network computes in bf16.
@@ -44,48 +44,27 @@ impl Layer for ConvReluPool {
         Ok((output, Saved::of([input, winners])))
     }
 
-    fn backward_weight(
+    fn backward(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<()> {
-        if !cx.trains(self.weight) {
-            return Ok(());
+        d_output: Tensor,
+        half: Half,
+    ) -> Result<Option<Tensor>> {
+        let [input, winners] = saved.tensors()?;
+        let (compute, geometry, dy) = (cx.compute, &self.geometry, &d_output);
+        if half.writes_weights() && cx.trains(self.weight) {
+            let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
+            let add = cx.accumulates(self.weight);
+            conv_relu_pool::backward_weight(compute, geometry, input, winners, dy, &dw, &db, add)?;
+            cx.gradient_ready(self.bias)?;
+            cx.gradient_ready(self.weight)?;
         }
-        let [input, winners] = saved.tensors()?;
-        let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
-        conv_relu_pool::backward_weight(
-            cx.compute,
-            &self.geometry,
-            input,
-            winners,
-            d_output,
-            &dw,
-            &db,
-            cx.accumulates(self.weight),
-        )?;
-        cx.gradient_ready(self.bias)?;
-        cx.gradient_ready(self.weight)
-    }
-
-    fn backward_input(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
-        let [input, winners] = saved.tensors()?;
-        let d_input = cx.gradient_of(input)?;
-        let weight = cx.param(self.weight)?;
-        conv_relu_pool::backward_input(
-            cx.compute,
-            &self.geometry,
-            &weight,
-            winners,
-            d_output,
-            &d_input,
-        )?;
-        Ok(d_input)
+        if !half.wants_input() {
+            return Ok(None);
+        }
+        let (weight, d_input) = (cx.param(self.weight)?, cx.gradient_of(input)?);
+        conv_relu_pool::backward_input(compute, geometry, &weight, winners, dy, &d_input)?;
+        Ok(Some(d_input))
     }
 }

@@ -3,7 +3,7 @@
 use paceline_kernels::{ImageLayout, layout};
 use paceline_memory::Tensor;
 
-use crate::{Context, Layer, Result, Saved};
+use crate::{Context, Half, Layer, Result, Saved};
 
 /// Maps images of the other layout to images of this layout, in the type of its input: (n, h, w, c) to (n, c, h, w) for
 /// [`ImageLayout::Nchw`], and back for [`ImageLayout::Nhwc`]. Copies nothing if there is one channel or one position.
@@ -37,14 +37,15 @@ impl Layer for ConvertLayout {
         Ok((Self::convert(cx, self.0, &input)?, Saved::default()))
     }
 
-    fn backward_input(
+    fn backward(
         &self,
         cx: &mut Context,
-        _saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
+        _: &mut Saved,
+        d_output: Tensor,
+        _: Half,
+    ) -> Result<Option<Tensor>> {
         let Self(layout) = self;
         let other = ImageLayout::ALL.into_iter().find(|other| other != layout);
-        Self::convert(cx, other.unwrap_or_default(), d_output)
+        Self::convert(cx, other.unwrap_or_default(), &d_output).map(Some)
     }
 }

@@ -3,7 +3,7 @@
 use paceline_kernels::embedding;
 use paceline_memory::Tensor;
 
-use crate::{Context, Init, Layer, LayoutBuilder, ModelError, ParamId, Result, Saved};
+use crate::{Context, Half, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
 
 /// Maps numbers (batch, seq) of i64 to rows (batch * seq, width) of the type of the parameters, with which the residual
 /// stream begins. It is the first layer of a model, since numbers have no gradient.
@@ -32,22 +32,19 @@ impl Layer for Embedding {
         Ok((output, Saved::of([input])))
     }
 
-    fn backward_weight(
+    fn backward(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<()> {
-        if !cx.trains(self.weight) {
-            return Ok(());
+        d_output: Tensor,
+        half: Half,
+    ) -> Result<Option<Tensor>> {
+        if half.writes_weights() && cx.trains(self.weight) {
+            let [input] = saved.tensors()?;
+            let (d_weight, accumulate) = (cx.grad(self.weight)?, cx.accumulates(self.weight));
+            embedding::backward(cx.compute, input, &d_output, &d_weight, accumulate)?;
+            cx.gradient_ready(self.weight)?;
         }
-        let [input] = saved.tensors()?;
-        let (d_weight, accumulate) = (cx.grad(self.weight)?, cx.accumulates(self.weight));
-        embedding::backward(cx.compute, input, d_output, &d_weight, accumulate)?;
-        cx.gradient_ready(self.weight)
-    }
-
-    fn backward_input(&self, _: &mut Context, _: &mut Saved, _: &Tensor) -> Result<Tensor> {
-        Err(ModelError::NoInputGradient { layer: "an embedding" })
+        Ok(None)
     }
 }

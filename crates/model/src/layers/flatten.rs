@@ -2,7 +2,7 @@
 
 use paceline_memory::Tensor;
 
-use crate::{Context, Layer, Result, Saved};
+use crate::{Context, Half, Layer, Result, Saved};
 
 /// Maps (n, ...) to (n, product of the other extents). Copies nothing.
 #[derive(Debug, Default)]
@@ -18,13 +18,14 @@ impl Layer for Flatten {
         Ok((input.view([batch, rest])?, Saved::of([input])))
     }
 
-    fn backward_input(
+    fn backward(
         &self,
-        _cx: &mut Context,
+        _: &mut Context,
         saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
+        d_output: Tensor,
+        _: Half,
+    ) -> Result<Option<Tensor>> {
         let [input] = saved.tensors()?;
-        Ok(d_output.view(input.shape())?)
+        Ok(Some(d_output.view(input.shape())?))
     }
 }

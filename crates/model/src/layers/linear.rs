@@ -4,7 +4,7 @@ use paceline_kernels::elementwise;
 use paceline_kernels::linear::{self, Activation};
 use paceline_memory::Tensor;
 
-use crate::{Context, Init, Layer, LayoutBuilder, ModelError, ParamId, Result, Saved};
+use crate::{Context, Half, Init, Layer, LayoutBuilder, ModelError, ParamId, Result, Saved};
 
 /// Maps (n, inputs) to (n, outputs). An input of f32 is fine where the network computes in bf16.
 ///
@@ -96,11 +96,7 @@ impl Linear {
         let [_, output] = saved.tensors()?;
         let d_sum = cx.activation(output.shape())?;
         elementwise::relu_backward(cx.compute, output, d_output, &d_sum)?;
-        saved.keep(d_sum.clone());
-        // The weight half asks for nothing else.
-        if let Some(d_output) = &mut saved.d_output {
-            *d_output = d_sum.clone();
-        }
+        saved.keep_for_weights(d_sum.clone());
         Ok(d_sum)
     }
 }
@@ -119,34 +115,29 @@ impl Layer for Linear {
         Ok((output, saved))
     }
 
-    fn backward_weight(
+    fn backward(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<()> {
-        if !cx.trains(self.weights[0]) {
-            return Ok(());
+        d_output: Tensor,
+        half: Half,
+    ) -> Result<Option<Tensor>> {
+        if half.writes_weights() && cx.trains(self.weights[0]) {
+            let d_sum = self.d_sum(cx, saved, &d_output)?;
+            let d_weight = cx.grads(&self.weights)?.view([self.outputs, self.inputs])?;
+            let d_bias = self.bias.map(|bias| cx.grad(bias)).transpose()?;
+            let (input, accumulate) = (self.input(saved)?, cx.accumulates(self.weights[0]));
+            let d_bias = d_bias.as_ref();
+            linear::backward_weight(cx.compute, input, &d_sum, &d_weight, d_bias, accumulate)?;
+            let params = self.bias.iter().chain(self.weights.iter().rev());
+            params.copied().try_for_each(|param| cx.gradient_ready(param))?;
         }
-        let d_sum = self.d_sum(cx, saved, d_output)?;
-        let d_weight = cx.grads(&self.weights)?.view([self.outputs, self.inputs])?;
-        let d_bias = self.bias.map(|bias| cx.grad(bias)).transpose()?;
-        let (input, accumulate) = (self.input(saved)?, cx.accumulates(self.weights[0]));
-        let d_bias = d_bias.as_ref();
-        linear::backward_weight(cx.compute, input, &d_sum, &d_weight, d_bias, accumulate)?;
-        let params = self.bias.iter().chain(self.weights.iter().rev());
-        params.copied().try_for_each(|param| cx.gradient_ready(param))
-    }
-
-    fn backward_input(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
-        let d_sum = self.d_sum(cx, saved, d_output)?;
+        if !half.wants_input() {
+            return Ok(None);
+        }
+        let d_sum = self.d_sum(cx, saved, &d_output)?;
         let d_input = cx.gradient_of(self.input(saved)?)?;
         linear::backward_input(cx.compute, &self.weight(cx)?, &d_sum, &d_input)?;
-        Ok(d_input)
+        Ok(Some(d_input))
     }
 }

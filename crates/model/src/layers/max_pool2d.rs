@@ -3,7 +3,7 @@
 use paceline_kernels::pool2d;
 use paceline_memory::{DType, Tensor};
 
-use crate::{Context, Layer, Result, Saved};
+use crate::{Context, Half, Layer, Result, Saved};
 
 /// Maps (n, h, w, c) to (n, h', w', c), or planes to planes, in the type of its input.
 #[derive(Debug)]
@@ -32,16 +32,17 @@ impl Layer for MaxPool2d {
         Ok((output, Saved::of([winners])))
     }
 
-    fn backward_input(
+    fn backward(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
+        d_output: Tensor,
+        _: Half,
+    ) -> Result<Option<Tensor>> {
         let [winners] = saved.tensors()?;
         let shape = self.geometry.input_shape(d_output.dims()[0]);
         let d_input = cx.scratch(d_output.dtype(), shape)?;
-        pool2d::backward(cx.compute, &self.geometry, winners, d_output, &d_input)?;
-        Ok(d_input)
+        pool2d::backward(cx.compute, &self.geometry, winners, &d_output, &d_input)?;
+        Ok(Some(d_input))
     }
 }

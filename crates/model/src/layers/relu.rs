@@ -3,7 +3,7 @@
 use paceline_kernels::elementwise;
 use paceline_memory::Tensor;
 
-use crate::{Context, Layer, Result, Saved};
+use crate::{Context, Half, Layer, Result, Saved};
 
 /// `max(0, x)`, element by element, in the type of its input.
 #[derive(Debug, Default)]
@@ -20,15 +20,16 @@ impl Layer for Relu {
         Ok((output.clone(), Saved::of([output])))
     }
 
-    fn backward_input(
+    fn backward(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
+        d_output: Tensor,
+        _: Half,
+    ) -> Result<Option<Tensor>> {
         let [output] = saved.tensors()?;
         let d_input = cx.gradient_of(output)?;
-        elementwise::relu_backward(cx.compute, output, d_output, &d_input)?;
-        Ok(d_input)
+        elementwise::relu_backward(cx.compute, output, &d_output, &d_input)?;
+        Ok(Some(d_input))
     }
 }

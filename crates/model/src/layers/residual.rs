@@ -3,50 +3,39 @@
 use paceline_kernels::elementwise;
 use paceline_memory::Tensor;
 
-use crate::{Context, Layer, Result, Saved};
+use crate::{Context, Half, Layer, Result, Saved};
 
-/// `y = x + inner(x)`. The inner layer must not need its own output in its backward pass, because the sum is computed in
-/// place. The output of the inner layer is of the type of its input.
+/// `y = x + inner(x)`. The output of the inner layer is of the type of its input.
+///
+/// The sum takes the place of the inner layer's output. If the inner layer saves its output, as one that ends with ReLU or
+/// attention does, or returns its input, the sum takes memory of its own.
 pub struct Residual<L>(pub L);
+
+/// `x + y`, in the memory of `y` if nobody else needs `y`.
+fn sum(cx: &Context, saved: &Saved, x: &Tensor, y: Tensor) -> Result<Tensor> {
+    let is_needed = saved.holds(&y) || x.buffer().is_same(y.buffer());
+    let sum = if is_needed { cx.gradient_of(&y)? } else { y.clone() };
+    if is_needed {
+        cx.compute.copy(&y, &sum)?;
+    }
+    elementwise::add(cx.compute, x, &sum)?;
+    Ok(sum)
+}
 
 impl<L: Layer> Layer for Residual<L> {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let (output, saved) = self.0.forward(cx, input.clone())?;
-        elementwise::add(cx.compute, &input, &output)?;
-        Ok((output, saved))
-    }
-
-    fn backward_weight(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<()> {
-        self.0.backward_weight(cx, saved, d_output)
-    }
-
-    fn backward_input(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
-        let d_input = self.0.backward_input(cx, saved, d_output)?;
-        elementwise::add(cx.compute, d_output, &d_input)?;
-        Ok(d_input)
+        Ok((sum(cx, &saved, &input, output)?, saved))
     }
 
     fn backward(
         &self,
         cx: &mut Context,
-        saved: Saved,
+        saved: &mut Saved,
         d_output: Tensor,
-        wants_input: bool,
+        half: Half,
     ) -> Result<Option<Tensor>> {
-        let d_input = self.0.backward(cx, saved, d_output.clone(), wants_input)?;
-        if let Some(d_input) = &d_input {
-            elementwise::add(cx.compute, &d_output, d_input)?;
-        }
-        Ok(d_input)
+        let d_input = self.0.backward(cx, saved, d_output.clone(), half)?;
+        d_input.map(|d_input| sum(cx, saved, &d_output, d_input)).transpose()
     }
 }

@@ -3,7 +3,7 @@
 use paceline_kernels::rms_norm;
 use paceline_memory::Tensor;
 
-use crate::{Context, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
+use crate::{Context, Half, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
 
 /// Divides each row of (n, columns) by its root mean square, and multiplies it by a weight (columns). The rows are of the
 /// type of the weight.
@@ -28,31 +28,25 @@ impl Layer for RmsNorm {
         Ok((output, Saved::of([input, r])))
     }
 
-    fn backward_weight(
+    fn backward(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<()> {
-        if !cx.trains(self.weight) {
-            return Ok(());
+        d_output: Tensor,
+        half: Half,
+    ) -> Result<Option<Tensor>> {
+        let [input, r] = saved.tensors()?;
+        if half.writes_weights() && cx.trains(self.weight) {
+            let (d_weight, accumulate) = (cx.grad(self.weight)?, cx.accumulates(self.weight));
+            rms_norm::backward_weight(cx.compute, input, r, &d_output, &d_weight, accumulate)?;
+            cx.gradient_ready(self.weight)?;
         }
-        let [input, r] = saved.tensors()?;
-        let (d_weight, accumulate) = (cx.grad(self.weight)?, cx.accumulates(self.weight));
-        rms_norm::backward_weight(cx.compute, input, r, d_output, &d_weight, accumulate)?;
-        cx.gradient_ready(self.weight)
-    }
-
-    fn backward_input(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
-        let [input, r] = saved.tensors()?;
+        if !half.wants_input() {
+            return Ok(None);
+        }
         let d_input = cx.gradient_of(input)?;
         let weight = cx.param(self.weight)?;
-        rms_norm::backward_input(cx.compute, input, &weight, r, d_output, &d_input)?;
-        Ok(d_input)
+        rms_norm::backward_input(cx.compute, input, &weight, r, &d_output, &d_input)?;
+        Ok(Some(d_input))
     }
 }

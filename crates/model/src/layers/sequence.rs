@@ -4,7 +4,7 @@ use paceline_kernels::linear::Activation;
 use paceline_memory::Tensor;
 
 use super::{Chain, Relu};
-use crate::{Context, Layer, Result, Saved};
+use crate::{Context, Half, Layer, Result, Saved};
 
 /// Each layer's output is the next one's input.
 #[derive(Default)]
@@ -48,31 +48,13 @@ impl Layer for Sequence {
         Chain(&self.layers).forward(cx, input)
     }
 
-    fn backward_weight(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<()> {
-        Chain(&self.layers).backward_weight(cx, saved, d_output)
-    }
-
-    fn backward_input(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
-        Chain(&self.layers).backward_input(cx, saved, d_output)
-    }
-
     fn backward(
         &self,
         cx: &mut Context,
-        saved: Saved,
+        saved: &mut Saved,
         d_output: Tensor,
-        wants_input: bool,
+        half: Half,
     ) -> Result<Option<Tensor>> {
-        Chain(&self.layers).backward(cx, saved, d_output, wants_input)
+        Chain(&self.layers).backward(cx, saved, d_output, half)
     }
 }

@@ -3,7 +3,7 @@
 use paceline_kernels::swiglu;
 use paceline_memory::Tensor;
 
-use crate::{Context, Layer, Result, Saved};
+use crate::{Context, Half, Layer, Result, Saved};
 
 /// Maps gate and up, side by side as (n, 2 * columns), to `silu(gate) * up`, (n, columns).
 #[derive(Clone, Copy, Debug)]
@@ -20,15 +20,16 @@ impl Layer for SwiGlu {
         Ok((output, Saved::of([input])))
     }
 
-    fn backward_input(
+    fn backward(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
-        d_output: &Tensor,
-    ) -> Result<Tensor> {
+        d_output: Tensor,
+        _: Half,
+    ) -> Result<Option<Tensor>> {
         let [input] = saved.tensors()?;
         let d_input = cx.gradient_of(input)?;
-        swiglu::backward(cx.compute, input, d_output, &d_input)?;
-        Ok(d_input)
+        swiglu::backward(cx.compute, input, &d_output, &d_input)?;
+        Ok(Some(d_input))
     }
 }

@@ -4,7 +4,7 @@ use paceline_kernels::embedding;
 use paceline_kernels::linear_cross_entropy::{self, Gradients, Then};
 use paceline_memory::{DType, Tensor};
 
-use crate::{Batch, Context, Objective, ParamId, Result, UnitId};
+use crate::{Batch, Context, Objective, ParamId, Result, Saved, UnitId};
 
 /// Classifies each sequence by its last token that is not padding: that row of (batch * seq, width) becomes logits over the
 /// classes, which are compared with the target, (batch) of i64. The mean is over the sequences.
@@ -53,6 +53,7 @@ impl Objective for Classifier {
         output: &Tensor,
         scale: f64,
         sums: &Tensor,
+        _put_off: Option<&mut Saved>,
     ) -> Result<Tensor> {
         let [last, rows] = self.last_tokens(cx, output)?;
         let (weight, targets) = (cx.param(self.weight)?, cx.batch(Batch::TARGETS)?);

@@ -1,7 +1,7 @@
 //! The objective of a language model: its head and the cross-entropy, fused.
 
 use paceline_kernels::linear_cross_entropy::{self, Gradients, Then};
-use paceline_memory::{Category, DType, Tensor};
+use paceline_memory::{DType, Tensor};
 
 use crate::{Batch, Context, ModelError, Objective, ParamId, Result, Saved, UnitId};
 
@@ -96,49 +96,33 @@ impl Objective for LanguageModelHead {
         output: &Tensor,
         scale: f64,
         sums: &Tensor,
+        put_off: Option<&mut Saved>,
     ) -> Result<Tensor> {
         let (weight, targets) = (cx.param(self.weight)?, self.targets(cx)?);
         let d_input = cx.gradient_of(output)?;
         let trains = cx.trains(self.weight);
-        let d_weight = trains.then(|| cx.grad(self.weight)).transpose()?;
-        let accumulate = cx.accumulates(self.weight);
-        let gradients =
-            Gradients { d_input: &d_input, then: Then::weight(d_weight.as_ref(), accumulate) };
+        let put_off = put_off.filter(|_| trains);
+        let shape = [targets.num_elems(), weight.dims()[0]];
+        let d_outputs = put_off.is_some().then(|| cx.scratch(weight.dtype(), shape)).transpose()?;
+        let d_weight = (trains && put_off.is_none()).then(|| cx.grad(self.weight)).transpose()?;
+        let then = match &d_outputs {
+            Some(d_outputs) => Then::Keep(d_outputs),
+            None => Then::weight(d_weight.as_ref(), cx.accumulates(self.weight)),
+        };
+        let gradients = Gradients { d_input: &d_input, then };
         linear_cross_entropy::differentiate(
             cx.compute, output, &weight, &targets, scale, gradients, sums,
         )?;
-        if trains {
-            cx.gradient_ready(self.weight)?;
+        match (put_off, d_outputs) {
+            (Some(saved), Some(d_outputs)) => *saved = Saved::of([output.clone(), d_outputs]),
+            _ if trains => cx.gradient_ready(self.weight)?,
+            _ => {}
         }
         Ok(d_input)
     }
 
     fn has_halves(&self) -> bool {
         true
-    }
-
-    fn differentiate_input(
-        &self,
-        cx: &mut Context,
-        output: &Tensor,
-        scale: f64,
-        sums: &Tensor,
-        saved: &mut Saved,
-    ) -> Result<Tensor> {
-        if !cx.trains(self.weight) {
-            return self.differentiate(cx, output, scale, sums);
-        }
-        let (weight, targets) = (cx.param(self.weight)?, self.targets(cx)?);
-        let d_input = cx.gradient_of(output)?;
-        let (rows, classes) = (targets.num_elems(), weight.dims()[0]);
-        let d_outputs =
-            cx.compute.allocator.tensor(weight.dtype(), [rows, classes], Category::Activations)?;
-        let gradients = Gradients { d_input: &d_input, then: Then::Keep(&d_outputs) };
-        linear_cross_entropy::differentiate(
-            cx.compute, output, &weight, &targets, scale, gradients, sums,
-        )?;
-        *saved = Saved::of([output.clone(), d_outputs]);
-        Ok(d_input)
     }
 
     fn backward_weight(&self, cx: &mut Context, saved: &Saved) -> Result<()> {

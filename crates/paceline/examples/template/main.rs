@@ -28,22 +28,27 @@ impl Layer for Scale {
         Ok((self.scale(cx, &input, cx.activation(input.shape())?)?, Saved::of([input])))
     }
 
-    fn backward_weight(&self, cx: &mut Context, saved: &mut Saved, dy: &Tensor) -> Result<()> {
-        let ([input], gradient) = (saved.tensors()?, cx.grad(self.gain)?);
-        for_stored!("scale", input.dtype(), S => {
-            let mut d_gain = gradient.write::<<S as Stored>::Real>()?;
-            // A step may have several batches, whose gradients add up.
-            d_gain.iter_mut().filter(|_| !cx.accumulates(self.gain)).for_each(|d| *d = 0.0);
-            let (x, dy, width) = (input.read::<S>()?, dy.read::<S>()?, d_gain.len());
-            (0..x.len()).for_each(|at| d_gain[at % width] += x[at].load() * dy[at].load());
-            drop(d_gain); // from here on the strategy may send it
-            cx.gradient_ready(self.gain)
-        })
-    }
-
-    fn backward_input(&self, cx: &mut Context, saved: &mut Saved, dy: &Tensor) -> Result<Tensor> {
+    fn backward(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        dy: Tensor,
+        half: Half,
+    ) -> Result<Option<Tensor>> {
         let [input] = saved.tensors()?;
-        self.scale(cx, dy, cx.gradient_of(input)?)
+        if half.writes_weights() {
+            let gradient = cx.grad(self.gain)?;
+            for_stored!("scale", input.dtype(), S => {
+                let mut d_gain = gradient.write::<<S as Stored>::Real>()?;
+                // A step may have several batches, whose gradients add up.
+                d_gain.iter_mut().filter(|_| !cx.accumulates(self.gain)).for_each(|d| *d = 0.0);
+                let (x, dy, width) = (input.read::<S>()?, dy.read::<S>()?, d_gain.len());
+                (0..x.len()).for_each(|at| d_gain[at % width] += x[at].load() * dy[at].load());
+                drop(d_gain); // from here on the strategy may send it
+                cx.gradient_ready(self.gain)
+            })?;
+        }
+        half.wants_input().then(|| self.scale(cx, &dy, cx.gradient_of(input)?)).transpose()
     }
 }
 
